@@ -1,0 +1,88 @@
+//! What a backend is: the trait that `cpu` and `cuda` implement and that `api` calls. Arguments are
+//! already checked; a backend refuses only what it cannot do.
+
+use crate::error::Result;
+use crate::problem::{
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, MergeArgs, MergeStatesArgs, WorkList,
+};
+use crate::tensor::Device;
+
+/// A CUDA stream handle as the caller gave it (0 is the legacy default stream); 0 on the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stream(pub usize);
+
+/// Operators on one device.
+pub trait Backend: Send + Sync + std::fmt::Debug {
+    /// The device that tensors must live on.
+    fn device(&self) -> Device;
+
+    /// Looks up the code for a problem.
+    fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>>;
+
+    /// Writes new tokens to a paged cache.
+    fn append(&self, args: &AppendArgs, stream: Stream) -> Result<()>;
+
+    /// Merges two attention states.
+    fn merge(&self, args: &MergeArgs, stream: Stream) -> Result<()>;
+
+    /// Merges n attention states.
+    fn merge_states(&self, args: &MergeStatesArgs, stream: Stream) -> Result<()>;
+}
+
+/// How a backend wants work cut. The scheduler (`plan::schedule`) does the cutting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    /// Most query rows per item.
+    pub q_tile: u32,
+    /// Chunks of keys are multiples of this many.
+    pub kv_unit: u32,
+    /// Splits of keys aim at this many items beyond one per query tile, and never exceed it.
+    pub max_splits: u32,
+    /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.
+    pub invariant_chunk: u32,
+}
+
+/// Memory that a plan needs, for every batch within the desc's maxima.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WorkspaceInfo {
+    /// Bytes of device memory (0 on the CPU).
+    pub device_bytes: usize,
+    /// Bytes of host memory (pinned, for CUDA).
+    pub host_bytes: usize,
+    /// Alignment of both.
+    pub alignment: usize,
+}
+
+/// The caller's memory, at least as large as [`WorkspaceInfo`] says and aligned; checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Workspace {
+    /// Address of device memory, or 0.
+    pub device: usize,
+    /// Address of host memory.
+    pub host: usize,
+}
+
+/// One attention problem on one device: the code that was picked, and the current plan.
+pub trait Attention: Send + Sync {
+    /// Name of the kernel row that was picked.
+    fn kernel(&self) -> &str;
+
+    /// How to cut the work.
+    fn tiling(&self) -> Tiling;
+
+    /// Memory for every plan within the desc.
+    fn workspace(&self) -> WorkspaceInfo;
+
+    /// Takes over a batch. `work` is the cut of a host batch, and empty for a device batch. Afterwards
+    /// nothing of `batch` on the host is referred to.
+    fn plan(
+        &mut self,
+        batch: &Batch<'_>,
+        work: &WorkList,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<()>;
+
+    /// Computes with the current plan.
+    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()>;
+}

@@ -1,0 +1,169 @@
+//! One attention problem: what picks code ([`AttentionDesc`]) and what may change from layer to layer
+//! ([`AttentionArgs`]).
+
+use crate::dtype::DType;
+use crate::tensor::Tensor;
+
+/// Which handle the problem belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Few query rows per request, over a paged cache.
+    Decode,
+    /// Any number of query rows per request, over a paged cache or ragged K/V.
+    Prefill,
+}
+
+/// The order of the two middle dimensions of a paged cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvLayout {
+    /// `[num_pages, page_size, num_kv_heads, head_dim]`.
+    Nhd,
+    /// `[num_pages, num_kv_heads, page_size, head_dim]`.
+    Hnd,
+}
+
+/// Where keys and values come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvStorage {
+    /// Pages of `page_size` tokens, found through a page table.
+    Paged {
+        /// Tokens per page.
+        page_size: u32,
+        /// Dimension order of the cache tensors.
+        layout: KvLayout,
+    },
+    /// `[nnz_kv, num_kv_heads, head_dim]`, the requests one after the other.
+    Ragged,
+}
+
+impl KvStorage {
+    /// Tokens per page; a ragged tensor is one page per token.
+    pub fn page_size(self) -> u32 {
+        match self {
+            KvStorage::Paged { page_size, .. } => page_size,
+            KvStorage::Ragged => 1,
+        }
+    }
+}
+
+/// What picks code and bounds memory. Fixed at create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionDesc {
+    /// Decode or prefill.
+    pub kind: Kind,
+    /// Type of q: fp32, fp16 or bf16.
+    pub q_dtype: DType,
+    /// Type of k and v: that of q, or fp8.
+    pub kv_dtype: DType,
+    /// Type of o: that of q, or fp8 e4m3 / e5m2.
+    pub o_dtype: DType,
+    /// Query heads; a multiple of `num_kv_heads`.
+    pub num_qo_heads: u32,
+    /// KV heads.
+    pub num_kv_heads: u32,
+    /// Elements of a q or k row.
+    pub head_dim_qk: u32,
+    /// Elements of a v or o row.
+    pub head_dim_vo: u32,
+    /// Paged or ragged.
+    pub kv: KvStorage,
+    /// Most requests in a batch.
+    pub max_batch_size: u32,
+    /// Most query rows of one request.
+    pub max_qo_len: u32,
+    /// Most query rows of a batch.
+    pub max_num_tokens: u32,
+    /// Most keys of one request.
+    pub max_kv_len: u32,
+    /// Most page-table entries of a batch.
+    pub max_num_pages: u64,
+    /// The plan may be captured in a CUDA graph and planned again for the same graph.
+    pub graph: bool,
+    /// A request's result does not depend on the rest of the batch, to the bit.
+    pub batch_invariant: bool,
+}
+
+impl AttentionDesc {
+    /// Query heads per KV head.
+    pub fn group_size(&self) -> u32 {
+        self.num_qo_heads / self.num_kv_heads
+    }
+}
+
+/// Which keys a query row may see, before window and mm-prefix.
+#[derive(Debug, Clone, Copy)]
+pub enum Mask {
+    /// Key `j <= kv_len - qo_len + i`: bottom-right aligned.
+    Causal,
+    /// Every key.
+    Full,
+    /// One byte per (row, key); non-zero lets see. Per request row-major `[qo_len, kv_len]`, the
+    /// requests one after the other.
+    Bytes(Tensor),
+    /// One bit per (row, key), little-endian within a byte; each request starts on a byte
+    /// (FlashInfer's packing).
+    Bits(Tensor),
+}
+
+/// Sliding window: key `j` is in the window of the row at position `p` iff `p - j <= left` and
+/// `j - p <= right`. `None` is unlimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Window {
+    /// Keys before the row's own position.
+    pub left: Option<u32>,
+    /// Keys after the row's own position.
+    pub right: Option<u32>,
+}
+
+/// Base of the logarithm in `lse`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogBase {
+    /// Natural logarithm.
+    E,
+    /// Base 2, as FlashInfer has it.
+    Two,
+}
+
+/// Everything that may differ between the layers that share a plan.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionArgs {
+    /// `[num_tokens or more, num_qo_heads, head_dim_qk]`, unit stride on the last dimension.
+    pub q: Tensor,
+    /// Paged: `[num_pages, page_size, num_kv_heads, head_dim_qk]` whatever the layout (HND caches have
+    /// their strides exchanged); ragged: `[nnz_kv, 1, num_kv_heads, head_dim_qk]`. Any strides but a
+    /// unit last one.
+    pub k: Tensor,
+    /// As `k`, with `head_dim_vo` and strides of its own.
+    pub v: Tensor,
+    /// `[num_tokens or more, num_qo_heads, head_dim_vo]`.
+    pub o: Tensor,
+    /// `[num_tokens or more, num_qo_heads]` fp32.
+    pub lse: Option<Tensor>,
+    /// Base of `lse`.
+    pub lse_base: LogBase,
+    /// Factor on q·k: the caller's `sm_scale`, `q_scale` and `k_scale` multiplied.
+    pub logits_scale: f32,
+    /// Further factor per KV head, or one for all (fp32, 1 or `num_kv_heads` elements).
+    pub k_scales: Option<Tensor>,
+    /// Factor on the output.
+    pub v_scale: f32,
+    /// Further factor per KV head, or one for all.
+    pub v_scales: Option<Tensor>,
+    /// What an fp8 output is divided by before it is rounded.
+    pub o_scale: f32,
+    /// `cap · tanh(s / cap)` after the scale; 0 is off.
+    pub logits_soft_cap: f32,
+    /// The base mask.
+    pub mask: Mask,
+    /// Intersected with the base mask.
+    pub window: Window,
+    /// `[batch_size, num_ranges, 2]` int32, inclusive, absolute positions: a row and a key inside the
+    /// same range see each other whatever mask and window say. A range with start >= end is unused.
+    pub mm_prefix_ranges: Option<Tensor>,
+    /// `[num_qo_heads]` fp32: adds `slope · (j - p)`, or `-slope · sqrt(p - j)` for past keys.
+    pub alibi_slopes: Option<Tensor>,
+    /// ALiBi takes the square-root form.
+    pub alibi_sqrt: bool,
+    /// `[num_qo_heads]` fp32: one more logit per head, with no value behind it.
+    pub sinks: Option<Tensor>,
+}

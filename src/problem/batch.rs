@@ -1,0 +1,109 @@
+//! One step's lengths and page table, checked.
+
+use crate::tensor::Tensor;
+
+/// The lengths of a batch: on the host, where `plan` reads them, or on the device, where a planning
+/// kernel does.
+#[derive(Debug, Clone, Copy)]
+pub enum Batch<'a> {
+    /// Lengths in host memory.
+    Host(HostBatch<'a>),
+    /// Lengths in device memory; nothing but their shapes is known here.
+    Device(DeviceBatch),
+}
+
+/// Lengths in host memory. `qo_indptr` starts at 0 and never falls; every `kv_len` and page span was
+/// checked against the desc's maxima, and every host page id is at least 0.
+#[derive(Debug, Clone, Copy)]
+pub struct HostBatch<'a> {
+    /// `[batch_size + 1]` query-row offsets.
+    pub qo_indptr: &'a [i32],
+    /// `[batch_size]` keys per request, those of this step included.
+    pub kv_len: &'a [i32],
+    /// Where the keys are.
+    pub pages: Pages<'a>,
+    /// The largest page id in use, or -1: the cache tensors of a run need more pages than this.
+    pub max_page_id: i32,
+}
+
+/// A page table.
+#[derive(Debug, Clone, Copy)]
+pub enum Pages<'a> {
+    /// Request `b` owns ids `indptr[b]..indptr[b + 1]`.
+    Csr {
+        /// `[batch_size + 1]`.
+        indptr: &'a [i32],
+        /// The ids.
+        ids: PageIds<'a>,
+    },
+    /// Request `b` owns the leading ids of row `b`.
+    Table {
+        /// The ids.
+        ids: PageIds<'a>,
+        /// Elements from row to row.
+        row_stride: usize,
+    },
+    /// Request `b` owns rows `indptr[b]..indptr[b + 1]` of the ragged K and V.
+    Ragged {
+        /// `[batch_size + 1]`.
+        indptr: &'a [i32],
+    },
+}
+
+/// Page ids in host memory (copied by plan) or on the device (read by run).
+#[derive(Debug, Clone, Copy)]
+pub enum PageIds<'a> {
+    /// Host ids.
+    Host(&'a [i32]),
+    /// Address of device ids; they must stay as they are until the last run of the plan.
+    Device(usize),
+}
+
+impl<'a> HostBatch<'a> {
+    /// The number of requests.
+    pub fn batch_size(&self) -> usize {
+        self.kv_len.len()
+    }
+
+    /// Query rows of the whole batch.
+    pub fn num_tokens(&self) -> usize {
+        self.qo_indptr[self.batch_size()] as usize
+    }
+
+    /// Query rows of request `b`.
+    pub fn qo_len(&self, b: usize) -> u32 {
+        (self.qo_indptr[b + 1] - self.qo_indptr[b]) as u32
+    }
+
+    /// The host page ids of request `b`, of pages of `page_size` tokens; `None` when there are none on
+    /// the host.
+    pub fn page_ids(&self, b: usize, page_size: u32) -> Option<&'a [i32]> {
+        let count = (self.kv_len[b] as u32).div_ceil(page_size) as usize;
+        let (ids, start) = match self.pages {
+            Pages::Csr { indptr, ids } => (ids, indptr[b] as usize),
+            Pages::Table { ids, row_stride } => (ids, b * row_stride),
+            Pages::Ragged { .. } => return None,
+        };
+        match ids {
+            PageIds::Host(ids) => Some(&ids[start..start + count]),
+            PageIds::Device(_) => None,
+        }
+    }
+}
+
+/// Lengths in device memory.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceBatch {
+    /// Requests.
+    pub batch_size: u32,
+    /// `[batch_size + 1]` int32; `None` for decode with a fixed number of rows per request.
+    pub qo_indptr: Option<Tensor>,
+    /// `[batch_size + 1]` int32 page (or ragged token) offsets, for CSR and ragged.
+    pub kv_indptr: Option<Tensor>,
+    /// `[batch_size]` int32 keys per request.
+    pub kv_len: Option<Tensor>,
+    /// `[batch_size]` int32 tokens in the last page, where `kv_len` is absent.
+    pub last_page_len: Option<Tensor>,
+    /// The ids: `[num_ids]`, or `[batch_size, columns]` for a block table; `None` for ragged.
+    pub page_ids: Option<Tensor>,
+}

@@ -1,0 +1,344 @@
+//! A checked description of memory: address, device, element type, extents and strides.
+//!
+//! This is where raw pointers die. [`Tensor::new`] checks what can be checked without knowing the
+//! operator (NULL, alignment, overflow); the `api` layer checks what each operator wants. It is not an
+//! array library: nothing here allocates, copies or computes.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// Most dimensions any Folio tensor has.
+pub const MAX_RANK: usize = 5;
+
+/// Where memory lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// Host memory.
+    Cpu,
+    /// Memory of the CUDA device with this ordinal.
+    Cuda(i32),
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(id) => write!(f, "cuda:{id}"),
+        }
+    }
+}
+
+/// Borrowed memory with a shape. Copying a `Tensor` copies the description only.
+#[derive(Debug, Clone, Copy)]
+pub struct Tensor {
+    address: usize,
+    device: Device,
+    dtype: DType,
+    rank: usize,
+    shape: [i64; MAX_RANK],
+    strides: [i64; MAX_RANK],
+}
+
+impl Tensor {
+    /// Describes memory at `data`. `strides` are in elements; `None` means compact row-major.
+    /// `name` is the field's name for messages.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the rank exceeds [`MAX_RANK`], an extent or stride is negative, the byte
+    /// size overflows or the address is not a multiple of the element size;
+    /// [`Error::InvalidArgument`] when `data` is null although the tensor has elements.
+    ///
+    /// # Safety
+    /// While any Folio call uses the tensor, or the plan that was made with it, `data` must stay valid
+    /// for the described extent: for reads, and for writes where the call documents an output.
+    #[allow(unsafe_code)]
+    pub unsafe fn new(
+        name: &str,
+        data: *mut u8,
+        device: Device,
+        dtype: DType,
+        shape: &[i64],
+        strides: Option<&[i64]>,
+    ) -> Result<Tensor> {
+        if shape.len() > MAX_RANK {
+            return Err(Error::Shape(format!(
+                "{name}: rank {} is not supported; at most {MAX_RANK} dimensions are",
+                shape.len()
+            )));
+        }
+        let mut tensor = Tensor {
+            address: data as usize,
+            device,
+            dtype,
+            rank: shape.len(),
+            shape: [1; MAX_RANK],
+            strides: [0; MAX_RANK],
+        };
+        tensor.shape[..shape.len()].copy_from_slice(shape);
+        match strides {
+            Some(strides) => tensor.strides[..shape.len()].copy_from_slice(strides),
+            None => tensor.fill_compact_strides(name)?,
+        }
+        tensor.check(name)?;
+        Ok(tensor)
+    }
+
+    fn fill_compact_strides(&mut self, name: &str) -> Result<()> {
+        let mut stride = 1i64;
+        for dim in (0..self.rank).rev() {
+            self.strides[dim] = stride;
+            stride = stride
+                .checked_mul(self.shape[dim].max(1))
+                .ok_or_else(|| overflow(name))?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, name: &str) -> Result<()> {
+        for (dim, (&extent, &stride)) in self.shape().iter().zip(self.strides()).enumerate() {
+            if extent < 0 || stride < 0 {
+                return Err(Error::Shape(format!(
+                    "{name}: dimension {dim} has extent {extent} and stride {stride}; both must be 0 or more"
+                )));
+            }
+        }
+        if self.is_empty() {
+            return Ok(());
+        }
+        if self.address == 0 {
+            return Err(Error::InvalidArgument(format!(
+                "{name}: data is NULL although the tensor has elements"
+            )));
+        }
+        if !self.address.is_multiple_of(self.dtype.size()) {
+            return Err(Error::Shape(format!(
+                "{name}: address {:#x} is not aligned to its element size of {} bytes",
+                self.address,
+                self.dtype.size()
+            )));
+        }
+        let mut last = 0i64;
+        for (&extent, &stride) in self.shape().iter().zip(self.strides()) {
+            last = (extent - 1)
+                .checked_mul(stride)
+                .and_then(|span| last.checked_add(span))
+                .ok_or_else(|| overflow(name))?;
+        }
+        last.checked_add(1)
+            .and_then(|n| n.checked_mul(self.dtype.size() as i64))
+            .and_then(|bytes| (self.address as i64).checked_add(bytes))
+            .map(|_| ())
+            .ok_or_else(|| overflow(name))
+    }
+
+    /// The address of element 0.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Where the memory lives.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Extents.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape[..self.rank]
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> &[i64] {
+        &self.strides[..self.rank]
+    }
+
+    /// Extent of dimension `dim`.
+    pub fn extent(&self, dim: usize) -> i64 {
+        self.shape[dim]
+    }
+
+    /// Stride of dimension `dim`, in elements.
+    pub fn stride(&self, dim: usize) -> i64 {
+        self.strides[dim]
+    }
+
+    /// No elements.
+    pub fn is_empty(&self) -> bool {
+        self.shape().contains(&0)
+    }
+
+    /// The number of elements. (Cannot overflow: the constructor checked the span, and zero strides,
+    /// which could make the count exceed the span, saturate here.)
+    pub fn num_elements(&self) -> i64 {
+        self.shape()
+            .iter()
+            .fold(1i64, |count, &extent| count.saturating_mul(extent))
+    }
+
+    /// Row-major without gaps; extents of one may have any stride.
+    pub fn is_compact(&self) -> bool {
+        let mut expected = 1i64;
+        for dim in (0..self.rank).rev() {
+            if self.shape[dim] != 1 && self.strides[dim] != expected {
+                return false;
+            }
+            expected = expected.saturating_mul(self.shape[dim].max(1));
+        }
+        true
+    }
+
+    /// Two different indices never name the same element: what an output needs. (A sufficient rule:
+    /// ordered by stride, each dimension must step over all the smaller ones.)
+    pub fn is_injective(&self) -> bool {
+        let mut dims: Vec<(i64, i64)> = self
+            .strides()
+            .iter()
+            .zip(self.shape())
+            .filter(|&(_, &extent)| extent > 1)
+            .map(|(&stride, &extent)| (stride, extent))
+            .collect();
+        dims.sort_unstable();
+        let mut reach = 0i64;
+        for (stride, extent) in dims {
+            if stride <= reach {
+                return false;
+            }
+            reach += stride * (extent - 1);
+        }
+        true
+    }
+
+    /// The same memory with dimensions `a` and `b` exchanged.
+    pub fn swap_dims(mut self, a: usize, b: usize) -> Tensor {
+        self.shape.swap(a, b);
+        self.strides.swap(a, b);
+        self
+    }
+
+    /// The same memory with a dimension of extent one inserted before `dim`. The rank must be below
+    /// [`MAX_RANK`].
+    pub fn insert_dim(mut self, dim: usize) -> Tensor {
+        self.shape.copy_within(dim..self.rank, dim + 1);
+        self.strides.copy_within(dim..self.rank, dim + 1);
+        self.shape[dim] = 1;
+        self.strides[dim] = 0;
+        self.rank += 1;
+        self
+    }
+
+    /// The same bytes read as another type of the same size.
+    pub fn with_dtype(mut self, dtype: DType) -> Tensor {
+        debug_assert_eq!(self.dtype.size(), dtype.size());
+        self.dtype = dtype;
+        self
+    }
+
+    /// Element `index` as `f32`; for host tensors. Bounds are checked.
+    #[allow(unsafe_code)]
+    pub fn get(&self, index: &[i64]) -> f32 {
+        let offset = self.offset(index);
+        // SAFETY: the constructor's contract makes the described extent readable, and `offset` checked
+        // that the index lies inside it and that the memory is the host's.
+        unsafe { crate::dtype::load(self.address as *const u8, self.dtype, offset) }
+    }
+
+    /// Stores `value`, rounded, as element `index`; for host tensors. Bounds are checked.
+    #[allow(unsafe_code)]
+    pub fn set(&self, index: &[i64], value: f32) {
+        let offset = self.offset(index);
+        // SAFETY: as in `get`; the caller of `Tensor::new` promised that outputs are writable.
+        unsafe { crate::dtype::store(self.address as *mut u8, self.dtype, offset, value) }
+    }
+
+    fn offset(&self, index: &[i64]) -> isize {
+        assert_eq!(self.device, Device::Cpu, "only host tensors have elements here");
+        assert_eq!(index.len(), self.rank, "index rank");
+        let mut offset = 0i64;
+        for (dim, &i) in index.iter().enumerate() {
+            assert!((0..self.shape[dim]).contains(&i), "index {i} of dimension {dim}");
+            offset += i * self.strides[dim];
+        }
+        offset as isize
+    }
+
+    /// A compact host tensor of `i32` as a slice; `None` for any other tensor.
+    #[allow(unsafe_code)]
+    pub fn as_i32(&self) -> Option<&[i32]> {
+        let host = self.device == Device::Cpu && self.dtype == DType::I32 && self.is_compact();
+        // SAFETY: compact, aligned and readable for the whole extent, by the constructor's contract.
+        host.then(|| unsafe { slice(self.address, self.num_elements()) })
+    }
+
+    /// A compact host tensor of `f32` as a slice; `None` for any other tensor.
+    #[allow(unsafe_code)]
+    pub fn as_f32(&self) -> Option<&[f32]> {
+        let host = self.device == Device::Cpu && self.dtype == DType::F32 && self.is_compact();
+        // SAFETY: as in `as_i32`.
+        host.then(|| unsafe { slice(self.address, self.num_elements()) })
+    }
+}
+
+/// # Safety
+/// `address` must be valid for reading `len` elements of `T`, unless `len` is 0.
+#[allow(unsafe_code)]
+unsafe fn slice<'a, T>(address: usize, len: i64) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(address as *const T, len as usize) }
+}
+
+fn overflow(name: &str) -> Error {
+    Error::Shape(format!(
+        "{name}: extents times strides overflow the address space"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[allow(unsafe_code)]
+    fn tensor(shape: &[i64], strides: Option<&[i64]>) -> Result<Tensor> {
+        // SAFETY: the tests below never read or write elements.
+        unsafe { Tensor::new("x", 64 as *mut u8, Device::Cpu, DType::F32, shape, strides) }
+    }
+
+    #[test]
+    fn overflowing_extents_are_refused() {
+        assert!(matches!(tensor(&[1 << 40, 1 << 40], None), Err(Error::Shape(_))));
+        assert!(matches!(tensor(&[2, 2], Some(&[i64::MAX, 1])), Err(Error::Shape(_))));
+        assert!(matches!(tensor(&[i64::MAX], None), Err(Error::Shape(_))));
+        assert!(matches!(tensor(&[-1], None), Err(Error::Shape(_))));
+        assert!(matches!(tensor(&[1; 6], None), Err(Error::Shape(_))));
+        assert!(tensor(&[0, 1 << 40, 1 << 40], Some(&[1, 1, 1])).is_ok());
+    }
+
+    #[test]
+    fn injective_means_no_shared_element() {
+        assert!(tensor(&[4, 8], None).unwrap().is_injective());
+        assert!(tensor(&[4, 8], Some(&[16, 1])).unwrap().is_injective());
+        assert!(tensor(&[8, 4], Some(&[1, 8])).unwrap().is_injective());
+        assert!(!tensor(&[4, 8], Some(&[7, 1])).unwrap().is_injective());
+        assert!(!tensor(&[4, 8], Some(&[0, 1])).unwrap().is_injective());
+        assert!(tensor(&[1, 8], Some(&[0, 1])).unwrap().is_injective());
+    }
+
+    #[test]
+    fn dims_can_be_inserted_and_swapped() {
+        let t = tensor(&[3, 5], None).unwrap().insert_dim(1);
+        assert_eq!((t.shape(), t.strides()), (&[3i64, 1, 5][..], &[5i64, 0, 1][..]));
+        let t = t.swap_dims(0, 2);
+        assert_eq!(t.shape(), &[5, 1, 3]);
+    }
+}
