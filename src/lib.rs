@@ -19,6 +19,8 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod dtype;
 pub mod error;
 pub mod problem;
