@@ -4,6 +4,7 @@
 pub mod context;
 pub mod driver;
 pub mod event;
+pub mod kernels;
 pub mod launch;
 pub mod module;
 mod symbols;
