@@ -176,8 +176,12 @@ pub unsafe fn store(base: *mut u8, dtype: DType, index: isize, value: f32) {
         let at = base.offset(index * dtype.size() as isize);
         match dtype {
             DType::F32 => at.cast::<f32>().write_unaligned(value),
-            DType::F16 => at.cast::<u16>().write_unaligned(f16::from_f32(value).to_bits()),
-            DType::BF16 => at.cast::<u16>().write_unaligned(bf16::from_f32(value).to_bits()),
+            DType::F16 => at
+                .cast::<u16>()
+                .write_unaligned(f16::from_f32(value).to_bits()),
+            DType::BF16 => at
+                .cast::<u16>()
+                .write_unaligned(bf16::from_f32(value).to_bits()),
             DType::F8E4M3 => at.write(f32_to_f8e4m3(value)),
             DType::F8E5M2 => at.write(f32_to_f8e5m2(value)),
             DType::U8 => at.write(value as u8),

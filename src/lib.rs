@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+pub mod cpu;
 pub mod dtype;
 pub mod error;
 pub mod problem;

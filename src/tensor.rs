@@ -260,11 +260,18 @@ impl Tensor {
     }
 
     fn offset(&self, index: &[i64]) -> isize {
-        assert_eq!(self.device, Device::Cpu, "only host tensors have elements here");
+        assert_eq!(
+            self.device,
+            Device::Cpu,
+            "only host tensors have elements here"
+        );
         assert_eq!(index.len(), self.rank, "index rank");
         let mut offset = 0i64;
         for (dim, &i) in index.iter().enumerate() {
-            assert!((0..self.shape[dim]).contains(&i), "index {i} of dimension {dim}");
+            assert!(
+                (0..self.shape[dim]).contains(&i),
+                "index {i} of dimension {dim}"
+            );
             offset += i * self.strides[dim];
         }
         offset as isize
@@ -316,8 +323,14 @@ mod tests {
 
     #[test]
     fn overflowing_extents_are_refused() {
-        assert!(matches!(tensor(&[1 << 40, 1 << 40], None), Err(Error::Shape(_))));
-        assert!(matches!(tensor(&[2, 2], Some(&[i64::MAX, 1])), Err(Error::Shape(_))));
+        assert!(matches!(
+            tensor(&[1 << 40, 1 << 40], None),
+            Err(Error::Shape(_))
+        ));
+        assert!(matches!(
+            tensor(&[2, 2], Some(&[i64::MAX, 1])),
+            Err(Error::Shape(_))
+        ));
         assert!(matches!(tensor(&[i64::MAX], None), Err(Error::Shape(_))));
         assert!(matches!(tensor(&[-1], None), Err(Error::Shape(_))));
         assert!(matches!(tensor(&[1; 6], None), Err(Error::Shape(_))));
@@ -337,7 +350,10 @@ mod tests {
     #[test]
     fn dims_can_be_inserted_and_swapped() {
         let t = tensor(&[3, 5], None).unwrap().insert_dim(1);
-        assert_eq!((t.shape(), t.strides()), (&[3i64, 1, 5][..], &[5i64, 0, 1][..]));
+        assert_eq!(
+            (t.shape(), t.strides()),
+            (&[3i64, 1, 5][..], &[5i64, 0, 1][..])
+        );
         let t = t.swap_dims(0, 2);
         assert_eq!(t.shape(), &[5, 1, 3]);
     }

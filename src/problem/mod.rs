@@ -8,7 +8,9 @@ mod batch;
 mod cache;
 mod work;
 
-pub use attention::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, Window};
+pub use attention::{
+    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, Window,
+};
 pub use batch::{Batch, DeviceBatch, HostBatch, PageIds, Pages};
 pub use cache::{AppendArgs, MergeArgs, MergeStatesArgs};
 pub use work::{MergeItem, NO_PARTIAL, WorkItem, WorkList};
