@@ -22,5 +22,6 @@ pub mod backend;
 pub mod cpu;
 pub mod dtype;
 pub mod error;
+pub mod plan;
 pub mod problem;
 pub mod tensor;
