@@ -11,7 +11,7 @@ typedef long long folio_i64;
 // src/problem/work.rs: WorkItem. Query rows [q_start, q_start + q_len) of one request against its keys
 // [kv_start, kv_end), for every head. partial: first row of the partial results, or FOLIO_NO_PARTIAL.
 struct FolioWorkItem {
-    folio_u32 request, q_start, q_len, kv_start, kv_end, partial, reserved[2];
+    folio_u32 request, q_start, q_len, kv_start, kv_end, partial, cost, reserved;
 };
 
 // src/problem/work.rs: MergeItem. Row r of chunk c lies at partial row partial + c * q_len + r.
