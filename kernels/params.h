@@ -11,7 +11,7 @@ typedef long long folio_i64;
 // src/problem/work.rs: WorkItem. Query rows [q_start, q_start + q_len) of one request against its keys
 // [kv_start, kv_end), for every head. partial: first row of the partial results, or FOLIO_NO_PARTIAL.
 struct FolioWorkItem {
-    folio_u32 request, q_start, q_len, kv_start, kv_end, partial, reserved[2];
+    folio_u32 request, q_start, q_len, kv_start, kv_end, partial, cost, reserved;
 };
 
 // src/problem/work.rs: MergeItem. Row r of chunk c lies at partial row partial + c * q_len + r.
@@ -27,6 +27,9 @@ enum FolioRunFlag {
     FOLIO_RUN_LSE_BASE_2 = 1,
     FOLIO_RUN_ALIBI_SQRT = 2,
 };
+
+// src/dtype.rs: DType, the element types of tensors.
+enum FolioDtype { FOLIO_F32 = 0, FOLIO_F16 = 1, FOLIO_BF16 = 2, FOLIO_E4M3 = 3, FOLIO_E5M2 = 4 };
 
 // A [token, head, dim] tensor with unit stride on the last dimension.
 struct FolioRows {
@@ -74,4 +77,89 @@ struct FolioAttentionParams {
     folio_u32 flags;               // FolioRunFlag
     folio_i32 k_scales_stride, v_scales_stride;
     folio_u32 num_qo_heads, num_kv_heads, page_size, num_mm_prefix_ranges;
+};
+
+// n / d for n < 2^31 as (mulhi(n, multiplier) + n) >> shift.
+struct FolioDivisor {
+    folio_u32 divisor, multiplier, shift;
+};
+
+// What the generic attention kernels take besides FolioAttentionParams.
+struct FolioGenericParams {
+    folio_u32 head_dim_qk, head_dim_vo;
+    folio_u32 row_tiles;           // row tiles that the largest item needs
+    folio_u32 o_dtype;             // FolioDtype
+    folio_u32 q_copy_bytes, k_copy_bytes, v_copy_bytes;  // 16, 8 or 4: what every row's address is a multiple of
+    FolioDivisor page_size;
+};
+
+// kernels/merge.cu, split_merge: puts the rows of FolioPlanView::merges together.
+struct FolioSplitMergeParams {
+    FolioPlanView plan;
+    FolioRows o;
+    float *lse;
+    folio_i64 lse_stride_token, lse_stride_head;
+    const float *sinks;
+    const float *v_scales;
+    float v_scale, o_scale;
+    folio_i32 v_scales_stride;
+    folio_u32 flags;               // FolioRunFlag
+    folio_u32 num_qo_heads, group_size, head_dim_vo, o_dtype;
+    folio_u32 row_blocks;          // CTAs per merge item
+};
+
+// kernels/merge.cu, merge_states: n attention states per row; the public merges of two and of n.
+struct FolioState {
+    const void *v;
+    const float *s;
+    folio_i64 v_stride_token, v_stride_state, v_stride_head, s_stride_token, s_stride_state, s_stride_head;
+};
+
+struct FolioMergeStatesParams {
+    FolioState first, second;      // two states of one each, or n of `first` when second.v is null
+    FolioRows v_out;
+    float *s_out;                  // or null
+    folio_i64 s_out_stride_token, s_out_stride_head;
+    const unsigned char *mask;     // [num_tokens], a zero leaves the row as it is; or null
+    folio_i64 mask_stride;
+    folio_i64 num_tokens;
+    folio_u32 num_states, num_heads, head_dim, in_dtype, out_dtype;
+    folio_u32 flags;               // FolioRunFlag
+};
+
+// kernels/append.cu: new tokens into a paged cache, keys and values in one launch.
+struct FolioAppendTensor {
+    FolioRows source;
+    FolioCache cache;
+    const float *scales;           // [num_kv_heads] with stride scales_stride, or null
+    float scale;
+    folio_i32 scales_stride;
+    folio_u32 head_dim, vector_elements;  // elements moved at once: 8, 4, 2 or 1
+};
+
+struct FolioAppendParams {
+    FolioAppendTensor k, v;
+    const void *slots;
+    folio_i64 slots_stride;
+    folio_i64 num_tokens;
+    folio_u32 slot_bytes, num_kv_heads, page_size, source_dtype, cache_dtype;
+};
+
+// kernels/plan.cu: plan_on_device. The lengths are the caller's, the rest lies in the workspace.
+struct FolioPlanParams {
+    const folio_i32 *qo_indptr;    // or null: fixed_qo_len rows per request
+    const folio_i32 *kv_indptr;    // pages (ragged: tokens) before each request, or null
+    const folio_i32 *kv_len;       // or null: from kv_indptr and last_page_len
+    const folio_i32 *last_page_len;
+    folio_i64 qo_indptr_stride, kv_indptr_stride, kv_len_stride, last_page_len_stride;
+    folio_i64 table_stride;        // block table: elements from row to row
+    folio_i32 *out_qo_indptr, *out_kv_len;
+    folio_i64 *out_page_start, *out_mask_bytes_start, *out_mask_bits_start;
+    folio_u32 *out_first_item;     // [batch_size + 1] scratch
+    FolioWorkItem *items;
+    FolioMergeItem *merges;
+    folio_u32 *counts;
+    folio_u32 batch_size, fixed_qo_len, page_size, ragged;
+    folio_u32 q_tile, kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
+    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items;
 };

@@ -20,8 +20,10 @@ pub struct WorkItem {
     pub kv_end: u32,
     /// First row of the partial results, or [`NO_PARTIAL`].
     pub partial: u32,
+    /// Rows times keys that a causal mask leaves, saturated: the order of the list.
+    pub cost: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
 }
 
 /// Rows whose keys were split: row `r` of chunk `c` lies at partial row `partial + c · q_len + r`.

@@ -1,0 +1,419 @@
+//! The oracle: attention in float64, one key after the other, exactly as the contract is written.
+//!
+//! It is slow and obvious, shares nothing with the fast paths but the problem types, and is what every
+//! test compares with. A context made with the reference flag runs on it, so C programs have it too.
+
+use crate::backend::{Attention, Backend, Stream, Tiling, Workspace, WorkspaceInfo};
+use crate::error::{Error, Result};
+use crate::problem::{
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, HostBatch, KvStorage, LogBase, Mask,
+    MergeArgs, MergeStatesArgs, PageIds, Pages, WorkList,
+};
+use crate::tensor::{Device, Tensor};
+
+/// The operators of [`Backend`], in float64 on the calling thread.
+#[derive(Debug)]
+pub struct ReferenceBackend;
+
+/// One problem and a copy of its current batch.
+struct ReferenceAttention {
+    desc: AttentionDesc,
+    requests: Vec<Request>,
+}
+
+/// One request of a batch.
+#[derive(Debug, Clone, Default)]
+struct Request {
+    q_start: i64,
+    qo_len: i64,
+    kv_len: i64,
+    /// Paged: the page ids. Ragged: empty.
+    page_ids: Vec<i32>,
+    /// Ragged: the first K/V row.
+    kv_start: i64,
+    /// First element of the request's custom mask, as bytes and as bit-packed bytes.
+    mask_bytes_start: i64,
+    mask_bits_start: i64,
+}
+
+impl ReferenceAttention {
+    /// `(row of the batch, o, lse in base e)` of query row `i` of `request` and query head `head`.
+    fn attend(&self, args: &AttentionArgs, b: usize, i: i64, head: i64) -> (Vec<f64>, f64) {
+        let request = &self.requests[b];
+        let kv_head = head / i64::from(self.desc.group_size());
+        let position = request.kv_len - request.qo_len + i;
+        let mut keys: Vec<(i64, f64)> = Vec::new();
+        for j in 0..request.kv_len {
+            if allowed(args, request, b, i, j) {
+                let score = self.score(args, request, i, j, head, kv_head, position);
+                keys.push((j, score));
+            }
+        }
+        let sink = args
+            .sinks
+            .map_or(f64::NEG_INFINITY, |s| f64::from(s.get(&[head])));
+        let max = keys.iter().map(|key| key.1).fold(sink, f64::max);
+        let mut o = vec![0.0; self.desc.head_dim_vo as usize];
+        if max == f64::NEG_INFINITY {
+            return (o, max);
+        }
+        let sum = keys.iter().map(|key| (key.1 - max).exp()).sum::<f64>() + (sink - max).exp();
+        let v_scale = f64::from(args.v_scale) * head_scale(args.v_scales, kv_head);
+        for &(j, score) in &keys {
+            let weight = (score - max).exp() / sum * v_scale;
+            let (page, slot) = self.locate(request, j);
+            for (d, o) in o.iter_mut().enumerate() {
+                *o += weight * f64::from(args.v.get(&[page, slot, kv_head, d as i64]));
+            }
+        }
+        (o, max + sum.ln())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn score(
+        &self,
+        args: &AttentionArgs,
+        request: &Request,
+        i: i64,
+        j: i64,
+        head: i64,
+        kv_head: i64,
+        position: i64,
+    ) -> f64 {
+        let (page, slot) = self.locate(request, j);
+        let dot: f64 = (0..i64::from(self.desc.head_dim_qk))
+            .map(|d| {
+                let q = f64::from(args.q.get(&[request.q_start + i, head, d]));
+                q * f64::from(args.k.get(&[page, slot, kv_head, d]))
+            })
+            .sum();
+        let mut s = dot * f64::from(args.logits_scale) * head_scale(args.k_scales, kv_head);
+        if args.logits_soft_cap > 0.0 {
+            let cap = f64::from(args.logits_soft_cap);
+            s = cap * (s / cap).tanh();
+        }
+        if let Some(slopes) = args.alibi_slopes {
+            let slope = f64::from(slopes.get(&[head]));
+            s += match args.alibi_sqrt {
+                false => slope * (j - position) as f64,
+                true if j <= position => -slope * ((position - j) as f64).sqrt(),
+                true => 0.0,
+            };
+        }
+        s
+    }
+
+    /// Page and offset in the page of key `j`.
+    fn locate(&self, request: &Request, j: i64) -> (i64, i64) {
+        match self.desc.kv {
+            KvStorage::Ragged => (request.kv_start + j, 0),
+            KvStorage::Paged { page_size, .. } => {
+                let page_size = i64::from(page_size);
+                let page = request.page_ids[(j / page_size) as usize];
+                (i64::from(page), j % page_size)
+            }
+        }
+    }
+}
+
+/// `(base AND window) OR mm-prefix`.
+fn allowed(args: &AttentionArgs, request: &Request, b: usize, i: i64, j: i64) -> bool {
+    let position = request.kv_len - request.qo_len + i;
+    let bit = i * request.kv_len + j;
+    let base = match args.mask {
+        Mask::Causal => j <= position,
+        Mask::Full => true,
+        Mask::Bytes(mask) => mask.get(&[request.mask_bytes_start + bit]) != 0.0,
+        Mask::Bits(mask) => {
+            let byte = mask.get(&[request.mask_bits_start + bit / 8]) as u8;
+            byte >> (bit % 8) & 1 == 1
+        }
+    };
+    let left = args
+        .window
+        .left
+        .is_none_or(|left| position - j <= i64::from(left));
+    let right = args
+        .window
+        .right
+        .is_none_or(|right| j - position <= i64::from(right));
+    (base && left && right) || in_mm_prefix(args.mm_prefix_ranges, b, position, j)
+}
+
+fn in_mm_prefix(ranges: Option<Tensor>, b: usize, position: i64, j: i64) -> bool {
+    let Some(ranges) = ranges else { return false };
+    (0..ranges.extent(1)).any(|r| {
+        let start = ranges.get(&[b as i64, r, 0]) as i64;
+        let end = ranges.get(&[b as i64, r, 1]) as i64;
+        start < end && (start..=end).contains(&position) && (start..=end).contains(&j)
+    })
+}
+
+/// Factor of a KV head from a tensor of one or `num_kv_heads` scales.
+fn head_scale(scales: Option<Tensor>, kv_head: i64) -> f64 {
+    scales.map_or(1.0, |scales| {
+        let index = if scales.extent(0) == 1 { 0 } else { kv_head };
+        f64::from(scales.get(&[index]))
+    })
+}
+
+fn in_base(lse: f64, base: LogBase) -> f32 {
+    match base {
+        LogBase::E => lse as f32,
+        LogBase::Two => (lse * std::f64::consts::LOG2_E) as f32,
+    }
+}
+
+fn from_base(lse: f32, base: LogBase) -> f64 {
+    match base {
+        LogBase::E => f64::from(lse),
+        LogBase::Two => f64::from(lse) * std::f64::consts::LN_2,
+    }
+}
+
+impl Attention for ReferenceAttention {
+    fn kernel(&self) -> &str {
+        "reference/float64"
+    }
+
+    fn tiling(&self) -> Tiling {
+        Tiling {
+            q_tile: u32::MAX,
+            kv_unit: 1,
+            max_splits: 0,
+            invariant_chunk: u32::MAX,
+        }
+    }
+
+    fn workspace(&self) -> WorkspaceInfo {
+        WorkspaceInfo {
+            device_bytes: 0,
+            host_bytes: 0,
+            alignment: 1,
+        }
+    }
+
+    fn plan(&mut self, batch: &Batch<'_>, _: &WorkList, _: &Workspace, _: Stream) -> Result<()> {
+        let Batch::Host(batch) = batch else {
+            return Err(Error::Unsupported(
+                "batch: lengths on a device are not supported by the reference context".into(),
+            ));
+        };
+        self.requests = requests(batch, self.desc.kv.page_size())?;
+        Ok(())
+    }
+
+    fn run(&self, args: &AttentionArgs, _: Stream) -> Result<()> {
+        for (b, request) in self.requests.iter().enumerate() {
+            for i in 0..request.qo_len {
+                for head in 0..i64::from(self.desc.num_qo_heads) {
+                    let (o, lse) = self.attend(args, b, i, head);
+                    let row = request.q_start + i;
+                    for (d, value) in o.iter().enumerate() {
+                        let value = value / f64::from(args.o_scale);
+                        args.o.set(&[row, head, d as i64], value as f32);
+                    }
+                    if let Some(out) = args.lse {
+                        out.set(&[row, head], in_base(lse, args.lse_base));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn requests(batch: &HostBatch<'_>, page_size: u32) -> Result<Vec<Request>> {
+    let (mut bytes, mut bits) = (0, 0);
+    let mut requests = Vec::new();
+    for b in 0..batch.batch_size() {
+        let mut request = Request {
+            q_start: i64::from(batch.qo_indptr[b]),
+            qo_len: i64::from(batch.qo_len(b)),
+            kv_len: i64::from(batch.kv_len[b]),
+            mask_bytes_start: bytes,
+            mask_bits_start: bits,
+            ..Request::default()
+        };
+        match batch.pages {
+            Pages::Ragged { indptr } => request.kv_start = i64::from(indptr[b]),
+            Pages::Csr {
+                ids: PageIds::Device(_),
+                ..
+            }
+            | Pages::Table {
+                ids: PageIds::Device(_),
+                ..
+            } => {
+                return Err(Error::Unsupported(
+                    "batch: page ids on a device are not supported by the reference context".into(),
+                ));
+            }
+            _ => request.page_ids = batch.page_ids(b, page_size).unwrap_or_default().to_vec(),
+        }
+        bytes += request.qo_len * request.kv_len;
+        bits += (request.qo_len * request.kv_len + 7) / 8;
+        requests.push(request);
+    }
+    Ok(requests)
+}
+
+impl Backend for ReferenceBackend {
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
+        Ok(Box::new(ReferenceAttention {
+            desc: *desc,
+            requests: Vec::new(),
+        }))
+    }
+
+    fn append(&self, args: &AppendArgs, _: Stream) -> Result<()> {
+        let page_size = args.k_cache.extent(1);
+        let Some(slots) = args.slot_mapping.as_slots() else {
+            return Err(Error::Internal(
+                "slot_mapping passed its checks and is no host integer".into(),
+            ));
+        };
+        for token in 0..slots.len() {
+            let (token, slot) = (token as i64, slots.get(token));
+            if slot < 0 {
+                continue;
+            }
+            let at = (slot / page_size, slot % page_size);
+            store_token(
+                &args.key,
+                token,
+                &args.k_cache,
+                at,
+                args.k_scale,
+                args.k_scales,
+            );
+            store_token(
+                &args.value,
+                token,
+                &args.v_cache,
+                at,
+                args.v_scale,
+                args.v_scales,
+            );
+        }
+        Ok(())
+    }
+
+    fn merge(&self, args: &MergeArgs, _: Stream) -> Result<()> {
+        for token in 0..args.v_a.extent(0) {
+            if args.mask.is_some_and(|mask| mask.get(&[token]) == 0.0) {
+                continue;
+            }
+            for head in 0..args.v_a.extent(1) {
+                let part = |v: Tensor, s: Tensor| Part {
+                    lse: s.get(&[token, head]),
+                    values: (0..v.extent(2)).map(|d| v.get(&[token, head, d])).collect(),
+                };
+                let parts = [part(args.v_a, args.s_a), part(args.v_b, args.s_b)];
+                merge_parts(&parts, args.lse_base, token, head, &args.v_out, args.s_out);
+            }
+        }
+        Ok(())
+    }
+
+    fn merge_states(&self, args: &MergeStatesArgs, _: Stream) -> Result<()> {
+        for token in 0..args.v.extent(0) {
+            for head in 0..args.v.extent(2) {
+                let parts: Vec<Part> = (0..args.v.extent(1))
+                    .map(|n| Part {
+                        lse: args.s.get(&[token, n, head]),
+                        values: (0..args.v.extent(3))
+                            .map(|d| args.v.get(&[token, n, head, d]))
+                            .collect(),
+                    })
+                    .collect();
+                merge_parts(&parts, args.lse_base, token, head, &args.v_out, args.s_out);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn store_token(
+    source: &Tensor,
+    token: i64,
+    cache: &Tensor,
+    (page, offset): (i64, i64),
+    scale: f32,
+    scales: Option<Tensor>,
+) {
+    for head in 0..source.extent(1) {
+        let divisor = (f64::from(scale) * head_scale(scales, head)) as f32;
+        for d in 0..source.extent(2) {
+            let value = source.get(&[token, head, d]);
+            let value = if cache.dtype().is_fp8() {
+                value / divisor
+            } else {
+                value
+            };
+            cache.set(&[page, offset, head, d], value);
+        }
+    }
+}
+
+/// One attention state of one row and head.
+struct Part {
+    lse: f32,
+    values: Vec<f32>,
+}
+
+/// Writes `Σ w_i v_i / Σ w_i` with `w_i = exp(lse_i - max)`, and `max + ln Σ w_i`. An lse of +inf or NaN
+/// counts as empty (FlashAttention-2 marks empty rows with +inf); only empty parts give 0 and -inf.
+fn merge_parts(
+    parts: &[Part],
+    base: LogBase,
+    token: i64,
+    head: i64,
+    v_out: &Tensor,
+    s_out: Option<Tensor>,
+) {
+    let lse: Vec<f64> = parts
+        .iter()
+        .map(|part| {
+            if part.lse < f32::INFINITY {
+                from_base(part.lse, base)
+            } else {
+                f64::NEG_INFINITY
+            }
+        })
+        .collect();
+    let max = lse.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = lse
+        .iter()
+        .map(|&l| {
+            if max == f64::NEG_INFINITY {
+                0.0
+            } else {
+                (l - max).exp()
+            }
+        })
+        .collect();
+    let sum: f64 = weights.iter().sum();
+    for d in 0..v_out.extent(2) {
+        let total: f64 = parts
+            .iter()
+            .zip(&weights)
+            .filter(|&(_, &weight)| weight > 0.0)
+            .map(|(part, weight)| weight * f64::from(part.values[d as usize]))
+            .sum();
+        let value = if sum > 0.0 { total / sum } else { 0.0 };
+        v_out.set(&[token, head, d], value as f32);
+    }
+    if let Some(s_out) = s_out {
+        let merged = if sum > 0.0 {
+            max + sum.ln()
+        } else {
+            f64::NEG_INFINITY
+        };
+        s_out.set(&[token, head], in_base(merged, base));
+    }
+}
