@@ -81,11 +81,13 @@ impl Nvrtc {
             })
     }
 
-    fn named(path: &Path) -> Result<Nvrtc> {
+    /// Uses the library at `path`, or the one in the folder `path`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when it is not there or not usable.
+    pub fn named(path: &Path) -> Result<Nvrtc> {
         if path.as_os_str().is_empty() {
-            return Err(not_found(format!(
-                "{VARIABLE} is empty, which turns it off"
-            )));
+            return Err(not_found(format!("{VARIABLE} is set and empty")));
         }
         if path.is_dir() {
             return in_folder(path).ok_or_else(|| {
