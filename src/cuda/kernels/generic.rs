@@ -13,6 +13,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     defines: &[],
     suffix: "",
     types: &[same(DType::BF16), same(DType::F16)],
+    any_output: true,
     shapes: &[shape(64, 16, 64), shape(128, 16, 64), shape(256, 16, 32)],
     fit: Fit::UpTo,
     shared_bytes,

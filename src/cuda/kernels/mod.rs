@@ -154,6 +154,9 @@ pub struct Family {
     pub suffix: &'static str,
     /// Element types.
     pub types: &'static [Types],
+    /// The kernels take the type of o at run time: `o` of the types is not asked for, and `FOLIO_O` is
+    /// not defined.
+    pub any_output: bool,
     /// Sizes.
     pub shapes: &'static [Shape],
     /// How the dims are meant.
@@ -181,6 +184,8 @@ pub struct Row {
     pub defines: Vec<String>,
     /// Element types.
     pub types: Types,
+    /// The type of o is whatever the problem says.
+    pub any_output: bool,
     /// Sizes.
     pub shape: Shape,
     /// How the dims are meant.
@@ -270,6 +275,7 @@ impl Family {
             symbol: self.symbol,
             defines: self.row_defines(types, shape, shared_bytes),
             types,
+            any_output: self.any_output,
             shape,
             fit: self.fit,
             shared_bytes,
@@ -283,7 +289,7 @@ impl Family {
         if types.kv != types.q {
             parts.push(format!("kv{}", type_name(types.kv)));
         }
-        if types.o != types.q {
+        if types.o != types.q && !self.any_output {
             parts.push(format!("o{}", type_name(types.o)));
         }
         if shape.head_dim_qk != 0 {
@@ -305,7 +311,6 @@ impl Family {
         let mut defines = vec![
             format!("FOLIO_Q={}", type_name(types.q)),
             format!("FOLIO_KV={}", type_name(types.kv)),
-            format!("FOLIO_O={}", type_name(types.o)),
             format!("FOLIO_HEAD_DIM_QK={}", shape.head_dim_qk),
             format!("FOLIO_HEAD_DIM_VO={}", shape.head_dim_vo),
             format!("FOLIO_Q_TILE={}", shape.q_tile),
@@ -313,6 +318,9 @@ impl Family {
             format!("FOLIO_THREADS={}", shape.threads),
             format!("FOLIO_SHARED_BYTES={shared_bytes}"),
         ];
+        if !self.any_output {
+            defines.push(format!("FOLIO_O={}", type_name(types.o)));
+        }
         defines.extend(self.defines.iter().map(|&define| define.to_owned()));
         defines
     }
@@ -321,7 +329,8 @@ impl Family {
 impl Row {
     fn fits(&self, query: &Query) -> bool {
         self.op == query.op
-            && self.types == query.types
+            && (self.types.q, self.types.kv) == (query.types.q, query.types.kv)
+            && (self.any_output || self.types.o == query.types.o)
             && self.arch.runs_on(query.compute_capability)
             && self.fit.accepts(self.shape.head_dim_qk, query.head_dim_qk)
             && self.fit.accepts(self.shape.head_dim_vo, query.head_dim_vo)

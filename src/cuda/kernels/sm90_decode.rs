@@ -12,6 +12,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     defines: &[],
     suffix: "",
     types: &[same(DType::BF16), same(DType::F16)],
+    any_output: true,
     shapes: &[Shape {
         head_dim_qk: 128,
         head_dim_vo: 128,
