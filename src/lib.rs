@@ -23,6 +23,7 @@ pub mod backend;
 pub mod cpu;
 pub mod dtype;
 pub mod error;
+pub mod ffi;
 pub mod log;
 pub mod plan;
 pub mod problem;
