@@ -123,3 +123,96 @@ pub(super) unsafe fn destroy<O: Object>(object: *mut O) {
 fn null<O: Object>() -> Error {
     Error::InvalidArgument(format!("{}: NULL is not accepted; a handle is", O::NAME))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::{FOLIO_ERR_INTERNAL, FOLIO_ERR_INVALID_ARGUMENT, FOLIO_OK};
+    use super::*;
+    use std::ptr::{null, null_mut};
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static DROPPED: AtomicU32 = AtomicU32::new(0);
+
+    /// Counts its drops, and panics in the last one it is asked to.
+    struct Fragile {
+        panics_on_drop: bool,
+    }
+
+    impl Drop for Fragile {
+        fn drop(&mut self) {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+            assert!(!self.panics_on_drop, "on purpose: drop");
+        }
+    }
+
+    struct Thing(Handle<Fragile>);
+
+    impl From<Handle<Fragile>> for Thing {
+        fn from(handle: Handle<Fragile>) -> Self {
+            Thing(handle)
+        }
+    }
+
+    impl Object for Thing {
+        type Value = Fragile;
+        const NAME: &'static str = "thing";
+        fn handle(&self) -> &Handle<Fragile> {
+            &self.0
+        }
+        fn handle_mut(&mut self) -> &mut Handle<Fragile> {
+            &mut self.0
+        }
+    }
+
+    #[test]
+    fn a_panic_poisons_the_handle_and_destroy_still_works() {
+        let mut thing: *mut Thing = null_mut();
+        // SAFETY: every pointer is NULL, local or made by `create`.
+        unsafe {
+            let status = create(&mut thing, null_mut(), || {
+                Ok(Fragile {
+                    panics_on_drop: true,
+                })
+            });
+            assert_eq!(status, FOLIO_OK);
+            assert_eq!(shared(thing, null_mut(), |_| Ok(())), FOLIO_OK);
+            assert_eq!(
+                shared(thing, null_mut(), |_| panic!("on purpose: run")),
+                FOLIO_ERR_INTERNAL
+            );
+            let mut reached = false;
+            let status = exclusive(thing, null_mut(), |_| {
+                reached = true;
+                Ok(())
+            });
+            assert_eq!(status, FOLIO_ERR_INTERNAL);
+            assert!(!reached, "a poisoned handle runs nothing");
+            destroy(thing);
+        }
+        assert_eq!(DROPPED.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn null_and_failed_creates_write_nothing() {
+        let mut thing: *mut Thing = null_mut();
+        // SAFETY: as above.
+        unsafe {
+            let failed = create(&mut thing, null_mut(), || {
+                Err(Error::Internal(String::new()))
+            });
+            assert_eq!(failed, FOLIO_ERR_INTERNAL);
+            let panicked = create(&mut thing, null_mut(), || panic!("on purpose: create"));
+            assert_eq!(panicked, FOLIO_ERR_INTERNAL);
+            assert!(thing.is_null());
+            assert_eq!(
+                shared(null::<Thing>(), null_mut(), |_| Ok(())),
+                FOLIO_ERR_INVALID_ARGUMENT
+            );
+            assert_eq!(
+                exclusive(thing, null_mut(), |_| Ok(())),
+                FOLIO_ERR_INVALID_ARGUMENT
+            );
+            destroy(thing);
+        }
+    }
+}
