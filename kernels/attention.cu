@@ -9,11 +9,10 @@
 //     own, and put their states together at the end.
 //
 // Compiled once per row of the kernel table, with
-//   FOLIO_Q (f16, bf16), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded head dims),
-//   FOLIO_WARPS_M, FOLIO_WARPS_N, FOLIO_M_TILES (16-row tiles per warp), FOLIO_KEYS (keys per tile),
-//   FOLIO_STAGES (tiles in the ring), FOLIO_SHARED_BYTES (what the host will give it).
-#include "common/output.cuh"
+//   FOLIO_Q (f16, bf16), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
+//   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
 #include "common/tile.cuh"
+#include "common/work.cuh"
 
 namespace folio {
 
@@ -21,11 +20,12 @@ typedef FOLIO_Q Query;
 typedef FOLIO_KV Cached;
 
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
-constexpr int WARPS_M = FOLIO_WARPS_M, WARPS_N = FOLIO_WARPS_N, THREADS = 32 * WARPS_M * WARPS_N;
-constexpr int M_TILES = FOLIO_M_TILES, ROWS_PER_WARP = 16 * M_TILES, ROWS = ROWS_PER_WARP * WARPS_M;
-constexpr int KEYS = FOLIO_KEYS, STAGES = FOLIO_STAGES;
+constexpr int WARPS_M = FOLIO_WARPS_M, WARPS_N = FOLIO_THREADS / 32 / WARPS_M;
+constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS_M, M_TILES = ROWS_PER_WARP / 16;
+constexpr int KEYS = FOLIO_KV_TILE, STAGES = 2;
 constexpr bool FP8 = sizeof(Cached::Storage) == 1;
 static_assert(WARPS_M == 1 || WARPS_N == 1, "warps divide rows or keys, not both");
+static_assert(M_TILES * WARPS_M * 16 == ROWS && WARPS_M * WARPS_N * 32 == FOLIO_THREADS, "whole tiles and warps");
 static_assert(KEYS % 16 == 0 && KEYS / WARPS_M <= 32 && ROWS / (WARPS_M * WARPS_N) <= 32, "copies: a lane per row");
 
 constexpr int Q_BYTES = DIM_QK * 2, K_BYTES = DIM_QK * sizeof(Cached::Storage), V_BYTES = DIM_VO * sizeof(Cached::Storage);
@@ -51,18 +51,6 @@ struct Lane {
     // Tile row of half `half` (rows 0-7, 8-15) of 16-row tile m.
     __device__ __forceinline__ u32 tile_row(int m, int half) const {
         return warp_m * ROWS_PER_WARP + 16 * m + 8 * half + row;
-    }
-};
-
-// What this CTA computes.
-struct Work {
-    FolioWorkItem item;
-    Request request;
-    u32 kv_head, first_row, num_rows;  // rows of the item, all heads of the group counted
-
-    // The tile row's token within the request; rows past the end repeat the last.
-    __device__ __forceinline__ i32 token(u32 tile_row, u32 group) const {
-        return item.q_start + min(first_row + tile_row, num_rows - 1) / group;
     }
 };
 
@@ -298,8 +286,7 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
             const u32 tile_row = lane.tile_row(m, half);
             const i32 token = work.token(tile_row, group);
             const i32 position = work.request.kv_len - work.request.qo_len + token;
-            const u32 head = work.kv_head * group + min(work.first_row + tile_row, work.num_rows - 1) % group;
-            const float slope = logits.alibi ? p.alibi_slopes[head] * LOG2_E : 0.0f;
+            const float slope = logits.alibi ? p.alibi_slopes[work.qo_head(tile_row, group)] * LOG2_E : 0.0f;
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
@@ -315,24 +302,18 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
     }
 }
 
-// Calls store(m, half, column, x, y) for every pair of neighbouring columns that this thread holds.
+// Calls store(column, x, y) for every pair of neighbouring columns that this thread holds of a row.
 template <class Store>
-__device__ __forceinline__ void for_each_pair(const Outputs &o, u32 pair, Store store) {
+__device__ __forceinline__ void for_each_pair(const Outputs &o, int m, int half, u32 pair, Store store) {
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-#pragma unroll
-            for (int c = 0; c < DIM_VO / 16; c++) {
-                const float *even = o[m][2 * c] + 2 * half, *odd = o[m][2 * c + 1] + 2 * half;
-                if constexpr (FP8) {
-                    store(m, half, 16 * c + 4 * pair, even[0], odd[0]);
-                    store(m, half, 16 * c + 4 * pair + 2, even[1], odd[1]);
-                } else {
-                    store(m, half, 16 * c + 2 * pair, even[0], even[1]);
-                    store(m, half, 16 * c + 8 + 2 * pair, odd[0], odd[1]);
-                }
-            }
+    for (int c = 0; c < DIM_VO / 16; c++) {
+        const float *even = o[m][2 * c] + 2 * half, *odd = o[m][2 * c + 1] + 2 * half;
+        if constexpr (FP8) {
+            store(16 * c + 4 * pair, even[0], odd[0]);
+            store(16 * c + 4 * pair + 2, even[1], odd[1]);
+        } else {
+            store(16 * c + 2 * pair, even[0], even[1]);
+            store(16 * c + 8 + 2 * pair, odd[0], odd[1]);
         }
     }
 }
@@ -343,17 +324,15 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
                                                       const Lane &lane) {
     float *values = reinterpret_cast<float *>(shared_memory);
     RowState *states = reinterpret_cast<RowState *>(values + WARPS_N * ROWS * DIM_VO);
-    for_each_pair(o, lane.pair, [&](int m, int half, u32 column, float x, float y) {
-        float *at = values + (lane.warp_n * ROWS + lane.tile_row(m, half)) * DIM_VO + column;
-        *reinterpret_cast<float2 *>(at) = make_float2(x, y);
-    });
-    if (lane.pair == 0) {
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
+    for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                states[lane.warp_n * ROWS + lane.tile_row(m, half)] = softmax.state[m][half];
-            }
+        for (int half = 0; half < 2; half++) {
+            const u32 row = lane.warp_n * ROWS + lane.tile_row(m, half);
+            if (lane.pair == 0) states[row] = softmax.state[m][half];
+            for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+                *reinterpret_cast<float2 *>(values + row * DIM_VO + column) = make_float2(x, y);
+            });
         }
     }
     __syncthreads();
@@ -386,22 +365,19 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
 // Each warp has some rows and all keys.
 __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
                                            const Outputs &o, const Softmax &softmax, const Lane &lane) {
-    OutputRow rows[M_TILES][2];
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const u32 row = work.first_row + lane.tile_row(m, half);
             if (row >= work.num_rows) continue;
-            rows[m][half] = OutputRow(p, g, work.item, work.request, work.kv_head, row, softmax.state[m][half]);
-            if (lane.pair == 0) rows[m][half].store_lse();
+            const OutputRow out(p, g, work.item, work.request, work.kv_head, row, softmax.state[m][half]);
+            if (lane.pair == 0) out.store_lse();
+            for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+                if (column < g.head_dim_vo) out.store(column, x, y);
+            });
         }
     }
-    for_each_pair(o, lane.pair, [&](int m, int half, u32 column, float x, float y) {
-        if (column < g.head_dim_vo && work.first_row + lane.tile_row(m, half) < work.num_rows) {
-            rows[m][half].store(column, x, y);
-        }
-    });
 }
 
 __device__ __forceinline__ void wait_for_tile() {
@@ -469,16 +445,9 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
 
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(folio::THREADS)
-    folio_attention(const __grid_constant__ FolioAttentionParams p, const __grid_constant__ FolioGenericParams g) {
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
+    folio_attention(const __grid_constant__ FolioGenericParams g) {
     folio::wait_for_prerequisites();
-    const folio_u32 index = blockIdx.x / p.num_kv_heads / g.row_tiles;
-    if (index >= p.plan.counts[0]) return;
     folio::Work work;
-    work.item = p.plan.items[index];
-    work.request = folio::load_request(p.plan, work.item.request);
-    work.kv_head = blockIdx.x % p.num_kv_heads;
-    work.first_row = blockIdx.x / p.num_kv_heads % g.row_tiles * folio::ROWS;
-    work.num_rows = work.item.q_len * (p.num_qo_heads / p.num_kv_heads);
-    if (work.first_row < work.num_rows) folio::attend(p, g, work);
+    if (work.load(g, blockIdx.x, folio::ROWS)) folio::attend(g.attention, g, work);
 }

@@ -84,8 +84,9 @@ struct FolioDivisor {
     folio_u32 divisor, multiplier, shift;
 };
 
-// What the generic attention kernels take besides FolioAttentionParams.
+// What the generic attention kernels take.
 struct FolioGenericParams {
+    FolioAttentionParams attention;
     folio_u32 head_dim_qk, head_dim_vo;
     folio_u32 row_tiles;           // row tiles that the largest item needs
     folio_u32 o_dtype;             // FolioDtype
@@ -93,8 +94,8 @@ struct FolioGenericParams {
     FolioDivisor page_size;
 };
 
-// kernels/merge.cu, split_merge: puts the rows of FolioPlanView::merges together.
-struct FolioSplitMergeParams {
+// kernels/combine.cu: puts the rows of FolioPlanView::merges together.
+struct FolioCombineParams {
     FolioPlanView plan;
     FolioRows o;
     float *lse;
@@ -108,7 +109,7 @@ struct FolioSplitMergeParams {
     folio_u32 row_blocks;          // CTAs per merge item
 };
 
-// kernels/merge.cu, merge_states: n attention states per row; the public merges of two and of n.
+// kernels/merge.cu: n attention states per row; the public merges of two and of n.
 struct FolioState {
     const void *v;
     const float *s;
@@ -123,8 +124,10 @@ struct FolioMergeStatesParams {
     const unsigned char *mask;     // [num_tokens], a zero leaves the row as it is; or null
     folio_i64 mask_stride;
     folio_i64 num_tokens;
-    folio_u32 num_states, num_heads, head_dim, in_dtype, out_dtype;
+    folio_u32 num_states, num_heads, head_dim;
     folio_u32 flags;               // FolioRunFlag
+    folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
+    folio_u32 lanes_per_row;       // a power of two up to 32
 };
 
 // kernels/append.cu: new tokens into a paged cache, keys and values in one launch.
@@ -134,32 +137,32 @@ struct FolioAppendTensor {
     const float *scales;           // [num_kv_heads] with stride scales_stride, or null
     float scale;
     folio_i32 scales_stride;
-    folio_u32 head_dim, vector_elements;  // elements moved at once: 8, 4, 2 or 1
+    folio_u32 head_dim;
+    FolioDivisor pieces;           // vectors (or elements) per head
 };
 
 struct FolioAppendParams {
     FolioAppendTensor k, v;
     const void *slots;
-    folio_i64 slots_stride;
-    folio_i64 num_tokens;
-    folio_u32 slot_bytes, num_kv_heads, page_size, source_dtype, cache_dtype;
+    folio_i64 num_tokens, num_slots;
+    folio_u32 slot_bytes, num_kv_heads, page_size;
+    folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
 };
 
-// kernels/plan.cu: plan_on_device. The lengths are the caller's, the rest lies in the workspace.
+// kernels/plan.cu: cuts a batch whose lengths are on the device, as src/plan/schedule.rs does on the host.
 struct FolioPlanParams {
     const folio_i32 *qo_indptr;    // or null: fixed_qo_len rows per request
     const folio_i32 *kv_indptr;    // pages (ragged: tokens) before each request, or null
     const folio_i32 *kv_len;       // or null: from kv_indptr and last_page_len
     const folio_i32 *last_page_len;
-    folio_i64 qo_indptr_stride, kv_indptr_stride, kv_len_stride, last_page_len_stride;
     folio_i64 table_stride;        // block table: elements from row to row
     folio_i32 *out_qo_indptr, *out_kv_len;
     folio_i64 *out_page_start, *out_mask_bytes_start, *out_mask_bits_start;
-    folio_u32 *out_first_item;     // [batch_size + 1] scratch
+    folio_u32 *first_item, *first_partial;  // [batch_size + 1] each, for the kernel itself
     FolioWorkItem *items;
     FolioMergeItem *merges;
     folio_u32 *counts;
-    folio_u32 batch_size, fixed_qo_len, page_size, ragged;
+    folio_u32 batch_size, fixed_qo_len, page_size;
     folio_u32 q_tile, kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
-    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items;
+    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_merges, max_partial_rows;
 };

@@ -25,6 +25,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod dtype;
 pub mod error;
+pub mod ffi;
 pub mod log;
 pub mod plan;
 pub mod problem;

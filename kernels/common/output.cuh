@@ -13,8 +13,6 @@ struct OutputRow {
     float factor, lse;
     u32 dtype;
 
-    OutputRow() = default;
-
     // `row` counts the item's rows, all heads of the group: token * group + head in group.
     __device__ __forceinline__ OutputRow(const FolioAttentionParams &p, const FolioGenericParams &g,
                                          const FolioWorkItem &item, const Request &request, u32 kv_head, u32 row,

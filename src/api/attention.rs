@@ -88,6 +88,7 @@ impl Attention {
         workspace_bytes: (usize, usize),
         stream: Stream,
     ) -> Result<()> {
+        self.context.check_stream(stream)?;
         check_workspace(&self.kernel.workspace(), workspace, workspace_bytes)?;
         let device = self.context.device();
         let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
@@ -121,6 +122,7 @@ impl Attention {
         let planned = self.planned.ok_or_else(|| {
             Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
         })?;
+        self.context.check_stream(stream)?;
         let args = args::check(input, &self.desc, &planned, self.context.device())?;
         self.kernel.run(&args, stream)
     }

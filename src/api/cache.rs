@@ -49,6 +49,7 @@ pub struct AppendInput {
 /// # Errors
 /// What is wrong with the arguments; then nothing was written.
 pub fn append(context: &Context, input: &AppendInput, stream: Stream) -> Result<()> {
+    context.check_stream(stream)?;
     let device = context.device();
     let slots = required("slot_mapping", input.slot_mapping)?
         .on(device)?
@@ -207,6 +208,7 @@ pub struct MergeInput {
 /// # Errors
 /// What is wrong with the arguments; then nothing was written.
 pub fn merge(context: &Context, input: &MergeInput, stream: Stream) -> Result<()> {
+    context.check_stream(stream)?;
     let device = context.device();
     let v_a = required("v_a", input.v_a)?
         .on(device)?
@@ -273,6 +275,7 @@ pub struct MergeStatesInput {
 /// # Errors
 /// What is wrong with the arguments; then nothing was written.
 pub fn merge_states(context: &Context, input: &MergeStatesInput, stream: Stream) -> Result<()> {
+    context.check_stream(stream)?;
     let device = context.device();
     let v = required("v", input.v)?
         .on(device)?

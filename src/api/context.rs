@@ -1,7 +1,7 @@
 //! A context: one backend on one device, and where its messages go.
 
-use crate::backend::{Backend, Target, open};
-use crate::error::Result;
+use crate::backend::{Backend, Stream, Target, open};
+use crate::error::{Error, Result};
 use crate::log::{Level, Logger};
 use crate::tensor::Device;
 use std::sync::Arc;
@@ -43,6 +43,17 @@ impl Context {
 
     pub(super) fn backend(&self) -> &dyn Backend {
         self.inner.backend.as_ref()
+    }
+
+    /// The CPU has no streams: work is done when a call returns.
+    pub(super) fn check_stream(&self, stream: Stream) -> Result<()> {
+        if self.device() != Device::Cpu || stream == Stream::default() {
+            return Ok(());
+        }
+        Err(Error::DeviceMismatch(format!(
+            "stream: {:#x} is not accepted on the CPU; NULL is",
+            stream.0
+        )))
     }
 
     pub(super) fn log(&self, level: Level, message: std::fmt::Arguments<'_>) {
