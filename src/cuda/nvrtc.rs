@@ -216,7 +216,10 @@ fn usable(library: Library, path: PathBuf) -> std::result::Result<Nvrtc, String>
 fn load(path: &Path) -> std::result::Result<Library, String> {
     // SAFETY: NVRTC and its builtins have no initialisers with preconditions. The path was named by the
     // user, or is where NVIDIA and distributions install.
-    unsafe { Library::new(path) }.map_err(|error| error.to_string())
+    unsafe { Library::new(path) }.map_err(|error| match std::error::Error::source(&error) {
+        Some(reason) => reason.to_string(),
+        None => error.to_string(),
+    })
 }
 
 fn builtins_in(folder: &Path) -> Vec<PathBuf> {
