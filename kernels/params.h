@@ -21,6 +21,13 @@ struct FolioMergeItem {
 
 #define FOLIO_NO_PARTIAL 0xffffffffu
 
+// Where a work item's rows and keys are: what would otherwise cost loads that wait for one another.
+struct FolioItemPlace {
+    folio_i64 page_start;          // FolioPlanView::page_start of the item's request
+    folio_i32 q_token;             // qo_indptr of the request + q_start: row of q and o
+    folio_i32 position;            // kv_len - qo_len + q_start: position of the first row, may be negative
+};
+
 enum FolioMask { FOLIO_MASK_CAUSAL = 0, FOLIO_MASK_FULL = 1, FOLIO_MASK_BYTES = 2, FOLIO_MASK_BITS = 3 };
 
 enum FolioRunFlag {
@@ -52,8 +59,10 @@ struct FolioPlanView {
     const FolioWorkItem *items;    // the largest first
     const FolioMergeItem *merges;
     const folio_u32 *counts;       // {number of items, number of merges, batch size, 0}
+    folio_u32 *next_tile;          // 0 between runs: a kernel that takes tiles by it clears it again
     float *partial_o;              // [partial row][num_qo_heads][head_dim_vo], normalised
     float *partial_lse;            // [partial row][num_qo_heads], base 2, -inf where nothing was seen
+    const FolioItemPlace *places;  // [item], as items
 };
 
 struct FolioAttentionParams {
@@ -160,9 +169,18 @@ struct FolioPlanParams {
     folio_i64 *out_page_start, *out_mask_bytes_start, *out_mask_bits_start;
     folio_u32 *first_item, *first_partial;  // [batch_size + 1] each, for the kernel itself
     FolioWorkItem *items;
+    FolioItemPlace *places;
     FolioMergeItem *merges;
-    folio_u32 *counts;
+    folio_u32 *counts, *next_tile;
     folio_u32 batch_size, fixed_qo_len, page_size;
     folio_u32 q_tile, kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
     folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_merges, max_partial_rows;
 };
+
+// The numbers of src/cuda/params.rs.
+static_assert(sizeof(FolioWorkItem) == 32 && sizeof(FolioMergeItem) == 32 && sizeof(FolioItemPlace) == 16, "plan records");
+static_assert(sizeof(FolioPlanView) == 88 && sizeof(FolioAttentionParams) == 336, "attention");
+static_assert(sizeof(FolioGenericParams) == 376 && sizeof(FolioCombineParams) == 192, "generic kernels");
+static_assert(sizeof(FolioMergeStatesParams) == 224, "merges");
+static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 216, "append");
+static_assert(sizeof(FolioPlanParams) == 192, "planning");

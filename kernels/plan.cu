@@ -1,7 +1,7 @@
 // Cuts a batch whose lengths are on the device: one CTA, no synchronisation with the host. The rules are
 // those of src/plan/schedule.rs; only the order of items is coarser (sixteen classes of cost, the dearest
-// first, and the natural order within a class). Lengths beyond the desc's maxima are cut off, so that
-// nothing is ever written outside the workspace.
+// first, and the natural order within a class). Nobody has checked these lengths: what exceeds the desc's
+// maxima is cut off or dropped, so that nothing is ever written outside the workspace.
 #include "common/dtype.cuh"
 
 namespace folio {
@@ -59,16 +59,16 @@ struct Cut {
         chunks = max(1u, divide_up(p.out_kv_len[request], chunk));
     }
 
+    // A falling qo_indptr counts as no rows.
     static __device__ __forceinline__ u32 qo_len(const FolioPlanParams &p, u32 request) {
-        return p.out_qo_indptr[request + 1] - p.out_qo_indptr[request];
+        return clamp(p.out_qo_indptr[request + 1] - p.out_qo_indptr[request], p.max_qo_len);
     }
 };
 
 // The caller's lengths into the workspace, within the maxima.
 __device__ void copy_lengths(const FolioPlanParams &p) {
     for (u32 b = threadIdx.x; b <= p.batch_size; b += THREADS) {
-        const i64 row = p.qo_indptr ? p.qo_indptr[b] : static_cast<i64>(b) * p.fixed_qo_len;
-        p.out_qo_indptr[b] = static_cast<i32>(min(max(row, 0ll), static_cast<i64>(p.max_num_tokens)));
+        p.out_qo_indptr[b] = clamp(p.qo_indptr ? p.qo_indptr[b] : b * p.fixed_qo_len, p.max_num_tokens);
     }
     for (u32 b = threadIdx.x; b < p.batch_size; b += THREADS) {
         i64 length;
@@ -80,15 +80,6 @@ __device__ void copy_lengths(const FolioPlanParams &p) {
         }
         p.out_kv_len[b] = static_cast<i32>(min(max(length, 0ll), static_cast<i64>(p.max_kv_len)));
         p.out_page_start[b] = p.kv_indptr ? p.kv_indptr[b] : static_cast<i64>(b) * p.table_stride;
-    }
-    __syncthreads();
-    // A falling qo_indptr would give a negative number of rows, and a steep one too many.
-    if (threadIdx.x == 0) {
-        i32 start = 0;
-        for (u32 b = 1; b <= p.batch_size; b++) {
-            const i32 most = static_cast<i32>(min(static_cast<i64>(start) + p.max_qo_len, static_cast<i64>(p.max_num_tokens)));
-            start = p.out_qo_indptr[b] = min(max(p.out_qo_indptr[b], start), most);
-        }
     }
     __syncthreads();
 }
@@ -135,7 +126,7 @@ __device__ u32 smallest_chunk(const FolioPlanParams &p, const Batch &batch) {
     return high * p.kv_unit;
 }
 
-// Rows of partial results that lie before a request's, its merges, and the totals.
+// What the batch comes to.
 struct Totals {
     u32 items, merges;
 };
@@ -163,7 +154,8 @@ __device__ Totals lay_out(const FolioPlanParams &p, u32 chunk) {
             if (at >= p.max_merges) break;
             const u32 q_start = t * p.q_tile, q_len = min(p.q_tile, static_cast<u32>(rows) - q_start);
             const u32 before = static_cast<u32>(partial + of_partial.before) + q_start * cut.chunks;
-            p.merges[at] = {b, q_start, q_len, before, cut.chunks, {0, 0, 0}};
+            const u32 rows_there = before + q_len * cut.chunks <= p.max_partial_rows ? q_len : 0;
+            p.merges[at] = {b, q_start, rows_there, before, cut.chunks, {0, 0, 0}};
         }
         items += of_items.total, merges += of_merges.total, partial += of_partial.total;
         bytes += of_bytes.total, bits += of_bits.total;
@@ -195,11 +187,20 @@ __device__ FolioWorkItem make_item(const FolioPlanParams &p, u32 index, u32 chun
     item.kv_start = c * chunk;
     item.kv_end = static_cast<u32>(min(static_cast<u64>(chunk) * (c + 1), static_cast<u64>(keys)));
     item.partial = FOLIO_NO_PARTIAL;
-    if (cut.chunks > 1) item.partial = p.first_partial[low] + item.q_start * cut.chunks + c * item.q_len;
+    if (cut.chunks > 1) {
+        item.partial = p.first_partial[low] + item.q_start * cut.chunks + c * item.q_len;
+        if (item.partial + item.q_len > p.max_partial_rows) item.q_len = 0;
+    }
     const i64 last_visible = static_cast<i64>(keys) - rows + item.q_start + item.q_len;
     const i64 visible = max(min(static_cast<i64>(item.kv_end), last_visible) - item.kv_start, 0ll);
     item.cost = static_cast<u32>(min(visible * item.q_len, 0xffffffffll));
     return item;
+}
+
+__device__ FolioItemPlace make_place(const FolioPlanParams &p, const FolioWorkItem &item) {
+    const i32 past = p.out_kv_len[item.request] - static_cast<i32>(Cut::qo_len(p, item.request));
+    return {p.out_page_start[item.request], static_cast<i32>(p.out_qo_indptr[item.request] + item.q_start),
+            static_cast<i32>(past + item.q_start)};
 }
 
 // 0 for items near the largest possible cost.
@@ -226,7 +227,9 @@ __device__ void write_items(const FolioPlanParams &p, u32 num_items, u32 chunk, 
     __syncthreads();
     for (u32 i = begin; i < end; i++) {
         const FolioWorkItem item = make_item(p, i, chunk);
-        p.items[next[cost_class(item.cost, largest_cost) * THREADS + threadIdx.x]++] = item;
+        const u32 at = next[cost_class(item.cost, largest_cost) * THREADS + threadIdx.x]++;
+        p.items[at] = item;
+        p.places[at] = make_place(p, item);
     }
 }
 
@@ -245,5 +248,6 @@ extern "C" __global__ void __launch_bounds__(folio::THREADS, 1) folio_plan(const
         p.counts[1] = totals.merges;
         p.counts[2] = p.batch_size;
         p.counts[3] = 0;
+        *p.next_tile = 0;
     }
 }

@@ -1,6 +1,6 @@
 // What one CTA of the generic kernels computes: a KV head of a row tile of a work item.
 #pragma once
-#include "common/output.cuh"
+#include "common/output_row.cuh"
 
 namespace folio {
 

@@ -432,30 +432,34 @@ fn spans(batch: &HostBatch<'_>, desc: &AttentionDesc, input: &BatchInput) -> Res
     Ok(())
 }
 
-/// The largest id in use, or -1; no id may be negative.
+/// The largest id in use, or -1; no id may be negative. One pass for both: as unsigned numbers, negative
+/// ids are the largest of all.
 fn largest_page_id(batch: &HostBatch<'_>, page_size: u32) -> Result<i32> {
     let mut largest = -1;
     for b in 0..batch.batch_size() {
         let Some(ids) = batch.page_ids(b, page_size) else {
             return Ok(-1);
         };
-        let (least, most) = ids.iter().fold((i32::MAX, -1), |(least, most), &id| {
-            (least.min(id), most.max(id))
-        });
-        if least < 0 {
-            let at = ids.iter().position(|&id| id < 0).unwrap_or(0);
-            let field = match batch.pages {
-                Pages::Csr { indptr, .. } => format!("kv_indices[{}]", indptr[b] as usize + at),
-                _ => format!("block_table[{b}][{at}]"),
-            };
-            return Err(Error::InvalidArgument(format!(
-                "{field}: page id {} is not accepted; 0 or more is",
-                ids[at]
-            )));
+        let most = ids.iter().fold(0, |most, &id| most.max(id as u32));
+        match i32::try_from(most) {
+            Ok(_) if ids.is_empty() => {}
+            Ok(most) => largest = largest.max(most),
+            Err(_) => return Err(negative_page_id(batch, b, ids)),
         }
-        largest = largest.max(most);
     }
     Ok(largest)
+}
+
+fn negative_page_id(batch: &HostBatch<'_>, b: usize, ids: &[i32]) -> Error {
+    let at = ids.iter().position(|&id| id < 0).unwrap_or(0);
+    let field = match batch.pages {
+        Pages::Csr { indptr, .. } => format!("kv_indices[{}]", indptr[b] as usize + at),
+        _ => format!("block_table[{b}][{at}]"),
+    };
+    Error::InvalidArgument(format!(
+        "{field}: page id {} is not accepted; 0 or more is",
+        ids[at]
+    ))
 }
 
 fn device_batch(

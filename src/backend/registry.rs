@@ -2,7 +2,7 @@
 
 use super::Backend;
 use crate::cpu::reference::ReferenceBackend;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Which backend a context runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,13 +34,26 @@ fn open_cpu(_num_threads: u32) -> Result<Box<dyn Backend>> {
     Ok(Box::new(ReferenceBackend))
 }
 
-fn open_cuda(_ordinal: i32) -> Result<Box<dyn Backend>> {
-    Err(Error::Unsupported(
+#[cfg(feature = "cuda")]
+fn open_cuda(ordinal: i32) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(crate::cuda::backend::CudaBackend::new(ordinal)?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_: i32) -> Result<Box<dyn Backend>> {
+    Err(crate::error::Error::Unsupported(
         "device_type: this build of Folio has no CUDA backend; use FOLIO_DEVICE_CPU".into(),
     ))
 }
 
 /// CUDA devices; 0 where there is no driver.
+#[cfg(feature = "cuda")]
+pub fn cuda_device_count() -> u32 {
+    crate::cuda::backend::device_count()
+}
+
+/// CUDA devices; this build drives none.
+#[cfg(not(feature = "cuda"))]
 pub fn cuda_device_count() -> u32 {
     0
 }

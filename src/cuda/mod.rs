@@ -5,6 +5,9 @@
 //! [`launch`] and [`tensor_map`] are its objects; [`kernels`] says what code exists, [`unit`], [`nvrtc`],
 //! [`compile`], [`cubin_cache`] and [`bundle`] make and keep it, and [`loader`] brings it to a device.
 
+pub mod attention;
+pub mod attention_kernel;
+pub mod backend;
 pub mod bundle;
 pub mod compile;
 pub mod context;
@@ -17,6 +20,11 @@ pub mod launch;
 pub mod loader;
 pub mod module;
 pub mod nvrtc;
+pub mod operators;
+pub mod params;
+pub mod plan_image;
+pub mod staging;
 mod symbols;
 pub mod tensor_map;
 pub mod unit;
+pub mod workspace;

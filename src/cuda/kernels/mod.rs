@@ -37,9 +37,7 @@ pub enum Op {
     Plan,
     /// Writes new tokens to a paged cache.
     Append,
-    /// Merges two attention states.
-    Merge,
-    /// Merges n attention states.
+    /// Merges attention states of the caller.
     MergeStates,
 }
 
@@ -52,7 +50,6 @@ impl Op {
             Op::Combine => "combine",
             Op::Plan => "plan",
             Op::Append => "append",
-            Op::Merge => "merge",
             Op::MergeStates => "merge_states",
         }
     }
