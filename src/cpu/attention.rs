@@ -80,9 +80,10 @@ impl CpuAttention {
 
     /// The partial rows of the work lie within the workspace.
     fn check_partials(&self, work: &WorkList) -> Result<()> {
-        let last = work.merges.iter().map(|m| {
-            u64::from(m.partial) + u64::from(m.num_chunks) * u64::from(m.q_len)
-        });
+        let last = work
+            .merges
+            .iter()
+            .map(|m| u64::from(m.partial) + u64::from(m.num_chunks) * u64::from(m.q_len));
         let row_bytes = 4 * self.shape.num_qo_heads * self.shape.ld_vo;
         let room = self.shape.parts.partial_o.len() / row_bytes;
         match last.max() {
@@ -150,7 +151,10 @@ impl Attention for CpuAttention {
         })?;
         let (plan, items, merges) = self.plan_view(planned);
         let run = Run::new(&self.desc, &self.shape, self.isa.kernels(), plan, args);
-        let (scratch, start) = (&self.shape.scratch, planned.base + self.shape.parts.scratch.start);
+        let (scratch, start) = (
+            &self.shape.scratch,
+            planned.base + self.shape.parts.scratch.start,
+        );
         // Partial results and scratch are the plan's, so the turn lasts until the merges are done.
         let turn = self.pool.turn();
         let pad = |thread: usize| {

@@ -57,11 +57,7 @@ pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
     let zero = S::splat(0.0);
     let magnitude = S::max(S::sub(zero, x), x);
     let squared = S::mul(x, x);
-    let small = S::fma(
-        S::mul(x, squared),
-        polynomial::<S, 5>(squared, &TANH),
-        x,
-    );
+    let small = S::fma(S::mul(x, squared), polynomial::<S, 5>(squared, &TANH), x);
     // 1 - 2 / (e^2|x| + 1), with |x| clamped where the result is 1 anyway.
     let twice = S::mul(magnitude, S::splat(2.0 * std::f32::consts::LOG2_E));
     let power = exp2::<S>(S::min(S::splat(64.0), twice));
@@ -91,7 +87,11 @@ mod tests {
         unsafe fn run<S: Simd>(&self) {
             for i in (0..self.n).step_by(S::LANES) {
                 let x = S::load(self.x.add(i));
-                let y = if self.tanh { tanh::<S>(x) } else { exp2::<S>(x) };
+                let y = if self.tanh {
+                    tanh::<S>(x)
+                } else {
+                    exp2::<S>(x)
+                };
                 S::store(self.y.add(i), y);
             }
         }
@@ -118,24 +118,41 @@ mod tests {
 
     #[test]
     fn exp2_and_tanh_are_close() {
-        let grid: Vec<f32> = (0..1 << 16).map(|i| -120.0 + i as f32 * 120.0 / 65535.0).collect();
+        let grid: Vec<f32> = (0..1 << 16)
+            .map(|i| -120.0 + i as f32 * 120.0 / 65535.0)
+            .collect();
         assert!(worst(&grid, false, f64::exp2) < 2.4e-7);
-        let grid: Vec<f32> = (0..1 << 16).map(|i| (i as f32 - 32767.5) / 4096.0).collect();
+        let grid: Vec<f32> = (0..1 << 16)
+            .map(|i| (i as f32 - 32767.5) / 4096.0)
+            .collect();
         assert!(worst(&grid, true, f64::tanh) < 4.8e-7);
     }
 
     #[test]
     fn the_ends_are_exact() {
         let (inf, nan) = (f32::INFINITY, f32::NAN);
-        let x = [-inf, -1e30, -300.0, 0.0, nan, -1.0, -2.0, -126.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let x = [
+            -inf, -1e30, -300.0, 0.0, nan, -1.0, -2.0, -126.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+            0.0,
+        ];
         for_each_isa(|isa| {
             let mut y = [7f32; 16];
             let (p, q) = (x.as_ptr(), y.as_mut_ptr());
-            isa.run_task(&Apply { x: p, y: q, n: 16, tanh: false });
+            isa.run_task(&Apply {
+                x: p,
+                y: q,
+                n: 16,
+                tanh: false,
+            });
             assert_eq!(y[..4], [0.0, 0.0, 0.0, 1.0]);
             assert!(y[4].is_nan());
             assert_eq!(y[5..9], [0.5, 0.25, (-126f32).exp2(), 2.0]);
-            isa.run_task(&Apply { x: p, y: q, n: 16, tanh: true });
+            isa.run_task(&Apply {
+                x: p,
+                y: q,
+                n: 16,
+                tanh: true,
+            });
             assert_eq!(y[..4], [-1.0, -1.0, -1.0, 0.0]);
             assert!(y[4].is_nan());
         });

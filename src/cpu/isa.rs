@@ -103,7 +103,7 @@ type Kernel<A, R = ()> = unsafe fn(&A) -> R;
 
 /// One row of the table. Arrays are indexed by [`crate::dtype::DType`], of which the five floats come first.
 pub struct Kernels {
-    /// Columns of a panel's strip: what `product` handles in one pass.
+    /// Columns of a panel's strip: what `product` handles in one pass, and a multiple of 16.
     pub strip: usize,
     pub dot: [Kernel<Dot>; 5],
     pub accumulate: [Kernel<Product<Rows>>; 5],
@@ -119,7 +119,11 @@ pub struct Kernels {
 impl Kernels {
     const fn of<S: Simd>() -> Kernels {
         Kernels {
-            strip: S::STRIP * S::LANES,
+            strip: if S::STRIP * S::LANES < 16 {
+                16
+            } else {
+                S::STRIP * S::LANES
+            },
             dot: [
                 typed::<S, F32, Dot>,
                 typed::<S, F16, Dot>,

@@ -133,7 +133,11 @@ impl Sight<'_> {
         let seen = self.row(row);
         for (j, limit) in keys.clone().zip(limits.iter_mut()) {
             let visible = seen.contains(&j) && self.custom(row, j);
-            *limit = if visible { f32::INFINITY } else { f32::NEG_INFINITY };
+            *limit = if visible {
+                f32::INFINITY
+            } else {
+                f32::NEG_INFINITY
+            };
         }
         for prefix in self.prefixes(p) {
             let (low, high) = (prefix.start.max(keys.start), prefix.end.min(keys.end));
@@ -196,12 +200,22 @@ mod tests {
         assert_eq!(sight(Base::Causal, window, &[]).hull(0..3), 4..9);
         let mut early = causal;
         early.past = -3;
-        assert_eq!((early.row(0), early.row(2), early.row(3)), (0..0, 0..0, 0..1));
+        assert_eq!(
+            (early.row(0), early.row(2), early.row(3)),
+            (0..0, 0..0, 0..1)
+        );
     }
 
     #[test]
     fn prefixes_add_to_the_range() {
-        let mm = sight(Base::Causal, Window { left: Some(0), right: None }, &[5, 8, 3, 3, 9, 40]);
+        let mm = sight(
+            Base::Causal,
+            Window {
+                left: Some(0),
+                right: None,
+            },
+            &[5, 8, 3, 3, 9, 40],
+        );
         assert!(mm.has_holes(0) && mm.has_holes(2));
         assert_eq!(seen(&mm, 0), [5, 6, 7, 8]);
         assert_eq!(mm.hull(0..1), 5..9);

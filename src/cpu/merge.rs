@@ -60,7 +60,10 @@ pub fn merge_states(pool: &Pool, kernels: &Kernels, args: &MergeStatesArgs) -> R
         count: args.v.extent(1) as usize,
         state: |token: i64, head: i64, state: usize| {
             let n = state as i64;
-            (address(&args.v, &[token, n, head]), args.s.get(&[token, n, head]))
+            (
+                address(&args.v, &[token, n, head]),
+                args.s.get(&[token, n, head]),
+            )
         },
     };
     merge.all(pool, |_| true)
@@ -76,14 +79,15 @@ impl<F: Fn(i64, i64, usize) -> (i64, f32) + Sync> Merge<'_, F> {
     fn all(&self, pool: &Pool, wanted: impl Fn(usize) -> bool + Sync) -> Result<()> {
         let heads = self.v_out.extent(1) as usize;
         let rows = self.v_out.extent(0) as usize * heads;
-        pool.turn().for_each(rows.div_ceil(ROWS_PER_PIECE), &|_, piece| {
-            let first = piece * ROWS_PER_PIECE;
-            for row in first..rows.min(first + ROWS_PER_PIECE) {
-                if wanted(row / heads) {
-                    self.row((row / heads) as i64, (row % heads) as i64);
+        pool.turn()
+            .for_each(rows.div_ceil(ROWS_PER_PIECE), &|_, piece| {
+                let first = piece * ROWS_PER_PIECE;
+                for row in first..rows.min(first + ROWS_PER_PIECE) {
+                    if wanted(row / heads) {
+                        self.row((row / heads) as i64, (row % heads) as i64);
+                    }
                 }
-            }
-        })
+            })
     }
 
     /// The lse of a state in base 2; -inf for an empty one.

@@ -74,7 +74,11 @@ fn block(
             &seen_keys,
             &mut pad.s[(at - rows.start) * KEY_TILE..],
             pad.limits,
-            [&mut pad.max[at..], &mut pad.sum[at..], &mut pad.alpha[at - rows.start..]],
+            [
+                &mut pad.max[at..],
+                &mut pad.sum[at..],
+                &mut pad.alpha[at - rows.start..],
+            ],
         );
     }
     let o = &mut pad.o[rows.start * run.shape.ld_vo..rows.end * run.shape.ld_vo];
@@ -111,13 +115,7 @@ fn scores(run: &Run<'_>, rows: &Range<usize>, seen: &Range<usize>, pad: &mut Pad
 
 /// Key rows to strips of columns: element `d` of key `j` lands at
 /// `panel[(j / strip · ld_qk + d) · strip + j % strip]`. Columns past the last key hold anything.
-fn stage_keys(
-    run: &Run<'_>,
-    head: usize,
-    offsets: &[i64],
-    panel: &mut [f32],
-    staged: &mut [f32],
-) {
+fn stage_keys(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32], staged: &mut [f32]) {
     let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
     for (index, offsets) in offsets.chunks(BLOCK).enumerate() {
         let column = index * BLOCK;

@@ -105,7 +105,9 @@ impl Cache {
     /// Keys or values of one head at `offsets`.
     pub fn rows(&self, head: usize, offsets: &[i64]) -> Rows {
         Rows {
-            base: self.base.wrapping_offset((head as i64 * self.head) as isize),
+            base: self
+                .base
+                .wrapping_offset((head as i64 * self.head) as isize),
             offsets: offsets.as_ptr(),
             count: offsets.len(),
         }
@@ -248,7 +250,10 @@ impl<'a> Run<'a> {
 
     /// Online softmax over the scores of one token's rows: `s` holds `keys`, `first_row` is the token's
     /// first row in the running state.
-    #[expect(clippy::too_many_arguments, reason = "the running state is three arrays")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the running state is three arrays"
+    )]
     pub fn softmax(
         &self,
         item: &Item<'_>,
@@ -270,9 +275,14 @@ impl<'a> Run<'a> {
             (0, n)
         } else {
             let low = (seen.start - keys.start).clamp(0, n as i64);
-            (low as usize, (seen.end - keys.start).clamp(low, n as i64) as usize)
+            (
+                low as usize,
+                (seen.end - keys.start).clamp(low, n as i64) as usize,
+            )
         };
-        let slopes = self.slopes.map(|all| &all[head * group..(head + 1) * group]);
+        let slopes = self
+            .slopes
+            .map(|all| &all[head * group..(head + 1) * group]);
         let [max, sum, alpha] = state;
         assert!(s.len() >= (group - 1) * KEY_TILE + n.next_multiple_of(16) && n <= KEY_TILE);
         assert!(max.len() >= group && sum.len() >= group && alpha.len() >= group);
@@ -284,7 +294,11 @@ impl<'a> Run<'a> {
             logits: self.logits(head),
             low,
             high,
-            limits: if holes { limits.as_ptr() } else { std::ptr::null() },
+            limits: if holes {
+                limits.as_ptr()
+            } else {
+                std::ptr::null()
+            },
             slopes: slopes.map_or(std::ptr::null(), <[f32]>::as_ptr),
             distance: (keys.start - item.sight.position(row)) as f32,
             max: max.as_mut_ptr(),
@@ -322,7 +336,12 @@ impl<'a> Run<'a> {
                 self.output(token, qo_head, values, max[row], sum[row]);
             } else {
                 let at = item.partial as usize + token;
-                self.partial(at * self.shape.num_qo_heads + qo_head, values, max[row], sum[row]);
+                self.partial(
+                    at * self.shape.num_qo_heads + qo_head,
+                    values,
+                    max[row],
+                    sum[row],
+                );
             }
         }
     }
@@ -332,7 +351,11 @@ impl<'a> Run<'a> {
         let store = Store {
             src: values.as_ptr(),
             factor: if empty { 0.0 } else { 1.0 / sum },
-            dst: self.plan.partial_o.wrapping_add(at * self.shape.ld_vo).cast(),
+            dst: self
+                .plan
+                .partial_o
+                .wrapping_add(at * self.shape.ld_vo)
+                .cast(),
             dim: self.shape.ld_vo,
         };
         // SAFETY: plan checked that the item's partial rows lie in the workspace, and no other item has
@@ -346,7 +369,9 @@ impl<'a> Run<'a> {
 
     /// Divides by the sum, the sink's share included, and stores o and lse. `max` and `sum` in base 2.
     fn output(&self, token: i64, head: usize, values: &[f32], max: f32, sum: f32) {
-        let sink = self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
+        let sink = self
+            .sinks
+            .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
         let top = max.max(sink);
         let empty = top == f32::NEG_INFINITY;
         let (keep, total) = if empty {
@@ -390,12 +415,17 @@ impl<'a> Run<'a> {
     }
 
     /// `Σ w_c o_c` in `pad.o`, and the maximum and sum of the weights `w_c = 2^(lse_c - max)`.
-    fn merge_row(&self, merge: &MergeItem, row: usize, head: usize, pad: &mut Pad<'_>) -> (f32, f32) {
+    fn merge_row(
+        &self,
+        merge: &MergeItem,
+        row: usize,
+        head: usize,
+        pad: &mut Pad<'_>,
+    ) -> (f32, f32) {
         let heads = self.shape.num_qo_heads;
         let chunks = merge.num_chunks as usize;
-        let at = |c: usize| {
-            (merge.partial as usize + c * merge.q_len as usize + row) * heads + head
-        };
+        let at =
+            |c: usize| (merge.partial as usize + c * merge.q_len as usize + row) * heads + head;
         // SAFETY: plan checked that the partial rows of the merge lie in the workspace.
         let lse = |c: usize| unsafe { *self.plan.partial_lse.add(at(c)) };
         let max = (0..chunks).map(lse).fold(f32::NEG_INFINITY, f32::max);
@@ -416,7 +446,10 @@ impl<'a> Run<'a> {
                 rows: 1,
                 depth: count,
                 b: Panel {
-                    base: self.plan.partial_o.wrapping_add(at(start) * self.shape.ld_vo),
+                    base: self
+                        .plan
+                        .partial_o
+                        .wrapping_add(at(start) * self.shape.ld_vo),
                     ld: merge.q_len as usize * heads * self.shape.ld_vo,
                 },
                 columns: self.shape.ld_vo,

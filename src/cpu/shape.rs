@@ -158,7 +158,11 @@ impl Shape {
         let (items, merges, partial_rows) = match desc.batch_invariant {
             true if chunks == 1 => (tiles, 0, 0),
             true => (tiles * chunks, tiles, tokens * chunks),
-            false => (tiles + splits, splits, 2 * splits * self.tiling.q_tile as usize),
+            false => (
+                tiles + splits,
+                splits,
+                2 * splits * self.tiling.q_tile as usize,
+            ),
         };
         let pages = match desc.kv {
             KvStorage::Paged { .. } => desc.max_num_pages as usize,

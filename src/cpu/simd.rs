@@ -259,7 +259,9 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn scale2(p: Self::V, n: Self::V) -> Self::V {
-        Self::zip(p, n, |p, n| p * f32::from_bits(((n as i32 + 127) as u32) << 23))
+        Self::zip(p, n, |p, n| {
+            p * f32::from_bits(((n as i32 + 127) as u32) << 23)
+        })
     }
     #[inline(always)]
     unsafe fn select_lt(a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V {

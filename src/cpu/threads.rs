@@ -121,13 +121,16 @@ impl Turn<'_> {
             return outcome.map_err(|panic| internal(&panic));
         }
         // SAFETY: only the lifetime changes; the job is closed and empty again before this returns.
-        let piece = unsafe { std::mem::transmute::<*const Piece<'_>, *const Piece<'static>>(piece) };
+        let piece =
+            unsafe { std::mem::transmute::<*const Piece<'_>, *const Piece<'static>>(piece) };
         // SAFETY: the turn is ours and the job is closed, so no worker reads `job`.
         unsafe { *shared.job.get() = Job { piece, count } };
         shared.next.store(0, SeqCst);
         shared.panicked.store(false, SeqCst);
         let word = shared.word.load(SeqCst);
-        shared.word.store(word.wrapping_add(NEXT_JOB) | OPEN, SeqCst);
+        shared
+            .word
+            .store(word.wrapping_add(NEXT_JOB) | OPEN, SeqCst);
         self.wake(count - 1);
         shared.work(0);
         shared.word.fetch_and(!OPEN, SeqCst);
@@ -294,7 +297,9 @@ mod tests {
     fn a_panic_becomes_an_error_and_the_pool_goes_on() {
         for threads in [0, 3] {
             let pool = Pool::new(threads).unwrap();
-            let outcome = pool.turn().for_each(10, &|_, index| assert!(index != 6, "piece six"));
+            let outcome = pool
+                .turn()
+                .for_each(10, &|_, index| assert!(index != 6, "piece six"));
             assert!(matches!(outcome, Err(Error::Internal(_))));
             pool.turn().for_each(10, &|_, _| {}).unwrap();
         }
