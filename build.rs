@@ -1,7 +1,7 @@
 //! Link arguments of `libfolio.so`, and the bundle of compiled kernels that it holds.
 //!
-//! Kernels are compiled where NVRTC is found (`FOLIO_NVRTC`, `.tools/nvrtc`, a CUDA toolkit); elsewhere
-//! the bundle holds their sources only. Results are kept in the target folder by content hash, so that
+//! Kernels are compiled where NVRTC is found (`FOLIO_NVRTC`, `.tools/nvrtc`, a CUDA toolkit); elsewhere,
+//! or where `FOLIO_NVRTC` is empty, the bundle holds their sources only. Results are kept in the target folder by content hash, so that
 //! a change of Rust code compiles no kernel.
 
 fn main() {
@@ -72,6 +72,7 @@ mod bundle {
             Ok(nvrtc) => {
                 with_cubins(&sources, &nvrtc, &out).unwrap_or_else(|error| panic!("{error}"))
             }
+            Err(reason) if named() => panic!("{reason}"),
             Err(reason) => {
                 println!(
                     "cargo:warning=libfolio gets kernel sources but no compiled kernels: {reason}"
@@ -80,6 +81,11 @@ mod bundle {
             }
         };
         std::fs::write(out.join("kernels.bundle"), bundle).expect("OUT_DIR is writable");
+    }
+
+    /// Whoever names a compiler wants that one, and a build without it would be a surprise.
+    fn named() -> bool {
+        std::env::var_os(nvrtc::VARIABLE).is_some_and(|path| !path.is_empty())
     }
 
     fn with_sources(version: u32, sources: &Sources) -> Writer {

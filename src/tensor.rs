@@ -317,6 +317,14 @@ impl Tensor {
         host.then(|| Slots::I64(unsafe { slice(self.address, self.num_elements()) }))
     }
 
+    /// A compact host tensor of bytes as a slice; `None` for any other tensor.
+    #[allow(unsafe_code)]
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        let host = self.device == Device::Cpu && self.dtype == DType::U8 && self.is_compact();
+        // SAFETY: as in `as_i32`.
+        host.then(|| unsafe { slice(self.address, self.num_elements()) })
+    }
+
     /// A compact host tensor of `f32` as a slice; `None` for any other tensor.
     #[allow(unsafe_code)]
     pub fn as_f32(&self) -> Option<&[f32]> {

@@ -1,6 +1,7 @@
 //! The backends that are compiled in.
 
 use super::Backend;
+use crate::cpu::CpuBackend;
 use crate::cpu::reference::ReferenceBackend;
 use crate::error::Result;
 
@@ -30,8 +31,8 @@ pub fn open(target: Target) -> Result<Box<dyn Backend>> {
     }
 }
 
-fn open_cpu(_num_threads: u32) -> Result<Box<dyn Backend>> {
-    Ok(Box::new(ReferenceBackend))
+fn open_cpu(num_threads: u32) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(CpuBackend::new(num_threads)?))
 }
 
 #[cfg(feature = "cuda")]

@@ -2,8 +2,10 @@
 //! cache never makes anything fail: a file that is damaged, cut or of another format is not there, and a
 //! folder that cannot be written is a missed saving.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::SystemTime;
 
 use super::hash::Hash;
 use super::nvrtc::Compiled;
@@ -53,14 +55,9 @@ impl CubinCache {
     /// Keeps a result, if it can. Readers see the whole file or none: it is written under another name
     /// and then renamed. Of two writers of one hash either wins, with the same content.
     pub fn put(&self, hash: u128, compiled: &Compiled) -> std::io::Result<()> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
         create_private(&self.folder)?;
-        let temporary = self.folder.join(format!(
-            ".{hash:032x}.{}.{}",
-            std::process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        ));
-        let written = std::fs::write(&temporary, encode(compiled))
+        let temporary = self.folder.join(format!(".{hash:032x}.{}", unique()));
+        let written = write_new(&temporary, &encode(compiled))
             .and_then(|()| std::fs::rename(&temporary, self.path(hash)));
         if written.is_err() {
             // A full disk leaves a part behind; if even removing it fails, nothing refers to it.
@@ -68,6 +65,19 @@ impl CubinCache {
         }
         written
     }
+}
+
+/// Differs between threads by the count, between processes by the id, and between containers that share
+/// the folder, whose ids may be equal, by the time.
+fn unique() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    format!("{}.{count}.{}", std::process::id(), time.as_nanos())
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    std::fs::File::create_new(path)?.write_all(bytes)
 }
 
 /// A cubin from the cache is code that will run: only the user may write it.

@@ -71,7 +71,7 @@ impl Nvrtc {
         }
         MAJORS
             .iter()
-            .find_map(|major| open(Path::new(&format!("libnvrtc.so.{major}"))).ok())
+            .find_map(|major| by_soname(&format!("libnvrtc.so.{major}")).ok())
             .ok_or_else(|| {
                 not_found(format!(
                     "neither {} nor the loader's path holds libnvrtc.so.{}",
@@ -81,11 +81,13 @@ impl Nvrtc {
             })
     }
 
-    fn named(path: &Path) -> Result<Nvrtc> {
+    /// Uses the library at `path`, or the one in the folder `path`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when it is not there or not usable.
+    pub fn named(path: &Path) -> Result<Nvrtc> {
         if path.as_os_str().is_empty() {
-            return Err(not_found(format!(
-                "{VARIABLE} is empty, which turns it off"
-            )));
+            return Err(not_found(format!("{VARIABLE} is set and empty")));
         }
         if path.is_dir() {
             return in_folder(path).ok_or_else(|| {
@@ -159,18 +161,40 @@ fn in_folder(folder: &Path) -> Option<Nvrtc> {
 /// Opens the library, after the builtins beside it: libnvrtc has no run path and opens them by their
 /// bare name, which only succeeds when they are loaded already or lie on the loader's path.
 fn open(path: &Path) -> std::result::Result<Nvrtc, String> {
-    let path = std::path::absolute(path)
-        .ok()
-        .filter(|absolute| absolute.exists())
-        .unwrap_or_else(|| path.into());
-    let builtins = path.parent().map(builtins_in).unwrap_or_default();
+    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
+    preload_builtins(&path);
+    usable(load(&path)?, path)
+}
+
+/// Opens what the loader finds, or what the host has loaded already, from wherever that was.
+fn by_soname(soname: &str) -> std::result::Result<Nvrtc, String> {
+    let library = load(Path::new(soname))?;
+    let path = mapped_path(soname).unwrap_or_else(|| soname.into());
+    preload_builtins(&path);
+    usable(library, path)
+}
+
+/// The file of a loaded library, from this process's memory map.
+fn mapped_path(soname: &str) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let file = maps
+        .lines()
+        .find(|line| line.contains(&format!("/{soname}")))?;
+    Some(PathBuf::from(&file[file.find('/')?..]))
+}
+
+fn preload_builtins(library: &Path) {
+    let builtins = library.parent().map(builtins_in).unwrap_or_default();
     for library in builtins
         .into_iter()
         .filter_map(|builtins| load(&builtins).ok())
     {
         std::mem::forget(library);
     }
-    let library = Box::leak(Box::new(load(&path)?));
+}
+
+fn usable(library: Library, path: PathBuf) -> std::result::Result<Nvrtc, String> {
+    let library = Box::leak(Box::new(library));
     // SAFETY: a library of this name is NVRTC, whose functions have these types.
     let functions = unsafe { Functions::load(library)? };
     let (mut major, mut minor) = (0, 0);
@@ -192,7 +216,10 @@ fn open(path: &Path) -> std::result::Result<Nvrtc, String> {
 fn load(path: &Path) -> std::result::Result<Library, String> {
     // SAFETY: NVRTC and its builtins have no initialisers with preconditions. The path was named by the
     // user, or is where NVIDIA and distributions install.
-    unsafe { Library::new(path) }.map_err(|error| error.to_string())
+    unsafe { Library::new(path) }.map_err(|error| match std::error::Error::source(&error) {
+        Some(reason) => reason.to_string(),
+        None => error.to_string(),
+    })
 }
 
 fn builtins_in(folder: &Path) -> Vec<PathBuf> {

@@ -36,7 +36,7 @@ impl<'m> Planned<'m> {
     ) -> Result<Planned<'m>> {
         let scratch = Scratch::new(memory, &handle.workspace()?);
         let step = Step::new(index_memory, problem);
-        scratch.plan(&mut *handle, &step)?;
+        scratch.plan(&mut *handle, &step.input())?;
         Ok(Planned {
             handle,
             scratch,
@@ -47,7 +47,7 @@ impl<'m> Planned<'m> {
     /// Plans another batch into the same workspace.
     pub fn replan(&mut self, index_memory: &'m dyn Memory, problem: &Problem) -> Result<()> {
         let step = Step::new(index_memory, problem);
-        self.scratch.plan(&mut *self.handle, &step)?;
+        self.scratch.plan(&mut *self.handle, &step.input())?;
         self.step = step;
         Ok(())
     }
@@ -90,9 +90,9 @@ impl<'m> Scratch<'m> {
     }
 
     /// Plans with all of it.
-    pub fn plan(&self, handle: &mut dyn Handle, step: &Step<'_>) -> Result<()> {
+    pub fn plan(&self, handle: &mut dyn Handle, batch: &BatchInput) -> Result<()> {
         let bytes = (self.info.device_bytes, self.info.host_bytes);
-        handle.plan(&step.input(), &self.workspace(), bytes, Stream::default())
+        handle.plan(batch, &self.workspace(), bytes, Stream::default())
     }
 
     /// Nothing behind the workspace was written.

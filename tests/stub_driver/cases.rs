@@ -13,87 +13,67 @@ use folio::cuda::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
 use folio::dtype::DType;
 use folio::error::Error;
 
-use crate::SKIPPED;
+use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 
-/// One process.
-pub struct Case {
-    /// What is tested.
-    pub name: &'static str,
-    /// The driver library that it finds.
+/// The driver library that a process finds.
+pub struct Setup {
+    /// Which one.
     pub stub: Stub,
-    /// What goes wrong in that library.
+    /// What goes wrong in it.
     pub mode: &'static str,
-    /// The test.
-    pub run: fn(),
 }
 
-const fn case(name: &'static str, stub: Stub, mode: &'static str, run: fn()) -> Case {
-    Case {
-        name,
-        stub,
+const ABSENT: Setup = Setup {
+    stub: Stub::Absent,
+    mode: "",
+};
+const INCOMPLETE: Setup = Setup {
+    stub: Stub::WithoutTensorMaps,
+    mode: "ok",
+};
+const INCOMPLETE_AND_OLD: Setup = Setup {
+    stub: Stub::WithoutTensorMaps,
+    mode: "old",
+};
+const WORKING: Setup = mode("ok");
+
+const fn mode(mode: &'static str) -> Setup {
+    Setup {
+        stub: Stub::Complete,
         mode,
-        run,
     }
 }
 
 /// All cases.
-pub const CASES: &[Case] = &[
-    case("no_library", Stub::Absent, "ok", no_library),
-    case(
-        "missing_symbol",
-        Stub::WithoutTensorMaps,
-        "ok",
-        missing_symbol,
-    ),
+pub const CASES: &[Case<Setup>] = &[
+    case("no_library", ABSENT, no_library),
+    case("missing_symbol", INCOMPLETE, missing_symbol),
     case(
         "missing_symbol_of_an_old_driver",
-        Stub::WithoutTensorMaps,
-        "old",
+        INCOMPLETE_AND_OLD,
         too_old,
     ),
-    case("toolkit_stub", Stub::Complete, "toolkit_stub", toolkit_stub),
-    case("no_device", Stub::Complete, "no_device", no_device),
-    case("driver_too_old", Stub::Complete, "old", too_old),
-    case("device_properties", Stub::Complete, "ok", device_properties),
-    case(
-        "context_is_restored",
-        Stub::Complete,
-        "ok",
-        context_is_restored,
-    ),
-    case("streams", Stub::Complete, "ok", streams),
-    case(
-        "out_of_memory",
-        Stub::Complete,
-        "out_of_memory",
-        out_of_memory,
-    ),
-    case(
-        "launch_failure",
-        Stub::Complete,
-        "launch_failure",
-        launch_failure,
-    ),
-    case(
-        "launch_is_one_call",
-        Stub::Complete,
-        "ok",
-        launch_is_one_call,
-    ),
-    case("launch_attributes", Stub::Complete, "ok", launch_attributes),
-    case("tensor_maps", Stub::Complete, "ok", tensor_maps),
-    case("events", Stub::Complete, "ok", events),
+    case("toolkit_stub", mode("toolkit_stub"), toolkit_stub),
+    case("no_device", mode("no_device"), no_device),
+    case("driver_too_old", mode("old"), too_old),
+    case("device_properties", WORKING, device_properties),
+    case("context_is_restored", WORKING, context_is_restored),
+    case("streams", WORKING, streams),
+    case("out_of_memory", mode("out_of_memory"), out_of_memory),
+    case("launch_failure", mode("launch_failure"), launch_failure),
+    case("launch_is_one_call", WORKING, launch_is_one_call),
+    case("launch_attributes", WORKING, launch_attributes),
+    case("tensor_maps", WORKING, tensor_maps),
+    case("events", WORKING, events),
     case(
         "shared_memory_beyond_the_device",
-        Stub::Complete,
-        "ok",
+        WORKING,
         too_much_shared_memory,
     ),
     case(
         "kernels_that_are_not_there",
-        Stub::Complete,
-        "ok",
+        WORKING,
         kernels_that_are_not_there,
     ),
 ];
@@ -101,8 +81,7 @@ pub const CASES: &[Case] = &[
 fn no_library() {
     // SAFETY: opening the CUDA driver has no preconditions.
     if unsafe { libloading::Library::new("libcuda.so.1") }.is_ok() {
-        println!("{SKIPPED}this machine has a CUDA driver");
-        return;
+        harness::skip("this machine has a CUDA driver");
     }
     let error = Driver::get().unwrap_err();
     assert!(
@@ -112,9 +91,7 @@ fn no_library() {
     assert_eq!(device_count(), 0);
 
     // A failure is not remembered: the host may load the library later.
-    let stub = crate::stub::build(Stub::Complete)
-        .ok()
-        .expect("a C compiler");
+    let stub = crate::stub::build(Stub::Complete).expect("a C compiler");
     // SAFETY: the stub has no initialisers.
     let library = unsafe { libloading::Library::new(stub.join("libcuda.so.1")) };
     std::mem::forget(library.expect("the stub loads"));

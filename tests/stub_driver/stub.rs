@@ -17,11 +17,8 @@ pub enum Stub {
     WithoutTensorMaps,
 }
 
-/// Why there is no stub.
-pub struct NoCompiler(pub String);
-
-/// The folder that holds the library, for the loader's path.
-pub fn build(stub: Stub) -> Result<PathBuf, NoCompiler> {
+/// The folder that holds the library, for the loader's path; or why there is none.
+pub fn build(stub: Stub) -> Result<PathBuf, String> {
     let (name, flags): (&str, &[&str]) = match stub {
         Stub::Absent => ("absent", &[]),
         Stub::Complete => ("complete", &[]),
@@ -37,7 +34,7 @@ pub fn build(stub: Stub) -> Result<PathBuf, NoCompiler> {
     Ok(folder)
 }
 
-fn compile(library: &Path, flags: &[&str]) -> Result<(), NoCompiler> {
+fn compile(library: &Path, flags: &[&str]) -> Result<(), String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stub_driver/stub.c");
     // Under a name of this process and then renamed: another run may be using the library.
     let temporary = library.with_extension(format!("{}", std::process::id()));
@@ -55,7 +52,7 @@ fn compile(library: &Path, flags: &[&str]) -> Result<(), NoCompiler> {
         .arg("-o")
         .arg(&temporary)
         .status();
-    let status = status.map_err(|error| NoCompiler(format!("no C compiler: cc: {error}")))?;
+    let status = status.map_err(|error| format!("no C compiler: cc: {error}"))?;
     assert!(status.success(), "stub.c compiles");
     std::fs::rename(&temporary, library).expect("the target folder is writable");
     Ok(())
