@@ -99,7 +99,7 @@ struct FolioGenericParams {
     folio_u32 head_dim_qk, head_dim_vo;
     folio_u32 row_tiles;           // row tiles that the largest item needs
     folio_u32 o_dtype;             // FolioDtype
-    folio_u32 q_copy_bytes, k_copy_bytes, v_copy_bytes;  // 16, 8 or 4: what every row's address is a multiple of
+    folio_u32 q_copy_bytes, k_copy_bytes, v_copy_bytes;  // up to 16: what every row's address is a multiple of
     FolioDivisor page_size;
 };
 
