@@ -21,6 +21,13 @@ struct FolioMergeItem {
 
 #define FOLIO_NO_PARTIAL 0xffffffffu
 
+// Where a work item's rows and keys are: what would otherwise cost loads that wait for one another.
+struct FolioItemPlace {
+    folio_i64 page_start;          // FolioPlanView::page_start of the item's request
+    folio_i32 q_token;             // qo_indptr of the request + q_start: row of q and o
+    folio_i32 position;            // kv_len - qo_len + q_start: position of the first row, may be negative
+};
+
 enum FolioMask { FOLIO_MASK_CAUSAL = 0, FOLIO_MASK_FULL = 1, FOLIO_MASK_BYTES = 2, FOLIO_MASK_BITS = 3 };
 
 enum FolioRunFlag {
@@ -51,6 +58,7 @@ struct FolioPlanView {
     const folio_u32 *counts;       // {number of items, number of merges, batch size, 0}
     float *partial_o;              // [partial row][num_qo_heads][head_dim_vo], normalised
     float *partial_lse;            // [partial row][num_qo_heads], base 2, -inf where nothing was seen
+    const FolioItemPlace *places;  // [item], as items
 };
 
 enum FolioOutputType {
@@ -65,7 +73,7 @@ struct FolioDecodeLaunch {
     folio_u32 boxes_log2;              // a tile of keys is 1 << boxes_log2 boxes, each within one page
     folio_u32 k_page_step, v_page_step;  // how far the tensor map's last coordinate moves per page
     folio_u32 head_major;              // the last coordinate counts heads (HND) and not groups of 8 tokens
-    folio_u32 reserved;
+    folio_u32 kv_evict_first;          // the cache is small enough to leave the rest of L2 alone
 };
 
 struct FolioAttentionParams {

@@ -78,7 +78,6 @@ folio_sm90_combine(const __grid_constant__ FolioAttentionParams params,
     using namespace folio;
     __shared__ float4 values[kThreads];
     __shared__ float peaks[kThreads], totals[kThreads];
-    grid_dependency_trigger();
     const unsigned head = blockIdx.x, row = blockIdx.y;
     const unsigned pieces = launch.head_dim_vo / 4, lanes = kThreads / pieces;
     const unsigned lane = threadIdx.x / pieces, piece = threadIdx.x - lane * pieces;
@@ -89,6 +88,7 @@ folio_sm90_combine(const __grid_constant__ FolioAttentionParams params,
         const folio_i64 token = static_cast<folio_i64>(params.plan.qo_indptr[merge.request]) + merge.q_start + row;
         if (!waited) {
             grid_dependency_wait();
+            grid_dependency_trigger();
             waited = true;
         }
         if (row >= merge.q_len) {

@@ -75,7 +75,7 @@ struct LaneRows {
 
 struct Item {
     FolioWorkItem work;
-    int q_token, q_len, kv_len;  // first query token and query rows of the request; its keys
+    FolioItemPlace place;
     unsigned kv_head, first_row, num_rows;  // rows first_row .. of the item's q_len x group belong to this CTA
 };
 
@@ -103,7 +103,7 @@ __device__ __forceinline__ void visible_keys(const FolioAttentionParams &params,
 }
 
 __device__ __forceinline__ int row_position(const Item &item, unsigned query) {
-    return item.kv_len - item.q_len + static_cast<int>(item.work.q_start + query);
+    return item.place.position + static_cast<int>(query);
 }
 
 // Scores in base 2: scale, cap, then position bias; masked in the tile loop.
@@ -129,66 +129,100 @@ struct ScoreRule {
     }
 };
 
-// The 16 query rows as mma operands, loaded straight from global memory.
-struct QueryRows {
-    unsigned fragment[kHeadDimQk / 16][4];
+// The 16 query rows as mma operands. Every warp has the same; where they would not fit in registers beside the
+// accumulators they live in shared memory.
+class QueryRows {
+  public:
+    static constexpr int kSteps = kHeadDimQk / 16;
+    static constexpr bool kShared = kHeadDimQk > 192;
+    static constexpr int kSharedBytes = kShared ? kSteps * 32 * static_cast<int>(sizeof(uint4)) : 0;
 
-    // `scale` is multiplied by what the rows were divided by.
+    // `scale` is multiplied by what the rows were divided by. All warps call this together.
     __device__ __forceinline__ void load(const FolioAttentionParams &params, const Item &item, const LaneRows &rows,
-                                         unsigned lane, float (&scale)[2]) {
-        const char *base[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const folio_i64 token = item.q_token + static_cast<folio_i64>(item.work.q_start + rows.query[r]);
-            base[r] = static_cast<const char *>(params.q.data) +
-                      2 * (token * params.q.stride_token + rows.head[r] * params.q.stride_head);
+                                         uint4 *shared, unsigned warp, unsigned lane, float (&scale)[2]) {
+        Fragment fragments[kSteps];
+        read(fragments, params, item, rows, lane);
+        if constexpr (Op::kFp8 && is_same<QueryType, Bf16>) {
+            narrow_to_f16(fragments, scale);
         }
+        if constexpr (kShared) {
+            shared_ = shared + lane;
 #pragma unroll
-        for (int k = 0; k < kHeadDimQk / 16; ++k) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const char *step = base[r] + 32 * k;
-                if constexpr (Op::kFp8) {
-                    const uint2 four = *reinterpret_cast<const uint2 *>(step + 8 * (lane & 3));
-                    fragment[k][r] = four.x;
-                    fragment[k][2 + r] = four.y;
-                } else {
-                    fragment[k][r] = *reinterpret_cast<const unsigned *>(step + 4 * (lane & 3));
-                    fragment[k][2 + r] = *reinterpret_cast<const unsigned *>(step + 16 + 4 * (lane & 3));
+            for (int k = 0; k < kSteps; ++k) {
+                const unsigned(&r)[4] = fragments[k].r;
+                if (k % Shape::kWarps == warp) {
+                    shared[k * 32 + lane] = make_uint4(r[0], r[1], r[2], r[3]);
                 }
             }
+            __syncthreads();
+        } else {
+#pragma unroll
+            for (int k = 0; k < kSteps; ++k) {
+                held_[k] = fragments[k];
+            }
         }
-        if constexpr (Op::kFp8 && is_same<QueryType, Bf16>) {
-            narrow_to_f16(scale);
+    }
+
+    __device__ __forceinline__ Fragment step(int k) const {
+        if constexpr (kShared) {
+            const uint4 x = shared_[k * 32];
+            return {{x.x, x.y, x.z, x.w}};
+        } else {
+            return held_[k];
+        }
+    }
+
+  private:
+    static __device__ __forceinline__ void read(Fragment (&fragments)[kSteps], const FolioAttentionParams &params,
+                                                const Item &item, const LaneRows &rows, unsigned lane) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const folio_i64 token = item.place.q_token + static_cast<folio_i64>(rows.query[r]);
+            const char *row = static_cast<const char *>(params.q.data) +
+                              2 * (token * params.q.stride_token + rows.head[r] * params.q.stride_head);
+#pragma unroll
+            for (int k = 0; k < kSteps; ++k) {
+                if constexpr (Op::kFp8) {
+                    const uint2 four = *reinterpret_cast<const uint2 *>(row + 32 * k + 8 * (lane & 3));
+                    fragments[k].r[r] = four.x;
+                    fragments[k].r[2 + r] = four.y;
+                } else {
+                    const char *two = row + 32 * k + 4 * (lane & 3);
+                    fragments[k].r[r] = *reinterpret_cast<const unsigned *>(two);
+                    fragments[k].r[2 + r] = *reinterpret_cast<const unsigned *>(two + 16);
+                }
+            }
         }
     }
 
     // bf16 rows become f16 without loss of range: each row is divided by a power of two that brings its largest
     // element to [1, 2).
-    __device__ __forceinline__ void narrow_to_f16(float (&scale)[2]) {
+    static __device__ __forceinline__ void narrow_to_f16(Fragment (&fragments)[kSteps], float (&scale)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float largest = 0.f;
 #pragma unroll
-            for (int k = 0; k < kHeadDimQk / 16; ++k) {
-                const float2 a = unpack2<Bf16>(fragment[k][r]), b = unpack2<Bf16>(fragment[k][2 + r]);
+            for (int k = 0; k < kSteps; ++k) {
+                const float2 a = unpack2<Bf16>(fragments[k].r[r]), b = unpack2<Bf16>(fragments[k].r[2 + r]);
                 largest = fmaxf(largest, fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y))));
             }
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
             // Exponents are kept where both 2^e and 2^-e are normal; a row of zeros stays as it is.
-            const int exponent = min(max(static_cast<int>(__float_as_uint(largest) >> 23), 1), 253);
-            const float power = __uint_as_float(static_cast<unsigned>(exponent) << 23);
-            const float inverse = __uint_as_float(static_cast<unsigned>(254 - exponent) << 23);
-            scale[r] *= power;
+            const unsigned exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
+            const float inverse = __uint_as_float((254 - exponent) << 23);
+            scale[r] *= __uint_as_float(exponent << 23);
 #pragma unroll
-            for (int k = 0; k < kHeadDimQk / 16; ++k) {
-                const float2 a = unpack2<Bf16>(fragment[k][r]), b = unpack2<Bf16>(fragment[k][2 + r]);
-                fragment[k][r] = pack2<F16>(a.x * inverse, a.y * inverse);
-                fragment[k][2 + r] = pack2<F16>(b.x * inverse, b.y * inverse);
+            for (int k = 0; k < kSteps; ++k) {
+                const float2 a = unpack2<Bf16>(fragments[k].r[r]), b = unpack2<Bf16>(fragments[k].r[2 + r]);
+                fragments[k].r[r] = pack2<F16>(a.x * inverse, a.y * inverse);
+                fragments[k].r[2 + r] = pack2<F16>(b.x * inverse, b.y * inverse);
             }
         }
     }
+
+    Fragment held_[kShared ? 1 : kSteps];
+    const uint4 *shared_;
 };
 
 // Online softmax of one warp over its tiles.
@@ -278,7 +312,7 @@ struct WarpState {
             for (int t = 0; t < kTileTokens / 16; ++t) {
                 unsigned r[4];
                 ldmatrix_x4(r, KTile::chunk_pair(k + t * 2 * KTile::kGroupBytes, pair));
-                Op::add_scores(s[2 * t], s[2 * t + 1], q.fragment, pair, r);
+                Op::add_scores(s[2 * t], s[2 * t + 1], q, pair, r);
             }
         }
     }
@@ -382,7 +416,7 @@ struct RowSink {
             }
             return;
         }
-        const folio_i64 token = item.q_token + static_cast<folio_i64>(item.work.q_start + query);
+        const folio_i64 token = item.place.q_token + static_cast<folio_i64>(query);
         scale *= output_scale(params, launch.output_type, item.kv_head);
         store_output4(output_row(params.o, launch.output_type, token, head), launch.output_type, column,
                       scaled(sum, scale));
@@ -428,11 +462,11 @@ __device__ __forceinline__ Item read_item(const FolioAttentionParams &params, co
                                           unsigned index) {
     Item item;
     const uint4 *words = reinterpret_cast<const uint4 *>(params.plan.items + index);
-    const uint4 a = words[0], b = words[1];
+    const uint4 a = words[0], b = words[1], c = *reinterpret_cast<const uint4 *>(params.plan.places + index);
     item.work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    item.q_token = params.plan.qo_indptr[item.work.request];
-    item.q_len = params.plan.qo_indptr[item.work.request + 1] - item.q_token;
-    item.kv_len = params.plan.kv_len[item.work.request];
+    item.place.page_start = static_cast<folio_i64>(static_cast<unsigned long long>(c.y) << 32 | c.x);
+    item.place.q_token = static_cast<int>(c.z);
+    item.place.position = static_cast<int>(c.w);
     item.kv_head = blockIdx.x;
     item.first_row = blockIdx.y * kRows;
     const unsigned rows = item.work.q_len * launch.group_size;
@@ -488,7 +522,7 @@ __device__ __forceinline__ TileSpan tile_span(const FolioAttentionParams &params
     const unsigned last = (item.first_row + item.num_rows - 1) / launch.group_size;
     visible_keys(params, item, row_position(item, first), span.keys.begin, span.inner_end);
     visible_keys(params, item, row_position(item, last), span.inner_begin, span.keys.end);
-    span.keys.page_ids = params.plan.page_ids + params.plan.page_start[item.work.request];
+    span.keys.page_ids = params.plan.page_ids + item.place.page_start;
     span.keys.first = span.keys.begin / kTileTokens * kTileTokens;
     span.keys.head = item.kv_head;
     const int all = span.keys.end <= span.keys.begin
@@ -503,6 +537,7 @@ __device__ __forceinline__ void decode(const TensorMap *k_map, const TensorMap *
                                        const FolioAttentionParams &params, const FolioDecodeLaunch &launch) {
     extern __shared__ __align__(1024) unsigned char shared[];
     MergeState &merge = *reinterpret_cast<MergeState *>(shared + Shape::kRingBytes + kBarrierBytes);
+    uint4 *query = reinterpret_cast<uint4 *>(shared + Shape::kRingBytes + kBarrierBytes + sizeof(MergeState));
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned ring = shared_address(shared) + warp * Shape::kWarpBytes;
     const unsigned barriers = shared_address(shared) + Shape::kRingBytes + warp * Shape::kStages * 8;
@@ -514,8 +549,16 @@ __device__ __forceinline__ void decode(const TensorMap *k_map, const TensorMap *
 
     grid_dependency_wait();
     const unsigned num_items = params.plan.counts[0];
-    for (unsigned index = blockIdx.z; index < num_items; index += gridDim.z) {
+    for (unsigned index = blockIdx.z; index == blockIdx.z || index < num_items; index += gridDim.z) {
+        // Read before it is known whether there is such an item: one round trip less.
         const Item item = read_item(params, launch, index);
+        if (index >= num_items) {
+            return;
+        }
+        if (num_items - index <= gridDim.z) {
+            // The combine kernel may come and read its part of the plan; it waits for the results by itself.
+            grid_dependency_trigger();
+        }
         if (item.num_rows == 0) {
             continue;
         }
@@ -527,7 +570,7 @@ __device__ __forceinline__ void decode(const TensorMap *k_map, const TensorMap *
         const LaneRows rows = lane_rows(params, launch, item, lane);
         ScoreRule rule = score_rule(params, item, rows);
         QueryRows q;
-        q.load(params, item, rows, lane, rule.scale);
+        q.load(params, item, rows, query, warp, lane, rule.scale);
         WarpState state;
         state.reset();
         int token = span.keys.first + static_cast<int>(warp) * kTileTokens;
@@ -547,9 +590,6 @@ __device__ __forceinline__ void decode(const TensorMap *k_map, const TensorMap *
                 parity ^= 1;
             }
             token += Shape::kWarps * kTileTokens;
-        }
-        if (index + gridDim.z >= num_items) {
-            grid_dependency_trigger();
         }
         publish(state, merge, reinterpret_cast<float *>(shared + warp * Shape::kWarpBytes), item.num_rows, warp, lane);
         __syncthreads();

@@ -114,7 +114,7 @@ class TmaLoader {
                                          int group) const {
         const int head = static_cast<int>(span_.head);
         const int c3 = launch_.head_major ? group : head, c4 = page_base + (launch_.head_major ? head : group);
-        tma_load_5d(dst, map, barrier, 0, 0, 0, c3, c4, kEvictFirst);
+        tma_load_5d(dst, map, barrier, 0, 0, 0, c3, c4, launch_.kv_evict_first ? kEvictFirst : kEvictNormal);
     }
 
     const TensorMap *k_map_, *v_map_;

@@ -31,6 +31,11 @@ struct RowTile {
     }
 };
 
+// The A operand of one m16n8k16 step.
+struct Fragment {
+    unsigned r[4];
+};
+
 // The type that products are taken in.
 template <class T>
 struct MathOf {
@@ -53,23 +58,25 @@ struct Operands {
     static constexpr bool kFp8 = byte_size<T> == 1;
     using Math = typename MathOf<T>::Type;
 
-    // s[n] += q k^T for tokens 8n .. 8n + 7, n = 0, 1; `r` holds chunk pair `pair` of 16 tokens.
-    template <int kSteps>
-    static __device__ __forceinline__ void add_scores(float (&low)[4], float (&high)[4],
-                                                      const unsigned (&q)[kSteps][4], int pair,
+    // Scores of tokens 0 .. 7 and 8 .. 15; `r` holds chunk pair `pair` of their keys, and step k of `q` covers
+    // dimensions 16k .. 16k + 15.
+    template <class Query>
+    static __device__ __forceinline__ void add_scores(float (&low)[4], float (&high)[4], const Query &q, int pair,
                                                       const unsigned (&r)[4]) {
         if constexpr (kFp8) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
+                const Fragment a = q.step(2 * pair + i);
                 unsigned b0, b1;
                 widen_fp8<T>(r[i], b0, b1);
-                mma_16816<Math>(low, q[2 * pair + i], b0, b1);
+                mma_16816<Math>(low, a.r, b0, b1);
                 widen_fp8<T>(r[2 + i], b0, b1);
-                mma_16816<Math>(high, q[2 * pair + i], b0, b1);
+                mma_16816<Math>(high, a.r, b0, b1);
             }
         } else {
-            mma_16816<Math>(low, q[pair], r[0], r[1]);
-            mma_16816<Math>(high, q[pair], r[2], r[3]);
+            const Fragment a = q.step(pair);
+            mma_16816<Math>(low, a.r, r[0], r[1]);
+            mma_16816<Math>(high, a.r, r[2], r[3]);
         }
     }
 
