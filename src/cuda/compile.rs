@@ -49,12 +49,15 @@ pub fn read_sources(folder: &Path) -> std::io::Result<Sources> {
     Ok(Sources::new(files))
 }
 
-/// The cache of a build: in Cargo's target folder, found upwards from any path in it, so that it
-/// survives changes of profile and of Rust code.
+/// The cache of a build: `FOLIO_CACHE_DIR` where it is set, which several checkouts may share, else a
+/// folder of Cargo's target folder, found upwards from any path in it, so that it survives changes of
+/// profile and of Rust code.
 pub fn build_cache(inside: &Path) -> CubinCache {
-    let is_target = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
-    let folder = inside.ancestors().find(is_target).unwrap_or(inside);
-    CubinCache::new(folder.join("folio-kernels"))
+    CubinCache::named().unwrap_or_else(|| {
+        let is_target = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
+        let folder = inside.ancestors().find(is_target).unwrap_or(inside);
+        CubinCache::new(folder.join("folio-kernels"))
+    })
 }
 
 /// Compiles all units on `threads` threads; results in the order of `units`.

@@ -29,11 +29,17 @@ impl CubinCache {
         }
     }
 
+    /// The cache in `FOLIO_CACHE_DIR`, if that is set and not empty.
+    pub fn named() -> Option<CubinCache> {
+        let folder = std::env::var_os(VARIABLE)?;
+        (!folder.is_empty()).then(|| CubinCache::new(folder))
+    }
+
     /// The user's cache: `FOLIO_CACHE_DIR`, `$XDG_CACHE_HOME/folio` or `~/.cache/folio`. `None` where the
     /// first is empty, or is not set and neither of the others is an absolute path.
     pub fn of_user() -> Option<CubinCache> {
-        if let Some(named) = std::env::var_os(VARIABLE) {
-            return (!named.is_empty()).then(|| CubinCache::new(named));
+        if std::env::var_os(VARIABLE).is_some() {
+            return CubinCache::named();
         }
         let absolute = |name| {
             let path = PathBuf::from(std::env::var_os(name)?);
