@@ -74,7 +74,7 @@ static step make_step(const sizes *n)
     s.v = random_bf16(cache_count, 4);
     /* Random keys are alike to a random query; real ones are not. Longer queries sharpen the softmax. */
     for (size_t i = 0; i < (size_t)s.num_tokens * ROW; i++)
-        s.q[i] = to_bf16(8 * from_bf16(s.q[i]));
+        s.q[i] = to_bf16(4 * from_bf16(s.q[i]));
     return s;
 }
 
@@ -325,8 +325,8 @@ static void check_rows(step *s, int32_t rows_to_check, const uint16_t *o, const 
         }
     }
     printf(" %d rows of %d requests against the float64 oracle\n", rows, s->batch_size);
-    expect("o           within tolerance", compare_bf16(got, want, (size_t)rows * ROW), BF16_TOLERANCE);
-    expect("lse", compare_float(got_lse, want_lse, (size_t)rows * QO_HEADS), 1e-4);
+    expect("            o", compare_bf16(got, want, (size_t)rows * ROW), BF16_TOLERANCE);
+    expect("            lse", compare_float(got_lse, want_lse, (size_t)rows * QO_HEADS), 1e-4);
 
     folio_decode_destroy(handle);
     folio_context_destroy(oracle);
