@@ -11,6 +11,7 @@ mod isa;
 mod mask;
 mod merge;
 mod panel;
+mod prefetch;
 mod product;
 pub mod reference;
 mod rows;

@@ -85,9 +85,10 @@ struct Cursor(usize);
 impl Cursor {
     fn take(&mut self, count: usize, size: usize) -> Range<usize> {
         let start = self.0;
-        let bytes = count.saturating_mul(size);
-        self.0 = start.saturating_add(bytes).next_multiple_of(ALIGNMENT);
-        start..start + bytes
+        let end = start.saturating_add(count.saturating_mul(size));
+        // Saturated sizes stay: no caller can bring that much, and `plan` will say so.
+        self.0 = end.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        start..end
     }
 }
 
