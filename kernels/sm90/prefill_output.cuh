@@ -1,0 +1,84 @@
+// The end of a tile in the Hopper prefill kernel: from accumulators to rows of o and lse, or to partial
+// results that the merge kernel puts together.
+#pragma once
+
+#include "sm90/prefill_softmax.cuh"
+
+namespace folio::prefill {
+
+// Transposes 4 x 4 words within each quad: lane i gives x[j] for lane j and gets those for itself in order.
+__device__ __forceinline__ void quad_transpose(unsigned (&x)[4], unsigned lane) {
+    const bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 1], 1);
+        (odd ? x[i] : x[i + 1]) = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + 2], 2);
+        (upper ? x[i] : x[i + 2]) = other;
+    }
+}
+
+// One row (r = 0 or 1 of the thread's two) in 16-byte pieces. Every lane takes part; `keep` says who stores.
+template <int N>
+__device__ __forceinline__ void store_row(const float (&o)[N], int r, float weight, unsigned short *row, bool keep,
+                                          unsigned lane) {
+#pragma unroll
+    for (int j = 0; j < N; j += 16) {
+        unsigned x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            x[i] = pack2<Element>(o[j + 4 * i + 2 * r] * weight, o[j + 4 * i + 2 * r + 1] * weight);
+        }
+        quad_transpose(x, lane);
+        if (keep) {
+            *reinterpret_cast<uint4 *>(row + 2 * j + 8 * (lane % 4)) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void store_partial_row(const float (&o)[N], int r, float weight, float *row,
+                                                  unsigned lane) {
+#pragma unroll
+    for (int j = 0; j < N; j += 4) {
+        *reinterpret_cast<float2 *>(row + 2 * j + 2 * (lane % 4)) =
+            make_float2(o[j + 2 * r] * weight, o[j + 2 * r + 1] * weight);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void store_output(const FolioAttentionParams &params, const Order &order,
+                                             const float (&o)[N], const Rows &rows) {
+    const unsigned lane = threadIdx.x % 32, pack = packed_heads(params);
+    const bool whole = order.partial == FOLIO_NO_PARTIAL;
+    float v_scale = params.v_scale;
+    if (params.v_scales != nullptr) v_scale *= params.v_scales[order.kv_head * params.v_scales_stride];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const unsigned row = first_row() + 8 * r;
+        const unsigned token = row / pack, head = order.head + row % pack;
+        const bool keep = token < order.num_tokens;
+        const float sink = whole && params.sinks != nullptr ? params.sinks[head] * kLog2E : -kInfinity;
+        const RowEnd end(rows.max[r] * order.exponent_scale, quad_sum(rows.sum[r]), sink);
+        const float weight = end.weight * v_scale;
+        if (whole) {
+            unsigned short *o_row = static_cast<unsigned short *>(params.o.data) +
+                                    (order.token + token) * params.o.stride_token + head * params.o.stride_head;
+            store_row(o, r, weight, o_row, keep, lane);
+            if (keep && lane % 4 == 0 && params.lse != nullptr) {
+                params.lse[(order.token + token) * params.lse_stride_token + head * params.lse_stride_head] =
+                    params.flags & FOLIO_RUN_LSE_BASE_2 ? end.lse : end.lse * kLn2;
+            }
+        } else if (keep) {
+            const folio_i64 index =
+                static_cast<folio_i64>(order.partial + token) * params.num_qo_heads + head;
+            store_partial_row(o, r, weight, params.plan.partial_o + index * kDimVo, lane);
+            if (lane % 4 == 0) params.plan.partial_lse[index] = end.lse;
+        }
+    }
+}
+
+}  // namespace folio::prefill
