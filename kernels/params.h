@@ -49,6 +49,7 @@ struct FolioPlanView {
     const FolioWorkItem *items;    // the largest first
     const FolioMergeItem *merges;
     const folio_u32 *counts;       // {number of items, number of merges, batch size, 0}
+    folio_u32 *next_tile;          // 0 between runs: a kernel that takes tiles by it clears it again
     float *partial_o;              // [partial row][num_qo_heads][head_dim_vo], normalised
     float *partial_lse;            // [partial row][num_qo_heads], base 2, -inf where nothing was seen
 };

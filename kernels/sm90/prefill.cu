@@ -23,32 +23,32 @@ public:
     __device__ __forceinline__ Consumer(const FolioAttentionParams &params, const unsigned char *shared_bytes)
         : params(params), shared(shared_address(shared_bytes)) {
         group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0) - 1;
-        orders = reinterpret_cast<const Order *>(shared_bytes + kOrders) + group * kNumOrders;
+        tiles = reinterpret_cast<const Tile *>(shared_bytes + kTiles);
     }
 
     __device__ __forceinline__ void run() {
         Scores s;
         Probabilities p;
         Output o;
-        const Order *order = await_order();
-        if (order->num_steps == 0) return;
+        const Tile *tile = await_tile();
+        if (tile->num_steps == 0) return;
         mbarrier_wait(shared + kKeyFull + 8 * key.index, key.parity);
         start_scores(s);
         while (true) {
             Rows rows;
-            TileSteps steps(*order);
-            first_step(*order, steps, s, p, rows);
+            TileSteps steps(params, *tile, group);
+            first_step(*tile, steps, s, p, rows);
 #pragma unroll
             for (int i = 0; i < kDimVo / 2; ++i) o[i] = 0.0f;
 #pragma unroll 1
-            while (steps.advance()) next_step(*order, steps, s, p, o, rows);
+            while (steps.advance()) next_step(*tile, steps, s, p, o, rows);
 
             mbarrier_wait(shared + kValueFull + 8 * value.index, value.parity);
             start_output(p, o);
             key.advance();
             query.advance();
-            slot = (slot + 1) % kNumOrders;
-            const Order *next = await_order();
+            slot.advance();
+            const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
             if (more) mbarrier_wait(shared + kKeyFull + 8 * key.index, key.parity);
             // Without a next tile this multiplies what lies there, and nobody looks: a wgmma in a branch
@@ -58,23 +58,30 @@ public:
             pin(o);
             release(kValueEmpty + 8 * value.index);
             value.advance();
-            store_output(params, *order, o, rows);
+            store_output(params, *tile, o, rows);
             if (!more) break;
-            order = next;
+            tile = next;
         }
         wgmma_wait<0>();
         pin(s);
     }
 
 private:
-    // The steps of a tile, from the last block of keys down.
+    // Where the warpgroup is in a tile. Blocks from `mask_from` and below `mask_below` hold keys that some of
+    // its rows must not see.
     struct TileSteps {
         int block, last_block, mask_from, mask_below;
         float scale;
 
-        __device__ __forceinline__ explicit TileSteps(const Order &order)
-            : block(order.first_block), last_block(order.first_block - order.num_steps + 1),
-              mask_from(order.mask_from), mask_below(order.mask_below), scale(order.exponent_scale) {}
+        __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, unsigned group)
+            : block(tile.first_block), last_block(tile.first_block - tile.num_steps + 1), scale(tile.exponent_scale) {
+            const Span span(params);
+            const int positions = kGroupRows / packed_heads(params), skipped = group * positions;
+            const int first = tile.position + skipped;
+            const int last = tile.position + min(skipped + positions, static_cast<int>(tile.num_tokens)) - 1;
+            mask_from = max(min(tile.kv_end, first + span.right + 1), 0) / kBlock;
+            mask_below = (max(last - span.left, 0) + kBlock - 1) / kBlock;
+        }
 
         __device__ __forceinline__ bool advance() { return --block >= last_block; }
         __device__ __forceinline__ bool last() const { return block == last_block; }
@@ -82,9 +89,9 @@ private:
         __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
     };
 
-    __device__ __forceinline__ const Order *await_order() const {
+    __device__ __forceinline__ const Tile *await_tile() const {
         mbarrier_wait(shared + kQueryFull + 8 * (query.index * kConsumers + group), query.parity);
-        return orders + slot;
+        return tiles + slot.index;
     }
 
     // Once per warp: the barriers count warps.
@@ -122,24 +129,24 @@ private:
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void finish_scores(const Order &order, const TileSteps &steps, Scores &s) {
+    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release(kKeyEmpty + 8 * key.index);
         if (steps.last()) release(kQueryEmpty + 8 * (query.index * kConsumers + group));
-        if (steps.transformed()) transform_products(s, order);
-        if (steps.masked()) mask_keys(s, params, order, steps.block * kBlock);
+        if (steps.transformed()) transform_products(s, tile);
+        if (steps.masked()) mask_keys(s, params, tile, steps.block * kBlock);
     }
 
-    __device__ __forceinline__ void first_step(const Order &order, const TileSteps &steps, Scores &s,
+    __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s,
                                                Probabilities &p, Rows &rows) {
         wgmma_wait<0>();
         pin(s);
-        finish_scores(order, steps, s);
+        finish_scores(tile, steps, s);
         rows.start(s, steps.scale);
         pack_probabilities(p, s);
-        if (order.stale_begin < order.stale_end) clear_stale_values(order);
+        clear_stale_values(tile);
     }
 
-    __device__ __forceinline__ void next_step(const Order &order, const TileSteps &steps, Scores &s,
+    __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s,
                                               Probabilities &p, Output &o, Rows &rows) {
         key.advance();
         mbarrier_wait(shared + kKeyFull + 8 * key.index, key.parity);
@@ -148,7 +155,7 @@ private:
         start_output(p, o);
         wgmma_wait<1>();
         pin(s);
-        finish_scores(order, steps, s);
+        finish_scores(tile, steps, s);
         float rescale[2];
         const bool rises = rows.update(s, steps.scale, rescale);
         wgmma_wait<0>();
@@ -164,15 +171,18 @@ private:
     }
 
     // Rows of V past the last key have weight 0, but 0 * NaN is NaN: each warpgroup clears them for itself,
-    // which is also right when both do.
-    __device__ __forceinline__ void clear_stale_values(const Order &order) const {
-        mbarrier_wait(shared + kValueFull + 8 * value.index, value.parity);
+    // which is also right when both do. Boxes past the last key are zeros already.
+    __device__ __forceinline__ void clear_stale_values(const Tile &tile) const {
         constexpr int kRowPieces = kDimVo / 8;
-        const unsigned tile = shared + kValues + value.index * kValueBytes;
-        const int end = order.stale_end * kRowPieces;
-        for (int i = order.stale_begin * kRowPieces + threadIdx.x % kWarpgroup; i < end; i += kWarpgroup) {
-            const int v_row = i / kRowPieces, piece = i % kRowPieces;
-            store_shared_zero_16(tile + v_row / 8 * kValueGroupStride + v_row % 8 * 128 +
+        const int box = box_tokens(params), first_key = tile.first_block * kBlock;
+        const int begin = tile.kv_end - first_key;
+        const int end = kPaged ? min(kBlock, (tile.kv_end + box - 1) / box * box - first_key) : kBlock;
+        if (begin >= end) return;
+        mbarrier_wait(shared + kValueFull + 8 * value.index, value.parity);
+        const unsigned buffer = shared + kValues + value.index * kValueBytes;
+        for (int i = begin * kRowPieces + threadIdx.x % kWarpgroup; i < end * kRowPieces; i += kWarpgroup) {
+            const int row = i / kRowPieces, piece = i % kRowPieces;
+            store_shared_zero_16(buffer + row / 8 * kValueGroupStride + row % 8 * 128 +
                                  piece / 8 * kValueColumnStride + piece % 8 * 16);
         }
         fence_proxy_async();
@@ -180,8 +190,9 @@ private:
     }
 
     const FolioAttentionParams &params;
-    unsigned shared, group, slot = 0;
-    const Order *orders;
+    unsigned shared, group;
+    Ring<kTileSlots> slot;
+    const Tile *tiles;
     Ring<kQueryStages> query;
     Ring<kStages> key, value;
 };
@@ -198,6 +209,7 @@ __device__ __forceinline__ void init_barriers(unsigned shared) {
         mbarrier_init(shared + kKeyEmpty + 8 * i, kWarps * kConsumers);
         mbarrier_init(shared + kValueEmpty + 8 * i, kWarps * kConsumers);
     }
+    for (int i = 0; i < kTileSlots; ++i) mbarrier_init(shared + kTileFull + 8 * i, 1);
     mbarrier_init_fence();
 }
 
@@ -220,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(128 * (FOLIO_CONSUMERS + 1), 1)
     constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
     if (threadIdx.x < kWarpgroup) {
         registers_shrink<kProducerRegisters>();
-        produce(params, &q_map, &k_map, &v_map, shared);
+        produce(params, &q_map, &k_map, &v_map, shared_bytes);
     } else {
         registers_grow<kConsumerRegisters>();
         Consumer(params, shared_bytes).run();

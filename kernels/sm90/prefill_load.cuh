@@ -1,7 +1,6 @@
-// The producer warpgroup of the Hopper prefill kernel: brings Q, K and V to shared memory by TMA. Warps 0 and
-// 2 load the even and odd boxes of K, warps 1 and 3 those of V; a lane issues one box, because one lane that
-// issues them all costs 54 clocks for each. The V warps also bring the Q rows of the warpgroups, and with
-// them the order that says what to do.
+// The producer warpgroup of the Hopper prefill kernel: picks the tiles of the CTA and brings Q, K and V to
+// shared memory by TMA. Warp 0 loads K, warp 1 loads V, a box per lane, because one lane that issues them all
+// costs 54 clocks for each; warp 2 picks tiles, tells everybody, and loads Q.
 #pragma once
 
 #include "sm90/prefill_tile.cuh"
@@ -10,112 +9,133 @@ namespace folio::prefill {
 
 constexpr int kOutside = -256;  // a coordinate whose box, of at most 256 groups, reads as zeros
 
-// The queries of consumer warpgroups `half`, `half` + 2, ... and their orders.
-class QueryLoader {
+// Picks tiles: the first is the CTA's own, further ones whoever is free takes. One lane does it.
+class Scheduler {
 public:
-    __device__ __forceinline__ QueryLoader(const FolioAttentionParams &params, const TensorMap *map,
-                                           unsigned shared, unsigned half, unsigned lane)
-        : params(params), map(map), shared(shared), half(half), lane(lane), span(params) {}
+    __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map, unsigned shared)
+        : params(params), q_map(q_map), shared(shared), span(params),
+          num_tiles(params.plan.counts[0] * (params.num_qo_heads / packed_heads(params))) {}
 
-    __device__ __forceinline__ void load(const Tile &tile, const Steps &steps) {
-        for (unsigned consumer = half; consumer < kConsumers; consumer += 2) {
-            const unsigned buffer = wait_empty(consumer);
-            if (lane != 0) continue;
-            give(consumer, make_order(params, tile, steps, span, consumer));
-            const unsigned full = shared + kQueryFull + 8 * buffer;
-            mbarrier_arrive_expect(full, kQueryBytes);
-            tma_load_4d(shared + kQueries + buffer * kQueryBytes, map, full, 0, tile.head,
-                        tile.token + consumer * (kGroupRows / packed_heads(params)), 0);
+    __device__ __forceinline__ void run() {
+        for (unsigned index = blockIdx.x; index < num_tiles; index = next_tile()) {
+            const Tile tile = tile_at(params, span, index);
+            announce(tile);
+#pragma unroll 1
+            for (unsigned consumer = 0; consumer < kConsumers; ++consumer) load_queries(tile, consumer);
+            query.advance();
         }
-        advance();
-    }
-
-    __device__ __forceinline__ void finish() {
-        for (unsigned consumer = half; consumer < kConsumers; consumer += 2) {
-            const unsigned buffer = wait_empty(consumer);
-            if (lane != 0) continue;
-            give(consumer, Order{});
-            mbarrier_arrive(shared + kQueryFull + 8 * buffer);
+        announce({});
+#pragma unroll 1
+        for (unsigned consumer = 0; consumer < kConsumers; ++consumer) {
+            mbarrier_arrive(shared + kQueryFull + 8 * wait_queries(consumer));
         }
     }
 
 private:
-    __device__ __forceinline__ unsigned wait_empty(unsigned consumer) {
-        const unsigned buffer = ring.index * kConsumers + consumer;
-        mbarrier_wait(shared + kQueryEmpty + 8 * buffer, ring.parity ^ 1);
+    // Every CTA that had work draws numbers until one is beyond the last tile, so that num_tiles are drawn in
+    // all: whoever draws the last of them clears the counter for the next run.
+    __device__ __forceinline__ unsigned next_tile() {
+        // With two buffers for Q, waiting for one now keeps the choice open until the tile before has begun.
+        if constexpr (kQueryStages > 1) {
+            for (unsigned consumer = 0; consumer < kConsumers; ++consumer) wait_queries(consumer);
+        }
+        unsigned *counter = params.plan.next_tile;
+        const unsigned drawn = atomicAdd(counter, 1);
+        if (drawn == num_tiles - 1) *counter = 0;
+        return drawn + gridDim.x;
+    }
+
+    // To the loaders by a barrier of its own, to the consumers by that of their queries. Nobody reads a slot
+    // any more when it is written again: tile t comes after Q of tile t - 2 was released, which a consumer
+    // does after the output of tile t - 3, and loaders do not fall behind consumers.
+    __device__ __forceinline__ void announce(const Tile &tile) {
+        static_assert(kQueryStages <= 2 && kTileSlots >= 4);
+        const int *words = reinterpret_cast<const int *>(&tile);
+#pragma unroll
+        for (int i = 0; i < static_cast<int>(sizeof(Tile)) / 4; ++i) {
+            asm volatile("st.shared.s32 [%0], %1;"
+                         ::"r"(shared + kTiles + 64 * slot.index + 4 * i), "r"(words[i]) : "memory");
+        }
+        mbarrier_arrive(shared + kTileFull + 8 * slot.index);
+        slot.advance();
+    }
+
+    __device__ __forceinline__ unsigned wait_queries(unsigned consumer) const {
+        const unsigned buffer = query.index * kConsumers + consumer;
+        mbarrier_wait(shared + kQueryEmpty + 8 * buffer, query.parity ^ 1);
         return buffer;
     }
 
-    // Tile t + 4 takes the slot of tile t when the queries of tile t + 4 - kQueryStages are released, which a
-    // warpgroup does after the output of the tile before that.
-    __device__ __forceinline__ void give(unsigned consumer, const Order &order) {
-        static_assert(kQueryStages <= kNumOrders - 2);
-        const unsigned address = shared + kOrders + (consumer * kNumOrders + slot) * sizeof(Order);
-        const int *words = reinterpret_cast<const int *>(&order);
-#pragma unroll
-        for (int i = 0; i < static_cast<int>(sizeof(Order)) / 4; ++i) {
-            asm volatile("st.shared.s32 [%0], %1;" ::"r"(address + 4 * i), "r"(words[i]) : "memory");
-        }
-    }
-
-    __device__ __forceinline__ void advance() {
-        ring.advance();
-        slot = (slot + 1) % kNumOrders;
+    __device__ __forceinline__ void load_queries(const Tile &tile, unsigned consumer) const {
+        const unsigned buffer = wait_queries(consumer), full = shared + kQueryFull + 8 * buffer;
+        mbarrier_arrive_expect(full, kQueryBytes);
+        tma_load_4d(shared + kQueries + buffer * kQueryBytes, q_map, full, 0, tile.head,
+                    tile.token + consumer * (kGroupRows / packed_heads(params)), 0);
     }
 
     const FolioAttentionParams &params;
-    const TensorMap *map;
-    unsigned shared, half, lane, slot = 0;
+    const TensorMap *q_map;
+    unsigned shared;
     Span span;
-    Ring<kQueryStages> ring;
+    unsigned num_tiles;
+    Ring<kQueryStages> query;
+    Ring<kTileSlots> slot;
 };
 
-// One of K and V: `kDim` columns, barriers and tiles at the given offsets.
-template <int kDim, unsigned kTiles, unsigned kFull, unsigned kEmpty>
-class CacheLoader {
+// One of K and V: `kDim` columns, buffers and barriers at the given offsets. A whole warp.
+template <int kDim, unsigned kBuffers, unsigned kFull, unsigned kEmpty>
+class Loader {
 public:
-    __device__ __forceinline__ CacheLoader(const FolioAttentionParams &params, const FolioCache &cache,
-                                           const TensorMap *map, unsigned shared, unsigned half, unsigned lane)
-        : params(params), map(map), shared(shared), leads(half == 0 && lane == 0), box(2 * lane + half) {
-        groups_per_page = static_cast<unsigned>(cache.stride_page >> 3) / static_cast<unsigned>(cache.stride_token);
-    }
+    __device__ __forceinline__ Loader(const FolioAttentionParams &params, const FolioCache &cache,
+                                      const TensorMap *map, const unsigned char *shared_bytes)
+        : params(params), map(map), shared(shared_address(shared_bytes)),
+          tiles(reinterpret_cast<const Tile *>(shared_bytes + kTiles)), lane(threadIdx.x % 32),
+          groups_per_page(static_cast<unsigned>(cache.stride_page >> 3) / static_cast<unsigned>(cache.stride_token)) {}
 
-    __device__ __forceinline__ void load(const Tile &tile, const Steps &steps) {
-        const int kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
-        if constexpr (kPaged) {
-            load_paged(tile, steps, kv_head);
-        } else {
-            load_ragged(tile, steps, kv_head);
+    __device__ __forceinline__ void run() {
+        Ring<kTileSlots> slot;
+        while (true) {
+            mbarrier_wait(shared + kTileFull + 8 * slot.index, slot.parity);
+            const Tile &tile = tiles[slot.index];
+            if (tile.num_steps == 0) return;
+            if constexpr (kPaged) {
+                load_paged(tile);
+            } else {
+                load_ragged(tile);
+            }
+            slot.advance();
         }
     }
 
 private:
     static constexpr unsigned kBytes = kBlock * kDim * 2;
+    static_assert(kBlock / 8 <= 32);
 
-    // Waits for a free buffer and announces its bytes; OOB boxes count in full.
+    // Waits for a free buffer and announces its bytes; boxes that read as zeros count in full.
     __device__ __forceinline__ unsigned acquire() {
         mbarrier_wait(shared + kEmpty + 8 * ring.index, ring.parity ^ 1);
         const unsigned full = shared + kFull + 8 * ring.index;
-        if (leads) mbarrier_arrive_expect(full, kBytes);
+        if (lane == 0) mbarrier_arrive_expect(full, kBytes);
         __syncwarp();
         return full;
     }
 
     // The page id of the next step is fetched a step ahead.
-    __device__ __forceinline__ void load_paged(const Tile &tile, const Steps &steps, int kv_head) {
+    __device__ __forceinline__ void load_paged(const Tile &tile) {
         const unsigned tokens = box_tokens(params);
         const folio_i32 *ids = params.plan.page_ids + tile.source;
-        int token = steps.first * kBlock + static_cast<int>(box * tokens);
-        const bool issues = box < kBlock / tokens;
-        int group = issues ? group_of(ids, token, tile.kv_end) : 0;
+        const int kv_end = tile.kv_end, kv_head = tile.kv_head;
+        int token = tile.first_block * kBlock + static_cast<int>(lane * tokens);
+        const bool issues = lane < kBlock / tokens;
+        int group = issues ? group_of(ids, token, kv_end) : 0;
 #pragma unroll 1
-        for (int step = 0; step < steps.count; ++step) {
+        for (int remaining = tile.num_steps; remaining > 0; --remaining) {
             const int now = group;
             token -= kBlock;
-            if (issues && step + 1 < steps.count) group = group_of(ids, token, tile.kv_end);
+            if (issues && remaining > 1) group = group_of(ids, token, kv_end);
             const unsigned full = acquire();
             if (issues) {
-                tma_load_5d(shared + kTiles + ring.index * kBytes + box * tokens * kDim * 2, map, full, 0, 0, 0,
+                tma_load_5d(shared + kBuffers + ring.index * kBytes + lane * tokens * kDim * 2, map, full, 0, 0, 0,
                             kv_head, now);
             }
             ring.advance();
@@ -129,13 +149,14 @@ private:
         return ids[page] * groups_per_page + (token - page * params.page_size) / 8;
     }
 
-    __device__ __forceinline__ void load_ragged(const Tile &tile, const Steps &steps, int kv_head) {
-        int row = static_cast<int>(tile.source) + steps.first * kBlock;
+    __device__ __forceinline__ void load_ragged(const Tile &tile) {
+        int row = static_cast<int>(tile.source) + tile.first_block * kBlock;
+        const int kv_head = tile.kv_head;
 #pragma unroll 1
-        for (int step = 0; step < steps.count; ++step, row -= kBlock) {
+        for (int remaining = tile.num_steps; remaining > 0; --remaining, row -= kBlock) {
             const unsigned full = acquire();
-            if (box < kDim / 64) {
-                tma_load_3d(shared + kTiles + ring.index * kBytes + box * kBlock * 128, map, full, 64 * box, row,
+            if (lane < kDim / 64) {
+                tma_load_3d(shared + kBuffers + ring.index * kBytes + lane * kBlock * 128, map, full, 64 * lane, row,
                             kv_head);
             }
             ring.advance();
@@ -145,33 +166,21 @@ private:
     const FolioAttentionParams &params;
     const TensorMap *map;
     unsigned shared;
-    bool leads;
-    unsigned box, groups_per_page;
+    const Tile *tiles;
+    unsigned lane, groups_per_page;
     Ring<kStages> ring;
 };
 
 __device__ __forceinline__ void produce(const FolioAttentionParams &params, const TensorMap *q_map,
-                                        const TensorMap *k_map, const TensorMap *v_map, unsigned shared) {
-    const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const unsigned half = warp / 2;
-    const Span span(params);
-    TileWalk walk(params, lane);
-    if (warp % 2 == 0) {
-        CacheLoader<kDimQk, kKeys, kKeyFull, kKeyEmpty> keys(params, params.k, k_map, shared, half, lane);
-        while (!walk.done()) {
-            const Tile tile = walk.take();
-            keys.load(tile, Steps(tile, span));
-        }
-    } else {
-        QueryLoader queries(params, q_map, shared, half, lane);
-        CacheLoader<kDimVo, kValues, kValueFull, kValueEmpty> values(params, params.v, v_map, shared, half, lane);
-        while (!walk.done()) {
-            const Tile tile = walk.take();
-            const Steps steps(tile, span);
-            queries.load(tile, steps);
-            values.load(tile, steps);
-        }
-        queries.finish();
+                                        const TensorMap *k_map, const TensorMap *v_map,
+                                        const unsigned char *shared_bytes) {
+    const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp == 0) {
+        Loader<kDimQk, kKeys, kKeyFull, kKeyEmpty>(params, params.k, k_map, shared_bytes).run();
+    } else if (warp == 1) {
+        Loader<kDimVo, kValues, kValueFull, kValueEmpty>(params, params.v, v_map, shared_bytes).run();
+    } else if (warp == 2 && threadIdx.x % 32 == 0) {
+        Scheduler(params, q_map, shared_address(shared_bytes)).run();
     }
 }
 

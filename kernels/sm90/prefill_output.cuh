@@ -6,7 +6,7 @@
 
 namespace folio::prefill {
 
-// Transposes 4 x 4 words within each quad: lane i gives x[j] for lane j and gets those for itself in order.
+// Transposes 4 x 4 words within each quad: lane i gives x[j] for lane j and gets those for itself in tile.
 __device__ __forceinline__ void quad_transpose(unsigned (&x)[4], unsigned lane) {
     const bool odd = lane & 1, upper = lane & 2;
 #pragma unroll
@@ -50,31 +50,31 @@ __device__ __forceinline__ void store_partial_row(const float (&o)[N], int r, fl
 }
 
 template <int N>
-__device__ __forceinline__ void store_output(const FolioAttentionParams &params, const Order &order,
+__device__ __forceinline__ void store_output(const FolioAttentionParams &params, const Tile &tile,
                                              const float (&o)[N], const Rows &rows) {
     const unsigned lane = threadIdx.x % 32, pack = packed_heads(params);
-    const bool whole = order.partial == FOLIO_NO_PARTIAL;
+    const bool whole = tile.partial == FOLIO_NO_PARTIAL;
     float v_scale = params.v_scale;
-    if (params.v_scales != nullptr) v_scale *= params.v_scales[order.kv_head * params.v_scales_stride];
+    if (params.v_scales != nullptr) v_scale *= params.v_scales[tile.kv_head * params.v_scales_stride];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const unsigned row = first_row() + 8 * r;
-        const unsigned token = row / pack, head = order.head + row % pack;
-        const bool keep = token < order.num_tokens;
+        const unsigned token = row / pack, head = tile.head + row % pack;
+        const bool keep = token < tile.num_tokens;
         const float sink = whole && params.sinks != nullptr ? params.sinks[head] * kLog2E : -kInfinity;
-        const RowEnd end(rows.max[r] * order.exponent_scale, quad_sum(rows.sum[r]), sink);
+        const RowEnd end(rows.max[r] * tile.exponent_scale, quad_sum(rows.sum[r]), sink);
         const float weight = end.weight * v_scale;
         if (whole) {
             unsigned short *o_row = static_cast<unsigned short *>(params.o.data) +
-                                    (order.token + token) * params.o.stride_token + head * params.o.stride_head;
+                                    (tile.token + token) * params.o.stride_token + head * params.o.stride_head;
             store_row(o, r, weight, o_row, keep, lane);
             if (keep && lane % 4 == 0 && params.lse != nullptr) {
-                params.lse[(order.token + token) * params.lse_stride_token + head * params.lse_stride_head] =
+                params.lse[(tile.token + token) * params.lse_stride_token + head * params.lse_stride_head] =
                     params.flags & FOLIO_RUN_LSE_BASE_2 ? end.lse : end.lse * kLn2;
             }
         } else if (keep) {
             const folio_i64 index =
-                static_cast<folio_i64>(order.partial + token) * params.num_qo_heads + head;
+                static_cast<folio_i64>(tile.partial + token) * params.num_qo_heads + head;
             store_partial_row(o, r, weight, params.plan.partial_o + index * kDimVo, lane);
             if (lane % 4 == 0) params.plan.partial_lse[index] = end.lse;
         }

@@ -22,8 +22,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // tanh(x) = 1 - 2 / (exp(2 x) + 1): tanh.approx errs by 2^-11, which a cap of 50 makes 0.02 of a logit.
 template <int N>
-__device__ __forceinline__ void transform_products(float (&s)[N], const Order &order) {
-    const float scale = order.product_scale, cap = order.soft_cap;
+__device__ __forceinline__ void transform_products(float (&s)[N], const Tile &tile) {
+    const float scale = tile.product_scale, cap = tile.soft_cap;
     if (cap > 0.0f) {
 #pragma unroll
         for (int i = 0; i < N; ++i) s[i] = fmaf(-2 * cap, __fdividef(1.0f, exp2_approx(s[i] * scale) + 1.0f), cap);
@@ -40,15 +40,15 @@ __device__ __forceinline__ unsigned first_row() {
 
 // Keys outside the span of their row, and past the end, become -inf.
 template <int N>
-__device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionParams &params, const Order &order,
+__device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionParams &params, const Tile &tile,
                                           int first_key) {
     const Span span(params);
     const int pack = packed_heads(params);
     const int first_column = first_key + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int position = order.position + (static_cast<int>(first_row()) + 8 * r) / pack;
-        const int end = min(order.kv_end, position + span.right + 1) - first_column;
+        const int position = tile.position + (static_cast<int>(first_row()) + 8 * r) / pack;
+        const int end = min(tile.kv_end, position + span.right + 1) - first_column;
         const int begin = max(position - span.left, 0) - first_column;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -116,9 +116,10 @@ private:
     __device__ __forceinline__ void exponentials(float (&s)[N], float scale) {
         const float offsets[2] = {offset(max[0], scale), offset(max[1], scale)};
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
+        for (int i = 0; i < N; i += 2) {
             s[i] = exp2_approx(fmaf(s[i], scale, -offsets[i / 2 % 2]));
-            sum[i / 2 % 2] += s[i];
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -offsets[i / 2 % 2]));
+            sum[i / 2 % 2] += s[i] + s[i + 1];
         }
     }
 };
