@@ -74,9 +74,9 @@ private:
         float scale;
 
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, unsigned group)
-            : block(tile.first_block), last_block(tile.first_block - tile.num_steps + 1), scale(tile.exponent_scale) {
+            : block(tile.first_block), last_block(block - tile.num_steps + 1), scale(tile.exponent_scale) {
             const Span span(params);
-            const int positions = kGroupRows / packed_heads(params), skipped = group * positions;
+            const int positions = kGroupRows >> tile.pack_shift, skipped = group * positions;
             const int first = tile.position + skipped;
             const int last = tile.position + min(skipped + positions, static_cast<int>(tile.num_tokens)) - 1;
             mask_from = max(min(tile.kv_end, first + span.right + 1), 0) / kBlock;
@@ -85,7 +85,8 @@ private:
 
         __device__ __forceinline__ bool advance() { return --block >= last_block; }
         __device__ __forceinline__ bool last() const { return block == last_block; }
-        __device__ __forceinline__ bool masked() const { return block >= mask_from || block < mask_below; }
+        __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
+        __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
         __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
     };
 
@@ -133,7 +134,8 @@ private:
         release(kKeyEmpty + 8 * key.index);
         if (steps.last()) release(kQueryEmpty + 8 * (query.index * kConsumers + group));
         if (steps.transformed()) transform_products(s, tile);
-        if (steps.masked()) mask_keys(s, params, tile, steps.block * kBlock);
+        const bool right = steps.masked_right(), left = steps.masked_left();
+        if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }
 
     __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s,
@@ -141,7 +143,8 @@ private:
         wgmma_wait<0>();
         pin(s);
         finish_scores(tile, steps, s);
-        rows.start(s, steps.scale);
+        float unused[2];
+        rows.update(s, steps.scale, unused);
         pack_probabilities(p, s);
         clear_stale_values(tile);
     }
@@ -158,6 +161,7 @@ private:
         finish_scores(tile, steps, s);
         float rescale[2];
         const bool rises = rows.update(s, steps.scale, rescale);
+        keep_before_wait(rows);
         wgmma_wait<0>();
         pin(o);
         pin(p);
@@ -167,6 +171,14 @@ private:
         if (rises) {
 #pragma unroll
             for (int i = 0; i < kDimVo / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        }
+    }
+
+    // ptxas moves the wait for P V up to the wait for Q K, above all exponentials, unless something that may
+    // happen depends on them. A sum of exponentials is never negative.
+    __device__ __forceinline__ void keep_before_wait(const Rows &rows) const {
+        if (rows.sum[0] + rows.sum[1] < 0.0f) {
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(rows.sum[1]) : "memory");
         }
     }
 
@@ -226,6 +238,9 @@ extern "C" __global__ void __launch_bounds__(128 * (FOLIO_CONSUMERS + 1), 1)
     extern __shared__ __align__(1024) unsigned char shared_bytes[];
     const unsigned shared = shared_address(shared_bytes);
     if (threadIdx.x == 0) init_barriers(shared);
+    if (threadIdx.x == 32) tensor_map_prefetch(&q_map);
+    if (threadIdx.x == 64) tensor_map_prefetch(&k_map);
+    if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
     __syncthreads();
     grid_dependency_wait();
     // Registers of an SM: 65536 = 128 (producer + consumers).

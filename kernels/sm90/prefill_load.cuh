@@ -9,20 +9,25 @@ namespace folio::prefill {
 
 constexpr int kOutside = -256;  // a coordinate whose box, of at most 256 groups, reads as zeros
 
-// Picks tiles: the first is the CTA's own, further ones whoever is free takes. One lane does it.
+// Picks tiles: the first is the CTA's own, further ones whoever is free takes. One lane does it. Tile i is head
+// block i % head_blocks of item i / head_blocks: neighbours read the keys of an item at about the same time.
 class Scheduler {
 public:
     __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map, unsigned shared)
-        : params(params), q_map(q_map), shared(shared), span(params),
-          num_tiles(params.plan.counts[0] * (params.num_qo_heads / packed_heads(params))) {}
+        : params(params), q_map(q_map), shared(shared), head_blocks(params.num_qo_heads / packed_heads(params)) {
+        // On its way while the count is read.
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + blockIdx.x / head_blocks));
+        num_tiles = params.plan.counts[0] * head_blocks;
+    }
 
     __device__ __forceinline__ void run() {
-        for (unsigned index = blockIdx.x; index < num_tiles; index = next_tile()) {
-            const Tile tile = tile_at(params, span, index);
+        for (unsigned index = blockIdx.x; index < num_tiles;) {
+            const Tile tile = make_tile(params, index / head_blocks, index % head_blocks);
             announce(tile);
 #pragma unroll 1
             for (unsigned consumer = 0; consumer < kConsumers; ++consumer) load_queries(tile, consumer);
             query.advance();
+            index = next_tile(tile);
         }
         announce({});
 #pragma unroll 1
@@ -34,9 +39,11 @@ public:
 private:
     // Every CTA that had work draws numbers until one is beyond the last tile, so that num_tiles are drawn in
     // all: whoever draws the last of them clears the counter for the next run.
-    __device__ __forceinline__ unsigned next_tile() {
-        // With two buffers for Q, waiting for one now keeps the choice open until the tile before has begun.
-        if constexpr (kQueryStages > 1) {
+    __device__ __forceinline__ unsigned next_tile(const Tile &tile) {
+        // With two buffers for Q, waiting for one now keeps the choice open until the tile before `tile` is
+        // done. That leaves `tile` to cover the loads between the choice and the first keys, 4000 clocks.
+        constexpr int kCover = 3;
+        if (kQueryStages > 1 && tile.num_steps >= kCover) {
             for (unsigned consumer = 0; consumer < kConsumers; ++consumer) wait_queries(consumer);
         }
         unsigned *counter = params.plan.next_tile;
@@ -75,9 +82,7 @@ private:
 
     const FolioAttentionParams &params;
     const TensorMap *q_map;
-    unsigned shared;
-    Span span;
-    unsigned num_tiles;
+    unsigned shared, head_blocks, num_tiles;
     Ring<kQueryStages> query;
     Ring<kTileSlots> slot;
 };

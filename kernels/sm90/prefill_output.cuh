@@ -52,32 +52,44 @@ __device__ __forceinline__ void store_partial_row(const float (&o)[N], int r, fl
 template <int N>
 __device__ __forceinline__ void store_output(const FolioAttentionParams &params, const Tile &tile,
                                              const float (&o)[N], const Rows &rows) {
-    const unsigned lane = threadIdx.x % 32, pack = packed_heads(params);
+    const unsigned lane = threadIdx.x % 32;
     const bool whole = tile.partial == FOLIO_NO_PARTIAL;
     float v_scale = params.v_scale;
     if (params.v_scales != nullptr) v_scale *= params.v_scales[tile.kv_head * params.v_scales_stride];
+    unsigned token[2], head[2];
+    float weight[2], lse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const unsigned row = first_row() + 8 * r;
-        const unsigned token = row / pack, head = tile.head + row % pack;
-        const bool keep = token < tile.num_tokens;
-        const float sink = whole && params.sinks != nullptr ? params.sinks[head] * kLog2E : -kInfinity;
-        const RowEnd end(rows.max[r] * tile.exponent_scale, quad_sum(rows.sum[r]), sink);
-        const float weight = end.weight * v_scale;
-        if (whole) {
-            unsigned short *o_row = static_cast<unsigned short *>(params.o.data) +
-                                    (tile.token + token) * params.o.stride_token + head * params.o.stride_head;
-            store_row(o, r, weight, o_row, keep, lane);
+        token[r] = row >> tile.pack_shift;
+        head[r] = tile.head + row - (token[r] << tile.pack_shift);
+        const float sink = whole && params.sinks != nullptr ? params.sinks[head[r]] * kLog2E : -kInfinity;
+        const RowEnd end(rows.offset[r], quad_sum(rows.sum[r]), sink);
+        weight[r] = end.weight * v_scale;
+        lse[r] = end.lse;
+    }
+    if (whole) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const bool keep = token[r] < tile.num_tokens;
+            const folio_i64 q_row = tile.token + token[r];
+            store_row(o, r, weight[r],
+                      static_cast<unsigned short *>(params.o.data) + q_row * params.o.stride_token +
+                          head[r] * params.o.stride_head,
+                      keep, lane);
             if (keep && lane % 4 == 0 && params.lse != nullptr) {
-                params.lse[(tile.token + token) * params.lse_stride_token + head * params.lse_stride_head] =
-                    params.flags & FOLIO_RUN_LSE_BASE_2 ? end.lse : end.lse * kLn2;
+                params.lse[q_row * params.lse_stride_token + head[r] * params.lse_stride_head] =
+                    params.flags & FOLIO_RUN_LSE_BASE_2 ? lse[r] : lse[r] * kLn2;
             }
-        } else if (keep) {
-            const folio_i64 index =
-                static_cast<folio_i64>(tile.partial + token) * params.num_qo_heads + head;
-            store_partial_row(o, r, weight, params.plan.partial_o + index * kDimVo, lane);
-            if (lane % 4 == 0) params.plan.partial_lse[index] = end.lse;
         }
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        if (token[r] >= tile.num_tokens) continue;
+        const folio_i64 index = static_cast<folio_i64>(tile.partial + token[r]) * params.num_qo_heads + head[r];
+        store_partial_row(o, r, weight[r], params.plan.partial_o + index * kDimVo, lane);
+        if (lane % 4 == 0) params.plan.partial_lse[index] = lse[r];
     }
 }
 

@@ -20,13 +20,19 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // tanh(x) = 1 - 2 / (exp(2 x) + 1): tanh.approx errs by 2^-11, which a cap of 50 makes 0.02 of a logit.
 template <int N>
 __device__ __forceinline__ void transform_products(float (&s)[N], const Tile &tile) {
     const float scale = tile.product_scale, cap = tile.soft_cap;
     if (cap > 0.0f) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) s[i] = fmaf(-2 * cap, __fdividef(1.0f, exp2_approx(s[i] * scale) + 1.0f), cap);
+        for (int i = 0; i < N; ++i) s[i] = fmaf(-2 * cap, reciprocal_approx(exp2_approx(s[i] * scale) + 1.0f), cap);
     } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) s[i] *= scale;
@@ -38,88 +44,87 @@ __device__ __forceinline__ unsigned first_row() {
     return (threadIdx.x - kWarpgroup) / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
-// Keys outside the span of their row, and past the end, become -inf.
+// Keys from `end` on become -inf, or those before `begin`; both count from the first key of the block.
 template <int N>
-__device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionParams &params, const Tile &tile,
-                                          int first_key) {
-    const Span span(params);
-    const int pack = packed_heads(params);
-    const int first_column = first_key + 2 * static_cast<int>(threadIdx.x % 4);
+__device__ __forceinline__ void mask_right(float (&s)[N], int row, int end) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int position = tile.position + (static_cast<int>(first_row()) + 8 * r) / pack;
-        const int end = min(tile.kv_end, position + span.right + 1) - first_column;
-        const int begin = max(position - span.left, 0) - first_column;
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const int column = 8 * (i / 4) + i % 2;
-            if (i / 2 % 2 == r && (column >= end || column < begin)) s[i] = -kInfinity;
-        }
+    for (int i = 2 * row; i < N; i += i % 2 == 0 ? 1 : 3) {
+        if (8 * (i / 4) + i % 2 >= end) s[i] = -kInfinity;
     }
 }
 
-// Running maximum (of logits before the exponent scale) and this thread's share of the sum of two rows. The
-// maximum may lag behind the true one by 2^8 in the exponential: raising it costs a pass over the output,
-// and leaving it costs nothing but range.
-struct Rows {
-    float max[2], sum[2];
-
-    // s becomes exp2((s - max) scale), of the first block of keys.
-    template <int N>
-    __device__ __forceinline__ void start(float (&s)[N], float scale) {
-        block_max(s, max);
-        sum[0] = sum[1] = 0.0f;
-        exponentials(s, scale);
+template <int N>
+__device__ __forceinline__ void mask_left(float (&s)[N], int row, int begin) {
+#pragma unroll
+    for (int i = 2 * row; i < N; i += i % 2 == 0 ? 1 : 3) {
+        if (8 * (i / 4) + i % 2 < begin) s[i] = -kInfinity;
     }
+}
 
-    // As start, for a further block. True if the output must be multiplied by `rescale`.
+// Masks what the thread's rows must not see of a block: keys outside their span, or past the end.
+template <int N>
+__device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionParams &params, const Tile &tile,
+                                          int block, bool right, bool left) {
+    const Span span(params);
+    const int first_column = block * kBlock + 2 * static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int position = tile.position + static_cast<int>(first_row() + 8 * r >> tile.pack_shift);
+        if (right) mask_right(s, r, min(tile.kv_end, position + span.right + 1) - first_column);
+        if (left) mask_left(s, r, position - span.left - first_column);
+    }
+}
+
+// Two rows on their way through the keys: exponentials are taken relative to 2^offset, and `sum` is this
+// thread's share of theirs. The offset may lag behind the largest logit by kLag: raising it costs a pass over
+// the output, leaving it costs nothing but range. A product above `limit` makes it rise.
+struct Rows {
+    static constexpr float kLag = 8.0f;
+    float limit[2] = {-kInfinity, -kInfinity};
+    float offset[2] = {}, sum[2] = {};
+
+    // s becomes exp2(s scale - offset). True if the output must be multiplied by `rescale`.
     template <int N>
     __device__ __forceinline__ bool update(float (&s)[N], float scale, float (&rescale)[2]) {
-        constexpr float kLag = 8.0f;
-        float raised[2];
-        block_max(s, raised);
+        float largest[2];
+        block_max(s, largest);
+        const bool rises = __any_sync(0xffffffffu, largest[0] > limit[0] || largest[1] > limit[1]);
+        if (rises) raise(largest, scale, rescale);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) raised[r] = fmaxf(raised[r], max[r]);
-        const bool rises = __any_sync(0xffffffffu, (raised[0] - max[0]) * scale > kLag ||
-                                                       (raised[1] - max[1]) * scale > kLag);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float next = rises ? raised[r] : max[r];
-            rescale[r] = exp2_approx(fmaf(max[r], scale, -offset(next, scale)));
-            max[r] = next;
-            sum[r] *= rescale[r];
+        for (int i = 0; i < N; i += 2) {
+            const int r = i / 2 % 2;
+            s[i] = exp2_approx(fmaf(s[i], scale, -offset[r]));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -offset[r]));
+            sum[r] += s[i] + s[i + 1];
         }
-        exponentials(s, scale);
         return rises;
     }
 
 private:
-    // Rows that saw no key yet have the maximum -inf, and -inf - -inf is no number.
-    static __device__ __forceinline__ float offset(float max, float scale) {
-        return max == -kInfinity ? 0.0f : max * scale;
-    }
-
     template <int N>
-    static __device__ __forceinline__ void block_max(const float (&s)[N], float (&m)[2]) {
-        m[0] = s[0];
-        m[1] = s[2];
+    static __device__ __forceinline__ void block_max(const float (&s)[N], float (&largest)[2]) {
+        largest[0] = fmaxf(s[0], s[1]);
+        largest[1] = fmaxf(s[2], s[3]);
 #pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            m[0] = fmaxf(m[0], fmaxf(s[i], s[i + 1]));
-            m[1] = fmaxf(m[1], fmaxf(s[i + 2], s[i + 3]));
+        for (int i = 4; i < N; i += 4) {
+            largest[0] = fmaxf(largest[0], fmaxf(s[i], s[i + 1]));
+            largest[1] = fmaxf(largest[1], fmaxf(s[i + 2], s[i + 3]));
         }
-        m[0] = quad_max(m[0]);
-        m[1] = quad_max(m[1]);
     }
 
-    template <int N>
-    __device__ __forceinline__ void exponentials(float (&s)[N], float scale) {
-        const float offsets[2] = {offset(max[0], scale), offset(max[1], scale)};
+    __device__ __forceinline__ void raise(float (&largest)[2], float scale, float (&rescale)[2]) {
 #pragma unroll
-        for (int i = 0; i < N; i += 2) {
-            s[i] = exp2_approx(fmaf(s[i], scale, -offsets[i / 2 % 2]));
-            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -offsets[i / 2 % 2]));
-            sum[i / 2 % 2] += s[i] + s[i + 1];
+        for (int r = 0; r < 2; ++r) {
+            largest[r] = quad_max(largest[r]);
+            rescale[r] = 1.0f;
+            if (largest[r] > limit[r]) {
+                const float raised = largest[r] * scale;
+                // The first keys of a row meet an offset of 0 that means nothing.
+                rescale[r] = limit[r] == -kInfinity ? 0.0f : exp2_approx(offset[r] - raised);
+                offset[r] = raised;
+                limit[r] = largest[r] + kLag * reciprocal_approx(scale);
+                sum[r] *= rescale[r];
+            }
         }
     }
 };
@@ -134,18 +139,14 @@ __device__ __forceinline__ void pack_probabilities(unsigned (&p)[N], const float
 struct RowEnd {
     float weight, lse;
 
-    // `max` and `sink` are in units of log2; a row that saw nothing has max = -inf and sum = 0.
-    __device__ __forceinline__ RowEnd(float max, float sum, float sink) {
-        const float top = fmaxf(max, sink);
-        if (top == -kInfinity) {
-            weight = 0.0f;
-            lse = -kInfinity;
-            return;
-        }
-        const float lowered = exp2_approx(max - top);
-        const float total = fmaf(sum, lowered, exp2_approx(sink - top));
-        weight = __fdividef(lowered, total);
-        lse = top + log2_approx(total);
+    // `sum` of exponentials relative to 2^offset, 0 where the row saw nothing; `sink` in units of log2.
+    __device__ __forceinline__ RowEnd(float offset, float sum, float sink) {
+        const float top = fmaxf(sum > 0.0f ? offset : -kInfinity, sink);
+        const float base = top == -kInfinity ? 0.0f : top;
+        const float lowered = exp2_approx(offset - base);
+        const float total = fmaf(sum, lowered, exp2_approx(sink - base));
+        weight = total > 0.0f ? lowered * reciprocal_approx(total) : 0.0f;
+        lse = base + log2_approx(total);
     }
 };
 

@@ -122,17 +122,17 @@ struct Tile {
     unsigned partial;
     float exponent_scale, product_scale, soft_cap;  // LogitsScale
     folio_i64 source;     // first entry of page_ids, or first row of ragged K/V
-    folio_i64 reserved;
+    int pack_shift;       // row r is position r >> pack_shift
+    int reserved;
 };
 static_assert(sizeof(Tile) == 64);
 
-// Tile `index` of the plan: the heads of an item are neighbours, so that they read their keys at about the
-// same time and the L2 serves all but the first. A tile that sees no key still takes one step, of nothing but
-// masked keys.
-__device__ __forceinline__ Tile tile_at(const FolioAttentionParams &params, const Span &span, unsigned index) {
+// A tile that sees no key still takes one step, of nothing but masked keys.
+__device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, unsigned item_index,
+                                          unsigned head_block) {
+    const Span span(params);
     const FolioPlanView &plan = params.plan;
-    const unsigned head_blocks = params.num_qo_heads / packed_heads(params);
-    const FolioWorkItem item = plan.items[index / head_blocks];
+    const FolioWorkItem item = plan.items[item_index];
     const int kv_len = plan.kv_len[item.request];
     const int first_token = plan.qo_indptr[item.request];
     const int q_len = plan.qo_indptr[item.request + 1] - first_token;
@@ -146,7 +146,7 @@ __device__ __forceinline__ Tile tile_at(const FolioAttentionParams &params, cons
     const int start = max(kv_start, tile.position - span.left);
     tile.first_block = (end > start ? end - 1 : kv_start) / kBlock;
     tile.num_steps = end > start ? tile.first_block - start / kBlock + 1 : 1;
-    tile.head = index % head_blocks * packed_heads(params);
+    tile.head = head_block * packed_heads(params);
     tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
     tile.partial = item.partial;
     tile.source = plan.page_start[item.request];
@@ -154,6 +154,7 @@ __device__ __forceinline__ Tile tile_at(const FolioAttentionParams &params, cons
     tile.exponent_scale = scale.exponent;
     tile.product_scale = scale.product;
     tile.soft_cap = scale.cap;
+    tile.pack_shift = __ffs(packed_heads(params)) - 1;
     tile.reserved = 0;
     return tile;
 }
