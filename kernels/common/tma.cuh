@@ -10,7 +10,8 @@ struct alignas(64) TensorMap {
     unsigned long long opaque[16];
 };
 
-// L2 policy for bytes that are read once; the encoding that createpolicy.fractional.L2::evict_first yields.
+// L2 policies as createpolicy.fractional encodes them.
+constexpr unsigned long long kEvictNormal = 0x1000000000000000ull;
 constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull;
 
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) {

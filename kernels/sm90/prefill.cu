@@ -3,8 +3,7 @@
 // tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
 // masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
 //
-// Instantiated by FOLIO_ELEMENT, FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO, FOLIO_CONSUMERS, FOLIO_KV_TILE,
-// FOLIO_STAGES, FOLIO_Q_STAGES and FOLIO_PAGED; see the kernel table.
+// The kernel table's defines, and FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V.
 #include "sm90/prefill_load.cuh"
 #include "sm90/prefill_output.cuh"
 #include "sm90/prefill_softmax.cuh"
@@ -74,7 +73,7 @@ private:
         float scale;
 
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, unsigned group)
-            : block(tile.first_block), last_block(block - tile.num_steps + 1), scale(tile.exponent_scale) {
+            : block(tile.first_block), last_block(block - tile.num_steps + 1), scale(LogitsScale(params, tile.kv_head).exponent) {
             const Span span(params);
             const int positions = kGroupRows >> tile.pack_shift, skipped = group * positions;
             const int first = tile.position + skipped;
@@ -133,7 +132,7 @@ private:
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release(kKeyEmpty + 8 * key.index);
         if (steps.last()) release(kQueryEmpty + 8 * (query.index * kConsumers + group));
-        if (steps.transformed()) transform_products(s, tile);
+        if (steps.transformed()) transform_products(s, LogitsScale(params, tile.kv_head));
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }
@@ -194,8 +193,9 @@ private:
         const unsigned buffer = shared + kValues + value.index * kValueBytes;
         for (int i = begin * kRowPieces + threadIdx.x % kWarpgroup; i < end * kRowPieces; i += kWarpgroup) {
             const int row = i / kRowPieces, piece = i % kRowPieces;
-            store_shared_zero_16(buffer + row / 8 * kValueGroupStride + row % 8 * 128 +
-                                 piece / 8 * kValueColumnStride + piece % 8 * 16);
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};"
+                         ::"r"(buffer + row / 8 * kValueGroupStride + row % 8 * 128 +
+                               piece / 8 * kValueColumnStride + piece % 8 * 16), "r"(0) : "memory");
         }
         fence_proxy_async();
         asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kWarpgroup) : "memory");
@@ -227,8 +227,8 @@ __device__ __forceinline__ void init_barriers(unsigned shared) {
 
 }  // namespace folio::prefill
 
-// Grid: any number of CTAs. Dynamic shared memory: kSharedBytes.
-extern "C" __global__ void __launch_bounds__(128 * (FOLIO_CONSUMERS + 1), 1)
+// Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_prefill_sm90(const __grid_constant__ FolioAttentionParams params,
                        const __grid_constant__ folio::TensorMap q_map,
                        const __grid_constant__ folio::TensorMap k_map,
@@ -242,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(128 * (FOLIO_CONSUMERS + 1), 1)
     if (threadIdx.x == 64) tensor_map_prefetch(&k_map);
     if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
     __syncthreads();
-    grid_dependency_wait();
+    wait_for_prerequisites();
     // Registers of an SM: 65536 = 128 (producer + consumers).
     constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
     if (threadIdx.x < kWarpgroup) {
@@ -252,5 +252,5 @@ extern "C" __global__ void __launch_bounds__(128 * (FOLIO_CONSUMERS + 1), 1)
         registers_grow<kConsumerRegisters>();
         Consumer(params, shared_bytes).run();
     }
-    grid_dependency_trigger();
+    allow_dependents();
 }

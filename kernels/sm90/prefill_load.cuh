@@ -15,8 +15,9 @@ class Scheduler {
 public:
     __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map, unsigned shared)
         : params(params), q_map(q_map), shared(shared), head_blocks(params.num_qo_heads / packed_heads(params)) {
-        // On its way while the count is read.
+        // On their way while the count is read.
         asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + blockIdx.x / head_blocks));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.places + blockIdx.x / head_blocks));
         num_tiles = params.plan.counts[0] * head_blocks;
     }
 
@@ -44,6 +45,7 @@ private:
         // done. That leaves `tile` to cover the loads between the choice and the first keys, 4000 clocks.
         constexpr int kCover = 3;
         if (kQueryStages > 1 && tile.num_steps >= kCover) {
+#pragma unroll 1
             for (unsigned consumer = 0; consumer < kConsumers; ++consumer) wait_queries(consumer);
         }
         unsigned *counter = params.plan.next_tile;
@@ -57,11 +59,12 @@ private:
     // does after the output of tile t - 3, and loaders do not fall behind consumers.
     __device__ __forceinline__ void announce(const Tile &tile) {
         static_assert(kQueryStages <= 2 && kTileSlots >= 4);
+        constexpr unsigned kBytes = sizeof(Tile);
         const int *words = reinterpret_cast<const int *>(&tile);
 #pragma unroll
-        for (int i = 0; i < static_cast<int>(sizeof(Tile)) / 4; ++i) {
+        for (int i = 0; i < static_cast<int>(kBytes / 4); ++i) {
             asm volatile("st.shared.s32 [%0], %1;"
-                         ::"r"(shared + kTiles + 64 * slot.index + 4 * i), "r"(words[i]) : "memory");
+                         ::"r"(shared + kTiles + kBytes * slot.index + 4 * i), "r"(words[i]) : "memory");
         }
         mbarrier_arrive(shared + kTileFull + 8 * slot.index);
         slot.advance();

@@ -1,5 +1,5 @@
 // The end of a tile in the Hopper prefill kernel: from accumulators to rows of o and lse, or to partial
-// results that the merge kernel puts together.
+// results that the combine kernel puts together; that adds the sink and the value scale.
 #pragma once
 
 #include "sm90/prefill_softmax.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_row(const float (&o)[N], int r, float weig
         unsigned x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            x[i] = pack2<Element>(o[j + 4 * i + 2 * r] * weight, o[j + 4 * i + 2 * r + 1] * weight);
+            x[i] = Element::pack(o[j + 4 * i + 2 * r] * weight, o[j + 4 * i + 2 * r + 1] * weight);
         }
         quad_transpose(x, lane);
         if (keep) {
@@ -54,8 +54,8 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
                                              const float (&o)[N], const Rows &rows) {
     const unsigned lane = threadIdx.x % 32;
     const bool whole = tile.partial == FOLIO_NO_PARTIAL;
-    float v_scale = params.v_scale;
-    if (params.v_scales != nullptr) v_scale *= params.v_scales[tile.kv_head * params.v_scales_stride];
+    float v_scale = whole ? params.v_scale : 1.0f;
+    if (whole && params.v_scales != nullptr) v_scale *= params.v_scales[tile.kv_head * params.v_scales_stride];
     unsigned token[2], head[2];
     float weight[2], lse[2];
 #pragma unroll

@@ -7,8 +7,27 @@
 
 namespace folio::prefill {
 
+constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_huge_valf();
+
+// From products q k to logits in units of log2. The scale goes into the exponent, exp2(s * scale - max *
+// scale), except where it cannot: under a soft cap, and for scales that are not positive, under which the
+// largest product is not the largest logit. Then exponent is 1 and the products are transformed first:
+// to product * s, or to cap * tanh(product * s / 2 log2(e)).
+struct LogitsScale {
+    float exponent, product, cap;
+
+    __device__ __forceinline__ LogitsScale(const FolioAttentionParams &params, unsigned kv_head) {
+        float scale = params.logits_scale;
+        if (params.k_scales != nullptr) scale *= params.k_scales[kv_head * params.k_scales_stride];
+        const bool capped = params.logits_soft_cap > 0.0f;
+        const bool direct = !capped && scale > 0.0f;
+        exponent = direct ? scale * kLog2E : 1.0f;
+        cap = capped ? params.logits_soft_cap * kLog2E : 0.0f;
+        product = direct ? 1.0f : capped ? 2 * kLog2E * __fdividef(scale, params.logits_soft_cap) : scale * kLog2E;
+    }
+};
 
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -20,23 +39,14 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-__device__ __forceinline__ float reciprocal_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // tanh(x) = 1 - 2 / (exp(2 x) + 1): tanh.approx errs by 2^-11, which a cap of 50 makes 0.02 of a logit.
 template <int N>
-__device__ __forceinline__ void transform_products(float (&s)[N], const Tile &tile) {
-    const float scale = tile.product_scale, cap = tile.soft_cap;
-    if (cap > 0.0f) {
+__device__ __forceinline__ void transform_products(float (&s)[N], const LogitsScale &scale) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) s[i] = fmaf(-2 * cap, reciprocal_approx(exp2_approx(s[i] * scale) + 1.0f), cap);
-    } else {
+    for (int i = 0; i < N; ++i) s[i] *= scale.product;
+    if (scale.cap == 0.0f) return;
 #pragma unroll
-        for (int i = 0; i < N; ++i) s[i] *= scale;
-    }
+    for (int i = 0; i < N; ++i) s[i] = fmaf(-2 * scale.cap, reciprocal_approx(exp2_approx(s[i]) + 1.0f), scale.cap);
 }
 
 // The thread's first row within the tile.
@@ -132,7 +142,7 @@ private:
 template <int N>
 __device__ __forceinline__ void pack_probabilities(unsigned (&p)[N], const float (&s)[2 * N]) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) p[i] = pack2<Element>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < N; ++i) p[i] = Element::pack(s[2 * i], s[2 * i + 1]);
 }
 
 // What a row's output is multiplied by, and its log-sum-exp in base 2.

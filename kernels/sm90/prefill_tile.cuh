@@ -6,43 +6,44 @@
 // of few positions still fills the matrix unit and a group's heads read their keys once.
 #pragma once
 
+#include "common/dtype.cuh"
 #include "common/tma.cuh"
-#include "params.h"
 #include "sm90/wgmma.cuh"
 
 namespace folio::prefill {
 
-using Element = FOLIO_ELEMENT;
+using Element = FOLIO_Q;
 constexpr int kDimQk = FOLIO_HEAD_DIM_QK, kDimVo = FOLIO_HEAD_DIM_VO;
-constexpr int kConsumers = FOLIO_CONSUMERS;  // warpgroups of 64 rows each
-constexpr int kBlock = FOLIO_KV_TILE;        // keys of a step
-constexpr int kStages = FOLIO_STAGES;        // steps of K and of V in shared memory
-constexpr int kQueryStages = FOLIO_Q_STAGES;
+constexpr int kGroupRows = 64;                             // query rows of a consumer warpgroup
+constexpr int kConsumers = FOLIO_Q_TILE / kGroupRows;
+constexpr int kBlock = FOLIO_KV_TILE;                      // keys of a step
+constexpr int kStages = kDimQk == 64 ? 4 : 2;              // steps of K and of V in shared memory
 constexpr bool kPaged = FOLIO_PAGED;
-constexpr int kTileSlots = 4;                // tiles known to some warp of the CTA, see Scheduler
-constexpr int kGroupRows = 64;
 constexpr int kWarpgroup = 128;
+constexpr int kTileSlots = 4;                              // tiles known to some warp of the CTA, see Scheduler
 constexpr int kUnlimited = 1 << 30;
 
 static_assert(kDimQk % 64 == 0 && kDimVo % 64 == 0 && kBlock % 16 == 0);
+static_assert(FOLIO_Q_TILE % kGroupRows == 0 && FOLIO_THREADS == kWarpgroup * (kConsumers + 1));
 
-// Bytes of shared memory, in this order. Tiles are multiples of 1024 bytes: the swizzle needs that.
+// Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr unsigned kQueryBytes = kGroupRows * kDimQk * 2;
 constexpr unsigned kKeyBytes = kBlock * kDimQk * 2, kValueBytes = kBlock * kDimVo * 2;
+constexpr unsigned kMostShared = 232448 - 1024;
+constexpr int kQueryStages = 2 * kConsumers * kQueryBytes + kStages * (kKeyBytes + kValueBytes) <= kMostShared ? 2 : 1;
 constexpr unsigned kQueries = 0;
 constexpr unsigned kKeys = kQueries + kQueryStages * kConsumers * kQueryBytes;
 constexpr unsigned kValues = kKeys + kStages * kKeyBytes;
-constexpr unsigned kBarriers = kValues + kStages * kValueBytes;
-constexpr unsigned kQueryFull = kBarriers;
+constexpr unsigned kTiles = kValues + kStages * kValueBytes;
+constexpr unsigned kBarriers = kTiles + 48 * kTileSlots;
+constexpr unsigned kTileFull = kBarriers;
+constexpr unsigned kQueryFull = kTileFull + 8 * kTileSlots;
 constexpr unsigned kQueryEmpty = kQueryFull + 8 * kQueryStages * kConsumers;
 constexpr unsigned kKeyFull = kQueryEmpty + 8 * kQueryStages * kConsumers;
 constexpr unsigned kKeyEmpty = kKeyFull + 8 * kStages;
 constexpr unsigned kValueFull = kKeyEmpty + 8 * kStages;
 constexpr unsigned kValueEmpty = kValueFull + 8 * kStages;
-constexpr unsigned kTileFull = kValueEmpty + 8 * kStages;
-constexpr unsigned kTiles = kTileFull + 8 * kTileSlots;
-constexpr unsigned kSharedBytes = kTiles + 64 * kTileSlots;
-static_assert(kTiles % 16 == 0 && kSharedBytes <= 232448);
+static_assert(kValueEmpty + 8 * kStages <= FOLIO_SHARED_BYTES && kTiles + 1024 == FOLIO_SHARED_BYTES);
 
 // K and V tiles in shared memory: paged ones as [8-token group][64-column block][8 rows][128 bytes], so that
 // one box fills any number of groups; ragged ones as [64-column block][row][128 bytes], a box per block.
@@ -88,26 +89,6 @@ struct Span {
     }
 };
 
-constexpr float kLog2E = 1.4426950408889634f;
-
-// From products q k to logits in units of log2. The scale goes into the exponent, exp2(s * scale - max *
-// scale), except where it cannot: under a soft cap, and for scales that are not positive, under which the
-// largest product is not the largest logit. Then exponent is 1 and the products are transformed first:
-// to product * s, or to cap * tanh(product * s / 2 log2(e)).
-struct LogitsScale {
-    float exponent, product, cap;
-
-    __device__ __forceinline__ LogitsScale(const FolioAttentionParams &params, unsigned kv_head) {
-        float scale = params.logits_scale;
-        if (params.k_scales != nullptr) scale *= params.k_scales[kv_head * params.k_scales_stride];
-        const bool capped = params.logits_soft_cap > 0.0f;
-        const bool direct = !capped && scale > 0.0f;
-        exponent = direct ? scale * kLog2E : 1.0f;
-        cap = capped ? params.logits_soft_cap * kLog2E : 0.0f;
-        product = direct ? 1.0f : capped ? 2 * kLog2E * __fdividef(scale, params.logits_soft_cap) : scale * kLog2E;
-    }
-};
-
 // A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
 // last block of keys down.
 struct Tile {
@@ -120,27 +101,22 @@ struct Tile {
     unsigned head;        // first query head
     unsigned kv_head;
     unsigned partial;
-    float exponent_scale, product_scale, soft_cap;  // LogitsScale
-    folio_i64 source;     // first entry of page_ids, or first row of ragged K/V
     int pack_shift;       // row r is position r >> pack_shift
-    int reserved;
+    folio_i64 source;     // first entry of page_ids, or first row of ragged K/V
 };
-static_assert(sizeof(Tile) == 64);
+static_assert(sizeof(Tile) == 48);
 
 // A tile that sees no key still takes one step, of nothing but masked keys.
 __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, unsigned item_index,
                                           unsigned head_block) {
     const Span span(params);
-    const FolioPlanView &plan = params.plan;
-    const FolioWorkItem item = plan.items[item_index];
-    const int kv_len = plan.kv_len[item.request];
-    const int first_token = plan.qo_indptr[item.request];
-    const int q_len = plan.qo_indptr[item.request + 1] - first_token;
+    const FolioWorkItem item = params.plan.items[item_index];
+    const FolioItemPlace place = params.plan.places[item_index];
     Tile tile;
-    tile.token = first_token + item.q_start;
+    tile.token = place.q_token;
     tile.num_tokens = item.q_len;
-    tile.position = kv_len - q_len + static_cast<int>(item.q_start);
-    tile.kv_end = min(static_cast<int>(item.kv_end), kv_len);
+    tile.position = place.position;
+    tile.kv_end = item.kv_end;
     const int kv_start = item.kv_start;
     const int end = min(tile.kv_end, tile.position + static_cast<int>(item.q_len) + span.right);
     const int start = max(kv_start, tile.position - span.left);
@@ -149,13 +125,8 @@ __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, un
     tile.head = head_block * packed_heads(params);
     tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
     tile.partial = item.partial;
-    tile.source = plan.page_start[item.request];
-    const LogitsScale scale(params, tile.kv_head);
-    tile.exponent_scale = scale.exponent;
-    tile.product_scale = scale.product;
-    tile.soft_cap = scale.cap;
+    tile.source = place.page_start;
     tile.pack_shift = __ffs(packed_heads(params)) - 1;
-    tile.reserved = 0;
     return tile;
 }
 

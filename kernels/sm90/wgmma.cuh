@@ -5,7 +5,7 @@
 // with A in registers and B transposed in shared memory (output += P V, V as it lies in the cache).
 #pragma once
 
-#include "common/warp_mma.cuh"
+#include "common/dtype.cuh"
 
 namespace folio {
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void registers_grow() {
 
 template <class T>
 __device__ __forceinline__ void wgmma_ss(float (&d)[32], unsigned long long a, unsigned long long b, int accumulate) {
-    if constexpr (is_same<T, Bf16>) {
+    if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
@@ -86,7 +86,7 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[32], unsigned long long a, u
 
 template <class T>
 __device__ __forceinline__ void wgmma_ss(float (&d)[40], unsigned long long a, unsigned long long b, int accumulate) {
-    if constexpr (is_same<T, Bf16>) {
+    if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %42, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
@@ -119,7 +119,7 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[40], unsigned long long a, u
 
 template <class T>
 __device__ __forceinline__ void wgmma_ss(float (&d)[64], unsigned long long a, unsigned long long b, int accumulate) {
-    if constexpr (is_same<T, Bf16>) {
+    if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %66, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
@@ -162,7 +162,7 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[64], unsigned long long a, u
 
 template <class T>
 __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[32], const unsigned *a, unsigned long long b, int accumulate) {
-    if constexpr (is_same<T, Bf16>) {
+    if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %37, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
@@ -191,7 +191,7 @@ __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[32], const unsign
 
 template <class T>
 __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[64], const unsigned *a, unsigned long long b, int accumulate) {
-    if constexpr (is_same<T, Bf16>) {
+    if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %69, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
@@ -234,7 +234,7 @@ __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[64], const unsign
 
 template <class T>
 __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[128], const unsigned *a, unsigned long long b, int accumulate) {
-    if constexpr (is_same<T, Bf16>) {
+    if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %133, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
