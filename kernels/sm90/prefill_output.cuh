@@ -54,8 +54,8 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
                                              const float (&o)[N], const Rows &rows) {
     const unsigned lane = threadIdx.x % 32;
     const bool whole = tile.partial == FOLIO_NO_PARTIAL;
-    float v_scale = whole ? params.v_scale : 1.0f;
-    if (whole && params.v_scales != nullptr) v_scale *= params.v_scales[tile.kv_head * params.v_scales_stride];
+    const float v_scale =
+        whole ? params.v_scale * head_scale(params.v_scales, params.v_scales_stride, tile.kv_head) : 1.0f;
     unsigned token[2], head[2];
     float weight[2], lse[2];
 #pragma unroll
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
         const unsigned row = first_row() + 8 * r;
         token[r] = row >> tile.pack_shift;
         head[r] = tile.head + row - (token[r] << tile.pack_shift);
-        const float sink = whole && params.sinks != nullptr ? params.sinks[head[r]] * kLog2E : -kInfinity;
+        const float sink = whole && params.sinks != nullptr ? params.sinks[head[r]] * LOG2_E : minus_infinity();
         const RowEnd end(rows.offset[r], quad_sum(rows.sum[r]), sink);
         weight[r] = end.weight * v_scale;
         lse[r] = end.lse;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
                       keep, lane);
             if (keep && lane % 4 == 0 && params.lse != nullptr) {
                 params.lse[q_row * params.lse_stride_token + head[r] * params.lse_stride_head] =
-                    params.flags & FOLIO_RUN_LSE_BASE_2 ? lse[r] : lse[r] * kLn2;
+                    params.flags & FOLIO_RUN_LSE_BASE_2 ? lse[r] : lse[r] * LN_2;
             }
         }
         return;

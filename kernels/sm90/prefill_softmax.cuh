@@ -3,13 +3,10 @@
 // s[4 j + 2 row + {0, 1}]; a row is spread over the four lanes of a quad. Registers only.
 #pragma once
 
+#include "common/softmax.cuh"
 #include "sm90/prefill_tile.cuh"
 
 namespace folio::prefill {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kInfinity = __builtin_huge_valf();
 
 // From products q k to logits in units of log2. The scale goes into the exponent, exp2(s * scale - max *
 // scale), except where it cannot: under a soft cap, and for scales that are not positive, under which the
@@ -19,13 +16,12 @@ struct LogitsScale {
     float exponent, product, cap;
 
     __device__ __forceinline__ LogitsScale(const FolioAttentionParams &params, unsigned kv_head) {
-        float scale = params.logits_scale;
-        if (params.k_scales != nullptr) scale *= params.k_scales[kv_head * params.k_scales_stride];
+        const float scale = params.logits_scale * head_scale(params.k_scales, params.k_scales_stride, kv_head);
         const bool capped = params.logits_soft_cap > 0.0f;
         const bool direct = !capped && scale > 0.0f;
-        exponent = direct ? scale * kLog2E : 1.0f;
-        cap = capped ? params.logits_soft_cap * kLog2E : 0.0f;
-        product = direct ? 1.0f : capped ? 2 * kLog2E * __fdividef(scale, params.logits_soft_cap) : scale * kLog2E;
+        exponent = direct ? scale * LOG2_E : 1.0f;
+        cap = capped ? params.logits_soft_cap * LOG2_E : 0.0f;
+        product = direct ? 1.0f : capped ? 2 * LOG2_E * __fdividef(scale, params.logits_soft_cap) : scale * LOG2_E;
     }
 };
 
@@ -59,7 +55,7 @@ template <int N>
 __device__ __forceinline__ void mask_right(float (&s)[N], int row, int end) {
 #pragma unroll
     for (int i = 2 * row; i < N; i += i % 2 == 0 ? 1 : 3) {
-        if (8 * (i / 4) + i % 2 >= end) s[i] = -kInfinity;
+        if (8 * (i / 4) + i % 2 >= end) s[i] = minus_infinity();
     }
 }
 
@@ -67,7 +63,7 @@ template <int N>
 __device__ __forceinline__ void mask_left(float (&s)[N], int row, int begin) {
 #pragma unroll
     for (int i = 2 * row; i < N; i += i % 2 == 0 ? 1 : 3) {
-        if (8 * (i / 4) + i % 2 < begin) s[i] = -kInfinity;
+        if (8 * (i / 4) + i % 2 < begin) s[i] = minus_infinity();
     }
 }
 
@@ -90,7 +86,7 @@ __device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionPar
 // the output, leaving it costs nothing but range. A product above `limit` makes it rise.
 struct Rows {
     static constexpr float kLag = 8.0f;
-    float limit[2] = {-kInfinity, -kInfinity};
+    float limit[2] = {minus_infinity(), minus_infinity()};
     float offset[2] = {}, sum[2] = {};
 
     // s becomes exp2(s scale - offset). True if the output must be multiplied by `rescale`.
@@ -130,7 +126,7 @@ private:
             if (largest[r] > limit[r]) {
                 const float raised = largest[r] * scale;
                 // The first keys of a row meet an offset of 0 that means nothing.
-                rescale[r] = limit[r] == -kInfinity ? 0.0f : exp2_approx(offset[r] - raised);
+                rescale[r] = limit[r] == minus_infinity() ? 0.0f : exp2_approx(offset[r] - raised);
                 offset[r] = raised;
                 limit[r] = largest[r] + kLag * reciprocal_approx(scale);
                 sum[r] *= rescale[r];
@@ -151,8 +147,8 @@ struct RowEnd {
 
     // `sum` of exponentials relative to 2^offset, 0 where the row saw nothing; `sink` in units of log2.
     __device__ __forceinline__ RowEnd(float offset, float sum, float sink) {
-        const float top = fmaxf(sum > 0.0f ? offset : -kInfinity, sink);
-        const float base = top == -kInfinity ? 0.0f : top;
+        const float top = fmaxf(sum > 0.0f ? offset : minus_infinity(), sink);
+        const float base = top == minus_infinity() ? 0.0f : top;
         const float lowered = exp2_approx(offset - base);
         const float total = fmaf(sum, lowered, exp2_approx(sink - base));
         weight = total > 0.0f ? lowered * reciprocal_approx(total) : 0.0f;
