@@ -65,6 +65,21 @@ struct FolioPlanView {
     const FolioItemPlace *places;  // [item], as items
 };
 
+enum FolioOutputType {
+    FOLIO_OUTPUT_BF16 = 0, FOLIO_OUTPUT_F16 = 1, FOLIO_OUTPUT_F32 = 2, FOLIO_OUTPUT_E4M3 = 3, FOLIO_OUTPUT_E5M2 = 4,
+};
+
+// What the host works out once for a launch of kernels/sm90/decode.cu and kernels/sm90/combine.cu.
+struct FolioDecodeLaunch {
+    folio_u32 group_size;              // num_qo_heads / num_kv_heads
+    folio_u32 output_type;             // FolioOutputType
+    folio_u32 head_dim_vo;             // read by the combine kernel only
+    folio_u32 boxes_log2;              // a tile of keys is 1 << boxes_log2 boxes, each within one page
+    folio_u32 k_page_step, v_page_step;  // how far the tensor map's last coordinate moves per page
+    folio_u32 head_major;              // the last coordinate counts heads (HND) and not groups of 8 tokens
+    folio_u32 kv_evict_first;          // the cache is small enough to leave the rest of L2 alone
+};
+
 struct FolioAttentionParams {
     FolioPlanView plan;
     FolioRows q, o;
@@ -99,7 +114,7 @@ struct FolioGenericParams {
     folio_u32 head_dim_qk, head_dim_vo;
     folio_u32 row_tiles;           // row tiles that the largest item needs
     folio_u32 o_dtype;             // FolioDtype
-    folio_u32 q_copy_bytes, k_copy_bytes, v_copy_bytes;  // 16, 8 or 4: what every row's address is a multiple of
+    folio_u32 q_copy_bytes, k_copy_bytes, v_copy_bytes;  // up to 16: what every row's address is a multiple of
     FolioDivisor page_size;
 };
 

@@ -62,3 +62,49 @@ fn number_after(text: &str, word: &str) -> Option<u32> {
         .parse()
         .ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'a' for 'sm_80'
+ptxas info    : Function properties for a
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 4 registers, used 0 barriers
+ptxas info    : Compile time = 8.328 ms
+ptxas info    : Compiling entry function 'ab' for 'sm_80'
+ptxas info    : Function properties for ab
+ptxas         .     160 bytes stack frame, 24 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 160 bytes cumulative stack size, 4096 bytes smem
+ptxas info    : Compile time = 12.260 ms";
+
+    #[test]
+    fn kernels_of_one_log_are_told_apart() {
+        let a = Kernel {
+            registers: 4,
+            static_shared: 0,
+            spills: 0,
+            stack: 0,
+        };
+        let ab = Kernel {
+            registers: 255,
+            static_shared: 4096,
+            spills: 40,
+            stack: 160,
+        };
+        assert_eq!(parse(LOG, "a"), Ok(a));
+        assert_eq!(parse(LOG, "ab"), Ok(ab));
+        assert!(parse(LOG, "b").is_err());
+        assert!(parse("", "a").is_err());
+    }
+
+    #[test]
+    fn lost_performance_is_found() {
+        assert_eq!(lost_performance(LOG), None);
+        let line = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are \
+                    serialized due to insufficient register resources";
+        assert_eq!(lost_performance(&format!("{LOG}\n{line}\n")), Some(line));
+    }
+}

@@ -168,23 +168,21 @@ __device__ __forceinline__ void store_float(void *base, u32 dtype, i64 index, fl
     }
 }
 
-// Elements `index` and `index + 1` at once. Rows are 4-byte aligned and `index` is even.
+// Elements `index` and `index + 1`, at once where they are aligned together.
 __device__ __forceinline__ void store_pair(void *base, u32 dtype, i64 index, float x, float y) {
+    const i64 size = dtype == FOLIO_F32 ? 4 : dtype <= FOLIO_BF16 ? 2 : 1;
+    u8 *at = static_cast<u8 *>(base) + index * size;
+    if (reinterpret_cast<u64>(at) % (2 * size) != 0) {
+        store_float(base, dtype, index, x);
+        store_float(base, dtype, index + 1, y);
+        return;
+    }
     switch (dtype) {
-        case FOLIO_F32:
-            static_cast<float *>(base)[index] = x;
-            static_cast<float *>(base)[index + 1] = y;
-            break;
-        case FOLIO_F16: *reinterpret_cast<u32 *>(static_cast<u16 *>(base) + index) = f16::pack(x, y); break;
-        case FOLIO_BF16: *reinterpret_cast<u32 *>(static_cast<u16 *>(base) + index) = bf16::pack(x, y); break;
-        case FOLIO_E4M3:
-            *reinterpret_cast<u16 *>(static_cast<u8 *>(base) + index) =
-                static_cast<u16>(e4m3::store(x) | e4m3::store(y) << 8);
-            break;
-        default:
-            *reinterpret_cast<u16 *>(static_cast<u8 *>(base) + index) =
-                static_cast<u16>(e5m2::store(x) | e5m2::store(y) << 8);
-            break;
+        case FOLIO_F32: *reinterpret_cast<float2 *>(at) = make_float2(x, y); break;
+        case FOLIO_F16: *reinterpret_cast<u32 *>(at) = f16::pack(x, y); break;
+        case FOLIO_BF16: *reinterpret_cast<u32 *>(at) = bf16::pack(x, y); break;
+        case FOLIO_E4M3: *reinterpret_cast<u16 *>(at) = static_cast<u16>(e4m3::store(x) | e4m3::store(y) << 8); break;
+        default: *reinterpret_cast<u16 *>(at) = static_cast<u16>(e5m2::store(x) | e5m2::store(y) << 8); break;
     }
 }
 

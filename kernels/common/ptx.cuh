@@ -57,6 +57,11 @@ __device__ __forceinline__ uint2 ld_shared_v2(folio_u32 address) {
     return v;
 }
 
+__device__ __forceinline__ void st_shared_v4(folio_u32 address, const folio_u32 (&v)[4]) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+
 // c += a (16x16, row) * b (16x8, column), fp32 accumulation.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&c)[4], const folio_u32 (&a)[4], folio_u32 b0, folio_u32 b1) {
     asm volatile(

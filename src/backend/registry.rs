@@ -50,7 +50,7 @@ fn open_cuda(_: i32) -> Result<Box<dyn Backend>> {
 /// CUDA devices; 0 where there is no driver.
 #[cfg(feature = "cuda")]
 pub fn cuda_device_count() -> u32 {
-    crate::cuda::backend::device_count()
+    crate::cuda::driver::device_count()
 }
 
 /// CUDA devices; this build drives none.

@@ -35,13 +35,6 @@ impl CudaBackend {
     }
 }
 
-/// The number of CUDA devices; 0 where there is no usable driver.
-pub fn device_count() -> u32 {
-    Driver::get()
-        .and_then(Driver::device_count)
-        .unwrap_or_default()
-}
-
 impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device::Cuda(self.context.device().ordinal)

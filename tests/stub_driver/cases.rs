@@ -13,6 +13,7 @@ use folio::cuda::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
 use folio::dtype::DType;
 use folio::error::Error;
 
+use crate::backend;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 
@@ -75,6 +76,56 @@ pub const CASES: &[Case<Setup>] = &[
         "kernels_that_are_not_there",
         WORKING,
         kernels_that_are_not_there,
+    ),
+    case(
+        "backend_run_is_one_launch",
+        WORKING,
+        backend::run_is_one_launch,
+    ),
+    case(
+        "backend_run_with_splits_is_two_launches",
+        WORKING,
+        backend::split_run_is_two_launches,
+    ),
+    case(
+        "backend_plan_is_one_copy",
+        WORKING,
+        backend::plan_is_one_copy,
+    ),
+    case(
+        "backend_plan_on_the_device_is_one_launch",
+        WORKING,
+        backend::device_plan_is_one_launch,
+    ),
+    case(
+        "backend_capture_needs_the_graph_flag",
+        WORKING,
+        backend::capture_needs_the_graph_flag,
+    ),
+    case(
+        "backend_captures_graph_plans",
+        WORKING,
+        backend::captures_graph_plans,
+    ),
+    case(
+        "backend_refuses_foreign_streams",
+        WORKING,
+        backend::refuses_foreign_streams,
+    ),
+    case(
+        "backend_append_is_one_launch",
+        WORKING,
+        backend::append_is_one_launch,
+    ),
+    case(
+        "backend_out_of_memory",
+        mode("out_of_memory"),
+        backend::out_of_memory,
+    ),
+    case(
+        "backend_launch_failure",
+        mode("launch_failure"),
+        backend::launch_failure,
     ),
 ];
 
@@ -339,12 +390,11 @@ fn events() {
     let context = context();
     let event = Event::new(&context).unwrap();
     let current = context.enter().unwrap();
+    assert!(event.is_reached(&current).unwrap(), "nothing was recorded");
     event.record(&current, Stream(0x1000)).unwrap();
-    assert!(
-        !event.is_reached(&current).unwrap(),
-        "the stub is never ready"
-    );
+    assert!(!event.is_reached(&current).unwrap());
     event.wait(&current).unwrap();
+    assert!(event.is_reached(&current).unwrap());
     let recorder = Recorder::new();
     recorder.forget();
     // SAFETY: the stub copies nothing.

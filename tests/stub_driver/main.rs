@@ -3,6 +3,7 @@
 //! path.
 #![allow(unsafe_code)]
 
+mod backend;
 mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;

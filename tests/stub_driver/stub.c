@@ -17,6 +17,7 @@ enum {
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_HANDLE = 400,
+    NOT_READY = 600,
     LAUNCH_FAILED = 719
 };
 
@@ -184,14 +185,24 @@ EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, unsigned rank, 
 }
 #endif
 
-EXPORT CUresult cuEventCreate(void **event, unsigned flags) {
+/* An event is pending from its recording until somebody waits for it. */
+struct event { int pending; };
+EXPORT CUresult cuEventCreate(struct event **event, unsigned flags) {
     note("cuEventCreate");
-    return *event = (void *)0xE0, flags == 2 ? OK : INVALID_VALUE;
+    *event = calloc(1, sizeof **event);
+    return flags == 2 ? OK : INVALID_VALUE;
 }
-EXPORT CUresult cuEventDestroy_v2(void *event) { return (void)event, note("cuEventDestroy"), OK; }
-EXPORT CUresult cuEventRecord(void *event, void *stream) { return (void)event, (void)stream, note("cuEventRecord"), OK; }
-EXPORT CUresult cuEventQuery(void *event) { return (void)event, note("cuEventQuery"), 600; }
-EXPORT CUresult cuEventSynchronize(void *event) { return (void)event, note("cuEventSynchronize"), OK; }
+EXPORT CUresult cuEventDestroy_v2(struct event *event) { return free(event), note("cuEventDestroy"), OK; }
+EXPORT CUresult cuEventRecord(struct event *event, void *stream) {
+    (void)stream;
+    event->pending = 1;
+    return note("cuEventRecord"), OK;
+}
+EXPORT CUresult cuEventQuery(struct event *event) { return note("cuEventQuery"), event->pending ? NOT_READY : OK; }
+EXPORT CUresult cuEventSynchronize(struct event *event) {
+    event->pending = 0;
+    return note("cuEventSynchronize"), OK;
+}
 EXPORT CUresult cuMemcpyHtoDAsync_v2(uint64_t destination, const void *source, size_t bytes, void *stream) {
     (void)destination, (void)source, (void)stream, (void)bytes;
     note("cuMemcpyHtoDAsync");

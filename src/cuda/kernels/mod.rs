@@ -391,12 +391,22 @@ mod tests {
     }
 
     #[test]
-    fn hopper_rows_come_first_and_only_on_hopper() {
-        let first = |cc| candidates(query(cc, 128)).next().map(|row| row.arch);
-        assert_eq!(first((9, 0)), Some(Arch::Sm90a));
-        assert_eq!(first((8, 6)), Some(Arch::Sm80));
-        assert_eq!(first((12, 0)), Some(Arch::Sm80));
-        assert_eq!(first((7, 5)), None);
+    fn rows_of_an_architecture_come_before_portable_ones() {
+        let portable = |row: &Row| row.arch == Arch::Sm80;
+        assert!(table().is_sorted_by_key(portable));
+        for (cc, runs) in [
+            ((8, 6), true),
+            ((9, 0), true),
+            ((12, 0), true),
+            ((7, 5), false),
+        ] {
+            let found: Vec<_> = candidates(query(cc, 128)).collect();
+            assert_eq!(found.iter().any(|row| portable(row)), runs, "{cc:?}");
+            assert!(
+                cc == (9, 0) || found.iter().all(|row| portable(row)),
+                "{cc:?}"
+            );
+        }
     }
 
     #[test]
