@@ -40,6 +40,14 @@ __device__ __forceinline__ void store_output4(void *row, unsigned output_type, u
     }
 }
 
+__device__ __forceinline__ float4 scaled(float4 x, float f) {
+    return make_float4(x.x * f, x.y * f, x.z * f, x.w * f);
+}
+
+__device__ __forceinline__ float4 multiply_add(float f, float4 x, float4 y) {
+    return make_float4(f * x.x + y.x, f * x.y + y.y, f * x.z + y.z, f * x.w + y.w);
+}
+
 // What a finished row is multiplied by: the value scales, and 1 / o_scale for an fp8 output.
 __device__ __forceinline__ float output_scale(const FolioAttentionParams &params, unsigned output_type,
                                               unsigned kv_head) {
@@ -56,6 +64,13 @@ struct SoftmaxTotal {
 
     __device__ __forceinline__ float base2_lse() const { return total == 0.f ? -kInfinity : peak + log2_approx(total); }
 };
+
+__device__ __forceinline__ void store_lse(const FolioAttentionParams &params, folio_i64 token, unsigned head,
+                                          SoftmaxTotal total) {
+    constexpr float kLn2 = 0.6931471805599453f;
+    const float unit = params.flags & FOLIO_RUN_LSE_BASE_2 ? 1.f : kLn2;
+    params.lse[token * params.lse_stride_token + head * params.lse_stride_head] = total.base2_lse() * unit;
+}
 
 // Adds one logit (base 2) that has no value behind it; `rescale` is what the values so far are multiplied by.
 __device__ __forceinline__ SoftmaxTotal add_sink(SoftmaxTotal sum, float sink, float &rescale) {
