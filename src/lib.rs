@@ -18,10 +18,15 @@
 //! 5. One fact stands in one place; what must be written twice is compared by a test.
 #![deny(unsafe_code)]
 
+pub mod api;
 pub mod backend;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod dtype;
 pub mod error;
+pub mod ffi;
+pub mod log;
 pub mod plan;
 pub mod problem;
 pub mod tensor;

@@ -199,16 +199,13 @@ impl Tensor {
     /// Two different indices never name the same element: what an output needs. (A sufficient rule:
     /// ordered by stride, each dimension must step over all the smaller ones.)
     pub fn is_injective(&self) -> bool {
-        let mut dims: Vec<(i64, i64)> = self
-            .strides()
-            .iter()
-            .zip(self.shape())
-            .filter(|&(_, &extent)| extent > 1)
-            .map(|(&stride, &extent)| (stride, extent))
-            .collect();
+        let mut dims = [(0, 1); MAX_RANK];
+        for (dim, step) in dims.iter_mut().enumerate().take(self.rank) {
+            *step = (self.strides[dim], self.shape[dim]);
+        }
         dims.sort_unstable();
         let mut reach = 0i64;
-        for (stride, extent) in dims {
+        for (stride, extent) in dims.into_iter().filter(|&(_, extent)| extent > 1) {
             if stride <= reach {
                 return false;
             }
@@ -285,12 +282,91 @@ impl Tensor {
         host.then(|| unsafe { slice(self.address, self.num_elements()) })
     }
 
+    /// All memory of a host tensor of `i32` from its first to its last element, gaps between rows
+    /// included; `None` for any other tensor.
+    #[allow(unsafe_code)]
+    pub fn as_i32_rows(&self) -> Option<&[i32]> {
+        let host = self.device == Device::Cpu && self.dtype == DType::I32;
+        let span: i64 = match self.is_empty() {
+            true => 0,
+            false => {
+                1 + self
+                    .shape()
+                    .iter()
+                    .zip(self.strides())
+                    .map(|(n, s)| (n - 1) * s)
+                    .sum::<i64>()
+            }
+        };
+        // SAFETY: the constructor's contract makes the described extent readable; gaps between rows of
+        // one allocation are memory of the caller's too, and every bit pattern is an i32.
+        host.then(|| unsafe { slice(self.address, span) })
+    }
+
+    /// A compact host tensor of slots, `i32` or `i64`; `None` for any other tensor.
+    #[allow(unsafe_code)]
+    pub fn as_slots(&self) -> Option<Slots<'_>> {
+        if self.dtype == DType::I32 {
+            return self.as_i32().map(Slots::I32);
+        }
+        let host = self.device == Device::Cpu && self.dtype == DType::I64 && self.is_compact();
+        // SAFETY: as in `as_i32`.
+        host.then(|| Slots::I64(unsafe { slice(self.address, self.num_elements()) }))
+    }
+
+    /// A compact host tensor of bytes as a slice; `None` for any other tensor.
+    #[allow(unsafe_code)]
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        let host = self.device == Device::Cpu && self.dtype == DType::U8 && self.is_compact();
+        // SAFETY: as in `as_i32`.
+        host.then(|| unsafe { slice(self.address, self.num_elements()) })
+    }
+
     /// A compact host tensor of `f32` as a slice; `None` for any other tensor.
     #[allow(unsafe_code)]
     pub fn as_f32(&self) -> Option<&[f32]> {
         let host = self.device == Device::Cpu && self.dtype == DType::F32 && self.is_compact();
         // SAFETY: as in `as_i32`.
         host.then(|| unsafe { slice(self.address, self.num_elements()) })
+    }
+}
+
+/// A slot mapping of either integer type.
+#[derive(Debug, Clone, Copy)]
+pub enum Slots<'a> {
+    /// int32 slots.
+    I32(&'a [i32]),
+    /// int64 slots.
+    I64(&'a [i64]),
+}
+
+impl Slots<'_> {
+    /// The slot of `token`.
+    pub fn get(&self, token: usize) -> i64 {
+        match self {
+            Slots::I32(slots) => i64::from(slots[token]),
+            Slots::I64(slots) => slots[token],
+        }
+    }
+
+    /// The number of tokens.
+    pub fn len(&self) -> usize {
+        match self {
+            Slots::I32(slots) => slots.len(),
+            Slots::I64(slots) => slots.len(),
+        }
+    }
+
+    /// No tokens.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first slot that `found` accepts, and its token.
+    pub fn position_of(&self, found: impl Fn(i64) -> bool) -> Option<(usize, i64)> {
+        (0..self.len())
+            .map(|token| (token, self.get(token)))
+            .find(|&(_, slot)| found(slot))
     }
 }
 

@@ -1,6 +1,10 @@
 //! What a backend is: the trait that `cpu` and `cuda` implement and that `api` calls. Arguments are
 //! already checked; a backend refuses only what it cannot do.
 
+mod registry;
+
+pub use registry::{Target, cuda_device_count, open};
+
 use crate::error::Result;
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, MergeArgs, MergeStatesArgs, WorkList,

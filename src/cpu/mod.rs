@@ -1,3 +1,87 @@
 //! The CPU backend, and the float64 oracle that all backends are tested against.
+//!
+//! A run walks work items on the context's threads (`threads`). Kernels are written once over a vector
+//! type (`simd`) and compiled per instruction set into a table (`isa`), picked at run time. The walks are
+//! `stream` for few query rows and `panel` for many.
 
+mod append;
+mod attention;
+mod exp;
+mod isa;
+mod mask;
+mod merge;
+mod panel;
+mod product;
 pub mod reference;
+mod rows;
+mod run;
+mod scratch;
+mod shape;
+mod simd;
+#[cfg(target_arch = "x86_64")]
+mod simd_x86;
+mod softmax;
+mod stream;
+mod threads;
+mod transpose;
+
+pub use isa::Isa;
+
+use crate::backend::{Attention, Backend, Stream};
+use crate::error::{Error, Result};
+use crate::problem::{AppendArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
+use crate::tensor::Device;
+use std::sync::Arc;
+
+/// The operators of [`Backend`] on the CPU, with threads of its own.
+#[derive(Debug)]
+pub struct CpuBackend {
+    pool: Arc<threads::Pool>,
+    isa: Isa,
+}
+
+impl CpuBackend {
+    /// A backend with `num_threads` threads, the caller's among them (0: the caller's alone), on the
+    /// best instruction set.
+    pub fn new(num_threads: u32) -> Result<CpuBackend> {
+        CpuBackend::with_isa(num_threads, Isa::best())
+    }
+
+    /// As [`CpuBackend::new`], on an instruction set of the caller's choice.
+    ///
+    /// # Errors
+    /// `Unsupported` where this machine does not have it.
+    pub fn with_isa(num_threads: u32, isa: Isa) -> Result<CpuBackend> {
+        if !isa.is_available() {
+            return Err(Error::Unsupported(format!(
+                "isa: {isa:?} is not available on this machine; {:?} is",
+                Isa::best()
+            )));
+        }
+        let pool = Arc::new(threads::Pool::new(num_threads)?);
+        Ok(CpuBackend { pool, isa })
+    }
+}
+
+impl Backend for CpuBackend {
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
+        let pool = Arc::clone(&self.pool);
+        Ok(Box::new(attention::CpuAttention::new(pool, self.isa, desc)))
+    }
+
+    fn append(&self, args: &AppendArgs, _: Stream) -> Result<()> {
+        append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn merge(&self, args: &MergeArgs, _: Stream) -> Result<()> {
+        merge::merge(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn merge_states(&self, args: &MergeStatesArgs, _: Stream) -> Result<()> {
+        merge::merge_states(&self.pool, self.isa.kernels(), args)
+    }
+}

@@ -4,7 +4,6 @@
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
 use crate::backend::{Attention, Backend, Stream, Tiling, Workspace, WorkspaceInfo};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, HostBatch, KvStorage, LogBase, Mask,
@@ -273,8 +272,13 @@ impl Backend for ReferenceBackend {
 
     fn append(&self, args: &AppendArgs, _: Stream) -> Result<()> {
         let page_size = args.k_cache.extent(1);
-        for token in 0..args.slot_mapping.extent(0) {
-            let slot = slot(&args.slot_mapping, token);
+        let Some(slots) = args.slot_mapping.as_slots() else {
+            return Err(Error::Internal(
+                "slot_mapping passed its checks and is no host integer".into(),
+            ));
+        };
+        for token in 0..slots.len() {
+            let (token, slot) = (token as i64, slots.get(token));
             if slot < 0 {
                 continue;
             }
@@ -331,22 +335,6 @@ impl Backend for ReferenceBackend {
             }
         }
         Ok(())
-    }
-}
-
-/// Entry `token` of a slot mapping of either integer type. (`Tensor::get` goes through `f32`, which
-/// cannot hold every slot.)
-#[allow(unsafe_code)]
-fn slot(slots: &Tensor, token: i64) -> i64 {
-    assert!((0..slots.extent(0)).contains(&token), "slot index");
-    let offset = (token * slots.stride(0)) as usize * slots.dtype().size();
-    let at = (slots.address() + offset) as *const u8;
-    // SAFETY: the index was checked against the extent, and the tensor's maker promised readable memory.
-    unsafe {
-        match slots.dtype() {
-            DType::I32 => i64::from(at.cast::<i32>().read_unaligned()),
-            _ => at.cast::<i64>().read_unaligned(),
-        }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::tensor::Tensor;
 /// The lengths of a batch: on the host, where `plan` reads them, or on the device, where a planning
 /// kernel does.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for one call")]
 pub enum Batch<'a> {
     /// Lengths in host memory.
     Host(HostBatch<'a>),
@@ -96,6 +97,8 @@ impl<'a> HostBatch<'a> {
 pub struct DeviceBatch {
     /// Requests.
     pub batch_size: u32,
+    /// Query rows of every request where `qo_indptr` is absent.
+    pub qo_len: u32,
     /// `[batch_size + 1]` int32; `None` for decode with a fixed number of rows per request.
     pub qo_indptr: Option<Tensor>,
     /// `[batch_size + 1]` int32 page (or ragged token) offsets, for CSR and ragged.

@@ -1,0 +1,256 @@
+"""Folio on a GPU against its peers and the chip's limits: checks every answer, then times it.
+
+Method: each call is captured in a CUDA graph; before each replay 256 MB are written, so that the L2 holds
+nothing of the call's; the median of 30 replays counts, every kernel of the call included, plan not. Decode rates
+count KV bytes once, prefill rates exact unmasked FLOPs. Limits are measured in the same run.
+Writes JSON lines, a table and a roofline picture to the folder given as the first argument.
+"""
+
+import argparse
+import ctypes
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+import folio
+import peers
+import roofline
+from workloads import ROWS, Workload
+
+REPLAYS = 30
+# Relative error (Frobenius) that a bf16 answer may have against float64; peers are at 0.002 to 0.003.
+TOLERANCE = {torch.bfloat16: 4e-3}
+FLUSH = None
+
+
+def flush():
+    global FLUSH
+    if FLUSH is None:
+        FLUSH = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    FLUSH.fill_(1)
+
+
+def captured(function):
+    """Microseconds per call: (median, minimum) of graph replays with a cold L2."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        function()
+    times = []
+    for _ in range(REPLAYS):
+        flush()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times), min(times)
+
+
+def limits():
+    """Bytes per second of a copy (read and written), FLOP/s of a bf16 matrix product, and an empty graph."""
+    a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    copy = 2 * a.numel() / captured(lambda: b.copy_(a))[0] * 1e6
+    x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = 2 * 8192**3 / captured(lambda: x @ y)[0] * 1e6
+    return {"copy_bytes_per_s": copy, "bf16_flops": product}
+
+
+def error(workload, out):
+    """Relative error of sampled rows against float64."""
+    row = workload.row
+    rows = sorted({0, row.q // 2, row.q - 1})
+    worst = 0.0
+    for request in {0, row.batch - 1}:
+        want = workload.reference(request, rows)
+        got = out.view(row.batch, row.q, *out.shape[1:])[request, rows].double()
+        worst = max(worst, ((got - want).norm() / want.norm()).item())
+    return worst
+
+
+def folio_attention(context, w):
+    """A planned handle over the workload, and its run."""
+    row = w.row
+    desc = dict(flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(w.q.dtype), kv_dtype=folio.dtype(w.kv_dtype),
+                num_qo_heads=row.hq, num_kv_heads=row.hk, head_dim_qk=row.d, head_dim_vo=w.head_dim_vo,
+                page_size=row.page, max_batch_size=row.batch, max_kv_len=row.kv)
+    if row.kind == "prefill":
+        desc["max_num_tokens"] = row.batch * row.q
+    handle = folio.Attention(context, row.kind, **desc)
+    batch = dict(kv_indptr=w.kv_indptr, kv_indices=w.kv_indices, last_page_len=w.last_page_len)
+    if row.kind == "prefill":
+        batch["qo_indptr"] = w.qo_indptr
+    handle.plan(**batch)
+    mask = folio.MASK_CAUSAL if row.causal else folio.MASK_FULL
+    return handle, batch, handle.run(q=w.q, k=w.k, v=w.v, o=w.o, sm_scale=w.sm_scale, mask_mode=mask)
+
+
+def host_microseconds(function, rounds=200):
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        function()
+        times.append((time.perf_counter() - begin) * 1e6)
+        torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def measure(context, row):
+    torch.manual_seed(0)
+    w = Workload(row)
+    handle, batch, run = folio_attention(context, w)
+    w.o.fill_(float("nan"))
+    run()
+    torch.cuda.synchronize()
+    wrong = error(w, w.o)
+    result = {"kind": row.kind, "name": row.name, "kernel": handle.kernel, "error": wrong, "kv_bytes": w.kv_bytes,
+              "flops": w.flops, "workspace_bytes": handle.workspace_bytes, "us": {}}
+    if not wrong < TOLERANCE[torch.bfloat16]:
+        raise RuntimeError(f"{row.name}: error {wrong} against float64 (kernel {handle.kernel})")
+    result["plan_us"] = host_microseconds(lambda: handle.plan(**batch), 50)
+    result["run_host_us"] = host_microseconds(run, 50)
+    result["us"]["folio"] = captured(run)[0]
+    for name, peer in peers.PEERS.items():
+        out = torch.empty_like(w.o)
+        try:
+            function = peer(w, out)
+            if function is not None:
+                result["us"][name] = captured(function)[0]
+        except Exception as failure:  # A peer that cannot run a row is a gap in its column, not an end.
+            print(f"# {name} on {row.name}: {str(failure)[:120]}", file=sys.stderr)
+    handle.close()
+    return result
+
+
+def measure_append(context, tokens):
+    """New tokens into shuffled slots of a page-16 cache of 8 heads × 128."""
+    key, value = (torch.randn(tokens, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    k_cache, v_cache = (torch.zeros(max(1, 2 * tokens // 16), 16, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    slots = torch.randperm(k_cache.shape[0] * 16, device="cuda")[:tokens].long()
+    run = context.append(key=key, value=value, k_cache=k_cache, v_cache=v_cache, slot_mapping=slots)
+    run()
+    torch.cuda.synchronize()
+    same = torch.equal(k_cache.view(-1, 8, 128)[slots], key) and torch.equal(v_cache.view(-1, 8, 128)[slots], value)
+    if not same:
+        raise RuntimeError(f"append of {tokens} tokens: the cache does not hold them")
+    moved = 4 * key.numel() * key.element_size()
+    return {"kind": "append", "name": f"tokens={tokens}", "moved_bytes": moved, "us": {"folio": captured(run)[0]}}
+
+
+def measure_merge(context, tokens):
+    """Two states of 32 heads × 128 in bf16."""
+    v_a, v_b = (torch.randn(tokens, 32, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    s_a, s_b = (torch.randn(tokens, 32, device="cuda") for _ in range(2))
+    v, s = torch.empty_like(v_a), torch.empty_like(s_a)
+    run = context.merge(v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b, v_out=v, s_out=s)
+    run()
+    w = torch.sigmoid(s_a.double() - s_b.double())[..., None]
+    want = w * v_a.double() + (1 - w) * v_b.double()
+    wrong = ((v.double() - want).norm() / want.norm()).item()
+    if not wrong < TOLERANCE[torch.bfloat16]:
+        raise RuntimeError(f"merge of {tokens} tokens: error {wrong}")
+    moved = 3 * (v.numel() * 2 + s.numel() * 4)
+    return {"kind": "merge", "name": f"tokens={tokens}", "moved_bytes": moved, "error": wrong,
+            "us": {"folio": captured(run)[0]}}
+
+
+def measure_plan(context, batch):
+    """Host time of plan: decode, up to 2k keys a request."""
+    lens = torch.randint(1, 2049, (batch,), generator=torch.Generator().manual_seed(1))
+    pages = (lens + 15) // 16
+    indptr = torch.zeros(batch + 1, dtype=torch.int32)
+    indptr[1:] = pages.cumsum(0)
+    indices = torch.randperm(int(indptr[-1])).int()
+    last = ((lens - 1) % 16 + 1).int()
+    handle = folio.Attention(context, "decode", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(torch.bfloat16), num_qo_heads=32,
+                             num_kv_heads=8, head_dim_qk=128, page_size=16, max_batch_size=batch, max_kv_len=2048)
+    fields = folio.struct(folio.Batch, kv_indptr=indptr, kv_indices=indices, last_page_len=last)
+    plan = handle.f["plan"]
+    where = folio.stream()
+    us = host_microseconds(lambda: plan(handle.handle, ctypes.byref(fields), ctypes.byref(handle.workspace), where, None))
+    handle.close()
+    return {"kind": "plan", "name": f"bs={batch}", "us": {"folio": us}}
+
+
+FIRST_CALL = """
+import time, torch; torch.zeros(1, device="cuda"); torch.cuda.synchronize()
+import folio
+from workloads import Workload, decode
+from bench import folio_attention
+w = Workload(decode(1, 1024)); torch.cuda.synchronize()
+begin = time.perf_counter()
+_, _, run = folio_attention(folio.Context(), w); run(); torch.cuda.synchronize()
+print((time.perf_counter() - begin) * 1e6)
+"""
+
+
+def measure_first_call():
+    """Context, handle, plan and first run in a new process whose CUDA context exists already."""
+    here = pathlib.Path(__file__).resolve().parent
+    answer = subprocess.run([sys.executable, "-c", FIRST_CALL], cwd=here, capture_output=True, text=True, check=True)
+    return {"kind": "first_call", "name": "bs=1 kv=1024", "us": {"folio": float(answer.stdout.split()[-1])}}
+
+
+def line(result, columns):
+    def cell(name):
+        us = result["us"].get(name)
+        if us is None:
+            return "–"
+        if result["kind"] == "prefill":
+            return f"{us:.1f} µs ({result['flops'] / us / 1e6:.0f} TFLOP/s)"
+        moved = result.get("kv_bytes") or result.get("moved_bytes")
+        return f"{us:.1f} µs ({moved / us / 1e6:.2f} TB/s)" if moved else f"{us:.1f} µs"
+
+    extra = [result.get("kernel", ""), f"{result['error']:.1e}" if "error" in result else ""]
+    return "| " + " | ".join([result["kind"], result["name"]] + [cell(name) for name in columns] + extra) + " |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="rows whose kind and name contain this")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    context = folio.Context()
+    ceilings = limits()
+    print("limits:", json.dumps(ceilings), torch.cuda.get_device_name())
+    tasks = [(f"{row.kind} {row.name}", lambda row=row: measure(context, row)) for row in ROWS]
+    tasks += [(f"append {n}", lambda n=n: measure_append(context, n)) for n in (64, 8192)]
+    tasks += [(f"merge {n}", lambda n=n: measure_merge(context, n)) for n in (256, 8192)]
+    tasks += [(f"plan {n}", lambda n=n: measure_plan(context, n)) for n in (1, 64, 256, 1024)]
+    tasks += [("first_call", measure_first_call)]
+    results, failures = [], []
+    for name, task in tasks:
+        if options.only not in name:
+            continue
+        try:
+            results.append(task())
+            print(line(results[-1], ["folio", *peers.PEERS]), flush=True)
+        except Exception as failure:
+            failures.append(name)
+            print(f"FAILED {name}: {failure}", flush=True)
+    with open(options.out / "results.jsonl", "w") as out:
+        for entry in [{"kind": "limits", **ceilings}, *results]:
+            out.write(json.dumps(entry) + "\n")
+    columns = ["folio", *peers.PEERS]
+    head = "| kind | workload | " + " | ".join(columns) + " | kernel | error |"
+    table = "\n".join([head, "|" + "---|" * (len(columns) + 4)] + [line(result, columns) for result in results])
+    (options.out / "table.md").write_text(table + "\n")
+    (options.out / "roofline.svg").write_text(roofline.picture(results, ceilings))
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""libfolio through ctypes: the structs of folio.h and a few lines that turn torch tensors into them.
+
+Not a Python package: just what the GPU benchmark and its checks need.
+"""
+
+import ctypes as c
+import os
+import pathlib
+
+import torch
+
+ABI_VERSION = 1
+DEVICE_CPU, DEVICE_CUDA = 1, 2
+MASK_CAUSAL, MASK_FULL = 0, 1
+RUN_WINDOW, RUN_LSE_BASE_2 = 1, 2
+PLAN_GRAPH, PLAN_BATCH_INVARIANT = 1, 2
+KV_PAGED, KV_RAGGED = 0, 1
+
+u8, u16, u32, i32, i64, u64, f32 = c.c_uint8, c.c_uint16, c.c_uint32, c.c_int32, c.c_int64, c.c_uint64, c.c_float
+ptr = c.c_void_p
+
+
+class DType(c.Structure):
+    _fields_ = [("code", u8), ("bits", u8), ("lanes", u16)]
+
+
+class Tensor(c.Structure):
+    _fields_ = [("data", ptr), ("device_type", i32), ("device_id", i32), ("ndim", i32), ("dtype", DType),
+                ("shape", c.POINTER(i64)), ("strides", c.POINTER(i64)), ("byte_offset", u64)]
+
+
+TensorPtr = c.POINTER(Tensor)
+
+
+class Error(c.Structure):
+    _fields_ = [("struct_size", u32), ("status", i32), ("message", c.c_char * 504)]
+
+
+def sized(name, fields):
+    return type(name, (c.Structure,), {"_fields_": [("struct_size", u32), ("flags", u32)] + fields})
+
+
+def tensors(*names):
+    return [(name, TensorPtr) for name in names]
+
+
+ContextDesc = sized("ContextDesc", [("device_type", i32), ("device_id", i32), ("num_threads", u32), ("log_level", i32),
+                                    ("log", ptr), ("log_user", ptr)])
+HEADS = [("q_dtype", DType), ("kv_dtype", DType), ("o_dtype", DType), ("kv_layout", i32), ("num_qo_heads", u32),
+         ("num_kv_heads", u32), ("head_dim_qk", u32), ("head_dim_vo", u32)]
+DecodeDesc = sized("DecodeDesc", HEADS + [("page_size", u32), ("max_batch_size", u32), ("max_qo_len", u32),
+                                          ("max_kv_len", u32), ("max_num_pages", u64)])
+PrefillDesc = sized("PrefillDesc", HEADS + [("kv_storage", i32), ("page_size", u32), ("max_batch_size", u32),
+                                            ("max_num_tokens", u32), ("max_qo_len", u32), ("max_kv_len", u32),
+                                            ("max_num_pages", u64)])
+WorkspaceInfo = sized("WorkspaceInfo", [("device_bytes", u64), ("host_bytes", u64), ("alignment", u64)])
+Workspace = sized("Workspace", [("device", ptr), ("device_bytes", u64), ("host", ptr), ("host_bytes", u64)])
+Batch = sized("Batch", [("qo_len", u32), ("reserved", u32)] + tensors("qo_indptr", "kv_indptr", "kv_indices",
+                                                                       "last_page_len", "kv_len", "block_table"))
+Args = sized("Args", tensors("q", "k", "v", "o", "lse", "k_scales", "v_scales", "custom_mask", "mm_prefix_ranges",
+                             "alibi_slopes", "sinks")
+             + [(name, f32) for name in ("sm_scale", "q_scale", "k_scale", "v_scale", "o_scale", "logits_soft_cap")]
+             + [("mask_mode", i32), ("window_left", i32), ("window_right", i32), ("reserved", u32)])
+AppendArgs = sized("AppendArgs", tensors("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scales", "v_scales")
+                   + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
+MergeArgs = sized("MergeArgs", tensors("v_a", "s_a", "v_b", "s_b", "v_out", "s_out", "mask"))
+
+DTYPES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.float8_e4m3fn: (10, 8),
+          torch.float8_e5m2: (12, 8), torch.int32: (0, 32), torch.int64: (0, 64), torch.uint8: (1, 8)}
+
+
+def dtype(torch_dtype):
+    return DType(*DTYPES[torch_dtype], 1)
+
+
+def tensor(t):
+    """A pointer to a folio_tensor; the torch tensor must outlive it."""
+    rank = t.dim()
+    shape, strides = (i64 * rank)(*t.shape), (i64 * rank)(*t.stride())
+    device = (DEVICE_CUDA, t.device.index or 0) if t.is_cuda else (DEVICE_CPU, 0)
+    result = Tensor(t.data_ptr(), *device, rank, dtype(t.dtype), shape, strides, 0)
+    result.keep = (t, shape, strides)
+    return c.pointer(result)
+
+
+def struct(kind, **fields):
+    value = kind(struct_size=c.sizeof(kind))
+    value.keep = []
+    for name, field in fields.items():
+        if isinstance(field, torch.Tensor):
+            field = tensor(field)
+            value.keep.append(field)
+        if field is not None:
+            setattr(value, name, field)
+    return value
+
+
+def load():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    path = os.environ.get("FOLIO_LIBRARY") or str(root / "target/release/libfolio.so")
+    lib = c.CDLL(path)
+    lib.folio_version.restype = c.c_char_p
+    lib.folio_decode_kernel.restype = lib.folio_prefill_kernel.restype = c.c_char_p
+    return lib
+
+
+LIB = load()
+
+
+def call(function, *args):
+    err = Error(struct_size=c.sizeof(Error))
+    status = function(*args, c.byref(err))
+    if status:
+        raise RuntimeError(f"{function.__name__}: status {status}: {err.message.decode()}")
+
+
+def stream():
+    return ptr(torch.cuda.current_stream().cuda_stream)
+
+
+class Context:
+    def __init__(self, device_type=DEVICE_CUDA, device_id=0, num_threads=0):
+        self.handle = ptr()
+        desc = struct(ContextDesc, device_type=device_type, device_id=device_id, num_threads=num_threads)
+        call(LIB.folio_context_create, c.byref(desc), c.byref(self.handle))
+
+    def append(self, **fields):
+        args = struct(AppendArgs, **fields)
+        return lambda: call(LIB.folio_kv_append, self.handle, c.byref(args), stream())
+
+    def merge(self, **fields):
+        args = struct(MergeArgs, **fields)
+        return lambda: call(LIB.folio_merge_state, self.handle, c.byref(args), stream())
+
+
+class Attention:
+    """A decode or prefill handle with a workspace of its own."""
+
+    def __init__(self, context, kind, **desc):
+        functions = ("create", "workspace", "plan", "run", "kernel", "destroy")
+        self.f = {name: getattr(LIB, f"folio_{kind}_{name}") for name in functions}
+        self.handle = ptr()
+        desc = struct(DecodeDesc if kind == "decode" else PrefillDesc, **desc)
+        call(self.f["create"], context.handle, c.byref(desc), c.byref(self.handle))
+        info = struct(WorkspaceInfo)
+        call(self.f["workspace"], self.handle, c.byref(info))
+        self.device_memory = torch.empty(max(1, info.device_bytes), dtype=torch.uint8, device="cuda")
+        self.host_memory = torch.empty(max(1, info.host_bytes), dtype=torch.uint8, pin_memory=True)
+        self.workspace = struct(Workspace, device=self.device_memory.data_ptr(), device_bytes=info.device_bytes,
+                                host=self.host_memory.data_ptr(), host_bytes=info.host_bytes)
+        self.workspace_bytes = info.device_bytes
+
+    @property
+    def kernel(self):
+        return self.f["kernel"](self.handle).decode()
+
+    def plan(self, **fields):
+        batch = struct(Batch, **fields)
+        call(self.f["plan"], self.handle, c.byref(batch), c.byref(self.workspace), stream())
+        return batch
+
+    def run(self, **fields):
+        """A function of no arguments that runs with these, so that timing sees the call alone."""
+        args = struct(Args, **fields)
+        return lambda: call(self.f["run"], self.handle, c.byref(args), stream())
+
+    def close(self):
+        self.f["destroy"](self.handle)
+        self.handle = None

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Everything a person with a GPU runs: the GPU tests, then the table. Needs python3 with PyTorch; builds nothing where
+# target/release/libfolio.so and the test binary are there already (FOLIO_GPU_TESTS names the binary), else needs cargo.
+#
+#   benches/gpu/run.sh [output folder]
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+out=${1:-$root/target/bench-gpu}
+
+if [ -n "${FOLIO_GPU_TESTS:-}" ]; then
+    "$FOLIO_GPU_TESTS"
+else
+    (cd "$root" && cargo build --release --lib && cargo test --release --test cuda)
+fi
+python3 "$here/bench.py" "$out"
+echo "table: $out/table.md, numbers: $out/results.jsonl, roofline: $out/roofline.svg"

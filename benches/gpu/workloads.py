@@ -1,0 +1,121 @@
+"""The rows of the table: shapes, and the tensors that make them real.
+
+A workload is what decode and prefill have in common: query rows per request against keys in shuffled pages.
+"""
+
+import dataclasses
+import math
+
+import torch
+
+
+@dataclasses.dataclass
+class Row:
+    """One line of the table. `kind` is decode, prefill, append, merge, plan or first_call."""
+
+    kind: str
+    batch: int
+    q: int
+    kv: int
+    hq: int = 32
+    hk: int = 8
+    d: int = 128
+    dv: int = 0
+    page: int = 16
+    causal: bool = True
+    kv_dtype: torch.dtype = torch.bfloat16
+    group: str = ""
+
+    @property
+    def name(self):
+        heads = f"hq={self.hq} hk={self.hk} d={self.d}" + (f" dv={self.dv}" if self.dv else "")
+        fp8 = " fp8" if self.kv_dtype != torch.bfloat16 else ""
+        q = "" if self.kind == "decode" else f" qlen={self.q}" + ("" if self.causal else " full")
+        return f"bs={self.batch}{q} kv={self.kv} {heads}{fp8}"
+
+
+def decode(batch, kv, **more):
+    return Row("decode", batch, 1, kv, **more)
+
+
+def prefill(batch, q, kv, **more):
+    return Row("prefill", batch, q, kv, **more)
+
+
+E4M3 = torch.float8_e4m3fn
+MLA = dict(hq=16, hk=16, d=192, dv=128)
+ROWS = [
+    decode(1, 1024), decode(1, 8192), decode(1, 131072), decode(8, 1024), decode(8, 8192), decode(32, 4096),
+    decode(64, 1024), decode(64, 8192), decode(256, 1024), decode(256, 4096), decode(64, 4096, hq=64),
+    decode(64, 4096, hk=32), decode(64, 4096, hq=64, d=64), decode(64, 4096, hq=16, d=256),
+    decode(1, 8192, kv_dtype=E4M3), decode(64, 8192, kv_dtype=E4M3), decode(256, 4096, kv_dtype=E4M3),
+    prefill(16, 1024, 1024), prefill(4, 4096, 4096), prefill(1, 16384, 16384), prefill(4, 4096, 4096, hq=64, d=64),
+    prefill(4, 4096, 4096, hq=16, d=256), prefill(8, 512, 8192), prefill(1, 2048, 32768), prefill(32, 128, 4096),
+    prefill(16, 1024, 1024, causal=False), prefill(4, 4096, 4096, causal=False),
+    prefill(1, 16384, 16384, causal=False), prefill(4, 4096, 4096, **MLA), prefill(1, 16384, 16384, **MLA),
+]
+
+
+class Workload:
+    """Tensors of a row. Pages are drawn from a pool with gaps and shuffled; q, k and v are normal."""
+
+    def __init__(self, row, seed=0):
+        device = "cuda"
+        generator = torch.Generator(device=device).manual_seed(seed)
+        dv = row.dv or row.d
+        self.row, self.causal, self.page_size = row, row.causal, row.page
+        self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo = row.hq, row.hk, row.d, dv
+        self.kv_dtype, self.sm_scale = row.kv_dtype, 1 / math.sqrt(row.d)
+        self.qo_lens, self.kv_lens = (torch.full((row.batch,), n, dtype=torch.int32) for n in (row.q, row.kv))
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+        pages = -(-row.kv // row.page)
+        pool = row.batch * pages + 7
+        self.q = normal(row.batch * row.q, row.hq, row.d)
+        self.k = normal(pool, row.page, row.hk, row.d).to(row.kv_dtype)
+        self.v = normal(pool, row.page, row.hk, dv).to(row.kv_dtype)
+        ids = torch.randperm(pool, generator=generator, device=device)[: row.batch * pages].int()
+        self.block_table = ids.view(row.batch, pages)
+        self.kv_indices = ids.cpu()
+        self.qo_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * row.q
+        self.kv_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * pages
+        self.last_page_len = torch.full((row.batch,), (row.kv - 1) % row.page + 1, dtype=torch.int32)
+        self.qo_indptr_device, self.kv_len_device = self.qo_indptr.cuda(), self.kv_lens.cuda()
+        self.o = torch.empty(row.batch * row.q, row.hq, dv, device=device, dtype=torch.bfloat16)
+        self.dense = self._dense() if row.kind == "prefill" and row.q == row.kv and row.kv_dtype == torch.bfloat16 else None
+
+    def tokens(self, request):
+        """K and V of one request, in order: [kv, heads, dim]."""
+        pages = self.block_table[request].long()
+        kv = int(self.kv_lens[request])
+        return tuple(cache[pages].flatten(0, 1)[:kv] for cache in (self.k, self.v))
+
+    def _dense(self):
+        batch = self.row.batch
+        k, v = zip(*(self.tokens(b) for b in range(batch)))
+        q = self.q.view(batch, -1, *self.q.shape[1:])
+        return tuple(t.transpose(1, 2).contiguous() for t in (q, torch.stack(k), torch.stack(v)))
+
+    def reference(self, request, rows):
+        """Float64 attention of some query rows of a request: [rows, heads, dim]."""
+        k, v = (t.double().repeat_interleave(self.num_qo_heads // self.num_kv_heads, 1) for t in self.tokens(request))
+        q = self.q.view(self.row.batch, -1, *self.q.shape[1:])[request, rows].double()
+        s = torch.einsum("qhd,khd->hqk", q, k) * self.sm_scale
+        if self.causal:
+            last = torch.tensor(rows, device="cuda")[:, None] + self.row.kv - self.row.q
+            s.masked_fill_(torch.arange(self.row.kv, device="cuda") > last, -math.inf)
+        return torch.einsum("hqk,khd->qhd", s.softmax(-1), v)
+
+    @property
+    def kv_bytes(self):
+        per_token = self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo) * self.k.element_size()
+        return int(self.kv_lens.sum()) * per_token
+
+    @property
+    def flops(self):
+        """Exact: unmasked (row, key) pairs only."""
+        q, kv = self.row.q, self.row.kv
+        pairs = q * kv - q * (q - 1) // 2 if self.causal else q * kv
+        return 2 * self.row.batch * self.num_qo_heads * pairs * (self.head_dim_qk + self.head_dim_vo)

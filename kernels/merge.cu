@@ -1,0 +1,115 @@
+// Merges attention states of the caller's: n per row and head, or two in separate tensors. A state without
+// keys has lse -inf; +inf and NaN count as that too, as FlashAttention-2 marks empty rows with +inf.
+//
+// A row and head belong to lanes of one warp, which read every lse before one of them writes the merged
+// one: outputs may be the inputs themselves. Compiled per element type, FOLIO_Q.
+#include "common/softmax.cuh"
+
+namespace folio {
+
+typedef FOLIO_Q Element;
+
+// N elements that lie side by side, as fp32.
+template <int N>
+struct Values {
+    float x[N];
+
+    static __device__ __forceinline__ Values load(const Element::Storage *source) {
+        Values values;
+        if constexpr (N == 1) {
+            values.x[0] = Element::load(*source);
+        } else {
+            union {
+                uint4 vectors[N * sizeof(Element::Storage) / 16];
+                Element::Storage elements[N];
+            };
+#pragma unroll
+            for (u32 i = 0; i < N * sizeof(Element::Storage) / 16; i++) {
+                vectors[i] = reinterpret_cast<const uint4 *>(source)[i];
+            }
+#pragma unroll
+            for (int i = 0; i < N; i++) values.x[i] = Element::load(elements[i]);
+        }
+        return values;
+    }
+
+    __device__ __forceinline__ void store(Element::Storage *target) const {
+        if constexpr (N == 1) {
+            *target = Element::store(x[0]);
+        } else {
+            union {
+                uint4 vectors[N * sizeof(Element::Storage) / 16];
+                Element::Storage elements[N];
+            };
+#pragma unroll
+            for (int i = 0; i < N; i++) elements[i] = Element::store(x[i]);
+#pragma unroll
+            for (u32 i = 0; i < N * sizeof(Element::Storage) / 16; i++) {
+                reinterpret_cast<uint4 *>(target)[i] = vectors[i];
+            }
+        }
+    }
+};
+
+// State `index` of a row and head.
+struct State {
+    const Element::Storage *v;
+    float lse;
+
+    __device__ __forceinline__ State(const FolioMergeStatesParams &p, i64 token, u32 head, u32 index) {
+        const bool second = p.second.v && index == 1;
+        const FolioState &states = second ? p.second : p.first;
+        const i64 n = p.second.v ? 0 : index;
+        v = static_cast<const Element::Storage *>(states.v) + token * states.v_stride_token + n * states.v_stride_state +
+            head * states.v_stride_head;
+        lse = states.s[token * states.s_stride_token + n * states.s_stride_state + head * states.s_stride_head];
+        if (!(lse < __uint_as_float(0x7f800000u))) lse = minus_infinity();
+    }
+};
+
+template <int N>
+__device__ __forceinline__ void merge_row(const FolioMergeStatesParams &p, i64 token, u32 head, u32 lane, u32 lanes) {
+    const float to_base_2 = p.flags & FOLIO_RUN_LSE_BASE_2 ? 1.0f : LOG2_E;
+    float max = minus_infinity(), sum = 0.0f;
+    for (u32 i = 0; i < p.num_states; i++) max = fmaxf(max, State(p, token, head, i).lse);
+    const float base = exponent_base(max);
+    for (u32 i = 0; i < p.num_states; i++) sum += exp2_approx((State(p, token, head, i).lse - base) * to_base_2);
+    const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
+
+    Element::Storage *out = static_cast<Element::Storage *>(p.v_out.data) + token * p.v_out.stride_token +
+                            head * p.v_out.stride_head;
+    for (u32 d = N * lane; d < p.head_dim; d += N * lanes) {
+        Values<N> total = {};
+#pragma unroll 2
+        for (u32 i = 0; i < p.num_states; i++) {
+            const State state(p, token, head, i);
+            const float weight = exp2_approx((state.lse - base) * to_base_2) * factor;
+            const Values<N> values = Values<N>::load(state.v + d);
+#pragma unroll
+            for (int j = 0; j < N; j++) total.x[j] += weight > 0.0f ? weight * values.x[j] : 0.0f;
+        }
+        total.store(out + d);
+    }
+    __syncwarp(__activemask());
+    if (p.s_out && lane == 0) {
+        p.s_out[token * p.s_out_stride_token + head * p.s_out_stride_head] =
+            sum > 0.0f ? max + log2_approx(sum) / to_base_2 : minus_infinity();
+    }
+}
+
+}  // namespace folio
+
+extern "C" __global__ void __launch_bounds__(128) folio_merge_states(const __grid_constant__ FolioMergeStatesParams p) {
+    using namespace folio;
+    wait_for_prerequisites();
+    const u32 lane = threadIdx.x % p.lanes_per_row;
+    const i64 row = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / p.lanes_per_row;
+    const i64 token = row / p.num_heads;
+    const u32 head = static_cast<u32>(row - token * p.num_heads);
+    if (token >= p.num_tokens || (p.mask && p.mask[token * p.mask_stride] == 0)) return;
+    if (p.vectors) {
+        merge_row<8>(p, token, head, lane, p.lanes_per_row);
+    } else {
+        merge_row<1>(p, token, head, lane, p.lanes_per_row);
+    }
+}

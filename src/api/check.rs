@@ -1,0 +1,175 @@
+//! Checks that several operators share. Each failure is one sentence: field, value, what is accepted.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::tensor::{Device, Tensor};
+
+/// A tensor under its field's name.
+#[derive(Clone, Copy)]
+pub(super) struct Named<'a> {
+    pub name: &'a str,
+    pub tensor: Tensor,
+}
+
+/// What a dimension must be.
+#[derive(Clone, Copy)]
+pub(super) enum Extent {
+    /// Exactly this.
+    Is(i64),
+    /// This or more.
+    AtLeast(i64),
+    /// Whatever.
+    Any,
+}
+
+impl std::fmt::Display for Extent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Extent::Is(n) => write!(f, "{n}"),
+            Extent::AtLeast(n) => write!(f, "{n} or more"),
+            Extent::Any => f.write_str("any"),
+        }
+    }
+}
+
+/// Wraps a tensor that may not be absent.
+pub(super) fn required<'a>(name: &'a str, tensor: Option<Tensor>) -> Result<Named<'a>> {
+    match tensor {
+        Some(tensor) => Ok(Named { name, tensor }),
+        None => Err(Error::InvalidArgument(format!(
+            "{name}: NULL is not accepted; a tensor is"
+        ))),
+    }
+}
+
+impl Named<'_> {
+    pub fn on(self, device: Device) -> Result<Self> {
+        if self.tensor.device() == device {
+            return Ok(self);
+        }
+        Err(Error::DeviceMismatch(format!(
+            "{}: the tensor is on {}, the context on {device}",
+            self.name,
+            self.tensor.device()
+        )))
+    }
+
+    pub fn of(self, dtype: DType) -> Result<Self> {
+        // Hosts often carry fp8 pages as plain bytes.
+        if dtype.is_fp8() && self.tensor.dtype() == DType::U8 {
+            return Ok(Named {
+                tensor: self.tensor.with_dtype(dtype),
+                ..self
+            });
+        }
+        self.one_of(&[dtype])
+    }
+
+    pub fn one_of(self, dtypes: &[DType]) -> Result<Self> {
+        if dtypes.contains(&self.tensor.dtype()) {
+            return Ok(self);
+        }
+        let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+        Err(Error::DType(format!(
+            "{}: dtype {} is not accepted; {} is",
+            self.name,
+            self.tensor.dtype(),
+            names.join(" or ")
+        )))
+    }
+
+    pub fn shaped(self, extents: &[Extent]) -> Result<Self> {
+        let fits = self.tensor.rank() == extents.len()
+            && extents
+                .iter()
+                .zip(self.tensor.shape())
+                .all(|(want, &is)| match *want {
+                    Extent::Is(n) => is == n,
+                    Extent::AtLeast(n) => is >= n,
+                    Extent::Any => true,
+                });
+        if fits {
+            return Ok(self);
+        }
+        let wanted: Vec<String> = extents.iter().map(Extent::to_string).collect();
+        Err(Error::Shape(format!(
+            "{}: shape {:?} is not accepted; [{}] is",
+            self.name,
+            self.tensor.shape(),
+            wanted.join(", ")
+        )))
+    }
+
+    /// The last dimension's elements lie side by side.
+    pub fn unit_last_stride(self) -> Result<Self> {
+        let last = self.tensor.rank() - 1;
+        if self.tensor.stride(last) == 1 || self.tensor.extent(last) <= 1 {
+            return Ok(self);
+        }
+        Err(Error::Shape(format!(
+            "{}: stride {} of the last dimension is not accepted; 1 is",
+            self.name,
+            self.tensor.stride(last)
+        )))
+    }
+
+    pub fn compact(self) -> Result<Self> {
+        if self.tensor.is_compact() {
+            return Ok(self);
+        }
+        Err(Error::Shape(format!(
+            "{}: strides {:?} of shape {:?} are not accepted; a contiguous tensor is",
+            self.name,
+            self.tensor.strides(),
+            self.tensor.shape()
+        )))
+    }
+
+    /// An output may not name an element twice.
+    pub fn writable(self) -> Result<Self> {
+        if self.tensor.is_empty() || self.tensor.is_injective() {
+            return Ok(self);
+        }
+        Err(Error::Shape(format!(
+            "{}: strides {:?} of shape {:?} make elements overlap; an output needs elements of its own",
+            self.name,
+            self.tensor.strides(),
+            self.tensor.shape()
+        )))
+    }
+}
+
+/// `value`, or 1 where the caller left it 0; finite.
+pub(super) fn scale(name: &str, value: f32) -> Result<f32> {
+    finite(name, value).map(|value| if value == 0.0 { 1.0 } else { value })
+}
+
+pub(super) fn finite(name: &str, value: f32) -> Result<f32> {
+    if value.is_finite() {
+        return Ok(value);
+    }
+    Err(Error::InvalidArgument(format!(
+        "{name}: {value} is not accepted; a finite number is"
+    )))
+}
+
+/// A factor per KV head, or one for all.
+pub(super) fn head_scales(
+    name: &str,
+    scales: Option<Tensor>,
+    num_kv_heads: i64,
+    device: Device,
+) -> Result<Option<Tensor>> {
+    let Some(tensor) = scales else {
+        return Ok(None);
+    };
+    let scales = Named { name, tensor }.on(device)?.of(DType::F32)?;
+    let extent = if tensor.rank() == 1 && tensor.extent(0) == 1 {
+        1
+    } else {
+        num_kv_heads
+    };
+    Ok(Some(
+        scales.shaped(&[Extent::Is(extent)])?.compact()?.tensor,
+    ))
+}

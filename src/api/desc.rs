@@ -1,0 +1,102 @@
+//! Checks of what picks code and bounds memory.
+
+use crate::error::{Error, Result};
+use crate::problem::{AttentionDesc, Kind, KvStorage};
+
+/// Largest head dimension. (576/512 belongs to MLA, which has an operator of its own.)
+const MAX_HEAD_DIM: u32 = 256;
+/// Head dimensions are multiples of this.
+const HEAD_DIM_UNIT: u32 = 8;
+/// Most heads; far above any model, and keeps products of heads and dims within 32 bits.
+const MAX_HEADS: u32 = 4096;
+/// Lengths and offsets travel as int32.
+const MAX_LENGTH: u32 = i32::MAX as u32;
+
+/// Checks a desc and fills in derived maxima that the caller left 0.
+pub(super) fn check(mut desc: AttentionDesc) -> Result<AttentionDesc> {
+    dtypes(&desc)?;
+    heads(&desc)?;
+    storage(&desc)?;
+    if desc.kind == Kind::Decode {
+        let tokens = u64::from(desc.max_batch_size) * u64::from(desc.max_qo_len);
+        desc.max_num_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+    } else if desc.max_qo_len == 0 {
+        desc.max_qo_len = desc.max_num_tokens;
+    }
+    for (name, value) in [
+        ("max_batch_size", desc.max_batch_size),
+        ("max_qo_len", desc.max_qo_len),
+        ("max_num_tokens", desc.max_num_tokens),
+        ("max_kv_len", desc.max_kv_len),
+    ] {
+        within(name, value, 1, MAX_LENGTH)?;
+    }
+    if desc.max_num_pages == 0 {
+        let pages = desc.max_kv_len.div_ceil(desc.kv.page_size());
+        let all = u64::from(desc.max_batch_size) * u64::from(pages);
+        desc.max_num_pages = all.min(MAX_LENGTH.into());
+    }
+    let stated = u32::try_from(desc.max_num_pages).unwrap_or(u32::MAX);
+    within("max_num_pages", stated, 1, MAX_LENGTH)?;
+    Ok(desc)
+}
+
+fn dtypes(desc: &AttentionDesc) -> Result<()> {
+    if !desc.q_dtype.is_float() {
+        return Err(Error::Unsupported(format!(
+            "q_dtype: {} is not supported; float32, float16 and bfloat16 are",
+            desc.q_dtype
+        )));
+    }
+    for (name, dtype) in [("kv_dtype", desc.kv_dtype), ("o_dtype", desc.o_dtype)] {
+        if dtype != desc.q_dtype && !dtype.is_fp8() {
+            return Err(Error::Unsupported(format!(
+                "{name}: {dtype} is not supported with q_dtype {}; the same type, float8_e4m3 and float8_e5m2 are",
+                desc.q_dtype
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn heads(desc: &AttentionDesc) -> Result<()> {
+    within("num_qo_heads", desc.num_qo_heads, 1, MAX_HEADS)?;
+    within("num_kv_heads", desc.num_kv_heads, 1, MAX_HEADS)?;
+    if !desc.num_qo_heads.is_multiple_of(desc.num_kv_heads) {
+        return Err(Error::InvalidArgument(format!(
+            "num_qo_heads: {} is not accepted; a multiple of num_kv_heads ({}) is",
+            desc.num_qo_heads, desc.num_kv_heads
+        )));
+    }
+    for (name, dim) in [
+        ("head_dim_qk", desc.head_dim_qk),
+        ("head_dim_vo", desc.head_dim_vo),
+    ] {
+        if !(HEAD_DIM_UNIT..=MAX_HEAD_DIM).contains(&dim) || !dim.is_multiple_of(HEAD_DIM_UNIT) {
+            return Err(Error::Unsupported(format!(
+                "{name}: {dim} is not supported; multiples of {HEAD_DIM_UNIT} up to {MAX_HEAD_DIM} are"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn storage(desc: &AttentionDesc) -> Result<()> {
+    match desc.kv {
+        KvStorage::Paged { page_size, .. } => within("page_size", page_size, 1, MAX_LENGTH),
+        KvStorage::Ragged if desc.kind == Kind::Decode => Err(Error::Unsupported(
+            "kv_storage: ragged keys and values are not supported by decode; a paged cache is"
+                .into(),
+        )),
+        KvStorage::Ragged => Ok(()),
+    }
+}
+
+fn within(name: &str, value: u32, least: u32, most: u32) -> Result<()> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(format!(
+        "{name}: {value} is not accepted; {least} to {most} is"
+    )))
+}

@@ -1,0 +1,18 @@
+//! The safe Rust API: contexts, attention handles and the small operators. This layer checks every
+//! argument, so that what it hands to `plan` and the backends is known to be good. No C types here:
+//! `ffi` translates them into the inputs of this layer.
+
+mod args;
+mod attention;
+mod batch;
+mod cache;
+mod check;
+mod context;
+mod desc;
+
+pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
+pub use args::{MaskMode, RunInput};
+pub use attention::Attention;
+pub use batch::BatchInput;
+pub use cache::{AppendInput, MergeInput, MergeStatesInput, append, merge, merge_states};
+pub use context::Context;

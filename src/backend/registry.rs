@@ -1,0 +1,60 @@
+//! The backends that are compiled in.
+
+use super::Backend;
+use crate::cpu::CpuBackend;
+use crate::cpu::reference::ReferenceBackend;
+use crate::error::Result;
+
+/// Which backend a context runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The CPU, with this many threads; 0 computes on the calling thread.
+    Cpu {
+        /// Threads, the caller's among them.
+        num_threads: u32,
+    },
+    /// The float64 oracle on the calling thread.
+    Reference,
+    /// The CUDA device with this ordinal.
+    Cuda {
+        /// Device ordinal as the driver counts.
+        ordinal: i32,
+    },
+}
+
+/// Opens a backend.
+pub fn open(target: Target) -> Result<Box<dyn Backend>> {
+    match target {
+        Target::Reference => Ok(Box::new(ReferenceBackend)),
+        Target::Cpu { num_threads } => open_cpu(num_threads),
+        Target::Cuda { ordinal } => open_cuda(ordinal),
+    }
+}
+
+fn open_cpu(num_threads: u32) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(CpuBackend::new(num_threads)?))
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda(ordinal: i32) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(crate::cuda::backend::CudaBackend::new(ordinal)?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_: i32) -> Result<Box<dyn Backend>> {
+    Err(crate::error::Error::Unsupported(
+        "device_type: this build of Folio has no CUDA backend; use FOLIO_DEVICE_CPU".into(),
+    ))
+}
+
+/// CUDA devices; 0 where there is no driver.
+#[cfg(feature = "cuda")]
+pub fn cuda_device_count() -> u32 {
+    crate::cuda::driver::device_count()
+}
+
+/// CUDA devices; this build drives none.
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_device_count() -> u32 {
+    0
+}

@@ -1,0 +1,131 @@
+//! Writing new tokens to a paged cache: copies where the types agree, quantisation to fp8 otherwise.
+#![allow(unsafe_code)]
+
+use super::isa::Kernels;
+use super::rows::Quantise;
+use super::threads::Pool;
+use crate::dtype::{self, DType};
+use crate::error::{Error, Result};
+use crate::problem::AppendArgs;
+use crate::tensor::{Slots, Tensor};
+
+/// Bytes that are worth a thread of their own: below this one core's copy is as fast as waking another.
+const BYTES_PER_PIECE: usize = 64 << 10;
+
+/// New rows and the cache they go to.
+struct Side<'a> {
+    from: &'a Tensor,
+    to: &'a Tensor,
+    scale: f32,
+    scales: Option<&'a [f32]>,
+    kernels: &'a Kernels,
+}
+
+/// Writes keys and values; negative slots are skipped.
+pub fn append(pool: &Pool, kernels: &Kernels, args: &AppendArgs) -> Result<()> {
+    let Some(slots) = args.slot_mapping.as_slots() else {
+        return Err(Error::Internal(
+            "slot_mapping passed its checks and is no host integer".into(),
+        ));
+    };
+    let sides = [
+        Side {
+            from: &args.key,
+            to: &args.k_cache,
+            scale: args.k_scale,
+            scales: args.k_scales.as_ref().and_then(Tensor::as_f32),
+            kernels,
+        },
+        Side {
+            from: &args.value,
+            to: &args.v_cache,
+            scale: args.v_scale,
+            scales: args.v_scales.as_ref().and_then(Tensor::as_f32),
+            kernels,
+        },
+    ];
+    let token_bytes: usize = sides.iter().map(Side::token_bytes).sum();
+    let tokens_per_piece = BYTES_PER_PIECE.div_ceil(token_bytes.max(1));
+    let pieces = slots.len().div_ceil(tokens_per_piece);
+    pool.turn().for_each(pieces, &|_, piece| {
+        let first = piece * tokens_per_piece;
+        let tokens = first..slots.len().min(first + tokens_per_piece);
+        for side in &sides {
+            tokens.clone().for_each(|token| side.token(token, &slots));
+        }
+    })
+}
+
+impl Side<'_> {
+    fn token_bytes(&self) -> usize {
+        (self.from.extent(1) * self.from.extent(2)) as usize * self.from.dtype().size()
+    }
+
+    fn token(&self, token: usize, slots: &Slots<'_>) {
+        let slot = slots.get(token);
+        if slot < 0 {
+            return;
+        }
+        let page_size = self.to.extent(1);
+        let (page, slot) = (slot / page_size, slot % page_size);
+        let to = page * self.to.stride(0) + slot * self.to.stride(1);
+        let from = token as i64 * self.from.stride(0);
+        let (heads, dim) = (self.from.extent(1), self.from.extent(2));
+        let fp8 = self.to.dtype().is_fp8();
+        if !fp8 && self.from.stride(1) == dim && self.to.stride(2) == dim {
+            self.copy(from, to, heads * dim);
+            return;
+        }
+        for head in 0..heads {
+            let from = from + head * self.from.stride(1);
+            let to = to + head * self.to.stride(2);
+            match fp8 {
+                true => self.quantise(from, to, head as usize),
+                false => self.copy(from, to, dim),
+            }
+        }
+    }
+
+    /// Copies `count` elements; offsets in elements.
+    fn copy(&self, from: i64, to: i64, count: i64) {
+        let size = self.from.dtype().size();
+        let (from, to) = (self.source(from), self.target(to));
+        // SAFETY: token and slot are within the tensors, which were checked, and source and cache are
+        // different memory by the operator's contract.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, count as usize * size) };
+    }
+
+    fn quantise(&self, from: i64, to: i64, head: usize) {
+        let divisor = match self.scales {
+            None => self.scale,
+            Some([one]) => self.scale * one,
+            Some(all) => self.scale * all[head],
+        };
+        let dim = self.from.extent(2) as usize;
+        let task = Quantise {
+            src: self.source(from),
+            divisor,
+            dst: self.target(to),
+            dim: dim / 8 * 8,
+            e5m2: self.to.dtype() == DType::F8E5M2,
+        };
+        // SAFETY: as in `copy`.
+        unsafe {
+            self.kernels.quantise[self.from.dtype() as usize](&task);
+            for d in task.dim..dim {
+                let value = dtype::load(task.src, self.from.dtype(), d as isize);
+                dtype::store(task.dst, self.to.dtype(), d as isize, value / divisor);
+            }
+        }
+    }
+
+    fn source(&self, offset: i64) -> *const u8 {
+        let address = self.from.address() as *const u8;
+        address.wrapping_offset(offset as isize * self.from.dtype().size() as isize)
+    }
+
+    fn target(&self, offset: i64) -> *mut u8 {
+        let address = self.to.address() as *mut u8;
+        address.wrapping_offset(offset as isize * self.to.dtype().size() as isize)
+    }
+}

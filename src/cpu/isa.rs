@@ -1,0 +1,209 @@
+//! The instruction sets, and one table of kernels for each. Nothing else in the backend depends on the
+//! instruction set but `amx.rs`.
+#![allow(unsafe_code)]
+
+use super::product::{Panel, Product};
+use super::rows::{Dot, Of, Quantise, Rows, Stage, Store};
+use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
+use super::softmax::Softmax;
+use super::transpose::Transpose;
+use std::marker::PhantomData;
+
+/// What the kernels are compiled for, weakest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// What the compiler's target guarantees.
+    Portable,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with BF16, and AMX with bf16 products.
+    Amx,
+}
+
+impl Isa {
+    /// All of them, weakest first.
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+
+    /// Whether this processor has it, and for AMX whether the kernel lets this process use it.
+    pub fn is_available(self) -> bool {
+        available(self)
+    }
+
+    /// The best that is available.
+    pub fn best() -> Isa {
+        let mut all = Isa::ALL.into_iter().rev();
+        all.find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    /// Name of a kernel row.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "cpu/portable",
+            Isa::Avx2 => "cpu/avx2",
+            Isa::Avx512 => "cpu/avx512",
+            Isa::Amx => "cpu/amx-bf16",
+        }
+    }
+
+    /// The vector kernels; AMX adds matrix kernels of its own.
+    pub(super) fn kernels(self) -> &'static Kernels {
+        kernels(self)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn available(isa: Isa) -> bool {
+    match isa {
+        Isa::Portable => true,
+        Isa::Avx2 => {
+            is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+        }
+        Isa::Avx512 => {
+            available(Isa::Avx2)
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+        }
+        Isa::Amx => false,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn available(isa: Isa) -> bool {
+    isa == Isa::Portable
+}
+
+#[cfg(target_arch = "x86_64")]
+fn kernels(isa: Isa) -> &'static Kernels {
+    use super::simd_x86::{Avx2, Avx512};
+    static AVX2: Kernels = Kernels::of::<Avx2>();
+    static AVX512: Kernels = Kernels::of::<Avx512>();
+    match isa {
+        Isa::Portable => &PORTABLE,
+        Isa::Avx2 => &AVX2,
+        Isa::Avx512 | Isa::Amx => &AVX512,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn kernels(_: Isa) -> &'static Kernels {
+    &PORTABLE
+}
+
+static PORTABLE: Kernels = Kernels::of::<Portable>();
+
+/// A kernel: its arguments behind a pointer. Calling it needs the instruction set, and what the
+/// arguments' fields say of their pointers.
+type Kernel<A, R = ()> = unsafe fn(&A) -> R;
+
+/// One row of the table. Arrays are indexed by [`crate::dtype::DType`], of which the five floats come first.
+pub struct Kernels {
+    /// Columns of a panel's strip: what `product` handles in one pass, and a multiple of 16.
+    pub strip: usize,
+    pub dot: [Kernel<Dot>; 5],
+    pub accumulate: [Kernel<Product<Rows>>; 5],
+    pub stage: [Kernel<Stage, bool>; 5],
+    pub store: [Kernel<Store>; 5],
+    /// From fp32, fp16 and bf16.
+    pub quantise: [Kernel<Quantise>; 3],
+    pub product: Kernel<Product<Panel>>,
+    pub transpose: Kernel<Transpose>,
+    pub softmax: Kernel<Softmax>,
+}
+
+impl Kernels {
+    const fn of<S: Simd>() -> Kernels {
+        Kernels {
+            strip: if S::STRIP * S::LANES < 16 {
+                16
+            } else {
+                S::STRIP * S::LANES
+            },
+            dot: [
+                typed::<S, F32, Dot>,
+                typed::<S, F16, Dot>,
+                typed::<S, Bf16, Dot>,
+                typed::<S, E4m3, Dot>,
+                typed::<S, E5m2, Dot>,
+            ],
+            accumulate: [
+                typed::<S, F32, Product<Rows>>,
+                typed::<S, F16, Product<Rows>>,
+                typed::<S, Bf16, Product<Rows>>,
+                typed::<S, E4m3, Product<Rows>>,
+                typed::<S, E5m2, Product<Rows>>,
+            ],
+            stage: [
+                typed::<S, F32, Stage>,
+                typed::<S, F16, Stage>,
+                typed::<S, Bf16, Stage>,
+                typed::<S, E4m3, Stage>,
+                typed::<S, E5m2, Stage>,
+            ],
+            store: [
+                typed::<S, F32, Store>,
+                typed::<S, F16, Store>,
+                typed::<S, Bf16, Store>,
+                typed::<S, E4m3, Store>,
+                typed::<S, E5m2, Store>,
+            ],
+            quantise: [
+                typed::<S, F32, Quantise>,
+                typed::<S, F16, Quantise>,
+                typed::<S, Bf16, Quantise>,
+            ],
+            product: typed::<S, F32, Product<Panel>>,
+            transpose: plain::<S, Transpose>,
+            softmax: plain::<S, Softmax>,
+        }
+    }
+}
+
+/// # Safety
+/// As [`Kernel`].
+unsafe fn typed<S: Simd, E: Element, A: Copy>(args: &A) -> <Of<E, A> as Task>::Output
+where
+    Of<E, A>: Task,
+{
+    // SAFETY: the caller's promise.
+    unsafe { S::vectorize(&Of::<E, A>(*args, PhantomData)) }
+}
+
+/// # Safety
+/// As [`Kernel`].
+unsafe fn plain<S: Simd, A: Task>(args: &A) -> A::Output {
+    // SAFETY: the caller's promise.
+    unsafe { S::vectorize(args) }
+}
+
+/// Calls `test` with every instruction set that this machine has.
+#[cfg(test)]
+pub fn for_each_isa(test: impl FnMut(Isa)) {
+    let available = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    available.for_each(test);
+}
+
+#[cfg(test)]
+impl Isa {
+    /// Runs a test's own task.
+    pub fn run_task<T: Task>(self, task: &T) -> T::Output {
+        #[cfg(target_arch = "x86_64")]
+        use super::simd_x86::{Avx2, Avx512};
+        assert!(self.is_available());
+        // SAFETY: just asserted; the test's pointers are its own.
+        unsafe {
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => Avx2::vectorize(task),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 | Isa::Amx => Avx512::vectorize(task),
+                _ => Portable::vectorize(task),
+            }
+        }
+    }
+}

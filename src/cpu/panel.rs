@@ -1,0 +1,233 @@
+//! The walk for many query rows (prefill): head by head, with keys and values of a tile staged once as
+//! f32 panels for all rows of the item.
+#![allow(unsafe_code)]
+
+use super::product::{Panel, Product};
+use super::rows::Stage;
+use super::run::{Item, Run};
+use super::scratch::Pad;
+use super::shape::KEY_TILE;
+use super::transpose::Transpose;
+use std::ops::Range;
+
+/// Columns of a transposed block of keys.
+const BLOCK: usize = 16;
+
+/// Computes an item of any number of rows.
+pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
+    for head in 0..run.shape.num_kv_heads {
+        run.load_queries(item, head, pad.q, pad.q_offsets);
+        pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
+        pad.max[..item.rows].fill(f32::NEG_INFINITY);
+        pad.sum[..item.rows].fill(0.0);
+        let mut start = item.keys.start;
+        while start < item.keys.end {
+            let keys = start..item.keys.end.min(start + KEY_TILE as i64);
+            tile(run, item, head, &keys, pad);
+            start = keys.end;
+        }
+        run.finish(item, head, pad.o, pad.max, pad.sum);
+    }
+}
+
+fn tile(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
+    let n = (keys.end - keys.start) as usize;
+    run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+    stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
+    let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
+    let mut first = 0;
+    while first < item.tokens {
+        let tokens = first..item.tokens.min(first + run.shape.block_tokens);
+        block(run, item, head, keys, &tokens, &values, pad);
+        first = tokens.end;
+    }
+}
+
+/// Some tokens against the part of the tile that they see.
+fn block(
+    run: &Run<'_>,
+    item: &Item<'_>,
+    head: usize,
+    keys: &Range<i64>,
+    tokens: &Range<usize>,
+    values: &Values,
+    pad: &mut Pad<'_>,
+) {
+    let row = |token: usize| item.q_start + token as i64;
+    let hull = item.sight.hull(row(tokens.start)..row(tokens.end));
+    let low = (hull.start.max(keys.start) - keys.start) as usize / BLOCK * BLOCK;
+    let end = hull.end.min(keys.end);
+    if end <= keys.start + low as i64 {
+        return;
+    }
+    let seen = low..(end - keys.start) as usize;
+    let group = run.shape.group;
+    let rows = tokens.start * group..tokens.end * group;
+    scores(run, &rows, &seen, pad);
+    let seen_keys = keys.start + low as i64..end;
+    for token in tokens.clone() {
+        let at = token * group;
+        run.softmax(
+            item,
+            head,
+            token,
+            &seen_keys,
+            &mut pad.s[(at - rows.start) * KEY_TILE..],
+            pad.limits,
+            [
+                &mut pad.max[at..],
+                &mut pad.sum[at..],
+                &mut pad.alpha[at - rows.start..],
+            ],
+        );
+    }
+    let o = &mut pad.o[rows.start * run.shape.ld_vo..rows.end * run.shape.ld_vo];
+    values.accumulate(run, pad.s, rows.len(), seen, o, pad.alpha);
+}
+
+/// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile.
+fn scores(run: &Run<'_>, rows: &Range<usize>, seen: &Range<usize>, pad: &mut Pad<'_>) {
+    let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
+    assert!(pad.s.len() >= rows.len() * KEY_TILE && pad.q.len() >= rows.end * ld);
+    let mut column = seen.start;
+    while column < seen.end {
+        let inside = column % strip;
+        let columns = (strip - inside).min((seen.end - column).next_multiple_of(BLOCK));
+        let product = Product {
+            a: pad.q[rows.start * ld..].as_ptr(),
+            lda: ld,
+            rows: rows.len(),
+            depth: run.shape.dim_qk,
+            b: Panel {
+                base: pad.k[column / strip * strip * ld + inside..].as_ptr(),
+                ld: strip,
+            },
+            columns,
+            c: pad.s[column - seen.start..].as_mut_ptr(),
+            ldc: KEY_TILE,
+            alpha: std::ptr::null(),
+        };
+        // SAFETY: the panel holds `ld` rows of every strip up to the tile's end; q and s were checked.
+        unsafe { (run.kernels.product)(&product) };
+        column += columns;
+    }
+}
+
+/// Key rows to strips of columns: element `d` of key `j` lands at
+/// `panel[(j / strip · ld_qk + d) · strip + j % strip]`. Columns past the last key hold anything.
+fn stage_keys(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32], staged: &mut [f32]) {
+    let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
+    for (index, offsets) in offsets.chunks(BLOCK).enumerate() {
+        let column = index * BLOCK;
+        let stage = Stage {
+            rows: run.k.rows(head, offsets),
+            dim: run.shape.dim_qk,
+            dst: staged.as_mut_ptr(),
+            width: ld,
+            strip: 0,
+        };
+        let dst = &mut panel[column / strip * strip * ld + column % strip..];
+        let transpose = Transpose {
+            src: staged.as_ptr(),
+            ld_src: ld,
+            dst: dst.as_mut_ptr(),
+            ld_dst: strip,
+            columns: ld,
+        };
+        // SAFETY: the keys were located within the cache; `staged` holds 16 rows and the panel all
+        // strips of a tile.
+        unsafe {
+            run.kernels.stage[run.kv_dtype as usize](&stage);
+            (run.kernels.transpose)(&transpose);
+        }
+    }
+}
+
+/// The staged values of a tile: column `c` of value `j` lies at
+/// `panel[c / strip · strip · KEY_TILE + j · strip + c % strip]`.
+pub struct Values {
+    panel: *const f32,
+    finite: bool,
+}
+
+impl Values {
+    /// Stages the values at `offsets`.
+    pub fn stage(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32]) -> Values {
+        let strip = run.kernels.strip;
+        assert!(panel.len() >= run.shape.ld_vo.next_multiple_of(strip) * KEY_TILE);
+        let stage = Stage {
+            rows: run.v.rows(head, offsets),
+            dim: run.shape.dim_vo,
+            dst: panel.as_mut_ptr(),
+            width: strip,
+            strip: strip * KEY_TILE,
+        };
+        // SAFETY: the values were located within the cache; the panel has room for a tile.
+        let finite = unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) };
+        Values {
+            panel: panel.as_ptr(),
+            finite,
+        }
+    }
+
+    /// `o = alpha · o + p · v` over the values `seen`; column 0 of `p` belongs to the first of them.
+    pub fn accumulate(
+        &self,
+        run: &Run<'_>,
+        p: &[f32],
+        rows: usize,
+        seen: Range<usize>,
+        o: &mut [f32],
+        alpha: &[f32],
+    ) {
+        let ld = run.shape.ld_vo;
+        assert!(o.len() >= rows * ld && p.len() >= rows * KEY_TILE && alpha.len() >= rows);
+        if self.finite {
+            self.product(run, p, rows, seen, o, alpha);
+            return;
+        }
+        // A weight of 0 must not meet an infinity or NaN: only keys with a weight are added.
+        for row in 0..rows {
+            let (p, o) = (&p[row * KEY_TILE..], &mut o[row * ld..]);
+            self.product(run, p, 1, seen.start..seen.start, o, &alpha[row..]);
+            for j in seen.clone() {
+                let weight = &p[j - seen.start..];
+                if weight[0] != 0.0 {
+                    self.product(run, weight, 1, j..j + 1, o, &[1.0]);
+                }
+            }
+        }
+    }
+
+    fn product(
+        &self,
+        run: &Run<'_>,
+        p: &[f32],
+        rows: usize,
+        seen: Range<usize>,
+        o: &mut [f32],
+        alpha: &[f32],
+    ) {
+        let (ld, strip) = (run.shape.ld_vo, run.kernels.strip);
+        for column in (0..ld).step_by(strip) {
+            let product = Product {
+                a: p.as_ptr(),
+                lda: KEY_TILE,
+                rows,
+                depth: seen.len(),
+                b: Panel {
+                    base: self
+                        .panel
+                        .wrapping_add(column * KEY_TILE + seen.start * strip),
+                    ld: strip,
+                },
+                columns: strip.min(ld - column),
+                c: o[column..].as_mut_ptr(),
+                ldc: ld,
+                alpha: alpha.as_ptr(),
+            };
+            // SAFETY: `accumulate` checked the room; `seen` lies within the staged tile.
+            unsafe { (run.kernels.product)(&product) };
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The matrix product that attention consists of: `C = alpha · C + A · B` with A in f32 row-major and the
+//! rows of B either a staged f32 panel or value rows where they lie in the cache.
+//!
+//! It serves q·kᵀ (B is the transposed key panel) and p·v. Blocks of C stay in registers over the whole
+//! depth; there is no packing of A, whose blocks are few rows of a small scratch.
+#![allow(unsafe_code)]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
+)]
+
+use super::rows::{Of, Rows};
+use super::simd::{Element, Simd, Task};
+
+/// `c[r][0..columns] = alpha[r] · c[r] + Σ_k a[r][k] · b[k][0..columns]`.
+#[derive(Clone, Copy)]
+pub struct Product<B> {
+    pub a: *const f32,
+    pub lda: usize,
+    pub rows: usize,
+    pub depth: usize,
+    pub b: B,
+    /// A multiple of 8; `c` has room for the next multiple of 16.
+    pub columns: usize,
+    pub c: *mut f32,
+    pub ldc: usize,
+    /// One factor per row; null: `c` is only written.
+    pub alpha: *const f32,
+}
+
+/// An f32 matrix with `ld` elements from row to row.
+#[derive(Clone, Copy)]
+pub struct Panel {
+    pub base: *const f32,
+    pub ld: usize,
+}
+
+/// Where rows of B come from.
+pub trait Source: Copy {
+    unsafe fn at(&self, k: usize) -> *const u8;
+}
+
+impl Source for Panel {
+    #[inline(always)]
+    unsafe fn at(&self, k: usize) -> *const u8 {
+        self.base.add(k * self.ld).cast()
+    }
+}
+
+impl Source for Rows {
+    #[inline(always)]
+    unsafe fn at(&self, k: usize) -> *const u8 {
+        self.base.offset(*self.offsets.add(k) as isize)
+    }
+}
+
+impl<E: Element, B: Source> Task for Of<E, Product<B>> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        let task = &self.0;
+        let mut column = 0;
+        while column + S::STRIP * S::LANES <= task.columns {
+            if S::STRIP == 4 {
+                strip::<S, E, B, 4, false>(task, column);
+            } else {
+                strip::<S, E, B, 2, false>(task, column);
+            }
+            column += S::STRIP * S::LANES;
+        }
+        while column + S::LANES <= task.columns {
+            strip::<S, E, B, 1, false>(task, column);
+            column += S::LANES;
+        }
+        if column < task.columns {
+            strip::<S, E, B, 1, true>(task, column);
+        }
+    }
+}
+
+/// All rows of `N` vectors of columns; with `HALF`, of the eight columns that are left.
+#[inline(always)]
+unsafe fn strip<S: Simd, E: Element, B: Source, const N: usize, const HALF: bool>(
+    task: &Product<B>,
+    column: usize,
+) {
+    let mut r = 0;
+    while r < task.rows {
+        // 8 rows are better cut 4 + 4 than 6 + 2, and 7 rows 4 + 2 + 1 than 6 + 1.
+        r += match task.rows - r {
+            left if S::BLOCK_ROWS == 6 && (left == 6 || left > 8) => {
+                block::<S, E, B, 6, N, HALF>(task, r, column)
+            }
+            left if left >= 4 => block::<S, E, B, 4, N, HALF>(task, r, column),
+            left if left >= 2 => block::<S, E, B, 2, N, HALF>(task, r, column),
+            _ => block::<S, E, B, 1, N, HALF>(task, r, column),
+        };
+    }
+}
+
+#[inline(always)]
+unsafe fn block<
+    S: Simd,
+    E: Element,
+    B: Source,
+    const R: usize,
+    const N: usize,
+    const HALF: bool,
+>(
+    task: &Product<B>,
+    row: usize,
+    column: usize,
+) -> usize {
+    let mut sums = [[S::splat(0.0); N]; R];
+    let c = task.c.add(row * task.ldc + column);
+    if !task.alpha.is_null() {
+        for r in 0..R {
+            let alpha = S::splat(*task.alpha.add(row + r));
+            for n in 0..N {
+                sums[r][n] = S::mul(alpha, S::load(c.add(r * task.ldc + n * S::LANES)));
+            }
+        }
+    }
+    let a = task.a.add(row * task.lda);
+    for k in 0..task.depth {
+        let b = task.b.at(k).add(column * E::SIZE);
+        let mut x = [S::splat(0.0); N];
+        for n in 0..N {
+            x[n] = if HALF {
+                E::load8::<S>(b)
+            } else {
+                E::load::<S>(b.add(n * S::LANES * E::SIZE))
+            };
+        }
+        for r in 0..R {
+            let a = S::splat(*a.add(r * task.lda + k));
+            for n in 0..N {
+                sums[r][n] = S::fma(a, x[n], sums[r][n]);
+            }
+        }
+    }
+    for r in 0..R {
+        for n in 0..N {
+            S::store(c.add(r * task.ldc + n * S::LANES), sums[r][n]);
+        }
+    }
+    R
+}

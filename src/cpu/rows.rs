@@ -1,0 +1,239 @@
+//! The kernels that touch key and value rows where they lie in the cache, in any element type: dot
+//! products for few query rows, weighted sums, staging as f32, and storing rows.
+//!
+//! Rows are given by offsets, so a kernel knows nothing of pages, layouts or strides.
+#![allow(unsafe_code)]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
+)]
+
+use super::simd::{E4m3, E5m2, Element, Simd, Task};
+use std::marker::PhantomData;
+
+/// Arguments of a kernel that is compiled per element type.
+#[derive(Clone, Copy)]
+pub struct Of<E, A>(pub A, pub PhantomData<E>);
+
+/// Rows in memory: row `j` starts at `base + offsets[j]`, in bytes.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub base: *const u8,
+    pub offsets: *const i64,
+    pub count: usize,
+}
+
+impl Rows {
+    #[inline(always)]
+    unsafe fn row(&self, j: usize) -> *const u8 {
+        self.base.offset(*self.offsets.add(j) as isize)
+    }
+}
+
+/// `s[r][j] = q[r] · k[j]`. `q` rows are padded with zeros to a multiple of 16; `s` rows have room for a
+/// multiple of four.
+#[derive(Clone, Copy)]
+pub struct Dot {
+    pub q: *const f32,
+    pub ldq: usize,
+    pub rows: usize,
+    pub k: Rows,
+    /// A multiple of 8.
+    pub dim: usize,
+    pub s: *mut f32,
+    pub lds: usize,
+}
+
+impl<E: Element> Task for Of<E, Dot> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        let task = &self.0;
+        for key in (0..task.k.count).step_by(4) {
+            // Past the end the last row stands in; its scores land in padding.
+            let last = task.k.count - 1;
+            let keys = [
+                task.k.row(key),
+                task.k.row(last.min(key + 1)),
+                task.k.row(last.min(key + 2)),
+                task.k.row(last.min(key + 3)),
+            ];
+            let mut r = 0;
+            while S::DOT_ROWS == 4 && r + 4 <= task.rows {
+                dot_block::<S, E, 4>(task, r, key, keys);
+                r += 4;
+            }
+            while r + 2 <= task.rows {
+                dot_block::<S, E, 2>(task, r, key, keys);
+                r += 2;
+            }
+            if r < task.rows {
+                dot_block::<S, E, 1>(task, r, key, keys);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_block<S: Simd, E: Element, const R: usize>(
+    task: &Dot,
+    r0: usize,
+    key: usize,
+    keys: [*const u8; 4],
+) {
+    let mut sums = [[S::splat(0.0); 4]; R];
+    let q = task.q.add(r0 * task.ldq);
+    let mut d = 0;
+    while d + S::LANES <= task.dim {
+        let k = [
+            E::load::<S>(keys[0].add(d * E::SIZE)),
+            E::load::<S>(keys[1].add(d * E::SIZE)),
+            E::load::<S>(keys[2].add(d * E::SIZE)),
+            E::load::<S>(keys[3].add(d * E::SIZE)),
+        ];
+        for r in 0..R {
+            let q = S::load(q.add(r * task.ldq + d));
+            for t in 0..4 {
+                sums[r][t] = S::fma(q, k[t], sums[r][t]);
+            }
+        }
+        d += S::LANES;
+    }
+    if d < task.dim {
+        for t in 0..4 {
+            let k = E::load8::<S>(keys[t].add(d * E::SIZE));
+            for r in 0..R {
+                sums[r][t] = S::fma(S::load(q.add(r * task.ldq + d)), k, sums[r][t]);
+            }
+        }
+    }
+    for r in 0..R {
+        S::store_sums(task.s.add((r0 + r) * task.lds + key), sums[r]);
+    }
+}
+
+/// Copies rows to f32, split in strips of columns: element `c` of row `j` lands at
+/// `dst[(c / width) · strip + j · width + c % width]`. Columns are padded with zeros to a multiple of
+/// 16. Returns whether every element is finite.
+#[derive(Clone, Copy)]
+pub struct Stage {
+    pub rows: Rows,
+    /// A multiple of 8.
+    pub dim: usize,
+    pub dst: *mut f32,
+    /// A multiple of 16.
+    pub width: usize,
+    pub strip: usize,
+}
+
+impl<E: Element> Task for Of<E, Stage> {
+    type Output = bool;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) -> bool {
+        let task = &self.0;
+        let zero = S::splat(0.0);
+        // x · 0 is 0 for finite x and NaN otherwise.
+        let mut check = zero;
+        for j in 0..task.rows.count {
+            let row = task.rows.row(j);
+            let mut c = 0;
+            while c < task.dim {
+                let x = if c + S::LANES <= task.dim {
+                    E::load::<S>(row.add(c * E::SIZE))
+                } else {
+                    E::load8::<S>(row.add(c * E::SIZE))
+                };
+                check = S::fma(x, zero, check);
+                S::store(task.at(j, c), x);
+                c += S::LANES;
+            }
+            while !c.is_multiple_of(16) {
+                S::store(task.at(j, c), zero);
+                c += S::LANES;
+            }
+        }
+        S::sum(check) == 0.0
+    }
+}
+
+impl Stage {
+    #[inline(always)]
+    unsafe fn at(&self, j: usize, c: usize) -> *mut f32 {
+        self.dst
+            .add(c / self.width * self.strip + j * self.width + c % self.width)
+    }
+}
+
+/// Stores `src · factor` as `dim` elements.
+#[derive(Clone, Copy)]
+pub struct Store {
+    pub src: *const f32,
+    pub factor: f32,
+    pub dst: *mut u8,
+    /// A multiple of 8; `src` is readable up to the next multiple of 16.
+    pub dim: usize,
+}
+
+impl<E: Element> Task for Of<E, Store> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        let task = &self.0;
+        let factor = S::splat(task.factor);
+        let mut d = 0;
+        while d + S::LANES <= task.dim {
+            let x = S::mul(S::load(task.src.add(d)), factor);
+            E::store::<S>(task.dst.add(d * E::SIZE), x);
+            d += S::LANES;
+        }
+        if d < task.dim {
+            let x = S::mul(S::load(task.src.add(d)), factor);
+            E::store8::<S>(task.dst.add(d * E::SIZE), x);
+        }
+    }
+}
+
+/// Stores `src / divisor` as fp8.
+#[derive(Clone, Copy)]
+pub struct Quantise {
+    pub src: *const u8,
+    pub divisor: f32,
+    pub dst: *mut u8,
+    /// A multiple of 8.
+    pub dim: usize,
+    /// e5m2 instead of e4m3.
+    pub e5m2: bool,
+}
+
+impl<E: Element> Task for Of<E, Quantise> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        let task = &self.0;
+        let divisor = S::splat(task.divisor);
+        let mut d = 0;
+        while d < task.dim {
+            let (src, dst) = (task.src.add(d * E::SIZE), task.dst.add(d));
+            if d + S::LANES <= task.dim {
+                let x = S::div(E::load::<S>(src), divisor);
+                if task.e5m2 {
+                    S::store_e5m2(dst, x);
+                } else {
+                    S::store_e4m3(dst, x);
+                }
+            } else {
+                let x = S::div(E::load8::<S>(src), divisor);
+                if task.e5m2 {
+                    E5m2::store8::<S>(dst, x);
+                } else {
+                    E4m3::store8::<S>(dst, x);
+                }
+            }
+            d += S::LANES;
+        }
+    }
+}

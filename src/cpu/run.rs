@@ -1,0 +1,474 @@
+//! One run of a plan: the arguments as addresses, and what every walk over an item shares: finding
+//! keys, reading queries, writing results, merging split rows.
+#![allow(unsafe_code)]
+
+use super::isa::Kernels;
+use super::mask::{Masks, Sight};
+use super::product::{Panel, Product};
+use super::rows::{Rows, Stage, Store};
+use super::scratch::Pad;
+use super::shape::{KEY_TILE, STREAM_ROWS, Shape};
+use super::softmax::{Logits, Softmax};
+use super::{panel, stream};
+use crate::dtype::DType;
+use crate::problem::{
+    AttentionArgs, AttentionDesc, KvStorage, LogBase, MergeItem, NO_PARTIAL, WorkItem,
+};
+use crate::tensor::Tensor;
+use std::f32::consts::{LN_2, LOG2_E};
+use std::ops::Range;
+
+/// What plan wrote into the workspace.
+pub struct Plan<'a> {
+    pub qo_indptr: &'a [i32],
+    pub kv_len: &'a [i32],
+    /// First entry of `page_ids`; of ragged requests the first K/V row.
+    pub page_start: &'a [u64],
+    /// First element of a custom mask of bytes, and first byte of one of bits.
+    pub mask_start: &'a [[u64; 2]],
+    pub page_ids: &'a [i32],
+    pub partial_o: *mut f32,
+    pub partial_lse: *mut f32,
+}
+
+/// A cache tensor: address, and strides in bytes.
+#[derive(Clone, Copy)]
+pub struct Cache {
+    pub base: *const u8,
+    pub page: i64,
+    pub token: i64,
+    pub head: i64,
+}
+
+/// A `[token, head]` tensor of rows: address, and strides in bytes.
+#[derive(Clone, Copy)]
+struct Grid {
+    base: *mut u8,
+    token: i64,
+    head: i64,
+}
+
+/// Everything that the walks over items read.
+pub struct Run<'a> {
+    pub shape: &'a Shape,
+    pub kernels: &'a Kernels,
+    pub plan: Plan<'a>,
+    pub kv_dtype: DType,
+    pub k: Cache,
+    pub v: Cache,
+    kv: KvStorage,
+    q_dtype: DType,
+    o_dtype: DType,
+    q: Grid,
+    o: Grid,
+    lse: Option<(Grid, LogBase)>,
+    masks: Masks<'a>,
+    logits: Logits,
+    k_scales: &'a [f32],
+    v_factor: f32,
+    v_scales: &'a [f32],
+    slopes: Option<&'a [f32]>,
+    sinks: Option<&'a [f32]>,
+}
+
+// SAFETY: the pointers are the caller's tensors and the plan's workspace: inputs are only read, and each
+// piece of work writes rows of its own.
+unsafe impl Sync for Run<'_> {}
+
+/// A work item in the terms of this run.
+pub struct Item<'a> {
+    pub request: usize,
+    /// First query row within the request, and within the batch.
+    pub q_start: i64,
+    pub token: i64,
+    pub tokens: usize,
+    /// `tokens` times the group.
+    pub rows: usize,
+    /// The keys of the item that any of its rows sees.
+    pub keys: Range<i64>,
+    pub sight: Sight<'a>,
+    /// First partial row, or [`NO_PARTIAL`].
+    partial: u32,
+}
+
+impl Cache {
+    fn new(tensor: &Tensor) -> Cache {
+        let bytes = tensor.dtype().size() as i64;
+        Cache {
+            base: tensor.address() as *const u8,
+            page: tensor.stride(0) * bytes,
+            token: tensor.stride(1) * bytes,
+            head: tensor.stride(2) * bytes,
+        }
+    }
+
+    /// Keys or values of one head at `offsets`.
+    pub fn rows(&self, head: usize, offsets: &[i64]) -> Rows {
+        Rows {
+            base: self
+                .base
+                .wrapping_offset((head as i64 * self.head) as isize),
+            offsets: offsets.as_ptr(),
+            count: offsets.len(),
+        }
+    }
+}
+
+impl Grid {
+    fn new(tensor: &Tensor) -> Grid {
+        let bytes = tensor.dtype().size() as i64;
+        Grid {
+            base: tensor.address() as *mut u8,
+            token: tensor.stride(0) * bytes,
+            head: tensor.stride(1) * bytes,
+        }
+    }
+
+    fn offset(&self, token: i64, head: usize) -> i64 {
+        token * self.token + head as i64 * self.head
+    }
+
+    fn at(&self, token: i64, head: usize) -> *mut u8 {
+        self.base.wrapping_offset(self.offset(token, head) as isize)
+    }
+}
+
+impl<'a> Run<'a> {
+    /// `args` were checked against `desc` and the plan by the caller of the backend.
+    pub fn new(
+        desc: &AttentionDesc,
+        shape: &'a Shape,
+        kernels: &'a Kernels,
+        plan: Plan<'a>,
+        args: &'a AttentionArgs,
+    ) -> Run<'a> {
+        Run {
+            shape,
+            kernels,
+            plan,
+            kv_dtype: desc.kv_dtype,
+            k: Cache::new(&args.k),
+            v: Cache::new(&args.v),
+            kv: desc.kv,
+            q_dtype: desc.q_dtype,
+            o_dtype: desc.o_dtype,
+            q: Grid::new(&args.q),
+            o: Grid::new(&args.o),
+            lse: args.lse.map(|lse| (Grid::new(&lse), args.lse_base)),
+            masks: Masks::new(args),
+            logits: Logits {
+                scale: args.logits_scale,
+                cap: args.logits_soft_cap,
+                alibi_sqrt: args.alibi_sqrt,
+            },
+            k_scales: floats(&args.k_scales).unwrap_or(&[1.0]),
+            v_factor: args.v_scale / args.o_scale,
+            v_scales: floats(&args.v_scales).unwrap_or(&[1.0]),
+            slopes: floats(&args.alibi_slopes),
+            sinks: floats(&args.sinks),
+        }
+    }
+
+    /// Computes one work item.
+    pub fn compute(&self, work: &WorkItem, pad: &mut Pad<'_>) {
+        let item = self.item(work);
+        if item.rows <= STREAM_ROWS {
+            stream::walk(self, &item, pad);
+        } else {
+            panel::walk(self, &item, pad);
+        }
+    }
+
+    fn item(&self, work: &WorkItem) -> Item<'a> {
+        let b = work.request as usize;
+        let first = i64::from(self.plan.qo_indptr[b]);
+        let qo_len = i64::from(self.plan.qo_indptr[b + 1]) - first;
+        let kv_len = i64::from(self.plan.kv_len[b]);
+        let sight = self.masks.of(b, qo_len, kv_len, self.plan.mask_start[b]);
+        let q_start = i64::from(work.q_start);
+        let hull = sight.hull(q_start..q_start + i64::from(work.q_len));
+        let start = hull.start.max(i64::from(work.kv_start));
+        let end = hull.end.min(i64::from(work.kv_end));
+        Item {
+            request: b,
+            q_start,
+            token: first + q_start,
+            tokens: work.q_len as usize,
+            rows: work.q_len as usize * self.shape.group,
+            keys: start..end.max(start),
+            sight,
+            partial: work.partial,
+        }
+    }
+
+    /// Byte offsets of the keys and values at `keys` of a request, for head 0.
+    pub fn locate(&self, request: usize, keys: Range<i64>, k: &mut [i64], v: &mut [i64]) {
+        let start = self.plan.page_start[request];
+        let (page_size, ragged) = match self.kv {
+            KvStorage::Paged { page_size, .. } => (i64::from(page_size), false),
+            KvStorage::Ragged => (1, true),
+        };
+        let (mut page, mut slot) = (keys.start / page_size, keys.start % page_size);
+        let mut i = 0;
+        while i < (keys.end - keys.start) as usize {
+            let id = match ragged {
+                true => start as i64 + page,
+                false => i64::from(self.plan.page_ids[start as usize + page as usize]),
+            };
+            while slot < page_size && i < (keys.end - keys.start) as usize {
+                k[i] = id * self.k.page + slot * self.k.token;
+                v[i] = id * self.v.page + slot * self.v.token;
+                (slot, i) = (slot + 1, i + 1);
+            }
+            (page, slot) = (page + 1, 0);
+        }
+    }
+
+    /// Reads the query rows of a KV head as f32: row `token · group + g`.
+    pub fn load_queries(&self, item: &Item<'_>, head: usize, q: &mut [f32], offsets: &mut [i64]) {
+        let group = self.shape.group;
+        for (row, offset) in offsets[..item.rows].iter_mut().enumerate() {
+            let token = item.token + (row / group) as i64;
+            *offset = self.q.offset(token, head * group + row % group);
+        }
+        let ld = self.shape.ld_qk;
+        assert!(q.len() >= item.rows * ld);
+        let stage = Stage {
+            rows: Rows {
+                base: self.q.base,
+                offsets: offsets.as_ptr(),
+                count: item.rows,
+            },
+            dim: self.shape.dim_qk,
+            dst: q.as_mut_ptr(),
+            width: ld,
+            strip: 0,
+        };
+        // SAFETY: the rows lie inside q, which was checked; `q` has room for them.
+        unsafe { self.kernels.stage[self.q_dtype as usize](&stage) };
+    }
+
+    /// Online softmax over the scores of one token's rows: `s` holds `keys`, `first_row` is the token's
+    /// first row in the running state.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the running state is three arrays"
+    )]
+    pub fn softmax(
+        &self,
+        item: &Item<'_>,
+        head: usize,
+        token: usize,
+        keys: &Range<i64>,
+        s: &mut [f32],
+        limits: &mut [f32],
+        state: [&mut [f32]; 3],
+    ) {
+        let group = self.shape.group;
+        let n = (keys.end - keys.start) as usize;
+        let row = item.q_start + token as i64;
+        let holes = item.sight.has_holes(row);
+        let seen = item.sight.row(row);
+        let (low, high) = if holes {
+            item.sight.limits(row, keys.clone(), limits);
+            limits[n..n.next_multiple_of(16)].fill(f32::NEG_INFINITY);
+            (0, n)
+        } else {
+            let low = (seen.start - keys.start).clamp(0, n as i64);
+            (
+                low as usize,
+                (seen.end - keys.start).clamp(low, n as i64) as usize,
+            )
+        };
+        let slopes = self
+            .slopes
+            .map(|all| &all[head * group..(head + 1) * group]);
+        let [max, sum, alpha] = state;
+        assert!(s.len() >= (group - 1) * KEY_TILE + n.next_multiple_of(16) && n <= KEY_TILE);
+        assert!(max.len() >= group && sum.len() >= group && alpha.len() >= group);
+        let task = Softmax {
+            s: s.as_mut_ptr(),
+            lds: KEY_TILE,
+            rows: group,
+            n,
+            logits: self.logits(head),
+            low,
+            high,
+            limits: if holes {
+                limits.as_ptr()
+            } else {
+                std::ptr::null()
+            },
+            slopes: slopes.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            distance: (keys.start - item.sight.position(row)) as f32,
+            max: max.as_mut_ptr(),
+            sum: sum.as_mut_ptr(),
+            alpha: alpha.as_mut_ptr(),
+        };
+        // SAFETY: the arrays have room for the group's rows, as just asserted.
+        unsafe { (self.kernels.softmax)(&task) };
+    }
+
+    fn logits(&self, head: usize) -> Logits {
+        Logits {
+            scale: self.logits.scale * per_head(self.k_scales, head),
+            ..self.logits
+        }
+    }
+
+    /// Every row of the item sees all of `keys`.
+    pub fn sees_all(&self, item: &Item<'_>, tokens: Range<usize>, keys: &Range<i64>) -> bool {
+        tokens.into_iter().all(|token| {
+            let row = item.q_start + token as i64;
+            let seen = item.sight.row(row);
+            seen.start <= keys.start && seen.end >= keys.end && !item.sight.has_holes(row)
+        })
+    }
+
+    /// Writes the rows of a KV head: outputs, or partial results where the keys were split.
+    pub fn finish(&self, item: &Item<'_>, head: usize, o: &[f32], max: &[f32], sum: &[f32]) {
+        let group = self.shape.group;
+        for row in 0..item.rows {
+            let (token, qo_head) = (row / group, head * group + row % group);
+            let values = &o[row * self.shape.ld_vo..][..self.shape.ld_vo];
+            if item.partial == NO_PARTIAL {
+                let token = item.token + token as i64;
+                self.output(token, qo_head, values, max[row], sum[row]);
+            } else {
+                let at = item.partial as usize + token;
+                self.partial(
+                    at * self.shape.num_qo_heads + qo_head,
+                    values,
+                    max[row],
+                    sum[row],
+                );
+            }
+        }
+    }
+
+    fn partial(&self, at: usize, values: &[f32], max: f32, sum: f32) {
+        let empty = max == f32::NEG_INFINITY;
+        let store = Store {
+            src: values.as_ptr(),
+            factor: if empty { 0.0 } else { 1.0 / sum },
+            dst: self
+                .plan
+                .partial_o
+                .wrapping_add(at * self.shape.ld_vo)
+                .cast(),
+            dim: self.shape.ld_vo,
+        };
+        // SAFETY: plan checked that the item's partial rows lie in the workspace, and no other item has
+        // them.
+        unsafe {
+            self.kernels.store[DType::F32 as usize](&store);
+            let lse = if empty { max } else { max + sum.log2() };
+            *self.plan.partial_lse.add(at) = lse;
+        }
+    }
+
+    /// Divides by the sum, the sink's share included, and stores o and lse. `max` and `sum` in base 2.
+    fn output(&self, token: i64, head: usize, values: &[f32], max: f32, sum: f32) {
+        let sink = self
+            .sinks
+            .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
+        let top = max.max(sink);
+        let empty = top == f32::NEG_INFINITY;
+        let (keep, total) = if empty {
+            (0.0, 0.0)
+        } else {
+            let keep = (max - top).exp2();
+            (keep, sum * keep + (sink - top).exp2())
+        };
+        let v_scale = self.v_factor * per_head(self.v_scales, head / self.shape.group);
+        let store = Store {
+            src: values.as_ptr(),
+            factor: if empty { 0.0 } else { keep / total * v_scale },
+            dst: self.o.at(token, head),
+            dim: self.shape.dim_vo,
+        };
+        // SAFETY: token and head are the batch's, for which o and lse were checked; rows of other items
+        // are others.
+        unsafe {
+            self.kernels.store[self.o_dtype as usize](&store);
+            if let Some((lse, base)) = &self.lse {
+                let value = if empty { top } else { top + total.log2() };
+                let value = match base {
+                    LogBase::E => value * LN_2,
+                    LogBase::Two => value,
+                };
+                lse.at(token, head).cast::<f32>().write(value);
+            }
+        }
+    }
+
+    /// Puts the rows of a split tile together.
+    pub fn merge(&self, merge: &MergeItem, pad: &mut Pad<'_>) {
+        let first = i64::from(self.plan.qo_indptr[merge.request as usize]);
+        for row in 0..merge.q_len as usize {
+            for head in 0..self.shape.num_qo_heads {
+                let (max, sum) = self.merge_row(merge, row, head, pad);
+                let token = first + i64::from(merge.q_start) + row as i64;
+                self.output(token, head, &pad.o[..self.shape.ld_vo], max, sum);
+            }
+        }
+    }
+
+    /// `Σ w_c o_c` in `pad.o`, and the maximum and sum of the weights `w_c = 2^(lse_c - max)`.
+    fn merge_row(
+        &self,
+        merge: &MergeItem,
+        row: usize,
+        head: usize,
+        pad: &mut Pad<'_>,
+    ) -> (f32, f32) {
+        let heads = self.shape.num_qo_heads;
+        let chunks = merge.num_chunks as usize;
+        let at =
+            |c: usize| (merge.partial as usize + c * merge.q_len as usize + row) * heads + head;
+        // SAFETY: plan checked that the partial rows of the merge lie in the workspace.
+        let lse = |c: usize| unsafe { *self.plan.partial_lse.add(at(c)) };
+        let max = (0..chunks).map(lse).fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        pad.o[..self.shape.ld_vo].fill(0.0);
+        if max == f32::NEG_INFINITY {
+            return (max, sum);
+        }
+        for start in (0..chunks).step_by(KEY_TILE) {
+            let count = (chunks - start).min(KEY_TILE);
+            for (c, weight) in pad.s[..count].iter_mut().enumerate() {
+                *weight = (lse(start + c) - max).exp2();
+                sum += *weight;
+            }
+            let product = Product {
+                a: pad.s.as_ptr(),
+                lda: 0,
+                rows: 1,
+                depth: count,
+                b: Panel {
+                    base: self
+                        .plan
+                        .partial_o
+                        .wrapping_add(at(start) * self.shape.ld_vo),
+                    ld: merge.q_len as usize * heads * self.shape.ld_vo,
+                },
+                columns: self.shape.ld_vo,
+                c: pad.o.as_mut_ptr(),
+                ldc: 0,
+                alpha: &1.0,
+            };
+            // SAFETY: as above; `pad.o` holds a row and `pad.s` the weights.
+            unsafe { (self.kernels.product)(&product) };
+        }
+        (max, sum)
+    }
+}
+
+fn floats(tensor: &Option<Tensor>) -> Option<&[f32]> {
+    tensor.as_ref().and_then(Tensor::as_f32)
+}
+
+/// A scale for all heads, or one each.
+fn per_head(scales: &[f32], head: usize) -> f32 {
+    scales[if scales.len() == 1 { 0 } else { head }]
+}

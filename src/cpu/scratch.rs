@@ -1,0 +1,69 @@
+//! A thread's scratch as slices over its part of the workspace.
+#![allow(unsafe_code)]
+
+use super::shape::{KEY_TILE, Scratch};
+use std::ops::Range;
+
+/// What the walks compute in. [`Scratch`] says what each part holds.
+pub struct Pad<'a> {
+    pub q: &'a mut [f32],
+    pub o: &'a mut [f32],
+    pub max: &'a mut [f32],
+    pub sum: &'a mut [f32],
+    pub alpha: &'a mut [f32],
+    pub s: &'a mut [f32],
+    pub k: &'a mut [f32],
+    pub v: &'a mut [f32],
+    pub staged: &'a mut [f32],
+    pub limits: &'a mut [f32],
+    pub q_offsets: &'a mut [i64],
+    pub here: Tile<'a>,
+    pub next: Tile<'a>,
+}
+
+/// Byte offsets of a tile's keys and values.
+pub struct Tile<'a> {
+    pub k: &'a mut [i64],
+    pub v: &'a mut [i64],
+}
+
+impl<'a> Pad<'a> {
+    /// # Safety
+    /// `base` must be aligned to a cache line and valid for `scratch.total` bytes that nobody else uses
+    /// during `'a`.
+    pub unsafe fn new(scratch: &Scratch, base: *mut u8) -> Pad<'a> {
+        // SAFETY: the ranges are disjoint, lie within `total` and start on cache lines; any bits are a
+        // float or an integer.
+        unsafe {
+            let floats = |part: &Range<usize>| {
+                std::slice::from_raw_parts_mut(base.add(part.start).cast::<f32>(), part.len() / 4)
+            };
+            let integers = |part: &Range<usize>| {
+                std::slice::from_raw_parts_mut(base.add(part.start).cast::<i64>(), part.len() / 8)
+            };
+            let (here, next) = integers(&scratch.offsets).split_at_mut(2 * KEY_TILE);
+            Pad {
+                q: floats(&scratch.q),
+                o: floats(&scratch.o),
+                max: floats(&scratch.max),
+                sum: floats(&scratch.sum),
+                alpha: floats(&scratch.alpha),
+                s: floats(&scratch.s),
+                k: floats(&scratch.k),
+                v: floats(&scratch.v),
+                staged: floats(&scratch.staged),
+                limits: floats(&scratch.limits),
+                q_offsets: integers(&scratch.q_offsets),
+                here: Tile::new(here),
+                next: Tile::new(next),
+            }
+        }
+    }
+}
+
+impl<'a> Tile<'a> {
+    fn new(offsets: &'a mut [i64]) -> Tile<'a> {
+        let (k, v) = offsets.split_at_mut(KEY_TILE);
+        Tile { k, v }
+    }
+}

@@ -1,0 +1,218 @@
+//! The sizes that follow from a desc: tiles, the workspace's parts, and each thread's scratch.
+//! Arithmetic only; nothing here touches memory.
+
+use crate::backend::{Tiling, WorkspaceInfo};
+use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
+use std::ops::Range;
+
+/// Keys per tile: scores, weights and both panels of a tile stay within the second-level cache.
+pub const KEY_TILE: usize = 128;
+
+/// Most rows (query rows × group) that walk a page once for all its heads; more rows go head by head.
+pub const STREAM_ROWS: usize = 16;
+
+/// Rows that a block of q·kᵀ aims at.
+const BLOCK_ROWS: usize = 48;
+
+/// Rows per tile that make up for packing the keys and values.
+const TILE_ROWS: u32 = 256;
+
+/// Bytes of partial results that a batch-invariant plan may need.
+const INVARIANT_BYTES: u64 = 64 << 20;
+
+/// Cache lines; every part starts on one.
+const ALIGNMENT: usize = 64;
+
+/// Sizes of a problem.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    pub group: usize,
+    pub num_qo_heads: usize,
+    pub num_kv_heads: usize,
+    pub dim_qk: usize,
+    pub dim_vo: usize,
+    /// `dim_qk` and `dim_vo` padded to vectors.
+    pub ld_qk: usize,
+    pub ld_vo: usize,
+    /// Tokens per block of rows.
+    pub block_tokens: usize,
+    pub tiling: Tiling,
+    pub parts: Parts,
+    pub scratch: Scratch,
+}
+
+/// Byte ranges of the workspace.
+#[derive(Debug, Clone, Default)]
+pub struct Parts {
+    pub qo_indptr: Range<usize>,
+    pub kv_len: Range<usize>,
+    pub page_start: Range<usize>,
+    pub mask_start: Range<usize>,
+    pub page_ids: Range<usize>,
+    pub items: Range<usize>,
+    pub merges: Range<usize>,
+    pub partial_o: Range<usize>,
+    pub partial_lse: Range<usize>,
+    /// One [`Scratch`] per thread.
+    pub scratch: Range<usize>,
+    pub total: usize,
+}
+
+/// Byte ranges of a thread's scratch. Where an item is walked head by head, `q`, `o` and the running
+/// state hold one head.
+#[derive(Debug, Clone, Default)]
+pub struct Scratch {
+    pub q: Range<usize>,
+    pub o: Range<usize>,
+    pub max: Range<usize>,
+    pub sum: Range<usize>,
+    pub alpha: Range<usize>,
+    pub s: Range<usize>,
+    pub k: Range<usize>,
+    pub v: Range<usize>,
+    pub staged: Range<usize>,
+    pub limits: Range<usize>,
+    pub q_offsets: Range<usize>,
+    /// Offsets of a tile's keys and values, and of the next tile's.
+    pub offsets: Range<usize>,
+    pub total: usize,
+}
+
+/// Hands out consecutive ranges.
+#[derive(Default)]
+struct Cursor(usize);
+
+impl Cursor {
+    fn take(&mut self, count: usize, size: usize) -> Range<usize> {
+        let start = self.0;
+        let bytes = count.saturating_mul(size);
+        self.0 = start.saturating_add(bytes).next_multiple_of(ALIGNMENT);
+        start..start + bytes
+    }
+}
+
+impl Shape {
+    /// `strip`: columns of a panel's strip, a multiple of 16.
+    pub fn new(desc: &AttentionDesc, num_threads: usize, strip: usize) -> Shape {
+        let group = desc.group_size() as usize;
+        let mut shape = Shape {
+            group,
+            num_qo_heads: desc.num_qo_heads as usize,
+            num_kv_heads: desc.num_kv_heads as usize,
+            dim_qk: desc.head_dim_qk as usize,
+            dim_vo: desc.head_dim_vo as usize,
+            ld_qk: (desc.head_dim_qk as usize).next_multiple_of(16),
+            ld_vo: (desc.head_dim_vo as usize).next_multiple_of(16),
+            block_tokens: (BLOCK_ROWS / group).max(1),
+            tiling: tiling(desc, num_threads),
+            parts: Parts::default(),
+            scratch: Scratch::default(),
+        };
+        shape.scratch = shape.scratch(strip);
+        shape.parts = shape.parts(desc, num_threads);
+        shape
+    }
+
+    /// What the caller has to bring.
+    pub fn workspace(&self) -> WorkspaceInfo {
+        WorkspaceInfo {
+            device_bytes: 0,
+            host_bytes: self.parts.total,
+            alignment: ALIGNMENT,
+        }
+    }
+
+    fn scratch(&self, strip: usize) -> Scratch {
+        let tile_rows = self.tiling.q_tile as usize * self.group;
+        // All heads at once, but few rows of each.
+        let rows = tile_rows.max(self.num_kv_heads * tile_rows.min(STREAM_ROWS));
+        let block_rows = (self.block_tokens * self.group).max(tile_rows.min(STREAM_ROWS));
+        let v_width = self.ld_vo.next_multiple_of(strip);
+        let mut cursor = Cursor::default();
+        let mut floats = |count| cursor.take(count, 4);
+        Scratch {
+            q: floats(rows * self.ld_qk),
+            o: floats(rows * self.ld_vo),
+            max: floats(rows),
+            sum: floats(rows),
+            alpha: floats(rows),
+            s: floats(block_rows * KEY_TILE),
+            k: floats(self.ld_qk * KEY_TILE.next_multiple_of(strip)),
+            v: floats(v_width * KEY_TILE),
+            staged: floats(16 * self.ld_qk),
+            limits: floats(KEY_TILE),
+            q_offsets: cursor.take(tile_rows, 8),
+            offsets: cursor.take(4 * KEY_TILE, 8),
+            total: cursor.0,
+        }
+    }
+
+    fn parts(&self, desc: &AttentionDesc, num_threads: usize) -> Parts {
+        let tokens = desc.max_num_tokens as usize;
+        let tiles = desc.max_batch_size as usize + tokens / self.tiling.q_tile as usize;
+        let chunks = match desc.batch_invariant {
+            true => desc.max_kv_len.div_ceil(self.tiling.invariant_chunk).max(1) as usize,
+            false => 1,
+        };
+        let splits = self.tiling.max_splits as usize;
+        let (items, merges, partial_rows) = match desc.batch_invariant {
+            true if chunks == 1 => (tiles, 0, 0),
+            true => (tiles * chunks, tiles, tokens * chunks),
+            false => (
+                tiles + splits,
+                splits,
+                2 * splits * self.tiling.q_tile as usize,
+            ),
+        };
+        let pages = match desc.kv {
+            KvStorage::Paged { .. } => desc.max_num_pages as usize,
+            KvStorage::Ragged => 0,
+        };
+        let batch = desc.max_batch_size as usize;
+        let mut cursor = Cursor::default();
+        Parts {
+            qo_indptr: cursor.take(batch + 1, 4),
+            kv_len: cursor.take(batch, 4),
+            page_start: cursor.take(batch, 8),
+            mask_start: cursor.take(batch, 16),
+            page_ids: cursor.take(pages, 4),
+            items: cursor.take(items, size_of::<WorkItem>()),
+            merges: cursor.take(merges, size_of::<MergeItem>()),
+            partial_o: cursor.take(partial_rows * self.num_qo_heads * self.ld_vo, 4),
+            partial_lse: cursor.take(partial_rows * self.num_qo_heads, 4),
+            scratch: cursor.take(num_threads, self.scratch.total),
+            total: cursor.0,
+        }
+    }
+}
+
+fn tiling(desc: &AttentionDesc, num_threads: usize) -> Tiling {
+    let q_tile = (TILE_ROWS / desc.group_size()).clamp(1, 128);
+    let q_tile = q_tile.min(desc.max_qo_len.max(1));
+    let threads = u32::try_from(num_threads).unwrap_or(u32::MAX);
+    // Long query tiles are many already; short ones may be a single long request.
+    let splits_per_thread = if q_tile > 16 { 1 } else { 2 };
+    Tiling {
+        q_tile,
+        kv_unit: KEY_TILE as u32,
+        max_splits: match threads {
+            1 => 0,
+            threads => threads.saturating_mul(splits_per_thread),
+        },
+        invariant_chunk: invariant_chunk(desc),
+    }
+}
+
+/// The chunk of a batch-invariant plan: as many chunks per request as `INVARIANT_BYTES` of partial
+/// results allow, none below 1024 keys. It follows from the desc alone, so a result depends neither on
+/// the batch nor on the number of threads.
+fn invariant_chunk(desc: &AttentionDesc) -> u32 {
+    let row = u64::from(desc.num_qo_heads) * (u64::from(desc.head_dim_vo) * 4 + 4);
+    let rows = u64::from(desc.max_num_tokens.max(1));
+    let chunks = (INVARIANT_BYTES / (row * rows)).clamp(1, 1 << 20) as u32;
+    if chunks == 1 {
+        return u32::MAX / KEY_TILE as u32 * KEY_TILE as u32;
+    }
+    let chunk = desc.max_kv_len.div_ceil(chunks).max(1024);
+    chunk.next_multiple_of(KEY_TILE as u32)
+}

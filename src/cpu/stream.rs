@@ -1,0 +1,111 @@
+//! The walk for few query rows (decode, speculative verify): a tile of pages is walked once for all its
+//! heads, with keys and values read in place.
+//!
+//! In an NHD cache the heads of a page lie together, so this reads memory nearly in order.
+#![allow(unsafe_code)]
+
+use super::panel::Values;
+use super::product::Product;
+use super::rows::Dot;
+use super::run::{Item, Run};
+use super::scratch::Pad;
+use super::shape::KEY_TILE;
+use std::ops::Range;
+
+/// Computes an item of at most [`super::shape::STREAM_ROWS`] rows.
+pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
+    let (rows, heads) = (item.rows, run.shape.num_kv_heads);
+    for head in 0..heads {
+        let q = &mut pad.q[head * rows * run.shape.ld_qk..];
+        run.load_queries(item, head, q, pad.q_offsets);
+    }
+    pad.o[..heads * rows * run.shape.ld_vo].fill(0.0);
+    pad.max[..heads * rows].fill(f32::NEG_INFINITY);
+    pad.sum[..heads * rows].fill(0.0);
+    let mut start = item.keys.start;
+    while start < item.keys.end {
+        let keys = start..item.keys.end.min(start + KEY_TILE as i64);
+        run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+        let whole = run.sees_all(item, 0..item.tokens, &keys);
+        for head in 0..heads {
+            scores(run, item, head, &keys, pad);
+            weigh(run, item, head, &keys, pad);
+            accumulate(run, item, head, &keys, whole, pad);
+        }
+        start = keys.end;
+    }
+    for head in 0..heads {
+        let state = head * rows..(head + 1) * rows;
+        let o = &pad.o[head * rows * run.shape.ld_vo..];
+        run.finish(item, head, o, &pad.max[state.clone()], &pad.sum[state]);
+    }
+}
+
+fn scores(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
+    let n = (keys.end - keys.start) as usize;
+    let q = &pad.q[head * item.rows * run.shape.ld_qk..][..item.rows * run.shape.ld_qk];
+    assert!(pad.s.len() >= item.rows * KEY_TILE);
+    let dot = Dot {
+        q: q.as_ptr(),
+        ldq: run.shape.ld_qk,
+        rows: item.rows,
+        k: run.k.rows(head, &pad.here.k[..n]),
+        dim: run.shape.dim_qk,
+        s: pad.s.as_mut_ptr(),
+        lds: KEY_TILE,
+    };
+    // SAFETY: the keys were located within the cache; q and s have room for the rows.
+    unsafe { run.kernels.dot[run.kv_dtype as usize](&dot) };
+}
+
+fn weigh(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
+    for token in 0..item.tokens {
+        let row = token * run.shape.group;
+        let state = head * item.rows + row..head * item.rows + item.rows;
+        run.softmax(
+            item,
+            head,
+            token,
+            keys,
+            &mut pad.s[row * KEY_TILE..],
+            pad.limits,
+            [
+                &mut pad.max[state.clone()],
+                &mut pad.sum[state],
+                &mut pad.alpha[row..],
+            ],
+        );
+    }
+}
+
+fn accumulate(
+    run: &Run<'_>,
+    item: &Item<'_>,
+    head: usize,
+    keys: &Range<i64>,
+    whole: bool,
+    pad: &mut Pad<'_>,
+) {
+    let n = (keys.end - keys.start) as usize;
+    let ld = run.shape.ld_vo;
+    let o = &mut pad.o[head * item.rows * ld..][..item.rows * ld];
+    if !whole {
+        // Keys that some rows do not see may hold anything; the panel's product knows how.
+        let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
+        values.accumulate(run, pad.s, item.rows, 0..n, o, pad.alpha);
+        return;
+    }
+    let product = Product {
+        a: pad.s.as_ptr(),
+        lda: KEY_TILE,
+        rows: item.rows,
+        depth: n,
+        b: run.v.rows(head, &pad.here.v[..n]),
+        columns: run.shape.dim_vo,
+        c: o.as_mut_ptr(),
+        ldc: ld,
+        alpha: pad.alpha.as_ptr(),
+    };
+    // SAFETY: the values were located within the cache; s and o have room for the rows.
+    unsafe { run.kernels.accumulate[run.kv_dtype as usize](&product) };
+}

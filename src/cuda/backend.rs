@@ -1,0 +1,62 @@
+//! The CUDA backend: what `api` gets for a device.
+
+use std::sync::Arc;
+
+use super::attention::CudaAttention;
+use super::context::Context;
+use super::driver::Driver;
+use super::loader::Loader;
+use super::operators::Operators;
+use crate::backend::{Attention, Backend, Stream};
+use crate::error::Result;
+use crate::problem::{AppendArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
+use crate::tensor::Device;
+
+/// Operators on one CUDA device.
+#[derive(Debug)]
+pub struct CudaBackend {
+    context: Arc<Context>,
+    loader: Loader,
+    operators: Operators,
+}
+
+impl CudaBackend {
+    /// Retains the primary context of a device.
+    ///
+    /// # Errors
+    /// See [`Driver::get`] and [`Context::retain`].
+    pub fn new(ordinal: i32) -> Result<CudaBackend> {
+        let context = Context::retain(Driver::get()?, ordinal)?;
+        Ok(CudaBackend {
+            loader: Loader::new(&context)?,
+            context,
+            operators: Operators::default(),
+        })
+    }
+}
+
+impl Backend for CudaBackend {
+    fn device(&self) -> Device {
+        Device::Cuda(self.context.device().ordinal)
+    }
+
+    fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
+        let attention = CudaAttention::new(&self.loader, &self.context, desc, None)?;
+        Ok(Box::new(attention))
+    }
+
+    fn append(&self, args: &AppendArgs, stream: Stream) -> Result<()> {
+        self.operators
+            .append(&self.loader, &self.context, args, stream)
+    }
+
+    fn merge(&self, args: &MergeArgs, stream: Stream) -> Result<()> {
+        self.operators
+            .merge(&self.loader, &self.context, args, stream)
+    }
+
+    fn merge_states(&self, args: &MergeStatesArgs, stream: Stream) -> Result<()> {
+        self.operators
+            .merge_states(&self.loader, &self.context, args, stream)
+    }
+}

@@ -1,0 +1,162 @@
+//! The arguments of a run: what may change from layer to layer.
+
+use super::sized::{Input, reserved};
+use super::types::{folio_tensor, tensor};
+use crate::api::{MaskMode, RunInput};
+use crate::error::{Error, Result};
+
+/// window_left and window_right are in force. Without the flag both must be 0 (or -1).
+pub const FOLIO_RUN_WINDOW: u32 = 1;
+/// lse is in base 2 (FlashInfer's) instead of base e.
+pub const FOLIO_RUN_LSE_BASE_2: u32 = 2;
+/// alibi_slopes take the square-root form.
+pub const FOLIO_RUN_ALIBI_SQRT: u32 = 4;
+
+/// Row i of a request sees key j iff j <= kv_len - qo_len + i: the last row sees the last key.
+pub const FOLIO_MASK_CAUSAL: i32 = 0;
+/// Every row sees every key: encoders, cross attention.
+pub const FOLIO_MASK_FULL: i32 = 1;
+/// custom_mask holds a byte per (row, key), row-major `[qo_len, kv_len]` per request, the requests one
+/// after the other; non-zero lets see.
+pub const FOLIO_MASK_CUSTOM_BYTES: i32 = 2;
+/// custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte.
+pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
+
+/// Tensors and parameters of one attention call; one plan serves many, with different values.
+///
+/// For query row i (position p = kv_len - qo_len + i) and key j:
+///
+///     s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+///     seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
+///     o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+///     lse = log(Σ e^s [+ e^sink])
+///
+/// with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
+/// value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Rows of q and o past
+/// the batch are neither read nor written. Memory that no row sees may hold anything.
+/// The rules are those of vLLM's, SGLang's and FlashInfer's backends, with their differences resolved.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct folio_attention_args {
+    /// sizeof(folio_attention_args).
+    pub struct_size: u32,
+    /// FOLIO_RUN_…
+    pub flags: u32,
+    /// `[num_tokens or more, num_qo_heads, head_dim_qk]`.
+    pub q: *const folio_tensor,
+    /// Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
+    /// page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
+    /// `[nnz_kv, num_kv_heads, head_dim_qk]`. Any strides with a unit last one. uint8 stands for fp8.
+    pub k: *const folio_tensor,
+    /// Values: as k, with head_dim_vo and strides of its own.
+    pub v: *const folio_tensor,
+    /// Output: `[num_tokens or more, num_qo_heads, head_dim_vo]`.
+    pub o: *const folio_tensor,
+    /// Output: `[num_tokens or more, num_qo_heads]` float32, or NULL.
+    pub lse: *const folio_tensor,
+    /// float32, 1 or num_kv_heads elements, or NULL.
+    pub k_scales: *const folio_tensor,
+    /// float32, 1 or num_kv_heads elements, or NULL.
+    pub v_scales: *const folio_tensor,
+    /// uint8, for the custom mask modes; NULL otherwise.
+    pub custom_mask: *const folio_tensor,
+    /// `[batch_size, num_ranges, 2]` int32 or NULL: a row and a key at positions inside the same
+    /// inclusive range see each other whatever mask and window say. start >= end: unused.
+    pub mm_prefix_ranges: *const folio_tensor,
+    /// `[num_qo_heads]` float32 or NULL: adds slope · (j - p), or -slope · sqrt(p - j) for past keys.
+    pub alibi_slopes: *const folio_tensor,
+    /// `[num_qo_heads]` float32 or NULL.
+    pub sinks: *const folio_tensor,
+    /// 0: 1 / sqrt(head_dim_qk).
+    pub sm_scale: f32,
+    /// 0: 1.
+    pub q_scale: f32,
+    /// 0: 1.
+    pub k_scale: f32,
+    /// 0: 1.
+    pub v_scale: f32,
+    /// 0: 1. Only for fp8 outputs.
+    pub o_scale: f32,
+    /// 0: off.
+    pub logits_soft_cap: f32,
+    /// FOLIO_MASK_…
+    pub mask_mode: i32,
+    /// Keys before the row's own position that it sees; -1: unlimited. Needs FOLIO_RUN_WINDOW.
+    pub window_left: i32,
+    /// Keys after the row's own position that it sees; -1: unlimited. Needs FOLIO_RUN_WINDOW.
+    pub window_right: i32,
+    /// 0.
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<folio_attention_args>() == 136);
+
+// SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
+unsafe impl Input for folio_attention_args {
+    const NAME: &'static str = "folio_attention_args";
+    const FIRST_SIZE: usize = 136;
+    const FLAGS: u32 = FOLIO_RUN_WINDOW | FOLIO_RUN_LSE_BASE_2 | FOLIO_RUN_ALIBI_SQRT;
+}
+
+impl folio_attention_args {
+    /// # Safety
+    /// Every tensor as in [`tensor`].
+    pub(super) unsafe fn parse(&self) -> Result<RunInput> {
+        reserved("folio_attention_args.reserved", self.reserved)?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok(RunInput {
+                q: tensor("q", self.q)?,
+                k: tensor("k", self.k)?,
+                v: tensor("v", self.v)?,
+                o: tensor("o", self.o)?,
+                lse: tensor("lse", self.lse)?,
+                lse_base_2: self.flags & FOLIO_RUN_LSE_BASE_2 != 0,
+                sm_scale: self.sm_scale,
+                q_scale: self.q_scale,
+                k_scale: self.k_scale,
+                v_scale: self.v_scale,
+                o_scale: self.o_scale,
+                k_scales: tensor("k_scales", self.k_scales)?,
+                v_scales: tensor("v_scales", self.v_scales)?,
+                logits_soft_cap: self.logits_soft_cap,
+                mask_mode: mask_mode(self.mask_mode)?,
+                custom_mask: tensor("custom_mask", self.custom_mask)?,
+                window: self.window()?,
+                mm_prefix_ranges: tensor("mm_prefix_ranges", self.mm_prefix_ranges)?,
+                alibi_slopes: tensor("alibi_slopes", self.alibi_slopes)?,
+                alibi_sqrt: self.flags & FOLIO_RUN_ALIBI_SQRT != 0,
+                sinks: tensor("sinks", self.sinks)?,
+            })
+        }
+    }
+
+    fn window(&self) -> Result<Option<(i32, i32)>> {
+        if self.flags & FOLIO_RUN_WINDOW != 0 {
+            return Ok(Some((self.window_left, self.window_right)));
+        }
+        for (name, value) in [
+            ("window_left", self.window_left),
+            ("window_right", self.window_right),
+        ] {
+            if value != 0 && value != -1 {
+                return Err(Error::InvalidArgument(format!(
+                    "{name}: {value} is not accepted without FOLIO_RUN_WINDOW in flags; 0 or -1 is"
+                )));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn mask_mode(value: i32) -> Result<MaskMode> {
+    match value {
+        FOLIO_MASK_CAUSAL => Ok(MaskMode::Causal),
+        FOLIO_MASK_FULL => Ok(MaskMode::Full),
+        FOLIO_MASK_CUSTOM_BYTES => Ok(MaskMode::CustomBytes),
+        FOLIO_MASK_CUSTOM_BITS => Ok(MaskMode::CustomBits),
+        _ => Err(Error::InvalidArgument(format!(
+            "mask_mode: {value} is not accepted; FOLIO_MASK_CAUSAL (0) to FOLIO_MASK_CUSTOM_BITS (3) is"
+        ))),
+    }
+}

@@ -1,0 +1,76 @@
+//! The one gate between C and Rust: catches panics, fills in the error report, poisons handles.
+
+use super::error::{FOLIO_OK, folio_error, folio_status, report};
+use crate::error::{Error, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set once a panic has passed through a handle, whose state is then not to be trusted.
+#[derive(Debug, Default)]
+pub(super) struct Poison(AtomicBool);
+
+impl Poison {
+    /// Refuses a poisoned handle.
+    pub fn check(&self, what: &str) -> Result<()> {
+        if self.0.load(Ordering::Acquire) {
+            return Err(Error::Internal(format!(
+                "{what}: the handle is unusable after an internal error; only destroying it is accepted"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Runs `body`. An error or a panic becomes a status and a report; a panic also sets `poison`.
+///
+/// # Safety
+/// `err` is NULL or points to a `folio_error` with a valid struct_size.
+pub(super) unsafe fn guard(
+    err: *mut folio_error,
+    poison: Option<&Poison>,
+    body: impl FnOnce() -> Result<()>,
+) -> folio_status {
+    // Unwind safety: what a panic may have left half done is behind the handle, which gets poisoned.
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+        if let Some(poison) = poison {
+            poison.0.store(true, Ordering::Release);
+        }
+        Err(Error::Internal(format!(
+            "internal error: {}",
+            panic_text(&*payload)
+        )))
+    });
+    match result {
+        Ok(()) => FOLIO_OK,
+        Err(error) => {
+            let status = folio_status::from(&error);
+            // SAFETY: the caller's promise.
+            unsafe { report(err, status, &error.to_string()) };
+            status
+        }
+    }
+}
+
+fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a panic without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::FOLIO_ERR_INTERNAL;
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_status_and_poisons() {
+        let poison = Poison::default();
+        assert!(poison.check("x").is_ok());
+        // SAFETY: no report.
+        let status = unsafe { guard(std::ptr::null_mut(), Some(&poison), || panic!("on purpose")) };
+        assert_eq!(status, FOLIO_ERR_INTERNAL);
+        assert!(poison.check("x").is_err());
+    }
+}

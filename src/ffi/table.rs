@@ -1,0 +1,182 @@
+//! The table of all functions, for hosts that load Folio with dlopen.
+
+use super::*;
+use std::ffi::{c_char, c_void};
+
+/// Every function of the library, for hosts that dlopen it: one dlsym of folio_get_api instead of one
+/// per function. Slots are only ever appended, and none is NULL; ask for later ones with FOLIO_API_HAS.
+#[repr(C)]
+pub struct folio_api {
+    /// sizeof(folio_api) of the library.
+    pub struct_size: u32,
+    /// FOLIO_ABI_VERSION of the library.
+    pub abi_version: u32,
+    /// folio_version
+    pub version: Option<unsafe extern "C" fn() -> *const c_char>,
+    /// folio_status_name
+    pub status_name: Option<unsafe extern "C" fn(status: folio_status) -> *const c_char>,
+    /// folio_device_count
+    pub device_count: Option<unsafe extern "C" fn(device_type: i32) -> u32>,
+    /// folio_context_create
+    pub context_create: Option<
+        unsafe extern "C" fn(
+            desc: *const folio_context_desc,
+            out: *mut *mut folio_context,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_context_destroy
+    pub context_destroy: Option<unsafe extern "C" fn(ctx: *mut folio_context)>,
+    /// folio_decode_create
+    pub decode_create: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            desc: *const folio_decode_desc,
+            out: *mut *mut folio_decode,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_decode_workspace
+    pub decode_workspace: Option<
+        unsafe extern "C" fn(
+            decode: *const folio_decode,
+            out: *mut folio_workspace_info,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_decode_plan
+    pub decode_plan: Option<
+        unsafe extern "C" fn(
+            decode: *mut folio_decode,
+            batch: *const folio_batch,
+            ws: *const folio_workspace,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_decode_run
+    pub decode_run: Option<
+        unsafe extern "C" fn(
+            decode: *const folio_decode,
+            args: *const folio_attention_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_decode_kernel
+    pub decode_kernel: Option<unsafe extern "C" fn(decode: *const folio_decode) -> *const c_char>,
+    /// folio_decode_destroy
+    pub decode_destroy: Option<unsafe extern "C" fn(decode: *mut folio_decode)>,
+    /// folio_prefill_create
+    pub prefill_create: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            desc: *const folio_prefill_desc,
+            out: *mut *mut folio_prefill,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_prefill_workspace
+    pub prefill_workspace: Option<
+        unsafe extern "C" fn(
+            prefill: *const folio_prefill,
+            out: *mut folio_workspace_info,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_prefill_plan
+    pub prefill_plan: Option<
+        unsafe extern "C" fn(
+            prefill: *mut folio_prefill,
+            batch: *const folio_batch,
+            ws: *const folio_workspace,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_prefill_run
+    pub prefill_run: Option<
+        unsafe extern "C" fn(
+            prefill: *const folio_prefill,
+            args: *const folio_attention_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_prefill_kernel
+    pub prefill_kernel:
+        Option<unsafe extern "C" fn(prefill: *const folio_prefill) -> *const c_char>,
+    /// folio_prefill_destroy
+    pub prefill_destroy: Option<unsafe extern "C" fn(prefill: *mut folio_prefill)>,
+    /// folio_kv_append
+    pub kv_append: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_kv_append_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_merge_state
+    pub merge_state: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_merge_state_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_merge_states
+    pub merge_states: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_merge_states_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+}
+
+static API: folio_api = folio_api {
+    struct_size: size_of::<folio_api>() as u32,
+    abi_version: FOLIO_ABI_VERSION,
+    version: Some(folio_version),
+    status_name: Some(folio_status_name),
+    device_count: Some(folio_device_count),
+    context_create: Some(folio_context_create),
+    context_destroy: Some(folio_context_destroy),
+    decode_create: Some(folio_decode_create),
+    decode_workspace: Some(folio_decode_workspace),
+    decode_plan: Some(folio_decode_plan),
+    decode_run: Some(folio_decode_run),
+    decode_kernel: Some(folio_decode_kernel),
+    decode_destroy: Some(folio_decode_destroy),
+    prefill_create: Some(folio_prefill_create),
+    prefill_workspace: Some(folio_prefill_workspace),
+    prefill_plan: Some(folio_prefill_plan),
+    prefill_run: Some(folio_prefill_run),
+    prefill_kernel: Some(folio_prefill_kernel),
+    prefill_destroy: Some(folio_prefill_destroy),
+    kv_append: Some(folio_kv_append),
+    merge_state: Some(folio_merge_state),
+    merge_states: Some(folio_merge_states),
+};
+
+/// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of
+/// its header); NULL where the two do not fit: another major version, or, while the major version is 0,
+/// another minor one. Touches no driver, starts no thread, allocates nothing.
+///
+/// Any thread, any time. The table lives as long as the process. Never dlclose the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn folio_get_api(abi_version: u32) -> *const folio_api {
+    let fits = if FOLIO_ABI_MAJOR == 0 {
+        abi_version == FOLIO_ABI_VERSION
+    } else {
+        abi_version >> 16 == FOLIO_ABI_MAJOR
+    };
+    if fits {
+        &raw const API
+    } else {
+        std::ptr::null()
+    }
+}

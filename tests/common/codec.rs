@@ -1,0 +1,111 @@
+//! Element types as bit patterns, written a second time: the tests must not trust the conversions that
+//! they test. fp8 is a search in a table of all values.
+
+use folio::dtype::DType;
+use half::{bf16, f16};
+
+/// The value of an element's bits.
+pub fn decode(dtype: DType, bits: u64) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(f32::from_bits(bits as u32)),
+        DType::F16 => f16::from_bits(bits as u16).to_f64(),
+        DType::BF16 => bf16::from_bits(bits as u16).to_f64(),
+        DType::F8E4M3 => fp8(bits as u8, 3, 7),
+        DType::F8E5M2 => fp8(bits as u8, 2, 15),
+        DType::U8 => bits as u8 as f64,
+        DType::I32 => f64::from(bits as u32 as i32),
+        DType::I64 => bits as i64 as f64,
+    }
+}
+
+/// `value` rounded to nearest, ties to even; fp8 saturates.
+pub fn encode(dtype: DType, value: f64) -> u64 {
+    let value = value as f32;
+    match dtype {
+        DType::F32 => value.to_bits().into(),
+        DType::F16 => f16::from_f32(value).to_bits().into(),
+        DType::BF16 => bf16::from_f32(value).to_bits().into(),
+        DType::F8E4M3 => nearest_fp8(value.into(), dtype, 0x7e),
+        DType::F8E5M2 => nearest_fp8(value.into(), dtype, 0x7b),
+        DType::U8 => value as u8 as u64,
+        DType::I32 => u64::from(value as i32 as u32),
+        DType::I64 => value as i64 as u64,
+    }
+}
+
+/// `value` as an element of this type holds it.
+pub fn rounded(dtype: DType, value: f64) -> f64 {
+    decode(dtype, encode(dtype, value))
+}
+
+/// Half the distance between 1 and its successor: the relative error of one rounding.
+pub fn unit_roundoff(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+        _ => 2f64.powi(-24),
+    }
+}
+
+/// Bit patterns that must never reach an output: NaN of several kinds and both infinities (e4m3 has only
+/// its two NaN). Integers get values that no index may have.
+pub fn poison(dtype: DType, element: usize) -> u64 {
+    let patterns: [u64; 4] = match dtype {
+        DType::F32 => [0x7fc0_0000, 0x7f80_0000, 0xff80_0000, 0xffff_ffff],
+        DType::F16 => [0x7e00, 0x7c00, 0xfc00, 0xffff],
+        DType::BF16 => [0x7fc0, 0x7f80, 0xff80, 0xffff],
+        DType::F8E4M3 => [0x7f, 0xff, 0x7f, 0xff],
+        DType::F8E5M2 => [0x7f, 0x7c, 0xfc, 0xff],
+        DType::U8 => [0xff; 4],
+        DType::I32 | DType::I64 => [u64::MAX; 4],
+    };
+    patterns[element % 4]
+}
+
+/// An fp8 value with `mantissa_bits` and this exponent bias.
+fn fp8(byte: u8, mantissa_bits: u32, bias: i32) -> f64 {
+    let units = byte & 0x7f;
+    let (exponent, mantissa) = (
+        i32::from(units >> mantissa_bits),
+        units & ((1 << mantissa_bits) - 1),
+    );
+    let fraction = f64::from(mantissa) / f64::from(1 << mantissa_bits);
+    let top = if mantissa_bits == 2 { 0x7c } else { 0x7f };
+    let magnitude = match units {
+        0x7c if mantissa_bits == 2 => f64::INFINITY,
+        _ if units >= top => f64::NAN,
+        _ if exponent == 0 => fraction * 2f64.powi(1 - bias),
+        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+    };
+    if byte & 0x80 != 0 {
+        -magnitude
+    } else {
+        magnitude
+    }
+}
+
+/// The byte whose value is nearest; `largest` is the largest finite one. Values rise with the byte.
+fn nearest_fp8(value: f64, dtype: DType, largest: u8) -> u64 {
+    if value.is_nan() {
+        return 0x7f;
+    }
+    let sign = u64::from(value.is_sign_negative()) << 7;
+    let magnitude = value.abs();
+    let of = |byte: u8| decode(dtype, byte.into());
+    let (mut below, mut above) = (0, largest);
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if of(middle) <= magnitude {
+            below = middle;
+        } else {
+            above = middle;
+        }
+    }
+    let (down, up) = (magnitude - of(below), of(above) - magnitude);
+    let even = if below % 2 == 0 { below } else { above };
+    sign | u64::from(match down.total_cmp(&up) {
+        std::cmp::Ordering::Less => below,
+        std::cmp::Ordering::Equal => even,
+        std::cmp::Ordering::Greater => above,
+    })
+}

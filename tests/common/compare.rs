@@ -1,0 +1,120 @@
+//! How close a result must come, and the comparison.
+//!
+//! An output element must lie between the roundings of `want - t` and `want + t`, where `t` bounds the
+//! error before the final rounding to the output type. So an output of any type, fp8 included, may only
+//! be a neighbour of the true value if the true value lies near the border between the two.
+//! `t = m · (u + e)`: m = Σ p·|v| is the size of the sum; u is one rounding of P to the type of q, which
+//! a matrix unit needs; e is the error of scores and exponentials in float32. For unit values this is
+//! 1e-5 in float32, 6e-4 in float16 and 4e-3 in bfloat16; the peers' own tests allow 1e-3 and 1e-2
+//! (spec/attention.md §12).
+
+use super::codec::{decode, rounded, unit_roundoff};
+use super::dense::Row;
+use super::instance::Output;
+use super::problem::Problem;
+use folio::dtype::DType;
+use folio::problem::LogBase;
+
+/// The errors that a kind of code may make.
+#[derive(Debug, Clone, Copy)]
+pub struct Tolerance {
+    /// Relative error of the weights of a row.
+    pub weight: f64,
+    /// Absolute error of scores and lse that do not exceed 1.
+    pub score: f64,
+    /// Error of scores per unit of the largest one.
+    pub score_growth: f64,
+}
+
+impl Tolerance {
+    /// Fast code, for q of this type.
+    pub fn fast(q_dtype: DType) -> Tolerance {
+        Tolerance {
+            weight: match q_dtype {
+                DType::F32 => 0.0,
+                _ => unit_roundoff(q_dtype),
+            },
+            score: if q_dtype == DType::F32 { 1e-5 } else { 1e-4 },
+            score_growth: 2f64.powi(-22),
+        }
+    }
+
+    /// The oracle: float64, rounded to float32 once. The scales reach it as one float32 product.
+    pub fn oracle() -> Tolerance {
+        Tolerance {
+            weight: 2f64.powi(-24),
+            score: 1e-12,
+            score_growth: 2f64.powi(-22),
+        }
+    }
+}
+
+/// Compares with the first difference as the error.
+pub fn compare(
+    problem: &Problem,
+    want: &[Vec<Row>],
+    got: &Output,
+    tolerance: Tolerance,
+) -> Result<(), String> {
+    let (heads, dim) = (
+        problem.num_qo_heads() as usize,
+        problem.head_dim_vo as usize,
+    );
+    for (token, rows) in want.iter().enumerate() {
+        for (head, row) in rows.iter().enumerate() {
+            let at = token * heads + head;
+            let name = |what: &str| format!("{what} of token {token}, head {head}");
+            compare_o(problem, row, &got.o[at * dim..][..dim], tolerance)
+                .map_err(|difference| format!("{}: {difference}", name("o")))?;
+            if let Some(lse) = &got.lse {
+                compare_lse(problem, row, lse[at], tolerance)
+                    .map_err(|difference| format!("{}: {difference}", name("lse")))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn score_error(row: &Row, tolerance: Tolerance) -> f64 {
+    tolerance.score + tolerance.score_growth * row.largest_score
+}
+
+fn compare_o(
+    problem: &Problem,
+    row: &Row,
+    got: &[u64],
+    tolerance: Tolerance,
+) -> Result<(), String> {
+    let dtype = problem.o_dtype;
+    let o_scale = match problem.layer.o_scale {
+        0.0 => 1.0,
+        stated => f64::from(stated),
+    };
+    for (d, &bits) in got.iter().enumerate() {
+        let t = row.magnitude[d] * (tolerance.weight + score_error(row, tolerance));
+        let bound = |x: f64| rounded(dtype, x / o_scale);
+        let (low, high) = (bound(row.o[d] - t), bound(row.o[d] + t));
+        let value = decode(dtype, bits);
+        // Where a row sees nothing t is 0, and only 0 passes.
+        if !(low <= value && value <= high) {
+            return Err(format!(
+                "element {d} is {value:e}, not within {low:e} to {high:e} (exactly {:e})",
+                row.o[d] / o_scale
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn compare_lse(problem: &Problem, row: &Row, got: f32, tolerance: Tolerance) -> Result<(), String> {
+    let unit = match problem.layer.lse {
+        Some(LogBase::Two) => std::f64::consts::LOG2_E,
+        _ => 1.0,
+    };
+    let (want, got) = (row.lse * unit, f64::from(got));
+    let t = score_error(row, tolerance) * unit + want.abs() * 2f64.powi(-23);
+    let equal = want == got || (want - got).abs() <= t;
+    equal
+        .then_some(())
+        .ok_or_else(|| format!("is {got:e}, not within {t:e} of {want:e}"))
+}

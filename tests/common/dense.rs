@@ -1,0 +1,162 @@
+//! Attention over plain dense arrays in float64: a second reading of the contract, to check the oracle
+//! with. It knows no pages, strides or tensors, and shares no code with the library.
+
+use super::problem::{Alibi, HeadScales, MaskKind, Problem};
+use super::values::Values;
+
+/// What one query row of one head must come to.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Before the division by `o_scale`.
+    pub o: Vec<f64>,
+    /// `Σ p |v|` per element: what the errors of a weighted sum are proportional to.
+    pub magnitude: Vec<f64>,
+    /// In base e.
+    pub lse: f64,
+    /// The largest scaled product before cap and masks: what the errors of scores are proportional to.
+    pub largest_score: f64,
+}
+
+/// Every row of the batch, `[token][head]`.
+pub fn attention(problem: &Problem) -> Vec<Vec<Row>> {
+    let mut rows = Vec::with_capacity(problem.num_tokens());
+    for (b, request) in problem.requests.iter().enumerate() {
+        let mut heads: Vec<Vec<Row>> = vec![Vec::new(); request.qo_len as usize];
+        for kv_head in 0..problem.num_kv_heads as usize {
+            let memory = KvHead::of(problem, b, kv_head);
+            for g in 0..problem.group_size as usize {
+                let head = kv_head * problem.group_size as usize + g;
+                for (i, row) in heads.iter_mut().enumerate() {
+                    row.push(memory.attend(problem, b, i, head));
+                }
+            }
+        }
+        rows.extend(heads);
+    }
+    rows
+}
+
+/// Keys and values of one KV head of one request.
+struct KvHead {
+    k: Vec<Vec<f64>>,
+    v: Vec<Vec<f64>>,
+    k_scale: f64,
+    v_scale: f64,
+}
+
+impl KvHead {
+    fn of(problem: &Problem, b: usize, head: usize) -> KvHead {
+        let (values, layer) = (Values::of(problem), &problem.layer);
+        let kv_len = problem.requests[b].kv_len as usize;
+        let (dims_k, dims_v) = (problem.head_dim_qk as usize, problem.head_dim_vo as usize);
+        let index = |scales| match scales {
+            HeadScales::Absent => None,
+            HeadScales::One => Some(0),
+            HeadScales::PerHead => Some(head),
+        };
+        let k_scales = index(layer.k_scales).map_or(1.0, |n| values.k_scale(n).into());
+        let v_scales = index(layer.v_scales).map_or(1.0, |n| values.v_scale(n).into());
+        let one_if_zero = |scale: f32| if scale == 0.0 { 1.0 } else { f64::from(scale) };
+        let sm_scale = match layer.sm_scale {
+            0.0 => 1.0 / f64::from(problem.head_dim_qk).sqrt(),
+            stated => stated.into(),
+        };
+        KvHead {
+            k: (0..kv_len)
+                .map(|j| (0..dims_k).map(|d| values.k(b, j, head, d)).collect())
+                .collect(),
+            v: (0..kv_len)
+                .map(|j| (0..dims_v).map(|d| values.v(b, j, head, d)).collect())
+                .collect(),
+            k_scale: sm_scale * one_if_zero(layer.q_scale) * one_if_zero(layer.k_scale) * k_scales,
+            v_scale: one_if_zero(layer.v_scale) * v_scales,
+        }
+    }
+
+    fn attend(&self, problem: &Problem, b: usize, i: usize, head: usize) -> Row {
+        let (values, layer) = (Values::of(problem), &problem.layer);
+        let q: Vec<f64> = (0..problem.head_dim_qk as usize)
+            .map(|d| values.q(b, i, head, d))
+            .collect();
+        let mut largest_score = 0f64;
+        // Logits of all keys, -inf where hidden; the sink comes last and has no value.
+        let mut logits: Vec<f64> = (0..self.k.len())
+            .map(|j| {
+                if !is_visible(problem, b, i, j) {
+                    return f64::NEG_INFINITY;
+                }
+                let product: f64 = q.iter().zip(&self.k[j]).map(|(q, k)| q * k).sum();
+                let score = product * self.k_scale;
+                largest_score = largest_score.max(score.abs());
+                capped(score, layer.logits_soft_cap.into()) + bias(problem, b, i, j, head)
+            })
+            .collect();
+        if layer.sinks {
+            logits.push(values.sink(head).into());
+        }
+        let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let mut row = Row {
+            o: vec![0.0; problem.head_dim_vo as usize],
+            magnitude: vec![0.0; problem.head_dim_vo as usize],
+            lse: f64::NEG_INFINITY,
+            largest_score,
+        };
+        if top == f64::NEG_INFINITY {
+            return row;
+        }
+        row.lse = top + logits.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
+        for (v, logit) in self.v.iter().zip(&logits) {
+            let weight = (logit - row.lse).exp() * self.v_scale;
+            for (d, v) in v.iter().enumerate() {
+                row.o[d] += weight * v;
+                row.magnitude[d] += (weight * v).abs();
+            }
+        }
+        row
+    }
+}
+
+fn capped(score: f64, cap: f64) -> f64 {
+    if cap > 0.0 {
+        cap * (score / cap).tanh()
+    } else {
+        score
+    }
+}
+
+fn bias(problem: &Problem, b: usize, i: usize, j: usize, head: usize) -> f64 {
+    let slope = f64::from(Values::of(problem).alibi_slope(head));
+    let distance = position(problem, b, i) - j as i64;
+    match problem.layer.alibi {
+        None => 0.0,
+        Some(Alibi::Linear) => -slope * distance as f64,
+        Some(Alibi::Sqrt) if distance > 0 => -slope * (distance as f64).sqrt(),
+        Some(Alibi::Sqrt) => 0.0,
+    }
+}
+
+/// The position of row `i` among the request's keys; negative where there are more rows than keys.
+fn position(problem: &Problem, b: usize, i: usize) -> i64 {
+    let request = problem.requests[b];
+    i64::from(request.kv_len) - i64::from(request.qo_len) + i as i64
+}
+
+/// `(base AND window) OR mm-prefix`.
+fn is_visible(problem: &Problem, b: usize, i: usize, j: usize) -> bool {
+    let (values, layer) = (Values::of(problem), &problem.layer);
+    let (p, key) = (position(problem, b, i), j as i64);
+    let within = |limit: i32, distance: i64| limit < 0 || distance <= i64::from(limit);
+    let (left, right) = layer.window.unwrap_or((-1, -1));
+    let in_window = within(left, p - key) && within(right, key - p);
+    let base = match layer.mask {
+        MaskKind::Full => true,
+        MaskKind::Causal => key <= p,
+        MaskKind::Bytes(_) | MaskKind::Bits(_) => values.mask(b, i, j),
+    };
+    let in_prefix = (0..layer.mm_prefix_ranges as usize).any(|r| {
+        let (start, end) = values.range(b, r);
+        let range = i64::from(start)..=i64::from(end);
+        start < end && range.contains(&p) && range.contains(&key)
+    });
+    base && in_window || in_prefix
+}

@@ -1,0 +1,89 @@
+//! The two doors into the library: the Rust API and the C functions. A suite that is written once walks
+//! through both. Inputs are the API's own plain structs; errors are compared by kind and message.
+
+use folio::api::{self, AppendInput, BatchInput, MergeInput, MergeStatesInput, RunInput};
+use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
+use folio::error::Result;
+use folio::log::Logger;
+use folio::problem::AttentionDesc;
+
+/// A way into the library.
+pub trait Door: Sync {
+    fn name(&self) -> &'static str;
+    fn open(&self, target: Target) -> Result<Box<dyn Session>>;
+}
+
+/// A context.
+pub trait Session: Send + Sync {
+    fn attention(&self, desc: AttentionDesc) -> Result<Box<dyn Handle>>;
+    fn append(&self, input: &AppendInput, stream: Stream) -> Result<()>;
+    fn merge(&self, input: &MergeInput, stream: Stream) -> Result<()>;
+    fn merge_states(&self, input: &MergeStatesInput, stream: Stream) -> Result<()>;
+}
+
+/// A decode or prefill handle.
+pub trait Handle: Send + Sync {
+    fn workspace(&self) -> Result<WorkspaceInfo>;
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()>;
+    fn run(&self, args: &RunInput, stream: Stream) -> Result<()>;
+}
+
+/// Every door.
+pub const DOORS: [&dyn Door; 1] = [&RustDoor];
+
+/// `folio::api`.
+pub struct RustDoor;
+
+impl Door for RustDoor {
+    fn name(&self) -> &'static str {
+        "rust"
+    }
+
+    fn open(&self, target: Target) -> Result<Box<dyn Session>> {
+        Ok(Box::new(api::Context::new(target, Logger::silent())?))
+    }
+}
+
+impl Session for api::Context {
+    fn attention(&self, desc: AttentionDesc) -> Result<Box<dyn Handle>> {
+        Ok(Box::new(api::Attention::new(self, desc)?))
+    }
+
+    fn append(&self, input: &AppendInput, stream: Stream) -> Result<()> {
+        api::append(self, input, stream)
+    }
+
+    fn merge(&self, input: &MergeInput, stream: Stream) -> Result<()> {
+        api::merge(self, input, stream)
+    }
+
+    fn merge_states(&self, input: &MergeStatesInput, stream: Stream) -> Result<()> {
+        api::merge_states(self, input, stream)
+    }
+}
+
+impl Handle for api::Attention {
+    fn workspace(&self) -> Result<WorkspaceInfo> {
+        Ok(api::Attention::workspace(self))
+    }
+
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        api::Attention::plan(self, batch, workspace, workspace_bytes, stream)
+    }
+
+    fn run(&self, args: &RunInput, stream: Stream) -> Result<()> {
+        api::Attention::run(self, args, stream)
+    }
+}

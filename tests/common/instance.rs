@@ -1,0 +1,570 @@
+//! A problem laid out in memory, and its way through a door. What no operator may read is poisoned; what
+//! no operator may write is compared afterwards, byte by byte.
+
+use super::codec::encode;
+use super::door::{Handle, Session};
+use super::memory::{HostMemory, Image, Memory, Resident, View};
+use super::pages::PageTable;
+use super::problem::{Alibi, Gaps, MaskKind, Problem, Storage, TableForm};
+use super::values::{Values, num_scales};
+use folio::api::{BatchInput, MaskMode, RunInput, Stream, Workspace, WorkspaceInfo};
+use folio::dtype::DType;
+use folio::error::Result;
+use folio::problem::{KvLayout, LogBase};
+
+/// Plans and runs a problem once.
+pub fn solve(session: &dyn Session, memory: &dyn Memory, problem: &Problem) -> Result<Output> {
+    let handle = session.attention(problem.desc())?;
+    Planned::new(handle, memory, &HostMemory, problem)?.run(&LayerData::new(memory, problem))
+}
+
+/// A handle with a plan, and the memory that the plan refers to.
+pub struct Planned<'m> {
+    pub handle: Box<dyn Handle>,
+    scratch: Scratch<'m>,
+    /// What the plan may refer to until its last run.
+    step: Step<'m>,
+}
+
+impl<'m> Planned<'m> {
+    /// Plans `problem`'s batch, with its index tensors in `index_memory`.
+    pub fn new(
+        mut handle: Box<dyn Handle>,
+        memory: &'m dyn Memory,
+        index_memory: &'m dyn Memory,
+        problem: &Problem,
+    ) -> Result<Planned<'m>> {
+        let scratch = Scratch::new(memory, &handle.workspace()?);
+        let step = Step::new(index_memory, problem);
+        scratch.plan(&mut *handle, &step.input())?;
+        Ok(Planned {
+            handle,
+            scratch,
+            step,
+        })
+    }
+
+    /// Plans another batch into the same workspace.
+    pub fn replan(&mut self, index_memory: &'m dyn Memory, problem: &Problem) -> Result<()> {
+        let step = Step::new(index_memory, problem);
+        self.scratch.plan(&mut *self.handle, &step.input())?;
+        self.step = step;
+        Ok(())
+    }
+
+    /// Runs one layer and reads its outputs.
+    pub fn run(&self, layer: &LayerData<'_>) -> Result<Output> {
+        layer.reset_outputs();
+        self.handle.run(&layer.input(), Stream::default())?;
+        self.scratch.assert_within_bounds();
+        Ok(layer.output())
+    }
+}
+
+/// A workspace of exactly the size asked for, full of ones; what lies behind it is watched.
+pub struct Scratch<'m> {
+    info: WorkspaceInfo,
+    device: Resident<'m>,
+    host: Resident<'m>,
+}
+
+impl<'m> Scratch<'m> {
+    pub fn new(memory: &'m dyn Memory, info: &WorkspaceInfo) -> Scratch<'m> {
+        let bytes = |n: usize| Image::poisoned(View::compact(DType::U8, &[n as i64]));
+        let scratch = Scratch {
+            info: *info,
+            device: Resident::new(memory, bytes(info.device_bytes)),
+            host: Resident::new(&HostMemory, bytes(info.host_bytes)),
+        };
+        let address = scratch.workspace();
+        assert!(address.device.is_multiple_of(info.alignment));
+        assert!(address.host.is_multiple_of(info.alignment));
+        scratch
+    }
+
+    pub fn workspace(&self) -> Workspace {
+        Workspace {
+            device: self.device.tensor().address(),
+            host: self.host.tensor().address(),
+        }
+    }
+
+    /// Plans with all of it.
+    pub fn plan(&self, handle: &mut dyn Handle, batch: &BatchInput) -> Result<()> {
+        let bytes = (self.info.device_bytes, self.info.host_bytes);
+        handle.plan(batch, &self.workspace(), bytes, Stream::default())
+    }
+
+    /// Nothing behind the workspace was written.
+    pub fn assert_within_bounds(&self) {
+        for (part, bytes) in [
+            (&self.device, self.info.device_bytes),
+            (&self.host, self.info.host_bytes),
+        ] {
+            let (was, is) = (&part.image().bytes, part.current().bytes);
+            assert!(was[bytes..] == is[bytes..], "written behind the workspace");
+        }
+    }
+}
+
+/// The index tensors of a batch.
+pub struct Step<'m> {
+    qo_indptr: Option<Resident<'m>>,
+    qo_len: u32,
+    kv_indptr: Option<Resident<'m>>,
+    kv_indices: Option<Resident<'m>>,
+    last_page_len: Option<Resident<'m>>,
+    kv_len: Option<Resident<'m>>,
+    block_table: Option<Resident<'m>>,
+}
+
+impl<'m> Step<'m> {
+    pub fn new(memory: &'m dyn Memory, problem: &Problem) -> Step<'m> {
+        let indices = |values: &[i32]| {
+            Some(Resident::new(
+                memory,
+                Image::of_i32(&[values.len() as i64], values),
+            ))
+        };
+        let kv_lens: Vec<i32> = problem.requests.iter().map(|r| r.kv_len as i32).collect();
+        let stated_qo_len = problem.stated_qo_len();
+        let mut step = Step {
+            qo_indptr: match stated_qo_len {
+                Some(_) => None,
+                None => indices(&problem.qo_indptr()),
+            },
+            qo_len: stated_qo_len.unwrap_or(0),
+            kv_indptr: None,
+            kv_indices: None,
+            last_page_len: None,
+            kv_len: None,
+            block_table: None,
+        };
+        let table = PageTable::of(problem);
+        match problem.storage {
+            Storage::Ragged => step.kv_indptr = indices(&problem.token_indptr()),
+            Storage::Paged { form, .. } => match form {
+                TableForm::BlockTable { spare_columns } => {
+                    step.kv_len = indices(&kv_lens);
+                    let image = block_table(&table, spare_columns);
+                    step.block_table = Some(Resident::new(memory, image));
+                }
+                _ => {
+                    let spare = match form {
+                        TableForm::CsrKvLen { spare_pages } => spare_pages,
+                        _ => 0,
+                    };
+                    let (indptr, ids) = csr(&table, spare);
+                    step.kv_indptr = indices(&indptr);
+                    step.kv_indices = indices(&ids);
+                    match form {
+                        TableForm::CsrKvLen { .. } => step.kv_len = indices(&kv_lens),
+                        TableForm::CsrLastPageLen => {
+                            let last = kv_lens.iter().map(|&n| last_page_len(problem, n));
+                            step.last_page_len = indices(&last.collect::<Vec<i32>>());
+                        }
+                        _ => {}
+                    }
+                }
+            },
+        }
+        step
+    }
+
+    pub fn input(&self) -> BatchInput {
+        let tensor = |part: &Option<Resident<'_>>| part.as_ref().map(Resident::tensor);
+        BatchInput {
+            qo_indptr: tensor(&self.qo_indptr),
+            qo_len: self.qo_len,
+            kv_indptr: tensor(&self.kv_indptr),
+            kv_indices: tensor(&self.kv_indices),
+            last_page_len: tensor(&self.last_page_len),
+            kv_len: tensor(&self.kv_len),
+            block_table: tensor(&self.block_table),
+        }
+    }
+}
+
+/// An id that no operator may follow: of pages that no key has reached.
+const UNREACHED: i32 = -7;
+
+/// A length that no operator may read: of requests without pages.
+const UNREAD: i32 = 99_999;
+
+fn last_page_len(problem: &Problem, kv_len: i32) -> i32 {
+    let page_size = problem.page_size() as i32;
+    match kv_len {
+        0 => UNREAD,
+        n => (n - 1) % page_size + 1,
+    }
+}
+
+fn csr(table: &PageTable, spare: u32) -> (Vec<i32>, Vec<i32>) {
+    let (mut indptr, mut ids) = (vec![0], Vec::new());
+    for pages in &table.ids {
+        ids.extend(pages);
+        ids.extend(vec![UNREACHED; spare as usize]);
+        indptr.push(ids.len() as i32);
+    }
+    ids.extend(vec![UNREACHED; spare as usize]);
+    (indptr, ids)
+}
+
+fn block_table(table: &PageTable, spare: u32) -> Image {
+    let columns = table.ids.iter().map(Vec::len).max().unwrap_or(0) as i64 + i64::from(spare);
+    let shape = [table.ids.len() as i64, columns];
+    let mut image = Image::poisoned(View::gapped(DType::I32, &shape, &[spare, 0], 0));
+    for (b, ids) in table.ids.iter().enumerate() {
+        for (n, &id) in ids.iter().enumerate() {
+            image.put(&[b as i64, n as i64], id as u64);
+        }
+    }
+    image
+}
+
+/// The tensors of one layer.
+pub struct LayerData<'m> {
+    q: Resident<'m>,
+    k: Resident<'m>,
+    v: Resident<'m>,
+    o: Resident<'m>,
+    lse: Option<Resident<'m>>,
+    k_scales: Option<Resident<'m>>,
+    v_scales: Option<Resident<'m>>,
+    custom_mask: Option<Resident<'m>>,
+    mm_prefix_ranges: Option<Resident<'m>>,
+    alibi_slopes: Option<Resident<'m>>,
+    sinks: Option<Resident<'m>>,
+    problem: Problem,
+}
+
+impl<'m> LayerData<'m> {
+    pub fn new(memory: &'m dyn Memory, problem: &Problem) -> LayerData<'m> {
+        let (layer, values) = (&problem.layer, Values::of(problem));
+        let (heads, kv_heads) = (problem.num_qo_heads() as usize, problem.num_kv_heads);
+        let resident = |image| Resident::new(memory, image);
+        let floats = |count: Option<usize>, value: &dyn Fn(usize) -> f32| {
+            let numbers: Vec<f32> = (0..count?).map(value).collect();
+            Some(resident(Image::of_f32(&[numbers.len() as i64], &numbers)))
+        };
+        LayerData {
+            q: resident(queries(problem)),
+            k: resident(cache(problem, Side::Key)),
+            v: resident(cache(problem, Side::Value)),
+            o: resident(Image::poisoned(rows(
+                problem,
+                problem.o_dtype,
+                problem.head_dim_vo,
+                problem.memory.o,
+            ))),
+            lse: layer
+                .lse
+                .map(|_| resident(Image::poisoned(lse_view(problem)))),
+            k_scales: floats(num_scales(layer.k_scales, kv_heads), &|n| values.k_scale(n)),
+            v_scales: floats(num_scales(layer.v_scales, kv_heads), &|n| values.v_scale(n)),
+            custom_mask: custom_mask(problem).map(resident),
+            mm_prefix_ranges: mm_prefix_ranges(problem).map(resident),
+            alibi_slopes: floats(layer.alibi.map(|_| heads), &|h| values.alibi_slope(h)),
+            sinks: floats(layer.sinks.then_some(heads), &|h| values.sink(h)),
+            problem: problem.clone(),
+        }
+    }
+
+    pub fn input(&self) -> RunInput {
+        let tensor = |part: &Option<Resident<'_>>| part.as_ref().map(Resident::tensor);
+        let layer = &self.problem.layer;
+        RunInput {
+            q: Some(self.q.tensor()),
+            k: Some(self.k.tensor()),
+            v: Some(self.v.tensor()),
+            o: Some(self.o.tensor()),
+            lse: tensor(&self.lse),
+            lse_base_2: layer.lse == Some(LogBase::Two),
+            sm_scale: layer.sm_scale,
+            q_scale: layer.q_scale,
+            k_scale: layer.k_scale,
+            v_scale: layer.v_scale,
+            o_scale: layer.o_scale,
+            k_scales: tensor(&self.k_scales),
+            v_scales: tensor(&self.v_scales),
+            logits_soft_cap: layer.logits_soft_cap,
+            mask_mode: match layer.mask {
+                MaskKind::Causal => MaskMode::Causal,
+                MaskKind::Full => MaskMode::Full,
+                MaskKind::Bytes(_) => MaskMode::CustomBytes,
+                MaskKind::Bits(_) => MaskMode::CustomBits,
+            },
+            custom_mask: tensor(&self.custom_mask),
+            window: layer.window,
+            mm_prefix_ranges: tensor(&self.mm_prefix_ranges),
+            alibi_slopes: tensor(&self.alibi_slopes),
+            alibi_sqrt: layer.alibi == Some(Alibi::Sqrt),
+            sinks: tensor(&self.sinks),
+        }
+    }
+
+    /// Fills the outputs with poison again.
+    pub fn reset_outputs(&self) {
+        self.o.reset();
+        if let Some(lse) = &self.lse {
+            lse.reset();
+        }
+    }
+
+    /// Nothing was written at all.
+    pub fn is_untouched(&self) -> bool {
+        self.o.is_untouched() && self.lse.as_ref().is_none_or(Resident::is_untouched)
+    }
+
+    /// Reads the outputs of the batch's rows. Everything else in their memory, and all inputs, must be
+    /// as they were.
+    pub fn output(&self) -> Output {
+        let inputs = [Some(&self.q), Some(&self.k), Some(&self.v)];
+        let optional = [
+            &self.k_scales,
+            &self.v_scales,
+            &self.custom_mask,
+            &self.mm_prefix_ranges,
+            &self.alibi_slopes,
+            &self.sinks,
+        ];
+        for input in inputs.into_iter().chain(optional.map(Option::as_ref)) {
+            assert!(input.is_none_or(Resident::is_untouched), "an input changed");
+        }
+        let tokens = self.problem.num_tokens() as i64;
+        Output {
+            o: take_rows(&self.o, tokens),
+            lse: self.lse.as_ref().map(|lse| {
+                let bits = take_rows(lse, tokens);
+                bits.iter().map(|&b| f32::from_bits(b as u32)).collect()
+            }),
+        }
+    }
+}
+
+/// The outputs of a batch's rows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    /// `[token][head][dim]`, as bit patterns of the output type.
+    pub o: Vec<u64>,
+    /// `[token][head]`
+    pub lse: Option<Vec<f32>>,
+}
+
+/// The bits of the leading rows, in order; asserts that the rest of the memory is as uploaded.
+fn take_rows(part: &Resident<'_>, rows: i64) -> Vec<u64> {
+    let mut current = part.current();
+    let mut shape = current.view.shape.clone();
+    shape[0] = rows;
+    let mut bits = Vec::new();
+    for_each_index(&shape, |index| {
+        bits.push(current.bits(index));
+        current.put(index, part.image().bits(index));
+    });
+    assert!(
+        current.bytes == part.image().bytes,
+        "memory outside of the batch's rows changed"
+    );
+    bits
+}
+
+/// Calls `f` with every index of a shape, the last dimension fastest.
+pub fn for_each_index(shape: &[i64], mut f: impl FnMut(&[i64])) {
+    if shape.contains(&0) {
+        return;
+    }
+    let mut index = vec![0; shape.len()];
+    loop {
+        f(&index);
+        let Some(d) = (0..shape.len()).rev().find(|&d| index[d] + 1 < shape[d]) else {
+            return;
+        };
+        index[d] += 1;
+        index[d + 1..].fill(0);
+    }
+}
+
+fn rows(problem: &Problem, dtype: DType, dim: u32, gaps: Gaps) -> View {
+    let tokens = problem.num_tokens() as i64 + i64::from(problem.memory.padded_rows);
+    let shape = [tokens, problem.num_qo_heads().into(), dim.into()];
+    View::gapped(dtype, &shape, &[gaps.middle, gaps.inner, 0], gaps.lead)
+}
+
+fn lse_view(problem: &Problem) -> View {
+    let gaps = problem.memory.lse;
+    let tokens = problem.num_tokens() as i64 + i64::from(problem.memory.padded_rows);
+    let heads = i64::from(problem.num_qo_heads());
+    if problem.memory.lse_head_major {
+        let mut view = View::gapped(DType::F32, &[heads, tokens], &[gaps.inner, 0], gaps.lead);
+        view.shape.swap(0, 1);
+        view.strides.swap(0, 1);
+        return view;
+    }
+    View::gapped(DType::F32, &[tokens, heads], &[gaps.inner, 0], gaps.lead)
+}
+
+fn queries(problem: &Problem) -> Image {
+    let (dtype, values) = (problem.q_dtype, Values::of(problem));
+    let view = rows(problem, dtype, problem.head_dim_qk, problem.memory.q);
+    let mut image = Image::poisoned(view);
+    for (b, request) in problem.requests.iter().enumerate() {
+        let start = i64::from(problem.qo_indptr()[b]);
+        let shape = [
+            request.qo_len.into(),
+            problem.num_qo_heads().into(),
+            problem.head_dim_qk.into(),
+        ];
+        for_each_index(&shape, |index| {
+            let [i, head, d] = [0, 1, 2].map(|n| index[n] as usize);
+            let bits = encode(dtype, values.q(b, i, head, d));
+            image.put(&[start + index[0], index[1], index[2]], bits);
+        });
+    }
+    image
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Key,
+    Value,
+}
+
+/// A cache tensor: keys where the page table says, everything else poisoned.
+fn cache(problem: &Problem, side: Side) -> Image {
+    let (dtype, values) = (problem.kv_dtype, Values::of(problem));
+    let (dim, gaps) = match side {
+        Side::Key => (problem.head_dim_qk, problem.memory.k),
+        Side::Value => (problem.head_dim_vo, problem.memory.v),
+    };
+    let table = PageTable::of(problem);
+    let token_indptr = problem.token_indptr();
+    let mut image = Image::poisoned(cache_view(problem, &table, dim, gaps));
+    for (b, request) in problem.requests.iter().enumerate() {
+        let shape = [request.kv_len, problem.num_kv_heads, dim].map(i64::from);
+        for_each_index(&shape, |index| {
+            let [j, head, d] = [0, 1, 2].map(|n| index[n] as usize);
+            let value = match side {
+                Side::Key => values.k(b, j, head, d),
+                Side::Value => values.v(b, j, head, d),
+            };
+            let row = i64::from(token_indptr[b]) + index[0];
+            let at = cache_index(problem, &table, b, row, index);
+            image.put(&at, encode(dtype, value));
+        });
+    }
+    image
+}
+
+fn cache_view(problem: &Problem, table: &PageTable, dim: u32, gaps: Gaps) -> View {
+    let (heads, dim) = (i64::from(problem.num_kv_heads), i64::from(dim));
+    let flat = |rows: i64| {
+        View::gapped(
+            problem.kv_dtype,
+            &[rows, heads, dim],
+            &[gaps.middle, gaps.inner, 0],
+            gaps.lead,
+        )
+    };
+    let pages = table.num_pages as i64;
+    let shape = match problem.storage {
+        Storage::Ragged => {
+            let tokens = problem.token_indptr()[problem.requests.len()];
+            return flat(i64::from(tokens) + i64::from(problem.memory.padded_rows));
+        }
+        Storage::Paged {
+            form: TableForm::TokenSlots,
+            ..
+        } => return flat(pages),
+        Storage::Paged {
+            page_size, layout, ..
+        } => match layout {
+            KvLayout::Nhd => [pages, page_size.into(), heads, dim],
+            KvLayout::Hnd => [pages, heads, page_size.into(), dim],
+        },
+    };
+    View::gapped(
+        problem.kv_dtype,
+        &shape,
+        &[gaps.outer, gaps.middle, gaps.inner, 0],
+        gaps.lead,
+    )
+}
+
+/// Where key `index = [j, head, d]` of request `b` lies; `row` is its row in a ragged tensor.
+fn cache_index(
+    problem: &Problem,
+    table: &PageTable,
+    b: usize,
+    row: i64,
+    index: &[i64],
+) -> Vec<i64> {
+    let (j, head, d) = (index[0], index[1], index[2]);
+    let Storage::Paged {
+        page_size,
+        layout,
+        form,
+        ..
+    } = problem.storage
+    else {
+        return vec![row, head, d];
+    };
+    let page = i64::from(table.ids[b][(j / i64::from(page_size)) as usize]);
+    let slot = j % i64::from(page_size);
+    match (form, layout) {
+        (TableForm::TokenSlots, _) => vec![page, head, d],
+        (_, KvLayout::Nhd) => vec![page, slot, head, d],
+        (_, KvLayout::Hnd) => vec![page, head, slot, d],
+    }
+}
+
+/// A byte that is not 0 lets see, whichever it is.
+const VISIBLE: [u8; 4] = [1, 0x80, 0xff, 2];
+
+fn custom_mask(problem: &Problem) -> Option<Image> {
+    let values = Values::of(problem);
+    let mut bytes: Vec<u8> = Vec::new();
+    for (b, request) in problem.requests.iter().enumerate() {
+        let shape = [request.qo_len, request.kv_len].map(i64::from);
+        let mut seen = Vec::new();
+        for_each_index(&shape, |index| {
+            seen.push(values.mask(b, index[0] as usize, index[1] as usize));
+        });
+        match problem.layer.mask {
+            MaskKind::Causal | MaskKind::Full => return None,
+            MaskKind::Bytes(_) => {
+                bytes.extend(
+                    (seen.iter().zip(VISIBLE.iter().cycle())).map(
+                        |(&s, &byte)| {
+                            if s { byte } else { 0 }
+                        },
+                    ),
+                );
+            }
+            // Bits after a request's last one are set: nobody may read them.
+            MaskKind::Bits(_) => bytes.extend(seen.chunks(8).map(|eight| {
+                let hidden = eight.iter().enumerate().filter(|(_, seen)| !**seen);
+                hidden.fold(0xff, |byte, (n, _)| byte & !(1 << n))
+            })),
+        }
+    }
+    if matches!(problem.layer.mask, MaskKind::Causal | MaskKind::Full) {
+        return None;
+    }
+    let len = bytes.len() as i64;
+    let bits = bytes.into_iter().map(u64::from);
+    Some(Image::of_bits(DType::U8, &[len], bits))
+}
+
+fn mm_prefix_ranges(problem: &Problem) -> Option<Image> {
+    let num_ranges = problem.layer.mm_prefix_ranges;
+    let values = Values::of(problem);
+    let mut ends = Vec::new();
+    for b in 0..problem.requests.len() {
+        for r in 0..num_ranges as usize {
+            let (start, end) = values.range(b, r);
+            ends.extend([start, end]);
+        }
+    }
+    let shape = [problem.requests.len() as i64, num_ranges.into(), 2];
+    (num_ranges > 0).then(|| Image::of_i32(&shape, &ends))
+}

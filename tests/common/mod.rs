@@ -1,0 +1,16 @@
+//! What the integration tests share: whole attention problems as plain data, their memory, the two
+//! doors into the library, a second implementation of the contract, and the comparison. No tests here.
+
+// Every integration test is a crate of its own and uses its own part of this module.
+#![allow(dead_code)]
+
+pub mod codec;
+pub mod compare;
+pub mod dense;
+pub mod door;
+pub mod instance;
+pub mod memory;
+pub mod pages;
+pub mod problem;
+pub mod strategy;
+pub mod values;

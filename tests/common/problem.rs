@@ -1,0 +1,334 @@
+//! A whole attention problem as plain data: shapes, lengths, where memory lies, and what one layer adds.
+//! No memory and no values here: `values` draws numbers from the seed, `instance` lays them out.
+
+use folio::dtype::DType;
+use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage, LogBase};
+
+/// One attention problem.
+#[derive(Debug, Clone)]
+pub struct Problem {
+    pub kind: Kind,
+    pub q_dtype: DType,
+    pub kv_dtype: DType,
+    pub o_dtype: DType,
+    pub num_kv_heads: u32,
+    pub group_size: u32,
+    pub head_dim_qk: u32,
+    pub head_dim_vo: u32,
+    pub storage: Storage,
+    pub requests: Vec<Request>,
+    /// Decode only: `qo_indptr` is left out and `qo_len` stated instead, where all are equal.
+    pub uniform_rows: bool,
+    pub memory: MemoryShape,
+    pub layer: Layer,
+    pub batch_invariant: bool,
+    pub graph: bool,
+    /// The maxima of the desc exceed what the batch needs.
+    pub slack: bool,
+    pub seed: u64,
+}
+
+/// One request. Requests of equal tags hold the same numbers, in whatever batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    pub qo_len: u32,
+    pub kv_len: u32,
+    pub tag: u64,
+}
+
+/// Where keys and values are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    Ragged,
+    Paged {
+        page_size: u32,
+        layout: KvLayout,
+        form: TableForm,
+        /// Pages of the cache that no request owns.
+        unused_pages: u32,
+        /// Leading full pages that every request shares with the first.
+        shared_pages: u32,
+    },
+}
+
+/// How a batch states its page table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TableForm {
+    /// `kv_indptr`, `kv_indices`, `last_page_len`.
+    CsrLastPageLen,
+    /// `kv_indptr`, `kv_indices`, `kv_len`, with ids of pages that no key has reached yet.
+    CsrKvLen { spare_pages: u32 },
+    /// `block_table`, `kv_len`, with columns that no key has reached yet.
+    BlockTable { spare_columns: u32 },
+    /// `kv_indptr`, `kv_indices` of single tokens; caches of rank 3. Needs page size 1.
+    TokenSlots,
+}
+
+/// Elements between the parts of a tensor, from the inside out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Gaps {
+    pub inner: u32,
+    pub middle: u32,
+    pub outer: u32,
+    /// Elements before the first one: takes away the allocation's alignment.
+    pub lead: u32,
+}
+
+/// Gaps of every tensor, and rows beyond the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryShape {
+    pub q: Gaps,
+    pub k: Gaps,
+    pub v: Gaps,
+    pub o: Gaps,
+    pub lse: Gaps,
+    /// lse lies in memory as `[head, token]`.
+    pub lse_head_major: bool,
+    /// Rows of q, o and lse beyond the batch.
+    pub padded_rows: u32,
+}
+
+/// What may differ between the layers that share a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layer {
+    pub mask: MaskKind,
+    pub window: Option<(i32, i32)>,
+    /// mm-prefix ranges per request; 0 leaves the tensor out.
+    pub mm_prefix_ranges: u32,
+    pub alibi: Option<Alibi>,
+    pub sinks: bool,
+    pub sm_scale: f32,
+    pub q_scale: f32,
+    pub k_scale: f32,
+    pub v_scale: f32,
+    pub k_scales: HeadScales,
+    pub v_scales: HeadScales,
+    pub o_scale: f32,
+    pub logits_soft_cap: f32,
+    pub lse: Option<LogBase>,
+    /// Draws this layer's numbers apart from those of other layers.
+    pub tag: u64,
+}
+
+/// The base mask.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MaskKind {
+    Causal,
+    Full,
+    Bytes(Pattern),
+    Bits(Pattern),
+}
+
+/// What a custom mask lets see.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pattern {
+    /// Each key with this probability.
+    Random(f32),
+    /// What a causal mask lets see.
+    Causal,
+    /// Keys from the first to below the second fraction of the request, in 1/256.
+    Range(u32, u32),
+    /// A draft tree: the keys before the draft, and the ancestors of the row (node `i` hangs under
+    /// `(i - 1) / 2`).
+    Tree,
+}
+
+/// Which form of ALiBi.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alibi {
+    Linear,
+    Sqrt,
+}
+
+/// A scale tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadScales {
+    Absent,
+    One,
+    PerHead,
+}
+
+impl Layer {
+    /// Causal attention with nothing added.
+    pub fn plain() -> Layer {
+        Layer {
+            mask: MaskKind::Causal,
+            window: None,
+            mm_prefix_ranges: 0,
+            alibi: None,
+            sinks: false,
+            sm_scale: 0.0,
+            q_scale: 0.0,
+            k_scale: 0.0,
+            v_scale: 0.0,
+            k_scales: HeadScales::Absent,
+            v_scales: HeadScales::Absent,
+            o_scale: 0.0,
+            logits_soft_cap: 0.0,
+            lse: Some(LogBase::E),
+            tag: 0,
+        }
+    }
+}
+
+impl Problem {
+    /// Prefill over NHD pages of 16, compact memory, 8 over 2 heads of 64, fp32; to be changed field by
+    /// field. `lens` are `(qo_len, kv_len)`.
+    pub fn plain(lens: &[(u32, u32)]) -> Problem {
+        let requests = lens
+            .iter()
+            .zip(1..)
+            .map(|(&(qo_len, kv_len), tag)| Request {
+                qo_len,
+                kv_len,
+                tag,
+            });
+        Problem {
+            kind: Kind::Prefill,
+            q_dtype: DType::F32,
+            kv_dtype: DType::F32,
+            o_dtype: DType::F32,
+            num_kv_heads: 2,
+            group_size: 4,
+            head_dim_qk: 64,
+            head_dim_vo: 64,
+            storage: Storage::paged(16),
+            requests: requests.collect(),
+            uniform_rows: false,
+            memory: MemoryShape::default(),
+            layer: Layer::plain(),
+            batch_invariant: false,
+            graph: false,
+            slack: false,
+            seed: 1,
+        }
+    }
+
+    /// The same with all of q, k, v and o of this type.
+    pub fn of(self, dtype: DType) -> Problem {
+        Problem {
+            q_dtype: dtype,
+            kv_dtype: dtype,
+            o_dtype: dtype,
+            ..self
+        }
+    }
+
+    /// The same with these heads.
+    pub fn heads(self, num_qo_heads: u32, num_kv_heads: u32, head_dim: u32) -> Problem {
+        Problem {
+            num_kv_heads,
+            group_size: num_qo_heads / num_kv_heads,
+            head_dim_qk: head_dim,
+            head_dim_vo: head_dim,
+            ..self
+        }
+    }
+
+    /// The same batch with another layer.
+    pub fn with_layer(&self, layer: Layer) -> Problem {
+        Problem {
+            layer,
+            ..self.clone()
+        }
+    }
+
+    /// Only request `b`.
+    pub fn alone(&self, b: usize) -> Problem {
+        Problem {
+            requests: vec![self.requests[b]],
+            ..self.clone()
+        }
+    }
+
+    pub fn num_qo_heads(&self) -> u32 {
+        self.num_kv_heads * self.group_size
+    }
+
+    /// Query rows of the batch.
+    pub fn num_tokens(&self) -> usize {
+        self.requests.iter().map(|r| r.qo_len as usize).sum()
+    }
+
+    /// First row of each request, and the number of rows.
+    pub fn qo_indptr(&self) -> Vec<i32> {
+        offsets(self.requests.iter().map(|r| r.qo_len))
+    }
+
+    /// First key of each request in ragged K and V, and the number of keys.
+    pub fn token_indptr(&self) -> Vec<i32> {
+        offsets(self.requests.iter().map(|r| r.kv_len))
+    }
+
+    pub fn page_size(&self) -> u32 {
+        match self.storage {
+            Storage::Ragged => 1,
+            Storage::Paged { page_size, .. } => page_size,
+        }
+    }
+
+    /// Rows of every request where `qo_indptr` is to be left out.
+    pub fn stated_qo_len(&self) -> Option<u32> {
+        let first = self.requests.first()?.qo_len;
+        let equal = self.requests.iter().all(|r| r.qo_len == first);
+        (self.uniform_rows && self.kind == Kind::Decode && equal && first > 0).then_some(first)
+    }
+
+    /// The desc that fits the batch.
+    pub fn desc(&self) -> AttentionDesc {
+        let slack = if self.slack { 3 } else { 0 };
+        let most = |f: fn(&Request) -> u32| self.requests.iter().map(f).max().unwrap_or(0).max(1);
+        let num_pages: u64 = self
+            .requests
+            .iter()
+            .map(|r| u64::from(r.kv_len.div_ceil(self.page_size())))
+            .sum();
+        AttentionDesc {
+            kind: self.kind,
+            q_dtype: self.q_dtype,
+            kv_dtype: self.kv_dtype,
+            o_dtype: self.o_dtype,
+            num_qo_heads: self.num_qo_heads(),
+            num_kv_heads: self.num_kv_heads,
+            head_dim_qk: self.head_dim_qk,
+            head_dim_vo: self.head_dim_vo,
+            kv: match self.storage {
+                Storage::Ragged => KvStorage::Ragged,
+                Storage::Paged {
+                    page_size, layout, ..
+                } => KvStorage::Paged { page_size, layout },
+            },
+            max_batch_size: (self.requests.len() as u32).max(1) + slack,
+            max_qo_len: most(|r| r.qo_len) + slack,
+            max_num_tokens: match self.kind {
+                Kind::Decode => 0,
+                Kind::Prefill => (self.num_tokens() as u32).max(1) + slack,
+            },
+            max_kv_len: most(|r| r.kv_len) + slack,
+            max_num_pages: if self.slack { 0 } else { num_pages.max(1) },
+            graph: self.graph,
+            batch_invariant: self.batch_invariant,
+        }
+    }
+}
+
+impl Storage {
+    /// NHD pages behind a CSR table, nothing unused.
+    pub fn paged(page_size: u32) -> Storage {
+        Storage::Paged {
+            page_size,
+            layout: KvLayout::Nhd,
+            form: TableForm::CsrLastPageLen,
+            unused_pages: 0,
+            shared_pages: 0,
+        }
+    }
+}
+
+fn offsets(lens: impl Iterator<Item = u32>) -> Vec<i32> {
+    let mut indptr = vec![0];
+    for len in lens {
+        indptr.push(indptr[indptr.len() - 1] + len as i32);
+    }
+    indptr
+}

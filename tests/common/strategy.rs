@@ -1,0 +1,270 @@
+//! Random problems: small, and often at an edge. They shrink to plain ones.
+
+use super::problem::*;
+use folio::dtype::DType;
+use folio::problem::{Kind, KvLayout, LogBase};
+use proptest::prelude::*;
+
+/// Any problem that the contract covers.
+pub fn problems() -> impl Strategy<Value = Problem> {
+    let shape = (types(), heads(), storages(), requests(), memory());
+    (shape, layers(), any::<[bool; 5]>(), any::<u64>()).prop_map(
+        |((types, heads, storage, requests, memory), layer, flags, seed)| {
+            let (q_dtype, kv_dtype, o_dtype) = types;
+            let (num_kv_heads, group_size, head_dim_qk, head_dim_vo) = heads;
+            let decode = flags[0] && storage != Storage::Ragged;
+            let mut problem = Problem {
+                kind: if decode { Kind::Decode } else { Kind::Prefill },
+                q_dtype,
+                kv_dtype,
+                o_dtype,
+                num_kv_heads,
+                group_size,
+                head_dim_qk,
+                head_dim_vo,
+                storage,
+                requests,
+                uniform_rows: flags[1],
+                memory,
+                layer,
+                batch_invariant: flags[2],
+                graph: flags[3],
+                slack: flags[4],
+                seed,
+            };
+            // Only an fp8 output has a scale.
+            if o_dtype == q_dtype {
+                problem.layer.o_scale = 0.0;
+            }
+            within_budget(problem)
+        },
+    )
+}
+
+/// The contract's problems in one type.
+pub fn problems_of(dtype: DType) -> impl Strategy<Value = Problem> {
+    problems().prop_map(move |problem| {
+        let mut problem = problem.of(dtype);
+        problem.layer.o_scale = 0.0;
+        problem
+    })
+}
+
+/// Multiplications that one problem may take in the oracle.
+const BUDGET: u64 = 1 << 21;
+
+/// Takes away keys, then rows, until the oracle is fast enough.
+fn within_budget(mut problem: Problem) -> Problem {
+    let per_pair =
+        u64::from(problem.num_qo_heads()) * u64::from(problem.head_dim_qk + problem.head_dim_vo);
+    let pairs = |problem: &Problem| -> u64 {
+        let of = |r: &Request| u64::from(r.qo_len.max(1)) * u64::from(r.kv_len);
+        problem.requests.iter().map(of).sum()
+    };
+    while pairs(&problem) * per_pair > BUDGET {
+        for request in &mut problem.requests {
+            request.kv_len -= request.kv_len / 4;
+            request.qo_len -= request.qo_len / 4;
+        }
+        if problem
+            .requests
+            .iter()
+            .all(|r| r.qo_len < 4 && r.kv_len < 4)
+        {
+            problem.requests.pop();
+        }
+    }
+    problem
+}
+
+fn types() -> impl Strategy<Value = (DType, DType, DType)> {
+    let float = prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::BF16)];
+    let other = || {
+        prop_oneof![
+            3 => Just(None),
+            1 => Just(Some(DType::F8E4M3)),
+            1 => Just(Some(DType::F8E5M2)),
+        ]
+    };
+    (float, other(), other()).prop_map(|(q, kv, o)| (q, kv.unwrap_or(q), o.unwrap_or(q)))
+}
+
+fn heads() -> impl Strategy<Value = (u32, u32, u32, u32)> {
+    let head_dims = || {
+        prop_oneof![
+            4 => prop::sample::select(vec![8u32, 16, 32, 64, 128]),
+            2 => prop::sample::select(vec![40u32, 72, 80, 96, 112, 136, 192, 256]),
+            1 => (1u32..=32).prop_map(|n| 8 * n),
+        ]
+    };
+    let groups = prop_oneof![
+        3 => prop::sample::select(vec![1u32, 2, 4, 8]),
+        2 => prop::sample::select(vec![3u32, 5, 6, 7, 16]),
+        1 => 1u32..=16,
+    ];
+    let differ = prop::bool::weighted(0.3);
+    (1u32..=3, groups, head_dims(), head_dims(), differ).prop_map(
+        |(kv_heads, group, qk, other, differ)| {
+            (kv_heads, group, qk, if differ { other } else { qk })
+        },
+    )
+}
+
+fn storages() -> impl Strategy<Value = Storage> {
+    let page_sizes = prop::sample::select(vec![16u32, 1, 2, 3, 5, 8, 32, 64, 128]);
+    let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
+    let form = prop_oneof![
+        Just(TableForm::CsrLastPageLen),
+        (0u32..3).prop_map(|spare_pages| TableForm::CsrKvLen { spare_pages }),
+        (0u32..4).prop_map(|spare_columns| TableForm::BlockTable { spare_columns }),
+    ];
+    let shared = prop_oneof![3 => Just(0u32), 1 => 1u32..4];
+    let paged = (page_sizes, layout, form, 0u32..6, shared).prop_map(
+        |(page_size, layout, form, unused_pages, shared_pages)| Storage::Paged {
+            page_size,
+            layout,
+            form,
+            unused_pages,
+            shared_pages,
+        },
+    );
+    let slots = (0u32..9).prop_map(|unused_pages| Storage::Paged {
+        page_size: 1,
+        layout: KvLayout::Nhd,
+        form: TableForm::TokenSlots,
+        unused_pages,
+        shared_pages: 0,
+    });
+    prop_oneof![6 => paged, 1 => slots, 2 => Just(Storage::Ragged)]
+}
+
+fn requests() -> impl Strategy<Value = Vec<Request>> {
+    let rows = prop_oneof![5 => Just(1u32), 1 => Just(0), 3 => 2u32..9, 2 => 9u32..70];
+    let keys = prop_oneof![
+        1 => Just(0u32),
+        1 => Just(1),
+        3 => 2u32..20,
+        3 => 20u32..140,
+        2 => 140u32..600,
+    ];
+    // One in four has as many keys as rows: a prompt without a past.
+    let lens = (rows, keys, prop::bool::weighted(0.25));
+    let request = (lens, any::<u64>()).prop_map(|((qo_len, kv_len, prompt), tag)| Request {
+        qo_len,
+        kv_len: if prompt { qo_len } else { kv_len },
+        tag,
+    });
+    prop::collection::vec(request, 0..6)
+}
+
+fn gaps() -> impl Strategy<Value = Gaps> {
+    let gap = || prop_oneof![2 => Just(0u32), 1 => Just(8), 1 => 1u32..20];
+    let lead = prop_oneof![2 => Just(0u32), 1 => 1u32..8];
+    (gap(), gap(), gap(), lead).prop_map(|(inner, middle, outer, lead)| Gaps {
+        inner,
+        middle,
+        outer,
+        lead,
+    })
+}
+
+fn memory() -> impl Strategy<Value = MemoryShape> {
+    let gapped = (
+        (gaps(), gaps(), gaps(), gaps(), gaps()),
+        any::<bool>(),
+        0u32..4,
+    )
+        .prop_map(
+            |((q, k, v, o, lse), lse_head_major, padded_rows)| MemoryShape {
+                q,
+                k,
+                v,
+                o,
+                lse,
+                lse_head_major,
+                padded_rows,
+            },
+        );
+    prop_oneof![1 => Just(MemoryShape::default()), 2 => gapped]
+}
+
+/// Any layer; every feature is off more often than on.
+pub fn layers() -> impl Strategy<Value = Layer> {
+    let scores = (masks(), windows(), ranges(), alibis(), any::<bool>());
+    (scores, scales(), caps(), lse()).prop_map(
+        |((mask, window, mm_prefix_ranges, alibi, sinks), scales, logits_soft_cap, lse)| {
+            let ([sm_scale, q_scale, k_scale, v_scale, o_scale], k_scales, v_scales) = scales;
+            Layer {
+                mask,
+                window,
+                mm_prefix_ranges,
+                alibi,
+                sinks,
+                sm_scale,
+                q_scale,
+                k_scale,
+                v_scale,
+                k_scales,
+                v_scales,
+                o_scale,
+                logits_soft_cap,
+                lse,
+                ..Layer::plain()
+            }
+        },
+    )
+}
+
+fn masks() -> impl Strategy<Value = MaskKind> {
+    let pattern = || {
+        prop_oneof![
+            3 => (0.02f32..1.0).prop_map(Pattern::Random),
+            1 => Just(Pattern::Causal),
+            1 => (0u32..128, 64u32..=256).prop_map(|(from, to)| Pattern::Range(from, to)),
+            1 => Just(Pattern::Tree),
+        ]
+    };
+    prop_oneof![
+        4 => Just(MaskKind::Causal),
+        2 => Just(MaskKind::Full),
+        1 => pattern().prop_map(MaskKind::Bytes),
+        1 => pattern().prop_map(MaskKind::Bits),
+    ]
+}
+
+fn windows() -> impl Strategy<Value = Option<(i32, i32)>> {
+    let side = || prop_oneof![2 => Just(-1), 1 => Just(0), 2 => 1i32..20, 2 => 20i32..200];
+    prop_oneof![2 => Just(None), 2 => (side(), side()).prop_map(Some)]
+}
+
+fn ranges() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => Just(0u32), 1 => 1u32..4]
+}
+
+fn alibis() -> impl Strategy<Value = Option<Alibi>> {
+    prop_oneof![3 => Just(None), 1 => Just(Some(Alibi::Linear)), 1 => Just(Some(Alibi::Sqrt))]
+}
+
+fn scales() -> impl Strategy<Value = ([f32; 5], HeadScales, HeadScales)> {
+    let factor = || prop_oneof![3 => Just(0.0f32), 1 => 0.25f32..1.5];
+    let per_head = || {
+        prop_oneof![
+            4 => Just(HeadScales::Absent),
+            1 => Just(HeadScales::One),
+            1 => Just(HeadScales::PerHead),
+        ]
+    };
+    // sm_scale may be negative: nothing in the contract forbids it.
+    let sm_scale = prop_oneof![4 => Just(0.0f32), 2 => 0.02f32..0.5, 1 => -0.3f32..-0.02];
+    let o_scale = prop_oneof![1 => Just(0.0f32), 3 => 0.002f32..0.5];
+    let factors = (sm_scale, factor(), factor(), factor(), o_scale);
+    (factors, per_head(), per_head()).prop_map(|((a, b, c, d, e), k, v)| ([a, b, c, d, e], k, v))
+}
+
+fn caps() -> impl Strategy<Value = f32> {
+    prop_oneof![3 => Just(0.0f32), 1 => Just(30.0), 1 => 0.5f32..60.0]
+}
+
+fn lse() -> impl Strategy<Value = Option<LogBase>> {
+    prop_oneof![2 => Just(Some(LogBase::E)), 1 => Just(Some(LogBase::Two)), 1 => Just(None)]
+}

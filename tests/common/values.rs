@@ -1,0 +1,168 @@
+//! The numbers of a problem. Each is a hash of what it belongs to, so it is the same in every batch,
+//! layout and page size, and nothing has to be stored.
+
+use super::codec::rounded;
+use super::pages::shared_pages;
+use super::problem::{HeadScales, Layer, MaskKind, Pattern, Problem};
+
+/// Numbers of one problem, rounded to the types that hold them.
+#[derive(Clone, Copy)]
+pub struct Values<'a> {
+    problem: &'a Problem,
+}
+
+/// What a number belongs to.
+#[derive(Clone, Copy)]
+enum Of {
+    Query = 1,
+    Key,
+    Value,
+    Mask,
+    Range,
+    Slope,
+    Sink,
+    KeyScale,
+    ValueScale,
+    Page,
+}
+
+impl<'a> Values<'a> {
+    pub fn of(problem: &'a Problem) -> Values<'a> {
+        Values { problem }
+    }
+
+    pub fn q(&self, b: usize, i: usize, head: usize, d: usize) -> f64 {
+        let tag = self.problem.requests[b].tag;
+        let hash = self.hash(Of::Query, [tag, i as u64, head as u64, d as u64]);
+        rounded(self.problem.q_dtype, normal(hash))
+    }
+
+    pub fn k(&self, b: usize, j: usize, head: usize, d: usize) -> f64 {
+        let tag = self.owner(b, j);
+        let hash = self.hash(Of::Key, [tag, j as u64, head as u64, d as u64]);
+        rounded(self.problem.kv_dtype, normal(hash))
+    }
+
+    pub fn v(&self, b: usize, j: usize, head: usize, d: usize) -> f64 {
+        let tag = self.owner(b, j);
+        let hash = self.hash(Of::Value, [tag, j as u64, head as u64, d as u64]);
+        rounded(self.problem.kv_dtype, normal(hash))
+    }
+
+    /// Whether the custom mask lets row `i` of request `b` see key `j`.
+    pub fn mask(&self, b: usize, i: usize, j: usize) -> bool {
+        let request = self.problem.requests[b];
+        let (qo_len, kv_len) = (request.qo_len as i64, request.kv_len as i64);
+        let pattern = match self.layer().mask {
+            MaskKind::Bytes(pattern) | MaskKind::Bits(pattern) => pattern,
+            MaskKind::Causal => Pattern::Causal,
+            MaskKind::Full => Pattern::Range(0, 256),
+        };
+        let past = kv_len - qo_len;
+        match pattern {
+            Pattern::Random(probability) => {
+                let hash = self.hash(Of::Mask, [request.tag, i as u64, j as u64, 0]);
+                // Some rows see nothing at all.
+                let row = self.hash(Of::Mask, [request.tag, i as u64, 0, 1]);
+                uniform(row) > 0.1 && uniform(hash) < f64::from(probability)
+            }
+            Pattern::Causal => j as i64 <= past + i as i64,
+            Pattern::Range(from, to) => {
+                let at = |fraction: u32| i64::from(fraction) * kv_len / 256;
+                (at(from)..at(to)).contains(&(j as i64))
+            }
+            Pattern::Tree => (j as i64) < past || is_ancestor(j as i64 - past, i as i64),
+        }
+    }
+
+    /// mm-prefix range `r` of request `b`; some are unused ones, with start >= end.
+    pub fn range(&self, b: usize, r: usize) -> (i32, i32) {
+        let request = self.problem.requests[b];
+        let draw = |which| {
+            let hash = self.hash(Of::Range, [request.tag, r as u64, which, 0]);
+            (hash % u64::from(request.kv_len.max(1))) as i32
+        };
+        (draw(0), draw(1))
+    }
+
+    pub fn alibi_slope(&self, head: usize) -> f32 {
+        let hash = self.hash(Of::Slope, [head as u64, 0, 0, 0]);
+        (0.01 + 0.5 * uniform(hash)) as f32
+    }
+
+    pub fn sink(&self, head: usize) -> f32 {
+        let hash = self.hash(Of::Sink, [head as u64, 0, 0, 0]);
+        (7.0 * uniform(hash) - 2.0) as f32
+    }
+
+    /// Element `index` of `k_scales`.
+    pub fn k_scale(&self, index: usize) -> f32 {
+        let hash = self.hash(Of::KeyScale, [index as u64, 0, 0, 0]);
+        (0.25 + uniform(hash)) as f32
+    }
+
+    /// Element `index` of `v_scales`.
+    pub fn v_scale(&self, index: usize) -> f32 {
+        let hash = self.hash(Of::ValueScale, [index as u64, 0, 0, 0]);
+        (0.25 + uniform(hash)) as f32
+    }
+
+    fn layer(&self) -> &'a Layer {
+        &self.problem.layer
+    }
+
+    /// The tag of the request whose page holds key `j` of request `b`.
+    fn owner(&self, b: usize, j: usize) -> u64 {
+        let shared = shared_pages(self.problem, b) * self.problem.page_size() as usize;
+        self.problem.requests[if j < shared { 0 } else { b }].tag
+    }
+
+    fn hash(&self, of: Of, index: [u64; 4]) -> u64 {
+        let start = mix(self.problem.seed ^ self.layer().tag.wrapping_mul(0x9e37) ^ of as u64);
+        index.iter().fold(start, |hash, &i| mix(hash ^ i))
+    }
+}
+
+/// The number of elements of a scale tensor.
+pub fn num_scales(scales: HeadScales, num_kv_heads: u32) -> Option<usize> {
+    match scales {
+        HeadScales::Absent => None,
+        HeadScales::One => Some(1),
+        HeadScales::PerHead => Some(num_kv_heads as usize),
+    }
+}
+
+/// The numbers `0..n` in an order that the seed picks.
+pub fn shuffled(seed: u64, n: usize) -> Vec<i32> {
+    let mut ids: Vec<i32> = (0..n as i32).collect();
+    let start = mix(seed ^ Of::Page as u64);
+    ids.sort_by_key(|&id| mix(start ^ id as u64));
+    ids
+}
+
+/// Node `a` is `node` or lies above it in the binary draft tree.
+fn is_ancestor(a: i64, mut node: i64) -> bool {
+    while node > a {
+        node = (node - 1) / 2;
+    }
+    node == a && a >= 0
+}
+
+/// One step of splitmix64.
+pub fn mix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// 0 to below 1.
+pub fn uniform(hash: u64) -> f64 {
+    (hash >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Mean 0, variance 1, bell-shaped, within ±3.5: the sum of four uniform numbers.
+pub fn normal(hash: u64) -> f64 {
+    let sum: u64 = (0..4).map(|n| hash >> (16 * n) & 0xffff).sum();
+    (sum as f64 / 65535.0 - 2.0) * 3f64.sqrt()
+}

@@ -1,0 +1,44 @@
+//! Every instruction set of this machine against dense attention; `tests/attention.rs` sees only the
+//! best one.
+
+mod common;
+
+use common::compare::{Tolerance, compare};
+use common::dense;
+use common::door::Session;
+use common::instance::solve;
+use common::memory::HostMemory;
+use common::strategy::problems;
+use folio::api::Context;
+use folio::cpu::{CpuBackend, Isa};
+use folio::log::Logger;
+use proptest::prelude::*;
+
+fn sessions() -> Vec<(Isa, Box<dyn Session>)> {
+    let available = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    let session = |isa| -> Box<dyn Session> {
+        let backend = CpuBackend::with_isa(2, isa).expect("an available instruction set");
+        Box::new(Context::with_backend(Box::new(backend), Logger::silent()))
+    };
+    available.map(|isa| (isa, session(isa))).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_row_agrees_with_dense_attention(problem in problems()) {
+        let want = dense::attention(&problem);
+        for (isa, session) in sessions() {
+            let got = solve(&*session, &HostMemory, &problem);
+            prop_assert!(got.is_ok(), "{isa:?}: {:?}", got.err());
+            let tolerance = Tolerance::fast(problem.q_dtype);
+            let result = compare(&problem, &want, &got.unwrap(), tolerance);
+            prop_assert!(result.is_ok(), "{isa:?}: {}", result.unwrap_err());
+        }
+    }
+}
