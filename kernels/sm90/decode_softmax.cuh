@@ -5,7 +5,11 @@
 
 #include "sm90/decode_work.cuh"
 
-namespace folio {
+namespace folio::decode {
+
+__device__ __forceinline__ float2 unpack_bf16(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
 
 // Below every finite score in base 2, and finite, so that a difference of two peaks is never NaN.
 constexpr float kNoPeak = -1e30f;
@@ -21,18 +25,17 @@ class QueryRows {
     static constexpr int kSharedBytes = kShared ? kColumnTiles * kSteps * 32 * static_cast<int>(sizeof(NarrowFragment)) : 0;
 
     // `rule` takes in what the rows were divided by. All warps call this together.
-    __device__ __forceinline__ void load(const FolioAttentionParams &params, const FolioDecodeLaunch &launch,
-                                         const Item &item, NarrowFragment *shared, unsigned warp, unsigned lane,
-                                         ScoreRule &rule) {
+    __device__ __forceinline__ void load(const FolioDecodeParams &params, const Item &item, NarrowFragment *shared,
+                                         u32 warp, u32 lane, ScoreRule &rule) {
         shared_ = shared + lane;
 #pragma unroll
         for (int c = 0; c < kColumnTiles; ++c) {
             NarrowFragment fragments[kSteps];
-            read(fragments, params, launch, item, c, lane);
-            if constexpr (Op::kFp8 && is_same<QueryType, Bf16>) {
+            read(fragments, params, item, c, lane);
+            if constexpr (Op::kFp8 && QueryType::IS_BF16) {
                 const float power = narrow_to_f16(fragments);
-                rule.scale[c][0] *= __shfl_sync(~0u, power, 8 * (lane & 3));
-                rule.scale[c][1] *= __shfl_sync(~0u, power, 8 * (lane & 3) + 4);
+                rule.scale[c][0] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3));
+                rule.scale[c][1] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3) + 4);
             }
 #pragma unroll
             for (int k = 0; k < kSteps; ++k) {
@@ -58,14 +61,14 @@ class QueryRows {
 
   private:
     // Straight from global memory: lane 4g + i reads its part of row g.
-    static __device__ __forceinline__ void read(NarrowFragment (&fragments)[kSteps],
-                                                const FolioAttentionParams &params, const FolioDecodeLaunch &launch,
-                                                const Item &item, int column_tile, unsigned lane) {
-        const PackedRow row = packed_row(launch, item, 8 * (column_tile % kRowTiles) + lane / 4);
-        const folio_i64 token = static_cast<folio_i64>(item.place.q_token) + row.query;
-        const folio_i64 head = (item.kv_head + column_tile / kRowTiles) * launch.group_size + row.head;
-        const char *bytes = static_cast<const char *>(params.q.data) +
-                            2 * (token * params.q.stride_token + head * params.q.stride_head);
+    static __device__ __forceinline__ void read(NarrowFragment (&fragments)[kSteps], const FolioDecodeParams &params,
+                                                const Item &item, int column_tile, u32 lane) {
+        const FolioRows &q = params.attention.q;
+        const PackedRow row = packed_row(params, item, 8 * (column_tile % kRowTiles) + lane / 4);
+        const i64 token = static_cast<i64>(item.place.q_token) + row.query;
+        const i64 head = (item.kv_head + column_tile / kRowTiles) * params.group_size + row.head;
+        const char *bytes =
+            static_cast<const char *>(q.data) + 2 * (token * q.stride_token + head * q.stride_head);
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
             if constexpr (Op::kFp8) {
@@ -73,8 +76,8 @@ class QueryRows {
                 fragments[k] = {{four.x, four.y}};
             } else {
                 const char *two = bytes + 32 * k + 4 * (lane & 3);
-                fragments[k] = {{*reinterpret_cast<const unsigned *>(two),
-                                 *reinterpret_cast<const unsigned *>(two + 16)}};
+                fragments[k] = {{*reinterpret_cast<const u32 *>(two),
+                                 *reinterpret_cast<const u32 *>(two + 16)}};
             }
         }
     }
@@ -85,18 +88,18 @@ class QueryRows {
         float largest = 0.f;
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
-            const float2 a = unpack2<Bf16>(fragments[k].r[0]), b = unpack2<Bf16>(fragments[k].r[1]);
+            const float2 a = unpack_bf16(fragments[k].r[0]), b = unpack_bf16(fragments[k].r[1]);
             largest = fmaxf(largest, fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y))));
         }
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
         // Exponents are kept where both 2^e and 2^-e are normal; a row of zeros stays as it is.
-        const unsigned exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
+        const u32 exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
         const float inverse = __uint_as_float((254 - exponent) << 23);
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
-            const float2 a = unpack2<Bf16>(fragments[k].r[0]), b = unpack2<Bf16>(fragments[k].r[1]);
-            fragments[k] = {{pack2<F16>(a.x * inverse, a.y * inverse), pack2<F16>(b.x * inverse, b.y * inverse)}};
+            const float2 a = unpack_bf16(fragments[k].r[0]), b = unpack_bf16(fragments[k].r[1]);
+            fragments[k] = {{f16::pack(a.x * inverse, a.y * inverse), f16::pack(b.x * inverse, b.y * inverse)}};
         }
         return __uint_as_float(exponent << 23);
     }
@@ -108,9 +111,9 @@ class QueryRows {
 // Where a lane finds its part of a tile: addresses for the first 16 tokens of the first KV head, relative to the stage,
 // and the distances to others.
 struct TileAddress {
-    unsigned k, v, k_head, v_head;
+    u32 k, v, k_head, v_head;
 
-    __device__ __forceinline__ TileAddress(unsigned boxes_log2, unsigned lane) {
+    __device__ __forceinline__ TileAddress(u32 boxes_log2, u32 lane) {
         const StageStrides<Shape, Shape::kKRowBytes> key(boxes_log2);
         const StageStrides<Shape, Shape::kVRowBytes> value(boxes_log2);
         k = Op::key_row(lane) / 8 * key.group + KTile::at(Op::key_row(lane) & 7, Op::key_chunk(lane));
@@ -142,8 +145,8 @@ struct WarpState {
 
     // `edge` says that some row does not see all of the tile that starts at `token`.
     __device__ __forceinline__ void add_tile(const QueryRows &q, const ScoreRule &rule, const LaneRows &rows,
-                                             unsigned stage, const TileAddress &at, int token, bool edge,
-                                             unsigned lane) {
+                                             u32 stage, const TileAddress &at, int token, bool edge,
+                                             u32 lane) {
         float s[kColumnTiles][kTileTokens / 16][4];
         scores(s, q, stage, at);
         finish_scores(s, rule, rows, token + static_cast<int>(lane / 4), edge);
@@ -153,8 +156,12 @@ struct WarpState {
     }
 
   private:
+    static __device__ __forceinline__ void multiply(float (&sum)[4], const WideFragment &a, const NarrowFragment &b) {
+        Math::mma(sum, a.r, b.r[0], b.r[1]);
+    }
+
     static __device__ __forceinline__ void scores(float (&s)[kColumnTiles][kTileTokens / 16][4], const QueryRows &q,
-                                                  unsigned stage, const TileAddress &at) {
+                                                  u32 stage, const TileAddress &at) {
 #pragma unroll
         for (int c = 0; c < kColumnTiles; ++c) {
 #pragma unroll
@@ -175,7 +182,7 @@ struct WarpState {
                         const int c = h * kRowTiles + r;
 #pragma unroll
                         for (int i = 0; i < Op::kStepsPerPair; ++i) {
-                            mma_16816<Math>(s[c][t], a[i].r, q.step(c, pair * Op::kStepsPerPair + i).r);
+                            multiply(s[c][t], a[i], q.step(c, pair * Op::kStepsPerPair + i));
                         }
                     }
                 }
@@ -196,8 +203,8 @@ struct WarpState {
                     const int j = n & 1, token = key + 16 * t + 8 * (n >> 1), r = c % kRowTiles;
                     float x = rule.plain ? s[c][t][n] * rule.scale[c][j]
                                          : rule(s[c][t][n], c, j, rows.position[r][j] - token);
-                    if (edge && (token < rows.begin[r][j] || token >= rows.end[r][j])) {
-                        x = -kInfinity;
+                    if (edge && (token < rows.keys[r][j].begin || token >= rows.keys[r][j].end)) {
+                        x = minus_infinity();
                     }
                     s[c][t][n] = x;
                 }
@@ -220,13 +227,13 @@ struct WarpState {
                 }
 #pragma unroll
                 for (int lanes = 4; lanes <= 16; lanes *= 2) {
-                    x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
+                    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, lanes));
                 }
                 highest[c][j] = x;
                 raise |= x - peak[c][j] > kPeakSlack;
             }
         }
-        if (__any_sync(~0u, raise)) {
+        if (__any_sync(FULL_WARP, raise)) {
             raise_peaks(highest);
         }
 #pragma unroll
@@ -240,7 +247,7 @@ struct WarpState {
                     total[c][n & 1] += e[n];
                 }
                 // Rows in pairs, a token per quad of lanes; the operand wants tokens in pairs, a row per quad.
-                p[c][t] = {{transpose_8x8(pack2<Math>(e[0], e[1])), transpose_8x8(pack2<Math>(e[2], e[3]))}};
+                p[c][t] = {{transpose_8x8(Math::pack(e[0], e[1])), transpose_8x8(Math::pack(e[2], e[3]))}};
             }
         }
     }
@@ -265,7 +272,7 @@ struct WarpState {
     }
 
     __device__ __forceinline__ void add_values(const NarrowFragment (&p)[kColumnTiles][kTileTokens / 16],
-                                               unsigned stage, const TileAddress &at) {
+                                               u32 stage, const TileAddress &at) {
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
@@ -279,7 +286,7 @@ struct WarpState {
                         const int c = h * kRowTiles + r;
 #pragma unroll
                         for (int i = 0; i < Op::kStepsPerPair; ++i) {
-                            mma_16816<Math>(o[c][pair * Op::kStepsPerPair + i], a[i].r, p[c][t].r);
+                            multiply(o[c][pair * Op::kStepsPerPair + i], a[i], p[c][t]);
                         }
                     }
                 }
@@ -288,4 +295,4 @@ struct WarpState {
     }
 };
 
-}  // namespace folio
+}  // namespace folio::decode
