@@ -10,4 +10,6 @@ mod fixture;
 mod nulls;
 mod structs;
 mod tensors;
+mod threads;
 mod values;
+mod workspaces;
