@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::attention::CudaAttention;
+use super::attention_kernel::AttentionKernel;
 use super::context::Context;
 use super::driver::Driver;
 use super::loader::Loader;
 use super::operators::Operators;
+use super::sm90_decode::Sm90Decode;
 use crate::backend::{Attention, Backend, Stream};
 use crate::error::Result;
 use crate::problem::{AppendArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
@@ -41,7 +43,9 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        let attention = CudaAttention::new(&self.loader, &self.context, desc, None)?;
+        let decode = Sm90Decode::load(&self.loader, &self.context, desc)?;
+        let special = decode.map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>);
+        let attention = CudaAttention::new(&self.loader, &self.context, desc, special)?;
         Ok(Box::new(attention))
     }
 
