@@ -135,6 +135,22 @@ pub struct GenericParams {
     pub page_size: Divisor,
 }
 
+/// `FolioDecodeParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct DecodeParams {
+    pub attention: AttentionParams,
+    pub group_size: u32,
+    pub o_dtype: u32,
+    pub kv_evict_first: u32,
+    pub boxes_log2: u32,
+    pub k_page_step: u32,
+    pub v_page_step: u32,
+    pub pages_by_head: u32,
+    pub reserved: u32,
+}
+
 /// `FolioCombineParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -271,6 +287,7 @@ const _: () = {
     assert!(size_of::<AttentionParams>() == 336);
     assert!(size_of::<GenericParams>() == 376);
     assert!(size_of::<CombineParams>() == 192);
+    assert!(size_of::<DecodeParams>() == 368);
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);
