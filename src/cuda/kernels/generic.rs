@@ -54,7 +54,7 @@ pub(super) const FAMILIES: &[Family] = &[
         op: Op::Combine,
         source: "combine.cu",
         symbol: "folio_combine",
-        shapes: &[any_dims(128)],
+        shapes: &[any_dims(256)],
         ..SMALL
     },
     Family {
