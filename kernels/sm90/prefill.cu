@@ -73,7 +73,8 @@ private:
         float scale;
 
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, unsigned group)
-            : block(tile.first_block), last_block(block - tile.num_steps + 1), scale(LogitsScale(params, tile.kv_head).exponent) {
+            : block(tile.first_block), last_block(block - tile.num_steps + 1),
+              scale(LogitsScale(params, tile.kv_head).exponent) {
             const Span span(params);
             const int positions = kGroupRows >> tile.pack_shift, skipped = group * positions;
             const int first = tile.position + skipped;
@@ -243,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
     __syncthreads();
     wait_for_prerequisites();
-    // Registers of an SM: 65536 = 128 (producer + consumers).
+    // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 and
+    // 4 * 128 = 32 + 3 * 160.
     constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
     if (threadIdx.x < kWarpgroup) {
         registers_shrink<kProducerRegisters>();
@@ -251,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     } else {
         registers_grow<kConsumerRegisters>();
         Consumer(params, shared_bytes).run();
+        // Not before: CTAs that wait on idle multiprocessors slow this grid down.
+        allow_dependents();
     }
-    allow_dependents();
 }

@@ -55,8 +55,8 @@ private:
     }
 
     // To the loaders by a barrier of its own, to the consumers by that of their queries. Nobody reads a slot
-    // any more when it is written again: tile t comes after Q of tile t - 2 was released, which a consumer
-    // does after the output of tile t - 3, and loaders do not fall behind consumers.
+    // any more when it is written again: by the time of tile t, Q of tile t - 3 was released, which a consumer
+    // does after the output of tile t - 4, and loaders do not fall behind consumers.
     __device__ __forceinline__ void announce(const Tile &tile) {
         static_assert(kQueryStages <= 2 && kTileSlots >= 4);
         constexpr unsigned kBytes = sizeof(Tile);

@@ -41,8 +41,8 @@ impl Sm90Prefill {
     /// # Errors
     /// As [`Loader::find`], but for [`Error::Unsupported`].
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<Self>> {
-        // Positions and their distances stay far from the ends of i32.
-        const MOST_KEYS: u32 = 1 << 30;
+        // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
+        const MOST_KEYS: u32 = 1 << 29;
         let (layout, suits) = match desc.kv {
             KvStorage::Paged { page_size, .. } => ("FOLIO_PAGED=1", page_size % GROUP == 0),
             KvStorage::Ragged => ("FOLIO_PAGED=0", true),
