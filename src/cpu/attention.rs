@@ -37,7 +37,12 @@ struct Planned {
 impl CpuAttention {
     pub fn new(pool: Arc<Pool>, isa: Isa, desc: &AttentionDesc) -> CpuAttention {
         CpuAttention {
-            shape: Shape::new(desc, pool.num_threads(), isa.kernels().strip),
+            shape: Shape::new(
+                desc,
+                pool.num_threads(),
+                isa.kernels().strip,
+                isa == Isa::Amx,
+            ),
             pool,
             isa,
             desc: *desc,
@@ -116,7 +121,10 @@ impl CpuAttention {
 
 impl Attention for CpuAttention {
     fn kernel(&self) -> &str {
-        self.isa.name()
+        match (self.isa, self.shape.amx) {
+            (Isa::Amx, false) => Isa::Avx512.name(),
+            (isa, _) => isa.name(),
+        }
     }
 
     fn tiling(&self) -> Tiling {

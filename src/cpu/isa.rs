@@ -69,7 +69,7 @@ fn available(isa: Isa) -> bool {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
         }
-        Isa::Amx => false,
+        Isa::Amx => available(Isa::Avx512) && super::amx::is_available(),
     }
 }
 

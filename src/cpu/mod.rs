@@ -2,8 +2,10 @@
 //!
 //! A run walks work items on the context's threads (`threads`). Kernels are written once over a vector
 //! type (`simd`) and compiled per instruction set into a table (`isa`), picked at run time. The walks are
-//! `stream` for few query rows and `panel` for many.
+//! `stream` for few query rows, `panel` for many, and `tiled` for many on AMX.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod append;
 mod attention;
 mod exp;
@@ -11,6 +13,7 @@ mod isa;
 mod mask;
 mod merge;
 mod panel;
+mod prefetch;
 mod product;
 pub mod reference;
 mod rows;
@@ -23,6 +26,8 @@ mod simd_x86;
 mod softmax;
 mod stream;
 mod threads;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 mod transpose;
 
 pub use isa::Isa;

@@ -30,7 +30,8 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     }
 }
 
-fn tile(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
+/// All rows of the item against one tile of keys.
+pub fn tile(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
     let n = (keys.end - keys.start) as usize;
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
     stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
@@ -53,18 +54,13 @@ fn block(
     values: &Values,
     pad: &mut Pad<'_>,
 ) {
-    let row = |token: usize| item.q_start + token as i64;
-    let hull = item.sight.hull(row(tokens.start)..row(tokens.end));
-    let low = (hull.start.max(keys.start) - keys.start) as usize / BLOCK * BLOCK;
-    let end = hull.end.min(keys.end);
-    if end <= keys.start + low as i64 {
+    let Some(seen) = item.seen(tokens, keys, BLOCK) else {
         return;
-    }
-    let seen = low..(end - keys.start) as usize;
+    };
     let group = run.shape.group;
     let rows = tokens.start * group..tokens.end * group;
     scores(run, &rows, &seen, pad);
-    let seen_keys = keys.start + low as i64..end;
+    let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
     for token in tokens.clone() {
         let at = token * group;
         run.softmax(

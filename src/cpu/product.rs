@@ -50,7 +50,7 @@ impl Source for Panel {
 impl Source for Rows {
     #[inline(always)]
     unsafe fn at(&self, k: usize) -> *const u8 {
-        self.base.offset(*self.offsets.add(k) as isize)
+        self.at_row(k)
     }
 }
 

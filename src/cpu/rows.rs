@@ -24,9 +24,14 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// Start of row `j`. Rows of a merge lie in several tensors and have no base: the offset may leave
+    /// every allocation.
+    ///
+    /// # Safety
+    /// `j` must be below `count`.
     #[inline(always)]
-    unsafe fn row(&self, j: usize) -> *const u8 {
-        self.base.offset(*self.offsets.add(j) as isize)
+    pub unsafe fn at_row(&self, j: usize) -> *const u8 {
+        self.base.wrapping_offset(*self.offsets.add(j) as isize)
     }
 }
 
@@ -54,10 +59,10 @@ impl<E: Element> Task for Of<E, Dot> {
             // Past the end the last row stands in; its scores land in padding.
             let last = task.k.count - 1;
             let keys = [
-                task.k.row(key),
-                task.k.row(last.min(key + 1)),
-                task.k.row(last.min(key + 2)),
-                task.k.row(last.min(key + 3)),
+                task.k.at_row(key),
+                task.k.at_row(last.min(key + 1)),
+                task.k.at_row(last.min(key + 2)),
+                task.k.at_row(last.min(key + 3)),
             ];
             let mut r = 0;
             while S::DOT_ROWS == 4 && r + 4 <= task.rows {
@@ -137,7 +142,7 @@ impl<E: Element> Task for Of<E, Stage> {
         // x · 0 is 0 for finite x and NaN otherwise.
         let mut check = zero;
         for j in 0..task.rows.count {
-            let row = task.rows.row(j);
+            let row = task.rows.at_row(j);
             let mut c = 0;
             while c < task.dim {
                 let x = if c + S::LANES <= task.dim {

@@ -9,6 +9,8 @@ use super::rows::{Rows, Stage, Store};
 use super::scratch::Pad;
 use super::shape::{KEY_TILE, STREAM_ROWS, Shape};
 use super::softmax::{Logits, Softmax};
+#[cfg(target_arch = "x86_64")]
+use super::tiled;
 use super::{panel, stream};
 use crate::dtype::DType;
 use crate::problem::{
@@ -89,6 +91,23 @@ pub struct Item<'a> {
     pub sight: Sight<'a>,
     /// First partial row, or [`NO_PARTIAL`].
     partial: u32,
+}
+
+impl Item<'_> {
+    /// The part of the tile `keys` that some of `tokens` see, from a multiple of `unit` on, counted from
+    /// the tile's start.
+    pub fn seen(
+        &self,
+        tokens: &Range<usize>,
+        keys: &Range<i64>,
+        unit: usize,
+    ) -> Option<Range<usize>> {
+        let row = |token: usize| self.q_start + token as i64;
+        let hull = self.sight.hull(row(tokens.start)..row(tokens.end));
+        let low = (hull.start.max(keys.start) - keys.start) as usize / unit * unit;
+        let end = hull.end.min(keys.end) - keys.start;
+        (end > low as i64).then_some(low..end as usize)
+    }
 }
 
 impl Cache {
@@ -175,8 +194,21 @@ impl<'a> Run<'a> {
         if item.rows <= STREAM_ROWS {
             stream::walk(self, &item, pad);
         } else {
-            panel::walk(self, &item, pad);
+            self.walk_many(&item, pad);
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn walk_many(&self, item: &Item<'a>, pad: &mut Pad<'_>) {
+        match self.shape.amx {
+            true => tiled::walk(self, item, pad),
+            false => panel::walk(self, item, pad),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn walk_many(&self, item: &Item<'a>, pad: &mut Pad<'_>) {
+        panel::walk(self, item, pad);
     }
 
     fn item(&self, work: &WorkItem) -> Item<'a> {
@@ -224,13 +256,23 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reads the query rows of a KV head as f32: row `token · group + g`.
-    pub fn load_queries(&self, item: &Item<'_>, head: usize, q: &mut [f32], offsets: &mut [i64]) {
+    /// Byte offsets of the query rows of a KV head: row `token · group + g`.
+    pub fn locate_queries(&self, item: &Item<'_>, head: usize, offsets: &mut [i64]) {
         let group = self.shape.group;
         for (row, offset) in offsets[..item.rows].iter_mut().enumerate() {
             let token = item.token + (row / group) as i64;
             *offset = self.q.offset(token, head * group + row % group);
         }
+    }
+
+    /// Address that query offsets count from.
+    pub fn q_base(&self) -> *const u8 {
+        self.q.base
+    }
+
+    /// Reads the query rows of a KV head as f32.
+    pub fn load_queries(&self, item: &Item<'_>, head: usize, q: &mut [f32], offsets: &mut [i64]) {
+        self.locate_queries(item, head, offsets);
         let ld = self.shape.ld_qk;
         assert!(q.len() >= item.rows * ld);
         let stage = Stage {

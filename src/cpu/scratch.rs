@@ -15,6 +15,11 @@ pub struct Pad<'a> {
     pub k: &'a mut [f32],
     pub v: &'a mut [f32],
     pub staged: &'a mut [f32],
+    pub q16: &'a mut [u16],
+    pub k16: &'a mut [u16],
+    pub v16: &'a mut [u16],
+    pub p16: &'a mut [u16],
+    pub staged16: &'a mut [u16],
     pub limits: &'a mut [f32],
     pub q_offsets: &'a mut [i64],
     pub here: Tile<'a>,
@@ -38,6 +43,9 @@ impl<'a> Pad<'a> {
             let floats = |part: &Range<usize>| {
                 std::slice::from_raw_parts_mut(base.add(part.start).cast::<f32>(), part.len() / 4)
             };
+            let halves = |part: &Range<usize>| {
+                std::slice::from_raw_parts_mut(base.add(part.start).cast::<u16>(), part.len() / 2)
+            };
             let integers = |part: &Range<usize>| {
                 std::slice::from_raw_parts_mut(base.add(part.start).cast::<i64>(), part.len() / 8)
             };
@@ -52,6 +60,11 @@ impl<'a> Pad<'a> {
                 k: floats(&scratch.k),
                 v: floats(&scratch.v),
                 staged: floats(&scratch.staged),
+                q16: halves(&scratch.q16),
+                k16: halves(&scratch.k16),
+                v16: halves(&scratch.v16),
+                p16: halves(&scratch.p16),
+                staged16: halves(&scratch.staged16),
                 limits: floats(&scratch.limits),
                 q_offsets: integers(&scratch.q_offsets),
                 here: Tile::new(here),

@@ -2,6 +2,7 @@
 //! Arithmetic only; nothing here touches memory.
 
 use crate::backend::{Tiling, WorkspaceInfo};
+use crate::dtype::DType;
 use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
 use std::ops::Range;
 
@@ -13,6 +14,9 @@ pub const STREAM_ROWS: usize = 16;
 
 /// Rows that a block of q·kᵀ aims at.
 const BLOCK_ROWS: usize = 48;
+
+/// The same on AMX: two tiles of rows per tile of keys in registers, twice.
+const AMX_BLOCK_ROWS: usize = 64;
 
 /// Rows per tile that make up for packing the keys and values.
 const TILE_ROWS: u32 = 256;
@@ -36,6 +40,8 @@ pub struct Shape {
     pub ld_vo: usize,
     /// Tokens per block of rows.
     pub block_tokens: usize,
+    /// Items of many rows go through AMX.
+    pub amx: bool,
     pub tiling: Tiling,
     pub parts: Parts,
     pub scratch: Scratch,
@@ -71,6 +77,12 @@ pub struct Scratch {
     pub k: Range<usize>,
     pub v: Range<usize>,
     pub staged: Range<usize>,
+    /// bf16 copies for AMX.
+    pub q16: Range<usize>,
+    pub k16: Range<usize>,
+    pub v16: Range<usize>,
+    pub p16: Range<usize>,
+    pub staged16: Range<usize>,
     pub limits: Range<usize>,
     pub q_offsets: Range<usize>,
     /// Offsets of a tile's keys and values, and of the next tile's.
@@ -85,25 +97,34 @@ struct Cursor(usize);
 impl Cursor {
     fn take(&mut self, count: usize, size: usize) -> Range<usize> {
         let start = self.0;
-        let bytes = count.saturating_mul(size);
-        self.0 = start.saturating_add(bytes).next_multiple_of(ALIGNMENT);
-        start..start + bytes
+        let end = start.saturating_add(count.saturating_mul(size));
+        // Saturated sizes stay: no caller can bring that much, and `plan` will say so.
+        self.0 = end.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        start..end
     }
 }
 
 impl Shape {
-    /// `strip`: columns of a panel's strip, a multiple of 16.
-    pub fn new(desc: &AttentionDesc, num_threads: usize, strip: usize) -> Shape {
+    /// `strip`: columns of a panel's strip, a multiple of 16. `amx`: AMX is available.
+    pub fn new(desc: &AttentionDesc, num_threads: usize, strip: usize, amx: bool) -> Shape {
         let group = desc.group_size() as usize;
+        // fp8 keys and values convert to bf16 exactly; queries of other types would be rounded.
+        let amx = amx && desc.q_dtype == DType::BF16;
+        let (unit, block_rows) = if amx {
+            (32, AMX_BLOCK_ROWS)
+        } else {
+            (16, BLOCK_ROWS)
+        };
         let mut shape = Shape {
             group,
             num_qo_heads: desc.num_qo_heads as usize,
             num_kv_heads: desc.num_kv_heads as usize,
             dim_qk: desc.head_dim_qk as usize,
             dim_vo: desc.head_dim_vo as usize,
-            ld_qk: (desc.head_dim_qk as usize).next_multiple_of(16),
-            ld_vo: (desc.head_dim_vo as usize).next_multiple_of(16),
-            block_tokens: (BLOCK_ROWS / group).max(1),
+            ld_qk: (desc.head_dim_qk as usize).next_multiple_of(unit),
+            ld_vo: (desc.head_dim_vo as usize).next_multiple_of(unit),
+            block_tokens: (block_rows / group).max(1),
+            amx,
             tiling: tiling(desc, num_threads),
             parts: Parts::default(),
             scratch: Scratch::default(),
@@ -127,10 +148,26 @@ impl Shape {
         // All heads at once, but few rows of each.
         let rows = tile_rows.max(self.num_kv_heads * tile_rows.min(STREAM_ROWS));
         let block_rows = (self.block_tokens * self.group).max(tile_rows.min(STREAM_ROWS));
+        // AMX computes whole tiles of rows.
+        let (rows, block_rows) = match self.amx {
+            true => (rows + 32, block_rows.next_multiple_of(32)),
+            false => (rows, block_rows),
+        };
         let v_width = self.ld_vo.next_multiple_of(strip);
         let mut cursor = Cursor::default();
+        let mut halves = |count: usize| cursor.take(if self.amx { count } else { 0 }, 2);
+        let q16 = halves(rows * self.ld_qk);
+        let k16 = halves(KEY_TILE * self.ld_qk);
+        let v16 = halves(KEY_TILE * self.ld_vo);
+        let p16 = halves(block_rows * KEY_TILE);
+        let staged16 = halves(16 * self.ld_qk.max(self.ld_vo));
         let mut floats = |count| cursor.take(count, 4);
         Scratch {
+            q16,
+            k16,
+            v16,
+            p16,
+            staged16,
             q: floats(rows * self.ld_qk),
             o: floats(rows * self.ld_vo),
             max: floats(rows),
@@ -139,7 +176,7 @@ impl Shape {
             s: floats(block_rows * KEY_TILE),
             k: floats(self.ld_qk * KEY_TILE.next_multiple_of(strip)),
             v: floats(v_width * KEY_TILE),
-            staged: floats(16 * self.ld_qk),
+            staged: floats(16 * self.ld_qk.max(self.ld_vo)),
             limits: floats(KEY_TILE),
             q_offsets: cursor.take(tile_rows, 8),
             offsets: cursor.take(4 * KEY_TILE, 8),

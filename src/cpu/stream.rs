@@ -5,12 +5,17 @@
 #![allow(unsafe_code)]
 
 use super::panel::Values;
+use super::prefetch;
 use super::product::Product;
 use super::rows::Dot;
 use super::run::{Item, Run};
-use super::scratch::Pad;
+use super::scratch::{Pad, Tile};
 use super::shape::KEY_TILE;
 use std::ops::Range;
+
+/// Keys per tile. A tile of all heads and the next one, which is being fetched, fit the second-level
+/// cache: 2 × 512 KiB for fp32 and 8 heads of 128.
+const STREAM_TILE: i64 = 64;
 
 /// Computes an item of at most [`super::shape::STREAM_ROWS`] rows.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
@@ -22,22 +27,45 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     pad.o[..heads * rows * run.shape.ld_vo].fill(0.0);
     pad.max[..heads * rows].fill(f32::NEG_INFINITY);
     pad.sum[..heads * rows].fill(0.0);
-    let mut start = item.keys.start;
-    while start < item.keys.end {
-        let keys = start..item.keys.end.min(start + KEY_TILE as i64);
-        run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+    let tile = |start: i64| start..item.keys.end.min(start + STREAM_TILE);
+    let mut keys = tile(item.keys.start);
+    run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+    while !keys.is_empty() {
+        let next = tile(keys.end);
+        run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
         let whole = run.sees_all(item, 0..item.tokens, &keys);
         for head in 0..heads {
+            prefetch(run, head, (next.end - next.start) as usize, &pad.next);
             scores(run, item, head, &keys, pad);
             weigh(run, item, head, &keys, pad);
             accumulate(run, item, head, &keys, whole, pad);
         }
-        start = keys.end;
+        std::mem::swap(&mut pad.here, &mut pad.next);
+        keys = next;
     }
     for head in 0..heads {
         let state = head * rows..(head + 1) * rows;
         let o = &pad.o[head * rows * run.shape.ld_vo..];
         run.finish(item, head, o, &pad.max[state.clone()], &pad.sum[state]);
+    }
+}
+
+/// Asks for a head's share of the next tile, in the order in which it lies in memory: where a token's
+/// heads lie together, the share is some tokens with all their heads.
+fn prefetch(run: &Run<'_>, head: usize, n: usize, next: &Tile<'_>) {
+    let heads = run.shape.num_kv_heads;
+    let share = head * n / heads..(head + 1) * n / heads;
+    let size = run.kv_dtype.size();
+    for (cache, offsets, dim) in [
+        (&run.k, &next.k[..n], run.shape.dim_qk),
+        (&run.v, &next.v[..n], run.shape.dim_vo),
+    ] {
+        if cache.head == (dim * size) as i64 {
+            let rows = cache.rows(0, &offsets[share.clone()]);
+            prefetch::rows(&rows, heads * dim * size);
+        } else {
+            prefetch::rows(&cache.rows(head, offsets), dim * size);
+        }
     }
 }
 

@@ -1,0 +1,233 @@
+//! AMX bf16 products: permission, tile configuration, packing, and the 32 × 32 block that everything is
+//! made of. Inline assembly, because the intrinsics are not stable.
+//!
+//! Operands: A is row-major bf16; B is "VNNI", strips of 32 columns in which row `k / 2` holds the pairs
+//! (b[k][c], b[k + 1][c]), 128 bytes in all; C is row-major f32. Depths and columns are padded with zeros
+//! to multiples of 32, rows with anything to multiples of 32.
+#![allow(unsafe_code)]
+
+use super::rows::Rows;
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+/// Rows, columns and depth come in multiples of this.
+pub const UNIT: usize = 32;
+
+/// Whether the processor has AMX bf16, the operating system saves tiles, and this process may use them.
+/// The permission is asked for once per process, and may be refused.
+pub fn is_available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| {
+        is_x86_feature_detected!("avx512bf16") && has_tiles() && saves_tiles() && permitted()
+    })
+}
+
+/// CPUID leaf 7: bf16 products (bit 22) and tiles (bit 24).
+fn has_tiles() -> bool {
+    const WANTED: u32 = 1 << 22 | 1 << 24;
+    __cpuid_count(7, 0).edx & WANTED == WANTED
+}
+
+/// XCR0 bits 17 and 18: the operating system saves tile configuration and data.
+fn saves_tiles() -> bool {
+    const WANTED: u64 = 1 << 17 | 1 << 18;
+    // SAFETY: AVX-512 was detected, so XGETBV exists and is enabled.
+    let enabled = unsafe { enabled_state() };
+    enabled & WANTED == WANTED
+}
+
+#[target_feature(enable = "xsave")]
+fn enabled_state() -> u64 {
+    // SAFETY: register 0 always exists.
+    unsafe { _xgetbv(0) }
+}
+
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: the call takes two numbers and touches no memory of ours.
+    let refused = unsafe {
+        libc::syscall(
+            libc::SYS_arch_prctl,
+            ARCH_REQ_XCOMP_PERM,
+            XFEATURE_XTILEDATA,
+        )
+    };
+    refused == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+/// This thread's tiles, configured; dropping it gives them back.
+pub struct Tiles(());
+
+impl Tiles {
+    /// Eight tiles of 16 rows of 64 bytes.
+    ///
+    /// # Safety
+    /// [`is_available`] must have said yes.
+    pub unsafe fn new() -> Tiles {
+        #[repr(align(64))]
+        struct Config([u8; 64]);
+        let mut config = Config([0; 64]);
+        config.0[0] = 1;
+        for tile in 0..8 {
+            config.0[16 + 2 * tile] = 64;
+            config.0[48 + tile] = 16;
+        }
+        // SAFETY: the caller's promise; palette 1 has these tiles.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) config.0.as_ptr(), options(nostack, readonly)) };
+        Tiles(())
+    }
+
+    /// `C = A · B`, or `C += A · B`, for 32 rows and columns and `steps` times 32 of depth. `lda` and
+    /// `ldc` are in bytes.
+    ///
+    /// # Safety
+    /// The operands must be as this file's opening comment says.
+    #[inline]
+    pub unsafe fn block(
+        &self,
+        a: *const u16,
+        lda: usize,
+        b: *const u16,
+        c: *mut f32,
+        ldc: usize,
+        steps: usize,
+        add: bool,
+    ) {
+        // SAFETY: the tiles are configured; the caller promises the operands.
+        unsafe {
+            let (a_low, c_low) = (a.byte_add(16 * lda), c.byte_add(16 * ldc));
+            asm!(
+                "test {add}, {add}",
+                "jz 2f",
+                "tileloadd tmm0, [{c} + {ldc}*1]",
+                "tileloadd tmm1, [{c} + {ldc}*1 + 64]",
+                "tileloadd tmm2, [{c_low} + {ldc}*1]",
+                "tileloadd tmm3, [{c_low} + {ldc}*1 + 64]",
+                "jmp 3f",
+                "2:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "3:",
+                "tileloadd tmm4, [{a} + {lda}*1]",
+                "tileloadd tmm6, [{b} + {ldb}*1]",
+                "tileloadd tmm7, [{b} + {ldb}*1 + 64]",
+                "tileloadd tmm5, [{a_low} + {lda}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a}, 64",
+                "add {a_low}, 64",
+                "add {b}, 2048",
+                "dec {steps}",
+                "jnz 3b",
+                "tilestored [{c} + {ldc}*1], tmm0",
+                "tilestored [{c} + {ldc}*1 + 64], tmm1",
+                "tilestored [{c_low} + {ldc}*1], tmm2",
+                "tilestored [{c_low} + {ldc}*1 + 64], tmm3",
+                add = in(reg) usize::from(add),
+                a = inout(reg) a => _,
+                a_low = inout(reg) a_low => _,
+                b = inout(reg) b => _,
+                c = in(reg) c,
+                c_low = in(reg) c_low,
+                lda = in(reg) lda,
+                ldb = in(reg) 128usize,
+                ldc = in(reg) ldc,
+                steps = inout(reg) steps => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack)
+            );
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: a `Tiles` exists only where AMX does.
+        unsafe { asm!("tilerelease", options(nostack)) };
+    }
+}
+
+/// Packs bf16 rows as B over the depth of rows (values): `columns` of them in strips of 32, each strip
+/// `strip` elements apart; rows up to `padded` (even) become zero. Returns whether every element is finite.
+///
+/// # Safety
+/// Needs AVX-512 F and BW, rows of `columns` elements (a multiple of 8), and room at `dst`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub unsafe fn interleave(
+    rows: &Rows,
+    padded: usize,
+    columns: usize,
+    dst: *mut u16,
+    strip: usize,
+) -> bool {
+    let exponent = _mm512_set1_epi16(0x7f80);
+    let mut special = 0;
+    for j in (0..padded).step_by(2) {
+        for c in (0..columns.next_multiple_of(UNIT)).step_by(16) {
+            // SAFETY: rows and columns are within what the caller promised.
+            unsafe {
+                let even = words(rows, j, c, columns);
+                let odd = words(rows, j + 1, c, columns);
+                let pairs = _mm512_or_si512(even, _mm512_slli_epi32::<16>(odd));
+                special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(pairs, exponent), exponent);
+                let at = c / UNIT * strip + j * UNIT + 2 * (c % UNIT);
+                _mm512_storeu_si512(dst.add(at).cast(), pairs);
+            }
+        }
+    }
+    special == 0
+}
+
+/// Sixteen elements of a row in 32-bit lanes; zeros beyond the rows and columns.
+///
+/// # Safety
+/// As for [`interleave`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn words(rows: &Rows, j: usize, c: usize, columns: usize) -> __m512i {
+    if j >= rows.count || c >= columns {
+        return _mm512_setzero_si512();
+    }
+    let mask = if columns - c >= 16 { 0xffff } else { 0x00ff };
+    // SAFETY: the masked elements are within the row.
+    unsafe {
+        let row = rows.at_row(j).add(2 * c);
+        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row.cast()))
+    }
+}
+
+/// Rounds rows of f32 to bf16: `count` elements (a multiple of 16), and zeros up to a multiple of 32.
+///
+/// # Safety
+/// Needs AVX-512 BF16; rows `ld` elements apart on both sides.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub unsafe fn round_rows(src: *const f32, dst: *mut u16, ld: usize, rows: usize, count: usize) {
+    for row in 0..rows {
+        for c in (0..count).step_by(UNIT) {
+            // SAFETY: within the rows.
+            unsafe {
+                let src = src.add(row * ld + c);
+                let low = _mm512_loadu_ps(src);
+                let high = match c + 16 < count {
+                    true => _mm512_loadu_ps(src.add(16)),
+                    false => _mm512_setzero_ps(),
+                };
+                let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(dst.add(row * ld + c).cast(), pairs);
+            }
+        }
+    }
+}

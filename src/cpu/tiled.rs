@@ -1,0 +1,322 @@
+//! The walk for many bf16 query rows on AMX: as `panel`, with keys, values, queries and weights in bf16
+//! and both products on tiles. Scores, softmax and sums stay in f32.
+#![allow(unsafe_code)]
+
+use super::amx::{self, Tiles, UNIT};
+use super::panel;
+use super::product::{Panel, Product};
+use super::rows::{Rows, Stage, Store};
+use super::run::{Item, Run};
+use super::scratch::Pad;
+use super::shape::KEY_TILE;
+use super::transpose::Transpose;
+use crate::dtype::DType;
+use std::ops::Range;
+
+/// Computes an item of any number of rows.
+pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
+    // SAFETY: this walk is picked only where AMX is available.
+    let tiles = unsafe { Tiles::new() };
+    for head in 0..run.shape.num_kv_heads {
+        load_queries(run, item, head, pad);
+        pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
+        pad.max[..item.rows].fill(f32::NEG_INFINITY);
+        pad.sum[..item.rows].fill(0.0);
+        let mut start = item.keys.start;
+        while start < item.keys.end {
+            let keys = start..item.keys.end.min(start + KEY_TILE as i64);
+            tile(run, &tiles, item, head, &keys, pad);
+            start = keys.end;
+        }
+        run.finish(item, head, pad.o, pad.max, pad.sum);
+    }
+}
+
+/// Copies the queries of a head, columns padded with zeros.
+fn load_queries(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
+    let ld = run.shape.ld_qk;
+    run.locate_queries(item, head, pad.q_offsets);
+    for (row, offset) in pad.q_offsets[..item.rows].iter().enumerate() {
+        let to = &mut pad.q16[row * ld..][..ld];
+        // SAFETY: the row lies inside q, which was checked.
+        unsafe {
+            copy_row(
+                run.q_base().wrapping_offset(*offset as isize),
+                run.shape.dim_qk,
+                to,
+            )
+        };
+    }
+}
+
+/// # Safety
+/// `dim` elements must be readable at `from`.
+unsafe fn copy_row(from: *const u8, dim: usize, to: &mut [u16]) {
+    // SAFETY: the caller's promise; `to` holds at least `dim`.
+    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), 2 * dim) };
+    to[dim..].fill(0);
+}
+
+fn tile(
+    run: &Run<'_>,
+    tiles: &Tiles,
+    item: &Item<'_>,
+    head: usize,
+    keys: &Range<i64>,
+    pad: &mut Pad<'_>,
+) {
+    let n = (keys.end - keys.start) as usize;
+    run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+    if !pack_values(run, head, n, pad) {
+        // A weight of 0 must not meet an infinity or NaN; the f32 walk knows how.
+        run.load_queries(item, head, pad.q, pad.q_offsets);
+        panel::tile(run, item, head, keys, pad);
+        return;
+    }
+    pack_keys(run, head, n, pad);
+    let mut first = 0;
+    while first < item.tokens {
+        let tokens = first..item.tokens.min(first + run.shape.block_tokens);
+        block(run, tiles, item, head, keys, &tokens, pad);
+        first = tokens.end;
+    }
+}
+
+/// Some tokens against the part of the tile that they see.
+fn block(
+    run: &Run<'_>,
+    tiles: &Tiles,
+    item: &Item<'_>,
+    head: usize,
+    keys: &Range<i64>,
+    tokens: &Range<usize>,
+    pad: &mut Pad<'_>,
+) {
+    let Some(seen) = item.seen(tokens, keys, UNIT) else {
+        return;
+    };
+    let group = run.shape.group;
+    let rows = tokens.start * group..tokens.end * group;
+    scores(run, tiles, &rows, &seen, pad);
+    let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
+    for token in tokens.clone() {
+        let at = token * group;
+        run.softmax(
+            item,
+            head,
+            token,
+            &seen_keys,
+            &mut pad.s[(at - rows.start) * KEY_TILE..],
+            pad.limits,
+            [
+                &mut pad.max[at..],
+                &mut pad.sum[at..],
+                &mut pad.alpha[at - rows.start..],
+            ],
+        );
+    }
+    assert!(pad.p16.len() >= rows.len() * KEY_TILE && pad.s.len() >= rows.len() * KEY_TILE);
+    let count = seen.len().next_multiple_of(16);
+    // SAFETY: AMX implies AVX-512 BF16; both hold the block's rows.
+    unsafe {
+        amx::round_rows(
+            pad.s.as_ptr(),
+            pad.p16.as_mut_ptr(),
+            KEY_TILE,
+            rows.len(),
+            count,
+        );
+    }
+    // Rows of padding are the next block's in `o`; adding nothing leaves them as they are.
+    let padded = rows.len().next_multiple_of(UNIT);
+    pad.p16[rows.len() * KEY_TILE..padded * KEY_TILE].fill(0);
+    rescale(run, &rows, pad);
+    accumulate(run, tiles, &rows, &seen, pad);
+}
+
+/// `s = q · kᵀ`; a strip of keys stays in first-level cache for all rows.
+fn scores(
+    run: &Run<'_>,
+    tiles: &Tiles,
+    rows: &Range<usize>,
+    seen: &Range<usize>,
+    pad: &mut Pad<'_>,
+) {
+    let ld = run.shape.ld_qk;
+    let padded = rows.len().next_multiple_of(UNIT);
+    assert!(pad.q16.len() >= (rows.start + padded) * ld && pad.s.len() >= padded * KEY_TILE);
+    for column in (seen.start..seen.end).step_by(UNIT) {
+        for row in (0..padded).step_by(UNIT) {
+            // SAFETY: the panel holds the tile's strips; q and s were checked.
+            unsafe {
+                tiles.block(
+                    pad.q16.as_ptr().add((rows.start + row) * ld),
+                    2 * ld,
+                    pad.k16.as_ptr().add(column * ld),
+                    pad.s.as_mut_ptr().add(row * KEY_TILE + column - seen.start),
+                    4 * KEY_TILE,
+                    ld / UNIT,
+                    false,
+                );
+            }
+        }
+    }
+}
+
+/// `o = alpha · o` where a maximum has grown.
+fn rescale(run: &Run<'_>, rows: &Range<usize>, pad: &mut Pad<'_>) {
+    if pad.alpha[..rows.len()].iter().all(|&alpha| alpha == 1.0) {
+        return;
+    }
+    let ld = run.shape.ld_vo;
+    let product = Product {
+        a: pad.s.as_ptr(),
+        lda: 0,
+        rows: rows.len(),
+        depth: 0,
+        b: Panel {
+            base: std::ptr::null(),
+            ld: 0,
+        },
+        columns: ld,
+        c: pad.o[rows.start * ld..rows.end * ld].as_mut_ptr(),
+        ldc: ld,
+        alpha: pad.alpha.as_ptr(),
+    };
+    // SAFETY: o and alpha hold the rows; without depth nothing else is read.
+    unsafe { (run.kernels.product)(&product) };
+}
+
+/// `o += p · v`.
+fn accumulate(
+    run: &Run<'_>,
+    tiles: &Tiles,
+    rows: &Range<usize>,
+    seen: &Range<usize>,
+    pad: &mut Pad<'_>,
+) {
+    let ld = run.shape.ld_vo;
+    let padded = rows.len().next_multiple_of(UNIT);
+    assert!(pad.o.len() >= (rows.start + padded) * ld && pad.p16.len() >= padded * KEY_TILE);
+    for column in (0..ld).step_by(UNIT) {
+        for row in (0..padded).step_by(UNIT) {
+            // SAFETY: the panel holds the tile's values; o and p were checked.
+            unsafe {
+                tiles.block(
+                    pad.p16.as_ptr().add(row * KEY_TILE),
+                    2 * KEY_TILE,
+                    pad.v16.as_ptr().add(column * KEY_TILE + seen.start * UNIT),
+                    pad.o.as_mut_ptr().add((rows.start + row) * ld + column),
+                    4 * ld,
+                    seen.len().div_ceil(UNIT),
+                    true,
+                );
+            }
+        }
+    }
+}
+
+/// Keys as B over the depth of the head dimension: pairs of elements are 32-bit words, so it is a
+/// transposition of words.
+fn pack_keys(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) {
+    let ld = run.shape.ld_qk;
+    for start in (0..n).step_by(16) {
+        let offsets = &pad.here.k[start..n.min(start + 16)];
+        let rows = run.k.rows(head, offsets);
+        bf16_rows(run, &rows, run.shape.dim_qk, ld, pad.staged, pad.staged16);
+        let dst = &mut pad.k16[start / UNIT * UNIT * ld + start % UNIT * 2..];
+        assert!(dst.len() >= (ld / 2 - 1) * 2 * UNIT + 32 && pad.staged16.len() >= 16 * ld);
+        let transpose = Transpose {
+            src: pad.staged16.as_ptr().cast(),
+            ld_src: ld / 2,
+            dst: dst.as_mut_ptr().cast(),
+            ld_dst: UNIT,
+            columns: ld / 2,
+        };
+        // SAFETY: just asserted; words are copied as they are.
+        unsafe { (run.kernels.transpose)(&transpose) };
+    }
+}
+
+/// Values as B over the depth of keys; whether all are finite.
+fn pack_values(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) -> bool {
+    let (dim, ld) = (run.shape.dim_vo, run.shape.ld_vo);
+    assert!(pad.v16.len() >= ld * KEY_TILE);
+    let strip = UNIT * KEY_TILE;
+    if run.kv_dtype == DType::BF16 {
+        let rows = run.v.rows(head, &pad.here.v[..n]);
+        // SAFETY: the values were located within the cache; the panel was checked.
+        return unsafe {
+            amx::interleave(
+                &rows,
+                n.next_multiple_of(UNIT),
+                dim,
+                pad.v16.as_mut_ptr(),
+                strip,
+            )
+        };
+    }
+    let mut finite = true;
+    for start in (0..n).step_by(16) {
+        let count = (n - start).min(16);
+        let rows = run.v.rows(head, &pad.here.v[start..start + count]);
+        bf16_rows(run, &rows, dim, ld, pad.staged, pad.staged16);
+        let offsets: [i64; 16] = std::array::from_fn(|j| (2 * j * ld) as i64);
+        let rows = Rows {
+            base: pad.staged16.as_ptr().cast(),
+            offsets: offsets.as_ptr(),
+            count,
+        };
+        let dst = pad.v16[start * UNIT..].as_mut_ptr();
+        let last = start + count == n;
+        let padded = if last {
+            n.next_multiple_of(UNIT) - start
+        } else {
+            count
+        };
+        // SAFETY: as above.
+        finite &= unsafe { amx::interleave(&rows, padded, dim, dst, strip) };
+    }
+    finite
+}
+
+/// Copies up to 16 rows of the cache as bf16, to which fp8 converts exactly; columns padded with zeros.
+fn bf16_rows(
+    run: &Run<'_>,
+    rows: &Rows,
+    dim: usize,
+    ld: usize,
+    staged: &mut [f32],
+    staged16: &mut [u16],
+) {
+    assert!(rows.count <= 16 && staged.len() >= 16 * ld && staged16.len() >= 16 * ld);
+    if run.kv_dtype == DType::BF16 {
+        for j in 0..rows.count {
+            // SAFETY: the rows lie in the cache.
+            unsafe { copy_row(rows.at_row(j), dim, &mut staged16[j * ld..][..ld]) };
+        }
+        return;
+    }
+    let stage = Stage {
+        rows: *rows,
+        dim,
+        dst: staged.as_mut_ptr(),
+        width: ld,
+        strip: 0,
+    };
+    // SAFETY: as above; both buffers hold 16 rows. The stage fills columns up to a multiple of 16, and
+    // `ld` may be one more such step.
+    unsafe {
+        run.kernels.stage[run.kv_dtype as usize](&stage);
+        for j in 0..rows.count {
+            staged[j * ld + dim.next_multiple_of(16)..(j + 1) * ld].fill(0.0);
+            let store = Store {
+                src: staged[j * ld..].as_ptr(),
+                factor: 1.0,
+                dst: staged16[j * ld..].as_mut_ptr().cast(),
+                dim: ld,
+            };
+            run.kernels.store[DType::BF16 as usize](&store);
+        }
+    }
+}
