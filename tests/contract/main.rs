@@ -6,10 +6,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod arguments;
+mod batches;
+mod descs;
 mod fixture;
 mod nulls;
 mod structs;
+mod table;
 mod tensors;
 mod threads;
-mod values;
 mod workspaces;
