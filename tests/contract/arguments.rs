@@ -1,10 +1,15 @@
 //! Numbers of runs and appends that are wrong: no output is touched.
 
 use crate::common::c_door::{Tensors, c_append, dtype};
+use crate::common::door::DOORS;
+use crate::common::instance::{LayerData, Planned, Scratch, Step};
+use crate::common::memory::HostMemory;
 use crate::common::problem::Layer;
-use crate::fixture::{Append, Fixture, everything, plain};
+use crate::fixture::{Append, Fixture, Merge, everything, plain};
 use crate::table::{INVALID, UNKNOWN, check, poke};
+use folio::api::{Stream, Target};
 use folio::dtype::DType;
+use folio::error::Error;
 use folio::ffi::*;
 use folio::problem::Kind;
 use std::ptr::null;
@@ -247,5 +252,39 @@ fn slots_beyond_the_cache() {
             append.is_untouched(),
             "no token was written, not even the good ones"
         );
+    }
+}
+
+/// The CPU has no streams; one that is given is not silently dropped.
+#[test]
+fn a_stream_on_the_cpu() {
+    let problem = plain(Kind::Decode);
+    let stream = Stream(0x88);
+    for door in DOORS {
+        let session = door.open(Target::Cpu { num_threads: 1 }).unwrap();
+        let handle = session.attention(problem.desc()).unwrap();
+        let mut planned = Planned::new(handle, &HostMemory, &HostMemory, &problem).unwrap();
+        let layer = LayerData::new(&HostMemory, &problem);
+        let (append, merge) = (Append::new(DType::F16), Merge::new());
+        let step = Step::new(&HostMemory, &problem);
+        let scratch = Scratch::new(&HostMemory, &planned.handle.workspace().unwrap());
+        let bytes = planned.handle.workspace().unwrap().host_bytes;
+        let results = [
+            planned.handle.run(&layer.input(), stream),
+            (planned.handle).plan(&step.input(), &scratch.workspace(), (0, bytes), stream),
+            session.append(&append.input(), stream),
+            session.merge(&merge.two(), stream),
+            session.merge_states(&merge.many(), stream),
+        ];
+        for (n, result) in results.into_iter().enumerate() {
+            let Err(Error::DeviceMismatch(message)) = result else {
+                panic!("call {n}: {result:?}");
+            };
+            assert!(
+                message.contains("stream") && message.contains("0x88"),
+                "{message}"
+            );
+        }
+        assert!(layer.is_untouched() && append.is_untouched() && merge.is_untouched());
     }
 }

@@ -10,6 +10,7 @@ mod arguments;
 mod batches;
 mod descs;
 mod fixture;
+mod logs;
 mod nulls;
 mod structs;
 mod table;
