@@ -82,6 +82,7 @@ pub fn outcome(status: folio_status, err: &folio_error) -> Result<()> {
 /// C tensors that live until the call is over.
 #[derive(Default)]
 pub struct Tensors {
+    #[expect(clippy::vec_box, reason = "C holds the addresses")]
     made: RefCell<Vec<Box<Made>>>,
 }
 

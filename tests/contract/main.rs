@@ -6,10 +6,14 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod arguments;
+mod batches;
+mod descs;
 mod fixture;
+mod logs;
 mod nulls;
 mod structs;
+mod table;
 mod tensors;
 mod threads;
-mod values;
 mod workspaces;

@@ -95,18 +95,18 @@ fn spoil(
     }
 }
 
-fn extents(tensor: &folio_tensor) -> &mut [i64] {
+fn extents(tensor: &mut folio_tensor) -> &mut [i64] {
     // SAFETY: the test's own tensor, whose shape holds ndim values.
     unsafe { std::slice::from_raw_parts_mut(tensor.shape, tensor.ndim as usize) }
 }
 
-fn strides(tensor: &folio_tensor) -> &mut [i64] {
+fn strides(tensor: &mut folio_tensor) -> &mut [i64] {
     // SAFETY: as above; the test's tensors have strides.
     unsafe { std::slice::from_raw_parts_mut(tensor.strides, tensor.ndim as usize) }
 }
 
 /// Ways to spoil `field`, which looks like `sample` when it is right.
-fn spoils(field: &Field, sample: &folio_tensor) -> Vec<Spoil> {
+fn spoils(field: &Field, sample: &mut folio_tensor) -> Vec<Spoil> {
     let (name, rank) = (field.name, field.dims.len());
     let shape = extents(sample).to_vec();
     let float = sample.dtype.code != 0;
@@ -237,7 +237,7 @@ fn walk<T: Copy>(
         let right = make(&tensors);
         let sample = tensor_at(&right, field.offset);
         // SAFETY: the fixtures fill in every field that is walked.
-        let sample = unsafe { sample.as_ref() }.expect(field.name);
+        let sample = unsafe { sample.cast_mut().as_mut() }.expect(field.name);
         assert_eq!(sample.ndim as usize, field.dims.len(), "{}", field.name);
         for spoil in spoils(field, sample) {
             let tensors = Tensors::default();

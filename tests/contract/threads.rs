@@ -37,12 +37,12 @@ fn batch(kind: Kind) -> Problem {
 
 fn layer(problem: &Problem, n: usize) -> Problem {
     problem.with_layer(Layer {
-        mask: if n % 2 == 0 {
+        mask: if n.is_multiple_of(2) {
             MaskKind::Causal
         } else {
             MaskKind::Full
         },
-        window: (n % 3 == 0).then_some((200, 5)),
+        window: n.is_multiple_of(3).then_some((200, 5)),
         sinks: n % 4 == 1,
         tag: n as u64,
         ..Layer::plain()
@@ -94,7 +94,7 @@ fn many_handles_on_one_context() {
     for session in sessions() {
         let problems: Vec<Problem> = (0..THREADS)
             .map(|n| {
-                let kind = if n % 2 == 0 {
+                let kind = if n.is_multiple_of(2) {
                     Kind::Decode
                 } else {
                     Kind::Prefill
