@@ -65,21 +65,6 @@ struct FolioPlanView {
     const FolioItemPlace *places;  // [item], as items
 };
 
-enum FolioOutputType {
-    FOLIO_OUTPUT_BF16 = 0, FOLIO_OUTPUT_F16 = 1, FOLIO_OUTPUT_F32 = 2, FOLIO_OUTPUT_E4M3 = 3, FOLIO_OUTPUT_E5M2 = 4,
-};
-
-// What the host works out once for a launch of kernels/sm90/decode.cu and kernels/sm90/combine.cu.
-struct FolioDecodeLaunch {
-    folio_u32 group_size;              // num_qo_heads / num_kv_heads
-    folio_u32 output_type;             // FolioOutputType
-    folio_u32 head_dim_vo;             // read by the combine kernel only
-    folio_u32 boxes_log2;              // a tile of keys is 1 << boxes_log2 boxes, each within one page
-    folio_u32 k_page_step, v_page_step;  // how far the tensor map's last coordinate moves per page
-    folio_u32 head_major;              // the last coordinate counts heads (HND) and not groups of 8 tokens
-    folio_u32 kv_evict_first;          // the cache is small enough to leave the rest of L2 alone
-};
-
 struct FolioAttentionParams {
     FolioPlanView plan;
     FolioRows q, o;
@@ -118,6 +103,19 @@ struct FolioGenericParams {
     FolioDivisor page_size;
 };
 
+// kernels/sm90/decode.cu. Keys come by TMA in boxes of a page's tokens, a tile of keys being 1 << boxes_log2 boxes;
+// the last three numbers say how the tensor maps count pages.
+struct FolioDecodeParams {
+    FolioAttentionParams attention;
+    folio_u32 group_size;          // num_qo_heads / num_kv_heads
+    folio_u32 o_dtype;             // FolioDtype
+    folio_u32 kv_evict_first;      // the keys are few enough to pass through L2 without clearing it
+    folio_u32 boxes_log2;
+    folio_u32 k_page_step, v_page_step;  // pages in units of the coordinate that counts them
+    folio_u32 pages_by_head;       // that is the last coordinate, of KV heads (HND); else the fourth, of 8 tokens (NHD)
+    folio_u32 reserved;
+};
+
 // kernels/combine.cu: puts the rows of FolioPlanView::merges together.
 struct FolioCombineParams {
     FolioPlanView plan;
@@ -148,10 +146,11 @@ struct FolioMergeStatesParams {
     const unsigned char *mask;     // [num_tokens], a zero leaves the row as it is; or null
     folio_i64 mask_stride;
     folio_i64 num_tokens;
-    folio_u32 num_states, num_heads, head_dim;
+    FolioDivisor num_heads;
+    folio_u32 num_states, head_dim;
     folio_u32 flags;               // FolioRunFlag
     folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
-    folio_u32 lanes_per_row;       // a power of two up to 32
+    folio_u32 log2_lanes;          // lanes of a row: up to 32
 };
 
 // kernels/append.cu: new tokens into a paged cache, keys and values in one launch.
@@ -169,7 +168,8 @@ struct FolioAppendParams {
     FolioAppendTensor k, v;
     const void *slots;
     folio_i64 num_tokens, num_slots;
-    folio_u32 slot_bytes, num_kv_heads, page_size;
+    FolioDivisor page_size;
+    folio_u32 slot_bytes, num_kv_heads;
     folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
 };
 
@@ -196,6 +196,7 @@ struct FolioPlanParams {
 static_assert(sizeof(FolioWorkItem) == 32 && sizeof(FolioMergeItem) == 32 && sizeof(FolioItemPlace) == 16, "plan records");
 static_assert(sizeof(FolioPlanView) == 88 && sizeof(FolioAttentionParams) == 336, "attention");
 static_assert(sizeof(FolioGenericParams) == 376 && sizeof(FolioCombineParams) == 192, "generic kernels");
-static_assert(sizeof(FolioMergeStatesParams) == 224, "merges");
-static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 216, "append");
+static_assert(sizeof(FolioDecodeParams) == 368, "Hopper decode");
+static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
+static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
 static_assert(sizeof(FolioPlanParams) == 192, "planning");

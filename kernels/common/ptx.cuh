@@ -51,6 +51,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(folio_u32 (&r)[4], folio_u32 a
                  : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements in registers, two neighbours of row lane / 4 per lane, transposed.
+__device__ __forceinline__ folio_u32 transpose_8x8(folio_u32 x) {
+    folio_u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 __device__ __forceinline__ uint2 ld_shared_v2(folio_u32 address) {
     uint2 v;
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");

@@ -25,6 +25,8 @@ pub struct Run<'a> {
     pub num_items: u32,
     /// Most query rows of an item.
     pub q_tile: u32,
+    /// Keys of all requests together; `u64::MAX` where only the device knows.
+    pub num_keys: u64,
 }
 
 /// A loaded kernel that computes attention.
@@ -98,7 +100,7 @@ impl Generic {
 }
 
 /// Rows of the tile that all warps share suffice for short queries; more rows are divided among warps.
-fn op(desc: &AttentionDesc) -> Op {
+pub(super) fn op(desc: &AttentionDesc) -> Op {
     const SHARED_ROWS: u32 = 16;
     if desc.group_size().saturating_mul(desc.max_qo_len) <= SHARED_ROWS {
         Op::Decode

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use super::attention::CudaAttention;
+use super::attention_kernel::AttentionKernel;
 use super::context::Context;
 use super::driver::Driver;
 use super::loader::Loader;
 use super::operators::Operators;
+use super::sm90_decode::Sm90Decode;
+use super::sm90_prefill::Sm90Prefill;
 use crate::backend::{Attention, Backend, Stream};
 use crate::error::Result;
 use crate::problem::{AppendArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
@@ -33,6 +36,15 @@ impl CudaBackend {
             operators: Operators::default(),
         })
     }
+
+    /// The Hopper kernel for a problem, where there is one: few rows are decode's, many prefill's.
+    fn hopper_kernel(&self, desc: &AttentionDesc) -> Result<Option<Box<dyn AttentionKernel>>> {
+        if let Some(kernel) = Sm90Decode::load(&self.loader, &self.context, desc)? {
+            return Ok(Some(Box::new(kernel)));
+        }
+        let kernel = Sm90Prefill::load(&self.loader, &self.context, desc)?;
+        Ok(kernel.map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>))
+    }
 }
 
 impl Backend for CudaBackend {
@@ -41,7 +53,8 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        let attention = CudaAttention::new(&self.loader, &self.context, desc, None)?;
+        let special = self.hopper_kernel(desc)?;
+        let attention = CudaAttention::new(&self.loader, &self.context, desc, special)?;
         Ok(Box::new(attention))
     }
 

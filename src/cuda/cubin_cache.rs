@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use super::hash::Hash;
 use super::nvrtc::Compiled;
 
-/// Names the folder; else `folio` in the user's cache folder.
+/// Names the folder, else it is `folio` in the user's cache folder. Empty: no cache.
 pub const VARIABLE: &str = "FOLIO_CACHE_DIR";
 
 const MAGIC: &[u8; 8] = b"folioCC1";
@@ -29,15 +29,18 @@ impl CubinCache {
         }
     }
 
-    /// The user's cache: `FOLIO_CACHE_DIR`, `$XDG_CACHE_HOME/folio` or `~/.cache/folio`; `None` where
-    /// none of the variables is an absolute path.
+    /// The user's cache: `FOLIO_CACHE_DIR`, `$XDG_CACHE_HOME/folio` or `~/.cache/folio`. `None` where the
+    /// first is empty, or is not set and neither of the others is an absolute path.
     pub fn of_user() -> Option<CubinCache> {
+        if let Some(named) = std::env::var_os(VARIABLE) {
+            return (!named.is_empty()).then(|| CubinCache::new(named));
+        }
         let absolute = |name| {
             let path = PathBuf::from(std::env::var_os(name)?);
             path.is_absolute().then_some(path)
         };
-        absolute(VARIABLE)
-            .or_else(|| Some(absolute("XDG_CACHE_HOME")?.join("folio")))
+        absolute("XDG_CACHE_HOME")
+            .map(|folder| folder.join("folio"))
             .or_else(|| Some(absolute("HOME")?.join(".cache/folio")))
             .map(CubinCache::new)
     }

@@ -124,12 +124,7 @@ impl Nvrtc {
         let program = Program::new(&self.functions, closure)?;
         let compiled = program.compile(&unit.options());
         let log = program.log();
-        compiled.map_err(|reason| {
-            Error::Compile(format!(
-                "kernels/{} for {}: {reason}\n{log}",
-                unit.source, unit.target
-            ))
-        })?;
+        compiled.map_err(|reason| Error::Compile(format!("{}: {reason}\n{log}", unit.key())))?;
         Ok(Compiled {
             cubin: program.cubin()?,
             log,

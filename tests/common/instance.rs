@@ -171,6 +171,22 @@ impl<'m> Step<'m> {
         step
     }
 
+    /// Takes over the numbers of a batch of the same shapes.
+    pub fn take_lengths_of(&self, other: &Step<'_>) {
+        for (part, other) in [
+            (&self.qo_indptr, &other.qo_indptr),
+            (&self.kv_indptr, &other.kv_indptr),
+            (&self.kv_indices, &other.kv_indices),
+            (&self.last_page_len, &other.last_page_len),
+            (&self.kv_len, &other.kv_len),
+            (&self.block_table, &other.block_table),
+        ] {
+            if let (Some(part), Some(other)) = (part, other) {
+                part.copy_from(other);
+            }
+        }
+    }
+
     pub fn input(&self) -> BatchInput {
         let tensor = |part: &Option<Resident<'_>>| part.as_ref().map(Resident::tensor);
         BatchInput {
@@ -300,6 +316,21 @@ impl<'m> LayerData<'m> {
             alibi_slopes: tensor(&self.alibi_slopes),
             alibi_sqrt: layer.alibi == Some(Alibi::Sqrt),
             sinks: tensor(&self.sinks),
+        }
+    }
+
+    /// Takes over the queries and caches of a smaller batch with the same strides.
+    pub fn take_inputs_of(&self, other: &LayerData<'_>) {
+        self.q.copy_from(&other.q);
+        self.k.copy_from(&other.k);
+        self.v.copy_from(&other.v);
+    }
+
+    /// Takes over the leading rows of a larger batch's outputs.
+    pub fn take_outputs_of(&self, other: &LayerData<'_>) {
+        self.o.copy_from(&other.o);
+        if let (Some(lse), Some(other)) = (&self.lse, &other.lse) {
+            lse.copy_from(other);
         }
     }
 

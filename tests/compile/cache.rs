@@ -142,9 +142,11 @@ pub fn folder_of_the_user() {
         found(),
         Some(Path::new("/home/of/user/.cache/folio").join(file))
     );
+    set("HOME", "");
+    assert_eq!(found(), None);
     set("FOLIO_CACHE_DIR", "/chosen");
     assert_eq!(found(), Some(Path::new("/chosen").join(file)));
+    set("HOME", "/home/of/user");
     set("FOLIO_CACHE_DIR", "");
-    set("HOME", "");
     assert_eq!(found(), None);
 }

@@ -48,9 +48,10 @@ fn main() -> ExitCode {
     harness::main(&cases, |_, command| {
         let cache = std::env::temp_dir().join(format!("folio-device-{}", std::process::id()));
         command.env("FOLIO_CACHE_DIR", cache);
-        match device_count() {
-            0 => Err(format!("no CUDA device ({})", Driver::get().unwrap_err())),
-            _ => Ok(()),
+        match Driver::get().and_then(Driver::device_count) {
+            Ok(1..) => Ok(()),
+            Ok(0) => Err("no CUDA device".into()),
+            Err(reason) => Err(format!("no CUDA device ({reason})")),
         }
     })
 }

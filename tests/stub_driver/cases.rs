@@ -7,7 +7,7 @@ use folio::cuda::context::Context;
 use folio::cuda::driver::{Driver, device_count};
 use folio::cuda::event::Event;
 use folio::cuda::launch::Launch;
-use folio::cuda::loader::Loader;
+use folio::cuda::loader::{self, Loader};
 use folio::cuda::module::{Function, Module};
 use folio::cuda::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
 use folio::dtype::DType;
@@ -76,6 +76,11 @@ pub const CASES: &[Case<Setup>] = &[
         "kernels_that_are_not_there",
         WORKING,
         kernels_that_are_not_there,
+    ),
+    case(
+        "kernels_of_a_newer_compiler",
+        mode("driver_of_cuda_12"),
+        kernels_of_a_newer_compiler,
     ),
     case(
         "backend_run_is_one_launch",
@@ -417,4 +422,18 @@ fn kernels_that_are_not_there() {
     for part in [row.name.as_str(), "sm_90a", "NVRTC", "the library holds"] {
         assert!(message.contains(part), "{part}: {message}");
     }
+}
+
+/// A driver takes cubins of its own major version and older ones only.
+fn kernels_of_a_newer_compiler() {
+    let bundle = loader::embedded().unwrap();
+    if bundle.version() < 13000 {
+        harness::skip("the library was built without NVRTC 13");
+    }
+    let loader = Loader::new(&context()).unwrap();
+    let error = loader.load(&folio::cuda::kernels::table()[0]).unwrap_err();
+    assert!(
+        matches!(&error, Error::DriverTooOld(m) if m.contains("13.0") && m.contains("12.8")),
+        "{error:?}"
+    );
 }

@@ -1,7 +1,7 @@
 /* A CUDA driver that computes nothing: it answers as the tests want and writes down what it was asked.
  *
- * FOLIO_STUB picks what goes wrong: "ok", "toolkit_stub", "no_device", "old", "out_of_memory" or
- * "launch_failure". -DWITHOUT_TENSOR_MAPS builds a driver that lacks a function.
+ * FOLIO_STUB picks what goes wrong: "ok", "toolkit_stub", "no_device", "old", "driver_of_cuda_12",
+ * "out_of_memory" or "launch_failure". -DWITHOUT_TENSOR_MAPS builds a driver that lacks a function.
  * Streams: 0x1000 belongs to the primary context, 0x2000 to another one, 0x3000 is being captured. */
 #include <stdint.h>
 #include <stdio.h>
@@ -55,7 +55,7 @@ EXPORT CUresult cuInit(unsigned flags) {
     return flags ? INVALID_VALUE : OK;
 }
 EXPORT CUresult cuDriverGetVersion(int *version) {
-    *version = mode_is("old") ? 11080 : 13000;
+    *version = mode_is("old") ? 11080 : mode_is("driver_of_cuda_12") ? 12080 : 13000;
     return OK;
 }
 EXPORT CUresult cuGetErrorName(unsigned code, const char **text) {
