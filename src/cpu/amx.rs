@@ -160,31 +160,29 @@ impl Drop for Tiles {
     }
 }
 
-/// Packs bf16 rows as B over the depth of rows (values): `columns` of them in strips of 32, each strip
-/// `strip` elements apart; rows up to `padded` (even) become zero. Returns whether every element is finite.
+/// Packs bf16 rows as B over the depth of rows (values), `columns` of them in strips of 32, each strip
+/// `strip` elements apart. Every 32 rows are taken in the order 0, 16, 1, 17, …, which is that of the
+/// weights; missing rows become zero. Returns whether every element is finite.
 ///
 /// # Safety
-/// Needs AVX-512 F and BW, rows of `columns` elements (a multiple of 8), and room at `dst`.
+/// Needs AVX-512 F, BW and VL, rows of `columns` elements (a multiple of 8), and room at `dst`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub unsafe fn interleave(
-    rows: &Rows,
-    padded: usize,
-    columns: usize,
-    dst: *mut u16,
-    strip: usize,
-) -> bool {
+pub unsafe fn interleave(rows: &Rows, columns: usize, dst: *mut u16, strip: usize) -> bool {
     let exponent = _mm512_set1_epi16(0x7f80);
     let mut special = 0;
-    for j in (0..padded).step_by(2) {
-        for c in (0..columns.next_multiple_of(UNIT)).step_by(16) {
-            // SAFETY: rows and columns are within what the caller promised.
-            unsafe {
-                let even = words(rows, j, c, columns);
-                let odd = words(rows, j + 1, c, columns);
-                let pairs = _mm512_or_si512(even, _mm512_slli_epi32::<16>(odd));
-                special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(pairs, exponent), exponent);
-                let at = c / UNIT * strip + j * UNIT + 2 * (c % UNIT);
-                _mm512_storeu_si512(dst.add(at).cast(), pairs);
+    for first in (0..rows.count).step_by(UNIT) {
+        for pair in 0..UNIT / 2 {
+            let j = first + pair;
+            for c in (0..columns.next_multiple_of(UNIT)).step_by(16) {
+                // SAFETY: rows and columns are within what the caller promised.
+                unsafe {
+                    let low = words(rows, j, c, columns);
+                    let high = words(rows, j + UNIT / 2, c, columns);
+                    let pairs = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+                    special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(pairs, exponent), exponent);
+                    let at = c / UNIT * strip + (first + 2 * pair) * UNIT + 2 * (c % UNIT);
+                    _mm512_storeu_si512(dst.add(at).cast(), pairs);
+                }
             }
         }
     }
@@ -206,28 +204,5 @@ unsafe fn words(rows: &Rows, j: usize, c: usize, columns: usize) -> __m512i {
     unsafe {
         let row = rows.at_row(j).add(2 * c);
         _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row.cast()))
-    }
-}
-
-/// Rounds rows of f32 to bf16: `count` elements (a multiple of 16), and zeros up to a multiple of 32.
-///
-/// # Safety
-/// Needs AVX-512 BF16; rows `ld` elements apart on both sides.
-#[target_feature(enable = "avx512f,avx512bf16")]
-pub unsafe fn round_rows(src: *const f32, dst: *mut u16, ld: usize, rows: usize, count: usize) {
-    for row in 0..rows {
-        for c in (0..count).step_by(UNIT) {
-            // SAFETY: within the rows.
-            unsafe {
-                let src = src.add(row * ld + c);
-                let low = _mm512_loadu_ps(src);
-                let high = match c + 16 < count {
-                    true => _mm512_loadu_ps(src.add(16)),
-                    false => _mm512_setzero_ps(),
-                };
-                let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-                _mm512_storeu_si512(dst.add(row * ld + c).cast(), pairs);
-            }
-        }
     }
 }

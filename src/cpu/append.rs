@@ -8,6 +8,7 @@ use crate::dtype::{self, DType};
 use crate::error::{Error, Result};
 use crate::problem::AppendArgs;
 use crate::tensor::{Slots, Tensor};
+use std::ops::Range;
 
 /// Bytes that are worth a thread of their own: below this one core's copy is as fast as waking another.
 const BYTES_PER_PIECE: usize = 64 << 10;
@@ -51,7 +52,7 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &AppendArgs) -> Result<()> {
         let first = piece * tokens_per_piece;
         let tokens = first..slots.len().min(first + tokens_per_piece);
         for side in &sides {
-            tokens.clone().for_each(|token| side.token(token, &slots));
+            side.tokens(tokens.clone(), &slots);
         }
     })
 }
@@ -61,25 +62,54 @@ impl Side<'_> {
         (self.from.extent(1) * self.from.extent(2)) as usize * self.from.dtype().size()
     }
 
-    fn token(&self, token: usize, slots: &Slots<'_>) {
-        let slot = slots.get(token);
-        if slot < 0 {
-            return;
+    fn tokens(&self, tokens: Range<usize>, slots: &Slots<'_>) {
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let slot = slots.get(token);
+            let count = self.run(token..tokens.end, slots);
+            if slot >= 0 {
+                self.write(token, slot, count);
+            }
+            token += count;
         }
+    }
+
+    /// How many of the first `tokens` are one piece of memory on both sides: long copies are faster than
+    /// one per token.
+    fn run(&self, tokens: Range<usize>, slots: &Slots<'_>) -> usize {
+        let size = self.from.extent(1) * self.from.extent(2);
+        let rows =
+            self.is_copy_of_rows() && self.from.stride(0) == size && self.to.stride(1) == size;
+        let first = slots.get(tokens.start);
+        if !rows || first < 0 {
+            return 1;
+        }
+        let page_size = self.to.extent(1);
+        let in_page = (page_size - first % page_size) as usize;
+        let follows = |&i: &usize| slots.get(tokens.start + i) == first + i as i64;
+        1 + (1..in_page.min(tokens.len())).take_while(follows).count()
+    }
+
+    /// A token's heads are one piece of memory on both sides, and of one type.
+    fn is_copy_of_rows(&self) -> bool {
+        let dim = self.from.extent(2);
+        !self.to.dtype().is_fp8() && self.from.stride(1) == dim && self.to.stride(2) == dim
+    }
+
+    fn write(&self, token: usize, slot: i64, count: usize) {
         let page_size = self.to.extent(1);
         let (page, slot) = (slot / page_size, slot % page_size);
         let to = page * self.to.stride(0) + slot * self.to.stride(1);
         let from = token as i64 * self.from.stride(0);
         let (heads, dim) = (self.from.extent(1), self.from.extent(2));
-        let fp8 = self.to.dtype().is_fp8();
-        if !fp8 && self.from.stride(1) == dim && self.to.stride(2) == dim {
-            self.copy(from, to, heads * dim);
+        if self.is_copy_of_rows() {
+            self.copy(from, to, count as i64 * heads * dim);
             return;
         }
         for head in 0..heads {
             let from = from + head * self.from.stride(1);
             let to = to + head * self.to.stride(2);
-            match fp8 {
+            match self.to.dtype().is_fp8() {
                 true => self.quantise(from, to, head as usize),
                 false => self.copy(from, to, dim),
             }

@@ -2,16 +2,14 @@
 //! f32 panels for all rows of the item.
 #![allow(unsafe_code)]
 
+use super::prefetch;
 use super::product::{Panel, Product};
-use super::rows::Stage;
-use super::run::{Item, Run};
+use super::rows::{Rows, Stage};
+use super::run::{Item, Run, Scores};
 use super::scratch::Pad;
 use super::shape::KEY_TILE;
-use super::transpose::Transpose;
+use super::transpose::{BLOCK, Transpose};
 use std::ops::Range;
-
-/// Columns of a transposed block of keys.
-const BLOCK: usize = 16;
 
 /// Computes an item of any number of rows.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
@@ -23,11 +21,22 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
         let mut start = item.keys.start;
         while start < item.keys.end {
             let keys = start..item.keys.end.min(start + KEY_TILE as i64);
+            ask_for_next(run, item, head, keys.end, pad);
             tile(run, item, head, &keys, pad);
             start = keys.end;
         }
         run.finish(item, head, pad.o, pad.max, pad.sum);
     }
+}
+
+/// Asks for a head's rows of the tile that starts at `start`.
+pub fn ask_for_next(run: &Run<'_>, item: &Item<'_>, head: usize, start: i64, pad: &mut Pad<'_>) {
+    let keys = start..item.keys.end.min(start + KEY_TILE as i64);
+    let n = (keys.end - keys.start) as usize;
+    run.locate(item.request, keys, pad.next.k, pad.next.v);
+    let size = run.kv_dtype.size();
+    prefetch::rows(&run.k.rows(head, &pad.next.k[..n]), run.shape.dim_qk * size);
+    prefetch::rows(&run.v.rows(head, &pad.next.v[..n]), run.shape.dim_vo * size);
 }
 
 /// All rows of the item against one tile of keys.
@@ -68,7 +77,10 @@ fn block(
             head,
             token,
             &seen_keys,
-            &mut pad.s[(at - rows.start) * KEY_TILE..],
+            Scores {
+                s: &mut pad.s[(at - rows.start) * KEY_TILE..],
+                p16: None,
+            },
             pad.limits,
             [
                 &mut pad.max[at..],
@@ -113,6 +125,7 @@ fn scores(run: &Run<'_>, rows: &Range<usize>, seen: &Range<usize>, pad: &mut Pad
 /// `panel[(j / strip · ld_qk + d) · strip + j % strip]`. Columns past the last key hold anything.
 fn stage_keys(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32], staged: &mut [f32]) {
     let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
+    let staged_offsets: [i64; BLOCK] = std::array::from_fn(|j| (4 * j * ld) as i64);
     for (index, offsets) in offsets.chunks(BLOCK).enumerate() {
         let column = index * BLOCK;
         let stage = Stage {
@@ -124,10 +137,13 @@ fn stage_keys(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32], st
         };
         let dst = &mut panel[column / strip * strip * ld + column % strip..];
         let transpose = Transpose {
-            src: staged.as_ptr(),
-            ld_src: ld,
+            rows: Rows {
+                base: staged.as_ptr().cast(),
+                offsets: staged_offsets.as_ptr(),
+                count: offsets.len(),
+            },
             dst: dst.as_mut_ptr(),
-            ld_dst: strip,
+            ld: strip,
             columns: ld,
         };
         // SAFETY: the keys were located within the cache; `staged` holds 16 rows and the panel all

@@ -77,6 +77,12 @@ pub struct Run<'a> {
 // piece of work writes rows of its own.
 unsafe impl Sync for Run<'_> {}
 
+/// Rows of scores, `KEY_TILE` apart, that become weights in place, or in bf16 elsewhere.
+pub struct Scores<'a> {
+    pub s: &'a mut [f32],
+    pub p16: Option<&'a mut [u16]>,
+}
+
 /// A work item in the terms of this run.
 pub struct Item<'a> {
     pub request: usize,
@@ -290,8 +296,8 @@ impl<'a> Run<'a> {
         unsafe { self.kernels.stage[self.q_dtype as usize](&stage) };
     }
 
-    /// Online softmax over the scores of one token's rows: `s` holds `keys`, `first_row` is the token's
-    /// first row in the running state.
+    /// Online softmax over the scores of one token's rows, which hold `keys`; `state` is the maxima, sums
+    /// and factors from the token's first row on.
     #[expect(
         clippy::too_many_arguments,
         reason = "the running state is three arrays"
@@ -302,7 +308,7 @@ impl<'a> Run<'a> {
         head: usize,
         token: usize,
         keys: &Range<i64>,
-        s: &mut [f32],
+        scores: Scores<'_>,
         limits: &mut [f32],
         state: [&mut [f32]; 3],
     ) {
@@ -313,7 +319,7 @@ impl<'a> Run<'a> {
         let seen = item.sight.row(row);
         let (low, high) = if holes {
             item.sight.limits(row, keys.clone(), limits);
-            limits[n..n.next_multiple_of(16)].fill(f32::NEG_INFINITY);
+            limits[n..n.next_multiple_of(32)].fill(f32::NEG_INFINITY);
             (0, n)
         } else {
             let low = (seen.start - keys.start).clamp(0, n as i64);
@@ -326,10 +332,13 @@ impl<'a> Run<'a> {
             .slopes
             .map(|all| &all[head * group..(head + 1) * group]);
         let [max, sum, alpha] = state;
-        assert!(s.len() >= (group - 1) * KEY_TILE + n.next_multiple_of(16) && n <= KEY_TILE);
+        let room = (group - 1) * KEY_TILE + n.next_multiple_of(32);
+        assert!(scores.s.len() >= room && n <= KEY_TILE);
+        assert!(scores.p16.as_ref().is_none_or(|p16| p16.len() >= room));
         assert!(max.len() >= group && sum.len() >= group && alpha.len() >= group);
         let task = Softmax {
-            s: s.as_mut_ptr(),
+            s: scores.s.as_mut_ptr(),
+            p16: scores.p16.map_or(std::ptr::null_mut(), <[u16]>::as_mut_ptr),
             lds: KEY_TILE,
             rows: group,
             n,

@@ -6,8 +6,12 @@ use crate::dtype::DType;
 use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
 use std::ops::Range;
 
-/// Keys per tile: scores, weights and both panels of a tile stay within the second-level cache.
-pub const KEY_TILE: usize = 128;
+/// Keys per tile: scores, weights and both panels of a tile stay within the second-level cache. (256
+/// keys were 2 % faster than 128 in fp32 prefill, 6 % on AMX.)
+pub const KEY_TILE: usize = 256;
+
+/// Chunks of keys are multiples of this: small enough to cut a short request among threads.
+const KEY_UNIT: u32 = 128;
 
 /// Most rows (query rows × group) that walk a page once for all its heads; more rows go head by head.
 pub const STREAM_ROWS: usize = 16;
@@ -20,6 +24,9 @@ const AMX_BLOCK_ROWS: usize = 64;
 
 /// Rows per tile that make up for packing the keys and values.
 const TILE_ROWS: u32 = 256;
+
+/// The same on AMX, where packing weighs more.
+const AMX_TILE_ROWS: u32 = 512;
 
 /// Bytes of partial results that a batch-invariant plan may need.
 const INVARIANT_BYTES: u64 = 64 << 20;
@@ -125,7 +132,11 @@ impl Shape {
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(unit),
             block_tokens: (block_rows / group).max(1),
             amx,
-            tiling: tiling(desc, num_threads),
+            tiling: tiling(
+                desc,
+                num_threads,
+                if amx { AMX_TILE_ROWS } else { TILE_ROWS },
+            ),
             parts: Parts::default(),
             scratch: Scratch::default(),
         };
@@ -160,7 +171,7 @@ impl Shape {
         let k16 = halves(KEY_TILE * self.ld_qk);
         let v16 = halves(KEY_TILE * self.ld_vo);
         let p16 = halves(block_rows * KEY_TILE);
-        let staged16 = halves(16 * self.ld_qk.max(self.ld_vo));
+        let staged16 = halves(32 * self.ld_qk.max(self.ld_vo));
         let mut floats = |count| cursor.take(count, 4);
         Scratch {
             q16,
@@ -176,7 +187,7 @@ impl Shape {
             s: floats(block_rows * KEY_TILE),
             k: floats(self.ld_qk * KEY_TILE.next_multiple_of(strip)),
             v: floats(v_width * KEY_TILE),
-            staged: floats(16 * self.ld_qk.max(self.ld_vo)),
+            staged: floats(32 * self.ld_qk.max(self.ld_vo)),
             limits: floats(KEY_TILE),
             q_offsets: cursor.take(tile_rows, 8),
             offsets: cursor.take(4 * KEY_TILE, 8),
@@ -223,15 +234,15 @@ impl Shape {
     }
 }
 
-fn tiling(desc: &AttentionDesc, num_threads: usize) -> Tiling {
-    let q_tile = (TILE_ROWS / desc.group_size()).clamp(1, 128);
+fn tiling(desc: &AttentionDesc, num_threads: usize, tile_rows: u32) -> Tiling {
+    let q_tile = (tile_rows / desc.group_size()).clamp(1, 128);
     let q_tile = q_tile.min(desc.max_qo_len.max(1));
     let threads = u32::try_from(num_threads).unwrap_or(u32::MAX);
     // Long query tiles are many already; short ones may be a single long request.
     let splits_per_thread = if q_tile > 16 { 1 } else { 2 };
     Tiling {
         q_tile,
-        kv_unit: KEY_TILE as u32,
+        kv_unit: KEY_UNIT,
         max_splits: match threads {
             1 => 0,
             threads => threads.saturating_mul(splits_per_thread),
@@ -248,8 +259,8 @@ fn invariant_chunk(desc: &AttentionDesc) -> u32 {
     let rows = u64::from(desc.max_num_tokens.max(1));
     let chunks = (INVARIANT_BYTES / (row * rows)).clamp(1, 1 << 20) as u32;
     if chunks == 1 {
-        return u32::MAX / KEY_TILE as u32 * KEY_TILE as u32;
+        return u32::MAX / KEY_UNIT * KEY_UNIT;
     }
     let chunk = desc.max_kv_len.div_ceil(chunks).max(1024);
-    chunk.next_multiple_of(KEY_TILE as u32)
+    chunk.next_multiple_of(KEY_UNIT)
 }

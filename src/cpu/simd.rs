@@ -62,11 +62,10 @@ pub trait Simd: Sized + 'static {
     /// `a < b ? a : b`, so `b` where either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sqrt(a: Self::V) -> Self::V;
-    /// To the nearest integer.
-    unsafe fn round(a: Self::V) -> Self::V;
-    /// An exponent, -127 or less, at which `scale2` gives exactly 0.
-    const VANISHING: f32;
-    /// `p · 2^n` for `p` in [0.7, 1.42] and integral `n` in [-126, 127], or `VANISHING`.
+    /// `x = n + f` with f in [0, 1) and `n` for [`Simd::scale2`] only; where `2^x` is to vanish, so will
+    /// `scale2`.
+    unsafe fn split(x: Self::V) -> (Self::V, Self::V);
+    /// `p · 2^n` for `p` in [1, 2] and an `n` of [`Simd::split`].
     unsafe fn scale2(p: Self::V, n: Self::V) -> Self::V;
     /// `a < b ? x : y`, lane by lane; `y` where NaN.
     unsafe fn select_lt(a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
@@ -76,8 +75,10 @@ pub trait Simd: Sized + 'static {
     unsafe fn max_lane(v: Self::V) -> f32;
     /// Stores the sums of four vectors as four consecutive floats.
     unsafe fn store_sums(p: *mut f32, v: [Self::V; 4]);
-    /// `LANES` rows of `LANES` 32-bit words, rows to columns; strides in words.
-    unsafe fn transpose(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize);
+    /// Rounds to bf16 (halves away from zero) and stores lane by lane: a, b, a, b, …
+    unsafe fn store_pairs(p: *mut u16, a: Self::V, b: Self::V);
+    /// `LANES` rows of `LANES` 32-bit words, rows to columns `ld` words apart.
+    unsafe fn transpose(rows: &[*const f32], dst: *mut f32, ld: usize);
     /// Eight lanes followed by zeros, where `Half` is another row.
     unsafe fn widen(v: <Self::Half as Simd>::V) -> Self::V;
     /// The first eight lanes.
@@ -201,7 +202,6 @@ impl Simd for Portable {
     const STRIP: usize = 2;
     const BLOCK_ROWS: usize = 4;
     const DOT_ROWS: usize = 2;
-    const VANISHING: f32 = -127.0;
 
     unsafe fn vectorize<T: Task>(task: &T) -> T::Output {
         task.run::<Portable>()
@@ -252,10 +252,15 @@ impl Simd for Portable {
         a.map(f32::sqrt)
     }
     #[inline(always)]
-    unsafe fn round(a: Self::V) -> Self::V {
-        // Adding and taking away 1.5 · 2^23 rounds to even without a library call; |a| stays small.
+    unsafe fn split(x: Self::V) -> (Self::V, Self::V) {
+        // Adding and taking away 1.5 · 2^23 rounds without a library call; then down where it went up.
         const MAGIC: f32 = 12_582_912.0;
-        a.map(|x| (x + MAGIC) - MAGIC)
+        let x = Self::max([-127.0; 4], x);
+        let n = x.map(|x| {
+            let rounded = (x + MAGIC) - MAGIC;
+            if rounded > x { rounded - 1.0 } else { rounded }
+        });
+        (n, Self::sub(x, n))
     }
     #[inline(always)]
     unsafe fn scale2(p: Self::V, n: Self::V) -> Self::V {
@@ -286,11 +291,19 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize) {
-        for row in 0..4 {
-            for column in 0..4 {
-                let word = src.add(row * ld_src + column).read_unaligned();
-                dst.add(column * ld_dst + row).write_unaligned(word);
+    unsafe fn store_pairs(p: *mut u16, a: Self::V, b: Self::V) {
+        for i in 0..4 {
+            let round = |x: f32| (x.to_bits().wrapping_add(0x8000) >> 16) as u16;
+            p.add(2 * i).write_unaligned(round(a[i]));
+            p.add(2 * i + 1).write_unaligned(round(b[i]));
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &[*const f32], dst: *mut f32, ld: usize) {
+        for (r, row) in rows.iter().enumerate() {
+            for c in 0..4 {
+                dst.add(c * ld + r)
+                    .write_unaligned(row.add(c).read_unaligned());
             }
         }
     }

@@ -19,6 +19,7 @@ pub struct Avx2;
 pub struct Avx512;
 
 const ROUND: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+const FLOOR: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
 
 /// One of the two fp8 formats, for the stores.
 struct Fp8 {
@@ -84,7 +85,6 @@ impl Simd for Avx2 {
     const STRIP: usize = 2;
     const BLOCK_ROWS: usize = 6;
     const DOT_ROWS: usize = 2;
-    const VANISHING: f32 = -127.0;
 
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn vectorize<T: Task>(task: &T) -> T::Output {
@@ -135,8 +135,10 @@ impl Simd for Avx2 {
         _mm256_sqrt_ps(a)
     }
     #[inline(always)]
-    unsafe fn round(a: __m256) -> __m256 {
-        _mm256_round_ps::<ROUND>(a)
+    unsafe fn split(x: __m256) -> (__m256, __m256) {
+        let x = _mm256_max_ps(_mm256_set1_ps(-127.0), x);
+        let n = _mm256_floor_ps(x);
+        (n, _mm256_sub_ps(x, n))
     }
     #[inline(always)]
     unsafe fn scale2(p: __m256, n: __m256) -> __m256 {
@@ -174,11 +176,20 @@ impl Simd for Avx2 {
         _mm_storeu_ps(p, v);
     }
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize) {
+    unsafe fn store_pairs(p: *mut u16, a: __m256, b: __m256) {
+        let half = _mm256_set1_epi32(0x8000);
+        let a = _mm256_add_epi32(_mm256_castps_si256(a), half);
+        let b = _mm256_add_epi32(_mm256_castps_si256(b), half);
+        let high = _mm256_and_si256(b, _mm256_set1_epi32(0xffff_0000u32 as i32));
+        let pairs = _mm256_or_si256(_mm256_srli_epi32::<16>(a), high);
+        _mm256_storeu_si256(p.cast(), pairs);
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &[*const f32], dst: *mut f32, ld: usize) {
         // Four rows at a time, within 128-bit lanes; then the lanes are put together.
         let mut quads = [[_mm256_setzero_ps(); 4]; 2];
         for (group, quad) in quads.iter_mut().enumerate() {
-            let row = |i: usize| _mm256_loadu_ps(src.add((group * 4 + i) * ld_src));
+            let row = |i: usize| _mm256_loadu_ps(rows[group * 4 + i]);
             let (a, b, c, d) = (row(0), row(1), row(2), row(3));
             let ab0 = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
             let ab1 = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
@@ -193,8 +204,8 @@ impl Simd for Avx2 {
             let (low, high) = (quads[0][c], quads[1][c]);
             let left = _mm256_permute2f128_ps::<0x20>(low, high);
             let right = _mm256_permute2f128_ps::<0x31>(low, high);
-            _mm256_storeu_ps(dst.add(c * ld_dst), left);
-            _mm256_storeu_ps(dst.add((4 + c) * ld_dst), right);
+            _mm256_storeu_ps(dst.add(c * ld), left);
+            _mm256_storeu_ps(dst.add((4 + c) * ld), right);
         }
     }
     #[inline(always)]
@@ -264,7 +275,6 @@ impl Simd for Avx512 {
     const STRIP: usize = 4;
     const BLOCK_ROWS: usize = 6;
     const DOT_ROWS: usize = 4;
-    const VANISHING: f32 = -256.0;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn vectorize<T: Task>(task: &T) -> T::Output {
@@ -315,8 +325,9 @@ impl Simd for Avx512 {
         _mm512_sqrt_ps(a)
     }
     #[inline(always)]
-    unsafe fn round(a: __m512) -> __m512 {
-        _mm512_roundscale_ps::<ROUND>(a)
+    unsafe fn split(x: __m512) -> (__m512, __m512) {
+        // The fraction of -inf is 0, and `scalef` takes the floor of its second operand by itself.
+        (x, _mm512_reduce_ps::<FLOOR>(x))
     }
     #[inline(always)]
     unsafe fn scale2(p: __m512, n: __m512) -> __m512 {
@@ -354,11 +365,20 @@ impl Simd for Avx512 {
         _mm_storeu_ps(p, v);
     }
     #[inline(always)]
-    unsafe fn transpose(src: *const f32, ld_src: usize, dst: *mut f32, ld_dst: usize) {
+    unsafe fn store_pairs(p: *mut u16, a: __m512, b: __m512) {
+        let half = _mm512_set1_epi32(0x8000);
+        let a = _mm512_add_epi32(_mm512_castps_si512(a), half);
+        let b = _mm512_add_epi32(_mm512_castps_si512(b), half);
+        let high = _mm512_and_si512(b, _mm512_set1_epi32(0xffff_0000u32 as i32));
+        let pairs = _mm512_or_si512(_mm512_srli_epi32::<16>(a), high);
+        _mm512_storeu_si512(p.cast(), pairs);
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &[*const f32], dst: *mut f32, ld: usize) {
         // Four rows at a time, within 128-bit lanes; then the lanes are put together.
         let mut quads = [[_mm512_setzero_ps(); 4]; 4];
         for (group, quad) in quads.iter_mut().enumerate() {
-            let row = |i: usize| _mm512_loadu_ps(src.add((group * 4 + i) * ld_src));
+            let row = |i: usize| _mm512_loadu_ps(rows[group * 4 + i]);
             let (a, b, c, d) = (row(0), row(1), row(2), row(3));
             let ab0 = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
             let ab1 = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
@@ -374,7 +394,7 @@ impl Simd for Avx512 {
             let odd0 = _mm512_shuffle_f32x4::<0xdd>(quads[0][c], quads[1][c]);
             let even1 = _mm512_shuffle_f32x4::<0x88>(quads[2][c], quads[3][c]);
             let odd1 = _mm512_shuffle_f32x4::<0xdd>(quads[2][c], quads[3][c]);
-            let at = |lane: usize| dst.add((4 * lane + c) * ld_dst);
+            let at = |lane: usize| dst.add((4 * lane + c) * ld);
             _mm512_storeu_ps(at(0), _mm512_shuffle_f32x4::<0x88>(even0, even1));
             _mm512_storeu_ps(at(1), _mm512_shuffle_f32x4::<0x88>(odd0, odd1));
             _mm512_storeu_ps(at(2), _mm512_shuffle_f32x4::<0xdd>(even0, even1));

@@ -1,14 +1,18 @@
 //! One step of the online softmax: scores of a tile of keys become weights, in place.
 //!
 //! Scores live in base 2 (the factor log2 e is part of `scale`). Query heads of one token share what they
-//! see, so a call serves one token's rows. Masks are ranges plus, for masks with holes, a row of limits.
+//! see, so a call serves one token's rows, four at a time: their chains of dependent steps overlap. Masks
+//! are ranges plus, for masks with holes, a row of limits.
+//!
+//! Weights are taken relative to a reference near the running maximum: it follows the maximum only when
+//! that has grown by more than 2^8, so what was accumulated is seldom rescaled.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
     reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
 )]
 
-use super::exp::{exp2, tanh};
+use super::exp::{exp2, exp2_short, tanh};
 use super::simd::{Simd, Task};
 use std::f32::consts::LOG2_E;
 
@@ -23,7 +27,10 @@ pub struct Logits {
     pub alibi_sqrt: bool,
 }
 
-/// Rows of scores, `lds` apart, `n` keys each, with room for a multiple of 16.
+/// How far, in base 2, scores may exceed the reference.
+const SLACK: f32 = 8.0;
+
+/// Rows of scores, `lds` apart, `n` keys each, with room for a multiple of 32.
 #[derive(Clone, Copy)]
 pub struct Softmax {
     pub s: *mut f32,
@@ -40,7 +47,10 @@ pub struct Softmax {
     pub slopes: *const f32,
     /// Position of the tile's first key minus that of the row.
     pub distance: f32,
-    /// Running maximum, sum and the factor for what was accumulated so far; one per row.
+    /// Null: weights replace the scores. Otherwise they become bf16 in rows `lds` apart, every 32 keys
+    /// in the order 0, 16, 1, 17, … and padded with zeros to a multiple of 32. For 16 lanes only.
+    pub p16: *mut u16,
+    /// Running reference, sum and the factor for what was accumulated so far; one per row.
     pub max: *mut f32,
     pub sum: *mut f32,
     pub alpha: *mut f32,
@@ -51,43 +61,103 @@ impl Task for Softmax {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        for r in 0..self.rows {
-            row::<S>(self, r);
+        let mut r = 0;
+        while r + 4 <= self.rows {
+            block::<S, 4>(self, r);
+            r += 4;
+        }
+        while r < self.rows {
+            block::<S, 1>(self, r);
+            r += 1;
         }
     }
 }
 
 #[inline(always)]
-unsafe fn row<S: Simd>(task: &Softmax, r: usize) {
-    let s = task.s.add(r * task.lds);
-    let begin = task.low / S::LANES * S::LANES;
-    let end = task.high.next_multiple_of(S::LANES);
+unsafe fn block<S: Simd, const R: usize>(task: &Softmax, first: usize) {
+    // Whole pairs of vectors, as the bf16 order needs.
+    let begin = task.low / (2 * S::LANES) * (2 * S::LANES);
+    let end = task.high.next_multiple_of(2 * S::LANES);
+    let rows: [*mut f32; R] = std::array::from_fn(|r| task.s.wrapping_add((first + r) * task.lds));
     let plain = task.logits.cap == 0.0
         && task.slopes.is_null()
         && task.limits.is_null()
         && task.logits.scale > 0.0;
+    if !plain {
+        for r in 0..R {
+            shape::<S>(task, first + r, rows[r], begin, end);
+        }
+    }
+    for row in rows {
+        hide::<S>(task, row, begin, end);
+    }
     let scale = if plain {
         task.logits.scale * LOG2_E
     } else {
-        shape::<S>(task, r, s, begin, end);
         1.0
     };
-    let (old, sum) = (&mut *task.max.add(r), &mut *task.sum.add(r));
-    let new = (largest::<S>(task, s, begin, end) * scale).max(*old);
-    *task.alpha.add(r) = 1.0;
-    if new == f32::NEG_INFINITY || task.low >= task.high {
-        fill::<S>(s, 0, task.n);
-        return;
+    let tops = largest::<S, R>(rows, begin, end);
+    let references = follow::<S, R>(task, first, tops.map(|top| top * scale));
+    if task.p16.is_null() {
+        for row in rows {
+            fill::<S>(row, 0, begin);
+            fill::<S>(row, end, task.n);
+        }
+        weights::<S, R>(task, first, rows, begin, end, scale, references);
+    } else {
+        let to: [*mut u16; R] =
+            std::array::from_fn(|r| task.p16.wrapping_add((first + r) * task.lds));
+        for to in to {
+            // Two bf16 are one f32 of zeros.
+            fill::<S>(to.cast(), 0, begin / 2);
+            fill::<S>(
+                to.wrapping_add(end).cast(),
+                0,
+                (task.n.next_multiple_of(32) - end) / 2,
+            );
+        }
+        weights16::<S, R>(task, first, rows, to, begin, end, scale, references);
     }
-    if new != *old {
-        let alpha = S::max_lane(exp2::<S>(S::splat(*old - new)));
-        *task.alpha.add(r) = alpha;
-        *sum *= alpha;
-        *old = new;
+}
+
+/// Moves the references and returns them negated; 0 for rows that have seen nothing yet.
+#[inline(always)]
+unsafe fn follow<S: Simd, const R: usize>(
+    task: &Softmax,
+    first: usize,
+    tops: [f32; R],
+) -> [f32; R] {
+    let mut moved = [0f32; 16];
+    let mut any = false;
+    let mut negated = [0f32; R];
+    for r in 0..R {
+        let reference = &mut *task.max.add(first + r);
+        let old = *reference;
+        if old == f32::NEG_INFINITY || tops[r] > old + SLACK {
+            *reference = tops[r];
+            // From -inf to -inf nothing moves, and the difference would be NaN.
+            moved[r] = if tops[r] == old { 0.0 } else { old - tops[r] };
+            any = true;
+        }
+        negated[r] = if *reference == f32::NEG_INFINITY {
+            0.0
+        } else {
+            -*reference
+        };
     }
-    fill::<S>(s, 0, begin);
-    *sum += weights::<S>(s, begin, end, scale, new);
-    fill::<S>(s, end, task.n);
+    if any {
+        for i in (0..R).step_by(S::LANES) {
+            let alpha = exp2::<S>(S::load(moved.as_ptr().add(i)));
+            S::store(moved.as_mut_ptr().add(i), alpha);
+        }
+    } else {
+        moved = [1.0; 16];
+    }
+    for r in 0..R {
+        *task.alpha.add(first + r) = moved[r];
+        *task.sum.add(first + r) *= moved[r];
+    }
+    negated
 }
 
 /// Scale, soft cap, ALiBi and limits, in place and in base 2.
@@ -125,35 +195,92 @@ unsafe fn alibi<S: Simd>(slope: f32, distance: S::V, sqrt: bool) -> S::V {
     S::mul(S::splat(-slope), S::sqrt(past))
 }
 
-/// The maximum over the keys in sight; scores of the others become -inf.
+/// Scores of keys out of sight become -inf.
 #[inline(always)]
-unsafe fn largest<S: Simd>(task: &Softmax, s: *mut f32, begin: usize, end: usize) -> f32 {
+unsafe fn hide<S: Simd>(task: &Softmax, s: *mut f32, begin: usize, end: usize) {
     let hidden = S::splat(f32::NEG_INFINITY);
-    let mut max = hidden;
     for i in (begin..end).step_by(S::LANES) {
-        let mut x = S::load(s.add(i));
         if i < task.low || i + S::LANES > task.high {
             let j = S::add(S::iota(), S::splat(i as f32));
-            x = S::select_lt(j, S::splat(task.low as f32), hidden, x);
-            x = S::select_lt(j, S::splat(task.high as f32), x, hidden);
+            let x = S::load(s.add(i));
+            let x = S::select_lt(j, S::splat(task.low as f32), hidden, x);
+            let x = S::select_lt(j, S::splat(task.high as f32), x, hidden);
             S::store(s.add(i), x);
         }
-        max = S::max(max, x);
     }
-    S::max_lane(max)
 }
 
-/// `2^(s · scale - max)` in place; returns the sum.
 #[inline(always)]
-unsafe fn weights<S: Simd>(s: *mut f32, begin: usize, end: usize, scale: f32, max: f32) -> f32 {
-    let (scale, minus_max) = (S::splat(scale), S::splat(-max));
-    let mut sum = S::splat(0.0);
+unsafe fn largest<S: Simd, const R: usize>(
+    rows: [*mut f32; R],
+    begin: usize,
+    end: usize,
+) -> [f32; R] {
+    let mut max = [S::splat(f32::NEG_INFINITY); R];
     for i in (begin..end).step_by(S::LANES) {
-        let p = exp2::<S>(S::fma(S::load(s.add(i)), scale, minus_max));
-        sum = S::add(sum, p);
-        S::store(s.add(i), p);
+        for r in 0..R {
+            max[r] = S::max(max[r], S::load(rows[r].add(i)));
+        }
     }
-    S::sum(sum)
+    let mut tops = [0.0; R];
+    for r in 0..R {
+        tops[r] = S::max_lane(max[r]);
+    }
+    tops
+}
+
+/// `2^(s · scale - reference)` in place; adds to the sums.
+#[inline(always)]
+unsafe fn weights<S: Simd, const R: usize>(
+    task: &Softmax,
+    first: usize,
+    rows: [*mut f32; R],
+    begin: usize,
+    end: usize,
+    scale: f32,
+    negated: [f32; R],
+) {
+    let mut sums = [S::splat(0.0); R];
+    for i in (begin..end).step_by(S::LANES) {
+        for r in 0..R {
+            let s = S::load(rows[r].add(i));
+            let p = exp2::<S>(S::fma(s, S::splat(scale), S::splat(negated[r])));
+            sums[r] = S::add(sums[r], p);
+            S::store(rows[r].add(i), p);
+        }
+    }
+    for r in 0..R {
+        *task.sum.add(first + r) += S::sum(sums[r]);
+    }
+}
+
+/// As `weights`, to bf16 elsewhere. The sums are those before rounding.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "an inlined part of `block`")]
+unsafe fn weights16<S: Simd, const R: usize>(
+    task: &Softmax,
+    first: usize,
+    rows: [*mut f32; R],
+    to: [*mut u16; R],
+    begin: usize,
+    end: usize,
+    scale: f32,
+    negated: [f32; R],
+) {
+    let mut sums = [S::splat(0.0); R];
+    for i in (begin..end).step_by(2 * S::LANES) {
+        for r in 0..R {
+            let (low, high) = (S::load(rows[r].add(i)), S::load(rows[r].add(i + S::LANES)));
+            let reference = S::splat(negated[r]);
+            let a = exp2_short::<S>(S::fma(low, S::splat(scale), reference));
+            let b = exp2_short::<S>(S::fma(high, S::splat(scale), reference));
+            sums[r] = S::add(sums[r], S::add(a, b));
+            S::store_pairs(to[r].add(i), a, b);
+        }
+    }
+    for r in 0..R {
+        *task.sum.add(first + r) += S::sum(sums[r]);
+    }
 }
 
 #[inline(always)]

@@ -8,7 +8,7 @@ use super::panel::Values;
 use super::prefetch;
 use super::product::Product;
 use super::rows::Dot;
-use super::run::{Item, Run};
+use super::run::{Item, Run, Scores};
 use super::scratch::{Pad, Tile};
 use super::shape::KEY_TILE;
 use std::ops::Range;
@@ -95,7 +95,10 @@ fn weigh(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &m
             head,
             token,
             keys,
-            &mut pad.s[row * KEY_TILE..],
+            Scores {
+                s: &mut pad.s[row * KEY_TILE..],
+                p16: None,
+            },
             pad.limits,
             [
                 &mut pad.max[state.clone()],

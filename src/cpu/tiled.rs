@@ -6,10 +6,10 @@ use super::amx::{self, Tiles, UNIT};
 use super::panel;
 use super::product::{Panel, Product};
 use super::rows::{Rows, Stage, Store};
-use super::run::{Item, Run};
+use super::run::{Item, Run, Scores};
 use super::scratch::Pad;
 use super::shape::KEY_TILE;
-use super::transpose::Transpose;
+use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 use std::ops::Range;
 
@@ -25,6 +25,7 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
         let mut start = item.keys.start;
         while start < item.keys.end {
             let keys = start..item.keys.end.min(start + KEY_TILE as i64);
+            panel::ask_for_next(run, item, head, keys.end, pad);
             tile(run, &tiles, item, head, &keys, pad);
             start = keys.end;
         }
@@ -106,25 +107,16 @@ fn block(
             head,
             token,
             &seen_keys,
-            &mut pad.s[(at - rows.start) * KEY_TILE..],
+            Scores {
+                s: &mut pad.s[(at - rows.start) * KEY_TILE..],
+                p16: Some(&mut pad.p16[(at - rows.start) * KEY_TILE..]),
+            },
             pad.limits,
             [
                 &mut pad.max[at..],
                 &mut pad.sum[at..],
                 &mut pad.alpha[at - rows.start..],
             ],
-        );
-    }
-    assert!(pad.p16.len() >= rows.len() * KEY_TILE && pad.s.len() >= rows.len() * KEY_TILE);
-    let count = seen.len().next_multiple_of(16);
-    // SAFETY: AMX implies AVX-512 BF16; both hold the block's rows.
-    unsafe {
-        amx::round_rows(
-            pad.s.as_ptr(),
-            pad.p16.as_mut_ptr(),
-            KEY_TILE,
-            rows.len(),
-            count,
         );
     }
     // Rows of padding are the next block's in `o`; adding nothing leaves them as they are.
@@ -217,23 +209,26 @@ fn accumulate(
 }
 
 /// Keys as B over the depth of the head dimension: pairs of elements are 32-bit words, so it is a
-/// transposition of words.
+/// transposition of words, straight from the cache where the head dimension is whole tiles of bf16.
 fn pack_keys(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) {
-    let ld = run.shape.ld_qk;
-    for start in (0..n).step_by(16) {
-        let offsets = &pad.here.k[start..n.min(start + 16)];
-        let rows = run.k.rows(head, offsets);
-        bf16_rows(run, &rows, run.shape.dim_qk, ld, pad.staged, pad.staged16);
+    let (dim, ld) = (run.shape.dim_qk, run.shape.ld_qk);
+    let staged_offsets = staged_offsets(ld);
+    for start in (0..n).step_by(BLOCK) {
+        let mut rows = run.k.rows(head, &pad.here.k[start..n.min(start + BLOCK)]);
+        if run.kv_dtype != DType::BF16 || dim < ld {
+            bf16_rows(run, &rows, dim, ld, pad.staged, pad.staged16);
+            rows.base = pad.staged16.as_ptr().cast();
+            rows.offsets = staged_offsets.as_ptr();
+        }
         let dst = &mut pad.k16[start / UNIT * UNIT * ld + start % UNIT * 2..];
-        assert!(dst.len() >= (ld / 2 - 1) * 2 * UNIT + 32 && pad.staged16.len() >= 16 * ld);
+        assert!(dst.len() >= (ld / 2 - 1) * 2 * UNIT + 32);
         let transpose = Transpose {
-            src: pad.staged16.as_ptr().cast(),
-            ld_src: ld / 2,
+            rows,
             dst: dst.as_mut_ptr().cast(),
-            ld_dst: UNIT,
+            ld: UNIT,
             columns: ld / 2,
         };
-        // SAFETY: just asserted; words are copied as they are.
+        // SAFETY: the keys were located within the cache, or are staged; the panel was just checked.
         unsafe { (run.kernels.transpose)(&transpose) };
     }
 }
@@ -246,41 +241,28 @@ fn pack_values(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) -> bool 
     if run.kv_dtype == DType::BF16 {
         let rows = run.v.rows(head, &pad.here.v[..n]);
         // SAFETY: the values were located within the cache; the panel was checked.
-        return unsafe {
-            amx::interleave(
-                &rows,
-                n.next_multiple_of(UNIT),
-                dim,
-                pad.v16.as_mut_ptr(),
-                strip,
-            )
-        };
+        return unsafe { amx::interleave(&rows, dim, pad.v16.as_mut_ptr(), strip) };
     }
+    let staged_offsets = staged_offsets(ld);
     let mut finite = true;
-    for start in (0..n).step_by(16) {
-        let count = (n - start).min(16);
-        let rows = run.v.rows(head, &pad.here.v[start..start + count]);
+    for start in (0..n).step_by(UNIT) {
+        let mut rows = run.v.rows(head, &pad.here.v[start..n.min(start + UNIT)]);
         bf16_rows(run, &rows, dim, ld, pad.staged, pad.staged16);
-        let offsets: [i64; 16] = std::array::from_fn(|j| (2 * j * ld) as i64);
-        let rows = Rows {
-            base: pad.staged16.as_ptr().cast(),
-            offsets: offsets.as_ptr(),
-            count,
-        };
+        rows.base = pad.staged16.as_ptr().cast();
+        rows.offsets = staged_offsets.as_ptr();
         let dst = pad.v16[start * UNIT..].as_mut_ptr();
-        let last = start + count == n;
-        let padded = if last {
-            n.next_multiple_of(UNIT) - start
-        } else {
-            count
-        };
         // SAFETY: as above.
-        finite &= unsafe { amx::interleave(&rows, padded, dim, dst, strip) };
+        finite &= unsafe { amx::interleave(&rows, dim, dst, strip) };
     }
     finite
 }
 
-/// Copies up to 16 rows of the cache as bf16, to which fp8 converts exactly; columns padded with zeros.
+/// Byte offsets of staged bf16 rows.
+fn staged_offsets(ld: usize) -> [i64; UNIT] {
+    std::array::from_fn(|j| (2 * j * ld) as i64)
+}
+
+/// Copies up to 32 rows of the cache as bf16, to which fp8 converts exactly; columns padded with zeros.
 fn bf16_rows(
     run: &Run<'_>,
     rows: &Rows,
@@ -289,7 +271,7 @@ fn bf16_rows(
     staged: &mut [f32],
     staged16: &mut [u16],
 ) {
-    assert!(rows.count <= 16 && staged.len() >= 16 * ld && staged16.len() >= 16 * ld);
+    assert!(rows.count <= UNIT && staged.len() >= UNIT * ld && staged16.len() >= UNIT * ld);
     if run.kv_dtype == DType::BF16 {
         for j in 0..rows.count {
             // SAFETY: the rows lie in the cache.
@@ -304,7 +286,7 @@ fn bf16_rows(
         width: ld,
         strip: 0,
     };
-    // SAFETY: as above; both buffers hold 16 rows. The stage fills columns up to a multiple of 16, and
+    // SAFETY: as above; both buffers hold 32 rows. The stage fills columns up to a multiple of 16, and
     // `ld` may be one more such step.
     unsafe {
         run.kernels.stage[run.kv_dtype as usize](&stage);

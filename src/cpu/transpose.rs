@@ -5,15 +5,19 @@
     reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
 )]
 
+use super::rows::Rows;
 use super::simd::{Simd, Task};
 
-/// `dst[c][r] = src[r][c]` for 16 rows of `columns` 32-bit words, a multiple of 16.
+/// Rows that are transposed at a time.
+pub const BLOCK: usize = 16;
+
+/// `dst[c][r] = rows[r][c]` for up to 16 rows of `columns` 32-bit words, a multiple of 16; columns of
+/// missing rows hold anything.
 #[derive(Clone, Copy)]
 pub struct Transpose {
-    pub src: *const f32,
-    pub ld_src: usize,
+    pub rows: Rows,
     pub dst: *mut f32,
-    pub ld_dst: usize,
+    pub ld: usize,
     pub columns: usize,
 }
 
@@ -22,14 +26,17 @@ impl Task for Transpose {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
+        let mut rows = [std::ptr::null::<f32>(); BLOCK];
+        for (r, row) in rows.iter_mut().enumerate() {
+            *row = self.rows.at_row(r.min(self.rows.count - 1)).cast();
+        }
         for column in (0..self.columns).step_by(S::LANES) {
-            for row in (0..16).step_by(S::LANES) {
-                S::transpose(
-                    self.src.add(row * self.ld_src + column),
-                    self.ld_src,
-                    self.dst.add(column * self.ld_dst + row),
-                    self.ld_dst,
-                );
+            for r in (0..BLOCK).step_by(S::LANES) {
+                let dst = self.dst.add(column * self.ld + r);
+                S::transpose(&rows[r..r + S::LANES], dst, self.ld);
+            }
+            for row in &mut rows {
+                *row = row.wrapping_add(S::LANES);
             }
         }
     }
