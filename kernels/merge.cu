@@ -70,19 +70,16 @@ struct State {
 
 // The row's lse statistics, in the states' base.
 struct Weights {
-    float base, to_base_2, sum, factor, lse;
+    float max, base, to_base_2, sum;
 
-    __device__ __forceinline__ Weights(const FolioMergeStatesParams &p, i64 token, u32 head)
-        : to_base_2(p.flags & FOLIO_RUN_LSE_BASE_2 ? 1.0f : LOG2_E), sum(0.0f) {
-        float max = minus_infinity();
-        for (u32 i = 0; i < p.num_states; i++) max = fmaxf(max, State(p, token, head, i).lse);
-        base = exponent_base(max);
-        for (u32 i = 0; i < p.num_states; i++) sum += weight(State(p, token, head, i));
-        factor = sum > 0.0f ? 1.0f / sum : 0.0f;
-        lse = sum > 0.0f ? max + log2_approx(sum) / to_base_2 : minus_infinity();
+    __device__ __forceinline__ Weights(const FolioMergeStatesParams &p, float max)
+        : max(max), base(exponent_base(max)), to_base_2(p.flags & FOLIO_RUN_LSE_BASE_2 ? 1.0f : LOG2_E), sum(0.0f) {}
+
+    __device__ __forceinline__ float weight(float lse) const { return exp2_approx((lse - base) * to_base_2); }
+    __device__ __forceinline__ float factor() const { return sum > 0.0f ? 1.0f / sum : 0.0f; }
+    __device__ __forceinline__ float lse() const {
+        return sum > 0.0f ? max + log2_approx(sum) / to_base_2 : minus_infinity();
     }
-
-    __device__ __forceinline__ float weight(const State &state) const { return exp2_approx((state.lse - base) * to_base_2); }
 };
 
 // total += weight * values; what an empty state holds does not count, whatever it is.
@@ -92,29 +89,61 @@ __device__ __forceinline__ void add(Values<N> &total, float weight, const Values
     for (int j = 0; j < N; j++) total.x[j] += weight > 0.0f ? weight * values.x[j] : 0.0f;
 }
 
+__device__ __forceinline__ Element::Storage *output_row(const FolioMergeStatesParams &p, i64 token, u32 head) {
+    return static_cast<Element::Storage *>(p.v_out.data) + token * p.v_out.stride_token + head * p.v_out.stride_head;
+}
+
+__device__ __forceinline__ void store_lse(const FolioMergeStatesParams &p, i64 token, u32 head, u32 lane, float lse) {
+    __syncwarp(__activemask());
+    if (p.s_out && lane == 0) p.s_out[token * p.s_out_stride_token + head * p.s_out_stride_head] = lse;
+}
+
+// The most common case: everything is read once, and all reads are under way together.
 template <int N>
-__device__ __forceinline__ void merge_row(const FolioMergeStatesParams &p, i64 token, u32 head, u32 lane) {
-    const Weights weights(p, token, head);
-    Element::Storage *out = static_cast<Element::Storage *>(p.v_out.data) + token * p.v_out.stride_token +
-                            head * p.v_out.stride_head;
+__device__ __forceinline__ void merge_two(const FolioMergeStatesParams &p, i64 token, u32 head, u32 lane) {
+    const State a(p, token, head, 0), b(p, token, head, 1);
+    Weights weights(p, fmaxf(a.lse, b.lse));
+    const float of_a = weights.weight(a.lse), of_b = weights.weight(b.lse);
+    weights.sum = of_a + of_b;
+    const float factor = weights.factor();
+    Element::Storage *out = output_row(p, token, head);
+    for (u32 d = N * lane; d < p.head_dim; d += N << p.log2_lanes) {
+        const Values<N> values_a = Values<N>::load(a.v + d), values_b = Values<N>::load(b.v + d);
+        Values<N> total = {};
+        add(total, of_a * factor, values_a);
+        add(total, of_b * factor, values_b);
+        total.store(out + d);
+    }
+    store_lse(p, token, head, lane, weights.lse());
+}
+
+template <int N>
+__device__ __forceinline__ void merge_many(const FolioMergeStatesParams &p, i64 token, u32 head, u32 lane) {
+    float max = minus_infinity();
+    for (u32 i = 0; i < p.num_states; i++) max = fmaxf(max, State(p, token, head, i).lse);
+    Weights weights(p, max);
+    for (u32 i = 0; i < p.num_states; i++) weights.sum += weights.weight(State(p, token, head, i).lse);
+    const float factor = weights.factor();
+    Element::Storage *out = output_row(p, token, head);
     for (u32 d = N * lane; d < p.head_dim; d += N << p.log2_lanes) {
         Values<N> total = {};
-        if (p.num_states == 2) {
-            // The most common case: both loads under way at once.
-            const State a(p, token, head, 0), b(p, token, head, 1);
-            const Values<N> of_a = Values<N>::load(a.v + d), of_b = Values<N>::load(b.v + d);
-            add(total, weights.weight(a) * weights.factor, of_a);
-            add(total, weights.weight(b) * weights.factor, of_b);
-        } else {
-            for (u32 i = 0; i < p.num_states; i++) {
-                const State state(p, token, head, i);
-                add(total, weights.weight(state) * weights.factor, Values<N>::load(state.v + d));
-            }
+#pragma unroll 2
+        for (u32 i = 0; i < p.num_states; i++) {
+            const State state(p, token, head, i);
+            add(total, weights.weight(state.lse) * factor, Values<N>::load(state.v + d));
         }
         total.store(out + d);
     }
-    __syncwarp(__activemask());
-    if (p.s_out && lane == 0) p.s_out[token * p.s_out_stride_token + head * p.s_out_stride_head] = weights.lse;
+    store_lse(p, token, head, lane, weights.lse());
+}
+
+template <int N>
+__device__ __forceinline__ void merge_row(const FolioMergeStatesParams &p, i64 token, u32 head, u32 lane) {
+    if (p.num_states == 2) {
+        merge_two<N>(p, token, head, lane);
+    } else {
+        merge_many<N>(p, token, head, lane);
+    }
 }
 
 }  // namespace folio
