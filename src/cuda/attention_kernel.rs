@@ -100,7 +100,7 @@ impl Generic {
 }
 
 /// Rows of the tile that all warps share suffice for short queries; more rows are divided among warps.
-fn op(desc: &AttentionDesc) -> Op {
+pub(super) fn op(desc: &AttentionDesc) -> Op {
     const SHARED_ROWS: u32 = 16;
     if desc.group_size().saturating_mul(desc.max_qo_len) <= SHARED_ROWS {
         Op::Decode

@@ -1,5 +1,5 @@
-//! Cuts a batch into work items: query tiles × chunks of keys, the largest first, and lists the merges
-//! that put split rows together again.
+//! Cuts a batch into work items: query tiles × chunks of keys, the largest first (for prefill: those of
+//! the longest request first, its largest first), and lists the merges that put split rows together again.
 //!
 //! Masks are not known here: layers with different masks and windows share a plan, so an item covers a
 //! range of keys and each run clips it. Costs assume a causal mask, which is what most batches have.
@@ -17,8 +17,10 @@
 //! **Batch-invariant.** Tiles always start at the request's first row, and the chunk is fixed, so a
 //! request is cut the same way in every batch.
 
+use std::cmp::Reverse;
+
 use crate::backend::Tiling;
-use crate::problem::{AttentionDesc, HostBatch, MergeItem, NO_PARTIAL, WorkItem, WorkList};
+use crate::problem::{AttentionDesc, HostBatch, Kind, MergeItem, NO_PARTIAL, WorkItem, WorkList};
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
 pub fn schedule(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling, work: &mut WorkList) {
@@ -45,10 +47,20 @@ pub fn schedule(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling, wo
             q_start += tile.q_len;
         }
     }
-    // The order decides only the time: every item writes its own memory.
-    work.items.sort_unstable_by_key(|item| {
+    sort(&mut work.items, batch, desc.kind);
+}
+
+/// The order decides only the time: every item writes its own memory. Many tiles of a prefill read the
+/// same keys, so those of a request stay together, and a device's cache serves all but the first.
+fn sort(items: &mut [WorkItem], batch: &HostBatch<'_>, kind: Kind) {
+    items.sort_unstable_by_key(|item| {
+        let together = match kind {
+            Kind::Decode => (Reverse(0), 0),
+            Kind::Prefill => (Reverse(batch.kv_len[item.request as usize]), item.request),
+        };
         (
-            std::cmp::Reverse(item.cost),
+            together,
+            Reverse(item.cost),
             item.request,
             item.q_start,
             item.kv_start,
@@ -167,9 +179,9 @@ mod tests {
     use crate::problem::{Kind, KvLayout, KvStorage, PageIds, Pages};
     use proptest::prelude::*;
 
-    fn desc(batch_invariant: bool) -> AttentionDesc {
+    fn desc(batch_invariant: bool, kind: Kind) -> AttentionDesc {
         AttentionDesc {
-            kind: Kind::Prefill,
+            kind,
             q_dtype: DType::F32,
             kv_dtype: DType::F32,
             o_dtype: DType::F32,
@@ -192,6 +204,10 @@ mod tests {
     }
 
     fn cut(lens: &[(i32, i32)], tiling: &Tiling, batch_invariant: bool) -> WorkList {
+        cut_as(lens, tiling, batch_invariant, Kind::Prefill)
+    }
+
+    fn cut_as(lens: &[(i32, i32)], tiling: &Tiling, batch_invariant: bool, kind: Kind) -> WorkList {
         let mut qo_indptr = vec![0];
         let mut kv_len = Vec::new();
         for &(q, kv) in lens {
@@ -208,7 +224,7 @@ mod tests {
             max_page_id: -1,
         };
         let mut work = WorkList::default();
-        schedule(&batch, &desc(batch_invariant), tiling, &mut work);
+        schedule(&batch, &desc(batch_invariant, kind), tiling, &mut work);
         work
     }
 
@@ -328,16 +344,29 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_largest_item_comes_first() {
+    fn order(lens: &[(i32, i32)], kind: Kind) -> Vec<(u32, u32)> {
         let tiling = Tiling {
             q_tile: 64,
             kv_unit: 16,
             max_splits: 0,
             invariant_chunk: 256,
         };
-        let work = cut(&[(1, 10), (64, 640), (1, 700)], &tiling, false);
-        let order: Vec<_> = work.items.iter().map(|item| item.request).collect();
-        assert_eq!(order, [1, 2, 0]);
+        let work = cut_as(lens, &tiling, false, kind);
+        work.items.iter().map(|i| (i.request, i.q_start)).collect()
+    }
+
+    #[test]
+    fn the_largest_item_of_decode_comes_first() {
+        let lens = [(1, 10), (64, 640), (1, 700)];
+        assert_eq!(order(&lens, Kind::Decode), [(1, 0), (2, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn prefill_keeps_requests_together() {
+        let lens = [(128, 640), (128, 640), (1, 700)];
+        assert_eq!(
+            order(&lens, Kind::Prefill),
+            [(2, 0), (0, 64), (0, 0), (1, 64), (1, 0)]
+        );
     }
 }
