@@ -104,10 +104,12 @@ __device__ Batch measure(const FolioPlanParams &p) {
 }
 
 __device__ u32 smallest_chunk(const FolioPlanParams &p, const Batch &batch) {
-    if (p.max_splits == 0) return 0x7fffffffu;
+    // All items together come to max_splits, but half as many splits are always allowed.
+    const u64 budget = max(p.max_splits - min(batch.tiles, static_cast<u64>(p.max_splits)), static_cast<u64>(p.max_splits / 2));
+    if (budget == 0) return 0x7fffffffu;
     const u32 most_units = max(1u, divide_up(batch.longest, p.kv_unit));
-    const u64 fewest = batch.tile_keys / ((p.max_splits + batch.tiles) * p.kv_unit);
-    const u64 enough = (batch.tile_keys + static_cast<u64>(p.max_splits) * p.kv_unit - 1) / (static_cast<u64>(p.max_splits) * p.kv_unit);
+    const u64 fewest = batch.tile_keys / ((budget + batch.tiles) * p.kv_unit);
+    const u64 enough = (batch.tile_keys + budget * p.kv_unit - 1) / (budget * p.kv_unit);
     u32 low = static_cast<u32>(min(max(fewest, 1ull), static_cast<u64>(most_units)));
     u32 high = static_cast<u32>(min(max(enough, 1ull), static_cast<u64>(most_units)));
     while (low < high) {
@@ -117,7 +119,7 @@ __device__ u32 smallest_chunk(const FolioPlanParams &p, const Batch &batch) {
             const Cut cut(p, b, middle * p.kv_unit);
             splits += static_cast<u64>(cut.tiles) * (cut.chunks - 1);
         }
-        if (block_scan(splits).total <= p.max_splits) {
+        if (block_scan(splits).total <= budget) {
             high = middle;
         } else {
             low = middle + 1;
