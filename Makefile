@@ -37,7 +37,7 @@ demo: $(if $(wildcard /dev/nvidiactl),nvrtc)
 	@mkdir -p $(BUILD)
 	ln -sf libfolio.so target/release/libfolio.so.0
 	$(CC) -std=gnu11 -O2 $(STRICT) -Iinclude examples-c/demo.c -o $(BUILD)/demo \
-	    -Ltarget/release -Wl,-rpath,$(CARGO_TARGET_DIR)/release -lfolio -lm -pthread
+	    -Ltarget/release -Wl,-rpath,$(CARGO_TARGET_DIR)/release -lfolio -lm -ldl -pthread
 	@echo
 	$(BUILD)/demo
 

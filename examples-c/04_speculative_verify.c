@@ -134,7 +134,7 @@ int main(void)
     verify_tree(ctx, slots, args);
     args.o = &paths_o;
     decode_paths(ctx, slots, args);
-    expect("the tree against its paths", compare_bf16(tree, paths, DRAFTS * ROW), BF16_TOLERANCE);
+    expect_bf16("the tree against its paths", tree, paths, DRAFTS * ROW);
 
     folio_context_destroy(ctx);
     free(slots);

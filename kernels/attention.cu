@@ -284,8 +284,8 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const u32 tile_row = lane.tile_row(m, half);
-            const i32 token = work.token(tile_row, group);
-            const i32 position = work.request.kv_len - work.request.qo_len + token;
+            const RowMask mask(p, work.request, work.token(tile_row, group));
+            const i32 position = work.request.kv_len - work.request.qo_len + mask.row;
             const float slope = logits.alibi ? p.alibi_slopes[work.qo_head(tile_row, group)] * LOG2_E : 0.0f;
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
@@ -293,8 +293,7 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
                 for (int i = 0; i < 2; i++) {
                     const i32 key = first_key + 8 * n + 2 * static_cast<i32>(lane.pair) + i;
                     float &x = s[m][n][2 * half + i];
-                    const bool seen =
-                        unmasked || (key >= keys.begin && key < keys.end && sees(p, work.request, token, key));
+                    const bool seen = unmasked || mask.sees(p, work.request, keys, key);
                     x = seen ? logits(x, slope, position, key) : minus_infinity();
                 }
             }

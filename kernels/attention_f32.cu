@@ -133,11 +133,11 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         const i32 key = first_key + threadIdx.x % 32;
 #pragma unroll
         for (int r = 0; r < ROWS_PER_WARP; r++) {
-            const i32 token = work.token(warp_row + r, group);
-            const i32 position = work.request.kv_len - work.request.qo_len + token;
+            const RowMask mask(p, work.request, work.token(warp_row + r, group));
+            const i32 position = work.request.kv_len - work.request.qo_len + mask.row;
             const float slope = logits.alibi ? p.alibi_slopes[work.qo_head(warp_row + r, group)] * LOG2_E : 0.0f;
-            const bool seen = key >= keys.begin && key < keys.end && sees(p, work.request, token, key);
-            const float logit = seen ? logits(score[r], slope, position, key) : minus_infinity();
+            const float logit = mask.sees(p, work.request, keys, key) 
+                                    ? logits(score[r], slope, position, key) : minus_infinity();
             const float max = fmaxf(state[r].max, warp_max(logit)), base = exponent_base(max);
             const float correction = exp2_approx(state[r].max - base);
             score[r] = exp2_approx(logit - base);

@@ -113,7 +113,8 @@ struct Target {
         head = row - token_of_item * p.num_qo_heads;
         token = static_cast<i64>(p.plan.qo_indptr[merge.request]) + merge.q_start + token_of_item;
         sink = p.sinks ? p.sinks[head] * LOG2_E : minus_infinity();
-        v_scale = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, head / p.group_size) / p.o_scale;
+        v_scale = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, head / p.group_size);
+        if (p.o_dtype >= FOLIO_E4M3) v_scale /= p.o_scale;
     }
 
     __device__ __forceinline__ void store(const FolioCombineParams &p, u32 column, float4 x, RowState state) const {

@@ -3,6 +3,7 @@
 //
 // A row and head belong to lanes of one warp, which read every lse before one of them writes the merged
 // one: outputs may be the inputs themselves. Compiled per element type, FOLIO_Q.
+#include "common/paged.cuh"
 #include "common/softmax.cuh"
 
 namespace folio {
@@ -67,49 +68,68 @@ struct State {
     }
 };
 
-template <int N>
-__device__ __forceinline__ void merge_row(const FolioMergeStatesParams &p, i64 token, u32 head, u32 lane, u32 lanes) {
-    const float to_base_2 = p.flags & FOLIO_RUN_LSE_BASE_2 ? 1.0f : LOG2_E;
-    float max = minus_infinity(), sum = 0.0f;
-    for (u32 i = 0; i < p.num_states; i++) max = fmaxf(max, State(p, token, head, i).lse);
-    const float base = exponent_base(max);
-    for (u32 i = 0; i < p.num_states; i++) sum += exp2_approx((State(p, token, head, i).lse - base) * to_base_2);
-    const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
+// The row's lse statistics, in the states' base.
+struct Weights {
+    float base, to_base_2, sum, factor, lse;
 
+    __device__ __forceinline__ Weights(const FolioMergeStatesParams &p, i64 token, u32 head)
+        : to_base_2(p.flags & FOLIO_RUN_LSE_BASE_2 ? 1.0f : LOG2_E), sum(0.0f) {
+        float max = minus_infinity();
+        for (u32 i = 0; i < p.num_states; i++) max = fmaxf(max, State(p, token, head, i).lse);
+        base = exponent_base(max);
+        for (u32 i = 0; i < p.num_states; i++) sum += weight(State(p, token, head, i));
+        factor = sum > 0.0f ? 1.0f / sum : 0.0f;
+        lse = sum > 0.0f ? max + log2_approx(sum) / to_base_2 : minus_infinity();
+    }
+
+    __device__ __forceinline__ float weight(const State &state) const { return exp2_approx((state.lse - base) * to_base_2); }
+};
+
+// total += weight * values; what an empty state holds does not count, whatever it is.
+template <int N>
+__device__ __forceinline__ void add(Values<N> &total, float weight, const Values<N> &values) {
+#pragma unroll
+    for (int j = 0; j < N; j++) total.x[j] += weight > 0.0f ? weight * values.x[j] : 0.0f;
+}
+
+template <int N>
+__device__ __forceinline__ void merge_row(const FolioMergeStatesParams &p, i64 token, u32 head, u32 lane) {
+    const Weights weights(p, token, head);
     Element::Storage *out = static_cast<Element::Storage *>(p.v_out.data) + token * p.v_out.stride_token +
                             head * p.v_out.stride_head;
-    for (u32 d = N * lane; d < p.head_dim; d += N * lanes) {
+    for (u32 d = N * lane; d < p.head_dim; d += N << p.log2_lanes) {
         Values<N> total = {};
-#pragma unroll 2
-        for (u32 i = 0; i < p.num_states; i++) {
-            const State state(p, token, head, i);
-            const float weight = exp2_approx((state.lse - base) * to_base_2) * factor;
-            const Values<N> values = Values<N>::load(state.v + d);
-#pragma unroll
-            for (int j = 0; j < N; j++) total.x[j] += weight > 0.0f ? weight * values.x[j] : 0.0f;
+        if (p.num_states == 2) {
+            // The most common case: both loads under way at once.
+            const State a(p, token, head, 0), b(p, token, head, 1);
+            const Values<N> of_a = Values<N>::load(a.v + d), of_b = Values<N>::load(b.v + d);
+            add(total, weights.weight(a) * weights.factor, of_a);
+            add(total, weights.weight(b) * weights.factor, of_b);
+        } else {
+            for (u32 i = 0; i < p.num_states; i++) {
+                const State state(p, token, head, i);
+                add(total, weights.weight(state) * weights.factor, Values<N>::load(state.v + d));
+            }
         }
         total.store(out + d);
     }
     __syncwarp(__activemask());
-    if (p.s_out && lane == 0) {
-        p.s_out[token * p.s_out_stride_token + head * p.s_out_stride_head] =
-            sum > 0.0f ? max + log2_approx(sum) / to_base_2 : minus_infinity();
-    }
+    if (p.s_out && lane == 0) p.s_out[token * p.s_out_stride_token + head * p.s_out_stride_head] = weights.lse;
 }
 
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(128) folio_merge_states(const __grid_constant__ FolioMergeStatesParams p) {
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_merge_states(const __grid_constant__ FolioMergeStatesParams p) {
     using namespace folio;
     wait_for_prerequisites();
-    const u32 lane = threadIdx.x % p.lanes_per_row;
-    const i64 row = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / p.lanes_per_row;
-    const i64 token = row / p.num_heads;
-    const u32 head = static_cast<u32>(row - token * p.num_heads);
+    const u32 row = blockIdx.x * (FOLIO_THREADS >> p.log2_lanes) + (threadIdx.x >> p.log2_lanes);
+    const u32 token = divide(row, p.num_heads), head = row - token * p.num_heads.divisor;
     if (token >= p.num_tokens || (p.mask && p.mask[token * p.mask_stride] == 0)) return;
+    const u32 lane = threadIdx.x & ((1u << p.log2_lanes) - 1);
     if (p.vectors) {
-        merge_row<8>(p, token, head, lane, p.lanes_per_row);
+        merge_row<8>(p, token, head, lane);
     } else {
-        merge_row<1>(p, token, head, lane, p.lanes_per_row);
+        merge_row<1>(p, token, head, lane);
     }
 }

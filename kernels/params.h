@@ -146,10 +146,11 @@ struct FolioMergeStatesParams {
     const unsigned char *mask;     // [num_tokens], a zero leaves the row as it is; or null
     folio_i64 mask_stride;
     folio_i64 num_tokens;
-    folio_u32 num_states, num_heads, head_dim;
+    FolioDivisor num_heads;
+    folio_u32 num_states, head_dim;
     folio_u32 flags;               // FolioRunFlag
     folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
-    folio_u32 lanes_per_row;       // a power of two up to 32
+    folio_u32 log2_lanes;          // lanes of a row: up to 32
 };
 
 // kernels/append.cu: new tokens into a paged cache, keys and values in one launch.
@@ -167,7 +168,8 @@ struct FolioAppendParams {
     FolioAppendTensor k, v;
     const void *slots;
     folio_i64 num_tokens, num_slots;
-    folio_u32 slot_bytes, num_kv_heads, page_size;
+    FolioDivisor page_size;
+    folio_u32 slot_bytes, num_kv_heads;
     folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
 };
 
@@ -195,6 +197,6 @@ static_assert(sizeof(FolioWorkItem) == 32 && sizeof(FolioMergeItem) == 32 && siz
 static_assert(sizeof(FolioPlanView) == 88 && sizeof(FolioAttentionParams) == 336, "attention");
 static_assert(sizeof(FolioGenericParams) == 376 && sizeof(FolioCombineParams) == 192, "generic kernels");
 static_assert(sizeof(FolioDecodeParams) == 368, "Hopper decode");
-static_assert(sizeof(FolioMergeStatesParams) == 224, "merges");
-static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 216, "append");
+static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
+static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
 static_assert(sizeof(FolioPlanParams) == 192, "planning");

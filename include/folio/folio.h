@@ -233,7 +233,8 @@ typedef struct folio_context_desc {
      */
     int32_t device_id;
     /**
-     * CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA: 0.
+     * CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA and
+     * FOLIO_CONTEXT_REFERENCE: 0.
      */
     uint32_t num_threads;
     /**

@@ -8,9 +8,7 @@
 // shared memory.
 //
 // The kernel table's defines (FOLIO_Q_TILE: packed rows per KV head; FOLIO_KV_TILE: keys of a warp's step), and
-//   FOLIO_DECODE_HEADS         KV heads of a CTA: 1, or 2 with 8 rows each
-//   FOLIO_DECODE_STAGES        tiles in flight per warp
-//   FOLIO_DECODE_CTAS_PER_SM   what registers are budgeted for
+// FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each.
 #include "sm90/decode_output.cuh"
 
 namespace folio::decode {
@@ -107,14 +105,14 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
 
 }  // namespace folio::decode
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, FOLIO_DECODE_CTAS_PER_SM)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
     folio_sm90_decode_tma(const __grid_constant__ FolioDecodeParams params,
                           const __grid_constant__ folio::TensorMap k_map,
                           const __grid_constant__ folio::TensorMap v_map) {
     folio::decode::run<folio::decode::TmaLoader<folio::decode::Shape>>(params, &k_map, &v_map);
 }
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, FOLIO_DECODE_CTAS_PER_SM)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
     folio_sm90_decode_gather(const __grid_constant__ FolioDecodeParams params) {
     folio::decode::run<folio::decode::GatherLoader<folio::decode::Shape>>(params, nullptr, nullptr);
 }

@@ -11,18 +11,22 @@
 
 namespace folio::decode {
 
-// Heads and tokens per tile, dims and element size of rows, and ring depth of one instantiation.
-template <int kHeads_, int kTileTokens_, int kDimQk, int kDimVo, int kElementBytes_, int kStages_, int kWarps_>
+// Heads and tokens per tile, dims and element size of rows, and the rings of one instantiation.
+template <int kHeads_, int kTileTokens_, int kDimQk, int kDimVo, int kElementBytes_, int kWarps_>
 struct RingShape {
     static constexpr int kHeads = kHeads_, kTileTokens = kTileTokens_, kElementBytes = kElementBytes_;
     static constexpr int kKRowBytes = kDimQk * kElementBytes, kVRowBytes = kDimVo * kElementBytes;
-    static constexpr int kStages = kStages_, kWarps = kWarps_;
+    static constexpr int kWarps = kWarps_;
     static constexpr int kKBytes = kHeads * kTileTokens * kKRowBytes, kVBytes = kHeads * kTileTokens * kVRowBytes;
     static constexpr int kStageBytes = kKBytes + kVBytes;
+    // 96 KiB in flight hide the latency of DRAM, and two CTAs have room on a multiprocessor.
+    static constexpr int kMostStages = 96 * 1024 / (kWarps * kStageBytes);
+    static constexpr int kStages = kMostStages < 4 ? kMostStages : 4;
     static constexpr int kWarpBytes = kStages * kStageBytes;
     static constexpr int kRingBytes = kWarps * kWarpBytes;
     // A lane holds the place of one token in GatherLoader; strides between groups are worked out for 16 tokens.
     static_assert(kTileTokens % 16 == 0 && kTileTokens <= 32 && (kHeads == 1 || kTileTokens == 16));
+    static_assert(kStages >= 2);
 };
 
 // Byte distances inside a stage, for rows of kRowBytes.

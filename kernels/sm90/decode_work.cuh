@@ -13,7 +13,7 @@ using CacheType = FOLIO_KV;
 using Op = Operands<CacheType>;
 using Math = Op::Math;
 using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO,
-                        sizeof(CacheType::Storage), FOLIO_DECODE_STAGES, FOLIO_THREADS / 32>;
+                        sizeof(CacheType::Storage), FOLIO_THREADS / 32>;
 using KTile = RowTile<Shape::kKRowBytes>;
 using VTile = RowTile<Shape::kVRowBytes>;
 

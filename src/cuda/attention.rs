@@ -54,6 +54,8 @@ struct Planned {
     mask_bits_start: u64,
     num_items: usize,
     num_merges: usize,
+    /// `u64::MAX` where only the device knows, and where it changes under a graph.
+    num_keys: u64,
 }
 
 impl CudaAttention {
@@ -123,12 +125,13 @@ impl CudaAttention {
                 |image| plan_image::write(image, &layout, batch, work, self.desc.kv.page_size()),
             )?;
         }
-        let (num_items, num_merges) = if self.desc.graph {
-            (self.capacity.counts.items, self.capacity.counts.merges)
-        } else {
-            (counts.items, counts.merges)
-        };
-        Ok(self.planned(&layout, base, page_ids, num_items, num_merges))
+        let mut planned = self.planned(&layout, base, page_ids);
+        if !self.desc.graph {
+            planned.num_items = counts.items;
+            planned.num_merges = counts.merges;
+            planned.num_keys = batch.kv_len.iter().map(|&keys| keys as u64).sum();
+        }
+        Ok(planned)
     }
 
     fn plan_device(
@@ -159,8 +162,7 @@ impl CudaAttention {
         // SAFETY: the kernel takes a `FolioPlanParams`; the lengths are the caller's, of the shapes that
         // `api` checked, and the workspace has room for the largest plan.
         unsafe { launch.enqueue(current, &self.planner.1, &params, &[])? };
-        let Counts { items, merges, .. } = self.capacity.counts;
-        Ok(self.planned(&layout, base, page_ids, items, merges))
+        Ok(self.planned(&layout, base, page_ids))
     }
 
     fn plan_params(&self, batch: &DeviceBatch, base: u64) -> PlanParams {
@@ -229,20 +231,15 @@ impl CudaAttention {
         })
     }
 
-    fn planned(
-        &self,
-        layout: &Layout,
-        base: u64,
-        page_ids: Option<u64>,
-        num_items: usize,
-        num_merges: usize,
-    ) -> Planned {
+    /// A plan of which nothing is known but where it is.
+    fn planned(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
         Planned {
             view: self.regions.view(layout, base, page_ids),
             mask_bytes_start: base + layout.mask_bytes_start as u64,
             mask_bits_start: base + layout.mask_bits_start as u64,
-            num_items,
-            num_merges,
+            num_items: self.capacity.counts.items,
+            num_merges: self.capacity.counts.merges,
+            num_keys: u64::MAX,
         }
     }
 
@@ -389,6 +386,7 @@ impl Attention for CudaAttention {
             params: &params,
             num_items: blocks_of(planned.num_items as u64)?,
             q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
+            num_keys: planned.num_keys,
         };
         match self
             .special

@@ -25,6 +25,8 @@ pub struct Run<'a> {
     pub num_items: u32,
     /// Most query rows of an item.
     pub q_tile: u32,
+    /// Keys of all requests together; `u64::MAX` where only the device knows.
+    pub num_keys: u64,
 }
 
 /// A loaded kernel that computes attention.

@@ -8,6 +8,7 @@ use super::context::Context;
 use super::driver::Driver;
 use super::loader::Loader;
 use super::operators::Operators;
+use super::sm90_decode::Sm90Decode;
 use super::sm90_prefill::Sm90Prefill;
 use crate::backend::{Attention, Backend, Stream};
 use crate::error::Result;
@@ -35,6 +36,15 @@ impl CudaBackend {
             operators: Operators::default(),
         })
     }
+
+    /// The Hopper kernel for a problem, where there is one: few rows are decode's, many prefill's.
+    fn hopper_kernel(&self, desc: &AttentionDesc) -> Result<Option<Box<dyn AttentionKernel>>> {
+        if let Some(kernel) = Sm90Decode::load(&self.loader, &self.context, desc)? {
+            return Ok(Some(Box::new(kernel)));
+        }
+        let kernel = Sm90Prefill::load(&self.loader, &self.context, desc)?;
+        Ok(kernel.map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>))
+    }
 }
 
 impl Backend for CudaBackend {
@@ -43,8 +53,7 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        let special = Sm90Prefill::load(&self.loader, &self.context, desc)?
-            .map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>);
+        let special = self.hopper_kernel(desc)?;
         let attention = CudaAttention::new(&self.loader, &self.context, desc, special)?;
         Ok(Box::new(attention))
     }

@@ -24,6 +24,7 @@ pub mod nvrtc;
 pub mod operators;
 pub mod params;
 pub mod plan_image;
+pub mod sm90_decode;
 pub mod sm90_prefill;
 pub mod staging;
 mod symbols;

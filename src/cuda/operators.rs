@@ -112,11 +112,11 @@ impl Operators {
             o: dtype,
         };
         let params = merge.params();
-        let rows = merge.v_out.extent(0) as u64 * merge.v_out.extent(1) as u64;
-        let threads = kernel_threads(Op::MergeStates, types);
-        let blocks = (rows * u64::from(params.lanes_per_row)).div_ceil(threads.into());
+        let rows = blocks_of(merge.v_out.extent(0) as u64 * merge.v_out.extent(1) as u64)?;
+        let rows_of_block = kernel_threads(Op::MergeStates, types) >> params.log2_lanes;
         let key = (Op::MergeStates, types);
-        self.enqueue(loader, context, key, &params, blocks_of(blocks)?, stream)
+        let blocks = rows.div_ceil(rows_of_block);
+        self.enqueue(loader, context, key, &params, blocks, stream)
     }
 
     fn enqueue<P: Copy>(
@@ -212,9 +212,9 @@ fn append_params(args: &AppendArgs) -> AppendParams {
         slots: args.slot_mapping.address() as u64,
         num_tokens: args.slot_mapping.extent(0),
         num_slots: args.k_cache.extent(0) * page_size,
+        page_size: Divisor::new(page_size as u32),
         slot_bytes: args.slot_mapping.dtype().size() as u32,
         num_kv_heads: args.key.extent(1) as u32,
-        page_size: page_size as u32,
         vectors: vectors.into(),
     }
 }
@@ -267,12 +267,12 @@ impl Merge {
             mask: address(self.mask),
             mask_stride: self.mask.map_or(0, |mask| mask.stride(0)),
             num_tokens: self.v_out.extent(0),
+            num_heads: Divisor::new(self.v_out.extent(1).max(1) as u32),
             num_states: self.num_states,
-            num_heads: self.v_out.extent(1) as u32,
             head_dim,
             flags: self.flags,
             vectors: vectors.into(),
-            lanes_per_row: pieces.max(1).next_power_of_two().min(32),
+            log2_lanes: pieces.max(1).next_power_of_two().min(32).trailing_zeros(),
         }
     }
 }

@@ -135,6 +135,22 @@ pub struct GenericParams {
     pub page_size: Divisor,
 }
 
+/// `FolioDecodeParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct DecodeParams {
+    pub attention: AttentionParams,
+    pub group_size: u32,
+    pub o_dtype: u32,
+    pub kv_evict_first: u32,
+    pub boxes_log2: u32,
+    pub k_page_step: u32,
+    pub v_page_step: u32,
+    pub pages_by_head: u32,
+    pub reserved: u32,
+}
+
 /// `FolioCombineParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -187,12 +203,12 @@ pub struct MergeStatesParams {
     pub mask: u64,
     pub mask_stride: i64,
     pub num_tokens: i64,
+    pub num_heads: Divisor,
     pub num_states: u32,
-    pub num_heads: u32,
     pub head_dim: u32,
     pub flags: u32,
     pub vectors: u32,
-    pub lanes_per_row: u32,
+    pub log2_lanes: u32,
 }
 
 /// `FolioAppendTensor`.
@@ -219,9 +235,9 @@ pub struct AppendParams {
     pub slots: u64,
     pub num_tokens: i64,
     pub num_slots: i64,
+    pub page_size: Divisor,
     pub slot_bytes: u32,
     pub num_kv_heads: u32,
-    pub page_size: u32,
     pub vectors: u32,
 }
 
@@ -271,9 +287,10 @@ const _: () = {
     assert!(size_of::<AttentionParams>() == 336);
     assert!(size_of::<GenericParams>() == 376);
     assert!(size_of::<CombineParams>() == 192);
-    assert!(size_of::<MergeStatesParams>() == 224);
+    assert!(size_of::<DecodeParams>() == 368);
+    assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
-    assert!(size_of::<AppendParams>() == 216);
+    assert!(size_of::<AppendParams>() == 224);
     assert!(size_of::<PlanParams>() == 192);
 };
 

@@ -30,7 +30,7 @@ pub(super) const FAMILIES: &[Family] = &[
         op: Op::Prefill,
         defines: WARPS_DIVIDE_ROWS,
         types: HALF,
-        shapes: &PREFILL,
+        shapes: &PREFILL_HALF,
         shared_bytes: one_ring,
         ..ATTENTION
     },
@@ -38,7 +38,7 @@ pub(super) const FAMILIES: &[Family] = &[
         op: Op::Prefill,
         defines: WARPS_DIVIDE_ROWS,
         types: HALF_FP8,
-        shapes: &PREFILL,
+        shapes: &PREFILL_FP8,
         shared_bytes: one_ring,
         ..ATTENTION
     },
@@ -69,7 +69,7 @@ pub(super) const FAMILIES: &[Family] = &[
         source: "append.cu",
         symbol: "folio_append",
         types: APPEND,
-        shapes: &[any_dims(256)],
+        shapes: &[any_dims(128)],
         ..SMALL
     },
     Family {
@@ -159,7 +159,15 @@ const DECODE_FP8: [Shape; 4] = [
     shape((192, 128), 16, 32, 64),
     shape((256, 256), 16, 32, 64),
 ];
-const PREFILL: [Shape; 4] = [
+/// Two 16-row tiles for each warp where the registers suffice: every key that is read from shared memory
+/// is then used twice.
+const PREFILL_HALF: [Shape; 4] = [
+    shape((64, 64), 128, 64, 128),
+    shape((128, 128), 128, 32, 128),
+    shape((192, 128), 64, 32, 128),
+    shape((256, 256), 64, 32, 128),
+];
+const PREFILL_FP8: [Shape; 4] = [
     shape((64, 64), 64, 64, 128),
     shape((128, 128), 64, 64, 128),
     shape((192, 128), 64, 32, 128),
