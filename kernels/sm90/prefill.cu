@@ -132,7 +132,8 @@ private:
 
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release(kKeyEmpty + 8 * key.index);
-        if (steps.last()) release(kQueryEmpty + 8 * (query.index * kConsumers + group));
+        // Every thread says so: this is also the word that it reads the tile before no more.
+        if (steps.last()) mbarrier_arrive(shared + kQueryEmpty + 8 * (query.index * kConsumers + group));
         if (steps.transformed()) transform_products(s, LogitsScale(params, tile.kv_head));
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
@@ -214,7 +215,7 @@ __device__ __forceinline__ void init_barriers(unsigned shared) {
     constexpr unsigned kWarps = 4;
     for (int i = 0; i < kQueryStages * kConsumers; ++i) {
         mbarrier_init(shared + kQueryFull + 8 * i, 1);
-        mbarrier_init(shared + kQueryEmpty + 8 * i, kWarps);
+        mbarrier_init(shared + kQueryEmpty + 8 * i, kWarpgroup);
     }
     for (int i = 0; i < kStages; ++i) {
         mbarrier_init(shared + kKeyFull + 8 * i, 1);
@@ -222,7 +223,10 @@ __device__ __forceinline__ void init_barriers(unsigned shared) {
         mbarrier_init(shared + kKeyEmpty + 8 * i, kWarps * kConsumers);
         mbarrier_init(shared + kValueEmpty + 8 * i, kWarps * kConsumers);
     }
-    for (int i = 0; i < kTileSlots; ++i) mbarrier_init(shared + kTileFull + 8 * i, 1);
+    for (int i = 0; i < kTileSlots; ++i) {
+        mbarrier_init(shared + kTileFull + 8 * i, 1);
+        mbarrier_init(shared + kTileRead + 8 * i, 2);
+    }
     mbarrier_init_fence();
 }
 

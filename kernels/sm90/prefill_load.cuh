@@ -13,8 +13,10 @@ constexpr int kOutside = -256;  // a coordinate whose box, of at most 256 groups
 // block i % head_blocks of item i / head_blocks: neighbours read the keys of an item at about the same time.
 class Scheduler {
 public:
-    __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map, unsigned shared)
-        : params(params), q_map(q_map), shared(shared), head_blocks(params.num_qo_heads / packed_heads(params)) {
+    __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map,
+                                         unsigned char *shared_bytes)
+        : params(params), q_map(q_map), shared(shared_address(shared_bytes)),
+          tiles(reinterpret_cast<Tile *>(shared_bytes + kTiles)), head_blocks(params.num_qo_heads / packed_heads(params)) {
         // On their way while the count is read.
         asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + blockIdx.x / head_blocks));
         asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.places + blockIdx.x / head_blocks));
@@ -23,8 +25,7 @@ public:
 
     __device__ __forceinline__ void run() {
         for (unsigned index = blockIdx.x; index < num_tiles;) {
-            const Tile tile = make_tile(params, index / head_blocks, index % head_blocks);
-            announce(tile);
+            const Tile &tile = announce(make_tile(params, index / head_blocks, index % head_blocks));
 #pragma unroll 1
             for (unsigned consumer = 0; consumer < kConsumers; ++consumer) load_queries(tile, consumer);
             query.advance();
@@ -54,20 +55,17 @@ private:
         return drawn + gridDim.x;
     }
 
-    // To the loaders by a barrier of its own, to the consumers by that of their queries. Nobody reads a slot
-    // any more when it is written again: by the time of tile t, Q of tile t - 3 was released, which a consumer
-    // does after the output of tile t - 4, and loaders do not fall behind consumers.
-    __device__ __forceinline__ void announce(const Tile &tile) {
+    // To the loaders by a barrier of its own, to the consumers by that of their queries. Loaders say when they
+    // have read a slot. Consumers have read that of tile t - 4 when they release Q of tile t - 3, and at tile t
+    // that was waited for, in load_queries.
+    __device__ __forceinline__ const Tile &announce(const Tile &tile) {
         static_assert(kQueryStages <= 2 && kTileSlots >= 4);
-        constexpr unsigned kBytes = sizeof(Tile);
-        const int *words = reinterpret_cast<const int *>(&tile);
-#pragma unroll
-        for (int i = 0; i < static_cast<int>(kBytes / 4); ++i) {
-            asm volatile("st.shared.s32 [%0], %1;"
-                         ::"r"(shared + kTiles + kBytes * slot.index + 4 * i), "r"(words[i]) : "memory");
-        }
+        mbarrier_wait(shared + kTileRead + 8 * slot.index, slot.parity ^ 1);
+        Tile &announced = tiles[slot.index];
+        announced = tile;
         mbarrier_arrive(shared + kTileFull + 8 * slot.index);
         slot.advance();
+        return announced;
     }
 
     __device__ __forceinline__ unsigned wait_queries(unsigned consumer) const {
@@ -85,7 +83,9 @@ private:
 
     const FolioAttentionParams &params;
     const TensorMap *q_map;
-    unsigned shared, head_blocks, num_tiles;
+    unsigned shared;
+    Tile *tiles;
+    unsigned head_blocks, num_tiles;
     Ring<kQueryStages> query;
     Ring<kTileSlots> slot;
 };
@@ -105,17 +105,35 @@ public:
         while (true) {
             mbarrier_wait(shared + kTileFull + 8 * slot.index, slot.parity);
             const Tile &tile = tiles[slot.index];
-            if (tile.num_steps == 0) return;
+            const Work work = {read(tile.num_steps), read(tile.first_block), read(tile.kv_end), read(tile.kv_head),
+                               read(tile.source)};
+            if (lane == 0) mbarrier_arrive(shared + kTileRead + 8 * slot.index);
+            if (work.num_steps == 0) return;
             if constexpr (kPaged) {
-                load_paged(tile);
+                load_paged(work);
             } else {
-                load_ragged(tile);
+                load_ragged(work);
             }
             slot.advance();
         }
     }
 
 private:
+    // What a loader needs of a tile.
+    struct Work {
+        int num_steps, first_block, kv_end;
+        unsigned kv_head;
+        folio_i64 source;
+    };
+
+    // One lane reads, so that one arrival says that the warp has.
+    template <class T>
+    __device__ __forceinline__ T read(const T &field) const {
+        T x = 0;
+        if (lane == 0) x = field;
+        return __shfl_sync(FULL_WARP, x, 0);
+    }
+
     static constexpr unsigned kBytes = kBlock * kDim * 2;
     static_assert(kBlock / 8 <= 32);
 
@@ -129,22 +147,21 @@ private:
     }
 
     // The page id of the next step is fetched a step ahead.
-    __device__ __forceinline__ void load_paged(const Tile &tile) {
+    __device__ __forceinline__ void load_paged(const Work &work) {
         const unsigned tokens = box_tokens(params);
-        const folio_i32 *ids = params.plan.page_ids + tile.source;
-        const int kv_end = tile.kv_end, kv_head = tile.kv_head;
-        int token = tile.first_block * kBlock + static_cast<int>(lane * tokens);
+        const folio_i32 *ids = params.plan.page_ids + work.source;
+        int token = work.first_block * kBlock + static_cast<int>(lane * tokens);
         const bool issues = lane < kBlock / tokens;
-        int group = issues ? group_of(ids, token, kv_end) : 0;
+        int group = issues ? group_of(ids, token, work.kv_end) : 0;
 #pragma unroll 1
-        for (int remaining = tile.num_steps; remaining > 0; --remaining) {
+        for (int remaining = work.num_steps; remaining > 0; --remaining) {
             const int now = group;
             token -= kBlock;
-            if (issues && remaining > 1) group = group_of(ids, token, kv_end);
+            if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
             const unsigned full = acquire();
             if (issues) {
                 tma_load_5d(shared + kBuffers + ring.index * kBytes + lane * tokens * kDim * 2, map, full, 0, 0, 0,
-                            kv_head, now);
+                            work.kv_head, now);
             }
             ring.advance();
         }
@@ -157,15 +174,14 @@ private:
         return ids[page] * groups_per_page + (token - page * params.page_size) / 8;
     }
 
-    __device__ __forceinline__ void load_ragged(const Tile &tile) {
-        int row = static_cast<int>(tile.source) + tile.first_block * kBlock;
-        const int kv_head = tile.kv_head;
+    __device__ __forceinline__ void load_ragged(const Work &work) {
+        int row = static_cast<int>(work.source) + work.first_block * kBlock;
 #pragma unroll 1
-        for (int remaining = tile.num_steps; remaining > 0; --remaining, row -= kBlock) {
+        for (int remaining = work.num_steps; remaining > 0; --remaining, row -= kBlock) {
             const unsigned full = acquire();
             if (lane < kDim / 64) {
                 tma_load_3d(shared + kBuffers + ring.index * kBytes + lane * kBlock * 128, map, full, 64 * lane, row,
-                            kv_head);
+                            work.kv_head);
             }
             ring.advance();
         }
@@ -181,14 +197,14 @@ private:
 
 __device__ __forceinline__ void produce(const FolioAttentionParams &params, const TensorMap *q_map,
                                         const TensorMap *k_map, const TensorMap *v_map,
-                                        const unsigned char *shared_bytes) {
+                                        unsigned char *shared_bytes) {
     const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp == 0) {
         Loader<kDimQk, kKeys, kKeyFull, kKeyEmpty>(params, params.k, k_map, shared_bytes).run();
     } else if (warp == 1) {
         Loader<kDimVo, kValues, kValueFull, kValueEmpty>(params, params.v, v_map, shared_bytes).run();
     } else if (warp == 2 && threadIdx.x % 32 == 0) {
-        Scheduler(params, q_map, shared_address(shared_bytes)).run();
+        Scheduler(params, q_map, shared_bytes).run();
     }
 }
 

@@ -56,7 +56,8 @@ __device__ __forceinline__ void registers_grow() {
 // row 16 warp + lane / 4 + 8 r is d[4 j + 2 r + c]; packed in pairs these are A operands of k step j / 2.
 
 template <class T>
-__device__ __forceinline__ void wgmma_ss(float (&d)[32], unsigned long long a, unsigned long long b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss(float (&d)[32], unsigned long long a, unsigned long long b,
+                                        int accumulate) {
     if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -85,7 +86,8 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[32], unsigned long long a, u
 }
 
 template <class T>
-__device__ __forceinline__ void wgmma_ss(float (&d)[40], unsigned long long a, unsigned long long b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss(float (&d)[40], unsigned long long a, unsigned long long b,
+                                        int accumulate) {
     if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %42, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
@@ -118,7 +120,8 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[40], unsigned long long a, u
 }
 
 template <class T>
-__device__ __forceinline__ void wgmma_ss(float (&d)[64], unsigned long long a, unsigned long long b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss(float (&d)[64], unsigned long long a, unsigned long long b,
+                                        int accumulate) {
     if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %66, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -161,7 +164,8 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[64], unsigned long long a, u
 }
 
 template <class T>
-__device__ __forceinline__ void wgmma_rs_transposed(float (&d)[32], const unsigned *a, unsigned long long b, int accumulate) {
+__device__ __forceinline__ void wgmma_rs_transposed(float (&d)[32], const unsigned *a, unsigned long long b,
+                                                   int accumulate) {
     if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %37, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -190,7 +194,8 @@ __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[32], const unsign
 }
 
 template <class T>
-__device__ __forceinline__ void wgmma_rs_transposed(float (&d)[64], const unsigned *a, unsigned long long b, int accumulate) {
+__device__ __forceinline__ void wgmma_rs_transposed(float (&d)[64], const unsigned *a, unsigned long long b,
+                                                   int accumulate) {
     if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %69, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -233,7 +238,8 @@ __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[64], const unsign
 }
 
 template <class T>
-__device__ __forceinline__ void wgmma_rs_transposed(float (&d)[128], const unsigned *a, unsigned long long b, int accumulate) {
+__device__ __forceinline__ void wgmma_rs_transposed(float (&d)[128], const unsigned *a, unsigned long long b,
+                                                   int accumulate) {
     if constexpr (T::IS_BF16) {
         asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %133, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
