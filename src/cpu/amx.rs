@@ -91,6 +91,10 @@ impl Tiles {
     /// # Safety
     /// The operands must be as this file's opening comment says.
     #[inline]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "three operands and their strides"
+    )]
     pub unsafe fn block(
         &self,
         a: *const u16,
@@ -169,19 +173,32 @@ impl Drop for Tiles {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub unsafe fn interleave(rows: &Rows, columns: usize, dst: *mut u16, strip: usize) -> bool {
     let exponent = _mm512_set1_epi16(0x7f80);
+    // SAFETY: the arrays are 64 bytes long.
+    let (left, right) = unsafe {
+        (
+            _mm512_loadu_si512(LEFT.as_ptr().cast()),
+            _mm512_loadu_si512(RIGHT.as_ptr().cast()),
+        )
+    };
     let mut special = 0;
     for first in (0..rows.count).step_by(UNIT) {
         for pair in 0..UNIT / 2 {
             let j = first + pair;
-            for c in (0..columns.next_multiple_of(UNIT)).step_by(16) {
+            for c in (0..columns).step_by(UNIT) {
                 // SAFETY: rows and columns are within what the caller promised.
                 unsafe {
-                    let low = words(rows, j, c, columns);
-                    let high = words(rows, j + UNIT / 2, c, columns);
-                    let pairs = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
-                    special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(pairs, exponent), exponent);
-                    let at = c / UNIT * strip + (first + 2 * pair) * UNIT + 2 * (c % UNIT);
-                    _mm512_storeu_si512(dst.add(at).cast(), pairs);
+                    let a = elements(rows, j, c, columns);
+                    let b = elements(rows, j + UNIT / 2, c, columns);
+                    for x in [a, b] {
+                        let bits = _mm512_and_si512(x, exponent);
+                        special |= _mm512_cmpeq_epi16_mask(bits, exponent);
+                    }
+                    let at = dst.add(c / UNIT * strip + (first + 2 * pair) * UNIT);
+                    _mm512_storeu_si512(at.cast(), _mm512_permutex2var_epi16(a, left, b));
+                    _mm512_storeu_si512(
+                        at.add(UNIT).cast(),
+                        _mm512_permutex2var_epi16(a, right, b),
+                    );
                 }
             }
         }
@@ -189,20 +206,31 @@ pub unsafe fn interleave(rows: &Rows, columns: usize, dst: *mut u16, strip: usiz
     special == 0
 }
 
-/// Sixteen elements of a row in 32-bit lanes; zeros beyond the rows and columns.
+/// Elements of a and, from 32 on, of b, that make the first and the last 16 pairs.
+const LEFT: [u16; UNIT] = pairs_from(0);
+const RIGHT: [u16; UNIT] = pairs_from(16);
+
+const fn pairs_from(first: u16) -> [u16; UNIT] {
+    let mut order = [0; UNIT];
+    let mut i = 0;
+    while i < UNIT {
+        order[i] = first + i as u16 / 2 + (i as u16 % 2) * 32;
+        i += 1;
+    }
+    order
+}
+
+/// 32 elements of a row; zeros beyond the rows and columns.
 ///
 /// # Safety
 /// As for [`interleave`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn words(rows: &Rows, j: usize, c: usize, columns: usize) -> __m512i {
-    if j >= rows.count || c >= columns {
+unsafe fn elements(rows: &Rows, j: usize, c: usize, columns: usize) -> __m512i {
+    if j >= rows.count {
         return _mm512_setzero_si512();
     }
-    let mask = if columns - c >= 16 { 0xffff } else { 0x00ff };
+    let mask = u32::MAX >> (UNIT - UNIT.min(columns - c));
     // SAFETY: the masked elements are within the row.
-    unsafe {
-        let row = rows.at_row(j).add(2 * c);
-        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row.cast()))
-    }
+    unsafe { _mm512_maskz_loadu_epi16(mask, rows.at_row(j).add(2 * c).cast()) }
 }

@@ -7,7 +7,7 @@ use super::product::{Panel, Product};
 use super::rows::{Rows, Stage};
 use super::run::{Item, Run, Scores};
 use super::scratch::Pad;
-use super::shape::KEY_TILE;
+use super::shape::{KEY_TILE, SCORE_LD};
 use super::transpose::{BLOCK, Transpose};
 use std::ops::Range;
 
@@ -78,7 +78,7 @@ fn block(
             token,
             &seen_keys,
             Scores {
-                s: &mut pad.s[(at - rows.start) * KEY_TILE..],
+                s: &mut pad.s[(at - rows.start) * SCORE_LD..],
                 p16: None,
             },
             pad.limits,
@@ -96,7 +96,7 @@ fn block(
 /// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile.
 fn scores(run: &Run<'_>, rows: &Range<usize>, seen: &Range<usize>, pad: &mut Pad<'_>) {
     let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
-    assert!(pad.s.len() >= rows.len() * KEY_TILE && pad.q.len() >= rows.end * ld);
+    assert!(pad.s.len() >= rows.len() * SCORE_LD && pad.q.len() >= rows.end * ld);
     let mut column = seen.start;
     while column < seen.end {
         let inside = column % strip;
@@ -112,7 +112,7 @@ fn scores(run: &Run<'_>, rows: &Range<usize>, seen: &Range<usize>, pad: &mut Pad
             },
             columns,
             c: pad.s[column - seen.start..].as_mut_ptr(),
-            ldc: KEY_TILE,
+            ldc: SCORE_LD,
             alpha: std::ptr::null(),
         };
         // SAFETY: the panel holds `ld` rows of every strip up to the tile's end; q and s were checked.
@@ -193,14 +193,14 @@ impl Values {
         alpha: &[f32],
     ) {
         let ld = run.shape.ld_vo;
-        assert!(o.len() >= rows * ld && p.len() >= rows * KEY_TILE && alpha.len() >= rows);
+        assert!(o.len() >= rows * ld && p.len() >= rows * SCORE_LD && alpha.len() >= rows);
         if self.finite {
             self.product(run, p, rows, seen, o, alpha);
             return;
         }
         // A weight of 0 must not meet an infinity or NaN: only keys with a weight are added.
         for row in 0..rows {
-            let (p, o) = (&p[row * KEY_TILE..], &mut o[row * ld..]);
+            let (p, o) = (&p[row * SCORE_LD..], &mut o[row * ld..]);
             self.product(run, p, 1, seen.start..seen.start, o, &alpha[row..]);
             for j in seen.clone() {
                 let weight = &p[j - seen.start..];
@@ -224,7 +224,7 @@ impl Values {
         for column in (0..ld).step_by(strip) {
             let product = Product {
                 a: p.as_ptr(),
-                lda: KEY_TILE,
+                lda: SCORE_LD,
                 rows,
                 depth: seen.len(),
                 b: Panel {

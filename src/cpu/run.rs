@@ -7,7 +7,7 @@ use super::mask::{Masks, Sight};
 use super::product::{Panel, Product};
 use super::rows::{Rows, Stage, Store};
 use super::scratch::Pad;
-use super::shape::{KEY_TILE, STREAM_ROWS, Shape};
+use super::shape::{KEY_TILE, SCORE_LD, STREAM_ROWS, Shape};
 use super::softmax::{Logits, Softmax};
 #[cfg(target_arch = "x86_64")]
 use super::tiled;
@@ -77,7 +77,7 @@ pub struct Run<'a> {
 // piece of work writes rows of its own.
 unsafe impl Sync for Run<'_> {}
 
-/// Rows of scores, `KEY_TILE` apart, that become weights in place, or in bf16 elsewhere.
+/// Rows of scores, `SCORE_LD` apart, that become weights in place, or in bf16 elsewhere.
 pub struct Scores<'a> {
     pub s: &'a mut [f32],
     pub p16: Option<&'a mut [u16]>,
@@ -332,14 +332,14 @@ impl<'a> Run<'a> {
             .slopes
             .map(|all| &all[head * group..(head + 1) * group]);
         let [max, sum, alpha] = state;
-        let room = (group - 1) * KEY_TILE + n.next_multiple_of(32);
+        let room = (group - 1) * SCORE_LD + n.next_multiple_of(32);
         assert!(scores.s.len() >= room && n <= KEY_TILE);
         assert!(scores.p16.as_ref().is_none_or(|p16| p16.len() >= room));
         assert!(max.len() >= group && sum.len() >= group && alpha.len() >= group);
         let task = Softmax {
             s: scores.s.as_mut_ptr(),
             p16: scores.p16.map_or(std::ptr::null_mut(), <[u16]>::as_mut_ptr),
-            lds: KEY_TILE,
+            lds: SCORE_LD,
             rows: group,
             n,
             logits: self.logits(head),

@@ -10,7 +10,7 @@ use super::product::Product;
 use super::rows::Dot;
 use super::run::{Item, Run, Scores};
 use super::scratch::{Pad, Tile};
-use super::shape::KEY_TILE;
+use super::shape::SCORE_LD;
 use std::ops::Range;
 
 /// Keys per tile. A tile of all heads and the next one, which is being fetched, fit the second-level
@@ -72,7 +72,7 @@ fn prefetch(run: &Run<'_>, head: usize, n: usize, next: &Tile<'_>) {
 fn scores(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
     let n = (keys.end - keys.start) as usize;
     let q = &pad.q[head * item.rows * run.shape.ld_qk..][..item.rows * run.shape.ld_qk];
-    assert!(pad.s.len() >= item.rows * KEY_TILE);
+    assert!(pad.s.len() >= item.rows * SCORE_LD);
     let dot = Dot {
         q: q.as_ptr(),
         ldq: run.shape.ld_qk,
@@ -80,7 +80,7 @@ fn scores(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &
         k: run.k.rows(head, &pad.here.k[..n]),
         dim: run.shape.dim_qk,
         s: pad.s.as_mut_ptr(),
-        lds: KEY_TILE,
+        lds: SCORE_LD,
     };
     // SAFETY: the keys were located within the cache; q and s have room for the rows.
     unsafe { run.kernels.dot[run.kv_dtype as usize](&dot) };
@@ -96,7 +96,7 @@ fn weigh(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &m
             token,
             keys,
             Scores {
-                s: &mut pad.s[row * KEY_TILE..],
+                s: &mut pad.s[row * SCORE_LD..],
                 p16: None,
             },
             pad.limits,
@@ -128,7 +128,7 @@ fn accumulate(
     }
     let product = Product {
         a: pad.s.as_ptr(),
-        lda: KEY_TILE,
+        lda: SCORE_LD,
         rows: item.rows,
         depth: n,
         b: run.v.rows(head, &pad.here.v[..n]),

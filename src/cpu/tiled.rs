@@ -8,7 +8,7 @@ use super::product::{Panel, Product};
 use super::rows::{Rows, Stage, Store};
 use super::run::{Item, Run, Scores};
 use super::scratch::Pad;
-use super::shape::KEY_TILE;
+use super::shape::{KEY_TILE, SCORE_LD};
 use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 use std::ops::Range;
@@ -108,8 +108,8 @@ fn block(
             token,
             &seen_keys,
             Scores {
-                s: &mut pad.s[(at - rows.start) * KEY_TILE..],
-                p16: Some(&mut pad.p16[(at - rows.start) * KEY_TILE..]),
+                s: &mut pad.s[(at - rows.start) * SCORE_LD..],
+                p16: Some(&mut pad.p16[(at - rows.start) * SCORE_LD..]),
             },
             pad.limits,
             [
@@ -121,7 +121,7 @@ fn block(
     }
     // Rows of padding are the next block's in `o`; adding nothing leaves them as they are.
     let padded = rows.len().next_multiple_of(UNIT);
-    pad.p16[rows.len() * KEY_TILE..padded * KEY_TILE].fill(0);
+    pad.p16[rows.len() * SCORE_LD..padded * SCORE_LD].fill(0);
     rescale(run, &rows, pad);
     accumulate(run, tiles, &rows, &seen, pad);
 }
@@ -136,7 +136,7 @@ fn scores(
 ) {
     let ld = run.shape.ld_qk;
     let padded = rows.len().next_multiple_of(UNIT);
-    assert!(pad.q16.len() >= (rows.start + padded) * ld && pad.s.len() >= padded * KEY_TILE);
+    assert!(pad.q16.len() >= (rows.start + padded) * ld && pad.s.len() >= padded * SCORE_LD);
     for column in (seen.start..seen.end).step_by(UNIT) {
         for row in (0..padded).step_by(UNIT) {
             // SAFETY: the panel holds the tile's strips; q and s were checked.
@@ -145,8 +145,8 @@ fn scores(
                     pad.q16.as_ptr().add((rows.start + row) * ld),
                     2 * ld,
                     pad.k16.as_ptr().add(column * ld),
-                    pad.s.as_mut_ptr().add(row * KEY_TILE + column - seen.start),
-                    4 * KEY_TILE,
+                    pad.s.as_mut_ptr().add(row * SCORE_LD + column - seen.start),
+                    4 * SCORE_LD,
                     ld / UNIT,
                     false,
                 );
@@ -189,14 +189,14 @@ fn accumulate(
 ) {
     let ld = run.shape.ld_vo;
     let padded = rows.len().next_multiple_of(UNIT);
-    assert!(pad.o.len() >= (rows.start + padded) * ld && pad.p16.len() >= padded * KEY_TILE);
+    assert!(pad.o.len() >= (rows.start + padded) * ld && pad.p16.len() >= padded * SCORE_LD);
     for column in (0..ld).step_by(UNIT) {
         for row in (0..padded).step_by(UNIT) {
             // SAFETY: the panel holds the tile's values; o and p were checked.
             unsafe {
                 tiles.block(
-                    pad.p16.as_ptr().add(row * KEY_TILE),
-                    2 * KEY_TILE,
+                    pad.p16.as_ptr().add(row * SCORE_LD),
+                    2 * SCORE_LD,
                     pad.v16.as_ptr().add(column * KEY_TILE + seen.start * UNIT),
                     pad.o.as_mut_ptr().add((rows.start + row) * ld + column),
                     4 * ld,
