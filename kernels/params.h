@@ -190,6 +190,7 @@ struct FolioPlanParams {
     folio_u32 batch_size, fixed_qo_len, page_size;
     folio_u32 q_tile, kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
     folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_merges, max_partial_rows;
+    folio_u32 by_request;          // keep the items of a request together: prefill
 };
 
 // The numbers of src/cuda/params.rs.

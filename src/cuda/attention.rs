@@ -21,7 +21,7 @@ use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, DeviceBatch, HostBatch, KvStorage, Mask, WorkList,
+    AttentionArgs, AttentionDesc, Batch, DeviceBatch, HostBatch, Kind, KvStorage, Mask, WorkList,
 };
 
 /// Blocks that the combine kernel is launched with at most, unless there are more merges.
@@ -208,6 +208,7 @@ impl CudaAttention {
             max_items: counts.items as u32,
             max_merges: counts.merges as u32,
             max_partial_rows: partial_rows as u32,
+            by_request: u32::from(self.desc.kind == Kind::Prefill),
         }
     }
 

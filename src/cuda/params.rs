@@ -276,6 +276,7 @@ pub struct PlanParams {
     pub max_items: u32,
     pub max_merges: u32,
     pub max_partial_rows: u32,
+    pub by_request: u32,
 }
 
 /// The numbers of the `static_assert`s at the end of `kernels/params.h`.
