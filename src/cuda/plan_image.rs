@@ -150,7 +150,7 @@ mod tests {
                 kv_end: 16,
                 ..WorkItem::default()
             }],
-            merges: vec![],
+            ..WorkList::default()
         };
         let layout = Layout::new(&Counts {
             batch_size: 3,

@@ -17,8 +17,6 @@
 //! **Batch-invariant.** Tiles always start at the request's first row, and the chunk is fixed, so a
 //! request is cut the same way in every batch.
 
-use std::cmp::Reverse;
-
 use crate::backend::Tiling;
 use crate::problem::{AttentionDesc, HostBatch, Kind, MergeItem, NO_PARTIAL, WorkItem, WorkList};
 
@@ -47,25 +45,36 @@ pub fn schedule(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling, wo
             q_start += tile.q_len;
         }
     }
-    sort(&mut work.items, batch, desc.kind);
+    sort(work, batch, desc.kind);
 }
 
 /// The order decides only the time: every item writes its own memory. Many tiles of a prefill read the
 /// same keys, so those of a request stay together, and a device's cache serves all but the first.
-fn sort(items: &mut [WorkItem], batch: &HostBatch<'_>, kind: Kind) {
-    items.sort_unstable_by_key(|item| {
-        let together = match kind {
-            Kind::Decode => (Reverse(0), 0),
-            Kind::Prefill => (Reverse(batch.kv_len[item.request as usize]), item.request),
-        };
-        (
-            together,
-            Reverse(item.cost),
-            item.request,
-            item.q_start,
-            item.kv_start,
-        )
-    });
+///
+/// What is sorted are 16-byte keys that end in the item's index, which also settles ties by request, row
+/// and key: comparing items themselves costs half of a plan of 1024 requests.
+fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) {
+    work.order.clear();
+    work.order
+        .extend(work.items.iter().zip(0..).map(|(item, index)| {
+            let together = match kind {
+                Kind::Decode => [0, 0],
+                Kind::Prefill => [!(batch.kv_len[item.request as usize] as u32), item.request],
+            };
+            let [first, second] = together.map(u128::from);
+            first << 96 | second << 64 | u128::from(!item.cost) << 32 | index
+        }));
+    if work.order.is_sorted() {
+        return;
+    }
+    work.order.sort_unstable();
+    work.unordered.clone_from(&work.items);
+    work.items.clear();
+    let ordered = work
+        .order
+        .iter()
+        .map(|&key| work.unordered[key as u32 as usize]);
+    work.items.extend(ordered);
 }
 
 /// Query rows of one request, before its keys are cut.
