@@ -13,11 +13,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
-.PHONY: demo test install kernels bench nvrtc tools lint test-rust docs cmake test-c test-package test-memory clean
+.PHONY: demo test install kernels bench nvrtc tools lint test-rust docs cmake test-c test-package test-torch test-memory clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
 CC ?= cc
+PYTHON ?= python3
 PREFIX ?= /usr/local
 export CARGO_TARGET_DIR := $(CURDIR)/target
 # More compiler processes than processors would only take memory.
@@ -43,7 +44,7 @@ demo: $(if $(wildcard /dev/nvidiactl),nvrtc)
 
 # --- The tests -----------------------------------------------------------------------------------
 
-test: tools nvrtc lint test-rust docs kernels test-c test-package test-memory
+test: tools nvrtc lint test-rust docs kernels test-c test-package test-torch test-memory
 	@printf '\nmake test: all of it passed\n'
 
 tools:
@@ -93,6 +94,14 @@ test-package: cmake
 	    $(CC) $(STRICT) examples-c/01_decode.c -o $(BUILD)/pkg-config-consumer -lm \
 	        $$(pkg-config --cflags --libs folio) -Wl,-rpath,$$(pkg-config --variable=libdir folio); \
 	    $(BUILD)/pkg-config-consumer
+
+test-torch: test-package
+	$(call say,PyTorch operators)
+	@if $(PYTHON) -c 'import torch, ninja' 2>/dev/null; then \
+	    TORCH_EXTENSIONS_DIR=$(BUILD)/torch $(PYTHON) examples-c/torch_op/test_folio_torch.py $(PACKAGE); \
+	else \
+	    echo "skipped: $(PYTHON) has no PyTorch with ninja"; \
+	fi
 
 MEMORY_TESTS := -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_TEST_STANDARDS="C11;CXX17" -DCMAKE_BUILD_TYPE=Debug
 VALGRIND := valgrind;--quiet;--error-exitcode=99;--leak-check=full;--show-leak-kinds=definite,indirect;--errors-for-leak-kinds=definite,indirect
