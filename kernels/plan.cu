@@ -10,6 +10,8 @@
 namespace folio {
 
 constexpr u32 THREADS = FOLIO_THREADS, WARPS = THREADS / 32, CLASSES = 16;
+// A longest request of so many units is not split, as in src/plan/schedule.rs.
+constexpr u32 UNITS_NOT_SPLIT = 2;
 static_assert(WARPS <= 32, "a lane per warp");
 
 // Exclusive prefix of every thread's value, and the total.
@@ -109,8 +111,8 @@ __device__ __forceinline__ Batch measure(const FolioPlanParams &p) {
 __device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Batch &batch) {
     // All items together come to max_splits, but half as many splits are always allowed.
     const u64 budget = max(p.max_splits - min(batch.tiles, static_cast<u64>(p.max_splits)), static_cast<u64>(p.max_splits / 2));
-    if (budget == 0) return 0x7fffffffu;
     const u64 most_units = max(1u, divide_up(batch.longest, p.kv_unit));
+    if (budget == 0 || most_units <= UNITS_NOT_SPLIT) return 0x7fffffffu;
     const u64 fewest = batch.tile_keys / ((budget + batch.tiles) * p.kv_unit);
     const u64 enough = (batch.tile_keys + budget * p.kv_unit - 1) / (budget * p.kv_unit);
     u32 low = static_cast<u32>(min(max(fewest, 1ull), most_units));

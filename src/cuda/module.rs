@@ -76,6 +76,9 @@ impl Drop for Module {
     }
 }
 
+/// Shared memory that every kernel may have.
+const WITHOUT_ASKING: u32 = 48 << 10;
+
 /// A kernel that can be launched.
 #[derive(Debug, Clone)]
 pub struct Function {
@@ -138,13 +141,31 @@ impl Function {
             )));
         }
         use sys::CUfunction_attribute as A;
-        // SAFETY: the function is loaded and the value within the device's limit.
+        self.set(
+            current,
+            A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            self.shared_bytes as i32,
+        )?;
+        if self.shared_bytes <= WITHOUT_ASKING {
+            return Ok(());
+        }
+        // A preference, in percent: without it the driver may leave room for one block where two fit.
+        self.set(
+            current,
+            A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+            100,
+        )
+    }
+
+    fn set(
+        &self,
+        current: &Current<'_>,
+        attribute: sys::CUfunction_attribute,
+        value: i32,
+    ) -> Result<()> {
+        // SAFETY: the function is loaded, and the driver checks the value.
         let code = unsafe {
-            (current.driver().symbols().cuFuncSetAttribute)(
-                self.raw,
-                A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32,
-                self.shared_bytes as i32,
-            )
+            (current.driver().symbols().cuFuncSetAttribute)(self.raw, attribute as u32, value)
         };
         current.driver().check("cuFuncSetAttribute", code)
     }

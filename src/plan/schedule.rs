@@ -20,6 +20,9 @@
 use crate::backend::Tiling;
 use crate::problem::{AttentionDesc, HostBatch, Kind, MergeItem, NO_PARTIAL, WorkItem, WorkList};
 
+/// A longest request of so many units is not split: putting the rows together again costs more.
+const UNITS_NOT_SPLIT: u32 = 2;
+
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
 pub fn schedule(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling, work: &mut WorkList) {
     let chunk = if desc.batch_invariant {
@@ -135,7 +138,7 @@ fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
     let longest = batch.kv_len.iter().copied().max().unwrap_or(0) as u32;
     let most_units = longest.div_ceil(unit).max(1);
     let whole = most_units.saturating_mul(unit);
-    if tiling.max_splits == 0 || whole < longest {
+    if most_units <= UNITS_NOT_SPLIT || whole < longest {
         return u32::MAX;
     }
     let (mut tiles, mut tile_keys) = (0u64, 0u64);
@@ -335,7 +338,7 @@ mod tests {
             let budget = split_budget(max_splits, lens.len() as u64) as u32;
             let bound = match budget {
                 0 => u32::MAX,
-                budget => (total as u32).div_ceil(budget) + 16,
+                budget => ((total as u32).div_ceil(budget) + 16).max(UNITS_NOT_SPLIT * 16),
             };
             prop_assert!(work.items.iter().all(|i| i.kv_end - i.kv_start <= bound));
         }
