@@ -1,8 +1,112 @@
-//! Link arguments of `libfolio.so`: its soname, and `-z nodelete`, because a Rust library that has
-//! touched a thread-local must never be unmapped (rust-lang/rust#91979).
+//! Link arguments of `libfolio.so`, and the bundle of compiled kernels that it holds.
+//!
+//! Kernels are compiled where NVRTC is found (`FOLIO_NVRTC`, `.tools/nvrtc`, a CUDA toolkit); elsewhere,
+//! or where `FOLIO_NVRTC` is empty, the bundle holds their sources only. Results are kept in the target folder by content hash, so that
+//! a change of Rust code compiles no kernel.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    // A Rust library that has touched a thread-local must never be unmapped (rust-lang/rust#91979).
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfolio.so.0");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    #[cfg(feature = "cuda")]
+    bundle::build();
+}
+
+#[cfg(feature = "cuda")]
+#[allow(dead_code)]
+#[path = "src/error.rs"]
+mod error;
+
+#[cfg(feature = "cuda")]
+#[allow(dead_code)]
+#[path = "src/dtype.rs"]
+mod dtype;
+
+#[cfg(feature = "cuda")]
+#[allow(dead_code)]
+#[path = "src/cuda"]
+mod cuda {
+    pub mod bundle;
+    pub mod compile;
+    pub mod cubin_cache;
+    pub mod hash;
+    pub mod kernels;
+    pub mod nvrtc;
+    pub mod unit;
+}
+
+#[cfg(feature = "cuda")]
+mod bundle {
+    use std::path::{Path, PathBuf};
+
+    use crate::cuda::bundle::{Writer, compress};
+    use crate::cuda::unit::Sources;
+    use crate::cuda::{compile, kernels, nvrtc};
+    use crate::error::Result;
+
+    /// What decides about the bundle beside the environment. (`.tools/nvrtc` cannot be watched while it
+    /// does not exist; whoever unpacks a wheel there touches this file.)
+    const WATCHED: [&str; 10] = [
+        "kernels",
+        "src/dtype.rs",
+        "src/error.rs",
+        "src/cuda/bundle.rs",
+        "src/cuda/compile.rs",
+        "src/cuda/cubin_cache.rs",
+        "src/cuda/hash.rs",
+        "src/cuda/kernels",
+        "src/cuda/nvrtc.rs",
+        "src/cuda/unit.rs",
+    ];
+
+    /// Writes `$OUT_DIR/kernels.bundle`.
+    pub fn build() {
+        println!("cargo:rerun-if-env-changed={}", nvrtc::VARIABLE);
+        for path in WATCHED {
+            println!("cargo:rerun-if-changed={path}");
+        }
+        let sources = compile::read_sources(Path::new("kernels")).expect("kernels/ is readable");
+        let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
+        let bundle = match nvrtc::Nvrtc::find(&[compile::NVRTC_FOLDER.into()]) {
+            Ok(nvrtc) => {
+                with_cubins(&sources, &nvrtc, &out).unwrap_or_else(|error| panic!("{error}"))
+            }
+            Err(reason) if named() => panic!("{reason}"),
+            Err(reason) => {
+                println!(
+                    "cargo:warning=libfolio gets kernel sources but no compiled kernels: {reason}"
+                );
+                with_sources(0, &sources).finish()
+            }
+        };
+        std::fs::write(out.join("kernels.bundle"), bundle).expect("OUT_DIR is writable");
+    }
+
+    /// Whoever names a compiler wants that one, and a build without it would be a surprise.
+    fn named() -> bool {
+        std::env::var_os(nvrtc::VARIABLE).is_some_and(|path| !path.is_empty())
+    }
+
+    fn with_sources(version: u32, sources: &Sources) -> Writer {
+        let mut writer = Writer::new(version);
+        for (path, text) in sources.iter() {
+            writer.source(path, text);
+        }
+        writer
+    }
+
+    fn with_cubins(sources: &Sources, nvrtc: &nvrtc::Nvrtc, out: &Path) -> Result<Vec<u8>> {
+        let units = compile::units(kernels::table().iter().filter(|row| row.bundled));
+        let jobs = std::env::var("NUM_JOBS")
+            .ok()
+            .and_then(|jobs| jobs.parse().ok());
+        let cache = compile::build_cache(out);
+        let results = compile::compile_all(&units, sources, nvrtc, &cache, jobs.unwrap_or(1));
+        let mut writer = with_sources(nvrtc.version(), sources);
+        for (unit, compiled) in units.iter().zip(results) {
+            writer.cubin(unit, &compress(&compiled?.cubin));
+        }
+        Ok(writer.finish())
+    }
 }

@@ -21,12 +21,22 @@ struct FolioMergeItem {
 
 #define FOLIO_NO_PARTIAL 0xffffffffu
 
+// Where a work item's rows and keys are: what would otherwise cost loads that wait for one another.
+struct FolioItemPlace {
+    folio_i64 page_start;          // FolioPlanView::page_start of the item's request
+    folio_i32 q_token;             // qo_indptr of the request + q_start: row of q and o
+    folio_i32 position;            // kv_len - qo_len + q_start: position of the first row, may be negative
+};
+
 enum FolioMask { FOLIO_MASK_CAUSAL = 0, FOLIO_MASK_FULL = 1, FOLIO_MASK_BYTES = 2, FOLIO_MASK_BITS = 3 };
 
 enum FolioRunFlag {
     FOLIO_RUN_LSE_BASE_2 = 1,
     FOLIO_RUN_ALIBI_SQRT = 2,
 };
+
+// src/dtype.rs: DType, the element types of tensors.
+enum FolioDtype { FOLIO_F32 = 0, FOLIO_F16 = 1, FOLIO_BF16 = 2, FOLIO_E4M3 = 3, FOLIO_E5M2 = 4 };
 
 // A [token, head, dim] tensor with unit stride on the last dimension.
 struct FolioRows {
@@ -49,8 +59,10 @@ struct FolioPlanView {
     const FolioWorkItem *items;    // the largest first
     const FolioMergeItem *merges;
     const folio_u32 *counts;       // {number of items, number of merges, batch size, 0}
+    folio_u32 *next_tile;          // 0 between runs: a kernel that takes tiles by it clears it again
     float *partial_o;              // [partial row][num_qo_heads][head_dim_vo], normalised
     float *partial_lse;            // [partial row][num_qo_heads], base 2, -inf where nothing was seen
+    const FolioItemPlace *places;  // [item], as items
 };
 
 struct FolioAttentionParams {
@@ -75,3 +87,117 @@ struct FolioAttentionParams {
     folio_i32 k_scales_stride, v_scales_stride;
     folio_u32 num_qo_heads, num_kv_heads, page_size, num_mm_prefix_ranges;
 };
+
+// n / d for n < 2^31 as (mulhi(n, multiplier) + n) >> shift.
+struct FolioDivisor {
+    folio_u32 divisor, multiplier, shift;
+};
+
+// What the generic attention kernels take.
+struct FolioGenericParams {
+    FolioAttentionParams attention;
+    folio_u32 head_dim_qk, head_dim_vo;
+    folio_u32 row_tiles;           // row tiles that the largest item needs
+    folio_u32 o_dtype;             // FolioDtype
+    folio_u32 q_copy_bytes, k_copy_bytes, v_copy_bytes;  // up to 16: what every row's address is a multiple of
+    FolioDivisor page_size;
+};
+
+// kernels/sm90/decode.cu. Keys come by TMA in boxes of a page's tokens, a tile of keys being 1 << boxes_log2 boxes;
+// the last three numbers say how the tensor maps count pages.
+struct FolioDecodeParams {
+    FolioAttentionParams attention;
+    folio_u32 group_size;          // num_qo_heads / num_kv_heads
+    folio_u32 o_dtype;             // FolioDtype
+    folio_u32 kv_evict_first;      // the keys are few enough to pass through L2 without clearing it
+    folio_u32 boxes_log2;
+    folio_u32 k_page_step, v_page_step;  // pages in units of the coordinate that counts them
+    folio_u32 pages_by_head;       // that is the last coordinate, of KV heads (HND); else the fourth, of 8 tokens (NHD)
+    folio_u32 reserved;
+};
+
+// kernels/combine.cu: puts the rows of FolioPlanView::merges together.
+struct FolioCombineParams {
+    FolioPlanView plan;
+    FolioRows o;
+    float *lse;
+    folio_i64 lse_stride_token, lse_stride_head;
+    const float *sinks;
+    const float *v_scales;
+    float v_scale, o_scale;
+    folio_i32 v_scales_stride;
+    folio_u32 flags;               // FolioRunFlag
+    folio_u32 num_qo_heads, group_size, head_dim_vo, o_dtype;
+    folio_u32 row_blocks;          // CTAs per merge item
+};
+
+// kernels/merge.cu: n attention states per row; the public merges of two and of n.
+struct FolioState {
+    const void *v;
+    const float *s;
+    folio_i64 v_stride_token, v_stride_state, v_stride_head, s_stride_token, s_stride_state, s_stride_head;
+};
+
+struct FolioMergeStatesParams {
+    FolioState first, second;      // two states of one each, or n of `first` when second.v is null
+    FolioRows v_out;
+    float *s_out;                  // or null
+    folio_i64 s_out_stride_token, s_out_stride_head;
+    const unsigned char *mask;     // [num_tokens], a zero leaves the row as it is; or null
+    folio_i64 mask_stride;
+    folio_i64 num_tokens;
+    FolioDivisor num_heads;
+    folio_u32 num_states, head_dim;
+    folio_u32 flags;               // FolioRunFlag
+    folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
+    folio_u32 log2_lanes;          // lanes of a row: up to 32
+};
+
+// kernels/append.cu: new tokens into a paged cache, keys and values in one launch.
+struct FolioAppendTensor {
+    FolioRows source;
+    FolioCache cache;
+    const float *scales;           // [num_kv_heads] with stride scales_stride, or null
+    float scale;
+    folio_i32 scales_stride;
+    folio_u32 head_dim;
+    FolioDivisor pieces;           // vectors (or elements) per head
+};
+
+struct FolioAppendParams {
+    FolioAppendTensor k, v;
+    const void *slots;
+    folio_i64 num_tokens, num_slots;
+    FolioDivisor page_size;
+    folio_u32 slot_bytes, num_kv_heads;
+    folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
+};
+
+// kernels/plan.cu: cuts a batch whose lengths are on the device, as src/plan/schedule.rs does on the host.
+struct FolioPlanParams {
+    const folio_i32 *qo_indptr;    // or null: fixed_qo_len rows per request
+    const folio_i32 *kv_indptr;    // pages (ragged: tokens) before each request, or null
+    const folio_i32 *kv_len;       // or null: from kv_indptr and last_page_len
+    const folio_i32 *last_page_len;
+    folio_i64 table_stride;        // block table: elements from row to row
+    folio_i32 *out_qo_indptr, *out_kv_len;
+    folio_i64 *out_page_start, *out_mask_bytes_start, *out_mask_bits_start;
+    folio_u32 *first_item, *first_partial;  // [batch_size + 1] each, for the kernel itself
+    FolioWorkItem *items;
+    FolioItemPlace *places;
+    FolioMergeItem *merges;
+    folio_u32 *counts, *next_tile;
+    folio_u32 batch_size, fixed_qo_len, page_size;
+    folio_u32 q_tile, kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
+    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_merges, max_partial_rows;
+    folio_u32 by_request;          // keep the items of a request together: prefill
+};
+
+// The numbers of src/cuda/params.rs.
+static_assert(sizeof(FolioWorkItem) == 32 && sizeof(FolioMergeItem) == 32 && sizeof(FolioItemPlace) == 16, "plan records");
+static_assert(sizeof(FolioPlanView) == 88 && sizeof(FolioAttentionParams) == 336, "attention");
+static_assert(sizeof(FolioGenericParams) == 376 && sizeof(FolioCombineParams) == 192, "generic kernels");
+static_assert(sizeof(FolioDecodeParams) == 368, "Hopper decode");
+static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
+static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
+static_assert(sizeof(FolioPlanParams) == 192, "planning");

@@ -199,16 +199,13 @@ impl Tensor {
     /// Two different indices never name the same element: what an output needs. (A sufficient rule:
     /// ordered by stride, each dimension must step over all the smaller ones.)
     pub fn is_injective(&self) -> bool {
-        let mut dims: Vec<(i64, i64)> = self
-            .strides()
-            .iter()
-            .zip(self.shape())
-            .filter(|&(_, &extent)| extent > 1)
-            .map(|(&stride, &extent)| (stride, extent))
-            .collect();
+        let mut dims = [(0, 1); MAX_RANK];
+        for (dim, step) in dims.iter_mut().enumerate().take(self.rank) {
+            *step = (self.strides[dim], self.shape[dim]);
+        }
         dims.sort_unstable();
         let mut reach = 0i64;
-        for (stride, extent) in dims {
+        for (stride, extent) in dims.into_iter().filter(|&(_, extent)| extent > 1) {
             if stride <= reach {
                 return false;
             }

@@ -60,23 +60,24 @@ def captured(function):
 
 def limits():
     """Bytes per second of a copy (read and written), FLOP/s of a bf16 matrix product, and an empty graph."""
-    a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    a = torch.randn(1 << 28, device="cuda")
     b = torch.empty_like(a)
-    copy = 2 * a.numel() / captured(lambda: b.copy_(a))[0] * 1e6
+    # A kernel, since a captured copy_ becomes a copy engine's work, which is slower.
+    copy = 2 * a.nbytes / captured(lambda: torch.add(a, 1.0, out=b))[0] * 1e6
     x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = 2 * 8192**3 / captured(lambda: x @ y)[0] * 1e6
     return {"copy_bytes_per_s": copy, "bf16_flops": product}
 
 
 def error(workload, out):
-    """Relative error of sampled rows against float64."""
+    """Worst relative error of sampled rows against float64."""
     row = workload.row
     rows = sorted({0, row.q // 2, row.q - 1})
     worst = 0.0
     for request in {0, row.batch - 1}:
         want = workload.reference(request, rows)
         got = out.view(row.batch, row.q, *out.shape[1:])[request, rows].double()
-        worst = max(worst, ((got - want).norm() / want.norm()).item())
+        worst = max(worst, ((got - want).flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max().item())
     return worst
 
 

@@ -45,14 +45,14 @@
 #else
 #define FOLIO_DTYPE(code, bits) ((folio_dtype){ (code), (bits), 1 })
 #endif
-#define FOLIO_FLOAT32 FOLIO_DTYPE(2, 32)
-#define FOLIO_FLOAT16 FOLIO_DTYPE(2, 16)
-#define FOLIO_BFLOAT16 FOLIO_DTYPE(4, 16)
-#define FOLIO_FLOAT8_E4M3 FOLIO_DTYPE(10, 8)
-#define FOLIO_FLOAT8_E5M2 FOLIO_DTYPE(12, 8)
-#define FOLIO_UINT8 FOLIO_DTYPE(1, 8)
-#define FOLIO_INT32 FOLIO_DTYPE(0, 32)
-#define FOLIO_INT64 FOLIO_DTYPE(0, 64)
+#define FOLIO_FLOAT32 FOLIO_DTYPE(2, 32) /**< IEEE 754 single */
+#define FOLIO_FLOAT16 FOLIO_DTYPE(2, 16) /**< IEEE 754 half */
+#define FOLIO_BFLOAT16 FOLIO_DTYPE(4, 16) /**< the upper half of a single */
+#define FOLIO_FLOAT8_E4M3 FOLIO_DTYPE(10, 8) /**< e4m3fn, which NVIDIA and PyTorch call e4m3: up to 448, no infinity */
+#define FOLIO_FLOAT8_E5M2 FOLIO_DTYPE(12, 8) /**< e5m2: up to 57344 */
+#define FOLIO_UINT8 FOLIO_DTYPE(1, 8) /**< bytes: masks, and fp8 pages of hosts that have no fp8 type */
+#define FOLIO_INT32 FOLIO_DTYPE(0, 32) /**< lengths, offsets, page ids */
+#define FOLIO_INT64 FOLIO_DTYPE(0, 64) /**< slots */
 
 
 /**
@@ -233,7 +233,8 @@ typedef struct folio_context_desc {
      */
     int32_t device_id;
     /**
-     * CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA: 0.
+     * CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA and
+     * FOLIO_CONTEXT_REFERENCE: 0.
      */
     uint32_t num_threads;
     /**
@@ -519,10 +520,12 @@ typedef struct folio_workspace {
  *
  * For query row i (position p = kv_len - qo_len + i) and key j:
  *
- *     s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
- *     seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
- *     o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
- *     lse = log(Σ e^s [+ e^sink])
+ * ```text
+ * s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+ * seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
+ * o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+ * lse = log(Σ e^s [+ e^sink])
+ * ```
  *
  * with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
  * value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Rows of q and o past
@@ -748,7 +751,7 @@ typedef struct folio_kv_append_args {
      */
     const struct folio_tensor *v_scales;
     /**
-     * An fp8 cache gets key / (k_scale · k_scales[head]), rounded to nearest even, saturated. 0: 1.
+     * An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1.
      */
     float k_scale;
     /**

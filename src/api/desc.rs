@@ -33,8 +33,11 @@ pub(super) fn check(mut desc: AttentionDesc) -> Result<AttentionDesc> {
     }
     if desc.max_num_pages == 0 {
         let pages = desc.max_kv_len.div_ceil(desc.kv.page_size());
-        desc.max_num_pages = u64::from(desc.max_batch_size) * u64::from(pages);
+        let all = u64::from(desc.max_batch_size) * u64::from(pages);
+        desc.max_num_pages = all.min(MAX_LENGTH.into());
     }
+    let stated = u32::try_from(desc.max_num_pages).unwrap_or(u32::MAX);
+    within("max_num_pages", stated, 1, MAX_LENGTH)?;
     Ok(desc)
 }
 

@@ -40,7 +40,8 @@ pub struct Tiling {
     pub q_tile: u32,
     /// Chunks of keys are multiples of this many.
     pub kv_unit: u32,
-    /// Splits of keys aim at this many items beyond one per query tile, and never exceed it.
+    /// Splits of keys aim at this many items, and never make more than this many beyond one per query
+    /// tile. 0: keys are not split.
     pub max_splits: u32,
     /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.
     pub invariant_chunk: u32,

@@ -3,7 +3,7 @@
 use super::Backend;
 use crate::cpu::CpuBackend;
 use crate::cpu::reference::ReferenceBackend;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Which backend a context runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,13 +35,26 @@ fn open_cpu(num_threads: u32) -> Result<Box<dyn Backend>> {
     Ok(Box::new(CpuBackend::new(num_threads)?))
 }
 
-fn open_cuda(_ordinal: i32) -> Result<Box<dyn Backend>> {
-    Err(Error::Unsupported(
+#[cfg(feature = "cuda")]
+fn open_cuda(ordinal: i32) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(crate::cuda::backend::CudaBackend::new(ordinal)?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_: i32) -> Result<Box<dyn Backend>> {
+    Err(crate::error::Error::Unsupported(
         "device_type: this build of Folio has no CUDA backend; use FOLIO_DEVICE_CPU".into(),
     ))
 }
 
 /// CUDA devices; 0 where there is no driver.
+#[cfg(feature = "cuda")]
+pub fn cuda_device_count() -> u32 {
+    crate::cuda::driver::device_count()
+}
+
+/// CUDA devices; this build drives none.
+#[cfg(not(feature = "cuda"))]
 pub fn cuda_device_count() -> u32 {
     0
 }

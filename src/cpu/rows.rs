@@ -28,13 +28,14 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Start of row `j`.
+    /// Start of row `j`. Rows of a merge lie in several tensors and have no base: the offset may leave
+    /// every allocation.
     ///
     /// # Safety
     /// `j` must be below `count`.
     #[inline(always)]
     pub unsafe fn at_row(&self, j: usize) -> *const u8 {
-        self.base.offset(*self.offsets.add(j) as isize)
+        self.base.wrapping_offset(*self.offsets.add(j) as isize)
     }
 }
 

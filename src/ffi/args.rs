@@ -26,10 +26,12 @@ pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
 ///
 /// For query row i (position p = kv_len - qo_len + i) and key j:
 ///
-///     s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
-///     seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
-///     o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
-///     lse = log(Σ e^s [+ e^sink])
+/// ```text
+/// s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+/// seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
+/// o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+/// lse = log(Σ e^s [+ e^sink])
+/// ```
 ///
 /// with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
 /// value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Rows of q and o past

@@ -38,7 +38,7 @@ pub struct folio_kv_append_args {
     pub k_scales: *const folio_tensor,
     /// float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
     pub v_scales: *const folio_tensor,
-    /// An fp8 cache gets key / (k_scale · k_scales[head]), rounded to nearest even, saturated. 0: 1.
+    /// An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1.
     pub k_scale: f32,
     /// As k_scale. 0: 1.
     pub v_scale: f32,

@@ -40,7 +40,8 @@ pub struct folio_context_desc {
     pub device_type: i32,
     /// Device ordinal; 0 for the CPU.
     pub device_id: i32,
-    /// CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA: 0.
+    /// CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA and
+    /// FOLIO_CONTEXT_REFERENCE: 0.
     pub num_threads: u32,
     /// The most talkative level that reaches `log`: FOLIO_LOG_…; 0 where log is NULL.
     pub log_level: i32,
@@ -152,6 +153,12 @@ fn target(desc: &folio_context_desc) -> Result<Target> {
             "device_id: {} is not accepted for FOLIO_DEVICE_CPU; 0 is",
             desc.device_id
         ))),
+        FOLIO_DEVICE_CPU if reference && desc.num_threads != 0 => {
+            Err(Error::InvalidArgument(format!(
+                "num_threads: {} is not accepted with FOLIO_CONTEXT_REFERENCE; 0 is",
+                desc.num_threads
+            )))
+        }
         FOLIO_DEVICE_CPU if reference => Ok(Target::Reference),
         FOLIO_DEVICE_CPU => Ok(Target::Cpu {
             num_threads: desc.num_threads,

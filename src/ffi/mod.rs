@@ -8,7 +8,7 @@
 //! * A `const` object pointer means the call may run concurrently with others of its kind.
 //! * Outputs are written only on success.
 //! * Exported functions are written out, not stamped by a macro: cbindgen reads the source.
-//! * Every body runs inside [`guard::guard`]: nothing unwinds into C.
+//! * Every body runs inside `guard`: nothing unwinds into C.
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types)]
 

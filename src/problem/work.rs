@@ -51,4 +51,8 @@ pub struct WorkList {
     pub items: Vec<WorkItem>,
     /// Merges of split rows.
     pub merges: Vec<MergeItem>,
+    /// Scratch of the scheduler: the order of the items, and the items before they were ordered.
+    pub order: Vec<u128>,
+    /// See `order`.
+    pub unordered: Vec<WorkItem>,
 }

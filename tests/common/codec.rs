@@ -3,6 +3,11 @@
 
 use folio::dtype::DType;
 use half::{bf16, f16};
+use std::sync::LazyLock;
+
+/// The values of all bytes.
+static E4M3: LazyLock<[f64; 256]> = LazyLock::new(|| fp8_values(3, 7));
+static E5M2: LazyLock<[f64; 256]> = LazyLock::new(|| fp8_values(2, 15));
 
 /// The value of an element's bits.
 pub fn decode(dtype: DType, bits: u64) -> f64 {
@@ -10,8 +15,8 @@ pub fn decode(dtype: DType, bits: u64) -> f64 {
         DType::F32 => f64::from(f32::from_bits(bits as u32)),
         DType::F16 => f16::from_bits(bits as u16).to_f64(),
         DType::BF16 => bf16::from_bits(bits as u16).to_f64(),
-        DType::F8E4M3 => fp8(bits as u8, 3, 7),
-        DType::F8E5M2 => fp8(bits as u8, 2, 15),
+        DType::F8E4M3 => E4M3[bits as usize & 0xff],
+        DType::F8E5M2 => E5M2[bits as usize & 0xff],
         DType::U8 => bits as u8 as f64,
         DType::I32 => f64::from(bits as u32 as i32),
         DType::I64 => bits as i64 as f64,
@@ -25,8 +30,8 @@ pub fn encode(dtype: DType, value: f64) -> u64 {
         DType::F32 => value.to_bits().into(),
         DType::F16 => f16::from_f32(value).to_bits().into(),
         DType::BF16 => bf16::from_f32(value).to_bits().into(),
-        DType::F8E4M3 => nearest_fp8(value.into(), dtype, 0x7e),
-        DType::F8E5M2 => nearest_fp8(value.into(), dtype, 0x7b),
+        DType::F8E4M3 => nearest_fp8(value.into(), &E4M3, 0x7e),
+        DType::F8E5M2 => nearest_fp8(value.into(), &E5M2, 0x7b),
         DType::U8 => value as u8 as u64,
         DType::I32 => u64::from(value as i32 as u32),
         DType::I64 => value as i64 as u64,
@@ -62,6 +67,10 @@ pub fn poison(dtype: DType, element: usize) -> u64 {
     patterns[element % 4]
 }
 
+fn fp8_values(mantissa_bits: u32, bias: i32) -> [f64; 256] {
+    std::array::from_fn(|byte| fp8(byte as u8, mantissa_bits, bias))
+}
+
 /// An fp8 value with `mantissa_bits` and this exponent bias.
 fn fp8(byte: u8, mantissa_bits: u32, bias: i32) -> f64 {
     let units = byte & 0x7f;
@@ -85,27 +94,22 @@ fn fp8(byte: u8, mantissa_bits: u32, bias: i32) -> f64 {
 }
 
 /// The byte whose value is nearest; `largest` is the largest finite one. Values rise with the byte.
-fn nearest_fp8(value: f64, dtype: DType, largest: u8) -> u64 {
+fn nearest_fp8(value: f64, values: &[f64; 256], largest: u8) -> u64 {
     if value.is_nan() {
         return 0x7f;
     }
     let sign = u64::from(value.is_sign_negative()) << 7;
     let magnitude = value.abs();
-    let of = |byte: u8| decode(dtype, byte.into());
-    let (mut below, mut above) = (0, largest);
-    while above - below > 1 {
-        let middle = below + (above - below) / 2;
-        if of(middle) <= magnitude {
-            below = middle;
-        } else {
-            above = middle;
-        }
-    }
-    let (down, up) = (magnitude - of(below), of(above) - magnitude);
+    let not_above = values[..=largest as usize].partition_point(|&v| v <= magnitude);
+    let below = not_above - 1;
+    let above = not_above.min(largest as usize);
     let even = if below % 2 == 0 { below } else { above };
-    sign | u64::from(match down.total_cmp(&up) {
+    let (down, up) = (magnitude - values[below], values[above] - magnitude);
+    let nearest = match down.total_cmp(&up) {
+        _ if below == above => below,
         std::cmp::Ordering::Less => below,
         std::cmp::Ordering::Equal => even,
         std::cmp::Ordering::Greater => above,
-    })
+    };
+    sign | nearest as u64
 }

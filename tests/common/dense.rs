@@ -85,8 +85,7 @@ impl KvHead {
                 if !is_visible(problem, b, i, j) {
                     return f64::NEG_INFINITY;
                 }
-                let product: f64 = q.iter().zip(&self.k[j]).map(|(q, k)| q * k).sum();
-                let score = product * self.k_scale;
+                let score = dot(&q, &self.k[j]) * self.k_scale;
                 largest_score = largest_score.max(score.abs());
                 capped(score, layer.logits_soft_cap.into()) + bias(problem, b, i, j, head)
             })
@@ -114,6 +113,17 @@ impl KvHead {
         }
         row
     }
+}
+
+/// In eight sums, which one CPU core adds up faster than one.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut sums = [0.0; 8];
+    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
+        for lane in 0..8 {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    sums.iter().sum()
 }
 
 fn capped(score: f64, cap: f64) -> f64 {

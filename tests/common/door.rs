@@ -1,6 +1,7 @@
 //! The two doors into the library: the Rust API and the C functions. A suite that is written once walks
-//! through both. Inputs are the API's own plain structs; errors are compared by kind and message.
+//! through both; `c_door` is the other one. Inputs are the API's own plain structs; errors are compared by kind and message.
 
+use super::c_door::CDoor;
 use folio::api::{self, AppendInput, BatchInput, MergeInput, MergeStatesInput, RunInput};
 use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::error::Result;
@@ -35,7 +36,7 @@ pub trait Handle: Send + Sync {
 }
 
 /// Every door.
-pub const DOORS: [&dyn Door; 1] = [&RustDoor];
+pub const DOORS: [&dyn Door; 2] = [&RustDoor, &CDoor];
 
 /// `folio::api`.
 pub struct RustDoor;

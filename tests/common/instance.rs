@@ -36,7 +36,7 @@ impl<'m> Planned<'m> {
     ) -> Result<Planned<'m>> {
         let scratch = Scratch::new(memory, &handle.workspace()?);
         let step = Step::new(index_memory, problem);
-        scratch.plan(&mut *handle, &step)?;
+        scratch.plan(&mut *handle, &step.input())?;
         Ok(Planned {
             handle,
             scratch,
@@ -47,7 +47,7 @@ impl<'m> Planned<'m> {
     /// Plans another batch into the same workspace.
     pub fn replan(&mut self, index_memory: &'m dyn Memory, problem: &Problem) -> Result<()> {
         let step = Step::new(index_memory, problem);
-        self.scratch.plan(&mut *self.handle, &step)?;
+        self.scratch.plan(&mut *self.handle, &step.input())?;
         self.step = step;
         Ok(())
     }
@@ -90,9 +90,9 @@ impl<'m> Scratch<'m> {
     }
 
     /// Plans with all of it.
-    pub fn plan(&self, handle: &mut dyn Handle, step: &Step<'_>) -> Result<()> {
+    pub fn plan(&self, handle: &mut dyn Handle, batch: &BatchInput) -> Result<()> {
         let bytes = (self.info.device_bytes, self.info.host_bytes);
-        handle.plan(&step.input(), &self.workspace(), bytes, Stream::default())
+        handle.plan(batch, &self.workspace(), bytes, Stream::default())
     }
 
     /// Nothing behind the workspace was written.
@@ -169,6 +169,22 @@ impl<'m> Step<'m> {
             },
         }
         step
+    }
+
+    /// Takes over the numbers of a batch of the same shapes.
+    pub fn take_lengths_of(&self, other: &Step<'_>) {
+        for (part, other) in [
+            (&self.qo_indptr, &other.qo_indptr),
+            (&self.kv_indptr, &other.kv_indptr),
+            (&self.kv_indices, &other.kv_indices),
+            (&self.last_page_len, &other.last_page_len),
+            (&self.kv_len, &other.kv_len),
+            (&self.block_table, &other.block_table),
+        ] {
+            if let (Some(part), Some(other)) = (part, other) {
+                part.copy_from(other);
+            }
+        }
     }
 
     pub fn input(&self) -> BatchInput {
@@ -300,6 +316,21 @@ impl<'m> LayerData<'m> {
             alibi_slopes: tensor(&self.alibi_slopes),
             alibi_sqrt: layer.alibi == Some(Alibi::Sqrt),
             sinks: tensor(&self.sinks),
+        }
+    }
+
+    /// Takes over the queries and caches of a smaller batch with the same strides.
+    pub fn take_inputs_of(&self, other: &LayerData<'_>) {
+        self.q.copy_from(&other.q);
+        self.k.copy_from(&other.k);
+        self.v.copy_from(&other.v);
+    }
+
+    /// Takes over the leading rows of a larger batch's outputs.
+    pub fn take_outputs_of(&self, other: &LayerData<'_>) {
+        self.o.copy_from(&other.o);
+        if let (Some(lse), Some(other)) = (&self.lse, &other.lse) {
+            lse.copy_from(other);
         }
     }
 

@@ -214,6 +214,13 @@ impl<'m> Resident<'m> {
         self.memory.upload(self.address, &self.image.bytes);
     }
 
+    /// Takes over what another tensor's memory holds, as far as both reach.
+    pub fn copy_from(&self, other: &Resident<'_>) {
+        let bytes = other.current().bytes;
+        let len = bytes.len().min(self.image.bytes.len());
+        self.memory.upload(self.address, &bytes[..len]);
+    }
+
     /// Nothing was written since the upload.
     pub fn is_untouched(&self) -> bool {
         self.current().bytes == self.image.bytes

@@ -1,0 +1,140 @@
+# Folio's commands. On a fresh machine with Rust, a C compiler, make and network:
+#
+#   make demo     build the release library and the C demo, run it
+#   make test     everything that CI runs
+#
+# Each installs what it still needs, and says so. The other targets are their parts, and:
+#
+#   make install PREFIX=/usr/local    the library, the headers, the CMake package and folio.pc
+#   make kernels                      compile every GPU kernel, without a GPU, and report on each
+#   make bench                        the CPU benchmarks
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.NOTPARALLEL:
+.DEFAULT_GOAL := demo
+.PHONY: demo test install kernels bench nvrtc tools lint test-rust docs cmake test-c test-package test-torch test-memory clean
+
+CARGO ?= cargo
+CMAKE ?= cmake
+CC ?= cc
+PYTHON ?= python3
+PREFIX ?= /usr/local
+export CARGO_TARGET_DIR := $(CURDIR)/target
+# More compiler processes than processors would only take memory.
+export CMAKE_BUILD_PARALLEL_LEVEL := $(shell nproc)
+
+BUILD := $(CURDIR)/build
+PACKAGE := $(BUILD)/moved
+STRICT := -Wall -Wextra -Wpedantic -Werror
+say = @printf '\n== %s ==\n' "$(1)"
+
+# --- The demo ------------------------------------------------------------------------------------
+
+# Where there is a GPU the demo uses it, so its kernels are wanted.
+demo: $(if $(wildcard /dev/nvidiactl),nvrtc)
+	@.ci/need cc=gcc
+	$(CARGO) build --lib --locked --release
+	@mkdir -p $(BUILD)
+	ln -sf libfolio.so target/release/libfolio.so.0
+	$(CC) -std=gnu11 -O2 $(STRICT) -Iinclude examples-c/demo.c -o $(BUILD)/demo \
+	    -Ltarget/release -Wl,-rpath,$(CARGO_TARGET_DIR)/release -lfolio -lm -ldl -pthread
+	@echo
+	$(BUILD)/demo
+
+# --- The tests -----------------------------------------------------------------------------------
+
+test: tools nvrtc lint test-rust docs kernels test-c test-package test-torch test-memory
+	@printf '\nmake test: all of it passed\n'
+
+tools:
+	@.ci/need cc=gcc c++=g++ cmake=cmake valgrind=valgrind doxygen=doxygen pkg-config=pkg-config readelf=binutils \
+	    /usr/include/dlpack/dlpack.h=libdlpack-dev
+	@for part in fmt clippy; do $(CARGO) $$part --version >/dev/null 2>&1 || \
+	    { echo "Folio's tests need cargo $$part; install it with: rustup component add rustfmt clippy"; exit 1; }; done
+
+lint:
+	$(call say,Format and lints)
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
+
+test-rust:
+	$(call say,Rust tests with and without the CUDA backend)
+	$(CARGO) test --locked --all-features
+	$(CARGO) test --locked --no-default-features --lib
+
+docs:
+	$(call say,Documentation without a warning)
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features
+	mkdir -p $(BUILD)
+	doxygen docs/Doxyfile
+
+cmake:
+	$(call say,CMake build)
+	$(CMAKE) -S . -B $(BUILD)/cmake -DCMAKE_INSTALL_PREFIX=$(PREFIX) -DFOLIO_CARGO_DIR=$(CARGO_TARGET_DIR)
+	$(CMAKE) --build $(BUILD)/cmake
+
+test-c: cmake
+	$(call say,C and C++ programs)
+	ctest --test-dir $(BUILD)/cmake --output-on-failure
+
+# The package must work from wherever it was moved to, so it is installed in one place and used in another.
+test-package: cmake
+	$(call say,The installed package from a moved prefix)
+	rm -rf $(BUILD)/installed $(PACKAGE) $(BUILD)/consumer-*
+	$(CMAKE) --install $(BUILD)/cmake --prefix $(BUILD)/installed >/dev/null
+	mv $(BUILD)/installed $(PACKAGE)
+	for link in folio folio_static; do \
+	    $(CMAKE) -S examples-c -B $(BUILD)/consumer-$$link -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_EXAMPLES_LINK=folio::$$link; \
+	    $(CMAKE) --build $(BUILD)/consumer-$$link; \
+	    ctest --test-dir $(BUILD)/consumer-$$link --output-on-failure; \
+	done
+	export PKG_CONFIG_PATH=$$(dirname $$(find $(PACKAGE) -name folio.pc)); \
+	    $(CC) $(STRICT) examples-c/01_decode.c -o $(BUILD)/pkg-config-consumer -lm \
+	        $$(pkg-config --cflags --libs folio) -Wl,-rpath,$$(pkg-config --variable=libdir folio); \
+	    $(BUILD)/pkg-config-consumer
+
+test-torch: test-package
+	$(call say,PyTorch operators)
+	@if $(PYTHON) -c 'import torch, ninja' 2>/dev/null; then \
+	    TORCH_EXTENSIONS_DIR=$(BUILD)/torch $(PYTHON) examples-c/torch_op/test_folio_torch.py $(PACKAGE); \
+	else \
+	    echo "skipped: $(PYTHON) has no PyTorch with ninja"; \
+	fi
+
+MEMORY_TESTS := -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_TEST_STANDARDS="C11;CXX17" -DCMAKE_BUILD_TYPE=Debug
+VALGRIND := valgrind;--quiet;--error-exitcode=99;--leak-check=full;--show-leak-kinds=definite,indirect;--errors-for-leak-kinds=definite,indirect
+
+# C's leaks and double frees of Folio's handles show too: Rust's allocator is malloc.
+test-memory: test-package
+	$(call say,C and C++ programs under AddressSanitizer and valgrind)
+	for programs in tests/c examples-c; do \
+	    build=$(BUILD)/memory-$${programs//\//-}; \
+	    $(CMAKE) -S $$programs -B $$build-asan $(MEMORY_TESTS) -DFOLIO_SANITIZE=address,undefined; \
+	    $(CMAKE) --build $$build-asan; \
+	    ctest --test-dir $$build-asan --output-on-failure; \
+	    $(CMAKE) -S $$programs -B $$build-valgrind $(MEMORY_TESTS) "-DFOLIO_TEST_LAUNCHER=$(VALGRIND)"; \
+	    $(CMAKE) --build $$build-valgrind; \
+	    ctest --test-dir $$build-valgrind --output-on-failure; \
+	done
+
+# --- The rest ------------------------------------------------------------------------------------
+
+nvrtc:
+	@.ci/fetch-nvrtc
+
+# Status 77 says that there is no compiler, and why.
+kernels: nvrtc
+	$(call say,GPU kernels)
+	$(CARGO) run --locked --example kernels || [ $$? = 77 ]
+
+install: cmake
+	$(CMAKE) --install $(BUILD)/cmake --prefix $(PREFIX)
+
+bench:
+	$(CARGO) bench --locked
+
+clean:
+	rm -rf $(BUILD)
+	$(CARGO) clean

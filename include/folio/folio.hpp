@@ -1,0 +1,334 @@
+/**
+ * @file folio.hpp
+ * C++17 over folio.h: handles that destroy themselves, exceptions, tensors that own their shape.
+ *
+ * Header-only, and thin: structs are C's own, so folio.h remains the reference. It calls through the table
+ * of functions, hence serves both hosts that link Folio and hosts that load it (see folio::load).
+ *
+ * Failures are exceptions (folio::Error), not expected-style results, because the C++ runtimes that this
+ * header is for report errors that way: PyTorch's TORCH_CHECK, on which vLLM's and SGLang's ops are
+ * built, TensorRT-LLM's TLLM_CHECK, Paddle's PADDLE_ENFORCE in FastDeploy. An exception never crosses the
+ * C ABI: it is thrown here, in the host's own code, out of a status. Hosts without exceptions use folio.h.
+ */
+
+#ifndef FOLIO_FOLIO_HPP
+#define FOLIO_FOLIO_HPP
+
+#include <dlfcn.h>
+#include <folio/folio.h>
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace folio {
+
+/** A call that failed: its status, and the library's sentence as what(). */
+class Error : public std::runtime_error {
+public:
+    /** From a status and a sentence. */
+    Error(folio_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
+
+    /** FOLIO_ERR_… */
+    folio_status status() const noexcept { return status_; }
+
+private:
+    folio_status status_;
+};
+
+namespace detail {
+
+/** Receives the report of one call. Its message is not zeroed: Folio writes it on failure only. */
+class Report {
+public:
+    Report() noexcept { error_.struct_size = sizeof error_; }
+
+    folio_error *get() noexcept { return &error_; }
+
+    void check(folio_status status) const
+    {
+        if (status != FOLIO_OK)
+            throw Error(status, error_.message);
+    }
+
+private:
+    folio_error error_;
+};
+
+inline const folio_api &fitting(const folio_api *api)
+{
+    if (!api)
+        throw Error(FOLIO_ERR_UNSUPPORTED, "this library does not implement the ABI version of its caller's header");
+    return *api;
+}
+
+}  // namespace detail
+
+/** The functions of the library that this program is linked with. */
+inline const folio_api &linked()
+{
+    return detail::fitting(folio_get_api(FOLIO_ABI_VERSION));
+}
+
+/** Loads libfolio.so from `path` and returns its functions. The library stays loaded for good. */
+inline const folio_api &load(const char *path)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        throw Error(FOLIO_ERR_UNSUPPORTED, dlerror());
+    auto get_api = reinterpret_cast<decltype(&folio_get_api)>(dlsym(library, "folio_get_api"));
+    return detail::fitting(get_api ? get_api(FOLIO_ABI_VERSION) : nullptr);
+}
+
+/** Where a tensor's memory is. */
+struct Device {
+    int32_t type = FOLIO_DEVICE_CPU; /**< FOLIO_DEVICE_… */
+    int32_t id = 0;                  /**< ordinal */
+};
+
+/**
+ * A view of memory that is not owned, with a shape that is. Converts to what folio.h's structs take:
+ *
+ *     folio::Tensor q(q_data, FOLIO_BFLOAT16, {batch, heads, dim});
+ *     args.q = q;
+ *
+ * The struct then points into the Tensor, which must outlive the call.
+ */
+class Tensor {
+public:
+    /** Extents or strides, outermost first. */
+    using Extents = std::initializer_list<int64_t>;
+
+    /** Compact, row-major. `data` is written to only where folio.h calls a tensor an output. */
+    Tensor(const void *data, folio_dtype dtype, Extents shape, Device device = {}) : Tensor(data, dtype, shape, {}, device)
+    {
+    }
+
+    /** A view with strides in elements; none means compact. */
+    Tensor(const void *data, folio_dtype dtype, Extents shape, Extents strides, Device device = {})
+    {
+        if (shape.size() > shape_.size() || (strides.size() != 0 && strides.size() != shape.size()))
+            throw Error(FOLIO_ERR_SHAPE, "Tensor: at most 5 extents are accepted, and as many strides or none");
+        std::copy(shape.begin(), shape.end(), shape_.begin());
+        std::copy(strides.begin(), strides.end(), strides_.begin());
+        tensor_.data = const_cast<void *>(data);
+        tensor_.device_type = device.type;
+        tensor_.device_id = device.id;
+        tensor_.ndim = static_cast<int32_t>(shape.size());
+        tensor_.dtype = dtype;
+        tensor_.strides = strides.size() == 0 ? nullptr : strides_.data();
+        tensor_.shape = shape_.data();
+    }
+
+    /** A vector of int32 on the host: lengths, page ids. */
+    explicit Tensor(const std::vector<int32_t> &values)
+        : Tensor(values.data(), FOLIO_INT32, {static_cast<int64_t>(values.size())})
+    {
+    }
+
+    /** A view of the same memory with a shape of its own. */
+    Tensor(const Tensor &other) noexcept { *this = other; }
+
+    /** As copying. */
+    Tensor &operator=(const Tensor &other) noexcept
+    {
+        shape_ = other.shape_;
+        strides_ = other.strides_;
+        tensor_ = other.tensor_;
+        tensor_.shape = shape_.data();
+        tensor_.strides = other.tensor_.strides ? strides_.data() : nullptr;
+        return *this;
+    }
+
+    /** For the fields of folio.h's structs. */
+    operator const folio_tensor *() const & noexcept { return &tensor_; }
+    operator const folio_tensor *() const && = delete; /* it would dangle */
+
+private:
+    folio_tensor tensor_{};
+    std::array<int64_t, 5> shape_{};
+    std::array<int64_t, 5> strides_{};
+};
+
+/** A device and what belongs to it. Handles made from it keep it alive. */
+class Context {
+public:
+    /** Opens a device, of the library behind `api`. */
+    explicit Context(const folio_context_desc &desc, const folio_api &api = linked()) : context_(nullptr, {&api})
+    {
+        detail::Report report;
+        folio_context *context = nullptr;
+        report.check(api.context_create(&desc, &context, report.get()));
+        context_.reset(context);
+    }
+
+    /** The CPU; 0 threads: compute on the calling thread. */
+    static Context cpu(uint32_t num_threads, const folio_api &api = linked())
+    {
+        auto desc = FOLIO_INIT(folio_context_desc);
+        desc.device_type = FOLIO_DEVICE_CPU;
+        desc.num_threads = num_threads;
+        return Context(desc, api);
+    }
+
+    /** Writes new tokens to a paged cache. */
+    void append(const folio_kv_append_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().kv_append(get(), &args, stream, report.get()));
+    }
+
+    /** Merges two attention states. */
+    void merge(const folio_merge_state_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().merge_state(get(), &args, stream, report.get()));
+    }
+
+    /** Merges n attention states per row. */
+    void merge(const folio_merge_states_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().merge_states(get(), &args, stream, report.get()));
+    }
+
+    /** The functions that this context was made by. */
+    const folio_api &api() const noexcept { return *context_.get_deleter().api; }
+    /** For calls of folio.h. */
+    const folio_context *get() const noexcept { return context_.get(); }
+
+private:
+    struct Destroy {
+        const folio_api *api;
+        void operator()(folio_context *context) const noexcept { api->context_destroy(context); }
+    };
+    std::unique_ptr<folio_context, Destroy> context_;
+};
+
+namespace detail {
+
+/** Types and slots of a decode handle. */
+struct DecodeSlots {
+    using Handle = folio_decode;
+    using Desc = folio_decode_desc;
+    static constexpr auto create = &folio_api::decode_create;
+    static constexpr auto workspace = &folio_api::decode_workspace;
+    static constexpr auto plan = &folio_api::decode_plan;
+    static constexpr auto run = &folio_api::decode_run;
+    static constexpr auto kernel = &folio_api::decode_kernel;
+    static constexpr auto destroy = &folio_api::decode_destroy;
+};
+
+/** Types and slots of a prefill handle. */
+struct PrefillSlots {
+    using Handle = folio_prefill;
+    using Desc = folio_prefill_desc;
+    static constexpr auto create = &folio_api::prefill_create;
+    static constexpr auto workspace = &folio_api::prefill_workspace;
+    static constexpr auto plan = &folio_api::prefill_plan;
+    static constexpr auto run = &folio_api::prefill_run;
+    static constexpr auto kernel = &folio_api::prefill_kernel;
+    static constexpr auto destroy = &folio_api::prefill_destroy;
+};
+
+}  // namespace detail
+
+/**
+ * An attention handle: plan once per step, run once per layer. Move-only.
+ *
+ * Threads: const member functions may run concurrently; plan and the destructor need the handle alone.
+ */
+template <class Slots>
+class Attention {
+public:
+    /** folio_decode or folio_prefill. */
+    using Handle = typename Slots::Handle;
+
+    /** Picks the code. Error with FOLIO_ERR_UNSUPPORTED where this library has none for `desc`. */
+    Attention(const Context &context, const typename Slots::Desc &desc) : handle_(nullptr, {&context.api()})
+    {
+        detail::Report report;
+        Handle *handle = nullptr;
+        report.check((context.api().*Slots::create)(context.get(), &desc, &handle, report.get()));
+        handle_.reset(handle);
+    }
+
+    /** Memory that every plan within the desc can do with. */
+    folio_workspace_info workspace() const
+    {
+        detail::Report report;
+        auto info = FOLIO_INIT(folio_workspace_info);
+        report.check((api().*Slots::workspace)(get(), &info, report.get()));
+        return info;
+    }
+
+    /** Takes over a step's batch. On failure the previous plan stays in force. */
+    void plan(const folio_batch &batch, const folio_workspace &workspace, void *stream = nullptr)
+    {
+        detail::Report report;
+        report.check((api().*Slots::plan)(handle_.get(), &batch, &workspace, stream, report.get()));
+    }
+
+    /** Computes one layer. */
+    void run(const folio_attention_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check((api().*Slots::run)(get(), &args, stream, report.get()));
+    }
+
+    /** Name of the kernel that was picked. */
+    const char *kernel() const noexcept { return (api().*Slots::kernel)(get()); }
+
+    /** For calls of folio.h. */
+    const Handle *get() const noexcept { return handle_.get(); }
+
+private:
+    struct Destroy {
+        const folio_api *api;
+        void operator()(Handle *handle) const noexcept { (api->*Slots::destroy)(handle); }
+    };
+
+    const folio_api &api() const noexcept { return *handle_.get_deleter().api; }
+
+    std::unique_ptr<Handle, Destroy> handle_;
+};
+
+/** A few query rows per request over a paged cache. */
+using Decode = Attention<detail::DecodeSlots>;
+/** Any number of query rows per request, over paged or ragged keys and values. */
+using Prefill = Attention<detail::PrefillSlots>;
+
+/** A handle's workspace in host memory, which is all that a CPU handle asks for. */
+class HostWorkspace {
+public:
+    /** As much as `info` asks for. */
+    explicit HostWorkspace(const folio_workspace_info &info)
+        : memory_(static_cast<size_t>(info.host_bytes + info.alignment))
+    {
+        if (info.device_bytes != 0)
+            throw Error(FOLIO_ERR_WORKSPACE_TOO_SMALL, "HostWorkspace: this handle needs device memory too");
+        void *start = memory_.data();
+        size_t space = memory_.size();
+        workspace_.host = std::align(static_cast<size_t>(info.alignment), static_cast<size_t>(info.host_bytes), start, space);
+        workspace_.host_bytes = info.host_bytes;
+    }
+
+    HostWorkspace(HostWorkspace &&) noexcept = default; /**< The memory stays where it is. */
+    /** As moving. */
+    HostWorkspace &operator=(HostWorkspace &&) noexcept = default;
+
+    /** For plan. */
+    operator const folio_workspace &() const noexcept { return workspace_; }
+
+private:
+    std::vector<unsigned char> memory_;
+    folio_workspace workspace_ = FOLIO_INIT(folio_workspace);
+};
+
+}  // namespace folio
+
+#endif  // FOLIO_FOLIO_HPP

@@ -1,0 +1,211 @@
+// The producer warpgroup of the Hopper prefill kernel: picks the tiles of the CTA and brings Q, K and V to
+// shared memory by TMA. Warp 0 loads K, warp 1 loads V, a box per lane, because one lane that issues them all
+// costs 54 clocks for each; warp 2 picks tiles, tells everybody, and loads Q.
+#pragma once
+
+#include "sm90/prefill_tile.cuh"
+
+namespace folio::prefill {
+
+constexpr int kOutside = -256;  // a coordinate whose box, of at most 256 groups, reads as zeros
+
+// Picks tiles: the first is the CTA's own, further ones whoever is free takes. One lane does it. Tile i is head
+// block i % head_blocks of item i / head_blocks: neighbours read the keys of an item at about the same time.
+class Scheduler {
+public:
+    __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map,
+                                         unsigned char *shared_bytes)
+        : params(params), q_map(q_map), shared(shared_address(shared_bytes)),
+          tiles(reinterpret_cast<Tile *>(shared_bytes + kTiles)), head_blocks(params.num_qo_heads / packed_heads(params)) {
+        // On their way while the count is read.
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + blockIdx.x / head_blocks));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.places + blockIdx.x / head_blocks));
+        num_tiles = params.plan.counts[0] * head_blocks;
+    }
+
+    __device__ __forceinline__ void run() {
+        for (unsigned index = blockIdx.x; index < num_tiles;) {
+            const Tile &tile = announce(make_tile(params, index / head_blocks, index % head_blocks));
+#pragma unroll 1
+            for (unsigned consumer = 0; consumer < kConsumers; ++consumer) load_queries(tile, consumer);
+            query.advance();
+            index = next_tile(tile);
+        }
+        announce({});
+#pragma unroll 1
+        for (unsigned consumer = 0; consumer < kConsumers; ++consumer) {
+            mbarrier_arrive(shared + kQueryFull + 8 * wait_queries(consumer));
+        }
+    }
+
+private:
+    // Every CTA that had work draws numbers until one is beyond the last tile, so that num_tiles are drawn in
+    // all: whoever draws the last of them clears the counter for the next run.
+    __device__ __forceinline__ unsigned next_tile(const Tile &tile) {
+        // With two buffers for Q, waiting for one now keeps the choice open until the tile before `tile` is
+        // done. That leaves `tile` to cover the loads between the choice and the first keys, 4000 clocks.
+        constexpr int kCover = 3;
+        if (kQueryStages > 1 && tile.num_steps >= kCover) {
+#pragma unroll 1
+            for (unsigned consumer = 0; consumer < kConsumers; ++consumer) wait_queries(consumer);
+        }
+        unsigned *counter = params.plan.next_tile;
+        const unsigned drawn = atomicAdd(counter, 1);
+        if (drawn == num_tiles - 1) *counter = 0;
+        return drawn + gridDim.x;
+    }
+
+    // To the loaders by a barrier of its own, to the consumers by that of their queries. Loaders say when they
+    // have read a slot. Consumers have read that of tile t - 4 when they release Q of tile t - 3, and at tile t
+    // that was waited for, in load_queries.
+    __device__ __forceinline__ const Tile &announce(const Tile &tile) {
+        static_assert(kQueryStages <= 2 && kTileSlots >= 4);
+        mbarrier_wait(shared + kTileRead + 8 * slot.index, slot.parity ^ 1);
+        Tile &announced = tiles[slot.index];
+        announced = tile;
+        mbarrier_arrive(shared + kTileFull + 8 * slot.index);
+        slot.advance();
+        return announced;
+    }
+
+    __device__ __forceinline__ unsigned wait_queries(unsigned consumer) const {
+        const unsigned buffer = query.index * kConsumers + consumer;
+        mbarrier_wait(shared + kQueryEmpty + 8 * buffer, query.parity ^ 1);
+        return buffer;
+    }
+
+    __device__ __forceinline__ void load_queries(const Tile &tile, unsigned consumer) const {
+        const unsigned buffer = wait_queries(consumer), full = shared + kQueryFull + 8 * buffer;
+        mbarrier_arrive_expect(full, kQueryBytes);
+        tma_load_4d(shared + kQueries + buffer * kQueryBytes, q_map, full, 0, tile.head,
+                    tile.token + consumer * (kGroupRows / packed_heads(params)), 0);
+    }
+
+    const FolioAttentionParams &params;
+    const TensorMap *q_map;
+    unsigned shared;
+    Tile *tiles;
+    unsigned head_blocks, num_tiles;
+    Ring<kQueryStages> query;
+    Ring<kTileSlots> slot;
+};
+
+// One of K and V: `kDim` columns, buffers and barriers at the given offsets. A whole warp.
+template <int kDim, unsigned kBuffers, unsigned kFull, unsigned kEmpty>
+class Loader {
+public:
+    __device__ __forceinline__ Loader(const FolioAttentionParams &params, const FolioCache &cache,
+                                      const TensorMap *map, const unsigned char *shared_bytes)
+        : params(params), map(map), shared(shared_address(shared_bytes)),
+          tiles(reinterpret_cast<const Tile *>(shared_bytes + kTiles)), lane(threadIdx.x % 32),
+          groups_per_page(static_cast<unsigned>(cache.stride_page >> 3) / static_cast<unsigned>(cache.stride_token)) {}
+
+    __device__ __forceinline__ void run() {
+        Ring<kTileSlots> slot;
+        while (true) {
+            mbarrier_wait(shared + kTileFull + 8 * slot.index, slot.parity);
+            const Tile &tile = tiles[slot.index];
+            const Work work = {read(tile.num_steps), read(tile.first_block), read(tile.kv_end), read(tile.kv_head),
+                               read(tile.source)};
+            if (lane == 0) mbarrier_arrive(shared + kTileRead + 8 * slot.index);
+            if (work.num_steps == 0) return;
+            if constexpr (kPaged) {
+                load_paged(work);
+            } else {
+                load_ragged(work);
+            }
+            slot.advance();
+        }
+    }
+
+private:
+    // What a loader needs of a tile.
+    struct Work {
+        int num_steps, first_block, kv_end;
+        unsigned kv_head;
+        folio_i64 source;
+    };
+
+    // One lane reads, so that one arrival says that the warp has.
+    template <class T>
+    __device__ __forceinline__ T read(const T &field) const {
+        T x = 0;
+        if (lane == 0) x = field;
+        return __shfl_sync(FULL_WARP, x, 0);
+    }
+
+    static constexpr unsigned kBytes = kBlock * kDim * 2;
+    static_assert(kBlock / 8 <= 32);
+
+    // Waits for a free buffer and announces its bytes; boxes that read as zeros count in full.
+    __device__ __forceinline__ unsigned acquire() {
+        mbarrier_wait(shared + kEmpty + 8 * ring.index, ring.parity ^ 1);
+        const unsigned full = shared + kFull + 8 * ring.index;
+        if (lane == 0) mbarrier_arrive_expect(full, kBytes);
+        __syncwarp();
+        return full;
+    }
+
+    // The page id of the next step is fetched a step ahead.
+    __device__ __forceinline__ void load_paged(const Work &work) {
+        const unsigned tokens = box_tokens(params);
+        const folio_i32 *ids = params.plan.page_ids + work.source;
+        int token = work.first_block * kBlock + static_cast<int>(lane * tokens);
+        const bool issues = lane < kBlock / tokens;
+        int group = issues ? group_of(ids, token, work.kv_end) : 0;
+#pragma unroll 1
+        for (int remaining = work.num_steps; remaining > 0; --remaining) {
+            const int now = group;
+            token -= kBlock;
+            if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
+            const unsigned full = acquire();
+            if (issues) {
+                tma_load_5d(shared + kBuffers + ring.index * kBytes + lane * tokens * kDim * 2, map, full, 0, 0, 0,
+                            work.kv_head, now);
+            }
+            ring.advance();
+        }
+    }
+
+    // Coordinate of the 8-token group in which `token` begins a box.
+    __device__ __forceinline__ int group_of(const folio_i32 *ids, int token, int kv_end) const {
+        if (token >= kv_end) return kOutside;
+        const unsigned page = static_cast<unsigned>(token) / params.page_size;
+        return ids[page] * groups_per_page + (token - page * params.page_size) / 8;
+    }
+
+    __device__ __forceinline__ void load_ragged(const Work &work) {
+        int row = static_cast<int>(work.source) + work.first_block * kBlock;
+#pragma unroll 1
+        for (int remaining = work.num_steps; remaining > 0; --remaining, row -= kBlock) {
+            const unsigned full = acquire();
+            if (lane < kDim / 64) {
+                tma_load_3d(shared + kBuffers + ring.index * kBytes + lane * kBlock * 128, map, full, 64 * lane, row,
+                            work.kv_head);
+            }
+            ring.advance();
+        }
+    }
+
+    const FolioAttentionParams &params;
+    const TensorMap *map;
+    unsigned shared;
+    const Tile *tiles;
+    unsigned lane, groups_per_page;
+    Ring<kStages> ring;
+};
+
+__device__ __forceinline__ void produce(const FolioAttentionParams &params, const TensorMap *q_map,
+                                        const TensorMap *k_map, const TensorMap *v_map,
+                                        unsigned char *shared_bytes) {
+    const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp == 0) {
+        Loader<kDimQk, kKeys, kKeyFull, kKeyEmpty>(params, params.k, k_map, shared_bytes).run();
+    } else if (warp == 1) {
+        Loader<kDimVo, kValues, kValueFull, kValueEmpty>(params, params.v, v_map, shared_bytes).run();
+    } else if (warp == 2 && threadIdx.x % 32 == 0) {
+        Scheduler(params, q_map, shared_bytes).run();
+    }
+}
+
+}  // namespace folio::prefill

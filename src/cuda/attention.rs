@@ -1,0 +1,428 @@
+//! The attention handle on a device: plans go to the workspace by one copy, or by one kernel where the
+//! lengths are on the device; a run is one kernel, and a second where rows were split.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::attention_kernel::{AttentionKernel, Generic, Run, blocks_of};
+use super::context::{Context, Current};
+use super::kernels::{Op, Query, Row, Types};
+use super::launch::Launch;
+use super::loader::Loader;
+use super::module::Function;
+use super::params::{
+    ALIBI_SQRT, AttentionParams, Cache, CombineParams, MaskMode, PlanParams, PlanView, Rows,
+    address, dtype_code, lse_flag, scales_stride,
+};
+use super::plan_image;
+use super::staging::{BUFFERS, Ring};
+use super::workspace::{ALIGNMENT, Capacity, Counts, Layout, Regions};
+use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::problem::{
+    AttentionArgs, AttentionDesc, Batch, DeviceBatch, HostBatch, Kind, KvStorage, Mask, WorkList,
+};
+
+/// Blocks that the combine kernel is launched with at most, unless there are more merges.
+const COMBINE_BLOCKS: usize = 4096;
+
+/// One attention problem on one device.
+pub struct CudaAttention {
+    context: Arc<Context>,
+    desc: AttentionDesc,
+    /// Preferred, where there is one; takes what it supports.
+    special: Option<Box<dyn AttentionKernel>>,
+    generic: Generic,
+    combine: (&'static Row, Function),
+    planner: (&'static Row, Function),
+    tiling: Tiling,
+    capacity: Capacity,
+    regions: Regions,
+    ring: Ring,
+    planned: Option<Planned>,
+    /// Graph plans: where the page ids of the first plan were.
+    bound_page_ids: Option<Option<u64>>,
+}
+
+/// What `run` needs of the current plan.
+#[derive(Debug, Clone, Copy)]
+struct Planned {
+    view: PlanView,
+    /// Device addresses of the custom masks' starts.
+    mask_bytes_start: u64,
+    mask_bits_start: u64,
+    num_items: usize,
+    num_merges: usize,
+    /// `u64::MAX` where only the device knows, and where it changes under a graph.
+    num_keys: u64,
+}
+
+impl CudaAttention {
+    /// Loads the kernels of a problem.
+    pub fn new(
+        loader: &Loader,
+        context: &Arc<Context>,
+        desc: &AttentionDesc,
+        special: Option<Box<dyn AttentionKernel>>,
+    ) -> Result<CudaAttention> {
+        let generic = Generic::load(loader, context, desc)?;
+        let tiling = special.as_ref().map_or(generic.tiling(), |s| s.tiling());
+        let capacity = Capacity::new(desc, &tiling);
+        Ok(CudaAttention {
+            context: Arc::clone(context),
+            desc: *desc,
+            special,
+            generic,
+            combine: typeless_kernel(loader, context, Op::Combine)?,
+            planner: typeless_kernel(loader, context, Op::Plan)?,
+            tiling,
+            capacity,
+            regions: Regions::new(desc, &capacity),
+            ring: Ring::new(context)?,
+            planned: None,
+            bound_page_ids: None,
+        })
+    }
+
+    fn plan_host(
+        &mut self,
+        current: &Current<'_>,
+        batch: &HostBatch<'_>,
+        work: &WorkList,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<Planned> {
+        if current.is_capturing(stream)? {
+            return Err(Error::Capture(
+                "plan: lengths in host memory are not accepted while the stream is captured; lengths on the device are"
+                    .into(),
+            ));
+        }
+        let page_ids = self.page_ids(plan_image::device_page_ids(batch))?;
+        let counts = Counts {
+            batch_size: batch.batch_size(),
+            items: work.items.len(),
+            merges: work.merges.len(),
+            page_ids: plan_image::num_page_ids(batch, self.desc.kv.page_size()),
+        };
+        // A graph has the addresses of its first plan, so there every part has room for its maximum.
+        let layout = if self.desc.graph {
+            self.regions.plan
+        } else {
+            Layout::new(&counts)
+        };
+        let bytes = layout.page_ids + 4 * counts.page_ids;
+        let base = workspace.device as u64;
+        // SAFETY: `api` checked that the workspace has the size that `workspace` asked for, and that is
+        // enough for every batch within the desc; the host keeps it for as long as the plan.
+        unsafe {
+            self.ring.upload(
+                current,
+                (workspace.host, self.regions.plan.end),
+                (base, bytes),
+                stream,
+                |image| plan_image::write(image, &layout, batch, work, self.desc.kv.page_size()),
+            )?;
+        }
+        let mut planned = self.planned(&layout, base, page_ids);
+        if !self.desc.graph {
+            planned.num_items = counts.items;
+            planned.num_merges = counts.merges;
+            planned.num_keys = batch.kv_len.iter().map(|&keys| keys as u64).sum();
+        }
+        Ok(planned)
+    }
+
+    fn plan_device(
+        &mut self,
+        current: &Current<'_>,
+        batch: &DeviceBatch,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<Planned> {
+        if current.is_capturing(stream)? && !self.desc.graph {
+            return Err(Error::Capture(
+                "plan: the stream is captured and this handle is not for graphs; one made with the graph flag is"
+                    .into(),
+            ));
+        }
+        let ids = batch.page_ids.map(|ids| ids.address() as u64);
+        let page_ids = self.page_ids(ids)?;
+        let base = workspace.device as u64;
+        let layout = self.regions.plan;
+        let params = self.plan_params(batch, base);
+        let launch = Launch {
+            grid: [1, 1, 1],
+            threads: self.planner.0.shape.threads,
+            cluster: 1,
+            dependent: false,
+            stream,
+        };
+        // SAFETY: the kernel takes a `FolioPlanParams`; the lengths are the caller's, of the shapes that
+        // `api` checked, and the workspace has room for the largest plan.
+        unsafe { launch.enqueue(current, &self.planner.1, &params, &[])? };
+        Ok(self.planned(&layout, base, page_ids))
+    }
+
+    fn plan_params(&self, batch: &DeviceBatch, base: u64) -> PlanParams {
+        let layout = &self.regions.plan;
+        let at = |offset: usize| base + offset as u64;
+        let scratch = at(self.regions.scratch);
+        let table = batch.page_ids.filter(|ids| ids.rank() == 2);
+        let Capacity {
+            counts,
+            partial_rows,
+        } = self.capacity;
+        PlanParams {
+            qo_indptr: address(batch.qo_indptr),
+            kv_indptr: address(batch.kv_indptr),
+            kv_len: address(batch.kv_len),
+            last_page_len: address(batch.last_page_len),
+            table_stride: table.map_or(0, |table| table.stride(0)),
+            out_qo_indptr: at(layout.qo_indptr),
+            out_kv_len: at(layout.kv_len),
+            out_page_start: at(layout.page_start),
+            out_mask_bytes_start: at(layout.mask_bytes_start),
+            out_mask_bits_start: at(layout.mask_bits_start),
+            first_item: scratch,
+            first_partial: scratch + 4 * (u64::from(self.desc.max_batch_size) + 1),
+            items: at(layout.items),
+            places: at(layout.places),
+            merges: at(layout.merges),
+            counts: at(layout.counts),
+            next_tile: at(layout.next_tile),
+            batch_size: batch.batch_size,
+            fixed_qo_len: batch.qo_len,
+            page_size: self.desc.kv.page_size(),
+            q_tile: self.tiling.q_tile,
+            kv_unit: self.tiling.kv_unit,
+            max_splits: self.tiling.max_splits,
+            invariant_chunk: match self.desc.batch_invariant {
+                true => self.tiling.invariant_chunk,
+                false => 0,
+            },
+            max_qo_len: self.desc.max_qo_len,
+            max_kv_len: self.desc.max_kv_len,
+            max_num_tokens: self.desc.max_num_tokens,
+            max_items: counts.items as u32,
+            max_merges: counts.merges as u32,
+            max_partial_rows: partial_rows as u32,
+            by_request: u32::from(self.desc.kind == Kind::Prefill),
+        }
+    }
+
+    /// Where runs find page ids: in the workspace (`None`), or where the caller keeps them. A graph has
+    /// the address of its first plan.
+    fn page_ids(&mut self, given: Option<u64>) -> Result<Option<u64>> {
+        if self.desc.graph {
+            let bound = *self.bound_page_ids.get_or_insert(given);
+            if bound != given {
+                return Err(Error::InvalidArgument(format!(
+                    "page ids: {} is not accepted; captured graphs read them {}",
+                    describe_page_ids(given),
+                    describe_page_ids(bound)
+                )));
+            }
+        }
+        Ok(match self.desc.kv {
+            // Ragged tensors have no ids.
+            KvStorage::Ragged => Some(0),
+            KvStorage::Paged { .. } => given,
+        })
+    }
+
+    /// A plan of which nothing is known but where it is.
+    fn planned(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
+        Planned {
+            view: self.regions.view(layout, base, page_ids),
+            mask_bytes_start: base + layout.mask_bytes_start as u64,
+            mask_bits_start: base + layout.mask_bits_start as u64,
+            num_items: self.capacity.counts.items,
+            num_merges: self.capacity.counts.merges,
+            num_keys: u64::MAX,
+        }
+    }
+
+    fn params(&self, planned: &Planned, args: &AttentionArgs) -> AttentionParams {
+        let (mask_mode, mask, mask_start) = match args.mask {
+            Mask::Causal => (MaskMode::Causal, 0, 0),
+            Mask::Full => (MaskMode::Full, 0, 0),
+            Mask::Bytes(mask) => (
+                MaskMode::Bytes,
+                mask.address() as u64,
+                planned.mask_bytes_start,
+            ),
+            Mask::Bits(mask) => (
+                MaskMode::Bits,
+                mask.address() as u64,
+                planned.mask_bits_start,
+            ),
+        };
+        let side = |side: Option<u32>| side.and_then(|n| i32::try_from(n).ok()).unwrap_or(-1);
+        AttentionParams {
+            plan: planned.view,
+            q: Rows::of(&args.q),
+            o: Rows::of(&args.o),
+            k: Cache::of(&args.k),
+            v: Cache::of(&args.v),
+            lse: address(args.lse),
+            lse_stride_token: args.lse.map_or(0, |lse| lse.stride(0)),
+            lse_stride_head: args.lse.map_or(0, |lse| lse.stride(1)),
+            sinks: address(args.sinks),
+            alibi_slopes: address(args.alibi_slopes),
+            k_scales: address(args.k_scales),
+            v_scales: address(args.v_scales),
+            mask,
+            mask_start,
+            mm_prefix_ranges: address(args.mm_prefix_ranges),
+            logits_scale: args.logits_scale,
+            v_scale: args.v_scale,
+            o_scale: args.o_scale,
+            logits_soft_cap: args.logits_soft_cap,
+            window_left: side(args.window.left),
+            window_right: side(args.window.right),
+            mask_mode,
+            flags: lse_flag(args.lse_base) | if args.alibi_sqrt { ALIBI_SQRT } else { 0 },
+            k_scales_stride: scales_stride(args.k_scales),
+            v_scales_stride: scales_stride(args.v_scales),
+            num_qo_heads: self.desc.num_qo_heads,
+            num_kv_heads: self.desc.num_kv_heads,
+            page_size: self.desc.kv.page_size(),
+            num_mm_prefix_ranges: args.mm_prefix_ranges.map_or(0, |r| r.extent(1) as u32),
+        }
+    }
+
+    fn launch_combine(
+        &self,
+        current: &Current<'_>,
+        params: &AttentionParams,
+        num_merges: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        let rows = self.tiling.q_tile.min(self.desc.max_qo_len) * self.desc.num_qo_heads;
+        let row_blocks = (COMBINE_BLOCKS.div_ceil(num_merges) as u32).min(rows);
+        let combine = CombineParams {
+            plan: params.plan,
+            o: params.o,
+            lse: params.lse,
+            lse_stride_token: params.lse_stride_token,
+            lse_stride_head: params.lse_stride_head,
+            sinks: params.sinks,
+            v_scales: params.v_scales,
+            v_scale: params.v_scale,
+            o_scale: params.o_scale,
+            v_scales_stride: params.v_scales_stride,
+            flags: params.flags,
+            num_qo_heads: self.desc.num_qo_heads,
+            group_size: self.desc.group_size(),
+            head_dim_vo: self.desc.head_dim_vo,
+            o_dtype: dtype_code(self.desc.o_dtype),
+            row_blocks,
+        };
+        let launch = Launch {
+            grid: [blocks_of(num_merges as u64 * u64::from(row_blocks))?, 1, 1],
+            threads: self.combine.0.shape.threads,
+            cluster: 1,
+            dependent: self.context.device().compute_capability >= (9, 0),
+            stream,
+        };
+        // SAFETY: the kernel takes a `FolioCombineParams`; see `Generic::launch`.
+        unsafe { launch.enqueue(current, &self.combine.1, &combine, &[]) }
+    }
+}
+
+impl Attention for CudaAttention {
+    fn kernel(&self) -> &str {
+        let special = self.special.as_ref().map(|special| special.name());
+        special.unwrap_or(self.generic.name())
+    }
+
+    fn tiling(&self) -> Tiling {
+        self.tiling
+    }
+
+    fn workspace(&self) -> WorkspaceInfo {
+        WorkspaceInfo {
+            device_bytes: self.regions.end,
+            host_bytes: self.regions.plan.end * BUFFERS,
+            alignment: ALIGNMENT,
+        }
+    }
+
+    fn plan(
+        &mut self,
+        batch: &Batch<'_>,
+        work: &WorkList,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<()> {
+        self.planned = None;
+        let context = Arc::clone(&self.context);
+        let current = context.enter()?;
+        current.check_stream(stream)?;
+        let planned = match batch {
+            Batch::Host(batch) => self.plan_host(&current, batch, work, workspace, stream)?,
+            Batch::Device(batch) => self.plan_device(&current, batch, workspace, stream)?,
+        };
+        self.planned = Some(planned);
+        Ok(())
+    }
+
+    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
+        let planned = self
+            .planned
+            .ok_or_else(|| Error::Internal("run came before plan".into()))?;
+        let current = self.context.enter()?;
+        current.check_stream(stream)?;
+        if !self.desc.graph && current.is_capturing(stream)? {
+            return Err(Error::Capture(
+                "run: the stream is captured and this handle is not for graphs; one made with the graph flag is"
+                    .into(),
+            ));
+        }
+        let params = self.params(&planned, args);
+        let run = Run {
+            args,
+            params: &params,
+            num_items: blocks_of(planned.num_items as u64)?,
+            q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
+            num_keys: planned.num_keys,
+        };
+        match self
+            .special
+            .as_ref()
+            .filter(|special| special.supports(&run))
+        {
+            Some(special) => special.launch(&current, &run, stream)?,
+            None => self.generic.launch(&current, &run, stream)?,
+        }
+        if planned.num_merges == 0 {
+            return Ok(());
+        }
+        self.launch_combine(&current, &params, planned.num_merges, stream)
+    }
+}
+
+/// A kernel whose types and dims are known at run time.
+fn typeless_kernel(loader: &Loader, context: &Context, op: Op) -> Result<(&'static Row, Function)> {
+    let query = Query {
+        op,
+        compute_capability: context.device().compute_capability,
+        types: Types {
+            q: DType::F32,
+            kv: DType::F32,
+            o: DType::F32,
+        },
+        head_dim_qk: 0,
+        head_dim_vo: 0,
+    };
+    loader.find(query, |_| true)
+}
+
+fn describe_page_ids(ids: Option<u64>) -> String {
+    match ids {
+        Some(address) => format!("at device address {address:#x}"),
+        None => "in the workspace, copied from the host by plan".into(),
+    }
+}

@@ -1,0 +1,181 @@
+//! What a kernel that computes attention offers to a plan, and the generic one. Every such kernel works
+//! from the same work items; a plan is cut as its preferred kernel wants, and whichever kernel a run needs
+//! takes the items as they are.
+#![allow(unsafe_code)]
+
+use super::context::{Context, Current};
+use super::kernels::{Arch, Op, Query, Row, Types};
+use super::launch::Launch;
+use super::loader::Loader;
+use super::module::Function;
+use super::params::{AttentionParams, Divisor, GenericParams, dtype_code, row_alignment};
+use crate::backend::{Stream, Tiling};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::problem::{AttentionArgs, AttentionDesc, Kind};
+
+/// One run of a plan.
+#[derive(Debug)]
+pub struct Run<'a> {
+    /// The checked arguments.
+    pub args: &'a AttentionArgs,
+    /// The same for the device.
+    pub params: &'a AttentionParams,
+    /// Work items, or the most there can be where only the device knows.
+    pub num_items: u32,
+    /// Most query rows of an item.
+    pub q_tile: u32,
+    /// Keys of all requests together; `u64::MAX` where only the device knows.
+    pub num_keys: u64,
+}
+
+/// A loaded kernel that computes attention.
+pub trait AttentionKernel: Send + Sync {
+    /// Name of its row.
+    fn name(&self) -> &str;
+
+    /// How it likes its work cut.
+    fn tiling(&self) -> Tiling;
+
+    /// Whether it can do this run: mask, window, strides. Asked before every launch; cheap.
+    fn supports(&self, run: &Run<'_>) -> bool;
+
+    /// Enqueues the kernel.
+    fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()>;
+}
+
+/// The portable kernel: takes every run. It is fast where rows are aligned to 16 bytes.
+#[derive(Debug)]
+pub struct Generic {
+    row: &'static Row,
+    function: Function,
+    tiling: Tiling,
+    params: Dims,
+    group_size: u32,
+    num_kv_heads: u32,
+}
+
+/// What of [`GenericParams`] the desc decides.
+#[derive(Debug, Clone, Copy)]
+struct Dims {
+    head_dim_qk: u32,
+    head_dim_vo: u32,
+    o_dtype: DType,
+    page_size: Divisor,
+}
+
+impl Generic {
+    /// Loads the row for a problem.
+    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Generic> {
+        let group_size = desc.group_size();
+        let query = Query {
+            op: op(desc),
+            compute_capability: context.device().compute_capability,
+            types: Types {
+                q: desc.q_dtype,
+                kv: desc.kv_dtype,
+                o: desc.o_dtype,
+            },
+            head_dim_qk: desc.head_dim_qk,
+            head_dim_vo: desc.head_dim_vo,
+        };
+        let (row, function) = loader.find(query, |row| row.arch == Arch::Sm80)?;
+        let current = context.enter()?;
+        let blocks_per_sm = function.blocks_per_sm(&current, row.shape.threads)?.max(1);
+        let slots = context.device().sm_count * blocks_per_sm;
+        Ok(Generic {
+            row,
+            function,
+            tiling: tiling(row, desc, slots),
+            params: Dims {
+                head_dim_qk: desc.head_dim_qk,
+                head_dim_vo: desc.head_dim_vo,
+                o_dtype: desc.o_dtype,
+                page_size: Divisor::new(desc.kv.page_size()),
+            },
+            group_size,
+            num_kv_heads: desc.num_kv_heads,
+        })
+    }
+}
+
+/// Rows of the tile that all warps share suffice for short queries; more rows are divided among warps.
+pub(super) fn op(desc: &AttentionDesc) -> Op {
+    const SHARED_ROWS: u32 = 16;
+    if desc.group_size().saturating_mul(desc.max_qo_len) <= SHARED_ROWS {
+        Op::Decode
+    } else {
+        Op::Prefill
+    }
+}
+
+/// Decode is cut so that all heads' items fill the device about twice; prefill, whose items are longer,
+/// once.
+fn tiling(row: &Row, desc: &AttentionDesc, slots: u32) -> Tiling {
+    let (kv_unit, waves) = match row.op {
+        Op::Decode => (128, 2),
+        _ => (256, 1),
+    };
+    Tiling {
+        q_tile: (row.shape.q_tile / desc.group_size()).max(1),
+        kv_unit,
+        max_splits: (waves * slots).div_ceil(desc.num_kv_heads),
+        invariant_chunk: match desc.kind {
+            Kind::Decode => 2048,
+            // Splitting prefill would need partial results for every row of the largest batch.
+            Kind::Prefill => u32::MAX,
+        },
+    }
+}
+
+impl AttentionKernel for Generic {
+    fn name(&self) -> &str {
+        &self.row.name
+    }
+
+    fn tiling(&self) -> Tiling {
+        self.tiling
+    }
+
+    fn supports(&self, _: &Run<'_>) -> bool {
+        true
+    }
+
+    fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
+        let row_tiles = (run.q_tile * self.group_size).div_ceil(self.row.shape.q_tile);
+        let params = GenericParams {
+            attention: *run.params,
+            head_dim_qk: self.params.head_dim_qk,
+            head_dim_vo: self.params.head_dim_vo,
+            row_tiles,
+            o_dtype: dtype_code(self.params.o_dtype),
+            q_copy_bytes: row_alignment(&run.args.q),
+            k_copy_bytes: row_alignment(&run.args.k),
+            v_copy_bytes: row_alignment(&run.args.v),
+            page_size: self.params.page_size,
+        };
+        let blocks = u64::from(run.num_items) * u64::from(row_tiles) * u64::from(self.num_kv_heads);
+        let launch = Launch {
+            grid: [blocks_of(blocks)?, 1, 1],
+            threads: self.row.shape.threads,
+            cluster: 1,
+            dependent: false,
+            stream,
+        };
+        // SAFETY: the kernel takes a `FolioGenericParams`; its addresses are the caller's tensors, which
+        // were checked against the plan, and the workspace.
+        unsafe { launch.enqueue(current, &self.function, &params, &[]) }
+    }
+}
+
+/// A one-dimensional grid.
+pub fn blocks_of(blocks: u64) -> Result<u32> {
+    i32::try_from(blocks)
+        .map(|blocks| blocks as u32)
+        .map_err(|_| {
+            Error::Unsupported(format!(
+                "the batch: {blocks} thread blocks are not supported; {} are",
+                i32::MAX
+            ))
+        })
+}

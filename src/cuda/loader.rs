@@ -1,0 +1,154 @@
+//! From a row of the kernel table to a kernel in a context: out of the bundle, else compiled here and
+//! now where NVRTC is installed, with a cache on disk. Slow, and called when a handle is created.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use once_cell::sync::OnceCell;
+
+use super::bundle::Bundle;
+use super::compile;
+use super::context::Context;
+use super::cubin_cache::CubinCache;
+use super::driver::{Driver, version_name};
+use super::kernels::{self, Query, Row};
+use super::module::{Function, Module};
+use super::nvrtc::Nvrtc;
+use super::unit::Unit;
+use crate::error::{Error, Result};
+
+/// The bundle inside this library.
+pub fn embedded() -> Result<&'static Bundle> {
+    static BUNDLE: OnceCell<Bundle> = OnceCell::new();
+    BUNDLE.get_or_try_init(|| {
+        Bundle::parse(include_bytes!(concat!(env!("OUT_DIR"), "/kernels.bundle")))
+    })
+}
+
+/// The kernels of one context.
+#[derive(Debug)]
+pub struct Loader {
+    context: Arc<Context>,
+    bundle: &'static Bundle,
+    cache: Option<CubinCache>,
+    modules: Mutex<HashMap<Unit, Arc<Module>>>,
+}
+
+impl Loader {
+    /// Loads nothing yet.
+    pub fn new(context: &Arc<Context>) -> Result<Loader> {
+        Ok(Loader {
+            context: Arc::clone(context),
+            bundle: embedded()?,
+            cache: CubinCache::of_user(),
+            modules: Mutex::default(),
+        })
+    }
+
+    /// The preferred row that fits the query, that `accept` agrees to and that can be had, with its
+    /// kernel.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when no row fits, or none of those that do is in the bundle or can be
+    /// compiled here; [`Error::DriverTooOld`], [`Error::Compile`], [`Error::OutOfMemory`] and
+    /// [`Error::Driver`] when one should have worked.
+    pub fn find(
+        &self,
+        query: Query,
+        accept: impl Fn(&Row) -> bool,
+    ) -> Result<(&'static Row, Function)> {
+        let mut refusal = None;
+        for row in kernels::candidates(query).filter(|row| accept(row)) {
+            match self.load(row) {
+                Ok(function) => return Ok((row, function)),
+                Err(error @ Error::Unsupported(_)) => refusal = refusal.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refusal.unwrap_or_else(|| kernels::unsupported(&query)))
+    }
+
+    /// The kernel of one row.
+    ///
+    /// # Errors
+    /// As [`Loader::find`].
+    pub fn load(&self, row: &Row) -> Result<Function> {
+        let target = kernels::target(self.context.device().compute_capability);
+        let unit = Unit::new(row, &target);
+        let module = match self.loaded(&unit) {
+            Some(module) => module,
+            None => self.load_unit(row, unit)?,
+        };
+        module.function(row.symbol, row.shared_bytes)
+    }
+
+    fn loaded(&self, unit: &Unit) -> Option<Arc<Module>> {
+        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        modules.get(unit).cloned()
+    }
+
+    /// Without the lock: another thread that wants the same unit does the work twice, and one result
+    /// stays.
+    fn load_unit(&self, row: &Row, unit: Unit) -> Result<Arc<Module>> {
+        let cubin = match self.bundled(&unit)? {
+            Some(cubin) => cubin,
+            None => self.compile(row, &unit)?,
+        };
+        let module = Module::load(&self.context, &cubin)?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(modules.entry(unit).or_insert(module)))
+    }
+
+    fn bundled(&self, unit: &Unit) -> Result<Option<Vec<u8>>> {
+        if !self.bundle.contains(unit) {
+            return Ok(None);
+        }
+        check_version(self.context.driver(), self.bundle.version())?;
+        self.bundle.cubin(unit)
+    }
+
+    fn compile(&self, row: &Row, unit: &Unit) -> Result<Vec<u8>> {
+        let nvrtc = nvrtc().map_err(|reason| self.missing(row, unit, &reason))?;
+        check_version(self.context.driver(), nvrtc.version())?;
+        let sources = self.bundle.sources();
+        Ok(compile::compile(unit, sources, nvrtc, self.cache.as_ref())?.cubin)
+    }
+
+    fn missing(&self, row: &Row, unit: &Unit, reason: &Error) -> Error {
+        let same_target = |other: &&Row| {
+            other.op == row.op && self.bundle.contains(&Unit::new(other, &unit.target))
+        };
+        let names: Vec<&str> = kernels::table()
+            .iter()
+            .filter(same_target)
+            .map(|row| row.name.as_str())
+            .collect();
+        let held = match (self.bundle.is_empty(), names.is_empty()) {
+            (true, _) => "no compiled kernels: it was built without NVRTC".to_owned(),
+            (false, true) => format!("no {} kernel for {}", row.op.name(), unit.target),
+            (false, false) => names.join(", "),
+        };
+        Error::Unsupported(format!(
+            "kernel {} for {} is not in this library, and {reason}; the library holds {held}",
+            row.name, unit.target
+        ))
+    }
+}
+
+/// Found once; a failure is not remembered, so that a host may install the compiler later.
+fn nvrtc() -> Result<&'static Nvrtc> {
+    static NVRTC: OnceCell<Nvrtc> = OnceCell::new();
+    NVRTC.get_or_try_init(|| Nvrtc::find(&[]))
+}
+
+fn check_version(driver: Driver, compiler: u32) -> Result<()> {
+    if driver.accepts_cubins_of(compiler) {
+        return Ok(());
+    }
+    Err(Error::DriverTooOld(format!(
+        "the kernels were compiled by CUDA {}; the driver is of CUDA {}, and {}.0 or newer is needed",
+        version_name(compiler),
+        version_name(driver.version()),
+        compiler / 1000
+    )))
+}

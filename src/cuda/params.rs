@@ -1,0 +1,404 @@
+//! Mirrors of the structs in `kernels/params.h`, field by field; sizes are asserted on both sides. What
+//! the fields mean is written there. Addresses are `u64`.
+
+use crate::dtype::DType;
+use crate::problem::LogBase;
+use crate::tensor::Tensor;
+
+/// `FolioRunFlag`.
+pub const LSE_BASE_2: u32 = 1;
+/// `FolioRunFlag`.
+pub const ALIBI_SQRT: u32 = 2;
+
+/// `FolioMask`.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MaskMode {
+    /// Bottom-right aligned.
+    Causal = 0,
+    /// Every key.
+    Full = 1,
+    /// A byte per (row, key).
+    Bytes = 2,
+    /// A bit per (row, key).
+    Bits = 3,
+}
+
+/// `FolioItemPlace`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct ItemPlace {
+    pub page_start: i64,
+    pub q_token: i32,
+    pub position: i32,
+}
+
+/// `FolioRows`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct Rows {
+    pub data: u64,
+    pub stride_token: i64,
+    pub stride_head: i64,
+}
+
+/// `FolioCache`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct Cache {
+    pub data: u64,
+    pub stride_page: i64,
+    pub stride_token: i64,
+    pub stride_head: i64,
+}
+
+/// `FolioPlanView`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct PlanView {
+    pub qo_indptr: u64,
+    pub kv_len: u64,
+    pub page_start: u64,
+    pub page_ids: u64,
+    pub items: u64,
+    pub merges: u64,
+    pub counts: u64,
+    pub next_tile: u64,
+    pub partial_o: u64,
+    pub partial_lse: u64,
+    pub places: u64,
+}
+
+/// `FolioAttentionParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AttentionParams {
+    pub plan: PlanView,
+    pub q: Rows,
+    pub o: Rows,
+    pub k: Cache,
+    pub v: Cache,
+    pub lse: u64,
+    pub lse_stride_token: i64,
+    pub lse_stride_head: i64,
+    pub sinks: u64,
+    pub alibi_slopes: u64,
+    pub k_scales: u64,
+    pub v_scales: u64,
+    pub mask: u64,
+    pub mask_start: u64,
+    pub mm_prefix_ranges: u64,
+    pub logits_scale: f32,
+    pub v_scale: f32,
+    pub o_scale: f32,
+    pub logits_soft_cap: f32,
+    pub window_left: i32,
+    pub window_right: i32,
+    pub mask_mode: MaskMode,
+    pub flags: u32,
+    pub k_scales_stride: i32,
+    pub v_scales_stride: i32,
+    pub num_qo_heads: u32,
+    pub num_kv_heads: u32,
+    pub page_size: u32,
+    pub num_mm_prefix_ranges: u32,
+}
+
+/// `FolioDivisor`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Divisor {
+    pub divisor: u32,
+    pub multiplier: u32,
+    pub shift: u32,
+}
+
+/// `FolioGenericParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct GenericParams {
+    pub attention: AttentionParams,
+    pub head_dim_qk: u32,
+    pub head_dim_vo: u32,
+    pub row_tiles: u32,
+    pub o_dtype: u32,
+    pub q_copy_bytes: u32,
+    pub k_copy_bytes: u32,
+    pub v_copy_bytes: u32,
+    pub page_size: Divisor,
+}
+
+/// `FolioDecodeParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct DecodeParams {
+    pub attention: AttentionParams,
+    pub group_size: u32,
+    pub o_dtype: u32,
+    pub kv_evict_first: u32,
+    pub boxes_log2: u32,
+    pub k_page_step: u32,
+    pub v_page_step: u32,
+    pub pages_by_head: u32,
+    pub reserved: u32,
+}
+
+/// `FolioCombineParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct CombineParams {
+    pub plan: PlanView,
+    pub o: Rows,
+    pub lse: u64,
+    pub lse_stride_token: i64,
+    pub lse_stride_head: i64,
+    pub sinks: u64,
+    pub v_scales: u64,
+    pub v_scale: f32,
+    pub o_scale: f32,
+    pub v_scales_stride: i32,
+    pub flags: u32,
+    pub num_qo_heads: u32,
+    pub group_size: u32,
+    pub head_dim_vo: u32,
+    pub o_dtype: u32,
+    pub row_blocks: u32,
+}
+
+/// `FolioState`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct State {
+    pub v: u64,
+    pub s: u64,
+    pub v_stride_token: i64,
+    pub v_stride_state: i64,
+    pub v_stride_head: i64,
+    pub s_stride_token: i64,
+    pub s_stride_state: i64,
+    pub s_stride_head: i64,
+}
+
+/// `FolioMergeStatesParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct MergeStatesParams {
+    pub first: State,
+    pub second: State,
+    pub v_out: Rows,
+    pub s_out: u64,
+    pub s_out_stride_token: i64,
+    pub s_out_stride_head: i64,
+    pub mask: u64,
+    pub mask_stride: i64,
+    pub num_tokens: i64,
+    pub num_heads: Divisor,
+    pub num_states: u32,
+    pub head_dim: u32,
+    pub flags: u32,
+    pub vectors: u32,
+    pub log2_lanes: u32,
+}
+
+/// `FolioAppendTensor`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AppendTensor {
+    pub source: Rows,
+    pub cache: Cache,
+    pub scales: u64,
+    pub scale: f32,
+    pub scales_stride: i32,
+    pub head_dim: u32,
+    pub pieces: Divisor,
+}
+
+/// `FolioAppendParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AppendParams {
+    pub k: AppendTensor,
+    pub v: AppendTensor,
+    pub slots: u64,
+    pub num_tokens: i64,
+    pub num_slots: i64,
+    pub page_size: Divisor,
+    pub slot_bytes: u32,
+    pub num_kv_heads: u32,
+    pub vectors: u32,
+}
+
+/// `FolioPlanParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct PlanParams {
+    pub qo_indptr: u64,
+    pub kv_indptr: u64,
+    pub kv_len: u64,
+    pub last_page_len: u64,
+    pub table_stride: i64,
+    pub out_qo_indptr: u64,
+    pub out_kv_len: u64,
+    pub out_page_start: u64,
+    pub out_mask_bytes_start: u64,
+    pub out_mask_bits_start: u64,
+    pub first_item: u64,
+    pub first_partial: u64,
+    pub items: u64,
+    pub places: u64,
+    pub merges: u64,
+    pub counts: u64,
+    pub next_tile: u64,
+    pub batch_size: u32,
+    pub fixed_qo_len: u32,
+    pub page_size: u32,
+    pub q_tile: u32,
+    pub kv_unit: u32,
+    pub max_splits: u32,
+    pub invariant_chunk: u32,
+    pub max_qo_len: u32,
+    pub max_kv_len: u32,
+    pub max_num_tokens: u32,
+    pub max_items: u32,
+    pub max_merges: u32,
+    pub max_partial_rows: u32,
+    pub by_request: u32,
+}
+
+/// The numbers of the `static_assert`s at the end of `kernels/params.h`.
+const _: () = {
+    assert!(size_of::<crate::problem::WorkItem>() == 32);
+    assert!(size_of::<crate::problem::MergeItem>() == 32);
+    assert!(size_of::<ItemPlace>() == 16);
+    assert!(size_of::<PlanView>() == 88);
+    assert!(size_of::<AttentionParams>() == 336);
+    assert!(size_of::<GenericParams>() == 376);
+    assert!(size_of::<CombineParams>() == 192);
+    assert!(size_of::<DecodeParams>() == 368);
+    assert!(size_of::<MergeStatesParams>() == 232);
+    assert!(size_of::<AppendTensor>() == 88);
+    assert!(size_of::<AppendParams>() == 224);
+    assert!(size_of::<PlanParams>() == 192);
+};
+
+impl Rows {
+    /// A `[token, head, dim]` tensor.
+    pub fn of(tensor: &Tensor) -> Rows {
+        Rows {
+            data: tensor.address() as u64,
+            stride_token: tensor.stride(0),
+            stride_head: tensor.stride(1),
+        }
+    }
+}
+
+impl Cache {
+    /// A `[page, token, head, dim]` tensor.
+    pub fn of(tensor: &Tensor) -> Cache {
+        Cache {
+            data: tensor.address() as u64,
+            stride_page: tensor.stride(0),
+            stride_token: tensor.stride(1),
+            stride_head: tensor.stride(2),
+        }
+    }
+}
+
+impl Divisor {
+    /// Prepares division by `divisor`, which is at least 1, of numbers below 2^31: with
+    /// l = ⌈log2 d⌉ and m = ⌊2^32 (2^l − d) / d⌋ + 1, n / d = (mulhi(n, m) + n) >> l.
+    pub fn new(divisor: u32) -> Divisor {
+        let shift = u32::BITS - (divisor - 1).leading_zeros();
+        let excess = (1u64 << shift) - u64::from(divisor);
+        Divisor {
+            divisor,
+            multiplier: ((excess << 32) / u64::from(divisor) + 1) as u32,
+            shift,
+        }
+    }
+}
+
+/// `FolioDtype`.
+pub fn dtype_code(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        DType::F8E4M3 => 3,
+        _ => 4,
+    }
+}
+
+/// The flag of an lse's base.
+pub fn lse_flag(base: LogBase) -> u32 {
+    match base {
+        LogBase::E => 0,
+        LogBase::Two => LSE_BASE_2,
+    }
+}
+
+/// Address of an optional tensor, or 0.
+pub fn address(tensor: Option<Tensor>) -> u64 {
+    tensor.map_or(0, |tensor| tensor.address() as u64)
+}
+
+/// Stride of scales: one for all has none.
+pub fn scales_stride(scales: Option<Tensor>) -> i32 {
+    scales.map_or(0, |scales| i32::from(scales.extent(0) > 1))
+}
+
+/// The largest power of two, up to 16, that divides the address of every row of `tensor` in bytes. (Rows
+/// are along the last dimension; strides of dimensions with one index do not matter.)
+pub fn row_alignment(tensor: &Tensor) -> u32 {
+    let size = tensor.dtype().size() as i64;
+    let last = tensor.rank() - 1;
+    let bits = tensor.shape()[..last]
+        .iter()
+        .zip(tensor.strides())
+        .filter(|&(&extent, _)| extent > 1)
+        .fold(tensor.address() as i64 | 16, |bits, (_, &stride)| {
+            bits | (stride * size)
+        });
+    1 << bits.trailing_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn divide(n: u32, d: Divisor) -> u32 {
+        let high = (u64::from(n) * u64::from(d.multiplier)) >> 32;
+        ((high + u64::from(n)) >> d.shift) as u32
+    }
+
+    proptest! {
+        #[test]
+        fn a_divisor_divides(n in 0u32..1 << 31, d in 1u32..1 << 31) {
+            prop_assert_eq!(divide(n, Divisor::new(d)), n / d);
+        }
+
+        #[test]
+        fn small_divisors_divide_at_their_multiples(q in 0u32..1 << 20, d in 1u32..2000) {
+            let n = q * d;
+            prop_assert_eq!(divide(n, Divisor::new(d)), q);
+            if n > 0 {
+                prop_assert_eq!(divide(n - 1, Divisor::new(d)), (n - 1) / d);
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The Hopper prefill kernel, `kernels/sm90/prefill.cu`: what it takes, and the tensor maps that it reads
+//! Q, K and V by.
+#![allow(unsafe_code)]
+
+use super::attention_kernel::{AttentionKernel, Run, op};
+use super::context::{Context, Current};
+use super::kernels::{Arch, Op, Query, Row, Types};
+use super::launch::Launch;
+use super::loader::Loader;
+use super::module::Function;
+use super::params::row_alignment;
+use super::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
+use crate::backend::{Stream, Tiling};
+use crate::error::{Error, Result};
+use crate::problem::{AttentionDesc, KvStorage, Mask};
+use crate::tensor::Tensor;
+
+/// Query heads that share a tile at most; also in the kernel.
+const MOST_PACKED_HEADS: u32 = 16;
+/// Tokens of a group, the rows of a swizzle atom.
+const GROUP: u32 = 8;
+/// Columns of a swizzle atom, 128 bytes of 16-bit elements.
+const ATOM: u32 = 64;
+/// Rows of a consumer warpgroup.
+const WARPGROUP_ROWS: u32 = 64;
+
+/// The kernel for one problem.
+#[derive(Debug)]
+pub struct Sm90Prefill {
+    row: &'static Row,
+    function: Function,
+    sm_count: u32,
+    packed_heads: u32,
+    head_blocks: u32,
+    kv: KvStorage,
+}
+
+impl Sm90Prefill {
+    /// Loads the row for a problem; `None` where there is none.
+    ///
+    /// # Errors
+    /// As [`Loader::find`], but for [`Error::Unsupported`].
+    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<Self>> {
+        // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
+        const MOST_KEYS: u32 = 1 << 29;
+        let (layout, suits) = match desc.kv {
+            KvStorage::Paged { page_size, .. } => ("FOLIO_PAGED=1", page_size % GROUP == 0),
+            KvStorage::Ragged => ("FOLIO_PAGED=0", true),
+        };
+        if !suits || op(desc) != Op::Prefill || desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS {
+            return Ok(None);
+        }
+        let query = Query {
+            op: Op::Prefill,
+            compute_capability: context.device().compute_capability,
+            types: Types {
+                q: desc.q_dtype,
+                kv: desc.kv_dtype,
+                o: desc.o_dtype,
+            },
+            head_dim_qk: desc.head_dim_qk,
+            head_dim_vo: desc.head_dim_vo,
+        };
+        let wanted = |row: &Row| row.arch == Arch::Sm90a && row.defines.iter().any(|d| d == layout);
+        let (row, function) = match loader.find(query, wanted) {
+            Err(Error::Unsupported(_)) => return Ok(None),
+            found => found?,
+        };
+        let packed_heads = packed_heads(desc.group_size());
+        Ok(Some(Sm90Prefill {
+            row,
+            function,
+            sm_count: context.device().sm_count,
+            packed_heads,
+            head_blocks: desc.num_qo_heads / packed_heads,
+            kv: desc.kv,
+        }))
+    }
+
+    fn maps(&self, current: &Current<'_>, run: &Run<'_>) -> Result<[TensorMap; 3]> {
+        let driver = current.driver();
+        Ok([
+            self.query_map(&run.args.q).encode(driver)?,
+            self.cache_map(&run.args.k).encode(driver)?,
+            self.cache_map(&run.args.v).encode(driver)?,
+        ])
+    }
+
+    /// A box is the rows of a warpgroup: `[column block][position][packed head][column]`.
+    fn query_map(&self, q: &Tensor) -> Map {
+        let head_dim = q.extent(2) as u32;
+        let column_blocks = head_dim / ATOM;
+        Map::new(q)
+            .dimension(ATOM, ATOM, 1)
+            .dimension(q.extent(1) as u32, self.packed_heads, q.stride(1))
+            .dimension(
+                q.extent(0) as u32,
+                WARPGROUP_ROWS / self.packed_heads,
+                q.stride(0),
+            )
+            .dimension(column_blocks, column_blocks, i64::from(ATOM))
+    }
+
+    /// Paged: `[8-token group][head][column block][token][column]`, where the groups of a page follow one
+    /// another and pages are a whole number of groups apart; a box is as many groups as a page and a step
+    /// have in common. Ragged: `[head][token][column]`, a box is a column block of a step.
+    fn cache_map(&self, cache: &Tensor) -> Map {
+        let heads = cache.extent(2) as u32;
+        let head_dim = cache.extent(3) as u32;
+        let kv_tile = self.row.shape.kv_tile;
+        let KvStorage::Paged { page_size, .. } = self.kv else {
+            return Map::new(cache)
+                .dimension(head_dim, ATOM, 1)
+                .dimension(cache.extent(0) as u32, kv_tile, cache.stride(0))
+                .dimension(heads, 1, cache.stride(2));
+        };
+        let box_tokens = 1 << (page_size | kv_tile).trailing_zeros();
+        let token = cache.stride(1);
+        let column_blocks = head_dim / ATOM;
+        Map::new(cache)
+            .dimension(ATOM, ATOM, 1)
+            .dimension(GROUP, GROUP, token)
+            .dimension(column_blocks, column_blocks, i64::from(ATOM))
+            .dimension(heads, 1, cache.stride(2))
+            .dimension(
+                num_groups(cache, page_size) as u32,
+                box_tokens / GROUP,
+                i64::from(GROUP) * token,
+            )
+    }
+
+    /// Whether the maps can describe the cache.
+    fn takes_cache(&self, cache: &Tensor) -> bool {
+        const MOST_COORDINATES: i64 = i32::MAX as i64;
+        if !rows_are_aligned(cache) {
+            return false;
+        }
+        let KvStorage::Paged { page_size, .. } = self.kv else {
+            return cache.extent(0) <= MOST_COORDINATES;
+        };
+        let group = i64::from(GROUP) * cache.stride(1);
+        let one_page = cache.extent(0) <= 1;
+        (one_page || cache.stride(0) % group == 0)
+            && cache.stride(0) >> 3 <= i64::from(u32::MAX)
+            && num_groups(cache, page_size) <= MOST_COORDINATES
+    }
+}
+
+impl AttentionKernel for Sm90Prefill {
+    fn name(&self) -> &str {
+        &self.row.name
+    }
+
+    fn tiling(&self) -> Tiling {
+        Tiling {
+            q_tile: self.row.shape.q_tile / self.packed_heads,
+            kv_unit: self.row.shape.kv_tile,
+            // One tile per multiprocessor, with room for the tiles that are there without splits.
+            max_splits: self.sm_count * 3 / 4 / self.head_blocks,
+            invariant_chunk: u32::MAX,
+        }
+    }
+
+    fn supports(&self, run: &Run<'_>) -> bool {
+        let args = run.args;
+        matches!(args.mask, Mask::Causal | Mask::Full)
+            && args.alibi_slopes.is_none()
+            && args.mm_prefix_ranges.is_none()
+            && args.o_scale == 1.0
+            && rows_are_aligned(&args.q)
+            && rows_are_aligned(&args.o)
+            && args.q.extent(0) <= i64::from(i32::MAX)
+            && self.takes_cache(&args.k)
+            && self.takes_cache(&args.v)
+    }
+
+    fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
+        let maps = self.maps(current, run)?;
+        let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
+        let launch = Launch {
+            grid: [tiles.min(u64::from(self.sm_count)) as u32, 1, 1],
+            threads: self.row.shape.threads,
+            cluster: 1,
+            dependent: false,
+            stream,
+        };
+        // SAFETY: the kernel takes a `FolioAttentionParams` and three maps; their addresses are the
+        // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
+        // room for `num_items` items.
+        unsafe { launch.enqueue(current, &self.function, run.params, &maps) }
+    }
+}
+
+/// Heads of a group that share a tile: the largest power of two that divides the group.
+fn packed_heads(group_size: u32) -> u32 {
+    1 << (group_size | MOST_PACKED_HEADS).trailing_zeros()
+}
+
+/// 8-token groups from the first to the last page.
+fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
+    let per_page = match cache.extent(0) {
+        0 | 1 => 0,
+        _ => cache.stride(0) / (i64::from(GROUP) * cache.stride(1)),
+    };
+    (cache.extent(0) - 1).max(0) * per_page + i64::from(page_size / GROUP)
+}
+
+/// Rows are copied 16 bytes at a time. An empty tensor has no rows that a map could describe, and where
+/// rows coincide a map has no stride for them.
+fn rows_are_aligned(tensor: &Tensor) -> bool {
+    let distinct = |(&extent, &stride): (&i64, &i64)| extent <= 1 || stride > 0;
+    !tensor.is_empty()
+        && row_alignment(tensor) >= 16
+        && tensor.shape().iter().zip(tensor.strides()).all(distinct)
+}
+
+/// A tensor map under construction, the innermost dimension first.
+struct Map {
+    tensor: Tensor,
+    rank: usize,
+    extents: [u64; 5],
+    boxes: [u32; 5],
+    strides: [u64; 5],
+}
+
+impl Map {
+    fn new(tensor: &Tensor) -> Map {
+        Map {
+            tensor: *tensor,
+            rank: 0,
+            extents: [1; 5],
+            boxes: [1; 5],
+            strides: [16; 5],
+        }
+    }
+
+    /// `stride` is in elements; where there is one index it does not matter, and may be anything.
+    fn dimension(mut self, extent: u32, in_box: u32, stride: i64) -> Map {
+        self.extents[self.rank] = u64::from(extent);
+        self.boxes[self.rank] = in_box;
+        if extent > 1 {
+            self.strides[self.rank] = stride as u64 * self.tensor.dtype().size() as u64;
+        }
+        self.rank += 1;
+        self
+    }
+
+    fn encode(&self, driver: super::driver::Driver) -> Result<TensorMap> {
+        TensorMap::encode(
+            driver,
+            &Tiled {
+                dtype: self.tensor.dtype(),
+                address: self.tensor.address() as u64,
+                extents: &self.extents[..self.rank],
+                strides: &self.strides[1..self.rank],
+                box_extents: &self.boxes[..self.rank],
+                element_strides: &[1; 5][..self.rank],
+                swizzle: Swizzle::Span128,
+                l2_promotion: L2Promotion::Bytes128,
+            },
+        )
+    }
+}

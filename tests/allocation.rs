@@ -1,0 +1,78 @@
+//! `run` allocates nothing, on any thread.
+
+mod common;
+
+use common::door::{Door, RustDoor};
+use common::instance::{LayerData, Planned};
+use common::memory::HostMemory;
+use common::problem::Problem;
+use folio::api::{Stream, Target};
+use folio::dtype::DType;
+use folio::problem::Kind;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts what the whole process asks for.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is passed on to the system's allocator.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(body: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    body();
+    ALLOCATIONS.load(Ordering::Relaxed) - before
+}
+
+/// One test, so that nothing else in the process allocates meanwhile.
+#[test]
+fn run_allocates_nothing() {
+    assert_eq!(
+        allocations(|| drop(std::hint::black_box(Box::new(1)))),
+        1,
+        "the counter counts"
+    );
+    let session = RustDoor
+        .open(Target::Cpu { num_threads: 3 })
+        .expect("a CPU context");
+    let prefill = Problem::plain(&[(40, 300), (1, 700), (0, 0), (5, 3)]);
+    let decode = Problem {
+        kind: Kind::Decode,
+        ..Problem::plain(&[(1, 900), (1, 1), (1, 0)])
+    };
+    for problem in [prefill, decode] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let problem = problem.clone().of(dtype);
+            let handle = session.attention(problem.desc()).expect("supported");
+            let planned = Planned::new(handle, &HostMemory, &HostMemory, &problem).expect("a plan");
+            let layer = LayerData::new(&HostMemory, &problem);
+            let input = layer.input();
+            let count = allocations(|| {
+                for _ in 0..3 {
+                    planned
+                        .handle
+                        .run(&input, Stream::default())
+                        .expect("a run");
+                }
+            });
+            assert_eq!(count, 0, "{:?} {dtype}", problem.kind);
+        }
+    }
+}

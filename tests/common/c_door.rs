@@ -1,0 +1,509 @@
+//! The door of C: every call goes through the function table, with C structs made from the API's plain
+//! inputs, as a host that loads the library would do it.
+
+#![allow(unsafe_code)]
+
+use super::door::{Door, Handle, Session};
+use folio::api::{AppendInput, BatchInput, MaskMode, MergeInput, MergeStatesInput, RunInput};
+use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
+use folio::dtype::DType;
+use folio::error::{Error, Result};
+use folio::ffi::*;
+use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::tensor::{Device, Tensor};
+use std::cell::RefCell;
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+
+/// `folio_get_api`.
+pub struct CDoor;
+
+/// The table.
+pub fn api() -> &'static folio_api {
+    // SAFETY: not NULL for the version of the same build, and static.
+    unsafe { folio_get_api(FOLIO_ABI_VERSION).as_ref() }.expect("a table for this version")
+}
+
+/// A zeroed struct with its size filled in: what FOLIO_INIT makes.
+///
+/// # Safety
+/// `T` begins with a `u32` struct_size, and zeros are a value of it.
+pub unsafe fn init<T>() -> T {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut value: T = std::mem::zeroed();
+        (&raw mut value).cast::<u32>().write(size_of::<T>() as u32);
+        value
+    }
+}
+
+/// An error report to be filled in.
+pub fn report() -> folio_error {
+    // SAFETY: a struct of integers behind its size.
+    unsafe { init() }
+}
+
+/// The text of a report.
+pub fn message(err: &folio_error) -> String {
+    let text = err.message.as_ptr();
+    // SAFETY: the library ends every message with NUL within the struct, and a fresh report is zeros.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().expect("UTF-8").to_owned()
+}
+
+/// A status and report as an error of the kind that the Rust door gives.
+pub fn outcome(status: folio_status, err: &folio_error) -> Result<()> {
+    if status == FOLIO_OK {
+        return Ok(());
+    }
+    assert_eq!(err.status, status, "the report carries the status");
+    let kind: fn(String) -> Error = match status {
+        FOLIO_ERR_INVALID_ARGUMENT => Error::InvalidArgument,
+        FOLIO_ERR_INVALID_STRUCT_SIZE => Error::InvalidStructSize,
+        FOLIO_ERR_UNKNOWN_FIELD => Error::UnknownField,
+        FOLIO_ERR_SHAPE => Error::Shape,
+        FOLIO_ERR_DTYPE => Error::DType,
+        FOLIO_ERR_DEVICE_MISMATCH => Error::DeviceMismatch,
+        FOLIO_ERR_WORKSPACE_TOO_SMALL => Error::WorkspaceTooSmall,
+        FOLIO_ERR_NOT_PLANNED => Error::NotPlanned,
+        FOLIO_ERR_CAPTURE => Error::Capture,
+        FOLIO_ERR_UNSUPPORTED => Error::Unsupported,
+        FOLIO_ERR_NO_DEVICE => Error::NoDevice,
+        FOLIO_ERR_NO_DRIVER => Error::NoDriver,
+        FOLIO_ERR_DRIVER_TOO_OLD => Error::DriverTooOld,
+        FOLIO_ERR_COMPILE => Error::Compile,
+        FOLIO_ERR_OUT_OF_MEMORY => Error::OutOfMemory,
+        FOLIO_ERR_DRIVER => Error::Driver,
+        _ => Error::Internal,
+    };
+    Err(kind(message(err)))
+}
+
+/// C tensors that live until the call is over.
+#[derive(Default)]
+pub struct Tensors {
+    #[expect(clippy::vec_box, reason = "C holds the addresses")]
+    made: RefCell<Vec<Box<Made>>>,
+}
+
+struct Made {
+    tensor: folio_tensor,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+}
+
+impl Tensors {
+    /// A tensor of the Rust API as C describes it; NULL for none.
+    pub fn of(&self, tensor: Option<Tensor>) -> *mut folio_tensor {
+        let Some(tensor) = tensor else {
+            return null_mut();
+        };
+        let (device_type, device_id) = match tensor.device() {
+            Device::Cpu => (FOLIO_DEVICE_CPU, 0),
+            Device::Cuda(id) => (FOLIO_DEVICE_CUDA, id),
+        };
+        // A part of the address goes through byte_offset, so that it is not forgotten.
+        let byte_offset = tensor.address() % 64;
+        let mut made = Box::new(Made {
+            shape: tensor.shape().to_vec(),
+            strides: tensor.strides().to_vec(),
+            tensor: folio_tensor {
+                data: (tensor.address() - byte_offset) as *mut c_void,
+                device_type,
+                device_id,
+                ndim: tensor.rank() as i32,
+                dtype: dtype(tensor.dtype()),
+                shape: null_mut(),
+                strides: null_mut(),
+                byte_offset: byte_offset as u64,
+            },
+        });
+        made.tensor.shape = made.shape.as_mut_ptr();
+        made.tensor.strides = made.strides.as_mut_ptr();
+        let pointer = &raw mut made.tensor;
+        self.made.borrow_mut().push(made);
+        pointer
+    }
+}
+
+/// An element type as C describes it.
+pub fn dtype(dtype: DType) -> folio_dtype {
+    let (code, bits) = dtype.to_dlpack();
+    folio_dtype {
+        code,
+        bits,
+        lanes: 1,
+    }
+}
+
+pub fn c_layout(layout: KvLayout) -> i32 {
+    match layout {
+        KvLayout::Nhd => FOLIO_LAYOUT_NHD,
+        KvLayout::Hnd => FOLIO_LAYOUT_HND,
+    }
+}
+
+/// A C batch.
+pub fn c_batch(input: &BatchInput, tensors: &Tensors) -> folio_batch {
+    folio_batch {
+        struct_size: size_of::<folio_batch>() as u32,
+        flags: 0,
+        qo_len: input.qo_len,
+        reserved: 0,
+        qo_indptr: tensors.of(input.qo_indptr),
+        kv_indptr: tensors.of(input.kv_indptr),
+        kv_indices: tensors.of(input.kv_indices),
+        last_page_len: tensors.of(input.last_page_len),
+        kv_len: tensors.of(input.kv_len),
+        block_table: tensors.of(input.block_table),
+    }
+}
+
+/// C arguments of a run.
+pub fn c_args(input: &RunInput, tensors: &Tensors) -> folio_attention_args {
+    let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+    let (window_left, window_right) = input.window.unwrap_or((0, -1));
+    folio_attention_args {
+        struct_size: size_of::<folio_attention_args>() as u32,
+        flags: flag(input.window.is_some(), FOLIO_RUN_WINDOW)
+            | flag(input.lse_base_2, FOLIO_RUN_LSE_BASE_2)
+            | flag(input.alibi_sqrt, FOLIO_RUN_ALIBI_SQRT),
+        q: tensors.of(input.q),
+        k: tensors.of(input.k),
+        v: tensors.of(input.v),
+        o: tensors.of(input.o),
+        lse: tensors.of(input.lse),
+        k_scales: tensors.of(input.k_scales),
+        v_scales: tensors.of(input.v_scales),
+        custom_mask: tensors.of(input.custom_mask),
+        mm_prefix_ranges: tensors.of(input.mm_prefix_ranges),
+        alibi_slopes: tensors.of(input.alibi_slopes),
+        sinks: tensors.of(input.sinks),
+        sm_scale: input.sm_scale,
+        q_scale: input.q_scale,
+        k_scale: input.k_scale,
+        v_scale: input.v_scale,
+        o_scale: input.o_scale,
+        logits_soft_cap: input.logits_soft_cap,
+        mask_mode: match input.mask_mode {
+            MaskMode::Causal => FOLIO_MASK_CAUSAL,
+            MaskMode::Full => FOLIO_MASK_FULL,
+            MaskMode::CustomBytes => FOLIO_MASK_CUSTOM_BYTES,
+            MaskMode::CustomBits => FOLIO_MASK_CUSTOM_BITS,
+        },
+        window_left,
+        window_right,
+        reserved: 0,
+    }
+}
+
+/// C arguments of an append.
+pub fn c_append(input: &AppendInput, tensors: &Tensors) -> folio_kv_append_args {
+    folio_kv_append_args {
+        struct_size: size_of::<folio_kv_append_args>() as u32,
+        flags: 0,
+        key: tensors.of(input.key),
+        value: tensors.of(input.value),
+        k_cache: tensors.of(input.k_cache),
+        v_cache: tensors.of(input.v_cache),
+        slot_mapping: tensors.of(input.slot_mapping),
+        k_scales: tensors.of(input.k_scales),
+        v_scales: tensors.of(input.v_scales),
+        k_scale: input.k_scale,
+        v_scale: input.v_scale,
+        kv_layout: c_layout(input.layout),
+        kv_dtype: input.kv_dtype.map_or(NO_DTYPE, dtype),
+    }
+}
+
+const NO_DTYPE: folio_dtype = folio_dtype {
+    code: 0,
+    bits: 0,
+    lanes: 0,
+};
+
+/// C arguments of a merge of two states.
+pub fn c_merge(input: &MergeInput, tensors: &Tensors) -> folio_merge_state_args {
+    folio_merge_state_args {
+        struct_size: size_of::<folio_merge_state_args>() as u32,
+        flags: merge_flags(input.lse_base_2),
+        v_a: tensors.of(input.v_a),
+        s_a: tensors.of(input.s_a),
+        v_b: tensors.of(input.v_b),
+        s_b: tensors.of(input.s_b),
+        v_out: tensors.of(input.v_out),
+        s_out: tensors.of(input.s_out),
+        mask: tensors.of(input.mask),
+    }
+}
+
+/// C arguments of a merge of n states.
+pub fn c_merge_states(input: &MergeStatesInput, tensors: &Tensors) -> folio_merge_states_args {
+    folio_merge_states_args {
+        struct_size: size_of::<folio_merge_states_args>() as u32,
+        flags: merge_flags(input.lse_base_2),
+        v: tensors.of(input.v),
+        s: tensors.of(input.s),
+        v_out: tensors.of(input.v_out),
+        s_out: tensors.of(input.s_out),
+    }
+}
+
+fn merge_flags(lse_base_2: bool) -> u32 {
+    if lse_base_2 {
+        FOLIO_MERGE_LSE_BASE_2
+    } else {
+        0
+    }
+}
+
+fn plan_flags(desc: &AttentionDesc) -> u32 {
+    let mut flags = 0;
+    if desc.graph {
+        flags |= FOLIO_PLAN_GRAPH;
+    }
+    if desc.batch_invariant {
+        flags |= FOLIO_PLAN_BATCH_INVARIANT;
+    }
+    flags
+}
+
+/// A C decode desc.
+pub fn c_decode_desc(desc: &AttentionDesc) -> folio_decode_desc {
+    let (page_size, kv_layout) = storage(desc.kv);
+    folio_decode_desc {
+        struct_size: size_of::<folio_decode_desc>() as u32,
+        flags: plan_flags(desc),
+        q_dtype: dtype(desc.q_dtype),
+        kv_dtype: dtype(desc.kv_dtype),
+        o_dtype: dtype(desc.o_dtype),
+        kv_layout,
+        num_qo_heads: desc.num_qo_heads,
+        num_kv_heads: desc.num_kv_heads,
+        head_dim_qk: desc.head_dim_qk,
+        head_dim_vo: desc.head_dim_vo,
+        page_size,
+        max_batch_size: desc.max_batch_size,
+        max_qo_len: desc.max_qo_len,
+        max_kv_len: desc.max_kv_len,
+        max_num_pages: desc.max_num_pages,
+    }
+}
+
+/// A C prefill desc.
+pub fn c_prefill_desc(desc: &AttentionDesc) -> folio_prefill_desc {
+    let (page_size, kv_layout) = storage(desc.kv);
+    let ragged = desc.kv == KvStorage::Ragged;
+    folio_prefill_desc {
+        struct_size: size_of::<folio_prefill_desc>() as u32,
+        flags: plan_flags(desc),
+        q_dtype: dtype(desc.q_dtype),
+        kv_dtype: dtype(desc.kv_dtype),
+        o_dtype: dtype(desc.o_dtype),
+        kv_layout,
+        num_qo_heads: desc.num_qo_heads,
+        num_kv_heads: desc.num_kv_heads,
+        head_dim_qk: desc.head_dim_qk,
+        head_dim_vo: desc.head_dim_vo,
+        kv_storage: if ragged {
+            FOLIO_KV_RAGGED
+        } else {
+            FOLIO_KV_PAGED
+        },
+        page_size,
+        max_batch_size: desc.max_batch_size,
+        max_num_tokens: desc.max_num_tokens,
+        max_qo_len: desc.max_qo_len,
+        max_kv_len: desc.max_kv_len,
+        max_num_pages: if ragged { 0 } else { desc.max_num_pages },
+    }
+}
+
+fn storage(kv: KvStorage) -> (u32, i32) {
+    match kv {
+        KvStorage::Ragged => (0, 0),
+        KvStorage::Paged { page_size, layout } => (page_size, c_layout(layout)),
+    }
+}
+
+/// The desc of a context on this target.
+pub fn c_context_desc(target: Target) -> folio_context_desc {
+    // SAFETY: integers and nullable pointers behind the size.
+    let mut desc: folio_context_desc = unsafe { init() };
+    desc.device_type = FOLIO_DEVICE_CPU;
+    match target {
+        Target::Cpu { num_threads } => desc.num_threads = num_threads,
+        Target::Reference => desc.flags = FOLIO_CONTEXT_REFERENCE,
+        Target::Cuda { ordinal } => {
+            desc.device_type = FOLIO_DEVICE_CUDA;
+            desc.device_id = ordinal;
+        }
+    }
+    desc
+}
+
+/// Gives a fresh report to `call`, and makes of both what the Rust door would have given.
+fn call(call: impl FnOnce(&mut folio_error) -> folio_status) -> Result<()> {
+    let mut err = report();
+    let status = call(&mut err);
+    outcome(status, &err)
+}
+
+impl Door for CDoor {
+    fn name(&self) -> &'static str {
+        "c"
+    }
+
+    fn open(&self, target: Target) -> Result<Box<dyn Session>> {
+        let desc = c_context_desc(target);
+        let mut ctx = null_mut();
+        // SAFETY: live structs.
+        call(|err| unsafe { api().context_create.unwrap()(&desc, &mut ctx, err) })?;
+        Ok(Box::new(CContext(ctx)))
+    }
+}
+
+struct CContext(*mut folio_context);
+
+// SAFETY: the header's thread rules; only functions that take a const context are called.
+unsafe impl Send for CContext {}
+// SAFETY: as above.
+unsafe impl Sync for CContext {}
+
+impl Drop for CContext {
+    fn drop(&mut self) {
+        // SAFETY: made by context_create, and not used afterwards.
+        unsafe { api().context_destroy.unwrap()(self.0) }
+    }
+}
+
+impl Session for CContext {
+    fn attention(&self, desc: AttentionDesc) -> Result<Box<dyn Handle>> {
+        let mut handle = CHandle {
+            decode: null_mut(),
+            prefill: null_mut(),
+        };
+        let (ctx, decode, prefill) = (self.0, &mut handle.decode, &mut handle.prefill);
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe {
+            match desc.kind {
+                Kind::Decode => {
+                    api().decode_create.unwrap()(ctx, &c_decode_desc(&desc), decode, err)
+                }
+                Kind::Prefill => {
+                    api().prefill_create.unwrap()(ctx, &c_prefill_desc(&desc), prefill, err)
+                }
+            }
+        })?;
+        Ok(Box::new(handle))
+    }
+
+    fn append(&self, input: &AppendInput, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_append(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().kv_append.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn merge(&self, input: &MergeInput, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_merge(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().merge_state.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn merge_states(&self, input: &MergeStatesInput, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_merge_states(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().merge_states.unwrap()(self.0, &args, stream, err) })
+    }
+}
+
+/// One of the two is NULL.
+struct CHandle {
+    decode: *mut folio_decode,
+    prefill: *mut folio_prefill,
+}
+
+// SAFETY: the header's thread rules; `plan` has the handle for itself.
+unsafe impl Send for CHandle {}
+// SAFETY: as above.
+unsafe impl Sync for CHandle {}
+
+impl Drop for CHandle {
+    fn drop(&mut self) {
+        // SAFETY: NULL, or made by _create and not used afterwards.
+        unsafe {
+            api().decode_destroy.unwrap()(self.decode);
+            api().prefill_destroy.unwrap()(self.prefill);
+        }
+    }
+}
+
+impl Handle for CHandle {
+    fn workspace(&self) -> Result<WorkspaceInfo> {
+        // SAFETY: integers behind the size.
+        let mut info: folio_workspace_info = unsafe { init() };
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe {
+            match self.decode.is_null() {
+                false => api().decode_workspace.unwrap()(self.decode, &mut info, err),
+                true => api().prefill_workspace.unwrap()(self.prefill, &mut info, err),
+            }
+        })?;
+        Ok(WorkspaceInfo {
+            device_bytes: info.device_bytes as usize,
+            host_bytes: info.host_bytes as usize,
+            alignment: info.alignment as usize,
+        })
+    }
+
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        (device_bytes, host_bytes): (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        let tensors = Tensors::default();
+        let batch = c_batch(batch, &tensors);
+        let given = folio_workspace {
+            struct_size: size_of::<folio_workspace>() as u32,
+            flags: 0,
+            device: workspace.device as *mut c_void,
+            device_bytes: device_bytes as u64,
+            host: workspace.host as *mut c_void,
+            host_bytes: host_bytes as u64,
+        };
+        let ws = if device_bytes + host_bytes == 0 {
+            null()
+        } else {
+            &raw const given
+        };
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs, and a handle that nobody else uses.
+        call(|err| unsafe {
+            match self.decode.is_null() {
+                false => api().decode_plan.unwrap()(self.decode, &batch, ws, stream, err),
+                true => api().prefill_plan.unwrap()(self.prefill, &batch, ws, stream, err),
+            }
+        })
+    }
+
+    fn run(&self, args: &RunInput, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_args(args, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe {
+            match self.decode.is_null() {
+                false => api().decode_run.unwrap()(self.decode, &args, stream, err),
+                true => api().prefill_run.unwrap()(self.prefill, &args, stream, err),
+            }
+        })
+    }
+}

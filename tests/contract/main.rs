@@ -1,0 +1,19 @@
+//! The contract of the C functions with callers who err: every entry, every field. Each bad call gets its
+//! status and a sentence that names field and value, and changes nothing. And with callers who use many
+//! threads, as far as the header allows.
+#![allow(unsafe_code)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod arguments;
+mod batches;
+mod descs;
+mod fixture;
+mod logs;
+mod nulls;
+mod structs;
+mod table;
+mod tensors;
+mod threads;
+mod workspaces;

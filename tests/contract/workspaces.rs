@@ -1,0 +1,178 @@
+//! Workspaces that are missing, too small or skew. A stub backend asks for memory of both kinds, so that
+//! the answers do not depend on what the CPU happens to need.
+
+use crate::common::c_door::Tensors;
+use crate::common::instance::Step;
+use crate::common::memory::HostMemory;
+use crate::fixture::{Fixture, everything, plain};
+use folio::api::{Attention as Handle, Context, Stream, Workspace, WorkspaceInfo};
+use folio::backend::{Attention, Backend, Tiling};
+use folio::error::{Error, Result};
+use folio::ffi::*;
+use folio::log::Logger;
+use folio::problem::*;
+use folio::tensor::Device;
+use std::ptr::null_mut;
+
+#[derive(Debug)]
+struct Stub;
+
+const NEEDED: WorkspaceInfo = WorkspaceInfo {
+    device_bytes: 4096,
+    host_bytes: 1000,
+    alignment: 64,
+};
+
+impl Backend for Stub {
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn Attention>> {
+        Ok(Box::new(Stub))
+    }
+
+    fn append(&self, _: &AppendArgs, _: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn merge(&self, _: &MergeArgs, _: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn merge_states(&self, _: &MergeStatesArgs, _: Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Attention for Stub {
+    fn kernel(&self) -> &str {
+        "stub"
+    }
+
+    fn tiling(&self) -> Tiling {
+        Tiling {
+            q_tile: 16,
+            kv_unit: 16,
+            max_splits: 4,
+            invariant_chunk: 64,
+        }
+    }
+
+    fn workspace(&self) -> WorkspaceInfo {
+        NEEDED
+    }
+
+    fn plan(&mut self, _: &Batch<'_>, _: &WorkList, _: &Workspace, _: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, _: &AttentionArgs, _: Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn needed_and_given_are_named() {
+    let context = Context::with_backend(Box::new(Stub), Logger::silent());
+    let problem = plain(Kind::Prefill);
+    let mut handle = Handle::new(&context, problem.desc()).unwrap();
+    assert_eq!(handle.workspace(), NEEDED);
+    let step = Step::new(&HostMemory, &problem);
+    let mut plan = |device: usize, host: usize, bytes: (usize, usize)| {
+        let workspace = Workspace { device, host };
+        handle.plan(&step.input(), &workspace, bytes, Stream::default())
+    };
+    let (device, host) = (1 << 20, 1 << 16);
+    let rows = [
+        ((0, 0), (0, 0), ["workspace.device", "4096", "0"]),
+        (
+            (device, host),
+            (4095, 1000),
+            ["workspace.device", "4096", "4095"],
+        ),
+        (
+            (device, host),
+            (4096, 999),
+            ["workspace.host", "1000", "999"],
+        ),
+        ((0, host), (4096, 1000), ["workspace.device", "4096", "0"]),
+        ((device, 0), (4096, 1000), ["workspace.host", "1000", "0"]),
+        (
+            (device + 32, host),
+            (4096, 1000),
+            ["workspace.device", "0x100020", "64"],
+        ),
+        (
+            (device, host + 1),
+            (4096, 1000),
+            ["workspace.host", "0x10001", "64"],
+        ),
+    ];
+    for ((device, host), bytes, words) in rows {
+        let error = plan(device, host, bytes).unwrap_err();
+        let Error::WorkspaceTooSmall(message) = &error else {
+            panic!("{error:?}");
+        };
+        for word in words {
+            assert!(message.contains(word), "no {word:?} in {message:?}");
+        }
+    }
+    assert_eq!(plan(device, host, (4096, 1000)), Ok(()));
+    assert_eq!(plan(device, host, (1 << 30, 1 << 30)), Ok(()));
+}
+
+/// Through C, with whatever the CPU needs.
+#[test]
+fn the_cpu_checks_its_own_need() {
+    for kind in [Kind::Decode, Kind::Prefill] {
+        for mut problem in [plain(kind), everything(kind)] {
+            // Long enough to be split, and with room for it.
+            problem.requests[0].kv_len = 4096;
+            let fixture = Fixture::new(&problem);
+            let before = fixture.output();
+            let tensors = Tensors::default();
+            let batch = fixture.batch(&tensors);
+            let right = fixture.workspace();
+            let info = fixture.info();
+            assert_eq!(info.device_bytes, 0);
+            assert_eq!(info.host_bytes, right.host_bytes);
+            if info.host_bytes == 0 {
+                fixture
+                    .plan(&batch, std::ptr::null())
+                    .assert_ok("no workspace");
+                continue;
+            }
+            let status = FOLIO_ERR_WORKSPACE_TOO_SMALL;
+            let needed = info.host_bytes.to_string();
+            let given = (info.host_bytes - 1).to_string();
+            let too_small = folio_workspace {
+                host_bytes: info.host_bytes - 1,
+                ..right
+            };
+            let reply = fixture.plan(&batch, &too_small);
+            reply.assert("too small", status, &["workspace.host", &needed, &given]);
+            let missing = folio_workspace {
+                host: null_mut(),
+                ..right
+            };
+            let reply = fixture.plan(&batch, &missing);
+            reply.assert("missing", status, &["workspace.host", &needed, " 0 "]);
+            let reply = fixture.plan(&batch, std::ptr::null());
+            reply.assert("none", status, &["workspace.host", &needed, " 0 "]);
+            if info.alignment > 1 {
+                let skew = folio_workspace {
+                    host: right.host.wrapping_byte_add(1),
+                    ..right
+                };
+                let reply = fixture.plan(&batch, &skew);
+                reply.assert(
+                    "skew",
+                    status,
+                    &["workspace.host", &info.alignment.to_string()],
+                );
+            }
+            assert!(fixture.output() == before, "the plan before is gone");
+        }
+    }
+}

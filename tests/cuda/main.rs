@@ -1,0 +1,43 @@
+//! The CUDA backend on a real GPU, through `folio::api`: the attention contract over the same random
+//! problems as the CPU, and what only a device has: streams, graphs, lengths in device memory. Skipped
+//! without a device.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod gpu;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod operators;
+mod problems;
+mod steps;
+
+use folio::api::cuda_device_count;
+use harness::case;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cases = [
+        case("host_lengths", (), problems::host_lengths),
+        case("device_lengths", (), problems::device_lengths),
+        case("device_page_ids", (), problems::device_page_ids),
+        case("long_splits", (), problems::long_splits),
+        case("any_group", (), problems::any_group),
+        case("batch_invariant", (), problems::batch_invariant),
+        case("far_offsets", (), problems::far_offsets),
+        case("graph_replays", (), steps::graph_replays),
+        case(
+            "graph_plans_on_the_device",
+            (),
+            steps::graph_plans_on_the_device,
+        ),
+        case("replan_in_flight", (), steps::replan_in_flight),
+        case("two_streams", (), steps::two_streams),
+        case("captures_are_refused", (), steps::captures_are_refused),
+        case("append", (), operators::append),
+        case("merge", (), operators::merge),
+    ];
+    harness::main(&cases, |_, _| match cuda_device_count() {
+        0 => Err("no CUDA device".into()),
+        _ => Ok(()),
+    })
+}

@@ -1,0 +1,235 @@
+//! Append and merges on the device against the oracle on the host, from the same bytes.
+
+use crate::common::codec::encode;
+use crate::common::door::{Door, RustDoor, Session};
+use crate::common::instance::for_each_index;
+use crate::common::memory::{HostMemory, Image, Memory, Resident, View};
+use crate::common::values::{mix, normal, uniform};
+use crate::gpu::DeviceMemory;
+use crate::problems::session;
+use folio::api::{AppendInput, MergeInput, MergeStatesInput, Stream, Target};
+use folio::dtype::DType;
+use folio::problem::KvLayout;
+
+fn oracle() -> Box<dyn Session> {
+    RustDoor.open(Target::Reference).expect("the oracle")
+}
+
+/// A tensor of normal numbers, with gaps around its rows.
+fn random(dtype: DType, shape: &[i64], gap: u32, seed: u64) -> Image {
+    let mut gaps = vec![gap; shape.len()];
+    gaps[shape.len() - 1] = 0;
+    let mut image = Image::poisoned(View::gapped(dtype, shape, &gaps, gap));
+    for_each_index(shape, |index| {
+        let hash = index
+            .iter()
+            .fold(mix(seed), |hash, &i| mix(hash ^ i as u64));
+        image.put(index, encode(dtype, 20.0 * normal(hash)));
+    });
+    image
+}
+
+/// One append as plain data.
+struct Append {
+    source: DType,
+    cache: DType,
+    layout: KvLayout,
+    dims: (i64, i64),
+    page_size: i64,
+    gap: u32,
+    slots: DType,
+    per_head: bool,
+}
+
+const HEADS: i64 = 3;
+const TOKENS: i64 = 37;
+const PAGES: i64 = 23;
+
+impl Append {
+    /// The bytes of both caches afterwards.
+    fn run(&self, session: &dyn Session, memory: &dyn Memory) -> [Vec<u8>; 2] {
+        let resident = |image| Resident::new(memory, image);
+        let source = |dim, seed| {
+            resident(random(
+                self.source,
+                &[TOKENS + 2, HEADS, dim],
+                self.gap,
+                seed,
+            ))
+        };
+        let cache = |dim| {
+            let shape = match self.layout {
+                KvLayout::Nhd => [PAGES, self.page_size, HEADS, dim],
+                KvLayout::Hnd => [PAGES, HEADS, self.page_size, dim],
+            };
+            let gaps = [self.gap, self.gap, self.gap, 0];
+            resident(Image::poisoned(View::gapped(
+                self.cache, &shape, &gaps, self.gap,
+            )))
+        };
+        let (key, value) = (source(self.dims.0, 1), source(self.dims.1, 2));
+        let (k_cache, v_cache) = (cache(self.dims.0), cache(self.dims.1));
+        let slots = resident(Image::of_bits(self.slots, &[TOKENS], self.slots()));
+        let fp8 = self.cache != self.source;
+        let scales =
+            (fp8 && self.per_head).then(|| resident(Image::of_f32(&[HEADS], &[0.5, 0.3, 2.0])));
+        let input = AppendInput {
+            key: Some(key.tensor()),
+            value: Some(value.tensor()),
+            k_cache: Some(k_cache.tensor()),
+            v_cache: Some(v_cache.tensor()),
+            layout: self.layout,
+            kv_dtype: None,
+            slot_mapping: Some(slots.tensor()),
+            k_scale: if fp8 { 0.07 } else { 0.0 },
+            v_scale: if fp8 { 0.3 } else { 0.0 },
+            k_scales: scales.as_ref().map(Resident::tensor),
+            v_scales: None,
+        };
+        session.append(&input, Stream::default()).unwrap();
+        [k_cache.current().bytes, v_cache.current().bytes]
+    }
+
+    /// Different slots in no order; every fifth token has none.
+    fn slots(&self) -> Vec<u64> {
+        let all = PAGES * self.page_size;
+        (0..TOKENS)
+            .map(|token| match token % 5 {
+                3 => u64::MAX,
+                _ => ((token * 7) % all.max(1)) as u64,
+            })
+            .map(|slot| match self.slots {
+                DType::I32 => u64::from(slot as u32),
+                _ => slot,
+            })
+            .collect()
+    }
+}
+
+pub fn append() {
+    let (device, oracle) = (session(), oracle());
+    for source in [DType::BF16, DType::F16, DType::F32] {
+        for cache in [source, DType::F8E4M3, DType::F8E5M2] {
+            for (n, layout) in [(0, KvLayout::Nhd), (1, KvLayout::Hnd)] {
+                for (gap, dims) in [(0, (64, 64)), (8, (128, 80)), (3, (72, 8)), (16, (16, 256))] {
+                    let append = Append {
+                        source,
+                        cache,
+                        layout,
+                        dims,
+                        page_size: [16, 13][n],
+                        gap,
+                        slots: [DType::I32, DType::I64][n],
+                        per_head: gap == 8,
+                    };
+                    let want = append.run(&*oracle, &HostMemory);
+                    let got = append.run(&*device, &DeviceMemory);
+                    assert!(
+                        want == got,
+                        "{source} to {cache}, {layout:?}, gap {gap}, dims {dims:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// lse around 0, and every seventh empty in one of three ways.
+fn states(shape: &[i64], seed: u64) -> Image {
+    let mut image = Image::poisoned(View::compact(DType::F32, shape));
+    for_each_index(shape, |index| {
+        let hash = index
+            .iter()
+            .fold(mix(seed), |hash, &i| mix(hash ^ i as u64));
+        let lse = match hash % 21 {
+            0 => f32::NEG_INFINITY,
+            1 => f32::INFINITY,
+            2 => f32::NAN,
+            _ => (12.0 * uniform(hash) - 4.0) as f32,
+        };
+        image.put(index, lse.to_bits().into());
+    });
+    image
+}
+
+fn assert_close(want: &Image, got: &Image, what: &str) {
+    let unit = match want.view.dtype {
+        DType::F32 => 2e-6,
+        DType::F16 => 2f64.powi(-10),
+        _ => 2f64.powi(-7),
+    };
+    for_each_index(&want.view.shape, |index| {
+        let (want, got) = (want.value(index), got.value(index));
+        // A row that the mask leaves alone keeps its NaN.
+        let same = want == got || want.is_nan() && got.is_nan();
+        let close = same || (want - got).abs() <= unit * (1.0 + want.abs());
+        assert!(close, "{what}{index:?}: {got} is not {want}");
+    });
+}
+
+/// `v_out` and `s_out` after a merge of `n` states, or of two in place.
+fn merged(
+    session: &dyn Session,
+    memory: &dyn Memory,
+    dtype: DType,
+    [tokens, n, heads, dim]: [i64; 4],
+    gap: u32,
+) -> [Image; 2] {
+    let resident = |image| Resident::new(memory, image);
+    if n == 0 {
+        let side = |seed| {
+            (
+                resident(random(dtype, &[tokens, heads, dim], gap, seed)),
+                resident(states(&[tokens, heads], seed)),
+            )
+        };
+        let ((v_a, s_a), (v_b, s_b)) = (side(5), side(6));
+        let bytes = (0..tokens as u64).map(|token| u64::from(token % 4 != 1));
+        let mask = resident(Image::of_bits(DType::U8, &[tokens], bytes));
+        let input = MergeInput {
+            v_a: Some(v_a.tensor()),
+            s_a: Some(s_a.tensor()),
+            v_b: Some(v_b.tensor()),
+            s_b: Some(s_b.tensor()),
+            v_out: Some(v_a.tensor()),
+            s_out: Some(s_a.tensor()),
+            mask: Some(mask.tensor()),
+            lse_base_2: gap == 0,
+        };
+        session.merge(&input, Stream::default()).unwrap();
+        return [v_a.current(), s_a.current()];
+    }
+    let v = resident(random(dtype, &[tokens, n, heads, dim], gap, 7));
+    let s = resident(states(&[tokens, n, heads], 8));
+    let v_out = resident(Image::poisoned(View::compact(dtype, &[tokens, heads, dim])));
+    let s_out = resident(Image::poisoned(View::compact(DType::F32, &[tokens, heads])));
+    let input = MergeStatesInput {
+        v: Some(v.tensor()),
+        s: Some(s.tensor()),
+        v_out: Some(v_out.tensor()),
+        s_out: Some(s_out.tensor()),
+        lse_base_2: gap != 0,
+    };
+    session.merge_states(&input, Stream::default()).unwrap();
+    [v_out.current(), s_out.current()]
+}
+
+pub fn merge() {
+    let (device, oracle) = (session(), oracle());
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        for (shape, gap) in [
+            ([41, 0, 5, 128], 0),
+            ([41, 0, 1, 24], 3),
+            ([3, 0, 2, 520], 8),
+            ([17, 1, 3, 64], 0),
+            ([17, 9, 3, 192], 8),
+            ([5, 40, 2, 13], 1),
+            ([0, 2, 2, 64], 0),
+        ] {
+            let want = merged(&*oracle, &HostMemory, dtype, shape, gap);
+            let got = merged(&*device, &DeviceMemory, dtype, shape, gap);
+            assert_close(&want[0], &got[0], &format!("v of {dtype} {shape:?} "));
+            assert_close(&want[1], &got[1], &format!("s of {dtype} {shape:?} "));
+        }
+    }
+}

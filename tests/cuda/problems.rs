@@ -1,0 +1,279 @@
+//! Whole problems against dense attention: random ones in every form, and some that random ones rarely
+//! are.
+
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
+use crate::common::door::{Door, RustDoor, Session};
+use crate::common::instance::{LayerData, Output, Planned, Scratch, Step, solve};
+use crate::common::memory::{HostMemory, Memory};
+use crate::common::problem::{Layer, MaskKind, Problem, Request, Storage, TableForm};
+use crate::common::strategy::problems;
+use crate::gpu::{self, DeviceMemory};
+use folio::api::{Stream, Target};
+use folio::dtype::DType;
+use folio::problem::{Kind, KvLayout};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+pub fn session() -> Box<dyn Session> {
+    gpu::enter();
+    let target = Target::Cuda { ordinal: 0 };
+    RustDoor.open(target).expect("a CUDA context")
+}
+
+pub fn assert_right(problem: &Problem, got: &Output) {
+    let tolerance = Tolerance::fast(problem.q_dtype);
+    if let Err(difference) = compare(problem, &dense::attention(problem), got, tolerance) {
+        panic!("{difference}\n{problem:?}");
+    }
+}
+
+/// Random problems, shrunk where `check` fails.
+fn for_random_problems(cases: u32, check: impl Fn(&Problem) -> Result<(), String>) {
+    let mut runner = TestRunner::new(Config {
+        cases,
+        failure_persistence: None,
+        ..Config::default()
+    });
+    let result = runner.run(&problems(), |problem| {
+        check(&problem).map_err(TestCaseError::fail)
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), String> {
+    let got = got.map_err(|error| error.to_string())?;
+    let tolerance = Tolerance::fast(problem.q_dtype);
+    compare(problem, &dense::attention(problem), &got, tolerance)
+}
+
+fn solve_with(
+    session: &dyn Session,
+    index_memory: &dyn Memory,
+    problem: &Problem,
+) -> folio::error::Result<Output> {
+    let handle = session.attention(problem.desc())?;
+    let planned = Planned::new(handle, &DeviceMemory, index_memory, problem)?;
+    planned.run(&LayerData::new(&DeviceMemory, problem))
+}
+
+pub fn host_lengths() {
+    let session = session();
+    for_random_problems(600, |problem| {
+        check(problem, solve_with(&*session, &HostMemory, problem))
+    });
+}
+
+pub fn device_lengths() {
+    let session = session();
+    for_random_problems(300, |problem| {
+        check(problem, solve_with(&*session, &DeviceMemory, problem))
+    });
+}
+
+/// Lengths on the host, page ids on the device.
+pub fn device_page_ids() {
+    let session = session();
+    for_random_problems(100, |problem| {
+        let result = (|| {
+            let mut handle = session.attention(problem.desc())?;
+            let info = handle.workspace()?;
+            let scratch = Scratch::new(&DeviceMemory, &info);
+            let (host, device) = (
+                Step::new(&HostMemory, problem),
+                Step::new(&DeviceMemory, problem),
+            );
+            let mut input = host.input();
+            input.kv_indices = device.input().kv_indices;
+            input.block_table = device.input().block_table;
+            let bytes = (info.device_bytes, info.host_bytes);
+            handle.plan(&input, &scratch.workspace(), bytes, Stream::default())?;
+            let layer = LayerData::new(&DeviceMemory, problem);
+            handle.run(&layer.input(), Stream::default())?;
+            let output = layer.output();
+            scratch.assert_within_bounds();
+            Ok(output)
+        })();
+        check(problem, result)
+    });
+}
+
+/// Decode and prefill long enough to be split, with sinks, windows and fp8.
+pub fn long_splits() {
+    let session = session();
+    let lens = [(1, 3000), (1, 17), (3, 1200), (1, 0)];
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        for kv_dtype in [dtype, DType::F8E4M3] {
+            for (kind, window) in [
+                (Kind::Decode, None),
+                (Kind::Prefill, None),
+                (Kind::Decode, Some((700, 0))),
+                (Kind::Prefill, Some((700, -1))),
+            ] {
+                let problem = Problem {
+                    kind,
+                    kv_dtype,
+                    layer: Layer {
+                        sinks: true,
+                        window,
+                        ..Layer::plain()
+                    },
+                    ..Problem::plain(&lens).of(dtype).heads(8, 2, 128)
+                };
+                let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                assert_right(&problem, &got);
+            }
+        }
+    }
+}
+
+/// Groups around and beyond a tile, and every size of head.
+pub fn any_group() {
+    let session = session();
+    for (heads, kv_heads, dim) in [
+        (71, 1, 64),
+        (128, 1, 128),
+        (17, 1, 8),
+        (48, 3, 256),
+        (10, 2, 192),
+        (6, 2, 248),
+    ] {
+        for dtype in [DType::BF16, DType::F32] {
+            for kind in [Kind::Decode, Kind::Prefill] {
+                let problem = Problem {
+                    kind,
+                    ..Problem::plain(&[(1, 90), (5, 33), (70, 70)])
+                        .of(dtype)
+                        .heads(heads, kv_heads, dim)
+                };
+                let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                assert_right(&problem, &got);
+            }
+        }
+    }
+}
+
+/// A request's bits do not depend on the batch, with lengths on the host or the device.
+pub fn batch_invariant() {
+    let session = session();
+    for (kind, dtype, graph) in [
+        (Kind::Decode, DType::BF16, false),
+        (Kind::Decode, DType::F16, true),
+        (Kind::Prefill, DType::BF16, false),
+        (Kind::Decode, DType::F32, false),
+    ] {
+        let problem = Problem {
+            kind,
+            graph,
+            batch_invariant: true,
+            ..Problem::plain(&[(1, 5000), (4, 900), (2, 2049), (1, 3)])
+                .of(dtype)
+                .heads(8, 2, 64)
+        };
+        let whole = solve(&*session, &DeviceMemory, &problem).unwrap();
+        assert_right(&problem, &whole);
+        let on_device = solve_with(&*session, &DeviceMemory, &problem).unwrap();
+        assert!(whole == on_device, "lengths on the device");
+        let indptr = problem.qo_indptr();
+        let row = (problem.num_qo_heads() * problem.head_dim_vo) as usize;
+        for b in 0..problem.requests.len() {
+            // The handle is the same: another desc may be given other code.
+            let one = problem.alone(b);
+            let handle = session.attention(problem.desc()).unwrap();
+            let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &one).unwrap();
+            let alone = planned.run(&LayerData::new(&DeviceMemory, &one)).unwrap();
+            let rows = indptr[b] as usize * row..indptr[b + 1] as usize * row;
+            assert!(alone.o == whole.o[rows], "request {b} of {problem:?}");
+        }
+    }
+}
+
+/// Pages more than 2^31 elements apart.
+pub fn far_offsets() {
+    const PAGE_STRIDE: usize = 1_700_000_000;
+    let session = session();
+    let pages = 5;
+    let bytes = PAGE_STRIDE * 2 * pages;
+    if gpu::free_bytes() < bytes + (1 << 30) {
+        crate::harness::skip("less than 17 GiB of device memory are free");
+    }
+    let far = DeviceMemory.alloc(bytes);
+    gpu::fill(far, 0xff, bytes);
+    for (dtype, kind) in [(DType::BF16, Kind::Decode), (DType::F16, Kind::Prefill)] {
+        let problem = Problem {
+            kind,
+            storage: Storage::Paged {
+                page_size: 16,
+                layout: KvLayout::Nhd,
+                form: TableForm::BlockTable { spare_columns: 0 },
+                unused_pages: 0,
+                shared_pages: 0,
+            },
+            ..Problem::plain(&[(1, 75)]).of(dtype).heads(8, 2, 128)
+        };
+        let handle = session.attention(problem.desc()).unwrap();
+        let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &problem).unwrap();
+        let layer = LayerData::new(&DeviceMemory, &problem);
+        let mut input = layer.input();
+        // V lies half a page stride behind K.
+        input.k = input.k.map(|k| spread(&k, far, PAGE_STRIDE));
+        input.v = input.v.map(|v| spread(&v, far + PAGE_STRIDE, PAGE_STRIDE));
+        planned.handle.run(&input, Stream::default()).unwrap();
+        assert_right(&problem, &layer.output());
+    }
+    DeviceMemory.free(far, bytes);
+}
+
+/// Copies a compact cache to pages that lie `stride` elements apart.
+#[allow(unsafe_code)]
+fn spread(cache: &folio::tensor::Tensor, target: usize, stride: usize) -> folio::tensor::Tensor {
+    let size = cache.dtype().size();
+    let page = cache.stride(0) as usize * size;
+    for n in 0..cache.extent(0) as usize {
+        gpu::copy(target + n * stride * size, cache.address() + n * page, page);
+    }
+    let mut strides = cache.strides().to_vec();
+    strides[0] = stride as i64;
+    // SAFETY: the caller allocated `stride` elements for every page.
+    unsafe {
+        folio::tensor::Tensor::new(
+            "cache",
+            target as *mut u8,
+            cache.device(),
+            cache.dtype(),
+            cache.shape(),
+            Some(&strides),
+        )
+    }
+    .unwrap()
+}
+
+/// A batch of other lengths for the same handle as `problem`'s.
+pub fn with_lens(problem: &Problem, lens: &[(u32, u32)]) -> Problem {
+    let requests = lens.iter().zip(100..);
+    Problem {
+        requests: requests
+            .map(|(&(qo_len, kv_len), tag)| Request {
+                qo_len,
+                kv_len,
+                tag,
+            })
+            .collect(),
+        ..problem.clone()
+    }
+}
+
+/// Causal, and with a sink and a custom mask that depends on lengths.
+pub fn some_layers() -> [Layer; 2] {
+    [
+        Layer::plain(),
+        Layer {
+            mask: MaskKind::Full,
+            sinks: true,
+            window: Some((50, 3)),
+            ..Layer::plain()
+        },
+    ]
+}

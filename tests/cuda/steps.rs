@@ -1,0 +1,241 @@
+//! Steps of a serving loop: captured graphs over changing batches, plans while runs are in flight,
+//! streams and threads.
+
+use crate::common::door::Handle;
+use crate::common::instance::{LayerData, Scratch, Step};
+use crate::common::memory::{HostMemory, Memory};
+use crate::common::problem::{Problem, Storage, TableForm};
+use crate::gpu::{self, DeviceMemory, PinnedMemory};
+use crate::problems::{assert_right, session, some_layers, with_lens};
+use folio::api::{Stream, Workspace};
+use folio::dtype::DType;
+use folio::error::Error;
+use folio::problem::{AttentionDesc, Kind, KvLayout};
+
+/// Batches that change in every way within their maxima: 6 requests, 3 rows, 2000 keys.
+const BATCHES: [&[(u32, u32)]; 5] = [
+    &[(1, 100), (1, 900), (3, 40)],
+    &[(1, 2000), (2, 0), (1, 1), (1, 333), (0, 50), (3, 2)],
+    &[(2, 2000)],
+    &[],
+    &[(1, 64), (1, 64), (1, 64), (1, 64), (1, 64), (1, 64)],
+];
+
+/// Batches whose tensors have the shapes of the largest: as many requests, and as long a request.
+const SIX_REQUESTS: [&[(u32, u32)]; 3] = [
+    &[(1, 2000), (2, 0), (1, 1), (1, 333), (0, 50), (3, 2)],
+    &[(3, 5), (1, 7), (0, 0), (2, 2000), (1, 1999), (1, 16)],
+    &[(0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 2000)],
+];
+
+fn plain(kind: Kind, graph: bool) -> Problem {
+    Problem {
+        kind,
+        graph,
+        storage: Storage::Paged {
+            page_size: 16,
+            layout: KvLayout::Nhd,
+            form: TableForm::BlockTable { spare_columns: 2 },
+            unused_pages: 3,
+            shared_pages: 0,
+        },
+        ..Problem::plain(&[]).of(DType::BF16).heads(8, 2, 128)
+    }
+}
+
+fn desc(problem: &Problem) -> AttentionDesc {
+    AttentionDesc {
+        max_batch_size: 6,
+        max_qo_len: 3,
+        max_num_tokens: match problem.kind {
+            Kind::Decode => 0,
+            Kind::Prefill => 18,
+        },
+        max_kv_len: 2000,
+        max_num_pages: 0,
+        ..problem.desc()
+    }
+}
+
+/// A handle with its workspace.
+struct Slot<'m> {
+    handle: Box<dyn Handle>,
+    scratch: Scratch<'m>,
+    bytes: (usize, usize),
+}
+
+impl Slot<'_> {
+    fn new(handle: Box<dyn Handle>) -> Slot<'static> {
+        let info = handle.workspace().unwrap();
+        Slot {
+            scratch: Scratch::new(&DeviceMemory, &info),
+            bytes: (info.device_bytes, info.host_bytes),
+            handle,
+        }
+    }
+
+    fn plan(&mut self, step: &Step<'_>, stream: Stream) -> folio::error::Result<()> {
+        let workspace = self.scratch.workspace();
+        self.handle
+            .plan(&step.input(), &workspace, self.bytes, stream)
+    }
+}
+
+/// A graph captured once serves every later plan: each batch's tensors are moved to the captured ones'
+/// addresses.
+pub fn graph_replays() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for kind in [Kind::Decode, Kind::Prefill] {
+        for layer in some_layers() {
+            let problem = plain(kind, true).with_layer(layer);
+            let mut slot = Slot::new(session.attention(desc(&problem)).unwrap());
+            let largest = with_lens(&problem, &[(3, 2000); 6]);
+            let captured = LayerData::new(&DeviceMemory, &largest);
+            slot.plan(&Step::new(&HostMemory, &largest), stream)
+                .unwrap();
+            let input = captured.input();
+            let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+            for lens in BATCHES {
+                let batch = with_lens(&problem, lens);
+                let step = Step::new(&HostMemory, &batch);
+                slot.plan(&step, stream).unwrap();
+                let layer = LayerData::new(&DeviceMemory, &batch);
+                gpu::synchronize_all();
+                captured.take_inputs_of(&layer);
+                captured.reset_outputs();
+                graph.launch(stream);
+                gpu::synchronize_all();
+                layer.take_outputs_of(&captured);
+                assert_right(&batch, &layer.output());
+            }
+            slot.scratch.assert_within_bounds();
+        }
+    }
+}
+
+/// Planning by the device is captured too: a replay follows the lengths in memory.
+pub fn graph_plans_on_the_device() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for kind in [Kind::Decode, Kind::Prefill] {
+        let problem = plain(kind, true);
+        let mut slot = Slot::new(session.attention(desc(&problem)).unwrap());
+        let largest = with_lens(&problem, &[(3, 2000); 6]);
+        let captured = LayerData::new(&DeviceMemory, &largest);
+        let step = Step::new(&DeviceMemory, &largest);
+        slot.plan(&step, stream).unwrap();
+        let input = captured.input();
+        slot.handle.run(&input, stream).unwrap();
+        let graph = gpu::capture(stream, || {
+            slot.plan(&step, stream).unwrap();
+            slot.handle.run(&input, stream).unwrap();
+        });
+        for lens in SIX_REQUESTS {
+            let batch = with_lens(&problem, lens);
+            let layer = LayerData::new(&DeviceMemory, &batch);
+            gpu::synchronize_all();
+            step.take_lengths_of(&Step::new(&DeviceMemory, &batch));
+            captured.take_inputs_of(&layer);
+            captured.reset_outputs();
+            graph.launch(stream);
+            gpu::synchronize_all();
+            layer.take_outputs_of(&captured);
+            assert_right(&batch, &layer.output());
+        }
+    }
+}
+
+/// Many steps are planned and run before the device has finished the first; page-locked staging memory
+/// makes that a real race if there were one.
+pub fn replan_in_flight() {
+    let session = session();
+    let stream = gpu::new_stream();
+    let problem = plain(Kind::Decode, false);
+    let mut handle = session.attention(desc(&problem)).unwrap();
+    let info = handle.workspace().unwrap();
+    let workspace = Workspace {
+        device: DeviceMemory.alloc(info.device_bytes),
+        host: PinnedMemory.alloc(info.host_bytes),
+    };
+    let bytes = (info.device_bytes, info.host_bytes);
+    let batches: Vec<Problem> = (0..40)
+        .map(|n| {
+            let lens = BATCHES[n % BATCHES.len()];
+            Problem {
+                seed: n as u64,
+                ..with_lens(&problem, lens)
+            }
+        })
+        .collect();
+    let layers: Vec<LayerData<'_>> = (batches.iter())
+        .map(|batch| LayerData::new(&DeviceMemory, batch))
+        .collect();
+    let steps: Vec<Step<'_>> = (batches.iter())
+        .map(|batch| Step::new(&HostMemory, batch))
+        .collect();
+    gpu::synchronize_all();
+    for (step, layer) in steps.iter().zip(&layers) {
+        handle
+            .plan(&step.input(), &workspace, bytes, stream)
+            .unwrap();
+        handle.run(&layer.input(), stream).unwrap();
+    }
+    gpu::synchronize_all();
+    for (batch, layer) in batches.iter().zip(&layers) {
+        assert_right(batch, &layer.output());
+    }
+    PinnedMemory.free(workspace.host, info.host_bytes);
+    DeviceMemory.free(workspace.device, info.device_bytes);
+}
+
+/// Two threads with a stream and a handle each, on one context; and two streams that share one plan.
+pub fn two_streams() {
+    let session = session();
+    std::thread::scope(|scope| {
+        for kind in [Kind::Decode, Kind::Prefill] {
+            let session = &session;
+            scope.spawn(move || {
+                gpu::enter();
+                let stream = gpu::new_stream();
+                let problem = plain(kind, false);
+                let mut slot = Slot::new(session.attention(desc(&problem)).unwrap());
+                for _ in 0..10 {
+                    for lens in BATCHES {
+                        let batch = with_lens(&problem, lens);
+                        let layer = LayerData::new(&DeviceMemory, &batch);
+                        gpu::synchronize_all();
+                        slot.plan(&Step::new(&HostMemory, &batch), stream).unwrap();
+                        slot.handle.run(&layer.input(), stream).unwrap();
+                        assert_right(&batch, &layer.output());
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// What may not be captured says so, and the capture goes on.
+pub fn captures_are_refused() {
+    let session = session();
+    let stream = gpu::new_stream();
+    let batch = with_lens(&plain(Kind::Decode, false), BATCHES[0]);
+    let mut eager = Slot::new(session.attention(desc(&batch)).unwrap());
+    let step = Step::new(&HostMemory, &batch);
+    let device_step = Step::new(&DeviceMemory, &batch);
+    let layer = LayerData::new(&DeviceMemory, &batch);
+    eager.plan(&step, stream).unwrap();
+    let graph_batch = Problem {
+        graph: true,
+        ..batch.clone()
+    };
+    let mut captured = Slot::new(session.attention(desc(&graph_batch)).unwrap());
+    gpu::capture(stream, || {
+        let capture = |result| assert!(matches!(result, Err(Error::Capture(_))), "{result:?}");
+        capture(eager.handle.run(&layer.input(), stream));
+        capture(eager.plan(&step, stream));
+        capture(eager.plan(&device_step, stream));
+        capture(captured.plan(&step, stream));
+        captured.plan(&device_step, stream).unwrap();
+    });
+}

@@ -1,0 +1,21 @@
+#!/bin/sh
+# shared_library.sh LIBRARY SONAME: the library is called SONAME, is never unmapped, exports folio_*
+# and nothing else, and needs no library beyond the C runtime's.
+set -eu
+dynamic=$(readelf -dW "$1")
+
+fail() {
+    echo "$1" >&2
+    exit 1
+}
+echo "$dynamic" | grep -q "soname: \[$2\]" || fail "the soname is not $2"
+echo "$dynamic" | grep -q NODELETE || fail "the library lacks -z nodelete"
+
+symbols=$(nm -D --defined-only "$1" | awk '{ print $3 }')
+echo "$symbols" | grep -qx folio_get_api || fail "folio_get_api is not exported"
+strangers=$(echo "$symbols" | grep -v '^folio_' || true)
+[ -z "$strangers" ] || fail "exported although not folio_*: $strangers"
+
+needed=$(echo "$dynamic" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+strangers=$(echo "$needed" | grep -Ev '^(libgcc_s|libc|libm|ld-linux[-a-z0-9_]*)\.so\.[0-9]+$' || true)
+[ -z "$strangers" ] || fail "needs a library beyond the C runtime: $strangers"

@@ -1,0 +1,439 @@
+//! What the driver layer must answer to each driver.
+
+use std::sync::Arc;
+
+use folio::backend::Stream;
+use folio::cuda::context::Context;
+use folio::cuda::driver::{Driver, device_count};
+use folio::cuda::event::Event;
+use folio::cuda::launch::Launch;
+use folio::cuda::loader::{self, Loader};
+use folio::cuda::module::{Function, Module};
+use folio::cuda::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
+use folio::dtype::DType;
+use folio::error::Error;
+
+use crate::backend;
+use crate::harness::{self, Case, case};
+use crate::stub::{Recorder, Stub};
+
+/// The driver library that a process finds.
+pub struct Setup {
+    /// Which one.
+    pub stub: Stub,
+    /// What goes wrong in it.
+    pub mode: &'static str,
+}
+
+const ABSENT: Setup = Setup {
+    stub: Stub::Absent,
+    mode: "",
+};
+const INCOMPLETE: Setup = Setup {
+    stub: Stub::WithoutTensorMaps,
+    mode: "ok",
+};
+const INCOMPLETE_AND_OLD: Setup = Setup {
+    stub: Stub::WithoutTensorMaps,
+    mode: "old",
+};
+const WORKING: Setup = mode("ok");
+
+const fn mode(mode: &'static str) -> Setup {
+    Setup {
+        stub: Stub::Complete,
+        mode,
+    }
+}
+
+/// All cases.
+pub const CASES: &[Case<Setup>] = &[
+    case("no_library", ABSENT, no_library),
+    case("missing_symbol", INCOMPLETE, missing_symbol),
+    case(
+        "missing_symbol_of_an_old_driver",
+        INCOMPLETE_AND_OLD,
+        too_old,
+    ),
+    case("toolkit_stub", mode("toolkit_stub"), toolkit_stub),
+    case("no_device", mode("no_device"), no_device),
+    case("driver_too_old", mode("old"), too_old),
+    case("device_properties", WORKING, device_properties),
+    case("context_is_restored", WORKING, context_is_restored),
+    case("streams", WORKING, streams),
+    case("out_of_memory", mode("out_of_memory"), out_of_memory),
+    case("launch_failure", mode("launch_failure"), launch_failure),
+    case("launch_is_one_call", WORKING, launch_is_one_call),
+    case("launch_attributes", WORKING, launch_attributes),
+    case("tensor_maps", WORKING, tensor_maps),
+    case("events", WORKING, events),
+    case(
+        "shared_memory_beyond_the_device",
+        WORKING,
+        too_much_shared_memory,
+    ),
+    case(
+        "kernels_that_are_not_there",
+        WORKING,
+        kernels_that_are_not_there,
+    ),
+    case(
+        "kernels_of_a_newer_compiler",
+        mode("driver_of_cuda_12"),
+        kernels_of_a_newer_compiler,
+    ),
+    case(
+        "backend_run_is_one_launch",
+        WORKING,
+        backend::run_is_one_launch,
+    ),
+    case(
+        "backend_run_with_splits_is_two_launches",
+        WORKING,
+        backend::split_run_is_two_launches,
+    ),
+    case(
+        "backend_plan_is_one_copy",
+        WORKING,
+        backend::plan_is_one_copy,
+    ),
+    case(
+        "backend_plan_on_the_device_is_one_launch",
+        WORKING,
+        backend::device_plan_is_one_launch,
+    ),
+    case(
+        "backend_capture_needs_the_graph_flag",
+        WORKING,
+        backend::capture_needs_the_graph_flag,
+    ),
+    case(
+        "backend_captures_graph_plans",
+        WORKING,
+        backend::captures_graph_plans,
+    ),
+    case(
+        "backend_refuses_foreign_streams",
+        WORKING,
+        backend::refuses_foreign_streams,
+    ),
+    case(
+        "backend_append_is_one_launch",
+        WORKING,
+        backend::append_is_one_launch,
+    ),
+    case(
+        "backend_out_of_memory",
+        mode("out_of_memory"),
+        backend::out_of_memory,
+    ),
+    case(
+        "backend_launch_failure",
+        mode("launch_failure"),
+        backend::launch_failure,
+    ),
+];
+
+fn no_library() {
+    // SAFETY: opening the CUDA driver has no preconditions.
+    if unsafe { libloading::Library::new("libcuda.so.1") }.is_ok() {
+        harness::skip("this machine has a CUDA driver");
+    }
+    let error = Driver::get().unwrap_err();
+    assert!(
+        matches!(&error, Error::NoDriver(m) if m.contains("libcuda.so.1")),
+        "{error:?}"
+    );
+    assert_eq!(device_count(), 0);
+
+    // A failure is not remembered: the host may load the library later.
+    let stub = crate::stub::build(Stub::Complete).expect("a C compiler");
+    // SAFETY: the stub has no initialisers.
+    let library = unsafe { libloading::Library::new(stub.join("libcuda.so.1")) };
+    std::mem::forget(library.expect("the stub loads"));
+    assert_eq!(device_count(), 1);
+}
+
+fn missing_symbol() {
+    let error = Driver::get().unwrap_err();
+    assert!(
+        matches!(&error, Error::NoDriver(m) if m.contains("cuTensorMapEncodeTiled")),
+        "{error:?}"
+    );
+    assert_eq!(device_count(), 0);
+}
+
+fn too_old() {
+    let error = Driver::get().unwrap_err();
+    assert!(
+        matches!(&error, Error::DriverTooOld(m) if m.contains("11.8") && m.contains("12.0")),
+        "{error:?}"
+    );
+    assert_eq!(device_count(), 0);
+}
+
+fn toolkit_stub() {
+    let error = Driver::get().unwrap_err();
+    assert!(
+        matches!(&error, Error::NoDriver(m) if m.contains("stub") && m.contains("34")),
+        "{error:?}"
+    );
+    assert_eq!(device_count(), 0);
+}
+
+fn no_device() {
+    let error = Driver::get().unwrap_err();
+    assert!(
+        matches!(&error, Error::NoDevice(m) if m.contains("cuInit")),
+        "{error:?}"
+    );
+    assert_eq!(device_count(), 0);
+}
+
+fn device_properties() {
+    assert_eq!(device_count(), 1);
+    let driver = Driver::get().unwrap();
+    assert_eq!(driver.version(), 13000);
+    assert!(driver.accepts_cubins_of(13020) && driver.accepts_cubins_of(12080));
+    assert!(!driver.accepts_cubins_of(14000));
+    let device = driver.device(0).unwrap();
+    assert_eq!(device.name, "Stub GPU");
+    assert_eq!(device.compute_capability, (9, 0));
+    assert_eq!((device.sm_count, device.l2_bytes), (132, 50 << 20));
+    assert_eq!(device.shared_bytes_per_block, 232448);
+    for ordinal in [-1, 1] {
+        let error = driver.device(ordinal).unwrap_err();
+        assert!(
+            matches!(&error, Error::NoDevice(m) if m.contains(&ordinal.to_string())),
+            "{error:?}"
+        );
+    }
+}
+
+fn context() -> Arc<Context> {
+    Context::retain(Driver::get().unwrap(), 0).unwrap()
+}
+
+fn context_is_restored() {
+    let recorder = Recorder::new();
+    let host = 0xABCD as *mut std::ffi::c_void;
+    recorder.push(host);
+    let context = context();
+    assert_eq!((recorder.retained(), recorder.current()), (1, host));
+    {
+        let outer = context.enter().unwrap();
+        assert_ne!(recorder.current(), host);
+        let inner = context.enter().unwrap();
+        drop(inner);
+        assert_ne!(recorder.current(), host);
+        drop(outer);
+    }
+    assert_eq!(recorder.current(), host);
+    let function = kernel(&context, 0).unwrap();
+    assert_eq!(recorder.current(), host);
+    drop(context);
+    assert_eq!(recorder.retained(), 1, "a kernel keeps its context");
+    drop(function);
+    assert_eq!((recorder.retained(), recorder.current()), (0, host));
+}
+
+fn streams() {
+    let context = context();
+    let current = context.enter().unwrap();
+    for default in 0..=2 {
+        current.check_stream(Stream(default)).unwrap();
+        assert!(!current.is_capturing(Stream(default)).unwrap());
+    }
+    current.check_stream(Stream(0x1000)).unwrap();
+    let error = current.check_stream(Stream(0x2000)).unwrap_err();
+    assert!(
+        matches!(&error, Error::DeviceMismatch(m) if m.contains("0x2000")),
+        "{error:?}"
+    );
+    let error = current.check_stream(Stream(0x5000)).unwrap_err();
+    assert!(
+        matches!(&error, Error::Driver(m) if m.contains("cuStreamGetCtx") && m.contains("400"))
+    );
+    assert!(!current.is_capturing(Stream(0x1000)).unwrap());
+    assert!(current.is_capturing(Stream(0x3000)).unwrap());
+}
+
+/// A kernel from an image that the stub does not look into.
+fn kernel(context: &Arc<Context>, shared_bytes: u32) -> Result<Function, Error> {
+    Module::load(context, b"\x7fELF")?.function("folio_test", shared_bytes)
+}
+
+fn out_of_memory() {
+    let error = kernel(&context(), 0).unwrap_err();
+    assert!(
+        matches!(&error, Error::OutOfMemory(m) if m.contains("cuModuleLoadData") && m.contains("out of memory")),
+        "{error:?}"
+    );
+}
+
+fn too_much_shared_memory() {
+    let error = kernel(&context(), 232449).unwrap_err();
+    assert!(
+        matches!(&error, Error::Unsupported(m) if m.contains("232449")),
+        "{error:?}"
+    );
+    kernel(&context(), 232448).unwrap();
+}
+
+fn launch(cluster: u32, dependent: bool, maps: &[TensorMap]) -> (Result<(), Error>, Vec<String>) {
+    let context = context();
+    let function = kernel(&context, 65536).unwrap();
+    let current = context.enter().unwrap();
+    let recorder = Recorder::new();
+    recorder.forget();
+    let launch = Launch {
+        grid: [4, 5, 6],
+        threads: 128,
+        cluster,
+        dependent,
+        stream: Stream(0x1000),
+    };
+    // SAFETY: the stub reads one number and the maps.
+    let result = unsafe { launch.enqueue(&current, &function, &0x1234u64, maps) };
+    (result, recorder.calls())
+}
+
+fn launch_failure() {
+    let error = launch(1, false, &[]).0.unwrap_err();
+    let Error::Driver(message) = &error else {
+        panic!("{error:?}");
+    };
+    for part in [
+        "cuLaunchKernelEx(folio_test)",
+        "719",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "unspecified",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+fn launch_is_one_call() {
+    let (result, calls) = launch(1, false, &[]);
+    result.unwrap();
+    assert_eq!(
+        calls,
+        ["cuLaunchKernelEx 4,5,6 x 128,1,1 shared 65536 stream 0x1000 params 0x1234"]
+    );
+}
+
+fn launch_attributes() {
+    let map = tiled_map(&[16, 4], &[32]).unwrap();
+    let (result, calls) = launch(2, true, &[map, map]);
+    result.unwrap();
+    assert_eq!(calls.len(), 1);
+    assert!(
+        calls[0].contains(" attribute 4=2,1,1 attribute 6=1,"),
+        "{calls:?}"
+    );
+    assert!(
+        calls[0].contains(" params 0x1234 map 0x902210020 map 0x902210020"),
+        "{calls:?}"
+    );
+
+    assert!(matches!(
+        launch(1, false, &[map; 5]).0,
+        Err(Error::Internal(_))
+    ));
+
+    let context = context();
+    let function = kernel(&context, 0).unwrap();
+    let current = context.enter().unwrap();
+    let recorder = Recorder::new();
+    recorder.forget();
+    let nothing = Launch {
+        grid: [0, 1, 1],
+        threads: 32,
+        cluster: 1,
+        dependent: false,
+        stream: Stream(0),
+    };
+    // SAFETY: nothing is launched.
+    unsafe { nothing.enqueue(&current, &function, &0u64, &[]) }.unwrap();
+    assert!(recorder.calls().is_empty());
+}
+
+fn tiled_map(extents: &[u64], strides: &[u64]) -> Result<TensorMap, Error> {
+    let tiled = Tiled {
+        dtype: DType::BF16,
+        address: 0x1000,
+        extents,
+        strides,
+        box_extents: &[16, 2, 1, 1, 1][..extents.len().min(5)],
+        element_strides: &[1; 5][..extents.len().min(5)],
+        swizzle: Swizzle::Span64,
+        l2_promotion: L2Promotion::Bytes64,
+    };
+    TensorMap::encode(Driver::get().unwrap(), &tiled)
+}
+
+fn tensor_maps() {
+    tiled_map(&[64, 8, 8, 8, 8], &[128, 256, 16, 1 << 39]).unwrap();
+    let refusals: [(&[u64], &[u64], &str); 6] = [
+        (&[], &[], "rank 0"),
+        (&[64; 6], &[16; 5], "rank 6"),
+        (&[64, 8], &[16, 16], "strides"),
+        (&[64, 0], &[128], "extent 0"),
+        (&[64, 8], &[24], "stride 24"),
+        (&[64, 8], &[1 << 40], "2^40"),
+    ];
+    for (extents, strides, part) in refusals {
+        let error = tiled_map(extents, strides).unwrap_err();
+        assert!(
+            matches!(&error, Error::InvalidArgument(m) if m.contains(part)),
+            "{part}: {error:?}"
+        );
+    }
+}
+
+fn events() {
+    let context = context();
+    let event = Event::new(&context).unwrap();
+    let current = context.enter().unwrap();
+    assert!(event.is_reached(&current).unwrap(), "nothing was recorded");
+    event.record(&current, Stream(0x1000)).unwrap();
+    assert!(!event.is_reached(&current).unwrap());
+    event.wait(&current).unwrap();
+    assert!(event.is_reached(&current).unwrap());
+    let recorder = Recorder::new();
+    recorder.forget();
+    // SAFETY: the stub copies nothing.
+    unsafe { current.upload(0x1000, &[1, 2, 3], Stream(0)) }.unwrap();
+    // SAFETY: as above.
+    unsafe { current.upload(0x1000, &[], Stream(0)) }.unwrap();
+    assert_eq!(recorder.calls(), ["cuMemcpyHtoDAsync"]);
+}
+
+/// With the compiler switched off, a row outside the bundle is refused by name.
+fn kernels_that_are_not_there() {
+    let context = context();
+    let loader = Loader::new(&context).unwrap();
+    let mut row = folio::cuda::kernels::table()[0].clone();
+    row.defines.push("NOT_IN_THE_BUNDLE".into());
+    let error = loader.load(&row).unwrap_err();
+    let Error::Unsupported(message) = &error else {
+        panic!("{error:?}");
+    };
+    for part in [row.name.as_str(), "sm_90a", "NVRTC", "the library holds"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+/// A driver takes cubins of its own major version and older ones only.
+fn kernels_of_a_newer_compiler() {
+    let bundle = loader::embedded().unwrap();
+    if bundle.version() < 13000 {
+        harness::skip("the library was built without NVRTC 13");
+    }
+    let loader = Loader::new(&context()).unwrap();
+    let error = loader.load(&folio::cuda::kernels::table()[0]).unwrap_err();
+    assert!(
+        matches!(&error, Error::DriverTooOld(m) if m.contains("13.0") && m.contains("12.8")),
+        "{error:?}"
+    );
+}

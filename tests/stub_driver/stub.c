@@ -1,0 +1,210 @@
+/* A CUDA driver that computes nothing: it answers as the tests want and writes down what it was asked.
+ *
+ * FOLIO_STUB picks what goes wrong: "ok", "toolkit_stub", "no_device", "old", "driver_of_cuda_12",
+ * "out_of_memory" or "launch_failure". -DWITHOUT_TENSOR_MAPS builds a driver that lacks a function.
+ * Streams: 0x1000 belongs to the primary context, 0x2000 to another one, 0x3000 is being captured. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int CUresult;
+enum {
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    STUB_LIBRARY = 34,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_HANDLE = 400,
+    NOT_READY = 600,
+    LAUNCH_FAILED = 719
+};
+
+#define PRIMARY ((void *)0xC0)
+#define OTHER ((void *)0xC1)
+#define EXPORT __attribute__((visibility("default")))
+
+static char calls[1 << 16];
+static size_t used;
+
+static int retained;
+static __thread void *stack[16];
+static __thread int depth;
+
+static int mode_is(const char *name) {
+    const char *mode = getenv("FOLIO_STUB");
+    return mode && strcmp(mode, name) == 0;
+}
+
+static void note(const char *call) {
+    int n = snprintf(calls + used, sizeof calls - used, "%s\n", call);
+    if (n > 0 && used + (size_t)n < sizeof calls) used += (size_t)n;
+}
+
+/* What the tests ask. */
+EXPORT const char *folio_stub_calls(void) { return calls; }
+EXPORT void folio_stub_forget(void) { used = 0, calls[0] = 0; }
+EXPORT void *folio_stub_current(void) { return depth ? stack[depth - 1] : NULL; }
+EXPORT int folio_stub_retained(void) { return retained; }
+
+EXPORT CUresult cuInit(unsigned flags) {
+    note("cuInit");
+    if (mode_is("toolkit_stub")) return STUB_LIBRARY;
+    if (mode_is("no_device")) return NO_DEVICE;
+    return flags ? INVALID_VALUE : OK;
+}
+EXPORT CUresult cuDriverGetVersion(int *version) {
+    *version = mode_is("old") ? 11080 : mode_is("driver_of_cuda_12") ? 12080 : 13000;
+    return OK;
+}
+EXPORT CUresult cuGetErrorName(unsigned code, const char **text) {
+    *text = code == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : NULL;
+    return *text ? OK : INVALID_VALUE;
+}
+EXPORT CUresult cuGetErrorString(unsigned code, const char **text) {
+    *text = code == LAUNCH_FAILED ? "unspecified launch failure" : code == OUT_OF_MEMORY ? "out of memory" : NULL;
+    return *text ? OK : INVALID_VALUE;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count) { return *count = 1, OK; }
+EXPORT CUresult cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal ? INVALID_DEVICE : OK; }
+EXPORT CUresult cuDeviceGetName(char *name, int len, int device) {
+    (void)device;
+    snprintf(name, (size_t)len, "Stub GPU");
+    return OK;
+}
+EXPORT CUresult cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
+    (void)device;
+    switch (attribute) {
+    case 16: *value = 132; return OK;            /* multiprocessors */
+    case 38: *value = 50 << 20; return OK;       /* L2 */
+    case 75: *value = 9; return OK;              /* compute capability */
+    case 76: *value = 0; return OK;
+    case 97: *value = 232448; return OK;         /* shared memory of a block */
+    default: return INVALID_VALUE;
+    }
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(void **context, int device) {
+    (void)device;
+    note("cuDevicePrimaryCtxRetain");
+    ++retained;
+    return *context = PRIMARY, OK;
+}
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(int device) {
+    (void)device;
+    note("cuDevicePrimaryCtxRelease");
+    --retained;
+    return OK;
+}
+EXPORT CUresult cuCtxPushCurrent_v2(void *context) {
+    note("cuCtxPushCurrent");
+    if (depth == 16) return INVALID_VALUE;
+    stack[depth++] = context;
+    return OK;
+}
+EXPORT CUresult cuCtxPopCurrent_v2(void **context) {
+    note("cuCtxPopCurrent");
+    if (!depth) return INVALID_VALUE;
+    *context = stack[--depth];
+    return OK;
+}
+
+EXPORT CUresult cuStreamGetCtx(void *stream, void **context) {
+    note("cuStreamGetCtx");
+    switch ((uintptr_t)stream) {
+    case 0x1000: case 0x3000: *context = PRIMARY; return OK;
+    case 0x2000: *context = OTHER; return OK;
+    default: return INVALID_HANDLE;
+    }
+}
+EXPORT CUresult cuStreamIsCapturing(void *stream, unsigned *status) {
+    note("cuStreamIsCapturing");
+    *status = (uintptr_t)stream == 0x3000;
+    return OK;
+}
+
+EXPORT CUresult cuModuleLoadData(void **module, const void *image) {
+    note("cuModuleLoadData");
+    if (mode_is("out_of_memory")) return OUT_OF_MEMORY;
+    return *module = (void *)image, OK;
+}
+EXPORT CUresult cuModuleUnload(void *module) { return (void)module, note("cuModuleUnload"), OK; }
+EXPORT CUresult cuModuleGetFunction(void **function, void *module, const char *name) {
+    (void)module, (void)name;
+    note("cuModuleGetFunction");
+    return *function = (void *)0xF0, OK;
+}
+EXPORT CUresult cuFuncSetAttribute(void *function, unsigned attribute, int value) {
+    char text[64];
+    (void)function;
+    snprintf(text, sizeof text, "cuFuncSetAttribute %u=%d", attribute, value);
+    note(text);
+    return OK;
+}
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+    (void)function, (void)threads, (void)shared;
+    return *blocks = 2, OK;
+}
+
+struct config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    struct { unsigned id, pad; union { unsigned words[16]; char bytes[64]; } value; } *attributes;
+    unsigned num_attributes;
+};
+EXPORT CUresult cuLaunchKernelEx(const struct config *c, void *function, void **params, void **extra) {
+    char text[512];
+    int n = snprintf(text, sizeof text, "cuLaunchKernelEx %u,%u,%u x %u,%u,%u shared %u stream %#lx", c->grid[0], c->grid[1],
+                     c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, (unsigned long)(uintptr_t)c->stream);
+    (void)function;
+    for (unsigned i = 0; i < c->num_attributes; ++i)
+        n += snprintf(text + n, sizeof text - (size_t)n, " attribute %u=%u,%u,%u", c->attributes[i].id,
+                      c->attributes[i].value.words[0], c->attributes[i].value.words[1], c->attributes[i].value.words[2]);
+    /* Kernels of the tests take one 64-bit number, then tensor maps. */
+    if (params[0]) n += snprintf(text + n, sizeof text - (size_t)n, " params %#llx", *(unsigned long long *)params[0]);
+    for (int i = 1; i <= 4 && params[i]; ++i)
+        n += snprintf(text + n, sizeof text - (size_t)n, " map %#llx", *(unsigned long long *)params[i]);
+    if (extra) return INVALID_VALUE;
+    note(text);
+    return mode_is("launch_failure") ? LAUNCH_FAILED : OK;
+}
+
+#ifndef WITHOUT_TENSOR_MAPS
+/* The map's first word says what was asked: data type, rank, swizzle, promotion, first stride. */
+EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, unsigned rank, void *address, const uint64_t *extents,
+                                       const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+                                       unsigned interleave, unsigned swizzle, unsigned promotion, unsigned fill) {
+    uint64_t *words = map;
+    if ((uintptr_t)map % 64 || interleave || fill || !address) return INVALID_VALUE;
+    for (unsigned i = 0; i < rank; ++i)
+        if (!extents[i] || !box[i] || !steps[i]) return INVALID_VALUE;
+    words[0] = (uint64_t)type << 32 | rank << 24 | swizzle << 20 | promotion << 16 | (rank > 1 ? strides[0] : 0);
+    return OK;
+}
+#endif
+
+/* An event is pending from its recording until somebody waits for it. */
+struct event { int pending; };
+EXPORT CUresult cuEventCreate(struct event **event, unsigned flags) {
+    note("cuEventCreate");
+    *event = calloc(1, sizeof **event);
+    return flags == 2 ? OK : INVALID_VALUE;
+}
+EXPORT CUresult cuEventDestroy_v2(struct event *event) { return free(event), note("cuEventDestroy"), OK; }
+EXPORT CUresult cuEventRecord(struct event *event, void *stream) {
+    (void)stream;
+    event->pending = 1;
+    return note("cuEventRecord"), OK;
+}
+EXPORT CUresult cuEventQuery(struct event *event) { return note("cuEventQuery"), event->pending ? NOT_READY : OK; }
+EXPORT CUresult cuEventSynchronize(struct event *event) {
+    event->pending = 0;
+    return note("cuEventSynchronize"), OK;
+}
+EXPORT CUresult cuMemcpyHtoDAsync_v2(uint64_t destination, const void *source, size_t bytes, void *stream) {
+    (void)destination, (void)source, (void)stream, (void)bytes;
+    note("cuMemcpyHtoDAsync");
+    return OK;
+}
