@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ),
         case("replan_in_flight", (), steps::replan_in_flight),
         case("two_streams", (), steps::two_streams),
+        case("threads_share_a_plan", (), steps::threads_share_a_plan),
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),
