@@ -133,7 +133,7 @@ install: cmake
 	$(CMAKE) --install $(BUILD)/cmake --prefix $(PREFIX)
 
 bench:
-	$(CARGO) bench --locked
+	$(CARGO) bench --locked --bench cpu
 
 clean:
 	rm -rf $(BUILD)

@@ -32,7 +32,7 @@ static void decode(uint32_t flags, const step *in, uint16_t *o[LAYERS], float *l
     folio_context_desc device = FOLIO_INIT(folio_context_desc);
     device.flags = flags;
     device.device_type = FOLIO_DEVICE_CPU;
-    device.num_threads = flags & FOLIO_CONTEXT_REFERENCE ? 1 : 2;
+    device.num_threads = flags & FOLIO_CONTEXT_REFERENCE ? 0 : 2;
     folio_context *ctx = NULL;
     check(folio_context_create(&device, &ctx, &err), &err);
 

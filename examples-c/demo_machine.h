@@ -27,10 +27,10 @@ static inline double now(void)
 static inline machine open_cpu(uint32_t flags)
 {
     folio_error err = FOLIO_INIT(folio_error);
-    machine m = { NULL, NULL, 1 };
+    machine m = { NULL, NULL, 0 };
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    if (!(flags & FOLIO_CONTEXT_REFERENCE) && cpus > 1)
-        m.num_threads = cpus < MOST_THREADS ? (uint32_t)cpus : MOST_THREADS;
+    if (!(flags & FOLIO_CONTEXT_REFERENCE)) /* the oracle computes on the calling thread */
+        m.num_threads = cpus < 1 ? 1 : cpus < MOST_THREADS ? (uint32_t)cpus : MOST_THREADS;
     folio_context_desc desc = FOLIO_INIT(folio_context_desc);
     desc.flags = flags;
     desc.device_type = FOLIO_DEVICE_CPU;

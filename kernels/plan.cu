@@ -2,9 +2,6 @@
 // those of src/plan/schedule.rs; only the order of items is coarser (sixteen classes, the natural order
 // within a class). Nobody has checked these lengths: what exceeds the desc's maxima is cut off or dropped,
 // so that nothing is ever written outside the workspace.
-//
-// Between the layers of a model this code has left every cache, and fetching it takes longer than running
-// it: functions are called and loops are kept where that makes it shorter.
 #include "common/dtype.cuh"
 
 namespace folio {
@@ -183,7 +180,7 @@ __device__ __forceinline__ u32 lay_out(const FolioPlanParams &p, u32 chunk) {
 
 // Item `index` in natural order: by request, tile, chunk. Prefill takes a request's last tile first, as it
 // sees the most keys.
-__device__ __noinline__ FolioWorkItem make_item(const FolioPlanParams &p, u32 index, u32 chunk) {
+__device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, u32 index, u32 chunk) {
     u32 low = 0, high = p.batch_size;  // the last request whose first item is not after index
     while (high - low > 1) {
         const u32 middle = low + (high - low) / 2;
@@ -229,16 +226,16 @@ __device__ __forceinline__ u32 order_class(const FolioPlanParams &p, const Folio
 __device__ __forceinline__ void write_items(const FolioPlanParams &p, u32 num_items, u32 chunk, float scale) {
     __shared__ u32 next[CLASSES * THREADS];
     const u32 run = divide_up(num_items, THREADS), begin = min(threadIdx.x * run, num_items), end = min(begin + run, num_items);
-#pragma unroll 1
+#pragma unroll
     for (u32 c = 0; c < CLASSES; c++) next[c * THREADS + threadIdx.x] = 0;
 #pragma unroll 1
     for (u32 i = begin; i < end; i++) next[order_class(p, make_item(p, i, chunk), scale) * THREADS + threadIdx.x]++;
     __syncthreads();
     u32 sum = 0;
-#pragma unroll 1
+#pragma unroll
     for (u32 c = 0; c < CLASSES; c++) sum += next[threadIdx.x * CLASSES + c];
     u32 before = static_cast<u32>(block_scan(sum).before);
-#pragma unroll 1
+#pragma unroll
     for (u32 c = 0; c < CLASSES; c++) {
         u32 &count = next[threadIdx.x * CLASSES + c];
         const u32 here = count;

@@ -298,7 +298,7 @@ fn scales_multiply_logits_and_values() {
     }
 }
 
-/// spec/attention.md §13.7: lengths 1, 16 and 17 on pages of 16 are 1, 1 and 2 pages, whose last ones
+/// Lengths 1, 16 and 17 on pages of 16 are 1, 1 and 2 pages, whose last ones
 /// hold 1, 16 and 1 tokens. Stated either way the plan is the same.
 #[test]
 fn page_metadata_of_lengths() {

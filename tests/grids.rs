@@ -1,329 +1,85 @@
-//! The grids that the peers test (spec/attention.md §12), as far as they fit into a test on a small CPU:
-//! their shapes, windows, caps, masks and lengths; the longest lengths and widest batches are cut.
-//! Tolerances are ours (`common::compare`), which are no looser than theirs.
+//! The peers' grids on the CPU, through the C functions.
 
 mod common;
 
-use common::compare::{Tolerance, compare};
-use common::dense;
-use common::door::{Door, RustDoor, Session};
-use common::instance::{LayerData, Planned, solve};
+use common::c_door::CDoor;
+use common::door::Door;
+use common::grids::{GRIDS, Grid, Place};
 use common::memory::HostMemory;
-use common::problem::{Alibi, Layer, MaskKind, Pattern, Problem, Storage, TableForm};
 use folio::api::Target;
-use folio::dtype::DType;
-use folio::problem::{Kind, KvLayout};
 
-fn cpu() -> Box<dyn Session> {
-    RustDoor
+fn run(name: &str) {
+    let session = CDoor
         .open(Target::Cpu { num_threads: 2 })
-        .expect("a CPU context")
+        .expect("a CPU context");
+    let grid: Option<&(&str, Grid)> = GRIDS.iter().find(|grid| grid.0 == name);
+    grid.expect("a grid of this name").1(&Place {
+        session: &*session,
+        memory: &HostMemory,
+    });
 }
 
-#[track_caller]
-fn check(problem: &Problem) {
-    let got = solve(&*cpu(), &HostMemory, problem).unwrap();
-    let tolerance = Tolerance::fast(problem.q_dtype);
-    let result = compare(problem, &dense::attention(problem), &got, tolerance);
-    assert_eq!(result, Ok(()), "{problem:?}");
-}
-
-/// Several layers of one batch on one plan.
-#[track_caller]
-fn check_layers(problem: &Problem, layers: impl IntoIterator<Item = Layer>) {
-    let handle = cpu().attention(problem.desc()).unwrap();
-    let planned = Planned::new(handle, &HostMemory, &HostMemory, problem).unwrap();
-    for layer in layers {
-        let problem = problem.with_layer(layer);
-        let got = planned.run(&LayerData::new(&HostMemory, &problem)).unwrap();
-        let tolerance = Tolerance::fast(problem.q_dtype);
-        let result = compare(&problem, &dense::attention(&problem), &got, tolerance);
-        assert_eq!(result, Ok(()), "{problem:?}");
-    }
-}
-
-/// A page table as a runtime has it: shuffled, with pages of others between.
-fn block_table(page_size: u32) -> Storage {
-    Storage::Paged {
-        page_size,
-        layout: KvLayout::Nhd,
-        form: TableForm::BlockTable { spare_columns: 2 },
-        unused_pages: 7,
-        shared_pages: 0,
-    }
-}
-
-fn uniform(batch_size: usize, qo_len: u32, kv_len: u32) -> Vec<(u32, u32)> {
-    vec![(qo_len, kv_len); batch_size]
-}
-
-fn window(left: i32, right: i32) -> Layer {
-    Layer {
-        window: Some((left, right)),
-        ..Layer::plain()
-    }
-}
-
-/// vLLM `test_triton_unified_attention.py`.
 #[test]
 fn unified_attention() {
-    let prefill = [(1, 1328), (5, 18), (129, 463)];
-    let decode = [(1, 523), (1, 37), (1, 2011)];
-    for (lens, head_dim) in [(&prefill[..], 128), (&decode[..], 128), (&decode[..], 256)] {
-        for (num_qo_heads, num_kv_heads) in [(4, 4), (8, 2), (5, 1)] {
-            let problem =
-                Problem::plain(lens)
-                    .of(DType::BF16)
-                    .heads(num_qo_heads, num_kv_heads, head_dim);
-            let problem = Problem {
-                storage: block_table(16),
-                ..problem
-            };
-            let capped = |cap| Layer {
-                logits_soft_cap: cap,
-                ..Layer::plain()
-            };
-            let windowed = Layer {
-                logits_soft_cap: 50.0,
-                ..window(128, 0)
-            };
-            check_layers(
-                &problem,
-                [capped(0.0), capped(50.0), window(64, 0), windowed],
-            );
-        }
-    }
+    run("unified_attention");
 }
 
-/// The same with an fp8 cache and scales.
 #[test]
 fn unified_attention_over_fp8() {
-    for kv_dtype in [DType::F8E4M3, DType::F8E5M2] {
-        for lens in [
-            &[(1, 328), (5, 18), (29, 163)][..],
-            &[(1, 523), (1, 37), (1, 511)],
-        ] {
-            let mut problem = Problem::plain(lens).of(DType::BF16).heads(8, 2, 128);
-            problem.kv_dtype = kv_dtype;
-            problem.storage = block_table(16);
-            problem.layer.k_scale = 0.5;
-            problem.layer.v_scale = 0.25;
-            check(&problem);
-            problem.o_dtype = DType::F8E4M3;
-            problem.layer.o_scale = 0.05;
-            check(&problem);
-        }
-    }
+    run("unified_attention_over_fp8");
 }
 
-/// vLLM `test_triton_prefill_attention.py`: no past, causal, bidirectional, two-sided windows.
 #[test]
 fn encoder_attention() {
-    let lens: Vec<(u32, u32)> = [64, 71, 96, 103, 128].map(|n| (n, n)).to_vec();
-    for dtype in [DType::F32, DType::BF16] {
-        for num_kv_heads in [8, 2] {
-            let problem = Problem {
-                storage: Storage::Ragged,
-                ..Problem::plain(&lens).of(dtype).heads(8, num_kv_heads, 128)
-            };
-            let full = |layer: Layer| Layer {
-                mask: MaskKind::Full,
-                ..layer
-            };
-            let windows = [(32, 32), (32, 0), (0, 32), (-1, -1)];
-            let bidirectional = windows.map(|(left, right)| full(window(left, right)));
-            check_layers(&problem, [Layer::plain()].into_iter().chain(bidirectional));
-        }
-    }
+    run("encoder_attention");
 }
 
-/// Cross attention: rows and keys are of different sequences, every row sees every key.
 #[test]
 fn cross_attention() {
-    let mut problem = Problem::plain(&[(7, 100), (64, 30), (1, 57)]).of(DType::F16);
-    problem.layer.mask = MaskKind::Full;
-    check(&problem);
-    problem.storage = Storage::Ragged;
-    check(&problem);
+    run("cross_attention");
 }
 
-/// vLLM `test_attention_backends.py`: the named batches, Llama-3-8B heads.
 #[test]
 fn named_batches() {
-    let rows = |kv: &[u32], qo: &[u32]| -> Vec<(u32, u32)> {
-        kv.iter()
-            .zip(qo.iter().cycle())
-            .map(|(&kv, &qo)| (qo, kv))
-            .collect()
-    };
-    for lens in [
-        rows(&[32, 40], &[1]),
-        rows(&[32, 40], &[8]),
-        rows(&[32, 40, 48, 56], &[1, 1, 5, 5]),
-        rows(&[128, 256, 512, 1024], &[1]),
-        rows(&[256, 512], &[16]),
-        rows(&[512, 1024, 2048], &[1, 1, 7]),
-        rows(&[1024], &[1]),
-        rows(&[512], &[64]),
-    ] {
-        let problem = Problem {
-            storage: block_table(16),
-            ..Problem::plain(&lens).of(DType::BF16).heads(32, 8, 128)
-        };
-        check(&problem);
-    }
+    run("named_batches");
 }
 
-/// FlashInfer `test_batch_decode_kernels.py`.
 #[test]
 fn batch_decode() {
-    for (batch_size, kv_len, page_size) in [(12, 54, 1), (17, 97, 8), (2, 1024, 16)] {
-        for (num_qo_heads, head_dim) in [(32, 128), (4, 256)] {
-            for kv_dtype in [DType::F16, DType::F8E4M3] {
-                let problem = Problem::plain(&uniform(batch_size, 1, kv_len));
-                let problem = problem.of(DType::F16).heads(num_qo_heads, 4, head_dim);
-                check(&Problem {
-                    kind: Kind::Decode,
-                    uniform_rows: true,
-                    kv_dtype,
-                    storage: Storage::paged(page_size),
-                    ..problem
-                });
-            }
-        }
-    }
+    run("batch_decode");
 }
 
-/// FlashInfer `test_batch_prefill_kernels.py`, with a custom mask that repeats the causal one.
 #[test]
 fn batch_prefill() {
-    for (qo_len, kv_len, page_size) in [(37, 54, 1), (17, 97, 5), (127, 312, 16), (37, 37, 16)] {
-        for (num_qo_heads, num_kv_heads, head_dim) in [(4, 4, 128), (8, 1, 256)] {
-            let problem = Problem::plain(&uniform(2, qo_len, kv_len))
-                .of(DType::F16)
-                .heads(num_qo_heads, num_kv_heads, head_dim);
-            let problem = Problem {
-                storage: Storage::paged(page_size),
-                ..problem
-            };
-            let masked = |mask| Layer {
-                mask,
-                ..Layer::plain()
-            };
-            let capped = Layer {
-                logits_soft_cap: 30.0,
-                ..masked(MaskKind::Full)
-            };
-            let causal = [
-                MaskKind::Causal,
-                MaskKind::Bytes(Pattern::Causal),
-                MaskKind::Bits(Pattern::Causal),
-            ];
-            check_layers(&problem, causal.map(masked).into_iter().chain([capped]));
-        }
-    }
+    run("batch_prefill");
 }
 
-/// FlashInfer `test_sliding_window.py`.
 #[test]
 fn sliding_windows() {
-    for (qo_len, kv_len) in [(1, 1), (1, 199), (37, 54), (47, 397), (1, 1999)] {
-        for (num_qo_heads, num_kv_heads, head_dim) in [(4, 1, 64), (4, 4, 128), (4, 2, 256)] {
-            let problem = Problem::plain(&uniform(2, qo_len, kv_len))
-                .of(DType::F16)
-                .heads(num_qo_heads, num_kv_heads, head_dim);
-            check_layers(&problem, [0, 13, 33, 111, 533].map(|left| window(left, 0)));
-        }
-    }
+    run("sliding_windows");
 }
 
-/// FlashInfer `test_logits_cap.py` and `test_alibi.py`.
 #[test]
 fn caps_and_alibi() {
-    for (qo_len, kv_len) in [
-        (1, 1),
-        (1, 9),
-        (1, 81),
-        (1, 729),
-        (17, 17),
-        (81, 81),
-        (17, 987),
-    ] {
-        for dtype in [DType::F16, DType::F32] {
-            let problem = Problem::plain(&[(qo_len, kv_len)])
-                .of(dtype)
-                .heads(8, 4, 128);
-            let capped = [1.0, 30.0, 50.0].map(|logits_soft_cap| Layer {
-                logits_soft_cap,
-                ..Layer::plain()
-            });
-            let biased = [Alibi::Linear, Alibi::Sqrt].map(|alibi| Layer {
-                alibi: Some(alibi),
-                ..Layer::plain()
-            });
-            check_layers(&problem, capped.into_iter().chain(biased));
-        }
-    }
+    run("caps_and_alibi");
 }
 
-/// FlashInfer `test_attention_sink.py`.
 #[test]
 fn sinks() {
-    for (batch_size, len) in [(1, 1), (4, 4), (4, 16), (2, 128)] {
-        for num_kv_heads in [8, 32] {
-            for dtype in [DType::F16, DType::BF16] {
-                let problem = Problem {
-                    storage: block_table(1),
-                    ..Problem::plain(&uniform(batch_size, len.min(33), len))
-                        .of(dtype)
-                        .heads(32, num_kv_heads, 64)
-                };
-                let layers = [MaskKind::Causal, MaskKind::Full].map(|mask| Layer {
-                    mask,
-                    sinks: true,
-                    ..window(32, -1)
-                });
-                check_layers(&problem, layers);
-            }
-        }
-    }
+    run("sinks");
 }
 
-/// SGLang's extend and speculative verify: a draft tree behind a past.
 #[test]
 fn draft_trees() {
-    for dtype in [DType::F16, DType::BF16] {
-        for head_dim in [256, 128, 96, 80] {
-            let lens = [(8, 13), (8, 18), (64, 164), (1, 70), (16, 16)];
-            let problem = Problem::plain(&lens).of(dtype).heads(12, 4, head_dim);
-            let trees = [
-                MaskKind::Bytes(Pattern::Tree),
-                MaskKind::Bits(Pattern::Tree),
-            ];
-            check_layers(
-                &problem,
-                trees.map(|mask| Layer {
-                    mask,
-                    ..Layer::plain()
-                }),
-            );
-        }
-    }
+    run("draft_trees");
 }
 
-/// Every head dimension and every group size once, with other dimensions for keys than for values.
 #[test]
 fn every_head_dim_and_group_size() {
-    for n in 1..=32 {
-        let group_size = (n - 1) % 16 + 1;
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let mut problem = Problem::plain(&[(1, 70), (6, 40), (18, 33)]).of(dtype);
-            problem.group_size = group_size;
-            problem.head_dim_qk = 8 * n;
-            problem.head_dim_vo = 8 * n;
-            check(&problem);
-            problem.head_dim_vo = 8 * (33 - n);
-            check(&problem);
-        }
-    }
+    run("every_head_dim_and_group_size");
+}
+
+#[test]
+fn no_grid_is_forgotten() {
+    assert_eq!(GRIDS.len(), 12);
 }

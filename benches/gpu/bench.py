@@ -1,7 +1,7 @@
 """Folio on a GPU against its peers and the chip's limits: checks every answer, then times it.
 
 Method: each call is captured in a CUDA graph; before each replay 256 MB are written, so that the L2 holds
-nothing of the call's; the median of 30 replays counts, every kernel of the call included, plan not. Decode rates
+nothing of the call's; the median of 30 replays counts, every kernel of the call included, plan not; each measurement begins after a rest. Decode rates
 count KV bytes once, prefill rates exact unmasked FLOPs. Limits are measured in the same run.
 Writes JSON lines, a table and a roofline picture to the folder given as the first argument.
 """
@@ -23,6 +23,9 @@ import roofline
 from workloads import ROWS, Workload
 
 REPLAYS = 30
+# Before every measurement: above four fifths of the matrix unit's rate the card is limited by power, and what ran
+# before would decide what the next row may draw.
+REST_SECONDS = 0.3
 # Relative error (Frobenius) that a bf16 answer may have against float64; peers are at 0.002 to 0.003.
 TOLERANCE = {torch.bfloat16: 4e-3}
 FLUSH = None
@@ -46,6 +49,8 @@ def captured(function):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         function()
+    torch.cuda.synchronize()
+    time.sleep(REST_SECONDS)
     times = []
     for _ in range(REPLAYS):
         flush()

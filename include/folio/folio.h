@@ -1179,7 +1179,8 @@ folio_status folio_decode_plan(struct folio_decode *decode,
  *
  * # Safety
  * `decode` is alive and not being planned; the structs are readable, and the tensors' memory as the
- * fields say. Concurrent runs are fine with different outputs.
+ * fields say. Concurrent runs are fine with different outputs; on CUDA on
+ * one stream, or on streams that the host orders: parts of split rows meet in the workspace.
  */
 folio_status folio_decode_run(const struct folio_decode *decode,
                               const struct folio_attention_args *args,
@@ -1270,7 +1271,8 @@ folio_status folio_prefill_plan(struct folio_prefill *prefill,
  *
  * # Safety
  * `prefill` is alive and not being planned; the structs are readable, and the tensors' memory as the
- * fields say. Concurrent runs are fine with different outputs.
+ * fields say. Concurrent runs are fine with different outputs; on CUDA on
+ * one stream, or on streams that the host orders: parts of split rows meet in the workspace.
  */
 folio_status folio_prefill_run(const struct folio_prefill *prefill,
                                const struct folio_attention_args *args,

@@ -12,7 +12,8 @@ use crate::problem::{AttentionDesc, Batch, HostBatch, Pages, WorkList};
 /// One attention problem on one context, with its current plan.
 ///
 /// `plan` needs exclusive access; `run` may be called from several threads at once, with different
-/// output tensors. A plan serves every layer of a step: what differs between layers is in [`RunInput`].
+/// output tensors, and on CUDA on one stream or on streams that the host orders: parts of split rows meet
+/// in the workspace. A plan serves every layer of a step: what differs between layers is in [`RunInput`].
 pub struct Attention {
     context: Context,
     desc: AttentionDesc,

@@ -31,10 +31,10 @@ const EXP2_SHORT: [f32; 5] = [
 /// Moshier's Cephes library, relative error of tanh 2e-8).
 const TANH: [f32; 5] = [
     -5.704_988_7e-3,
-    2.063_908_9e-2,
+    2.063_909e-2,
     -5.373_971_6e-2,
     1.333_144_3e-1,
-    -3.333_328_2e-1,
+    -3.333_328e-1,
 ];
 
 #[inline(always)]

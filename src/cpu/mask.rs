@@ -84,6 +84,12 @@ impl Sight<'_> {
 
     /// Keys within base and window; all that custom masks might show. Empty ranges are `0..0`.
     pub fn row(&self, row: i64) -> Range<i64> {
+        let (low, high) = self.ends(row);
+        if low < high { low..high } else { 0..0 }
+    }
+
+    /// Ends of base and window, which may have crossed; neither falls from row to row.
+    fn ends(&self, row: i64) -> (i64, i64) {
         let p = self.position(row);
         let left = self.window.left.map_or(0, |left| p - i64::from(left));
         let right = self.window.right.map_or(i64::MAX, |r| p + i64::from(r) + 1);
@@ -92,8 +98,7 @@ impl Sight<'_> {
         } else {
             i64::MAX
         };
-        let (low, high) = (left.max(0), right.min(causal).min(self.kv_len));
-        if low < high { low..high } else { 0..0 }
+        (left.max(0), right.min(causal).min(self.kv_len))
     }
 
     /// The mm-prefix ranges that contain position `p`, as ranges of keys.
@@ -117,6 +122,10 @@ impl Sight<'_> {
 
     /// A range that holds every key that one of `rows` sees; what lies outside is not touched.
     pub fn hull(&self, rows: Range<i64>) -> Range<i64> {
+        if self.ranges.is_empty() && !rows.is_empty() {
+            let (low, high) = (self.ends(rows.start).0, self.ends(rows.end - 1).1);
+            return if low < high { low..high } else { 0..0 };
+        }
         let mut hull = 0..0;
         for row in rows {
             hull = join(hull, self.row(row));

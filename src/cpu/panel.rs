@@ -4,11 +4,12 @@
 
 use super::prefetch;
 use super::product::{Panel, Product};
-use super::rows::{Rows, Stage};
+use super::rows::Stage;
 use super::run::{Item, Run, Scores};
 use super::scratch::Pad;
 use super::shape::{KEY_TILE, SCORE_LD};
 use super::transpose::{BLOCK, Transpose};
+use crate::dtype::DType;
 use std::ops::Range;
 
 /// Computes an item of any number of rows.
@@ -70,25 +71,15 @@ fn block(
     let rows = tokens.start * group..tokens.end * group;
     scores(run, &rows, &seen, pad);
     let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
-    for token in tokens.clone() {
-        let at = token * group;
-        run.softmax(
-            item,
-            head,
-            token,
-            &seen_keys,
-            Scores {
-                s: &mut pad.s[(at - rows.start) * SCORE_LD..],
-                p16: None,
-            },
-            pad.limits,
-            [
-                &mut pad.max[at..],
-                &mut pad.sum[at..],
-                &mut pad.alpha[at - rows.start..],
-            ],
-        );
-    }
+    let state = Scores {
+        s: pad.s,
+        p16: None,
+        limits: pad.limits,
+        max: &mut pad.max[rows.start..],
+        sum: &mut pad.sum[rows.start..],
+        alpha: pad.alpha,
+    };
+    run.softmax(item, head, tokens, &seen_keys, state);
     let o = &mut pad.o[rows.start * run.shape.ld_vo..rows.end * run.shape.ld_vo];
     values.accumulate(run, pad.s, rows.len(), seen, o, pad.alpha);
 }
@@ -128,30 +119,29 @@ fn stage_keys(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32], st
     let staged_offsets: [i64; BLOCK] = std::array::from_fn(|j| (4 * j * ld) as i64);
     for (index, offsets) in offsets.chunks(BLOCK).enumerate() {
         let column = index * BLOCK;
-        let stage = Stage {
-            rows: run.k.rows(head, offsets),
-            dim: run.shape.dim_qk,
-            dst: staged.as_mut_ptr(),
-            width: ld,
-            strip: 0,
-        };
+        let mut rows = run.k.rows(head, offsets);
+        if run.kv_dtype != DType::F32 || run.shape.dim_qk < ld {
+            let stage = Stage {
+                rows,
+                dim: run.shape.dim_qk,
+                dst: staged.as_mut_ptr(),
+                width: ld,
+                strip: 0,
+            };
+            // SAFETY: the keys were located within the cache; `staged` holds 16 rows.
+            unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) };
+            rows.base = staged.as_ptr().cast();
+            rows.offsets = staged_offsets.as_ptr();
+        }
         let dst = &mut panel[column / strip * strip * ld + column % strip..];
         let transpose = Transpose {
-            rows: Rows {
-                base: staged.as_ptr().cast(),
-                offsets: staged_offsets.as_ptr(),
-                count: offsets.len(),
-            },
+            rows,
             dst: dst.as_mut_ptr(),
             ld: strip,
             columns: ld,
         };
-        // SAFETY: the keys were located within the cache; `staged` holds 16 rows and the panel all
-        // strips of a tile.
-        unsafe {
-            run.kernels.stage[run.kv_dtype as usize](&stage);
-            (run.kernels.transpose)(&transpose);
-        }
+        // SAFETY: as above; the panel holds all strips of a tile.
+        unsafe { (run.kernels.transpose)(&transpose) };
     }
 }
 

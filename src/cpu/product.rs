@@ -8,6 +8,10 @@
     unsafe_op_in_unsafe_fn,
     reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
 )]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices run over several arrays of registers at once"
+)]
 
 use super::rows::{Of, Rows};
 use super::simd::{Element, Simd, Task};

@@ -7,6 +7,10 @@
     unsafe_op_in_unsafe_fn,
     reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
 )]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices run over several arrays of registers at once"
+)]
 
 use super::simd::{E4m3, E5m2, Element, Simd, Task};
 use std::marker::PhantomData;

@@ -77,10 +77,15 @@ pub struct Run<'a> {
 // piece of work writes rows of its own.
 unsafe impl Sync for Run<'_> {}
 
-/// Rows of scores, `SCORE_LD` apart, that become weights in place, or in bf16 elsewhere.
+/// Rows of scores, `SCORE_LD` apart, that become weights in place, or in bf16 elsewhere; and the rows'
+/// running state.
 pub struct Scores<'a> {
     pub s: &'a mut [f32],
     pub p16: Option<&'a mut [u16]>,
+    pub limits: &'a mut [f32],
+    pub max: &'a mut [f32],
+    pub sum: &'a mut [f32],
+    pub alpha: &'a mut [f32],
 }
 
 /// A work item in the terms of this run.
@@ -296,68 +301,85 @@ impl<'a> Run<'a> {
         unsafe { self.kernels.stage[self.q_dtype as usize](&stage) };
     }
 
-    /// Online softmax over the scores of one token's rows, which hold `keys`; `state` is the maxima, sums
-    /// and factors from the token's first row on.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the running state is three arrays"
-    )]
+    /// Online softmax over the scores of the rows of `tokens`, which hold `keys`.
     pub fn softmax(
         &self,
         item: &Item<'_>,
         head: usize,
-        token: usize,
+        tokens: &Range<usize>,
         keys: &Range<i64>,
-        scores: Scores<'_>,
-        limits: &mut [f32],
-        state: [&mut [f32]; 3],
+        rows: Scores<'_>,
     ) {
         let group = self.shape.group;
         let n = (keys.end - keys.start) as usize;
-        let row = item.q_start + token as i64;
-        let holes = item.sight.has_holes(row);
-        let seen = item.sight.row(row);
-        let (low, high) = if holes {
-            item.sight.limits(row, keys.clone(), limits);
-            limits[n..n.next_multiple_of(32)].fill(f32::NEG_INFINITY);
-            (0, n)
-        } else {
-            let low = (seen.start - keys.start).clamp(0, n as i64);
-            (
-                low as usize,
-                (seen.end - keys.start).clamp(low, n as i64) as usize,
-            )
-        };
+        let count = tokens.len() * group;
+        let room = (count - 1) * SCORE_LD + n.next_multiple_of(32);
+        assert!(rows.s.len() >= room && n <= KEY_TILE && rows.limits.len() >= KEY_TILE);
+        assert!(rows.p16.as_ref().is_none_or(|p16| p16.len() >= room));
+        assert!(rows.max.len() >= count && rows.sum.len() >= count && rows.alpha.len() >= count);
         let slopes = self
             .slopes
             .map(|all| &all[head * group..(head + 1) * group]);
-        let [max, sum, alpha] = state;
-        let room = (group - 1) * SCORE_LD + n.next_multiple_of(32);
-        assert!(scores.s.len() >= room && n <= KEY_TILE);
-        assert!(scores.p16.as_ref().is_none_or(|p16| p16.len() >= room));
-        assert!(max.len() >= group && sum.len() >= group && alpha.len() >= group);
-        let task = Softmax {
-            s: scores.s.as_mut_ptr(),
-            p16: scores.p16.map_or(std::ptr::null_mut(), <[u16]>::as_mut_ptr),
+        let mut task = Softmax {
+            s: rows.s.as_mut_ptr(),
+            p16: rows.p16.map_or(std::ptr::null_mut(), <[u16]>::as_mut_ptr),
             lds: SCORE_LD,
-            rows: group,
+            rows: count,
             n,
             logits: self.logits(head),
-            low,
-            high,
-            limits: if holes {
-                limits.as_ptr()
-            } else {
-                std::ptr::null()
-            },
+            low: 0,
+            high: n,
+            limits: std::ptr::null(),
             slopes: slopes.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            distance: (keys.start - item.sight.position(row)) as f32,
-            max: max.as_mut_ptr(),
-            sum: sum.as_mut_ptr(),
-            alpha: alpha.as_mut_ptr(),
+            distance: 0.0,
+            max: rows.max.as_mut_ptr(),
+            sum: rows.sum.as_mut_ptr(),
+            alpha: rows.alpha.as_mut_ptr(),
         };
-        // SAFETY: the arrays have room for the group's rows, as just asserted.
-        unsafe { (self.kernels.softmax)(&task) };
+        if slopes.is_none() && self.sees_all(item, tokens, keys) {
+            // SAFETY: the arrays have room for the rows, as just asserted.
+            unsafe { (self.kernels.softmax)(&task) };
+            return;
+        }
+        task.rows = group;
+        for token in tokens.clone() {
+            self.look(item, token, keys, rows.limits, &mut task);
+            // SAFETY: as above; the pointers stay within the rows.
+            unsafe { (self.kernels.softmax)(&task) };
+            task.s = task.s.wrapping_add(group * SCORE_LD);
+            if !task.p16.is_null() {
+                task.p16 = task.p16.wrapping_add(group * SCORE_LD);
+            }
+            task.max = task.max.wrapping_add(group);
+            task.sum = task.sum.wrapping_add(group);
+            task.alpha = task.alpha.wrapping_add(group);
+        }
+    }
+
+    /// Fills in what one token sees of `keys`.
+    fn look(
+        &self,
+        item: &Item<'_>,
+        token: usize,
+        keys: &Range<i64>,
+        limits: &mut [f32],
+        task: &mut Softmax,
+    ) {
+        let row = item.q_start + token as i64;
+        let n = task.n as i64;
+        task.distance = (keys.start - item.sight.position(row)) as f32;
+        if item.sight.has_holes(row) {
+            item.sight.limits(row, keys.clone(), limits);
+            limits[task.n..task.n.next_multiple_of(32)].fill(f32::NEG_INFINITY);
+            task.limits = limits.as_ptr();
+            (task.low, task.high) = (0, task.n);
+        } else {
+            let seen = item.sight.row(row);
+            let low = (seen.start - keys.start).clamp(0, n);
+            task.limits = std::ptr::null();
+            task.low = low as usize;
+            task.high = (seen.end - keys.start).clamp(low, n) as usize;
+        }
     }
 
     fn logits(&self, head: usize) -> Logits {
@@ -368,8 +390,8 @@ impl<'a> Run<'a> {
     }
 
     /// Every row of the item sees all of `keys`.
-    pub fn sees_all(&self, item: &Item<'_>, tokens: Range<usize>, keys: &Range<i64>) -> bool {
-        tokens.into_iter().all(|token| {
+    pub fn sees_all(&self, item: &Item<'_>, tokens: &Range<usize>, keys: &Range<i64>) -> bool {
+        tokens.clone().all(|token| {
             let row = item.q_start + token as i64;
             let seen = item.sight.row(row);
             seen.start <= keys.start && seen.end >= keys.end && !item.sight.has_holes(row)

@@ -8,6 +8,10 @@
     unsafe_op_in_unsafe_fn,
     reason = "each body is a few intrinsics under the contract stated on the trait"
 )]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices run over several arrays of registers at once"
+)]
 
 use super::simd::{Simd, Task};
 use std::arch::x86_64::*;

@@ -11,6 +11,10 @@
     unsafe_op_in_unsafe_fn,
     reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
 )]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices run over several arrays of registers at once"
+)]
 
 use super::exp::{exp2, exp2_short, tanh};
 use super::simd::{Simd, Task};

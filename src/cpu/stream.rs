@@ -1,7 +1,9 @@
 //! The walk for few query rows (decode, speculative verify): a tile of pages is walked once for all its
 //! heads, with keys and values read in place.
 //!
-//! In an NHD cache the heads of a page lie together, so this reads memory nearly in order.
+//! In an NHD cache the heads of a page lie together, so this reads memory nearly in order. bf16 stays on
+//! vectors where AMX is available: with four rows per KV head a variant on tiles read 15.5 GB/s where
+//! fp16 on vectors read 16.5 in the same run (8 requests of 2048 keys, two threads of an Emerald Rapids).
 #![allow(unsafe_code)]
 
 use super::panel::Values;
@@ -33,7 +35,7 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     while !keys.is_empty() {
         let next = tile(keys.end);
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
-        let whole = run.sees_all(item, 0..item.tokens, &keys);
+        let whole = run.sees_all(item, &(0..item.tokens), &keys);
         for head in 0..heads {
             prefetch(run, head, (next.end - next.start) as usize, &pad.next);
             scores(run, item, head, &keys, pad);
@@ -87,26 +89,16 @@ fn scores(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &
 }
 
 fn weigh(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
-    for token in 0..item.tokens {
-        let row = token * run.shape.group;
-        let state = head * item.rows + row..head * item.rows + item.rows;
-        run.softmax(
-            item,
-            head,
-            token,
-            keys,
-            Scores {
-                s: &mut pad.s[row * SCORE_LD..],
-                p16: None,
-            },
-            pad.limits,
-            [
-                &mut pad.max[state.clone()],
-                &mut pad.sum[state],
-                &mut pad.alpha[row..],
-            ],
-        );
-    }
+    let rows = head * item.rows..(head + 1) * item.rows;
+    let state = Scores {
+        s: pad.s,
+        p16: None,
+        limits: pad.limits,
+        max: &mut pad.max[rows.clone()],
+        sum: &mut pad.sum[rows],
+        alpha: pad.alpha,
+    };
+    run.softmax(item, head, &(0..item.tokens), keys, state);
 }
 
 fn accumulate(

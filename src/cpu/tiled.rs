@@ -18,7 +18,7 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     // SAFETY: this walk is picked only where AMX is available.
     let tiles = unsafe { Tiles::new() };
     for head in 0..run.shape.num_kv_heads {
-        load_queries(run, item, head, pad);
+        copy_queries(run, item, head, pad.q16, pad.q_offsets);
         pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
         pad.max[..item.rows].fill(f32::NEG_INFINITY);
         pad.sum[..item.rows].fill(0.0);
@@ -34,19 +34,13 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
 }
 
 /// Copies the queries of a head, columns padded with zeros.
-fn load_queries(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
-    let ld = run.shape.ld_qk;
-    run.locate_queries(item, head, pad.q_offsets);
-    for (row, offset) in pad.q_offsets[..item.rows].iter().enumerate() {
-        let to = &mut pad.q16[row * ld..][..ld];
+fn copy_queries(run: &Run<'_>, item: &Item<'_>, head: usize, to: &mut [u16], offsets: &mut [i64]) {
+    run.locate_queries(item, head, offsets);
+    let rows = to.chunks_exact_mut(run.shape.ld_qk);
+    for (offset, to) in offsets[..item.rows].iter().zip(rows) {
+        let from = run.q_base().wrapping_offset(*offset as isize);
         // SAFETY: the row lies inside q, which was checked.
-        unsafe {
-            copy_row(
-                run.q_base().wrapping_offset(*offset as isize),
-                run.shape.dim_qk,
-                to,
-            )
-        };
+        unsafe { copy_row(from, run.shape.dim_qk, to) };
     }
 }
 
@@ -100,25 +94,15 @@ fn block(
     let rows = tokens.start * group..tokens.end * group;
     scores(run, tiles, &rows, &seen, pad);
     let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
-    for token in tokens.clone() {
-        let at = token * group;
-        run.softmax(
-            item,
-            head,
-            token,
-            &seen_keys,
-            Scores {
-                s: &mut pad.s[(at - rows.start) * SCORE_LD..],
-                p16: Some(&mut pad.p16[(at - rows.start) * SCORE_LD..]),
-            },
-            pad.limits,
-            [
-                &mut pad.max[at..],
-                &mut pad.sum[at..],
-                &mut pad.alpha[at - rows.start..],
-            ],
-        );
-    }
+    let state = Scores {
+        s: pad.s,
+        p16: Some(pad.p16),
+        limits: pad.limits,
+        max: &mut pad.max[rows.start..],
+        sum: &mut pad.sum[rows.start..],
+        alpha: pad.alpha,
+    };
+    run.softmax(item, head, tokens, &seen_keys, state);
     // Rows of padding are the next block's in `o`; adding nothing leaves them as they are.
     let padded = rows.len().next_multiple_of(UNIT);
     pad.p16[rows.len() * SCORE_LD..padded * SCORE_LD].fill(0);

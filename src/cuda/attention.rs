@@ -2,7 +2,7 @@
 //! lengths are on the device; a run is one kernel, and a second where rows were split.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::attention_kernel::{AttentionKernel, Generic, Run, blocks_of};
 use super::context::{Context, Current};
@@ -41,6 +41,9 @@ pub struct CudaAttention {
     regions: Regions,
     ring: Ring,
     planned: Option<Planned>,
+    /// Held while a run is enqueued: its two kernels share the workspace's partial results, so those of
+    /// another thread may not come between them.
+    enqueuing: Mutex<()>,
     /// Graph plans: where the page ids of the first plan were.
     bound_page_ids: Option<Option<u64>>,
 }
@@ -81,6 +84,7 @@ impl CudaAttention {
             regions: Regions::new(desc, &capacity),
             ring: Ring::new(context)?,
             planned: None,
+            enqueuing: Mutex::default(),
             bound_page_ids: None,
         })
     }
@@ -389,6 +393,10 @@ impl Attention for CudaAttention {
             q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
             num_keys: planned.num_keys,
         };
+        let _enqueuing = self
+            .enqueuing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match self
             .special
             .as_ref()

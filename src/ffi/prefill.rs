@@ -157,7 +157,8 @@ pub unsafe extern "C" fn folio_prefill_plan(
 ///
 /// # Safety
 /// `prefill` is alive and not being planned; the structs are readable, and the tensors' memory as the
-/// fields say. Concurrent runs are fine with different outputs.
+/// fields say. Concurrent runs are fine with different outputs; on CUDA on
+/// one stream, or on streams that the host orders: parts of split rows meet in the workspace.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_run(
     prefill: *const folio_prefill,

@@ -5,8 +5,7 @@
 //! be a neighbour of the true value if the true value lies near the border between the two.
 //! `t = m · (u + e)`: m = Σ p·|v| is the size of the sum; u is one rounding of P to the type of q, which
 //! a matrix unit needs; e is the error of scores and exponentials in float32. For unit values this is
-//! 1e-5 in float32, 6e-4 in float16 and 4e-3 in bfloat16; the peers' own tests allow 1e-3 and 1e-2
-//! (spec/attention.md §12).
+//! 1e-5 in float32, 6e-4 in float16 and 4e-3 in bfloat16; the peers' own tests allow 1e-3 and 1e-2.
 
 use super::codec::{decode, rounded, unit_roundoff};
 use super::dense::Row;

@@ -9,6 +9,7 @@ pub mod codec;
 pub mod compare;
 pub mod dense;
 pub mod door;
+pub mod grids;
 pub mod instance;
 pub mod memory;
 pub mod pages;

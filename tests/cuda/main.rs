@@ -1,4 +1,4 @@
-//! The CUDA backend on a real GPU, through `folio::api`: the attention contract over the same random
+//! The CUDA backend on a real GPU, through the C functions: the attention contract over the same random
 //! problems as the CPU, and what only a device has: streams, graphs, lengths in device memory. Skipped
 //! without a device.
 
@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cases = [
+        case("peers_grids", (), problems::peers_grids),
         case("host_lengths", (), problems::host_lengths),
         case("device_lengths", (), problems::device_lengths),
         case("device_page_ids", (), problems::device_page_ids),
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         ),
         case("replan_in_flight", (), steps::replan_in_flight),
         case("two_streams", (), steps::two_streams),
+        case("threads_share_a_plan", (), steps::threads_share_a_plan),
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),

@@ -1,9 +1,11 @@
 //! Whole problems against dense attention: random ones in every form, and some that random ones rarely
 //! are.
 
+use crate::common::c_door::CDoor;
 use crate::common::compare::{Tolerance, compare};
 use crate::common::dense;
-use crate::common::door::{Door, RustDoor, Session};
+use crate::common::door::{Door, Session};
+use crate::common::grids::{GRIDS, Place};
 use crate::common::instance::{LayerData, Output, Planned, Scratch, Step, solve};
 use crate::common::memory::{HostMemory, Memory};
 use crate::common::problem::{Layer, MaskKind, Problem, Request, Storage, TableForm};
@@ -18,7 +20,7 @@ use proptest::test_runner::{Config, TestRunner};
 pub fn session() -> Box<dyn Session> {
     gpu::enter();
     let target = Target::Cuda { ordinal: 0 };
-    RustDoor.open(target).expect("a CUDA context")
+    CDoor.open(target).expect("a CUDA context")
 }
 
 pub fn assert_right(problem: &Problem, got: &Output) {
@@ -57,6 +59,18 @@ fn solve_with(
     let handle = session.attention(problem.desc())?;
     let planned = Planned::new(handle, &DeviceMemory, index_memory, problem)?;
     planned.run(&LayerData::new(&DeviceMemory, problem))
+}
+
+/// The grids of the peers' own tests.
+pub fn peers_grids() {
+    let session = session();
+    for (name, grid) in GRIDS {
+        println!("  grid {name}");
+        grid(&Place {
+            session: &*session,
+            memory: &DeviceMemory,
+        });
+    }
 }
 
 pub fn host_lengths() {

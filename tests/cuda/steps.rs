@@ -215,6 +215,40 @@ pub fn two_streams() {
     });
 }
 
+/// Threads that share one plan and one stream: the kernels of their runs must not mix.
+pub fn threads_share_a_plan() {
+    let session = session();
+    let stream = gpu::new_stream();
+    let batch = with_lens(&plain(Kind::Decode, false), &[(1, 2000), (3, 1500)]);
+    let mut slot = Slot::new(session.attention(desc(&batch)).unwrap());
+    slot.plan(&Step::new(&HostMemory, &batch), stream).unwrap();
+    let batches: Vec<Problem> = (0..4)
+        .map(|tag| {
+            let mut layer = batch.layer.clone();
+            layer.tag = tag;
+            batch.with_layer(layer)
+        })
+        .collect();
+    let layers: Vec<LayerData<'_>> = (batches.iter())
+        .map(|batch| LayerData::new(&DeviceMemory, batch))
+        .collect();
+    gpu::synchronize_all();
+    let handle = &slot.handle;
+    std::thread::scope(|scope| {
+        for layer in &layers {
+            scope.spawn(move || {
+                let input = layer.input();
+                for _ in 0..300 {
+                    handle.run(&input, stream).unwrap();
+                }
+            });
+        }
+    });
+    for (batch, layer) in batches.iter().zip(&layers) {
+        assert_right(batch, &layer.output());
+    }
+}
+
 /// What may not be captured says so, and the capture goes on.
 pub fn captures_are_refused() {
     let session = session();
