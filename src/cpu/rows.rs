@@ -246,3 +246,90 @@ impl<E: Element> Task for Of<E, Quantise> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::for_each_isa;
+    use super::*;
+    use crate::dtype::{self, DType};
+
+    const FLOATS: [DType; 5] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::F8E4M3,
+        DType::F8E5M2,
+    ];
+
+    /// Equal to the bit, or both NaN.
+    fn same(a: f32, b: f32) -> bool {
+        a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+    }
+
+    #[test]
+    fn staging_reads_every_bit_pattern_as_dtype_does() {
+        // Two-byte patterns cover fp16 and bf16, and with their low bytes fp8.
+        let memory: Vec<u16> = (0..=u16::MAX).collect();
+        for_each_isa(|isa| {
+            for dtype in FLOATS {
+                let dim = 2 * memory.len() / dtype.size();
+                let mut staged = vec![0f32; dim];
+                let task = Stage {
+                    rows: Rows {
+                        base: memory.as_ptr().cast(),
+                        offsets: &0,
+                        count: 1,
+                    },
+                    dim,
+                    dst: staged.as_mut_ptr(),
+                    width: dim,
+                    strip: 0,
+                };
+                // SAFETY: the row is `memory`, and `staged` holds it.
+                let finite = unsafe { isa.kernels().stage[dtype as usize](&task) };
+                assert!(!finite, "{isa:?} {dtype}: there are NaN patterns");
+                for (i, &got) in staged.iter().enumerate() {
+                    // SAFETY: within `memory`.
+                    let want = unsafe { dtype::load(memory.as_ptr().cast(), dtype, i as isize) };
+                    assert!(same(got, want), "{isa:?} {dtype} {i:#x}: {got} for {want}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn storing_rounds_as_dtype_does() {
+        // A step through all bit patterns that meets ties, denormals, infinities and NaN.
+        let ties = (0..1u32 << 12).map(|i| i << 20 | 0x8000);
+        let small = (0..1u32 << 12).map(|i| 0x3000_0000 + i * 0x3_8000);
+        let other = (0..1u32 << 16).map(|i| i.wrapping_mul(65_599));
+        let mut values: Vec<f32> = ties.chain(small).chain(other).map(f32::from_bits).collect();
+        values.extend([0.0, -0.0, 448.0, 464.0, 1e9, -1e9, f32::NAN, f32::INFINITY].repeat(2));
+        for_each_isa(|isa| {
+            for dtype in FLOATS {
+                let mut got = vec![0u8; values.len() * dtype.size()];
+                let mut want = got.clone();
+                let task = Store {
+                    src: values.as_ptr(),
+                    factor: 1.0,
+                    dst: got.as_mut_ptr(),
+                    dim: values.len(),
+                };
+                // SAFETY: both sides hold `dim` elements.
+                unsafe { isa.kernels().store[dtype as usize](&task) };
+                for (i, &value) in values.iter().enumerate() {
+                    // SAFETY: within the vectors.
+                    let (got, want) = unsafe {
+                        dtype::store(want.as_mut_ptr(), dtype, i as isize, value);
+                        let load = |from: &[u8]| dtype::load(from.as_ptr(), dtype, i as isize);
+                        (load(&got), load(&want))
+                    };
+                    assert!(
+                        same(got, want),
+                        "{isa:?} {dtype} {value:e}: {got} for {want}"
+                    );
+                }
+            }
+        });
+    }
+}
