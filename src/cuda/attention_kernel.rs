@@ -68,17 +68,7 @@ impl Generic {
     /// Loads the row for a problem.
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Generic> {
         let group_size = desc.group_size();
-        let query = Query {
-            op: op(desc),
-            compute_capability: context.device().compute_capability,
-            types: Types {
-                q: desc.q_dtype,
-                kv: desc.kv_dtype,
-                o: desc.o_dtype,
-            },
-            head_dim_qk: desc.head_dim_qk,
-            head_dim_vo: desc.head_dim_vo,
-        };
+        let query = query(op(desc), context, desc);
         let (row, function) = loader.find(query, |row| row.arch == Arch::Sm80)?;
         let current = context.enter()?;
         let blocks_per_sm = function.blocks_per_sm(&current, row.shape.threads)?.max(1);
@@ -96,6 +86,21 @@ impl Generic {
             group_size,
             num_kv_heads: desc.num_kv_heads,
         })
+    }
+}
+
+/// What to look for in the kernel table.
+pub fn query(op: Op, context: &Context, desc: &AttentionDesc) -> Query {
+    Query {
+        op,
+        compute_capability: context.device().compute_capability,
+        types: Types {
+            q: desc.q_dtype,
+            kv: desc.kv_dtype,
+            o: desc.o_dtype,
+        },
+        head_dim_qk: desc.head_dim_qk,
+        head_dim_vo: desc.head_dim_vo,
     }
 }
 

@@ -2,9 +2,9 @@
 //! keys and values by. Where a map cannot describe a cache, keys are gathered instead.
 #![allow(unsafe_code)]
 
-use super::attention_kernel::{AttentionKernel, Run};
+use super::attention_kernel::{AttentionKernel, Run, query};
 use super::context::{Context, Current};
-use super::kernels::{Arch, Op, Query, Row, Types};
+use super::kernels::{Arch, Op, Row};
 use super::launch::Launch;
 use super::loader::Loader;
 use super::module::Function;
@@ -47,17 +47,7 @@ impl Sm90Decode {
         if desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS {
             return Ok(None);
         }
-        let query = Query {
-            op: Op::Decode,
-            compute_capability: context.device().compute_capability,
-            types: Types {
-                q: desc.q_dtype,
-                kv: desc.kv_dtype,
-                o: desc.o_dtype,
-            },
-            head_dim_qk: desc.head_dim_qk,
-            head_dim_vo: desc.head_dim_vo,
-        };
+        let query = query(Op::Decode, context, desc);
         let find = |symbol: &str| {
             loader.find(query, |row| {
                 row.arch == Arch::Sm90a

@@ -2,9 +2,9 @@
 //! Q, K and V by.
 #![allow(unsafe_code)]
 
-use super::attention_kernel::{AttentionKernel, Run, op};
+use super::attention_kernel::{AttentionKernel, Run, op, query};
 use super::context::{Context, Current};
-use super::kernels::{Arch, Op, Query, Row, Types};
+use super::kernels::{Arch, Op, Row};
 use super::launch::Launch;
 use super::loader::Loader;
 use super::module::Function;
@@ -50,17 +50,7 @@ impl Sm90Prefill {
         if !suits || op(desc) != Op::Prefill || desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS {
             return Ok(None);
         }
-        let query = Query {
-            op: Op::Prefill,
-            compute_capability: context.device().compute_capability,
-            types: Types {
-                q: desc.q_dtype,
-                kv: desc.kv_dtype,
-                o: desc.o_dtype,
-            },
-            head_dim_qk: desc.head_dim_qk,
-            head_dim_vo: desc.head_dim_vo,
-        };
+        let query = query(Op::Prefill, context, desc);
         let wanted = |row: &Row| row.arch == Arch::Sm90a && row.defines.iter().any(|d| d == layout);
         let (row, function) = match loader.find(query, wanted) {
             Err(Error::Unsupported(_)) => return Ok(None),
