@@ -148,16 +148,6 @@ struct e5m2 {
 
 // --- element types that are known only at run time -------------------------------------------------
 
-__device__ __forceinline__ float load_as_float(const void *base, u32 dtype, i64 index) {
-    switch (dtype) {
-        case FOLIO_F32: return static_cast<const float *>(base)[index];
-        case FOLIO_F16: return f16::load(static_cast<const u16 *>(base)[index]);
-        case FOLIO_BF16: return bf16::load(static_cast<const u16 *>(base)[index]);
-        case FOLIO_E4M3: return e4m3::load(static_cast<const u8 *>(base)[index]);
-        default: return e5m2::load(static_cast<const u8 *>(base)[index]);
-    }
-}
-
 __device__ __forceinline__ void store_float(void *base, u32 dtype, i64 index, float x) {
     switch (dtype) {
         case FOLIO_F32: static_cast<float *>(base)[index] = x; break;

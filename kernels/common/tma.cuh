@@ -87,15 +87,4 @@ __device__ __forceinline__ void tma_load_5d(unsigned dst, const TensorMap *map, 
         : "memory");
 }
 
-// Returns once every grid that this one depends on has completed and its writes are visible. Without the
-// launch attribute it returns at once.
-__device__ __forceinline__ void grid_dependency_wait() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Lets the next grid of the stream start; it says nothing about memory.
-__device__ __forceinline__ void grid_dependency_trigger() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
 }  // namespace folio
