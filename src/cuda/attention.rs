@@ -113,7 +113,7 @@ impl CudaAttention {
             batch_size: batch.batch_size(),
             items: work.items.len(),
             merges: work.merges.len(),
-            page_ids: plan_image::num_page_ids(batch, self.desc.kv.page_size()),
+            page_ids: plan_image::num_page_ids(batch),
         };
         // A graph has the addresses of its first plan, so there every part has room for its maximum.
         let layout = if self.desc.graph {

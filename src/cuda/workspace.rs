@@ -267,7 +267,8 @@ mod tests {
                 qo_indptr: &qo_indptr,
                 kv_len: &kv_len,
                 pages: Pages::Table { ids: PageIds::Host(&[]), row_stride: 0 },
-                max_page_id: -1,
+                num_pages: 0,
+            max_page_id: -1,
             };
             let mut work = WorkList::default();
             schedule(&batch, &desc, &tiling, &mut work);
