@@ -8,10 +8,14 @@
 mod amx;
 mod append;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod columns;
 mod exp;
 mod isa;
 mod mask;
 mod merge;
+#[cfg(target_arch = "x86_64")]
+mod pack;
 mod panel;
 mod prefetch;
 mod product;

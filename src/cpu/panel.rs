@@ -12,46 +12,50 @@ use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 use std::ops::Range;
 
-/// Computes an item of any number of rows.
-pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
-    for head in 0..run.shape.num_kv_heads {
-        run.load_queries(item, head, pad.q, pad.q_offsets);
-        pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
-        pad.max[..item.rows].fill(f32::NEG_INFINITY);
-        pad.sum[..item.rows].fill(0.0);
-        let mut start = item.keys.start;
-        while start < item.keys.end {
-            let keys = start..item.keys.end.min(start + KEY_TILE as i64);
-            ask_for_next(run, item, head, keys.end, pad);
-            tile(run, item, head, &keys, pad);
-            start = keys.end;
-        }
-        run.finish(item, head, pad.o, pad.max, pad.sum);
-    }
-}
-
-/// Asks for a head's rows of the tile that starts at `start`.
-pub fn ask_for_next(run: &Run<'_>, item: &Item<'_>, head: usize, start: i64, pad: &mut Pad<'_>) {
-    let keys = start..item.keys.end.min(start + KEY_TILE as i64);
-    let n = (keys.end - keys.start) as usize;
-    run.locate(item.request, keys, pad.next.k, pad.next.v);
-    let size = run.kv_dtype.size();
-    prefetch::rows(&run.k.rows(head, &pad.next.k[..n]), run.shape.dim_qk * size);
-    prefetch::rows(&run.v.rows(head, &pad.next.v[..n]), run.shape.dim_vo * size);
-}
-
-/// All rows of the item against one tile of keys.
-pub fn tile(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
-    let n = (keys.end - keys.start) as usize;
+/// Computes a head of an item.
+pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
+    run.load_queries(item, head, pad.q, pad.q_offsets);
+    pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
+    pad.max[..item.rows].fill(f32::NEG_INFINITY);
+    pad.sum[..item.rows].fill(0.0);
+    let tile = |start: i64| start..item.keys.end.min(start + KEY_TILE as i64);
+    let mut keys = tile(item.keys.start);
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
-    stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
-    let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
-    let mut first = 0;
-    while first < item.tokens {
-        let tokens = first..item.tokens.min(first + run.shape.block_tokens);
-        block(run, item, head, keys, &tokens, &values, pad);
-        first = tokens.end;
+    while !keys.is_empty() {
+        let n = (keys.end - keys.start) as usize;
+        let next = tile(keys.end);
+        run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
+        stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
+        let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
+        for start in (0..item.tokens).step_by(run.shape.block_tokens) {
+            let tokens = start..item.tokens.min(start + run.shape.block_tokens);
+            let next = (next.end - next.start) as usize;
+            ask_for(run, head, &tokens, item.tokens, next, pad);
+            block(run, item, head, &keys, &tokens, &values, pad);
+        }
+        std::mem::swap(&mut pad.here, &mut pad.next);
+        keys = next;
     }
+    let (max, sum) = (&pad.max[..item.rows], &pad.sum[..item.rows]);
+    run.finish(item, head, 0..item.rows, pad.o, max, sum);
+}
+
+/// Asks for a head's share of the `n` rows of the next tile: what falls to part `done` of `all`. All at
+/// once they would hold up the thread as long as reading them.
+pub fn ask_for(
+    run: &Run<'_>,
+    head: usize,
+    done: &Range<usize>,
+    all: usize,
+    n: usize,
+    pad: &Pad<'_>,
+) {
+    let share = done.start * n / all..done.end * n / all;
+    let size = run.kv_dtype.size();
+    let k = run.k.rows(head, &pad.next.k[share.clone()]);
+    let v = run.v.rows(head, &pad.next.v[share]);
+    prefetch::rows(&k, run.shape.dim_qk * size);
+    prefetch::rows(&v, run.shape.dim_vo * size);
 }
 
 /// Some tokens against the part of the tile that they see.
@@ -73,7 +77,6 @@ fn block(
     let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
     let state = Scores {
         s: pad.s,
-        p16: None,
         limits: pad.limits,
         max: &mut pad.max[rows.start..],
         sum: &mut pad.sum[rows.start..],
