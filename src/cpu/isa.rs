@@ -16,7 +16,7 @@ pub enum Isa {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ and VL.
+    /// AVX-512 F, BW, DQ and VL. This and AMX need a library built with Rust 1.89 or later.
     Avx512,
     /// AVX-512 with BF16, and AMX with bf16 products.
     Amx,
@@ -62,6 +62,7 @@ fn available(isa: Isa) -> bool {
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c")
         }
+        #[cfg(folio_avx512)]
         Isa::Avx512 => {
             available(Isa::Avx2)
                 && is_x86_feature_detected!("avx512f")
@@ -69,7 +70,10 @@ fn available(isa: Isa) -> bool {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
         }
+        #[cfg(folio_avx512)]
         Isa::Amx => available(Isa::Avx512) && super::amx::is_available(),
+        #[cfg(not(folio_avx512))]
+        Isa::Avx512 | Isa::Amx => false,
     }
 }
 
@@ -80,13 +84,16 @@ fn available(isa: Isa) -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn kernels(isa: Isa) -> &'static Kernels {
-    use super::simd_x86::{Avx2, Avx512};
-    static AVX2: Kernels = Kernels::of::<Avx2>();
-    static AVX512: Kernels = Kernels::of::<Avx512>();
+    static AVX2: Kernels = Kernels::of::<super::simd_avx2::Avx2>();
+    #[cfg(folio_avx512)]
+    static AVX512: Kernels = Kernels::of::<super::simd_avx512::Avx512>();
     match isa {
         Isa::Portable => &PORTABLE,
         Isa::Avx2 => &AVX2,
+        #[cfg(folio_avx512)]
         Isa::Avx512 | Isa::Amx => &AVX512,
+        #[cfg(not(folio_avx512))]
+        Isa::Avx512 | Isa::Amx => &AVX2,
     }
 }
 
@@ -192,16 +199,14 @@ pub fn for_each_isa(test: impl FnMut(Isa)) {
 impl Isa {
     /// Runs a test's own task.
     pub fn run_task<T: Task>(self, task: &T) -> T::Output {
-        #[cfg(target_arch = "x86_64")]
-        use super::simd_x86::{Avx2, Avx512};
         assert!(self.is_available());
         // SAFETY: just asserted; the test's pointers are its own.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => Avx2::vectorize(task),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Amx => Avx512::vectorize(task),
+                Isa::Avx2 => super::simd_avx2::Avx2::vectorize(task),
+                #[cfg(folio_avx512)]
+                Isa::Avx512 | Isa::Amx => super::simd_avx512::Avx512::vectorize(task),
                 _ => Portable::vectorize(task),
             }
         }

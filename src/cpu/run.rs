@@ -9,7 +9,7 @@ use super::rows::{Rows, Stage, Store};
 use super::scratch::Pad;
 use super::shape::{KEY_TILE, SCORE_LD, STREAM_ROWS, Shape};
 use super::softmax::{Logits, Softmax};
-#[cfg(target_arch = "x86_64")]
+#[cfg(folio_avx512)]
 use super::tiled;
 use super::{panel, stream};
 use crate::dtype::DType;
@@ -209,7 +209,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(folio_avx512)]
     fn walk_many(&self, item: &Item<'a>, pad: &mut Pad<'_>) {
         match self.shape.amx {
             true => tiled::walk(self, item, pad),
@@ -217,7 +217,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(folio_avx512))]
     fn walk_many(&self, item: &Item<'a>, pad: &mut Pad<'_>) {
         panel::walk(self, item, pad);
     }
