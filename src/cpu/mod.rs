@@ -12,6 +12,8 @@
 mod amx;
 mod append;
 mod attention;
+#[cfg(folio_avx512)]
+mod bf16_rows;
 mod exp;
 mod isa;
 mod mask;

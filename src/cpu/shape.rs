@@ -43,7 +43,7 @@ pub struct Shape {
     pub num_kv_heads: usize,
     pub dim_qk: usize,
     pub dim_vo: usize,
-    /// `dim_qk` and `dim_vo` padded to vectors.
+    /// `dim_qk` and `dim_vo` padded to whole cache lines of bf16.
     pub ld_qk: usize,
     pub ld_vo: usize,
     /// Tokens per block of rows.
@@ -118,19 +118,15 @@ impl Shape {
         let group = desc.group_size() as usize;
         // fp8 keys and values convert to bf16 exactly; queries of other types would be rounded.
         let amx = amx && desc.q_dtype == DType::BF16;
-        let (unit, block_rows) = if amx {
-            (32, AMX_BLOCK_ROWS)
-        } else {
-            (16, BLOCK_ROWS)
-        };
+        let block_rows = if amx { AMX_BLOCK_ROWS } else { BLOCK_ROWS };
         let mut shape = Shape {
             group,
             num_qo_heads: desc.num_qo_heads as usize,
             num_kv_heads: desc.num_kv_heads as usize,
             dim_qk: desc.head_dim_qk as usize,
             dim_vo: desc.head_dim_vo as usize,
-            ld_qk: (desc.head_dim_qk as usize).next_multiple_of(unit),
-            ld_vo: (desc.head_dim_vo as usize).next_multiple_of(unit),
+            ld_qk: (desc.head_dim_qk as usize).next_multiple_of(32),
+            ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (block_rows / group).max(1),
             amx,
             tiling: tiling(desc, num_threads),
