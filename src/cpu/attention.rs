@@ -173,8 +173,10 @@ impl Attention for CpuAttention {
         turn.for_each(items.len(), &|thread, index| {
             run.compute(&items[index], &mut pad(thread));
         })?;
-        turn.for_each(merges.len(), &|thread, index| {
-            run.merge(&merges[index], &mut pad(thread));
+        // A single split request is merged by all threads too.
+        let heads = self.shape.num_kv_heads;
+        turn.for_each(merges.len() * heads, &|thread, index| {
+            run.merge(&merges[index / heads], index % heads, &mut pad(thread));
         })
     }
 }

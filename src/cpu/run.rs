@@ -475,11 +475,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Puts the rows of a split tile together.
-    pub fn merge(&self, merge: &MergeItem, pad: &mut Pad<'_>) {
+    /// Puts the rows of a split tile together, those of one KV head.
+    pub fn merge(&self, merge: &MergeItem, kv_head: usize, pad: &mut Pad<'_>) {
         let first = i64::from(self.plan.qo_indptr[merge.request as usize]);
+        let group = self.shape.group;
         for row in 0..merge.q_len as usize {
-            for head in 0..self.shape.num_qo_heads {
+            for head in kv_head * group..(kv_head + 1) * group {
                 let (max, sum) = self.merge_row(merge, row, head, pad);
                 let token = first + i64::from(merge.q_start) + row as i64;
                 self.output(token, head, &pad.o[..self.shape.ld_vo], max, sum);
