@@ -1,4 +1,4 @@
-//! Link arguments of `libfolio.so`, and the bundle of compiled kernels that it holds.
+//! Link arguments of `libfolio.so`, what the compiler can do, and the bundle of compiled GPU kernels.
 //!
 //! Kernels are compiled where NVRTC is found (`FOLIO_NVRTC`, `.tools/nvrtc`, a CUDA toolkit); elsewhere,
 //! or where `FOLIO_NVRTC` is empty, the bundle holds their sources only. Results are kept in the target folder by content hash, so that
@@ -9,8 +9,32 @@ fn main() {
     // A Rust library that has touched a thread-local must never be unmapped (rust-lang/rust#91979).
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfolio.so.0");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    avx512();
     #[cfg(feature = "cuda")]
     bundle::build();
+}
+
+/// `cfg(folio_avx512)` where the compiler has the AVX-512 intrinsics: x86-64, Rust 1.89 or later. With an
+/// older one the CPU backend goes up to AVX2.
+fn avx512() {
+    println!("cargo::rustc-check-cfg=cfg(folio_avx512)");
+    let x86_64 = std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
+    if x86_64 && rust_minor().is_some_and(|minor| minor >= 89) {
+        println!("cargo::rustc-cfg=folio_avx512");
+    }
+}
+
+/// The second part of the compiler's version; 1 comes before it.
+fn rust_minor() -> Option<u32> {
+    let rustc = std::env::var_os("RUSTC")?;
+    let output = std::process::Command::new(rustc).arg("--version").output();
+    let version = String::from_utf8(output.ok()?.stdout).ok()?;
+    version
+        .strip_prefix("rustc 1.")?
+        .split('.')
+        .next()?
+        .parse()
+        .ok()
 }
 
 #[cfg(feature = "cuda")]

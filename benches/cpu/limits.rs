@@ -160,6 +160,8 @@ mod x86 {
     /// Independent chains hide the latency of an FMA.
     const CHAINS: usize = 12;
 
+    #[cfg(folio_avx512)]
+    #[allow(clippy::incompatible_msrv, reason = "not compiled where it is missing")]
     #[target_feature(enable = "avx512f")]
     fn fma_512() -> f64 {
         // Opaque, so that nothing is computed ahead of time.
@@ -194,6 +196,7 @@ mod x86 {
     }
 
     pub fn fma_round() -> Option<f64> {
+        #[cfg(folio_avx512)]
         if is_x86_feature_detected!("avx512f") {
             // SAFETY: just detected.
             return Some(unsafe { fma_512() });

@@ -5,6 +5,10 @@
 //! other. A block of B has a row per pair of depths with the pairs (b[k][c], b[k + 1][c]) of 32 columns,
 //! 128 bytes in all. A block of C is 32 rows of 32 floats. So every block is contiguous.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::incompatible_msrv,
+    reason = "compiled under folio_avx512 only, by compilers that have these intrinsics"
+)]
 
 use super::rows::Rows;
 use std::arch::asm;
@@ -32,7 +36,10 @@ pub fn is_available() -> bool {
 /// CPUID leaf 7: bf16 products (bit 22) and tiles (bit 24).
 fn has_tiles() -> bool {
     const WANTED: u32 = 1 << 22 | 1 << 24;
-    __cpuid_count(7, 0).edx & WANTED == WANTED
+    #[allow(unused_unsafe, reason = "unsafe in Rust 1.89, safe in later ones")]
+    // SAFETY: every x86-64 processor has CPUID, and AVX-512 was detected, so leaf 7 exists.
+    let leaf = unsafe { __cpuid_count(7, 0) };
+    leaf.edx & WANTED == WANTED
 }
 
 /// XCR0 bits 17 and 18: the operating system saves tile configuration and data.

@@ -185,8 +185,10 @@ impl Attention for CpuAttention {
                 run.compute(&few[index - heads], pad);
             }
         })?;
-        turn.for_each(merges.len(), &|thread, index| {
-            run.merge(&merges[index], &mut pad(thread));
+        // A single split request is merged by all threads too.
+        let heads = self.shape.num_kv_heads;
+        turn.for_each(merges.len() * heads, &|thread, index| {
+            run.merge(&merges[index / heads], index % heads, &mut pad(thread));
         })
     }
 }

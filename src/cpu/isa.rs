@@ -3,10 +3,12 @@
 #![allow(unsafe_code)]
 
 use super::product::{Panel, Product};
-use super::rows::{Dot, Of, Quantise, Rows, Stage, Store};
+use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, leave_queries};
 use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
 use super::softmax::Softmax;
 use super::transpose::Transpose;
+#[cfg(folio_avx512)]
+use crate::dtype::DType;
 use std::marker::PhantomData;
 
 /// What the kernels are compiled for, weakest first.
@@ -16,15 +18,23 @@ pub enum Isa {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ and VL.
+    /// AVX-512 F, BW, DQ and VL. This and AMX need a library built with Rust 1.89 or later.
     Avx512,
-    /// AVX-512 with BF16, and AMX with bf16 products.
+    /// AVX-512 with BF16.
+    Avx512Bf16,
+    /// The same, and AMX with bf16 products.
     Amx,
 }
 
 impl Isa {
     /// All of them, weakest first.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 5] = [
+        Isa::Portable,
+        Isa::Avx2,
+        Isa::Avx512,
+        Isa::Avx512Bf16,
+        Isa::Amx,
+    ];
 
     /// Whether this processor has it, and for AMX whether the kernel lets this process use it.
     pub fn is_available(self) -> bool {
@@ -43,6 +53,7 @@ impl Isa {
             Isa::Portable => "cpu/portable",
             Isa::Avx2 => "cpu/avx2",
             Isa::Avx512 => "cpu/avx512",
+            Isa::Avx512Bf16 => "cpu/avx512-bf16",
             Isa::Amx => "cpu/amx-bf16",
         }
     }
@@ -62,6 +73,7 @@ fn available(isa: Isa) -> bool {
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c")
         }
+        #[cfg(folio_avx512)]
         Isa::Avx512 => {
             available(Isa::Avx2)
                 && is_x86_feature_detected!("avx512f")
@@ -69,7 +81,12 @@ fn available(isa: Isa) -> bool {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
         }
-        Isa::Amx => available(Isa::Avx512) && super::amx::is_available(),
+        #[cfg(folio_avx512)]
+        Isa::Avx512Bf16 => available(Isa::Avx512) && is_x86_feature_detected!("avx512bf16"),
+        #[cfg(folio_avx512)]
+        Isa::Amx => available(Isa::Avx512Bf16) && super::amx::is_available(),
+        #[cfg(not(folio_avx512))]
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => false,
     }
 }
 
@@ -80,15 +97,26 @@ fn available(isa: Isa) -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn kernels(isa: Isa) -> &'static Kernels {
-    use super::simd_x86::{Avx2, Avx512};
-    static AVX2: Kernels = Kernels::of::<Avx2>();
-    static AVX512: Kernels = Kernels::of::<Avx512>();
+    static AVX2: Kernels = Kernels::of::<super::simd_avx2::Avx2>();
     match isa {
         Isa::Portable => &PORTABLE,
         Isa::Avx2 => &AVX2,
+        #[cfg(folio_avx512)]
         Isa::Avx512 | Isa::Amx => &AVX512,
+        #[cfg(folio_avx512)]
+        Isa::Avx512Bf16 => &AVX512_BF16,
+        #[cfg(not(folio_avx512))]
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => &AVX2,
     }
 }
+
+#[cfg(folio_avx512)]
+static AVX512: Kernels =
+    Kernels::of::<super::simd_avx512::Avx512>().with_bf16(super::bf16_rows::SPLIT);
+
+#[cfg(folio_avx512)]
+static AVX512_BF16: Kernels =
+    Kernels::of::<super::simd_avx512::Avx512>().with_bf16(super::bf16_rows::PAIRS);
 
 #[cfg(not(target_arch = "x86_64"))]
 fn kernels(_: Isa) -> &'static Kernels {
@@ -105,8 +133,12 @@ type Kernel<A, R = ()> = unsafe fn(&A) -> R;
 pub struct Kernels {
     /// Columns of a panel's strip: what `product` handles in one pass, and a multiple of 16.
     pub strip: usize,
+    pub queries: [Kernel<Queries>; 5],
     pub dot: [Kernel<Dot>; 5],
     pub accumulate: [Kernel<Product<Rows>>; 5],
+    /// `accumulate` with weights that may be rounded to the values' type, and sums that have room for a
+    /// multiple of 32.
+    pub weigh: [Kernel<Product<Rows>>; 5],
     pub stage: [Kernel<Stage, bool>; 5],
     pub store: [Kernel<Store>; 5],
     /// From fp32, fp16 and bf16.
@@ -118,6 +150,13 @@ pub struct Kernels {
 
 impl Kernels {
     const fn of<S: Simd>() -> Kernels {
+        let accumulate: [Kernel<Product<Rows>>; 5] = [
+            typed::<S, F32, Product<Rows>>,
+            typed::<S, F16, Product<Rows>>,
+            typed::<S, Bf16, Product<Rows>>,
+            typed::<S, E4m3, Product<Rows>>,
+            typed::<S, E5m2, Product<Rows>>,
+        ];
         Kernels {
             strip: if S::STRIP * S::LANES < 16 {
                 16
@@ -131,13 +170,9 @@ impl Kernels {
                 typed::<S, E4m3, Dot>,
                 typed::<S, E5m2, Dot>,
             ],
-            accumulate: [
-                typed::<S, F32, Product<Rows>>,
-                typed::<S, F16, Product<Rows>>,
-                typed::<S, Bf16, Product<Rows>>,
-                typed::<S, E4m3, Product<Rows>>,
-                typed::<S, E5m2, Product<Rows>>,
-            ],
+            queries: [leave_queries; 5],
+            accumulate,
+            weigh: accumulate,
             stage: [
                 typed::<S, F32, Stage>,
                 typed::<S, F16, Stage>,
@@ -161,6 +196,16 @@ impl Kernels {
             transpose: plain::<S, Transpose>,
             softmax: plain::<S, Softmax>,
         }
+    }
+
+    /// With other kernels for few query rows over bf16 rows.
+    #[cfg(folio_avx512)]
+    const fn with_bf16(mut self, bf16: super::bf16_rows::Bf16Rows) -> Kernels {
+        const BF16: usize = DType::BF16 as usize;
+        self.queries[BF16] = bf16.queries;
+        self.dot[BF16] = bf16.dot;
+        self.weigh[BF16] = bf16.weigh;
+        self
     }
 }
 
@@ -192,16 +237,16 @@ pub fn for_each_isa(test: impl FnMut(Isa)) {
 impl Isa {
     /// Runs a test's own task.
     pub fn run_task<T: Task>(self, task: &T) -> T::Output {
-        #[cfg(target_arch = "x86_64")]
-        use super::simd_x86::{Avx2, Avx512};
         assert!(self.is_available());
         // SAFETY: just asserted; the test's pointers are its own.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => Avx2::vectorize(task),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Amx => Avx512::vectorize(task),
+                Isa::Avx2 => super::simd_avx2::Avx2::vectorize(task),
+                #[cfg(folio_avx512)]
+                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
+                    super::simd_avx512::Avx512::vectorize(task)
+                }
                 _ => Portable::vectorize(task),
             }
         }

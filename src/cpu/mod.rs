@@ -3,18 +3,24 @@
 //! A run walks work items on the context's threads (`threads`). Kernels are written once over a vector
 //! type (`simd`) and compiled per instruction set into a table (`isa`), picked at run time. The walks are
 //! `stream` for few query rows, `panel` for many, and `tiled` for many on AMX.
+#![cfg_attr(
+    not(folio_avx512),
+    allow(dead_code, reason = "what only the walk on AMX needs")
+)]
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(folio_avx512)]
 mod amx;
 mod append;
 mod attention;
-#[cfg(target_arch = "x86_64")]
+#[cfg(folio_avx512)]
+mod bf16_rows;
+#[cfg(folio_avx512)]
 mod columns;
 mod exp;
 mod isa;
 mod mask;
 mod merge;
-#[cfg(target_arch = "x86_64")]
+#[cfg(folio_avx512)]
 mod pack;
 mod panel;
 mod prefetch;
@@ -26,11 +32,13 @@ mod scratch;
 mod shape;
 mod simd;
 #[cfg(target_arch = "x86_64")]
-mod simd_x86;
+mod simd_avx2;
+#[cfg(folio_avx512)]
+mod simd_avx512;
 mod softmax;
 mod stream;
 mod threads;
-#[cfg(target_arch = "x86_64")]
+#[cfg(folio_avx512)]
 mod tiled;
 mod transpose;
 

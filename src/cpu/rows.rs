@@ -39,8 +39,24 @@ impl Rows {
     }
 }
 
-/// `s[r][j] = q[r] · k[j]`. `q` rows are padded with zeros to a multiple of 16; `s` rows have room for a
-/// multiple of four.
+/// Puts query rows, f32 and padded with zeros to a multiple of 16, into the order that [`Dot`] reads, in
+/// place. They hold values of the keys' type, unless that is fp8.
+#[derive(Clone, Copy)]
+pub struct Queries {
+    pub q: *mut f32,
+    /// A multiple of 32.
+    pub ldq: usize,
+    pub rows: usize,
+    pub dim: usize,
+}
+
+/// [`Queries`] where `Dot` reads them as they are.
+///
+/// # Safety
+/// None needed; the type is that of the kernels.
+pub unsafe fn leave_queries(_: &Queries) {}
+
+/// `s[r][j] = q[r] · k[j]`. `q` went through [`Queries`]; `s` rows have room for a multiple of 16.
 #[derive(Clone, Copy)]
 pub struct Dot {
     pub q: *const f32,

@@ -9,7 +9,7 @@ use super::rows::{Rows, Stage, Store};
 use super::scratch::Pad;
 use super::shape::{KEY_TILE, SCORE_LD, Shape};
 use super::softmax::{Logits, Softmax};
-#[cfg(target_arch = "x86_64")]
+#[cfg(folio_avx512)]
 use super::tiled;
 use super::{panel, stream};
 use crate::dtype::DType;
@@ -219,7 +219,7 @@ impl<'a> Run<'a> {
     /// Computes a head of an item of many rows.
     pub fn compute_head(&self, work: &WorkItem, head: usize, pad: &mut Pad<'_>) {
         let item = self.item(work);
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(folio_avx512)]
         if self.shape.amx {
             return tiled::walk(self, &item, head, pad);
         }
@@ -489,11 +489,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Puts the rows of a split tile together.
-    pub fn merge(&self, merge: &MergeItem, pad: &mut Pad<'_>) {
+    /// Puts the rows of a split tile together, those of one KV head.
+    pub fn merge(&self, merge: &MergeItem, kv_head: usize, pad: &mut Pad<'_>) {
         let first = i64::from(self.plan.qo_indptr[merge.request as usize]);
+        let group = self.shape.group;
         for row in 0..merge.q_len as usize {
-            for head in 0..self.shape.num_qo_heads {
+            for head in kv_head * group..(kv_head + 1) * group {
                 let (max, sum) = self.merge_row(merge, row, head, pad);
                 let token = first + i64::from(merge.q_start) + row as i64;
                 self.output(token, head, &pad.o[..self.shape.ld_vo], max, sum);

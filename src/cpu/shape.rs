@@ -40,7 +40,7 @@ pub struct Shape {
     pub num_kv_heads: usize,
     pub dim_qk: usize,
     pub dim_vo: usize,
-    /// `dim_qk` and `dim_vo` padded to vectors.
+    /// `dim_qk` and `dim_vo` padded to whole cache lines of bf16.
     pub ld_qk: usize,
     pub ld_vo: usize,
     /// Tokens per block of rows.
@@ -115,15 +115,14 @@ impl Shape {
         let group = desc.group_size() as usize;
         // fp8 keys and values convert to bf16 exactly; queries of other types would be rounded.
         let amx = amx && desc.q_dtype == DType::BF16;
-        let unit = if amx { 32 } else { 16 };
         let mut shape = Shape {
             group,
             num_qo_heads: desc.num_qo_heads as usize,
             num_kv_heads: desc.num_kv_heads as usize,
             dim_qk: desc.head_dim_qk as usize,
             dim_vo: desc.head_dim_vo as usize,
-            ld_qk: (desc.head_dim_qk as usize).next_multiple_of(unit),
-            ld_vo: (desc.head_dim_vo as usize).next_multiple_of(unit),
+            ld_qk: (desc.head_dim_qk as usize).next_multiple_of(32),
+            ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
             amx,
             tiling: tiling(desc, num_threads),

@@ -9,7 +9,7 @@
 use super::panel::Values;
 use super::prefetch;
 use super::product::Product;
-use super::rows::Dot;
+use super::rows::{Dot, Queries};
 use super::run::{Item, Run, Scores};
 use super::scratch::{Pad, Tile};
 use super::shape::SCORE_LD;
@@ -25,6 +25,14 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     for head in 0..heads {
         let q = &mut pad.q[head * rows * run.shape.ld_qk..];
         run.load_queries(item, head, q, pad.q_offsets);
+        let queries = Queries {
+            q: q.as_mut_ptr(),
+            ldq: run.shape.ld_qk,
+            rows,
+            dim: run.shape.dim_qk,
+        };
+        // SAFETY: `load_queries` wrote these rows.
+        unsafe { run.kernels.queries[run.kv_dtype as usize](&queries) };
     }
     pad.o[..heads * rows * run.shape.ld_vo].fill(0.0);
     pad.max[..heads * rows].fill(f32::NEG_INFINITY);
@@ -136,5 +144,5 @@ fn accumulate(
         alpha: pad.alpha.as_ptr(),
     };
     // SAFETY: the values were located within the cache; s and o have room for the rows.
-    unsafe { run.kernels.accumulate[run.kv_dtype as usize](&product) };
+    unsafe { run.kernels.weigh[run.kv_dtype as usize](&product) };
 }

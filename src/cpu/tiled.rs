@@ -16,7 +16,7 @@ use super::run::{Item, Run};
 use super::scratch::Pad;
 use super::shape::KEY_TILE;
 use super::simd::{Simd, Task};
-use super::simd_x86::Avx512;
+use super::simd_avx512::Avx512;
 use super::softmax::Logits;
 use super::transpose::{BLOCK, Transpose};
 use std::f32::consts::LOG2_E;

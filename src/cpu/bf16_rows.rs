@@ -1,0 +1,502 @@
+//! Products with bf16 rows where they lie in the cache, for few query rows, on AVX-512: a load brings 32
+//! elements. Other types and instruction sets go through `rows` and `product`.
+//!
+//! There are two ways to multiply. [`Split`] takes even and odd elements apart, a shift and a mask for
+//! 32, and multiplies in f32. [`Pairs`] leaves that to `vdpbf16ps`, with weights rounded to bf16: twice
+//! the work per instruction. On Zen 4 that instruction is nearly as fast as an FMA (2.8 and 3.7 per ns).
+//! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split.
+#![allow(unsafe_code)]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "pointer arithmetic under the contract of the kernels' arguments, stated on the fields"
+)]
+#![allow(
+    clippy::incompatible_msrv,
+    reason = "compiled under folio_avx512 only, by compilers that have these intrinsics"
+)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices run over several arrays of registers at once"
+)]
+
+use super::product::Product;
+use super::rows::{Dot, Queries, Rows};
+use super::simd::Simd;
+use super::simd_avx512::Avx512;
+use std::arch::x86_64::*;
+
+/// Elements per load.
+const STEP: usize = 32;
+
+/// The kernels of one way to multiply.
+pub struct Bf16Rows {
+    pub queries: unsafe fn(&Queries),
+    pub dot: unsafe fn(&Dot),
+    pub weigh: unsafe fn(&Product<Rows>),
+}
+
+/// In f32. Needs AVX-512 F, BW, DQ and VL.
+pub const SPLIT: Bf16Rows = Bf16Rows {
+    queries: split_queries,
+    dot: split_dot,
+    weigh: split_weigh,
+};
+
+/// In pairs. Needs AVX-512 BF16 too.
+pub const PAIRS: Bf16Rows = Bf16Rows {
+    queries: pairs_queries,
+    dot: pairs_dot,
+    weigh: pairs_weigh,
+};
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn split_queries(task: &Queries) {
+    queries::<Split>(task);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn split_dot(task: &Dot) {
+    dot::<Split>(task);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn split_weigh(task: &Product<Rows>) {
+    weigh::<Split>(task);
+}
+
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn pairs_queries(task: &Queries) {
+    queries::<Pairs>(task);
+}
+
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn pairs_dot(task: &Dot) {
+    dot::<Pairs>(task);
+}
+
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn pairs_weigh(task: &Product<Rows>) {
+    weigh::<Pairs>(task);
+}
+
+/// Sums of 32 columns, in the order of the way to multiply.
+type Columns = [__m512; 2];
+
+/// A way to multiply.
+trait Way {
+    /// 32 elements of a query, as `multiply` wants them, over the 32 floats `low` and `high`.
+    unsafe fn query(at: *mut f32, d: usize, low: __m512, high: __m512);
+    /// `sum` plus products of 32 elements of a key with those of a query from `d` on.
+    unsafe fn multiply(sum: __m512, key: __m512i, query: *const f32, d: usize) -> __m512;
+    /// 32 columns from their natural order, and back.
+    unsafe fn enter(natural: Columns) -> Columns;
+    unsafe fn leave(sums: Columns) -> Columns;
+    /// Adds all weighted values, from `column` on, to the sums of `R` rows.
+    unsafe fn weigh<const R: usize, const N: usize>(
+        task: &Product<Rows>,
+        row: usize,
+        column: usize,
+        sums: &mut [[Columns; N]; R],
+    );
+}
+
+struct Split;
+struct Pairs;
+
+impl Way for Split {
+    #[inline(always)]
+    unsafe fn query(at: *mut f32, d: usize, low: __m512, high: __m512) {
+        let [even, odd] = Split::enter([low, high]);
+        _mm512_storeu_ps(at.add(d), even);
+        _mm512_storeu_ps(at.add(d + 16), odd);
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(sum: __m512, key: __m512i, query: *const f32, d: usize) -> __m512 {
+        let [even, odd] = even_odd(key);
+        let sum = _mm512_fmadd_ps(even, _mm512_loadu_ps(query.add(d)), sum);
+        _mm512_fmadd_ps(odd, _mm512_loadu_ps(query.add(d + 16)), sum)
+    }
+
+    #[inline(always)]
+    unsafe fn enter([low, high]: Columns) -> Columns {
+        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+        [even, odd].map(|order| _mm512_permutex2var_ps(low, order, high))
+    }
+
+    #[inline(always)]
+    unsafe fn leave([even, odd]: Columns) -> Columns {
+        let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+        [low, high].map(|order| _mm512_permutex2var_ps(even, order, odd))
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<const R: usize, const N: usize>(
+        task: &Product<Rows>,
+        row: usize,
+        column: usize,
+        sums: &mut [[Columns; N]; R],
+    ) {
+        for j in 0..task.depth {
+            let values = task.b.at_row(j);
+            let mut x = [[_mm512_setzero_ps(); 2]; N];
+            for n in 0..N {
+                x[n] = even_odd(elements(values, column + n * STEP, task.columns));
+            }
+            for r in 0..R {
+                let weight = _mm512_set1_ps(*task.a.add((row + r) * task.lda + j));
+                for n in 0..N {
+                    for half in 0..2 {
+                        sums[r][n][half] = _mm512_fmadd_ps(weight, x[n][half], sums[r][n][half]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Way for Pairs {
+    #[inline(always)]
+    unsafe fn query(at: *mut f32, d: usize, low: __m512, high: __m512) {
+        // The queries were bf16, so nothing is lost.
+        let at = at.add(d / 2).cast::<__m256i>();
+        for (half, x) in [low, high].into_iter().enumerate() {
+            let words = _mm512_srli_epi32::<16>(_mm512_castps_si512(x));
+            _mm256_storeu_si256(at.add(half), _mm512_cvtepi32_epi16(words));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(sum: __m512, key: __m512i, query: *const f32, d: usize) -> __m512 {
+        let query = _mm512_loadu_si512(query.add(d / 2).cast());
+        _mm512_dpbf16_ps(sum, bf16s(key), bf16s(query))
+    }
+
+    #[inline(always)]
+    unsafe fn enter([low, high]: Columns) -> Columns {
+        [
+            _mm512_shuffle_f32x4::<0x88>(low, high),
+            _mm512_shuffle_f32x4::<0xdd>(low, high),
+        ]
+    }
+
+    #[inline(always)]
+    unsafe fn leave([first, second]: Columns) -> Columns {
+        let low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+        [low, high].map(|order| _mm512_permutex2var_ps(first, order, second))
+    }
+
+    /// Row `j` goes with row `j + 16` of every 32.
+    #[inline(always)]
+    unsafe fn weigh<const R: usize, const N: usize>(
+        task: &Product<Rows>,
+        row: usize,
+        column: usize,
+        sums: &mut [[Columns; N]; R],
+    ) {
+        for first in (0..task.depth).step_by(STEP) {
+            let count = STEP.min(task.depth - first);
+            let mut weights = [[0u16; STEP]; R];
+            for r in 0..R {
+                let a = task.a.add((row + r) * task.lda + first);
+                let low = _mm512_maskz_loadu_ps(lanes(count), a);
+                let high =
+                    _mm512_maskz_loadu_ps(lanes(count.saturating_sub(16)), a.wrapping_add(16));
+                Avx512::store_pairs(weights[r].as_mut_ptr(), low, high);
+            }
+            for j in 0..count.min(16) {
+                let values = task.b.at_row(first + j);
+                let mut x = [[_mm512_setzero_si512(); 2]; N];
+                for n in 0..N {
+                    let at = column + n * STEP;
+                    let a = elements(values, at, task.columns);
+                    // Beyond the last row there are zeros; a row that stands in might hold an infinity.
+                    let b = match j + 16 < count {
+                        true => elements(task.b.at_row(first + j + 16), at, task.columns),
+                        false => _mm512_setzero_si512(),
+                    };
+                    x[n] = [_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)];
+                }
+                for r in 0..R {
+                    let pair = weights[r].as_ptr().cast::<i32>().add(j).read_unaligned();
+                    let pair = bf16s(_mm512_set1_epi32(pair));
+                    for n in 0..N {
+                        for half in 0..2 {
+                            sums[r][n][half] =
+                                _mm512_dpbf16_ps(sums[r][n][half], pair, bf16s(x[n][half]));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn queries<W: Way>(task: &Queries) {
+    for r in 0..task.rows {
+        let at = task.q.add(r * task.ldq);
+        for d in (0..task.dim).step_by(STEP) {
+            let low = _mm512_maskz_loadu_ps(lanes(task.dim - d), at.add(d));
+            let high = lanes((task.dim - d).saturating_sub(16));
+            let high = _mm512_maskz_loadu_ps(high, at.wrapping_add(d + 16));
+            W::query(at, d, low, high);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot<W: Way>(task: &Dot) {
+    for key in (0..task.k.count).step_by(16) {
+        let mut r = 0;
+        while r + 4 <= task.rows {
+            dot_block::<W, 4>(task, r, key);
+            r += 4;
+        }
+        while r < task.rows {
+            dot_block::<W, 1>(task, r, key);
+            r += 1;
+        }
+    }
+}
+
+/// `R` rows against 16 keys.
+#[inline(always)]
+unsafe fn dot_block<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize) {
+    let q = task.q.add(r0 * task.ldq);
+    // Past the end the last row stands in; its scores land in padding.
+    let last = task.k.count - 1;
+    let mut quads = [[_mm512_setzero_ps(); 4]; R];
+    for t in 0..4 {
+        let keys: [_; 4] = std::array::from_fn(|i| task.k.at_row(last.min(key + 4 * t + i)));
+        let mut sums = [[_mm512_setzero_ps(); 4]; R];
+        for d in (0..task.dim).step_by(STEP) {
+            let k = keys.map(|key| elements(key, d, task.dim));
+            for r in 0..R {
+                for i in 0..4 {
+                    sums[r][i] = W::multiply(sums[r][i], k[i], q.add(r * task.ldq), d);
+                }
+            }
+        }
+        for r in 0..R {
+            quads[r][t] = quad_sums(sums[r]);
+        }
+    }
+    for r in 0..R {
+        let s = task.s.add((r0 + r) * task.lds + key);
+        _mm512_storeu_ps(s, lane_sums(quads[r]));
+    }
+}
+
+#[inline(always)]
+unsafe fn weigh<W: Way>(task: &Product<Rows>) {
+    let mut column = 0;
+    while column + 2 * STEP <= task.columns {
+        weigh_columns::<W, 2>(task, column);
+        column += 2 * STEP;
+    }
+    while column < task.columns {
+        weigh_columns::<W, 1>(task, column);
+        column += STEP;
+    }
+}
+
+/// All rows of `N` times 32 columns.
+#[inline(always)]
+unsafe fn weigh_columns<W: Way, const N: usize>(task: &Product<Rows>, column: usize) {
+    let mut r = 0;
+    while r + 4 <= task.rows {
+        weigh_block::<W, 4, N>(task, r, column);
+        r += 4;
+    }
+    while r < task.rows {
+        weigh_block::<W, 1, N>(task, r, column);
+        r += 1;
+    }
+}
+
+#[inline(always)]
+unsafe fn weigh_block<W: Way, const R: usize, const N: usize>(
+    task: &Product<Rows>,
+    row: usize,
+    column: usize,
+) {
+    let mut sums = [[[_mm512_setzero_ps(); 2]; N]; R];
+    let c = task.c.add(row * task.ldc + column);
+    if !task.alpha.is_null() {
+        for r in 0..R {
+            let alpha = _mm512_set1_ps(*task.alpha.add(row + r));
+            for n in 0..N {
+                let at = c.add(r * task.ldc + n * STEP);
+                let natural = [_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(16))];
+                sums[r][n] = W::enter(natural.map(|c| _mm512_mul_ps(alpha, c)));
+            }
+        }
+    }
+    W::weigh::<R, N>(task, row, column, &mut sums);
+    for r in 0..R {
+        for n in 0..N {
+            let at = c.add(r * task.ldc + n * STEP);
+            let [low, high] = W::leave(sums[r][n]);
+            _mm512_storeu_ps(at, low);
+            _mm512_storeu_ps(at.add(16), high);
+        }
+    }
+}
+
+/// Elements `first..first + 32` of a row; zeros from `end` on.
+#[inline(always)]
+unsafe fn elements(row: *const u8, first: usize, end: usize) -> __m512i {
+    let at = row.add(2 * first);
+    if first + STEP <= end {
+        return _mm512_loadu_si512(at.cast());
+    }
+    _mm512_maskz_loadu_epi16(u32::MAX >> (STEP + first - end), at.cast())
+}
+
+/// The first `count` lanes of 16.
+#[inline(always)]
+fn lanes(count: usize) -> __mmask16 {
+    ((1u32 << count.min(16)) - 1) as __mmask16
+}
+
+#[inline(always)]
+unsafe fn even_odd(x: __m512i) -> Columns {
+    let even = _mm512_slli_epi32::<16>(x);
+    let odd = _mm512_and_si512(x, _mm512_set1_epi32(0xffff_0000u32 as i32));
+    [_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd)]
+}
+
+#[inline(always)]
+unsafe fn bf16s(x: __m512i) -> __m512bh {
+    // SAFETY: two names for 512 bits.
+    unsafe { std::mem::transmute(x) }
+}
+
+/// Sums of four vectors, lane 128-bit by lane: lane `l` holds the sums of their lanes `l`.
+#[inline(always)]
+unsafe fn quad_sums([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+    _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)))
+}
+
+/// Adds the 128-bit lanes of each vector, and puts the four results side by side.
+#[inline(always)]
+unsafe fn lane_sums([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let halves = |a, b| {
+        let low = _mm512_shuffle_f32x4::<0x88>(a, b);
+        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xdd>(a, b))
+    };
+    let (ab, cd) = (halves(a, b), halves(c, d));
+    halves(ab, cd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::for_each_isa;
+    use super::*;
+    use crate::dtype::DType;
+    use half::bf16;
+
+    /// Small integers, so that every sum is exact in any order.
+    fn integer(i: usize) -> f32 {
+        (i * 7919 % 15) as f32 - 7.0
+    }
+
+    #[test]
+    fn dot_products_are_exact_in_integers() {
+        for_each_isa(|isa| {
+            let kernels = isa.kernels();
+            for (rows, count, dim) in [(1, 1, 8usize), (4, 64, 128), (5, 17, 80), (16, 33, 256)] {
+                let ldq = dim.next_multiple_of(32);
+                let mut q: Vec<f32> = (0..rows * ldq).map(integer).collect();
+                let want_q = q.clone();
+                let k: Vec<bf16> = (0..count * dim)
+                    .map(|i| bf16::from_f32(integer(i)))
+                    .collect();
+                let offsets: Vec<i64> = (0..count as i64).map(|j| j * dim as i64 * 2).collect();
+                let mut s = vec![0f32; rows * 64];
+                let queries = Queries {
+                    q: q.as_mut_ptr(),
+                    ldq,
+                    rows,
+                    dim,
+                };
+                let task = Dot {
+                    q: q.as_ptr(),
+                    ldq,
+                    rows,
+                    k: Rows {
+                        base: k.as_ptr().cast(),
+                        offsets: offsets.as_ptr(),
+                        count,
+                    },
+                    dim,
+                    s: s.as_mut_ptr(),
+                    lds: 64,
+                };
+                // SAFETY: rows and keys lie in the vectors, and `s` has room for 64 scores a row.
+                unsafe {
+                    (kernels.queries[DType::BF16 as usize])(&queries);
+                    (kernels.dot[DType::BF16 as usize])(&task);
+                }
+                for (r, j) in (0..rows).flat_map(|r| (0..count).map(move |j| (r, j))) {
+                    let product = |d: usize| want_q[r * ldq + d] * k[j * dim + d].to_f32();
+                    let want: f32 = (0..dim).map(product).sum();
+                    assert_eq!(s[r * 64 + j], want, "{isa:?} {rows} {count} {dim}: {r} {j}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn weighted_sums_are_exact_in_integers() {
+        for_each_isa(|isa| {
+            for (rows, depth, columns) in [(1, 1, 8usize), (4, 64, 128), (5, 17, 80), (16, 49, 256)]
+            {
+                let ldc = columns.next_multiple_of(32);
+                let a: Vec<f32> = (0..rows * 64).map(integer).collect();
+                let b: Vec<bf16> = (0..depth * columns)
+                    .map(|i| bf16::from_f32(integer(i)))
+                    .collect();
+                let offsets: Vec<i64> = (0..depth as i64).map(|j| j * columns as i64 * 2).collect();
+                let alpha: Vec<f32> = (0..rows).map(integer).collect();
+                let before: Vec<f32> = (0..rows * ldc).map(integer).collect();
+                let mut c = before.clone();
+                let task = Product {
+                    a: a.as_ptr(),
+                    lda: 64,
+                    rows,
+                    depth,
+                    b: Rows {
+                        base: b.as_ptr().cast(),
+                        offsets: offsets.as_ptr(),
+                        count: depth,
+                    },
+                    columns,
+                    c: c.as_mut_ptr(),
+                    ldc,
+                    alpha: alpha.as_ptr(),
+                };
+                // SAFETY: weights, values and sums lie in the vectors.
+                unsafe { (isa.kernels().weigh[DType::BF16 as usize])(&task) };
+                for (r, d) in (0..rows).flat_map(|r| (0..columns).map(move |d| (r, d))) {
+                    let product = |j: usize| a[r * 64 + j] * b[j * columns + d].to_f32();
+                    let sum: f32 = (0..depth).map(product).sum();
+                    let want = alpha[r] * before[r * ldc + d] + sum;
+                    assert_eq!(
+                        c[r * ldc + d],
+                        want,
+                        "{isa:?} {rows} {depth} {columns}: {r} {d}"
+                    );
+                }
+            }
+        });
+    }
+}
