@@ -7,12 +7,12 @@ Writes JSON lines, a table and a roofline picture to the folder given as the fir
 """
 
 import argparse
-import ctypes
 import json
 import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from types import SimpleNamespace
 
@@ -201,30 +201,37 @@ def measure_merge(context, tokens):
     return result
 
 
-def measure_plan(context, batch):
-    """Host time of plan: decode, up to 2k keys a request."""
-    lens = torch.randint(1, 2049, (batch,), generator=torch.Generator().manual_seed(1))
+def measure_host():
+    """Host times of plan, run and append from C, with the peers' beside them: decode, up to 2k keys a request."""
+    here, library = pathlib.Path(__file__).resolve().parent, pathlib.Path(folio.LIB._name).resolve()
+    with tempfile.TemporaryDirectory() as scratch:
+        program = pathlib.Path(scratch) / "host_times"
+        (program.parent / "libfolio.so.0").symlink_to(library)
+        subprocess.run(["cc", "-O2", f"-I{here.parents[1] / 'include'}", here / "host_times.c", library, "-ldl",
+                        f"-Wl,-rpath,{scratch}", "-o", program], check=True)
+        answer = subprocess.run([program], capture_output=True, text=True, check=True)
+    results = [json.loads(row) for row in answer.stdout.splitlines()]
+    for result in results:
+        for name, peer in peers.HOST.get(result["kind"], {}).items():
+            function = peer(decode_batch(int(result["name"].removeprefix("bs="))))
+            if function is not None:
+                result["us"][name] = host_microseconds(function, 20)
+    return results
+
+
+def decode_batch(batch):
+    """Lengths and page ids on the host, as host_times.c draws them."""
+    lens = torch.randint(1, 2049, (batch,), generator=torch.Generator().manual_seed(1)) if batch > 1 else \
+        torch.tensor([1024])
     pages = (lens + 15) // 16
     indptr = torch.zeros(batch + 1, dtype=torch.int32)
     indptr[1:] = pages.cumsum(0)
-    indices = torch.randperm(int(indptr[-1])).int()
-    last = ((lens - 1) % 16 + 1).int()
-    handle = folio.Attention(context, "decode", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(torch.bfloat16),
-                             num_qo_heads=32, num_kv_heads=8, head_dim_qk=128, page_size=16, max_batch_size=batch,
-                             max_kv_len=2048)
-    fields = folio.struct(folio.Batch, kv_indptr=indptr, kv_indices=indices, last_page_len=last)
-    plan, workspace, where = handle.f["plan"], ctypes.byref(handle.workspace), folio.stream()
-    result = {"kind": "plan", "name": f"bs={batch}",
-              "us": {"folio": host_microseconds(lambda: plan(handle.handle, ctypes.byref(fields), workspace, where, None))}}
-    handle.close()
-    same = SimpleNamespace(kv_indptr=indptr, kv_indices=indices, last_page_len=last, num_qo_heads=32, num_kv_heads=8,
-                           head_dim_qk=128, page_size=16, q=torch.empty(0, dtype=torch.bfloat16), sm_scale=128**-0.5,
-                           kv_dtype=torch.bfloat16)
-    for name, peer in peers.PLAN.items():
-        function = peer(same)
-        if function is not None:
-            result["us"][name] = host_microseconds(function, 20)
-    return result
+    total = int(indptr[-1])
+    k, v = (torch.zeros(total, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return SimpleNamespace(kv_indptr=indptr, kv_indices=torch.randperm(total).int(),
+                           last_page_len=((lens - 1) % 16 + 1).int(), num_qo_heads=32, num_kv_heads=8, head_dim_qk=128,
+                           page_size=16, q=torch.zeros(batch, 32, 128, dtype=torch.bfloat16, device="cuda"), k=k, v=v,
+                           kv_dtype=torch.bfloat16, sm_scale=128**-0.5, ragged=False, is_decode=True)
 
 
 FIRST_CALL = """
@@ -262,7 +269,8 @@ def line(result, columns):
 
 
 def table(results):
-    """Markdown. Host times of plan and run are those of a caller in Python, checks and all."""
+    """Markdown. Host times of plan and run beside a kernel's are those of a caller in Python; rows of kind plan, run_host
+    and append_host are Folio's from C."""
     columns = ["folio", *peers.PEERS]
     head = "| kind | workload | " + " | ".join(columns) + " | plan, host | run, host | kernel | error |"
     return "\n".join([head, "|" + "---|" * (len(columns) + 6)] + [line(result, columns) for result in results]) + "\n"
@@ -280,15 +288,16 @@ def main():
     tasks = [(f"{row.kind} {row.name}", lambda row=row: measure(context, row)) for row in ROWS]
     tasks += [(f"append {n}", lambda n=n: measure_append(context, n)) for n in (64, 8192)]
     tasks += [(f"merge {n}", lambda n=n: measure_merge(context, n)) for n in (256, 8192)]
-    tasks += [(f"plan {n}", lambda n=n: measure_plan(context, n)) for n in (1, 64, 256, 1024)]
-    tasks += [("first_call", measure_first_call)]
+    tasks += [("host times", measure_host), ("first_call", measure_first_call)]
     results, failures = [], []
     for name, task in tasks:
         if options.only not in name:
             continue
         try:
-            results.append(task())
-            print(line(results[-1], ["folio", *peers.PEERS]), flush=True)
+            answer = task()
+            for result in answer if isinstance(answer, list) else [answer]:
+                results.append(result)
+                print(line(result, ["folio", *peers.PEERS]), flush=True)
         except Exception as failure:
             failures.append(name)
             print(f"FAILED {name}: {failure}", flush=True)

@@ -3,7 +3,7 @@ vLLM's Triton kernel.
 
 Each peer answers a workload with a function of no arguments, or with None where it has no such kernel. What is called
 writes `out`, or returns its answer in a layout that its attribute `rows` turns into `out`'s. The tables at the end name
-them: PEERS for attention, APPEND, MERGE and PLAN for the rest.
+them: PEERS for attention; APPEND, MERGE and HOST for the rest.
 FlashAttention-3 is found as the extension that vLLM ships: FOLIO_FA3 names `_vllm_fa3_C.abi3.so`. FlashInfer compiles
 a module at the first use of each shape, which takes minutes for all rows.
 """
@@ -151,7 +151,11 @@ def flashinfer_plan(w):
     return None if FLASHINFER is None else flashinfer_decode(w)[1]
 
 
+def flashinfer_run(w):
+    return flashinfer(w, torch.empty_like(w.q))
+
+
 PEERS = {"fa3": fa3_paged, "cudnn": cudnn, "flashinfer": flashinfer, "triton": triton_unified}
 APPEND = {"flashinfer": flashinfer_append}
 MERGE = {"flashinfer": flashinfer_merge}
-PLAN = {"flashinfer": flashinfer_plan}
+HOST = {"plan": {"flashinfer": flashinfer_plan}, "run_host": {"flashinfer": flashinfer_run}}
