@@ -9,6 +9,7 @@ use super::amx::{self, SIDE};
 use super::rows::{Rows, Stage, Store};
 use super::run::{Item, Run};
 use super::scratch::Pad;
+use super::shape::KEY_TILE;
 use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 
@@ -78,13 +79,18 @@ pub fn keys(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) {
     }
 }
 
-/// The first `n` values of the tile, transposed, as blocks of A: those of group `g` and of column `c`
-/// start at `v16[(g · ld_vo + c) · 32]`. What makes up the last group is zero. Returns whether all are
-/// finite.
+/// Where the block of A with 32 columns of a group's values starts: those of all groups lie in a row, as
+/// they are read.
+pub fn value_block(column: usize, group: usize) -> usize {
+    column * KEY_TILE + group * ELEMENTS
+}
+
+/// The first `n` values of the tile, transposed, as blocks of A. What makes up the last group is zero.
+/// Returns whether all are finite.
 pub fn values(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) -> bool {
     let (dim, ld) = (run.shape.dim_vo, run.shape.ld_vo);
     let staged_offsets = staged_offsets(ld);
-    assert!(pad.v16.len() >= n.next_multiple_of(SIDE) * ld && pad.staged.len() >= BLOCK * ld);
+    assert!(pad.staged.len() >= BLOCK * ld);
     let mut finite = true;
     for start in (0..n).step_by(SIDE) {
         let mut rows = run.v.rows(head, &pad.here.v[start..n.min(start + SIDE)]);
@@ -94,22 +100,24 @@ pub fn values(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) -> bool {
             rows.offsets = staged_offsets.as_ptr();
         }
         let pairs = pad.staged.as_mut_ptr();
-        let pair_offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * ld) as i64);
-        let transpose = Transpose {
-            rows: Rows {
-                base: pairs.cast(),
-                offsets: pair_offsets.as_ptr(),
-                count: BLOCK,
-            },
-            dst: pad.v16[start * ld..].as_mut_ptr().cast(),
-            ld: BLOCK,
-            columns: ld,
-        };
         // SAFETY: the values were located within the cache or are staged; there is room for 16 rows of
-        // pairs and for the group.
-        unsafe {
-            finite &= amx::pair_rows(&rows, dim, pairs.cast(), ld);
-            (run.kernels.transpose)(&transpose);
+        // pairs.
+        finite &= unsafe { amx::pair_rows(&rows, dim, pairs.cast(), ld) };
+        let pair_offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * ld) as i64);
+        for column in (0..ld).step_by(SIDE) {
+            let block = &mut pad.v16[value_block(column, start / SIDE)..][..ELEMENTS];
+            let transpose = Transpose {
+                rows: Rows {
+                    base: pairs.wrapping_add(column).cast(),
+                    offsets: pair_offsets.as_ptr(),
+                    count: BLOCK,
+                },
+                dst: block.as_mut_ptr().cast(),
+                ld: BLOCK,
+                columns: SIDE,
+            };
+            // SAFETY: the pairs were just written; a block holds 32 columns of 16 pairs.
+            unsafe { (run.kernels.transpose)(&transpose) };
         }
     }
     finite

@@ -10,7 +10,7 @@
 use super::amx::{SIDE, Tiles};
 use super::columns::{Follow, Hide, SLOTS, Shape, Weights};
 use super::pack::{self, ELEMENTS};
-use super::panel;
+use super::panel::{self, Fetch};
 use super::rows::Rows;
 use super::run::{Item, Run};
 use super::scratch::Pad;
@@ -50,17 +50,9 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
         pack::keys(run, head, n, pad);
         let next = tile(keys.end);
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
+        let fetch = Fetch::new(run, head, (next.end - next.start) as usize, &pad.next);
         for first in (0..rows).step_by(SIDE) {
-            let part = first..first + SIDE;
-            panel::ask_for(
-                run,
-                head,
-                &part,
-                rows,
-                (next.end - next.start) as usize,
-                pad,
-            );
-            Strip::new(run, &tiles, item, head, &keys, first).attend(pad);
+            Strip::new(run, &tiles, item, head, &keys, first).attend(&fetch, pad);
         }
         std::mem::swap(&mut pad.here, &mut pad.next);
         keys = next;
@@ -145,7 +137,7 @@ impl<'a> Strip<'a> {
         }
     }
 
-    fn attend(&self, pad: &mut Pad<'_>) {
+    fn attend(&self, fetch: &Fetch, pad: &mut Pad<'_>) {
         let groups = self.seen.start / SIDE..self.seen.end.div_ceil(SIDE);
         if groups.is_empty() {
             return;
@@ -153,15 +145,18 @@ impl<'a> Strip<'a> {
         let scores = self.scores(groups.start, pad);
         (0..SLOTS).for_each(|slot| scores.advance(slot));
         let mut first = groups.start;
+        let slots = groups.len() * SLOTS;
+        let strips = self.item.rows.div_ceil(SIDE);
         for group in groups.clone() {
             let scale = self.shape(group, pad);
-            let next = group + 1;
-            let grown = if next < groups.end {
-                let scores = self.scores(next, pad);
-                self.weigh(group, scale, pad, |slot| scores.advance(slot))
-            } else {
-                self.weigh(group, scale, pad, |_| {})
-            };
+            let next = (group + 1 < groups.end).then(|| self.scores(group + 1, pad));
+            let done = self.rows.start / SIDE * slots + (group - groups.start) * SLOTS;
+            let grown = self.weigh(group, scale, pad, |slot| {
+                fetch.ask(done + slot, strips * slots);
+                if let Some(next) = next {
+                    next.advance(slot);
+                }
+            });
             if grown {
                 // What was weighed by the old references goes into o before they move.
                 self.accumulate(first..group, pad);
@@ -302,15 +297,15 @@ impl<'a> Strip<'a> {
         let ld = self.run.shape.ld_vo;
         let o = &mut pad.o[self.rows.start * ld..][..SIDE * ld];
         let p = &pad.p16[..groups.end * ELEMENTS];
-        let v = &pad.v16[..groups.end * SIDE * ld];
         for column in (0..ld).step_by(SIDE) {
-            let o = o[column * SIDE..].as_mut_ptr();
+            let o = block(o, column / SIDE).as_mut_ptr();
+            let v = &pad.v16[pack::value_block(column, 0)..][..groups.end * ELEMENTS];
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
                 self.tiles.load(o);
                 for group in groups.clone() {
-                    let v = v.as_ptr().add((group * ld + column) * SIDE);
-                    self.tiles.multiply(v, p.as_ptr().add(group * ELEMENTS));
+                    let at = group * ELEMENTS;
+                    self.tiles.multiply(v.as_ptr().add(at), p.as_ptr().add(at));
                 }
                 self.tiles.store(o);
             }
