@@ -186,3 +186,103 @@ impl Task for Hide {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::for_each_isa;
+    use super::*;
+    use half::bf16;
+
+    /// 32 × 32 scores of some spread, all different.
+    fn scores() -> Vec<f32> {
+        let score = |i: usize| ((i * 7919) % 1024) as f32 / 64.0 - 8.0;
+        (0..SIDE * SIDE).map(score).collect()
+    }
+
+    fn hidden(key: usize, row: usize) -> bool {
+        key < row / 2 || key >= SIDE - row / 4
+    }
+
+    #[test]
+    fn weights_are_powers_relative_to_a_reference_that_follows() {
+        for_each_isa(|isa| {
+            let mut s = scores();
+            let low: Vec<f32> = (0..SIDE).map(|row| (row / 2) as f32).collect();
+            let high: Vec<f32> = (0..SIDE).map(|row| (SIDE - row / 4) as f32).collect();
+            isa.run_task(&Hide {
+                s: s.as_mut_ptr(),
+                low: low.as_ptr(),
+                high: high.as_ptr(),
+            });
+            let mut p = vec![0u16; SIDE * SIDE];
+            let (mut max, mut sum) = (vec![f32::NEG_INFINITY; SIDE], vec![0f32; SIDE]);
+            let (mut top, mut o) = (vec![0f32; SIDE], vec![1f32; 2 * SIDE]);
+            let task = Weights {
+                s: s.as_ptr(),
+                p: p.as_mut_ptr(),
+                scale: 0.5,
+                max: max.as_ptr(),
+                sum: sum.as_mut_ptr(),
+                top: top.as_mut_ptr(),
+                meanwhile: |_| {},
+            };
+            assert!(isa.run_task(&task), "{isa:?}: nothing was seen before");
+            isa.run_task(&Follow {
+                top: top.as_ptr(),
+                max: max.as_mut_ptr(),
+                sum: sum.as_mut_ptr(),
+                o: o.as_mut_ptr(),
+                dims: 2,
+            });
+            assert!(o.iter().all(|&o| o == 0.0), "{isa:?}");
+            assert!(
+                !isa.run_task(&task),
+                "{isa:?}: the reference is the maximum"
+            );
+            let raw = scores();
+            for row in 0..SIDE {
+                let seen = (0..SIDE).filter(|&key| !hidden(key, row));
+                let largest = seen
+                    .clone()
+                    .map(|key| raw[key * SIDE + row])
+                    .fold(f32::MIN, f32::max);
+                assert_eq!(max[row], largest * 0.5, "{isa:?}");
+                let mut total = 0.0;
+                for key in 0..SIDE {
+                    let got = bf16::from_bits(p[(key / 2 * SIDE + row) * 2 + key % 2]).to_f32();
+                    let want = match hidden(key, row) {
+                        true => 0.0,
+                        false => (raw[key * SIDE + row] * 0.5 - max[row]).exp2(),
+                    };
+                    assert!((got - want).abs() <= want / 255.0, "{isa:?}: {got} {want}");
+                    total += want;
+                }
+                assert!((sum[row] - total).abs() < total * 1e-5, "{isa:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_reference_within_the_slack_stays() {
+        for_each_isa(|isa| {
+            let (s, mut p) = (vec![SLACK; SIDE * SIDE], vec![0u16; SIDE * SIDE]);
+            let (max, mut sum, mut top) = ([0f32; SIDE], [1f32; SIDE], [0f32; SIDE]);
+            let mut task = Weights {
+                s: s.as_ptr(),
+                p: p.as_mut_ptr(),
+                scale: 1.0,
+                max: max.as_ptr(),
+                sum: sum.as_mut_ptr(),
+                top: top.as_mut_ptr(),
+                meanwhile: |_| {},
+            };
+            assert!(!isa.run_task(&task));
+            let want = 1.0 + SIDE as f32 * SLACK.exp2();
+            assert!(sum.iter().all(|sum| (sum - want).abs() < want * 1e-5));
+            let before = sum;
+            task.scale = 1.01;
+            assert!(isa.run_task(&task));
+            assert_eq!(sum, before, "{isa:?}: the step will be taken again");
+        });
+    }
+}
