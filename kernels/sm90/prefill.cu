@@ -40,7 +40,9 @@ public:
 #pragma unroll
             for (int i = 0; i < kDimVo / 2; ++i) o[i] = 0.0f;
 #pragma unroll 1
-            while (steps.advance()) next_step(*tile, steps, s, p, o, rows);
+            while (!steps.idle && steps.advance()) next_step(*tile, steps, s, p, o, rows);
+#pragma unroll 1
+            while (steps.idle && steps.advance()) idle_step(steps);
 
             mbarrier_wait(shared + kValueFull + 8 * value.index, value.parity);
             start_output(p, o);
@@ -70,15 +72,17 @@ private:
     // its rows must not see.
     struct TileSteps {
         int block, last_block, mask_from, mask_below;
+        bool idle;  // the item ends before the warpgroup's rows
         float scale;
 
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, unsigned group)
             : block(tile.first_block), last_block(block - tile.num_steps + 1),
               scale(LogitsScale(params, tile.kv_head).exponent) {
             const Span span(params);
-            const int positions = kGroupRows >> tile.pack_shift, skipped = group * positions;
-            const int first = tile.position + skipped;
-            const int last = tile.position + min(skipped + positions, static_cast<int>(tile.num_tokens)) - 1;
+            const int positions = kGroupRows >> tile.pack_shift, before = group * positions;
+            const int first = tile.position + before;
+            const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
+            idle = before >= static_cast<int>(tile.num_tokens);
             mask_from = max(min(tile.kv_end, first + span.right + 1), 0) / kBlock;
             mask_below = (max(last - span.left, 0) + kBlock - 1) / kBlock;
         }
@@ -106,7 +110,7 @@ private:
             shared + kQueries + (query.index * kConsumers + group) * kQueryBytes, 16, 1024);
         const unsigned long long k =
             wgmma_descriptor(shared + kKeys + key.index * kKeyBytes, 16, kKeyGroupStride);
-        pin(s);
+        renew(s);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kDimQk / 16; ++i) {
@@ -130,10 +134,14 @@ private:
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
+    __device__ __forceinline__ void release_scores(const TileSteps &steps) const {
         release(kKeyEmpty + 8 * key.index);
         // Every thread says so: this is also the word that it reads the tile before no more.
         if (steps.last()) mbarrier_arrive(shared + kQueryEmpty + 8 * (query.index * kConsumers + group));
+    }
+
+    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
+        release_scores(steps);
         if (steps.transformed()) transform_products(s, LogitsScale(params, tile.kv_head));
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
@@ -173,6 +181,16 @@ private:
 #pragma unroll
             for (int i = 0; i < kDimVo / 2; ++i) o[i] *= rescale[i / 2 % 2];
         }
+    }
+
+    // A warpgroup without rows lets go of what is brought, and leaves the matrix unit to the others.
+    __device__ __forceinline__ void idle_step(const TileSteps &steps) {
+        key.advance();
+        mbarrier_wait(shared + kKeyFull + 8 * key.index, key.parity);
+        release_scores(steps);
+        mbarrier_wait(shared + kValueFull + 8 * value.index, value.parity);
+        release(kValueEmpty + 8 * value.index);
+        value.advance();
     }
 
     // ptxas moves the wait for P V up to the wait for Q K, above all exponentials, unless something that may

@@ -9,23 +9,70 @@ namespace folio::prefill {
 
 constexpr int kOutside = -256;  // a coordinate whose box, of at most 256 groups, reads as zeros
 
-// Picks tiles: the first is the CTA's own, further ones whoever is free takes. One lane does it. Tile i is head
-// block i % head_blocks of item i / head_blocks: neighbours read the keys of an item at about the same time.
+// Numbers tiles, which are items times head blocks. Where the keys of all heads exceed the L2, heads come in sections
+// whose keys do not: the items of one section, then those of the next, so that most tiles find their keys there. Within
+// a section neighbours have the same item. Under a causal mask the last quarter of the items, the short ones, is left
+// for the end with all heads: it fills the gaps that long tiles of the last section leave.
+//
+// Derived anew for every tile, off the critical path: its one lane has few registers.
+class TileOrder {
+public:
+    __device__ __forceinline__ explicit TileOrder(const FolioAttentionParams &params)
+        : num_items(params.plan.counts[0]), num_heads(head_blocks(params)) {}
+
+    // What the item and head of the CTA's first tile most often are can be on its way early.
+    static __device__ __forceinline__ void prefetch_first(const FolioAttentionParams &params) {
+        const unsigned item = blockIdx.x / head_blocks(params);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + item));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.places + item));
+    }
+
+    __device__ __forceinline__ unsigned num_tiles() const { return num_items * num_heads; }
+
+    __device__ __forceinline__ Tile tile(const FolioAttentionParams &params, unsigned index) const {
+        const unsigned sectioned = params.mask_mode == FOLIO_MASK_CAUSAL ? num_items - num_items / 4 : num_items;
+        if (index >= sectioned * num_heads) return make_tile(params, index / num_heads, index % num_heads);
+        const unsigned width = section_width(params);
+        const unsigned first = index / (sectioned * width) * width, within = index - first * sectioned;
+        const unsigned heads = min(width, num_heads - first), item = within / heads;
+        return make_tile(params, item, first + within - item * heads);
+    }
+
+private:
+    static constexpr float kSectionBytes = 40 << 20;  // of 50 MiB
+
+    // Head blocks of a section. The first item is one of the longest request.
+    __device__ __forceinline__ unsigned section_width(const FolioAttentionParams &params) const {
+        const float head_bytes = static_cast<float>(params.plan.items->kv_end) * ((kDimQk + kDimVo) * 2);
+        const unsigned kv_heads = params.num_kv_heads;
+        const unsigned sections = min(static_cast<unsigned>(head_bytes * kv_heads / kSectionBytes) + 1, kv_heads);
+        return (kv_heads + sections - 1) / sections * (num_heads / kv_heads);
+    }
+
+    static __device__ __forceinline__ unsigned head_blocks(const FolioAttentionParams &params) {
+        return params.num_qo_heads / packed_heads(params);
+    }
+
+    unsigned num_items, num_heads;
+};
+
+// Picks tiles: the first is the CTA's own, further ones whoever is free takes. One lane does it.
 class Scheduler {
 public:
     __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map,
                                          unsigned char *shared_bytes)
         : params(params), q_map(q_map), shared(shared_address(shared_bytes)),
-          tiles(reinterpret_cast<Tile *>(shared_bytes + kTiles)), head_blocks(params.num_qo_heads / packed_heads(params)) {
-        // On their way while the count is read.
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + blockIdx.x / head_blocks));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.places + blockIdx.x / head_blocks));
-        num_tiles = params.plan.counts[0] * head_blocks;
+          tiles(reinterpret_cast<Tile *>(shared_bytes + kTiles)) {
+        TileOrder::prefetch_first(params);
     }
 
     __device__ __forceinline__ void run() {
-        for (unsigned index = blockIdx.x; index < num_tiles;) {
-            const Tile &tile = announce(make_tile(params, index / head_blocks, index % head_blocks));
+        unsigned index = blockIdx.x;
+#pragma unroll 1
+        while (true) {
+            const TileOrder order(params);
+            if (index >= order.num_tiles()) break;
+            const Tile &tile = announce(order.tile(params, index));
 #pragma unroll 1
             for (unsigned consumer = 0; consumer < kConsumers; ++consumer) load_queries(tile, consumer);
             query.advance();
@@ -51,7 +98,7 @@ private:
         }
         unsigned *counter = params.plan.next_tile;
         const unsigned drawn = atomicAdd(counter, 1);
-        if (drawn == num_tiles - 1) *counter = 0;
+        if (drawn == TileOrder(params).num_tiles() - 1) *counter = 0;
         return drawn + gridDim.x;
     }
 
@@ -85,7 +132,6 @@ private:
     const TensorMap *q_map;
     unsigned shared;
     Tile *tiles;
-    unsigned head_blocks, num_tiles;
     Ring<kQueryStages> query;
     Ring<kTileSlots> slot;
 };

@@ -17,7 +17,7 @@ constexpr int kDimQk = FOLIO_HEAD_DIM_QK, kDimVo = FOLIO_HEAD_DIM_VO;
 constexpr int kGroupRows = 64;                             // query rows of a consumer warpgroup
 constexpr int kConsumers = FOLIO_Q_TILE / kGroupRows;
 constexpr int kBlock = FOLIO_KV_TILE;                      // keys of a step
-constexpr int kStages = kDimQk == 64 ? 4 : 2;              // steps of K and of V in shared memory
+constexpr int kStages = kDimQk == 64 ? 4 : kConsumers == 3 ? 3 : 2;  // steps of K and of V in shared memory
 constexpr bool kPaged = FOLIO_PAGED;
 constexpr int kWarpgroup = 128;
 constexpr int kTileSlots = 4;                              // tiles known to some warp of the CTA, see Scheduler

@@ -41,6 +41,13 @@ __device__ __forceinline__ void pin(unsigned (&r)[N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
+// Begins new values in registers that the next wgmma writes without reading: the old ones need not be kept.
+template <int N>
+__device__ __forceinline__ void renew(float (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "=f"(r[i])::"memory");
+}
+
 // Registers per thread of the calling warpgroup, a multiple of 8; more needs a warpgroup that gave some up.
 template <int kRegisters>
 __device__ __forceinline__ void registers_shrink() {

@@ -62,7 +62,7 @@ struct Planned {
     mask_bits_start: u64,
     num_items: usize,
     num_merges: usize,
-    /// `u64::MAX` where only the device knows, and where it changes under a graph.
+    /// The most there can be where only the device knows, and where it changes under a graph.
     num_keys: u64,
 }
 
@@ -251,7 +251,7 @@ impl CudaAttention {
         })
     }
 
-    /// A plan of which nothing is known but where it is.
+    /// A plan of which nothing is known but where it is: it may be the largest.
     fn planned(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
         Planned {
             view: self.regions.view(layout, base, page_ids),
@@ -259,7 +259,7 @@ impl CudaAttention {
             mask_bits_start: base + layout.mask_bits_start as u64,
             num_items: self.capacity.counts.items,
             num_merges: self.capacity.counts.merges,
-            num_keys: u64::MAX,
+            num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
         }
     }
 

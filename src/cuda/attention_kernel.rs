@@ -25,7 +25,7 @@ pub struct Run<'a> {
     pub num_items: u32,
     /// Most query rows of an item.
     pub q_tile: u32,
-    /// Keys of all requests together; `u64::MAX` where only the device knows.
+    /// Keys of all requests together, or the most there can be where only the device knows.
     pub num_keys: u64,
 }
 

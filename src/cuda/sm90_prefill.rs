@@ -51,12 +51,16 @@ impl Sm90Prefill {
             return Ok(None);
         }
         let query = query(Op::Prefill, context, desc);
-        let wanted = |row: &Row| row.arch == Arch::Sm90a && row.defines.iter().any(|d| d == layout);
+        let packed_heads = packed_heads(desc.group_size());
+        let wanted = |row: &Row| {
+            row.arch == Arch::Sm90a
+                && row.defines.iter().any(|d| d == layout)
+                && tile_suits(row, packed_heads, desc.max_qo_len)
+        };
         let (row, function) = match loader.find(query, wanted) {
             Err(Error::Unsupported(_)) => return Ok(None),
             found => found?,
         };
-        let packed_heads = packed_heads(desc.group_size());
         Ok(Some(Sm90Prefill {
             row,
             function,
@@ -179,6 +183,15 @@ impl AttentionKernel for Sm90Prefill {
         // room for `num_items` items.
         unsafe { launch.enqueue(current, &self.function, run.params, &maps) }
     }
+}
+
+/// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of
+/// 192 rows takes a third less from L2 for every product. But short requests whose heads do not share tiles
+/// come to few and unequal ones (on an H200, 8 × 1000 causal with 16/16 heads: 93 µs against 88).
+fn tile_suits(row: &Row, packed_heads: u32, max_qo_len: u32) -> bool {
+    const WIDE: u32 = 192;
+    let short = packed_heads == 1 && max_qo_len < 2048;
+    row.shape.head_dim_qk != 128 || short == (row.shape.q_tile < WIDE)
 }
 
 /// Heads of a group that share a tile: the largest power of two that divides the group.

@@ -33,6 +33,7 @@ const PREFILL: Family = Family {
     any_output: false,
     shapes: &[
         shape(64, 64, 192, 128),
+        shape(128, 128, 192, 80),
         shape(128, 128, 128, 128),
         shape(192, 128, 128, 128),
         shape(256, 256, 128, 80),
@@ -57,7 +58,11 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
 /// that it comes to the same.
 fn shared_bytes(_: Types, shape: Shape) -> u32 {
     const MOST: u32 = 232_448 - 1024;
-    let stages = if shape.head_dim_qk == 64 { 4 } else { 2 };
+    let stages = match (shape.head_dim_qk, shape.q_tile) {
+        (64, _) => 4,
+        (_, 192) => 3,
+        _ => 2,
+    };
     let cache = stages * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * 2;
     let queries = shape.q_tile * shape.head_dim_qk * 2;
     let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
