@@ -2,6 +2,7 @@
 // CTA takes one token. Negative slots, and slots past the cache, are skipped.
 //
 // Compiled per pair of types: FOLIO_Q of the tokens, FOLIO_KV of the cache (that, or fp8).
+#include "common/elements.cuh"
 #include "common/paged.cuh"
 #include "common/softmax.cuh"
 
@@ -10,36 +11,8 @@ namespace folio {
 typedef FOLIO_Q Source;
 typedef FOLIO_KV Cached;
 
-// N elements moved by one thread; rows are 16-byte aligned where N is 8.
-template <int N, class T>
-union Elements {
-    typename T::Storage x[N];
-    uint4 vectors[(N * sizeof(typename T::Storage) + 15) / 16];
-    uint2 half;
-
-    __device__ __forceinline__ void load(const typename T::Storage *source) {
-        if constexpr (N == 1) {
-            x[0] = *source;
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < sizeof(vectors) / 16; i++) vectors[i] = reinterpret_cast<const uint4 *>(source)[i];
-        }
-    }
-
-    __device__ __forceinline__ void store(typename T::Storage *target) const {
-        if constexpr (N == 1) {
-            *target = x[0];
-        } else if constexpr (N * sizeof(typename T::Storage) == 8) {
-            *reinterpret_cast<uint2 *>(target) = half;
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < sizeof(vectors) / 16; i++) reinterpret_cast<uint4 *>(target)[i] = vectors[i];
-        }
-    }
-};
-
 // The place of a piece of N elements within a row of heads.
-template <int N>
+template <u32 N>
 struct Piece {
     u32 head, d;
 
@@ -60,10 +33,10 @@ struct Piece {
         if constexpr (sizeof(Cached::Storage) == 1) {
             const float divisor = t.scale * head_scale(t.scales, t.scales_stride, head);
 #pragma unroll
-            for (int i = 0; i < N; i++) out.x[i] = Cached::store(Source::load(in.x[i]) / divisor);
+            for (u32 i = 0; i < N; i++) out.x[i] = Cached::store(Source::load(in.x[i]) / divisor);
         } else {
 #pragma unroll
-            for (int i = 0; i < N; i++) out.x[i] = in.x[i];
+            for (u32 i = 0; i < N; i++) out.x[i] = in.x[i];
         }
         out.store(static_cast<Cached::Storage *>(t.cache.data) + slot.offset(t.cache) + head * t.cache.stride_head + d);
     }
@@ -82,7 +55,7 @@ __device__ __forceinline__ Slot place(const FolioAppendParams &p, i64 index) {
 }
 
 // Keys and values are loaded together, and before anything waits for the slot.
-template <int N>
+template <u32 N>
 __device__ __forceinline__ void append_token(const FolioAppendParams &p, i64 token) {
     const u32 k_pieces = p.num_kv_heads * p.k.pieces.divisor, v_pieces = p.num_kv_heads * p.v.pieces.divisor;
     const i64 index = slot_index(p, token);
@@ -103,7 +76,7 @@ __device__ __forceinline__ void append_token(const FolioAppendParams &p, i64 tok
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS) folio_append(const __grid_constant__ FolioAppendParams p) {
     folio::wait_for_prerequisites();
     if (p.vectors) {
-        folio::append_token<8>(p, blockIdx.x);
+        folio::append_token<folio::VECTOR>(p, blockIdx.x);
     } else {
         folio::append_token<1>(p, blockIdx.x);
     }

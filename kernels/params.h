@@ -139,7 +139,7 @@ struct FolioState {
 };
 
 struct FolioMergeStatesParams {
-    FolioState first, second;      // two states of one each, or n of `first` when second.v is null
+    FolioState first, second;      // two states of one each, or n of `first` when second.v is null (n is not 2)
     FolioRows v_out;
     float *s_out;                  // or null
     folio_i64 s_out_stride_token, s_out_stride_head;
@@ -173,6 +173,14 @@ struct FolioAppendParams {
     folio_u32 vectors;             // rows are 16-byte aligned and a multiple of 8 elements long
 };
 
+// What kernels/plan.cu keeps of a request.
+struct FolioPlanRequest {
+    folio_i64 page_start;
+    folio_u32 rows, keys, tiles, chunks;
+    folio_u32 first_partial;
+    folio_i32 q_token;
+};
+
 // kernels/plan.cu: cuts a batch whose lengths are on the device, as src/plan/schedule.rs does on the host.
 struct FolioPlanParams {
     const folio_i32 *qo_indptr;    // or null: fixed_qo_len rows per request
@@ -182,13 +190,15 @@ struct FolioPlanParams {
     folio_i64 table_stride;        // block table: elements from row to row
     folio_i32 *out_qo_indptr, *out_kv_len;
     folio_i64 *out_page_start, *out_mask_bytes_start, *out_mask_bits_start;
-    folio_u32 *first_item, *first_partial;  // [batch_size + 1] each, for the kernel itself
+    FolioPlanRequest *requests;    // [batch_size], and as many u32: for the kernel itself
+    folio_u32 *first_item, *first_merge;
     FolioWorkItem *items;
     FolioItemPlace *places;
     FolioMergeItem *merges;
     folio_u32 *counts, *next_tile;
+    FolioDivisor q_tile;
     folio_u32 batch_size, fixed_qo_len, page_size;
-    folio_u32 q_tile, kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
+    folio_u32 kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
     folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_merges, max_partial_rows;
     folio_u32 by_request;          // keep the items of a request together: prefill
 };
@@ -200,4 +210,4 @@ static_assert(sizeof(FolioGenericParams) == 376 && sizeof(FolioCombineParams) ==
 static_assert(sizeof(FolioDecodeParams) == 368, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
-static_assert(sizeof(FolioPlanParams) == 192, "planning");
+static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 208, "planning");

@@ -1,19 +1,20 @@
 """Folio on a GPU against its peers and the chip's limits: checks every answer, then times it.
 
-Method: each call is captured in a CUDA graph; before each replay 256 MB are written, so that the L2 holds
-nothing of the call's; the median of 30 replays counts, every kernel of the call included, plan not; each measurement begins after a rest. Decode rates
-count KV bytes once, prefill rates exact unmasked FLOPs. Limits are measured in the same run.
+Method: each call is captured in a CUDA graph; before each replay 256 MB are written, so that the L2 holds nothing of
+the call's; the median of 30 replays counts, every kernel of the call included, plan not; each measurement begins after
+a rest. Decode rates count KV bytes once, prefill rates exact unmasked FLOPs. Limits are measured in the same run.
 Writes JSON lines, a table and a roofline picture to the folder given as the first argument.
 """
 
 import argparse
-import ctypes
 import json
 import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from types import SimpleNamespace
 
 import torch
 
@@ -91,7 +92,11 @@ def folio_attention(context, w):
     row = w.row
     desc = dict(flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(w.q.dtype), kv_dtype=folio.dtype(w.kv_dtype),
                 num_qo_heads=row.hq, num_kv_heads=row.hk, head_dim_qk=row.d, head_dim_vo=w.head_dim_vo,
-                page_size=row.page, max_batch_size=row.batch, max_kv_len=row.kv)
+                max_batch_size=row.batch, max_kv_len=row.kv)
+    if row.ragged:
+        desc["kv_storage"] = folio.KV_RAGGED
+    else:
+        desc["page_size"] = row.page
     if row.kind == "prefill":
         desc["max_num_tokens"] = row.batch * row.q
     handle = folio.Attention(context, row.kind, **desc)
@@ -129,22 +134,40 @@ def measure(context, row):
     result["run_host_us"] = host_microseconds(run, 50)
     result["us"]["folio"] = captured(run)[0]
     for name, peer in peers.PEERS.items():
-        out = torch.empty_like(w.o)
-        try:
-            function = peer(w, out)
-            if function is not None:
-                result["us"][name] = captured(function)[0]
-        except Exception as failure:  # A peer that cannot run a row is a gap in its column, not an end.
-            print(f"# {name} on {row.name}: {str(failure)[:120]}", file=sys.stderr)
+        measure_peer(result, name, lambda: checked(w, peer))
     handle.close()
     return result
 
 
+def checked(w, peer):
+    """The peer's function for a workload, after its answer was compared with float64."""
+    out = torch.full_like(w.o, float("nan"))
+    function = peer(w, out)
+    if function is not None:
+        answer = function()
+        wrong = error(w, function.rows(answer) if hasattr(function, "rows") else out)
+        if not wrong < TOLERANCE[torch.bfloat16]:
+            raise RuntimeError(f"error {wrong} against float64")
+    return function
+
+
+def measure_peer(result, name, prepare):
+    """Times what `prepare` makes. A peer that cannot run a row is a gap in its column, not an end."""
+    try:
+        function = prepare()
+        if function is not None:
+            result["us"][name] = captured(function)[0]
+    except Exception as failure:
+        print(f"# {name} on {result['name']}: {str(failure)[:120]}", file=sys.stderr)
+
+
 def measure_append(context, tokens):
-    """New tokens into shuffled slots of a page-16 cache of 8 heads × 128."""
+    """New tokens of 8 heads × 128 into shuffled pages of 16."""
     key, value = (torch.randn(tokens, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    k_cache, v_cache = (torch.zeros(max(1, 2 * tokens // 16), 16, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    slots = torch.randperm(k_cache.shape[0] * 16, device="cuda")[:tokens].long()
+    pages = torch.randperm(2 * tokens // 16, device="cuda")[: tokens // 16]
+    k_cache, v_cache = (torch.zeros(2 * tokens // 16, 16, *key.shape[1:], device="cuda", dtype=key.dtype)
+                        for _ in range(2))
+    slots = (pages[:, None] * 16 + torch.arange(16, device="cuda")).flatten().long()
     run = context.append(key=key, value=value, k_cache=k_cache, v_cache=v_cache, slot_mapping=slots)
     run()
     torch.cuda.synchronize()
@@ -152,7 +175,10 @@ def measure_append(context, tokens):
     if not same:
         raise RuntimeError(f"append of {tokens} tokens: the cache does not hold them")
     moved = 4 * key.numel() * key.element_size()
-    return {"kind": "append", "name": f"tokens={tokens}", "moved_bytes": moved, "us": {"folio": captured(run)[0]}}
+    result = {"kind": "append", "name": f"tokens={tokens}", "moved_bytes": moved, "us": {"folio": captured(run)[0]}}
+    for name, peer in peers.APPEND.items():
+        measure_peer(result, name, lambda: peer(key, value, k_cache, v_cache, pages))
+    return result
 
 
 def measure_merge(context, tokens):
@@ -168,26 +194,44 @@ def measure_merge(context, tokens):
     if not wrong < TOLERANCE[torch.bfloat16]:
         raise RuntimeError(f"merge of {tokens} tokens: error {wrong}")
     moved = 3 * (v.numel() * 2 + s.numel() * 4)
-    return {"kind": "merge", "name": f"tokens={tokens}", "moved_bytes": moved, "error": wrong,
-            "us": {"folio": captured(run)[0]}}
+    result = {"kind": "merge", "name": f"tokens={tokens}", "moved_bytes": moved, "error": wrong,
+              "us": {"folio": captured(run)[0]}}
+    for name, peer in peers.MERGE.items():
+        measure_peer(result, name, lambda: peer(v_a, s_a, v_b, s_b))
+    return result
 
 
-def measure_plan(context, batch):
-    """Host time of plan: decode, up to 2k keys a request."""
-    lens = torch.randint(1, 2049, (batch,), generator=torch.Generator().manual_seed(1))
+def measure_host():
+    """Host times of plan, run and append from C, with the peers' beside them: decode, up to 2k keys a request."""
+    here, library = pathlib.Path(__file__).resolve().parent, pathlib.Path(folio.LIB._name).resolve()
+    with tempfile.TemporaryDirectory() as scratch:
+        program = pathlib.Path(scratch) / "host_times"
+        (program.parent / "libfolio.so.0").symlink_to(library)
+        subprocess.run(["cc", "-O2", f"-I{here.parents[1] / 'include'}", here / "host_times.c", library, "-ldl",
+                        f"-Wl,-rpath,{scratch}", "-o", program], check=True)
+        answer = subprocess.run([program], capture_output=True, text=True, check=True)
+    results = [json.loads(row) for row in answer.stdout.splitlines()]
+    for result in results:
+        for name, peer in peers.HOST.get(result["kind"], {}).items():
+            function = peer(decode_batch(int(result["name"].removeprefix("bs="))))
+            if function is not None:
+                result["us"][name] = host_microseconds(function, 20)
+    return results
+
+
+def decode_batch(batch):
+    """Lengths and page ids on the host, as host_times.c draws them."""
+    lens = torch.randint(1, 2049, (batch,), generator=torch.Generator().manual_seed(1)) if batch > 1 else \
+        torch.tensor([1024])
     pages = (lens + 15) // 16
     indptr = torch.zeros(batch + 1, dtype=torch.int32)
     indptr[1:] = pages.cumsum(0)
-    indices = torch.randperm(int(indptr[-1])).int()
-    last = ((lens - 1) % 16 + 1).int()
-    handle = folio.Attention(context, "decode", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(torch.bfloat16), num_qo_heads=32,
-                             num_kv_heads=8, head_dim_qk=128, page_size=16, max_batch_size=batch, max_kv_len=2048)
-    fields = folio.struct(folio.Batch, kv_indptr=indptr, kv_indices=indices, last_page_len=last)
-    plan = handle.f["plan"]
-    where = folio.stream()
-    us = host_microseconds(lambda: plan(handle.handle, ctypes.byref(fields), ctypes.byref(handle.workspace), where, None))
-    handle.close()
-    return {"kind": "plan", "name": f"bs={batch}", "us": {"folio": us}}
+    total = int(indptr[-1])
+    k, v = (torch.zeros(total, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return SimpleNamespace(kv_indptr=indptr, kv_indices=torch.randperm(total).int(),
+                           last_page_len=((lens - 1) % 16 + 1).int(), num_qo_heads=32, num_kv_heads=8, head_dim_qk=128,
+                           page_size=16, q=torch.zeros(batch, 32, 128, dtype=torch.bfloat16, device="cuda"), k=k, v=v,
+                           kv_dtype=torch.bfloat16, sm_scale=128**-0.5, ragged=False, is_decode=True)
 
 
 FIRST_CALL = """
@@ -225,7 +269,8 @@ def line(result, columns):
 
 
 def table(results):
-    """Markdown. Host times of plan and run are those of a caller in Python, checks and all."""
+    """Markdown. Host times of plan and run beside a kernel's are those of a caller in Python; rows of kind plan, run_host
+    and append_host are Folio's from C."""
     columns = ["folio", *peers.PEERS]
     head = "| kind | workload | " + " | ".join(columns) + " | plan, host | run, host | kernel | error |"
     return "\n".join([head, "|" + "---|" * (len(columns) + 6)] + [line(result, columns) for result in results]) + "\n"
@@ -243,15 +288,16 @@ def main():
     tasks = [(f"{row.kind} {row.name}", lambda row=row: measure(context, row)) for row in ROWS]
     tasks += [(f"append {n}", lambda n=n: measure_append(context, n)) for n in (64, 8192)]
     tasks += [(f"merge {n}", lambda n=n: measure_merge(context, n)) for n in (256, 8192)]
-    tasks += [(f"plan {n}", lambda n=n: measure_plan(context, n)) for n in (1, 64, 256, 1024)]
-    tasks += [("first_call", measure_first_call)]
+    tasks += [("host times", measure_host), ("first_call", measure_first_call)]
     results, failures = [], []
     for name, task in tasks:
         if options.only not in name:
             continue
         try:
-            results.append(task())
-            print(line(results[-1], ["folio", *peers.PEERS]), flush=True)
+            answer = task()
+            for result in answer if isinstance(answer, list) else [answer]:
+                results.append(result)
+                print(line(result, ["folio", *peers.PEERS]), flush=True)
         except Exception as failure:
             failures.append(name)
             print(f"FAILED {name}: {failure}", flush=True)

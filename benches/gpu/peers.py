@@ -1,7 +1,11 @@
-"""What Folio is measured against, where it is installed: FlashAttention-3, cuDNN through PyTorch, FlashInfer.
+"""What Folio is measured against, where it is installed: FlashAttention-3, cuDNN through PyTorch, FlashInfer, and
+vLLM's Triton kernel.
 
-Each peer answers a workload with a function of no arguments, or with None where it has no such kernel.
-FlashAttention-3 is found as the extension that vLLM ships: FOLIO_FA3 names `_vllm_fa3_C.abi3.so`.
+Each peer answers a workload with a function of no arguments, or with None where it has no such kernel. What is called
+writes `out`, or returns its answer in a layout that its attribute `rows` turns into `out`'s. The tables at the end name
+them: PEERS for attention; APPEND, MERGE and HOST for the rest.
+FlashAttention-3 is found as the extension that vLLM ships: FOLIO_FA3 names `_vllm_fa3_C.abi3.so`. FlashInfer compiles
+a module at the first use of each shape, which takes minutes for all rows.
 """
 
 import os
@@ -9,6 +13,8 @@ import os
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+FP8 = torch.float8_e4m3fn
 
 
 def load_fa3():
@@ -28,7 +34,16 @@ def load_flashinfer():
         return None
 
 
-FA3, FLASHINFER = load_fa3(), load_flashinfer()
+def load_triton():
+    try:
+        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+
+        return unified_attention
+    except ImportError:
+        return None
+
+
+FA3, FLASHINFER, TRITON = load_fa3(), load_flashinfer(), load_triton()
 
 
 def fa3_paged(w, out):
@@ -52,18 +67,95 @@ def cudnn(w, _out):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(q, k, v, is_causal=w.causal, scale=w.sm_scale, enable_gqa=True)
 
+    run.rows = lambda dense: dense.transpose(1, 2).flatten(0, 1)
     return run
 
 
-def flashinfer_decode(w, out):
-    if FLASHINFER is None or int(w.qo_lens.max()) != 1:
+def flashinfer_space():
+    return torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+
+
+def flashinfer_decode(w):
+    """The tensor-core kernels, which are the faster ones in every row with grouped heads."""
+    wrapper = FLASHINFER.BatchDecodeWithPagedKVCacheWrapper(flashinfer_space(), "NHD", use_tensor_cores=True)
+    return wrapper, lambda: wrapper.plan(w.kv_indptr, w.kv_indices, w.last_page_len, w.num_qo_heads, w.num_kv_heads,
+                                         w.head_dim_qk, w.page_size, q_data_type=w.q.dtype, kv_data_type=w.kv_dtype,
+                                         sm_scale=w.sm_scale)
+
+
+def flashinfer_paged(w):
+    wrapper = FLASHINFER.BatchPrefillWithPagedKVCacheWrapper(flashinfer_space(), "NHD")
+    return wrapper, lambda: wrapper.plan(w.qo_indptr, w.kv_indptr, w.kv_indices, w.last_page_len, w.num_qo_heads,
+                                         w.num_kv_heads, w.head_dim_qk, w.page_size, head_dim_vo=w.head_dim_vo,
+                                         causal=w.causal, sm_scale=w.sm_scale, q_data_type=w.q.dtype,
+                                         kv_data_type=w.kv_dtype)
+
+
+def flashinfer_ragged(w):
+    wrapper = FLASHINFER.BatchPrefillWithRaggedKVCacheWrapper(flashinfer_space(), "NHD")
+    return wrapper, lambda: wrapper.plan(w.qo_indptr, w.kv_indptr, w.num_qo_heads, w.num_kv_heads, w.head_dim_qk,
+                                         head_dim_vo=w.head_dim_vo, causal=w.causal, sm_scale=w.sm_scale,
+                                         q_data_type=w.q.dtype, kv_data_type=w.kv_dtype)
+
+
+def flashinfer(w, out):
+    """Its own choice of backend: its FA3 kernels where it has them."""
+    if FLASHINFER is None:
         return None
-    space = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    wrapper = FLASHINFER.BatchDecodeWithPagedKVCacheWrapper(space, "NHD", use_tensor_cores=True)
-    wrapper.plan(w.kv_indptr, w.kv_indices, w.last_page_len, w.num_qo_heads, w.num_kv_heads, w.head_dim_qk, w.page_size,
-                 q_data_type=w.q.dtype, kv_data_type=w.kv_dtype, sm_scale=w.sm_scale)
+    if w.ragged:
+        wrapper, plan = flashinfer_ragged(w)
+        plan()
+        return lambda: wrapper.run(w.q, w.k, w.v, out=out)
+    wrapper, plan = flashinfer_decode(w) if w.is_decode else flashinfer_paged(w)
+    plan()
     return lambda: wrapper.run(w.q, (w.k, w.v), out=out)
 
 
-PEERS = {"fa3": fa3_paged, "cudnn": cudnn, "flashinfer": flashinfer_decode}
+# vLLM runs its split kernel for up to 128 programs of one request and KV head, with 16 segments each.
+TRITON_PROGRAMS, TRITON_SEGMENTS = 128, 16
 
+
+def triton_unified(w, out):
+    unsupported = w.ragged or w.kv_dtype == FP8 or w.head_dim_qk != w.head_dim_vo or not (w.causal or w.is_decode)
+    if TRITON is None or unsupported:
+        return None
+    requests = TRITON_PROGRAMS // w.num_kv_heads
+    split = torch.empty(requests, w.num_qo_heads, TRITON_SEGMENTS, w.head_dim_vo, device="cuda")
+    largest, total = (torch.empty(requests, w.num_qo_heads, TRITON_SEGMENTS, device="cuda") for _ in range(2))
+    return lambda: TRITON(q=w.q, k=w.k, v=w.v, out=out, cu_seqlens_q=w.qo_indptr_device,
+                          max_seqlen_q=int(w.qo_lens.max()), seqused_k=w.kv_len_device,
+                          max_seqlen_k=int(w.kv_lens.max()), softmax_scale=w.sm_scale, causal=True,
+                          window_size=(-1, -1), block_table=w.block_table, softcap=0, q_descale=None, k_descale=None,
+                          v_descale=None, seq_threshold_3D=requests, num_par_softmax_segments=TRITON_SEGMENTS,
+                          softmax_segm_output=split, softmax_segm_max=largest, softmax_segm_expsum=total)
+
+
+def flashinfer_append(key, value, k_cache, v_cache, pages):
+    """All tokens belong to one request, whose pages are these."""
+    if FLASHINFER is None:
+        return None
+    tokens, page = key.shape[0], k_cache.shape[1]
+    batch = torch.zeros(tokens, dtype=torch.int32, device="cuda")
+    positions = torch.arange(tokens, dtype=torch.int32, device="cuda")
+    indptr = torch.tensor([0, len(pages)], dtype=torch.int32, device="cuda")
+    last = torch.tensor([(tokens - 1) % page + 1], dtype=torch.int32, device="cuda")
+    return lambda: FLASHINFER.append_paged_kv_cache(key, value, batch, positions, (k_cache, v_cache), pages.int(),
+                                                    indptr, last)
+
+
+def flashinfer_merge(v_a, s_a, v_b, s_b):
+    return None if FLASHINFER is None else lambda: FLASHINFER.merge_state(v_a, s_a, v_b, s_b)
+
+
+def flashinfer_plan(w):
+    return None if FLASHINFER is None else flashinfer_decode(w)[1]
+
+
+def flashinfer_run(w):
+    return flashinfer(w, torch.empty_like(w.q))
+
+
+PEERS = {"fa3": fa3_paged, "cudnn": cudnn, "flashinfer": flashinfer, "triton": triton_unified}
+APPEND = {"flashinfer": flashinfer_append}
+MERGE = {"flashinfer": flashinfer_merge}
+HOST = {"plan": {"flashinfer": flashinfer_plan}, "run_host": {"flashinfer": flashinfer_run}}

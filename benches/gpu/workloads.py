@@ -24,14 +24,14 @@ class Row:
     page: int = 16
     causal: bool = True
     kv_dtype: torch.dtype = torch.bfloat16
-    group: str = ""
+    ragged: bool = False
 
     @property
     def name(self):
         heads = f"hq={self.hq} hk={self.hk} d={self.d}" + (f" dv={self.dv}" if self.dv else "")
         fp8 = " fp8" if self.kv_dtype != torch.bfloat16 else ""
         q = "" if self.kind == "decode" else f" qlen={self.q}" + ("" if self.causal else " full")
-        return f"bs={self.batch}{q} kv={self.kv} {heads}{fp8}"
+        return f"bs={self.batch}{q} kv={self.kv} {heads}{fp8}" + (" ragged" if self.ragged else "")
 
 
 def decode(batch, kv, **more):
@@ -44,6 +44,7 @@ def prefill(batch, q, kv, **more):
 
 E4M3 = torch.float8_e4m3fn
 MLA = dict(hq=16, hk=16, d=192, dv=128)
+RAGGED_MLA = dict(MLA, ragged=True)
 ROWS = [
     decode(1, 1024), decode(1, 8192), decode(1, 131072), decode(8, 1024), decode(8, 8192), decode(32, 4096),
     decode(64, 1024), decode(64, 8192), decode(256, 1024), decode(256, 4096), decode(64, 4096, hq=64),
@@ -53,11 +54,13 @@ ROWS = [
     prefill(4, 4096, 4096, hq=16, d=256), prefill(8, 512, 8192), prefill(1, 2048, 32768), prefill(32, 128, 4096),
     prefill(16, 1024, 1024, causal=False), prefill(4, 4096, 4096, causal=False),
     prefill(1, 16384, 16384, causal=False), prefill(4, 4096, 4096, **MLA), prefill(1, 16384, 16384, **MLA),
+    prefill(4, 4096, 4096, **RAGGED_MLA), prefill(1, 16384, 16384, **RAGGED_MLA),
 ]
 
 
 class Workload:
-    """Tensors of a row. Pages are drawn from a pool with gaps and shuffled; q, k and v are normal."""
+    """Tensors of a row; q, k and v are normal. Pages are drawn from a pool with gaps and shuffled; ragged K and V lie
+    one request behind the other and have no pages."""
 
     def __init__(self, row, seed=0):
         device = "cuda"
@@ -66,28 +69,35 @@ class Workload:
         self.row, self.causal, self.page_size = row, row.causal, row.page
         self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo = row.hq, row.hk, row.d, dv
         self.kv_dtype, self.sm_scale = row.kv_dtype, 1 / math.sqrt(row.d)
+        self.is_decode, self.ragged = row.kind == "decode", row.ragged
         self.qo_lens, self.kv_lens = (torch.full((row.batch,), n, dtype=torch.int32) for n in (row.q, row.kv))
 
         def normal(*shape):
             return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
 
-        pages = -(-row.kv // row.page)
-        pool = row.batch * pages + 7
         self.q = normal(row.batch * row.q, row.hq, row.d)
-        self.k = normal(pool, row.page, row.hk, row.d).to(row.kv_dtype)
-        self.v = normal(pool, row.page, row.hk, dv).to(row.kv_dtype)
-        ids = torch.randperm(pool, generator=generator, device=device)[: row.batch * pages].int()
-        self.block_table = ids.view(row.batch, pages)
-        self.kv_indices = ids.cpu()
         self.qo_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * row.q
-        self.kv_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * pages
-        self.last_page_len = torch.full((row.batch,), (row.kv - 1) % row.page + 1, dtype=torch.int32)
+        if row.ragged:
+            tokens, self.block_table = (row.batch * row.kv,), None
+            self.kv_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * row.kv
+            self.kv_indices = self.last_page_len = None
+        else:
+            pages = -(-row.kv // row.page)
+            tokens = (row.batch * pages + 7, row.page)
+            ids = torch.randperm(tokens[0], generator=generator, device=device)[: row.batch * pages].int()
+            self.block_table, self.kv_indices = ids.view(row.batch, pages), ids.cpu()
+            self.kv_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * pages
+            self.last_page_len = torch.full((row.batch,), (row.kv - 1) % row.page + 1, dtype=torch.int32)
+        self.k = normal(*tokens, row.hk, row.d).to(row.kv_dtype)
+        self.v = normal(*tokens, row.hk, dv).to(row.kv_dtype)
         self.qo_indptr_device, self.kv_len_device = self.qo_indptr.cuda(), self.kv_lens.cuda()
         self.o = torch.empty(row.batch * row.q, row.hq, dv, device=device, dtype=torch.bfloat16)
         self.dense = self._dense() if row.kind == "prefill" and row.q == row.kv and row.kv_dtype == torch.bfloat16 else None
 
     def tokens(self, request):
         """K and V of one request, in order: [kv, heads, dim]."""
+        if self.ragged:
+            return tuple(x.view(self.row.batch, -1, *x.shape[1:])[request] for x in (self.k, self.v))
         pages = self.block_table[request].long()
         kv = int(self.kv_lens[request])
         return tuple(cache[pages].flatten(0, 1)[:kv] for cache in (self.k, self.v))

@@ -1105,7 +1105,8 @@ folio_status folio_context_create(const struct folio_context_desc *desc,
                                   struct folio_error *err);
 
 /**
- * Ends the caller's hold on a context; NULL is fine. Handles made from it stay usable.
+ * Ends the caller's hold on a context; NULL is fine. Handles made from it stay usable. On CUDA the kernels are
+ * unloaded with the last of them: what was launched or captured must be done by then.
  *
  * # Safety
  * `ctx` is NULL or came from folio_context_create and is not used afterwards.
@@ -1197,7 +1198,8 @@ folio_status folio_decode_run(const struct folio_decode *decode,
 const char *folio_decode_kernel(const struct folio_decode *decode);
 
 /**
- * Ends a handle; NULL is fine. On CUDA its last run must have finished.
+ * Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
+ * captured them may be replayed, while the workspace and the context stay.
  *
  * # Safety
  * `decode` is NULL or came from folio_decode_create and is not used afterwards.
@@ -1289,7 +1291,8 @@ folio_status folio_prefill_run(const struct folio_prefill *prefill,
 const char *folio_prefill_kernel(const struct folio_prefill *prefill);
 
 /**
- * Ends a handle; NULL is fine. On CUDA its last run must have finished.
+ * Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
+ * captured them may be replayed, while the workspace and the context stay.
  *
  * # Safety
  * `prefill` is NULL or came from folio_prefill_create and is not used afterwards.

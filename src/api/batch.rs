@@ -239,9 +239,10 @@ fn host<'a>(
         qo_indptr,
         kv_len,
         pages,
+        num_pages: 0,
         max_page_id: -1,
     };
-    spans(&batch, desc, input)?;
+    batch.num_pages = spans(&batch, desc, input)?;
     batch.max_page_id = largest_page_id(&batch, desc.kv.page_size())?;
     Ok(batch)
 }
@@ -394,8 +395,11 @@ fn page_ids<'a>(name: &str, ids: &'a Option<Tensor>, device: Device) -> Result<P
     }
 }
 
-/// Every request's keys lie within the pages it owns.
-fn spans(batch: &HostBatch<'_>, desc: &AttentionDesc, input: &BatchInput) -> Result<()> {
+/// Every request's keys lie within the pages it owns. Returns the pages they need.
+fn spans(batch: &HostBatch<'_>, desc: &AttentionDesc, input: &BatchInput) -> Result<usize> {
+    if let Pages::Ragged { .. } = batch.pages {
+        return Ok(0);
+    }
     let page_size = desc.kv.page_size();
     let mut total = 0u64;
     for (b, &kv_len) in batch.kv_len.iter().enumerate() {
@@ -421,7 +425,7 @@ fn spans(batch: &HostBatch<'_>, desc: &AttentionDesc, input: &BatchInput) -> Res
             )));
         }
     }
-    if total > desc.max_num_pages && !matches!(batch.pages, Pages::Ragged { .. }) {
+    if total > desc.max_num_pages {
         return Err(exceeds(
             "pages of the batch",
             total as i64,
@@ -429,25 +433,33 @@ fn spans(batch: &HostBatch<'_>, desc: &AttentionDesc, input: &BatchInput) -> Res
             desc.max_num_pages as i64,
         ));
     }
-    Ok(())
+    Ok(total as usize)
 }
 
-/// The largest id in use, or -1; no id may be negative. One pass for both: as unsigned numbers, negative
-/// ids are the largest of all.
+/// The largest id in use, or -1; no id may be negative.
 fn largest_page_id(batch: &HostBatch<'_>, page_size: u32) -> Result<i32> {
     let mut largest = -1;
+    if let Some(ids) = batch.dense_page_ids()
+        && let Ok(most) = i32::try_from(largest_of(ids))
+    {
+        return Ok(if ids.is_empty() { -1 } else { most });
+    }
     for b in 0..batch.batch_size() {
         let Some(ids) = batch.page_ids(b, page_size) else {
             return Ok(-1);
         };
-        let most = ids.iter().fold(0, |most, &id| most.max(id as u32));
-        match i32::try_from(most) {
+        match i32::try_from(largest_of(ids)) {
             Ok(_) if ids.is_empty() => {}
             Ok(most) => largest = largest.max(most),
             Err(_) => return Err(negative_page_id(batch, b, ids)),
         }
     }
     Ok(largest)
+}
+
+/// The largest id as an unsigned number, or 0: negative ids are the largest of all.
+fn largest_of(ids: &[i32]) -> u32 {
+    ids.iter().fold(0, |most, &id| most.max(id as u32))
 }
 
 fn negative_page_id(batch: &HostBatch<'_>, b: usize, ids: &[i32]) -> Error {

@@ -1,9 +1,9 @@
-//! AMX bf16 products: permission, tile configuration, packing, and the 32 × 32 block that everything is
-//! made of. Inline assembly, because the intrinsics are not stable.
+//! AMX bf16 products: permission, tile configuration, and the 32 × 32 block that everything is made of.
+//! Inline assembly, because the intrinsics are not stable.
 //!
-//! Operands: A is row-major bf16; B is "VNNI", strips of 32 columns in which row `k / 2` holds the pairs
-//! (b[k][c], b[k + 1][c]), 128 bytes in all; C is row-major f32. Depths and columns are padded with zeros
-//! to multiples of 32, rows with anything to multiples of 32.
+//! A block of A is 32 rows × a depth of 32 in bf16: two tiles of 16 rows of 64 bytes, one after the
+//! other. A block of B has a row per pair of depths with the pairs (b[k][c], b[k + 1][c]) of 32 columns,
+//! 128 bytes in all. A block of C is 32 rows of 32 floats. So every block is contiguous.
 #![allow(unsafe_code)]
 #![allow(
     clippy::incompatible_msrv,
@@ -15,8 +15,14 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// Rows, columns and depth come in multiples of this.
-pub const UNIT: usize = 32;
+/// Rows, columns and depth of a block.
+pub const SIDE: usize = 32;
+
+/// Bytes from row to row of A.
+const A_STRIDE: usize = 64;
+
+/// The same of B and of C.
+const C_STRIDE: usize = 128;
 
 /// Whether the processor has AMX bf16, the operating system saves tiles, and this process may use them.
 /// The permission is asked for once per process, and may be refused.
@@ -70,7 +76,8 @@ fn permitted() -> bool {
     false
 }
 
-/// This thread's tiles, configured; dropping it gives them back.
+/// This thread's tiles, configured; dropping it gives them back. Four of them hold C from call to call:
+/// no other code touches tiles.
 pub struct Tiles(());
 
 impl Tiles {
@@ -92,73 +99,90 @@ impl Tiles {
         Tiles(())
     }
 
-    /// `C = A · B`, or `C += A · B`, for 32 rows and columns and `steps` times 32 of depth. `lda` and
-    /// `ldc` are in bytes.
+    /// `C = 0`.
     ///
     /// # Safety
-    /// The operands must be as this file's opening comment says.
-    #[inline]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "three operands and their strides"
-    )]
-    pub unsafe fn block(
-        &self,
-        a: *const u16,
-        lda: usize,
-        b: *const u16,
-        c: *mut f32,
-        ldc: usize,
-        steps: usize,
-        add: bool,
-    ) {
-        // SAFETY: the tiles are configured; the caller promises the operands.
+    /// This thread's tiles must be configured, which `self` stands for.
+    #[inline(always)]
+    pub unsafe fn zero(&self) {
+        // SAFETY: the caller's promise.
         unsafe {
-            let (a_low, c_low) = (a.byte_add(16 * lda), c.byte_add(16 * ldc));
             asm!(
-                "test {add}, {add}",
-                "jz 2f",
-                "tileloadd tmm0, [{c} + {ldc}*1]",
-                "tileloadd tmm1, [{c} + {ldc}*1 + 64]",
-                "tileloadd tmm2, [{c_low} + {ldc}*1]",
-                "tileloadd tmm3, [{c_low} + {ldc}*1 + 64]",
-                "jmp 3f",
-                "2:",
                 "tilezero tmm0",
                 "tilezero tmm1",
                 "tilezero tmm2",
                 "tilezero tmm3",
-                "3:",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack, nomem, preserves_flags)
+            );
+        }
+    }
+
+    /// Reads C.
+    ///
+    /// # Safety
+    /// `c` must be a block of f32.
+    #[inline(always)]
+    pub unsafe fn load(&self, c: *const f32) {
+        // SAFETY: the tiles are configured; the caller promises the block.
+        unsafe {
+            asm!(
+                "tileloadd tmm0, [{c} + {ld}*1]",
+                "tileloadd tmm1, [{c} + {ld}*1 + 64]",
+                "tileloadd tmm2, [{c} + {ld}*1 + 2048]",
+                "tileloadd tmm3, [{c} + {ld}*1 + 2112]",
+                c = in(reg) c,
+                ld = in(reg) C_STRIDE,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack, readonly, preserves_flags)
+            );
+        }
+    }
+
+    /// `C += A · B` over a depth of 32.
+    ///
+    /// # Safety
+    /// `a` and `b` must be blocks of bf16.
+    #[inline(always)]
+    pub unsafe fn multiply(&self, a: *const u16, b: *const u16) {
+        // SAFETY: the tiles are configured; the caller promises the blocks.
+        unsafe {
+            asm!(
                 "tileloadd tmm4, [{a} + {lda}*1]",
                 "tileloadd tmm6, [{b} + {ldb}*1]",
-                "tileloadd tmm7, [{b} + {ldb}*1 + 64]",
-                "tileloadd tmm5, [{a_low} + {lda}*1]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{b} + {ldb}*1 + 64]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{a} + {lda}*1 + 1024]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a}, 64",
-                "add {a_low}, 64",
-                "add {b}, 2048",
-                "dec {steps}",
-                "jnz 3b",
-                "tilestored [{c} + {ldc}*1], tmm0",
-                "tilestored [{c} + {ldc}*1 + 64], tmm1",
-                "tilestored [{c_low} + {ldc}*1], tmm2",
-                "tilestored [{c_low} + {ldc}*1 + 64], tmm3",
-                add = in(reg) usize::from(add),
-                a = inout(reg) a => _,
-                a_low = inout(reg) a_low => _,
-                b = inout(reg) b => _,
-                c = in(reg) c,
-                c_low = in(reg) c_low,
-                lda = in(reg) lda,
-                ldb = in(reg) 128usize,
-                ldc = in(reg) ldc,
-                steps = inout(reg) steps => _,
+                a = in(reg) a,
+                b = in(reg) b,
+                lda = in(reg) A_STRIDE,
+                ldb = in(reg) C_STRIDE,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack)
+                options(nostack, readonly, preserves_flags)
+            );
+        }
+    }
+
+    /// Writes C.
+    ///
+    /// # Safety
+    /// `c` must have room for a block of f32.
+    #[inline(always)]
+    pub unsafe fn store(&self, c: *mut f32) {
+        // SAFETY: the tiles are configured; the caller promises the room.
+        unsafe {
+            asm!(
+                "tilestored [{c} + {ld}*1], tmm0",
+                "tilestored [{c} + {ld}*1 + 64], tmm1",
+                "tilestored [{c} + {ld}*1 + 2048], tmm2",
+                "tilestored [{c} + {ld}*1 + 2112], tmm3",
+                c = in(reg) c,
+                ld = in(reg) C_STRIDE,
+                options(nostack, preserves_flags)
             );
         }
     }
@@ -171,14 +195,14 @@ impl Drop for Tiles {
     }
 }
 
-/// Packs bf16 rows as B over the depth of rows (values), `columns` of them in strips of 32, each strip
-/// `strip` elements apart. Every 32 rows are taken in the order 0, 16, 1, 17, …, which is that of the
-/// weights; missing rows become zero. Returns whether every element is finite.
+/// Up to 32 bf16 rows to 16 rows of pairs, `ld` words apart: word `c` of row `i` holds (row 2i, row
+/// 2i + 1) at column `c`. Missing rows and columns up to a multiple of 32 become zero. Returns whether
+/// every element is finite.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW and VL, rows of `columns` elements (a multiple of 8), and room at `dst`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub unsafe fn interleave(rows: &Rows, columns: usize, dst: *mut u16, strip: usize) -> bool {
+pub unsafe fn pair_rows(rows: &Rows, columns: usize, dst: *mut u16, ld: usize) -> bool {
     let exponent = _mm512_set1_epi16(0x7f80);
     // SAFETY: the arrays are 64 bytes long.
     let (left, right) = unsafe {
@@ -188,25 +212,19 @@ pub unsafe fn interleave(rows: &Rows, columns: usize, dst: *mut u16, strip: usiz
         )
     };
     let mut special = 0;
-    for first in (0..rows.count).step_by(UNIT) {
-        for pair in 0..UNIT / 2 {
-            let j = first + pair;
-            for c in (0..columns).step_by(UNIT) {
-                // SAFETY: rows and columns are within what the caller promised.
-                unsafe {
-                    let a = elements(rows, j, c, columns);
-                    let b = elements(rows, j + UNIT / 2, c, columns);
-                    for x in [a, b] {
-                        let bits = _mm512_and_si512(x, exponent);
-                        special |= _mm512_cmpeq_epi16_mask(bits, exponent);
-                    }
-                    let at = dst.add(c / UNIT * strip + (first + 2 * pair) * UNIT);
-                    _mm512_storeu_si512(at.cast(), _mm512_permutex2var_epi16(a, left, b));
-                    _mm512_storeu_si512(
-                        at.add(UNIT).cast(),
-                        _mm512_permutex2var_epi16(a, right, b),
-                    );
+    for pair in 0..SIDE / 2 {
+        for c in (0..columns).step_by(SIDE) {
+            // SAFETY: rows and columns are within what the caller promised.
+            unsafe {
+                let a = elements(rows, 2 * pair, c, columns);
+                let b = elements(rows, 2 * pair + 1, c, columns);
+                for x in [a, b] {
+                    let bits = _mm512_and_si512(x, exponent);
+                    special |= _mm512_cmpeq_epi16_mask(bits, exponent);
                 }
+                let at = dst.add(2 * (pair * ld + c));
+                _mm512_storeu_si512(at.cast(), _mm512_permutex2var_epi16(a, left, b));
+                _mm512_storeu_si512(at.add(SIDE).cast(), _mm512_permutex2var_epi16(a, right, b));
             }
         }
     }
@@ -214,13 +232,13 @@ pub unsafe fn interleave(rows: &Rows, columns: usize, dst: *mut u16, strip: usiz
 }
 
 /// Elements of a and, from 32 on, of b, that make the first and the last 16 pairs.
-const LEFT: [u16; UNIT] = pairs_from(0);
-const RIGHT: [u16; UNIT] = pairs_from(16);
+const LEFT: [u16; SIDE] = pairs_from(0);
+const RIGHT: [u16; SIDE] = pairs_from(16);
 
-const fn pairs_from(first: u16) -> [u16; UNIT] {
-    let mut order = [0; UNIT];
+const fn pairs_from(first: u16) -> [u16; SIDE] {
+    let mut order = [0; SIDE];
     let mut i = 0;
-    while i < UNIT {
+    while i < SIDE {
         order[i] = first + i as u16 / 2 + (i as u16 % 2) * 32;
         i += 1;
     }
@@ -230,14 +248,14 @@ const fn pairs_from(first: u16) -> [u16; UNIT] {
 /// 32 elements of a row; zeros beyond the rows and columns.
 ///
 /// # Safety
-/// As for [`interleave`].
+/// As for [`pair_rows`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn elements(rows: &Rows, j: usize, c: usize, columns: usize) -> __m512i {
     if j >= rows.count {
         return _mm512_setzero_si512();
     }
-    let mask = u32::MAX >> (UNIT - UNIT.min(columns - c));
+    let mask = u32::MAX >> (SIDE - SIDE.min(columns - c));
     // SAFETY: the masked elements are within the row.
     unsafe { _mm512_maskz_loadu_epi16(mask, rows.at_row(j).add(2 * c).cast()) }
 }

@@ -31,6 +31,8 @@ struct Planned {
     batch_size: usize,
     page_ids: usize,
     items: usize,
+    /// Items of many rows, whose heads are computed one by one. They come first.
+    many: usize,
     merges: usize,
 }
 
@@ -69,7 +71,7 @@ impl CpuAttention {
         };
         copy("qo_indptr", batch.qo_indptr, qo_indptr)?;
         copy("kv_len", batch.kv_len, kv_len)?;
-        copy("work items", &work.items, items)?;
+        let many = partition(&self.shape, &work.items, items)?;
         copy("merges", &work.merges, merges)?;
         mask_starts(batch, mask_start);
         let page_ids = copy_pages(batch, self.desc.kv.page_size(), page_start, page_ids)?;
@@ -79,6 +81,7 @@ impl CpuAttention {
             batch_size: n,
             page_ids,
             items: work.items.len(),
+            many,
             merges: work.merges.len(),
         })
     }
@@ -170,8 +173,17 @@ impl Attention for CpuAttention {
             // SAFETY: each thread has its part of the workspace, for as long as the turn lasts.
             unsafe { Pad::new(scratch, base as *mut u8) }
         };
-        turn.for_each(items.len(), &|thread, index| {
-            run.compute(&items[index], &mut pad(thread));
+        // Head by head over all items, which come request by request: what follows in a thread mostly
+        // reads the same keys, which then lie in its second-level cache.
+        let (many, few) = items.split_at(planned.many);
+        let heads = many.len() * self.shape.num_kv_heads;
+        turn.for_each(heads + few.len(), &|thread, index| {
+            let pad = &mut pad(thread);
+            if index < heads {
+                run.compute_head(&many[index % many.len()], index / many.len(), pad);
+            } else {
+                run.compute(&few[index - heads], pad);
+            }
         })?;
         // A single split request is merged by all threads too.
         let heads = self.shape.num_kv_heads;
@@ -196,6 +208,21 @@ fn copy<T: Copy>(name: &str, from: &[T], to: &mut [T]) -> Result<()> {
     }
     to[..from.len()].copy_from_slice(from);
     Ok(())
+}
+
+/// Copies the items: those of many rows, which are counted, and then those of few.
+fn partition(shape: &Shape, from: &[WorkItem], to: &mut [WorkItem]) -> Result<usize> {
+    if from.len() > to.len() {
+        return Err(beyond("work items", from.len(), to.len()));
+    }
+    let many = from.iter().filter(|item| !shape.is_few(item)).count();
+    let mut next = [0, many];
+    for item in from {
+        let next = &mut next[usize::from(shape.is_few(item))];
+        to[*next] = *item;
+        *next += 1;
+    }
+    Ok(many)
 }
 
 fn beyond(name: &str, needed: usize, room: usize) -> Error {

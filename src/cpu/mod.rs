@@ -14,10 +14,14 @@ mod append;
 mod attention;
 #[cfg(folio_avx512)]
 mod bf16_rows;
+#[cfg(folio_avx512)]
+mod columns;
 mod exp;
 mod isa;
 mod mask;
 mod merge;
+#[cfg(folio_avx512)]
+mod pack;
 mod panel;
 mod prefetch;
 mod product;

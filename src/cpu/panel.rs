@@ -4,57 +4,86 @@
 
 use super::prefetch;
 use super::product::{Panel, Product};
-use super::rows::Stage;
+use super::rows::{Rows, Stage};
 use super::run::{Item, Run, Scores};
-use super::scratch::Pad;
+use super::scratch::{Pad, Tile};
 use super::shape::{KEY_TILE, SCORE_LD};
 use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 use std::ops::Range;
 
-/// Computes an item of any number of rows.
-pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
-    for head in 0..run.shape.num_kv_heads {
-        run.load_queries(item, head, pad.q, pad.q_offsets);
-        pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
-        pad.max[..item.rows].fill(f32::NEG_INFINITY);
-        pad.sum[..item.rows].fill(0.0);
-        let mut start = item.keys.start;
-        while start < item.keys.end {
-            let keys = start..item.keys.end.min(start + KEY_TILE as i64);
-            ask_for_next(run, item, head, keys.end, pad);
-            tile(run, item, head, &keys, pad);
-            start = keys.end;
-        }
-        run.finish(item, head, pad.o, pad.max, pad.sum);
-    }
-}
-
-/// Asks for a head's rows of the tile that starts at `start`.
-pub fn ask_for_next(run: &Run<'_>, item: &Item<'_>, head: usize, start: i64, pad: &mut Pad<'_>) {
-    let keys = start..item.keys.end.min(start + KEY_TILE as i64);
-    let n = (keys.end - keys.start) as usize;
-    run.locate(item.request, keys, pad.next.k, pad.next.v);
-    let size = run.kv_dtype.size();
-    prefetch::rows(&run.k.rows(head, &pad.next.k[..n]), run.shape.dim_qk * size);
-    prefetch::rows(&run.v.rows(head, &pad.next.v[..n]), run.shape.dim_vo * size);
-}
-
-/// All rows of the item against one tile of keys.
-pub fn tile(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
-    let n = (keys.end - keys.start) as usize;
+/// Computes a head of an item.
+pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
+    run.load_queries(item, head, pad.q, pad.q_offsets);
+    pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
+    pad.max[..item.rows].fill(f32::NEG_INFINITY);
+    pad.sum[..item.rows].fill(0.0);
+    let tile = |start: i64| start..item.keys.end.min(start + KEY_TILE as i64);
+    let mut keys = tile(item.keys.start);
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
-    stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
-    let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
-    let mut first = 0;
-    while first < item.tokens {
-        let tokens = first..item.tokens.min(first + run.shape.block_tokens);
-        block(run, item, head, keys, &tokens, &values, pad);
-        first = tokens.end;
+    while !keys.is_empty() {
+        let n = (keys.end - keys.start) as usize;
+        let next = tile(keys.end);
+        run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
+        stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
+        let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
+        let fetch = Fetch::new(run, head, (next.end - next.start) as usize, &pad.next);
+        let blocks = item.tokens.div_ceil(run.shape.block_tokens);
+        for index in 0..blocks {
+            let start = index * run.shape.block_tokens;
+            let tokens = start..item.tokens.min(start + run.shape.block_tokens);
+            let fetch = |part: usize| fetch.ask(index * PARTS + part, blocks * PARTS);
+            block(run, item, head, &keys, &tokens, &values, &fetch, pad);
+        }
+        std::mem::swap(&mut pad.here, &mut pad.next);
+        keys = next;
+    }
+    let (max, sum) = (&pad.max[..item.rows], &pad.sum[..item.rows]);
+    run.finish(item, head, 0..item.rows, pad.o, max, sum);
+}
+
+/// A head's rows of the next tile, fetched bit by bit while this one is computed: prefetches asked for
+/// all at once hold up the thread nearly as long as reading would.
+#[derive(Clone, Copy)]
+pub struct Fetch {
+    k: Rows,
+    v: Rows,
+    /// Bytes of a key and of a value.
+    bytes: [usize; 2],
+}
+
+impl Fetch {
+    /// The first `n` rows of the tile at `next`.
+    pub fn new(run: &Run<'_>, head: usize, n: usize, next: &Tile<'_>) -> Fetch {
+        let size = run.kv_dtype.size();
+        Fetch {
+            k: run.k.rows(head, &next.k[..n]),
+            v: run.v.rows(head, &next.v[..n]),
+            bytes: [run.shape.dim_qk * size, run.shape.dim_vo * size],
+        }
+    }
+
+    /// Asks for part `index` of `parts`.
+    #[inline(always)]
+    pub fn ask(&self, index: usize, parts: usize) {
+        let rows = 2 * self.k.count;
+        for row in rows * index / parts..rows * (index + 1) / parts {
+            let mut one = [self.k, self.v][row % 2];
+            one.offsets = one.offsets.wrapping_add(row / 2);
+            one.count = 1;
+            prefetch::rows(&one, self.bytes[row % 2]);
+        }
     }
 }
+
+/// Parts in which a block of tokens fetches its share: before each strip of scores.
+const PARTS: usize = 4;
 
 /// Some tokens against the part of the tile that they see.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a place in three nested walks, and what each has at hand"
+)]
 fn block(
     run: &Run<'_>,
     item: &Item<'_>,
@@ -62,6 +91,7 @@ fn block(
     keys: &Range<i64>,
     tokens: &Range<usize>,
     values: &Values,
+    fetch: &dyn Fn(usize),
     pad: &mut Pad<'_>,
 ) {
     let Some(seen) = item.seen(tokens, keys, BLOCK) else {
@@ -69,11 +99,10 @@ fn block(
     };
     let group = run.shape.group;
     let rows = tokens.start * group..tokens.end * group;
-    scores(run, &rows, &seen, pad);
+    scores(run, &rows, &seen, fetch, pad);
     let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
     let state = Scores {
         s: pad.s,
-        p16: None,
         limits: pad.limits,
         max: &mut pad.max[rows.start..],
         sum: &mut pad.sum[rows.start..],
@@ -85,11 +114,22 @@ fn block(
 }
 
 /// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile.
-fn scores(run: &Run<'_>, rows: &Range<usize>, seen: &Range<usize>, pad: &mut Pad<'_>) {
+fn scores(
+    run: &Run<'_>,
+    rows: &Range<usize>,
+    seen: &Range<usize>,
+    fetch: &dyn Fn(usize),
+    pad: &mut Pad<'_>,
+) {
     let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
     assert!(pad.s.len() >= rows.len() * SCORE_LD && pad.q.len() >= rows.end * ld);
     let mut column = seen.start;
     while column < seen.end {
+        // A tile may have fewer columns in sight, and fewer or more strips than parts.
+        let part = column * PARTS / KEY_TILE;
+        if column == seen.start || part != (column - 1) * PARTS / KEY_TILE {
+            fetch(part);
+        }
         let inside = column % strip;
         let columns = (strip - inside).min((seen.end - column).next_multiple_of(BLOCK));
         let product = Product {

@@ -7,7 +7,7 @@ use super::mask::{Masks, Sight};
 use super::product::{Panel, Product};
 use super::rows::{Rows, Stage, Store};
 use super::scratch::Pad;
-use super::shape::{KEY_TILE, SCORE_LD, STREAM_ROWS, Shape};
+use super::shape::{KEY_TILE, SCORE_LD, Shape};
 use super::softmax::{Logits, Softmax};
 #[cfg(folio_avx512)]
 use super::tiled;
@@ -77,11 +77,9 @@ pub struct Run<'a> {
 // piece of work writes rows of its own.
 unsafe impl Sync for Run<'_> {}
 
-/// Rows of scores, `SCORE_LD` apart, that become weights in place, or in bf16 elsewhere; and the rows'
-/// running state.
+/// Rows of scores, `SCORE_LD` apart, that become weights in place, and the rows' running state.
 pub struct Scores<'a> {
     pub s: &'a mut [f32],
-    pub p16: Option<&'a mut [u16]>,
     pub limits: &'a mut [f32],
     pub max: &'a mut [f32],
     pub sum: &'a mut [f32],
@@ -118,6 +116,20 @@ impl Item<'_> {
         let low = (hull.start.max(keys.start) - keys.start) as usize / unit * unit;
         let end = hull.end.min(keys.end) - keys.start;
         (end > low as i64).then_some(low..end as usize)
+    }
+
+    /// The part of the tile `keys` that each of `tokens` sees, counted from the tile's start, and whether
+    /// some token sees less, or more, than its range says.
+    pub fn open(&self, tokens: &Range<usize>, keys: &Range<i64>) -> (Range<usize>, bool) {
+        let (mut start, mut end, mut has_holes) = (keys.start, keys.end, false);
+        for token in tokens.clone() {
+            let row = self.q_start + token as i64;
+            let seen = self.sight.row(row);
+            (start, end) = (start.max(seen.start), end.min(seen.end));
+            has_holes |= self.sight.has_holes(row);
+        }
+        let open = (start - keys.start) as usize..(end.max(start) - keys.start) as usize;
+        (open, has_holes)
     }
 }
 
@@ -199,27 +211,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Computes one work item.
+    /// Computes all heads of an item of few rows.
     pub fn compute(&self, work: &WorkItem, pad: &mut Pad<'_>) {
+        stream::walk(self, &self.item(work), pad);
+    }
+
+    /// Computes a head of an item of many rows.
+    pub fn compute_head(&self, work: &WorkItem, head: usize, pad: &mut Pad<'_>) {
         let item = self.item(work);
-        if item.rows <= STREAM_ROWS {
-            stream::walk(self, &item, pad);
-        } else {
-            self.walk_many(&item, pad);
+        #[cfg(folio_avx512)]
+        if self.shape.amx {
+            return tiled::walk(self, &item, head, pad);
         }
-    }
-
-    #[cfg(folio_avx512)]
-    fn walk_many(&self, item: &Item<'a>, pad: &mut Pad<'_>) {
-        match self.shape.amx {
-            true => tiled::walk(self, item, pad),
-            false => panel::walk(self, item, pad),
-        }
-    }
-
-    #[cfg(not(folio_avx512))]
-    fn walk_many(&self, item: &Item<'a>, pad: &mut Pad<'_>) {
-        panel::walk(self, item, pad);
+        panel::walk(self, &item, head, pad);
     }
 
     fn item(&self, work: &WorkItem) -> Item<'a> {
@@ -315,14 +319,10 @@ impl<'a> Run<'a> {
         let count = tokens.len() * group;
         let room = (count - 1) * SCORE_LD + n.next_multiple_of(32);
         assert!(rows.s.len() >= room && n <= KEY_TILE && rows.limits.len() >= KEY_TILE);
-        assert!(rows.p16.as_ref().is_none_or(|p16| p16.len() >= room));
         assert!(rows.max.len() >= count && rows.sum.len() >= count && rows.alpha.len() >= count);
-        let slopes = self
-            .slopes
-            .map(|all| &all[head * group..(head + 1) * group]);
+        let slopes = self.slopes(head);
         let mut task = Softmax {
             s: rows.s.as_mut_ptr(),
-            p16: rows.p16.map_or(std::ptr::null_mut(), <[u16]>::as_mut_ptr),
             lds: SCORE_LD,
             rows: count,
             n,
@@ -347,9 +347,6 @@ impl<'a> Run<'a> {
             // SAFETY: as above; the pointers stay within the rows.
             unsafe { (self.kernels.softmax)(&task) };
             task.s = task.s.wrapping_add(group * SCORE_LD);
-            if !task.p16.is_null() {
-                task.p16 = task.p16.wrapping_add(group * SCORE_LD);
-            }
             task.max = task.max.wrapping_add(group);
             task.sum = task.sum.wrapping_add(group);
             task.alpha = task.alpha.wrapping_add(group);
@@ -382,7 +379,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn logits(&self, head: usize) -> Logits {
+    /// ALiBi slopes of a KV head's query heads.
+    pub fn slopes(&self, head: usize) -> Option<&'a [f32]> {
+        let group = self.shape.group;
+        self.slopes
+            .map(|all| &all[head * group..(head + 1) * group])
+    }
+
+    /// How the raw scores of a KV head become logits.
+    pub fn logits(&self, head: usize) -> Logits {
         Logits {
             scale: self.logits.scale * per_head(self.k_scales, head),
             ..self.logits
@@ -398,22 +403,31 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Writes the rows of a KV head: outputs, or partial results where the keys were split.
-    pub fn finish(&self, item: &Item<'_>, head: usize, o: &[f32], max: &[f32], sum: &[f32]) {
+    /// Writes rows of a KV head: outputs, or partial results where the keys were split. `o`, `max` and
+    /// `sum` begin with the first of `rows`.
+    pub fn finish(
+        &self,
+        item: &Item<'_>,
+        head: usize,
+        rows: Range<usize>,
+        o: &[f32],
+        max: &[f32],
+        sum: &[f32],
+    ) {
         let group = self.shape.group;
-        for row in 0..item.rows {
+        for (i, row) in rows.enumerate() {
             let (token, qo_head) = (row / group, head * group + row % group);
-            let values = &o[row * self.shape.ld_vo..][..self.shape.ld_vo];
+            let values = &o[i * self.shape.ld_vo..][..self.shape.ld_vo];
             if item.partial == NO_PARTIAL {
                 let token = item.token + token as i64;
-                self.output(token, qo_head, values, max[row], sum[row]);
+                self.output(token, qo_head, values, max[i], sum[i]);
             } else {
                 let at = item.partial as usize + token;
                 self.partial(
                     at * self.shape.num_qo_heads + qo_head,
                     values,
-                    max[row],
-                    sum[row],
+                    max[i],
+                    sum[i],
                 );
             }
         }

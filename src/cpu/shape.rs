@@ -23,9 +23,6 @@ pub const STREAM_ROWS: usize = 16;
 /// Rows that a block of q·kᵀ aims at.
 const BLOCK_ROWS: usize = 48;
 
-/// The same on AMX: two tiles of rows, as many as one block of products has.
-const AMX_BLOCK_ROWS: usize = 32;
-
 /// Rows per tile that make up for packing the keys and values.
 const TILE_ROWS: u32 = 512;
 
@@ -118,7 +115,6 @@ impl Shape {
         let group = desc.group_size() as usize;
         // fp8 keys and values convert to bf16 exactly; queries of other types would be rounded.
         let amx = amx && desc.q_dtype == DType::BF16;
-        let block_rows = if amx { AMX_BLOCK_ROWS } else { BLOCK_ROWS };
         let mut shape = Shape {
             group,
             num_qo_heads: desc.num_qo_heads as usize,
@@ -127,7 +123,7 @@ impl Shape {
             dim_vo: desc.head_dim_vo as usize,
             ld_qk: (desc.head_dim_qk as usize).next_multiple_of(32),
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
-            block_tokens: (block_rows / group).max(1),
+            block_tokens: (BLOCK_ROWS / group).max(1),
             amx,
             tiling: tiling(desc, num_threads),
             parts: Parts::default(),
@@ -136,6 +132,11 @@ impl Shape {
         shape.scratch = shape.scratch(strip);
         shape.parts = shape.parts(desc, num_threads);
         shape
+    }
+
+    /// The item has so few rows that all heads are computed at once.
+    pub fn is_few(&self, work: &WorkItem) -> bool {
+        work.q_len as usize * self.group <= STREAM_ROWS
     }
 
     /// What the caller has to bring.
@@ -152,10 +153,10 @@ impl Shape {
         // All heads at once, but few rows of each.
         let rows = tile_rows.max(self.num_kv_heads * tile_rows.min(STREAM_ROWS));
         let block_rows = (self.block_tokens * self.group).max(tile_rows.min(STREAM_ROWS));
-        // AMX computes whole tiles of rows.
-        let (rows, block_rows) = match self.amx {
-            true => (rows + 32, block_rows.next_multiple_of(32)),
-            false => (rows, block_rows),
+        // AMX computes strips of 32 rows, and has the scores of two groups of 32 keys.
+        let (rows, scores) = match self.amx {
+            true => (rows.next_multiple_of(32), 2 * 32 * 32),
+            false => (rows, 0),
         };
         let v_width = self.ld_vo.next_multiple_of(strip);
         let mut cursor = Cursor::default();
@@ -163,7 +164,7 @@ impl Shape {
         let q16 = halves(rows * self.ld_qk);
         let k16 = halves(KEY_TILE * self.ld_qk);
         let v16 = halves(KEY_TILE * self.ld_vo);
-        let p16 = halves(block_rows * SCORE_LD);
+        let p16 = halves(32 * KEY_TILE);
         let staged16 = halves(32 * self.ld_qk.max(self.ld_vo));
         let mut floats = |count| cursor.take(count, 4);
         Scratch {
@@ -177,7 +178,7 @@ impl Shape {
             max: floats(rows),
             sum: floats(rows),
             alpha: floats(rows),
-            s: floats(block_rows * SCORE_LD),
+            s: floats(scores.max(block_rows * SCORE_LD)),
             k: floats(self.ld_qk * KEY_TILE.next_multiple_of(strip)),
             v: floats(v_width * KEY_TILE),
             staged: floats(32 * self.ld_qk.max(self.ld_vo)),

@@ -16,7 +16,7 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::exp::{exp2, exp2_short, tanh};
+use super::exp::{exp2, tanh};
 use super::simd::{Simd, Task};
 use std::f32::consts::LOG2_E;
 
@@ -32,7 +32,7 @@ pub struct Logits {
 }
 
 /// How far, in base 2, scores may exceed the reference.
-const SLACK: f32 = 8.0;
+pub const SLACK: f32 = 8.0;
 
 /// Rows of scores, `lds` apart, `n` keys each, with room for a multiple of 32.
 #[derive(Clone, Copy)]
@@ -51,9 +51,6 @@ pub struct Softmax {
     pub slopes: *const f32,
     /// Position of the tile's first key minus that of the row.
     pub distance: f32,
-    /// Null: weights replace the scores. Otherwise they become bf16 in rows `lds` apart, every 32 keys
-    /// in the order 0, 16, 1, 17, … and padded with zeros to a multiple of 32. For 16 lanes only.
-    pub p16: *mut u16,
     /// Running reference, sum and the factor for what was accumulated so far; one per row.
     pub max: *mut f32,
     pub sum: *mut f32,
@@ -79,9 +76,8 @@ impl Task for Softmax {
 
 #[inline(always)]
 unsafe fn block<S: Simd, const R: usize>(task: &Softmax, first: usize) {
-    // Whole pairs of vectors, as the bf16 order needs.
-    let begin = task.low / (2 * S::LANES) * (2 * S::LANES);
-    let end = task.high.next_multiple_of(2 * S::LANES);
+    let begin = task.low / S::LANES * S::LANES;
+    let end = task.high.next_multiple_of(S::LANES);
     let rows: [*mut f32; R] = std::array::from_fn(|r| task.s.wrapping_add((first + r) * task.lds));
     let plain = task.logits.cap == 0.0
         && task.slopes.is_null()
@@ -102,26 +98,11 @@ unsafe fn block<S: Simd, const R: usize>(task: &Softmax, first: usize) {
     };
     let tops = largest::<S, R>(rows, begin, end);
     let references = follow::<S, R>(task, first, tops.map(|top| top * scale));
-    if task.p16.is_null() {
-        for row in rows {
-            fill::<S>(row, 0, begin);
-            fill::<S>(row, end, task.n);
-        }
-        weights::<S, R>(task, first, rows, begin, end, scale, references);
-    } else {
-        let to: [*mut u16; R] =
-            std::array::from_fn(|r| task.p16.wrapping_add((first + r) * task.lds));
-        for to in to {
-            // Two bf16 are one f32 of zeros.
-            fill::<S>(to.cast(), 0, begin / 2);
-            fill::<S>(
-                to.wrapping_add(end).cast(),
-                0,
-                (task.n.next_multiple_of(32) - end) / 2,
-            );
-        }
-        weights16::<S, R>(task, first, rows, to, begin, end, scale, references);
+    for row in rows {
+        fill::<S>(row, 0, begin);
+        fill::<S>(row, end, task.n);
     }
+    weights::<S, R>(task, first, rows, begin, end, scale, references);
 }
 
 /// Moves the references and returns them negated; 0 for rows that have seen nothing yet.
@@ -167,17 +148,10 @@ unsafe fn follow<S: Simd, const R: usize>(
 /// Scale, soft cap, ALiBi and limits, in place and in base 2.
 #[inline(always)]
 unsafe fn shape<S: Simd>(task: &Softmax, r: usize, s: *mut f32, begin: usize, end: usize) {
-    let Logits { scale, cap, .. } = task.logits;
     for i in (begin..end).step_by(S::LANES) {
-        let mut x = S::load(s.add(i));
-        if cap > 0.0 {
-            x = tanh::<S>(S::mul(x, S::splat(scale / cap)));
-            x = S::mul(x, S::splat(cap * LOG2_E));
-        } else {
-            x = S::mul(x, S::splat(scale * LOG2_E));
-        }
+        let mut x = logit::<S>(task.logits, S::load(s.add(i)));
         if !task.slopes.is_null() {
-            let slope = *task.slopes.add(r) * LOG2_E;
+            let slope = S::splat(*task.slopes.add(r) * LOG2_E);
             let distance = S::add(S::iota(), S::splat(task.distance + i as f32));
             x = S::add(x, alibi::<S>(slope, distance, task.logits.alibi_sqrt));
         }
@@ -188,15 +162,27 @@ unsafe fn shape<S: Simd>(task: &Softmax, r: usize, s: *mut f32, begin: usize, en
     }
 }
 
+/// A raw score times the scale, capped, in base 2.
+#[inline(always)]
+pub unsafe fn logit<S: Simd>(logits: Logits, x: S::V) -> S::V {
+    let Logits { scale, cap, .. } = logits;
+    if cap > 0.0 {
+        let x = tanh::<S>(S::mul(x, S::splat(scale / cap)));
+        S::mul(x, S::splat(cap * LOG2_E))
+    } else {
+        S::mul(x, S::splat(scale * LOG2_E))
+    }
+}
+
 /// `slope · (j - p)`, or `-slope · sqrt(p - j)` for keys up to the row's own and 0 beyond.
 #[inline(always)]
-unsafe fn alibi<S: Simd>(slope: f32, distance: S::V, sqrt: bool) -> S::V {
+pub unsafe fn alibi<S: Simd>(slope: S::V, distance: S::V, sqrt: bool) -> S::V {
     if !sqrt {
-        return S::mul(S::splat(slope), distance);
+        return S::mul(slope, distance);
     }
     let zero = S::splat(0.0);
     let past = S::max(S::sub(zero, distance), zero);
-    S::mul(S::splat(-slope), S::sqrt(past))
+    S::mul(S::sub(zero, slope), S::sqrt(past))
 }
 
 /// Scores of keys out of sight become -inf.
@@ -251,35 +237,6 @@ unsafe fn weights<S: Simd, const R: usize>(
             let p = exp2::<S>(S::fma(s, S::splat(scale), S::splat(negated[r])));
             sums[r] = S::add(sums[r], p);
             S::store(rows[r].add(i), p);
-        }
-    }
-    for r in 0..R {
-        *task.sum.add(first + r) += S::sum(sums[r]);
-    }
-}
-
-/// As `weights`, to bf16 elsewhere. The sums are those before rounding.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "an inlined part of `block`")]
-unsafe fn weights16<S: Simd, const R: usize>(
-    task: &Softmax,
-    first: usize,
-    rows: [*mut f32; R],
-    to: [*mut u16; R],
-    begin: usize,
-    end: usize,
-    scale: f32,
-    negated: [f32; R],
-) {
-    let mut sums = [S::splat(0.0); R];
-    for i in (begin..end).step_by(2 * S::LANES) {
-        for r in 0..R {
-            let (low, high) = (S::load(rows[r].add(i)), S::load(rows[r].add(i + S::LANES)));
-            let reference = S::splat(negated[r]);
-            let a = exp2_short::<S>(S::fma(low, S::splat(scale), reference));
-            let b = exp2_short::<S>(S::fma(high, S::splat(scale), reference));
-            sums[r] = S::add(sums[r], S::add(a, b));
-            S::store_pairs(to[r].add(i), a, b);
         }
     }
     for r in 0..R {

@@ -56,7 +56,14 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     for head in 0..heads {
         let state = head * rows..(head + 1) * rows;
         let o = &pad.o[head * rows * run.shape.ld_vo..];
-        run.finish(item, head, o, &pad.max[state.clone()], &pad.sum[state]);
+        run.finish(
+            item,
+            head,
+            0..rows,
+            o,
+            &pad.max[state.clone()],
+            &pad.sum[state],
+        );
     }
 }
 
@@ -100,7 +107,6 @@ fn weigh(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &m
     let rows = head * item.rows..(head + 1) * item.rows;
     let state = Scores {
         s: pad.s,
-        p16: None,
         limits: pad.limits,
         max: &mut pad.max[rows.clone()],
         sum: &mut pad.sum[rows],

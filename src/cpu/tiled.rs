@@ -1,288 +1,365 @@
-//! The walk for many bf16 query rows on AMX: as `panel`, with keys, values, queries and weights in bf16
-//! and both products on tiles. Scores, softmax and sums stay in f32.
+//! The walk for many bf16 query rows on AMX: one KV head of an item, tile of keys by tile. Keys, values,
+//! queries and weights are bf16 and both products run on tiles; scores, softmax and sums stay in f32.
+//!
+//! Everything is transposed: scores and weights have a row per key, outputs a row per column of the
+//! values, and 32 query rows, a strip, lie side by side. A strip meets 32 keys, a group, at a time, so its
+//! scores stay in the first-level cache. Matrix instructions run by themselves: while one group's scores
+//! become weights, the next group's are computed.
 #![allow(unsafe_code)]
 
-use super::amx::{self, Tiles, UNIT};
-use super::panel;
-use super::product::{Panel, Product};
-use super::rows::{Rows, Stage, Store};
-use super::run::{Item, Run, Scores};
+use super::amx::{SIDE, Tiles};
+use super::columns::{Follow, Hide, SLOTS, Shape, Weights};
+use super::pack::{self, ELEMENTS};
+use super::panel::{self, Fetch};
+use super::rows::Rows;
+use super::run::{Item, Run};
 use super::scratch::Pad;
-use super::shape::{KEY_TILE, SCORE_LD};
+use super::shape::KEY_TILE;
+use super::simd::{Simd, Task};
+use super::simd_avx512::Avx512;
+use super::softmax::Logits;
 use super::transpose::{BLOCK, Transpose};
-use crate::dtype::DType;
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-/// Computes an item of any number of rows.
-pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
+/// Computes a head of an item.
+pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
+    if !attend(run, item, head, pad) {
+        panel::walk(run, item, head, pad);
+    }
+}
+
+/// As `walk`, unless some value is infinite or NaN: a weight of 0 must not meet it, and the f32 walk
+/// knows how.
+fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> bool {
     // SAFETY: this walk is picked only where AMX is available.
     let tiles = unsafe { Tiles::new() };
-    for head in 0..run.shape.num_kv_heads {
-        copy_queries(run, item, head, pad.q16, pad.q_offsets);
-        pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
-        pad.max[..item.rows].fill(f32::NEG_INFINITY);
-        pad.sum[..item.rows].fill(0.0);
-        let mut start = item.keys.start;
-        while start < item.keys.end {
-            let keys = start..item.keys.end.min(start + KEY_TILE as i64);
-            panel::ask_for_next(run, item, head, keys.end, pad);
-            tile(run, &tiles, item, head, &keys, pad);
-            start = keys.end;
-        }
-        run.finish(item, head, pad.o, pad.max, pad.sum);
-    }
-}
-
-/// Copies the queries of a head, columns padded with zeros.
-fn copy_queries(run: &Run<'_>, item: &Item<'_>, head: usize, to: &mut [u16], offsets: &mut [i64]) {
-    run.locate_queries(item, head, offsets);
-    let rows = to.chunks_exact_mut(run.shape.ld_qk);
-    for (offset, to) in offsets[..item.rows].iter().zip(rows) {
-        let from = run.q_base().wrapping_offset(*offset as isize);
-        // SAFETY: the row lies inside q, which was checked.
-        unsafe { copy_row(from, run.shape.dim_qk, to) };
-    }
-}
-
-/// # Safety
-/// `dim` elements must be readable at `from`.
-unsafe fn copy_row(from: *const u8, dim: usize, to: &mut [u16]) {
-    // SAFETY: the caller's promise; `to` holds at least `dim`.
-    unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), 2 * dim) };
-    to[dim..].fill(0);
-}
-
-fn tile(
-    run: &Run<'_>,
-    tiles: &Tiles,
-    item: &Item<'_>,
-    head: usize,
-    keys: &Range<i64>,
-    pad: &mut Pad<'_>,
-) {
-    let n = (keys.end - keys.start) as usize;
+    let rows = item.rows.next_multiple_of(SIDE);
+    pack::queries(run, item, head, pad);
+    pad.o[..rows * run.shape.ld_vo].fill(0.0);
+    pad.max[..rows].fill(f32::NEG_INFINITY);
+    pad.sum[..rows].fill(0.0);
+    let tile = |start: i64| start..item.keys.end.min(start + KEY_TILE as i64);
+    let mut keys = tile(item.keys.start);
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
-    if !pack_values(run, head, n, pad) {
-        // A weight of 0 must not meet an infinity or NaN; the f32 walk knows how.
-        run.load_queries(item, head, pad.q, pad.q_offsets);
-        panel::tile(run, item, head, keys, pad);
-        return;
-    }
-    pack_keys(run, head, n, pad);
-    let mut first = 0;
-    while first < item.tokens {
-        let tokens = first..item.tokens.min(first + run.shape.block_tokens);
-        block(run, tiles, item, head, keys, &tokens, pad);
-        first = tokens.end;
-    }
-}
-
-/// Some tokens against the part of the tile that they see.
-fn block(
-    run: &Run<'_>,
-    tiles: &Tiles,
-    item: &Item<'_>,
-    head: usize,
-    keys: &Range<i64>,
-    tokens: &Range<usize>,
-    pad: &mut Pad<'_>,
-) {
-    let Some(seen) = item.seen(tokens, keys, UNIT) else {
-        return;
-    };
-    let group = run.shape.group;
-    let rows = tokens.start * group..tokens.end * group;
-    scores(run, tiles, &rows, &seen, pad);
-    let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
-    let state = Scores {
-        s: pad.s,
-        p16: Some(pad.p16),
-        limits: pad.limits,
-        max: &mut pad.max[rows.start..],
-        sum: &mut pad.sum[rows.start..],
-        alpha: pad.alpha,
-    };
-    run.softmax(item, head, tokens, &seen_keys, state);
-    // Rows of padding are the next block's in `o`; adding nothing leaves them as they are.
-    let padded = rows.len().next_multiple_of(UNIT);
-    pad.p16[rows.len() * SCORE_LD..padded * SCORE_LD].fill(0);
-    rescale(run, &rows, pad);
-    accumulate(run, tiles, &rows, &seen, pad);
-}
-
-/// `s = q · kᵀ`; a strip of keys stays in first-level cache for all rows.
-fn scores(
-    run: &Run<'_>,
-    tiles: &Tiles,
-    rows: &Range<usize>,
-    seen: &Range<usize>,
-    pad: &mut Pad<'_>,
-) {
-    let ld = run.shape.ld_qk;
-    let padded = rows.len().next_multiple_of(UNIT);
-    assert!(pad.q16.len() >= (rows.start + padded) * ld && pad.s.len() >= padded * SCORE_LD);
-    for column in (seen.start..seen.end).step_by(UNIT) {
-        for row in (0..padded).step_by(UNIT) {
-            // SAFETY: the panel holds the tile's strips; q and s were checked.
-            unsafe {
-                tiles.block(
-                    pad.q16.as_ptr().add((rows.start + row) * ld),
-                    2 * ld,
-                    pad.k16.as_ptr().add(column * ld),
-                    pad.s.as_mut_ptr().add(row * SCORE_LD + column - seen.start),
-                    4 * SCORE_LD,
-                    ld / UNIT,
-                    false,
-                );
-            }
+    while !keys.is_empty() {
+        let n = (keys.end - keys.start) as usize;
+        if !pack::values(run, head, n, pad) {
+            return false;
         }
+        pack::keys(run, head, n, pad);
+        let next = tile(keys.end);
+        run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
+        let fetch = Fetch::new(run, head, (next.end - next.start) as usize, &pad.next);
+        for first in (0..rows).step_by(SIDE) {
+            Strip::new(run, &tiles, item, head, &keys, first).attend(&fetch, pad);
+        }
+        std::mem::swap(&mut pad.here, &mut pad.next);
+        keys = next;
     }
+    for first in (0..item.rows).step_by(SIDE) {
+        finish(run, item, head, first, pad);
+    }
+    true
 }
 
-/// `o = alpha · o` where a maximum has grown.
-fn rescale(run: &Run<'_>, rows: &Range<usize>, pad: &mut Pad<'_>) {
-    if pad.alpha[..rows.len()].iter().all(|&alpha| alpha == 1.0) {
-        return;
-    }
+/// Writes the rows of a strip.
+fn finish(run: &Run<'_>, item: &Item<'_>, head: usize, first: usize, pad: &mut Pad<'_>) {
     let ld = run.shape.ld_vo;
-    let product = Product {
-        a: pad.s.as_ptr(),
-        lda: 0,
-        rows: rows.len(),
-        depth: 0,
-        b: Panel {
-            base: std::ptr::null(),
-            ld: 0,
-        },
-        columns: ld,
-        c: pad.o[rows.start * ld..rows.end * ld].as_mut_ptr(),
-        ldc: ld,
-        alpha: pad.alpha.as_ptr(),
-    };
-    // SAFETY: o and alpha hold the rows; without depth nothing else is read.
-    unsafe { (run.kernels.product)(&product) };
-}
-
-/// `o += p · v`.
-fn accumulate(
-    run: &Run<'_>,
-    tiles: &Tiles,
-    rows: &Range<usize>,
-    seen: &Range<usize>,
-    pad: &mut Pad<'_>,
-) {
-    let ld = run.shape.ld_vo;
-    let padded = rows.len().next_multiple_of(UNIT);
-    assert!(pad.o.len() >= (rows.start + padded) * ld && pad.p16.len() >= padded * SCORE_LD);
-    for column in (0..ld).step_by(UNIT) {
-        for row in (0..padded).step_by(UNIT) {
-            // SAFETY: the panel holds the tile's values; o and p were checked.
-            unsafe {
-                tiles.block(
-                    pad.p16.as_ptr().add(row * SCORE_LD),
-                    2 * SCORE_LD,
-                    pad.v16.as_ptr().add(column * KEY_TILE + seen.start * UNIT),
-                    pad.o.as_mut_ptr().add((rows.start + row) * ld + column),
-                    4 * ld,
-                    seen.len().div_ceil(UNIT),
-                    true,
-                );
-            }
-        }
-    }
-}
-
-/// Keys as B over the depth of the head dimension: pairs of elements are 32-bit words, so it is a
-/// transposition of words, straight from the cache where the head dimension is whole tiles of bf16.
-fn pack_keys(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) {
-    let (dim, ld) = (run.shape.dim_qk, run.shape.ld_qk);
-    let staged_offsets = staged_offsets(ld);
-    for start in (0..n).step_by(BLOCK) {
-        let mut rows = run.k.rows(head, &pad.here.k[start..n.min(start + BLOCK)]);
-        if run.kv_dtype != DType::BF16 || dim < ld {
-            bf16_rows(run, &rows, dim, ld, pad.staged, pad.staged16);
-            rows.base = pad.staged16.as_ptr().cast();
-            rows.offsets = staged_offsets.as_ptr();
-        }
-        let dst = &mut pad.k16[start / UNIT * UNIT * ld + start % UNIT * 2..];
-        assert!(dst.len() >= (ld / 2 - 1) * 2 * UNIT + 32);
+    let o = &pad.o[first * ld..][..SIDE * ld];
+    assert!(pad.staged.len() >= SIDE * ld);
+    let offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * SIDE) as i64);
+    for column in (0..ld).step_by(BLOCK) {
         let transpose = Transpose {
-            rows,
-            dst: dst.as_mut_ptr().cast(),
-            ld: UNIT,
-            columns: ld / 2,
+            rows: Rows {
+                base: o[column * SIDE..].as_ptr().cast(),
+                offsets: offsets.as_ptr(),
+                count: BLOCK,
+            },
+            dst: pad.staged[column..].as_mut_ptr(),
+            ld,
+            columns: SIDE,
         };
-        // SAFETY: the keys were located within the cache, or are staged; the panel was just checked.
+        // SAFETY: o holds 16 rows of 32 from here on, and `staged` 32 rows of `ld`.
         unsafe { (run.kernels.transpose)(&transpose) };
     }
+    let rows = first..item.rows.min(first + SIDE);
+    run.finish(
+        item,
+        head,
+        rows.clone(),
+        pad.staged,
+        &pad.max[rows.clone()],
+        &pad.sum[rows],
+    );
 }
 
-/// Values as B over the depth of keys; whether all are finite.
-fn pack_values(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) -> bool {
-    let (dim, ld) = (run.shape.dim_vo, run.shape.ld_vo);
-    assert!(pad.v16.len() >= ld * KEY_TILE);
-    let strip = UNIT * KEY_TILE;
-    if run.kv_dtype == DType::BF16 {
-        let rows = run.v.rows(head, &pad.here.v[..n]);
-        // SAFETY: the values were located within the cache; the panel was checked.
-        return unsafe { amx::interleave(&rows, dim, pad.v16.as_mut_ptr(), strip) };
-    }
-    let staged_offsets = staged_offsets(ld);
-    let mut finite = true;
-    for start in (0..n).step_by(UNIT) {
-        let mut rows = run.v.rows(head, &pad.here.v[start..n.min(start + UNIT)]);
-        bf16_rows(run, &rows, dim, ld, pad.staged, pad.staged16);
-        rows.base = pad.staged16.as_ptr().cast();
-        rows.offsets = staged_offsets.as_ptr();
-        let dst = pad.v16[start * UNIT..].as_mut_ptr();
-        // SAFETY: as above.
-        finite &= unsafe { amx::interleave(&rows, dim, dst, strip) };
-    }
-    finite
+/// 32 query rows of an item, and the tile of keys that they meet.
+struct Strip<'a> {
+    run: &'a Run<'a>,
+    tiles: &'a Tiles,
+    item: &'a Item<'a>,
+    head: usize,
+    keys: &'a Range<i64>,
+    /// The item's rows; fewer than 32 at its end.
+    rows: Range<usize>,
+    /// Keys of the tile that some row sees, and those that all rows see.
+    seen: Range<usize>,
+    open: Range<usize>,
+    has_holes: bool,
+    logits: Logits,
 }
 
-/// Byte offsets of staged bf16 rows.
-fn staged_offsets(ld: usize) -> [i64; UNIT] {
-    std::array::from_fn(|j| (2 * j * ld) as i64)
-}
-
-/// Copies up to 32 rows of the cache as bf16, to which fp8 converts exactly; columns padded with zeros.
-fn bf16_rows(
-    run: &Run<'_>,
-    rows: &Rows,
-    dim: usize,
-    ld: usize,
-    staged: &mut [f32],
-    staged16: &mut [u16],
-) {
-    assert!(rows.count <= UNIT && staged.len() >= UNIT * ld && staged16.len() >= UNIT * ld);
-    if run.kv_dtype == DType::BF16 {
-        for j in 0..rows.count {
-            // SAFETY: the rows lie in the cache.
-            unsafe { copy_row(rows.at_row(j), dim, &mut staged16[j * ld..][..ld]) };
-        }
-        return;
-    }
-    let stage = Stage {
-        rows: *rows,
-        dim,
-        dst: staged.as_mut_ptr(),
-        width: ld,
-        strip: 0,
-    };
-    // SAFETY: as above; both buffers hold 32 rows. The stage fills columns up to a multiple of 16, and
-    // `ld` may be one more such step.
-    unsafe {
-        run.kernels.stage[run.kv_dtype as usize](&stage);
-        for j in 0..rows.count {
-            staged[j * ld + dim.next_multiple_of(16)..(j + 1) * ld].fill(0.0);
-            let store = Store {
-                src: staged[j * ld..].as_ptr(),
-                factor: 1.0,
-                dst: staged16[j * ld..].as_mut_ptr().cast(),
-                dim: ld,
-            };
-            run.kernels.store[DType::BF16 as usize](&store);
+impl<'a> Strip<'a> {
+    fn new(
+        run: &'a Run<'a>,
+        tiles: &'a Tiles,
+        item: &'a Item<'a>,
+        head: usize,
+        keys: &'a Range<i64>,
+        first: usize,
+    ) -> Strip<'a> {
+        let rows = first..item.rows.min(first + SIDE);
+        let group = run.shape.group;
+        let tokens = rows.start / group..rows.end.div_ceil(group);
+        let (open, has_holes) = item.open(&tokens, keys);
+        Strip {
+            seen: item.seen(&tokens, keys, SIDE).unwrap_or(0..0),
+            logits: run.logits(head),
+            run,
+            tiles,
+            item,
+            head,
+            keys,
+            rows,
+            open,
+            has_holes,
         }
     }
+
+    fn attend(&self, fetch: &Fetch, pad: &mut Pad<'_>) {
+        let groups = self.seen.start / SIDE..self.seen.end.div_ceil(SIDE);
+        if groups.is_empty() {
+            return;
+        }
+        let scores = self.scores(groups.start, pad);
+        (0..SLOTS).for_each(|slot| scores.advance(slot));
+        let mut first = groups.start;
+        let slots = groups.len() * SLOTS;
+        let strips = self.item.rows.div_ceil(SIDE);
+        for group in groups.clone() {
+            let scale = self.shape(group, pad);
+            let next = (group + 1 < groups.end).then(|| self.scores(group + 1, pad));
+            let done = self.rows.start / SIDE * slots + (group - groups.start) * SLOTS;
+            let grown = self.weigh(group, scale, pad, |slot| {
+                fetch.ask(done + slot, strips * slots);
+                if let Some(next) = next {
+                    next.advance(slot);
+                }
+            });
+            if grown {
+                // What was weighed by the old references goes into o before they move.
+                self.accumulate(first..group, pad);
+                first = group;
+                self.follow(pad);
+                self.weigh(group, scale, pad, |_| {});
+            }
+        }
+        self.accumulate(first..groups.end, pad);
+    }
+
+    fn scores(&self, group: usize, pad: &mut Pad<'_>) -> Scores<'a> {
+        let ld = self.run.shape.ld_qk;
+        Scores {
+            tiles: self.tiles,
+            k: pad.k16[group * SIDE * ld..][..SIDE * ld].as_ptr(),
+            q: pad.q16[self.rows.start * ld..][..SIDE * ld].as_ptr(),
+            s: block(pad.s, group % 2).as_mut_ptr(),
+            steps: ld / SIDE,
+        }
+    }
+
+    /// Turns raw scores of a group into logits but for a factor, which is returned, and hides keys that
+    /// are out of sight.
+    fn shape(&self, group: usize, pad: &mut Pad<'_>) -> f32 {
+        let keys = group * SIDE..(group + 1) * SIDE;
+        let slopes = self.run.slopes(self.head);
+        let plain = self.logits.cap == 0.0 && self.logits.scale > 0.0 && slopes.is_none();
+        if !plain {
+            self.bend(group, slopes, pad);
+        }
+        if self.has_holes {
+            self.hide_holes(group, pad);
+        } else if keys.start < self.open.start || keys.end > self.open.end {
+            self.hide(group, pad);
+        }
+        match plain {
+            true => self.logits.scale * LOG2_E,
+            false => 1.0,
+        }
+    }
+
+    /// First key of a group.
+    fn key(&self, group: usize) -> i64 {
+        self.keys.start + (group * SIDE) as i64
+    }
+
+    /// The query row that a row of the strip belongs to.
+    fn token(&self, row: usize) -> i64 {
+        self.item.q_start + (row / self.run.shape.group) as i64
+    }
+
+    fn bend(&self, group: usize, slopes: Option<&[f32]>, pad: &mut Pad<'_>) {
+        let mut ahead = [0.0; SIDE];
+        let mut row_slopes = [0.0; SIDE];
+        for (i, row) in self.rows.clone().enumerate() {
+            let position = self.item.sight.position(self.token(row));
+            ahead[i] = (position - self.key(group)) as f32;
+            row_slopes[i] = slopes.map_or(0.0, |slopes| slopes[row % self.run.shape.group]);
+        }
+        vectorize(&Shape {
+            s: block(pad.s, group % 2).as_mut_ptr(),
+            logits: self.logits,
+            slopes: slopes.map_or(std::ptr::null(), |_| row_slopes.as_ptr()),
+            ahead: ahead.as_ptr(),
+        });
+    }
+
+    fn hide(&self, group: usize, pad: &mut Pad<'_>) {
+        let start = self.key(group);
+        let end = self.keys.end - start;
+        let (mut low, mut high) = ([0.0; SIDE], [0.0; SIDE]);
+        for (i, row) in self.rows.clone().enumerate() {
+            let seen = self.item.sight.row(self.token(row));
+            low[i] = (seen.start - start) as f32;
+            high[i] = (seen.end - start).min(end) as f32;
+        }
+        vectorize(&Hide {
+            s: block(pad.s, group % 2).as_mut_ptr(),
+            low: low.as_ptr(),
+            high: high.as_ptr(),
+        });
+    }
+
+    fn hide_holes(&self, group: usize, pad: &mut Pad<'_>) {
+        let keys = self.key(group)..self.keys.end.min(self.key(group + 1));
+        let s = block(pad.s, group % 2);
+        let mut token = -1;
+        for (i, row) in self.rows.clone().enumerate() {
+            if self.token(row) != token {
+                token = self.token(row);
+                pad.limits[..SIDE].fill(f32::NEG_INFINITY);
+                self.item.sight.limits(token, keys.clone(), pad.limits);
+            }
+            for (j, &limit) in pad.limits[..SIDE].iter().enumerate() {
+                if limit == f32::NEG_INFINITY {
+                    s[j * SIDE + i] = limit;
+                }
+            }
+        }
+    }
+
+    /// Weights of a group of keys; whether some reference has to move first.
+    fn weigh<F: Fn(usize) + Copy>(
+        &self,
+        group: usize,
+        scale: f32,
+        pad: &mut Pad<'_>,
+        meanwhile: F,
+    ) -> bool {
+        vectorize(&Weights {
+            s: block(pad.s, group % 2).as_ptr(),
+            p: pad.p16[group * ELEMENTS..][..ELEMENTS].as_mut_ptr(),
+            scale,
+            max: strip(pad.max, self.rows.start).as_ptr(),
+            sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
+            top: strip(pad.alpha, 0).as_mut_ptr(),
+            meanwhile,
+        })
+    }
+
+    fn follow(&self, pad: &mut Pad<'_>) {
+        let ld = self.run.shape.ld_vo;
+        vectorize(&Follow {
+            top: strip(pad.alpha, 0).as_ptr(),
+            max: strip(pad.max, self.rows.start).as_mut_ptr(),
+            sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
+            o: pad.o[self.rows.start * ld..][..SIDE * ld].as_mut_ptr(),
+            dims: ld,
+        });
+    }
+
+    /// `o += vᵀ · p`.
+    fn accumulate(&self, groups: Range<usize>, pad: &mut Pad<'_>) {
+        if groups.is_empty() {
+            return;
+        }
+        let ld = self.run.shape.ld_vo;
+        let o = &mut pad.o[self.rows.start * ld..][..SIDE * ld];
+        let p = &pad.p16[..groups.end * ELEMENTS];
+        for column in (0..ld).step_by(SIDE) {
+            let o = block(o, column / SIDE).as_mut_ptr();
+            let v = &pad.v16[pack::value_block(column, 0)..][..groups.end * ELEMENTS];
+            // SAFETY: a block of o; the slices hold all blocks of the groups.
+            unsafe {
+                self.tiles.load(o);
+                for group in groups.clone() {
+                    let at = group * ELEMENTS;
+                    self.tiles.multiply(v.as_ptr().add(at), p.as_ptr().add(at));
+                }
+                self.tiles.store(o);
+            }
+        }
+    }
+}
+
+/// The products that make one group's scores, in steps.
+#[derive(Clone, Copy)]
+struct Scores<'a> {
+    tiles: &'a Tiles,
+    k: *const u16,
+    q: *const u16,
+    s: *mut f32,
+    /// Blocks along the head dimension.
+    steps: usize,
+}
+
+impl Scores<'_> {
+    /// What belongs into a slot. The products are issued early and stored late: they take a while.
+    #[inline(always)]
+    fn advance(&self, slot: usize) {
+        let before = |slot: usize| (slot * self.steps).div_ceil(STORE_SLOT).min(self.steps);
+        // SAFETY: `k` and `q` hold `steps` blocks, `s` holds one.
+        unsafe {
+            if slot == 0 {
+                self.tiles.zero();
+            }
+            for step in before(slot)..before(slot + 1) {
+                let at = step * ELEMENTS;
+                self.tiles.multiply(self.k.add(at), self.q.add(at));
+            }
+            if slot == STORE_SLOT {
+                self.tiles.store(self.s);
+            }
+        }
+    }
+}
+
+/// The slot in which scores are stored.
+const STORE_SLOT: usize = SLOTS - 2;
+
+/// Part `index` of a slice in blocks.
+fn block<T>(all: &mut [T], index: usize) -> &mut [T] {
+    &mut all[index * ELEMENTS..][..ELEMENTS]
+}
+
+/// A strip's part of an array with an element per row.
+fn strip(all: &mut [f32], first: usize) -> &mut [f32] {
+    &mut all[first..][..SIDE]
+}
+
+/// Runs a task whose pointers are slices of the scratch, as large as its fields say.
+fn vectorize<T: Task>(task: &T) -> T::Output {
+    // SAFETY: AMX comes with AVX-512; the caller's slices.
+    unsafe { Avx512::vectorize(task) }
 }

@@ -11,8 +11,8 @@ use super::launch::Launch;
 use super::loader::Loader;
 use super::module::Function;
 use super::params::{
-    ALIBI_SQRT, AttentionParams, Cache, CombineParams, MaskMode, PlanParams, PlanView, Rows,
-    address, dtype_code, lse_flag, scales_stride,
+    ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
+    Rows, address, dtype_code, lse_flag, scales_stride,
 };
 use super::plan_image;
 use super::staging::{BUFFERS, Ring};
@@ -26,6 +26,11 @@ use crate::problem::{
 
 /// Blocks that the combine kernel is launched with at most, unless there are more merges.
 const COMBINE_BLOCKS: usize = 4096;
+
+/// Work items for which planning on the device takes [`FEW_THREADS`] threads.
+const FEW_ITEMS: u64 = 512;
+/// Threads of a small plan: 6.4 µs for one request on an H200, against 8.5 µs with 1024.
+const FEW_THREADS: u32 = 256;
 
 /// One attention problem on one device.
 pub struct CudaAttention {
@@ -108,7 +113,7 @@ impl CudaAttention {
             batch_size: batch.batch_size(),
             items: work.items.len(),
             merges: work.merges.len(),
-            page_ids: plan_image::num_page_ids(batch, self.desc.kv.page_size()),
+            page_ids: plan_image::num_page_ids(batch),
         };
         // A graph has the addresses of its first plan, so there every part has room for its maximum.
         let layout = if self.desc.graph {
@@ -158,7 +163,7 @@ impl CudaAttention {
         let params = self.plan_params(batch, base);
         let launch = Launch {
             grid: [1, 1, 1],
-            threads: self.planner.0.shape.threads,
+            threads: self.planner_threads(batch.batch_size),
             cluster: 1,
             dependent: false,
             stream,
@@ -169,10 +174,19 @@ impl CudaAttention {
         Ok(self.planned(&layout, base, page_ids))
     }
 
+    /// Few threads where few items are expected: those without work still cost instructions.
+    fn planner_threads(&self, batch_size: u32) -> u32 {
+        let tiles = u64::from(self.desc.max_qo_len.div_ceil(self.tiling.q_tile));
+        let items = u64::from(batch_size) * tiles + u64::from(self.tiling.max_splits);
+        match items.min(self.capacity.counts.items as u64) {
+            0..=FEW_ITEMS => FEW_THREADS,
+            _ => self.planner.0.shape.threads,
+        }
+    }
+
     fn plan_params(&self, batch: &DeviceBatch, base: u64) -> PlanParams {
         let layout = &self.regions.plan;
         let at = |offset: usize| base + offset as u64;
-        let scratch = at(self.regions.scratch);
         let table = batch.page_ids.filter(|ids| ids.rank() == 2);
         let Capacity {
             counts,
@@ -189,17 +203,18 @@ impl CudaAttention {
             out_page_start: at(layout.page_start),
             out_mask_bytes_start: at(layout.mask_bytes_start),
             out_mask_bits_start: at(layout.mask_bits_start),
-            first_item: scratch,
-            first_partial: scratch + 4 * (u64::from(self.desc.max_batch_size) + 1),
+            requests: at(self.regions.requests),
+            first_item: at(self.regions.first_item),
+            first_merge: at(self.regions.first_merge),
             items: at(layout.items),
             places: at(layout.places),
             merges: at(layout.merges),
             counts: at(layout.counts),
             next_tile: at(layout.next_tile),
+            q_tile: Divisor::new(self.tiling.q_tile),
             batch_size: batch.batch_size,
             fixed_qo_len: batch.qo_len,
             page_size: self.desc.kv.page_size(),
-            q_tile: self.tiling.q_tile,
             kv_unit: self.tiling.kv_unit,
             max_splits: self.tiling.max_splits,
             invariant_chunk: match self.desc.batch_invariant {

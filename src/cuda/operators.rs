@@ -15,6 +15,7 @@ use super::params::{
     row_alignment, scales_stride,
 };
 use crate::backend::Stream;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{AppendArgs, MergeArgs, MergeStatesArgs};
 use crate::tensor::Tensor;
@@ -85,10 +86,15 @@ impl Operators {
         args: &MergeStatesArgs,
         stream: Stream,
     ) -> Result<()> {
+        let (num_states, dtype) = (args.v.extent(1) as u32, args.v.dtype());
+        let first = state(&args.v, &args.s);
         let merge = Merge {
-            first: state(&args.v, &args.s),
-            second: State::default(),
-            num_states: args.v.extent(1) as u32,
+            first,
+            second: match num_states {
+                2 => next_state(first, dtype),
+                _ => State::default(),
+            },
+            num_states,
             inputs: [args.v, args.v],
             v_out: args.v_out,
             s_out: args.s_out,
@@ -113,8 +119,9 @@ impl Operators {
         };
         let params = merge.params();
         let rows = blocks_of(merge.v_out.extent(0) as u64 * merge.v_out.extent(1) as u64)?;
-        let rows_of_block = kernel_threads(Op::MergeStates, types) >> params.log2_lanes;
-        let key = (Op::MergeStates, types);
+        let op = merge_op(&params);
+        let rows_of_block = kernel_threads(op, types) >> params.log2_lanes;
+        let key = (op, types);
         let blocks = rows.div_ceil(rows_of_block);
         self.enqueue(loader, context, key, &params, blocks, stream)
     }
@@ -161,7 +168,12 @@ impl Operators {
                 op.name()
             )));
         }
-        let kernel = loader.find(query(op, types, current), |_| true)?;
+        let load = |op| loader.find(query(op, types, current), |_| true);
+        // Which of the merges a call takes is not the caller's concern: the first loads both.
+        if let Some(other) = other_merge(op) {
+            loaded.insert((other, types), load(other)?);
+        }
+        let kernel = load(op)?;
         loaded.insert((op, types), kernel.clone());
         Ok(kernel)
     }
@@ -237,6 +249,36 @@ fn state(v: &Tensor, s: &Tensor) -> State {
         s_stride_token: s.stride(0),
         s_stride_state: s.stride(1),
         s_stride_head: s.stride(2),
+    }
+}
+
+/// The state after `state` of a tensor with several.
+fn next_state(state: State, dtype: DType) -> State {
+    let v_bytes = state.v_stride_state * dtype.size() as i64;
+    let s_bytes = state.s_stride_state * size_of::<f32>() as i64;
+    State {
+        v: state.v.wrapping_add_signed(v_bytes),
+        s: state.s.wrapping_add_signed(s_bytes),
+        ..state
+    }
+}
+
+/// The kernel of two states, where it can.
+fn merge_op(params: &MergeStatesParams) -> Op {
+    let rows_are_vectors = params.vectors != 0 && params.head_dim > 0;
+    if params.num_states == 2 && rows_are_vectors && params.head_dim <= VECTOR << params.log2_lanes
+    {
+        Op::MergeState
+    } else {
+        Op::MergeStates
+    }
+}
+
+fn other_merge(op: Op) -> Option<Op> {
+    match op {
+        Op::MergeState => Some(Op::MergeStates),
+        Op::MergeStates => Some(Op::MergeState),
+        _ => None,
     }
 }
 

@@ -241,6 +241,9 @@ pub struct AppendParams {
     pub vectors: u32,
 }
 
+/// Bytes of a `FolioPlanRequest`, which only the kernel reads.
+pub const PLAN_REQUEST_BYTES: usize = 32;
+
 /// `FolioPlanParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -256,17 +259,18 @@ pub struct PlanParams {
     pub out_page_start: u64,
     pub out_mask_bytes_start: u64,
     pub out_mask_bits_start: u64,
+    pub requests: u64,
     pub first_item: u64,
-    pub first_partial: u64,
+    pub first_merge: u64,
     pub items: u64,
     pub places: u64,
     pub merges: u64,
     pub counts: u64,
     pub next_tile: u64,
+    pub q_tile: Divisor,
     pub batch_size: u32,
     pub fixed_qo_len: u32,
     pub page_size: u32,
-    pub q_tile: u32,
     pub kv_unit: u32,
     pub max_splits: u32,
     pub invariant_chunk: u32,
@@ -292,7 +296,7 @@ const _: () = {
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);
-    assert!(size_of::<PlanParams>() == 192);
+    assert!(size_of::<PlanParams>() == 208);
 };
 
 impl Rows {

@@ -6,11 +6,14 @@ use super::workspace::Layout;
 use crate::problem::{HostBatch, MergeItem, PageIds, Pages, WorkItem, WorkList};
 
 /// Page ids of the batch that are copied: those in use, where they are on the host.
-pub fn num_page_ids(batch: &HostBatch<'_>, page_size: u32) -> usize {
-    (0..batch.batch_size())
-        .map_while(|b| batch.page_ids(b, page_size))
-        .map(<[i32]>::len)
-        .sum()
+pub fn num_page_ids(batch: &HostBatch<'_>) -> usize {
+    match batch.pages {
+        Pages::Csr { ids, .. } | Pages::Table { ids, .. } => match ids {
+            PageIds::Host(_) => batch.num_pages,
+            PageIds::Device(_) => 0,
+        },
+        Pages::Ragged { .. } => 0,
+    }
 }
 
 /// Fills `image`, which holds the layout up to the last page id. Padding keeps what it held.
@@ -28,7 +31,8 @@ pub fn write(
     put(image, layout.kv_len, batch.kv_len);
     put(image, layout.items, &work.items);
     put(image, layout.merges, &work.merges);
-    write_requests(image, layout, batch, page_size);
+    write_page_ids(image, layout, batch, page_size);
+    write_mask_starts(image, layout, batch);
     for (i, item) in work.items.iter().enumerate() {
         let place = place(
             item,
@@ -39,29 +43,40 @@ pub fn write(
     }
 }
 
-/// Where each request's pages and masks start; host page ids follow each other without gaps.
-fn write_requests(image: &mut [u8], layout: &Layout, batch: &HostBatch<'_>, page_size: u32) {
-    let (mut copied, mut mask_bytes, mut mask_bits) = (0, 0i64, 0i64);
+/// Host page ids without gaps, and where each request's are.
+fn write_page_ids(image: &mut [u8], layout: &Layout, batch: &HostBatch<'_>, page_size: u32) {
+    let dense = batch.dense_page_ids();
+    if let Some(ids) = dense {
+        put(image, layout.page_ids, ids);
+    }
+    let mut copied = 0;
     for b in 0..batch.batch_size() {
         let page_start = match batch.page_ids(b, page_size) {
-            Some(ids) => {
+            Some(ids) if dense.is_none() => {
                 put(image, layout.page_ids + 4 * copied, ids);
                 copied += ids.len();
                 (copied - ids.len()) as i64
             }
-            None => device_page_start(batch, b),
+            _ => stated_page_start(batch, b),
         };
         put(image, layout.page_start + 8 * b, &[page_start]);
-        put(image, layout.mask_bytes_start + 8 * b, &[mask_bytes]);
-        put(image, layout.mask_bits_start + 8 * b, &[mask_bits]);
-        let elements = i64::from(batch.qo_len(b)) * i64::from(batch.kv_len[b]);
-        mask_bytes += elements;
-        mask_bits += (elements + 7) / 8;
     }
 }
 
-/// The first page id of a request where the caller keeps them; for ragged tensors its first row.
-fn device_page_start(batch: &HostBatch<'_>, b: usize) -> i64 {
+/// Where each request's masks start.
+fn write_mask_starts(image: &mut [u8], layout: &Layout, batch: &HostBatch<'_>) {
+    let (mut bytes, mut bits) = (0i64, 0i64);
+    for b in 0..batch.batch_size() {
+        put(image, layout.mask_bytes_start + 8 * b, &[bytes]);
+        put(image, layout.mask_bits_start + 8 * b, &[bits]);
+        let elements = i64::from(batch.qo_len(b)) * i64::from(batch.kv_len[b]);
+        bytes += elements;
+        bits += (elements + 7) / 8;
+    }
+}
+
+/// The first page id of a request in the caller's order; for ragged tensors its first row.
+fn stated_page_start(batch: &HostBatch<'_>, b: usize) -> i64 {
     match batch.pages {
         Pages::Csr { indptr, .. } | Pages::Ragged { indptr } => i64::from(indptr[b]),
         Pages::Table { row_stride, .. } => (b * row_stride) as i64,
@@ -132,6 +147,7 @@ mod tests {
                 indptr: &[0, 2, 2, 5],
                 ids: PageIds::Host(&ids[..5]),
             },
+            num_pages: 3,
             max_page_id: 8,
         };
         let table = HostBatch {
@@ -141,7 +157,7 @@ mod tests {
             },
             ..batch
         };
-        assert_eq!(num_page_ids(&table, 16), 3);
+        assert_eq!(num_page_ids(&table), 3);
         let work = WorkList {
             items: vec![WorkItem {
                 request: 2,

@@ -1,7 +1,7 @@
 //! How a plan lies in the caller's workspace: how much every plan within a desc can need, and the offset
 //! of each part. Pure arithmetic; nothing here touches memory.
 
-use super::params::{ItemPlace, PlanView};
+use super::params::{ItemPlace, PLAN_REQUEST_BYTES, PlanView};
 use crate::backend::Tiling;
 use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
 
@@ -146,8 +146,12 @@ impl Layout {
 pub struct Regions {
     /// What `plan` writes.
     pub plan: Layout,
-    /// `[max_batch_size + 1]` u32 twice, for planning on the device.
-    pub scratch: usize,
+    /// For planning on the device: a record for each request, and where its items and its merges start.
+    pub requests: usize,
+    /// `[max_batch_size]` u32.
+    pub first_item: usize,
+    /// `[max_batch_size]` u32.
+    pub first_merge: usize,
     /// Partial lse.
     pub partial_lse: usize,
     /// Partial outputs.
@@ -169,8 +173,11 @@ impl Regions {
                 .checked_next_multiple_of(ALIGNMENT)
                 .unwrap_or(usize::MAX)
         };
-        let scratch = plan.end;
-        let partial_lse = after(scratch, 8 * (capacity.counts.batch_size + 1));
+        let batch_size = capacity.counts.batch_size;
+        let requests = plan.end;
+        let first_item = after(requests, PLAN_REQUEST_BYTES * batch_size);
+        let first_merge = after(first_item, 4 * batch_size);
+        let partial_lse = after(first_merge, 4 * batch_size);
         let partial_o = after(partial_lse, partial_heads.saturating_mul(4));
         let end = after(
             partial_o,
@@ -178,7 +185,9 @@ impl Regions {
         );
         Regions {
             plan,
-            scratch,
+            requests,
+            first_item,
+            first_merge,
             partial_lse,
             partial_o,
             end,
@@ -258,7 +267,8 @@ mod tests {
                 qo_indptr: &qo_indptr,
                 kv_len: &kv_len,
                 pages: Pages::Table { ids: PageIds::Host(&[]), row_stride: 0 },
-                max_page_id: -1,
+                num_pages: 0,
+            max_page_id: -1,
             };
             let mut work = WorkList::default();
             schedule(&batch, &desc, &tiling, &mut work);

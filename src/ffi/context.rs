@@ -136,7 +136,8 @@ pub unsafe extern "C" fn folio_context_create(
     }
 }
 
-/// Ends the caller's hold on a context; NULL is fine. Handles made from it stay usable.
+/// Ends the caller's hold on a context; NULL is fine. Handles made from it stay usable. On CUDA the kernels are
+/// unloaded with the last of them: what was launched or captured must be done by then.
 ///
 /// # Safety
 /// `ctx` is NULL or came from folio_context_create and is not used afterwards.

@@ -147,7 +147,8 @@ pub unsafe extern "C" fn folio_decode_kernel(decode: *const folio_decode) -> *co
     unsafe { AttentionHandle::kernel(decode) }
 }
 
-/// Ends a handle; NULL is fine. On CUDA its last run must have finished.
+/// Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
+/// captured them may be replayed, while the workspace and the context stay.
 ///
 /// # Safety
 /// `decode` is NULL or came from folio_decode_create and is not used afterwards.

@@ -186,7 +186,8 @@ pub unsafe extern "C" fn folio_prefill_kernel(prefill: *const folio_prefill) -> 
     unsafe { AttentionHandle::kernel(prefill) }
 }
 
-/// Ends a handle; NULL is fine. On CUDA its last run must have finished.
+/// Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
+/// captured them may be replayed, while the workspace and the context stay.
 ///
 /// # Safety
 /// `prefill` is NULL or came from folio_prefill_create and is not used afterwards.

@@ -23,6 +23,8 @@ pub struct HostBatch<'a> {
     pub kv_len: &'a [i32],
     /// Where the keys are.
     pub pages: Pages<'a>,
+    /// Pages that the keys need; 0 for ragged tensors.
+    pub num_pages: usize,
     /// The largest page id in use, or -1: the cache tensors of a run need more pages than this.
     pub max_page_id: i32,
 }
@@ -74,6 +76,20 @@ impl<'a> HostBatch<'a> {
     /// Query rows of request `b`.
     pub fn qo_len(&self, b: usize) -> u32 {
         (self.qo_indptr[b + 1] - self.qo_indptr[b]) as u32
+    }
+
+    /// All host page ids in use, where they follow each other without gaps: in CSR form, when no request owns
+    /// more pages than its keys need.
+    pub fn dense_page_ids(&self) -> Option<&'a [i32]> {
+        match self.pages {
+            Pages::Csr {
+                indptr,
+                ids: PageIds::Host(ids),
+            } if indptr[self.batch_size()] as usize == self.num_pages => {
+                Some(&ids[..self.num_pages])
+            }
+            _ => None,
+        }
     }
 
     /// The host page ids of request `b`, of pages of `page_size` tokens; `None` when there are none on

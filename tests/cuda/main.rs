@@ -31,6 +31,12 @@ fn main() -> ExitCode {
             (),
             steps::graph_plans_on_the_device,
         ),
+        case(
+            "batch_invariant_replays",
+            (),
+            steps::batch_invariant_replays,
+        ),
+        case("destroyed_in_flight", (), steps::destroyed_in_flight),
         case("replan_in_flight", (), steps::replan_in_flight),
         case("two_streams", (), steps::two_streams),
         case("threads_share_a_plan", (), steps::threads_share_a_plan),

@@ -114,6 +114,74 @@ pub fn graph_replays() {
     }
 }
 
+/// The same under one captured graph: a request's bits do not depend on the batch that is replayed.
+pub fn batch_invariant_replays() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for kind in [Kind::Decode, Kind::Prefill] {
+        let problem = Problem {
+            batch_invariant: true,
+            ..plain(kind, true)
+        };
+        let mut slot = Slot::new(session.attention(desc(&problem)).unwrap());
+        let largest = with_lens(&problem, &[(3, 2000); 6]);
+        let captured = LayerData::new(&DeviceMemory, &largest);
+        slot.plan(&Step::new(&HostMemory, &largest), stream)
+            .unwrap();
+        let input = captured.input();
+        let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+        let mut replay = |batch: &Problem| {
+            slot.plan(&Step::new(&HostMemory, batch), stream).unwrap();
+            let layer = LayerData::new(&DeviceMemory, batch);
+            gpu::synchronize_all();
+            captured.take_inputs_of(&layer);
+            captured.reset_outputs();
+            graph.launch(stream);
+            gpu::synchronize_all();
+            layer.take_outputs_of(&captured);
+            layer.output()
+        };
+        let batch = with_lens(&problem, BATCHES[1]);
+        let whole = replay(&batch);
+        assert_right(&batch, &whole);
+        let indptr = batch.qo_indptr();
+        let row = (batch.num_qo_heads() * batch.head_dim_vo) as usize;
+        for b in 0..batch.requests.len() {
+            let alone = replay(&batch.alone(b));
+            let rows = indptr[b] as usize * row..indptr[b + 1] as usize * row;
+            assert!(alone.o == whole.o[rows], "request {b} of {batch:?}");
+        }
+    }
+}
+
+/// A handle may end while its kernels run, and before the graphs that captured them: what they need is the
+/// caller's workspace and the context's modules.
+pub fn destroyed_in_flight() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for kind in [Kind::Decode, Kind::Prefill] {
+        let batch = with_lens(&plain(kind, true), BATCHES[1]);
+        let mut slot = Slot::new(session.attention(desc(&batch)).unwrap());
+        slot.plan(&Step::new(&HostMemory, &batch), stream).unwrap();
+        let layer = LayerData::new(&DeviceMemory, &batch);
+        let input = layer.input();
+        gpu::synchronize_all();
+        let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+        for _ in 0..200 {
+            slot.handle.run(&input, stream).unwrap();
+        }
+        let Slot {
+            handle, scratch, ..
+        } = slot;
+        drop(handle);
+        assert_right(&batch, &layer.output());
+        layer.reset_outputs();
+        graph.launch(stream);
+        assert_right(&batch, &layer.output());
+        scratch.assert_within_bounds();
+    }
+}
+
 /// Planning by the device is captured too: a replay follows the lengths in memory.
 pub fn graph_plans_on_the_device() {
     let session = session();

@@ -61,7 +61,7 @@ pub(super) const FAMILIES: &[Family] = &[
         op: Op::Plan,
         source: "plan.cu",
         symbol: "folio_plan",
-        shapes: &[any_dims(512)],
+        shapes: &[any_dims(1024)],
         ..SMALL
     },
     Family {
@@ -72,13 +72,11 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: &[any_dims(128)],
         ..SMALL
     },
+    MERGE,
     Family {
-        op: Op::MergeStates,
-        source: "merge.cu",
-        symbol: "folio_merge_states",
-        types: &[same(DType::BF16), same(DType::F16), same(DType::F32)],
-        shapes: &[any_dims(128)],
-        ..SMALL
+        op: Op::MergeState,
+        symbol: "folio_merge_state",
+        ..MERGE
     },
 ];
 
@@ -114,6 +112,16 @@ const ATTENTION_F32: Family = Family {
     ],
     shared_bytes: one_tile_f32,
     ..ATTENTION
+};
+
+/// Both kernels are one compilation.
+const MERGE: Family = Family {
+    op: Op::MergeStates,
+    source: "merge.cu",
+    symbol: "folio_merge_states",
+    types: &[same(DType::BF16), same(DType::F16), same(DType::F32)],
+    shapes: &[any_dims(128)],
+    ..SMALL
 };
 
 /// Kernels whose types are known at run time, or that have no shape.

@@ -37,8 +37,10 @@ pub enum Op {
     Plan,
     /// Writes new tokens to a paged cache.
     Append,
-    /// Merges attention states of the caller.
+    /// Merges attention states of the caller: any number, rows of any size.
     MergeStates,
+    /// Merges two, where a row is at most a vector per lane of a warp.
+    MergeState,
 }
 
 impl Op {
@@ -51,6 +53,7 @@ impl Op {
             Op::Plan => "plan",
             Op::Append => "append",
             Op::MergeStates => "merge_states",
+            Op::MergeState => "merge_state",
         }
     }
 }
