@@ -5,6 +5,9 @@
 //! 32, and multiplies in f32. [`Pairs`] leaves that to `vdpbf16ps`, with weights rounded to bf16: twice
 //! the work per instruction. On Zen 4 that instruction is nearly as fast as an FMA (2.8 and 3.7 per ns).
 //! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split.
+//!
+//! Vectors stay out of closures that `std` calls: those are compiled without AVX-512, and every intrinsic
+//! in them becomes a call.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -92,7 +95,7 @@ trait Way {
     unsafe fn enter(natural: Columns) -> Columns;
     unsafe fn leave(sums: Columns) -> Columns;
     /// Adds all weighted values, from `column` on, to the sums of `R` rows.
-    unsafe fn weigh<const R: usize, const N: usize>(
+    unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
         task: &Product<Rows>,
         row: usize,
         column: usize,
@@ -122,18 +125,24 @@ impl Way for Split {
     unsafe fn enter([low, high]: Columns) -> Columns {
         let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-        [even, odd].map(|order| _mm512_permutex2var_ps(low, order, high))
+        [
+            _mm512_permutex2var_ps(low, even, high),
+            _mm512_permutex2var_ps(low, odd, high),
+        ]
     }
 
     #[inline(always)]
     unsafe fn leave([even, odd]: Columns) -> Columns {
         let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
         let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-        [low, high].map(|order| _mm512_permutex2var_ps(even, order, odd))
+        [
+            _mm512_permutex2var_ps(even, low, odd),
+            _mm512_permutex2var_ps(even, high, odd),
+        ]
     }
 
     #[inline(always)]
-    unsafe fn weigh<const R: usize, const N: usize>(
+    unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
         task: &Product<Rows>,
         row: usize,
         column: usize,
@@ -143,7 +152,7 @@ impl Way for Split {
             let values = task.b.at_row(j);
             let mut x = [[_mm512_setzero_ps(); 2]; N];
             for n in 0..N {
-                x[n] = even_odd(elements(values, column + n * STEP, task.columns));
+                x[n] = even_odd(elements::<TAIL>(values, column + n * STEP, task.columns));
             }
             for r in 0..R {
                 let weight = _mm512_set1_ps(*task.a.add((row + r) * task.lda + j));
@@ -186,12 +195,15 @@ impl Way for Pairs {
     unsafe fn leave([first, second]: Columns) -> Columns {
         let low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
         let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-        [low, high].map(|order| _mm512_permutex2var_ps(first, order, second))
+        [
+            _mm512_permutex2var_ps(first, low, second),
+            _mm512_permutex2var_ps(first, high, second),
+        ]
     }
 
     /// Row `j` goes with row `j + 16` of every 32.
     #[inline(always)]
-    unsafe fn weigh<const R: usize, const N: usize>(
+    unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
         task: &Product<Rows>,
         row: usize,
         column: usize,
@@ -212,10 +224,10 @@ impl Way for Pairs {
                 let mut x = [[_mm512_setzero_si512(); 2]; N];
                 for n in 0..N {
                     let at = column + n * STEP;
-                    let a = elements(values, at, task.columns);
+                    let a = elements::<TAIL>(values, at, task.columns);
                     // Beyond the last row there are zeros; a row that stands in might hold an infinity.
                     let b = match j + 16 < count {
-                        true => elements(task.b.at_row(first + j + 16), at, task.columns),
+                        true => elements::<TAIL>(task.b.at_row(first + j + 16), at, task.columns),
                         false => _mm512_setzero_si512(),
                     };
                     x[n] = [_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)];
@@ -266,28 +278,64 @@ unsafe fn dot<W: Way>(task: &Dot) {
 /// `R` rows against 16 keys.
 #[inline(always)]
 unsafe fn dot_block<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize) {
+    let quads = [
+        dot_quad::<W, R>(task, r0, key),
+        dot_quad::<W, R>(task, r0, key + 4),
+        dot_quad::<W, R>(task, r0, key + 8),
+        dot_quad::<W, R>(task, r0, key + 12),
+    ];
+    for r in 0..R {
+        let s = task.s.add((r0 + r) * task.lds + key);
+        let [a, b, c, d] = quads;
+        _mm512_storeu_ps(s, lane_sums(a[r], b[r], c[r], d[r]));
+    }
+}
+
+/// `R` rows against four keys: 128-bit lane `l` of each vector holds the sums of lanes `l`.
+#[inline(always)]
+unsafe fn dot_quad<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize) -> [__m512; R] {
     let q = task.q.add(r0 * task.ldq);
     // Past the end the last row stands in; its scores land in padding.
     let last = task.k.count - 1;
-    let mut quads = [[_mm512_setzero_ps(); 4]; R];
-    for t in 0..4 {
-        let keys: [_; 4] = std::array::from_fn(|i| task.k.at_row(last.min(key + 4 * t + i)));
-        let mut sums = [[_mm512_setzero_ps(); 4]; R];
-        for d in (0..task.dim).step_by(STEP) {
-            let k = keys.map(|key| elements(key, d, task.dim));
-            for r in 0..R {
-                for i in 0..4 {
-                    sums[r][i] = W::multiply(sums[r][i], k[i], q.add(r * task.ldq), d);
-                }
-            }
-        }
-        for r in 0..R {
-            quads[r][t] = quad_sums(sums[r]);
-        }
+    let keys = [
+        task.k.at_row(last.min(key)),
+        task.k.at_row(last.min(key + 1)),
+        task.k.at_row(last.min(key + 2)),
+        task.k.at_row(last.min(key + 3)),
+    ];
+    let mut sums = [[_mm512_setzero_ps(); 4]; R];
+    let mut d = 0;
+    while d + STEP <= task.dim {
+        dot_step::<W, R, false>(&mut sums, keys, q, d, task);
+        d += STEP;
+    }
+    if d < task.dim {
+        dot_step::<W, R, true>(&mut sums, keys, q, d, task);
+    }
+    let mut quads = [_mm512_setzero_ps(); R];
+    for r in 0..R {
+        quads[r] = quad_sums(sums[r]);
+    }
+    quads
+}
+
+/// Adds the products of 32 elements or, as the row's `TAIL`, of fewer.
+#[inline(always)]
+unsafe fn dot_step<W: Way, const R: usize, const TAIL: bool>(
+    sums: &mut [[__m512; 4]; R],
+    keys: [*const u8; 4],
+    q: *const f32,
+    d: usize,
+    task: &Dot,
+) {
+    let mut k = [_mm512_setzero_si512(); 4];
+    for i in 0..4 {
+        k[i] = elements::<TAIL>(keys[i], d, task.dim);
     }
     for r in 0..R {
-        let s = task.s.add((r0 + r) * task.lds + key);
-        _mm512_storeu_ps(s, lane_sums(quads[r]));
+        for i in 0..4 {
+            sums[r][i] = W::multiply(sums[r][i], k[i], q.add(r * task.ldq), d);
+        }
     }
 }
 
@@ -295,31 +343,37 @@ unsafe fn dot_block<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize) {
 unsafe fn weigh<W: Way>(task: &Product<Rows>) {
     let mut column = 0;
     while column + 2 * STEP <= task.columns {
-        weigh_columns::<W, 2>(task, column);
+        weigh_columns::<W, 2, false>(task, column);
         column += 2 * STEP;
     }
-    while column < task.columns {
-        weigh_columns::<W, 1>(task, column);
+    if column + STEP <= task.columns {
+        weigh_columns::<W, 1, false>(task, column);
         column += STEP;
+    }
+    if column < task.columns {
+        weigh_columns::<W, 1, true>(task, column);
     }
 }
 
-/// All rows of `N` times 32 columns.
+/// All rows of `N` times 32 columns or, as the last, of fewer.
 #[inline(always)]
-unsafe fn weigh_columns<W: Way, const N: usize>(task: &Product<Rows>, column: usize) {
+unsafe fn weigh_columns<W: Way, const N: usize, const TAIL: bool>(
+    task: &Product<Rows>,
+    column: usize,
+) {
     let mut r = 0;
     while r + 4 <= task.rows {
-        weigh_block::<W, 4, N>(task, r, column);
+        weigh_block::<W, 4, N, TAIL>(task, r, column);
         r += 4;
     }
     while r < task.rows {
-        weigh_block::<W, 1, N>(task, r, column);
+        weigh_block::<W, 1, N, TAIL>(task, r, column);
         r += 1;
     }
 }
 
 #[inline(always)]
-unsafe fn weigh_block<W: Way, const R: usize, const N: usize>(
+unsafe fn weigh_block<W: Way, const R: usize, const N: usize, const TAIL: bool>(
     task: &Product<Rows>,
     row: usize,
     column: usize,
@@ -331,12 +385,13 @@ unsafe fn weigh_block<W: Way, const R: usize, const N: usize>(
             let alpha = _mm512_set1_ps(*task.alpha.add(row + r));
             for n in 0..N {
                 let at = c.add(r * task.ldc + n * STEP);
-                let natural = [_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(16))];
-                sums[r][n] = W::enter(natural.map(|c| _mm512_mul_ps(alpha, c)));
+                let low = _mm512_mul_ps(alpha, _mm512_loadu_ps(at));
+                let high = _mm512_mul_ps(alpha, _mm512_loadu_ps(at.add(16)));
+                sums[r][n] = W::enter([low, high]);
             }
         }
     }
-    W::weigh::<R, N>(task, row, column, &mut sums);
+    W::weigh::<R, N, TAIL>(task, row, column, &mut sums);
     for r in 0..R {
         for n in 0..N {
             let at = c.add(r * task.ldc + n * STEP);
@@ -347,14 +402,14 @@ unsafe fn weigh_block<W: Way, const R: usize, const N: usize>(
     }
 }
 
-/// Elements `first..first + 32` of a row; zeros from `end` on.
+/// Elements `first..first + 32` of a row; as its `TAIL`, zeros from `end` on.
 #[inline(always)]
-unsafe fn elements(row: *const u8, first: usize, end: usize) -> __m512i {
+unsafe fn elements<const TAIL: bool>(row: *const u8, first: usize, end: usize) -> __m512i {
     let at = row.add(2 * first);
-    if first + STEP <= end {
-        return _mm512_loadu_si512(at.cast());
+    if TAIL {
+        return _mm512_maskz_loadu_epi16(u32::MAX >> (STEP + first - end), at.cast());
     }
-    _mm512_maskz_loadu_epi16(u32::MAX >> (STEP + first - end), at.cast())
+    _mm512_loadu_si512(at.cast())
 }
 
 /// The first `count` lanes of 16.
@@ -376,7 +431,7 @@ unsafe fn bf16s(x: __m512i) -> __m512bh {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Sums of four vectors, lane 128-bit by lane: lane `l` holds the sums of their lanes `l`.
+/// Sums of four vectors by 128-bit lanes: lane `l` holds the sums of their lanes `l`.
 #[inline(always)]
 unsafe fn quad_sums([a, b, c, d]: [__m512; 4]) -> __m512 {
     let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -388,13 +443,15 @@ unsafe fn quad_sums([a, b, c, d]: [__m512; 4]) -> __m512 {
 
 /// Adds the 128-bit lanes of each vector, and puts the four results side by side.
 #[inline(always)]
-unsafe fn lane_sums([a, b, c, d]: [__m512; 4]) -> __m512 {
-    let halves = |a, b| {
-        let low = _mm512_shuffle_f32x4::<0x88>(a, b);
-        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xdd>(a, b))
-    };
-    let (ab, cd) = (halves(a, b), halves(c, d));
-    halves(ab, cd)
+unsafe fn lane_sums(a: __m512, b: __m512, c: __m512, d: __m512) -> __m512 {
+    halves(halves(a, b), halves(c, d))
+}
+
+/// Adds neighbouring 128-bit lanes: those of `a`, then those of `b`.
+#[inline(always)]
+unsafe fn halves(a: __m512, b: __m512) -> __m512 {
+    let even = _mm512_shuffle_f32x4::<0x88>(a, b);
+    _mm512_add_ps(even, _mm512_shuffle_f32x4::<0xdd>(a, b))
 }
 
 #[cfg(test)]
