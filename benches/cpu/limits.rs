@@ -1,6 +1,7 @@
 //! What this machine can do, measured here and now with as many threads as the cases use.
 
 use crate::Limit;
+use crate::data::Memory;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -8,12 +9,13 @@ use std::time::{Duration, Instant};
 const READ_BYTES: usize = 192 << 20;
 /// Bytes of the copy that appends are compared with: K and V of 2048 tokens of 8 heads × 128 in bf16.
 pub const COPY_BYTES: usize = 8 << 20;
+const COPY_WORDS: usize = COPY_BYTES / 8;
 
 /// Best rates seen so far.
 pub struct Limits {
     threads: usize,
-    memory: Vec<Vec<u64>>,
-    copies: Vec<u8>,
+    memory: Vec<Memory>,
+    copies: Memory,
     turn: usize,
     pub sequential: f64,
     pub random: f64,
@@ -26,8 +28,10 @@ impl Limits {
     pub fn new(threads: usize) -> Limits {
         Limits {
             threads,
-            memory: (0..threads).map(|_| vec![1; READ_BYTES / 8]).collect(),
-            copies: vec![1; 64 * COPY_BYTES],
+            memory: (0..threads)
+                .map(|_| Memory::filled(READ_BYTES / 8, 1))
+                .collect(),
+            copies: Memory::filled(64 * COPY_WORDS, 1),
             turn: 0,
             sequential: 0.0,
             random: 0.0,
@@ -75,18 +79,19 @@ impl Limits {
 
     fn read(&self, pass: fn(&[u64]) -> u64) -> f64 {
         let time = together(self.threads, |thread| {
-            std::hint::black_box(pass(&self.memory[thread]));
+            std::hint::black_box(pass(self.memory[thread].words()));
         });
         (self.threads * READ_BYTES) as f64 / time.as_secs_f64()
     }
 
     /// A copy of `COPY_BYTES` between memory that is in no cache, cut among the threads.
     fn copy(&mut self) -> f64 {
-        let part = COPY_BYTES / self.threads;
-        let pairs = self.copies.len() / (2 * COPY_BYTES);
+        let part = COPY_WORDS / self.threads;
+        let words = self.copies.words_mut();
+        let pairs = words.len() / (2 * COPY_WORDS);
         self.turn = (self.turn + 1) % pairs;
-        let pair = &mut self.copies[self.turn * 2 * COPY_BYTES..][..2 * COPY_BYTES];
-        let (from, to) = pair.split_at_mut(COPY_BYTES);
+        let pair = &mut words[self.turn * 2 * COPY_WORDS..][..2 * COPY_WORDS];
+        let (from, to) = pair.split_at_mut(COPY_WORDS);
         let targets: Vec<_> = to.chunks_mut(part).map(std::sync::Mutex::new).collect();
         let time = together(self.threads, |thread| {
             let mut to = targets[thread]
