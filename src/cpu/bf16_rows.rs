@@ -22,8 +22,8 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::product::Product;
-use super::rows::{Dot, Queries, Rows};
+use super::product::{Product, Source};
+use super::rows::{Dot, Queries, Streamed};
 use super::simd::Simd;
 use super::simd_avx512::Avx512;
 use std::arch::x86_64::*;
@@ -35,7 +35,7 @@ const STEP: usize = 32;
 pub struct Bf16Rows {
     pub queries: unsafe fn(&Queries),
     pub dot: unsafe fn(&Dot),
-    pub weigh: unsafe fn(&Product<Rows>),
+    pub weigh: unsafe fn(&Product<Streamed>),
 }
 
 /// In f32. Needs AVX-512 F, BW, DQ and VL.
@@ -63,7 +63,7 @@ unsafe fn split_dot(task: &Dot) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn split_weigh(task: &Product<Rows>) {
+unsafe fn split_weigh(task: &Product<Streamed>) {
     weigh::<Split>(task);
 }
 
@@ -78,7 +78,7 @@ unsafe fn pairs_dot(task: &Dot) {
 }
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pairs_weigh(task: &Product<Rows>) {
+unsafe fn pairs_weigh(task: &Product<Streamed>) {
     weigh::<Pairs>(task);
 }
 
@@ -96,9 +96,10 @@ trait Way {
     unsafe fn leave(sums: Columns) -> Columns;
     /// Adds all weighted values, from `column` on, to the sums of `R` rows.
     unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
-        task: &Product<Rows>,
+        task: &Product<Streamed>,
         row: usize,
         column: usize,
+        share: usize,
         sums: &mut [[Columns; N]; R],
     );
 }
@@ -143,13 +144,15 @@ impl Way for Split {
 
     #[inline(always)]
     unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
-        task: &Product<Rows>,
+        task: &Product<Streamed>,
         row: usize,
         column: usize,
+        share: usize,
         sums: &mut [[Columns; N]; R],
     ) {
         for j in 0..task.depth {
-            let values = task.b.at_row(j);
+            task.b.ask(share);
+            let values = task.b.at(j);
             let mut x = [[_mm512_setzero_ps(); 2]; N];
             for n in 0..N {
                 x[n] = even_odd(elements::<TAIL>(values, column + n * STEP, task.columns));
@@ -204,9 +207,10 @@ impl Way for Pairs {
     /// Row `j` goes with row `j + 16` of every 32.
     #[inline(always)]
     unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
-        task: &Product<Rows>,
+        task: &Product<Streamed>,
         row: usize,
         column: usize,
+        share: usize,
         sums: &mut [[Columns; N]; R],
     ) {
         for first in (0..task.depth).step_by(STEP) {
@@ -220,14 +224,15 @@ impl Way for Pairs {
                 Avx512::store_pairs(weights[r].as_mut_ptr(), low, high);
             }
             for j in 0..count.min(16) {
-                let values = task.b.at_row(first + j);
+                task.b.ask(2 * share);
+                let values = task.b.at(first + j);
                 let mut x = [[_mm512_setzero_si512(); 2]; N];
                 for n in 0..N {
                     let at = column + n * STEP;
                     let a = elements::<TAIL>(values, at, task.columns);
                     // Beyond the last row there are zeros; a row that stands in might hold an infinity.
                     let b = match j + 16 < count {
-                        true => elements::<TAIL>(task.b.at_row(first + j + 16), at, task.columns),
+                        true => elements::<TAIL>(task.b.at(first + j + 16), at, task.columns),
                         false => _mm512_setzero_si512(),
                     };
                     x[n] = [_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)];
@@ -262,14 +267,16 @@ unsafe fn queries<W: Way>(task: &Queries) {
 
 #[inline(always)]
 unsafe fn dot<W: Way>(task: &Dot) {
-    for key in (0..task.k.count).step_by(16) {
+    let quads = task.k.rows.count.div_ceil(16) * 4 * blocks(task.rows);
+    let share = (*task.k.ahead).share(quads * task.dim.div_ceil(STEP));
+    for key in (0..task.k.rows.count).step_by(16) {
         let mut r = 0;
         while r + 4 <= task.rows {
-            dot_block::<W, 4>(task, r, key);
+            dot_block::<W, 4>(task, r, key, share);
             r += 4;
         }
         while r < task.rows {
-            dot_block::<W, 1>(task, r, key);
+            dot_block::<W, 1>(task, r, key, share);
             r += 1;
         }
     }
@@ -277,12 +284,12 @@ unsafe fn dot<W: Way>(task: &Dot) {
 
 /// `R` rows against 16 keys.
 #[inline(always)]
-unsafe fn dot_block<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize) {
+unsafe fn dot_block<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize, share: usize) {
     let quads = [
-        dot_quad::<W, R>(task, r0, key),
-        dot_quad::<W, R>(task, r0, key + 4),
-        dot_quad::<W, R>(task, r0, key + 8),
-        dot_quad::<W, R>(task, r0, key + 12),
+        dot_quad::<W, R>(task, r0, key, share),
+        dot_quad::<W, R>(task, r0, key + 4, share),
+        dot_quad::<W, R>(task, r0, key + 8, share),
+        dot_quad::<W, R>(task, r0, key + 12, share),
     ];
     for r in 0..R {
         let s = task.s.add((r0 + r) * task.lds + key);
@@ -293,19 +300,26 @@ unsafe fn dot_block<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize) {
 
 /// `R` rows against four keys: 128-bit lane `l` of each vector holds the sums of lanes `l`.
 #[inline(always)]
-unsafe fn dot_quad<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize) -> [__m512; R] {
+unsafe fn dot_quad<W: Way, const R: usize>(
+    task: &Dot,
+    r0: usize,
+    key: usize,
+    share: usize,
+) -> [__m512; R] {
     let q = task.q.add(r0 * task.ldq);
     // Past the end the last row stands in; its scores land in padding.
-    let last = task.k.count - 1;
+    let k = task.k.rows;
+    let last = k.count - 1;
     let keys = [
-        task.k.at_row(last.min(key)),
-        task.k.at_row(last.min(key + 1)),
-        task.k.at_row(last.min(key + 2)),
-        task.k.at_row(last.min(key + 3)),
+        k.at_row(last.min(key)),
+        k.at_row(last.min(key + 1)),
+        k.at_row(last.min(key + 2)),
+        k.at_row(last.min(key + 3)),
     ];
     let mut sums = [[_mm512_setzero_ps(); 4]; R];
     let mut d = 0;
     while d + STEP <= task.dim {
+        (*task.k.ahead).ask(share);
         dot_step::<W, R, false>(&mut sums, keys, q, d, task);
         d += STEP;
     }
@@ -340,43 +354,47 @@ unsafe fn dot_step<W: Way, const R: usize, const TAIL: bool>(
 }
 
 #[inline(always)]
-unsafe fn weigh<W: Way>(task: &Product<Rows>) {
+unsafe fn weigh<W: Way>(task: &Product<Streamed>) {
+    let passes = task.columns.div_ceil(2 * STEP) * blocks(task.rows);
+    let share = task.b.share(passes * task.depth);
     let mut column = 0;
     while column + 2 * STEP <= task.columns {
-        weigh_columns::<W, 2, false>(task, column);
+        weigh_columns::<W, 2, false>(task, column, share);
         column += 2 * STEP;
     }
     if column + STEP <= task.columns {
-        weigh_columns::<W, 1, false>(task, column);
+        weigh_columns::<W, 1, false>(task, column, share);
         column += STEP;
     }
     if column < task.columns {
-        weigh_columns::<W, 1, true>(task, column);
+        weigh_columns::<W, 1, true>(task, column, share);
     }
 }
 
 /// All rows of `N` times 32 columns or, as the last, of fewer.
 #[inline(always)]
 unsafe fn weigh_columns<W: Way, const N: usize, const TAIL: bool>(
-    task: &Product<Rows>,
+    task: &Product<Streamed>,
     column: usize,
+    share: usize,
 ) {
     let mut r = 0;
     while r + 4 <= task.rows {
-        weigh_block::<W, 4, N, TAIL>(task, r, column);
+        weigh_block::<W, 4, N, TAIL>(task, r, column, share);
         r += 4;
     }
     while r < task.rows {
-        weigh_block::<W, 1, N, TAIL>(task, r, column);
+        weigh_block::<W, 1, N, TAIL>(task, r, column, share);
         r += 1;
     }
 }
 
 #[inline(always)]
 unsafe fn weigh_block<W: Way, const R: usize, const N: usize, const TAIL: bool>(
-    task: &Product<Rows>,
+    task: &Product<Streamed>,
     row: usize,
     column: usize,
+    share: usize,
 ) {
     let mut sums = [[[_mm512_setzero_ps(); 2]; N]; R];
     let c = task.c.add(row * task.ldc + column);
@@ -391,7 +409,7 @@ unsafe fn weigh_block<W: Way, const R: usize, const N: usize, const TAIL: bool>(
             }
         }
     }
-    W::weigh::<R, N, TAIL>(task, row, column, &mut sums);
+    W::weigh::<R, N, TAIL>(task, row, column, share, &mut sums);
     for r in 0..R {
         for n in 0..N {
             let at = c.add(r * task.ldc + n * STEP);
@@ -410,6 +428,12 @@ unsafe fn elements<const TAIL: bool>(row: *const u8, first: usize, end: usize) -
         return _mm512_maskz_loadu_epi16(u32::MAX >> (STEP + first - end), at.cast());
     }
     _mm512_loadu_si512(at.cast())
+}
+
+/// Blocks of four rows, or one, that `rows` are cut into.
+#[inline(always)]
+fn blocks(rows: usize) -> usize {
+    rows / 4 + rows % 4
 }
 
 /// The first `count` lanes of 16.
@@ -457,6 +481,8 @@ unsafe fn halves(a: __m512, b: __m512) -> __m512 {
 #[cfg(test)]
 mod tests {
     use super::super::isa::for_each_isa;
+    use super::super::prefetch::Ahead;
+    use super::super::rows::Rows;
     use super::*;
     use crate::dtype::DType;
     use half::bf16;
@@ -485,14 +511,18 @@ mod tests {
                     rows,
                     dim,
                 };
+                let keys = Rows {
+                    base: k.as_ptr().cast(),
+                    offsets: offsets.as_ptr(),
+                    count,
+                };
                 let task = Dot {
                     q: q.as_ptr(),
                     ldq,
                     rows,
-                    k: Rows {
-                        base: k.as_ptr().cast(),
-                        offsets: offsets.as_ptr(),
-                        count,
+                    k: Streamed {
+                        rows: keys,
+                        ahead: &Ahead::new(keys, 2 * dim),
                     },
                     dim,
                     s: s.as_mut_ptr(),
@@ -526,15 +556,19 @@ mod tests {
                 let alpha: Vec<f32> = (0..rows).map(integer).collect();
                 let before: Vec<f32> = (0..rows * ldc).map(integer).collect();
                 let mut c = before.clone();
+                let values = Rows {
+                    base: b.as_ptr().cast(),
+                    offsets: offsets.as_ptr(),
+                    count: depth,
+                };
                 let task = Product {
                     a: a.as_ptr(),
                     lda: 64,
                     rows,
                     depth,
-                    b: Rows {
-                        base: b.as_ptr().cast(),
-                        offsets: offsets.as_ptr(),
-                        count: depth,
+                    b: Streamed {
+                        rows: values,
+                        ahead: &Ahead::new(values, 2 * columns),
                     },
                     columns,
                     c: c.as_mut_ptr(),

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::product::{Panel, Product};
-use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, leave_queries};
+use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, Streamed, leave_queries};
 use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
 use super::softmax::Softmax;
 use super::transpose::Transpose;
@@ -138,7 +138,7 @@ pub struct Kernels {
     pub accumulate: [Kernel<Product<Rows>>; 5],
     /// `accumulate` with weights that may be rounded to the values' type, and sums that have room for a
     /// multiple of 32.
-    pub weigh: [Kernel<Product<Rows>>; 5],
+    pub weigh: [Kernel<Product<Streamed>>; 5],
     pub stage: [Kernel<Stage, bool>; 5],
     pub store: [Kernel<Store>; 5],
     /// From fp32, fp16 and bf16.
@@ -150,13 +150,6 @@ pub struct Kernels {
 
 impl Kernels {
     const fn of<S: Simd>() -> Kernels {
-        let accumulate: [Kernel<Product<Rows>>; 5] = [
-            typed::<S, F32, Product<Rows>>,
-            typed::<S, F16, Product<Rows>>,
-            typed::<S, Bf16, Product<Rows>>,
-            typed::<S, E4m3, Product<Rows>>,
-            typed::<S, E5m2, Product<Rows>>,
-        ];
         Kernels {
             strip: if S::STRIP * S::LANES < 16 {
                 16
@@ -171,8 +164,20 @@ impl Kernels {
                 typed::<S, E5m2, Dot>,
             ],
             queries: [leave_queries; 5],
-            accumulate,
-            weigh: accumulate,
+            accumulate: [
+                typed::<S, F32, Product<Rows>>,
+                typed::<S, F16, Product<Rows>>,
+                typed::<S, Bf16, Product<Rows>>,
+                typed::<S, E4m3, Product<Rows>>,
+                typed::<S, E5m2, Product<Rows>>,
+            ],
+            weigh: [
+                typed::<S, F32, Product<Streamed>>,
+                typed::<S, F16, Product<Streamed>>,
+                typed::<S, Bf16, Product<Streamed>>,
+                typed::<S, E4m3, Product<Streamed>>,
+                typed::<S, E5m2, Product<Streamed>>,
+            ],
             stage: [
                 typed::<S, F32, Stage>,
                 typed::<S, F16, Stage>,

@@ -68,10 +68,9 @@ impl Fetch {
     pub fn ask(&self, index: usize, parts: usize) {
         let rows = 2 * self.k.count;
         for row in rows * index / parts..rows * (index + 1) / parts {
-            let mut one = [self.k, self.v][row % 2];
-            one.offsets = one.offsets.wrapping_add(row / 2);
-            one.count = 1;
-            prefetch::rows(&one, self.bytes[row % 2]);
+            let rows = [&self.k, &self.v][row % 2];
+            // SAFETY: both have `count` rows.
+            prefetch::row(unsafe { rows.at_row(row / 2) }, self.bytes[row % 2]);
         }
     }
 }

@@ -13,7 +13,7 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::rows::{Of, Rows};
+use super::rows::{Of, Rows, Streamed};
 use super::simd::{Element, Simd, Task};
 
 /// `c[r][0..columns] = alpha[r] · c[r] + Σ_k a[r][k] · b[k][0..columns]`.
@@ -42,6 +42,14 @@ pub struct Panel {
 /// Where rows of B come from.
 pub trait Source: Copy {
     unsafe fn at(&self, k: usize) -> *const u8;
+
+    /// Cache lines to ask for at each of `steps`, and asking.
+    #[inline(always)]
+    unsafe fn share(&self, _steps: usize) -> usize {
+        0
+    }
+    #[inline(always)]
+    unsafe fn ask(&self, _lines: usize) {}
 }
 
 impl Source for Panel {
@@ -58,27 +66,45 @@ impl Source for Rows {
     }
 }
 
+impl Source for Streamed {
+    #[inline(always)]
+    unsafe fn at(&self, k: usize) -> *const u8 {
+        self.rows.at_row(k)
+    }
+    #[inline(always)]
+    unsafe fn share(&self, steps: usize) -> usize {
+        (*self.ahead).share(steps)
+    }
+    #[inline(always)]
+    unsafe fn ask(&self, lines: usize) {
+        (*self.ahead).ask(lines);
+    }
+}
+
 impl<E: Element, B: Source> Task for Of<E, Product<B>> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
         let task = &self.0;
+        let width = S::STRIP * S::LANES;
+        let blocks = task.columns.div_ceil(width) * task.rows.div_ceil(S::BLOCK_ROWS);
+        let share = task.b.share(blocks * task.depth);
         let mut column = 0;
-        while column + S::STRIP * S::LANES <= task.columns {
+        while column + width <= task.columns {
             if S::STRIP == 4 {
-                strip::<S, E, B, 4, false>(task, column);
+                strip::<S, E, B, 4, false>(task, column, share);
             } else {
-                strip::<S, E, B, 2, false>(task, column);
+                strip::<S, E, B, 2, false>(task, column, share);
             }
-            column += S::STRIP * S::LANES;
+            column += width;
         }
         while column + S::LANES <= task.columns {
-            strip::<S, E, B, 1, false>(task, column);
+            strip::<S, E, B, 1, false>(task, column, share);
             column += S::LANES;
         }
         if column < task.columns {
-            strip::<S, E, B, 1, true>(task, column);
+            strip::<S, E, B, 1, true>(task, column, share);
         }
     }
 }
@@ -88,17 +114,18 @@ impl<E: Element, B: Source> Task for Of<E, Product<B>> {
 unsafe fn strip<S: Simd, E: Element, B: Source, const N: usize, const HALF: bool>(
     task: &Product<B>,
     column: usize,
+    share: usize,
 ) {
     let mut r = 0;
     while r < task.rows {
         // 8 rows are better cut 4 + 4 than 6 + 2, and 7 rows 4 + 2 + 1 than 6 + 1.
         r += match task.rows - r {
             left if S::BLOCK_ROWS == 6 && (left == 6 || left > 8) => {
-                block::<S, E, B, 6, N, HALF>(task, r, column)
+                block::<S, E, B, 6, N, HALF>(task, r, column, share)
             }
-            left if left >= 4 => block::<S, E, B, 4, N, HALF>(task, r, column),
-            left if left >= 2 => block::<S, E, B, 2, N, HALF>(task, r, column),
-            _ => block::<S, E, B, 1, N, HALF>(task, r, column),
+            left if left >= 4 => block::<S, E, B, 4, N, HALF>(task, r, column, share),
+            left if left >= 2 => block::<S, E, B, 2, N, HALF>(task, r, column, share),
+            _ => block::<S, E, B, 1, N, HALF>(task, r, column, share),
         };
     }
 }
@@ -115,6 +142,7 @@ unsafe fn block<
     task: &Product<B>,
     row: usize,
     column: usize,
+    share: usize,
 ) -> usize {
     let mut sums = [[S::splat(0.0); N]; R];
     let c = task.c.add(row * task.ldc + column);
@@ -128,6 +156,7 @@ unsafe fn block<
     }
     let a = task.a.add(row * task.lda);
     for k in 0..task.depth {
+        task.b.ask(share);
         let b = task.b.at(k).add(column * E::SIZE);
         let mut x = [S::splat(0.0); N];
         for n in 0..N {

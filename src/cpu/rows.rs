@@ -12,6 +12,7 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
+use super::prefetch::Ahead;
 use super::simd::{E4m3, E5m2, Element, Simd, Task};
 use std::marker::PhantomData;
 
@@ -39,6 +40,13 @@ impl Rows {
     }
 }
 
+/// Rows in the cache, read once, and what to ask for meanwhile.
+#[derive(Clone, Copy)]
+pub struct Streamed {
+    pub rows: Rows,
+    pub ahead: *const Ahead,
+}
+
 /// Puts query rows, f32 and padded with zeros to a multiple of 16, into the order that [`Dot`] reads, in
 /// place. They hold values of the keys' type, unless that is fp8.
 #[derive(Clone, Copy)]
@@ -62,7 +70,7 @@ pub struct Dot {
     pub q: *const f32,
     pub ldq: usize,
     pub rows: usize,
-    pub k: Rows,
+    pub k: Streamed,
     /// A multiple of 8.
     pub dim: usize,
     pub s: *mut f32,
@@ -75,26 +83,29 @@ impl<E: Element> Task for Of<E, Dot> {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
         let task = &self.0;
-        for key in (0..task.k.count).step_by(4) {
+        let k = task.k.rows;
+        let blocks = k.count.div_ceil(4) * task.rows.div_ceil(S::DOT_ROWS);
+        let share = (*task.k.ahead).share(blocks * task.dim.div_ceil(S::LANES));
+        for key in (0..k.count).step_by(4) {
             // Past the end the last row stands in; its scores land in padding.
-            let last = task.k.count - 1;
+            let last = k.count - 1;
             let keys = [
-                task.k.at_row(key),
-                task.k.at_row(last.min(key + 1)),
-                task.k.at_row(last.min(key + 2)),
-                task.k.at_row(last.min(key + 3)),
+                k.at_row(key),
+                k.at_row(last.min(key + 1)),
+                k.at_row(last.min(key + 2)),
+                k.at_row(last.min(key + 3)),
             ];
             let mut r = 0;
             while S::DOT_ROWS == 4 && r + 4 <= task.rows {
-                dot_block::<S, E, 4>(task, r, key, keys);
+                dot_block::<S, E, 4>(task, r, key, keys, share);
                 r += 4;
             }
             while r + 2 <= task.rows {
-                dot_block::<S, E, 2>(task, r, key, keys);
+                dot_block::<S, E, 2>(task, r, key, keys, share);
                 r += 2;
             }
             if r < task.rows {
-                dot_block::<S, E, 1>(task, r, key, keys);
+                dot_block::<S, E, 1>(task, r, key, keys, share);
             }
         }
     }
@@ -106,11 +117,13 @@ unsafe fn dot_block<S: Simd, E: Element, const R: usize>(
     r0: usize,
     key: usize,
     keys: [*const u8; 4],
+    share: usize,
 ) {
     let mut sums = [[S::splat(0.0); 4]; R];
     let q = task.q.add(r0 * task.ldq);
     let mut d = 0;
     while d + S::LANES <= task.dim {
+        (*task.k.ahead).ask(share);
         let k = [
             E::load::<S>(keys[0].add(d * E::SIZE)),
             E::load::<S>(keys[1].add(d * E::SIZE)),

@@ -7,17 +7,17 @@
 #![allow(unsafe_code)]
 
 use super::panel::Values;
-use super::prefetch;
+use super::prefetch::Ahead;
 use super::product::Product;
-use super::rows::{Dot, Queries};
-use super::run::{Item, Run, Scores};
+use super::rows::{Dot, Queries, Streamed};
+use super::run::{Cache, Item, Run, Scores};
 use super::scratch::{Pad, Tile};
 use super::shape::SCORE_LD;
 use std::ops::Range;
 
 /// Keys per tile. A tile of all heads and the next one, which is being fetched, fit the second-level
 /// cache: 2 × 512 KiB for fp32 and 8 heads of 128.
-const STREAM_TILE: i64 = 64;
+const STREAM_TILE: i64 = 32;
 
 /// Computes an item of at most [`super::shape::STREAM_ROWS`] rows.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
@@ -45,10 +45,10 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
         let whole = run.sees_all(item, &(0..item.tokens), &keys);
         for head in 0..heads {
-            prefetch(run, head, (next.end - next.start) as usize, &pad.next);
-            scores(run, item, head, &keys, pad);
+            let [k, v] = ahead(run, head, (next.end - next.start) as usize, &pad.next);
+            scores(run, item, head, &keys, &k, pad);
             weigh(run, item, head, &keys, pad);
-            accumulate(run, item, head, &keys, whole, pad);
+            accumulate(run, item, head, &keys, whole, &v, pad);
         }
         std::mem::swap(&mut pad.here, &mut pad.next);
         keys = next;
@@ -67,26 +67,33 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     }
 }
 
-/// Asks for a head's share of the next tile, in the order in which it lies in memory: where a token's
-/// heads lie together, the share is some tokens with all their heads.
-fn prefetch(run: &Run<'_>, head: usize, n: usize, next: &Tile<'_>) {
+/// A head's share of the next tile, keys and values, in the order in which it lies in memory: where a
+/// token's heads lie together, the share is some tokens with all their heads.
+fn ahead(run: &Run<'_>, head: usize, n: usize, next: &Tile<'_>) -> [Ahead; 2] {
     let heads = run.shape.num_kv_heads;
     let share = head * n / heads..(head + 1) * n / heads;
     let size = run.kv_dtype.size();
-    for (cache, offsets, dim) in [
-        (&run.k, &next.k[..n], run.shape.dim_qk),
-        (&run.v, &next.v[..n], run.shape.dim_vo),
-    ] {
+    let of = |cache: &Cache, offsets: &[i64], dim: usize| {
         if cache.head == (dim * size) as i64 {
-            let rows = cache.rows(0, &offsets[share.clone()]);
-            prefetch::rows(&rows, heads * dim * size);
+            Ahead::new(cache.rows(0, &offsets[share.clone()]), heads * dim * size)
         } else {
-            prefetch::rows(&cache.rows(head, offsets), dim * size);
+            Ahead::new(cache.rows(head, offsets), dim * size)
         }
-    }
+    };
+    [
+        of(&run.k, &next.k[..n], run.shape.dim_qk),
+        of(&run.v, &next.v[..n], run.shape.dim_vo),
+    ]
 }
 
-fn scores(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
+fn scores(
+    run: &Run<'_>,
+    item: &Item<'_>,
+    head: usize,
+    keys: &Range<i64>,
+    ahead: &Ahead,
+    pad: &mut Pad<'_>,
+) {
     let n = (keys.end - keys.start) as usize;
     let q = &pad.q[head * item.rows * run.shape.ld_qk..][..item.rows * run.shape.ld_qk];
     assert!(pad.s.len() >= item.rows * SCORE_LD);
@@ -94,7 +101,10 @@ fn scores(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &
         q: q.as_ptr(),
         ldq: run.shape.ld_qk,
         rows: item.rows,
-        k: run.k.rows(head, &pad.here.k[..n]),
+        k: Streamed {
+            rows: run.k.rows(head, &pad.here.k[..n]),
+            ahead,
+        },
         dim: run.shape.dim_qk,
         s: pad.s.as_mut_ptr(),
         lds: SCORE_LD,
@@ -121,6 +131,7 @@ fn accumulate(
     head: usize,
     keys: &Range<i64>,
     whole: bool,
+    ahead: &Ahead,
     pad: &mut Pad<'_>,
 ) {
     let n = (keys.end - keys.start) as usize;
@@ -128,6 +139,8 @@ fn accumulate(
     let o = &mut pad.o[head * item.rows * ld..][..item.rows * ld];
     if !whole {
         // Keys that some rows do not see may hold anything; the panel's product knows how.
+        // SAFETY: the offsets are the next tile's.
+        unsafe { ahead.finish() };
         let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
         values.accumulate(run, pad.s, item.rows, 0..n, o, pad.alpha);
         return;
@@ -137,7 +150,10 @@ fn accumulate(
         lda: SCORE_LD,
         rows: item.rows,
         depth: n,
-        b: run.v.rows(head, &pad.here.v[..n]),
+        b: Streamed {
+            rows: run.v.rows(head, &pad.here.v[..n]),
+            ahead,
+        },
         columns: run.shape.dim_vo,
         c: o.as_mut_ptr(),
         ldc: ld,
