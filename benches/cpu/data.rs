@@ -7,7 +7,7 @@ use folio::tensor::{Device, Tensor};
 /// past one, and then every vector load crosses into the next.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u64; 8]);
+struct Line(#[expect(dead_code, reason = "read as words")] [u64; 8]);
 
 /// Words that begin on a cache line.
 pub struct Memory {

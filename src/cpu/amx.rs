@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 /// Rows, columns and depth of a block.
 pub const SIDE: usize = 32;
 
-/// Bytes from row to row of A.
+/// Bytes from row to row of A, and of a full tile.
 const A_STRIDE: usize = 64;
 
 /// The same of B and of C.
@@ -76,8 +76,34 @@ fn permitted() -> bool {
     false
 }
 
-/// This thread's tiles, configured; dropping it gives them back. Four of them hold C from call to call:
-/// no other code touches tiles.
+/// Rows of a tile, and bytes of a row.
+type TileShape = (u8, u8);
+
+/// Gives this thread tiles.
+///
+/// # Safety
+/// [`is_available`] must have said yes.
+unsafe fn configure(shapes: [TileShape; 8]) {
+    #[repr(align(64))]
+    struct Config([u8; 64]);
+    let mut config = Config([0; 64]);
+    config.0[0] = 1;
+    for (tile, (rows, bytes)) in shapes.into_iter().enumerate() {
+        config.0[16 + 2 * tile] = bytes;
+        config.0[48 + tile] = rows;
+    }
+    // SAFETY: the caller's promise; palette 1 has eight tiles of up to 16 rows of 64 bytes.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) config.0.as_ptr(), options(nostack, readonly)) };
+}
+
+/// Gives them back.
+fn release() {
+    // SAFETY: called by the owners of tiles, which exist only where AMX does.
+    unsafe { asm!("tilerelease", options(nostack)) };
+}
+
+/// This thread's tiles, configured for blocks; dropping it gives them back. Four of them hold C from call
+/// to call: no other code touches tiles.
 pub struct Tiles(());
 
 impl Tiles {
@@ -86,16 +112,8 @@ impl Tiles {
     /// # Safety
     /// [`is_available`] must have said yes.
     pub unsafe fn new() -> Tiles {
-        #[repr(align(64))]
-        struct Config([u8; 64]);
-        let mut config = Config([0; 64]);
-        config.0[0] = 1;
-        for tile in 0..8 {
-            config.0[16 + 2 * tile] = 64;
-            config.0[48 + tile] = 16;
-        }
-        // SAFETY: the caller's promise; palette 1 has these tiles.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) config.0.as_ptr(), options(nostack, readonly)) };
+        // SAFETY: the caller's promise.
+        unsafe { configure([(16, 64); 8]) };
         Tiles(())
     }
 
@@ -190,8 +208,147 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: a `Tiles` exists only where AMX does.
-        unsafe { asm!("tilerelease", options(nostack)) };
+        release();
+    }
+}
+
+/// This thread's tiles, configured for few query rows as `amx_rows` uses them; dropping it gives them
+/// back. 0 and 1: scores of 16 keys; 2 and 3: 16 rows of 64 bytes of keys or values; 4: queries; 5: weights;
+/// 6 and 7: sums of 16 columns.
+pub struct RowTiles(());
+
+impl RowTiles {
+    /// For 1 to 16 query rows.
+    ///
+    /// # Safety
+    /// [`is_available`] must have said yes.
+    pub unsafe fn new(rows: usize) -> RowTiles {
+        let rows = rows as u8;
+        let (scores, cache, sums) = ((16, 4 * rows), (16, 64), (rows, 64));
+        // SAFETY: the caller's promise.
+        unsafe { configure([scores, scores, cache, cache, scores, sums, sums, sums]) };
+        RowTiles(())
+    }
+
+    /// Clears both tiles of scores.
+    ///
+    /// # Safety
+    /// This and all below: this thread's tiles must be configured as `new` does.
+    #[inline(always)]
+    pub unsafe fn zero_scores() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                out("tmm0") _, out("tmm1") _,
+                options(nostack, nomem, preserves_flags)
+            );
+        }
+    }
+
+    /// Adds the products of 32 elements of `q`, 16 rows of pairs `ldq` bytes apart, with those of 16 keys
+    /// at `a` and 16 at `b`.
+    ///
+    /// # Safety
+    /// The rows must be readable.
+    #[inline(always)]
+    pub unsafe fn add_scores(
+        q: *const u32,
+        ldq: usize,
+        a: *const u8,
+        lda: usize,
+        b: *const u8,
+        ldb: usize,
+    ) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            asm!(
+                "tileloadd tmm4, [{q} + {ldq}*1]",
+                "tileloadd tmm2, [{a} + {lda}*1]",
+                "tdpbf16ps tmm0, tmm2, tmm4",
+                "tileloadd tmm3, [{b} + {ldb}*1]",
+                "tdpbf16ps tmm1, tmm3, tmm4",
+                q = in(reg) q,
+                ldq = in(reg) ldq,
+                a = in(reg) a,
+                lda = in(reg) lda,
+                b = in(reg) b,
+                ldb = in(reg) ldb,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+                options(nostack, readonly, preserves_flags)
+            );
+        }
+    }
+
+    /// Writes the scores: 32 rows, 64 bytes apart, of as many floats as there are query rows.
+    ///
+    /// # Safety
+    /// `s` must have room.
+    #[inline(always)]
+    pub unsafe fn store_scores(s: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            asm!(
+                "tilestored [{s} + {ld}*1], tmm0",
+                "tilestored [{s} + {ld}*1 + 1024], tmm1",
+                s = in(reg) s,
+                ld = in(reg) A_STRIDE,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    /// Reads weights: a row of 32 bf16 per query row.
+    ///
+    /// # Safety
+    /// The rows must be readable.
+    #[inline(always)]
+    pub unsafe fn load_weights(p: *const u16) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            asm!(
+                "tileloadd tmm5, [{p} + {ld}*1]",
+                p = in(reg) p,
+                ld = in(reg) A_STRIDE,
+                out("tmm5") _,
+                options(nostack, readonly, preserves_flags)
+            );
+        }
+    }
+
+    /// Writes the weighted sums of 2 × 16 columns: `v` holds 16 rows of pairs for the first 16 and then for
+    /// the others; `sums` becomes 16 rows of 16 floats for each, of which as many are written as there
+    /// are query rows.
+    ///
+    /// # Safety
+    /// `v` must be readable, and `sums` have room.
+    #[inline(always)]
+    pub unsafe fn weigh_values(v: *const u16, sums: *mut f32) {
+        // SAFETY: the caller's promises.
+        unsafe {
+            asm!(
+                "tilezero tmm6",
+                "tileloadd tmm2, [{v} + {ld}*1]",
+                "tdpbf16ps tmm6, tmm5, tmm2",
+                "tilezero tmm7",
+                "tileloadd tmm3, [{v} + {ld}*1 + 1024]",
+                "tdpbf16ps tmm7, tmm5, tmm3",
+                "tilestored [{sums} + {ld}*1], tmm6",
+                "tilestored [{sums} + {ld}*1 + 1024], tmm7",
+                v = in(reg) v,
+                sums = in(reg) sums,
+                ld = in(reg) A_STRIDE,
+                out("tmm2") _, out("tmm3") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+}
+
+impl Drop for RowTiles {
+    fn drop(&mut self) {
+        release();
     }
 }
 

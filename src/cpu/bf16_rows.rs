@@ -83,7 +83,7 @@ unsafe fn pairs_weigh(task: &Product<Streamed>) {
 }
 
 /// Sums of 32 columns, in the order of the way to multiply.
-type Columns = [__m512; 2];
+pub type Columns = [__m512; 2];
 
 /// A way to multiply.
 trait Way {
@@ -195,13 +195,8 @@ impl Way for Pairs {
     }
 
     #[inline(always)]
-    unsafe fn leave([first, second]: Columns) -> Columns {
-        let low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-        let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-        [
-            _mm512_permutex2var_ps(first, low, second),
-            _mm512_permutex2var_ps(first, high, second),
-        ]
+    unsafe fn leave(sums: Columns) -> Columns {
+        in_order(sums)
     }
 
     /// Row `j` goes with row `j + 16` of every 32.
@@ -422,7 +417,7 @@ unsafe fn weigh_block<W: Way, const R: usize, const N: usize, const TAIL: bool>(
 
 /// Elements `first..first + 32` of a row; as its `TAIL`, zeros from `end` on.
 #[inline(always)]
-unsafe fn elements<const TAIL: bool>(row: *const u8, first: usize, end: usize) -> __m512i {
+pub unsafe fn elements<const TAIL: bool>(row: *const u8, first: usize, end: usize) -> __m512i {
     let at = row.add(2 * first);
     if TAIL {
         return _mm512_maskz_loadu_epi16(u32::MAX >> (STEP + first - end), at.cast());
@@ -438,8 +433,20 @@ fn blocks(rows: usize) -> usize {
 
 /// The first `count` lanes of 16.
 #[inline(always)]
-fn lanes(count: usize) -> __mmask16 {
+pub fn lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(16)) - 1) as __mmask16
+}
+
+/// Puts 32 columns in order, of which unpacking took columns 0 to 3, 8 to 11, … into one vector and the
+/// others into the next.
+#[inline(always)]
+pub unsafe fn in_order([first, second]: Columns) -> Columns {
+    let low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    [
+        _mm512_permutex2var_ps(first, low, second),
+        _mm512_permutex2var_ps(first, high, second),
+    ]
 }
 
 #[inline(always)]
@@ -528,6 +535,7 @@ mod tests {
                     s: s.as_mut_ptr(),
                     lds: 64,
                 };
+                let _tiles = kernels.prepare(DType::BF16, rows);
                 // SAFETY: rows and keys lie in the vectors, and `s` has room for 64 scores a row.
                 unsafe {
                     (kernels.queries[DType::BF16 as usize])(&queries);
@@ -575,6 +583,7 @@ mod tests {
                     ldc,
                     alpha: alpha.as_ptr(),
                 };
+                let _tiles = isa.kernels().prepare(DType::BF16, rows);
                 // SAFETY: weights, values and sums lie in the vectors.
                 unsafe { (isa.kernels().weigh[DType::BF16 as usize])(&task) };
                 for (r, d) in (0..rows).flat_map(|r| (0..columns).map(move |d| (r, d))) {

@@ -2,12 +2,13 @@
 //! instruction set but `amx.rs`.
 #![allow(unsafe_code)]
 
+#[cfg(folio_avx512)]
+use super::amx::RowTiles;
 use super::product::{Panel, Product};
 use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, Streamed, leave_queries};
 use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
 use super::softmax::Softmax;
 use super::transpose::Transpose;
-#[cfg(folio_avx512)]
 use crate::dtype::DType;
 use std::marker::PhantomData;
 
@@ -102,9 +103,11 @@ fn kernels(isa: Isa) -> &'static Kernels {
         Isa::Portable => &PORTABLE,
         Isa::Avx2 => &AVX2,
         #[cfg(folio_avx512)]
-        Isa::Avx512 | Isa::Amx => &AVX512,
+        Isa::Avx512 => &AVX512,
         #[cfg(folio_avx512)]
         Isa::Avx512Bf16 => &AVX512_BF16,
+        #[cfg(folio_avx512)]
+        Isa::Amx => &AMX,
         #[cfg(not(folio_avx512))]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => &AVX2,
     }
@@ -117,6 +120,11 @@ static AVX512: Kernels =
 #[cfg(folio_avx512)]
 static AVX512_BF16: Kernels =
     Kernels::of::<super::simd_avx512::Avx512>().with_bf16(super::bf16_rows::PAIRS);
+
+#[cfg(folio_avx512)]
+static AMX: Kernels = Kernels::of::<super::simd_avx512::Avx512>()
+    .with_bf16(super::amx_rows::TILES)
+    .on_tiles();
 
 #[cfg(not(target_arch = "x86_64"))]
 fn kernels(_: Isa) -> &'static Kernels {
@@ -133,6 +141,8 @@ type Kernel<A, R = ()> = unsafe fn(&A) -> R;
 pub struct Kernels {
     /// Columns of a panel's strip: what `product` handles in one pass, and a multiple of 16.
     pub strip: usize,
+    /// Whether `dot` and `weigh` for bf16 need this thread's tiles.
+    on_tiles: bool,
     pub queries: [Kernel<Queries>; 5],
     pub dot: [Kernel<Dot>; 5],
     pub accumulate: [Kernel<Product<Rows>>; 5],
@@ -156,6 +166,7 @@ impl Kernels {
             } else {
                 S::STRIP * S::LANES
             },
+            on_tiles: false,
             dot: [
                 typed::<S, F32, Dot>,
                 typed::<S, F16, Dot>,
@@ -211,6 +222,24 @@ impl Kernels {
         self.dot[BF16] = bf16.dot;
         self.weigh[BF16] = bf16.weigh;
         self
+    }
+
+    #[cfg(folio_avx512)]
+    const fn on_tiles(mut self) -> Kernels {
+        self.on_tiles = true;
+        self
+    }
+
+    /// What this thread has to hold while it calls `dot` and `weigh` for `rows` query rows.
+    #[cfg(folio_avx512)]
+    pub fn prepare(&self, dtype: DType, rows: usize) -> Option<RowTiles> {
+        // SAFETY: only the table for AMX says so.
+        (self.on_tiles && dtype == DType::BF16).then(|| unsafe { RowTiles::new(rows) })
+    }
+
+    #[cfg(not(folio_avx512))]
+    pub fn prepare(&self, _: DType, _: usize) -> Option<()> {
+        None
     }
 }
 

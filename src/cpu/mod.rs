@@ -10,6 +10,8 @@
 
 #[cfg(folio_avx512)]
 mod amx;
+#[cfg(folio_avx512)]
+mod amx_rows;
 mod append;
 mod attention;
 #[cfg(folio_avx512)]

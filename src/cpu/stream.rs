@@ -22,6 +22,7 @@ const STREAM_TILE: i64 = 32;
 /// Computes an item of at most [`super::shape::STREAM_ROWS`] rows.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     let (rows, heads) = (item.rows, run.shape.num_kv_heads);
+    let _tiles = run.kernels.prepare(run.kv_dtype, rows);
     for head in 0..heads {
         let q = &mut pad.q[head * rows * run.shape.ld_qk..];
         run.load_queries(item, head, q, pad.q_offsets);

@@ -1,0 +1,279 @@
+//! Products with bf16 rows where they lie in the cache, for up to 16 query rows, on AMX. Both products of a
+//! head and 32 keys take as long for 16 rows as for one, and vectors do no more than rearrange.
+//!
+//! Scores are k · qᵀ with keys as they lie: a tile is 32 columns of 16 keys, read in place where the keys
+//! are equally far apart. Sums are p · v with values two by two: a tile is 16 columns of 32 values.
+#![allow(unsafe_code)]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "pointer arithmetic under the contract of the kernels' arguments, stated on the fields"
+)]
+#![allow(
+    clippy::incompatible_msrv,
+    reason = "compiled under folio_avx512 only, by compilers that have these intrinsics"
+)]
+
+use super::amx::RowTiles;
+use super::bf16_rows::{Bf16Rows, elements, in_order, lanes};
+use super::product::Product;
+use super::rows::{Dot, Queries, Rows, Streamed};
+use super::simd::Simd;
+use super::simd_avx512::Avx512;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// Keys or values per step, and elements of a row in a tile.
+const STEP: usize = 32;
+
+/// Keys per tile of scores; most query rows.
+const SIDE: usize = 16;
+
+/// Most columns of a head.
+const MOST: usize = 256;
+
+/// The kernels; they need AMX, AVX-512 F, BW, DQ, VL and BF16, and this thread's [`RowTiles`] for as many
+/// rows as their arguments have.
+pub const TILES: Bf16Rows = Bf16Rows {
+    queries,
+    dot,
+    weigh,
+};
+
+/// Memory on the stack that begins on a cache line. Nothing is read that was not written first.
+#[repr(align(64))]
+struct Lines<T>(MaybeUninit<T>);
+
+impl<T> Lines<T> {
+    #[inline(always)]
+    fn new() -> Lines<T> {
+        Lines(MaybeUninit::uninit())
+    }
+
+    #[inline(always)]
+    fn at<E>(&mut self) -> *mut E {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// Word `i · rows + r` becomes elements `2i` and `2i + 1` of row `r`. The queries were bf16, so nothing is
+/// lost.
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn queries(task: &Queries) {
+    assert!(task.rows <= SIDE && task.ldq <= MOST);
+    let mut words = [0u32; SIDE * MOST / 2];
+    for r in 0..task.rows {
+        let row = task.q.add(r * task.ldq);
+        for d in (0..task.ldq).step_by(2) {
+            let half = |d: usize| match d < task.dim {
+                true => (*row.add(d)).to_bits() >> 16,
+                false => 0,
+            };
+            words[d / 2 * task.rows + r] = half(d) | half(d + 1) << 16;
+        }
+    }
+    let count = task.rows * task.ldq / 2;
+    std::ptr::copy_nonoverlapping(words.as_ptr(), task.q.cast(), count);
+}
+
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn dot(task: &Dot) {
+    assert!(task.rows <= SIDE && task.dim <= MOST);
+    let keys = task.k.rows;
+    let steps = task.dim.div_ceil(STEP);
+    let ahead = &*task.k.ahead;
+    let share = ahead.share(keys.count.div_ceil(2 * SIDE) * steps);
+    let mut copies = Lines::<[u16; 2 * SIDE * MOST]>::new();
+    let mut scores = Lines::<[f32; 2 * SIDE * SIDE]>::new();
+    let scores = scores.at::<f32>();
+    for first in (0..keys.count).step_by(2 * SIDE) {
+        let (a, lda) = key_tile(&keys, first, task.dim, copies.at());
+        let copies = copies.at::<u16>().add(SIDE * MOST);
+        let (b, ldb) = key_tile(&keys, first + SIDE, task.dim, copies);
+        RowTiles::zero_scores();
+        for step in 0..steps {
+            ahead.ask(share);
+            let q = task.q.cast::<u32>().add(step * SIDE * task.rows);
+            let d = 2 * STEP * step;
+            RowTiles::add_scores(q, 4 * task.rows, a.add(d), lda, b.add(d), ldb);
+        }
+        RowTiles::store_scores(scores);
+        for tile in (0..2).filter(|tile| first + tile * SIDE < keys.count) {
+            let s = task.s.add(first + tile * SIDE);
+            transpose(scores.add(tile * SIDE * SIDE), task.rows, s, task.lds);
+        }
+    }
+}
+
+/// 16 keys from `first` on, as the start and the bytes from one to the next: where they lie, or `copies`
+/// of them. Past the end the last one stands in.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn key_tile(keys: &Rows, first: usize, dim: usize, copies: *mut u16) -> (*const u8, usize) {
+    let last = keys.count - 1;
+    if first > last {
+        return (keys.at_row(last), 0);
+    }
+    if first + SIDE <= keys.count && dim.is_multiple_of(STEP) {
+        if let Some(stride) = stride(keys.offsets.add(first)) {
+            return (keys.at_row(first), stride as usize);
+        }
+    }
+    for j in 0..SIDE {
+        let row = keys.at_row(last.min(first + j));
+        for d in (0..dim).step_by(STEP) {
+            let x = elements_up_to(row, d, dim);
+            _mm512_storeu_si512(copies.add(j * MOST + d).cast(), x);
+        }
+    }
+    (copies.cast(), 2 * MOST)
+}
+
+/// The distance between 16 offsets, if it is always the same.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn stride(offsets: *const i64) -> Option<i64> {
+    let stride = (*offsets.add(1)).wrapping_sub(*offsets);
+    let steps = _mm512_mullo_epi64(
+        _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7),
+        _mm512_set1_epi64(stride),
+    );
+    let want = _mm512_add_epi64(_mm512_set1_epi64(*offsets), steps);
+    let low = _mm512_cmpneq_epi64_mask(want, _mm512_loadu_si512(offsets.cast()));
+    let want = _mm512_add_epi64(want, _mm512_set1_epi64(stride.wrapping_mul(8)));
+    let high = _mm512_cmpneq_epi64_mask(want, _mm512_loadu_si512(offsets.add(8).cast()));
+    (low | high == 0).then_some(stride)
+}
+
+/// 16 rows of `columns` floats, 16 apart, to rows of 16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn transpose(from: *const f32, columns: usize, to: *mut f32, ld: usize) {
+    for column in (0..columns).step_by(4) {
+        // Lane l of vector i: key 4l + i.
+        let a = every_fourth(from.add(column));
+        let b = every_fourth(from.add(column + SIDE));
+        let c = every_fourth(from.add(column + 2 * SIDE));
+        let d = every_fourth(from.add(column + 3 * SIDE));
+        let low_ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+        let low_cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+        let high_ab = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+        let high_cd = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+        let rows = [
+            _mm512_unpacklo_pd(low_ab, low_cd),
+            _mm512_unpackhi_pd(low_ab, low_cd),
+            _mm512_unpacklo_pd(high_ab, high_cd),
+            _mm512_unpackhi_pd(high_ab, high_cd),
+        ];
+        for r in 0..rows.len().min(columns - column) {
+            _mm512_storeu_ps(to.add((column + r) * ld), _mm512_castpd_ps(rows[r]));
+        }
+    }
+}
+
+/// Four floats of rows 0, 4, 8 and 12.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn every_fourth(from: *const f32) -> __m512 {
+    let x = _mm512_castps128_ps512(_mm_loadu_ps(from));
+    let x = _mm512_insertf32x4::<1>(x, _mm_loadu_ps(from.add(4 * SIDE)));
+    let x = _mm512_insertf32x4::<2>(x, _mm_loadu_ps(from.add(8 * SIDE)));
+    _mm512_insertf32x4::<3>(x, _mm_loadu_ps(from.add(12 * SIDE)))
+}
+
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn weigh(task: &Product<Streamed>) {
+    assert!(task.rows <= SIDE && task.columns <= MOST);
+    let mut sums = Lines::<[f32; SIDE * MOST]>::new();
+    let sums = sums.at::<f32>();
+    let ahead = &*task.b.ahead;
+    let blocks = task.columns.div_ceil(STEP);
+    let share = ahead.share(blocks * SIDE * task.depth.div_ceil(STEP));
+    for first in (0..task.depth).step_by(STEP) {
+        let count = STEP.min(task.depth - first);
+        load_weights(task, first, count);
+        for block in 0..blocks {
+            let mut pairs = Lines::<[u16; 2 * SIDE * STEP]>::new();
+            for j in 0..SIDE {
+                ahead.ask(share);
+                let at = pairs.at::<u16>().add(j * STEP);
+                value_pair(task, first + 2 * j, first + count, block * STEP, at);
+            }
+            RowTiles::weigh_values(pairs.at(), sums.add(block * 2 * SIDE * SIDE));
+        }
+        let alpha = match first {
+            0 => task.alpha,
+            _ => [1.0; SIDE].as_ptr(),
+        };
+        add_sums(task, sums, alpha);
+    }
+}
+
+/// The weights of `count` values from `first` on, in bf16.
+#[inline]
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn load_weights(task: &Product<Streamed>, first: usize, count: usize) {
+    let mut weights = Lines::<[u16; SIDE * STEP]>::new();
+    for r in 0..task.rows {
+        let a = task.a.add(r * task.lda + first);
+        let low = _mm512_maskz_loadu_ps(lanes(count), a);
+        let high = lanes(count.saturating_sub(SIDE));
+        let high = _mm512_maskz_loadu_ps(high, a.wrapping_add(SIDE));
+        let row = _mm512_cvtne2ps_pbh(high, low);
+        _mm512_store_si512(weights.at::<u16>().add(r * STEP).cast(), bits(row));
+    }
+    RowTiles::load_weights(weights.at());
+}
+
+/// 32 columns of values `j` and `j + 1`, interleaved: 16 in each of two tiles, four by four. There are
+/// zeros from `end` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn value_pair(task: &Product<Streamed>, j: usize, end: usize, column: usize, at: *mut u16) {
+    let (mut a, mut b) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+    if j < end {
+        a = elements_up_to(task.b.rows.at_row(j), column, task.columns);
+    }
+    if j + 1 < end {
+        b = elements_up_to(task.b.rows.at_row(j + 1), column, task.columns);
+    }
+    _mm512_store_si512(at.cast(), _mm512_unpacklo_epi16(a, b));
+    let second = at.add(SIDE * STEP);
+    _mm512_store_si512(second.cast(), _mm512_unpackhi_epi16(a, b));
+}
+
+/// 32 elements of a row, or as many as there are before `end`, and zeros.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn elements_up_to(row: *const u8, first: usize, end: usize) -> __m512i {
+    match first + STEP <= end {
+        true => elements::<false>(row, first, end),
+        false => elements::<true>(row, first, end),
+    }
+}
+
+/// `c = alpha · c + sums`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn add_sums(task: &Product<Streamed>, sums: *const f32, alpha: *const f32) {
+    for r in 0..task.rows {
+        let factor = match alpha.is_null() {
+            true => _mm512_setzero_ps(),
+            false => _mm512_set1_ps(*alpha.add(r)),
+        };
+        for column in (0..task.columns).step_by(STEP) {
+            let at = sums.add(column * SIDE + r * SIDE);
+            let [low, high] = in_order([_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(SIDE * SIDE))]);
+            let c = task.c.add(r * task.ldc + column);
+            Avx512::store(c, Avx512::fma(factor, _mm512_loadu_ps(c), low));
+            let c = c.add(SIDE);
+            Avx512::store(c, Avx512::fma(factor, _mm512_loadu_ps(c), high));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn bits(x: __m512bh) -> __m512i {
+    // SAFETY: two names for 512 bits.
+    unsafe { std::mem::transmute(x) }
+}
