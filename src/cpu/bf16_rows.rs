@@ -4,7 +4,8 @@
 //! There are two ways to multiply. [`Split`] takes even and odd elements apart, a shift and a mask for
 //! 32, and multiplies in f32. [`Pairs`] leaves that to `vdpbf16ps`, with weights rounded to bf16: twice
 //! the work per instruction. On Zen 4 that instruction is nearly as fast as an FMA (2.8 and 3.7 per ns).
-//! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split.
+//! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split, and
+//! from five rows on use that (`amx_rows`).
 //!
 //! Vectors stay out of closures that `std` calls: those are compiled without AVX-512, and every intrinsic
 //! in them becomes a call.
@@ -535,7 +536,7 @@ mod tests {
                     s: s.as_mut_ptr(),
                     lds: 64,
                 };
-                let _tiles = kernels.prepare(DType::BF16, rows);
+                let _tiles = kernels.tiles(DType::BF16, rows);
                 // SAFETY: rows and keys lie in the vectors, and `s` has room for 64 scores a row.
                 unsafe {
                     (kernels.queries[DType::BF16 as usize])(&queries);
@@ -583,7 +584,7 @@ mod tests {
                     ldc,
                     alpha: alpha.as_ptr(),
                 };
-                let _tiles = isa.kernels().prepare(DType::BF16, rows);
+                let _tiles = isa.kernels().tiles(DType::BF16, rows);
                 // SAFETY: weights, values and sums lie in the vectors.
                 unsafe { (isa.kernels().weigh[DType::BF16 as usize])(&task) };
                 for (r, d) in (0..rows).flat_map(|r| (0..columns).map(move |d| (r, d))) {

@@ -2,8 +2,6 @@
 //! instruction set but `amx.rs`.
 #![allow(unsafe_code)]
 
-#[cfg(folio_avx512)]
-use super::amx::RowTiles;
 use super::product::{Panel, Product};
 use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, Streamed, leave_queries};
 use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
@@ -232,13 +230,15 @@ impl Kernels {
 
     /// What this thread has to hold while it calls `dot` and `weigh` for `rows` query rows.
     #[cfg(folio_avx512)]
-    pub fn prepare(&self, dtype: DType, rows: usize) -> Option<RowTiles> {
+    pub fn tiles(&self, dtype: DType, rows: usize) -> Option<super::amx::RowTiles> {
         // SAFETY: only the table for AMX says so.
-        (self.on_tiles && dtype == DType::BF16).then(|| unsafe { RowTiles::new(rows) })
+        (self.on_tiles && dtype == DType::BF16)
+            .then(|| unsafe { super::amx_rows::tiles(rows) })
+            .flatten()
     }
 
     #[cfg(not(folio_avx512))]
-    pub fn prepare(&self, _: DType, _: usize) -> Option<()> {
+    pub fn tiles(&self, _: DType, _: usize) -> Option<()> {
         None
     }
 }

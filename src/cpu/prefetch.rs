@@ -63,17 +63,30 @@ impl Ahead {
         }
     }
 
-    /// Asks for everything that is left.
+    /// As [`Ahead::share`], in rows: for steps that take longer.
+    #[inline(always)]
+    pub fn share_rows(&self, steps: usize) -> usize {
+        (self.rows.count - self.row.get()).div_ceil(steps.max(1))
+    }
+
+    /// Asks for some more rows.
     ///
     /// # Safety
     /// As for [`Ahead::ask`].
-    pub unsafe fn finish(&self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.ask(self.share(1)) };
+    #[inline(always)]
+    pub unsafe fn ask_rows(&self, count: usize) {
+        let first = self.row.get();
+        let end = self.rows.count.min(first + count);
+        for index in first..end {
+            // SAFETY: the row is one of `count`.
+            row(unsafe { self.rows.at_row(index) }, self.lines * LINE);
+        }
+        self.row.set(end);
     }
 }
 
 /// Asks for `bytes` from the start of a row.
+#[inline(always)]
 pub fn row(start: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(LINE) {
         hint(start.wrapping_add(line));

@@ -463,6 +463,8 @@ impl<'a> Run<'a> {
         let empty = top == f32::NEG_INFINITY;
         let (keep, total) = if empty {
             (0.0, 0.0)
+        } else if sink == f32::NEG_INFINITY {
+            (1.0, sum)
         } else {
             let keep = (max - top).exp2();
             (keep, sum * keep + (sink - top).exp2())

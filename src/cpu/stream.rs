@@ -1,9 +1,7 @@
 //! The walk for few query rows (decode, speculative verify): a tile of pages is walked once for all its
 //! heads, with keys and values read in place.
 //!
-//! In an NHD cache the heads of a page lie together, so this reads memory nearly in order. bf16 stays on
-//! vectors where AMX is available: with four rows per KV head a variant on tiles read 15.5 GB/s where
-//! fp16 on vectors read 16.5 in the same run (8 requests of 2048 keys, two threads of an Emerald Rapids).
+//! In an NHD cache the heads of a page lie together, so this reads memory nearly in order.
 #![allow(unsafe_code)]
 
 use super::panel::Values;
@@ -12,17 +10,20 @@ use super::product::Product;
 use super::rows::{Dot, Queries, Streamed};
 use super::run::{Cache, Item, Run, Scores};
 use super::scratch::{Pad, Tile};
-use super::shape::SCORE_LD;
+use super::shape::{KEY_TILE, SCORE_LD};
 use std::ops::Range;
 
-/// Keys per tile. A tile of all heads and the next one, which is being fetched, fit the second-level
-/// cache: 2 × 512 KiB for fp32 and 8 heads of 128.
-const STREAM_TILE: i64 = 32;
+/// Bytes of keys and values that a tile aims at: what is asked for ahead is to be a small part of the
+/// second-level cache. With twice as many, cold bf16 decode was 10 to 20 % slower.
+const TILE_BYTES: usize = 128 << 10;
+
+/// Fewest keys of a tile; its length is a multiple of them.
+const TILE_UNIT: usize = 32;
 
 /// Computes an item of at most [`super::shape::STREAM_ROWS`] rows.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     let (rows, heads) = (item.rows, run.shape.num_kv_heads);
-    let _tiles = run.kernels.prepare(run.kv_dtype, rows);
+    let _tiles = run.kernels.tiles(run.kv_dtype, rows);
     for head in 0..heads {
         let q = &mut pad.q[head * rows * run.shape.ld_qk..];
         run.load_queries(item, head, q, pad.q_offsets);
@@ -38,7 +39,8 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     pad.o[..heads * rows * run.shape.ld_vo].fill(0.0);
     pad.max[..heads * rows].fill(f32::NEG_INFINITY);
     pad.sum[..heads * rows].fill(0.0);
-    let tile = |start: i64| start..item.keys.end.min(start + STREAM_TILE);
+    let tile_keys = tile_keys(run);
+    let tile = |start: i64| start..item.keys.end.min(start + tile_keys);
     let mut keys = tile(item.keys.start);
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
     while !keys.is_empty() {
@@ -66,6 +68,13 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
             &pad.sum[state],
         );
     }
+}
+
+/// Keys per tile.
+fn tile_keys(run: &Run<'_>) -> i64 {
+    let shape = run.shape;
+    let bytes = shape.num_kv_heads * (shape.dim_qk + shape.dim_vo) * run.kv_dtype.size();
+    ((TILE_BYTES / bytes).clamp(TILE_UNIT, KEY_TILE) / TILE_UNIT * TILE_UNIT) as i64
 }
 
 /// A head's share of the next tile, keys and values, in the order in which it lies in memory: where a
@@ -141,7 +150,7 @@ fn accumulate(
     if !whole {
         // Keys that some rows do not see may hold anything; the panel's product knows how.
         // SAFETY: the offsets are the next tile's.
-        unsafe { ahead.finish() };
+        unsafe { ahead.ask_rows(n) };
         let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
         values.accumulate(run, pad.s, item.rows, 0..n, o, pad.alpha);
         return;

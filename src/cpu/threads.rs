@@ -1,8 +1,9 @@
 //! The threads of one CPU context: the caller's and a few of our own that sleep between jobs.
 //!
-//! A job is `count` independent pieces; threads take them one by one from a counter, so the caller never
-//! waits for a worker that has not woken up. Nothing is global, nothing is allocated per job. This is no
-//! general executor: jobs do not nest.
+//! A job is `count` independent pieces, dealt out in turn. A thread takes its own one by one from a counter
+//! and then goes on to the others', so the caller never waits for a worker that has not woken up. Equal
+//! jobs in a row thus mostly give a thread the same pieces, whose memory its caches hold. Nothing is global,
+//! nothing is allocated per job. This is no general executor: jobs do not nest.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
@@ -46,9 +47,15 @@ struct Shared {
     stop: AtomicBool,
     /// Written by the caller while the job is closed and nobody is inside.
     job: UnsafeCell<Job>,
-    next: AtomicUsize,
+    /// How many of its pieces were taken, per thread.
+    taken: Vec<Counter>,
     panicked: AtomicBool,
 }
+
+/// A counter alone on its pair of cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counter(AtomicUsize);
 
 #[derive(Debug, Clone, Copy)]
 struct Job {
@@ -78,7 +85,9 @@ impl Pool {
                 piece: &|_: usize, _: usize| {},
                 count: 0,
             }),
-            next: AtomicUsize::new(0),
+            taken: (0..num_threads.max(1))
+                .map(|_| Counter::default())
+                .collect(),
             panicked: AtomicBool::new(false),
         });
         let mut pool = Pool {
@@ -125,7 +134,9 @@ impl Turn<'_> {
             unsafe { std::mem::transmute::<*const Piece<'_>, *const Piece<'static>>(piece) };
         // SAFETY: the turn is ours and the job is closed, so no worker reads `job`.
         unsafe { *shared.job.get() = Job { piece, count } };
-        shared.next.store(0, SeqCst);
+        for taken in &shared.taken {
+            taken.0.store(0, SeqCst);
+        }
         shared.panicked.store(false, SeqCst);
         let word = shared.word.load(SeqCst);
         shared
@@ -153,7 +164,7 @@ impl Turn<'_> {
 }
 
 impl Shared {
-    /// Takes pieces until none are left.
+    /// Takes pieces until none are left, its own first.
     fn work(&self, thread: usize) {
         // SAFETY: this thread is inside the open job (or is its owner), so `job` does not change and the
         // closure is alive.
@@ -161,13 +172,16 @@ impl Shared {
             let job = *self.job.get();
             (&*job.piece, job.count)
         };
-        loop {
-            let index = self.next.fetch_add(1, SeqCst);
-            if index >= count {
-                return;
-            }
-            if catch_unwind(AssertUnwindSafe(|| piece(thread, index))).is_err() {
-                self.panicked.store(true, SeqCst);
+        let threads = self.taken.len();
+        for owner in (thread..threads).chain(0..thread) {
+            loop {
+                let index = owner + threads * self.taken[owner].0.fetch_add(1, SeqCst);
+                if index >= count {
+                    break;
+                }
+                if catch_unwind(AssertUnwindSafe(|| piece(thread, index))).is_err() {
+                    self.panicked.store(true, SeqCst);
+                }
             }
         }
     }
