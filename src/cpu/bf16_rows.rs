@@ -7,8 +7,8 @@
 //! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split, and
 //! from five rows on use that (`amx_rows`).
 //!
-//! Vectors stay out of closures that `std` calls: those are compiled without AVX-512, and every intrinsic
-//! in them becomes a call.
+//! Vectors stay out of closures that `std` calls: where the compiler does not inline those, they are
+//! compiled without AVX-512, and every intrinsic in them becomes a call.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
