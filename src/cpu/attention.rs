@@ -86,6 +86,12 @@ impl CpuAttention {
         })
     }
 
+    /// Parts that the heads of an item of few rows are cut into: where there are fewer items than threads.
+    fn parts(&self, items: usize) -> usize {
+        let wanted = self.pool.num_threads().div_ceil(items.max(1));
+        wanted.clamp(1, self.shape.num_kv_heads)
+    }
+
     /// The partial rows of the work lie within the workspace.
     fn check_partials(&self, work: &WorkList) -> Result<()> {
         let last = work
@@ -176,17 +182,19 @@ impl Attention for CpuAttention {
         // Head by head over all items, which come request by request: what follows in a thread mostly
         // reads the same keys, which then lie in its second-level cache.
         let (many, few) = items.split_at(planned.many);
-        let heads = many.len() * self.shape.num_kv_heads;
-        turn.for_each(heads + few.len(), &|thread, index| {
+        let heads = self.shape.num_kv_heads;
+        let (whole, parts) = (many.len() * heads, self.parts(items.len()));
+        turn.for_each(whole + few.len() * parts, &|thread, index| {
             let pad = &mut pad(thread);
-            if index < heads {
+            if index < whole {
                 run.compute_head(&many[index % many.len()], index / many.len(), pad);
             } else {
-                run.compute(&few[index - heads], pad);
+                let (item, part) = ((index - whole) / parts, (index - whole) % parts);
+                let heads = part * heads / parts..(part + 1) * heads / parts;
+                run.compute_heads(&few[item], heads, pad);
             }
         })?;
         // A single split request is merged by all threads too.
-        let heads = self.shape.num_kv_heads;
         turn.for_each(merges.len() * heads, &|thread, index| {
             run.merge(&merges[index / heads], index % heads, &mut pad(thread));
         })

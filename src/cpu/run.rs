@@ -211,9 +211,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Computes all heads of an item of few rows.
-    pub fn compute(&self, work: &WorkItem, pad: &mut Pad<'_>) {
-        stream::walk(self, &self.item(work), pad);
+    /// Computes some heads of an item of few rows.
+    pub fn compute_heads(&self, work: &WorkItem, heads: Range<usize>, pad: &mut Pad<'_>) {
+        stream::walk(self, &self.item(work), heads, pad);
     }
 
     /// Computes a head of an item of many rows.

@@ -14,8 +14,8 @@ pub const KEY_TILE: usize = 256;
 /// column of tiles spread over all sets of the first-level cache; whole cache lines in bf16 too.
 pub const SCORE_LD: usize = KEY_TILE + 32;
 
-/// Chunks of keys are multiples of this: small enough to cut a short request among threads.
-const KEY_UNIT: u32 = 128;
+/// Chunks of keys are multiples of this. Shorter requests are cut by their heads, which costs no merge.
+const KEY_UNIT: u32 = 256;
 
 /// Most rows (query rows × group) that walk a page once for all its heads; more rows go head by head.
 pub const STREAM_ROWS: usize = 16;

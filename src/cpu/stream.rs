@@ -20,11 +20,11 @@ const TILE_BYTES: usize = 128 << 10;
 /// Fewest keys of a tile; its length is a multiple of them.
 const TILE_UNIT: usize = 32;
 
-/// Computes an item of at most [`super::shape::STREAM_ROWS`] rows.
-pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
-    let (rows, heads) = (item.rows, run.shape.num_kv_heads);
+/// Computes some KV heads of an item of at most [`super::shape::STREAM_ROWS`] rows.
+pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'_>) {
+    let rows = item.rows;
     let _tiles = run.kernels.tiles(run.kv_dtype, rows);
-    for head in 0..heads {
+    for head in heads.clone() {
         let q = &mut pad.q[head * rows * run.shape.ld_qk..];
         run.load_queries(item, head, q, pad.q_offsets);
         let queries = Queries {
@@ -36,9 +36,10 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
         // SAFETY: `load_queries` wrote these rows.
         unsafe { run.kernels.queries[run.kv_dtype as usize](&queries) };
     }
-    pad.o[..heads * rows * run.shape.ld_vo].fill(0.0);
-    pad.max[..heads * rows].fill(f32::NEG_INFINITY);
-    pad.sum[..heads * rows].fill(0.0);
+    let all = heads.start * rows..heads.end * rows;
+    pad.o[all.start * run.shape.ld_vo..all.end * run.shape.ld_vo].fill(0.0);
+    pad.max[all.clone()].fill(f32::NEG_INFINITY);
+    pad.sum[all].fill(0.0);
     let tile_keys = tile_keys(run);
     let tile = |start: i64| start..item.keys.end.min(start + tile_keys);
     let mut keys = tile(item.keys.start);
@@ -47,8 +48,14 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
         let next = tile(keys.end);
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
         let whole = run.sees_all(item, &(0..item.tokens), &keys);
-        for head in 0..heads {
-            let [k, v] = ahead(run, head, (next.end - next.start) as usize, &pad.next);
+        for head in heads.clone() {
+            let [k, v] = ahead(
+                run,
+                &heads,
+                head,
+                (next.end - next.start) as usize,
+                &pad.next,
+            );
             scores(run, item, head, &keys, &k, pad);
             weigh(run, item, head, &keys, pad);
             accumulate(run, item, head, &keys, whole, &v, pad);
@@ -56,7 +63,7 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
         std::mem::swap(&mut pad.here, &mut pad.next);
         keys = next;
     }
-    for head in 0..heads {
+    for head in heads {
         let state = head * rows..(head + 1) * rows;
         let o = &pad.o[head * rows * run.shape.ld_vo..];
         run.finish(
@@ -70,22 +77,29 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, pad: &mut Pad<'_>) {
     }
 }
 
-/// Keys per tile.
+/// Keys per tile: the same whichever heads are walked, so that they do not change the result.
 fn tile_keys(run: &Run<'_>) -> i64 {
     let shape = run.shape;
     let bytes = shape.num_kv_heads * (shape.dim_qk + shape.dim_vo) * run.kv_dtype.size();
     ((TILE_BYTES / bytes).clamp(TILE_UNIT, KEY_TILE) / TILE_UNIT * TILE_UNIT) as i64
 }
 
-/// A head's share of the next tile, keys and values, in the order in which it lies in memory: where a
-/// token's heads lie together, the share is some tokens with all their heads.
-fn ahead(run: &Run<'_>, head: usize, n: usize, next: &Tile<'_>) -> [Ahead; 2] {
-    let heads = run.shape.num_kv_heads;
-    let share = head * n / heads..(head + 1) * n / heads;
+/// What to ask for while one of `heads` is computed: a share of the next tile, keys and values, in the order
+/// in which it lies in memory. Where a token's heads lie together, the share is some tokens with all `heads`.
+fn ahead(
+    run: &Run<'_>,
+    heads: &Range<usize>,
+    head: usize,
+    n: usize,
+    next: &Tile<'_>,
+) -> [Ahead; 2] {
+    let (index, count) = (head - heads.start, heads.len());
+    let share = index * n / count..(index + 1) * n / count;
     let size = run.kv_dtype.size();
     let of = |cache: &Cache, offsets: &[i64], dim: usize| {
         if cache.head == (dim * size) as i64 {
-            Ahead::new(cache.rows(0, &offsets[share.clone()]), heads * dim * size)
+            let rows = cache.rows(heads.start, &offsets[share.clone()]);
+            Ahead::new(rows, count * dim * size)
         } else {
             Ahead::new(cache.rows(head, offsets), dim * size)
         }

@@ -146,6 +146,7 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
         3 => 2u32..20,
         3 => 20u32..140,
         2 => 140u32..600,
+        1 => 600u32..1200,
     ];
     // One in four has as many keys as rows: a prompt without a past.
     let lens = (rows, keys, prop::bool::weighted(0.25));
