@@ -33,8 +33,13 @@ struct Planned {
     items: usize,
     /// Items of many rows, whose heads are computed one by one. They come first.
     many: usize,
+    /// Parts that the heads of the other items are cut into.
+    parts: usize,
     merges: usize,
 }
+
+/// Idle threads at a run's end that are put up with: one in so many pieces.
+const MOST_IDLE: usize = 8;
 
 impl CpuAttention {
     pub fn new(pool: Arc<Pool>, isa: Isa, desc: &AttentionDesc) -> CpuAttention {
@@ -82,14 +87,22 @@ impl CpuAttention {
             page_ids,
             items: work.items.len(),
             many,
+            parts: self.parts(many, work.items.len() - many),
             merges: work.merges.len(),
         })
     }
 
-    /// Parts that the heads of an item of few rows are cut into: where there are fewer items than threads.
-    fn parts(&self, items: usize) -> usize {
-        let wanted = self.pool.num_threads().div_ceil(items.max(1));
-        wanted.clamp(1, self.shape.num_kv_heads)
+    /// Parts that the heads of items of few rows are cut into: no more than it takes to keep the threads
+    /// busy, since a token's heads lie together.
+    fn parts(&self, many: usize, few: usize) -> usize {
+        let (threads, heads) = (self.pool.num_threads(), self.shape.num_kv_heads);
+        let busy = |parts: &usize| {
+            let pieces = many * heads + few * parts;
+            let idle = pieces.next_multiple_of(threads) - pieces;
+            MOST_IDLE * idle <= pieces
+        };
+        let mut equal = (1..heads).filter(|parts| heads.is_multiple_of(*parts));
+        equal.find(busy).unwrap_or(heads)
     }
 
     /// The partial rows of the work lie within the workspace.
@@ -183,7 +196,7 @@ impl Attention for CpuAttention {
         // reads the same keys, which then lie in its second-level cache.
         let (many, few) = items.split_at(planned.many);
         let heads = self.shape.num_kv_heads;
-        let (whole, parts) = (many.len() * heads, self.parts(items.len()));
+        let (whole, parts) = (many.len() * heads, planned.parts);
         turn.for_each(whole + few.len() * parts, &|thread, index| {
             let pad = &mut pad(thread);
             if index < whole {
