@@ -22,8 +22,6 @@ use super::amx::RowTiles;
 use super::bf16_rows::{Bf16Rows, SPLIT, elements, in_order, lanes};
 use super::product::Product;
 use super::rows::{Dot, Queries, Rows, Streamed};
-use super::simd::Simd;
-use super::simd_avx512::Avx512;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
@@ -146,11 +144,13 @@ unsafe fn dot(task: &Dot) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn key_tile(keys: &Rows, first: usize, dim: usize, copies: *mut u16) -> (*const u8, usize) {
     let last = keys.count - 1;
-    if first > last {
+    // The last tile of a row must not reach beyond it.
+    let in_place = dim.is_multiple_of(STEP);
+    if in_place && first > last {
         return (keys.at_row(last), 0);
     }
-    if first + SIDE <= keys.count
-        && dim.is_multiple_of(STEP)
+    if in_place
+        && first + SIDE <= keys.count
         && let Some(stride) = stride(keys.offsets.add(first))
     {
         return (keys.at_row(first), stride as usize);
@@ -242,7 +242,7 @@ unsafe fn weigh(task: &Product<Streamed>) {
         }
         let alpha = match first {
             0 => task.alpha,
-            _ => [1.0; SIDE].as_ptr(),
+            _ => ONES.as_ptr(),
         };
         add_sums(task, sums, alpha);
     }
@@ -291,6 +291,9 @@ unsafe fn pair_values(task: &Product<Streamed>, j: usize, end: usize, to: *mut u
     }
 }
 
+/// Factors that change nothing.
+static ONES: [f32; SIDE] = [1.0; SIDE];
+
 /// What stands in for rows that do not exist.
 static ZEROS: Zeros = Zeros([0; MOST]);
 
@@ -314,22 +317,23 @@ unsafe fn elements_up_to(row: *const u8, first: usize, end: usize) -> __m512i {
     }
 }
 
-/// `c = alpha · c + sums`.
+/// `c = alpha · c + sums`, or `c = sums` without factors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn add_sums(task: &Product<Streamed>, sums: *const f32, alpha: *const f32) {
     for r in 0..task.rows {
-        let factor = match alpha.is_null() {
-            true => _mm512_setzero_ps(),
-            false => _mm512_set1_ps(*alpha.add(r)),
-        };
         for column in (0..task.columns).step_by(STEP) {
             let at = sums.add(column * SIDE + r * SIDE);
-            let [low, high] = in_order([_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(SIDE * SIDE))]);
+            let [mut low, mut high] =
+                in_order([_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(SIDE * SIDE))]);
             let c = task.c.add(r * task.ldc + column);
-            Avx512::store(c, Avx512::fma(factor, _mm512_loadu_ps(c), low));
-            let c = c.add(SIDE);
-            Avx512::store(c, Avx512::fma(factor, _mm512_loadu_ps(c), high));
+            if !alpha.is_null() {
+                let factor = _mm512_set1_ps(*alpha.add(r));
+                low = _mm512_fmadd_ps(factor, _mm512_loadu_ps(c), low);
+                high = _mm512_fmadd_ps(factor, _mm512_loadu_ps(c.add(SIDE)), high);
+            }
+            _mm512_storeu_ps(c, low);
+            _mm512_storeu_ps(c.add(SIDE), high);
         }
     }
 }

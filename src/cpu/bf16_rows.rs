@@ -504,7 +504,13 @@ mod tests {
     fn dot_products_are_exact_in_integers() {
         for_each_isa(|isa| {
             let kernels = isa.kernels();
-            for (rows, count, dim) in [(1, 1, 8usize), (4, 64, 128), (5, 17, 80), (16, 33, 256)] {
+            for (rows, count, dim) in [
+                (1, 1, 8usize),
+                (4, 64, 128),
+                (5, 17, 80),
+                (7, 3, 40),
+                (16, 33, 256),
+            ] {
                 let ldq = dim.next_multiple_of(32);
                 let mut q: Vec<f32> = (0..rows * ldq).map(integer).collect();
                 let want_q = q.clone();
@@ -554,8 +560,13 @@ mod tests {
     #[test]
     fn weighted_sums_are_exact_in_integers() {
         for_each_isa(|isa| {
-            for (rows, depth, columns) in [(1, 1, 8usize), (4, 64, 128), (5, 17, 80), (16, 49, 256)]
-            {
+            for (rows, depth, columns) in [
+                (1, 1, 8usize),
+                (4, 64, 128),
+                (5, 17, 80),
+                (7, 3, 40),
+                (16, 49, 256),
+            ] {
                 let ldc = columns.next_multiple_of(32);
                 let a: Vec<f32> = (0..rows * 64).map(integer).collect();
                 let b: Vec<bf16> = (0..depth * columns)
