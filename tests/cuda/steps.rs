@@ -2,7 +2,7 @@
 //! streams and threads.
 
 use crate::common::door::Handle;
-use crate::common::instance::{LayerData, Scratch, Step};
+use crate::common::instance::{LayerData, Output, Scratch, Step};
 use crate::common::memory::{HostMemory, Memory};
 use crate::common::problem::{Problem, Storage, TableForm};
 use crate::gpu::{self, DeviceMemory, PinnedMemory};
@@ -81,8 +81,44 @@ impl Slot<'_> {
     }
 }
 
-/// A graph captured once serves every later plan: each batch's tensors are moved to the captured ones'
-/// addresses.
+/// A run captured over the tensors of the largest batch. Other batches' tensors are moved to their addresses.
+struct Captured {
+    layer: LayerData<'static>,
+    graph: gpu::Graph,
+    stream: Stream,
+}
+
+impl Captured {
+    fn new(slot: &mut Slot<'_>, problem: &Problem, stream: Stream) -> Captured {
+        let largest = with_lens(problem, &[(3, 2000); 6]);
+        let layer = LayerData::new(&DeviceMemory, &largest);
+        slot.plan(&Step::new(&HostMemory, &largest), stream)
+            .unwrap();
+        let input = layer.input();
+        let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+        Captured {
+            layer,
+            graph,
+            stream,
+        }
+    }
+
+    /// Plans a batch and replays the run.
+    fn replay(&self, slot: &mut Slot<'_>, batch: &Problem) -> Output {
+        let step = Step::new(&HostMemory, batch);
+        slot.plan(&step, self.stream).unwrap();
+        let layer = LayerData::new(&DeviceMemory, batch);
+        gpu::synchronize_all();
+        self.layer.take_inputs_of(&layer);
+        self.layer.reset_outputs();
+        self.graph.launch(self.stream);
+        gpu::synchronize_all();
+        layer.take_outputs_of(&self.layer);
+        layer.output()
+    }
+}
+
+/// A graph captured once serves every later plan.
 pub fn graph_replays() {
     let session = session();
     let stream = gpu::new_stream();
@@ -90,24 +126,10 @@ pub fn graph_replays() {
         for layer in some_layers() {
             let problem = plain(kind, true).with_layer(layer);
             let mut slot = Slot::new(session.attention(desc(&problem)).unwrap());
-            let largest = with_lens(&problem, &[(3, 2000); 6]);
-            let captured = LayerData::new(&DeviceMemory, &largest);
-            slot.plan(&Step::new(&HostMemory, &largest), stream)
-                .unwrap();
-            let input = captured.input();
-            let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+            let captured = Captured::new(&mut slot, &problem, stream);
             for lens in BATCHES {
                 let batch = with_lens(&problem, lens);
-                let step = Step::new(&HostMemory, &batch);
-                slot.plan(&step, stream).unwrap();
-                let layer = LayerData::new(&DeviceMemory, &batch);
-                gpu::synchronize_all();
-                captured.take_inputs_of(&layer);
-                captured.reset_outputs();
-                graph.launch(stream);
-                gpu::synchronize_all();
-                layer.take_outputs_of(&captured);
-                assert_right(&batch, &layer.output());
+                assert_right(&batch, &captured.replay(&mut slot, &batch));
             }
             slot.scratch.assert_within_bounds();
         }
@@ -124,23 +146,8 @@ pub fn batch_invariant_replays() {
             ..plain(kind, true)
         };
         let mut slot = Slot::new(session.attention(desc(&problem)).unwrap());
-        let largest = with_lens(&problem, &[(3, 2000); 6]);
-        let captured = LayerData::new(&DeviceMemory, &largest);
-        slot.plan(&Step::new(&HostMemory, &largest), stream)
-            .unwrap();
-        let input = captured.input();
-        let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
-        let mut replay = |batch: &Problem| {
-            slot.plan(&Step::new(&HostMemory, batch), stream).unwrap();
-            let layer = LayerData::new(&DeviceMemory, batch);
-            gpu::synchronize_all();
-            captured.take_inputs_of(&layer);
-            captured.reset_outputs();
-            graph.launch(stream);
-            gpu::synchronize_all();
-            layer.take_outputs_of(&captured);
-            layer.output()
-        };
+        let captured = Captured::new(&mut slot, &problem, stream);
+        let mut replay = |batch: &Problem| captured.replay(&mut slot, batch);
         let batch = with_lens(&problem, BATCHES[1]);
         let whole = replay(&batch);
         assert_right(&batch, &whole);
