@@ -11,6 +11,10 @@ const READ_BYTES: usize = 192 << 20;
 pub const COPY_BYTES: usize = 8 << 20;
 const COPY_WORDS: usize = COPY_BYTES / 8;
 
+/// How long a rate of operations must last: about as long as a prefill, which cannot reach what a processor
+/// does for a few milliseconds at a time only.
+const SPAN: Duration = Duration::from_millis(30);
+
 /// Best rates seen so far.
 pub struct Limits {
     threads: usize,
@@ -105,7 +109,10 @@ impl Limits {
     fn operations(&self, round: fn() -> f64) -> f64 {
         let total = std::sync::Mutex::new(0.0);
         let time = together(self.threads, |_| {
-            let operations = round();
+            let (start, mut operations) = (Instant::now(), 0.0);
+            while start.elapsed() < SPAN {
+                operations += round();
+            }
             *total.lock().expect("no panics in a round") += operations;
         });
         total.into_inner().expect("as above") / time.as_secs_f64()
@@ -160,7 +167,7 @@ fn random_pages(memory: &[u64]) -> u64 {
 mod x86 {
     use std::arch::x86_64::*;
 
-    const STEPS: usize = 2_000_000;
+    const STEPS: usize = 200_000;
 
     /// Independent chains hide the latency of an FMA.
     const CHAINS: usize = 12;
@@ -213,7 +220,7 @@ mod x86 {
     /// 2 × 2 tiles over a depth of 128 from panels that stay in first-level cache: 16 products of
     /// 16 × 16 × 32 and as many tile loads.
     pub fn amx_round() -> f64 {
-        const ROUNDS: usize = 40_000;
+        const ROUNDS: usize = 4_000;
         #[repr(align(64))]
         struct Panels([u8; 32 << 10]);
         let panels = Panels([0; 32 << 10]);
@@ -274,7 +281,7 @@ fn fma_round() -> f64 {
 
 /// Multiplications and additions as the compiler vectorises them.
 fn plain_round() -> f64 {
-    const STEPS: usize = 1_000_000;
+    const STEPS: usize = 100_000;
     let mut x = [1f32; 48];
     let (a, b) = std::hint::black_box((0.999, 1e-3));
     for _ in 0..STEPS {

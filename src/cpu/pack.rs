@@ -7,7 +7,7 @@
 
 use super::amx::{self, SIDE};
 use super::rows::{Rows, Stage, Store};
-use super::run::{Item, Run};
+use super::run::Run;
 use super::scratch::Pad;
 use super::shape::KEY_TILE;
 use super::transpose::{BLOCK, Transpose};
@@ -16,21 +16,16 @@ use crate::dtype::DType;
 /// Elements of a block.
 pub const ELEMENTS: usize = SIDE * SIDE;
 
-/// Queries of a head as blocks of B: those of strip `i` and of depth `d` start at
-/// `q16[(i · ld_qk + d) · 32]`. Rows that make up the last strip repeat the item's last.
-pub fn queries(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
-    run.locate_queries(item, head, pad.q_offsets);
+/// A strip of an item's queries, from row `first` on, as blocks of B: that of depth `d` starts at
+/// `q16[first · ld_qk + d · 32]`. Rows that make up the item's last strip repeat its last.
+pub fn queries(run: &Run<'_>, queries: &Rows, first: usize, pad: &mut Pad<'_>) {
     let (dim, ld) = (run.shape.dim_qk, run.shape.ld_qk);
     let staged_offsets = staged_offsets(ld);
-    let count = item.rows.next_multiple_of(SIDE);
-    assert!(pad.q16.len() >= count * ld && pad.staged16.len() >= SIDE * ld);
-    for first in (0..count).step_by(BLOCK) {
-        let offsets = &pad.q_offsets[first.min(item.rows - 1)..item.rows];
-        let mut rows = Rows {
-            base: run.q_base(),
-            offsets: offsets.as_ptr(),
-            count: offsets.len().min(BLOCK),
-        };
+    let strip = &mut pad.q16[first * ld..][..SIDE * ld];
+    assert!(queries.count > first && pad.staged16.len() >= SIDE * ld);
+    for half in [0, BLOCK] {
+        let mut rows = queries.skip((first + half).min(queries.count - 1));
+        rows.count = rows.count.min(BLOCK);
         if dim < ld {
             for j in 0..rows.count {
                 // SAFETY: the row lies inside q, which was checked.
@@ -39,10 +34,9 @@ pub fn queries(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
             rows.base = pad.staged16.as_ptr().cast();
             rows.offsets = staged_offsets.as_ptr();
         }
-        let dst = &mut pad.q16[first / SIDE * SIDE * ld + first % SIDE * 2..];
         let transpose = Transpose {
             rows,
-            dst: dst.as_mut_ptr().cast(),
+            dst: strip[2 * half..].as_mut_ptr().cast(),
             ld: SIDE,
             columns: ld / 2,
         };

@@ -2,11 +2,11 @@
 //! f32 panels for all rows of the item.
 #![allow(unsafe_code)]
 
-use super::prefetch;
+use super::prefetch::Ahead;
 use super::product::{Panel, Product};
-use super::rows::{Rows, Stage};
+use super::rows::Stage;
 use super::run::{Item, Run, Scores};
-use super::scratch::{Pad, Tile};
+use super::scratch::Pad;
 use super::shape::{KEY_TILE, SCORE_LD};
 use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
@@ -27,13 +27,13 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
         stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
         let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
-        let fetch = Fetch::new(run, head, (next.end - next.start) as usize, &pad.next);
+        let ahead = run.ahead(head, (next.end - next.start) as usize, &pad.next);
         let blocks = item.tokens.div_ceil(run.shape.block_tokens);
         for index in 0..blocks {
             let start = index * run.shape.block_tokens;
             let tokens = start..item.tokens.min(start + run.shape.block_tokens);
-            let fetch = |part: usize| fetch.ask(index * PARTS + part, blocks * PARTS);
-            block(run, item, head, &keys, &tokens, &values, &fetch, pad);
+            let ahead = (&ahead, blocks - index);
+            block(run, item, head, &keys, &tokens, &values, ahead, pad);
         }
         std::mem::swap(&mut pad.here, &mut pad.next);
         keys = next;
@@ -41,42 +41,6 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
     let (max, sum) = (&pad.max[..item.rows], &pad.sum[..item.rows]);
     run.finish(item, head, 0..item.rows, pad.o, max, sum);
 }
-
-/// A head's rows of the next tile, fetched bit by bit while this one is computed: prefetches asked for
-/// all at once hold up the thread nearly as long as reading would.
-#[derive(Clone, Copy)]
-pub struct Fetch {
-    k: Rows,
-    v: Rows,
-    /// Bytes of a key and of a value.
-    bytes: [usize; 2],
-}
-
-impl Fetch {
-    /// The first `n` rows of the tile at `next`.
-    pub fn new(run: &Run<'_>, head: usize, n: usize, next: &Tile<'_>) -> Fetch {
-        let size = run.kv_dtype.size();
-        Fetch {
-            k: run.k.rows(head, &next.k[..n]),
-            v: run.v.rows(head, &next.v[..n]),
-            bytes: [run.shape.dim_qk * size, run.shape.dim_vo * size],
-        }
-    }
-
-    /// Asks for part `index` of `parts`.
-    #[inline(always)]
-    pub fn ask(&self, index: usize, parts: usize) {
-        let rows = 2 * self.k.count;
-        for row in rows * index / parts..rows * (index + 1) / parts {
-            let rows = [&self.k, &self.v][row % 2];
-            // SAFETY: both have `count` rows.
-            prefetch::row(unsafe { rows.at_row(row / 2) }, self.bytes[row % 2]);
-        }
-    }
-}
-
-/// Parts in which a block of tokens fetches its share: before each strip of scores.
-const PARTS: usize = 4;
 
 /// Some tokens against the part of the tile that they see.
 #[expect(
@@ -90,7 +54,7 @@ fn block(
     keys: &Range<i64>,
     tokens: &Range<usize>,
     values: &Values,
-    fetch: &dyn Fn(usize),
+    ahead: (&[Ahead; 2], usize),
     pad: &mut Pad<'_>,
 ) {
     let Some(seen) = item.seen(tokens, keys, BLOCK) else {
@@ -98,7 +62,7 @@ fn block(
     };
     let group = run.shape.group;
     let rows = tokens.start * group..tokens.end * group;
-    scores(run, &rows, &seen, fetch, pad);
+    scores(run, &rows, &seen, ahead, pad);
     let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
     let state = Scores {
         s: pad.s,
@@ -112,22 +76,24 @@ fn block(
     values.accumulate(run, pad.s, rows.len(), seen, o, pad.alpha);
 }
 
-/// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile.
+/// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile. Before each strip of keys, some of the
+/// next tile's rows are asked for, so that all are when as many blocks as are left have done the same.
 fn scores(
     run: &Run<'_>,
     rows: &Range<usize>,
     seen: &Range<usize>,
-    fetch: &dyn Fn(usize),
+    (ahead, blocks_left): (&[Ahead; 2], usize),
     pad: &mut Pad<'_>,
 ) {
     let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
+    let steps = blocks_left * seen.len().div_ceil(strip);
+    let shares = ahead.each_ref().map(|ahead| ahead.share_rows(steps));
     assert!(pad.s.len() >= rows.len() * SCORE_LD && pad.q.len() >= rows.end * ld);
     let mut column = seen.start;
     while column < seen.end {
-        // A tile may have fewer columns in sight, and fewer or more strips than parts.
-        let part = column * PARTS / KEY_TILE;
-        if column == seen.start || part != (column - 1) * PARTS / KEY_TILE {
-            fetch(part);
+        for (ahead, share) in ahead.iter().zip(shares) {
+            // SAFETY: the offsets are the next tile's.
+            unsafe { ahead.ask_rows(share) };
         }
         let inside = column % strip;
         let columns = (strip - inside).min((seen.end - column).next_multiple_of(BLOCK));

@@ -41,6 +41,12 @@ impl Ahead {
         left.div_ceil(steps.max(1))
     }
 
+    /// Lines per step, so that `rows` rows more are asked for after `steps`.
+    #[inline(always)]
+    pub fn pace(&self, rows: usize, steps: usize) -> usize {
+        (rows * self.lines).div_ceil(steps.max(1))
+    }
+
     /// Asks for some more lines.
     ///
     /// # Safety

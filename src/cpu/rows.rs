@@ -29,6 +29,16 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// The rows from `first` on, if there are so many.
+    pub fn skip(&self, first: usize) -> Rows {
+        let first = first.min(self.count);
+        Rows {
+            base: self.base,
+            offsets: self.offsets.wrapping_add(first),
+            count: self.count - first,
+        }
+    }
+
     /// Start of row `j`. Rows of a merge lie in several tensors and have no base: the offset may leave
     /// every allocation.
     ///

@@ -4,9 +4,10 @@
 
 use super::isa::Kernels;
 use super::mask::{Masks, Sight};
+use super::prefetch::Ahead;
 use super::product::{Panel, Product};
 use super::rows::{Rows, Stage, Store};
-use super::scratch::Pad;
+use super::scratch::{Pad, Tile};
 use super::shape::{KEY_TILE, SCORE_LD, Shape};
 use super::softmax::{Logits, Softmax};
 #[cfg(folio_avx512)]
@@ -271,31 +272,49 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Byte offsets of the query rows of a KV head: row `token · group + g`.
-    pub fn locate_queries(&self, item: &Item<'_>, head: usize, offsets: &mut [i64]) {
+    /// The first `n` keys and values of a head at `next`, to be asked for while something else is computed.
+    pub fn ahead(&self, head: usize, n: usize, next: &Tile<'_>) -> [Ahead; 2] {
+        let size = self.kv_dtype.size();
+        [
+            Ahead::new(self.k.rows(head, &next.k[..n]), self.shape.dim_qk * size),
+            Ahead::new(self.v.rows(head, &next.v[..n]), self.shape.dim_vo * size),
+        ]
+    }
+
+    /// Locates the query rows of a KV head: row `token · group + g`.
+    pub fn queries(&self, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Rows {
+        self.grid_rows(&self.q, item, head, offsets)
+    }
+
+    /// The rows of o that belong to the query rows of a KV head, to be asked for; none where the item makes
+    /// partial results.
+    pub fn outputs_ahead(&self, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Ahead {
+        let mut rows = self.grid_rows(&self.o, item, head, offsets);
+        if item.partial != NO_PARTIAL {
+            rows.count = 0;
+        }
+        Ahead::new(rows, self.shape.dim_vo * self.o_dtype.size())
+    }
+
+    fn grid_rows(&self, grid: &Grid, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Rows {
         let group = self.shape.group;
         for (row, offset) in offsets[..item.rows].iter_mut().enumerate() {
             let token = item.token + (row / group) as i64;
-            *offset = self.q.offset(token, head * group + row % group);
+            *offset = grid.offset(token, head * group + row % group);
         }
-    }
-
-    /// Address that query offsets count from.
-    pub fn q_base(&self) -> *const u8 {
-        self.q.base
+        Rows {
+            base: grid.base,
+            offsets: offsets.as_ptr(),
+            count: item.rows,
+        }
     }
 
     /// Reads the query rows of a KV head as f32.
     pub fn load_queries(&self, item: &Item<'_>, head: usize, q: &mut [f32], offsets: &mut [i64]) {
-        self.locate_queries(item, head, offsets);
         let ld = self.shape.ld_qk;
         assert!(q.len() >= item.rows * ld);
         let stage = Stage {
-            rows: Rows {
-                base: self.q.base,
-                offsets: offsets.as_ptr(),
-                count: item.rows,
-            },
+            rows: self.queries(item, head, offsets),
             dim: self.shape.dim_qk,
             dst: q.as_mut_ptr(),
             width: ld,

@@ -22,6 +22,7 @@ pub struct Pad<'a> {
     pub staged16: &'a mut [u16],
     pub limits: &'a mut [f32],
     pub q_offsets: &'a mut [i64],
+    pub o_offsets: &'a mut [i64],
     pub here: Tile<'a>,
     pub next: Tile<'a>,
 }
@@ -67,6 +68,7 @@ impl<'a> Pad<'a> {
                 staged16: halves(&scratch.staged16),
                 limits: floats(&scratch.limits),
                 q_offsets: integers(&scratch.q_offsets),
+                o_offsets: integers(&scratch.o_offsets),
                 here: Tile::new(here),
                 next: Tile::new(next),
             }

@@ -90,6 +90,7 @@ pub struct Scratch {
     pub staged16: Range<usize>,
     pub limits: Range<usize>,
     pub q_offsets: Range<usize>,
+    pub o_offsets: Range<usize>,
     /// Offsets of a tile's keys and values, and of the next tile's.
     pub offsets: Range<usize>,
     pub total: usize,
@@ -184,6 +185,7 @@ impl Shape {
             staged: floats(32 * self.ld_qk.max(self.ld_vo)),
             limits: floats(KEY_TILE),
             q_offsets: cursor.take(tile_rows, 8),
+            o_offsets: cursor.take(if self.amx { tile_rows } else { 0 }, 8),
             offsets: cursor.take(4 * KEY_TILE, 8),
             total: cursor.0,
         }

@@ -66,6 +66,11 @@ pub trait Simd: Sized + 'static {
     /// `x = n + f` with f in [0, 1) and `n` for [`Simd::scale2`] only; where `2^x` is to vanish, so will
     /// `scale2`.
     unsafe fn split(x: Self::V) -> (Self::V, Self::V);
+    /// An `x` that may be any number, for [`Simd::split`]: as it is where `scale2` goes to infinity by
+    /// itself, and else no more than 127.
+    unsafe fn bound(x: Self::V) -> Self::V {
+        Self::min(Self::splat(127.0), x)
+    }
     /// `p · 2^n` for `p` in [1, 2] and an `n` of [`Simd::split`].
     unsafe fn scale2(p: Self::V, n: Self::V) -> Self::V;
     /// `a < b ? x : y`, lane by lane; `y` where NaN.

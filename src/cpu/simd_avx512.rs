@@ -87,6 +87,10 @@ impl Simd for Avx512 {
         (x, _mm512_reduce_ps::<FLOOR>(x))
     }
     #[inline(always)]
+    unsafe fn bound(x: __m512) -> __m512 {
+        x
+    }
+    #[inline(always)]
     unsafe fn scale2(p: __m512, n: __m512) -> __m512 {
         _mm512_scalef_ps(p, n)
     }

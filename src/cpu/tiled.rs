@@ -10,7 +10,8 @@
 use super::amx::{SIDE, Tiles};
 use super::columns::{Follow, Hide, SLOTS, Shape, Weights};
 use super::pack::{self, ELEMENTS};
-use super::panel::{self, Fetch};
+use super::panel;
+use super::prefetch::Ahead;
 use super::rows::Rows;
 use super::run::{Item, Run};
 use super::scratch::Pad;
@@ -35,10 +36,14 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
     // SAFETY: this walk is picked only where AMX is available.
     let tiles = unsafe { Tiles::new() };
     let rows = item.rows.next_multiple_of(SIDE);
-    pack::queries(run, item, head, pad);
+    let strips = (0..rows).step_by(SIDE);
     pad.o[..rows * run.shape.ld_vo].fill(0.0);
     pad.max[..rows].fill(f32::NEG_INFINITY);
     pad.sum[..rows].fill(0.0);
+    let queries = run.queries(item, head, pad.q_offsets);
+    // A strip's queries are packed, and its outputs written, while it is at hand in its first and last tile.
+    let queries_ahead = Ahead::new(queries.skip(SIDE), 2 * run.shape.dim_qk);
+    let outputs_ahead = run.outputs_ahead(item, head, pad.o_offsets);
     let tile = |start: i64| start..item.keys.end.min(start + KEY_TILE as i64);
     let mut keys = tile(item.keys.start);
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
@@ -50,17 +55,56 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
         pack::keys(run, head, n, pad);
         let next = tile(keys.end);
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
-        let fetch = Fetch::new(run, head, (next.end - next.start) as usize, &pad.next);
-        for first in (0..rows).step_by(SIDE) {
-            Strip::new(run, &tiles, item, head, &keys, first).attend(&fetch, pad);
+        let [k, v] = run.ahead(head, (next.end - next.start) as usize, &pad.next);
+        let (is_first, is_last) = (keys.start == item.keys.start, next.is_empty());
+        for first in strips.clone() {
+            if is_first {
+                pack::queries(run, &queries, first, pad);
+            }
+            let strips_left = (rows - first) / SIDE;
+            let due = [
+                Due::share(&k, strips_left),
+                Due::share(&v, strips_left),
+                Due::strip(&queries_ahead, is_first),
+                Due::strip(&outputs_ahead, is_last),
+            ];
+            Strip::new(run, &tiles, item, head, &keys, first).attend(&due, pad);
+            if is_last {
+                finish(run, item, head, first, pad);
+            }
         }
         std::mem::swap(&mut pad.here, &mut pad.next);
         keys = next;
     }
-    for first in (0..item.rows).step_by(SIDE) {
-        finish(run, item, head, first, pad);
+    if item.keys.is_empty() {
+        strips.for_each(|first| finish(run, item, head, first, pad));
     }
     true
+}
+
+/// Rows to ask for while a strip is computed.
+struct Due<'a> {
+    ahead: &'a Ahead,
+    rows: usize,
+}
+
+impl<'a> Due<'a> {
+    /// The share of one strip of those that are left.
+    fn share(ahead: &'a Ahead, strips: usize) -> Due<'a> {
+        let rows = ahead.share_rows(strips);
+        Due { ahead, rows }
+    }
+
+    /// As many as a strip has, or none.
+    fn strip(ahead: &'a Ahead, wanted: bool) -> Due<'a> {
+        let rows = if wanted { SIDE } else { 0 };
+        Due { ahead, rows }
+    }
+
+    /// Lines per step, where there are so many.
+    fn pace(&self, steps: usize) -> usize {
+        self.ahead.pace(self.rows, steps)
+    }
 }
 
 /// Writes the rows of a strip.
@@ -137,7 +181,7 @@ impl<'a> Strip<'a> {
         }
     }
 
-    fn attend(&self, fetch: &Fetch, pad: &mut Pad<'_>) {
+    fn attend(&self, due: &[Due<'_>; 4], pad: &mut Pad<'_>) {
         let groups = self.seen.start / SIDE..self.seen.end.div_ceil(SIDE);
         if groups.is_empty() {
             return;
@@ -145,14 +189,16 @@ impl<'a> Strip<'a> {
         let scores = self.scores(groups.start, pad);
         (0..SLOTS).for_each(|slot| scores.advance(slot));
         let mut first = groups.start;
-        let slots = groups.len() * SLOTS;
-        let strips = self.item.rows.div_ceil(SIDE);
+        // Every slot asks for some lines of one kind.
+        let steps = groups.len() * SLOTS / due.len();
+        let paces = due.each_ref().map(|due| due.pace(steps));
         for group in groups.clone() {
             let scale = self.shape(group, pad);
             let next = (group + 1 < groups.end).then(|| self.scores(group + 1, pad));
-            let done = self.rows.start / SIDE * slots + (group - groups.start) * SLOTS;
             let grown = self.weigh(group, scale, pad, |slot| {
-                fetch.ask(done + slot, strips * slots);
+                let kind = slot % due.len();
+                // SAFETY: the offsets lie in the scratch, and stay as they are during the walk or the tile.
+                unsafe { due[kind].ahead.ask(paces[kind]) };
                 if let Some(next) = next {
                     next.advance(slot);
                 }
@@ -161,7 +207,7 @@ impl<'a> Strip<'a> {
                 // What was weighed by the old references goes into o before they move.
                 self.accumulate(first..group, pad);
                 first = group;
-                self.follow(pad);
+                self.follow(group, scale, pad);
                 self.weigh(group, scale, pad, |_| {});
             }
         }
@@ -273,15 +319,15 @@ impl<'a> Strip<'a> {
             scale,
             max: strip(pad.max, self.rows.start).as_ptr(),
             sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
-            top: strip(pad.alpha, 0).as_mut_ptr(),
             meanwhile,
         })
     }
 
-    fn follow(&self, pad: &mut Pad<'_>) {
+    fn follow(&self, group: usize, scale: f32, pad: &mut Pad<'_>) {
         let ld = self.run.shape.ld_vo;
         vectorize(&Follow {
-            top: strip(pad.alpha, 0).as_ptr(),
+            s: block(pad.s, group % 2).as_ptr(),
+            scale,
             max: strip(pad.max, self.rows.start).as_mut_ptr(),
             sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
             o: pad.o[self.rows.start * ld..][..SIDE * ld].as_mut_ptr(),
