@@ -23,8 +23,11 @@ pub const STREAM_ROWS: usize = 16;
 /// Rows that a block of q·kᵀ aims at.
 const BLOCK_ROWS: usize = 48;
 
-/// Rows per tile that make up for packing the keys and values.
+/// Rows per query tile that make up for packing the keys and values, and most tokens. Tiles of AMX, which
+/// computes faster than it packs, are twice as large where prompts are long enough for many of them.
 const TILE_ROWS: u32 = 512;
+const TILE_TOKENS: u32 = 128;
+const LONG_PROMPT_TILES: u32 = 16;
 
 /// Bytes of partial results that a batch-invariant plan may need.
 const INVARIANT_BYTES: u64 = 64 << 20;
@@ -126,7 +129,7 @@ impl Shape {
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
             amx,
-            tiling: tiling(desc, num_threads),
+            tiling: tiling(desc, num_threads, amx),
             parts: Parts::default(),
             scratch: Scratch::default(),
         };
@@ -230,18 +233,21 @@ impl Shape {
     }
 }
 
-fn tiling(desc: &AttentionDesc, num_threads: usize) -> Tiling {
-    let q_tile = (TILE_ROWS / desc.group_size()).clamp(1, 128);
-    let q_tile = q_tile.min(desc.max_qo_len.max(1));
+fn tiling(desc: &AttentionDesc, num_threads: usize, amx: bool) -> Tiling {
+    let tile = (TILE_ROWS / desc.group_size()).clamp(1, TILE_TOKENS);
+    let is_long = amx && desc.max_qo_len / tile >= LONG_PROMPT_TILES;
+    let q_tile = if is_long { 2 * tile } else { tile };
     let threads = u32::try_from(num_threads).unwrap_or(u32::MAX);
-    // Long query tiles are many already; short ones may be a single long request.
-    let splits_per_thread = if q_tile > 16 { 1 } else { 2 };
     Tiling {
-        q_tile,
+        q_tile: q_tile.min(desc.max_qo_len.max(1)),
         kv_unit: KEY_UNIT,
-        max_splits: match threads {
-            1 => 0,
-            threads => threads.saturating_mul(splits_per_thread),
+        // Long query tiles are many already, and their partial results large; short ones may be a single
+        // long request.
+        max_splits: match (threads, q_tile) {
+            (1, _) => 0,
+            (_, ..=16) => threads.saturating_mul(2),
+            (_, ..=TILE_TOKENS) => threads,
+            _ => threads / 2,
         },
         invariant_chunk: invariant_chunk(desc),
     }

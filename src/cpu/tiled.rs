@@ -37,7 +37,6 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
     let tiles = unsafe { Tiles::new() };
     let rows = item.rows.next_multiple_of(SIDE);
     let strips = (0..rows).step_by(SIDE);
-    pad.o[..rows * run.shape.ld_vo].fill(0.0);
     pad.max[..rows].fill(f32::NEG_INFINITY);
     pad.sum[..rows].fill(0.0);
     let queries = run.queries(item, head, pad.q_offsets);
@@ -110,7 +109,10 @@ impl<'a> Due<'a> {
 /// Writes the rows of a strip.
 fn finish(run: &Run<'_>, item: &Item<'_>, head: usize, first: usize, pad: &mut Pad<'_>) {
     let ld = run.shape.ld_vo;
-    let o = &pad.o[first * ld..][..SIDE * ld];
+    let o = &mut pad.o[first * ld..][..SIDE * ld];
+    if is_fresh(strip(pad.max, first)) {
+        o.fill(0.0);
+    }
     assert!(pad.staged.len() >= SIDE * ld);
     let offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * SIDE) as i64);
     for column in (0..ld).step_by(BLOCK) {
@@ -136,6 +138,11 @@ fn finish(run: &Run<'_>, item: &Item<'_>, head: usize, first: usize, pad: &mut P
         &pad.max[rows.clone()],
         &pad.sum[rows],
     );
+}
+
+/// Whether a strip's rows have seen nothing yet; its part of `o` holds anything then.
+fn is_fresh(max: &[f32]) -> bool {
+    max.iter().all(|&max| max == f32::NEG_INFINITY)
 }
 
 /// 32 query rows of an item, and the tile of keys that they meet.
@@ -189,6 +196,7 @@ impl<'a> Strip<'a> {
         let scores = self.scores(groups.start, pad);
         (0..SLOTS).for_each(|slot| scores.advance(slot));
         let mut first = groups.start;
+        let mut fresh = is_fresh(strip(pad.max, self.rows.start));
         // Every slot asks for some lines of one kind.
         let steps = groups.len() * SLOTS / due.len();
         let paces = due.each_ref().map(|due| due.pace(steps));
@@ -205,13 +213,15 @@ impl<'a> Strip<'a> {
             });
             if grown {
                 // What was weighed by the old references goes into o before they move.
-                self.accumulate(first..group, pad);
-                first = group;
-                self.follow(group, scale, pad);
+                if group > first {
+                    self.accumulate(first..group, fresh, pad);
+                    (first, fresh) = (group, false);
+                }
+                self.follow(group, scale, fresh, pad);
                 self.weigh(group, scale, pad, |_| {});
             }
         }
-        self.accumulate(first..groups.end, pad);
+        self.accumulate(first..groups.end, fresh, pad);
     }
 
     fn scores(&self, group: usize, pad: &mut Pad<'_>) -> Scores<'a> {
@@ -323,7 +333,7 @@ impl<'a> Strip<'a> {
         })
     }
 
-    fn follow(&self, group: usize, scale: f32, pad: &mut Pad<'_>) {
+    fn follow(&self, group: usize, scale: f32, fresh: bool, pad: &mut Pad<'_>) {
         let ld = self.run.shape.ld_vo;
         vectorize(&Follow {
             s: block(pad.s, group % 2).as_ptr(),
@@ -331,15 +341,12 @@ impl<'a> Strip<'a> {
             max: strip(pad.max, self.rows.start).as_mut_ptr(),
             sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
             o: pad.o[self.rows.start * ld..][..SIDE * ld].as_mut_ptr(),
-            dims: ld,
+            dims: if fresh { 0 } else { ld },
         });
     }
 
-    /// `o += vᵀ · p`.
-    fn accumulate(&self, groups: Range<usize>, pad: &mut Pad<'_>) {
-        if groups.is_empty() {
-            return;
-        }
+    /// `o += vᵀ · p`, or the first summand of o.
+    fn accumulate(&self, groups: Range<usize>, fresh: bool, pad: &mut Pad<'_>) {
         let ld = self.run.shape.ld_vo;
         let o = &mut pad.o[self.rows.start * ld..][..SIDE * ld];
         let p = &pad.p16[..groups.end * ELEMENTS];
@@ -348,7 +355,11 @@ impl<'a> Strip<'a> {
             let v = &pad.v16[pack::value_block(column, 0)..][..groups.end * ELEMENTS];
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
-                self.tiles.load(o);
+                if fresh {
+                    self.tiles.zero();
+                } else {
+                    self.tiles.load(o);
+                }
                 for group in groups.clone() {
                     let at = group * ELEMENTS;
                     self.tiles.multiply(v.as_ptr().add(at), p.as_ptr().add(at));
