@@ -475,6 +475,18 @@ impl<'a> Run<'a> {
 
     /// Divides by the sum, the sink's share included, and stores o and lse. `max` and `sum` in base 2.
     fn output(&self, token: i64, head: usize, values: &[f32], max: f32, sum: f32) {
+        let store = Store {
+            src: values.as_ptr(),
+            factor: self.settle(token, head, max, sum),
+            dst: self.o.at(token, head),
+            dim: self.shape.dim_vo,
+        };
+        // SAFETY: token and head are the batch's, for which o was checked; rows of other items are others.
+        unsafe { self.kernels.store[self.o_dtype as usize](&store) };
+    }
+
+    /// Stores the lse of a row; returns what its weighted sum of values is to be multiplied with.
+    fn settle(&self, token: i64, head: usize, max: f32, sum: f32) -> f32 {
         let sink = self
             .sinks
             .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
@@ -488,25 +500,51 @@ impl<'a> Run<'a> {
             let keep = (max - top).exp2();
             (keep, sum * keep + (sink - top).exp2())
         };
+        if let Some((lse, base)) = &self.lse {
+            let value = if empty { top } else { top + total.log2() };
+            let value = match base {
+                LogBase::E => value * LN_2,
+                LogBase::Two => value,
+            };
+            // SAFETY: as in `output`, of lse.
+            unsafe { lse.at(token, head).cast::<f32>().write(value) };
+        }
         let v_scale = self.v_factor * per_head(self.v_scales, head / self.shape.group);
-        let store = Store {
-            src: values.as_ptr(),
-            factor: if empty { 0.0 } else { keep / total * v_scale },
-            dst: self.o.at(token, head),
-            dim: self.shape.dim_vo,
-        };
-        // SAFETY: token and head are the batch's, for which o and lse were checked; rows of other items
-        // are others.
-        unsafe {
-            self.kernels.store[self.o_dtype as usize](&store);
-            if let Some((lse, base)) = &self.lse {
-                let value = if empty { top } else { top + total.log2() };
-                let value = match base {
-                    LogBase::E => value * LN_2,
-                    LogBase::Two => value,
-                };
-                lse.at(token, head).cast::<f32>().write(value);
-            }
+        if empty { 0.0 } else { keep / total * v_scale }
+    }
+
+    /// Whether the rows of an item are stored as they are, in bf16.
+    pub fn stores_bf16(&self, item: &Item<'_>) -> bool {
+        item.partial == NO_PARTIAL && self.o_dtype == DType::BF16
+    }
+
+    /// What the rows of a KV head are to be multiplied with; stores their lse. `max` and `sum` begin with
+    /// the first of `rows`.
+    pub fn settle_rows(
+        &self,
+        item: &Item<'_>,
+        head: usize,
+        rows: Range<usize>,
+        max: &[f32],
+        sum: &[f32],
+        factors: &mut [f32],
+    ) {
+        let group = self.shape.group;
+        for (i, row) in rows.enumerate() {
+            let token = item.token + (row / group) as i64;
+            factors[i] = self.settle(token, head * group + row % group, max[i], sum[i]);
+        }
+    }
+
+    /// Stores rows of a KV head that are in bf16 already, `ld_vo` apart; those of [`Run::stores_bf16`].
+    pub fn store_bf16(&self, item: &Item<'_>, head: usize, rows: Range<usize>, values: &[u16]) {
+        let group = self.shape.group;
+        for (row, values) in rows.zip(values.chunks_exact(self.shape.ld_vo)) {
+            let token = item.token + (row / group) as i64;
+            let to = self.o.at(token, head * group + row % group);
+            let bytes = 2 * self.shape.dim_vo;
+            // SAFETY: as in `output`; `dim_vo` is no more than `ld_vo`.
+            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), to, bytes) };
         }
     }
 

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::amx::{SIDE, Tiles};
-use super::columns::{Follow, Hide, SLOTS, Shape, Weights};
+use super::columns::{Follow, Hide, Round, SLOTS, Shape, Weights};
 use super::pack::{self, ELEMENTS};
 use super::panel;
 use super::prefetch::Ahead;
@@ -109,35 +109,54 @@ impl<'a> Due<'a> {
 /// Writes the rows of a strip.
 fn finish(run: &Run<'_>, item: &Item<'_>, head: usize, first: usize, pad: &mut Pad<'_>) {
     let ld = run.shape.ld_vo;
+    let rows = first..item.rows.min(first + SIDE);
     let o = &mut pad.o[first * ld..][..SIDE * ld];
     if is_fresh(strip(pad.max, first)) {
         o.fill(0.0);
     }
-    assert!(pad.staged.len() >= SIDE * ld);
+    let (max, sum) = (&pad.max[rows.clone()], &pad.sum[rows.clone()]);
+    if !run.stores_bf16(item) {
+        to_rows(run, o.as_ptr(), ld, pad.staged);
+        return run.finish(item, head, rows, pad.staged, max, sum);
+    }
+    // Two columns in a word: half as much to turn around.
+    let mut factors = [0.0; SIDE];
+    run.settle_rows(item, head, rows.clone(), max, sum, &mut factors);
+    let pairs = &mut pad.staged[..SIDE * ld / 2];
+    vectorize(&Round {
+        o: o.as_ptr(),
+        dims: ld,
+        factors: factors.as_ptr(),
+        dst: pairs.as_mut_ptr().cast(),
+    });
+    to_rows(run, pairs.as_ptr(), ld / 2, as_words(pad.staged16));
+    run.store_bf16(item, head, rows, pad.staged16);
+}
+
+/// Turns `columns` rows of 32 words into 32 rows of `columns` words.
+fn to_rows(run: &Run<'_>, from: *const f32, columns: usize, to: &mut [f32]) {
+    assert!(to.len() >= SIDE * columns);
     let offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * SIDE) as i64);
-    for column in (0..ld).step_by(BLOCK) {
+    for column in (0..columns).step_by(BLOCK) {
         let transpose = Transpose {
             rows: Rows {
-                base: o[column * SIDE..].as_ptr().cast(),
+                base: from.wrapping_add(column * SIDE).cast(),
                 offsets: offsets.as_ptr(),
                 count: BLOCK,
             },
-            dst: pad.staged[column..].as_mut_ptr(),
-            ld,
+            dst: to[column..].as_mut_ptr(),
+            ld: columns,
             columns: SIDE,
         };
-        // SAFETY: o holds 16 rows of 32 from here on, and `staged` 32 rows of `ld`.
+        // SAFETY: the caller has `columns` rows, a multiple of 16; `to` was checked.
         unsafe { (run.kernels.transpose)(&transpose) };
     }
-    let rows = first..item.rows.min(first + SIDE);
-    run.finish(
-        item,
-        head,
-        rows.clone(),
-        pad.staged,
-        &pad.max[rows.clone()],
-        &pad.sum[rows],
-    );
+}
+
+/// Halves, two by two; the scratch's parts start on cache lines.
+fn as_words(halves: &mut [u16]) -> &mut [f32] {
+    // SAFETY: as many bytes, aligned, and any bits are a float.
+    unsafe { std::slice::from_raw_parts_mut(halves.as_mut_ptr().cast(), halves.len() / 2) }
 }
 
 /// Whether a strip's rows have seen nothing yet; its part of `o` holds anything then.
@@ -285,8 +304,12 @@ impl<'a> Strip<'a> {
         let start = self.key(group);
         let end = self.keys.end - start;
         let (mut low, mut high) = ([0.0; SIDE], [0.0; SIDE]);
+        let mut seen = 0..0;
         for (i, row) in self.rows.clone().enumerate() {
-            let seen = self.item.sight.row(self.token(row));
+            // The rows of a token follow one another.
+            if i == 0 || row.is_multiple_of(self.run.shape.group) {
+                seen = self.item.sight.row(self.token(row));
+            }
             low[i] = (seen.start - start) as f32;
             high[i] = (seen.end - start).min(end) as f32;
         }
