@@ -19,7 +19,7 @@ const EXP2: [f32; 7] = [
 ];
 
 /// The same with a relative error of 8.6e-5, for weights that are rounded to bf16 (2e-3) anyway.
-const EXP2_SHORT: [f32; 4] = [7.706_704e-2, 2.276_449_9e-1, 6.951_168e-1, 1.0];
+const EXP2_SHORT: [f32; 4] = [7.706_704e-2, 2.276_45e-1, 6.951_168e-1, 1.0];
 
 /// `(tanh(x) / x - 1) / x²` as a polynomial in x² for |x| < 0.625, highest power first (the fit of
 /// Moshier's Cephes library, relative error of tanh 2e-8).
