@@ -66,14 +66,20 @@ fn block(
     let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
     let state = Scores {
         s: pad.s,
+        lds: SCORE_LD,
         limits: pad.limits,
         max: &mut pad.max[rows.start..],
         sum: &mut pad.sum[rows.start..],
         alpha: pad.alpha,
     };
-    run.softmax(item, head, tokens, &seen_keys, state);
+    run.softmax(item, head..head + 1, tokens, &seen_keys, state);
     let o = &mut pad.o[rows.start * run.shape.ld_vo..rows.end * run.shape.ld_vo];
-    values.accumulate(run, pad.s, rows.len(), seen, o, pad.alpha);
+    let p = Weights {
+        p: pad.s,
+        ldp: SCORE_LD,
+        rows: rows.len(),
+    };
+    values.accumulate(run, p, seen, o, pad.alpha);
 }
 
 /// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile. Before each strip of keys, some of the
@@ -150,6 +156,14 @@ fn stage_keys(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32], st
     }
 }
 
+/// Rows of weights, `ldp` apart.
+#[derive(Clone, Copy)]
+pub struct Weights<'a> {
+    pub p: &'a [f32],
+    pub ldp: usize,
+    pub rows: usize,
+}
+
 /// The staged values of a tile: column `c` of value `j` lies at
 /// `panel[c / strip · strip · KEY_TILE + j · strip + c % strip]`.
 pub struct Values {
@@ -181,26 +195,27 @@ impl Values {
     pub fn accumulate(
         &self,
         run: &Run<'_>,
-        p: &[f32],
-        rows: usize,
+        p: Weights<'_>,
         seen: Range<usize>,
         o: &mut [f32],
         alpha: &[f32],
     ) {
         let ld = run.shape.ld_vo;
-        assert!(o.len() >= rows * ld && p.len() >= rows * SCORE_LD && alpha.len() >= rows);
+        assert!(o.len() >= p.rows * ld && alpha.len() >= p.rows);
+        assert!(p.p.len() >= (p.rows - 1) * p.ldp + seen.len());
         if self.finite {
-            self.product(run, p, rows, seen, o, alpha);
+            self.product(run, p, seen, o, alpha);
             return;
         }
         // A weight of 0 must not meet an infinity or NaN: only keys with a weight are added.
-        for row in 0..rows {
-            let (p, o) = (&p[row * SCORE_LD..], &mut o[row * ld..]);
-            self.product(run, p, 1, seen.start..seen.start, o, &alpha[row..]);
+        for row in 0..p.rows {
+            let (weights, o) = (&p.p[row * p.ldp..], &mut o[row * ld..]);
+            let one = |p| Weights { p, ldp: 0, rows: 1 };
+            self.product(run, one(weights), seen.start..seen.start, o, &alpha[row..]);
             for j in seen.clone() {
-                let weight = &p[j - seen.start..];
+                let weight = &weights[j - seen.start..];
                 if weight[0] != 0.0 {
-                    self.product(run, weight, 1, j..j + 1, o, &[1.0]);
+                    self.product(run, one(weight), j..j + 1, o, &[1.0]);
                 }
             }
         }
@@ -209,8 +224,7 @@ impl Values {
     fn product(
         &self,
         run: &Run<'_>,
-        p: &[f32],
-        rows: usize,
+        p: Weights<'_>,
         seen: Range<usize>,
         o: &mut [f32],
         alpha: &[f32],
@@ -218,9 +232,9 @@ impl Values {
         let (ld, strip) = (run.shape.ld_vo, run.kernels.strip);
         for column in (0..ld).step_by(strip) {
             let product = Product {
-                a: p.as_ptr(),
-                lda: SCORE_LD,
-                rows,
+                a: p.p.as_ptr(),
+                lda: p.ldp,
+                rows: p.rows,
                 depth: seen.len(),
                 b: Panel {
                     base: self

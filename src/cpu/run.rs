@@ -8,7 +8,7 @@ use super::prefetch::Ahead;
 use super::product::{Panel, Product};
 use super::rows::{Rows, Stage, Store};
 use super::scratch::{Pad, Tile};
-use super::shape::{KEY_TILE, SCORE_LD, Shape};
+use super::shape::{KEY_TILE, Shape};
 use super::softmax::{Logits, Softmax};
 #[cfg(folio_avx512)]
 use super::tiled;
@@ -78,9 +78,10 @@ pub struct Run<'a> {
 // piece of work writes rows of its own.
 unsafe impl Sync for Run<'_> {}
 
-/// Rows of scores, `SCORE_LD` apart, that become weights in place, and the rows' running state.
+/// Rows of scores, `lds` apart, that become weights in place, and the rows' running state.
 pub struct Scores<'a> {
     pub s: &'a mut [f32],
+    pub lds: usize,
     pub limits: &'a mut [f32],
     pub max: &'a mut [f32],
     pub sum: &'a mut [f32],
@@ -324,51 +325,55 @@ impl<'a> Run<'a> {
         unsafe { self.kernels.stage[self.q_dtype as usize](&stage) };
     }
 
-    /// Online softmax over the scores of the rows of `tokens`, which hold `keys`.
+    /// Online softmax over the scores of the rows of `tokens`, head by head, which hold `keys`.
     pub fn softmax(
         &self,
         item: &Item<'_>,
-        head: usize,
+        heads: Range<usize>,
         tokens: &Range<usize>,
         keys: &Range<i64>,
         rows: Scores<'_>,
     ) {
         let group = self.shape.group;
         let n = (keys.end - keys.start) as usize;
-        let count = tokens.len() * group;
-        let room = (count - 1) * SCORE_LD + n.next_multiple_of(32);
+        let count = heads.len() * tokens.len() * group;
+        let room = (count - 1) * rows.lds + n.next_multiple_of(32);
         assert!(rows.s.len() >= room && n <= KEY_TILE && rows.limits.len() >= KEY_TILE);
         assert!(rows.max.len() >= count && rows.sum.len() >= count && rows.alpha.len() >= count);
-        let slopes = self.slopes(head);
         let mut task = Softmax {
             s: rows.s.as_mut_ptr(),
-            lds: SCORE_LD,
+            lds: rows.lds,
             rows: count,
             n,
-            logits: self.logits(head),
+            logits: self.logits(heads.start),
             low: 0,
             high: n,
             limits: std::ptr::null(),
-            slopes: slopes.map_or(std::ptr::null(), <[f32]>::as_ptr),
+            slopes: std::ptr::null(),
             distance: 0.0,
             max: rows.max.as_mut_ptr(),
             sum: rows.sum.as_mut_ptr(),
             alpha: rows.alpha.as_mut_ptr(),
         };
-        if slopes.is_none() && self.sees_all(item, tokens, keys) {
+        let alike = self.slopes.is_none() && (heads.len() == 1 || self.k_scales.len() == 1);
+        if alike && self.sees_all(item, tokens, keys) {
             // SAFETY: the arrays have room for the rows, as just asserted.
             unsafe { (self.kernels.softmax)(&task) };
             return;
         }
         task.rows = group;
-        for token in tokens.clone() {
-            self.look(item, token, keys, rows.limits, &mut task);
-            // SAFETY: as above; the pointers stay within the rows.
-            unsafe { (self.kernels.softmax)(&task) };
-            task.s = task.s.wrapping_add(group * SCORE_LD);
-            task.max = task.max.wrapping_add(group);
-            task.sum = task.sum.wrapping_add(group);
-            task.alpha = task.alpha.wrapping_add(group);
+        for head in heads {
+            task.logits = self.logits(head);
+            task.slopes = self.slopes(head).map_or(std::ptr::null(), <[f32]>::as_ptr);
+            for token in tokens.clone() {
+                self.look(item, token, keys, rows.limits, &mut task);
+                // SAFETY: as above; the pointers stay within the rows.
+                unsafe { (self.kernels.softmax)(&task) };
+                task.s = task.s.wrapping_add(group * rows.lds);
+                task.max = task.max.wrapping_add(group);
+                task.sum = task.sum.wrapping_add(group);
+                task.alpha = task.alpha.wrapping_add(group);
+            }
         }
     }
 

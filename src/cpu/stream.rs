@@ -4,21 +4,13 @@
 //! In an NHD cache the heads of a page lie together, so this reads memory nearly in order.
 #![allow(unsafe_code)]
 
-use super::panel::Values;
+use super::panel::{Values, Weights};
 use super::prefetch::Ahead;
 use super::product::Product;
 use super::rows::{Dot, Queries, Streamed};
 use super::run::{Cache, Item, Run, Scores};
 use super::scratch::{Pad, Tile};
-use super::shape::{KEY_TILE, SCORE_LD};
 use std::ops::Range;
-
-/// Bytes of keys and values that a tile aims at: what is asked for ahead is to be a small part of the
-/// second-level cache. With twice as many, cold bf16 decode was 10 to 20 % slower.
-const TILE_BYTES: usize = 128 << 10;
-
-/// Fewest keys of a tile; its length is a multiple of them.
-const TILE_UNIT: usize = 32;
 
 /// Computes some KV heads of an item of at most [`super::shape::STREAM_ROWS`] rows.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'_>) {
@@ -40,26 +32,20 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'
     pad.o[all.start * run.shape.ld_vo..all.end * run.shape.ld_vo].fill(0.0);
     pad.max[all.clone()].fill(f32::NEG_INFINITY);
     pad.sum[all].fill(0.0);
-    let tile_keys = tile_keys(run);
-    let tile = |start: i64| start..item.keys.end.min(start + tile_keys);
+    let tile = |start: i64| start..item.keys.end.min(start + run.shape.stream_keys as i64);
     let mut keys = tile(item.keys.start);
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
     while !keys.is_empty() {
         let next = tile(keys.end);
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
-        let whole = run.sees_all(item, &(0..item.tokens), &keys);
-        for head in heads.clone() {
-            let [k, v] = ahead(
-                run,
-                &heads,
-                head,
-                (next.end - next.start) as usize,
-                &pad.next,
-            );
-            scores(run, item, head, &keys, &k, pad);
-            weigh(run, item, head, &keys, pad);
-            accumulate(run, item, head, &keys, whole, &v, pad);
-        }
+        attend(
+            run,
+            item,
+            &heads,
+            &keys,
+            (next.end - next.start) as usize,
+            pad,
+        );
         std::mem::swap(&mut pad.here, &mut pad.next);
         keys = next;
     }
@@ -75,13 +61,6 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'
             &pad.sum[state],
         );
     }
-}
-
-/// Keys per tile: the same whichever heads are walked, so that they do not change the result.
-fn tile_keys(run: &Run<'_>) -> i64 {
-    let shape = run.shape;
-    let bytes = shape.num_kv_heads * (shape.dim_qk + shape.dim_vo) * run.kv_dtype.size();
-    ((TILE_BYTES / bytes).clamp(TILE_UNIT, KEY_TILE) / TILE_UNIT * TILE_UNIT) as i64
 }
 
 /// What to ask for while one of `heads` is computed: a share of the next tile, keys and values, in the order
@@ -110,68 +89,102 @@ fn ahead(
     ]
 }
 
+/// A tile of keys, of which `next` follow in the next one. Each step is taken for all heads: what one head
+/// waits for, the chain of its products or of its softmax, overlaps with the others.
+fn attend(
+    run: &Run<'_>,
+    item: &Item<'_>,
+    heads: &Range<usize>,
+    keys: &Range<i64>,
+    next: usize,
+    pad: &mut Pad<'_>,
+) {
+    let n = (keys.end - keys.start) as usize;
+    for head in heads.clone() {
+        let [ahead, _] = ahead(run, heads, head, next, &pad.next);
+        scores(run, item, head, head - heads.start, n, &ahead, pad);
+    }
+    let rows = heads.start * item.rows..heads.end * item.rows;
+    let state = Scores {
+        s: pad.s,
+        lds: run.shape.stream_keys,
+        limits: pad.limits,
+        max: &mut pad.max[rows.clone()],
+        sum: &mut pad.sum[rows],
+        alpha: pad.alpha,
+    };
+    run.softmax(item, heads.clone(), &(0..item.tokens), keys, state);
+    let whole = run.sees_all(item, &(0..item.tokens), keys);
+    for head in heads.clone() {
+        let [_, ahead] = ahead(run, heads, head, next, &pad.next);
+        accumulate(run, item, head, head - heads.start, n, whole, &ahead, pad);
+    }
+}
+
+/// `s = q · kᵀ` for a head, the walk's `index`-th.
 fn scores(
     run: &Run<'_>,
     item: &Item<'_>,
     head: usize,
-    keys: &Range<i64>,
+    index: usize,
+    n: usize,
     ahead: &Ahead,
     pad: &mut Pad<'_>,
 ) {
-    let n = (keys.end - keys.start) as usize;
-    let q = &pad.q[head * item.rows * run.shape.ld_qk..][..item.rows * run.shape.ld_qk];
-    assert!(pad.s.len() >= item.rows * SCORE_LD);
+    let (ldq, lds) = (run.shape.ld_qk, run.shape.stream_keys);
+    let q = &pad.q[head * item.rows * ldq..][..item.rows * ldq];
+    let s = &mut pad.s[index * item.rows * lds..][..item.rows * lds];
     let dot = Dot {
         q: q.as_ptr(),
-        ldq: run.shape.ld_qk,
+        ldq,
         rows: item.rows,
         k: Streamed {
             rows: run.k.rows(head, &pad.here.k[..n]),
             ahead,
         },
         dim: run.shape.dim_qk,
-        s: pad.s.as_mut_ptr(),
-        lds: SCORE_LD,
+        s: s.as_mut_ptr(),
+        lds,
     };
     // SAFETY: the keys were located within the cache; q and s have room for the rows.
     unsafe { run.kernels.dot[run.kv_dtype as usize](&dot) };
 }
 
-fn weigh(run: &Run<'_>, item: &Item<'_>, head: usize, keys: &Range<i64>, pad: &mut Pad<'_>) {
-    let rows = head * item.rows..(head + 1) * item.rows;
-    let state = Scores {
-        s: pad.s,
-        limits: pad.limits,
-        max: &mut pad.max[rows.clone()],
-        sum: &mut pad.sum[rows],
-        alpha: pad.alpha,
-    };
-    run.softmax(item, head, &(0..item.tokens), keys, state);
-}
-
+/// `o = alpha · o + p · v` for a head, the walk's `index`-th.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a place in nested walks, and what each has at hand"
+)]
 fn accumulate(
     run: &Run<'_>,
     item: &Item<'_>,
     head: usize,
-    keys: &Range<i64>,
+    index: usize,
+    n: usize,
     whole: bool,
     ahead: &Ahead,
     pad: &mut Pad<'_>,
 ) {
-    let n = (keys.end - keys.start) as usize;
-    let ld = run.shape.ld_vo;
+    let (ld, lds) = (run.shape.ld_vo, run.shape.stream_keys);
     let o = &mut pad.o[head * item.rows * ld..][..item.rows * ld];
+    let p = &pad.s[index * item.rows * lds..][..item.rows * lds];
+    let alpha = &pad.alpha[index * item.rows..][..item.rows];
     if !whole {
         // Keys that some rows do not see may hold anything; the panel's product knows how.
         // SAFETY: the offsets are the next tile's.
         unsafe { ahead.ask_rows(n) };
         let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
-        values.accumulate(run, pad.s, item.rows, 0..n, o, pad.alpha);
+        let p = Weights {
+            p,
+            ldp: lds,
+            rows: item.rows,
+        };
+        values.accumulate(run, p, 0..n, o, alpha);
         return;
     }
     let product = Product {
-        a: pad.s.as_ptr(),
-        lda: SCORE_LD,
+        a: p.as_ptr(),
+        lda: lds,
         rows: item.rows,
         depth: n,
         b: Streamed {
@@ -181,7 +194,7 @@ fn accumulate(
         columns: run.shape.dim_vo,
         c: o.as_mut_ptr(),
         ldc: ld,
-        alpha: pad.alpha.as_ptr(),
+        alpha: alpha.as_ptr(),
     };
     // SAFETY: the values were located within the cache; s and o have room for the rows.
     unsafe { run.kernels.weigh[run.kv_dtype as usize](&product) };
