@@ -10,6 +10,7 @@
     reason = "compiled under folio_avx512 only, by compilers that have these intrinsics"
 )]
 
+use super::bf16_rows::elements_up_to;
 use super::rows::Rows;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -412,7 +413,6 @@ unsafe fn elements(rows: &Rows, j: usize, c: usize, columns: usize) -> __m512i {
     if j >= rows.count {
         return _mm512_setzero_si512();
     }
-    let mask = u32::MAX >> (SIDE - SIDE.min(columns - c));
-    // SAFETY: the masked elements are within the row.
-    unsafe { _mm512_maskz_loadu_epi16(mask, rows.at_row(j).add(2 * c).cast()) }
+    // SAFETY: the elements up to `columns` are within the row.
+    unsafe { elements_up_to(rows.at_row(j), c, columns) }
 }

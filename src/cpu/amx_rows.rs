@@ -1,6 +1,6 @@
-//! Products with bf16 rows where they lie in the cache, for 5 to 16 query rows, on AMX. Both products of a
-//! head and 32 keys take as long for 16 rows as for one, and vectors do no more than rearrange. Fewer rows
-//! are left to `bf16_rows`: it is as fast with four, and reads memory more evenly.
+//! Products with bf16 rows where they lie in the cache, for up to 16 query rows, on AMX. Both products of a
+//! head and 32 keys take as long for 16 rows as for one, and vectors do no more than rearrange. Scores pay
+//! off from four rows on, sums from five; `bf16_rows` does the others.
 //!
 //! Scores are k · qᵀ with keys as they lie: a tile is 32 columns of 16 keys, read in place where the keys
 //! are equally far apart. Sums are p · v with values two by two: a tile is 16 columns of 32 values.
@@ -19,15 +19,12 @@
 )]
 
 use super::amx::RowTiles;
-use super::bf16_rows::{Bf16Rows, SPLIT, elements, in_order, lanes};
+use super::bf16_rows::{SPLIT, elements, elements_up_to, in_order, lanes};
+use super::isa::FewRows;
 use super::product::Product;
 use super::rows::{Dot, Queries, Rows, Streamed};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
-
-/// Most rows that vectors multiply as fast. (512 warm keys, two threads of an Emerald Rapids, tiles against
-/// vectors: 62 and 65 µs with 4 rows, 86 and 114 with 8, 120 and 203 with 16.)
-const VECTOR_ROWS: usize = 4;
 
 /// Keys or values per step, and elements of a row in a tile.
 const STEP: usize = 32;
@@ -38,22 +35,20 @@ const SIDE: usize = 16;
 /// Most columns of a head.
 const MOST: usize = 256;
 
-/// The kernels; they need AMX, AVX-512 F, BW, DQ, VL and BF16, and what [`tiles`] returns for as many rows as
-/// their arguments have.
-pub const TILES: Bf16Rows = Bf16Rows {
+/// Both products on tiles. The kernels need AMX, AVX-512 F, BW, DQ, VL and BF16, and [`RowTiles`] for as many
+/// rows as their arguments have.
+pub const TILES: FewRows = FewRows {
     queries,
     dot,
     weigh,
+    on_tiles: true,
 };
 
-/// What this thread has to hold while it calls the kernels for `rows` query rows.
-///
-/// # Safety
-/// AMX must be available.
-pub unsafe fn tiles(rows: usize) -> Option<RowTiles> {
-    // SAFETY: the caller's promise.
-    (rows > VECTOR_ROWS).then(|| unsafe { RowTiles::new(rows) })
-}
+/// Scores on tiles, sums on vectors.
+pub const SCORES: FewRows = FewRows {
+    weigh: SPLIT.weigh,
+    ..TILES
+};
 
 /// Memory on the stack that begins on a cache line. Nothing is read that was not written first.
 #[repr(align(64))]
@@ -75,9 +70,6 @@ impl<T> Lines<T> {
 /// lost.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn queries(task: &Queries) {
-    if task.rows <= VECTOR_ROWS {
-        return (SPLIT.queries)(task);
-    }
     assert!(task.rows <= SIDE && task.ldq <= MOST);
     let mut words = Lines::<[u32; SIDE * MOST / 2]>::new();
     let words = words.at::<i32>();
@@ -108,9 +100,6 @@ unsafe fn halves(from: *const f32, count: usize) -> __m512i {
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn dot(task: &Dot) {
-    if task.rows <= VECTOR_ROWS {
-        return (SPLIT.dot)(task);
-    }
     assert!(task.rows <= SIDE && task.dim <= MOST);
     let keys = task.k.rows;
     let steps = task.dim.div_ceil(STEP);
@@ -219,26 +208,27 @@ unsafe fn every_fourth(from: *const f32) -> __m512 {
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn weigh(task: &Product<Streamed>) {
-    if task.rows <= VECTOR_ROWS {
-        return (SPLIT.weigh)(task);
-    }
     assert!(task.rows <= SIDE && task.columns <= MOST);
     let mut pairs = Lines::<[u16; STEP * MOST]>::new();
     let mut sums = Lines::<[f32; SIDE * MOST]>::new();
     let (pairs, sums) = (pairs.at::<u16>(), sums.at::<f32>());
+    let blocks = task.columns.div_ceil(STEP);
     let ahead = &*task.b.ahead;
-    let share = ahead.share_rows(SIDE * task.depth.div_ceil(STEP));
+    let share = ahead.share(blocks * task.depth.div_ceil(STEP));
     for first in (0..task.depth).step_by(STEP) {
         let count = STEP.min(task.depth - first);
-        // All tiles are written before the first is read: a tile is not read from stores under way.
         load_weights(task, first, count);
-        for j in 0..SIDE {
-            ahead.ask_rows(share);
-            pair_values(task, first + 2 * j, first + count, pairs.add(j * STEP));
-        }
-        for block in 0..task.columns.div_ceil(STEP) {
-            let at = 2 * SIDE * block;
-            RowTiles::weigh_values(pairs.add(at * STEP), sums.add(at * SIDE));
+        let values = values(&task.b.rows, first, count);
+        // A tile is not read from stores under way: those of a block are followed by those of the next.
+        for block in 0..=blocks {
+            if block < blocks {
+                ahead.ask(share);
+                pair_values(&values, block * STEP, task.columns, tiles_of(pairs, block));
+            }
+            if block > 0 {
+                let sums = sums.add((block - 1) * STEP * SIDE);
+                RowTiles::weigh_values(tiles_of(pairs, block - 1), sums);
+            }
         }
         let alpha = match first {
             0 => task.alpha,
@@ -246,6 +236,12 @@ unsafe fn weigh(task: &Product<Streamed>) {
         };
         add_sums(task, sums, alpha);
     }
+}
+
+/// The two tiles of 32 columns of 32 values.
+#[inline]
+fn tiles_of(pairs: *mut u16, block: usize) -> *mut u16 {
+    pairs.wrapping_add(block * STEP * STEP)
 }
 
 /// The weights of `count` values from `first` on, in bf16.
@@ -260,34 +256,42 @@ unsafe fn load_weights(task: &Product<Streamed>, first: usize, count: usize) {
     RowTiles::load_weights(weights.at());
 }
 
-/// Values `j` and `j + 1`, interleaved: 32 columns become a row of each of two tiles, four by four. There
+/// `count` values from `first` on, and zeros.
+#[inline]
+unsafe fn values(rows: &Rows, first: usize, count: usize) -> [*const u8; STEP] {
+    let mut values = [ZEROS.0.as_ptr().cast(); STEP];
+    for j in 0..count {
+        values[j] = rows.at_row(first + j);
+    }
+    values
+}
+
+/// 32 columns of 32 values, interleaved two by two: a row of each of two tiles, four columns by four. There
 /// are zeros from `end` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn pair_values(task: &Product<Streamed>, j: usize, end: usize, to: *mut u16) {
-    let row = |j: usize| match j < end {
-        // SAFETY: the row is one of those of the task.
-        true => unsafe { task.b.rows.at_row(j) },
-        false => ZEROS.0.as_ptr().cast(),
-    };
-    let (a, b) = (row(j), row(j + 1));
-    let whole = task.columns / STEP * STEP;
-    let mut to = to;
-    for column in (0..whole).step_by(STEP) {
-        store_pair(
-            elements::<false>(a, column, whole),
-            elements::<false>(b, column, whole),
-            to,
-        );
-        to = to.add(2 * SIDE * STEP);
+unsafe fn pair_values(values: &[*const u8; STEP], column: usize, end: usize, to: *mut u16) {
+    if column + STEP <= end {
+        pair_rows::<false>(values, column, end, to);
+    } else {
+        pair_rows::<true>(values, column, end, to);
     }
-    if whole < task.columns {
-        let end = task.columns;
-        store_pair(
-            elements::<true>(a, whole, end),
-            elements::<true>(b, whole, end),
-            to,
-        );
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn pair_rows<const TAIL: bool>(
+    values: &[*const u8; STEP],
+    column: usize,
+    end: usize,
+    to: *mut u16,
+) {
+    for j in 0..SIDE {
+        let a = elements::<TAIL>(values[2 * j], column, end);
+        let b = elements::<TAIL>(values[2 * j + 1], column, end);
+        let to = to.add(j * STEP);
+        _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(a, b));
+        _mm512_store_si512(to.add(SIDE * STEP).cast(), _mm512_unpackhi_epi16(a, b));
     }
 }
 
@@ -299,23 +303,6 @@ static ZEROS: Zeros = Zeros([0; MOST]);
 
 #[repr(align(64))]
 struct Zeros([u16; MOST]);
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn store_pair(a: __m512i, b: __m512i, to: *mut u16) {
-    _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(a, b));
-    _mm512_store_si512(to.add(SIDE * STEP).cast(), _mm512_unpackhi_epi16(a, b));
-}
-
-/// 32 elements of a row, or as many as there are before `end`, and zeros.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn elements_up_to(row: *const u8, first: usize, end: usize) -> __m512i {
-    match first + STEP <= end {
-        true => elements::<false>(row, first, end),
-        false => elements::<true>(row, first, end),
-    }
-}
 
 /// `c = alpha · c + sums`, or `c = sums` without factors.
 #[inline]

@@ -5,7 +5,7 @@
 //! 32, and multiplies in f32. [`Pairs`] leaves that to `vdpbf16ps`, with weights rounded to bf16: twice
 //! the work per instruction. On Zen 4 that instruction is nearly as fast as an FMA (2.8 and 3.7 per ns).
 //! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split, and
-//! from five rows on use that (`amx_rows`).
+//! from four rows on use that (`amx_rows`).
 //!
 //! Vectors stay out of closures that `std` calls: where the compiler does not inline those, they are
 //! compiled without AVX-512, and every intrinsic in them becomes a call.
@@ -23,6 +23,7 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
+use super::isa::FewRows;
 use super::product::{Product, Source};
 use super::rows::{Dot, Queries, Streamed};
 use super::simd::Simd;
@@ -32,25 +33,20 @@ use std::arch::x86_64::*;
 /// Elements per load.
 const STEP: usize = 32;
 
-/// The kernels of one way to multiply.
-pub struct Bf16Rows {
-    pub queries: unsafe fn(&Queries),
-    pub dot: unsafe fn(&Dot),
-    pub weigh: unsafe fn(&Product<Streamed>),
-}
-
 /// In f32. Needs AVX-512 F, BW, DQ and VL.
-pub const SPLIT: Bf16Rows = Bf16Rows {
+pub const SPLIT: FewRows = FewRows {
     queries: split_queries,
     dot: split_dot,
     weigh: split_weigh,
+    on_tiles: false,
 };
 
 /// In pairs. Needs AVX-512 BF16 too.
-pub const PAIRS: Bf16Rows = Bf16Rows {
+pub const PAIRS: FewRows = FewRows {
     queries: pairs_queries,
     dot: pairs_dot,
     weigh: pairs_weigh,
+    on_tiles: false,
 };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -426,6 +422,16 @@ pub unsafe fn elements<const TAIL: bool>(row: *const u8, first: usize, end: usiz
     _mm512_loadu_si512(at.cast())
 }
 
+/// 32 elements of a row, or as many as there are before `end`, and zeros.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub unsafe fn elements_up_to(row: *const u8, first: usize, end: usize) -> __m512i {
+    match first + STEP <= end {
+        true => elements::<false>(row, first, end),
+        false => elements::<true>(row, first, end),
+    }
+}
+
 /// Blocks of four rows, or one, that `rows` are cut into.
 #[inline(always)]
 fn blocks(rows: usize) -> usize {
@@ -503,7 +509,6 @@ mod tests {
     #[test]
     fn dot_products_are_exact_in_integers() {
         for_each_isa(|isa| {
-            let kernels = isa.kernels();
             for (rows, count, dim) in [
                 (1, 1, 8usize),
                 (4, 64, 128),
@@ -542,11 +547,12 @@ mod tests {
                     s: s.as_mut_ptr(),
                     lds: 64,
                 };
-                let _tiles = kernels.tiles(DType::BF16, rows);
+                let kernels = isa.kernels().few(DType::BF16, rows);
+                let _tiles = kernels.tiles(rows);
                 // SAFETY: rows and keys lie in the vectors, and `s` has room for 64 scores a row.
                 unsafe {
-                    (kernels.queries[DType::BF16 as usize])(&queries);
-                    (kernels.dot[DType::BF16 as usize])(&task);
+                    (kernels.queries)(&queries);
+                    (kernels.dot)(&task);
                 }
                 for (r, j) in (0..rows).flat_map(|r| (0..count).map(move |j| (r, j))) {
                     let product = |d: usize| want_q[r * ldq + d] * k[j * dim + d].to_f32();
@@ -595,9 +601,10 @@ mod tests {
                     ldc,
                     alpha: alpha.as_ptr(),
                 };
-                let _tiles = isa.kernels().tiles(DType::BF16, rows);
+                let kernels = isa.kernels().few(DType::BF16, rows);
+                let _tiles = kernels.tiles(rows);
                 // SAFETY: weights, values and sums lie in the vectors.
-                unsafe { (isa.kernels().weigh[DType::BF16 as usize])(&task) };
+                unsafe { (kernels.weigh)(&task) };
                 for (r, d) in (0..rows).flat_map(|r| (0..columns).map(move |d| (r, d))) {
                     let product = |j: usize| a[r * 64 + j] * b[j * columns + d].to_f32();
                     let sum: f32 = (0..depth).map(product).sum();

@@ -4,6 +4,7 @@
 //! In an NHD cache the heads of a page lie together, so this reads memory nearly in order.
 #![allow(unsafe_code)]
 
+use super::isa::FewRows;
 use super::panel::{Values, Weights};
 use super::prefetch::Ahead;
 use super::product::Product;
@@ -12,190 +13,197 @@ use super::run::{Cache, Item, Run, Scores};
 use super::scratch::{Pad, Tile};
 use std::ops::Range;
 
-/// Computes some KV heads of an item of at most [`super::shape::STREAM_ROWS`] rows.
+/// Some KV heads of an item of at most [`super::shape::STREAM_ROWS`] rows.
+struct Walk<'a> {
+    run: &'a Run<'a>,
+    item: &'a Item<'a>,
+    heads: Range<usize>,
+    kernels: FewRows,
+}
+
+/// Computes them.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'_>) {
-    let rows = item.rows;
-    let _tiles = run.kernels.tiles(run.kv_dtype, rows);
-    for head in heads.clone() {
-        let q = &mut pad.q[head * rows * run.shape.ld_qk..];
-        run.load_queries(item, head, q, pad.q_offsets);
-        let queries = Queries {
-            q: q.as_mut_ptr(),
-            ldq: run.shape.ld_qk,
-            rows,
-            dim: run.shape.dim_qk,
-        };
-        // SAFETY: `load_queries` wrote these rows.
-        unsafe { run.kernels.queries[run.kv_dtype as usize](&queries) };
-    }
-    let all = heads.start * rows..heads.end * rows;
-    pad.o[all.start * run.shape.ld_vo..all.end * run.shape.ld_vo].fill(0.0);
-    pad.max[all.clone()].fill(f32::NEG_INFINITY);
-    pad.sum[all].fill(0.0);
+    let kernels = run.kernels.few(run.kv_dtype, item.rows);
+    let _tiles = kernels.tiles(item.rows);
+    let walk = Walk {
+        run,
+        item,
+        heads,
+        kernels,
+    };
+    walk.start(pad);
     let tile = |start: i64| start..item.keys.end.min(start + run.shape.stream_keys as i64);
     let mut keys = tile(item.keys.start);
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
     while !keys.is_empty() {
         let next = tile(keys.end);
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
-        attend(
-            run,
-            item,
-            &heads,
-            &keys,
-            (next.end - next.start) as usize,
-            pad,
-        );
+        walk.attend(&keys, (next.end - next.start) as usize, pad);
         std::mem::swap(&mut pad.here, &mut pad.next);
         keys = next;
     }
-    for head in heads {
-        let state = head * rows..(head + 1) * rows;
-        let o = &pad.o[head * rows * run.shape.ld_vo..];
-        run.finish(
-            item,
-            head,
-            0..rows,
-            o,
-            &pad.max[state.clone()],
-            &pad.sum[state],
-        );
-    }
+    walk.finish(pad);
 }
 
-/// What to ask for while one of `heads` is computed: a share of the next tile, keys and values, in the order
-/// in which it lies in memory. Where a token's heads lie together, the share is some tokens with all `heads`.
-fn ahead(
-    run: &Run<'_>,
-    heads: &Range<usize>,
-    head: usize,
-    n: usize,
-    next: &Tile<'_>,
-) -> [Ahead; 2] {
-    let (index, count) = (head - heads.start, heads.len());
-    let share = index * n / count..(index + 1) * n / count;
-    let size = run.kv_dtype.size();
-    let of = |cache: &Cache, offsets: &[i64], dim: usize| {
-        if cache.head == (dim * size) as i64 {
-            let rows = cache.rows(heads.start, &offsets[share.clone()]);
-            Ahead::new(rows, count * dim * size)
-        } else {
-            Ahead::new(cache.rows(head, offsets), dim * size)
+impl Walk<'_> {
+    /// The rows of a head in `q`, `o` and the running state.
+    fn rows(&self, head: usize) -> Range<usize> {
+        head * self.item.rows..(head + 1) * self.item.rows
+    }
+
+    /// The rows of a head in the tile's scores and factors, which begin with the walk's first head.
+    fn tile_rows(&self, head: usize) -> Range<usize> {
+        self.rows(head - self.heads.start)
+    }
+
+    fn all_rows(&self) -> Range<usize> {
+        self.heads.start * self.item.rows..self.heads.end * self.item.rows
+    }
+
+    fn start(&self, pad: &mut Pad<'_>) {
+        let (ldq, ldo) = (self.run.shape.ld_qk, self.run.shape.ld_vo);
+        for head in self.heads.clone() {
+            let q = &mut pad.q[of(self.rows(head), ldq)];
+            self.run.load_queries(self.item, head, q, pad.q_offsets);
+            let queries = Queries {
+                q: q.as_mut_ptr(),
+                ldq,
+                rows: self.item.rows,
+                dim: self.run.shape.dim_qk,
+            };
+            // SAFETY: `load_queries` wrote these rows.
+            unsafe { (self.kernels.queries)(&queries) };
         }
-    };
-    [
-        of(&run.k, &next.k[..n], run.shape.dim_qk),
-        of(&run.v, &next.v[..n], run.shape.dim_vo),
-    ]
-}
-
-/// A tile of keys, of which `next` follow in the next one. Each step is taken for all heads: what one head
-/// waits for, the chain of its products or of its softmax, overlaps with the others.
-fn attend(
-    run: &Run<'_>,
-    item: &Item<'_>,
-    heads: &Range<usize>,
-    keys: &Range<i64>,
-    next: usize,
-    pad: &mut Pad<'_>,
-) {
-    let n = (keys.end - keys.start) as usize;
-    for head in heads.clone() {
-        let [ahead, _] = ahead(run, heads, head, next, &pad.next);
-        scores(run, item, head, head - heads.start, n, &ahead, pad);
+        let all = self.all_rows();
+        pad.o[of(all.clone(), ldo)].fill(0.0);
+        pad.max[all.clone()].fill(f32::NEG_INFINITY);
+        pad.sum[all].fill(0.0);
     }
-    let rows = heads.start * item.rows..heads.end * item.rows;
-    let state = Scores {
-        s: pad.s,
-        lds: run.shape.stream_keys,
-        limits: pad.limits,
-        max: &mut pad.max[rows.clone()],
-        sum: &mut pad.sum[rows],
-        alpha: pad.alpha,
-    };
-    run.softmax(item, heads.clone(), &(0..item.tokens), keys, state);
-    let whole = run.sees_all(item, &(0..item.tokens), keys);
-    for head in heads.clone() {
-        let [_, ahead] = ahead(run, heads, head, next, &pad.next);
-        accumulate(run, item, head, head - heads.start, n, whole, &ahead, pad);
-    }
-}
 
-/// `s = q · kᵀ` for a head, the walk's `index`-th.
-fn scores(
-    run: &Run<'_>,
-    item: &Item<'_>,
-    head: usize,
-    index: usize,
-    n: usize,
-    ahead: &Ahead,
-    pad: &mut Pad<'_>,
-) {
-    let (ldq, lds) = (run.shape.ld_qk, run.shape.stream_keys);
-    let q = &pad.q[head * item.rows * ldq..][..item.rows * ldq];
-    let s = &mut pad.s[index * item.rows * lds..][..item.rows * lds];
-    let dot = Dot {
-        q: q.as_ptr(),
-        ldq,
-        rows: item.rows,
-        k: Streamed {
-            rows: run.k.rows(head, &pad.here.k[..n]),
-            ahead,
-        },
-        dim: run.shape.dim_qk,
-        s: s.as_mut_ptr(),
-        lds,
-    };
-    // SAFETY: the keys were located within the cache; q and s have room for the rows.
-    unsafe { run.kernels.dot[run.kv_dtype as usize](&dot) };
-}
-
-/// `o = alpha · o + p · v` for a head, the walk's `index`-th.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a place in nested walks, and what each has at hand"
-)]
-fn accumulate(
-    run: &Run<'_>,
-    item: &Item<'_>,
-    head: usize,
-    index: usize,
-    n: usize,
-    whole: bool,
-    ahead: &Ahead,
-    pad: &mut Pad<'_>,
-) {
-    let (ld, lds) = (run.shape.ld_vo, run.shape.stream_keys);
-    let o = &mut pad.o[head * item.rows * ld..][..item.rows * ld];
-    let p = &pad.s[index * item.rows * lds..][..item.rows * lds];
-    let alpha = &pad.alpha[index * item.rows..][..item.rows];
-    if !whole {
-        // Keys that some rows do not see may hold anything; the panel's product knows how.
-        // SAFETY: the offsets are the next tile's.
-        unsafe { ahead.ask_rows(n) };
-        let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
-        let p = Weights {
-            p,
-            ldp: lds,
-            rows: item.rows,
+    /// A tile of keys, followed by one of `next`. Each step is taken for all heads: what one head waits for,
+    /// the chain of its products or of its softmax, overlaps with the others.
+    fn attend(&self, keys: &Range<i64>, next: usize, pad: &mut Pad<'_>) {
+        let tokens = 0..self.item.tokens;
+        let n = (keys.end - keys.start) as usize;
+        for head in self.heads.clone() {
+            let [ahead, _] = self.ahead(head, next, &pad.next);
+            self.scores(head, n, &ahead, pad);
+        }
+        let all = self.all_rows();
+        let state = Scores {
+            s: pad.s,
+            lds: self.run.shape.stream_keys,
+            limits: pad.limits,
+            max: &mut pad.max[all.clone()],
+            sum: &mut pad.sum[all],
+            alpha: pad.alpha,
         };
-        values.accumulate(run, p, 0..n, o, alpha);
-        return;
+        let heads = self.heads.clone();
+        self.run.softmax(self.item, heads, &tokens, keys, state);
+        let whole = self.run.sees_all(self.item, &tokens, keys);
+        for head in self.heads.clone() {
+            let [_, ahead] = self.ahead(head, next, &pad.next);
+            if whole {
+                self.accumulate(head, n, &ahead, pad);
+            } else {
+                // SAFETY: the offsets are the next tile's.
+                unsafe { ahead.ask_rows(n) };
+                self.accumulate_seen(head, n, pad);
+            }
+        }
     }
-    let product = Product {
-        a: p.as_ptr(),
-        lda: lds,
-        rows: item.rows,
-        depth: n,
-        b: Streamed {
-            rows: run.v.rows(head, &pad.here.v[..n]),
-            ahead,
-        },
-        columns: run.shape.dim_vo,
-        c: o.as_mut_ptr(),
-        ldc: ld,
-        alpha: alpha.as_ptr(),
-    };
-    // SAFETY: the values were located within the cache; s and o have room for the rows.
-    unsafe { run.kernels.weigh[run.kv_dtype as usize](&product) };
+
+    /// What to ask for while a head is computed: a share of the next tile, keys and values, in the order in
+    /// which it lies in memory. Where a token's heads lie together, the share is some tokens with all heads.
+    fn ahead(&self, head: usize, n: usize, next: &Tile<'_>) -> [Ahead; 2] {
+        let run = self.run;
+        let (index, count) = (head - self.heads.start, self.heads.len());
+        let share = index * n / count..(index + 1) * n / count;
+        let size = run.kv_dtype.size();
+        let of = |cache: &Cache, offsets: &[i64], dim: usize| {
+            if cache.head == (dim * size) as i64 {
+                let rows = cache.rows(self.heads.start, &offsets[share.clone()]);
+                Ahead::new(rows, count * dim * size)
+            } else {
+                Ahead::new(cache.rows(head, offsets), dim * size)
+            }
+        };
+        [
+            of(&run.k, &next.k[..n], run.shape.dim_qk),
+            of(&run.v, &next.v[..n], run.shape.dim_vo),
+        ]
+    }
+
+    /// `s = q · kᵀ`.
+    fn scores(&self, head: usize, n: usize, ahead: &Ahead, pad: &mut Pad<'_>) {
+        let shape = self.run.shape;
+        let q = &pad.q[of(self.rows(head), shape.ld_qk)];
+        let s = &mut pad.s[of(self.tile_rows(head), shape.stream_keys)];
+        let dot = Dot {
+            q: q.as_ptr(),
+            ldq: shape.ld_qk,
+            rows: self.item.rows,
+            k: Streamed {
+                rows: self.run.k.rows(head, &pad.here.k[..n]),
+                ahead,
+            },
+            dim: shape.dim_qk,
+            s: s.as_mut_ptr(),
+            lds: shape.stream_keys,
+        };
+        // SAFETY: the keys were located within the cache; q and s have room for the rows.
+        unsafe { (self.kernels.dot)(&dot) };
+    }
+
+    /// `o = alpha · o + p · v`.
+    fn accumulate(&self, head: usize, n: usize, ahead: &Ahead, pad: &mut Pad<'_>) {
+        let shape = self.run.shape;
+        let p = &pad.s[of(self.tile_rows(head), shape.stream_keys)];
+        let o = &mut pad.o[of(self.rows(head), shape.ld_vo)];
+        let product = Product {
+            a: p.as_ptr(),
+            lda: shape.stream_keys,
+            rows: self.item.rows,
+            depth: n,
+            b: Streamed {
+                rows: self.run.v.rows(head, &pad.here.v[..n]),
+                ahead,
+            },
+            columns: shape.dim_vo,
+            c: o.as_mut_ptr(),
+            ldc: shape.ld_vo,
+            alpha: pad.alpha[self.tile_rows(head)].as_ptr(),
+        };
+        // SAFETY: the values were located within the cache; s and o have room for the rows.
+        unsafe { (self.kernels.weigh)(&product) };
+    }
+
+    /// The same where some rows do not see all keys. Those may hold anything; the panel's product knows how.
+    fn accumulate_seen(&self, head: usize, n: usize, pad: &mut Pad<'_>) {
+        let shape = self.run.shape;
+        let values = Values::stage(self.run, head, &pad.here.v[..n], pad.v);
+        let p = Weights {
+            p: &pad.s[of(self.tile_rows(head), shape.stream_keys)],
+            ldp: shape.stream_keys,
+            rows: self.item.rows,
+        };
+        let o = &mut pad.o[of(self.rows(head), shape.ld_vo)];
+        let alpha = &pad.alpha[self.tile_rows(head)];
+        values.accumulate(self.run, p, 0..n, o, alpha);
+    }
+
+    fn finish(&self, pad: &mut Pad<'_>) {
+        for head in self.heads.clone() {
+            let rows = self.rows(head);
+            let o = &pad.o[of(rows.clone(), self.run.shape.ld_vo)];
+            let (max, sum) = (&pad.max[rows.clone()], &pad.sum[rows]);
+            self.run
+                .finish(self.item, head, 0..self.item.rows, o, max, sum);
+        }
+    }
+}
+
+/// The elements of some rows.
+fn of(rows: Range<usize>, ld: usize) -> Range<usize> {
+    rows.start * ld..rows.end * ld
 }
