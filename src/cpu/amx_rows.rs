@@ -106,23 +106,28 @@ unsafe fn dot(task: &Dot) {
     let ahead = &*task.k.ahead;
     let share = ahead.share_rows(keys.count.div_ceil(2 * SIDE) * steps);
     let mut copies = Lines::<[u16; 2 * SIDE * MOST]>::new();
-    let mut scores = Lines::<[f32; 2 * SIDE * SIDE]>::new();
-    let scores = scores.at::<f32>();
-    for first in (0..keys.count).step_by(2 * SIDE) {
-        let (a, lda) = key_tile(&keys, first, task.dim, copies.at());
-        let copies = copies.at::<u16>().add(SIDE * MOST);
-        let (b, ldb) = key_tile(&keys, first + SIDE, task.dim, copies);
-        RowTiles::zero_scores();
-        for step in 0..steps {
-            ahead.ask_rows(share);
-            let q = task.q.cast::<u32>().add(step * SIDE * task.rows);
-            let d = 2 * STEP * step;
-            RowTiles::add_scores(q, 4 * task.rows, a.add(d), lda, b.add(d), ldb);
+    let mut scores = Lines::<[f32; 4 * SIDE * SIDE]>::new();
+    let (copies, scores) = (copies.at::<u16>(), scores.at::<f32>());
+    // The scores of a step are put into rows after the products of the next, which need not wait for them.
+    let place = |first: usize| scores.wrapping_add(first % (4 * SIDE) * SIDE);
+    for first in (0..keys.count + 2 * SIDE).step_by(2 * SIDE) {
+        if first < keys.count {
+            let (a, lda) = key_tile(&keys, first, task.dim, copies);
+            let (b, ldb) = key_tile(&keys, first + SIDE, task.dim, copies.add(SIDE * MOST));
+            RowTiles::zero_scores();
+            for step in 0..steps {
+                ahead.ask_rows(share);
+                let q = task.q.cast::<u32>().add(step * SIDE * task.rows);
+                let d = 2 * STEP * step;
+                RowTiles::add_scores(q, 4 * task.rows, a.add(d), lda, b.add(d), ldb);
+            }
+            RowTiles::store_scores(place(first));
         }
-        RowTiles::store_scores(scores);
-        for tile in (0..2).filter(|tile| first + tile * SIDE < keys.count) {
-            let s = task.s.add(first + tile * SIDE);
-            transpose(scores.add(tile * SIDE * SIDE), task.rows, s, task.lds);
+        if first > 0 {
+            let first = first - 2 * SIDE;
+            for key in (first..keys.count.min(first + 2 * SIDE)).step_by(SIDE) {
+                transpose(place(key), task.rows, task.s.add(key), task.lds);
+            }
         }
     }
 }
@@ -214,7 +219,7 @@ unsafe fn weigh(task: &Product<Streamed>) {
     let (pairs, sums) = (pairs.at::<u16>(), sums.at::<f32>());
     let blocks = task.columns.div_ceil(STEP);
     let ahead = &*task.b.ahead;
-    let share = ahead.share(blocks * task.depth.div_ceil(STEP));
+    let share = ahead.share_rows(blocks * task.depth.div_ceil(STEP));
     for first in (0..task.depth).step_by(STEP) {
         let count = STEP.min(task.depth - first);
         load_weights(task, first, count);
@@ -222,7 +227,7 @@ unsafe fn weigh(task: &Product<Streamed>) {
         // A tile is not read from stores under way: those of a block are followed by those of the next.
         for block in 0..=blocks {
             if block < blocks {
-                ahead.ask(share);
+                ahead.ask_rows(share);
                 pair_values(&values, block * STEP, task.columns, tiles_of(pairs, block));
             }
             if block > 0 {
