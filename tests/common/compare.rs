@@ -23,6 +23,8 @@ pub struct Tolerance {
     pub score: f64,
     /// Error of scores per unit of the largest one.
     pub score_growth: f64,
+    /// Error of scores per unit of the largest `Σ |q k|`.
+    pub score_sum: f64,
 }
 
 impl Tolerance {
@@ -35,6 +37,7 @@ impl Tolerance {
             },
             score: if q_dtype == DType::F32 { 1e-5 } else { 1e-4 },
             score_growth: 2f64.powi(-22),
+            score_sum: 2f64.powi(-23),
         }
     }
 
@@ -44,6 +47,7 @@ impl Tolerance {
             weight: 2f64.powi(-24),
             score: 1e-12,
             score_growth: 2f64.powi(-22),
+            score_sum: 0.0,
         }
     }
 }
@@ -75,7 +79,9 @@ pub fn compare(
 }
 
 fn score_error(row: &Row, tolerance: Tolerance) -> f64 {
-    tolerance.score + tolerance.score_growth * row.largest_score
+    tolerance.score
+        + tolerance.score_growth * row.largest_score
+        + tolerance.score_sum * row.score_magnitude
 }
 
 fn compare_o(

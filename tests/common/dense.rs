@@ -13,8 +13,11 @@ pub struct Row {
     pub magnitude: Vec<f64>,
     /// In base e.
     pub lse: f64,
-    /// The largest scaled product before cap and masks: what the errors of scores are proportional to.
+    /// The largest scaled product before cap and masks: what the error of its scale is proportional to.
     pub largest_score: f64,
+    /// The largest `Σ |q k|` of those: what the error of summing them up is proportional to (Higham, Accuracy
+    /// and Stability of Numerical Algorithms, §3.1). The product itself may be much smaller.
+    pub score_magnitude: f64,
 }
 
 /// Every row of the batch, `[token][head]`.
@@ -78,7 +81,7 @@ impl KvHead {
         let q: Vec<f64> = (0..problem.head_dim_qk as usize)
             .map(|d| values.q(b, i, head, d))
             .collect();
-        let mut largest_score = 0f64;
+        let (mut largest_score, mut score_magnitude) = (0f64, 0f64);
         // Logits of all keys, -inf where hidden; the sink comes last and has no value.
         let mut logits: Vec<f64> = (0..self.k.len())
             .map(|j| {
@@ -87,6 +90,8 @@ impl KvHead {
                 }
                 let score = dot(&q, &self.k[j]) * self.k_scale;
                 largest_score = largest_score.max(score.abs());
+                let terms = q.iter().zip(&self.k[j]).map(|(q, k)| (q * k).abs());
+                score_magnitude = score_magnitude.max(terms.sum::<f64>() * self.k_scale.abs());
                 capped(score, layer.logits_soft_cap.into()) + bias(problem, b, i, j, head)
             })
             .collect();
@@ -99,6 +104,7 @@ impl KvHead {
             magnitude: vec![0.0; problem.head_dim_vo as usize],
             lse: f64::NEG_INFINITY,
             largest_score,
+            score_magnitude,
         };
         if top == f64::NEG_INFINITY {
             return row;
