@@ -300,47 +300,61 @@ impl RowTiles {
         }
     }
 
-    /// Reads weights: a row of 32 bf16 per query row.
+    /// Clears both tiles of sums.
+    ///
+    /// # Safety
+    /// The caller's promise to `zero_scores`.
+    #[inline(always)]
+    pub unsafe fn zero_sums() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(
+                "tilezero tmm6",
+                "tilezero tmm7",
+                out("tmm6") _, out("tmm7") _,
+                options(nostack, nomem, preserves_flags)
+            );
+        }
+    }
+
+    /// Adds 32 weighted values: `p` holds a row of 32 weights per query row, 64 bytes apart, and `v` 16 rows of
+    /// pairs for the first 16 columns and then for the next.
     ///
     /// # Safety
     /// The rows must be readable.
     #[inline(always)]
-    pub unsafe fn load_weights(p: *const u16) {
+    pub unsafe fn add_values(p: *const u16, v: *const u16) {
         // SAFETY: the caller's promises.
         unsafe {
             asm!(
                 "tileloadd tmm5, [{p} + {ld}*1]",
+                "tileloadd tmm2, [{v} + {ld}*1]",
+                "tdpbf16ps tmm6, tmm5, tmm2",
+                "tileloadd tmm3, [{v} + {ld}*1 + 1024]",
+                "tdpbf16ps tmm7, tmm5, tmm3",
                 p = in(reg) p,
+                v = in(reg) v,
                 ld = in(reg) A_STRIDE,
-                out("tmm5") _,
+                out("tmm2") _, out("tmm3") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack, readonly, preserves_flags)
             );
         }
     }
 
-    /// Writes the weighted sums of 2 × 16 columns: `v` holds 16 rows of pairs for the first 16 and then for
-    /// the others; `sums` becomes 16 rows of 16 floats for each, of which as many are written as there
-    /// are query rows.
+    /// Writes the sums: for each 16 columns 16 rows of floats, 64 bytes apart, of which as many are written as
+    /// there are query rows.
     ///
     /// # Safety
-    /// `v` must be readable, and `sums` have room.
+    /// `sums` must have room.
     #[inline(always)]
-    pub unsafe fn weigh_values(v: *const u16, sums: *mut f32) {
+    pub unsafe fn store_sums(sums: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {
             asm!(
-                "tilezero tmm6",
-                "tileloadd tmm2, [{v} + {ld}*1]",
-                "tdpbf16ps tmm6, tmm5, tmm2",
-                "tilezero tmm7",
-                "tileloadd tmm3, [{v} + {ld}*1 + 1024]",
-                "tdpbf16ps tmm7, tmm5, tmm3",
                 "tilestored [{sums} + {ld}*1], tmm6",
                 "tilestored [{sums} + {ld}*1 + 1024], tmm7",
-                v = in(reg) v,
                 sums = in(reg) sums,
                 ld = in(reg) A_STRIDE,
-                out("tmm2") _, out("tmm3") _, out("tmm6") _, out("tmm7") _,
                 options(nostack, preserves_flags)
             );
         }

@@ -19,7 +19,7 @@
 )]
 
 use super::amx::RowTiles;
-use super::bf16_rows::{SPLIT, elements, elements_up_to, in_order, lanes};
+use super::bf16_rows::{SPLIT, elements_up_to, in_order, lanes};
 use super::isa::FewRows;
 use super::product::Product;
 use super::rows::{Dot, Queries, Rows, Streamed};
@@ -28,6 +28,9 @@ use std::mem::MaybeUninit;
 
 /// Keys or values per step, and elements of a row in a tile.
 const STEP: usize = 32;
+
+/// Steps that are summed up in tiles.
+const STEPS: usize = 2;
 
 /// Keys per tile of scores; most query rows.
 const SIDE: usize = 16;
@@ -214,26 +217,34 @@ unsafe fn every_fourth(from: *const f32) -> __m512 {
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn weigh(task: &Product<Streamed>) {
     assert!(task.rows <= SIDE && task.columns <= MOST);
-    let mut pairs = Lines::<[u16; STEP * MOST]>::new();
+    let mut weights = Lines::<[u16; STEPS * SIDE * STEP]>::new();
+    let mut pairs = Lines::<[u16; STEPS * STEP * MOST]>::new();
     let mut sums = Lines::<[f32; SIDE * MOST]>::new();
-    let (pairs, sums) = (pairs.at::<u16>(), sums.at::<f32>());
-    let blocks = task.columns.div_ceil(STEP);
+    let (weights, pairs) = (weights.at::<u16>(), pairs.at::<u16>());
+    let sums = sums.at::<f32>();
     let ahead = &*task.b.ahead;
-    let share = ahead.share_rows(blocks * task.depth.div_ceil(STEP));
-    for first in (0..task.depth).step_by(STEP) {
-        let count = STEP.min(task.depth - first);
-        load_weights(task, first, count);
-        let values = values(&task.b.rows, first, count);
-        // A tile is not read from stores under way: those of a block are followed by those of the next.
-        for block in 0..=blocks {
-            if block < blocks {
+    let share = ahead.share_rows(SIDE * task.depth.div_ceil(STEP));
+    for first in (0..task.depth).step_by(STEPS * STEP) {
+        // All tiles are written before the first is read: a tile is not read from stores under way.
+        let steps = (task.depth - first).div_ceil(STEP).min(STEPS);
+        for step in 0..steps {
+            let first = first + step * STEP;
+            let end = task.depth.min(first + STEP);
+            store_weights(task, first, end - first, weights.add(step * SIDE * STEP));
+            let pairs = pairs.add(step * STEP * MOST);
+            for j in 0..SIDE {
                 ahead.ask_rows(share);
-                pair_values(&values, block * STEP, task.columns, tiles_of(pairs, block));
+                pair_values(task, first + 2 * j, end, pairs.add(j * STEP));
             }
-            if block > 0 {
-                let sums = sums.add((block - 1) * STEP * SIDE);
-                RowTiles::weigh_values(tiles_of(pairs, block - 1), sums);
+        }
+        for block in 0..task.columns.div_ceil(STEP) {
+            RowTiles::zero_sums();
+            for step in 0..steps {
+                let p = weights.add(step * SIDE * STEP);
+                let v = pairs.add(step * STEP * MOST + block * STEP * STEP);
+                RowTiles::add_values(p, v);
             }
+            RowTiles::store_sums(sums.add(block * STEP * SIDE));
         }
         let alpha = match first {
             0 => task.alpha,
@@ -243,58 +254,31 @@ unsafe fn weigh(task: &Product<Streamed>) {
     }
 }
 
-/// The two tiles of 32 columns of 32 values.
-#[inline]
-fn tiles_of(pairs: *mut u16, block: usize) -> *mut u16 {
-    pairs.wrapping_add(block * STEP * STEP)
-}
-
-/// The weights of `count` values from `first` on, in bf16.
+/// The weights of `count` values from `first` on, in bf16, and zeros.
 #[inline]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn load_weights(task: &Product<Streamed>, first: usize, count: usize) {
-    let mut weights = Lines::<[u16; SIDE * STEP]>::new();
+unsafe fn store_weights(task: &Product<Streamed>, first: usize, count: usize, to: *mut u16) {
     for r in 0..task.rows {
         let row = halves(task.a.add(r * task.lda + first), count);
-        _mm512_store_si512(weights.at::<u16>().add(r * STEP).cast(), row);
+        _mm512_store_si512(to.add(r * STEP).cast(), row);
     }
-    RowTiles::load_weights(weights.at());
 }
 
-/// `count` values from `first` on, and zeros.
-#[inline]
-unsafe fn values(rows: &Rows, first: usize, count: usize) -> [*const u8; STEP] {
-    let mut values = [ZEROS.0.as_ptr().cast(); STEP];
-    for j in 0..count {
-        values[j] = rows.at_row(first + j);
-    }
-    values
-}
-
-/// 32 columns of 32 values, interleaved two by two: a row of each of two tiles, four columns by four. There
+/// Values `j` and `j + 1`, interleaved: 32 columns become a row of each of two tiles, four by four. There
 /// are zeros from `end` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn pair_values(values: &[*const u8; STEP], column: usize, end: usize, to: *mut u16) {
-    if column + STEP <= end {
-        pair_rows::<false>(values, column, end, to);
-    } else {
-        pair_rows::<true>(values, column, end, to);
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn pair_rows<const TAIL: bool>(
-    values: &[*const u8; STEP],
-    column: usize,
-    end: usize,
-    to: *mut u16,
-) {
-    for j in 0..SIDE {
-        let a = elements::<TAIL>(values[2 * j], column, end);
-        let b = elements::<TAIL>(values[2 * j + 1], column, end);
-        let to = to.add(j * STEP);
+unsafe fn pair_values(task: &Product<Streamed>, j: usize, end: usize, to: *mut u16) {
+    let row = |j: usize| match j < end {
+        // SAFETY: the row is one of those of the task.
+        true => unsafe { task.b.rows.at_row(j) },
+        false => ZEROS.0.as_ptr().cast(),
+    };
+    let (a, b) = (row(j), row(j + 1));
+    for (block, column) in (0..task.columns).step_by(STEP).enumerate() {
+        let a = elements_up_to(a, column, task.columns);
+        let b = elements_up_to(b, column, task.columns);
+        let to = to.add(block * STEP * STEP);
         _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(a, b));
         _mm512_store_si512(to.add(SIDE * STEP).cast(), _mm512_unpackhi_epi16(a, b));
     }

@@ -501,6 +501,9 @@ mod tests {
     use crate::dtype::DType;
     use half::bf16;
 
+    /// Most keys or values.
+    const MOST: usize = 128;
+
     /// Small integers, so that every sum is exact in any order.
     fn integer(i: usize) -> f32 {
         (i * 7919 % 15) as f32 - 7.0
@@ -514,6 +517,7 @@ mod tests {
                 (4, 64, 128),
                 (5, 17, 80),
                 (7, 3, 40),
+                (6, 100, 136),
                 (16, 33, 256),
             ] {
                 let ldq = dim.next_multiple_of(32);
@@ -523,7 +527,7 @@ mod tests {
                     .map(|i| bf16::from_f32(integer(i)))
                     .collect();
                 let offsets: Vec<i64> = (0..count as i64).map(|j| j * dim as i64 * 2).collect();
-                let mut s = vec![0f32; rows * 64];
+                let mut s = vec![0f32; rows * MOST];
                 let queries = Queries {
                     q: q.as_mut_ptr(),
                     ldq,
@@ -545,11 +549,11 @@ mod tests {
                     },
                     dim,
                     s: s.as_mut_ptr(),
-                    lds: 64,
+                    lds: MOST,
                 };
                 let kernels = isa.kernels().few(DType::BF16, rows);
                 let _tiles = kernels.tiles(rows);
-                // SAFETY: rows and keys lie in the vectors, and `s` has room for 64 scores a row.
+                // SAFETY: rows and keys lie in the vectors, and `s` has room for `MOST` scores a row.
                 unsafe {
                     (kernels.queries)(&queries);
                     (kernels.dot)(&task);
@@ -557,7 +561,11 @@ mod tests {
                 for (r, j) in (0..rows).flat_map(|r| (0..count).map(move |j| (r, j))) {
                     let product = |d: usize| want_q[r * ldq + d] * k[j * dim + d].to_f32();
                     let want: f32 = (0..dim).map(product).sum();
-                    assert_eq!(s[r * 64 + j], want, "{isa:?} {rows} {count} {dim}: {r} {j}");
+                    assert_eq!(
+                        s[r * MOST + j],
+                        want,
+                        "{isa:?} {rows} {count} {dim}: {r} {j}"
+                    );
                 }
             }
         });
@@ -571,10 +579,11 @@ mod tests {
                 (4, 64, 128),
                 (5, 17, 80),
                 (7, 3, 40),
+                (6, 100, 136),
                 (16, 49, 256),
             ] {
                 let ldc = columns.next_multiple_of(32);
-                let a: Vec<f32> = (0..rows * 64).map(integer).collect();
+                let a: Vec<f32> = (0..rows * MOST).map(integer).collect();
                 let b: Vec<bf16> = (0..depth * columns)
                     .map(|i| bf16::from_f32(integer(i)))
                     .collect();
@@ -589,7 +598,7 @@ mod tests {
                 };
                 let task = Product {
                     a: a.as_ptr(),
-                    lda: 64,
+                    lda: MOST,
                     rows,
                     depth,
                     b: Streamed {
@@ -606,7 +615,7 @@ mod tests {
                 // SAFETY: weights, values and sums lie in the vectors.
                 unsafe { (kernels.weigh)(&task) };
                 for (r, d) in (0..rows).flat_map(|r| (0..columns).map(move |d| (r, d))) {
-                    let product = |j: usize| a[r * 64 + j] * b[j * columns + d].to_f32();
+                    let product = |j: usize| a[r * MOST + j] * b[j * columns + d].to_f32();
                     let sum: f32 = (0..depth).map(product).sum();
                     let want = alpha[r] * before[r * ldc + d] + sum;
                     assert_eq!(
