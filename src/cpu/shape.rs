@@ -259,17 +259,18 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, amx: bool) -> Tiling {
     let tile = (TILE_ROWS / desc.group_size()).clamp(1, TILE_TOKENS);
     let is_long = amx && desc.max_qo_len / tile >= LONG_PROMPT_TILES;
     let q_tile = if is_long { 2 * tile } else { tile };
+    let q_tile = q_tile.min(desc.max_qo_len.max(1));
     let threads = u32::try_from(num_threads).unwrap_or(u32::MAX);
     Tiling {
-        q_tile: q_tile.min(desc.max_qo_len.max(1)),
+        q_tile,
         kv_unit: KEY_UNIT,
         // Long query tiles are many already, and their partial results large; short ones may be a single
         // long request.
-        max_splits: match (threads, q_tile) {
-            (1, _) => 0,
-            (_, ..=16) => threads.saturating_mul(2),
-            (_, ..=TILE_TOKENS) => threads,
-            _ => threads / 2,
+        max_splits: match threads {
+            1 => 0,
+            _ if is_long => threads / 2,
+            _ if q_tile > 16 => threads,
+            _ => threads.saturating_mul(2),
         },
         invariant_chunk: invariant_chunk(desc),
     }

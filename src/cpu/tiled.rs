@@ -40,7 +40,8 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
     pad.max[..rows].fill(f32::NEG_INFINITY);
     pad.sum[..rows].fill(0.0);
     let queries = run.queries(item, head, pad.q_offsets);
-    // A strip's queries are packed, and its outputs written, while it is at hand in its first and last tile.
+    // Strip by strip, queries are packed in the first tile and outputs written in the last; what a strip will
+    // need of them is asked for during the strip before, or, to be written, during its own.
     let queries_ahead = Ahead::new(queries.skip(SIDE), 2 * run.shape.dim_qk);
     let outputs_ahead = run.outputs_ahead(item, head, pad.o_offsets);
     let tile = |start: i64| start..item.keys.end.min(start + KEY_TILE as i64);
