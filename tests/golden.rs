@@ -160,6 +160,27 @@ fn rows_before_the_first_key_are_empty() {
 }
 
 #[test]
+fn a_nan_reaches_the_rows_that_see_it_and_no_others() {
+    for (session, rows) in sessions().iter().flat_map(|s| [(s, 2), (s, 40)]) {
+        let got = weights(&**session, &[0., f32::NAN], rows, |_| {});
+        let (last, others) = got.split_last().unwrap();
+        assert!(
+            last.0.iter().all(|x| x.is_nan()) && last.1.is_nan(),
+            "{last:?}"
+        );
+        let (first_key, empty) = others.split_last().unwrap();
+        assert_row(first_key, &[1., 0.], 0.);
+        for row in empty {
+            assert_row(row, &[0., 0.], f32::NEG_INFINITY);
+        }
+        // A row may see nothing else.
+        let got = weights(&**session, &[f32::NAN], rows, |_| {});
+        let last = got.last().unwrap();
+        assert!(last.0[0].is_nan() && last.1.is_nan(), "{rows} {last:?}");
+    }
+}
+
+#[test]
 fn a_sink_takes_weight_and_counts_in_the_lse() {
     let sink = f32s(&[1], &ln(&[4.]));
     for session in sessions() {

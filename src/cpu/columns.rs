@@ -30,13 +30,12 @@ pub const SLOTS: usize = 8;
 /// Most vectors that hold a value per query row.
 const ROW_VECTORS: usize = 8;
 
-/// What the 32 weights of a row may add up to. More than any of them may be: the sums of many steps, and
-/// outputs, stay far from overflow.
-const MOST: f32 = 256.0;
+/// The 32 weights of a row must add up to less: the sums of many steps, and outputs, stay far from overflow.
+const LIMIT: f32 = 256.0;
 
 /// Scores to weights in bf16, paired: key `j` of row `c` becomes `p[(j / 2 · 32 + c) · 2 + j % 2]`. Adds
-/// to the sums unless some row's weights exceed [`MOST`], or its first key is seen; returns whether that is
-/// so. The sums are those before rounding.
+/// to the sums unless some row's weights reach [`LIMIT`], are NaN, or its first key is seen; returns whether
+/// that is so. The sums are those before rounding.
 #[derive(Clone, Copy)]
 pub struct Weights<F> {
     pub s: *const f32,
@@ -46,6 +45,8 @@ pub struct Weights<F> {
     /// Reference and sum, one per row.
     pub max: *const f32,
     pub sum: *mut f32,
+    /// [`Follow`] has moved the references for this very step: adds whatever the weights are.
+    pub settled: bool,
     /// Called with 0 .. SLOTS in between, so that matrix instructions run at the same time.
     pub meanwhile: F,
 }
@@ -81,9 +82,9 @@ impl<F: Fn(usize) + Copy> Task for Weights<F> {
         }
         let mut grown = zero;
         for v in 0..vectors {
-            grown = S::select_lt(S::splat(MOST), sums[v], S::splat(1.0), grown);
+            grown = S::select_lt(sums[v], S::splat(LIMIT), grown, S::splat(1.0));
         }
-        if S::max_lane(grown) > 0.0 {
+        if !self.settled && S::max_lane(grown) > 0.0 {
             return true;
         }
         for v in 0..vectors {
@@ -95,7 +96,8 @@ impl<F: Fn(usize) + Copy> Task for Weights<F> {
 }
 
 /// Moves the references of the rows that a score of this step exceeds to its maximum, and brings what was
-/// accumulated so far, the sums and `o`, to the new reference. No weight exceeds 1 then.
+/// accumulated so far, the sums and `o`, to the new reference. No weight exceeds 1 then. A row's NaN does not
+/// count: its sum will say so.
 #[derive(Clone, Copy)]
 pub struct Follow {
     pub s: *const f32,
@@ -256,6 +258,7 @@ mod tests {
                 scale: 0.5,
                 max: max.as_ptr(),
                 sum: sum.as_mut_ptr(),
+                settled: false,
                 meanwhile: |_| {},
             };
             assert!(isa.run_task(&task), "{isa:?}: nothing was seen before");
@@ -318,8 +321,8 @@ mod tests {
     #[test]
     fn a_reference_stays_until_weights_add_up_to_too_much() {
         for_each_isa(|isa| {
-            // 32 weights of 2³ are as much as is put up with.
-            let (s, mut p) = (vec![3f32; SIDE * SIDE], vec![0u16; SIDE * SIDE]);
+            // 32 weights of 2² are put up with, those of 2³ are not.
+            let (s, mut p) = (vec![2f32; SIDE * SIDE], vec![0u16; SIDE * SIDE]);
             let (max, mut sum) = ([0f32; SIDE], [1f32; SIDE]);
             let mut task = Weights {
                 s: s.as_ptr(),
@@ -327,17 +330,50 @@ mod tests {
                 scale: 1.0,
                 max: max.as_ptr(),
                 sum: sum.as_mut_ptr(),
+                settled: false,
                 meanwhile: |_| {},
             };
             assert!(!isa.run_task(&task));
-            assert_eq!(sum, [1.0 + MOST; SIDE], "{isa:?}");
-            task.scale = 1.01;
+            assert_eq!(sum, [129.0; SIDE], "{isa:?}");
+            task.scale = 1.5;
             assert!(isa.run_task(&task));
-            assert_eq!(
-                sum,
-                [1.0 + MOST; SIDE],
-                "{isa:?}: the step will be taken again"
-            );
+            assert_eq!(sum, [129.0; SIDE], "{isa:?}: the step will be taken again");
+            task.settled = true;
+            assert!(!isa.run_task(&task));
+            assert_eq!(sum, [385.0; SIDE], "{isa:?}");
+        });
+    }
+
+    #[test]
+    fn a_nan_makes_the_sum_of_its_row_nan_and_no_other() {
+        for_each_isa(|isa| {
+            let (mut s, mut p) = (scores(), vec![0u16; SIDE * SIDE]);
+            s[3 * SIDE + 9] = f32::NAN;
+            let (mut max, mut sum) = ([f32::NEG_INFINITY; SIDE], [0f32; SIDE]);
+            let mut task = Weights {
+                s: s.as_ptr(),
+                p: p.as_mut_ptr(),
+                scale: 1.0,
+                max: max.as_ptr(),
+                sum: sum.as_mut_ptr(),
+                settled: false,
+                meanwhile: |_| {},
+            };
+            assert!(isa.run_task(&task), "{isa:?}");
+            isa.run_task(&Follow {
+                s: s.as_ptr(),
+                scale: 1.0,
+                max: max.as_mut_ptr(),
+                sum: sum.as_mut_ptr(),
+                o: std::ptr::null_mut(),
+                dims: 0,
+            });
+            assert!(isa.run_task(&task), "{isa:?}: that will not go away");
+            task.settled = true;
+            assert!(!isa.run_task(&task), "{isa:?}");
+            for (row, sum) in sum.into_iter().enumerate() {
+                assert_eq!(sum.is_nan(), row == 9, "{isa:?} {row}: {sum}");
+            }
         });
     }
 
@@ -356,6 +392,7 @@ mod tests {
                     scale: 1.0,
                     max: max.as_ptr(),
                     sum: sum.as_mut_ptr(),
+                    settled: false,
                     meanwhile: |_| {},
                 };
                 assert!(isa.run_task(&task), "{isa:?} {score}");

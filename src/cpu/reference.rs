@@ -54,7 +54,8 @@ impl ReferenceAttention {
             .map_or(f64::NEG_INFINITY, |s| f64::from(s.get(&[head])));
         let max = keys.iter().map(|key| key.1).fold(sink, f64::max);
         let mut o = vec![0.0; self.desc.head_dim_vo as usize];
-        if max == f64::NEG_INFINITY {
+        // A row of nothing but NaN has no maximum either.
+        if max == f64::NEG_INFINITY && !keys.iter().any(|key| key.1.is_nan()) {
             return (o, max);
         }
         let sum = keys.iter().map(|key| (key.1 - max).exp()).sum::<f64>() + (sink - max).exp();

@@ -458,7 +458,7 @@ impl<'a> Run<'a> {
     }
 
     fn partial(&self, at: usize, values: &[f32], max: f32, sum: f32) {
-        let empty = max == f32::NEG_INFINITY;
+        let empty = max == f32::NEG_INFINITY && !sum.is_nan();
         let store = Store {
             src: values.as_ptr(),
             factor: if empty { 0.0 } else { 1.0 / sum },
@@ -496,7 +496,8 @@ impl<'a> Run<'a> {
             .sinks
             .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
         let top = max.max(sink);
-        let empty = top == f32::NEG_INFINITY;
+        // A row of nothing but NaN has no maximum either.
+        let empty = top == f32::NEG_INFINITY && !sum.is_nan();
         let (keep, total) = if empty {
             (0.0, 0.0)
         } else if sink == f32::NEG_INFINITY {

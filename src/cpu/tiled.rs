@@ -223,7 +223,7 @@ impl<'a> Strip<'a> {
         for group in groups.clone() {
             let scale = self.shape(group, pad);
             let next = (group + 1 < groups.end).then(|| self.scores(group + 1, pad));
-            let grown = self.weigh(group, scale, pad, |slot| {
+            let grown = self.weigh(group, scale, false, pad, |slot| {
                 let kind = slot % due.len();
                 // SAFETY: the offsets lie in the scratch, and stay as they are during the walk or the tile.
                 unsafe { due[kind].ahead.ask(paces[kind]) };
@@ -238,7 +238,7 @@ impl<'a> Strip<'a> {
                     (first, fresh) = (group, false);
                 }
                 self.follow(group, scale, fresh, pad);
-                self.weigh(group, scale, pad, |_| {});
+                self.weigh(group, scale, true, pad, |_| {});
             }
         }
         self.accumulate(first..groups.end, fresh, pad);
@@ -339,11 +339,13 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// Weights of a group of keys; whether some reference has to move first.
+    /// Weights of a group of keys; whether some reference has to move first, which it has when they are
+    /// `settled`.
     fn weigh<F: Fn(usize) + Copy>(
         &self,
         group: usize,
         scale: f32,
+        settled: bool,
         pad: &mut Pad<'_>,
         meanwhile: F,
     ) -> bool {
@@ -353,6 +355,7 @@ impl<'a> Strip<'a> {
             scale,
             max: strip(pad.max, self.rows.start).as_ptr(),
             sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
+            settled,
             meanwhile,
         })
     }
