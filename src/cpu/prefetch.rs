@@ -93,7 +93,7 @@ impl Ahead {
 
 /// Asks for `bytes` from the start of a row.
 #[inline(always)]
-pub fn row(start: *const u8, bytes: usize) {
+fn row(start: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(LINE) {
         hint(start.wrapping_add(line));
     }
