@@ -11,6 +11,8 @@ pub struct Row {
     pub o: Vec<f64>,
     /// `Σ p |v|` per element: what the errors of a weighted sum are proportional to.
     pub magnitude: Vec<f64>,
+    /// Keys that the row sees: the terms of its sums.
+    pub keys: usize,
     /// In base e.
     pub lse: f64,
     /// The largest scaled product before cap and masks: what the error of its scale is proportional to.
@@ -95,6 +97,7 @@ impl KvHead {
                 capped(score, layer.logits_soft_cap.into()) + bias(problem, b, i, j, head)
             })
             .collect();
+        let keys = logits.iter().filter(|s| **s > f64::NEG_INFINITY).count();
         if layer.sinks {
             logits.push(values.sink(head).into());
         }
@@ -102,6 +105,7 @@ impl KvHead {
         let mut row = Row {
             o: vec![0.0; problem.head_dim_vo as usize],
             magnitude: vec![0.0; problem.head_dim_vo as usize],
+            keys,
             lse: f64::NEG_INFINITY,
             largest_score,
             score_magnitude,
