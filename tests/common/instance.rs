@@ -401,17 +401,13 @@ fn take_rows(part: &Resident<'_>, rows: i64) -> Vec<u64> {
 
 /// Calls `f` with every index of a shape, the last dimension fastest.
 pub fn for_each_index(shape: &[i64], mut f: impl FnMut(&[i64])) {
-    if shape.contains(&0) {
-        return;
-    }
     let mut index = vec![0; shape.len()];
-    loop {
+    for n in 0..shape.iter().product() {
+        let mut left: i64 = n;
+        for (i, extent) in index.iter_mut().zip(shape).rev() {
+            (*i, left) = (left % extent, left / extent);
+        }
         f(&index);
-        let Some(d) = (0..shape.len()).rev().find(|&d| index[d] + 1 < shape[d]) else {
-            return;
-        };
-        index[d] += 1;
-        index[d + 1..].fill(0);
     }
 }
 
