@@ -224,7 +224,7 @@ impl Task for Hide {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::for_each_isa;
+    use super::super::isa::{Isa, for_each_isa};
     use super::*;
     use half::bf16;
 
@@ -232,6 +232,53 @@ mod tests {
     fn scores() -> Vec<f32> {
         let score = |i: usize| ((i * 7919) % 1024) as f32 / 64.0 - 8.0;
         (0..SIDE * SIDE).map(score).collect()
+    }
+
+    /// A step of fresh rows and what it reads and writes.
+    struct Step {
+        isa: Isa,
+        s: Vec<f32>,
+        p: Vec<u16>,
+        max: [f32; SIDE],
+        sum: [f32; SIDE],
+        /// Two rows.
+        o: [f32; 2 * SIDE],
+    }
+
+    impl Step {
+        fn new(isa: Isa, s: Vec<f32>) -> Step {
+            Step {
+                isa,
+                s,
+                p: vec![0; SIDE * SIDE],
+                max: [f32::NEG_INFINITY; SIDE],
+                sum: [0.0; SIDE],
+                o: [1.0; 2 * SIDE],
+            }
+        }
+
+        fn weigh(&mut self, scale: f32, settled: bool) -> bool {
+            self.isa.run_task(&Weights {
+                s: self.s.as_ptr(),
+                p: self.p.as_mut_ptr(),
+                scale,
+                max: self.max.as_ptr(),
+                sum: self.sum.as_mut_ptr(),
+                settled,
+                meanwhile: |_| {},
+            })
+        }
+
+        fn follow(&mut self, scale: f32) {
+            self.isa.run_task(&Follow {
+                s: self.s.as_ptr(),
+                scale,
+                max: self.max.as_mut_ptr(),
+                sum: self.sum.as_mut_ptr(),
+                o: self.o.as_mut_ptr(),
+                dims: 2,
+            });
+        }
     }
 
     fn hidden(key: usize, row: usize) -> bool {
@@ -249,32 +296,15 @@ mod tests {
                 low: low.as_ptr(),
                 high: high.as_ptr(),
             });
-            let mut p = vec![0u16; SIDE * SIDE];
-            let (mut max, mut sum) = (vec![f32::NEG_INFINITY; SIDE], vec![0f32; SIDE]);
-            let mut o = vec![1f32; 2 * SIDE];
-            let task = Weights {
-                s: s.as_ptr(),
-                p: p.as_mut_ptr(),
-                scale: 0.5,
-                max: max.as_ptr(),
-                sum: sum.as_mut_ptr(),
-                settled: false,
-                meanwhile: |_| {},
-            };
-            assert!(isa.run_task(&task), "{isa:?}: nothing was seen before");
-            isa.run_task(&Follow {
-                s: s.as_ptr(),
-                scale: 0.5,
-                max: max.as_mut_ptr(),
-                sum: sum.as_mut_ptr(),
-                o: o.as_mut_ptr(),
-                dims: 2,
-            });
-            assert!(o.iter().all(|&o| o == 0.0), "{isa:?}");
+            let mut step = Step::new(isa, s);
+            assert!(step.weigh(0.5, false), "{isa:?}: nothing was seen before");
+            step.follow(0.5);
+            assert!(step.o.iter().all(|&o| o == 0.0), "{isa:?}");
             assert!(
-                !isa.run_task(&task),
+                !step.weigh(0.5, false),
                 "{isa:?}: the reference is the maximum"
             );
+            let Step { p, max, sum, .. } = step;
             let raw = scores();
             for row in 0..SIDE {
                 let seen = (0..SIDE).filter(|&key| !hidden(key, row));
@@ -322,56 +352,33 @@ mod tests {
     fn a_reference_stays_until_weights_add_up_to_too_much() {
         for_each_isa(|isa| {
             // 32 weights of 2² are put up with, those of 2³ are not.
-            let (s, mut p) = (vec![2f32; SIDE * SIDE], vec![0u16; SIDE * SIDE]);
-            let (max, mut sum) = ([0f32; SIDE], [1f32; SIDE]);
-            let mut task = Weights {
-                s: s.as_ptr(),
-                p: p.as_mut_ptr(),
-                scale: 1.0,
-                max: max.as_ptr(),
-                sum: sum.as_mut_ptr(),
-                settled: false,
-                meanwhile: |_| {},
+            let mut step = Step {
+                max: [0.0; SIDE],
+                sum: [1.0; SIDE],
+                ..Step::new(isa, vec![2.0; SIDE * SIDE])
             };
-            assert!(!isa.run_task(&task));
-            assert_eq!(sum, [129.0; SIDE], "{isa:?}");
-            task.scale = 1.5;
-            assert!(isa.run_task(&task));
-            assert_eq!(sum, [129.0; SIDE], "{isa:?}: the step will be taken again");
-            task.settled = true;
-            assert!(!isa.run_task(&task));
-            assert_eq!(sum, [385.0; SIDE], "{isa:?}");
+            assert!(!step.weigh(1.0, false));
+            assert_eq!(step.sum, [129.0; SIDE], "{isa:?}");
+            assert!(step.weigh(1.5, false));
+            assert_eq!(
+                step.sum, [129.0; SIDE],
+                "{isa:?}: the step will be taken again"
+            );
+            assert!(!step.weigh(1.5, true));
+            assert_eq!(step.sum, [385.0; SIDE], "{isa:?}");
         });
     }
 
     #[test]
     fn a_nan_makes_the_sum_of_its_row_nan_and_no_other() {
         for_each_isa(|isa| {
-            let (mut s, mut p) = (scores(), vec![0u16; SIDE * SIDE]);
-            s[3 * SIDE + 9] = f32::NAN;
-            let (mut max, mut sum) = ([f32::NEG_INFINITY; SIDE], [0f32; SIDE]);
-            let mut task = Weights {
-                s: s.as_ptr(),
-                p: p.as_mut_ptr(),
-                scale: 1.0,
-                max: max.as_ptr(),
-                sum: sum.as_mut_ptr(),
-                settled: false,
-                meanwhile: |_| {},
-            };
-            assert!(isa.run_task(&task), "{isa:?}");
-            isa.run_task(&Follow {
-                s: s.as_ptr(),
-                scale: 1.0,
-                max: max.as_mut_ptr(),
-                sum: sum.as_mut_ptr(),
-                o: std::ptr::null_mut(),
-                dims: 0,
-            });
-            assert!(isa.run_task(&task), "{isa:?}: that will not go away");
-            task.settled = true;
-            assert!(!isa.run_task(&task), "{isa:?}");
-            for (row, sum) in sum.into_iter().enumerate() {
+            let mut step = Step::new(isa, scores());
+            step.s[3 * SIDE + 9] = f32::NAN;
+            assert!(step.weigh(1.0, false), "{isa:?}");
+            step.follow(1.0);
+            assert!(step.weigh(1.0, false), "{isa:?}: that will not go away");
+            assert!(!step.weigh(1.0, true), "{isa:?}");
+            for (row, sum) in step.sum.into_iter().enumerate() {
                 assert_eq!(sum.is_nan(), row == 9, "{isa:?} {row}: {sum}");
             }
         });
@@ -381,30 +388,12 @@ mod tests {
     fn a_first_key_moves_the_reference_however_small_its_score() {
         for_each_isa(|isa| {
             for score in [-1e30f32, -300.0, 0.0, 300.0, 1e30] {
-                let mut s = vec![f32::NEG_INFINITY; SIDE * SIDE];
-                s[5 * SIDE + 7] = score;
-                let mut p = vec![0u16; SIDE * SIDE];
-                let (mut max, mut sum) = ([f32::NEG_INFINITY; SIDE], [0f32; SIDE]);
-                let mut o = [0f32; SIDE];
-                let task = Weights {
-                    s: s.as_ptr(),
-                    p: p.as_mut_ptr(),
-                    scale: 1.0,
-                    max: max.as_ptr(),
-                    sum: sum.as_mut_ptr(),
-                    settled: false,
-                    meanwhile: |_| {},
-                };
-                assert!(isa.run_task(&task), "{isa:?} {score}");
-                isa.run_task(&Follow {
-                    s: s.as_ptr(),
-                    scale: 1.0,
-                    max: max.as_mut_ptr(),
-                    sum: sum.as_mut_ptr(),
-                    o: o.as_mut_ptr(),
-                    dims: 1,
-                });
-                assert!(!isa.run_task(&task), "{isa:?} {score}");
+                let mut step = Step::new(isa, vec![f32::NEG_INFINITY; SIDE * SIDE]);
+                step.s[5 * SIDE + 7] = score;
+                assert!(step.weigh(1.0, false), "{isa:?} {score}");
+                step.follow(1.0);
+                assert!(!step.weigh(1.0, false), "{isa:?} {score}");
+                let Step { max, sum, .. } = step;
                 for row in 0..SIDE {
                     let seen = row == 7;
                     assert_eq!(sum[row], f32::from(u8::from(seen)), "{isa:?} {score}");
