@@ -297,11 +297,17 @@ impl<'a> Run<'a> {
         Ahead::new(rows, self.shape.dim_vo * self.o_dtype.size())
     }
 
-    fn grid_rows(&self, grid: &Grid, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Rows {
+    /// The token of the batch and the query head of a KV head's row.
+    fn place(&self, item: &Item<'_>, head: usize, row: usize) -> (i64, usize) {
         let group = self.shape.group;
+        let token = item.token + (row / group) as i64;
+        (token, head * group + row % group)
+    }
+
+    fn grid_rows(&self, grid: &Grid, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Rows {
         for (row, offset) in offsets[..item.rows].iter_mut().enumerate() {
-            let token = item.token + (row / group) as i64;
-            *offset = grid.offset(token, head * group + row % group);
+            let (token, qo_head) = self.place(item, head, row);
+            *offset = grid.offset(token, qo_head);
         }
         Rows {
             base: grid.base,
@@ -438,15 +444,13 @@ impl<'a> Run<'a> {
         max: &[f32],
         sum: &[f32],
     ) {
-        let group = self.shape.group;
         for (i, row) in rows.enumerate() {
-            let (token, qo_head) = (row / group, head * group + row % group);
+            let (token, qo_head) = self.place(item, head, row);
             let values = &o[i * self.shape.ld_vo..][..self.shape.ld_vo];
             if item.partial == NO_PARTIAL {
-                let token = item.token + token as i64;
                 self.output(token, qo_head, values, max[i], sum[i]);
             } else {
-                let at = item.partial as usize + token;
+                let at = item.partial as usize + (token - item.token) as usize;
                 self.partial(
                     at * self.shape.num_qo_heads + qo_head,
                     values,
@@ -535,19 +539,17 @@ impl<'a> Run<'a> {
         sum: &[f32],
         factors: &mut [f32],
     ) {
-        let group = self.shape.group;
         for (i, row) in rows.enumerate() {
-            let token = item.token + (row / group) as i64;
-            factors[i] = self.settle(token, head * group + row % group, max[i], sum[i]);
+            let (token, qo_head) = self.place(item, head, row);
+            factors[i] = self.settle(token, qo_head, max[i], sum[i]);
         }
     }
 
     /// Stores rows of a KV head that are in bf16 already, `ld_vo` apart; those of [`Run::stores_bf16`].
     pub fn store_bf16(&self, item: &Item<'_>, head: usize, rows: Range<usize>, values: &[u16]) {
-        let group = self.shape.group;
         for (row, values) in rows.zip(values.chunks_exact(self.shape.ld_vo)) {
-            let token = item.token + (row / group) as i64;
-            let to = self.o.at(token, head * group + row % group);
+            let (token, qo_head) = self.place(item, head, row);
+            let to = self.o.at(token, qo_head);
             let bytes = 2 * self.shape.dim_vo;
             // SAFETY: as in `output`; `dim_vo` is no more than `ld_vo`.
             unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), to, bytes) };
