@@ -10,7 +10,7 @@ use super::prefetch::Ahead;
 use super::product::Product;
 use super::rows::{Dot, Queries, Streamed};
 use super::run::{Cache, Item, Run, Scores};
-use super::scratch::{Pad, Tile};
+use super::scratch::Pad;
 use std::ops::Range;
 
 /// Some KV heads of an item of at most [`super::shape::STREAM_ROWS`] rows.
@@ -83,26 +83,26 @@ impl Walk<'_> {
     /// A tile of keys, followed by one of `next`. Each step is taken for all heads: what one head waits for,
     /// the chain of its products or of its softmax, overlaps with the others.
     fn attend(&self, keys: &Range<i64>, next: usize, pad: &mut Pad<'_>) {
-        let tokens = 0..self.item.tokens;
+        let (run, tokens) = (self.run, 0..self.item.tokens);
         let n = (keys.end - keys.start) as usize;
         for head in self.heads.clone() {
-            let [ahead, _] = self.ahead(head, next, &pad.next);
+            let ahead = self.ahead(head, &run.k, run.shape.dim_qk, &pad.next.k[..next]);
             self.scores(head, n, &ahead, pad);
         }
         let all = self.all_rows();
         let state = Scores {
             s: pad.s,
-            lds: self.run.shape.stream_keys,
+            lds: run.shape.stream_keys,
             limits: pad.limits,
             max: &mut pad.max[all.clone()],
             sum: &mut pad.sum[all],
             alpha: pad.alpha,
         };
         let heads = self.heads.clone();
-        self.run.softmax(self.item, heads, &tokens, keys, state);
-        let whole = self.run.sees_all(self.item, &tokens, keys);
+        run.softmax(self.item, heads, &tokens, keys, state);
+        let whole = run.sees_all(self.item, &tokens, keys);
         for head in self.heads.clone() {
-            let [_, ahead] = self.ahead(head, next, &pad.next);
+            let ahead = self.ahead(head, &run.v, run.shape.dim_vo, &pad.next.v[..next]);
             if whole {
                 self.accumulate(head, n, &ahead, pad);
             } else {
@@ -113,25 +113,16 @@ impl Walk<'_> {
         }
     }
 
-    /// What to ask for while a head is computed: a share of the next tile, keys and values, in the order in
-    /// which it lies in memory. Where a token's heads lie together, the share is some tokens with all heads.
-    fn ahead(&self, head: usize, n: usize, next: &Tile<'_>) -> [Ahead; 2] {
-        let run = self.run;
+    /// What to ask for while a head is computed: a share of the rows at `next`, in the order in which they lie
+    /// in memory. Where a token's heads lie together, the share is some tokens with all heads.
+    fn ahead(&self, head: usize, cache: &Cache, dim: usize, next: &[i64]) -> Ahead {
+        let bytes = dim * self.run.kv_dtype.size();
+        if cache.head != bytes as i64 {
+            return Ahead::new(cache.rows(head, next), bytes);
+        }
         let (index, count) = (head - self.heads.start, self.heads.len());
-        let share = index * n / count..(index + 1) * n / count;
-        let size = run.kv_dtype.size();
-        let of = |cache: &Cache, offsets: &[i64], dim: usize| {
-            if cache.head == (dim * size) as i64 {
-                let rows = cache.rows(self.heads.start, &offsets[share.clone()]);
-                Ahead::new(rows, count * dim * size)
-            } else {
-                Ahead::new(cache.rows(head, offsets), dim * size)
-            }
-        };
-        [
-            of(&run.k, &next.k[..n], run.shape.dim_qk),
-            of(&run.v, &next.v[..n], run.shape.dim_vo),
-        ]
+        let share = index * next.len() / count..(index + 1) * next.len() / count;
+        Ahead::new(cache.rows(self.heads.start, &next[share]), count * bytes)
     }
 
     /// `s = q · kᵀ`.
