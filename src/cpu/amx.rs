@@ -219,13 +219,16 @@ impl Drop for Tiles {
 pub struct RowTiles(());
 
 impl RowTiles {
+    /// Most query rows that are weighted at once: a tile has two rows of sums for each.
+    pub const WEIGHTED: usize = 8;
+
     /// For 1 to 16 query rows.
     ///
     /// # Safety
     /// [`is_available`] must have said yes.
     pub unsafe fn new(rows: usize) -> RowTiles {
-        let rows = rows as u8;
-        let (scores, cache, sums) = ((16, 4 * rows), (16, 64), (rows, 64));
+        let weighted = 2 * RowTiles::WEIGHTED.min(rows) as u8;
+        let (scores, cache, sums) = ((16, 4 * rows as u8), (16, 64), (weighted, 64));
         // SAFETY: the caller's promise.
         unsafe { configure([scores, scores, cache, cache, scores, sums, sums, sums]) };
         RowTiles(())
@@ -317,32 +320,34 @@ impl RowTiles {
         }
     }
 
-    /// Adds 32 weighted values: `p` holds a row of 32 weights per query row, 64 bytes apart, and `v` 16 rows of
-    /// pairs for the first 16 columns and then for the next.
+    /// Adds 16 weighted values: `p` holds rows of 16 pairs of weights, 64 bytes apart, two per query row; 32
+    /// columns of the values lie at `a` and 32 at `b`, `ld` bytes from one value to the next.
     ///
     /// # Safety
     /// The rows must be readable.
     #[inline(always)]
-    pub unsafe fn add_values(p: *const u16, v: *const u16) {
+    pub unsafe fn add_values(p: *const u32, a: *const u8, b: *const u8, ld: usize) {
         // SAFETY: the caller's promises.
         unsafe {
             asm!(
-                "tileloadd tmm5, [{p} + {ld}*1]",
-                "tileloadd tmm2, [{v} + {ld}*1]",
+                "tileloadd tmm5, [{p} + {ldp}*1]",
+                "tileloadd tmm2, [{a} + {ld}*1]",
                 "tdpbf16ps tmm6, tmm5, tmm2",
-                "tileloadd tmm3, [{v} + {ld}*1 + 1024]",
+                "tileloadd tmm3, [{b} + {ld}*1]",
                 "tdpbf16ps tmm7, tmm5, tmm3",
                 p = in(reg) p,
-                v = in(reg) v,
-                ld = in(reg) A_STRIDE,
+                ldp = in(reg) A_STRIDE,
+                a = in(reg) a,
+                b = in(reg) b,
+                ld = in(reg) ld,
                 out("tmm2") _, out("tmm3") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack, readonly, preserves_flags)
             );
         }
     }
 
-    /// Writes the sums: for each 16 columns 16 rows of floats, 64 bytes apart, of which as many are written as
-    /// there are query rows.
+    /// Writes the sums: for either 32 columns 16 rows of floats, 64 bytes apart, of which two per query row are
+    /// written, at most 16.
     ///
     /// # Safety
     /// `sums` must have room.

@@ -1,9 +1,11 @@
-//! Products with bf16 rows where they lie in the cache, for up to 16 query rows, on AMX. Both products of a
-//! head and 32 keys take as long for 16 rows as for one, and vectors do no more than rearrange. Scores pay
-//! off from four rows on, sums from five; `bf16_rows` does the others.
+//! Products with bf16 rows where they lie in the cache, for up to 16 query rows, on AMX. `bf16_rows` does the
+//! same on vectors.
 //!
-//! Scores are k · qᵀ with keys as they lie: a tile is 32 columns of 16 keys, read in place where the keys
-//! are equally far apart. Sums are p · v with values two by two: a tile is 16 columns of 32 values.
+//! A tile of the cache is 32 columns of 16 rows, read in place where the rows are equally far apart. Scores are
+//! k · qᵀ with keys as they lie. A product with values takes neighbours of a row for values two by two, which
+//! they are not; so each query row becomes two, with weights for the even columns and zeros for the odd ones
+//! and the other way round, and its sums come in two rows. That is half of the unit's work for nothing, and
+//! spares the vectors to interleave values, which took four times as long.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -19,38 +21,35 @@
 )]
 
 use super::amx::RowTiles;
-use super::bf16_rows::{SPLIT, elements_up_to, in_order, lanes};
+use super::bf16_rows::{SPLIT, elements_up_to, interleaved, lanes};
 use super::isa::FewRows;
 use super::product::Product;
 use super::rows::{Dot, Queries, Rows, Streamed};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// Keys or values per step, and elements of a row in a tile.
+/// Elements of a row in a tile.
 const STEP: usize = 32;
 
-/// Steps that are summed up in tiles.
-const STEPS: usize = 2;
-
-/// Keys per tile of scores; most query rows.
+/// Keys or values per tile; most query rows.
 const SIDE: usize = 16;
+
+/// Values that are summed up in tiles.
+const CHUNK: usize = 4 * SIDE;
 
 /// Most columns of a head.
 const MOST: usize = 256;
 
-/// Both products on tiles. The kernels need AMX, AVX-512 F, BW, DQ, VL and BF16, and [`RowTiles`] for as many
-/// rows as their arguments have.
+/// Sums of a group of rows: 16 rows of 16 for every 32 columns.
+const SUMS: usize = MOST / STEP * SIDE * SIDE;
+
+/// Both products. The kernels need AMX, AVX-512 F, BW, DQ, VL and BF16, and [`RowTiles`] for as many rows as
+/// their arguments have.
 pub const TILES: FewRows = FewRows {
     queries,
     dot,
     weigh,
     on_tiles: true,
-};
-
-/// Scores on tiles, sums on vectors.
-pub const SCORES: FewRows = FewRows {
-    weigh: SPLIT.weigh,
-    ..TILES
 };
 
 /// Memory on the stack that begins on a cache line. Nothing is read that was not written first.
@@ -115,8 +114,8 @@ unsafe fn dot(task: &Dot) {
     let place = |first: usize| scores.wrapping_add(first % (4 * SIDE) * SIDE);
     for first in (0..keys.count + 2 * SIDE).step_by(2 * SIDE) {
         if first < keys.count {
-            let (a, lda) = key_tile(&keys, first, task.dim, copies);
-            let (b, ldb) = key_tile(&keys, first + SIDE, task.dim, copies.add(SIDE * MOST));
+            let (a, lda) = cache_tile(&keys, first, task.dim, copies);
+            let (b, ldb) = cache_tile(&keys, first + SIDE, task.dim, copies.add(SIDE * MOST));
             RowTiles::zero_scores();
             for step in 0..steps {
                 ahead.ask_rows(share);
@@ -135,25 +134,30 @@ unsafe fn dot(task: &Dot) {
     }
 }
 
-/// 16 keys from `first` on, as the start and the bytes from one to the next: where they lie, or `copies`
+/// 16 rows from `first` on, as the start and the bytes from one to the next: where they lie, or `copies`
 /// of them. Past the end the last one stands in.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn key_tile(keys: &Rows, first: usize, dim: usize, copies: *mut u16) -> (*const u8, usize) {
-    let last = keys.count - 1;
+unsafe fn cache_tile(
+    rows: &Rows,
+    first: usize,
+    dim: usize,
+    copies: *mut u16,
+) -> (*const u8, usize) {
+    let last = rows.count - 1;
     // The last tile of a row must not reach beyond it.
     let in_place = dim.is_multiple_of(STEP);
     if in_place && first > last {
-        return (keys.at_row(last), 0);
+        return (rows.at_row(last), 0);
     }
     if in_place
-        && first + SIDE <= keys.count
-        && let Some(stride) = stride(keys.offsets.add(first))
+        && first + SIDE <= rows.count
+        && let Some(stride) = stride(rows.offsets.add(first))
     {
-        return (keys.at_row(first), stride as usize);
+        return (rows.at_row(first), stride as usize);
     }
     for j in 0..SIDE {
-        let row = keys.at_row(last.min(first + j));
+        let row = rows.at_row(last.min(first + j));
         for d in (0..dim).step_by(STEP) {
             let x = elements_up_to(row, d, dim);
             _mm512_storeu_si512(copies.add(j * MOST + d).cast(), x);
@@ -217,94 +221,129 @@ unsafe fn every_fourth(from: *const f32) -> __m512 {
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn weigh(task: &Product<Streamed>) {
     assert!(task.rows <= SIDE && task.columns <= MOST);
-    let mut weights = Lines::<[u16; STEPS * SIDE * STEP]>::new();
-    let mut pairs = Lines::<[u16; STEPS * STEP * MOST]>::new();
-    let mut sums = Lines::<[f32; SIDE * MOST]>::new();
-    let (weights, pairs) = (weights.at::<u16>(), pairs.at::<u16>());
-    let sums = sums.at::<f32>();
-    let ahead = &*task.b.ahead;
-    let share = ahead.share_rows(SIDE * task.depth.div_ceil(STEP));
-    for first in (0..task.depth).step_by(STEPS * STEP) {
-        // All tiles are written before the first is read: a tile is not read from stores under way.
-        let steps = (task.depth - first).div_ceil(STEP).min(STEPS);
-        for step in 0..steps {
-            let first = first + step * STEP;
-            let end = task.depth.min(first + STEP);
-            store_weights(task, first, end - first, weights.add(step * SIDE * STEP));
-            let pairs = pairs.add(step * STEP * MOST);
-            for j in 0..SIDE {
-                ahead.ask_rows(share);
-                pair_values(task, first + 2 * j, end, pairs.add(j * STEP));
-            }
-        }
-        for block in 0..task.columns.div_ceil(STEP) {
-            RowTiles::zero_sums();
-            for step in 0..steps {
-                let p = weights.add(step * SIDE * STEP);
-                let v = pairs.add(step * STEP * MOST + block * STEP * STEP);
-                RowTiles::add_values(p, v);
-            }
-            RowTiles::store_sums(sums.add(block * STEP * SIDE));
-        }
-        let alpha = match first {
-            0 => task.alpha,
-            _ => ONES.as_ptr(),
+    let groups = task.rows.div_ceil(RowTiles::WEIGHTED);
+    let visits = task.depth.div_ceil(SIDE) * task.columns.div_ceil(2 * STEP) * groups;
+    let share = (*task.b.ahead).share_rows(visits);
+    for first in (0..task.depth).step_by(CHUNK) {
+        let chunk = Product {
+            a: task.a.add(first),
+            depth: CHUNK.min(task.depth - first),
+            b: Streamed {
+                rows: task.b.rows.skip(first),
+                ..task.b
+            },
+            alpha: match first {
+                0 => task.alpha,
+                _ => ONES.as_ptr(),
+            },
+            ..*task
         };
-        add_sums(task, sums, alpha);
+        weigh_chunk(&chunk, share);
     }
 }
 
-/// The weights of `count` values from `first` on, in bf16, and zeros.
+/// At most [`CHUNK`] values.
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn weigh_chunk(task: &Product<Streamed>, share: usize) {
+    let mut copies = Lines::<[u16; CHUNK * MOST]>::new();
+    let mut weights = Lines::<[u32; CHUNK * SIDE]>::new();
+    let mut sums = Lines::<[f32; SUMS]>::new();
+    let (copies, weights, sums) = (copies.at::<u16>(), weights.at::<u32>(), sums.at::<f32>());
+    let tiles = task.depth.div_ceil(SIDE);
+    let mut values = [(std::ptr::null(), 0); CHUNK / SIDE];
+    for (tile, value) in values[..tiles].iter_mut().enumerate() {
+        let copies = copies.add(tile * SIDE * MOST);
+        *value = cache_tile(&task.b.rows, tile * SIDE, task.columns, copies);
+    }
+    for row in (0..task.rows).step_by(RowTiles::WEIGHTED) {
+        for tile in 0..tiles {
+            spread_weights(task, row, tile * SIDE, weights.add(tile * SIDE * SIDE));
+        }
+        let blocks = task.columns.div_ceil(STEP);
+        for block in (0..blocks).step_by(2) {
+            // Of a last block alone, the sums are computed twice.
+            let other = (block + 1).min(blocks - 1);
+            RowTiles::zero_sums();
+            for (tile, (at, ld)) in values[..tiles].iter().enumerate() {
+                (*task.b.ahead).ask_rows(share);
+                let weights = weights.add(tile * SIDE * SIDE);
+                RowTiles::add_values(weights, at.add(64 * block), at.add(64 * other), *ld);
+            }
+            RowTiles::store_sums(sums.add(block * SIDE * SIDE));
+        }
+        let rows = RowTiles::WEIGHTED.min(task.rows - row);
+        let part = Product {
+            a: task.a.add(row * task.lda),
+            rows,
+            c: task.c.add(row * task.ldc),
+            alpha: match task.alpha.is_null() {
+                true => task.alpha,
+                false => task.alpha.add(row),
+            },
+            ..*task
+        };
+        if are_finite(&part, sums) {
+            add_sums(&part, sums);
+        } else {
+            // Infinities and NaN, times the zeros, would reach the columns beside theirs.
+            (SPLIT.weigh)(&part);
+        }
+    }
+}
+
+/// The weights of 16 values from `first` on, of as many rows from `row` on as there are sums for: words that
+/// hold them as bf16 in their lower half, then such with the upper half. Beyond the last row and value there
+/// are zeros.
 #[inline]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn store_weights(task: &Product<Streamed>, first: usize, count: usize, to: *mut u16) {
-    for r in 0..task.rows {
-        let row = halves(task.a.add(r * task.lda + first), count);
-        _mm512_store_si512(to.add(r * STEP).cast(), row);
+unsafe fn spread_weights(task: &Product<Streamed>, row: usize, first: usize, to: *mut u32) {
+    for r in 0..RowTiles::WEIGHTED.min(task.rows) {
+        let count = match row + r < task.rows {
+            true => task.depth - first,
+            false => 0,
+        };
+        let from = task.a.wrapping_add((row + r) * task.lda + first);
+        let p = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(lanes(count), from));
+        // SAFETY: two names for 256 bits.
+        let even = _mm512_cvtepu16_epi32(unsafe { std::mem::transmute::<__m256bh, __m256i>(p) });
+        let to = to.add(2 * r * SIDE);
+        _mm512_store_si512(to.cast(), even);
+        _mm512_store_si512(to.add(SIDE).cast(), _mm512_slli_epi32::<16>(even));
     }
 }
 
-/// Values `j` and `j + 1`, interleaved: 32 columns become a row of each of two tiles, four by four. There
-/// are zeros from `end` on.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn pair_values(task: &Product<Streamed>, j: usize, end: usize, to: *mut u16) {
-    let row = |j: usize| match j < end {
-        // SAFETY: the row is one of those of the task.
-        true => unsafe { task.b.rows.at_row(j) },
-        false => ZEROS.0.as_ptr().cast(),
-    };
-    let (a, b) = (row(j), row(j + 1));
-    for (block, column) in (0..task.columns).step_by(STEP).enumerate() {
-        let a = elements_up_to(a, column, task.columns);
-        let b = elements_up_to(b, column, task.columns);
-        let to = to.add(block * STEP * STEP);
-        _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(a, b));
-        _mm512_store_si512(to.add(SIDE * STEP).cast(), _mm512_unpackhi_epi16(a, b));
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn are_finite(task: &Product<Streamed>, sums: *const f32) -> bool {
+    // What times zero is not zero.
+    let mut found = [_mm512_setzero_ps(); 2];
+    for block in 0..task.columns.div_ceil(STEP) {
+        for r in 0..task.rows {
+            let at = sums.add(block * SIDE * SIDE + 2 * r * SIDE);
+            for half in 0..2 {
+                let x = _mm512_load_ps(at.add(half * SIDE));
+                found[half] = _mm512_fmadd_ps(x, _mm512_setzero_ps(), found[half]);
+            }
+        }
     }
+    _mm512_cmpunord_ps_mask(found[0], found[1]) == 0
 }
 
 /// Factors that change nothing.
 static ONES: [f32; SIDE] = [1.0; SIDE];
 
-/// What stands in for rows that do not exist.
-static ZEROS: Zeros = Zeros([0; MOST]);
-
-#[repr(align(64))]
-struct Zeros([u16; MOST]);
-
 /// `c = alpha · c + sums`, or `c = sums` without factors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn add_sums(task: &Product<Streamed>, sums: *const f32, alpha: *const f32) {
+unsafe fn add_sums(task: &Product<Streamed>, sums: *const f32) {
     for r in 0..task.rows {
-        for column in (0..task.columns).step_by(STEP) {
-            let at = sums.add(column * SIDE + r * SIDE);
+        for block in 0..task.columns.div_ceil(STEP) {
+            let at = sums.add(block * SIDE * SIDE + 2 * r * SIDE);
             let [mut low, mut high] =
-                in_order([_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(SIDE * SIDE))]);
-            let c = task.c.add(r * task.ldc + column);
-            if !alpha.is_null() {
-                let factor = _mm512_set1_ps(*alpha.add(r));
+                interleaved([_mm512_load_ps(at), _mm512_load_ps(at.add(SIDE))]);
+            let c = task.c.add(r * task.ldc + block * STEP);
+            if !task.alpha.is_null() {
+                let factor = _mm512_set1_ps(*task.alpha.add(r));
                 low = _mm512_fmadd_ps(factor, _mm512_loadu_ps(c), low);
                 high = _mm512_fmadd_ps(factor, _mm512_loadu_ps(c.add(SIDE)), high);
             }

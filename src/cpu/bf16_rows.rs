@@ -4,8 +4,8 @@
 //! There are two ways to multiply. [`Split`] takes even and odd elements apart, a shift and a mask for
 //! 32, and multiplies in f32. [`Pairs`] leaves that to `vdpbf16ps`, with weights rounded to bf16: twice
 //! the work per instruction. On Zen 4 that instruction is nearly as fast as an FMA (2.8 and 3.7 per ns).
-//! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split, and
-//! from four rows on use that (`amx_rows`).
+//! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split
+//! for a single row, and use that for more (`amx_rows`).
 //!
 //! Vectors stay out of closures that `std` calls: where the compiler does not inline those, they are
 //! compiled without AVX-512, and every intrinsic in them becomes a call.
@@ -130,13 +130,8 @@ impl Way for Split {
     }
 
     #[inline(always)]
-    unsafe fn leave([even, odd]: Columns) -> Columns {
-        let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-        [
-            _mm512_permutex2var_ps(even, low, odd),
-            _mm512_permutex2var_ps(even, high, odd),
-        ]
+    unsafe fn leave(sums: Columns) -> Columns {
+        interleaved(sums)
     }
 
     #[inline(always)]
@@ -444,10 +439,21 @@ pub fn lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(16)) - 1) as __mmask16
 }
 
+/// Puts 32 columns in order, of which one vector holds the even and one the odd ones.
+#[inline(always)]
+pub unsafe fn interleaved([even, odd]: Columns) -> Columns {
+    let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    [
+        _mm512_permutex2var_ps(even, low, odd),
+        _mm512_permutex2var_ps(even, high, odd),
+    ]
+}
+
 /// Puts 32 columns in order, of which unpacking took columns 0 to 3, 8 to 11, … into one vector and the
 /// others into the next.
 #[inline(always)]
-pub unsafe fn in_order([first, second]: Columns) -> Columns {
+unsafe fn in_order([first, second]: Columns) -> Columns {
     let low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     [
@@ -494,7 +500,7 @@ unsafe fn halves(a: __m512, b: __m512) -> __m512 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::for_each_isa;
+    use super::super::isa::{Isa, for_each_isa};
     use super::super::prefetch::Ahead;
     use super::super::rows::Rows;
     use super::*;
@@ -571,59 +577,115 @@ mod tests {
         });
     }
 
+    /// Weights, values, sums and their factors, all small integers.
+    struct Weighing {
+        rows: usize,
+        columns: usize,
+        a: Vec<f32>,
+        b: Vec<bf16>,
+        alpha: Vec<f32>,
+        before: Vec<f32>,
+    }
+
+    impl Weighing {
+        fn new(rows: usize, depth: usize, columns: usize) -> Weighing {
+            Weighing {
+                rows,
+                columns,
+                a: (0..rows * MOST).map(integer).collect(),
+                b: (0..depth * columns)
+                    .map(|i| bf16::from_f32(integer(i)))
+                    .collect(),
+                alpha: (0..rows).map(integer).collect(),
+                before: (0..rows * columns.next_multiple_of(32))
+                    .map(integer)
+                    .collect(),
+            }
+        }
+
+        fn depth(&self) -> usize {
+            self.b.len() / self.columns
+        }
+
+        fn outcome(&self, isa: Isa) -> Vec<f32> {
+            let step = self.columns as i64 * 2;
+            let offsets: Vec<i64> = (0..self.depth() as i64).map(|j| j * step).collect();
+            let mut c = self.before.clone();
+            let values = Rows {
+                base: self.b.as_ptr().cast(),
+                offsets: offsets.as_ptr(),
+                count: self.depth(),
+            };
+            let task = Product {
+                a: self.a.as_ptr(),
+                lda: MOST,
+                rows: self.rows,
+                depth: self.depth(),
+                b: Streamed {
+                    rows: values,
+                    ahead: &Ahead::new(values, 2 * self.columns),
+                },
+                columns: self.columns,
+                c: c.as_mut_ptr(),
+                ldc: self.columns.next_multiple_of(32),
+                alpha: self.alpha.as_ptr(),
+            };
+            let kernels = isa.kernels().few(DType::BF16, self.rows);
+            let _tiles = kernels.tiles(self.rows);
+            // SAFETY: weights, values and sums lie in the vectors.
+            unsafe { (kernels.weigh)(&task) };
+            c
+        }
+
+        fn wanted(&self, r: usize, d: usize) -> f32 {
+            let product = |j: usize| self.a[r * MOST + j] * self.b[j * self.columns + d].to_f32();
+            let sum: f32 = (0..self.depth()).map(product).sum();
+            self.alpha[r] * self.before[r * self.columns.next_multiple_of(32) + d] + sum
+        }
+
+        /// The sums are exact, or infinite or NaN as they should be.
+        fn check(&self, isa: Isa) {
+            let c = self.outcome(isa);
+            for (r, d) in (0..self.rows).flat_map(|r| (0..self.columns).map(move |d| (r, d))) {
+                let got = c[r * self.columns.next_multiple_of(32) + d];
+                let want = self.wanted(r, d);
+                let (rows, depth, columns) = (self.rows, self.depth(), self.columns);
+                assert!(
+                    got == want || (got.is_nan() && want.is_nan()),
+                    "{isa:?} {rows} {depth} {columns}: {r} {d}: {got} for {want}"
+                );
+            }
+        }
+    }
+
+    const WEIGHINGS: [(usize, usize, usize); 8] = [
+        (1, 1, 8),
+        (4, 64, 128),
+        (5, 17, 80),
+        (7, 3, 40),
+        (6, 100, 136),
+        (8, 65, 96),
+        (11, 128, 64),
+        (16, 49, 256),
+    ];
+
     #[test]
     fn weighted_sums_are_exact_in_integers() {
         for_each_isa(|isa| {
-            for (rows, depth, columns) in [
-                (1, 1, 8usize),
-                (4, 64, 128),
-                (5, 17, 80),
-                (7, 3, 40),
-                (6, 100, 136),
-                (16, 49, 256),
-            ] {
-                let ldc = columns.next_multiple_of(32);
-                let a: Vec<f32> = (0..rows * MOST).map(integer).collect();
-                let b: Vec<bf16> = (0..depth * columns)
-                    .map(|i| bf16::from_f32(integer(i)))
-                    .collect();
-                let offsets: Vec<i64> = (0..depth as i64).map(|j| j * columns as i64 * 2).collect();
-                let alpha: Vec<f32> = (0..rows).map(integer).collect();
-                let before: Vec<f32> = (0..rows * ldc).map(integer).collect();
-                let mut c = before.clone();
-                let values = Rows {
-                    base: b.as_ptr().cast(),
-                    offsets: offsets.as_ptr(),
-                    count: depth,
-                };
-                let task = Product {
-                    a: a.as_ptr(),
-                    lda: MOST,
-                    rows,
-                    depth,
-                    b: Streamed {
-                        rows: values,
-                        ahead: &Ahead::new(values, 2 * columns),
-                    },
-                    columns,
-                    c: c.as_mut_ptr(),
-                    ldc,
-                    alpha: alpha.as_ptr(),
-                };
-                let kernels = isa.kernels().few(DType::BF16, rows);
-                let _tiles = kernels.tiles(rows);
-                // SAFETY: weights, values and sums lie in the vectors.
-                unsafe { (kernels.weigh)(&task) };
-                for (r, d) in (0..rows).flat_map(|r| (0..columns).map(move |d| (r, d))) {
-                    let product = |j: usize| a[r * MOST + j] * b[j * columns + d].to_f32();
-                    let sum: f32 = (0..depth).map(product).sum();
-                    let want = alpha[r] * before[r * ldc + d] + sum;
-                    assert_eq!(
-                        c[r * ldc + d],
-                        want,
-                        "{isa:?} {rows} {depth} {columns}: {r} {d}"
-                    );
-                }
+            for (rows, depth, columns) in WEIGHINGS {
+                Weighing::new(rows, depth, columns).check(isa);
+            }
+        });
+    }
+
+    #[test]
+    fn infinite_values_reach_their_columns_only() {
+        for_each_isa(|isa| {
+            for (rows, depth, columns) in WEIGHINGS {
+                let mut weighing = Weighing::new(rows, depth, columns);
+                weighing.b[(depth - 1) * columns + 5] = bf16::INFINITY;
+                weighing.b[depth / 2 * columns + columns - 2] = bf16::NAN;
+                weighing.check(isa);
             }
         });
     }

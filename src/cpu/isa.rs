@@ -119,15 +119,12 @@ static AVX512: Kernels =
 static AVX512_BF16: Kernels =
     Kernels::of::<super::simd_avx512::Avx512>().with_bf16(&[(1, super::bf16_rows::PAIRS)]);
 
-/// Warm decode of 512 keys, two threads of an Emerald Rapids, in µs: with 4 rows vectors take 101 to 105,
-/// scores on tiles 87 to 96 (and on a quieter machine 57, with everything on tiles 59); all on tiles, 8 rows
-/// take 86 instead of 114, 16 rows 120 instead of 203.
+/// Warm decode of 512 keys, two threads of a quiet Emerald Rapids, in µs: one row takes 30 on vectors and on
+/// tiles (57 and 70 where a neighbour uses the core), two rows 45 and 31, three 62 and 34; on tiles four take 37
+/// and eight 49.
 #[cfg(folio_avx512)]
-static AMX: Kernels = Kernels::of::<super::simd_avx512::Avx512>().with_bf16(&[
-    (1, super::bf16_rows::SPLIT),
-    (4, super::amx_rows::SCORES),
-    (5, super::amx_rows::TILES),
-]);
+static AMX: Kernels = Kernels::of::<super::simd_avx512::Avx512>()
+    .with_bf16(&[(1, super::bf16_rows::SPLIT), (2, super::amx_rows::TILES)]);
 
 #[cfg(not(target_arch = "x86_64"))]
 fn kernels(_: Isa) -> &'static Kernels {
