@@ -272,12 +272,11 @@ unsafe fn dot<W: Way>(task: &Dot) {
 /// `R` rows against 16 keys.
 #[inline(always)]
 unsafe fn dot_block<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize, share: usize) {
-    let quads = [
-        dot_quad::<W, R>(task, r0, key, share),
-        dot_quad::<W, R>(task, r0, key + 4, share),
-        dot_quad::<W, R>(task, r0, key + 8, share),
-        dot_quad::<W, R>(task, r0, key + 12, share),
-    ];
+    // A loop, and not unrolled: with all quads in registers the sums of a quad would go to the stack.
+    let mut quads = [[_mm512_setzero_ps(); R]; 4];
+    for (i, quad) in quads.iter_mut().enumerate() {
+        *quad = dot_quad::<W, R>(task, r0, key + 4 * i, share);
+    }
     for r in 0..R {
         let s = task.s.add((r0 + r) * task.lds + key);
         let [a, b, c, d] = quads;
