@@ -6,7 +6,7 @@
 
 use super::isa::FewRows;
 use super::panel::{Values, Weights};
-use super::prefetch::Ahead;
+use super::prefetch::{Ahead, Need};
 use super::product::Product;
 use super::rows::{Dot, Queries, Streamed};
 use super::run::{Cache, Item, Run, Scores};
@@ -35,10 +35,14 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'
     let tile = |start: i64| start..item.keys.end.min(start + run.shape.stream_keys as i64);
     let mut keys = tile(item.keys.start);
     run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+    let mut need = Need::new(run.shape.amx);
     while !keys.is_empty() {
         let next = tile(keys.end);
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
-        walk.attend(&keys, (next.end - next.start) as usize, pad);
+        need.watch(walk.bytes(&keys), |asks| {
+            let ahead = if asks { next.end - next.start } else { 0 };
+            walk.attend(&keys, ahead as usize, pad);
+        });
         std::mem::swap(&mut pad.here, &mut pad.next);
         keys = next;
     }
@@ -54,6 +58,12 @@ impl Walk<'_> {
     /// The rows of a head in the tile's scores and factors, which begin with the walk's first head.
     fn tile_rows(&self, head: usize) -> Range<usize> {
         self.rows(head - self.heads.start)
+    }
+
+    /// Bytes of keys and values.
+    fn bytes(&self, keys: &Range<i64>) -> usize {
+        let dims = self.run.shape.dim_qk + self.run.shape.dim_vo;
+        (keys.end - keys.start) as usize * self.heads.len() * dims * self.run.kv_dtype.size()
     }
 
     fn all_rows(&self) -> Range<usize> {
@@ -80,7 +90,7 @@ impl Walk<'_> {
         pad.sum[all].fill(0.0);
     }
 
-    /// A tile of keys, followed by one of `next`. Each step is taken for all heads: what one head waits for,
+    /// A tile of keys; asks for the first `next` of the one after it. Each step is taken for all heads: what one head waits for,
     /// the chain of its products or of its softmax, overlaps with the others.
     fn attend(&self, keys: &Range<i64>, next: usize, pad: &mut Pad<'_>) {
         let (run, tokens) = (self.run, 0..self.item.tokens);
