@@ -27,7 +27,10 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
         run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
         stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
         let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
-        let ahead = run.ahead(head, (next.end - next.start) as usize, &pad.next);
+        let mut ahead = run.ahead(head, (next.end - next.start) as usize, &pad.next);
+        if next.is_empty() {
+            ahead[0] = run.outputs_ahead(item, head, pad.q_offsets);
+        }
         let blocks = item.tokens.div_ceil(run.shape.block_tokens);
         for index in 0..blocks {
             let start = index * run.shape.block_tokens;
@@ -82,8 +85,9 @@ fn block(
     values.accumulate(run, p, seen, o, pad.alpha);
 }
 
-/// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile. Before each strip of keys, some of the
-/// next tile's rows are asked for, so that all are when as many blocks as are left have done the same.
+/// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile. Before each strip of keys, some of the rows
+/// that come next (the next tile's or, after the last, the outputs) are asked for, so that all are when as many
+/// blocks as are left have done the same.
 fn scores(
     run: &Run<'_>,
     rows: &Range<usize>,
