@@ -119,7 +119,7 @@ struct Target {
 
     __device__ __forceinline__ void store(const FolioCombineParams &p, u32 column, float4 x, RowState state) const {
         const float correction = add_sink(state, sink);
-        const float factor = state.sum > 0.0f ? correction / state.sum * v_scale : 0.0f;
+        const float factor = state.sum == 0.0f ? 0.0f : correction / state.sum * v_scale;
         const i64 at = token * p.o.stride_token + head * p.o.stride_head + column;
         store_pair(p.o.data, p.o_dtype, at, x.x * factor, x.y * factor);
         store_pair(p.o.data, p.o_dtype, at + 2, x.z * factor, x.w * factor);

@@ -80,6 +80,11 @@ fn every_head_dim_and_group_size() {
 }
 
 #[test]
+fn nan_queries() {
+    run("nan_queries");
+}
+
+#[test]
 fn no_grid_is_forgotten() {
-    assert_eq!(GRIDS.len(), 12);
+    assert_eq!(GRIDS.len(), 13);
 }

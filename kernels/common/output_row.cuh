@@ -24,7 +24,7 @@ struct OutputRow {
             values = p.plan.partial_o + at * g.head_dim_vo;
             lse_at = p.plan.partial_lse + at;
             lse = log_sum_exp(state);
-            factor = state.sum > 0.0f ? 1.0f / state.sum : 0.0f;
+            factor = state.sum == 0.0f ? 0.0f : 1.0f / state.sum;
             dtype = FOLIO_F32;
             return;
         }
@@ -35,7 +35,7 @@ struct OutputRow {
         values = advance(p.o, g.o_dtype, out_token, head);
         lse_at = p.lse ? p.lse + out_token * p.lse_stride_token + head * p.lse_stride_head : nullptr;
         lse = lse_in_base(log_sum_exp(state), p.flags);
-        factor = state.sum > 0.0f ? correction / state.sum * v_scale : 0.0f;
+        factor = state.sum == 0.0f ? 0.0f : correction / state.sum * v_scale;
         dtype = g.o_dtype;
     }
 

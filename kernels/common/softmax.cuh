@@ -67,9 +67,9 @@ __device__ __forceinline__ float add_sink(RowState &row, float sink_logit) {
     return correction;
 }
 
-// Base 2; -inf where nothing was seen.
+// Base 2; -inf where nothing was seen, and NaN where that was seen.
 __device__ __forceinline__ float log_sum_exp(const RowState &row) {
-    return row.sum > 0.0f ? row.max + log2_approx(row.sum) : minus_infinity();
+    return row.sum == 0.0f ? minus_infinity() : row.max + log2_approx(row.sum);
 }
 
 // The lse in the base that the run asked for.

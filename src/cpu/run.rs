@@ -583,7 +583,7 @@ impl<'a> Run<'a> {
             |c: usize| (merge.partial as usize + c * merge.q_len as usize + row) * heads + head;
         // SAFETY: plan checked that the partial rows of the merge lie in the workspace.
         let lse = |c: usize| unsafe { *self.plan.partial_lse.add(at(c)) };
-        let max = (0..chunks).map(lse).fold(f32::NEG_INFINITY, f32::max);
+        let max = (0..chunks).map(lse).fold(f32::NEG_INFINITY, larger);
         let mut sum = 0.0;
         pad.o[..self.shape.ld_vo].fill(0.0);
         if max == f32::NEG_INFINITY {
@@ -617,6 +617,11 @@ impl<'a> Run<'a> {
         }
         (max, sum)
     }
+}
+
+/// NaN if either is: what one chunk of a row saw must not be lost.
+fn larger(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
 }
 
 fn floats(tensor: &Option<Tensor>) -> Option<&[f32]> {

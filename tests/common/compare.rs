@@ -108,7 +108,8 @@ fn compare_o(
         let (low, high) = (bound(row.o[d] - t), bound(row.o[d] + t));
         let value = decode(dtype, bits);
         // Where a row sees nothing t is 0, and only 0 passes.
-        if !(low <= value && value <= high) {
+        let right = (low <= value && value <= high) || (row.o[d].is_nan() && value.is_nan());
+        if !right {
             return Err(format!(
                 "element {d} is {value:e}, not within {low:e} to {high:e} (exactly {:e})",
                 row.o[d] / o_scale
@@ -125,7 +126,7 @@ fn compare_lse(problem: &Problem, row: &Row, got: f32, tolerance: Tolerance) -> 
     };
     let (want, got) = (row.lse * unit, f64::from(got));
     let t = score_error(row, tolerance) * unit + want.abs() * 2f64.powi(-23);
-    let equal = want == got || (want - got).abs() <= t;
+    let equal = want == got || (want - got).abs() <= t || (want.is_nan() && got.is_nan());
     equal
         .then_some(())
         .ok_or_else(|| format!("is {got:e}, not within {t:e} of {want:e}"))

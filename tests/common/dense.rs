@@ -101,7 +101,7 @@ impl KvHead {
         if layer.sinks {
             logits.push(values.sink(head).into());
         }
-        let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let top = logits.iter().copied().fold(f64::NEG_INFINITY, larger);
         let mut row = Row {
             o: vec![0.0; problem.head_dim_vo as usize],
             magnitude: vec![0.0; problem.head_dim_vo as usize],
@@ -123,6 +123,14 @@ impl KvHead {
         }
         row
     }
+}
+
+/// NaN if either is.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() {
+        return f64::NAN;
+    }
+    a.max(b)
 }
 
 /// In eight sums, which one CPU core adds up faster than one.

@@ -7,7 +7,7 @@ use super::dense;
 use super::door::Session;
 use super::instance::{LayerData, Planned, solve};
 use super::memory::{HostMemory, Memory};
-use super::problem::{Alibi, Layer, MaskKind, Pattern, Problem, Storage, TableForm};
+use super::problem::{Alibi, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, Storage, TableForm};
 use folio::dtype::DType;
 use folio::problem::{Kind, KvLayout};
 
@@ -45,7 +45,7 @@ impl Place<'_> {
 }
 
 /// All of them, by name.
-pub const GRIDS: [(&str, Grid); 12] = [
+pub const GRIDS: [(&str, Grid); 13] = [
     ("unified_attention", unified_attention),
     ("unified_attention_over_fp8", unified_attention_over_fp8),
     ("encoder_attention", encoder_attention),
@@ -57,6 +57,7 @@ pub const GRIDS: [(&str, Grid); 12] = [
     ("caps_and_alibi", caps_and_alibi),
     ("sinks", sinks),
     ("draft_trees", draft_trees),
+    ("nan_queries", nan_queries),
     (
         "every_head_dim_and_group_size",
         every_head_dim_and_group_size,
@@ -333,6 +334,47 @@ fn every_head_dim_and_group_size(place: &Place<'_>) {
             place.check(&problem);
             problem.head_dim_vo = 8 * (33 - n);
             place.check(&problem);
+        }
+    }
+}
+
+/// A request with NaN in its queries has NaN in all of its results, split or not, and the others have not.
+fn nan_queries(place: &Place<'_>) {
+    let decode = [(1, 2000), (1, 37), (1, 700)];
+    let prefill = [(5, 900), (40, 463), (3, 4)];
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (kind, lens) in [
+            (Kind::Decode, &decode[..]),
+            (Kind::Decode, &decode[..1]),
+            (Kind::Prefill, &prefill[..]),
+        ] {
+            for group_size in [1, 4] {
+                let problem = Problem::plain(lens).of(dtype).heads(2 * group_size, 2, 128);
+                let mut problem = Problem { kind, ..problem };
+                problem.requests[0].tag = NAN_QUERIES;
+                let plain = Layer::plain;
+                let layers = [
+                    plain(),
+                    window(100, 0),
+                    Layer {
+                        sinks: true,
+                        ..plain()
+                    },
+                    Layer {
+                        logits_soft_cap: 30.0,
+                        ..plain()
+                    },
+                    Layer {
+                        alibi: Some(Alibi::Linear),
+                        ..plain()
+                    },
+                    Layer {
+                        mask: MaskKind::Bytes(Pattern::Causal),
+                        ..plain()
+                    },
+                ];
+                place.check_layers(&problem, layers);
+            }
         }
     }
 }

@@ -28,6 +28,9 @@ pub struct Problem {
     pub seed: u64,
 }
 
+/// The tag of requests whose queries are NaN.
+pub const NAN_QUERIES: u64 = u64::MAX;
+
 /// One request. Requests of equal tags hold the same numbers, in whatever batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {

@@ -3,7 +3,7 @@
 
 use super::codec::rounded;
 use super::pages::shared_pages;
-use super::problem::{HeadScales, Layer, MaskKind, Pattern, Problem};
+use super::problem::{HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem};
 
 /// Numbers of one problem, rounded to the types that hold them.
 #[derive(Clone, Copy)]
@@ -33,6 +33,9 @@ impl<'a> Values<'a> {
 
     pub fn q(&self, b: usize, i: usize, head: usize, d: usize) -> f64 {
         let tag = self.problem.requests[b].tag;
+        if tag == NAN_QUERIES {
+            return f64::NAN;
+        }
         let hash = self.hash(Of::Query, [tag, i as u64, head as u64, d as u64]);
         rounded(self.problem.q_dtype, normal(hash))
     }
