@@ -462,7 +462,7 @@ impl<'a> Run<'a> {
     }
 
     fn partial(&self, at: usize, values: &[f32], max: f32, sum: f32) {
-        let empty = max == f32::NEG_INFINITY && !sum.is_nan();
+        let empty = saw_nothing(max, sum);
         let store = Store {
             src: values.as_ptr(),
             factor: if empty { 0.0 } else { 1.0 / sum },
@@ -500,8 +500,7 @@ impl<'a> Run<'a> {
             .sinks
             .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
         let top = max.max(sink);
-        // A row of nothing but NaN has no maximum either.
-        let empty = top == f32::NEG_INFINITY && !sum.is_nan();
+        let empty = saw_nothing(top, sum);
         let (keep, total) = if empty {
             (0.0, 0.0)
         } else if sink == f32::NEG_INFINITY {
@@ -617,6 +616,11 @@ impl<'a> Run<'a> {
         }
         (max, sum)
     }
+}
+
+/// Whether a row has neither keys nor a sink. One that saw nothing but NaN has no maximum either.
+fn saw_nothing(max: f32, sum: f32) -> bool {
+    max == f32::NEG_INFINITY && !sum.is_nan()
 }
 
 /// NaN if either is: what one chunk of a row saw must not be lost.

@@ -90,8 +90,8 @@ impl Walk<'_> {
         pad.sum[all].fill(0.0);
     }
 
-    /// A tile of keys; asks for the first `next` of the one after it. Each step is taken for all heads: what one head waits for,
-    /// the chain of its products or of its softmax, overlaps with the others.
+    /// A tile of keys; asks for the first `next` of the one after it. Each step is taken for all heads: what one
+    /// head waits for, the chain of its products or of its softmax, overlaps with the others.
     fn attend(&self, keys: &Range<i64>, next: usize, pad: &mut Pad<'_>) {
         let (run, tokens) = (self.run, 0..self.item.tokens);
         let n = (keys.end - keys.start) as usize;
