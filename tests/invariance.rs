@@ -8,7 +8,7 @@ use common::dense;
 use common::door::{DOORS, Session};
 use common::instance::{LayerData, Output, Planned, solve};
 use common::memory::HostMemory;
-use common::problem::{Layer, Problem, Request, Storage, TableForm};
+use common::problem::{Layer, MaskKind, Pattern, Problem, Request, Storage, TableForm};
 use common::strategy::{layers, problems};
 use folio::api::Target;
 use folio::dtype::DType;
@@ -191,6 +191,30 @@ fn pages_and_layouts_do_not_matter() {
                 let result = compare(&problem, &want, &got, Tolerance::fast(dtype));
                 assert_eq!(result, Ok(()), "{storage:?} in {dtype}");
             }
+        }
+    }
+}
+
+/// A run on a new workspace, whose bits are all ones, and one on what a batch with more keys left there.
+#[test]
+fn what_the_workspace_held_does_not_matter() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let mut long = Problem::plain(&[(9, 300)]).of(dtype);
+        long.layer.mask = MaskKind::Bytes(Pattern::Random(0.5));
+        let short = Problem {
+            requests: Problem::plain(&[(9, 40)]).requests,
+            ..long.clone()
+        };
+        for session in cpu(1) {
+            let handle = session.attention(long.desc()).unwrap();
+            let mut planned = Planned::new(handle, &HostMemory, &HostMemory, &short).unwrap();
+            let layer = LayerData::new(&HostMemory, &short);
+            let first = planned.run(&layer).unwrap();
+            planned.replan(&HostMemory, &long).unwrap();
+            planned.run(&LayerData::new(&HostMemory, &long)).unwrap();
+            planned.replan(&HostMemory, &short).unwrap();
+            let again = planned.run(&layer).unwrap();
+            assert_eq!(bits(&first), bits(&again), "{dtype}");
         }
     }
 }

@@ -337,6 +337,10 @@ impl<'a> Strip<'a> {
                 }
             }
         }
+        // The rows that make up the strip: keys past the tile's last hold anything, which must not move references.
+        for scores in s.chunks_exact_mut(SIDE) {
+            scores[self.rows.len()..].fill(f32::NEG_INFINITY);
+        }
     }
 
     /// Weights of a group of keys; whether some reference has to move first, which it has when they are
