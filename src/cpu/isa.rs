@@ -2,7 +2,7 @@
 //! instruction set but `amx.rs`.
 #![allow(unsafe_code)]
 
-use super::product::{Panel, Product};
+use super::product::{Asking, Panel, Product};
 use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, Streamed, leave_queries};
 use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
 use super::softmax::Softmax;
@@ -187,6 +187,7 @@ pub struct Kernels {
     /// From fp32, fp16 and bf16.
     pub quantise: [Kernel<Quantise>; 3],
     pub product: Kernel<Product<Panel>>,
+    pub asking_product: Kernel<Product<Asking>>,
     pub transpose: Kernel<Transpose>,
     pub softmax: Kernel<Softmax>,
 }
@@ -234,6 +235,7 @@ impl Kernels {
                 typed::<S, Bf16, Quantise>,
             ],
             product: typed::<S, F32, Product<Panel>>,
+            asking_product: typed::<S, F32, Product<Asking>>,
             transpose: plain::<S, Transpose>,
             softmax: plain::<S, Softmax>,
         }

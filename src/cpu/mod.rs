@@ -18,6 +18,7 @@ mod attention;
 mod bf16_rows;
 #[cfg(folio_avx512)]
 mod columns;
+mod coming;
 mod exp;
 mod isa;
 mod mask;

@@ -12,6 +12,7 @@ use super::scratch::Pad;
 use super::shape::KEY_TILE;
 use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
+use std::ops::Range;
 
 /// Elements of a block.
 pub const ELEMENTS: usize = SIDE * SIDE;
@@ -45,20 +46,21 @@ pub fn queries(run: &Run<'_>, queries: &Rows, first: usize, pad: &mut Pad<'_>) {
     }
 }
 
-/// The first `n` keys of the tile as blocks of A: those of group `g` and of depth `d` start at
-/// `k16[(g · ld_qk + d) · 32]`. What makes up the last group holds anything.
-pub fn keys(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) {
+/// Keys of the next tile, from the first of a group on, as blocks of A: those of group `g` and of depth `d`
+/// start at `k16[(g · ld_qk + d) · 32]`. What makes up the last group holds anything.
+pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) {
     let (dim, ld) = (run.shape.dim_qk, run.shape.ld_qk);
     let staged_offsets = staged_offsets(ld);
-    assert!(pad.k16.len() >= n.next_multiple_of(SIDE) * ld);
-    for start in (0..n).step_by(SIDE) {
-        let mut rows = run.k.rows(head, &pad.here.k[start..n.min(start + SIDE)]);
+    let all = run.k.rows(head, &pad.next.k_offsets[..range.end]);
+    assert!(pad.next.k16.len() >= range.end.next_multiple_of(SIDE) * ld);
+    for start in range.step_by(SIDE) {
+        let mut rows = all.part(start..start + SIDE);
         if run.kv_dtype != DType::BF16 || dim < ld {
             bf16_rows(run, &rows, dim, ld, pad.staged, pad.staged16);
             rows.base = pad.staged16.as_ptr().cast();
             rows.offsets = staged_offsets.as_ptr();
         }
-        let group = pad.k16[start * ld..].as_mut_ptr();
+        let group = pad.next.k16[start * ld..].as_mut_ptr();
         for j in 0..rows.count {
             for depth in (0..ld).step_by(SIDE) {
                 // SAFETY: the row holds `ld` elements, the group all blocks of 32 rows.
@@ -79,15 +81,16 @@ pub fn value_block(column: usize, group: usize) -> usize {
     column * KEY_TILE + group * ELEMENTS
 }
 
-/// The first `n` values of the tile, transposed, as blocks of A. What makes up the last group is zero.
-/// Returns whether all are finite.
-pub fn values(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) -> bool {
+/// Values of the next tile, from the first of a group on, transposed, as blocks of A. What makes up the last
+/// group is zero. Returns whether all are finite.
+pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
     let (dim, ld) = (run.shape.dim_vo, run.shape.ld_vo);
     let staged_offsets = staged_offsets(ld);
     assert!(pad.staged.len() >= BLOCK * ld);
+    let all = run.v.rows(head, &pad.next.v_offsets[..range.end]);
     let mut finite = true;
-    for start in (0..n).step_by(SIDE) {
-        let mut rows = run.v.rows(head, &pad.here.v[start..n.min(start + SIDE)]);
+    for start in range.step_by(SIDE) {
+        let mut rows = all.part(start..start + SIDE);
         if run.kv_dtype != DType::BF16 {
             bf16_rows(run, &rows, dim, ld, pad.staged, pad.staged16);
             rows.base = pad.staged16.as_ptr().cast();
@@ -99,7 +102,7 @@ pub fn values(run: &Run<'_>, head: usize, n: usize, pad: &mut Pad<'_>) -> bool {
         finite &= unsafe { amx::pair_rows(&rows, dim, pairs.cast(), ld) };
         let pair_offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * ld) as i64);
         for column in (0..ld).step_by(SIDE) {
-            let block = &mut pad.v16[value_block(column, start / SIDE)..][..ELEMENTS];
+            let block = &mut pad.next.v16[value_block(column, start / SIDE)..][..ELEMENTS];
             let transpose = Transpose {
                 rows: Rows {
                     base: pairs.wrapping_add(column).cast(),

@@ -2,162 +2,283 @@
 //! f32 panels for all rows of the item.
 #![allow(unsafe_code)]
 
-use super::prefetch::Ahead;
-use super::product::{Panel, Product};
-use super::rows::Stage;
+use super::coming::Coming;
+use super::prefetch::{Ahead, Due};
+use super::product::{Asking, Panel, Product};
+use super::rows::{Rows, Stage};
 use super::run::{Item, Run, Scores};
 use super::scratch::Pad;
 use super::shape::{KEY_TILE, SCORE_LD};
+use super::softmax::is_fresh;
 use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 use std::ops::Range;
 
+/// Query rows that meet a strip of keys before more is asked for.
+const ASK_ROWS: usize = 12;
+
+/// A head of an item.
+struct Walk<'a> {
+    run: &'a Run<'a>,
+    item: &'a Item<'a>,
+    head: usize,
+    queries: Rows,
+    /// Those after the first block. They are read in the first tile, and the rows of o asked for in the last.
+    queries_ahead: Ahead,
+    outputs_ahead: Ahead,
+}
+
+/// Some tokens against the part of a tile that some of them see.
+struct Block<'a> {
+    tokens: Range<usize>,
+    rows: Range<usize>,
+    tile: &'a Range<i64>,
+    seen: Range<usize>,
+}
+
 /// Computes a head of an item.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
-    run.load_queries(item, head, pad.q, pad.q_offsets);
-    pad.o[..item.rows * run.shape.ld_vo].fill(0.0);
+    let queries = run.queries(item, head, pad.q_offsets);
+    let walk = Walk {
+        queries_ahead: run.queries_ahead(queries.skip(run.shape.block_rows())),
+        outputs_ahead: run.outputs_ahead(item, head, pad.o_offsets),
+        run,
+        item,
+        head,
+        queries,
+    };
     pad.max[..item.rows].fill(f32::NEG_INFINITY);
     pad.sum[..item.rows].fill(0.0);
-    let tile = |start: i64| start..item.keys.end.min(start + KEY_TILE as i64);
-    let mut keys = tile(item.keys.start);
-    run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+    let mut keys = walk.locate(item.keys.start, pad);
+    let mut coming = walk.coming(&keys, pad);
+    let mut finite = walk.stage_rest(&mut coming, pad);
     while !keys.is_empty() {
-        let n = (keys.end - keys.start) as usize;
-        let next = tile(keys.end);
-        run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
-        stage_keys(run, head, &pad.here.k[..n], pad.k, pad.staged);
-        let values = Values::stage(run, head, &pad.here.v[..n], pad.v);
-        let mut ahead = run.ahead(head, (next.end - next.start) as usize, &pad.next);
-        if next.is_empty() {
-            ahead[0] = run.outputs_ahead(item, head, pad.q_offsets);
-        }
-        let blocks = item.tokens.div_ceil(run.shape.block_tokens);
-        for index in 0..blocks {
-            let start = index * run.shape.block_tokens;
-            let tokens = start..item.tokens.min(start + run.shape.block_tokens);
-            let ahead = (&ahead, blocks - index);
-            block(run, item, head, &keys, &tokens, &values, ahead, pad);
-        }
         std::mem::swap(&mut pad.here, &mut pad.next);
+        let next = walk.locate(keys.end, pad);
+        coming = walk.coming(&next, pad);
+        finite = walk.attend(&keys, finite, &mut coming, pad);
         keys = next;
     }
-    let (max, sum) = (&pad.max[..item.rows], &pad.sum[..item.rows]);
-    run.finish(item, head, 0..item.rows, pad.o, max, sum);
+    walk.finish(pad);
 }
 
-/// Some tokens against the part of the tile that they see.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a place in three nested walks, and what each has at hand"
-)]
-fn block(
-    run: &Run<'_>,
-    item: &Item<'_>,
-    head: usize,
-    keys: &Range<i64>,
-    tokens: &Range<usize>,
-    values: &Values,
-    ahead: (&[Ahead; 2], usize),
-    pad: &mut Pad<'_>,
-) {
-    let Some(seen) = item.seen(tokens, keys, BLOCK) else {
-        return;
-    };
-    let group = run.shape.group;
-    let rows = tokens.start * group..tokens.end * group;
-    scores(run, &rows, &seen, ahead, pad);
-    let seen_keys = keys.start + seen.start as i64..keys.start + seen.end as i64;
-    let state = Scores {
-        s: pad.s,
-        lds: SCORE_LD,
-        limits: pad.limits,
-        max: &mut pad.max[rows.start..],
-        sum: &mut pad.sum[rows.start..],
-        alpha: pad.alpha,
-    };
-    run.softmax(item, head..head + 1, tokens, &seen_keys, state);
-    let o = &mut pad.o[rows.start * run.shape.ld_vo..rows.end * run.shape.ld_vo];
-    let p = Weights {
-        p: pad.s,
-        ldp: SCORE_LD,
-        rows: rows.len(),
-    };
-    values.accumulate(run, p, seen, o, pad.alpha);
-}
+impl Walk<'_> {
+    /// The tile that starts at a key, empty past the last one; its rows are located in `pad.next`.
+    fn locate(&self, start: i64, pad: &mut Pad<'_>) -> Range<i64> {
+        let keys = start..self.item.keys.end.min(start + KEY_TILE as i64);
+        self.run.locate(self.item.request, &keys, &mut pad.next);
+        keys
+    }
 
-/// `s = q · kᵀ` for a block of rows and the keys `seen` of the tile. Before each strip of keys, some of the rows
-/// that come next (the next tile's or, after the last, the outputs) are asked for, so that all are when as many
-/// blocks as are left have done the same.
-fn scores(
-    run: &Run<'_>,
-    rows: &Range<usize>,
-    seen: &Range<usize>,
-    (ahead, blocks_left): (&[Ahead; 2], usize),
-    pad: &mut Pad<'_>,
-) {
-    let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
-    let steps = blocks_left * seen.len().div_ceil(strip);
-    let shares = ahead.each_ref().map(|ahead| ahead.share_rows(steps));
-    assert!(pad.s.len() >= rows.len() * SCORE_LD && pad.q.len() >= rows.end * ld);
-    let mut column = seen.start;
-    while column < seen.end {
-        for (ahead, share) in ahead.iter().zip(shares) {
-            // SAFETY: the offsets are the next tile's.
-            unsafe { ahead.ask_rows(share) };
+    fn coming(&self, keys: &Range<i64>, pad: &Pad<'_>) -> Coming {
+        let count = (keys.end - keys.start) as usize;
+        Coming::new(self.run, self.head, count, &pad.next, BLOCK)
+    }
+
+    /// A tile; stages the next one meanwhile. `finite`: all values of the tile are. Returns the same of the next.
+    fn attend(
+        &self,
+        tile: &Range<i64>,
+        finite: bool,
+        coming: &mut Coming,
+        pad: &mut Pad<'_>,
+    ) -> bool {
+        let (run, item) = (self.run, self.item);
+        let is_first = tile.start == item.keys.start;
+        let is_last = tile.end == item.keys.end;
+        let mut next_finite = true;
+        let blocks = item.tokens.div_ceil(run.shape.block_tokens);
+        for index in 0..blocks {
+            let tokens = self.block_tokens(index);
+            let rows = tokens.start * run.shape.group..tokens.end * run.shape.group;
+            if is_first {
+                let q = &mut pad.q[rows.start * run.shape.ld_qk..];
+                run.load_queries(self.queries.part(rows.clone()), q);
+            }
+            let asked = coming.asked();
+            next_finite &= self.stage(asked, pad);
+            let left = blocks - index;
+            let due = [
+                Due::share(&coming.k, left),
+                Due::share(&coming.v, left),
+                Due::rows(&self.queries_ahead, run.shape.block_rows()).when(is_first),
+                Due::share(&self.outputs_ahead, left).when(is_last),
+            ];
+            if let Some(seen) = item.seen(&tokens, tile, BLOCK) {
+                let block = Block {
+                    tokens,
+                    rows,
+                    tile,
+                    seen,
+                };
+                self.block(&block, finite, &due, pad);
+            }
         }
-        let inside = column % strip;
-        let columns = (strip - inside).min((seen.end - column).next_multiple_of(BLOCK));
-        let product = Product {
-            a: pad.q[rows.start * ld..].as_ptr(),
-            lda: ld,
-            rows: rows.len(),
-            depth: run.shape.dim_qk,
-            b: Panel {
-                base: pad.k[column / strip * strip * ld + inside..].as_ptr(),
-                ld: strip,
-            },
-            columns,
-            c: pad.s[column - seen.start..].as_mut_ptr(),
-            ldc: SCORE_LD,
-            alpha: std::ptr::null(),
+        next_finite & self.stage_rest(coming, pad)
+    }
+
+    fn block_tokens(&self, index: usize) -> Range<usize> {
+        let start = index * self.run.shape.block_tokens;
+        start..self.item.tokens.min(start + self.run.shape.block_tokens)
+    }
+
+    fn block(&self, block: &Block<'_>, finite: bool, due: &[Due<'_>], pad: &mut Pad<'_>) {
+        let run = self.run;
+        let Block { rows, seen, .. } = block;
+        self.scores(block, due, pad);
+        let fresh = is_fresh(&pad.max[rows.clone()]);
+        let start = block.tile.start;
+        let keys = start + seen.start as i64..start + seen.end as i64;
+        let state = Scores {
+            s: pad.s,
+            lds: SCORE_LD,
+            limits: pad.limits,
+            max: &mut pad.max[rows.start..],
+            sum: &mut pad.sum[rows.start..],
+            alpha: pad.alpha,
         };
-        // SAFETY: the panel holds `ld` rows of every strip up to the tile's end; q and s were checked.
-        unsafe { (run.kernels.product)(&product) };
-        column += columns;
+        run.softmax(
+            self.item,
+            self.head..self.head + 1,
+            &block.tokens,
+            &keys,
+            state,
+        );
+        let values = Values {
+            panel: pad.here.v.as_ptr(),
+            finite,
+        };
+        let p = Weights {
+            p: pad.s,
+            ldp: SCORE_LD,
+            rows: rows.len(),
+        };
+        let o = &mut pad.o[rows.start * run.shape.ld_vo..rows.end * run.shape.ld_vo];
+        let alpha = (!fresh).then_some(&*pad.alpha);
+        values.accumulate(run, p, seen.clone(), o, alpha);
+    }
+
+    /// `s = q · kᵀ` for a block. Meanwhile, what is due is asked for: each product asks for some of one kind.
+    fn scores(&self, block: &Block<'_>, due: &[Due<'_>], pad: &mut Pad<'_>) {
+        let Block { rows, seen, .. } = block;
+        let (ld, strip) = (self.run.shape.ld_qk, self.run.kernels.strip);
+        let products = rows.len().div_ceil(ASK_ROWS) * seen.len().div_ceil(strip);
+        let wanted = due.iter().filter(|due| due.lines > 0);
+        let turns = (products / wanted.clone().count().max(1)).max(1);
+        let mut wanted = wanted.cycle();
+        assert!(pad.s.len() >= rows.len() * SCORE_LD && pad.q.len() >= rows.end * ld);
+        let mut column = seen.start;
+        while column < seen.end {
+            let inside = column % strip;
+            let columns = (strip - inside).min((seen.end - column).next_multiple_of(BLOCK));
+            let keys = Panel {
+                base: pad.here.k[column / strip * strip * ld + inside..].as_ptr(),
+                ld: strip,
+            };
+            for first in (0..rows.len()).step_by(ASK_ROWS) {
+                let due = wanted.next().unwrap_or(&due[0]);
+                let product = Product {
+                    a: pad.q[(rows.start + first) * ld..].as_ptr(),
+                    lda: ld,
+                    rows: ASK_ROWS.min(rows.len() - first),
+                    depth: self.run.shape.dim_qk,
+                    b: Asking {
+                        panel: keys,
+                        ahead: due.ahead,
+                        lines: due.lines.div_ceil(turns),
+                    },
+                    columns,
+                    c: pad.s[first * SCORE_LD + column - seen.start..].as_mut_ptr(),
+                    ldc: SCORE_LD,
+                    alpha: std::ptr::null(),
+                };
+                // SAFETY: the panel holds `ld` rows of every strip up to the tile's end; q and s were checked.
+                unsafe { (self.run.kernels.asking_product)(&product) };
+            }
+            column += columns;
+        }
+    }
+
+    /// Stages rows of the next tile, whole blocks but for its last. Returns whether the values are finite.
+    fn stage(&self, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
+        let (run, next) = (self.run, &mut pad.next);
+        let keys = run.k.rows(self.head, &next.k_offsets[range.clone()]);
+        for first in (0..keys.count).step_by(BLOCK) {
+            let keys = keys.part(first..first + BLOCK);
+            stage_keys(run, keys, range.start + first, next.k, pad.staged);
+        }
+        let values = run.v.rows(self.head, &next.v_offsets[range.clone()]);
+        stage_values(run, values, range.start, next.v)
+    }
+
+    /// The same for all that are left.
+    fn stage_rest(&self, coming: &mut Coming, pad: &mut Pad<'_>) -> bool {
+        let mut finite = true;
+        while let Some(range) = coming.next() {
+            finite &= self.stage(range, pad);
+        }
+        finite
+    }
+
+    fn finish(&self, pad: &mut Pad<'_>) {
+        let item = self.item;
+        let ld = self.run.shape.ld_vo;
+        for first in (0..item.rows).step_by(self.run.shape.block_rows()) {
+            let rows = first..item.rows.min(first + self.run.shape.block_rows());
+            if is_fresh(&pad.max[rows.clone()]) {
+                pad.o[rows.start * ld..rows.end * ld].fill(0.0);
+            }
+        }
+        let (max, sum) = (&pad.max[..item.rows], &pad.sum[..item.rows]);
+        self.run
+            .finish(item, self.head, 0..item.rows, pad.o, max, sum);
     }
 }
 
-/// Key rows to strips of columns: element `d` of key `j` lands at
-/// `panel[(j / strip · ld_qk + d) · strip + j % strip]`. Columns past the last key hold anything.
-fn stage_keys(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32], staged: &mut [f32]) {
+/// Up to 16 keys, rows, to columns of a panel's strip, from column `first` on, a multiple of 16: element `d` of
+/// key `j` lands at `panel[(j / strip · ld_qk + d) · strip + j % strip]`. Columns past the last key hold anything.
+fn stage_keys(run: &Run<'_>, mut rows: Rows, first: usize, panel: &mut [f32], staged: &mut [f32]) {
     let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
     let staged_offsets: [i64; BLOCK] = std::array::from_fn(|j| (4 * j * ld) as i64);
-    for (index, offsets) in offsets.chunks(BLOCK).enumerate() {
-        let column = index * BLOCK;
-        let mut rows = run.k.rows(head, offsets);
-        if run.kv_dtype != DType::F32 || run.shape.dim_qk < ld {
-            let stage = Stage {
-                rows,
-                dim: run.shape.dim_qk,
-                dst: staged.as_mut_ptr(),
-                width: ld,
-                strip: 0,
-            };
-            // SAFETY: the keys were located within the cache; `staged` holds 16 rows.
-            unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) };
-            rows.base = staged.as_ptr().cast();
-            rows.offsets = staged_offsets.as_ptr();
-        }
-        let dst = &mut panel[column / strip * strip * ld + column % strip..];
-        let transpose = Transpose {
+    if run.kv_dtype != DType::F32 || run.shape.dim_qk < ld {
+        let stage = Stage {
             rows,
-            dst: dst.as_mut_ptr(),
-            ld: strip,
-            columns: ld,
+            dim: run.shape.dim_qk,
+            dst: staged.as_mut_ptr(),
+            width: ld,
+            strip: 0,
         };
-        // SAFETY: as above; the panel holds all strips of a tile.
-        unsafe { (run.kernels.transpose)(&transpose) };
+        // SAFETY: the keys were located within the cache; `staged` holds 16 rows.
+        unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) };
+        rows.base = staged.as_ptr().cast();
+        rows.offsets = staged_offsets.as_ptr();
     }
+    let dst = &mut panel[first / strip * strip * ld + first % strip..];
+    let transpose = Transpose {
+        rows,
+        dst: dst.as_mut_ptr(),
+        ld: strip,
+        columns: ld,
+    };
+    // SAFETY: as above; the panel holds all strips of a tile.
+    unsafe { (run.kernels.transpose)(&transpose) };
+}
+
+/// Values as f32: column `c` of value `j` lands at `panel[c / strip · strip · KEY_TILE + j · strip + c % strip]`,
+/// where `rows` are those from `first` on. Returns whether all are finite.
+fn stage_values(run: &Run<'_>, rows: Rows, first: usize, panel: &mut [f32]) -> bool {
+    let strip = run.kernels.strip;
+    assert!(panel.len() >= run.shape.ld_vo.next_multiple_of(strip) * KEY_TILE);
+    assert!(first + rows.count <= KEY_TILE);
+    let stage = Stage {
+        rows,
+        dim: run.shape.dim_vo,
+        dst: panel[first * strip..].as_mut_ptr(),
+        width: strip,
+        strip: strip * KEY_TILE,
+    };
+    // SAFETY: the values were located within the cache; the panel has room for a tile.
+    unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) }
 }
 
 /// Rows of weights, `ldp` apart.
@@ -168,44 +289,33 @@ pub struct Weights<'a> {
     pub rows: usize,
 }
 
-/// The staged values of a tile: column `c` of value `j` lies at
-/// `panel[c / strip · strip · KEY_TILE + j · strip + c % strip]`.
+/// The staged values of a tile.
 pub struct Values {
     panel: *const f32,
     finite: bool,
 }
 
 impl Values {
-    /// Stages the values at `offsets`.
-    pub fn stage(run: &Run<'_>, head: usize, offsets: &[i64], panel: &mut [f32]) -> Values {
-        let strip = run.kernels.strip;
-        assert!(panel.len() >= run.shape.ld_vo.next_multiple_of(strip) * KEY_TILE);
-        let stage = Stage {
-            rows: run.v.rows(head, offsets),
-            dim: run.shape.dim_vo,
-            dst: panel.as_mut_ptr(),
-            width: strip,
-            strip: strip * KEY_TILE,
-        };
-        // SAFETY: the values were located within the cache; the panel has room for a tile.
-        let finite = unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) };
+    /// Stages values, no more than a tile.
+    pub fn stage(run: &Run<'_>, rows: Rows, panel: &mut [f32]) -> Values {
         Values {
+            finite: stage_values(run, rows, 0, panel),
             panel: panel.as_ptr(),
-            finite,
         }
     }
 
-    /// `o = alpha · o + p · v` over the values `seen`; column 0 of `p` belongs to the first of them.
+    /// `o = alpha · o + p · v` over the values `seen`, or just `p · v`; column 0 of `p` belongs to the first of
+    /// them.
     pub fn accumulate(
         &self,
         run: &Run<'_>,
         p: Weights<'_>,
         seen: Range<usize>,
         o: &mut [f32],
-        alpha: &[f32],
+        alpha: Option<&[f32]>,
     ) {
         let ld = run.shape.ld_vo;
-        assert!(o.len() >= p.rows * ld && alpha.len() >= p.rows);
+        assert!(o.len() >= p.rows * ld && alpha.is_none_or(|alpha| alpha.len() >= p.rows));
         assert!(p.p.len() >= (p.rows - 1) * p.ldp + seen.len());
         if self.finite {
             self.product(run, p, seen, o, alpha);
@@ -215,11 +325,12 @@ impl Values {
         for row in 0..p.rows {
             let (weights, o) = (&p.p[row * p.ldp..], &mut o[row * ld..]);
             let one = |p| Weights { p, ldp: 0, rows: 1 };
-            self.product(run, one(weights), seen.start..seen.start, o, &alpha[row..]);
+            let alpha = alpha.map(|alpha| &alpha[row..]);
+            self.product(run, one(weights), seen.start..seen.start, o, alpha);
             for j in seen.clone() {
                 let weight = &weights[j - seen.start..];
                 if weight[0] != 0.0 {
-                    self.product(run, one(weight), j..j + 1, o, &[1.0]);
+                    self.product(run, one(weight), j..j + 1, o, Some(&[1.0]));
                 }
             }
         }
@@ -231,7 +342,7 @@ impl Values {
         p: Weights<'_>,
         seen: Range<usize>,
         o: &mut [f32],
-        alpha: &[f32],
+        alpha: Option<&[f32]>,
     ) {
         let (ld, strip) = (run.shape.ld_vo, run.kernels.strip);
         for column in (0..ld).step_by(strip) {
@@ -249,7 +360,7 @@ impl Values {
                 columns: strip.min(ld - column),
                 c: o[column..].as_mut_ptr(),
                 ldc: ld,
-                alpha: alpha.as_ptr(),
+                alpha: alpha.map_or(std::ptr::null(), <[f32]>::as_ptr),
             };
             // SAFETY: `accumulate` checked the room; `seen` lies within the staged tile.
             unsafe { (run.kernels.product)(&product) };

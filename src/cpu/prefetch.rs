@@ -46,12 +46,6 @@ impl Ahead {
         left.div_ceil(steps.max(1))
     }
 
-    /// Lines per step, so that `rows` rows more are asked for after `steps`.
-    #[inline(always)]
-    pub fn pace(&self, rows: usize, steps: usize) -> usize {
-        (rows * self.lines).div_ceil(steps.max(1))
-    }
-
     /// Asks for some more lines.
     ///
     /// # Safety
@@ -74,6 +68,11 @@ impl Ahead {
         }
     }
 
+    /// Rows of which every line was asked for.
+    pub fn asked(&self) -> usize {
+        self.row.get() - usize::from(self.left.get() > 0)
+    }
+
     /// As [`Ahead::share`], in rows: for steps that take longer.
     #[inline(always)]
     pub fn share_rows(&self, steps: usize) -> usize {
@@ -93,6 +92,34 @@ impl Ahead {
             row(unsafe { self.rows.at_row(index) }, self.lines * LINE);
         }
         self.row.set(end);
+    }
+}
+
+/// Lines to ask for while one block of query rows is computed.
+#[derive(Clone, Copy)]
+pub struct Due<'a> {
+    pub ahead: &'a Ahead,
+    pub lines: usize,
+}
+
+impl<'a> Due<'a> {
+    /// Those of so many rows.
+    pub fn rows(ahead: &'a Ahead, rows: usize) -> Due<'a> {
+        let lines = rows * ahead.lines;
+        Due { ahead, lines }
+    }
+
+    /// One of so many equal shares of what is left.
+    pub fn share(ahead: &'a Ahead, blocks: usize) -> Due<'a> {
+        Due::rows(ahead, ahead.share_rows(blocks))
+    }
+
+    /// The same where it is wanted; else none.
+    pub fn when(self, wanted: bool) -> Due<'a> {
+        match wanted {
+            true => self,
+            false => Due { lines: 0, ..self },
+        }
     }
 }
 

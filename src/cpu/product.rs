@@ -13,6 +13,7 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
+use super::prefetch::Ahead;
 use super::rows::{Of, Rows, Streamed};
 use super::simd::{Element, Simd, Task};
 
@@ -39,8 +40,20 @@ pub struct Panel {
     pub ld: usize,
 }
 
+/// A panel, and some rows to ask for meanwhile.
+#[derive(Clone, Copy)]
+pub struct Asking {
+    pub panel: Panel,
+    pub ahead: *const Ahead,
+    /// Lines of them.
+    pub lines: usize,
+}
+
 /// Where rows of B come from.
 pub trait Source: Copy {
+    /// Rows from one time that something is asked for to the next.
+    const STEP: usize;
+
     unsafe fn at(&self, k: usize) -> *const u8;
 
     /// Cache lines to ask for at each of `steps`, and asking.
@@ -53,13 +66,34 @@ pub trait Source: Copy {
 }
 
 impl Source for Panel {
+    const STEP: usize = 4;
+
     #[inline(always)]
     unsafe fn at(&self, k: usize) -> *const u8 {
         self.base.add(k * self.ld).cast()
     }
 }
 
+impl Source for Asking {
+    const STEP: usize = 4;
+
+    #[inline(always)]
+    unsafe fn at(&self, k: usize) -> *const u8 {
+        self.panel.at(k)
+    }
+    #[inline(always)]
+    unsafe fn share(&self, steps: usize) -> usize {
+        self.lines.div_ceil(steps)
+    }
+    #[inline(always)]
+    unsafe fn ask(&self, lines: usize) {
+        (*self.ahead).ask(lines);
+    }
+}
+
 impl Source for Rows {
+    const STEP: usize = 1;
+
     #[inline(always)]
     unsafe fn at(&self, k: usize) -> *const u8 {
         self.at_row(k)
@@ -67,6 +101,8 @@ impl Source for Rows {
 }
 
 impl Source for Streamed {
+    const STEP: usize = 1;
+
     #[inline(always)]
     unsafe fn at(&self, k: usize) -> *const u8 {
         self.rows.at_row(k)
@@ -89,7 +125,7 @@ impl<E: Element, B: Source> Task for Of<E, Product<B>> {
         let task = &self.0;
         let width = S::STRIP * S::LANES;
         let blocks = task.columns.div_ceil(width) * task.rows.div_ceil(S::BLOCK_ROWS);
-        let share = task.b.share(blocks * task.depth);
+        let share = task.b.share(blocks * task.depth.div_ceil(B::STEP));
         let mut column = 0;
         while column + width <= task.columns {
             if S::STRIP == 4 {
@@ -154,24 +190,22 @@ unsafe fn block<
             }
         }
     }
-    let a = task.a.add(row * task.lda);
-    for k in 0..task.depth {
+    let mut a: [*const f32; R] = std::array::from_fn(|r| task.a.wrapping_add((row + r) * task.lda));
+    let mut k = 0;
+    while k + B::STEP <= task.depth {
         task.b.ask(share);
+        for u in 0..B::STEP {
+            let b = task.b.at(k + u).add(column * E::SIZE);
+            step::<S, E, R, N, HALF>(a.map(|a| a.wrapping_add(u)), b, &mut sums);
+        }
+        a = a.map(|a| a.wrapping_add(B::STEP));
+        k += B::STEP;
+    }
+    while k < task.depth {
         let b = task.b.at(k).add(column * E::SIZE);
-        let mut x = [S::splat(0.0); N];
-        for n in 0..N {
-            x[n] = if HALF {
-                E::load8::<S>(b)
-            } else {
-                E::load::<S>(b.add(n * S::LANES * E::SIZE))
-            };
-        }
-        for r in 0..R {
-            let a = S::splat(*a.add(r * task.lda + k));
-            for n in 0..N {
-                sums[r][n] = S::fma(a, x[n], sums[r][n]);
-            }
-        }
+        step::<S, E, R, N, HALF>(a, b, &mut sums);
+        a = a.map(|a| a.wrapping_add(1));
+        k += 1;
     }
     for r in 0..R {
         for n in 0..N {
@@ -179,4 +213,27 @@ unsafe fn block<
         }
     }
     R
+}
+
+/// Adds a row of B, times one element of each row of A.
+#[inline(always)]
+unsafe fn step<S: Simd, E: Element, const R: usize, const N: usize, const HALF: bool>(
+    a: [*const f32; R],
+    b: *const u8,
+    sums: &mut [[S::V; N]; R],
+) {
+    let mut x = [S::splat(0.0); N];
+    for n in 0..N {
+        x[n] = if HALF {
+            E::load8::<S>(b)
+        } else {
+            E::load::<S>(b.add(n * S::LANES * E::SIZE))
+        };
+    }
+    for r in 0..R {
+        let a = S::splat(*a[r]);
+        for n in 0..N {
+            sums[r][n] = S::fma(a, x[n], sums[r][n]);
+        }
+    }
 }

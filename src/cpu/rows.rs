@@ -15,6 +15,7 @@
 use super::prefetch::Ahead;
 use super::simd::{E4m3, E5m2, Element, Simd, Task};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Arguments of a kernel that is compiled per element type.
 #[derive(Clone, Copy)]
@@ -37,6 +38,13 @@ impl Rows {
             offsets: self.offsets.wrapping_add(first),
             count: self.count - first,
         }
+    }
+
+    /// Some of the rows.
+    pub fn part(&self, range: Range<usize>) -> Rows {
+        let mut rows = self.skip(range.start);
+        rows.count = rows.count.min(range.len());
+        rows
     }
 
     /// Start of row `j`. Rows of a merge lie in several tensors and have no base: the offset may leave

@@ -251,7 +251,7 @@ impl<'a> Run<'a> {
     }
 
     /// Byte offsets of the keys and values at `keys` of a request, for head 0.
-    pub fn locate(&self, request: usize, keys: Range<i64>, k: &mut [i64], v: &mut [i64]) {
+    pub fn locate(&self, request: usize, keys: &Range<i64>, tile: &mut Tile<'_>) {
         let start = self.plan.page_start[request];
         let (page_size, ragged) = match self.kv {
             KvStorage::Paged { page_size, .. } => (i64::from(page_size), false),
@@ -265,21 +265,12 @@ impl<'a> Run<'a> {
                 false => i64::from(self.plan.page_ids[start as usize + page as usize]),
             };
             while slot < page_size && i < (keys.end - keys.start) as usize {
-                k[i] = id * self.k.page + slot * self.k.token;
-                v[i] = id * self.v.page + slot * self.v.token;
+                tile.k_offsets[i] = id * self.k.page + slot * self.k.token;
+                tile.v_offsets[i] = id * self.v.page + slot * self.v.token;
                 (slot, i) = (slot + 1, i + 1);
             }
             (page, slot) = (page + 1, 0);
         }
-    }
-
-    /// The first `n` keys and values of a head at `next`, to be asked for while something else is computed.
-    pub fn ahead(&self, head: usize, n: usize, next: &Tile<'_>) -> [Ahead; 2] {
-        let size = self.kv_dtype.size();
-        [
-            Ahead::new(self.k.rows(head, &next.k[..n]), self.shape.dim_qk * size),
-            Ahead::new(self.v.rows(head, &next.v[..n]), self.shape.dim_vo * size),
-        ]
     }
 
     /// Locates the query rows of a KV head: row `token · group + g`.
@@ -316,12 +307,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reads the query rows of a KV head as f32.
-    pub fn load_queries(&self, item: &Item<'_>, head: usize, q: &mut [f32], offsets: &mut [i64]) {
+    /// Query rows to be asked for.
+    pub fn queries_ahead(&self, rows: Rows) -> Ahead {
+        Ahead::new(rows, self.shape.dim_qk * self.q_dtype.size())
+    }
+
+    /// Reads query rows as f32.
+    pub fn load_queries(&self, rows: Rows, q: &mut [f32]) {
         let ld = self.shape.ld_qk;
-        assert!(q.len() >= item.rows * ld);
+        assert!(q.len() >= rows.count * ld);
         let stage = Stage {
-            rows: self.queries(item, head, offsets),
+            rows,
             dim: self.shape.dim_qk,
             dst: q.as_mut_ptr(),
             width: ld,

@@ -1,7 +1,7 @@
 //! A thread's scratch as slices over its part of the workspace.
 #![allow(unsafe_code)]
 
-use super::shape::{KEY_TILE, Scratch};
+use super::shape::Scratch;
 use std::ops::Range;
 
 /// What the walks compute in. [`Scratch`] says what each part holds.
@@ -12,12 +12,8 @@ pub struct Pad<'a> {
     pub sum: &'a mut [f32],
     pub alpha: &'a mut [f32],
     pub s: &'a mut [f32],
-    pub k: &'a mut [f32],
-    pub v: &'a mut [f32],
     pub staged: &'a mut [f32],
     pub q16: &'a mut [u16],
-    pub k16: &'a mut [u16],
-    pub v16: &'a mut [u16],
     pub p16: &'a mut [u16],
     pub staged16: &'a mut [u16],
     pub limits: &'a mut [f32],
@@ -27,10 +23,14 @@ pub struct Pad<'a> {
     pub next: Tile<'a>,
 }
 
-/// Byte offsets of a tile's keys and values.
+/// A tile of keys and values: byte offsets of the rows, and what they are staged as.
 pub struct Tile<'a> {
-    pub k: &'a mut [i64],
-    pub v: &'a mut [i64],
+    pub k_offsets: &'a mut [i64],
+    pub v_offsets: &'a mut [i64],
+    pub k: &'a mut [f32],
+    pub v: &'a mut [f32],
+    pub k16: &'a mut [u16],
+    pub v16: &'a mut [u16],
 }
 
 impl<'a> Pad<'a> {
@@ -50,7 +50,14 @@ impl<'a> Pad<'a> {
             let integers = |part: &Range<usize>| {
                 std::slice::from_raw_parts_mut(base.add(part.start).cast::<i64>(), part.len() / 8)
             };
-            let (here, next) = integers(&scratch.offsets).split_at_mut(2 * KEY_TILE);
+            let tile = |index: usize| Tile {
+                k_offsets: integers(&half(&scratch.k_offsets, index)),
+                v_offsets: integers(&half(&scratch.v_offsets, index)),
+                k: floats(&half(&scratch.k, index)),
+                v: floats(&half(&scratch.v, index)),
+                k16: halves(&half(&scratch.k16, index)),
+                v16: halves(&half(&scratch.v16, index)),
+            };
             Pad {
                 q: floats(&scratch.q),
                 o: floats(&scratch.o),
@@ -58,27 +65,22 @@ impl<'a> Pad<'a> {
                 sum: floats(&scratch.sum),
                 alpha: floats(&scratch.alpha),
                 s: floats(&scratch.s),
-                k: floats(&scratch.k),
-                v: floats(&scratch.v),
                 staged: floats(&scratch.staged),
                 q16: halves(&scratch.q16),
-                k16: halves(&scratch.k16),
-                v16: halves(&scratch.v16),
                 p16: halves(&scratch.p16),
                 staged16: halves(&scratch.staged16),
                 limits: floats(&scratch.limits),
                 q_offsets: integers(&scratch.q_offsets),
                 o_offsets: integers(&scratch.o_offsets),
-                here: Tile::new(here),
-                next: Tile::new(next),
+                here: tile(0),
+                next: tile(1),
             }
         }
     }
 }
 
-impl<'a> Tile<'a> {
-    fn new(offsets: &'a mut [i64]) -> Tile<'a> {
-        let (k, v) = offsets.split_at_mut(KEY_TILE);
-        Tile { k, v }
-    }
+/// One of two equal parts.
+fn half(part: &Range<usize>, index: usize) -> Range<usize> {
+    let len = part.len() / 2;
+    part.start + index * len..part.start + (index + 1) * len
 }

@@ -95,20 +95,21 @@ pub struct Scratch {
     pub sum: Range<usize>,
     pub alpha: Range<usize>,
     pub s: Range<usize>,
-    pub k: Range<usize>,
-    pub v: Range<usize>,
     pub staged: Range<usize>,
     /// bf16 copies for AMX.
     pub q16: Range<usize>,
-    pub k16: Range<usize>,
-    pub v16: Range<usize>,
     pub p16: Range<usize>,
     pub staged16: Range<usize>,
     pub limits: Range<usize>,
     pub q_offsets: Range<usize>,
     pub o_offsets: Range<usize>,
-    /// Offsets of a tile's keys and values, and of the next tile's.
-    pub offsets: Range<usize>,
+    /// Keys and values of a tile and, as much again, of the next one.
+    pub k_offsets: Range<usize>,
+    pub v_offsets: Range<usize>,
+    pub k: Range<usize>,
+    pub v: Range<usize>,
+    pub k16: Range<usize>,
+    pub v16: Range<usize>,
     pub total: usize,
 }
 
@@ -157,6 +158,11 @@ impl Shape {
         work.q_len as usize * self.group <= STREAM_ROWS
     }
 
+    /// Query rows of a block of tokens.
+    pub fn block_rows(&self) -> usize {
+        self.block_tokens * self.group
+    }
+
     /// What the caller has to bring.
     pub fn workspace(&self) -> WorkspaceInfo {
         WorkspaceInfo {
@@ -171,7 +177,7 @@ impl Shape {
         // All heads at once, but few rows of each.
         let few_rows = self.num_kv_heads * tile_rows.min(STREAM_ROWS);
         let rows = tile_rows.max(few_rows);
-        let block_rows = self.block_tokens * self.group;
+        let block_rows = self.block_rows();
         let scores_of_few = few_rows * self.stream_keys;
         // AMX computes strips of 32 rows, and has the scores of two groups of 32 keys.
         let (rows, scores) = match self.amx {
@@ -182,8 +188,8 @@ impl Shape {
         let mut cursor = Cursor::default();
         let mut halves = |count: usize| cursor.take(if self.amx { count } else { 0 }, 2);
         let q16 = halves(rows * self.ld_qk);
-        let k16 = halves(KEY_TILE * self.ld_qk);
-        let v16 = halves(KEY_TILE * self.ld_vo);
+        let k16 = halves(2 * KEY_TILE * self.ld_qk);
+        let v16 = halves(2 * KEY_TILE * self.ld_vo);
         let p16 = halves(32 * KEY_TILE);
         let staged16 = halves(32 * self.ld_qk.max(self.ld_vo));
         let mut floats = |count| cursor.take(count, 4);
@@ -199,13 +205,14 @@ impl Shape {
             sum: floats(rows),
             alpha: floats(rows),
             s: floats(scores.max(block_rows * SCORE_LD).max(scores_of_few)),
-            k: floats(self.ld_qk * KEY_TILE.next_multiple_of(strip)),
-            v: floats(v_width * KEY_TILE),
+            k: floats(2 * self.ld_qk * KEY_TILE.next_multiple_of(strip)),
+            v: floats(2 * v_width * KEY_TILE),
             staged: floats(32 * self.ld_qk.max(self.ld_vo)),
             limits: floats(KEY_TILE),
             q_offsets: cursor.take(tile_rows, 8),
-            o_offsets: cursor.take(if self.amx { tile_rows } else { 0 }, 8),
-            offsets: cursor.take(4 * KEY_TILE, 8),
+            o_offsets: cursor.take(tile_rows, 8),
+            k_offsets: cursor.take(2 * KEY_TILE, 8),
+            v_offsets: cursor.take(2 * KEY_TILE, 8),
             total: cursor.0,
         }
     }

@@ -105,6 +105,11 @@ unsafe fn block<S: Simd, const R: usize>(task: &Softmax, first: usize) {
     weights::<S, R>(task, first, rows, begin, end, scale, references);
 }
 
+/// Whether rows with these references have seen nothing yet; what is accumulated for them may hold anything.
+pub fn is_fresh(max: &[f32]) -> bool {
+    max.iter().all(|&max| max == f32::NEG_INFINITY)
+}
+
 /// Moves the references and returns them negated; 0 for rows that have seen nothing yet.
 #[inline(always)]
 unsafe fn follow<S: Simd, const R: usize>(

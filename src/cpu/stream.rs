@@ -34,11 +34,11 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'
     walk.start(pad);
     let tile = |start: i64| start..item.keys.end.min(start + run.shape.stream_keys as i64);
     let mut keys = tile(item.keys.start);
-    run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+    run.locate(item.request, &keys, &mut pad.here);
     let mut need = Need::new(run.shape.amx);
     while !keys.is_empty() {
         let next = tile(keys.end);
-        run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
+        run.locate(item.request, &next, &mut pad.next);
         need.watch(walk.bytes(&keys), |asks| {
             let ahead = if asks { next.end - next.start } else { 0 };
             walk.attend(&keys, ahead as usize, pad);
@@ -74,7 +74,8 @@ impl Walk<'_> {
         let (ldq, ldo) = (self.run.shape.ld_qk, self.run.shape.ld_vo);
         for head in self.heads.clone() {
             let q = &mut pad.q[of(self.rows(head), ldq)];
-            self.run.load_queries(self.item, head, q, pad.q_offsets);
+            let rows = self.run.queries(self.item, head, pad.q_offsets);
+            self.run.load_queries(rows, q);
             let queries = Queries {
                 q: q.as_mut_ptr(),
                 ldq,
@@ -96,7 +97,7 @@ impl Walk<'_> {
         let (run, tokens) = (self.run, 0..self.item.tokens);
         let n = (keys.end - keys.start) as usize;
         for head in self.heads.clone() {
-            let ahead = self.ahead(head, &run.k, run.shape.dim_qk, &pad.next.k[..next]);
+            let ahead = self.ahead(head, &run.k, run.shape.dim_qk, &pad.next.k_offsets[..next]);
             self.scores(head, n, &ahead, pad);
         }
         let all = self.all_rows();
@@ -112,7 +113,7 @@ impl Walk<'_> {
         run.softmax(self.item, heads, &tokens, keys, state);
         let whole = run.sees_all(self.item, &tokens, keys);
         for head in self.heads.clone() {
-            let ahead = self.ahead(head, &run.v, run.shape.dim_vo, &pad.next.v[..next]);
+            let ahead = self.ahead(head, &run.v, run.shape.dim_vo, &pad.next.v_offsets[..next]);
             if whole {
                 self.accumulate(head, n, &ahead, pad);
             } else {
@@ -145,7 +146,7 @@ impl Walk<'_> {
             ldq: shape.ld_qk,
             rows: self.item.rows,
             k: Streamed {
-                rows: self.run.k.rows(head, &pad.here.k[..n]),
+                rows: self.run.k.rows(head, &pad.here.k_offsets[..n]),
                 ahead,
             },
             dim: shape.dim_qk,
@@ -167,7 +168,7 @@ impl Walk<'_> {
             rows: self.item.rows,
             depth: n,
             b: Streamed {
-                rows: self.run.v.rows(head, &pad.here.v[..n]),
+                rows: self.run.v.rows(head, &pad.here.v_offsets[..n]),
                 ahead,
             },
             columns: shape.dim_vo,
@@ -182,7 +183,8 @@ impl Walk<'_> {
     /// The same where some rows do not see all keys. Those may hold anything; the panel's product knows how.
     fn accumulate_seen(&self, head: usize, n: usize, pad: &mut Pad<'_>) {
         let shape = self.run.shape;
-        let values = Values::stage(self.run, head, &pad.here.v[..n], pad.v);
+        let rows = self.run.v.rows(head, &pad.here.v_offsets[..n]);
+        let values = Values::stage(self.run, rows, pad.here.v);
         let p = Weights {
             p: &pad.s[of(self.tile_rows(head), shape.stream_keys)],
             ldp: shape.stream_keys,
@@ -190,7 +192,7 @@ impl Walk<'_> {
         };
         let o = &mut pad.o[of(self.rows(head), shape.ld_vo)];
         let alpha = &pad.alpha[self.tile_rows(head)];
-        values.accumulate(self.run, p, 0..n, o, alpha);
+        values.accumulate(self.run, p, 0..n, o, Some(alpha));
     }
 
     fn finish(&self, pad: &mut Pad<'_>) {

@@ -9,16 +9,17 @@
 
 use super::amx::{SIDE, Tiles};
 use super::columns::{Follow, Hide, Round, SLOTS, Shape, Weights};
+use super::coming::Coming;
 use super::pack::{self, ELEMENTS};
 use super::panel;
-use super::prefetch::Ahead;
+use super::prefetch::Due;
 use super::rows::Rows;
 use super::run::{Item, Run};
 use super::scratch::Pad;
 use super::shape::KEY_TILE;
 use super::simd::{Simd, Task};
 use super::simd_avx512::Avx512;
-use super::softmax::Logits;
+use super::softmax::{Logits, is_fresh};
 use super::transpose::{BLOCK, Transpose};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -42,38 +43,46 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
     let queries = run.queries(item, head, pad.q_offsets);
     // Strip by strip, queries are packed in the first tile and outputs written in the last; what a strip will
     // need of them is asked for during the strip before, or, to be written, during its own.
-    let queries_ahead = Ahead::new(queries.skip(SIDE), 2 * run.shape.dim_qk);
+    let queries_ahead = run.queries_ahead(queries.skip(SIDE));
     let outputs_ahead = run.outputs_ahead(item, head, pad.o_offsets);
-    let tile = |start: i64| start..item.keys.end.min(start + KEY_TILE as i64);
-    let mut keys = tile(item.keys.start);
-    run.locate(item.request, keys.clone(), pad.here.k, pad.here.v);
+    let locate = |start: i64, pad: &mut Pad<'_>| {
+        let keys = start..item.keys.end.min(start + KEY_TILE as i64);
+        run.locate(item.request, &keys, &mut pad.next);
+        let count = (keys.end - keys.start) as usize;
+        (keys, Coming::new(run, head, count, &pad.next, SIDE))
+    };
+    let (mut keys, mut coming) = locate(item.keys.start, pad);
+    if !pack_rest(run, head, &mut coming, pad) {
+        return false;
+    }
     while !keys.is_empty() {
-        let n = (keys.end - keys.start) as usize;
-        if !pack::values(run, head, n, pad) {
-            return false;
-        }
-        pack::keys(run, head, n, pad);
-        let next = tile(keys.end);
-        run.locate(item.request, next.clone(), pad.next.k, pad.next.v);
-        let [k, v] = run.ahead(head, (next.end - next.start) as usize, &pad.next);
+        std::mem::swap(&mut pad.here, &mut pad.next);
+        let next;
+        (next, coming) = locate(keys.end, pad);
         let (is_first, is_last) = (keys.start == item.keys.start, next.is_empty());
         for first in strips.clone() {
             if is_first {
                 pack::queries(run, &queries, first, pad);
             }
+            let asked = coming.asked();
+            if !pack(run, head, asked, pad) {
+                return false;
+            }
             let strips_left = (rows - first) / SIDE;
             let due = [
-                Due::share(&k, strips_left),
-                Due::share(&v, strips_left),
-                Due::strip(&queries_ahead, is_first),
-                Due::strip(&outputs_ahead, is_last),
+                Due::share(&coming.k, strips_left),
+                Due::share(&coming.v, strips_left),
+                Due::rows(&queries_ahead, SIDE).when(is_first),
+                Due::rows(&outputs_ahead, SIDE).when(is_last),
             ];
             Strip::new(run, &tiles, item, head, &keys, first).attend(&due, pad);
             if is_last {
                 finish(run, item, head, first, pad);
             }
         }
-        std::mem::swap(&mut pad.here, &mut pad.next);
+        if !pack_rest(run, head, &mut coming, pad) {
+            return false;
+        }
         keys = next;
     }
     if item.keys.is_empty() {
@@ -82,29 +91,20 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
     true
 }
 
-/// Rows to ask for while a strip is computed.
-struct Due<'a> {
-    ahead: &'a Ahead,
-    rows: usize,
+/// Packs keys and values of the next tile. Returns whether the values are finite.
+fn pack(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
+    pack::keys(run, head, range.clone(), pad);
+    pack::values(run, head, range, pad)
 }
 
-impl<'a> Due<'a> {
-    /// The share of one strip of those that are left.
-    fn share(ahead: &'a Ahead, strips: usize) -> Due<'a> {
-        let rows = ahead.share_rows(strips);
-        Due { ahead, rows }
+/// The same for all that are left.
+fn pack_rest(run: &Run<'_>, head: usize, coming: &mut Coming, pad: &mut Pad<'_>) -> bool {
+    while let Some(range) = coming.next() {
+        if !pack(run, head, range, pad) {
+            return false;
+        }
     }
-
-    /// As many as a strip has, or none.
-    fn strip(ahead: &'a Ahead, wanted: bool) -> Due<'a> {
-        let rows = if wanted { SIDE } else { 0 };
-        Due { ahead, rows }
-    }
-
-    /// Lines per step, where there are so many.
-    fn pace(&self, steps: usize) -> usize {
-        self.ahead.pace(self.rows, steps)
-    }
+    true
 }
 
 /// Writes the rows of a strip.
@@ -158,11 +158,6 @@ fn to_rows(run: &Run<'_>, from: *const f32, columns: usize, to: &mut [f32]) {
 fn as_words(halves: &mut [u16]) -> &mut [f32] {
     // SAFETY: as many bytes, aligned, and any bits are a float.
     unsafe { std::slice::from_raw_parts_mut(halves.as_mut_ptr().cast(), halves.len() / 2) }
-}
-
-/// Whether a strip's rows have seen nothing yet; its part of `o` holds anything then.
-fn is_fresh(max: &[f32]) -> bool {
-    max.iter().all(|&max| max == f32::NEG_INFINITY)
 }
 
 /// 32 query rows of an item, and the tile of keys that they meet.
@@ -219,7 +214,7 @@ impl<'a> Strip<'a> {
         let mut fresh = is_fresh(strip(pad.max, self.rows.start));
         // Every slot asks for some lines of one kind.
         let steps = groups.len() * SLOTS / due.len();
-        let paces = due.each_ref().map(|due| due.pace(steps));
+        let paces = due.map(|due| due.lines.div_ceil(steps));
         for group in groups.clone() {
             let scale = self.shape(group, pad);
             let next = (group + 1 < groups.end).then(|| self.scores(group + 1, pad));
@@ -248,7 +243,7 @@ impl<'a> Strip<'a> {
         let ld = self.run.shape.ld_qk;
         Scores {
             tiles: self.tiles,
-            k: pad.k16[group * SIDE * ld..][..SIDE * ld].as_ptr(),
+            k: pad.here.k16[group * SIDE * ld..][..SIDE * ld].as_ptr(),
             q: pad.q16[self.rows.start * ld..][..SIDE * ld].as_ptr(),
             s: block(pad.s, group % 2).as_mut_ptr(),
             steps: ld / SIDE,
@@ -383,7 +378,7 @@ impl<'a> Strip<'a> {
         let p = &pad.p16[..groups.end * ELEMENTS];
         for column in (0..ld).step_by(SIDE) {
             let o = block(o, column / SIDE).as_mut_ptr();
-            let v = &pad.v16[pack::value_block(column, 0)..][..groups.end * ELEMENTS];
+            let v = &pad.here.v16[pack::value_block(column, 0)..][..groups.end * ELEMENTS];
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
                 if fresh {
