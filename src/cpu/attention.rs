@@ -143,9 +143,9 @@ impl CpuAttention {
 
 impl Attention for CpuAttention {
     fn kernel(&self) -> &str {
-        match (self.isa, self.shape.amx) {
-            (Isa::Amx, false) => Isa::Avx512.name(),
-            (isa, _) => isa.name(),
+        match self.isa {
+            Isa::Amx if !self.shape.uses_amx() => Isa::Avx512.name(),
+            isa => isa.name(),
         }
     }
 

@@ -24,8 +24,21 @@ use std::f32::consts::LOG2_E;
 /// Keys and query rows of a step.
 pub const SIDE: usize = 32;
 
-/// Calls of [`Weights::meanwhile`] per step.
+/// Times that something else is done during a step.
 pub const SLOTS: usize = 8;
+
+/// What is done between the weights, so that matrix instructions run at the same time. It must become part of the
+/// loop: a call would put all vectors on the stack.
+pub trait Meanwhile: Copy {
+    /// Called with 0 .. SLOTS.
+    fn advance(self, slot: usize);
+}
+
+/// Nothing.
+impl Meanwhile for () {
+    #[inline(always)]
+    fn advance(self, _: usize) {}
+}
 
 /// Most vectors that hold a value per query row.
 const ROW_VECTORS: usize = 8;
@@ -33,11 +46,12 @@ const ROW_VECTORS: usize = 8;
 /// The 32 weights of a row must add up to less: the sums of many steps, and outputs, stay far from overflow.
 const LIMIT: f32 = 256.0;
 
-/// Scores to weights in bf16, paired: key `j` of row `c` becomes `p[(j / 2 · 32 + c) · 2 + j % 2]`. Adds
+/// Scores to weights as the sum of `LIMBS` bf16 numbers, paired: those of key `j` of row `c` become
+/// `p[i · 1024 + (j / 2 · 32 + c) · 2 + j % 2]`. Adds
 /// to the sums unless some row's weights reach [`LIMIT`], are NaN, or its first key is seen; returns whether
 /// that is so. The sums are those before rounding.
 #[derive(Clone, Copy)]
-pub struct Weights<F> {
+pub struct Weights<M, const LIMBS: usize> {
     pub s: *const f32,
     pub p: *mut u16,
     /// Factor on the scores, log2 e included; at least 0.
@@ -47,11 +61,10 @@ pub struct Weights<F> {
     pub sum: *mut f32,
     /// [`Follow`] has moved the references for this very step: adds whatever the weights are.
     pub settled: bool,
-    /// Called with 0 .. SLOTS in between, so that matrix instructions run at the same time.
-    pub meanwhile: F,
+    pub meanwhile: M,
 }
 
-impl<F: Fn(usize) + Copy> Task for Weights<F> {
+impl<M: Meanwhile, const LIMBS: usize> Task for Weights<M, LIMBS> {
     type Output = bool;
 
     #[inline(always)]
@@ -68,15 +81,20 @@ impl<F: Fn(usize) + Copy> Task for Weights<F> {
         }
         let mut sums = [zero; ROW_VECTORS];
         for slot in 0..SLOTS {
-            (self.meanwhile)(slot);
+            self.meanwhile.advance(slot);
             for key in (slot * SIDE / SLOTS..(slot + 1) * SIDE / SLOTS).step_by(2) {
                 for v in 0..vectors {
                     let at = self.s.add(key * SIDE + v * S::LANES);
                     let (a, b) = (S::load(at), S::load(at.add(SIDE)));
-                    let a = exp2_short::<S>(S::bound(S::fma(a, scale, negated[v])));
-                    let b = exp2_short::<S>(S::bound(S::fma(b, scale, negated[v])));
+                    let mut a = weight::<S, LIMBS>(S::fma(a, scale, negated[v]));
+                    let mut b = weight::<S, LIMBS>(S::fma(b, scale, negated[v]));
                     sums[v] = S::add(sums[v], S::add(a, b));
-                    S::store_pairs(self.p.add(key * SIDE + 2 * v * S::LANES), a, b);
+                    for limb in 0..LIMBS {
+                        let p = self.p.add(limb * SIDE * SIDE + key * SIDE);
+                        S::store_pairs(p.add(2 * v * S::LANES), a, b);
+                        a = S::sub(a, S::nearest_bf16(a));
+                        b = S::sub(b, S::nearest_bf16(b));
+                    }
                 }
             }
         }
@@ -92,6 +110,17 @@ impl<F: Fn(usize) + Copy> Task for Weights<F> {
             S::store(sum, S::add(S::load(sum), sums[v]));
         }
         false
+    }
+}
+
+/// `2^x`, for weights of a single limb as precise as they need.
+#[inline(always)]
+unsafe fn weight<S: Simd, const LIMBS: usize>(x: S::V) -> S::V {
+    let x = S::bound(x);
+    if LIMBS == 1 {
+        exp2_short::<S>(x)
+    } else {
+        exp2::<S>(x)
     }
 }
 
@@ -258,14 +287,14 @@ mod tests {
         }
 
         fn weigh(&mut self, scale: f32, settled: bool) -> bool {
-            self.isa.run_task(&Weights {
+            self.isa.run_task(&Weights::<_, 1> {
                 s: self.s.as_ptr(),
                 p: self.p.as_mut_ptr(),
                 scale,
                 max: self.max.as_ptr(),
                 sum: self.sum.as_mut_ptr(),
                 settled,
-                meanwhile: |_| {},
+                meanwhile: (),
             })
         }
 

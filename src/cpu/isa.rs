@@ -2,6 +2,7 @@
 //! instruction set but `amx.rs`.
 #![allow(unsafe_code)]
 
+use super::limbs::Split;
 use super::product::{Asking, Panel, Product};
 use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, Streamed, leave_queries};
 use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
@@ -183,6 +184,7 @@ pub struct Kernels {
     bf16: &'static [(usize, FewRows)],
     pub accumulate: [Kernel<Product<Rows>>; 5],
     pub stage: [Kernel<Stage, bool>; 5],
+    pub split: [Kernel<Split, bool>; 5],
     pub store: [Kernel<Store>; 5],
     /// From fp32, fp16 and bf16.
     pub quantise: [Kernel<Quantise>; 3],
@@ -221,6 +223,13 @@ impl Kernels {
                 typed::<S, Bf16, Stage>,
                 typed::<S, E4m3, Stage>,
                 typed::<S, E5m2, Stage>,
+            ],
+            split: [
+                typed::<S, F32, Split>,
+                typed::<S, F16, Split>,
+                typed::<S, Bf16, Split>,
+                typed::<S, E4m3, Split>,
+                typed::<S, E5m2, Split>,
             ],
             store: [
                 typed::<S, F32, Store>,

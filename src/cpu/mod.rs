@@ -21,6 +21,7 @@ mod columns;
 mod coming;
 mod exp;
 mod isa;
+mod limbs;
 mod mask;
 mod merge;
 #[cfg(folio_avx512)]

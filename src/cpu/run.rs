@@ -60,7 +60,7 @@ pub struct Run<'a> {
     pub k: Cache,
     pub v: Cache,
     kv: KvStorage,
-    q_dtype: DType,
+    pub q_dtype: DType,
     o_dtype: DType,
     q: Grid,
     o: Grid,
@@ -222,7 +222,7 @@ impl<'a> Run<'a> {
     pub fn compute_head(&self, work: &WorkItem, head: usize, pad: &mut Pad<'_>) {
         let item = self.item(work);
         #[cfg(folio_avx512)]
-        if self.shape.amx {
+        if self.shape.tiled {
             return tiled::walk(self, &item, head, pad);
         }
         panel::walk(self, &item, head, pad);

@@ -1,6 +1,7 @@
 //! The sizes that follow from a desc: tiles, the workspace's parts, and each thread's scratch.
 //! Arithmetic only; nothing here touches memory.
 
+use super::limbs;
 use crate::backend::{Tiling, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
@@ -61,11 +62,21 @@ pub struct Shape {
     /// Keys per tile where all heads are walked at once, and elements from one of its rows of scores to the
     /// next. The same whichever heads are walked, so that they do not change a result.
     pub stream_keys: usize,
-    /// Items of many rows go through AMX.
+    /// Items of many rows go through AMX, their numbers as so many bf16 numbers.
+    pub tiled: bool,
+    pub limbs: Limbs,
+    /// Items of few rows do so too.
     pub amx: bool,
     pub tiling: Tiling,
     pub parts: Parts,
     pub scratch: Scratch,
+}
+
+/// How many bf16 numbers AMX takes for a query's, a weight's, and for a key's or value's.
+#[derive(Debug, Clone, Copy)]
+pub struct Limbs {
+    pub q: usize,
+    pub kv: usize,
 }
 
 /// Byte ranges of the workspace.
@@ -131,7 +142,7 @@ impl Shape {
     /// `strip`: columns of a panel's strip, a multiple of 16. `amx`: AMX is available.
     pub fn new(desc: &AttentionDesc, num_threads: usize, strip: usize, amx: bool) -> Shape {
         let group = desc.group_size() as usize;
-        // fp8 keys and values convert to bf16 exactly; queries of other types would be rounded.
+        let tiled = amx;
         let amx = amx && desc.q_dtype == DType::BF16;
         let mut shape = Shape {
             group,
@@ -143,6 +154,11 @@ impl Shape {
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
             stream_keys: stream_keys(desc, amx),
+            tiled,
+            limbs: Limbs {
+                q: limbs::count(desc.q_dtype),
+                kv: limbs::count(desc.kv_dtype),
+            },
             amx,
             tiling: tiling(desc, num_threads, amx),
             parts: Parts::default(),
@@ -151,6 +167,12 @@ impl Shape {
         shape.scratch = shape.scratch(strip);
         shape.parts = shape.parts(desc, num_threads);
         shape
+    }
+
+    /// Some item may go through AMX.
+    pub fn uses_amx(&self) -> bool {
+        let most_rows = self.tiling.q_tile as usize * self.group;
+        self.amx || self.tiled && most_rows > STREAM_ROWS
     }
 
     /// The item has so few rows that all heads are computed at once.
@@ -180,18 +202,19 @@ impl Shape {
         let block_rows = self.block_rows();
         let scores_of_few = few_rows * self.stream_keys;
         // AMX computes strips of 32 rows, and has the scores of two groups of 32 keys.
-        let (rows, scores) = match self.amx {
+        let (rows, scores) = match self.tiled {
             true => (rows.next_multiple_of(32), 2 * 32 * 32),
             false => (rows, 0),
         };
         let v_width = self.ld_vo.next_multiple_of(strip);
         let mut cursor = Cursor::default();
-        let mut halves = |count: usize| cursor.take(if self.amx { count } else { 0 }, 2);
-        let q16 = halves(rows * self.ld_qk);
-        let k16 = halves(2 * KEY_TILE * self.ld_qk);
-        let v16 = halves(2 * KEY_TILE * self.ld_vo);
-        let p16 = halves(32 * KEY_TILE);
-        let staged16 = halves(32 * self.ld_qk.max(self.ld_vo));
+        let mut halves = |count: usize| cursor.take(if self.tiled { count } else { 0 }, 2);
+        let q16 = halves(rows * self.ld_qk * self.limbs.q);
+        let k16 = halves(2 * KEY_TILE * self.ld_qk * self.limbs.kv);
+        let v16 = halves(2 * KEY_TILE * self.ld_vo * self.limbs.kv);
+        let p16 = halves(32 * KEY_TILE * self.limbs.q);
+        let most_limbs = self.limbs.q.max(self.limbs.kv);
+        let staged16 = halves(32 * self.ld_qk.max(self.ld_vo) * most_limbs);
         let mut floats = |count| cursor.take(count, 4);
         Scratch {
             q16,

@@ -81,6 +81,12 @@ pub trait Simd: Sized + 'static {
     unsafe fn max_lane(v: Self::V) -> f32;
     /// Stores the sums of four vectors as four consecutive floats.
     unsafe fn store_sums(p: *mut f32, v: [Self::V; 4]);
+    /// The nearest bf16 number, halves away from zero; of NaN anything.
+    unsafe fn nearest_bf16(v: Self::V) -> Self::V;
+    /// Stores numbers of [`Simd::nearest_bf16`].
+    unsafe fn store_high(p: *mut u16, v: Self::V) {
+        Self::store_bf16(p, v);
+    }
     /// Rounds to bf16 (halves away from zero) and stores lane by lane: a, b, a, b, …
     unsafe fn store_pairs(p: *mut u16, a: Self::V, b: Self::V);
     /// `LANES` rows of `LANES` 32-bit words, rows to columns `ld` words apart.
@@ -295,6 +301,10 @@ impl Simd for Portable {
         for (i, v) in v.into_iter().enumerate() {
             p.add(i).write_unaligned(Self::sum(v));
         }
+    }
+    #[inline(always)]
+    unsafe fn nearest_bf16(v: Self::V) -> Self::V {
+        v.map(|x| f32::from_bits(x.to_bits().wrapping_add(0x8000) & 0xffff_0000))
     }
     #[inline(always)]
     unsafe fn store_pairs(p: *mut u16, a: Self::V, b: Self::V) {

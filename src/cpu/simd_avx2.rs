@@ -173,6 +173,12 @@ impl Simd for Avx2 {
         _mm_storeu_ps(p, v);
     }
     #[inline(always)]
+    unsafe fn nearest_bf16(v: __m256) -> __m256 {
+        let bits = _mm256_add_epi32(_mm256_castps_si256(v), _mm256_set1_epi32(0x8000));
+        let high = _mm256_set1_epi32(0xffff_0000u32 as i32);
+        _mm256_castsi256_ps(_mm256_and_si256(bits, high))
+    }
+    #[inline(always)]
     unsafe fn store_pairs(p: *mut u16, a: __m256, b: __m256) {
         let half = _mm256_set1_epi32(0x8000);
         let a = _mm256_add_epi32(_mm256_castps_si256(a), half);

@@ -126,6 +126,17 @@ impl Simd for Avx512 {
         _mm_storeu_ps(p, v);
     }
     #[inline(always)]
+    unsafe fn nearest_bf16(v: __m512) -> __m512 {
+        let bits = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x8000));
+        let high = _mm512_set1_epi32(0xffff_0000u32 as i32);
+        _mm512_castsi512_ps(_mm512_and_si512(bits, high))
+    }
+    #[inline(always)]
+    unsafe fn store_high(p: *mut u16, v: __m512) {
+        let high = _mm512_srli_epi32::<16>(_mm512_castps_si512(v));
+        _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(high));
+    }
+    #[inline(always)]
     unsafe fn store_pairs(p: *mut u16, a: __m512, b: __m512) {
         let half = _mm512_set1_epi32(0x8000);
         let a = _mm512_add_epi32(_mm512_castps_si512(a), half);

@@ -8,15 +8,16 @@
 #![allow(unsafe_code)]
 
 use super::amx::{SIDE, Tiles};
-use super::columns::{Follow, Hide, Round, SLOTS, Shape, Weights};
+use super::columns::{Follow, Hide, Meanwhile, Round, SLOTS, Shape, Weights};
 use super::coming::Coming;
+use super::limbs::{self, Terms};
 use super::pack::{self, ELEMENTS};
 use super::panel;
 use super::prefetch::Due;
 use super::rows::Rows;
 use super::run::{Item, Run};
 use super::scratch::Pad;
-use super::shape::KEY_TILE;
+use super::shape::{KEY_TILE, Limbs};
 use super::simd::{Simd, Task};
 use super::simd_avx512::Avx512;
 use super::softmax::{Logits, is_fresh};
@@ -31,11 +32,12 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
     }
 }
 
-/// As `walk`, unless some value is infinite or NaN: a weight of 0 must not meet it, and the f32 walk
-/// knows how.
+/// As `walk`, unless some value is infinite or NaN, which a weight of 0 must not meet, or something else has no
+/// limbs: the f32 walk knows how. Nothing was written then.
 fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> bool {
     // SAFETY: this walk is picked only where AMX is available.
     let tiles = unsafe { Tiles::new() };
+    let products = Products::new(run);
     let rows = item.rows.next_multiple_of(SIDE);
     let strips = (0..rows).step_by(SIDE);
     pad.max[..rows].fill(f32::NEG_INFINITY);
@@ -61,8 +63,8 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
         (next, coming) = locate(keys.end, pad);
         let (is_first, is_last) = (keys.start == item.keys.start, next.is_empty());
         for first in strips.clone() {
-            if is_first {
-                pack::queries(run, &queries, first, pad);
+            if is_first && !pack::queries(run, &queries, first, pad) {
+                return false;
             }
             let asked = coming.asked();
             if !pack(run, head, asked, pad) {
@@ -75,7 +77,7 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
                 Due::rows(&queries_ahead, SIDE).when(is_first),
                 Due::rows(&outputs_ahead, SIDE).when(is_last),
             ];
-            Strip::new(run, &tiles, item, head, &keys, first).attend(&due, pad);
+            Strip::new(run, (&tiles, &products), item, head, &keys, first).attend(&due, pad);
             if is_last {
                 finish(run, item, head, first, pad);
             }
@@ -91,10 +93,9 @@ fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> boo
     true
 }
 
-/// Packs keys and values of the next tile. Returns whether the values are finite.
+/// Packs keys and values of the next tile. Returns whether that can be.
 fn pack(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
-    pack::keys(run, head, range.clone(), pad);
-    pack::values(run, head, range, pad)
+    pack::keys(run, head, range.clone(), pad) && pack::values(run, head, range, pad)
 }
 
 /// The same for all that are left.
@@ -174,12 +175,13 @@ struct Strip<'a> {
     open: Range<usize>,
     has_holes: bool,
     logits: Logits,
+    products: &'a Products,
 }
 
 impl<'a> Strip<'a> {
     fn new(
         run: &'a Run<'a>,
-        tiles: &'a Tiles,
+        (tiles, products): (&'a Tiles, &'a Products),
         item: &'a Item<'a>,
         head: usize,
         keys: &'a Range<i64>,
@@ -192,6 +194,7 @@ impl<'a> Strip<'a> {
         Strip {
             seen: item.seen(&tokens, keys, SIDE).unwrap_or(0..0),
             logits: run.logits(head),
+            products,
             run,
             tiles,
             item,
@@ -212,20 +215,16 @@ impl<'a> Strip<'a> {
         (0..SLOTS).for_each(|slot| scores.advance(slot));
         let mut first = groups.start;
         let mut fresh = is_fresh(strip(pad.max, self.rows.start));
-        // Every slot asks for some lines of one kind.
         let steps = groups.len() * SLOTS / due.len();
         let paces = due.map(|due| due.lines.div_ceil(steps));
         for group in groups.clone() {
             let scale = self.shape(group, pad);
-            let next = (group + 1 < groups.end).then(|| self.scores(group + 1, pad));
-            let grown = self.weigh(group, scale, false, pad, |slot| {
-                let kind = slot % due.len();
-                // SAFETY: the offsets lie in the scratch, and stay as they are during the walk or the tile.
-                unsafe { due[kind].ahead.ask(paces[kind]) };
-                if let Some(next) = next {
-                    next.advance(slot);
-                }
-            });
+            let between = Between {
+                due,
+                paces,
+                next: (group + 1 < groups.end).then(|| self.scores(group + 1, pad)),
+            };
+            let grown = self.weigh(group, scale, false, pad, &between);
             if grown {
                 // What was weighed by the old references goes into o before they move.
                 if group > first {
@@ -233,7 +232,7 @@ impl<'a> Strip<'a> {
                     (first, fresh) = (group, false);
                 }
                 self.follow(group, scale, fresh, pad);
-                self.weigh(group, scale, true, pad, |_| {});
+                self.weigh(group, scale, true, pad, ());
             }
         }
         self.accumulate(first..groups.end, fresh, pad);
@@ -241,12 +240,14 @@ impl<'a> Strip<'a> {
 
     fn scores(&self, group: usize, pad: &mut Pad<'_>) -> Scores<'a> {
         let ld = self.run.shape.ld_qk;
+        let limbs = self.run.shape.limbs;
+        let (k, q) = (SIDE * limbs.kv * ld, SIDE * limbs.q * ld);
         Scores {
             tiles: self.tiles,
-            k: pad.here.k16[group * SIDE * ld..][..SIDE * ld].as_ptr(),
-            q: pad.q16[self.rows.start * ld..][..SIDE * ld].as_ptr(),
+            k: pad.here.k16[group * k..][..k].as_ptr(),
+            q: pad.q16[self.rows.start / SIDE * q..][..q].as_ptr(),
             s: block(pad.s, group % 2).as_mut_ptr(),
-            steps: ld / SIDE,
+            products: &self.products.scores,
         }
     }
 
@@ -340,17 +341,33 @@ impl<'a> Strip<'a> {
 
     /// Weights of a group of keys; whether some reference has to move first, which it has when they are
     /// `settled`.
-    fn weigh<F: Fn(usize) + Copy>(
+    fn weigh<M: Meanwhile>(
         &self,
         group: usize,
         scale: f32,
         settled: bool,
         pad: &mut Pad<'_>,
-        meanwhile: F,
+        meanwhile: M,
     ) -> bool {
-        vectorize(&Weights {
+        match self.run.shape.limbs.q {
+            1 => self.weigh_in::<M, 1>(group, scale, settled, pad, meanwhile),
+            2 => self.weigh_in::<M, 2>(group, scale, settled, pad, meanwhile),
+            _ => self.weigh_in::<M, 3>(group, scale, settled, pad, meanwhile),
+        }
+    }
+
+    fn weigh_in<M: Meanwhile, const LIMBS: usize>(
+        &self,
+        group: usize,
+        scale: f32,
+        settled: bool,
+        pad: &mut Pad<'_>,
+        meanwhile: M,
+    ) -> bool {
+        let p = &mut pad.p16[group * LIMBS * ELEMENTS..][..LIMBS * ELEMENTS];
+        vectorize(&Weights::<M, LIMBS> {
             s: block(pad.s, group % 2).as_ptr(),
-            p: pad.p16[group * ELEMENTS..][..ELEMENTS].as_mut_ptr(),
+            p: p.as_mut_ptr(),
             scale,
             max: strip(pad.max, self.rows.start).as_ptr(),
             sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
@@ -374,11 +391,10 @@ impl<'a> Strip<'a> {
     /// `o += vᵀ · p`, or the first summand of o.
     fn accumulate(&self, groups: Range<usize>, fresh: bool, pad: &mut Pad<'_>) {
         let ld = self.run.shape.ld_vo;
+        let limbs = self.run.shape.limbs;
         let o = &mut pad.o[self.rows.start * ld..][..SIDE * ld];
-        let p = &pad.p16[..groups.end * ELEMENTS];
         for column in (0..ld).step_by(SIDE) {
             let o = block(o, column / SIDE).as_mut_ptr();
-            let v = &pad.here.v16[pack::value_block(column, 0)..][..groups.end * ELEMENTS];
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
                 if fresh {
@@ -387,11 +403,63 @@ impl<'a> Strip<'a> {
                     self.tiles.load(o);
                 }
                 for group in groups.clone() {
-                    let at = group * ELEMENTS;
-                    self.tiles.multiply(v.as_ptr().add(at), p.as_ptr().add(at));
+                    let v = &pad.here.v16[pack::value_blocks(limbs.kv, column, group)..];
+                    let p = &pad.p16[group * limbs.q * ELEMENTS..];
+                    for &(at_v, at_p) in self.products.outputs.get() {
+                        let (v, p) = (&v[at_v..][..ELEMENTS], &p[at_p..][..ELEMENTS]);
+                        self.tiles.multiply(v.as_ptr(), p.as_ptr());
+                    }
                 }
                 self.tiles.store(o);
             }
+        }
+    }
+}
+
+/// Which blocks of two operands are multiplied, for one sum.
+struct Blocks {
+    at: [(usize, usize); MOST_BLOCKS],
+    count: usize,
+}
+
+/// A head dimension of 256, and all terms of a product.
+const MOST_BLOCKS: usize = 256 / SIDE * limbs::MOST_TERMS;
+
+impl Blocks {
+    /// All of some terms at each of `depth` blocks, where all limbs of a block lie together.
+    fn new(terms: &Terms, (a_limbs, b_limbs): (usize, usize), depth: usize) -> Blocks {
+        let mut at = [(0, 0); MOST_BLOCKS];
+        let mut count = 0;
+        for d in 0..depth {
+            for &(a, b) in terms.pairs() {
+                at[count] = ((d * a_limbs + a) * ELEMENTS, (d * b_limbs + b) * ELEMENTS);
+                count += 1;
+            }
+        }
+        Blocks { at, count }
+    }
+
+    fn get(&self) -> &[(usize, usize)] {
+        &self.at[..self.count]
+    }
+}
+
+/// The products of an item.
+struct Products {
+    /// Of a group's keys and a strip's queries.
+    scores: Blocks,
+    /// Of 32 columns of a group's values, and its weights.
+    outputs: Blocks,
+}
+
+impl Products {
+    fn new(run: &Run<'_>) -> Products {
+        let Limbs { q, kv } = run.shape.limbs;
+        let scores = Terms::new(kv, q, limbs::MOST);
+        let outputs = Terms::new(kv, q, q);
+        Products {
+            scores: Blocks::new(&scores, (kv, q), run.shape.ld_qk / SIDE),
+            outputs: Blocks::new(&outputs, (kv, q), 1),
         }
     }
 }
@@ -403,27 +471,46 @@ struct Scores<'a> {
     k: *const u16,
     q: *const u16,
     s: *mut f32,
-    /// Blocks along the head dimension.
-    steps: usize,
+    products: &'a Blocks,
 }
 
 impl Scores<'_> {
     /// What belongs into a slot. The products are issued early and stored late: they take a while.
     #[inline(always)]
     fn advance(&self, slot: usize) {
-        let before = |slot: usize| (slot * self.steps).div_ceil(STORE_SLOT).min(self.steps);
-        // SAFETY: `k` and `q` hold `steps` blocks, `s` holds one.
+        let all = self.products.get();
+        let before = |slot: usize| (slot * all.len()).div_ceil(STORE_SLOT).min(all.len());
+        // SAFETY: `k` and `q` hold the blocks, `s` holds one.
         unsafe {
             if slot == 0 {
                 self.tiles.zero();
             }
-            for step in before(slot)..before(slot + 1) {
-                let at = step * ELEMENTS;
-                self.tiles.multiply(self.k.add(at), self.q.add(at));
+            for &(k, q) in &all[before(slot)..before(slot + 1)] {
+                self.tiles.multiply(self.k.add(k), self.q.add(q));
             }
             if slot == STORE_SLOT {
                 self.tiles.store(self.s);
             }
+        }
+    }
+}
+
+/// What is done while a group's scores become weights: some lines of one kind are asked for in every slot, and the
+/// next group's scores computed.
+struct Between<'a> {
+    due: &'a [Due<'a>; 4],
+    paces: [usize; 4],
+    next: Option<Scores<'a>>,
+}
+
+impl Meanwhile for &Between<'_> {
+    #[inline(always)]
+    fn advance(self, slot: usize) {
+        let kind = slot % self.due.len();
+        // SAFETY: the offsets lie in the scratch, and stay as they are during the walk or the tile.
+        unsafe { self.due[kind].ahead.ask(self.paces[kind]) };
+        if let Some(next) = self.next {
+            next.advance(slot);
         }
     }
 }

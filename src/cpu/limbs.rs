@@ -1,0 +1,190 @@
+//! Numbers as sums of bf16 numbers, so that products of all types run on AMX: each number becomes its nearest
+//! bf16 number, the nearest one to what is left, and so on. A bf16 number has 8 significant bits, so two are a
+//! float16 and three a float32, exactly. A product of sums is the sum of the products of limbs; the least of them
+//! are left out. (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+//! Higher-Precision Computations", 2019; `float_to_bf16x3` in oneMKL.)
+//!
+//! AMX takes denormals for zero, so what is below 2^-126 is lost, limbs included.
+#![allow(unsafe_code)]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
+)]
+
+use super::rows::{Of, Rows};
+use super::simd::{Element, Simd, Task};
+use crate::dtype::DType;
+
+/// Most limbs of a number.
+pub const MOST: usize = 3;
+
+/// Most terms of a product.
+pub const MOST_TERMS: usize = MOST * (MOST + 1) / 2;
+
+/// Limbs of a number of a type; fp8 is one bf16 number.
+pub fn count(dtype: DType) -> usize {
+    match dtype {
+        DType::F32 => 3,
+        DType::F16 => 2,
+        _ => 1,
+    }
+}
+
+/// Which limbs of a number and of another are multiplied, largest products first.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    pairs: [(usize, usize); MOST_TERMS],
+    count: usize,
+}
+
+impl Terms {
+    /// All pairs of limbs whose indices add up to less than `end`: what is left out is smaller than the product
+    /// by 2^(9 · end), as limb `i` is smaller than its number by 2^(9 · i).
+    pub fn new(a_limbs: usize, b_limbs: usize, end: usize) -> Terms {
+        let mut terms = Terms {
+            pairs: [(0, 0); MOST_TERMS],
+            count: 0,
+        };
+        for sum in 0..end {
+            for a in 0..a_limbs.min(sum + 1) {
+                if sum - a < b_limbs {
+                    terms.pairs[terms.count] = (a, sum - a);
+                    terms.count += 1;
+                }
+            }
+        }
+        terms
+    }
+
+    pub fn pairs(&self) -> &[(usize, usize)] {
+        &self.pairs[..self.count]
+    }
+}
+
+/// Rows in memory that become limbs.
+#[derive(Clone, Copy)]
+pub struct Split {
+    pub rows: Rows,
+    /// A multiple of 8.
+    pub dim: usize,
+    pub limbs: usize,
+    /// Limb `i` of column `c` of row `j` lands at `dst[i · stride + j · ld + c]`, columns from `dim` on as zeros.
+    pub dst: *mut u16,
+    pub stride: usize,
+    /// A multiple of 16.
+    pub ld: usize,
+}
+
+/// Returns whether all elements have limbs, as they have but for NaN, infinities and what rounds to them.
+impl<E: Element> Task for Of<E, Split> {
+    type Output = bool;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) -> bool {
+        let task = &self.0;
+        let zero = S::splat(0.0);
+        // x · 0 is 0 for finite x and NaN otherwise.
+        let mut check = zero;
+        for j in 0..task.rows.count {
+            let row = task.rows.at_row(j);
+            for c in (0..task.ld).step_by(S::LANES) {
+                let mut rest = if c + S::LANES <= task.dim {
+                    E::load::<S>(row.add(c * E::SIZE))
+                } else if c < task.dim {
+                    E::load8::<S>(row.add(c * E::SIZE))
+                } else {
+                    zero
+                };
+                for limb in 0..task.limbs {
+                    let nearest = S::nearest_bf16(rest);
+                    S::store_high(task.dst.add(limb * task.stride + j * task.ld + c), nearest);
+                    rest = S::sub(rest, nearest);
+                }
+                check = S::fma(rest, zero, check);
+            }
+        }
+        S::sum(check) == 0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::for_each_isa;
+    use super::*;
+    use half::{bf16, f16};
+
+    const COLUMNS: usize = 1 << 8;
+
+    /// Splits numbers on every instruction set and gives the sums of their limbs, or `None` where one has none.
+    fn split<T: Copy>(dtype: DType, numbers: &[T], mut see: impl FnMut(Option<Vec<f64>>)) {
+        assert_eq!(size_of::<T>(), dtype.size());
+        let offsets: Vec<i64> = (0..numbers.len() / COLUMNS)
+            .map(|row| (row * COLUMNS * dtype.size()) as i64)
+            .collect();
+        for_each_isa(|isa| {
+            let mut limbs = vec![0u16; MOST * numbers.len()];
+            let task = Split {
+                rows: Rows {
+                    base: numbers.as_ptr().cast(),
+                    offsets: offsets.as_ptr(),
+                    count: offsets.len(),
+                },
+                dim: COLUMNS,
+                limbs: count(dtype),
+                dst: limbs.as_mut_ptr(),
+                stride: numbers.len(),
+                ld: COLUMNS,
+            };
+            // SAFETY: the rows are `numbers`, and there is room for all limbs.
+            let done = unsafe { isa.kernels().split[dtype as usize](&task) };
+            let limb = |i: usize| f64::from(bf16::from_bits(limbs[i]).to_f32());
+            let sum = |i: usize| (0..MOST).map(|l| limb(l * numbers.len() + i)).sum();
+            see(done.then(|| (0..numbers.len()).map(sum).collect()));
+        });
+    }
+
+    #[test]
+    fn limbs_add_up_exactly() {
+        let finite = |bits: u16| f16::from_bits(bits).is_finite().then_some(bits);
+        let halves: Vec<u16> = (0..=u16::MAX)
+            .map(|bits| finite(bits).unwrap_or(0))
+            .collect();
+        let want: Vec<f64> = halves.iter().map(|&x| f16::from_bits(x).to_f64()).collect();
+        split(DType::F16, &halves, |sums| {
+            assert_eq!(sums.as_ref(), Some(&want))
+        });
+        // Exponents from where the least limb is no denormal.
+        let floats = (0..1u32 << 16).map(|i| {
+            let bits = i.wrapping_mul(2_654_435_761);
+            f32::from_bits(bits & 0x807f_ffff | ((24 + i % 228) << 23))
+        });
+        let floats: Vec<f32> = floats.collect();
+        let want: Vec<f64> = floats.iter().map(|&x| f64::from(x)).collect();
+        split(DType::F32, &floats, |sums| {
+            assert_eq!(sums.as_ref(), Some(&want))
+        });
+    }
+
+    #[test]
+    fn what_has_no_limbs_is_told() {
+        for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX] {
+            let mut numbers = [1f32; COLUMNS];
+            numbers[37] = special;
+            split(DType::F32, &numbers, |sums| {
+                assert_eq!(sums, None, "{special}")
+            });
+        }
+    }
+
+    #[test]
+    fn terms_are_those_that_count() {
+        assert_eq!(Terms::new(1, 1, 3).pairs(), [(0, 0)]);
+        assert_eq!(
+            Terms::new(2, 2, 3).pairs(),
+            [(0, 0), (0, 1), (1, 0), (1, 1)]
+        );
+        assert_eq!(Terms::new(2, 2, 2).pairs(), [(0, 0), (0, 1), (1, 0)]);
+        assert_eq!(Terms::new(1, 3, 3).pairs(), [(0, 0), (0, 1), (0, 2)]);
+        assert_eq!(Terms::new(3, 3, 3).pairs().len(), 6);
+    }
+}
