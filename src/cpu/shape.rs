@@ -35,7 +35,8 @@ fn stream_bytes(amx: bool) -> usize {
 const BLOCK_ROWS: usize = 48;
 
 /// Rows per query tile that make up for packing the keys and values, and most tokens. Tiles of AMX, which
-/// computes faster than it packs, are twice as large where prompts are long enough for many of them.
+/// computes faster than it packs, are twice as large where prompts are long enough for many of them, except in
+/// fp32, whose limbs would not stay in the second-level cache.
 const TILE_ROWS: u32 = 512;
 const TILE_TOKENS: u32 = 128;
 const LONG_PROMPT_TILES: u32 = 16;
@@ -139,11 +140,10 @@ impl Cursor {
 }
 
 impl Shape {
-    /// `strip`: columns of a panel's strip, a multiple of 16. `amx`: AMX is available.
-    pub fn new(desc: &AttentionDesc, num_threads: usize, strip: usize, amx: bool) -> Shape {
+    /// `strip`: columns of a panel's strip, a multiple of 16. `tiled`: AMX is available.
+    pub fn new(desc: &AttentionDesc, num_threads: usize, strip: usize, tiled: bool) -> Shape {
         let group = desc.group_size() as usize;
-        let tiled = amx;
-        let amx = amx && desc.q_dtype == DType::BF16;
+        let amx = tiled && desc.q_dtype == DType::BF16;
         let mut shape = Shape {
             group,
             num_qo_heads: desc.num_qo_heads as usize,
@@ -160,7 +160,7 @@ impl Shape {
                 kv: limbs::count(desc.kv_dtype),
             },
             amx,
-            tiling: tiling(desc, num_threads, amx),
+            tiling: tiling(desc, num_threads, tiled),
             parts: Parts::default(),
             scratch: Scratch::default(),
         };
@@ -285,9 +285,10 @@ fn stream_keys(desc: &AttentionDesc, amx: bool) -> usize {
     (stream_bytes(amx) / bytes).clamp(STREAM_UNIT, KEY_TILE) / STREAM_UNIT * STREAM_UNIT
 }
 
-fn tiling(desc: &AttentionDesc, num_threads: usize, amx: bool) -> Tiling {
+fn tiling(desc: &AttentionDesc, num_threads: usize, tiled: bool) -> Tiling {
     let tile = (TILE_ROWS / desc.group_size()).clamp(1, TILE_TOKENS);
-    let is_long = amx && desc.max_qo_len / tile >= LONG_PROMPT_TILES;
+    let doubles = tiled && desc.q_dtype != DType::F32;
+    let is_long = doubles && desc.max_qo_len / tile >= LONG_PROMPT_TILES;
     let q_tile = if is_long { 2 * tile } else { tile };
     let q_tile = q_tile.min(desc.max_qo_len.max(1));
     let threads = u32::try_from(num_threads).unwrap_or(u32::MAX);

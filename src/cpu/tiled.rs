@@ -393,8 +393,14 @@ impl<'a> Strip<'a> {
         let ld = self.run.shape.ld_vo;
         let limbs = self.run.shape.limbs;
         let o = &mut pad.o[self.rows.start * ld..][..SIDE * ld];
+        let (all_v, all_p) = (
+            groups.end * limbs.kv * ELEMENTS,
+            groups.end * limbs.q * ELEMENTS,
+        );
+        let p = pad.p16[..all_p].as_ptr();
         for column in (0..ld).step_by(SIDE) {
             let o = block(o, column / SIDE).as_mut_ptr();
+            let v = pad.here.v16[pack::value_blocks(limbs.kv, column, 0)..][..all_v].as_ptr();
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
                 if fresh {
@@ -403,11 +409,10 @@ impl<'a> Strip<'a> {
                     self.tiles.load(o);
                 }
                 for group in groups.clone() {
-                    let v = &pad.here.v16[pack::value_blocks(limbs.kv, column, group)..];
-                    let p = &pad.p16[group * limbs.q * ELEMENTS..];
-                    for &(at_v, at_p) in self.products.outputs.get() {
-                        let (v, p) = (&v[at_v..][..ELEMENTS], &p[at_p..][..ELEMENTS]);
-                        self.tiles.multiply(v.as_ptr(), p.as_ptr());
+                    let v = v.add(group * limbs.kv * ELEMENTS);
+                    let p = p.add(group * limbs.q * ELEMENTS);
+                    for &(at_v, at_p) in self.products.outputs.all() {
+                        self.tiles.multiply(v.add(at_v), p.add(at_p));
                     }
                 }
                 self.tiles.store(o);
@@ -420,6 +425,8 @@ impl<'a> Strip<'a> {
 struct Blocks {
     at: [(usize, usize); MOST_BLOCKS],
     count: usize,
+    /// Those of slot `i` are from cut `i` to the next.
+    cuts: [usize; SLOTS + 1],
 }
 
 /// A head dimension of 256, and all terms of a product.
@@ -436,10 +443,16 @@ impl Blocks {
                 count += 1;
             }
         }
-        Blocks { at, count }
+        // Products are issued early: they take a while.
+        let cut = |slot: usize| (slot * count).div_ceil(STORE_SLOT).min(count);
+        Blocks {
+            at,
+            count,
+            cuts: std::array::from_fn(cut),
+        }
     }
 
-    fn get(&self) -> &[(usize, usize)] {
+    fn all(&self) -> &[(usize, usize)] {
         &self.at[..self.count]
     }
 }
@@ -475,17 +488,17 @@ struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// What belongs into a slot. The products are issued early and stored late: they take a while.
+    /// What belongs into a slot. Scores are stored late.
     #[inline(always)]
     fn advance(&self, slot: usize) {
-        let all = self.products.get();
-        let before = |slot: usize| (slot * all.len()).div_ceil(STORE_SLOT).min(all.len());
+        let Blocks { at, cuts, .. } = self.products;
+        let due = &at[cuts[slot]..cuts[slot + 1]];
         // SAFETY: `k` and `q` hold the blocks, `s` holds one.
         unsafe {
             if slot == 0 {
                 self.tiles.zero();
             }
-            for &(k, q) in &all[before(slot)..before(slot + 1)] {
+            for &(k, q) in due {
                 self.tiles.multiply(self.k.add(k), self.q.add(q));
             }
             if slot == STORE_SLOT {
