@@ -13,7 +13,7 @@ use super::coming::Coming;
 use super::limbs::{self, Terms};
 use super::pack::{self, ELEMENTS};
 use super::panel;
-use super::prefetch::Due;
+use super::prefetch::{Ahead, Due};
 use super::rows::Rows;
 use super::run::{Item, Run};
 use super::scratch::Pad;
@@ -25,87 +25,126 @@ use super::transpose::{BLOCK, Transpose};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
+/// A head of an item.
+struct Walk<'a> {
+    run: &'a Run<'a>,
+    item: &'a Item<'a>,
+    head: usize,
+    tiles: Tiles,
+    products: Products,
+    queries: Rows,
+    /// Those after the first two strips. They are packed a strip ahead in the first tile, and the rows of o asked
+    /// for and written strip by strip in the last.
+    queries_ahead: Ahead,
+    outputs_ahead: Ahead,
+}
+
 /// Computes a head of an item.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
-    if !attend(run, item, head, pad) {
+    let queries = run.queries(item, head, pad.q_offsets);
+    let walk = Walk {
+        // SAFETY: this walk is picked only where AMX is available.
+        tiles: unsafe { Tiles::new() },
+        products: Products::new(run),
+        queries_ahead: run.queries_ahead(queries.skip(2 * SIDE)),
+        outputs_ahead: run.outputs_ahead(item, head, pad.o_offsets),
+        run,
+        item,
+        head,
+        queries,
+    };
+    let is_done = walk.attend(pad);
+    drop(walk);
+    if !is_done {
         panel::walk(run, item, head, pad);
     }
 }
 
-/// As `walk`, unless some value is infinite or NaN, which a weight of 0 must not meet, or something else has no
-/// limbs: the f32 walk knows how. Nothing was written then.
-fn attend(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) -> bool {
-    // SAFETY: this walk is picked only where AMX is available.
-    let tiles = unsafe { Tiles::new() };
-    let products = Products::new(run);
-    let rows = item.rows.next_multiple_of(SIDE);
-    let strips = (0..rows).step_by(SIDE);
-    pad.max[..rows].fill(f32::NEG_INFINITY);
-    pad.sum[..rows].fill(0.0);
-    let queries = run.queries(item, head, pad.q_offsets);
-    // Strip by strip, queries are packed in the first tile and outputs written in the last; what a strip will
-    // need of them is asked for during the strip before, or, to be written, during its own.
-    let queries_ahead = run.queries_ahead(queries.skip(SIDE));
-    let outputs_ahead = run.outputs_ahead(item, head, pad.o_offsets);
-    let locate = |start: i64, pad: &mut Pad<'_>| {
-        let keys = start..item.keys.end.min(start + KEY_TILE as i64);
-        run.locate(item.request, &keys, &mut pad.next);
-        let count = (keys.end - keys.start) as usize;
-        (keys, Coming::new(run, head, count, &pad.next, SIDE))
-    };
-    let (mut keys, mut coming) = locate(item.keys.start, pad);
-    if !pack_rest(run, head, &mut coming, pad) {
-        return false;
+impl Walk<'_> {
+    /// All tiles, unless some value is infinite or NaN, which a weight of 0 must not meet, or something else has no
+    /// limbs: the f32 walk knows how. Nothing was written then.
+    fn attend(&self, pad: &mut Pad<'_>) -> bool {
+        let rows = self.item.rows.next_multiple_of(SIDE);
+        pad.max[..rows].fill(f32::NEG_INFINITY);
+        pad.sum[..rows].fill(0.0);
+        let mut keys = self.locate(self.item.keys.start, pad);
+        let mut coming = self.coming(&keys, pad);
+        let mut is_packed =
+            self.pack_rest(&mut coming, pad) && pack::queries(self.run, &self.queries, 0, pad);
+        while is_packed && !keys.is_empty() {
+            std::mem::swap(&mut pad.here, &mut pad.next);
+            let next = self.locate(keys.end, pad);
+            coming = self.coming(&next, pad);
+            is_packed = self.tile(&keys, &mut coming, pad);
+            keys = next;
+        }
+        if self.item.keys.is_empty() {
+            let strips = (0..rows).step_by(SIDE);
+            strips.for_each(|first| finish(self.run, self.item, self.head, first, pad));
+        }
+        is_packed
     }
-    while !keys.is_empty() {
-        std::mem::swap(&mut pad.here, &mut pad.next);
-        let next;
-        (next, coming) = locate(keys.end, pad);
-        let (is_first, is_last) = (keys.start == item.keys.start, next.is_empty());
-        for first in strips.clone() {
-            if is_first && !pack::queries(run, &queries, first, pad) {
+
+    /// The tile that starts at a key, empty past the last one; its rows are located in `pad.next`.
+    fn locate(&self, start: i64, pad: &mut Pad<'_>) -> Range<i64> {
+        let keys = start..self.item.keys.end.min(start + KEY_TILE as i64);
+        self.run.locate(self.item.request, &keys, &mut pad.next);
+        keys
+    }
+
+    fn coming(&self, keys: &Range<i64>, pad: &Pad<'_>) -> Coming {
+        let count = (keys.end - keys.start) as usize;
+        Coming::new(self.run, self.head, count, &pad.next, SIDE)
+    }
+
+    /// All strips against a tile; packs the next one meanwhile. Returns whether that could be.
+    fn tile(&self, keys: &Range<i64>, coming: &mut Coming, pad: &mut Pad<'_>) -> bool {
+        let is_first = keys.start == self.item.keys.start;
+        let is_last = keys.end == self.item.keys.end;
+        let count = self.item.rows.div_ceil(SIDE);
+        let mut present = Strip::new(self, keys, 0);
+        let mut turn = Turn::default();
+        for index in 0..count {
+            let (first, left) = (index * SIDE, count - index);
+            let next = (left > 1).then(|| Strip::new(self, keys, first + SIDE));
+            let packs_queries = is_first && next.is_some();
+            if packs_queries && !pack::queries(self.run, &self.queries, first + SIDE, pad) {
                 return false;
             }
             let asked = coming.asked();
-            if !pack(run, head, asked, pad) {
+            if !self.pack(asked, pad) {
                 return false;
             }
-            let strips_left = (rows - first) / SIDE;
             let due = [
-                Due::share(&coming.k, strips_left),
-                Due::share(&coming.v, strips_left),
-                Due::rows(&queries_ahead, SIDE).when(is_first),
-                Due::rows(&outputs_ahead, SIDE).when(is_last),
+                Due::share(&coming.k, left),
+                Due::share(&coming.v, left),
+                Due::rows(&self.queries_ahead, SIDE).when(is_first),
+                Due::rows(&self.outputs_ahead, SIDE).when(is_last),
             ];
-            Strip::new(run, (&tiles, &products), item, head, &keys, first).attend(&due, pad);
+            present.attend(next.as_ref(), &mut turn, &due, pad);
             if is_last {
-                finish(run, item, head, first, pad);
+                finish(self.run, self.item, self.head, first, pad);
+            }
+            present = next.unwrap_or(present);
+        }
+        self.pack_rest(coming, pad)
+    }
+
+    /// Packs keys and values of the next tile. Returns whether that can be.
+    fn pack(&self, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
+        pack::keys(self.run, self.head, range.clone(), pad)
+            && pack::values(self.run, self.head, range, pad)
+    }
+
+    /// The same for all that are left.
+    fn pack_rest(&self, coming: &mut Coming, pad: &mut Pad<'_>) -> bool {
+        while let Some(range) = coming.next() {
+            if !self.pack(range, pad) {
+                return false;
             }
         }
-        if !pack_rest(run, head, &mut coming, pad) {
-            return false;
-        }
-        keys = next;
+        true
     }
-    if item.keys.is_empty() {
-        strips.for_each(|first| finish(run, item, head, first, pad));
-    }
-    true
-}
-
-/// Packs keys and values of the next tile. Returns whether that can be.
-fn pack(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
-    pack::keys(run, head, range.clone(), pad) && pack::values(run, head, range, pad)
-}
-
-/// The same for all that are left.
-fn pack_rest(run: &Run<'_>, head: usize, coming: &mut Coming, pad: &mut Pad<'_>) -> bool {
-    while let Some(range) = coming.next() {
-        if !pack(run, head, range, pad) {
-            return false;
-        }
-    }
-    true
 }
 
 /// Writes the rows of a strip.
@@ -163,42 +202,51 @@ fn as_words(halves: &mut [u16]) -> &mut [f32] {
 
 /// 32 query rows of an item, and the tile of keys that they meet.
 struct Strip<'a> {
-    run: &'a Run<'a>,
-    tiles: &'a Tiles,
-    item: &'a Item<'a>,
-    head: usize,
+    walk: &'a Walk<'a>,
     keys: &'a Range<i64>,
     /// The item's rows; fewer than 32 at its end.
     rows: Range<usize>,
-    /// Keys of the tile that some row sees, and those that all rows see.
-    seen: Range<usize>,
+    /// Groups of keys that some row sees, and keys of the tile that all rows see.
+    groups: Range<usize>,
     open: Range<usize>,
     has_holes: bool,
     logits: Logits,
-    products: &'a Products,
+}
+
+/// A group of keys, and the block of `s` that its scores are in.
+#[derive(Clone, Copy)]
+struct Group {
+    index: usize,
+    block: usize,
+}
+
+/// The block of `s` for the next scores, and whether they are there already.
+#[derive(Default)]
+struct Turn {
+    block: usize,
+    is_ready: bool,
+}
+
+impl Turn {
+    /// Takes the block; the other one is next.
+    fn take(&mut self) -> usize {
+        let block = self.block;
+        self.block = 1 - block;
+        block
+    }
 }
 
 impl<'a> Strip<'a> {
-    fn new(
-        run: &'a Run<'a>,
-        (tiles, products): (&'a Tiles, &'a Products),
-        item: &'a Item<'a>,
-        head: usize,
-        keys: &'a Range<i64>,
-        first: usize,
-    ) -> Strip<'a> {
+    fn new(walk: &'a Walk<'a>, keys: &'a Range<i64>, first: usize) -> Strip<'a> {
+        let (run, item) = (walk.run, walk.item);
         let rows = first..item.rows.min(first + SIDE);
-        let group = run.shape.group;
-        let tokens = rows.start / group..rows.end.div_ceil(group);
+        let tokens = rows.start / run.shape.group..rows.end.div_ceil(run.shape.group);
+        let seen = item.seen(&tokens, keys, SIDE).unwrap_or(0..0);
         let (open, has_holes) = item.open(&tokens, keys);
         Strip {
-            seen: item.seen(&tokens, keys, SIDE).unwrap_or(0..0),
-            logits: run.logits(head),
-            products,
-            run,
-            tiles,
-            item,
-            head,
+            groups: seen.start / SIDE..seen.end.div_ceil(SIDE),
+            logits: run.logits(walk.head),
+            walk,
             keys,
             rows,
             open,
@@ -206,30 +254,44 @@ impl<'a> Strip<'a> {
         }
     }
 
-    fn attend(&self, due: &[Due<'_>; 4], pad: &mut Pad<'_>) {
-        let groups = self.seen.start / SIDE..self.seen.end.div_ceil(SIDE);
+    /// The strip against the tile. The first scores of the strip after it are computed as well.
+    fn attend(
+        &self,
+        next: Option<&Strip<'_>>,
+        turn: &mut Turn,
+        due: &[Due<'_>; 4],
+        pad: &mut Pad<'_>,
+    ) {
+        let groups = self.groups.clone();
         if groups.is_empty() {
             return;
         }
-        let scores = self.scores(groups.start, pad);
-        (0..SLOTS).for_each(|slot| scores.advance(slot));
+        if !turn.is_ready {
+            let scores = self.scores(groups.start, turn.block, pad);
+            (0..SLOTS).for_each(|slot| scores.advance(slot));
+        }
+        let next = next.filter(|next| !next.groups.is_empty());
+        turn.is_ready = next.is_some();
         let mut first = groups.start;
         let mut fresh = is_fresh(strip(pad.max, self.rows.start));
         let steps = groups.len() * SLOTS / due.len();
         let paces = due.map(|due| due.lines.div_ceil(steps));
-        for group in groups.clone() {
+        for index in groups.clone() {
+            let block = turn.take();
+            let group = Group { index, block };
             let scale = self.shape(group, pad);
-            let between = Between {
-                due,
-                paces,
-                next: (group + 1 < groups.end).then(|| self.scores(group + 1, pad)),
+            let next = match next {
+                _ if index + 1 < groups.end => Some(self.scores(index + 1, turn.block, pad)),
+                Some(next) => Some(next.scores(next.groups.start, turn.block, pad)),
+                None => None,
             };
+            let between = Between { due, paces, next };
             let grown = self.weigh(group, scale, false, pad, &between);
             if grown {
                 // What was weighed by the old references goes into o before they move.
-                if group > first {
-                    self.accumulate(first..group, fresh, pad);
-                    (first, fresh) = (group, false);
+                if index > first {
+                    self.accumulate(first..index, fresh, pad);
+                    (first, fresh) = (index, false);
                 }
                 self.follow(group, scale, fresh, pad);
                 self.weigh(group, scale, true, pad, ());
@@ -238,24 +300,25 @@ impl<'a> Strip<'a> {
         self.accumulate(first..groups.end, fresh, pad);
     }
 
-    fn scores(&self, group: usize, pad: &mut Pad<'_>) -> Scores<'a> {
-        let ld = self.run.shape.ld_qk;
-        let limbs = self.run.shape.limbs;
-        let (k, q) = (SIDE * limbs.kv * ld, SIDE * limbs.q * ld);
+    /// The products that put the scores of a group into a block.
+    fn scores(&self, group: usize, to: usize, pad: &mut Pad<'_>) -> Scores<'a> {
+        let shape = self.walk.run.shape;
+        let (limbs, ld_qk) = (shape.limbs, shape.ld_qk);
+        let (k, q) = (SIDE * limbs.kv * ld_qk, SIDE * limbs.q * ld_qk);
         Scores {
-            tiles: self.tiles,
+            tiles: &self.walk.tiles,
             k: pad.here.k16[group * k..][..k].as_ptr(),
             q: pad.q16[self.rows.start / SIDE * q..][..q].as_ptr(),
-            s: block(pad.s, group % 2).as_mut_ptr(),
-            products: &self.products.scores,
+            s: block(pad.s, to).as_mut_ptr(),
+            products: &self.walk.products.scores,
         }
     }
 
     /// Turns raw scores of a group into logits but for a factor, which is returned, and hides keys that
     /// are out of sight.
-    fn shape(&self, group: usize, pad: &mut Pad<'_>) -> f32 {
-        let keys = group * SIDE..(group + 1) * SIDE;
-        let slopes = self.run.slopes(self.head);
+    fn shape(&self, group: Group, pad: &mut Pad<'_>) -> f32 {
+        let keys = group.index * SIDE..(group.index + 1) * SIDE;
+        let slopes = self.walk.run.slopes(self.walk.head);
         let plain = self.logits.cap == 0.0 && self.logits.scale > 0.0 && slopes.is_none();
         if !plain {
             self.bend(group, slopes, pad);
@@ -272,60 +335,61 @@ impl<'a> Strip<'a> {
     }
 
     /// First key of a group.
-    fn key(&self, group: usize) -> i64 {
-        self.keys.start + (group * SIDE) as i64
+    fn key(&self, group: Group) -> i64 {
+        self.keys.start + (group.index * SIDE) as i64
     }
 
     /// The query row that a row of the strip belongs to.
     fn token(&self, row: usize) -> i64 {
-        self.item.q_start + (row / self.run.shape.group) as i64
+        self.walk.item.q_start + (row / self.walk.run.shape.group) as i64
     }
 
-    fn bend(&self, group: usize, slopes: Option<&[f32]>, pad: &mut Pad<'_>) {
+    fn bend(&self, group: Group, slopes: Option<&[f32]>, pad: &mut Pad<'_>) {
         let mut ahead = [0.0; SIDE];
         let mut row_slopes = [0.0; SIDE];
         for (i, row) in self.rows.clone().enumerate() {
-            let position = self.item.sight.position(self.token(row));
+            let position = self.walk.item.sight.position(self.token(row));
             ahead[i] = (position - self.key(group)) as f32;
-            row_slopes[i] = slopes.map_or(0.0, |slopes| slopes[row % self.run.shape.group]);
+            row_slopes[i] = slopes.map_or(0.0, |slopes| slopes[row % self.walk.run.shape.group]);
         }
         vectorize(&Shape {
-            s: block(pad.s, group % 2).as_mut_ptr(),
+            s: block(pad.s, group.block).as_mut_ptr(),
             logits: self.logits,
             slopes: slopes.map_or(std::ptr::null(), |_| row_slopes.as_ptr()),
             ahead: ahead.as_ptr(),
         });
     }
 
-    fn hide(&self, group: usize, pad: &mut Pad<'_>) {
+    fn hide(&self, group: Group, pad: &mut Pad<'_>) {
         let start = self.key(group);
         let end = self.keys.end - start;
         let (mut low, mut high) = ([0.0; SIDE], [0.0; SIDE]);
         let mut seen = 0..0;
         for (i, row) in self.rows.clone().enumerate() {
             // The rows of a token follow one another.
-            if i == 0 || row.is_multiple_of(self.run.shape.group) {
-                seen = self.item.sight.row(self.token(row));
+            if i == 0 || row.is_multiple_of(self.walk.run.shape.group) {
+                seen = self.walk.item.sight.row(self.token(row));
             }
             low[i] = (seen.start - start) as f32;
             high[i] = (seen.end - start).min(end) as f32;
         }
         vectorize(&Hide {
-            s: block(pad.s, group % 2).as_mut_ptr(),
+            s: block(pad.s, group.block).as_mut_ptr(),
             low: low.as_ptr(),
             high: high.as_ptr(),
         });
     }
 
-    fn hide_holes(&self, group: usize, pad: &mut Pad<'_>) {
-        let keys = self.key(group)..self.keys.end.min(self.key(group + 1));
-        let s = block(pad.s, group % 2);
+    fn hide_holes(&self, group: Group, pad: &mut Pad<'_>) {
+        let start = self.key(group);
+        let keys = start..self.keys.end.min(start + SIDE as i64);
+        let s = block(pad.s, group.block);
         let mut token = -1;
         for (i, row) in self.rows.clone().enumerate() {
             if self.token(row) != token {
                 token = self.token(row);
                 pad.limits[..SIDE].fill(f32::NEG_INFINITY);
-                self.item.sight.limits(token, keys.clone(), pad.limits);
+                self.walk.item.sight.limits(token, keys.clone(), pad.limits);
             }
             for (j, &limit) in pad.limits[..SIDE].iter().enumerate() {
                 if limit == f32::NEG_INFINITY {
@@ -343,13 +407,13 @@ impl<'a> Strip<'a> {
     /// `settled`.
     fn weigh<M: Meanwhile>(
         &self,
-        group: usize,
+        group: Group,
         scale: f32,
         settled: bool,
         pad: &mut Pad<'_>,
         meanwhile: M,
     ) -> bool {
-        match self.run.shape.limbs.q {
+        match self.walk.run.shape.limbs.q {
             1 => self.weigh_in::<M, 1>(group, scale, settled, pad, meanwhile),
             2 => self.weigh_in::<M, 2>(group, scale, settled, pad, meanwhile),
             _ => self.weigh_in::<M, 3>(group, scale, settled, pad, meanwhile),
@@ -358,15 +422,15 @@ impl<'a> Strip<'a> {
 
     fn weigh_in<M: Meanwhile, const LIMBS: usize>(
         &self,
-        group: usize,
+        group: Group,
         scale: f32,
         settled: bool,
         pad: &mut Pad<'_>,
         meanwhile: M,
     ) -> bool {
-        let p = &mut pad.p16[group * LIMBS * ELEMENTS..][..LIMBS * ELEMENTS];
+        let p = &mut pad.p16[group.index * LIMBS * ELEMENTS..][..LIMBS * ELEMENTS];
         vectorize(&Weights::<M, LIMBS> {
-            s: block(pad.s, group % 2).as_ptr(),
+            s: block(pad.s, group.block).as_ptr(),
             p: p.as_mut_ptr(),
             scale,
             max: strip(pad.max, self.rows.start).as_ptr(),
@@ -376,10 +440,10 @@ impl<'a> Strip<'a> {
         })
     }
 
-    fn follow(&self, group: usize, scale: f32, fresh: bool, pad: &mut Pad<'_>) {
-        let ld = self.run.shape.ld_vo;
+    fn follow(&self, group: Group, scale: f32, fresh: bool, pad: &mut Pad<'_>) {
+        let ld = self.walk.run.shape.ld_vo;
         vectorize(&Follow {
-            s: block(pad.s, group % 2).as_ptr(),
+            s: block(pad.s, group.block).as_ptr(),
             scale,
             max: strip(pad.max, self.rows.start).as_mut_ptr(),
             sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
@@ -390,8 +454,8 @@ impl<'a> Strip<'a> {
 
     /// `o += vᵀ · p`, or the first summand of o.
     fn accumulate(&self, groups: Range<usize>, fresh: bool, pad: &mut Pad<'_>) {
-        let ld = self.run.shape.ld_vo;
-        let limbs = self.run.shape.limbs;
+        let ld = self.walk.run.shape.ld_vo;
+        let limbs = self.walk.run.shape.limbs;
         let o = &mut pad.o[self.rows.start * ld..][..SIDE * ld];
         let (all_v, all_p) = (
             groups.end * limbs.kv * ELEMENTS,
@@ -404,18 +468,18 @@ impl<'a> Strip<'a> {
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
                 if fresh {
-                    self.tiles.zero();
+                    self.walk.tiles.zero();
                 } else {
-                    self.tiles.load(o);
+                    self.walk.tiles.load(o);
                 }
                 for group in groups.clone() {
                     let v = v.add(group * limbs.kv * ELEMENTS);
                     let p = p.add(group * limbs.q * ELEMENTS);
-                    for &(at_v, at_p) in self.products.outputs.all() {
-                        self.tiles.multiply(v.add(at_v), p.add(at_p));
+                    for &(at_v, at_p) in self.walk.products.outputs.all() {
+                        self.walk.tiles.multiply(v.add(at_v), p.add(at_p));
                     }
                 }
-                self.tiles.store(o);
+                self.walk.tiles.store(o);
             }
         }
     }
