@@ -11,7 +11,7 @@ use super::limbs::Split;
 use super::rows::Rows;
 use super::run::Run;
 use super::scratch::Pad;
-use super::shape::KEY_TILE;
+use super::shape::TILED_KEYS;
 use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 use std::ops::Range;
@@ -95,7 +95,7 @@ pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) 
 /// Where the blocks of A with 32 columns of a group's values start, limb by limb: those of all groups lie in a row,
 /// as they are read.
 pub fn value_blocks(limbs: usize, column: usize, group: usize) -> usize {
-    (column * KEY_TILE + group * ELEMENTS) * limbs
+    (column * TILED_KEYS + group * ELEMENTS) * limbs
 }
 
 /// Values of the next tile, from the first of a group on, transposed, as blocks of A. What makes up the last

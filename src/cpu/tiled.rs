@@ -17,7 +17,7 @@ use super::prefetch::{Ahead, Due};
 use super::rows::Rows;
 use super::run::{Item, Run};
 use super::scratch::Pad;
-use super::shape::{KEY_TILE, Limbs};
+use super::shape::{Limbs, TILED_KEYS};
 use super::simd::{Simd, Task};
 use super::simd_avx512::Avx512;
 use super::softmax::{Logits, is_fresh};
@@ -87,7 +87,7 @@ impl Walk<'_> {
 
     /// The tile that starts at a key, empty past the last one; its rows are located in `pad.next`.
     fn locate(&self, start: i64, pad: &mut Pad<'_>) -> Range<i64> {
-        let keys = start..self.item.keys.end.min(start + KEY_TILE as i64);
+        let keys = start..self.item.keys.end.min(start + TILED_KEYS as i64);
         self.run.locate(self.item.request, &keys, &mut pad.next);
         keys
     }
