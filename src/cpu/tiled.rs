@@ -552,7 +552,7 @@ struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// What belongs into a slot. Scores are stored late.
+    /// What belongs into a slot. Scores are stored when their products had time.
     #[inline(always)]
     fn advance(&self, slot: usize) {
         let Blocks { at, cuts, .. } = self.products;
@@ -593,7 +593,7 @@ impl Meanwhile for &Between<'_> {
 }
 
 /// The slot in which scores are stored.
-const STORE_SLOT: usize = SLOTS - 2;
+const STORE_SLOT: usize = SLOTS - 3;
 
 /// Part `index` of a slice in blocks.
 fn block<T>(all: &mut [T], index: usize) -> &mut [T] {
