@@ -2,7 +2,7 @@
 //! the present tile is computed. How they are staged is the walk's matter.
 //!
 //! A tile that is asked for as a whole before any of it is staged does not stay in the second-level cache. The
-//! rows of one head lie a power of two apart, so those of a tile compete for an eighth of its sets.
+//! rows of one head lie a power of two apart, so those of a tile compete for few of its sets: of 8 heads, an eighth.
 #![allow(unsafe_code)]
 
 use super::prefetch::Ahead;

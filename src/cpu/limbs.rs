@@ -11,7 +11,7 @@
     reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
 )]
 
-use super::rows::{Of, Rows};
+use super::rows::{Of, Rows, columns};
 use super::simd::{Element, Simd, Task};
 use crate::dtype::DType;
 
@@ -88,13 +88,7 @@ impl<E: Element> Task for Of<E, Split> {
         for j in 0..task.rows.count {
             let row = task.rows.at_row(j);
             for c in (0..task.ld).step_by(S::LANES) {
-                let mut rest = if c + S::LANES <= task.dim {
-                    E::load::<S>(row.add(c * E::SIZE))
-                } else if c < task.dim {
-                    E::load8::<S>(row.add(c * E::SIZE))
-                } else {
-                    zero
-                };
+                let mut rest = columns::<S, E>(row, c, task.dim);
                 for limb in 0..task.limbs {
                     let nearest = S::nearest_bf16(rest);
                     S::store_high(task.dst.add(limb * task.stride + j * task.ld + c), nearest);

@@ -194,23 +194,25 @@ impl<E: Element> Task for Of<E, Stage> {
         let mut check = zero;
         for j in 0..task.rows.count {
             let row = task.rows.at_row(j);
-            let mut c = 0;
-            while c < task.dim {
-                let x = if c + S::LANES <= task.dim {
-                    E::load::<S>(row.add(c * E::SIZE))
-                } else {
-                    E::load8::<S>(row.add(c * E::SIZE))
-                };
+            for c in (0..task.dim.next_multiple_of(16)).step_by(S::LANES) {
+                let x = columns::<S, E>(row, c, task.dim);
                 check = S::fma(x, zero, check);
                 S::store(task.at(j, c), x);
-                c += S::LANES;
-            }
-            while !c.is_multiple_of(16) {
-                S::store(task.at(j, c), zero);
-                c += S::LANES;
             }
         }
         S::sum(check) == 0.0
+    }
+}
+
+/// A vector from column `c` of a row of `dim` elements, a multiple of 8, on; zeros where the row has ended.
+#[inline(always)]
+pub unsafe fn columns<S: Simd, E: Element>(row: *const u8, c: usize, dim: usize) -> S::V {
+    if c + S::LANES <= dim {
+        E::load::<S>(row.add(c * E::SIZE))
+    } else if c < dim {
+        E::load8::<S>(row.add(c * E::SIZE))
+    } else {
+        S::splat(0.0)
     }
 }
 

@@ -1,5 +1,6 @@
-//! The walk for many bf16 query rows on AMX: one KV head of an item, tile of keys by tile. Keys, values,
-//! queries and weights are bf16 and both products run on tiles; scores, softmax and sums stay in f32.
+//! The walk for many query rows on AMX: one KV head of an item, tile of keys by tile. Keys, values, queries and
+//! weights are bf16, or sums of bf16 numbers (`limbs`), and both products run on tiles; scores, softmax and sums
+//! stay in f32.
 //!
 //! Everything is transposed: scores and weights have a row per key, outputs a row per column of the
 //! values, and 32 query rows, a strip, lie side by side. A strip meets 32 keys, a group, at a time, so its
@@ -62,15 +63,15 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
 
 impl Walk<'_> {
     /// All tiles, unless some value is infinite or NaN, which a weight of 0 must not meet, or something else has no
-    /// limbs: the f32 walk knows how. Nothing was written then.
+    /// limbs: the f32 walk knows how, and writes all rows again.
     fn attend(&self, pad: &mut Pad<'_>) -> bool {
         let rows = self.item.rows.next_multiple_of(SIDE);
         pad.max[..rows].fill(f32::NEG_INFINITY);
         pad.sum[..rows].fill(0.0);
         let mut keys = self.locate(self.item.keys.start, pad);
         let mut coming = self.coming(&keys, pad);
-        let mut is_packed =
-            self.pack_rest(&mut coming, pad) && pack::queries(self.run, &self.queries, 0, pad);
+        let mut is_packed = self.pack_rest(&mut coming, pad)
+            && (keys.is_empty() || pack::queries(self.run, &self.queries, 0, pad));
         while is_packed && !keys.is_empty() {
             std::mem::swap(&mut pad.here, &mut pad.next);
             let next = self.locate(keys.end, pad);
