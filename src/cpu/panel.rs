@@ -14,8 +14,8 @@ use super::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 use std::ops::Range;
 
-/// Query rows that meet a strip of keys before more is asked for.
-const ASK_ROWS: usize = 12;
+/// Scores that one product computes, so that what is due is asked for in turns: 12 rows of a strip of 64 keys.
+const PRODUCT_SCORES: usize = 12 * 64;
 
 /// A head of an item.
 struct Walk<'a> {
@@ -162,7 +162,8 @@ impl Walk<'_> {
     fn scores(&self, block: &Block<'_>, due: &[Due<'_>], pad: &mut Pad<'_>) {
         let Block { rows, seen, .. } = block;
         let (ld, strip) = (self.run.shape.ld_qk, self.run.kernels.strip);
-        let products = rows.len().div_ceil(ASK_ROWS) * seen.len().div_ceil(strip);
+        let product_rows = PRODUCT_SCORES / strip;
+        let products = rows.len().div_ceil(product_rows) * seen.len().div_ceil(strip);
         let wanted = due.iter().filter(|due| due.lines > 0);
         let turns = (products / wanted.clone().count().max(1)).max(1);
         let mut wanted = wanted.cycle();
@@ -175,12 +176,12 @@ impl Walk<'_> {
                 base: pad.here.k[column / strip * strip * ld + inside..].as_ptr(),
                 ld: strip,
             };
-            for first in (0..rows.len()).step_by(ASK_ROWS) {
+            for first in (0..rows.len()).step_by(product_rows) {
                 let due = wanted.next().unwrap_or(&due[0]);
                 let product = Product {
                     a: pad.q[(rows.start + first) * ld..].as_ptr(),
                     lda: ld,
-                    rows: ASK_ROWS.min(rows.len() - first),
+                    rows: product_rows.min(rows.len() - first),
                     depth: self.run.shape.dim_qk,
                     b: Asking {
                         panel: keys,
