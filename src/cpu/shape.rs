@@ -44,6 +44,7 @@ const BLOCK_ROWS: usize = 48;
 const TILE_ROWS: u32 = 512;
 const TILE_TOKENS: u32 = 128;
 const LONG_PROMPT_TILES: u32 = 16;
+const PIECES_PER_THREAD: usize = 4;
 
 /// Bytes of partial results that a batch-invariant plan may need.
 const INVARIANT_BYTES: u64 = 64 << 20;
@@ -291,8 +292,7 @@ fn stream_keys(desc: &AttentionDesc, amx: bool) -> usize {
 
 fn tiling(desc: &AttentionDesc, num_threads: usize, tiled: bool) -> Tiling {
     let tile = (TILE_ROWS / desc.group_size()).clamp(1, TILE_TOKENS);
-    let doubles = tiled && desc.q_dtype != DType::F32;
-    let is_long = doubles && desc.max_qo_len / tile >= LONG_PROMPT_TILES;
+    let is_long = tiled && desc.q_dtype != DType::F32 && fills_long_tiles(desc, tile, num_threads);
     let q_tile = if is_long { 2 * tile } else { tile };
     let q_tile = q_tile.min(desc.max_qo_len.max(1));
     let threads = u32::try_from(num_threads).unwrap_or(u32::MAX);
@@ -309,6 +309,16 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, tiled: bool) -> Tiling {
         },
         invariant_chunk: invariant_chunk(desc),
     }
+}
+
+/// Whether query tiles of twice as many tokens are still many. Where the number of threads must not change a
+/// result, that is seen from the prompt's length alone.
+fn fills_long_tiles(desc: &AttentionDesc, tile: u32, num_threads: usize) -> bool {
+    if desc.batch_invariant {
+        return desc.max_qo_len / tile >= LONG_PROMPT_TILES;
+    }
+    let pieces = u64::from(desc.max_num_tokens / (2 * tile)) * u64::from(desc.num_kv_heads);
+    desc.max_qo_len >= 2 * tile && pieces >= (PIECES_PER_THREAD * num_threads) as u64
 }
 
 /// The chunk of a batch-invariant plan: as many chunks per request as `INVARIANT_BYTES` of partial
