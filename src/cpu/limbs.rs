@@ -30,7 +30,7 @@ pub fn count(dtype: DType) -> usize {
     }
 }
 
-/// Which limbs of a number and of another are multiplied, largest products first.
+/// Which limbs of a number and of another are multiplied, each pair with a limb of the one before.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     pairs: [(usize, usize); MOST_TERMS],
@@ -45,13 +45,15 @@ impl Terms {
             pairs: [(0, 0); MOST_TERMS],
             count: 0,
         };
-        for sum in 0..end {
-            for a in 0..a_limbs.min(sum + 1) {
-                if sum - a < b_limbs {
-                    terms.pairs[terms.count] = (a, sum - a);
-                    terms.count += 1;
-                }
+        let mut b = 0;
+        for a in (0..a_limbs.min(end)).rev() {
+            // No less than for the limb of a before, so `b` is one of them.
+            let partners = b_limbs.min(end - a);
+            for i in 0..partners {
+                terms.pairs[terms.count] = (a, (b + i) % partners);
+                terms.count += 1;
             }
+            b = terms.pairs[terms.count - 1].1;
         }
         terms
     }
@@ -171,14 +173,26 @@ mod tests {
     }
 
     #[test]
-    fn terms_are_those_that_count() {
-        assert_eq!(Terms::new(1, 1, 3).pairs(), [(0, 0)]);
-        assert_eq!(
-            Terms::new(2, 2, 3).pairs(),
-            [(0, 0), (0, 1), (1, 0), (1, 1)]
-        );
-        assert_eq!(Terms::new(2, 2, 2).pairs(), [(0, 0), (0, 1), (1, 0)]);
-        assert_eq!(Terms::new(1, 3, 3).pairs(), [(0, 0), (0, 1), (0, 2)]);
-        assert_eq!(Terms::new(3, 3, 3).pairs().len(), 6);
+    fn terms_are_those_that_count_each_once_and_share_a_limb_with_the_one_before() {
+        for (a_limbs, b_limbs, end) in [
+            (1, 1, 3),
+            (2, 2, 3),
+            (2, 2, 2),
+            (1, 3, 3),
+            (3, 1, 3),
+            (3, 3, 3),
+        ] {
+            let terms = Terms::new(a_limbs, b_limbs, end);
+            let all = (0..a_limbs).flat_map(|a| (0..b_limbs).map(move |b| (a, b)));
+            let want: Vec<_> = all.filter(|(a, b)| a + b < end).collect();
+            let mut got = terms.pairs().to_vec();
+            assert!(
+                got.windows(2)
+                    .all(|two| two[0].0 == two[1].0 || two[0].1 == two[1].1),
+                "{got:?}"
+            );
+            got.sort();
+            assert_eq!(got, want);
+        }
     }
 }

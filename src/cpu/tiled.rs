@@ -476,8 +476,8 @@ impl<'a> Strip<'a> {
                 for group in groups.clone() {
                     let v = v.add(group * limbs.kv * ELEMENTS);
                     let p = p.add(group * limbs.q * ELEMENTS);
-                    for &(at_v, at_p) in self.walk.products.outputs.all() {
-                        self.walk.tiles.multiply(v.add(at_v), p.add(at_p));
+                    for step in self.walk.products.outputs.all() {
+                        step.multiply(&self.walk.tiles, v, p);
                     }
                 }
                 self.walk.tiles.store(o);
@@ -486,39 +486,72 @@ impl<'a> Strip<'a> {
     }
 }
 
+/// A product of a block of A and one of B: where they start, unless they are those of the step before.
+#[derive(Clone, Copy, Default)]
+struct Step {
+    a: Option<usize>,
+    b: Option<usize>,
+}
+
+impl Step {
+    /// # Safety
+    /// The blocks must lie in `a` and `b`.
+    #[inline(always)]
+    unsafe fn multiply(self, tiles: &Tiles, a: *const u16, b: *const u16) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(at) = self.a {
+                tiles.load_a(a.add(at));
+            }
+            if let Some(at) = self.b {
+                tiles.load_b(b.add(at));
+            }
+            tiles.multiply();
+        }
+    }
+}
+
 /// Which blocks of two operands are multiplied, for one sum.
 struct Blocks {
-    at: [(usize, usize); MOST_BLOCKS],
+    steps: [Step; MOST_STEPS],
     count: usize,
     /// Those of slot `i` are from cut `i` to the next.
     cuts: [usize; SLOTS + 1],
 }
 
 /// A head dimension of 256, and all terms of a product.
-const MOST_BLOCKS: usize = 256 / SIDE * limbs::MOST_TERMS;
+const MOST_STEPS: usize = 256 / SIDE * limbs::MOST_TERMS;
 
 impl Blocks {
     /// All of some terms at each of `depth` blocks, where all limbs of a block lie together.
     fn new(terms: &Terms, (a_limbs, b_limbs): (usize, usize), depth: usize) -> Blocks {
-        let mut at = [(0, 0); MOST_BLOCKS];
+        let mut steps = [Step::default(); MOST_STEPS];
+        let mut last = (None, None);
+        let pairs = (0..depth).flat_map(|d| terms.pairs().iter().map(move |pair| (d, pair)));
         let mut count = 0;
-        for d in 0..depth {
-            for &(a, b) in terms.pairs() {
-                at[count] = ((d * a_limbs + a) * ELEMENTS, (d * b_limbs + b) * ELEMENTS);
-                count += 1;
-            }
+        for (d, (a, b)) in pairs {
+            let (a, b) = (
+                Some((d * a_limbs + a) * ELEMENTS),
+                Some((d * b_limbs + b) * ELEMENTS),
+            );
+            steps[count] = Step {
+                a: a.filter(|_| a != last.0),
+                b: b.filter(|_| b != last.1),
+            };
+            last = (a, b);
+            count += 1;
         }
         // Products are issued early: they take a while.
         let cut = |slot: usize| (slot * count).div_ceil(STORE_SLOT).min(count);
         Blocks {
-            at,
+            steps,
             count,
             cuts: std::array::from_fn(cut),
         }
     }
 
-    fn all(&self) -> &[(usize, usize)] {
-        &self.at[..self.count]
+    fn all(&self) -> &[Step] {
+        &self.steps[..self.count]
     }
 }
 
@@ -556,15 +589,15 @@ impl Scores<'_> {
     /// What belongs into a slot. Scores are stored when their products had time.
     #[inline(always)]
     fn advance(&self, slot: usize) {
-        let Blocks { at, cuts, .. } = self.products;
-        let due = &at[cuts[slot]..cuts[slot + 1]];
+        let Blocks { steps, cuts, .. } = self.products;
+        let due = &steps[cuts[slot]..cuts[slot + 1]];
         // SAFETY: `k` and `q` hold the blocks, `s` holds one.
         unsafe {
             if slot == 0 {
                 self.tiles.zero();
             }
-            for &(k, q) in due {
-                self.tiles.multiply(self.k.add(k), self.q.add(q));
+            for step in due {
+                step.multiply(self.tiles, self.k, self.q);
             }
             if slot == STORE_SLOT {
                 self.tiles.store(self.s);
