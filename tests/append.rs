@@ -297,6 +297,37 @@ fn sessions() -> Vec<Box<dyn Session>> {
         .collect()
 }
 
+/// More bytes than caches hold may take another way than few.
+#[test]
+fn long_appends_land_in_their_slots_too() {
+    for (source, gap, lead) in [(DType::F32, 0, 0), (DType::F32, 8, 3), (DType::BF16, 0, 1)] {
+        let append = Append {
+            source,
+            cache: source,
+            as_bytes: false,
+            heads: 16,
+            head_dim_qk: 128,
+            head_dim_vo: 136,
+            page_size: 4,
+            num_pages: 100,
+            layout: KvLayout::Nhd,
+            rank_3: false,
+            num_tokens: 400,
+            padded_rows: 0,
+            wide_slots: false,
+            scale: 0.0,
+            scales: None,
+            gaps: [gap, 0, gap, 0, 0, lead],
+            seed: 11,
+        };
+        for session in sessions() {
+            let [k, v] = append.run(&*session).unwrap();
+            assert_eq!(compare(&append, Side::Key, &k), Ok(()), "k_cache");
+            assert_eq!(compare(&append, Side::Value, &v), Ok(()), "v_cache");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 200,

@@ -1,6 +1,7 @@
 //! Writing new tokens to a paged cache: copies where the types agree, quantisation to fp8 otherwise.
 #![allow(unsafe_code)]
 
+use super::copy::CopyPast;
 use super::isa::Kernels;
 use super::rows::Quantise;
 use super::threads::Pool;
@@ -13,6 +14,13 @@ use std::ops::Range;
 /// Bytes that are worth a thread of their own: below this one core's copy is as fast as waking another.
 const BYTES_PER_PIECE: usize = 64 << 10;
 
+/// Bytes per thread from which on an append goes past the caches, and those of a piece and of a copy then: they are
+/// as much as the second-level cache, and attention finds none of them there. Against ordinary copies, 8 MiB take
+/// 0.67 to 0.74 of the time on an Emerald Rapids, 0.83 on a Zen 5.
+const FAR_BYTES: usize = 1 << 20;
+const FAR_PIECE: usize = 256 << 10;
+const FAR_COPY: usize = 4 << 10;
+
 /// New rows and the cache they go to.
 struct Side<'a> {
     from: &'a Tensor,
@@ -20,6 +28,7 @@ struct Side<'a> {
     scale: f32,
     scales: Option<&'a [f32]>,
     kernels: &'a Kernels,
+    is_far: bool,
 }
 
 /// Writes keys and values; negative slots are skipped.
@@ -29,6 +38,8 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &AppendArgs) -> Result<()> {
             "slot_mapping passed its checks and is no host integer".into(),
         ));
     };
+    let token_bytes = token_bytes(&args.key) + token_bytes(&args.value);
+    let is_far = slots.len() * token_bytes / pool.num_threads() >= FAR_BYTES;
     let sides = [
         Side {
             from: &args.key,
@@ -36,6 +47,7 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &AppendArgs) -> Result<()> {
             scale: args.k_scale,
             scales: args.k_scales.as_ref().and_then(Tensor::as_f32),
             kernels,
+            is_far,
         },
         Side {
             from: &args.value,
@@ -43,10 +55,11 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &AppendArgs) -> Result<()> {
             scale: args.v_scale,
             scales: args.v_scales.as_ref().and_then(Tensor::as_f32),
             kernels,
+            is_far,
         },
     ];
-    let token_bytes: usize = sides.iter().map(Side::token_bytes).sum();
-    let tokens_per_piece = BYTES_PER_PIECE.div_ceil(token_bytes.max(1));
+    let piece_bytes = if is_far { FAR_PIECE } else { BYTES_PER_PIECE };
+    let tokens_per_piece = piece_bytes.div_ceil(token_bytes.max(1));
     let pieces = slots.len().div_ceil(tokens_per_piece);
     pool.turn().for_each(pieces, &|_, piece| {
         let first = piece * tokens_per_piece;
@@ -57,11 +70,11 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &AppendArgs) -> Result<()> {
     })
 }
 
-impl Side<'_> {
-    fn token_bytes(&self) -> usize {
-        (self.from.extent(1) * self.from.extent(2)) as usize * self.from.dtype().size()
-    }
+fn token_bytes(rows: &Tensor) -> usize {
+    (rows.extent(1) * rows.extent(2)) as usize * rows.dtype().size()
+}
 
+impl Side<'_> {
     fn tokens(&self, tokens: Range<usize>, slots: &Slots<'_>) {
         let mut token = tokens.start;
         while token < tokens.end {
@@ -118,11 +131,16 @@ impl Side<'_> {
 
     /// Copies `count` elements; offsets in elements.
     fn copy(&self, from: i64, to: i64, count: i64) {
-        let size = self.from.dtype().size();
+        let bytes = count as usize * self.from.dtype().size();
         let (from, to) = (self.source(from), self.target(to));
         // SAFETY: token and slot are within the tensors, which were checked, and source and cache are
         // different memory by the operator's contract.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, count as usize * size) };
+        unsafe {
+            match self.is_far && bytes >= FAR_COPY {
+                true => (self.kernels.copy_past)(&CopyPast { from, to, bytes }),
+                false => std::ptr::copy_nonoverlapping(from, to, bytes),
+            }
+        }
     }
 
     fn quantise(&self, from: i64, to: i64, head: usize) {

@@ -2,6 +2,7 @@
 //! instruction set but `amx.rs`.
 #![allow(unsafe_code)]
 
+use super::copy::CopyPast;
 use super::limbs::Split;
 use super::product::{Asking, Panel, Product};
 use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, Streamed, leave_queries};
@@ -190,6 +191,7 @@ pub struct Kernels {
     pub quantise: [Kernel<Quantise>; 3],
     pub product: Kernel<Product<Panel>>,
     pub asking_product: Kernel<Product<Asking>>,
+    pub copy_past: Kernel<CopyPast>,
     pub transpose: Kernel<Transpose>,
     pub softmax: Kernel<Softmax>,
 }
@@ -245,6 +247,7 @@ impl Kernels {
             ],
             product: typed::<S, F32, Product<Panel>>,
             asking_product: typed::<S, F32, Product<Asking>>,
+            copy_past: plain::<S, CopyPast>,
             transpose: plain::<S, Transpose>,
             softmax: plain::<S, Softmax>,
         }

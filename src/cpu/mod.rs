@@ -19,6 +19,7 @@ mod bf16_rows;
 #[cfg(folio_avx512)]
 mod columns;
 mod coming;
+mod copy;
 mod exp;
 mod isa;
 mod limbs;

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::time::Instant;
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub const LINE: usize = 64;
 
 /// Bytes per nanosecond that a thread with AMX computes from its second-level cache: 30 to 50 were seen, and 8
 /// to 15 from memory.
@@ -162,9 +162,10 @@ fn row(start: *const u8, bytes: usize) {
     }
 }
 
+/// Asks for the line at an address, which may be any.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn hint(address: *const u8) {
+pub fn hint(address: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
     // SAFETY: a prefetch accepts any address.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
@@ -172,4 +173,4 @@ fn hint(address: *const u8) {
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-fn hint(_: *const u8) {}
+pub fn hint(_: *const u8) {}

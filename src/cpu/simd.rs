@@ -52,6 +52,13 @@ pub trait Simd: Sized + 'static {
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
+    /// Stores past the caches where the instruction set can; `p` lies on a multiple of the vector's size. Other
+    /// threads see it after [`Simd::settle`].
+    unsafe fn stream(p: *mut f32, v: Self::V) {
+        Self::store(p, v);
+    }
+    /// Orders this thread's [`Simd::stream`] before all its later stores.
+    unsafe fn settle() {}
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;

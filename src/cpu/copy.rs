@@ -1,0 +1,83 @@
+//! Copies of memory past the caches: for more bytes than they hold, which would push out everything else and be
+//! gone themselves when somebody reads them. An ordinary store reads its cache line first; these do not.
+#![allow(unsafe_code)]
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
+)]
+
+use super::prefetch::{LINE, hint};
+use super::simd::{Simd, Task};
+
+/// How far ahead of the copy its source is asked for. (Zen 5: 4 % faster than without.)
+const LEAD: usize = 1024;
+
+/// Copies `bytes` of memory that do not overlap.
+#[derive(Clone, Copy)]
+pub struct CopyPast {
+    pub from: *const u8,
+    pub to: *mut u8,
+    pub bytes: usize,
+}
+
+impl Task for CopyPast {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        // Whole lines of the target; what lies before and after them goes through the caches.
+        let start = self.to.align_offset(LINE).min(self.bytes);
+        let lines = (self.bytes - start) / LINE;
+        let end = start + lines * LINE;
+        self.part(0, start);
+        let (mut from, mut to) = (self.from.add(start), self.to.add(start));
+        for _ in 0..lines {
+            hint(from.wrapping_add(LEAD));
+            for v in 0..LINE / (size_of::<f32>() * S::LANES) {
+                let x = S::load(from.cast::<f32>().add(v * S::LANES));
+                S::stream(to.cast::<f32>().add(v * S::LANES), x);
+            }
+            (from, to) = (from.add(LINE), to.add(LINE));
+        }
+        self.part(end, self.bytes);
+        S::settle();
+    }
+}
+
+impl CopyPast {
+    #[inline(always)]
+    unsafe fn part(&self, start: usize, end: usize) {
+        std::ptr::copy_nonoverlapping(self.from.add(start), self.to.add(start), end - start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::for_each_isa;
+    use super::*;
+
+    #[test]
+    fn any_bytes_land_where_they_belong_and_no_others_change() {
+        let source: Vec<u8> = (0..2000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        for_each_isa(|isa| {
+            for (from, to, bytes) in [
+                (0, 0, 0),
+                (0, 0, 1024),
+                (3, 5, 1),
+                (1, 2, 63),
+                (0, 61, 64),
+                (7, 9, 1000),
+            ] {
+                let mut target = vec![0u8; 2000];
+                isa.run_task(&CopyPast {
+                    from: source[from..].as_ptr(),
+                    to: target[to..].as_mut_ptr(),
+                    bytes,
+                });
+                let mut want = vec![0u8; 2000];
+                want[to..to + bytes].copy_from_slice(&source[from..from + bytes]);
+                assert_eq!(target, want, "{isa:?} {from} {to} {bytes}");
+            }
+        });
+    }
+}
