@@ -259,22 +259,10 @@ unsafe fn weigh_chunk(task: &Product<Streamed>, share: usize) {
         for tile in 0..tiles {
             spread_weights(task, row, tile * SIDE, weights.add(tile * SIDE * SIDE));
         }
-        let blocks = task.columns.div_ceil(STEP);
-        for block in (0..blocks).step_by(2) {
-            // Of a last block alone, the sums are computed twice.
-            let other = (block + 1).min(blocks - 1);
-            RowTiles::zero_sums();
-            for (tile, (at, ld)) in values[..tiles].iter().enumerate() {
-                (*task.b.ahead).ask_rows(share);
-                let weights = weights.add(tile * SIDE * SIDE);
-                RowTiles::add_values(weights, at.add(64 * block), at.add(64 * other), *ld);
-            }
-            RowTiles::store_sums(sums.add(block * SIDE * SIDE));
-        }
-        let rows = RowTiles::WEIGHTED.min(task.rows - row);
+        sum_values(task, &values[..tiles], weights, share, sums);
         let part = Product {
             a: task.a.add(row * task.lda),
-            rows,
+            rows: RowTiles::WEIGHTED.min(task.rows - row),
             c: task.c.add(row * task.ldc),
             alpha: match task.alpha.is_null() {
                 true => task.alpha,
@@ -288,6 +276,30 @@ unsafe fn weigh_chunk(task: &Product<Streamed>, share: usize) {
             // Infinities and NaN, times the zeros, would reach the columns beside theirs.
             (SPLIT.weigh)(&part);
         }
+    }
+}
+
+/// All columns of tiles of 16 values times their weights; asks for `share` rows at each product.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn sum_values(
+    task: &Product<Streamed>,
+    values: &[(*const u8, usize)],
+    weights: *const u32,
+    share: usize,
+    sums: *mut f32,
+) {
+    let blocks = task.columns.div_ceil(STEP);
+    for block in (0..blocks).step_by(2) {
+        // Of a last block alone, the sums are computed twice.
+        let other = (block + 1).min(blocks - 1);
+        RowTiles::zero_sums();
+        for (tile, (at, ld)) in values.iter().enumerate() {
+            (*task.b.ahead).ask_rows(share);
+            let weights = weights.add(tile * SIDE * SIDE);
+            RowTiles::add_values(weights, at.add(64 * block), at.add(64 * other), *ld);
+        }
+        RowTiles::store_sums(sums.add(block * SIDE * SIDE));
     }
 }
 

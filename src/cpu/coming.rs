@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::prefetch::Ahead;
-use super::run::Run;
+use super::run::{Item, Run};
 use super::scratch::Tile;
 use std::ops::Range;
 
@@ -15,6 +15,8 @@ const LEAD: usize = 2;
 
 /// One head's rows of a tile.
 pub struct Coming {
+    /// Empty past the item's last key.
+    pub keys: Range<i64>,
     pub k: Ahead,
     pub v: Ahead,
     count: usize,
@@ -24,11 +26,22 @@ pub struct Coming {
 }
 
 impl Coming {
-    /// The first `count` rows that were located in `tile`, whose offsets must stay.
-    pub fn new(run: &Run<'_>, head: usize, count: usize, tile: &Tile<'_>, unit: usize) -> Coming {
+    /// At most `most` keys of an item, from `start` on. They are located in `tile`, whose offsets must stay.
+    pub fn locate(
+        run: &Run<'_>,
+        item: &Item<'_>,
+        head: usize,
+        start: i64,
+        (most, unit): (usize, usize),
+        tile: &mut Tile<'_>,
+    ) -> Coming {
+        let keys = start..item.keys.end.min(start + most as i64);
+        run.locate(item.request, &keys, tile);
+        let count = (keys.end - keys.start) as usize;
         let size = run.kv_dtype.size();
         let (k, v) = (&tile.k_offsets[..count], &tile.v_offsets[..count]);
         Coming {
+            keys,
             k: Ahead::new(run.k.rows(head, k), run.shape.dim_qk * size),
             v: Ahead::new(run.v.rows(head, v), run.shape.dim_vo * size),
             count,

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::amx::{self, SIDE};
-use super::limbs::Split;
+use super::limbs::{self, Split};
 use super::rows::Rows;
 use super::run::Run;
 use super::scratch::Pad;
@@ -30,9 +30,7 @@ pub fn queries(run: &Run<'_>, queries: &Rows, first: usize, pad: &mut Pad<'_>) -
     let mut staging = Staging {
         run,
         dtype: run.q_dtype,
-        limbs: count,
         dim: run.shape.dim_qk,
-        ld,
         staged: pad.staged16,
     };
     [0, BLOCK].into_iter().all(|half| {
@@ -67,9 +65,7 @@ pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) 
     let mut staging = Staging {
         run,
         dtype: run.kv_dtype,
-        limbs: count,
         dim: run.shape.dim_qk,
-        ld,
         staged: pad.staged16,
     };
     range.step_by(SIDE).all(|start| {
@@ -110,9 +106,7 @@ pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>
     let mut staging = Staging {
         run,
         dtype: run.kv_dtype,
-        limbs: count,
         dim,
-        ld,
         staged: pad.staged16,
     };
     range.step_by(SIDE).all(|start| {
@@ -140,14 +134,11 @@ pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>
     })
 }
 
-/// Where rows become bf16, up to 32 at a time.
+/// Where rows become bf16, up to 32 at a time, with zeros up to a multiple of 32 columns.
 struct Staging<'a> {
     run: &'a Run<'a>,
     dtype: DType,
-    limbs: usize,
     dim: usize,
-    /// Columns up to here become zeros.
-    ld: usize,
     staged: &'a mut [u16],
 }
 
@@ -155,15 +146,16 @@ impl Staging<'_> {
     /// Calls `pack` with each limb of the rows: bf16 of whole blocks as it lies, all else staged. Returns whether
     /// every row has limbs, and `pack` said so as well.
     fn rows(&mut self, rows: Rows, mut pack: impl FnMut(usize, Rows) -> bool) -> bool {
-        let Staging { dim, ld, .. } = *self;
+        let dim = self.dim;
+        let (ld, limbs) = (dim.next_multiple_of(SIDE), limbs::count(self.dtype));
         if self.dtype == DType::BF16 && dim == ld {
             return pack(0, rows);
         }
-        assert!(rows.count <= SIDE && dim <= ld && self.staged.len() >= self.limbs * SIDE * ld);
+        assert!(rows.count <= SIDE && self.staged.len() >= limbs * SIDE * ld);
         let split = Split {
             rows,
             dim,
-            limbs: self.limbs,
+            limbs,
             dst: self.staged.as_mut_ptr(),
             stride: SIDE * ld,
             ld,
@@ -171,7 +163,7 @@ impl Staging<'_> {
         // SAFETY: the rows lie in the cache or in q; `staged` holds 32 rows of every limb.
         let all = unsafe { self.run.kernels.split[self.dtype as usize](&split) };
         let offsets: [i64; SIDE] = std::array::from_fn(|j| (2 * j * ld) as i64);
-        all && (0..self.limbs).all(|limb| {
+        all && (0..limbs).all(|limb| {
             let staged = Rows {
                 base: self.staged[limb * SIDE * ld..].as_ptr().cast(),
                 offsets: offsets.as_ptr(),

@@ -49,30 +49,21 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
     };
     pad.max[..item.rows].fill(f32::NEG_INFINITY);
     pad.sum[..item.rows].fill(0.0);
-    let mut keys = walk.locate(item.keys.start, pad);
-    let mut coming = walk.coming(&keys, pad);
+    let mut coming = walk.tile_from(item.keys.start, pad);
     let mut finite = walk.stage_rest(&mut coming, pad);
-    while !keys.is_empty() {
+    while !coming.keys.is_empty() {
         std::mem::swap(&mut pad.here, &mut pad.next);
-        let next = walk.locate(keys.end, pad);
-        coming = walk.coming(&next, pad);
+        let keys = coming.keys;
+        coming = walk.tile_from(keys.end, pad);
         finite = walk.attend(&keys, finite, &mut coming, pad);
-        keys = next;
     }
     walk.finish(pad);
 }
 
 impl Walk<'_> {
-    /// The tile that starts at a key, empty past the last one; its rows are located in `pad.next`.
-    fn locate(&self, start: i64, pad: &mut Pad<'_>) -> Range<i64> {
-        let keys = start..self.item.keys.end.min(start + KEY_TILE as i64);
-        self.run.locate(self.item.request, &keys, &mut pad.next);
-        keys
-    }
-
-    fn coming(&self, keys: &Range<i64>, pad: &Pad<'_>) -> Coming {
-        let count = (keys.end - keys.start) as usize;
-        Coming::new(self.run, self.head, count, &pad.next, BLOCK)
+    fn tile_from(&self, start: i64, pad: &mut Pad<'_>) -> Coming {
+        let sizes = (KEY_TILE, BLOCK);
+        Coming::locate(self.run, self.item, self.head, start, sizes, &mut pad.next)
     }
 
     /// A tile; stages the next one meanwhile. `finite`: all values of the tile are. Returns the same of the next.
@@ -87,10 +78,9 @@ impl Walk<'_> {
         let is_first = tile.start == item.keys.start;
         let is_last = tile.end == item.keys.end;
         let mut next_finite = true;
-        let blocks = item.tokens.div_ceil(run.shape.block_tokens);
+        let blocks = self.blocks();
         for index in 0..blocks {
-            let tokens = self.block_tokens(index);
-            let rows = tokens.start * run.shape.group..tokens.end * run.shape.group;
+            let (tokens, rows) = self.block_of(index);
             if is_first {
                 let q = &mut pad.q[rows.start * run.shape.ld_qk..];
                 run.load_queries(self.queries.part(rows.clone()), q);
@@ -117,9 +107,17 @@ impl Walk<'_> {
         next_finite & self.stage_rest(coming, pad)
     }
 
-    fn block_tokens(&self, index: usize) -> Range<usize> {
-        let start = index * self.run.shape.block_tokens;
-        start..self.item.tokens.min(start + self.run.shape.block_tokens)
+    fn blocks(&self) -> usize {
+        self.item.tokens.div_ceil(self.run.shape.block_tokens)
+    }
+
+    /// Tokens and rows of a block.
+    fn block_of(&self, index: usize) -> (Range<usize>, Range<usize>) {
+        let (count, group) = (self.run.shape.block_tokens, self.run.shape.group);
+        let start = index * count;
+        let tokens = start..self.item.tokens.min(start + count);
+        let rows = tokens.start * group..tokens.end * group;
+        (tokens, rows)
     }
 
     fn block(&self, block: &Block<'_>, finite: bool, due: &[Due<'_>], pad: &mut Pad<'_>) {
@@ -224,8 +222,8 @@ impl Walk<'_> {
     fn finish(&self, pad: &mut Pad<'_>) {
         let item = self.item;
         let ld = self.run.shape.ld_vo;
-        for first in (0..item.rows).step_by(self.run.shape.block_rows()) {
-            let rows = first..item.rows.min(first + self.run.shape.block_rows());
+        for index in 0..self.blocks() {
+            let (_, rows) = self.block_of(index);
             if is_fresh(&pad.max[rows.clone()]) {
                 pad.o[rows.start * ld..rows.end * ld].fill(0.0);
             }

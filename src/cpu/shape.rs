@@ -38,13 +38,15 @@ fn stream_bytes(amx: bool) -> usize {
 /// Rows that a block of q·kᵀ aims at.
 const BLOCK_ROWS: usize = 48;
 
-/// Rows per query tile that make up for packing the keys and values, and most tokens. Tiles of AMX, which
-/// computes faster than it packs, are twice as large where prompts are long enough for many of them, except in
-/// fp32, whose limbs would not stay in the second-level cache.
+/// Rows per query tile that make up for packing the keys and values, and most tokens.
 const TILE_ROWS: u32 = 512;
 const TILE_TOKENS: u32 = 128;
-const LONG_PROMPT_TILES: u32 = 16;
+
+/// Tiles of AMX, which computes faster than it packs, are twice as large where there are still so many pieces of
+/// work for each thread, or so many tiles of the smaller size in a prompt; except in fp32, whose limbs would not
+/// stay in the second-level cache.
 const PIECES_PER_THREAD: usize = 4;
+const LONG_PROMPT_TILES: u32 = 16;
 
 /// Bytes of partial results that a batch-invariant plan may need.
 const INVARIANT_BYTES: u64 = 64 << 20;
@@ -78,7 +80,8 @@ pub struct Shape {
     pub scratch: Scratch,
 }
 
-/// How many bf16 numbers AMX takes for a query's, a weight's, and for a key's or value's.
+/// How many bf16 numbers AMX takes for a query's, a weight's, and for a key's or value's. The latter have no more:
+/// they are of the queries' type, or fp8.
 #[derive(Debug, Clone, Copy)]
 pub struct Limbs {
     pub q: usize,
@@ -218,8 +221,7 @@ impl Shape {
         let k16 = halves(2 * TILED_KEYS * self.ld_qk * self.limbs.kv);
         let v16 = halves(2 * TILED_KEYS * self.ld_vo * self.limbs.kv);
         let p16 = halves(32 * TILED_KEYS * self.limbs.q);
-        let most_limbs = self.limbs.q.max(self.limbs.kv);
-        let staged16 = halves(32 * self.ld_qk.max(self.ld_vo) * most_limbs);
+        let staged16 = halves(32 * self.ld_qk.max(self.ld_vo) * self.limbs.q);
         let mut floats = |count| cursor.take(count, 4);
         Scratch {
             q16,

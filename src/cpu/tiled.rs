@@ -68,16 +68,14 @@ impl Walk<'_> {
         let rows = self.item.rows.next_multiple_of(SIDE);
         pad.max[..rows].fill(f32::NEG_INFINITY);
         pad.sum[..rows].fill(0.0);
-        let mut keys = self.locate(self.item.keys.start, pad);
-        let mut coming = self.coming(&keys, pad);
+        let mut coming = self.tile_from(self.item.keys.start, pad);
         let mut is_packed = self.pack_rest(&mut coming, pad)
-            && (keys.is_empty() || pack::queries(self.run, &self.queries, 0, pad));
-        while is_packed && !keys.is_empty() {
+            && (coming.keys.is_empty() || pack::queries(self.run, &self.queries, 0, pad));
+        while is_packed && !coming.keys.is_empty() {
             std::mem::swap(&mut pad.here, &mut pad.next);
-            let next = self.locate(keys.end, pad);
-            coming = self.coming(&next, pad);
+            let keys = coming.keys;
+            coming = self.tile_from(keys.end, pad);
             is_packed = self.tile(&keys, &mut coming, pad);
-            keys = next;
         }
         if self.item.keys.is_empty() {
             let strips = (0..rows).step_by(SIDE);
@@ -86,16 +84,9 @@ impl Walk<'_> {
         is_packed
     }
 
-    /// The tile that starts at a key, empty past the last one; its rows are located in `pad.next`.
-    fn locate(&self, start: i64, pad: &mut Pad<'_>) -> Range<i64> {
-        let keys = start..self.item.keys.end.min(start + TILED_KEYS as i64);
-        self.run.locate(self.item.request, &keys, &mut pad.next);
-        keys
-    }
-
-    fn coming(&self, keys: &Range<i64>, pad: &Pad<'_>) -> Coming {
-        let count = (keys.end - keys.start) as usize;
-        Coming::new(self.run, self.head, count, &pad.next, SIDE)
+    fn tile_from(&self, start: i64, pad: &mut Pad<'_>) -> Coming {
+        let sizes = (TILED_KEYS, SIDE);
+        Coming::locate(self.run, self.item, self.head, start, sizes, &mut pad.next)
     }
 
     /// All strips against a tile; packs the next one meanwhile. Returns whether that could be.
