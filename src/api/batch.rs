@@ -4,6 +4,7 @@
 //! last value; of device lengths only the shapes can be.
 
 use super::check::{Extent, Named, required};
+use super::largest::largest_of;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, Batch, DeviceBatch, HostBatch, KvStorage, PageIds, Pages};
@@ -455,11 +456,6 @@ fn largest_page_id(batch: &HostBatch<'_>, page_size: u32) -> Result<i32> {
         }
     }
     Ok(largest)
-}
-
-/// The largest id as an unsigned number, or 0: negative ids are the largest of all.
-fn largest_of(ids: &[i32]) -> u32 {
-    ids.iter().fold(0, |most, &id| most.max(id as u32))
 }
 
 fn negative_page_id(batch: &HostBatch<'_>, b: usize, ids: &[i32]) -> Error {

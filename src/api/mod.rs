@@ -9,6 +9,7 @@ mod cache;
 mod check;
 mod context;
 mod desc;
+mod largest;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
 pub use args::{MaskMode, RunInput};
