@@ -14,5 +14,6 @@ pub mod instance;
 pub mod memory;
 pub mod pages;
 pub mod problem;
+pub mod reserved;
 pub mod strategy;
 pub mod values;
