@@ -48,7 +48,7 @@ impl CpuAttention {
                 desc,
                 pool.num_threads(),
                 isa.kernels().strip,
-                isa == Isa::Amx,
+                isa.matrix(desc.q_dtype),
             ),
             pool,
             isa,

@@ -45,7 +45,23 @@ impl Isa {
     /// The best that is available.
     pub fn best() -> Isa {
         let mut all = Isa::ALL.into_iter().rev();
-        all.find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+        all.find(|isa| isa.is_available() && isa.pays())
+            .unwrap_or(Isa::Portable)
+    }
+
+    /// Whether it is faster than the ones before it. Products of AVX512-BF16 are half as fast as those of f32 on Intel's
+    /// processors, and twice as fast on AMD's.
+    fn pays(self) -> bool {
+        self != Isa::Avx512Bf16 || is_amd()
+    }
+
+    /// What multiplies blocks of bf16 numbers for queries of a type, if something does.
+    pub(super) fn matrix(self, q_dtype: DType) -> Option<Matrix> {
+        match self {
+            Isa::Amx => Some(Matrix::Amx),
+            Isa::Avx512Bf16 if q_dtype == DType::BF16 => Some(Matrix::Pairs),
+            _ => None,
+        }
     }
 
     /// Name of a kernel row.
@@ -63,6 +79,30 @@ impl Isa {
     pub(super) fn kernels(self) -> &'static Kernels {
         kernels(self)
     }
+}
+
+/// What multiplies blocks of bf16 numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// Tiles; numbers of other types are sums of bf16 numbers.
+    Amx,
+    /// Vectors, by pairs.
+    Pairs,
+}
+
+/// CPUID leaf 0 spells the vendor.
+#[cfg(target_arch = "x86_64")]
+fn is_amd() -> bool {
+    #[allow(unused_unsafe, reason = "unsafe in Rust 1.88, safe in later ones")]
+    // SAFETY: every x86-64 processor has CPUID.
+    let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
+    let name = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+    name.concat() == b"AuthenticAMD"
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_amd() -> bool {
+    false
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -2,10 +2,10 @@
 //!
 //! A run walks work items on the context's threads (`threads`). Kernels are written once over a vector
 //! type (`simd`) and compiled per instruction set into a table (`isa`), picked at run time. The walks are
-//! `stream` for few query rows, `panel` for many, and `tiled` for many on AMX.
+//! `stream` for few query rows, `panel` for many, and `tiled` for many on AMX or AVX512-BF16.
 #![cfg_attr(
     not(folio_avx512),
-    allow(dead_code, reason = "what only the walk on AMX needs")
+    allow(dead_code, reason = "what only the walk by blocks of bf16 needs")
 )]
 
 #[cfg(folio_avx512)]
@@ -27,6 +27,8 @@ mod mask;
 mod merge;
 #[cfg(folio_avx512)]
 mod pack;
+#[cfg(folio_avx512)]
+mod pairs;
 mod panel;
 mod prefetch;
 mod product;

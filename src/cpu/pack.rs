@@ -1,4 +1,4 @@
-//! Operands for AMX: queries, keys and values of one KV head as the contiguous blocks of `amx`.
+//! Operands of products by blocks: queries, keys and values of one KV head as the contiguous blocks of `amx`.
 //!
 //! Scores are computed transposed, k · qᵀ, and so are outputs, vᵀ · p. Keys (A) are then copied as they
 //! lie; queries (B) are a transposition of 32-bit words, once per item; values (A) are transposed, two

@@ -222,8 +222,8 @@ impl<'a> Run<'a> {
     pub fn compute_head(&self, work: &WorkItem, head: usize, pad: &mut Pad<'_>) {
         let item = self.item(work);
         #[cfg(folio_avx512)]
-        if self.shape.tiled {
-            return tiled::walk(self, &item, head, pad);
+        if let Some(matrix) = self.shape.matrix {
+            return tiled::walk(self, &item, head, matrix, pad);
         }
         panel::walk(self, &item, head, pad);
     }

@@ -1,6 +1,7 @@
 //! The sizes that follow from a desc: tiles, the workspace's parts, and each thread's scratch.
 //! Arithmetic only; nothing here touches memory.
 
+use super::isa::Matrix;
 use super::limbs;
 use crate::backend::{Tiling, WorkspaceInfo};
 use crate::dtype::DType;
@@ -11,8 +12,8 @@ use std::ops::Range;
 /// keys were 2 % faster than 128 in fp32 prefill, 6 % on AMX.)
 pub const KEY_TILE: usize = 256;
 
-/// The same on AMX, where sums are loaded and stored once per tile: with 256, prefill takes 2 % longer in bf16 and
-/// 4 % in fp16.
+/// The same by blocks of bf16, whose sums are loaded and stored once per tile: with 256, prefill on AMX takes 2 % longer
+/// in bf16 and 4 % in fp16. (By pairs on a Zen 5 it takes 1 to 3 % less.)
 pub const TILED_KEYS: usize = 512;
 
 /// Elements from one row of scores or weights to the next: not a power of two, so that the rows of a
@@ -42,9 +43,9 @@ const BLOCK_ROWS: usize = 48;
 const TILE_ROWS: u32 = 512;
 const TILE_TOKENS: u32 = 128;
 
-/// Tiles of AMX, which computes faster than it packs, are twice as large where there are still so many pieces of
-/// work for each thread, or so many tiles of the smaller size in a prompt; except in fp32, whose limbs would not
-/// stay in the second-level cache.
+/// Query tiles of blocks of bf16, which are computed faster than packed, are twice as large where there are still so
+/// many pieces of work for each thread, or so many tiles of the smaller size in a prompt; except in fp32, whose limbs
+/// would not stay in the second-level cache.
 const PIECES_PER_THREAD: usize = 4;
 const LONG_PROMPT_TILES: u32 = 16;
 
@@ -70,17 +71,17 @@ pub struct Shape {
     /// Keys per tile where all heads are walked at once, and elements from one of its rows of scores to the
     /// next. The same whichever heads are walked, so that they do not change a result.
     pub stream_keys: usize,
-    /// Items of many rows go through AMX, their numbers as so many bf16 numbers.
-    pub tiled: bool,
+    /// Items of many rows are walked by blocks of bf16, their numbers as so many bf16 numbers.
+    pub matrix: Option<Matrix>,
     pub limbs: Limbs,
-    /// Items of few rows do so too.
+    /// Items of few rows go through AMX too.
     pub amx: bool,
     pub tiling: Tiling,
     pub parts: Parts,
     pub scratch: Scratch,
 }
 
-/// How many bf16 numbers AMX takes for a query's, a weight's, and for a key's or value's. The latter have no more:
+/// How many bf16 numbers stand for a query's, a weight's, and for a key's or value's. The latter have no more:
 /// they are of the queries' type, or fp8.
 #[derive(Debug, Clone, Copy)]
 pub struct Limbs {
@@ -116,7 +117,7 @@ pub struct Scratch {
     pub alpha: Range<usize>,
     pub s: Range<usize>,
     pub staged: Range<usize>,
-    /// bf16 copies for AMX.
+    /// bf16 copies for products by blocks.
     pub q16: Range<usize>,
     pub p16: Range<usize>,
     pub staged16: Range<usize>,
@@ -148,10 +149,15 @@ impl Cursor {
 }
 
 impl Shape {
-    /// `strip`: columns of a panel's strip, a multiple of 16. `tiled`: AMX is available.
-    pub fn new(desc: &AttentionDesc, num_threads: usize, strip: usize, tiled: bool) -> Shape {
+    /// `strip`: columns of a panel's strip, a multiple of 16.
+    pub fn new(
+        desc: &AttentionDesc,
+        num_threads: usize,
+        strip: usize,
+        matrix: Option<Matrix>,
+    ) -> Shape {
         let group = desc.group_size() as usize;
-        let amx = tiled && desc.q_dtype == DType::BF16;
+        let amx = matrix == Some(Matrix::Amx) && desc.q_dtype == DType::BF16;
         let mut shape = Shape {
             group,
             num_qo_heads: desc.num_qo_heads as usize,
@@ -162,13 +168,13 @@ impl Shape {
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
             stream_keys: stream_keys(desc, amx),
-            tiled,
+            matrix,
             limbs: Limbs {
                 q: limbs::count(desc.q_dtype),
                 kv: limbs::count(desc.kv_dtype),
             },
             amx,
-            tiling: tiling(desc, num_threads, tiled),
+            tiling: tiling(desc, num_threads, matrix),
             parts: Parts::default(),
             scratch: Scratch::default(),
         };
@@ -180,7 +186,7 @@ impl Shape {
     /// Some item may go through AMX.
     pub fn uses_amx(&self) -> bool {
         let most_rows = self.tiling.q_tile as usize * self.group;
-        self.amx || self.tiled && most_rows > STREAM_ROWS
+        self.amx || self.matrix == Some(Matrix::Amx) && most_rows > STREAM_ROWS
     }
 
     /// The item has so few rows that all heads are computed at once.
@@ -209,14 +215,15 @@ impl Shape {
         let rows = tile_rows.max(few_rows);
         let block_rows = self.block_rows();
         let scores_of_few = few_rows * self.stream_keys;
-        // AMX computes strips of 32 rows, and has the scores of two groups of 32 keys.
-        let (rows, scores, most_keys) = match self.tiled {
+        // Blocks are strips of 32 rows, and there are the scores of two groups of 32 keys.
+        let in_blocks = self.matrix.is_some();
+        let (rows, scores, most_keys) = match in_blocks {
             true => (rows.next_multiple_of(32), 2 * 32 * 32, TILED_KEYS),
             false => (rows, 0, KEY_TILE),
         };
         let v_width = self.ld_vo.next_multiple_of(strip);
         let mut cursor = Cursor::default();
-        let mut halves = |count: usize| cursor.take(if self.tiled { count } else { 0 }, 2);
+        let mut halves = |count: usize| cursor.take(if in_blocks { count } else { 0 }, 2);
         let q16 = halves(rows * self.ld_qk * self.limbs.q);
         let k16 = halves(2 * TILED_KEYS * self.ld_qk * self.limbs.kv);
         let v16 = halves(2 * TILED_KEYS * self.ld_vo * self.limbs.kv);
@@ -292,9 +299,10 @@ fn stream_keys(desc: &AttentionDesc, amx: bool) -> usize {
     (stream_bytes(amx) / bytes).clamp(STREAM_UNIT, KEY_TILE) / STREAM_UNIT * STREAM_UNIT
 }
 
-fn tiling(desc: &AttentionDesc, num_threads: usize, tiled: bool) -> Tiling {
+fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> Tiling {
     let tile = (TILE_ROWS / desc.group_size()).clamp(1, TILE_TOKENS);
-    let is_long = tiled && desc.q_dtype != DType::F32 && fills_long_tiles(desc, tile, num_threads);
+    let is_long =
+        matrix.is_some() && desc.q_dtype != DType::F32 && fills_long_tiles(desc, tile, num_threads);
     let q_tile = if is_long { 2 * tile } else { tile };
     let q_tile = q_tile.min(desc.max_qo_len.max(1));
     let threads = u32::try_from(num_threads).unwrap_or(u32::MAX);

@@ -1,18 +1,20 @@
-//! The walk for many query rows on AMX: one KV head of an item, tile of keys by tile. Keys, values, queries and
-//! weights are bf16, or sums of bf16 numbers (`limbs`), and both products run on tiles; scores, softmax and sums
-//! stay in f32.
+//! The walk for many query rows by blocks of bf16, on AMX or AVX512-BF16: one KV head of an item, tile of keys by
+//! tile. Keys, values, queries and weights are bf16, or sums of bf16 numbers (`limbs`, on AMX only); scores, softmax
+//! and sums stay in f32.
 //!
 //! Everything is transposed: scores and weights have a row per key, outputs a row per column of the
 //! values, and 32 query rows, a strip, lie side by side. A strip meets 32 keys, a group, at a time, so its
-//! scores stay in the first-level cache. Matrix instructions run by themselves: while one group's scores
+//! scores stay in the first-level cache. Matrix instructions of AMX run by themselves: while one group's scores
 //! become weights, the next group's are computed.
 #![allow(unsafe_code)]
 
 use super::amx::{SIDE, Tiles};
 use super::columns::{Follow, Hide, Meanwhile, Round, SLOTS, Shape, Weights};
 use super::coming::Coming;
+use super::isa::Matrix;
 use super::limbs::{self, Terms};
 use super::pack::{self, ELEMENTS};
+use super::pairs;
 use super::panel;
 use super::prefetch::{Ahead, Due};
 use super::rows::Rows;
@@ -31,8 +33,7 @@ struct Walk<'a> {
     run: &'a Run<'a>,
     item: &'a Item<'a>,
     head: usize,
-    tiles: Tiles,
-    products: Products,
+    engine: Engine,
     queries: Rows,
     /// Those after the first two strips. They are packed a strip ahead in the first tile, and the rows of o asked
     /// for and written strip by strip in the last.
@@ -40,13 +41,31 @@ struct Walk<'a> {
     outputs_ahead: Ahead,
 }
 
+/// What multiplies blocks.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a thread has one at a time, on its stack: runs allocate nothing"
+)]
+enum Engine {
+    Tiles(Tiles, Products),
+    Pairs,
+}
+
+impl Engine {
+    fn new(matrix: Matrix, run: &Run<'_>) -> Engine {
+        match matrix {
+            // SAFETY: only `Isa::Amx` has this matrix, and nothing runs on what is not available.
+            Matrix::Amx => Engine::Tiles(unsafe { Tiles::new() }, Products::new(run)),
+            Matrix::Pairs => Engine::Pairs,
+        }
+    }
+}
+
 /// Computes a head of an item.
-pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, pad: &mut Pad<'_>) {
+pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, matrix: Matrix, pad: &mut Pad<'_>) {
     let queries = run.queries(item, head, pad.q_offsets);
     let walk = Walk {
-        // SAFETY: this walk is picked only where AMX is available.
-        tiles: unsafe { Tiles::new() },
-        products: Products::new(run),
+        engine: Engine::new(matrix, run),
         queries_ahead: run.queries_ahead(queries.skip(2 * SIDE)),
         outputs_ahead: run.outputs_ahead(item, head, pad.o_offsets),
         run,
@@ -258,8 +277,9 @@ impl<'a> Strip<'a> {
         if groups.is_empty() {
             return;
         }
-        if !turn.is_ready {
-            let scores = self.scores(groups.start, turn.block, pad);
+        if !turn.is_ready
+            && let Some(scores) = self.scores(groups.start, turn.block, pad)
+        {
             (0..SLOTS).for_each(|slot| scores.advance(slot));
         }
         let next = next.filter(|next| !next.groups.is_empty());
@@ -273,8 +293,8 @@ impl<'a> Strip<'a> {
             let group = Group { index, block };
             let scale = self.shape(group, pad);
             let next = match next {
-                _ if index + 1 < groups.end => Some(self.scores(index + 1, turn.block, pad)),
-                Some(next) => Some(next.scores(next.groups.start, turn.block, pad)),
+                _ if index + 1 < groups.end => self.scores(index + 1, turn.block, pad),
+                Some(next) => next.scores(next.groups.start, turn.block, pad),
                 None => None,
             };
             let between = Between { due, paces, next };
@@ -292,17 +312,27 @@ impl<'a> Strip<'a> {
         self.accumulate(first..groups.end, fresh, pad);
     }
 
-    /// The products that put the scores of a group into a block.
-    fn scores(&self, group: usize, to: usize, pad: &mut Pad<'_>) -> Scores<'a> {
+    /// Puts the scores of a group into a block, by products that are still to be done where that can be meanwhile.
+    fn scores(&self, group: usize, to: usize, pad: &mut Pad<'_>) -> Option<Scores<'a>> {
         let shape = self.walk.run.shape;
         let (limbs, ld_qk) = (shape.limbs, shape.ld_qk);
         let (k, q) = (SIDE * limbs.kv * ld_qk, SIDE * limbs.q * ld_qk);
-        Scores {
-            tiles: &self.walk.tiles,
-            k: pad.here.k16[group * k..][..k].as_ptr(),
-            q: pad.q16[self.rows.start / SIDE * q..][..q].as_ptr(),
-            s: block(pad.s, to).as_mut_ptr(),
-            products: &self.walk.products.scores,
+        let k = pad.here.k16[group * k..][..k].as_ptr();
+        let q = pad.q16[self.rows.start / SIDE * q..][..q].as_ptr();
+        let s = block(pad.s, to).as_mut_ptr();
+        match &self.walk.engine {
+            Engine::Tiles(tiles, products) => Some(Scores {
+                tiles,
+                k,
+                q,
+                s,
+                products: &products.scores,
+            }),
+            Engine::Pairs => {
+                // SAFETY: `k` and `q` hold the blocks of a head dimension, a block of `s` is one.
+                unsafe { pairs::multiply(s, true, k, q, ld_qk / SIDE) };
+                None
+            }
         }
     }
 
@@ -459,19 +489,14 @@ impl<'a> Strip<'a> {
             let v = pad.here.v16[pack::value_blocks(limbs.kv, column, 0)..][..all_v].as_ptr();
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
-                if fresh {
-                    self.walk.tiles.zero();
-                } else {
-                    self.walk.tiles.load(o);
-                }
-                for group in groups.clone() {
-                    let v = v.add(group * limbs.kv * ELEMENTS);
-                    let p = p.add(group * limbs.q * ELEMENTS);
-                    for step in self.walk.products.outputs.all() {
-                        step.multiply(&self.walk.tiles, v, p);
+                let v = v.add(groups.start * limbs.kv * ELEMENTS);
+                let p = p.add(groups.start * limbs.q * ELEMENTS);
+                match &self.walk.engine {
+                    Engine::Tiles(tiles, products) => {
+                        products.add_outputs(tiles, o, fresh, (v, p), limbs, groups.len());
                     }
+                    Engine::Pairs => pairs::multiply(o, fresh, v, p, groups.len()),
                 }
-                self.walk.tiles.store(o);
             }
         }
     }
@@ -564,6 +589,37 @@ impl Products {
             outputs: Blocks::new(&outputs, (kv, q), 1),
         }
     }
+
+    /// `o += vᵀ · p` over so many groups, or `o = …`.
+    ///
+    /// # Safety
+    /// `o` must be a block, and `v` and `p` hold those of the groups.
+    unsafe fn add_outputs(
+        &self,
+        tiles: &Tiles,
+        o: *mut f32,
+        fresh: bool,
+        (v, p): (*const u16, *const u16),
+        limbs: Limbs,
+        groups: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if fresh {
+                tiles.zero();
+            } else {
+                tiles.load(o);
+            }
+            for group in 0..groups {
+                let v = v.add(group * limbs.kv * ELEMENTS);
+                let p = p.add(group * limbs.q * ELEMENTS);
+                for step in self.outputs.all() {
+                    step.multiply(tiles, v, p);
+                }
+            }
+            tiles.store(o);
+        }
+    }
 }
 
 /// The products that make one group's scores, in steps.
@@ -632,6 +688,6 @@ fn strip(all: &mut [f32], first: usize) -> &mut [f32] {
 
 /// Runs a task whose pointers are slices of the scratch, as large as its fields say.
 fn vectorize<T: Task>(task: &T) -> T::Output {
-    // SAFETY: AMX comes with AVX-512; the caller's slices.
+    // SAFETY: both matrices come with AVX-512; the caller's slices.
     unsafe { Avx512::vectorize(task) }
 }
