@@ -24,10 +24,11 @@
 )]
 
 use super::isa::FewRows;
+use super::prefetch::Level;
 use super::product::{Product, Source};
 use super::rows::{Dot, Queries, Streamed};
 use super::simd::Simd;
-use super::simd_avx512::Avx512;
+use super::simd_avx512::{Avx512, Wide};
 use std::arch::x86_64::*;
 
 /// Elements per load.
@@ -42,12 +43,19 @@ pub const SPLIT: FewRows = FewRows {
 };
 
 /// In pairs. Needs AVX-512 BF16 too.
-pub const PAIRS: FewRows = FewRows {
-    queries: pairs_queries,
-    dot: pairs_dot,
-    weigh: pairs_weigh,
-    on_tiles: false,
-};
+pub const PAIRS: FewRows = pairs::<false>();
+
+/// The same, with memory asked into the first-level cache.
+pub const PAIRS_NEAR: FewRows = pairs::<true>();
+
+const fn pairs<const NEAR: bool>() -> FewRows {
+    FewRows {
+        queries: pairs_queries,
+        dot: pairs_dot::<NEAR>,
+        weigh: pairs_weigh::<NEAR>,
+        on_tiles: false,
+    }
+}
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn split_queries(task: &Queries) {
@@ -66,17 +74,17 @@ unsafe fn split_weigh(task: &Product<Streamed>) {
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn pairs_queries(task: &Queries) {
-    queries::<Pairs>(task);
+    queries::<Pairs<false>>(task);
 }
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pairs_dot(task: &Dot) {
-    dot::<Pairs>(task);
+unsafe fn pairs_dot<const NEAR: bool>(task: &Dot) {
+    dot::<Pairs<NEAR>>(task);
 }
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pairs_weigh(task: &Product<Streamed>) {
-    weigh::<Pairs>(task);
+unsafe fn pairs_weigh<const NEAR: bool>(task: &Product<Streamed>) {
+    weigh::<Pairs<NEAR>>(task);
 }
 
 /// Sums of 32 columns, in the order of the way to multiply.
@@ -84,6 +92,8 @@ pub type Columns = [__m512; 2];
 
 /// A way to multiply.
 trait Way {
+    /// As in [`Simd`].
+    const LEVEL: Level;
     /// 32 elements of a query, as `multiply` wants them, over the 32 floats `low` and `high`.
     unsafe fn query(at: *mut f32, d: usize, low: __m512, high: __m512);
     /// `sum` plus products of 32 elements of a key with those of a query from `d` on.
@@ -102,9 +112,11 @@ trait Way {
 }
 
 struct Split;
-struct Pairs;
+struct Pairs<const NEAR: bool>;
 
 impl Way for Split {
+    const LEVEL: Level = Avx512::LEVEL;
+
     #[inline(always)]
     unsafe fn query(at: *mut f32, d: usize, low: __m512, high: __m512) {
         let [even, odd] = Split::enter([low, high]);
@@ -143,7 +155,7 @@ impl Way for Split {
         sums: &mut [[Columns; N]; R],
     ) {
         for j in 0..task.depth {
-            task.b.ask(share);
+            task.b.ask(share, Self::LEVEL);
             let values = task.b.at(j);
             let mut x = [[_mm512_setzero_ps(); 2]; N];
             for n in 0..N {
@@ -161,7 +173,9 @@ impl Way for Split {
     }
 }
 
-impl Way for Pairs {
+impl<const NEAR: bool> Way for Pairs<NEAR> {
+    const LEVEL: Level = Wide::<NEAR>::LEVEL;
+
     #[inline(always)]
     unsafe fn query(at: *mut f32, d: usize, low: __m512, high: __m512) {
         // The queries were bf16, so nothing is lost.
@@ -211,7 +225,7 @@ impl Way for Pairs {
                 Avx512::store_pairs(weights[r].as_mut_ptr(), low, high);
             }
             for j in 0..count.min(16) {
-                task.b.ask(2 * share);
+                task.b.ask(2 * share, Self::LEVEL);
                 let values = task.b.at(first + j);
                 let mut x = [[_mm512_setzero_si512(); 2]; N];
                 for n in 0..N {
@@ -305,7 +319,7 @@ unsafe fn dot_quad<W: Way, const R: usize>(
     let mut sums = [[_mm512_setzero_ps(); 4]; R];
     let mut d = 0;
     while d + STEP <= task.dim {
-        (*task.k.ahead).ask(share);
+        (*task.k.ahead).ask(share, W::LEVEL);
         dot_step::<W, R, false>(&mut sums, keys, q, d, task);
         d += STEP;
     }

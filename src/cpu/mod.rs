@@ -48,6 +48,7 @@ mod threads;
 #[cfg(folio_avx512)]
 mod tiled;
 mod transpose;
+mod vendor;
 
 pub use isa::Isa;
 

@@ -16,6 +16,13 @@ pub const LINE: usize = 64;
 /// to 15 from memory.
 const NEAR: f64 = 20.0;
 
+/// Which cache lines are asked into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    First,
+    Second,
+}
+
 /// Lines of some rows that have not been asked for yet.
 pub struct Ahead {
     rows: Rows,
@@ -46,12 +53,13 @@ impl Ahead {
         left.div_ceil(steps.max(1))
     }
 
-    /// Asks for some more lines.
+    /// Asks for some more lines. The level should be a constant: to pick it for every line takes 4 µs of a warm
+    /// decode's 32.
     ///
     /// # Safety
     /// The offsets of the rows must be readable.
     #[inline(always)]
-    pub unsafe fn ask(&self, lines: usize) {
+    pub unsafe fn ask(&self, lines: usize, level: Level) {
         for _ in 0..lines {
             if self.left.get() == 0 {
                 if self.row.get() == self.rows.count {
@@ -62,7 +70,7 @@ impl Ahead {
                 self.row.set(self.row.get() + 1);
                 self.left.set(self.lines);
             }
-            hint(self.at.get());
+            hint(self.at.get(), level);
             self.at.set(self.at.get().wrapping_add(LINE));
             self.left.set(self.left.get() - 1);
         }
@@ -158,19 +166,24 @@ impl Need {
 #[inline(always)]
 fn row(start: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(LINE) {
-        hint(start.wrapping_add(line));
+        hint(start.wrapping_add(line), Level::Second);
     }
 }
 
 /// Asks for the line at an address, which may be any.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub fn hint(address: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+pub fn hint(address: *const u8, level: Level) {
+    use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
     // SAFETY: a prefetch accepts any address.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
+    unsafe {
+        match level {
+            Level::First => _mm_prefetch::<_MM_HINT_T0>(address.cast()),
+            Level::Second => _mm_prefetch::<_MM_HINT_T1>(address.cast()),
+        }
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-pub fn hint(_: *const u8) {}
+pub fn hint(_: *const u8, _: Level) {}

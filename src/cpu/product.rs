@@ -13,7 +13,7 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::prefetch::Ahead;
+use super::prefetch::{Ahead, Level};
 use super::rows::{Of, Rows, Streamed};
 use super::simd::{Element, Simd, Task};
 
@@ -62,7 +62,7 @@ pub trait Source: Copy {
         0
     }
     #[inline(always)]
-    unsafe fn ask(&self, _lines: usize) {}
+    unsafe fn ask(&self, _lines: usize, _level: Level) {}
 }
 
 impl Source for Panel {
@@ -86,8 +86,8 @@ impl Source for Asking {
         self.lines.div_ceil(steps)
     }
     #[inline(always)]
-    unsafe fn ask(&self, lines: usize) {
-        (*self.ahead).ask(lines);
+    unsafe fn ask(&self, lines: usize, level: Level) {
+        (*self.ahead).ask(lines, level);
     }
 }
 
@@ -112,8 +112,8 @@ impl Source for Streamed {
         (*self.ahead).share(steps)
     }
     #[inline(always)]
-    unsafe fn ask(&self, lines: usize) {
-        (*self.ahead).ask(lines);
+    unsafe fn ask(&self, lines: usize, level: Level) {
+        (*self.ahead).ask(lines, level);
     }
 }
 
@@ -193,7 +193,7 @@ unsafe fn block<
     let mut a: [*const f32; R] = std::array::from_fn(|r| task.a.wrapping_add((row + r) * task.lda));
     let mut k = 0;
     while k + B::STEP <= task.depth {
-        task.b.ask(share);
+        task.b.ask(share, S::LEVEL);
         for u in 0..B::STEP {
             let b = task.b.at(k + u).add(column * E::SIZE);
             step::<S, E, R, N, HALF>(a.map(|a| a.wrapping_add(u)), b, &mut sums);

@@ -141,7 +141,7 @@ unsafe fn dot_block<S: Simd, E: Element, const R: usize>(
     let q = task.q.add(r0 * task.ldq);
     let mut d = 0;
     while d + S::LANES <= task.dim {
-        (*task.k.ahead).ask(share);
+        (*task.k.ahead).ask(share, S::LEVEL);
         let k = [
             E::load::<S>(keys[0].add(d * E::SIZE)),
             E::load::<S>(keys[1].add(d * E::SIZE)),

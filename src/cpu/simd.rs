@@ -12,6 +12,7 @@
     reason = "each body is one or two intrinsics under the contract stated on the trait"
 )]
 
+use super::prefetch::Level;
 use crate::dtype;
 use half::{bf16, f16};
 
@@ -45,6 +46,8 @@ pub trait Simd: Sized + 'static {
     const BLOCK_ROWS: usize;
     /// Query rows against four keys at once in `Dot`.
     const DOT_ROWS: usize;
+    /// Where few query rows ask for what comes next.
+    const LEVEL: Level = Level::Second;
 
     /// Runs a task in a function compiled for this instruction set.
     unsafe fn vectorize<T: Task>(task: &T) -> T::Output;

@@ -15,27 +15,35 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
+use super::prefetch::Level;
 use super::simd::{Simd, Task};
 use super::simd_avx2::Avx2;
 use std::arch::x86_64::*;
 
-/// AVX-512 F + BW + DQ + VL.
-pub struct Avx512;
+/// AVX-512 F + BW + DQ + VL; with `NEAR`, memory is asked into the first-level cache.
+pub struct Wide<const NEAR: bool>;
+
+pub type Avx512 = Wide<false>;
+pub type Avx512Near = Wide<true>;
 
 const ROUND: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 const FLOOR: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
 
-impl Simd for Avx512 {
+impl<const NEAR: bool> Simd for Wide<NEAR> {
     type V = __m512;
     type Half = Avx2;
     const LANES: usize = 16;
     const STRIP: usize = 4;
     const BLOCK_ROWS: usize = 6;
     const DOT_ROWS: usize = 4;
+    const LEVEL: Level = match NEAR {
+        true => Level::First,
+        false => Level::Second,
+    };
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn vectorize<T: Task>(task: &T) -> T::Output {
-        task.run::<Avx512>()
+        task.run::<Wide<NEAR>>()
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {

@@ -666,7 +666,7 @@ impl Meanwhile for &Between<'_> {
     fn advance(self, slot: usize) {
         let kind = slot % self.due.len();
         // SAFETY: the offsets lie in the scratch, and stay as they are during the walk or the tile.
-        unsafe { self.due[kind].ahead.ask(self.paces[kind]) };
+        unsafe { self.due[kind].ahead.ask(self.paces[kind], Avx512::LEVEL) };
         if let Some(next) = self.next {
             next.advance(slot);
         }
