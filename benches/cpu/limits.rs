@@ -217,6 +217,22 @@ mod x86 {
         is_x86_feature_detected!("fma").then(|| unsafe { fma_256() })
     }
 
+    #[repr(align(64))]
+    struct Panels([u16; 16 << 10]);
+
+    impl Panels {
+        /// bf16 numbers of either sign and a few powers of two: products of zeros may take less power.
+        const fn new() -> Panels {
+            let mut numbers = [0; 16 << 10];
+            let mut i = 0;
+            while i < numbers.len() {
+                numbers[i] = (i.wrapping_mul(40_503) as u16 & 0x81ff) | 0x3e00;
+                i += 1;
+            }
+            Panels(numbers)
+        }
+    }
+
     /// Nothing, six times: tile instructions that follow one another closely are slow where the sibling thread is
     /// busy.
     macro_rules! apart {
@@ -229,11 +245,7 @@ mod x86 {
     /// 16 × 16 × 32 and as many tile loads.
     pub fn amx_round() -> f64 {
         const ROUNDS: usize = 4_000;
-        #[repr(align(64))]
-        struct Panels([u16; 16 << 10]);
-        // Of either sign and a few powers of two: products of zeros may take less power.
-        let number = |i: usize| (i.wrapping_mul(40_503) as u16 & 0x81ff) | 0x3e00;
-        let panels = Panels(std::array::from_fn(number));
+        static PANELS: Panels = Panels::new();
         let config = tile_config();
         // SAFETY: the caller saw the AMX row available, so the process has permission; the panels are
         // as large as the loads need, and no tile is in use elsewhere on this thread.
@@ -241,7 +253,7 @@ mod x86 {
             std::arch::asm!("ldtilecfg [{}]", in(reg) &config, options(nostack));
             for _ in 0..ROUNDS {
                 let mut step = 4usize;
-                let mut a = panels.0.as_ptr();
+                let mut a = PANELS.0.as_ptr();
                 std::arch::asm!(
                     "2:",
                     "tileloadd tmm4, [{a} + {stride}]",

@@ -17,9 +17,9 @@ use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
 /// What follows every tile load and product: nothing, six times, so that a core's six instructions of a clock hold
-/// one of them. Where the sibling thread is busy, two at once cost twice as much: loads 31 clocks instead of 21,
-/// products 37 instead of 22, and the best is 8 and 16. Where it is idle this costs nothing. (Emerald Rapids; stores
-/// do not care.)
+/// one of them. Where the sibling thread is busy, two at once cost up to twice as much: loads 31 clocks instead of 21,
+/// products 37 instead of 22. Where it is idle they take 8 and 16, and this costs nothing. (Emerald Rapids; stores do
+/// not care.)
 macro_rules! apart {
     () => {
         ".rept 6\nnop\n.endr"

@@ -483,7 +483,7 @@ unsafe fn even_odd(x: __m512i) -> Columns {
 }
 
 #[inline(always)]
-unsafe fn bf16s(x: __m512i) -> __m512bh {
+pub unsafe fn bf16s(x: __m512i) -> __m512bh {
     // SAFETY: two names for 512 bits.
     unsafe { std::mem::transmute(x) }
 }

@@ -19,7 +19,6 @@ pub struct Coming {
     pub keys: Range<i64>,
     pub k: Ahead,
     pub v: Ahead,
-    count: usize,
     /// Rows that are staged together.
     unit: usize,
     staged: usize,
@@ -37,14 +36,13 @@ impl Coming {
     ) -> Coming {
         let keys = start..item.keys.end.min(start + most as i64);
         run.locate(item.request, &keys, tile);
-        let count = (keys.end - keys.start) as usize;
+        let count = count(&keys);
         let size = run.kv_dtype.size();
         let (k, v) = (&tile.k_offsets[..count], &tile.v_offsets[..count]);
         Coming {
             keys,
             k: Ahead::new(run.k.rows(head, k), run.shape.dim_qk * size),
             v: Ahead::new(run.v.rows(head, v), run.shape.dim_vo * size),
-            count,
             unit,
             staged: 0,
         }
@@ -53,7 +51,7 @@ impl Coming {
     /// Whole units that were asked for and are not staged yet. The caller stages them.
     pub fn asked(&mut self) -> Range<usize> {
         let asked = self.k.asked().min(self.v.asked());
-        let end = match asked == self.count {
+        let end = match asked == count(&self.keys) {
             true => asked,
             false => asked / self.unit * self.unit,
         };
@@ -62,7 +60,8 @@ impl Coming {
 
     /// The next unit, if one is left, with some more asked for. The caller stages it.
     pub fn next(&mut self) -> Option<Range<usize>> {
-        if self.staged == self.count {
+        let count = count(&self.keys);
+        if self.staged == count {
             return None;
         }
         let lead = self.staged + LEAD * self.unit;
@@ -70,7 +69,7 @@ impl Coming {
             // SAFETY: the offsets are those of the tile.
             unsafe { rows.ask_rows(lead.saturating_sub(rows.asked())) };
         }
-        Some(self.take(self.count.min(self.staged + self.unit)))
+        Some(self.take(count.min(self.staged + self.unit)))
     }
 
     fn take(&mut self, end: usize) -> Range<usize> {
@@ -78,4 +77,8 @@ impl Coming {
         self.staged = end.max(start);
         start..self.staged
     }
+}
+
+fn count(keys: &Range<i64>) -> usize {
+    (keys.end - keys.start) as usize
 }

@@ -152,8 +152,11 @@ static AVX512: Kernels =
 fn avx512_bf16() -> &'static Kernels {
     static FAR: Kernels =
         Kernels::of::<super::simd_avx512::Avx512>().with_bf16(&[(1, super::bf16_rows::PAIRS)]);
-    static NEAR: Kernels = Kernels::of::<super::simd_avx512::Avx512Near>()
-        .with_bf16(&[(1, super::bf16_rows::PAIRS_NEAR)]);
+    static NEAR: Kernels = Kernels {
+        few: FewRows::all::<super::simd_avx512::Avx512Near>(),
+        ..Kernels::of::<super::simd_avx512::Avx512>()
+    }
+    .with_bf16(&[(1, super::bf16_rows::PAIRS_NEAR)]);
     // Under a hypervisor the processor's name takes microseconds.
     static PICKED: LazyLock<&Kernels> = LazyLock::new(|| match amd_family() {
         Some(26..) => &NEAR,
@@ -203,6 +206,16 @@ impl FewRows {
         }
     }
 
+    const fn all<S: Simd>() -> [FewRows; 5] {
+        [
+            FewRows::of::<S, F32>(),
+            FewRows::of::<S, F16>(),
+            FewRows::of::<S, Bf16>(),
+            FewRows::of::<S, E4m3>(),
+            FewRows::of::<S, E5m2>(),
+        ]
+    }
+
     /// What a thread has to hold while it calls the kernels for `rows` query rows.
     #[cfg(folio_avx512)]
     pub fn tiles(&self, rows: usize) -> Option<super::amx::RowTiles> {
@@ -245,13 +258,7 @@ impl Kernels {
             } else {
                 S::STRIP * S::LANES
             },
-            few: [
-                FewRows::of::<S, F32>(),
-                FewRows::of::<S, F16>(),
-                FewRows::of::<S, Bf16>(),
-                FewRows::of::<S, E4m3>(),
-                FewRows::of::<S, E5m2>(),
-            ],
+            few: FewRows::all::<S>(),
             bf16: &[],
             accumulate: [
                 typed::<S, F32, Product<Rows>>,

@@ -16,6 +16,7 @@
 )]
 
 use super::amx::SIDE;
+use super::bf16_rows::bf16s;
 use super::pack::ELEMENTS;
 use std::arch::x86_64::*;
 
@@ -49,9 +50,13 @@ pub unsafe fn multiply(c: *mut f32, fresh: bool, a: *const u16, b: *const u16, c
             );
             for pair in 0..SIDE / 2 {
                 let b = b.add(2 * pair * SIDE);
-                let b = [bf16_load(b), bf16_load(b.add(2 * LANES))];
+                let b = [
+                    bf16s(_mm512_load_si512(b.cast())),
+                    bf16s(_mm512_load_si512(b.add(2 * LANES).cast())),
+                ];
                 for r in 0..ROWS {
-                    let a = bf16_pair(a.add(r * SIDE + 2 * pair));
+                    let a = a.add(r * SIDE + 2 * pair).cast::<i32>();
+                    let a = bf16s(_mm512_set1_epi32(a.read_unaligned()));
                     for half in 0..2 {
                         sums[r][half] = _mm512_dpbf16_ps(sums[r][half], a, b[half]);
                     }
@@ -64,21 +69,6 @@ pub unsafe fn multiply(c: *mut f32, fresh: bool, a: *const u16, b: *const u16, c
             }
         }
     }
-}
-
-#[inline]
-#[target_feature(enable = "avx512bf16,avx512f")]
-unsafe fn bf16_load(at: *const u16) -> __m512bh {
-    // SAFETY: two names for 512 bits.
-    unsafe { std::mem::transmute(_mm512_load_si512(at.cast())) }
-}
-
-/// The same pair in all lanes.
-#[inline]
-#[target_feature(enable = "avx512bf16,avx512f")]
-unsafe fn bf16_pair(at: *const u16) -> __m512bh {
-    // SAFETY: two names for 512 bits.
-    unsafe { std::mem::transmute(_mm512_set1_epi32(at.cast::<i32>().read_unaligned())) }
 }
 
 #[cfg(test)]
