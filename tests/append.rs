@@ -7,9 +7,9 @@ use common::door::{DOORS, Session};
 use common::instance::for_each_index;
 use common::memory::{HostMemory, Image, Resident, View};
 use common::values::{mix, normal, shuffled, uniform};
-use folio::api::{AppendInput, Stream, Target};
+use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::KvLayout;
+use folio::problem::{AppendArgs, KvLayout};
 use proptest::prelude::*;
 
 /// One append as plain data.
@@ -245,14 +245,14 @@ impl Append {
         let slots = resident(self.slot_mapping());
         let scales = [Side::Key, Side::Value].map(|side| self.scale_tensor(side).map(resident));
         let [k_scales, v_scales] = scales.each_ref().map(|s| s.as_ref().map(Resident::tensor));
-        let input = AppendInput {
-            key: Some(key.tensor()),
-            value: Some(value.tensor()),
-            k_cache: Some(k.tensor()),
-            v_cache: Some(v.tensor()),
+        let input = AppendArgs {
+            key: key.tensor(),
+            value: value.tensor(),
+            k_cache: k.tensor(),
+            v_cache: v.tensor(),
             layout: self.layout,
             kv_dtype: self.as_bytes.then_some(self.cache),
-            slot_mapping: Some(slots.tensor()),
+            slot_mapping: slots.tensor(),
             k_scale: self.scale,
             v_scale: self.scale,
             k_scales,

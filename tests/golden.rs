@@ -6,9 +6,11 @@ mod common;
 use common::door::{DOORS, Session};
 use common::instance::Scratch;
 use common::memory::{HostMemory, Image, Resident};
-use folio::api::{BatchInput, MaskMode, RunInput, Stream, Target};
+use folio::api::{BatchInput, Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::problem::{
+    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, Window,
+};
 
 const DIM: usize = 8;
 const PAGE: usize = 2;
@@ -61,7 +63,7 @@ fn weights(
     session: &dyn Session,
     logits: &[f32],
     rows: usize,
-    change: impl Fn(&mut RunInput),
+    change: impl Fn(&mut AttentionArgs),
 ) -> Vec<(Vec<f32>, f32)> {
     let keys = logits.len();
     assert!(keys <= DIM);
@@ -95,14 +97,10 @@ fn weights(
     let mut handle = session.attention(desc(keys as u32, rows as u32)).unwrap();
     let scratch = Scratch::new(&HostMemory, &handle.workspace().unwrap());
     scratch.plan(&mut *handle, &batch).unwrap();
-    let mut args = RunInput {
-        q: Some(q.tensor()),
-        k: Some(k.tensor()),
-        v: Some(v.tensor()),
-        o: Some(o.tensor()),
+    let mut args = AttentionArgs {
         lse: Some(lse.tensor()),
         sm_scale: 1.0,
-        ..RunInput::default()
+        ..AttentionArgs::new(q.tensor(), k.tensor(), v.tensor(), o.tensor())
     };
     change(&mut args);
     handle.run(&args, Stream::default()).unwrap();
@@ -114,6 +112,15 @@ fn weights(
         (weights, lse.value(&[i, 0]) as f32)
     };
     (0..r).map(row).collect()
+}
+
+/// A window; -1 is unlimited.
+fn window(left: i32, right: i32) -> Window {
+    let side = |n| u32::try_from(n).ok();
+    Window {
+        left: side(left),
+        right: side(right),
+    }
 }
 
 fn ln(values: &[f32]) -> Vec<f32> {
@@ -184,7 +191,7 @@ fn a_nan_reaches_the_rows_that_see_it_and_no_others() {
 fn a_sink_takes_weight_and_counts_in_the_lse() {
     let sink = f32s(&[1], &ln(&[4.]));
     for session in sessions() {
-        let with_sink = |args: &mut RunInput| args.sinks = Some(sink.tensor());
+        let with_sink = |args: &mut AttentionArgs| args.sinks = Some(sink.tensor());
         let rows = weights(&*session, &ln(&[1., 2., 3.]), 4, with_sink);
         assert_row(&rows[0], &[0., 0., 0.], 4f32.ln());
         assert_row(&rows[3], &[0.1, 0.2, 0.3], 10f32.ln());
@@ -194,18 +201,18 @@ fn a_sink_takes_weight_and_counts_in_the_lse() {
 #[test]
 fn windows_reach_left_and_right() {
     for session in sessions() {
-        let left = |args: &mut RunInput| args.window = Some((1, -1));
+        let left = |args: &mut AttentionArgs| args.window = window(1, -1);
         let rows = weights(&*session, &ln(&[1., 2., 3.]), 1, left);
         assert_row(&rows[0], &[0., 0.4, 0.6], 5f32.ln());
-        let own = |args: &mut RunInput| {
-            args.window = Some((0, 0));
-            args.mask_mode = MaskMode::Full;
+        let own = |args: &mut AttentionArgs| {
+            args.window = window(0, 0);
+            args.mask = Mask::Full;
         };
         let rows = weights(&*session, &ln(&[1., 2., 3.]), 2, own);
         assert_row(&rows[0], &[0., 1., 0.], 2f32.ln());
-        let right = |args: &mut RunInput| {
-            args.window = Some((-1, 1));
-            args.mask_mode = MaskMode::Full;
+        let right = |args: &mut AttentionArgs| {
+            args.window = window(-1, 1);
+            args.mask = Mask::Full;
         };
         let rows = weights(&*session, &ln(&[1., 2., 3., 4.]), 3, right);
         assert_row(&rows[0], &[1. / 6., 2. / 6., 3. / 6., 0.], 6f32.ln());
@@ -217,19 +224,17 @@ fn custom_masks_replace_the_causal_one_and_meet_the_window() {
     let bytes = Image::of_bits(DType::U8, &[6], [1, 0, 1, 0, 0, 0]);
     // Bits from the lowest: 1 0 1, 0 0 0.
     let bits = Image::of_bits(DType::U8, &[1], [0b1100_0101]);
-    for (mode, image) in [(MaskMode::CustomBytes, bytes), (MaskMode::CustomBits, bits)] {
+    let custom: [fn(folio::tensor::Tensor) -> Mask; 2] = [Mask::Bytes, Mask::Bits];
+    for (custom, image) in custom.into_iter().zip([bytes, bits]) {
         let mask = Resident::new(&HostMemory, image);
         for session in sessions() {
-            let masked = |args: &mut RunInput| {
-                args.mask_mode = mode;
-                args.custom_mask = Some(mask.tensor());
-            };
+            let masked = |args: &mut AttentionArgs| args.mask = custom(mask.tensor());
             let rows = weights(&*session, &ln(&[1., 2., 3.]), 2, masked);
             assert_row(&rows[0], &[0.25, 0., 0.75], 4f32.ln());
             assert_row(&rows[1], &[0., 0., 0.], f32::NEG_INFINITY);
-            let windowed = |args: &mut RunInput| {
+            let windowed = |args: &mut AttentionArgs| {
                 masked(args);
-                args.window = Some((-1, 0));
+                args.window = window(-1, 0);
             };
             let rows = weights(&*session, &ln(&[1., 2., 3.]), 2, windowed);
             assert_row(&rows[0], &[1., 0., 0.], 0.0);
@@ -241,9 +246,9 @@ fn custom_masks_replace_the_causal_one_and_meet_the_window() {
 fn an_mm_prefix_opens_what_mask_and_window_close() {
     let ranges = Resident::new(&HostMemory, Image::of_i32(&[1, 2, 2], &[1, 2, 3, 3]));
     for session in sessions() {
-        let change = |args: &mut RunInput| {
+        let change = |args: &mut AttentionArgs| {
             args.mm_prefix_ranges = Some(ranges.tensor());
-            args.window = Some((0, 0));
+            args.window = window(0, 0);
         };
         // Rows at positions 1, 2, 3; the range of one key is unused.
         let rows = weights(&*session, &ln(&[1., 2., 3., 4.]), 3, change);
@@ -257,14 +262,14 @@ fn an_mm_prefix_opens_what_mask_and_window_close() {
 fn alibi_and_its_square_root_form() {
     let slope = f32s(&[1], &ln(&[2.]));
     for session in sessions() {
-        let linear = |args: &mut RunInput| {
+        let linear = |args: &mut AttentionArgs| {
             args.alibi_slopes = Some(slope.tensor());
-            args.mask_mode = MaskMode::Full;
+            args.mask = Mask::Full;
         };
         // One row at position 1 of 3: biases -ln 2, 0, +ln 2.
         let two_rows = weights(&*session, &[0., 0., 0.], 2, linear);
         assert_row(&two_rows[0], &[0.5 / 3.5, 1. / 3.5, 2. / 3.5], 3.5f32.ln());
-        let sqrt = |args: &mut RunInput| {
+        let sqrt = |args: &mut AttentionArgs| {
             linear(args);
             args.alibi_sqrt = true;
         };
@@ -282,7 +287,7 @@ fn the_cap_comes_after_the_scale_and_before_the_bias() {
     let capped = 3.0 * (1f32 / 3.0).tanh();
     let slope = f32s(&[1], &[0.25]);
     for session in sessions() {
-        let change = |args: &mut RunInput| {
+        let change = |args: &mut AttentionArgs| {
             args.sm_scale = 0.5;
             args.logits_soft_cap = 3.0;
             args.alibi_slopes = Some(slope.tensor());
@@ -296,7 +301,9 @@ fn the_cap_comes_after_the_scale_and_before_the_bias() {
 #[test]
 fn the_lse_is_in_base_2_when_asked() {
     for session in sessions() {
-        let rows = weights(&*session, &ln(&[3., 5.]), 1, |args| args.lse_base_2 = true);
+        let rows = weights(&*session, &ln(&[3., 5.]), 1, |args| {
+            args.lse_base = LogBase::Two
+        });
         assert_row(&rows[0], &[0.375, 0.625], 3.0);
     }
 }
@@ -304,7 +311,7 @@ fn the_lse_is_in_base_2_when_asked() {
 #[test]
 fn scales_multiply_logits_and_values() {
     for session in sessions() {
-        let change = |args: &mut RunInput| {
+        let change = |args: &mut AttentionArgs| {
             args.sm_scale = 0.5;
             args.q_scale = 4.0;
             args.k_scale = 0.25;
@@ -352,13 +359,7 @@ fn page_metadata_of_lengths() {
             };
             let scratch = Scratch::new(&HostMemory, &handle.workspace().unwrap());
             scratch.plan(&mut *handle, &batch).unwrap();
-            let args = RunInput {
-                q: Some(q.tensor()),
-                k: Some(cache.tensor()),
-                v: Some(cache.tensor()),
-                o: Some(o.tensor()),
-                ..RunInput::default()
-            };
+            let args = AttentionArgs::new(q.tensor(), cache.tensor(), cache.tensor(), o.tensor());
             handle.run(&args, Stream::default()).unwrap();
             outputs.push(o.current().bytes);
             // The first request has one key: its output is that key's value.

@@ -11,9 +11,9 @@ use common::instance::{LayerData, Output, Planned, for_each_index, solve};
 use common::memory::{HostMemory, Image, Resident, View};
 use common::problem::{Layer, MaskKind, Pattern, Problem};
 use common::values::{mix, normal, uniform};
-use folio::api::{MergeInput, MergeStatesInput, Stream, Target};
+use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::LogBase;
+use folio::problem::{LogBase, MergeArgs, MergeStatesArgs};
 
 fn sessions() -> Vec<Box<dyn Session>> {
     let targets = [Target::Reference, Target::Cpu { num_threads: 2 }];
@@ -30,7 +30,7 @@ struct States {
     dtype: DType,
     /// tokens, n, heads, dim
     shape: [i64; 4],
-    lse_base_2: bool,
+    lse_base: LogBase,
     seed: u64,
 }
 
@@ -58,7 +58,7 @@ impl States {
 
     /// The merged row of `token` and `head`: values, their magnitudes, and lse in the states' base.
     fn merged(&self, token: i64, head: i64, parts: &[i64]) -> (Vec<f64>, Vec<f64>, f64) {
-        let unit = if self.lse_base_2 {
+        let unit = if self.lse_base == LogBase::Two {
             std::f64::consts::LN_2
         } else {
             1.0
@@ -136,7 +136,10 @@ fn grid() -> Vec<States> {
                 grid.push(States {
                     dtype,
                     shape: [39, n, 1 + (seed as i64 * 5 + n) % 8, dim],
-                    lse_base_2: (seed + n as u64).is_multiple_of(2),
+                    lse_base: match (seed + n as u64).is_multiple_of(2) {
+                        true => LogBase::Two,
+                        false => LogBase::E,
+                    },
                     seed: 10 * seed + n as u64,
                 });
             }
@@ -157,12 +160,12 @@ fn n_states_merge_as_the_formula_says() {
             let s_out = View::gapped(DType::F32, &[tokens, heads], &[2, 0], 0);
             let s_out = Resident::new(&HostMemory, Image::poisoned(s_out));
             for with_lse in [true, false] {
-                let input = MergeStatesInput {
-                    v: Some(v.tensor()),
-                    s: Some(s.tensor()),
-                    v_out: Some(v_out.tensor()),
+                let input = MergeStatesArgs {
+                    v: v.tensor(),
+                    s: s.tensor(),
+                    v_out: v_out.tensor(),
                     s_out: with_lse.then(|| s_out.tensor()),
-                    lse_base_2: states.lse_base_2,
+                    lse_base: states.lse_base,
                 };
                 v_out.reset();
                 s_out.reset();
@@ -207,15 +210,15 @@ fn two_states_merge_in_place_and_under_a_mask() {
                     true => (&v_a, &s_a),
                     false => (&v_new, &s_new),
                 };
-                let input = MergeInput {
-                    v_a: Some(v_a.tensor()),
-                    s_a: Some(s_a.tensor()),
-                    v_b: Some(v_b.tensor()),
-                    s_b: Some(s_b.tensor()),
-                    v_out: Some(v_out.tensor()),
+                let input = MergeArgs {
+                    v_a: v_a.tensor(),
+                    s_a: s_a.tensor(),
+                    v_b: v_b.tensor(),
+                    s_b: s_b.tensor(),
+                    v_out: v_out.tensor(),
                     s_out: Some(s_out.tensor()),
                     mask: with_mask.then(|| mask.tensor()),
-                    lse_base_2: states.lse_base_2,
+                    lse_base: states.lse_base,
                 };
                 session.merge(&input, Stream::default()).unwrap();
                 let (v_now, s_now) = (v_out.current(), s_out.current());
@@ -295,12 +298,12 @@ fn parts_of_the_keys_merge_into_the_whole() {
             let resident = |image| Resident::new(&HostMemory, image);
             let v_out = resident(Image::poisoned(View::compact(dtype, &shape)));
             let s_out = resident(Image::poisoned(View::compact(DType::F32, &shape[..2])));
-            let input = MergeStatesInput {
-                v: Some(v.tensor()),
-                s: Some(s.tensor()),
-                v_out: Some(v_out.tensor()),
+            let input = MergeStatesArgs {
+                v: v.tensor(),
+                s: s.tensor(),
+                v_out: v_out.tensor(),
                 s_out: Some(s_out.tensor()),
-                lse_base_2: base == LogBase::Two,
+                lse_base: base,
             };
             session.merge_states(&input, Stream::default()).unwrap();
             let (v_now, s_now) = (v_out.current(), s_out.current());

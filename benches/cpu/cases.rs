@@ -2,12 +2,10 @@
 
 use crate::data::{Array, permutation};
 use crate::{Limit, Options, timed};
-use folio::api::{
-    AppendInput, Attention, BatchInput, Context, RunInput, Stream, Target, Workspace,
-};
+use folio::api::{Attention, BatchInput, Context, Stream, Target, Workspace};
 use folio::dtype::DType;
 use folio::log::Logger;
-use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
 use std::time::Duration;
 
 pub const QO_HEADS: u32 = 32;
@@ -285,13 +283,7 @@ fn attention(context: &Context, shape: &Shape) -> Prepared {
     );
     let mut turn = 0;
     let call = move || {
-        let input = RunInput {
-            q: Some(q.tensor()),
-            k: Some(k.tensor()),
-            v: Some(v.tensor()),
-            o: Some(o.tensor()),
-            ..RunInput::default()
-        };
+        let input = AttentionArgs::new(q.tensor(), k.tensor(), v.tensor(), o.tensor());
         let outcome = plans[turn].handle.run(&input, Stream::default());
         outcome.expect("legal arguments");
         turn = (turn + 1) % plans.len();
@@ -333,16 +325,16 @@ fn append(context: &Context, dtype: DType, tokens: u32) -> Prepared {
                     None,
                 )
             };
-            Some(own.expect("part of a plain tensor"))
+            own.expect("part of a plain tensor")
         };
-        let input = AppendInput {
+        let input = AppendArgs {
             key: source(&key),
             value: source(&value),
-            k_cache: Some(k_cache.tensor()),
-            v_cache: Some(v_cache.tensor()),
+            k_cache: k_cache.tensor(),
+            v_cache: v_cache.tensor(),
             layout: KvLayout::Nhd,
             kv_dtype: None,
-            slot_mapping: Some(slots[turn].tensor()),
+            slot_mapping: slots[turn].tensor(),
             k_scale: 0.0,
             v_scale: 0.0,
             k_scales: None,

@@ -1,96 +1,33 @@
 //! Checks of what may change from layer to layer.
 
 use super::attention::Planned;
-use super::check::{Extent, Named, finite, head_scales, required, scale};
+use super::check::{Extent, Named, finite, head_scales, scale};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, KvLayout, KvStorage, LogBase, Mask, Window};
+use crate::problem::{AttentionArgs, AttentionDesc, Checked, KvLayout, KvStorage, LogBase, Mask};
 use crate::tensor::{Device, Tensor};
-
-/// Which base mask a run uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum MaskMode {
-    /// Bottom-right aligned causal.
-    #[default]
-    Causal,
-    /// Every key.
-    Full,
-    /// `custom_mask` holds a byte per (row, key).
-    CustomBytes,
-    /// `custom_mask` holds a bit per (row, key).
-    CustomBits,
-}
-
-/// The arguments of a run as the caller states them. [`AttentionArgs`] says what each means.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RunInput {
-    /// `[num_tokens or more, num_qo_heads, head_dim_qk]`.
-    pub q: Option<Tensor>,
-    /// Paged: `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
-    /// page_size, head_dim_qk]` (HND), or without the page dimension where page_size is 1. Ragged:
-    /// `[nnz_kv, num_kv_heads, head_dim_qk]`.
-    pub k: Option<Tensor>,
-    /// As `k`, with `head_dim_vo`.
-    pub v: Option<Tensor>,
-    /// `[num_tokens or more, num_qo_heads, head_dim_vo]`.
-    pub o: Option<Tensor>,
-    /// `[num_tokens or more, num_qo_heads]` fp32.
-    pub lse: Option<Tensor>,
-    /// `lse` in base 2 instead of e.
-    pub lse_base_2: bool,
-    /// Factor on q·k; 0 means `1 / sqrt(head_dim_qk)`.
-    pub sm_scale: f32,
-    /// Further factors; 0 means 1.
-    pub q_scale: f32,
-    /// See `q_scale`.
-    pub k_scale: f32,
-    /// Factor on the output; 0 means 1.
-    pub v_scale: f32,
-    /// Divisor of an fp8 output; 0 means 1.
-    pub o_scale: f32,
-    /// fp32, 1 or `num_kv_heads` elements.
-    pub k_scales: Option<Tensor>,
-    /// fp32, 1 or `num_kv_heads` elements.
-    pub v_scales: Option<Tensor>,
-    /// 0 is off.
-    pub logits_soft_cap: f32,
-    /// The base mask.
-    pub mask_mode: MaskMode,
-    /// For the custom modes.
-    pub custom_mask: Option<Tensor>,
-    /// `(left, right)`, each -1 for unlimited; `None` for no window.
-    pub window: Option<(i32, i32)>,
-    /// `[batch_size, num_ranges, 2]` int32.
-    pub mm_prefix_ranges: Option<Tensor>,
-    /// `[num_qo_heads]` fp32.
-    pub alibi_slopes: Option<Tensor>,
-    /// ALiBi in its square-root form.
-    pub alibi_sqrt: bool,
-    /// `[num_qo_heads]` fp32.
-    pub sinks: Option<Tensor>,
-}
 
 /// Checks the arguments of a run against the desc and the current plan.
 pub(super) fn check(
-    input: &RunInput,
+    args: &AttentionArgs,
     desc: &AttentionDesc,
     planned: &Planned,
     device: Device,
-) -> Result<AttentionArgs> {
+) -> Result<Checked<AttentionArgs>> {
     let heads = Extent::Is(desc.num_qo_heads.into());
     let tokens = Extent::AtLeast(planned.num_tokens);
     let rows = |name, tensor, dtype, dim: u32| {
-        required(name, tensor)?
+        Named { name, tensor }
             .on(device)?
             .of(dtype)?
             .shaped(&[tokens, heads, Extent::Is(dim.into())])?
             .unit_last_stride()
     };
-    let q = rows("q", input.q, desc.q_dtype, desc.head_dim_qk)?.tensor;
-    let o = rows("o", input.o, desc.o_dtype, desc.head_dim_vo)?
+    let q = rows("q", args.q, desc.q_dtype, desc.head_dim_qk)?.tensor;
+    let o = rows("o", args.o, desc.o_dtype, desc.head_dim_vo)?
         .writable()?
         .tensor;
-    let lse = match input.lse {
+    let lse = match args.lse {
         None => None,
         Some(tensor) => {
             let lse = Named {
@@ -102,7 +39,7 @@ pub(super) fn check(
             Some(lse.shaped(&[tokens, heads])?.writable()?.tensor)
         }
     };
-    if input.lse_base_2 && lse.is_none() {
+    if args.lse_base == LogBase::Two && lse.is_none() {
         return Err(without("flags: LSE_BASE_2", "lse"));
     }
     let per_head = |name, tensor: Option<Tensor>| match tensor {
@@ -112,47 +49,44 @@ pub(super) fn check(
             Ok::<_, Error>(Some(tensor.shaped(&[heads])?.compact()?.tensor))
         }
     };
-    let alibi_slopes = per_head("alibi_slopes", input.alibi_slopes)?;
-    if input.alibi_sqrt && alibi_slopes.is_none() {
+    let alibi_slopes = per_head("alibi_slopes", args.alibi_slopes)?;
+    if args.alibi_sqrt && alibi_slopes.is_none() {
         return Err(without("flags: ALIBI_SQRT", "alibi_slopes"));
     }
     let kv_heads = i64::from(desc.num_kv_heads);
-    Ok(AttentionArgs {
+    let [sm_scale, q_scale, k_scale] = logits_scales(args, desc)?;
+    Ok(Checked::new(AttentionArgs {
         q,
-        k: cache("k", input.k, desc, desc.head_dim_qk, planned, device)?,
-        v: cache("v", input.v, desc, desc.head_dim_vo, planned, device)?,
+        k: cache("k", args.k, desc, desc.head_dim_qk, planned, device)?,
+        v: cache("v", args.v, desc, desc.head_dim_vo, planned, device)?,
         o,
         lse,
-        lse_base: if input.lse_base_2 {
-            LogBase::Two
-        } else {
-            LogBase::E
-        },
-        logits_scale: logits_scale(input, desc)?,
-        k_scales: head_scales("k_scales", input.k_scales, kv_heads, device)?,
-        v_scale: scale("v_scale", input.v_scale)?,
-        v_scales: head_scales("v_scales", input.v_scales, kv_heads, device)?,
-        o_scale: output_scale(input, desc)?,
-        logits_soft_cap: soft_cap(input.logits_soft_cap)?,
-        mask: mask(input, planned, device)?,
-        window: window(input.window)?,
-        mm_prefix_ranges: mm_prefix(input.mm_prefix_ranges, planned, device)?,
+        sm_scale,
+        q_scale,
+        k_scale,
+        k_scales: head_scales("k_scales", args.k_scales, kv_heads, device)?,
+        v_scale: scale("v_scale", args.v_scale)?,
+        v_scales: head_scales("v_scales", args.v_scales, kv_heads, device)?,
+        o_scale: output_scale(args.o_scale, desc)?,
+        logits_soft_cap: soft_cap(args.logits_soft_cap)?,
+        mask: mask(args.mask, planned, device)?,
+        mm_prefix_ranges: mm_prefix(args.mm_prefix_ranges, planned, device)?,
         alibi_slopes,
-        alibi_sqrt: input.alibi_sqrt,
-        sinks: per_head("sinks", input.sinks)?,
-    })
+        sinks: per_head("sinks", args.sinks)?,
+        ..*args
+    }))
 }
 
 /// A cache tensor as `[page, token, head, dim]`, with enough pages for the plan's ids.
 fn cache(
     name: &str,
-    tensor: Option<Tensor>,
+    tensor: Tensor,
     desc: &AttentionDesc,
     dim: u32,
     planned: &Planned,
     device: Device,
 ) -> Result<Tensor> {
-    let named = required(name, tensor)?.on(device)?.of(desc.kv_dtype)?;
+    let named = Named { name, tensor }.on(device)?.of(desc.kv_dtype)?;
     let heads = Extent::Is(desc.num_kv_heads.into());
     let dim = Extent::Is(dim.into());
     let pages = Extent::AtLeast(planned.max_page_id + 1);
@@ -180,17 +114,22 @@ fn cache(
     })
 }
 
-fn logits_scale(input: &RunInput, desc: &AttentionDesc) -> Result<f32> {
-    let sm_scale = match finite("sm_scale", input.sm_scale)? {
+/// sm_scale, q_scale and k_scale, none of them 0, whose product is finite.
+fn logits_scales(args: &AttentionArgs, desc: &AttentionDesc) -> Result<[f32; 3]> {
+    let sm_scale = match finite("sm_scale", args.sm_scale)? {
         0.0 => 1.0 / (desc.head_dim_qk as f32).sqrt(),
         stated => stated,
     };
-    let product = sm_scale * scale("q_scale", input.q_scale)? * scale("k_scale", input.k_scale)?;
-    finite("sm_scale · q_scale · k_scale", product)
+    let (q_scale, k_scale) = (
+        scale("q_scale", args.q_scale)?,
+        scale("k_scale", args.k_scale)?,
+    );
+    finite("sm_scale · q_scale · k_scale", sm_scale * q_scale * k_scale)?;
+    Ok([sm_scale, q_scale, k_scale])
 }
 
-fn output_scale(input: &RunInput, desc: &AttentionDesc) -> Result<f32> {
-    let o_scale = scale("o_scale", input.o_scale)?;
+fn output_scale(o_scale: f32, desc: &AttentionDesc) -> Result<f32> {
+    let o_scale = scale("o_scale", o_scale)?;
     if o_scale != 1.0 && !desc.o_dtype.is_fp8() {
         return Err(Error::InvalidArgument(format!(
             "o_scale: {o_scale} is not accepted with o_dtype {}; only fp8 outputs are scaled",
@@ -214,39 +153,20 @@ fn soft_cap(cap: f32) -> Result<f32> {
     )))
 }
 
-fn mask(input: &RunInput, planned: &Planned, device: Device) -> Result<Mask> {
-    let (len, make): (i64, fn(Tensor) -> Mask) = match input.mask_mode {
-        MaskMode::CustomBytes => (planned.mask_bytes, Mask::Bytes),
-        MaskMode::CustomBits => (planned.mask_bits, Mask::Bits),
-        _ if input.custom_mask.is_some() => {
-            return Err(Error::InvalidArgument(format!(
-                "custom_mask: a tensor is not accepted with mask_mode {:?}; NULL is",
-                input.mask_mode
-            )));
+fn mask(mask: Mask, planned: &Planned, device: Device) -> Result<Mask> {
+    let custom = |tensor, len| {
+        let mask = Named {
+            name: "custom_mask",
+            tensor,
         }
-        MaskMode::Causal => return Ok(Mask::Causal),
-        MaskMode::Full => return Ok(Mask::Full),
-    };
-    let mask = required("custom_mask", input.custom_mask)?
         .on(device)?
         .of(DType::U8)?;
-    Ok(make(
-        mask.shaped(&[Extent::AtLeast(len)])?.compact()?.tensor,
-    ))
-}
-
-fn window(window: Option<(i32, i32)>) -> Result<Window> {
-    let side = |name: &str, value: i32| match value {
-        -1 => Ok(None),
-        0.. => Ok(Some(value as u32)),
-        _ => Err(Error::InvalidArgument(format!(
-            "{name}: {value} is not accepted; -1 (unlimited) or more is"
-        ))),
+        Ok::<_, Error>(mask.shaped(&[Extent::AtLeast(len)])?.compact()?.tensor)
     };
-    let (left, right) = window.unwrap_or((-1, -1));
-    Ok(Window {
-        left: side("window_left", left)?,
-        right: side("window_right", right)?,
+    Ok(match mask {
+        Mask::Causal | Mask::Full => mask,
+        Mask::Bytes(tensor) => Mask::Bytes(custom(tensor, planned.mask_bytes)?),
+        Mask::Bits(tensor) => Mask::Bits(custom(tensor, planned.mask_bits)?),
     })
 }
 

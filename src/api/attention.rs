@@ -1,19 +1,19 @@
 //! The attention handle: create, plan, run. Decode and prefill are the same handle with another desc.
 
-use super::args::{self, RunInput};
+use super::args;
 use super::batch::{self, BatchInput, Scratch};
 use super::{Context, desc};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
 use crate::plan::schedule;
-use crate::problem::{AttentionDesc, Batch, HostBatch, Pages, WorkList};
+use crate::problem::{AttentionArgs, AttentionDesc, Batch, HostBatch, Pages, WorkList};
 
 /// One attention problem on one context, with its current plan.
 ///
 /// `plan` needs exclusive access; `run` may be called from several threads at once, with different
 /// output tensors, and on CUDA on one stream or on streams that the host orders: parts of split rows meet
-/// in the workspace. A plan serves every layer of a step: what differs between layers is in [`RunInput`].
+/// in the workspace. A plan serves every layer of a step: what differs between layers is in [`AttentionArgs`].
 pub struct Attention {
     context: Context,
     desc: AttentionDesc,
@@ -108,7 +108,6 @@ impl Attention {
                 }
             }
         };
-        self.planned = None;
         self.kernel.plan(&batch, &self.work, workspace, stream)?;
         self.planned = Some(planned);
         Ok(())
@@ -119,12 +118,12 @@ impl Attention {
     ///
     /// # Errors
     /// What is wrong with the arguments; then no output was touched.
-    pub fn run(&self, input: &RunInput, stream: Stream) -> Result<()> {
+    pub fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
         let planned = self.planned.ok_or_else(|| {
             Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
         })?;
         self.context.check_stream(stream)?;
-        let args = args::check(input, &self.desc, &planned, self.context.device())?;
+        let args = args::check(args, &self.desc, &planned, self.context.device())?;
         self.kernel.run(&args, stream)
     }
 }

@@ -4,6 +4,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Tensor};
 
+/// Types that attention computes with.
+pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
 /// A tensor under its field's name.
 #[derive(Clone, Copy)]
 pub(super) struct Named<'a> {

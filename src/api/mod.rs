@@ -2,18 +2,19 @@
 //! argument, so that what it hands to `plan` and the backends is known to be good. No C types here:
 //! `ffi` translates them into the inputs of this layer.
 
+mod append;
 mod args;
 mod attention;
 mod batch;
-mod cache;
 mod check;
 mod context;
 mod desc;
 mod largest;
+mod merge;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
-pub use args::{MaskMode, RunInput};
+pub use append::append;
 pub use attention::Attention;
 pub use batch::BatchInput;
-pub use cache::{AppendInput, MergeInput, MergeStatesInput, append, merge, merge_states};
 pub use context::Context;
+pub use merge::{merge, merge_states};

@@ -7,7 +7,7 @@ pub use registry::{Target, cuda_device_count, open};
 
 use crate::error::Result;
 use crate::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Batch, MergeArgs, MergeStatesArgs, WorkList,
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, Checked, MergeArgs, MergeStatesArgs, WorkList,
 };
 use crate::tensor::Device;
 
@@ -24,13 +24,13 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>>;
 
     /// Writes new tokens to a paged cache.
-    fn append(&self, args: &AppendArgs, stream: Stream) -> Result<()>;
+    fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()>;
 
     /// Merges two attention states.
-    fn merge(&self, args: &MergeArgs, stream: Stream) -> Result<()>;
+    fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()>;
 
     /// Merges n attention states.
-    fn merge_states(&self, args: &MergeStatesArgs, stream: Stream) -> Result<()>;
+    fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()>;
 }
 
 /// How a backend wants work cut. The scheduler (`plan::schedule`) does the cutting.
@@ -89,5 +89,5 @@ pub trait Attention: Send + Sync {
     ) -> Result<()>;
 
     /// Computes with the current plan.
-    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()>;
+    fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()>;
 }

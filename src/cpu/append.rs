@@ -7,7 +7,7 @@ use super::rows::Quantise;
 use super::threads::Pool;
 use crate::dtype::{self, DType};
 use crate::error::{Error, Result};
-use crate::problem::AppendArgs;
+use crate::problem::{AppendArgs, Checked};
 use crate::tensor::{Slots, Tensor};
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ struct Side<'a> {
 }
 
 /// Writes keys and values; negative slots are skipped.
-pub fn append(pool: &Pool, kernels: &Kernels, args: &AppendArgs) -> Result<()> {
+pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Result<()> {
     let Some(slots) = args.slot_mapping.as_slots() else {
         return Err(Error::Internal(
             "slot_mapping passed its checks and is no host integer".into(),

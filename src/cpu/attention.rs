@@ -10,7 +10,8 @@ use super::threads::Pool;
 use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, HostBatch, MergeItem, PageIds, Pages, WorkItem, WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, MergeItem, PageIds, Pages, WorkItem,
+    WorkList,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -175,7 +176,7 @@ impl Attention for CpuAttention {
         Ok(())
     }
 
-    fn run(&self, args: &AttentionArgs, _: Stream) -> Result<()> {
+    fn run(&self, args: &Checked<AttentionArgs>, _: Stream) -> Result<()> {
         let planned = self.planned.as_ref().ok_or_else(|| {
             Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
         })?;

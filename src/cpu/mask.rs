@@ -4,7 +4,7 @@
 //! The contract is `(base AND window) OR mm-prefix`. Base and window of a row are one range, whose ends
 //! never fall from row to row; only custom masks and mm-prefix ranges make holes.
 
-use crate::problem::{AttentionArgs, Mask, Window};
+use crate::problem::{AttentionArgs, Checked, Mask, Window};
 use std::ops::Range;
 
 /// The base mask of one request.
@@ -42,7 +42,7 @@ pub struct Masks<'a> {
 
 impl<'a> Masks<'a> {
     /// The masks in `args`; their tensors must outlive the result.
-    pub fn new(args: &'a AttentionArgs) -> Masks<'a> {
+    pub fn new(args: &'a Checked<AttentionArgs>) -> Masks<'a> {
         let custom = match &args.mask {
             Mask::Bytes(tensor) | Mask::Bits(tensor) => tensor.as_bytes().unwrap_or_default(),
             Mask::Causal | Mask::Full => &[],

@@ -10,7 +10,7 @@ use super::rows::{Rows, Store};
 use super::threads::Pool;
 use crate::dtype;
 use crate::error::Result;
-use crate::problem::{LogBase, MergeArgs, MergeStatesArgs};
+use crate::problem::{Checked, LogBase, MergeArgs, MergeStatesArgs};
 use crate::tensor::Tensor;
 
 /// Rows that are worth a thread of their own.
@@ -34,7 +34,7 @@ struct Merge<'a, F> {
 }
 
 /// Merges two states per row.
-pub fn merge(pool: &Pool, kernels: &Kernels, args: &MergeArgs) -> Result<()> {
+pub fn merge(pool: &Pool, kernels: &Kernels, args: &Checked<MergeArgs>) -> Result<()> {
     let mask = args.mask.as_ref().and_then(Tensor::as_bytes);
     let merge = Merge {
         kernels,
@@ -51,7 +51,7 @@ pub fn merge(pool: &Pool, kernels: &Kernels, args: &MergeArgs) -> Result<()> {
 }
 
 /// Merges n states per row.
-pub fn merge_states(pool: &Pool, kernels: &Kernels, args: &MergeStatesArgs) -> Result<()> {
+pub fn merge_states(pool: &Pool, kernels: &Kernels, args: &Checked<MergeStatesArgs>) -> Result<()> {
     let merge = Merge {
         kernels,
         v_out: args.v_out,

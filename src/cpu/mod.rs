@@ -54,7 +54,7 @@ pub use isa::Isa;
 
 use crate::backend::{Attention, Backend, Stream};
 use crate::error::{Error, Result};
-use crate::problem::{AppendArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
+use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
 use crate::tensor::Device;
 use std::sync::Arc;
 
@@ -98,15 +98,15 @@ impl Backend for CpuBackend {
         Ok(Box::new(attention::CpuAttention::new(pool, self.isa, desc)))
     }
 
-    fn append(&self, args: &AppendArgs, _: Stream) -> Result<()> {
+    fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         append::append(&self.pool, self.isa.kernels(), args)
     }
 
-    fn merge(&self, args: &MergeArgs, _: Stream) -> Result<()> {
+    fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
         merge::merge(&self.pool, self.isa.kernels(), args)
     }
 
-    fn merge_states(&self, args: &MergeStatesArgs, _: Stream) -> Result<()> {
+    fn merge_states(&self, args: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
         merge::merge_states(&self.pool, self.isa.kernels(), args)
     }
 }

@@ -6,7 +6,7 @@
 use crate::backend::{Attention, Backend, Stream, Tiling, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Batch, HostBatch, KvStorage, LogBase, Mask,
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, KvStorage, LogBase, Mask,
     MergeArgs, MergeStatesArgs, PageIds, Pages, WorkList,
 };
 use crate::tensor::{Device, Tensor};
@@ -38,7 +38,13 @@ struct Request {
 
 impl ReferenceAttention {
     /// `(row of the batch, o, lse in base e)` of query row `i` of `request` and query head `head`.
-    fn attend(&self, args: &AttentionArgs, b: usize, i: i64, head: i64) -> (Vec<f64>, f64) {
+    fn attend(
+        &self,
+        args: &Checked<AttentionArgs>,
+        b: usize,
+        i: i64,
+        head: i64,
+    ) -> (Vec<f64>, f64) {
         let request = &self.requests[b];
         let kv_head = head / i64::from(self.desc.group_size());
         let position = request.kv_len - request.qo_len + i;
@@ -73,7 +79,7 @@ impl ReferenceAttention {
     #[allow(clippy::too_many_arguments)]
     fn score(
         &self,
-        args: &AttentionArgs,
+        args: &Checked<AttentionArgs>,
         request: &Request,
         i: i64,
         j: i64,
@@ -88,7 +94,7 @@ impl ReferenceAttention {
                 q * f64::from(args.k.get(&[page, slot, kv_head, d]))
             })
             .sum();
-        let mut s = dot * f64::from(args.logits_scale) * head_scale(args.k_scales, kv_head);
+        let mut s = dot * f64::from(args.logits_scale()) * head_scale(args.k_scales, kv_head);
         if args.logits_soft_cap > 0.0 {
             let cap = f64::from(args.logits_soft_cap);
             s = cap * (s / cap).tanh();
@@ -118,7 +124,7 @@ impl ReferenceAttention {
 }
 
 /// `(base AND window) OR mm-prefix`.
-fn allowed(args: &AttentionArgs, request: &Request, b: usize, i: i64, j: i64) -> bool {
+fn allowed(args: &Checked<AttentionArgs>, request: &Request, b: usize, i: i64, j: i64) -> bool {
     let position = request.kv_len - request.qo_len + i;
     let bit = i * request.kv_len + j;
     let base = match args.mask {
@@ -204,7 +210,7 @@ impl Attention for ReferenceAttention {
         Ok(())
     }
 
-    fn run(&self, args: &AttentionArgs, _: Stream) -> Result<()> {
+    fn run(&self, args: &Checked<AttentionArgs>, _: Stream) -> Result<()> {
         for (b, request) in self.requests.iter().enumerate() {
             for i in 0..request.qo_len {
                 for head in 0..i64::from(self.desc.num_qo_heads) {
@@ -271,7 +277,7 @@ impl Backend for ReferenceBackend {
         }))
     }
 
-    fn append(&self, args: &AppendArgs, _: Stream) -> Result<()> {
+    fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         let page_size = args.k_cache.extent(1);
         let Some(slots) = args.slot_mapping.as_slots() else {
             return Err(Error::Internal(
@@ -304,7 +310,7 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn merge(&self, args: &MergeArgs, _: Stream) -> Result<()> {
+    fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
         for token in 0..args.v_a.extent(0) {
             if args.mask.is_some_and(|mask| mask.get(&[token]) == 0.0) {
                 continue;
@@ -321,7 +327,7 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn merge_states(&self, args: &MergeStatesArgs, _: Stream) -> Result<()> {
+    fn merge_states(&self, args: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
         for token in 0..args.v.extent(0) {
             for head in 0..args.v.extent(2) {
                 let parts: Vec<Part> = (0..args.v.extent(1))

@@ -15,7 +15,7 @@ use super::tiled;
 use super::{panel, stream};
 use crate::dtype::DType;
 use crate::problem::{
-    AttentionArgs, AttentionDesc, KvStorage, LogBase, MergeItem, NO_PARTIAL, WorkItem,
+    AttentionArgs, AttentionDesc, Checked, KvStorage, LogBase, MergeItem, NO_PARTIAL, WorkItem,
 };
 use crate::tensor::Tensor;
 use std::f32::consts::{LN_2, LOG2_E};
@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
         shape: &'a Shape,
         kernels: &'a Kernels,
         plan: Plan<'a>,
-        args: &'a AttentionArgs,
+        args: &'a Checked<AttentionArgs>,
     ) -> Run<'a> {
         Run {
             shape,
@@ -201,7 +201,7 @@ impl<'a> Run<'a> {
             lse: args.lse.map(|lse| (Grid::new(&lse), args.lse_base)),
             masks: Masks::new(args),
             logits: Logits {
-                scale: args.logits_scale,
+                scale: args.logits_scale(),
                 cap: args.logits_soft_cap,
                 alibi_sqrt: args.alibi_sqrt,
             },

@@ -21,7 +21,8 @@ use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, DeviceBatch, HostBatch, Kind, KvStorage, Mask, WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
+    WorkList,
 };
 
 /// Blocks that the combine kernel is launched with at most, unless there are more merges.
@@ -263,7 +264,7 @@ impl CudaAttention {
         }
     }
 
-    fn params(&self, planned: &Planned, args: &AttentionArgs) -> AttentionParams {
+    fn params(&self, planned: &Planned, args: &Checked<AttentionArgs>) -> AttentionParams {
         let (mask_mode, mask, mask_start) = match args.mask {
             Mask::Causal => (MaskMode::Causal, 0, 0),
             Mask::Full => (MaskMode::Full, 0, 0),
@@ -295,7 +296,7 @@ impl CudaAttention {
             mask,
             mask_start,
             mm_prefix_ranges: address(args.mm_prefix_ranges),
-            logits_scale: args.logits_scale,
+            logits_scale: args.logits_scale(),
             v_scale: args.v_scale,
             o_scale: args.o_scale,
             logits_soft_cap: args.logits_soft_cap,
@@ -388,7 +389,7 @@ impl Attention for CudaAttention {
         Ok(())
     }
 
-    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
+    fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()> {
         let planned = self
             .planned
             .ok_or_else(|| Error::Internal("run came before plan".into()))?;

@@ -12,13 +12,13 @@ use super::params::{AttentionParams, Divisor, GenericParams, dtype_code, row_ali
 use crate::backend::{Stream, Tiling};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, Kind};
+use crate::problem::{AttentionArgs, AttentionDesc, Checked, Kind};
 
 /// One run of a plan.
 #[derive(Debug)]
 pub struct Run<'a> {
     /// The checked arguments.
-    pub args: &'a AttentionArgs,
+    pub args: &'a Checked<AttentionArgs>,
     /// The same for the device.
     pub params: &'a AttentionParams,
     /// Work items, or the most there can be where only the device knows.

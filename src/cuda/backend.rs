@@ -12,7 +12,7 @@ use super::sm90_decode::Sm90Decode;
 use super::sm90_prefill::Sm90Prefill;
 use crate::backend::{Attention, Backend, Stream};
 use crate::error::Result;
-use crate::problem::{AppendArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
+use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
 use crate::tensor::Device;
 
 /// Operators on one CUDA device.
@@ -58,17 +58,17 @@ impl Backend for CudaBackend {
         Ok(Box::new(attention))
     }
 
-    fn append(&self, args: &AppendArgs, stream: Stream) -> Result<()> {
+    fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
         self.operators
             .append(&self.loader, &self.context, args, stream)
     }
 
-    fn merge(&self, args: &MergeArgs, stream: Stream) -> Result<()> {
+    fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {
         self.operators
             .merge(&self.loader, &self.context, args, stream)
     }
 
-    fn merge_states(&self, args: &MergeStatesArgs, stream: Stream) -> Result<()> {
+    fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
         self.operators
             .merge_states(&self.loader, &self.context, args, stream)
     }

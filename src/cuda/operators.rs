@@ -17,7 +17,7 @@ use super::params::{
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AppendArgs, MergeArgs, MergeStatesArgs};
+use crate::problem::{AppendArgs, Checked, MergeArgs, MergeStatesArgs};
 use crate::tensor::Tensor;
 
 /// Elements that a thread moves at once where rows are aligned.
@@ -37,7 +37,7 @@ impl Operators {
         &self,
         loader: &Loader,
         context: &Arc<Context>,
-        args: &AppendArgs,
+        args: &Checked<AppendArgs>,
         stream: Stream,
     ) -> Result<()> {
         let types = Types {
@@ -62,7 +62,7 @@ impl Operators {
         &self,
         loader: &Loader,
         context: &Arc<Context>,
-        args: &MergeArgs,
+        args: &Checked<MergeArgs>,
         stream: Stream,
     ) -> Result<()> {
         let merge = Merge {
@@ -83,7 +83,7 @@ impl Operators {
         &self,
         loader: &Loader,
         context: &Arc<Context>,
-        args: &MergeStatesArgs,
+        args: &Checked<MergeStatesArgs>,
         stream: Stream,
     ) -> Result<()> {
         let (num_states, dtype) = (args.v.extent(1) as u32, args.v.dtype());
@@ -196,7 +196,7 @@ fn kernel_threads(op: Op, types: Types) -> u32 {
     row.map_or(1, |row| row.shape.threads)
 }
 
-fn append_params(args: &AppendArgs) -> AppendParams {
+fn append_params(args: &Checked<AppendArgs>) -> AppendParams {
     let sides = [
         (&args.key, &args.k_cache, args.k_scale, args.k_scales),
         (&args.value, &args.v_cache, args.v_scale, args.v_scales),

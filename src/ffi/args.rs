@@ -1,9 +1,10 @@
 //! The arguments of a run: what may change from layer to layer.
 
 use super::sized::{Input, reserved};
-use super::types::{folio_tensor, tensor};
-use crate::api::{MaskMode, RunInput};
+use super::types::{folio_tensor, log_base, required, tensor};
 use crate::error::{Error, Result};
+use crate::problem::{AttentionArgs, Mask, Window};
+use crate::tensor::Tensor;
 
 /// window_left and window_right are in force. Without the flag both must be 0 (or -1).
 pub const FOLIO_RUN_WINDOW: u32 = 1;
@@ -103,17 +104,17 @@ unsafe impl Input for folio_attention_args {
 impl folio_attention_args {
     /// # Safety
     /// Every tensor as in [`tensor`].
-    pub(super) unsafe fn parse(&self) -> Result<RunInput> {
+    pub(super) unsafe fn parse(&self) -> Result<AttentionArgs> {
         reserved("folio_attention_args.reserved", self.reserved)?;
         // SAFETY: the caller's promise.
         unsafe {
-            Ok(RunInput {
-                q: tensor("q", self.q)?,
-                k: tensor("k", self.k)?,
-                v: tensor("v", self.v)?,
-                o: tensor("o", self.o)?,
+            Ok(AttentionArgs {
+                q: required("q", self.q)?,
+                k: required("k", self.k)?,
+                v: required("v", self.v)?,
+                o: required("o", self.o)?,
                 lse: tensor("lse", self.lse)?,
-                lse_base_2: self.flags & FOLIO_RUN_LSE_BASE_2 != 0,
+                lse_base: log_base(self.flags & FOLIO_RUN_LSE_BASE_2),
                 sm_scale: self.sm_scale,
                 q_scale: self.q_scale,
                 k_scale: self.k_scale,
@@ -122,8 +123,7 @@ impl folio_attention_args {
                 k_scales: tensor("k_scales", self.k_scales)?,
                 v_scales: tensor("v_scales", self.v_scales)?,
                 logits_soft_cap: self.logits_soft_cap,
-                mask_mode: mask_mode(self.mask_mode)?,
-                custom_mask: tensor("custom_mask", self.custom_mask)?,
+                mask: mask(self.mask_mode, tensor("custom_mask", self.custom_mask)?)?,
                 window: self.window()?,
                 mm_prefix_ranges: tensor("mm_prefix_ranges", self.mm_prefix_ranges)?,
                 alibi_slopes: tensor("alibi_slopes", self.alibi_slopes)?,
@@ -133,9 +133,12 @@ impl folio_attention_args {
         }
     }
 
-    fn window(&self) -> Result<Option<(i32, i32)>> {
+    fn window(&self) -> Result<Window> {
         if self.flags & FOLIO_RUN_WINDOW != 0 {
-            return Ok(Some((self.window_left, self.window_right)));
+            return Ok(Window {
+                left: window_side("window_left", self.window_left)?,
+                right: window_side("window_right", self.window_right)?,
+            });
         }
         for (name, value) in [
             ("window_left", self.window_left),
@@ -147,18 +150,34 @@ impl folio_attention_args {
                 )));
             }
         }
-        Ok(None)
+        Ok(Window::default())
     }
 }
 
-fn mask_mode(value: i32) -> Result<MaskMode> {
+fn window_side(name: &str, value: i32) -> Result<Option<u32>> {
     match value {
-        FOLIO_MASK_CAUSAL => Ok(MaskMode::Causal),
-        FOLIO_MASK_FULL => Ok(MaskMode::Full),
-        FOLIO_MASK_CUSTOM_BYTES => Ok(MaskMode::CustomBytes),
-        FOLIO_MASK_CUSTOM_BITS => Ok(MaskMode::CustomBits),
+        -1 => Ok(None),
+        0.. => Ok(Some(value as u32)),
         _ => Err(Error::InvalidArgument(format!(
-            "mask_mode: {value} is not accepted; FOLIO_MASK_CAUSAL (0) to FOLIO_MASK_CUSTOM_BITS (3) is"
+            "{name}: {value} is not accepted; -1 (unlimited) or more is"
+        ))),
+    }
+}
+
+fn mask(mode: i32, custom_mask: Option<Tensor>) -> Result<Mask> {
+    match (mode, custom_mask) {
+        (FOLIO_MASK_CAUSAL, None) => Ok(Mask::Causal),
+        (FOLIO_MASK_FULL, None) => Ok(Mask::Full),
+        (FOLIO_MASK_CUSTOM_BYTES, Some(mask)) => Ok(Mask::Bytes(mask)),
+        (FOLIO_MASK_CUSTOM_BITS, Some(mask)) => Ok(Mask::Bits(mask)),
+        (FOLIO_MASK_CAUSAL | FOLIO_MASK_FULL, Some(_)) => Err(Error::InvalidArgument(format!(
+            "custom_mask: a tensor is not accepted with mask_mode {mode}; NULL is"
+        ))),
+        (FOLIO_MASK_CUSTOM_BYTES | FOLIO_MASK_CUSTOM_BITS, None) => Err(Error::InvalidArgument(
+            format!("custom_mask: NULL is not accepted with mask_mode {mode}; a tensor is"),
+        )),
+        _ => Err(Error::InvalidArgument(format!(
+            "mask_mode: {mode} is not accepted; FOLIO_MASK_CAUSAL (0) to FOLIO_MASK_CUSTOM_BITS (3) is"
         ))),
     }
 }

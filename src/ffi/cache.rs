@@ -4,9 +4,10 @@ use super::context::folio_context;
 use super::error::{folio_error, folio_status};
 use super::handle;
 use super::sized::{self, Input};
-use super::types::{folio_dtype, folio_tensor, layout, tensor};
-use crate::api::{self, AppendInput, MergeInput, MergeStatesInput, Stream};
+use super::types::{folio_dtype, folio_tensor, layout, log_base, required, tensor};
+use crate::api::{self, Stream};
 use crate::error::Result;
+use crate::problem::{AppendArgs, MergeArgs, MergeStatesArgs};
 use std::ffi::c_void;
 
 /// All lse of a merge are in base 2 instead of base e.
@@ -118,17 +119,17 @@ unsafe impl Input for folio_merge_states_args {
 }
 
 impl folio_kv_append_args {
-    unsafe fn parse(&self) -> Result<AppendInput> {
+    unsafe fn parse(&self) -> Result<AppendArgs> {
         // SAFETY: the caller's promise about the tensors.
         unsafe {
-            Ok(AppendInput {
-                key: tensor("key", self.key)?,
-                value: tensor("value", self.value)?,
-                k_cache: tensor("k_cache", self.k_cache)?,
-                v_cache: tensor("v_cache", self.v_cache)?,
+            Ok(AppendArgs {
+                key: required("key", self.key)?,
+                value: required("value", self.value)?,
+                k_cache: required("k_cache", self.k_cache)?,
+                v_cache: required("v_cache", self.v_cache)?,
                 layout: layout("kv_layout", self.kv_layout)?,
                 kv_dtype: self.kv_dtype.parse_optional("kv_dtype")?,
-                slot_mapping: tensor("slot_mapping", self.slot_mapping)?,
+                slot_mapping: required("slot_mapping", self.slot_mapping)?,
                 k_scale: self.k_scale,
                 v_scale: self.v_scale,
                 k_scales: tensor("k_scales", self.k_scales)?,
@@ -139,33 +140,33 @@ impl folio_kv_append_args {
 }
 
 impl folio_merge_state_args {
-    unsafe fn parse(&self) -> Result<MergeInput> {
+    unsafe fn parse(&self) -> Result<MergeArgs> {
         // SAFETY: the caller's promise about the tensors.
         unsafe {
-            Ok(MergeInput {
-                v_a: tensor("v_a", self.v_a)?,
-                s_a: tensor("s_a", self.s_a)?,
-                v_b: tensor("v_b", self.v_b)?,
-                s_b: tensor("s_b", self.s_b)?,
-                v_out: tensor("v_out", self.v_out)?,
+            Ok(MergeArgs {
+                v_a: required("v_a", self.v_a)?,
+                s_a: required("s_a", self.s_a)?,
+                v_b: required("v_b", self.v_b)?,
+                s_b: required("s_b", self.s_b)?,
+                v_out: required("v_out", self.v_out)?,
                 s_out: tensor("s_out", self.s_out)?,
                 mask: tensor("mask", self.mask)?,
-                lse_base_2: self.flags & FOLIO_MERGE_LSE_BASE_2 != 0,
+                lse_base: log_base(self.flags & FOLIO_MERGE_LSE_BASE_2),
             })
         }
     }
 }
 
 impl folio_merge_states_args {
-    unsafe fn parse(&self) -> Result<MergeStatesInput> {
+    unsafe fn parse(&self) -> Result<MergeStatesArgs> {
         // SAFETY: the caller's promise about the tensors.
         unsafe {
-            Ok(MergeStatesInput {
-                v: tensor("v", self.v)?,
-                s: tensor("s", self.s)?,
-                v_out: tensor("v_out", self.v_out)?,
+            Ok(MergeStatesArgs {
+                v: required("v", self.v)?,
+                s: required("s", self.s)?,
+                v_out: required("v_out", self.v_out)?,
                 s_out: tensor("s_out", self.s_out)?,
-                lse_base_2: self.flags & FOLIO_MERGE_LSE_BASE_2 != 0,
+                lse_base: log_base(self.flags & FOLIO_MERGE_LSE_BASE_2),
             })
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::KvLayout;
+use crate::problem::{KvLayout, LogBase};
 use crate::tensor::{Device, MAX_RANK, Tensor};
 use std::ffi::c_void;
 
@@ -99,6 +99,24 @@ pub(super) fn layout(name: &str, value: i32) -> Result<KvLayout> {
         _ => Err(Error::InvalidArgument(format!(
             "{name}: {value} is not accepted; FOLIO_LAYOUT_NHD (0) or FOLIO_LAYOUT_HND (1) is"
         ))),
+    }
+}
+
+/// Translates a tensor that may not be NULL.
+///
+/// # Safety
+/// As [`tensor`].
+pub(super) unsafe fn required(name: &str, given: *const folio_tensor) -> Result<Tensor> {
+    // SAFETY: the caller's promise.
+    unsafe { tensor(name, given) }?
+        .ok_or_else(|| Error::InvalidArgument(format!("{name}: NULL is not accepted; a tensor is")))
+}
+
+/// The base of an lse, given the flag that asks for base 2 or 0.
+pub(super) fn log_base(base_2: u32) -> LogBase {
+    match base_2 {
+        0 => LogBase::E,
+        _ => LogBase::Two,
     }
 }
 

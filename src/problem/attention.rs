@@ -124,14 +124,16 @@ pub enum LogBase {
     Two,
 }
 
-/// Everything that may differ between the layers that share a plan.
+/// Everything that may differ between the layers that share a plan, as the caller states it. The `api` layer
+/// checks it and hands it on as [`Checked`](super::Checked), whose notes say what is different then.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionArgs {
     /// `[num_tokens or more, num_qo_heads, head_dim_qk]`, unit stride on the last dimension.
     pub q: Tensor,
-    /// Paged: `[num_pages, page_size, num_kv_heads, head_dim_qk]` whatever the layout (HND caches have
-    /// their strides exchanged); ragged: `[nnz_kv, 1, num_kv_heads, head_dim_qk]`. Any strides but a
-    /// unit last one.
+    /// Paged: `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads, page_size,
+    /// head_dim_qk]` (HND), or without the page dimension where page_size is 1. Ragged: `[nnz_kv, num_kv_heads,
+    /// head_dim_qk]`. Any strides but a unit last one. Checked: `[page, token, head, dim]` in every case, where a
+    /// ragged tensor has one token per page.
     pub k: Tensor,
     /// As `k`, with `head_dim_vo` and strides of its own.
     pub v: Tensor,
@@ -141,15 +143,19 @@ pub struct AttentionArgs {
     pub lse: Option<Tensor>,
     /// Base of `lse`.
     pub lse_base: LogBase,
-    /// Factor on q·k: the caller's `sm_scale`, `q_scale` and `k_scale` multiplied.
-    pub logits_scale: f32,
+    /// Factor on q·k; 0 means `1 / sqrt(head_dim_qk)`. Checked: never 0.
+    pub sm_scale: f32,
+    /// Further factor on q·k; 0 means 1. Checked: never 0, as all scales.
+    pub q_scale: f32,
+    /// Further factor on q·k; 0 means 1.
+    pub k_scale: f32,
     /// Further factor per KV head, or one for all (fp32, 1 or `num_kv_heads` elements).
     pub k_scales: Option<Tensor>,
-    /// Factor on the output.
+    /// Factor on the output; 0 means 1.
     pub v_scale: f32,
     /// Further factor per KV head, or one for all.
     pub v_scales: Option<Tensor>,
-    /// What an fp8 output is divided by before it is rounded.
+    /// What an fp8 output is divided by before it is rounded; 0 means 1.
     pub o_scale: f32,
     /// `cap · tanh(s / cap)` after the scale; 0 is off.
     pub logits_soft_cap: f32,
@@ -166,4 +172,39 @@ pub struct AttentionArgs {
     pub alibi_sqrt: bool,
     /// `[num_qo_heads]` fp32: one more logit per head, with no value behind it.
     pub sinks: Option<Tensor>,
+}
+
+impl AttentionArgs {
+    /// Causal attention and nothing else.
+    pub fn new(q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> AttentionArgs {
+        AttentionArgs {
+            q,
+            k,
+            v,
+            o,
+            lse: None,
+            lse_base: LogBase::E,
+            sm_scale: 0.0,
+            q_scale: 0.0,
+            k_scale: 0.0,
+            k_scales: None,
+            v_scale: 0.0,
+            v_scales: None,
+            o_scale: 0.0,
+            logits_soft_cap: 0.0,
+            mask: Mask::Causal,
+            window: Window::default(),
+            mm_prefix_ranges: None,
+            alibi_slopes: None,
+            alibi_sqrt: false,
+            sinks: None,
+        }
+    }
+}
+
+impl super::Checked<AttentionArgs> {
+    /// Factor on q·k, apart from `k_scales`.
+    pub fn logits_scale(&self) -> f32 {
+        self.sm_scale * self.q_scale * self.k_scale
+    }
 }

@@ -1,7 +1,7 @@
-//! The small operators around attention: writing new tokens to a paged cache, and merging attention
-//! states.
+//! What the operators on a paged cache are given.
 
-use super::LogBase;
+use super::KvLayout;
+use crate::dtype::DType;
 use crate::tensor::Tensor;
 
 /// New tokens for a paged cache (`reshape_and_cache` in vLLM, `append_paged_kv_cache` in FlashInfer).
@@ -11,13 +11,18 @@ pub struct AppendArgs {
     pub key: Tensor,
     /// `[num_tokens or more, num_kv_heads, head_dim_vo]`.
     pub value: Tensor,
-    /// `[num_pages, page_size, num_kv_heads, head_dim_qk]`, whatever the layout.
+    /// A paged cache in `layout`, or without the page dimension where a page holds one token. Checked:
+    /// `[num_pages, page_size, num_kv_heads, head_dim_qk]` whatever the layout.
     pub k_cache: Tensor,
-    /// `[num_pages, page_size, num_kv_heads, head_dim_vo]`, whatever the layout.
+    /// As `k_cache`, with `head_dim_vo`.
     pub v_cache: Tensor,
+    /// Dimension order of the caches as they are stated.
+    pub layout: KvLayout,
+    /// Type that caches of plain bytes hold; `None` where the tensors say it themselves.
+    pub kv_dtype: Option<DType>,
     /// `[num_tokens]` int32 or int64: `page · page_size + offset`; negative slots are skipped.
     pub slot_mapping: Tensor,
-    /// An fp8 cache holds `x / (k_scale · k_scales[head])`.
+    /// An fp8 cache holds `x / (k_scale · k_scales[head])`; 0 means 1. Checked: never 0.
     pub k_scale: f32,
     /// As `k_scale`, for values.
     pub v_scale: f32,
@@ -25,40 +30,4 @@ pub struct AppendArgs {
     pub k_scales: Option<Tensor>,
     /// fp32, 1 or `num_kv_heads` elements.
     pub v_scales: Option<Tensor>,
-}
-
-/// Two attention states to be merged, row by row.
-#[derive(Debug, Clone, Copy)]
-pub struct MergeArgs {
-    /// `[num_tokens, num_heads, head_dim]`.
-    pub v_a: Tensor,
-    /// `[num_tokens, num_heads]` fp32.
-    pub s_a: Tensor,
-    /// As `v_a`.
-    pub v_b: Tensor,
-    /// As `s_a`.
-    pub s_b: Tensor,
-    /// Merged outputs; may be `v_a` or `v_b` themselves.
-    pub v_out: Tensor,
-    /// Merged lse; may be `s_a` or `s_b` themselves.
-    pub s_out: Option<Tensor>,
-    /// `[num_tokens]` bytes; a zero leaves the row of the outputs as it is.
-    pub mask: Option<Tensor>,
-    /// Base of all three lse.
-    pub lse_base: LogBase,
-}
-
-/// `n` attention states per row to be merged.
-#[derive(Debug, Clone, Copy)]
-pub struct MergeStatesArgs {
-    /// `[num_tokens, n, num_heads, head_dim]`.
-    pub v: Tensor,
-    /// `[num_tokens, n, num_heads]` fp32.
-    pub s: Tensor,
-    /// `[num_tokens, num_heads, head_dim]`.
-    pub v_out: Tensor,
-    /// `[num_tokens, num_heads]` fp32.
-    pub s_out: Option<Tensor>,
-    /// Base of all lse.
-    pub lse_base: LogBase,
 }

@@ -4,12 +4,15 @@
 #![allow(unsafe_code)]
 
 use super::door::{Door, Handle, Session};
-use folio::api::{AppendInput, BatchInput, MaskMode, MergeInput, MergeStatesInput, RunInput};
+use folio::api::BatchInput;
 use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
-use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::problem::{
+    AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, MergeArgs,
+    MergeStatesArgs, Window,
+};
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_void};
@@ -94,8 +97,8 @@ struct Made {
 
 impl Tensors {
     /// A tensor of the Rust API as C describes it; NULL for none.
-    pub fn of(&self, tensor: Option<Tensor>) -> *mut folio_tensor {
-        let Some(tensor) = tensor else {
+    pub fn of(&self, tensor: impl Into<Option<Tensor>>) -> *mut folio_tensor {
+        let Some(tensor) = tensor.into() else {
             return null_mut();
         };
         let (device_type, device_id) = match tensor.device() {
@@ -160,13 +163,14 @@ pub fn c_batch(input: &BatchInput, tensors: &Tensors) -> folio_batch {
 }
 
 /// C arguments of a run.
-pub fn c_args(input: &RunInput, tensors: &Tensors) -> folio_attention_args {
+pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args {
     let flag = |on: bool, flag: u32| if on { flag } else { 0 };
-    let (window_left, window_right) = input.window.unwrap_or((0, -1));
+    let [window_left, window_right] = c_window(input.window);
+    let (mask_mode, custom_mask) = c_mask(input.mask);
     folio_attention_args {
         struct_size: size_of::<folio_attention_args>() as u32,
-        flags: flag(input.window.is_some(), FOLIO_RUN_WINDOW)
-            | flag(input.lse_base_2, FOLIO_RUN_LSE_BASE_2)
+        flags: flag(input.window != Window::default(), FOLIO_RUN_WINDOW)
+            | flag(input.lse_base == LogBase::Two, FOLIO_RUN_LSE_BASE_2)
             | flag(input.alibi_sqrt, FOLIO_RUN_ALIBI_SQRT),
         q: tensors.of(input.q),
         k: tensors.of(input.k),
@@ -175,7 +179,7 @@ pub fn c_args(input: &RunInput, tensors: &Tensors) -> folio_attention_args {
         lse: tensors.of(input.lse),
         k_scales: tensors.of(input.k_scales),
         v_scales: tensors.of(input.v_scales),
-        custom_mask: tensors.of(input.custom_mask),
+        custom_mask: tensors.of(custom_mask),
         mm_prefix_ranges: tensors.of(input.mm_prefix_ranges),
         alibi_slopes: tensors.of(input.alibi_slopes),
         sinks: tensors.of(input.sinks),
@@ -185,20 +189,35 @@ pub fn c_args(input: &RunInput, tensors: &Tensors) -> folio_attention_args {
         v_scale: input.v_scale,
         o_scale: input.o_scale,
         logits_soft_cap: input.logits_soft_cap,
-        mask_mode: match input.mask_mode {
-            MaskMode::Causal => FOLIO_MASK_CAUSAL,
-            MaskMode::Full => FOLIO_MASK_FULL,
-            MaskMode::CustomBytes => FOLIO_MASK_CUSTOM_BYTES,
-            MaskMode::CustomBits => FOLIO_MASK_CUSTOM_BITS,
-        },
+        mask_mode,
         window_left,
         window_right,
         reserved: 0,
     }
 }
 
+/// Both sides, -1 where unlimited. No window at all is stated without the flag, and then 0 is fine too.
+fn c_window(window: Window) -> [i32; 2] {
+    match window {
+        Window {
+            left: None,
+            right: None,
+        } => [0, -1],
+        Window { left, right } => [left, right].map(|side| side.map_or(-1, |n| n as i32)),
+    }
+}
+
+fn c_mask(mask: Mask) -> (i32, Option<Tensor>) {
+    match mask {
+        Mask::Causal => (FOLIO_MASK_CAUSAL, None),
+        Mask::Full => (FOLIO_MASK_FULL, None),
+        Mask::Bytes(mask) => (FOLIO_MASK_CUSTOM_BYTES, Some(mask)),
+        Mask::Bits(mask) => (FOLIO_MASK_CUSTOM_BITS, Some(mask)),
+    }
+}
+
 /// C arguments of an append.
-pub fn c_append(input: &AppendInput, tensors: &Tensors) -> folio_kv_append_args {
+pub fn c_append(input: &AppendArgs, tensors: &Tensors) -> folio_kv_append_args {
     folio_kv_append_args {
         struct_size: size_of::<folio_kv_append_args>() as u32,
         flags: 0,
@@ -223,10 +242,10 @@ const NO_DTYPE: folio_dtype = folio_dtype {
 };
 
 /// C arguments of a merge of two states.
-pub fn c_merge(input: &MergeInput, tensors: &Tensors) -> folio_merge_state_args {
+pub fn c_merge(input: &MergeArgs, tensors: &Tensors) -> folio_merge_state_args {
     folio_merge_state_args {
         struct_size: size_of::<folio_merge_state_args>() as u32,
-        flags: merge_flags(input.lse_base_2),
+        flags: merge_flags(input.lse_base),
         v_a: tensors.of(input.v_a),
         s_a: tensors.of(input.s_a),
         v_b: tensors.of(input.v_b),
@@ -238,10 +257,10 @@ pub fn c_merge(input: &MergeInput, tensors: &Tensors) -> folio_merge_state_args 
 }
 
 /// C arguments of a merge of n states.
-pub fn c_merge_states(input: &MergeStatesInput, tensors: &Tensors) -> folio_merge_states_args {
+pub fn c_merge_states(input: &MergeStatesArgs, tensors: &Tensors) -> folio_merge_states_args {
     folio_merge_states_args {
         struct_size: size_of::<folio_merge_states_args>() as u32,
-        flags: merge_flags(input.lse_base_2),
+        flags: merge_flags(input.lse_base),
         v: tensors.of(input.v),
         s: tensors.of(input.s),
         v_out: tensors.of(input.v_out),
@@ -249,11 +268,10 @@ pub fn c_merge_states(input: &MergeStatesInput, tensors: &Tensors) -> folio_merg
     }
 }
 
-fn merge_flags(lse_base_2: bool) -> u32 {
-    if lse_base_2 {
-        FOLIO_MERGE_LSE_BASE_2
-    } else {
-        0
+fn merge_flags(base: LogBase) -> u32 {
+    match base {
+        LogBase::E => 0,
+        LogBase::Two => FOLIO_MERGE_LSE_BASE_2,
     }
 }
 
@@ -398,7 +416,7 @@ impl Session for CContext {
         Ok(Box::new(handle))
     }
 
-    fn append(&self, input: &AppendInput, stream: Stream) -> Result<()> {
+    fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()> {
         let tensors = Tensors::default();
         let args = c_append(input, &tensors);
         let stream = stream.0 as *mut c_void;
@@ -406,7 +424,7 @@ impl Session for CContext {
         call(|err| unsafe { api().kv_append.unwrap()(self.0, &args, stream, err) })
     }
 
-    fn merge(&self, input: &MergeInput, stream: Stream) -> Result<()> {
+    fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()> {
         let tensors = Tensors::default();
         let args = c_merge(input, &tensors);
         let stream = stream.0 as *mut c_void;
@@ -414,7 +432,7 @@ impl Session for CContext {
         call(|err| unsafe { api().merge_state.unwrap()(self.0, &args, stream, err) })
     }
 
-    fn merge_states(&self, input: &MergeStatesInput, stream: Stream) -> Result<()> {
+    fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()> {
         let tensors = Tensors::default();
         let args = c_merge_states(input, &tensors);
         let stream = stream.0 as *mut c_void;
@@ -494,7 +512,7 @@ impl Handle for CHandle {
         })
     }
 
-    fn run(&self, args: &RunInput, stream: Stream) -> Result<()> {
+    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
         let tensors = Tensors::default();
         let args = c_args(args, &tensors);
         let stream = stream.0 as *mut c_void;

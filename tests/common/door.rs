@@ -2,11 +2,11 @@
 //! through both; `c_door` is the other one. Inputs are the API's own plain structs; errors are compared by kind and message.
 
 use super::c_door::CDoor;
-use folio::api::{self, AppendInput, BatchInput, MergeInput, MergeStatesInput, RunInput};
+use folio::api::{self, BatchInput};
 use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::error::Result;
 use folio::log::Logger;
-use folio::problem::AttentionDesc;
+use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
 
 /// A way into the library.
 pub trait Door: Sync {
@@ -17,9 +17,9 @@ pub trait Door: Sync {
 /// A context.
 pub trait Session: Send + Sync {
     fn attention(&self, desc: AttentionDesc) -> Result<Box<dyn Handle>>;
-    fn append(&self, input: &AppendInput, stream: Stream) -> Result<()>;
-    fn merge(&self, input: &MergeInput, stream: Stream) -> Result<()>;
-    fn merge_states(&self, input: &MergeStatesInput, stream: Stream) -> Result<()>;
+    fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()>;
+    fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()>;
+    fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -32,7 +32,7 @@ pub trait Handle: Send + Sync {
         workspace_bytes: (usize, usize),
         stream: Stream,
     ) -> Result<()>;
-    fn run(&self, args: &RunInput, stream: Stream) -> Result<()>;
+    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()>;
 }
 
 /// Every door.
@@ -56,15 +56,15 @@ impl Session for api::Context {
         Ok(Box::new(api::Attention::new(self, desc)?))
     }
 
-    fn append(&self, input: &AppendInput, stream: Stream) -> Result<()> {
+    fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()> {
         api::append(self, input, stream)
     }
 
-    fn merge(&self, input: &MergeInput, stream: Stream) -> Result<()> {
+    fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()> {
         api::merge(self, input, stream)
     }
 
-    fn merge_states(&self, input: &MergeStatesInput, stream: Stream) -> Result<()> {
+    fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()> {
         api::merge_states(self, input, stream)
     }
 }
@@ -84,7 +84,7 @@ impl Handle for api::Attention {
         api::Attention::plan(self, batch, workspace, workspace_bytes, stream)
     }
 
-    fn run(&self, args: &RunInput, stream: Stream) -> Result<()> {
+    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
         api::Attention::run(self, args, stream)
     }
 }

@@ -7,10 +7,10 @@ use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
 use super::problem::{Alibi, Gaps, MaskKind, Problem, Storage, TableForm};
 use super::values::{Values, num_scales};
-use folio::api::{BatchInput, MaskMode, RunInput, Stream, Workspace, WorkspaceInfo};
+use folio::api::{BatchInput, Stream, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::Result;
-use folio::problem::{KvLayout, LogBase};
+use folio::problem::{AttentionArgs, KvLayout, LogBase, Mask, Window};
 
 /// Plans and runs a problem once.
 pub fn solve(session: &dyn Session, memory: &dyn Memory, problem: &Problem) -> Result<Output> {
@@ -286,16 +286,14 @@ impl<'m> LayerData<'m> {
         }
     }
 
-    pub fn input(&self) -> RunInput {
+    pub fn input(&self) -> AttentionArgs {
         let tensor = |part: &Option<Resident<'_>>| part.as_ref().map(Resident::tensor);
         let layer = &self.problem.layer;
-        RunInput {
-            q: Some(self.q.tensor()),
-            k: Some(self.k.tensor()),
-            v: Some(self.v.tensor()),
-            o: Some(self.o.tensor()),
+        let mask = self.custom_mask.as_ref().map(Resident::tensor);
+        let side = |n: i32| u32::try_from(n).ok();
+        AttentionArgs {
             lse: tensor(&self.lse),
-            lse_base_2: layer.lse == Some(LogBase::Two),
+            lse_base: layer.lse.unwrap_or(LogBase::E),
             sm_scale: layer.sm_scale,
             q_scale: layer.q_scale,
             k_scale: layer.k_scale,
@@ -304,18 +302,28 @@ impl<'m> LayerData<'m> {
             k_scales: tensor(&self.k_scales),
             v_scales: tensor(&self.v_scales),
             logits_soft_cap: layer.logits_soft_cap,
-            mask_mode: match layer.mask {
-                MaskKind::Causal => MaskMode::Causal,
-                MaskKind::Full => MaskMode::Full,
-                MaskKind::Bytes(_) => MaskMode::CustomBytes,
-                MaskKind::Bits(_) => MaskMode::CustomBits,
+            mask: match layer.mask {
+                MaskKind::Causal => Mask::Causal,
+                MaskKind::Full => Mask::Full,
+                MaskKind::Bytes(_) => Mask::Bytes(mask.expect("a custom mask")),
+                MaskKind::Bits(_) => Mask::Bits(mask.expect("a custom mask")),
             },
-            custom_mask: tensor(&self.custom_mask),
-            window: layer.window,
+            window: layer
+                .window
+                .map_or(Window::default(), |(left, right)| Window {
+                    left: side(left),
+                    right: side(right),
+                }),
             mm_prefix_ranges: tensor(&self.mm_prefix_ranges),
             alibi_slopes: tensor(&self.alibi_slopes),
             alibi_sqrt: layer.alibi == Some(Alibi::Sqrt),
             sinks: tensor(&self.sinks),
+            ..AttentionArgs::new(
+                self.q.tensor(),
+                self.k.tensor(),
+                self.v.tensor(),
+                self.o.tensor(),
+            )
         }
     }
 

@@ -6,10 +6,10 @@ use crate::common::instance::{LayerData, Output, Step};
 use crate::common::memory::{HostMemory, Image, Resident, View};
 use crate::common::problem::TableForm;
 use crate::common::problem::{Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Storage};
-use folio::api::{AppendInput, MergeInput, MergeStatesInput, Target};
+use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{Kind, KvLayout, LogBase};
+use folio::problem::{AppendArgs, Kind, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
 use std::ptr::null_mut;
 
 /// What a call answered.
@@ -299,11 +299,11 @@ impl Append {
         }
     }
 
-    pub fn input(&self) -> AppendInput {
+    pub fn input(&self) -> AppendArgs {
         let scaled = self.parts[2].image().view.dtype.is_fp8();
         let [key, value, k_cache, v_cache, slots, k_scales, v_scales] =
-            self.parts.each_ref().map(|part| Some(part.tensor()));
-        AppendInput {
+            self.parts.each_ref().map(Resident::tensor);
+        AppendArgs {
             key,
             value,
             k_cache,
@@ -313,8 +313,8 @@ impl Append {
             slot_mapping: slots,
             k_scale: if scaled { 0.5 } else { 0.0 },
             v_scale: 0.0,
-            k_scales: k_scales.filter(|_| scaled),
-            v_scales: v_scales.filter(|_| scaled),
+            k_scales: scaled.then_some(k_scales),
+            v_scales: scaled.then_some(v_scales),
         }
     }
 
@@ -353,28 +353,28 @@ impl Merge {
         }
     }
 
-    pub fn two(&self) -> MergeInput {
-        let [v, s, _, _, mask] = self.parts.each_ref().map(|part| Some(part.tensor()));
-        MergeInput {
+    pub fn two(&self) -> MergeArgs {
+        let [v, s, _, _, mask] = self.parts.each_ref().map(Resident::tensor);
+        MergeArgs {
             v_a: v,
             s_a: s,
             v_b: v,
             s_b: s,
-            v_out: Some(self.v_out.tensor()),
+            v_out: self.v_out.tensor(),
             s_out: Some(self.s_out.tensor()),
-            mask,
-            lse_base_2: false,
+            mask: Some(mask),
+            lse_base: LogBase::E,
         }
     }
 
-    pub fn many(&self) -> MergeStatesInput {
-        let [_, _, v, s, _] = self.parts.each_ref().map(|part| Some(part.tensor()));
-        MergeStatesInput {
+    pub fn many(&self) -> MergeStatesArgs {
+        let [_, _, v, s, _] = self.parts.each_ref().map(Resident::tensor);
+        MergeStatesArgs {
             v,
             s,
-            v_out: Some(self.v_out.tensor()),
+            v_out: self.v_out.tensor(),
             s_out: Some(self.s_out.tensor()),
-            lse_base_2: false,
+            lse_base: LogBase::E,
         }
     }
 

@@ -32,15 +32,15 @@ impl Backend for Stub {
         Ok(Box::new(Stub))
     }
 
-    fn append(&self, _: &AppendArgs, _: Stream) -> Result<()> {
+    fn append(&self, _: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         Ok(())
     }
 
-    fn merge(&self, _: &MergeArgs, _: Stream) -> Result<()> {
+    fn merge(&self, _: &Checked<MergeArgs>, _: Stream) -> Result<()> {
         Ok(())
     }
 
-    fn merge_states(&self, _: &MergeStatesArgs, _: Stream) -> Result<()> {
+    fn merge_states(&self, _: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
         Ok(())
     }
 }
@@ -67,7 +67,7 @@ impl Attention for Stub {
         Ok(())
     }
 
-    fn run(&self, _: &AttentionArgs, _: Stream) -> Result<()> {
+    fn run(&self, _: &Checked<AttentionArgs>, _: Stream) -> Result<()> {
         Ok(())
     }
 }

@@ -7,9 +7,9 @@ use crate::common::memory::{HostMemory, Image, Memory, Resident, View};
 use crate::common::values::{mix, normal, uniform};
 use crate::gpu::DeviceMemory;
 use crate::problems::session;
-use folio::api::{AppendInput, MergeInput, MergeStatesInput, Stream, Target};
+use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::KvLayout;
+use folio::problem::{AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
 
 fn oracle() -> Box<dyn Session> {
     RustDoor.open(Target::Reference).expect("the oracle")
@@ -73,14 +73,14 @@ impl Append {
         let fp8 = self.cache != self.source;
         let scales =
             (fp8 && self.per_head).then(|| resident(Image::of_f32(&[HEADS], &[0.5, 0.3, 2.0])));
-        let input = AppendInput {
-            key: Some(key.tensor()),
-            value: Some(value.tensor()),
-            k_cache: Some(k_cache.tensor()),
-            v_cache: Some(v_cache.tensor()),
+        let input = AppendArgs {
+            key: key.tensor(),
+            value: value.tensor(),
+            k_cache: k_cache.tensor(),
+            v_cache: v_cache.tensor(),
             layout: self.layout,
             kv_dtype: None,
-            slot_mapping: Some(slots.tensor()),
+            slot_mapping: slots.tensor(),
             k_scale: if fp8 { 0.07 } else { 0.0 },
             v_scale: if fp8 { 0.3 } else { 0.0 },
             k_scales: scales.as_ref().map(Resident::tensor),
@@ -186,15 +186,15 @@ fn merged(
         let ((v_a, s_a), (v_b, s_b)) = (side(5), side(6));
         let bytes = (0..tokens as u64).map(|token| u64::from(token % 4 != 1));
         let mask = resident(Image::of_bits(DType::U8, &[tokens], bytes));
-        let input = MergeInput {
-            v_a: Some(v_a.tensor()),
-            s_a: Some(s_a.tensor()),
-            v_b: Some(v_b.tensor()),
-            s_b: Some(s_b.tensor()),
-            v_out: Some(v_a.tensor()),
+        let input = MergeArgs {
+            v_a: v_a.tensor(),
+            s_a: s_a.tensor(),
+            v_b: v_b.tensor(),
+            s_b: s_b.tensor(),
+            v_out: v_a.tensor(),
             s_out: Some(s_a.tensor()),
             mask: Some(mask.tensor()),
-            lse_base_2: gap == 0,
+            lse_base: base(gap == 0),
         };
         session.merge(&input, Stream::default()).unwrap();
         return [v_a.current(), s_a.current()];
@@ -203,15 +203,19 @@ fn merged(
     let s = resident(states(&[tokens, n, heads], 8));
     let v_out = resident(Image::poisoned(View::compact(dtype, &[tokens, heads, dim])));
     let s_out = resident(Image::poisoned(View::compact(DType::F32, &[tokens, heads])));
-    let input = MergeStatesInput {
-        v: Some(v.tensor()),
-        s: Some(s.tensor()),
-        v_out: Some(v_out.tensor()),
+    let input = MergeStatesArgs {
+        v: v.tensor(),
+        s: s.tensor(),
+        v_out: v_out.tensor(),
         s_out: Some(s_out.tensor()),
-        lse_base_2: gap != 0,
+        lse_base: base(gap != 0),
     };
     session.merge_states(&input, Stream::default()).unwrap();
     [v_out.current(), s_out.current()]
+}
+
+fn base(two: bool) -> LogBase {
+    if two { LogBase::Two } else { LogBase::E }
 }
 
 pub fn merge() {

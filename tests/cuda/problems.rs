@@ -232,8 +232,8 @@ pub fn far_offsets() {
         let layer = LayerData::new(&DeviceMemory, &problem);
         let mut input = layer.input();
         // V lies half a page stride behind K.
-        input.k = input.k.map(|k| spread(&k, far, PAGE_STRIDE));
-        input.v = input.v.map(|v| spread(&v, far + PAGE_STRIDE, PAGE_STRIDE));
+        input.k = spread(&input.k, far, PAGE_STRIDE);
+        input.v = spread(&input.v, far + PAGE_STRIDE, PAGE_STRIDE);
         planned.handle.run(&input, Stream::default()).unwrap();
         assert_right(&problem, &layer.output());
     }

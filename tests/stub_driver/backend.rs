@@ -2,15 +2,13 @@
 //! computes nothing, so addresses are made up; the kernels come from the bundle, and without one these
 //! cases are skipped.
 
-use folio::api::{
-    AppendInput, Attention, BatchInput, Context, RunInput, Target, Workspace, append,
-};
+use folio::api::{Attention, BatchInput, Context, Target, Workspace, append};
 use folio::backend::Stream;
 use folio::cuda::loader;
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::log::Logger;
-use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
 use folio::tensor::{Device, Tensor};
 
 use crate::harness;
@@ -60,7 +58,7 @@ fn desc(graph: bool) -> AttentionDesc {
     }
 }
 
-fn device_tensor(dtype: DType, shape: &[i64]) -> Option<Tensor> {
+fn device_tensor(dtype: DType, shape: &[i64]) -> Tensor {
     // SAFETY: the stub's device never touches memory.
     let tensor = unsafe {
         Tensor::new(
@@ -72,7 +70,7 @@ fn device_tensor(dtype: DType, shape: &[i64]) -> Option<Tensor> {
             None,
         )
     };
-    Some(tensor.unwrap())
+    tensor.unwrap()
 }
 
 /// A handle with room for its plans.
@@ -122,8 +120,8 @@ impl Handle {
     /// Plans two requests from device lengths.
     fn plan_device(&mut self, stream: Stream) -> Result<()> {
         let batch = BatchInput {
-            kv_len: device_tensor(DType::I32, &[2]),
-            block_table: device_tensor(DType::I32, &[2, 64]),
+            kv_len: Some(device_tensor(DType::I32, &[2])),
+            block_table: Some(device_tensor(DType::I32, &[2, 64])),
             ..BatchInput::default()
         };
         self.plan(&batch, stream)
@@ -133,13 +131,12 @@ impl Handle {
         let heads = i64::from(HEADS);
         let dim = i64::from(DIM);
         let cache = [1 << 14, i64::from(PAGE_SIZE), heads, dim];
-        let input = RunInput {
-            q: device_tensor(DType::BF16, &[4, heads, dim]),
-            k: device_tensor(DType::BF16, &cache),
-            v: device_tensor(DType::BF16, &cache),
-            o: device_tensor(DType::BF16, &[4, heads, dim]),
-            ..RunInput::default()
-        };
+        let input = AttentionArgs::new(
+            device_tensor(DType::BF16, &[4, heads, dim]),
+            device_tensor(DType::BF16, &cache),
+            device_tensor(DType::BF16, &cache),
+            device_tensor(DType::BF16, &[4, heads, dim]),
+        );
         self.attention.run(&input, stream)
     }
 }
@@ -283,7 +280,7 @@ pub fn append_is_one_launch() {
     let context = context();
     let (heads, dim) = (i64::from(HEADS), i64::from(DIM));
     let cache = [64, i64::from(PAGE_SIZE), heads, dim];
-    let input = AppendInput {
+    let input = AppendArgs {
         key: device_tensor(DType::BF16, &[3, heads, dim]),
         value: device_tensor(DType::BF16, &[3, heads, dim]),
         k_cache: device_tensor(DType::BF16, &cache),
