@@ -1,5 +1,7 @@
 //! Where messages go: a callback per context. There is no default sink, no global logger, no stdout.
 
+use std::sync::Arc;
+
 /// How much a message matters. A context passes on its level and everything below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -7,14 +9,16 @@ pub enum Level {
     Error = 1,
     /// Something works, but not as well as it could.
     Warning = 2,
-    /// What was chosen: device, kernel.
+    /// What was chosen: device, kernel; and what a call did that takes seconds.
     Info = 3,
 }
 
 /// Receives messages, on the thread that called Folio.
-pub type Sink = Box<dyn Fn(Level, &str) + Send + Sync>;
+pub type Sink = Arc<dyn Fn(Level, &str) + Send + Sync>;
 
-/// A sink and the most talkative level that reaches it.
+/// A sink and the most talkative level that reaches it. Clones share the sink: a context has one, and its
+/// backend another.
+#[derive(Clone)]
 pub struct Logger {
     sink: Option<Sink>,
     level: Level,

@@ -21,7 +21,7 @@ struct Inner {
 impl Context {
     /// Opens a backend.
     pub fn new(target: Target, logger: Logger) -> Result<Context> {
-        let context = Context::with_backend(open(target)?, logger);
+        let context = Context::with_backend(open(target, logger.clone())?, logger);
         context.log(
             Level::Info,
             format_args!("context: {:?}", context.backend()),

@@ -4,6 +4,7 @@ use super::Backend;
 use crate::cpu::CpuBackend;
 use crate::cpu::reference::ReferenceBackend;
 use crate::error::Result;
+use crate::log::Logger;
 
 /// Which backend a context runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,12 +23,12 @@ pub enum Target {
     },
 }
 
-/// Opens a backend.
-pub fn open(target: Target) -> Result<Box<dyn Backend>> {
+/// Opens a backend, which says to `logger` what it chose later on.
+pub fn open(target: Target, logger: Logger) -> Result<Box<dyn Backend>> {
     match target {
         Target::Reference => Ok(Box::new(ReferenceBackend)),
         Target::Cpu { num_threads } => open_cpu(num_threads),
-        Target::Cuda { ordinal } => open_cuda(ordinal),
+        Target::Cuda { ordinal } => open_cuda(ordinal, logger),
     }
 }
 
@@ -36,12 +37,14 @@ fn open_cpu(num_threads: u32) -> Result<Box<dyn Backend>> {
 }
 
 #[cfg(feature = "cuda")]
-fn open_cuda(ordinal: i32) -> Result<Box<dyn Backend>> {
-    Ok(Box::new(crate::cuda::backend::CudaBackend::new(ordinal)?))
+fn open_cuda(ordinal: i32, logger: Logger) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(crate::cuda::backend::CudaBackend::new(
+        ordinal, logger,
+    )?))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_cuda(_: i32) -> Result<Box<dyn Backend>> {
+fn open_cuda(_: i32, _: Logger) -> Result<Box<dyn Backend>> {
     Err(crate::error::Error::Unsupported(
         "device_type: this build of Folio has no CUDA backend; use FOLIO_DEVICE_CPU".into(),
     ))

@@ -12,6 +12,7 @@ use super::sm90_decode::Sm90Decode;
 use super::sm90_prefill::Sm90Prefill;
 use crate::backend::{Attention, Backend, Stream};
 use crate::error::Result;
+use crate::log::Logger;
 use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
 use crate::tensor::Device;
 
@@ -24,14 +25,14 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Retains the primary context of a device.
+    /// Retains the primary context of a device. Messages about later choices go to `logger`.
     ///
     /// # Errors
     /// See [`Driver::get`] and [`Context::retain`].
-    pub fn new(ordinal: i32) -> Result<CudaBackend> {
+    pub fn new(ordinal: i32, logger: Logger) -> Result<CudaBackend> {
         let context = Context::retain(Driver::get()?, ordinal)?;
         Ok(CudaBackend {
-            loader: Loader::new(&context)?,
+            loader: Loader::new(&context, logger)?,
             context,
             operators: Operators::default(),
         })

@@ -16,6 +16,7 @@ use super::module::{Function, Module};
 use super::nvrtc::Nvrtc;
 use super::unit::Unit;
 use crate::error::{Error, Result};
+use crate::log::Logger;
 
 /// The bundle inside this library.
 pub fn embedded() -> Result<&'static Bundle> {
@@ -29,6 +30,7 @@ pub fn embedded() -> Result<&'static Bundle> {
 #[derive(Debug)]
 pub struct Loader {
     context: Arc<Context>,
+    logger: Logger,
     bundle: &'static Bundle,
     cache: Option<CubinCache>,
     modules: Mutex<HashMap<Unit, Arc<Module>>>,
@@ -36,13 +38,19 @@ pub struct Loader {
 
 impl Loader {
     /// Loads nothing yet.
-    pub fn new(context: &Arc<Context>) -> Result<Loader> {
+    pub fn new(context: &Arc<Context>, logger: Logger) -> Result<Loader> {
         Ok(Loader {
             context: Arc::clone(context),
+            logger,
             bundle: embedded()?,
             cache: CubinCache::of_user(),
             modules: Mutex::default(),
         })
+    }
+
+    /// Where the choice of a kernel is told.
+    pub fn logger(&self) -> &Logger {
+        &self.logger
     }
 
     /// The preferred row that fits the query, that `accept` agrees to and that can be had, with its

@@ -8,6 +8,7 @@ use crate::api::{Context, Target, cuda_device_count};
 use crate::error::{Error, Result};
 use crate::log::{Level, Logger, Sink};
 use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
 
 /// A device and what belongs to it: threads, modules, the log callback. Made by
 /// folio_context_create; handles made from it keep it alive, so it may be destroyed before them.
@@ -203,6 +204,6 @@ fn logger(desc: &folio_context_desc) -> Result<Logger> {
         log,
         user: desc.log_user,
     };
-    let sink: Sink = Box::new(move |level, message| callback.call(level, message));
+    let sink: Sink = Arc::new(move |level, message| callback.call(level, message));
     Ok(Logger::new(sink, level))
 }

@@ -24,6 +24,7 @@ use folio::cuda::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
 use folio::cuda::unit::{Sources, Unit};
 use folio::dtype::DType;
 use folio::error::Error;
+use folio::log::Logger;
 use harness::case;
 
 fn main() -> ExitCode {
@@ -295,7 +296,7 @@ fn launch_failures_are_told() {
 
 fn every_bundled_kernel_loads() {
     let context = context();
-    let loader = Loader::new(&context).unwrap();
+    let loader = Loader::new(&context, Logger::silent()).unwrap();
     let bundle = loader::embedded().unwrap();
     let target = kernels::target(context.device().compute_capability);
     let rows: Vec<_> = kernels::table()
@@ -318,7 +319,7 @@ fn every_bundled_kernel_loads() {
 
 fn kernel_outside_the_bundle() {
     let context = context();
-    let loader = Loader::new(&context).unwrap();
+    let loader = Loader::new(&context, Logger::silent()).unwrap();
     let cc = context.device().compute_capability;
     let mut row = kernels::table()
         .iter()
@@ -334,6 +335,9 @@ fn kernel_outside_the_bundle() {
     let cache = std::env::var("FOLIO_CACHE_DIR").unwrap();
     let cached = std::fs::read_dir(&cache).unwrap().count();
     assert_eq!(cached, 1, "the result is kept for the next process");
-    Loader::new(&context).unwrap().load(&row).unwrap();
+    Loader::new(&context, Logger::silent())
+        .unwrap()
+        .load(&row)
+        .unwrap();
     std::fs::remove_dir_all(cache).unwrap();
 }

@@ -12,6 +12,7 @@ use folio::cuda::module::{Function, Module};
 use folio::cuda::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
 use folio::dtype::DType;
 use folio::error::Error;
+use folio::log::Logger;
 
 use crate::backend;
 use crate::harness::{self, Case, case};
@@ -412,7 +413,7 @@ fn events() {
 /// With the compiler switched off, a row outside the bundle is refused by name.
 fn kernels_that_are_not_there() {
     let context = context();
-    let loader = Loader::new(&context).unwrap();
+    let loader = Loader::new(&context, Logger::silent()).unwrap();
     let mut row = folio::cuda::kernels::table()[0].clone();
     row.defines.push("NOT_IN_THE_BUNDLE".into());
     let error = loader.load(&row).unwrap_err();
@@ -430,7 +431,7 @@ fn kernels_of_a_newer_compiler() {
     if bundle.version() < 13000 {
         harness::skip("the library was built without NVRTC 13");
     }
-    let loader = Loader::new(&context()).unwrap();
+    let loader = Loader::new(&context(), Logger::silent()).unwrap();
     let error = loader.load(&folio::cuda::kernels::table()[0]).unwrap_err();
     assert!(
         matches!(&error, Error::DriverTooOld(m) if m.contains("13.0") && m.contains("12.8")),
