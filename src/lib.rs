@@ -4,8 +4,8 @@
 //! operators to Rust in [`api`].
 //!
 //! # Layers
-//! `ffi → api → plan → backend → cpu | cuda → kernels/`. Nothing points upward: `ffi` never names `cpu`
-//! or `cuda`, and nothing behind `ffi` sees a C type. The vocabulary that all of them share is
+//! `ffi → api → plan → backend → reference | cpu | cuda → kernels/`. Nothing points upward: `ffi` never names a
+//! backend, and nothing behind `ffi` sees a C type. The vocabulary that all of them share is
 //! [`error`], [`dtype`], [`tensor`] and [`problem`]. `tests/layers.rs` reads the `use crate::` lines and
 //! enforces this.
 //!
@@ -29,4 +29,5 @@ pub mod ffi;
 pub mod log;
 pub mod plan;
 pub mod problem;
+pub mod reference;
 pub mod tensor;

@@ -2,9 +2,9 @@
 
 use super::Backend;
 use crate::cpu::CpuBackend;
-use crate::cpu::reference::ReferenceBackend;
 use crate::error::Result;
 use crate::log::Logger;
+use crate::reference::ReferenceBackend;
 
 /// Which backend a context runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

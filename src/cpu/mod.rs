@@ -1,4 +1,4 @@
-//! The CPU backend, and the float64 oracle that all backends are tested against.
+//! The CPU backend.
 //!
 //! A run walks work items on the context's threads (`threads`). Kernels are written once over a vector
 //! type (`simd`) and compiled per instruction set into a table (`isa`), picked at run time. The walks are
@@ -32,7 +32,6 @@ mod pairs;
 mod panel;
 mod prefetch;
 mod product;
-pub mod reference;
 mod rows;
 mod run;
 mod scratch;
