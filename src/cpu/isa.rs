@@ -1,15 +1,17 @@
 //! The instruction sets, and one table of kernels for each. Nothing else in the backend depends on the
-//! instruction set but `amx.rs`.
+//! instruction set but `x86`.
 #![allow(unsafe_code)]
 
-use super::copy::CopyPast;
-use super::limbs::Split;
-use super::product::{Asking, Panel, Product};
-use super::rows::{Dot, Of, Quantise, Queries, Rows, Stage, Store, Streamed, leave_queries};
-use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
-use super::softmax::Softmax;
-use super::transpose::Transpose;
-use super::vendor::amd_family;
+use crate::cpu::kernels::bf16_split::Split;
+use crate::cpu::kernels::nontemporal_copy::CopyPast;
+use crate::cpu::kernels::product::{Asking, Panel, Product};
+use crate::cpu::kernels::rows::{
+    Dot, Of, Quantise, Queries, Rows, Stage, Store, Streamed, leave_queries,
+};
+use crate::cpu::kernels::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Portable, Simd, Task};
+use crate::cpu::kernels::softmax::Softmax;
+use crate::cpu::kernels::transpose::Transpose;
+use crate::cpu::x86::vendor::amd_family;
 use crate::dtype::DType;
 use std::marker::PhantomData;
 #[cfg(folio_avx512)]
@@ -113,7 +115,7 @@ fn available(isa: Isa) -> bool {
         #[cfg(folio_avx512)]
         Isa::Avx512Bf16 => available(Isa::Avx512) && is_x86_feature_detected!("avx512bf16"),
         #[cfg(folio_avx512)]
-        Isa::Amx => available(Isa::Avx512Bf16) && super::amx::is_available(),
+        Isa::Amx => available(Isa::Avx512Bf16) && crate::cpu::x86::amx::is_available(),
         #[cfg(not(folio_avx512))]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => false,
     }
@@ -126,7 +128,7 @@ fn available(isa: Isa) -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn kernels(isa: Isa) -> &'static Kernels {
-    static AVX2: Kernels = Kernels::of::<super::simd_avx2::Avx2>();
+    static AVX2: Kernels = Kernels::of::<crate::cpu::x86::avx2::Avx2>();
     match isa {
         Isa::Portable => &PORTABLE,
         Isa::Avx2 => &AVX2,
@@ -142,21 +144,21 @@ fn kernels(isa: Isa) -> &'static Kernels {
 }
 
 #[cfg(folio_avx512)]
-static AVX512: Kernels =
-    Kernels::of::<super::simd_avx512::Avx512>().with_bf16(&[(1, super::bf16_rows::SPLIT)]);
+static AVX512: Kernels = Kernels::of::<crate::cpu::x86::avx512::Avx512>()
+    .with_bf16(&[(1, crate::cpu::x86::bf16_rows::SPLIT)]);
 
 /// Cold decode on a Zen 5, two threads: asking for lines into the first level instead of the second takes 0.90 to 0.98
 /// of the time in bf16 and fp32 and 0.69 to 0.88 in fp16, warm decode 0.90 to 0.92. On a Zen 4 it takes 1.6 of it, and on
 /// an Emerald Rapids as long.
 #[cfg(folio_avx512)]
 fn avx512_bf16() -> &'static Kernels {
-    static FAR: Kernels =
-        Kernels::of::<super::simd_avx512::Avx512>().with_bf16(&[(1, super::bf16_rows::PAIRS)]);
+    static FAR: Kernels = Kernels::of::<crate::cpu::x86::avx512::Avx512>()
+        .with_bf16(&[(1, crate::cpu::x86::bf16_rows::PAIRS)]);
     static NEAR: Kernels = Kernels {
-        few: FewRows::all::<super::simd_avx512::Avx512Near>(),
-        ..Kernels::of::<super::simd_avx512::Avx512>()
+        few: FewRows::all::<crate::cpu::x86::avx512::Avx512Near>(),
+        ..Kernels::of::<crate::cpu::x86::avx512::Avx512>()
     }
-    .with_bf16(&[(1, super::bf16_rows::PAIRS_NEAR)]);
+    .with_bf16(&[(1, crate::cpu::x86::bf16_rows::PAIRS_NEAR)]);
     // Under a hypervisor the processor's name takes microseconds.
     static PICKED: LazyLock<&Kernels> = LazyLock::new(|| match amd_family() {
         Some(26..) => &NEAR,
@@ -169,8 +171,10 @@ fn avx512_bf16() -> &'static Kernels {
 /// tiles (57 and 70 where a neighbour uses the core), two rows 45 and 31, three 62 and 34; on tiles four take 37
 /// and eight 49.
 #[cfg(folio_avx512)]
-static AMX: Kernels = Kernels::of::<super::simd_avx512::Avx512>()
-    .with_bf16(&[(1, super::bf16_rows::SPLIT), (2, super::amx_rows::TILES)]);
+static AMX: Kernels = Kernels::of::<crate::cpu::x86::avx512::Avx512>().with_bf16(&[
+    (1, crate::cpu::x86::bf16_rows::SPLIT),
+    (2, crate::cpu::x86::amx_rows::TILES),
+]);
 
 #[cfg(not(target_arch = "x86_64"))]
 fn kernels(_: Isa) -> &'static Kernels {
@@ -218,10 +222,10 @@ impl FewRows {
 
     /// What a thread has to hold while it calls the kernels for `rows` query rows.
     #[cfg(folio_avx512)]
-    pub fn tiles(&self, rows: usize) -> Option<super::amx::RowTiles> {
+    pub fn tiles(&self, rows: usize) -> Option<crate::cpu::x86::amx::RowTiles> {
         // SAFETY: only the table for AMX has such kernels.
         self.on_tiles
-            .then(|| unsafe { super::amx::RowTiles::new(rows) })
+            .then(|| unsafe { crate::cpu::x86::amx::RowTiles::new(rows) })
     }
 
     #[cfg(not(folio_avx512))]
@@ -350,10 +354,10 @@ impl Isa {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => super::simd_avx2::Avx2::vectorize(task),
+                Isa::Avx2 => crate::cpu::x86::avx2::Avx2::vectorize(task),
                 #[cfg(folio_avx512)]
                 Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
-                    super::simd_avx512::Avx512::vectorize(task)
+                    crate::cpu::x86::avx512::Avx512::vectorize(task)
                 }
                 _ => Portable::vectorize(task),
             }

@@ -5,9 +5,9 @@
 #![allow(unsafe_code)]
 
 use super::isa::Kernels;
-use super::product::Product;
-use super::rows::{Rows, Store};
 use super::threads::Pool;
+use crate::cpu::kernels::product::Product;
+use crate::cpu::kernels::rows::{Rows, Store};
 use crate::dtype;
 use crate::error::Result;
 use crate::problem::{Checked, LogBase, MergeArgs, MergeStatesArgs};

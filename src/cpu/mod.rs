@@ -1,53 +1,21 @@
 //! The CPU backend.
 //!
 //! A run walks work items on the context's threads (`threads`). Kernels are written once over a vector
-//! type (`simd`) and compiled per instruction set into a table (`isa`), picked at run time. The walks are
-//! `stream` for few query rows, `panel` for many, and `tiled` for many on AMX or AVX512-BF16.
+//! type (`kernels::simd`) and compiled per instruction set into a table (`isa`), picked at run time. The walks
+//! over them are `attention::few_rows` for few query rows, `attention::many_rows` for many, and
+//! `attention::many_rows_bf16` for many on AMX or AVX512-BF16.
 #![cfg_attr(
     not(folio_avx512),
     allow(dead_code, reason = "what only the walk by blocks of bf16 needs")
 )]
 
-#[cfg(folio_avx512)]
-mod amx;
-#[cfg(folio_avx512)]
-mod amx_rows;
-mod append;
 mod attention;
-#[cfg(folio_avx512)]
-mod bf16_rows;
-#[cfg(folio_avx512)]
-mod columns;
-mod coming;
-mod copy;
-mod exp;
+mod cache;
 mod isa;
-mod limbs;
-mod mask;
+mod kernels;
 mod merge;
-#[cfg(folio_avx512)]
-mod pack;
-#[cfg(folio_avx512)]
-mod pairs;
-mod panel;
-mod prefetch;
-mod product;
-mod rows;
-mod run;
-mod scratch;
-mod shape;
-mod simd;
-#[cfg(target_arch = "x86_64")]
-mod simd_avx2;
-#[cfg(folio_avx512)]
-mod simd_avx512;
-mod softmax;
-mod stream;
 mod threads;
-#[cfg(folio_avx512)]
-mod tiled;
-mod transpose;
-mod vendor;
+mod x86;
 
 pub use isa::Isa;
 
@@ -94,11 +62,13 @@ impl Backend for CpuBackend {
 
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
         let pool = Arc::clone(&self.pool);
-        Ok(Box::new(attention::CpuAttention::new(pool, self.isa, desc)))
+        Ok(Box::new(attention::handle::CpuAttention::new(
+            pool, self.isa, desc,
+        )))
     }
 
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
-        append::append(&self.pool, self.isa.kernels(), args)
+        cache::append::append(&self.pool, self.isa.kernels(), args)
     }
 
     fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {

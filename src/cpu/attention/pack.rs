@@ -3,16 +3,16 @@
 //! Scores are computed transposed, k · qᵀ, and so are outputs, vᵀ · p. Keys (A) are then copied as they
 //! lie; queries (B) are a transposition of 32-bit words, once per item; values (A) are transposed, two
 //! keys at a time. Keys and values of a tile are packed once for all rows of an item. What is not bf16 is packed as
-//! its `limbs`.
+//! its limbs (`bf16_split`).
 #![allow(unsafe_code)]
 
-use super::amx::{self, SIDE};
-use super::limbs::{self, Split};
-use super::rows::Rows;
 use super::run::Run;
 use super::scratch::Pad;
 use super::shape::TILED_KEYS;
-use super::transpose::{BLOCK, Transpose};
+use crate::cpu::kernels::bf16_split::{self, Split};
+use crate::cpu::kernels::rows::Rows;
+use crate::cpu::kernels::transpose::{BLOCK, Transpose};
+use crate::cpu::x86::amx::{self, SIDE};
 use crate::dtype::DType;
 use std::ops::Range;
 
@@ -147,7 +147,7 @@ impl Staging<'_> {
     /// every row has limbs, and `pack` said so as well.
     fn rows(&mut self, rows: Rows, mut pack: impl FnMut(usize, Rows) -> bool) -> bool {
         let dim = self.dim;
-        let (ld, limbs) = (dim.next_multiple_of(SIDE), limbs::count(self.dtype));
+        let (ld, limbs) = (dim.next_multiple_of(SIDE), bf16_split::count(self.dtype));
         if self.dtype == DType::BF16 && dim == ld {
             return pack(0, rows);
         }

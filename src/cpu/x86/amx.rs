@@ -11,7 +11,7 @@
 )]
 
 use super::bf16_rows::elements_up_to;
-use super::rows::Rows;
+use crate::cpu::kernels::rows::Rows;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;

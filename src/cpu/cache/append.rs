@@ -1,10 +1,10 @@
 //! Writing new tokens to a paged cache: copies where the types agree, quantisation to fp8 otherwise.
 #![allow(unsafe_code)]
 
-use super::copy::CopyPast;
-use super::isa::Kernels;
-use super::rows::Quantise;
-use super::threads::Pool;
+use crate::cpu::isa::Kernels;
+use crate::cpu::kernels::nontemporal_copy::CopyPast;
+use crate::cpu::kernels::rows::Quantise;
+use crate::cpu::threads::Pool;
 use crate::dtype::{self, DType};
 use crate::error::{Error, Result};
 use crate::problem::{AppendArgs, Checked};

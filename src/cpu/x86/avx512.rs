@@ -15,9 +15,9 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::prefetch::Level;
-use super::simd::{Simd, Task};
-use super::simd_avx2::Avx2;
+use super::avx2::Avx2;
+use crate::cpu::kernels::prefetch::Level;
+use crate::cpu::kernels::simd::{Simd, Task};
 use std::arch::x86_64::*;
 
 /// AVX-512 F + BW + DQ + VL; with `NEAR`, memory is asked into the first-level cache.

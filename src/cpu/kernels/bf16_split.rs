@@ -105,8 +105,8 @@ impl<E: Element> Task for Of<E, Split> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::for_each_isa;
     use super::*;
+    use crate::cpu::isa::for_each_isa;
     use half::{bf16, f16};
 
     const COLUMNS: usize = 1 << 8;

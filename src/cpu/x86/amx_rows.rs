@@ -22,9 +22,9 @@
 
 use super::amx::RowTiles;
 use super::bf16_rows::{SPLIT, elements_up_to, interleaved, lanes};
-use super::isa::FewRows;
-use super::product::Product;
-use super::rows::{Dot, Queries, Rows, Streamed};
+use crate::cpu::isa::FewRows;
+use crate::cpu::kernels::product::Product;
+use crate::cpu::kernels::rows::{Dot, Queries, Rows, Streamed};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 

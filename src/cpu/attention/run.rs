@@ -2,17 +2,17 @@
 //! keys, reading queries, writing results, merging split rows.
 #![allow(unsafe_code)]
 
-use super::isa::Kernels;
+#[cfg(folio_avx512)]
+use super::many_rows_bf16;
 use super::mask::{Masks, Sight};
-use super::prefetch::Ahead;
-use super::product::{Panel, Product};
-use super::rows::{Rows, Stage, Store};
 use super::scratch::{Pad, Tile};
 use super::shape::{KEY_TILE, Shape};
-use super::softmax::{Logits, Softmax};
-#[cfg(folio_avx512)]
-use super::tiled;
-use super::{panel, stream};
+use super::{few_rows, many_rows};
+use crate::cpu::isa::Kernels;
+use crate::cpu::kernels::prefetch::Ahead;
+use crate::cpu::kernels::product::{Panel, Product};
+use crate::cpu::kernels::rows::{Rows, Stage, Store};
+use crate::cpu::kernels::softmax::{Logits, Softmax};
 use crate::dtype::DType;
 use crate::problem::{
     AttentionArgs, AttentionDesc, Checked, KvStorage, LogBase, MergeItem, NO_PARTIAL, WorkItem,
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
 
     /// Computes some heads of an item of few rows.
     pub fn compute_heads(&self, work: &WorkItem, heads: Range<usize>, pad: &mut Pad<'_>) {
-        stream::walk(self, &self.item(work), heads, pad);
+        few_rows::walk(self, &self.item(work), heads, pad);
     }
 
     /// Computes a head of an item of many rows.
@@ -223,9 +223,9 @@ impl<'a> Run<'a> {
         let item = self.item(work);
         #[cfg(folio_avx512)]
         if let Some(matrix) = self.shape.matrix {
-            return tiled::walk(self, &item, head, matrix, pad);
+            return many_rows_bf16::walk(self, &item, head, matrix, pad);
         }
-        panel::walk(self, &item, head, pad);
+        many_rows::walk(self, &item, head, pad);
     }
 
     fn item(&self, work: &WorkItem) -> Item<'a> {

@@ -2,12 +2,12 @@
 //! work to the threads.
 #![allow(unsafe_code)]
 
-use super::isa::Isa;
 use super::run::{Plan, Run};
 use super::scratch::Pad;
 use super::shape::Shape;
-use super::threads::Pool;
 use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
+use crate::cpu::isa::Isa;
+use crate::cpu::threads::Pool;
 use crate::error::{Error, Result};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, MergeItem, PageIds, Pages, WorkItem,

@@ -2,15 +2,15 @@
 //! f32 panels for all rows of the item.
 #![allow(unsafe_code)]
 
-use super::coming::Coming;
-use super::prefetch::{Ahead, Due};
-use super::product::{Asking, Panel, Product};
-use super::rows::{Rows, Stage};
+use super::next_tile::Coming;
 use super::run::{Item, Run, Scores};
 use super::scratch::Pad;
 use super::shape::{KEY_TILE, SCORE_LD};
-use super::softmax::is_fresh;
-use super::transpose::{BLOCK, Transpose};
+use crate::cpu::kernels::prefetch::{Ahead, Due};
+use crate::cpu::kernels::product::{Asking, Panel, Product};
+use crate::cpu::kernels::rows::{Rows, Stage};
+use crate::cpu::kernels::softmax::is_fresh;
+use crate::cpu::kernels::transpose::{BLOCK, Transpose};
 use crate::dtype::DType;
 use std::ops::Range;
 

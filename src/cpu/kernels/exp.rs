@@ -82,9 +82,9 @@ pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::for_each_isa;
     use super::super::simd::Task;
     use super::*;
+    use crate::cpu::isa::for_each_isa;
 
     #[derive(Clone, Copy)]
     struct Apply {

@@ -1,8 +1,8 @@
 //! The vocabulary that the kernels are written in: a vector of f32 lanes, once per instruction set.
 //!
 //! Kernels are generic over [`Simd`] and over the [`Element`] type in memory, so a kernel is written once
-//! and compiled for every pair. [`Portable`] is plain Rust; the x86 rows are in `simd_avx2.rs` and
-//! `simd_avx512.rs`.
+//! and compiled for every pair. [`Portable`] is plain Rust; the x86 rows are in `x86::avx2` and
+//! `x86::avx512`.
 //!
 //! Everything here is `inline(always)`: code becomes AVX-512, say, because [`Simd::vectorize`] is a
 //! function with that target feature and the kernel is inlined into it.

@@ -12,7 +12,7 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::simd::{Simd, Task};
+use crate::cpu::kernels::simd::{Simd, Task};
 use std::arch::x86_64::*;
 
 /// AVX2 + FMA + F16C.

@@ -1,5 +1,5 @@
 //! The walk for many query rows by blocks of bf16, on AMX or AVX512-BF16: one KV head of an item, tile of keys by
-//! tile. Keys, values, queries and weights are bf16, or sums of bf16 numbers (`limbs`, on AMX only); scores, softmax
+//! tile. Keys, values, queries and weights are bf16, or sums of bf16 numbers (`bf16_split`, on AMX only); scores, softmax
 //! and sums stay in f32.
 //!
 //! Everything is transposed: scores and weights have a row per key, outputs a row per column of the
@@ -8,23 +8,25 @@
 //! become weights, the next group's are computed.
 #![allow(unsafe_code)]
 
-use super::amx::{SIDE, Tiles};
-use super::columns::{Follow, Hide, Meanwhile, Round, SLOTS, Shape, Weights};
-use super::coming::Coming;
-use super::isa::Matrix;
-use super::limbs::{self, Terms};
+use super::many_rows;
+use super::next_tile::Coming;
 use super::pack::{self, ELEMENTS};
-use super::pairs;
-use super::panel;
-use super::prefetch::{Ahead, Due};
-use super::rows::Rows;
 use super::run::{Item, Run};
 use super::scratch::Pad;
 use super::shape::{Limbs, TILED_KEYS};
-use super::simd::{Simd, Task};
-use super::simd_avx512::Avx512;
-use super::softmax::{Logits, is_fresh};
-use super::transpose::{BLOCK, Transpose};
+use crate::cpu::isa::Matrix;
+use crate::cpu::kernels::bf16_split::{self, Terms};
+use crate::cpu::kernels::prefetch::{Ahead, Due};
+use crate::cpu::kernels::rows::Rows;
+use crate::cpu::kernels::simd::{Simd, Task};
+use crate::cpu::kernels::softmax::{Logits, is_fresh};
+use crate::cpu::kernels::transpose::{BLOCK, Transpose};
+use crate::cpu::kernels::transposed_softmax::{
+    Follow, Hide, Meanwhile, Round, SLOTS, Shape, Weights,
+};
+use crate::cpu::x86::amx::{SIDE, Tiles};
+use crate::cpu::x86::avx512::Avx512;
+use crate::cpu::x86::bf16_pairs;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
@@ -76,7 +78,7 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, matrix: Matrix, pad: &m
     let is_done = walk.attend(pad);
     drop(walk);
     if !is_done {
-        panel::walk(run, item, head, pad);
+        many_rows::walk(run, item, head, pad);
     }
 }
 
@@ -330,7 +332,7 @@ impl<'a> Strip<'a> {
             }),
             Engine::Pairs => {
                 // SAFETY: `k` and `q` hold the blocks of a head dimension, a block of `s` is one.
-                unsafe { pairs::multiply(s, true, k, q, ld_qk / SIDE) };
+                unsafe { bf16_pairs::multiply(s, true, k, q, ld_qk / SIDE) };
                 None
             }
         }
@@ -495,7 +497,7 @@ impl<'a> Strip<'a> {
                     Engine::Tiles(tiles, products) => {
                         products.add_outputs(tiles, o, fresh, (v, p), limbs, groups.len());
                     }
-                    Engine::Pairs => pairs::multiply(o, fresh, v, p, groups.len()),
+                    Engine::Pairs => bf16_pairs::multiply(o, fresh, v, p, groups.len()),
                 }
             }
         }
@@ -536,7 +538,7 @@ struct Blocks {
 }
 
 /// A head dimension of 256, and all terms of a product.
-const MOST_STEPS: usize = 256 / SIDE * limbs::MOST_TERMS;
+const MOST_STEPS: usize = 256 / SIDE * bf16_split::MOST_TERMS;
 
 impl Blocks {
     /// All of some terms at each of `depth` blocks, where all limbs of a block lie together.
@@ -582,7 +584,7 @@ struct Products {
 impl Products {
     fn new(run: &Run<'_>) -> Products {
         let Limbs { q, kv } = run.shape.limbs;
-        let scores = Terms::new(kv, q, limbs::MOST);
+        let scores = Terms::new(kv, q, bf16_split::MOST);
         let outputs = Terms::new(kv, q, q);
         Products {
             scores: Blocks::new(&scores, (kv, q), run.shape.ld_qk / SIDE),

@@ -17,7 +17,7 @@
 
 use super::amx::SIDE;
 use super::bf16_rows::bf16s;
-use super::pack::ELEMENTS;
+use crate::cpu::attention::pack::ELEMENTS;
 use std::arch::x86_64::*;
 
 /// Rows of C whose sums stay in registers. Products reach 97 % of the instruction's rate on a Zen 5.
@@ -73,8 +73,8 @@ pub unsafe fn multiply(c: *mut f32, fresh: bool, a: *const u16, b: *const u16, c
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::Isa;
     use super::*;
+    use crate::cpu::isa::Isa;
     use half::bf16;
 
     #[repr(align(64))]

@@ -23,12 +23,12 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::isa::FewRows;
-use super::prefetch::Level;
-use super::product::{Product, Source};
-use super::rows::{Dot, Queries, Streamed};
-use super::simd::Simd;
-use super::simd_avx512::{Avx512, Wide};
+use super::avx512::{Avx512, Wide};
+use crate::cpu::isa::FewRows;
+use crate::cpu::kernels::prefetch::Level;
+use crate::cpu::kernels::product::{Product, Source};
+use crate::cpu::kernels::rows::{Dot, Queries, Streamed};
+use crate::cpu::kernels::simd::Simd;
 use std::arch::x86_64::*;
 
 /// Elements per load.
@@ -513,10 +513,10 @@ unsafe fn halves(a: __m512, b: __m512) -> __m512 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::{Isa, for_each_isa};
-    use super::super::prefetch::Ahead;
-    use super::super::rows::Rows;
     use super::*;
+    use crate::cpu::isa::{Isa, for_each_isa};
+    use crate::cpu::kernels::prefetch::Ahead;
+    use crate::cpu::kernels::rows::Rows;
     use crate::dtype::DType;
     use half::bf16;
 

@@ -4,13 +4,13 @@
 //! In an NHD cache the heads of a page lie together, so this reads memory nearly in order.
 #![allow(unsafe_code)]
 
-use super::isa::FewRows;
-use super::panel::{Values, Weights};
-use super::prefetch::{Ahead, Need};
-use super::product::Product;
-use super::rows::{Dot, Queries, Streamed};
+use super::many_rows::{Values, Weights};
 use super::run::{Cache, Item, Run, Scores};
 use super::scratch::Pad;
+use crate::cpu::isa::FewRows;
+use crate::cpu::kernels::prefetch::{Ahead, Need};
+use crate::cpu::kernels::product::Product;
+use crate::cpu::kernels::rows::{Dot, Queries, Streamed};
 use std::ops::Range;
 
 /// Some KV heads of an item of at most [`super::shape::STREAM_ROWS`] rows.

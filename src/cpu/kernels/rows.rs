@@ -298,8 +298,8 @@ impl<E: Element> Task for Of<E, Quantise> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::for_each_isa;
     use super::*;
+    use crate::cpu::isa::for_each_isa;
     use crate::dtype::{self, DType};
 
     const FLOATS: [DType; 5] = [

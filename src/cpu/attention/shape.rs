@@ -1,9 +1,9 @@
 //! The sizes that follow from a desc: tiles, the workspace's parts, and each thread's scratch.
 //! Arithmetic only; nothing here touches memory.
 
-use super::isa::Matrix;
-use super::limbs;
 use crate::backend::{Tiling, WorkspaceInfo};
+use crate::cpu::isa::Matrix;
+use crate::cpu::kernels::bf16_split;
 use crate::dtype::DType;
 use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
 use std::ops::Range;
@@ -170,8 +170,8 @@ impl Shape {
             stream_keys: stream_keys(desc, amx),
             matrix,
             limbs: Limbs {
-                q: limbs::count(desc.q_dtype),
-                kv: limbs::count(desc.kv_dtype),
+                q: bf16_split::count(desc.q_dtype),
+                kv: bf16_split::count(desc.kv_dtype),
             },
             amx,
             tiling: tiling(desc, num_threads, matrix),

@@ -5,9 +5,9 @@
 //! rows of one head lie a power of two apart, so those of a tile compete for few of its sets: of 8 heads, an eighth.
 #![allow(unsafe_code)]
 
-use super::prefetch::Ahead;
 use super::run::{Item, Run};
 use super::scratch::Tile;
+use crate::cpu::kernels::prefetch::Ahead;
 use std::ops::Range;
 
 /// Units that are asked for beyond the one that is staged, where nothing is computed meanwhile.

@@ -253,8 +253,8 @@ impl Task for Hide {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::{Isa, for_each_isa};
     use super::*;
+    use crate::cpu::isa::{Isa, for_each_isa};
     use half::bf16;
 
     /// 32 × 32 scores of some spread, all different.

@@ -53,8 +53,8 @@ impl CopyPast {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::for_each_isa;
     use super::*;
+    use crate::cpu::isa::for_each_isa;
 
     #[test]
     fn any_bytes_land_where_they_belong_and_no_others_change() {

@@ -1,0 +1,3 @@
+//! Writing to paged caches on the CPU.
+
+pub mod append;

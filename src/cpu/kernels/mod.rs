@@ -1,0 +1,13 @@
+//! Kernels that are written once over a vector type and compiled for every instruction set.
+
+pub mod bf16_split;
+pub mod exp;
+pub mod nontemporal_copy;
+pub mod prefetch;
+pub mod product;
+pub mod rows;
+pub mod simd;
+pub mod softmax;
+pub mod transpose;
+#[cfg(folio_avx512)]
+pub mod transposed_softmax;
