@@ -1,4 +1,4 @@
-//! Mirrors of the structs in `kernels/params.h`, field by field; sizes are asserted on both sides. What
+//! Mirrors of the structs in `kernels/params/params.h`, field by field; sizes are asserted on both sides. What
 //! the fields mean is written there. Addresses are `u64`.
 
 use crate::dtype::DType;
@@ -283,7 +283,7 @@ pub struct PlanParams {
     pub by_request: u32,
 }
 
-/// The numbers of the `static_assert`s at the end of `kernels/params.h`.
+/// The numbers of the `static_assert`s at the end of `kernels/params/params.h`.
 const _: () = {
     assert!(size_of::<crate::problem::WorkItem>() == 32);
     assert!(size_of::<crate::problem::MergeItem>() == 32);

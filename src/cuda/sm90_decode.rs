@@ -1,4 +1,4 @@
-//! The Hopper decode kernel, `kernels/sm90/decode.cu`: what it takes, and the tensor maps that it reads
+//! The Hopper decode kernel, `kernels/sm90/decode/decode.cu`: what it takes, and the tensor maps that it reads
 //! keys and values by. Where a map cannot describe a cache, keys are gathered instead.
 #![allow(unsafe_code)]
 

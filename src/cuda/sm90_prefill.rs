@@ -1,4 +1,4 @@
-//! The Hopper prefill kernel, `kernels/sm90/prefill.cu`: what it takes, and the tensor maps that it reads
+//! The Hopper prefill kernel, `kernels/sm90/prefill/prefill.cu`: what it takes, and the tensor maps that it reads
 //! Q, K and V by.
 #![allow(unsafe_code)]
 

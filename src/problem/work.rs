@@ -1,5 +1,5 @@
 //! What a plan consists of: work items, and the merges that put split rows together again. The same
-//! 32-byte records are read by CPU workers and by kernels (`kernels/params.h` mirrors them).
+//! 32-byte records are read by CPU workers and by kernels (`kernels/params/params.h` mirrors them).
 
 /// `WorkItem::partial` of an item that covers all keys of its rows and writes the output itself.
 pub const NO_PARTIAL: u32 = u32::MAX;

@@ -52,21 +52,21 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         op: Op::Combine,
-        source: "combine.cu",
+        source: "plan/combine.cu",
         symbol: "folio_combine",
         shapes: &[any_dims(256)],
         ..SMALL
     },
     Family {
         op: Op::Plan,
-        source: "plan.cu",
+        source: "plan/plan.cu",
         symbol: "folio_plan",
         shapes: &[any_dims(1024)],
         ..SMALL
     },
     Family {
         op: Op::Append,
-        source: "append.cu",
+        source: "ops/append.cu",
         symbol: "folio_append",
         types: APPEND,
         shapes: &[any_dims(128)],
@@ -84,7 +84,7 @@ pub(super) const FAMILIES: &[Family] = &[
 const ATTENTION: Family = Family {
     op: Op::Prefill,
     arch: Arch::Sm80,
-    source: "attention.cu",
+    source: "generic/attention.cu",
     symbol: "folio_attention",
     defines: &[],
     suffix: "",
@@ -98,7 +98,7 @@ const ATTENTION: Family = Family {
 
 /// Attention by fp32 arithmetic.
 const ATTENTION_F32: Family = Family {
-    source: "attention_f32.cu",
+    source: "generic/attention_f32.cu",
     symbol: "folio_attention_f32",
     types: &[
         same(DType::F32),
@@ -117,7 +117,7 @@ const ATTENTION_F32: Family = Family {
 /// Both kernels are one compilation.
 const MERGE: Family = Family {
     op: Op::MergeStates,
-    source: "merge.cu",
+    source: "ops/merge.cu",
     symbol: "folio_merge_states",
     types: &[same(DType::BF16), same(DType::F16), same(DType::F32)],
     shapes: &[any_dims(128)],

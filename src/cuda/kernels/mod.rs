@@ -3,7 +3,7 @@
 //! know what to compile: it may use only the vocabulary.)
 //!
 //! # What a kernel source may rely on
-//! NVRTC compiles `source` with no include path: `#include "common/ptx.cuh"` names a file relative to
+//! NVRTC compiles `source` with no include path: `#include "ptx/ptx.cuh"` names a file relative to
 //! `kernels/`, whatever folder the including file is in. Every fact of the row is defined, so that it
 //! stands in one place:
 //!

@@ -27,7 +27,7 @@ const TWO_HEADS: &[&str] = &["FOLIO_DECODE_HEADS=2"];
 const PAIRS_HALF: Family = Family {
     op: Op::Decode,
     arch: Arch::Sm90a,
-    source: "sm90/decode.cu",
+    source: "sm90/decode/decode.cu",
     symbol: "folio_sm90_decode_gather",
     defines: TWO_HEADS,
     suffix: "gather",

@@ -25,7 +25,7 @@ const RAGGED: &[&str] = &["FOLIO_PAGED=0"];
 const PREFILL: Family = Family {
     op: Op::Prefill,
     arch: Arch::Sm90a,
-    source: "sm90/prefill.cu",
+    source: "sm90/prefill/prefill.cu",
     symbol: "folio_prefill_sm90",
     defines: PAGED,
     suffix: "",

@@ -1,0 +1,53 @@
+// Neighbouring elements of a row that one thread moves: one, or eight as vectors. Nobody reads them again, so
+// what is read passes by L1 and is the first to leave L2.
+#pragma once
+#include "core/dtype.cuh"
+
+namespace folio {
+
+__device__ __forceinline__ uint4 load_last_time(const uint4 *source) {
+    u64 policy;
+    uint4 v;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(source), "l"(policy));
+    return v;
+}
+
+// Elements of one vector; rows moved as vectors are aligned to them, or to 16 bytes where they are longer.
+constexpr u32 VECTOR = 8;
+
+// N elements of type T; N is 1 or VECTOR.
+template <u32 N, class T>
+union Elements {
+    typename T::Storage x[N];
+    uint4 vectors[(N * sizeof(typename T::Storage) + 15) / 16];
+    uint2 half;
+
+    __device__ __forceinline__ void load(const typename T::Storage *source) {
+        if constexpr (N == 1) {
+            x[0] = *source;
+        } else if constexpr (N * sizeof(typename T::Storage) == 8) {
+            half = *reinterpret_cast<const uint2 *>(source);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < sizeof(vectors) / 16; i++) {
+                vectors[i] = load_last_time(reinterpret_cast<const uint4 *>(source) + i);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(typename T::Storage *target) const {
+        if constexpr (N == 1) {
+            *target = x[0];
+        } else if constexpr (N * sizeof(typename T::Storage) == 8) {
+            *reinterpret_cast<uint2 *>(target) = half;
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < sizeof(vectors) / 16; i++) reinterpret_cast<uint4 *>(target)[i] = vectors[i];
+        }
+    }
+};
+
+}  // namespace folio

@@ -1,0 +1,40 @@
+// Where a key lies: page tables and 64-bit offsets into a cache. A ragged tensor is a cache of one-token
+// pages whose ids follow each other.
+#pragma once
+#include "core/dtype.cuh"
+
+namespace folio {
+
+__device__ __forceinline__ u32 divide(u32 n, const FolioDivisor &d) {
+    return (__umulhi(n, d.multiplier) + n) >> d.shift;
+}
+
+// A key's page and its place in the page.
+struct Slot {
+    i64 page;
+    u32 token;
+
+    // Elements from the cache's start to the key's row of one head.
+    __device__ __forceinline__ i64 offset(const FolioCache &cache) const {
+        return page * cache.stride_page + token * cache.stride_token;
+    }
+};
+
+// The keys of one request.
+struct PageTable {
+    const i32 *ids;
+    i64 start;
+    FolioDivisor page_size;
+
+    __device__ __forceinline__ PageTable(const FolioPlanView &plan, u32 request, const FolioDivisor &page_size)
+        : ids(plan.page_ids ? plan.page_ids + plan.page_start[request] : nullptr),
+          start(plan.page_start[request]),
+          page_size(page_size) {}
+
+    __device__ __forceinline__ Slot operator[](i32 key) const {
+        const u32 index = divide(key, page_size);
+        return {ids ? ids[index] : start + index, key - index * page_size.divisor};
+    }
+};
+
+}  // namespace folio

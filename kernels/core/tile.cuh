@@ -1,0 +1,87 @@
+// A tile of rows in shared memory, swizzled so that eight rows of one 16-byte column lie in eight
+// different bank groups, and the copies that fill one from global memory.
+#pragma once
+#include "core/paged.cuh"
+
+namespace folio {
+
+// ROWS rows of BYTES bytes. Rows are a multiple of 128 bytes, or 64 bytes past one: then two rows share a
+// bank line, and the swizzle takes the next bit of the row.
+template <int BYTES>
+struct TileRow {
+    static_assert(BYTES % 64 == 0, "rows are multiples of 64 bytes");
+    static constexpr int CHUNKS = BYTES / 16;
+
+    // Offset of 16-byte column `chunk` of row `row`.
+    static __device__ __forceinline__ u32 offset(u32 row, u32 chunk) {
+        const u32 swizzle = BYTES % 128 == 0 ? row & 7 : (row >> 1) & 3;
+        return row * BYTES + ((chunk ^ swizzle) << 4);
+    }
+};
+
+// Fills the 16 bytes at `target` with the first `bytes` (at most 16) from `source` and zeros after them, by
+// asynchronous copies of UNIT bytes, to which `source` and `bytes` are aligned.
+template <int UNIT>
+__device__ __forceinline__ void copy_chunk(u32 target, const u8 *source, i32 bytes) {
+#pragma unroll
+    for (i32 at = 0; at < 16; at += UNIT) {
+        const i32 part = min(max(bytes - at, 0), UNIT);
+        cp_async<UNIT>(target + at, part ? source + at : source, part);
+    }
+}
+
+// The same for rows that are not aligned to 4 bytes, which cp.async cannot read: slow, and complete when it
+// returns.
+__device__ __forceinline__ void copy_chunk_bytewise(u32 target, const u8 *source, i32 bytes) {
+    u32 words[4] = {};
+#pragma unroll
+    for (i32 i = 0; i < 16; i++) {
+        if (i < bytes) words[i / 4] |= static_cast<u32>(source[i]) << (8 * (i % 4));
+    }
+    st_shared_v4(target, words);
+}
+
+// What one lane copies of a tile's rows: piece i is 16 bytes of the tile.
+template <int ROWS, int BYTES>
+struct RowPieces {
+    static constexpr int CHUNKS = TileRow<BYTES>::CHUNKS, COUNT = (ROWS * CHUNKS + 31) / 32;
+    u32 tile, first_row;
+    u64 address;
+    i32 row_bytes;
+
+    template <void (*COPY)(u32, const u8 *, i32)>
+    __device__ __forceinline__ void copy(int i) const {
+        const u32 index = threadIdx.x % 32 + 32 * i;
+        const u32 row = index / CHUNKS, chunk = index % CHUNKS;
+        const u8 *source = reinterpret_cast<const u8 *>(__shfl_sync(FULL_WARP, address, row % 32));
+        const i32 bytes = source ? min(max(row_bytes - static_cast<i32>(16 * chunk), 0), 16) : 0;
+        if (ROWS * CHUNKS % 32 == 0 || row < ROWS) {
+            COPY(tile + TileRow<BYTES>::offset(first_row + row, chunk), bytes > 0 ? source + 16 * chunk : source,
+                 bytes);
+        }
+    }
+};
+
+// One warp copies ROWS (at most 32) rows into rows first_row... of a tile. Lane r holds the address of row
+// r; null means zeros. Every row has `row_bytes` bytes, the rest of BYTES is zeros. Addresses are multiples
+// of copy_bytes, a power of two up to 16.
+template <int ROWS, int BYTES>
+__device__ __forceinline__ void copy_rows(u32 tile, u32 first_row, const void *address, i32 row_bytes, u32 copy_bytes) {
+    static_assert(ROWS <= 32, "a lane per row");
+    const RowPieces<ROWS, BYTES> pieces = {tile, first_row, reinterpret_cast<u64>(address), row_bytes};
+    if (copy_bytes == 16) {
+#pragma unroll
+        for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk<16>>(i);
+    } else if (copy_bytes == 8) {
+#pragma unroll 1
+        for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk<8>>(i);
+    } else if (copy_bytes == 4) {
+#pragma unroll 1
+        for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk<4>>(i);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk_bytewise>(i);
+    }
+}
+
+}  // namespace folio

@@ -1,0 +1,456 @@
+// Generic attention for sm_80 and up with fp16 or bf16 queries: mma.sync and cp.async, one kernel for
+// decode and prefill. It is complete for the contract; the rows in sm90/ are faster where they apply.
+//
+// A row of the tile is one query head of one token: row = token * group + head in group, so that a KV head
+// is read once for its whole group. A CTA takes one KV head of one work item (head fastest: neighbouring
+// CTAs read the same pages) and, for items of more rows than a tile, one row tile of it.
+//   prefill: WARPS_M warps share a tile of keys and divide the rows.
+//   decode: one row tile, WARPS_N warps that take every WARPS_N-th tile of keys, each with a ring of its
+//     own, and put their states together at the end.
+//
+// Compiled once per row of the kernel table, with
+//   FOLIO_Q (f16, bf16), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
+//   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
+#include "core/tile.cuh"
+#include "generic/work.cuh"
+
+namespace folio {
+
+typedef FOLIO_Q Query;
+typedef FOLIO_KV Cached;
+
+constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
+constexpr int WARPS_M = FOLIO_WARPS_M, WARPS_N = FOLIO_THREADS / 32 / WARPS_M;
+constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS_M, M_TILES = ROWS_PER_WARP / 16;
+constexpr int KEYS = FOLIO_KV_TILE, STAGES = 2;
+constexpr bool FP8 = sizeof(Cached::Storage) == 1;
+static_assert(WARPS_M == 1 || WARPS_N == 1, "warps divide rows or keys, not both");
+static_assert(M_TILES * WARPS_M * 16 == ROWS && WARPS_M * WARPS_N * 32 == FOLIO_THREADS, "whole tiles and warps");
+static_assert(KEYS % 16 == 0 && KEYS / WARPS_M <= 32 && ROWS / (WARPS_M * WARPS_N) <= 32, "copies: a lane per row");
+
+constexpr int Q_BYTES = DIM_QK * 2, K_BYTES = DIM_QK * sizeof(Cached::Storage),
+              V_BYTES = DIM_VO * sizeof(Cached::Storage);
+constexpr int STAGE_BYTES = KEYS * (K_BYTES + V_BYTES), RING_BYTES = STAGES * STAGE_BYTES;
+typedef TileRow<Q_BYTES> QRow;
+typedef TileRow<K_BYTES> KRow;
+typedef TileRow<V_BYTES> VRow;
+static_assert(FOLIO_SHARED_BYTES == ROWS * Q_BYTES + WARPS_N * RING_BYTES, "the kernel table's shared memory");
+static_assert(WARPS_N == 1 || WARPS_N * ROWS * (DIM_VO + 2) * 4 <= FOLIO_SHARED_BYTES, "states of all warps");
+
+extern __shared__ __align__(128) u8 shared_memory[];
+
+// Where a thread stands, and its fragment's rows and columns.
+struct Lane {
+    u32 warp_m, warp_n, row, pair;
+
+    __device__ __forceinline__ Lane()
+        : warp_m(threadIdx.x / 32 % WARPS_M),
+          warp_n(threadIdx.x / 32 / WARPS_M),
+          row(threadIdx.x % 32 / 4),
+          pair(threadIdx.x % 4) {}
+
+    // Tile row of half `half` (rows 0-7, 8-15) of 16-row tile m.
+    __device__ __forceinline__ u32 tile_row(int m, int half) const {
+        return warp_m * ROWS_PER_WARP + 16 * m + 8 * half + row;
+    }
+};
+
+__device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, const FolioGenericParams &g,
+                                             const Work &work, u32 q_tile) {
+    constexpr int WARPS = WARPS_M * WARPS_N, PER_WARP = ROWS / WARPS;
+    const u32 group = p.num_qo_heads / p.num_kv_heads, first = threadIdx.x / 32 * PER_WARP;
+    const u32 row = work.first_row + first + threadIdx.x % 32;
+    const void *address = nullptr;
+    if (threadIdx.x % 32 < PER_WARP && row < work.num_rows) {
+        const i64 token = static_cast<i64>(work.request.qo_start) + work.item.q_start + row / group;
+        const i64 head = work.kv_head * group + row % group;
+        address = static_cast<const Query::Storage *>(p.q.data) + token * p.q.stride_token + head * p.q.stride_head;
+    }
+    copy_rows<PER_WARP, Q_BYTES>(q_tile, first, address, 2 * g.head_dim_qk, g.q_copy_bytes);
+}
+
+// Copies tiles of keys and values. The slot of the next tile's key is looked up one tile ahead.
+struct KeyLoader {
+    static constexpr int PER_WARP = KEYS / WARPS_M;
+    const FolioAttentionParams &p;
+    const FolioGenericParams &g;
+    PageTable table;
+    KeyRange keys;
+    i64 k_head, v_head;
+    i32 key;  // this lane's in the next tile
+    Slot slot;
+
+    __device__ __forceinline__ KeyLoader(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
+                                         KeyRange keys, i32 first_tile, u32 warp_m)
+        : p(p),
+          g(g),
+          table(p.plan, work.request.index, g.page_size),
+          keys(keys),
+          k_head(work.kv_head * p.k.stride_head),
+          v_head(work.kv_head * p.v.stride_head),
+          key(first_tile * KEYS + warp_m * PER_WARP + threadIdx.x % 32) {
+        look_up();
+    }
+
+    __device__ __forceinline__ bool valid() const {
+        return threadIdx.x % 32 < PER_WARP && key >= keys.begin && key < keys.end;
+    }
+
+    __device__ __forceinline__ void look_up() {
+        if (valid()) slot = table[key];
+    }
+
+    // Keys outside the visible range become zeros, values too: 0 * NaN must not happen in P * V.
+    __device__ __forceinline__ void copy(u32 stage, u32 warp_m) {
+        const Cached::Storage *k = nullptr, *v = nullptr;
+        if (valid()) {
+            k = static_cast<const Cached::Storage *>(p.k.data) + slot.offset(p.k) + k_head;
+            v = static_cast<const Cached::Storage *>(p.v.data) + slot.offset(p.v) + v_head;
+        }
+        constexpr int SIZE = sizeof(Cached::Storage);
+        copy_rows<PER_WARP, K_BYTES>(stage, warp_m * PER_WARP, k, g.head_dim_qk * SIZE, g.k_copy_bytes);
+        copy_rows<PER_WARP, V_BYTES>(stage + KEYS * K_BYTES, warp_m * PER_WARP, v, g.head_dim_vo * SIZE,
+                                     g.v_copy_bytes);
+        key += KEYS * WARPS_N;
+        look_up();
+    }
+};
+
+typedef float Scores[M_TILES][KEYS / 8][4];
+typedef float Outputs[M_TILES][DIM_VO / 8][4];
+
+// The fragment of Q that goes with 16 elements of K: in order for 16-bit keys; for fp8 keys in the order
+// in which ldmatrix hands out bytes, elements 4p..4p+3 of a row to lane p.
+__device__ __forceinline__ void load_q(u32 (&a)[4], u32 q_tile, u32 row, u32 step) {
+    const u32 lane = threadIdx.x % 32;
+    if constexpr (FP8) {
+        const u32 chunk = 2 * step + lane % 4 / 2, within = lane % 2 * 8;
+        const uint2 upper = ld_shared_v2(q_tile + QRow::offset(row + lane / 4, chunk) + within);
+        const uint2 lower = ld_shared_v2(q_tile + QRow::offset(row + lane / 4 + 8, chunk) + within);
+        a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
+    } else {
+        ldmatrix_x4(a, q_tile + QRow::offset(row + lane % 16, 2 * step + lane / 16));
+    }
+}
+
+// S = Q K^T of one tile.
+template <class Kv>
+__device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u32 first_row) {
+    const u32 lane = threadIdx.x % 32, key = lane % 8 + lane / 16 * 8;
+    constexpr int STEPS = FP8 ? DIM_QK / 32 : DIM_QK / 16;
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        u32 a[M_TILES][FP8 ? 2 : 1][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < (FP8 ? 2 : 1); half++) {
+                load_q(a[m][half], q_tile, first_row + 16 * m, (FP8 ? 2 : 1) * step + half);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++) {
+            u32 b[4];
+            ldmatrix_x4(b, k_tile + KRow::offset(16 * n + key, 2 * step + lane / 8 % 2));
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                if constexpr (FP8) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        Query::mma(s[m][2 * n + i / 2], a[m][i % 2], Kv::template widen<Query, 0, 1>(b[i]),
+                                   Kv::template widen<Query, 2, 3>(b[i]));
+                    }
+                } else {
+                    Query::mma(s[m][2 * n], a[m][0], b[0], b[1]);
+                    Query::mma(s[m][2 * n + 1], a[m][0], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+// O += P V of one tile. For fp8 values, column block 2c holds the even and 2c + 1 the odd ones of dims
+// 16c..16c+15; see for_each_pair.
+template <class Kv>
+__device__ __forceinline__ void multiply_pv(Outputs &o, const Scores &s, u32 v_tile) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < KEYS / 16; t++) {
+        u32 a[M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            a[m][0] = Query::pack(s[m][2 * t][0], s[m][2 * t][1]);
+            a[m][1] = Query::pack(s[m][2 * t][2], s[m][2 * t][3]);
+            a[m][2] = Query::pack(s[m][2 * t + 1][0], s[m][2 * t + 1][1]);
+            a[m][3] = Query::pack(s[m][2 * t + 1][2], s[m][2 * t + 1][3]);
+        }
+#pragma unroll
+        for (int d = 0; d < V_BYTES / 32; d++) {
+            u32 b[4];
+            ldmatrix_x4_trans(b, v_tile + VRow::offset(16 * t + lane % 16, 2 * d + lane / 16));
+            if constexpr (FP8) {
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    const u32 even0 = Kv::template widen<Query, 0, 2>(b[i]),
+                              even1 = Kv::template widen<Query, 0, 2>(b[i + 1]);
+                    const u32 odd0 = Kv::template widen<Query, 1, 3>(b[i]),
+                              odd1 = Kv::template widen<Query, 1, 3>(b[i + 1]);
+#pragma unroll
+                    for (int m = 0; m < M_TILES; m++) {
+                        Query::mma(o[m][4 * d + i], a[m], even0, even1);
+                        Query::mma(o[m][4 * d + i + 1], a[m], odd0, odd1);
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int m = 0; m < M_TILES; m++) {
+                    Query::mma(o[m][2 * d], a[m], b[0], b[1]);
+                    Query::mma(o[m][2 * d + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+// One thread's share of the softmax: the rows `lane.tile_row(m, half)`.
+struct Softmax {
+    RowState state[M_TILES][2];
+
+    __device__ __forceinline__ Softmax() {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) state[m][0] = state[m][1] = {minus_infinity(), 0.0f};
+    }
+
+    // Logits to probabilities, relative to the new maxima; rescales what was accumulated before.
+    __device__ __forceinline__ void update(Scores &s, Outputs &o) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                RowState &row = state[m][half];
+                float max = row.max;
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++) max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
+                max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
+                const float base = exponent_base(max), correction = exp2_approx(row.max - base);
+                float sum = 0.0f;
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+                    for (int i = 2 * half; i < 2 * half + 2; i++) {
+                        s[m][n][i] = exp2_approx(s[m][n][i] - base);
+                        sum += s[m][n][i];
+                    }
+                }
+                row = {max, row.sum * correction + sum};
+#pragma unroll
+                for (int d = 0; d < DIM_VO / 8; d++) {
+                    o[m][d][2 * half] *= correction;
+                    o[m][d][2 * half + 1] *= correction;
+                }
+            }
+        }
+    }
+
+    // The sums of a row's four lanes.
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float &sum = state[m][half].sum;
+                sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+                sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            }
+        }
+    }
+};
+
+// Dot products to base-2 logits; what a row may not see becomes -inf.
+__device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParams &p, const Work &work,
+                                            const Logits &logits, const Lane &lane, KeyRange keys, i32 first_key,
+                                            bool unmasked) {
+    if (unmasked && logits.cap == 0.0f && !logits.alibi) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[m][n][i] *= logits.scale;
+            }
+        }
+        return;
+    }
+    const u32 group = p.num_qo_heads / p.num_kv_heads;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 tile_row = lane.tile_row(m, half);
+            const RowMask mask(p, work.request, work.token(tile_row, group));
+            const i32 position = work.request.kv_len - work.request.qo_len + mask.row;
+            const float slope = logits.alibi ? p.alibi_slopes[work.qo_head(tile_row, group)] * LOG2_E : 0.0f;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const i32 key = first_key + 8 * n + 2 * static_cast<i32>(lane.pair) + i;
+                    float &x = s[m][n][2 * half + i];
+                    const bool seen = unmasked || mask.sees(p, work.request, keys, key);
+                    x = seen ? logits(x, slope, position, key) : minus_infinity();
+                }
+            }
+        }
+    }
+}
+
+// Calls store(column, x, y) for every pair of neighbouring columns that this thread holds of a row.
+template <class Store>
+__device__ __forceinline__ void for_each_pair(const Outputs &o, int m, int half, u32 pair, Store store) {
+#pragma unroll
+    for (int c = 0; c < DIM_VO / 16; c++) {
+        const float *even = o[m][2 * c] + 2 * half, *odd = o[m][2 * c + 1] + 2 * half;
+        if constexpr (FP8) {
+            store(16 * c + 4 * pair, even[0], odd[0]);
+            store(16 * c + 4 * pair + 2, even[1], odd[1]);
+        } else {
+            store(16 * c + 2 * pair, even[0], even[1]);
+            store(16 * c + 8 + 2 * pair, odd[0], odd[1]);
+        }
+    }
+}
+
+// Each warp has all rows and some keys: their states meet in shared memory, where the ring was.
+__device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams &p, const FolioGenericParams &g,
+                                                      const Work &work, const Outputs &o, const Softmax &softmax,
+                                                      const Lane &lane) {
+    float *values = reinterpret_cast<float *>(shared_memory);
+    RowState *states = reinterpret_cast<RowState *>(values + WARPS_N * ROWS * DIM_VO);
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 row = lane.warp_n * ROWS + lane.tile_row(m, half);
+            if (lane.pair == 0) states[row] = softmax.state[m][half];
+            for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+                *reinterpret_cast<float2 *>(values + row * DIM_VO + column) = make_float2(x, y);
+            });
+        }
+    }
+    __syncthreads();
+    // One warp per row; the warps' order is fixed, so results are the same in every run.
+    for (u32 row = threadIdx.x / 32; row < ROWS && work.first_row + row < work.num_rows; row += WARPS_N) {
+        RowState total = {minus_infinity(), 0.0f};
+        float weights[WARPS_N];
+#pragma unroll
+        for (int w = 0; w < WARPS_N; w++) total.max = fmaxf(total.max, states[w * ROWS + row].max);
+#pragma unroll
+        for (int w = 0; w < WARPS_N; w++) {
+            weights[w] = exp2_approx(states[w * ROWS + row].max - exponent_base(total.max));
+            total.sum += weights[w] * states[w * ROWS + row].sum;
+        }
+        const OutputRow out(p, g, work.item, work.request, work.kv_head, work.first_row + row, total);
+        for (u32 column = 2 * (threadIdx.x % 32); column < g.head_dim_vo; column += 64) {
+            float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int w = 0; w < WARPS_N; w++) {
+                const float2 part = *reinterpret_cast<float2 *>(values + (w * ROWS + row) * DIM_VO + column);
+                sum.x += weights[w] * part.x;
+                sum.y += weights[w] * part.y;
+            }
+            out.store(column, sum.x, sum.y);
+        }
+        if (threadIdx.x % 32 == 0) out.store_lse();
+    }
+}
+
+// Each warp has some rows and all keys.
+__device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
+                                           const Outputs &o, const Softmax &softmax, const Lane &lane) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 row = work.first_row + lane.tile_row(m, half);
+            if (row >= work.num_rows) continue;
+            const OutputRow out(p, g, work.item, work.request, work.kv_head, row, softmax.state[m][half]);
+            if (lane.pair == 0) out.store_lse();
+            for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+                if (column < g.head_dim_vo) out.store(column, x, y);
+            });
+        }
+    }
+}
+
+__device__ __forceinline__ void wait_for_tile() {
+    cp_async_wait<STAGES - 2>();
+    if constexpr (WARPS_M > 1) {
+        __syncthreads();
+    } else {
+        __syncwarp();
+    }
+}
+
+__device__ __forceinline__ void attend(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
+    const Lane lane;
+    const u32 group = p.num_qo_heads / p.num_kv_heads;
+    const u32 q_tile = shared_address(shared_memory);
+    const u32 ring = q_tile + ROWS * Q_BYTES + lane.warp_n * RING_BYTES;
+    const KeyRange keys = visible_keys(p, work.request, work.item, work.token(0, group), work.token(ROWS - 1, group));
+    const i32 first_row = work.token(lane.warp_m * ROWS_PER_WARP, group);
+    const i32 last_row = work.token(lane.warp_m * ROWS_PER_WARP + ROWS_PER_WARP - 1, group);
+    i32 tile = keys.begin / KEYS + lane.warp_n;
+    KeyLoader loader(p, g, work, keys, tile, lane.warp_m);
+
+    copy_queries(p, g, work, q_tile);
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        if ((tile + stage * WARPS_N) * KEYS < keys.end) loader.copy(ring + stage * STAGE_BYTES, lane.warp_m);
+        cp_async_commit();
+    }
+    if constexpr (WARPS_N > 1) {
+        // The queries were copied by all warps, the keys by each for itself.
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();
+    }
+
+    const Logits logits(p, work.kv_head);
+    Softmax softmax;
+    Outputs o = {};
+    for (int stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+        wait_for_tile();
+        const i32 ahead = tile + (STAGES - 1) * WARPS_N;
+        if (ahead * KEYS < keys.end) {
+            loader.copy(ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES, lane.warp_m);
+        }
+        cp_async_commit();
+
+        Scores s = {};
+        const u32 k_tile = ring + stage * STAGE_BYTES;
+        multiply_qk<Cached>(s, q_tile, k_tile, lane.warp_m * ROWS_PER_WARP);
+        const KeyRange span = {tile * KEYS, tile * KEYS + KEYS};
+        const bool inside = span.begin >= keys.begin && span.end <= keys.end;
+        make_logits(s, p, work, logits, lane, keys, span.begin,
+                    inside && all_see(p, work.request, first_row, last_row, span));
+        softmax.update(s, o);
+        multiply_pv<Cached>(o, s, k_tile + KEYS * K_BYTES);
+    }
+    allow_dependents();
+    softmax.finish();
+    if constexpr (WARPS_N > 1) {
+        cp_async_wait<0>();
+        __syncthreads();
+        store_states_of_warps(p, g, work, o, softmax, lane);
+    } else {
+        store_rows(p, g, work, o, softmax, lane);
+    }
+}
+
+}  // namespace folio
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
+    folio_attention(const __grid_constant__ FolioGenericParams g) {
+    folio::wait_for_prerequisites();
+    folio::Work work;
+    if (work.load(g, blockIdx.x, folio::ROWS)) folio::attend(g.attention, g, work);
+}

@@ -1,0 +1,176 @@
+// Generic attention for fp32 queries, sm_80 and up: plain fp32 arithmetic on the ordinary units, because
+// tf32 products keep 11 bits only. Complete for the contract, simple, and not tuned.
+//
+// A CTA has 16 rows (row = token * group + head in group), four per warp. Scores: a lane takes a key.
+// Values: a lane takes pairs of columns, and the keys' probabilities go round by shuffles.
+//
+// Compiled once per row of the kernel table, with FOLIO_KV (f32, e4m3, e5m2), FOLIO_HEAD_DIM_QK,
+// FOLIO_HEAD_DIM_VO (padded dims), FOLIO_Q_TILE (16), FOLIO_KV_TILE (32), FOLIO_THREADS (128),
+// FOLIO_SHARED_BYTES.
+#include "core/paged.cuh"
+#include "generic/work.cuh"
+
+namespace folio {
+
+typedef FOLIO_KV Cached;
+
+constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
+constexpr int WARPS = FOLIO_THREADS / 32, ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS, KEYS = FOLIO_KV_TILE;
+// Rows of K are 16 bytes longer, so that 32 lanes on 32 rows meet all banks.
+constexpr int K_PITCH = DIM_QK + 4, COLUMN_PAIRS = DIM_VO / 64;
+static_assert(KEYS == 32, "a lane per key");
+static_assert(FOLIO_SHARED_BYTES == 4 * (ROWS * DIM_QK + KEYS * (K_PITCH + DIM_VO)),
+              "the kernel table's shared memory");
+
+extern __shared__ __align__(16) float shared_memory[];
+
+struct Tiles {
+    float *q, *k, *v;
+
+    __device__ __forceinline__ Tiles() : q(shared_memory), k(q + ROWS * DIM_QK), v(k + KEYS * K_PITCH) {}
+};
+
+// A row of `count` elements, then zeros up to LENGTH; null is all zeros.
+template <int LENGTH, class Element>
+__device__ __forceinline__ void copy_row(float *target, const typename Element::Storage *source, u32 count) {
+#pragma unroll
+    for (u32 d = threadIdx.x % 32; d < LENGTH; d += 32) {
+        target[d] = source && d < count ? Element::load(source[d]) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, const FolioGenericParams &g,
+                                             const Work &work, float *q) {
+    const u32 group = p.num_qo_heads / p.num_kv_heads;
+    for (u32 row = threadIdx.x / 32; row < ROWS; row += WARPS) {
+        const i64 token = static_cast<i64>(work.request.qo_start) + work.token(row, group);
+        const float *source = static_cast<const float *>(p.q.data) + token * p.q.stride_token +
+                              work.qo_head(row, group) * p.q.stride_head;
+        copy_row<DIM_QK, f32>(q + row * DIM_QK, source, g.head_dim_qk);
+    }
+}
+
+// Keys outside the visible range become zeros: nothing there may reach a product.
+__device__ __forceinline__ void copy_keys(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
+                                          const PageTable &table, const Tiles &tiles, KeyRange keys, i32 first_key) {
+    for (u32 row = threadIdx.x / 32; row < KEYS; row += WARPS) {
+        const i32 key = first_key + row;
+        const Cached::Storage *k = nullptr, *v = nullptr;
+        if (key >= keys.begin && key < keys.end) {
+            const Slot slot = table[key];
+            k = static_cast<const Cached::Storage *>(p.k.data) + slot.offset(p.k) + work.kv_head * p.k.stride_head;
+            v = static_cast<const Cached::Storage *>(p.v.data) + slot.offset(p.v) + work.kv_head * p.v.stride_head;
+        }
+        copy_row<DIM_QK, Cached>(tiles.k + row * K_PITCH, k, g.head_dim_qk);
+        copy_row<DIM_VO, Cached>(tiles.v + row * DIM_VO, v, g.head_dim_vo);
+    }
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance));
+    return x;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_WARP, x, distance);
+    return x;
+}
+
+// This lane's key against the warp's rows.
+__device__ __forceinline__ void multiply_qk(float (&dot)[ROWS_PER_WARP], const Tiles &tiles, u32 warp_row, u32 dim) {
+    const float *k = tiles.k + threadIdx.x % 32 * K_PITCH, *q = tiles.q + warp_row * DIM_QK;
+#pragma unroll 4
+    for (u32 d = 0; d < dim; d += 4) {
+        const float4 b = *reinterpret_cast<const float4 *>(k + d);
+#pragma unroll
+        for (int r = 0; r < ROWS_PER_WARP; r++) {
+            const float4 a = *reinterpret_cast<const float4 *>(q + r * DIM_QK + d);
+            dot[r] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+        }
+    }
+}
+
+typedef float Outputs[ROWS_PER_WARP][COLUMN_PAIRS][2];
+
+__device__ __forceinline__ void multiply_pv(Outputs &o, const float (&probability)[ROWS_PER_WARP], const Tiles &tiles) {
+#pragma unroll 4
+    for (int key = 0; key < KEYS; key++) {
+        float weight[ROWS_PER_WARP];
+#pragma unroll
+        for (int r = 0; r < ROWS_PER_WARP; r++) weight[r] = __shfl_sync(FULL_WARP, probability[r], key);
+#pragma unroll
+        for (int c = 0; c < COLUMN_PAIRS; c++) {
+            const float *v = tiles.v + key * DIM_VO + 64 * c + 2 * (threadIdx.x % 32);
+            const float2 value = *reinterpret_cast<const float2 *>(v);
+#pragma unroll
+            for (int r = 0; r < ROWS_PER_WARP; r++) {
+                o[r][c][0] += weight[r] * value.x;
+                o[r][c][1] += weight[r] * value.y;
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void attend(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
+    const Tiles tiles;
+    const u32 group = p.num_qo_heads / p.num_kv_heads, warp_row = threadIdx.x / 32 * ROWS_PER_WARP;
+    const KeyRange keys = visible_keys(p, work.request, work.item, work.token(0, group), work.token(ROWS - 1, group));
+    const PageTable table(p.plan, work.request.index, g.page_size);
+    const Logits logits(p, work.kv_head);
+    RowState state[ROWS_PER_WARP];
+    for (RowState &row : state) row = {minus_infinity(), 0.0f};
+    Outputs o = {};
+    copy_queries(p, g, work, tiles.q);
+
+    for (i32 first_key = keys.begin / KEYS * KEYS; first_key < keys.end; first_key += KEYS) {
+        __syncthreads();
+        copy_keys(p, g, work, table, tiles, keys, first_key);
+        __syncthreads();
+        float score[ROWS_PER_WARP] = {};
+        multiply_qk(score, tiles, warp_row, g.head_dim_qk);
+        const i32 key = first_key + threadIdx.x % 32;
+#pragma unroll
+        for (int r = 0; r < ROWS_PER_WARP; r++) {
+            const RowMask mask(p, work.request, work.token(warp_row + r, group));
+            const i32 position = work.request.kv_len - work.request.qo_len + mask.row;
+            const float slope = logits.alibi ? p.alibi_slopes[work.qo_head(warp_row + r, group)] * LOG2_E : 0.0f;
+            const float logit =
+                mask.sees(p, work.request, keys, key) ? logits(score[r], slope, position, key) : minus_infinity();
+            const float max = fmaxf(state[r].max, warp_max(logit)), base = exponent_base(max);
+            const float correction = exp2_approx(state[r].max - base);
+            score[r] = exp2_approx(logit - base);
+            state[r] = {max, state[r].sum * correction + warp_sum(score[r])};
+#pragma unroll
+            for (int c = 0; c < COLUMN_PAIRS; c++) {
+                o[r][c][0] *= correction;
+                o[r][c][1] *= correction;
+            }
+        }
+        multiply_pv(o, score, tiles);
+    }
+    allow_dependents();
+
+#pragma unroll
+    for (int r = 0; r < ROWS_PER_WARP; r++) {
+        const u32 row = work.first_row + warp_row + r;
+        if (row >= work.num_rows) continue;
+        const OutputRow out(p, g, work.item, work.request, work.kv_head, row, state[r]);
+#pragma unroll
+        for (int c = 0; c < COLUMN_PAIRS; c++) {
+            const u32 column = 64 * c + 2 * (threadIdx.x % 32);
+            if (column < g.head_dim_vo) out.store(column, o[r][c][0], o[r][c][1]);
+        }
+        if (threadIdx.x % 32 == 0) out.store_lse();
+    }
+}
+
+}  // namespace folio
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
+    folio_attention_f32(const __grid_constant__ FolioGenericParams g) {
+    folio::wait_for_prerequisites();
+    folio::Work work;
+    if (work.load(g, blockIdx.x, folio::ROWS)) folio::attend(g.attention, g, work);
+}

@@ -1,0 +1,156 @@
+// Merges attention states of the caller's: n per row and head, or two in separate tensors. A state without
+// keys has lse -inf; +inf and NaN count as that too, as FlashAttention-2 marks empty rows with +inf.
+//
+// A row and head belong to lanes of one warp, which read every lse before one of them writes the merged
+// one: outputs may be the inputs themselves. Compiled per element type, FOLIO_Q.
+//
+// Two states, the most common case, have a kernel of their own: it does little but wait for memory, so what it
+// needs is few registers and instructions, and many blocks.
+#include "core/elements.cuh"
+#include "core/paged.cuh"
+#include "core/softmax.cuh"
+
+namespace folio {
+
+typedef FOLIO_Q Element;
+typedef Element::Storage Storage;
+
+// Where a lane's row is.
+struct Position {
+    u32 token, head, lane;
+    bool wanted;
+
+    __device__ __forceinline__ Position(const FolioMergeStatesParams &p) {
+        const u32 row = blockIdx.x * (FOLIO_THREADS >> p.log2_lanes) + (threadIdx.x >> p.log2_lanes);
+        token = divide(row, p.num_heads);
+        head = row - token * p.num_heads.divisor;
+        lane = threadIdx.x & ((1u << p.log2_lanes) - 1);
+        wanted = token < p.num_tokens && !(p.mask && p.mask[token * p.mask_stride] == 0);
+    }
+};
+
+// One state of a token and head.
+struct State {
+    const Storage *v;
+    const float *s;
+
+    __device__ __forceinline__ State(const FolioState &states, const Position &at, u32 index)
+        : v(static_cast<const Storage *>(states.v) + at.token * states.v_stride_token + index * states.v_stride_state +
+            at.head * states.v_stride_head),
+          s(states.s + at.token * states.s_stride_token + index * states.s_stride_state +
+            at.head * states.s_stride_head) {}
+
+    // State `index` of all.
+    __device__ __forceinline__ State(const FolioMergeStatesParams &p, const Position &at, u32 index)
+        : State(p.second.v && index ? State(p.second, at, 0) : State(p.first, at, index)) {}
+};
+
+__device__ __forceinline__ Storage *output(const FolioMergeStatesParams &p, const Position &at) {
+    return static_cast<Storage *>(p.v_out.data) + at.token * p.v_out.stride_token + at.head * p.v_out.stride_head;
+}
+
+__device__ __forceinline__ void store_lse(const FolioMergeStatesParams &p, const Position &at, float lse) {
+    __syncwarp();  // lanes that have left do not count
+    if (p.s_out && at.lane == 0) p.s_out[at.token * p.s_out_stride_token + at.head * p.s_out_stride_head] = lse;
+}
+
+__device__ __forceinline__ float without_keys(float lse) {
+    return lse < __uint_as_float(0x7f800000u) ? lse : minus_infinity();
+}
+
+// A row's lse statistics, in the states' base.
+struct Weights {
+    float max, base, to_base_2, from_base_2, sum;
+
+    __device__ __forceinline__ Weights(const FolioMergeStatesParams &p, float max)
+        : max(max),
+          base(exponent_base(max)),
+          to_base_2(p.flags & FOLIO_RUN_LSE_BASE_2 ? 1.0f : LOG2_E),
+          from_base_2(p.flags & FOLIO_RUN_LSE_BASE_2 ? 1.0f : LN_2),
+          sum(0.0f) {}
+
+    __device__ __forceinline__ float weight(float lse) const { return exp2_approx((lse - base) * to_base_2); }
+    __device__ __forceinline__ float factor() const { return sum > 0.0f ? reciprocal_approx(sum) : 0.0f; }
+    __device__ __forceinline__ float lse() const {
+        return sum > 0.0f ? max + log2_approx(sum) * from_base_2 : minus_infinity();
+    }
+};
+
+// A weighted sum of N elements.
+template <u32 N>
+struct Sum {
+    float x[N];
+
+    // What an empty state holds does not count, whatever it is.
+    __device__ __forceinline__ void add(float weight, const Elements<N, Element> &values) {
+        const Elements<N, Element> counted = weight > 0.0f ? values : Elements<N, Element>{};
+#pragma unroll
+        for (u32 j = 0; j < N; j++) x[j] += weight * Element::load(counted.x[j]);
+    }
+
+    __device__ __forceinline__ void store(Storage *target) const {
+        Elements<N, Element> out;
+#pragma unroll
+        for (u32 j = 0; j < N; j++) out.x[j] = Element::store(x[j]);
+        out.store(target);
+    }
+};
+
+// Any number of states. Returns the lse.
+template <u32 N>
+__device__ __forceinline__ float merge_states(const FolioMergeStatesParams &p, const Position &at) {
+    float max = minus_infinity();
+    for (u32 i = 0; i < p.num_states; i++) max = fmaxf(max, without_keys(*State(p, at, i).s));
+    Weights weights(p, max);
+    for (u32 i = 0; i < p.num_states; i++) weights.sum += weights.weight(without_keys(*State(p, at, i).s));
+    const float factor = weights.factor();
+    Storage *const out = output(p, at);
+    for (u32 d = N * at.lane; d < p.head_dim; d += N << p.log2_lanes) {
+        Sum<N> sum = {};
+#pragma unroll 2
+        for (u32 i = 0; i < p.num_states; i++) {
+            const State state(p, at, i);
+            Elements<N, Element> values;
+            values.load(state.v + d);
+            sum.add(weights.weight(without_keys(*state.s)) * factor, values);
+        }
+        sum.store(out + d);
+    }
+    return weights.lse();
+}
+
+}  // namespace folio
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_merge_states(const __grid_constant__ FolioMergeStatesParams p) {
+    using namespace folio;
+    wait_for_prerequisites();
+    const Position at(p);
+    if (!at.wanted) return;
+    store_lse(p, at, p.vectors ? merge_states<VECTOR>(p, at) : merge_states<1>(p, at));
+}
+
+// Two states in `first` and `second`, whose rows are at most a vector per lane.
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_merge_state(const __grid_constant__ FolioMergeStatesParams p) {
+    using namespace folio;
+    wait_for_prerequisites();
+    const Position at(p);
+    if (!at.wanted) return;
+    // Lanes past the end of the row read its last vector and store nothing.
+    const u32 d = min(VECTOR * at.lane, p.head_dim - VECTOR);
+    const State a(p.first, at, 0), b(p.second, at, 0);
+    const float stated_a = *a.s, stated_b = *b.s;
+    Elements<VECTOR, Element> of_a, of_b;
+    of_a.load(a.v + d), of_b.load(b.v + d);
+    const float lse_a = without_keys(stated_a), lse_b = without_keys(stated_b);
+    Weights weights(p, fmaxf(lse_a, lse_b));
+    const float weight_a = weights.weight(lse_a), weight_b = weights.weight(lse_b);
+    weights.sum = weight_a + weight_b;
+    const float factor = weights.factor();
+    Sum<VECTOR> sum = {};
+    sum.add(weight_a * factor, of_a);
+    sum.add(weight_b * factor, of_b);
+    if (d == VECTOR * at.lane) sum.store(output(p, at) + d);
+    store_lse(p, at, weights.lse());
+}

@@ -1,0 +1,214 @@
+// What host and device agree on: plain structs that src/cuda/params.rs mirrors field by field.
+// Sizes and offsets are asserted on both sides. No code lives here.
+//
+// Strides are in elements and 64 bits wide everywhere. Pointers that may be absent are null.
+#pragma once
+
+typedef signed int folio_i32;
+typedef unsigned int folio_u32;
+typedef long long folio_i64;
+
+// src/problem/work.rs: WorkItem. Query rows [q_start, q_start + q_len) of one request against its keys
+// [kv_start, kv_end), for every head. partial: first row of the partial results, or FOLIO_NO_PARTIAL.
+struct FolioWorkItem {
+    folio_u32 request, q_start, q_len, kv_start, kv_end, partial, cost, reserved;
+};
+
+// src/problem/work.rs: MergeItem. Row r of chunk c lies at partial row partial + c * q_len + r.
+struct FolioMergeItem {
+    folio_u32 request, q_start, q_len, partial, num_chunks, reserved[3];
+};
+
+#define FOLIO_NO_PARTIAL 0xffffffffu
+
+// Where a work item's rows and keys are: what would otherwise cost loads that wait for one another.
+struct FolioItemPlace {
+    folio_i64 page_start;  // FolioPlanView::page_start of the item's request
+    folio_i32 q_token;     // qo_indptr of the request + q_start: row of q and o
+    folio_i32 position;    // kv_len - qo_len + q_start: position of the first row, may be negative
+};
+
+enum FolioMask { FOLIO_MASK_CAUSAL = 0, FOLIO_MASK_FULL = 1, FOLIO_MASK_BYTES = 2, FOLIO_MASK_BITS = 3 };
+
+enum FolioRunFlag {
+    FOLIO_RUN_LSE_BASE_2 = 1,
+    FOLIO_RUN_ALIBI_SQRT = 2,
+};
+
+// src/dtype.rs: DType, the element types of tensors.
+enum FolioDtype { FOLIO_F32 = 0, FOLIO_F16 = 1, FOLIO_BF16 = 2, FOLIO_E4M3 = 3, FOLIO_E5M2 = 4 };
+
+// A [token, head, dim] tensor with unit stride on the last dimension.
+struct FolioRows {
+    void *data;
+    folio_i64 stride_token, stride_head;
+};
+
+// A paged cache seen as [page, token in page, head, dim]; ragged K/V has one token per page.
+struct FolioCache {
+    void *data;
+    folio_i64 stride_page, stride_token, stride_head;
+};
+
+// What plan wrote into the workspace. All of it is device memory.
+struct FolioPlanView {
+    const folio_i32 *qo_indptr;   // [batch_size + 1]
+    const folio_i32 *kv_len;      // [batch_size]
+    const folio_i64 *page_start;  // [batch_size] first entry of page_ids; ragged: first K/V row
+    const folio_i32 *page_ids;    // null for ragged: page id = page_start + index
+    const FolioWorkItem *items;   // the largest first
+    const FolioMergeItem *merges;
+    const folio_u32 *counts;       // {number of items, number of merges, batch size, 0}
+    folio_u32 *next_tile;          // 0 between runs: a kernel that takes tiles by it clears it again
+    float *partial_o;              // [partial row][num_qo_heads][head_dim_vo], normalised
+    float *partial_lse;            // [partial row][num_qo_heads], base 2, -inf where nothing was seen
+    const FolioItemPlace *places;  // [item], as items
+};
+
+struct FolioAttentionParams {
+    FolioPlanView plan;
+    FolioRows q, o;
+    FolioCache k, v;
+    float *lse;  // [token][head] or null
+    folio_i64 lse_stride_token, lse_stride_head;
+    const float *sinks;         // [num_qo_heads] or null
+    const float *alibi_slopes;  // [num_qo_heads] or null
+    const float *k_scales;      // [num_kv_heads] with stride k_scales_stride (0: one for all) or null
+    const float *v_scales;
+    const unsigned char *mask;          // FOLIO_MASK_BYTES / _BITS
+    const folio_i64 *mask_start;        // [batch_size] first byte of a request's mask
+    const folio_i32 *mm_prefix_ranges;  // [batch_size][num_mm_prefix_ranges][2], inclusive, or null
+    float logits_scale;                 // sm_scale * q_scale * k_scale
+    float v_scale, o_scale;
+    float logits_soft_cap;                // 0: off
+    folio_i32 window_left, window_right;  // -1: unlimited
+    folio_i32 mask_mode;                  // FolioMask
+    folio_u32 flags;                      // FolioRunFlag
+    folio_i32 k_scales_stride, v_scales_stride;
+    folio_u32 num_qo_heads, num_kv_heads, page_size, num_mm_prefix_ranges;
+};
+
+// n / d for n < 2^31 as (mulhi(n, multiplier) + n) >> shift.
+struct FolioDivisor {
+    folio_u32 divisor, multiplier, shift;
+};
+
+// What the generic attention kernels take.
+struct FolioGenericParams {
+    FolioAttentionParams attention;
+    folio_u32 head_dim_qk, head_dim_vo;
+    folio_u32 row_tiles;                                 // row tiles that the largest item needs
+    folio_u32 o_dtype;                                   // FolioDtype
+    folio_u32 q_copy_bytes, k_copy_bytes, v_copy_bytes;  // up to 16: what every row's address is a multiple of
+    FolioDivisor page_size;
+};
+
+// kernels/sm90/decode/decode.cu. Keys come by TMA in boxes of a page's tokens, a tile of keys being 1 << boxes_log2
+// boxes; the last three numbers say how the tensor maps count pages.
+struct FolioDecodeParams {
+    FolioAttentionParams attention;
+    folio_u32 group_size;      // num_qo_heads / num_kv_heads
+    folio_u32 o_dtype;         // FolioDtype
+    folio_u32 kv_evict_first;  // the keys are few enough to pass through L2 without clearing it
+    folio_u32 boxes_log2;
+    folio_u32 k_page_step, v_page_step;  // pages in units of the coordinate that counts them
+    folio_u32 pages_by_head;  // that is the last coordinate, of KV heads (HND); else the fourth, of 8 tokens (NHD)
+    folio_u32 reserved;
+};
+
+// kernels/plan/combine.cu: puts the rows of FolioPlanView::merges together.
+struct FolioCombineParams {
+    FolioPlanView plan;
+    FolioRows o;
+    float *lse;
+    folio_i64 lse_stride_token, lse_stride_head;
+    const float *sinks;
+    const float *v_scales;
+    float v_scale, o_scale;
+    folio_i32 v_scales_stride;
+    folio_u32 flags;  // FolioRunFlag
+    folio_u32 num_qo_heads, group_size, head_dim_vo, o_dtype;
+    folio_u32 row_blocks;  // CTAs per merge item
+};
+
+// kernels/ops/merge.cu: n attention states per row; the public merges of two and of n.
+struct FolioState {
+    const void *v;
+    const float *s;
+    folio_i64 v_stride_token, v_stride_state, v_stride_head, s_stride_token, s_stride_state, s_stride_head;
+};
+
+struct FolioMergeStatesParams {
+    FolioState first, second;  // two states of one each, or n of `first` when second.v is null (n is not 2)
+    FolioRows v_out;
+    float *s_out;  // or null
+    folio_i64 s_out_stride_token, s_out_stride_head;
+    const unsigned char *mask;  // [num_tokens], a zero leaves the row as it is; or null
+    folio_i64 mask_stride;
+    folio_i64 num_tokens;
+    FolioDivisor num_heads;
+    folio_u32 num_states, head_dim;
+    folio_u32 flags;       // FolioRunFlag
+    folio_u32 vectors;     // rows are 16-byte aligned and a multiple of 8 elements long
+    folio_u32 log2_lanes;  // lanes of a row: up to 32
+};
+
+// kernels/ops/append.cu: new tokens into a paged cache, keys and values in one launch.
+struct FolioAppendTensor {
+    FolioRows source;
+    FolioCache cache;
+    const float *scales;  // [num_kv_heads] with stride scales_stride, or null
+    float scale;
+    folio_i32 scales_stride;
+    folio_u32 head_dim;
+    FolioDivisor pieces;  // vectors (or elements) per head
+};
+
+struct FolioAppendParams {
+    FolioAppendTensor k, v;
+    const void *slots;
+    folio_i64 num_tokens, num_slots;
+    FolioDivisor page_size;
+    folio_u32 slot_bytes, num_kv_heads;
+    folio_u32 vectors;  // rows are 16-byte aligned and a multiple of 8 elements long
+};
+
+// What kernels/plan/plan.cu keeps of a request.
+struct FolioPlanRequest {
+    folio_i64 page_start;
+    folio_u32 rows, keys, tiles, chunks;
+    folio_u32 first_partial;
+    folio_i32 q_token;
+};
+
+// kernels/plan/plan.cu: cuts a batch whose lengths are on the device, as src/plan/schedule.rs does on the host.
+struct FolioPlanParams {
+    const folio_i32 *qo_indptr;  // or null: fixed_qo_len rows per request
+    const folio_i32 *kv_indptr;  // pages (ragged: tokens) before each request, or null
+    const folio_i32 *kv_len;     // or null: from kv_indptr and last_page_len
+    const folio_i32 *last_page_len;
+    folio_i64 table_stride;  // block table: elements from row to row
+    folio_i32 *out_qo_indptr, *out_kv_len;
+    folio_i64 *out_page_start, *out_mask_bytes_start, *out_mask_bits_start;
+    FolioPlanRequest *requests;  // [batch_size], and as many u32: for the kernel itself
+    folio_u32 *first_item, *first_merge;
+    FolioWorkItem *items;
+    FolioItemPlace *places;
+    FolioMergeItem *merges;
+    folio_u32 *counts, *next_tile;
+    FolioDivisor q_tile;
+    folio_u32 batch_size, fixed_qo_len, page_size;
+    folio_u32 kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
+    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_merges, max_partial_rows;
+    folio_u32 by_request;  // keep the items of a request together: prefill
+};
+
+// The numbers of src/cuda/params.rs.
+static_assert(sizeof(FolioWorkItem) == 32 && sizeof(FolioMergeItem) == 32 && sizeof(FolioItemPlace) == 16,
+              "plan records");
+static_assert(sizeof(FolioPlanView) == 88 && sizeof(FolioAttentionParams) == 336, "attention");
+static_assert(sizeof(FolioGenericParams) == 376 && sizeof(FolioCombineParams) == 192, "generic kernels");
+static_assert(sizeof(FolioDecodeParams) == 368, "Hopper decode");
+static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
+static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
+static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 208, "planning");

@@ -1,0 +1,112 @@
+// Split-KV decode attention for Hopper: a few packed query rows (q_len x group) per KV head, the keys streamed
+// through per-warp rings, products by mma.sync. Memory-bound by design: every key is read once per row tile and the
+// arithmetic hides behind it. Long queries belong to the prefill kernel; custom masks and mm-prefix to the generic one.
+//
+// Grid (num_kv_heads / FOLIO_DECODE_HEADS, row tiles of the largest item, items): heads fastest, so that CTAs that run
+// together read the same pages. A CTA takes items z, z + gridDim.z, ... below counts[0]; the rest exit. Warp w takes
+// tiles w, w + WARPS, ... of an item's keys on its own, without a barrier; the warps' results are merged through
+// shared memory.
+//
+// The kernel table's defines (FOLIO_Q_TILE: packed rows per KV head; FOLIO_KV_TILE: keys of a warp's step), and
+// FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each.
+#include "sm90/decode/output.cuh"
+
+namespace folio::decode {
+
+// Shared memory: rings, barriers, MergeState, queries.
+constexpr int BARRIER_BYTES = (WARPS * Shape::STAGES * 8 + 15) / 16 * 16;
+constexpr int MERGE_OFFSET = Shape::RING_BYTES + BARRIER_BYTES;
+constexpr int QUERY_OFFSET = MERGE_OFFSET + static_cast<int>(sizeof(MergeState));
+static_assert(QUERY_OFFSET + QueryRows::SHARED_BYTES == FOLIO_SHARED_BYTES, "the row's shared memory");
+
+// Writes zeros over the values of keys that no row sees: 0 x NaN would reach the output.
+__device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 token, const KeySpan &span, u32 lane) {
+    const StageStrides<Shape, Shape::V_ROW_BYTES> strides(boxes_log2);
+    const u32 zeros[4] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (u32 piece = lane; piece < HEADS * TILE_TOKENS * VTile::ROW_CHUNKS; piece += 32) {
+        const u32 chunk = piece % VTile::ROW_CHUNKS, row = piece / VTile::ROW_CHUNKS % TILE_TOKENS;
+        const u32 head = piece / (VTile::ROW_CHUNKS * TILE_TOKENS);
+        const i32 key = token + static_cast<i32>(row);
+        if (key < span.begin || key >= span.end) {
+            st_shared_v4(
+                stage + Shape::K_BYTES + head * strides.head + row / 8 * strides.group + VTile::at(row & 7, chunk),
+                zeros);
+        }
+    }
+    fence_proxy_async();
+    __syncwarp();
+}
+
+template <class Loader>
+__device__ __forceinline__ void run(const FolioDecodeParams &params, const TensorMap *k_map, const TensorMap *v_map) {
+    extern __shared__ __align__(1024) u8 shared[];
+    MergeState &merge = *reinterpret_cast<MergeState *>(shared + MERGE_OFFSET);
+    NarrowFragment *query = reinterpret_cast<NarrowFragment *>(shared + QUERY_OFFSET);
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 ring = shared_address(shared) + warp * Shape::WARP_BYTES;
+    Loader loader(k_map, v_map, params, ring, shared_address(shared) + Shape::RING_BYTES + warp * Shape::STAGES * 8,
+                  warp, lane);
+    const TileAddress at(params.boxes_log2, lane);
+    int stage = 0;
+    u32 parity = 0;
+
+    wait_for_prerequisites();
+    const u32 num_items = params.attention.plan.counts[0];
+    for (u32 index = blockIdx.z; index == blockIdx.z || index < num_items; index += gridDim.z) {
+        // Read before it is known whether there is such an item: one round trip less.
+        const Item item = read_item(params, index);
+        if (index >= num_items) return;
+        if (num_items - index <= gridDim.z) {
+            // The combine kernel may come and read its part of the plan; it waits for the results by itself.
+            allow_dependents();
+        }
+        if (item.num_rows == 0) continue;
+        const TileSpan span(params, item, warp);
+        loader.begin(span.keys, span.tiles);
+        for (int i = 0; i < Shape::STAGES; ++i) {
+            loader.issue(i, stage + i < Shape::STAGES ? stage + i : stage + i - Shape::STAGES);
+        }
+        const LaneRows rows(params, item, lane);
+        ScoreRule rule(params, item, lane);
+        QueryRows q;
+        q.load(params, item, query, warp, lane, rule);
+        WarpState state;
+        state.reset();
+        i32 token = span.keys.first + static_cast<i32>(warp) * TILE_TOKENS;
+#pragma unroll 1
+        for (int i = 0; i < span.tiles; ++i) {
+            loader.wait(stage, parity);
+            const u32 tile = ring + stage * Shape::STAGE_BYTES;
+            const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
+            if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
+            state.add_tile(q, rule, rows, tile, at, token, edge, lane);
+            __syncwarp();
+            loader.issue(i + Shape::STAGES, stage);
+            if (++stage == Shape::STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+            token += WARPS * TILE_TOKENS;
+        }
+        publish(state, merge, reinterpret_cast<float *>(shared + warp * Shape::WARP_BYTES), item.num_rows, warp, lane);
+        __syncthreads();
+        merge_warps(params, item, merge, shared);
+        fence_proxy_async();
+        __syncthreads();
+    }
+}
+
+}  // namespace folio::decode
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
+    folio_sm90_decode_tma(const __grid_constant__ FolioDecodeParams params,
+                          const __grid_constant__ folio::TensorMap k_map,
+                          const __grid_constant__ folio::TensorMap v_map) {
+    folio::decode::run<folio::decode::TmaLoader<folio::decode::Shape>>(params, &k_map, &v_map);
+}
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
+    folio_sm90_decode_gather(const __grid_constant__ FolioDecodeParams params) {
+    folio::decode::run<folio::decode::GatherLoader<folio::decode::Shape>>(params, nullptr, nullptr);
+}

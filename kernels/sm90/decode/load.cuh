@@ -1,0 +1,210 @@
+// How a warp of the decode kernel fills its own ring of K/V stages: by TMA boxes, or by gathering rows with
+// cp.async where pages are too small or oddly strided for a box. Both leave zeros for keys that lie in pages no
+// row sees.
+//
+// A stage is K then V, each [box][KV head][tokens of a box / 8][8 rows]. Neighbouring heads are loaded together
+// because their rows are neighbours in memory: at 128 bytes a row, DRAM gives 5 % more for two heads at a time.
+#pragma once
+
+#include "ptx/tma.cuh"
+#include "sm90/decode/tile.cuh"
+
+namespace folio::decode {
+
+// Heads and tokens per tile, dims and element size of rows, and the rings of one instantiation.
+template <int HEADS_, int TILE_TOKENS_, int DIM_QK, int DIM_VO, int ELEMENT_BYTES_, int WARPS_>
+struct RingShape {
+    static constexpr int HEADS = HEADS_, TILE_TOKENS = TILE_TOKENS_, ELEMENT_BYTES = ELEMENT_BYTES_;
+    static constexpr int K_ROW_BYTES = DIM_QK * ELEMENT_BYTES, V_ROW_BYTES = DIM_VO * ELEMENT_BYTES;
+    static constexpr int WARPS = WARPS_;
+    static constexpr int K_BYTES = HEADS * TILE_TOKENS * K_ROW_BYTES, V_BYTES = HEADS * TILE_TOKENS * V_ROW_BYTES;
+    static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
+    // 96 KiB in flight hide the latency of DRAM, and two CTAs have room on a multiprocessor.
+    static constexpr int MOST_STAGES = 96 * 1024 / (WARPS * STAGE_BYTES);
+    static constexpr int STAGES = MOST_STAGES < 4 ? MOST_STAGES : 4;
+    static constexpr int WARP_BYTES = STAGES * STAGE_BYTES;
+    static constexpr int RING_BYTES = WARPS * WARP_BYTES;
+    // A lane holds the place of one token in GatherLoader; strides between groups are worked out for 16 tokens.
+    static_assert(TILE_TOKENS % 16 == 0 && TILE_TOKENS <= 32 && (HEADS == 1 || TILE_TOKENS == 16));
+    static_assert(STAGES >= 2);
+};
+
+// Byte distances inside a stage, for rows of ROW_BYTES.
+template <class Shape, int ROW_BYTES>
+struct StageStrides {
+    u32 group, head;  // from 8 tokens to the next 8 of the same head; from head to head
+
+    explicit __device__ __forceinline__ StageStrides(u32 boxes_log2)
+        : group(Shape::HEADS == 1 ? 8 * ROW_BYTES : 8 * ROW_BYTES << boxes_log2),
+          head(Shape::TILE_TOKENS * ROW_BYTES >> boxes_log2) {}
+};
+
+// The keys of one work item, as a loader needs them.
+struct KeySpan {
+    const i32 *page_ids;  // of the request
+    int begin, end;       // keys that some row sees
+    int first;            // first key of tile 0, a multiple of the tile
+    u32 head;             // first KV head
+};
+
+// One elected lane issues a box per page and tensor; page ids are fetched by the whole warp, 32 boxes at a
+// time and one fetch ahead, so that no load waits for an id inside the loop.
+template <class Shape>
+class TmaLoader {
+public:
+    static constexpr bool ZERO_FILLS_ROWS = false;
+
+    __device__ __forceinline__ TmaLoader(const TensorMap *k_map, const TensorMap *v_map,
+                                         const FolioDecodeParams &params, u32 ring, u32 barriers, u32 warp, u32 lane)
+        : k_map(k_map), v_map(v_map), params(params), ring(ring), barriers(barriers), warp(warp), lane(lane) {
+        if (lane == 0) {
+            for (int i = 0; i < Shape::STAGES; ++i) mbarrier_init(barriers + 8 * i, 1);
+            mbarrier_init_fence();
+            tensor_map_prefetch(k_map);
+            tensor_map_prefetch(v_map);
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void begin(const KeySpan &span, int tiles) {
+        this->span = span;
+        this->tiles = tiles;
+        current = fetch(0);
+        next = fetch(32);
+    }
+
+    // Starts the load of the warp's tile `i` into `stage`, if there is one. Called with i = 0, 1, 2 ...
+    __device__ __forceinline__ void issue(int i, int stage) {
+        if (i >= tiles) return;
+        const u32 boxes = 1u << params.boxes_log2;
+        const u32 slot = (i << params.boxes_log2) & 31;
+        if (slot == 0 && i != 0) {
+            current = next;
+            next = fetch((i << params.boxes_log2) + 32);
+        }
+        const u32 barrier = barriers + 8 * stage, k = ring + stage * Shape::STAGE_BYTES;
+        if (lane == 0) mbarrier_arrive_expect(barrier, Shape::STAGE_BYTES);
+#pragma unroll 1
+        for (u32 b = 0; b < boxes; ++b) {
+            const int page = __shfl_sync(FULL_WARP, current.page, slot + b);
+            const int group = __shfl_sync(FULL_WARP, current.group, slot + b);
+            if (lane == 0) {
+                load(k_map, k + (b * Shape::K_BYTES >> params.boxes_log2), barrier,
+                     page * static_cast<int>(params.k_page_step), group);
+                load(v_map, k + Shape::K_BYTES + (b * Shape::V_BYTES >> params.boxes_log2), barrier,
+                     page * static_cast<int>(params.v_page_step), group);
+            }
+        }
+    }
+
+    // Until the oldest tile in flight is in `stage`; `parity` counts the rounds of the ring.
+    __device__ __forceinline__ void wait(int stage, u32 parity) const { mbarrier_wait(barriers + 8 * stage, parity); }
+
+private:
+    struct Box {
+        int page, group;  // page id, or -1: a box outside the tensor, which arrives as zeros; group of 8 tokens
+    };
+
+    // Box `n` + lane of this warp's boxes.
+    __device__ __forceinline__ Box fetch(int n) const {
+        const int box = n + static_cast<int>(lane);
+        const int tile = box >> params.boxes_log2;
+        const int box_tokens = Shape::TILE_TOKENS >> params.boxes_log2;
+        const int token = span.first + (tile * Shape::WARPS + static_cast<int>(warp)) * Shape::TILE_TOKENS +
+                          (box - (tile << params.boxes_log2)) * box_tokens;
+        if (token >= span.end || token + box_tokens <= span.begin) return {-1, 0};
+        const u32 page = static_cast<u32>(token) / params.attention.page_size;
+        return {span.page_ids[page], static_cast<int>((token - page * params.attention.page_size) >> 3)};
+    }
+
+    __device__ __forceinline__ void load(const TensorMap *map, u32 dst, u32 barrier, int page_base, int group) const {
+        const int head = static_cast<int>(span.head);
+        const int c3 = params.pages_by_head ? group : page_base + group;
+        const int c4 = params.pages_by_head ? page_base + head : head;
+        tma_load_5d(dst, map, barrier, 0, 0, 0, c3, c4, params.kv_evict_first ? EVICT_FIRST : EVICT_NORMAL);
+    }
+
+    const TensorMap *k_map, *v_map;
+    const FolioDecodeParams &params;
+    u32 ring, barriers, warp, lane;
+    KeySpan span;
+    int tiles;
+    Box current, next;
+};
+
+// Every lane copies 16-byte pieces of rows, wherever the rows are; lane t holds the place of token t of the
+// next tile. Keys that no row sees are not read and become zeros.
+template <class Shape>
+class GatherLoader {
+public:
+    static constexpr bool ZERO_FILLS_ROWS = true;
+
+    __device__ __forceinline__ GatherLoader(const TensorMap *, const TensorMap *, const FolioDecodeParams &params,
+                                            u32 ring, u32, u32 warp, u32 lane)
+        : params(params), ring(ring), warp(warp), lane(lane) {}
+
+    __device__ __forceinline__ void begin(const KeySpan &span, int tiles) {
+        this->span = span;
+        this->tiles = tiles;
+        next = fetch(0);
+    }
+
+    __device__ __forceinline__ void issue(int i, int stage) {
+        if (i < tiles) {
+            const Place place = next;
+            next = fetch(i + 1);
+            const u32 k = ring + stage * Shape::STAGE_BYTES;
+#pragma unroll 1
+            for (int h = 0; h < Shape::HEADS; ++h) {
+                copy<Shape::K_ROW_BYTES>(params.attention.k, k, h, place);
+                copy<Shape::V_ROW_BYTES>(params.attention.v, k + Shape::K_BYTES, h, place);
+            }
+        }
+        // A group per call, empty or not: wait() counts calls.
+        cp_async_commit();
+    }
+
+    __device__ __forceinline__ void wait(int, u32) const {
+        cp_async_wait<Shape::STAGES - 1>();
+        __syncwarp();
+    }
+
+private:
+    struct Place {
+        int page, token;  // page id, or -1 for a key that no row sees; token within the page
+    };
+
+    __device__ __forceinline__ Place fetch(int tile) const {
+        const int token =
+            span.first + (tile * Shape::WARPS + static_cast<int>(warp)) * Shape::TILE_TOKENS + static_cast<int>(lane);
+        if (lane >= Shape::TILE_TOKENS || token >= span.end || token < span.begin) return {-1, 0};
+        const u32 page = static_cast<u32>(token) / params.attention.page_size;
+        return {span.page_ids[page], static_cast<int>(token - page * params.attention.page_size)};
+    }
+
+    template <int ROW_BYTES>
+    __device__ __forceinline__ void copy(const FolioCache &cache, u32 tile, int h, const Place &place) const {
+        using Rows = RowTile<ROW_BYTES>;
+        const char *head =
+            static_cast<const char *>(cache.data) + (span.head + h) * cache.stride_head * Shape::ELEMENT_BYTES;
+        const u32 rows = tile + h * Shape::TILE_TOKENS * ROW_BYTES;
+        static_assert(Shape::TILE_TOKENS * Rows::ROW_CHUNKS % 32 == 0);
+#pragma unroll
+        for (int n = 0; n < Shape::TILE_TOKENS * Rows::ROW_CHUNKS / 32; ++n) {
+            const u32 piece = n * 32 + lane;
+            const u32 row = piece / Rows::ROW_CHUNKS, chunk = piece % Rows::ROW_CHUNKS;
+            const i64 page = __shfl_sync(FULL_WARP, place.page, row), token = __shfl_sync(FULL_WARP, place.token, row);
+            const i64 element = (page < 0 ? 0 : page) * cache.stride_page + token * cache.stride_token;
+            cp_async<16>(rows + row / 8 * Rows::GROUP_BYTES + Rows::at(row & 7, chunk),
+                         head + element * Shape::ELEMENT_BYTES + chunk * 16, page >= 0 ? 16 : 0);
+        }
+    }
+
+    const FolioDecodeParams &params;
+    u32 ring, warp, lane;
+    KeySpan span;
+    int tiles;
+    Place next;
+};
+
+}  // namespace folio::decode

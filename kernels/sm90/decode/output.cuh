@@ -1,0 +1,122 @@
+// The end of a decode work item: the warps' sums are put together in shared memory, and rows go to the output, or
+// to the partial results where the item is one chunk of several.
+#pragma once
+
+#include "sm90/decode/softmax.cuh"
+
+namespace folio::decode {
+
+// A warp's rows in shared memory; four floats of padding keep the stores off each other's banks.
+constexpr int MERGE_PITCH = HEAD_DIM_VO + 4;
+static_assert(8 * COLUMN_TILES * MERGE_PITCH * 4 <= Shape::WARP_BYTES);
+
+struct alignas(16) MergeState {
+    float peak[WARPS][8 * COLUMN_TILES], total[WARPS][8 * COLUMN_TILES];
+};
+
+__device__ __forceinline__ float4 scaled(float4 x, float f) { return make_float4(x.x * f, x.y * f, x.z * f, x.w * f); }
+
+// Leaves a warp's rows in shared memory, over its own ring, which is drained.
+__device__ __forceinline__ void publish(const WarpState &state, MergeState &merge, float *rows, u32 num_rows, u32 warp,
+                                        u32 lane) {
+    const u32 g = lane >> 2;
+#pragma unroll
+    for (int c = 0; c < COLUMN_TILES; ++c) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            float sum = state.total[c][j];
+#pragma unroll
+            for (int lanes = 4; lanes <= 16; lanes *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, lanes);
+            const u32 row = 2 * (lane & 3) + j;
+            if (8 * (c % ROW_TILES) + row >= num_rows) continue;
+            if (g == 0) {
+                merge.peak[warp][8 * c + row] = state.peak[c][j];
+                merge.total[warp][8 * c + row] = sum;
+            }
+            float *out = rows + (8 * c + row) * MERGE_PITCH + Op::first_dim(g);
+#pragma unroll
+            for (int b = 0; b < WarpState::BLOCKS; ++b) {
+                out[16 * b] = state.o[c][b][j];
+                out[16 * b + Op::DIM_STEP] = state.o[c][b][2 + j];
+            }
+        }
+    }
+}
+
+// Four neighbouring elements; rows are aligned to four elements.
+__device__ __forceinline__ void store_four(void *base, u32 dtype, i64 index, float4 x) {
+    switch (dtype) {
+        case FOLIO_F32: *reinterpret_cast<float4 *>(static_cast<float *>(base) + index) = x; break;
+        case FOLIO_F16:
+            *reinterpret_cast<uint2 *>(static_cast<u16 *>(base) + index) =
+                make_uint2(f16::pack(x.x, x.y), f16::pack(x.z, x.w));
+            break;
+        case FOLIO_BF16:
+            *reinterpret_cast<uint2 *>(static_cast<u16 *>(base) + index) =
+                make_uint2(bf16::pack(x.x, x.y), bf16::pack(x.z, x.w));
+            break;
+        default: {
+            const float all[4] = {x.x, x.y, x.z, x.w};
+            u32 bytes = 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                bytes |= static_cast<u32>(dtype == FOLIO_E4M3 ? e4m3::store(all[i]) : e5m2::store(all[i])) << 8 * i;
+            }
+            *reinterpret_cast<u32 *>(static_cast<u8 *>(base) + index) = bytes;
+        }
+    }
+}
+
+// Columns column .. column + 3 of row `row` of a KV head: `sum`, relative to the state's maximum.
+__device__ __forceinline__ void store_row(const FolioDecodeParams &params, const Item &item, u32 kv_head, u32 row,
+                                          u32 column, float4 sum, RowState state) {
+    const FolioAttentionParams &p = params.attention;
+    const PackedRow packed = packed_row(params, item, row);
+    const u32 head = kv_head * params.group_size + packed.head;
+    if (item.work.partial != FOLIO_NO_PARTIAL) {
+        const i64 at = static_cast<i64>(item.work.partial + packed.query) * p.num_qo_heads + head;
+        const float factor = state.sum == 0.0f ? 0.0f : 1.0f / state.sum;
+        *reinterpret_cast<float4 *>(p.plan.partial_o + at * HEAD_DIM_VO + column) = scaled(sum, factor);
+        if (column == 0) p.plan.partial_lse[at] = log_sum_exp(state);
+        return;
+    }
+    const i64 token = static_cast<i64>(item.place.q_token) + packed.query;
+    float factor = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, kv_head);
+    if (params.o_dtype >= FOLIO_E4M3) factor /= p.o_scale;
+    if (p.sinks) factor *= add_sink(state, p.sinks[head] * LOG2_E);
+    factor = state.sum == 0.0f ? 0.0f : factor / state.sum;
+    store_four(p.o.data, params.o_dtype, token * p.o.stride_token + head * p.o.stride_head + column,
+               scaled(sum, factor));
+    if (column == 0 && p.lse) {
+        p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = lse_in_base(log_sum_exp(state), p.flags);
+    }
+}
+
+// Sums the warps' rows in the order of the warps and stores them.
+__device__ __forceinline__ void merge_warps(const FolioDecodeParams &params, const Item &item, const MergeState &merge,
+                                            const u8 *rings) {
+    constexpr u32 PIECES = HEAD_DIM_VO / 4;
+    for (u32 n = threadIdx.x; n < HEADS * item.num_rows * PIECES; n += THREADS) {
+        const u32 head = HEADS == 2 && n >= item.num_rows * PIECES;
+        const u32 row = n / PIECES - head * item.num_rows, column = n % PIECES * 4;
+        const u32 slot = head * ROWS + row;
+        RowState state = {merge.peak[0][slot], 0.0f};
+#pragma unroll
+        for (int w = 1; w < WARPS; ++w) state.max = fmaxf(state.max, merge.peak[w][slot]);
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            const float weight = exp2_approx(merge.peak[w][slot] - state.max);
+            const float4 x = *reinterpret_cast<const float4 *>(rings + w * Shape::WARP_BYTES +
+                                                               (slot * MERGE_PITCH + column) * sizeof(float));
+            sum.x += weight * x.x;
+            sum.y += weight * x.y;
+            sum.z += weight * x.z;
+            sum.w += weight * x.w;
+            state.sum += weight * merge.total[w][slot];
+        }
+        store_row(params, item, item.kv_head + head, row, column, sum, state);
+    }
+}
+
+}  // namespace folio::decode

@@ -1,0 +1,282 @@
+// The decode kernel's arithmetic: query operands, and one warp's online softmax over its tiles. Scores are
+// k^T q with 16 tokens by 8 rows, outputs v p with 16 dimensions by 8 rows, so that no instruction is padding as
+// soon as a KV head has eight rows.
+#pragma once
+
+#include "sm90/decode/work.cuh"
+
+namespace folio::decode {
+
+__device__ __forceinline__ float2 unpack_bf16(u32 pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+// Below every finite score in base 2, and finite, so that a difference of two peaks is never NaN.
+constexpr float NO_PEAK = -1e30f;
+// A stale peak is kept until a score exceeds it by this much: probabilities stay below 2^8.
+constexpr float PEAK_SLACK = 8.0f;
+
+// The packed rows as mma operands. Every warp has the same; where they would not fit in registers beside the
+// accumulators they live in shared memory.
+class QueryRows {
+public:
+    static constexpr int STEPS = HEAD_DIM_QK / 16;
+    static constexpr bool SHARED = HEAD_DIM_QK > 192;
+    static constexpr int SHARED_BYTES =
+        SHARED ? COLUMN_TILES * STEPS * 32 * static_cast<int>(sizeof(NarrowFragment)) : 0;
+
+    // `rule` takes in what the rows were divided by. All warps call this together.
+    __device__ __forceinline__ void load(const FolioDecodeParams &params, const Item &item, NarrowFragment *shared,
+                                         u32 warp, u32 lane, ScoreRule &rule) {
+        lane_fragments = shared + lane;
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            NarrowFragment fragments[STEPS];
+            read(fragments, params, item, c, lane);
+            if constexpr (Op::FP8 && QueryType::IS_BF16) {
+                const float power = narrow_to_f16(fragments);
+                rule.scale[c][0] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3));
+                rule.scale[c][1] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3) + 4);
+            }
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k) {
+                if constexpr (!SHARED) {
+                    held[c * STEPS + k] = fragments[k];
+                } else if (k % WARPS == warp) {
+                    lane_fragments[(c * STEPS + k) * 32] = fragments[k];
+                }
+            }
+        }
+        if constexpr (SHARED) __syncthreads();
+    }
+
+    __device__ __forceinline__ NarrowFragment step(int column_tile, int k) const {
+        if constexpr (SHARED) {
+            return lane_fragments[(column_tile * STEPS + k) * 32];
+        } else {
+            return held[column_tile * STEPS + k];
+        }
+    }
+
+private:
+    // Straight from global memory: lane 4g + i reads its part of row g.
+    static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS], const FolioDecodeParams &params,
+                                                const Item &item, int column_tile, u32 lane) {
+        const FolioRows &q = params.attention.q;
+        const PackedRow row = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
+        const i64 token = static_cast<i64>(item.place.q_token) + row.query;
+        const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + row.head;
+        const char *bytes = static_cast<const char *>(q.data) + 2 * (token * q.stride_token + head * q.stride_head);
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) {
+            if constexpr (Op::FP8) {
+                const uint2 four = *reinterpret_cast<const uint2 *>(bytes + 32 * k + 8 * (lane & 3));
+                fragments[k] = {{four.x, four.y}};
+            } else {
+                const char *two = bytes + 32 * k + 4 * (lane & 3);
+                fragments[k] = {{*reinterpret_cast<const u32 *>(two), *reinterpret_cast<const u32 *>(two + 16)}};
+            }
+        }
+    }
+
+    // bf16 becomes f16 without loss of range: the row is divided by a power of two, which is returned, that brings its
+    // largest element to [1, 2).
+    static __device__ __forceinline__ float narrow_to_f16(NarrowFragment (&fragments)[STEPS]) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) {
+            const float2 a = unpack_bf16(fragments[k].r[0]), b = unpack_bf16(fragments[k].r[1]);
+            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y))));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
+        // Exponents are kept where both 2^e and 2^-e are normal; a row of zeros stays as it is.
+        const u32 exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
+        const float inverse = __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) {
+            const float2 a = unpack_bf16(fragments[k].r[0]), b = unpack_bf16(fragments[k].r[1]);
+            fragments[k] = {{f16::pack(a.x * inverse, a.y * inverse), f16::pack(b.x * inverse, b.y * inverse)}};
+        }
+        return __uint_as_float(exponent << 23);
+    }
+
+    NarrowFragment held[SHARED ? 1 : COLUMN_TILES * STEPS];
+    NarrowFragment *lane_fragments;
+};
+
+// Where a lane finds its part of a tile: addresses for the first 16 tokens of the first KV head, relative to the stage,
+// and the distances to others.
+struct TileAddress {
+    u32 k, v, k_head, v_head;
+
+    __device__ __forceinline__ TileAddress(u32 boxes_log2, u32 lane) {
+        const StageStrides<Shape, Shape::K_ROW_BYTES> key(boxes_log2);
+        const StageStrides<Shape, Shape::V_ROW_BYTES> value(boxes_log2);
+        k = Op::key_row(lane) / 8 * key.group + KTile::at(Op::key_row(lane) & 7, Op::key_chunk(lane));
+        v = Shape::K_BYTES + Op::value_row(lane) / 8 * value.group +
+            VTile::at(Op::value_row(lane) & 7, Op::value_chunk(lane));
+        k_head = key.head;
+        v_head = value.head;
+    }
+};
+
+// Online softmax of one warp. Lane 4g + i holds scores of tokens g and g + 8 and rows 2i, 2i + 1, and outputs of the
+// same rows.
+struct WarpState {
+    static constexpr int BLOCKS = HEAD_DIM_VO / 16;
+    float o[COLUMN_TILES][BLOCKS][4];
+    float peak[COLUMN_TILES][2], total[COLUMN_TILES][2];
+
+    __device__ __forceinline__ void reset() {
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            peak[c][0] = peak[c][1] = NO_PEAK;
+            total[c][0] = total[c][1] = 0.0f;
+#pragma unroll
+            for (int b = 0; b < BLOCKS; ++b) o[c][b][0] = o[c][b][1] = o[c][b][2] = o[c][b][3] = 0.0f;
+        }
+    }
+
+    // `edge` says that some row does not see all of the tile that starts at `token`.
+    __device__ __forceinline__ void add_tile(const QueryRows &q, const ScoreRule &rule, const LaneRows &rows, u32 stage,
+                                             const TileAddress &at, int token, bool edge, u32 lane) {
+        float s[COLUMN_TILES][TILE_TOKENS / 16][4];
+        scores(s, q, stage, at);
+        finish_scores(s, rule, rows, token + static_cast<int>(lane / 4), edge);
+        NarrowFragment p[COLUMN_TILES][TILE_TOKENS / 16];
+        probabilities(p, s);
+        add_values(p, stage, at);
+    }
+
+private:
+    static __device__ __forceinline__ void multiply(float (&sum)[4], const WideFragment &a, const NarrowFragment &b) {
+        Math::mma(sum, a.r, b.r[0], b.r[1]);
+    }
+
+    static __device__ __forceinline__ void scores(float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4], const QueryRows &q,
+                                                  u32 stage, const TileAddress &at) {
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+#pragma unroll
+            for (int t = 0; t < TILE_TOKENS / 16; ++t) s[c][t][0] = s[c][t][1] = s[c][t][2] = s[c][t][3] = 0.0f;
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+            for (int pair = 0; pair < KTile::ROW_CHUNKS / 2; ++pair) {
+#pragma unroll
+                for (int t = 0; t < TILE_TOKENS / 16; ++t) {
+                    WideFragment a[Op::STEPS_PER_PAIR];
+                    Op::load_keys(a,
+                                  KTile::chunk_pair(stage + at.k + h * at.k_head + t * 2 * KTile::GROUP_BYTES, pair));
+#pragma unroll
+                    for (int r = 0; r < ROW_TILES; ++r) {
+                        const int c = h * ROW_TILES + r;
+#pragma unroll
+                        for (int i = 0; i < Op::STEPS_PER_PAIR; ++i) {
+                            multiply(s[c][t], a[i], q.step(c, pair * Op::STEPS_PER_PAIR + i));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // `key` is the lane's first token.
+    static __device__ __forceinline__ void finish_scores(float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4],
+                                                         const ScoreRule &rule, const LaneRows &rows, int key,
+                                                         bool edge) {
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+#pragma unroll
+            for (int t = 0; t < TILE_TOKENS / 16; ++t) {
+#pragma unroll
+                for (int n = 0; n < 4; ++n) {
+                    const int j = n & 1, token = key + 16 * t + 8 * (n >> 1), r = c % ROW_TILES;
+                    float x = rule.plain ? s[c][t][n] * rule.scale[c][j]
+                                         : rule(s[c][t][n], c, j, rows.position[r][j] - token);
+                    if (edge && (token < rows.keys[r][j].begin || token >= rows.keys[r][j].end)) x = minus_infinity();
+                    s[c][t][n] = x;
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void probabilities(NarrowFragment (&p)[COLUMN_TILES][TILE_TOKENS / 16],
+                                                  const float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4]) {
+        float highest[COLUMN_TILES][2];
+        bool raise = false;
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                float x = peak[c][j];
+#pragma unroll
+                for (int t = 0; t < TILE_TOKENS / 16; ++t) x = fmaxf(x, fmaxf(s[c][t][j], s[c][t][2 + j]));
+#pragma unroll
+                for (int lanes = 4; lanes <= 16; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, lanes));
+                highest[c][j] = x;
+                raise |= x - peak[c][j] > PEAK_SLACK;
+            }
+        }
+        if (__any_sync(FULL_WARP, raise)) raise_peaks(highest);
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+#pragma unroll
+            for (int t = 0; t < TILE_TOKENS / 16; ++t) {
+                float e[4];
+#pragma unroll
+                for (int n = 0; n < 4; ++n) {
+                    e[n] = exp2_approx(s[c][t][n] - peak[c][n & 1]);
+                    total[c][n & 1] += e[n];
+                }
+                // Rows in pairs, a token per quad of lanes; the operand wants tokens in pairs, a row per quad.
+                p[c][t] = {{transpose_8x8(Math::pack(e[0], e[1])), transpose_8x8(Math::pack(e[2], e[3]))}};
+            }
+        }
+    }
+
+    __device__ __forceinline__ void raise_peaks(const float (&highest)[COLUMN_TILES][2]) {
+#pragma unroll
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            const float f[2] = {exp2_approx(peak[c][0] - highest[c][0]), exp2_approx(peak[c][1] - highest[c][1])};
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                peak[c][j] = highest[c][j];
+                total[c][j] *= f[j];
+            }
+#pragma unroll
+            for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+                for (int n = 0; n < 4; ++n) o[c][b][n] *= f[n & 1];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void add_values(const NarrowFragment (&p)[COLUMN_TILES][TILE_TOKENS / 16], u32 stage,
+                                               const TileAddress &at) {
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+            for (int t = 0; t < TILE_TOKENS / 16; ++t) {
+#pragma unroll
+                for (int pair = 0; pair < VTile::ROW_CHUNKS / 2; ++pair) {
+                    WideFragment a[Op::STEPS_PER_PAIR];
+                    Op::load_values(a,
+                                    VTile::chunk_pair(stage + at.v + h * at.v_head + t * 2 * VTile::GROUP_BYTES, pair));
+#pragma unroll
+                    for (int r = 0; r < ROW_TILES; ++r) {
+                        const int c = h * ROW_TILES + r;
+#pragma unroll
+                        for (int i = 0; i < Op::STEPS_PER_PAIR; ++i) {
+                            multiply(o[c][pair * Op::STEPS_PER_PAIR + i], a[i], p[c][t]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
+
+}  // namespace folio::decode

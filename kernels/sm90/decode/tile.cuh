@@ -1,0 +1,124 @@
+// The decode kernel's view of a K or V tile: where a row's bytes lie in shared memory, and how a warp turns
+// them into mma.sync operands. No global memory here.
+#pragma once
+
+#include "core/dtype.cuh"
+
+namespace folio::decode {
+
+// Rows of ROW_BYTES as [row / 8][atom][8 rows][atom bytes] with the swizzle of the tensor map: groups of
+// eight rows, so that one rank-5 TMA box fills any multiple of eight rows, and ldmatrix has no conflicts.
+template <int ROW_BYTES>
+struct RowTile {
+    static constexpr int ATOM_BYTES = ROW_BYTES % 128 == 0 ? 128 : 64;
+    static constexpr int ATOM_CHUNKS = ATOM_BYTES / 16;
+    static constexpr int GROUP_BYTES = 8 * ROW_BYTES;
+    static constexpr int ROW_CHUNKS = ROW_BYTES / 16;
+    static_assert(ROW_BYTES % ATOM_BYTES == 0);
+
+    // Byte offset of 16-byte chunk `chunk` of row `row` of a group.
+    static __device__ __forceinline__ u32 at(u32 row, u32 chunk) {
+        const u32 flip = ATOM_BYTES == 128 ? row : row >> 1;
+        return chunk / ATOM_CHUNKS * (8 * ATOM_BYTES) + row * ATOM_BYTES + ((chunk % ATOM_CHUNKS ^ flip) << 4);
+    }
+
+    // From `origin`, the address of chunk 0 or 1 of a row, to chunk 2 * pair or 2 * pair + 1 of it: the swizzle is
+    // an exclusive or, and groups are aligned to their atoms.
+    static __device__ __forceinline__ u32 chunk_pair(u32 origin, int pair) {
+        const u32 chunk = 2 * pair;
+        return (origin ^ (chunk % ATOM_CHUNKS << 4)) + chunk / ATOM_CHUNKS * (8 * ATOM_BYTES);
+    }
+};
+
+// An operand of one m16n8k16 step: keys or values are the 16 rows, queries the 8 columns.
+struct WideFragment {
+    u32 r[4];
+};
+struct alignas(8) NarrowFragment {
+    u32 r[2];
+};
+
+// The type that products are taken in: that of a 16-bit cache, fp16 for fp8.
+template <class T>
+struct MathOf {
+    using Type = T;
+};
+template <>
+struct MathOf<e4m3> {
+    using Type = f16;
+};
+template <>
+struct MathOf<e5m2> {
+    using Type = f16;
+};
+
+// Four fp8 values as two fp16 pairs: exact, every fp8 value is one of fp16.
+template <class T>
+__device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair);
+template <>
+__device__ __forceinline__ void widen<e4m3>(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(low_pair), "=r"(high_pair)
+        : "r"(bytes));
+}
+template <>
+__device__ __forceinline__ void widen<e5m2>(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    low_pair = spread_bytes<0, 1>(bytes);
+    high_pair = spread_bytes<2, 3>(bytes);
+}
+
+// How the bytes of T (the cache) become 16-row operands. k^T q has tokens as rows and query rows as columns,
+// v p has value dimensions as rows: eight query rows fill an instruction.
+//
+// 16-bit caches are the operands as they are. fp8 caches widen to f16, which holds every fp8 value. A 16-byte
+// chunk of an fp8 row spans 16 dimensions, one k step of k^T q: a lane gets dimensions 4i .. 4i + 3 of it where the
+// instruction has 2i, 2i + 1, 2i + 8, 2i + 9, and the query is loaded in the same order. For v p, ldmatrix transposes
+// pairs of dimensions: rows 0 .. 7 become the even and rows 8 .. 15 the odd dimensions of a chunk.
+template <class T>
+struct Operands {
+    static constexpr bool FP8 = sizeof(typename T::Storage) == 1;
+    using Math = typename MathOf<T>::Type;
+    // k16 steps, or blocks of 16 value dimensions, in a pair of 16-byte chunks.
+    static constexpr int STEPS_PER_PAIR = FP8 ? 2 : 1;
+
+    // The lane's row (token) and chunk for ldmatrix over 16 tokens and a pair of chunks.
+    static __device__ __forceinline__ u32 key_row(u32 lane) { return lane & 15; }
+    static __device__ __forceinline__ u32 key_chunk(u32 lane) { return lane >> 4; }
+    static __device__ __forceinline__ u32 value_row(u32 lane) { return (lane & 7) + (lane >> 4) * 8; }
+    static __device__ __forceinline__ u32 value_chunk(u32 lane) { return lane >> 3 & 1; }
+
+    // Keys of 16 tokens: k16 step `step` of the chunk pair at `address`.
+    static __device__ __forceinline__ void load_keys(WideFragment (&a)[STEPS_PER_PAIR], u32 address) {
+        u32 x[4];
+        ldmatrix_x4(x, address);
+        if constexpr (FP8) {
+            widen<T>(x[0], a[0].r[0], a[0].r[2]);
+            widen<T>(x[1], a[0].r[1], a[0].r[3]);
+            widen<T>(x[2], a[1].r[0], a[1].r[2]);
+            widen<T>(x[3], a[1].r[1], a[1].r[3]);
+        } else {
+            a[0] = {{x[0], x[1], x[2], x[3]}};
+        }
+    }
+
+    // Values of 16 tokens, transposed: blocks of 16 dimensions of the chunk pair at `address`.
+    static __device__ __forceinline__ void load_values(WideFragment (&a)[STEPS_PER_PAIR], u32 address) {
+        u32 x[4];
+        ldmatrix_x4_trans(x, address);
+        if constexpr (FP8) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                widen<T>(__byte_perm(x[i], x[2 + i], 0x6420), a[i].r[0], a[i].r[2]);
+                widen<T>(__byte_perm(x[i], x[2 + i], 0x7531), a[i].r[1], a[i].r[3]);
+            }
+        } else {
+            a[0] = {{x[0], x[1], x[2], x[3]}};
+        }
+    }
+
+    // The two value dimensions, within a block of 16, that lane quad `g` accumulates.
+    static __device__ __forceinline__ u32 first_dim(u32 g) { return FP8 ? 2 * g : g; }
+    static constexpr u32 DIM_STEP = FP8 ? 1 : 8;
+};
+
+}  // namespace folio::decode

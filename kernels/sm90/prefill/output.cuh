@@ -1,0 +1,94 @@
+// The end of a tile in the Hopper prefill kernel: from accumulators to rows of o and lse, or to partial
+// results that the combine kernel puts together; that adds the sink and the value scale.
+#pragma once
+
+#include "sm90/prefill/softmax.cuh"
+
+namespace folio::prefill {
+
+// Transposes 4 x 4 words within each quad: lane i gives x[j] for lane j and gets those for itself in tile.
+__device__ __forceinline__ void quad_transpose(u32 (&x)[4], u32 lane) {
+    const bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 other = __shfl_xor_sync(FULL_WARP, odd ? x[i] : x[i + 1], 1);
+        (odd ? x[i] : x[i + 1]) = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 other = __shfl_xor_sync(FULL_WARP, upper ? x[i] : x[i + 2], 2);
+        (upper ? x[i] : x[i + 2]) = other;
+    }
+}
+
+// One row (r = 0 or 1 of the thread's two) in 16-byte pieces. Every lane takes part; `keep` says who stores.
+template <int N>
+__device__ __forceinline__ void store_row(const float (&o)[N], int r, float weight, u16 *row, bool keep, u32 lane) {
+#pragma unroll
+    for (int j = 0; j < N; j += 16) {
+        u32 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            x[i] = Element::pack(o[j + 4 * i + 2 * r] * weight, o[j + 4 * i + 2 * r + 1] * weight);
+        }
+        quad_transpose(x, lane);
+        if (keep) {
+            *reinterpret_cast<uint4 *>(row + 2 * j + 8 * (lane % 4)) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void store_partial_row(const float (&o)[N], int r, float weight, float *row, u32 lane) {
+#pragma unroll
+    for (int j = 0; j < N; j += 4) {
+        *reinterpret_cast<float2 *>(row + 2 * j + 2 * (lane % 4)) =
+            make_float2(o[j + 2 * r] * weight, o[j + 2 * r + 1] * weight);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void store_output(const FolioAttentionParams &params, const Tile &tile, const float (&o)[N],
+                                             const Rows &rows) {
+    const u32 lane = threadIdx.x % 32;
+    const bool whole = tile.partial == FOLIO_NO_PARTIAL;
+    const float v_scale =
+        whole ? params.v_scale * head_scale(params.v_scales, params.v_scales_stride, tile.kv_head) : 1.0f;
+    u32 token[2], head[2];
+    float weight[2], lse[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const u32 row = first_row() + 8 * r;
+        token[r] = row >> tile.pack_shift;
+        head[r] = tile.head + row - (token[r] << tile.pack_shift);
+        const float sink = whole && params.sinks != nullptr ? params.sinks[head[r]] * LOG2_E : minus_infinity();
+        const RowEnd end(rows.offset[r], quad_sum(rows.sum[r]), sink);
+        weight[r] = end.weight * v_scale;
+        lse[r] = end.lse;
+    }
+    if (whole) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const bool keep = token[r] < tile.num_tokens;
+            const i64 q_row = tile.token + token[r];
+            store_row(
+                o, r, weight[r],
+                static_cast<u16 *>(params.o.data) + q_row * params.o.stride_token + head[r] * params.o.stride_head,
+                keep, lane);
+            if (keep && lane % 4 == 0 && params.lse != nullptr) {
+                params.lse[q_row * params.lse_stride_token + head[r] * params.lse_stride_head] =
+                    params.flags & FOLIO_RUN_LSE_BASE_2 ? lse[r] : lse[r] * LN_2;
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        if (token[r] >= tile.num_tokens) continue;
+        const i64 index = static_cast<i64>(tile.partial + token[r]) * params.num_qo_heads + head[r];
+        store_partial_row(o, r, weight[r], params.plan.partial_o + index * DIM_VO, lane);
+        if (lane % 4 == 0) params.plan.partial_lse[index] = lse[r];
+    }
+}
+
+}  // namespace folio::prefill

@@ -1,0 +1,281 @@
+// Prefill attention on Hopper: TMA brings tiles of Q, K and V, wgmma multiplies them, one persistent CTA per
+// multiprocessor walks the plan's items. 16-bit q, k, v and o; paged caches with pages of a multiple of 8
+// tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
+// masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
+//
+// The kernel table's defines, and FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V.
+#include "sm90/prefill/load.cuh"
+#include "sm90/prefill/output.cuh"
+#include "sm90/prefill/softmax.cuh"
+
+namespace folio::prefill {
+
+using Scores = float[BLOCK / 2];
+using Probabilities = u32[BLOCK / 4];
+using Output = float[DIM_VO / 2];
+
+// A consumer warpgroup: 64 packed query rows of every tile. Steps are pipelined within the warpgroup: while
+// the matrix unit multiplies P V of one step, and Q K of the next, the softmax of the next step waits only
+// for the latter. Across tiles, the first Q K of a tile runs under the output of the tile before.
+class Consumer {
+public:
+    __device__ __forceinline__ Consumer(const FolioAttentionParams &params, const u8 *shared_bytes)
+        : params(params), shared(shared_address(shared_bytes)) {
+        group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0) - 1;
+        tiles = reinterpret_cast<const Tile *>(shared_bytes + TILES);
+    }
+
+    __device__ __forceinline__ void run() {
+        Scores s;
+        Probabilities p;
+        Output o;
+        const Tile *tile = await_tile();
+        if (tile->num_steps == 0) return;
+        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        start_scores(s);
+        while (true) {
+            Rows rows;
+            TileSteps steps(params, *tile, group);
+            first_step(*tile, steps, s, p, rows);
+#pragma unroll
+            for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
+#pragma unroll 1
+            while (!steps.idle && steps.advance()) next_step(*tile, steps, s, p, o, rows);
+#pragma unroll 1
+            while (steps.idle && steps.advance()) idle_step(steps);
+
+            mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+            start_output(p, o);
+            key.advance();
+            query.advance();
+            slot.advance();
+            const Tile *next = await_tile();
+            const bool more = next->num_steps != 0;
+            if (more) mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+            // Without a next tile this multiplies what lies there, and nobody looks: a wgmma in a branch
+            // would serialise the pipeline.
+            start_scores(s);
+            wgmma_wait<1>();
+            pin(o);
+            release(VALUE_EMPTY + 8 * value.index);
+            value.advance();
+            store_output(params, *tile, o, rows);
+            if (!more) break;
+            tile = next;
+        }
+        wgmma_wait<0>();
+        pin(s);
+    }
+
+private:
+    // Where the warpgroup is in a tile. Blocks from `mask_from` and below `mask_below` hold keys that some of
+    // its rows must not see.
+    struct TileSteps {
+        int block, last_block, mask_from, mask_below;
+        bool idle;  // the item ends before the warpgroup's rows
+        float scale;
+
+        __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group)
+            : block(tile.first_block),
+              last_block(block - tile.num_steps + 1),
+              scale(LogitsScale(params, tile.kv_head).exponent) {
+            const Span span(params);
+            const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
+            const int first = tile.position + before;
+            const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
+            idle = before >= static_cast<int>(tile.num_tokens);
+            mask_from = max(min(tile.kv_end, first + span.right + 1), 0) / BLOCK;
+            mask_below = (max(last - span.left, 0) + BLOCK - 1) / BLOCK;
+        }
+
+        __device__ __forceinline__ bool advance() { return --block >= last_block; }
+        __device__ __forceinline__ bool last() const { return block == last_block; }
+        __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
+        __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
+        __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
+    };
+
+    __device__ __forceinline__ const Tile *await_tile() const {
+        mbarrier_wait(shared + QUERY_FULL + 8 * (query.index * CONSUMERS + group), query.parity);
+        return tiles + slot.index;
+    }
+
+    // Once per warp: the barriers count warps.
+    __device__ __forceinline__ void release(u32 empty) const {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared + empty);
+    }
+
+    // S = Q K of the step in `key`.
+    __device__ __forceinline__ void start_scores(Scores &s) const {
+        const u64 q = wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, 1024);
+        const u64 k = wgmma_descriptor(shared + KEYS + key.index * KEY_BYTES, 16, KEY_GROUP_STRIDE);
+        renew(s);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < DIM_QK / 16; ++i) {
+            wgmma_ss<Element>(s, q + (i / 4 * (GROUP_ROWS * 128) + i % 4 * 32) / 16,
+                              k + (i / 4 * KEY_COLUMN_STRIDE + i % 4 * 32) / 16, i != 0);
+        }
+        wgmma_commit();
+    }
+
+    // O += P V of the step in `value`.
+    __device__ __forceinline__ void start_output(Probabilities &p, Output &o) const {
+        const u64 v =
+            wgmma_descriptor(shared + VALUES + value.index * VALUE_BYTES, VALUE_COLUMN_STRIDE, VALUE_GROUP_STRIDE);
+        pin(o);
+        pin(p);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < BLOCK / 16; ++i) {
+            wgmma_rs_transposed<Element>(o, p + 4 * i, v + i * (2 * VALUE_GROUP_STRIDE / 16), 1);
+        }
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void release_scores(const TileSteps &steps) const {
+        release(KEY_EMPTY + 8 * key.index);
+        // Every thread says so: this is also the word that it reads the tile before no more.
+        if (steps.last()) mbarrier_arrive(shared + QUERY_EMPTY + 8 * (query.index * CONSUMERS + group));
+    }
+
+    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
+        release_scores(steps);
+        if (steps.transformed()) transform_products(s, LogitsScale(params, tile.kv_head));
+        const bool right = steps.masked_right(), left = steps.masked_left();
+        if (right || left) mask_keys(s, params, tile, steps.block, right, left);
+    }
+
+    __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
+                                               Rows &rows) {
+        wgmma_wait<0>();
+        pin(s);
+        finish_scores(tile, steps, s);
+        float unused[2];
+        rows.update(s, steps.scale, unused);
+        pack_probabilities(p, s);
+        clear_stale_values(tile);
+    }
+
+    __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
+                                              Output &o, Rows &rows) {
+        key.advance();
+        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        start_scores(s);
+        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        start_output(p, o);
+        wgmma_wait<1>();
+        pin(s);
+        finish_scores(tile, steps, s);
+        float rescale[2];
+        const bool rises = rows.update(s, steps.scale, rescale);
+        keep_before_wait(rows);
+        wgmma_wait<0>();
+        pin(o);
+        pin(p);
+        release(VALUE_EMPTY + 8 * value.index);
+        value.advance();
+        pack_probabilities(p, s);
+        if (rises) {
+#pragma unroll
+            for (int i = 0; i < DIM_VO / 2; ++i) o[i] *= rescale[i / 2 % 2];
+        }
+    }
+
+    // A warpgroup without rows lets go of what is brought, and leaves the matrix unit to the others.
+    __device__ __forceinline__ void idle_step(const TileSteps &steps) {
+        key.advance();
+        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        release_scores(steps);
+        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        release(VALUE_EMPTY + 8 * value.index);
+        value.advance();
+    }
+
+    // ptxas moves the wait for P V up to the wait for Q K, above all exponentials, unless something that may
+    // happen depends on them. A sum of exponentials is never negative.
+    __device__ __forceinline__ void keep_before_wait(const Rows &rows) const {
+        if (rows.sum[0] + rows.sum[1] < 0.0f) {
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(rows.sum[1]) : "memory");
+        }
+    }
+
+    // Rows of V past the last key have weight 0, but 0 * NaN is NaN: each warpgroup clears them for itself,
+    // which is also right when both do. Boxes past the last key are zeros already.
+    __device__ __forceinline__ void clear_stale_values(const Tile &tile) const {
+        constexpr int ROW_PIECES = DIM_VO / 8;
+        const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
+        const int begin = tile.kv_end - first_key;
+        const int end = PAGED ? min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key) : BLOCK;
+        if (begin >= end) return;
+        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        const u32 buffer = shared + VALUES + value.index * VALUE_BYTES;
+        for (int i = begin * ROW_PIECES + threadIdx.x % WARPGROUP; i < end * ROW_PIECES; i += WARPGROUP) {
+            const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
+            asm volatile(
+                "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(buffer + row / 8 * VALUE_GROUP_STRIDE + row % 8 * 128 +
+                                                                 piece / 8 * VALUE_COLUMN_STRIDE + piece % 8 * 16),
+                "r"(0)
+                : "memory");
+        }
+        fence_proxy_async();
+        asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(WARPGROUP) : "memory");
+    }
+
+    const FolioAttentionParams &params;
+    u32 shared, group;
+    Ring<TILE_SLOTS> slot;
+    const Tile *tiles;
+    Ring<QUERY_STAGES> query;
+    Ring<STAGES> key, value;
+};
+
+__device__ __forceinline__ void init_barriers(u32 shared) {
+    constexpr u32 WARPS = 4;
+    for (int i = 0; i < QUERY_STAGES * CONSUMERS; ++i) {
+        mbarrier_init(shared + QUERY_FULL + 8 * i, 1);
+        mbarrier_init(shared + QUERY_EMPTY + 8 * i, WARPGROUP);
+    }
+    for (int i = 0; i < STAGES; ++i) {
+        mbarrier_init(shared + KEY_FULL + 8 * i, 1);
+        mbarrier_init(shared + VALUE_FULL + 8 * i, 1);
+        mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS * CONSUMERS);
+        mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS * CONSUMERS);
+    }
+    for (int i = 0; i < TILE_SLOTS; ++i) {
+        mbarrier_init(shared + TILE_FULL + 8 * i, 1);
+        mbarrier_init(shared + TILE_READ + 8 * i, 2);
+    }
+    mbarrier_init_fence();
+}
+
+}  // namespace folio::prefill
+
+// Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90(const __grid_constant__ FolioAttentionParams params,
+                       const __grid_constant__ folio::TensorMap q_map, const __grid_constant__ folio::TensorMap k_map,
+                       const __grid_constant__ folio::TensorMap v_map) {
+    using namespace folio;
+    using namespace folio::prefill;
+    extern __shared__ __align__(1024) u8 shared_bytes[];
+    const u32 shared = shared_address(shared_bytes);
+    if (threadIdx.x == 0) init_barriers(shared);
+    if (threadIdx.x == 32) tensor_map_prefetch(&q_map);
+    if (threadIdx.x == 64) tensor_map_prefetch(&k_map);
+    if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
+    __syncthreads();
+    wait_for_prerequisites();
+    // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 and
+    // 4 * 128 = 32 + 3 * 160.
+    constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+    if (threadIdx.x < WARPGROUP) {
+        registers_shrink<PRODUCER_REGISTERS>();
+        produce(params, &q_map, &k_map, &v_map, shared_bytes);
+    } else {
+        registers_grow<CONSUMER_REGISTERS>();
+        Consumer(params, shared_bytes).run();
+        // Not before: CTAs that wait on idle multiprocessors slow this grid down.
+        allow_dependents();
+    }
+}

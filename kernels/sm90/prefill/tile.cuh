@@ -1,0 +1,133 @@
+// Which work a CTA of the Hopper prefill kernel does: tiles, the keys they need, and what the consumers are
+// told about them. Index arithmetic only.
+//
+// A tile is one work item for one block of query heads. The heads of a block share a KV head, and their rows
+// are packed: row r of a tile is position r / pack of the item for head r % pack of the block, so that a tile
+// of few positions still fills the matrix unit and a group's heads read their keys once.
+#pragma once
+
+#include "core/dtype.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace folio::prefill {
+
+using Element = FOLIO_Q;
+constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
+constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
+constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
+constexpr int BLOCK = FOLIO_KV_TILE;                               // keys of a step
+constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 ? 3 : 2;  // steps of K and of V in shared memory
+constexpr bool PAGED = FOLIO_PAGED;
+constexpr int WARPGROUP = 128;
+constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
+constexpr int UNLIMITED = 1 << 30;
+
+static_assert(DIM_QK % 64 == 0 && DIM_VO % 64 == 0 && BLOCK % 16 == 0);
+static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
+
+// Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
+constexpr u32 QUERY_BYTES = GROUP_ROWS * DIM_QK * 2;
+constexpr u32 KEY_BYTES = BLOCK * DIM_QK * 2, VALUE_BYTES = BLOCK * DIM_VO * 2;
+constexpr u32 MOST_SHARED = 232448 - 1024;
+constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + STAGES * (KEY_BYTES + VALUE_BYTES) <= MOST_SHARED ? 2 : 1;
+constexpr u32 QUERIES = 0;
+constexpr u32 KEYS = QUERIES + QUERY_STAGES * CONSUMERS * QUERY_BYTES;
+constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
+constexpr u32 TILES = VALUES + STAGES * VALUE_BYTES;
+constexpr u32 BARRIERS = TILES + 48 * TILE_SLOTS;
+constexpr u32 TILE_FULL = BARRIERS;
+constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
+constexpr u32 QUERY_FULL = TILE_READ + 8 * TILE_SLOTS;
+constexpr u32 QUERY_EMPTY = QUERY_FULL + 8 * QUERY_STAGES * CONSUMERS;
+constexpr u32 KEY_FULL = QUERY_EMPTY + 8 * QUERY_STAGES * CONSUMERS;
+constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES;
+constexpr u32 VALUE_FULL = KEY_EMPTY + 8 * STAGES;
+constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
+static_assert(VALUE_EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
+
+// K and V tiles in shared memory: paged ones as [8-token group][64-column block][8 rows][128 bytes], so that
+// one box fills any number of groups; ragged ones as [64-column block][row][128 bytes], a box per block.
+constexpr u32 KEY_GROUP_STRIDE = PAGED ? DIM_QK / 64 * 1024 : 1024;
+constexpr u32 KEY_COLUMN_STRIDE = PAGED ? 1024 : BLOCK * 128;
+constexpr u32 VALUE_GROUP_STRIDE = PAGED ? DIM_VO / 64 * 1024 : 1024;
+constexpr u32 VALUE_COLUMN_STRIDE = PAGED ? 1024 : BLOCK * 128;
+
+// Position in a ring of DEPTH buffers, and the parity of its barriers.
+template <int DEPTH>
+struct Ring {
+    u32 index = 0, parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++index == DEPTH) {
+            index = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Query heads that are packed into a tile: the largest power of two that divides a group, up to 16. More
+// would only make the list of items longer.
+__device__ __forceinline__ u32 packed_heads(const FolioAttentionParams &params) {
+    const u32 group = params.num_qo_heads / params.num_kv_heads | 16;
+    return group & -group;
+}
+
+// Tokens of a TMA box: the largest power of two that divides a page and a step.
+__device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
+    if constexpr (!PAGED) return BLOCK;
+    const u32 both = params.page_size | BLOCK;
+    return both & -both;
+}
+
+// How many keys before and after its own position a row sees.
+struct Span {
+    int left, right;
+
+    __device__ __forceinline__ explicit Span(const FolioAttentionParams &params) {
+        left = params.window_left < 0 ? UNLIMITED : min(params.window_left, UNLIMITED);
+        right = params.window_right < 0 ? UNLIMITED : min(params.window_right, UNLIMITED);
+        if (params.mask_mode == FOLIO_MASK_CAUSAL) right = min(right, 0);
+    }
+};
+
+// A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
+// last block of keys down.
+struct Tile {
+    int num_steps;  // 0: no more work
+    int first_block;
+    int kv_end;
+    int position;    // of the first row; negative where there are more queries than keys
+    u32 token;       // row of q and o
+    u32 num_tokens;  // positions
+    u32 head;        // first query head
+    u32 kv_head;
+    u32 partial;
+    int pack_shift;  // row r is position r >> pack_shift
+    i64 source;      // first entry of page_ids, or first row of ragged K/V
+};
+static_assert(sizeof(Tile) == 48);
+
+// A tile that sees no key still takes one step, of nothing but masked keys.
+__device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
+    const Span span(params);
+    const FolioWorkItem item = params.plan.items[item_index];
+    const FolioItemPlace place = params.plan.places[item_index];
+    Tile tile;
+    tile.token = place.q_token;
+    tile.num_tokens = item.q_len;
+    tile.position = place.position;
+    tile.kv_end = item.kv_end;
+    const int kv_start = item.kv_start;
+    const int end = min(tile.kv_end, tile.position + static_cast<int>(item.q_len) + span.right);
+    const int start = max(kv_start, tile.position - span.left);
+    tile.first_block = (end > start ? end - 1 : kv_start) / BLOCK;
+    tile.num_steps = end > start ? tile.first_block - start / BLOCK + 1 : 1;
+    tile.head = head_block * packed_heads(params);
+    tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
+    tile.partial = item.partial;
+    tile.source = place.page_start;
+    tile.pack_shift = __ffs(packed_heads(params)) - 1;
+    return tile;
+}
+
+}  // namespace folio::prefill
