@@ -48,25 +48,28 @@ mod error;
 mod dtype;
 
 #[cfg(feature = "cuda")]
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 #[path = "src/cuda"]
 mod cuda {
-    pub mod bundle;
-    pub mod compile;
-    pub mod cubin_cache;
-    pub mod hash;
+    pub mod compiler {
+        pub mod bundle;
+        pub mod compile;
+        pub mod cubin_cache;
+        pub mod hash;
+        pub mod nvrtc;
+        pub mod unit;
+    }
     pub mod kernels;
-    pub mod nvrtc;
-    pub mod unit;
 }
 
 #[cfg(feature = "cuda")]
 mod bundle {
     use std::path::{Path, PathBuf};
 
-    use crate::cuda::bundle::{Writer, compress};
-    use crate::cuda::unit::Sources;
-    use crate::cuda::{compile, kernels, nvrtc};
+    use crate::cuda::compiler::bundle::{Writer, compress};
+    use crate::cuda::compiler::unit::Sources;
+    use crate::cuda::compiler::{compile, nvrtc};
+    use crate::cuda::kernels;
     use crate::error::Result;
 
     /// What decides about the bundle beside the environment. (`.tools/nvrtc` cannot be watched while it
@@ -75,13 +78,13 @@ mod bundle {
         "kernels",
         "src/dtype.rs",
         "src/error.rs",
-        "src/cuda/bundle.rs",
-        "src/cuda/compile.rs",
-        "src/cuda/cubin_cache.rs",
-        "src/cuda/hash.rs",
+        "src/cuda/compiler/bundle.rs",
+        "src/cuda/compiler/compile.rs",
+        "src/cuda/compiler/cubin_cache.rs",
+        "src/cuda/compiler/hash.rs",
+        "src/cuda/compiler/nvrtc.rs",
+        "src/cuda/compiler/unit.rs",
         "src/cuda/kernels",
-        "src/cuda/nvrtc.rs",
-        "src/cuda/unit.rs",
     ];
 
     /// Writes `$OUT_DIR/kernels.bundle`.

@@ -11,11 +11,11 @@ use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
-use folio::cuda::bundle::compress;
-use folio::cuda::compile;
+use folio::cuda::compiler::bundle::compress;
+use folio::cuda::compiler::compile;
+use folio::cuda::compiler::nvrtc::{Compiled, Nvrtc};
+use folio::cuda::compiler::unit::Unit;
 use folio::cuda::kernels::{self, Row};
-use folio::cuda::nvrtc::{Compiled, Nvrtc};
-use folio::cuda::unit::Unit;
 
 /// The exit status of a run that could not test anything (as automake and CTest have it).
 const SKIPPED: u8 = 77;

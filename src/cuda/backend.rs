@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::attention::CudaAttention;
-use super::attention_kernel::AttentionKernel;
-use super::context::Context;
-use super::driver::Driver;
-use super::loader::Loader;
-use super::operators::Operators;
-use super::sm90_decode::Sm90Decode;
-use super::sm90_prefill::Sm90Prefill;
+use super::attention::handle::CudaAttention;
+use super::attention::kernel::AttentionKernel;
+use super::attention::sm90_decode::Sm90Decode;
+use super::attention::sm90_prefill::Sm90Prefill;
+use super::compiler::loader::Loader;
+use super::driver::{Context, Driver};
+use super::ops::kernels::Kernels;
+use super::ops::{append, merge};
 use crate::backend::{Attention, Backend, Stream};
 use crate::error::Result;
 use crate::log::Logger;
@@ -20,8 +20,8 @@ use crate::tensor::Device;
 #[derive(Debug)]
 pub struct CudaBackend {
     context: Arc<Context>,
-    loader: Loader,
-    operators: Operators,
+    loader: Arc<Loader>,
+    operators: Kernels,
 }
 
 impl CudaBackend {
@@ -31,10 +31,11 @@ impl CudaBackend {
     /// See [`Driver::get`] and [`Context::retain`].
     pub fn new(ordinal: i32, logger: Logger) -> Result<CudaBackend> {
         let context = Context::retain(Driver::get()?, ordinal)?;
+        let loader = Arc::new(Loader::new(&context, logger)?);
         Ok(CudaBackend {
-            loader: Loader::new(&context, logger)?,
+            operators: Kernels::new(&loader, &context),
             context,
-            operators: Operators::default(),
+            loader,
         })
     }
 
@@ -60,17 +61,14 @@ impl Backend for CudaBackend {
     }
 
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
-        self.operators
-            .append(&self.loader, &self.context, args, stream)
+        append::append(&self.operators, args, stream)
     }
 
     fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {
-        self.operators
-            .merge(&self.loader, &self.context, args, stream)
+        merge::merge(&self.operators, args, stream)
     }
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
-        self.operators
-            .merge_states(&self.loader, &self.context, args, stream)
+        merge::merge_states(&self.operators, args, stream)
     }
 }

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use folio::cuda::cubin_cache::CubinCache;
-use folio::cuda::nvrtc::Compiled;
+use folio::cuda::compiler::cubin_cache::CubinCache;
+use folio::cuda::compiler::nvrtc::Compiled;
 
 /// An empty folder of this case.
 fn folder(name: &str) -> PathBuf {

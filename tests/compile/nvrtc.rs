@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use folio::cuda::compile;
-use folio::cuda::cubin_cache::CubinCache;
+use folio::cuda::compiler::compile;
+use folio::cuda::compiler::cubin_cache::CubinCache;
+use folio::cuda::compiler::loader;
+use folio::cuda::compiler::nvrtc::{Compiled, Nvrtc};
+use folio::cuda::compiler::unit::{Sources, Unit};
 use folio::cuda::kernels;
-use folio::cuda::loader;
-use folio::cuda::nvrtc::{Compiled, Nvrtc};
-use folio::cuda::unit::{Sources, Unit};
 use folio::error::Error;
 
 use crate::harness;

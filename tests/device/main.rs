@@ -11,17 +11,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use folio::backend::Stream;
-use folio::cuda::compile;
-use folio::cuda::context::Context;
-use folio::cuda::driver::{Driver, device_count};
-use folio::cuda::event::Event;
+use folio::cuda::compiler::compile;
+use folio::cuda::compiler::loader::{self, Loader};
+use folio::cuda::compiler::nvrtc::Nvrtc;
+use folio::cuda::compiler::unit::{Sources, Unit};
+use folio::cuda::driver::{
+    Context, Driver, Event, L2Promotion, Launch, Module, Swizzle, TensorMap, Tiled, device_count,
+};
 use folio::cuda::kernels;
-use folio::cuda::launch::Launch;
-use folio::cuda::loader::{self, Loader};
-use folio::cuda::module::Module;
-use folio::cuda::nvrtc::Nvrtc;
-use folio::cuda::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
-use folio::cuda::unit::{Sources, Unit};
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::log::Logger;

@@ -4,7 +4,7 @@
 
 use folio::api::{Attention, BatchInput, Context, Target, Workspace, append};
 use folio::backend::Stream;
-use folio::cuda::loader;
+use folio::cuda::compiler::loader;
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::log::Logger;

@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use folio::backend::Stream;
-use folio::cuda::context::Context;
-use folio::cuda::driver::{Driver, device_count};
-use folio::cuda::event::Event;
-use folio::cuda::launch::Launch;
-use folio::cuda::loader::{self, Loader};
-use folio::cuda::module::{Function, Module};
-use folio::cuda::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
+use folio::cuda::compiler::loader::{self, Loader};
+use folio::cuda::driver::{
+    Context, Driver, Event, Function, L2Promotion, Launch, Module, Swizzle, TensorMap, Tiled,
+    device_count,
+};
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::log::Logger;

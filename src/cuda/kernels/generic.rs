@@ -1,7 +1,7 @@
 //! Rows of the portable kernels, sm_80 and up: complete for the contract, and what every problem falls
 //! back to.
 
-use super::{Arch, Family, Fit, Op, Shape, Types, same};
+use super::row::{Arch, Family, Fit, Op, Shape, Types, same};
 use crate::dtype::DType;
 
 /// How many warps divide the rows of a tile; where it is one, the warps divide the keys.

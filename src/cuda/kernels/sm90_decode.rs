@@ -3,7 +3,7 @@
 //! Rows of at most 128 bytes are read for two KV heads at a time, as neighbours in memory; longer ones are
 //! as fast one by one. Eight packed query rows fill an instruction: more take twice the registers.
 
-use super::{Arch, Family, Fit, Op, Shape, Types, same};
+use super::row::{Arch, Family, Fit, Op, Shape, Types, same};
 use crate::dtype::DType;
 
 /// All families, the preferred ones first.

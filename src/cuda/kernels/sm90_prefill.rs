@@ -1,6 +1,6 @@
 //! Rows of the Hopper prefill kernels.
 
-use super::{Arch, Family, Fit, Op, Shape, Types, same};
+use super::row::{Arch, Family, Fit, Op, Shape, Types, same};
 use crate::dtype::DType;
 
 /// All families, the preferred ones first.

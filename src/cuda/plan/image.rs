@@ -1,8 +1,8 @@
 //! The bytes of a plan as the device reads them: written into a staging buffer, then copied as one piece.
 #![allow(unsafe_code)]
 
-use super::params::ItemPlace;
-use super::workspace::Layout;
+use super::regions::Layout;
+use crate::cuda::params::ItemPlace;
 use crate::problem::{HostBatch, MergeItem, PageIds, Pages, WorkItem, WorkList};
 
 /// Page ids of the batch that are copied: those in use, where they are on the host.
@@ -128,7 +128,7 @@ fn get(image: &[u8], start: usize, index: usize) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::workspace::Counts;
+    use crate::cuda::plan::regions::Counts;
 
     fn i32s(image: &[u8], at: usize, count: usize) -> Vec<i32> {
         image[at..at + 4 * count]

@@ -1,48 +1,16 @@
-//! What a kernel that computes attention offers to a plan, and the generic one. Every such kernel works
-//! from the same work items; a plan is cut as its preferred kernel wants, and whichever kernel a run needs
-//! takes the items as they are.
+//! The portable attention kernels, `kernels/attention.cu` and `kernels/attention_f32.cu`: they take every
+//! run.
 #![allow(unsafe_code)]
 
-use super::context::{Context, Current};
-use super::kernels::{Arch, Op, Query, Row, Types};
-use super::launch::Launch;
-use super::loader::Loader;
-use super::module::Function;
-use super::params::{AttentionParams, Divisor, GenericParams, dtype_code, row_alignment};
+use super::kernel::{AttentionKernel, Run, op, query};
 use crate::backend::{Stream, Tiling};
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
+use crate::cuda::kernels::{Arch, Op, Row};
+use crate::cuda::params::{Divisor, GenericParams, dtype_code, row_alignment};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, Checked, Kind};
-
-/// One run of a plan.
-#[derive(Debug)]
-pub struct Run<'a> {
-    /// The checked arguments.
-    pub args: &'a Checked<AttentionArgs>,
-    /// The same for the device.
-    pub params: &'a AttentionParams,
-    /// Work items, or the most there can be where only the device knows.
-    pub num_items: u32,
-    /// Most query rows of an item.
-    pub q_tile: u32,
-    /// Keys of all requests together, or the most there can be where only the device knows.
-    pub num_keys: u64,
-}
-
-/// A loaded kernel that computes attention.
-pub trait AttentionKernel: Send + Sync {
-    /// Name of its row.
-    fn name(&self) -> &str;
-
-    /// How it likes its work cut.
-    fn tiling(&self) -> Tiling;
-
-    /// Whether it can do this run: mask, window, strides. Asked before every launch; cheap.
-    fn supports(&self, run: &Run<'_>) -> bool;
-
-    /// Enqueues the kernel.
-    fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()>;
-}
+use crate::error::Result;
+use crate::problem::{AttentionDesc, Kind};
 
 /// The portable kernel: takes every run. It is fast where rows are aligned to 16 bytes.
 #[derive(Debug)]
@@ -86,31 +54,6 @@ impl Generic {
             group_size,
             num_kv_heads: desc.num_kv_heads,
         })
-    }
-}
-
-/// What to look for in the kernel table.
-pub fn query(op: Op, context: &Context, desc: &AttentionDesc) -> Query {
-    Query {
-        op,
-        compute_capability: context.device().compute_capability,
-        types: Types {
-            q: desc.q_dtype,
-            kv: desc.kv_dtype,
-            o: desc.o_dtype,
-        },
-        head_dim_qk: desc.head_dim_qk,
-        head_dim_vo: desc.head_dim_vo,
-    }
-}
-
-/// Rows of the tile that all warps share suffice for short queries; more rows are divided among warps.
-pub(super) fn op(desc: &AttentionDesc) -> Op {
-    const SHARED_ROWS: u32 = 16;
-    if desc.group_size().saturating_mul(desc.max_qo_len) <= SHARED_ROWS {
-        Op::Decode
-    } else {
-        Op::Prefill
     }
 }
 
@@ -171,16 +114,4 @@ impl AttentionKernel for Generic {
         // were checked against the plan, and the workspace.
         unsafe { launch.enqueue(current, &self.function, &params, &[]) }
     }
-}
-
-/// A one-dimensional grid.
-pub fn blocks_of(blocks: u64) -> Result<u32> {
-    i32::try_from(blocks)
-        .map(|blocks| blocks as u32)
-        .map_err(|_| {
-            Error::Unsupported(format!(
-                "the batch: {blocks} thread blocks are not supported; {} are",
-                i32::MAX
-            ))
-        })
 }

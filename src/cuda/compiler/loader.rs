@@ -8,13 +8,11 @@ use once_cell::sync::OnceCell;
 
 use super::bundle::Bundle;
 use super::compile;
-use super::context::Context;
 use super::cubin_cache::CubinCache;
-use super::driver::{Driver, version_name};
-use super::kernels::{self, Query, Row};
-use super::module::{Function, Module};
 use super::nvrtc::Nvrtc;
 use super::unit::Unit;
+use crate::cuda::driver::{Context, Driver, Function, Module, version_name};
+use crate::cuda::kernels::{self, Query, Row};
 use crate::error::{Error, Result};
 use crate::log::Logger;
 

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::cubin_cache::CubinCache;
-use super::kernels::Row;
 use super::nvrtc::{Compiled, Nvrtc};
 use super::unit::{Sources, Unit};
+use crate::cuda::kernels::Row;
 use crate::error::Result;
 
 /// Where a wheel of the compiler may be unpacked, relative to the project.

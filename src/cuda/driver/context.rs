@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::driver::{DeviceInfo, Driver};
+use super::library::{DeviceInfo, Driver};
 use crate::backend::Stream;
 use crate::error::{Error, Result};
 

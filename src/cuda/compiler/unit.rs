@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::hash::Hash;
-use super::kernels::Row;
+use crate::cuda::kernels::Row;
 use crate::error::{Error, Result};
 
 /// The text of every file in `kernels/`, by its path relative to that folder.

@@ -1,8 +1,8 @@
 //! How a plan lies in the caller's workspace: how much every plan within a desc can need, and the offset
 //! of each part. Pure arithmetic; nothing here touches memory.
 
-use super::params::{ItemPlace, PLAN_REQUEST_BYTES, PlanView};
 use crate::backend::Tiling;
+use crate::cuda::params::{ItemPlace, PLAN_REQUEST_BYTES, PlanView};
 use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
 
 /// Alignment of the workspace and of its parts.

@@ -5,9 +5,8 @@
 
 use std::sync::Arc;
 
-use super::context::{Context, Current};
-use super::event::Event;
 use crate::backend::Stream;
+use crate::cuda::driver::{Context, Current, Event};
 use crate::error::Result;
 
 /// Buffers of a ring: one being written, one queued, one being copied.

@@ -10,12 +10,8 @@ use libloading::Library;
 use once_cell::sync::OnceCell;
 
 use super::symbols::Symbols;
+use super::version::{MIN_VERSION, version_name};
 use crate::error::{Error, Result};
-
-/// The oldest driver: CUDA 12.0 is the first that has tensor maps (`cuTensorMapEncodeTiled`) beside
-/// launches with attributes (`cuLaunchKernelEx`, 11.8). Cubins ask for more: see
-/// [`Driver::accepts_cubins_of`].
-pub const MIN_VERSION: u32 = 12000;
 
 /// The driver's soname, which every installation has, then the name that only development packages
 /// have. (Toolkits put a stub library under the second name, which cannot do anything.)
@@ -162,11 +158,6 @@ pub fn device_count() -> u32 {
         .unwrap_or_default()
 }
 
-/// `"12.8"` of 12080.
-pub fn version_name(version: u32) -> String {
-    format!("{}.{}", version / 1000, version % 1000 / 10)
-}
-
 fn preflight() -> Result<Loaded> {
     let library = open()?;
     // SAFETY: the signature is the driver's, and the library is never unloaded (`open`).
@@ -277,11 +268,5 @@ mod tests {
             panic!("an unknown code is a driver error");
         };
         assert_eq!(message, "cuLaunchKernelEx returned 12345 (no text)");
-    }
-
-    #[test]
-    fn versions_read_as_people_write_them() {
-        assert_eq!(version_name(12080), "12.8");
-        assert_eq!(version_name(13000), "13.0");
     }
 }

@@ -4,20 +4,19 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::attention_kernel::{AttentionKernel, Generic, Run, blocks_of};
-use super::context::{Context, Current};
-use super::kernels::{Op, Query, Row, Types};
-use super::launch::Launch;
-use super::loader::Loader;
-use super::module::Function;
-use super::params::{
+use super::generic::Generic;
+use super::kernel::{AttentionKernel, Run};
+use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
+use crate::cuda::kernels::{Op, Query, Row, Types};
+use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
     Rows, address, dtype_code, lse_flag, scales_stride,
 };
-use super::plan_image;
-use super::staging::{BUFFERS, Ring};
-use super::workspace::{ALIGNMENT, Capacity, Counts, Layout, Regions};
-use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
+use crate::cuda::plan::image;
+use crate::cuda::plan::regions::{ALIGNMENT, Capacity, Counts, Layout, Regions};
+use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
@@ -109,12 +108,12 @@ impl CudaAttention {
                     .into(),
             ));
         }
-        let page_ids = self.page_ids(plan_image::device_page_ids(batch))?;
+        let page_ids = self.page_ids(image::device_page_ids(batch))?;
         let counts = Counts {
             batch_size: batch.batch_size(),
             items: work.items.len(),
             merges: work.merges.len(),
-            page_ids: plan_image::num_page_ids(batch),
+            page_ids: image::num_page_ids(batch),
         };
         // A graph has the addresses of its first plan, so there every part has room for its maximum.
         let layout = if self.desc.graph {
@@ -132,7 +131,7 @@ impl CudaAttention {
                 (workspace.host, self.regions.plan.end),
                 (base, bytes),
                 stream,
-                |image| plan_image::write(image, &layout, batch, work, self.desc.kv.page_size()),
+                |bytes| image::write(bytes, &layout, batch, work, self.desc.kv.page_size()),
             )?;
         }
         let mut planned = self.planned(&layout, base, page_ids);

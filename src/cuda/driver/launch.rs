@@ -120,3 +120,15 @@ const ATTRIBUTE_NONE: sys::CUlaunchAttribute = sys::CUlaunchAttribute {
     pad: [0; 4],
     value: sys::CUlaunchAttributeValue { pad: [0; 64] },
 };
+
+/// A one-dimensional grid.
+pub fn blocks_of(blocks: u64) -> Result<u32> {
+    i32::try_from(blocks)
+        .map(|blocks| blocks as u32)
+        .map_err(|_| {
+            Error::Unsupported(format!(
+                "the batch: {blocks} thread blocks are not supported; {} are",
+                i32::MAX
+            ))
+        })
+}

@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 
-use super::driver::Driver;
+use super::library::Driver;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 

@@ -11,6 +11,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use cudarc::driver::sys;
 use libloading::Library;
 
+use super::version::{MIN_VERSION, version_name};
 use crate::error::{Error, Result};
 
 macro_rules! symbols {
@@ -107,7 +108,7 @@ unsafe fn lookup<F: Copy>(library: &Library, name: &str) -> Result<F> {
     found.map(|symbol| *symbol).map_err(|_| {
         Error::NoDriver(format!(
             "the CUDA driver library has no function {name}; a driver of CUDA {} or newer does",
-            super::driver::version_name(super::driver::MIN_VERSION)
+            version_name(MIN_VERSION)
         ))
     })
 }

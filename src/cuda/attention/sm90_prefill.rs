@@ -2,15 +2,14 @@
 //! Q, K and V by.
 #![allow(unsafe_code)]
 
-use super::attention_kernel::{AttentionKernel, Run, op, query};
-use super::context::{Context, Current};
-use super::kernels::{Arch, Op, Row};
-use super::launch::Launch;
-use super::loader::Loader;
-use super::module::Function;
-use super::params::row_alignment;
-use super::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
+use super::kernel::{AttentionKernel, Run, op, query};
 use crate::backend::{Stream, Tiling};
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{
+    Context, Current, Driver, Function, L2Promotion, Launch, Swizzle, TensorMap, Tiled,
+};
+use crate::cuda::kernels::{Arch, Op, Row};
+use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, KvStorage, Mask};
 use crate::tensor::Tensor;
@@ -248,7 +247,7 @@ impl Map {
         self
     }
 
-    fn encode(&self, driver: super::driver::Driver) -> Result<TensorMap> {
+    fn encode(&self, driver: Driver) -> Result<TensorMap> {
         TensorMap::encode(
             driver,
             &Tiled {

@@ -2,15 +2,14 @@
 //! keys and values by. Where a map cannot describe a cache, keys are gathered instead.
 #![allow(unsafe_code)]
 
-use super::attention_kernel::{AttentionKernel, Run, query};
-use super::context::{Context, Current};
-use super::kernels::{Arch, Op, Row};
-use super::launch::Launch;
-use super::loader::Loader;
-use super::module::Function;
-use super::params::{DecodeParams, dtype_code, row_alignment};
-use super::tensor_map::{L2Promotion, Swizzle, TensorMap, Tiled};
+use super::kernel::{AttentionKernel, Run, query};
 use crate::backend::{Stream, Tiling};
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{
+    Context, Current, Function, L2Promotion, Launch, Swizzle, TensorMap, Tiled,
+};
+use crate::cuda::kernels::{Arch, Op, Row};
+use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask};
 use crate::tensor::Tensor;

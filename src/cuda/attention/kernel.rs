@@ -1,0 +1,65 @@
+//! What a kernel that computes attention offers to a plan. Every such kernel works from the same work
+//! items; a plan is cut as its preferred kernel wants, and whichever kernel a run needs takes the items as
+//! they are.
+
+use crate::backend::{Stream, Tiling};
+use crate::cuda::driver::{Context, Current};
+use crate::cuda::kernels::{Op, Query, Types};
+use crate::cuda::params::AttentionParams;
+use crate::error::Result;
+use crate::problem::{AttentionArgs, AttentionDesc, Checked};
+
+/// One run of a plan.
+#[derive(Debug)]
+pub struct Run<'a> {
+    /// The checked arguments.
+    pub args: &'a Checked<AttentionArgs>,
+    /// The same for the device.
+    pub params: &'a AttentionParams,
+    /// Work items, or the most there can be where only the device knows.
+    pub num_items: u32,
+    /// Most query rows of an item.
+    pub q_tile: u32,
+    /// Keys of all requests together, or the most there can be where only the device knows.
+    pub num_keys: u64,
+}
+
+/// A loaded kernel that computes attention.
+pub trait AttentionKernel: Send + Sync {
+    /// Name of its row.
+    fn name(&self) -> &str;
+
+    /// How it likes its work cut.
+    fn tiling(&self) -> Tiling;
+
+    /// Whether it can do this run: mask, window, strides. Asked before every launch; cheap.
+    fn supports(&self, run: &Run<'_>) -> bool;
+
+    /// Enqueues the kernel.
+    fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()>;
+}
+
+/// What to look for in the kernel table.
+pub fn query(op: Op, context: &Context, desc: &AttentionDesc) -> Query {
+    Query {
+        op,
+        compute_capability: context.device().compute_capability,
+        types: Types {
+            q: desc.q_dtype,
+            kv: desc.kv_dtype,
+            o: desc.o_dtype,
+        },
+        head_dim_qk: desc.head_dim_qk,
+        head_dim_vo: desc.head_dim_vo,
+    }
+}
+
+/// Rows of the tile that all warps share suffice for short queries; more rows are divided among warps.
+pub(super) fn op(desc: &AttentionDesc) -> Op {
+    const SHARED_ROWS: u32 = 16;
+    if desc.group_size().saturating_mul(desc.max_qo_len) <= SHARED_ROWS {
+        Op::Decode
+    } else {
+        Op::Prefill
+    }
+}
