@@ -1,6 +1,7 @@
-// Which keys a query row may see: (base mask AND window) OR mm-prefix, for key indices below kv_len.
-// Positions count from the request's first key; row i of qo_len stands at kv_len - qo_len + i, which is
-// negative where there are more rows than keys.
+// Which keys a query row sees: (base mask AND window) OR mm-prefix, for key indices below kv_len. The rule stands
+// here once, for all kernels; how scores of hidden keys are overwritten in registers is each kernel's own.
+// Positions count from the request's first key. Row i of qo_len stands at kv_len - qo_len + i, which is negative
+// where there are more rows than keys.
 #pragma once
 #include "core/dtype.cuh"
 
@@ -19,6 +20,46 @@ __device__ __forceinline__ Request load_request(const FolioPlanView &plan, u32 i
 // Keys [begin, end).
 struct KeyRange {
     i32 begin, end;
+
+    __device__ __forceinline__ bool holds(i32 key) const { return key >= begin && key < end; }
+};
+
+// How far a row sees around its own position by base mask and window: keys [position - left, position + right]. A
+// custom mask counts as full. Index is i64, or i32 where the host lets no position exceed 2^29.
+template <class Index>
+struct Window {
+    static constexpr Index UNLIMITED = static_cast<Index>(1) << (sizeof(Index) == 4 ? 30 : 40);
+    Index left, right;
+
+    __device__ __forceinline__ explicit Window(const FolioAttentionParams &p) {
+        left = p.window_left < 0 ? UNLIMITED : min(static_cast<Index>(p.window_left), UNLIMITED);
+        right = p.window_right < 0 ? UNLIMITED : min(static_cast<Index>(p.window_right), UNLIMITED);
+        if (p.mask_mode == FOLIO_MASK_CAUSAL) right = min(right, static_cast<Index>(0));
+    }
+
+    __device__ __forceinline__ Index begin(Index position) const { return position - left; }
+    __device__ __forceinline__ Index end(Index position) const { return position + right + 1; }
+
+    // Of the keys in `range`, those that the row at `position` sees. Without any, the end is not above the begin.
+    __device__ __forceinline__ KeyRange keys(Index position, KeyRange range) const {
+        const Index first = range.begin, last = range.end;
+        return {static_cast<i32>(min(max(begin(position), first), last)),
+                static_cast<i32>(max(min(end(position), last), first))};
+    }
+};
+
+// Of the keys in a range, those that some of consecutive rows see and those that all of them see: later rows see no
+// less at the end and no more at the beginning.
+struct RowsKeys {
+    KeyRange some, all;
+
+    template <class Index>
+    __device__ __forceinline__ RowsKeys(const Window<Index> &window, Index first_position, Index last_position,
+                                        KeyRange range) {
+        const KeyRange first = window.keys(first_position, range), last = window.keys(last_position, range);
+        some = {first.begin, last.end};
+        all = {last.begin, first.end};
+    }
 };
 
 // Start and end of an mm-prefix range; unused ones (start >= end) are empty.
@@ -27,15 +68,16 @@ __device__ __forceinline__ KeyRange mm_prefix_range(const FolioAttentionParams &
     return range[0] < range[1] ? KeyRange{range[0], range[1] + 1} : KeyRange{0, 0};
 }
 
-// The keys below kv_len that mask and window let row `row` see; a custom mask counts as full. Without
-// keys, the end is not above the begin.
-__device__ __forceinline__ KeyRange row_keys(const FolioAttentionParams &p, const Request &request, i32 row) {
-    const i64 position = static_cast<i64>(request.kv_len) - request.qo_len + row;
-    i64 begin = 0, end = request.kv_len;
-    if (p.mask_mode == FOLIO_MASK_CAUSAL) end = min(end, position + 1);
-    if (p.window_left >= 0) begin = max(begin, position - p.window_left);
-    if (p.window_right >= 0) end = min(end, position + p.window_right + 1);
-    return {static_cast<i32>(min(begin, static_cast<i64>(request.kv_len))), static_cast<i32>(max(end, 0ll))};
+// Position of a request's row.
+__device__ __forceinline__ i64 position_of(const Request &request, i32 row) {
+    return static_cast<i64>(request.kv_len) - request.qo_len + row;
+}
+
+// What rows [first_row, last_row] of a request see by base mask and window.
+__device__ __forceinline__ RowsKeys rows_keys(const FolioAttentionParams &p, const Request &request, i32 first_row,
+                                              i32 last_row) {
+    return RowsKeys(Window<i64>(p), position_of(request, first_row), position_of(request, last_row),
+                    {0, request.kv_len});
 }
 
 __device__ __forceinline__ bool in_custom_mask(const FolioAttentionParams &p, const Request &request, i32 row,
@@ -50,7 +92,7 @@ __device__ __forceinline__ bool in_mm_prefix(const FolioAttentionParams &p, cons
     const i32 position = request.kv_len - request.qo_len + row;
     for (u32 r = 0; r < p.num_mm_prefix_ranges; r++) {
         const KeyRange range = mm_prefix_range(p, request.index, r);
-        if (position >= range.begin && position < range.end && key >= range.begin && key < range.end) return true;
+        if (range.holds(position) && range.holds(key)) return true;
     }
     return false;
 }
@@ -61,16 +103,14 @@ struct RowMask {
     KeyRange keys;
 
     __device__ __forceinline__ RowMask(const FolioAttentionParams &p, const Request &request, i32 row)
-        : row(row), keys(row_keys(p, request, row)) {}
+        : row(row), keys(Window<i64>(p).keys(position_of(request, row), {0, request.kv_len})) {}
 
     // Only keys in `tile`, the visible keys of the CTA's rows, may be asked about.
     __device__ __forceinline__ bool sees(const FolioAttentionParams &p, const Request &request, KeyRange tile,
                                          i32 key) const {
-        bool seen = key >= keys.begin && key < keys.end && key >= tile.begin && key < tile.end;
+        bool seen = keys.holds(key) && tile.holds(key);
         if (seen && p.mask_mode > FOLIO_MASK_FULL) seen = in_custom_mask(p, request, row, key);
-        if (!seen && p.num_mm_prefix_ranges > 0 && key >= tile.begin && key < tile.end) {
-            seen = in_mm_prefix(p, request, row, key);
-        }
+        if (!seen && p.num_mm_prefix_ranges > 0 && tile.holds(key)) seen = in_mm_prefix(p, request, row, key);
         return seen;
     }
 };
@@ -80,9 +120,9 @@ struct RowMask {
 // so the union has no gaps where it matters: nothing outside it may be read.
 __device__ __forceinline__ KeyRange visible_keys(const FolioAttentionParams &p, const Request &request,
                                                  const FolioWorkItem &item, i32 first_row, i32 last_row) {
-    const i64 first = static_cast<i64>(request.kv_len) - request.qo_len + first_row;
-    const i64 last = first + (last_row - first_row);
-    i64 begin = row_keys(p, request, first_row).begin, end = row_keys(p, request, last_row).end;
+    const i64 first = position_of(request, first_row), last = position_of(request, last_row);
+    const KeyRange by_window = rows_keys(p, request, first_row, last_row).some;
+    i64 begin = by_window.begin, end = by_window.end;
     if (begin >= end) begin = request.kv_len, end = 0;
     for (u32 r = 0; r < p.num_mm_prefix_ranges; r++) {
         const KeyRange range = mm_prefix_range(p, request.index, r);
@@ -99,7 +139,8 @@ __device__ __forceinline__ KeyRange visible_keys(const FolioAttentionParams &p, 
 __device__ __forceinline__ bool all_see(const FolioAttentionParams &p, const Request &request, i32 first_row,
                                         i32 last_row, KeyRange keys) {
     if (p.mask_mode > FOLIO_MASK_FULL) return false;
-    return keys.begin >= row_keys(p, request, last_row).begin && keys.end <= row_keys(p, request, first_row).end;
+    const KeyRange all = rows_keys(p, request, first_row, last_row).all;
+    return keys.begin >= all.begin && keys.end <= all.end;
 }
 
 }  // namespace folio

@@ -1,53 +1,11 @@
-// Scores and softmax statistics, all in base 2: a score is multiplied by log2(e) once, so that every
-// exponential is one instruction. The arithmetic of the contract: scale, soft cap, mask, ALiBi, sink.
+// Softmax statistics of rows, in base 2: maximum and sum, sink, log-sum-exp. Plain functions of a row's numbers; how a
+// row is spread over threads is each kernel's own.
 #pragma once
-#include "core/mask.cuh"
+#include "core/logits.cuh"
 
 namespace folio {
 
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
-
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
-
-// Factor of a KV head from one or num_kv_heads scales, or none.
-__device__ __forceinline__ float head_scale(const float *scales, i32 stride, u32 kv_head) {
-    return scales ? scales[static_cast<i64>(stride) * kv_head] : 1.0f;
-}
-
-// tanh with an absolute error near 1e-7, against 5e-4 of tanh.approx; saturates, as 2^x overflows to inf.
-__device__ __forceinline__ float tanh_exact(float x) {
-    return 1.0f - 2.0f * reciprocal_approx(exp2_approx(2.0f * LOG2_E * x) + 1.0f);
-}
-
-// Turns q . k into a base-2 logit, mask apart.
-struct Logits {
-    float scale;  // with log2(e), or with 1 / cap
-    float cap;    // with log2(e); 0: off
-    bool alibi, alibi_sqrt;
-
-    __device__ __forceinline__ Logits(const FolioAttentionParams &p, u32 kv_head) {
-        const float factor = p.logits_scale * head_scale(p.k_scales, p.k_scales_stride, kv_head);
-        const bool capped = p.logits_soft_cap > 0.0f;
-        scale = capped ? factor / p.logits_soft_cap : factor * LOG2_E;
-        cap = capped ? p.logits_soft_cap * LOG2_E : 0.0f;
-        alibi = p.alibi_slopes != nullptr;
-        alibi_sqrt = p.flags & FOLIO_RUN_ALIBI_SQRT;
-    }
-
-    // `slope` is the head's, with log2(e).
-    __device__ __forceinline__ float operator()(float dot, float slope, i32 position, i32 key) const {
-        float logit = dot * scale;
-        if (cap > 0.0f) logit = cap * tanh_exact(logit);
-        if (alibi) logit += slope * distance(position, key);
-        return logit;
-    }
-
-    __device__ __forceinline__ float distance(i32 position, i32 key) const {
-        if (!alibi_sqrt) return static_cast<float>(key - position);
-        return key <= position ? -sqrtf(static_cast<float>(position - key)) : 0.0f;
-    }
-};
 
 // Running softmax of one row: the largest logit, and the sum of exponentials relative to it.
 struct RowState {

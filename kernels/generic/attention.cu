@@ -269,15 +269,15 @@ struct Softmax {
 
 // Dot products to base-2 logits; what a row may not see becomes -inf.
 __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParams &p, const Work &work,
-                                            const Logits &logits, const Lane &lane, KeyRange keys, i32 first_key,
-                                            bool unmasked) {
-    if (unmasked && logits.cap == 0.0f && !logits.alibi) {
+                                            const LogitRule &rule, float scale, const Lane &lane, KeyRange keys,
+                                            i32 first_key, bool unmasked) {
+    if (unmasked && rule.plain()) {
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
-                for (int i = 0; i < 4; i++) s[m][n][i] *= logits.scale;
+                for (int i = 0; i < 4; i++) s[m][n][i] *= scale;
             }
         }
         return;
@@ -290,7 +290,7 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
             const u32 tile_row = lane.tile_row(m, half);
             const RowMask mask(p, work.request, work.token(tile_row, group));
             const i32 position = work.request.kv_len - work.request.qo_len + mask.row;
-            const float slope = logits.alibi ? p.alibi_slopes[work.qo_head(tile_row, group)] * LOG2_E : 0.0f;
+            const float slope = rule.slope(p, work.qo_head(tile_row, group));
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
@@ -298,7 +298,7 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
                     const i32 key = first_key + 8 * n + 2 * static_cast<i32>(lane.pair) + i;
                     float &x = s[m][n][2 * half + i];
                     const bool seen = unmasked || mask.sees(p, work.request, keys, key);
-                    x = seen ? logits(x, slope, position, key) : minus_infinity();
+                    x = seen ? rule(x, scale, slope, position - key) : minus_infinity();
                 }
             }
         }
@@ -414,7 +414,8 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         __syncthreads();
     }
 
-    const Logits logits(p, work.kv_head);
+    const LogitRule rule(p);
+    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head);
     Softmax softmax;
     Outputs o = {};
     for (int stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage = stage + 1 == STAGES ? 0 : stage + 1) {
@@ -430,7 +431,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         multiply_qk<Cached>(s, q_tile, k_tile, lane.warp_m * ROWS_PER_WARP);
         const KeyRange span = {tile * KEYS, tile * KEYS + KEYS};
         const bool inside = span.begin >= keys.begin && span.end <= keys.end;
-        make_logits(s, p, work, logits, lane, keys, span.begin,
+        make_logits(s, p, work, rule, scale, lane, keys, span.begin,
                     inside && all_see(p, work.request, first_row, last_row, span));
         softmax.update(s, o);
         multiply_pv<Cached>(o, s, k_tile + KEYS * K_BYTES);

@@ -118,7 +118,8 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     const u32 group = p.num_qo_heads / p.num_kv_heads, warp_row = threadIdx.x / 32 * ROWS_PER_WARP;
     const KeyRange keys = visible_keys(p, work.request, work.item, work.token(0, group), work.token(ROWS - 1, group));
     const PageTable table(p.plan, work.request.index, g.page_size);
-    const Logits logits(p, work.kv_head);
+    const LogitRule rule(p);
+    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head);
     RowState state[ROWS_PER_WARP];
     for (RowState &row : state) row = {minus_infinity(), 0.0f};
     Outputs o = {};
@@ -135,9 +136,9 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         for (int r = 0; r < ROWS_PER_WARP; r++) {
             const RowMask mask(p, work.request, work.token(warp_row + r, group));
             const i32 position = work.request.kv_len - work.request.qo_len + mask.row;
-            const float slope = logits.alibi ? p.alibi_slopes[work.qo_head(warp_row + r, group)] * LOG2_E : 0.0f;
-            const float logit =
-                mask.sees(p, work.request, keys, key) ? logits(score[r], slope, position, key) : minus_infinity();
+            const float slope = rule.slope(p, work.qo_head(warp_row + r, group));
+            const bool seen = mask.sees(p, work.request, keys, key);
+            const float logit = seen ? rule(score[r], scale, slope, position - key) : minus_infinity();
             const float max = fmaxf(state[r].max, warp_max(logit)), base = exponent_base(max);
             const float correction = exp2_approx(state[r].max - base);
             score[r] = exp2_approx(logit - base);

@@ -1,6 +1,7 @@
 // Where a finished row goes: the output and lse, with sink, value scale and fp8 quantisation, or, where
 // the row's keys were split, the partial results that plan/combine.cu puts together.
 #pragma once
+#include "core/mask.cuh"
 #include "core/softmax.cuh"
 
 namespace folio {

@@ -68,9 +68,9 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
             loader.issue(i, stage + i < Shape::STAGES ? stage + i : stage + i - Shape::STAGES);
         }
         const LaneRows rows(params, item, lane);
-        ScoreRule rule(params, item, lane);
+        LaneLogits logits(params, item, lane);
         QueryRows q;
-        q.load(params, item, query, warp, lane, rule);
+        q.load(params, item, query, warp, lane, logits);
         WarpState state;
         state.reset();
         i32 token = span.keys.first + static_cast<i32>(warp) * TILE_TOKENS;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
             const u32 tile = ring + stage * Shape::STAGE_BYTES;
             const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
             if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
-            state.add_tile(q, rule, rows, tile, at, token, edge, lane);
+            state.add_tile(q, logits, rows, tile, at, token, edge, lane);
             __syncwarp();
             loader.issue(i + Shape::STAGES, stage);
             if (++stage == Shape::STAGES) {

@@ -25,9 +25,9 @@ public:
     static constexpr int SHARED_BYTES =
         SHARED ? COLUMN_TILES * STEPS * 32 * static_cast<int>(sizeof(NarrowFragment)) : 0;
 
-    // `rule` takes in what the rows were divided by. All warps call this together.
+    // `logits` takes in what the rows were divided by. All warps call this together.
     __device__ __forceinline__ void load(const FolioDecodeParams &params, const Item &item, NarrowFragment *shared,
-                                         u32 warp, u32 lane, ScoreRule &rule) {
+                                         u32 warp, u32 lane, LaneLogits &logits) {
         lane_fragments = shared + lane;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
@@ -35,8 +35,8 @@ public:
             read(fragments, params, item, c, lane);
             if constexpr (Op::FP8 && QueryType::IS_BF16) {
                 const float power = narrow_to_f16(fragments);
-                rule.scale[c][0] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3));
-                rule.scale[c][1] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3) + 4);
+                logits.scale[c][0] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3));
+                logits.scale[c][1] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3) + 4);
             }
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
@@ -139,11 +139,11 @@ struct WarpState {
     }
 
     // `edge` says that some row does not see all of the tile that starts at `token`.
-    __device__ __forceinline__ void add_tile(const QueryRows &q, const ScoreRule &rule, const LaneRows &rows, u32 stage,
-                                             const TileAddress &at, int token, bool edge, u32 lane) {
+    __device__ __forceinline__ void add_tile(const QueryRows &q, const LaneLogits &logits, const LaneRows &rows,
+                                             u32 stage, const TileAddress &at, int token, bool edge, u32 lane) {
         float s[COLUMN_TILES][TILE_TOKENS / 16][4];
         scores(s, q, stage, at);
-        finish_scores(s, rule, rows, token + static_cast<int>(lane / 4), edge);
+        finish_scores(s, logits, rows, token + static_cast<int>(lane / 4), edge);
         NarrowFragment p[COLUMN_TILES][TILE_TOKENS / 16];
         probabilities(p, s);
         add_values(p, stage, at);
@@ -185,7 +185,7 @@ private:
 
     // `key` is the lane's first token.
     static __device__ __forceinline__ void finish_scores(float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4],
-                                                         const ScoreRule &rule, const LaneRows &rows, int key,
+                                                         const LaneLogits &logits, const LaneRows &rows, int key,
                                                          bool edge) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
@@ -194,9 +194,8 @@ private:
 #pragma unroll
                 for (int n = 0; n < 4; ++n) {
                     const int j = n & 1, token = key + 16 * t + 8 * (n >> 1), r = c % ROW_TILES;
-                    float x = rule.plain ? s[c][t][n] * rule.scale[c][j]
-                                         : rule(s[c][t][n], c, j, rows.position[r][j] - token);
-                    if (edge && (token < rows.keys[r][j].begin || token >= rows.keys[r][j].end)) x = minus_infinity();
+                    float x = logits(s[c][t][n], c, j, rows.position[r][j] - token);
+                    if (edge && !rows.keys[r][j].holds(token)) x = minus_infinity();
                     s[c][t][n] = x;
                 }
             }

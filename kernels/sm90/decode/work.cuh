@@ -1,7 +1,8 @@
 // One instantiation of the decode kernel (types, shapes), and what a CTA and its lanes know of their work item:
-// rows, visible keys, score rule. Nothing here touches keys or values.
+// rows, visible keys, logits. Nothing here touches keys or values.
 #pragma once
 
+#include "core/mask.cuh"
 #include "core/softmax.cuh"
 #include "sm90/decode/load.cuh"
 #include "sm90/decode/tile.cuh"
@@ -49,14 +50,9 @@ __device__ __forceinline__ Item read_item(const FolioDecodeParams &params, u32 i
     return item;
 }
 
-// Keys of the item that the row at `position` sees.
-__device__ __forceinline__ KeyRange row_keys(const FolioAttentionParams &params, const Item &item, i32 position) {
-    const i64 first = item.work.kv_start, last = item.work.kv_end, p = position;
-    i64 begin = first, end = last;
-    if (params.mask_mode == FOLIO_MASK_CAUSAL) end = min(end, p + 1);
-    if (params.window_right >= 0) end = min(end, p + params.window_right + 1);
-    if (params.window_left >= 0) begin = max(begin, p - params.window_left);
-    return {static_cast<i32>(min(begin, last)), static_cast<i32>(max(end, first))};
+// All keys of the item.
+__device__ __forceinline__ KeyRange item_keys(const Item &item) {
+    return {static_cast<i32>(item.work.kv_start), static_cast<i32>(item.work.kv_end)};
 }
 
 // One packed row: its query row within the item, and its query head within the group.
@@ -77,57 +73,44 @@ struct LaneRows {
     i32 position[ROW_TILES][2];
 
     __device__ __forceinline__ LaneRows(const FolioDecodeParams &params, const Item &item, u32 lane) {
+        const Window<i64> window(params.attention);
 #pragma unroll
         for (int t = 0; t < ROW_TILES; ++t) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const PackedRow row = packed_row(params, item, 8 * t + 2 * (lane & 3) + j);
                 position[t][j] = item.place.position + static_cast<i32>(row.query);
-                keys[t][j] = row_keys(params.attention, item, position[t][j]);
+                keys[t][j] = window.keys(position[t][j], item_keys(item));
             }
         }
     }
 };
 
-// Scores in base 2: scale, cap, then position bias; masked in the tile loop.
-struct ScoreRule {
-    float scale[COLUMN_TILES][2];  // per row, with log2(e), or with 1 / cap
-    float slope[COLUMN_TILES][2];  // ALiBi slopes, with log2(e)
-    float cap;                     // with log2(e), or 0
-    bool plain, alibi, alibi_sqrt;
+// The scales and slopes of a lane's scores.
+struct LaneLogits {
+    LogitRule rule;
+    float scale[COLUMN_TILES][2], slope[COLUMN_TILES][2];
+    bool plain;
 
-    __device__ __forceinline__ ScoreRule(const FolioDecodeParams &params, const Item &item, u32 lane) {
-        const FolioAttentionParams &p = params.attention;
-        cap = p.logits_soft_cap > 0.0f ? p.logits_soft_cap * LOG2_E : 0.0f;
-        alibi = p.alibi_slopes != nullptr;
-        alibi_sqrt = p.flags & FOLIO_RUN_ALIBI_SQRT;
-        plain = cap == 0.0f && !alibi;
-        const float unit = cap > 0.0f ? 1.0f / p.logits_soft_cap : LOG2_E;
+    __device__ __forceinline__ LaneLogits(const FolioDecodeParams &params, const Item &item, u32 lane)
+        : rule(params.attention), plain(rule.plain()) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
             const u32 kv_head = item.kv_head + c / ROW_TILES;
-            const float factor = p.logits_scale * head_scale(p.k_scales, p.k_scales_stride, kv_head) * unit;
+            const float factor = rule.scale<CapDivision::BY_RECIPROCAL>(params.attention, kv_head);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
+                const PackedRow row = packed_row(params, item, 8 * (c % ROW_TILES) + 2 * (lane & 3) + j);
                 scale[c][j] = factor;
-                slope[c][j] = 0.0f;
-                if (alibi) {
-                    const PackedRow row = packed_row(params, item, 8 * (c % ROW_TILES) + 2 * (lane & 3) + j);
-                    slope[c][j] = p.alibi_slopes[kv_head * params.group_size + row.head] * LOG2_E;
-                }
+                slope[c][j] = rule.slope(params.attention, kv_head * params.group_size + row.head);
             }
         }
     }
 
     // `distance` is from the key to the row.
-    __device__ __forceinline__ float operator()(float score, int column_tile, int j, i32 distance) const {
-        float x = score * scale[column_tile][j];
-        if (cap > 0.0f) x = cap * tanh_exact(x);
-        if (alibi) {
-            const float d = static_cast<float>(distance);
-            x -= slope[column_tile][j] * (alibi_sqrt ? sqrtf(fmaxf(d, 0.0f)) : d);
-        }
-        return x;
+    __device__ __forceinline__ float operator()(float product, int column_tile, int j, i32 distance) const {
+        const float factor = scale[column_tile][j];
+        return plain ? product * factor : rule(product, factor, slope[column_tile][j], distance);
     }
 };
 
@@ -138,14 +121,13 @@ struct TileSpan {
     i32 tiles;  // of this warp
 
     __device__ __forceinline__ TileSpan(const FolioDecodeParams &params, const Item &item, u32 warp) {
-        // Later rows of a request see no less at the end and no more at the beginning.
         const u32 first = item.first_row / params.group_size;
         const u32 last = (item.first_row + item.num_rows - 1) / params.group_size;
-        const KeyRange of_first = row_keys(params.attention, item, item.place.position + static_cast<i32>(first));
-        const KeyRange of_last = row_keys(params.attention, item, item.place.position + static_cast<i32>(last));
-        inner = {of_last.begin, of_first.end};
-        keys.begin = of_first.begin;
-        keys.end = of_last.end;
+        const RowsKeys visible(Window<i64>(params.attention), static_cast<i64>(item.place.position) + first,
+                               static_cast<i64>(item.place.position) + last, item_keys(item));
+        inner = visible.all;
+        keys.begin = visible.some.begin;
+        keys.end = visible.some.end;
         keys.page_ids = params.attention.plan.page_ids + item.place.page_start;
         keys.first = keys.begin / TILE_TOKENS * TILE_TOKENS;
         keys.head = item.kv_head;

@@ -78,14 +78,14 @@ private:
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group)
             : block(tile.first_block),
               last_block(block - tile.num_steps + 1),
-              scale(LogitsScale(params, tile.kv_head).exponent) {
-            const Span span(params);
+              scale(FoldedLogits(params, tile.kv_head).exponent) {
+            const Window<i32> window(params);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
             const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
             idle = before >= static_cast<int>(tile.num_tokens);
-            mask_from = max(min(tile.kv_end, first + span.right + 1), 0) / BLOCK;
-            mask_below = (max(last - span.left, 0) + BLOCK - 1) / BLOCK;
+            mask_from = max(min(tile.kv_end, window.end(first)), 0) / BLOCK;
+            mask_below = (max(window.begin(last), 0) + BLOCK - 1) / BLOCK;
         }
 
         __device__ __forceinline__ bool advance() { return --block >= last_block; }
@@ -141,7 +141,7 @@ private:
 
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release_scores(steps);
-        if (steps.transformed()) transform_products(s, LogitsScale(params, tile.kv_head));
+        if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }

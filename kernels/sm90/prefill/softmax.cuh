@@ -8,23 +8,6 @@
 
 namespace folio::prefill {
 
-// From products q k to logits in units of log2. The scale goes into the exponent, exp2(s * scale - max *
-// scale), except where it cannot: under a soft cap, and for scales that are not positive, under which the
-// largest product is not the largest logit. Then exponent is 1 and the products are transformed first:
-// to product * s, or to cap * tanh(product * s / 2 log2(e)).
-struct LogitsScale {
-    float exponent, product, cap;
-
-    __device__ __forceinline__ LogitsScale(const FolioAttentionParams &params, u32 kv_head) {
-        const float scale = params.logits_scale * head_scale(params.k_scales, params.k_scales_stride, kv_head);
-        const bool capped = params.logits_soft_cap > 0.0f;
-        const bool direct = !capped && scale > 0.0f;
-        exponent = direct ? scale * LOG2_E : 1.0f;
-        cap = capped ? params.logits_soft_cap * LOG2_E : 0.0f;
-        product = direct ? 1.0f : capped ? 2 * LOG2_E * __fdividef(scale, params.logits_soft_cap) : scale * LOG2_E;
-    }
-};
-
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
     return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
@@ -33,16 +16,6 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(FULL_WARP, x, 1);
     return x + __shfl_xor_sync(FULL_WARP, x, 2);
-}
-
-// tanh(x) = 1 - 2 / (exp(2 x) + 1): tanh.approx errs by 2^-11, which a cap of 50 makes 0.02 of a logit.
-template <int N>
-__device__ __forceinline__ void transform_products(float (&s)[N], const LogitsScale &scale) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) s[i] *= scale.product;
-    if (scale.cap == 0.0f) return;
-#pragma unroll
-    for (int i = 0; i < N; ++i) s[i] = fmaf(-2 * scale.cap, reciprocal_approx(exp2_approx(s[i]) + 1.0f), scale.cap);
 }
 
 // The thread's first row within the tile.
@@ -69,13 +42,13 @@ __device__ __forceinline__ void mask_left(float (&s)[N], int row, int begin) {
 template <int N>
 __device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionParams &params, const Tile &tile,
                                           int block, bool right, bool left) {
-    const Span span(params);
+    const Window<i32> window(params);
     const int first_column = block * BLOCK + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int position = tile.position + static_cast<int>(first_row() + 8 * r >> tile.pack_shift);
-        if (right) mask_right(s, r, min(tile.kv_end, position + span.right + 1) - first_column);
-        if (left) mask_left(s, r, position - span.left - first_column);
+        if (right) mask_right(s, r, min(tile.kv_end, window.end(position)) - first_column);
+        if (left) mask_left(s, r, window.begin(position) - first_column);
     }
 }
 

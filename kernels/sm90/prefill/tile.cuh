@@ -6,7 +6,7 @@
 // of few positions still fills the matrix unit and a group's heads read their keys once.
 #pragma once
 
-#include "core/dtype.cuh"
+#include "core/mask.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -21,7 +21,6 @@ constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 ? 3 : 2;  // steps of K
 constexpr bool PAGED = FOLIO_PAGED;
 constexpr int WARPGROUP = 128;
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
-constexpr int UNLIMITED = 1 << 30;
 
 static_assert(DIM_QK % 64 == 0 && DIM_VO % 64 == 0 && BLOCK % 16 == 0);
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
@@ -79,17 +78,6 @@ __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
     return both & -both;
 }
 
-// How many keys before and after its own position a row sees.
-struct Span {
-    int left, right;
-
-    __device__ __forceinline__ explicit Span(const FolioAttentionParams &params) {
-        left = params.window_left < 0 ? UNLIMITED : min(params.window_left, UNLIMITED);
-        right = params.window_right < 0 ? UNLIMITED : min(params.window_right, UNLIMITED);
-        if (params.mask_mode == FOLIO_MASK_CAUSAL) right = min(right, 0);
-    }
-};
-
 // A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
 // last block of keys down.
 struct Tile {
@@ -109,7 +97,7 @@ static_assert(sizeof(Tile) == 48);
 
 // A tile that sees no key still takes one step, of nothing but masked keys.
 __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
-    const Span span(params);
+    const Window<i32> window(params);
     const FolioWorkItem item = params.plan.items[item_index];
     const FolioItemPlace place = params.plan.places[item_index];
     Tile tile;
@@ -118,8 +106,8 @@ __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u3
     tile.position = place.position;
     tile.kv_end = item.kv_end;
     const int kv_start = item.kv_start;
-    const int end = min(tile.kv_end, tile.position + static_cast<int>(item.q_len) + span.right);
-    const int start = max(kv_start, tile.position - span.left);
+    const int end = min(tile.kv_end, window.end(tile.position + static_cast<int>(item.q_len) - 1));
+    const int start = max(kv_start, window.begin(tile.position));
     tile.first_block = (end > start ? end - 1 : kv_start) / BLOCK;
     tile.num_steps = end > start ? tile.first_block - start / BLOCK + 1 : 1;
     tile.head = head_block * packed_heads(params);
