@@ -4,10 +4,11 @@
 //! are never read, so whatever they hold stays where it is. Outputs may be the inputs themselves.
 #![allow(unsafe_code)]
 
-use super::isa::Kernels;
 use super::threads::Pool;
+use crate::cpu::kernels::convert::Store;
 use crate::cpu::kernels::product::Product;
-use crate::cpu::kernels::rows::{Rows, Store};
+use crate::cpu::kernels::rows::Rows;
+use crate::cpu::kernels::table::Kernels;
 use crate::dtype;
 use crate::error::Result;
 use crate::problem::{Checked, LogBase, MergeArgs, MergeStatesArgs};

@@ -7,10 +7,10 @@
 use super::many_rows::{Values, Weights};
 use super::run::{Cache, Item, Run, Scores};
 use super::scratch::Pad;
-use crate::cpu::isa::FewRows;
-use crate::cpu::kernels::prefetch::{Ahead, Need};
+use crate::cpu::kernels::dot::{Dot, Queries};
+use crate::cpu::kernels::prefetch_rows::{Ahead, Need, Streamed};
 use crate::cpu::kernels::product::Product;
-use crate::cpu::kernels::rows::{Dot, Queries, Streamed};
+use crate::cpu::kernels::table::FewRows;
 use std::ops::Range;
 
 /// Some KV heads of an item of at most [`super::shape::STREAM_ROWS`] rows.
@@ -24,7 +24,7 @@ struct Walk<'a> {
 /// Computes them.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'_>) {
     let kernels = run.kernels.few(run.kv_dtype, item.rows);
-    let _tiles = kernels.tiles(item.rows);
+    let _prepared = kernels.prepare_thread(item.rows);
     let walk = Walk {
         run,
         item,

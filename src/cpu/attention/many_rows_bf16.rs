@@ -10,13 +10,14 @@
 
 use super::many_rows;
 use super::next_tile::Coming;
-use super::pack::{self, ELEMENTS};
+use super::pack;
 use super::run::{Item, Run};
 use super::scratch::Pad;
 use super::shape::{Limbs, TILED_KEYS};
 use crate::cpu::isa::Matrix;
+use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use crate::cpu::kernels::bf16_split::{self, Terms};
-use crate::cpu::kernels::prefetch::{Ahead, Due};
+use crate::cpu::kernels::prefetch_rows::{Ahead, Due};
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::simd::{Simd, Task};
 use crate::cpu::kernels::softmax::{Logits, is_fresh};
@@ -24,7 +25,7 @@ use crate::cpu::kernels::transpose::{BLOCK, Transpose};
 use crate::cpu::kernels::transposed_softmax::{
     Follow, Hide, Meanwhile, Round, SLOTS, Shape, Weights,
 };
-use crate::cpu::x86::amx::{SIDE, Tiles};
+use crate::cpu::x86::amx::Tiles;
 use crate::cpu::x86::avx512::Avx512;
 use crate::cpu::x86::bf16_pairs;
 use std::f32::consts::LOG2_E;

@@ -7,7 +7,7 @@
 
 use super::run::{Item, Run};
 use super::scratch::Tile;
-use crate::cpu::kernels::prefetch::Ahead;
+use crate::cpu::kernels::prefetch_rows::Ahead;
 use std::ops::Range;
 
 /// Units that are asked for beyond the one that is staged, where nothing is computed meanwhile.

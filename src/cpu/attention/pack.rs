@@ -1,4 +1,4 @@
-//! Operands of products by blocks: queries, keys and values of one KV head as the contiguous blocks of `amx`.
+//! Operands of products by blocks: queries, keys and values of one KV head as the contiguous blocks of `bf16_block`.
 //!
 //! Scores are computed transposed, k · qᵀ, and so are outputs, vᵀ · p. Keys (A) are then copied as they
 //! lie; queries (B) are a transposition of 32-bit words, once per item; values (A) are transposed, two
@@ -9,15 +9,13 @@
 use super::run::Run;
 use super::scratch::Pad;
 use super::shape::TILED_KEYS;
+use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use crate::cpu::kernels::bf16_split::{self, Split};
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::transpose::{BLOCK, Transpose};
-use crate::cpu::x86::amx::{self, SIDE};
+use crate::cpu::x86::bf16_vectors::pair_rows;
 use crate::dtype::DType;
 use std::ops::Range;
-
-/// Elements of a block.
-pub const ELEMENTS: usize = SIDE * SIDE;
 
 /// A strip of an item's queries, from row `first` on, as blocks of B: limb `i` at depth `d` starts at
 /// `q16[(first · ld_qk + d · 32) · limbs + i · 1024]`. Rows that make up the item's last strip repeat its last.
@@ -113,7 +111,7 @@ pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>
         staging.rows(all.part(start..start + SIDE), |limb, rows| {
             // SAFETY: the values were located within the cache or are staged; there is room for 16 rows of
             // pairs.
-            let finite = unsafe { amx::pair_rows(&rows, dim, pairs.cast(), ld) };
+            let finite = unsafe { pair_rows(&rows, dim, pairs.cast(), ld) };
             for column in (0..ld).step_by(SIDE) {
                 let at = value_blocks(count, column, start / SIDE) + limb * ELEMENTS;
                 let transpose = Transpose {

@@ -8,11 +8,12 @@ use super::mask::{Masks, Sight};
 use super::scratch::{Pad, Tile};
 use super::shape::{KEY_TILE, Shape};
 use super::{few_rows, many_rows};
-use crate::cpu::isa::Kernels;
-use crate::cpu::kernels::prefetch::Ahead;
+use crate::cpu::kernels::convert::{Stage, Store};
+use crate::cpu::kernels::prefetch_rows::Ahead;
 use crate::cpu::kernels::product::{Panel, Product};
-use crate::cpu::kernels::rows::{Rows, Stage, Store};
+use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::softmax::{Logits, Softmax};
+use crate::cpu::kernels::table::Kernels;
 use crate::dtype::DType;
 use crate::problem::{
     AttentionArgs, AttentionDesc, Checked, KvStorage, LogBase, MergeItem, NO_PARTIAL, WorkItem,

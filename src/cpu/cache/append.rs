@@ -1,9 +1,9 @@
 //! Writing new tokens to a paged cache: copies where the types agree, quantisation to fp8 otherwise.
 #![allow(unsafe_code)]
 
-use crate::cpu::isa::Kernels;
+use crate::cpu::kernels::convert::Quantise;
 use crate::cpu::kernels::nontemporal_copy::CopyPast;
-use crate::cpu::kernels::rows::Quantise;
+use crate::cpu::kernels::table::Kernels;
 use crate::cpu::threads::Pool;
 use crate::dtype::{self, DType};
 use crate::error::{Error, Result};

@@ -11,8 +11,8 @@
     reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
 )]
 
-use super::rows::{Of, Rows, columns};
-use super::simd::{Element, Simd, Task};
+use super::rows::Rows;
+use super::simd::{Element, Of, Simd, Task, columns};
 use crate::dtype::DType;
 
 /// Most limbs of a number.

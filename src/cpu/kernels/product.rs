@@ -13,9 +13,10 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::prefetch::{Ahead, Level};
-use super::rows::{Of, Rows, Streamed};
-use super::simd::{Element, Simd, Task};
+use super::prefetch::Level;
+use super::prefetch_rows::{Ahead, Streamed};
+use super::rows::Rows;
+use super::simd::{Element, Of, Simd, Task};
 
 /// `c[r][0..columns] = alpha[r] · c[r] + Σ_k a[r][k] · b[k][0..columns]`.
 #[derive(Clone, Copy)]

@@ -15,6 +15,7 @@
 use super::prefetch::Level;
 use crate::dtype;
 use half::{bf16, f16};
+use std::marker::PhantomData;
 
 /// A computation that can be compiled for any instruction set.
 pub trait Task: Copy {
@@ -133,6 +134,22 @@ pub trait Element: Copy + 'static {
     #[inline(always)]
     unsafe fn store8<S: Simd>(p: *mut u8, v: S::V) {
         Self::store::<S::Half>(p, S::narrow(v));
+    }
+}
+
+/// Arguments of a kernel that is compiled per element type.
+#[derive(Clone, Copy)]
+pub struct Of<E, A>(pub A, pub PhantomData<E>);
+
+/// A vector from column `c` of a row of `dim` elements, a multiple of 8, on; zeros where the row has ended.
+#[inline(always)]
+pub unsafe fn columns<S: Simd, E: Element>(row: *const u8, c: usize, dim: usize) -> S::V {
+    if c + S::LANES <= dim {
+        E::load::<S>(row.add(c * E::SIZE))
+    } else if c < dim {
+        E::load8::<S>(row.add(c * E::SIZE))
+    } else {
+        S::splat(0.0)
     }
 }
 

@@ -16,13 +16,11 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
+use super::bf16_block::SIDE;
 use super::exp::{exp2, exp2_short};
 use super::simd::{Simd, Task};
 use super::softmax::{Logits, alibi, logit};
 use std::f32::consts::LOG2_E;
-
-/// Keys and query rows of a step.
-pub const SIDE: usize = 32;
 
 /// Times that something else is done during a step.
 pub const SLOTS: usize = 8;

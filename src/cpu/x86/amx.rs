@@ -1,17 +1,11 @@
-//! AMX bf16 products: permission, tile configuration, and the 32 × 32 block that everything is made of.
+//! AMX bf16 products: permission, tile configuration, and instructions on the blocks of `kernels::bf16_block`.
 //! Inline assembly, because the intrinsics are not stable.
-//!
-//! A block of A is 32 rows × a depth of 32 in bf16: two tiles of 16 rows of 64 bytes, one after the
-//! other. A block of B has a row per pair of depths with the pairs (b[k][c], b[k + 1][c]) of 32 columns,
-//! 128 bytes in all. A block of C is 32 rows of 32 floats. So every block is contiguous.
 #![allow(unsafe_code)]
 #![allow(
     clippy::incompatible_msrv,
     reason = "compiled under folio_avx512 only, by compilers that have these intrinsics"
 )]
 
-use super::bf16_rows::elements_up_to;
-use crate::cpu::kernels::rows::Rows;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
@@ -25,9 +19,6 @@ macro_rules! apart {
         ".rept 6\nnop\n.endr"
     };
 }
-
-/// Rows, columns and depth of a block.
-pub const SIDE: usize = 32;
 
 /// Bytes from row to row of A, and of a full tile.
 const A_STRIDE: usize = 64;
@@ -264,31 +255,37 @@ impl Drop for Tiles {
     }
 }
 
-/// This thread's tiles, configured for few query rows as `amx_rows` uses them; dropping it gives them
-/// back. 0 and 1: scores of 16 keys; 2 and 3: 16 rows of 64 bytes of keys or values; 4: queries; 5: weights;
+/// Instructions on a thread's tiles as `amx_rows` uses them for few query rows. 0 and 1: scores of 16 keys; 2 and 3: 16 rows of 64 bytes of keys or values; 4: queries; 5: weights;
 /// 6 and 7: sums of 16 columns.
-pub struct RowTiles(());
+pub struct RowTiles;
 
 impl RowTiles {
     /// Most query rows that are weighted at once: a tile has two rows of sums for each.
     pub const WEIGHTED: usize = 8;
 
-    /// For 1 to 16 query rows.
+    /// Configures this thread's tiles for 1 to 16 query rows.
     ///
     /// # Safety
     /// [`is_available`] must have said yes.
-    pub unsafe fn new(rows: usize) -> RowTiles {
+    pub unsafe fn configure(rows: usize) {
         let weighted = 2 * RowTiles::WEIGHTED.min(rows) as u8;
         let (scores, cache, sums) = ((16, 4 * rows as u8), (16, 64), (weighted, 64));
         // SAFETY: the caller's promise.
         unsafe { configure([scores, scores, cache, cache, scores, sums, sums, sums]) };
-        RowTiles(())
+    }
+
+    /// Gives this thread's tiles back.
+    ///
+    /// # Safety
+    /// [`RowTiles::configure`] must have been called on this thread.
+    pub unsafe fn release() {
+        release();
     }
 
     /// Clears both tiles of scores.
     ///
     /// # Safety
-    /// This and all below: this thread's tiles must be configured as `new` does.
+    /// This and all below: this thread's tiles must be configured by [`RowTiles::configure`].
     #[inline(always)]
     pub unsafe fn zero_scores() {
         // SAFETY: the caller's promise.
@@ -425,74 +422,4 @@ impl RowTiles {
             );
         }
     }
-}
-
-impl Drop for RowTiles {
-    fn drop(&mut self) {
-        release();
-    }
-}
-
-/// Up to 32 bf16 rows to 16 rows of pairs, `ld` words apart: word `c` of row `i` holds (row 2i, row
-/// 2i + 1) at column `c`. Missing rows and columns up to a multiple of 32 become zero. Returns whether
-/// every element is finite.
-///
-/// # Safety
-/// Needs AVX-512 F, BW and VL, rows of `columns` elements (a multiple of 8), and room at `dst`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub unsafe fn pair_rows(rows: &Rows, columns: usize, dst: *mut u16, ld: usize) -> bool {
-    let exponent = _mm512_set1_epi16(0x7f80);
-    // SAFETY: the arrays are 64 bytes long.
-    let (left, right) = unsafe {
-        (
-            _mm512_loadu_si512(LEFT.as_ptr().cast()),
-            _mm512_loadu_si512(RIGHT.as_ptr().cast()),
-        )
-    };
-    let mut special = 0;
-    for pair in 0..SIDE / 2 {
-        for c in (0..columns).step_by(SIDE) {
-            // SAFETY: rows and columns are within what the caller promised.
-            unsafe {
-                let a = elements(rows, 2 * pair, c, columns);
-                let b = elements(rows, 2 * pair + 1, c, columns);
-                for x in [a, b] {
-                    let bits = _mm512_and_si512(x, exponent);
-                    special |= _mm512_cmpeq_epi16_mask(bits, exponent);
-                }
-                let at = dst.add(2 * (pair * ld + c));
-                _mm512_storeu_si512(at.cast(), _mm512_permutex2var_epi16(a, left, b));
-                _mm512_storeu_si512(at.add(SIDE).cast(), _mm512_permutex2var_epi16(a, right, b));
-            }
-        }
-    }
-    special == 0
-}
-
-/// Elements of a and, from 32 on, of b, that make the first and the last 16 pairs.
-const LEFT: [u16; SIDE] = pairs_from(0);
-const RIGHT: [u16; SIDE] = pairs_from(16);
-
-const fn pairs_from(first: u16) -> [u16; SIDE] {
-    let mut order = [0; SIDE];
-    let mut i = 0;
-    while i < SIDE {
-        order[i] = first + i as u16 / 2 + (i as u16 % 2) * 32;
-        i += 1;
-    }
-    order
-}
-
-/// 32 elements of a row; zeros beyond the rows and columns.
-///
-/// # Safety
-/// As for [`pair_rows`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn elements(rows: &Rows, j: usize, c: usize, columns: usize) -> __m512i {
-    if j >= rows.count {
-        return _mm512_setzero_si512();
-    }
-    // SAFETY: the elements up to `columns` are within the row.
-    unsafe { elements_up_to(rows.at_row(j), c, columns) }
 }

@@ -21,15 +21,15 @@
 )]
 
 use super::amx::RowTiles;
-use super::bf16_rows::{SPLIT, elements_up_to, interleaved, lanes};
-use crate::cpu::isa::FewRows;
+use super::bf16_rows::SPLIT;
+use super::bf16_vectors::{STEP, elements_up_to, interleaved, lanes};
+use crate::cpu::kernels::dot::{Dot, Queries};
+use crate::cpu::kernels::prefetch_rows::Streamed;
 use crate::cpu::kernels::product::Product;
-use crate::cpu::kernels::rows::{Dot, Queries, Rows, Streamed};
+use crate::cpu::kernels::rows::Rows;
+use crate::cpu::kernels::table::{FewRows, ThreadSetup};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
-
-/// Elements of a row in a tile.
-const STEP: usize = 32;
 
 /// Keys or values per tile; most query rows.
 const SIDE: usize = 16;
@@ -49,7 +49,10 @@ pub const TILES: FewRows = FewRows {
     queries,
     dot,
     weigh,
-    on_tiles: true,
+    setup: Some(ThreadSetup {
+        configure: RowTiles::configure,
+        release: RowTiles::release,
+    }),
 };
 
 /// Memory on the stack that begins on a cache line. Nothing is read that was not written first.

@@ -1,4 +1,4 @@
-//! The 32 × 32 blocks of `amx` on vectors: `vdpbf16ps` multiplies pairs of bf16 numbers. On Zen 4 and 5 it is as fast
+//! Products of 32 × 32 blocks on vectors: `vdpbf16ps` multiplies pairs of bf16 numbers. On Zen 4 and 5 it is as fast
 //! as an FMA and does twice the work. On Intel's processors it takes twice as long as one or more; those with AMX
 //! have the faster unit there.
 #![allow(unsafe_code)]
@@ -15,9 +15,8 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::amx::SIDE;
-use super::bf16_rows::bf16s;
-use crate::cpu::attention::pack::ELEMENTS;
+use super::bf16_vectors::bf16s;
+use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use std::arch::x86_64::*;
 
 /// Rows of C whose sums stay in registers. Products reach 97 % of the instruction's rate on a Zen 5.

@@ -24,22 +24,21 @@
 )]
 
 use super::avx512::{Avx512, Wide};
-use crate::cpu::isa::FewRows;
+use super::bf16_vectors::{Columns, STEP, bf16s, elements, interleaved, lanes};
+use crate::cpu::kernels::dot::{Dot, Queries};
 use crate::cpu::kernels::prefetch::Level;
+use crate::cpu::kernels::prefetch_rows::Streamed;
 use crate::cpu::kernels::product::{Product, Source};
-use crate::cpu::kernels::rows::{Dot, Queries, Streamed};
 use crate::cpu::kernels::simd::Simd;
+use crate::cpu::kernels::table::FewRows;
 use std::arch::x86_64::*;
-
-/// Elements per load.
-const STEP: usize = 32;
 
 /// In f32. Needs AVX-512 F, BW, DQ and VL.
 pub const SPLIT: FewRows = FewRows {
     queries: split_queries,
     dot: split_dot,
     weigh: split_weigh,
-    on_tiles: false,
+    setup: None,
 };
 
 /// In pairs. Needs AVX-512 BF16 too.
@@ -53,7 +52,7 @@ const fn pairs<const NEAR: bool>() -> FewRows {
         queries: pairs_queries,
         dot: pairs_dot::<NEAR>,
         weigh: pairs_weigh::<NEAR>,
-        on_tiles: false,
+        setup: None,
     }
 }
 
@@ -86,9 +85,6 @@ unsafe fn pairs_dot<const NEAR: bool>(task: &Dot) {
 unsafe fn pairs_weigh<const NEAR: bool>(task: &Product<Streamed>) {
     weigh::<Pairs<NEAR>>(task);
 }
-
-/// Sums of 32 columns, in the order of the way to multiply.
-pub type Columns = [__m512; 2];
 
 /// A way to multiply.
 trait Way {
@@ -420,47 +416,10 @@ unsafe fn weigh_block<W: Way, const R: usize, const N: usize, const TAIL: bool>(
     }
 }
 
-/// Elements `first..first + 32` of a row; as its `TAIL`, zeros from `end` on.
-#[inline(always)]
-pub unsafe fn elements<const TAIL: bool>(row: *const u8, first: usize, end: usize) -> __m512i {
-    let at = row.add(2 * first);
-    if TAIL {
-        return _mm512_maskz_loadu_epi16(u32::MAX >> (STEP + first - end), at.cast());
-    }
-    _mm512_loadu_si512(at.cast())
-}
-
-/// 32 elements of a row, or as many as there are before `end`, and zeros.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub unsafe fn elements_up_to(row: *const u8, first: usize, end: usize) -> __m512i {
-    match first + STEP <= end {
-        true => elements::<false>(row, first, end),
-        false => elements::<true>(row, first, end),
-    }
-}
-
 /// Blocks of four rows, or one, that `rows` are cut into.
 #[inline(always)]
 fn blocks(rows: usize) -> usize {
     rows / 4 + rows % 4
-}
-
-/// The first `count` lanes of 16.
-#[inline(always)]
-pub fn lanes(count: usize) -> __mmask16 {
-    ((1u32 << count.min(16)) - 1) as __mmask16
-}
-
-/// Puts 32 columns in order, of which one vector holds the even and one the odd ones.
-#[inline(always)]
-pub unsafe fn interleaved([even, odd]: Columns) -> Columns {
-    let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    [
-        _mm512_permutex2var_ps(even, low, odd),
-        _mm512_permutex2var_ps(even, high, odd),
-    ]
 }
 
 /// Puts 32 columns in order, of which unpacking took columns 0 to 3, 8 to 11, … into one vector and the
@@ -480,12 +439,6 @@ unsafe fn even_odd(x: __m512i) -> Columns {
     let even = _mm512_slli_epi32::<16>(x);
     let odd = _mm512_and_si512(x, _mm512_set1_epi32(0xffff_0000u32 as i32));
     [_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd)]
-}
-
-#[inline(always)]
-pub unsafe fn bf16s(x: __m512i) -> __m512bh {
-    // SAFETY: two names for 512 bits.
-    unsafe { std::mem::transmute(x) }
 }
 
 /// Sums of four vectors by 128-bit lanes: lane `l` holds the sums of their lanes `l`.
@@ -515,7 +468,7 @@ unsafe fn halves(a: __m512, b: __m512) -> __m512 {
 mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, for_each_isa};
-    use crate::cpu::kernels::prefetch::Ahead;
+    use crate::cpu::kernels::prefetch_rows::Ahead;
     use crate::cpu::kernels::rows::Rows;
     use crate::dtype::DType;
     use half::bf16;
@@ -571,7 +524,7 @@ mod tests {
                     lds: MOST,
                 };
                 let kernels = isa.kernels().few(DType::BF16, rows);
-                let _tiles = kernels.tiles(rows);
+                let _prepared = kernels.prepare_thread(rows);
                 // SAFETY: rows and keys lie in the vectors, and `s` has room for `MOST` scores a row.
                 unsafe {
                     (kernels.queries)(&queries);
@@ -644,7 +597,7 @@ mod tests {
                 alpha: self.alpha.as_ptr(),
             };
             let kernels = isa.kernels().few(DType::BF16, self.rows);
-            let _tiles = kernels.tiles(self.rows);
+            let _prepared = kernels.prepare_thread(self.rows);
             // SAFETY: weights, values and sums lie in the vectors.
             unsafe { (kernels.weigh)(&task) };
             c

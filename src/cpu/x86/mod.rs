@@ -12,4 +12,6 @@ pub mod avx512;
 pub mod bf16_pairs;
 #[cfg(folio_avx512)]
 pub mod bf16_rows;
+#[cfg(folio_avx512)]
+pub mod bf16_vectors;
 pub mod vendor;

@@ -1,0 +1,192 @@
+//! The table of kernels: one row per instruction set, filled by the compiler from the kernels of this folder.
+//! `isa` picks the row. What an instruction set adds of its own, `x86` supplies as [`FewRows`].
+#![allow(unsafe_code)]
+
+use super::bf16_split::Split;
+use super::convert::{Quantise, Stage, Store};
+use super::dot::{Dot, Queries, leave_queries};
+use super::nontemporal_copy::CopyPast;
+use super::prefetch_rows::Streamed;
+use super::product::{Asking, Panel, Product};
+use super::rows::Rows;
+use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Of, Simd, Task};
+use super::softmax::Softmax;
+use super::transpose::Transpose;
+use crate::dtype::DType;
+use std::marker::PhantomData;
+
+/// A kernel: its arguments behind a pointer. Calling it needs the instruction set, and what the
+/// arguments' fields say of their pointers.
+type Kernel<A, R = ()> = unsafe fn(&A) -> R;
+
+/// The kernels for few query rows over rows of one type.
+#[derive(Clone, Copy)]
+pub struct FewRows {
+    /// Puts query rows into the order that `dot` reads.
+    pub queries: Kernel<Queries>,
+    pub dot: Kernel<Dot>,
+    /// `accumulate` with weights that may be rounded to the values' type, and sums that have room for a
+    /// multiple of 32.
+    pub weigh: Kernel<Product<Streamed>>,
+    /// What [`FewRows::prepare_thread`] has to do first.
+    pub setup: Option<ThreadSetup>,
+}
+
+impl FewRows {
+    const fn of<S: Simd, E: Element>() -> FewRows {
+        FewRows {
+            queries: leave_queries,
+            dot: typed::<S, E, Dot>,
+            weigh: typed::<S, E, Product<Streamed>>,
+            setup: None,
+        }
+    }
+
+    const fn all<S: Simd>() -> [FewRows; 5] {
+        [
+            FewRows::of::<S, F32>(),
+            FewRows::of::<S, F16>(),
+            FewRows::of::<S, Bf16>(),
+            FewRows::of::<S, E4m3>(),
+            FewRows::of::<S, E5m2>(),
+        ]
+    }
+
+    /// Prepares this thread for the kernels over `rows` query rows, until the result is dropped.
+    pub fn prepare_thread(&self, rows: usize) -> Option<PreparedThread> {
+        let setup = self.setup?;
+        // SAFETY: a table with a setup is handed out only where its instruction set is available.
+        unsafe { (setup.configure)(rows) };
+        Some(PreparedThread(setup))
+    }
+}
+
+/// What a thread needs before it may call kernels, and after them; AMX has tiles to configure.
+#[derive(Clone, Copy)]
+pub struct ThreadSetup {
+    /// Takes the number of query rows.
+    pub configure: unsafe fn(usize),
+    pub release: unsafe fn(),
+}
+
+/// A thread that [`FewRows::prepare_thread`] has prepared.
+pub struct PreparedThread(ThreadSetup);
+
+impl Drop for PreparedThread {
+    fn drop(&mut self) {
+        // SAFETY: `configure` was called when this was made.
+        unsafe { (self.0.release)() };
+    }
+}
+
+/// One row of the table. Arrays are indexed by [`crate::dtype::DType`], of which the five floats come first.
+pub struct Kernels {
+    /// Columns of a panel's strip: what `product` handles in one pass, and a multiple of 16.
+    pub strip: usize,
+    few: [FewRows; 5],
+    /// Better ones for bf16: each from so many rows on, in ascending order.
+    bf16: &'static [(usize, FewRows)],
+    pub accumulate: [Kernel<Product<Rows>>; 5],
+    pub stage: [Kernel<Stage, bool>; 5],
+    pub split: [Kernel<Split, bool>; 5],
+    pub store: [Kernel<Store>; 5],
+    /// From fp32, fp16 and bf16.
+    pub quantise: [Kernel<Quantise>; 3],
+    pub product: Kernel<Product<Panel>>,
+    pub asking_product: Kernel<Product<Asking>>,
+    pub copy_past: Kernel<CopyPast>,
+    pub transpose: Kernel<Transpose>,
+    pub softmax: Kernel<Softmax>,
+}
+
+impl Kernels {
+    pub const fn of<S: Simd>() -> Kernels {
+        Kernels {
+            strip: if S::STRIP * S::LANES < 16 {
+                16
+            } else {
+                S::STRIP * S::LANES
+            },
+            few: FewRows::all::<S>(),
+            bf16: &[],
+            accumulate: [
+                typed::<S, F32, Product<Rows>>,
+                typed::<S, F16, Product<Rows>>,
+                typed::<S, Bf16, Product<Rows>>,
+                typed::<S, E4m3, Product<Rows>>,
+                typed::<S, E5m2, Product<Rows>>,
+            ],
+            stage: [
+                typed::<S, F32, Stage>,
+                typed::<S, F16, Stage>,
+                typed::<S, Bf16, Stage>,
+                typed::<S, E4m3, Stage>,
+                typed::<S, E5m2, Stage>,
+            ],
+            split: [
+                typed::<S, F32, Split>,
+                typed::<S, F16, Split>,
+                typed::<S, Bf16, Split>,
+                typed::<S, E4m3, Split>,
+                typed::<S, E5m2, Split>,
+            ],
+            store: [
+                typed::<S, F32, Store>,
+                typed::<S, F16, Store>,
+                typed::<S, Bf16, Store>,
+                typed::<S, E4m3, Store>,
+                typed::<S, E5m2, Store>,
+            ],
+            quantise: [
+                typed::<S, F32, Quantise>,
+                typed::<S, F16, Quantise>,
+                typed::<S, Bf16, Quantise>,
+            ],
+            product: typed::<S, F32, Product<Panel>>,
+            asking_product: typed::<S, F32, Product<Asking>>,
+            copy_past: plain::<S, CopyPast>,
+            transpose: plain::<S, Transpose>,
+            softmax: plain::<S, Softmax>,
+        }
+    }
+
+    /// The same with the kernels for few query rows of another vector type.
+    #[cfg(folio_avx512)]
+    pub const fn with_few_rows_of<S: Simd>(mut self) -> Kernels {
+        self.few = FewRows::all::<S>();
+        self
+    }
+
+    /// The same with better kernels for few query rows over bf16: each from so many rows on, in ascending order.
+    #[cfg(folio_avx512)]
+    pub const fn with_bf16(mut self, bf16: &'static [(usize, FewRows)]) -> Kernels {
+        self.bf16 = bf16;
+        self
+    }
+
+    /// The kernels for `rows` query rows, few enough, over keys and values of a type.
+    pub fn few(&self, dtype: DType, rows: usize) -> FewRows {
+        let better = self.bf16.iter().rev().find(|(least, _)| *least <= rows);
+        match better {
+            Some((_, kernels)) if dtype == DType::BF16 => *kernels,
+            _ => self.few[dtype as usize],
+        }
+    }
+}
+
+/// # Safety
+/// As [`Kernel`].
+unsafe fn typed<S: Simd, E: Element, A: Copy>(args: &A) -> <Of<E, A> as Task>::Output
+where
+    Of<E, A>: Task,
+{
+    // SAFETY: the caller's promise.
+    unsafe { S::vectorize(&Of::<E, A>(*args, PhantomData)) }
+}
+
+/// # Safety
+/// As [`Kernel`].
+unsafe fn plain<S: Simd, A: Task>(args: &A) -> A::Output {
+    // SAFETY: the caller's promise.
+    unsafe { S::vectorize(args) }
+}
