@@ -4,9 +4,11 @@
 //! In an NHD cache the heads of a page lie together, so this reads memory nearly in order.
 #![allow(unsafe_code)]
 
-use super::many_rows::{Values, Weights};
-use super::run::{Cache, Item, Run, Scores};
+use super::item::Item;
+use super::row_softmax::Scores;
+use super::run::{Cache, Run};
 use super::scratch::Pad;
+use super::staged_values::{Values, Weights};
 use crate::cpu::kernels::dot::{Dot, Queries};
 use crate::cpu::kernels::prefetch_rows::{Ahead, Need, Streamed};
 use crate::cpu::kernels::product::Product;
@@ -111,7 +113,7 @@ impl Walk<'_> {
         };
         let heads = self.heads.clone();
         run.softmax(self.item, heads, &tokens, keys, state);
-        let whole = run.sees_all(self.item, &tokens, keys);
+        let whole = self.item.sees_all(&tokens, keys);
         for head in self.heads.clone() {
             let ahead = self.ahead(head, &run.v, run.shape.dim_vo, &pad.next.v_offsets[..next]);
             if whole {

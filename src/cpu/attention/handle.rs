@@ -5,6 +5,7 @@
 use super::run::{Plan, Run};
 use super::scratch::Pad;
 use super::shape::Shape;
+use super::walk;
 use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
 use crate::cpu::isa::Isa;
 use crate::cpu::threads::Pool;
@@ -201,11 +202,11 @@ impl Attention for CpuAttention {
         turn.for_each(whole + few.len() * parts, &|thread, index| {
             let pad = &mut pad(thread);
             if index < whole {
-                run.compute_head(&many[index % many.len()], index / many.len(), pad);
+                walk::head(&run, &many[index % many.len()], index / many.len(), pad);
             } else {
                 let (item, part) = ((index - whole) / parts, (index - whole) % parts);
                 let heads = part * heads / parts..(part + 1) * heads / parts;
-                run.compute_heads(&few[item], heads, pad);
+                walk::heads(&run, &few[item], heads, pad);
             }
         })?;
         // A single split request is merged by all threads too.

@@ -2,10 +2,13 @@
 //! f32 panels for all rows of the item.
 #![allow(unsafe_code)]
 
+use super::item::Item;
 use super::next_tile::Coming;
-use super::run::{Item, Run, Scores};
+use super::row_softmax::Scores;
+use super::run::Run;
 use super::scratch::Pad;
 use super::shape::{KEY_TILE, SCORE_LD};
+use super::staged_values::{Values, Weights, stage_values};
 use crate::cpu::kernels::convert::Stage;
 use crate::cpu::kernels::prefetch_rows::{Ahead, Due};
 use crate::cpu::kernels::product::{Asking, Panel, Product};
@@ -262,108 +265,4 @@ fn stage_keys(run: &Run<'_>, mut rows: Rows, first: usize, panel: &mut [f32], st
     };
     // SAFETY: as above; the panel holds all strips of a tile.
     unsafe { (run.kernels.transpose)(&transpose) };
-}
-
-/// Values as f32: column `c` of value `j` lands at `panel[c / strip · strip · KEY_TILE + j · strip + c % strip]`,
-/// where `rows` are those from `first` on. Returns whether all are finite.
-fn stage_values(run: &Run<'_>, rows: Rows, first: usize, panel: &mut [f32]) -> bool {
-    let strip = run.kernels.strip;
-    assert!(panel.len() >= run.shape.ld_vo.next_multiple_of(strip) * KEY_TILE);
-    assert!(first + rows.count <= KEY_TILE);
-    let stage = Stage {
-        rows,
-        dim: run.shape.dim_vo,
-        dst: panel[first * strip..].as_mut_ptr(),
-        width: strip,
-        strip: strip * KEY_TILE,
-    };
-    // SAFETY: the values were located within the cache; the panel has room for a tile.
-    unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) }
-}
-
-/// Rows of weights, `ldp` apart.
-#[derive(Clone, Copy)]
-pub struct Weights<'a> {
-    pub p: &'a [f32],
-    pub ldp: usize,
-    pub rows: usize,
-}
-
-/// The staged values of a tile.
-pub struct Values {
-    panel: *const f32,
-    finite: bool,
-}
-
-impl Values {
-    /// Stages values, no more than a tile.
-    pub fn stage(run: &Run<'_>, rows: Rows, panel: &mut [f32]) -> Values {
-        Values {
-            finite: stage_values(run, rows, 0, panel),
-            panel: panel.as_ptr(),
-        }
-    }
-
-    /// `o = alpha · o + p · v` over the values `seen`, or just `p · v`; column 0 of `p` belongs to the first of
-    /// them.
-    pub fn accumulate(
-        &self,
-        run: &Run<'_>,
-        p: Weights<'_>,
-        seen: Range<usize>,
-        o: &mut [f32],
-        alpha: Option<&[f32]>,
-    ) {
-        let ld = run.shape.ld_vo;
-        assert!(o.len() >= p.rows * ld && alpha.is_none_or(|alpha| alpha.len() >= p.rows));
-        assert!(p.p.len() >= (p.rows - 1) * p.ldp + seen.len());
-        if self.finite {
-            self.product(run, p, seen, o, alpha);
-            return;
-        }
-        // A weight of 0 must not meet an infinity or NaN: only keys with a weight are added.
-        for row in 0..p.rows {
-            let (weights, o) = (&p.p[row * p.ldp..], &mut o[row * ld..]);
-            let one = |p| Weights { p, ldp: 0, rows: 1 };
-            let alpha = alpha.map(|alpha| &alpha[row..]);
-            self.product(run, one(weights), seen.start..seen.start, o, alpha);
-            for j in seen.clone() {
-                let weight = &weights[j - seen.start..];
-                if weight[0] != 0.0 {
-                    self.product(run, one(weight), j..j + 1, o, Some(&[1.0]));
-                }
-            }
-        }
-    }
-
-    fn product(
-        &self,
-        run: &Run<'_>,
-        p: Weights<'_>,
-        seen: Range<usize>,
-        o: &mut [f32],
-        alpha: Option<&[f32]>,
-    ) {
-        let (ld, strip) = (run.shape.ld_vo, run.kernels.strip);
-        for column in (0..ld).step_by(strip) {
-            let product = Product {
-                a: p.p.as_ptr(),
-                lda: p.ldp,
-                rows: p.rows,
-                depth: seen.len(),
-                b: Panel {
-                    base: self
-                        .panel
-                        .wrapping_add(column * KEY_TILE + seen.start * strip),
-                    ld: strip,
-                },
-                columns: strip.min(ld - column),
-                c: o[column..].as_mut_ptr(),
-                ldc: ld,
-                alpha: alpha.map_or(std::ptr::null(), <[f32]>::as_ptr),
-            };
-            // SAFETY: `accumulate` checked the room; `seen` lies within the staged tile.
-            unsafe { (run.kernels.product)(&product) };
-        }
-    }
 }

@@ -8,10 +8,11 @@
 //! become weights, the next group's are computed.
 #![allow(unsafe_code)]
 
+use super::item::Item;
 use super::many_rows;
 use super::next_tile::Coming;
 use super::pack;
-use super::run::{Item, Run};
+use super::run::Run;
 use super::scratch::Pad;
 use super::shape::{Limbs, TILED_KEYS};
 use crate::cpu::isa::Matrix;

@@ -1,14 +1,20 @@
 //! Attention on the CPU: the handle, one run of its plan, and the walks over work items.
 
-pub mod few_rows;
+mod combine;
+mod few_rows;
 pub mod handle;
-pub mod many_rows;
+mod item;
+mod many_rows;
 #[cfg(folio_avx512)]
-pub mod many_rows_bf16;
-pub mod mask;
-pub mod next_tile;
+mod many_rows_bf16;
+mod mask;
+mod next_tile;
+mod outputs;
 #[cfg(folio_avx512)]
-pub mod pack;
-pub mod run;
-pub mod scratch;
-pub mod shape;
+mod pack;
+mod row_softmax;
+mod run;
+mod scratch;
+mod shape;
+mod staged_values;
+mod walk;

@@ -5,7 +5,8 @@
 //! rows of one head lie a power of two apart, so those of a tile compete for few of its sets: of 8 heads, an eighth.
 #![allow(unsafe_code)]
 
-use super::run::{Item, Run};
+use super::item::Item;
+use super::run::Run;
 use super::scratch::Tile;
 use crate::cpu::kernels::prefetch_rows::Ahead;
 use std::ops::Range;

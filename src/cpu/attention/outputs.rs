@@ -1,0 +1,140 @@
+//! The end of an item: outputs divided by their sums, with the sink's share, scales and lse; or partial results where
+//! the keys of its rows were split.
+#![allow(unsafe_code)]
+
+use super::item::Item;
+use super::run::{Run, per_head};
+use crate::cpu::kernels::convert::Store;
+use crate::dtype::DType;
+use crate::problem::{LogBase, NO_PARTIAL};
+use std::f32::consts::{LN_2, LOG2_E};
+use std::ops::Range;
+
+impl Run<'_> {
+    /// Writes rows of a KV head: outputs, or partial results where the keys were split. `o`, `max` and
+    /// `sum` begin with the first of `rows`.
+    pub fn finish(
+        &self,
+        item: &Item<'_>,
+        head: usize,
+        rows: Range<usize>,
+        o: &[f32],
+        max: &[f32],
+        sum: &[f32],
+    ) {
+        for (i, row) in rows.enumerate() {
+            let (token, qo_head) = self.place(item, head, row);
+            let values = &o[i * self.shape.ld_vo..][..self.shape.ld_vo];
+            if item.partial == NO_PARTIAL {
+                self.output(token, qo_head, values, max[i], sum[i]);
+            } else {
+                let at = item.partial as usize + (token - item.token) as usize;
+                self.partial(
+                    at * self.shape.num_qo_heads + qo_head,
+                    values,
+                    max[i],
+                    sum[i],
+                );
+            }
+        }
+    }
+
+    fn partial(&self, at: usize, values: &[f32], max: f32, sum: f32) {
+        let empty = saw_nothing(max, sum);
+        let store = Store {
+            src: values.as_ptr(),
+            factor: if empty { 0.0 } else { 1.0 / sum },
+            dst: self
+                .plan
+                .partial_o
+                .wrapping_add(at * self.shape.ld_vo)
+                .cast(),
+            dim: self.shape.ld_vo,
+        };
+        // SAFETY: plan checked that the item's partial rows lie in the workspace, and no other item has
+        // them.
+        unsafe {
+            self.kernels.store[DType::F32 as usize](&store);
+            let lse = if empty { max } else { max + sum.log2() };
+            *self.plan.partial_lse.add(at) = lse;
+        }
+    }
+
+    /// Divides by the sum, the sink's share included, and stores o and lse. `max` and `sum` in base 2.
+    pub fn output(&self, token: i64, head: usize, values: &[f32], max: f32, sum: f32) {
+        let store = Store {
+            src: values.as_ptr(),
+            factor: self.settle(token, head, max, sum),
+            dst: self.o.at(token, head),
+            dim: self.shape.dim_vo,
+        };
+        // SAFETY: token and head are the batch's, for which o was checked; rows of other items are others.
+        unsafe { self.kernels.store[self.o_dtype as usize](&store) };
+    }
+
+    /// Stores the lse of a row; returns what its weighted sum of values is to be multiplied with.
+    fn settle(&self, token: i64, head: usize, max: f32, sum: f32) -> f32 {
+        let sink = self
+            .sinks
+            .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
+        let top = max.max(sink);
+        let empty = saw_nothing(top, sum);
+        let (keep, total) = if empty {
+            (0.0, 0.0)
+        } else if sink == f32::NEG_INFINITY {
+            (1.0, sum)
+        } else {
+            let keep = (max - top).exp2();
+            (keep, sum * keep + (sink - top).exp2())
+        };
+        if let Some((lse, base)) = &self.lse {
+            let value = if empty { top } else { top + total.log2() };
+            let value = match base {
+                LogBase::E => value * LN_2,
+                LogBase::Two => value,
+            };
+            // SAFETY: as in `output`, of lse.
+            unsafe { lse.at(token, head).cast::<f32>().write(value) };
+        }
+        let v_scale = self.v_factor * per_head(self.v_scales, head / self.shape.group);
+        if empty { 0.0 } else { keep / total * v_scale }
+    }
+
+    /// Whether the rows of an item are stored as they are, in bf16.
+    pub fn stores_bf16(&self, item: &Item<'_>) -> bool {
+        item.partial == NO_PARTIAL && self.o_dtype == DType::BF16
+    }
+
+    /// What the rows of a KV head are to be multiplied with; stores their lse. `max` and `sum` begin with
+    /// the first of `rows`.
+    pub fn settle_rows(
+        &self,
+        item: &Item<'_>,
+        head: usize,
+        rows: Range<usize>,
+        max: &[f32],
+        sum: &[f32],
+        factors: &mut [f32],
+    ) {
+        for (i, row) in rows.enumerate() {
+            let (token, qo_head) = self.place(item, head, row);
+            factors[i] = self.settle(token, qo_head, max[i], sum[i]);
+        }
+    }
+
+    /// Stores rows of a KV head that are in bf16 already, `ld_vo` apart; those of [`Run::stores_bf16`].
+    pub fn store_bf16(&self, item: &Item<'_>, head: usize, rows: Range<usize>, values: &[u16]) {
+        for (row, values) in rows.zip(values.chunks_exact(self.shape.ld_vo)) {
+            let (token, qo_head) = self.place(item, head, row);
+            let to = self.o.at(token, qo_head);
+            let bytes = 2 * self.shape.dim_vo;
+            // SAFETY: as in `output`; `dim_vo` is no more than `ld_vo`.
+            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), to, bytes) };
+        }
+    }
+}
+
+/// Whether a row has neither keys nor a sink. One that saw nothing but NaN has no maximum either.
+fn saw_nothing(max: f32, sum: f32) -> bool {
+    max == f32::NEG_INFINITY && !sum.is_nan()
+}
