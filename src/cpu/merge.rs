@@ -10,7 +10,6 @@ use crate::cpu::kernels::product::Product;
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::table::Kernels;
 use crate::dtype;
-use crate::error::Result;
 use crate::problem::{Checked, LogBase, MergeArgs, MergeStatesArgs};
 use crate::tensor::Tensor;
 
@@ -35,7 +34,7 @@ struct Merge<'a, F> {
 }
 
 /// Merges two states per row.
-pub fn merge(pool: &Pool, kernels: &Kernels, args: &Checked<MergeArgs>) -> Result<()> {
+pub fn merge(pool: &Pool, kernels: &Kernels, args: &Checked<MergeArgs>) {
     let mask = args.mask.as_ref().and_then(Tensor::as_bytes);
     let merge = Merge {
         kernels,
@@ -48,11 +47,11 @@ pub fn merge(pool: &Pool, kernels: &Kernels, args: &Checked<MergeArgs>) -> Resul
             (address(v, &[token, head]), s.get(&[token, head]))
         },
     };
-    merge.all(pool, |token| mask.is_none_or(|mask| mask[token] != 0))
+    merge.all(pool, |token| mask.is_none_or(|mask| mask[token] != 0));
 }
 
 /// Merges n states per row.
-pub fn merge_states(pool: &Pool, kernels: &Kernels, args: &Checked<MergeStatesArgs>) -> Result<()> {
+pub fn merge_states(pool: &Pool, kernels: &Kernels, args: &Checked<MergeStatesArgs>) {
     let merge = Merge {
         kernels,
         v_out: args.v_out,
@@ -67,7 +66,7 @@ pub fn merge_states(pool: &Pool, kernels: &Kernels, args: &Checked<MergeStatesAr
             )
         },
     };
-    merge.all(pool, |_| true)
+    merge.all(pool, |_| true);
 }
 
 /// Address of the row at the leading indices of `tensor`.
@@ -77,7 +76,7 @@ fn address(tensor: &Tensor, index: &[i64]) -> i64 {
 }
 
 impl<F: Fn(i64, i64, usize) -> (i64, f32) + Sync> Merge<'_, F> {
-    fn all(&self, pool: &Pool, wanted: impl Fn(usize) -> bool + Sync) -> Result<()> {
+    fn all(&self, pool: &Pool, wanted: impl Fn(usize) -> bool + Sync) {
         let heads = self.v_out.extent(1) as usize;
         let rows = self.v_out.extent(0) as usize * heads;
         pool.turn()
@@ -88,7 +87,7 @@ impl<F: Fn(i64, i64, usize) -> (i64, f32) + Sync> Merge<'_, F> {
                         self.row((row / heads) as i64, (row % heads) as i64);
                     }
                 }
-            })
+            });
     }
 
     /// The lse of a state in base 2; -inf for an empty one.

@@ -72,10 +72,12 @@ impl Backend for CpuBackend {
     }
 
     fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
-        merge::merge(&self.pool, self.isa.kernels(), args)
+        merge::merge(&self.pool, self.isa.kernels(), args);
+        Ok(())
     }
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
-        merge::merge_states(&self.pool, self.isa.kernels(), args)
+        merge::merge_states(&self.pool, self.isa.kernels(), args);
+        Ok(())
     }
 }

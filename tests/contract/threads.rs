@@ -7,6 +7,7 @@ use crate::common::memory::HostMemory;
 use crate::common::problem::{Layer, MaskKind, Problem};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
+use folio::error::Error;
 use folio::problem::Kind;
 use std::sync::Barrier;
 use std::thread;
@@ -188,5 +189,21 @@ fn handles_move_between_threads() {
             made.join().unwrap()
         });
         assert!(same(&moved, &alone));
+    }
+}
+
+/// More threads than the stated limit are refused by name, value and limit.
+#[test]
+fn too_many_threads_are_refused() {
+    for door in DOORS {
+        for num_threads in [1025, 1_000_000, u32::MAX] {
+            let refused = door.open(Target::Cpu { num_threads }).err();
+            let Some(Error::InvalidArgument(message)) = refused else {
+                panic!("{} {num_threads}: {refused:?}", door.name());
+            };
+            for word in ["num_threads", &num_threads.to_string(), "1024"] {
+                assert!(message.contains(word), "{}: {message}", door.name());
+            }
+        }
     }
 }

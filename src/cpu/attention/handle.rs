@@ -208,11 +208,12 @@ impl Attention for CpuAttention {
                 let heads = part * heads / parts..(part + 1) * heads / parts;
                 walk::heads(&run, &few[item], heads, pad);
             }
-        })?;
+        });
         // A single split request is merged by all threads too.
         turn.for_each(merges.len() * heads, &|thread, index| {
             run.merge(&merges[index / heads], index % heads, &mut pad(thread));
-        })
+        });
+        Ok(())
     }
 }
 

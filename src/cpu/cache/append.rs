@@ -67,7 +67,8 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Res
         for side in &sides {
             side.tokens(tokens.clone(), &slots);
         }
-    })
+    });
+    Ok(())
 }
 
 fn token_bytes(rows: &Tensor) -> usize {
