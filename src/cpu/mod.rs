@@ -23,6 +23,7 @@ use crate::backend::{Attention, Backend, Stream};
 use crate::error::{Error, Result};
 use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
 use crate::tensor::Device;
+use attention::handle::CpuAttention;
 use std::sync::Arc;
 
 /// The operators of [`Backend`] on the CPU, with threads of its own.
@@ -62,9 +63,8 @@ impl Backend for CpuBackend {
 
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
         let pool = Arc::clone(&self.pool);
-        Ok(Box::new(attention::handle::CpuAttention::new(
-            pool, self.isa, desc,
-        )))
+        let attention = CpuAttention::new(pool, self.isa, desc)?;
+        Ok(Box::new(attention))
     }
 
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {

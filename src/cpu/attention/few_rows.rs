@@ -25,7 +25,7 @@ struct Walk<'a> {
 
 /// Computes them.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'_>) {
-    let kernels = run.kernels.few(run.kv_dtype, item.rows);
+    let kernels = run.kernels.few(run.kv_dtype, item.rows, run.shape.widest());
     let _prepared = kernels.prepare_thread(item.rows);
     let walk = Walk {
         run,

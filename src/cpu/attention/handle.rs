@@ -4,7 +4,7 @@
 
 use super::run::{Plan, Run};
 use super::scratch::Pad;
-use super::shape::Shape;
+use super::shape::{MAX_DIM_QK, MAX_DIM_VO, Shape};
 use super::walk;
 use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
 use crate::cpu::isa::Isa;
@@ -44,8 +44,12 @@ struct Planned {
 const MOST_IDLE: usize = 8;
 
 impl CpuAttention {
-    pub fn new(pool: Arc<Pool>, isa: Isa, desc: &AttentionDesc) -> CpuAttention {
-        CpuAttention {
+    /// # Errors
+    /// `Unsupported` for rows that are wider than the kernels take.
+    pub fn new(pool: Arc<Pool>, isa: Isa, desc: &AttentionDesc) -> Result<CpuAttention> {
+        within("head_dim_qk", desc.head_dim_qk, MAX_DIM_QK)?;
+        within("head_dim_vo", desc.head_dim_vo, MAX_DIM_VO)?;
+        Ok(CpuAttention {
             shape: Shape::new(
                 desc,
                 pool.num_threads(),
@@ -56,11 +60,31 @@ impl CpuAttention {
             isa,
             desc: *desc,
             planned: None,
-        }
+        })
     }
 
-    /// Copies the batch and its work into the workspace at `base`.
-    fn write(&self, batch: &HostBatch<'_>, work: &WorkList, base: usize) -> Result<Planned> {
+    /// The batch and its work fit into the workspace, and their page ids are on the host. Everything that can be
+    /// wrong is found here, before the first write: a plan that fails leaves the previous one as it was.
+    fn check(&self, batch: &HostBatch<'_>, work: &WorkList) -> Result<()> {
+        let parts = &self.shape.parts;
+        fits::<i32>("qo_indptr", batch.qo_indptr.len(), &parts.qo_indptr)?;
+        fits::<i32>("kv_len", batch.kv_len.len(), &parts.kv_len)?;
+        fits::<WorkItem>("work items", work.items.len(), &parts.items)?;
+        fits::<MergeItem>("merges", work.merges.len(), &parts.merges)?;
+        fits::<i32>("page ids", batch.num_pages, &parts.page_ids)?;
+        if let Pages::Csr { ids, .. } | Pages::Table { ids, .. } = batch.pages
+            && matches!(ids, PageIds::Device(_))
+        {
+            return Err(Error::Unsupported(
+                "batch: page ids on a device are not supported by a CPU context; host tensors are"
+                    .into(),
+            ));
+        }
+        self.check_partials(work)
+    }
+
+    /// Copies the batch and its work, which were checked, into the workspace at `base`.
+    fn write(&self, batch: &HostBatch<'_>, work: &WorkList, base: usize) -> Planned {
         let parts = &self.shape.parts;
         let n = batch.batch_size();
         // SAFETY: the workspace was checked to be as large and aligned as `workspace` says, it is the
@@ -76,14 +100,13 @@ impl CpuAttention {
                 part::<MergeItem>(base, &parts.merges),
             )
         };
-        copy("qo_indptr", batch.qo_indptr, qo_indptr)?;
-        copy("kv_len", batch.kv_len, kv_len)?;
-        let many = partition(&self.shape, &work.items, items)?;
-        copy("merges", &work.merges, merges)?;
+        copy(batch.qo_indptr, qo_indptr);
+        copy(batch.kv_len, kv_len);
+        let many = partition(&self.shape, &work.items, items);
+        copy(&work.merges, merges);
         mask_starts(batch, mask_start);
-        let page_ids = copy_pages(batch, self.desc.kv.page_size(), page_start, page_ids)?;
-        self.check_partials(work)?;
-        Ok(Planned {
+        let page_ids = copy_pages(batch, self.desc.kv.page_size(), page_start, page_ids);
+        Planned {
             base,
             batch_size: n,
             page_ids,
@@ -91,7 +114,7 @@ impl CpuAttention {
             many,
             parts: self.parts(many, work.items.len() - many),
             merges: work.merges.len(),
-        })
+        }
     }
 
     /// Parts that the heads of items of few rows are cut into: no more than it takes to keep the threads
@@ -172,8 +195,8 @@ impl Attention for CpuAttention {
                     .into(),
             ));
         };
-        self.planned = None;
-        self.planned = Some(self.write(batch, work, workspace.host)?);
+        self.check(batch, work)?;
+        self.planned = Some(self.write(batch, work, workspace.host));
         Ok(())
     }
 
@@ -217,6 +240,15 @@ impl Attention for CpuAttention {
     }
 }
 
+fn within(name: &str, dim: u32, most: usize) -> Result<()> {
+    match dim as usize <= most {
+        true => Ok(()),
+        false => Err(Error::Unsupported(format!(
+            "{name}: {dim} is not supported by the CPU backend; up to {most} is"
+        ))),
+    }
+}
+
 /// # Safety
 /// The range must be memory of the caller's from `base` on, aligned for `T`, used by nobody else;
 /// any bits must be a `T`.
@@ -226,19 +258,19 @@ unsafe fn part<'a, T>(base: usize, range: &Range<usize>) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut((base + range.start) as *mut T, len) }
 }
 
-fn copy<T: Copy>(name: &str, from: &[T], to: &mut [T]) -> Result<()> {
-    if from.len() > to.len() {
-        return Err(beyond(name, from.len(), to.len()));
+fn fits<T>(name: &str, count: usize, part: &Range<usize>) -> Result<()> {
+    match part.len() / size_of::<T>() {
+        room if count > room => Err(beyond(name, count, room)),
+        _ => Ok(()),
     }
+}
+
+fn copy<T: Copy>(from: &[T], to: &mut [T]) {
     to[..from.len()].copy_from_slice(from);
-    Ok(())
 }
 
 /// Copies the items: those of many rows, which are counted, and then those of few.
-fn partition(shape: &Shape, from: &[WorkItem], to: &mut [WorkItem]) -> Result<usize> {
-    if from.len() > to.len() {
-        return Err(beyond("work items", from.len(), to.len()));
-    }
+fn partition(shape: &Shape, from: &[WorkItem], to: &mut [WorkItem]) -> usize {
     let many = from.iter().filter(|item| !shape.is_few(item)).count();
     let mut next = [0, many];
     for item in from {
@@ -246,7 +278,7 @@ fn partition(shape: &Shape, from: &[WorkItem], to: &mut [WorkItem]) -> Result<us
         to[*next] = *item;
         *next += 1;
     }
-    Ok(many)
+    many
 }
 
 fn beyond(name: &str, needed: usize, room: usize) -> Error {
@@ -266,33 +298,373 @@ fn mask_starts(batch: &HostBatch<'_>, starts: &mut [[u64; 2]]) {
 }
 
 /// Copies the ids in use, one request after the other; returns how many.
-fn copy_pages(
-    batch: &HostBatch<'_>,
-    page_size: u32,
-    starts: &mut [u64],
-    ids: &mut [i32],
-) -> Result<usize> {
+fn copy_pages(batch: &HostBatch<'_>, page_size: u32, starts: &mut [u64], ids: &mut [i32]) -> usize {
     if let Pages::Ragged { indptr } = batch.pages {
         for (start, &first) in starts.iter_mut().zip(&indptr[..batch.batch_size()]) {
             *start = first as u64;
         }
-        return Ok(0);
-    }
-    let (Pages::Csr { ids: given, .. } | Pages::Table { ids: given, .. }) = batch.pages else {
-        return Ok(0);
-    };
-    if matches!(given, PageIds::Device(_)) {
-        return Err(Error::Unsupported(
-            "batch: page ids on a device are not supported by a CPU context; host tensors are"
-                .into(),
-        ));
+        return 0;
     }
     let mut count = 0;
     for (b, start) in starts.iter_mut().take(batch.batch_size()).enumerate() {
         let own = batch.page_ids(b, page_size).unwrap_or_default();
-        copy("page ids", own, &mut ids[count..])?;
+        copy(own, &mut ids[count..]);
         *start = count as u64;
         count += own.len();
     }
-    Ok(count)
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::cpu::CpuBackend;
+    use crate::cpu::isa::for_each_isa;
+    use crate::dtype::{self, DType};
+    use crate::plan::schedule;
+    use crate::problem::{Checked, Kind, KvLayout, KvStorage, LogBase};
+    use crate::reference::ReferenceBackend;
+    use crate::tensor::{Device, Tensor};
+
+    /// Requests as (query rows, keys), over pages of 16 in their natural order.
+    #[derive(Clone)]
+    struct Case {
+        dtype: DType,
+        kv_dtype: DType,
+        group: u32,
+        dim_qk: u32,
+        dim_vo: u32,
+        requests: Vec<(i32, i32)>,
+    }
+
+    const PAGE: i32 = 16;
+
+    impl Case {
+        fn desc(&self) -> AttentionDesc {
+            let most =
+                |f: fn(&(i32, i32)) -> i32| self.requests.iter().map(f).max().unwrap() as u32;
+            AttentionDesc {
+                kind: Kind::Prefill,
+                q_dtype: self.dtype,
+                kv_dtype: self.kv_dtype,
+                o_dtype: self.dtype,
+                num_qo_heads: self.group,
+                num_kv_heads: 1,
+                head_dim_qk: self.dim_qk,
+                head_dim_vo: self.dim_vo,
+                kv: KvStorage::Paged {
+                    page_size: PAGE as u32,
+                    layout: KvLayout::Nhd,
+                },
+                max_batch_size: self.requests.len() as u32,
+                max_qo_len: most(|r| r.0),
+                max_num_tokens: self.tokens() as u32,
+                max_kv_len: most(|r| r.1),
+                max_num_pages: self.pages() as u64,
+                graph: false,
+                batch_invariant: false,
+            }
+        }
+
+        fn tokens(&self) -> i64 {
+            self.requests.iter().map(|r| i64::from(r.0)).sum()
+        }
+
+        fn pages(&self) -> i32 {
+            self.requests.iter().map(|r| (r.1 + PAGE - 1) / PAGE).sum()
+        }
+    }
+
+    /// A batch's index arrays.
+    struct Lengths {
+        qo_indptr: Vec<i32>,
+        kv_len: Vec<i32>,
+        page_indptr: Vec<i32>,
+        page_ids: Vec<i32>,
+    }
+
+    impl Lengths {
+        fn of(case: &Case) -> Lengths {
+            let sums = |f: fn(&(i32, i32)) -> i32| {
+                let mut all = vec![0];
+                case.requests
+                    .iter()
+                    .for_each(|r| all.push(all[all.len() - 1] + f(r)));
+                all
+            };
+            Lengths {
+                qo_indptr: sums(|r| r.0),
+                kv_len: case.requests.iter().map(|r| r.1).collect(),
+                page_indptr: sums(|r| (r.1 + PAGE - 1) / PAGE),
+                page_ids: (0..case.pages()).collect(),
+            }
+        }
+
+        fn batch(&self) -> HostBatch<'_> {
+            HostBatch {
+                qo_indptr: &self.qo_indptr,
+                kv_len: &self.kv_len,
+                pages: Pages::Csr {
+                    indptr: &self.page_indptr,
+                    ids: PageIds::Host(&self.page_ids),
+                },
+                num_pages: self.page_ids.len(),
+                max_page_id: self.page_ids.len() as i32 - 1,
+            }
+        }
+    }
+
+    /// Elements of a type, spread over -2 to 2.
+    fn elements(dtype: DType, count: i64, seed: u32) -> Vec<u8> {
+        let mut bytes = vec![0; count as usize * dtype.size()];
+        let mut state = seed;
+        for i in 0..count as isize {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let value = (state >> 8) as f32 / (1 << 22) as f32 - 2.0;
+            // SAFETY: `bytes` holds `count` elements.
+            unsafe { dtype::store(bytes.as_mut_ptr(), dtype, i, value) };
+        }
+        bytes
+    }
+
+    fn tensor(data: &mut [u8], dtype: DType, shape: &[i64], strides: Option<&[i64]>) -> Tensor {
+        // SAFETY: the callers' vectors hold the extents.
+        unsafe {
+            Tensor::new(
+                "tensor",
+                data.as_mut_ptr(),
+                Device::Cpu,
+                dtype,
+                shape,
+                strides,
+            )
+        }
+        .unwrap()
+    }
+
+    /// Memory that begins on a cache line.
+    fn lines(bytes: usize) -> Vec<[u64; 8]> {
+        vec![[u64::MAX; 8]; bytes.div_ceil(64) + 1]
+    }
+
+    /// A handle, its plan and the plan's memory.
+    struct Planned {
+        handle: Box<dyn Attention>,
+        case: Case,
+        memory: Vec<[u64; 8]>,
+    }
+
+    impl Planned {
+        fn new(backend: &dyn Backend, case: &Case) -> Planned {
+            let handle = backend.attention(&case.desc()).unwrap();
+            let memory = lines(handle.workspace().host_bytes);
+            let mut planned = Planned {
+                handle,
+                case: case.clone(),
+                memory,
+            };
+            let lengths = Lengths::of(case);
+            let mut work = WorkList::default();
+            schedule(
+                &lengths.batch(),
+                &case.desc(),
+                &planned.handle.tiling(),
+                &mut work,
+            );
+            planned.plan(&lengths.batch(), &work).unwrap();
+            planned
+        }
+
+        fn plan(&mut self, batch: &HostBatch<'_>, work: &WorkList) -> Result<()> {
+            let base = self.memory.as_mut_ptr() as usize;
+            let workspace = Workspace {
+                device: 0,
+                host: base.next_multiple_of(64),
+            };
+            let batch = Batch::Host(*batch);
+            self.handle
+                .plan(&batch, work, &workspace, Stream::default())
+        }
+
+        /// Outputs and lse. The values are the leading columns of the keys, where these are as wide: so
+        /// absorbed MLA reads its cache.
+        fn run(&self) -> (Vec<f32>, Vec<f32>) {
+            let case = &self.case;
+            let (heads, tokens) = (i64::from(case.group), case.tokens());
+            let (qk, vo) = (i64::from(case.dim_qk), i64::from(case.dim_vo));
+            let wide = qk.max(vo);
+            let rows = i64::from(case.pages() * PAGE);
+            let mut q = elements(case.dtype, tokens * heads * qk, 1);
+            let mut cache = elements(case.kv_dtype, rows * wide, 2);
+            let mut o = vec![0; (tokens * heads * vo) as usize * case.dtype.size()];
+            let mut lse = vec![0; 4 * (tokens * heads) as usize];
+            let pages = i64::from(case.pages());
+            let page = i64::from(PAGE);
+            let strides = [page * wide, wide, wide, 1];
+            let mut of_cache = |dim| {
+                tensor(
+                    &mut cache,
+                    case.kv_dtype,
+                    &[pages, page, 1, dim],
+                    Some(&strides),
+                )
+            };
+            let (k, v) = (of_cache(qk), of_cache(vo));
+            let args = AttentionArgs {
+                lse: Some(tensor(&mut lse, DType::F32, &[tokens, heads], None)),
+                lse_base: LogBase::E,
+                sm_scale: 1.2 / (qk as f32).sqrt(),
+                q_scale: 1.0,
+                k_scale: 1.0,
+                v_scale: 1.0,
+                o_scale: 1.0,
+                ..AttentionArgs::new(
+                    tensor(&mut q, case.dtype, &[tokens, heads, qk], None),
+                    k,
+                    v,
+                    tensor(&mut o, case.dtype, &[tokens, heads, vo], None),
+                )
+            };
+            self.handle
+                .run(&Checked::new(args), Stream::default())
+                .unwrap();
+            let read = |from: &[u8], dtype: DType| {
+                let count = from.len() / dtype.size();
+                // SAFETY: within the slice.
+                let load = |i: usize| unsafe { dtype::load(from.as_ptr(), dtype, i as isize) };
+                (0..count).map(load).collect()
+            };
+            (read(&o, case.dtype), read(&lse, DType::F32))
+        }
+    }
+
+    fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+        let pairs = a.iter().zip(b);
+        pairs
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, |most, d| if d > most || d.is_nan() { d } else { most })
+    }
+
+    /// Outputs are averages of numbers up to 2: about as large as 2 over the root of the number of keys.
+    fn tolerance(dtype: DType) -> f32 {
+        match dtype {
+            DType::F32 => 2e-5,
+            DType::F16 => 3e-3,
+            _ => 2e-2,
+        }
+    }
+
+    #[test]
+    fn the_widest_heads_agree_with_the_oracle() {
+        let requests = vec![(1, 70), (5, 300), (40, 45), (1, 0)];
+        for (group, dim_qk, dim_vo) in [
+            (16, 576, 512),
+            (3, 576, 512),
+            (1, 8, 512),
+            (2, 576, 8),
+            (20, 264, 328),
+        ] {
+            for (dtype, kv_dtype) in [
+                (DType::F32, DType::F32),
+                (DType::F16, DType::F16),
+                (DType::BF16, DType::BF16),
+                (DType::BF16, DType::F8E4M3),
+            ] {
+                let case = Case {
+                    dtype,
+                    kv_dtype,
+                    group,
+                    dim_qk,
+                    dim_vo,
+                    requests: requests.clone(),
+                };
+                let (want, want_lse) = Planned::new(&ReferenceBackend, &case).run();
+                for_each_isa(|isa| {
+                    let backend = CpuBackend::with_isa(2, isa).unwrap();
+                    let (got, lse) = Planned::new(&backend, &case).run();
+                    let off = largest_difference(&got, &want);
+                    assert!(
+                        off < tolerance(dtype),
+                        "{isa:?} {dtype} {kv_dtype} {group} {dim_qk} {dim_vo}: {off}"
+                    );
+                    let same = lse
+                        .iter()
+                        .zip(&want_lse)
+                        .all(|(a, b)| a == b || (a - b).abs() < 1e-3);
+                    assert!(
+                        same,
+                        "{isa:?} {dtype} {kv_dtype} {group} {dim_qk} {dim_vo}: lse"
+                    );
+                });
+            }
+        }
+    }
+
+    /// One request of ten keys.
+    fn small() -> Case {
+        Case {
+            dtype: DType::F32,
+            kv_dtype: DType::F32,
+            group: 2,
+            dim_qk: 16,
+            dim_vo: 16,
+            requests: vec![(3, 10)],
+        }
+    }
+
+    #[test]
+    fn wider_heads_are_refused() {
+        let backend = CpuBackend::new(1).unwrap();
+        let (wide_qk, wide_vo) = (
+            Case {
+                dim_qk: 584,
+                ..small()
+            },
+            Case {
+                dim_vo: 520,
+                ..small()
+            },
+        );
+        for (case, name, most) in [
+            (wide_qk, "head_dim_qk: 584", "576"),
+            (wide_vo, "head_dim_vo: 520", "512"),
+        ] {
+            let Err(Error::Unsupported(message)) = backend.attention(&case.desc()) else {
+                panic!("{name} was accepted");
+            };
+            assert!(
+                message.contains(name) && message.contains(most),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_plan_that_fails_leaves_the_previous_one_in_force() {
+        let case = small();
+        let mut planned = Planned::new(&CpuBackend::new(2).unwrap(), &case);
+        let before = planned.run();
+        let lengths = Lengths::of(&Case {
+            requests: vec![(1, 1)],
+            ..case
+        });
+        let items = vec![WorkItem::default(); 100];
+        let too_long = WorkList {
+            items,
+            ..WorkList::default()
+        };
+        assert!(matches!(
+            planned.plan(&lengths.batch(), &too_long),
+            Err(Error::Internal(_))
+        ));
+        let mut on_device = lengths.batch();
+        on_device.pages = Pages::Csr {
+            indptr: &lengths.page_indptr,
+            ids: PageIds::Device(64),
+        };
+        let refused = planned.plan(&on_device, &WorkList::default());
+        assert!(matches!(refused, Err(Error::Unsupported(_))));
+        assert_eq!(planned.run(), before);
+    }
 }

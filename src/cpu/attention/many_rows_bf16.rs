@@ -14,7 +14,7 @@ use super::next_tile::Coming;
 use super::pack;
 use super::run::Run;
 use super::scratch::Pad;
-use super::shape::{Limbs, TILED_KEYS};
+use super::shape::{Limbs, MAX_DIM_QK, TILED_KEYS};
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use crate::cpu::kernels::bf16_split::{self, Terms};
@@ -531,21 +531,21 @@ impl Step {
     }
 }
 
-/// Which blocks of two operands are multiplied, for one sum.
-struct Blocks {
-    steps: [Step; MOST_STEPS],
+/// Which blocks of two operands are multiplied, for one sum; at most `N` products.
+struct Blocks<const N: usize> {
+    steps: [Step; N],
     count: usize,
     /// Those of slot `i` are from cut `i` to the next.
     cuts: [usize; SLOTS + 1],
 }
 
-/// A head dimension of 256, and all terms of a product.
-const MOST_STEPS: usize = 256 / SIDE * bf16_split::MOST_TERMS;
+/// Most products of a group's scores.
+const SCORE_STEPS: usize = MAX_DIM_QK / SIDE * bf16_split::MOST_TERMS;
 
-impl Blocks {
+impl<const N: usize> Blocks<N> {
     /// All of some terms at each of `depth` blocks, where all limbs of a block lie together.
-    fn new(terms: &Terms, (a_limbs, b_limbs): (usize, usize), depth: usize) -> Blocks {
-        let mut steps = [Step::default(); MOST_STEPS];
+    fn new(terms: &Terms, (a_limbs, b_limbs): (usize, usize), depth: usize) -> Blocks<N> {
+        let mut steps = [Step::default(); N];
         let mut last = (None, None);
         let pairs = (0..depth).flat_map(|d| terms.pairs().iter().map(move |pair| (d, pair)));
         let mut count = 0;
@@ -578,9 +578,9 @@ impl Blocks {
 /// The products of an item.
 struct Products {
     /// Of a group's keys and a strip's queries.
-    scores: Blocks,
+    scores: Blocks<SCORE_STEPS>,
     /// Of 32 columns of a group's values, and its weights.
-    outputs: Blocks,
+    outputs: Blocks<{ bf16_split::MOST_TERMS }>,
 }
 
 impl Products {
@@ -633,7 +633,7 @@ struct Scores<'a> {
     k: *const u16,
     q: *const u16,
     s: *mut f32,
-    products: &'a Blocks,
+    products: &'a Blocks<SCORE_STEPS>,
 }
 
 impl Scores<'_> {

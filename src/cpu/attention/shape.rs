@@ -8,6 +8,11 @@ use crate::dtype::DType;
 use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
 use std::ops::Range;
 
+/// Widest rows of queries and keys, and of values and outputs: those of absorbed MLA. They bound the products of
+/// `many_rows_bf16` on AMX; all other kernels take any width.
+pub const MAX_DIM_QK: usize = 576;
+pub const MAX_DIM_VO: usize = 512;
+
 /// Keys per tile: scores, weights and both panels of a tile stay within the second-level cache. (256
 /// keys were 2 % faster than 128 in fp32 prefill, 6 % on AMX.)
 pub const KEY_TILE: usize = 256;
@@ -192,6 +197,11 @@ impl Shape {
     /// The item has so few rows that all heads are computed at once.
     pub fn is_few(&self, work: &WorkItem) -> bool {
         work.q_len as usize * self.group <= STREAM_ROWS
+    }
+
+    /// Elements of the wider of the two kinds of rows.
+    pub fn widest(&self) -> usize {
+        self.dim_qk.max(self.dim_vo)
     }
 
     /// Query rows of a block of tokens.

@@ -28,6 +28,8 @@ pub struct FewRows {
     /// `accumulate` with weights that may be rounded to the values' type, and sums that have room for a
     /// multiple of 32.
     pub weigh: Kernel<Product<Streamed>>,
+    /// Widest rows of queries, keys and values that they take.
+    pub max_dim: usize,
     /// What [`FewRows::prepare_thread`] has to do first.
     pub setup: Option<ThreadSetup>,
 }
@@ -38,6 +40,7 @@ impl FewRows {
             queries: leave_queries,
             dot: typed::<S, E, Dot>,
             weigh: typed::<S, E, Product<Streamed>>,
+            max_dim: usize::MAX,
             setup: None,
         }
     }
@@ -164,10 +167,10 @@ impl Kernels {
         self
     }
 
-    /// The kernels for `rows` query rows, few enough, over keys and values of a type.
-    pub fn few(&self, dtype: DType, rows: usize) -> FewRows {
-        let better = self.bf16.iter().rev().find(|(least, _)| *least <= rows);
-        match better {
+    /// The kernels for `rows` query rows, few enough, over keys and values of a type and at most `dim` elements.
+    pub fn few(&self, dtype: DType, rows: usize, dim: usize) -> FewRows {
+        let fits = |(least, kernels): &&(usize, FewRows)| *least <= rows && dim <= kernels.max_dim;
+        match self.bf16.iter().rev().find(fits) {
             Some((_, kernels)) if dtype == DType::BF16 => *kernels,
             _ => self.few[dtype as usize],
         }

@@ -37,11 +37,11 @@ const SIDE: usize = 16;
 /// Values that are summed up in tiles.
 const CHUNK: usize = 4 * SIDE;
 
-/// Most columns of a head.
-const MOST: usize = 256;
+/// Widest rows. Twice as many columns would double the copies on the stack; wider heads go through vectors.
+pub const MAX_DIM: usize = 256;
 
 /// Sums of a group of rows: 16 rows of 16 for every 32 columns.
-const SUMS: usize = MOST / STEP * SIDE * SIDE;
+const SUMS: usize = MAX_DIM / STEP * SIDE * SIDE;
 
 /// Both products. The kernels need AMX, AVX-512 F, BW, DQ, VL and BF16, and [`RowTiles`] for as many rows as
 /// their arguments have.
@@ -49,6 +49,7 @@ pub const TILES: FewRows = FewRows {
     queries,
     dot,
     weigh,
+    max_dim: MAX_DIM,
     setup: Some(ThreadSetup {
         configure: RowTiles::configure,
         release: RowTiles::release,
@@ -75,8 +76,8 @@ impl<T> Lines<T> {
 /// lost.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn queries(task: &Queries) {
-    assert!(task.rows <= SIDE && task.ldq <= MOST);
-    let mut words = Lines::<[u32; SIDE * MOST / 2]>::new();
+    assert!(task.rows <= SIDE && task.ldq <= MAX_DIM);
+    let mut words = Lines::<[u32; SIDE * MAX_DIM / 2]>::new();
     let words = words.at::<i32>();
     let iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     let places = _mm512_mullo_epi32(iota, _mm512_set1_epi32(task.rows as i32));
@@ -105,12 +106,12 @@ unsafe fn halves(from: *const f32, count: usize) -> __m512i {
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn dot(task: &Dot) {
-    assert!(task.rows <= SIDE && task.dim <= MOST);
+    assert!(task.rows <= SIDE && task.dim <= MAX_DIM);
     let keys = task.k.rows;
     let steps = task.dim.div_ceil(STEP);
     let ahead = &*task.k.ahead;
     let share = ahead.share_rows(keys.count.div_ceil(2 * SIDE) * steps);
-    let mut copies = Lines::<[u16; 2 * SIDE * MOST]>::new();
+    let mut copies = Lines::<[u16; 2 * SIDE * MAX_DIM]>::new();
     let mut scores = Lines::<[f32; 4 * SIDE * SIDE]>::new();
     let (copies, scores) = (copies.at::<u16>(), scores.at::<f32>());
     // The scores of a step are put into rows after the products of the next, which need not wait for them.
@@ -118,7 +119,7 @@ unsafe fn dot(task: &Dot) {
     for first in (0..keys.count + 2 * SIDE).step_by(2 * SIDE) {
         if first < keys.count {
             let (a, lda) = cache_tile(&keys, first, task.dim, copies);
-            let (b, ldb) = cache_tile(&keys, first + SIDE, task.dim, copies.add(SIDE * MOST));
+            let (b, ldb) = cache_tile(&keys, first + SIDE, task.dim, copies.add(SIDE * MAX_DIM));
             RowTiles::zero_scores();
             for step in 0..steps {
                 ahead.ask_rows(share);
@@ -163,10 +164,10 @@ unsafe fn cache_tile(
         let row = rows.at_row(last.min(first + j));
         for d in (0..dim).step_by(STEP) {
             let x = elements_up_to(row, d, dim);
-            _mm512_storeu_si512(copies.add(j * MOST + d).cast(), x);
+            _mm512_storeu_si512(copies.add(j * MAX_DIM + d).cast(), x);
         }
     }
-    (copies.cast(), 2 * MOST)
+    (copies.cast(), 2 * MAX_DIM)
 }
 
 /// The distance between 16 offsets, if it is always the same.
@@ -223,7 +224,7 @@ unsafe fn every_fourth(from: *const f32) -> __m512 {
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn weigh(task: &Product<Streamed>) {
-    assert!(task.rows <= SIDE && task.columns <= MOST);
+    assert!(task.rows <= SIDE && task.columns <= MAX_DIM);
     let groups = task.rows.div_ceil(RowTiles::WEIGHTED);
     let visits = task.depth.div_ceil(SIDE) * task.columns.div_ceil(2 * STEP) * groups;
     let share = (*task.b.ahead).share_rows(visits);
@@ -248,14 +249,14 @@ unsafe fn weigh(task: &Product<Streamed>) {
 /// At most [`CHUNK`] values.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn weigh_chunk(task: &Product<Streamed>, share: usize) {
-    let mut copies = Lines::<[u16; CHUNK * MOST]>::new();
+    let mut copies = Lines::<[u16; CHUNK * MAX_DIM]>::new();
     let mut weights = Lines::<[u32; CHUNK * SIDE]>::new();
     let mut sums = Lines::<[f32; SUMS]>::new();
     let (copies, weights, sums) = (copies.at::<u16>(), weights.at::<u32>(), sums.at::<f32>());
     let tiles = task.depth.div_ceil(SIDE);
     let mut values = [(std::ptr::null(), 0); CHUNK / SIDE];
     for (tile, value) in values[..tiles].iter_mut().enumerate() {
-        let copies = copies.add(tile * SIDE * MOST);
+        let copies = copies.add(tile * SIDE * MAX_DIM);
         *value = cache_tile(&task.b.rows, tile * SIDE, task.columns, copies);
     }
     for row in (0..task.rows).step_by(RowTiles::WEIGHTED) {

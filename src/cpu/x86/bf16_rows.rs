@@ -38,6 +38,7 @@ pub const SPLIT: FewRows = FewRows {
     queries: split_queries,
     dot: split_dot,
     weigh: split_weigh,
+    max_dim: usize::MAX,
     setup: None,
 };
 
@@ -52,6 +53,7 @@ const fn pairs<const NEAR: bool>() -> FewRows {
         queries: pairs_queries,
         dot: pairs_dot::<NEAR>,
         weigh: pairs_weigh::<NEAR>,
+        max_dim: usize::MAX,
         setup: None,
     }
 }
@@ -491,6 +493,7 @@ mod tests {
                 (7, 3, 40),
                 (6, 100, 136),
                 (16, 33, 256),
+                (3, 18, 576),
             ] {
                 let ldq = dim.next_multiple_of(32);
                 let mut q: Vec<f32> = (0..rows * ldq).map(integer).collect();
@@ -523,7 +526,7 @@ mod tests {
                     s: s.as_mut_ptr(),
                     lds: MOST,
                 };
-                let kernels = isa.kernels().few(DType::BF16, rows);
+                let kernels = isa.kernels().few(DType::BF16, rows, dim);
                 let _prepared = kernels.prepare_thread(rows);
                 // SAFETY: rows and keys lie in the vectors, and `s` has room for `MOST` scores a row.
                 unsafe {
@@ -596,7 +599,7 @@ mod tests {
                 ldc: self.columns.next_multiple_of(32),
                 alpha: self.alpha.as_ptr(),
             };
-            let kernels = isa.kernels().few(DType::BF16, self.rows);
+            let kernels = isa.kernels().few(DType::BF16, self.rows, self.columns);
             let _prepared = kernels.prepare_thread(self.rows);
             // SAFETY: weights, values and sums lie in the vectors.
             unsafe { (kernels.weigh)(&task) };
@@ -624,7 +627,7 @@ mod tests {
         }
     }
 
-    const WEIGHINGS: [(usize, usize, usize); 8] = [
+    const WEIGHINGS: [(usize, usize, usize); 9] = [
         (1, 1, 8),
         (4, 64, 128),
         (5, 17, 80),
@@ -633,6 +636,7 @@ mod tests {
         (8, 65, 96),
         (11, 128, 64),
         (16, 49, 256),
+        (2, 33, 512),
     ];
 
     #[test]
