@@ -490,6 +490,10 @@ mod tests {
         /// Outputs and lse. The values are the leading columns of the keys, where these are as wide: so
         /// absorbed MLA reads its cache.
         fn run(&self) -> (Vec<f32>, Vec<f32>) {
+            self.run_with(1.2 / (self.case.dim_qk as f32).sqrt(), 0.0)
+        }
+
+        fn run_with(&self, sm_scale: f32, logits_soft_cap: f32) -> (Vec<f32>, Vec<f32>) {
             let case = &self.case;
             let (heads, tokens) = (i64::from(case.group), case.tokens());
             let (qk, vo) = (i64::from(case.dim_qk), i64::from(case.dim_vo));
@@ -514,7 +518,8 @@ mod tests {
             let args = AttentionArgs {
                 lse: Some(tensor(&mut lse, DType::F32, &[tokens, heads], None)),
                 lse_base: LogBase::E,
-                sm_scale: 1.2 / (qk as f32).sqrt(),
+                sm_scale,
+                logits_soft_cap,
                 q_scale: 1.0,
                 k_scale: 1.0,
                 v_scale: 1.0,
@@ -637,6 +642,34 @@ mod tests {
                 message.contains(name) && message.contains(most),
                 "{message}"
             );
+        }
+    }
+
+    /// The bounds of the `api` layer on scales and caps, and what lies between them.
+    #[test]
+    fn no_scale_and_no_cap_makes_a_nan() {
+        let (small_factor, large_factor) = ((-60f32).exp2(), 60f32.exp2());
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let case = Case {
+                dtype,
+                kv_dtype: dtype,
+                dim_qk: 64,
+                dim_vo: 64,
+                requests: vec![(1, 40), (30, 600)],
+                ..small()
+            };
+            for_each_isa(|isa| {
+                let planned = Planned::new(&CpuBackend::with_isa(2, isa).unwrap(), &case);
+                for scale in [-large_factor, -1.0, small_factor, 1.0, large_factor] {
+                    for cap in [0.0, small_factor, 1.0, large_factor] {
+                        let (o, lse) = planned.run_with(scale, cap);
+                        let bounded = o.iter().all(|o| o.abs() <= 2.01);
+                        assert!(bounded, "{isa:?} {dtype} {scale:e} {cap:e}: o");
+                        let finite = lse.iter().all(|lse| lse.is_finite());
+                        assert!(finite, "{isa:?} {dtype} {scale:e} {cap:e}: lse");
+                    }
+                }
+            });
         }
     }
 

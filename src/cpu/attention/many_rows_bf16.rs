@@ -21,7 +21,7 @@ use crate::cpu::kernels::bf16_split::{self, Terms};
 use crate::cpu::kernels::prefetch_rows::{Ahead, Due};
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::simd::{Simd, Task};
-use crate::cpu::kernels::softmax::{Logits, is_fresh};
+use crate::cpu::kernels::softmax::{Logits, is_fresh, is_too_large_to_fuse};
 use crate::cpu::kernels::transpose::{BLOCK, Transpose};
 use crate::cpu::kernels::transposed_softmax::{
     Follow, Hide, Meanwhile, Round, SLOTS, Shape, Weights,
@@ -290,12 +290,13 @@ impl<'a> Strip<'a> {
         turn.is_ready = next.is_some();
         let mut first = groups.start;
         let mut fresh = is_fresh(strip(pad.max, self.rows.start));
+        let mut fused = self.can_fuse(pad);
         let steps = groups.len() * SLOTS / due.len();
         let paces = due.map(|due| due.lines.div_ceil(steps));
         for index in groups.clone() {
             let block = turn.take();
             let group = Group { index, block };
-            let scale = self.shape(group, pad);
+            let scale = self.shape(group, fused, pad);
             let next = match next {
                 _ if index + 1 < groups.end => self.scores(index + 1, turn.block, pad),
                 Some(next) => next.scores(next.groups.start, turn.block, pad),
@@ -310,6 +311,12 @@ impl<'a> Strip<'a> {
                     (first, fresh) = (index, false);
                 }
                 self.follow(group, scale, fresh, pad);
+                let is_fused = scale != 1.0;
+                fused = self.can_fuse(pad);
+                let scale = match is_fused && !fused {
+                    true => self.scale(group, pad),
+                    false => scale,
+                };
                 self.weigh(group, scale, true, pad, ());
             }
         }
@@ -340,12 +347,25 @@ impl<'a> Strip<'a> {
         }
     }
 
+    /// Whether scores may be scaled as they become weights.
+    fn can_fuse(&self, pad: &mut Pad<'_>) -> bool {
+        !strip(pad.max, self.rows.start)
+            .iter()
+            .any(|&max| is_too_large_to_fuse(max))
+    }
+
+    /// Scales the scores of a group in place; returns the factor that is left.
+    fn scale(&self, group: Group, pad: &mut Pad<'_>) -> f32 {
+        self.bend(group, None, pad);
+        1.0
+    }
+
     /// Turns raw scores of a group into logits but for a factor, which is returned, and hides keys that
-    /// are out of sight.
-    fn shape(&self, group: Group, pad: &mut Pad<'_>) -> f32 {
+    /// are out of sight. Without `fused` the factor is 1.
+    fn shape(&self, group: Group, fused: bool, pad: &mut Pad<'_>) -> f32 {
         let keys = group.index * SIDE..(group.index + 1) * SIDE;
         let slopes = self.walk.run.slopes(self.walk.head);
-        let plain = self.logits.cap == 0.0 && self.logits.scale > 0.0 && slopes.is_none();
+        let plain = fused && self.logits.cap == 0.0 && self.logits.scale > 0.0 && slopes.is_none();
         if !plain {
             self.bend(group, slopes, pad);
         }

@@ -34,6 +34,18 @@ pub struct Logits {
 /// How far, in base 2, scores may exceed the reference.
 pub const SLACK: f32 = 8.0;
 
+/// Scores in base 2 up to which a score times the scale may be fused with the subtraction of the row maximum. The
+/// maximum is rounded and the fused product is not: at 2^26 they differ by 4, which the slack covers. At 2^32 they
+/// differ by up to 128, and the weight of the largest key would be 0 or infinite.
+const LARGEST_FUSED: f32 = 67_108_864.0;
+
+/// Whether a score in base 2, but for infinities, is too large to be fused.
+#[inline(always)]
+pub fn is_too_large_to_fuse(score: f32) -> bool {
+    let magnitude = score.abs();
+    magnitude > LARGEST_FUSED && magnitude < f32::INFINITY
+}
+
 /// Rows of scores, `lds` apart, `n` keys each, with room for a multiple of 32.
 #[derive(Clone, Copy)]
 pub struct Softmax {
@@ -91,13 +103,19 @@ unsafe fn block<S: Simd, const R: usize>(task: &Softmax, first: usize) {
     for row in rows {
         hide::<S>(task, row, begin, end);
     }
-    let scale = if plain {
+    let mut scale = if plain {
         task.logits.scale * LOG2_E
     } else {
         1.0
     };
-    let tops = largest::<S, R>(rows, begin, end);
-    let references = follow::<S, R>(task, first, tops.map(|top| top * scale));
+    let tops = largest::<S, R>(rows, begin, end).map(|top| top * scale);
+    if plain && tops.into_iter().any(is_too_large_to_fuse) {
+        for r in 0..R {
+            shape::<S>(task, first + r, rows[r], begin, end);
+        }
+        scale = 1.0;
+    }
+    let references = follow::<S, R>(task, first, tops);
     for row in rows {
         fill::<S>(row, 0, begin);
         fill::<S>(row, end, task.n);
