@@ -1,20 +1,19 @@
 // Which keys a query row sees: (base mask AND window) OR mm-prefix, for key indices below kv_len. The rule stands
 // here once, for all kernels; how scores of hidden keys are overwritten in registers is each kernel's own.
-// Positions count from the request's first key. Row i of qo_len stands at kv_len - qo_len + i, which is negative
-// where there are more rows than keys.
+// Positions count from the request's first key. They are negative where there are more rows than keys.
 #pragma once
 #include "core/dtype.cuh"
 
 namespace folio {
 
-// What is the same for all rows of a request.
+// What is the same for all rows of a request. `past` is the position of its first row.
 struct Request {
-    i32 index, qo_start, qo_len, kv_len;
+    i32 index, kv_len, past;
 };
 
-__device__ __forceinline__ Request load_request(const FolioPlanView &plan, u32 index) {
-    const i32 qo_start = plan.qo_indptr[index];
-    return {static_cast<i32>(index), qo_start, plan.qo_indptr[index + 1] - qo_start, plan.kv_len[index]};
+__device__ __forceinline__ Request load_request(const FolioPlanView &plan, const FolioWorkItem &item) {
+    return {static_cast<i32>(item.request), plan.kv_len[item.request],
+            item.position - static_cast<i32>(item.q_start)};
 }
 
 // Keys [begin, end).
@@ -70,7 +69,7 @@ __device__ __forceinline__ KeyRange mm_prefix_range(const FolioAttentionParams &
 
 // Position of a request's row.
 __device__ __forceinline__ i64 position_of(const Request &request, i32 row) {
-    return static_cast<i64>(request.kv_len) - request.qo_len + row;
+    return static_cast<i64>(request.past) + row;
 }
 
 // What rows [first_row, last_row] of a request see by base mask and window.
@@ -89,7 +88,7 @@ __device__ __forceinline__ bool in_custom_mask(const FolioAttentionParams &p, co
 }
 
 __device__ __forceinline__ bool in_mm_prefix(const FolioAttentionParams &p, const Request &request, i32 row, i32 key) {
-    const i32 position = request.kv_len - request.qo_len + row;
+    const i32 position = static_cast<i32>(position_of(request, row));
     for (u32 r = 0; r < p.num_mm_prefix_ranges; r++) {
         const KeyRange range = mm_prefix_range(p, request.index, r);
         if (range.holds(position) && range.holds(key)) return true;

@@ -26,9 +26,9 @@ struct PageTable {
     i64 start;
     FolioDivisor page_size;
 
-    __device__ __forceinline__ PageTable(const FolioPlanView &plan, u32 request, const FolioDivisor &page_size)
-        : ids(plan.page_ids ? plan.page_ids + plan.page_start[request] : nullptr),
-          start(plan.page_start[request]),
+    __device__ __forceinline__ PageTable(const FolioPlanView &plan, const FolioWorkItem &item, const FolioDivisor &page_size)
+        : ids(plan.page_ids ? plan.page_ids + item.page_start : nullptr),
+          start(item.page_start),
           page_size(page_size) {}
 
     __device__ __forceinline__ Slot operator[](i32 key) const {

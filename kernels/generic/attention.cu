@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     const u32 row = work.first_row + first + threadIdx.x % 32;
     const void *address = nullptr;
     if (threadIdx.x % 32 < PER_WARP && row < work.num_rows) {
-        const i64 token = static_cast<i64>(work.request.qo_start) + work.item.q_start + row / group;
+        const i64 token = static_cast<i64>(work.item->q_token) + row / group;
         const i64 head = work.kv_head * group + row % group;
         address = static_cast<const Query::Storage *>(p.q.data) + token * p.q.stride_token + head * p.q.stride_head;
     }
@@ -84,7 +84,7 @@ struct KeyLoader {
                                          KeyRange keys, i32 first_tile, u32 warp_m)
         : p(p),
           g(g),
-          table(p.plan, work.request.index, g.page_size),
+          table(p.plan, *work.item, g.page_size),
           keys(keys),
           k_head(work.kv_head * p.k.stride_head),
           v_head(work.kv_head * p.v.stride_head),
@@ -289,7 +289,7 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
         for (int half = 0; half < 2; half++) {
             const u32 tile_row = lane.tile_row(m, half);
             const RowMask mask(p, work.request, work.token(tile_row, group));
-            const i32 position = work.request.kv_len - work.request.qo_len + mask.row;
+            const i32 position = static_cast<i32>(position_of(work.request, mask.row));
             const float slope = rule.slope(p, work.qo_head(tile_row, group));
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
@@ -350,7 +350,7 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
             weights[w] = exp2_approx(states[w * ROWS + row].max - exponent_base(total.max));
             total.sum += weights[w] * states[w * ROWS + row].sum;
         }
-        const OutputRow out(p, g, work.item, work.request, work.kv_head, work.first_row + row, total);
+        const OutputRow out(p, g, *work.item, work.kv_head, work.first_row + row, total);
         for (u32 column = 2 * (threadIdx.x % 32); column < g.head_dim_vo; column += 64) {
             float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -374,7 +374,7 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const 
         for (int half = 0; half < 2; half++) {
             const u32 row = work.first_row + lane.tile_row(m, half);
             if (row >= work.num_rows) continue;
-            const OutputRow out(p, g, work.item, work.request, work.kv_head, row, softmax.state[m][half]);
+            const OutputRow out(p, g, *work.item, work.kv_head, row, softmax.state[m][half]);
             if (lane.pair == 0) out.store_lse();
             for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
                 if (column < g.head_dim_vo) out.store(column, x, y);
@@ -397,7 +397,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     const u32 group = p.num_qo_heads / p.num_kv_heads;
     const u32 q_tile = shared_address(shared_memory);
     const u32 ring = q_tile + ROWS * Q_BYTES + lane.warp_n * RING_BYTES;
-    const KeyRange keys = visible_keys(p, work.request, work.item, work.token(0, group), work.token(ROWS - 1, group));
+    const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0, group), work.token(ROWS - 1, group));
     const i32 first_row = work.token(lane.warp_m * ROWS_PER_WARP, group);
     const i32 last_row = work.token(lane.warp_m * ROWS_PER_WARP + ROWS_PER_WARP - 1, group);
     i32 tile = keys.begin / KEYS + lane.warp_n;

@@ -43,7 +43,7 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
                                              const Work &work, float *q) {
     const u32 group = p.num_qo_heads / p.num_kv_heads;
     for (u32 row = threadIdx.x / 32; row < ROWS; row += WARPS) {
-        const i64 token = static_cast<i64>(work.request.qo_start) + work.token(row, group);
+        const i64 token = static_cast<i64>(work.item->q_token) + work.row(row) / group;
         const float *source = static_cast<const float *>(p.q.data) + token * p.q.stride_token +
                               work.qo_head(row, group) * p.q.stride_head;
         copy_row<DIM_QK, f32>(q + row * DIM_QK, source, g.head_dim_qk);
@@ -116,8 +116,8 @@ __device__ __forceinline__ void multiply_pv(Outputs &o, const float (&probabilit
 __device__ __forceinline__ void attend(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
     const Tiles tiles;
     const u32 group = p.num_qo_heads / p.num_kv_heads, warp_row = threadIdx.x / 32 * ROWS_PER_WARP;
-    const KeyRange keys = visible_keys(p, work.request, work.item, work.token(0, group), work.token(ROWS - 1, group));
-    const PageTable table(p.plan, work.request.index, g.page_size);
+    const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0, group), work.token(ROWS - 1, group));
+    const PageTable table(p.plan, *work.item, g.page_size);
     const LogitRule rule(p);
     const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head);
     RowState state[ROWS_PER_WARP];
@@ -135,7 +135,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
 #pragma unroll
         for (int r = 0; r < ROWS_PER_WARP; r++) {
             const RowMask mask(p, work.request, work.token(warp_row + r, group));
-            const i32 position = work.request.kv_len - work.request.qo_len + mask.row;
+            const i32 position = static_cast<i32>(position_of(work.request, mask.row));
             const float slope = rule.slope(p, work.qo_head(warp_row + r, group));
             const bool seen = mask.sees(p, work.request, keys, key);
             const float logit = seen ? rule(score[r], scale, slope, position - key) : minus_infinity();
@@ -157,7 +157,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     for (int r = 0; r < ROWS_PER_WARP; r++) {
         const u32 row = work.first_row + warp_row + r;
         if (row >= work.num_rows) continue;
-        const OutputRow out(p, g, work.item, work.request, work.kv_head, row, state[r]);
+        const OutputRow out(p, g, *work.item, work.kv_head, row, state[r]);
 #pragma unroll
         for (int c = 0; c < COLUMN_PAIRS; c++) {
             const u32 column = 64 * c + 2 * (threadIdx.x % 32);

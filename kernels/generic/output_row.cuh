@@ -16,7 +16,7 @@ struct OutputRow {
 
     // `row` counts the item's rows, all heads of the group: token * group + head in group.
     __device__ __forceinline__ OutputRow(const FolioAttentionParams &p, const FolioGenericParams &g,
-                                         const FolioWorkItem &item, const Request &request, u32 kv_head, u32 row,
+                                         const FolioWorkItem &item, u32 kv_head, u32 row,
                                          RowState state) {
         const u32 group = p.num_qo_heads / p.num_kv_heads, token = row / group;
         const u32 head = kv_head * group + row % group;
@@ -29,7 +29,7 @@ struct OutputRow {
             dtype = FOLIO_F32;
             return;
         }
-        const i64 out_token = static_cast<i64>(request.qo_start) + item.q_start + token;
+        const i64 out_token = static_cast<i64>(item.q_token) + token;
         float correction = 1.0f;
         if (p.sinks) correction = add_sink(state, p.sinks[head] * LOG2_E);
         const float v_scale = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, kv_head) / p.o_scale;

@@ -9,24 +9,24 @@ typedef unsigned int folio_u32;
 typedef long long folio_i64;
 
 // src/problem/work.rs: WorkItem. Query rows [q_start, q_start + q_len) of one request against its keys
-// [kv_start, kv_end), for every head. partial: first row of the partial results, or FOLIO_NO_PARTIAL.
+// [kv_start, kv_end), for every head.
 struct FolioWorkItem {
-    folio_u32 request, q_start, q_len, kv_start, kv_end, partial, cost, reserved;
-};
-
-// src/problem/work.rs: MergeItem. Row r of chunk c lies at partial row partial + c * q_len + r.
-struct FolioMergeItem {
-    folio_u32 request, q_start, q_len, partial, num_chunks, reserved[3];
-};
-
-#define FOLIO_NO_PARTIAL 0xffffffffu
-
-// Where a work item's rows and keys are: what would otherwise cost loads that wait for one another.
-struct FolioItemPlace {
-    folio_i64 page_start;  // FolioPlanView::page_start of the item's request
+    folio_u32 request, q_start, q_len, kv_start, kv_end;
+    folio_u32 partial;  // first row of the partial results, or FOLIO_NO_PARTIAL
+    folio_u32 cost, reserved;
+    // Where the rows and the keys are: what would otherwise cost loads that wait for one another.
+    folio_i64 page_start;  // first entry of page_ids; ragged: first K/V row
     folio_i32 q_token;     // qo_indptr of the request + q_start: row of q and o
     folio_i32 position;    // kv_len - qo_len + q_start: position of the first row, may be negative
 };
+
+// src/problem/work.rs: CombineItem. The parts of row q_token are the partial rows that partials[first, first + count)
+// names.
+struct FolioCombineItem {
+    folio_u32 q_token, first, count, reserved;
+};
+
+#define FOLIO_NO_PARTIAL 0xffffffffu
 
 enum FolioMask { FOLIO_MASK_CAUSAL = 0, FOLIO_MASK_FULL = 1, FOLIO_MASK_BYTES = 2, FOLIO_MASK_BITS = 3 };
 
@@ -54,15 +54,14 @@ struct FolioCache {
 struct FolioPlanView {
     const folio_i32 *qo_indptr;   // [batch_size + 1]
     const folio_i32 *kv_len;      // [batch_size]
-    const folio_i64 *page_start;  // [batch_size] first entry of page_ids; ragged: first K/V row
-    const folio_i32 *page_ids;    // null for ragged: page id = page_start + index
+    const folio_i32 *page_ids;  // null for ragged: page id = page_start + index
     const FolioWorkItem *items;   // the largest first
-    const FolioMergeItem *merges;
-    const folio_u32 *counts;       // {number of items, number of merges, batch size, 0}
+    const FolioCombineItem *combines;
+    const folio_u32 *partials;     // partial rows that the combine items name
+    const folio_u32 *counts;       // {number of items, number of combine items, batch size, 0}
     folio_u32 *next_tile;          // 0 between runs: a kernel that takes tiles by it clears it again
     float *partial_o;              // [partial row][num_qo_heads][head_dim_vo], normalised
     float *partial_lse;            // [partial row][num_qo_heads], base 2, -inf where nothing was seen
-    const FolioItemPlace *places;  // [item], as items
 };
 
 struct FolioAttentionParams {
@@ -116,7 +115,7 @@ struct FolioDecodeParams {
     folio_u32 reserved;
 };
 
-// kernels/plan/combine.cu: puts the rows of FolioPlanView::merges together.
+// kernels/plan/combine.cu: puts the parts of FolioPlanView::combines together.
 struct FolioCombineParams {
     FolioPlanView plan;
     FolioRows o;
@@ -128,7 +127,7 @@ struct FolioCombineParams {
     folio_i32 v_scales_stride;
     folio_u32 flags;  // FolioRunFlag
     folio_u32 num_qo_heads, group_size, head_dim_vo, o_dtype;
-    folio_u32 row_blocks;  // CTAs per merge item
+    folio_u32 blocks_of_row;  // CTAs per combine item: they share the heads
 };
 
 // kernels/ops/merge.cu: n attention states per row; the public merges of two and of n.
@@ -189,26 +188,25 @@ struct FolioPlanParams {
     const folio_i32 *last_page_len;
     folio_i64 table_stride;  // block table: elements from row to row
     folio_i32 *out_qo_indptr, *out_kv_len;
-    folio_i64 *out_page_start, *out_mask_bytes_start, *out_mask_bits_start;
+    folio_i64 *out_mask_bytes_start, *out_mask_bits_start;
     FolioPlanRequest *requests;  // [batch_size], and as many u32: for the kernel itself
-    folio_u32 *first_item, *first_merge;
+    folio_u32 *first_item, *first_combine;
     FolioWorkItem *items;
-    FolioItemPlace *places;
-    FolioMergeItem *merges;
+    FolioCombineItem *combines;
+    folio_u32 *partials;
     folio_u32 *counts, *next_tile;
     FolioDivisor q_tile;
     folio_u32 batch_size, fixed_qo_len, page_size;
     folio_u32 kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
-    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_merges, max_partial_rows;
+    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_combines, max_partial_rows;
     folio_u32 by_request;  // keep the items of a request together: prefill
 };
 
 // The numbers of src/cuda/params.rs.
-static_assert(sizeof(FolioWorkItem) == 32 && sizeof(FolioMergeItem) == 32 && sizeof(FolioItemPlace) == 16,
-              "plan records");
-static_assert(sizeof(FolioPlanView) == 88 && sizeof(FolioAttentionParams) == 336, "attention");
-static_assert(sizeof(FolioGenericParams) == 376 && sizeof(FolioCombineParams) == 192, "generic kernels");
-static_assert(sizeof(FolioDecodeParams) == 368, "Hopper decode");
+static_assert(sizeof(FolioWorkItem) == 48 && sizeof(FolioCombineItem) == 16, "plan records");
+static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 328, "attention");
+static_assert(sizeof(FolioGenericParams) == 368 && sizeof(FolioCombineParams) == 184, "generic kernels");
+static_assert(sizeof(FolioDecodeParams) == 360, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
-static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 208, "planning");
+static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 200, "planning");

@@ -1,10 +1,10 @@
 // Puts the partial results of split rows together: the second kernel of a run. It adds the sink, once,
 // scales and rounds the output. (Merging the caller's own states is ops/merge.cu.)
 //
-// One CTA takes query heads of the rows of one merge item in turn. Its eight warps share the chunks, several
-// in flight each, in an order that depends on nothing but the item; lane i has columns 4i .. 4i + 3 and, above
-// 128, 128 + 4i .. 128 + 4i + 3. The kernel is short, so its time is the loads that wait for one another: what
-// the split kernel did not write is read before that kernel has ended.
+// One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, in
+// an order that depends on nothing but their number; lane i has columns 4i .. 4i + 3 and, above 128, 128 + 4i ..
+// 128 + 4i + 3. The kernel is short, so its time is the loads that wait for one another: what the split kernel did not
+// write, the list of parts included, is read before that kernel has ended.
 #include "core/softmax.cuh"
 
 namespace folio {
@@ -21,43 +21,45 @@ __device__ __forceinline__ void add_scaled(float4 &sum, float factor, float4 x) 
 // Factor of what is relative to `max` for a sum relative to `larger`.
 __device__ __forceinline__ float weight(float max, float larger) { return exp2_approx(max - exponent_base(larger)); }
 
-// A weighted sum of chunks, at the lane's columns.
-struct ChunkSum {
+// A weighted sum of parts, at the lane's columns.
+struct PartSum {
     RowState state;
     float4 values[PASSES];
 };
 
-// Partial results of one row and head: chunk c lies q_len rows after chunk c - 1.
-struct Partials {
-    const float *lse;
-    const float4 *o;
-    i64 lse_stride, o_stride;
-    u32 num_chunks, pieces;
+// The partial rows of a split row, of which a warp has numbers warp, warp + WARPS and so on. The first ones are read
+// with the row, further ones when they are needed.
+struct Parts {
+    const u32 *rows;
+    u32 count;
+    u32 first_rows[IN_FLIGHT];
 
-    __device__ __forceinline__ Partials(const FolioCombineParams &p, const FolioMergeItem &merge, u32 token, u32 head)
-        : lse_stride(static_cast<i64>(merge.q_len) * p.num_qo_heads),
-          num_chunks(merge.num_chunks),
-          pieces(p.head_dim_vo / 4) {
-        const i64 first = (static_cast<i64>(merge.partial) + token) * p.num_qo_heads + head;
-        lse = p.plan.partial_lse + first;
-        o = reinterpret_cast<const float4 *>(p.plan.partial_o) + first * pieces;
-        o_stride = lse_stride * pieces;
+    __device__ __forceinline__ Parts(const FolioCombineParams &p, const FolioCombineItem &item, u32 warp)
+        : rows(p.plan.partials + item.first), count(item.count) {
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; i++) {
+            const u32 part = warp + i * WARPS;
+            first_rows[i] = part < count ? rows[part] : 0;
+        }
     }
 
-    // Chunks warp, warp + WARPS and so on.
-    __device__ __forceinline__ ChunkSum sum(u32 warp, u32 lane) const {
-        ChunkSum sum = {{minus_infinity(), 0.0f}, {}};
-        for (u32 first = warp; first < num_chunks; first += WARPS * IN_FLIGHT) {
+    __device__ __forceinline__ PartSum sum(const FolioCombineParams &p, u32 head, u32 warp, u32 lane) const {
+        const u32 pieces = p.head_dim_vo / 4;
+        const float4 *const o = reinterpret_cast<const float4 *>(p.plan.partial_o);
+        PartSum sum = {{minus_infinity(), 0.0f}, {}};
+        for (u32 first = warp; first < count; first += WARPS * IN_FLIGHT) {
             float logits[IN_FLIGHT], max = sum.state.max;
             float4 x[IN_FLIGHT][PASSES];
 #pragma unroll
             for (u32 i = 0; i < IN_FLIGHT; i++) {
-                const u32 chunk = first + i * WARPS;
-                const bool there = chunk < num_chunks;
-                logits[i] = there ? lse[chunk * lse_stride] : minus_infinity();
+                const u32 part = first + i * WARPS;
+                const bool there = part < count;
+                const u32 row = first == warp ? first_rows[i] : there ? rows[part] : 0;
+                const i64 at = static_cast<i64>(row) * p.num_qo_heads + head;
+                logits[i] = there ? p.plan.partial_lse[at] : minus_infinity();
 #pragma unroll
                 for (u32 n = 0; n < PASSES; n++) {
-                    x[i][n] = there && lane + 32 * n < pieces ? o[chunk * o_stride + lane + 32 * n] : float4{};
+                    x[i][n] = there && lane + 32 * n < pieces ? o[at * pieces + lane + 32 * n] : float4{};
                 }
             }
 #pragma unroll
@@ -109,10 +111,8 @@ struct Target {
     u32 head;
     float sink, v_scale;
 
-    __device__ __forceinline__ Target(const FolioCombineParams &p, const FolioMergeItem &merge, u32 row) {
-        const u32 token_of_item = row / p.num_qo_heads;
-        head = row - token_of_item * p.num_qo_heads;
-        token = static_cast<i64>(p.plan.qo_indptr[merge.request]) + merge.q_start + token_of_item;
+    __device__ __forceinline__ Target(const FolioCombineParams &p, const FolioCombineItem &item, u32 head)
+        : token(item.q_token), head(head) {
         sink = p.sinks ? p.sinks[head] * LOG2_E : minus_infinity();
         v_scale = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, head / p.group_size);
         if (p.o_dtype >= FOLIO_E4M3) v_scale /= p.o_scale;
@@ -130,16 +130,15 @@ struct Target {
     }
 };
 
-__device__ __forceinline__ void combine_row(const FolioCombineParams &p, const FolioMergeItem &merge,
-                                            const Target &target, u32 token, Sums &sums) {
+__device__ __forceinline__ void combine_head(const FolioCombineParams &p, const Parts &parts, const Target &target,
+                                             Sums &sums) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Partials partials(p, merge, token, target.head);
-    const ChunkSum sum = partials.sum(warp, lane);
+    const PartSum sum = parts.sum(p, target.head, warp, lane);
     if (lane == 0) sums.states[warp] = sum.state;
 #pragma unroll
     for (u32 n = 0; n < PASSES; n++) sums.values[warp][lane + 32 * n] = sum.values[n];
     __syncthreads();
-    if (threadIdx.x < partials.pieces) {
+    if (4 * threadIdx.x < p.head_dim_vo) {
         float4 x;
         const RowState state = sums.total(threadIdx.x, x);
         target.store(p, 4 * threadIdx.x, x, state);
@@ -153,20 +152,23 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS)
     folio_combine(const __grid_constant__ FolioCombineParams p) {
     using namespace folio;
     __shared__ Sums sums;
-    const u32 index = blockIdx.x / p.row_blocks, first = blockIdx.x - index * p.row_blocks;
+    const u32 index = blockIdx.x / p.blocks_of_row, first = blockIdx.x - index * p.blocks_of_row;
     if (index >= p.plan.counts[1]) {
         wait_for_prerequisites();
         return;
     }
-    const FolioMergeItem merge = p.plan.merges[index];
-    const u32 rows = merge.q_len * p.num_qo_heads;
-    for (u32 row = first; row < rows; row += p.row_blocks) {
-        const Target target(p, merge, row);
-        if (row == first) {
+    const FolioCombineItem item = p.plan.combines[index];
+    const Parts parts(p, item, threadIdx.x / 32);
+    if (item.count == 0) {
+        wait_for_prerequisites();
+        return;
+    }
+    for (u32 head = first; head < p.num_qo_heads; head += p.blocks_of_row) {
+        const Target target(p, item, head);
+        if (head == first) {
             wait_for_prerequisites();
             allow_dependents();
         }
-        combine_row(p, merge, target, row / p.num_qo_heads, sums);
+        combine_head(p, parts, target, sums);
     }
-    if (first >= rows) wait_for_prerequisites();
 }

@@ -96,7 +96,7 @@ __device__ __forceinline__ i32 clamp(i64 x, u32 most) {
 // All requests, and what is summed over them.
 struct Requests {
     FolioPlanRequest *request;
-    u32 *first_item, *first_merge;
+    u32 *first_item, *first_combine;
     u32 begin, end;  // the thread's
 };
 
@@ -141,7 +141,7 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
         const u32 tiles = divide_up(rows, p.q_tile);
         const u64 elements = static_cast<u64>(rows) * keys;
         all.request[b] = {page_start, static_cast<u32>(rows), static_cast<u32>(keys), tiles, 0, 0, row};
-        p.out_qo_indptr[b] = row, p.out_kv_len[b] = keys, p.out_page_start[b] = page_start;
+        p.out_qo_indptr[b] = row, p.out_kv_len[b] = keys;
         if (b + 1 == p.batch_size) p.out_qo_indptr[b + 1] = next_row;
         sums[0] += tiles, sums[1] += static_cast<u64>(tiles) * keys;
         sums[2] += elements, sums[3] += (elements + 7) / 8;
@@ -204,13 +204,14 @@ __device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Re
 }
 
 struct Counts {
-    u32 items, merges;
+    u32 items, combines;
 };
 
-// Where each request's items, merges and partial results start.
+// Where each request's items, combine items and partial results start. Every split row has as many partial rows as its
+// request has chunks, so the list of partial rows has the layout of the partial rows themselves.
 __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Requests &all, u32 chunk) {
     __shared__ BlockScan<2> scan;
-    u64 sums[2] = {};  // items, and merges above bit 32; partial rows
+    u64 sums[2] = {};  // items, and combine items above bit 32; partial rows
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
@@ -218,7 +219,7 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Reques
         request.chunks = chunks;
         sums[0] += static_cast<u64>(request.tiles) * chunks;
         if (chunks > 1) {
-            sums[0] += static_cast<u64>(request.tiles) << 32, sums[1] += static_cast<u64>(request.rows) * chunks;
+            sums[0] += static_cast<u64>(request.rows) << 32, sums[1] += static_cast<u64>(request.rows) * chunks;
         }
     }
     scan.exclusive(sums);
@@ -226,18 +227,18 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Reques
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
         all.first_item[b] = static_cast<u32>(sums[0]);
-        all.first_merge[b] = static_cast<u32>(sums[0] >> 32);
+        all.first_combine[b] = static_cast<u32>(sums[0] >> 32);
         request.first_partial = static_cast<u32>(sums[1]);
         sums[0] += static_cast<u64>(request.tiles) * request.chunks;
         if (request.chunks > 1) {
-            sums[0] += static_cast<u64>(request.tiles) << 32;
+            sums[0] += static_cast<u64>(request.rows) << 32;
             sums[1] += static_cast<u64>(request.rows) * request.chunks;
         }
     }
     const Counts counts = {static_cast<u32>(min(scan.totals[0] & 0xffffffffull, static_cast<u64>(p.max_items))),
-                           static_cast<u32>(min(scan.totals[0] >> 32, static_cast<u64>(p.max_merges)))};
+                           static_cast<u32>(min(scan.totals[0] >> 32, static_cast<u64>(p.max_combines)))};
     if (threadIdx.x == 0) {
-        p.counts[0] = counts.items, p.counts[1] = counts.merges, p.counts[2] = p.batch_size, p.counts[3] = 0;
+        p.counts[0] = counts.items, p.counts[1] = counts.combines, p.counts[2] = p.batch_size, p.counts[3] = 0;
         *p.next_tile = 0;
     }
     __syncthreads();
@@ -269,16 +270,20 @@ __device__ __forceinline__ u32 find(const u32 *first, u32 num_requests, u32 inde
     return low;
 }
 
-__device__ __forceinline__ void write_merges(const FolioPlanParams &p, const Requests &all, u32 num_merges) {
+// Row r of chunk c of a tile lies c times the tile's rows after row r of its first chunk. A row whose parts do not all
+// fit in the workspace is dropped: it has none.
+__device__ __forceinline__ void write_combines(const FolioPlanParams &p, const Requests &all, u32 num_combines) {
 #pragma unroll 1
-    for (u32 m = threadIdx.x; m < num_merges; m += blockDim.x) {
-        const u32 index = find(all.first_merge, p.batch_size, m);
+    for (u32 n = threadIdx.x; n < num_combines; n += blockDim.x) {
+        const u32 index = find(all.first_combine, p.batch_size, n);
         const FolioPlanRequest &request = all.request[index];
-        const u32 q_start = (m - all.first_merge[index]) * p.q_tile.divisor,
-                  q_len = min(p.q_tile.divisor, request.rows - q_start);
-        const u32 first = request.first_partial + q_start * request.chunks;
-        const u32 held = first + q_len * request.chunks <= p.max_partial_rows ? q_len : 0;
-        store_record(p.merges + m, FolioMergeItem{index, q_start, held, first, request.chunks, {0, 0, 0}});
+        const u32 row = n - all.first_combine[index], tile = divide(row, p.q_tile);
+        const u32 q_start = tile * p.q_tile.divisor, q_len = min(p.q_tile.divisor, request.rows - q_start);
+        const u32 of_tile = request.first_partial + q_start * request.chunks;
+        const u32 first = request.first_partial + row * request.chunks;
+        const u32 count = of_tile + q_len * request.chunks <= p.max_partial_rows ? request.chunks : 0;
+        store_record(p.combines + n, FolioCombineItem{static_cast<u32>(request.q_token) + row, first, count, 0});
+        for (u32 c = 0; c < count; c++) p.partials[first + c] = of_tile + c * q_len + row - q_start;
     }
 }
 
@@ -303,12 +308,10 @@ __device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, con
     const i64 last_visible = static_cast<i64>(request.keys) - request.rows + item.q_start + item.q_len;
     const i64 visible = max(min(static_cast<i64>(item.kv_end), last_visible) - item.kv_start, 0ll);
     item.cost = static_cast<u32>(min(visible * item.q_len, 0xffffffffll));
+    item.page_start = request.page_start;
+    item.q_token = static_cast<i32>(request.q_token + item.q_start);
+    item.position = static_cast<i32>(request.keys - request.rows + item.q_start);
     return item;
-}
-
-__device__ __forceinline__ FolioItemPlace make_place(const FolioPlanRequest &request, const FolioWorkItem &item) {
-    return {request.page_start, static_cast<i32>(request.q_token + item.q_start),
-            static_cast<i32>(request.keys - request.rows + item.q_start)};
 }
 
 // 0 comes first. Decode goes by the item's cost; prefill by the request's keys, so that tiles that read the
@@ -374,7 +377,6 @@ __device__ __forceinline__ void write_items(const FolioPlanParams &p, const Requ
             const u32 at = counters.add(valid, order_class(p.by_request ? request.keys : item.cost, scale));
             if (pass == 0 || !valid) continue;
             store_record(p.items + at, item);
-            store_record(p.places + at, make_place(request, item));
         }
         if (pass == 1) break;
         __syncthreads();
@@ -388,16 +390,16 @@ __device__ __forceinline__ void write_items(const FolioPlanParams &p, const Requ
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_plan(const __grid_constant__ FolioPlanParams p) {
     using namespace folio;
     __shared__ FolioPlanRequest requests[SHARED_REQUESTS];
-    __shared__ u32 first_item[SHARED_REQUESTS], first_merge[SHARED_REQUESTS];
+    __shared__ u32 first_item[SHARED_REQUESTS], first_combine[SHARED_REQUESTS];
     wait_for_prerequisites();
     const bool is_small = p.batch_size <= SHARED_REQUESTS;
     const u32 run = divide_up(p.batch_size, blockDim.x), begin = min(threadIdx.x * run, p.batch_size);
     const Requests all = {is_small ? requests : p.requests, is_small ? first_item : p.first_item,
-                          is_small ? first_merge : p.first_merge, begin, min(begin + run, p.batch_size)};
+                          is_small ? first_combine : p.first_combine, begin, min(begin + run, p.batch_size)};
     const Batch batch = read_lengths(p, all);
     const u32 chunk = p.invariant_chunk ? p.invariant_chunk : smallest_chunk(p, all, batch);
     const Counts counts = lay_out(p, all, chunk);
-    write_merges(p, all, counts.merges);
+    write_combines(p, all, counts.combines);
     const float largest = p.by_request
                               ? static_cast<float>(batch.longest)
                               : static_cast<float>(min(chunk, batch.longest)) * static_cast<float>(batch.most_rows);

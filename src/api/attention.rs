@@ -7,7 +7,9 @@ use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
 use crate::plan::schedule;
-use crate::problem::{AttentionArgs, AttentionDesc, Batch, HostBatch, Pages, WorkList};
+use crate::problem::{
+    AttentionArgs, AttentionDesc, Batch, HostBatch, Pages, RequestStarts, WorkList,
+};
 
 /// One attention problem on one context, with its current plan.
 ///
@@ -95,12 +97,11 @@ impl Attention {
         let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
         let planned = match &batch {
             Batch::Host(host) => {
-                schedule(host, &self.desc, &self.kernel.tiling(), &mut self.work);
-                Planned::of(host)
+                schedule(host, &self.desc, &self.kernel.tiling(), &mut self.work)?;
+                Planned::of(host, &self.work.starts)
             }
             Batch::Device(device) => {
-                self.work.items.clear();
-                self.work.merges.clear();
+                self.work.clear();
                 Planned {
                     batch_size: i64::from(device.batch_size),
                     max_page_id: -1,
@@ -129,20 +130,18 @@ impl Attention {
 }
 
 impl Planned {
-    fn of(batch: &HostBatch<'_>) -> Planned {
+    fn of(batch: &HostBatch<'_>, starts: &RequestStarts) -> Planned {
+        let n = batch.batch_size();
         let mut planned = Planned {
-            batch_size: batch.batch_size() as i64,
+            batch_size: n as i64,
+            mask_bytes: starts.mask_bytes[n],
+            mask_bits: starts.mask_bits[n],
             num_tokens: batch.num_tokens() as i64,
             max_page_id: i64::from(batch.max_page_id),
             ..Planned::default()
         };
         if let Pages::Ragged { indptr } = batch.pages {
-            planned.kv_rows = i64::from(indptr[batch.batch_size()]);
-        }
-        for (b, &kv_len) in batch.kv_len.iter().enumerate() {
-            let elements = i64::from(batch.qo_len(b)) * i64::from(kv_len);
-            planned.mask_bytes += elements;
-            planned.mask_bits += (elements + 7) / 8;
+            planned.kv_rows = i64::from(indptr[n]);
         }
         planned
     }

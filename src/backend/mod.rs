@@ -7,7 +7,8 @@ pub use registry::{Target, cuda_device_count, open};
 
 use crate::error::Result;
 use crate::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Batch, Checked, MergeArgs, MergeStatesArgs, WorkList,
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, Checked, MergeArgs, MergeStatesArgs, Tiling,
+    WorkList,
 };
 use crate::tensor::Device;
 
@@ -31,20 +32,6 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// Merges n attention states.
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()>;
-}
-
-/// How a backend wants work cut. The scheduler (`plan::schedule`) does the cutting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tiling {
-    /// Most query rows per item.
-    pub q_tile: u32,
-    /// Chunks of keys are multiples of this many.
-    pub kv_unit: u32,
-    /// Splits of keys aim at this many items, and never make more than this many beyond one per query
-    /// tile. 0: keys are not split.
-    pub max_splits: u32,
-    /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.
-    pub invariant_chunk: u32,
 }
 
 /// Memory that a plan needs, for every batch within the desc's maxima.

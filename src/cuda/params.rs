@@ -24,16 +24,6 @@ pub enum MaskMode {
     Bits = 3,
 }
 
-/// `FolioItemPlace`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-#[allow(missing_docs)]
-pub struct ItemPlace {
-    pub page_start: i64,
-    pub q_token: i32,
-    pub position: i32,
-}
-
 /// `FolioRows`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -62,15 +52,14 @@ pub struct Cache {
 pub struct PlanView {
     pub qo_indptr: u64,
     pub kv_len: u64,
-    pub page_start: u64,
     pub page_ids: u64,
     pub items: u64,
-    pub merges: u64,
+    pub combines: u64,
+    pub partials: u64,
     pub counts: u64,
     pub next_tile: u64,
     pub partial_o: u64,
     pub partial_lse: u64,
-    pub places: u64,
 }
 
 /// `FolioAttentionParams`.
@@ -171,7 +160,7 @@ pub struct CombineParams {
     pub group_size: u32,
     pub head_dim_vo: u32,
     pub o_dtype: u32,
-    pub row_blocks: u32,
+    pub blocks_of_row: u32,
 }
 
 /// `FolioState`.
@@ -256,15 +245,14 @@ pub struct PlanParams {
     pub table_stride: i64,
     pub out_qo_indptr: u64,
     pub out_kv_len: u64,
-    pub out_page_start: u64,
     pub out_mask_bytes_start: u64,
     pub out_mask_bits_start: u64,
     pub requests: u64,
     pub first_item: u64,
-    pub first_merge: u64,
+    pub first_combine: u64,
     pub items: u64,
-    pub places: u64,
-    pub merges: u64,
+    pub combines: u64,
+    pub partials: u64,
     pub counts: u64,
     pub next_tile: u64,
     pub q_tile: Divisor,
@@ -278,25 +266,24 @@ pub struct PlanParams {
     pub max_kv_len: u32,
     pub max_num_tokens: u32,
     pub max_items: u32,
-    pub max_merges: u32,
+    pub max_combines: u32,
     pub max_partial_rows: u32,
     pub by_request: u32,
 }
 
 /// The numbers of the `static_assert`s at the end of `kernels/params/params.h`.
 const _: () = {
-    assert!(size_of::<crate::problem::WorkItem>() == 32);
-    assert!(size_of::<crate::problem::MergeItem>() == 32);
-    assert!(size_of::<ItemPlace>() == 16);
-    assert!(size_of::<PlanView>() == 88);
-    assert!(size_of::<AttentionParams>() == 336);
-    assert!(size_of::<GenericParams>() == 376);
-    assert!(size_of::<CombineParams>() == 192);
-    assert!(size_of::<DecodeParams>() == 368);
+    assert!(size_of::<crate::problem::WorkItem>() == 48);
+    assert!(size_of::<crate::problem::CombineItem>() == 16);
+    assert!(size_of::<PlanView>() == 80);
+    assert!(size_of::<AttentionParams>() == 328);
+    assert!(size_of::<GenericParams>() == 368);
+    assert!(size_of::<CombineParams>() == 184);
+    assert!(size_of::<DecodeParams>() == 360);
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);
-    assert!(size_of::<PlanParams>() == 208);
+    assert!(size_of::<PlanParams>() == 200);
 };
 
 impl Rows {

@@ -1,5 +1,5 @@
 //! Cuts a batch into work items: query tiles × chunks of keys, the largest first (for prefill: those of
-//! the longest request first, its largest first), and lists the merges that put split rows together again.
+//! the longest request first, its largest first), and lists the rows whose parts are to be combined.
 //!
 //! Masks are not known here: layers with different masks and windows share a plan, so an item covers a
 //! range of keys and each run clips it. Costs assume a causal mask, which is what most batches have.
@@ -17,22 +17,34 @@
 //! **Batch-invariant.** Tiles always start at the request's first row, and the chunk is fixed, so a
 //! request is cut the same way in every batch.
 
-use crate::backend::Tiling;
-use crate::problem::{AttentionDesc, HostBatch, Kind, MergeItem, NO_PARTIAL, WorkItem, WorkList};
+use super::reserve;
+use super::starts::request_starts;
+use crate::error::Result;
+use crate::problem::Tiling;
+use crate::problem::{AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, WorkItem, WorkList};
 
 /// A longest request of so many units is not split: putting the rows together again costs more.
 const UNITS_NOT_SPLIT: u32 = 2;
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
-pub fn schedule(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling, work: &mut WorkList) {
+///
+/// # Errors
+/// `OutOfMemory` where it cannot grow.
+pub fn schedule(
+    batch: &HostBatch<'_>,
+    desc: &AttentionDesc,
+    tiling: &Tiling,
+    work: &mut WorkList,
+) -> Result<()> {
+    work.clear();
+    request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
     let chunk = if desc.batch_invariant {
         tiling.invariant_chunk
     } else {
         smallest_chunk(batch, tiling)
     };
-    work.items.clear();
-    work.merges.clear();
     let chunk = Divisor::new(chunk);
+    make_room(batch, tiling, chunk, work)?;
     let mut partial_rows = 0;
     for b in 0..batch.batch_size() {
         let qo_len = batch.qo_len(b);
@@ -43,17 +55,42 @@ pub fn schedule(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling, wo
                 q_start,
                 q_len: tiling.q_tile.min(qo_len - q_start),
                 kv_len: batch.kv_len[b] as u32,
+                page_start: work.starts.page[b],
+                first_token: batch.qo_indptr[b],
                 past: i64::from(batch.kv_len[b]) - i64::from(qo_len),
             };
             tile.push(work, &mut partial_rows, chunk);
             q_start += tile.q_len;
         }
     }
-    sort(work, batch, desc.kind);
+    sort(work, batch, desc.kind)
+}
+
+/// Room for the cut, so that making it does not allocate.
+fn make_room(
+    batch: &HostBatch<'_>,
+    tiling: &Tiling,
+    chunk: Divisor,
+    work: &mut WorkList,
+) -> Result<()> {
+    let q_tile = Divisor::new(tiling.q_tile);
+    let (mut items, mut combines, mut partials) = (0usize, 0usize, 0usize);
+    for b in 0..batch.batch_size() {
+        let rows = batch.qo_len(b);
+        let chunks = chunk.divide_up(batch.kv_len[b] as u32).max(1) as usize;
+        items = items.saturating_add((q_tile.divide_up(rows) as usize).saturating_mul(chunks));
+        if chunks > 1 {
+            combines += rows as usize;
+            partials = partials.saturating_add((rows as usize).saturating_mul(chunks));
+        }
+    }
+    reserve("work items", &mut work.items, items)?;
+    reserve("combine items", &mut work.combines, combines)?;
+    reserve("partial rows", &mut work.partials, partials)
 }
 
 /// The order decides only the time: every item writes its own memory. Both orders are stable.
-fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) {
+fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) -> Result<()> {
     match kind {
         Kind::Decode => by_cost(work),
         Kind::Prefill => by_request(work, batch),
@@ -62,13 +99,13 @@ fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) {
 
 /// Costs are compared by their leading eight bits: a counting sort, since sorting 1024 keys exactly costs a
 /// quarter of their plan.
-fn by_cost(work: &mut WorkList) {
+fn by_cost(work: &mut WorkList) -> Result<()> {
     const CLASSES: usize = 256;
     let largest = work.items.iter().map(|item| item.cost).max().unwrap_or(0);
     let shift = (u32::BITS - largest.leading_zeros()).saturating_sub(CLASSES.ilog2());
     let class = |item: &WorkItem| CLASSES - 1 - (item.cost >> shift) as usize;
     if work.items.is_sorted_by_key(class) {
-        return;
+        return Ok(());
     }
     let mut next = [0; CLASSES];
     for item in &work.items {
@@ -78,19 +115,29 @@ fn by_cost(work: &mut WorkList) {
     for count in &mut next {
         before += std::mem::replace(count, before);
     }
-    work.unordered.clone_from(&work.items);
+    set_aside(work)?;
     for item in &work.unordered {
         let at = &mut next[class(item)];
         work.items[*at] = *item;
         *at += 1;
     }
+    Ok(())
+}
+
+/// Copies the items, to be put into order.
+fn set_aside(work: &mut WorkList) -> Result<()> {
+    work.unordered.clear();
+    reserve("work items", &mut work.unordered, work.items.len())?;
+    work.unordered.extend_from_slice(&work.items);
+    Ok(())
 }
 
 /// Many tiles of a prefill read the same keys, so those of a request stay together, and a device's cache
 /// serves all but the first. What is sorted are 16-byte keys that end in the item's index, which also settles
 /// ties by row and key.
-fn by_request(work: &mut WorkList, batch: &HostBatch<'_>) {
+fn by_request(work: &mut WorkList, batch: &HostBatch<'_>) -> Result<()> {
     work.order.clear();
+    reserve("work items", &mut work.order, work.items.len())?;
     work.order
         .extend(work.items.iter().zip(0..).map(|(item, index)| {
             let longest_first = !(batch.kv_len[item.request as usize] as u32);
@@ -100,16 +147,17 @@ fn by_request(work: &mut WorkList, batch: &HostBatch<'_>) {
                 | index
         }));
     if work.order.is_sorted() {
-        return;
+        return Ok(());
     }
     work.order.sort_unstable();
-    work.unordered.clone_from(&work.items);
+    set_aside(work)?;
     work.items.clear();
     let ordered = work
         .order
         .iter()
         .map(|&key| work.unordered[key as u32 as usize]);
     work.items.extend(ordered);
+    Ok(())
 }
 
 /// Query rows of one request, before its keys are cut.
@@ -118,6 +166,9 @@ struct Tile {
     q_start: u32,
     q_len: u32,
     kv_len: u32,
+    page_start: i64,
+    /// The request's first row within the batch.
+    first_token: i32,
     /// Position of the request's first row.
     past: i64,
 }
@@ -143,18 +194,28 @@ impl Tile {
                 },
                 cost: self.cost(kv_start, kv_end),
                 reserved: 0,
+                page_start: self.page_start,
+                q_token: self.first_token + self.q_start as i32,
+                position: (self.past + i64::from(self.q_start)) as i32,
             });
         }
         if split {
-            work.merges.push(MergeItem {
-                request: self.request,
-                q_start: self.q_start,
-                q_len: self.q_len,
-                partial: *partial_rows,
-                num_chunks,
-                reserved: [0; 3],
-            });
+            self.combine(work, *partial_rows, num_chunks);
             *partial_rows += num_chunks * self.q_len;
+        }
+    }
+
+    /// Row `r` of chunk `c` lies at partial row `partial + c · q_len + r`.
+    fn combine(&self, work: &mut WorkList, partial: u32, num_chunks: u32) {
+        for row in 0..self.q_len {
+            work.combines.push(CombineItem {
+                q_token: (self.first_token as u32) + self.q_start + row,
+                first: work.partials.len() as u32,
+                count: num_chunks,
+                reserved: 0,
+            });
+            let rows = (0..num_chunks).map(|c| partial + c * self.q_len + row);
+            work.partials.extend(rows);
         }
     }
 
@@ -296,7 +357,7 @@ mod tests {
             max_page_id: -1,
         };
         let mut work = WorkList::default();
-        schedule(&batch, &desc(batch_invariant, kind), tiling, &mut work);
+        schedule(&batch, &desc(batch_invariant, kind), tiling, &mut work).unwrap();
         work
     }
 
@@ -344,26 +405,55 @@ mod tests {
             tiling in tilings(),
         ) {
             let work = cut(&lens, &tiling, false);
-            let splits: u32 = work.merges.iter().map(|m| m.num_chunks - 1).sum();
+            let rows = work.partials.len();
+            let splits: u32 = work.items.iter().filter(|i| i.kv_start > 0).count() as u32;
             prop_assert!(splits <= tiling.max_splits);
-            let rows: u32 = work.merges.iter().map(|m| m.num_chunks * m.q_len).sum();
-            prop_assert!(rows <= 2 * tiling.max_splits * tiling.q_tile);
-            let mut used = vec![false; rows as usize];
+            prop_assert!(rows as u32 <= 2 * tiling.max_splits * tiling.q_tile);
+            let mut used = vec![false; rows];
             for item in work.items.iter().filter(|item| item.partial != NO_PARTIAL) {
                 for row in item.partial..item.partial + item.q_len {
                     prop_assert!(!std::mem::replace(&mut used[row as usize], true));
                 }
             }
             prop_assert!(used.iter().all(|&u| u));
-            for merge in &work.merges {
-                let mut parts: Vec<_> = work.items.iter()
-                    .filter(|i| i.request == merge.request && i.q_start == merge.q_start)
-                    .collect();
-                parts.sort_by_key(|i| i.kv_start);
-                prop_assert_eq!(parts.len(), merge.num_chunks as usize);
-                for (c, item) in parts.iter().enumerate() {
-                    prop_assert_eq!(item.partial, merge.partial + c as u32 * merge.q_len);
-                }
+        }
+
+        /// A split row is listed once, and its partial rows are those of its items, by keys.
+        #[test]
+        fn combine_items_name_the_parts_of_their_row(
+            lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
+            tiling in tilings(),
+            batch_invariant: bool,
+        ) {
+            let work = cut(&lens, &tiling, batch_invariant);
+            let mut parts: Vec<(u32, u32, u32)> = Vec::new();
+            for item in work.items.iter().filter(|item| item.partial != NO_PARTIAL) {
+                let rows = (0..item.q_len).map(|r| (item.q_token as u32 + r, item.kv_start, item.partial + r));
+                parts.extend(rows);
+            }
+            parts.sort_unstable();
+            let listed = work.combines.iter().flat_map(|c| {
+                let rows = &work.partials[c.first as usize..][..c.count as usize];
+                rows.iter().map(|&row| (c.q_token, row))
+            });
+            prop_assert!(listed.eq(parts.iter().map(|&(token, _, row)| (token, row))));
+            prop_assert!(work.combines.iter().all(|c| c.count >= 2));
+        }
+
+        /// What an item says of where its rows and keys are follows from the batch.
+        #[test]
+        fn items_know_their_place(
+            lens in prop::collection::vec((0i32..90, 0i32..700), 1..12),
+            tiling in tilings(),
+        ) {
+            let work = cut(&lens, &tiling, false);
+            for item in &work.items {
+                let b = item.request as usize;
+                let tokens: i32 = lens[..b].iter().map(|l| l.0).sum();
+                let pages: i32 = lens[..b].iter().map(|l| (l.1 + 15) / 16).sum();
+                prop_assert_eq!(item.q_token, tokens + item.q_start as i32);
+                prop_assert_eq!(item.position, lens[b].1 - lens[b].0 + item.q_start as i32);
+                prop_assert_eq!(item.page_start, i64::from(pages));
             }
         }
 

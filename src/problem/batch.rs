@@ -62,6 +62,13 @@ pub enum PageIds<'a> {
     Device(usize),
 }
 
+impl PageIds<'_> {
+    /// They are on the device.
+    pub fn is_device(self) -> bool {
+        matches!(self, PageIds::Device(_))
+    }
+}
+
 impl<'a> HostBatch<'a> {
     /// The number of requests.
     pub fn batch_size(&self) -> usize {

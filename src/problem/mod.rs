@@ -17,4 +17,4 @@ pub use batch::{Batch, DeviceBatch, HostBatch, PageIds, Pages};
 pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use merge::{MergeArgs, MergeStatesArgs};
-pub use work::{MergeItem, NO_PARTIAL, WorkItem, WorkList};
+pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};

@@ -1,10 +1,12 @@
-//! What a plan consists of: work items, and the merges that put split rows together again. The same
-//! 32-byte records are read by CPU workers and by kernels (`kernels/params/params.h` mirrors them).
+//! What a plan consists of: work items, and the combine items that put split rows together again. Workers on the
+//! CPU and kernels read the same records (`kernels/params/params.h` mirrors them).
 
 /// `WorkItem::partial` of an item that covers all keys of its rows and writes the output itself.
 pub const NO_PARTIAL: u32 = u32::MAX;
 
-/// Some query rows of one request against a range of its keys, for every head.
+/// Some query rows of one request against a range of its keys, for every head. What says where the rows and the
+/// keys are is part of the item, so that nobody has to look it up: a kernel would wait for loads that depend on
+/// one another.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WorkItem {
@@ -24,24 +26,27 @@ pub struct WorkItem {
     pub cost: u32,
     /// Zero.
     pub reserved: u32,
+    /// Where the page ids of the request start; for ragged keys and values its first row.
+    pub page_start: i64,
+    /// First query row, counted within the batch: the row of q and o.
+    pub q_token: i32,
+    /// Position of the first query row among the request's keys; negative where there are more rows than keys.
+    pub position: i32,
 }
 
-/// Rows whose keys were split: row `r` of chunk `c` lies at partial row `partial + c · q_len + r`.
+/// One query row whose keys were split, for every head. Its partial results are the rows that
+/// `WorkList::partials[first..first + count]` names: a CSR of rows, so that parts of any tiling meet.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MergeItem {
-    /// The request.
-    pub request: u32,
-    /// First query row, counted within the request.
-    pub q_start: u32,
-    /// Number of query rows.
-    pub q_len: u32,
-    /// First partial row.
-    pub partial: u32,
-    /// Number of chunks, at least two.
-    pub num_chunks: u32,
+pub struct CombineItem {
+    /// The query row, counted within the batch.
+    pub q_token: u32,
+    /// First entry in the list of partial rows.
+    pub first: u32,
+    /// Number of partial rows, at least two.
+    pub count: u32,
     /// Zero.
-    pub reserved: [u32; 3],
+    pub reserved: u32,
 }
 
 /// A whole plan. The vectors keep their capacity from step to step.
@@ -49,10 +54,57 @@ pub struct MergeItem {
 pub struct WorkList {
     /// Work, the largest first.
     pub items: Vec<WorkItem>,
-    /// Merges of split rows.
-    pub merges: Vec<MergeItem>,
+    /// Split rows, in the order of the batch.
+    pub combines: Vec<CombineItem>,
+    /// Partial rows of the combine items.
+    pub partials: Vec<u32>,
+    /// Where the parts of each request start.
+    pub starts: RequestStarts,
     /// Scratch of the scheduler: the order of the items, and the items before they were ordered.
     pub order: Vec<u128>,
     /// See `order`.
     pub unordered: Vec<WorkItem>,
+}
+
+impl WorkList {
+    /// Nothing to do.
+    pub fn clear(&mut self) {
+        self.items.clear();
+        self.combines.clear();
+        self.partials.clear();
+        self.starts.clear();
+    }
+}
+
+/// Where the parts of each request start.
+#[derive(Debug, Clone, Default)]
+pub struct RequestStarts {
+    /// `[batch_size]` first page id, or first row of ragged keys and values.
+    pub page: Vec<i64>,
+    /// `[batch_size + 1]` first byte of a custom mask of bytes; the last is the end.
+    pub mask_bytes: Vec<i64>,
+    /// `[batch_size + 1]` first byte of a custom mask of bits; the last is the end.
+    pub mask_bits: Vec<i64>,
+}
+
+impl RequestStarts {
+    fn clear(&mut self) {
+        self.page.clear();
+        self.mask_bytes.clear();
+        self.mask_bits.clear();
+    }
+}
+
+/// How a backend wants work cut. The scheduler (`plan::schedule`) does the cutting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    /// Most query rows per item.
+    pub q_tile: u32,
+    /// Chunks of keys are multiples of this many.
+    pub kv_unit: u32,
+    /// Splits of keys aim at this many items, and never make more than this many beyond one per query
+    /// tile. 0: keys are not split.
+    pub max_splits: u32,
+    /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.
+    pub invariant_chunk: u32,
 }

@@ -3,11 +3,11 @@
 //! It is slow and obvious, shares nothing with the fast paths but the problem types, and is what every
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
-use crate::backend::{Attention, Backend, Stream, Tiling, Workspace, WorkspaceInfo};
+use crate::backend::{Attention, Backend, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, KvStorage, LogBase, Mask,
-    MergeArgs, MergeStatesArgs, PageIds, Pages, WorkList,
+    MergeArgs, MergeStatesArgs, PageIds, Pages, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 

@@ -6,7 +6,7 @@ use crate::common::instance::Step;
 use crate::common::memory::HostMemory;
 use crate::fixture::{Fixture, everything, plain};
 use folio::api::{Attention as Handle, Context, Stream, Workspace, WorkspaceInfo};
-use folio::backend::{Attention, Backend, Tiling};
+use folio::backend::{Attention, Backend};
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::log::Logger;

@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_row(const FolioDecodeParams &params, const
         if (column == 0) p.plan.partial_lse[at] = log_sum_exp(state);
         return;
     }
-    const i64 token = static_cast<i64>(item.place.q_token) + packed.query;
+    const i64 token = static_cast<i64>(item.work.q_token) + packed.query;
     float factor = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, kv_head);
     if (params.o_dtype >= FOLIO_E4M3) factor /= p.o_scale;
     if (p.sinks) factor *= add_sink(state, p.sinks[head] * LOG2_E);

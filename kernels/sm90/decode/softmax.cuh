@@ -64,7 +64,7 @@ private:
                                                 const Item &item, int column_tile, u32 lane) {
         const FolioRows &q = params.attention.q;
         const PackedRow row = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
-        const i64 token = static_cast<i64>(item.place.q_token) + row.query;
+        const i64 token = static_cast<i64>(item.work.q_token) + row.query;
         const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + row.head;
         const char *bytes = static_cast<const char *>(q.data) + 2 * (token * q.stride_token + head * q.stride_head);
 #pragma unroll

@@ -29,7 +29,6 @@ constexpr int COLUMN_TILES = HEADS * ROW_TILES;
 
 struct Item {
     FolioWorkItem work;
-    FolioItemPlace place;
     // Rows first_row .. first_row + num_rows of the item's q_len x group, for each of the CTA's KV heads.
     u32 kv_head, first_row, num_rows;
 };
@@ -38,11 +37,9 @@ __device__ __forceinline__ Item read_item(const FolioDecodeParams &params, u32 i
     Item item;
     const FolioPlanView &plan = params.attention.plan;
     const uint4 *words = reinterpret_cast<const uint4 *>(plan.items + index);
-    const uint4 a = words[0], b = words[1], c = *reinterpret_cast<const uint4 *>(plan.places + index);
-    item.work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    item.place.page_start = static_cast<i64>(static_cast<u64>(c.y) << 32 | c.x);
-    item.place.q_token = static_cast<i32>(c.z);
-    item.place.position = static_cast<i32>(c.w);
+    const uint4 a = words[0], b = words[1], c = words[2];
+    item.work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, static_cast<i64>(static_cast<u64>(c.y) << 32 | c.x),
+                 static_cast<i32>(c.z), static_cast<i32>(c.w)};
     item.kv_head = blockIdx.x * HEADS;
     item.first_row = blockIdx.y * ROWS;
     const u32 rows = item.work.q_len * params.group_size;
@@ -79,7 +76,7 @@ struct LaneRows {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const PackedRow row = packed_row(params, item, 8 * t + 2 * (lane & 3) + j);
-                position[t][j] = item.place.position + static_cast<i32>(row.query);
+                position[t][j] = item.work.position + static_cast<i32>(row.query);
                 keys[t][j] = window.keys(position[t][j], item_keys(item));
             }
         }
@@ -123,12 +120,12 @@ struct TileSpan {
     __device__ __forceinline__ TileSpan(const FolioDecodeParams &params, const Item &item, u32 warp) {
         const u32 first = item.first_row / params.group_size;
         const u32 last = (item.first_row + item.num_rows - 1) / params.group_size;
-        const RowsKeys visible(Window<i64>(params.attention), static_cast<i64>(item.place.position) + first,
-                               static_cast<i64>(item.place.position) + last, item_keys(item));
+        const RowsKeys visible(Window<i64>(params.attention), static_cast<i64>(item.work.position) + first,
+                               static_cast<i64>(item.work.position) + last, item_keys(item));
         inner = visible.all;
         keys.begin = visible.some.begin;
         keys.end = visible.some.end;
-        keys.page_ids = params.attention.plan.page_ids + item.place.page_start;
+        keys.page_ids = params.attention.plan.page_ids + item.work.page_start;
         keys.first = keys.begin / TILE_TOKENS * TILE_TOKENS;
         keys.head = item.kv_head;
         const i32 all = keys.end <= keys.begin ? 0 : (keys.end - keys.first + TILE_TOKENS - 1) / TILE_TOKENS;

@@ -24,7 +24,8 @@ public:
     static __device__ __forceinline__ void prefetch_first(const FolioAttentionParams &params) {
         const u32 item = blockIdx.x / head_blocks(params);
         asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + item));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.places + item));
+        // An item may lie across two cache lines.
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(&params.plan.items[item].position));
     }
 
     __device__ __forceinline__ u32 num_tiles() const { return num_items * num_heads; }

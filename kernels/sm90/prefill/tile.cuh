@@ -99,11 +99,10 @@ static_assert(sizeof(Tile) == 48);
 __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
     const Window<i32> window(params);
     const FolioWorkItem item = params.plan.items[item_index];
-    const FolioItemPlace place = params.plan.places[item_index];
     Tile tile;
-    tile.token = place.q_token;
+    tile.token = item.q_token;
     tile.num_tokens = item.q_len;
-    tile.position = place.position;
+    tile.position = item.position;
     tile.kv_end = item.kv_end;
     const int kv_start = item.kv_start;
     const int end = min(tile.kv_end, window.end(tile.position + static_cast<int>(item.q_len) - 1));
@@ -113,7 +112,7 @@ __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u3
     tile.head = head_block * packed_heads(params);
     tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
     tile.partial = item.partial;
-    tile.source = place.page_start;
+    tile.source = item.page_start;
     tile.pack_shift = __ffs(packed_heads(params)) - 1;
     return tile;
 }

@@ -36,11 +36,11 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'
     walk.start(pad);
     let tile = |start: i64| start..item.keys.end.min(start + run.shape.stream_keys as i64);
     let mut keys = tile(item.keys.start);
-    run.locate(item.request, &keys, &mut pad.here);
+    run.locate(item, &keys, &mut pad.here);
     let mut need = Need::new(run.shape.amx);
     while !keys.is_empty() {
         let next = tile(keys.end);
-        run.locate(item.request, &next, &mut pad.next);
+        run.locate(item, &next, &mut pad.next);
         need.watch(walk.bytes(&keys), |asks| {
             let ahead = if asks { next.end - next.start } else { 0 };
             walk.attend(&keys, ahead as usize, pad);

@@ -6,15 +6,15 @@ use super::run::{Plan, Run};
 use super::scratch::Pad;
 use super::shape::{MAX_DIM_QK, MAX_DIM_VO, Shape};
 use super::walk;
-use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
+use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cpu::isa::Isa;
 use crate::cpu::threads::Pool;
 use crate::error::{Error, Result};
+use crate::plan::{self, device_page_ids, num_copied_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, MergeItem, PageIds, Pages, WorkItem,
+    AttentionArgs, AttentionDesc, Batch, Checked, CombineItem, HostBatch, Tiling, WorkItem,
     WorkList,
 };
-use std::ops::Range;
 use std::sync::Arc;
 
 /// One problem, and where its current plan lies.
@@ -37,8 +37,13 @@ struct Planned {
     many: usize,
     /// Parts that the heads of the other items are cut into.
     parts: usize,
-    merges: usize,
+    combines: usize,
+    /// Entries of the list of partial rows.
+    partials: usize,
 }
+
+/// Split rows that a thread combines in one piece of work.
+const COMBINED_ROWS: usize = 16;
 
 /// Idle threads at a run's end that are put up with: one in so many pieces.
 const MOST_IDLE: usize = 8;
@@ -63,58 +68,36 @@ impl CpuAttention {
         })
     }
 
-    /// The batch and its work fit into the workspace, and their page ids are on the host. Everything that can be
-    /// wrong is found here, before the first write: a plan that fails leaves the previous one as it was.
-    fn check(&self, batch: &HostBatch<'_>, work: &WorkList) -> Result<()> {
-        let parts = &self.shape.parts;
-        fits::<i32>("qo_indptr", batch.qo_indptr.len(), &parts.qo_indptr)?;
-        fits::<i32>("kv_len", batch.kv_len.len(), &parts.kv_len)?;
-        fits::<WorkItem>("work items", work.items.len(), &parts.items)?;
-        fits::<MergeItem>("merges", work.merges.len(), &parts.merges)?;
-        fits::<i32>("page ids", batch.num_pages, &parts.page_ids)?;
-        if let Pages::Csr { ids, .. } | Pages::Table { ids, .. } = batch.pages
-            && matches!(ids, PageIds::Device(_))
-        {
+    /// Writes the batch and its work to the workspace at `base`: items of many rows first, then those of few.
+    fn write(&self, batch: &HostBatch<'_>, work: &WorkList, base: usize) -> Result<Planned> {
+        if device_page_ids(batch).is_some() {
             return Err(Error::Unsupported(
                 "batch: page ids on a device are not supported by a CPU context; host tensors are"
                     .into(),
             ));
         }
-        self.check_partials(work)
-    }
-
-    /// Copies the batch and its work, which were checked, into the workspace at `base`.
-    fn write(&self, batch: &HostBatch<'_>, work: &WorkList, base: usize) -> Planned {
-        let parts = &self.shape.parts;
-        let n = batch.batch_size();
-        // SAFETY: the workspace was checked to be as large and aligned as `workspace` says, it is the
-        // plan's alone, and the parts do not overlap.
-        let (qo_indptr, kv_len, page_start, mask_start, page_ids, items, merges) = unsafe {
-            (
-                part::<i32>(base, &parts.qo_indptr),
-                part::<i32>(base, &parts.kv_len),
-                part::<u64>(base, &parts.page_start),
-                part::<[u64; 2]>(base, &parts.mask_start),
-                part::<i32>(base, &parts.page_ids),
-                part::<WorkItem>(base, &parts.items),
-                part::<MergeItem>(base, &parts.merges),
-            )
-        };
-        copy(batch.qo_indptr, qo_indptr);
-        copy(batch.kv_len, kv_len);
-        let many = partition(&self.shape, &work.items, items);
-        copy(&work.merges, merges);
-        mask_starts(batch, mask_start);
-        let page_ids = copy_pages(batch, self.desc.kv.page_size(), page_start, page_ids);
-        Planned {
+        let layout = &self.shape.regions.plan;
+        // SAFETY: the workspace was checked to be as large and aligned as `workspace` says, and it is the plan's
+        // alone. Any bytes are bytes.
+        let image = unsafe { slice::<u8>(base, 0, layout.end) };
+        let is_few = |item: &&WorkItem| self.shape.is_few(item);
+        let (many, few) = (
+            work.items.iter().filter(|item| !is_few(item)),
+            work.items.iter().filter(is_few),
+        );
+        let num_many = many.clone().count();
+        let page_size = self.desc.kv.page_size();
+        plan::write(image, layout, batch, work, many.chain(few), page_size)?;
+        Ok(Planned {
             base,
-            batch_size: n,
-            page_ids,
+            batch_size: batch.batch_size(),
+            page_ids: num_copied_page_ids(batch),
             items: work.items.len(),
-            many,
-            parts: self.parts(many, work.items.len() - many),
-            merges: work.merges.len(),
-        }
+            many: num_many,
+            parts: self.parts(num_many, work.items.len() - num_many),
+            combines: work.combines.len(),
+            partials: work.partials.len(),
+        })
     }
 
     /// Parts that the heads of items of few rows are cut into: no more than it takes to keep the threads
@@ -130,38 +113,25 @@ impl CpuAttention {
         equal.find(busy).unwrap_or(heads)
     }
 
-    /// The partial rows of the work lie within the workspace.
-    fn check_partials(&self, work: &WorkList) -> Result<()> {
-        let last = work
-            .merges
-            .iter()
-            .map(|m| u64::from(m.partial) + u64::from(m.num_chunks) * u64::from(m.q_len));
-        let row_bytes = 4 * self.shape.num_qo_heads * self.shape.ld_vo;
-        let room = self.shape.parts.partial_o.len() / row_bytes;
-        match last.max() {
-            Some(rows) if rows > room as u64 => Err(beyond("partial rows", rows as usize, room)),
-            _ => Ok(()),
-        }
-    }
-
     /// The plan as slices of the workspace.
-    fn plan_view(&self, planned: &Planned) -> (Plan<'_>, &[WorkItem], &[MergeItem]) {
-        let (parts, base) = (&self.shape.parts, planned.base);
+    fn plan_view(&self, planned: &Planned) -> (Plan<'_>, &[WorkItem], &[CombineItem]) {
+        let (regions, base) = (&self.shape.regions, planned.base);
+        let layout = &regions.plan;
         let n = planned.batch_size;
         // SAFETY: as in `write`, which filled these leading elements.
         unsafe {
             let plan = Plan {
-                qo_indptr: &part::<i32>(base, &parts.qo_indptr)[..n + 1],
-                kv_len: &part::<i32>(base, &parts.kv_len)[..n],
-                page_start: &part::<u64>(base, &parts.page_start)[..n],
-                mask_start: &part::<[u64; 2]>(base, &parts.mask_start)[..n],
-                page_ids: &part::<i32>(base, &parts.page_ids)[..planned.page_ids],
-                partial_o: (base + parts.partial_o.start) as *mut f32,
-                partial_lse: (base + parts.partial_lse.start) as *mut f32,
+                kv_len: slice(base, layout.kv_len, n),
+                mask_bytes_start: slice(base, layout.mask_bytes_start, n),
+                mask_bits_start: slice(base, layout.mask_bits_start, n),
+                page_ids: slice(base, layout.page_ids, planned.page_ids),
+                partials: slice(base, layout.partials, planned.partials),
+                partial_o: (base + regions.partial_o) as *mut f32,
+                partial_lse: (base + regions.partial_lse) as *mut f32,
             };
-            let items = &part::<WorkItem>(base, &parts.items)[..planned.items];
-            let merges = &part::<MergeItem>(base, &parts.merges)[..planned.merges];
-            (plan, items, merges)
+            let items = slice::<WorkItem>(base, layout.items, planned.items);
+            let combines = slice::<CombineItem>(base, layout.combines, planned.combines);
+            (plan, items, combines)
         }
     }
 }
@@ -195,8 +165,7 @@ impl Attention for CpuAttention {
                     .into(),
             ));
         };
-        self.check(batch, work)?;
-        self.planned = Some(self.write(batch, work, workspace.host));
+        self.planned = Some(self.write(batch, work, workspace.host)?);
         Ok(())
     }
 
@@ -204,13 +173,10 @@ impl Attention for CpuAttention {
         let planned = self.planned.as_ref().ok_or_else(|| {
             Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
         })?;
-        let (plan, items, merges) = self.plan_view(planned);
+        let (plan, items, combines) = self.plan_view(planned);
         let run = Run::new(&self.desc, &self.shape, self.isa.kernels(), plan, args);
-        let (scratch, start) = (
-            &self.shape.scratch,
-            planned.base + self.shape.parts.scratch.start,
-        );
-        // Partial results and scratch are the plan's, so the turn lasts until the merges are done.
+        let (scratch, start) = (&self.shape.scratch, planned.base + self.shape.regions.own);
+        // Partial results and scratch are the plan's, so the turn lasts until the parts are combined.
         let turn = self.pool.turn();
         let pad = |thread: usize| {
             let base = start + thread * scratch.total;
@@ -232,9 +198,14 @@ impl Attention for CpuAttention {
                 walk::heads(&run, &few[item], heads, pad);
             }
         });
-        // A single split request is merged by all threads too.
-        turn.for_each(merges.len() * heads, &|thread, index| {
-            run.merge(&merges[index / heads], index % heads, &mut pad(thread));
+        // All threads combine, even where the rows of a single request were split.
+        let pieces = combines.len().div_ceil(COMBINED_ROWS);
+        turn.for_each(pieces * heads, &|thread, index| {
+            let first = index / heads * COMBINED_ROWS;
+            let rows = &combines[first..combines.len().min(first + COMBINED_ROWS)];
+            for row in rows {
+                run.combine(row, index % heads, &mut pad(thread));
+            }
         });
         Ok(())
     }
@@ -250,69 +221,11 @@ fn within(name: &str, dim: u32, most: usize) -> Result<()> {
 }
 
 /// # Safety
-/// The range must be memory of the caller's from `base` on, aligned for `T`, used by nobody else;
+/// `len` elements from `base + offset` on must be memory of the caller's, aligned for `T`, that nobody else uses;
 /// any bits must be a `T`.
-unsafe fn part<'a, T>(base: usize, range: &Range<usize>) -> &'a mut [T] {
-    let len = range.len() / size_of::<T>();
+unsafe fn slice<'a, T>(base: usize, offset: usize, len: usize) -> &'a mut [T] {
     // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut((base + range.start) as *mut T, len) }
-}
-
-fn fits<T>(name: &str, count: usize, part: &Range<usize>) -> Result<()> {
-    match part.len() / size_of::<T>() {
-        room if count > room => Err(beyond(name, count, room)),
-        _ => Ok(()),
-    }
-}
-
-fn copy<T: Copy>(from: &[T], to: &mut [T]) {
-    to[..from.len()].copy_from_slice(from);
-}
-
-/// Copies the items: those of many rows, which are counted, and then those of few.
-fn partition(shape: &Shape, from: &[WorkItem], to: &mut [WorkItem]) -> usize {
-    let many = from.iter().filter(|item| !shape.is_few(item)).count();
-    let mut next = [0, many];
-    for item in from {
-        let next = &mut next[usize::from(shape.is_few(item))];
-        to[*next] = *item;
-        *next += 1;
-    }
-    many
-}
-
-fn beyond(name: &str, needed: usize, room: usize) -> Error {
-    Error::Internal(format!(
-        "plan: {needed} {name} exceed the {room} that the workspace was sized for"
-    ))
-}
-
-fn mask_starts(batch: &HostBatch<'_>, starts: &mut [[u64; 2]]) {
-    let (mut bytes, mut bits) = (0, 0);
-    for (b, start) in starts.iter_mut().take(batch.batch_size()).enumerate() {
-        *start = [bytes, bits];
-        let elements = u64::from(batch.qo_len(b)) * batch.kv_len[b] as u64;
-        bytes += elements;
-        bits += elements.div_ceil(8);
-    }
-}
-
-/// Copies the ids in use, one request after the other; returns how many.
-fn copy_pages(batch: &HostBatch<'_>, page_size: u32, starts: &mut [u64], ids: &mut [i32]) -> usize {
-    if let Pages::Ragged { indptr } = batch.pages {
-        for (start, &first) in starts.iter_mut().zip(&indptr[..batch.batch_size()]) {
-            *start = first as u64;
-        }
-        return 0;
-    }
-    let mut count = 0;
-    for (b, start) in starts.iter_mut().take(batch.batch_size()).enumerate() {
-        let own = batch.page_ids(b, page_size).unwrap_or_default();
-        copy(own, &mut ids[count..]);
-        *start = count as u64;
-        count += own.len();
-    }
-    count
+    unsafe { std::slice::from_raw_parts_mut((base + offset) as *mut T, len) }
 }
 
 #[cfg(test)]
@@ -323,7 +236,7 @@ mod tests {
     use crate::cpu::isa::for_each_isa;
     use crate::dtype::{self, DType};
     use crate::plan::schedule;
-    use crate::problem::{Checked, Kind, KvLayout, KvStorage, LogBase};
+    use crate::problem::{Checked, Kind, KvLayout, KvStorage, LogBase, PageIds, Pages};
     use crate::reference::ReferenceBackend;
     use crate::tensor::{Device, Tensor};
 
@@ -471,7 +384,8 @@ mod tests {
                 &case.desc(),
                 &planned.handle.tiling(),
                 &mut work,
-            );
+            )
+            .unwrap();
             planned.plan(&lengths.batch(), &work).unwrap();
             planned
         }

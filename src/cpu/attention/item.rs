@@ -5,7 +5,8 @@ use std::ops::Range;
 
 /// A work item in the terms of this run.
 pub struct Item<'a> {
-    pub request: usize,
+    /// Where the request's page ids start; its first row where K and V are ragged.
+    pub page_start: i64,
     /// First query row within the request, and within the batch.
     pub q_start: i64,
     pub token: i64,

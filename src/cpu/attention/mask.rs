@@ -57,9 +57,9 @@ impl<'a> Masks<'a> {
         }
     }
 
-    /// What request `b` sees. `mask_start` is its first element of a custom mask of bytes and its first
-    /// byte of one of bits.
-    pub fn of(&self, b: usize, qo_len: i64, kv_len: i64, mask_start: [u64; 2]) -> Sight<'a> {
+    /// What request `b` sees, whose row 0 stands at position `past`. `mask_start` is its first byte of a custom
+    /// mask of bytes, and of one of bits.
+    pub fn of(&self, b: usize, past: i64, kv_len: i64, mask_start: [i64; 2]) -> Sight<'a> {
         let stride = 2 * self.ranges_per_request;
         Sight {
             base: match self.mask {
@@ -71,7 +71,7 @@ impl<'a> Masks<'a> {
             window: self.window,
             ranges: &self.ranges[b * stride..(b + 1) * stride],
             kv_len,
-            past: kv_len - qo_len,
+            past,
         }
     }
 }

@@ -36,7 +36,7 @@ impl Coming {
         tile: &mut Tile<'_>,
     ) -> Coming {
         let keys = start..item.keys.end.min(start + most as i64);
-        run.locate(item.request, &keys, tile);
+        run.locate(item, &keys, tile);
         let count = count(&keys);
         let size = run.kv_dtype.size();
         let (k, v) = (&tile.k_offsets[..count], &tile.v_offsets[..count]);

@@ -20,13 +20,14 @@ use std::ops::Range;
 
 /// What plan wrote into the workspace.
 pub struct Plan<'a> {
-    pub qo_indptr: &'a [i32],
     pub kv_len: &'a [i32],
-    /// First entry of `page_ids`; of ragged requests the first K/V row.
-    pub page_start: &'a [u64],
-    /// First element of a custom mask of bytes, and first byte of one of bits.
-    pub mask_start: &'a [[u64; 2]],
+    /// First byte of a custom mask of bytes.
+    pub mask_bytes_start: &'a [i64],
+    /// First byte of a custom mask of bits.
+    pub mask_bits_start: &'a [i64],
     pub page_ids: &'a [i32],
+    /// Partial rows that combine items name.
+    pub partials: &'a [u32],
     pub partial_o: *mut f32,
     pub partial_lse: *mut f32,
 }
@@ -156,18 +157,18 @@ impl<'a> Run<'a> {
     /// A work item in the terms of this run.
     pub fn item(&self, work: &WorkItem) -> Item<'a> {
         let b = work.request as usize;
-        let first = i64::from(self.plan.qo_indptr[b]);
-        let qo_len = i64::from(self.plan.qo_indptr[b + 1]) - first;
-        let kv_len = i64::from(self.plan.kv_len[b]);
-        let sight = self.masks.of(b, qo_len, kv_len, self.plan.mask_start[b]);
         let q_start = i64::from(work.q_start);
+        let kv_len = i64::from(self.plan.kv_len[b]);
+        let past = i64::from(work.position) - q_start;
+        let mask_start = [self.plan.mask_bytes_start[b], self.plan.mask_bits_start[b]];
+        let sight = self.masks.of(b, past, kv_len, mask_start);
         let hull = sight.hull(q_start..q_start + i64::from(work.q_len));
         let start = hull.start.max(i64::from(work.kv_start));
         let end = hull.end.min(i64::from(work.kv_end));
         Item {
-            request: b,
+            page_start: work.page_start,
             q_start,
-            token: first + q_start,
+            token: i64::from(work.q_token),
             tokens: work.q_len as usize,
             rows: work.q_len as usize * self.shape.group,
             keys: start..end.max(start),
@@ -176,9 +177,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Byte offsets of the keys and values at `keys` of a request, for head 0.
-    pub fn locate(&self, request: usize, keys: &Range<i64>, tile: &mut Tile<'_>) {
-        let start = self.plan.page_start[request];
+    /// Byte offsets of the keys and values at `keys` of the item's request, for head 0.
+    pub fn locate(&self, item: &Item<'_>, keys: &Range<i64>, tile: &mut Tile<'_>) {
+        let start = item.page_start;
         let (page_size, ragged) = match self.kv {
             KvStorage::Paged { page_size, .. } => (i64::from(page_size), false),
             KvStorage::Ragged => (1, true),
@@ -187,8 +188,8 @@ impl<'a> Run<'a> {
         let mut i = 0;
         while i < (keys.end - keys.start) as usize {
             let id = match ragged {
-                true => start as i64 + page,
-                false => i64::from(self.plan.page_ids[start as usize + page as usize]),
+                true => start + page,
+                false => i64::from(self.plan.page_ids[(start + page) as usize]),
             };
             while slot < page_size && i < (keys.end - keys.start) as usize {
                 tile.k_offsets[i] = id * self.k.page + slot * self.k.token;

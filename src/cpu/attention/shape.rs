@@ -1,11 +1,12 @@
-//! The sizes that follow from a desc: tiles, the workspace's parts, and each thread's scratch.
+//! The sizes that follow from a desc: tiles, and each thread's scratch.
 //! Arithmetic only; nothing here touches memory.
 
-use crate::backend::{Tiling, WorkspaceInfo};
+use crate::backend::WorkspaceInfo;
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
 use crate::dtype::DType;
-use crate::problem::{AttentionDesc, KvStorage, MergeItem, WorkItem};
+use crate::plan::{Capacity, Regions};
+use crate::problem::{AttentionDesc, Tiling, WorkItem};
 use std::ops::Range;
 
 /// Widest rows of queries and keys, and of values and outputs: those of absorbed MLA. They bound the products of
@@ -82,7 +83,7 @@ pub struct Shape {
     /// Items of few rows go through AMX too.
     pub amx: bool,
     pub tiling: Tiling,
-    pub parts: Parts,
+    pub regions: Regions,
     pub scratch: Scratch,
 }
 
@@ -92,23 +93,6 @@ pub struct Shape {
 pub struct Limbs {
     pub q: usize,
     pub kv: usize,
-}
-
-/// Byte ranges of the workspace.
-#[derive(Debug, Clone, Default)]
-pub struct Parts {
-    pub qo_indptr: Range<usize>,
-    pub kv_len: Range<usize>,
-    pub page_start: Range<usize>,
-    pub mask_start: Range<usize>,
-    pub page_ids: Range<usize>,
-    pub items: Range<usize>,
-    pub merges: Range<usize>,
-    pub partial_o: Range<usize>,
-    pub partial_lse: Range<usize>,
-    /// One [`Scratch`] per thread.
-    pub scratch: Range<usize>,
-    pub total: usize,
 }
 
 /// Byte ranges of a thread's scratch. Where an item is walked head by head, `q`, `o` and the running
@@ -180,11 +164,13 @@ impl Shape {
             },
             amx,
             tiling: tiling(desc, num_threads, matrix),
-            parts: Parts::default(),
+            regions: Regions::default(),
             scratch: Scratch::default(),
         };
         shape.scratch = shape.scratch(strip);
-        shape.parts = shape.parts(desc, num_threads);
+        let capacity = Capacity::new(desc, &shape.tiling);
+        let scratch_bytes = num_threads.saturating_mul(shape.scratch.total);
+        shape.regions = Regions::new(&capacity, shape.num_qo_heads, shape.ld_vo, scratch_bytes);
         shape
     }
 
@@ -213,7 +199,7 @@ impl Shape {
     pub fn workspace(&self) -> WorkspaceInfo {
         WorkspaceInfo {
             device_bytes: 0,
-            host_bytes: self.parts.total,
+            host_bytes: self.regions.end,
             alignment: ALIGNMENT,
         }
     }
@@ -260,44 +246,6 @@ impl Shape {
             o_offsets: cursor.take(tile_rows, 8),
             k_offsets: cursor.take(2 * most_keys, 8),
             v_offsets: cursor.take(2 * most_keys, 8),
-            total: cursor.0,
-        }
-    }
-
-    fn parts(&self, desc: &AttentionDesc, num_threads: usize) -> Parts {
-        let tokens = desc.max_num_tokens as usize;
-        let tiles = desc.max_batch_size as usize + tokens / self.tiling.q_tile as usize;
-        let chunks = match desc.batch_invariant {
-            true => desc.max_kv_len.div_ceil(self.tiling.invariant_chunk).max(1) as usize,
-            false => 1,
-        };
-        let splits = self.tiling.max_splits as usize;
-        let (items, merges, partial_rows) = match desc.batch_invariant {
-            true if chunks == 1 => (tiles, 0, 0),
-            true => (tiles * chunks, tiles, tokens * chunks),
-            false => (
-                tiles + splits,
-                splits,
-                2 * splits * self.tiling.q_tile as usize,
-            ),
-        };
-        let pages = match desc.kv {
-            KvStorage::Paged { .. } => desc.max_num_pages as usize,
-            KvStorage::Ragged => 0,
-        };
-        let batch = desc.max_batch_size as usize;
-        let mut cursor = Cursor::default();
-        Parts {
-            qo_indptr: cursor.take(batch + 1, 4),
-            kv_len: cursor.take(batch, 4),
-            page_start: cursor.take(batch, 8),
-            mask_start: cursor.take(batch, 16),
-            page_ids: cursor.take(pages, 4),
-            items: cursor.take(items, size_of::<WorkItem>()),
-            merges: cursor.take(merges, size_of::<MergeItem>()),
-            partial_o: cursor.take(partial_rows * self.num_qo_heads * self.ld_vo, 4),
-            partial_lse: cursor.take(partial_rows * self.num_qo_heads, 4),
-            scratch: cursor.take(num_threads, self.scratch.total),
             total: cursor.0,
         }
     }

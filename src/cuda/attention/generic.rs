@@ -3,14 +3,14 @@
 #![allow(unsafe_code)]
 
 use super::kernel::{AttentionKernel, Run, op, query};
-use crate::backend::{Stream, Tiling};
+use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::{Arch, Op, Row};
 use crate::cuda::params::{Divisor, GenericParams, dtype_code, row_alignment};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Kind};
+use crate::problem::{AttentionDesc, Kind, Tiling};
 
 /// The portable kernel: takes every run. It is fast where rows are aligned to 16 bytes.
 #[derive(Debug)]

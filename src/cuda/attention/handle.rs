@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::generic::Generic;
 use super::kernel::{AttentionKernel, Run};
-use crate::backend::{Attention, Stream, Tiling, Workspace, WorkspaceInfo};
+use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::{Op, Query, Row, Types};
@@ -14,17 +14,17 @@ use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
     Rows, address, dtype_code, lse_flag, scales_stride,
 };
-use crate::cuda::plan::image;
-use crate::cuda::plan::regions::{ALIGNMENT, Capacity, Counts, Layout, Regions};
+use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::plan::{self, Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
-    WorkList,
+    Tiling, WorkList,
 };
 
-/// Blocks that the combine kernel is launched with at most, unless there are more merges.
+/// Blocks that the combine kernel is launched with at most, unless there are more split rows.
 const COMBINE_BLOCKS: usize = 4096;
 
 /// Work items for which planning on the device takes [`FEW_THREADS`] threads.
@@ -61,7 +61,7 @@ struct Planned {
     mask_bytes_start: u64,
     mask_bits_start: u64,
     num_items: usize,
-    num_merges: usize,
+    num_combines: usize,
     /// The most there can be where only the device knows, and where it changes under a graph.
     num_keys: u64,
 }
@@ -86,7 +86,12 @@ impl CudaAttention {
             planner: typeless_kernel(loader, context, Op::Plan)?,
             tiling,
             capacity,
-            regions: Regions::new(desc, &capacity),
+            regions: Regions::new(
+                &capacity,
+                desc.num_qo_heads as usize,
+                desc.head_dim_vo as usize,
+                PlanningRegions::bytes(capacity.counts.batch_size),
+            ),
             ring: Ring::new(context)?,
             planned: None,
             enqueuing: Mutex::default(),
@@ -108,19 +113,15 @@ impl CudaAttention {
                     .into(),
             ));
         }
-        let page_ids = self.page_ids(image::device_page_ids(batch))?;
-        let counts = Counts {
-            batch_size: batch.batch_size(),
-            items: work.items.len(),
-            merges: work.merges.len(),
-            page_ids: image::num_page_ids(batch),
-        };
+        let page_ids = self.page_ids(device_page_ids(batch))?;
+        let counts = Counts::of(batch, work);
         // A graph has the addresses of its first plan, so there every part has room for its maximum.
         let layout = if self.desc.graph {
             self.regions.plan
         } else {
             Layout::new(&counts)
         };
+        let page_size = self.desc.kv.page_size();
         let bytes = layout.page_ids + 4 * counts.page_ids;
         let base = workspace.device as u64;
         // SAFETY: `api` checked that the workspace has the size that `workspace` asked for, and that is
@@ -131,13 +132,13 @@ impl CudaAttention {
                 (workspace.host, self.regions.plan.end),
                 (base, bytes),
                 stream,
-                |bytes| image::write(bytes, &layout, batch, work, self.desc.kv.page_size()),
+                |bytes| plan::write(bytes, &layout, batch, work, work.items.iter(), page_size),
             )?;
         }
         let mut planned = self.planned(&layout, base, page_ids);
         if !self.desc.graph {
             planned.num_items = counts.items;
-            planned.num_merges = counts.merges;
+            planned.num_combines = counts.combines;
             planned.num_keys = batch.kv_len.iter().map(|&keys| keys as u64).sum();
         }
         Ok(planned)
@@ -186,6 +187,7 @@ impl CudaAttention {
 
     fn plan_params(&self, batch: &DeviceBatch, base: u64) -> PlanParams {
         let layout = &self.regions.plan;
+        let own = PlanningRegions::at(self.regions.own, self.capacity.counts.batch_size);
         let at = |offset: usize| base + offset as u64;
         let table = batch.page_ids.filter(|ids| ids.rank() == 2);
         let Capacity {
@@ -200,15 +202,14 @@ impl CudaAttention {
             table_stride: table.map_or(0, |table| table.stride(0)),
             out_qo_indptr: at(layout.qo_indptr),
             out_kv_len: at(layout.kv_len),
-            out_page_start: at(layout.page_start),
             out_mask_bytes_start: at(layout.mask_bytes_start),
             out_mask_bits_start: at(layout.mask_bits_start),
-            requests: at(self.regions.requests),
-            first_item: at(self.regions.first_item),
-            first_merge: at(self.regions.first_merge),
+            requests: at(own.requests),
+            first_item: at(own.first_item),
+            first_combine: at(own.first_combine),
             items: at(layout.items),
-            places: at(layout.places),
-            merges: at(layout.merges),
+            combines: at(layout.combines),
+            partials: at(layout.partials),
             counts: at(layout.counts),
             next_tile: at(layout.next_tile),
             q_tile: Divisor::new(self.tiling.q_tile),
@@ -225,7 +226,7 @@ impl CudaAttention {
             max_kv_len: self.desc.max_kv_len,
             max_num_tokens: self.desc.max_num_tokens,
             max_items: counts.items as u32,
-            max_merges: counts.merges as u32,
+            max_combines: counts.combines as u32,
             max_partial_rows: partial_rows as u32,
             by_request: u32::from(self.desc.kind == Kind::Prefill),
         }
@@ -254,11 +255,11 @@ impl CudaAttention {
     /// A plan of which nothing is known but where it is: it may be the largest.
     fn planned(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
         Planned {
-            view: self.regions.view(layout, base, page_ids),
+            view: view(&self.regions, layout, base, page_ids),
             mask_bytes_start: base + layout.mask_bytes_start as u64,
             mask_bits_start: base + layout.mask_bits_start as u64,
             num_items: self.capacity.counts.items,
-            num_merges: self.capacity.counts.merges,
+            num_combines: self.capacity.counts.combines,
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
         }
     }
@@ -316,11 +317,11 @@ impl CudaAttention {
         &self,
         current: &Current<'_>,
         params: &AttentionParams,
-        num_merges: usize,
+        num_combines: usize,
         stream: Stream,
     ) -> Result<()> {
-        let rows = self.tiling.q_tile.min(self.desc.max_qo_len) * self.desc.num_qo_heads;
-        let row_blocks = (COMBINE_BLOCKS.div_ceil(num_merges) as u32).min(rows);
+        let blocks_of_row = COMBINE_BLOCKS.div_ceil(num_combines) as u32;
+        let blocks_of_row = blocks_of_row.min(self.desc.num_qo_heads);
         let combine = CombineParams {
             plan: params.plan,
             o: params.o,
@@ -337,10 +338,14 @@ impl CudaAttention {
             group_size: self.desc.group_size(),
             head_dim_vo: self.desc.head_dim_vo,
             o_dtype: dtype_code(self.desc.o_dtype),
-            row_blocks,
+            blocks_of_row,
         };
         let launch = Launch {
-            grid: [blocks_of(num_merges as u64 * u64::from(row_blocks))?, 1, 1],
+            grid: [
+                blocks_of(num_combines as u64 * u64::from(blocks_of_row))?,
+                1,
+                1,
+            ],
             threads: self.combine.0.shape.threads,
             cluster: 1,
             dependent: self.context.device().compute_capability >= (9, 0),
@@ -365,7 +370,7 @@ impl Attention for CudaAttention {
         WorkspaceInfo {
             device_bytes: self.regions.end,
             host_bytes: self.regions.plan.end * BUFFERS,
-            alignment: ALIGNMENT,
+            alignment: PARTS_ALIGNMENT,
         }
     }
 
@@ -376,7 +381,6 @@ impl Attention for CudaAttention {
         workspace: &Workspace,
         stream: Stream,
     ) -> Result<()> {
-        self.planned = None;
         let context = Arc::clone(&self.context);
         let current = context.enter()?;
         current.check_stream(stream)?;
@@ -420,10 +424,10 @@ impl Attention for CudaAttention {
             Some(special) => special.launch(&current, &run, stream)?,
             None => self.generic.launch(&current, &run, stream)?,
         }
-        if planned.num_merges == 0 {
+        if planned.num_combines == 0 {
             return Ok(());
         }
-        self.launch_combine(&current, &params, planned.num_merges, stream)
+        self.launch_combine(&current, &params, planned.num_combines, stream)
     }
 }
 

@@ -2,12 +2,12 @@
 //! items; a plan is cut as its preferred kernel wants, and whichever kernel a run needs takes the items as
 //! they are.
 
-use crate::backend::{Stream, Tiling};
+use crate::backend::Stream;
 use crate::cuda::driver::{Context, Current};
 use crate::cuda::kernels::{Op, Query, Types};
 use crate::cuda::params::AttentionParams;
 use crate::error::Result;
-use crate::problem::{AttentionArgs, AttentionDesc, Checked};
+use crate::problem::{AttentionArgs, AttentionDesc, Checked, Tiling};
 
 /// One run of a plan.
 #[derive(Debug)]

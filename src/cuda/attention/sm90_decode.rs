@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::kernel::{AttentionKernel, Run, query};
-use crate::backend::{Stream, Tiling};
+use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{
     Context, Current, Function, L2Promotion, Launch, Swizzle, TensorMap, Tiled,
@@ -11,7 +11,7 @@ use crate::cuda::driver::{
 use crate::cuda::kernels::{Arch, Op, Row};
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask};
+use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling};
 use crate::tensor::Tensor;
 
 /// Tokens of a group, the rows of a swizzle atom.

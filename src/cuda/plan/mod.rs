@@ -1,7 +1,5 @@
-//! A plan on its way to the device: [`regions`] says where its parts lie in the workspace, [`image`]
-//! writes their bytes, and [`staging`] copies them. How work is cut is decided elsewhere (`src/plan` on
-//! the host, `kernels/plan.cu` on the device).
+//! A plan on its way to the device: [`regions`] says where kernels find its parts, and [`staging`] copies them. How
+//! work is cut and laid out is decided elsewhere (`src/plan` on the host, `kernels/plan` on the device).
 
-pub mod image;
 pub mod regions;
 pub mod staging;

@@ -45,7 +45,7 @@ impl Ring {
         (host, stride): (usize, usize),
         (device, bytes): (u64, usize),
         stream: Stream,
-        fill: impl FnOnce(&mut [u8]),
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
         let free = &self.free[self.next];
         if !free.is_reached(current)? {
@@ -54,7 +54,7 @@ impl Ring {
         let start = (host + self.next * stride) as *mut u8;
         // SAFETY: the caller's promise; the event says that the device reads this buffer no more.
         let buffer = unsafe { std::slice::from_raw_parts_mut(start, bytes) };
-        fill(buffer);
+        fill(buffer)?;
         // SAFETY: the buffer is written again only after the event recorded below.
         unsafe { current.upload(device, buffer, stream)? };
         self.next = (self.next + 1) % BUFFERS;

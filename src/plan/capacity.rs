@@ -1,0 +1,176 @@
+//! How much any plan within a desc can need. Pure arithmetic; where the parts lie is `image`'s concern.
+
+use super::starts::num_copied_page_ids;
+use crate::problem::{AttentionDesc, HostBatch, KvStorage, Tiling, WorkList};
+
+/// How many records of each kind a plan has, or can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Requests.
+    pub batch_size: usize,
+    /// Work items.
+    pub items: usize,
+    /// Combine items: split rows.
+    pub combines: usize,
+    /// Entries of the list that the combine items point into.
+    pub partials: usize,
+    /// Page ids that are copied into the workspace.
+    pub page_ids: usize,
+}
+
+impl Counts {
+    /// Of a batch that was cut.
+    pub fn of(batch: &HostBatch<'_>, work: &WorkList) -> Counts {
+        Counts {
+            batch_size: batch.batch_size(),
+            items: work.items.len(),
+            combines: work.combines.len(),
+            partials: work.partials.len(),
+            page_ids: num_copied_page_ids(batch),
+        }
+    }
+}
+
+/// What no batch within a desc exceeds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Records.
+    pub counts: Counts,
+    /// Rows of partial results.
+    pub partial_rows: usize,
+}
+
+impl Capacity {
+    /// The bound for batches that the scheduler cuts by `tiling`.
+    ///
+    /// A request of q rows has ⌈q / T⌉ tiles, so B requests of n rows in all have at most
+    /// (n + B (T − 1)) / T. Balanced plans make at most `max_splits` splits, and m splits of a tile need
+    /// m + 1 ≤ 2 m chunks. Batch-invariant plans cut every tile into ⌈kv_len / chunk⌉ chunks; there the
+    /// number of pages bounds the sum over requests too.
+    pub fn new(desc: &AttentionDesc, tiling: &Tiling) -> Capacity {
+        let batch_size = desc.max_batch_size as usize;
+        let tokens = desc.max_num_tokens as usize;
+        let rows = (desc.max_qo_len as usize).min(tokens);
+        let tile = tiling.q_tile as usize;
+        let tiles = ((tokens.saturating_add(batch_size.saturating_mul(tile - 1))) / tile)
+            .min(batch_size.saturating_mul(rows.div_ceil(tile)))
+            .min(tokens);
+        let (items, combines, partial_rows) = if desc.batch_invariant {
+            let chunks = (desc.max_kv_len).div_ceil(tiling.invariant_chunk).max(1) as usize;
+            let split = usize::from(chunks > 1);
+            let of_all = total_chunks(desc, tiling).min(batch_size.saturating_mul(chunks));
+            (
+                tiles
+                    .saturating_mul(chunks)
+                    .min(rows.div_ceil(tile).saturating_mul(of_all)),
+                split * tokens,
+                split
+                    * tokens
+                        .saturating_mul(chunks)
+                        .min(rows.saturating_mul(of_all)),
+            )
+        } else {
+            let splits = tiling.max_splits as usize;
+            let split_rows = splits.saturating_mul(tile.min(rows));
+            (
+                tiles.saturating_add(splits),
+                split_rows.min(tokens),
+                2 * split_rows,
+            )
+        };
+        let page_ids = match desc.kv {
+            KvStorage::Paged { .. } => desc.max_num_pages as usize,
+            KvStorage::Ragged => 0,
+        };
+        Capacity {
+            counts: Counts {
+                batch_size,
+                items,
+                combines,
+                partials: partial_rows,
+                page_ids,
+            },
+            partial_rows,
+        }
+    }
+}
+
+/// Chunks of all requests of a batch-invariant plan together: each has its keys' worth and a partial one.
+fn total_chunks(desc: &AttentionDesc, tiling: &Tiling) -> usize {
+    let keys = match desc.kv {
+        KvStorage::Paged { page_size, .. } => {
+            desc.max_num_pages.saturating_mul(u64::from(page_size))
+        }
+        KvStorage::Ragged => u64::MAX,
+    };
+    let whole = keys / u64::from(tiling.invariant_chunk);
+    usize::try_from(whole.saturating_add(u64::from(desc.max_batch_size))).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::plan::schedule;
+    use crate::problem::{Kind, KvLayout, PageIds, Pages};
+    use proptest::prelude::*;
+
+    fn desc(lens: &[(i32, i32)], batch_invariant: bool) -> AttentionDesc {
+        let page_size = 4;
+        AttentionDesc {
+            kind: Kind::Prefill,
+            q_dtype: DType::F16,
+            kv_dtype: DType::F16,
+            o_dtype: DType::F16,
+            num_qo_heads: 4,
+            num_kv_heads: 2,
+            head_dim_qk: 64,
+            head_dim_vo: 64,
+            kv: KvStorage::Paged {
+                page_size,
+                layout: KvLayout::Nhd,
+            },
+            max_batch_size: lens.len() as u32,
+            max_qo_len: lens.iter().map(|l| l.0).max().unwrap_or(0) as u32,
+            max_num_tokens: lens.iter().map(|l| l.0).sum::<i32>() as u32,
+            max_kv_len: lens.iter().map(|l| l.1).max().unwrap_or(0).max(1) as u32,
+            max_num_pages: lens
+                .iter()
+                .map(|l| u64::from((l.1 as u32).div_ceil(page_size)))
+                .sum(),
+            graph: false,
+            batch_invariant,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_batch_exceeds_the_capacity(
+            lens in prop::collection::vec((0i32..90, 0i32..700), 1..12),
+            q_tile in 1u32..40,
+            max_splits in 0u32..50,
+            invariant_chunk in 1u32..200,
+            batch_invariant: bool,
+        ) {
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk };
+            let desc = desc(&lens, batch_invariant);
+            let mut qo_indptr = vec![0];
+            qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
+            let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();
+            let batch = HostBatch {
+                qo_indptr: &qo_indptr,
+                kv_len: &kv_len,
+                pages: Pages::Table { ids: PageIds::Host(&[]), row_stride: 0 },
+                num_pages: 0,
+                max_page_id: -1,
+            };
+            let mut work = WorkList::default();
+            schedule(&batch, &desc, &tiling, &mut work).unwrap();
+            let Capacity { counts, partial_rows } = Capacity::new(&desc, &tiling);
+            prop_assert!(work.items.len() <= counts.items);
+            prop_assert!(work.combines.len() <= counts.combines);
+            prop_assert!(work.partials.len() <= counts.partials);
+            prop_assert!(work.partials.iter().all(|&row| (row as usize) < partial_rows));
+        }
+    }
+}
