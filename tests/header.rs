@@ -1,33 +1,107 @@
-//! `include/folio/folio.h` is what cbindgen makes of `src/ffi` today.
+//! `include/folio/folio.h` is `src/ffi/folio.h.in` with every `@file@` replaced by what cbindgen makes of
+//! that file of `src/ffi` today.
+//!
+//! One run of cbindgen over all files would put all constants first, then all types, then all functions. A
+//! run per file keeps what belongs to a subject together.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-/// The files of `src/ffi` that declare something for C, in the order of the header.
-const SOURCES: [&str; 11] = [
-    "version", "error", "types", "context", "desc", "batch", "args", "decode", "prefill", "cache",
-    "table",
-];
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The file whose declarations a line of the template stands for.
+fn part(line: &str) -> Option<&str> {
+    line.strip_prefix('@')?.strip_suffix('@')
+}
+
+/// The public types of a file. cbindgen leaves out those that no function of the same file mentions, unless
+/// it is told their names.
+fn types(source: &str) -> Vec<String> {
+    let items = source.lines().filter_map(|line| {
+        line.strip_prefix("pub struct ")
+            .or_else(|| line.strip_prefix("pub type "))
+    });
+    items
+        .map(|item| {
+            let end = item.find(|c: char| !c.is_alphanumeric() && c != '_');
+            item[..end.unwrap_or(item.len())].to_owned()
+        })
+        .collect()
+}
+
+/// What cbindgen makes of one file. It says `struct` before the structs of the same file only; the header
+/// says it nowhere but in their definitions.
+fn declarations(file: &str) -> String {
+    let path = root().join("src/ffi").join(format!("{file}.rs"));
+    let mut config =
+        cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("cbindgen.toml");
+    config.export.include = types(&text(&format!("src/ffi/{file}.rs")));
+    let bindings = cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(path)
+        .generate();
+    let mut generated = Vec::new();
+    bindings
+        .unwrap_or_else(|error| panic!("cbindgen and src/ffi/{file}.rs: {error}"))
+        .write(&mut generated);
+    let generated = String::from_utf8(generated).expect("UTF-8");
+    let lines = generated.trim().lines().map(|line| match line {
+        line if line.starts_with("typedef struct ") => line.to_owned(),
+        line => line.replace("struct folio_", "folio_"),
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn header() -> String {
+    let template = text("src/ffi/folio.h.in");
+    let lines = template.lines().map(|line| match part(line) {
+        Some(file) => declarations(file),
+        None => line.to_owned(),
+    });
+    lines.collect::<Vec<_>>().join("\n") + "\n"
+}
 
 #[test]
 fn the_committed_header_is_in_step_with_the_sources() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("include/folio/folio.h");
-    let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
-    let builder = SOURCES.iter().fold(
-        cbindgen::Builder::new().with_config(config),
-        |builder, name| builder.with_src(root.join(format!("src/ffi/{name}.rs"))),
-    );
-    let mut generated = Vec::new();
-    builder
-        .generate()
-        .expect("cbindgen reads src/ffi")
-        .write(&mut generated);
+    let path = root().join("include/folio/folio.h");
+    let generated = header();
     if std::env::var_os("FOLIO_BLESS").is_some() {
         std::fs::write(&path, &generated).expect("the header is writable");
     }
-    let committed = std::fs::read(&path).unwrap_or_default();
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         committed == generated,
         "include/folio/folio.h is out of step with src/ffi; mend it with: FOLIO_BLESS=1 cargo test --test header"
     );
+}
+
+/// Every file that declares something for C has its place in the header.
+#[test]
+fn the_template_names_every_file_that_declares_something() {
+    let template = text("src/ffi/folio.h.in");
+    let named: BTreeSet<PathBuf> = (template.lines())
+        .filter_map(part)
+        .map(|file| root().join("src/ffi").join(format!("{file}.rs")))
+        .collect();
+    let entries = std::fs::read_dir(root().join("src/ffi")).expect("src/ffi");
+    let declaring: BTreeSet<PathBuf> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| {
+            let source = std::fs::read_to_string(path).expect("a readable file");
+            [
+                "\npub struct folio_",
+                "\npub const FOLIO_",
+                "\n#[unsafe(no_mangle)]",
+            ]
+            .iter()
+            .any(|item| source.contains(item))
+        })
+        .collect();
+    assert_eq!(named, declaring);
 }

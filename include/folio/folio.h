@@ -36,24 +36,15 @@
 #define FOLIO_INIT(T) ((T){ .struct_size = sizeof(T) })
 #endif
 
-/** Whether the library behind a table has a slot that was added after the first release. */
-#define FOLIO_API_HAS(api, slot) ((api)->struct_size >= offsetof(folio_api, slot) + sizeof((api)->slot))
-
-/** An element type, as an expression. */
 #ifdef __cplusplus
-#define FOLIO_DTYPE(code, bits) (folio_dtype{ (code), (bits), 1 })
-#else
-#define FOLIO_DTYPE(code, bits) ((folio_dtype){ (code), (bits), 1 })
+extern "C" {
 #endif
-#define FOLIO_FLOAT32 FOLIO_DTYPE(2, 32) /**< IEEE 754 single */
-#define FOLIO_FLOAT16 FOLIO_DTYPE(2, 16) /**< IEEE 754 half */
-#define FOLIO_BFLOAT16 FOLIO_DTYPE(4, 16) /**< the upper half of a single */
-#define FOLIO_FLOAT8_E4M3 FOLIO_DTYPE(10, 8) /**< e4m3fn, which NVIDIA and PyTorch call e4m3: up to 448, no infinity */
-#define FOLIO_FLOAT8_E5M2 FOLIO_DTYPE(12, 8) /**< e5m2: up to 57344 */
-#define FOLIO_UINT8 FOLIO_DTYPE(1, 8) /**< bytes: masks, and fp8 pages of hosts that have no fp8 type */
-#define FOLIO_INT32 FOLIO_DTYPE(0, 32) /**< lengths, offsets, page ids */
-#define FOLIO_INT64 FOLIO_DTYPE(0, 64) /**< slots */
 
+/**
+ * @defgroup version Versions
+ * Of the library and of its ABI.
+ * @{
+ */
 
 /**
  * Major version of the ABI. While it is 0, every minor version may break.
@@ -71,131 +62,19 @@
 #define FOLIO_ABI_VERSION 1
 
 /**
- * Host memory (DLPack's kDLCPU).
+ * The library's version, `"MAJOR.MINOR.PATCH"`.
+ *
+ * Any thread, any time. The string lives as long as the process.
  */
-#define FOLIO_DEVICE_CPU 1
+const char *folio_version(void);
+
+/** @} */
 
 /**
- * Memory of a CUDA device (kDLCUDA).
+ * @defgroup status Status codes and error reports
+ * What a call answers, and the sentence that goes with a failure.
+ * @{
  */
-#define FOLIO_DEVICE_CUDA 2
-
-/**
- * Pinned host memory (kDLCUDAHost); treated as host memory.
- */
-#define FOLIO_DEVICE_CUDA_HOST 3
-
-/**
- * Cache dimensions `[num_pages, page_size, num_kv_heads, head_dim]`.
- */
-#define FOLIO_LAYOUT_NHD 0
-
-/**
- * Cache dimensions `[num_pages, num_kv_heads, page_size, head_dim]`.
- */
-#define FOLIO_LAYOUT_HND 1
-
-/**
- * Keys and values lie in pages.
- */
-#define FOLIO_KV_PAGED 0
-
-/**
- * Keys and values lie one request after the other: `[nnz_kv, num_kv_heads, head_dim]`.
- */
-#define FOLIO_KV_RAGGED 1
-
-/**
- * Compute in float64, one key after the other: the oracle that Folio's own tests compare with. CPU only.
- */
-#define FOLIO_CONTEXT_REFERENCE 1
-
-/**
- * Messages about failures that no status reports.
- */
-#define FOLIO_LOG_ERROR 1
-
-/**
- * Also messages about what works less well than it could.
- */
-#define FOLIO_LOG_WARNING 2
-
-/**
- * Also messages about what was chosen.
- */
-#define FOLIO_LOG_INFO 3
-
-/**
- * The plan may be captured in a CUDA graph and planned again for the same graph. No effect on the CPU,
- * whose calls are complete when they return.
- */
-#define FOLIO_PLAN_GRAPH 1
-
-/**
- * A request's result does not depend on the other requests of its batch, to the bit.
- */
-#define FOLIO_PLAN_BATCH_INVARIANT 2
-
-/**
- * window_left and window_right are in force. Without the flag both must be 0 (or -1).
- */
-#define FOLIO_RUN_WINDOW 1
-
-/**
- * lse is in base 2 (FlashInfer's) instead of base e.
- */
-#define FOLIO_RUN_LSE_BASE_2 2
-
-/**
- * alibi_slopes take the square-root form.
- */
-#define FOLIO_RUN_ALIBI_SQRT 4
-
-/**
- * Row i of a request sees key j iff j <= kv_len - qo_len + i: the last row sees the last key.
- */
-#define FOLIO_MASK_CAUSAL 0
-
-/**
- * Every row sees every key: encoders, cross attention.
- */
-#define FOLIO_MASK_FULL 1
-
-/**
- * custom_mask holds a byte per (row, key), row-major `[qo_len, kv_len]` per request, the requests one
- * after the other; non-zero lets see.
- */
-#define FOLIO_MASK_CUSTOM_BYTES 2
-
-/**
- * custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte.
- */
-#define FOLIO_MASK_CUSTOM_BITS 3
-
-/**
- * All lse of a merge are in base 2 instead of base e.
- */
-#define FOLIO_MERGE_LSE_BASE_2 1
-
-/**
- * A device and what belongs to it: threads, modules, the log callback. Made by
- * folio_context_create; handles made from it keep it alive, so it may be destroyed before them.
- */
-typedef struct folio_context folio_context;
-
-/**
- * Decode attention: FlashInfer's BatchDecodeWithPagedKVCacheWrapper. One handle serves every batch
- * within its desc, and one plan every layer of a step. Multi-token decode (speculative verify) is
- * decode with max_qo_len above 1, its tree given as a custom mask.
- */
-typedef struct folio_decode folio_decode;
-
-/**
- * Prefill attention: FlashInfer's BatchPrefillWithPagedKVCacheWrapper and
- * BatchPrefillWithRaggedKVCacheWrapper. One handle serves every batch within its desc, and one plan
- * every layer of a step.
- */
-typedef struct folio_prefill folio_prefill;
 
 /**
  * Result of every call that can fail: 0 is success. Treat unknown positive codes as failure.
@@ -203,774 +82,6 @@ typedef struct folio_prefill folio_prefill;
  * 200: a bug in Folio.
  */
 typedef int32_t folio_status;
-
-/**
- * Receives a message on the thread that called Folio, with no lock held. `message` is valid during the
- * call. It must not call Folio and must not throw.
- */
-typedef void (*folio_log_fn)(void *user,
-                             int32_t level,
-                             const char *message);
-
-/**
- * What a context is made from.
- */
-typedef struct folio_context_desc {
-    /**
-     * sizeof(folio_context_desc).
-     */
-    uint32_t struct_size;
-    /**
-     * FOLIO_CONTEXT_…
-     */
-    uint32_t flags;
-    /**
-     * FOLIO_DEVICE_CPU or FOLIO_DEVICE_CUDA.
-     */
-    int32_t device_type;
-    /**
-     * Device ordinal; 0 for the CPU.
-     */
-    int32_t device_id;
-    /**
-     * CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA and
-     * FOLIO_CONTEXT_REFERENCE: 0.
-     */
-    uint32_t num_threads;
-    /**
-     * The most talkative level that reaches `log`: FOLIO_LOG_…; 0 where log is NULL.
-     */
-    int32_t log_level;
-    /**
-     * NULL for no messages.
-     */
-    folio_log_fn log;
-    /**
-     * Passed to `log`.
-     */
-    void *log_user;
-} folio_context_desc;
-
-/**
- * What went wrong, in memory of the caller's. Set struct_size (`FOLIO_INIT` does) and pass its address
- * as the last argument, or pass NULL. Written only on failure.
- */
-typedef struct folio_error {
-    /**
-     * sizeof(folio_error) of the caller.
-     */
-    uint32_t struct_size;
-    /**
-     * The status that the call returned.
-     */
-    folio_status status;
-    /**
-     * One sentence: field, value, what would be accepted. UTF-8, NUL-terminated, cut at a character
-     * boundary where it is longer.
-     */
-    char message[504];
-} folio_error;
-
-/**
- * An element type, as DLPack describes it: float is code 2, bfloat 4, float8_e4m3fn 10, float8_e5m2
- * 12, int 0, uint 1, bool 6; lanes is 1. All zero means "the default" where a field says so.
- */
-typedef struct folio_dtype {
-    /**
-     * DLPack's DLDataTypeCode.
-     */
-    uint8_t code;
-    /**
-     * Bits per element.
-     */
-    uint8_t bits;
-    /**
-     * 1.
-     */
-    uint16_t lanes;
-} folio_dtype;
-
-/**
- * What a decode handle is made from: a few query rows per request over a paged cache.
- *
- * Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the
- * type of q, or fp8. num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
- * h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8 up to 256.
- * The maxima bound every later batch and fix the workspace.
- */
-typedef struct folio_decode_desc {
-    /**
-     * sizeof(folio_decode_desc).
-     */
-    uint32_t struct_size;
-    /**
-     * FOLIO_PLAN_…
-     */
-    uint32_t flags;
-    /**
-     * Type of q.
-     */
-    struct folio_dtype q_dtype;
-    /**
-     * Type of the cache; all zero: as q.
-     */
-    struct folio_dtype kv_dtype;
-    /**
-     * Type of o; all zero: as q.
-     */
-    struct folio_dtype o_dtype;
-    /**
-     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
-     */
-    int32_t kv_layout;
-    /**
-     * Query (and output) heads.
-     */
-    uint32_t num_qo_heads;
-    /**
-     * KV heads.
-     */
-    uint32_t num_kv_heads;
-    /**
-     * Elements of a q or k row.
-     */
-    uint32_t head_dim_qk;
-    /**
-     * Elements of a v or o row; 0: head_dim_qk.
-     */
-    uint32_t head_dim_vo;
-    /**
-     * Tokens per page, 1 or more.
-     */
-    uint32_t page_size;
-    /**
-     * Most requests of a batch.
-     */
-    uint32_t max_batch_size;
-    /**
-     * Most query rows of a request; 0: 1.
-     */
-    uint32_t max_qo_len;
-    /**
-     * Most keys of a request.
-     */
-    uint32_t max_kv_len;
-    /**
-     * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
-     */
-    uint64_t max_num_pages;
-} folio_decode_desc;
-
-/**
- * Memory that a handle needs for any batch within its desc. Nothing has to be zeroed.
- */
-typedef struct folio_workspace_info {
-    /**
-     * sizeof(folio_workspace_info) of the caller.
-     */
-    uint32_t struct_size;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
-    /**
-     * Bytes of device memory; 0 on the CPU.
-     */
-    uint64_t device_bytes;
-    /**
-     * Bytes of host memory; pinned, for CUDA.
-     */
-    uint64_t host_bytes;
-    /**
-     * Alignment in bytes of both.
-     */
-    uint64_t alignment;
-} folio_workspace_info;
-
-/**
- * Borrowed memory with a shape; byte for byte a DLTensor of DLPack 1.x. The struct, its shape and its
- * strides are only read during the call that receives them.
- */
-typedef struct folio_tensor {
-    /**
-     * Address of the allocation.
-     */
-    void *data;
-    /**
-     * FOLIO_DEVICE_CPU, FOLIO_DEVICE_CUDA or FOLIO_DEVICE_CUDA_HOST.
-     */
-    int32_t device_type;
-    /**
-     * Device ordinal.
-     */
-    int32_t device_id;
-    /**
-     * Number of dimensions, at most 5.
-     */
-    int32_t ndim;
-    /**
-     * Element type.
-     */
-    struct folio_dtype dtype;
-    /**
-     * `[ndim]` extents.
-     */
-    int64_t *shape;
-    /**
-     * `[ndim]` strides in elements, 0 or more; NULL means compact row-major.
-     */
-    int64_t *strides;
-    /**
-     * Bytes from `data` to the first element.
-     */
-    uint64_t byte_offset;
-} folio_tensor;
-
-/**
- * One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be
- * apart. The page table comes in one of these forms:
- *
- * | form | fields |
- * |---|---|
- * | CSR | kv_indptr in pages, kv_indices, and last_page_len or kv_len |
- * | token slots | CSR with page_size 1: kv_indptr in tokens, kv_indices |
- * | block table | block_table, kv_len |
- * | ragged | kv_indptr in tokens (prefill with FOLIO_KV_RAGGED) |
- *
- * Lengths (qo_indptr, kv_indptr, last_page_len, kv_len) are all on the host, or all on the context's
- * device; page ids (kv_indices, block_table) on either. Host tensors are only read during plan; device
- * tensors must stay as they are until the last run of the plan has finished.
- */
-typedef struct folio_batch {
-    /**
-     * sizeof(folio_batch).
-     */
-    uint32_t struct_size;
-    /**
-     * 0.
-     */
-    uint32_t flags;
-    /**
-     * Query rows of every request where qo_indptr is NULL (decode only); 0: 1.
-     */
-    uint32_t qo_len;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
-    /**
-     * `[batch_size + 1]` query-row offsets from 0; decode accepts NULL.
-     */
-    const struct folio_tensor *qo_indptr;
-    /**
-     * `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
-     */
-    const struct folio_tensor *kv_indptr;
-    /**
-     * `[num_pages]` page ids, 0 or more.
-     */
-    const struct folio_tensor *kv_indices;
-    /**
-     * `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without pages.
-     */
-    const struct folio_tensor *last_page_len;
-    /**
-     * `[batch_size]` keys per request, those of this step included; 0 or more.
-     */
-    const struct folio_tensor *kv_len;
-    /**
-     * `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
-     */
-    const struct folio_tensor *block_table;
-} folio_batch;
-
-/**
- * The caller's memory for a plan. It belongs to the handle from plan until the next plan, or until the
- * handle is destroyed and its last run has finished.
- */
-typedef struct folio_workspace {
-    /**
-     * sizeof(folio_workspace).
-     */
-    uint32_t struct_size;
-    /**
-     * 0.
-     */
-    uint32_t flags;
-    /**
-     * Device memory, or NULL where device_bytes of folio_workspace_info is 0.
-     */
-    void *device;
-    /**
-     * Bytes of it.
-     */
-    uint64_t device_bytes;
-    /**
-     * Host memory, or NULL where host_bytes of folio_workspace_info is 0.
-     */
-    void *host;
-    /**
-     * Bytes of it.
-     */
-    uint64_t host_bytes;
-} folio_workspace;
-
-/**
- * Tensors and parameters of one attention call; one plan serves many, with different values.
- *
- * For query row i (position p = kv_len - qo_len + i) and key j:
- *
- * ```text
- * s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
- * seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
- * o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
- * lse = log(Σ e^s [+ e^sink])
- * ```
- *
- * with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
- * value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Rows of q and o past
- * the batch are neither read nor written. Memory that no row sees may hold anything.
- * The rules are those of vLLM's, SGLang's and FlashInfer's backends, with their differences resolved.
- */
-typedef struct folio_attention_args {
-    /**
-     * sizeof(folio_attention_args).
-     */
-    uint32_t struct_size;
-    /**
-     * FOLIO_RUN_…
-     */
-    uint32_t flags;
-    /**
-     * `[num_tokens or more, num_qo_heads, head_dim_qk]`.
-     */
-    const struct folio_tensor *q;
-    /**
-     * Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
-     * page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
-     * `[nnz_kv, num_kv_heads, head_dim_qk]`. Any strides with a unit last one. uint8 stands for fp8.
-     */
-    const struct folio_tensor *k;
-    /**
-     * Values: as k, with head_dim_vo and strides of its own.
-     */
-    const struct folio_tensor *v;
-    /**
-     * Output: `[num_tokens or more, num_qo_heads, head_dim_vo]`.
-     */
-    const struct folio_tensor *o;
-    /**
-     * Output: `[num_tokens or more, num_qo_heads]` float32, or NULL.
-     */
-    const struct folio_tensor *lse;
-    /**
-     * float32, 1 or num_kv_heads elements, or NULL.
-     */
-    const struct folio_tensor *k_scales;
-    /**
-     * float32, 1 or num_kv_heads elements, or NULL.
-     */
-    const struct folio_tensor *v_scales;
-    /**
-     * uint8, for the custom mask modes; NULL otherwise.
-     */
-    const struct folio_tensor *custom_mask;
-    /**
-     * `[batch_size, num_ranges, 2]` int32 or NULL: a row and a key at positions inside the same
-     * inclusive range see each other whatever mask and window say. start >= end: unused.
-     */
-    const struct folio_tensor *mm_prefix_ranges;
-    /**
-     * `[num_qo_heads]` float32 or NULL: adds slope · (j - p), or -slope · sqrt(p - j) for past keys.
-     */
-    const struct folio_tensor *alibi_slopes;
-    /**
-     * `[num_qo_heads]` float32 or NULL.
-     */
-    const struct folio_tensor *sinks;
-    /**
-     * 0: 1 / sqrt(head_dim_qk).
-     */
-    float sm_scale;
-    /**
-     * 0: 1.
-     */
-    float q_scale;
-    /**
-     * 0: 1.
-     */
-    float k_scale;
-    /**
-     * 0: 1.
-     */
-    float v_scale;
-    /**
-     * 0: 1. Only for fp8 outputs.
-     */
-    float o_scale;
-    /**
-     * 0: off.
-     */
-    float logits_soft_cap;
-    /**
-     * FOLIO_MASK_…
-     */
-    int32_t mask_mode;
-    /**
-     * Keys before the row's own position that it sees; -1: unlimited. Needs FOLIO_RUN_WINDOW.
-     */
-    int32_t window_left;
-    /**
-     * Keys after the row's own position that it sees; -1: unlimited. Needs FOLIO_RUN_WINDOW.
-     */
-    int32_t window_right;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
-} folio_attention_args;
-
-/**
- * What a prefill handle is made from: any number of query rows per request, over a paged cache or over
- * ragged K and V. Mixed batches (prefill, chunked prefill, decode, speculative verify) are one batch.
- * Types, heads and dimensions as in folio_decode_desc.
- */
-typedef struct folio_prefill_desc {
-    /**
-     * sizeof(folio_prefill_desc).
-     */
-    uint32_t struct_size;
-    /**
-     * FOLIO_PLAN_…
-     */
-    uint32_t flags;
-    /**
-     * Type of q.
-     */
-    struct folio_dtype q_dtype;
-    /**
-     * Type of k and v; all zero: as q.
-     */
-    struct folio_dtype kv_dtype;
-    /**
-     * Type of o; all zero: as q.
-     */
-    struct folio_dtype o_dtype;
-    /**
-     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND; 0 for ragged.
-     */
-    int32_t kv_layout;
-    /**
-     * Query (and output) heads.
-     */
-    uint32_t num_qo_heads;
-    /**
-     * KV heads.
-     */
-    uint32_t num_kv_heads;
-    /**
-     * Elements of a q or k row.
-     */
-    uint32_t head_dim_qk;
-    /**
-     * Elements of a v or o row; 0: head_dim_qk.
-     */
-    uint32_t head_dim_vo;
-    /**
-     * FOLIO_KV_PAGED or FOLIO_KV_RAGGED.
-     */
-    int32_t kv_storage;
-    /**
-     * Tokens per page, 1 or more; 0 for ragged.
-     */
-    uint32_t page_size;
-    /**
-     * Most requests of a batch.
-     */
-    uint32_t max_batch_size;
-    /**
-     * Most query rows of a batch, over all requests.
-     */
-    uint32_t max_num_tokens;
-    /**
-     * Most query rows of a request; 0: max_num_tokens.
-     */
-    uint32_t max_qo_len;
-    /**
-     * Most keys of a request.
-     */
-    uint32_t max_kv_len;
-    /**
-     * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
-     */
-    uint64_t max_num_pages;
-} folio_prefill_desc;
-
-/**
- * New tokens for a paged cache: vLLM's reshape_and_cache_flash.
- */
-typedef struct folio_kv_append_args {
-    /**
-     * sizeof(folio_kv_append_args).
-     */
-    uint32_t struct_size;
-    /**
-     * 0.
-     */
-    uint32_t flags;
-    /**
-     * `[num_tokens or more, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16; any strides with a
-     * unit last one, so a slice of a fused QKV tensor will do.
-     */
-    const struct folio_tensor *key;
-    /**
-     * `[num_tokens or more, num_kv_heads, head_dim_vo]`, of key's type.
-     */
-    const struct folio_tensor *value;
-    /**
-     * Output: the key cache, in kv_layout: `[num_pages, page_size, num_kv_heads, head_dim_qk]` or
-     * `[num_pages, num_kv_heads, page_size, head_dim_qk]`, or `[num_slots, num_kv_heads, head_dim_qk]`;
-     * of key's type or fp8.
-     */
-    const struct folio_tensor *k_cache;
-    /**
-     * Output: the value cache, as k_cache with head_dim_vo and strides of its own.
-     */
-    const struct folio_tensor *v_cache;
-    /**
-     * `[num_tokens]` int32 or int64: page · page_size + offset; a negative slot skips the token. Its
-     * length is the number of tokens.
-     */
-    const struct folio_tensor *slot_mapping;
-    /**
-     * float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
-     */
-    const struct folio_tensor *k_scales;
-    /**
-     * float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
-     */
-    const struct folio_tensor *v_scales;
-    /**
-     * An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1.
-     */
-    float k_scale;
-    /**
-     * As k_scale. 0: 1.
-     */
-    float v_scale;
-    /**
-     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
-     */
-    int32_t kv_layout;
-    /**
-     * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
-     */
-    struct folio_dtype kv_dtype;
-} folio_kv_append_args;
-
-/**
- * Two attention states (v, s) of the same rows, over disjoint sets of keys, to be merged:
- * FlashInfer's merge_state, and merge_state_in_place where v_out is v_a. s is the lse. An s of -inf
- * (or +inf, as FlashAttention-2 marks it) is an empty state; two empty states give 0 and -inf.
- */
-typedef struct folio_merge_state_args {
-    /**
-     * sizeof(folio_merge_state_args).
-     */
-    uint32_t struct_size;
-    /**
-     * FOLIO_MERGE_…
-     */
-    uint32_t flags;
-    /**
-     * `[num_tokens, num_heads, head_dim]` float32, float16 or bfloat16.
-     */
-    const struct folio_tensor *v_a;
-    /**
-     * `[num_tokens, num_heads]` float32.
-     */
-    const struct folio_tensor *s_a;
-    /**
-     * As v_a.
-     */
-    const struct folio_tensor *v_b;
-    /**
-     * As s_a.
-     */
-    const struct folio_tensor *s_b;
-    /**
-     * Output: as v_a; may be v_a or v_b.
-     */
-    const struct folio_tensor *v_out;
-    /**
-     * Output: as s_a; may be s_a or s_b; or NULL.
-     */
-    const struct folio_tensor *s_out;
-    /**
-     * `[num_tokens]` uint8 or NULL: a zero leaves the row of the outputs as it is.
-     */
-    const struct folio_tensor *mask;
-} folio_merge_state_args;
-
-/**
- * n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states.
- */
-typedef struct folio_merge_states_args {
-    /**
-     * sizeof(folio_merge_states_args).
-     */
-    uint32_t struct_size;
-    /**
-     * FOLIO_MERGE_…
-     */
-    uint32_t flags;
-    /**
-     * `[num_tokens, n, num_heads, head_dim]` float32, float16 or bfloat16.
-     */
-    const struct folio_tensor *v;
-    /**
-     * `[num_tokens, n, num_heads]` float32.
-     */
-    const struct folio_tensor *s;
-    /**
-     * Output: `[num_tokens, num_heads, head_dim]`.
-     */
-    const struct folio_tensor *v_out;
-    /**
-     * Output: `[num_tokens, num_heads]` float32, or NULL.
-     */
-    const struct folio_tensor *s_out;
-} folio_merge_states_args;
-
-/**
- * Every function of the library, for hosts that dlopen it: one dlsym of folio_get_api instead of one
- * per function. Slots are only ever appended, and none is NULL; ask for later ones with FOLIO_API_HAS.
- */
-typedef struct folio_api {
-    /**
-     * sizeof(folio_api) of the library.
-     */
-    uint32_t struct_size;
-    /**
-     * FOLIO_ABI_VERSION of the library.
-     */
-    uint32_t abi_version;
-    /**
-     * folio_version
-     */
-    const char *(*version)(void);
-    /**
-     * folio_status_name
-     */
-    const char *(*status_name)(folio_status status);
-    /**
-     * folio_device_count
-     */
-    uint32_t (*device_count)(int32_t device_type);
-    /**
-     * folio_context_create
-     */
-    folio_status (*context_create)(const struct folio_context_desc *desc,
-                                   struct folio_context **out,
-                                   struct folio_error *err);
-    /**
-     * folio_context_destroy
-     */
-    void (*context_destroy)(struct folio_context *ctx);
-    /**
-     * folio_decode_create
-     */
-    folio_status (*decode_create)(const struct folio_context *ctx,
-                                  const struct folio_decode_desc *desc,
-                                  struct folio_decode **out,
-                                  struct folio_error *err);
-    /**
-     * folio_decode_workspace
-     */
-    folio_status (*decode_workspace)(const struct folio_decode *decode,
-                                     struct folio_workspace_info *out,
-                                     struct folio_error *err);
-    /**
-     * folio_decode_plan
-     */
-    folio_status (*decode_plan)(struct folio_decode *decode,
-                                const struct folio_batch *batch,
-                                const struct folio_workspace *ws,
-                                void *stream,
-                                struct folio_error *err);
-    /**
-     * folio_decode_run
-     */
-    folio_status (*decode_run)(const struct folio_decode *decode,
-                               const struct folio_attention_args *args,
-                               void *stream,
-                               struct folio_error *err);
-    /**
-     * folio_decode_kernel
-     */
-    const char *(*decode_kernel)(const struct folio_decode *decode);
-    /**
-     * folio_decode_destroy
-     */
-    void (*decode_destroy)(struct folio_decode *decode);
-    /**
-     * folio_prefill_create
-     */
-    folio_status (*prefill_create)(const struct folio_context *ctx,
-                                   const struct folio_prefill_desc *desc,
-                                   struct folio_prefill **out,
-                                   struct folio_error *err);
-    /**
-     * folio_prefill_workspace
-     */
-    folio_status (*prefill_workspace)(const struct folio_prefill *prefill,
-                                      struct folio_workspace_info *out,
-                                      struct folio_error *err);
-    /**
-     * folio_prefill_plan
-     */
-    folio_status (*prefill_plan)(struct folio_prefill *prefill,
-                                 const struct folio_batch *batch,
-                                 const struct folio_workspace *ws,
-                                 void *stream,
-                                 struct folio_error *err);
-    /**
-     * folio_prefill_run
-     */
-    folio_status (*prefill_run)(const struct folio_prefill *prefill,
-                                const struct folio_attention_args *args,
-                                void *stream,
-                                struct folio_error *err);
-    /**
-     * folio_prefill_kernel
-     */
-    const char *(*prefill_kernel)(const struct folio_prefill *prefill);
-    /**
-     * folio_prefill_destroy
-     */
-    void (*prefill_destroy)(struct folio_prefill *prefill);
-    /**
-     * folio_kv_append
-     */
-    folio_status (*kv_append)(const struct folio_context *ctx,
-                              const struct folio_kv_append_args *args,
-                              void *stream,
-                              struct folio_error *err);
-    /**
-     * folio_merge_state
-     */
-    folio_status (*merge_state)(const struct folio_context *ctx,
-                                const struct folio_merge_state_args *args,
-                                void *stream,
-                                struct folio_error *err);
-    /**
-     * folio_merge_states
-     */
-    folio_status (*merge_states)(const struct folio_context *ctx,
-                                 const struct folio_merge_states_args *args,
-                                 void *stream,
-                                 struct folio_error *err);
-} folio_api;
 
 /**
  * Success.
@@ -1062,23 +173,127 @@ typedef struct folio_api {
  */
 #define FOLIO_ERR_INTERNAL 200
 
-#ifdef __cplusplus
-extern "C" {
-#endif // __cplusplus
-
-/**
- * The library's version, `"MAJOR.MINOR.PATCH"`.
- *
- * Any thread, any time. The string lives as long as the process.
- */
-const char *folio_version(void);
-
 /**
  * The name of a status code without its prefix, `"unknown"` for numbers that are none.
  *
  * Any thread, any time. The string lives as long as the process.
  */
 const char *folio_status_name(folio_status status);
+
+/**
+ * What went wrong, in memory of the caller's. Set struct_size (`FOLIO_INIT` does) and pass its address
+ * as the last argument, or pass NULL. Written only on failure.
+ */
+typedef struct folio_error {
+    /**
+     * sizeof(folio_error) of the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * The status that the call returned.
+     */
+    folio_status status;
+    /**
+     * One sentence: field, value, what would be accepted. UTF-8, NUL-terminated, cut at a character
+     * boundary where it is longer.
+     */
+    char message[504];
+} folio_error;
+
+/** @} */
+
+/**
+ * @defgroup context Devices and contexts
+ * @{
+ */
+
+/**
+ * Host memory (DLPack's kDLCPU).
+ */
+#define FOLIO_DEVICE_CPU 1
+
+/**
+ * Memory of a CUDA device (kDLCUDA).
+ */
+#define FOLIO_DEVICE_CUDA 2
+
+/**
+ * Pinned host memory (kDLCUDAHost); treated as host memory.
+ */
+#define FOLIO_DEVICE_CUDA_HOST 3
+
+/**
+ * Compute in float64, one key after the other: the oracle that Folio's own tests compare with. CPU only.
+ */
+#define FOLIO_CONTEXT_REFERENCE 1
+
+/**
+ * Messages about failures that no status reports.
+ */
+#define FOLIO_LOG_ERROR 1
+
+/**
+ * Also messages about what works less well than it could.
+ */
+#define FOLIO_LOG_WARNING 2
+
+/**
+ * Also messages about what was chosen.
+ */
+#define FOLIO_LOG_INFO 3
+
+/**
+ * A device and what belongs to it: threads, modules, the log callback. Made by
+ * folio_context_create; handles made from it keep it alive, so it may be destroyed before them.
+ */
+typedef struct folio_context folio_context;
+
+/**
+ * Receives a message on the thread that called Folio, with no lock held. `message` is valid during the
+ * call. It must not call Folio and must not throw.
+ */
+typedef void (*folio_log_fn)(void *user,
+                             int32_t level,
+                             const char *message);
+
+/**
+ * What a context is made from.
+ */
+typedef struct folio_context_desc {
+    /**
+     * sizeof(folio_context_desc).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_CONTEXT_…
+     */
+    uint32_t flags;
+    /**
+     * FOLIO_DEVICE_CPU or FOLIO_DEVICE_CUDA.
+     */
+    int32_t device_type;
+    /**
+     * Device ordinal; 0 for the CPU.
+     */
+    int32_t device_id;
+    /**
+     * CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA and
+     * FOLIO_CONTEXT_REFERENCE: 0.
+     */
+    uint32_t num_threads;
+    /**
+     * The most talkative level that reaches `log`: FOLIO_LOG_…; 0 where log is NULL.
+     */
+    int32_t log_level;
+    /**
+     * NULL for no messages.
+     */
+    folio_log_fn log;
+    /**
+     * Passed to `log`.
+     */
+    void *log_user;
+} folio_context_desc;
 
 /**
  * The number of devices of a type: 1 for FOLIO_DEVICE_CPU, the driver's count for FOLIO_DEVICE_CUDA, 0
@@ -1100,9 +315,9 @@ uint32_t folio_device_count(int32_t device_type);
  * # Safety
  * `desc` points to as many bytes as its struct_size says, `out` to a pointer. Any thread.
  */
-folio_status folio_context_create(const struct folio_context_desc *desc,
-                                  struct folio_context **out,
-                                  struct folio_error *err);
+folio_status folio_context_create(const folio_context_desc *desc,
+                                  folio_context **out,
+                                  folio_error *err);
 
 /**
  * Ends the caller's hold on a context; NULL is fine. Handles made from it stay usable. On CUDA the kernels are
@@ -1111,7 +326,482 @@ folio_status folio_context_create(const struct folio_context_desc *desc,
  * # Safety
  * `ctx` is NULL or came from folio_context_create and is not used afterwards.
  */
-void folio_context_destroy(struct folio_context *ctx);
+void folio_context_destroy(folio_context *ctx);
+
+/** @} */
+
+/**
+ * @defgroup tensor Tensors
+ * Memory as the caller describes it.
+ * @{
+ */
+
+/**
+ * An element type, as DLPack describes it: float is code 2, bfloat 4, float8_e4m3fn 10, float8_e5m2
+ * 12, int 0, uint 1, bool 6; lanes is 1. All zero means "the default" where a field says so.
+ */
+typedef struct folio_dtype {
+    /**
+     * DLPack's DLDataTypeCode.
+     */
+    uint8_t code;
+    /**
+     * Bits per element.
+     */
+    uint8_t bits;
+    /**
+     * 1.
+     */
+    uint16_t lanes;
+} folio_dtype;
+
+/**
+ * Borrowed memory with a shape; byte for byte a DLTensor of DLPack 1.x. The struct, its shape and its
+ * strides are only read during the call that receives them.
+ */
+typedef struct folio_tensor {
+    /**
+     * Address of the allocation.
+     */
+    void *data;
+    /**
+     * FOLIO_DEVICE_CPU, FOLIO_DEVICE_CUDA or FOLIO_DEVICE_CUDA_HOST.
+     */
+    int32_t device_type;
+    /**
+     * Device ordinal.
+     */
+    int32_t device_id;
+    /**
+     * Number of dimensions, at most 5.
+     */
+    int32_t ndim;
+    /**
+     * Element type.
+     */
+    folio_dtype dtype;
+    /**
+     * `[ndim]` extents.
+     */
+    int64_t *shape;
+    /**
+     * `[ndim]` strides in elements, 0 or more; NULL means compact row-major.
+     */
+    int64_t *strides;
+    /**
+     * Bytes from `data` to the first element.
+     */
+    uint64_t byte_offset;
+} folio_tensor;
+
+/** An element type, as an expression. */
+#ifdef __cplusplus
+#define FOLIO_DTYPE(code, bits) (folio_dtype{ (code), (bits), 1 })
+#else
+#define FOLIO_DTYPE(code, bits) ((folio_dtype){ (code), (bits), 1 })
+#endif
+#define FOLIO_FLOAT32 FOLIO_DTYPE(2, 32) /**< IEEE 754 single */
+#define FOLIO_FLOAT16 FOLIO_DTYPE(2, 16) /**< IEEE 754 half */
+#define FOLIO_BFLOAT16 FOLIO_DTYPE(4, 16) /**< the upper half of a single */
+#define FOLIO_FLOAT8_E4M3 FOLIO_DTYPE(10, 8) /**< e4m3fn, which NVIDIA and PyTorch call e4m3: up to 448, no infinity */
+#define FOLIO_FLOAT8_E5M2 FOLIO_DTYPE(12, 8) /**< e5m2: up to 57344 */
+#define FOLIO_UINT8 FOLIO_DTYPE(1, 8) /**< bytes: masks, and fp8 pages of hosts that have no fp8 type */
+#define FOLIO_INT32 FOLIO_DTYPE(0, 32) /**< lengths, offsets, page ids */
+#define FOLIO_INT64 FOLIO_DTYPE(0, 64) /**< slots */
+
+/** @} */
+
+/**
+ * @defgroup kv_storage How keys and values are stored
+ * @{
+ */
+
+/**
+ * Cache dimensions `[num_pages, page_size, num_kv_heads, head_dim]`.
+ */
+#define FOLIO_LAYOUT_NHD 0
+
+/**
+ * Cache dimensions `[num_pages, num_kv_heads, page_size, head_dim]`.
+ */
+#define FOLIO_LAYOUT_HND 1
+
+/**
+ * Keys and values lie in pages.
+ */
+#define FOLIO_KV_PAGED 0
+
+/**
+ * Keys and values lie one request after the other: `[nnz_kv, num_kv_heads, head_dim]`.
+ */
+#define FOLIO_KV_RAGGED 1
+
+/** @} */
+
+/**
+ * @defgroup attention Attention
+ * @{
+ */
+
+/**
+ * The plan may be captured in a CUDA graph and planned again for the same graph. No effect on the CPU,
+ * whose calls are complete when they return.
+ */
+#define FOLIO_PLAN_GRAPH 1
+
+/**
+ * A request's result does not depend on the other requests of its batch, to the bit.
+ */
+#define FOLIO_PLAN_BATCH_INVARIANT 2
+
+/**
+ * One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be
+ * apart. The page table comes in one of these forms:
+ *
+ * | form | fields |
+ * |---|---|
+ * | CSR | kv_indptr in pages, kv_indices, and last_page_len or kv_len |
+ * | token slots | CSR with page_size 1: kv_indptr in tokens, kv_indices |
+ * | block table | block_table, kv_len |
+ * | ragged | kv_indptr in tokens (prefill with FOLIO_KV_RAGGED) |
+ *
+ * Lengths (qo_indptr, kv_indptr, last_page_len, kv_len) are all on the host, or all on the context's
+ * device; page ids (kv_indices, block_table) on either. Host tensors are only read during plan; device
+ * tensors must stay as they are until the last run of the plan has finished.
+ */
+typedef struct folio_batch {
+    /**
+     * sizeof(folio_batch).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Query rows of every request where qo_indptr is NULL (decode only); 0: 1.
+     */
+    uint32_t qo_len;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * `[batch_size + 1]` query-row offsets from 0; decode accepts NULL.
+     */
+    const folio_tensor *qo_indptr;
+    /**
+     * `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * `[num_pages]` page ids, 0 or more.
+     */
+    const folio_tensor *kv_indices;
+    /**
+     * `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without pages.
+     */
+    const folio_tensor *last_page_len;
+    /**
+     * `[batch_size]` keys per request, those of this step included; 0 or more.
+     */
+    const folio_tensor *kv_len;
+    /**
+     * `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
+     */
+    const folio_tensor *block_table;
+} folio_batch;
+
+/**
+ * Memory that a handle needs for any batch within its desc. Nothing has to be zeroed.
+ */
+typedef struct folio_workspace_info {
+    /**
+     * sizeof(folio_workspace_info) of the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * Bytes of device memory; 0 on the CPU.
+     */
+    uint64_t device_bytes;
+    /**
+     * Bytes of host memory; pinned, for CUDA.
+     */
+    uint64_t host_bytes;
+    /**
+     * Alignment in bytes of both.
+     */
+    uint64_t alignment;
+} folio_workspace_info;
+
+/**
+ * The caller's memory for a plan. It belongs to the handle from plan until the next plan, or until the
+ * handle is destroyed and its last run has finished.
+ */
+typedef struct folio_workspace {
+    /**
+     * sizeof(folio_workspace).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Device memory, or NULL where device_bytes of folio_workspace_info is 0.
+     */
+    void *device;
+    /**
+     * Bytes of it.
+     */
+    uint64_t device_bytes;
+    /**
+     * Host memory, or NULL where host_bytes of folio_workspace_info is 0.
+     */
+    void *host;
+    /**
+     * Bytes of it.
+     */
+    uint64_t host_bytes;
+} folio_workspace;
+
+/**
+ * window_left and window_right are in force. Without the flag both must be 0 (or -1).
+ */
+#define FOLIO_RUN_WINDOW 1
+
+/**
+ * lse is in base 2 (FlashInfer's) instead of base e.
+ */
+#define FOLIO_RUN_LSE_BASE_2 2
+
+/**
+ * alibi_slopes take the square-root form.
+ */
+#define FOLIO_RUN_ALIBI_SQRT 4
+
+/**
+ * Row i of a request sees key j iff j <= kv_len - qo_len + i: the last row sees the last key.
+ */
+#define FOLIO_MASK_CAUSAL 0
+
+/**
+ * Every row sees every key: encoders, cross attention.
+ */
+#define FOLIO_MASK_FULL 1
+
+/**
+ * custom_mask holds a byte per (row, key), row-major `[qo_len, kv_len]` per request, the requests one
+ * after the other; non-zero lets see.
+ */
+#define FOLIO_MASK_CUSTOM_BYTES 2
+
+/**
+ * custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte.
+ */
+#define FOLIO_MASK_CUSTOM_BITS 3
+
+/**
+ * Tensors and parameters of one attention call; one plan serves many, with different values.
+ *
+ * For query row i (position p = kv_len - qo_len + i) and key j:
+ *
+ * ```text
+ * s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+ * seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
+ * o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+ * lse = log(Σ e^s [+ e^sink])
+ * ```
+ *
+ * with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
+ * value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Rows of q and o past
+ * the batch are neither read nor written. Memory that no row sees may hold anything.
+ * The rules are those of vLLM's, SGLang's and FlashInfer's backends, with their differences resolved.
+ */
+typedef struct folio_attention_args {
+    /**
+     * sizeof(folio_attention_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_RUN_…
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens or more, num_qo_heads, head_dim_qk]`.
+     */
+    const folio_tensor *q;
+    /**
+     * Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
+     * page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
+     * `[nnz_kv, num_kv_heads, head_dim_qk]`. Any strides with a unit last one. uint8 stands for fp8.
+     */
+    const folio_tensor *k;
+    /**
+     * Values: as k, with head_dim_vo and strides of its own.
+     */
+    const folio_tensor *v;
+    /**
+     * Output: `[num_tokens or more, num_qo_heads, head_dim_vo]`.
+     */
+    const folio_tensor *o;
+    /**
+     * Output: `[num_tokens or more, num_qo_heads]` float32, or NULL.
+     */
+    const folio_tensor *lse;
+    /**
+     * float32, 1 or num_kv_heads elements, or NULL.
+     */
+    const folio_tensor *k_scales;
+    /**
+     * float32, 1 or num_kv_heads elements, or NULL.
+     */
+    const folio_tensor *v_scales;
+    /**
+     * uint8, for the custom mask modes; NULL otherwise.
+     */
+    const folio_tensor *custom_mask;
+    /**
+     * `[batch_size, num_ranges, 2]` int32 or NULL: a row and a key at positions inside the same
+     * inclusive range see each other whatever mask and window say. start >= end: unused.
+     */
+    const folio_tensor *mm_prefix_ranges;
+    /**
+     * `[num_qo_heads]` float32 or NULL: adds slope · (j - p), or -slope · sqrt(p - j) for past keys.
+     */
+    const folio_tensor *alibi_slopes;
+    /**
+     * `[num_qo_heads]` float32 or NULL.
+     */
+    const folio_tensor *sinks;
+    /**
+     * 0: 1 / sqrt(head_dim_qk).
+     */
+    float sm_scale;
+    /**
+     * 0: 1.
+     */
+    float q_scale;
+    /**
+     * 0: 1.
+     */
+    float k_scale;
+    /**
+     * 0: 1.
+     */
+    float v_scale;
+    /**
+     * 0: 1. Only for fp8 outputs.
+     */
+    float o_scale;
+    /**
+     * 0: off.
+     */
+    float logits_soft_cap;
+    /**
+     * FOLIO_MASK_…
+     */
+    int32_t mask_mode;
+    /**
+     * Keys before the row's own position that it sees; -1: unlimited. Needs FOLIO_RUN_WINDOW.
+     */
+    int32_t window_left;
+    /**
+     * Keys after the row's own position that it sees; -1: unlimited. Needs FOLIO_RUN_WINDOW.
+     */
+    int32_t window_right;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_attention_args;
+
+/**
+ * @defgroup decode Decode
+ * @{
+ */
+
+/**
+ * Decode attention: FlashInfer's BatchDecodeWithPagedKVCacheWrapper. One handle serves every batch
+ * within its desc, and one plan every layer of a step. Multi-token decode (speculative verify) is
+ * decode with max_qo_len above 1, its tree given as a custom mask.
+ */
+typedef struct folio_decode folio_decode;
+
+/**
+ * What a decode handle is made from: a few query rows per request over a paged cache.
+ *
+ * Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the
+ * type of q, or fp8. num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
+ * h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8 up to 256.
+ * The maxima bound every later batch and fix the workspace.
+ */
+typedef struct folio_decode_desc {
+    /**
+     * sizeof(folio_decode_desc).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_PLAN_…
+     */
+    uint32_t flags;
+    /**
+     * Type of q.
+     */
+    folio_dtype q_dtype;
+    /**
+     * Type of the cache; all zero: as q.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * Type of o; all zero: as q.
+     */
+    folio_dtype o_dtype;
+    /**
+     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
+     */
+    int32_t kv_layout;
+    /**
+     * Query (and output) heads.
+     */
+    uint32_t num_qo_heads;
+    /**
+     * KV heads.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Elements of a q or k row.
+     */
+    uint32_t head_dim_qk;
+    /**
+     * Elements of a v or o row; 0: head_dim_qk.
+     */
+    uint32_t head_dim_vo;
+    /**
+     * Tokens per page, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * Most requests of a batch.
+     */
+    uint32_t max_batch_size;
+    /**
+     * Most query rows of a request; 0: 1.
+     */
+    uint32_t max_qo_len;
+    /**
+     * Most keys of a request.
+     */
+    uint32_t max_kv_len;
+    /**
+     * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+     */
+    uint64_t max_num_pages;
+} folio_decode_desc;
 
 /**
  * Picks the code for a problem; slow, once. Also the capability query: UNSUPPORTED says why not.
@@ -1126,31 +816,31 @@ void folio_context_destroy(struct folio_context *ctx);
  * `ctx` is alive, `desc` points to as many bytes as its struct_size says, `out` to a pointer. Any
  * thread, concurrently with other uses of `ctx`.
  */
-folio_status folio_decode_create(const struct folio_context *ctx,
-                                 const struct folio_decode_desc *desc,
-                                 struct folio_decode **out,
-                                 struct folio_error *err);
+folio_status folio_decode_create(const folio_context *ctx,
+                                 const folio_decode_desc *desc,
+                                 folio_decode **out,
+                                 folio_error *err);
 
 /**
  * The memory that every plan within the desc can do with.
  *
- * @param decode the handle
+ * @param handle the handle
  * @param out struct_size set by the caller; receives the sizes
  * @param err report of a failure, or NULL
  * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE
  *
  * # Safety
- * `decode` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
+ * `handle` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
  */
-folio_status folio_decode_workspace(const struct folio_decode *decode,
-                                    struct folio_workspace_info *out,
-                                    struct folio_error *err);
+folio_status folio_decode_workspace(const folio_decode *handle,
+                                    folio_workspace_info *out,
+                                    folio_error *err);
 
 /**
  * Takes over a step's batch: microseconds, once per step. Never synchronises. On failure the previous
  * plan stays in force.
  *
- * @param decode the handle
+ * @param handle the handle
  * @param batch lengths and page table
  * @param ws memory as folio_decode_workspace asks; NULL where it asks for none
  * @param stream CUDA: the stream that later runs use or wait for; CPU: NULL
@@ -1159,19 +849,19 @@ folio_status folio_decode_workspace(const struct folio_decode *decode,
  *         UNSUPPORTED, DRIVER
  *
  * # Safety
- * `decode` is alive and in no other call; the structs are readable, and the tensors' memory too.
+ * `handle` is alive and in no other call; the structs are readable, and the tensors' memory too.
  */
-folio_status folio_decode_plan(struct folio_decode *decode,
-                               const struct folio_batch *batch,
-                               const struct folio_workspace *ws,
+folio_status folio_decode_plan(folio_decode *handle,
+                               const folio_batch *batch,
+                               const folio_workspace *ws,
                                void *stream,
-                               struct folio_error *err);
+                               folio_error *err);
 
 /**
  * Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing.
  * On the CPU the outputs are complete on return; on CUDA they are when the stream gets there.
  *
- * @param decode the handle
+ * @param handle the handle
  * @param args tensors and parameters
  * @param stream CUDA stream, or NULL on the CPU
  * @param err report of a failure, or NULL
@@ -1179,32 +869,122 @@ folio_status folio_decode_plan(struct folio_decode *decode,
  *         UNSUPPORTED, DRIVER; then no output was touched
  *
  * # Safety
- * `decode` is alive and not being planned; the structs are readable, and the tensors' memory as the
+ * `handle` is alive and not being planned; the structs are readable, and the tensors' memory as the
  * fields say. Concurrent runs are fine with different outputs; on CUDA on
  * one stream, or on streams that the host orders: parts of split rows meet in the workspace.
  */
-folio_status folio_decode_run(const struct folio_decode *decode,
-                              const struct folio_attention_args *args,
+folio_status folio_decode_run(const folio_decode *handle,
+                              const folio_attention_args *args,
                               void *stream,
-                              struct folio_error *err);
+                              folio_error *err);
 
 /**
  * Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
  * as the handle.
  *
  * # Safety
- * `decode` is NULL or alive. Concurrent use is fine.
+ * `handle` is NULL or alive. Concurrent use is fine.
  */
-const char *folio_decode_kernel(const struct folio_decode *decode);
+const char *folio_decode_kernel(const folio_decode *handle);
 
 /**
  * Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
  * captured them may be replayed, while the workspace and the context stay.
  *
  * # Safety
- * `decode` is NULL or came from folio_decode_create and is not used afterwards.
+ * `handle` is NULL or came from folio_decode_create and is not used afterwards.
  */
-void folio_decode_destroy(struct folio_decode *decode);
+void folio_decode_destroy(folio_decode *handle);
+
+/** @} */
+
+/**
+ * @defgroup prefill Prefill
+ * @{
+ */
+
+/**
+ * Prefill attention: FlashInfer's BatchPrefillWithPagedKVCacheWrapper and
+ * BatchPrefillWithRaggedKVCacheWrapper. One handle serves every batch within its desc, and one plan
+ * every layer of a step.
+ */
+typedef struct folio_prefill folio_prefill;
+
+/**
+ * What a prefill handle is made from: any number of query rows per request, over a paged cache or over
+ * ragged K and V. Mixed batches (prefill, chunked prefill, decode, speculative verify) are one batch.
+ * Types, heads and dimensions as in folio_decode_desc.
+ */
+typedef struct folio_prefill_desc {
+    /**
+     * sizeof(folio_prefill_desc).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_PLAN_…
+     */
+    uint32_t flags;
+    /**
+     * Type of q.
+     */
+    folio_dtype q_dtype;
+    /**
+     * Type of k and v; all zero: as q.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * Type of o; all zero: as q.
+     */
+    folio_dtype o_dtype;
+    /**
+     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND; 0 for ragged.
+     */
+    int32_t kv_layout;
+    /**
+     * Query (and output) heads.
+     */
+    uint32_t num_qo_heads;
+    /**
+     * KV heads.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Elements of a q or k row.
+     */
+    uint32_t head_dim_qk;
+    /**
+     * Elements of a v or o row; 0: head_dim_qk.
+     */
+    uint32_t head_dim_vo;
+    /**
+     * FOLIO_KV_PAGED or FOLIO_KV_RAGGED.
+     */
+    int32_t kv_storage;
+    /**
+     * Tokens per page, 1 or more; 0 for ragged.
+     */
+    uint32_t page_size;
+    /**
+     * Most requests of a batch.
+     */
+    uint32_t max_batch_size;
+    /**
+     * Most query rows of a batch, over all requests.
+     */
+    uint32_t max_num_tokens;
+    /**
+     * Most query rows of a request; 0: max_num_tokens.
+     */
+    uint32_t max_qo_len;
+    /**
+     * Most keys of a request.
+     */
+    uint32_t max_kv_len;
+    /**
+     * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+     */
+    uint64_t max_num_pages;
+} folio_prefill_desc;
 
 /**
  * Picks the code for a problem; slow, once. Also the capability query: UNSUPPORTED says why not.
@@ -1219,31 +999,31 @@ void folio_decode_destroy(struct folio_decode *decode);
  * `ctx` is alive, `desc` points to as many bytes as its struct_size says, `out` to a pointer. Any
  * thread, concurrently with other uses of `ctx`.
  */
-folio_status folio_prefill_create(const struct folio_context *ctx,
-                                  const struct folio_prefill_desc *desc,
-                                  struct folio_prefill **out,
-                                  struct folio_error *err);
+folio_status folio_prefill_create(const folio_context *ctx,
+                                  const folio_prefill_desc *desc,
+                                  folio_prefill **out,
+                                  folio_error *err);
 
 /**
  * The memory that every plan within the desc can do with.
  *
- * @param prefill the handle
+ * @param handle the handle
  * @param out struct_size set by the caller; receives the sizes
  * @param err report of a failure, or NULL
  * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE
  *
  * # Safety
- * `prefill` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
+ * `handle` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
  */
-folio_status folio_prefill_workspace(const struct folio_prefill *prefill,
-                                     struct folio_workspace_info *out,
-                                     struct folio_error *err);
+folio_status folio_prefill_workspace(const folio_prefill *handle,
+                                     folio_workspace_info *out,
+                                     folio_error *err);
 
 /**
  * Takes over a step's batch: microseconds, once per step. Never synchronises. On failure the previous
  * plan stays in force.
  *
- * @param prefill the handle
+ * @param handle the handle
  * @param batch lengths and page table; qo_indptr is required
  * @param ws memory as folio_prefill_workspace asks; NULL where it asks for none
  * @param stream CUDA: the stream that later runs use or wait for; CPU: NULL
@@ -1252,19 +1032,19 @@ folio_status folio_prefill_workspace(const struct folio_prefill *prefill,
  *         UNSUPPORTED, DRIVER
  *
  * # Safety
- * `prefill` is alive and in no other call; the structs are readable, and the tensors' memory too.
+ * `handle` is alive and in no other call; the structs are readable, and the tensors' memory too.
  */
-folio_status folio_prefill_plan(struct folio_prefill *prefill,
-                                const struct folio_batch *batch,
-                                const struct folio_workspace *ws,
+folio_status folio_prefill_plan(folio_prefill *handle,
+                                const folio_batch *batch,
+                                const folio_workspace *ws,
                                 void *stream,
-                                struct folio_error *err);
+                                folio_error *err);
 
 /**
  * Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing.
  * On the CPU the outputs are complete on return; on CUDA they are when the stream gets there.
  *
- * @param prefill the handle
+ * @param handle the handle
  * @param args tensors and parameters
  * @param stream CUDA stream, or NULL on the CPU
  * @param err report of a failure, or NULL
@@ -1272,32 +1052,103 @@ folio_status folio_prefill_plan(struct folio_prefill *prefill,
  *         UNSUPPORTED, DRIVER; then no output was touched
  *
  * # Safety
- * `prefill` is alive and not being planned; the structs are readable, and the tensors' memory as the
+ * `handle` is alive and not being planned; the structs are readable, and the tensors' memory as the
  * fields say. Concurrent runs are fine with different outputs; on CUDA on
  * one stream, or on streams that the host orders: parts of split rows meet in the workspace.
  */
-folio_status folio_prefill_run(const struct folio_prefill *prefill,
-                               const struct folio_attention_args *args,
+folio_status folio_prefill_run(const folio_prefill *handle,
+                               const folio_attention_args *args,
                                void *stream,
-                               struct folio_error *err);
+                               folio_error *err);
 
 /**
  * Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
  * as the handle.
  *
  * # Safety
- * `prefill` is NULL or alive. Concurrent use is fine.
+ * `handle` is NULL or alive. Concurrent use is fine.
  */
-const char *folio_prefill_kernel(const struct folio_prefill *prefill);
+const char *folio_prefill_kernel(const folio_prefill *handle);
 
 /**
  * Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
  * captured them may be replayed, while the workspace and the context stay.
  *
  * # Safety
- * `prefill` is NULL or came from folio_prefill_create and is not used afterwards.
+ * `handle` is NULL or came from folio_prefill_create and is not used afterwards.
  */
-void folio_prefill_destroy(struct folio_prefill *prefill);
+void folio_prefill_destroy(folio_prefill *handle);
+
+/** @} */
+
+/** @} */
+
+/**
+ * @defgroup append KV append
+ * @{
+ */
+
+/**
+ * New tokens for a paged cache: vLLM's reshape_and_cache_flash.
+ */
+typedef struct folio_kv_append_args {
+    /**
+     * sizeof(folio_kv_append_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens or more, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16; any strides with a
+     * unit last one, so a slice of a fused QKV tensor will do.
+     */
+    const folio_tensor *key;
+    /**
+     * `[num_tokens or more, num_kv_heads, head_dim_vo]`, of key's type.
+     */
+    const folio_tensor *value;
+    /**
+     * Output: the key cache, in kv_layout: `[num_pages, page_size, num_kv_heads, head_dim_qk]` or
+     * `[num_pages, num_kv_heads, page_size, head_dim_qk]`, or `[num_slots, num_kv_heads, head_dim_qk]`;
+     * of key's type or fp8.
+     */
+    const folio_tensor *k_cache;
+    /**
+     * Output: the value cache, as k_cache with head_dim_vo and strides of its own.
+     */
+    const folio_tensor *v_cache;
+    /**
+     * `[num_tokens]` int32 or int64: page · page_size + offset; a negative slot skips the token. Its
+     * length is the number of tokens.
+     */
+    const folio_tensor *slot_mapping;
+    /**
+     * float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
+     */
+    const folio_tensor *k_scales;
+    /**
+     * float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
+     */
+    const folio_tensor *v_scales;
+    /**
+     * An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1.
+     */
+    float k_scale;
+    /**
+     * As k_scale. 0: 1.
+     */
+    float v_scale;
+    /**
+     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
+     */
+    int32_t kv_layout;
+    /**
+     * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+     */
+    folio_dtype kv_dtype;
+} folio_kv_append_args;
 
 /**
  * Writes new tokens to a paged cache, quantising to fp8 where the cache is fp8.
@@ -1313,10 +1164,96 @@ void folio_prefill_destroy(struct folio_prefill *prefill);
  * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
  * is fine where no slot is written by two calls, or by two tokens of one call.
  */
-folio_status folio_kv_append(const struct folio_context *ctx,
-                             const struct folio_kv_append_args *args,
+folio_status folio_kv_append(const folio_context *ctx,
+                             const folio_kv_append_args *args,
                              void *stream,
-                             struct folio_error *err);
+                             folio_error *err);
+
+/** @} */
+
+/**
+ * @defgroup merge Merges of attention states
+ * @{
+ */
+
+/**
+ * All lse of a merge are in base 2 instead of base e.
+ */
+#define FOLIO_MERGE_LSE_BASE_2 1
+
+/**
+ * Two attention states (v, s) of the same rows, over disjoint sets of keys, to be merged:
+ * FlashInfer's merge_state, and merge_state_in_place where v_out is v_a. s is the lse. An s of -inf
+ * (or +inf, as FlashAttention-2 marks it) is an empty state; two empty states give 0 and -inf.
+ */
+typedef struct folio_merge_state_args {
+    /**
+     * sizeof(folio_merge_state_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_MERGE_…
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens, num_heads, head_dim]` float32, float16 or bfloat16.
+     */
+    const folio_tensor *v_a;
+    /**
+     * `[num_tokens, num_heads]` float32.
+     */
+    const folio_tensor *s_a;
+    /**
+     * As v_a.
+     */
+    const folio_tensor *v_b;
+    /**
+     * As s_a.
+     */
+    const folio_tensor *s_b;
+    /**
+     * Output: as v_a; may be v_a or v_b.
+     */
+    const folio_tensor *v_out;
+    /**
+     * Output: as s_a; may be s_a or s_b; or NULL.
+     */
+    const folio_tensor *s_out;
+    /**
+     * `[num_tokens]` uint8 or NULL: a zero leaves the row of the outputs as it is.
+     */
+    const folio_tensor *mask;
+} folio_merge_state_args;
+
+/**
+ * n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states.
+ */
+typedef struct folio_merge_states_args {
+    /**
+     * sizeof(folio_merge_states_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_MERGE_…
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens, n, num_heads, head_dim]` float32, float16 or bfloat16.
+     */
+    const folio_tensor *v;
+    /**
+     * `[num_tokens, n, num_heads]` float32.
+     */
+    const folio_tensor *s;
+    /**
+     * Output: `[num_tokens, num_heads, head_dim]`.
+     */
+    const folio_tensor *v_out;
+    /**
+     * Output: `[num_tokens, num_heads]` float32, or NULL.
+     */
+    const folio_tensor *s_out;
+} folio_merge_states_args;
 
 /**
  * Merges two attention states.
@@ -1332,10 +1269,10 @@ folio_status folio_kv_append(const struct folio_context *ctx,
  * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
  * is fine with different outputs.
  */
-folio_status folio_merge_state(const struct folio_context *ctx,
-                               const struct folio_merge_state_args *args,
+folio_status folio_merge_state(const folio_context *ctx,
+                               const folio_merge_state_args *args,
                                void *stream,
-                               struct folio_error *err);
+                               folio_error *err);
 
 /**
  * Merges n attention states per row.
@@ -1351,10 +1288,148 @@ folio_status folio_merge_state(const struct folio_context *ctx,
  * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
  * is fine with different outputs.
  */
-folio_status folio_merge_states(const struct folio_context *ctx,
-                                const struct folio_merge_states_args *args,
+folio_status folio_merge_states(const folio_context *ctx,
+                                const folio_merge_states_args *args,
                                 void *stream,
-                                struct folio_error *err);
+                                folio_error *err);
+
+/** @} */
+
+/**
+ * @defgroup table The table of functions
+ * For hosts that load Folio instead of linking it.
+ * @{
+ */
+
+/**
+ * Every function of the library, for hosts that dlopen it: one dlsym of folio_get_api instead of one
+ * per function. Slots are only ever appended, and none is NULL; ask for later ones with FOLIO_API_HAS.
+ */
+typedef struct folio_api {
+    /**
+     * sizeof(folio_api) of the library.
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_ABI_VERSION of the library.
+     */
+    uint32_t abi_version;
+    /**
+     * folio_version
+     */
+    const char *(*version)(void);
+    /**
+     * folio_status_name
+     */
+    const char *(*status_name)(folio_status status);
+    /**
+     * folio_device_count
+     */
+    uint32_t (*device_count)(int32_t device_type);
+    /**
+     * folio_context_create
+     */
+    folio_status (*context_create)(const folio_context_desc *desc,
+                                   folio_context **out,
+                                   folio_error *err);
+    /**
+     * folio_context_destroy
+     */
+    void (*context_destroy)(folio_context *ctx);
+    /**
+     * folio_decode_create
+     */
+    folio_status (*decode_create)(const folio_context *ctx,
+                                  const folio_decode_desc *desc,
+                                  folio_decode **out,
+                                  folio_error *err);
+    /**
+     * folio_decode_workspace
+     */
+    folio_status (*decode_workspace)(const folio_decode *handle,
+                                     folio_workspace_info *out,
+                                     folio_error *err);
+    /**
+     * folio_decode_plan
+     */
+    folio_status (*decode_plan)(folio_decode *handle,
+                                const folio_batch *batch,
+                                const folio_workspace *ws,
+                                void *stream,
+                                folio_error *err);
+    /**
+     * folio_decode_run
+     */
+    folio_status (*decode_run)(const folio_decode *handle,
+                               const folio_attention_args *args,
+                               void *stream,
+                               folio_error *err);
+    /**
+     * folio_decode_kernel
+     */
+    const char *(*decode_kernel)(const folio_decode *handle);
+    /**
+     * folio_decode_destroy
+     */
+    void (*decode_destroy)(folio_decode *handle);
+    /**
+     * folio_prefill_create
+     */
+    folio_status (*prefill_create)(const folio_context *ctx,
+                                   const folio_prefill_desc *desc,
+                                   folio_prefill **out,
+                                   folio_error *err);
+    /**
+     * folio_prefill_workspace
+     */
+    folio_status (*prefill_workspace)(const folio_prefill *handle,
+                                      folio_workspace_info *out,
+                                      folio_error *err);
+    /**
+     * folio_prefill_plan
+     */
+    folio_status (*prefill_plan)(folio_prefill *handle,
+                                 const folio_batch *batch,
+                                 const folio_workspace *ws,
+                                 void *stream,
+                                 folio_error *err);
+    /**
+     * folio_prefill_run
+     */
+    folio_status (*prefill_run)(const folio_prefill *handle,
+                                const folio_attention_args *args,
+                                void *stream,
+                                folio_error *err);
+    /**
+     * folio_prefill_kernel
+     */
+    const char *(*prefill_kernel)(const folio_prefill *handle);
+    /**
+     * folio_prefill_destroy
+     */
+    void (*prefill_destroy)(folio_prefill *handle);
+    /**
+     * folio_kv_append
+     */
+    folio_status (*kv_append)(const folio_context *ctx,
+                              const folio_kv_append_args *args,
+                              void *stream,
+                              folio_error *err);
+    /**
+     * folio_merge_state
+     */
+    folio_status (*merge_state)(const folio_context *ctx,
+                                const folio_merge_state_args *args,
+                                void *stream,
+                                folio_error *err);
+    /**
+     * folio_merge_states
+     */
+    folio_status (*merge_states)(const folio_context *ctx,
+                                 const folio_merge_states_args *args,
+                                 void *stream,
+                                 folio_error *err);
+} folio_api;
 
 /**
  * The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of
@@ -1363,10 +1438,15 @@ folio_status folio_merge_states(const struct folio_context *ctx,
  *
  * Any thread, any time. The table lives as long as the process. Never dlclose the library.
  */
-const struct folio_api *folio_get_api(uint32_t abi_version);
+const folio_api *folio_get_api(uint32_t abi_version);
+
+/** Whether the library behind a table has a slot that was added after the first release. */
+#define FOLIO_API_HAS(api, slot) ((api)->struct_size >= offsetof(folio_api, slot) + sizeof((api)->slot))
+
+/** @} */
 
 #ifdef __cplusplus
-}  // extern "C"
-#endif  // __cplusplus
+} /* extern "C" */
+#endif
 
-#endif  /* FOLIO_FOLIO_H */
+#endif /* FOLIO_FOLIO_H */

@@ -1,7 +1,7 @@
 //! The arguments of a run: what may change from layer to layer.
 
 use super::sized::{Input, reserved};
-use super::types::{folio_tensor, log_base, required, tensor};
+use super::tensor::{folio_tensor, log_base, required, tensor};
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, Mask, Window};
 use crate::tensor::Tensor;
@@ -99,12 +99,9 @@ unsafe impl Input for folio_attention_args {
     const NAME: &'static str = "folio_attention_args";
     const FIRST_SIZE: usize = 136;
     const FLAGS: u32 = FOLIO_RUN_WINDOW | FOLIO_RUN_LSE_BASE_2 | FOLIO_RUN_ALIBI_SQRT;
-}
+    type Parsed = AttentionArgs;
 
-impl folio_attention_args {
-    /// # Safety
-    /// Every tensor as in [`tensor`].
-    pub(super) unsafe fn parse(&self) -> Result<AttentionArgs> {
+    unsafe fn parse(&self) -> Result<AttentionArgs> {
         reserved("folio_attention_args.reserved", self.reserved)?;
         // SAFETY: the caller's promise.
         unsafe {
@@ -132,7 +129,9 @@ impl folio_attention_args {
             })
         }
     }
+}
 
+impl folio_attention_args {
     fn window(&self) -> Result<Window> {
         if self.flags & FOLIO_RUN_WINDOW != 0 {
             return Ok(Window {

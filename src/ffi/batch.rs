@@ -1,10 +1,9 @@
-//! A step's batch, and workspaces.
+//! A step's batch: lengths and page table.
 
-use super::sized::{self, Input, reserved};
-use super::types::{folio_tensor, tensor};
-use crate::api::{BatchInput, Workspace, WorkspaceInfo};
-use crate::error::{Error, Result};
-use std::ffi::c_void;
+use super::sized::{Input, reserved};
+use super::tensor::{folio_tensor, tensor};
+use crate::api::BatchInput;
+use crate::error::Result;
 
 /// One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be
 /// apart. The page table comes in one of these forms:
@@ -44,63 +43,16 @@ pub struct folio_batch {
     pub block_table: *const folio_tensor,
 }
 
-/// Memory that a handle needs for any batch within its desc. Nothing has to be zeroed.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct folio_workspace_info {
-    /// sizeof(folio_workspace_info) of the caller.
-    pub struct_size: u32,
-    /// 0.
-    pub reserved: u32,
-    /// Bytes of device memory; 0 on the CPU.
-    pub device_bytes: u64,
-    /// Bytes of host memory; pinned, for CUDA.
-    pub host_bytes: u64,
-    /// Alignment in bytes of both.
-    pub alignment: u64,
-}
-
-/// The caller's memory for a plan. It belongs to the handle from plan until the next plan, or until the
-/// handle is destroyed and its last run has finished.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct folio_workspace {
-    /// sizeof(folio_workspace).
-    pub struct_size: u32,
-    /// 0.
-    pub flags: u32,
-    /// Device memory, or NULL where device_bytes of folio_workspace_info is 0.
-    pub device: *mut c_void,
-    /// Bytes of it.
-    pub device_bytes: u64,
-    /// Host memory, or NULL where host_bytes of folio_workspace_info is 0.
-    pub host: *mut c_void,
-    /// Bytes of it.
-    pub host_bytes: u64,
-}
-
 const _: () = assert!(size_of::<folio_batch>() == 64);
-const _: () = assert!(size_of::<folio_workspace_info>() == 32);
-const _: () = assert!(size_of::<folio_workspace>() == 40);
 
 // SAFETY: repr(C), two u32 first, integers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_batch {
     const NAME: &'static str = "folio_batch";
     const FIRST_SIZE: usize = 64;
     const FLAGS: u32 = 0;
-}
+    type Parsed = BatchInput;
 
-// SAFETY: as above.
-unsafe impl Input for folio_workspace {
-    const NAME: &'static str = "folio_workspace";
-    const FIRST_SIZE: usize = 40;
-    const FLAGS: u32 = 0;
-}
-
-impl folio_batch {
-    /// # Safety
-    /// Every tensor as in [`tensor`].
-    pub(super) unsafe fn parse(&self) -> Result<BatchInput> {
+    unsafe fn parse(&self) -> Result<BatchInput> {
         reserved("folio_batch.reserved", self.reserved)?;
         // SAFETY: the caller's promise.
         unsafe {
@@ -115,51 +67,4 @@ impl folio_batch {
             })
         }
     }
-}
-
-/// A workspace as addresses and sizes. NULL stands for no memory.
-///
-/// # Safety
-/// `workspace` is NULL or as [`sized::read`] asks.
-pub(super) unsafe fn workspace(
-    workspace: *const folio_workspace,
-) -> Result<(Workspace, (usize, usize))> {
-    if workspace.is_null() {
-        return Ok((Workspace::default(), (0, 0)));
-    }
-    // SAFETY: the caller's promise.
-    let given = unsafe { sized::read(workspace) }?;
-    let bytes = |name: &str, bytes: u64| {
-        usize::try_from(bytes).map_err(|_| {
-            Error::InvalidArgument(format!("{name}: {bytes} is more than can be addressed"))
-        })
-    };
-    let addresses = Workspace {
-        device: given.device as usize,
-        host: given.host as usize,
-    };
-    let sizes = (
-        bytes("device_bytes", given.device_bytes)?,
-        bytes("host_bytes", given.host_bytes)?,
-    );
-    Ok((addresses, sizes))
-}
-
-/// Answers a workspace query.
-///
-/// # Safety
-/// `out` is NULL or as [`sized::write`] asks.
-pub(super) unsafe fn write_info(
-    out: *mut folio_workspace_info,
-    info: &WorkspaceInfo,
-) -> Result<()> {
-    let value = folio_workspace_info {
-        struct_size: 0,
-        reserved: 0,
-        device_bytes: info.device_bytes as u64,
-        host_bytes: info.host_bytes as u64,
-        alignment: info.alignment as u64,
-    };
-    // SAFETY: the caller's promise; the struct is repr(C) and has no padding.
-    unsafe { sized::write("folio_workspace_info", out, value, 32) }
 }

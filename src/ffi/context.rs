@@ -1,18 +1,28 @@
 //! Contexts and devices.
 
-use super::error::{folio_error, folio_status};
-use super::handle::{self, Handle, Object};
+use super::error::folio_error;
+use super::guard::guard_value;
+use super::handle::{self, Object};
 use super::sized::{self, Input};
-use super::types::{FOLIO_DEVICE_CPU, FOLIO_DEVICE_CUDA};
-use crate::api::{Context, Target, cuda_device_count};
+use super::status::folio_status;
+use crate::api::{Context, Stream, Target, cuda_device_count};
 use crate::error::{Error, Result};
 use crate::log::{Level, Logger, Sink};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 
+/// Host memory (DLPack's kDLCPU).
+pub const FOLIO_DEVICE_CPU: i32 = 1;
+/// Memory of a CUDA device (kDLCUDA).
+pub const FOLIO_DEVICE_CUDA: i32 = 2;
+/// Pinned host memory (kDLCUDAHost); treated as host memory.
+pub const FOLIO_DEVICE_CUDA_HOST: i32 = 3;
+
 /// A device and what belongs to it: threads, modules, the log callback. Made by
 /// folio_context_create; handles made from it keep it alive, so it may be destroyed before them.
-pub struct folio_context(Handle<Context>);
+pub struct folio_context {
+    _opaque: [u8; 0],
+}
 
 /// Compute in float64, one key after the other: the oracle that Folio's own tests compare with. CPU only.
 pub const FOLIO_CONTEXT_REFERENCE: u32 = 1;
@@ -59,23 +69,17 @@ unsafe impl Input for folio_context_desc {
     const NAME: &'static str = "folio_context_desc";
     const FIRST_SIZE: usize = 40;
     const FLAGS: u32 = FOLIO_CONTEXT_REFERENCE;
-}
+    type Parsed = (Target, Logger);
 
-impl From<Handle<Context>> for folio_context {
-    fn from(handle: Handle<Context>) -> Self {
-        folio_context(handle)
+    unsafe fn parse(&self) -> Result<(Target, Logger)> {
+        Ok((target(self)?, logger(self)?))
     }
 }
 
 impl Object for folio_context {
     type Value = Context;
-    const NAME: &'static str = "ctx";
-    fn handle(&self) -> &Handle<Context> {
-        &self.0
-    }
-    fn handle_mut(&mut self) -> &mut Handle<Context> {
-        &mut self.0
-    }
+    const PARAMETER: &'static str = "ctx";
+    const NAME: &'static str = "folio_context";
 }
 
 /// The caller's callback and its argument.
@@ -105,11 +109,11 @@ impl Callback {
 /// Any thread, any time.
 #[unsafe(no_mangle)]
 pub extern "C" fn folio_device_count(device_type: i32) -> u32 {
-    match device_type {
+    guard_value(0, || match device_type {
         FOLIO_DEVICE_CPU => 1,
-        FOLIO_DEVICE_CUDA => std::panic::catch_unwind(cuda_device_count).unwrap_or(0),
+        FOLIO_DEVICE_CUDA => cuda_device_count(),
         _ => 0,
-    }
+    })
 }
 
 /// Opens a device. For CUDA this is the first call that touches the driver.
@@ -131,8 +135,8 @@ pub unsafe extern "C" fn folio_context_create(
     // SAFETY: the documented promises of the caller.
     unsafe {
         handle::create(out, err, || {
-            let desc = sized::read(desc)?;
-            Context::new(target(&desc)?, logger(&desc)?)
+            let (target, logger) = sized::parse(desc)?;
+            Context::new(target, logger)
         })
     }
 }
@@ -146,6 +150,25 @@ pub unsafe extern "C" fn folio_context_create(
 pub unsafe extern "C" fn folio_context_destroy(ctx: *mut folio_context) {
     // SAFETY: the documented promise of the caller.
     unsafe { handle::destroy(ctx) }
+}
+
+/// One call of an operator that has no handle of its own.
+///
+/// # Safety
+/// `ctx` as in [`handle::shared`], `args` as in [`sized::parse`], `err` as in `guard`.
+pub(super) unsafe fn operate<A: Input>(
+    ctx: *const folio_context,
+    args: *const A,
+    stream: *mut c_void,
+    err: *mut folio_error,
+    operator: fn(&Context, &A::Parsed, Stream) -> Result<()>,
+) -> folio_status {
+    // SAFETY: the caller's promises.
+    unsafe {
+        handle::shared(ctx, err, |ctx| {
+            operator(ctx, &sized::parse(args)?, Stream(stream as usize))
+        })
+    }
 }
 
 fn target(desc: &folio_context_desc) -> Result<Target> {

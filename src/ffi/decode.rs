@@ -1,36 +1,107 @@
 //! `folio_decode`: few query rows per request over a paged cache.
 
 use super::args::folio_attention_args;
-use super::batch::{folio_batch, folio_workspace, folio_workspace_info, workspace, write_info};
+use super::attention::{self, AttentionHandle, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_GRAPH, or};
+use super::batch::folio_batch;
 use super::context::folio_context;
-use super::desc::folio_decode_desc;
-use super::error::{folio_error, folio_status};
-use super::handle::{self, Handle, Object};
-use super::prefill::AttentionHandle;
-use super::sized;
-use crate::api::Stream;
+use super::error::folio_error;
+use super::handle::{self, Object};
+use super::kv_storage::layout;
+use super::sized::Input;
+use super::status::folio_status;
+use super::tensor::folio_dtype;
+use super::workspace::{folio_workspace, folio_workspace_info};
+use crate::error::Result;
+use crate::problem::{AttentionDesc, Kind, KvStorage};
 use std::ffi::{c_char, c_void};
+
+/// What a decode handle is made from: a few query rows per request over a paged cache.
+///
+/// Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the
+/// type of q, or fp8. num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
+/// h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8 up to 256.
+/// The maxima bound every later batch and fix the workspace.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct folio_decode_desc {
+    /// sizeof(folio_decode_desc).
+    pub struct_size: u32,
+    /// FOLIO_PLAN_…
+    pub flags: u32,
+    /// Type of q.
+    pub q_dtype: folio_dtype,
+    /// Type of the cache; all zero: as q.
+    pub kv_dtype: folio_dtype,
+    /// Type of o; all zero: as q.
+    pub o_dtype: folio_dtype,
+    /// FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
+    pub kv_layout: i32,
+    /// Query (and output) heads.
+    pub num_qo_heads: u32,
+    /// KV heads.
+    pub num_kv_heads: u32,
+    /// Elements of a q or k row.
+    pub head_dim_qk: u32,
+    /// Elements of a v or o row; 0: head_dim_qk.
+    pub head_dim_vo: u32,
+    /// Tokens per page, 1 or more.
+    pub page_size: u32,
+    /// Most requests of a batch.
+    pub max_batch_size: u32,
+    /// Most query rows of a request; 0: 1.
+    pub max_qo_len: u32,
+    /// Most keys of a request.
+    pub max_kv_len: u32,
+    /// Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+    pub max_num_pages: u64,
+}
+
+const _: () = assert!(size_of::<folio_decode_desc>() == 64);
+
+// SAFETY: repr(C), two u32 first, integers only, no padding (asserted by size).
+unsafe impl Input for folio_decode_desc {
+    const NAME: &'static str = "folio_decode_desc";
+    const FIRST_SIZE: usize = 64;
+    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT;
+    type Parsed = AttentionDesc;
+
+    unsafe fn parse(&self) -> Result<AttentionDesc> {
+        let q_dtype = self.q_dtype.parse("q_dtype")?;
+        Ok(AttentionDesc {
+            kind: Kind::Decode,
+            q_dtype,
+            kv_dtype: self.kv_dtype.parse_or("kv_dtype", q_dtype)?,
+            o_dtype: self.o_dtype.parse_or("o_dtype", q_dtype)?,
+            num_qo_heads: self.num_qo_heads,
+            num_kv_heads: self.num_kv_heads,
+            head_dim_qk: self.head_dim_qk,
+            head_dim_vo: or(self.head_dim_vo, self.head_dim_qk),
+            kv: KvStorage::Paged {
+                page_size: self.page_size,
+                layout: layout("kv_layout", self.kv_layout)?,
+            },
+            max_batch_size: self.max_batch_size,
+            max_qo_len: or(self.max_qo_len, 1),
+            max_num_tokens: 0,
+            max_kv_len: self.max_kv_len,
+            max_num_pages: self.max_num_pages,
+            graph: self.flags & FOLIO_PLAN_GRAPH != 0,
+            batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
+        })
+    }
+}
 
 /// Decode attention: FlashInfer's BatchDecodeWithPagedKVCacheWrapper. One handle serves every batch
 /// within its desc, and one plan every layer of a step. Multi-token decode (speculative verify) is
 /// decode with max_qo_len above 1, its tree given as a custom mask.
-pub struct folio_decode(Handle<AttentionHandle>);
-
-impl From<Handle<AttentionHandle>> for folio_decode {
-    fn from(handle: Handle<AttentionHandle>) -> Self {
-        folio_decode(handle)
-    }
+pub struct folio_decode {
+    _opaque: [u8; 0],
 }
 
 impl Object for folio_decode {
     type Value = AttentionHandle;
-    const NAME: &'static str = "decode";
-    fn handle(&self) -> &Handle<AttentionHandle> {
-        &self.0
-    }
-    fn handle_mut(&mut self) -> &mut Handle<AttentionHandle> {
-        &mut self.0
-    }
+    const PARAMETER: &'static str = "handle";
+    const NAME: &'static str = "folio_decode";
 }
 
 /// Picks the code for a problem; slow, once. Also the capability query: UNSUPPORTED says why not.
@@ -52,32 +123,32 @@ pub unsafe extern "C" fn folio_decode_create(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe { AttentionHandle::create(ctx, out, err, || sized::read(desc)?.parse()) }
+    unsafe { attention::create(ctx, desc, out, err) }
 }
 
 /// The memory that every plan within the desc can do with.
 ///
-/// @param decode the handle
+/// @param handle the handle
 /// @param out struct_size set by the caller; receives the sizes
 /// @param err report of a failure, or NULL
 /// @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE
 ///
 /// # Safety
-/// `decode` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
+/// `handle` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_decode_workspace(
-    decode: *const folio_decode,
+    handle: *const folio_decode,
     out: *mut folio_workspace_info,
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe { handle::shared(decode, err, |h| write_info(out, &h.attention.workspace())) }
+    unsafe { attention::workspace(handle, out, err) }
 }
 
 /// Takes over a step's batch: microseconds, once per step. Never synchronises. On failure the previous
 /// plan stays in force.
 ///
-/// @param decode the handle
+/// @param handle the handle
 /// @param batch lengths and page table
 /// @param ws memory as folio_decode_workspace asks; NULL where it asks for none
 /// @param stream CUDA: the stream that later runs use or wait for; CPU: NULL
@@ -86,30 +157,23 @@ pub unsafe extern "C" fn folio_decode_workspace(
 ///         UNSUPPORTED, DRIVER
 ///
 /// # Safety
-/// `decode` is alive and in no other call; the structs are readable, and the tensors' memory too.
+/// `handle` is alive and in no other call; the structs are readable, and the tensors' memory too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_decode_plan(
-    decode: *mut folio_decode,
+    handle: *mut folio_decode,
     batch: *const folio_batch,
     ws: *const folio_workspace,
     stream: *mut c_void,
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::exclusive(decode, err, |h| {
-            let batch = sized::read(batch)?.parse()?;
-            let (ws, bytes) = workspace(ws)?;
-            h.attention
-                .plan(&batch, &ws, bytes, Stream(stream as usize))
-        })
-    }
+    unsafe { attention::plan(handle, batch, ws, stream, err) }
 }
 
 /// Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing.
 /// On the CPU the outputs are complete on return; on CUDA they are when the stream gets there.
 ///
-/// @param decode the handle
+/// @param handle the handle
 /// @param args tensors and parameters
 /// @param stream CUDA stream, or NULL on the CPU
 /// @param err report of a failure, or NULL
@@ -117,43 +181,38 @@ pub unsafe extern "C" fn folio_decode_plan(
 ///         UNSUPPORTED, DRIVER; then no output was touched
 ///
 /// # Safety
-/// `decode` is alive and not being planned; the structs are readable, and the tensors' memory as the
+/// `handle` is alive and not being planned; the structs are readable, and the tensors' memory as the
 /// fields say. Concurrent runs are fine with different outputs; on CUDA on
 /// one stream, or on streams that the host orders: parts of split rows meet in the workspace.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_decode_run(
-    decode: *const folio_decode,
+    handle: *const folio_decode,
     args: *const folio_attention_args,
     stream: *mut c_void,
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::shared(decode, err, |h| {
-            let args = sized::read(args)?.parse()?;
-            h.attention.run(&args, Stream(stream as usize))
-        })
-    }
+    unsafe { attention::run(handle, args, stream, err) }
 }
 
 /// Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
 /// as the handle.
 ///
 /// # Safety
-/// `decode` is NULL or alive. Concurrent use is fine.
+/// `handle` is NULL or alive. Concurrent use is fine.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn folio_decode_kernel(decode: *const folio_decode) -> *const c_char {
+pub unsafe extern "C" fn folio_decode_kernel(handle: *const folio_decode) -> *const c_char {
     // SAFETY: the documented promise of the caller.
-    unsafe { AttentionHandle::kernel(decode) }
+    unsafe { attention::kernel(handle) }
 }
 
 /// Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
 /// captured them may be replayed, while the workspace and the context stay.
 ///
 /// # Safety
-/// `decode` is NULL or came from folio_decode_create and is not used afterwards.
+/// `handle` is NULL or came from folio_decode_create and is not used afterwards.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn folio_decode_destroy(decode: *mut folio_decode) {
+pub unsafe extern "C" fn folio_decode_destroy(handle: *mut folio_decode) {
     // SAFETY: the documented promise of the caller.
-    unsafe { handle::destroy(decode) }
+    unsafe { handle::destroy(handle) }
 }

@@ -1,6 +1,8 @@
-//! The one gate between C and Rust: catches panics, fills in the error report, poisons handles.
+//! The gate between C and Rust: catches panics, fills in the error report, poisons handles. Every exported
+//! function goes through it, by [`guard`] or, where it returns no status, by [`guard_value`].
 
-use super::error::{FOLIO_OK, folio_error, folio_status, report};
+use super::error::{folio_error, report};
+use super::status::{FOLIO_OK, folio_status};
 use crate::error::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +53,11 @@ pub(super) unsafe fn guard(
     }
 }
 
+/// Runs `body` for a function that reports no failure: a panic becomes `fallback`.
+pub(super) fn guard_value<T>(fallback: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(fallback)
+}
+
 fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()
@@ -61,7 +68,7 @@ fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::error::FOLIO_ERR_INTERNAL;
+    use super::super::status::FOLIO_ERR_INTERNAL;
     use super::*;
 
     #[test]
@@ -72,5 +79,11 @@ mod tests {
         let status = unsafe { guard(std::ptr::null_mut(), Some(&poison), || panic!("on purpose")) };
         assert_eq!(status, FOLIO_ERR_INTERNAL);
         assert!(poison.check("x").is_err());
+    }
+
+    #[test]
+    fn a_panic_becomes_the_fallback() {
+        assert_eq!(guard_value(7, || 8), 8);
+        assert_eq!(guard_value(7, || panic!("on purpose")), 7);
     }
 }

@@ -1,39 +1,25 @@
 //! Handles: boxes that C holds by pointer.
 
-use super::error::{folio_error, folio_status};
-use super::guard::{Poison, guard};
+use super::error::folio_error;
+use super::guard::{Poison, guard, guard_value};
+use super::status::folio_status;
 use crate::error::{Error, Result};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A value and whether a panic has passed through it.
 #[derive(Debug)]
-pub(super) struct Handle<T> {
+struct Handle<T> {
     poison: Poison,
     value: T,
 }
 
-impl<T> Handle<T> {
-    fn new(value: T) -> Handle<T> {
-        Handle {
-            poison: Poison::default(),
-            value,
-        }
-    }
-
-    /// The value, where only its immutable part is used outside a guard.
-    pub fn value(&self) -> &T {
-        &self.value
-    }
-}
-
-/// An opaque C type that wraps a [`Handle`].
-pub(super) trait Object: From<Handle<Self::Value>> {
+/// An opaque C type. A pointer to it is the address of a handle around a value that C does not see.
+pub(super) trait Object {
     /// The Rust value behind it.
     type Value;
-    /// Name of the parameter, for messages.
+    /// Name of the parameter that takes it, for messages.
+    const PARAMETER: &'static str;
+    /// The C name, for messages.
     const NAME: &'static str;
-    fn handle(&self) -> &Handle<Self::Value>;
-    fn handle_mut(&mut self) -> &mut Handle<Self::Value>;
 }
 
 /// Makes a new object and stores its address in `*out`.
@@ -45,20 +31,42 @@ pub(super) unsafe fn create<O: Object>(
     err: *mut folio_error,
     make: impl FnOnce() -> Result<O::Value>,
 ) -> folio_status {
-    // SAFETY: the caller's promise about `err`.
-    unsafe {
-        guard(err, None, || {
-            if out.is_null() {
-                return Err(Error::InvalidArgument(
-                    "out: NULL is not accepted; the address of a pointer is".into(),
-                ));
-            }
-            let object = Box::new(O::from(Handle::new(make()?)));
-            // SAFETY: `out` is not NULL, hence writable.
-            out.write(Box::into_raw(object));
-            Ok(())
-        })
+    // SAFETY: the caller's promises.
+    unsafe { guard(err, None, || store(out, make)) }
+}
+
+/// As [`create`], of an object that others may use at the same time.
+///
+/// # Safety
+/// `from` as in [`shared`]; the rest as in [`create`].
+pub(super) unsafe fn create_from<P: Object, O: Object>(
+    from: *const P,
+    out: *mut *mut O,
+    err: *mut folio_error,
+    make: impl FnOnce(&P::Value) -> Result<O::Value>,
+) -> folio_status {
+    // SAFETY: the caller's promises.
+    unsafe { shared(from, err, |from| store(out, || make(from))) }
+}
+
+/// # Safety
+/// `out` is NULL or writable.
+unsafe fn store<O: Object>(
+    out: *mut *mut O,
+    make: impl FnOnce() -> Result<O::Value>,
+) -> Result<()> {
+    if out.is_null() {
+        return Err(Error::InvalidArgument(
+            "out: NULL is not accepted; the address of a pointer is".into(),
+        ));
     }
+    let handle = Box::new(Handle {
+        poison: Poison::default(),
+        value: make()?,
+    });
+    // SAFETY: `out` is not NULL, hence writable.
+    unsafe { out.write(Box::into_raw(handle).cast()) };
+    Ok(())
 }
 
 /// Uses an object that other threads may use at the same time.
@@ -70,13 +78,13 @@ pub(super) unsafe fn shared<O: Object>(
     err: *mut folio_error,
     body: impl FnOnce(&O::Value) -> Result<()>,
 ) -> folio_status {
-    // SAFETY: the caller's promise: NULL or alive.
-    let handle = unsafe { object.as_ref() }.map(O::handle);
+    // SAFETY: the caller's promise: NULL, or the address of a handle that is alive.
+    let handle = unsafe { object.cast::<Handle<O::Value>>().as_ref() };
     // SAFETY: the caller's promise about `err`.
     unsafe {
         guard(err, handle.map(|h| &h.poison), || {
             let handle = handle.ok_or_else(null::<O>)?;
-            handle.poison.check(O::NAME)?;
+            handle.poison.check(O::PARAMETER)?;
             body(&handle.value)
         })
     }
@@ -91,19 +99,28 @@ pub(super) unsafe fn exclusive<O: Object>(
     err: *mut folio_error,
     body: impl FnOnce(&mut O::Value) -> Result<()>,
 ) -> folio_status {
-    // SAFETY: the caller's promise: NULL, or alive and not in use elsewhere.
-    let Some(object) = (unsafe { object.as_mut() }) else {
-        // SAFETY: the caller's promise about `err`.
-        return unsafe { guard(err, None, || Err(null::<O>())) };
+    // SAFETY: the caller's promise: NULL, or the address of a handle that is alive and not in use elsewhere.
+    let (poison, value) = match unsafe { object.cast::<Handle<O::Value>>().as_mut() } {
+        Some(Handle { poison, value }) => (Some(&*poison), Some(value)),
+        None => (None, None),
     };
-    let Handle { poison, value } = object.handle_mut();
     // SAFETY: the caller's promise about `err`.
     unsafe {
-        guard(err, Some(poison), || {
-            poison.check(O::NAME)?;
+        guard(err, poison, || {
+            let value = value.ok_or_else(null::<O>)?;
+            poison.map_or(Ok(()), |poison| poison.check(O::PARAMETER))?;
             body(value)
         })
     }
+}
+
+/// The value of an object, poisoned or not, for what no panic can spoil.
+///
+/// # Safety
+/// `object` is NULL or came from [`create`] and is alive for `'a`.
+pub(super) unsafe fn value<'a, O: Object>(object: *const O) -> Option<&'a O::Value> {
+    // SAFETY: the caller's promise.
+    unsafe { object.cast::<Handle<O::Value>>().as_ref() }.map(|handle| &handle.value)
 }
 
 /// Ends an object; NULL is fine.
@@ -115,18 +132,22 @@ pub(super) unsafe fn destroy<O: Object>(object: *mut O) {
         return;
     }
     // SAFETY: the caller's promise: it came from `create` and nobody uses it any more.
-    let object = unsafe { Box::from_raw(object) };
-    // There is nobody to report to; a panic here must still not unwind into C.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(object)));
+    let handle = unsafe { Box::from_raw(object.cast::<Handle<O::Value>>()) };
+    // There is nobody to report to.
+    guard_value((), || drop(handle));
 }
 
 fn null<O: Object>() -> Error {
-    Error::InvalidArgument(format!("{}: NULL is not accepted; a handle is", O::NAME))
+    Error::InvalidArgument(format!(
+        "{}: NULL is not accepted; a {} is",
+        O::PARAMETER,
+        O::NAME
+    ))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::error::{FOLIO_ERR_INTERNAL, FOLIO_ERR_INVALID_ARGUMENT, FOLIO_OK};
+    use super::super::status::{FOLIO_ERR_INTERNAL, FOLIO_ERR_INVALID_ARGUMENT, FOLIO_OK};
     use super::*;
     use std::ptr::{null, null_mut};
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -145,23 +166,12 @@ mod tests {
         }
     }
 
-    struct Thing(Handle<Fragile>);
-
-    impl From<Handle<Fragile>> for Thing {
-        fn from(handle: Handle<Fragile>) -> Self {
-            Thing(handle)
-        }
-    }
+    struct Thing;
 
     impl Object for Thing {
         type Value = Fragile;
-        const NAME: &'static str = "thing";
-        fn handle(&self) -> &Handle<Fragile> {
-            &self.0
-        }
-        fn handle_mut(&mut self) -> &mut Handle<Fragile> {
-            &mut self.0
-        }
+        const PARAMETER: &'static str = "thing";
+        const NAME: &'static str = "a_thing";
     }
 
     #[test]

@@ -8,36 +8,47 @@
 //! * A `const` object pointer means the call may run concurrently with others of its kind.
 //! * Outputs are written only on success.
 //! * Exported functions are written out, not stamped by a macro: cbindgen reads the source.
-//! * Every body runs inside `guard`: nothing unwinds into C.
+//! * A function is its signature and one call. What handles share stands once, in `attention`.
+//! * Every body runs inside `guard` or `guard_value`: nothing unwinds into C.
+//!
+//! Each file is a subject of the header; `folio.h.in` puts them in order and groups them.
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types)]
 
+mod append;
 mod args;
+mod attention;
 mod batch;
-mod cache;
 mod context;
 mod decode;
-mod desc;
 mod error;
 mod guard;
 mod handle;
+mod kv_storage;
+mod merge;
 mod prefill;
 mod sized;
+mod status;
 mod table;
-mod types;
+mod tensor;
 mod version;
+mod workspace;
 
+pub use append::*;
 pub use args::*;
+pub use attention::*;
 pub use batch::*;
-pub use cache::*;
 pub use context::*;
 pub use decode::*;
-pub use desc::*;
 pub use error::*;
+pub use kv_storage::*;
+pub use merge::*;
 pub use prefill::*;
+pub use status::*;
 pub use table::*;
-pub use types::*;
+pub use tensor::*;
 pub use version::*;
+pub use workspace::*;
 
 // An aborting panic strategy would defeat `guard` and take the host process down.
 #[cfg(all(panic = "abort", not(test)))]

@@ -1,75 +1,137 @@
 //! `folio_prefill`: any number of query rows per request, over a paged cache or ragged K and V.
 
 use super::args::folio_attention_args;
-use super::batch::{folio_batch, folio_workspace, folio_workspace_info, workspace, write_info};
+use super::attention::{self, AttentionHandle, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_GRAPH, or};
+use super::batch::folio_batch;
 use super::context::folio_context;
-use super::desc::folio_prefill_desc;
-use super::error::{folio_error, folio_status};
-use super::handle::{self, Handle, Object};
-use super::sized;
-use crate::api::{Attention, Stream};
+use super::error::folio_error;
+use super::handle::{self, Object};
+use super::kv_storage::{FOLIO_KV_PAGED, FOLIO_KV_RAGGED, layout};
+use super::sized::Input;
+use super::status::folio_status;
+use super::tensor::folio_dtype;
+use super::workspace::{folio_workspace, folio_workspace_info};
 use crate::error::{Error, Result};
-use crate::problem::AttentionDesc;
-use std::ffi::{CString, c_char, c_void};
+use crate::problem::{AttentionDesc, Kind, KvStorage};
+use std::ffi::{c_char, c_void};
 
-/// Prefill attention: FlashInfer's BatchPrefillWithPagedKVCacheWrapper and
-/// BatchPrefillWithRaggedKVCacheWrapper. One handle serves every batch within its desc, and one plan
-/// every layer of a step.
-pub struct folio_prefill(Handle<AttentionHandle>);
-
-/// What is behind a decode or a prefill handle.
-pub(super) struct AttentionHandle {
-    pub attention: Attention,
-    kernel: CString,
+/// What a prefill handle is made from: any number of query rows per request, over a paged cache or over
+/// ragged K and V. Mixed batches (prefill, chunked prefill, decode, speculative verify) are one batch.
+/// Types, heads and dimensions as in folio_decode_desc.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct folio_prefill_desc {
+    /// sizeof(folio_prefill_desc).
+    pub struct_size: u32,
+    /// FOLIO_PLAN_…
+    pub flags: u32,
+    /// Type of q.
+    pub q_dtype: folio_dtype,
+    /// Type of k and v; all zero: as q.
+    pub kv_dtype: folio_dtype,
+    /// Type of o; all zero: as q.
+    pub o_dtype: folio_dtype,
+    /// FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND; 0 for ragged.
+    pub kv_layout: i32,
+    /// Query (and output) heads.
+    pub num_qo_heads: u32,
+    /// KV heads.
+    pub num_kv_heads: u32,
+    /// Elements of a q or k row.
+    pub head_dim_qk: u32,
+    /// Elements of a v or o row; 0: head_dim_qk.
+    pub head_dim_vo: u32,
+    /// FOLIO_KV_PAGED or FOLIO_KV_RAGGED.
+    pub kv_storage: i32,
+    /// Tokens per page, 1 or more; 0 for ragged.
+    pub page_size: u32,
+    /// Most requests of a batch.
+    pub max_batch_size: u32,
+    /// Most query rows of a batch, over all requests.
+    pub max_num_tokens: u32,
+    /// Most query rows of a request; 0: max_num_tokens.
+    pub max_qo_len: u32,
+    /// Most keys of a request.
+    pub max_kv_len: u32,
+    /// Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+    pub max_num_pages: u64,
 }
 
-impl AttentionHandle {
-    /// # Safety
-    /// As [`handle::create`]; `ctx` is NULL or alive.
-    pub unsafe fn create<O: Object<Value = AttentionHandle>>(
-        ctx: *const folio_context,
-        out: *mut *mut O,
-        err: *mut folio_error,
-        desc: impl FnOnce() -> Result<AttentionDesc>,
-    ) -> folio_status {
-        // SAFETY: the caller's promise.
-        unsafe {
-            handle::create(out, err, || {
-                let ctx = ctx.as_ref().ok_or_else(|| {
-                    Error::InvalidArgument("ctx: NULL is not accepted; a handle is".into())
-                })?;
-                let attention = Attention::new(ctx.handle().value(), desc()?)?;
-                let kernel = CString::new(attention.kernel()).unwrap_or_default();
-                Ok(AttentionHandle { attention, kernel })
-            })
-        }
-    }
+const _: () = assert!(size_of::<folio_prefill_desc>() == 72);
 
-    /// # Safety
-    /// `object` is NULL or alive.
-    pub unsafe fn kernel<O: Object<Value = AttentionHandle>>(object: *const O) -> *const c_char {
-        // SAFETY: the caller's promise.
-        unsafe { object.as_ref() }.map_or(std::ptr::null(), |object| {
-            object.handle().value().kernel.as_ptr()
+// SAFETY: repr(C), two u32 first, integers only, no padding (asserted by size).
+unsafe impl Input for folio_prefill_desc {
+    const NAME: &'static str = "folio_prefill_desc";
+    const FIRST_SIZE: usize = 72;
+    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT;
+    type Parsed = AttentionDesc;
+
+    unsafe fn parse(&self) -> Result<AttentionDesc> {
+        let q_dtype = self.q_dtype.parse("q_dtype")?;
+        Ok(AttentionDesc {
+            kind: Kind::Prefill,
+            q_dtype,
+            kv_dtype: self.kv_dtype.parse_or("kv_dtype", q_dtype)?,
+            o_dtype: self.o_dtype.parse_or("o_dtype", q_dtype)?,
+            num_qo_heads: self.num_qo_heads,
+            num_kv_heads: self.num_kv_heads,
+            head_dim_qk: self.head_dim_qk,
+            head_dim_vo: or(self.head_dim_vo, self.head_dim_qk),
+            kv: self.storage()?,
+            max_batch_size: self.max_batch_size,
+            max_qo_len: self.max_qo_len,
+            max_num_tokens: self.max_num_tokens,
+            max_kv_len: self.max_kv_len,
+            max_num_pages: self.max_num_pages,
+            graph: self.flags & FOLIO_PLAN_GRAPH != 0,
+            batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
         })
     }
 }
 
-impl From<Handle<AttentionHandle>> for folio_prefill {
-    fn from(handle: Handle<AttentionHandle>) -> Self {
-        folio_prefill(handle)
+impl folio_prefill_desc {
+    fn storage(&self) -> Result<KvStorage> {
+        match self.kv_storage {
+            FOLIO_KV_PAGED => Ok(KvStorage::Paged {
+                page_size: self.page_size,
+                layout: layout("kv_layout", self.kv_layout)?,
+            }),
+            FOLIO_KV_RAGGED => {
+                unused("page_size", self.page_size.into())?;
+                unused("kv_layout", self.kv_layout.into())?;
+                unused(
+                    "max_num_pages",
+                    i64::try_from(self.max_num_pages).unwrap_or(i64::MAX),
+                )?;
+                Ok(KvStorage::Ragged)
+            }
+            other => Err(Error::InvalidArgument(format!(
+                "kv_storage: {other} is not accepted; FOLIO_KV_PAGED (0) or FOLIO_KV_RAGGED (1) is"
+            ))),
+        }
     }
+}
+
+fn unused(name: &str, value: i64) -> Result<()> {
+    if value == 0 {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(format!(
+        "{name}: {value} is not accepted with FOLIO_KV_RAGGED; 0 is"
+    )))
+}
+
+/// Prefill attention: FlashInfer's BatchPrefillWithPagedKVCacheWrapper and
+/// BatchPrefillWithRaggedKVCacheWrapper. One handle serves every batch within its desc, and one plan
+/// every layer of a step.
+pub struct folio_prefill {
+    _opaque: [u8; 0],
 }
 
 impl Object for folio_prefill {
     type Value = AttentionHandle;
-    const NAME: &'static str = "prefill";
-    fn handle(&self) -> &Handle<AttentionHandle> {
-        &self.0
-    }
-    fn handle_mut(&mut self) -> &mut Handle<AttentionHandle> {
-        &mut self.0
-    }
+    const PARAMETER: &'static str = "handle";
+    const NAME: &'static str = "folio_prefill";
 }
 
 /// Picks the code for a problem; slow, once. Also the capability query: UNSUPPORTED says why not.
@@ -91,32 +153,32 @@ pub unsafe extern "C" fn folio_prefill_create(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe { AttentionHandle::create(ctx, out, err, || sized::read(desc)?.parse()) }
+    unsafe { attention::create(ctx, desc, out, err) }
 }
 
 /// The memory that every plan within the desc can do with.
 ///
-/// @param prefill the handle
+/// @param handle the handle
 /// @param out struct_size set by the caller; receives the sizes
 /// @param err report of a failure, or NULL
 /// @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE
 ///
 /// # Safety
-/// `prefill` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
+/// `handle` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_workspace(
-    prefill: *const folio_prefill,
+    handle: *const folio_prefill,
     out: *mut folio_workspace_info,
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe { handle::shared(prefill, err, |h| write_info(out, &h.attention.workspace())) }
+    unsafe { attention::workspace(handle, out, err) }
 }
 
 /// Takes over a step's batch: microseconds, once per step. Never synchronises. On failure the previous
 /// plan stays in force.
 ///
-/// @param prefill the handle
+/// @param handle the handle
 /// @param batch lengths and page table; qo_indptr is required
 /// @param ws memory as folio_prefill_workspace asks; NULL where it asks for none
 /// @param stream CUDA: the stream that later runs use or wait for; CPU: NULL
@@ -125,30 +187,23 @@ pub unsafe extern "C" fn folio_prefill_workspace(
 ///         UNSUPPORTED, DRIVER
 ///
 /// # Safety
-/// `prefill` is alive and in no other call; the structs are readable, and the tensors' memory too.
+/// `handle` is alive and in no other call; the structs are readable, and the tensors' memory too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_plan(
-    prefill: *mut folio_prefill,
+    handle: *mut folio_prefill,
     batch: *const folio_batch,
     ws: *const folio_workspace,
     stream: *mut c_void,
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::exclusive(prefill, err, |h| {
-            let batch = sized::read(batch)?.parse()?;
-            let (ws, bytes) = workspace(ws)?;
-            h.attention
-                .plan(&batch, &ws, bytes, Stream(stream as usize))
-        })
-    }
+    unsafe { attention::plan(handle, batch, ws, stream, err) }
 }
 
 /// Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing.
 /// On the CPU the outputs are complete on return; on CUDA they are when the stream gets there.
 ///
-/// @param prefill the handle
+/// @param handle the handle
 /// @param args tensors and parameters
 /// @param stream CUDA stream, or NULL on the CPU
 /// @param err report of a failure, or NULL
@@ -156,43 +211,38 @@ pub unsafe extern "C" fn folio_prefill_plan(
 ///         UNSUPPORTED, DRIVER; then no output was touched
 ///
 /// # Safety
-/// `prefill` is alive and not being planned; the structs are readable, and the tensors' memory as the
+/// `handle` is alive and not being planned; the structs are readable, and the tensors' memory as the
 /// fields say. Concurrent runs are fine with different outputs; on CUDA on
 /// one stream, or on streams that the host orders: parts of split rows meet in the workspace.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_run(
-    prefill: *const folio_prefill,
+    handle: *const folio_prefill,
     args: *const folio_attention_args,
     stream: *mut c_void,
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::shared(prefill, err, |h| {
-            let args = sized::read(args)?.parse()?;
-            h.attention.run(&args, Stream(stream as usize))
-        })
-    }
+    unsafe { attention::run(handle, args, stream, err) }
 }
 
 /// Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
 /// as the handle.
 ///
 /// # Safety
-/// `prefill` is NULL or alive. Concurrent use is fine.
+/// `handle` is NULL or alive. Concurrent use is fine.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn folio_prefill_kernel(prefill: *const folio_prefill) -> *const c_char {
+pub unsafe extern "C" fn folio_prefill_kernel(handle: *const folio_prefill) -> *const c_char {
     // SAFETY: the documented promise of the caller.
-    unsafe { AttentionHandle::kernel(prefill) }
+    unsafe { attention::kernel(handle) }
 }
 
 /// Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
 /// captured them may be replayed, while the workspace and the context stay.
 ///
 /// # Safety
-/// `prefill` is NULL or came from folio_prefill_create and is not used afterwards.
+/// `handle` is NULL or came from folio_prefill_create and is not used afterwards.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn folio_prefill_destroy(prefill: *mut folio_prefill) {
+pub unsafe extern "C" fn folio_prefill_destroy(handle: *mut folio_prefill) {
     // SAFETY: the documented promise of the caller.
-    unsafe { handle::destroy(prefill) }
+    unsafe { handle::destroy(handle) }
 }

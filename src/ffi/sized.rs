@@ -21,6 +21,23 @@ pub(super) unsafe trait Input: Copy {
     const FIRST_SIZE: usize;
     /// Every flag that this library knows.
     const FLAGS: u32;
+    /// What the layers behind this one take.
+    type Parsed;
+
+    /// Translates a struct that [`read`] has copied; refuses numbers that are none.
+    ///
+    /// # Safety
+    /// What the pointers of the struct point to is as their fields say.
+    unsafe fn parse(&self) -> Result<Self::Parsed>;
+}
+
+/// Copies the caller's struct and translates it.
+///
+/// # Safety
+/// As [`read`] and [`Input::parse`].
+pub(super) unsafe fn parse<T: Input>(source: *const T) -> Result<T::Parsed> {
+    // SAFETY: the caller's promises.
+    unsafe { read(source)?.parse() }
 }
 
 /// Copies the caller's struct, by the rule above.
@@ -138,6 +155,11 @@ mod tests {
         const NAME: &'static str = "grown";
         const FIRST_SIZE: usize = 16;
         const FLAGS: u32 = 3;
+        type Parsed = Grown;
+
+        unsafe fn parse(&self) -> Result<Grown> {
+            Ok(*self)
+        }
     }
 
     /// A struct of `size` bytes among guard bytes, which `read` must not look at.
@@ -149,27 +171,27 @@ mod tests {
         bytes
     }
 
-    fn parse(bytes: &[u8]) -> Result<Grown> {
+    fn parsed(bytes: &[u8]) -> Result<Grown> {
         // SAFETY: as many bytes as struct_size says.
-        unsafe { read(bytes.as_ptr().cast::<Grown>()) }
+        unsafe { parse(bytes.as_ptr().cast::<Grown>()) }
     }
 
     #[test]
     fn shorter_structs_are_filled_with_zeros() {
-        let value = parse(&caller(16, 1, 0x11)).unwrap();
+        let value = parsed(&caller(16, 1, 0x11)).unwrap();
         assert_eq!((value.old, value.new), (0x1111_1111_1111_1111, 0));
     }
 
     #[test]
     fn equal_and_longer_zero_structs_are_accepted() {
         assert_eq!(
-            parse(&caller(24, 1, 0x11)).unwrap().new,
+            parsed(&caller(24, 1, 0x11)).unwrap().new,
             0x1111_1111_1111_1111
         );
         let mut longer = caller(40, 1, 0);
-        assert!(parse(&longer).is_ok());
+        assert!(parsed(&longer).is_ok());
         longer[39] = 1;
-        assert!(matches!(parse(&longer), Err(Error::UnknownField(_))));
+        assert!(matches!(parsed(&longer), Err(Error::UnknownField(_))));
     }
 
     #[test]
@@ -179,12 +201,12 @@ mod tests {
             let mut bytes = bytes;
             bytes[..4].copy_from_slice(&u32::to_ne_bytes(size));
             assert!(
-                matches!(parse(&bytes), Err(Error::InvalidStructSize(_))),
+                matches!(parsed(&bytes), Err(Error::InvalidStructSize(_))),
                 "{size}"
             );
         }
         assert!(matches!(
-            parse(&caller(24, 4, 0)),
+            parsed(&caller(24, 4, 0)),
             Err(Error::UnknownField(_))
         ));
         // SAFETY: NULL is refused before any read.

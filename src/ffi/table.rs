@@ -1,5 +1,6 @@
 //! The table of all functions, for hosts that load Folio with dlopen.
 
+use super::guard::guard_value;
 use super::*;
 use std::ffi::{c_char, c_void};
 
@@ -39,7 +40,7 @@ pub struct folio_api {
     /// folio_decode_workspace
     pub decode_workspace: Option<
         unsafe extern "C" fn(
-            decode: *const folio_decode,
+            handle: *const folio_decode,
             out: *mut folio_workspace_info,
             err: *mut folio_error,
         ) -> folio_status,
@@ -47,7 +48,7 @@ pub struct folio_api {
     /// folio_decode_plan
     pub decode_plan: Option<
         unsafe extern "C" fn(
-            decode: *mut folio_decode,
+            handle: *mut folio_decode,
             batch: *const folio_batch,
             ws: *const folio_workspace,
             stream: *mut c_void,
@@ -57,16 +58,16 @@ pub struct folio_api {
     /// folio_decode_run
     pub decode_run: Option<
         unsafe extern "C" fn(
-            decode: *const folio_decode,
+            handle: *const folio_decode,
             args: *const folio_attention_args,
             stream: *mut c_void,
             err: *mut folio_error,
         ) -> folio_status,
     >,
     /// folio_decode_kernel
-    pub decode_kernel: Option<unsafe extern "C" fn(decode: *const folio_decode) -> *const c_char>,
+    pub decode_kernel: Option<unsafe extern "C" fn(handle: *const folio_decode) -> *const c_char>,
     /// folio_decode_destroy
-    pub decode_destroy: Option<unsafe extern "C" fn(decode: *mut folio_decode)>,
+    pub decode_destroy: Option<unsafe extern "C" fn(handle: *mut folio_decode)>,
     /// folio_prefill_create
     pub prefill_create: Option<
         unsafe extern "C" fn(
@@ -79,7 +80,7 @@ pub struct folio_api {
     /// folio_prefill_workspace
     pub prefill_workspace: Option<
         unsafe extern "C" fn(
-            prefill: *const folio_prefill,
+            handle: *const folio_prefill,
             out: *mut folio_workspace_info,
             err: *mut folio_error,
         ) -> folio_status,
@@ -87,7 +88,7 @@ pub struct folio_api {
     /// folio_prefill_plan
     pub prefill_plan: Option<
         unsafe extern "C" fn(
-            prefill: *mut folio_prefill,
+            handle: *mut folio_prefill,
             batch: *const folio_batch,
             ws: *const folio_workspace,
             stream: *mut c_void,
@@ -97,17 +98,16 @@ pub struct folio_api {
     /// folio_prefill_run
     pub prefill_run: Option<
         unsafe extern "C" fn(
-            prefill: *const folio_prefill,
+            handle: *const folio_prefill,
             args: *const folio_attention_args,
             stream: *mut c_void,
             err: *mut folio_error,
         ) -> folio_status,
     >,
     /// folio_prefill_kernel
-    pub prefill_kernel:
-        Option<unsafe extern "C" fn(prefill: *const folio_prefill) -> *const c_char>,
+    pub prefill_kernel: Option<unsafe extern "C" fn(handle: *const folio_prefill) -> *const c_char>,
     /// folio_prefill_destroy
-    pub prefill_destroy: Option<unsafe extern "C" fn(prefill: *mut folio_prefill)>,
+    pub prefill_destroy: Option<unsafe extern "C" fn(handle: *mut folio_prefill)>,
     /// folio_kv_append
     pub kv_append: Option<
         unsafe extern "C" fn(
@@ -169,14 +169,15 @@ static API: folio_api = folio_api {
 /// Any thread, any time. The table lives as long as the process. Never dlclose the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn folio_get_api(abi_version: u32) -> *const folio_api {
-    let fits = if FOLIO_ABI_MAJOR == 0 {
-        abi_version == FOLIO_ABI_VERSION
-    } else {
-        abi_version >> 16 == FOLIO_ABI_MAJOR
-    };
-    if fits {
-        &raw const API
-    } else {
-        std::ptr::null()
+    guard_value(std::ptr::null(), || match fits(abi_version) {
+        true => &raw const API,
+        false => std::ptr::null(),
+    })
+}
+
+fn fits(abi_version: u32) -> bool {
+    match FOLIO_ABI_MAJOR {
+        0 => abi_version == FOLIO_ABI_VERSION,
+        major => abi_version >> 16 == major,
     }
 }

@@ -1,5 +1,6 @@
 //! Versions: of the library and of the ABI.
 
+use super::guard::guard_value;
 use std::ffi::{CStr, c_char};
 
 /// Major version of the ABI. While it is 0, every minor version may break.
@@ -21,7 +22,7 @@ const VERSION: &CStr =
 /// Any thread, any time. The string lives as long as the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn folio_version() -> *const c_char {
-    VERSION.as_ptr()
+    guard_value(std::ptr::null(), || VERSION.as_ptr())
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! Tensors, element types, devices and numbers that C passes, and their translation.
+//! Tensors and element types as C describes them, and their translation.
 
+use super::context::{FOLIO_DEVICE_CPU, FOLIO_DEVICE_CUDA, FOLIO_DEVICE_CUDA_HOST};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{KvLayout, LogBase};
+use crate::problem::LogBase;
 use crate::tensor::{Device, MAX_RANK, Tensor};
 use std::ffi::c_void;
 
@@ -44,23 +45,6 @@ pub struct folio_tensor {
 
 const _: () = assert!(size_of::<folio_tensor>() == 48 && size_of::<folio_dtype>() == 4);
 
-/// Host memory (DLPack's kDLCPU).
-pub const FOLIO_DEVICE_CPU: i32 = 1;
-/// Memory of a CUDA device (kDLCUDA).
-pub const FOLIO_DEVICE_CUDA: i32 = 2;
-/// Pinned host memory (kDLCUDAHost); treated as host memory.
-pub const FOLIO_DEVICE_CUDA_HOST: i32 = 3;
-
-/// Cache dimensions `[num_pages, page_size, num_kv_heads, head_dim]`.
-pub const FOLIO_LAYOUT_NHD: i32 = 0;
-/// Cache dimensions `[num_pages, num_kv_heads, page_size, head_dim]`.
-pub const FOLIO_LAYOUT_HND: i32 = 1;
-
-/// Keys and values lie in pages.
-pub const FOLIO_KV_PAGED: i32 = 0;
-/// Keys and values lie one request after the other: `[nnz_kv, num_kv_heads, head_dim]`.
-pub const FOLIO_KV_RAGGED: i32 = 1;
-
 impl folio_dtype {
     fn is_default(self) -> bool {
         self.code == 0 && self.bits == 0 && self.lanes == 0
@@ -88,17 +72,6 @@ impl folio_dtype {
         } else {
             self.parse(name).map(Some)
         }
-    }
-}
-
-/// The layout with this number.
-pub(super) fn layout(name: &str, value: i32) -> Result<KvLayout> {
-    match value {
-        FOLIO_LAYOUT_NHD => Ok(KvLayout::Nhd),
-        FOLIO_LAYOUT_HND => Ok(KvLayout::Hnd),
-        _ => Err(Error::InvalidArgument(format!(
-            "{name}: {value} is not accepted; FOLIO_LAYOUT_NHD (0) or FOLIO_LAYOUT_HND (1) is"
-        ))),
     }
 }
 
