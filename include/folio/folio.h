@@ -20,7 +20,7 @@
  * but not across fork(). Functions without an object may be called any time.
  *
  * Errors. Every call that can fail returns a folio_status and fills in a folio_error of the caller's,
- * one sentence that names field, value and what is accepted. Nothing throws, aborts or prints.
+ * one sentence that names field, value and what is accepted. Nothing throws or aborts.
  */
 
 #ifndef FOLIO_FOLIO_H
@@ -79,7 +79,7 @@ const char *folio_version(void);
 /**
  * Result of every call that can fail: 0 is success. Treat unknown positive codes as failure.
  * 1 to 49: the caller's fault. 50 to 99: cannot be done here. 100 to 149: something ran out or broke.
- * 200: a bug in Folio.
+ * 200: a bug in Folio. Any call may answer 200; the lists of the functions leave it out.
  */
 typedef int32_t folio_status;
 
@@ -114,7 +114,7 @@ typedef int32_t folio_status;
 #define FOLIO_ERR_DTYPE 5
 
 /**
- * A tensor, stream or context belongs to another device.
+ * A tensor or a stream belongs to another device or to another CUDA context.
  */
 #define FOLIO_ERR_DEVICE_MISMATCH 6
 
@@ -164,12 +164,13 @@ typedef int32_t folio_status;
 #define FOLIO_ERR_OUT_OF_MEMORY 100
 
 /**
- * The CUDA driver reported a failure.
+ * The CUDA driver reported a failure, perhaps that of an earlier kernel.
  */
 #define FOLIO_ERR_DRIVER 101
 
 /**
- * A bug in Folio. The handle is unusable afterwards; it can still be destroyed.
+ * A bug in Folio. The object of the call is unusable afterwards and can still be destroyed; outputs may
+ * have been written. Where the bug was a panic, its message is on stderr too.
  */
 #define FOLIO_ERR_INTERNAL 200
 
@@ -204,6 +205,19 @@ typedef struct folio_error {
 
 /**
  * @defgroup context Devices and contexts
+ * A context is one device and what belongs to it. All other objects are made from one.
+ *
+ * CUDA context. Folio uses the primary context of the device: the one of the CUDA runtime, hence of the
+ * frameworks that are built on it. Every call makes it current on the calling thread and restores what was
+ * current before. So no device has to be current, and none is changed.
+ *
+ * Streams. A stream is a CUstream or cudaStream_t of the primary context; one of another context is
+ * FOLIO_ERR_DEVICE_MISMATCH. NULL is the legacy default stream, as is 1 (CU_STREAM_LEGACY); 2
+ * (CU_STREAM_PER_THREAD) is the calling thread's default stream. What a call enqueues runs in the order of its
+ * stream. On the CPU a stream must be NULL, and a call is complete when it returns.
+ *
+ * Waiting. No call waits for the device but the one that folio_decode_plan names. A kernel that fails shows at
+ * the host's next synchronisation and in later calls, as FOLIO_ERR_DRIVER.
  * @{
  */
 
@@ -218,7 +232,7 @@ typedef struct folio_error {
 #define FOLIO_DEVICE_CUDA 2
 
 /**
- * Pinned host memory (kDLCUDAHost); treated as host memory.
+ * Page-locked host memory (kDLCUDAHost); treated as host memory.
  */
 #define FOLIO_DEVICE_CUDA_HOST 3
 
@@ -297,14 +311,15 @@ typedef struct folio_context_desc {
 
 /**
  * The number of devices of a type: 1 for FOLIO_DEVICE_CPU, the driver's count for FOLIO_DEVICE_CUDA, 0
- * where there is no driver and for other numbers. Never fails.
+ * where there is no driver and for other numbers. Never fails. For FOLIO_DEVICE_CUDA it opens and initialises
+ * the driver; a context is opened by folio_context_create only.
  *
  * Any thread, any time.
  */
 uint32_t folio_device_count(int32_t device_type);
 
 /**
- * Opens a device. For CUDA this is the first call that touches the driver.
+ * Opens a device.
  *
  * @param desc what to open
  * @param out receives the context; destroy it with folio_context_destroy
@@ -332,13 +347,29 @@ void folio_context_destroy(folio_context *ctx);
 
 /**
  * @defgroup tensor Tensors
- * Memory as the caller describes it.
+ * Memory as the caller describes it. What a field says of a tensor is checked; what is said here holds for
+ * all of them.
+ *
+ * Alignment. The address of the first element is a multiple of the element's size. Any such address is
+ * accepted. Kernels are fast where every row of q, k, v, o, key, value, caches and states begins at a multiple
+ * of 16 bytes: so do the address and, in bytes, all strides but the last.
+ *
+ * Strides. Rows of head_dim elements have a unit last stride. All other strides of q, k, v, o, lse, key, value,
+ * caches and states are free, so slices of larger tensors will do, and heads may come before tokens. An input may
+ * name memory twice (stride 0), an output may not. Lengths, page ids, slots, scales, masks, slopes, sinks and
+ * ranges are contiguous, but for the rows of a block_table.
+ *
+ * Extents. Where a field says "or more", what lies beyond the part in use is neither read nor written.
+ *
+ * Overlap. An output may not share memory with another tensor of the call, unless its field says so. This is
+ * not checked; the outputs are then undefined.
  * @{
  */
 
 /**
  * An element type, as DLPack describes it: float is code 2, bfloat 4, float8_e4m3fn 10, float8_e5m2
- * 12, int 0, uint 1, bool 6; lanes is 1. All zero means "the default" where a field says so.
+ * 12, int 0, uint 1, bool 6; lanes is 1. Where a field asks for uint8, bool of 8 bits is accepted as well.
+ * All zero means "the default" where a field says so.
  */
 typedef struct folio_dtype {
     /**
@@ -361,7 +392,7 @@ typedef struct folio_dtype {
  */
 typedef struct folio_tensor {
     /**
-     * Address of the allocation.
+     * Address of the allocation; NULL is accepted where an extent is 0.
      */
     void *data;
     /**
@@ -385,7 +416,7 @@ typedef struct folio_tensor {
      */
     int64_t *shape;
     /**
-     * `[ndim]` strides in elements, 0 or more; NULL means compact row-major.
+     * `[ndim]` strides in elements, 0 or more; NULL means compact row-major, as before DLPack 1.2.
      */
     int64_t *strides;
     /**
@@ -413,6 +444,7 @@ typedef struct folio_tensor {
 
 /**
  * @defgroup kv_storage How keys and values are stored
+ * Numbers of the fields kv_layout and kv_storage.
  * @{
  */
 
@@ -440,12 +472,26 @@ typedef struct folio_tensor {
 
 /**
  * @defgroup attention Attention
+ * Handles that are made once per problem, planned once per step and run once per layer, as FlashInfer's
+ * wrappers are. Their functions come in sixes, _create, _workspace, _plan, _run, _kernel and _destroy, and do the same
+ * for every handle: folio_decode_create and its neighbours say what.
+ *
+ * CUDA graphs. A handle made with FOLIO_PLAN_GRAPH has one layout of its workspace for all plans. Its runs can be
+ * captured, and a replay computes the batch of the last plan before it. For that
+ * - every plan gets the same workspace;
+ * - page ids on the device keep the address that they had in the handle's first plan, which is checked. Those on the
+ *   host are copied, and may move. A handle has the one or the other;
+ * - lengths, and all else of a batch, may move from plan to plan, and so may go from the host to the device. Where plan
+ *   itself was captured, with lengths on the device, the replay reads them where they were;
+ * - the tensors of a run stay where they were captured, and have room for the largest batch that is replayed: rows of
+ *   q, o and lse, pages of k and v, elements of masks and ranges. A capture with that batch planned checks it.
+ *
  * @{
  */
 
 /**
- * The plan may be captured in a CUDA graph and planned again for the same graph. No effect on the CPU,
- * whose calls are complete when they return.
+ * Runs may be captured in a CUDA graph, and planned again for the same graph: see @ref attention. No effect on
+ * the CPU, whose calls are complete when they return.
  */
 #define FOLIO_PLAN_GRAPH 1
 
@@ -458,16 +504,23 @@ typedef struct folio_tensor {
  * One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be
  * apart. The page table comes in one of these forms:
  *
- * | form | fields |
- * |---|---|
- * | CSR | kv_indptr in pages, kv_indices, and last_page_len or kv_len |
- * | token slots | CSR with page_size 1: kv_indptr in tokens, kv_indices |
- * | block table | block_table, kv_len |
- * | ragged | kv_indptr in tokens (prefill with FOLIO_KV_RAGGED) |
+ * | form | fields | known from |
+ * |---|---|---|
+ * | CSR | kv_indptr in pages, kv_indices, and last_page_len or kv_len, not both | FlashInfer |
+ * | token slots | CSR with page_size 1: kv_indptr in tokens, kv_indices | SGLang |
+ * | block table | block_table, kv_len | vLLM |
+ * | ragged | kv_indptr in tokens (prefill with FOLIO_KV_RAGGED) | FlashInfer |
+ *
+ * A request may own more pages than its keys need; those are not read.
  *
  * Lengths (qo_indptr, kv_indptr, last_page_len, kv_len) are all on the host, or all on the context's
- * device; page ids (kv_indices, block_table) on either. Host tensors are only read during plan; device
- * tensors must stay as they are until the last run of the plan has finished.
+ * device; page ids (kv_indices, block_table) on either. Lengths on a device need page ids on it. Host tensors
+ * are only read during plan. Device tensors must stay as they are until the last run of the plan has finished:
+ * plan's kernel reads the lengths, runs read the page ids.
+ *
+ * Numbers on the host are checked. Numbers on a device cannot be: lengths beyond the desc's maxima, beyond the
+ * page table or beyond the rows of a tensor, and page ids beyond the cache, give wrong results, but no access
+ * outside the tensors and the workspace that were passed.
  */
 typedef struct folio_batch {
     /**
@@ -495,11 +548,12 @@ typedef struct folio_batch {
      */
     const folio_tensor *kv_indptr;
     /**
-     * `[num_pages]` page ids, 0 or more.
+     * `[num_pages or more]` page ids, 0 or more.
      */
     const folio_tensor *kv_indices;
     /**
-     * `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without pages.
+     * `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without pages. Refused
+     * together with kv_len.
      */
     const folio_tensor *last_page_len;
     /**
@@ -529,18 +583,20 @@ typedef struct folio_workspace_info {
      */
     uint64_t device_bytes;
     /**
-     * Bytes of host memory; pinned, for CUDA.
+     * Bytes of host memory. For CUDA it should be page-locked (cudaHostAlloc): out of other memory the driver
+     * copies before it returns, and may wait for the stream.
      */
     uint64_t host_bytes;
     /**
-     * Alignment in bytes of both.
+     * Alignment in bytes of both addresses.
      */
     uint64_t alignment;
 } folio_workspace_info;
 
 /**
  * The caller's memory for a plan. It belongs to the handle from plan until the next plan, or until the
- * handle is destroyed and its last run has finished.
+ * handle is destroyed and its last run has finished. The next plan may bring other memory, unless a graph
+ * has been captured.
  */
 typedef struct folio_workspace {
     /**
@@ -575,7 +631,7 @@ typedef struct folio_workspace {
 #define FOLIO_RUN_WINDOW 1
 
 /**
- * lse is in base 2 (FlashInfer's) instead of base e.
+ * lse is in base 2 (FlashInfer's) instead of base e. Without lse it has no effect.
  */
 #define FOLIO_RUN_LSE_BASE_2 2
 
@@ -595,13 +651,14 @@ typedef struct folio_workspace {
 #define FOLIO_MASK_FULL 1
 
 /**
- * custom_mask holds a byte per (row, key), row-major `[qo_len, kv_len]` per request, the requests one
- * after the other; non-zero lets see.
+ * custom_mask holds a byte (uint8 or bool) per (row, key), row-major `[qo_len, kv_len]` per request, the
+ * requests one after the other; non-zero lets see.
  */
 #define FOLIO_MASK_CUSTOM_BYTES 2
 
 /**
- * custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte.
+ * custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte. It is
+ * FlashInfer's packed custom mask.
  */
 #define FOLIO_MASK_CUSTOM_BITS 3
 
@@ -618,9 +675,14 @@ typedef struct folio_workspace {
  * ```
  *
  * with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
- * value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Rows of q and o past
- * the batch are neither read nor written. Memory that no row sees may hold anything.
- * The rules are those of vLLM's, SGLang's and FlashInfer's backends, with their differences resolved.
+ * value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Memory that no row sees may
+ * hold anything, NaN included.
+ *
+ * The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
+ * resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
+ * ranges vLLM's, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
+ *
+ * A scale or factor of 0 stands for its default, so 0 itself cannot be said.
  */
 typedef struct folio_attention_args {
     /**
@@ -632,13 +694,14 @@ typedef struct folio_attention_args {
      */
     uint32_t flags;
     /**
-     * `[num_tokens or more, num_qo_heads, head_dim_qk]`.
+     * Queries: `[num_tokens or more, num_qo_heads, head_dim_qk]` of q_dtype. Rows past the batch are not read.
      */
     const folio_tensor *q;
     /**
      * Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
      * page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
-     * `[nnz_kv, num_kv_heads, head_dim_qk]`. Any strides with a unit last one. uint8 stands for fp8.
+     * `[nnz_kv or more, num_kv_heads, head_dim_qk]`. Of kv_dtype; uint8 stands for fp8. num_pages is above
+     * every page id in use.
      */
     const folio_tensor *k;
     /**
@@ -646,23 +709,25 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *v;
     /**
-     * Output: `[num_tokens or more, num_qo_heads, head_dim_vo]`.
+     * Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. Rows past
+     * the batch are not written. It may not overlap another tensor, q neither.
      */
     const folio_tensor *o;
     /**
-     * Output: `[num_tokens or more, num_qo_heads]` float32, or NULL.
+     * Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or NULL.
      */
     const folio_tensor *lse;
     /**
-     * float32, 1 or num_kv_heads elements, or NULL.
+     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k.
      */
     const folio_tensor *k_scales;
     /**
-     * float32, 1 or num_kv_heads elements, or NULL.
+     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of v.
      */
     const folio_tensor *v_scales;
     /**
-     * uint8, for the custom mask modes; NULL otherwise.
+     * `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode says for the
+     * batch. NULL otherwise.
      */
     const folio_tensor *custom_mask;
     /**
@@ -675,31 +740,31 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *alibi_slopes;
     /**
-     * `[num_qo_heads]` float32 or NULL.
+     * `[num_qo_heads]` float32 or NULL: a logit per head, in base e, that no scale and no cap changes.
      */
     const folio_tensor *sinks;
     /**
-     * 0: 1 / sqrt(head_dim_qk).
+     * Factor of q·k. 0: 1 / sqrt(head_dim_qk).
      */
     float sm_scale;
     /**
-     * 0: 1.
+     * Factor of q, for queries that were scaled down. 0: 1.
      */
     float q_scale;
     /**
-     * 0: 1.
+     * Factor of k, for all heads: an fp8 cache holds k / k_scale. 0: 1.
      */
     float k_scale;
     /**
-     * 0: 1.
+     * Factor of v, for all heads, as k_scale. 0: 1.
      */
     float v_scale;
     /**
-     * 0: 1. Only for fp8 outputs.
+     * Divisor of o, above 0; only for fp8 outputs. 0: 1.
      */
     float o_scale;
     /**
-     * 0: off.
+     * Logits are capped to ± this. 0: off.
      */
     float logits_soft_cap;
     /**
@@ -722,6 +787,7 @@ typedef struct folio_attention_args {
 
 /**
  * @defgroup decode Decode
+ * A few query rows per request over a paged cache.
  * @{
  */
 
@@ -806,11 +872,14 @@ typedef struct folio_decode_desc {
 /**
  * Picks the code for a problem; slow, once. Also the capability query: UNSUPPORTED says why not.
  *
+ * On CUDA it loads modules and may compile a kernel; it is no call for a capture.
+ *
  * @param ctx the device
  * @param desc types, shapes and maxima
- * @param out receives the handle; destroy it with folio_decode_destroy
+ * @param out receives the handle; end it with its _destroy
  * @param err report of a failure, or NULL
- * @return FOLIO_OK, or INVALID_ARGUMENT, DTYPE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, DTYPE, UNSUPPORTED, COMPILE,
+ *         OUT_OF_MEMORY, DRIVER
  *
  * # Safety
  * `ctx` is alive, `desc` points to as many bytes as its struct_size says, `out` to a pointer. Any
@@ -837,16 +906,25 @@ folio_status folio_decode_workspace(const folio_decode *handle,
                                     folio_error *err);
 
 /**
- * Takes over a step's batch: microseconds, once per step. Never synchronises. On failure the previous
- * plan stays in force.
+ * Takes over a step's batch: microseconds, once per step. On failure the previous plan stays in force.
+ *
+ * Lengths on the host: Folio writes the plan to one of three parts of the workspace's host memory, in turn,
+ * and enqueues its copy to the device. It waits in one case only: where the copy out of that part, which the
+ * third plan before this one enqueued, has not run yet. A host may thus be three steps ahead of the device.
+ * Such a plan cannot be captured.
+ *
+ * Lengths on the device: Folio enqueues one kernel and never waits. With FOLIO_PLAN_GRAPH the call can be
+ * captured.
+ *
+ * On the CPU the plan is complete on return.
  *
  * @param handle the handle
- * @param batch lengths and page table
- * @param ws memory as folio_decode_workspace asks; NULL where it asks for none
+ * @param batch lengths and page table; prefill requires qo_indptr
+ * @param ws memory as _workspace asks; NULL where it asks for none
  * @param stream CUDA: the stream that later runs use or wait for; CPU: NULL
  * @param err report of a failure, or NULL
- * @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, WORKSPACE_TOO_SMALL, CAPTURE,
- *         UNSUPPORTED, DRIVER
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         WORKSPACE_TOO_SMALL, CAPTURE, UNSUPPORTED, OUT_OF_MEMORY, DRIVER
  *
  * # Safety
  * `handle` is alive and in no other call; the structs are readable, and the tensors' memory too.
@@ -865,8 +943,8 @@ folio_status folio_decode_plan(folio_decode *handle,
  * @param args tensors and parameters
  * @param stream CUDA stream, or NULL on the CPU
  * @param err report of a failure, or NULL
- * @return FOLIO_OK, or NOT_PLANNED, INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, CAPTURE,
- *         UNSUPPORTED, DRIVER; then no output was touched
+ * @return FOLIO_OK; NOT_PLANNED, INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE,
+ *         DEVICE_MISMATCH, CAPTURE or UNSUPPORTED, and then no output was touched; or DRIVER
  *
  * # Safety
  * `handle` is alive and not being planned; the structs are readable, and the tensors' memory as the
@@ -882,6 +960,8 @@ folio_status folio_decode_run(const folio_decode *handle,
  * Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
  * as the handle.
  *
+ * @param handle the handle, or NULL
+ *
  * # Safety
  * `handle` is NULL or alive. Concurrent use is fine.
  */
@@ -891,8 +971,10 @@ const char *folio_decode_kernel(const folio_decode *handle);
  * Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
  * captured them may be replayed, while the workspace and the context stay.
  *
+ * @param handle the handle, or NULL
+ *
  * # Safety
- * `handle` is NULL or came from folio_decode_create and is not used afterwards.
+ * `handle` is NULL or came from its _create and is not used afterwards.
  */
 void folio_decode_destroy(folio_decode *handle);
 
@@ -900,6 +982,7 @@ void folio_decode_destroy(folio_decode *handle);
 
 /**
  * @defgroup prefill Prefill
+ * Any number of query rows per request, over a paged cache or ragged K and V.
  * @{
  */
 
@@ -987,17 +1070,12 @@ typedef struct folio_prefill_desc {
 } folio_prefill_desc;
 
 /**
- * Picks the code for a problem; slow, once. Also the capability query: UNSUPPORTED says why not.
+ * Picks the code for a problem.
  *
- * @param ctx the device
- * @param desc types, shapes and maxima
- * @param out receives the handle; destroy it with folio_prefill_destroy
- * @param err report of a failure, or NULL
- * @return FOLIO_OK, or INVALID_ARGUMENT, DTYPE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER
+ * @copydetails folio_decode_create
  *
  * # Safety
- * `ctx` is alive, `desc` points to as many bytes as its struct_size says, `out` to a pointer. Any
- * thread, concurrently with other uses of `ctx`.
+ * As folio_decode_create.
  */
 folio_status folio_prefill_create(const folio_context *ctx,
                                   const folio_prefill_desc *desc,
@@ -1007,32 +1085,22 @@ folio_status folio_prefill_create(const folio_context *ctx,
 /**
  * The memory that every plan within the desc can do with.
  *
- * @param handle the handle
- * @param out struct_size set by the caller; receives the sizes
- * @param err report of a failure, or NULL
- * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE
+ * @copydetails folio_decode_workspace
  *
  * # Safety
- * `handle` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
+ * As folio_decode_workspace.
  */
 folio_status folio_prefill_workspace(const folio_prefill *handle,
                                      folio_workspace_info *out,
                                      folio_error *err);
 
 /**
- * Takes over a step's batch: microseconds, once per step. Never synchronises. On failure the previous
- * plan stays in force.
+ * Takes over a step's batch.
  *
- * @param handle the handle
- * @param batch lengths and page table; qo_indptr is required
- * @param ws memory as folio_prefill_workspace asks; NULL where it asks for none
- * @param stream CUDA: the stream that later runs use or wait for; CPU: NULL
- * @param err report of a failure, or NULL
- * @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, WORKSPACE_TOO_SMALL, CAPTURE,
- *         UNSUPPORTED, DRIVER
+ * @copydetails folio_decode_plan
  *
  * # Safety
- * `handle` is alive and in no other call; the structs are readable, and the tensors' memory too.
+ * As folio_decode_plan.
  */
 folio_status folio_prefill_plan(folio_prefill *handle,
                                 const folio_batch *batch,
@@ -1041,20 +1109,12 @@ folio_status folio_prefill_plan(folio_prefill *handle,
                                 folio_error *err);
 
 /**
- * Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing.
- * On the CPU the outputs are complete on return; on CUDA they are when the stream gets there.
+ * Computes attention for the planned batch.
  *
- * @param handle the handle
- * @param args tensors and parameters
- * @param stream CUDA stream, or NULL on the CPU
- * @param err report of a failure, or NULL
- * @return FOLIO_OK, or NOT_PLANNED, INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, CAPTURE,
- *         UNSUPPORTED, DRIVER; then no output was touched
+ * @copydetails folio_decode_run
  *
  * # Safety
- * `handle` is alive and not being planned; the structs are readable, and the tensors' memory as the
- * fields say. Concurrent runs are fine with different outputs; on CUDA on
- * one stream, or on streams that the host orders: parts of split rows meet in the workspace.
+ * As folio_decode_run.
  */
 folio_status folio_prefill_run(const folio_prefill *handle,
                                const folio_attention_args *args,
@@ -1062,20 +1122,22 @@ folio_status folio_prefill_run(const folio_prefill *handle,
                                folio_error *err);
 
 /**
- * Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
- * as the handle.
+ * Name of the kernel that create picked.
+ *
+ * @copydetails folio_decode_kernel
  *
  * # Safety
- * `handle` is NULL or alive. Concurrent use is fine.
+ * As folio_decode_kernel.
  */
 const char *folio_prefill_kernel(const folio_prefill *handle);
 
 /**
- * Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
- * captured them may be replayed, while the workspace and the context stay.
+ * Ends a handle.
+ *
+ * @copydetails folio_decode_destroy
  *
  * # Safety
- * `handle` is NULL or came from folio_prefill_create and is not used afterwards.
+ * As folio_decode_destroy.
  */
 void folio_prefill_destroy(folio_prefill *handle);
 
@@ -1085,11 +1147,12 @@ void folio_prefill_destroy(folio_prefill *handle);
 
 /**
  * @defgroup append KV append
+ * New tokens into a paged cache.
  * @{
  */
 
 /**
- * New tokens for a paged cache: vLLM's reshape_and_cache_flash.
+ * New tokens for a paged cache: vLLM's reshape_and_cache_flash. The caches may not overlap key or value.
  */
 typedef struct folio_kv_append_args {
     /**
@@ -1101,8 +1164,8 @@ typedef struct folio_kv_append_args {
      */
     uint32_t flags;
     /**
-     * `[num_tokens or more, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16; any strides with a
-     * unit last one, so a slice of a fused QKV tensor will do.
+     * `[num_tokens or more, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16; a slice of a fused QKV
+     * tensor will do.
      */
     const folio_tensor *key;
     /**
@@ -1121,15 +1184,16 @@ typedef struct folio_kv_append_args {
     const folio_tensor *v_cache;
     /**
      * `[num_tokens]` int32 or int64: page · page_size + offset; a negative slot skips the token. Its
-     * length is the number of tokens.
+     * length is the number of tokens. A slot beyond the cache is refused where it is on the host, and skips
+     * the token where it is on a device.
      */
     const folio_tensor *slot_mapping;
     /**
-     * float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
      */
     const folio_tensor *k_scales;
     /**
-     * float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
      */
     const folio_tensor *v_scales;
     /**
@@ -1153,12 +1217,15 @@ typedef struct folio_kv_append_args {
 /**
  * Writes new tokens to a paged cache, quantising to fp8 where the cache is fp8.
  *
+ * On CUDA the first call on a context with given types loads code and answers CAPTURE in a capture. Later ones
+ * can be captured: they are one launch each. On the CPU the tokens are in the cache on return.
+ *
  * @param ctx the device
  * @param args tensors and scales
  * @param stream CUDA stream, or NULL on the CPU
  * @param err report of a failure, or NULL
- * @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, UNSUPPORTED, DRIVER; then nothing
- *         was written
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
  *
  * # Safety
  * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
@@ -1173,6 +1240,7 @@ folio_status folio_kv_append(const folio_context *ctx,
 
 /**
  * @defgroup merge Merges of attention states
+ * Attention over a set of keys from attention over its parts.
  * @{
  */
 
@@ -1185,6 +1253,10 @@ folio_status folio_kv_append(const folio_context *ctx,
  * Two attention states (v, s) of the same rows, over disjoint sets of keys, to be merged:
  * FlashInfer's merge_state, and merge_state_in_place where v_out is v_a. s is the lse. An s of -inf
  * (or +inf, as FlashAttention-2 marks it) is an empty state; two empty states give 0 and -inf.
+ *
+ * An output may be the input of its kind: v_out v_a or v_b, s_out s_a or s_b, with the same address and the same
+ * strides. Any other overlap of an output with another tensor, in part too, makes the outputs undefined. The
+ * rows of v have a unit last stride; all other strides are free.
  */
 typedef struct folio_merge_state_args {
     /**
@@ -1212,21 +1284,22 @@ typedef struct folio_merge_state_args {
      */
     const folio_tensor *s_b;
     /**
-     * Output: as v_a; may be v_a or v_b.
+     * Output: as v_a; may be v_a or v_b itself.
      */
     const folio_tensor *v_out;
     /**
-     * Output: as s_a; may be s_a or s_b; or NULL.
+     * Output: as s_a; may be s_a or s_b itself; or NULL.
      */
     const folio_tensor *s_out;
     /**
-     * `[num_tokens]` uint8 or NULL: a zero leaves the row of the outputs as it is.
+     * `[num_tokens]` uint8 or bool, or NULL: a zero leaves the row of the outputs as it is.
      */
     const folio_tensor *mask;
 } folio_merge_state_args;
 
 /**
- * n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states.
+ * n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states. No state
+ * gives 0 and -inf. The outputs may not overlap the states. Strides as in folio_merge_state_args.
  */
 typedef struct folio_merge_states_args {
     /**
@@ -1258,12 +1331,15 @@ typedef struct folio_merge_states_args {
 /**
  * Merges two attention states.
  *
+ * On CUDA the first merge on a context with given types loads code and answers CAPTURE in a capture. Later ones
+ * can be captured: they are one launch each. On the CPU the outputs are complete on return.
+ *
  * @param ctx the device
  * @param args the states
  * @param stream CUDA stream, or NULL on the CPU
  * @param err report of a failure, or NULL
- * @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, UNSUPPORTED, DRIVER; then nothing
- *         was written
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
  *
  * # Safety
  * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
@@ -1277,16 +1353,10 @@ folio_status folio_merge_state(const folio_context *ctx,
 /**
  * Merges n attention states per row.
  *
- * @param ctx the device
- * @param args the states
- * @param stream CUDA stream, or NULL on the CPU
- * @param err report of a failure, or NULL
- * @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, UNSUPPORTED, DRIVER; then nothing
- *         was written
+ * @copydetails folio_merge_state
  *
  * # Safety
- * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
- * is fine with different outputs.
+ * As folio_merge_state.
  */
 folio_status folio_merge_states(const folio_context *ctx,
                                 const folio_merge_states_args *args,

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::problem::AppendArgs;
 use std::ffi::c_void;
 
-/// New tokens for a paged cache: vLLM's reshape_and_cache_flash.
+/// New tokens for a paged cache: vLLM's reshape_and_cache_flash. The caches may not overlap key or value.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct folio_kv_append_args {
@@ -19,8 +19,8 @@ pub struct folio_kv_append_args {
     pub struct_size: u32,
     /// 0.
     pub flags: u32,
-    /// `[num_tokens or more, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16; any strides with a
-    /// unit last one, so a slice of a fused QKV tensor will do.
+    /// `[num_tokens or more, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16; a slice of a fused QKV
+    /// tensor will do.
     pub key: *const folio_tensor,
     /// `[num_tokens or more, num_kv_heads, head_dim_vo]`, of key's type.
     pub value: *const folio_tensor,
@@ -31,11 +31,12 @@ pub struct folio_kv_append_args {
     /// Output: the value cache, as k_cache with head_dim_vo and strides of its own.
     pub v_cache: *const folio_tensor,
     /// `[num_tokens]` int32 or int64: page · page_size + offset; a negative slot skips the token. Its
-    /// length is the number of tokens.
+    /// length is the number of tokens. A slot beyond the cache is refused where it is on the host, and skips
+    /// the token where it is on a device.
     pub slot_mapping: *const folio_tensor,
-    /// float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
+    /// `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
     pub k_scales: *const folio_tensor,
-    /// float32, 1 or num_kv_heads elements, or NULL; fp8 caches only.
+    /// `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
     pub v_scales: *const folio_tensor,
     /// An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1.
     pub k_scale: f32,
@@ -78,12 +79,15 @@ unsafe impl Input for folio_kv_append_args {
 
 /// Writes new tokens to a paged cache, quantising to fp8 where the cache is fp8.
 ///
+/// On CUDA the first call on a context with given types loads code and answers CAPTURE in a capture. Later ones
+/// can be captured: they are one launch each. On the CPU the tokens are in the cache on return.
+///
 /// @param ctx the device
 /// @param args tensors and scales
 /// @param stream CUDA stream, or NULL on the CPU
 /// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, UNSUPPORTED, DRIVER; then nothing
-///         was written
+/// @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+///         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
 ///
 /// # Safety
 /// `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use

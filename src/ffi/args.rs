@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 
 /// window_left and window_right are in force. Without the flag both must be 0 (or -1).
 pub const FOLIO_RUN_WINDOW: u32 = 1;
-/// lse is in base 2 (FlashInfer's) instead of base e.
+/// lse is in base 2 (FlashInfer's) instead of base e. Without lse it has no effect.
 pub const FOLIO_RUN_LSE_BASE_2: u32 = 2;
 /// alibi_slopes take the square-root form.
 pub const FOLIO_RUN_ALIBI_SQRT: u32 = 4;
@@ -17,10 +17,11 @@ pub const FOLIO_RUN_ALIBI_SQRT: u32 = 4;
 pub const FOLIO_MASK_CAUSAL: i32 = 0;
 /// Every row sees every key: encoders, cross attention.
 pub const FOLIO_MASK_FULL: i32 = 1;
-/// custom_mask holds a byte per (row, key), row-major `[qo_len, kv_len]` per request, the requests one
-/// after the other; non-zero lets see.
+/// custom_mask holds a byte (uint8 or bool) per (row, key), row-major `[qo_len, kv_len]` per request, the
+/// requests one after the other; non-zero lets see.
 pub const FOLIO_MASK_CUSTOM_BYTES: i32 = 2;
-/// custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte.
+/// custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte. It is
+/// FlashInfer's packed custom mask.
 pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
 
 /// Tensors and parameters of one attention call; one plan serves many, with different values.
@@ -35,9 +36,14 @@ pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
 /// ```
 ///
 /// with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
-/// value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Rows of q and o past
-/// the batch are neither read nor written. Memory that no row sees may hold anything.
-/// The rules are those of vLLM's, SGLang's and FlashInfer's backends, with their differences resolved.
+/// value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Memory that no row sees may
+/// hold anything, NaN included.
+///
+/// The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
+/// resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
+/// ranges vLLM's, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
+///
+/// A scale or factor of 0 stands for its default, so 0 itself cannot be said.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct folio_attention_args {
@@ -45,42 +51,45 @@ pub struct folio_attention_args {
     pub struct_size: u32,
     /// FOLIO_RUN_…
     pub flags: u32,
-    /// `[num_tokens or more, num_qo_heads, head_dim_qk]`.
+    /// Queries: `[num_tokens or more, num_qo_heads, head_dim_qk]` of q_dtype. Rows past the batch are not read.
     pub q: *const folio_tensor,
     /// Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
     /// page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
-    /// `[nnz_kv, num_kv_heads, head_dim_qk]`. Any strides with a unit last one. uint8 stands for fp8.
+    /// `[nnz_kv or more, num_kv_heads, head_dim_qk]`. Of kv_dtype; uint8 stands for fp8. num_pages is above
+    /// every page id in use.
     pub k: *const folio_tensor,
     /// Values: as k, with head_dim_vo and strides of its own.
     pub v: *const folio_tensor,
-    /// Output: `[num_tokens or more, num_qo_heads, head_dim_vo]`.
+    /// Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. Rows past
+    /// the batch are not written. It may not overlap another tensor, q neither.
     pub o: *const folio_tensor,
-    /// Output: `[num_tokens or more, num_qo_heads]` float32, or NULL.
+    /// Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or NULL.
     pub lse: *const folio_tensor,
-    /// float32, 1 or num_kv_heads elements, or NULL.
+    /// `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k.
     pub k_scales: *const folio_tensor,
-    /// float32, 1 or num_kv_heads elements, or NULL.
+    /// `[1]` or `[num_kv_heads]` float32, or NULL: further factors of v.
     pub v_scales: *const folio_tensor,
-    /// uint8, for the custom mask modes; NULL otherwise.
+    /// `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode says for the
+    /// batch. NULL otherwise.
     pub custom_mask: *const folio_tensor,
     /// `[batch_size, num_ranges, 2]` int32 or NULL: a row and a key at positions inside the same
     /// inclusive range see each other whatever mask and window say. start >= end: unused.
     pub mm_prefix_ranges: *const folio_tensor,
     /// `[num_qo_heads]` float32 or NULL: adds slope · (j - p), or -slope · sqrt(p - j) for past keys.
     pub alibi_slopes: *const folio_tensor,
-    /// `[num_qo_heads]` float32 or NULL.
+    /// `[num_qo_heads]` float32 or NULL: a logit per head, in base e, that no scale and no cap changes.
     pub sinks: *const folio_tensor,
-    /// 0: 1 / sqrt(head_dim_qk).
+    /// Factor of q·k. 0: 1 / sqrt(head_dim_qk).
     pub sm_scale: f32,
-    /// 0: 1.
+    /// Factor of q, for queries that were scaled down. 0: 1.
     pub q_scale: f32,
-    /// 0: 1.
+    /// Factor of k, for all heads: an fp8 cache holds k / k_scale. 0: 1.
     pub k_scale: f32,
-    /// 0: 1.
+    /// Factor of v, for all heads, as k_scale. 0: 1.
     pub v_scale: f32,
-    /// 0: 1. Only for fp8 outputs.
+    /// Divisor of o, above 0; only for fp8 outputs. 0: 1.
     pub o_scale: f32,
-    /// 0: off.
+    /// Logits are capped to ± this. 0: off.
     pub logits_soft_cap: f32,
     /// FOLIO_MASK_…
     pub mask_mode: i32,

@@ -12,8 +12,8 @@ use crate::api::{Attention, BatchInput, Stream};
 use crate::problem::{AttentionArgs, AttentionDesc};
 use std::ffi::{CString, c_char, c_void};
 
-/// The plan may be captured in a CUDA graph and planned again for the same graph. No effect on the CPU,
-/// whose calls are complete when they return.
+/// Runs may be captured in a CUDA graph, and planned again for the same graph: see @ref attention. No effect on
+/// the CPU, whose calls are complete when they return.
 pub const FOLIO_PLAN_GRAPH: u32 = 1;
 /// A request's result does not depend on the other requests of its batch, to the bit.
 pub const FOLIO_PLAN_BATCH_INVARIANT: u32 = 2;

@@ -8,16 +8,23 @@ use crate::error::Result;
 /// One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be
 /// apart. The page table comes in one of these forms:
 ///
-/// | form | fields |
-/// |---|---|
-/// | CSR | kv_indptr in pages, kv_indices, and last_page_len or kv_len |
-/// | token slots | CSR with page_size 1: kv_indptr in tokens, kv_indices |
-/// | block table | block_table, kv_len |
-/// | ragged | kv_indptr in tokens (prefill with FOLIO_KV_RAGGED) |
+/// | form | fields | known from |
+/// |---|---|---|
+/// | CSR | kv_indptr in pages, kv_indices, and last_page_len or kv_len, not both | FlashInfer |
+/// | token slots | CSR with page_size 1: kv_indptr in tokens, kv_indices | SGLang |
+/// | block table | block_table, kv_len | vLLM |
+/// | ragged | kv_indptr in tokens (prefill with FOLIO_KV_RAGGED) | FlashInfer |
+///
+/// A request may own more pages than its keys need; those are not read.
 ///
 /// Lengths (qo_indptr, kv_indptr, last_page_len, kv_len) are all on the host, or all on the context's
-/// device; page ids (kv_indices, block_table) on either. Host tensors are only read during plan; device
-/// tensors must stay as they are until the last run of the plan has finished.
+/// device; page ids (kv_indices, block_table) on either. Lengths on a device need page ids on it. Host tensors
+/// are only read during plan. Device tensors must stay as they are until the last run of the plan has finished:
+/// plan's kernel reads the lengths, runs read the page ids.
+///
+/// Numbers on the host are checked. Numbers on a device cannot be: lengths beyond the desc's maxima, beyond the
+/// page table or beyond the rows of a tensor, and page ids beyond the cache, give wrong results, but no access
+/// outside the tensors and the workspace that were passed.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct folio_batch {
@@ -33,9 +40,10 @@ pub struct folio_batch {
     pub qo_indptr: *const folio_tensor,
     /// `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
     pub kv_indptr: *const folio_tensor,
-    /// `[num_pages]` page ids, 0 or more.
+    /// `[num_pages or more]` page ids, 0 or more.
     pub kv_indices: *const folio_tensor,
-    /// `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without pages.
+    /// `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without pages. Refused
+    /// together with kv_len.
     pub last_page_len: *const folio_tensor,
     /// `[batch_size]` keys per request, those of this step included; 0 or more.
     pub kv_len: *const folio_tensor,

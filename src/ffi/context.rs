@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub const FOLIO_DEVICE_CPU: i32 = 1;
 /// Memory of a CUDA device (kDLCUDA).
 pub const FOLIO_DEVICE_CUDA: i32 = 2;
-/// Pinned host memory (kDLCUDAHost); treated as host memory.
+/// Page-locked host memory (kDLCUDAHost); treated as host memory.
 pub const FOLIO_DEVICE_CUDA_HOST: i32 = 3;
 
 /// A device and what belongs to it: threads, modules, the log callback. Made by
@@ -104,7 +104,8 @@ impl Callback {
 }
 
 /// The number of devices of a type: 1 for FOLIO_DEVICE_CPU, the driver's count for FOLIO_DEVICE_CUDA, 0
-/// where there is no driver and for other numbers. Never fails.
+/// where there is no driver and for other numbers. Never fails. For FOLIO_DEVICE_CUDA it opens and initialises
+/// the driver; a context is opened by folio_context_create only.
 ///
 /// Any thread, any time.
 #[unsafe(no_mangle)]
@@ -116,7 +117,7 @@ pub extern "C" fn folio_device_count(device_type: i32) -> u32 {
     })
 }
 
-/// Opens a device. For CUDA this is the first call that touches the driver.
+/// Opens a device.
 ///
 /// @param desc what to open
 /// @param out receives the context; destroy it with folio_context_destroy

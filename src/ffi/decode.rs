@@ -106,11 +106,14 @@ impl Object for folio_decode {
 
 /// Picks the code for a problem; slow, once. Also the capability query: UNSUPPORTED says why not.
 ///
+/// On CUDA it loads modules and may compile a kernel; it is no call for a capture.
+///
 /// @param ctx the device
 /// @param desc types, shapes and maxima
-/// @param out receives the handle; destroy it with folio_decode_destroy
+/// @param out receives the handle; end it with its _destroy
 /// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or INVALID_ARGUMENT, DTYPE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER
+/// @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, DTYPE, UNSUPPORTED, COMPILE,
+///         OUT_OF_MEMORY, DRIVER
 ///
 /// # Safety
 /// `ctx` is alive, `desc` points to as many bytes as its struct_size says, `out` to a pointer. Any
@@ -145,16 +148,25 @@ pub unsafe extern "C" fn folio_decode_workspace(
     unsafe { attention::workspace(handle, out, err) }
 }
 
-/// Takes over a step's batch: microseconds, once per step. Never synchronises. On failure the previous
-/// plan stays in force.
+/// Takes over a step's batch: microseconds, once per step. On failure the previous plan stays in force.
+///
+/// Lengths on the host: Folio writes the plan to one of three parts of the workspace's host memory, in turn,
+/// and enqueues its copy to the device. It waits in one case only: where the copy out of that part, which the
+/// third plan before this one enqueued, has not run yet. A host may thus be three steps ahead of the device.
+/// Such a plan cannot be captured.
+///
+/// Lengths on the device: Folio enqueues one kernel and never waits. With FOLIO_PLAN_GRAPH the call can be
+/// captured.
+///
+/// On the CPU the plan is complete on return.
 ///
 /// @param handle the handle
-/// @param batch lengths and page table
-/// @param ws memory as folio_decode_workspace asks; NULL where it asks for none
+/// @param batch lengths and page table; prefill requires qo_indptr
+/// @param ws memory as _workspace asks; NULL where it asks for none
 /// @param stream CUDA: the stream that later runs use or wait for; CPU: NULL
 /// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, WORKSPACE_TOO_SMALL, CAPTURE,
-///         UNSUPPORTED, DRIVER
+/// @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+///         WORKSPACE_TOO_SMALL, CAPTURE, UNSUPPORTED, OUT_OF_MEMORY, DRIVER
 ///
 /// # Safety
 /// `handle` is alive and in no other call; the structs are readable, and the tensors' memory too.
@@ -177,8 +189,8 @@ pub unsafe extern "C" fn folio_decode_plan(
 /// @param args tensors and parameters
 /// @param stream CUDA stream, or NULL on the CPU
 /// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or NOT_PLANNED, INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, CAPTURE,
-///         UNSUPPORTED, DRIVER; then no output was touched
+/// @return FOLIO_OK; NOT_PLANNED, INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE,
+///         DEVICE_MISMATCH, CAPTURE or UNSUPPORTED, and then no output was touched; or DRIVER
 ///
 /// # Safety
 /// `handle` is alive and not being planned; the structs are readable, and the tensors' memory as the
@@ -198,6 +210,8 @@ pub unsafe extern "C" fn folio_decode_run(
 /// Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
 /// as the handle.
 ///
+/// @param handle the handle, or NULL
+///
 /// # Safety
 /// `handle` is NULL or alive. Concurrent use is fine.
 #[unsafe(no_mangle)]
@@ -209,8 +223,10 @@ pub unsafe extern "C" fn folio_decode_kernel(handle: *const folio_decode) -> *co
 /// Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
 /// captured them may be replayed, while the workspace and the context stay.
 ///
+/// @param handle the handle, or NULL
+///
 /// # Safety
-/// `handle` is NULL or came from folio_decode_create and is not used afterwards.
+/// `handle` is NULL or came from its _create and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_decode_destroy(handle: *mut folio_decode) {
     // SAFETY: the documented promise of the caller.

@@ -16,6 +16,10 @@ pub const FOLIO_MERGE_LSE_BASE_2: u32 = 1;
 /// Two attention states (v, s) of the same rows, over disjoint sets of keys, to be merged:
 /// FlashInfer's merge_state, and merge_state_in_place where v_out is v_a. s is the lse. An s of -inf
 /// (or +inf, as FlashAttention-2 marks it) is an empty state; two empty states give 0 and -inf.
+///
+/// An output may be the input of its kind: v_out v_a or v_b, s_out s_a or s_b, with the same address and the same
+/// strides. Any other overlap of an output with another tensor, in part too, makes the outputs undefined. The
+/// rows of v have a unit last stride; all other strides are free.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct folio_merge_state_args {
@@ -31,15 +35,16 @@ pub struct folio_merge_state_args {
     pub v_b: *const folio_tensor,
     /// As s_a.
     pub s_b: *const folio_tensor,
-    /// Output: as v_a; may be v_a or v_b.
+    /// Output: as v_a; may be v_a or v_b itself.
     pub v_out: *const folio_tensor,
-    /// Output: as s_a; may be s_a or s_b; or NULL.
+    /// Output: as s_a; may be s_a or s_b itself; or NULL.
     pub s_out: *const folio_tensor,
-    /// `[num_tokens]` uint8 or NULL: a zero leaves the row of the outputs as it is.
+    /// `[num_tokens]` uint8 or bool, or NULL: a zero leaves the row of the outputs as it is.
     pub mask: *const folio_tensor,
 }
 
-/// n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states.
+/// n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states. No state
+/// gives 0 and -inf. The outputs may not overlap the states. Strides as in folio_merge_state_args.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct folio_merge_states_args {
@@ -107,12 +112,15 @@ unsafe impl Input for folio_merge_states_args {
 
 /// Merges two attention states.
 ///
+/// On CUDA the first merge on a context with given types loads code and answers CAPTURE in a capture. Later ones
+/// can be captured: they are one launch each. On the CPU the outputs are complete on return.
+///
 /// @param ctx the device
 /// @param args the states
 /// @param stream CUDA stream, or NULL on the CPU
 /// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, UNSUPPORTED, DRIVER; then nothing
-///         was written
+/// @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+///         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
 ///
 /// # Safety
 /// `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
@@ -130,16 +138,10 @@ pub unsafe extern "C" fn folio_merge_state(
 
 /// Merges n attention states per row.
 ///
-/// @param ctx the device
-/// @param args the states
-/// @param stream CUDA stream, or NULL on the CPU
-/// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, UNSUPPORTED, DRIVER; then nothing
-///         was written
+/// @copydetails folio_merge_state
 ///
 /// # Safety
-/// `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
-/// is fine with different outputs.
+/// As folio_merge_state.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_merge_states(
     ctx: *const folio_context,

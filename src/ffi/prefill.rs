@@ -134,17 +134,12 @@ impl Object for folio_prefill {
     const NAME: &'static str = "folio_prefill";
 }
 
-/// Picks the code for a problem; slow, once. Also the capability query: UNSUPPORTED says why not.
+/// Picks the code for a problem.
 ///
-/// @param ctx the device
-/// @param desc types, shapes and maxima
-/// @param out receives the handle; destroy it with folio_prefill_destroy
-/// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or INVALID_ARGUMENT, DTYPE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER
+/// @copydetails folio_decode_create
 ///
 /// # Safety
-/// `ctx` is alive, `desc` points to as many bytes as its struct_size says, `out` to a pointer. Any
-/// thread, concurrently with other uses of `ctx`.
+/// As folio_decode_create.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_create(
     ctx: *const folio_context,
@@ -158,13 +153,10 @@ pub unsafe extern "C" fn folio_prefill_create(
 
 /// The memory that every plan within the desc can do with.
 ///
-/// @param handle the handle
-/// @param out struct_size set by the caller; receives the sizes
-/// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE
+/// @copydetails folio_decode_workspace
 ///
 /// # Safety
-/// `handle` is alive, `out` points to as many bytes as its struct_size says. Concurrent use is fine.
+/// As folio_decode_workspace.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_workspace(
     handle: *const folio_prefill,
@@ -175,19 +167,12 @@ pub unsafe extern "C" fn folio_prefill_workspace(
     unsafe { attention::workspace(handle, out, err) }
 }
 
-/// Takes over a step's batch: microseconds, once per step. Never synchronises. On failure the previous
-/// plan stays in force.
+/// Takes over a step's batch.
 ///
-/// @param handle the handle
-/// @param batch lengths and page table; qo_indptr is required
-/// @param ws memory as folio_prefill_workspace asks; NULL where it asks for none
-/// @param stream CUDA: the stream that later runs use or wait for; CPU: NULL
-/// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, WORKSPACE_TOO_SMALL, CAPTURE,
-///         UNSUPPORTED, DRIVER
+/// @copydetails folio_decode_plan
 ///
 /// # Safety
-/// `handle` is alive and in no other call; the structs are readable, and the tensors' memory too.
+/// As folio_decode_plan.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_plan(
     handle: *mut folio_prefill,
@@ -200,20 +185,12 @@ pub unsafe extern "C" fn folio_prefill_plan(
     unsafe { attention::plan(handle, batch, ws, stream, err) }
 }
 
-/// Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing.
-/// On the CPU the outputs are complete on return; on CUDA they are when the stream gets there.
+/// Computes attention for the planned batch.
 ///
-/// @param handle the handle
-/// @param args tensors and parameters
-/// @param stream CUDA stream, or NULL on the CPU
-/// @param err report of a failure, or NULL
-/// @return FOLIO_OK, or NOT_PLANNED, INVALID_ARGUMENT, SHAPE, DTYPE, DEVICE_MISMATCH, CAPTURE,
-///         UNSUPPORTED, DRIVER; then no output was touched
+/// @copydetails folio_decode_run
 ///
 /// # Safety
-/// `handle` is alive and not being planned; the structs are readable, and the tensors' memory as the
-/// fields say. Concurrent runs are fine with different outputs; on CUDA on
-/// one stream, or on streams that the host orders: parts of split rows meet in the workspace.
+/// As folio_decode_run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_run(
     handle: *const folio_prefill,
@@ -225,22 +202,24 @@ pub unsafe extern "C" fn folio_prefill_run(
     unsafe { attention::run(handle, args, stream, err) }
 }
 
-/// Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
-/// as the handle.
+/// Name of the kernel that create picked.
+///
+/// @copydetails folio_decode_kernel
 ///
 /// # Safety
-/// `handle` is NULL or alive. Concurrent use is fine.
+/// As folio_decode_kernel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_kernel(handle: *const folio_prefill) -> *const c_char {
     // SAFETY: the documented promise of the caller.
     unsafe { attention::kernel(handle) }
 }
 
-/// Ends a handle without waiting; NULL is fine. On CUDA its runs may still be on the device, and graphs that
-/// captured them may be replayed, while the workspace and the context stay.
+/// Ends a handle.
+///
+/// @copydetails folio_decode_destroy
 ///
 /// # Safety
-/// `handle` is NULL or came from folio_prefill_create and is not used afterwards.
+/// As folio_decode_destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_prefill_destroy(handle: *mut folio_prefill) {
     // SAFETY: the documented promise of the caller.

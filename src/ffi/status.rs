@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char};
 
 /// Result of every call that can fail: 0 is success. Treat unknown positive codes as failure.
 /// 1 to 49: the caller's fault. 50 to 99: cannot be done here. 100 to 149: something ran out or broke.
-/// 200: a bug in Folio.
+/// 200: a bug in Folio. Any call may answer 200; the lists of the functions leave it out.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct folio_status(pub i32);
@@ -23,7 +23,7 @@ pub const FOLIO_ERR_UNKNOWN_FIELD: folio_status = folio_status(3);
 pub const FOLIO_ERR_SHAPE: folio_status = folio_status(4);
 /// A tensor's element type does not fit.
 pub const FOLIO_ERR_DTYPE: folio_status = folio_status(5);
-/// A tensor, stream or context belongs to another device.
+/// A tensor or a stream belongs to another device or to another CUDA context.
 pub const FOLIO_ERR_DEVICE_MISMATCH: folio_status = folio_status(6);
 /// The workspace is missing, misaligned or smaller than needed.
 pub const FOLIO_ERR_WORKSPACE_TOO_SMALL: folio_status = folio_status(7);
@@ -43,9 +43,10 @@ pub const FOLIO_ERR_DRIVER_TOO_OLD: folio_status = folio_status(53);
 pub const FOLIO_ERR_COMPILE: folio_status = folio_status(54);
 /// Host or device memory ran out.
 pub const FOLIO_ERR_OUT_OF_MEMORY: folio_status = folio_status(100);
-/// The CUDA driver reported a failure.
+/// The CUDA driver reported a failure, perhaps that of an earlier kernel.
 pub const FOLIO_ERR_DRIVER: folio_status = folio_status(101);
-/// A bug in Folio. The handle is unusable afterwards; it can still be destroyed.
+/// A bug in Folio. The object of the call is unusable afterwards and can still be destroyed; outputs may
+/// have been written. Where the bug was a panic, its message is on stderr too.
 pub const FOLIO_ERR_INTERNAL: folio_status = folio_status(200);
 
 const NAMES: [(folio_status, &CStr); 18] = [

@@ -8,7 +8,8 @@ use crate::tensor::{Device, MAX_RANK, Tensor};
 use std::ffi::c_void;
 
 /// An element type, as DLPack describes it: float is code 2, bfloat 4, float8_e4m3fn 10, float8_e5m2
-/// 12, int 0, uint 1, bool 6; lanes is 1. All zero means "the default" where a field says so.
+/// 12, int 0, uint 1, bool 6; lanes is 1. Where a field asks for uint8, bool of 8 bits is accepted as well.
+/// All zero means "the default" where a field says so.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct folio_dtype {
@@ -25,7 +26,7 @@ pub struct folio_dtype {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct folio_tensor {
-    /// Address of the allocation.
+    /// Address of the allocation; NULL is accepted where an extent is 0.
     pub data: *mut c_void,
     /// FOLIO_DEVICE_CPU, FOLIO_DEVICE_CUDA or FOLIO_DEVICE_CUDA_HOST.
     pub device_type: i32,
@@ -37,7 +38,7 @@ pub struct folio_tensor {
     pub dtype: folio_dtype,
     /// `[ndim]` extents.
     pub shape: *mut i64,
-    /// `[ndim]` strides in elements, 0 or more; NULL means compact row-major.
+    /// `[ndim]` strides in elements, 0 or more; NULL means compact row-major, as before DLPack 1.2.
     pub strides: *mut i64,
     /// Bytes from `data` to the first element.
     pub byte_offset: u64,

@@ -15,14 +15,16 @@ pub struct folio_workspace_info {
     pub reserved: u32,
     /// Bytes of device memory; 0 on the CPU.
     pub device_bytes: u64,
-    /// Bytes of host memory; pinned, for CUDA.
+    /// Bytes of host memory. For CUDA it should be page-locked (cudaHostAlloc): out of other memory the driver
+    /// copies before it returns, and may wait for the stream.
     pub host_bytes: u64,
-    /// Alignment in bytes of both.
+    /// Alignment in bytes of both addresses.
     pub alignment: u64,
 }
 
 /// The caller's memory for a plan. It belongs to the handle from plan until the next plan, or until the
-/// handle is destroyed and its last run has finished.
+/// handle is destroyed and its last run has finished. The next plan may bring other memory, unless a graph
+/// has been captured.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct folio_workspace {
