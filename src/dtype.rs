@@ -55,10 +55,10 @@ impl DType {
 
     /// The type with this DLPack code, width and lane count.
     pub fn from_dlpack(code: u8, bits: u8, lanes: u16) -> Result<DType> {
-        let code = if code == DLPACK_BOOL { 1 } else { code };
+        let stored = if code == DLPACK_BOOL { 1 } else { code };
         TABLE
             .iter()
-            .find(|row| lanes == 1 && row.1 == code && row.2 == bits)
+            .find(|row| lanes == 1 && row.1 == stored && row.2 == bits)
             .map(|row| row.0)
             .ok_or_else(|| {
                 Error::DType(format!(

@@ -105,3 +105,35 @@ fn the_template_names_every_file_that_declares_something() {
         .collect();
     assert_eq!(named, declaring);
 }
+
+/// The bodies of the exported functions of a file, without comments.
+fn bodies(source: &str) -> Vec<String> {
+    let functions = source.split("#[unsafe(no_mangle)]\n").skip(1);
+    let bodies = functions.map(|function| {
+        let start = function.find("{\n").expect("a body") + 2;
+        let end = function.find("\n}\n").expect("its end");
+        let lines = function[start..end].lines().map(str::trim);
+        let code: Vec<&str> = lines.filter(|line| !line.starts_with("//")).collect();
+        let code = code.join(" ");
+        match code.strip_prefix("unsafe {") {
+            Some(inner) => inner.trim_end_matches('}').trim().to_owned(),
+            None => code,
+        }
+    });
+    bodies.collect()
+}
+
+/// A function of the ABI is its signature and one call, of something that runs inside `guard`.
+#[test]
+fn an_exported_function_is_one_guarded_call() {
+    const GUARDED: [&str; 4] = ["attention::", "handle::", "operate(", "guard_value("];
+    let mut functions = 0;
+    for file in text("src/ffi/folio.h.in").lines().filter_map(part) {
+        for body in bodies(&text(&format!("src/ffi/{file}.rs"))) {
+            let guarded = GUARDED.iter().any(|gate| body.starts_with(gate));
+            assert!(guarded && !body.contains(';'), "{file}.rs: {body}");
+            functions += 1;
+        }
+    }
+    assert_eq!(functions, text("tests/abi/symbols.txt").lines().count());
+}

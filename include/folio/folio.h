@@ -359,10 +359,11 @@ void folio_context_destroy(folio_context *ctx);
  * name memory twice (stride 0), an output may not. Lengths, page ids, slots, scales, masks, slopes, sinks and
  * ranges are contiguous, but for the rows of a block_table.
  *
- * Extents. Where a field says "or more", what lies beyond the part in use is neither read nor written.
+ * Extents. Where a field says "or more", what lies beyond the part in use does not count, whatever it holds, and is
+ * not written.
  *
- * Overlap. An output may not share memory with another tensor of the call, unless its field says so. This is
- * not checked; the outputs are then undefined.
+ * Overlap. An output may not share memory with another tensor of the call, o not with q either, unless its field
+ * says so. This is not checked; what the outputs hold is then not defined.
  * @{
  */
 
@@ -416,7 +417,8 @@ typedef struct folio_tensor {
      */
     int64_t *shape;
     /**
-     * `[ndim]` strides in elements, 0 or more; NULL means compact row-major, as before DLPack 1.2.
+     * `[ndim]` strides in elements, 0 or more; NULL, which DLPack forbids since 1.2, means compact
+     * row-major.
      */
     int64_t *strides;
     /**
@@ -449,12 +451,12 @@ typedef struct folio_tensor {
  */
 
 /**
- * Cache dimensions `[num_pages, page_size, num_kv_heads, head_dim]`.
+ * Cache dimensions `[num_pages, page_size, num_kv_heads, head_dim]`: FlashInfer's NHD.
  */
 #define FOLIO_LAYOUT_NHD 0
 
 /**
- * Cache dimensions `[num_pages, num_kv_heads, page_size, head_dim]`.
+ * Cache dimensions `[num_pages, num_kv_heads, page_size, head_dim]`: FlashInfer's HND.
  */
 #define FOLIO_LAYOUT_HND 1
 
@@ -481,7 +483,7 @@ typedef struct folio_tensor {
  * - every plan gets the same workspace;
  * - page ids on the device keep the address that they had in the handle's first plan, which is checked. Those on the
  *   host are copied, and may move. A handle has the one or the other;
- * - lengths, and all else of a batch, may move from plan to plan, and so may go from the host to the device. Where plan
+ * - lengths, and all else of a batch, may be somewhere else in every plan, on the host or on the device. Where plan
  *   itself was captured, with lengths on the device, the replay reads them where they were;
  * - the tensors of a run stay where they were captured, and have room for the largest batch that is replayed: rows of
  *   q, o and lse, pages of k and v, elements of masks and ranges. A capture with that batch planned checks it.
@@ -694,7 +696,7 @@ typedef struct folio_attention_args {
      */
     uint32_t flags;
     /**
-     * Queries: `[num_tokens or more, num_qo_heads, head_dim_qk]` of q_dtype. Rows past the batch are not read.
+     * Queries: `[num_tokens or more, num_qo_heads, head_dim_qk]` of q_dtype.
      */
     const folio_tensor *q;
     /**
@@ -709,8 +711,8 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *v;
     /**
-     * Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. Rows past
-     * the batch are not written. It may not overlap another tensor, q neither.
+     * Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
+     * not overlap another tensor, q neither.
      */
     const folio_tensor *o;
     /**
@@ -748,7 +750,7 @@ typedef struct folio_attention_args {
      */
     float sm_scale;
     /**
-     * Factor of q, for queries that were scaled down. 0: 1.
+     * Factor of q, which holds the queries divided by it. 0: 1.
      */
     float q_scale;
     /**

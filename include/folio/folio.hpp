@@ -305,14 +305,14 @@ using Prefill = Attention<detail::PrefillSlots>;
 /** A handle's workspace in host memory, which is all that a CPU handle asks for. */
 class HostWorkspace {
 public:
-    /** As much as `info` asks for. */
+    /** As much as `info` asks for. It is not written to: pages that no plan uses cost nothing. */
     explicit HostWorkspace(const folio_workspace_info &info)
-        : memory_(static_cast<size_t>(info.host_bytes + info.alignment))
+        : memory_(new unsigned char[static_cast<size_t>(info.host_bytes + info.alignment)])
     {
         if (info.device_bytes != 0)
             throw Error(FOLIO_ERR_WORKSPACE_TOO_SMALL, "HostWorkspace: this handle needs device memory too");
-        void *start = memory_.data();
-        size_t space = memory_.size();
+        void *start = memory_.get();
+        auto space = static_cast<size_t>(info.host_bytes + info.alignment);
         workspace_.host = std::align(static_cast<size_t>(info.alignment), static_cast<size_t>(info.host_bytes), start, space);
         workspace_.host_bytes = info.host_bytes;
     }
@@ -325,7 +325,7 @@ public:
     operator const folio_workspace &() const noexcept { return workspace_; }
 
 private:
-    std::vector<unsigned char> memory_;
+    std::unique_ptr<unsigned char[]> memory_; /* not a vector, which would write zeros to all of it */
     folio_workspace workspace_ = FOLIO_INIT(folio_workspace);
 };
 

@@ -4,7 +4,7 @@ use super::attention::Planned;
 use super::check::{Extent, Named, finite, head_scales, scale};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, Checked, KvLayout, KvStorage, LogBase, Mask};
+use crate::problem::{AttentionArgs, AttentionDesc, Checked, KvLayout, KvStorage, Mask};
 use crate::tensor::{Device, Tensor};
 
 /// Checks the arguments of a run against the desc and the current plan.
@@ -39,9 +39,6 @@ pub(super) fn check(
             Some(lse.shaped(&[tokens, heads])?.writable()?.tensor)
         }
     };
-    if args.lse_base == LogBase::Two && lse.is_none() {
-        return Err(without("flags: LSE_BASE_2", "lse"));
-    }
     let per_head = |name, tensor: Option<Tensor>| match tensor {
         None => Ok(None),
         Some(tensor) => {

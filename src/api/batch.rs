@@ -485,7 +485,8 @@ fn device_batch(
         ("kv_indptr", input.kv_indptr),
         ("kv_len", input.kv_len),
         ("last_page_len", input.last_page_len),
-        ("page ids", page_ids),
+        ("kv_indices", input.kv_indices),
+        ("block_table", input.block_table),
     ] {
         if let Some(tensor) = tensor {
             Named { name, tensor }.on(device)?;

@@ -167,12 +167,11 @@ pub(super) fn head_scales(
         return Ok(None);
     };
     let scales = Named { name, tensor }.on(device)?.of(DType::F32)?;
-    let extent = if tensor.rank() == 1 && tensor.extent(0) == 1 {
-        1
-    } else {
-        num_kv_heads
-    };
-    Ok(Some(
-        scales.shaped(&[Extent::Is(extent)])?.compact()?.tensor,
-    ))
+    if tensor.rank() == 1 && [1, num_kv_heads].contains(&tensor.extent(0)) {
+        return Ok(Some(scales.compact()?.tensor));
+    }
+    Err(Error::Shape(format!(
+        "{name}: shape {:?} is not accepted; [1] or [{num_kv_heads}] is",
+        tensor.shape()
+    )))
 }

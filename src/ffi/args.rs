@@ -51,7 +51,7 @@ pub struct folio_attention_args {
     pub struct_size: u32,
     /// FOLIO_RUN_…
     pub flags: u32,
-    /// Queries: `[num_tokens or more, num_qo_heads, head_dim_qk]` of q_dtype. Rows past the batch are not read.
+    /// Queries: `[num_tokens or more, num_qo_heads, head_dim_qk]` of q_dtype.
     pub q: *const folio_tensor,
     /// Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
     /// page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
@@ -60,8 +60,8 @@ pub struct folio_attention_args {
     pub k: *const folio_tensor,
     /// Values: as k, with head_dim_vo and strides of its own.
     pub v: *const folio_tensor,
-    /// Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. Rows past
-    /// the batch are not written. It may not overlap another tensor, q neither.
+    /// Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
+    /// not overlap another tensor, q neither.
     pub o: *const folio_tensor,
     /// Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or NULL.
     pub lse: *const folio_tensor,
@@ -81,7 +81,7 @@ pub struct folio_attention_args {
     pub sinks: *const folio_tensor,
     /// Factor of q·k. 0: 1 / sqrt(head_dim_qk).
     pub sm_scale: f32,
-    /// Factor of q, for queries that were scaled down. 0: 1.
+    /// Factor of q, which holds the queries divided by it. 0: 1.
     pub q_scale: f32,
     /// Factor of k, for all heads: an fp8 cache holds k / k_scale. 0: 1.
     pub k_scale: f32,

@@ -126,3 +126,162 @@ pub(super) unsafe fn kernel<O: Object<Value = AttentionHandle>>(object: *const O
 pub(super) fn or(value: u32, default: u32) -> u32 {
     if value == 0 { default } else { value }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::batch::folio_batch;
+    use super::super::decode::folio_decode;
+    use super::super::status::{FOLIO_ERR_INTERNAL, FOLIO_OK};
+    use super::super::tensor::{folio_dtype, folio_tensor};
+    use super::*;
+    use crate::api::{Context, Workspace, WorkspaceInfo};
+    use crate::backend::{self, Backend, Tiling};
+    use crate::dtype::DType;
+    use crate::error::Result;
+    use crate::log::Logger;
+    use crate::problem::{
+        AppendArgs, Batch, Checked, Kind, KvLayout, KvStorage, MergeArgs, MergeStatesArgs, WorkList,
+    };
+    use crate::tensor::Device;
+    use std::ptr::{null, null_mut};
+
+    /// A backend whose plans panic, in a thread of its own.
+    #[derive(Debug)]
+    struct Fragile;
+
+    impl Backend for Fragile {
+        fn device(&self) -> Device {
+            Device::Cpu
+        }
+        fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn backend::Attention>> {
+            Ok(Box::new(Fragile))
+        }
+        fn append(&self, _: &Checked<AppendArgs>, _: Stream) -> Result<()> {
+            Ok(())
+        }
+        fn merge(&self, _: &Checked<MergeArgs>, _: Stream) -> Result<()> {
+            Ok(())
+        }
+        fn merge_states(&self, _: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    impl backend::Attention for Fragile {
+        fn kernel(&self) -> &str {
+            "fragile"
+        }
+        fn tiling(&self) -> Tiling {
+            Tiling {
+                q_tile: 1,
+                kv_unit: 1,
+                max_splits: 0,
+                invariant_chunk: 1,
+            }
+        }
+        fn workspace(&self) -> WorkspaceInfo {
+            WorkspaceInfo {
+                alignment: 1,
+                ..WorkspaceInfo::default()
+            }
+        }
+        fn plan(&mut self, _: &Batch<'_>, _: &WorkList, _: &Workspace, _: Stream) -> Result<()> {
+            std::thread::scope(|threads| {
+                threads.spawn(|| panic!("on purpose: a thread of the backend"));
+            });
+            Ok(())
+        }
+        fn run(&self, _: &Checked<AttentionArgs>, _: Stream) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    fn desc() -> AttentionDesc {
+        AttentionDesc {
+            kind: Kind::Decode,
+            q_dtype: DType::F32,
+            kv_dtype: DType::F32,
+            o_dtype: DType::F32,
+            num_qo_heads: 1,
+            num_kv_heads: 1,
+            head_dim_qk: 8,
+            head_dim_vo: 8,
+            kv: KvStorage::Paged {
+                page_size: 1,
+                layout: KvLayout::Nhd,
+            },
+            max_batch_size: 1,
+            max_qo_len: 1,
+            max_num_tokens: 0,
+            max_kv_len: 1,
+            max_num_pages: 0,
+            graph: false,
+            batch_invariant: false,
+        }
+    }
+
+    fn indices(values: &mut [i32], shape: &mut i64) -> folio_tensor {
+        folio_tensor {
+            data: values.as_mut_ptr().cast(),
+            device_type: 1,
+            device_id: 0,
+            ndim: 1,
+            dtype: folio_dtype {
+                code: 0,
+                bits: 32,
+                lanes: 1,
+            },
+            shape,
+            strides: null_mut(),
+            byte_offset: 0,
+        }
+    }
+
+    /// Plans a batch of no requests.
+    fn plan_nothing(handle: *mut folio_decode) -> folio_status {
+        let (mut one, mut none, mut first) = (1, 0, [0]);
+        let kv_indptr = indices(&mut first, &mut one);
+        let kv_indices = indices(&mut [], &mut none);
+        let batch = folio_batch {
+            struct_size: size_of::<folio_batch>() as u32,
+            flags: 0,
+            qo_len: 0,
+            reserved: 0,
+            qo_indptr: null(),
+            kv_indptr: &kv_indptr,
+            kv_indices: &kv_indices,
+            last_page_len: null(),
+            kv_len: null(),
+            block_table: null(),
+        };
+        // SAFETY: a live handle that nobody else uses, and live structs.
+        unsafe { plan(handle, &batch, null(), null_mut(), null_mut()) }
+    }
+
+    #[test]
+    fn a_panic_in_a_thread_of_the_backend_poisons_its_handle_only() {
+        let context = Context::with_backend(Box::new(Fragile), Logger::silent());
+        let make = || Attention::new(&context, desc()).map(AttentionHandle::new);
+        let mut info = folio_workspace_info {
+            struct_size: size_of::<folio_workspace_info>() as u32,
+            reserved: 0,
+            device_bytes: 0,
+            host_bytes: 0,
+            alignment: 0,
+        };
+        let (mut one, mut other): (*mut folio_decode, *mut folio_decode) = (null_mut(), null_mut());
+        // SAFETY: pointers that are local, NULL or made by `create`; each handle is destroyed once.
+        unsafe {
+            assert_eq!(handle::create(&mut one, null_mut(), make), FOLIO_OK);
+            assert_eq!(handle::create(&mut other, null_mut(), make), FOLIO_OK);
+            assert_eq!(workspace(one, &mut info, null_mut()), FOLIO_OK);
+            assert_eq!(plan_nothing(one), FOLIO_ERR_INTERNAL);
+            assert_eq!(workspace(one, &mut info, null_mut()), FOLIO_ERR_INTERNAL);
+            assert_eq!(plan_nothing(one), FOLIO_ERR_INTERNAL);
+            assert!(!kernel(one).is_null(), "a name is never spoilt");
+            assert_eq!(workspace(other, &mut info, null_mut()), FOLIO_OK);
+            handle::destroy(one);
+            handle::destroy(other);
+        }
+    }
+}

@@ -136,8 +136,7 @@ pub unsafe extern "C" fn folio_context_create(
     // SAFETY: the documented promises of the caller.
     unsafe {
         handle::create(out, err, || {
-            let (target, logger) = sized::parse(desc)?;
-            Context::new(target, logger)
+            sized::parse(desc).and_then(|(target, logger)| Context::new(target, logger))
         })
     }
 }

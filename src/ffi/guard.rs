@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set once a panic has passed through a handle, whose state is then not to be trusted.
+/// Set once a call on a handle has met a bug: the handle's state is then not to be trusted.
 #[derive(Debug, Default)]
 pub(super) struct Poison(AtomicBool);
 
@@ -23,7 +23,8 @@ impl Poison {
     }
 }
 
-/// Runs `body`. An error or a panic becomes a status and a report; a panic also sets `poison`.
+/// Runs `body`. An error or a panic becomes a status and a report. After a panic, or an internal error that
+/// the layers behind this one noticed themselves, `poison` is set.
 ///
 /// # Safety
 /// `err` is NULL or points to a `folio_error` with a valid struct_size.
@@ -34,23 +35,21 @@ pub(super) unsafe fn guard(
 ) -> folio_status {
     // Unwind safety: what a panic may have left half done is behind the handle, which gets poisoned.
     let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
-        if let Some(poison) = poison {
-            poison.0.store(true, Ordering::Release);
-        }
         Err(Error::Internal(format!(
             "internal error: {}",
             panic_text(&*payload)
         )))
     });
-    match result {
-        Ok(()) => FOLIO_OK,
-        Err(error) => {
-            let status = folio_status::from(&error);
-            // SAFETY: the caller's promise.
-            unsafe { report(err, status, &error.to_string()) };
-            status
-        }
+    let Err(error) = result else {
+        return FOLIO_OK;
+    };
+    if let (Error::Internal(_), Some(poison)) = (&error, poison) {
+        poison.0.store(true, Ordering::Release);
     }
+    let status = folio_status::from(&error);
+    // SAFETY: the caller's promise.
+    unsafe { report(err, status, &error.to_string()) };
+    status
 }
 
 /// Runs `body` for a function that reports no failure: a panic becomes `fallback`.
@@ -68,7 +67,7 @@ fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::status::FOLIO_ERR_INTERNAL;
+    use super::super::status::{FOLIO_ERR_DRIVER, FOLIO_ERR_INTERNAL};
     use super::*;
 
     #[test]
@@ -78,6 +77,19 @@ mod tests {
         // SAFETY: no report.
         let status = unsafe { guard(std::ptr::null_mut(), Some(&poison), || panic!("on purpose")) };
         assert_eq!(status, FOLIO_ERR_INTERNAL);
+        assert!(poison.check("x").is_err());
+    }
+
+    #[test]
+    fn an_internal_error_poisons_and_others_do_not() {
+        let poison = Poison::default();
+        let fail = |error| {
+            // SAFETY: no report.
+            unsafe { guard(std::ptr::null_mut(), Some(&poison), || Err(error)) }
+        };
+        assert_eq!(fail(Error::Driver("x".into())), FOLIO_ERR_DRIVER);
+        assert!(poison.check("x").is_ok());
+        assert_eq!(fail(Error::Internal("x".into())), FOLIO_ERR_INTERNAL);
         assert!(poison.check("x").is_err());
     }
 

@@ -5,7 +5,7 @@ use super::guard::{Poison, guard, guard_value};
 use super::status::folio_status;
 use crate::error::{Error, Result};
 
-/// A value and whether a panic has passed through it.
+/// A value, and whether a call on it has met a bug.
 #[derive(Debug)]
 struct Handle<T> {
     poison: Poison,

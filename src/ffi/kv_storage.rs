@@ -3,9 +3,9 @@
 use crate::error::{Error, Result};
 use crate::problem::KvLayout;
 
-/// Cache dimensions `[num_pages, page_size, num_kv_heads, head_dim]`.
+/// Cache dimensions `[num_pages, page_size, num_kv_heads, head_dim]`: FlashInfer's NHD.
 pub const FOLIO_LAYOUT_NHD: i32 = 0;
-/// Cache dimensions `[num_pages, num_kv_heads, page_size, head_dim]`.
+/// Cache dimensions `[num_pages, num_kv_heads, page_size, head_dim]`: FlashInfer's HND.
 pub const FOLIO_LAYOUT_HND: i32 = 1;
 
 /// Keys and values lie in pages.

@@ -38,7 +38,8 @@ pub struct folio_tensor {
     pub dtype: folio_dtype,
     /// `[ndim]` extents.
     pub shape: *mut i64,
-    /// `[ndim]` strides in elements, 0 or more; NULL means compact row-major, as before DLPack 1.2.
+    /// `[ndim]` strides in elements, 0 or more; NULL, which DLPack forbids since 1.2, means compact
+    /// row-major.
     pub strides: *mut i64,
     /// Bytes from `data` to the first element.
     pub byte_offset: u64,

@@ -4,6 +4,10 @@
 #include <folio/folio.hpp>
 
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -12,6 +16,24 @@ static_assert(!std::is_copy_constructible_v<folio::Decode> && std::is_nothrow_mo
 static_assert(!std::is_copy_constructible_v<folio::Prefill> && std::is_nothrow_move_assignable_v<folio::Prefill>);
 static_assert(!std::is_convertible_v<folio::Tensor &&, const folio_tensor *>);
 static_assert(std::is_convertible_v<folio::Tensor &, const folio_tensor *>);
+
+namespace {
+
+constexpr unsigned char poison = 0xa5;
+
+}  // namespace
+
+// Memory of this program starts out poisoned.
+void *operator new[](size_t bytes)
+{
+    void *memory = std::malloc(bytes != 0 ? bytes : 1);
+    if (!memory)
+        throw std::bad_alloc();
+    return std::memset(memory, poison, bytes);
+}
+
+void operator delete[](void *memory) noexcept { std::free(memory); }
+void operator delete[](void *memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -67,6 +89,21 @@ void decode_by(const folio_api &api)
     EXPECT(std::fabs(lse_data[1] - std::log(static_cast<float>(keys))) < 1e-5f);
 }
 
+// A workspace can be large and Folio asks for no zeros: what the allocator gave stays as it was.
+void workspaces_are_not_filled()
+{
+    auto info = FOLIO_INIT(folio_workspace_info);
+    info.host_bytes = 4096;
+    info.alignment = 64;
+    folio::HostWorkspace made(info);
+    folio::HostWorkspace workspace = std::move(made);
+    const folio_workspace &memory = workspace;
+    const auto *bytes = static_cast<const unsigned char *>(memory.host);
+    EXPECT(memory.host_bytes == 4096 && reinterpret_cast<uintptr_t>(bytes) % 64 == 0);
+    for (size_t i = 0; i < 4096; i++)
+        EXPECT(bytes[i] == poison);
+}
+
 void failures_are_exceptions()
 {
     folio::Context context = folio::Context::cpu(0);
@@ -104,6 +141,7 @@ int main()
 {
     decode_by(folio::linked());
     decode_by(folio::load(FOLIO_PLUGIN));
+    workspaces_are_not_filled();
     failures_are_exceptions();
     tensors_keep_their_shape();
     return 0;

@@ -134,11 +134,6 @@ fn arguments_of_a_run() {
                     &["window_left", "5"],
                 ),
                 (
-                    &|a: &mut Args| a.lse = null(),
-                    INVALID,
-                    &["LSE_BASE_2", "lse"],
-                ),
-                (
                     &|a: &mut Args| a.alibi_slopes = null(),
                     INVALID,
                     &["ALIBI_SQRT", "alibi_slopes"],

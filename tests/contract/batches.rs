@@ -4,8 +4,14 @@ use crate::common::c_door::Tensors;
 use crate::common::problem::{Problem, Storage, TableForm};
 use crate::fixture::{Fixture, plain, plain_with};
 use crate::table::{INVALID, UNKNOWN, poke};
+use crate::workspaces::Stub;
+use folio::api::{Attention, BatchInput, Context, Stream, Workspace};
+use folio::dtype::DType;
+use folio::error::Error;
 use folio::ffi::*;
+use folio::log::Logger;
 use folio::problem::Kind;
+use folio::tensor::{Device, Tensor};
 use std::ptr::null;
 
 /// Plans a batch after `change`, which must fail and leave the plan before in force. Each row gets a
@@ -191,5 +197,44 @@ fn running_before_a_plan() {
         assert!(fixture.layer.is_untouched());
         fixture.plan_as(|_, _| {}).assert_ok("plan");
         run().assert_ok("run");
+    }
+}
+
+/// An int32 tensor of which nobody reads an element.
+fn unread(device: Device, shape: &[i64]) -> Option<Tensor> {
+    // SAFETY: the stub reads nothing, and lengths of devices are not looked at.
+    unsafe { Tensor::new("x", 4096 as *mut u8, device, DType::I32, shape, None) }.ok()
+}
+
+/// Lengths on a device need page ids there too; the message names the field that the caller filled in.
+#[test]
+fn page_ids_on_the_host_with_lengths_on_a_device() {
+    let device = Device::Cuda(0);
+    let context = Context::with_backend(Box::new(Stub(device)), Logger::silent());
+    let mut handle = Attention::new(&context, plain(Kind::Decode).desc()).unwrap();
+    let csr = BatchInput {
+        qo_len: 1,
+        kv_indptr: unread(device, &[2]),
+        kv_indices: unread(Device::Cpu, &[1]),
+        last_page_len: unread(device, &[1]),
+        ..BatchInput::default()
+    };
+    let table = BatchInput {
+        qo_len: 1,
+        kv_len: unread(device, &[1]),
+        block_table: unread(Device::Cpu, &[1, 1]),
+        ..BatchInput::default()
+    };
+    let memory = Workspace {
+        device: 1 << 20,
+        host: 1 << 16,
+    };
+    for (batch, field) in [(csr, "kv_indices"), (table, "block_table")] {
+        let planned = handle.plan(&batch, &memory, (4096, 1000), Stream::default());
+        let named = |message: &str| message.starts_with(field) && message.contains("cuda:0");
+        assert!(
+            matches!(&planned, Err(Error::DeviceMismatch(message)) if named(message)),
+            "{planned:?}"
+        );
     }
 }

@@ -10,6 +10,7 @@ mod arguments;
 mod batches;
 mod descs;
 mod fixture;
+mod freedoms;
 mod logs;
 mod nulls;
 mod structs;

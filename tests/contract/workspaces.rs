@@ -14,8 +14,9 @@ use folio::problem::*;
 use folio::tensor::Device;
 use std::ptr::null_mut;
 
-#[derive(Debug)]
-struct Stub;
+/// A backend on a device, which computes nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Stub(pub Device);
 
 const NEEDED: WorkspaceInfo = WorkspaceInfo {
     device_bytes: 4096,
@@ -25,11 +26,11 @@ const NEEDED: WorkspaceInfo = WorkspaceInfo {
 
 impl Backend for Stub {
     fn device(&self) -> Device {
-        Device::Cpu
+        self.0
     }
 
     fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        Ok(Box::new(Stub))
+        Ok(Box::new(*self))
     }
 
     fn append(&self, _: &Checked<AppendArgs>, _: Stream) -> Result<()> {
@@ -74,7 +75,7 @@ impl Attention for Stub {
 
 #[test]
 fn needed_and_given_are_named() {
-    let context = Context::with_backend(Box::new(Stub), Logger::silent());
+    let context = Context::with_backend(Box::new(Stub(Device::Cpu)), Logger::silent());
     let problem = plain(Kind::Prefill);
     let mut handle = Handle::new(&context, problem.desc()).unwrap();
     assert_eq!(handle.workspace(), NEEDED);

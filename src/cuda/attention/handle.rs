@@ -239,7 +239,7 @@ impl CudaAttention {
             let bound = *self.bound_page_ids.get_or_insert(given);
             if bound != given {
                 return Err(Error::InvalidArgument(format!(
-                    "page ids: {} is not accepted; captured graphs read them {}",
+                    "kv_indices or block_table: ids {} are not accepted; captured graphs read them {}",
                     describe_page_ids(given),
                     describe_page_ids(bound)
                 )));
