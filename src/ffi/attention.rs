@@ -1,5 +1,8 @@
 //! What all attention handles share: the flags of their descs, and the bodies of their functions. A handle's
 //! own file holds its desc and its signatures, each of which calls one function of this file.
+//!
+//! A new handle is a file like `prefill.rs` (desc, type, six signatures), its slots at the end of the table, and
+//! its group in `folio.h.in`.
 
 use super::context::folio_context;
 use super::error::folio_error;

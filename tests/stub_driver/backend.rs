@@ -59,11 +59,15 @@ fn desc(graph: bool) -> AttentionDesc {
 }
 
 fn device_tensor(dtype: DType, shape: &[i64]) -> Tensor {
+    device_tensor_at(SOMEWHERE, dtype, shape)
+}
+
+fn device_tensor_at(address: usize, dtype: DType, shape: &[i64]) -> Tensor {
     // SAFETY: the stub's device never touches memory.
     let tensor = unsafe {
         Tensor::new(
             "test",
-            SOMEWHERE as *mut u8,
+            address as *mut u8,
             Device::Cuda(0),
             dtype,
             shape,
@@ -119,9 +123,14 @@ impl Handle {
 
     /// Plans two requests from device lengths.
     fn plan_device(&mut self, stream: Stream) -> Result<()> {
+        self.plan_device_at(SOMEWHERE, SOMEWHERE, stream)
+    }
+
+    /// The same, of lengths and page ids at these addresses.
+    fn plan_device_at(&mut self, lengths: usize, ids: usize, stream: Stream) -> Result<()> {
         let batch = BatchInput {
-            kv_len: Some(device_tensor(DType::I32, &[2])),
-            block_table: Some(device_tensor(DType::I32, &[2, 64])),
+            kv_len: Some(device_tensor_at(lengths, DType::I32, &[2])),
+            block_table: Some(device_tensor_at(ids, DType::I32, &[2, 64])),
             ..BatchInput::default()
         };
         self.plan(&batch, stream)
@@ -252,6 +261,28 @@ pub fn captures_graph_plans() {
         "{calls:?}"
     );
     assert!((2..=3).contains(&acts(&calls).len()), "{calls:?}");
+}
+
+/// A graph reads page ids where they were in the handle's first plan. Lengths may move, and without a graph all
+/// of a batch may.
+pub fn graph_page_ids_keep_their_address() {
+    const ELSEWHERE: usize = SOMEWHERE + (1 << 20);
+    let mut free = Handle::new(&context(), false).unwrap();
+    let mut graph = Handle::new(&context(), true).unwrap();
+    for handle in [&mut free, &mut graph] {
+        handle.plan_device_at(SOMEWHERE, SOMEWHERE, OURS).unwrap();
+        handle.plan_device_at(ELSEWHERE, SOMEWHERE, OURS).unwrap();
+    }
+    free.plan_device_at(SOMEWHERE, ELSEWHERE, OURS).unwrap();
+    let moved = graph.plan_device_at(SOMEWHERE, ELSEWHERE, OURS);
+    let copied = graph.plan_host(100, OURS);
+    for refused in [moved, copied] {
+        let named = |m: &str| m.contains("kv_indices or block_table") && m.contains("graph");
+        assert!(
+            matches!(&refused, Err(Error::InvalidArgument(m)) if named(m)),
+            "{refused:?}"
+        );
+    }
 }
 
 pub fn refuses_foreign_streams() {

@@ -112,6 +112,11 @@ pub const CASES: &[Case<Setup>] = &[
         backend::captures_graph_plans,
     ),
     case(
+        "backend_graph_page_ids_keep_their_address",
+        WORKING,
+        backend::graph_page_ids_keep_their_address,
+    ),
+    case(
         "backend_refuses_foreign_streams",
         WORKING,
         backend::refuses_foreign_streams,
