@@ -85,6 +85,7 @@ test-package: cmake
 	rm -rf $(BUILD)/installed $(PACKAGE) $(BUILD)/consumer-*
 	$(CMAKE) --install $(BUILD)/cmake --prefix $(BUILD)/installed >/dev/null
 	mv $(BUILD)/installed $(PACKAGE)
+	test -s $(PACKAGE)/share/licenses/folio/LICENSE-MIT -a -s $(PACKAGE)/share/licenses/folio/LICENSE-APACHE
 	for link in folio folio_static; do \
 	    $(CMAKE) -S examples-c -B $(BUILD)/consumer-$$link -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_EXAMPLES_LINK=folio::$$link; \
 	    $(CMAKE) --build $(BUILD)/consumer-$$link; \
