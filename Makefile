@@ -5,7 +5,8 @@
 #
 # Each installs what it still needs, and says so. The other targets are their parts, and:
 #
-#   make install PREFIX=/usr/local    the library, the headers, the CMake package and folio.pc
+#   make install PREFIX=/usr/local    the library, the headers, the CMake package and folio.pc;
+#                                     FOLIO_CUDA=OFF leaves out the CUDA backend
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
 #   make bench                        the CPU benchmarks
 
@@ -20,6 +21,7 @@ CMAKE ?= cmake
 CC ?= cc
 PYTHON ?= python3
 PREFIX ?= /usr/local
+FOLIO_CUDA ?= ON
 export CARGO_TARGET_DIR := $(CURDIR)/target
 # More compiler processes than processors would only take memory.
 export CMAKE_BUILD_PARALLEL_LEVEL := $(shell nproc)
@@ -130,8 +132,12 @@ kernels: nvrtc
 	$(call say,GPU kernels)
 	$(CARGO) run --locked --example kernels || [ $$? = 77 ]
 
-install: cmake
-	$(CMAKE) --install $(BUILD)/cmake --prefix $(PREFIX)
+# The library alone, out of the build folder that `make demo` uses too: no test and no example is built.
+install: $(if $(filter OFF,$(FOLIO_CUDA)),,nvrtc)
+	$(CMAKE) -S . -B $(BUILD)/install -DCMAKE_INSTALL_PREFIX=$(PREFIX) -DFOLIO_CARGO_DIR=$(CARGO_TARGET_DIR) \
+	    -DFOLIO_CUDA=$(FOLIO_CUDA) -DFOLIO_BUILD_TESTS=OFF -DFOLIO_BUILD_EXAMPLES=OFF
+	$(CMAKE) --build $(BUILD)/install
+	$(CMAKE) --install $(BUILD)/install --prefix $(PREFIX)
 
 bench:
 	$(CARGO) bench --locked --bench cpu
