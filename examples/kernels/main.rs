@@ -6,6 +6,9 @@
 //!     cargo run --example kernels [part of a row's name ...]
 
 mod ptxas;
+#[path = "../../tests/harness/skips.rs"]
+#[allow(dead_code)]
+mod skips;
 
 use std::error::Error;
 use std::path::Path;
@@ -25,6 +28,7 @@ fn main() -> ExitCode {
     match Nvrtc::find(&[project.join(compile::NVRTC_FOLDER)]) {
         Err(reason) => {
             eprintln!("skipped: {reason}");
+            skips::note("GPU kernels", &reason.to_string());
             ExitCode::from(SKIPPED)
         }
         Ok(nvrtc) => match report(&nvrtc, project) {

@@ -2,6 +2,8 @@
 //! harness runs cases as threads of one process and knows no skipping at run time.) It is the `main` of
 //! test targets with `harness = false`, and prints what the standard one prints.
 
+pub mod skips;
+
 use std::process::{Command, ExitCode};
 
 /// One process.
@@ -54,7 +56,11 @@ pub fn main<S>(cases: &[Case<S>], prepare: fn(&S, &mut Command) -> Result<(), St
     for case in cases.iter().filter(|case| wanted(case.name)) {
         let (count, text) = match run(case, prepare) {
             Outcome::Passed => (&mut passed, "ok".into()),
-            Outcome::Skipped(reason) => (&mut skipped, format!("{SKIPPED}{reason}")),
+            Outcome::Skipped(reason) => {
+                let test = concat!("test ", env!("CARGO_CRATE_NAME"), "::");
+                skips::note(&format!("{test}{}", case.name), &reason);
+                (&mut skipped, format!("{SKIPPED}{reason}"))
+            }
             Outcome::Failed(output) => (&mut failed, format!("FAILED\n{output}")),
         };
         *count += 1;
