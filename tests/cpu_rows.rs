@@ -1,15 +1,16 @@
 //! Every instruction set of this machine against dense attention; `tests/attention.rs` sees only the
-//! best one.
+//! best one, or the one that `FOLIO_TEST_ISA` names.
 
 mod common;
 
 use common::compare::{Tolerance, compare};
 use common::dense;
-use common::door::Session;
+use common::door::{self, Session};
 use common::instance::solve;
 use common::memory::HostMemory;
+use common::problem::Problem;
 use common::strategy::problems;
-use folio::api::Context;
+use folio::api::{Attention, Context, Target};
 use folio::cpu::{CpuBackend, Isa};
 use folio::log::Logger;
 use proptest::prelude::*;
@@ -21,6 +22,23 @@ fn sessions() -> Vec<(Isa, Box<dyn Session>)> {
         Box::new(Context::with_backend(Box::new(backend), Logger::silent()))
     };
     available.map(|isa| (isa, session(isa))).collect()
+}
+
+/// With `FOLIO_TEST_ISA` the suites run on that instruction set and on no better one.
+#[test]
+fn the_door_opens_the_chosen_row() {
+    let target = Target::Cpu { num_threads: 1 };
+    let kernel = |context: folio::error::Result<Context>| {
+        let context = context.expect("a CPU context");
+        let desc = Problem::plain(&[(1, 8)]).desc();
+        let attention = Attention::new(&context, desc).expect("a handle");
+        attention.kernel().to_owned()
+    };
+    let found = kernel(door::context(target));
+    match door::chosen_isa() {
+        Some(isa) => assert_eq!(found, isa.name()),
+        None => assert_eq!(found, kernel(Context::new(target, Logger::silent()))),
+    }
 }
 
 proptest! {

@@ -4,6 +4,7 @@
 use super::c_door::CDoor;
 use folio::api::{self, BatchInput};
 use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
+use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
@@ -47,8 +48,32 @@ impl Door for RustDoor {
     }
 
     fn open(&self, target: Target) -> Result<Box<dyn Session>> {
-        Ok(Box::new(api::Context::new(target, Logger::silent())?))
+        Ok(Box::new(context(target)?))
     }
+}
+
+/// A context, on the CPU with the instruction set that `FOLIO_TEST_ISA` names where that is set: `.ci/test-rows`
+/// runs the suites once more on those that are not this machine's best. (The library knows no such
+/// variable, so the C door is always on the best one.)
+pub fn context(target: Target) -> Result<api::Context> {
+    match (target, chosen_isa()) {
+        (Target::Cpu { num_threads }, Some(isa)) => {
+            let backend = CpuBackend::with_isa(num_threads, isa)?;
+            Ok(api::Context::with_backend(
+                Box::new(backend),
+                Logger::silent(),
+            ))
+        }
+        _ => api::Context::new(target, Logger::silent()),
+    }
+}
+
+/// The instruction set whose kernels are called `cpu/$FOLIO_TEST_ISA`.
+pub fn chosen_isa() -> Option<Isa> {
+    let name = std::env::var("FOLIO_TEST_ISA").ok()?;
+    let named = |isa: &Isa| isa.name() == format!("cpu/{name}");
+    let found = Isa::ALL.into_iter().find(named);
+    Some(found.unwrap_or_else(|| panic!("FOLIO_TEST_ISA: no instruction set is called {name}")))
 }
 
 impl Session for api::Context {
