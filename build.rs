@@ -2,9 +2,11 @@
 //!
 //! Kernels are compiled where NVRTC is found (`FOLIO_NVRTC`, `.tools/nvrtc`, a CUDA toolkit); elsewhere,
 //! or where `FOLIO_NVRTC` is empty, the bundle holds their sources only. Results are kept in the target folder by content hash, so that
-//! a change of Rust code compiles no kernel.
+//! a change of Rust code compiles no kernel. As many are compiled at a time as Cargo runs jobs.
 
 fn main() {
+    #[cfg(feature = "cuda")]
+    cuda::compiler::workers::serve_if_worker();
     println!("cargo:rerun-if-changed=build.rs");
     // A Rust library that has touched a thread-local must never be unmapped (rust-lang/rust#91979).
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfolio.so.0");
@@ -58,6 +60,7 @@ mod cuda {
         pub mod hash;
         pub mod nvrtc;
         pub mod unit;
+        pub mod workers;
     }
     pub mod kernels;
 }
@@ -68,13 +71,13 @@ mod bundle {
 
     use crate::cuda::compiler::bundle::{Writer, compress};
     use crate::cuda::compiler::unit::Sources;
-    use crate::cuda::compiler::{compile, nvrtc};
+    use crate::cuda::compiler::{compile, nvrtc, workers};
     use crate::cuda::kernels;
     use crate::error::Result;
 
     /// What decides about the bundle beside the environment. (`.tools/nvrtc` cannot be watched while it
     /// does not exist; whoever unpacks a wheel there touches this file.)
-    const WATCHED: [&str; 10] = [
+    const WATCHED: [&str; 11] = [
         "kernels",
         "src/dtype.rs",
         "src/error.rs",
@@ -84,6 +87,7 @@ mod bundle {
         "src/cuda/compiler/hash.rs",
         "src/cuda/compiler/nvrtc.rs",
         "src/cuda/compiler/unit.rs",
+        "src/cuda/compiler/workers.rs",
         "src/cuda/kernels",
     ];
 
@@ -97,7 +101,7 @@ mod bundle {
         let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
         let bundle = match nvrtc::Nvrtc::find(&[compile::NVRTC_FOLDER.into()]) {
             Ok(nvrtc) => {
-                with_cubins(&sources, &nvrtc, &out).unwrap_or_else(|error| panic!("{error}"))
+                with_images(&sources, &nvrtc, &out).unwrap_or_else(|error| panic!("{error}"))
             }
             Err(reason) if named() => panic!("{reason}"),
             Err(reason) => {
@@ -123,16 +127,13 @@ mod bundle {
         writer
     }
 
-    fn with_cubins(sources: &Sources, nvrtc: &nvrtc::Nvrtc, out: &Path) -> Result<Vec<u8>> {
+    fn with_images(sources: &Sources, nvrtc: &nvrtc::Nvrtc, out: &Path) -> Result<Vec<u8>> {
         let units = compile::units(kernels::table().iter().filter(|row| row.bundled));
-        let jobs = std::env::var("NUM_JOBS")
-            .ok()
-            .and_then(|jobs| jobs.parse().ok());
         let cache = compile::build_cache(out);
-        let results = compile::compile_all(&units, sources, nvrtc, &cache, jobs.unwrap_or(1));
+        let results = workers::compile_all(&units, sources, nvrtc, &cache, workers::jobs());
         let mut writer = with_sources(nvrtc.version(), sources);
         for (unit, compiled) in units.iter().zip(results) {
-            writer.cubin(unit, &compress(&compiled?.cubin));
+            writer.image(unit, &compress(&compiled?.image));
         }
         Ok(writer.finish())
     }

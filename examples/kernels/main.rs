@@ -18,12 +18,14 @@ use folio::cuda::compiler::bundle::compress;
 use folio::cuda::compiler::compile;
 use folio::cuda::compiler::nvrtc::{Compiled, Nvrtc};
 use folio::cuda::compiler::unit::Unit;
+use folio::cuda::compiler::workers;
 use folio::cuda::kernels::{self, Row};
 
 /// The exit status of a run that could not test anything (as automake and CTest have it).
 const SKIPPED: u8 = 77;
 
 fn main() -> ExitCode {
+    workers::serve_if_worker();
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     match Nvrtc::find(&[project.join(compile::NVRTC_FOLDER)]) {
         Err(reason) => {
@@ -53,8 +55,7 @@ fn report(nvrtc: &Nvrtc, project: &Path) -> Result<usize, Box<dyn Error>> {
     let units = compile::units(rows.iter().copied());
     let sources = compile::read_sources(&project.join("kernels"))?;
     let cache = compile::build_cache(&std::env::current_exe()?);
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let results = compile::compile_all(&units, &sources, nvrtc, &cache, threads);
+    let results = workers::compile_all(&units, &sources, nvrtc, &cache, workers::jobs());
 
     println!(
         "{nvrtc:?}: {} rows, {} compilations",
@@ -62,8 +63,8 @@ fn report(nvrtc: &Nvrtc, project: &Path) -> Result<usize, Box<dyn Error>> {
         units.len()
     );
     println!(
-        "{:<44} {:>7} {:>5} {:>8} {:>8} {:>6} {:>6} {:>9} {:>9} {:>7}",
-        "row", "target", "regs", "static", "dynamic", "spills", "stack", "cubin", "packed", "ms"
+        "{:<44} {:>10} {:>5} {:>8} {:>8} {:>6} {:>6} {:>9} {:>9} {:>7}",
+        "row", "target", "regs", "static", "dynamic", "spills", "stack", "image", "packed", "ms"
     );
     let mut faults = 0;
     for row in rows {
@@ -73,7 +74,7 @@ fn report(nvrtc: &Nvrtc, project: &Path) -> Result<usize, Box<dyn Error>> {
                 .iter()
                 .position(|other| *other == unit)
                 .expect("its unit");
-            if let Err(fault) = print_kernel(row, target, &results[index]) {
+            if let Err(fault) = print_kernel(row, &unit, &results[index]) {
                 faults += 1;
                 println!("  ^ {fault}");
             }
@@ -85,32 +86,36 @@ fn report(nvrtc: &Nvrtc, project: &Path) -> Result<usize, Box<dyn Error>> {
 
 fn print_kernel(
     row: &Row,
-    target: &str,
+    unit: &Unit,
     result: &folio::error::Result<Compiled>,
 ) -> Result<(), Box<dyn Error>> {
-    print!("{:<44} {target:>7} ", row.name);
+    print!("{:<44} {:>10} ", row.name, unit.target);
     let compiled = result
         .as_ref()
         .inspect_err(|_| println!())
         .map_err(Clone::clone)?;
+    let sizes = format!(
+        "{:>9} {:>9} {:>7}",
+        compiled.image.len(),
+        compress(&compiled.image).len(),
+        compiled.millis
+    );
+    if unit.is_ptx() {
+        // Registers and spills are the driver's choice, made on the device.
+        println!("{:>37} {sizes}", "");
+        return Ok(());
+    }
     let kernel = ptxas::parse(&compiled.log, row.symbol).inspect_err(|_| println!())?;
     println!(
-        "{:>5} {:>8} {:>8} {:>6} {:>6} {:>9} {:>9} {:>7}",
-        kernel.registers,
-        kernel.static_shared,
-        row.shared_bytes,
-        kernel.spills,
-        kernel.stack,
-        compiled.cubin.len(),
-        compress(&compiled.cubin).len(),
-        compiled.millis
+        "{:>5} {:>8} {:>8} {:>6} {:>6} {sizes}",
+        kernel.registers, kernel.static_shared, row.shared_bytes, kernel.spills, kernel.stack,
     );
     if kernel.spills > 0 {
         return Err(format!("spills {} bytes", kernel.spills).into());
     }
     let (shared, most) = (
         kernel.static_shared + row.shared_bytes,
-        shared_limit(target),
+        shared_limit(&unit.target),
     );
     if shared > most {
         return Err(format!("needs {shared} bytes of shared memory; a block has {most}").into());
@@ -133,17 +138,17 @@ fn shared_limit(target: &str) -> u32 {
 
 fn print_total(results: &[folio::error::Result<Compiled>]) {
     let compiled: Vec<&Compiled> = results.iter().flatten().collect();
-    let cubins: usize = compiled.iter().map(|compiled| compiled.cubin.len()).sum();
+    let images: usize = compiled.iter().map(|compiled| compiled.image.len()).sum();
     let packed: usize = compiled
         .iter()
-        .map(|compiled| compress(&compiled.cubin).len())
+        .map(|compiled| compress(&compiled.image).len())
         .sum();
     let millis: u64 = compiled
         .iter()
         .map(|compiled| u64::from(compiled.millis))
         .sum();
     println!(
-        "{} cubins, {cubins} bytes, {packed} packed, {:.1} s of compilation",
+        "{} images, {images} bytes, {packed} packed, {:.1} s of compilation",
         compiled.len(),
         millis as f64 / 1000.0
     );

@@ -18,7 +18,7 @@ fn folder(name: &str) -> PathBuf {
 
 fn compiled(len: usize) -> Compiled {
     Compiled {
-        cubin: (0..len).map(|i| (i * i % 251) as u8).collect(),
+        image: (0..len).map(|i| (i * i % 251) as u8).collect(),
         log: "ptxas info".into(),
         millis: 7,
     }

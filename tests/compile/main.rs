@@ -6,12 +6,14 @@ mod cache;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod nvrtc;
+mod workers;
 
 use std::process::ExitCode;
 
 use harness::case;
 
 fn main() -> ExitCode {
+    folio::cuda::compiler::workers::serve_if_worker();
     let cases = [
         case("cache_finds_what_was_put", (), cache::what_was_put_is_found),
         case(
@@ -31,6 +33,21 @@ fn main() -> ExitCode {
         ),
         case("cache_on_a_full_disk", (), cache::full_disk),
         case("cache_of_the_user", (), cache::folder_of_the_user),
+        case(
+            "as_many_processes_as_jobs",
+            (),
+            workers::as_many_processes_as_jobs,
+        ),
+        case(
+            "one_job_is_one_process",
+            (),
+            workers::one_job_is_one_process,
+        ),
+        case(
+            "failures_keep_their_place",
+            (),
+            workers::failures_keep_their_place,
+        ),
         case("nvrtc_targets", (), nvrtc::targets),
         case("nvrtc_errors_are_told", (), nvrtc::errors_are_told),
         case(

@@ -8,6 +8,7 @@ use folio::cuda::compiler::cubin_cache::CubinCache;
 use folio::cuda::compiler::loader;
 use folio::cuda::compiler::nvrtc::{Compiled, Nvrtc};
 use folio::cuda::compiler::unit::{Sources, Unit};
+use folio::cuda::compiler::workers;
 use folio::cuda::kernels;
 use folio::error::Error;
 
@@ -56,16 +57,28 @@ fn holds(bytes: &[u8], text: &str) -> bool {
         .any(|window| window == text.as_bytes())
 }
 
+fn is_cubin(image: &[u8], symbol: &str) -> bool {
+    image.starts_with(b"\x7fELF") && holds(image, symbol)
+}
+
+/// As text that ends with a zero, for compute capability 8.0 and up.
+fn is_ptx(image: &[u8], symbol: &str) -> bool {
+    let entry = format!(".entry {symbol}(");
+    image.ends_with(b"\0") && holds(image, ".target sm_80\n") && holds(image, &entry)
+}
+
 pub fn targets() {
     let (nvrtc, sources) = (nvrtc(), sources());
     for target in ["sm_80", "sm_90a"] {
         let compiled =
             compile::compile(&unit("double.cu", target), &sources, &nvrtc, None).unwrap();
-        assert!(compiled.cubin.starts_with(b"\x7fELF"), "{target}");
-        assert!(holds(&compiled.cubin, "twice"), "{target}");
+        assert!(is_cubin(&compiled.image, "twice"), "{target}");
         let entry = format!("Compiling entry function 'twice' for '{target}'");
         assert!(compiled.log.contains(&entry), "{}", compiled.log);
     }
+    let unit = unit("double.cu", "compute_80");
+    let ptx = compile::compile(&unit, &sources, &nvrtc, None).unwrap();
+    assert!(is_ptx(&ptx.image, "twice"), "{ptx:?}");
 }
 
 pub fn errors_are_told() {
@@ -97,7 +110,7 @@ pub fn compilations_are_cached() {
 
     std::fs::write(cache.path(hash), "damaged").unwrap();
     let third = compile::compile(&unit, &sources, &nvrtc, Some(&cache)).unwrap();
-    assert!(third.cubin.starts_with(b"\x7fELF"), "compiled again");
+    assert!(third.image.starts_with(b"\x7fELF"), "compiled again");
     assert_eq!(cache.get(hash), Some(third), "and repaired");
 }
 
@@ -119,14 +132,14 @@ pub fn many_at_once() {
         })
         .collect();
     let cache = CubinCache::new(folder("many"));
-    let results = compile::compile_all(&units, &sources, &nvrtc, &cache, 3);
+    let results = workers::compile_all(&units, &sources, &nvrtc, &cache, 3);
     assert_eq!(results.len(), units.len());
     for (i, result) in results.iter().enumerate() {
         assert_eq!(result.is_err(), i == 3, "{i}: {result:?}");
         let alone = compile::compile(&units[i], &sources, &nvrtc, None);
         assert_eq!(
-            alone.map(|compiled| compiled.cubin),
-            result.clone().map(|compiled| compiled.cubin),
+            alone.map(|compiled| compiled.image),
+            result.clone().map(|compiled| compiled.image),
             "{i}: the order is kept, and compilations side by side do not disturb each other"
         );
     }
@@ -166,10 +179,13 @@ pub fn the_bundle_is_complete() {
     }
     for row in kernels::table().iter().filter(|row| row.bundled) {
         for target in row.arch.bundle_targets() {
-            let cubin = bundle.cubin(&Unit::new(row, target)).unwrap();
-            let cubin = cubin.unwrap_or_else(|| panic!("{} for {target} is missing", row.name));
-            assert!(cubin.starts_with(b"\x7fELF"), "{} for {target}", row.name);
-            assert!(holds(&cubin, row.symbol), "{} for {target}", row.name);
+            let unit = Unit::new(row, target);
+            let image = bundle.image(&unit).unwrap();
+            let image = image.unwrap_or_else(|| panic!("{} for {target} is missing", row.name));
+            match unit.is_ptx() {
+                true => assert!(is_ptx(&image, row.symbol), "{} for {target}", row.name),
+                false => assert!(is_cubin(&image, row.symbol), "{} for {target}", row.name),
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The kernels inside the library: sources always, cubins where the build had a compiler, each
-//! compressed on its own so that a look-up unpacks one. Written by `build.rs`, read here.
+//! The kernels inside the library: sources always, images (cubins, and PTX for devices that none fits) where
+//! the build had a compiler, each compressed on its own so that a look-up unpacks one. Written by `build.rs`, read here.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts a bundle whose cubins are of the compiler `version`, as in 13000; 0 where there are none.
+    /// Starts a bundle whose images are of the compiler `version`, as in 13000; 0 where there are none.
     pub fn new(version: u32) -> Writer {
         Writer {
             bytes: [&MAGIC[..], &version.to_le_bytes()].concat(),
@@ -30,8 +30,8 @@ impl Writer {
         self.entry(0, path, &compress(text.as_bytes()));
     }
 
-    /// Adds a cubin that [`compress`] packed.
-    pub fn cubin(&mut self, unit: &Unit, packed: &[u8]) {
+    /// Adds an image that [`compress`] packed.
+    pub fn image(&mut self, unit: &Unit, packed: &[u8]) {
         self.entry(1, &unit.key(), packed);
     }
 
@@ -49,7 +49,7 @@ impl Writer {
     }
 }
 
-/// Packs bytes for [`Writer::cubin`].
+/// Packs bytes for [`Writer::image`].
 pub fn compress(bytes: &[u8]) -> Vec<u8> {
     miniz_oxide::deflate::compress_to_vec(bytes, LEVEL)
 }
@@ -59,7 +59,7 @@ pub fn compress(bytes: &[u8]) -> Vec<u8> {
 pub struct Bundle {
     version: u32,
     sources: Sources,
-    cubins: HashMap<&'static str, &'static [u8]>,
+    images: HashMap<&'static str, &'static [u8]>,
 }
 
 impl Bundle {
@@ -71,7 +71,7 @@ impl Bundle {
         let mut rest = Reader(bytes.strip_prefix(MAGIC).ok_or_else(damaged)?);
         let version = rest.number()?;
         let mut sources = Vec::new();
-        let mut cubins = HashMap::new();
+        let mut images = HashMap::new();
         while !rest.0.is_empty() {
             let kind = rest.take(1)?[0];
             let (name_len, len) = (rest.number()?, rest.number()?);
@@ -81,13 +81,13 @@ impl Bundle {
                 let text = String::from_utf8(unpack(packed)?).map_err(|_| damaged())?;
                 sources.push((name.to_owned(), text));
             } else {
-                cubins.insert(name, packed);
+                images.insert(name, packed);
             }
         }
         Ok(Bundle {
             version,
             sources: Sources::new(sources),
-            cubins,
+            images,
         })
     }
 
@@ -101,27 +101,27 @@ impl Bundle {
         &self.sources
     }
 
-    /// The number of cubins.
+    /// The number of images.
     pub fn len(&self) -> usize {
-        self.cubins.len()
+        self.images.len()
     }
 
     /// Sources only.
     pub fn is_empty(&self) -> bool {
-        self.cubins.is_empty()
+        self.images.is_empty()
     }
 
     /// Whether a compilation is here.
     pub fn contains(&self, unit: &Unit) -> bool {
-        self.cubins.contains_key(unit.key().as_str())
+        self.images.contains_key(unit.key().as_str())
     }
 
     /// The result of a compilation, unpacked; `None` where the bundle lacks it.
     ///
     /// # Errors
     /// [`Error::Internal`] when it is damaged.
-    pub fn cubin(&self, unit: &Unit) -> Result<Option<Vec<u8>>> {
-        let packed = self.cubins.get(unit.key().as_str());
+    pub fn image(&self, unit: &Unit) -> Result<Option<Vec<u8>>> {
+        let packed = self.images.get(unit.key().as_str());
         packed.map(|packed| unpack(packed)).transpose()
     }
 }
@@ -165,7 +165,7 @@ mod tests {
     fn written() -> &'static [u8] {
         let mut writer = Writer::new(13000);
         writer.source("a.cu", "int a;");
-        writer.cubin(&unit("sm_80"), &compress(&[7; 5000]));
+        writer.image(&unit("sm_80"), &compress(&[7; 5000]));
         writer.finish().leak()
     }
 
@@ -174,8 +174,8 @@ mod tests {
         let bundle = Bundle::parse(written()).unwrap();
         assert_eq!((bundle.version(), bundle.len()), (13000, 1));
         assert_eq!(bundle.sources().closure("a.cu").unwrap().source.1, "int a;");
-        assert_eq!(bundle.cubin(&unit("sm_80")).unwrap().unwrap(), [7; 5000]);
-        assert_eq!(bundle.cubin(&unit("sm_90a")).unwrap(), None);
+        assert_eq!(bundle.image(&unit("sm_80")).unwrap().unwrap(), [7; 5000]);
+        assert_eq!(bundle.image(&unit("sm_90a")).unwrap(), None);
     }
 
     #[test]

@@ -1,13 +1,11 @@
-//! Compilations through the cache: one at create, or all of them before any device is there, which is
-//! what `build.rs` does for the bundle and `examples/kernels.rs` for its report.
+//! What there is to compile before any device is there, and one compilation through the cache. (`workers.rs`
+//! compiles many at a time.)
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::cubin_cache::CubinCache;
 use super::nvrtc::{Compiled, Nvrtc};
-use super::unit::{Sources, Unit};
+use super::unit::{Closure, Sources, Unit};
 use crate::cuda::kernels::Row;
 use crate::error::Result;
 
@@ -60,36 +58,7 @@ pub fn build_cache(inside: &Path) -> CubinCache {
     })
 }
 
-/// Compiles all units on `threads` threads; results in the order of `units`.
-pub fn compile_all(
-    units: &[Unit],
-    sources: &Sources,
-    nvrtc: &Nvrtc,
-    cache: &CubinCache,
-    threads: usize,
-) -> Vec<Result<Compiled>> {
-    let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<Result<Compiled>>>> = Mutex::new(vec![None; units.len()]);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, units.len().max(1)) {
-            scope.spawn(|| {
-                while let Some((index, unit)) = take(&next, units) {
-                    let result = compile(unit, sources, nvrtc, Some(cache));
-                    results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
-                }
-            });
-        }
-    });
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.into_iter().flatten().collect()
-}
-
-fn take<'a>(next: &AtomicUsize, units: &'a [Unit]) -> Option<(usize, &'a Unit)> {
-    let index = next.fetch_add(1, Ordering::Relaxed);
-    Some((index, units.get(index)?))
-}
-
-/// One result, out of the cache where it is there, and into it where it was not.
+/// One result, out of the cache where it is there, else compiled in this process and put into the cache.
 ///
 /// # Errors
 /// [`crate::error::Error::Compile`]. Never because of the cache: one that cannot be written costs the
@@ -100,12 +69,25 @@ pub fn compile(
     nvrtc: &Nvrtc,
     cache: Option<&CubinCache>,
 ) -> Result<Compiled> {
+    through_cache(unit, sources, nvrtc.version(), cache, |closure| {
+        nvrtc.compile(unit, closure)
+    })
+}
+
+/// The same by any compiler of a version, which is called where the cache lacks the result.
+pub fn through_cache(
+    unit: &Unit,
+    sources: &Sources,
+    version: u32,
+    cache: Option<&CubinCache>,
+    compile: impl FnOnce(&Closure<'_>) -> Result<Compiled>,
+) -> Result<Compiled> {
     let closure = sources.closure(&unit.source)?;
-    let hash = unit.hash(&closure, nvrtc.version());
+    let hash = unit.hash(&closure, version);
     if let Some(compiled) = cache.and_then(|cache| cache.get(hash)) {
         return Ok(compiled);
     }
-    let compiled = nvrtc.compile(unit, &closure)?;
+    let compiled = compile(&closure)?;
     if let Some(cache) = cache {
         let _ = cache.put(hash, &compiled);
     }

@@ -98,27 +98,27 @@ fn create_private(folder: &Path) -> std::io::Result<()> {
         .create(folder)
 }
 
-/// Magic, checksum of the rest, milliseconds, length of the log, log, cubin. Little-endian.
-fn encode(compiled: &Compiled) -> Vec<u8> {
-    let mut body = Vec::with_capacity(8 + compiled.log.len() + compiled.cubin.len());
+/// Magic, checksum of the rest, milliseconds, length of the log, log, image. Little-endian.
+pub(super) fn encode(compiled: &Compiled) -> Vec<u8> {
+    let mut body = Vec::with_capacity(8 + compiled.log.len() + compiled.image.len());
     body.extend(compiled.millis.to_le_bytes());
     body.extend((compiled.log.len() as u32).to_le_bytes());
     body.extend(compiled.log.as_bytes());
-    body.extend(&compiled.cubin);
+    body.extend(&compiled.image);
     let checksum = Hash::new().bytes(&body).finish();
     [&MAGIC[..], &checksum.to_le_bytes(), &body].concat()
 }
 
-fn decode(bytes: &[u8]) -> Option<Compiled> {
+pub(super) fn decode(bytes: &[u8]) -> Option<Compiled> {
     let (checksum, body) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<16>()?;
     if Hash::new().bytes(body).finish() != u128::from_le_bytes(*checksum) {
         return None;
     }
     let (millis, body) = body.split_first_chunk::<4>()?;
     let (log_len, body) = body.split_first_chunk::<4>()?;
-    let (log, cubin) = body.split_at_checked(u32::from_le_bytes(*log_len) as usize)?;
+    let (log, image) = body.split_at_checked(u32::from_le_bytes(*log_len) as usize)?;
     Some(Compiled {
-        cubin: cubin.to_vec(),
+        image: image.to_vec(),
         log: String::from_utf8(log.to_vec()).ok()?,
         millis: u32::from_le_bytes(*millis),
     })

@@ -110,14 +110,14 @@ impl Loader {
             return Ok(None);
         }
         check_version(self.context.driver(), self.bundle.version())?;
-        self.bundle.cubin(unit)
+        self.bundle.image(unit)
     }
 
     fn compile(&self, row: &Row, unit: &Unit) -> Result<Vec<u8>> {
         let nvrtc = nvrtc().map_err(|reason| self.missing(row, unit, &reason))?;
         check_version(self.context.driver(), nvrtc.version())?;
         let sources = self.bundle.sources();
-        Ok(compile::compile(unit, sources, nvrtc, self.cache.as_ref())?.cubin)
+        Ok(compile::compile(unit, sources, nvrtc, self.cache.as_ref())?.image)
     }
 
     fn missing(&self, row: &Row, unit: &Unit, reason: &Error) -> Error {

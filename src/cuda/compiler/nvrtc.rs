@@ -45,8 +45,8 @@ pub struct Nvrtc {
 /// The result of one compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
-    /// An ELF image for the device.
-    pub cubin: Vec<u8>,
+    /// What the driver loads: a cubin, or for a virtual target PTX text with the zero that ends it.
+    pub image: Vec<u8>,
     /// What compiler and assembler had to say: registers, spills, warnings.
     pub log: String,
     /// How long it took.
@@ -115,7 +115,7 @@ impl Nvrtc {
         &self.path
     }
 
-    /// Compiles one unit. May be called from several threads at a time.
+    /// Compiles one unit. May be called from several threads, which take turns in it.
     ///
     /// # Errors
     /// [`Error::Compile`] with the compiler's own words.
@@ -126,7 +126,7 @@ impl Nvrtc {
         let log = program.log();
         compiled.map_err(|reason| Error::Compile(format!("{}: {reason}\n{log}", unit.key())))?;
         Ok(Compiled {
-            cubin: program.cubin()?,
+            image: program.image(unit.is_ptx())?,
             log,
             millis: start.elapsed().as_millis() as u32,
         })
@@ -251,6 +251,8 @@ struct Functions {
     log: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
     cubin_size: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
     cubin: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
+    ptx_size: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
+    ptx: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
 }
 
 impl Functions {
@@ -280,6 +282,8 @@ impl Functions {
                 log: get(library, "nvrtcGetProgramLog")?,
                 cubin_size: get(library, "nvrtcGetCUBINSize")?,
                 cubin: get(library, "nvrtcGetCUBIN")?,
+                ptx_size: get(library, "nvrtcGetPTXSize")?,
+                ptx: get(library, "nvrtcGetPTX")?,
             })
         }
     }
@@ -342,9 +346,13 @@ impl<'a> Program<'a> {
         text.trim_matches(['\0', '\n']).to_owned()
     }
 
-    fn cubin(&self) -> Result<Vec<u8>> {
-        self.read(self.functions.cubin_size, self.functions.cubin)
-            .map_err(Error::Compile)
+    fn image(&self, ptx: bool) -> Result<Vec<u8>> {
+        let functions = self.functions;
+        let image = match ptx {
+            true => self.read(functions.ptx_size, functions.ptx),
+            false => self.read(functions.cubin_size, functions.cubin),
+        };
+        image.map_err(Error::Compile)
     }
 
     fn read(

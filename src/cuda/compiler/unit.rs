@@ -85,7 +85,7 @@ pub struct Unit {
     pub source: String,
     /// As `NAME` or `NAME=VALUE`.
     pub defines: Vec<String>,
-    /// As the compiler names it, such as `sm_90a`.
+    /// As the compiler names it, such as `sm_90a`; or a virtual one, such as `compute_80`, for PTX.
     pub target: String,
 }
 
@@ -97,6 +97,11 @@ impl Unit {
             defines: row.defines.clone(),
             target: target.into(),
         }
+    }
+
+    /// Whether the result is PTX, which the driver compiles for its device, and not a cubin.
+    pub fn is_ptx(&self) -> bool {
+        self.target.starts_with("compute_")
     }
 
     /// A name that tells units of the same sources apart.
@@ -119,7 +124,7 @@ impl Unit {
         options
     }
 
-    /// Names the result: equal hashes, equal cubins.
+    /// Names the result: equal hashes, equal images.
     pub fn hash(&self, closure: &Closure<'_>, compiler: u32) -> u128 {
         let mut hash = Hash::new().field(&compiler.to_le_bytes());
         for option in self.options() {
@@ -180,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_changes_a_cubin_changes_its_hash() {
+    fn everything_that_changes_an_image_changes_its_hash() {
         let sources = sources();
         let a = sources.closure("a.cu").unwrap();
         let b = sources.closure("b.cu").unwrap();

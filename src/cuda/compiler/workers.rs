@@ -1,0 +1,305 @@
+//! Compilations by processes side by side. Threads would gain nothing: within a process NVRTC compiles one
+//! program at a time. A program that compiles kernels is its own worker. It starts itself again with
+//! [`VARIABLE`] set, and [`serve_if_worker`], the first thing in its `main`, answers requests on standard
+//! input until the starter closes it. No library code calls this: at create one kernel is compiled, in the host's process.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::compile::through_cache;
+use super::cubin_cache::{CubinCache, decode, encode};
+use super::nvrtc::{Compiled, Nvrtc};
+use super::unit::{Closure, Sources, Unit};
+use crate::error::{Error, Result};
+
+/// Makes a process a worker; its value is the path of the compiler.
+pub const VARIABLE: &str = "FOLIO_COMPILE_WORKER";
+
+/// Processes to compile on: what Cargo, which sets `NUM_JOBS` for build scripts, runs side by side; elsewhere one for
+/// each processor.
+pub fn jobs() -> usize {
+    let stated = std::env::var("NUM_JOBS").ok();
+    let stated = stated.and_then(|jobs| jobs.parse().ok());
+    stated.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Compiles all units that the cache lacks, on this many processes at most; results in the order of `units`.
+/// The program must begin with [`serve_if_worker`].
+pub fn compile_all(
+    units: &[Unit],
+    sources: &Sources,
+    nvrtc: &Nvrtc,
+    cache: &CubinCache,
+    processes: usize,
+) -> Vec<Result<Compiled>> {
+    assert!(
+        std::env::var_os(VARIABLE).is_none(),
+        "this program compiles kernels and does not begin with serve_if_worker"
+    );
+    let next = AtomicUsize::new(0);
+    let results: Mutex<Vec<Option<Result<Compiled>>>> = Mutex::new(vec![None; units.len()]);
+    std::thread::scope(|scope| {
+        for _ in 0..processes.clamp(1, units.len().max(1)) {
+            scope.spawn(|| {
+                let mut slot = Slot::new(nvrtc.path());
+                while let Some((index, unit)) = take(&next, units) {
+                    let result =
+                        through_cache(unit, sources, nvrtc.version(), Some(cache), |closure| {
+                            slot.compile(unit, closure)
+                        });
+                    results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
+                }
+            });
+        }
+    });
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.into_iter().flatten().collect()
+}
+
+fn take<'a>(next: &AtomicUsize, units: &'a [Unit]) -> Option<(usize, &'a Unit)> {
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    Some((index, units.get(index)?))
+}
+
+/// In a process that was started as a worker: serves, and ends the process. In any other: returns.
+pub fn serve_if_worker() {
+    let Some(nvrtc) = std::env::var_os(VARIABLE) else {
+        return;
+    };
+    let served = serve(
+        Path::new(&nvrtc),
+        &mut io::stdin().lock(),
+        &mut io::stdout().lock(),
+    );
+    // Nobody reads the replies of a worker whose pipe broke.
+    std::process::exit(i32::from(served.is_err()));
+}
+
+fn serve(nvrtc: &Path, requests: &mut impl Read, replies: &mut impl Write) -> io::Result<()> {
+    let nvrtc = Nvrtc::named(nvrtc);
+    while let Some(request) = read_frame(requests)? {
+        let compiled = match &nvrtc {
+            Ok(nvrtc) => compile(nvrtc, &request),
+            Err(reason) => Err(reason.clone()),
+        };
+        write_frame(replies, &encode_reply(compiled))?;
+    }
+    Ok(())
+}
+
+fn compile(nvrtc: &Nvrtc, request: &[u8]) -> Result<Compiled> {
+    let fields = decode_fields(request).ok_or_else(damaged)?;
+    let (unit, closure) = decode_request(&fields).ok_or_else(damaged)?;
+    nvrtc.compile(&unit, &closure)
+}
+
+/// Room for one worker process, which starts with the first request.
+struct Slot<'a> {
+    nvrtc: &'a Path,
+    worker: Option<Worker>,
+}
+
+impl Slot<'_> {
+    fn new(nvrtc: &Path) -> Slot<'_> {
+        Slot {
+            nvrtc,
+            worker: None,
+        }
+    }
+
+    /// A worker that dies takes one compilation along; the next request starts another.
+    fn compile(&mut self, unit: &Unit, closure: &Closure<'_>) -> Result<Compiled> {
+        let started = match self.worker.take() {
+            Some(worker) => Ok(worker),
+            None => Worker::start(self.nvrtc),
+        };
+        let mut worker = started.map_err(|error| {
+            Error::Compile(format!(
+                "no process to compile in could be started: {error}"
+            ))
+        })?;
+        let reply = worker
+            .ask(&encode_request(unit, closure))
+            .map_err(|error| {
+                Error::Compile(format!(
+                    "{}: the process that compiled it ended: {error}",
+                    unit.key()
+                ))
+            })?;
+        self.worker = Some(worker);
+        decode_reply(&reply)
+    }
+}
+
+/// A worker process. It ends when this value does.
+struct Worker {
+    requests: Option<ChildStdin>,
+    replies: ChildStdout,
+    process: Child,
+}
+
+impl Worker {
+    fn start(nvrtc: &Path) -> io::Result<Worker> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .env(VARIABLE, OsString::from(nvrtc))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (requests, replies) = (process.stdin.take(), process.stdout.take());
+        Ok(Worker {
+            requests,
+            replies: replies.ok_or(io::ErrorKind::BrokenPipe)?,
+            process,
+        })
+    }
+
+    fn ask(&mut self, request: &[u8]) -> io::Result<Vec<u8>> {
+        let requests = self.requests.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        write_frame(requests, request)?;
+        read_frame(&mut self.replies)?.ok_or(io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.requests = None;
+        // It has been told all that it will be told; an error means that it is gone already.
+        let _ = self.process.wait();
+    }
+}
+
+/// A length, then as many bytes.
+fn write_frame(to: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    to.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    to.write_all(bytes)?;
+    to.flush()
+}
+
+/// The next frame; `None` where the other side has closed the pipe.
+fn read_frame(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut len = [0; 4];
+    match from.read_exact(&mut len) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let mut bytes = vec![0; u32::from_le_bytes(len) as usize];
+    from.read_exact(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Target, source, its text, the defines as lines; then names and texts of the headers.
+fn encode_request(unit: &Unit, closure: &Closure<'_>) -> Vec<u8> {
+    let defines = unit.defines.join("\n");
+    let fixed = [&unit.target, closure.source.0, closure.source.1, &defines];
+    let headers = closure
+        .headers
+        .iter()
+        .flat_map(|(name, text)| [*name, *text]);
+    let mut bytes = Vec::new();
+    for field in fixed.into_iter().chain(headers) {
+        bytes.extend((field.len() as u32).to_le_bytes());
+        bytes.extend(field.as_bytes());
+    }
+    bytes
+}
+
+fn decode_request<'a>(fields: &[&'a str]) -> Option<(Unit, Closure<'a>)> {
+    let (&[target, name, text, defines], headers) = fields.split_first_chunk()?;
+    let unit = Unit {
+        source: name.into(),
+        defines: defines.lines().map(str::to_owned).collect(),
+        target: target.into(),
+    };
+    let headers = headers.chunks_exact(2).map(|pair| (pair[0], pair[1]));
+    let closure = Closure {
+        source: (name, text),
+        headers: headers.collect(),
+    };
+    Some((unit, closure))
+}
+
+fn decode_fields(mut bytes: &[u8]) -> Option<Vec<&str>> {
+    let mut fields = Vec::new();
+    while !bytes.is_empty() {
+        let (len, rest) = bytes.split_first_chunk::<4>()?;
+        let (field, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        fields.push(std::str::from_utf8(field).ok()?);
+        bytes = rest;
+    }
+    Some(fields)
+}
+
+const COMPILED: u8 = 0;
+const REFUSED: u8 = 1;
+
+/// A result as the cache stores it, or the compiler's words.
+fn encode_reply(result: Result<Compiled>) -> Vec<u8> {
+    let (status, body) = match result {
+        Ok(compiled) => (COMPILED, encode(&compiled)),
+        Err(error) => (REFUSED, error.to_string().into_bytes()),
+    };
+    [&[status][..], &body].concat()
+}
+
+fn decode_reply(reply: &[u8]) -> Result<Compiled> {
+    match reply.split_first() {
+        Some((&COMPILED, body)) => decode(body).ok_or_else(damaged),
+        Some((_, body)) => Err(Error::Compile(String::from_utf8_lossy(body).into_owned())),
+        None => Err(damaged()),
+    }
+}
+
+fn damaged() -> Error {
+    Error::Compile("what a process that compiles kernels was sent, or answered, is damaged".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_the_pipe() {
+        let unit = |defines: &[&str]| Unit {
+            source: "a.cu".into(),
+            defines: defines.iter().map(|&define| define.to_owned()).collect(),
+            target: "sm_80".into(),
+        };
+        let sources = Sources::new([
+            ("a.cu".to_owned(), "#include \"b.h\"\nint a;".to_owned()),
+            ("b.h".to_owned(), String::new()),
+        ]);
+        let closure = sources.closure("a.cu").unwrap();
+        for unit in [unit(&[]), unit(&["X"]), unit(&["X=1", "Y"])] {
+            let mut pipe = Vec::new();
+            write_frame(&mut pipe, &encode_request(&unit, &closure)).unwrap();
+            let mut pipe = pipe.as_slice();
+            let request = read_frame(&mut pipe).unwrap().unwrap();
+            assert!(read_frame(&mut pipe).unwrap().is_none());
+            let fields = decode_fields(&request).unwrap();
+            let (found, found_closure) = decode_request(&fields).unwrap();
+            assert_eq!(found, unit);
+            assert_eq!(found_closure.source, closure.source);
+            assert_eq!(found_closure.headers, closure.headers);
+        }
+    }
+
+    #[test]
+    fn replies_survive_the_pipe() {
+        let compiled = Compiled {
+            image: vec![1, 2, 3],
+            log: "ptxas info".into(),
+            millis: 7,
+        };
+        let reply = encode_reply(Ok(compiled.clone()));
+        assert_eq!(decode_reply(&reply), Ok(compiled));
+        for len in 0..reply.len() {
+            assert!(decode_reply(&reply[..len]).is_err(), "{len}");
+        }
+        let error = Error::Compile("a.cu: no".into());
+        assert_eq!(decode_reply(&encode_reply(Err(error.clone()))), Err(error));
+    }
+}
