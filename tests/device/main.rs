@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         ),
         case("launch_failures_are_told", (), launch_failures_are_told),
         case("every_bundled_kernel_loads", (), every_bundled_kernel_loads),
+        case("portable_ptx_loads", (), portable_ptx_loads),
         case(
             "a_kernel_outside_the_bundle_is_compiled",
             (),
@@ -312,6 +313,29 @@ fn every_bundled_kernel_loads() {
         let blocks = function.blocks_per_sm(&current, row.shape.threads).unwrap();
         assert!(blocks > 0, "{} does not fit on a multiprocessor", row.name);
     }
+}
+
+/// What newer devices load, which this one can load too. One kernel of each source: the driver compiles them.
+fn portable_ptx_loads() {
+    let context = context();
+    let bundle = loader::embedded().unwrap();
+    let mut sources = Vec::new();
+    for row in kernels::table().iter().filter(|row| row.bundled) {
+        let Some(target) = row.arch.ptx_target() else {
+            continue;
+        };
+        if sources.contains(&row.source) {
+            continue;
+        }
+        let Some(ptx) = bundle.image(&Unit::new(row, target)).unwrap() else {
+            harness::skip("the library was built without NVRTC");
+        };
+        let module =
+            Module::load(&context, &ptx).unwrap_or_else(|error| panic!("{}: {error}", row.name));
+        module.function(row.symbol, row.shared_bytes).unwrap();
+        sources.push(row.source);
+    }
+    assert!(sources.len() > 4, "{sources:?}");
 }
 
 fn kernel_outside_the_bundle() {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # shared_library.sh LIBRARY SONAME: the library is called SONAME, is never unmapped, exports folio_*
-# and nothing else, and needs no library beyond the C runtime's.
+# and nothing else, needs no library beyond the C runtime's, and has less than 16 MiB without its symbols.
 set -eu
 dynamic=$(readelf -dW "$1")
 
@@ -19,3 +19,9 @@ strangers=$(echo "$symbols" | grep -v '^folio_' || true)
 needed=$(echo "$dynamic" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
 strangers=$(echo "$needed" | grep -Ev '^(libgcc_s|libc|libm|ld-linux[-a-z0-9_]*)\.so\.[0-9]+$' || true)
 [ -z "$strangers" ] || fail "needs a library beyond the C runtime: $strangers"
+
+stripped=$(mktemp)
+trap 'rm -f "$stripped"' EXIT
+strip --strip-unneeded -o "$stripped" "$1"
+bytes=$(wc -c <"$stripped")
+[ "$bytes" -lt $((16 << 20)) ] || fail "$bytes bytes without its symbols; 16 MiB is the limit"

@@ -183,6 +183,20 @@ fn acts(calls: &[String]) -> Vec<&str> {
         .collect()
 }
 
+/// The whole way down: decode, combine and planning kernels.
+pub fn a_newer_device_gets_portable_kernels() {
+    let recorder = Recorder::new();
+    let handle = Handle::new(&context(), false).unwrap();
+    let kernel = handle.attention.kernel();
+    assert!(kernel.contains("decode_sm80_bf16_d128"), "{kernel}");
+    let loads = recorder.calls().into_iter();
+    let loads: Vec<String> = loads
+        .filter(|call| call.starts_with("cuModuleLoadData"))
+        .collect();
+    assert!(!loads.is_empty());
+    assert!(loads.iter().all(|call| call.contains(" PTX ")), "{loads:?}");
+}
+
 pub fn run_is_one_launch() {
     let mut handle = Handle::new(&context(), false).unwrap();
     handle.plan_host(100, OURS).unwrap();

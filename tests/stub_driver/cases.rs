@@ -14,6 +14,7 @@ use folio::log::Logger;
 
 use crate::backend;
 use crate::harness::{self, Case, case};
+use crate::images;
 use crate::stub::{Recorder, Stub};
 
 /// The driver library that a process finds.
@@ -80,6 +81,46 @@ pub const CASES: &[Case<Setup>] = &[
         "kernels_of_a_newer_compiler",
         mode("driver_of_cuda_12"),
         kernels_of_a_newer_compiler,
+    ),
+    case(
+        "hopper_loads_its_cubin",
+        WORKING,
+        images::hopper_loads_its_cubin,
+    ),
+    case(
+        "ampere_loads_a_cubin",
+        mode("cc_8_6"),
+        images::ampere_loads_a_cubin,
+    ),
+    case(
+        "blackwell_loads_ptx",
+        mode("cc_10_0"),
+        images::newer_devices_load_ptx,
+    ),
+    case(
+        "blackwell_ultra_loads_ptx",
+        mode("cc_10_3"),
+        images::newer_devices_load_ptx,
+    ),
+    case(
+        "small_blackwell_loads_ptx",
+        mode("cc_12_0"),
+        images::newer_devices_load_ptx,
+    ),
+    case(
+        "hopper_kernels_stay_on_hopper",
+        mode("cc_10_0"),
+        images::hopper_kernels_stay_on_hopper,
+    ),
+    case(
+        "ptx_of_a_newer_compiler",
+        mode("cc_10_0_of_cuda_12"),
+        images::ptx_of_a_newer_compiler,
+    ),
+    case(
+        "backend_on_a_newer_device",
+        mode("cc_10_0"),
+        backend::a_newer_device_gets_portable_kernels,
     ),
     case(
         "backend_run_is_one_launch",

@@ -7,6 +7,7 @@ mod backend;
 mod cases;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod images;
 mod stub;
 
 use std::process::{Command, ExitCode};

@@ -1,7 +1,8 @@
 /* A CUDA driver that computes nothing: it answers as the tests want and writes down what it was asked.
  *
  * FOLIO_STUB picks what goes wrong: "ok", "toolkit_stub", "no_device", "old", "driver_of_cuda_12",
- * "out_of_memory" or "launch_failure". -DWITHOUT_TENSOR_MAPS builds a driver that lacks a function.
+ * "out_of_memory" or "launch_failure". "cc_10_3" is a device of compute capability 10.3, and "cc_10_0_of_cuda_12"
+ * one under an older driver. -DWITHOUT_TENSOR_MAPS builds a driver that lacks a function.
  * Streams: 0x1000 belongs to the primary context, 0x2000 to another one, 0x3000 is being captured. */
 #include <stdint.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@ enum {
     OUT_OF_MEMORY = 2,
     STUB_LIBRARY = 34,
     NO_DEVICE = 100,
+    UNSUPPORTED_PTX = 222,
     INVALID_DEVICE = 101,
     INVALID_HANDLE = 400,
     NOT_READY = 600,
@@ -37,6 +39,16 @@ static int mode_is(const char *name) {
     return mode && strcmp(mode, name) == 0;
 }
 
+static int driver_of_cuda_12(void) {
+    const char *mode = getenv("FOLIO_STUB");
+    return mode && strstr(mode, "of_cuda_12");
+}
+
+static void compute_capability(int *major, int *minor) {
+    const char *mode = getenv("FOLIO_STUB");
+    if (!mode || sscanf(mode, "cc_%d_%d", major, minor) != 2) *major = 9, *minor = 0;
+}
+
 static void note(const char *call) {
     int n = snprintf(calls + used, sizeof calls - used, "%s\n", call);
     if (n > 0 && used + (size_t)n < sizeof calls) used += (size_t)n;
@@ -55,7 +67,7 @@ EXPORT CUresult cuInit(unsigned flags) {
     return flags ? INVALID_VALUE : OK;
 }
 EXPORT CUresult cuDriverGetVersion(int *version) {
-    *version = mode_is("old") ? 11080 : mode_is("driver_of_cuda_12") ? 12080 : 13000;
+    *version = mode_is("old") ? 11080 : driver_of_cuda_12() ? 12080 : 13000;
     return OK;
 }
 EXPORT CUresult cuGetErrorName(unsigned code, const char **text) {
@@ -75,13 +87,15 @@ EXPORT CUresult cuDeviceGetName(char *name, int len, int device) {
     return OK;
 }
 EXPORT CUresult cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
+    int major, minor;
     (void)device;
+    compute_capability(&major, &minor);
     switch (attribute) {
     case 16: *value = 132; return OK;            /* multiprocessors */
     case 38: *value = 50 << 20; return OK;       /* L2 */
-    case 75: *value = 9; return OK;              /* compute capability */
-    case 76: *value = 0; return OK;
-    case 97: *value = 232448; return OK;         /* shared memory of a block */
+    case 75: *value = major; return OK;          /* compute capability */
+    case 76: *value = minor; return OK;
+    case 97: *value = major == 12 || (major == 8 && minor) ? 101376 : 232448; return OK; /* shared memory of a block */
     default: return INVALID_VALUE;
     }
 }
@@ -126,8 +140,12 @@ EXPORT CUresult cuStreamIsCapturing(void *stream, unsigned *status) {
 }
 
 EXPORT CUresult cuModuleLoadData(void **module, const void *image) {
-    note("cuModuleLoadData");
+    char text[64];
+    if (memcmp(image, "\x7f" "ELF", 4) == 0) snprintf(text, sizeof text, "cuModuleLoadData cubin");
+    else snprintf(text, sizeof text, "cuModuleLoadData PTX %.*s", (int)strcspn(image, "\n"), (const char *)image);
+    note(text);
     if (mode_is("out_of_memory")) return OUT_OF_MEMORY;
+    if (driver_of_cuda_12() && strstr(text, "PTX")) return UNSUPPORTED_PTX;
     return *module = (void *)image, OK;
 }
 EXPORT CUresult cuModuleUnload(void *module) { return (void)module, note("cuModuleUnload"), OK; }

@@ -1,5 +1,6 @@
-//! From a row of the kernel table to a kernel in a context: out of the bundle, else compiled here and
-//! now where NVRTC is installed, with a cache on disk. Slow, and called when a handle is created.
+//! From a row of the kernel table to a kernel in a context: the cubin in the bundle, else the bundle's PTX,
+//! which the driver compiles, else compiled here and now where NVRTC is installed, with a cache on disk.
+//! Slow, and called when a handle is created. What takes seconds is told at info level.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,12 +10,12 @@ use once_cell::sync::OnceCell;
 use super::bundle::Bundle;
 use super::compile;
 use super::cubin_cache::CubinCache;
-use super::nvrtc::Nvrtc;
-use super::unit::Unit;
+use super::nvrtc::{Compiled, Nvrtc};
+use super::unit::{Closure, Unit};
 use crate::cuda::driver::{Context, Driver, Function, Module, version_name};
 use crate::cuda::kernels::{self, Query, Row};
 use crate::error::{Error, Result};
-use crate::log::Logger;
+use crate::log::{Level, Logger};
 
 /// The bundle inside this library.
 pub fn embedded() -> Result<&'static Bundle> {
@@ -37,13 +38,18 @@ pub struct Loader {
 impl Loader {
     /// Loads nothing yet.
     pub fn new(context: &Arc<Context>, logger: Logger) -> Result<Loader> {
-        Ok(Loader {
+        Ok(Loader::with_bundle(context, logger, embedded()?))
+    }
+
+    /// The same for another bundle than the library's.
+    pub fn with_bundle(context: &Arc<Context>, logger: Logger, bundle: &'static Bundle) -> Loader {
+        Loader {
             context: Arc::clone(context),
             logger,
-            bundle: embedded()?,
+            bundle,
             cache: CubinCache::of_user(),
             modules: Mutex::default(),
-        })
+        }
     }
 
     /// Where the choice of a kernel is told.
@@ -96,11 +102,13 @@ impl Loader {
     /// Without the lock: another thread that wants the same unit does the work twice, and one result
     /// stays.
     fn load_unit(&self, row: &Row, unit: Unit) -> Result<Arc<Module>> {
-        let cubin = match self.bundled(&unit)? {
-            Some(cubin) => cubin,
-            None => self.compile(row, &unit)?,
+        let module = if let Some(cubin) = self.bundled(&unit)? {
+            Module::load(&self.context, &cubin)?
+        } else if let Some(ptx) = self.bundled_ptx(row)? {
+            self.load_ptx(row, &ptx)?
+        } else {
+            Module::load(&self.context, &self.compile(row, &unit)?)?
         };
-        let module = Module::load(&self.context, &cubin)?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Arc::clone(modules.entry(unit).or_insert(module)))
     }
@@ -113,11 +121,58 @@ impl Loader {
         self.bundle.image(unit)
     }
 
+    fn bundled_ptx(&self, row: &Row) -> Result<Option<Vec<u8>>> {
+        match row.arch.ptx_target() {
+            Some(target) => self.bundle.image(&Unit::new(row, target)),
+            None => Ok(None),
+        }
+    }
+
+    /// Asks no version beforehand: a driver takes cubins of its whole major version, but PTX of its own
+    /// release and older ones only, and says so itself.
+    fn load_ptx(&self, row: &Row, ptx: &[u8]) -> Result<Arc<Module>> {
+        let device = self.context.device();
+        let (major, minor) = device.compute_capability;
+        let message = format_args!(
+            "kernel {}: the driver compiles it from PTX for compute capability {major}.{minor}, and keeps it",
+            row.name
+        );
+        self.logger.log(Level::Info, message);
+        Module::load(&self.context, ptx).map_err(|error| match error {
+            Error::DriverTooOld(answer) => Error::DriverTooOld(format!(
+                "kernels for compute capability {major}.{minor} are PTX of CUDA {needed} here; the driver is of \
+                 CUDA {}, and {needed} or newer is needed: {answer}",
+                version_name(self.context.driver().version()),
+                needed = version_name(self.bundle.version()),
+            )),
+            other => other,
+        })
+    }
+
     fn compile(&self, row: &Row, unit: &Unit) -> Result<Vec<u8>> {
         let nvrtc = nvrtc().map_err(|reason| self.missing(row, unit, &reason))?;
         check_version(self.context.driver(), nvrtc.version())?;
-        let sources = self.bundle.sources();
-        Ok(compile::compile(unit, sources, nvrtc, self.cache.as_ref())?.image)
+        let compile = |closure: &Closure<'_>| self.compile_now(row, unit, nvrtc, closure);
+        let (sources, cache) = (self.bundle.sources(), self.cache.as_ref());
+        let compiled = compile::through_cache(unit, sources, nvrtc.version(), cache, compile)?;
+        Ok(compiled.image)
+    }
+
+    fn compile_now(
+        &self,
+        row: &Row,
+        unit: &Unit,
+        nvrtc: &Nvrtc,
+        closure: &Closure<'_>,
+    ) -> Result<Compiled> {
+        let message = format_args!(
+            "kernel {}: NVRTC {} compiles it for {}; it is not in this library",
+            row.name,
+            version_name(nvrtc.version()),
+            unit.target
+        );
+        self.logger.log(Level::Info, message);
+        nvrtc.compile(unit, closure)
     }
 
     fn missing(&self, row: &Row, unit: &Unit, reason: &Error) -> Error {

@@ -249,7 +249,8 @@ fn describe(code: u32, call: &str, text: Option<String>) -> Error {
              ({call} returned 34); take the stubs folder off the loader's path"
         )),
         100 | 101 => Error::NoDevice(message),
-        803 | 804 => Error::DriverTooOld(message),
+        // 222: the PTX is of a newer compiler. 803 and 804: driver and library, or device, do not match.
+        222 | 803 | 804 => Error::DriverTooOld(message),
         _ => Error::Driver(message),
     }
 }
@@ -263,6 +264,7 @@ mod tests {
         assert!(matches!(describe(2, "f", None), Error::OutOfMemory(_)));
         assert!(matches!(describe(34, "f", None), Error::NoDriver(m) if m.contains("stub")));
         assert!(matches!(describe(100, "f", None), Error::NoDevice(_)));
+        assert!(matches!(describe(222, "f", None), Error::DriverTooOld(_)));
         assert!(matches!(describe(804, "f", None), Error::DriverTooOld(_)));
         let Error::Driver(message) = describe(12345, "cuLaunchKernelEx", None) else {
             panic!("an unknown code is a driver error");

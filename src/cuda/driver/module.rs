@@ -1,4 +1,4 @@
-//! Loaded cubins and their kernels. Loading copies a cubin to the device and may allocate there, so it
+//! Loaded images and their kernels. Loading copies code to the device and may allocate there, so it
 //! happens when a handle is created and never in `plan` or `run`.
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 use super::context::{Context, Current};
 use crate::error::{Error, Result};
 
-/// A cubin in one context.
+/// An image in one context.
 #[derive(Debug)]
 pub struct Module {
     context: Arc<Context>,
@@ -23,20 +23,23 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads a cubin, which the driver copies.
+    /// Loads a cubin, or PTX text with the zero that ends it, which the driver compiles. The driver copies
+    /// what it is given.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or [`Error::Driver`] when the image does not fit device or driver.
-    pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Arc<Module>> {
-        if !cubin.starts_with(b"\x7fELF") {
-            return Err(Error::Internal("a kernel image is not an ELF file".into()));
+    /// [`Error::OutOfMemory`]; [`Error::DriverTooOld`] for PTX of a newer compiler than the driver knows;
+    /// [`Error::Driver`] when the image does not fit device or driver otherwise.
+    pub fn load(context: &Arc<Context>, image: &[u8]) -> Result<Arc<Module>> {
+        if !image.starts_with(b"\x7fELF") && !image.ends_with(b"\0") {
+            let neither = "a kernel image is neither an ELF file nor PTX text that a zero ends";
+            return Err(Error::Internal(neither.into()));
         }
         let current = context.enter()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` is writable. The driver finds the end of the image from its ELF headers, which
-        // the compiler wrote and a checksum protected on the way here.
+        // SAFETY: `raw` is writable. The driver finds the end of a cubin from its ELF headers, which the
+        // compiler wrote and a checksum protected on the way here, and the end of PTX by its zero.
         let code = unsafe {
-            (current.driver().symbols().cuModuleLoadData)(&mut raw, cubin.as_ptr().cast())
+            (current.driver().symbols().cuModuleLoadData)(&mut raw, image.as_ptr().cast())
         };
         current.driver().check("cuModuleLoadData", code)?;
         Ok(Arc::new(Module {
