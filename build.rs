@@ -128,7 +128,7 @@ mod bundle {
     }
 
     fn with_images(sources: &Sources, nvrtc: &nvrtc::Nvrtc, out: &Path) -> Result<Vec<u8>> {
-        let units = compile::units(kernels::table().iter().filter(|row| row.bundled));
+        let units = compile::units(kernels::table().filter(|row| row.bundled));
         let cache = compile::build_cache(out);
         let results = workers::compile_all(&units, sources, nvrtc, &cache, workers::jobs());
         let mut writer = with_sources(nvrtc.version(), sources);

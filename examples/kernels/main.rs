@@ -51,7 +51,7 @@ fn main() -> ExitCode {
 fn report(nvrtc: &Nvrtc, project: &Path) -> Result<usize, Box<dyn Error>> {
     let parts: Vec<String> = std::env::args().skip(1).collect();
     let wanted = |row: &&Row| parts.is_empty() || parts.iter().any(|part| row.name.contains(part));
-    let rows: Vec<&Row> = kernels::table().iter().filter(wanted).collect();
+    let rows: Vec<&Row> = kernels::table().filter(wanted).collect();
     let units = compile::units(rows.iter().copied());
     let sources = compile::read_sources(&project.join("kernels"))?;
     let cache = compile::build_cache(&std::env::current_exe()?);

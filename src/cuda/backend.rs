@@ -8,8 +8,8 @@ use super::attention::sm90_decode::Sm90Decode;
 use super::attention::sm90_prefill::Sm90Prefill;
 use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
-use super::ops::kernels::Kernels;
-use super::ops::{append, merge};
+use super::ops::append::Append;
+use super::ops::merge::Merges;
 use crate::backend::{Attention, Backend, Stream};
 use crate::error::Result;
 use crate::log::Logger;
@@ -21,7 +21,8 @@ use crate::tensor::Device;
 pub struct CudaBackend {
     context: Arc<Context>,
     loader: Arc<Loader>,
-    operators: Kernels,
+    append: Append,
+    merges: Merges,
 }
 
 impl CudaBackend {
@@ -33,7 +34,8 @@ impl CudaBackend {
         let context = Context::retain(Driver::get()?, ordinal)?;
         let loader = Arc::new(Loader::new(&context, logger)?);
         Ok(CudaBackend {
-            operators: Kernels::new(&loader, &context),
+            append: Append::new(&loader, &context),
+            merges: Merges::new(&loader, &context),
             context,
             loader,
         })
@@ -61,14 +63,14 @@ impl Backend for CudaBackend {
     }
 
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
-        append::append(&self.operators, args, stream)
+        self.append.run(args, stream)
     }
 
     fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {
-        merge::merge(&self.operators, args, stream)
+        self.merges.merge(args, stream)
     }
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
-        merge::merge_states(&self.operators, args, stream)
+        self.merges.merge_states(args, stream)
     }
 }

@@ -177,7 +177,7 @@ pub fn the_bundle_is_complete() {
     if bundle.is_empty() {
         harness::skip("the library was built without NVRTC");
     }
-    for row in kernels::table().iter().filter(|row| row.bundled) {
+    for row in kernels::table().filter(|row| row.bundled) {
         for target in row.arch.bundle_targets() {
             let unit = Unit::new(row, target);
             let image = bundle.image(&unit).unwrap();

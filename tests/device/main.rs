@@ -298,7 +298,6 @@ fn every_bundled_kernel_loads() {
     let bundle = loader::embedded().unwrap();
     let target = kernels::target(context.device().compute_capability);
     let rows: Vec<_> = kernels::table()
-        .iter()
         .filter(|row| bundle.contains(&Unit::new(row, &target)))
         .filter(|row| row.arch.runs_on(context.device().compute_capability))
         .collect();
@@ -310,7 +309,7 @@ fn every_bundled_kernel_loads() {
         let function = loader
             .load(row)
             .unwrap_or_else(|error| panic!("{}: {error}", row.name));
-        let blocks = function.blocks_per_sm(&current, row.shape.threads).unwrap();
+        let blocks = function.blocks_per_sm(&current, row.threads).unwrap();
         assert!(blocks > 0, "{} does not fit on a multiprocessor", row.name);
     }
 }
@@ -343,7 +342,6 @@ fn kernel_outside_the_bundle() {
     let loader = Loader::new(&context, Logger::silent()).unwrap();
     let cc = context.device().compute_capability;
     let mut row = kernels::table()
-        .iter()
         .find(|row| row.arch.runs_on(cc))
         .unwrap()
         .clone();

@@ -2,11 +2,12 @@
 //! run.
 #![allow(unsafe_code)]
 
-use super::kernel::{AttentionKernel, Run, op, query};
+use super::kernel::{AttentionKernel, Run, find, query};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
-use crate::cuda::kernels::{Arch, Op, Row};
+use crate::cuda::kernels::Arch;
+use crate::cuda::kernels::attention::{AttentionRow, Phase};
 use crate::cuda::params::{Divisor, GenericParams, dtype_code, row_alignment};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -15,7 +16,7 @@ use crate::problem::{AttentionDesc, Kind, Tiling};
 /// The portable kernel: takes every run. It is fast where rows are aligned to 16 bytes.
 #[derive(Debug)]
 pub struct Generic {
-    row: &'static Row,
+    row: &'static AttentionRow,
     function: Function,
     tiling: Tiling,
     params: Dims,
@@ -36,8 +37,8 @@ impl Generic {
     /// Loads the row for a problem.
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Generic> {
         let group_size = desc.group_size();
-        let query = query(op(desc), context, desc);
-        let (row, function) = loader.find(query, |row| row.arch == Arch::Sm80)?;
+        let query = query(context, desc);
+        let (row, function) = find(loader, query, |row| row.row.arch == Arch::Sm80)?;
         let current = context.enter()?;
         let blocks_per_sm = function.blocks_per_sm(&current, row.shape.threads)?.max(1);
         let slots = context.device().sm_count * blocks_per_sm;
@@ -59,10 +60,10 @@ impl Generic {
 
 /// Decode is cut so that all heads' items fill the device about twice; prefill, whose items are longer,
 /// once.
-fn tiling(row: &Row, desc: &AttentionDesc, slots: u32) -> Tiling {
-    let (kv_unit, waves) = match row.op {
-        Op::Decode => (128, 2),
-        _ => (256, 1),
+fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
+    let (kv_unit, waves) = match row.phase {
+        Phase::Decode => (128, 2),
+        Phase::Prefill => (256, 1),
     };
     Tiling {
         q_tile: (row.shape.q_tile / desc.group_size()).max(1),
@@ -78,7 +79,7 @@ fn tiling(row: &Row, desc: &AttentionDesc, slots: u32) -> Tiling {
 
 impl AttentionKernel for Generic {
     fn name(&self) -> &str {
-        &self.row.name
+        &self.row.row.name
     }
 
     fn tiling(&self) -> Tiling {

@@ -9,14 +9,13 @@ use super::kernel::{AttentionKernel, Run};
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
-use crate::cuda::kernels::{Op, Query, Row, Types};
+use crate::cuda::kernels::{Row, combine, plan};
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
     Rows, address, dtype_code, lse_flag, scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{self, Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
@@ -74,6 +73,7 @@ impl CudaAttention {
         desc: &AttentionDesc,
         special: Option<Box<dyn AttentionKernel>>,
     ) -> Result<CudaAttention> {
+        let cc = context.device().compute_capability;
         let generic = Generic::load(loader, context, desc)?;
         let tiling = special.as_ref().map_or(generic.tiling(), |s| s.tiling());
         let capacity = Capacity::new(desc, &tiling);
@@ -82,8 +82,8 @@ impl CudaAttention {
             desc: *desc,
             special,
             generic,
-            combine: typeless_kernel(loader, context, Op::Combine)?,
-            planner: typeless_kernel(loader, context, Op::Plan)?,
+            combine: loader.find(combine::candidates(cc), || combine::unsupported(cc))?,
+            planner: loader.find(plan::candidates(cc), || plan::unsupported(cc))?,
             tiling,
             capacity,
             regions: Regions::new(
@@ -181,7 +181,7 @@ impl CudaAttention {
         let items = u64::from(batch_size) * tiles + u64::from(self.tiling.max_splits);
         match items.min(self.capacity.counts.items as u64) {
             0..=FEW_ITEMS => FEW_THREADS,
-            _ => self.planner.0.shape.threads,
+            _ => self.planner.0.threads,
         }
     }
 
@@ -346,7 +346,7 @@ impl CudaAttention {
                 1,
                 1,
             ],
-            threads: self.combine.0.shape.threads,
+            threads: self.combine.0.threads,
             cluster: 1,
             dependent: self.context.device().compute_capability >= (9, 0),
             stream,
@@ -429,22 +429,6 @@ impl Attention for CudaAttention {
         }
         self.launch_combine(&current, &params, planned.num_combines, stream)
     }
-}
-
-/// A kernel whose types and dims are known at run time.
-fn typeless_kernel(loader: &Loader, context: &Context, op: Op) -> Result<(&'static Row, Function)> {
-    let query = Query {
-        op,
-        compute_capability: context.device().compute_capability,
-        types: Types {
-            q: DType::F32,
-            kv: DType::F32,
-            o: DType::F32,
-        },
-        head_dim_qk: 0,
-        head_dim_vo: 0,
-    };
-    loader.find(query, |_| true)
 }
 
 fn describe_page_ids(ids: Option<u64>) -> String {

@@ -3,8 +3,9 @@
 //! they are.
 
 use crate::backend::Stream;
-use crate::cuda::driver::{Context, Current};
-use crate::cuda::kernels::{Op, Query, Types};
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, Current, Function};
+use crate::cuda::kernels::attention::{self, AttentionQuery, AttentionRow, AttentionTypes, Phase};
 use crate::cuda::params::AttentionParams;
 use crate::error::Result;
 use crate::problem::{AttentionArgs, AttentionDesc, Checked, Tiling};
@@ -39,12 +40,25 @@ pub trait AttentionKernel: Send + Sync {
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()>;
 }
 
+/// The preferred row of a problem that `accept` agrees to, with its kernel.
+///
+/// # Errors
+/// As [`Loader::find`].
+pub fn find(
+    loader: &Loader,
+    query: AttentionQuery,
+    accept: impl Fn(&AttentionRow) -> bool,
+) -> Result<(&'static AttentionRow, Function)> {
+    let rows = attention::candidates(query).filter(|row| accept(row));
+    loader.find(rows, || attention::unsupported(&query))
+}
+
 /// What to look for in the kernel table.
-pub fn query(op: Op, context: &Context, desc: &AttentionDesc) -> Query {
-    Query {
-        op,
+pub fn query(context: &Context, desc: &AttentionDesc) -> AttentionQuery {
+    AttentionQuery {
+        phase: phase(desc),
         compute_capability: context.device().compute_capability,
-        types: Types {
+        types: AttentionTypes {
             q: desc.q_dtype,
             kv: desc.kv_dtype,
             o: desc.o_dtype,
@@ -55,11 +69,11 @@ pub fn query(op: Op, context: &Context, desc: &AttentionDesc) -> Query {
 }
 
 /// Rows of the tile that all warps share suffice for short queries; more rows are divided among warps.
-pub(super) fn op(desc: &AttentionDesc) -> Op {
+pub fn phase(desc: &AttentionDesc) -> Phase {
     const SHARED_ROWS: u32 = 16;
     if desc.group_size().saturating_mul(desc.max_qo_len) <= SHARED_ROWS {
-        Op::Decode
+        Phase::Decode
     } else {
-        Op::Prefill
+        Phase::Prefill
     }
 }

@@ -2,13 +2,13 @@
 //! keys and values by. Where a map cannot describe a cache, keys are gathered instead.
 #![allow(unsafe_code)]
 
-use super::kernel::{AttentionKernel, Run, query};
+use super::kernel::{AttentionKernel, Run, find, query};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{
     Context, Current, Function, L2Promotion, Launch, Swizzle, TensorMap, Tiled,
 };
-use crate::cuda::kernels::{Arch, Op, Row};
+use crate::cuda::kernels::attention::{AttentionRow, KeySource, Variant};
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling};
@@ -25,8 +25,8 @@ pub struct Sm90Decode {
     desc: AttentionDesc,
     page_size: u32,
     layout: KvLayout,
-    tma: (&'static Row, Function),
-    gather: (&'static Row, Function),
+    tma: (&'static AttentionRow, Function),
+    gather: (&'static AttentionRow, Function),
     heads: u32,
     sm_count: u32,
 }
@@ -46,16 +46,15 @@ impl Sm90Decode {
         if desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS {
             return Ok(None);
         }
-        let query = query(Op::Decode, context, desc);
-        let find = |symbol: &str| {
-            loader.find(query, |row| {
-                row.arch == Arch::Sm90a
-                    && row.symbol == symbol
+        let query = query(context, desc);
+        let find = |wanted: KeySource| {
+            find(loader, query, |row| {
+                matches!(row.variant, Variant::Sm90Decode { keys, heads }
+                    if keys == wanted && desc.num_kv_heads.is_multiple_of(heads))
                     && row.shape.q_tile >= rows
-                    && desc.num_kv_heads.is_multiple_of(heads(row))
             })
         };
-        let tma = match find("folio_sm90_decode_tma") {
+        let tma = match find(KeySource::Tma) {
             Err(Error::Unsupported(_)) => return Ok(None),
             found => found?,
         };
@@ -65,7 +64,7 @@ impl Sm90Decode {
             layout,
             heads: heads(tma.0),
             tma,
-            gather: find("folio_sm90_decode_gather")?,
+            gather: find(KeySource::Gather)?,
             sm_count: context.device().sm_count,
         }))
     }
@@ -182,8 +181,8 @@ impl Sm90Decode {
 impl AttentionKernel for Sm90Decode {
     fn name(&self) -> &str {
         match self.page_size.is_multiple_of(GROUP) {
-            true => &self.tma.0.name,
-            false => &self.gather.0.name,
+            true => &self.tma.0.row.name,
+            false => &self.gather.0.row.name,
         }
     }
 
@@ -253,11 +252,10 @@ impl AttentionKernel for Sm90Decode {
     }
 }
 
-/// KV heads of a block, as the row's defines say.
-fn heads(row: &Row) -> u32 {
-    1 + u32::from(
-        row.defines
-            .iter()
-            .any(|define| define == "FOLIO_DECODE_HEADS=2"),
-    )
+/// KV heads of a block.
+fn heads(row: &AttentionRow) -> u32 {
+    match row.variant {
+        Variant::Sm90Decode { heads, .. } => heads,
+        _ => 1,
+    }
 }

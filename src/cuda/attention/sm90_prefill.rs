@@ -2,13 +2,13 @@
 //! Q, K and V by.
 #![allow(unsafe_code)]
 
-use super::kernel::{AttentionKernel, Run, op, query};
+use super::kernel::{AttentionKernel, Run, find, phase, query};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{
     Context, Current, Driver, Function, L2Promotion, Launch, Swizzle, TensorMap, Tiled,
 };
-use crate::cuda::kernels::{Arch, Op, Row};
+use crate::cuda::kernels::attention::{AttentionRow, KvRows, Phase, Variant};
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
@@ -26,7 +26,7 @@ const WARPGROUP_ROWS: u32 = 64;
 /// The kernel for one problem.
 #[derive(Debug)]
 pub struct Sm90Prefill {
-    row: &'static Row,
+    row: &'static AttentionRow,
     function: Function,
     sm_count: u32,
     packed_heads: u32,
@@ -42,21 +42,23 @@ impl Sm90Prefill {
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
-        let (layout, suits) = match desc.kv {
-            KvStorage::Paged { page_size, .. } => ("FOLIO_PAGED=1", page_size % GROUP == 0),
-            KvStorage::Ragged => ("FOLIO_PAGED=0", true),
+        let (kv, suits) = match desc.kv {
+            KvStorage::Paged { page_size, .. } => (KvRows::Paged, page_size % GROUP == 0),
+            KvStorage::Ragged => (KvRows::Ragged, true),
         };
-        if !suits || op(desc) != Op::Prefill || desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS {
+        if !suits
+            || phase(desc) != Phase::Prefill
+            || desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS
+        {
             return Ok(None);
         }
-        let query = query(Op::Prefill, context, desc);
+        let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
-        let wanted = |row: &Row| {
-            row.arch == Arch::Sm90a
-                && row.defines.iter().any(|d| d == layout)
+        let wanted = |row: &AttentionRow| {
+            row.variant == Variant::Sm90Prefill { kv }
                 && tile_suits(row, packed_heads, desc.max_qo_len)
         };
-        let (row, function) = match loader.find(query, wanted) {
+        let (row, function) = match find(loader, query, wanted) {
             Err(Error::Unsupported(_)) => return Ok(None),
             found => found?,
         };
@@ -141,7 +143,7 @@ impl Sm90Prefill {
 
 impl AttentionKernel for Sm90Prefill {
     fn name(&self) -> &str {
-        &self.row.name
+        &self.row.row.name
     }
 
     fn tiling(&self) -> Tiling {
@@ -187,7 +189,7 @@ impl AttentionKernel for Sm90Prefill {
 /// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of
 /// 192 rows takes a third less from L2 for every product. But short requests whose heads do not share tiles
 /// come to few and unequal ones (on an H200, 8 × 1000 causal with 16/16 heads: 93 µs against 88).
-fn tile_suits(row: &Row, packed_heads: u32, max_qo_len: u32) -> bool {
+fn tile_suits(row: &AttentionRow, packed_heads: u32, max_qo_len: u32) -> bool {
     const WIDE: u32 = 192;
     let short = packed_heads == 1 && max_qo_len < 2048;
     row.shape.head_dim_qk != 128 || short == (row.shape.q_tile < WIDE)

@@ -13,7 +13,7 @@ use super::cubin_cache::CubinCache;
 use super::nvrtc::{Compiled, Nvrtc};
 use super::unit::{Closure, Unit};
 use crate::cuda::driver::{Context, Driver, Function, Module, version_name};
-use crate::cuda::kernels::{self, Query, Row};
+use crate::cuda::kernels::{self, Row};
 use crate::error::{Error, Result};
 use crate::log::{Level, Logger};
 
@@ -57,27 +57,27 @@ impl Loader {
         &self.logger
     }
 
-    /// The preferred row that fits the query, that `accept` agrees to and that can be had, with its
-    /// kernel.
+    /// The first of an operator's rows that can be had, with its kernel. `unsupported` is the refusal
+    /// where there is no row at all.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when no row fits, or none of those that do is in the bundle or can be
-    /// compiled here; [`Error::DriverTooOld`], [`Error::Compile`], [`Error::OutOfMemory`] and
-    /// [`Error::Driver`] when one should have worked.
-    pub fn find(
+    /// [`Error::Unsupported`] when there is no row, or none of them is in the bundle or can be compiled
+    /// here; [`Error::DriverTooOld`], [`Error::Compile`], [`Error::OutOfMemory`] and [`Error::Driver`]
+    /// when one should have worked.
+    pub fn find<R: AsRef<Row>>(
         &self,
-        query: Query,
-        accept: impl Fn(&Row) -> bool,
-    ) -> Result<(&'static Row, Function)> {
+        candidates: impl IntoIterator<Item = &'static R>,
+        unsupported: impl FnOnce() -> Error,
+    ) -> Result<(&'static R, Function)> {
         let mut refusal = None;
-        for row in kernels::candidates(query).filter(|row| accept(row)) {
-            match self.load(row) {
+        for row in candidates {
+            match self.load(row.as_ref()) {
                 Ok(function) => return Ok((row, function)),
                 Err(error @ Error::Unsupported(_)) => refusal = refusal.or(Some(error)),
                 Err(error) => return Err(error),
             }
         }
-        Err(refusal.unwrap_or_else(|| kernels::unsupported(&query)))
+        Err(refusal.unwrap_or_else(unsupported))
     }
 
     /// The kernel of one row.
@@ -176,17 +176,16 @@ impl Loader {
     }
 
     fn missing(&self, row: &Row, unit: &Unit, reason: &Error) -> Error {
-        let same_target = |other: &&Row| {
-            other.op == row.op && self.bundle.contains(&Unit::new(other, &unit.target))
+        let same_target = |other: &&'static Row| {
+            other.operator == row.operator && self.bundle.contains(&Unit::new(other, &unit.target))
         };
         let names: Vec<&str> = kernels::table()
-            .iter()
             .filter(same_target)
             .map(|row| row.name.as_str())
             .collect();
         let held = match (self.bundle.is_empty(), names.is_empty()) {
             (true, _) => "no compiled kernels: it was built without NVRTC".to_owned(),
-            (false, true) => format!("no {} kernel for {}", row.op.name(), unit.target),
+            (false, true) => format!("no {} kernel for {}", row.operator, unit.target),
             (false, false) => names.join(", "),
         };
         Error::Unsupported(format!(

@@ -2,6 +2,9 @@
 //! `kernels/`, and nothing here compiles, loads or launches. (`build.rs` includes this module too, to
 //! know what to compile: it may use only the vocabulary.)
 //!
+//! Every operator has a file with its rows, the key that a problem finds them by, and the refusal of a
+//! problem that has none. [`Row`] is what they have in common, and [`table()`] lists all of them.
+//!
 //! # What a kernel source may rely on
 //! NVRTC compiles `source` with no include path: `#include "ptx/ptx.cuh"` names a file relative to
 //! `kernels/`, whatever folder the including file is in. Every fact of the row is defined, so that it
@@ -13,13 +16,17 @@
 //! | `FOLIO_HEAD_DIM_QK`, `FOLIO_HEAD_DIM_VO` | the row's dims; 0 where the kernel takes any |
 //! | `FOLIO_Q_TILE`, `FOLIO_KV_TILE`, `FOLIO_THREADS`, `FOLIO_SHARED_BYTES` | as in the row |
 //!
-//! and then the family's own `defines`. Rows with equal source and defines share one compilation.
+//! and then what the row's variant says. For append Q is the type of the new tokens and KV that of the
+//! cache; merges have one type, and where a kernel has none all three are `f32`. Rows with equal source
+//! and defines share one compilation.
 
-mod generic;
+pub mod append;
+pub mod attention;
+pub mod combine;
+pub mod merge;
+pub mod plan;
 mod row;
-mod sm90_decode;
-mod sm90_prefill;
 mod table;
 
-pub use row::{Arch, Family, Fit, Op, Query, Row, Shape, Types, target};
-pub use table::{candidates, table, unsupported};
+pub use row::{Arch, Row, target};
+pub use table::table;

@@ -1,26 +1,51 @@
 //! KV append on a device: new tokens are written to a paged cache by one launch.
+#![allow(unsafe_code)]
 
-use super::kernels::Kernels;
+use std::sync::Arc;
+
+use super::kernels::{Kernel, Kernels};
 use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
-use crate::cuda::driver::blocks_of;
-use crate::cuda::kernels::{Op, Types};
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::kernels::append::{AppendTypes, candidates, unsupported};
 use crate::cuda::params::{
     AppendParams, AppendTensor, Cache, Divisor, Rows, address, scales_stride,
 };
 use crate::error::Result;
 use crate::problem::{AppendArgs, Checked};
 
-/// Writes new tokens to a paged cache.
-pub fn append(kernels: &Kernels, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
-    let types = Types {
-        q: args.key.dtype(),
-        kv: args.k_cache.dtype(),
-        o: args.key.dtype(),
-    };
-    let params = append_params(args);
-    let blocks = blocks_of(params.num_tokens as u64)?;
-    kernels.enqueue((Op::Append, types), &params, blocks, stream)
+/// The operator on one device.
+#[derive(Debug)]
+pub struct Append {
+    kernels: Kernels<AppendTypes, Kernel>,
+}
+
+impl Append {
+    /// Loads nothing yet.
+    pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> Append {
+        Append {
+            kernels: Kernels::new("append", loader, context),
+        }
+    }
+
+    /// Writes new tokens to a paged cache.
+    pub fn run(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
+        let types = AppendTypes {
+            source: args.key.dtype(),
+            cache: args.k_cache.dtype(),
+        };
+        let params = append_params(args);
+        let blocks = blocks_of(params.num_tokens as u64)?;
+        let current = self.kernels.enter(stream)?;
+        let kernel = self.kernels.get(&current, types, stream, |loader, cc| {
+            let found = loader.find(candidates(types, cc), || unsupported(types, cc));
+            found.map(Kernel::new)
+        })?;
+        // SAFETY: the kernel takes a `FolioAppendParams`; the addresses are the caller's tensors, whose
+        // extents `api` checked.
+        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+    }
 }
 
 fn append_params(args: &Checked<AppendArgs>) -> AppendParams {

@@ -1,109 +1,111 @@
-//! The operators' kernels, each loaded at its first use, and their launch. What they compute is said in
-//! the operators' own files.
+//! Kernels of an operator, each loaded at its first use, and their launch. What they compute, and by which
+//! key they are found, is said in the operators' own files.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
-use crate::cuda::kernels::{self, Op, Query, Row, Types};
+use crate::cuda::kernels::Row;
 use crate::error::{Error, Result};
 
-/// Kernels of the operators on one device.
+/// A kernel that can be launched.
 #[derive(Debug)]
-pub struct Kernels {
-    loader: Arc<Loader>,
-    context: Arc<Context>,
-    loaded: Mutex<HashMap<(Op, Types), Kernel>>,
+pub struct Kernel {
+    row: &'static Row,
+    function: Function,
 }
 
-type Kernel = (&'static Row, Function);
+impl Kernel {
+    /// Takes what a loader found.
+    pub fn new<R: AsRef<Row>>((row, function): (&'static R, Function)) -> Kernel {
+        let row = row.as_ref();
+        Kernel { row, function }
+    }
 
-impl Kernels {
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        self.row.threads
+    }
+
+    /// Enqueues so many blocks.
+    ///
+    /// # Safety
+    /// `P` must be the kernel's parameter, and every address in it valid until the kernel has run.
+    pub unsafe fn enqueue<P: Copy>(
+        &self,
+        current: &Current<'_>,
+        params: &P,
+        blocks: u32,
+        stream: Stream,
+    ) -> Result<()> {
+        let launch = Launch {
+            grid: [blocks, 1, 1],
+            threads: self.row.threads,
+            cluster: 1,
+            dependent: false,
+            stream,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { launch.enqueue(current, &self.function, params, &[]) }
+    }
+}
+
+/// What is loaded of one operator on one device, by the operator's key.
+#[derive(Debug)]
+pub struct Kernels<K, V> {
+    /// Named in messages.
+    operator: &'static str,
+    loader: Arc<Loader>,
+    context: Arc<Context>,
+    loaded: Mutex<HashMap<K, Arc<V>>>,
+}
+
+impl<K: Copy + Eq + Hash, V> Kernels<K, V> {
     /// Loads nothing yet.
-    pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> Kernels {
+    pub fn new(operator: &'static str, loader: &Arc<Loader>, context: &Arc<Context>) -> Self {
         Kernels {
+            operator,
             loader: Arc::clone(loader),
             context: Arc::clone(context),
             loaded: Mutex::default(),
         }
     }
 
-    /// Enqueues the kernel of an operator.
-    pub(super) fn enqueue<P: Copy>(
-        &self,
-        key: (Op, Types),
-        params: &P,
-        blocks: u32,
-        stream: Stream,
-    ) -> Result<()> {
+    /// Makes the device's context current, and refuses streams of another.
+    pub fn enter(&self, stream: Stream) -> Result<Current<'_>> {
         let current = self.context.enter()?;
         current.check_stream(stream)?;
-        let (row, function) = self.kernel(&current, key, stream)?;
-        let launch = Launch {
-            grid: [blocks, 1, 1],
-            threads: row.shape.threads,
-            cluster: 1,
-            dependent: false,
-            stream,
-        };
-        // SAFETY: `P` is the parameter of the operator's kernel; the addresses are the caller's tensors,
-        // whose extents `api` checked.
-        unsafe { launch.enqueue(&current, &function, params, &[]) }
+        Ok(current)
     }
 
-    /// Loading a module is not possible while a stream is captured, so the first call may not be.
-    fn kernel(
+    /// The kernels of a key; `load` finds them at the first use, given the device's compute capability.
+    /// Loading a module is not possible while a stream is captured, so the first use may not be.
+    pub fn get(
         &self,
         current: &Current<'_>,
-        (op, types): (Op, Types),
+        key: K,
         stream: Stream,
-    ) -> Result<Kernel> {
+        load: impl FnOnce(&Loader, (u32, u32)) -> Result<V>,
+    ) -> Result<Arc<V>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((row, function)) = loaded.get(&(op, types)) {
-            return Ok((row, function.clone()));
+        if let Some(kernels) = loaded.get(&key) {
+            return Ok(Arc::clone(kernels));
         }
         if current.is_capturing(stream)? {
             return Err(Error::Capture(format!(
                 "{}: its first call on a device loads code and is not accepted while the stream is captured; a call before the capture is",
-                op.name()
+                self.operator
             )));
         }
-        let load = |op| self.loader.find(query(op, types, current), |_| true);
-        // Which of the merges a call takes is not the caller's concern: the first loads both.
-        if let Some(other) = other_merge(op) {
-            loaded.insert((other, types), load(other)?);
-        }
-        let kernel = load(op)?;
-        loaded.insert((op, types), kernel.clone());
-        Ok(kernel)
-    }
-}
-
-fn query(op: Op, types: Types, current: &Current<'_>) -> Query {
-    Query {
-        op,
-        compute_capability: current.context().device().compute_capability,
-        types,
-        head_dim_qk: 0,
-        head_dim_vo: 0,
-    }
-}
-
-/// Threads of a block of the kernel.
-pub(super) fn kernel_threads(op: Op, types: Types) -> u32 {
-    let row = kernels::table()
-        .iter()
-        .find(|row| row.op == op && row.types == types);
-    row.map_or(1, |row| row.shape.threads)
-}
-
-fn other_merge(op: Op) -> Option<Op> {
-    match op {
-        Op::MergeState => Some(Op::MergeStates),
-        Op::MergeStates => Some(Op::MergeState),
-        _ => None,
+        let kernels = Arc::new(load(
+            &self.loader,
+            self.context.device().compute_capability,
+        )?);
+        loaded.insert(key, Arc::clone(&kernels));
+        Ok(kernels)
     }
 }

@@ -1,68 +1,102 @@
 //! Merges of attention states on a device, each one launch.
+#![allow(unsafe_code)]
 
-use super::kernels::{Kernels, kernel_threads};
+use std::sync::Arc;
+
+use super::kernels::{Kernel, Kernels};
 use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
-use crate::cuda::driver::blocks_of;
-use crate::cuda::kernels::{Op, Types};
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::kernels::merge::{States, candidates, unsupported};
 use crate::cuda::params::{Divisor, MergeStatesParams, Rows, State, address, lse_flag};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{Checked, MergeArgs, MergeStatesArgs};
 use crate::tensor::Tensor;
 
-/// Merges two attention states.
-pub fn merge(kernels: &Kernels, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {
-    let merge = Merge {
-        first: state(&args.v_a.insert_dim(1), &args.s_a.insert_dim(1)),
-        second: state(&args.v_b.insert_dim(1), &args.s_b.insert_dim(1)),
-        num_states: 2,
-        inputs: [args.v_a, args.v_b],
-        v_out: args.v_out,
-        s_out: args.s_out,
-        mask: args.mask,
-        flags: lse_flag(args.lse_base),
-    };
-    enqueue(kernels, &merge, stream)
+/// The operators on one device.
+#[derive(Debug)]
+pub struct Merges {
+    kernels: Kernels<DType, Pair>,
 }
 
-/// Merges n attention states.
-pub fn merge_states(
-    kernels: &Kernels,
-    args: &Checked<MergeStatesArgs>,
-    stream: Stream,
-) -> Result<()> {
-    let (num_states, dtype) = (args.v.extent(1) as u32, args.v.dtype());
-    let first = state(&args.v, &args.s);
-    let merge = Merge {
-        first,
-        second: match num_states {
-            2 => next_state(first, dtype),
-            _ => State::default(),
-        },
-        num_states,
-        inputs: [args.v, args.v],
-        v_out: args.v_out,
-        s_out: args.s_out,
-        mask: None,
-        flags: lse_flag(args.lse_base),
-    };
-    enqueue(kernels, &merge, stream)
+/// Both kernels of a type. Which of them a call takes is not the caller's concern, so that the first call
+/// loads both, and any later one may be captured.
+#[derive(Debug)]
+struct Pair {
+    two: Kernel,
+    any: Kernel,
 }
 
-fn enqueue(kernels: &Kernels, merge: &Merge, stream: Stream) -> Result<()> {
-    let dtype = merge.v_out.dtype();
-    let types = Types {
-        q: dtype,
-        kv: dtype,
-        o: dtype,
-    };
-    let params = merge.params();
-    let rows = blocks_of(merge.v_out.extent(0) as u64 * merge.v_out.extent(1) as u64)?;
-    let op = merge_op(&params);
-    let rows_of_block = kernel_threads(op, types) >> params.log2_lanes;
-    let blocks = rows.div_ceil(rows_of_block);
-    kernels.enqueue((op, types), &params, blocks, stream)
+impl Merges {
+    /// Loads nothing yet.
+    pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> Merges {
+        Merges {
+            kernels: Kernels::new("merge", loader, context),
+        }
+    }
+
+    /// Merges two attention states.
+    pub fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {
+        let merge = Merge {
+            first: state(&args.v_a.insert_dim(1), &args.s_a.insert_dim(1)),
+            second: state(&args.v_b.insert_dim(1), &args.s_b.insert_dim(1)),
+            num_states: 2,
+            inputs: [args.v_a, args.v_b],
+            v_out: args.v_out,
+            s_out: args.s_out,
+            mask: args.mask,
+            flags: lse_flag(args.lse_base),
+        };
+        self.enqueue(&merge, stream)
+    }
+
+    /// Merges n attention states.
+    pub fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
+        let (num_states, dtype) = (args.v.extent(1) as u32, args.v.dtype());
+        let first = state(&args.v, &args.s);
+        let merge = Merge {
+            first,
+            second: match num_states {
+                2 => next_state(first, dtype),
+                _ => State::default(),
+            },
+            num_states,
+            inputs: [args.v, args.v],
+            v_out: args.v_out,
+            s_out: args.s_out,
+            mask: None,
+            flags: lse_flag(args.lse_base),
+        };
+        self.enqueue(&merge, stream)
+    }
+
+    fn enqueue(&self, merge: &Merge, stream: Stream) -> Result<()> {
+        let dtype = merge.v_out.dtype();
+        let params = merge.params();
+        let rows = blocks_of(merge.v_out.extent(0) as u64 * merge.v_out.extent(1) as u64)?;
+        let current = self.kernels.enter(stream)?;
+        let pair = self.kernels.get(&current, dtype, stream, |loader, cc| {
+            let load = |states| {
+                let found = loader.find(candidates(dtype, states, cc), || unsupported(dtype, cc));
+                found.map(Kernel::new)
+            };
+            Ok(Pair {
+                two: load(States::Two)?,
+                any: load(States::Any)?,
+            })
+        })?;
+        let kernel = match states(&params) {
+            States::Two => &pair.two,
+            States::Any => &pair.any,
+        };
+        let rows_of_block = kernel.threads() >> params.log2_lanes;
+        let blocks = rows.div_ceil(rows_of_block);
+        // SAFETY: both kernels take a `FolioMergeStatesParams`; the addresses are the caller's tensors,
+        // whose extents `api` checked.
+        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+    }
 }
 
 /// `v` is `[token, state, head, dim]`, `s` `[token, state, head]`.
@@ -91,13 +125,13 @@ fn next_state(state: State, dtype: DType) -> State {
 }
 
 /// The kernel of two states, where it can.
-fn merge_op(params: &MergeStatesParams) -> Op {
+fn states(params: &MergeStatesParams) -> States {
     let rows_are_vectors = params.vectors != 0 && params.head_dim > 0;
     if params.num_states == 2 && rows_are_vectors && params.head_dim <= VECTOR << params.log2_lanes
     {
-        Op::MergeState
+        States::Two
     } else {
-        Op::MergeStates
+        States::Any
     }
 }
 

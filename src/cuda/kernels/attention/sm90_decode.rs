@@ -3,8 +3,10 @@
 //! Rows of at most 128 bytes are read for two KV heads at a time, as neighbours in memory; longer ones are
 //! as fast one by one. Eight packed query rows fill an instruction: more take twice the registers.
 
-use super::row::{Arch, Family, Fit, Op, Shape, Types, same};
-use crate::dtype::DType;
+use super::row::{
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, KeySource, MOST_HEAD_DIM, Phase, Shape, Variant,
+};
+use crate::cuda::kernels::row::Arch;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
@@ -20,17 +22,12 @@ pub(super) const FAMILIES: &[Family] = &[
     SIXTEEN_ROWS_FP8,
 ];
 
-/// One KV head of a block, or two neighbours.
-const ONE_HEAD: &[&str] = &["FOLIO_DECODE_HEADS=1"];
-const TWO_HEADS: &[&str] = &["FOLIO_DECODE_HEADS=2"];
-
 const PAIRS_HALF: Family = Family {
-    op: Op::Decode,
+    phase: Phase::Decode,
+    variant: gathered(2),
     arch: Arch::Sm90a,
     source: "sm90/decode/decode.cu",
     symbol: "folio_sm90_decode_gather",
-    defines: TWO_HEADS,
-    suffix: "gather",
     types: HALF,
     any_output: true,
     shapes: &[shape((64, 64), 8, 16, 4)],
@@ -40,22 +37,22 @@ const PAIRS_HALF: Family = Family {
 };
 
 const PAIRS_FP8: Family = Family {
-    types: FP8,
+    types: HALF_FP8,
     shapes: &[
         shape((64, 64), 8, 16, 4),
         shape((128, 128), 8, 16, 4),
         shape((192, 128), 8, 16, 4),
-        shape((256, 256), 8, 16, 3),
+        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
     ],
     ..PAIRS_HALF
 };
 
 const SINGLE_HALF: Family = Family {
-    defines: ONE_HEAD,
+    variant: gathered(1),
     shapes: &[
         shape((128, 128), 8, 16, 4),
         shape((192, 128), 8, 16, 4),
-        shape((256, 256), 8, 16, 3),
+        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
     ],
     shared_bytes: shared_bytes::<1>,
     ..PAIRS_HALF
@@ -66,41 +63,43 @@ const SIXTEEN_ROWS_HALF: Family = Family {
         shape((64, 64), 16, 32, 4),
         shape((128, 128), 16, 16, 4),
         shape((192, 128), 16, 16, 4),
-        shape((256, 256), 16, 16, 3),
+        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 3),
     ],
     ..SINGLE_HALF
 };
 
 const SIXTEEN_ROWS_FP8: Family = Family {
-    types: FP8,
+    types: HALF_FP8,
     shapes: &[
         shape((64, 64), 16, 32, 4),
         shape((128, 128), 16, 32, 4),
         shape((192, 128), 16, 16, 4),
-        shape((256, 256), 16, 16, 4),
+        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 4),
     ],
     ..SINGLE_HALF
 };
 
-const HALF: &[Types] = &[same(DType::BF16), same(DType::F16)];
-
-const FP8: &[Types] = &[
-    cached(DType::BF16, DType::F8E4M3),
-    cached(DType::F16, DType::F8E4M3),
-    cached(DType::BF16, DType::F8E5M2),
-    cached(DType::F16, DType::F8E5M2),
-];
-
-const fn by_tma(family: Family) -> Family {
-    Family {
-        symbol: "folio_sm90_decode_tma",
-        suffix: "tma",
-        ..family
+/// So many KV heads of a block, neighbours where they are two.
+const fn gathered(heads: u32) -> Variant {
+    Variant::Sm90Decode {
+        keys: KeySource::Gather,
+        heads,
     }
 }
 
-const fn cached(q: DType, kv: DType) -> Types {
-    Types { q, kv, o: q }
+/// The family with keys brought by TMA.
+const fn by_tma(family: Family) -> Family {
+    let Variant::Sm90Decode { heads, .. } = family.variant else {
+        panic!("not a family of this kernel");
+    };
+    Family {
+        variant: Variant::Sm90Decode {
+            keys: KeySource::Tma,
+            heads,
+        },
+        symbol: "folio_sm90_decode_tma",
+        ..family
+    }
 }
 
 /// `kv_tile` keys for each of so many warps.
@@ -116,7 +115,7 @@ const fn shape(dims: (u32, u32), q_tile: u32, kv_tile: u32, warps: u32) -> Shape
 
 /// Rings of two to four stages for each warp, barriers, the warps' softmax sums, and queries where
 /// registers do not hold them. The kernel asserts that it comes to the same.
-fn shared_bytes<const HEADS: u32>(types: Types, shape: Shape) -> u32 {
+fn shared_bytes<const HEADS: u32>(types: AttentionTypes, shape: Shape) -> u32 {
     let warps = shape.threads / 32;
     let stage =
         HEADS * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * types.kv.size() as u32;

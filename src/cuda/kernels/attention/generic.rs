@@ -1,0 +1,151 @@
+//! Rows of the portable kernels, sm_80 and up: complete for the contract, and what every problem falls
+//! back to.
+
+use super::row::{
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, MOST_HEAD_DIM, Phase, Shape, Variant, cached, same,
+};
+use crate::cuda::kernels::row::Arch;
+use crate::dtype::DType;
+
+/// All families, the preferred ones first.
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        types: HALF,
+        shapes: &DECODE_HALF,
+        ..DECODE
+    },
+    Family {
+        types: HALF_FP8,
+        shapes: &DECODE_FP8,
+        ..DECODE
+    },
+    Family {
+        types: HALF,
+        shapes: &PREFILL_HALF,
+        ..PREFILL
+    },
+    Family {
+        types: HALF_FP8,
+        shapes: &PREFILL_FP8,
+        ..PREFILL
+    },
+    Family {
+        phase: Phase::Decode,
+        ..ATTENTION_F32
+    },
+    Family {
+        phase: Phase::Prefill,
+        ..ATTENTION_F32
+    },
+];
+
+/// Attention by mma.sync, the warps dividing the keys.
+const DECODE: Family = Family {
+    phase: Phase::Decode,
+    variant: Variant::Generic { warps_m: 1 },
+    arch: Arch::Sm80,
+    source: "generic/attention.cu",
+    symbol: "folio_attention",
+    types: &[],
+    any_output: true,
+    shapes: &[],
+    fit: Fit::UpTo,
+    shared_bytes: ring_per_warp,
+    bundled: true,
+};
+
+/// The same, the four warps dividing the rows.
+const PREFILL: Family = Family {
+    phase: Phase::Prefill,
+    variant: Variant::Generic { warps_m: 4 },
+    shared_bytes: one_ring,
+    ..DECODE
+};
+
+/// Attention by fp32 arithmetic, compiled alike for both phases.
+const ATTENTION_F32: Family = Family {
+    variant: Variant::GenericF32,
+    source: "generic/attention_f32.cu",
+    symbol: "folio_attention_f32",
+    types: &[
+        same(DType::F32),
+        cached(DType::F32, DType::F8E4M3),
+        cached(DType::F32, DType::F8E5M2),
+    ],
+    shapes: &[
+        shape((64, 64), 16, 32, 128),
+        shape((128, 128), 16, 32, 128),
+        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 32, 128),
+    ],
+    shared_bytes: one_tile_f32,
+    ..DECODE
+};
+
+/// A warp has its own 16 (fp8: 32) keys; fewer warps where dims are large, to stay within 99 KiB, which
+/// is what sm_86 and sm_89 have.
+const DECODE_HALF: [Shape; 4] = [
+    shape((64, 64), 16, 16, 128),
+    shape((128, 128), 16, 16, 128),
+    shape((192, 128), 16, 16, 64),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 64),
+];
+const DECODE_FP8: [Shape; 4] = [
+    shape((64, 64), 16, 32, 128),
+    shape((128, 128), 16, 32, 128),
+    shape((192, 128), 16, 32, 64),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 32, 64),
+];
+/// Two 16-row tiles for each warp where that is faster: every key that is read from shared memory is then
+/// used twice. Measured on an H200, 4 × 4k causal: 161 TFLOP/s against 143 at head_dim 128, 130 against 164
+/// at 64, where the softmax weighs more; fp8 keys leave no registers for it.
+const PREFILL_HALF: [Shape; 4] = [
+    shape((64, 64), 64, 64, 128),
+    shape((128, 128), 128, 32, 128),
+    shape((192, 128), 64, 32, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 32, 128),
+];
+const PREFILL_FP8: [Shape; 4] = [
+    shape((64, 64), 64, 64, 128),
+    shape((128, 128), 64, 64, 128),
+    shape((192, 128), 64, 32, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 32, 128),
+];
+
+const fn shape(
+    (head_dim_qk, head_dim_vo): (u32, u32),
+    q_tile: u32,
+    kv_tile: u32,
+    threads: u32,
+) -> Shape {
+    Shape {
+        head_dim_qk,
+        head_dim_vo,
+        q_tile,
+        kv_tile,
+        threads,
+    }
+}
+
+/// Queries, and two stages of keys and values that all warps share.
+fn one_ring(types: AttentionTypes, shape: Shape) -> u32 {
+    queries(shape) + ring(types, shape)
+}
+
+/// Queries, and two stages for each warp.
+fn ring_per_warp(types: AttentionTypes, shape: Shape) -> u32 {
+    queries(shape) + shape.threads / 32 * ring(types, shape)
+}
+
+fn queries(shape: Shape) -> u32 {
+    shape.q_tile * shape.head_dim_qk * 2
+}
+
+fn ring(types: AttentionTypes, shape: Shape) -> u32 {
+    2 * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * types.kv.size() as u32
+}
+
+/// Queries, keys in rows of four more, and values, all as fp32.
+fn one_tile_f32(_: AttentionTypes, shape: Shape) -> u32 {
+    let keys = shape.kv_tile * (shape.head_dim_qk + 4 + shape.head_dim_vo);
+    4 * (shape.q_tile * shape.head_dim_qk + keys)
+}

@@ -1,0 +1,14 @@
+//! Rows of the kernels that compute attention. `row` says what a row is and what a problem asks of one,
+//! `generic`, `sm90_decode` and `sm90_prefill` are the families, `table` lists and finds them.
+
+mod generic;
+mod row;
+mod sm90_decode;
+mod sm90_prefill;
+mod table;
+
+pub use row::{
+    AttentionQuery, AttentionRow, AttentionTypes, Family, Fit, KeySource, KvRows, MOST_HEAD_DIM,
+    Phase, Shape, Variant,
+};
+pub use table::{candidates, rows, unsupported};

@@ -1,0 +1,302 @@
+//! A row of an attention kernel, what a problem asks of one, and how a family becomes rows.
+
+use crate::cuda::kernels::row::{Arch, Row, Sizes, defines, name, type_name};
+use crate::dtype::DType;
+
+/// The widest rows of q, k, v and o that attention kernels exist for. Wider problems pass every layer above
+/// this table, and are refused here.
+pub const MOST_HEAD_DIM: u32 = 256;
+
+/// How a kernel divides its tile of query rows. It is not the handle that the problem came by: short
+/// prompts decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// All warps share the rows, which are few, and divide the keys.
+    Decode,
+    /// The warps divide the rows.
+    Prefill,
+}
+
+impl Phase {
+    /// The name in kernel names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Decode => "decode",
+            Phase::Prefill => "prefill",
+        }
+    }
+}
+
+/// Which kernel a row is of, and what tells its rows apart beside types and sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// `generic/attention.cu`: mma.sync.
+    Generic {
+        /// Warps along the rows of a tile; where it is one, the warps divide the keys.
+        warps_m: u32,
+    },
+    /// `generic/attention_f32.cu`: fp32 arithmetic.
+    GenericF32,
+    /// `sm90/decode/decode.cu`.
+    Sm90Decode {
+        /// How keys come.
+        keys: KeySource,
+        /// KV heads of a block, one or two neighbours.
+        heads: u32,
+    },
+    /// `sm90/prefill/prefill.cu`.
+    Sm90Prefill {
+        /// How tiles of K and V are filled.
+        kv: KvRows,
+    },
+}
+
+/// How the Hopper decode kernel brings keys to shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeySource {
+    /// By TMA, in boxes.
+    Tma,
+    /// Row by row.
+    Gather,
+}
+
+/// How the Hopper prefill kernel finds the rows of K and V.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvRows {
+    /// Page by page.
+    Paged,
+    /// They are consecutive.
+    Ragged,
+}
+
+impl Variant {
+    /// What the source is told, as `NAME=VALUE`.
+    fn define(self) -> Option<String> {
+        match self {
+            Variant::Generic { warps_m } => Some(format!("FOLIO_WARPS_M={warps_m}")),
+            Variant::GenericF32 => None,
+            Variant::Sm90Decode { heads, .. } => Some(format!("FOLIO_DECODE_HEADS={heads}")),
+            Variant::Sm90Prefill { kv } => {
+                Some(format!("FOLIO_PAGED={}", u32::from(kv == KvRows::Paged)))
+            }
+        }
+    }
+
+    /// The last part of a row's name, where rows differ in nothing else that the name says.
+    fn suffix(self) -> Option<&'static str> {
+        match self {
+            Variant::Generic { .. } | Variant::GenericF32 => None,
+            Variant::Sm90Decode { keys, .. } => Some(match keys {
+                KeySource::Tma => "tma",
+                KeySource::Gather => "gather",
+            }),
+            Variant::Sm90Prefill { kv } => Some(match kv {
+                KvRows::Paged => "paged",
+                KvRows::Ragged => "ragged",
+            }),
+        }
+    }
+}
+
+/// Element types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AttentionTypes {
+    /// Of q.
+    pub q: DType,
+    /// Of k and v.
+    pub kv: DType,
+    /// Of o.
+    pub o: DType,
+}
+
+/// One size that a family is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Elements of a q or k row.
+    pub head_dim_qk: u32,
+    /// Elements of a v or o row.
+    pub head_dim_vo: u32,
+    /// Query rows of a block.
+    pub q_tile: u32,
+    /// Keys of a step.
+    pub kv_tile: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+/// How a row's dims relate to a problem's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    /// They are equal.
+    Exact,
+    /// The problem's may be smaller: the kernel masks the rest.
+    UpTo,
+}
+
+/// Rows that differ in types and shape only. Every combination is a row.
+pub struct Family {
+    /// How the tile is divided.
+    pub phase: Phase,
+    /// Which kernel.
+    pub variant: Variant,
+    /// What it is written for.
+    pub arch: Arch,
+    /// File, relative to `kernels/`.
+    pub source: &'static str,
+    /// The `extern "C" __global__` function.
+    pub symbol: &'static str,
+    /// Element types.
+    pub types: &'static [AttentionTypes],
+    /// The kernels take the type of o at run time: `o` of the types is not asked for, and `FOLIO_O` is
+    /// not defined.
+    pub any_output: bool,
+    /// Sizes.
+    pub shapes: &'static [Shape],
+    /// How the dims are meant.
+    pub fit: Fit,
+    /// Dynamic shared memory in bytes.
+    pub shared_bytes: fn(AttentionTypes, Shape) -> u32,
+    /// Compiled ahead of time; otherwise where NVRTC is found at run time.
+    pub bundled: bool,
+}
+
+/// One variant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttentionRow {
+    /// The code.
+    pub row: Row,
+    /// How the tile is divided.
+    pub phase: Phase,
+    /// Which kernel.
+    pub variant: Variant,
+    /// Element types.
+    pub types: AttentionTypes,
+    /// The type of o is whatever the problem says.
+    pub any_output: bool,
+    /// Sizes.
+    pub shape: Shape,
+    /// How the dims are meant.
+    pub fit: Fit,
+}
+
+impl AsRef<Row> for AttentionRow {
+    fn as_ref(&self) -> &Row {
+        &self.row
+    }
+}
+
+/// What a problem asks of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionQuery {
+    /// How its rows are divided.
+    pub phase: Phase,
+    /// The device's.
+    pub compute_capability: (u32, u32),
+    /// Element types.
+    pub types: AttentionTypes,
+    /// Elements of a q or k row.
+    pub head_dim_qk: u32,
+    /// Elements of a v or o row.
+    pub head_dim_vo: u32,
+}
+
+impl Family {
+    pub(super) fn rows(&self) -> impl Iterator<Item = AttentionRow> + '_ {
+        self.types
+            .iter()
+            .flat_map(move |&types| self.shapes.iter().map(move |&shape| self.row(types, shape)))
+    }
+
+    fn row(&self, types: AttentionTypes, shape: Shape) -> AttentionRow {
+        let shared_bytes = (self.shared_bytes)(types, shape);
+        let o = (!self.any_output).then_some(types.o);
+        let mut defines = defines((types.q, types.kv, o), &shape.sizes(), shared_bytes);
+        defines.extend(self.variant.define());
+        AttentionRow {
+            row: Row {
+                name: self.row_name(types, shape),
+                operator: self.phase.name(),
+                arch: self.arch,
+                source: self.source,
+                symbol: self.symbol,
+                defines,
+                threads: shape.threads,
+                shared_bytes,
+                bundled: self.bundled,
+            },
+            phase: self.phase,
+            variant: self.variant,
+            types,
+            any_output: self.any_output,
+            shape,
+            fit: self.fit,
+        }
+    }
+
+    fn row_name(&self, types: AttentionTypes, shape: Shape) -> String {
+        let mut parts = Vec::new();
+        if types.o != types.q && !self.any_output {
+            parts.push(format!("o{}", type_name(types.o)));
+        }
+        parts.push(format!("d{}", shape.head_dim_qk));
+        if shape.head_dim_vo != shape.head_dim_qk {
+            parts.push(format!("dv{}", shape.head_dim_vo));
+        }
+        parts.push(format!("q{}", shape.q_tile));
+        parts.extend(self.variant.suffix().map(str::to_owned));
+        name(self.phase.name(), self.arch, (types.q, types.kv), &parts)
+    }
+}
+
+impl Shape {
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            head_dim_qk: self.head_dim_qk,
+            head_dim_vo: self.head_dim_vo,
+            q_tile: self.q_tile,
+            kv_tile: self.kv_tile,
+            threads: self.threads,
+        }
+    }
+}
+
+impl AttentionRow {
+    pub(super) fn fits(&self, query: &AttentionQuery) -> bool {
+        self.phase == query.phase
+            && (self.types.q, self.types.kv) == (query.types.q, query.types.kv)
+            && (self.any_output || self.types.o == query.types.o)
+            && self.row.arch.runs_on(query.compute_capability)
+            && self.fit.accepts(self.shape.head_dim_qk, query.head_dim_qk)
+            && self.fit.accepts(self.shape.head_dim_vo, query.head_dim_vo)
+    }
+}
+
+impl Fit {
+    fn accepts(self, row: u32, problem: u32) -> bool {
+        match self {
+            Fit::Exact => row == problem,
+            Fit::UpTo => row >= problem,
+        }
+    }
+}
+
+/// Types of a family whose q, kv and o are the same.
+pub(super) const fn same(dtype: DType) -> AttentionTypes {
+    cached(dtype, dtype)
+}
+
+/// Types of a family whose k and v are stored in a type of their own.
+pub(super) const fn cached(q: DType, kv: DType) -> AttentionTypes {
+    AttentionTypes { q, kv, o: q }
+}
+
+/// The 16-bit types.
+pub(super) const HALF: &[AttentionTypes] = &[same(DType::BF16), same(DType::F16)];
+
+/// The 16-bit types over fp8 keys and values.
+pub(super) const HALF_FP8: &[AttentionTypes] = &[
+    cached(DType::BF16, DType::F8E4M3),
+    cached(DType::F16, DType::F8E4M3),
+    cached(DType::BF16, DType::F8E5M2),
+    cached(DType::F16, DType::F8E5M2),
+];

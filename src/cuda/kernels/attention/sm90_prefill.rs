@@ -1,0 +1,57 @@
+//! Rows of the Hopper prefill kernels.
+
+use super::row::{AttentionTypes, Family, Fit, HALF, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant};
+use crate::cuda::kernels::row::Arch;
+
+/// All families, the preferred ones first.
+pub(super) const FAMILIES: &[Family] = &[family(KvRows::Paged), family(KvRows::Ragged)];
+
+const fn family(kv: KvRows) -> Family {
+    Family {
+        phase: Phase::Prefill,
+        variant: Variant::Sm90Prefill { kv },
+        arch: Arch::Sm90a,
+        source: "sm90/prefill/prefill.cu",
+        symbol: "folio_prefill_sm90",
+        types: HALF,
+        any_output: false,
+        shapes: &SHAPES,
+        fit: Fit::Exact,
+        shared_bytes,
+        bundled: true,
+    }
+}
+
+const SHAPES: [Shape; 5] = [
+    shape(64, 64, 192, 128),
+    shape(128, 128, 192, 80),
+    shape(128, 128, 128, 128),
+    shape(192, 128, 128, 128),
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
+];
+
+const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) -> Shape {
+    Shape {
+        head_dim_qk,
+        head_dim_vo,
+        q_tile,
+        kv_tile,
+        // A warpgroup of 128 threads for every 64 query rows, and one that loads.
+        threads: 128 * (q_tile / 64 + 1),
+    }
+}
+
+/// Stages of K and V, one or two of Q, and 1024 bytes of barriers and tile records; the kernel asserts
+/// that it comes to the same.
+fn shared_bytes(_: AttentionTypes, shape: Shape) -> u32 {
+    const MOST: u32 = 232_448 - 1024;
+    let stages = match (shape.head_dim_qk, shape.q_tile) {
+        (64, _) => 4,
+        (_, 192) => 3,
+        _ => 2,
+    };
+    let cache = stages * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * 2;
+    let queries = shape.q_tile * shape.head_dim_qk * 2;
+    let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
+    cache + query_stages * queries + 1024
+}
