@@ -56,7 +56,9 @@ pub struct Workspace {
 
 /// One attention problem on one device: the code that was picked, and the current plan.
 pub trait Attention: Send + Sync {
-    /// Name of the kernel row that was picked.
+    /// Name of the first choice: the kernel that plans are cut for, and that every run takes but those that
+    /// ask for a feature that it lacks. Such a run takes another kernel, and the first with its reason is
+    /// told in the log.
     fn kernel(&self) -> &str;
 
     /// How to cut the work.

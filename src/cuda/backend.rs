@@ -3,9 +3,6 @@
 use std::sync::Arc;
 
 use super::attention::handle::CudaAttention;
-use super::attention::kernel::AttentionKernel;
-use super::attention::sm90_decode::Sm90Decode;
-use super::attention::sm90_prefill::Sm90Prefill;
 use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
@@ -40,15 +37,6 @@ impl CudaBackend {
             loader,
         })
     }
-
-    /// The Hopper kernel for a problem, where there is one: few rows are decode's, many prefill's.
-    fn hopper_kernel(&self, desc: &AttentionDesc) -> Result<Option<Box<dyn AttentionKernel>>> {
-        if let Some(kernel) = Sm90Decode::load(&self.loader, &self.context, desc)? {
-            return Ok(Some(Box::new(kernel)));
-        }
-        let kernel = Sm90Prefill::load(&self.loader, &self.context, desc)?;
-        Ok(kernel.map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>))
-    }
 }
 
 impl Backend for CudaBackend {
@@ -57,8 +45,7 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        let special = self.hopper_kernel(desc)?;
-        let attention = CudaAttention::new(&self.loader, &self.context, desc, special)?;
+        let attention = CudaAttention::new(&self.loader, &self.context, desc)?;
         Ok(Box::new(attention))
     }
 

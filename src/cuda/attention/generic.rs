@@ -2,12 +2,13 @@
 //! run.
 #![allow(unsafe_code)]
 
-use super::kernel::{AttentionKernel, Run, find, query};
+use super::features::Features;
+use super::kernel::{AttentionKernel, Run, query};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Arch;
-use crate::cuda::kernels::attention::{AttentionRow, Phase};
+use crate::cuda::kernels::attention::{AttentionRow, Phase, candidates, unsupported};
 use crate::cuda::params::{Divisor, GenericParams, dtype_code, row_alignment};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -38,7 +39,8 @@ impl Generic {
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Generic> {
         let group_size = desc.group_size();
         let query = query(context, desc);
-        let (row, function) = find(loader, query, |row| row.row.arch == Arch::Sm80)?;
+        let rows = candidates(query).filter(|row| row.row.arch == Arch::Sm80);
+        let (row, function) = loader.find(rows, || unsupported(&query))?;
         let current = context.enter()?;
         let blocks_per_sm = function.blocks_per_sm(&current, row.shape.threads)?.max(1);
         let slots = context.device().sm_count * blocks_per_sm;
@@ -86,8 +88,8 @@ impl AttentionKernel for Generic {
         self.tiling
     }
 
-    fn supports(&self, _: &Run<'_>) -> bool {
-        true
+    fn missing(&self, _: &Run<'_>) -> Features {
+        Features::default()
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {

@@ -4,8 +4,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::generic::Generic;
-use super::kernel::{AttentionKernel, Run};
+use super::candidates::Candidates;
+use super::kernel::Run;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
@@ -35,9 +35,7 @@ const FEW_THREADS: u32 = 256;
 pub struct CudaAttention {
     context: Arc<Context>,
     desc: AttentionDesc,
-    /// Preferred, where there is one; takes what it supports.
-    special: Option<Box<dyn AttentionKernel>>,
-    generic: Generic,
+    candidates: Candidates,
     combine: (&'static Row, Function),
     planner: (&'static Row, Function),
     tiling: Tiling,
@@ -71,17 +69,15 @@ impl CudaAttention {
         loader: &Loader,
         context: &Arc<Context>,
         desc: &AttentionDesc,
-        special: Option<Box<dyn AttentionKernel>>,
     ) -> Result<CudaAttention> {
         let cc = context.device().compute_capability;
-        let generic = Generic::load(loader, context, desc)?;
-        let tiling = special.as_ref().map_or(generic.tiling(), |s| s.tiling());
+        let candidates = Candidates::load(loader, context, desc)?;
+        let tiling = candidates.first().tiling();
         let capacity = Capacity::new(desc, &tiling);
         Ok(CudaAttention {
             context: Arc::clone(context),
             desc: *desc,
-            special,
-            generic,
+            candidates,
             combine: loader.find(combine::candidates(cc), || combine::unsupported(cc))?,
             planner: loader.find(plan::candidates(cc), || plan::unsupported(cc))?,
             tiling,
@@ -351,15 +347,14 @@ impl CudaAttention {
             dependent: self.context.device().compute_capability >= (9, 0),
             stream,
         };
-        // SAFETY: the kernel takes a `FolioCombineParams`; see `Generic::launch`.
+        // SAFETY: the kernel takes a `FolioCombineParams`; as for the kernel before it.
         unsafe { launch.enqueue(current, &self.combine.1, &combine, &[]) }
     }
 }
 
 impl Attention for CudaAttention {
     fn kernel(&self) -> &str {
-        let special = self.special.as_ref().map(|special| special.name());
-        special.unwrap_or(self.generic.name())
+        self.candidates.first().name()
     }
 
     fn tiling(&self) -> Tiling {
@@ -416,14 +411,8 @@ impl Attention for CudaAttention {
             .enqueuing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        match self
-            .special
-            .as_ref()
-            .filter(|special| special.supports(&run))
-        {
-            Some(special) => special.launch(&current, &run, stream)?,
-            None => self.generic.launch(&current, &run, stream)?,
-        }
+        let kernel = self.candidates.pick(&run);
+        kernel.launch(&current, &run, stream)?;
         if planned.num_combines == 0 {
             return Ok(());
         }

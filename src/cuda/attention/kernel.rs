@@ -2,12 +2,13 @@
 //! items; a plan is cut as its preferred kernel wants, and whichever kernel a run needs takes the items as
 //! they are.
 
+use super::features::{Feature, Features};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function};
 use crate::cuda::kernels::attention::{self, AttentionQuery, AttentionRow, AttentionTypes, Phase};
 use crate::cuda::params::AttentionParams;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, Checked, Tiling};
 
 /// One run of a plan.
@@ -33,24 +34,37 @@ pub trait AttentionKernel: Send + Sync {
     /// How it likes its work cut.
     fn tiling(&self) -> Tiling;
 
-    /// Whether it can do this run: mask, window, strides. Asked before every launch; cheap.
-    fn supports(&self, run: &Run<'_>) -> bool;
+    /// What the run asks for and the kernel lacks; nothing where it takes the run. Asked before every
+    /// launch: a few comparisons, and no memory.
+    fn missing(&self, run: &Run<'_>) -> Features;
 
     /// Enqueues the kernel.
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()>;
 }
 
+/// What was wanted, or what the wanted one lacks.
+pub type OrLacks<T> = std::result::Result<T, Features>;
+
 /// The preferred row of a problem that `accept` agrees to, with its kernel.
 ///
 /// # Errors
-/// As [`Loader::find`].
+/// As [`Loader::find`], but for [`Error::Unsupported`].
 pub fn find(
     loader: &Loader,
     query: AttentionQuery,
     accept: impl Fn(&AttentionRow) -> bool,
-) -> Result<(&'static AttentionRow, Function)> {
-    let rows = attention::candidates(query).filter(|row| accept(row));
-    loader.find(rows, || attention::unsupported(&query))
+) -> Result<OrLacks<(&'static AttentionRow, Function)>> {
+    let mut rows = attention::candidates(query)
+        .filter(|row| accept(row))
+        .peekable();
+    if rows.peek().is_none() {
+        return Ok(Err(Feature::TypesAndDims.into()));
+    }
+    match loader.find(rows, || attention::unsupported(&query)) {
+        Ok(found) => Ok(Ok(found)),
+        Err(Error::Unsupported(_)) => Ok(Err(Feature::Code.into())),
+        Err(error) => Err(error),
+    }
 }
 
 /// What to look for in the kernel table.

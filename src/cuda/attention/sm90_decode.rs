@@ -1,77 +1,85 @@
-//! The Hopper decode kernel, `kernels/sm90/decode/decode.cu`: what it takes, and the tensor maps that it reads
-//! keys and values by. Where a map cannot describe a cache, keys are gathered instead.
+//! The Hopper decode kernels, `kernels/sm90/decode/decode.cu`: what they take, and the tensor maps that
+//! one of the two reads keys and values by. Where a map cannot describe a cache, the other one gathers keys
+//! row by row.
 #![allow(unsafe_code)]
 
-use super::kernel::{AttentionKernel, Run, find, query};
+use super::features::{Feature, Features};
+use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
+use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{
-    Context, Current, Function, L2Promotion, Launch, Swizzle, TensorMap, Tiled,
-};
+use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{AttentionRow, KeySource, Variant};
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling};
 use crate::tensor::Tensor;
 
-/// Tokens of a group, the rows of a swizzle atom.
-const GROUP: u32 = 8;
 /// Blocks in z direction that a launch can have.
 const MOST_ITEMS: u32 = 65_535;
 
-/// The kernels for one problem.
+/// One of the two kernels for one problem.
 #[derive(Debug)]
 pub struct Sm90Decode {
     desc: AttentionDesc,
     page_size: u32,
     layout: KvLayout,
-    tma: (&'static AttentionRow, Function),
-    gather: (&'static AttentionRow, Function),
+    row: &'static AttentionRow,
+    function: Function,
+    keys: KeySource,
+    /// KV heads of a block.
     heads: u32,
     sm_count: u32,
+    /// Bytes of keys and values up to which they are marked to leave L2 first.
+    evict_first_bytes: u64,
 }
 
 impl Sm90Decode {
-    /// Loads the rows for a problem; `None` where there are none.
+    /// Loads the row for a problem.
     ///
     /// # Errors
-    /// As [`Loader::find`], but for [`Error::Unsupported`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<Self>> {
+    /// As [`find`].
+    pub fn load(
+        keys: KeySource,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
         // Positions and their distances stay far from the ends of i32.
         const MOST_KEYS: u32 = 1 << 30;
         let KvStorage::Paged { page_size, layout } = desc.kv else {
-            return Ok(None);
+            return Ok(Err(Feature::RaggedKv.into()));
         };
-        let rows = desc.group_size().saturating_mul(desc.max_qo_len);
-        if desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS {
-            return Ok(None);
+        let page_fits = keys == KeySource::Gather || page_size.is_multiple_of(GROUP);
+        let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
+        let lacks = Features::default()
+            .and(Feature::PageSize, !page_fits)
+            .and(Feature::Lengths, is_long);
+        if !lacks.is_empty() {
+            return Ok(Err(lacks));
         }
-        let query = query(context, desc);
-        let find = |wanted: KeySource| {
-            find(loader, query, |row| {
-                matches!(row.variant, Variant::Sm90Decode { keys, heads }
-                    if keys == wanted && desc.num_kv_heads.is_multiple_of(heads))
-                    && row.shape.q_tile >= rows
-            })
+        let rows = desc.group_size().saturating_mul(desc.max_qo_len);
+        let wanted = |row: &AttentionRow| {
+            heads(row, keys).is_some_and(|heads| desc.num_kv_heads.is_multiple_of(heads))
+                && row.shape.q_tile >= rows
         };
-        let tma = match find(KeySource::Tma) {
-            Err(Error::Unsupported(_)) => return Ok(None),
-            found => found?,
-        };
-        Ok(Some(Sm90Decode {
+        let found = find(loader, query(context, desc), wanted)?;
+        Ok(found.map(|(row, function)| Sm90Decode {
             desc: *desc,
             page_size,
             layout,
-            heads: heads(tma.0),
-            tma,
-            gather: find(KeySource::Gather)?,
+            heads: heads(row, keys).unwrap_or(1),
+            row,
+            function,
+            keys,
             sm_count: context.device().sm_count,
+            evict_first_bytes: evict_first_bytes(context.device().l2_bytes),
         }))
     }
 
     /// Tokens of a box: as many as a page and a tile have in common.
     fn box_tokens(&self) -> u32 {
-        1 << (self.page_size | self.tma.0.shape.kv_tile).trailing_zeros()
+        1 << (self.page_size | self.row.shape.kv_tile).trailing_zeros()
     }
 
     /// How far the coordinate that counts pages moves from page to page; `None` where pages are not a
@@ -80,10 +88,7 @@ impl Sm90Decode {
     /// NHD caches are `[8-token group][head]`, where the groups of a page follow one another; HND caches
     /// `[page and head][8-token group]`.
     fn page_step(&self, cache: &Tensor) -> Option<u32> {
-        let distinct = |(&extent, &stride): (&i64, &i64)| extent <= 1 || stride > 0;
-        if !self.page_size.is_multiple_of(GROUP)
-            || !cache.shape().iter().zip(cache.strides()).all(distinct)
-        {
+        if !rows_are_distinct(cache) {
             return None;
         }
         let in_page = match self.layout {
@@ -107,56 +112,31 @@ impl Sm90Decode {
     fn map(&self, current: &Current<'_>, cache: &Tensor, page_step: u32) -> Result<TensorMap> {
         let size = cache.dtype().size() as u32;
         let row_bytes = cache.extent(3) as u32 * size;
-        let (atom, swizzle) = match row_bytes % 128 {
+        let (atom_bytes, swizzle) = match row_bytes % 128 {
             0 => (128, Swizzle::Span128),
             _ => (64, Swizzle::Span64),
         };
-        let pages = (cache.extent(0) as u64 - 1) * u64::from(page_step);
-        let groups = u64::from(self.page_size / GROUP);
-        let kv_heads = u64::from(self.desc.num_kv_heads);
+        let (atom, atoms) = (atom_bytes / size, row_bytes / atom_bytes);
+        // `page_step` counts these, and all of them together are within i32.
+        let pages = (cache.extent(0) as u32 - 1) * page_step;
+        let (groups, kv_heads) = (self.page_size / GROUP, self.desc.num_kv_heads);
         let (groups, kv_heads) = match self.layout {
             KvLayout::Nhd => (pages + groups, kv_heads),
             KvLayout::Hnd => (groups, pages + kv_heads),
         };
-        let atoms = row_bytes / atom;
-        let extents = [
-            u64::from(atom / size),
-            u64::from(GROUP),
-            u64::from(atoms),
-            groups,
-            kv_heads,
-        ];
-        let token = cache.stride(1) as u64 * u64::from(size);
-        let head = cache.stride(2) as u64 * u64::from(size);
-        let mut strides = [token, u64::from(atom), u64::from(GROUP) * token, head];
-        for (stride, extent) in strides.iter_mut().zip(&extents[1..]) {
-            // Where there is one index the stride does not matter, and may be anything.
-            if *extent == 1 {
-                *stride = 16;
-            }
-        }
-        let tiled = Tiled {
-            dtype: cache.dtype(),
-            address: cache.address() as u64,
-            extents: &extents,
-            strides: &strides,
-            box_extents: &[
-                atom / size,
-                GROUP,
-                atoms,
-                self.box_tokens() / GROUP,
-                self.heads,
-            ],
-            element_strides: &[1; 5],
-            swizzle,
-            l2_promotion: L2Promotion::Bytes128,
-        };
-        TensorMap::encode(current.driver(), &tiled)
+        let token = cache.stride(1);
+        Map::new(cache)
+            .dimension(atom, atom, 1)
+            .dimension(GROUP, GROUP, token)
+            .dimension(atoms, atoms, i64::from(atom))
+            .dimension(groups, self.box_tokens() / GROUP, i64::from(GROUP) * token)
+            .dimension(kv_heads, self.heads, cache.stride(2))
+            .encode(current.driver(), swizzle)
     }
 
     fn grid(&self, run: &Run<'_>) -> [u32; 3] {
         let heads = self.desc.num_kv_heads / self.heads;
-        let row_tiles = (run.q_tile * self.desc.group_size()).div_ceil(self.tma.0.shape.q_tile);
+        let row_tiles = (run.q_tile * self.desc.group_size()).div_ceil(self.row.shape.q_tile);
         // Blocks take items in turn. A graph is launched for the largest batch, and blocks without an
         // item cost a little too: as many as run at a time, and as many again for balance.
         let most = match self.desc.graph {
@@ -170,20 +150,24 @@ impl Sm90Decode {
     /// first; a longer stream is slower for it (on an H200: 18.8 against 20.4 µs at 34 MB, 141 against
     /// 135 µs at 537 MB, with an L2 full of unwritten data).
     fn evict_first(&self, run: &Run<'_>) -> bool {
-        const MOST_BYTES: u64 = 96 << 20;
         let dims = u64::from(self.desc.head_dim_qk + self.desc.head_dim_vo);
         let bytes_per_key =
             u64::from(self.desc.num_kv_heads) * dims * self.desc.kv_dtype.size() as u64;
-        run.num_keys.saturating_mul(bytes_per_key) <= MOST_BYTES
+        run.num_keys.saturating_mul(bytes_per_key) <= self.evict_first_bytes
+    }
+
+    /// How the maps of k and v count pages; `None` for the kernel that needs no maps.
+    fn page_steps(&self, run: &Run<'_>) -> Option<[u32; 2]> {
+        match self.keys {
+            KeySource::Tma => Some([self.page_step(&run.args.k)?, self.page_step(&run.args.v)?]),
+            KeySource::Gather => None,
+        }
     }
 }
 
 impl AttentionKernel for Sm90Decode {
     fn name(&self) -> &str {
-        match self.page_size.is_multiple_of(GROUP) {
-            true => &self.tma.0.row.name,
-            false => &self.gather.0.row.name,
-        }
+        &self.row.row.name
     }
 
     fn tiling(&self) -> Tiling {
@@ -200,23 +184,29 @@ impl AttentionKernel for Sm90Decode {
         }
     }
 
-    fn supports(&self, run: &Run<'_>) -> bool {
+    fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         let of_four = (4 * args.o.dtype().size() as u32).min(16);
-        matches!(args.mask, Mask::Causal | Mask::Full)
-            && args.mm_prefix_ranges.is_none()
-            && row_alignment(&args.q) >= 8
-            && row_alignment(&args.o) >= of_four
-            && [&args.k, &args.v]
-                .iter()
-                .all(|cache| !cache.is_empty() && row_alignment(cache) >= 16)
+        let caches = [&args.k, &args.v];
+        let custom = !matches!(args.mask, Mask::Causal | Mask::Full);
+        let is_empty = caches.iter().any(|cache| cache.is_empty());
+        let aligned = caches.iter().all(|cache| row_alignment(cache) >= 16);
+        let mapped = is_empty || self.keys == KeySource::Gather || self.page_steps(run).is_some();
+        Features::default()
+            .and(Feature::CustomMask, custom)
+            .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
+            .and(Feature::QStrides, row_alignment(&args.q) < 8)
+            .and(Feature::OStrides, row_alignment(&args.o) < of_four)
+            .and(Feature::EmptyKv, is_empty)
+            .and(Feature::KvStrides, !aligned)
+            .and(Feature::PageSteps, !mapped)
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
-        let steps = self.page_step(&run.args.k).zip(self.page_step(&run.args.v));
-        let (k_page_step, v_page_step) = steps.unwrap_or_default();
+        let steps = self.page_steps(run);
+        let [k_page_step, v_page_step] = steps.unwrap_or_default();
         let boxes = match steps {
-            Some(_) => self.tma.0.shape.kv_tile / self.box_tokens(),
+            Some(_) => self.row.shape.kv_tile / self.box_tokens(),
             None => 1,
         };
         let params = DecodeParams {
@@ -232,7 +222,7 @@ impl AttentionKernel for Sm90Decode {
         };
         let launch = Launch {
             grid: self.grid(run),
-            threads: self.tma.0.shape.threads,
+            threads: self.row.shape.threads,
             cluster: 1,
             dependent: true,
             stream,
@@ -241,21 +231,36 @@ impl AttentionKernel for Sm90Decode {
             // SAFETY: the kernel takes a `FolioDecodeParams`; its addresses are the caller's tensors,
             // which were checked against the plan, and the workspace, whose list of items and places has
             // room for the grid.
-            return unsafe { launch.enqueue(current, &self.gather.1, &params, &[]) };
+            return unsafe { launch.enqueue(current, &self.function, &params, &[]) };
         }
         let maps = [
             self.map(current, &run.args.k, k_page_step)?,
             self.map(current, &run.args.v, v_page_step)?,
         ];
         // SAFETY: as above, and two tensor maps.
-        unsafe { launch.enqueue(current, &self.tma.1, &params, &maps) }
+        unsafe { launch.enqueue(current, &self.function, &params, &maps) }
     }
 }
 
-/// KV heads of a block.
-fn heads(row: &AttentionRow) -> u32 {
+/// KV heads of a block of the row, where it brings keys in this way.
+fn heads(row: &AttentionRow, wanted: KeySource) -> Option<u32> {
     match row.variant {
-        Variant::Sm90Decode { heads, .. } => heads,
-        _ => 1,
+        Variant::Sm90Decode { keys, heads } if keys == wanted => Some(heads),
+        _ => None,
+    }
+}
+
+/// 8/5 of L2. That was measured on an H200, whose driver states an L2 of 60 MiB: 96 MiB there.
+fn evict_first_bytes(l2_bytes: u32) -> u64 {
+    u64::from(l2_bytes) * 8 / 5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_of_an_h200_is_the_measured_one() {
+        assert_eq!(evict_first_bytes(60 << 20), 96 << 20);
     }
 }

@@ -2,24 +2,23 @@
 //! Q, K and V by.
 #![allow(unsafe_code)]
 
-use super::kernel::{AttentionKernel, Run, find, phase, query};
+use super::features::{Feature, Features};
+use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
+use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{
-    Context, Current, Driver, Function, L2Promotion, Launch, Swizzle, TensorMap, Tiled,
-};
-use crate::cuda::kernels::attention::{AttentionRow, KvRows, Phase, Variant};
+use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
+use crate::cuda::kernels::attention::{AttentionRow, KvRows, Variant};
 use crate::cuda::params::row_alignment;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
 const MOST_PACKED_HEADS: u32 = 16;
-/// Tokens of a group, the rows of a swizzle atom.
-const GROUP: u32 = 8;
 /// Columns of a swizzle atom, 128 bytes of 16-bit elements.
 const ATOM: u32 = 64;
+const SWIZZLE: Swizzle = Swizzle::Span128;
 /// Rows of a consumer warpgroup.
 const WARPGROUP_ROWS: u32 = 64;
 
@@ -35,22 +34,23 @@ pub struct Sm90Prefill {
 }
 
 impl Sm90Prefill {
-    /// Loads the row for a problem; `None` where there is none.
+    /// Loads the row for a problem.
     ///
     /// # Errors
-    /// As [`Loader::find`], but for [`Error::Unsupported`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<Self>> {
+    /// As [`find`].
+    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
-        let (kv, suits) = match desc.kv {
+        let (kv, page_fits) = match desc.kv {
             KvStorage::Paged { page_size, .. } => (KvRows::Paged, page_size % GROUP == 0),
             KvStorage::Ragged => (KvRows::Ragged, true),
         };
-        if !suits
-            || phase(desc) != Phase::Prefill
-            || desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS
-        {
-            return Ok(None);
+        let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
+        let lacks = Features::default()
+            .and(Feature::PageSize, !page_fits)
+            .and(Feature::Lengths, is_long);
+        if !lacks.is_empty() {
+            return Ok(Err(lacks));
         }
         let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
@@ -58,11 +58,8 @@ impl Sm90Prefill {
             row.variant == Variant::Sm90Prefill { kv }
                 && tile_suits(row, packed_heads, desc.max_qo_len)
         };
-        let (row, function) = match find(loader, query, wanted) {
-            Err(Error::Unsupported(_)) => return Ok(None),
-            found => found?,
-        };
-        Ok(Some(Sm90Prefill {
+        let found = find(loader, query, wanted)?;
+        Ok(found.map(|(row, function)| Sm90Prefill {
             row,
             function,
             sm_count: context.device().sm_count,
@@ -75,9 +72,9 @@ impl Sm90Prefill {
     fn maps(&self, current: &Current<'_>, run: &Run<'_>) -> Result<[TensorMap; 3]> {
         let driver = current.driver();
         Ok([
-            self.query_map(&run.args.q).encode(driver)?,
-            self.cache_map(&run.args.k).encode(driver)?,
-            self.cache_map(&run.args.v).encode(driver)?,
+            self.query_map(&run.args.q).encode(driver, SWIZZLE)?,
+            self.cache_map(&run.args.k).encode(driver, SWIZZLE)?,
+            self.cache_map(&run.args.v).encode(driver, SWIZZLE)?,
         ])
     }
 
@@ -124,20 +121,25 @@ impl Sm90Prefill {
             )
     }
 
-    /// Whether the maps can describe the cache.
-    fn takes_cache(&self, cache: &Tensor) -> bool {
+    /// Why the maps cannot describe the cache.
+    fn missing_of_cache(&self, cache: &Tensor) -> Features {
         const MOST_COORDINATES: i64 = i32::MAX as i64;
-        if !rows_are_aligned(cache) {
-            return false;
+        if cache.is_empty() {
+            return Feature::EmptyKv.into();
         }
+        if !rows_suit(cache) {
+            return Feature::KvStrides.into();
+        }
+        let lacks = Features::default();
         let KvStorage::Paged { page_size, .. } = self.kv else {
-            return cache.extent(0) <= MOST_COORDINATES;
+            return lacks.and(Feature::Rows, cache.extent(0) > MOST_COORDINATES);
         };
         let group = i64::from(GROUP) * cache.stride(1);
         let one_page = cache.extent(0) <= 1;
-        (one_page || cache.stride(0) % group == 0)
-            && cache.stride(0) >> 3 <= i64::from(u32::MAX)
-            && num_groups(cache, page_size) <= MOST_COORDINATES
+        let in_groups = one_page || cache.stride(0) % group == 0;
+        let within = cache.stride(0) >> 3 <= i64::from(u32::MAX)
+            && num_groups(cache, page_size) <= MOST_COORDINATES;
+        lacks.and(Feature::PageSteps, !(in_groups && within))
     }
 }
 
@@ -156,17 +158,19 @@ impl AttentionKernel for Sm90Prefill {
         }
     }
 
-    fn supports(&self, run: &Run<'_>) -> bool {
+    fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        matches!(args.mask, Mask::Causal | Mask::Full)
-            && args.alibi_slopes.is_none()
-            && args.mm_prefix_ranges.is_none()
-            && args.o_scale == 1.0
-            && rows_are_aligned(&args.q)
-            && rows_are_aligned(&args.o)
-            && args.q.extent(0) <= i64::from(i32::MAX)
-            && self.takes_cache(&args.k)
-            && self.takes_cache(&args.v)
+        let custom = !matches!(args.mask, Mask::Causal | Mask::Full);
+        Features::default()
+            .and(Feature::CustomMask, custom)
+            .and(Feature::Alibi, args.alibi_slopes.is_some())
+            .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
+            .and(Feature::OScale, args.o_scale != 1.0)
+            .and(Feature::QStrides, !rows_suit(&args.q))
+            .and(Feature::OStrides, !rows_suit(&args.o))
+            .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
+            | self.missing_of_cache(&args.k)
+            | self.missing_of_cache(&args.v)
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
@@ -209,59 +213,7 @@ fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
     (cache.extent(0) - 1).max(0) * per_page + i64::from(page_size / GROUP)
 }
 
-/// Rows are copied 16 bytes at a time. An empty tensor has no rows that a map could describe, and where
-/// rows coincide a map has no stride for them.
-fn rows_are_aligned(tensor: &Tensor) -> bool {
-    let distinct = |(&extent, &stride): (&i64, &i64)| extent <= 1 || stride > 0;
-    !tensor.is_empty()
-        && row_alignment(tensor) >= 16
-        && tensor.shape().iter().zip(tensor.strides()).all(distinct)
-}
-
-/// A tensor map under construction, the innermost dimension first.
-struct Map {
-    tensor: Tensor,
-    rank: usize,
-    extents: [u64; 5],
-    boxes: [u32; 5],
-    strides: [u64; 5],
-}
-
-impl Map {
-    fn new(tensor: &Tensor) -> Map {
-        Map {
-            tensor: *tensor,
-            rank: 0,
-            extents: [1; 5],
-            boxes: [1; 5],
-            strides: [16; 5],
-        }
-    }
-
-    /// `stride` is in elements; where there is one index it does not matter, and may be anything.
-    fn dimension(mut self, extent: u32, in_box: u32, stride: i64) -> Map {
-        self.extents[self.rank] = u64::from(extent);
-        self.boxes[self.rank] = in_box;
-        if extent > 1 {
-            self.strides[self.rank] = stride as u64 * self.tensor.dtype().size() as u64;
-        }
-        self.rank += 1;
-        self
-    }
-
-    fn encode(&self, driver: Driver) -> Result<TensorMap> {
-        TensorMap::encode(
-            driver,
-            &Tiled {
-                dtype: self.tensor.dtype(),
-                address: self.tensor.address() as u64,
-                extents: &self.extents[..self.rank],
-                strides: &self.strides[1..self.rank],
-                box_extents: &self.boxes[..self.rank],
-                element_strides: &[1; 5][..self.rank],
-                swizzle: Swizzle::Span128,
-                l2_promotion: L2Promotion::Bytes128,
-            },
-        )
-    }
+/// Rows are copied 16 bytes at a time. An empty tensor has no rows that a map could describe.
+fn rows_suit(tensor: &Tensor) -> bool {
+    !tensor.is_empty() && row_alignment(tensor) >= 16 && rows_are_distinct(tensor)
 }

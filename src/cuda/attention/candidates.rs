@@ -1,0 +1,124 @@
+//! Which kernel runs: an ordered list of what could, asked before every run. The first that lacks nothing
+//! takes the run, and the portable kernel, which stands last, takes every run. Where the first choice is
+//! passed over, the log says what it lacks.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::features::Features;
+use super::generic::Generic;
+use super::kernel::{AttentionKernel, OrLacks, Run, phase};
+use super::sm90_decode::Sm90Decode;
+use super::sm90_prefill::Sm90Prefill;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::Context;
+use crate::cuda::kernels::Arch;
+use crate::cuda::kernels::attention::{KeySource, Phase};
+use crate::error::Result;
+use crate::log::{Level, Logger};
+use crate::problem::AttentionDesc;
+
+/// The kernels of one problem, the preferred ones first.
+pub struct Candidates {
+    preferred: Vec<Box<dyn AttentionKernel>>,
+    portable: Generic,
+    logger: Logger,
+    /// Features that the log has heard of: a reason is told once, not once a run.
+    told: AtomicU32,
+}
+
+impl Candidates {
+    /// Loads every kernel that takes the problem.
+    ///
+    /// # Errors
+    /// As [`Loader::find`]; [`Error::Unsupported`](crate::error::Error::Unsupported) where not even the
+    /// portable kernel does.
+    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Candidates> {
+        let mut preferred = Vec::new();
+        let mut missing = Features::default();
+        for candidate in special(loader, context, desc)? {
+            match candidate {
+                Ok(kernel) => preferred.push(kernel),
+                Err(lacks) => missing = missing | lacks,
+            }
+        }
+        let candidates = Candidates {
+            preferred,
+            portable: Generic::load(loader, context, desc)?,
+            logger: loader.logger().clone(),
+            told: AtomicU32::new(0),
+        };
+        if !missing.is_empty() {
+            candidates.logger.log(
+                Level::Info,
+                format_args!(
+                    "{:?}: kernel {} is the first choice; the faster ones for this device lack {missing}",
+                    desc.kind,
+                    candidates.first().name()
+                ),
+            );
+        }
+        Ok(candidates)
+    }
+
+    /// The first choice, which plans are cut for.
+    pub fn first(&self) -> &dyn AttentionKernel {
+        match self.preferred.first() {
+            Some(kernel) => kernel.as_ref(),
+            None => &self.portable,
+        }
+    }
+
+    /// The kernel that takes a run.
+    pub fn pick(&self, run: &Run<'_>) -> &dyn AttentionKernel {
+        let mut missing = Features::default();
+        for kernel in &self.preferred {
+            let lacks = kernel.missing(run);
+            if lacks.is_empty() {
+                self.tell(missing, kernel.as_ref());
+                return kernel.as_ref();
+            }
+            missing = missing | lacks;
+        }
+        self.tell(missing, &self.portable);
+        &self.portable
+    }
+
+    /// Logs a fall-back, unless all of its reasons were told before.
+    fn tell(&self, missing: Features, taken: &dyn AttentionKernel) {
+        let told = self.told.load(Ordering::Relaxed);
+        if missing.bits() & !told == 0 {
+            return;
+        }
+        self.told.fetch_or(missing.bits(), Ordering::Relaxed);
+        self.logger.log(
+            Level::Info,
+            format_args!(
+                "run: kernel {} instead of {}, which lacks {missing}",
+                taken.name(),
+                self.first().name()
+            ),
+        );
+    }
+}
+
+/// What there is for this device beside the portable kernel: nothing, or Hopper's kernels, of which few
+/// rows are decode's and many prefill's.
+fn special(
+    loader: &Loader,
+    context: &Context,
+    desc: &AttentionDesc,
+) -> Result<Vec<OrLacks<Box<dyn AttentionKernel>>>> {
+    fn boxed<K: AttentionKernel + 'static>(
+        loaded: OrLacks<K>,
+    ) -> OrLacks<Box<dyn AttentionKernel>> {
+        loaded.map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>)
+    }
+    if !Arch::Sm90a.runs_on(context.device().compute_capability) {
+        return Ok(Vec::new());
+    }
+    let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
+    match phase(desc) {
+        Phase::Decode => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
+        Phase::Prefill => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
+    }
+}
