@@ -2,6 +2,7 @@
 //! the fields mean is written there. Addresses are `u64`.
 
 use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::problem::LogBase;
 use crate::tensor::Tensor;
 
@@ -310,9 +311,17 @@ impl Cache {
 }
 
 impl Divisor {
-    /// Prepares division by `divisor`, which is at least 1, of numbers below 2^31: with
-    /// l = ⌈log2 d⌉ and m = ⌊2^32 (2^l − d) / d⌋ + 1, n / d = (mulhi(n, m) + n) >> l.
+    /// Prepares division by `divisor` of numbers below 2^31: with l = ⌈log2 d⌉ and
+    /// m = ⌊2^32 (2^l − d) / d⌋ + 1, n / d = (mulhi(n, m) + n) >> l. Where there is nothing to divide,
+    /// `divisor` may be 0.
     pub fn new(divisor: u32) -> Divisor {
+        if divisor == 0 {
+            return Divisor {
+                divisor: 0,
+                multiplier: 0,
+                shift: 0,
+            };
+        }
         let shift = u32::BITS - (divisor - 1).leading_zeros();
         let excess = (1u64 << shift) - u64::from(divisor);
         Divisor {
@@ -347,6 +356,20 @@ pub fn address(tensor: Option<Tensor>) -> u64 {
     tensor.map_or(0, |tensor| tensor.address() as u64)
 }
 
+/// A count as kernels take it, which is below 2^31.
+///
+/// # Errors
+/// [`Error::Unsupported`] with the field and its value where it is larger.
+pub fn count(field: &str, what: &str, value: i64) -> Result<u32> {
+    match i32::try_from(value) {
+        Ok(count) if count >= 0 => Ok(count as u32),
+        _ => Err(Error::Unsupported(format!(
+            "{field}: {value} {what} are not supported; {} are",
+            i32::MAX
+        ))),
+    }
+}
+
 /// Stride of scales: one for all has none.
 pub fn scales_stride(scales: Option<Tensor>) -> i32 {
     scales.map_or(0, |scales| i32::from(scales.extent(0) > 1))
@@ -362,7 +385,8 @@ pub fn row_alignment(tensor: &Tensor) -> u32 {
         .zip(tensor.strides())
         .filter(|&(&extent, _)| extent > 1)
         .fold(tensor.address() as i64 | 16, |bits, (_, &stride)| {
-            bits | (stride * size)
+            // Where there is no element a stride may be anything.
+            bits | stride.wrapping_mul(size)
         });
     1 << bits.trailing_zeros()
 }
@@ -375,6 +399,20 @@ mod tests {
     fn divide(n: u32, d: Divisor) -> u32 {
         let high = (u64::from(n) * u64::from(d.multiplier)) >> 32;
         ((high + u64::from(n)) >> d.shift) as u32
+    }
+
+    #[test]
+    fn nothing_can_be_divided_by_nothing() {
+        assert_eq!(divide(0, Divisor::new(0)), 0);
+    }
+
+    #[test]
+    fn counts_are_refused_with_field_and_value() {
+        assert_eq!(count("v", "states", 7).unwrap(), 7);
+        for value in [1 << 31, 1 << 32, (1 << 32) + 2, -1] {
+            let message = count("v", "states", value).unwrap_err().to_string();
+            assert!(message.contains(&format!("v: {value} states")), "{message}");
+        }
     }
 
     proptest! {

@@ -138,12 +138,13 @@ mod tests {
     use super::super::tensor::{folio_dtype, folio_tensor};
     use super::*;
     use crate::api::{Context, Workspace, WorkspaceInfo};
-    use crate::backend::{self, Backend, Tiling};
+    use crate::backend::{self, Backend};
     use crate::dtype::DType;
     use crate::error::Result;
     use crate::log::Logger;
     use crate::problem::{
-        AppendArgs, Batch, Checked, Kind, KvLayout, KvStorage, MergeArgs, MergeStatesArgs, WorkList,
+        AppendArgs, Batch, Checked, Kind, KvLayout, KvStorage, MergeArgs, MergeStatesArgs, Tiling,
+        WorkList,
     };
     use crate::tensor::Device;
     use std::ptr::{null, null_mut};

@@ -319,7 +319,7 @@ fn portable_ptx_loads() {
     let context = context();
     let bundle = loader::embedded().unwrap();
     let mut sources = Vec::new();
-    for row in kernels::table().iter().filter(|row| row.bundled) {
+    for row in kernels::table().filter(|row| row.bundled) {
         let Some(target) = row.arch.ptx_target() else {
             continue;
         };

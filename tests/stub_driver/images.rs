@@ -7,7 +7,8 @@ use folio::cuda::compiler::bundle::{Bundle, Writer, compress};
 use folio::cuda::compiler::loader::Loader;
 use folio::cuda::compiler::unit::Unit;
 use folio::cuda::driver::{Context, Driver};
-use folio::cuda::kernels::{self, Arch, Op, Query, Types};
+use folio::cuda::kernels::attention::{self, AttentionQuery, AttentionTypes, Phase};
+use folio::cuda::kernels::{self, Arch};
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::log::{Level, Logger};
@@ -21,7 +22,7 @@ const PTX: &[u8] = b"// PTX of this test\n\0";
 /// The images that the build would put there, by a compiler of CUDA 13.0.
 fn bundle() -> &'static Bundle {
     let mut writer = Writer::new(13000);
-    for row in kernels::table().iter().filter(|row| row.bundled) {
+    for row in kernels::table().filter(|row| row.bundled) {
         for target in row.arch.bundle_targets() {
             let unit = Unit::new(row, target);
             let image = if unit.is_ptx() { PTX } else { CUBIN };
@@ -49,10 +50,10 @@ fn find() -> Result<Found, Error> {
     let loader = Loader::with_bundle(&context, logger, bundle());
     let recorder = Recorder::new();
     recorder.forget();
-    let query = Query {
-        op: Op::Decode,
+    let query = AttentionQuery {
+        phase: Phase::Decode,
         compute_capability: context.device().compute_capability,
-        types: Types {
+        types: AttentionTypes {
             q: DType::BF16,
             kv: DType::BF16,
             o: DType::BF16,
@@ -60,14 +61,19 @@ fn find() -> Result<Found, Error> {
         head_dim_qk: 128,
         head_dim_vo: 128,
     };
-    let (row, _) = loader.find(query, |_| true)?;
+    let find = || {
+        loader.find(attention::candidates(query), || {
+            attention::unsupported(&query)
+        })
+    };
+    let (row, _) = find()?;
     // A second look-up finds what the first one loaded.
-    loader.find(query, |_| true)?;
+    find()?;
     let loads = recorder.calls().into_iter();
     let images = loads.filter_map(|call| Some(call.strip_prefix("cuModuleLoadData ")?.to_owned()));
     let messages = messages.lock().unwrap().clone();
     Ok(Found {
-        arch: row.arch,
+        arch: row.as_ref().arch,
         images: images.collect(),
         messages,
     })
@@ -115,7 +121,7 @@ pub fn newer_devices_load_ptx() {
 pub fn hopper_kernels_stay_on_hopper() {
     let context = Context::retain(Driver::get().unwrap(), 0).unwrap();
     let loader = Loader::with_bundle(&context, Logger::silent(), bundle());
-    let row = kernels::table().iter().find(|row| row.arch == Arch::Sm90a);
+    let row = kernels::table().find(|row| row.arch == Arch::Sm90a);
     let error = loader.load(row.unwrap()).unwrap_err();
     assert!(
         matches!(&error, Error::Unsupported(m) if m.contains("sm_100") && m.contains("NVRTC")),

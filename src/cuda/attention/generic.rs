@@ -107,7 +107,7 @@ impl AttentionKernel for Generic {
         };
         let blocks = u64::from(run.num_items) * u64::from(row_tiles) * u64::from(self.num_kv_heads);
         let launch = Launch {
-            grid: [blocks_of(blocks)?, 1, 1],
+            grid: [blocks_of("qo_indptr and kv_len", blocks)?, 1, 1],
             threads: self.row.shape.threads,
             cluster: 1,
             dependent: false,

@@ -12,15 +12,15 @@ use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::{Row, combine, plan};
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
-    Rows, address, dtype_code, lse_flag, scales_stride,
+    Rows, address, count, dtype_code, lse_flag, scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::error::{Error, Result};
-use crate::plan::{self, Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
+use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
-    Tiling, WorkList,
+    Pages, Tiling, WorkList,
 };
 
 /// Blocks that the combine kernel is launched with at most, unless there are more split rows.
@@ -46,7 +46,8 @@ pub struct CudaAttention {
     /// Held while a run is enqueued: its two kernels share the workspace's partial results, so those of
     /// another thread may not come between them.
     enqueuing: Mutex<()>,
-    /// Graph plans: where the page ids of the first plan were.
+    /// Where the page ids of the plan are: `None` before the first plan, then `None` for ids in the
+    /// workspace. Captured graphs read them there.
     bound_page_ids: Option<Option<u64>>,
 }
 
@@ -100,6 +101,7 @@ impl CudaAttention {
         current: &Current<'_>,
         batch: &HostBatch<'_>,
         work: &WorkList,
+        page_ids: Option<u64>,
         workspace: &Workspace,
         stream: Stream,
     ) -> Result<Planned> {
@@ -109,7 +111,6 @@ impl CudaAttention {
                     .into(),
             ));
         }
-        let page_ids = self.page_ids(device_page_ids(batch))?;
         let counts = Counts::of(batch, work);
         // A graph has the addresses of its first plan, so there every part has room for its maximum.
         let layout = if self.desc.graph {
@@ -128,7 +129,9 @@ impl CudaAttention {
                 (workspace.host, self.regions.plan.end),
                 (base, bytes),
                 stream,
-                |bytes| plan::write(bytes, &layout, batch, work, work.items.iter(), page_size),
+                |bytes| {
+                    crate::plan::write(bytes, &layout, batch, work, work.items.iter(), page_size)
+                },
             )?;
         }
         let mut planned = self.planned(&layout, base, page_ids);
@@ -144,6 +147,7 @@ impl CudaAttention {
         &mut self,
         current: &Current<'_>,
         batch: &DeviceBatch,
+        page_ids: Option<u64>,
         workspace: &Workspace,
         stream: Stream,
     ) -> Result<Planned> {
@@ -153,8 +157,6 @@ impl CudaAttention {
                     .into(),
             ));
         }
-        let ids = batch.page_ids.map(|ids| ids.address() as u64);
-        let page_ids = self.page_ids(ids)?;
         let base = workspace.device as u64;
         let layout = self.regions.plan;
         let params = self.plan_params(batch, base);
@@ -221,31 +223,24 @@ impl CudaAttention {
             max_qo_len: self.desc.max_qo_len,
             max_kv_len: self.desc.max_kv_len,
             max_num_tokens: self.desc.max_num_tokens,
-            max_items: counts.items as u32,
-            max_combines: counts.combines as u32,
-            max_partial_rows: partial_rows as u32,
+            max_items: at_most(counts.items),
+            max_combines: at_most(counts.combines),
+            max_partial_rows: at_most(partial_rows),
             by_request: u32::from(self.desc.kind == Kind::Prefill),
         }
     }
 
-    /// Where runs find page ids: in the workspace (`None`), or where the caller keeps them. A graph has
-    /// the address of its first plan.
-    fn page_ids(&mut self, given: Option<u64>) -> Result<Option<u64>> {
-        if self.desc.graph {
-            let bound = *self.bound_page_ids.get_or_insert(given);
-            if bound != given {
-                return Err(Error::InvalidArgument(format!(
-                    "kv_indices or block_table: ids {} are not accepted; captured graphs read them {}",
-                    describe_page_ids(given),
-                    describe_page_ids(bound)
-                )));
-            }
+    /// A graph has the address of the page ids of its plan.
+    fn check_page_ids(&self, given: &GivenPageIds) -> Result<()> {
+        match self.bound_page_ids.filter(|_| self.desc.graph) {
+            Some(bound) if bound != given.address => Err(Error::InvalidArgument(format!(
+                "{}: ids {} are not accepted; captured graphs read them {}",
+                given.field,
+                describe_page_ids(given.address),
+                describe_page_ids(bound)
+            ))),
+            _ => Ok(()),
         }
-        Ok(match self.desc.kv {
-            // Ragged tensors have no ids.
-            KvStorage::Ragged => Some(0),
-            KvStorage::Paged { .. } => given,
-        })
     }
 
     /// A plan of which nothing is known but where it is: it may be the largest.
@@ -260,7 +255,7 @@ impl CudaAttention {
         }
     }
 
-    fn params(&self, planned: &Planned, args: &Checked<AttentionArgs>) -> AttentionParams {
+    fn params(&self, planned: &Planned, args: &Checked<AttentionArgs>) -> Result<AttentionParams> {
         let (mask_mode, mask, mask_start) = match args.mask {
             Mask::Causal => (MaskMode::Causal, 0, 0),
             Mask::Full => (MaskMode::Full, 0, 0),
@@ -276,7 +271,11 @@ impl CudaAttention {
             ),
         };
         let side = |side: Option<u32>| side.and_then(|n| i32::try_from(n).ok()).unwrap_or(-1);
-        AttentionParams {
+        let num_mm_prefix_ranges = match args.mm_prefix_ranges {
+            Some(ranges) => count("mm_prefix_ranges", "ranges of a request", ranges.extent(1))?,
+            None => 0,
+        };
+        Ok(AttentionParams {
             plan: planned.view,
             q: Rows::of(&args.q),
             o: Rows::of(&args.o),
@@ -305,8 +304,8 @@ impl CudaAttention {
             num_qo_heads: self.desc.num_qo_heads,
             num_kv_heads: self.desc.num_kv_heads,
             page_size: self.desc.kv.page_size(),
-            num_mm_prefix_ranges: args.mm_prefix_ranges.map_or(0, |r| r.extent(1) as u32),
-        }
+            num_mm_prefix_ranges,
+        })
     }
 
     fn launch_combine(
@@ -336,12 +335,9 @@ impl CudaAttention {
             o_dtype: dtype_code(self.desc.o_dtype),
             blocks_of_row,
         };
+        let blocks = num_combines as u64 * u64::from(blocks_of_row);
         let launch = Launch {
-            grid: [
-                blocks_of(num_combines as u64 * u64::from(blocks_of_row))?,
-                1,
-                1,
-            ],
+            grid: [blocks_of("qo_indptr and kv_len", blocks)?, 1, 1],
             threads: self.combine.0.threads,
             cluster: 1,
             dependent: self.context.device().compute_capability >= (9, 0),
@@ -379,11 +375,24 @@ impl Attention for CudaAttention {
         let context = Arc::clone(&self.context);
         let current = context.enter()?;
         current.check_stream(stream)?;
-        let planned = match batch {
-            Batch::Host(batch) => self.plan_host(&current, batch, work, workspace, stream)?,
-            Batch::Device(batch) => self.plan_device(&current, batch, workspace, stream)?,
+        let given = GivenPageIds::of(batch);
+        self.check_page_ids(&given)?;
+        let page_ids = match self.desc.kv {
+            // Ragged tensors have no ids.
+            KvStorage::Ragged => Some(0),
+            KvStorage::Paged { .. } => given.address,
         };
+        let planned = match batch {
+            Batch::Host(batch) => {
+                self.plan_host(&current, batch, work, page_ids, workspace, stream)?
+            }
+            Batch::Device(batch) => {
+                self.plan_device(&current, batch, page_ids, workspace, stream)?
+            }
+        };
+        // Only now: what fails leaves the previous plan in force.
         self.planned = Some(planned);
+        self.bound_page_ids = Some(given.address);
         Ok(())
     }
 
@@ -399,11 +408,11 @@ impl Attention for CudaAttention {
                     .into(),
             ));
         }
-        let params = self.params(&planned, args);
+        let params = self.params(&planned, args)?;
         let run = Run {
             args,
             params: &params,
-            num_items: blocks_of(planned.num_items as u64)?,
+            num_items: blocks_of("qo_indptr and kv_len", planned.num_items as u64)?,
             q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
             num_keys: planned.num_keys,
         };
@@ -420,9 +429,45 @@ impl Attention for CudaAttention {
     }
 }
 
+/// The page ids that a host passed to plan.
+struct GivenPageIds {
+    /// The batch's field.
+    field: &'static str,
+    /// Where runs find them: where the host keeps them, or in the workspace (`None`).
+    address: Option<u64>,
+}
+
+impl GivenPageIds {
+    fn of(batch: &Batch<'_>) -> GivenPageIds {
+        let (is_table, address) = match batch {
+            Batch::Host(batch) => (
+                matches!(batch.pages, Pages::Table { .. }),
+                device_page_ids(batch),
+            ),
+            Batch::Device(batch) => (
+                batch.page_ids.is_some_and(|ids| ids.rank() == 2),
+                batch.page_ids.map(|ids| ids.address() as u64),
+            ),
+        };
+        GivenPageIds {
+            field: if is_table {
+                "block_table"
+            } else {
+                "kv_indices"
+            },
+            address,
+        }
+    }
+}
+
 fn describe_page_ids(ids: Option<u64>) -> String {
     match ids {
         Some(address) => format!("at device address {address:#x}"),
         None => "in the workspace, copied from the host by plan".into(),
     }
+}
+
+/// A bound as kernels take it. A smaller one than stated is safe.
+fn at_most(bound: usize) -> u32 {
+    u32::try_from(bound).unwrap_or(u32::MAX)
 }

@@ -126,6 +126,13 @@ impl Current<'_> {
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
     }
 
+    /// Waits on the host for everything on the stream.
+    pub fn synchronize(&self, stream: Stream) -> Result<()> {
+        // SAFETY: the handle is a stream by the caller's promise.
+        let code = unsafe { (self.driver().symbols().cuStreamSynchronize)(handle(stream)) };
+        self.driver().check("cuStreamSynchronize", code)
+    }
+
     /// Copies `source` to device memory in stream order. Pageable memory is staged by the driver before
     /// the call returns; page-locked memory is read later.
     ///

@@ -121,13 +121,16 @@ const ATTRIBUTE_NONE: sys::CUlaunchAttribute = sys::CUlaunchAttribute {
     value: sys::CUlaunchAttributeValue { pad: [0; 64] },
 };
 
-/// A one-dimensional grid.
-pub fn blocks_of(blocks: u64) -> Result<u32> {
+/// A one-dimensional grid for `what`.
+///
+/// # Errors
+/// [`Error::Unsupported`] where there are more blocks than a grid has.
+pub fn blocks_of(what: &str, blocks: u64) -> Result<u32> {
     i32::try_from(blocks)
         .map(|blocks| blocks as u32)
         .map_err(|_| {
             Error::Unsupported(format!(
-                "the batch: {blocks} thread blocks are not supported; {} are",
+                "{what}: {blocks} thread blocks are not supported; {} are",
                 i32::MAX
             ))
         })

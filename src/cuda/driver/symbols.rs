@@ -54,6 +54,7 @@ symbols! {
     fn cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
 
     fn cuStreamGetCtx(stream: sys::CUstream, context: *mut sys::CUcontext);
+    fn cuStreamSynchronize(stream: sys::CUstream);
     fn cuStreamIsCapturing(stream: sys::CUstream, status: *mut u32);
 
     fn cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void);

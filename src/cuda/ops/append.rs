@@ -10,10 +10,11 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, blocks_of};
 use crate::cuda::kernels::append::{AppendTypes, candidates, unsupported};
 use crate::cuda::params::{
-    AppendParams, AppendTensor, Cache, Divisor, Rows, address, scales_stride,
+    AppendParams, AppendTensor, Cache, Divisor, Rows, address, count, scales_stride,
 };
 use crate::error::Result;
 use crate::problem::{AppendArgs, Checked};
+use crate::tensor::Tensor;
 
 /// The operator on one device.
 #[derive(Debug)]
@@ -35,8 +36,12 @@ impl Append {
             source: args.key.dtype(),
             cache: args.k_cache.dtype(),
         };
-        let params = append_params(args);
-        let blocks = blocks_of(params.num_tokens as u64)?;
+        let params = append_params(args)?;
+        let blocks = match params.num_slots {
+            // An empty cache takes nothing, and its pages may have any size.
+            0 => 0,
+            _ => blocks_of("slot_mapping", params.num_tokens as u64)?,
+        };
         let current = self.kernels.enter(stream)?;
         let kernel = self.kernels.get(&current, types, stream, |loader, cc| {
             let found = loader.find(candidates(types, cc), || unsupported(types, cc));
@@ -48,37 +53,48 @@ impl Append {
     }
 }
 
-fn append_params(args: &Checked<AppendArgs>) -> AppendParams {
-    let sides = [
-        (&args.key, &args.k_cache, args.k_scale, args.k_scales),
-        (&args.value, &args.v_cache, args.v_scale, args.v_scales),
-    ];
+fn append_params(args: &AppendArgs) -> Result<AppendParams> {
+    let sides = [(&args.key, &args.k_cache), (&args.value, &args.v_cache)];
     let vectors = sides
         .iter()
-        .all(|&(source, cache, ..)| moves_vectors(source) && moves_vectors(cache));
-    let [k, v] = sides.map(|(source, cache, scale, scales)| {
-        let head_dim = source.extent(2) as u32;
-        let pieces = if vectors { head_dim / VECTOR } else { head_dim };
-        AppendTensor {
+        .all(|(source, cache)| moves_vectors(source) && moves_vectors(cache));
+    let side = |field, source: &Tensor, cache, scale, scales| {
+        let head_dim = count(field, "elements of a head", source.extent(2))?;
+        Ok(AppendTensor {
             source: Rows::of(source),
             cache: Cache::of(cache),
             scales: address(scales),
             scale,
             scales_stride: scales_stride(scales),
             head_dim,
-            pieces: Divisor::new(pieces.max(1)),
-        }
-    });
-    let page_size = args.k_cache.extent(1);
-    AppendParams {
-        k,
-        v,
+            pieces: Divisor::new(if vectors { head_dim / VECTOR } else { head_dim }),
+        })
+    };
+    let num_kv_heads = count("key", "heads", args.key.extent(1))?;
+    for (field, source) in [("key", &args.key), ("value", &args.value)] {
+        let elements = source.extent(2).saturating_mul(i64::from(num_kv_heads));
+        count(field, "elements of a token", elements)?;
+    }
+    let (num_pages, page_size) = (args.k_cache.extent(0), args.k_cache.extent(1));
+    let page_size_of_slots = match num_pages {
+        0 => 0,
+        _ => count("k_cache", "tokens of a page", page_size)?,
+    };
+    Ok(AppendParams {
+        k: side("key", &args.key, &args.k_cache, args.k_scale, args.k_scales)?,
+        v: side(
+            "value",
+            &args.value,
+            &args.v_cache,
+            args.v_scale,
+            args.v_scales,
+        )?,
         slots: args.slot_mapping.address() as u64,
         num_tokens: args.slot_mapping.extent(0),
-        num_slots: args.k_cache.extent(0) * page_size,
-        page_size: Divisor::new(page_size as u32),
+        num_slots: num_pages.saturating_mul(page_size),
+        page_size: Divisor::new(page_size_of_slots),
         slot_bytes: args.slot_mapping.dtype().size() as u32,
-        num_kv_heads: args.key.extent(1) as u32,
+        num_kv_heads,
         vectors: vectors.into(),
-    }
+    })
 }

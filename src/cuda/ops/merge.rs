@@ -7,9 +7,9 @@ use super::kernels::{Kernel, Kernels};
 use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::driver::Context;
 use crate::cuda::kernels::merge::{States, candidates, unsupported};
-use crate::cuda::params::{Divisor, MergeStatesParams, Rows, State, address, lse_flag};
+use crate::cuda::params::{Divisor, MergeStatesParams, Rows, State, address, count, lse_flag};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{Checked, MergeArgs, MergeStatesArgs};
@@ -54,7 +54,7 @@ impl Merges {
 
     /// Merges n attention states.
     pub fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
-        let (num_states, dtype) = (args.v.extent(1) as u32, args.v.dtype());
+        let (num_states, dtype) = (count("v", "states", args.v.extent(1))?, args.v.dtype());
         let first = state(&args.v, &args.s);
         let merge = Merge {
             first,
@@ -74,8 +74,9 @@ impl Merges {
 
     fn enqueue(&self, merge: &Merge, stream: Stream) -> Result<()> {
         let dtype = merge.v_out.dtype();
-        let params = merge.params();
-        let rows = blocks_of(merge.v_out.extent(0) as u64 * merge.v_out.extent(1) as u64)?;
+        let params = merge.params()?;
+        let rows = merge.v_out.extent(0).saturating_mul(merge.v_out.extent(1));
+        let rows = count("v_out", "rows", rows)?;
         let current = self.kernels.enter(stream)?;
         let pair = self.kernels.get(&current, dtype, stream, |loader, cc| {
             let load = |states| {
@@ -115,8 +116,9 @@ fn state(v: &Tensor, s: &Tensor) -> State {
 
 /// The state after `state` of a tensor with several.
 fn next_state(state: State, dtype: DType) -> State {
-    let v_bytes = state.v_stride_state * dtype.size() as i64;
-    let s_bytes = state.s_stride_state * size_of::<f32>() as i64;
+    // Where there is no element a stride may be anything.
+    let v_bytes = state.v_stride_state.wrapping_mul(dtype.size() as i64);
+    let s_bytes = state.s_stride_state.wrapping_mul(size_of::<f32>() as i64);
     State {
         v: state.v.wrapping_add_signed(v_bytes),
         s: state.s.wrapping_add_signed(s_bytes),
@@ -148,11 +150,12 @@ struct Merge {
 }
 
 impl Merge {
-    fn params(&self) -> MergeStatesParams {
-        let head_dim = self.v_out.extent(2) as u32;
+    fn params(&self) -> Result<MergeStatesParams> {
+        let head_dim = count("v_out", "elements of a head", self.v_out.extent(2))?;
+        let num_heads = count("v_out", "heads", self.v_out.extent(1))?;
         let vectors = self.inputs.iter().chain([&self.v_out]).all(moves_vectors);
         let pieces = if vectors { head_dim / VECTOR } else { head_dim };
-        MergeStatesParams {
+        Ok(MergeStatesParams {
             first: self.first,
             second: self.second,
             v_out: Rows::of(&self.v_out),
@@ -162,12 +165,12 @@ impl Merge {
             mask: address(self.mask),
             mask_stride: self.mask.map_or(0, |mask| mask.stride(0)),
             num_tokens: self.v_out.extent(0),
-            num_heads: Divisor::new(self.v_out.extent(1).max(1) as u32),
+            num_heads: Divisor::new(num_heads),
             num_states: self.num_states,
             head_dim,
             flags: self.flags,
             vectors: vectors.into(),
             log2_lanes: pieces.max(1).next_power_of_two().min(32).trailing_zeros(),
-        }
+        })
     }
 }

@@ -35,6 +35,9 @@ impl Ring {
     /// Lets `fill` write the next buffer of `bytes` bytes at `host + index · stride`, and copies it to
     /// `device` in stream order.
     ///
+    /// # Errors
+    /// [`Error::Driver`](crate::error::Error::Driver). Then nothing was copied, unless the context is lost.
+    ///
     /// # Safety
     /// `host` must be valid for writing [`BUFFERS`] buffers of `stride` bytes, `stride` at least `bytes`,
     /// and stay valid, and untouched by others, until the device has run the copy; `device` must be
@@ -57,7 +60,10 @@ impl Ring {
         fill(buffer)?;
         // SAFETY: the buffer is written again only after the event recorded below.
         unsafe { current.upload(device, buffer, stream)? };
+        // The copy cannot be taken back, so its plan stands. Without an event the buffer is free once the
+        // stream has been waited for.
+        let recorded = free.record(current, stream);
         self.next = (self.next + 1) % BUFFERS;
-        free.record(current, stream)
+        recorded.or_else(|_| current.synchronize(stream))
     }
 }
