@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 /// Most dimensions any Folio tensor has.
 pub const MAX_RANK: usize = 5;
 
+/// Elements from one index to the next in any memory there is: today's processors address 2^57 bytes at most.
+const LONGEST_STRIDE: i64 = 1 << 48;
+
 /// Where memory lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Device {
@@ -80,6 +83,7 @@ impl Tensor {
             None => tensor.fill_compact_strides(name)?,
         }
         tensor.check(name)?;
+        tensor.drop_unused_strides();
         Ok(tensor)
     }
 
@@ -126,9 +130,20 @@ impl Tensor {
         }
         last.checked_add(1)
             .and_then(|n| n.checked_mul(self.dtype.size() as i64))
-            .and_then(|bytes| (self.address as i64).checked_add(bytes))
+            .and_then(|bytes| i64::try_from(self.address).ok()?.checked_add(bytes))
             .map(|_| ())
             .ok_or_else(|| overflow(name))
+    }
+
+    /// A stride that no index is ever multiplied with may be any number, and such a number times a few bytes
+    /// is none any more: strides that no memory is large enough for become 0. Others stay as they are stated.
+    fn drop_unused_strides(&mut self) {
+        let is_empty = self.is_empty();
+        for (stride, extent) in self.strides.iter_mut().zip(self.shape) {
+            if *stride > LONGEST_STRIDE && (is_empty || extent <= 1) {
+                *stride = 0;
+            }
+        }
     }
 
     /// The address of element 0.
@@ -411,6 +426,32 @@ mod tests {
         assert!(matches!(tensor(&[-1], None), Err(Error::Shape(_))));
         assert!(matches!(tensor(&[1; 6], None), Err(Error::Shape(_))));
         assert!(tensor(&[0, 1 << 40, 1 << 40], Some(&[1, 1, 1])).is_ok());
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn memory_ends_at_half_of_all_addresses() {
+        let at = |address: usize, count: i64| {
+            let data = address as *mut u8;
+            // SAFETY: never read or written.
+            unsafe { Tensor::new("x", data, Device::Cpu, DType::F32, &[count], None) }
+        };
+        assert!(at((1 << 63) - 64, 15).is_ok());
+        assert!(matches!(at((1 << 63) - 64, 16), Err(Error::Shape(_))));
+        assert!(matches!(at(1 << 63, 1), Err(Error::Shape(_))));
+        assert!(matches!(at(usize::MAX - 63, 1), Err(Error::Shape(_))));
+        assert!(at(1 << 63, 0).is_ok());
+    }
+
+    #[test]
+    fn strides_that_no_index_is_multiplied_with_may_be_any_number() {
+        let strides =
+            |shape: &[i64], strides| tensor(shape, Some(strides)).unwrap().strides().to_vec();
+        assert_eq!(strides(&[1, 4], &[i64::MAX, 1]), [0, 1]);
+        assert_eq!(strides(&[1, 4], &[1 << 48, 1]), [1 << 48, 1]);
+        assert_eq!(strides(&[1, 4], &[7, 1]), [7, 1]);
+        assert_eq!(strides(&[0, 4, 4], &[i64::MAX, i64::MAX, 1]), [0, 0, 1]);
+        assert!(tensor(&[2, 4], Some(&[i64::MAX, 1])).is_err());
     }
 
     #[test]

@@ -142,6 +142,7 @@ pub(super) unsafe fn tensor(name: &str, tensor: *const folio_tensor) -> Result<O
     }
     let address = (tensor.data as usize)
         .checked_add(usize::try_from(tensor.byte_offset).unwrap_or(usize::MAX))
+        .filter(|address| isize::try_from(*address).is_ok())
         .filter(|_| !tensor.data.is_null() || tensor.byte_offset == 0)
         .ok_or_else(|| {
             Error::Shape(format!(
