@@ -30,7 +30,7 @@ pub fn append(context: &Context, args: &AppendArgs, stream: Stream) -> Result<()
     }
     .on(device)?
     .one_of(&[DType::I32, DType::I64])?
-    .shaped(&[Extent::Any])?
+    .shaped(&[Extent::CountFrom(0)])?
     .compact()?
     .tensor;
     let (key, k_cache) = side(
@@ -87,7 +87,11 @@ fn side(
     }
     .on(device)?
     .one_of(&FLOATS)?
-    .shaped(&[Extent::AtLeast(slots.extent(0)), Extent::Any, Extent::Any])?
+    .shaped(&[
+        Extent::AtLeast(slots.extent(0)),
+        Extent::CountFrom(0),
+        Extent::CountFrom(0),
+    ])?
     .unit_last_stride()?
     .tensor;
     let (heads, dim) = (Extent::Is(source.extent(1)), Extent::Is(source.extent(2)));
@@ -109,8 +113,8 @@ fn side(
     }
     let cache = match (cache.tensor.rank(), args.layout) {
         (3, _) => cache.shaped(&[Extent::Any, heads, dim])?,
-        (_, KvLayout::Nhd) => cache.shaped(&[Extent::Any, Extent::AtLeast(1), heads, dim])?,
-        (_, KvLayout::Hnd) => cache.shaped(&[Extent::Any, heads, Extent::AtLeast(1), dim])?,
+        (_, KvLayout::Nhd) => cache.shaped(&[Extent::Any, Extent::CountFrom(1), heads, dim])?,
+        (_, KvLayout::Hnd) => cache.shaped(&[Extent::Any, heads, Extent::CountFrom(1), dim])?,
     };
     let cache = cache.unit_last_stride()?.writable()?.tensor;
     Ok((
@@ -157,7 +161,10 @@ fn check_slots(args: &AppendArgs) -> Result<()> {
     let Some(slots) = args.slot_mapping.as_slots() else {
         return Ok(());
     };
-    let num_slots = args.k_cache.extent(0) * args.k_cache.extent(1);
+    let num_slots = args
+        .k_cache
+        .extent(0)
+        .saturating_mul(args.k_cache.extent(1));
     match slots.position_of(|slot| slot >= num_slots) {
         None => Ok(()),
         Some((token, slot)) => Err(Error::InvalidArgument(format!(

@@ -62,7 +62,7 @@ pub(super) fn check(
         q_scale,
         k_scale,
         k_scales: head_scales("k_scales", args.k_scales, kv_heads, device)?,
-        v_scale: scale("v_scale", args.v_scale)?,
+        v_scale: value_scale(args.v_scale)?,
         v_scales: head_scales("v_scales", args.v_scales, kv_heads, device)?,
         o_scale: output_scale(args.o_scale, desc)?,
         logits_soft_cap: soft_cap(args.logits_soft_cap)?,
@@ -111,7 +111,11 @@ fn cache(
     })
 }
 
-/// sm_scale, q_scale and k_scale, none of them 0, whose product is finite.
+/// A logit has 24 bits, and its distance to the row maximum is as wrong as its last one: from 2^31 on it may
+/// exceed 128, where e^x leaves float32. The product of two ordinary rows stays below 2^15.
+const MOST_LOGITS_SCALE: f32 = (1 << 16) as f32;
+
+/// sm_scale, q_scale and k_scale, none of them 0, whose product is no larger than 2^16.
 fn logits_scales(args: &AttentionArgs, desc: &AttentionDesc) -> Result<[f32; 3]> {
     let sm_scale = match finite("sm_scale", args.sm_scale)? {
         0.0 => 1.0 / (desc.head_dim_qk as f32).sqrt(),
@@ -121,8 +125,27 @@ fn logits_scales(args: &AttentionArgs, desc: &AttentionDesc) -> Result<[f32; 3]>
         scale("q_scale", args.q_scale)?,
         scale("k_scale", args.k_scale)?,
     );
-    finite("sm_scale · q_scale · k_scale", sm_scale * q_scale * k_scale)?;
-    Ok([sm_scale, q_scale, k_scale])
+    let product = sm_scale * q_scale * k_scale;
+    if product.abs() <= MOST_LOGITS_SCALE {
+        return Ok([sm_scale, q_scale, k_scale]);
+    }
+    Err(Error::InvalidArgument(format!(
+        "sm_scale · q_scale · k_scale: {product:e} is not accepted; -2^16 to 2^16 is"
+    )))
+}
+
+/// Largest factor on the output, and the reciprocal of its smallest divisor: their product is a float32 number,
+/// and what sees nothing is 0 times it.
+const MOST_OUTPUT_SCALE: f32 = (1u64 << 60) as f32;
+
+fn value_scale(v_scale: f32) -> Result<f32> {
+    let v_scale = scale("v_scale", v_scale)?;
+    if v_scale.abs() <= MOST_OUTPUT_SCALE {
+        return Ok(v_scale);
+    }
+    Err(Error::InvalidArgument(format!(
+        "v_scale: {v_scale:e} is not accepted; -2^60 to 2^60 is"
+    )))
 }
 
 fn output_scale(o_scale: f32, desc: &AttentionDesc) -> Result<f32> {
@@ -133,20 +156,24 @@ fn output_scale(o_scale: f32, desc: &AttentionDesc) -> Result<f32> {
             desc.o_dtype
         )));
     }
-    if o_scale < 0.0 {
-        return Err(Error::InvalidArgument(format!(
-            "o_scale: {o_scale} is not accepted; a positive number is"
-        )));
+    if (1.0 / MOST_OUTPUT_SCALE..=MOST_OUTPUT_SCALE).contains(&o_scale) {
+        return Ok(o_scale);
     }
-    Ok(o_scale)
+    Err(Error::InvalidArgument(format!(
+        "o_scale: {o_scale:e} is not accepted; 0 (for 1) or 2^-60 to 2^60 is"
+    )))
 }
 
+/// Largest soft cap, and the reciprocal of the smallest: both are far from the ends of float32, and so are their
+/// products with logits.
+const MOST_SOFT_CAP: f32 = (1u64 << 60) as f32;
+
 fn soft_cap(cap: f32) -> Result<f32> {
-    if finite("logits_soft_cap", cap)? >= 0.0 {
+    if cap == 0.0 || (1.0 / MOST_SOFT_CAP..=MOST_SOFT_CAP).contains(&cap) {
         return Ok(cap);
     }
     Err(Error::InvalidArgument(format!(
-        "logits_soft_cap: {cap} is not accepted; 0 (off) or a positive number is"
+        "logits_soft_cap: {cap:e} is not accepted; 0 (off) or 2^-60 to 2^60 is"
     )))
 }
 
@@ -171,7 +198,11 @@ fn mm_prefix(ranges: Option<Tensor>, planned: &Planned, device: Device) -> Resul
     let Some(tensor) = ranges else {
         return Ok(None);
     };
-    let extents = [Extent::Is(planned.batch_size), Extent::Any, Extent::Is(2)];
+    let extents = [
+        Extent::Is(planned.batch_size),
+        Extent::CountFrom(0),
+        Extent::Is(2),
+    ];
     let ranges = Named {
         name: "mm_prefix_ranges",
         tensor,

@@ -14,6 +14,9 @@ pub(super) struct Named<'a> {
     pub tensor: Tensor,
 }
 
+/// Most of what is counted in 32 bits: heads, states, tokens of a page.
+const MAX_COUNT: i64 = i32::MAX as i64;
+
 /// What a dimension must be.
 #[derive(Clone, Copy)]
 pub(super) enum Extent {
@@ -21,6 +24,8 @@ pub(super) enum Extent {
     Is(i64),
     /// This or more.
     AtLeast(i64),
+    /// From this up to [`MAX_COUNT`].
+    CountFrom(i64),
     /// Whatever.
     Any,
 }
@@ -30,6 +35,7 @@ impl std::fmt::Display for Extent {
         match self {
             Extent::Is(n) => write!(f, "{n}"),
             Extent::AtLeast(n) => write!(f, "{n} or more"),
+            Extent::CountFrom(n) => write!(f, "{n} to {MAX_COUNT}"),
             Extent::Any => f.write_str("any"),
         }
     }
@@ -89,6 +95,7 @@ impl Named<'_> {
                 .all(|(want, &is)| match *want {
                     Extent::Is(n) => is == n,
                     Extent::AtLeast(n) => is >= n,
+                    Extent::CountFrom(n) => (n..=MAX_COUNT).contains(&is),
                     Extent::Any => true,
                 });
         if fits {

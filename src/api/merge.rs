@@ -18,7 +18,7 @@ pub fn merge(context: &Context, args: &MergeArgs, stream: Stream) -> Result<()> 
     let v_a = named("v_a", args.v_a)
         .on(device)?
         .one_of(&FLOATS)?
-        .shaped(&[Extent::Any; 3])?
+        .shaped(&[Extent::CountFrom(0); 3])?
         .unit_last_stride()?
         .tensor;
     let extents = [0, 1, 2].map(|dim| Extent::Is(v_a.extent(dim)));
@@ -65,7 +65,7 @@ pub fn merge_states(context: &Context, args: &MergeStatesArgs, stream: Stream) -
     let v = named("v", args.v)
         .on(device)?
         .one_of(&FLOATS)?
-        .shaped(&[Extent::Any; 4])?
+        .shaped(&[Extent::CountFrom(0); 4])?
         .unit_last_stride()?
         .tensor;
     let [tokens, n, heads, dim] = [0, 1, 2, 3].map(|d| Extent::Is(v.extent(d)));

@@ -88,6 +88,36 @@ fn arguments_of_a_run() {
                     &["logits_soft_cap", "inf"],
                 ),
                 (
+                    &|a: &mut Args| a.o_scale = 1e-40,
+                    INVALID,
+                    &["o_scale", "1e-40", "2^-60 to 2^60"],
+                ),
+                (
+                    &|a: &mut Args| a.v_scale = -3e38,
+                    INVALID,
+                    &["v_scale", "-3e38", "-2^60 to 2^60"],
+                ),
+                (
+                    &|a: &mut Args| a.logits_soft_cap = 2.4e38,
+                    INVALID,
+                    &["logits_soft_cap", "2.4e38", "2^-60 to 2^60"],
+                ),
+                (
+                    &|a: &mut Args| a.logits_soft_cap = 1e-40,
+                    INVALID,
+                    &["logits_soft_cap", "1e-40", "2^-60 to 2^60"],
+                ),
+                (
+                    &|a: &mut Args| a.sm_scale = 3e38,
+                    INVALID,
+                    &["sm_scale", "3e38", "-2^16 to 2^16"],
+                ),
+                (
+                    &|a: &mut Args| (a.sm_scale, a.q_scale, a.k_scale) = (-2.0, 256.0, 256.0),
+                    INVALID,
+                    &["sm_scale · q_scale · k_scale", "-1.31072e5"],
+                ),
+                (
                     &|a: &mut Args| a.mask_mode = 4,
                     INVALID,
                     &["mask_mode", "4"],
