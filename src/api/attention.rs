@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::log::Level;
 use crate::plan::schedule;
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, HostBatch, Pages, RequestStarts, WorkList,
+    AttentionArgs, AttentionDesc, Batch, DeviceBatch, HostBatch, Pages, RequestStarts, WorkList,
 };
 
 /// One attention problem on one context, with its current plan.
@@ -29,9 +29,10 @@ pub struct Attention {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Planned {
     pub batch_size: i64,
-    /// Query rows; for device lengths the desc's maximum is not known to be used, so 0.
+    /// Query rows, as far as the host knows: with offsets on the device it may be none.
     pub num_tokens: i64,
-    /// Largest page id, or -1.
+    /// Largest page id that the host knows to be in use, or -1. Kernels clamp ids that only the device knows to
+    /// the cache, for which it needs a first page.
     pub max_page_id: i64,
     /// Rows of ragged K and V in use.
     pub kv_rows: i64,
@@ -55,7 +56,7 @@ impl Attention {
         );
         Ok(Attention {
             context: context.clone(),
-            scratch: Scratch::for_desc(&desc),
+            scratch: Scratch::for_desc(&desc)?,
             work: WorkList::default(),
             planned: None,
             desc,
@@ -102,11 +103,7 @@ impl Attention {
             }
             Batch::Device(device) => {
                 self.work.clear();
-                Planned {
-                    batch_size: i64::from(device.batch_size),
-                    max_page_id: -1,
-                    ..Planned::default()
-                }
+                Planned::of_device(device)
             }
         };
         self.kernel.plan(&batch, &self.work, workspace, stream)?;
@@ -130,6 +127,20 @@ impl Attention {
 }
 
 impl Planned {
+    fn of_device(batch: &DeviceBatch) -> Planned {
+        let batch_size = i64::from(batch.batch_size);
+        let num_ids = batch.page_ids.map_or(0, |ids| ids.num_elements());
+        Planned {
+            batch_size,
+            num_tokens: match batch.qo_indptr {
+                None => batch_size * i64::from(batch.qo_len),
+                Some(_) => 0,
+            },
+            max_page_id: if num_ids > 0 { 0 } else { -1 },
+            ..Planned::default()
+        }
+    }
+
     fn of(batch: &HostBatch<'_>, starts: &RequestStarts) -> Planned {
         let n = batch.batch_size();
         let mut planned = Planned {
@@ -137,7 +148,10 @@ impl Planned {
             mask_bytes: starts.mask_bytes[n],
             mask_bits: starts.mask_bits[n],
             num_tokens: batch.num_tokens() as i64,
-            max_page_id: i64::from(batch.max_page_id),
+            max_page_id: match batch.are_page_ids_on_device() {
+                true if batch.num_pages > 0 => 0,
+                _ => i64::from(batch.max_page_id),
+            },
             ..Planned::default()
         };
         if let Pages::Ragged { indptr } = batch.pages {

@@ -39,11 +39,25 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub fn for_desc(desc: &AttentionDesc) -> Scratch {
-        Scratch {
-            qo_indptr: Vec::with_capacity(desc.max_batch_size as usize + 1),
-            kv_len: Vec::with_capacity(desc.max_batch_size as usize),
-        }
+    /// Room for the largest batch of the desc.
+    ///
+    /// # Errors
+    /// `OutOfMemory` where there is none.
+    pub fn for_desc(desc: &AttentionDesc) -> Result<Scratch> {
+        let lengths = |count: usize| {
+            let mut lengths = Vec::new();
+            lengths.try_reserve_exact(count).map_err(|_| {
+                Error::OutOfMemory(format!(
+                    "max_batch_size: the lengths of {} requests do not fit into host memory",
+                    desc.max_batch_size
+                ))
+            })?;
+            Ok(lengths)
+        };
+        Ok(Scratch {
+            qo_indptr: lengths(desc.max_batch_size as usize + 1)?,
+            kv_len: lengths(desc.max_batch_size as usize)?,
+        })
     }
 }
 
@@ -66,7 +80,7 @@ pub(super) fn check<'a>(
     let batch_size = batch_size(input, form)?;
     if batch_size > i64::from(desc.max_batch_size) {
         return Err(exceeds(
-            "batch size",
+            &format!("{}: batch size", batch_size_field(form)),
             batch_size,
             "max_batch_size",
             desc.max_batch_size.into(),
@@ -116,6 +130,14 @@ fn form(input: &BatchInput, desc: &AttentionDesc) -> Result<Form> {
             ))
         }
         None => Ok(form),
+    }
+}
+
+/// The tensor whose length says how many requests there are.
+fn batch_size_field(form: Form) -> &'static str {
+    match form {
+        Form::Table => "kv_len",
+        Form::Csr | Form::Ragged => "kv_indptr",
     }
 }
 
@@ -428,7 +450,7 @@ fn spans(batch: &HostBatch<'_>, desc: &AttentionDesc, input: &BatchInput) -> Res
     }
     if total > desc.max_num_pages {
         return Err(exceeds(
-            "pages of the batch",
+            &format!("{}: pages of the batch", pages_field(batch)),
             total as i64,
             "max_num_pages",
             desc.max_num_pages as i64,
@@ -458,6 +480,13 @@ fn largest_page_id(batch: &HostBatch<'_>, page_size: u32) -> Result<i32> {
     Ok(largest)
 }
 
+fn pages_field(batch: &HostBatch<'_>) -> &'static str {
+    match batch.pages {
+        Pages::Table { .. } => "kv_len",
+        _ => "kv_indptr",
+    }
+}
+
 fn negative_page_id(batch: &HostBatch<'_>, b: usize, ids: &[i32]) -> Error {
     let at = ids.iter().position(|&id| id < 0).unwrap_or(0);
     let field = match batch.pages {
@@ -476,10 +505,6 @@ fn device_batch(
     batch_size: i64,
     device: Device,
 ) -> Result<DeviceBatch> {
-    let page_ids = match desc.kv {
-        KvStorage::Ragged => None,
-        KvStorage::Paged { .. } => input.block_table.or(input.kv_indices),
-    };
     for (name, tensor) in [
         ("qo_indptr", input.qo_indptr),
         ("kv_indptr", input.kv_indptr),
@@ -508,7 +533,10 @@ fn device_batch(
         kv_indptr: input.kv_indptr,
         kv_len: input.kv_len,
         last_page_len: input.last_page_len,
-        page_ids,
+        page_ids: match desc.kv {
+            KvStorage::Ragged => None,
+            KvStorage::Paged { .. } => input.block_table.or(input.kv_indices),
+        },
     })
 }
 

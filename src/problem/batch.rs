@@ -85,6 +85,14 @@ impl<'a> HostBatch<'a> {
         (self.qo_indptr[b + 1] - self.qo_indptr[b]) as u32
     }
 
+    /// Page ids that only the device knows.
+    pub fn are_page_ids_on_device(&self) -> bool {
+        let (Pages::Csr { ids, .. } | Pages::Table { ids, .. }) = self.pages else {
+            return false;
+        };
+        matches!(ids, PageIds::Device(_))
+    }
+
     /// All host page ids in use, where they follow each other without gaps: in CSR form, when no request owns
     /// more pages than its keys need.
     pub fn dense_page_ids(&self) -> Option<&'a [i32]> {
@@ -109,6 +117,8 @@ impl<'a> HostBatch<'a> {
             Pages::Ragged { .. } => return None,
         };
         match ids {
+            // A table without columns has no row to begin in.
+            PageIds::Host(_) if count == 0 => Some(&[]),
             PageIds::Host(ids) => Some(&ids[start..start + count]),
             PageIds::Device(_) => None,
         }

@@ -7,10 +7,12 @@
 mod common;
 
 mod arguments;
+mod backends;
 mod batches;
 mod descs;
 mod fixture;
 mod freedoms;
+mod limits;
 mod logs;
 mod nulls;
 mod structs;
