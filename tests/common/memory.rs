@@ -20,6 +20,10 @@ pub trait Memory: Sync {
     fn upload(&self, address: usize, bytes: &[u8]);
     /// Copies from memory of `alloc`.
     fn download(&self, address: usize, bytes: &mut [u8]);
+    /// Forbidden pages lie around what `alloc` gives, so nothing has to be watched behind a tensor.
+    fn is_guarded(&self) -> bool {
+        false
+    }
 }
 
 /// The host's memory.
@@ -187,7 +191,12 @@ pub struct Resident<'m> {
 }
 
 impl<'m> Resident<'m> {
-    pub fn new(memory: &'m dyn Memory, image: Image) -> Resident<'m> {
+    pub fn new(memory: &'m dyn Memory, mut image: Image) -> Resident<'m> {
+        if memory.is_guarded() {
+            let size = image.view.dtype.size();
+            let elements = image.view.lead + image.view.span();
+            image.bytes.truncate(elements * size);
+        }
         let address = memory.alloc(image.bytes.len());
         memory.upload(address, &image.bytes);
         Resident {

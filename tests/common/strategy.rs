@@ -7,9 +7,14 @@ use proptest::prelude::*;
 
 /// Any problem that the contract covers.
 pub fn problems() -> impl Strategy<Value = Problem> {
+    problems_within(BUDGET)
+}
+
+/// The same with at most so many multiplications in the oracle.
+pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
     let shape = (types(), heads(), storages(), requests(), memory());
     (shape, layers(), any::<[bool; 5]>(), any::<u64>()).prop_map(
-        |((types, heads, storage, requests, memory), layer, flags, seed)| {
+        move |((types, heads, storage, requests, memory), layer, flags, seed)| {
             let (q_dtype, kv_dtype, o_dtype) = types;
             let (num_kv_heads, group_size, head_dim_qk, head_dim_vo) = heads;
             let decode = flags[0] && storage != Storage::Ragged;
@@ -36,7 +41,7 @@ pub fn problems() -> impl Strategy<Value = Problem> {
             if o_dtype == q_dtype {
                 problem.layer.o_scale = 0.0;
             }
-            within_budget(problem)
+            within_budget(problem, budget)
         },
     )
 }
@@ -54,14 +59,14 @@ pub fn problems_of(dtype: DType) -> impl Strategy<Value = Problem> {
 const BUDGET: u64 = 1 << 21;
 
 /// Takes away keys, then rows, until the oracle is fast enough.
-fn within_budget(mut problem: Problem) -> Problem {
+fn within_budget(mut problem: Problem, budget: u64) -> Problem {
     let per_pair =
         u64::from(problem.num_qo_heads()) * u64::from(problem.head_dim_qk + problem.head_dim_vo);
     let pairs = |problem: &Problem| -> u64 {
         let of = |r: &Request| u64::from(r.qo_len.max(1)) * u64::from(r.kv_len);
         problem.requests.iter().map(of).sum()
     };
-    while pairs(&problem) * per_pair > BUDGET {
+    while pairs(&problem) * per_pair > budget {
         for request in &mut problem.requests {
             request.kv_len -= request.kv_len / 4;
             request.qo_len -= request.qo_len / 4;

@@ -1,0 +1,336 @@
+//! Appends and merges of random shapes.
+
+#![allow(unsafe_code)]
+
+use super::Place;
+use super::corrupt::{Rng, corrupt, may_be_called};
+use super::guarded::Guarded;
+use super::oracle::{By, Ending, Output, Refusal, Run};
+use super::structs::{Described, Struct};
+use crate::common::c_door::{Tensors, api, c_append, c_merge, c_merge_states, message, report};
+use crate::common::codec::encode;
+use crate::common::instance::for_each_index;
+use crate::common::memory::{Image, Resident, View};
+use crate::common::values::{normal, shuffled, uniform};
+use folio::dtype::DType;
+use folio::ffi::*;
+use folio::problem::{AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
+use folio::tensor::Device;
+use std::ffi::c_void;
+
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// A function of the library that takes a context and one struct.
+type Operator =
+    dyn Fn(*const folio_context, &Struct, *mut c_void, &mut folio_error) -> folio_status;
+
+/// Normal numbers, with gaps between the rows.
+fn numbers(dtype: DType, shape: &[i64], rng: &mut Rng) -> Image {
+    let mut gaps = vec![0; shape.len()];
+    for gap in &mut gaps[..shape.len() - 1] {
+        *gap = rng.pick(&[0, 0, 8, 3]);
+    }
+    let mut image = Image::poisoned(View::gapped(dtype, shape, &gaps, rng.pick(&[0, 0, 1, 8])));
+    for_each_index(shape, |index| {
+        image.put(index, encode(dtype, normal(rng.next())))
+    });
+    image
+}
+
+fn scales(heads: i64, rng: &mut Rng) -> Option<Image> {
+    let count = rng.pick(&[0, 0, 1, heads]);
+    let values: Vec<f32> = (0..count)
+        .map(|_| (0.05 + uniform(rng.next())) as f32)
+        .collect();
+    (count > 0).then(|| Image::of_f32(&[count], &values))
+}
+
+/// Different slots in no order, some negative.
+fn slots(count: i64, all: i64, rng: &mut Rng) -> Image {
+    let dtype = rng.pick(&[DType::I32, DType::I64]);
+    let mut free = shuffled(rng.next(), all as usize).into_iter();
+    let bits = (0..count).map(|_| match rng.one_in(6) {
+        true => -2i64 as u64,
+        false => free.next().map_or(-1i64 as u64, |slot| slot as u64),
+    });
+    let bits: Vec<u64> = bits.collect();
+    Image::of_bits(dtype, &[count], bits)
+}
+
+/// New tokens for a cache.
+pub fn append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let source = rng.pick(&FLOATS);
+    let fp8 = rng.pick(&[None, Some(DType::F8E4M3), Some(DType::F8E5M2)]);
+    let cache = fp8.unwrap_or(source);
+    let (heads, page_size) = (1 + rng.below(4) as i64, rng.pick(&[16, 1, 3]));
+    let dims = [rng.pick(&[64, 8, 13, 128, 72]), rng.pick(&[64, 8, 13, 128])];
+    let (tokens, pages) = (rng.below(12) as i64, 1 + rng.below(6) as i64);
+    let layout = rng.pick(&[KvLayout::Nhd, KvLayout::Hnd]);
+    let padded = tokens + rng.below(3) as i64;
+    let as_bytes = fp8.is_some() && rng.one_in(2);
+    let resident = |image| Resident::new(&data, image);
+    let sources = dims.map(|dim| resident(numbers(source, &[padded, heads, dim], rng)));
+    let caches = dims.map(|dim| {
+        let shape = match layout {
+            KvLayout::Nhd => [pages, page_size, heads, dim],
+            KvLayout::Hnd => [pages, heads, page_size, dim],
+        };
+        let gaps = [rng.pick(&[0, 8]), 0, rng.pick(&[0, 3]), 0];
+        let dtype = if as_bytes { DType::U8 } else { cache };
+        resident(Image::poisoned(View::gapped(dtype, &shape, &gaps, 0)))
+    });
+    let slots = resident(slots(tokens, pages * page_size, rng));
+    let tensors_of_scales = [0, 1].map(|_| fp8.and_then(|_| scales(heads, rng)).map(resident));
+    let [k_scales, v_scales] = tensors_of_scales
+        .each_ref()
+        .map(|s| s.as_ref().map(Resident::tensor));
+    let scale = if fp8.is_some() {
+        rng.pick(&[0.0, 0.5, 0.03])
+    } else {
+        0.0
+    };
+    let input = AppendArgs {
+        key: sources[0].tensor(),
+        value: sources[1].tensor(),
+        k_cache: caches[0].tensor(),
+        v_cache: caches[1].tensor(),
+        layout,
+        kv_dtype: as_bytes.then_some(cache),
+        slot_mapping: slots.tensor(),
+        k_scale: scale,
+        v_scale: scale,
+        k_scales,
+        v_scales,
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_kv_append_args", c_append(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().kv_append.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    judge(rng, place, &data, args, call, &["k_cache", "v_cache"], &[])
+}
+
+/// The lse of states, some of them empty.
+fn lse(shape: &[i64], rng: &mut Rng) -> Image {
+    let mut image = Image::poisoned(View::compact(DType::F32, shape));
+    for_each_index(shape, |index| {
+        let value = match rng.below(12) {
+            0 => f32::NEG_INFINITY,
+            1 => f32::INFINITY,
+            _ => (12.0 * uniform(rng.next()) - 4.0) as f32,
+        };
+        image.put(index, value.to_bits().into());
+    });
+    image
+}
+
+/// Two states, sometimes in place and under a mask.
+pub fn merge_state(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let dtype = rng.pick(&FLOATS);
+    let shape = [
+        rng.below(9) as i64,
+        1 + rng.below(4) as i64,
+        rng.pick(&[64, 8, 13, 520]),
+    ];
+    let resident = |image| Resident::new(&data, image);
+    let [v_a, v_b, v_new] = [0; 3].map(|_| resident(numbers(dtype, &shape, rng)));
+    let [s_a, s_b, s_new] = [0; 3].map(|_| resident(lse(&shape[..2], rng)));
+    let bytes: Vec<u64> = (0..shape[0]).map(|_| rng.next() % 3).collect();
+    let mask = resident(Image::of_bits(DType::U8, &shape[..1], bytes));
+    let in_place = rng.one_in(2);
+    let (v_out, s_out) = if in_place {
+        (&v_a, &s_a)
+    } else {
+        (&v_new, &s_new)
+    };
+    let input = MergeArgs {
+        v_a: v_a.tensor(),
+        s_a: s_a.tensor(),
+        v_b: v_b.tensor(),
+        s_b: s_b.tensor(),
+        v_out: v_out.tensor(),
+        s_out: (!rng.one_in(4)).then(|| s_out.tensor()),
+        mask: rng.one_in(2).then(|| mask.tensor()),
+        lse_base: rng.pick(&[LogBase::E, LogBase::Two]),
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_merge_state_args", c_merge(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().merge_state.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    judge(
+        rng,
+        place,
+        &data,
+        args,
+        call,
+        &["v_out", "s_out"],
+        &["v_a", "v_b"],
+    )
+}
+
+/// n states.
+pub fn merge_states(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let dtype = rng.pick(&FLOATS);
+    let [tokens, heads, dim] = [
+        rng.below(7) as i64,
+        1 + rng.below(3) as i64,
+        rng.pick(&[64, 8, 13, 300]),
+    ];
+    let n = rng.pick(&[0, 1, 2, 7, 20]);
+    let resident = |image| Resident::new(&data, image);
+    let v = resident(numbers(dtype, &[tokens, n, heads, dim], rng));
+    let s = resident(lse(&[tokens, n, heads], rng));
+    let v_out = resident(numbers(dtype, &[tokens, heads, dim], rng));
+    let s_out = resident(lse(&[tokens, heads], rng));
+    let input = MergeStatesArgs {
+        v: v.tensor(),
+        s: s.tensor(),
+        v_out: v_out.tensor(),
+        s_out: (!rng.one_in(4)).then(|| s_out.tensor()),
+        lse_base: rng.pick(&[LogBase::E, LogBase::Two]),
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_merge_states_args", c_merge_states(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().merge_states.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    judge(rng, place, &data, args, call, &["v_out", "s_out"], &["v"])
+}
+
+/// Corrupts the struct, calls, and judges what became of it.
+fn judge(
+    rng: &mut Rng,
+    place: &Place,
+    data: &Guarded,
+    mut args: Struct,
+    call: &Operator,
+    outputs: &[&'static str],
+    values: &[&str],
+) -> Result<Option<Ending>, String> {
+    let count = 1 + rng.below(3);
+    let text = corrupt(&mut [&mut args], count, rng);
+    if !may_be_called(&[&args], count, data) || has_equal_slots(&args) || overlaps(&args) {
+        return Ok(None);
+    }
+    place.announce(&text);
+    let args = &args;
+    let by = |by: By| {
+        let mut err = report();
+        match call(place.context(by), args, std::ptr::null_mut(), &mut err) {
+            FOLIO_OK => Ok(()),
+            status => Err(Refusal {
+                status,
+                message: message(&err),
+            }),
+        }
+    };
+    if place.device != Device::Cpu {
+        return Ok(Some(match by(By::Backend) {
+            Ok(()) => Ending::Accepted,
+            Err(refusal) => Ending::Refused(refusal),
+        }));
+    }
+    let stored = stored_in(args);
+    let output = |name: &&'static str| {
+        Some(Output {
+            name,
+            elements: within(args, name)?,
+            exact_in: stored,
+        })
+    };
+    let bound = |name: &str, _: &[i64]| match name {
+        "s_out" => (2e-6, 2e-6),
+        _ => (2e-6, 0.0),
+    };
+    let run = Run {
+        memory: data,
+        call: &by,
+        outputs: outputs.iter().filter_map(output).collect(),
+        values: values
+            .iter()
+            .filter_map(|name| original(args, name))
+            .collect(),
+        bound: &bound,
+    };
+    run.check().map(Some)
+}
+
+fn original(args: &Struct, name: &str) -> Option<Described> {
+    args.tensor(name).map(|block| block.original.clone())
+}
+
+/// What a call may touch of a tensor, as it is described now.
+fn within(args: &Struct, name: &str) -> Option<Described> {
+    args.tensor(name)?.needed()
+}
+
+/// What the caches of an append hold; `None` for merges.
+fn stored_in(args: &Struct) -> Option<DType> {
+    if args.name != "folio_kv_append_args" {
+        return None;
+    }
+    let stated = args.get("kv_dtype");
+    let dtype = |code: u64, bits: u64| DType::from_dlpack(code as u8, bits as u8, 1).ok();
+    match stated {
+        0 => original(args, "k_cache").map(|cache| cache.dtype),
+        _ => dtype(stated & 0xff, stated >> 8 & 0xff),
+    }
+}
+
+/// An output that is an input must be that very tensor: what a merge does to a part of it is not defined.
+fn overlaps(args: &Struct) -> bool {
+    [("v_a", "v_out"), ("s_a", "s_out")]
+        .into_iter()
+        .any(|(input, output)| {
+            let known = |name: &str| args.fields.iter().any(|field| field.name == name);
+            if !known(input) {
+                return false;
+            }
+            let (Some(a), Some(b)) = (args.tensor(input), args.tensor(output)) else {
+                return false;
+            };
+            let is_one = a.original.address == b.original.address;
+            is_one && a.described() != b.described()
+        })
+}
+
+/// Two tokens in one slot are the caller's mistake: either may win.
+fn has_equal_slots(args: &Struct) -> bool {
+    let Some(slots) = args
+        .fields
+        .iter()
+        .any(|f| f.name == "slot_mapping")
+        .then_some("slot_mapping")
+    else {
+        return false;
+    };
+    let Some(slots) = within(args, slots).filter(|s| s.shape.len() == 1 && s.strides[0] >= 0)
+    else {
+        return false;
+    };
+    if args
+        .tensor("slot_mapping")
+        .is_some_and(|t| t.tensor.device_type == FOLIO_DEVICE_CUDA)
+    {
+        return false;
+    }
+    let mut seen: Vec<i64> = (0..slots.shape[0])
+        .map(|token| match slots.dtype {
+            DType::I64 => slots.bits(&[token]) as i64,
+            _ => i64::from(slots.bits(&[token]) as u32 as i32),
+        })
+        .filter(|slot| *slot >= 0)
+        .collect();
+    seen.sort_unstable();
+    seen.windows(2).any(|pair| pair[0] == pair[1])
+}
