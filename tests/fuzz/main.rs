@@ -73,6 +73,15 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    fn drop(&mut self) {
+        for ctx in [self.backend, self.oracle] {
+            // SAFETY: made by `open`, and no handle of it is left.
+            unsafe { api().context_destroy.unwrap()(ctx) };
+        }
+    }
+}
+
 fn open(target: Target) -> *mut folio_context {
     let (desc, mut ctx, mut err) = (c_context_desc(target), std::ptr::null_mut(), report());
     // SAFETY: live structs.
