@@ -1,5 +1,6 @@
-//! The instruction sets: which of them this machine has, which is the best, and the row of kernels of each. This is
-//! where the kernels meet the instruction sets; the walk by blocks of bf16 alone names one itself.
+//! The instruction sets: which of them this machine has, which is the best, and the table of kernels of each.
+//! Besides this file only `attention::many_rows_bf16` and `attention::pack` name an instruction set: their blocks
+//! exist on AMX and AVX512-BF16 alone.
 #![cfg_attr(test, allow(unsafe_code))]
 
 use super::kernels::simd::Portable;
@@ -9,10 +10,10 @@ use crate::dtype::DType;
 #[cfg(folio_avx512)]
 use std::sync::LazyLock;
 
-/// What the kernels are compiled for, weakest first.
+/// The instruction sets that kernels are compiled for, weakest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// What the compiler's target guarantees.
+    /// The instructions that the target of the compiler guarantees.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
@@ -34,25 +35,25 @@ impl Isa {
         Isa::Amx,
     ];
 
-    /// Whether this processor has it, and for AMX whether the kernel lets this process use it.
+    /// Whether this processor has it. For AMX also whether the operating system lets this process use it.
     pub fn is_available(self) -> bool {
         available(self)
     }
 
-    /// The best that is available.
+    /// The fastest that is available.
     pub fn best() -> Isa {
         let mut all = Isa::ALL.into_iter().rev();
         all.find(|isa| isa.is_available() && isa.pays())
             .unwrap_or(Isa::Portable)
     }
 
-    /// Whether it is faster than the ones before it. Products of AVX512-BF16 are half as fast as those of f32 on Intel's
-    /// processors, and twice as fast on AMD's.
+    /// Whether it is faster than the weaker ones. bf16 products of AVX512-BF16 take twice as long as f32 products on
+    /// processors of Intel, and half as long on those of AMD.
     fn pays(self) -> bool {
         self != Isa::Avx512Bf16 || amd_family().is_some()
     }
 
-    /// What multiplies blocks of bf16 numbers for queries of a type, if something does.
+    /// The unit that multiplies blocks of bf16 for queries of a type, if there is one.
     pub(super) fn matrix(self, q_dtype: DType) -> Option<Matrix> {
         match self {
             Isa::Amx => Some(Matrix::Amx),
@@ -61,7 +62,7 @@ impl Isa {
         }
     }
 
-    /// Name of a kernel row.
+    /// Name of the kernels, as handles report it.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "cpu/portable",
@@ -78,12 +79,12 @@ impl Isa {
     }
 }
 
-/// What multiplies blocks of bf16 numbers.
+/// A unit that multiplies blocks of bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Matrix {
-    /// Tiles; numbers of other types are sums of bf16 numbers.
+    /// AMX tiles; numbers of other types are split into bf16 parts.
     Amx,
-    /// Vectors, by pairs.
+    /// AVX512-BF16 vectors, by pairs of numbers.
     Pairs,
 }
 
@@ -139,27 +140,27 @@ fn kernels(isa: Isa) -> &'static Kernels {
 static AVX512: Kernels =
     Kernels::of::<super::x86::avx512::Avx512>().with_bf16(&[(1, super::x86::bf16_rows::SPLIT)]);
 
-/// Cold decode on a Zen 5, two threads: asking for lines into the first level instead of the second takes 0.90 to 0.98
-/// of the time in bf16 and fp32 and 0.69 to 0.88 in fp16, warm decode 0.90 to 0.92. On a Zen 4 it takes 1.6 of it, and on
-/// an Emerald Rapids as long.
+/// Prefetch into the first-level cache, against prefetch into the second, in cold decode with two threads: on a Zen
+/// 5 it takes 0.90 to 0.98 of the time in bf16 and fp32, 0.69 to 0.88 in fp16, and 0.90 to 0.92 in warm decode. On a
+/// Zen 4 it takes 1.6 of the time, and on an Emerald Rapids as long.
 #[cfg(folio_avx512)]
 fn avx512_bf16() -> &'static Kernels {
-    static FAR: Kernels =
+    static PREFETCH_L2: Kernels =
         Kernels::of::<super::x86::avx512::Avx512>().with_bf16(&[(1, super::x86::bf16_rows::PAIRS)]);
-    static NEAR: Kernels = Kernels::of::<super::x86::avx512::Avx512>()
-        .with_few_rows_of::<super::x86::avx512::Avx512Near>()
-        .with_bf16(&[(1, super::x86::bf16_rows::PAIRS_NEAR)]);
-    // Under a hypervisor the processor's name takes microseconds.
+    static PREFETCH_L1: Kernels = Kernels::of::<super::x86::avx512::Avx512>()
+        .with_few_rows_of::<super::x86::avx512::Avx512PrefetchL1>()
+        .with_bf16(&[(1, super::x86::bf16_rows::PAIRS_PREFETCH_L1)]);
+    // Reading the name of the processor takes microseconds under a hypervisor.
     static PICKED: LazyLock<&Kernels> = LazyLock::new(|| match amd_family() {
-        Some(26..) => &NEAR,
-        _ => &FAR,
+        Some(26..) => &PREFETCH_L1,
+        _ => &PREFETCH_L2,
     });
     *PICKED
 }
 
-/// Warm decode of 512 keys, two threads of a quiet Emerald Rapids, in µs: one row takes 30 on vectors and on
-/// tiles (57 and 70 where a neighbour uses the core), two rows 45 and 31, three 62 and 34; on tiles four take 37
-/// and eight 49.
+/// Warm decode of 512 keys with two threads of a quiet Emerald Rapids, in µs on vectors and on tiles: one query row
+/// takes 30 and 30 (57 and 70 where another process uses the core), two rows 45 and 31, three rows 62 and 34. Four
+/// rows take 37 on tiles, and eight 49. So tiles begin at two rows.
 #[cfg(folio_avx512)]
 static AMX: Kernels = Kernels::of::<super::x86::avx512::Avx512>().with_bf16(&[
     (1, super::x86::bf16_rows::SPLIT),

@@ -1,7 +1,8 @@
-//! Merging attention states: `Σ w_i v_i / Σ w_i` with `w_i = exp(lse_i - max)`.
+//! Merging attention states: `Σ w_i v_i / Σ w_i` with `w_i = exp(lse_i - max)`. The partial results of split rows
+//! are combined elsewhere (`attention::combine`).
 //!
-//! An lse of -inf marks an empty state, and so do +inf and NaN, which other libraries use; empty states
-//! are never read, so whatever they hold stays where it is. Outputs may be the inputs themselves.
+//! An lse of -inf marks an empty state. So do +inf and NaN, which other libraries use. The values of an empty state
+//! are never read. Outputs may be the inputs themselves.
 #![allow(unsafe_code)]
 
 use super::threads::Pool;
@@ -13,23 +14,23 @@ use crate::dtype;
 use crate::problem::{Checked, LogBase, MergeArgs, MergeStatesArgs};
 use crate::tensor::Tensor;
 
-/// Rows that are worth a thread of their own.
+/// Rows per piece of work.
 const ROWS_PER_PIECE: usize = 64;
 
-/// Columns that are summed at a time.
+/// Columns that are summed at a time; rows may have any number.
 const COLUMNS: usize = 256;
 
 /// States that are summed at a time.
 const STATES: usize = 16;
 
-/// Where the states of a row lie, and where their merge goes.
+/// The states of a row, and where their merge is written.
 struct Merge<'a, F> {
     kernels: &'a Kernels,
     v_out: Tensor,
     s_out: Option<Tensor>,
     base: LogBase,
     count: usize,
-    /// (token, head, state) to the address of its values and its lse.
+    /// Maps (token, head, state) to the address of its values and its lse.
     state: F,
 }
 

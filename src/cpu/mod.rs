@@ -1,9 +1,8 @@
-//! The CPU backend.
+//! The CPU backend. It shares nothing with the oracle (`crate::reference`) but the problem types.
 //!
-//! A run walks work items on the context's threads (`threads`). Kernels are written once over a vector
-//! type (`kernels::simd`) and compiled per instruction set into a table (`isa`), picked at run time. The walks
-//! over them are `attention::few_rows` for few query rows, `attention::many_rows` for many, and
-//! `attention::many_rows_bf16` for many on AMX or AVX512-BF16.
+//! `attention` walks the work items of a plan, `cache` appends to caches, `merge` merges attention states. Their
+//! kernels are written once over a vector type (`kernels`) and compiled per instruction set (`isa`, `x86`), which is
+//! chosen at run time. `threads` runs them.
 #![cfg_attr(
     not(folio_avx512),
     allow(dead_code, reason = "what only the walk by blocks of bf16 needs")

@@ -1,21 +1,20 @@
-//! The walk for few query rows (decode, speculative verify): a tile of pages is walked once for all its
-//! heads, with keys and values read in place.
-//!
-//! In an NHD cache the heads of a page lie together, so this reads memory nearly in order.
+//! The walk for few query rows (decode, speculative verify). It walks a tile of pages once for all KV heads, and
+//! reads keys and values in place. In an NHD cache the heads of a page lie together, so memory is read nearly in
+//! order.
 #![allow(unsafe_code)]
 
 use super::item::Item;
 use super::row_softmax::Scores;
 use super::run::{Cache, Run};
-use super::scratch::Pad;
+use super::scratch::Scratch;
 use super::staged_values::{Values, Weights};
-use crate::cpu::kernels::dot::{Dot, Queries};
-use crate::cpu::kernels::prefetch_rows::{Ahead, Need, Streamed};
+use crate::cpu::kernels::dot::{Dot, PrepareQueries};
+use crate::cpu::kernels::prefetch_rows::{PrefetchPolicy, RowPrefetch, RowsWithPrefetch};
 use crate::cpu::kernels::product::Product;
 use crate::cpu::kernels::table::FewRows;
 use std::ops::Range;
 
-/// Some KV heads of an item of at most [`super::shape::STREAM_ROWS`] rows.
+/// Some KV heads of an item of at most [`super::shape::FEW_ROWS`] rows.
 struct Walk<'a> {
     run: &'a Run<'a>,
     item: &'a Item<'a>,
@@ -23,8 +22,8 @@ struct Walk<'a> {
     kernels: FewRows,
 }
 
-/// Computes them.
-pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'_>) {
+/// Computes some KV heads of an item.
+pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, scratch: &mut Scratch<'_>) {
     let kernels = run.kernels.few(run.kv_dtype, item.rows, run.shape.widest());
     let _prepared = kernels.prepare_thread(item.rows);
     let walk = Walk {
@@ -33,36 +32,36 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, pad: &mut Pad<'
         heads,
         kernels,
     };
-    walk.start(pad);
-    let tile = |start: i64| start..item.keys.end.min(start + run.shape.stream_keys as i64);
+    walk.start(scratch);
+    let tile = |start: i64| start..item.keys.end.min(start + run.shape.few_rows_keys as i64);
     let mut keys = tile(item.keys.start);
-    run.locate(item, &keys, &mut pad.here);
-    let mut need = Need::new(run.shape.amx);
+    run.locate(item, &keys, &mut scratch.tile);
+    let mut policy = PrefetchPolicy::new(run.shape.amx);
     while !keys.is_empty() {
         let next = tile(keys.end);
-        run.locate(item, &next, &mut pad.next);
-        need.watch(walk.bytes(&keys), |asks| {
-            let ahead = if asks { next.end - next.start } else { 0 };
-            walk.attend(&keys, ahead as usize, pad);
+        run.locate(item, &next, &mut scratch.next_tile);
+        policy.compute(walk.bytes(&keys), |prefetches| {
+            let prefetch = if prefetches { next.end - next.start } else { 0 };
+            walk.attend(&keys, prefetch as usize, scratch);
         });
-        std::mem::swap(&mut pad.here, &mut pad.next);
+        std::mem::swap(&mut scratch.tile, &mut scratch.next_tile);
         keys = next;
     }
-    walk.finish(pad);
+    walk.finish(scratch);
 }
 
 impl Walk<'_> {
-    /// The rows of a head in `q`, `o` and the running state.
+    /// The rows of a head in `q`, `o`, `max` and `sum`.
     fn rows(&self, head: usize) -> Range<usize> {
         head * self.item.rows..(head + 1) * self.item.rows
     }
 
-    /// The rows of a head in the tile's scores and factors, which begin with the walk's first head.
+    /// The rows of a head in `s` and `alpha`, which begin with the first head of the walk.
     fn tile_rows(&self, head: usize) -> Range<usize> {
         self.rows(head - self.heads.start)
     }
 
-    /// Bytes of keys and values.
+    /// Bytes of the keys and values of a tile.
     fn bytes(&self, keys: &Range<i64>) -> usize {
         let dims = self.run.shape.dim_qk + self.run.shape.dim_vo;
         (keys.end - keys.start) as usize * self.heads.len() * dims * self.run.kv_dtype.size()
@@ -72,13 +71,13 @@ impl Walk<'_> {
         self.heads.start * self.item.rows..self.heads.end * self.item.rows
     }
 
-    fn start(&self, pad: &mut Pad<'_>) {
+    fn start(&self, scratch: &mut Scratch<'_>) {
         let (ldq, ldo) = (self.run.shape.ld_qk, self.run.shape.ld_vo);
         for head in self.heads.clone() {
-            let q = &mut pad.q[of(self.rows(head), ldq)];
-            let rows = self.run.queries(self.item, head, pad.q_offsets);
+            let q = &mut scratch.q[of(self.rows(head), ldq)];
+            let rows = self.run.queries(self.item, head, scratch.q_offsets);
             self.run.load_queries(rows, q);
-            let queries = Queries {
+            let queries = PrepareQueries {
                 q: q.as_mut_ptr(),
                 ldq,
                 rows: self.item.rows,
@@ -88,127 +87,138 @@ impl Walk<'_> {
             unsafe { (self.kernels.queries)(&queries) };
         }
         let all = self.all_rows();
-        pad.o[of(all.clone(), ldo)].fill(0.0);
-        pad.max[all.clone()].fill(f32::NEG_INFINITY);
-        pad.sum[all].fill(0.0);
+        scratch.o[of(all.clone(), ldo)].fill(0.0);
+        scratch.max[all.clone()].fill(f32::NEG_INFINITY);
+        scratch.sum[all].fill(0.0);
     }
 
-    /// A tile of keys; asks for the first `next` of the one after it. Each step is taken for all heads: what one
-    /// head waits for, the chain of its products or of its softmax, overlaps with the others.
-    fn attend(&self, keys: &Range<i64>, next: usize, pad: &mut Pad<'_>) {
+    /// A tile of keys; prefetches the first `next` keys of the next tile. Each step is taken for all heads before
+    /// the next step: the dependent chains of one head overlap with those of the others.
+    fn attend(&self, keys: &Range<i64>, next: usize, scratch: &mut Scratch<'_>) {
         let (run, tokens) = (self.run, 0..self.item.tokens);
         let n = (keys.end - keys.start) as usize;
         for head in self.heads.clone() {
-            let ahead = self.ahead(head, &run.k, run.shape.dim_qk, &pad.next.k_offsets[..next]);
-            self.scores(head, n, &ahead, pad);
+            let prefetch = self.prefetch(
+                head,
+                &run.k,
+                run.shape.dim_qk,
+                &scratch.next_tile.k_offsets[..next],
+            );
+            self.scores(head, n, &prefetch, scratch);
         }
         let all = self.all_rows();
         let state = Scores {
-            s: pad.s,
-            lds: run.shape.stream_keys,
-            limits: pad.limits,
-            max: &mut pad.max[all.clone()],
-            sum: &mut pad.sum[all],
-            alpha: pad.alpha,
+            s: scratch.s,
+            lds: run.shape.few_rows_keys,
+            limits: scratch.limits,
+            max: &mut scratch.max[all.clone()],
+            sum: &mut scratch.sum[all],
+            alpha: scratch.alpha,
         };
         let heads = self.heads.clone();
         run.softmax(self.item, heads, &tokens, keys, state);
         let whole = self.item.sees_all(&tokens, keys);
         for head in self.heads.clone() {
-            let ahead = self.ahead(head, &run.v, run.shape.dim_vo, &pad.next.v_offsets[..next]);
+            let prefetch = self.prefetch(
+                head,
+                &run.v,
+                run.shape.dim_vo,
+                &scratch.next_tile.v_offsets[..next],
+            );
             if whole {
-                self.accumulate(head, n, &ahead, pad);
+                self.accumulate(head, n, &prefetch, scratch);
             } else {
                 // SAFETY: the offsets are the next tile's.
-                unsafe { ahead.ask_rows(n) };
-                self.accumulate_seen(head, n, pad);
+                unsafe { prefetch.prefetch_rows(n) };
+                self.accumulate_visible(head, n, scratch);
             }
         }
     }
 
-    /// What to ask for while a head is computed: a share of the rows at `next`, in the order in which they lie
-    /// in memory. Where a token's heads lie together, the share is some tokens with all heads.
-    fn ahead(&self, head: usize, cache: &Cache, dim: usize, next: &[i64]) -> Ahead {
+    /// What to prefetch while a head is computed: a share of the rows at `next`, in the order in which they lie in
+    /// memory. Where the heads of a token are contiguous, the share is some tokens with all their heads.
+    fn prefetch(&self, head: usize, cache: &Cache, dim: usize, next: &[i64]) -> RowPrefetch {
         let bytes = dim * self.run.kv_dtype.size();
         if cache.head != bytes as i64 {
-            return Ahead::new(cache.rows(head, next), bytes);
+            return RowPrefetch::new(cache.rows(head, next), bytes);
         }
         let (index, count) = (head - self.heads.start, self.heads.len());
         let share = index * next.len() / count..(index + 1) * next.len() / count;
-        Ahead::new(cache.rows(self.heads.start, &next[share]), count * bytes)
+        RowPrefetch::new(cache.rows(self.heads.start, &next[share]), count * bytes)
     }
 
     /// `s = q · kᵀ`.
-    fn scores(&self, head: usize, n: usize, ahead: &Ahead, pad: &mut Pad<'_>) {
+    fn scores(&self, head: usize, n: usize, prefetch: &RowPrefetch, scratch: &mut Scratch<'_>) {
         let shape = self.run.shape;
-        let q = &pad.q[of(self.rows(head), shape.ld_qk)];
-        let s = &mut pad.s[of(self.tile_rows(head), shape.stream_keys)];
+        let q = &scratch.q[of(self.rows(head), shape.ld_qk)];
+        let s = &mut scratch.s[of(self.tile_rows(head), shape.few_rows_keys)];
         let dot = Dot {
             q: q.as_ptr(),
             ldq: shape.ld_qk,
             rows: self.item.rows,
-            k: Streamed {
-                rows: self.run.k.rows(head, &pad.here.k_offsets[..n]),
-                ahead,
+            k: RowsWithPrefetch {
+                rows: self.run.k.rows(head, &scratch.tile.k_offsets[..n]),
+                prefetch,
             },
             dim: shape.dim_qk,
             s: s.as_mut_ptr(),
-            lds: shape.stream_keys,
+            lds: shape.few_rows_keys,
         };
         // SAFETY: the keys were located within the cache; q and s have room for the rows.
         unsafe { (self.kernels.dot)(&dot) };
     }
 
     /// `o = alpha · o + p · v`.
-    fn accumulate(&self, head: usize, n: usize, ahead: &Ahead, pad: &mut Pad<'_>) {
+    fn accumulate(&self, head: usize, n: usize, prefetch: &RowPrefetch, scratch: &mut Scratch<'_>) {
         let shape = self.run.shape;
-        let p = &pad.s[of(self.tile_rows(head), shape.stream_keys)];
-        let o = &mut pad.o[of(self.rows(head), shape.ld_vo)];
+        let p = &scratch.s[of(self.tile_rows(head), shape.few_rows_keys)];
+        let o = &mut scratch.o[of(self.rows(head), shape.ld_vo)];
         let product = Product {
             a: p.as_ptr(),
-            lda: shape.stream_keys,
+            lda: shape.few_rows_keys,
             rows: self.item.rows,
             depth: n,
-            b: Streamed {
-                rows: self.run.v.rows(head, &pad.here.v_offsets[..n]),
-                ahead,
+            b: RowsWithPrefetch {
+                rows: self.run.v.rows(head, &scratch.tile.v_offsets[..n]),
+                prefetch,
             },
             columns: shape.dim_vo,
             c: o.as_mut_ptr(),
             ldc: shape.ld_vo,
-            alpha: pad.alpha[self.tile_rows(head)].as_ptr(),
+            alpha: scratch.alpha[self.tile_rows(head)].as_ptr(),
         };
         // SAFETY: the values were located within the cache; s and o have room for the rows.
-        unsafe { (self.kernels.weigh)(&product) };
+        unsafe { (self.kernels.weighted_sum)(&product) };
     }
 
-    /// The same where some rows do not see all keys. Those may hold anything; the panel's product knows how.
-    fn accumulate_seen(&self, head: usize, n: usize, pad: &mut Pad<'_>) {
+    /// `o = alpha · o + p · v` where some rows do not see all keys. Values of masked keys may be infinite or NaN, so
+    /// they are staged and multiplied as `Values` does.
+    fn accumulate_visible(&self, head: usize, n: usize, scratch: &mut Scratch<'_>) {
         let shape = self.run.shape;
-        let rows = self.run.v.rows(head, &pad.here.v_offsets[..n]);
-        let values = Values::stage(self.run, rows, pad.here.v);
+        let rows = self.run.v.rows(head, &scratch.tile.v_offsets[..n]);
+        let values = Values::stage(self.run, rows, scratch.tile.v);
         let p = Weights {
-            p: &pad.s[of(self.tile_rows(head), shape.stream_keys)],
-            ldp: shape.stream_keys,
+            p: &scratch.s[of(self.tile_rows(head), shape.few_rows_keys)],
+            ldp: shape.few_rows_keys,
             rows: self.item.rows,
         };
-        let o = &mut pad.o[of(self.rows(head), shape.ld_vo)];
-        let alpha = &pad.alpha[self.tile_rows(head)];
+        let o = &mut scratch.o[of(self.rows(head), shape.ld_vo)];
+        let alpha = &scratch.alpha[self.tile_rows(head)];
         values.accumulate(self.run, p, 0..n, o, Some(alpha));
     }
 
-    fn finish(&self, pad: &mut Pad<'_>) {
+    fn finish(&self, scratch: &mut Scratch<'_>) {
         for head in self.heads.clone() {
             let rows = self.rows(head);
-            let o = &pad.o[of(rows.clone(), self.run.shape.ld_vo)];
-            let (max, sum) = (&pad.max[rows.clone()], &pad.sum[rows]);
+            let o = &scratch.o[of(rows.clone(), self.run.shape.ld_vo)];
+            let (max, sum) = (&scratch.max[rows.clone()], &scratch.sum[rows]);
             self.run
-                .finish(self.item, head, 0..self.item.rows, o, max, sum);
+                .store_rows(self.item, head, 0..self.item.rows, o, max, sum);
         }
     }
 }
 
-/// The elements of some rows.
+/// The elements of some rows, `ld` per row.
 fn of(rows: Range<usize>, ld: usize) -> Range<usize> {
     rows.start * ld..rows.end * ld
 }

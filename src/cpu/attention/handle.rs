@@ -1,9 +1,9 @@
-//! The attention handle of the CPU backend: what plan copies into the workspace, and how a run hands the
-//! work to the threads.
+//! The attention handle of the CPU backend: `plan` copies a batch into the workspace, and `run` hands its work to
+//! the threads. The walks compute.
 #![allow(unsafe_code)]
 
 use super::run::{Plan, Run};
-use super::scratch::Pad;
+use super::scratch::Scratch;
 use super::shape::{MAX_DIM_QK, MAX_DIM_VO, Shape};
 use super::walk;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
@@ -33,9 +33,9 @@ struct Planned {
     batch_size: usize,
     page_ids: usize,
     items: usize,
-    /// Items of many rows, whose heads are computed one by one. They come first.
+    /// Items of many rows, whose heads are computed one by one. They come first in the list.
     many: usize,
-    /// Parts that the heads of the other items are cut into.
+    /// Parts that the heads of each other item are cut into.
     parts: usize,
     combines: usize,
     /// Entries of the list of partial rows.
@@ -45,7 +45,7 @@ struct Planned {
 /// Split rows that a thread combines in one piece of work.
 const COMBINED_ROWS: usize = 16;
 
-/// Idle threads at a run's end that are put up with: one in so many pieces.
+/// Idle threads at the end of a run are accepted up to one in so many pieces of work.
 const MOST_IDLE: usize = 8;
 
 impl CpuAttention {
@@ -100,8 +100,8 @@ impl CpuAttention {
         })
     }
 
-    /// Parts that the heads of items of few rows are cut into: no more than it takes to keep the threads
-    /// busy, since a token's heads lie together.
+    /// The number of parts that the heads of items of few rows are cut into. It is the least that keeps the threads
+    /// busy, since the heads of a token lie together in memory.
     fn parts(&self, many: usize, few: usize) -> usize {
         let (threads, heads) = (self.pool.num_threads(), self.shape.num_kv_heads);
         let busy = |parts: &usize| {
@@ -175,27 +175,27 @@ impl Attention for CpuAttention {
         })?;
         let (plan, items, combines) = self.plan_view(planned);
         let run = Run::new(&self.desc, &self.shape, self.isa.kernels(), plan, args);
-        let (scratch, start) = (&self.shape.scratch, planned.base + self.shape.regions.own);
-        // Partial results and scratch are the plan's, so the turn lasts until the parts are combined.
+        let (layout, start) = (&self.shape.scratch, planned.base + self.shape.regions.own);
+        // Partial results and scratch belong to the plan, so the turn lasts until the rows are combined.
         let turn = self.pool.turn();
-        let pad = |thread: usize| {
-            let base = start + thread * scratch.total;
+        let scratch = |thread: usize| {
+            let base = start + thread * layout.total;
             // SAFETY: each thread has its part of the workspace, for as long as the turn lasts.
-            unsafe { Pad::new(scratch, base as *mut u8) }
+            unsafe { Scratch::new(layout, base as *mut u8) }
         };
-        // Head by head over all items, which come request by request: what follows in a thread mostly
-        // reads the same keys, which then lie in its second-level cache.
+        // Head by head over all items, which are ordered by request: consecutive pieces of a thread mostly read the
+        // same keys, which are then in its second-level cache.
         let (many, few) = items.split_at(planned.many);
         let heads = self.shape.num_kv_heads;
         let (whole, parts) = (many.len() * heads, planned.parts);
         turn.for_each(whole + few.len() * parts, &|thread, index| {
-            let pad = &mut pad(thread);
+            let scratch = &mut scratch(thread);
             if index < whole {
-                walk::head(&run, &many[index % many.len()], index / many.len(), pad);
+                walk::head(&run, &many[index % many.len()], index / many.len(), scratch);
             } else {
                 let (item, part) = ((index - whole) / parts, (index - whole) % parts);
                 let heads = part * heads / parts..(part + 1) * heads / parts;
-                walk::heads(&run, &few[item], heads, pad);
+                walk::heads(&run, &few[item], heads, scratch);
             }
         });
         // All threads combine, even where the rows of a single request were split.
@@ -203,8 +203,9 @@ impl Attention for CpuAttention {
         turn.for_each(pieces * heads, &|thread, index| {
             let first = index / heads * COMBINED_ROWS;
             let rows = &combines[first..combines.len().min(first + COMBINED_ROWS)];
+            let scratch = &mut scratch(thread);
             for row in rows {
-                run.combine(row, index % heads, &mut pad(thread));
+                run.combine(row, index % heads, scratch);
             }
         });
         Ok(())

@@ -1,30 +1,31 @@
-//! The walk for many query rows by blocks of bf16, on AMX or AVX512-BF16: one KV head of an item, tile of keys by
-//! tile. Keys, values, queries and weights are bf16, or sums of bf16 numbers (`bf16_split`, on AMX only); scores, softmax
-//! and sums stay in f32.
+//! The walk for many query rows (prefill) by blocks of bf16, on AMX or AVX512-BF16. It computes one KV head of an
+//! item, tile of keys by tile. Queries, keys, values and weights are bf16, or on AMX sums of bf16 parts
+//! (`kernels::bf16_split`). Scores, softmax and sums are f32. `many_rows` is the same walk in f32 on any instruction
+//! set.
 //!
-//! Everything is transposed: scores and weights have a row per key, outputs a row per column of the
-//! values, and 32 query rows, a strip, lie side by side. A strip meets 32 keys, a group, at a time, so its
-//! scores stay in the first-level cache. Matrix instructions of AMX run by themselves: while one group's scores
-//! become weights, the next group's are computed.
+//! Everything is transposed. Scores and weights have a row per key, outputs have a row per column of the values, and
+//! 32 query rows, a strip, lie side by side. A strip meets 32 keys, a group, at a time, so the scores of a group
+//! stay in the first-level cache. AMX instructions run beside vector instructions: while the scores of one group
+//! become weights, AMX computes the scores of the next.
 #![allow(unsafe_code)]
 
 use super::item::Item;
 use super::many_rows;
-use super::next_tile::Coming;
+use super::next_tile::NextTile;
 use super::pack;
 use super::run::Run;
-use super::scratch::Pad;
-use super::shape::{Limbs, MAX_DIM_QK, TILED_KEYS};
+use super::scratch::Scratch;
+use super::shape::{BF16_KEY_TILE, Bf16Parts, MAX_DIM_QK};
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use crate::cpu::kernels::bf16_split::{self, Terms};
-use crate::cpu::kernels::prefetch_rows::{Ahead, Due};
+use crate::cpu::kernels::prefetch_rows::{PrefetchShare, RowPrefetch};
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::simd::{Simd, Task};
-use crate::cpu::kernels::softmax::{Logits, is_fresh, is_too_large_to_fuse};
+use crate::cpu::kernels::softmax::{Logits, is_too_large_to_fuse, saw_no_key};
 use crate::cpu::kernels::transpose::{BLOCK, Transpose};
 use crate::cpu::kernels::transposed_softmax::{
-    Follow, Hide, Meanwhile, Round, SLOTS, Shape, Weights,
+    ComputeWeights, Interleaved, MaskRange, Rescale, RoundPairs, SLOTS, ToLogits,
 };
 use crate::cpu::x86::amx::Tiles;
 use crate::cpu::x86::avx512::Avx512;
@@ -39,13 +40,13 @@ struct Walk<'a> {
     head: usize,
     engine: Engine,
     queries: Rows,
-    /// Those after the first two strips. They are packed a strip ahead in the first tile, and the rows of o asked
-    /// for and written strip by strip in the last.
-    queries_ahead: Ahead,
-    outputs_ahead: Ahead,
+    /// The query rows after the first two strips; the first tile packs each strip one strip before it is used. The
+    /// rows of o, which the last tile writes strip by strip.
+    prefetch_queries: RowPrefetch,
+    prefetch_outputs: RowPrefetch,
 }
 
-/// What multiplies blocks.
+/// The unit that multiplies blocks.
 #[allow(
     clippy::large_enum_variant,
     reason = "a thread has one at a time, on its stack: runs allocate nothing"
@@ -66,95 +67,108 @@ impl Engine {
 }
 
 /// Computes a head of an item.
-pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, matrix: Matrix, pad: &mut Pad<'_>) {
-    let queries = run.queries(item, head, pad.q_offsets);
+pub fn walk(
+    run: &Run<'_>,
+    item: &Item<'_>,
+    head: usize,
+    matrix: Matrix,
+    scratch: &mut Scratch<'_>,
+) {
+    let queries = run.queries(item, head, scratch.q_offsets);
     let walk = Walk {
         engine: Engine::new(matrix, run),
-        queries_ahead: run.queries_ahead(queries.skip(2 * SIDE)),
-        outputs_ahead: run.outputs_ahead(item, head, pad.o_offsets),
+        prefetch_queries: run.prefetch_queries(queries.skip(2 * SIDE)),
+        prefetch_outputs: run.prefetch_outputs(item, head, scratch.o_offsets),
         run,
         item,
         head,
         queries,
     };
-    let is_done = walk.attend(pad);
+    let is_done = walk.attend(scratch);
     drop(walk);
     if !is_done {
-        many_rows::walk(run, item, head, pad);
+        many_rows::walk(run, item, head, scratch);
     }
 }
 
 impl Walk<'_> {
-    /// All tiles, unless some value is infinite or NaN, which a weight of 0 must not meet, or something else has no
-    /// limbs: the f32 walk knows how, and writes all rows again.
-    fn attend(&self, pad: &mut Pad<'_>) -> bool {
+    /// All tiles. Returns false at the first infinity or NaN, or number without bf16 parts: a weight of 0 must not
+    /// be multiplied with it. The f32 walk can do that, and then writes all rows again.
+    fn attend(&self, scratch: &mut Scratch<'_>) -> bool {
         let rows = self.item.rows.next_multiple_of(SIDE);
-        pad.max[..rows].fill(f32::NEG_INFINITY);
-        pad.sum[..rows].fill(0.0);
-        let mut coming = self.tile_from(self.item.keys.start, pad);
-        let mut is_packed = self.pack_rest(&mut coming, pad)
-            && (coming.keys.is_empty() || pack::queries(self.run, &self.queries, 0, pad));
-        while is_packed && !coming.keys.is_empty() {
-            std::mem::swap(&mut pad.here, &mut pad.next);
-            let keys = coming.keys;
-            coming = self.tile_from(keys.end, pad);
-            is_packed = self.tile(&keys, &mut coming, pad);
+        scratch.max[..rows].fill(f32::NEG_INFINITY);
+        scratch.sum[..rows].fill(0.0);
+        let mut next_tile = self.tile_from(self.item.keys.start, scratch);
+        let mut is_packed = self.pack_rest(&mut next_tile, scratch)
+            && (next_tile.keys.is_empty() || pack::queries(self.run, &self.queries, 0, scratch));
+        while is_packed && !next_tile.keys.is_empty() {
+            std::mem::swap(&mut scratch.tile, &mut scratch.next_tile);
+            let keys = next_tile.keys;
+            next_tile = self.tile_from(keys.end, scratch);
+            is_packed = self.tile(&keys, &mut next_tile, scratch);
         }
         if self.item.keys.is_empty() {
             let strips = (0..rows).step_by(SIDE);
-            strips.for_each(|first| finish(self.run, self.item, self.head, first, pad));
+            strips.for_each(|first| finish(self.run, self.item, self.head, first, scratch));
         }
         is_packed
     }
 
-    fn tile_from(&self, start: i64, pad: &mut Pad<'_>) -> Coming {
-        let sizes = (TILED_KEYS, SIDE);
-        Coming::locate(self.run, self.item, self.head, start, sizes, &mut pad.next)
+    fn tile_from(&self, start: i64, scratch: &mut Scratch<'_>) -> NextTile {
+        let sizes = (BF16_KEY_TILE, SIDE);
+        NextTile::locate(
+            self.run,
+            self.item,
+            self.head,
+            start,
+            sizes,
+            &mut scratch.next_tile,
+        )
     }
 
-    /// All strips against a tile; packs the next one meanwhile. Returns whether that could be.
-    fn tile(&self, keys: &Range<i64>, coming: &mut Coming, pad: &mut Pad<'_>) -> bool {
+    /// All strips against a tile; packs the next tile meanwhile. Returns whether all of it could be packed.
+    fn tile(&self, keys: &Range<i64>, next_tile: &mut NextTile, scratch: &mut Scratch<'_>) -> bool {
         let is_first = keys.start == self.item.keys.start;
         let is_last = keys.end == self.item.keys.end;
         let count = self.item.rows.div_ceil(SIDE);
         let mut present = Strip::new(self, keys, 0);
-        let mut turn = Turn::default();
+        let mut buffers = ScoreBuffers::default();
         for index in 0..count {
             let (first, left) = (index * SIDE, count - index);
             let next = (left > 1).then(|| Strip::new(self, keys, first + SIDE));
             let packs_queries = is_first && next.is_some();
-            if packs_queries && !pack::queries(self.run, &self.queries, first + SIDE, pad) {
+            if packs_queries && !pack::queries(self.run, &self.queries, first + SIDE, scratch) {
                 return false;
             }
-            let asked = coming.asked();
-            if !self.pack(asked, pad) {
+            let prefetched = next_tile.take_prefetched();
+            if !self.pack(prefetched, scratch) {
                 return false;
             }
-            let due = [
-                Due::share(&coming.k, left),
-                Due::share(&coming.v, left),
-                Due::rows(&self.queries_ahead, SIDE).when(is_first),
-                Due::rows(&self.outputs_ahead, SIDE).when(is_last),
+            let prefetches = [
+                PrefetchShare::share(&next_tile.k, left),
+                PrefetchShare::share(&next_tile.v, left),
+                PrefetchShare::rows(&self.prefetch_queries, SIDE).when(is_first),
+                PrefetchShare::rows(&self.prefetch_outputs, SIDE).when(is_last),
             ];
-            present.attend(next.as_ref(), &mut turn, &due, pad);
+            present.attend(next.as_ref(), &mut buffers, &prefetches, scratch);
             if is_last {
-                finish(self.run, self.item, self.head, first, pad);
+                finish(self.run, self.item, self.head, first, scratch);
             }
             present = next.unwrap_or(present);
         }
-        self.pack_rest(coming, pad)
+        self.pack_rest(next_tile, scratch)
     }
 
-    /// Packs keys and values of the next tile. Returns whether that can be.
-    fn pack(&self, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
-        pack::keys(self.run, self.head, range.clone(), pad)
-            && pack::values(self.run, self.head, range, pad)
+    /// Packs some keys and values of the next tile. Returns whether all of them could be packed.
+    fn pack(&self, range: Range<usize>, scratch: &mut Scratch<'_>) -> bool {
+        pack::keys(self.run, self.head, range.clone(), scratch)
+            && pack::values(self.run, self.head, range, scratch)
     }
 
-    /// The same for all that are left.
-    fn pack_rest(&self, coming: &mut Coming, pad: &mut Pad<'_>) -> bool {
-        while let Some(range) = coming.next() {
-            if !self.pack(range, pad) {
+    /// Packs the keys and values that are left.
+    fn pack_rest(&self, next_tile: &mut NextTile, scratch: &mut Scratch<'_>) -> bool {
+        while let Some(range) = next_tile.take_next() {
+            if !self.pack(range, scratch) {
                 return false;
             }
         }
@@ -163,33 +177,33 @@ impl Walk<'_> {
 }
 
 /// Writes the rows of a strip.
-fn finish(run: &Run<'_>, item: &Item<'_>, head: usize, first: usize, pad: &mut Pad<'_>) {
+fn finish(run: &Run<'_>, item: &Item<'_>, head: usize, first: usize, scratch: &mut Scratch<'_>) {
     let ld = run.shape.ld_vo;
     let rows = first..item.rows.min(first + SIDE);
-    let o = &mut pad.o[first * ld..][..SIDE * ld];
-    if is_fresh(strip(pad.max, first)) {
+    let o = &mut scratch.o[first * ld..][..SIDE * ld];
+    if saw_no_key(strip(scratch.max, first)) {
         o.fill(0.0);
     }
-    let (max, sum) = (&pad.max[rows.clone()], &pad.sum[rows.clone()]);
+    let (max, sum) = (&scratch.max[rows.clone()], &scratch.sum[rows.clone()]);
     if !run.stores_bf16(item) {
-        to_rows(run, o.as_ptr(), ld, pad.staged);
-        return run.finish(item, head, rows, pad.staged, max, sum);
+        to_rows(run, o.as_ptr(), ld, scratch.staged);
+        return run.store_rows(item, head, rows, scratch.staged, max, sum);
     }
-    // Two columns in a word: half as much to turn around.
+    // Two columns share a word, which halves the transposition.
     let mut factors = [0.0; SIDE];
-    run.settle_rows(item, head, rows.clone(), max, sum, &mut factors);
-    let pairs = &mut pad.staged[..SIDE * ld / 2];
-    vectorize(&Round {
+    run.row_factors(item, head, rows.clone(), max, sum, &mut factors);
+    let pairs = &mut scratch.staged[..SIDE * ld / 2];
+    vectorize(&RoundPairs {
         o: o.as_ptr(),
         dims: ld,
         factors: factors.as_ptr(),
         dst: pairs.as_mut_ptr().cast(),
     });
-    to_rows(run, pairs.as_ptr(), ld / 2, as_words(pad.staged16));
-    run.store_bf16(item, head, rows, pad.staged16);
+    to_rows(run, pairs.as_ptr(), ld / 2, as_words(scratch.staged16));
+    run.store_bf16(item, head, rows, scratch.staged16);
 }
 
-/// Turns `columns` rows of 32 words into 32 rows of `columns` words.
+/// Transposes `columns` rows of 32 words.
 fn to_rows(run: &Run<'_>, from: *const f32, columns: usize, to: &mut [f32]) {
     assert!(to.len() >= SIDE * columns);
     let offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * SIDE) as i64);
@@ -209,7 +223,7 @@ fn to_rows(run: &Run<'_>, from: *const f32, columns: usize, to: &mut [f32]) {
     }
 }
 
-/// Halves, two by two; the scratch's parts start on cache lines.
+/// Pairs of 16-bit elements as 32-bit words. The parts of the scratch start on cache lines, so words are aligned.
 fn as_words(halves: &mut [u16]) -> &mut [f32] {
     // SAFETY: as many bytes, aligned, and any bits are a float.
     unsafe { std::slice::from_raw_parts_mut(halves.as_mut_ptr().cast(), halves.len() / 2) }
@@ -221,29 +235,29 @@ struct Strip<'a> {
     keys: &'a Range<i64>,
     /// The item's rows; fewer than 32 at its end.
     rows: Range<usize>,
-    /// Groups of keys that some row sees, and keys of the tile that all rows see.
+    /// Groups of keys in which some row sees a key, and the keys of the tile that all rows see.
     groups: Range<usize>,
     open: Range<usize>,
     has_holes: bool,
     logits: Logits,
 }
 
-/// A group of keys, and the block of `s` that its scores are in.
+/// A group of keys, and the block of `s` that holds its scores.
 #[derive(Clone, Copy)]
 struct Group {
     index: usize,
     block: usize,
 }
 
-/// The block of `s` for the next scores, and whether they are there already.
+/// The two blocks of `s`: which one takes the next scores, and whether it holds them already.
 #[derive(Default)]
-struct Turn {
+struct ScoreBuffers {
     block: usize,
     is_ready: bool,
 }
 
-impl Turn {
-    /// Takes the block; the other one is next.
+impl ScoreBuffers {
+    /// Takes the block; the other one is for the scores after these.
     fn take(&mut self) -> usize {
         let block = self.block;
         self.block = 1 - block;
@@ -256,10 +270,10 @@ impl<'a> Strip<'a> {
         let (run, item) = (walk.run, walk.item);
         let rows = first..item.rows.min(first + SIDE);
         let tokens = rows.start / run.shape.group..rows.end.div_ceil(run.shape.group);
-        let seen = item.seen(&tokens, keys, SIDE).unwrap_or(0..0);
-        let (open, has_holes) = item.open(&tokens, keys);
+        let visible = item.visible_to_any(&tokens, keys, SIDE).unwrap_or(0..0);
+        let (open, has_holes) = item.visible_to_all(&tokens, keys);
         Strip {
-            groups: seen.start / SIDE..seen.end.div_ceil(SIDE),
+            groups: visible.start / SIDE..visible.end.div_ceil(SIDE),
             logits: run.logits(walk.head),
             walk,
             keys,
@@ -269,68 +283,73 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// The strip against the tile. The first scores of the strip after it are computed as well.
+    /// The strip against the tile. Also computes the first scores of the next strip.
     fn attend(
         &self,
         next: Option<&Strip<'_>>,
-        turn: &mut Turn,
-        due: &[Due<'_>; 4],
-        pad: &mut Pad<'_>,
+        buffers: &mut ScoreBuffers,
+        prefetches: &[PrefetchShare<'_>; 4],
+        scratch: &mut Scratch<'_>,
     ) {
         let groups = self.groups.clone();
         if groups.is_empty() {
             return;
         }
-        if !turn.is_ready
-            && let Some(scores) = self.scores(groups.start, turn.block, pad)
+        if !buffers.is_ready
+            && let Some(scores) = self.scores(groups.start, buffers.block, scratch)
         {
             (0..SLOTS).for_each(|slot| scores.advance(slot));
         }
         let next = next.filter(|next| !next.groups.is_empty());
-        turn.is_ready = next.is_some();
+        buffers.is_ready = next.is_some();
         let mut first = groups.start;
-        let mut fresh = is_fresh(strip(pad.max, self.rows.start));
-        let mut fused = self.can_fuse(pad);
-        let steps = groups.len() * SLOTS / due.len();
-        let paces = due.map(|due| due.lines.div_ceil(steps));
+        let mut overwrite = saw_no_key(strip(scratch.max, self.rows.start));
+        let mut fused = self.can_fuse(scratch);
+        let steps = groups.len() * SLOTS / prefetches.len();
+        let paces = prefetches.map(|prefetches| prefetches.lines.div_ceil(steps));
         for index in groups.clone() {
-            let block = turn.take();
+            let block = buffers.take();
             let group = Group { index, block };
-            let scale = self.shape(group, fused, pad);
+            let scale = self.to_logits(group, fused, scratch);
             let next = match next {
-                _ if index + 1 < groups.end => self.scores(index + 1, turn.block, pad),
-                Some(next) => next.scores(next.groups.start, turn.block, pad),
+                _ if index + 1 < groups.end => self.scores(index + 1, buffers.block, scratch),
+                Some(next) => next.scores(next.groups.start, buffers.block, scratch),
                 None => None,
             };
-            let between = Between { due, paces, next };
-            let grown = self.weigh(group, scale, false, pad, &between);
+            let interleaved = InterleavedWork {
+                prefetches,
+                paces,
+                next,
+            };
+            let grown = self.compute_weights(group, scale, false, scratch, &interleaved);
             if grown {
-                // What was weighed by the old references goes into o before they move.
+                // The weights so far are relative to the old maximum, so they go into o before it changes.
                 if index > first {
-                    self.accumulate(first..index, fresh, pad);
-                    (first, fresh) = (index, false);
+                    self.accumulate(first..index, overwrite, scratch);
+                    (first, overwrite) = (index, false);
                 }
-                self.follow(group, scale, fresh, pad);
+                self.rescale(group, scale, overwrite, scratch);
                 let is_fused = scale != 1.0;
-                fused = self.can_fuse(pad);
+                fused = self.can_fuse(scratch);
                 let scale = match is_fused && !fused {
-                    true => self.scale(group, pad),
+                    true => self.scale(group, scratch),
                     false => scale,
                 };
-                self.weigh(group, scale, true, pad, ());
+                self.compute_weights(group, scale, true, scratch, ());
             }
         }
-        self.accumulate(first..groups.end, fresh, pad);
+        self.accumulate(first..groups.end, overwrite, scratch);
     }
 
-    /// Puts the scores of a group into a block, by products that are still to be done where that can be meanwhile.
-    fn scores(&self, group: usize, to: usize, pad: &mut Pad<'_>) -> Option<Scores<'a>> {
+    /// Starts the scores of a group. On AMX the products are returned, to be issued while another group becomes
+    /// weights; otherwise the block holds the scores when this returns.
+    fn scores(&self, group: usize, to: usize, scratch: &mut Scratch<'_>) -> Option<Scores<'a>> {
         let shape = self.walk.run.shape;
-        let (limbs, ld_qk) = (shape.limbs, shape.ld_qk);
-        let (k, q) = (SIDE * limbs.kv * ld_qk, SIDE * limbs.q * ld_qk);
-        let k = pad.here.k16[group * k..][..k].as_ptr();
-        let q = pad.q16[self.rows.start / SIDE * q..][..q].as_ptr();
-        let s = block(pad.s, to).as_mut_ptr();
+        let (parts, ld_qk) = (shape.bf16_parts, shape.ld_qk);
+        let (k, q) = (SIDE * parts.kv * ld_qk, SIDE * parts.q * ld_qk);
+        let k = scratch.tile.k16[group * k..][..k].as_ptr();
+        let q = scratch.q16[self.rows.start / SIDE * q..][..q].as_ptr();
+        let s = block(scratch.s, to).as_mut_ptr();
         match &self.walk.engine {
             Engine::Tiles(tiles, products) => Some(Scores {
                 tiles,
@@ -347,32 +366,32 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// Whether scores may be scaled as they become weights.
-    fn can_fuse(&self, pad: &mut Pad<'_>) -> bool {
-        !strip(pad.max, self.rows.start)
+    /// Whether the scale may be fused with the subtraction of the row maximum, for all rows of the strip.
+    fn can_fuse(&self, scratch: &mut Scratch<'_>) -> bool {
+        !strip(scratch.max, self.rows.start)
             .iter()
             .any(|&max| is_too_large_to_fuse(max))
     }
 
     /// Scales the scores of a group in place; returns the factor that is left.
-    fn scale(&self, group: Group, pad: &mut Pad<'_>) -> f32 {
-        self.bend(group, None, pad);
+    fn scale(&self, group: Group, scratch: &mut Scratch<'_>) -> f32 {
+        self.scale_cap_bias(group, None, scratch);
         1.0
     }
 
-    /// Turns raw scores of a group into logits but for a factor, which is returned, and hides keys that
-    /// are out of sight. Without `fused` the factor is 1.
-    fn shape(&self, group: Group, fused: bool, pad: &mut Pad<'_>) -> f32 {
+    /// Turns raw scores of a group into logits, up to a factor that is returned, and masks keys that a row does not
+    /// see. Without `fused` the factor is 1.
+    fn to_logits(&self, group: Group, fused: bool, scratch: &mut Scratch<'_>) -> f32 {
         let keys = group.index * SIDE..(group.index + 1) * SIDE;
         let slopes = self.walk.run.slopes(self.walk.head);
         let plain = fused && self.logits.cap == 0.0 && self.logits.scale > 0.0 && slopes.is_none();
         if !plain {
-            self.bend(group, slopes, pad);
+            self.scale_cap_bias(group, slopes, scratch);
         }
         if self.has_holes {
-            self.hide_holes(group, pad);
+            self.mask_holes(group, scratch);
         } else if keys.start < self.open.start || keys.end > self.open.end {
-            self.hide(group, pad);
+            self.mask_range(group, scratch);
         }
         match plain {
             true => self.logits.scale * LOG2_E,
@@ -390,143 +409,148 @@ impl<'a> Strip<'a> {
         self.walk.item.q_start + (row / self.walk.run.shape.group) as i64
     }
 
-    fn bend(&self, group: Group, slopes: Option<&[f32]>, pad: &mut Pad<'_>) {
-        let mut ahead = [0.0; SIDE];
+    fn scale_cap_bias(&self, group: Group, slopes: Option<&[f32]>, scratch: &mut Scratch<'_>) {
+        let mut distances = [0.0; SIDE];
         let mut row_slopes = [0.0; SIDE];
         for (i, row) in self.rows.clone().enumerate() {
-            let position = self.walk.item.sight.position(self.token(row));
-            ahead[i] = (position - self.key(group)) as f32;
+            let position = self.walk.item.mask.position(self.token(row));
+            distances[i] = (position - self.key(group)) as f32;
             row_slopes[i] = slopes.map_or(0.0, |slopes| slopes[row % self.walk.run.shape.group]);
         }
-        vectorize(&Shape {
-            s: block(pad.s, group.block).as_mut_ptr(),
+        vectorize(&ToLogits {
+            s: block(scratch.s, group.block).as_mut_ptr(),
             logits: self.logits,
             slopes: slopes.map_or(std::ptr::null(), |_| row_slopes.as_ptr()),
-            ahead: ahead.as_ptr(),
+            distances: distances.as_ptr(),
         });
     }
 
-    fn hide(&self, group: Group, pad: &mut Pad<'_>) {
+    fn mask_range(&self, group: Group, scratch: &mut Scratch<'_>) {
         let start = self.key(group);
         let end = self.keys.end - start;
         let (mut low, mut high) = ([0.0; SIDE], [0.0; SIDE]);
-        let mut seen = 0..0;
+        let mut visible = 0..0;
         for (i, row) in self.rows.clone().enumerate() {
-            // The rows of a token follow one another.
+            // The rows of a token are consecutive.
             if i == 0 || row.is_multiple_of(self.walk.run.shape.group) {
-                seen = self.walk.item.sight.row(self.token(row));
+                visible = self.walk.item.mask.row(self.token(row));
             }
-            low[i] = (seen.start - start) as f32;
-            high[i] = (seen.end - start).min(end) as f32;
+            low[i] = (visible.start - start) as f32;
+            high[i] = (visible.end - start).min(end) as f32;
         }
-        vectorize(&Hide {
-            s: block(pad.s, group.block).as_mut_ptr(),
+        vectorize(&MaskRange {
+            s: block(scratch.s, group.block).as_mut_ptr(),
             low: low.as_ptr(),
             high: high.as_ptr(),
         });
     }
 
-    fn hide_holes(&self, group: Group, pad: &mut Pad<'_>) {
+    fn mask_holes(&self, group: Group, scratch: &mut Scratch<'_>) {
         let start = self.key(group);
         let keys = start..self.keys.end.min(start + SIDE as i64);
-        let s = block(pad.s, group.block);
+        let s = block(scratch.s, group.block);
         let mut token = -1;
         for (i, row) in self.rows.clone().enumerate() {
             if self.token(row) != token {
                 token = self.token(row);
-                pad.limits[..SIDE].fill(f32::NEG_INFINITY);
-                self.walk.item.sight.limits(token, keys.clone(), pad.limits);
+                scratch.limits[..SIDE].fill(f32::NEG_INFINITY);
+                self.walk
+                    .item
+                    .mask
+                    .limits(token, keys.clone(), scratch.limits);
             }
-            for (j, &limit) in pad.limits[..SIDE].iter().enumerate() {
+            for (j, &limit) in scratch.limits[..SIDE].iter().enumerate() {
                 if limit == f32::NEG_INFINITY {
                     s[j * SIDE + i] = limit;
                 }
             }
         }
-        // The rows that make up the strip: keys past the tile's last hold anything, which must not move references.
+        // Rows beyond the item, and with them keys past the end of the tile, hold anything. They must not change a
+        // maximum.
         for scores in s.chunks_exact_mut(SIDE) {
             scores[self.rows.len()..].fill(f32::NEG_INFINITY);
         }
     }
 
-    /// Weights of a group of keys; whether some reference has to move first, which it has when they are
-    /// `settled`.
-    fn weigh<M: Meanwhile>(
+    /// Weights of a group of keys. Returns whether some row maximum has to be updated first, which is never the case
+    /// with `max_is_final`.
+    fn compute_weights<M: Interleaved>(
         &self,
         group: Group,
         scale: f32,
-        settled: bool,
-        pad: &mut Pad<'_>,
-        meanwhile: M,
+        max_is_final: bool,
+        scratch: &mut Scratch<'_>,
+        interleaved: M,
     ) -> bool {
-        match self.walk.run.shape.limbs.q {
-            1 => self.weigh_in::<M, 1>(group, scale, settled, pad, meanwhile),
-            2 => self.weigh_in::<M, 2>(group, scale, settled, pad, meanwhile),
-            _ => self.weigh_in::<M, 3>(group, scale, settled, pad, meanwhile),
+        match self.walk.run.shape.bf16_parts.q {
+            1 => self.compute_weights_in::<M, 1>(group, scale, max_is_final, scratch, interleaved),
+            2 => self.compute_weights_in::<M, 2>(group, scale, max_is_final, scratch, interleaved),
+            _ => self.compute_weights_in::<M, 3>(group, scale, max_is_final, scratch, interleaved),
         }
     }
 
-    fn weigh_in<M: Meanwhile, const LIMBS: usize>(
+    fn compute_weights_in<M: Interleaved, const PARTS: usize>(
         &self,
         group: Group,
         scale: f32,
-        settled: bool,
-        pad: &mut Pad<'_>,
-        meanwhile: M,
+        max_is_final: bool,
+        scratch: &mut Scratch<'_>,
+        interleaved: M,
     ) -> bool {
-        let p = &mut pad.p16[group.index * LIMBS * ELEMENTS..][..LIMBS * ELEMENTS];
-        vectorize(&Weights::<M, LIMBS> {
-            s: block(pad.s, group.block).as_ptr(),
+        let p = &mut scratch.p16[group.index * PARTS * ELEMENTS..][..PARTS * ELEMENTS];
+        vectorize(&ComputeWeights::<M, PARTS> {
+            s: block(scratch.s, group.block).as_ptr(),
             p: p.as_mut_ptr(),
             scale,
-            max: strip(pad.max, self.rows.start).as_ptr(),
-            sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
-            settled,
-            meanwhile,
+            max: strip(scratch.max, self.rows.start).as_ptr(),
+            sum: strip(scratch.sum, self.rows.start).as_mut_ptr(),
+            max_is_final,
+            interleaved,
         })
     }
 
-    fn follow(&self, group: Group, scale: f32, fresh: bool, pad: &mut Pad<'_>) {
+    fn rescale(&self, group: Group, scale: f32, overwrite: bool, scratch: &mut Scratch<'_>) {
         let ld = self.walk.run.shape.ld_vo;
-        vectorize(&Follow {
-            s: block(pad.s, group.block).as_ptr(),
+        vectorize(&Rescale {
+            s: block(scratch.s, group.block).as_ptr(),
             scale,
-            max: strip(pad.max, self.rows.start).as_mut_ptr(),
-            sum: strip(pad.sum, self.rows.start).as_mut_ptr(),
-            o: pad.o[self.rows.start * ld..][..SIDE * ld].as_mut_ptr(),
-            dims: if fresh { 0 } else { ld },
+            max: strip(scratch.max, self.rows.start).as_mut_ptr(),
+            sum: strip(scratch.sum, self.rows.start).as_mut_ptr(),
+            o: scratch.o[self.rows.start * ld..][..SIDE * ld].as_mut_ptr(),
+            dims: if overwrite { 0 } else { ld },
         });
     }
 
-    /// `o += vᵀ · p`, or the first summand of o.
-    fn accumulate(&self, groups: Range<usize>, fresh: bool, pad: &mut Pad<'_>) {
+    /// `o += vᵀ · p`; with `overwrite`, `o = vᵀ · p`.
+    fn accumulate(&self, groups: Range<usize>, overwrite: bool, scratch: &mut Scratch<'_>) {
         let ld = self.walk.run.shape.ld_vo;
-        let limbs = self.walk.run.shape.limbs;
-        let o = &mut pad.o[self.rows.start * ld..][..SIDE * ld];
+        let parts = self.walk.run.shape.bf16_parts;
+        let o = &mut scratch.o[self.rows.start * ld..][..SIDE * ld];
         let (all_v, all_p) = (
-            groups.end * limbs.kv * ELEMENTS,
-            groups.end * limbs.q * ELEMENTS,
+            groups.end * parts.kv * ELEMENTS,
+            groups.end * parts.q * ELEMENTS,
         );
-        let p = pad.p16[..all_p].as_ptr();
+        let p = scratch.p16[..all_p].as_ptr();
         for column in (0..ld).step_by(SIDE) {
             let o = block(o, column / SIDE).as_mut_ptr();
-            let v = pad.here.v16[pack::value_blocks(limbs.kv, column, 0)..][..all_v].as_ptr();
+            let v = scratch.tile.v16[pack::value_blocks(parts.kv, column, 0)..][..all_v].as_ptr();
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
-                let v = v.add(groups.start * limbs.kv * ELEMENTS);
-                let p = p.add(groups.start * limbs.q * ELEMENTS);
+                let v = v.add(groups.start * parts.kv * ELEMENTS);
+                let p = p.add(groups.start * parts.q * ELEMENTS);
                 match &self.walk.engine {
                     Engine::Tiles(tiles, products) => {
-                        products.add_outputs(tiles, o, fresh, (v, p), limbs, groups.len());
+                        products.add_outputs(tiles, o, overwrite, (v, p), parts, groups.len());
                     }
-                    Engine::Pairs => bf16_pairs::multiply(o, fresh, v, p, groups.len()),
+                    Engine::Pairs => bf16_pairs::multiply(o, overwrite, v, p, groups.len()),
                 }
             }
         }
     }
 }
 
-/// A product of a block of A and one of B: where they start, unless they are those of the step before.
+/// One product of a block of A and a block of B: the offset of each, or `None` for the block that is still in its
+/// tiles.
 #[derive(Clone, Copy, Default)]
 struct Step {
     a: Option<usize>,
@@ -551,28 +575,28 @@ impl Step {
     }
 }
 
-/// Which blocks of two operands are multiplied, for one sum; at most `N` products.
+/// The products of blocks that make up one sum, at most `N`.
 struct Blocks<const N: usize> {
     steps: [Step; N],
     count: usize,
-    /// Those of slot `i` are from cut `i` to the next.
+    /// The products of slot `i` are from cut `i` to the next cut.
     cuts: [usize; SLOTS + 1],
 }
 
-/// Most products of a group's scores.
-const SCORE_STEPS: usize = MAX_DIM_QK / SIDE * bf16_split::MOST_TERMS;
+/// Most products that the scores of a group take.
+const SCORE_STEPS: usize = MAX_DIM_QK / SIDE * bf16_split::MAX_TERMS;
 
 impl<const N: usize> Blocks<N> {
-    /// All of some terms at each of `depth` blocks, where all limbs of a block lie together.
-    fn new(terms: &Terms, (a_limbs, b_limbs): (usize, usize), depth: usize) -> Blocks<N> {
+    /// All `terms` at each of `depth` blocks. The parts of a block are contiguous.
+    fn new(terms: &Terms, (a_parts, b_parts): (usize, usize), depth: usize) -> Blocks<N> {
         let mut steps = [Step::default(); N];
         let mut last = (None, None);
         let pairs = (0..depth).flat_map(|d| terms.pairs().iter().map(move |pair| (d, pair)));
         let mut count = 0;
         for (d, (a, b)) in pairs {
             let (a, b) = (
-                Some((d * a_limbs + a) * ELEMENTS),
-                Some((d * b_limbs + b) * ELEMENTS),
+                Some((d * a_parts + a) * ELEMENTS),
+                Some((d * b_parts + b) * ELEMENTS),
             );
             steps[count] = Step {
                 a: a.filter(|_| a != last.0),
@@ -581,7 +605,7 @@ impl<const N: usize> Blocks<N> {
             last = (a, b);
             count += 1;
         }
-        // Products are issued early: they take a while.
+        // Products are issued early, so that they have finished when the scores are stored.
         let cut = |slot: usize| (slot * count).div_ceil(STORE_SLOT).min(count);
         Blocks {
             steps,
@@ -600,13 +624,13 @@ struct Products {
     /// Of a group's keys and a strip's queries.
     scores: Blocks<SCORE_STEPS>,
     /// Of 32 columns of a group's values, and its weights.
-    outputs: Blocks<{ bf16_split::MOST_TERMS }>,
+    outputs: Blocks<{ bf16_split::MAX_TERMS }>,
 }
 
 impl Products {
     fn new(run: &Run<'_>) -> Products {
-        let Limbs { q, kv } = run.shape.limbs;
-        let scores = Terms::new(kv, q, bf16_split::MOST);
+        let Bf16Parts { q, kv } = run.shape.bf16_parts;
+        let scores = Terms::new(kv, q, bf16_split::MAX_PARTS);
         let outputs = Terms::new(kv, q, q);
         Products {
             scores: Blocks::new(&scores, (kv, q), run.shape.ld_qk / SIDE),
@@ -614,29 +638,29 @@ impl Products {
         }
     }
 
-    /// `o += vᵀ · p` over so many groups, or `o = …`.
+    /// `o += vᵀ · p` over so many groups; with `overwrite`, `o = vᵀ · p`.
     ///
     /// # Safety
-    /// `o` must be a block, and `v` and `p` hold those of the groups.
+    /// `o` must be a block, and `v` and `p` hold the blocks of the groups.
     unsafe fn add_outputs(
         &self,
         tiles: &Tiles,
         o: *mut f32,
-        fresh: bool,
+        overwrite: bool,
         (v, p): (*const u16, *const u16),
-        limbs: Limbs,
+        parts: Bf16Parts,
         groups: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            if fresh {
+            if overwrite {
                 tiles.zero();
             } else {
                 tiles.load(o);
             }
             for group in 0..groups {
-                let v = v.add(group * limbs.kv * ELEMENTS);
-                let p = p.add(group * limbs.q * ELEMENTS);
+                let v = v.add(group * parts.kv * ELEMENTS);
+                let p = p.add(group * parts.q * ELEMENTS);
                 for step in self.outputs.all() {
                     step.multiply(tiles, v, p);
                 }
@@ -646,7 +670,7 @@ impl Products {
     }
 }
 
-/// The products that make one group's scores, in steps.
+/// The products of the scores of one group, in steps.
 #[derive(Clone, Copy)]
 struct Scores<'a> {
     tiles: &'a Tiles,
@@ -657,17 +681,17 @@ struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// What belongs into a slot. Scores are stored when their products had time.
+    /// Issues the products of a slot. The scores are stored some slots after the last product.
     #[inline(always)]
     fn advance(&self, slot: usize) {
         let Blocks { steps, cuts, .. } = self.products;
-        let due = &steps[cuts[slot]..cuts[slot + 1]];
+        let prefetches = &steps[cuts[slot]..cuts[slot + 1]];
         // SAFETY: `k` and `q` hold the blocks, `s` holds one.
         unsafe {
             if slot == 0 {
                 self.tiles.zero();
             }
-            for step in due {
+            for step in prefetches {
                 step.multiply(self.tiles, self.k, self.q);
             }
             if slot == STORE_SLOT {
@@ -677,20 +701,24 @@ impl Scores<'_> {
     }
 }
 
-/// What is done while a group's scores become weights: some lines of one kind are asked for in every slot, and the
-/// next group's scores computed.
-struct Between<'a> {
-    due: &'a [Due<'a>; 4],
+/// Work that is interleaved with the softmax of a group: each slot prefetches some lines of one kind, and issues
+/// some products of the next group's scores.
+struct InterleavedWork<'a> {
+    prefetches: &'a [PrefetchShare<'a>; 4],
     paces: [usize; 4],
     next: Option<Scores<'a>>,
 }
 
-impl Meanwhile for &Between<'_> {
+impl Interleaved for &InterleavedWork<'_> {
     #[inline(always)]
     fn advance(self, slot: usize) {
-        let kind = slot % self.due.len();
+        let kind = slot % self.prefetches.len();
         // SAFETY: the offsets lie in the scratch, and stay as they are during the walk or the tile.
-        unsafe { self.due[kind].ahead.ask(self.paces[kind], Avx512::LEVEL) };
+        unsafe {
+            self.prefetches[kind]
+                .prefetch
+                .prefetch_lines(self.paces[kind], Avx512::LEVEL)
+        };
         if let Some(next) = self.next {
             next.advance(slot);
         }
@@ -700,12 +728,12 @@ impl Meanwhile for &Between<'_> {
 /// The slot in which scores are stored.
 const STORE_SLOT: usize = SLOTS - 3;
 
-/// Part `index` of a slice in blocks.
+/// Block `index` of a slice of blocks.
 fn block<T>(all: &mut [T], index: usize) -> &mut [T] {
     &mut all[index * ELEMENTS..][..ELEMENTS]
 }
 
-/// A strip's part of an array with an element per row.
+/// The elements of a strip in an array with one per row.
 fn strip(all: &mut [f32], first: usize) -> &mut [f32] {
     &mut all[first..][..SIDE]
 }

@@ -1,8 +1,8 @@
-//! Which keys a query row sees, for the tiles of the CPU kernels: a range where that says it all, and a
-//! row of limits where the mask has holes.
+//! Which keys a query row sees: one range where that says it all, and a row of limits where the visible keys have
+//! holes.
 //!
-//! The contract is `(base AND window) OR mm-prefix`. Base and window of a row are one range, whose ends
-//! never fall from row to row; only custom masks and mm-prefix ranges make holes.
+//! The contract is `(base AND window) OR mm-prefix`. Base and window of a row give one range, whose bounds never
+//! fall from row to row. Only custom masks and mm-prefix ranges make holes.
 
 use crate::problem::{AttentionArgs, Checked, Mask, Window};
 use std::ops::Range;
@@ -18,9 +18,9 @@ enum Base<'a> {
     Bits(&'a [u8]),
 }
 
-/// What the rows of one request see.
+/// The keys that the rows of one request see.
 #[derive(Debug, Clone, Copy)]
-pub struct Sight<'a> {
+pub struct RequestMask<'a> {
     base: Base<'a>,
     window: Window,
     /// Pairs (start, end), inclusive.
@@ -59,9 +59,9 @@ impl<'a> Masks<'a> {
 
     /// What request `b` sees, whose row 0 stands at position `past`. `mask_start` is its first byte of a custom
     /// mask of bytes, and of one of bits.
-    pub fn of(&self, b: usize, past: i64, kv_len: i64, mask_start: [i64; 2]) -> Sight<'a> {
+    pub fn of(&self, b: usize, past: i64, kv_len: i64, mask_start: [i64; 2]) -> RequestMask<'a> {
         let stride = 2 * self.ranges_per_request;
-        Sight {
+        RequestMask {
             base: match self.mask {
                 Mask::Causal => Base::Causal,
                 Mask::Full => Base::Full,
@@ -76,20 +76,20 @@ impl<'a> Masks<'a> {
     }
 }
 
-impl Sight<'_> {
+impl RequestMask<'_> {
     /// The row's position among the keys.
     pub fn position(&self, row: i64) -> i64 {
         self.past + row
     }
 
-    /// Keys within base and window; all that custom masks might show. Empty ranges are `0..0`.
+    /// The keys within base and window; a custom mask shows no others. Empty ranges are `0..0`.
     pub fn row(&self, row: i64) -> Range<i64> {
-        let (low, high) = self.ends(row);
+        let (low, high) = self.bounds(row);
         if low < high { low..high } else { 0..0 }
     }
 
-    /// Ends of base and window, which may have crossed; neither falls from row to row.
-    fn ends(&self, row: i64) -> (i64, i64) {
+    /// Bounds of base and window, which may have crossed. Neither falls from row to row.
+    fn bounds(&self, row: i64) -> (i64, i64) {
         let p = self.position(row);
         let left = self.window.left.map_or(0, |left| p - i64::from(left));
         let right = self.window.right.map_or(i64::MAX, |r| p + i64::from(r) + 1);
@@ -110,7 +110,7 @@ impl Sight<'_> {
         })
     }
 
-    /// Whether [`Sight::row`] is not the whole truth.
+    /// Whether the visible keys of a row differ from [`RequestMask::row`].
     pub fn has_holes(&self, row: i64) -> bool {
         let custom = matches!(self.base, Base::Bytes(_) | Base::Bits(_));
         let seen = self.row(row);
@@ -120,20 +120,20 @@ impl Sight<'_> {
                 .any(|keys| keys.start < seen.start || keys.end > seen.end)
     }
 
-    /// A range that holds every key that one of `rows` sees; what lies outside is not touched.
-    pub fn hull(&self, rows: Range<i64>) -> Range<i64> {
+    /// The smallest known range that holds every key that one of `rows` sees. Keys outside of it are not read.
+    pub fn span(&self, rows: Range<i64>) -> Range<i64> {
         if self.ranges.is_empty() && !rows.is_empty() {
-            let (low, high) = (self.ends(rows.start).0, self.ends(rows.end - 1).1);
+            let (low, high) = (self.bounds(rows.start).0, self.bounds(rows.end - 1).1);
             return if low < high { low..high } else { 0..0 };
         }
-        let mut hull = 0..0;
+        let mut span = 0..0;
         for row in rows {
-            hull = join(hull, self.row(row));
+            span = join(span, self.row(row));
             for keys in self.prefixes(self.position(row)) {
-                hull = join(hull, keys);
+                span = join(span, keys);
             }
         }
-        hull
+        span
     }
 
     /// +inf for the keys of `keys` that the row sees, -inf for the others.
@@ -166,7 +166,7 @@ impl Sight<'_> {
     }
 }
 
-/// The smallest range that holds both; empty ranges add nothing.
+/// The smallest range that holds both. Empty ranges add nothing.
 fn join(a: Range<i64>, b: Range<i64>) -> Range<i64> {
     match (a.is_empty(), b.is_empty()) {
         (true, _) => b,
@@ -179,8 +179,8 @@ fn join(a: Range<i64>, b: Range<i64>) -> Range<i64> {
 mod tests {
     use super::*;
 
-    fn sight(base: Base<'static>, window: Window, ranges: &'static [i32]) -> Sight<'static> {
-        Sight {
+    fn mask(base: Base<'static>, window: Window, ranges: &'static [i32]) -> RequestMask<'static> {
+        RequestMask {
             base,
             window,
             ranges,
@@ -189,24 +189,24 @@ mod tests {
         }
     }
 
-    fn seen(sight: &Sight<'_>, row: i64) -> Vec<i64> {
+    fn seen(mask: &RequestMask<'_>, row: i64) -> Vec<i64> {
         let mut limits = [0.0; 10];
-        sight.limits(row, 0..10, &mut limits);
+        mask.limits(row, 0..10, &mut limits);
         (0..10).filter(|&j| limits[j as usize] > 0.0).collect()
     }
 
     #[test]
     fn causal_is_bottom_right_and_windows_clip() {
-        let causal = sight(Base::Causal, Window::default(), &[]);
+        let causal = mask(Base::Causal, Window::default(), &[]);
         assert_eq!(causal.row(0), 0..7);
         assert_eq!(causal.row(3), 0..10);
         let window = Window {
             left: Some(2),
             right: Some(1),
         };
-        assert_eq!(sight(Base::Full, window, &[]).row(0), 4..8);
-        assert_eq!(sight(Base::Causal, window, &[]).row(0), 4..7);
-        assert_eq!(sight(Base::Causal, window, &[]).hull(0..3), 4..9);
+        assert_eq!(mask(Base::Full, window, &[]).row(0), 4..8);
+        assert_eq!(mask(Base::Causal, window, &[]).row(0), 4..7);
+        assert_eq!(mask(Base::Causal, window, &[]).span(0..3), 4..9);
         let mut early = causal;
         early.past = -3;
         assert_eq!(
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn prefixes_add_to_the_range() {
-        let mm = sight(
+        let mm = mask(
             Base::Causal,
             Window {
                 left: Some(0),
@@ -227,7 +227,7 @@ mod tests {
         );
         assert!(mm.has_holes(0) && mm.has_holes(2));
         assert_eq!(seen(&mm, 0), [5, 6, 7, 8]);
-        assert_eq!(mm.hull(0..1), 5..9);
+        assert_eq!(mm.span(0..1), 5..9);
         assert_eq!(seen(&mm, 3), [9]);
         assert!(!mm.has_holes(3));
     }
@@ -239,11 +239,11 @@ mod tests {
             left: Some(1),
             right: None,
         };
-        let custom = sight(Base::Bits(bits), window, &[]);
+        let custom = mask(Base::Bits(bits), window, &[]);
         assert!(custom.has_holes(0));
         assert_eq!(seen(&custom, 0), [5, 6, 7, 9]);
         let bytes: &[u8] = &[1, 0, 2, 0, 0, 0, 0, 0, 0, 3];
-        let custom = sight(Base::Bytes(bytes), Window::default(), &[]);
+        let custom = mask(Base::Bytes(bytes), Window::default(), &[]);
         assert_eq!(seen(&custom, 0), [0, 2, 9]);
     }
 }

@@ -1,32 +1,33 @@
-//! The tile of keys and values that comes next: its rows are asked for and then staged, some at a time, while
-//! the present tile is computed. How they are staged is the walk's matter.
+//! The next tile of keys and values. Its rows are prefetched and then staged, some at a time, while the present tile
+//! is computed. The walk decides how they are staged.
 //!
-//! A tile that is asked for as a whole before any of it is staged does not stay in the second-level cache. The
-//! rows of one head lie a power of two apart, so those of a tile compete for few of its sets: of 8 heads, an eighth.
+//! A tile must not be prefetched as a whole before any of it is staged, because it would not stay in the
+//! second-level cache. The rows of one head lie a power of two apart, so they compete for few sets of the cache:
+//! with 8 heads, for one eighth.
 #![allow(unsafe_code)]
 
 use super::item::Item;
 use super::run::Run;
 use super::scratch::Tile;
-use crate::cpu::kernels::prefetch_rows::Ahead;
+use crate::cpu::kernels::prefetch_rows::RowPrefetch;
 use std::ops::Range;
 
-/// Units that are asked for beyond the one that is staged, where nothing is computed meanwhile.
+/// Units that are prefetched beyond the one that is staged, where nothing is computed meanwhile.
 const LEAD: usize = 2;
 
 /// One head's rows of a tile.
-pub struct Coming {
+pub struct NextTile {
     /// Empty past the item's last key.
     pub keys: Range<i64>,
-    pub k: Ahead,
-    pub v: Ahead,
-    /// Rows that are staged together.
+    pub k: RowPrefetch,
+    pub v: RowPrefetch,
+    /// Rows that are staged together, but for the last ones.
     unit: usize,
     staged: usize,
 }
 
-impl Coming {
-    /// At most `most` keys of an item, from `start` on. They are located in `tile`, whose offsets must stay.
+impl NextTile {
+    /// At most `most` keys of an item, from `start` on. Their offsets are written to `tile` and must stay there.
     pub fn locate(
         run: &Run<'_>,
         item: &Item<'_>,
@@ -34,33 +35,33 @@ impl Coming {
         start: i64,
         (most, unit): (usize, usize),
         tile: &mut Tile<'_>,
-    ) -> Coming {
+    ) -> NextTile {
         let keys = start..item.keys.end.min(start + most as i64);
         run.locate(item, &keys, tile);
         let count = count(&keys);
         let size = run.kv_dtype.size();
         let (k, v) = (&tile.k_offsets[..count], &tile.v_offsets[..count]);
-        Coming {
+        NextTile {
             keys,
-            k: Ahead::new(run.k.rows(head, k), run.shape.dim_qk * size),
-            v: Ahead::new(run.v.rows(head, v), run.shape.dim_vo * size),
+            k: RowPrefetch::new(run.k.rows(head, k), run.shape.dim_qk * size),
+            v: RowPrefetch::new(run.v.rows(head, v), run.shape.dim_vo * size),
             unit,
             staged: 0,
         }
     }
 
-    /// Whole units that were asked for and are not staged yet. The caller stages them.
-    pub fn asked(&mut self) -> Range<usize> {
-        let asked = self.k.asked().min(self.v.asked());
-        let end = match asked == count(&self.keys) {
-            true => asked,
-            false => asked / self.unit * self.unit,
+    /// Takes the whole units that are prefetched and not staged yet. The caller stages them.
+    pub fn take_prefetched(&mut self) -> Range<usize> {
+        let prefetched = self.k.rows_done().min(self.v.rows_done());
+        let end = match prefetched == count(&self.keys) {
+            true => prefetched,
+            false => prefetched / self.unit * self.unit,
         };
         self.take(end)
     }
 
-    /// The next unit, if one is left, with some more asked for. The caller stages it.
-    pub fn next(&mut self) -> Option<Range<usize>> {
+    /// Takes the next unit, if one is left, and prefetches some more. The caller stages it.
+    pub fn take_next(&mut self) -> Option<Range<usize>> {
         let count = count(&self.keys);
         if self.staged == count {
             return None;
@@ -68,7 +69,7 @@ impl Coming {
         let lead = self.staged + LEAD * self.unit;
         for rows in [&self.k, &self.v] {
             // SAFETY: the offsets are those of the tile.
-            unsafe { rows.ask_rows(lead.saturating_sub(rows.asked())) };
+            unsafe { rows.prefetch_rows(lead.saturating_sub(rows.rows_done())) };
         }
         Some(self.take(count.min(self.staged + self.unit)))
     }

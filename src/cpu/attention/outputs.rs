@@ -1,5 +1,5 @@
-//! The end of an item: outputs divided by their sums, with the sink's share, scales and lse; or partial results where
-//! the keys of its rows were split.
+//! The end of an item: row sums, sinks, scales and lse are applied and the outputs stored. Where the keys of the
+//! rows were split, partial results are stored instead.
 #![allow(unsafe_code)]
 
 use super::item::Item;
@@ -11,9 +11,9 @@ use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
 impl Run<'_> {
-    /// Writes rows of a KV head: outputs, or partial results where the keys were split. `o`, `max` and
-    /// `sum` begin with the first of `rows`.
-    pub fn finish(
+    /// Stores rows of a KV head: outputs, or partial results where the keys were split. `o`, `max` and `sum` begin
+    /// with the first of `rows`.
+    pub fn store_rows(
         &self,
         item: &Item<'_>,
         head: usize,
@@ -23,7 +23,7 @@ impl Run<'_> {
         sum: &[f32],
     ) {
         for (i, row) in rows.enumerate() {
-            let (token, qo_head) = self.place(item, head, row);
+            let (token, qo_head) = self.token_and_head(item, head, row);
             let values = &o[i * self.shape.ld_vo..][..self.shape.ld_vo];
             if item.partial == NO_PARTIAL {
                 self.output(token, qo_head, values, max[i], sum[i]);
@@ -60,11 +60,11 @@ impl Run<'_> {
         }
     }
 
-    /// Divides by the sum, the sink's share included, and stores o and lse. `max` and `sum` in base 2.
+    /// Stores o and lse of a row. `max` and `sum` are in base 2.
     pub fn output(&self, token: i64, head: usize, values: &[f32], max: f32, sum: f32) {
         let store = Store {
             src: values.as_ptr(),
-            factor: self.settle(token, head, max, sum),
+            factor: self.row_factor(token, head, max, sum),
             dst: self.o.at(token, head),
             dim: self.shape.dim_vo,
         };
@@ -72,8 +72,8 @@ impl Run<'_> {
         unsafe { self.kernels.store[self.o_dtype as usize](&store) };
     }
 
-    /// Stores the lse of a row; returns what its weighted sum of values is to be multiplied with.
-    fn settle(&self, token: i64, head: usize, max: f32, sum: f32) -> f32 {
+    /// Stores the lse of a row. Returns the factor that turns its weighted sum of values into its output.
+    fn row_factor(&self, token: i64, head: usize, max: f32, sum: f32) -> f32 {
         let sink = self
             .sinks
             .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
@@ -100,14 +100,14 @@ impl Run<'_> {
         if empty { 0.0 } else { keep / total * v_scale }
     }
 
-    /// Whether the rows of an item are stored as they are, in bf16.
+    /// Whether the outputs of an item are bf16 and are written directly.
     pub fn stores_bf16(&self, item: &Item<'_>) -> bool {
         item.partial == NO_PARTIAL && self.o_dtype == DType::BF16
     }
 
-    /// What the rows of a KV head are to be multiplied with; stores their lse. `max` and `sum` begin with
-    /// the first of `rows`.
-    pub fn settle_rows(
+    /// Stores the lse of rows of a KV head, and fills in the factor of each. `max` and `sum` begin with the first of
+    /// `rows`.
+    pub fn row_factors(
         &self,
         item: &Item<'_>,
         head: usize,
@@ -117,15 +117,15 @@ impl Run<'_> {
         factors: &mut [f32],
     ) {
         for (i, row) in rows.enumerate() {
-            let (token, qo_head) = self.place(item, head, row);
-            factors[i] = self.settle(token, qo_head, max[i], sum[i]);
+            let (token, qo_head) = self.token_and_head(item, head, row);
+            factors[i] = self.row_factor(token, qo_head, max[i], sum[i]);
         }
     }
 
-    /// Stores rows of a KV head that are in bf16 already, `ld_vo` apart; those of [`Run::stores_bf16`].
+    /// Stores finished bf16 rows of a KV head, `ld_vo` apart, where [`Run::stores_bf16`].
     pub fn store_bf16(&self, item: &Item<'_>, head: usize, rows: Range<usize>, values: &[u16]) {
         for (row, values) in rows.zip(values.chunks_exact(self.shape.ld_vo)) {
-            let (token, qo_head) = self.place(item, head, row);
+            let (token, qo_head) = self.token_and_head(item, head, row);
             let to = self.o.at(token, qo_head);
             let bytes = 2 * self.shape.dim_vo;
             // SAFETY: as in `output`; `dim_vo` is no more than `ld_vo`.
@@ -134,7 +134,8 @@ impl Run<'_> {
     }
 }
 
-/// Whether a row has neither keys nor a sink. One that saw nothing but NaN has no maximum either.
+/// Whether a row saw neither a key nor a sink. The maximum of a row that saw only NaN is -inf too, but its sum is
+/// NaN.
 fn saw_nothing(max: f32, sum: f32) -> bool {
     max == f32::NEG_INFINITY && !sum.is_nan()
 }

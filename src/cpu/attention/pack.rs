@@ -1,14 +1,14 @@
-//! Operands of products by blocks: queries, keys and values of one KV head as the contiguous blocks of `bf16_block`.
+//! Packing: queries, keys and values of one KV head as the contiguous blocks of `kernels::bf16_block`.
 //!
-//! Scores are computed transposed, k · qᵀ, and so are outputs, vᵀ · p. Keys (A) are then copied as they
-//! lie; queries (B) are a transposition of 32-bit words, once per item; values (A) are transposed, two
-//! keys at a time. Keys and values of a tile are packed once for all rows of an item. What is not bf16 is packed as
-//! its limbs (`bf16_split`).
+//! Scores and outputs are computed transposed, as k · qᵀ and vᵀ · p. So keys (A) are copied as they lie, queries (B)
+//! are transposed as 32-bit words once per item, and values (A) are transposed two keys at a time. Keys and values
+//! of a tile are packed once for all rows of an item. Numbers that are not bf16 are packed as their parts
+//! (`kernels::bf16_split`).
 #![allow(unsafe_code)]
 
 use super::run::Run;
-use super::scratch::Pad;
-use super::shape::TILED_KEYS;
+use super::scratch::Scratch;
+use super::shape::BF16_KEY_TILE;
 use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use crate::cpu::kernels::bf16_split::{self, Split};
 use crate::cpu::kernels::rows::Rows;
@@ -17,25 +17,25 @@ use crate::cpu::x86::bf16_vectors::pair_rows;
 use crate::dtype::DType;
 use std::ops::Range;
 
-/// A strip of an item's queries, from row `first` on, as blocks of B: limb `i` at depth `d` starts at
-/// `q16[(first · ld_qk + d · 32) · limbs + i · 1024]`. Rows that make up the item's last strip repeat its last.
-/// Returns whether all have limbs.
-pub fn queries(run: &Run<'_>, queries: &Rows, first: usize, pad: &mut Pad<'_>) -> bool {
+/// Packs a strip of an item's queries, from row `first` on, as blocks of B: part `i` at depth `d` starts at
+/// `q16[(first · ld_qk + d · 32) · parts + i · 1024]`. The last strip repeats the last row of the item. Returns
+/// whether every number has parts.
+pub fn queries(run: &Run<'_>, queries: &Rows, first: usize, scratch: &mut Scratch<'_>) -> bool {
     let ld = run.shape.ld_qk;
-    let count = run.shape.limbs.q;
-    let strip = &mut pad.q16[first * count * ld..][..SIDE * count * ld];
+    let count = run.shape.bf16_parts.q;
+    let strip = &mut scratch.q16[first * count * ld..][..SIDE * count * ld];
     assert!(queries.count > first);
     let mut staging = Staging {
         run,
         dtype: run.q_dtype,
         dim: run.shape.dim_qk,
-        staged: pad.staged16,
+        staged: scratch.staged16,
     };
     [0, BLOCK].into_iter().all(|half| {
         let rows = queries.skip((first + half).min(queries.count - 1));
-        staging.rows(rows.part(0..BLOCK), |limb, rows| {
+        staging.rows(rows.part(0..BLOCK), |part, rows| {
             for depth in 0..ld / SIDE {
-                let at = (depth * count + limb) * ELEMENTS + 2 * half;
+                let at = (depth * count + part) * ELEMENTS + 2 * half;
                 let transpose = Transpose {
                     rows: Rows {
                         base: rows.base.wrapping_add(2 * depth * SIDE),
@@ -53,25 +53,25 @@ pub fn queries(run: &Run<'_>, queries: &Rows, first: usize, pad: &mut Pad<'_>) -
     })
 }
 
-/// Keys of the next tile, from the first of a group on, as blocks of A: of group `g`, limb `i` at depth `d` starts
-/// at `k16[(g · ld_qk + d) · 32 · limbs + i · 1024]`. What makes up the last group holds anything. Returns whether
-/// all have limbs.
-pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
+/// Packs keys of the next tile, from the first of a group on, as blocks of A: of group `g`, part `i` at depth `d`
+/// starts at `k16[(g · ld_qk + d) · 32 · parts + i · 1024]`. Keys past the last one hold anything. Returns whether
+/// every number has parts.
+pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, scratch: &mut Scratch<'_>) -> bool {
     let ld = run.shape.ld_qk;
-    let count = run.shape.limbs.kv;
-    let all = run.k.rows(head, &pad.next.k_offsets[..range.end]);
+    let count = run.shape.bf16_parts.kv;
+    let all = run.k.rows(head, &scratch.next_tile.k_offsets[..range.end]);
     let mut staging = Staging {
         run,
         dtype: run.kv_dtype,
         dim: run.shape.dim_qk,
-        staged: pad.staged16,
+        staged: scratch.staged16,
     };
     range.step_by(SIDE).all(|start| {
-        let group = &mut pad.next.k16[start * count * ld..][..SIDE * count * ld];
-        staging.rows(all.part(start..start + SIDE), |limb, rows| {
+        let group = &mut scratch.next_tile.k16[start * count * ld..][..SIDE * count * ld];
+        staging.rows(all.part(start..start + SIDE), |part, rows| {
             for j in 0..rows.count {
                 for depth in 0..ld / SIDE {
-                    let at = (depth * count + limb) * ELEMENTS + j * SIDE;
+                    let at = (depth * count + part) * ELEMENTS + j * SIDE;
                     let to = group[at..][..SIDE].as_mut_ptr();
                     // SAFETY: the row holds `ld` elements.
                     unsafe {
@@ -86,41 +86,41 @@ pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) 
     })
 }
 
-/// Where the blocks of A with 32 columns of a group's values start, limb by limb: those of all groups lie in a row,
-/// as they are read.
-pub fn value_blocks(limbs: usize, column: usize, group: usize) -> usize {
-    (column * TILED_KEYS + group * ELEMENTS) * limbs
+/// Start of the blocks of A with 32 columns of a group of values, part by part. The blocks of all groups follow one
+/// another, in the order in which they are read.
+pub fn value_blocks(parts: usize, column: usize, group: usize) -> usize {
+    (column * BF16_KEY_TILE + group * ELEMENTS) * parts
 }
 
-/// Values of the next tile, from the first of a group on, transposed, as blocks of A. What makes up the last
-/// group is zero. Returns whether all are finite and have limbs.
-pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>) -> bool {
+/// Packs values of the next tile, from the first of a group on, transposed, as blocks of A. Values past the last one
+/// are zero. Returns whether every number is finite and has parts.
+pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, scratch: &mut Scratch<'_>) -> bool {
     let (dim, ld) = (run.shape.dim_vo, run.shape.ld_vo);
-    let count = run.shape.limbs.kv;
-    let all = run.v.rows(head, &pad.next.v_offsets[..range.end]);
-    let pairs = pad.staged.as_mut_ptr();
-    assert!(pad.staged.len() >= BLOCK * ld);
+    let count = run.shape.bf16_parts.kv;
+    let all = run.v.rows(head, &scratch.next_tile.v_offsets[..range.end]);
+    let pairs = scratch.staged.as_mut_ptr();
+    assert!(scratch.staged.len() >= BLOCK * ld);
     let pair_offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * ld) as i64);
     let mut staging = Staging {
         run,
         dtype: run.kv_dtype,
         dim,
-        staged: pad.staged16,
+        staged: scratch.staged16,
     };
     range.step_by(SIDE).all(|start| {
-        staging.rows(all.part(start..start + SIDE), |limb, rows| {
+        staging.rows(all.part(start..start + SIDE), |part, rows| {
             // SAFETY: the values were located within the cache or are staged; there is room for 16 rows of
             // pairs.
             let finite = unsafe { pair_rows(&rows, dim, pairs.cast(), ld) };
             for column in (0..ld).step_by(SIDE) {
-                let at = value_blocks(count, column, start / SIDE) + limb * ELEMENTS;
+                let at = value_blocks(count, column, start / SIDE) + part * ELEMENTS;
                 let transpose = Transpose {
                     rows: Rows {
                         base: pairs.wrapping_add(column).cast(),
                         offsets: pair_offsets.as_ptr(),
                         count: BLOCK,
                     },
-                    dst: pad.next.v16[at..][..ELEMENTS].as_mut_ptr().cast(),
+                    dst: scratch.next_tile.v16[at..][..ELEMENTS].as_mut_ptr().cast(),
                     ld: BLOCK,
                     columns: SIDE,
                 };
@@ -132,7 +132,7 @@ pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, pad: &mut Pad<'_>
     })
 }
 
-/// Where rows become bf16, up to 32 at a time, with zeros up to a multiple of 32 columns.
+/// Memory where rows become bf16, up to 32 at a time. Columns are padded with zeros to a multiple of 32.
 struct Staging<'a> {
     run: &'a Run<'a>,
     dtype: DType,
@@ -141,33 +141,33 @@ struct Staging<'a> {
 }
 
 impl Staging<'_> {
-    /// Calls `pack` with each limb of the rows: bf16 of whole blocks as it lies, all else staged. Returns whether
-    /// every row has limbs, and `pack` said so as well.
+    /// Calls `pack` with each part of the rows. bf16 rows of whole blocks are passed as they lie; all others are
+    /// staged. Returns whether every number has parts and every call returned true.
     fn rows(&mut self, rows: Rows, mut pack: impl FnMut(usize, Rows) -> bool) -> bool {
         let dim = self.dim;
-        let (ld, limbs) = (dim.next_multiple_of(SIDE), bf16_split::count(self.dtype));
+        let (ld, parts) = (dim.next_multiple_of(SIDE), bf16_split::count(self.dtype));
         if self.dtype == DType::BF16 && dim == ld {
             return pack(0, rows);
         }
-        assert!(rows.count <= SIDE && self.staged.len() >= limbs * SIDE * ld);
+        assert!(rows.count <= SIDE && self.staged.len() >= parts * SIDE * ld);
         let split = Split {
             rows,
             dim,
-            limbs,
+            parts,
             dst: self.staged.as_mut_ptr(),
             stride: SIDE * ld,
             ld,
         };
-        // SAFETY: the rows lie in the cache or in q; `staged` holds 32 rows of every limb.
+        // SAFETY: the rows lie in the cache or in q; `staged` holds 32 rows of every part.
         let all = unsafe { self.run.kernels.split[self.dtype as usize](&split) };
         let offsets: [i64; SIDE] = std::array::from_fn(|j| (2 * j * ld) as i64);
-        all && (0..limbs).all(|limb| {
+        all && (0..parts).all(|part| {
             let staged = Rows {
-                base: self.staged[limb * SIDE * ld..].as_ptr().cast(),
+                base: self.staged[part * SIDE * ld..].as_ptr().cast(),
                 offsets: offsets.as_ptr(),
                 count: rows.count,
             };
-            pack(limb, staged)
+            pack(part, staged)
         })
     }
 }

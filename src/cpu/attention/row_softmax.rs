@@ -1,5 +1,6 @@
-//! The online softmax of a tile whose scores have a row per query row: which kernel calls it takes, as heads and
-//! tokens differ in what they see. The walk by blocks of bf16 has its scores transposed and does this itself.
+//! The online softmax of a tile whose scores have a row per query row. It decides how many rows one kernel call
+//! takes: all of them where they see the same keys, else those of one token. `many_rows_bf16` has transposed scores
+//! and a softmax of its own.
 #![allow(unsafe_code)]
 
 use super::item::Item;
@@ -8,7 +9,7 @@ use super::shape::KEY_TILE;
 use crate::cpu::kernels::softmax::Softmax;
 use std::ops::Range;
 
-/// Rows of scores, `lds` apart, that become weights in place, and the rows' running state.
+/// Rows of scores, `lds` apart, which become weights in place, and the running state of the rows.
 pub struct Scores<'a> {
     pub s: &'a mut [f32],
     pub lds: usize,
@@ -19,7 +20,7 @@ pub struct Scores<'a> {
 }
 
 impl Run<'_> {
-    /// Online softmax over the scores of the rows of `tokens`, head by head, which hold `keys`.
+    /// The online softmax over `keys` for the rows of `tokens`, head by head.
     pub fn softmax(
         &self,
         item: &Item<'_>,
@@ -60,7 +61,7 @@ impl Run<'_> {
             task.logits = self.logits(head);
             task.slopes = self.slopes(head).map_or(std::ptr::null(), <[f32]>::as_ptr);
             for token in tokens.clone() {
-                self.look(item, token, keys, rows.limits, &mut task);
+                self.set_visibility(item, token, keys, rows.limits, &mut task);
                 // SAFETY: as above; the pointers stay within the rows.
                 unsafe { (self.kernels.softmax)(&task) };
                 task.s = task.s.wrapping_add(group * rows.lds);
@@ -71,8 +72,8 @@ impl Run<'_> {
         }
     }
 
-    /// Fills in what one token sees of `keys`.
-    fn look(
+    /// Fills in which of `keys` a token sees.
+    fn set_visibility(
         &self,
         item: &Item<'_>,
         token: usize,
@@ -82,18 +83,18 @@ impl Run<'_> {
     ) {
         let row = item.q_start + token as i64;
         let n = task.n as i64;
-        task.distance = (keys.start - item.sight.position(row)) as f32;
-        if item.sight.has_holes(row) {
-            item.sight.limits(row, keys.clone(), limits);
+        task.distance = (keys.start - item.mask.position(row)) as f32;
+        if item.mask.has_holes(row) {
+            item.mask.limits(row, keys.clone(), limits);
             limits[task.n..task.n.next_multiple_of(32)].fill(f32::NEG_INFINITY);
             task.limits = limits.as_ptr();
             (task.low, task.high) = (0, task.n);
         } else {
-            let seen = item.sight.row(row);
-            let low = (seen.start - keys.start).clamp(0, n);
+            let visible = item.mask.row(row);
+            let low = (visible.start - keys.start).clamp(0, n);
             task.limits = std::ptr::null();
             task.low = low as usize;
-            task.high = (seen.end - keys.start).clamp(low, n) as usize;
+            task.high = (visible.end - keys.start).clamp(low, n) as usize;
         }
     }
 }

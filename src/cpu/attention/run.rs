@@ -1,5 +1,5 @@
-//! One run of a plan: the arguments as addresses, and what every walk over an item shares: finding
-//! keys, reading queries, writing results, merging split rows.
+//! One run of a plan: the arguments as addresses, and what every walk needs of them. That is locating keys and
+//! queries, loading queries, and scales. Outputs are in `outputs`.
 #![allow(unsafe_code)]
 
 use super::item::Item;
@@ -7,7 +7,7 @@ use super::mask::Masks;
 use super::scratch::Tile;
 use super::shape::Shape;
 use crate::cpu::kernels::convert::Stage;
-use crate::cpu::kernels::prefetch_rows::Ahead;
+use crate::cpu::kernels::prefetch_rows::RowPrefetch;
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::softmax::Logits;
 use crate::cpu::kernels::table::Kernels;
@@ -18,7 +18,7 @@ use crate::problem::{
 use crate::tensor::Tensor;
 use std::ops::Range;
 
-/// What plan wrote into the workspace.
+/// The plan, as it lies in the workspace.
 pub struct Plan<'a> {
     pub kv_len: &'a [i32],
     /// First byte of a custom mask of bytes.
@@ -161,10 +161,10 @@ impl<'a> Run<'a> {
         let kv_len = i64::from(self.plan.kv_len[b]);
         let past = i64::from(work.position) - q_start;
         let mask_start = [self.plan.mask_bytes_start[b], self.plan.mask_bits_start[b]];
-        let sight = self.masks.of(b, past, kv_len, mask_start);
-        let hull = sight.hull(q_start..q_start + i64::from(work.q_len));
-        let start = hull.start.max(i64::from(work.kv_start));
-        let end = hull.end.min(i64::from(work.kv_end));
+        let mask = self.masks.of(b, past, kv_len, mask_start);
+        let span = mask.span(q_start..q_start + i64::from(work.q_len));
+        let start = span.start.max(i64::from(work.kv_start));
+        let end = span.end.min(i64::from(work.kv_end));
         Item {
             page_start: work.page_start,
             q_start,
@@ -172,7 +172,7 @@ impl<'a> Run<'a> {
             tokens: work.q_len as usize,
             rows: work.q_len as usize * self.shape.group,
             keys: start..end.max(start),
-            sight,
+            mask,
             partial: work.partial,
         }
     }
@@ -205,18 +205,22 @@ impl<'a> Run<'a> {
         self.grid_rows(&self.q, item, head, offsets)
     }
 
-    /// The rows of o that belong to the query rows of a KV head, to be asked for; none where the item makes
-    /// partial results.
-    pub fn outputs_ahead(&self, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Ahead {
+    /// Prefetch of the output rows of a KV head. It is empty where the item stores partial results.
+    pub fn prefetch_outputs(
+        &self,
+        item: &Item<'_>,
+        head: usize,
+        offsets: &mut [i64],
+    ) -> RowPrefetch {
         let mut rows = self.grid_rows(&self.o, item, head, offsets);
         if item.partial != NO_PARTIAL {
             rows.count = 0;
         }
-        Ahead::new(rows, self.shape.dim_vo * self.o_dtype.size())
+        RowPrefetch::new(rows, self.shape.dim_vo * self.o_dtype.size())
     }
 
     /// The token of the batch and the query head of a KV head's row.
-    pub fn place(&self, item: &Item<'_>, head: usize, row: usize) -> (i64, usize) {
+    pub fn token_and_head(&self, item: &Item<'_>, head: usize, row: usize) -> (i64, usize) {
         let group = self.shape.group;
         let token = item.token + (row / group) as i64;
         (token, head * group + row % group)
@@ -224,7 +228,7 @@ impl<'a> Run<'a> {
 
     fn grid_rows(&self, grid: &Grid, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Rows {
         for (row, offset) in offsets[..item.rows].iter_mut().enumerate() {
-            let (token, qo_head) = self.place(item, head, row);
+            let (token, qo_head) = self.token_and_head(item, head, row);
             *offset = grid.offset(token, qo_head);
         }
         Rows {
@@ -234,9 +238,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Query rows to be asked for.
-    pub fn queries_ahead(&self, rows: Rows) -> Ahead {
-        Ahead::new(rows, self.shape.dim_qk * self.q_dtype.size())
+    /// Prefetch of query rows.
+    pub fn prefetch_queries(&self, rows: Rows) -> RowPrefetch {
+        RowPrefetch::new(rows, self.shape.dim_qk * self.q_dtype.size())
     }
 
     /// Reads query rows as f32.

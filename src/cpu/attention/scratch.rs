@@ -1,11 +1,11 @@
-//! A thread's scratch as slices over its part of the workspace.
+//! The scratch memory of a thread, as slices of its part of the workspace. `shape` computes their sizes.
 #![allow(unsafe_code)]
 
-use super::shape::Scratch;
+use super::shape::ScratchLayout;
 use std::ops::Range;
 
-/// What the walks compute in. [`Scratch`] says what each part holds.
-pub struct Pad<'a> {
+/// Memory that the walks compute in. [`ScratchLayout`] says what each part holds.
+pub struct Scratch<'a> {
     pub q: &'a mut [f32],
     pub o: &'a mut [f32],
     pub max: &'a mut [f32],
@@ -19,11 +19,11 @@ pub struct Pad<'a> {
     pub limits: &'a mut [f32],
     pub q_offsets: &'a mut [i64],
     pub o_offsets: &'a mut [i64],
-    pub here: Tile<'a>,
-    pub next: Tile<'a>,
+    pub tile: Tile<'a>,
+    pub next_tile: Tile<'a>,
 }
 
-/// A tile of keys and values: byte offsets of the rows, and what they are staged as.
+/// A tile of keys and values: byte offsets of the rows, and their staged or packed copies.
 pub struct Tile<'a> {
     pub k_offsets: &'a mut [i64],
     pub v_offsets: &'a mut [i64],
@@ -33,11 +33,11 @@ pub struct Tile<'a> {
     pub v16: &'a mut [u16],
 }
 
-impl<'a> Pad<'a> {
+impl<'a> Scratch<'a> {
     /// # Safety
-    /// `base` must be aligned to a cache line and valid for `scratch.total` bytes that nobody else uses
+    /// `base` must be aligned to a cache line and valid for `layout.total` bytes that nobody else uses
     /// during `'a`.
-    pub unsafe fn new(scratch: &Scratch, base: *mut u8) -> Pad<'a> {
+    pub unsafe fn new(layout: &ScratchLayout, base: *mut u8) -> Scratch<'a> {
         // SAFETY: the ranges are disjoint, lie within `total` and start on cache lines; any bits are a
         // float or an integer.
         unsafe {
@@ -51,29 +51,29 @@ impl<'a> Pad<'a> {
                 std::slice::from_raw_parts_mut(base.add(part.start).cast::<i64>(), part.len() / 8)
             };
             let tile = |index: usize| Tile {
-                k_offsets: integers(&half(&scratch.k_offsets, index)),
-                v_offsets: integers(&half(&scratch.v_offsets, index)),
-                k: floats(&half(&scratch.k, index)),
-                v: floats(&half(&scratch.v, index)),
-                k16: halves(&half(&scratch.k16, index)),
-                v16: halves(&half(&scratch.v16, index)),
+                k_offsets: integers(&half(&layout.k_offsets, index)),
+                v_offsets: integers(&half(&layout.v_offsets, index)),
+                k: floats(&half(&layout.k, index)),
+                v: floats(&half(&layout.v, index)),
+                k16: halves(&half(&layout.k16, index)),
+                v16: halves(&half(&layout.v16, index)),
             };
-            Pad {
-                q: floats(&scratch.q),
-                o: floats(&scratch.o),
-                max: floats(&scratch.max),
-                sum: floats(&scratch.sum),
-                alpha: floats(&scratch.alpha),
-                s: floats(&scratch.s),
-                staged: floats(&scratch.staged),
-                q16: halves(&scratch.q16),
-                p16: halves(&scratch.p16),
-                staged16: halves(&scratch.staged16),
-                limits: floats(&scratch.limits),
-                q_offsets: integers(&scratch.q_offsets),
-                o_offsets: integers(&scratch.o_offsets),
-                here: tile(0),
-                next: tile(1),
+            Scratch {
+                q: floats(&layout.q),
+                o: floats(&layout.o),
+                max: floats(&layout.max),
+                sum: floats(&layout.sum),
+                alpha: floats(&layout.alpha),
+                s: floats(&layout.s),
+                staged: floats(&layout.staged),
+                q16: halves(&layout.q16),
+                p16: halves(&layout.p16),
+                staged16: halves(&layout.staged16),
+                limits: floats(&layout.limits),
+                q_offsets: integers(&layout.q_offsets),
+                o_offsets: integers(&layout.o_offsets),
+                tile: tile(0),
+                next_tile: tile(1),
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The sizes that follow from a desc: tiles, and each thread's scratch.
-//! Arithmetic only; nothing here touches memory.
+//! The sizes that follow from a desc: tiles, parts of the workspace, and the scratch of each thread. Arithmetic
+//! only; nothing here touches memory.
 
 use crate::backend::WorkspaceInfo;
 use crate::cpu::isa::Matrix;
@@ -14,44 +14,45 @@ use std::ops::Range;
 pub const MAX_DIM_QK: usize = 576;
 pub const MAX_DIM_VO: usize = 512;
 
-/// Keys per tile: scores, weights and both panels of a tile stay within the second-level cache. (256
-/// keys were 2 % faster than 128 in fp32 prefill, 6 % on AMX.)
+/// Keys per tile. Scores, weights and both panels of a tile stay within the second-level cache. (256 keys are 2 %
+/// faster than 128 in fp32 prefill, 6 % on AMX.)
 pub const KEY_TILE: usize = 256;
 
-/// The same by blocks of bf16, whose sums are loaded and stored once per tile: with 256, prefill on AMX takes 2 % longer
-/// in bf16 and 4 % in fp16. (By pairs on a Zen 5 it takes 1 to 3 % less.)
-pub const TILED_KEYS: usize = 512;
+/// Keys per tile of `many_rows_bf16`, which loads and stores its sums once per tile. With 256 keys, prefill on AMX
+/// takes 2 % longer in bf16 and 4 % in fp16. (By pairs on a Zen 5 it takes 1 to 3 % less.)
+pub const BF16_KEY_TILE: usize = 512;
 
-/// Elements from one row of scores or weights to the next: not a power of two, so that the rows of a
-/// column of tiles spread over all sets of the first-level cache; whole cache lines in bf16 too.
+/// Elements from one row of scores or weights to the next. It is not a power of two, so that a column of scores
+/// spreads over all sets of the first-level cache. It is a whole number of cache lines, in bf16 too.
 pub const SCORE_LD: usize = KEY_TILE + 32;
 
-/// Chunks of keys are multiples of this. Shorter requests are cut by their heads, which costs no merge.
+/// Chunks of keys are multiples of this. The heads of shorter requests are spread over threads instead, which costs
+/// no merge.
 const KEY_UNIT: u32 = 256;
 
-/// Most rows (query rows × group) that walk a page once for all its heads; more rows go head by head.
-pub const STREAM_ROWS: usize = 16;
+/// Most rows (query rows × group) that `few_rows` takes.
+pub const FEW_ROWS: usize = 16;
 
-/// Keys of all heads are walked in tiles of a multiple of this.
-const STREAM_UNIT: usize = 32;
+/// Tiles of `few_rows` are multiples of so many keys.
+const FEW_ROWS_KEY_UNIT: usize = 32;
 
-/// Bytes of keys and values that such a tile aims at: what is asked for ahead is to be a small part of the
-/// second-level cache. With twice as many, cold bf16 decode was 10 to 20 % slower on a processor with 1 MiB
-/// of it, and warm decode faster; those with AMX have 2 MiB.
-fn stream_bytes(amx: bool) -> usize {
+/// Bytes of keys and values that a tile of `few_rows` aims at. Prefetched rows must be a small part of the
+/// second-level cache. With twice as many bytes, cold bf16 decode is 10 to 20 % slower on a processor with 1 MiB of
+/// it, and warm decode is faster. Processors with AMX have 2 MiB.
+fn few_rows_tile_bytes(amx: bool) -> usize {
     if amx { 256 << 10 } else { 128 << 10 }
 }
 
-/// Rows that a block of q·kᵀ aims at.
+/// Query rows that a block of q·kᵀ aims at.
 const BLOCK_ROWS: usize = 48;
 
-/// Rows per query tile that make up for packing the keys and values, and most tokens.
+/// Rows per query tile that amortise the packing of keys and values, and most tokens.
 const TILE_ROWS: u32 = 512;
 const TILE_TOKENS: u32 = 128;
 
-/// Query tiles of blocks of bf16, which are computed faster than packed, are twice as large where there are still so
-/// many pieces of work for each thread, or so many tiles of the smaller size in a prompt; except in fp32, whose limbs
-/// would not stay in the second-level cache.
+/// `many_rows_bf16` computes a tile faster than it packs one, so its query tiles are twice as large. There must
+/// still be so many pieces of work per thread, or so many tiles of the smaller size in a prompt. Tiles of fp32 stay
+/// small, because their three parts would not fit into the second-level cache.
 const PIECES_PER_THREAD: usize = 4;
 const LONG_PROMPT_TILES: u32 = 16;
 
@@ -69,36 +70,37 @@ pub struct Shape {
     pub num_kv_heads: usize,
     pub dim_qk: usize,
     pub dim_vo: usize,
-    /// `dim_qk` and `dim_vo` padded to whole cache lines of bf16.
+    /// `dim_qk` and `dim_vo`, padded to whole cache lines of bf16.
     pub ld_qk: usize,
     pub ld_vo: usize,
     /// Tokens per block of rows.
     pub block_tokens: usize,
-    /// Keys per tile where all heads are walked at once, and elements from one of its rows of scores to the
-    /// next. The same whichever heads are walked, so that they do not change a result.
-    pub stream_keys: usize,
-    /// Items of many rows are walked by blocks of bf16, their numbers as so many bf16 numbers.
+    /// Keys per tile of `few_rows`, and elements from one of its rows of scores to the next. It does not depend on
+    /// how many heads a thread computes, so that this does not change a result.
+    pub few_rows_keys: usize,
+    /// What multiplies blocks of bf16 for items of many rows; `None` where `many_rows` computes them. The bf16 parts
+    /// of a number.
     pub matrix: Option<Matrix>,
-    pub limbs: Limbs,
-    /// Items of few rows go through AMX too.
+    pub bf16_parts: Bf16Parts,
+    /// Items of few rows use AMX too.
     pub amx: bool,
     pub tiling: Tiling,
     pub regions: Regions,
-    pub scratch: Scratch,
+    pub scratch: ScratchLayout,
 }
 
-/// How many bf16 numbers stand for a query's, a weight's, and for a key's or value's. The latter have no more:
-/// they are of the queries' type, or fp8.
+/// The number of bf16 parts of a query or weight, and of a key or value. Keys and values have no more, since they
+/// are of the type of the queries, or fp8.
 #[derive(Debug, Clone, Copy)]
-pub struct Limbs {
+pub struct Bf16Parts {
     pub q: usize,
     pub kv: usize,
 }
 
-/// Byte ranges of a thread's scratch. Where an item is walked head by head, `q`, `o` and the running
-/// state hold one head.
+/// Byte ranges of the scratch of a thread. Where an item is walked head by head, `q`, `o` and the running state hold
+/// one head.
 #[derive(Debug, Clone, Default)]
-pub struct Scratch {
+pub struct ScratchLayout {
     pub q: Range<usize>,
     pub o: Range<usize>,
     pub max: Range<usize>,
@@ -106,14 +108,14 @@ pub struct Scratch {
     pub alpha: Range<usize>,
     pub s: Range<usize>,
     pub staged: Range<usize>,
-    /// bf16 copies for products by blocks.
+    /// bf16 blocks.
     pub q16: Range<usize>,
     pub p16: Range<usize>,
     pub staged16: Range<usize>,
     pub limits: Range<usize>,
     pub q_offsets: Range<usize>,
     pub o_offsets: Range<usize>,
-    /// Keys and values of a tile and, as much again, of the next one.
+    /// Keys and values of a tile, and as much again of the next tile.
     pub k_offsets: Range<usize>,
     pub v_offsets: Range<usize>,
     pub k: Range<usize>,
@@ -131,7 +133,7 @@ impl Cursor {
     fn take(&mut self, count: usize, size: usize) -> Range<usize> {
         let start = self.0;
         let end = start.saturating_add(count.saturating_mul(size));
-        // Saturated sizes stay: no caller can bring that much, and `plan` will say so.
+        // A saturated size stays the largest. No caller can bring that much, and `plan` refuses what it brings.
         self.0 = end.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         start..end
     }
@@ -156,16 +158,16 @@ impl Shape {
             ld_qk: (desc.head_dim_qk as usize).next_multiple_of(32),
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
-            stream_keys: stream_keys(desc, amx),
+            few_rows_keys: few_rows_keys(desc, amx),
             matrix,
-            limbs: Limbs {
+            bf16_parts: Bf16Parts {
                 q: bf16_split::count(desc.q_dtype),
                 kv: bf16_split::count(desc.kv_dtype),
             },
             amx,
             tiling: tiling(desc, num_threads, matrix),
             regions: Regions::default(),
-            scratch: Scratch::default(),
+            scratch: ScratchLayout::default(),
         };
         shape.scratch = shape.scratch(strip);
         let capacity = Capacity::new(desc, &shape.tiling);
@@ -174,18 +176,18 @@ impl Shape {
         shape
     }
 
-    /// Some item may go through AMX.
+    /// Whether some item may use AMX.
     pub fn uses_amx(&self) -> bool {
         let most_rows = self.tiling.q_tile as usize * self.group;
-        self.amx || self.matrix == Some(Matrix::Amx) && most_rows > STREAM_ROWS
+        self.amx || self.matrix == Some(Matrix::Amx) && most_rows > FEW_ROWS
     }
 
-    /// The item has so few rows that all heads are computed at once.
+    /// Whether the item goes through `few_rows`.
     pub fn is_few(&self, work: &WorkItem) -> bool {
-        work.q_len as usize * self.group <= STREAM_ROWS
+        work.q_len as usize * self.group <= FEW_ROWS
     }
 
-    /// Elements of the wider of the two kinds of rows.
+    /// The larger of `dim_qk` and `dim_vo`.
     pub fn widest(&self) -> usize {
         self.dim_qk.max(self.dim_vo)
     }
@@ -195,7 +197,7 @@ impl Shape {
         self.block_tokens * self.group
     }
 
-    /// What the caller has to bring.
+    /// The workspace that the caller has to bring.
     pub fn workspace(&self) -> WorkspaceInfo {
         WorkspaceInfo {
             device_bytes: 0,
@@ -204,29 +206,29 @@ impl Shape {
         }
     }
 
-    fn scratch(&self, strip: usize) -> Scratch {
+    fn scratch(&self, strip: usize) -> ScratchLayout {
         let tile_rows = self.tiling.q_tile as usize * self.group;
-        // All heads at once, but few rows of each.
-        let few_rows = self.num_kv_heads * tile_rows.min(STREAM_ROWS);
+        // `few_rows`: all heads, but few rows of each.
+        let few_rows = self.num_kv_heads * tile_rows.min(FEW_ROWS);
         let rows = tile_rows.max(few_rows);
         let block_rows = self.block_rows();
-        let scores_of_few = few_rows * self.stream_keys;
-        // Blocks are strips of 32 rows, and there are the scores of two groups of 32 keys.
+        let scores_of_few = few_rows * self.few_rows_keys;
+        // `many_rows_bf16`: strips of 32 rows, and scores of two groups of 32 keys.
         let in_blocks = self.matrix.is_some();
         let (rows, scores, most_keys) = match in_blocks {
-            true => (rows.next_multiple_of(32), 2 * 32 * 32, TILED_KEYS),
+            true => (rows.next_multiple_of(32), 2 * 32 * 32, BF16_KEY_TILE),
             false => (rows, 0, KEY_TILE),
         };
         let v_width = self.ld_vo.next_multiple_of(strip);
         let mut cursor = Cursor::default();
         let mut halves = |count: usize| cursor.take(if in_blocks { count } else { 0 }, 2);
-        let q16 = halves(rows * self.ld_qk * self.limbs.q);
-        let k16 = halves(2 * TILED_KEYS * self.ld_qk * self.limbs.kv);
-        let v16 = halves(2 * TILED_KEYS * self.ld_vo * self.limbs.kv);
-        let p16 = halves(32 * TILED_KEYS * self.limbs.q);
-        let staged16 = halves(32 * self.ld_qk.max(self.ld_vo) * self.limbs.q);
+        let q16 = halves(rows * self.ld_qk * self.bf16_parts.q);
+        let k16 = halves(2 * BF16_KEY_TILE * self.ld_qk * self.bf16_parts.kv);
+        let v16 = halves(2 * BF16_KEY_TILE * self.ld_vo * self.bf16_parts.kv);
+        let p16 = halves(32 * BF16_KEY_TILE * self.bf16_parts.q);
+        let staged16 = halves(32 * self.ld_qk.max(self.ld_vo) * self.bf16_parts.q);
         let mut floats = |count| cursor.take(count, 4);
-        Scratch {
+        ScratchLayout {
             q16,
             k16,
             v16,
@@ -251,10 +253,11 @@ impl Shape {
     }
 }
 
-fn stream_keys(desc: &AttentionDesc, amx: bool) -> usize {
+fn few_rows_keys(desc: &AttentionDesc, amx: bool) -> usize {
     let dims = (desc.head_dim_qk + desc.head_dim_vo) as usize;
     let bytes = desc.num_kv_heads as usize * dims * desc.kv_dtype.size();
-    (stream_bytes(amx) / bytes).clamp(STREAM_UNIT, KEY_TILE) / STREAM_UNIT * STREAM_UNIT
+    (few_rows_tile_bytes(amx) / bytes).clamp(FEW_ROWS_KEY_UNIT, KEY_TILE) / FEW_ROWS_KEY_UNIT
+        * FEW_ROWS_KEY_UNIT
 }
 
 fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> Tiling {
@@ -267,8 +270,8 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
     Tiling {
         q_tile,
         kv_unit: KEY_UNIT,
-        // Long query tiles are many already, and their partial results large; short ones may be a single
-        // long request.
+        // Tiles of many rows are many already, and their partial results are large. Tiles of few rows may belong to
+        // a single long request.
         max_splits: match threads {
             1 => 0,
             _ if is_long => threads / 2,
@@ -279,8 +282,8 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
     }
 }
 
-/// Whether query tiles of twice as many tokens are still many. Where the number of threads must not change a
-/// result, that is seen from the prompt's length alone.
+/// Whether query tiles of twice as many tokens are still many. Where the number of threads must not change a result,
+/// this follows from the length of the prompt alone.
 fn fills_long_tiles(desc: &AttentionDesc, tile: u32, num_threads: usize) -> bool {
     if desc.batch_invariant {
         return desc.max_qo_len / tile >= LONG_PROMPT_TILES;
@@ -289,9 +292,9 @@ fn fills_long_tiles(desc: &AttentionDesc, tile: u32, num_threads: usize) -> bool
     desc.max_qo_len >= 2 * tile && pieces >= (PIECES_PER_THREAD * num_threads) as u64
 }
 
-/// The chunk of a batch-invariant plan: as many chunks per request as `INVARIANT_BYTES` of partial
-/// results allow, none below 1024 keys. It follows from the desc alone, so a result depends neither on
-/// the batch nor on the number of threads.
+/// The chunk of keys of a batch-invariant plan: as many chunks per request as `INVARIANT_BYTES` of partial results
+/// allow, none below 1024 keys. It follows from the desc alone, so a result depends neither on the batch nor on the
+/// number of threads.
 fn invariant_chunk(desc: &AttentionDesc) -> u32 {
     let row = u64::from(desc.num_qo_heads) * (u64::from(desc.head_dim_vo) * 4 + 4);
     let rows = u64::from(desc.max_num_tokens.max(1));

@@ -1,5 +1,5 @@
-//! The values of a tile staged as an f32 panel, and the product of attention weights with them. The walk over many
-//! rows goes through it always, the walk over few rows where some row does not see every key.
+//! The values of a tile, staged as an f32 panel, and the product of attention weights with them. `many_rows` always
+//! multiplies so; `few_rows` does where some row does not see every key.
 #![allow(unsafe_code)]
 
 use super::run::Run;
@@ -9,8 +9,8 @@ use crate::cpu::kernels::product::{Panel, Product};
 use crate::cpu::kernels::rows::Rows;
 use std::ops::Range;
 
-/// Values as f32: column `c` of value `j` lands at `panel[c / strip · strip · KEY_TILE + j · strip + c % strip]`,
-/// where `rows` are those from `first` on. Returns whether all are finite.
+/// Stages values as f32: column `c` of value `j` lands at `panel[c / strip · strip · KEY_TILE + j · strip + c %
+/// strip]`. `rows` begin with value `first`. Returns whether all are finite.
 pub fn stage_values(run: &Run<'_>, rows: Rows, first: usize, panel: &mut [f32]) -> bool {
     let strip = run.kernels.strip;
     assert!(panel.len() >= run.shape.ld_vo.next_multiple_of(strip) * KEY_TILE);
@@ -41,7 +41,7 @@ pub struct Values {
 }
 
 impl Values {
-    /// Stages values, no more than a tile.
+    /// Stages values, at most a tile.
     pub fn stage(run: &Run<'_>, rows: Rows, panel: &mut [f32]) -> Values {
         Values {
             finite: stage_values(run, rows, 0, panel),
@@ -49,31 +49,31 @@ impl Values {
         }
     }
 
-    /// `o = alpha · o + p · v` over the values `seen`, or just `p · v`; column 0 of `p` belongs to the first of
-    /// them.
+    /// `o = alpha · o + p · v` over the values `visible`; without `alpha`, `o = p · v`. Column 0 of `p` belongs to
+    /// the first of them.
     pub fn accumulate(
         &self,
         run: &Run<'_>,
         p: Weights<'_>,
-        seen: Range<usize>,
+        visible: Range<usize>,
         o: &mut [f32],
         alpha: Option<&[f32]>,
     ) {
         let ld = run.shape.ld_vo;
         assert!(o.len() >= p.rows * ld && alpha.is_none_or(|alpha| alpha.len() >= p.rows));
-        assert!(p.p.len() >= (p.rows - 1) * p.ldp + seen.len());
+        assert!(p.p.len() >= (p.rows - 1) * p.ldp + visible.len());
         if self.finite {
-            self.product(run, p, seen, o, alpha);
+            self.product(run, p, visible, o, alpha);
             return;
         }
-        // A weight of 0 must not meet an infinity or NaN: only keys with a weight are added.
+        // 0 · NaN is NaN, so only values with a weight are added.
         for row in 0..p.rows {
             let (weights, o) = (&p.p[row * p.ldp..], &mut o[row * ld..]);
             let one = |p| Weights { p, ldp: 0, rows: 1 };
             let alpha = alpha.map(|alpha| &alpha[row..]);
-            self.product(run, one(weights), seen.start..seen.start, o, alpha);
-            for j in seen.clone() {
-                let weight = &weights[j - seen.start..];
+            self.product(run, one(weights), visible.start..visible.start, o, alpha);
+            for j in visible.clone() {
+                let weight = &weights[j - visible.start..];
                 if weight[0] != 0.0 {
                     self.product(run, one(weight), j..j + 1, o, Some(&[1.0]));
                 }
@@ -85,7 +85,7 @@ impl Values {
         &self,
         run: &Run<'_>,
         p: Weights<'_>,
-        seen: Range<usize>,
+        visible: Range<usize>,
         o: &mut [f32],
         alpha: Option<&[f32]>,
     ) {
@@ -95,11 +95,11 @@ impl Values {
                 a: p.p.as_ptr(),
                 lda: p.ldp,
                 rows: p.rows,
-                depth: seen.len(),
+                depth: visible.len(),
                 b: Panel {
                     base: self
                         .panel
-                        .wrapping_add(column * KEY_TILE + seen.start * strip),
+                        .wrapping_add(column * KEY_TILE + visible.start * strip),
                     ld: strip,
                 },
                 columns: strip.min(ld - column),
@@ -107,7 +107,7 @@ impl Values {
                 ldc: ld,
                 alpha: alpha.map_or(std::ptr::null(), <[f32]>::as_ptr),
             };
-            // SAFETY: `accumulate` checked the room; `seen` lies within the staged tile.
+            // SAFETY: `accumulate` checked the room; `visible` lies within the staged tile.
             unsafe { (run.kernels.product)(&product) };
         }
     }

@@ -1,8 +1,9 @@
-//! Writing new tokens to a paged cache: copies where the types agree, quantisation to fp8 otherwise.
+//! Append: writes new tokens to a paged cache. Rows are copied where the types agree, and quantised to fp8
+//! otherwise.
 #![allow(unsafe_code)]
 
 use crate::cpu::kernels::convert::Quantise;
-use crate::cpu::kernels::nontemporal_copy::CopyPast;
+use crate::cpu::kernels::nontemporal_copy::NontemporalCopy;
 use crate::cpu::kernels::table::Kernels;
 use crate::cpu::threads::Pool;
 use crate::dtype::{self, DType};
@@ -11,15 +12,15 @@ use crate::problem::{AppendArgs, Checked};
 use crate::tensor::{Slots, Tensor};
 use std::ops::Range;
 
-/// Bytes that are worth a thread of their own: below this one core's copy is as fast as waking another.
+/// Bytes per piece of work. One core copies fewer bytes as fast as another thread wakes up.
 const BYTES_PER_PIECE: usize = 64 << 10;
 
-/// Bytes per thread from which on an append goes past the caches, and those of a piece of work and of the shortest
-/// such copy then: no near cache holds so many until attention reads them. Against ordinary copies, 8 MiB take
-/// 0.66 to 0.74 of the time on an Emerald Rapids, 0.85 to 0.91 on a Zen 5.
-const FAR_BYTES: usize = 1 << 20;
-const FAR_PIECE: usize = 256 << 10;
-const FAR_COPY: usize = 4 << 10;
+/// Nontemporal copies: bytes per thread from which on an append uses them, bytes of a piece of work then, and bytes
+/// of the shortest such copy. The near caches would not hold so many bytes until attention reads them. Compared with
+/// ordinary copies, 8 MiB take 0.66 to 0.74 of the time on an Emerald Rapids, and 0.85 to 0.91 on a Zen 5.
+const NONTEMPORAL_BYTES: usize = 1 << 20;
+const NONTEMPORAL_PIECE: usize = 256 << 10;
+const NONTEMPORAL_COPY: usize = 4 << 10;
 
 /// New rows and the cache they go to.
 struct Side<'a> {
@@ -28,7 +29,7 @@ struct Side<'a> {
     scale: f32,
     scales: Option<&'a [f32]>,
     kernels: &'a Kernels,
-    is_far: bool,
+    is_nontemporal: bool,
 }
 
 /// Writes keys and values; negative slots are skipped.
@@ -39,7 +40,7 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Res
         ));
     };
     let token_bytes = token_bytes(&args.key) + token_bytes(&args.value);
-    let is_far = slots.len() * token_bytes / pool.num_threads() >= FAR_BYTES;
+    let is_nontemporal = slots.len() * token_bytes / pool.num_threads() >= NONTEMPORAL_BYTES;
     let sides = [
         Side {
             from: &args.key,
@@ -47,7 +48,7 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Res
             scale: args.k_scale,
             scales: args.k_scales.as_ref().and_then(Tensor::as_f32),
             kernels,
-            is_far,
+            is_nontemporal,
         },
         Side {
             from: &args.value,
@@ -55,10 +56,14 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Res
             scale: args.v_scale,
             scales: args.v_scales.as_ref().and_then(Tensor::as_f32),
             kernels,
-            is_far,
+            is_nontemporal,
         },
     ];
-    let piece_bytes = if is_far { FAR_PIECE } else { BYTES_PER_PIECE };
+    let piece_bytes = if is_nontemporal {
+        NONTEMPORAL_PIECE
+    } else {
+        BYTES_PER_PIECE
+    };
     let tokens_per_piece = piece_bytes.div_ceil(token_bytes.max(1));
     let pieces = slots.len().div_ceil(tokens_per_piece);
     pool.turn().for_each(pieces, &|_, piece| {
@@ -88,8 +93,7 @@ impl Side<'_> {
         }
     }
 
-    /// How many of the first `tokens` are one piece of memory on both sides: long copies are faster than
-    /// one per token.
+    /// How many of the first `tokens` are contiguous on both sides. One long copy is faster than one per token.
     fn run(&self, tokens: Range<usize>, slots: &Slots<'_>) -> usize {
         let size = self.from.extent(1) * self.from.extent(2);
         let rows =
@@ -104,7 +108,7 @@ impl Side<'_> {
         1 + (1..in_page.min(tokens.len())).take_while(follows).count()
     }
 
-    /// A token's heads are one piece of memory on both sides, and of one type.
+    /// Whether the heads of a token are contiguous on both sides, and of one type.
     fn is_copy_of_rows(&self) -> bool {
         let dim = self.from.extent(2);
         !self.to.dtype().is_fp8() && self.from.stride(1) == dim && self.to.stride(2) == dim
@@ -137,8 +141,8 @@ impl Side<'_> {
         // SAFETY: token and slot are within the tensors, which were checked, and source and cache are
         // different memory by the operator's contract.
         unsafe {
-            match self.is_far && bytes >= FAR_COPY {
-                true => (self.kernels.copy_past)(&CopyPast { from, to, bytes }),
+            match self.is_nontemporal && bytes >= NONTEMPORAL_COPY {
+                true => (self.kernels.nontemporal_copy)(&NontemporalCopy { from, to, bytes }),
                 false => std::ptr::copy_nonoverlapping(from, to, bytes),
             }
         }

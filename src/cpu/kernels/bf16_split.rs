@@ -1,10 +1,10 @@
-//! Numbers as sums of bf16 numbers, so that products of all types run on AMX: each number becomes its nearest
-//! bf16 number, the nearest one to what is left, and so on. A bf16 number has 8 significant bits, so two are a
-//! float16 and three a float32, exactly. A product of sums is the sum of the products of limbs; the least of them
-//! are left out. (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
-//! Higher-Precision Computations", 2019; `float_to_bf16x3` in oneMKL.)
+//! The bf16 split: a number becomes a sum of bf16 numbers, its parts, so that products of all types run on AMX. The
+//! first part is the nearest bf16 number, the second the one nearest to the rest, and so on. A bf16 number has 8
+//! significant bits, so two parts hold a float16 exactly, and three a float32. A product of sums is the sum of the
+//! products of the parts, of which the smallest are left out. (Henry, Tang and Heinecke, "Leveraging the bfloat16
+//! Artificial Intelligence Datatype For Higher-Precision Computations", 2019; `float_to_bf16x3` in oneMKL.)
 //!
-//! AMX takes denormals for zero, so what is below 2^-126 is lost, limbs included.
+//! AMX treats denormals as zero, so parts below 2^-126 are lost.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -12,16 +12,16 @@
 )]
 
 use super::rows::Rows;
-use super::simd::{Element, Of, Simd, Task, columns};
+use super::simd::{Element, Simd, Task, Typed, load_columns};
 use crate::dtype::DType;
 
-/// Most limbs of a number.
-pub const MOST: usize = 3;
+/// Most parts of a number.
+pub const MAX_PARTS: usize = 3;
 
-/// Most terms of a product.
-pub const MOST_TERMS: usize = MOST * (MOST + 1) / 2;
+/// Most products of parts that make up a product of two numbers.
+pub const MAX_TERMS: usize = MAX_PARTS * (MAX_PARTS + 1) / 2;
 
-/// Limbs of a number of a type; fp8 is one bf16 number.
+/// Parts of a number of a type. An fp8 number is one bf16 number.
 pub fn count(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 3,
@@ -30,25 +30,26 @@ pub fn count(dtype: DType) -> usize {
     }
 }
 
-/// Which limbs of a number and of another are multiplied, each pair with a limb of the one before.
+/// The pairs of parts that are multiplied. Each shares a part with the pair before it, so that AMX loads one block
+/// per product.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    pairs: [(usize, usize); MOST_TERMS],
+    pairs: [(usize, usize); MAX_TERMS],
     count: usize,
 }
 
 impl Terms {
-    /// All pairs of limbs whose indices add up to less than `end`: what is left out is smaller than the product
-    /// by 2^(9 · end), as limb `i` is smaller than its number by 2^(9 · i).
-    pub fn new(a_limbs: usize, b_limbs: usize, end: usize) -> Terms {
+    /// All pairs of parts whose indices add up to less than `end`. Part `i` is smaller than its number by 2^(9 · i),
+    /// so the products that are left out are smaller than the whole by 2^(9 · end).
+    pub fn new(a_parts: usize, b_parts: usize, end: usize) -> Terms {
         let mut terms = Terms {
-            pairs: [(0, 0); MOST_TERMS],
+            pairs: [(0, 0); MAX_TERMS],
             count: 0,
         };
         let mut b = 0;
-        for a in (0..a_limbs.min(end)).rev() {
-            // No less than for the limb of a before, so `b` is one of them.
-            let partners = b_limbs.min(end - a);
+        for a in (0..a_parts.min(end)).rev() {
+            // `a` falls, so `partners` never does, and `b` stays a partner.
+            let partners = b_parts.min(end - a);
             for i in 0..partners {
                 terms.pairs[terms.count] = (a, (b + i) % partners);
                 terms.count += 1;
@@ -63,22 +64,22 @@ impl Terms {
     }
 }
 
-/// Rows in memory that become limbs.
+/// Rows in memory that become parts.
 #[derive(Clone, Copy)]
 pub struct Split {
     pub rows: Rows,
     /// A multiple of 8.
     pub dim: usize,
-    pub limbs: usize,
-    /// Limb `i` of column `c` of row `j` lands at `dst[i · stride + j · ld + c]`, columns from `dim` on as zeros.
+    pub parts: usize,
+    /// Part `i` of column `c` of row `j` lands at `dst[i · stride + j · ld + c]`. Columns from `dim` on are zero.
     pub dst: *mut u16,
     pub stride: usize,
     /// A multiple of 16.
     pub ld: usize,
 }
 
-/// Returns whether all elements have limbs, as they have but for NaN, infinities and what rounds to them.
-impl<E: Element> Task for Of<E, Split> {
+/// Returns whether every element has parts. NaN, infinities and numbers that round to infinity have none.
+impl<E: Element> Task for Typed<E, Split> {
     type Output = bool;
 
     #[inline(always)]
@@ -90,10 +91,13 @@ impl<E: Element> Task for Of<E, Split> {
         for j in 0..task.rows.count {
             let row = task.rows.at_row(j);
             for c in (0..task.ld).step_by(S::LANES) {
-                let mut rest = columns::<S, E>(row, c, task.dim);
-                for limb in 0..task.limbs {
+                let mut rest = load_columns::<S, E>(row, c, task.dim);
+                for part in 0..task.parts {
                     let nearest = S::nearest_bf16(rest);
-                    S::store_high(task.dst.add(limb * task.stride + j * task.ld + c), nearest);
+                    S::store_rounded_bf16(
+                        task.dst.add(part * task.stride + j * task.ld + c),
+                        nearest,
+                    );
                     rest = S::sub(rest, nearest);
                 }
                 check = S::fma(rest, zero, check);
@@ -111,14 +115,14 @@ mod tests {
 
     const COLUMNS: usize = 1 << 8;
 
-    /// Splits numbers on every instruction set and gives the sums of their limbs, or `None` where one has none.
+    /// Splits numbers on every instruction set and gives the sums of their parts, or `None` where one has none.
     fn split<T: Copy>(dtype: DType, numbers: &[T], mut see: impl FnMut(Option<Vec<f64>>)) {
         assert_eq!(size_of::<T>(), dtype.size());
         let offsets: Vec<i64> = (0..numbers.len() / COLUMNS)
             .map(|row| (row * COLUMNS * dtype.size()) as i64)
             .collect();
         for_each_isa(|isa| {
-            let mut limbs = vec![0u16; MOST * numbers.len()];
+            let mut parts = vec![0u16; MAX_PARTS * numbers.len()];
             let task = Split {
                 rows: Rows {
                     base: numbers.as_ptr().cast(),
@@ -126,21 +130,21 @@ mod tests {
                     count: offsets.len(),
                 },
                 dim: COLUMNS,
-                limbs: count(dtype),
-                dst: limbs.as_mut_ptr(),
+                parts: count(dtype),
+                dst: parts.as_mut_ptr(),
                 stride: numbers.len(),
                 ld: COLUMNS,
             };
-            // SAFETY: the rows are `numbers`, and there is room for all limbs.
+            // SAFETY: the rows are `numbers`, and there is room for all parts.
             let done = unsafe { isa.kernels().split[dtype as usize](&task) };
-            let limb = |i: usize| f64::from(bf16::from_bits(limbs[i]).to_f32());
-            let sum = |i: usize| (0..MOST).map(|l| limb(l * numbers.len() + i)).sum();
+            let part = |i: usize| f64::from(bf16::from_bits(parts[i]).to_f32());
+            let sum = |i: usize| (0..MAX_PARTS).map(|l| part(l * numbers.len() + i)).sum();
             see(done.then(|| (0..numbers.len()).map(sum).collect()));
         });
     }
 
     #[test]
-    fn limbs_add_up_exactly() {
+    fn parts_add_up_exactly() {
         let finite = |bits: u16| f16::from_bits(bits).is_finite().then_some(bits);
         let halves: Vec<u16> = (0..=u16::MAX)
             .map(|bits| finite(bits).unwrap_or(0))
@@ -149,7 +153,7 @@ mod tests {
         split(DType::F16, &halves, |sums| {
             assert_eq!(sums.as_ref(), Some(&want))
         });
-        // Exponents from where the least limb is no denormal.
+        // Exponents from where the least part is no denormal.
         let floats = (0..1u32 << 16).map(|i| {
             let bits = i.wrapping_mul(2_654_435_761);
             f32::from_bits(bits & 0x807f_ffff | ((24 + i % 228) << 23))
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_limbs_is_told() {
+    fn what_has_no_parts_is_told() {
         for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX] {
             let mut numbers = [1f32; COLUMNS];
             numbers[37] = special;
@@ -173,8 +177,8 @@ mod tests {
     }
 
     #[test]
-    fn terms_are_those_that_count_each_once_and_share_a_limb_with_the_one_before() {
-        for (a_limbs, b_limbs, end) in [
+    fn terms_are_those_that_count_each_once_and_share_a_part_with_the_one_before() {
+        for (a_parts, b_parts, end) in [
             (1, 1, 3),
             (2, 2, 3),
             (2, 2, 2),
@@ -182,8 +186,8 @@ mod tests {
             (3, 1, 3),
             (3, 3, 3),
         ] {
-            let terms = Terms::new(a_limbs, b_limbs, end);
-            let all = (0..a_limbs).flat_map(|a| (0..b_limbs).map(move |b| (a, b)));
+            let terms = Terms::new(a_parts, b_parts, end);
+            let all = (0..a_parts).flat_map(|a| (0..b_parts).map(move |b| (a, b)));
             let want: Vec<_> = all.filter(|(a, b)| a + b < end).collect();
             let mut got = terms.pairs().to_vec();
             assert!(

@@ -7,11 +7,10 @@
 )]
 
 use super::rows::Rows;
-use super::simd::{E4m3, E5m2, Element, Of, Simd, Task, columns};
+use super::simd::{E4m3, E5m2, Element, Simd, Task, Typed, load_columns};
 
-/// Copies rows to f32, split in strips of columns: element `c` of row `j` lands at
-/// `dst[(c / width) · strip + j · width + c % width]`. Columns are padded with zeros to a multiple of
-/// 16. Returns whether every element is finite.
+/// Converts rows to f32, cut into strips of columns: element `c` of row `j` lands at `dst[(c / width) · strip + j ·
+/// width + c % width]`. Columns are padded with zeros to a multiple of 16. Returns whether every element is finite.
 #[derive(Clone, Copy)]
 pub struct Stage {
     pub rows: Rows,
@@ -23,7 +22,7 @@ pub struct Stage {
     pub strip: usize,
 }
 
-impl<E: Element> Task for Of<E, Stage> {
+impl<E: Element> Task for Typed<E, Stage> {
     type Output = bool;
 
     #[inline(always)]
@@ -35,7 +34,7 @@ impl<E: Element> Task for Of<E, Stage> {
         for j in 0..task.rows.count {
             let row = task.rows.at_row(j);
             for c in (0..task.dim.next_multiple_of(16)).step_by(S::LANES) {
-                let x = columns::<S, E>(row, c, task.dim);
+                let x = load_columns::<S, E>(row, c, task.dim);
                 check = S::fma(x, zero, check);
                 S::store(task.at(j, c), x);
             }
@@ -62,7 +61,7 @@ pub struct Store {
     pub dim: usize,
 }
 
-impl<E: Element> Task for Of<E, Store> {
+impl<E: Element> Task for Typed<E, Store> {
     type Output = ();
 
     #[inline(always)]
@@ -94,7 +93,7 @@ pub struct Quantise {
     pub e5m2: bool,
 }
 
-impl<E: Element> Task for Of<E, Quantise> {
+impl<E: Element> Task for Typed<E, Quantise> {
     type Output = ();
 
     #[inline(always)]

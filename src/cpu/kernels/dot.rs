@@ -10,13 +10,13 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::prefetch_rows::Streamed;
-use super::simd::{Element, Of, Simd, Task};
+use super::prefetch_rows::RowsWithPrefetch;
+use super::simd::{Element, Simd, Task, Typed};
 
-/// Puts query rows, f32 and padded with zeros to a multiple of 16, into the order that [`Dot`] reads, in
-/// place. They hold values of the keys' type, unless that is fp8.
+/// Reorders query rows as [`Dot`] reads them, in place. They are f32, padded with zeros to a multiple of 16, and
+/// hold values of the type of the keys unless that is fp8.
 #[derive(Clone, Copy)]
-pub struct Queries {
+pub struct PrepareQueries {
     pub q: *mut f32,
     /// A multiple of 32.
     pub ldq: usize,
@@ -24,26 +24,26 @@ pub struct Queries {
     pub dim: usize,
 }
 
-/// [`Queries`] where `Dot` reads them as they are.
+/// [`PrepareQueries`] of kernels that read query rows as they are.
 ///
 /// # Safety
-/// None needed; the type is that of the kernels.
-pub unsafe fn leave_queries(_: &Queries) {}
+/// Always safe to call; the type is that of the table.
+pub unsafe fn keep_queries(_: &PrepareQueries) {}
 
-/// `s[r][j] = q[r] · k[j]`. `q` went through [`Queries`]; `s` rows have room for a multiple of 16.
+/// `s[r][j] = q[r] · k[j]`. `q` went through [`PrepareQueries`]; `s` rows have room for a multiple of 16.
 #[derive(Clone, Copy)]
 pub struct Dot {
     pub q: *const f32,
     pub ldq: usize,
     pub rows: usize,
-    pub k: Streamed,
+    pub k: RowsWithPrefetch,
     /// A multiple of 8.
     pub dim: usize,
     pub s: *mut f32,
     pub lds: usize,
 }
 
-impl<E: Element> Task for Of<E, Dot> {
+impl<E: Element> Task for Typed<E, Dot> {
     type Output = ();
 
     #[inline(always)]
@@ -51,9 +51,9 @@ impl<E: Element> Task for Of<E, Dot> {
         let task = &self.0;
         let k = task.k.rows;
         let blocks = k.count.div_ceil(4) * task.rows.div_ceil(S::DOT_ROWS);
-        let share = (*task.k.ahead).share(blocks * task.dim.div_ceil(S::LANES));
+        let share = (*task.k.prefetch).lines_per_step(blocks * task.dim.div_ceil(S::LANES));
         for key in (0..k.count).step_by(4) {
-            // Past the end the last row stands in; its scores land in padding.
+            // Past the end the last row is read again; its scores land in padding.
             let last = k.count - 1;
             let keys = [
                 k.at_row(key),
@@ -89,7 +89,7 @@ unsafe fn dot_block<S: Simd, E: Element, const R: usize>(
     let q = task.q.add(r0 * task.ldq);
     let mut d = 0;
     while d + S::LANES <= task.dim {
-        (*task.k.ahead).ask(share, S::LEVEL);
+        (*task.k.prefetch).prefetch_lines(share, S::LEVEL);
         let k = [
             E::load::<S>(keys[0].add(d * E::SIZE)),
             E::load::<S>(keys[1].add(d * E::SIZE)),

@@ -1,4 +1,4 @@
-//! Vector `2^x` and `tanh`: what softmax and the soft cap need, no more.
+//! Vector `2^x` for the softmax and `tanh` for the soft cap.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -18,7 +18,7 @@ const EXP2: [f32; 7] = [
     1.0,
 ];
 
-/// The same with a relative error of 8.6e-5, for weights that are rounded to bf16 (2e-3) anyway.
+/// The same with a relative error of 8.6e-5, for weights that are then rounded to bf16, with an error of 2e-3.
 const EXP2_SHORT: [f32; 4] = [7.706_704e-2, 2.276_45e-1, 6.951_168e-1, 1.0];
 
 /// `(tanh(x) / x - 1) / x²` as a polynomial in x² for |x| < 0.625, highest power first (the fit of
@@ -47,7 +47,7 @@ unsafe fn polynomial<S: Simd, const N: usize>(x: S::V, coefficients: &[f32; N]) 
 /// As for [`Simd`].
 #[inline(always)]
 pub unsafe fn exp2<S: Simd>(x: S::V) -> S::V {
-    let (n, f) = S::split(x);
+    let (n, f) = S::split_exponent(x);
     S::scale2(polynomial::<S, 7>(f, &EXP2), n)
 }
 
@@ -57,7 +57,7 @@ pub unsafe fn exp2<S: Simd>(x: S::V) -> S::V {
 /// As for [`Simd`].
 #[inline(always)]
 pub unsafe fn exp2_short<S: Simd>(x: S::V) -> S::V {
-    let (n, f) = S::split(x);
+    let (n, f) = S::split_exponent(x);
     S::scale2(polynomial::<S, 4>(f, &EXP2_SHORT), n)
 }
 

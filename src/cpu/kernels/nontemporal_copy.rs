@@ -1,50 +1,50 @@
-//! Copies of memory past the caches: for more bytes than they hold, which would push out everything else and be
-//! gone themselves when somebody reads them. An ordinary store reads its cache line first; these do not.
+//! Nontemporal copies, for more bytes than the caches hold. An ordinary copy reads each line of its target first,
+//! and evicts everything else from caches that the copied bytes leave again before they are read.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
     reason = "pointer arithmetic under the contract of `Task::run`, stated on the fields"
 )]
 
-use super::prefetch::{LINE, Level, hint};
+use super::prefetch::{LINE, Level, prefetch_line};
 use super::simd::{Simd, Task};
 
-/// How far ahead of the copy its source is asked for. (Zen 5: 4 % faster than without.)
+/// How far ahead of the copy its source is prefetched. (Zen 5: 4 % faster than without.)
 const LEAD: usize = 1024;
 
 /// Copies `bytes` of memory that do not overlap.
 #[derive(Clone, Copy)]
-pub struct CopyPast {
+pub struct NontemporalCopy {
     pub from: *const u8,
     pub to: *mut u8,
     pub bytes: usize,
 }
 
-impl Task for CopyPast {
+impl Task for NontemporalCopy {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        // Whole lines of the target; what lies before and after them goes through the caches.
+        // Whole lines of the target are stored past the caches; the bytes before and after them are not.
         let start = self.to.align_offset(LINE).min(self.bytes);
         let lines = (self.bytes - start) / LINE;
         let end = start + lines * LINE;
         self.part(0, start);
         let (mut from, mut to) = (self.from.add(start), self.to.add(start));
         for _ in 0..lines {
-            hint(from.wrapping_add(LEAD), Level::Second);
+            prefetch_line(from.wrapping_add(LEAD), Level::Second);
             for v in 0..LINE / (size_of::<f32>() * S::LANES) {
                 let x = S::load(from.cast::<f32>().add(v * S::LANES));
-                S::stream(to.cast::<f32>().add(v * S::LANES), x);
+                S::store_nontemporal(to.cast::<f32>().add(v * S::LANES), x);
             }
             (from, to) = (from.add(LINE), to.add(LINE));
         }
         self.part(end, self.bytes);
-        S::settle();
+        S::store_fence();
     }
 }
 
-impl CopyPast {
+impl NontemporalCopy {
     #[inline(always)]
     unsafe fn part(&self, start: usize, end: usize) {
         std::ptr::copy_nonoverlapping(self.from.add(start), self.to.add(start), end - start);
@@ -69,7 +69,7 @@ mod tests {
                 (7, 9, 1000),
             ] {
                 let mut target = vec![0u8; 2000];
-                isa.run_task(&CopyPast {
+                isa.run_task(&NontemporalCopy {
                     from: source[from..].as_ptr(),
                     to: target[to..].as_mut_ptr(),
                     bytes,

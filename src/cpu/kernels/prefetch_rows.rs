@@ -4,37 +4,37 @@
 //! reads. So kernels prefetch a few lines at every step, while they compute something else.
 #![allow(unsafe_code)]
 
-use super::prefetch::{LINE, Level, hint};
+use super::prefetch::{LINE, Level, prefetch_line};
 use super::rows::Rows;
 use std::cell::Cell;
 use std::time::Instant;
 
-/// Bytes per nanosecond that a thread with AMX computes from its second-level cache: 30 to 50 were seen, and 8
-/// to 15 from memory.
-const NEAR: f64 = 20.0;
+/// Bytes per nanosecond above which a tile came from the second-level cache, on a thread with AMX: 30 to 50 were
+/// seen from there, and 8 to 15 from memory.
+const CACHED_BYTES_PER_NS: f64 = 20.0;
 
-/// Rows in the cache, read once, and what to ask for meanwhile.
+/// Rows that a kernel reads once, and the rows to prefetch meanwhile.
 #[derive(Clone, Copy)]
-pub struct Streamed {
+pub struct RowsWithPrefetch {
     pub rows: Rows,
-    pub ahead: *const Ahead,
+    pub prefetch: *const RowPrefetch,
 }
 
-/// Lines of some rows that have not been asked for yet.
-pub struct Ahead {
+/// Some rows, and how many of their lines were prefetched.
+pub struct RowPrefetch {
     rows: Rows,
-    /// Lines of a row.
+    /// Lines per row.
     lines: usize,
-    /// The next row, and where in the one before it the next line lies.
+    /// The next row to begin, and in the row before it the next line and how many are left.
     row: Cell<usize>,
     at: Cell<*const u8>,
     left: Cell<usize>,
 }
 
-impl Ahead {
+impl RowPrefetch {
     /// The first `bytes` of each row.
-    pub fn new(rows: Rows, bytes: usize) -> Ahead {
-        Ahead {
+    pub fn new(rows: Rows, bytes: usize) -> RowPrefetch {
+        RowPrefetch {
             rows,
             lines: bytes.div_ceil(LINE),
             row: Cell::new(0),
@@ -43,20 +43,20 @@ impl Ahead {
         }
     }
 
-    /// Lines per step, so that nothing is left after `steps`.
+    /// Lines to prefetch at each of `steps`, so that none is left afterwards.
     #[inline(always)]
-    pub fn share(&self, steps: usize) -> usize {
+    pub fn lines_per_step(&self, steps: usize) -> usize {
         let left = self.left.get() + (self.rows.count - self.row.get()) * self.lines;
         left.div_ceil(steps.max(1))
     }
 
-    /// Asks for some more lines. The level should be a constant: to pick it for every line takes 4 µs of a warm
-    /// decode's 32.
+    /// Prefetches some more lines. The level should be a constant: choosing it for every line takes 4 µs of the 32
+    /// µs of a warm decode.
     ///
     /// # Safety
     /// The offsets of the rows must be readable.
     #[inline(always)]
-    pub unsafe fn ask(&self, lines: usize, level: Level) {
+    pub unsafe fn prefetch_lines(&self, lines: usize, level: Level) {
         for _ in 0..lines {
             if self.left.get() == 0 {
                 if self.row.get() == self.rows.count {
@@ -67,29 +67,29 @@ impl Ahead {
                 self.row.set(self.row.get() + 1);
                 self.left.set(self.lines);
             }
-            hint(self.at.get(), level);
+            prefetch_line(self.at.get(), level);
             self.at.set(self.at.get().wrapping_add(LINE));
             self.left.set(self.left.get() - 1);
         }
     }
 
-    /// Rows of which every line was asked for.
-    pub fn asked(&self) -> usize {
+    /// Rows of which every line was prefetched.
+    pub fn rows_done(&self) -> usize {
         self.row.get() - usize::from(self.left.get() > 0)
     }
 
-    /// As [`Ahead::share`], in rows: for steps that take longer.
+    /// As [`RowPrefetch::lines_per_step`], but in whole rows, for longer steps.
     #[inline(always)]
-    pub fn share_rows(&self, steps: usize) -> usize {
+    pub fn rows_per_step(&self, steps: usize) -> usize {
         (self.rows.count - self.row.get()).div_ceil(steps.max(1))
     }
 
-    /// Asks for some more rows.
+    /// Prefetches some more rows.
     ///
     /// # Safety
-    /// As for [`Ahead::ask`].
+    /// As for [`RowPrefetch::prefetch_lines`].
     #[inline(always)]
-    pub unsafe fn ask_rows(&self, count: usize) {
+    pub unsafe fn prefetch_rows(&self, count: usize) {
         let first = self.row.get();
         let end = self.rows.count.min(first + count);
         for index in first..end {
@@ -100,69 +100,77 @@ impl Ahead {
     }
 }
 
-/// Lines to ask for while one block of query rows is computed.
+/// Lines to prefetch while one block of query rows is computed.
 #[derive(Clone, Copy)]
-pub struct Due<'a> {
-    pub ahead: &'a Ahead,
+pub struct PrefetchShare<'a> {
+    pub prefetch: &'a RowPrefetch,
     pub lines: usize,
 }
 
-impl<'a> Due<'a> {
-    /// Those of so many rows.
-    pub fn rows(ahead: &'a Ahead, rows: usize) -> Due<'a> {
-        let lines = rows * ahead.lines;
-        Due { ahead, lines }
+impl<'a> PrefetchShare<'a> {
+    /// The lines of so many rows.
+    pub fn rows(prefetch: &'a RowPrefetch, rows: usize) -> PrefetchShare<'a> {
+        let lines = rows * prefetch.lines;
+        PrefetchShare { prefetch, lines }
     }
 
-    /// One of so many equal shares of what is left.
-    pub fn share(ahead: &'a Ahead, blocks: usize) -> Due<'a> {
-        Due::rows(ahead, ahead.share_rows(blocks))
+    /// One of `blocks` equal shares of the rows that are left.
+    pub fn share(prefetch: &'a RowPrefetch, blocks: usize) -> PrefetchShare<'a> {
+        PrefetchShare::rows(prefetch, prefetch.rows_per_step(blocks))
     }
 
-    /// The same where it is wanted; else none.
-    pub fn when(self, wanted: bool) -> Due<'a> {
+    /// The same share where `wanted`, and no line elsewhere.
+    pub fn when(self, wanted: bool) -> PrefetchShare<'a> {
         match wanted {
             true => self,
-            false => Due { lines: 0, ..self },
+            false => PrefetchShare { lines: 0, ..self },
         }
     }
 }
 
-/// Whether a walk needs to ask ahead, judged by how fast its tiles come. On processors with AMX, asking for what
-/// is near already takes as long as reading it: 512 keys in the second-level cache of an Emerald Rapids take
-/// 41 µs, and 35 without. Zen 4 asks for nearly nothing, and its third-level cache, for which asking does
-/// pay, is too fast to be told from the second.
+/// Whether a walk prefetches, decided by how fast its tiles are computed. On processors with AMX, prefetching rows
+/// that are in the second-level cache takes about as long as reading them: 512 keys take 41 µs with it on an Emerald
+/// Rapids, and 35 µs without. On Zen 4 it takes nearly no time. Its third-level cache, for which prefetching does
+/// pay, cannot be told from the second by speed.
 #[derive(PartialEq)]
-pub enum Need {
-    /// Nothing is known; it asks.
-    Open,
-    /// All tiles were near.
-    Near,
-    /// One was not; what follows it will not be either.
-    Far,
+pub enum PrefetchPolicy {
+    /// Nothing is known yet, so the walk prefetches.
+    Measuring,
+    /// All tiles came from the second-level cache.
+    Cached,
+    /// A tile did not, so the following ones will not either.
+    Uncached,
 }
 
-impl Need {
-    pub fn new(amx: bool) -> Need {
-        if amx { Need::Open } else { Need::Far }
+impl PrefetchPolicy {
+    pub fn new(amx: bool) -> PrefetchPolicy {
+        if amx {
+            PrefetchPolicy::Measuring
+        } else {
+            PrefetchPolicy::Uncached
+        }
     }
 
-    /// Computes a tile of so many bytes; `tile` is told whether to ask ahead.
-    pub fn watch(&mut self, bytes: usize, tile: impl FnOnce(bool)) {
-        if *self == Need::Far {
+    /// Computes a tile of so many bytes. `tile` is told whether to prefetch.
+    pub fn compute(&mut self, bytes: usize, tile: impl FnOnce(bool)) {
+        if *self == PrefetchPolicy::Uncached {
             return tile(true);
         }
         let start = Instant::now();
-        tile(*self == Need::Open);
-        let near = bytes as f64 >= NEAR * start.elapsed().as_nanos() as f64;
-        *self = if near { Need::Near } else { Need::Far };
+        tile(*self == PrefetchPolicy::Measuring);
+        let near = bytes as f64 >= CACHED_BYTES_PER_NS * start.elapsed().as_nanos() as f64;
+        *self = if near {
+            PrefetchPolicy::Cached
+        } else {
+            PrefetchPolicy::Uncached
+        };
     }
 }
 
-/// Asks for `bytes` from the start of a row.
+/// Prefetches `bytes` from the start of a row.
 #[inline(always)]
 fn row(start: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(LINE) {
-        hint(start.wrapping_add(line), Level::Second);
+        prefetch_line(start.wrapping_add(line), Level::Second);
     }
 }

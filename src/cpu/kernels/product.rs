@@ -1,8 +1,8 @@
-//! The matrix product that attention consists of: `C = alpha · C + A · B` with A in f32 row-major and the
-//! rows of B either a staged f32 panel or value rows where they lie in the cache.
+//! The matrix product of attention: `C = alpha · C + A · B`. A is f32 and row-major. The rows of B are a staged f32
+//! panel, or value rows where they lie in the cache.
 //!
-//! It serves q·kᵀ (B is the transposed key panel) and p·v. Blocks of C stay in registers over the whole
-//! depth; there is no packing of A, whose blocks are few rows of a small scratch.
+//! It computes q·kᵀ, where B is the transposed panel of keys, and p·v. Blocks of C stay in registers over the whole
+//! depth. A is not packed, since its blocks are few rows of a small scratch.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -14,9 +14,9 @@
 )]
 
 use super::prefetch::Level;
-use super::prefetch_rows::{Ahead, Streamed};
+use super::prefetch_rows::{RowPrefetch, RowsWithPrefetch};
 use super::rows::Rows;
-use super::simd::{Element, Of, Simd, Task};
+use super::simd::{Element, Simd, Task, Typed};
 
 /// `c[r][0..columns] = alpha[r] · c[r] + Σ_k a[r][k] · b[k][0..columns]`.
 #[derive(Clone, Copy)]
@@ -41,32 +41,32 @@ pub struct Panel {
     pub ld: usize,
 }
 
-/// A panel, and some rows to ask for meanwhile.
+/// A panel, and the rows to prefetch meanwhile.
 #[derive(Clone, Copy)]
-pub struct Asking {
+pub struct PanelWithPrefetch {
     pub panel: Panel,
-    pub ahead: *const Ahead,
-    /// Lines of them.
+    pub prefetch: *const RowPrefetch,
+    /// Lines to prefetch during one product.
     pub lines: usize,
 }
 
 /// Where rows of B come from.
-pub trait Source: Copy {
-    /// Rows from one time that something is asked for to the next.
+pub trait RowSource: Copy {
+    /// Rows of B per prefetch.
     const STEP: usize;
 
     unsafe fn at(&self, k: usize) -> *const u8;
 
-    /// Cache lines to ask for at each of `steps`, and asking.
+    /// Lines to prefetch at each of `steps`; 0 where nothing is.
     #[inline(always)]
-    unsafe fn share(&self, _steps: usize) -> usize {
+    unsafe fn lines_per_step(&self, _steps: usize) -> usize {
         0
     }
     #[inline(always)]
-    unsafe fn ask(&self, _lines: usize, _level: Level) {}
+    unsafe fn prefetch_lines(&self, _lines: usize, _level: Level) {}
 }
 
-impl Source for Panel {
+impl RowSource for Panel {
     const STEP: usize = 4;
 
     #[inline(always)]
@@ -75,7 +75,7 @@ impl Source for Panel {
     }
 }
 
-impl Source for Asking {
+impl RowSource for PanelWithPrefetch {
     const STEP: usize = 4;
 
     #[inline(always)]
@@ -83,16 +83,16 @@ impl Source for Asking {
         self.panel.at(k)
     }
     #[inline(always)]
-    unsafe fn share(&self, steps: usize) -> usize {
+    unsafe fn lines_per_step(&self, steps: usize) -> usize {
         self.lines.div_ceil(steps)
     }
     #[inline(always)]
-    unsafe fn ask(&self, lines: usize, level: Level) {
-        (*self.ahead).ask(lines, level);
+    unsafe fn prefetch_lines(&self, lines: usize, level: Level) {
+        (*self.prefetch).prefetch_lines(lines, level);
     }
 }
 
-impl Source for Rows {
+impl RowSource for Rows {
     const STEP: usize = 1;
 
     #[inline(always)]
@@ -101,7 +101,7 @@ impl Source for Rows {
     }
 }
 
-impl Source for Streamed {
+impl RowSource for RowsWithPrefetch {
     const STEP: usize = 1;
 
     #[inline(always)]
@@ -109,16 +109,16 @@ impl Source for Streamed {
         self.rows.at_row(k)
     }
     #[inline(always)]
-    unsafe fn share(&self, steps: usize) -> usize {
-        (*self.ahead).share(steps)
+    unsafe fn lines_per_step(&self, steps: usize) -> usize {
+        (*self.prefetch).lines_per_step(steps)
     }
     #[inline(always)]
-    unsafe fn ask(&self, lines: usize, level: Level) {
-        (*self.ahead).ask(lines, level);
+    unsafe fn prefetch_lines(&self, lines: usize, level: Level) {
+        (*self.prefetch).prefetch_lines(lines, level);
     }
 }
 
-impl<E: Element, B: Source> Task for Of<E, Product<B>> {
+impl<E: Element, B: RowSource> Task for Typed<E, Product<B>> {
     type Output = ();
 
     #[inline(always)]
@@ -126,7 +126,7 @@ impl<E: Element, B: Source> Task for Of<E, Product<B>> {
         let task = &self.0;
         let width = S::STRIP * S::LANES;
         let blocks = task.columns.div_ceil(width) * task.rows.div_ceil(S::BLOCK_ROWS);
-        let share = task.b.share(blocks * task.depth.div_ceil(B::STEP));
+        let share = task.b.lines_per_step(blocks * task.depth.div_ceil(B::STEP));
         let mut column = 0;
         while column + width <= task.columns {
             if S::STRIP == 4 {
@@ -148,14 +148,14 @@ impl<E: Element, B: Source> Task for Of<E, Product<B>> {
 
 /// All rows of `N` vectors of columns; with `HALF`, of the eight columns that are left.
 #[inline(always)]
-unsafe fn strip<S: Simd, E: Element, B: Source, const N: usize, const HALF: bool>(
+unsafe fn strip<S: Simd, E: Element, B: RowSource, const N: usize, const HALF: bool>(
     task: &Product<B>,
     column: usize,
     share: usize,
 ) {
     let mut r = 0;
     while r < task.rows {
-        // 8 rows are better cut 4 + 4 than 6 + 2, and 7 rows 4 + 2 + 1 than 6 + 1.
+        // 8 rows are faster as 4 + 4 than as 6 + 2, and 7 rows as 4 + 2 + 1 than as 6 + 1.
         r += match task.rows - r {
             left if S::BLOCK_ROWS == 6 && (left == 6 || left > 8) => {
                 block::<S, E, B, 6, N, HALF>(task, r, column, share)
@@ -171,7 +171,7 @@ unsafe fn strip<S: Simd, E: Element, B: Source, const N: usize, const HALF: bool
 unsafe fn block<
     S: Simd,
     E: Element,
-    B: Source,
+    B: RowSource,
     const R: usize,
     const N: usize,
     const HALF: bool,
@@ -194,7 +194,7 @@ unsafe fn block<
     let mut a: [*const f32; R] = std::array::from_fn(|r| task.a.wrapping_add((row + r) * task.lda));
     let mut k = 0;
     while k + B::STEP <= task.depth {
-        task.b.ask(share, S::LEVEL);
+        task.b.prefetch_lines(share, S::LEVEL);
         for u in 0..B::STEP {
             let b = task.b.at(k + u).add(column * E::SIZE);
             step::<S, E, R, N, HALF>(a.map(|a| a.wrapping_add(u)), b, &mut sums);

@@ -1,11 +1,9 @@
-//! The vocabulary that the kernels are written in: a vector of f32 lanes, once per instruction set.
+//! The vocabulary of the kernels: [`Simd`], a vector of f32 lanes, and [`Element`], a type in memory. Kernels are
+//! generic over both, so a kernel is written once and compiled for every pair. [`Portable`] is plain Rust;
+//! `x86::avx2` and `x86::avx512` hold the other vectors.
 //!
-//! Kernels are generic over [`Simd`] and over the [`Element`] type in memory, so a kernel is written once
-//! and compiled for every pair. [`Portable`] is plain Rust; the x86 rows are in `x86::avx2` and
-//! `x86::avx512`.
-//!
-//! Everything here is `inline(always)`: code becomes AVX-512, say, because [`Simd::vectorize`] is a
-//! function with that target feature and the kernel is inlined into it.
+//! Everything here is `inline(always)`. A kernel becomes AVX-512 code, say, because it is inlined into
+//! [`Simd::vectorize`], which is a function with that target feature.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -47,7 +45,7 @@ pub trait Simd: Sized + 'static {
     const BLOCK_ROWS: usize;
     /// Query rows against four keys at once in `Dot`.
     const DOT_ROWS: usize;
-    /// Where few query rows ask for what comes next.
+    /// The level that kernels for few query rows prefetch into.
     const LEVEL: Level = Level::Second;
 
     /// Runs a task in a function compiled for this instruction set.
@@ -56,13 +54,13 @@ pub trait Simd: Sized + 'static {
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
-    /// Stores past the caches where the instruction set can; `p` lies on a multiple of the vector's size. Other
-    /// threads see it after [`Simd::settle`].
-    unsafe fn stream(p: *mut f32, v: Self::V) {
+    /// A nontemporal store where the instruction set has one. `p` lies on a multiple of the size of a vector. Other
+    /// threads see the value after [`Simd::store_fence`].
+    unsafe fn store_nontemporal(p: *mut f32, v: Self::V) {
         Self::store(p, v);
     }
-    /// Orders this thread's [`Simd::stream`] before all its later stores.
-    unsafe fn settle() {}
+    /// Orders this thread's [`Simd::store_nontemporal`] before all its later stores.
+    unsafe fn store_fence() {}
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
@@ -74,15 +72,14 @@ pub trait Simd: Sized + 'static {
     /// `a < b ? a : b`, so `b` where either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sqrt(a: Self::V) -> Self::V;
-    /// `x = n + f` with f in [0, 1) and `n` for [`Simd::scale2`] only; where `2^x` is to vanish, so will
-    /// `scale2`.
-    unsafe fn split(x: Self::V) -> (Self::V, Self::V);
-    /// An `x` that may be any number, for [`Simd::split`]: as it is where `scale2` goes to infinity by
-    /// itself, and else no more than 127.
-    unsafe fn bound(x: Self::V) -> Self::V {
+    /// `x = n + f` with f in [0, 1); `n` is for [`Simd::scale2`] only. Where `2^x` is 0, `scale2` returns 0.
+    unsafe fn split_exponent(x: Self::V) -> (Self::V, Self::V);
+    /// Makes any number safe for [`Simd::split_exponent`]: at most 127, unless `scale2` overflows to infinity by
+    /// itself.
+    unsafe fn clamp_exponent(x: Self::V) -> Self::V {
         Self::min(Self::splat(127.0), x)
     }
-    /// `p · 2^n` for `p` in [1, 2] and an `n` of [`Simd::split`].
+    /// `p · 2^n` for `p` in [1, 2] and an `n` of [`Simd::split_exponent`].
     unsafe fn scale2(p: Self::V, n: Self::V) -> Self::V;
     /// `a < b ? x : y`, lane by lane; `y` where NaN.
     unsafe fn select_lt(a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
@@ -92,15 +89,15 @@ pub trait Simd: Sized + 'static {
     unsafe fn max_lane(v: Self::V) -> f32;
     /// Stores the sums of four vectors as four consecutive floats.
     unsafe fn store_sums(p: *mut f32, v: [Self::V; 4]);
-    /// The nearest bf16 number, halves away from zero; of NaN anything.
+    /// The nearest bf16 number, halves away from zero; undefined for NaN.
     unsafe fn nearest_bf16(v: Self::V) -> Self::V;
     /// Stores numbers of [`Simd::nearest_bf16`].
-    unsafe fn store_high(p: *mut u16, v: Self::V) {
+    unsafe fn store_rounded_bf16(p: *mut u16, v: Self::V) {
         Self::store_bf16(p, v);
     }
     /// Rounds to bf16 (halves away from zero) and stores lane by lane: a, b, a, b, …
-    unsafe fn store_pairs(p: *mut u16, a: Self::V, b: Self::V);
-    /// `LANES` rows of `LANES` 32-bit words, rows to columns `ld` words apart.
+    unsafe fn store_bf16_pairs(p: *mut u16, a: Self::V, b: Self::V);
+    /// Transposes `LANES` rows of `LANES` 32-bit words; the results are `ld` words apart.
     unsafe fn transpose(rows: &[*const f32], dst: *mut f32, ld: usize);
     /// Eight lanes followed by zeros, where `Half` is another row.
     unsafe fn widen(v: <Self::Half as Simd>::V) -> Self::V;
@@ -137,13 +134,13 @@ pub trait Element: Copy + 'static {
     }
 }
 
-/// Arguments of a kernel that is compiled per element type.
+/// The arguments of a kernel that is compiled per element type.
 #[derive(Clone, Copy)]
-pub struct Of<E, A>(pub A, pub PhantomData<E>);
+pub struct Typed<E, A>(pub A, pub PhantomData<E>);
 
-/// A vector from column `c` of a row of `dim` elements, a multiple of 8, on; zeros where the row has ended.
+/// A vector of the columns from `c` on, of a row of `dim` elements, a multiple of 8. Columns past the end are zero.
 #[inline(always)]
-pub unsafe fn columns<S: Simd, E: Element>(row: *const u8, c: usize, dim: usize) -> S::V {
+pub unsafe fn load_columns<S: Simd, E: Element>(row: *const u8, c: usize, dim: usize) -> S::V {
     if c + S::LANES <= dim {
         E::load::<S>(row.add(c * E::SIZE))
     } else if c < dim {
@@ -291,8 +288,8 @@ impl Simd for Portable {
         a.map(f32::sqrt)
     }
     #[inline(always)]
-    unsafe fn split(x: Self::V) -> (Self::V, Self::V) {
-        // Adding and taking away 1.5 · 2^23 rounds without a library call; then down where it went up.
+    unsafe fn split_exponent(x: Self::V) -> (Self::V, Self::V) {
+        // Adding and subtracting 1.5 · 2^23 rounds without a library call. The next line turns that into a floor.
         const MAGIC: f32 = 12_582_912.0;
         let x = Self::max([-127.0; 4], x);
         let n = x.map(|x| {
@@ -334,7 +331,7 @@ impl Simd for Portable {
         v.map(|x| f32::from_bits(x.to_bits().wrapping_add(0x8000) & 0xffff_0000))
     }
     #[inline(always)]
-    unsafe fn store_pairs(p: *mut u16, a: Self::V, b: Self::V) {
+    unsafe fn store_bf16_pairs(p: *mut u16, a: Self::V, b: Self::V) {
         for i in 0..4 {
             let round = |x: f32| (x.to_bits().wrapping_add(0x8000) >> 16) as u16;
             p.add(2 * i).write_unaligned(round(a[i]));

@@ -1,11 +1,11 @@
-//! One step of the online softmax: scores of a tile of keys become weights, in place.
+//! One step of the online softmax: the scores of a tile of keys become weights, in place.
 //!
-//! Scores live in base 2 (the factor log2 e is part of `scale`). Query heads of one token share what they
-//! see, so a call serves one token's rows, four at a time: their chains of dependent steps overlap. Masks
-//! are ranges plus, for masks with holes, a row of limits.
+//! Scores are in base 2: the factor log2 e is part of `scale`. The query heads of one token see the same keys, so a
+//! call takes the rows of one token or more, and computes four at a time to overlap their dependent chains. A mask
+//! is a range, plus a row of limits where it has holes.
 //!
-//! Weights are taken relative to a reference near the running maximum: it follows the maximum only when
-//! that has grown by more than 2^8, so what was accumulated is seldom rescaled.
+//! Weights are relative to the row maximum that is kept per row. It is updated only when a score exceeds it by more
+//! than 2^8, so sums and outputs are seldom rescaled.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -20,7 +20,7 @@ use super::exp::{exp2, tanh};
 use super::simd::{Simd, Task};
 use std::f32::consts::LOG2_E;
 
-/// How raw scores become logits; the same for all rows of a KV head.
+/// How raw scores become logits. The same for all rows of a KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits {
     /// Factor on q·k, without log2 e.
@@ -31,8 +31,8 @@ pub struct Logits {
     pub alibi_sqrt: bool,
 }
 
-/// How far, in base 2, scores may exceed the reference.
-pub const SLACK: f32 = 8.0;
+/// How far, in base 2, scores may exceed the row maximum before it is updated and the row rescaled.
+pub const RESCALE_THRESHOLD: f32 = 8.0;
 
 /// Scores in base 2 up to which a score times the scale may be fused with the subtraction of the row maximum. The
 /// maximum is rounded and the fused product is not: at 2^26 they differ by 4, which the slack covers. At 2^32 they
@@ -54,16 +54,16 @@ pub struct Softmax {
     pub rows: usize,
     pub n: usize,
     pub logits: Logits,
-    /// Keys in sight: `low..high` of the tile, at most `n`.
+    /// Visible keys: `low..high` of the tile, at most `n`.
     pub low: usize,
     pub high: usize,
-    /// Null, or one float per key (room for a multiple of 16): +inf in sight, -inf not.
+    /// Null, or one float per key (room for a multiple of 16): +inf where visible, -inf where not.
     pub limits: *const f32,
     /// Null, or one slope per row.
     pub slopes: *const f32,
-    /// Position of the tile's first key minus that of the row.
+    /// Position of the first key of the tile minus that of the row.
     pub distance: f32,
-    /// Running reference, sum and the factor for what was accumulated so far; one per row.
+    /// Row maximum, row sum, and the factor that rescales what was accumulated so far; one per row.
     pub max: *mut f32,
     pub sum: *mut f32,
     pub alpha: *mut f32,
@@ -97,11 +97,11 @@ unsafe fn block<S: Simd, const R: usize>(task: &Softmax, first: usize) {
         && task.logits.scale > 0.0;
     if !plain {
         for r in 0..R {
-            shape::<S>(task, first + r, rows[r], begin, end);
+            to_logits::<S>(task, first + r, rows[r], begin, end);
         }
     }
     for row in rows {
-        hide::<S>(task, row, begin, end);
+        mask_range::<S>(task, row, begin, end);
     }
     let mut scale = if plain {
         task.logits.scale * LOG2_E
@@ -111,26 +111,26 @@ unsafe fn block<S: Simd, const R: usize>(task: &Softmax, first: usize) {
     let tops = largest::<S, R>(rows, begin, end).map(|top| top * scale);
     if plain && tops.into_iter().any(is_too_large_to_fuse) {
         for r in 0..R {
-            shape::<S>(task, first + r, rows[r], begin, end);
+            to_logits::<S>(task, first + r, rows[r], begin, end);
         }
         scale = 1.0;
     }
-    let references = follow::<S, R>(task, first, tops);
+    let maxima = update_max::<S, R>(task, first, tops);
     for row in rows {
         fill::<S>(row, 0, begin);
         fill::<S>(row, end, task.n);
     }
-    weights::<S, R>(task, first, rows, begin, end, scale, references);
+    weights::<S, R>(task, first, rows, begin, end, scale, maxima);
 }
 
-/// Whether rows with these references have seen nothing yet; what is accumulated for them may hold anything.
-pub fn is_fresh(max: &[f32]) -> bool {
+/// Whether rows with these maxima saw no key yet. Their accumulated outputs may then hold anything.
+pub fn saw_no_key(max: &[f32]) -> bool {
     max.iter().all(|&max| max == f32::NEG_INFINITY)
 }
 
-/// Moves the references and returns them negated; 0 for rows that have seen nothing yet.
+/// Updates the row maxima and rescales the sums. Returns the maxima negated; 0 for rows that saw no key yet.
 #[inline(always)]
-unsafe fn follow<S: Simd, const R: usize>(
+unsafe fn update_max<S: Simd, const R: usize>(
     task: &Softmax,
     first: usize,
     tops: [f32; R],
@@ -141,9 +141,9 @@ unsafe fn follow<S: Simd, const R: usize>(
     for r in 0..R {
         let reference = &mut *task.max.add(first + r);
         let old = *reference;
-        if old == f32::NEG_INFINITY || tops[r] > old + SLACK {
+        if old == f32::NEG_INFINITY || tops[r] > old + RESCALE_THRESHOLD {
             *reference = tops[r];
-            // From -inf to -inf nothing moves, and the difference would be NaN.
+            // A maximum that stays -inf has no difference: -inf - -inf is NaN.
             moved[r] = if tops[r] == old { 0.0 } else { old - tops[r] };
             any = true;
         }
@@ -170,7 +170,7 @@ unsafe fn follow<S: Simd, const R: usize>(
 
 /// Scale, soft cap, ALiBi and limits, in place and in base 2.
 #[inline(always)]
-unsafe fn shape<S: Simd>(task: &Softmax, r: usize, s: *mut f32, begin: usize, end: usize) {
+unsafe fn to_logits<S: Simd>(task: &Softmax, r: usize, s: *mut f32, begin: usize, end: usize) {
     for i in (begin..end).step_by(S::LANES) {
         let mut x = logit::<S>(task.logits, S::load(s.add(i)));
         if !task.slopes.is_null() {
@@ -208,9 +208,9 @@ pub unsafe fn alibi<S: Simd>(slope: S::V, distance: S::V, sqrt: bool) -> S::V {
     S::mul(S::sub(zero, slope), S::sqrt(past))
 }
 
-/// Scores of keys out of sight become -inf.
+/// Masks keys outside of `low..high`: their scores become -inf.
 #[inline(always)]
-unsafe fn hide<S: Simd>(task: &Softmax, s: *mut f32, begin: usize, end: usize) {
+unsafe fn mask_range<S: Simd>(task: &Softmax, s: *mut f32, begin: usize, end: usize) {
     let hidden = S::splat(f32::NEG_INFINITY);
     for i in (begin..end).step_by(S::LANES) {
         if i < task.low || i + S::LANES > task.high {
@@ -242,7 +242,7 @@ unsafe fn largest<S: Simd, const R: usize>(
     tops
 }
 
-/// `2^(s · scale - reference)` in place; adds to the sums.
+/// `2^(s · scale - max)` in place; adds to the row sums.
 #[inline(always)]
 unsafe fn weights<S: Simd, const R: usize>(
     task: &Softmax,

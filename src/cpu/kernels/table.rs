@@ -1,45 +1,46 @@
-//! The table of kernels: one row per instruction set, filled by the compiler from the kernels of this folder.
-//! `isa` picks the row. What an instruction set adds of its own, `x86` supplies as [`FewRows`].
+//! The table of kernels: which function computes what, for one instruction set. Kernels that are written once fill
+//! most of it; `x86` adds what an instruction set has of its own, as [`FewRows`]. No instruction set is named here:
+//! `isa` makes a table for each and picks one.
 #![allow(unsafe_code)]
 
 use super::bf16_split::Split;
 use super::convert::{Quantise, Stage, Store};
-use super::dot::{Dot, Queries, leave_queries};
-use super::nontemporal_copy::CopyPast;
-use super::prefetch_rows::Streamed;
-use super::product::{Asking, Panel, Product};
+use super::dot::{Dot, PrepareQueries, keep_queries};
+use super::nontemporal_copy::NontemporalCopy;
+use super::prefetch_rows::RowsWithPrefetch;
+use super::product::{Panel, PanelWithPrefetch, Product};
 use super::rows::Rows;
-use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Of, Simd, Task};
+use super::simd::{Bf16, E4m3, E5m2, Element, F16, F32, Simd, Task, Typed};
 use super::softmax::Softmax;
 use super::transpose::Transpose;
 use crate::dtype::DType;
 use std::marker::PhantomData;
 
-/// A kernel: its arguments behind a pointer. Calling it needs the instruction set, and what the
-/// arguments' fields say of their pointers.
+/// A kernel, called with a pointer to its arguments. The processor must have the instruction set, and the pointers
+/// in the arguments must be valid as their fields say.
 type Kernel<A, R = ()> = unsafe fn(&A) -> R;
 
 /// The kernels for few query rows over rows of one type.
 #[derive(Clone, Copy)]
 pub struct FewRows {
-    /// Puts query rows into the order that `dot` reads.
-    pub queries: Kernel<Queries>,
+    /// Reorders query rows as `dot` reads them.
+    pub queries: Kernel<PrepareQueries>,
     pub dot: Kernel<Dot>,
-    /// `accumulate` with weights that may be rounded to the values' type, and sums that have room for a
-    /// multiple of 32.
-    pub weigh: Kernel<Product<Streamed>>,
-    /// Widest rows of queries, keys and values that they take.
+    /// `accumulate` with prefetch. Weights may be rounded to the type of the values, and sums have room for a
+    /// multiple of 32 columns.
+    pub weighted_sum: Kernel<Product<RowsWithPrefetch>>,
+    /// Widest rows of queries, keys and values that the kernels take.
     pub max_dim: usize,
-    /// What [`FewRows::prepare_thread`] has to do first.
+    /// The setup of a thread that [`FewRows::prepare_thread`] does.
     pub setup: Option<ThreadSetup>,
 }
 
 impl FewRows {
     const fn of<S: Simd, E: Element>() -> FewRows {
         FewRows {
-            queries: leave_queries,
+            queries: keep_queries,
             dot: typed::<S, E, Dot>,
-            weigh: typed::<S, E, Product<Streamed>>,
+            weighted_sum: typed::<S, E, Product<RowsWithPrefetch>>,
             max_dim: usize::MAX,
             setup: None,
         }
@@ -64,7 +65,7 @@ impl FewRows {
     }
 }
 
-/// What a thread needs before it may call kernels, and after them; AMX has tiles to configure.
+/// The setup of a thread before it calls kernels, and what undoes it. AMX has tiles to configure.
 #[derive(Clone, Copy)]
 pub struct ThreadSetup {
     /// Takes the number of query rows.
@@ -82,12 +83,13 @@ impl Drop for PreparedThread {
     }
 }
 
-/// One row of the table. Arrays are indexed by [`crate::dtype::DType`], of which the five floats come first.
+/// The kernels of one instruction set. Arrays are indexed by [`crate::dtype::DType`], of which the five floats come
+/// first.
 pub struct Kernels {
-    /// Columns of a panel's strip: what `product` handles in one pass, and a multiple of 16.
+    /// Columns of a strip of a panel: what `product` takes in one pass, a multiple of 16.
     pub strip: usize,
     few: [FewRows; 5],
-    /// Better ones for bf16: each from so many rows on, in ascending order.
+    /// Better kernels for few query rows over bf16, each from so many rows on, in ascending order.
     bf16: &'static [(usize, FewRows)],
     pub accumulate: [Kernel<Product<Rows>>; 5],
     pub stage: [Kernel<Stage, bool>; 5],
@@ -96,8 +98,8 @@ pub struct Kernels {
     /// From fp32, fp16 and bf16.
     pub quantise: [Kernel<Quantise>; 3],
     pub product: Kernel<Product<Panel>>,
-    pub asking_product: Kernel<Product<Asking>>,
-    pub copy_past: Kernel<CopyPast>,
+    pub product_with_prefetch: Kernel<Product<PanelWithPrefetch>>,
+    pub nontemporal_copy: Kernel<NontemporalCopy>,
     pub transpose: Kernel<Transpose>,
     pub softmax: Kernel<Softmax>,
 }
@@ -146,8 +148,8 @@ impl Kernels {
                 typed::<S, Bf16, Quantise>,
             ],
             product: typed::<S, F32, Product<Panel>>,
-            asking_product: typed::<S, F32, Product<Asking>>,
-            copy_past: plain::<S, CopyPast>,
+            product_with_prefetch: typed::<S, F32, Product<PanelWithPrefetch>>,
+            nontemporal_copy: plain::<S, NontemporalCopy>,
             transpose: plain::<S, Transpose>,
             softmax: plain::<S, Softmax>,
         }
@@ -167,7 +169,8 @@ impl Kernels {
         self
     }
 
-    /// The kernels for `rows` query rows, few enough, over keys and values of a type and at most `dim` elements.
+    /// The kernels for `rows` query rows, at most `FEW_ROWS` of `attention::shape`, over keys and values of a type
+    /// and at most `dim` elements.
     pub fn few(&self, dtype: DType, rows: usize, dim: usize) -> FewRows {
         let fits = |(least, kernels): &&(usize, FewRows)| *least <= rows && dim <= kernels.max_dim;
         match self.bf16.iter().rev().find(fits) {
@@ -179,12 +182,12 @@ impl Kernels {
 
 /// # Safety
 /// As [`Kernel`].
-unsafe fn typed<S: Simd, E: Element, A: Copy>(args: &A) -> <Of<E, A> as Task>::Output
+unsafe fn typed<S: Simd, E: Element, A: Copy>(args: &A) -> <Typed<E, A> as Task>::Output
 where
-    Of<E, A>: Task,
+    Typed<E, A>: Task,
 {
     // SAFETY: the caller's promise.
-    unsafe { S::vectorize(&Of::<E, A>(*args, PhantomData)) }
+    unsafe { S::vectorize(&Typed::<E, A>(*args, PhantomData)) }
 }
 
 /// # Safety

@@ -1,4 +1,4 @@
-//! Rows to columns: how staged keys become the right-hand side of q·kᵀ.
+//! Transposition of rows of 32-bit words. Staged keys become the right-hand side of q·kᵀ by it.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,

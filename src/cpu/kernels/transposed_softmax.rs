@@ -1,11 +1,10 @@
-//! One step of the online softmax over transposed scores: 32 keys × 32 query rows, with a row of memory
-//! per key. Rows of queries are lanes, so maxima and sums need no steps across lanes, and the weights of
-//! two keys pair up as the matrix products want them.
+//! One step of the online softmax over transposed scores: 32 keys × 32 query rows, with a row of memory per key.
+//! Query rows are lanes, so maxima and sums need no operation across lanes. The weights of two keys are stored as a
+//! pair, as the matrix products read them.
 //!
-//! Scores live in base 2, weights relative to a reference that follows the maximum by steps, as in
-//! `softmax`. A step takes the reference as it is and looks only at what the weights add up to; where that
-//! is too much, the reference moves to the maximum and the step is taken again. (Looking for the maximum
-//! of every step as well is a seventh of its work.)
+//! Scores are in base 2, and weights relative to the row maximum, as in `softmax`. A step uses the maximum as it is,
+//! and only checks what the weights add up to. Where that is too much, the maximum is updated, the row rescaled and
+//! the step taken again. (Looking for the maximum in every step would take a seventh of its time.)
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -22,18 +21,18 @@ use super::simd::{Simd, Task};
 use super::softmax::{Logits, alibi, logit};
 use std::f32::consts::LOG2_E;
 
-/// Times that something else is done during a step.
+/// Times that other work is interleaved with a step.
 pub const SLOTS: usize = 8;
 
-/// What is done between the weights, so that matrix instructions run at the same time. It must become part of the
-/// loop: a call would put all vectors on the stack.
-pub trait Meanwhile: Copy {
+/// Work that is interleaved with a step, so that matrix instructions run at the same time. It must be inlined into
+/// the loop: a call would spill all vectors to the stack.
+pub trait Interleaved: Copy {
     /// Called with 0 .. SLOTS.
     fn advance(self, slot: usize);
 }
 
-/// Nothing.
-impl Meanwhile for () {
+/// No work.
+impl Interleaved for () {
     #[inline(always)]
     fn advance(self, _: usize) {}
 }
@@ -41,28 +40,29 @@ impl Meanwhile for () {
 /// Most vectors that hold a value per query row.
 const ROW_VECTORS: usize = 8;
 
-/// The 32 weights of a row must add up to less: the sums of many steps, and outputs, stay far from overflow.
+/// The 32 weights of a row must add up to less than this. The sums of many steps, and outputs, then stay far from
+/// overflow.
 const LIMIT: f32 = 256.0;
 
-/// Scores to weights as the sum of `LIMBS` bf16 numbers, paired: those of key `j` of row `c` become
-/// `p[i · 1024 + (j / 2 · 32 + c) · 2 + j % 2]`. Adds
-/// to the sums unless some row's weights reach [`LIMIT`], are NaN, or its first key is seen; returns whether
-/// that is so. The sums are those before rounding.
+/// Turns scores into weights, each the sum of `PARTS` bf16 numbers, and pairs them: part `i` of the weight of key
+/// `j` in row `c` is stored at `p[i · 1024 + (j / 2 · 32 + c) · 2 + j % 2]`. Adds the weights, before they are
+/// rounded, to the row sums. Nothing is added, and true returned, where the weights of some row reach [`LIMIT`] or
+/// are NaN, or the row sees its first key.
 #[derive(Clone, Copy)]
-pub struct Weights<M, const LIMBS: usize> {
+pub struct ComputeWeights<M, const PARTS: usize> {
     pub s: *const f32,
     pub p: *mut u16,
     /// Factor on the scores, log2 e included; at least 0.
     pub scale: f32,
-    /// Reference and sum, one per row.
+    /// Row maximum and row sum.
     pub max: *const f32,
     pub sum: *mut f32,
-    /// [`Follow`] has moved the references for this very step: adds whatever the weights are.
-    pub settled: bool,
-    pub meanwhile: M,
+    /// [`Rescale`] has updated the maxima for this very step, so the weights are added whatever they are.
+    pub max_is_final: bool,
+    pub interleaved: M,
 }
 
-impl<M: Meanwhile, const LIMBS: usize> Task for Weights<M, LIMBS> {
+impl<M: Interleaved, const PARTS: usize> Task for ComputeWeights<M, PARTS> {
     type Output = bool;
 
     #[inline(always)]
@@ -73,23 +73,23 @@ impl<M: Meanwhile, const LIMBS: usize> Task for Weights<M, LIMBS> {
         let mut negated = [zero; ROW_VECTORS];
         for v in 0..vectors {
             let reference = S::load(self.max.add(v * S::LANES));
-            // Where nothing was seen yet, any key that is seen makes too large a sum.
+            // For a row that saw no key yet, the first visible key makes the sum too large.
             let seen = S::sub(zero, reference);
             negated[v] = S::min(S::splat(f32::MAX), seen);
         }
         let mut sums = [zero; ROW_VECTORS];
         for slot in 0..SLOTS {
-            self.meanwhile.advance(slot);
+            self.interleaved.advance(slot);
             for key in (slot * SIDE / SLOTS..(slot + 1) * SIDE / SLOTS).step_by(2) {
                 for v in 0..vectors {
                     let at = self.s.add(key * SIDE + v * S::LANES);
                     let (a, b) = (S::load(at), S::load(at.add(SIDE)));
-                    let mut a = weight::<S, LIMBS>(S::fma(a, scale, negated[v]));
-                    let mut b = weight::<S, LIMBS>(S::fma(b, scale, negated[v]));
+                    let mut a = weight::<S, PARTS>(S::fma(a, scale, negated[v]));
+                    let mut b = weight::<S, PARTS>(S::fma(b, scale, negated[v]));
                     sums[v] = S::add(sums[v], S::add(a, b));
-                    for limb in 0..LIMBS {
-                        let p = self.p.add(limb * SIDE * SIDE + key * SIDE);
-                        S::store_pairs(p.add(2 * v * S::LANES), a, b);
+                    for part in 0..PARTS {
+                        let p = self.p.add(part * SIDE * SIDE + key * SIDE);
+                        S::store_bf16_pairs(p.add(2 * v * S::LANES), a, b);
                         a = S::sub(a, S::nearest_bf16(a));
                         b = S::sub(b, S::nearest_bf16(b));
                     }
@@ -100,7 +100,7 @@ impl<M: Meanwhile, const LIMBS: usize> Task for Weights<M, LIMBS> {
         for v in 0..vectors {
             grown = S::select_lt(sums[v], S::splat(LIMIT), grown, S::splat(1.0));
         }
-        if !self.settled && S::max_lane(grown) > 0.0 {
+        if !self.max_is_final && S::max_lane(grown) > 0.0 {
             return true;
         }
         for v in 0..vectors {
@@ -111,24 +111,23 @@ impl<M: Meanwhile, const LIMBS: usize> Task for Weights<M, LIMBS> {
     }
 }
 
-/// `2^x`, for weights of a single limb as precise as they need.
+/// `2^x`; weights that are rounded to a single bf16 number need less precision.
 #[inline(always)]
-unsafe fn weight<S: Simd, const LIMBS: usize>(x: S::V) -> S::V {
-    let x = S::bound(x);
-    if LIMBS == 1 {
+unsafe fn weight<S: Simd, const PARTS: usize>(x: S::V) -> S::V {
+    let x = S::clamp_exponent(x);
+    if PARTS == 1 {
         exp2_short::<S>(x)
     } else {
         exp2::<S>(x)
     }
 }
 
-/// Moves the references of the rows that a score of this step exceeds to its maximum, and brings what was
-/// accumulated so far, the sums and `o`, to the new reference. No weight exceeds 1 then. A row's NaN does not
-/// count: its sum will say so.
+/// Updates the row maxima of the rows that some score of this step exceeds, and rescales the row sums and `o`. No
+/// weight of the step exceeds 1 then. NaN does not count as a score; the row sum becomes NaN by its weight.
 #[derive(Clone, Copy)]
-pub struct Follow {
+pub struct Rescale {
     pub s: *const f32,
-    /// As in [`Weights`].
+    /// As in [`ComputeWeights`].
     pub scale: f32,
     pub max: *mut f32,
     pub sum: *mut f32,
@@ -137,7 +136,7 @@ pub struct Follow {
     pub dims: usize,
 }
 
-impl Task for Follow {
+impl Task for Rescale {
     type Output = ();
 
     #[inline(always)]
@@ -162,10 +161,10 @@ impl Task for Follow {
     }
 }
 
-/// Outputs times a factor per row, rounded to bf16, in pairs: columns `2i` and `2i + 1` of row `c` become
-/// word `c` of row `i` of `dst`, which has 32 words.
+/// Multiplies outputs by a factor per row, rounds them to bf16, and pairs columns: columns `2i` and `2i + 1` of row
+/// `c` become word `c` of row `i` of `dst`, which has 32 words.
 #[derive(Clone, Copy)]
-pub struct Round {
+pub struct RoundPairs {
     /// `dims` rows of 32.
     pub o: *const f32,
     /// A multiple of 2.
@@ -174,7 +173,7 @@ pub struct Round {
     pub dst: *mut u16,
 }
 
-impl Task for Round {
+impl Task for RoundPairs {
     type Output = ();
 
     #[inline(always)]
@@ -185,7 +184,7 @@ impl Task for Round {
                 let o = self.o.add(dim * SIDE + row);
                 let (a, b) = (S::load(o), S::load(o.add(SIDE)));
                 let dst = self.dst.add(dim * SIDE + 2 * row);
-                S::store_pairs(dst, S::mul(factor, a), S::mul(factor, b));
+                S::store_bf16_pairs(dst, S::mul(factor, a), S::mul(factor, b));
             }
         }
     }
@@ -193,16 +192,16 @@ impl Task for Round {
 
 /// Raw scores to logits in base 2, in place: scale, soft cap and ALiBi.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub struct ToLogits {
     pub s: *mut f32,
     pub logits: Logits,
     /// Null, or one slope per row.
     pub slopes: *const f32,
     /// Position of each row minus that of the first key.
-    pub ahead: *const f32,
+    pub distances: *const f32,
 }
 
-impl Task for Shape {
+impl Task for ToLogits {
     type Output = ();
 
     #[inline(always)]
@@ -213,8 +212,8 @@ impl Task for Shape {
                 let mut x = logit::<S>(self.logits, S::load(at));
                 if !self.slopes.is_null() {
                     let slope = S::mul(S::load(self.slopes.add(row)), S::splat(LOG2_E));
-                    let ahead = S::load(self.ahead.add(row));
-                    let distance = S::sub(S::splat(key as f32), ahead);
+                    let row_distance = S::load(self.distances.add(row));
+                    let distance = S::sub(S::splat(key as f32), row_distance);
                     x = S::add(x, alibi::<S>(slope, distance, self.logits.alibi_sqrt));
                 }
                 S::store(at, x);
@@ -223,15 +222,16 @@ impl Task for Shape {
     }
 }
 
-/// Scores of keys outside of `low .. high` become -inf; both count from the first key, one per row.
+/// Masks keys: the scores of keys outside of `low .. high` become -inf. Both bounds count from the first key, one
+/// per row.
 #[derive(Clone, Copy)]
-pub struct Hide {
+pub struct MaskRange {
     pub s: *mut f32,
     pub low: *const f32,
     pub high: *const f32,
 }
 
-impl Task for Hide {
+impl Task for MaskRange {
     type Output = ();
 
     #[inline(always)]
@@ -261,7 +261,7 @@ mod tests {
         (0..SIDE * SIDE).map(score).collect()
     }
 
-    /// A step of fresh rows and what it reads and writes.
+    /// A step of rows that saw no key yet, and what it reads and writes.
     struct Step {
         isa: Isa,
         s: Vec<f32>,
@@ -284,20 +284,20 @@ mod tests {
             }
         }
 
-        fn weigh(&mut self, scale: f32, settled: bool) -> bool {
-            self.isa.run_task(&Weights::<_, 1> {
+        fn weigh(&mut self, scale: f32, max_is_final: bool) -> bool {
+            self.isa.run_task(&ComputeWeights::<_, 1> {
                 s: self.s.as_ptr(),
                 p: self.p.as_mut_ptr(),
                 scale,
                 max: self.max.as_ptr(),
                 sum: self.sum.as_mut_ptr(),
-                settled,
-                meanwhile: (),
+                max_is_final,
+                interleaved: (),
             })
         }
 
         fn follow(&mut self, scale: f32) {
-            self.isa.run_task(&Follow {
+            self.isa.run_task(&Rescale {
                 s: self.s.as_ptr(),
                 scale,
                 max: self.max.as_mut_ptr(),
@@ -318,7 +318,7 @@ mod tests {
             let mut s = scores();
             let low: Vec<f32> = (0..SIDE).map(|row| (row / 2) as f32).collect();
             let high: Vec<f32> = (0..SIDE).map(|row| (SIDE - row / 4) as f32).collect();
-            isa.run_task(&Hide {
+            isa.run_task(&MaskRange {
                 s: s.as_mut_ptr(),
                 low: low.as_ptr(),
                 high: high.as_ptr(),
@@ -361,7 +361,7 @@ mod tests {
             let o: Vec<f32> = (0..4 * SIDE).map(|i| i as f32 / 7.0).collect();
             let factors: Vec<f32> = (0..SIDE).map(|row| row as f32 - 5.0).collect();
             let mut dst = vec![0u16; 4 * SIDE];
-            isa.run_task(&Round {
+            isa.run_task(&RoundPairs {
                 o: o.as_ptr(),
                 dims: 4,
                 factors: factors.as_ptr(),
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn a_reference_stays_until_weights_add_up_to_too_much() {
         for_each_isa(|isa| {
-            // 32 weights of 2² are put up with, those of 2³ are not.
+            // 32 weights of 2² are accepted, 32 weights of 2³ are not.
             let mut step = Step {
                 max: [0.0; SIDE],
                 sum: [1.0; SIDE],

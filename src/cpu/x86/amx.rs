@@ -10,11 +10,11 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// What follows every tile load and product: nothing, six times, so that a core's six instructions of a clock hold
-/// one of them. Where the sibling thread is busy, two at once cost up to twice as much: loads 31 clocks instead of 21,
-/// products 37 instead of 22. Where it is idle they take 8 and 16, and this costs nothing. (Emerald Rapids; stores do
-/// not care.)
-macro_rules! apart {
+/// Six no-ops after every tile load and product. A core decodes six instructions per clock, so at most one tile
+/// instruction is among them. Where the sibling thread is busy, two tile instructions in one clock cost up to twice
+/// as much: loads take 31 clocks instead of 21, products 37 instead of 22. Where it is idle they take 8 and 16, and
+/// the no-ops cost nothing. Stores need none. (Emerald Rapids.)
+macro_rules! spacing {
     () => {
         ".rept 6\nnop\n.endr"
     };
@@ -23,11 +23,11 @@ macro_rules! apart {
 /// Bytes from row to row of A, and of a full tile.
 const A_STRIDE: usize = 64;
 
-/// The same of B and of C.
+/// Bytes from row to row of B and of C.
 const C_STRIDE: usize = 128;
 
-/// Whether the processor has AMX bf16, the operating system saves tiles, and this process may use them.
-/// The permission is asked for once per process, and may be refused.
+/// Whether the processor has AMX bf16, the operating system saves tiles, and this process may use them. The
+/// permission is requested once per process, and may be refused.
 pub fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
@@ -81,10 +81,10 @@ fn permitted() -> bool {
 /// Rows of a tile, and bytes of a row.
 type TileShape = (u8, u8);
 
-/// Gives this thread tiles.
+/// Configures the tiles of this thread.
 ///
 /// # Safety
-/// [`is_available`] must have said yes.
+/// [`is_available`] must have returned true.
 unsafe fn configure(shapes: [TileShape; 8]) {
     #[repr(align(64))]
     struct Config([u8; 64]);
@@ -98,21 +98,21 @@ unsafe fn configure(shapes: [TileShape; 8]) {
     unsafe { asm!("ldtilecfg [{}]", in(reg) config.0.as_ptr(), options(nostack, readonly)) };
 }
 
-/// Gives them back.
+/// Releases the tiles of this thread.
 fn release() {
     // SAFETY: called by the owners of tiles, which exist only where AMX does.
     unsafe { asm!("tilerelease", options(nostack)) };
 }
 
-/// This thread's tiles, configured for blocks; dropping it gives them back. They hold A, B and C from call to call:
-/// no other code touches tiles.
+/// The tiles of this thread, configured for blocks until this is dropped. They hold A, B and C from call to call; no
+/// other code uses tiles meanwhile.
 pub struct Tiles(());
 
 impl Tiles {
-    /// Eight tiles of 16 rows of 64 bytes.
+    /// Configures eight tiles of 16 rows of 64 bytes.
     ///
     /// # Safety
-    /// [`is_available`] must have said yes.
+    /// [`is_available`] must have returned true.
     pub unsafe fn new() -> Tiles {
         // SAFETY: the caller's promise.
         unsafe { configure([(16, 64); 8]) };
@@ -148,13 +148,13 @@ impl Tiles {
         unsafe {
             asm!(
                 "tileloadd tmm0, [{c} + {ld}*1]",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm1, [{c} + {ld}*1 + 64]",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm2, [{c} + {ld}*1 + 2048]",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm3, [{c} + {ld}*1 + 2112]",
-                apart!(),
+                spacing!(),
                 c = in(reg) c,
                 ld = in(reg) C_STRIDE,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -173,9 +173,9 @@ impl Tiles {
         unsafe {
             asm!(
                 "tileloadd tmm4, [{a} + {ld}*1]",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm5, [{a} + {ld}*1 + 1024]",
-                apart!(),
+                spacing!(),
                 a = in(reg) a,
                 ld = in(reg) A_STRIDE,
                 out("tmm4") _, out("tmm5") _,
@@ -194,9 +194,9 @@ impl Tiles {
         unsafe {
             asm!(
                 "tileloadd tmm6, [{b} + {ld}*1]",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm7, [{b} + {ld}*1 + 64]",
-                apart!(),
+                spacing!(),
                 b = in(reg) b,
                 ld = in(reg) C_STRIDE,
                 out("tmm6") _, out("tmm7") _,
@@ -215,13 +215,13 @@ impl Tiles {
         unsafe {
             asm!(
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                apart!(),
+                spacing!(),
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                apart!(),
+                spacing!(),
                 "tdpbf16ps tmm2, tmm5, tmm6",
-                apart!(),
+                spacing!(),
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                apart!(),
+                spacing!(),
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 options(nostack, nomem, preserves_flags)
             );
@@ -255,18 +255,19 @@ impl Drop for Tiles {
     }
 }
 
-/// Instructions on a thread's tiles as `amx_rows` uses them for few query rows. 0 and 1: scores of 16 keys; 2 and 3: 16 rows of 64 bytes of keys or values; 4: queries; 5: weights;
-/// 6 and 7: sums of 16 columns.
+/// Instructions on the tiles of this thread for few query rows, as `amx_rows` uses them. Tiles 0 and 1 hold the
+/// scores of 16 keys each, 2 and 3 hold 16 rows of 64 bytes of keys or values, 4 holds queries, 5 weights, and 6 and
+/// 7 sums of 16 columns.
 pub struct RowTiles;
 
 impl RowTiles {
-    /// Most query rows that are weighted at once: a tile has two rows of sums for each.
+    /// Most query rows per product with values: a tile holds two rows of sums for each.
     pub const WEIGHTED: usize = 8;
 
-    /// Configures this thread's tiles for 1 to 16 query rows.
+    /// Configures the tiles of this thread for 1 to 16 query rows.
     ///
     /// # Safety
-    /// [`is_available`] must have said yes.
+    /// [`is_available`] must have returned true.
     pub unsafe fn configure(rows: usize) {
         let weighted = 2 * RowTiles::WEIGHTED.min(rows) as u8;
         let (scores, cache, sums) = ((16, 4 * rows as u8), (16, 64), (weighted, 64));
@@ -274,7 +275,7 @@ impl RowTiles {
         unsafe { configure([scores, scores, cache, cache, scores, sums, sums, sums]) };
     }
 
-    /// Gives this thread's tiles back.
+    /// Releases the tiles of this thread.
     ///
     /// # Safety
     /// [`RowTiles::configure`] must have been called on this thread.
@@ -299,8 +300,8 @@ impl RowTiles {
         }
     }
 
-    /// Adds the products of 32 elements of `q`, 16 rows of pairs `ldq` bytes apart, with those of 16 keys
-    /// at `a` and 16 at `b`.
+    /// Adds the products of 32 elements of `q`, in 16 rows of pairs that are `ldq` bytes apart, with those of 16
+    /// keys at `a` and 16 keys at `b`.
     ///
     /// # Safety
     /// The rows must be readable.
@@ -317,15 +318,15 @@ impl RowTiles {
         unsafe {
             asm!(
                 "tileloadd tmm4, [{q} + {ldq}*1]",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm2, [{a} + {lda}*1]",
-                apart!(),
+                spacing!(),
                 "tdpbf16ps tmm0, tmm2, tmm4",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm3, [{b} + {ldb}*1]",
-                apart!(),
+                spacing!(),
                 "tdpbf16ps tmm1, tmm3, tmm4",
-                apart!(),
+                spacing!(),
                 q = in(reg) q,
                 ldq = in(reg) ldq,
                 a = in(reg) a,
@@ -338,7 +339,7 @@ impl RowTiles {
         }
     }
 
-    /// Writes the scores: 32 rows, 64 bytes apart, of as many floats as there are query rows.
+    /// Writes the scores: 32 rows, 64 bytes apart, with a float per query row.
     ///
     /// # Safety
     /// `s` must have room.
@@ -373,8 +374,8 @@ impl RowTiles {
         }
     }
 
-    /// Adds 16 weighted values: `p` holds rows of 16 pairs of weights, 64 bytes apart, two per query row; 32
-    /// columns of the values lie at `a` and 32 at `b`, `ld` bytes from one value to the next.
+    /// Adds 16 weighted values. `p` holds rows of 16 pairs of weights, 64 bytes apart, two per query row. 32 columns
+    /// of the values lie at `a` and 32 at `b`, `ld` bytes from one value to the next.
     ///
     /// # Safety
     /// The rows must be readable.
@@ -384,15 +385,15 @@ impl RowTiles {
         unsafe {
             asm!(
                 "tileloadd tmm5, [{p} + {ldp}*1]",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm2, [{a} + {ld}*1]",
-                apart!(),
+                spacing!(),
                 "tdpbf16ps tmm6, tmm5, tmm2",
-                apart!(),
+                spacing!(),
                 "tileloadd tmm3, [{b} + {ld}*1]",
-                apart!(),
+                spacing!(),
                 "tdpbf16ps tmm7, tmm5, tmm3",
-                apart!(),
+                spacing!(),
                 p = in(reg) p,
                 ldp = in(reg) A_STRIDE,
                 a = in(reg) a,
@@ -404,8 +405,8 @@ impl RowTiles {
         }
     }
 
-    /// Writes the sums: for either 32 columns 16 rows of floats, 64 bytes apart, of which two per query row are
-    /// written, at most 16.
+    /// Writes the sums: two rows of 16 floats per query row, 64 bytes apart, first those of the columns at `a` and
+    /// 1024 bytes later those at `b`.
     ///
     /// # Safety
     /// `sums` must have room.

@@ -1,11 +1,11 @@
-//! Products with bf16 rows where they lie in the cache, for up to 16 query rows, on AMX. `bf16_rows` does the
-//! same on vectors.
+//! Products of up to 16 query rows with bf16 rows where they lie in the cache, on AMX. `bf16_rows` computes the same
+//! on vectors.
 //!
-//! A tile of the cache is 32 columns of 16 rows, read in place where the rows are equally far apart. Scores are
-//! k · qᵀ with keys as they lie. A product with values takes neighbours of a row for values two by two, which
-//! they are not; so each query row becomes two, with weights for the even columns and zeros for the odd ones
-//! and the other way round, and its sums come in two rows. That is half of the unit's work for nothing, and
-//! spares the vectors to interleave values, which took four times as long.
+//! A tile of the cache is 32 columns of 16 rows. It is read in place where the rows are equally far apart. Scores
+//! are k · qᵀ, with keys as they lie. A product with values would need neighbouring keys in pairs, but neighbours in
+//! memory are columns of one key. So each query row becomes two rows of weights: one with zeros for the odd columns,
+//! one with zeros for the even columns, and each has a row of sums. Half of the products are with zeros.
+//! Interleaving the values on vectors instead took four times as long.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -23,8 +23,8 @@
 use super::amx::RowTiles;
 use super::bf16_rows::SPLIT;
 use super::bf16_vectors::{STEP, elements_up_to, interleaved, lanes};
-use crate::cpu::kernels::dot::{Dot, Queries};
-use crate::cpu::kernels::prefetch_rows::Streamed;
+use crate::cpu::kernels::dot::{Dot, PrepareQueries};
+use crate::cpu::kernels::prefetch_rows::RowsWithPrefetch;
 use crate::cpu::kernels::product::Product;
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::table::{FewRows, ThreadSetup};
@@ -37,18 +37,19 @@ const SIDE: usize = 16;
 /// Values that are summed up in tiles.
 const CHUNK: usize = 4 * SIDE;
 
-/// Widest rows. Twice as many columns would double the copies on the stack; wider heads go through vectors.
+/// Widest rows of keys and values. The copies on the stack are sized for them; wider heads go through vectors
+/// (`bf16_rows`).
 pub const MAX_DIM: usize = 256;
 
 /// Sums of a group of rows: 16 rows of 16 for every 32 columns.
 const SUMS: usize = MAX_DIM / STEP * SIDE * SIDE;
 
-/// Both products. The kernels need AMX, AVX-512 F, BW, DQ, VL and BF16, and [`RowTiles`] for as many rows as
-/// their arguments have.
+/// The kernels. They need AMX, AVX-512 F, BW, DQ, VL and BF16, and tiles configured for as many query rows as their
+/// arguments have.
 pub const TILES: FewRows = FewRows {
     queries,
     dot,
-    weigh,
+    weighted_sum,
     max_dim: MAX_DIM,
     setup: Some(ThreadSetup {
         configure: RowTiles::configure,
@@ -56,7 +57,7 @@ pub const TILES: FewRows = FewRows {
     }),
 };
 
-/// Memory on the stack that begins on a cache line. Nothing is read that was not written first.
+/// Uninitialised memory on the stack, aligned to a cache line. Everything is written before it is read.
 #[repr(align(64))]
 struct Lines<T>(MaybeUninit<T>);
 
@@ -72,10 +73,9 @@ impl<T> Lines<T> {
     }
 }
 
-/// Word `i · rows + r` becomes elements `2i` and `2i + 1` of row `r`. The queries were bf16, so nothing is
-/// lost.
+/// Word `i · rows + r` becomes elements `2i` and `2i + 1` of row `r`. The queries were bf16, so this is exact.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn queries(task: &Queries) {
+unsafe fn queries(task: &PrepareQueries) {
     assert!(task.rows <= SIDE && task.ldq <= MAX_DIM);
     let mut words = Lines::<[u32; SIDE * MAX_DIM / 2]>::new();
     let words = words.at::<i32>();
@@ -109,12 +109,13 @@ unsafe fn dot(task: &Dot) {
     assert!(task.rows <= SIDE && task.dim <= MAX_DIM);
     let keys = task.k.rows;
     let steps = task.dim.div_ceil(STEP);
-    let ahead = &*task.k.ahead;
-    let share = ahead.share_rows(keys.count.div_ceil(2 * SIDE) * steps);
+    let prefetch = &*task.k.prefetch;
+    let share = prefetch.rows_per_step(keys.count.div_ceil(2 * SIDE) * steps);
     let mut copies = Lines::<[u16; 2 * SIDE * MAX_DIM]>::new();
     let mut scores = Lines::<[f32; 4 * SIDE * SIDE]>::new();
     let (copies, scores) = (copies.at::<u16>(), scores.at::<f32>());
-    // The scores of a step are put into rows after the products of the next, which need not wait for them.
+    // The scores of a step are transposed after the products of the next step are issued, so that these need not
+    // wait.
     let place = |first: usize| scores.wrapping_add(first % (4 * SIDE) * SIDE);
     for first in (0..keys.count + 2 * SIDE).step_by(2 * SIDE) {
         if first < keys.count {
@@ -122,7 +123,7 @@ unsafe fn dot(task: &Dot) {
             let (b, ldb) = cache_tile(&keys, first + SIDE, task.dim, copies.add(SIDE * MAX_DIM));
             RowTiles::zero_scores();
             for step in 0..steps {
-                ahead.ask_rows(share);
+                prefetch.prefetch_rows(share);
                 let q = task.q.cast::<u32>().add(step * SIDE * task.rows);
                 let d = 2 * STEP * step;
                 RowTiles::add_scores(q, 4 * task.rows, a.add(d), lda, b.add(d), ldb);
@@ -138,8 +139,8 @@ unsafe fn dot(task: &Dot) {
     }
 }
 
-/// 16 rows from `first` on, as the start and the bytes from one to the next: where they lie, or `copies`
-/// of them. Past the end the last one stands in.
+/// 16 rows from `first` on: the address of the first and the bytes from one to the next. They are read where they
+/// lie, or copied to `copies`. Past the end the last row is read again.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn cache_tile(
@@ -223,16 +224,16 @@ unsafe fn every_fourth(from: *const f32) -> __m512 {
 }
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn weigh(task: &Product<Streamed>) {
+unsafe fn weighted_sum(task: &Product<RowsWithPrefetch>) {
     assert!(task.rows <= SIDE && task.columns <= MAX_DIM);
     let groups = task.rows.div_ceil(RowTiles::WEIGHTED);
     let visits = task.depth.div_ceil(SIDE) * task.columns.div_ceil(2 * STEP) * groups;
-    let share = (*task.b.ahead).share_rows(visits);
+    let share = (*task.b.prefetch).rows_per_step(visits);
     for first in (0..task.depth).step_by(CHUNK) {
         let chunk = Product {
             a: task.a.add(first),
             depth: CHUNK.min(task.depth - first),
-            b: Streamed {
+            b: RowsWithPrefetch {
                 rows: task.b.rows.skip(first),
                 ..task.b
             },
@@ -248,7 +249,7 @@ unsafe fn weigh(task: &Product<Streamed>) {
 
 /// At most [`CHUNK`] values.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn weigh_chunk(task: &Product<Streamed>, share: usize) {
+unsafe fn weigh_chunk(task: &Product<RowsWithPrefetch>, share: usize) {
     let mut copies = Lines::<[u16; CHUNK * MAX_DIM]>::new();
     let mut weights = Lines::<[u32; CHUNK * SIDE]>::new();
     let mut sums = Lines::<[f32; SUMS]>::new();
@@ -277,17 +278,17 @@ unsafe fn weigh_chunk(task: &Product<Streamed>, share: usize) {
         if are_finite(&part, sums) {
             add_sums(&part, sums);
         } else {
-            // Infinities and NaN, times the zeros, would reach the columns beside theirs.
-            (SPLIT.weigh)(&part);
+            // Infinities and NaN, multiplied by the zeros, would reach the neighbouring columns.
+            (SPLIT.weighted_sum)(&part);
         }
     }
 }
 
-/// All columns of tiles of 16 values times their weights; asks for `share` rows at each product.
+/// All columns of tiles of 16 values times their weights. Prefetches `share` rows at each product.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn sum_values(
-    task: &Product<Streamed>,
+    task: &Product<RowsWithPrefetch>,
     values: &[(*const u8, usize)],
     weights: *const u32,
     share: usize,
@@ -295,11 +296,11 @@ unsafe fn sum_values(
 ) {
     let blocks = task.columns.div_ceil(STEP);
     for block in (0..blocks).step_by(2) {
-        // Of a last block alone, the sums are computed twice.
+        // If the last block has no partner, its sums are computed twice.
         let other = (block + 1).min(blocks - 1);
         RowTiles::zero_sums();
         for (tile, (at, ld)) in values.iter().enumerate() {
-            (*task.b.ahead).ask_rows(share);
+            (*task.b.prefetch).prefetch_rows(share);
             let weights = weights.add(tile * SIDE * SIDE);
             RowTiles::add_values(weights, at.add(64 * block), at.add(64 * other), *ld);
         }
@@ -307,12 +308,12 @@ unsafe fn sum_values(
     }
 }
 
-/// The weights of 16 values from `first` on, of as many rows from `row` on as there are sums for: words that
-/// hold them as bf16 in their lower half, then such with the upper half. Beyond the last row and value there
-/// are zeros.
+/// The weights of 16 values from `first` on, for as many rows from `row` on as there are sums. For each row, 16
+/// words hold them as bf16 in their lower half, and 16 more words in their upper half. Rows and values past the end
+/// have weight zero.
 #[inline]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn spread_weights(task: &Product<Streamed>, row: usize, first: usize, to: *mut u32) {
+unsafe fn spread_weights(task: &Product<RowsWithPrefetch>, row: usize, first: usize, to: *mut u32) {
     for r in 0..RowTiles::WEIGHTED.min(task.rows) {
         let count = match row + r < task.rows {
             true => task.depth - first,
@@ -330,8 +331,8 @@ unsafe fn spread_weights(task: &Product<Streamed>, row: usize, first: usize, to:
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn are_finite(task: &Product<Streamed>, sums: *const f32) -> bool {
-    // What times zero is not zero.
+unsafe fn are_finite(task: &Product<RowsWithPrefetch>, sums: *const f32) -> bool {
+    // 0 · x is 0 for finite x, and NaN otherwise.
     let mut found = [_mm512_setzero_ps(); 2];
     for block in 0..task.columns.div_ceil(STEP) {
         for r in 0..task.rows {
@@ -345,13 +346,13 @@ unsafe fn are_finite(task: &Product<Streamed>, sums: *const f32) -> bool {
     _mm512_cmpunord_ps_mask(found[0], found[1]) == 0
 }
 
-/// Factors that change nothing.
+/// Factors of 1.
 static ONES: [f32; SIDE] = [1.0; SIDE];
 
 /// `c = alpha · c + sums`, or `c = sums` without factors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn add_sums(task: &Product<Streamed>, sums: *const f32) {
+unsafe fn add_sums(task: &Product<RowsWithPrefetch>, sums: *const f32) {
     for r in 0..task.rows {
         for block in 0..task.columns.div_ceil(STEP) {
             let at = sums.add(block * SIDE * SIDE + 2 * r * SIDE);

@@ -1,7 +1,7 @@
-//! The AVX2 row of [`Simd`], with FMA and F16C.
+//! The vector type of AVX2, with FMA and F16C.
 //!
-//! fp16 goes through `vcvtph2ps` and bf16 through a shift. fp8 goes through fp16, which ignores the
-//! host's denormals-are-zero mode.
+//! fp16 is converted by `vcvtph2ps`, and bf16 by a shift. fp8 is converted through fp16, which works in the
+//! denormals-are-zero mode of a host too.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -26,9 +26,9 @@ struct Fp8 {
     min_normal: i32,
     /// A float whose last place is the subnormal step.
     aligner: f32,
-    /// Mantissa bits that go.
+    /// Mantissa bits that are rounded off.
     shift: u32,
-    /// What the exponent's bias changes by, in units of the result.
+    /// Change of the exponent bias, in units of the result.
     rebias: i32,
 }
 
@@ -100,11 +100,11 @@ impl Simd for Avx2 {
         _mm256_storeu_ps(p, v);
     }
     #[inline(always)]
-    unsafe fn stream(p: *mut f32, v: __m256) {
+    unsafe fn store_nontemporal(p: *mut f32, v: __m256) {
         _mm256_stream_ps(p, v);
     }
     #[inline(always)]
-    unsafe fn settle() {
+    unsafe fn store_fence() {
         _mm_sfence();
     }
     #[inline(always)]
@@ -140,7 +140,7 @@ impl Simd for Avx2 {
         _mm256_sqrt_ps(a)
     }
     #[inline(always)]
-    unsafe fn split(x: __m256) -> (__m256, __m256) {
+    unsafe fn split_exponent(x: __m256) -> (__m256, __m256) {
         let x = _mm256_max_ps(_mm256_set1_ps(-127.0), x);
         let n = _mm256_floor_ps(x);
         (n, _mm256_sub_ps(x, n))
@@ -187,7 +187,7 @@ impl Simd for Avx2 {
         _mm256_castsi256_ps(_mm256_and_si256(bits, high))
     }
     #[inline(always)]
-    unsafe fn store_pairs(p: *mut u16, a: __m256, b: __m256) {
+    unsafe fn store_bf16_pairs(p: *mut u16, a: __m256, b: __m256) {
         let half = _mm256_set1_epi32(0x8000);
         let a = _mm256_add_epi32(_mm256_castps_si256(a), half);
         let b = _mm256_add_epi32(_mm256_castps_si256(b), half);
@@ -197,7 +197,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn transpose(rows: &[*const f32], dst: *mut f32, ld: usize) {
-        // Four rows at a time, within 128-bit lanes; then the lanes are put together.
+        // Four rows at a time, within 128-bit lanes; then the lanes are combined.
         let mut quads = [[_mm256_setzero_ps(); 4]; 2];
         for (group, quad) in quads.iter_mut().enumerate() {
             let row = |i: usize| _mm256_loadu_ps(rows[group * 4 + i]);

@@ -1,6 +1,6 @@
-//! The AVX-512 row of [`Simd`] (F, BW, DQ, VL); conversions as in the AVX2 row.
+//! The vector type of AVX-512 (F, BW, DQ, VL). Conversions are those of `avx2`.
 //!
-//! Compiled where the compiler has these intrinsics (`folio_avx512`, from Rust 1.89 on).
+//! It is compiled where the compiler has these intrinsics (`folio_avx512`, from Rust 1.89 on).
 #![allow(unsafe_code)]
 #![allow(
     clippy::incompatible_msrv,
@@ -20,30 +20,30 @@ use crate::cpu::kernels::prefetch::Level;
 use crate::cpu::kernels::simd::{Simd, Task};
 use std::arch::x86_64::*;
 
-/// AVX-512 F + BW + DQ + VL; with `NEAR`, memory is asked into the first-level cache.
-pub struct Wide<const NEAR: bool>;
+/// AVX-512 F + BW + DQ + VL. With `PREFETCH_L1`, kernels for few query rows prefetch into the first-level cache.
+pub struct Avx512With<const PREFETCH_L1: bool>;
 
-pub type Avx512 = Wide<false>;
-pub type Avx512Near = Wide<true>;
+pub type Avx512 = Avx512With<false>;
+pub type Avx512PrefetchL1 = Avx512With<true>;
 
 const ROUND: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 const FLOOR: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
 
-impl<const NEAR: bool> Simd for Wide<NEAR> {
+impl<const PREFETCH_L1: bool> Simd for Avx512With<PREFETCH_L1> {
     type V = __m512;
     type Half = Avx2;
     const LANES: usize = 16;
     const STRIP: usize = 4;
     const BLOCK_ROWS: usize = 6;
     const DOT_ROWS: usize = 4;
-    const LEVEL: Level = match NEAR {
+    const LEVEL: Level = match PREFETCH_L1 {
         true => Level::First,
         false => Level::Second,
     };
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn vectorize<T: Task>(task: &T) -> T::Output {
-        task.run::<Wide<NEAR>>()
+        task.run::<Avx512With<PREFETCH_L1>>()
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -58,11 +58,11 @@ impl<const NEAR: bool> Simd for Wide<NEAR> {
         _mm512_storeu_ps(p, v);
     }
     #[inline(always)]
-    unsafe fn stream(p: *mut f32, v: __m512) {
+    unsafe fn store_nontemporal(p: *mut f32, v: __m512) {
         _mm512_stream_ps(p, v);
     }
     #[inline(always)]
-    unsafe fn settle() {
+    unsafe fn store_fence() {
         _mm_sfence();
     }
     #[inline(always)]
@@ -98,12 +98,12 @@ impl<const NEAR: bool> Simd for Wide<NEAR> {
         _mm512_sqrt_ps(a)
     }
     #[inline(always)]
-    unsafe fn split(x: __m512) -> (__m512, __m512) {
-        // The fraction of -inf is 0, and `scalef` takes the floor of its second operand by itself.
+    unsafe fn split_exponent(x: __m512) -> (__m512, __m512) {
+        // The fraction of -inf is 0, and `scalef` takes the floor of its second operand.
         (x, _mm512_reduce_ps::<FLOOR>(x))
     }
     #[inline(always)]
-    unsafe fn bound(x: __m512) -> __m512 {
+    unsafe fn clamp_exponent(x: __m512) -> __m512 {
         x
     }
     #[inline(always)]
@@ -148,12 +148,12 @@ impl<const NEAR: bool> Simd for Wide<NEAR> {
         _mm512_castsi512_ps(_mm512_and_si512(bits, high))
     }
     #[inline(always)]
-    unsafe fn store_high(p: *mut u16, v: __m512) {
+    unsafe fn store_rounded_bf16(p: *mut u16, v: __m512) {
         let high = _mm512_srli_epi32::<16>(_mm512_castps_si512(v));
         _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(high));
     }
     #[inline(always)]
-    unsafe fn store_pairs(p: *mut u16, a: __m512, b: __m512) {
+    unsafe fn store_bf16_pairs(p: *mut u16, a: __m512, b: __m512) {
         let half = _mm512_set1_epi32(0x8000);
         let a = _mm512_add_epi32(_mm512_castps_si512(a), half);
         let b = _mm512_add_epi32(_mm512_castps_si512(b), half);
@@ -163,7 +163,7 @@ impl<const NEAR: bool> Simd for Wide<NEAR> {
     }
     #[inline(always)]
     unsafe fn transpose(rows: &[*const f32], dst: *mut f32, ld: usize) {
-        // Four rows at a time, within 128-bit lanes; then the lanes are put together.
+        // Four rows at a time, within 128-bit lanes; then the lanes are combined.
         let mut quads = [[_mm512_setzero_ps(); 4]; 4];
         for (group, quad) in quads.iter_mut().enumerate() {
             let row = |i: usize| _mm512_loadu_ps(rows[group * 4 + i]);

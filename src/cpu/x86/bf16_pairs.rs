@@ -1,6 +1,6 @@
-//! Products of 32 × 32 blocks on vectors: `vdpbf16ps` multiplies pairs of bf16 numbers. On Zen 4 and 5 it is as fast
-//! as an FMA and does twice the work. On Intel's processors it takes twice as long as one or more; those with AMX
-//! have the faster unit there.
+//! Products of 32 × 32 blocks on vectors: `vdpbf16ps` multiplies pairs of bf16 numbers. On Zen 4 and 5 it takes as
+//! long as an FMA and does twice the work. On processors of Intel it takes twice as long as an FMA or longer; where
+//! these have AMX, that is faster.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -19,23 +19,23 @@ use super::bf16_vectors::bf16s;
 use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use std::arch::x86_64::*;
 
-/// Rows of C whose sums stay in registers. Products reach 97 % of the instruction's rate on a Zen 5.
+/// Rows of C whose sums stay in registers. Products reach 97 % of the rate of the instruction on a Zen 5.
 const ROWS: usize = 8;
 
 /// Columns of a vector of C.
 const LANES: usize = 16;
 
-/// `c += Σ a · b` over `count` blocks that follow one another in `a` and in `b`; with `fresh`, `c = …`.
+/// `c += Σ a · b` over `count` blocks that follow one another in `a` and in `b`; with `overwrite`, `c = …`.
 ///
 /// # Safety
 /// Needs AVX-512 F and BF16. `c` must be a block of f32, and `a` and `b` hold the blocks; all must lie on cache
 /// lines.
 #[target_feature(enable = "avx512bf16,avx512f")]
-pub unsafe fn multiply(c: *mut f32, fresh: bool, a: *const u16, b: *const u16, count: usize) {
+pub unsafe fn multiply(c: *mut f32, overwrite: bool, a: *const u16, b: *const u16, count: usize) {
     for first in (0..SIDE).step_by(ROWS) {
         let c = c.add(first * SIDE);
         let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-        if !fresh {
+        if !overwrite {
             for r in 0..ROWS {
                 for half in 0..2 {
                     sums[r][half] = _mm512_load_ps(c.add(r * SIDE + half * LANES));

@@ -1,14 +1,13 @@
-//! Products with bf16 rows where they lie in the cache, for few query rows, on AVX-512: a load brings 32
-//! elements. Other types and instruction sets go through `rows` and `product`.
+//! Products of few query rows with bf16 rows where they lie in the cache, on AVX-512: a load reads 32 elements.
+//! Other types and instruction sets use `kernels::dot` and `kernels::product`.
 //!
-//! There are two ways to multiply. [`Split`] takes even and odd elements apart, a shift and a mask for
-//! 32, and multiplies in f32. [`Pairs`] leaves that to `vdpbf16ps`, with weights rounded to bf16: twice
-//! the work per instruction. On Zen 4 that instruction is nearly as fast as an FMA (2.8 and 3.7 per ns).
-//! On Emerald Rapids it is not (1.5 and 6.5): there AMX has the fast unit. So processors with AMX split
-//! for a single row, and use that for more (`amx_rows`).
+//! There are two ways to multiply. [`Split`] separates even and odd elements by a shift and a mask, and multiplies
+//! in f32. [`Pairs`] multiplies by `vdpbf16ps`, with weights rounded to bf16, which is twice the work per
+//! instruction. On Zen 4 this instruction is nearly as fast as an FMA (2.8 and 3.7 per ns). On Emerald Rapids it is
+//! not (1.5 and 6.5). So processors with AMX use [`Split`] for a single row, and AMX for more (`amx_rows`).
 //!
-//! Vectors stay out of closures that `std` calls: where the compiler does not inline those, they are
-//! compiled without AVX-512, and every intrinsic in them becomes a call.
+//! Closures that `std` calls must not hold vectors: where the compiler does not inline such a closure, it is
+//! compiled without AVX-512, and every intrinsic in it becomes a call.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -23,43 +22,43 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
-use super::avx512::{Avx512, Wide};
+use super::avx512::{Avx512, Avx512With};
 use super::bf16_vectors::{Columns, STEP, bf16s, elements, interleaved, lanes};
-use crate::cpu::kernels::dot::{Dot, Queries};
+use crate::cpu::kernels::dot::{Dot, PrepareQueries};
 use crate::cpu::kernels::prefetch::Level;
-use crate::cpu::kernels::prefetch_rows::Streamed;
-use crate::cpu::kernels::product::{Product, Source};
+use crate::cpu::kernels::prefetch_rows::RowsWithPrefetch;
+use crate::cpu::kernels::product::{Product, RowSource};
 use crate::cpu::kernels::simd::Simd;
 use crate::cpu::kernels::table::FewRows;
 use std::arch::x86_64::*;
 
-/// In f32. Needs AVX-512 F, BW, DQ and VL.
+/// Products in f32. Needs AVX-512 F, BW, DQ and VL.
 pub const SPLIT: FewRows = FewRows {
     queries: split_queries,
     dot: split_dot,
-    weigh: split_weigh,
+    weighted_sum: split_weighted_sum,
     max_dim: usize::MAX,
     setup: None,
 };
 
-/// In pairs. Needs AVX-512 BF16 too.
+/// Products by pairs. Needs AVX-512 BF16 too.
 pub const PAIRS: FewRows = pairs::<false>();
 
-/// The same, with memory asked into the first-level cache.
-pub const PAIRS_NEAR: FewRows = pairs::<true>();
+/// The same, with prefetch into the first-level cache.
+pub const PAIRS_PREFETCH_L1: FewRows = pairs::<true>();
 
-const fn pairs<const NEAR: bool>() -> FewRows {
+const fn pairs<const PREFETCH_L1: bool>() -> FewRows {
     FewRows {
         queries: pairs_queries,
-        dot: pairs_dot::<NEAR>,
-        weigh: pairs_weigh::<NEAR>,
+        dot: pairs_dot::<PREFETCH_L1>,
+        weighted_sum: pairs_weighted_sum::<PREFETCH_L1>,
         max_dim: usize::MAX,
         setup: None,
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn split_queries(task: &Queries) {
+unsafe fn split_queries(task: &PrepareQueries) {
     queries::<Split>(task);
 }
 
@@ -69,39 +68,39 @@ unsafe fn split_dot(task: &Dot) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn split_weigh(task: &Product<Streamed>) {
-    weigh::<Split>(task);
+unsafe fn split_weighted_sum(task: &Product<RowsWithPrefetch>) {
+    weighted_sum::<Split>(task);
 }
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pairs_queries(task: &Queries) {
+unsafe fn pairs_queries(task: &PrepareQueries) {
     queries::<Pairs<false>>(task);
 }
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pairs_dot<const NEAR: bool>(task: &Dot) {
-    dot::<Pairs<NEAR>>(task);
+unsafe fn pairs_dot<const PREFETCH_L1: bool>(task: &Dot) {
+    dot::<Pairs<PREFETCH_L1>>(task);
 }
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pairs_weigh<const NEAR: bool>(task: &Product<Streamed>) {
-    weigh::<Pairs<NEAR>>(task);
+unsafe fn pairs_weighted_sum<const PREFETCH_L1: bool>(task: &Product<RowsWithPrefetch>) {
+    weighted_sum::<Pairs<PREFETCH_L1>>(task);
 }
 
 /// A way to multiply.
 trait Way {
     /// As in [`Simd`].
     const LEVEL: Level;
-    /// 32 elements of a query, as `multiply` wants them, over the 32 floats `low` and `high`.
+    /// Writes 32 elements of a query, reordered for `multiply`, over the 32 floats `low` and `high`.
     unsafe fn query(at: *mut f32, d: usize, low: __m512, high: __m512);
     /// `sum` plus products of 32 elements of a key with those of a query from `d` on.
     unsafe fn multiply(sum: __m512, key: __m512i, query: *const f32, d: usize) -> __m512;
-    /// 32 columns from their natural order, and back.
+    /// Reorders 32 columns from their natural order to that of the sums, and back.
     unsafe fn enter(natural: Columns) -> Columns;
     unsafe fn leave(sums: Columns) -> Columns;
     /// Adds all weighted values, from `column` on, to the sums of `R` rows.
-    unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
-        task: &Product<Streamed>,
+    unsafe fn weighted_sum<const R: usize, const N: usize, const TAIL: bool>(
+        task: &Product<RowsWithPrefetch>,
         row: usize,
         column: usize,
         share: usize,
@@ -110,7 +109,7 @@ trait Way {
 }
 
 struct Split;
-struct Pairs<const NEAR: bool>;
+struct Pairs<const PREFETCH_L1: bool>;
 
 impl Way for Split {
     const LEVEL: Level = Avx512::LEVEL;
@@ -145,15 +144,15 @@ impl Way for Split {
     }
 
     #[inline(always)]
-    unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
-        task: &Product<Streamed>,
+    unsafe fn weighted_sum<const R: usize, const N: usize, const TAIL: bool>(
+        task: &Product<RowsWithPrefetch>,
         row: usize,
         column: usize,
         share: usize,
         sums: &mut [[Columns; N]; R],
     ) {
         for j in 0..task.depth {
-            task.b.ask(share, Self::LEVEL);
+            task.b.prefetch_lines(share, Self::LEVEL);
             let values = task.b.at(j);
             let mut x = [[_mm512_setzero_ps(); 2]; N];
             for n in 0..N {
@@ -171,12 +170,12 @@ impl Way for Split {
     }
 }
 
-impl<const NEAR: bool> Way for Pairs<NEAR> {
-    const LEVEL: Level = Wide::<NEAR>::LEVEL;
+impl<const PREFETCH_L1: bool> Way for Pairs<PREFETCH_L1> {
+    const LEVEL: Level = Avx512With::<PREFETCH_L1>::LEVEL;
 
     #[inline(always)]
     unsafe fn query(at: *mut f32, d: usize, low: __m512, high: __m512) {
-        // The queries were bf16, so nothing is lost.
+        // The queries were bf16, so this is exact.
         let at = at.add(d / 2).cast::<__m256i>();
         for (half, x) in [low, high].into_iter().enumerate() {
             let words = _mm512_srli_epi32::<16>(_mm512_castps_si512(x));
@@ -205,8 +204,8 @@ impl<const NEAR: bool> Way for Pairs<NEAR> {
 
     /// Row `j` goes with row `j + 16` of every 32.
     #[inline(always)]
-    unsafe fn weigh<const R: usize, const N: usize, const TAIL: bool>(
-        task: &Product<Streamed>,
+    unsafe fn weighted_sum<const R: usize, const N: usize, const TAIL: bool>(
+        task: &Product<RowsWithPrefetch>,
         row: usize,
         column: usize,
         share: usize,
@@ -220,16 +219,16 @@ impl<const NEAR: bool> Way for Pairs<NEAR> {
                 let low = _mm512_maskz_loadu_ps(lanes(count), a);
                 let high =
                     _mm512_maskz_loadu_ps(lanes(count.saturating_sub(16)), a.wrapping_add(16));
-                Avx512::store_pairs(weights[r].as_mut_ptr(), low, high);
+                Avx512::store_bf16_pairs(weights[r].as_mut_ptr(), low, high);
             }
             for j in 0..count.min(16) {
-                task.b.ask(2 * share, Self::LEVEL);
+                task.b.prefetch_lines(2 * share, Self::LEVEL);
                 let values = task.b.at(first + j);
                 let mut x = [[_mm512_setzero_si512(); 2]; N];
                 for n in 0..N {
                     let at = column + n * STEP;
                     let a = elements::<TAIL>(values, at, task.columns);
-                    // Beyond the last row there are zeros; a row that stands in might hold an infinity.
+                    // Past the last row the values are zero. The last row again might hold an infinity.
                     let b = match j + 16 < count {
                         true => elements::<TAIL>(task.b.at(first + j + 16), at, task.columns),
                         false => _mm512_setzero_si512(),
@@ -252,7 +251,7 @@ impl<const NEAR: bool> Way for Pairs<NEAR> {
 }
 
 #[inline(always)]
-unsafe fn queries<W: Way>(task: &Queries) {
+unsafe fn queries<W: Way>(task: &PrepareQueries) {
     for r in 0..task.rows {
         let at = task.q.add(r * task.ldq);
         for d in (0..task.dim).step_by(STEP) {
@@ -267,7 +266,7 @@ unsafe fn queries<W: Way>(task: &Queries) {
 #[inline(always)]
 unsafe fn dot<W: Way>(task: &Dot) {
     let quads = task.k.rows.count.div_ceil(16) * 4 * blocks(task.rows);
-    let share = (*task.k.ahead).share(quads * task.dim.div_ceil(STEP));
+    let share = (*task.k.prefetch).lines_per_step(quads * task.dim.div_ceil(STEP));
     for key in (0..task.k.rows.count).step_by(16) {
         let mut r = 0;
         while r + 4 <= task.rows {
@@ -284,7 +283,7 @@ unsafe fn dot<W: Way>(task: &Dot) {
 /// `R` rows against 16 keys.
 #[inline(always)]
 unsafe fn dot_block<W: Way, const R: usize>(task: &Dot, r0: usize, key: usize, share: usize) {
-    // A loop, and not unrolled: with all quads in registers the sums of a quad would go to the stack.
+    // A loop, and not unrolled: with all quads in registers the sums of a quad would be spilled to the stack.
     let mut quads = [[_mm512_setzero_ps(); R]; 4];
     for (i, quad) in quads.iter_mut().enumerate() {
         *quad = dot_quad::<W, R>(task, r0, key + 4 * i, share);
@@ -305,7 +304,7 @@ unsafe fn dot_quad<W: Way, const R: usize>(
     share: usize,
 ) -> [__m512; R] {
     let q = task.q.add(r0 * task.ldq);
-    // Past the end the last row stands in; its scores land in padding.
+    // Past the end the last row is read again; its scores land in padding.
     let k = task.k.rows;
     let last = k.count - 1;
     let keys = [
@@ -317,7 +316,7 @@ unsafe fn dot_quad<W: Way, const R: usize>(
     let mut sums = [[_mm512_setzero_ps(); 4]; R];
     let mut d = 0;
     while d + STEP <= task.dim {
-        (*task.k.ahead).ask(share, W::LEVEL);
+        (*task.k.prefetch).prefetch_lines(share, W::LEVEL);
         dot_step::<W, R, false>(&mut sums, keys, q, d, task);
         d += STEP;
     }
@@ -331,7 +330,7 @@ unsafe fn dot_quad<W: Way, const R: usize>(
     quads
 }
 
-/// Adds the products of 32 elements or, as the row's `TAIL`, of fewer.
+/// Adds the products of 32 elements; of fewer at the `TAIL` of the row.
 #[inline(always)]
 unsafe fn dot_step<W: Way, const R: usize, const TAIL: bool>(
     sums: &mut [[__m512; 4]; R],
@@ -352,9 +351,9 @@ unsafe fn dot_step<W: Way, const R: usize, const TAIL: bool>(
 }
 
 #[inline(always)]
-unsafe fn weigh<W: Way>(task: &Product<Streamed>) {
+unsafe fn weighted_sum<W: Way>(task: &Product<RowsWithPrefetch>) {
     let passes = task.columns.div_ceil(2 * STEP) * blocks(task.rows);
-    let share = task.b.share(passes * task.depth);
+    let share = task.b.lines_per_step(passes * task.depth);
     let mut column = 0;
     while column + 2 * STEP <= task.columns {
         weigh_columns::<W, 2, false>(task, column, share);
@@ -369,10 +368,10 @@ unsafe fn weigh<W: Way>(task: &Product<Streamed>) {
     }
 }
 
-/// All rows of `N` times 32 columns or, as the last, of fewer.
+/// All rows of `N` times 32 columns; of fewer at the `TAIL` of the row.
 #[inline(always)]
 unsafe fn weigh_columns<W: Way, const N: usize, const TAIL: bool>(
-    task: &Product<Streamed>,
+    task: &Product<RowsWithPrefetch>,
     column: usize,
     share: usize,
 ) {
@@ -389,7 +388,7 @@ unsafe fn weigh_columns<W: Way, const N: usize, const TAIL: bool>(
 
 #[inline(always)]
 unsafe fn weigh_block<W: Way, const R: usize, const N: usize, const TAIL: bool>(
-    task: &Product<Streamed>,
+    task: &Product<RowsWithPrefetch>,
     row: usize,
     column: usize,
     share: usize,
@@ -407,7 +406,7 @@ unsafe fn weigh_block<W: Way, const R: usize, const N: usize, const TAIL: bool>(
             }
         }
     }
-    W::weigh::<R, N, TAIL>(task, row, column, share, &mut sums);
+    W::weighted_sum::<R, N, TAIL>(task, row, column, share, &mut sums);
     for r in 0..R {
         for n in 0..N {
             let at = c.add(r * task.ldc + n * STEP);
@@ -418,13 +417,13 @@ unsafe fn weigh_block<W: Way, const R: usize, const N: usize, const TAIL: bool>(
     }
 }
 
-/// Blocks of four rows, or one, that `rows` are cut into.
+/// Number of blocks, of four rows or one, that `rows` are cut into.
 #[inline(always)]
 fn blocks(rows: usize) -> usize {
     rows / 4 + rows % 4
 }
 
-/// Puts 32 columns in order, of which unpacking took columns 0 to 3, 8 to 11, … into one vector and the
+/// Restores the order of 32 columns after unpacking, which took columns 0 to 3, 8 to 11, … into one vector and the
 /// others into the next.
 #[inline(always)]
 unsafe fn in_order([first, second]: Columns) -> Columns {
@@ -470,7 +469,7 @@ unsafe fn halves(a: __m512, b: __m512) -> __m512 {
 mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, for_each_isa};
-    use crate::cpu::kernels::prefetch_rows::Ahead;
+    use crate::cpu::kernels::prefetch_rows::RowPrefetch;
     use crate::cpu::kernels::rows::Rows;
     use crate::dtype::DType;
     use half::bf16;
@@ -503,7 +502,7 @@ mod tests {
                     .collect();
                 let offsets: Vec<i64> = (0..count as i64).map(|j| j * dim as i64 * 2).collect();
                 let mut s = vec![0f32; rows * MOST];
-                let queries = Queries {
+                let queries = PrepareQueries {
                     q: q.as_mut_ptr(),
                     ldq,
                     rows,
@@ -518,9 +517,9 @@ mod tests {
                     q: q.as_ptr(),
                     ldq,
                     rows,
-                    k: Streamed {
+                    k: RowsWithPrefetch {
                         rows: keys,
-                        ahead: &Ahead::new(keys, 2 * dim),
+                        prefetch: &RowPrefetch::new(keys, 2 * dim),
                     },
                     dim,
                     s: s.as_mut_ptr(),
@@ -590,9 +589,9 @@ mod tests {
                 lda: MOST,
                 rows: self.rows,
                 depth: self.depth(),
-                b: Streamed {
+                b: RowsWithPrefetch {
                     rows: values,
-                    ahead: &Ahead::new(values, 2 * self.columns),
+                    prefetch: &RowPrefetch::new(values, 2 * self.columns),
                 },
                 columns: self.columns,
                 c: c.as_mut_ptr(),
@@ -602,7 +601,7 @@ mod tests {
             let kernels = isa.kernels().few(DType::BF16, self.rows, self.columns);
             let _prepared = kernels.prepare_thread(self.rows);
             // SAFETY: weights, values and sums lie in the vectors.
-            unsafe { (kernels.weigh)(&task) };
+            unsafe { (kernels.weighted_sum)(&task) };
             c
         }
 

@@ -16,10 +16,10 @@ use std::arch::x86_64::*;
 /// Elements of a vector.
 pub const STEP: usize = 32;
 
-/// Sums of 32 columns, in the order of the way to multiply.
+/// Sums of 32 columns, in the order of the kernel that computes them.
 pub type Columns = [__m512; 2];
 
-/// Elements `first..first + 32` of a row; as its `TAIL`, zeros from `end` on.
+/// Elements `first..first + 32` of a row; at its `TAIL`, zeros from `end` on.
 #[inline(always)]
 pub unsafe fn elements<const TAIL: bool>(row: *const u8, first: usize, end: usize) -> __m512i {
     let at = row.add(2 * first);
@@ -45,7 +45,7 @@ pub fn lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(16)) - 1) as __mmask16
 }
 
-/// Puts 32 columns in order, of which one vector holds the even and one the odd ones.
+/// Restores the order of 32 columns, of which one vector holds the even and one the odd columns.
 #[inline(always)]
 pub unsafe fn interleaved([even, odd]: Columns) -> Columns {
     let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -62,9 +62,9 @@ pub unsafe fn bf16s(x: __m512i) -> __m512bh {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Up to 32 bf16 rows to 16 rows of pairs, `ld` words apart: word `c` of row `i` holds (row 2i, row
-/// 2i + 1) at column `c`. Missing rows and columns up to a multiple of 32 become zero. Returns whether
-/// every element is finite.
+/// Turns up to 32 bf16 rows into 16 rows of pairs, `ld` words apart: word `c` of row `i` holds (row 2i, row 2i + 1)
+/// at column `c`. Missing rows, and columns up to a multiple of 32, become zero. Returns whether every element is
+/// finite.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW and VL, rows of `columns` elements (a multiple of 8), and room at `dst`.
@@ -90,7 +90,7 @@ pub unsafe fn pair_rows(rows: &Rows, columns: usize, dst: *mut u16, ld: usize) -
     special == 0
 }
 
-/// Elements of a and, from 32 on, of b, that make the first and the last 16 pairs.
+/// Elements of `a`, and from 32 on of `b`, that make up the first and the last 16 pairs.
 const LEFT: [u16; STEP] = pairs_from(0);
 const RIGHT: [u16; STEP] = pairs_from(16);
 

@@ -1,4 +1,4 @@
-//! Who made the processor: for what differs between processors and no feature bit tells.
+//! The maker and family of the processor, for differences that no feature bit shows.
 #![allow(unsafe_code)]
 
 /// The family of an AMD processor: 25 (Zen 3 and 4), 26 (Zen 5).
