@@ -1,5 +1,9 @@
-//! The layer rule: `ffi → api → plan → backend → reference | cpu | cuda`, and a vocabulary that all of them share.
-//! Nothing points upward. What a file names is read from its `crate::` and `super::` paths.
+//! The layer rule: `ffi → api → backend → reference | cpu | cuda → plan`, and a vocabulary that all of them share.
+//! Nothing points upward, and no two modules import each other in a circle. What a file names is read from its `use`
+//! lines and from its `crate::` and `super::` paths.
+
+#[path = "layers/circles.rs"]
+mod circles;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,12 +15,12 @@ const VOCABULARY: [&str; 5] = ["dtype", "error", "log", "problem", "tensor"];
 const LAYERS: [(&str, &[&str]); 12] = [
     ("ffi", &["api"]),
     ("api", &["plan", "backend"]),
-    ("plan", &["backend"]),
     // Only its registry: see REGISTRY.
     ("backend", &[]),
     ("reference", &["backend"]),
-    ("cpu", &["backend"]),
-    ("cuda", &["backend"]),
+    ("cpu", &["backend", "plan"]),
+    ("cuda", &["backend", "plan"]),
+    ("plan", &[]),
     ("dtype", &[]),
     ("error", &[]),
     ("log", &[]),
@@ -165,7 +169,7 @@ fn every_module_has_its_row() {
 fn broken_rules_are_found() {
     for (path, text) in [
         ("cpu/run.rs", "use crate::api::Context;"),
-        ("cpu/run.rs", "    let x = crate::plan::schedule(y);"),
+        ("plan/image.rs", "    let x = crate::backend::Stream(y);"),
         ("cuda/launch.rs", "use crate::cpu::threads;"),
         ("cpu/merge.rs", "use crate::reference::ReferenceBackend;"),
         ("ffi/decode.rs", "use crate::{error::Error, cuda::driver};"),
@@ -177,7 +181,7 @@ fn broken_rules_are_found() {
         ("ffi/mod.rs", "use super::cuda::driver;"),
         (
             "cuda/kernels/table.rs",
-            "use super::super::super::plan::schedule;",
+            "use super::super::super::api::Context;",
         ),
         ("plan/schedule.rs", "use crate::api;"),
         ("backend/mod.rs", "use crate::cpu;"),

@@ -1,7 +1,7 @@
 //! Checks of what may change from layer to layer.
 
-use super::attention::Planned;
 use super::check::{Extent, Named, finite, head_scales, scale};
+use super::planned::Planned;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, Checked, KvLayout, KvStorage, Mask};

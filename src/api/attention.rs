@@ -2,14 +2,13 @@
 
 use super::args;
 use super::batch::{self, BatchInput, Scratch};
+use super::planned::Planned;
 use super::{Context, desc};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
 use crate::plan::schedule;
-use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, DeviceBatch, HostBatch, Pages, RequestStarts, WorkList,
-};
+use crate::problem::{AttentionArgs, AttentionDesc, Batch, WorkList};
 
 /// One attention problem on one context, with its current plan.
 ///
@@ -23,22 +22,6 @@ pub struct Attention {
     scratch: Scratch,
     work: WorkList,
     planned: Option<Planned>,
-}
-
-/// What a run is checked against.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Planned {
-    pub batch_size: i64,
-    /// Query rows, as far as the host knows: with offsets on the device it may be none.
-    pub num_tokens: i64,
-    /// Largest page id that the host knows to be in use, or -1. Kernels clamp ids that only the device knows to
-    /// the cache, for which it needs a first page.
-    pub max_page_id: i64,
-    /// Rows of ragged K and V in use.
-    pub kv_rows: i64,
-    /// Elements of a custom mask of bytes, and of bits.
-    pub mask_bytes: i64,
-    pub mask_bits: i64,
 }
 
 impl Attention {
@@ -123,41 +106,6 @@ impl Attention {
         self.context.check_stream(stream)?;
         let args = args::check(args, &self.desc, &planned, self.context.device())?;
         self.kernel.run(&args, stream)
-    }
-}
-
-impl Planned {
-    fn of_device(batch: &DeviceBatch) -> Planned {
-        let batch_size = i64::from(batch.batch_size);
-        let num_ids = batch.page_ids.map_or(0, |ids| ids.num_elements());
-        Planned {
-            batch_size,
-            num_tokens: match batch.qo_indptr {
-                None => batch_size * i64::from(batch.qo_len),
-                Some(_) => 0,
-            },
-            max_page_id: if num_ids > 0 { 0 } else { -1 },
-            ..Planned::default()
-        }
-    }
-
-    fn of(batch: &HostBatch<'_>, starts: &RequestStarts) -> Planned {
-        let n = batch.batch_size();
-        let mut planned = Planned {
-            batch_size: n as i64,
-            mask_bytes: starts.mask_bytes[n],
-            mask_bits: starts.mask_bits[n],
-            num_tokens: batch.num_tokens() as i64,
-            max_page_id: match batch.are_page_ids_on_device() {
-                true if batch.num_pages > 0 => 0,
-                _ => i64::from(batch.max_page_id),
-            },
-            ..Planned::default()
-        };
-        if let Pages::Ragged { indptr } = batch.pages {
-            planned.kv_rows = i64::from(indptr[n]);
-        }
-        planned
     }
 }
 

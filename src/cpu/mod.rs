@@ -18,7 +18,7 @@ mod x86;
 
 pub use isa::Isa;
 
-use crate::backend::{Attention, Backend, Stream};
+use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream};
 use crate::error::{Error, Result};
 use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
 use crate::tensor::Device;
@@ -59,17 +59,23 @@ impl Backend for CpuBackend {
     fn device(&self) -> Device {
         Device::Cpu
     }
+}
 
+impl AttentionOps for CpuBackend {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
         let pool = Arc::clone(&self.pool);
         let attention = CpuAttention::new(pool, self.isa, desc)?;
         Ok(Box::new(attention))
     }
+}
 
+impl CacheOps for CpuBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         cache::append::append(&self.pool, self.isa.kernels(), args)
     }
+}
 
+impl MergeOps for CpuBackend {
     fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
         merge::merge(&self.pool, self.isa.kernels(), args);
         Ok(())

@@ -7,7 +7,7 @@ use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::merge::Merges;
-use crate::backend::{Attention, Backend, Stream};
+use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream};
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
@@ -43,16 +43,22 @@ impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device::Cuda(self.context.device().ordinal)
     }
+}
 
+impl AttentionOps for CudaBackend {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
         let attention = CudaAttention::new(&self.loader, &self.context, desc)?;
         Ok(Box::new(attention))
     }
+}
 
+impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
         self.append.run(args, stream)
     }
+}
 
+impl MergeOps for CudaBackend {
     fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {
         self.merges.merge(args, stream)
     }

@@ -138,14 +138,11 @@ mod tests {
     use super::super::tensor::{folio_dtype, folio_tensor};
     use super::*;
     use crate::api::{Context, Workspace, WorkspaceInfo};
-    use crate::backend::{self, Backend};
+    use crate::backend::{self, AttentionOps, Backend, CacheOps, MergeOps};
     use crate::dtype::DType;
     use crate::error::Result;
     use crate::log::Logger;
-    use crate::problem::{
-        AppendArgs, Batch, Checked, Kind, KvLayout, KvStorage, MergeArgs, MergeStatesArgs, Tiling,
-        WorkList,
-    };
+    use crate::problem::{Batch, Checked, Kind, KvLayout, KvStorage, Tiling, WorkList};
     use crate::tensor::Device;
     use std::ptr::{null, null_mut};
 
@@ -157,19 +154,17 @@ mod tests {
         fn device(&self) -> Device {
             Device::Cpu
         }
+    }
+
+    impl AttentionOps for Fragile {
         fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn backend::Attention>> {
             Ok(Box::new(Fragile))
         }
-        fn append(&self, _: &Checked<AppendArgs>, _: Stream) -> Result<()> {
-            Ok(())
-        }
-        fn merge(&self, _: &Checked<MergeArgs>, _: Stream) -> Result<()> {
-            Ok(())
-        }
-        fn merge_states(&self, _: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
-            Ok(())
-        }
     }
+
+    impl CacheOps for Fragile {}
+
+    impl MergeOps for Fragile {}
 
     impl backend::Attention for Fragile {
         fn kernel(&self) -> &str {

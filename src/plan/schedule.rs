@@ -17,7 +17,7 @@
 //! **Batch-invariant.** Tiles always start at the request's first row, and the chunk is fixed, so a
 //! request is cut the same way in every batch.
 
-use super::reserve;
+use super::reserve::reserve;
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::Tiling;

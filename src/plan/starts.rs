@@ -1,6 +1,6 @@
 //! Where the parts of each request start: its page ids, and its custom mask. Computed once for every backend.
 
-use super::reserve;
+use super::reserve::reserve;
 use crate::error::Result;
 use crate::problem::{HostBatch, PageIds, Pages, RequestStarts};
 

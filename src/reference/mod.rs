@@ -3,7 +3,9 @@
 //! It is slow and obvious, shares nothing with the fast paths but the problem types, and is what every
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
-use crate::backend::{Attention, Backend, Stream, Workspace, WorkspaceInfo};
+use crate::backend::{
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream, Workspace, WorkspaceInfo,
+};
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, KvStorage, LogBase, Mask,
@@ -269,14 +271,18 @@ impl Backend for ReferenceBackend {
     fn device(&self) -> Device {
         Device::Cpu
     }
+}
 
+impl AttentionOps for ReferenceBackend {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
         Ok(Box::new(ReferenceAttention {
             desc: *desc,
             requests: Vec::new(),
         }))
     }
+}
 
+impl CacheOps for ReferenceBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         let page_size = args.k_cache.extent(1);
         let Some(slots) = args.slot_mapping.as_slots() else {
@@ -309,7 +315,9 @@ impl Backend for ReferenceBackend {
         }
         Ok(())
     }
+}
 
+impl MergeOps for ReferenceBackend {
     fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
         for token in 0..args.v_a.extent(0) {
             if args.mask.is_some_and(|mask| mask.get(&[token]) == 0.0) {

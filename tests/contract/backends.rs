@@ -1,7 +1,7 @@
 //! What the API layer promises over any backend: a stub that computes nothing, and fails when it is told to.
 
 use folio::api::{Attention as Handle, BatchInput, Context, Stream, Workspace, WorkspaceInfo};
-use folio::backend::{Attention, Backend, Tiling};
+use folio::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::log::Logger;
@@ -21,23 +21,17 @@ impl Backend for Stub {
     fn device(&self) -> Device {
         self.device
     }
+}
 
+impl AttentionOps for Stub {
     fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn Attention>> {
         Ok(Box::new(self.clone()))
     }
-
-    fn append(&self, _: &Checked<AppendArgs>, _: Stream) -> Result<()> {
-        Ok(())
-    }
-
-    fn merge(&self, _: &Checked<MergeArgs>, _: Stream) -> Result<()> {
-        Ok(())
-    }
-
-    fn merge_states(&self, _: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
-        Ok(())
-    }
 }
+
+impl CacheOps for Stub {}
+
+impl MergeOps for Stub {}
 
 impl Attention for Stub {
     fn kernel(&self) -> &str {

@@ -6,7 +6,7 @@ use crate::common::instance::Step;
 use crate::common::memory::HostMemory;
 use crate::fixture::{Fixture, everything, plain};
 use folio::api::{Attention as Handle, Context, Stream, Workspace, WorkspaceInfo};
-use folio::backend::{Attention, Backend};
+use folio::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps};
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::log::Logger;
@@ -28,23 +28,17 @@ impl Backend for Stub {
     fn device(&self) -> Device {
         self.0
     }
+}
 
+impl AttentionOps for Stub {
     fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn Attention>> {
         Ok(Box::new(*self))
     }
-
-    fn append(&self, _: &Checked<AppendArgs>, _: Stream) -> Result<()> {
-        Ok(())
-    }
-
-    fn merge(&self, _: &Checked<MergeArgs>, _: Stream) -> Result<()> {
-        Ok(())
-    }
-
-    fn merge_states(&self, _: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
-        Ok(())
-    }
 }
+
+impl CacheOps for Stub {}
+
+impl MergeOps for Stub {}
 
 impl Attention for Stub {
     fn kernel(&self) -> &str {

@@ -232,7 +232,7 @@ unsafe fn slice<'a, T>(base: usize, offset: usize, len: usize) -> &'a mut [T] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Backend;
+    use crate::backend::{AttentionOps, Backend};
     use crate::cpu::CpuBackend;
     use crate::cpu::isa::for_each_isa;
     use crate::dtype::{self, DType};

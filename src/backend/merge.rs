@@ -1,0 +1,25 @@
+//! Merges of attention states.
+
+use super::refusal::refused;
+use super::stream::Stream;
+use crate::error::Result;
+use crate::problem::{Checked, MergeArgs, MergeStatesArgs};
+
+/// Operators that merge attention states of the caller.
+pub trait MergeOps {
+    /// Merges two attention states.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn merge(&self, _args: &Checked<MergeArgs>, _stream: Stream) -> Result<()> {
+        refused("merge_state")
+    }
+
+    /// Merges n attention states.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn merge_states(&self, _args: &Checked<MergeStatesArgs>, _stream: Stream) -> Result<()> {
+        refused("merge_states")
+    }
+}
