@@ -291,8 +291,8 @@ typedef struct folio_context_desc {
      */
     int32_t device_id;
     /**
-     * CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA and
-     * FOLIO_CONTEXT_REFERENCE: 0.
+     * CPU: threads that compute, the caller's among them, at most 1024; 0 or 1: only the calling thread. The
+     * others are started here and sleep between calls. CUDA and FOLIO_CONTEXT_REFERENCE: 0.
      */
     uint32_t num_threads;
     /**
@@ -961,6 +961,9 @@ folio_status folio_decode_run(const folio_decode *handle,
 /**
  * Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
  * as the handle.
+ *
+ * Plans are cut for this kernel. A run that asks for a feature it lacks, as custom masks on Hopper, takes a more
+ * general one; of the first run with each such feature, a message of level FOLIO_LOG_INFO tells.
  *
  * @param handle the handle, or NULL
  *

@@ -51,8 +51,8 @@ pub struct folio_context_desc {
     pub device_type: i32,
     /// Device ordinal; 0 for the CPU.
     pub device_id: i32,
-    /// CPU: threads that compute, the caller's among them; 0 or 1: only the calling thread. CUDA and
-    /// FOLIO_CONTEXT_REFERENCE: 0.
+    /// CPU: threads that compute, the caller's among them, at most 1024; 0 or 1: only the calling thread. The
+    /// others are started here and sleep between calls. CUDA and FOLIO_CONTEXT_REFERENCE: 0.
     pub num_threads: u32,
     /// The most talkative level that reaches `log`: FOLIO_LOG_…; 0 where log is NULL.
     pub log_level: i32,

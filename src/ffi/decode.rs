@@ -210,6 +210,9 @@ pub unsafe extern "C" fn folio_decode_run(
 /// Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
 /// as the handle.
 ///
+/// Plans are cut for this kernel. A run that asks for a feature it lacks, as custom masks on Hopper, takes a more
+/// general one; of the first run with each such feature, a message of level FOLIO_LOG_INFO tells.
+///
 /// @param handle the handle, or NULL
 ///
 /// # Safety

@@ -58,6 +58,16 @@ fn context_descs() {
                 &["device_id", "-1"],
             ),
             (
+                &|d: &mut Desc| d.num_threads = 1025,
+                INVALID,
+                &["num_threads", "1025", "1024"],
+            ),
+            (
+                &|d: &mut Desc| d.num_threads = u32::MAX,
+                INVALID,
+                &["num_threads", "4294967295", "1024"],
+            ),
+            (
                 &|d: &mut Desc| d.log_level = 1,
                 INVALID,
                 &["log_level", "1"],
