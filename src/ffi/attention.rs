@@ -6,7 +6,7 @@
 
 use super::context::folio_context;
 use super::error::folio_error;
-use super::guard::guard_value;
+use super::guard_value::guard_value;
 use super::handle::{self, Object};
 use super::sized::{self, Input};
 use super::status::folio_status;

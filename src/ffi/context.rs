@@ -1,7 +1,7 @@
 //! Contexts and devices.
 
 use super::error::folio_error;
-use super::guard::guard_value;
+use super::guard_value::guard_value;
 use super::handle::{self, Object};
 use super::sized::{self, Input};
 use super::status::folio_status;

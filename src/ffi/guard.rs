@@ -1,5 +1,5 @@
 //! The gate between C and Rust: catches panics, fills in the error report, poisons handles. Every exported
-//! function goes through it, by [`guard`] or, where it returns no status, by [`guard_value`].
+//! function that returns a status goes through it; the others go through `guard_value`.
 
 use super::error::{folio_error, report};
 use super::status::{FOLIO_OK, folio_status};
@@ -52,11 +52,6 @@ pub(super) unsafe fn guard(
     status
 }
 
-/// Runs `body` for a function that reports no failure: a panic becomes `fallback`.
-pub(super) fn guard_value<T>(fallback: T, body: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or(fallback)
-}
-
 fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()
@@ -91,11 +86,5 @@ mod tests {
         assert!(poison.check("x").is_ok());
         assert_eq!(fail(Error::Internal("x".into())), FOLIO_ERR_INTERNAL);
         assert!(poison.check("x").is_err());
-    }
-
-    #[test]
-    fn a_panic_becomes_the_fallback() {
-        assert_eq!(guard_value(7, || 8), 8);
-        assert_eq!(guard_value(7, || panic!("on purpose")), 7);
     }
 }

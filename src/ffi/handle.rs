@@ -1,7 +1,8 @@
 //! Handles: boxes that C holds by pointer.
 
 use super::error::folio_error;
-use super::guard::{Poison, guard, guard_value};
+use super::guard::{Poison, guard};
+use super::guard_value::guard_value;
 use super::status::folio_status;
 use crate::error::{Error, Result};
 

@@ -23,6 +23,7 @@ mod context;
 mod decode;
 mod error;
 mod guard;
+mod guard_value;
 mod handle;
 mod kv_storage;
 mod merge;

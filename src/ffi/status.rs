@@ -1,6 +1,6 @@
 //! Status codes and their names. Not the report that goes with them: see `error`.
 
-use super::guard::guard_value;
+use super::guard_value::guard_value;
 use crate::error::Error;
 use std::ffi::{CStr, c_char};
 

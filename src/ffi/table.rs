@@ -1,6 +1,6 @@
 //! The table of all functions, for hosts that load Folio with dlopen.
 
-use super::guard::guard_value;
+use super::guard_value::guard_value;
 use super::*;
 use std::ffi::{c_char, c_void};
 

@@ -1,6 +1,6 @@
 //! Versions: of the library and of the ABI.
 
-use super::guard::guard_value;
+use super::guard_value::guard_value;
 use std::ffi::{CStr, c_char};
 
 /// Major version of the ABI. While it is 0, every minor version may break.
