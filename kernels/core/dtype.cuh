@@ -23,12 +23,14 @@ __device__ __forceinline__ u32 round_magnitude(float magnitude) {
 
 struct f32 {
     typedef float Storage;
+    static constexpr bool IS_FP8 = false;
     static __device__ __forceinline__ float load(Storage x) { return x; }
     static __device__ __forceinline__ Storage store(float x) { return x; }
 };
 
 struct f16 {
     typedef u16 Storage;
+    static constexpr bool IS_FP8 = false;
     static constexpr bool IS_BF16 = false;
     static __device__ __forceinline__ float load(Storage x) {
         float y;
@@ -58,6 +60,7 @@ struct f16 {
 
 struct bf16 {
     typedef u16 Storage;
+    static constexpr bool IS_FP8 = false;
     static constexpr bool IS_BF16 = true;
     static __device__ __forceinline__ float load(Storage x) { return __uint_as_float(static_cast<u32>(x) << 16); }
     static __device__ __forceinline__ Storage store(float x) {
@@ -97,6 +100,7 @@ __device__ __forceinline__ u32 rebias(u32 spread) {
 
 struct e4m3 {
     typedef u8 Storage;
+    static constexpr bool IS_FP8 = true;
     static __device__ __forceinline__ float load(Storage x) {
         // Sign, exponent and mantissa in their fp32 places; the power of two mends the bias, exactly for
         // subnormals too.
@@ -121,6 +125,7 @@ struct e4m3 {
 
 struct e5m2 {
     typedef u8 Storage;
+    static constexpr bool IS_FP8 = true;
     static __device__ __forceinline__ float load(Storage x) { return f16::load(static_cast<u16>(x << 8)); }
     static __device__ __forceinline__ Storage store(float x) {
         const u32 sign = (__float_as_uint(x) >> 24) & 0x80u;

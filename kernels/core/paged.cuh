@@ -1,7 +1,7 @@
-// Where a key lies: page tables and 64-bit offsets into a cache. A ragged tensor is a cache of one-token
-// pages whose ids follow each other.
+// Which page of a cache a key is in, by the page tables. A ragged tensor is a cache of one-token pages whose ids follow
+// each other. How the page's rows are stored is cache.cuh's.
 #pragma once
-#include "core/dtype.cuh"
+#include "core/cache.cuh"
 
 namespace folio {
 
@@ -13,11 +13,6 @@ __device__ __forceinline__ u32 divide(u32 n, const FolioDivisor &d) {
 struct Slot {
     i64 page;
     u32 token;
-
-    // Elements from the cache's start to the key's row of one head.
-    __device__ __forceinline__ i64 offset(const FolioCache &cache) const {
-        return page * cache.stride_page + token * cache.stride_token;
-    }
 };
 
 // The keys of one request.

@@ -18,18 +18,19 @@ namespace folio {
 
 typedef FOLIO_Q Query;
 typedef FOLIO_KV Cached;
+typedef CacheRows<Cached> Cache;
 
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 constexpr int WARPS_M = FOLIO_WARPS_M, WARPS_N = FOLIO_THREADS / 32 / WARPS_M;
 constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS_M, M_TILES = ROWS_PER_WARP / 16;
 constexpr int KEYS = FOLIO_KV_TILE, STAGES = 2;
-constexpr bool FP8 = sizeof(Cached::Storage) == 1;
+constexpr bool FP8 = Cached::IS_FP8;
+static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
 static_assert(WARPS_M == 1 || WARPS_N == 1, "warps divide rows or keys, not both");
 static_assert(M_TILES * WARPS_M * 16 == ROWS && WARPS_M * WARPS_N * 32 == FOLIO_THREADS, "whole tiles and warps");
 static_assert(KEYS % 16 == 0 && KEYS / WARPS_M <= 32 && ROWS / (WARPS_M * WARPS_N) <= 32, "copies: a lane per row");
 
-constexpr int Q_BYTES = DIM_QK * 2, K_BYTES = DIM_QK * sizeof(Cached::Storage),
-              V_BYTES = DIM_VO * sizeof(Cached::Storage);
+constexpr int Q_BYTES = DIM_QK * 2, K_BYTES = Cache::row_bytes(DIM_QK), V_BYTES = Cache::row_bytes(DIM_VO);
 constexpr int STAGE_BYTES = KEYS * (K_BYTES + V_BYTES), RING_BYTES = STAGES * STAGE_BYTES;
 typedef TileRow<Q_BYTES> QRow;
 typedef TileRow<K_BYTES> KRow;
@@ -76,7 +77,7 @@ struct KeyLoader {
     const FolioGenericParams &g;
     PageTable table;
     KeyRange keys;
-    i64 k_head, v_head;
+    u32 kv_head;
     i32 key;  // this lane's in the next tile
     Slot slot;
 
@@ -86,8 +87,7 @@ struct KeyLoader {
           g(g),
           table(p.plan, *work.item, g.page_size),
           keys(keys),
-          k_head(work.kv_head * p.k.stride_head),
-          v_head(work.kv_head * p.v.stride_head),
+          kv_head(work.kv_head),
           key(first_tile * KEYS + warp_m * PER_WARP + threadIdx.x % 32) {
         look_up();
     }
@@ -102,15 +102,14 @@ struct KeyLoader {
 
     // Keys outside the visible range become zeros, values too: 0 * NaN must not happen in P * V.
     __device__ __forceinline__ void copy(u32 stage, u32 warp_m) {
-        const Cached::Storage *k = nullptr, *v = nullptr;
+        const Cache::Unit *k = nullptr, *v = nullptr;
         if (valid()) {
-            k = static_cast<const Cached::Storage *>(p.k.data) + slot.offset(p.k) + k_head;
-            v = static_cast<const Cached::Storage *>(p.v.data) + slot.offset(p.v) + v_head;
+            k = Cache::row(p.k, slot.page, slot.token, kv_head);
+            v = Cache::row(p.v, slot.page, slot.token, kv_head);
         }
-        constexpr int SIZE = sizeof(Cached::Storage);
-        copy_rows<PER_WARP, K_BYTES>(stage, warp_m * PER_WARP, k, g.head_dim_qk * SIZE, g.k_copy_bytes);
-        copy_rows<PER_WARP, V_BYTES>(stage + KEYS * K_BYTES, warp_m * PER_WARP, v, g.head_dim_vo * SIZE,
-                                     g.v_copy_bytes);
+        const u32 k_bytes = Cache::row_bytes(g.head_dim_qk), v_bytes = Cache::row_bytes(g.head_dim_vo);
+        copy_rows<PER_WARP, K_BYTES>(stage, warp_m * PER_WARP, k, k_bytes, g.k_copy_bytes);
+        copy_rows<PER_WARP, V_BYTES>(stage + KEYS * K_BYTES, warp_m * PER_WARP, v, v_bytes, g.v_copy_bytes);
         key += KEYS * WARPS_N;
         look_up();
     }

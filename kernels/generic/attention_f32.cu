@@ -13,6 +13,8 @@
 namespace folio {
 
 typedef FOLIO_KV Cached;
+typedef CacheRows<Cached> Cache;
+static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
 
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 constexpr int WARPS = FOLIO_THREADS / 32, ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS, KEYS = FOLIO_KV_TILE;
@@ -55,11 +57,11 @@ __device__ __forceinline__ void copy_keys(const FolioAttentionParams &p, const F
                                           const PageTable &table, const Tiles &tiles, KeyRange keys, i32 first_key) {
     for (u32 row = threadIdx.x / 32; row < KEYS; row += WARPS) {
         const i32 key = first_key + row;
-        const Cached::Storage *k = nullptr, *v = nullptr;
+        const Cache::Unit *k = nullptr, *v = nullptr;
         if (key >= keys.begin && key < keys.end) {
             const Slot slot = table[key];
-            k = static_cast<const Cached::Storage *>(p.k.data) + slot.offset(p.k) + work.kv_head * p.k.stride_head;
-            v = static_cast<const Cached::Storage *>(p.v.data) + slot.offset(p.v) + work.kv_head * p.v.stride_head;
+            k = Cache::row(p.k, slot.page, slot.token, work.kv_head);
+            v = Cache::row(p.v, slot.page, slot.token, work.kv_head);
         }
         copy_row<DIM_QK, Cached>(tiles.k + row * K_PITCH, k, g.head_dim_qk);
         copy_row<DIM_VO, Cached>(tiles.v + row * DIM_VO, v, g.head_dim_vo);

@@ -10,6 +10,8 @@ namespace folio {
 
 typedef FOLIO_Q Source;
 typedef FOLIO_KV Cached;
+typedef CacheRows<Cached> Cache;
+static_assert(Cache::SCALES == ScaleGranularity::HEAD, "the caller gives the scales; nothing computes them from rows");
 
 // The place of a piece of N elements within a row of heads.
 template <u32 N>
@@ -31,7 +33,7 @@ struct Piece {
     __device__ __forceinline__ void store(const FolioAppendTensor &t, const Slot &slot,
                                           const Elements<N, Source> &in) const {
         Elements<N, Cached> out;
-        if constexpr (sizeof(Cached::Storage) == 1) {
+        if constexpr (Cached::IS_FP8) {
             const float divisor = t.scale * head_scale(t.scales, t.scales_stride, head);
 #pragma unroll
             for (u32 i = 0; i < N; i++) out.x[i] = Cached::store(Source::load(in.x[i]) / divisor);
@@ -39,7 +41,7 @@ struct Piece {
 #pragma unroll
             for (u32 i = 0; i < N; i++) out.x[i] = in.x[i];
         }
-        out.store(static_cast<Cached::Storage *>(t.cache.data) + slot.offset(t.cache) + head * t.cache.stride_head + d);
+        out.store(Cache::row(t.cache, slot.page, slot.token, head) + d);
     }
 };
 

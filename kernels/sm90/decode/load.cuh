@@ -6,16 +6,19 @@
 // because their rows are neighbours in memory: at 128 bytes a row, DRAM gives 5 % more for two heads at a time.
 #pragma once
 
+#include "core/cache.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/decode/tile.cuh"
 
 namespace folio::decode {
 
-// Heads and tokens per tile, dims and element size of rows, and the rings of one instantiation.
-template <int HEADS_, int TILE_TOKENS_, int DIM_QK, int DIM_VO, int ELEMENT_BYTES_, int WARPS_>
+// Heads and tokens per tile, dims and storage of rows, and the rings of one instantiation.
+template <int HEADS_, int TILE_TOKENS_, int DIM_QK, int DIM_VO, class Cache_, int WARPS_>
 struct RingShape {
-    static constexpr int HEADS = HEADS_, TILE_TOKENS = TILE_TOKENS_, ELEMENT_BYTES = ELEMENT_BYTES_;
-    static constexpr int K_ROW_BYTES = DIM_QK * ELEMENT_BYTES, V_ROW_BYTES = DIM_VO * ELEMENT_BYTES;
+    using Cache = Cache_;
+    static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
+    static constexpr int HEADS = HEADS_, TILE_TOKENS = TILE_TOKENS_;
+    static constexpr int K_ROW_BYTES = Cache::row_bytes(DIM_QK), V_ROW_BYTES = Cache::row_bytes(DIM_VO);
     static constexpr int WARPS = WARPS_;
     static constexpr int K_BYTES = HEADS * TILE_TOKENS * K_ROW_BYTES, V_BYTES = HEADS * TILE_TOKENS * V_ROW_BYTES;
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
@@ -185,8 +188,7 @@ private:
     template <int ROW_BYTES>
     __device__ __forceinline__ void copy(const FolioCache &cache, u32 tile, int h, const Place &place) const {
         using Rows = RowTile<ROW_BYTES>;
-        const char *head =
-            static_cast<const char *>(cache.data) + (span.head + h) * cache.stride_head * Shape::ELEMENT_BYTES;
+        const auto *first_row = Shape::Cache::first_row(cache, span.head + h);
         const u32 rows = tile + h * Shape::TILE_TOKENS * ROW_BYTES;
         static_assert(Shape::TILE_TOKENS * Rows::ROW_CHUNKS % 32 == 0);
 #pragma unroll
@@ -194,9 +196,9 @@ private:
             const u32 piece = n * 32 + lane;
             const u32 row = piece / Rows::ROW_CHUNKS, chunk = piece % Rows::ROW_CHUNKS;
             const i64 page = __shfl_sync(FULL_WARP, place.page, row), token = __shfl_sync(FULL_WARP, place.token, row);
-            const i64 element = (page < 0 ? 0 : page) * cache.stride_page + token * cache.stride_token;
+            const auto *source = first_row + Shape::Cache::offset(cache, page < 0 ? 0 : page, token);
             cp_async<16>(rows + row / 8 * Rows::GROUP_BYTES + Rows::at(row & 7, chunk),
-                         head + element * Shape::ELEMENT_BYTES + chunk * 16, page >= 0 ? 16 : 0);
+                         reinterpret_cast<const u8 *>(source) + chunk * 16, page >= 0 ? 16 : 0);
         }
     }
 

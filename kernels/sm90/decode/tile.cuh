@@ -76,7 +76,7 @@ __device__ __forceinline__ void widen<e5m2>(u32 bytes, u32 &low_pair, u32 &high_
 // pairs of dimensions: rows 0 .. 7 become the even and rows 8 .. 15 the odd dimensions of a chunk.
 template <class T>
 struct Operands {
-    static constexpr bool FP8 = sizeof(typename T::Storage) == 1;
+    static constexpr bool FP8 = T::IS_FP8;
     using Math = typename MathOf<T>::Type;
     // k16 steps, or blocks of 16 value dimensions, in a pair of 16-byte chunks.
     static constexpr int STEPS_PER_PAIR = FP8 ? 2 : 1;

@@ -13,8 +13,8 @@ using QueryType = FOLIO_Q;
 using CacheType = FOLIO_KV;
 using Op = Operands<CacheType>;
 using Math = Op::Math;
-using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO,
-                        sizeof(CacheType::Storage), FOLIO_THREADS / 32>;
+using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO, CacheRows<CacheType>,
+                        FOLIO_THREADS / 32>;
 using KTile = RowTile<Shape::K_ROW_BYTES>;
 using VTile = RowTile<Shape::V_ROW_BYTES>;
 

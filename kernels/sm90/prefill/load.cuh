@@ -44,7 +44,7 @@ private:
 
     // Head blocks of a section. The first item is one of the longest request.
     __device__ __forceinline__ u32 section_width(const FolioAttentionParams &params) const {
-        const float head_bytes = static_cast<float>(params.plan.items->kv_end) * ((DIM_QK + DIM_VO) * 2);
+        const float head_bytes = static_cast<float>(params.plan.items->kv_end) * Cache::row_bytes(DIM_QK + DIM_VO);
         const u32 kv_heads = params.num_kv_heads;
         const u32 sections = min(static_cast<u32>(head_bytes * kv_heads / SECTION_BYTES) + 1, kv_heads);
         return (kv_heads + sections - 1) / sections * (num_heads / kv_heads);
@@ -185,7 +185,7 @@ private:
         return __shfl_sync(FULL_WARP, x, 0);
     }
 
-    static constexpr u32 BYTES = BLOCK * DIM * 2;
+    static constexpr u32 ROW_BYTES = Cache::row_bytes(DIM), BYTES = BLOCK * ROW_BYTES;
     static_assert(BLOCK / 8 <= 32);
 
     // Waits for a free buffer and announces its bytes; boxes that read as zeros count in full.
@@ -211,7 +211,7 @@ private:
             if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
             const u32 full = acquire();
             if (issues) {
-                tma_load_5d(shared + BUFFERS + ring.index * BYTES + lane * tokens * DIM * 2, map, full, 0, 0, 0,
+                tma_load_5d(shared + BUFFERS + ring.index * BYTES + lane * tokens * ROW_BYTES, map, full, 0, 0, 0,
                             work.kv_head, now);
             }
             ring.advance();

@@ -6,6 +6,7 @@
 // of few positions still fills the matrix unit and a group's heads read their keys once.
 #pragma once
 
+#include "core/cache.cuh"
 #include "core/mask.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
@@ -13,6 +14,8 @@
 namespace folio::prefill {
 
 using Element = FOLIO_Q;
+using Cache = CacheRows<Element>;
+static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
@@ -27,7 +30,7 @@ static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CO
 
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr u32 QUERY_BYTES = GROUP_ROWS * DIM_QK * 2;
-constexpr u32 KEY_BYTES = BLOCK * DIM_QK * 2, VALUE_BYTES = BLOCK * DIM_VO * 2;
+constexpr u32 KEY_BYTES = BLOCK * Cache::row_bytes(DIM_QK), VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
 constexpr u32 MOST_SHARED = 232448 - 1024;
 constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + STAGES * (KEY_BYTES + VALUE_BYTES) <= MOST_SHARED ? 2 : 1;
 constexpr u32 QUERIES = 0;
