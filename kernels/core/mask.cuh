@@ -12,8 +12,12 @@ struct Request {
 };
 
 __device__ __forceinline__ Request load_request(const FolioPlanView &plan, const FolioWorkItem &item) {
-    return {static_cast<i32>(item.request), plan.kv_len[item.request],
-            item.position - static_cast<i32>(item.q_start)};
+    return {static_cast<i32>(item.request), plan.kv_len[item.request], item.position - static_cast<i32>(item.q_start)};
+}
+
+// How many of the rows [token, token + num_rows) q, o and lse have; a batch on the device may count more.
+__device__ __forceinline__ u32 existing_rows(const FolioAttentionParams &p, u32 token, u32 num_rows) {
+    return token < p.num_tokens ? min(num_rows, p.num_tokens - token) : 0;
 }
 
 // Keys [begin, end).
@@ -82,9 +86,10 @@ __device__ __forceinline__ RowsKeys rows_keys(const FolioAttentionParams &p, con
 __device__ __forceinline__ bool in_custom_mask(const FolioAttentionParams &p, const Request &request, i32 row,
                                                i32 key) {
     const i64 element = static_cast<i64>(row) * request.kv_len + key;
-    const u8 *mask = p.mask + p.mask_start[request.index];
-    if (p.mask_mode == FOLIO_MASK_BYTES) return mask[element] != 0;
-    return mask[element >> 3] >> (element & 7) & 1;
+    const bool bytes = p.mask_mode == FOLIO_MASK_BYTES;
+    const i64 at = p.mask_start[request.index] + (bytes ? element : element >> 3);
+    if (at >= p.mask_bytes) return false;
+    return bytes ? p.mask[at] != 0 : p.mask[at] >> (element & 7) & 1;
 }
 
 __device__ __forceinline__ bool in_mm_prefix(const FolioAttentionParams &p, const Request &request, i32 row, i32 key) {

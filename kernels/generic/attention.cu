@@ -85,7 +85,7 @@ struct KeyLoader {
                                          KeyRange keys, i32 first_tile, u32 warp_m)
         : p(p),
           g(g),
-          table(p.plan, *work.item, g.page_size),
+          table(p, *work.item, g.page_size),
           keys(keys),
           kv_head(work.kv_head),
           key(first_tile * KEYS + warp_m * PER_WARP + threadIdx.x % 32) {
@@ -100,10 +100,10 @@ struct KeyLoader {
         if (valid()) slot = table[key];
     }
 
-    // Keys outside the visible range become zeros, values too: 0 * NaN must not happen in P * V.
+    // Keys outside the visible range or the cache become zeros, values too: 0 * NaN must not happen in P * V.
     __device__ __forceinline__ void copy(u32 stage, u32 warp_m) {
         const Cache::Unit *k = nullptr, *v = nullptr;
-        if (valid()) {
+        if (valid() && table.holds(slot)) {
             k = Cache::row(p.k, slot.page, slot.token, kv_head);
             v = Cache::row(p.v, slot.page, slot.token, kv_head);
         }

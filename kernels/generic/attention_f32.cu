@@ -52,7 +52,7 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     }
 }
 
-// Keys outside the visible range become zeros: nothing there may reach a product.
+// Keys outside the visible range or the cache become zeros: nothing there may reach a product.
 __device__ __forceinline__ void copy_keys(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
                                           const PageTable &table, const Tiles &tiles, KeyRange keys, i32 first_key) {
     for (u32 row = threadIdx.x / 32; row < KEYS; row += WARPS) {
@@ -60,8 +60,10 @@ __device__ __forceinline__ void copy_keys(const FolioAttentionParams &p, const F
         const Cache::Unit *k = nullptr, *v = nullptr;
         if (key >= keys.begin && key < keys.end) {
             const Slot slot = table[key];
-            k = Cache::row(p.k, slot.page, slot.token, work.kv_head);
-            v = Cache::row(p.v, slot.page, slot.token, work.kv_head);
+            if (table.holds(slot)) {
+                k = Cache::row(p.k, slot.page, slot.token, work.kv_head);
+                v = Cache::row(p.v, slot.page, slot.token, work.kv_head);
+            }
         }
         copy_row<DIM_QK, Cached>(tiles.k + row * K_PITCH, k, g.head_dim_qk);
         copy_row<DIM_VO, Cached>(tiles.v + row * DIM_VO, v, g.head_dim_vo);
@@ -119,7 +121,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     const Tiles tiles;
     const u32 group = p.num_qo_heads / p.num_kv_heads, warp_row = threadIdx.x / 32 * ROWS_PER_WARP;
     const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0, group), work.token(ROWS - 1, group));
-    const PageTable table(p.plan, *work.item, g.page_size);
+    const PageTable table(p, *work.item, g.page_size);
     const LogitRule rule(p);
     const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head);
     RowState state[ROWS_PER_WARP];

@@ -16,8 +16,7 @@ struct OutputRow {
 
     // `row` counts the item's rows, all heads of the group: token * group + head in group.
     __device__ __forceinline__ OutputRow(const FolioAttentionParams &p, const FolioGenericParams &g,
-                                         const FolioWorkItem &item, u32 kv_head, u32 row,
-                                         RowState state) {
+                                         const FolioWorkItem &item, u32 kv_head, u32 row, RowState state) {
         const u32 group = p.num_qo_heads / p.num_kv_heads, token = row / group;
         const u32 head = kv_head * group + row % group;
         if (item.partial != FOLIO_NO_PARTIAL) {

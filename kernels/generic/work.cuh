@@ -18,7 +18,7 @@ struct Work {
         request = load_request(p.plan, *item);
         kv_head = block % p.num_kv_heads;
         first_row = block / p.num_kv_heads % g.row_tiles * rows_per_tile;
-        num_rows = item->q_len * (p.num_qo_heads / p.num_kv_heads);
+        num_rows = existing_rows(p, item->q_token, item->q_len) * (p.num_qo_heads / p.num_kv_heads);
         return first_row < num_rows;
     }
 
@@ -26,7 +26,9 @@ struct Work {
     __device__ __forceinline__ u32 row(u32 tile_row) const { return min(first_row + tile_row, num_rows - 1); }
 
     // The tile row's token within the request.
-    __device__ __forceinline__ i32 token(u32 tile_row, u32 group) const { return item->q_start + row(tile_row) / group; }
+    __device__ __forceinline__ i32 token(u32 tile_row, u32 group) const {
+        return item->q_start + row(tile_row) / group;
+    }
 
     __device__ __forceinline__ u32 qo_head(u32 tile_row, u32 group) const {
         return kv_head * group + row(tile_row) % group;

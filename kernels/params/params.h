@@ -52,16 +52,16 @@ struct FolioCache {
 
 // What plan wrote into the workspace. All of it is device memory.
 struct FolioPlanView {
-    const folio_i32 *qo_indptr;   // [batch_size + 1]
-    const folio_i32 *kv_len;      // [batch_size]
-    const folio_i32 *page_ids;  // null for ragged: page id = page_start + index
-    const FolioWorkItem *items;   // the largest first
+    const folio_i32 *qo_indptr;  // [batch_size + 1]
+    const folio_i32 *kv_len;     // [batch_size]
+    const folio_i32 *page_ids;   // null for ragged: page id = page_start + index
+    const FolioWorkItem *items;  // the largest first
     const FolioCombineItem *combines;
-    const folio_u32 *partials;     // partial rows that the combine items name
-    const folio_u32 *counts;       // {number of items, number of combine items, batch size, 0}
-    folio_u32 *next_tile;          // 0 between runs: a kernel that takes tiles by it clears it again
-    float *partial_o;              // [partial row][num_qo_heads][head_dim_vo], normalised
-    float *partial_lse;            // [partial row][num_qo_heads], base 2, -inf where nothing was seen
+    const folio_u32 *partials;  // partial rows that the combine items name
+    const folio_u32 *counts;    // {number of items, number of combine items, batch size, 0}
+    folio_u32 *next_tile;       // 0 between runs: a kernel that takes tiles by it clears it again
+    float *partial_o;           // [partial row][num_qo_heads][head_dim_vo], normalised
+    float *partial_lse;         // [partial row][num_qo_heads], base 2, -inf where nothing was seen
 };
 
 struct FolioAttentionParams {
@@ -85,6 +85,10 @@ struct FolioAttentionParams {
     folio_u32 flags;                      // FolioRunFlag
     folio_i32 k_scales_stride, v_scales_stride;
     folio_u32 num_qo_heads, num_kv_heads, page_size, num_mm_prefix_ranges;
+    // What lies in device memory is unchecked: query rows, page ids and mask bytes beyond these are not accessed.
+    folio_u32 num_tokens;  // rows that q, o and lse have
+    folio_u32 num_pages;   // that k and v have; ragged: rows. At most 2^32 - 1
+    folio_i64 mask_bytes;  // of mask
 };
 
 // n / d for n < 2^31 as (mulhi(n, multiplier) + n) >> shift.
@@ -128,6 +132,7 @@ struct FolioCombineParams {
     folio_u32 flags;  // FolioRunFlag
     folio_u32 num_qo_heads, group_size, head_dim_vo, o_dtype;
     folio_u32 blocks_of_row;  // CTAs per combine item: they share the heads
+    folio_u32 num_tokens;     // FolioAttentionParams::num_tokens
 };
 
 // kernels/ops/merge.cu: n attention states per row; the public merges of two and of n.
@@ -204,9 +209,9 @@ struct FolioPlanParams {
 
 // The numbers of src/cuda/params.rs.
 static_assert(sizeof(FolioWorkItem) == 48 && sizeof(FolioCombineItem) == 16, "plan records");
-static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 328, "attention");
-static_assert(sizeof(FolioGenericParams) == 368 && sizeof(FolioCombineParams) == 184, "generic kernels");
-static_assert(sizeof(FolioDecodeParams) == 360, "Hopper decode");
+static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 344, "attention");
+static_assert(sizeof(FolioGenericParams) == 384 && sizeof(FolioCombineParams) == 184, "generic kernels");
+static_assert(sizeof(FolioDecodeParams) == 376, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
 static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 200, "planning");

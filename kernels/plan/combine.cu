@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS)
     }
     const FolioCombineItem item = p.plan.combines[index];
     const Parts parts(p, item, threadIdx.x / 32);
-    if (item.count == 0) {
+    if (item.count == 0 || item.q_token >= p.num_tokens) {
         wait_for_prerequisites();
         return;
     }

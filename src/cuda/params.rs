@@ -97,6 +97,9 @@ pub struct AttentionParams {
     pub num_kv_heads: u32,
     pub page_size: u32,
     pub num_mm_prefix_ranges: u32,
+    pub num_tokens: u32,
+    pub num_pages: u32,
+    pub mask_bytes: i64,
 }
 
 /// `FolioDivisor`.
@@ -162,6 +165,7 @@ pub struct CombineParams {
     pub head_dim_vo: u32,
     pub o_dtype: u32,
     pub blocks_of_row: u32,
+    pub num_tokens: u32,
 }
 
 /// `FolioState`.
@@ -277,10 +281,10 @@ const _: () = {
     assert!(size_of::<crate::problem::WorkItem>() == 48);
     assert!(size_of::<crate::problem::CombineItem>() == 16);
     assert!(size_of::<PlanView>() == 80);
-    assert!(size_of::<AttentionParams>() == 328);
-    assert!(size_of::<GenericParams>() == 368);
+    assert!(size_of::<AttentionParams>() == 344);
+    assert!(size_of::<GenericParams>() == 384);
     assert!(size_of::<CombineParams>() == 184);
-    assert!(size_of::<DecodeParams>() == 360);
+    assert!(size_of::<DecodeParams>() == 376);
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);
@@ -368,6 +372,13 @@ pub fn count(field: &str, what: &str, value: i64) -> Result<u32> {
             i32::MAX
         ))),
     }
+}
+
+/// The fewest indices along the first dimension, which kernels keep what they find in device memory within. What
+/// exceeds 32 bits they cannot name.
+pub fn fewest<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u32 {
+    let fewest = tensors.into_iter().map(|tensor| tensor.extent(0)).min();
+    fewest.map_or(0, |extent| u32::try_from(extent).unwrap_or(u32::MAX))
 }
 
 /// Stride of scales: one for all has none.

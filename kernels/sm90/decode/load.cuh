@@ -72,8 +72,9 @@ public:
     __device__ __forceinline__ void begin(const KeySpan &span, int tiles) {
         this->span = span;
         this->tiles = tiles;
-        current = fetch(0);
+        const Box first = fetch(0);
         next = fetch(32);
+        current = inside(first);
     }
 
     // Starts the load of the warp's tile `i` into `stage`, if there is one. Called with i = 0, 1, 2 ...
@@ -82,7 +83,7 @@ public:
         const u32 boxes = 1u << params.boxes_log2;
         const u32 slot = (i << params.boxes_log2) & 31;
         if (slot == 0 && i != 0) {
-            current = next;
+            current = inside(next);
             next = fetch((i << params.boxes_log2) + 32);
         }
         const u32 barrier = barriers + 8 * stage, k = ring + stage * Shape::STAGE_BYTES;
@@ -120,6 +121,12 @@ private:
         return {span.page_ids[page], static_cast<int>((token - page * params.attention.page_size) >> 3)};
     }
 
+    // A page id that the cache does not have counts as a box outside the tensor. Asked when the id is used, not when it
+    // is fetched: nothing is to wait for it then.
+    __device__ __forceinline__ Box inside(Box box) const {
+        return static_cast<u32>(box.page) < params.attention.num_pages ? box : Box{-1, 0};
+    }
+
     __device__ __forceinline__ void load(const TensorMap *map, u32 dst, u32 barrier, int page_base, int group) const {
         const int head = static_cast<int>(span.head);
         const int c3 = params.pages_by_head ? group : page_base + group;
@@ -154,7 +161,8 @@ public:
 
     __device__ __forceinline__ void issue(int i, int stage) {
         if (i < tiles) {
-            const Place place = next;
+            // A page that the cache does not have is none.
+            const Place place = static_cast<u32>(next.page) < params.attention.num_pages ? next : Place{-1, 0};
             next = fetch(i + 1);
             const u32 k = ring + stage * Shape::STAGE_BYTES;
 #pragma unroll 1

@@ -38,11 +38,20 @@ __device__ __forceinline__ Item read_item(const FolioDecodeParams &params, u32 i
     const FolioPlanView &plan = params.attention.plan;
     const uint4 *words = reinterpret_cast<const uint4 *>(plan.items + index);
     const uint4 a = words[0], b = words[1], c = words[2];
-    item.work = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, static_cast<i64>(static_cast<u64>(c.y) << 32 | c.x),
-                 static_cast<i32>(c.z), static_cast<i32>(c.w)};
+    item.work = {a.x,
+                 a.y,
+                 a.z,
+                 a.w,
+                 b.x,
+                 b.y,
+                 b.z,
+                 b.w,
+                 static_cast<i64>(static_cast<u64>(c.y) << 32 | c.x),
+                 static_cast<i32>(c.z),
+                 static_cast<i32>(c.w)};
     item.kv_head = blockIdx.x * HEADS;
     item.first_row = blockIdx.y * ROWS;
-    const u32 rows = item.work.q_len * params.group_size;
+    const u32 rows = existing_rows(params.attention, item.place.q_token, item.work.q_len) * params.group_size;
     item.num_rows = rows <= item.first_row ? 0 : min(rows - item.first_row, static_cast<u32>(ROWS));
     return item;
 }

@@ -218,11 +218,11 @@ private:
         }
     }
 
-    // Coordinate of the 8-token group in which `token` begins a box.
+    // Coordinate of the 8-token group in which `token` begins a box. Pages that the cache does not have read as zeros.
     __device__ __forceinline__ int group_of(const i32 *ids, int token, int kv_end) const {
         if (token >= kv_end) return OUTSIDE;
-        const u32 page = static_cast<u32>(token) / params.page_size;
-        return ids[page] * groups_per_page + (token - page * params.page_size) / 8;
+        const u32 page = static_cast<u32>(token) / params.page_size, id = ids[page];
+        return id < params.num_pages ? id * groups_per_page + (token - page * params.page_size) / 8 : OUTSIDE;
     }
 
     __device__ __forceinline__ void load_ragged(const Work &work) {

@@ -104,7 +104,7 @@ __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u3
     const FolioWorkItem item = params.plan.items[item_index];
     Tile tile;
     tile.token = item.q_token;
-    tile.num_tokens = item.q_len;
+    tile.num_tokens = existing_rows(params, tile.token, item.q_len);
     tile.position = item.position;
     tile.kv_end = item.kv_end;
     const int kv_start = item.kv_start;

@@ -12,7 +12,7 @@ use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::{Row, combine, plan};
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
-    Rows, address, count, dtype_code, lse_flag, scales_stride,
+    Rows, address, count, dtype_code, fewest, lse_flag, scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
@@ -22,6 +22,7 @@ use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
     Pages, Tiling, WorkList,
 };
+use crate::tensor::Tensor;
 
 /// Blocks that the combine kernel is launched with at most, unless there are more split rows.
 const COMBINE_BLOCKS: usize = 4096;
@@ -256,19 +257,13 @@ impl CudaAttention {
     }
 
     fn params(&self, planned: &Planned, args: &Checked<AttentionArgs>) -> Result<AttentionParams> {
-        let (mask_mode, mask, mask_start) = match args.mask {
-            Mask::Causal => (MaskMode::Causal, 0, 0),
-            Mask::Full => (MaskMode::Full, 0, 0),
-            Mask::Bytes(mask) => (
-                MaskMode::Bytes,
-                mask.address() as u64,
-                planned.mask_bytes_start,
-            ),
-            Mask::Bits(mask) => (
-                MaskMode::Bits,
-                mask.address() as u64,
-                planned.mask_bits_start,
-            ),
+        let custom =
+            |mode, mask: &Tensor, start| (mode, mask.address() as u64, mask.extent(0), start);
+        let (mask_mode, mask, mask_bytes, mask_start) = match &args.mask {
+            Mask::Causal => (MaskMode::Causal, 0, 0, 0),
+            Mask::Full => (MaskMode::Full, 0, 0, 0),
+            Mask::Bytes(mask) => custom(MaskMode::Bytes, mask, planned.mask_bytes_start),
+            Mask::Bits(mask) => custom(MaskMode::Bits, mask, planned.mask_bits_start),
         };
         let side = |side: Option<u32>| side.and_then(|n| i32::try_from(n).ok()).unwrap_or(-1);
         let num_mm_prefix_ranges = match args.mm_prefix_ranges {
@@ -305,6 +300,9 @@ impl CudaAttention {
             num_kv_heads: self.desc.num_kv_heads,
             page_size: self.desc.kv.page_size(),
             num_mm_prefix_ranges,
+            num_tokens: fewest([&args.q, &args.o].into_iter().chain(&args.lse)),
+            num_pages: fewest([&args.k, &args.v]),
+            mask_bytes,
         })
     }
 
@@ -334,6 +332,7 @@ impl CudaAttention {
             head_dim_vo: self.desc.head_dim_vo,
             o_dtype: dtype_code(self.desc.o_dtype),
             blocks_of_row,
+            num_tokens: params.num_tokens,
         };
         let blocks = num_combines as u64 * u64::from(blocks_of_row);
         let launch = Launch {
