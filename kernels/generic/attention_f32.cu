@@ -20,6 +20,9 @@ constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 constexpr int WARPS = FOLIO_THREADS / 32, ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS, KEYS = FOLIO_KV_TILE;
 // Rows of K are 16 bytes longer, so that 32 lanes on 32 rows meet all banks.
 constexpr int K_PITCH = DIM_QK + 4, COLUMN_PAIRS = DIM_VO / 64;
+// CTAs per multiprocessor that registers leave room for: those that Hopper's shared memory has room for. Left to itself
+// the compiler takes 95 to 123 registers at head_dim 128, by where parameters lie.
+constexpr int CTAS = DIM_QK <= 128 ? 5 : 2;
 static_assert(KEYS == 32, "a lane per key");
 static_assert(FOLIO_SHARED_BYTES == 4 * (ROWS * DIM_QK + KEYS * (K_PITCH + DIM_VO)),
               "the kernel table's shared memory");
@@ -173,7 +176,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
 
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::CTAS)
     folio_attention_f32(const __grid_constant__ FolioGenericParams g) {
     folio::wait_for_prerequisites();
     folio::Work work;
