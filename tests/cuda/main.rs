@@ -2,6 +2,7 @@
 //! problems as the CPU, and what only a device has: streams, graphs, lengths in device memory. Skipped
 //! without a device.
 
+mod bounds;
 #[path = "../common/mod.rs"]
 mod common;
 mod gpu;
@@ -43,6 +44,12 @@ fn main() -> ExitCode {
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),
+        case(
+            "batches_beyond_the_tensors",
+            (),
+            bounds::batches_beyond_the_tensors,
+        ),
+        case("slots_beyond_the_cache", (), bounds::slots_beyond_the_cache),
     ];
     harness::main(&cases, |_, _| match cuda_device_count() {
         0 => Err("no CUDA device".into()),
