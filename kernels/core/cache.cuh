@@ -1,12 +1,12 @@
-// How rows of a cache are stored: the element, the bytes of a row, how scales vary, and where a head's row begins. This is
-// all that kernels know of a cache format; which page a key is in is paged.cuh's.
+// How rows of a cache are stored: the element, the bytes of a row, how scales vary, and where a head's row begins. This
+// is all that kernels know of a cache format; which page a key is in is paged.cuh's.
 #pragma once
 #include "core/dtype.cuh"
 
 namespace folio {
 
-// What one scale covers; a scale for the whole tensor is one per head with stride 0. Scales per head leave the loop over
-// keys: that of K goes into the logits' scale, that of V into the output's.
+// What one scale covers; a scale for the whole tensor is one per head with stride 0. Scales per head leave the loop
+// over keys: that of K goes into the logits' scale, that of V into the output's.
 enum class ScaleGranularity { HEAD, TOKEN_HEAD, BLOCK };
 
 // Rows of elements one after another, and nothing beside them.

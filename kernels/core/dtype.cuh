@@ -7,7 +7,7 @@ namespace folio {
 
 // fp32 magnitudes rounded to a format of MANTISSA bits whose smallest normal is 2^MIN_EXPONENT, ties to
 // even; the caller has already clamped. Below the normal range the steps are equal, so rounding is `rint`
-// of a multiple; a carry out of the mantissa walks into the exponent by itself in both branches.
+// of a multiple. In both branches a carry out of the mantissa increments the exponent, as it should.
 template <int MANTISSA, int MIN_EXPONENT>
 __device__ __forceinline__ u32 round_magnitude(float magnitude) {
     const u32 smallest_normal = static_cast<u32>(127 + MIN_EXPONENT) << 23;
@@ -91,7 +91,7 @@ __device__ __forceinline__ u32 spread_bytes(u32 bytes) {
 }
 
 // spread_bytes, then signs stay and the other bits move down by SHIFT, into an exponent and mantissa of
-// the wider type; the factor, a power of two in both halves, mends the exponent's bias.
+// the wider type; the factor, a power of two in both halves, corrects the exponent's bias.
 template <class T, int SHIFT, u32 FACTOR>
 __device__ __forceinline__ u32 rebias(u32 spread) {
     const u32 rest = (0x7f00u >> SHIFT) * 0x00010001u;
@@ -102,7 +102,7 @@ struct e4m3 {
     typedef u8 Storage;
     static constexpr bool IS_FP8 = true;
     static __device__ __forceinline__ float load(Storage x) {
-        // Sign, exponent and mantissa in their fp32 places; the power of two mends the bias, exactly for
+        // Sign, exponent and mantissa in their fp32 places; the power of two corrects the bias, exactly for
         // subnormals too.
         if ((x & 0x7f) == 0x7f) return __uint_as_float(0x7fffffffu);
         const u32 bits = (static_cast<u32>(x & 0x80) << 24) | (static_cast<u32>(x & 0x7f) << 20);

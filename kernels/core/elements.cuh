@@ -1,11 +1,11 @@
-// Neighbouring elements of a row that one thread moves: one, or eight as vectors. Nobody reads them again, so
-// what is read passes by L1 and is the first to leave L2.
+// Neighbouring elements of a row that one thread moves between global memory and registers: one, or eight as vectors.
+// They are read once, so loads bypass L1 and are evicted from L2 first. Tiles in shared memory are tile.cuh's.
 #pragma once
 #include "core/dtype.cuh"
 
 namespace folio {
 
-__device__ __forceinline__ uint4 load_last_time(const uint4 *source) {
+__device__ __forceinline__ uint4 load_evict_first(const uint4 *source) {
     u64 policy;
     uint4 v;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -33,7 +33,7 @@ union Elements {
         } else {
 #pragma unroll
             for (u32 i = 0; i < sizeof(vectors) / 16; i++) {
-                vectors[i] = load_last_time(reinterpret_cast<const uint4 *>(source) + i);
+                vectors[i] = load_evict_first(reinterpret_cast<const uint4 *>(source) + i);
             }
         }
     }

@@ -24,12 +24,10 @@ __device__ __forceinline__ float product_scale(const FolioAttentionParams &p, u3
 
 // 1 / (2^x + 1). With x = 2 log2(e) y, tanh(y) is 1 minus twice this: the absolute error is near 1e-7, against 5e-4 of
 // tanh.approx, which a cap of 50 makes 0.02 of a logit. Saturates, as 2^x overflows to inf.
-__device__ __forceinline__ float reciprocal_of_power_plus_one(float x) {
-    return reciprocal_approx(exp2_approx(x) + 1.0f);
-}
+__device__ __forceinline__ float reciprocal_of_exp2_plus_1(float x) { return reciprocal_approx(exp2_approx(x) + 1.0f); }
 
-__device__ __forceinline__ float tanh_exact(float x) {
-    return 1.0f - 2.0f * reciprocal_of_power_plus_one(2.0f * LOG2_E * x);
+__device__ __forceinline__ float tanh_accurate(float x) {
+    return 1.0f - 2.0f * reciprocal_of_exp2_plus_1(2.0f * LOG2_E * x);
 }
 
 // Whether a run's scale takes in 1 / cap by a division, or by a multiplication with the reciprocal; they differ in the
@@ -67,7 +65,7 @@ struct LogitRule {
     // `distance` is from the key to the row.
     __device__ __forceinline__ float operator()(float product, float scale, float slope, i32 distance) const {
         float x = product * scale;
-        if (cap > 0.0f) x = cap * tanh_exact(x);
+        if (cap > 0.0f) x = cap * tanh_accurate(x);
         if (alibi) {
             const float d = static_cast<float>(distance);
             x -= slope * (alibi_sqrt ? sqrtf(fmaxf(d, 0.0f)) : d);
@@ -97,7 +95,7 @@ struct FoldedLogits {
         for (int i = 0; i < N; ++i) s[i] *= product;
         if (cap == 0.0f) return;
 #pragma unroll
-        for (int i = 0; i < N; ++i) s[i] = fmaf(-2 * cap, reciprocal_of_power_plus_one(s[i]), cap);
+        for (int i = 0; i < N; ++i) s[i] = fmaf(-2 * cap, reciprocal_of_exp2_plus_1(s[i]), cap);
     }
 };
 

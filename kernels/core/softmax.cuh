@@ -12,7 +12,7 @@ struct RowState {
     float max, sum;
 };
 
-// What exponents are relative to: a row that has seen nothing must not form inf - inf.
+// What exponents are relative to. Not -inf, for a row without keys so far: that would form inf - inf.
 __device__ __forceinline__ float exponent_base(float max) { return max == minus_infinity() ? 0.0f : max; }
 
 // One more logit, with no value behind it. Returns the factor for what was accumulated before.
@@ -25,7 +25,7 @@ __device__ __forceinline__ float add_sink(RowState &row, float sink_logit) {
     return correction;
 }
 
-// Base 2; -inf where nothing was seen, and NaN where that was seen.
+// In base 2. -inf for a row without keys; NaN where a logit was NaN.
 __device__ __forceinline__ float log_sum_exp(const RowState &row) {
     return row.sum == 0.0f ? minus_infinity() : row.max + log2_approx(row.sum);
 }

@@ -1,5 +1,6 @@
-// A tile of rows in shared memory, swizzled so that eight rows of one 16-byte column lie in eight
-// different bank groups, and the copies that fill one from global memory.
+// A tile of rows in shared memory, swizzled so that eight rows of one 16-byte column lie in eight different bank
+// groups, and the copies by cp.async that fill one from global memory. The generic kernels' tiles: Hopper's have the
+// layouts that TMA and wgmma ask for.
 #pragma once
 #include "core/paged.cuh"
 

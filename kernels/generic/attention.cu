@@ -6,7 +6,7 @@
 // CTAs read the same pages) and, for items of more rows than a tile, one row tile of it.
 //   prefill: WARPS_M warps share a tile of keys and divide the rows.
 //   decode: one row tile, WARPS_N warps that take every WARPS_N-th tile of keys, each with a ring of its
-//     own, and put their states together at the end.
+//     own, and merge their states at the end.
 //
 // Compiled once per row of the kernel table, with
 //   FOLIO_Q (f16, bf16), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
@@ -320,7 +320,7 @@ __device__ __forceinline__ void for_each_pair(const Outputs &o, int m, int half,
     }
 }
 
-// Each warp has all rows and some keys: their states meet in shared memory, where the ring was.
+// Each warp has all rows and some keys: their states are merged through shared memory, where the ring was.
 __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams &p, const FolioGenericParams &g,
                                                       const Work &work, const Outputs &o, const Softmax &softmax,
                                                       const Lane &lane) {

@@ -2,7 +2,7 @@
 // tf32 products keep 11 bits only. Complete for the contract, simple, and not tuned.
 //
 // A CTA has 16 rows (row = token * group + head in group), four per warp. Scores: a lane takes a key.
-// Values: a lane takes pairs of columns, and the keys' probabilities go round by shuffles.
+// Values: a lane takes pairs of columns, and gets each key's probability by a shuffle.
 //
 // Compiled once per row of the kernel table, with FOLIO_KV (f32, e4m3, e5m2), FOLIO_HEAD_DIM_QK,
 // FOLIO_HEAD_DIM_VO (padded dims), FOLIO_Q_TILE (16), FOLIO_KV_TILE (32), FOLIO_THREADS (128),
@@ -20,8 +20,8 @@ constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 constexpr int WARPS = FOLIO_THREADS / 32, ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS, KEYS = FOLIO_KV_TILE;
 // Rows of K are 16 bytes longer, so that 32 lanes on 32 rows meet all banks.
 constexpr int K_PITCH = DIM_QK + 4, COLUMN_PAIRS = DIM_VO / 64;
-// CTAs per multiprocessor that registers leave room for: those that Hopper's shared memory has room for. Left to itself
-// the compiler takes 95 to 123 registers at head_dim 128, by where parameters lie.
+// CTAs per multiprocessor, as Hopper's shared memory has room for. Without this bound the compiler takes 95 to 123
+// registers at head_dim 128, depending on the offsets of the parameters.
 constexpr int CTAS = DIM_QK <= 128 ? 5 : 2;
 static_assert(KEYS == 32, "a lane per key");
 static_assert(FOLIO_SHARED_BYTES == 4 * (ROWS * DIM_QK + KEYS * (K_PITCH + DIM_VO)),

@@ -1,5 +1,5 @@
-// Where a finished row goes: the output and lse, with sink, value scale and fp8 quantisation, or, where
-// the row's keys were split, the partial results that plan/combine.cu puts together.
+// The end of a row in the generic kernels: it is stored to the output and lse, with sink, value scale and fp8
+// quantisation; or, where the row's keys were split, to the partial results that plan/combine.cu combines.
 #pragma once
 #include "core/mask.cuh"
 #include "core/softmax.cuh"

@@ -1,4 +1,4 @@
-// What one CTA of the generic kernels computes: a KV head of a row tile of a work item.
+// What one CTA of the generic kernels computes: a KV head of a row tile of a work item. Index arithmetic only.
 #pragma once
 #include "generic/output_row.cuh"
 

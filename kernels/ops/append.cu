@@ -1,5 +1,5 @@
-// Writes new tokens to a paged cache, keys and values in one launch; rounds to fp8 where the cache is. A
-// CTA takes one token. Negative slots, and slots past the cache, are skipped.
+// Writes new tokens to a paged cache, keys and values in one launch; rounds to fp8 where the cache is fp8. It computes
+// no scales. A CTA takes one token. Tokens with negative slots, or with slots past the cache, are skipped.
 //
 // Compiled per pair of types: FOLIO_Q of the tokens, FOLIO_KV of the cache (that, or fp8).
 #include "core/elements.cuh"

@@ -1,11 +1,12 @@
-// Merges attention states of the caller's: n per row and head, or two in separate tensors. A state without
-// keys has lse -inf; +inf and NaN count as that too, as FlashAttention-2 marks empty rows with +inf.
+// Merges attention states that the caller has: n per row and head, or two in separate tensors. The partial results of
+// Folio's own split rows are plan/combine.cu's. A state without keys has lse -inf; +inf and NaN count as that too, as
+// FlashAttention-2 marks empty rows with +inf.
 //
 // A row and head belong to lanes of one warp, which read every lse before one of them writes the merged
 // one: outputs may be the inputs themselves. Compiled per element type, FOLIO_Q.
 //
-// Two states, the most common case, have a kernel of their own: it does little but wait for memory, so what it
-// needs is few registers and instructions, and many blocks.
+// Two states, the most common case, have a kernel of their own. It is bound by the latency of memory: few registers and
+// many blocks make it fast.
 #include "core/elements.cuh"
 #include "core/paged.cuh"
 #include "core/softmax.cuh"

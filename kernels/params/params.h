@@ -1,5 +1,5 @@
 // What host and device agree on: plain structs that src/cuda/params.rs mirrors field by field.
-// Sizes and offsets are asserted on both sides. No code lives here.
+// Sizes are asserted on both sides. No code here.
 //
 // Strides are in elements and 64 bits wide everywhere. Pointers that may be absent are null.
 #pragma once

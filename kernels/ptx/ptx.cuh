@@ -1,5 +1,5 @@
-// PTX instructions of sm_80 and up as functions, one instruction each; no policy. What needs a newer
-// architecture does nothing, or is not defined, on an older one. Hopper-only forms are in tma.cuh and wgmma.cuh.
+// PTX instructions of sm_80 and up as functions: thin wrappers, no policy. Programmatic dependent launch, which needs
+// sm_90, does nothing on older architectures. TMA and mbarriers are in tma.cuh, warpgroup products in wgmma.cuh.
 #pragma once
 #include "ptx/types.cuh"
 

@@ -1,6 +1,5 @@
-// What only Hopper and later have: mbarriers that count bytes, tensor-map (TMA) loads, and programmatic
-// dependent launch. Thin wrappers over PTX; no policy. Shared-memory addresses are 32-bit shared-window
-// addresses.
+// What only Hopper and later have: mbarriers that count bytes, and loads by tensor maps (TMA). Thin wrappers over PTX,
+// no policy. Addresses of shared memory are 32-bit addresses of the shared window.
 #pragma once
 #include "ptx/types.cuh"
 

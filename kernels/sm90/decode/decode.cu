@@ -58,7 +58,7 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
         const Item item = read_item(params, index);
         if (index >= num_items) return;
         if (num_items - index <= gridDim.z) {
-            // The combine kernel may come and read its part of the plan; it waits for the results by itself.
+            // The combine kernel may start and read its part of the plan; it waits for the results itself.
             allow_dependents();
         }
         if (item.num_rows == 0) continue;

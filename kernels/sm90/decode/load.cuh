@@ -1,6 +1,6 @@
 // How a warp of the decode kernel fills its own ring of K/V stages: by TMA boxes, or by gathering rows with
-// cp.async where pages are too small or oddly strided for a box. Both leave zeros for keys that lie in pages no
-// row sees.
+// cp.async where pages are too small for a box, or strides do not fit a tensor map. Both leave zeros for keys in pages
+// that no row sees or that the cache does not have. No arithmetic on keys or values.
 //
 // A stage is K then V, each [box][KV head][tokens of a box / 8][8 rows]. Neighbouring heads are loaded together
 // because their rows are neighbours in memory: at 128 bytes a row, DRAM gives 5 % more for two heads at a time.

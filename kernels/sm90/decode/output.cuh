@@ -1,17 +1,17 @@
-// The end of a decode work item: the warps' sums are put together in shared memory, and rows go to the output, or
-// to the partial results where the item is one chunk of several.
+// The end of a decode work item: the warps' sums are merged through shared memory, and rows are stored to the output,
+// or to the partial results where the item is one chunk of several. No keys or values here.
 #pragma once
 
 #include "sm90/decode/softmax.cuh"
 
 namespace folio::decode {
 
-// A warp's rows in shared memory; four floats of padding keep the stores off each other's banks.
+// A warp's rows in shared memory; four floats of padding spread the stores over the banks.
 constexpr int MERGE_PITCH = HEAD_DIM_VO + 4;
 static_assert(8 * COLUMN_TILES * MERGE_PITCH * 4 <= Shape::WARP_BYTES);
 
 struct alignas(16) MergeState {
-    float peak[WARPS][8 * COLUMN_TILES], total[WARPS][8 * COLUMN_TILES];
+    float max[WARPS][8 * COLUMN_TILES], sum[WARPS][8 * COLUMN_TILES];
 };
 
 __device__ __forceinline__ float4 scaled(float4 x, float f) { return make_float4(x.x * f, x.y * f, x.z * f, x.w * f); }
@@ -24,14 +24,14 @@ __device__ __forceinline__ void publish(const WarpState &state, MergeState &merg
     for (int c = 0; c < COLUMN_TILES; ++c) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            float sum = state.total[c][j];
+            float sum = state.row_sum[c][j];
 #pragma unroll
             for (int lanes = 4; lanes <= 16; lanes *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, lanes);
             const u32 row = 2 * (lane & 3) + j;
             if (8 * (c % ROW_TILES) + row >= num_rows) continue;
             if (g == 0) {
-                merge.peak[warp][8 * c + row] = state.peak[c][j];
-                merge.total[warp][8 * c + row] = sum;
+                merge.max[warp][8 * c + row] = state.row_max[c][j];
+                merge.sum[warp][8 * c + row] = sum;
             }
             float *out = rows + (8 * c + row) * MERGE_PITCH + Op::first_dim(g);
 #pragma unroll
@@ -100,20 +100,20 @@ __device__ __forceinline__ void merge_warps(const FolioDecodeParams &params, con
         const u32 head = HEADS == 2 && n >= item.num_rows * PIECES;
         const u32 row = n / PIECES - head * item.num_rows, column = n % PIECES * 4;
         const u32 slot = head * ROWS + row;
-        RowState state = {merge.peak[0][slot], 0.0f};
+        RowState state = {merge.max[0][slot], 0.0f};
 #pragma unroll
-        for (int w = 1; w < WARPS; ++w) state.max = fmaxf(state.max, merge.peak[w][slot]);
+        for (int w = 1; w < WARPS; ++w) state.max = fmaxf(state.max, merge.max[w][slot]);
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) {
-            const float weight = exp2_approx(merge.peak[w][slot] - state.max);
+            const float weight = exp2_approx(merge.max[w][slot] - state.max);
             const float4 x = *reinterpret_cast<const float4 *>(rings + w * Shape::WARP_BYTES +
                                                                (slot * MERGE_PITCH + column) * sizeof(float));
             sum.x += weight * x.x;
             sum.y += weight * x.y;
             sum.z += weight * x.z;
             sum.w += weight * x.w;
-            state.sum += weight * merge.total[w][slot];
+            state.sum += weight * merge.sum[w][slot];
         }
         store_row(params, item, item.kv_head + head, row, column, sum, state);
     }

@@ -1,6 +1,8 @@
-// The decode kernel's arithmetic: query operands, and one warp's online softmax over its tiles. Scores are
-// k^T q with 16 tokens by 8 rows, outputs v p with 16 dimensions by 8 rows, so that no instruction is padding as
-// soon as a KV head has eight rows.
+// The decode kernel's arithmetic: query operands, and one warp's online softmax over its tiles. Loads of keys and
+// values are load.cuh's, the end of an item is output.cuh's.
+//
+// Scores are k^T q with 16 tokens by 8 rows, outputs v p with 16 dimensions by 8 rows: with eight rows per KV head no
+// part of an instruction is padding.
 #pragma once
 
 #include "sm90/decode/work.cuh"
@@ -11,10 +13,10 @@ __device__ __forceinline__ float2 unpack_bf16(u32 pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-// Below every finite score in base 2, and finite, so that a difference of two peaks is never NaN.
-constexpr float NO_PEAK = -1e30f;
-// A stale peak is kept until a score exceeds it by this much: probabilities stay below 2^8.
-constexpr float PEAK_SLACK = 8.0f;
+// Below every finite score in base 2, and finite, so that a difference of two maxima is never NaN.
+constexpr float NO_MAX = -1e30f;
+// A row maximum is kept until a score exceeds it by this much: probabilities stay below 2^8.
+constexpr float RESCALE_THRESHOLD = 8.0f;
 
 // The packed rows as mma operands. Every warp has the same; where they would not fit in registers beside the
 // accumulators they live in shared memory.
@@ -25,7 +27,7 @@ public:
     static constexpr int SHARED_BYTES =
         SHARED ? COLUMN_TILES * STEPS * 32 * static_cast<int>(sizeof(NarrowFragment)) : 0;
 
-    // `logits` takes in what the rows were divided by. All warps call this together.
+    // What the rows were divided by is multiplied into the scales of `logits`. All warps call this together.
     __device__ __forceinline__ void load(const FolioDecodeParams &params, const Item &item, NarrowFragment *shared,
                                          u32 warp, u32 lane, LaneLogits &logits) {
         lane_fragments = shared + lane;
@@ -59,7 +61,7 @@ public:
     }
 
 private:
-    // Straight from global memory: lane 4g + i reads its part of row g.
+    // From global memory: lane 4g + i reads its part of row g.
     static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS], const FolioDecodeParams &params,
                                                 const Item &item, int column_tile, u32 lane) {
         const FolioRows &q = params.attention.q;
@@ -126,13 +128,13 @@ struct TileAddress {
 struct WarpState {
     static constexpr int BLOCKS = HEAD_DIM_VO / 16;
     float o[COLUMN_TILES][BLOCKS][4];
-    float peak[COLUMN_TILES][2], total[COLUMN_TILES][2];
+    float row_max[COLUMN_TILES][2], row_sum[COLUMN_TILES][2];
 
     __device__ __forceinline__ void reset() {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
-            peak[c][0] = peak[c][1] = NO_PEAK;
-            total[c][0] = total[c][1] = 0.0f;
+            row_max[c][0] = row_max[c][1] = NO_MAX;
+            row_sum[c][0] = row_sum[c][1] = 0.0f;
 #pragma unroll
             for (int b = 0; b < BLOCKS; ++b) o[c][b][0] = o[c][b][1] = o[c][b][2] = o[c][b][3] = 0.0f;
         }
@@ -204,22 +206,22 @@ private:
 
     __device__ __forceinline__ void probabilities(NarrowFragment (&p)[COLUMN_TILES][TILE_TOKENS / 16],
                                                   const float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4]) {
-        float highest[COLUMN_TILES][2];
-        bool raise = false;
+        float new_max[COLUMN_TILES][2];
+        bool stale = false;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                float x = peak[c][j];
+                float x = row_max[c][j];
 #pragma unroll
                 for (int t = 0; t < TILE_TOKENS / 16; ++t) x = fmaxf(x, fmaxf(s[c][t][j], s[c][t][2 + j]));
 #pragma unroll
                 for (int lanes = 4; lanes <= 16; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, lanes));
-                highest[c][j] = x;
-                raise |= x - peak[c][j] > PEAK_SLACK;
+                new_max[c][j] = x;
+                stale |= x - row_max[c][j] > RESCALE_THRESHOLD;
             }
         }
-        if (__any_sync(FULL_WARP, raise)) raise_peaks(highest);
+        if (__any_sync(FULL_WARP, stale)) rescale(new_max);
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
 #pragma unroll
@@ -227,8 +229,8 @@ private:
                 float e[4];
 #pragma unroll
                 for (int n = 0; n < 4; ++n) {
-                    e[n] = exp2_approx(s[c][t][n] - peak[c][n & 1]);
-                    total[c][n & 1] += e[n];
+                    e[n] = exp2_approx(s[c][t][n] - row_max[c][n & 1]);
+                    row_sum[c][n & 1] += e[n];
                 }
                 // Rows in pairs, a token per quad of lanes; the operand wants tokens in pairs, a row per quad.
                 p[c][t] = {{transpose_8x8(Math::pack(e[0], e[1])), transpose_8x8(Math::pack(e[2], e[3]))}};
@@ -236,14 +238,14 @@ private:
         }
     }
 
-    __device__ __forceinline__ void raise_peaks(const float (&highest)[COLUMN_TILES][2]) {
+    __device__ __forceinline__ void rescale(const float (&new_max)[COLUMN_TILES][2]) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
-            const float f[2] = {exp2_approx(peak[c][0] - highest[c][0]), exp2_approx(peak[c][1] - highest[c][1])};
+            const float f[2] = {exp2_approx(row_max[c][0] - new_max[c][0]), exp2_approx(row_max[c][1] - new_max[c][1])};
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                peak[c][j] = highest[c][j];
-                total[c][j] *= f[j];
+                row_max[c][j] = new_max[c][j];
+                row_sum[c][j] *= f[j];
             }
 #pragma unroll
             for (int b = 0; b < BLOCKS; ++b) {

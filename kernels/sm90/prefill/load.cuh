@@ -1,6 +1,6 @@
-// The producer warpgroup of the Hopper prefill kernel: picks the tiles of the CTA and brings Q, K and V to
-// shared memory by TMA. Warp 0 loads K, warp 1 loads V, a box per lane, because one lane that issues them all
-// costs 54 clocks for each; warp 2 picks tiles, tells everybody, and loads Q.
+// The producer warpgroup of the Hopper prefill kernel: it picks the tiles of the CTA and loads Q, K and V to shared
+// memory by TMA. Warp 0 loads K and warp 1 loads V, a box per lane, because one lane that issues them all needs 54
+// clocks for each. Warp 2 picks tiles, publishes them and loads Q. No arithmetic on their elements.
 #pragma once
 
 #include "sm90/prefill/tile.cuh"
@@ -20,7 +20,7 @@ public:
     __device__ __forceinline__ explicit TileOrder(const FolioAttentionParams &params)
         : num_items(params.plan.counts[0]), num_heads(head_blocks(params)) {}
 
-    // What the item and head of the CTA's first tile most often are can be on its way early.
+    // Prefetches the item that the CTA's first tile most often is of.
     static __device__ __forceinline__ void prefetch_first(const FolioAttentionParams &params) {
         const u32 item = blockIdx.x / head_blocks(params);
         asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + item));
@@ -57,7 +57,7 @@ private:
     u32 num_items, num_heads;
 };
 
-// Picks tiles: the first is the CTA's own, further ones whoever is free takes. One lane does it.
+// Picks tiles: the first by the CTA's index, further ones from a counter that all CTAs share. One lane does it.
 class Scheduler {
 public:
     __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map, u8 *shared_bytes)
@@ -88,8 +88,8 @@ public:
     }
 
 private:
-    // Every CTA that had work draws numbers until one is beyond the last tile, so that num_tiles are drawn in
-    // all: whoever draws the last of them clears the counter for the next run.
+    // Every CTA that had work draws numbers until one is beyond the last tile, so that num_tiles are drawn in all. The
+    // CTA that draws the last of them clears the counter for the next run.
     __device__ __forceinline__ u32 next_tile(const Tile &tile) {
         // With two buffers for Q, waiting for one now keeps the choice open until the tile before `tile` is
         // done. That leaves `tile` to cover the loads between the choice and the first keys, 4000 clocks.

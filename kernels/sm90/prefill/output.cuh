@@ -1,12 +1,12 @@
-// The end of a tile in the Hopper prefill kernel: from accumulators to rows of o and lse, or to partial
-// results that the combine kernel puts together; that adds the sink and the value scale.
+// The end of a tile in the Hopper prefill kernel: from accumulators to rows of o and lse, or to partial results. For
+// those the combine kernel adds the sink and the value scale.
 #pragma once
 
 #include "sm90/prefill/softmax.cuh"
 
 namespace folio::prefill {
 
-// Transposes 4 x 4 words within each quad: lane i gives x[j] for lane j and gets those for itself in tile.
+// Transposes 4 x 4 words within each quad of lanes: x[j] of lane i becomes x[i] of lane j.
 __device__ __forceinline__ void quad_transpose(u32 (&x)[4], u32 lane) {
     const bool odd = lane & 1, upper = lane & 2;
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
         token[r] = row >> tile.pack_shift;
         head[r] = tile.head + row - (token[r] << tile.pack_shift);
         const float sink = whole && params.sinks != nullptr ? params.sinks[head[r]] * LOG2_E : minus_infinity();
-        const RowEnd end(rows.offset[r], quad_sum(rows.sum[r]), sink);
+        const RowEnd end(rows.row_max[r], quad_sum(rows.sum[r]), sink);
         weight[r] = end.weight * v_scale;
         lse[r] = end.lse;
     }

@@ -1,5 +1,5 @@
-// Prefill attention on Hopper: TMA brings tiles of Q, K and V, wgmma multiplies them, one persistent CTA per
-// multiprocessor walks the plan's items. 16-bit q, k, v and o; paged caches with pages of a multiple of 8
+// Prefill attention on Hopper: TMA loads tiles of Q, K and V, wgmma multiplies them, one persistent CTA per
+// multiprocessor goes through the plan's items. 16-bit q, k, v and o; paged caches with pages of a multiple of 8
 // tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
 // masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
 //
@@ -15,8 +15,8 @@ using Probabilities = u32[BLOCK / 4];
 using Output = float[DIM_VO / 2];
 
 // A consumer warpgroup: 64 packed query rows of every tile. Steps are pipelined within the warpgroup: while
-// the matrix unit multiplies P V of one step, and Q K of the next, the softmax of the next step waits only
-// for the latter. Across tiles, the first Q K of a tile runs under the output of the tile before.
+// the tensor cores multiply P V of one step and Q K of the next, the softmax of the next step waits only for the
+// latter. Across tiles, the first Q K of a tile overlaps the output of the tile before.
 class Consumer {
 public:
     __device__ __forceinline__ Consumer(const FolioAttentionParams &params, const u8 *shared_bytes)
@@ -52,8 +52,8 @@ public:
             const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
             if (more) mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
-            // Without a next tile this multiplies what lies there, and nobody looks: a wgmma in a branch
-            // would serialise the pipeline.
+            // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
+            // branch would serialise the pipeline.
             start_scores(s);
             wgmma_wait<1>();
             pin(o);
@@ -135,7 +135,7 @@ private:
 
     __device__ __forceinline__ void release_scores(const TileSteps &steps) const {
         release(KEY_EMPTY + 8 * key.index);
-        // Every thread says so: this is also the word that it reads the tile before no more.
+        // Every thread arrives, because this also says that the thread has read the record of the tile before.
         if (steps.last()) mbarrier_arrive(shared + QUERY_EMPTY + 8 * (query.index * CONSUMERS + group));
     }
 
@@ -167,8 +167,8 @@ private:
         wgmma_wait<1>();
         pin(s);
         finish_scores(tile, steps, s);
-        float rescale[2];
-        const bool rises = rows.update(s, steps.scale, rescale);
+        float factor[2];
+        const bool rescales = rows.update(s, steps.scale, factor);
         keep_before_wait(rows);
         wgmma_wait<0>();
         pin(o);
@@ -176,13 +176,13 @@ private:
         release(VALUE_EMPTY + 8 * value.index);
         value.advance();
         pack_probabilities(p, s);
-        if (rises) {
+        if (rescales) {
 #pragma unroll
-            for (int i = 0; i < DIM_VO / 2; ++i) o[i] *= rescale[i / 2 % 2];
+            for (int i = 0; i < DIM_VO / 2; ++i) o[i] *= factor[i / 2 % 2];
         }
     }
 
-    // A warpgroup without rows lets go of what is brought, and leaves the matrix unit to the others.
+    // A warpgroup without rows releases the buffers unread, and leaves the tensor cores to the others.
     __device__ __forceinline__ void idle_step(const TileSteps &steps) {
         key.advance();
         mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
@@ -192,16 +192,16 @@ private:
         value.advance();
     }
 
-    // ptxas moves the wait for P V up to the wait for Q K, above all exponentials, unless something that may
-    // happen depends on them. A sum of exponentials is never negative.
+    // ptxas would move the wait for P V up to the wait for Q K, above all exponentials. A store that depends on them
+    // keeps it below; the store never happens, because a sum of exponentials is not negative.
     __device__ __forceinline__ void keep_before_wait(const Rows &rows) const {
         if (rows.sum[0] + rows.sum[1] < 0.0f) {
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(rows.sum[1]) : "memory");
         }
     }
 
-    // Rows of V past the last key have weight 0, but 0 * NaN is NaN: each warpgroup clears them for itself,
-    // which is also right when both do. Boxes past the last key are zeros already.
+    // Rows of V past the last key have weight 0, but 0 * NaN is NaN, so each warpgroup clears them before its products;
+    // that several clear the same rows does no harm. Boxes past the last key are zeros already.
     __device__ __forceinline__ void clear_stale_values(const Tile &tile) const {
         constexpr int ROW_PIECES = DIM_VO / 8;
         const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     } else {
         registers_grow<CONSUMER_REGISTERS>();
         Consumer(params, shared_bytes).run();
-        // Not before: CTAs that wait on idle multiprocessors slow this grid down.
+        // Not earlier: waiting CTAs of the next grid on idle multiprocessors slow this one down.
         allow_dependents();
     }
 }

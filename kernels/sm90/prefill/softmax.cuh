@@ -52,29 +52,29 @@ __device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionPar
     }
 }
 
-// Two rows on their way through the keys: exponentials are taken relative to 2^offset, and `sum` is this
-// thread's share of theirs. The offset may lag behind the largest logit by LAG: raising it costs a pass over
-// the output, leaving it costs nothing but range. A product above `limit` makes it rise.
+// The softmax state of the thread's two rows: exponentials are taken relative to 2^row_max, and `sum` is this thread's
+// share of theirs. The maximum may lag behind the largest logit by RESCALE_THRESHOLD: to rescale costs a pass over the
+// output, not to costs only range. A product above `rescale_above` makes it follow.
 struct Rows {
-    static constexpr float LAG = 8.0f;
-    float limit[2] = {minus_infinity(), minus_infinity()};
-    float offset[2] = {}, sum[2] = {};
+    static constexpr float RESCALE_THRESHOLD = 8.0f;
+    float rescale_above[2] = {minus_infinity(), minus_infinity()};
+    float row_max[2] = {}, sum[2] = {};
 
-    // s becomes exp2(s scale - offset). True if the output must be multiplied by `rescale`.
+    // s becomes exp2(s scale - row_max). True if the output must be multiplied by `factor`.
     template <int N>
-    __device__ __forceinline__ bool update(float (&s)[N], float scale, float (&rescale)[2]) {
+    __device__ __forceinline__ bool update(float (&s)[N], float scale, float (&factor)[2]) {
         float largest[2];
         block_max(s, largest);
-        const bool rises = __any_sync(FULL_WARP, largest[0] > limit[0] || largest[1] > limit[1]);
-        if (rises) raise(largest, scale, rescale);
+        const bool rescales = __any_sync(FULL_WARP, largest[0] > rescale_above[0] || largest[1] > rescale_above[1]);
+        if (rescales) rescale(largest, scale, factor);
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
             const int r = i / 2 % 2;
-            s[i] = exp2_approx(fmaf(s[i], scale, -offset[r]));
-            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -offset[r]));
+            s[i] = exp2_approx(fmaf(s[i], scale, -row_max[r]));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -row_max[r]));
             sum[r] += s[i] + s[i + 1];
         }
-        return rises;
+        return rescales;
     }
 
 private:
@@ -89,18 +89,18 @@ private:
         }
     }
 
-    __device__ __forceinline__ void raise(float (&largest)[2], float scale, float (&rescale)[2]) {
+    __device__ __forceinline__ void rescale(float (&largest)[2], float scale, float (&factor)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             largest[r] = quad_max(largest[r]);
-            rescale[r] = 1.0f;
-            if (largest[r] > limit[r]) {
-                const float raised = largest[r] * scale;
-                // The first keys of a row meet an offset of 0 that means nothing.
-                rescale[r] = limit[r] == minus_infinity() ? 0.0f : exp2_approx(offset[r] - raised);
-                offset[r] = raised;
-                limit[r] = largest[r] + LAG * reciprocal_approx(scale);
-                sum[r] *= rescale[r];
+            factor[r] = 1.0f;
+            if (largest[r] > rescale_above[r]) {
+                const float new_max = largest[r] * scale;
+                // At the first keys of a row, row_max is 0 and means nothing.
+                factor[r] = rescale_above[r] == minus_infinity() ? 0.0f : exp2_approx(row_max[r] - new_max);
+                row_max[r] = new_max;
+                rescale_above[r] = largest[r] + RESCALE_THRESHOLD * reciprocal_approx(scale);
+                sum[r] *= factor[r];
             }
         }
     }
@@ -116,11 +116,11 @@ __device__ __forceinline__ void pack_probabilities(u32 (&p)[N], const float (&s)
 struct RowEnd {
     float weight, lse;
 
-    // `sum` of exponentials relative to 2^offset, 0 where the row saw nothing; `sink` in units of log2.
-    __device__ __forceinline__ RowEnd(float offset, float sum, float sink) {
-        const float top = fmaxf(sum > 0.0f ? offset : minus_infinity(), sink);
+    // `sum` of exponentials relative to 2^row_max, 0 where the row saw nothing; `sink` in units of log2.
+    __device__ __forceinline__ RowEnd(float row_max, float sum, float sink) {
+        const float top = fmaxf(sum > 0.0f ? row_max : minus_infinity(), sink);
         const float base = top == minus_infinity() ? 0.0f : top;
-        const float lowered = exp2_approx(offset - base);
+        const float lowered = exp2_approx(row_max - base);
         const float total = fmaf(sum, lowered, exp2_approx(sink - base));
         weight = total > 0.0f ? lowered * reciprocal_approx(total) : 0.0f;
         lse = base + log2_approx(total);

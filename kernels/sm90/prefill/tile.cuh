@@ -1,9 +1,9 @@
-// Which work a CTA of the Hopper prefill kernel does: tiles, the keys they need, and what the consumers are
-// told about them. Index arithmetic only.
+// Which work a CTA of the Hopper prefill kernel does: tiles, the keys that they need, and the records by which the
+// scheduler tells the other warps. Index arithmetic only.
 //
 // A tile is one work item for one block of query heads. The heads of a block share a KV head, and their rows
 // are packed: row r of a tile is position r / pack of the item for head r % pack of the block, so that a tile
-// of few positions still fills the matrix unit and a group's heads read their keys once.
+// of few positions still fills the tensor cores and a group's heads read their keys once.
 #pragma once
 
 #include "core/cache.cuh"
