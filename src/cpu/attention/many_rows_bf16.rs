@@ -9,16 +9,16 @@
 //! become weights, AMX computes the scores of the next.
 #![allow(unsafe_code)]
 
+use super::amx_products::{PendingScores, Products};
 use super::item::Item;
 use super::many_rows;
 use super::next_tile::NextTile;
 use super::pack;
 use super::run::Run;
 use super::scratch::Scratch;
-use super::shape::{BF16_KEY_TILE, Bf16Parts, MAX_DIM_QK};
+use super::shape::BF16_KEY_TILE;
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
-use crate::cpu::kernels::bf16_split::{self, Terms};
 use crate::cpu::kernels::prefetch_rows::{PrefetchShare, RowPrefetch};
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::simd::{Simd, Task};
@@ -60,7 +60,10 @@ impl Engine {
     fn new(matrix: Matrix, run: &Run<'_>) -> Engine {
         match matrix {
             // SAFETY: only `Isa::Amx` has this matrix, and nothing runs on what is not available.
-            Matrix::Amx => Engine::Tiles(unsafe { Tiles::new() }, Products::new(run)),
+            Matrix::Amx => Engine::Tiles(
+                unsafe { Tiles::new() },
+                Products::new(run.shape.bf16_parts, run.shape.ld_qk),
+            ),
             Matrix::Pairs => Engine::Pairs,
         }
     }
@@ -328,22 +331,40 @@ impl<'a> Strip<'a> {
                     self.accumulate(first..index, overwrite, scratch);
                     (first, overwrite) = (index, false);
                 }
-                self.rescale(group, scale, overwrite, scratch);
-                let is_fused = scale != 1.0;
-                fused = self.can_fuse(scratch);
-                let scale = match is_fused && !fused {
-                    true => self.scale(group, scratch),
-                    false => scale,
-                };
-                self.compute_weights(group, scale, true, scratch, ());
+                fused = self.update_max(group, scale, overwrite, scratch);
             }
         }
         self.accumulate(first..groups.end, overwrite, scratch);
     }
 
+    /// Updates the row maxima by a group, rescales, and computes the weights of the group. Returns whether the scale
+    /// may still be fused: if not, this group is scaled here, and the following ones by `to_logits`.
+    fn update_max(
+        &self,
+        group: Group,
+        scale: f32,
+        overwrite: bool,
+        scratch: &mut Scratch<'_>,
+    ) -> bool {
+        self.rescale(group, scale, overwrite, scratch);
+        let fused = self.can_fuse(scratch);
+        let is_scaled = scale == 1.0;
+        if !fused && !is_scaled {
+            self.scale_cap_bias(group, None, scratch);
+        }
+        let scale = if fused { scale } else { 1.0 };
+        self.compute_weights(group, scale, true, scratch, ());
+        fused
+    }
+
     /// Starts the scores of a group. On AMX the products are returned, to be issued while another group becomes
     /// weights; otherwise the block holds the scores when this returns.
-    fn scores(&self, group: usize, to: usize, scratch: &mut Scratch<'_>) -> Option<Scores<'a>> {
+    fn scores(
+        &self,
+        group: usize,
+        to: usize,
+        scratch: &mut Scratch<'_>,
+    ) -> Option<PendingScores<'a>> {
         let shape = self.walk.run.shape;
         let (parts, ld_qk) = (shape.bf16_parts, shape.ld_qk);
         let (k, q) = (SIDE * parts.kv * ld_qk, SIDE * parts.q * ld_qk);
@@ -351,7 +372,7 @@ impl<'a> Strip<'a> {
         let q = scratch.q16[self.rows.start / SIDE * q..][..q].as_ptr();
         let s = block(scratch.s, to).as_mut_ptr();
         match &self.walk.engine {
-            Engine::Tiles(tiles, products) => Some(Scores {
+            Engine::Tiles(tiles, products) => Some(PendingScores {
                 tiles,
                 k,
                 q,
@@ -371,12 +392,6 @@ impl<'a> Strip<'a> {
         !strip(scratch.max, self.rows.start)
             .iter()
             .any(|&max| is_too_large_to_fuse(max))
-    }
-
-    /// Scales the scores of a group in place; returns the factor that is left.
-    fn scale(&self, group: Group, scratch: &mut Scratch<'_>) -> f32 {
-        self.scale_cap_bias(group, None, scratch);
-        1.0
     }
 
     /// Turns raw scores of a group into logits, up to a factor that is returned, and masks keys that a row does not
@@ -549,164 +564,12 @@ impl<'a> Strip<'a> {
     }
 }
 
-/// One product of a block of A and a block of B: the offset of each, or `None` for the block that is still in its
-/// tiles.
-#[derive(Clone, Copy, Default)]
-struct Step {
-    a: Option<usize>,
-    b: Option<usize>,
-}
-
-impl Step {
-    /// # Safety
-    /// The blocks must lie in `a` and `b`.
-    #[inline(always)]
-    unsafe fn multiply(self, tiles: &Tiles, a: *const u16, b: *const u16) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if let Some(at) = self.a {
-                tiles.load_a(a.add(at));
-            }
-            if let Some(at) = self.b {
-                tiles.load_b(b.add(at));
-            }
-            tiles.multiply();
-        }
-    }
-}
-
-/// The products of blocks that make up one sum, at most `N`.
-struct Blocks<const N: usize> {
-    steps: [Step; N],
-    count: usize,
-    /// The products of slot `i` are from cut `i` to the next cut.
-    cuts: [usize; SLOTS + 1],
-}
-
-/// Most products that the scores of a group take.
-const SCORE_STEPS: usize = MAX_DIM_QK / SIDE * bf16_split::MAX_TERMS;
-
-impl<const N: usize> Blocks<N> {
-    /// All `terms` at each of `depth` blocks. The parts of a block are contiguous.
-    fn new(terms: &Terms, (a_parts, b_parts): (usize, usize), depth: usize) -> Blocks<N> {
-        let mut steps = [Step::default(); N];
-        let mut last = (None, None);
-        let pairs = (0..depth).flat_map(|d| terms.pairs().iter().map(move |pair| (d, pair)));
-        let mut count = 0;
-        for (d, (a, b)) in pairs {
-            let (a, b) = (
-                Some((d * a_parts + a) * ELEMENTS),
-                Some((d * b_parts + b) * ELEMENTS),
-            );
-            steps[count] = Step {
-                a: a.filter(|_| a != last.0),
-                b: b.filter(|_| b != last.1),
-            };
-            last = (a, b);
-            count += 1;
-        }
-        // Products are issued early, so that they have finished when the scores are stored.
-        let cut = |slot: usize| (slot * count).div_ceil(STORE_SLOT).min(count);
-        Blocks {
-            steps,
-            count,
-            cuts: std::array::from_fn(cut),
-        }
-    }
-
-    fn all(&self) -> &[Step] {
-        &self.steps[..self.count]
-    }
-}
-
-/// The products of an item.
-struct Products {
-    /// Of a group's keys and a strip's queries.
-    scores: Blocks<SCORE_STEPS>,
-    /// Of 32 columns of a group's values, and its weights.
-    outputs: Blocks<{ bf16_split::MAX_TERMS }>,
-}
-
-impl Products {
-    fn new(run: &Run<'_>) -> Products {
-        let Bf16Parts { q, kv } = run.shape.bf16_parts;
-        let scores = Terms::new(kv, q, bf16_split::MAX_PARTS);
-        let outputs = Terms::new(kv, q, q);
-        Products {
-            scores: Blocks::new(&scores, (kv, q), run.shape.ld_qk / SIDE),
-            outputs: Blocks::new(&outputs, (kv, q), 1),
-        }
-    }
-
-    /// `o += vᵀ · p` over so many groups; with `overwrite`, `o = vᵀ · p`.
-    ///
-    /// # Safety
-    /// `o` must be a block, and `v` and `p` hold the blocks of the groups.
-    unsafe fn add_outputs(
-        &self,
-        tiles: &Tiles,
-        o: *mut f32,
-        overwrite: bool,
-        (v, p): (*const u16, *const u16),
-        parts: Bf16Parts,
-        groups: usize,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if overwrite {
-                tiles.zero();
-            } else {
-                tiles.load(o);
-            }
-            for group in 0..groups {
-                let v = v.add(group * parts.kv * ELEMENTS);
-                let p = p.add(group * parts.q * ELEMENTS);
-                for step in self.outputs.all() {
-                    step.multiply(tiles, v, p);
-                }
-            }
-            tiles.store(o);
-        }
-    }
-}
-
-/// The products of the scores of one group, in steps.
-#[derive(Clone, Copy)]
-struct Scores<'a> {
-    tiles: &'a Tiles,
-    k: *const u16,
-    q: *const u16,
-    s: *mut f32,
-    products: &'a Blocks<SCORE_STEPS>,
-}
-
-impl Scores<'_> {
-    /// Issues the products of a slot. The scores are stored some slots after the last product.
-    #[inline(always)]
-    fn advance(&self, slot: usize) {
-        let Blocks { steps, cuts, .. } = self.products;
-        let prefetches = &steps[cuts[slot]..cuts[slot + 1]];
-        // SAFETY: `k` and `q` hold the blocks, `s` holds one.
-        unsafe {
-            if slot == 0 {
-                self.tiles.zero();
-            }
-            for step in prefetches {
-                step.multiply(self.tiles, self.k, self.q);
-            }
-            if slot == STORE_SLOT {
-                self.tiles.store(self.s);
-            }
-        }
-    }
-}
-
 /// Work that is interleaved with the softmax of a group: each slot prefetches some lines of one kind, and issues
 /// some products of the next group's scores.
 struct InterleavedWork<'a> {
     prefetches: &'a [PrefetchShare<'a>; 4],
     paces: [usize; 4],
-    next: Option<Scores<'a>>,
+    next: Option<PendingScores<'a>>,
 }
 
 impl Interleaved for &InterleavedWork<'_> {
@@ -724,9 +587,6 @@ impl Interleaved for &InterleavedWork<'_> {
         }
     }
 }
-
-/// The slot in which scores are stored.
-const STORE_SLOT: usize = SLOTS - 3;
 
 /// Block `index` of a slice of blocks.
 fn block<T>(all: &mut [T], index: usize) -> &mut [T] {

@@ -1,5 +1,7 @@
 //! Attention on the CPU: the handle, one run of its plan, and the walks over work items.
 
+#[cfg(folio_avx512)]
+mod amx_products;
 mod combine;
 mod few_rows;
 pub mod handle;
