@@ -6,6 +6,7 @@ use common::codec::{decode, encode};
 use common::door::{DOORS, Session};
 use common::instance::for_each_index;
 use common::memory::{HostMemory, Image, Resident, View};
+use common::random;
 use common::values::{mix, normal, shuffled, uniform};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
@@ -329,11 +330,7 @@ fn long_appends_land_in_their_slots_too() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 200,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(random::cases(200))]
 
     #[test]
     fn every_token_lands_in_its_slot_and_nowhere_else(append in appends()) {

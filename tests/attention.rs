@@ -9,19 +9,12 @@ use common::door::{DOORS, Door, RustDoor, Session};
 use common::instance::solve;
 use common::memory::HostMemory;
 use common::problem::Problem;
+use common::random;
 use common::strategy::problems;
 use folio::api::Target;
 use proptest::prelude::*;
 
 const CPU: Target = Target::Cpu { num_threads: 2 };
-
-fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
-}
 
 fn open(door: &dyn Door, target: Target) -> Box<dyn Session> {
     door.open(target).expect("a CPU context")
@@ -34,7 +27,7 @@ fn check(session: &dyn Session, problem: &Problem, tolerance: Tolerance) -> Resu
 }
 
 proptest! {
-    #![proptest_config(config(400))]
+    #![proptest_config(random::cases(400))]
 
     #[test]
     fn the_oracle_agrees_with_dense_attention(problem in problems()) {
@@ -45,7 +38,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(600))]
+    #![proptest_config(random::cases(600))]
 
     #[test]
     fn the_cpu_agrees_with_dense_attention(problem in problems()) {

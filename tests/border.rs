@@ -3,6 +3,7 @@
 
 use folio::ffi::*;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
@@ -94,7 +95,11 @@ fn info() -> folio_workspace_info {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 3000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_decode_desc_is_taken_or_explained(

@@ -9,6 +9,7 @@ use common::door::{self, Session};
 use common::instance::solve;
 use common::memory::HostMemory;
 use common::problem::Problem;
+use common::random;
 use common::strategy::problems;
 use folio::api::{Attention, Context, Target};
 use folio::cpu::{CpuBackend, Isa};
@@ -42,11 +43,7 @@ fn the_door_opens_the_chosen_row() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 300,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(random::cases(300))]
 
     #[test]
     fn every_row_agrees_with_dense_attention(problem in problems()) {

@@ -9,19 +9,12 @@ use common::door::{DOORS, Session};
 use common::instance::{LayerData, Output, Planned, solve};
 use common::memory::HostMemory;
 use common::problem::{Layer, MaskKind, Pattern, Problem, Request, Storage, TableForm};
+use common::random;
 use common::strategy::{layers, problems};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::{Kind, KvLayout};
 use proptest::prelude::*;
-
-fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
-}
 
 fn cpu(num_threads: u32) -> Vec<Box<dyn Session>> {
     let open = |door: &&dyn common::door::Door| door.open(Target::Cpu { num_threads });
@@ -57,7 +50,7 @@ fn bits(output: &Output) -> (Vec<u64>, Option<Vec<u32>>) {
 }
 
 proptest! {
-    #![proptest_config(config(100))]
+    #![proptest_config(random::cases(100))]
 
     #[test]
     fn a_batch_invariant_result_does_not_depend_on_the_batch(problem in problems()) {

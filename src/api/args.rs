@@ -111,11 +111,10 @@ fn cache(
     })
 }
 
-/// A logit has 24 bits, and its distance to the row maximum is as wrong as its last one: from 2^31 on it may
-/// exceed 128, where e^x leaves float32. The product of two ordinary rows stays below 2^15.
-const MOST_LOGITS_SCALE: f32 = (1 << 16) as f32;
+/// Beyond it logits of ordinary rows come near the end of float32, and a difference of infinities is no number.
+const MOST_LOGITS_SCALE: f32 = (1u64 << 60) as f32;
 
-/// sm_scale, q_scale and k_scale, none of them 0, whose product is no larger than 2^16.
+/// sm_scale, q_scale and k_scale, none of them 0, whose product is no larger than 2^60.
 fn logits_scales(args: &AttentionArgs, desc: &AttentionDesc) -> Result<[f32; 3]> {
     let sm_scale = match finite("sm_scale", args.sm_scale)? {
         0.0 => 1.0 / (desc.head_dim_qk as f32).sqrt(),
@@ -130,7 +129,7 @@ fn logits_scales(args: &AttentionArgs, desc: &AttentionDesc) -> Result<[f32; 3]>
         return Ok([sm_scale, q_scale, k_scale]);
     }
     Err(Error::InvalidArgument(format!(
-        "sm_scale · q_scale · k_scale: {product:e} is not accepted; -2^16 to 2^16 is"
+        "sm_scale · q_scale · k_scale: {product:e} is not accepted; -2^60 to 2^60 is"
     )))
 }
 

@@ -110,12 +110,12 @@ fn arguments_of_a_run() {
                 (
                     &|a: &mut Args| a.sm_scale = 3e38,
                     INVALID,
-                    &["sm_scale", "3e38", "-2^16 to 2^16"],
+                    &["sm_scale", "3e38", "-2^60 to 2^60"],
                 ),
                 (
-                    &|a: &mut Args| (a.sm_scale, a.q_scale, a.k_scale) = (-2.0, 256.0, 256.0),
+                    &|a: &mut Args| (a.sm_scale, a.q_scale, a.k_scale) = (-2.0, 1e9, 2e9),
                     INVALID,
-                    &["sm_scale · q_scale · k_scale", "-1.31072e5"],
+                    &["sm_scale · q_scale · k_scale", "-4e18"],
                 ),
                 (
                     &|a: &mut Args| a.mask_mode = 4,

@@ -9,6 +9,7 @@ use crate::common::grids::{GRIDS, Place};
 use crate::common::instance::{LayerData, Output, Planned, Scratch, Step, solve};
 use crate::common::memory::{HostMemory, Memory};
 use crate::common::problem::{Layer, MaskKind, Problem, Request, Storage, TableForm};
+use crate::common::random;
 use crate::common::strategy::problems;
 use crate::gpu::{self, DeviceMemory};
 use folio::api::{Stream, Target};
@@ -33,9 +34,8 @@ pub fn assert_right(problem: &Problem, got: &Output) {
 /// Random problems, shrunk where `check` fails.
 fn for_random_problems(cases: u32, check: impl Fn(&Problem) -> Result<(), String>) {
     let mut runner = TestRunner::new(Config {
-        cases,
-        failure_persistence: None,
-        ..Config::default()
+        source_file: Some(file!()),
+        ..random::cases(cases)
     });
     let result = runner.run(&problems(), |problem| {
         check(&problem).map_err(TestCaseError::fail)
@@ -83,8 +83,18 @@ pub fn host_lengths() {
 pub fn device_lengths() {
     let session = session();
     for_random_problems(300, |problem| {
+        let problem = &with_a_page(problem);
         check(problem, solve_with(&*session, &DeviceMemory, problem))
     });
+}
+
+/// Where lengths are on the device a cache has a first page, even if no key is in it.
+fn with_a_page(problem: &Problem) -> Problem {
+    let mut problem = problem.clone();
+    if let Storage::Paged { unused_pages, .. } = &mut problem.storage {
+        *unused_pages = (*unused_pages).max(1);
+    }
+    problem
 }
 
 /// Lengths on the host, page ids on the device.

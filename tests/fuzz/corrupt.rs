@@ -127,8 +127,6 @@ fn f32_bits(old: f32, rng: &mut Rng) -> u64 {
         1e-40,
         1e30,
         1e-30,
-        2f32.powi(16),
-        2f32.powi(17),
         2f32.powi(60),
         2f32.powi(61),
         2f32.powi(-60),
