@@ -9,34 +9,33 @@ __device__ __forceinline__ u32 divide(u32 n, const FolioDivisor &d) {
     return (__umulhi(n, d.multiplier) + n) >> d.shift;
 }
 
-// A key's page and its place in the page.
-struct Slot {
-    i64 page;
+// A key's page and its place in the page. Page ids and ragged rows are int32.
+struct KeySlot {
+    i32 page;
     u32 token;
 };
 
 // The keys of one request. Page ids are not checked when they are read, so that nothing waits for them then: whoever
 // uses a slot asks `holds` first.
 struct PageTable {
-    const i32 *ids;
+    const FolioAttentionParams &p;  // page ids and their number stay in constant memory: registers are scarce
+    const FolioDivisor &page_size;
     i64 start;
-    u32 num_pages;
-    FolioDivisor page_size;
 
     __device__ __forceinline__ PageTable(const FolioAttentionParams &p, const FolioWorkItem &item,
                                          const FolioDivisor &page_size)
-        : ids(p.plan.page_ids ? p.plan.page_ids + item.page_start : nullptr),
-          start(item.page_start),
-          num_pages(p.num_pages),
-          page_size(page_size) {}
+        : p(p), page_size(page_size), start(item.page_start) {}
 
-    __device__ __forceinline__ Slot operator[](i32 key) const {
+    __device__ __forceinline__ KeySlot operator[](i32 key) const {
         const u32 index = divide(key, page_size);
-        return {ids ? ids[index] : start + index, key - index * page_size.divisor};
+        const i64 at = start + index;
+        return {p.plan.page_ids ? p.plan.page_ids[at] : static_cast<i32>(at), key - index * page_size.divisor};
     }
 
     // Whether the cache has the slot's page.
-    __device__ __forceinline__ bool holds(const Slot &slot) const { return static_cast<u64>(slot.page) < num_pages; }
+    __device__ __forceinline__ bool holds(const KeySlot &slot) const {
+        return static_cast<u32>(slot.page) < p.num_pages;
+    }
 };
 
 }  // namespace folio

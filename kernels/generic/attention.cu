@@ -79,7 +79,7 @@ struct KeyLoader {
     KeyRange keys;
     u32 kv_head;
     i32 key;  // this lane's in the next tile
-    Slot slot;
+    KeySlot slot;
 
     __device__ __forceinline__ KeyLoader(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
                                          KeyRange keys, i32 first_tile, u32 warp_m)

@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_keys(const FolioAttentionParams &p, const F
         const i32 key = first_key + row;
         const Cache::Unit *k = nullptr, *v = nullptr;
         if (key >= keys.begin && key < keys.end) {
-            const Slot slot = table[key];
+            const KeySlot slot = table[key];
             if (table.holds(slot)) {
                 k = Cache::row(p.k, slot.page, slot.token, work.kv_head);
                 v = Cache::row(p.v, slot.page, slot.token, work.kv_head);

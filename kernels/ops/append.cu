@@ -13,6 +13,12 @@ typedef FOLIO_KV Cached;
 typedef CacheRows<Cached> Cache;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "the caller gives the scales; nothing computes them from rows");
 
+// Where a token goes. A cache may have more pages than int32 can count.
+struct CacheSlot {
+    i64 page;
+    u32 token;
+};
+
 // The place of a piece of N elements within a row of heads.
 template <u32 N>
 struct Piece {
@@ -30,7 +36,7 @@ struct Piece {
         return in;
     }
 
-    __device__ __forceinline__ void store(const FolioAppendTensor &t, const Slot &slot,
+    __device__ __forceinline__ void store(const FolioAppendTensor &t, const CacheSlot &slot,
                                           const Elements<N, Source> &in) const {
         Elements<N, Cached> out;
         if constexpr (Cached::IS_FP8) {
@@ -49,7 +55,7 @@ __device__ __forceinline__ i64 slot_index(const FolioAppendParams &p, i64 token)
     return p.slot_bytes == 4 ? static_cast<const i32 *>(p.slots)[token] : static_cast<const i64 *>(p.slots)[token];
 }
 
-__device__ __forceinline__ Slot place(const FolioAppendParams &p, i64 index) {
+__device__ __forceinline__ CacheSlot place(const FolioAppendParams &p, i64 index) {
     if (index < 1ll << 31) {
         const u32 page = divide(static_cast<u32>(index), p.page_size);
         return {page, static_cast<u32>(index) - page * p.page_size.divisor};
@@ -68,7 +74,7 @@ __device__ __forceinline__ void append_token(const FolioAppendParams &p, i64 tok
         if (i < k_pieces) key = k.load(p.k, token);
         if (i < v_pieces) value = v.load(p.v, token);
         if (index < 0 || index >= p.num_slots) return;
-        const Slot slot = place(p, index);
+        const CacheSlot slot = place(p, index);
         if (i < k_pieces) k.store(p.k, slot, key);
         if (i < v_pieces) v.store(p.v, slot, value);
     }

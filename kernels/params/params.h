@@ -192,6 +192,7 @@ struct FolioPlanParams {
     const folio_i32 *kv_len;     // or null: from kv_indptr and last_page_len
     const folio_i32 *last_page_len;
     folio_i64 table_stride;  // block table: elements from row to row
+    folio_i64 num_page_ids;  // of kv_indices; block table: columns; ragged: more than any batch has
     folio_i32 *out_qo_indptr, *out_kv_len;
     folio_i64 *out_mask_bytes_start, *out_mask_bits_start;
     FolioPlanRequest *requests;  // [batch_size], and as many u32: for the kernel itself
@@ -214,4 +215,4 @@ static_assert(sizeof(FolioGenericParams) == 384 && sizeof(FolioCombineParams) ==
 static_assert(sizeof(FolioDecodeParams) == 376, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
-static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 200, "planning");
+static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 208, "planning");

@@ -114,14 +114,17 @@ struct Lengths {
     __device__ __forceinline__ Lengths(const FolioPlanParams &p, u32 b)
         : row(p.qo_indptr ? p.qo_indptr[b] : static_cast<i64>(b) * p.fixed_qo_len),
           next_row(p.qo_indptr ? p.qo_indptr[b + 1] : static_cast<i64>(b + 1) * p.fixed_qo_len),
-          page_start(p.kv_indptr ? p.kv_indptr[b] : static_cast<i64>(b) * p.table_stride),
+          page_start(p.kv_indptr ? min(max(static_cast<i64>(p.kv_indptr[b]), 0ll), p.num_page_ids)
+                                 : static_cast<i64>(b) * p.table_stride),
           next_page(p.kv_indptr ? p.kv_indptr[b + 1] : 0),
           stated(p.kv_len ? p.kv_len[b] : 0),
           last(p.last_page_len ? p.last_page_len[b] : 1) {}
 
     __device__ __forceinline__ i32 keys(const FolioPlanParams &p) const {
         const i64 pages = next_page - page_start, from_pages = pages <= 0 ? 0 : (pages - 1) * p.page_size + last;
-        return clamp(p.kv_len ? stated : from_pages, p.max_kv_len);
+        // No key may need a page id beyond those that there are: a request's own row, or the end of all.
+        const i64 page_ids = p.kv_indptr ? p.num_page_ids - page_start : p.num_page_ids;
+        return clamp(min(p.kv_len ? stated : from_pages, page_ids * p.page_size), p.max_kv_len);
     }
 };
 

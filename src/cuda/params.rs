@@ -248,6 +248,7 @@ pub struct PlanParams {
     pub kv_len: u64,
     pub last_page_len: u64,
     pub table_stride: i64,
+    pub num_page_ids: i64,
     pub out_qo_indptr: u64,
     pub out_kv_len: u64,
     pub out_mask_bytes_start: u64,
@@ -288,7 +289,7 @@ const _: () = {
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);
-    assert!(size_of::<PlanParams>() == 200);
+    assert!(size_of::<PlanParams>() == 208);
 };
 
 impl Rows {

@@ -199,6 +199,7 @@ impl CudaAttention {
             kv_len: address(batch.kv_len),
             last_page_len: address(batch.last_page_len),
             table_stride: table.map_or(0, |table| table.stride(0)),
+            num_page_ids: num_page_ids(batch),
             out_qo_indptr: at(layout.qo_indptr),
             out_kv_len: at(layout.kv_len),
             out_mask_bytes_start: at(layout.mask_bytes_start),
@@ -457,6 +458,16 @@ impl GivenPageIds {
             address,
         }
     }
+}
+
+/// The page ids that a request may need at most: all that there are, or its row of a block table. Ragged tensors have
+/// none, and rows beyond their end are not read in any case.
+fn num_page_ids(batch: &DeviceBatch) -> i64 {
+    const MOST: i64 = 1 << 31;
+    batch.page_ids.map_or(MOST, |ids| {
+        let last = ids.rank() - 1;
+        ids.extent(last).min(MOST)
+    })
 }
 
 fn describe_page_ids(ids: Option<u64>) -> String {
