@@ -51,7 +51,7 @@ __device__ __forceinline__ Item read_item(const FolioDecodeParams &params, u32 i
                  static_cast<i32>(c.w)};
     item.kv_head = blockIdx.x * HEADS;
     item.first_row = blockIdx.y * ROWS;
-    const u32 rows = existing_rows(params.attention, item.place.q_token, item.work.q_len) * params.group_size;
+    const u32 rows = existing_rows(params.attention, item.work.q_token, item.work.q_len) * params.group_size;
     item.num_rows = rows <= item.first_row ? 0 : min(rows - item.first_row, static_cast<u32>(ROWS));
     return item;
 }
