@@ -454,6 +454,31 @@ mod tests {
         assert!(tensor(&[2, 4], Some(&[i64::MAX, 1])).is_err());
     }
 
+    /// As many elements as the tensor has, and as its memory spans.
+    #[test]
+    #[allow(unsafe_code)]
+    fn slices_hold_what_the_tensor_describes() {
+        let mut memory: Vec<i32> = (0..64).collect();
+        let mut of = |dtype, shape: &[i64], strides: Option<&[i64]>| {
+            let data = memory.as_mut_ptr().cast();
+            // SAFETY: every tensor of this test lies within the 256 bytes of `memory`.
+            unsafe { Tensor::new("x", data, Device::Cpu, dtype, shape, strides) }.unwrap()
+        };
+        let rows = of(DType::I32, &[3, 4], Some(&[10, 1]));
+        assert!(rows.as_i32().is_none());
+        let all: Vec<i32> = (0..24).collect();
+        assert_eq!(rows.as_i32_rows(), Some(&all[..]));
+        assert_eq!(of(DType::I32, &[3, 0], None).as_i32_rows(), Some(&[][..]));
+        assert_eq!(of(DType::I32, &[3, 2], None).as_i32(), Some(&all[..6]));
+        assert_eq!(of(DType::I32, &[7], None).as_slots().unwrap().len(), 7);
+        let wide = of(DType::I64, &[5], None);
+        assert_eq!(wide.as_slots().unwrap().len(), 5);
+        assert_eq!(wide.as_slots().unwrap().get(1), 2 | 3 << 32);
+        assert_eq!(of(DType::U8, &[9], None).as_bytes().unwrap().len(), 9);
+        assert_eq!(of(DType::F32, &[2, 5], None).as_f32().unwrap().len(), 10);
+        assert!(of(DType::F32, &[2, 5], None).as_i32_rows().is_none());
+    }
+
     #[test]
     fn injective_means_no_shared_element() {
         assert!(tensor(&[4, 8], None).unwrap().is_injective());

@@ -42,7 +42,7 @@ struct Append {
 fn appends() -> impl Strategy<Value = Append> {
     let float = prop::sample::select(vec![DType::F32, DType::F16, DType::BF16]);
     let fp8 = prop::sample::select(vec![None, Some(DType::F8E4M3), Some(DType::F8E5M2)]);
-    let dims = prop::sample::select(vec![8i64, 64, 72, 80, 128, 256]);
+    let dims = prop::sample::select(vec![8i64, 64, 72, 80, 128, 256, 13, 20, 300]);
     let shape = (1i64..9, dims.clone(), dims, any::<bool>());
     let page_sizes = prop::sample::select(vec![16i64, 1, 3, 8, 32]);
     let pages = (page_sizes, 1i64..9, any::<[bool; 2]>());

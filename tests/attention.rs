@@ -8,10 +8,12 @@ use common::dense;
 use common::door::{DOORS, Door, RustDoor, Session};
 use common::instance::solve;
 use common::memory::HostMemory;
-use common::problem::Problem;
+use common::problem::{MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
 use common::random;
 use common::strategy::problems;
 use folio::api::Target;
+use folio::dtype::DType;
+use folio::problem::Kind;
 use proptest::prelude::*;
 
 const CPU: Target = Target::Cpu { num_threads: 2 };
@@ -48,5 +50,72 @@ proptest! {
             let result = check(&*session, &problem, tolerance);
             prop_assert!(result.is_ok(), "{} door: {}", door.name(), result.unwrap_err());
         }
+    }
+}
+
+/// Solves a problem on the CPU through both doors.
+#[track_caller]
+fn check_on_cpu(problem: &Problem) {
+    for door in DOORS {
+        let tolerance = Tolerance::fast(problem.q_dtype);
+        let result = check(&*open(door, CPU), problem, tolerance);
+        assert_eq!(result, Ok(()), "{} door: {problem:?}", door.name());
+    }
+}
+
+/// What no row sees may be infinite or no number, in any tile of keys; its weight of 0 must not meet it.
+#[test]
+fn hidden_memory_between_seen_keys_is_not_used() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for from in [0, 260, 520, 700] {
+            for (kind, lens) in [
+                (Kind::Decode, [(1, 800), (3, 715)]),
+                (Kind::Prefill, [(40, 800), (150, 790)]),
+            ] {
+                let mut problem = Problem::plain(&lens).of(dtype).heads(4, 2, 40);
+                problem.kind = kind;
+                problem.layer.mask = MaskKind::Bits(Pattern::Holes(from));
+                check_on_cpu(&problem);
+            }
+        }
+    }
+}
+
+/// One wrong row of V among thousands shows, whatever the type.
+#[test]
+fn every_row_of_v_counts() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (kind, lens) in [
+            (Kind::Decode, [(1, 2000), (2, 3001)]),
+            (Kind::Prefill, [(17, 2000), (130, 1501)]),
+        ] {
+            let mut problem = Problem::plain(&lens).of(dtype).heads(4, 2, 64);
+            problem.kind = kind;
+            problem.values = ValueRows::OneHot;
+            check_on_cpu(&problem);
+            problem.kv_dtype = DType::F8E4M3;
+            check_on_cpu(&problem);
+        }
+    }
+}
+
+/// A row in more parts than are combined at a time.
+#[test]
+fn a_row_of_hundreds_of_parts_is_put_together() {
+    let mut problem = Problem::plain(&[(1, 258 * 1024 + 5)]).heads(1, 1, 8);
+    problem.kind = Kind::Decode;
+    problem.batch_invariant = true;
+    check_on_cpu(&problem);
+}
+
+/// A row whose only key is no number: the parts that saw nothing must not hide that.
+#[test]
+fn one_part_of_a_row_may_be_no_number() {
+    for part in [0, 90, 200] {
+        let mut problem = Problem::plain(&[(1, 5000), (1, 4000)]).heads(2, 1, 16);
+        problem.kind = Kind::Decode;
+        problem.requests[0].tag = NAN_QUERIES;
+        problem.layer.mask = MaskKind::Bits(Pattern::Range(part, part + 1));
+        check_on_cpu(&problem);
     }
 }

@@ -250,11 +250,29 @@ fn an_mm_prefix_opens_what_mask_and_window_close() {
             args.mm_prefix_ranges = Some(ranges.tensor());
             args.window = window(0, 0);
         };
-        // Rows at positions 1, 2, 3; the range of one key is unused.
+        // Rows at positions 1, 2, 3.
         let rows = weights(&*session, &ln(&[1., 2., 3., 4.]), 3, change);
         assert_row(&rows[0], &[0., 0.4, 0.6, 0.], 5f32.ln());
         assert_row(&rows[1], &[0., 0.4, 0.6, 0.], 5f32.ln());
         assert_row(&rows[2], &[0., 0., 0., 1.], 4f32.ln());
+    }
+}
+
+/// A range of one key, and one that ends before it starts, open nothing, not even a row's own key.
+#[test]
+fn ranges_without_two_keys_are_unused() {
+    let ranges = Image::of_i32(&[1, 2, 2], &[3, 3, 3, 1]);
+    let ranges = Resident::new(&HostMemory, ranges);
+    // One row at position 3 of 4; the mask hides its own key and the second.
+    let mask = Image::of_bits(DType::U8, &[4], [1, 0, 1, 0]);
+    let mask = Resident::new(&HostMemory, mask);
+    for session in sessions() {
+        let change = |args: &mut AttentionArgs| {
+            args.mm_prefix_ranges = Some(ranges.tensor());
+            args.mask = Mask::Bytes(mask.tensor());
+        };
+        let rows = weights(&*session, &ln(&[1., 2., 3., 4.]), 1, change);
+        assert_row(&rows[0], &[0.25, 0., 0.75, 0.], 4f32.ln());
     }
 }
 

@@ -271,3 +271,34 @@ fn a_result_is_the_same_to_the_bit_when_run_again() {
         }
     }
 }
+
+/// A prompt of so many query tiles that they might be cut in another way, were it alone or on more threads.
+#[test]
+fn a_long_prompt_does_not_depend_on_batch_or_threads() {
+    for dtype in [DType::F32, DType::BF16] {
+        let mut problem = Problem::plain(&[(7, 900), (2100, 2100), (1, 40)])
+            .of(dtype)
+            .heads(1, 1, 16);
+        problem.batch_invariant = true;
+        let mut first: Option<Output> = None;
+        for num_threads in [1, 2, 5] {
+            for session in cpu(num_threads) {
+                let whole = solve(&*session, &HostMemory, &problem).unwrap();
+                for b in 0..problem.requests.len() {
+                    // The handle is the same: another desc may be given another cut.
+                    let one = problem.alone(b);
+                    let handle = session.attention(problem.desc()).unwrap();
+                    let planned = Planned::new(handle, &HostMemory, &HostMemory, &one).unwrap();
+                    let alone = planned.run(&LayerData::new(&HostMemory, &one)).unwrap();
+                    assert_eq!(
+                        bits(&alone),
+                        bits(&rows_of(&problem, &whole, b)),
+                        "request {b}"
+                    );
+                }
+                let first = first.get_or_insert_with(|| whole.clone());
+                assert_eq!(bits(first), bits(&whole), "{num_threads} threads");
+            }
+        }
+    }
+}

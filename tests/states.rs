@@ -129,10 +129,13 @@ impl States {
 
 fn grid() -> Vec<States> {
     let mut grid = Vec::new();
-    let dims = [32, 48, 64, 96, 128, 256, 8];
+    // Also more elements than are added up at a time, and rows that are no whole vectors.
+    let dims = [32, 48, 64, 96, 128, 256, 8, 264, 520, 13, 301];
     for (seed, dim) in (0..).zip(dims) {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for n in [1, 2, 7] {
+            // More states than are added up at a time, of rows whose formula is computed soon.
+            let most = if matches!(dim, 64 | 13) { 35 } else { 7 };
+            for n in [1, 2, 7, 17, 35].into_iter().filter(|n| *n <= most) {
                 grid.push(States {
                     dtype,
                     shape: [39, n, 1 + (seed as i64 * 5 + n) % 8, dim],

@@ -234,7 +234,7 @@ fn host<'a>(
         (Some(kv_len), _) => kv_len,
         (None, Some(kv_indptr)) => {
             let last = values("last_page_len", &input.last_page_len)?;
-            derive_kv_len(kv_indptr, last, desc.kv.page_size(), &mut scratch.kv_len)?;
+            derive_kv_len(kv_indptr, last, desc, &mut scratch.kv_len)?;
             &scratch.kv_len
         }
         (None, None) => {
@@ -302,9 +302,10 @@ fn offsets(name: &str, indptr: &[i32]) -> Result<()> {
 fn derive_kv_len(
     kv_indptr: &[i32],
     last_page_len: Option<&[i32]>,
-    page_size: u32,
+    desc: &AttentionDesc,
     kv_len: &mut Vec<i32>,
 ) -> Result<()> {
+    let page_size = desc.kv.page_size();
     kv_len.clear();
     for (b, span) in kv_indptr.windows(2).enumerate() {
         let pages = i64::from(span[1]) - i64::from(span[0]);
@@ -319,7 +320,10 @@ fn derive_kv_len(
         } else {
             (pages - 1) * i64::from(page_size) + i64::from(last)
         };
-        kv_len.push(i32::try_from(len).unwrap_or(i32::MAX));
+        kv_len.push(i32::try_from(len).map_err(|_| {
+            let name = format!("kv_indptr: keys of request {b}");
+            exceeds(&name, len, "max_kv_len", desc.max_kv_len.into())
+        })?);
     }
     Ok(())
 }

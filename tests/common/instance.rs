@@ -5,8 +5,8 @@ use super::codec::encode;
 use super::door::{Handle, Session};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
-use super::problem::{Alibi, Gaps, MaskKind, Problem, Storage, TableForm};
-use super::values::{Values, num_scales};
+use super::problem::{Alibi, Gaps, MaskKind, Pattern, Problem, Storage, TableForm};
+use super::values::{Values, is_hole, num_scales};
 use folio::api::{BatchInput, Stream, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::Result;
@@ -478,6 +478,9 @@ fn cache(problem: &Problem, side: Side) -> Image {
         let shape = [request.kv_len, problem.num_kv_heads, dim].map(i64::from);
         for_each_index(&shape, |index| {
             let [j, head, d] = [0, 1, 2].map(|n| index[n] as usize);
+            if is_hidden(problem, j) {
+                return;
+            }
             let value = match side {
                 Side::Key => values.k(b, j, head, d),
                 Side::Value => values.v(b, j, head, d),
@@ -488,6 +491,16 @@ fn cache(problem: &Problem, side: Side) -> Image {
         });
     }
     image
+}
+
+/// Keys that the mask hides from every row stay poisoned: nobody may read them.
+fn is_hidden(problem: &Problem, j: usize) -> bool {
+    match problem.layer.mask {
+        MaskKind::Bytes(Pattern::Holes(from)) | MaskKind::Bits(Pattern::Holes(from)) => {
+            is_hole(from, j)
+        }
+        _ => false,
+    }
 }
 
 fn cache_view(problem: &Problem, table: &PageTable, dim: u32, gaps: Gaps) -> View {

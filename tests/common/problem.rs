@@ -25,7 +25,18 @@ pub struct Problem {
     pub graph: bool,
     /// The maxima of the desc exceed what the batch needs.
     pub slack: bool,
+    pub values: ValueRows,
     pub seed: u64,
+}
+
+/// What rows of V hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueRows {
+    /// Normal numbers: a long row's output is close to 0 whichever rows it is made from.
+    Normal,
+    /// A single 1, in a column of the key's: an output element is the weight of few keys, so that one wrong row
+    /// among thousands shows in every type.
+    OneHot,
 }
 
 /// The tag of requests whose queries are NaN.
@@ -129,6 +140,8 @@ pub enum Pattern {
     Random(f32),
     /// What a causal mask lets see.
     Causal,
+    /// All but every seventh key from this one on, which no row sees.
+    Holes(u32),
     /// Keys from the first to below the second fraction of the request, in 1/256.
     Range(u32, u32),
     /// A draft tree: the keys before the draft, and the ancestors of the row (node `i` hangs under
@@ -203,6 +216,7 @@ impl Problem {
             batch_invariant: false,
             graph: false,
             slack: false,
+            values: ValueRows::Normal,
             seed: 1,
         }
     }

@@ -35,6 +35,7 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 batch_invariant: flags[2],
                 graph: flags[3],
                 slack: flags[4],
+                values: ValueRows::Normal,
                 seed,
             };
             // Only an fp8 output has a scale.

@@ -3,7 +3,7 @@
 
 use super::codec::rounded;
 use super::pages::shared_pages;
-use super::problem::{HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem};
+use super::problem::{HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
 
 /// Numbers of one problem, rounded to the types that hold them.
 #[derive(Clone, Copy)]
@@ -48,6 +48,10 @@ impl<'a> Values<'a> {
 
     pub fn v(&self, b: usize, j: usize, head: usize, d: usize) -> f64 {
         let tag = self.owner(b, j);
+        if self.problem.values == ValueRows::OneHot {
+            let column = self.hash(Of::Value, [tag, j as u64, head as u64, 0]);
+            return f64::from(column % u64::from(self.problem.head_dim_vo) == d as u64);
+        }
         let hash = self.hash(Of::Value, [tag, j as u64, head as u64, d as u64]);
         rounded(self.problem.kv_dtype, normal(hash))
     }
@@ -70,6 +74,7 @@ impl<'a> Values<'a> {
                 uniform(row) > 0.1 && uniform(hash) < f64::from(probability)
             }
             Pattern::Causal => j as i64 <= past + i as i64,
+            Pattern::Holes(from) => !is_hole(from, j),
             Pattern::Range(from, to) => {
                 let at = |fraction: u32| i64::from(fraction) * kv_len / 256;
                 (at(from)..at(to)).contains(&(j as i64))
@@ -124,6 +129,11 @@ impl<'a> Values<'a> {
         let start = mix(self.problem.seed ^ self.layer().tag.wrapping_mul(0x9e37) ^ of as u64);
         index.iter().fold(start, |hash, &i| mix(hash ^ i))
     }
+}
+
+/// Whether [`Pattern::Holes`] hides key `j` from every row.
+pub fn is_hole(from: u32, j: usize) -> bool {
+    j >= from as usize && j % 7 == 3
 }
 
 /// The number of elements of a scale tensor.

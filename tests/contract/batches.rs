@@ -1,11 +1,14 @@
 //! Lengths, ids and fields of a batch that are wrong: the plan before stays in force.
 
 use crate::common::c_door::Tensors;
+use crate::common::door::{Door, RustDoor};
+use crate::common::instance::Scratch;
+use crate::common::memory::{HostMemory, Image, Resident};
 use crate::common::problem::{Problem, Storage, TableForm};
 use crate::fixture::{Fixture, plain, plain_with};
 use crate::table::{INVALID, UNKNOWN, poke};
 use crate::workspaces::Stub;
-use folio::api::{Attention, BatchInput, Context, Stream, Workspace};
+use folio::api::{Attention, BatchInput, Context, Stream, Target, Workspace};
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::ffi::*;
@@ -120,6 +123,38 @@ fn batches_beyond_the_maxima() {
             fixture.output() == before,
             "{limit}: the plan before is gone"
         );
+    }
+}
+
+/// Pages may hold more keys than a length of 32 bits can say.
+#[test]
+fn a_derived_length_beyond_31_bits_is_refused() {
+    for kind in [Kind::Decode, Kind::Prefill] {
+        let mut problem = plain(kind);
+        problem.requests.truncate(1);
+        problem.storage = Storage::paged(1 << 30);
+        problem.requests[0].kv_len = 1 << 20;
+        let mut desc = problem.desc();
+        (desc.max_kv_len, desc.max_num_pages) = (i32::MAX as u32, 8);
+        let session = RustDoor.open(Target::Cpu { num_threads: 1 }).unwrap();
+        let mut handle = session.attention(desc).unwrap();
+        let scratch = Scratch::new(&HostMemory, &handle.workspace().unwrap());
+        let ints = |values: &[i32]| {
+            Resident::new(&HostMemory, Image::of_i32(&[values.len() as i64], values))
+        };
+        let (qo_indptr, kv_indptr) = (ints(&[0, 1]), ints(&[0, 3]));
+        let (ids, last_page_len) = (ints(&[0, 1, 2]), ints(&[4]));
+        let batch = BatchInput {
+            qo_indptr: Some(qo_indptr.tensor()),
+            kv_indptr: Some(kv_indptr.tensor()),
+            kv_indices: Some(ids.tensor()),
+            last_page_len: Some(last_page_len.tensor()),
+            ..BatchInput::default()
+        };
+        let error = scratch.plan(&mut *handle, &batch).unwrap_err().to_string();
+        for word in ["kv_indptr", "request 0", "2147483652", "max_kv_len"] {
+            assert!(error.contains(word), "no {word:?} in {error:?}");
+        }
     }
 }
 
