@@ -361,7 +361,7 @@ pub fn address(tensor: Option<Tensor>) -> u64 {
     tensor.map_or(0, |tensor| tensor.address() as u64)
 }
 
-/// A count as kernels take it, which is below 2^31.
+/// A product of extents as kernels count it, below 2^31. (Each extent by itself is, as `api` checked.)
 ///
 /// # Errors
 /// [`Error::Unsupported`] with the field and its value where it is larger.
@@ -420,10 +420,10 @@ mod tests {
 
     #[test]
     fn counts_are_refused_with_field_and_value() {
-        assert_eq!(count("v", "states", 7).unwrap(), 7);
+        assert_eq!(count("v", "rows", 7).unwrap(), 7);
         for value in [1 << 31, 1 << 32, (1 << 32) + 2, -1] {
-            let message = count("v", "states", value).unwrap_err().to_string();
-            assert!(message.contains(&format!("v: {value} states")), "{message}");
+            let message = count("v", "rows", value).unwrap_err().to_string();
+            assert!(message.contains(&format!("v: {value} rows")), "{message}");
         }
     }
 

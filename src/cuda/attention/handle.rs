@@ -12,7 +12,7 @@ use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::{Row, combine, plan};
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
-    Rows, address, count, dtype_code, fewest, lse_flag, scales_stride,
+    Rows, address, dtype_code, fewest, lse_flag, scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
@@ -257,7 +257,7 @@ impl CudaAttention {
         }
     }
 
-    fn params(&self, planned: &Planned, args: &Checked<AttentionArgs>) -> Result<AttentionParams> {
+    fn params(&self, planned: &Planned, args: &Checked<AttentionArgs>) -> AttentionParams {
         let custom =
             |mode, mask: &Tensor, start| (mode, mask.address() as u64, mask.extent(0), start);
         let (mask_mode, mask, mask_bytes, mask_start) = match &args.mask {
@@ -267,11 +267,7 @@ impl CudaAttention {
             Mask::Bits(mask) => custom(MaskMode::Bits, mask, planned.mask_bits_start),
         };
         let side = |side: Option<u32>| side.and_then(|n| i32::try_from(n).ok()).unwrap_or(-1);
-        let num_mm_prefix_ranges = match args.mm_prefix_ranges {
-            Some(ranges) => count("mm_prefix_ranges", "ranges of a request", ranges.extent(1))?,
-            None => 0,
-        };
-        Ok(AttentionParams {
+        AttentionParams {
             plan: planned.view,
             q: Rows::of(&args.q),
             o: Rows::of(&args.o),
@@ -300,11 +296,11 @@ impl CudaAttention {
             num_qo_heads: self.desc.num_qo_heads,
             num_kv_heads: self.desc.num_kv_heads,
             page_size: self.desc.kv.page_size(),
-            num_mm_prefix_ranges,
+            num_mm_prefix_ranges: args.mm_prefix_ranges.map_or(0, |r| r.extent(1) as u32),
             num_tokens: fewest([&args.q, &args.o].into_iter().chain(&args.lse)),
             num_pages: fewest([&args.k, &args.v]),
             mask_bytes,
-        })
+        }
     }
 
     fn launch_combine(
@@ -408,7 +404,7 @@ impl Attention for CudaAttention {
                     .into(),
             ));
         }
-        let params = self.params(&planned, args)?;
+        let params = self.params(&planned, args);
         let run = Run {
             args,
             params: &params,

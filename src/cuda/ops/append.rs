@@ -37,11 +37,7 @@ impl Append {
             cache: args.k_cache.dtype(),
         };
         let params = append_params(args)?;
-        let blocks = match params.num_slots {
-            // An empty cache takes nothing, and its pages may have any size.
-            0 => 0,
-            _ => blocks_of("slot_mapping", params.num_tokens as u64)?,
-        };
+        let blocks = blocks_of("slot_mapping", params.num_tokens as u64)?;
         let current = self.kernels.enter(stream)?;
         let kernel = self.kernels.get(&current, types, stream, |loader, cc| {
             let found = loader.find(candidates(types, cc), || unsupported(types, cc));
@@ -59,7 +55,9 @@ fn append_params(args: &AppendArgs) -> Result<AppendParams> {
         .iter()
         .all(|(source, cache)| moves_vectors(source) && moves_vectors(cache));
     let side = |field, source: &Tensor, cache, scale, scales| {
-        let head_dim = count(field, "elements of a head", source.extent(2))?;
+        let (heads, head_dim) = (source.extent(1), source.extent(2) as u32);
+        // The kernel counts the pieces of a token.
+        count(field, "elements of a token", heads * source.extent(2))?;
         Ok(AppendTensor {
             source: Rows::of(source),
             cache: Cache::of(cache),
@@ -70,31 +68,17 @@ fn append_params(args: &AppendArgs) -> Result<AppendParams> {
             pieces: Divisor::new(if vectors { head_dim / VECTOR } else { head_dim }),
         })
     };
-    let num_kv_heads = count("key", "heads", args.key.extent(1))?;
-    for (field, source) in [("key", &args.key), ("value", &args.value)] {
-        let elements = source.extent(2).saturating_mul(i64::from(num_kv_heads));
-        count(field, "elements of a token", elements)?;
-    }
-    let (num_pages, page_size) = (args.k_cache.extent(0), args.k_cache.extent(1));
-    let page_size_of_slots = match num_pages {
-        0 => 0,
-        _ => count("k_cache", "tokens of a page", page_size)?,
-    };
+    let (key, value) = (&args.key, &args.value);
+    let page_size = args.k_cache.extent(1);
     Ok(AppendParams {
-        k: side("key", &args.key, &args.k_cache, args.k_scale, args.k_scales)?,
-        v: side(
-            "value",
-            &args.value,
-            &args.v_cache,
-            args.v_scale,
-            args.v_scales,
-        )?,
+        k: side("key", key, &args.k_cache, args.k_scale, args.k_scales)?,
+        v: side("value", value, &args.v_cache, args.v_scale, args.v_scales)?,
         slots: args.slot_mapping.address() as u64,
         num_tokens: args.slot_mapping.extent(0),
-        num_slots: num_pages.saturating_mul(page_size),
-        page_size: Divisor::new(page_size_of_slots),
+        num_slots: args.k_cache.extent(0).saturating_mul(page_size),
+        page_size: Divisor::new(page_size as u32),
         slot_bytes: args.slot_mapping.dtype().size() as u32,
-        num_kv_heads,
+        num_kv_heads: key.extent(1) as u32,
         vectors: vectors.into(),
     })
 }

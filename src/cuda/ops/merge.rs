@@ -54,7 +54,7 @@ impl Merges {
 
     /// Merges n attention states.
     pub fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
-        let (num_states, dtype) = (count("v", "states", args.v.extent(1))?, args.v.dtype());
+        let (num_states, dtype) = (args.v.extent(1) as u32, args.v.dtype());
         let first = state(&args.v, &args.s);
         let merge = Merge {
             first,
@@ -74,8 +74,8 @@ impl Merges {
 
     fn enqueue(&self, merge: &Merge, stream: Stream) -> Result<()> {
         let dtype = merge.v_out.dtype();
-        let params = merge.params()?;
-        let rows = merge.v_out.extent(0).saturating_mul(merge.v_out.extent(1));
+        let params = merge.params();
+        let rows = merge.v_out.extent(0) * merge.v_out.extent(1);
         let rows = count("v_out", "rows", rows)?;
         let current = self.kernels.enter(stream)?;
         let pair = self.kernels.get(&current, dtype, stream, |loader, cc| {
@@ -150,12 +150,11 @@ struct Merge {
 }
 
 impl Merge {
-    fn params(&self) -> Result<MergeStatesParams> {
-        let head_dim = count("v_out", "elements of a head", self.v_out.extent(2))?;
-        let num_heads = count("v_out", "heads", self.v_out.extent(1))?;
+    fn params(&self) -> MergeStatesParams {
+        let head_dim = self.v_out.extent(2) as u32;
         let vectors = self.inputs.iter().chain([&self.v_out]).all(moves_vectors);
         let pieces = if vectors { head_dim / VECTOR } else { head_dim };
-        Ok(MergeStatesParams {
+        MergeStatesParams {
             first: self.first,
             second: self.second,
             v_out: Rows::of(&self.v_out),
@@ -165,12 +164,12 @@ impl Merge {
             mask: address(self.mask),
             mask_stride: self.mask.map_or(0, |mask| mask.stride(0)),
             num_tokens: self.v_out.extent(0),
-            num_heads: Divisor::new(num_heads),
+            num_heads: Divisor::new(self.v_out.extent(1) as u32),
             num_states: self.num_states,
             head_dim,
             flags: self.flags,
             vectors: vectors.into(),
             log2_lanes: pieces.max(1).next_power_of_two().min(32).trailing_zeros(),
-        })
+        }
     }
 }
