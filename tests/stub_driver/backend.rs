@@ -1,161 +1,18 @@
-//! What the backend asks of the driver in each call, and what it makes of the driver's refusals. The stub
-//! computes nothing, so addresses are made up; the kernels come from the bundle, and without one these
-//! cases are skipped.
+//! What the backend asks of the driver in each call, and what it makes of the driver's refusals. What the
+//! launches carry is tested in `launches.rs`.
 
-use folio::api::{Attention, BatchInput, Context, Target, Workspace, append};
+use folio::api::{Attention, append};
 use folio::backend::Stream;
 use folio::cuda::compiler::loader;
 use folio::dtype::DType;
 use folio::error::{Error, Result};
-use folio::log::Logger;
-use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
-use folio::tensor::{Device, Tensor};
+use folio::problem::{AppendArgs, KvLayout};
 
+use crate::fixture::{
+    CAPTURED, DIM, FOREIGN, HEADS, Handle, OURS, PAGE_SIZE, SOMEWHERE, context, desc, device_tensor,
+};
 use crate::harness;
 use crate::stub::Recorder;
-
-const PAGE_SIZE: u32 = 16;
-const HEADS: u32 = 8;
-const DIM: u32 = 128;
-
-/// Streams of stub.c.
-const OURS: Stream = Stream(0x1000);
-const FOREIGN: Stream = Stream(0x2000);
-const CAPTURED: Stream = Stream(0x3000);
-
-/// Device memory that nobody looks into.
-const SOMEWHERE: usize = 0x7000_0000;
-
-fn context() -> Context {
-    if loader::embedded().unwrap().is_empty() {
-        harness::skip("the library was built without NVRTC");
-    }
-    let target = Target::Cuda { ordinal: 0 };
-    Context::new(target, Logger::silent()).unwrap()
-}
-
-fn desc(graph: bool) -> AttentionDesc {
-    AttentionDesc {
-        kind: Kind::Decode,
-        q_dtype: DType::BF16,
-        kv_dtype: DType::BF16,
-        o_dtype: DType::BF16,
-        num_qo_heads: HEADS,
-        num_kv_heads: HEADS,
-        head_dim_qk: DIM,
-        head_dim_vo: DIM,
-        kv: KvStorage::Paged {
-            page_size: PAGE_SIZE,
-            layout: KvLayout::Nhd,
-        },
-        max_batch_size: 4,
-        max_qo_len: 1,
-        max_num_tokens: 4,
-        max_kv_len: 1 << 16,
-        max_num_pages: 0,
-        graph,
-        batch_invariant: false,
-    }
-}
-
-fn device_tensor(dtype: DType, shape: &[i64]) -> Tensor {
-    device_tensor_at(SOMEWHERE, dtype, shape)
-}
-
-fn device_tensor_at(address: usize, dtype: DType, shape: &[i64]) -> Tensor {
-    // SAFETY: the stub's device never touches memory.
-    let tensor = unsafe {
-        Tensor::new(
-            "test",
-            address as *mut u8,
-            Device::Cuda(0),
-            dtype,
-            shape,
-            None,
-        )
-    };
-    tensor.unwrap()
-}
-
-/// A handle with room for its plans.
-struct Handle {
-    attention: Attention,
-    host: Vec<u64>,
-}
-
-impl Handle {
-    fn new(context: &Context, graph: bool) -> Result<Handle> {
-        let attention = Attention::new(context, desc(graph))?;
-        let words = attention.workspace().host_bytes / 8 + 1024;
-        Ok(Handle {
-            attention,
-            host: vec![0; words],
-        })
-    }
-
-    fn plan(&mut self, batch: &BatchInput, stream: Stream) -> Result<()> {
-        let info = self.attention.workspace();
-        let start = self.host.as_mut_ptr() as usize;
-        let workspace = Workspace {
-            device: SOMEWHERE.next_multiple_of(info.alignment),
-            host: start.next_multiple_of(info.alignment),
-        };
-        self.attention.plan(
-            batch,
-            &workspace,
-            (info.device_bytes, info.host_bytes),
-            stream,
-        )
-    }
-
-    /// Plans two requests of `kv_len` keys each from host lengths.
-    fn plan_host(&mut self, kv_len: i32, stream: Stream) -> Result<()> {
-        let columns = (kv_len as usize).div_ceil(PAGE_SIZE as usize);
-        let table: Vec<i32> = (0..2 * columns as i32).collect();
-        let lengths = [kv_len; 2];
-        let batch = BatchInput {
-            kv_len: host_tensor(&lengths, &[2]),
-            block_table: host_tensor(&table, &[2, columns as i64]),
-            ..BatchInput::default()
-        };
-        self.plan(&batch, stream)
-    }
-
-    /// Plans two requests from device lengths.
-    fn plan_device(&mut self, stream: Stream) -> Result<()> {
-        self.plan_device_at(SOMEWHERE, SOMEWHERE, stream)
-    }
-
-    /// The same, of lengths and page ids at these addresses.
-    fn plan_device_at(&mut self, lengths: usize, ids: usize, stream: Stream) -> Result<()> {
-        let batch = BatchInput {
-            kv_len: Some(device_tensor_at(lengths, DType::I32, &[2])),
-            block_table: Some(device_tensor_at(ids, DType::I32, &[2, 64])),
-            ..BatchInput::default()
-        };
-        self.plan(&batch, stream)
-    }
-
-    fn run(&self, stream: Stream) -> Result<()> {
-        let heads = i64::from(HEADS);
-        let dim = i64::from(DIM);
-        let cache = [1 << 14, i64::from(PAGE_SIZE), heads, dim];
-        let input = AttentionArgs::new(
-            device_tensor(DType::BF16, &[4, heads, dim]),
-            device_tensor(DType::BF16, &cache),
-            device_tensor(DType::BF16, &cache),
-            device_tensor(DType::BF16, &[4, heads, dim]),
-        );
-        self.attention.run(&input, stream)
-    }
-}
-
-fn host_tensor(values: &[i32], shape: &[i64]) -> Option<Tensor> {
-    let data = values.as_ptr() as *mut u8;
-    // SAFETY: every caller keeps `values` until `plan` has returned.
-    let tensor = unsafe { Tensor::new("test", data, Device::Cpu, DType::I32, shape, None) };
-    Some(tensor.unwrap())
-}
 
 /// The calls of `body`, by their functions.
 fn calls(body: impl FnOnce()) -> Vec<String> {
@@ -183,8 +40,11 @@ fn acts(calls: &[String]) -> Vec<&str> {
         .collect()
 }
 
-/// The whole way down: decode, combine and planning kernels.
+/// The whole way down: decode, combine and planning kernels, of the bundle.
 pub fn a_newer_device_gets_portable_kernels() {
+    if loader::embedded().unwrap().is_empty() {
+        harness::skip("the library was built without NVRTC");
+    }
     let recorder = Recorder::new();
     let handle = Handle::new(&context(), false).unwrap();
     let kernel = handle.attention.kernel();
@@ -291,7 +151,7 @@ pub fn graph_page_ids_keep_their_address() {
     let moved = graph.plan_device_at(SOMEWHERE, ELSEWHERE, OURS);
     let copied = graph.plan_host(100, OURS);
     for refused in [moved, copied] {
-        let named = |m: &str| m.contains("kv_indices or block_table") && m.contains("graph");
+        let named = |m: &str| m.starts_with("block_table: ids") && m.contains("graph");
         assert!(
             matches!(&refused, Err(Error::InvalidArgument(m)) if named(m)),
             "{refused:?}"

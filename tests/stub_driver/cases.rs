@@ -13,10 +13,9 @@ use folio::dtype::DType;
 use folio::error::Error;
 use folio::log::Logger;
 
-use crate::backend;
 use crate::harness::{self, Case, case};
-use crate::images;
 use crate::stub::{Recorder, Stub};
+use crate::{backend, choice, images, launches, operators};
 
 /// The driver library that a process finds.
 pub struct Setup {
@@ -24,19 +23,33 @@ pub struct Setup {
     pub stub: Stub,
     /// What goes wrong in it.
     pub mode: &'static str,
+    /// Where kernels come from that the bundle lacks.
+    pub compiler: Compiler,
+}
+
+/// The run-time compiler that a process finds.
+#[derive(Clone, Copy)]
+pub enum Compiler {
+    /// None.
+    Absent,
+    /// One that compiles nothing.
+    Stub,
 }
 
 const ABSENT: Setup = Setup {
     stub: Stub::Absent,
     mode: "",
+    compiler: Compiler::Absent,
 };
 const INCOMPLETE: Setup = Setup {
     stub: Stub::WithoutTensorMaps,
     mode: "ok",
+    compiler: Compiler::Absent,
 };
 const INCOMPLETE_AND_OLD: Setup = Setup {
     stub: Stub::WithoutTensorMaps,
     mode: "old",
+    compiler: Compiler::Absent,
 };
 const WORKING: Setup = mode("ok");
 
@@ -44,8 +57,19 @@ const fn mode(mode: &'static str) -> Setup {
     Setup {
         stub: Stub::Complete,
         mode,
+        compiler: Compiler::Absent,
     }
 }
+
+/// A driver and a compiler.
+const fn with_compiler(mode: &'static str) -> Setup {
+    Setup {
+        stub: Stub::Complete,
+        mode,
+        compiler: Compiler::Stub,
+    }
+}
+const BACKEND: Setup = with_compiler("ok");
 
 /// All cases.
 pub const CASES: &[Case<Setup>] = &[
@@ -125,58 +149,179 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case(
         "backend_run_is_one_launch",
-        WORKING,
+        BACKEND,
         backend::run_is_one_launch,
     ),
     case(
         "backend_run_with_splits_is_two_launches",
-        WORKING,
+        BACKEND,
         backend::split_run_is_two_launches,
     ),
     case(
         "backend_plan_is_one_copy",
-        WORKING,
+        BACKEND,
         backend::plan_is_one_copy,
     ),
     case(
         "backend_plan_on_the_device_is_one_launch",
-        WORKING,
+        BACKEND,
         backend::device_plan_is_one_launch,
     ),
     case(
         "backend_capture_needs_the_graph_flag",
-        WORKING,
+        BACKEND,
         backend::capture_needs_the_graph_flag,
     ),
     case(
         "backend_captures_graph_plans",
-        WORKING,
+        BACKEND,
         backend::captures_graph_plans,
     ),
     case(
         "backend_graph_page_ids_keep_their_address",
-        WORKING,
+        BACKEND,
         backend::graph_page_ids_keep_their_address,
     ),
     case(
         "backend_refuses_foreign_streams",
-        WORKING,
+        BACKEND,
         backend::refuses_foreign_streams,
     ),
     case(
         "backend_append_is_one_launch",
-        WORKING,
+        BACKEND,
         backend::append_is_one_launch,
     ),
     case(
         "backend_out_of_memory",
-        mode("out_of_memory"),
+        with_compiler("out_of_memory"),
         backend::out_of_memory,
     ),
     case(
         "backend_launch_failure",
-        mode("launch_failure"),
+        with_compiler("launch_failure"),
         backend::launch_failure,
+    ),
+    case("launch_decode_by_tma", BACKEND, launches::decode_by_tma),
+    case(
+        "launch_decode_by_tma_from_pages_by_head",
+        BACKEND,
+        launches::decode_by_tma_from_pages_by_head,
+    ),
+    case(
+        "launch_decode_gathers_where_tma_cannot",
+        BACKEND,
+        launches::decode_gathers_where_tma_cannot,
+    ),
+    case(
+        "launch_keys_leave_the_l2_first_where_they_fit",
+        BACKEND,
+        launches::keys_leave_the_l2_first_where_they_fit,
+    ),
+    case(
+        "launch_portable_copies_by_alignment",
+        BACKEND,
+        launches::portable_copies_by_alignment,
+    ),
+    case(
+        "launch_masks_are_found_by_request",
+        BACKEND,
+        launches::masks_are_found_by_request,
+    ),
+    case(
+        "launch_split_rows_are_combined",
+        BACKEND,
+        launches::split_rows_are_combined,
+    ),
+    case(
+        "launch_page_ids_on_the_device",
+        BACKEND,
+        launches::page_ids_on_the_device,
+    ),
+    case(
+        "launch_plan_on_the_device",
+        BACKEND,
+        launches::plan_on_the_device,
+    ),
+    case(
+        "launch_large_plan_on_the_device",
+        BACKEND,
+        launches::large_plan_on_the_device,
+    ),
+    case(
+        "launch_prefill_from_pages",
+        BACKEND,
+        launches::prefill_from_pages,
+    ),
+    case(
+        "launch_prefill_from_rows",
+        BACKEND,
+        launches::prefill_from_rows,
+    ),
+    case(
+        "operator_append_moves_vectors_or_elements",
+        BACKEND,
+        operators::append_moves_vectors_or_elements,
+    ),
+    case(
+        "operator_append_of_one_token_moves_vectors",
+        BACKEND,
+        operators::append_of_one_token_moves_vectors,
+    ),
+    case(
+        "operator_append_to_an_empty_cache",
+        BACKEND,
+        operators::append_to_an_empty_cache,
+    ),
+    case(
+        "operator_tokens_with_more_elements_than_a_kernel_counts",
+        BACKEND,
+        operators::tokens_with_more_elements_than_a_kernel_counts,
+    ),
+    case(
+        "operator_merge_of_two_states",
+        BACKEND,
+        operators::merge_of_two_states,
+    ),
+    case(
+        "operator_merge_of_many_states",
+        BACKEND,
+        operators::merge_of_many_states,
+    ),
+    case(
+        "operator_more_states_than_a_kernel_counts",
+        BACKEND,
+        operators::more_states_than_a_kernel_counts,
+    ),
+    case(
+        "choice_creates_say_what_the_faster_kernels_lack",
+        BACKEND,
+        choice::creates_say_what_the_faster_kernels_lack,
+    ),
+    case(
+        "choice_runs_say_what_the_first_choice_lacks",
+        BACKEND,
+        choice::runs_say_what_the_first_choice_lacks,
+    ),
+    case(
+        "choice_more_ranges_than_a_kernel_counts",
+        BACKEND,
+        choice::more_ranges_than_a_kernel_counts,
+    ),
+    case(
+        "choice_failed_plans_leave_the_previous_one",
+        BACKEND,
+        choice::failed_plans_leave_the_previous_one,
+    ),
+    case(
+        "choice_a_copy_without_its_event_is_waited_for",
+        BACKEND,
+        choice::a_copy_without_its_event_is_waited_for,
+    ),
+    case(
+        "choice_a_failed_plan_binds_no_graph",
+        BACKEND,
+        choice::a_failed_plan_binds_no_graph,
     ),
 ];
 

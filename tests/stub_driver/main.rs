@@ -1,16 +1,22 @@
-//! The driver layer against a CUDA driver that computes nothing (`stub.c`), built here with `cc`. The
-//! driver is opened once per process, so every case has a process, with the stub first on the loader's
-//! path.
+//! The driver layer and the backend above it against a CUDA driver that computes nothing (`stub.c`), with
+//! kernels of a compiler that compiles nothing (`nvrtc.c`), both built here with `cc`. The driver is opened
+//! once per process, so every case has a process, with the stub first on the loader's path.
 #![allow(unsafe_code)]
 
 mod backend;
 mod cases;
+mod choice;
+mod fixture;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod images;
+mod launches;
+mod operators;
 mod stub;
 
 use std::process::{Command, ExitCode};
+
+use cases::Compiler;
 
 fn main() -> ExitCode {
     harness::main(cases::CASES, prepare)
@@ -20,6 +26,11 @@ fn prepare(setup: &cases::Setup, command: &mut Command) -> Result<(), String> {
     command
         .env("LD_LIBRARY_PATH", stub::build(setup.stub)?)
         .env("FOLIO_STUB", setup.mode)
-        .env("FOLIO_NVRTC", "");
+        // What the stub compiles must not be found by anybody else.
+        .env("FOLIO_CACHE_DIR", "");
+    match setup.compiler {
+        Compiler::Absent => command.env("FOLIO_NVRTC", ""),
+        Compiler::Stub => command.env("FOLIO_NVRTC", stub::build_compiler()?),
+    };
     Ok(())
 }

@@ -3,6 +3,7 @@
  * FOLIO_STUB picks what goes wrong: "ok", "toolkit_stub", "no_device", "old", "driver_of_cuda_12",
  * "out_of_memory" or "launch_failure". "cc_10_3" is a device of compute capability 10.3, and "cc_10_0_of_cuda_12"
  * one under an older driver. -DWITHOUT_TENSOR_MAPS builds a driver that lacks a function.
+ * folio_stub_fail makes one later call fail. Launches and uploads are kept with what they carried.
  * Streams: 0x1000 belongs to the primary context, 0x2000 to another one, 0x3000 is being captured. */
 #include <stdint.h>
 #include <stdio.h>
@@ -20,7 +21,8 @@ enum {
     INVALID_DEVICE = 101,
     INVALID_HANDLE = 400,
     NOT_READY = 600,
-    LAUNCH_FAILED = 719
+    LAUNCH_FAILED = 719,
+    UNKNOWN = 999
 };
 
 #define PRIMARY ((void *)0xC0)
@@ -33,6 +35,43 @@ static size_t used;
 static int retained;
 static __thread void *stack[16];
 static __thread int depth;
+
+/* The next call of this function fails. */
+static char failing[64];
+
+static int fails(const char *call) {
+    if (strcmp(failing, call) != 0) return 0;
+    failing[0] = 0;
+    return 1;
+}
+
+/* A kernel, and how many bytes its first parameter has: what the tests said, or one number. */
+struct kernel { char name[64]; size_t bytes; };
+static struct kernel kernels[64];
+static unsigned num_kernels;
+
+static struct kernel *kernel_named(const char *name) {
+    for (unsigned i = 0; i < num_kernels; ++i)
+        if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
+    if (num_kernels == 64) abort();
+    snprintf(kernels[num_kernels].name, sizeof kernels->name, "%s", name);
+    kernels[num_kernels].bytes = 8;
+    return &kernels[num_kernels++];
+}
+
+/* What a launch carried; stub.rs mirrors it. */
+struct launch {
+    char name[64];
+    unsigned grid[3], block[3], shared, cluster, dependent, num_maps;
+    uint64_t stream, bytes;
+    unsigned char params[512];
+    uint64_t maps[4][16];
+};
+static struct launch launches[16];
+static unsigned num_launches;
+
+/* What the last upload carried. */
+static struct { uint64_t destination, bytes; unsigned char *data; } upload;
 
 static int mode_is(const char *name) {
     const char *mode = getenv("FOLIO_STUB");
@@ -56,7 +95,16 @@ static void note(const char *call) {
 
 /* What the tests ask. */
 EXPORT const char *folio_stub_calls(void) { return calls; }
-EXPORT void folio_stub_forget(void) { used = 0, calls[0] = 0; }
+EXPORT void folio_stub_forget(void) { used = 0, calls[0] = 0, num_launches = 0; }
+EXPORT void folio_stub_fail(const char *call) { snprintf(failing, sizeof failing, "%s", call); }
+EXPORT void folio_stub_params(const char *kernel, size_t bytes) {
+    if (bytes > sizeof launches->params) abort();
+    kernel_named(kernel)->bytes = bytes;
+}
+EXPORT const struct launch *folio_stub_launches(unsigned *count) { return *count = num_launches, launches; }
+EXPORT const unsigned char *folio_stub_upload(uint64_t *destination, uint64_t *bytes) {
+    return *destination = upload.destination, *bytes = upload.bytes, upload.data;
+}
 EXPORT void *folio_stub_current(void) { return depth ? stack[depth - 1] : NULL; }
 EXPORT int folio_stub_retained(void) { return retained; }
 
@@ -139,6 +187,12 @@ EXPORT CUresult cuStreamIsCapturing(void *stream, unsigned *status) {
     return OK;
 }
 
+EXPORT CUresult cuStreamSynchronize(void *stream) {
+    (void)stream;
+    note("cuStreamSynchronize");
+    return fails("cuStreamSynchronize") ? UNKNOWN : OK;
+}
+
 EXPORT CUresult cuModuleLoadData(void **module, const void *image) {
     char text[64];
     if (memcmp(image, "\x7f" "ELF", 4) == 0) snprintf(text, sizeof text, "cuModuleLoadData cubin");
@@ -150,9 +204,9 @@ EXPORT CUresult cuModuleLoadData(void **module, const void *image) {
 }
 EXPORT CUresult cuModuleUnload(void *module) { return (void)module, note("cuModuleUnload"), OK; }
 EXPORT CUresult cuModuleGetFunction(void **function, void *module, const char *name) {
-    (void)module, (void)name;
+    (void)module;
     note("cuModuleGetFunction");
-    return *function = (void *)0xF0, OK;
+    return *function = kernel_named(name), OK;
 }
 EXPORT CUresult cuFuncSetAttribute(void *function, unsigned attribute, int value) {
     char text[64];
@@ -172,11 +226,26 @@ struct config {
     struct { unsigned id, pad; union { unsigned words[16]; char bytes[64]; } value; } *attributes;
     unsigned num_attributes;
 };
+static void keep_launch(const struct config *c, const struct kernel *kernel, void **params) {
+    if (num_launches == 16) abort();
+    struct launch *l = &launches[num_launches++];
+    *l = (struct launch){.shared = c->shared, .cluster = 1, .stream = (uintptr_t)c->stream, .bytes = kernel->bytes};
+    memcpy(l->name, kernel->name, sizeof l->name);
+    memcpy(l->grid, c->grid, sizeof l->grid);
+    memcpy(l->block, c->block, sizeof l->block);
+    for (unsigned i = 0; i < c->num_attributes; ++i) {
+        if (c->attributes[i].id == 4) l->cluster = c->attributes[i].value.words[0];
+        if (c->attributes[i].id == 6) l->dependent = c->attributes[i].value.words[0];
+    }
+    memcpy(l->params, params[0], kernel->bytes);
+    for (; l->num_maps < 4 && params[1 + l->num_maps]; ++l->num_maps)
+        memcpy(l->maps[l->num_maps], params[1 + l->num_maps], sizeof l->maps[0]);
+}
+
 EXPORT CUresult cuLaunchKernelEx(const struct config *c, void *function, void **params, void **extra) {
     char text[512];
     int n = snprintf(text, sizeof text, "cuLaunchKernelEx %u,%u,%u x %u,%u,%u shared %u stream %#lx", c->grid[0], c->grid[1],
                      c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, (unsigned long)(uintptr_t)c->stream);
-    (void)function;
     for (unsigned i = 0; i < c->num_attributes; ++i)
         n += snprintf(text + n, sizeof text - (size_t)n, " attribute %u=%u,%u,%u", c->attributes[i].id,
                       c->attributes[i].value.words[0], c->attributes[i].value.words[1], c->attributes[i].value.words[2]);
@@ -186,11 +255,13 @@ EXPORT CUresult cuLaunchKernelEx(const struct config *c, void *function, void **
         n += snprintf(text + n, sizeof text - (size_t)n, " map %#llx", *(unsigned long long *)params[i]);
     if (extra) return INVALID_VALUE;
     note(text);
-    return mode_is("launch_failure") ? LAUNCH_FAILED : OK;
+    if (mode_is("launch_failure") || fails("cuLaunchKernelEx")) return LAUNCH_FAILED;
+    return keep_launch(c, function, params), OK;
 }
 
 #ifndef WITHOUT_TENSOR_MAPS
-/* The map's first word says what was asked: data type, rank, swizzle, promotion, first stride. */
+/* The map's first word says what was asked: data type, rank, swizzle, promotion, first stride. Then come the
+ * address, five extents, four strides and five box extents, two to a word. */
 EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, unsigned rank, void *address, const uint64_t *extents,
                                        const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                                        unsigned interleave, unsigned swizzle, unsigned promotion, unsigned fill) {
@@ -199,6 +270,10 @@ EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, unsigned rank, 
     for (unsigned i = 0; i < rank; ++i)
         if (!extents[i] || !box[i] || !steps[i]) return INVALID_VALUE;
     words[0] = (uint64_t)type << 32 | rank << 24 | swizzle << 20 | promotion << 16 | (rank > 1 ? strides[0] : 0);
+    words[1] = (uintptr_t)address;
+    for (unsigned i = 0; i < 5; ++i) words[2 + i] = i < rank ? extents[i] : 0;
+    for (unsigned i = 0; i < 4; ++i) words[7 + i] = i + 1 < rank ? strides[i] : 0;
+    for (unsigned i = 0; i < 5; ++i) words[11 + i / 2] |= (uint64_t)(i < rank ? box[i] : 0) << 32 * (i % 2);
     return OK;
 }
 #endif
@@ -213,8 +288,9 @@ EXPORT CUresult cuEventCreate(struct event **event, unsigned flags) {
 EXPORT CUresult cuEventDestroy_v2(struct event *event) { return free(event), note("cuEventDestroy"), OK; }
 EXPORT CUresult cuEventRecord(struct event *event, void *stream) {
     (void)stream;
-    event->pending = 1;
-    return note("cuEventRecord"), OK;
+    note("cuEventRecord");
+    if (fails("cuEventRecord")) return UNKNOWN;
+    return event->pending = 1, OK;
 }
 EXPORT CUresult cuEventQuery(struct event *event) { return note("cuEventQuery"), event->pending ? NOT_READY : OK; }
 EXPORT CUresult cuEventSynchronize(struct event *event) {
@@ -222,7 +298,10 @@ EXPORT CUresult cuEventSynchronize(struct event *event) {
     return note("cuEventSynchronize"), OK;
 }
 EXPORT CUresult cuMemcpyHtoDAsync_v2(uint64_t destination, const void *source, size_t bytes, void *stream) {
-    (void)destination, (void)source, (void)stream, (void)bytes;
+    (void)stream;
     note("cuMemcpyHtoDAsync");
-    return OK;
+    if (fails("cuMemcpyHtoDAsync")) return UNKNOWN;
+    upload.data = realloc(upload.data, bytes);
+    memcpy(upload.data, source, bytes);
+    return upload.destination = destination, upload.bytes = bytes, OK;
 }

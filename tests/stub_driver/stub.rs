@@ -1,6 +1,6 @@
 //! Builds the stub driver, and asks it what it was asked.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,13 +29,25 @@ pub fn build(stub: Stub) -> Result<PathBuf, String> {
         .join(name);
     std::fs::create_dir_all(&folder).expect("the target folder is writable");
     if !matches!(stub, Stub::Absent) {
-        compile(&folder.join("libcuda.so.1"), flags)?;
+        compile("stub.c", &folder.join("libcuda.so.1"), flags)?;
     }
     Ok(folder)
 }
 
-fn compile(library: &Path, flags: &[&str]) -> Result<(), String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stub_driver/stub.c");
+/// The stub of the compiler; or why there is none.
+pub fn build_compiler() -> Result<PathBuf, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stub_driver/nvrtc");
+    std::fs::create_dir_all(&folder).expect("the target folder is writable");
+    let library = folder.join("libnvrtc.so.13");
+    compile("nvrtc.c", &library, &[])?;
+    Ok(library)
+}
+
+fn compile(source: &str, library: &Path, flags: &[&str]) -> Result<(), String> {
+    let soname = library.file_name().unwrap_or_default().to_string_lossy();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/stub_driver")
+        .join(source);
     // Under a name of this process and then renamed: another run may be using the library.
     let temporary = library.with_extension(format!("{}", std::process::id()));
     let status = Command::new("cc")
@@ -46,16 +58,106 @@ fn compile(library: &Path, flags: &[&str]) -> Result<(), String> {
             "-Werror",
             "-fvisibility=hidden",
         ])
-        .args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"])
+        .args(["-shared", "-fPIC"])
+        .arg(format!("-Wl,-soname,{soname}"))
         .args(flags)
         .arg(&source)
         .arg("-o")
         .arg(&temporary)
         .status();
     let status = status.map_err(|error| format!("no C compiler: cc: {error}"))?;
-    assert!(status.success(), "stub.c compiles");
+    assert!(status.success(), "{} compiles", source.display());
     std::fs::rename(&temporary, library).expect("the target folder is writable");
     Ok(())
+}
+
+/// What a launch carried: `struct launch` of stub.c.
+#[repr(C)]
+#[derive(Clone)]
+pub struct Launched {
+    name: [u8; 64],
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub cluster: u32,
+    pub dependent: u32,
+    num_maps: u32,
+    pub stream: u64,
+    param_bytes: u64,
+    params: [u8; 512],
+    maps: [[u64; 16]; 4],
+}
+
+/// What the stub's driver encoded in a tensor map.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mapped {
+    pub address: u64,
+    pub swizzle: u64,
+    pub extents: [u64; 5],
+    /// Bytes, from the second dimension on.
+    pub strides: [u64; 4],
+    pub boxes: [u32; 5],
+}
+
+impl Launched {
+    /// The kernel's symbol.
+    pub fn name(&self) -> &str {
+        let name = CStr::from_bytes_until_nul(&self.name).expect("a string of C");
+        name.to_str().expect("a symbol")
+    }
+
+    /// The kernel's first parameter, as the test said that it is.
+    pub fn params<P: Copy>(&self) -> P {
+        assert_eq!(self.param_bytes as usize, size_of::<P>(), "{}", self.name());
+        // SAFETY: the bytes were a `P` when the backend passed them to the driver, or the sizes would not
+        // agree: no two structs of the kernels are of one size.
+        unsafe { self.params.as_ptr().cast::<P>().read_unaligned() }
+    }
+
+    /// The bytes of the first parameter.
+    pub fn raw(&self) -> &[u8] {
+        &self.params[..self.param_bytes as usize]
+    }
+
+    /// The tensor maps that follow.
+    pub fn maps(&self) -> Vec<Mapped> {
+        let maps = &self.maps[..self.num_maps as usize];
+        maps.iter()
+            .map(|words| Mapped {
+                address: words[1],
+                swizzle: words[0] >> 20 & 0xf,
+                extents: std::array::from_fn(|i| words[2 + i]),
+                strides: std::array::from_fn(|i| words[7 + i]),
+                boxes: std::array::from_fn(|i| (words[11 + i / 2] >> (32 * (i % 2))) as u32),
+            })
+            .collect()
+    }
+}
+
+/// Bytes on their way to the device.
+pub struct Upload {
+    pub address: u64,
+    pub bytes: Vec<u8>,
+}
+
+impl Upload {
+    /// The numbers at a device address.
+    pub fn i64s(&self, address: u64, count: usize) -> Vec<i64> {
+        let bytes = &self.bytes[(address - self.address) as usize..][..8 * count];
+        let numbers = bytes.chunks_exact(8);
+        numbers
+            .map(|bytes| i64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
+            .collect()
+    }
+
+    /// As [`Upload::i64s`].
+    pub fn i32s(&self, address: u64, count: usize) -> Vec<i32> {
+        let bytes = &self.bytes[(address - self.address) as usize..][..4 * count];
+        let numbers = bytes.chunks_exact(4);
+        numbers
+            .map(|bytes| i32::from_ne_bytes(bytes.try_into().expect("four bytes")))
+            .collect()
+    }
 }
 
 /// The stub in this process.
@@ -83,6 +185,53 @@ impl Recorder {
     pub fn forget(&self) {
         // SAFETY: the function's type is that of stub.c.
         unsafe { self.get::<unsafe extern "C" fn()>("folio_stub_forget")() }
+    }
+
+    /// Makes the next call of a driver function fail.
+    pub fn fail(&self, call: &str) {
+        let call = CString::new(call).expect("a name");
+        // SAFETY: the function's type is that of stub.c, which copies the name.
+        unsafe { self.get::<unsafe extern "C" fn(*const c_char)>("folio_stub_fail")(call.as_ptr()) }
+    }
+
+    /// Says that the kernel's first parameter is a `P`.
+    pub fn expect<P>(&self, kernel: &str) {
+        let kernel = CString::new(kernel).expect("a name");
+        // SAFETY: as above.
+        unsafe {
+            self.get::<unsafe extern "C" fn(*const c_char, usize)>("folio_stub_params")(
+                kernel.as_ptr(),
+                size_of::<P>(),
+            )
+        }
+    }
+
+    /// The launches since the last [`Recorder::forget`].
+    pub fn launches(&self) -> Vec<Launched> {
+        let mut count = 0;
+        // SAFETY: the function's type is that of stub.c, and `Launched` mirrors what it answers.
+        unsafe {
+            let first = self
+                .get::<unsafe extern "C" fn(*mut c_uint) -> *const Launched>("folio_stub_launches")(
+                &mut count,
+            );
+            std::slice::from_raw_parts(first, count as usize).to_vec()
+        }
+    }
+
+    /// Where the last upload went, and its bytes.
+    pub fn upload(&self) -> Upload {
+        let (mut address, mut len) = (0, 0);
+        // SAFETY: the function's type is that of stub.c, which keeps the bytes until the next upload.
+        unsafe {
+            let data =
+                self.get::<unsafe extern "C" fn(*mut u64, *mut u64) -> *const u8>(
+                    "folio_stub_upload",
+                )(&mut address, &mut len);
+            assert!(!data.is_null(), "nothing was uploaded");
+            let bytes = std::slice::from_raw_parts(data, len as usize).to_vec();
+            Upload { address, bytes }
+        }
     }
 
     /// This thread's current context.

@@ -1,0 +1,257 @@
+//! Which kernel a handle is named after, which one takes a run, and what the log says of it; and plans that
+//! fail.
+
+use std::sync::{Arc, Mutex};
+
+use folio::dtype::DType;
+use folio::error::{Error, Result};
+use folio::log::{Level, Logger};
+use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvStorage, Mask};
+
+use crate::fixture::{CAPTURED, Handle, OURS, at, context, context_with, desc, plain};
+use crate::stub::Recorder;
+
+type Messages = Arc<Mutex<Vec<String>>>;
+
+/// A logger of everything, and what it has heard.
+fn listener() -> (Logger, Messages) {
+    let messages = Messages::default();
+    let heard = Arc::clone(&messages);
+    let sink = move |level, message: &str| {
+        assert_eq!(level, Level::Info, "{message}");
+        heard.lock().unwrap().push(message.to_owned());
+    };
+    (Logger::new(Arc::new(sink), Level::Info), messages)
+}
+
+/// Takes the messages that hold `part`, and forgets all.
+fn take(messages: &Messages, part: &str) -> Vec<String> {
+    let mut messages = std::mem::take(&mut *messages.lock().unwrap());
+    messages.retain(|message| message.contains(part));
+    messages
+}
+
+fn paged(page_size: u32) -> KvStorage {
+    match desc(false).kv {
+        KvStorage::Paged { layout, .. } => KvStorage::Paged { page_size, layout },
+        KvStorage::Ragged => unreachable!("decode is paged"),
+    }
+}
+
+pub fn creates_say_what_the_faster_kernels_lack() {
+    let (logger, messages) = listener();
+    let context = context_with(logger);
+    let wide = AttentionDesc {
+        head_dim_qk: 136,
+        head_dim_vo: 136,
+        ..desc(false)
+    };
+    let fp32 = AttentionDesc {
+        q_dtype: DType::F32,
+        kv_dtype: DType::F32,
+        o_dtype: DType::F32,
+        ..desc(false)
+    };
+    let small_pages = AttentionDesc {
+        kv: paged(5),
+        ..desc(false)
+    };
+    let prefill = AttentionDesc {
+        kind: Kind::Prefill,
+        max_qo_len: 100,
+        max_num_tokens: 400,
+        ..small_pages
+    };
+    let long = AttentionDesc {
+        max_kv_len: (1 << 30) + 1,
+        ..desc(false)
+    };
+    let ragged = AttentionDesc {
+        kv: KvStorage::Ragged,
+        max_qo_len: 2,
+        max_num_tokens: 8,
+        ..prefill
+    };
+    for (desc, kernel, lacks) in [
+        (desc(false), "decode_sm90a_bf16_d128_q8_tma", ""),
+        (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
+        (wide, "decode_sm80_bf16_d256_q16", "head dims"),
+        (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
+        (prefill, "prefill_sm80_bf16_d128_q128", "page_size"),
+        (long, "decode_sm80_bf16_d128_q16", "max_kv_len"),
+        (ragged, "decode_sm80_bf16_d128_q16", "ragged k and v"),
+    ] {
+        let handle = Handle::of(&context, desc);
+        let Ok(handle) = handle else {
+            panic!("{kernel}: {:?}", handle.err());
+        };
+        let name = handle.attention.kernel();
+        assert!(name.starts_with(kernel), "{name}");
+        let told = take(&messages, "lack ");
+        assert_eq!(told.len(), usize::from(!lacks.is_empty()), "{told:?}");
+        for message in told {
+            assert!(
+                message.contains(lacks) && message.contains(name),
+                "{message}"
+            );
+        }
+    }
+}
+
+/// The symbol of the kernel that takes a run.
+fn taken(handle: &Handle, args: &AttentionArgs) -> String {
+    let recorder = Recorder::new();
+    recorder.forget();
+    handle.attention.run(args, OURS).unwrap();
+    recorder.launches()[0].name().to_owned()
+}
+
+/// A reason is told once for a handle, whatever the number of runs.
+pub fn runs_say_what_the_first_choice_lacks() {
+    let (logger, messages) = listener();
+    let context = context_with(logger);
+    let mut handle = Handle::new(&context, false).unwrap();
+    handle.plan_host(100, OURS).unwrap();
+    let first = handle.attention.kernel().to_owned();
+    take(&messages, "");
+    let masked = AttentionArgs {
+        mask: Mask::Bytes(at(0x9_0000_0000, DType::U8, &[200], None)),
+        ..plain()
+    };
+    let ranges = AttentionArgs {
+        mm_prefix_ranges: Some(at(0x9_0000_0000, DType::I32, &[2, 1, 2], None)),
+        ..plain()
+    };
+    let shape = plain().k.shape().to_vec();
+    let mut strides = plain().k.strides().to_vec();
+    strides[0] += strides[1];
+    let far_pages = AttentionArgs {
+        k: at(0x9_0000_0000, DType::BF16, &shape, Some(&strides)),
+        ..plain()
+    };
+    let misaligned = AttentionArgs {
+        q: at(0x9_0000_0004, DType::BF16, plain().q.shape(), None),
+        ..plain()
+    };
+    for (args, symbol, reason) in [
+        (plain(), "folio_sm90_decode_tma", None),
+        (masked, "folio_attention", Some("custom_mask")),
+        (
+            far_pages,
+            "folio_sm90_decode_gather",
+            Some("pages of k and v"),
+        ),
+        (ranges, "folio_attention", Some("mm_prefix_ranges")),
+        (misaligned, "folio_attention", Some("q with this address")),
+    ] {
+        for run in 0..3 {
+            assert_eq!(taken(&handle, &args), symbol);
+            let told = take(&messages, "run: ");
+            match reason.filter(|_| run == 0) {
+                None => assert!(told.is_empty(), "{told:?}"),
+                Some(reason) => {
+                    assert_eq!(told.len(), 1, "{told:?}");
+                    assert!(told[0].contains(reason), "{told:?}");
+                    assert!(told[0].contains(&first), "{told:?}");
+                }
+            }
+        }
+    }
+    // Another handle tells its own.
+    let mut other = Handle::new(&context, false).unwrap();
+    other.plan_host(100, OURS).unwrap();
+    take(&messages, "");
+    taken(&other, &masked);
+    assert_eq!(take(&messages, "custom_mask").len(), 1);
+}
+
+/// 2^32 ranges of a request are not none.
+pub fn more_ranges_than_a_kernel_counts() {
+    let mut handle = Handle::new(&context(), false).unwrap();
+    handle.plan_host(100, OURS).unwrap();
+    let ranges = at(0x9_0000_0000, DType::I32, &[2, 1 << 32, 2], None);
+    let args = AttentionArgs {
+        mm_prefix_ranges: Some(ranges),
+        ..plain()
+    };
+    let refused = handle.attention.run(&args, OURS);
+    assert!(
+        matches!(&refused, Err(Error::Shape(m)) if m.contains("mm_prefix_ranges: shape [2, 4294967296")),
+        "{refused:?}"
+    );
+}
+
+/// What a run is launched with, to the byte.
+fn launched(handle: &Handle) -> (String, [u32; 3], Vec<u8>) {
+    let recorder = Recorder::new();
+    recorder.forget();
+    handle.attention.run(&plain(), OURS).unwrap();
+    let launch = &recorder.launches()[0];
+    (launch.name().to_owned(), launch.grid, launch.raw().to_vec())
+}
+
+/// A plan that fails, for whatever reason, leaves the one before it in force.
+pub fn failed_plans_leave_the_previous_one() {
+    let recorder = Recorder::new();
+    recorder.expect::<folio::cuda::params::DecodeParams>("folio_sm90_decode_tma");
+    let mut handle = Handle::new(&context(), false).unwrap();
+    handle.plan_host(100, OURS).unwrap();
+    let before = launched(&handle);
+
+    recorder.fail("cuMemcpyHtoDAsync");
+    assert_driver(handle.plan_host(5000, OURS), "cuMemcpyHtoDAsync");
+    assert_eq!(launched(&handle), before);
+
+    recorder.fail("cuLaunchKernelEx");
+    assert_driver(handle.plan_device(OURS), "cuLaunchKernelEx(folio_plan)");
+    assert_eq!(launched(&handle), before);
+
+    let captured = handle.plan_host(5000, CAPTURED);
+    assert!(matches!(&captured, Err(Error::Capture(_))), "{captured:?}");
+    assert_eq!(launched(&handle), before);
+
+    // And one that succeeds does not.
+    handle.plan_host(5000, OURS).unwrap();
+    assert_ne!(launched(&handle), before);
+}
+
+fn assert_driver(result: Result<()>, call: &str) {
+    assert!(
+        matches!(&result, Err(Error::Driver(message)) if message.contains(call)),
+        "{result:?}"
+    );
+}
+
+/// A copy that is on its way cannot be taken back: where it cannot be marked, plan waits for it.
+pub fn a_copy_without_its_event_is_waited_for() {
+    let recorder = Recorder::new();
+    recorder.expect::<folio::cuda::params::DecodeParams>("folio_sm90_decode_tma");
+    let mut handle = Handle::new(&context(), false).unwrap();
+    handle.plan_host(100, OURS).unwrap();
+    let before = launched(&handle);
+    recorder.forget();
+    recorder.fail("cuEventRecord");
+    handle.plan_host(5000, OURS).unwrap();
+    let waits = |call: &String| call == "cuStreamSynchronize";
+    assert!(recorder.calls().iter().any(waits), "{:?}", recorder.calls());
+    assert_ne!(launched(&handle), before);
+}
+
+/// A plan for graphs that failed binds them to nothing.
+pub fn a_failed_plan_binds_no_graph() {
+    let recorder = Recorder::new();
+    let mut handle = Handle::new(&context(), true).unwrap();
+    recorder.fail("cuLaunchKernelEx");
+    assert_driver(handle.plan_device(OURS), "cuLaunchKernelEx(folio_plan)");
+    handle.plan_host(100, OURS).unwrap();
+    let refused = handle.plan_device(OURS);
+    assert!(
+        matches!(&refused, Err(Error::InvalidArgument(m)) if m.starts_with("block_table: ids at")),
+        "{refused:?}"
+    );
+    let refused = handle.plan_csr(OURS);
+    assert!(
+        matches!(&refused, Err(Error::InvalidArgument(m)) if m.starts_with("kv_indices: ids at")),
+        "{refused:?}"
+    );
+}
