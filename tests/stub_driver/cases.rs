@@ -269,6 +269,11 @@ pub const CASES: &[Case<Setup>] = &[
         operators::append_of_one_token_moves_vectors,
     ),
     case(
+        "operator_append_of_no_keys",
+        BACKEND,
+        operators::append_of_no_keys,
+    ),
+    case(
         "operator_append_to_an_empty_cache",
         BACKEND,
         operators::append_to_an_empty_cache,

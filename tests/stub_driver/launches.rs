@@ -53,11 +53,11 @@ fn grouped(page_size: u32) -> AttentionDesc {
 }
 
 /// An NHD cache whose pages are `apart` pages apart.
-fn cache(address: usize, page_size: i64, apart: i64) -> Tensor {
+fn cache(address: usize, pages: i64, page_size: i64, apart: i64) -> Tensor {
     at(
         address,
         DType::BF16,
-        &[PAGES, page_size, KV_HEADS, DIM],
+        &[pages, page_size, KV_HEADS, DIM],
         Some(&[apart * page_size * TOKEN, TOKEN, DIM, 1]),
     )
 }
@@ -76,7 +76,7 @@ fn rows(address: usize, tokens: i64) -> Tensor {
 /// A run that states everything that the Hopper decode kernel takes.
 fn full(page_size: i64) -> AttentionArgs {
     AttentionArgs {
-        lse: Some(at(LSE, DType::F32, &[4, QO_HEADS], Some(&[20, 1]))),
+        lse: Some(at(LSE, DType::F32, &[6, QO_HEADS], Some(&[20, 1]))),
         lse_base: LogBase::Two,
         sm_scale: 0.5,
         q_scale: 2.0,
@@ -100,9 +100,9 @@ fn full(page_size: i64) -> AttentionArgs {
 fn plain(page_size: i64) -> AttentionArgs {
     AttentionArgs::new(
         rows(Q, 4),
-        cache(K, page_size, 2),
-        cache(V, page_size, 3),
-        rows(O, 4),
+        cache(K, PAGES, page_size, 2),
+        cache(V, PAGES + 2, page_size, 3),
+        rows(O, 5),
     )
 }
 
@@ -153,7 +153,7 @@ fn assert_cache(cache: Cache, address: usize, strides: [i64; 3]) {
 /// What [`full`] states, as every kernel is told.
 fn assert_full(params: &AttentionParams, page_size: i64) {
     assert_rows(params.q, &rows(Q, 4));
-    assert_rows(params.o, &rows(O, 4));
+    assert_rows(params.o, &rows(O, 5));
     assert_cache(params.k, K, [2 * page_size * TOKEN, TOKEN, DIM]);
     assert_cache(params.v, V, [3 * page_size * TOKEN, TOKEN, DIM]);
     let lse = (params.lse, params.lse_stride_token, params.lse_stride_head);
@@ -182,6 +182,9 @@ fn assert_full(params: &AttentionParams, page_size: i64) {
     assert_eq!((params.num_qo_heads, params.num_kv_heads), (16, 8));
     assert_eq!(params.page_size, page_size as u32);
     assert_eq!(params.num_mm_prefix_ranges, 0);
+    // The fewest rows of q, o and lse, and the fewer pages of k and v.
+    assert_eq!((params.num_tokens, params.num_pages), (4, PAGES as u32));
+    assert_eq!(params.mask_bytes, 0);
 }
 
 /// What [`plain`] leaves out.
@@ -304,10 +307,10 @@ pub fn decode_by_tma() {
     assert_eq!(launch.shared_bytes, row.shared_bytes);
     assert_eq!((launch.dependent, launch.cluster), (1, 1));
     assert_eq!(launch.stream, OURS.0 as u64);
-    for (map, address, apart) in [(0, K, 2), (1, V, 3)] {
+    for (map, address, pages, apart) in [(0, K, PAGES, 2), (1, V, PAGES + 2, 3)] {
         let map = &launch.maps()[map];
         assert_eq!((map.address, map.swizzle), (address as u64, 3));
-        let groups = (PAGES as u64 - 1) * apart + 1;
+        let groups = (pages as u64 - 1) * apart + 1;
         assert_eq!(map.extents, [64, 8, 2, groups, 8]);
         let token = 2 * TOKEN as u64;
         assert_eq!(map.strides, [token, 128, 8 * token, 2 * DIM as u64]);
@@ -444,10 +447,10 @@ pub fn masks_are_found_by_request() {
     let bytes = Mask::Bytes(at(MASK, DType::U8, &[137], None));
     let bits = Mask::Bits(at(MASK, DType::U8, &[18], None));
     let modes = [
-        (bytes, MaskMode::Bytes, [0, 100]),
-        (bits, MaskMode::Bits, [0, 13]),
+        (bytes, MaskMode::Bytes, 137, [0, 100]),
+        (bits, MaskMode::Bits, 18, [0, 13]),
     ];
-    for (mask, mode, starts) in modes {
+    for (mask, mode, len, starts) in modes {
         let ranges = at(RANGES, DType::I32, &[2, 3, 2], None);
         let args = AttentionArgs {
             mask,
@@ -457,6 +460,7 @@ pub fn masks_are_found_by_request() {
         let launched = launches(&recorder, &handle, &args);
         let params = launched[0].params::<GenericParams>().attention;
         assert_eq!((params.mask, params.mask_mode), (MASK as u64, mode));
+        assert_eq!(params.mask_bytes, len);
         assert_eq!(recorder.upload().i64s(params.mask_start, 2), starts);
         assert_eq!(params.mm_prefix_ranges, RANGES as u64);
         assert_eq!(params.num_mm_prefix_ranges, 3);
@@ -529,6 +533,7 @@ pub fn split_rows_are_combined() {
         );
         assert_eq!((params.v_scale, params.o_scale), (attention.v_scale, 1.0));
         assert_eq!((params.v_scales_stride, params.flags), (0, flags));
+        assert_eq!(params.num_tokens, 4);
         assert_eq!((params.num_qo_heads, params.group_size), (16, 2));
         assert_eq!((params.head_dim_vo, params.o_dtype), (128, 2));
         // A block for each of the 16 heads of a row.
@@ -741,10 +746,10 @@ pub fn prefill_from_pages() {
     assert_eq!(q.extents, [64, 16, 800, 2, 0]);
     assert_eq!(q.strides, [512, 10000, 128, 0]);
     assert_eq!(q.boxes, [64, 2, 32, 2, 0]);
-    for (map, address, apart) in [(k, K, 2), (v, V, 3)] {
+    for (map, address, pages, apart) in [(k, K, PAGES, 2), (v, V, PAGES + 2, 3)] {
         assert_eq!(map.address, address as u64);
         // Groups of 8 tokens, the last dimension, of which one is a page.
-        assert_eq!(map.extents, [64, 8, 2, 8, (PAGES as u64 - 1) * apart + 1]);
+        assert_eq!(map.extents, [64, 8, 2, 8, (pages as u64 - 1) * apart + 1]);
         assert_eq!(map.strides, [2048, 128, 256, 16384]);
         assert_eq!(map.boxes, [64, 8, 2, 1, 1]);
     }
@@ -779,6 +784,8 @@ pub fn prefill_from_rows() {
     }
     assert_eq!(params.k.stride_page, TOKEN);
     assert_eq!(params.v.stride_page, 2 * TOKEN);
+    // Rows of ragged keys and values count as pages.
+    assert_eq!((params.num_tokens, params.num_pages), (800, 1300));
     let [_, k, v] = launched[0].maps().try_into().unwrap();
     assert_eq!(k.extents, [128, 1300, 8, 0, 0]);
     assert_eq!(k.strides, [2048, 256, 0, 0]);

@@ -136,6 +136,20 @@ pub fn append_of_one_token_moves_vectors() {
     assert_eq!(launched[0].params::<AppendParams>().vectors, 1);
 }
 
+/// A head without elements has nothing to read or write, whatever the other side has.
+pub fn append_of_no_keys() {
+    let recorder = recorder();
+    let args = AppendArgs {
+        key: at(KEY, DType::BF16, &[3, 2, 0], None),
+        k_cache: at(K_CACHE, DType::F8E4M3, &[10, 24, 2, 0], None),
+        ..tokens()
+    };
+    let launched = launches(&recorder, || append(&context(), &args, OURS));
+    let params: AppendParams = launched[0].params();
+    assert_eq!((params.k.head_dim, params.k.pieces.divisor), (0, 0));
+    assert_eq!((params.v.head_dim, params.v.pieces.divisor), (64, 64));
+}
+
 /// All slots lie past an empty cache, whatever the size of its pages.
 pub fn append_to_an_empty_cache() {
     let recorder = recorder();
