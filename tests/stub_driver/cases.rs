@@ -304,6 +304,11 @@ pub const CASES: &[Case<Setup>] = &[
         choice::creates_say_what_the_faster_kernels_lack,
     ),
     case(
+        "choice_rows_wider_than_any_kernel",
+        BACKEND,
+        choice::rows_wider_than_any_kernel,
+    ),
+    case(
         "choice_runs_say_what_the_first_choice_lacks",
         BACKEND,
         choice::runs_say_what_the_first_choice_lacks,

@@ -98,6 +98,27 @@ pub fn creates_say_what_the_faster_kernels_lack() {
     }
 }
 
+/// Wider rows than any kernel has are refused by field and value.
+pub fn rows_wider_than_any_kernel() {
+    let context = context();
+    let keys = AttentionDesc {
+        head_dim_qk: 576,
+        ..desc(false)
+    };
+    let values = AttentionDesc {
+        head_dim_vo: 512,
+        ..desc(false)
+    };
+    for (desc, part) in [(keys, "head_dim_qk: 576"), (values, "head_dim_vo: 512")] {
+        let refused = Handle::of(&context, desc).err();
+        let named = |m: &str| m.contains(part) && m.contains("up to 256");
+        assert!(
+            matches!(&refused, Some(Error::Unsupported(m)) if named(m)),
+            "{refused:?}"
+        );
+    }
+}
+
 /// The symbol of the kernel that takes a run.
 fn taken(handle: &Handle, args: &AttentionArgs) -> String {
     let recorder = Recorder::new();

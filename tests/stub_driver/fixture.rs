@@ -3,6 +3,7 @@
 
 use folio::api::{Attention, BatchInput, Context, Target, Workspace};
 use folio::backend::Stream;
+use folio::cuda::params::Divisor;
 use folio::dtype::DType;
 use folio::error::Result;
 use folio::log::Logger;
@@ -171,4 +172,10 @@ pub fn host_tensor(values: &[i32], shape: &[i64]) -> Option<Tensor> {
     // SAFETY: every caller keeps `values` until `plan` has returned.
     let tensor = unsafe { Tensor::new("test", data, Device::Cpu, DType::I32, shape, None) };
     Some(tensor.unwrap())
+}
+
+/// What a kernel computes with a divisor.
+pub fn divides(n: u32, d: Divisor) -> u32 {
+    let high = (u64::from(n) * u64::from(d.multiplier)) >> 32;
+    ((high + u64::from(n)) >> d.shift) as u32
 }

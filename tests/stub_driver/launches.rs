@@ -5,8 +5,8 @@
 use folio::api::BatchInput;
 use folio::cuda::kernels::{self, Row};
 use folio::cuda::params::{
-    AttentionParams, Cache, CombineParams, DecodeParams, Divisor, GenericParams, MaskMode,
-    PlanParams, PlanView, Rows,
+    AttentionParams, Cache, CombineParams, DecodeParams, GenericParams, MaskMode, PlanParams,
+    PlanView, Rows,
 };
 use folio::dtype::DType;
 use folio::problem::{
@@ -14,7 +14,7 @@ use folio::problem::{
 };
 use folio::tensor::Tensor;
 
-use crate::fixture::{Handle, OURS, WORKSPACE, at, context, desc, host_tensor};
+use crate::fixture::{Handle, OURS, WORKSPACE, at, context, desc, divides, host_tensor};
 use crate::stub::{Launched, Recorder, Upload};
 
 const Q: usize = 0x1_0000_0000;
@@ -390,11 +390,6 @@ pub fn keys_leave_the_l2_first_where_they_fit() {
         let params: DecodeParams = launched[0].params();
         assert_eq!(params.kv_evict_first, first, "{keys}");
     }
-}
-
-fn divides(n: u32, d: Divisor) -> u32 {
-    let high = (u64::from(n) * u64::from(d.multiplier)) >> 32;
-    ((high + u64::from(n)) >> d.shift) as u32
 }
 
 /// The portable kernel is told what every row's address is a multiple of, up to 16 bytes.

@@ -1,13 +1,13 @@
 //! What append and the merges are launched with, and what they do with extents that no kernel counts.
 
 use folio::api::{Context, append, merge, merge_states};
-use folio::cuda::params::{AppendParams, AppendTensor, Divisor, MergeStatesParams};
+use folio::cuda::params::{AppendParams, AppendTensor, MergeStatesParams};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::problem::{AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
 use folio::tensor::Tensor;
 
-use crate::fixture::{OURS, at, context};
+use crate::fixture::{OURS, at, context, divides};
 use crate::stub::{Launched, Recorder};
 
 const KEY: usize = 0x1_0000_0000;
@@ -33,11 +33,6 @@ fn launches(recorder: &Recorder, body: impl FnOnce() -> Result<()>) -> Vec<Launc
     recorder.forget();
     body().unwrap();
     recorder.launches()
-}
-
-fn divides(n: u32, d: Divisor) -> u32 {
-    let high = (u64::from(n) * u64::from(d.multiplier)) >> 32;
-    ((high + u64::from(n)) >> d.shift) as u32
 }
 
 /// Three tokens of two heads of 128 and 64 elements, to an fp8 cache of 10 pages of 24 tokens.

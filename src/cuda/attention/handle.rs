@@ -9,6 +9,7 @@ use super::kernel::Run;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
+use crate::cuda::kernels::attention::MOST_HEAD_DIM;
 use crate::cuda::kernels::{Row, combine, plan};
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
@@ -67,11 +68,16 @@ struct Planned {
 
 impl CudaAttention {
     /// Loads the kernels of a problem.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for rows wider than any kernel's; otherwise as [`Loader::find`].
     pub fn new(
         loader: &Loader,
         context: &Arc<Context>,
         desc: &AttentionDesc,
     ) -> Result<CudaAttention> {
+        within("head_dim_qk", desc.head_dim_qk)?;
+        within("head_dim_vo", desc.head_dim_vo)?;
         let cc = context.device().compute_capability;
         let candidates = Candidates::load(loader, context, desc)?;
         let tiling = candidates.first().tiling();
@@ -245,7 +251,7 @@ impl CudaAttention {
         }
     }
 
-    /// A plan of which nothing is known but where it is: it may be the largest.
+    /// A plan whose counts only the device knows: it may be the largest.
     fn planned(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
         Planned {
             view: view(&self.regions, layout, base, page_ids),
@@ -471,6 +477,16 @@ fn describe_page_ids(ids: Option<u64>) -> String {
         Some(address) => format!("at device address {address:#x}"),
         None => "in the workspace, copied from the host by plan".into(),
     }
+}
+
+/// Whether there are kernels for rows of so many elements.
+fn within(name: &str, dim: u32) -> Result<()> {
+    if dim <= MOST_HEAD_DIM {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!(
+        "{name}: {dim} is not supported by the CUDA backend; up to {MOST_HEAD_DIM} is"
+    )))
 }
 
 /// A bound as kernels take it. A smaller one than stated is safe.

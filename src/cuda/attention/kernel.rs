@@ -31,7 +31,7 @@ pub trait AttentionKernel: Send + Sync {
     /// Name of its row.
     fn name(&self) -> &str;
 
-    /// How it likes its work cut.
+    /// How its work is cut best.
     fn tiling(&self) -> Tiling;
 
     /// What the run asks for and the kernel lacks; nothing where it takes the run. Asked before every

@@ -30,7 +30,7 @@ pub struct Sm90Decode {
     /// KV heads of a block.
     heads: u32,
     sm_count: u32,
-    /// Bytes of keys and values up to which they are marked to leave L2 first.
+    /// Bytes of keys and values up to which they are loaded with the evict-first policy.
     evict_first_bytes: u64,
 }
 
@@ -146,9 +146,9 @@ impl Sm90Decode {
         [heads, row_tiles, run.num_items.min(most).min(MOST_ITEMS)]
     }
 
-    /// Keys that fit in L2 beside what is there already displace nothing when they are marked to go
-    /// first; a longer stream is slower for it (on an H200: 18.8 against 20.4 µs at 34 MB, 141 against
-    /// 135 µs at 537 MB, with an L2 full of unwritten data).
+    /// Whether keys and values are loaded with the evict-first policy. Where they are few they then leave
+    /// other data in L2. A longer stream is slower with it (on an H200 whose L2 is full of unwritten data:
+    /// 18.8 against 20.4 µs at 34 MB, 141 against 135 µs at 537 MB).
     fn evict_first(&self, run: &Run<'_>) -> bool {
         let dims = u64::from(self.desc.head_dim_qk + self.desc.head_dim_vo);
         let bytes_per_key =
@@ -250,7 +250,7 @@ fn heads(row: &AttentionRow, wanted: KeySource) -> Option<u32> {
     }
 }
 
-/// 8/5 of L2. That was measured on an H200, whose driver states an L2 of 60 MiB: 96 MiB there.
+/// 8/5 of L2: 96 MiB on an H200, whose L2 of 60 MiB it was measured with.
 fn evict_first_bytes(l2_bytes: u32) -> u64 {
     u64::from(l2_bytes) * 8 / 5
 }

@@ -79,8 +79,8 @@ impl Drop for Module {
     }
 }
 
-/// Shared memory that every kernel may have.
-const WITHOUT_ASKING: u32 = 48 << 10;
+/// Dynamic shared memory that a kernel may have without an attribute.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 /// A kernel that can be launched.
 #[derive(Debug, Clone)]
@@ -149,7 +149,7 @@ impl Function {
             A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
             self.shared_bytes as i32,
         )?;
-        if self.shared_bytes <= WITHOUT_ASKING {
+        if self.shared_bytes <= DEFAULT_SHARED_BYTES {
             return Ok(());
         }
         // A preference, in percent: without it the driver may leave room for one block where two fit.
