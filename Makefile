@@ -9,12 +9,13 @@
 #                                     FOLIO_CUDA=OFF leaves out the CUDA backend
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
 #   make bench                        the CPU benchmarks
+#   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
-.PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv docs cmake test-c test-package \
+.PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
     test-torch test-memory clean
 
 CARGO ?= cargo
@@ -49,7 +50,7 @@ demo: $(if $(wildcard /dev/nvidiactl),nvrtc)
 
 # What could not be tested is written to this file (.ci/skip, tests/harness/skips.rs), and told at the end.
 test: export FOLIO_SKIPS := $(BUILD)/skips
-test: tools nvrtc lint test-rust test-rows test-msrv docs kernels test-c test-package test-torch test-memory
+test: tools nvrtc lint test-rust test-rows test-msrv fuzz docs kernels test-c test-package test-torch test-memory
 	@printf '\nmake test: everything that ran passed; %s\n' "$$(.ci/skips $(FOLIO_SKIPS))"
 
 tools:
@@ -79,6 +80,13 @@ test-rows:
 test-msrv:
 	$(call say,Rust tests with the oldest Rust)
 	.ci/test-msrv
+
+# The same cases in every `make test`.
+SECONDS ?= 120
+SEED ?= 1
+fuzz:
+	$(call say,Fuzzing the C functions for $(SECONDS) seconds with seed $(SEED))
+	.ci/fuzz $(SECONDS) $(SEED)
 
 docs:
 	$(call say,Documentation without a warning)

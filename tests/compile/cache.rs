@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use folio::cuda::compiler::compile::build_cache;
 use folio::cuda::compiler::cubin_cache::CubinCache;
 use folio::cuda::compiler::nvrtc::Compiled;
 
@@ -149,4 +150,21 @@ pub fn folder_of_the_user() {
     set("HOME", "/home/of/user");
     set("FOLIO_CACHE_DIR", "");
     assert_eq!(found(), None);
+}
+
+/// One for all profiles and targets: `--target` makes a tagged folder in the tagged one.
+pub fn folder_of_a_build() {
+    let target = folder("build").join("target");
+    let nested = target.join("x86_64-unknown-linux-gnu");
+    std::fs::create_dir_all(&nested).unwrap();
+    for tagged in [&target, &nested] {
+        std::fs::write(tagged.join("CACHEDIR.TAG"), "").unwrap();
+    }
+    let found = CubinCache::new(target.join("folio-kernels")).path(0);
+    for inside in [
+        "debug/build/folio-1/out",
+        "x86_64-unknown-linux-gnu/release/x",
+    ] {
+        assert_eq!(build_cache(&target.join(inside)).path(0), found);
+    }
 }

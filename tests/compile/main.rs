@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ),
         case("cache_on_a_full_disk", (), cache::full_disk),
         case("cache_of_the_user", (), cache::folder_of_the_user),
+        case("cache_of_a_build", (), cache::folder_of_a_build),
         case(
             "as_many_processes_as_jobs",
             (),

@@ -49,11 +49,13 @@ pub fn read_sources(folder: &Path) -> std::io::Result<Sources> {
 
 /// The cache of a build: `FOLIO_CACHE_DIR` where it is set, which several checkouts may share, else a
 /// folder of Cargo's target folder, found upwards from any path in it, so that it survives changes of
-/// profile and of Rust code.
+/// profile, of target and of Rust code.
 pub fn build_cache(inside: &Path) -> CubinCache {
     CubinCache::named().unwrap_or_else(|| {
+        // With --target there is one more such folder in the other.
         let is_target = |folder: &&Path| folder.join("CACHEDIR.TAG").exists();
-        let folder = inside.ancestors().find(is_target).unwrap_or(inside);
+        let above = inside.ancestors().skip_while(|folder| !is_target(folder));
+        let folder = above.take_while(is_target).last().unwrap_or(inside);
         CubinCache::new(folder.join("folio-kernels"))
     })
 }
