@@ -64,6 +64,7 @@ tools:
 lint:
 	$(call say,Format and lints)
 	$(CARGO) fmt --all --check
+	.ci/check-kernel-format || [ $$? = 77 ]
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
 

@@ -22,13 +22,14 @@ pub enum Kind {
 
 impl Kind {
     fn of(c_type: &str) -> Kind {
-        match c_type.trim_start_matches("const ").trim() {
+        let name = c_type.trim_start_matches("const ");
+        match name.trim_start_matches("struct ").trim() {
             "uint32_t" => Kind::U32,
             "int32_t" => Kind::I32,
             "uint64_t" => Kind::U64,
             "float" => Kind::F32,
-            "struct folio_dtype" => Kind::Dtype,
-            "struct folio_tensor *" => Kind::Tensor,
+            "folio_dtype" => Kind::Dtype,
+            "folio_tensor *" => Kind::Tensor,
             "folio_log_fn" => Kind::Pointer,
             pointer if pointer.ends_with('*') => Kind::Pointer,
             other => {
