@@ -1,0 +1,175 @@
+//! The documents name files and tests that exist: links, paths in backticks, and the tests of docs/features.md.
+//! Whether what they say is true is for readers to see.
+
+use std::path::{Path, PathBuf};
+
+/// Folders whose files the documents name by their path from the root.
+const FOLDERS: [&str; 9] = [
+    "benches",
+    "cmake",
+    "docs",
+    "examples",
+    "examples-c",
+    "include",
+    "kernels",
+    "src",
+    "tests",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All documents, with their paths from the root.
+fn documents() -> Vec<(PathBuf, String)> {
+    let mut folders = vec![
+        PathBuf::new(),
+        "docs".into(),
+        "docs/kernels".into(),
+        "benches/cpu".into(),
+        "benches/gpu".into(),
+    ];
+    let mut found = Vec::new();
+    for folder in folders.drain(..) {
+        for entry in std::fs::read_dir(root().join(&folder)).unwrap() {
+            let path = folder.join(entry.unwrap().file_name());
+            if path.extension().is_some_and(|extension| extension == "md") {
+                let text = std::fs::read_to_string(root().join(&path)).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+    found
+}
+
+/// The text between every `open` and the next `close` of the same line.
+fn between<'a>(text: &'a str, open: &'a str, close: char) -> impl Iterator<Item = &'a str> {
+    text.lines()
+        .filter(|line| !line.starts_with("    "))
+        .flat_map(move |line| {
+            line.split(open)
+                .skip(1)
+                .step_by(if open.ends_with(close) { 2 } else { 1 })
+                .filter_map(move |rest| rest.split(close).next())
+        })
+}
+
+/// Relative links of a document that lead nowhere.
+fn broken_links(path: &Path, text: &str) -> Vec<String> {
+    between(text, "](", ')')
+        .filter(|link| !link.starts_with("http") && !link.starts_with('#'))
+        .map(|link| link.split('#').next().unwrap_or(link))
+        .filter(|link| !root().join(path).with_file_name(link).exists())
+        .map(|link| format!("{}: the link {link} leads nowhere", path.display()))
+        .collect()
+}
+
+/// Paths in backticks that do not exist. `{a,b}` and `*` stand for several files and are not looked at.
+fn missing_paths(path: &Path, text: &str) -> Vec<String> {
+    let is_path = |name: &&str| {
+        name.split_once('/')
+            .is_some_and(|(folder, _)| FOLDERS.contains(&folder))
+            && !name.contains([' ', '*', '{', '<', '…'])
+    };
+    let exists = |name: &str| {
+        let file = name.split("::").next().unwrap_or(name);
+        root().join(file).exists() || root().join(format!("{file}.rs")).exists()
+    };
+    between(text, "`", '`')
+        .filter(is_path)
+        .filter(|name| !exists(name))
+        .map(|name| format!("{}: there is no {name}", path.display()))
+        .collect()
+}
+
+/// Every source of an integration test, `tests/name.rs` or `tests/name/*.rs`.
+fn source_of_test(name: &str) -> Option<String> {
+    let tests = root().join("tests");
+    if let Ok(text) = std::fs::read_to_string(tests.join(format!("{name}.rs"))) {
+        return Some(text);
+    }
+    let files = std::fs::read_dir(tests.join(name)).ok()?;
+    Some(
+        files
+            .filter_map(|file| std::fs::read_to_string(file.ok()?.path()).ok())
+            .collect(),
+    )
+}
+
+/// What a cell such as `` `grids` (draft_trees), `golden`; `cuda` `` names and is not there.
+fn missing_tests(cell: &str) -> Vec<String> {
+    let mut missing = Vec::new();
+    for part in cell.split('`').collect::<Vec<_>>()[1..].chunks(2) {
+        let (name, rest) = (part[0], part.get(1).unwrap_or(&""));
+        let Some(source) = source_of_test(name) else {
+            missing.push(format!("there is no test {name}"));
+            continue;
+        };
+        let functions = rest.trim_start().strip_prefix('(');
+        let functions = functions.and_then(|rest| rest.split(')').next());
+        for function in functions.into_iter().flat_map(|list| list.split(", ")) {
+            if !source.contains(&format!("fn {function}(")) {
+                missing.push(format!("{name} has no {function}"));
+            }
+        }
+    }
+    missing
+}
+
+#[test]
+fn documents_name_what_exists() {
+    let documents = documents();
+    assert!(documents.len() > 10, "the documents were not found");
+    let wrong: Vec<String> = documents
+        .iter()
+        .flat_map(|(path, text)| [broken_links(path, text), missing_paths(path, text)].concat())
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_feature_names_tests_that_exist() {
+    let text = std::fs::read_to_string(root().join("docs/features.md")).unwrap();
+    let rows = text
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains('`'));
+    let mut checked = 0;
+    let mut wrong = Vec::new();
+    for row in rows {
+        let cells: Vec<&str> = row.split(" |").collect();
+        let test = cells[cells.len() - 3];
+        checked += usize::from(test.contains('`'));
+        if test.contains('`') {
+            wrong.extend(
+                missing_tests(test)
+                    .iter()
+                    .map(|what| format!("{row}\n  {what}")),
+            );
+        }
+    }
+    assert!(checked > 30, "only {checked} rows name a test");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_is_missing_is_found() {
+    let page = Path::new("docs/concepts.md");
+    assert_eq!(
+        broken_links(page, "[a](abi.md#threads) [b](../README.md)").len(),
+        0
+    );
+    assert_eq!(
+        broken_links(page, "[a](abj.md) and [b](README.md)").len(),
+        2
+    );
+    assert_eq!(
+        missing_paths(page, "`src/plan/` and `src/lib.rs`, `page · size`").len(),
+        0
+    );
+    assert_eq!(
+        missing_paths(page, "`src/plans/` and `src/lib.rs`").len(),
+        1
+    );
+    assert_eq!(missing_tests(" `grids` (sinks); `cuda`").len(), 0);
+    assert_eq!(missing_tests(" `grids` (no_such_grid), `grid`").len(), 2);
+}
