@@ -7,7 +7,6 @@ namespace folio {
 struct Work {
     const FolioWorkItem *item;  // read where it is needed: registers are scarce
     Request request;
-    u32 q_start;                       // the item's, which the loop over keys asks for
     u32 kv_head, first_row, num_rows;  // rows of the item, all heads of the group counted
 
     // Head fastest, then the item's row tiles. False where there is nothing to do.
@@ -17,7 +16,6 @@ struct Work {
         if (index >= p.plan.counts[0]) return false;
         item = p.plan.items + index;
         request = load_request(p.plan, *item);
-        q_start = item->q_start;
         kv_head = block % p.num_kv_heads;
         first_row = block / p.num_kv_heads % g.row_tiles * rows_per_tile;
         num_rows = existing_rows(p, item->q_token, item->q_len) * (p.num_qo_heads / p.num_kv_heads);
@@ -28,7 +26,9 @@ struct Work {
     __device__ __forceinline__ u32 row(u32 tile_row) const { return min(first_row + tile_row, num_rows - 1); }
 
     // The tile row's token within the request.
-    __device__ __forceinline__ i32 token(u32 tile_row, u32 group) const { return q_start + row(tile_row) / group; }
+    __device__ __forceinline__ i32 token(u32 tile_row, u32 group) const {
+        return item->q_start + row(tile_row) / group;
+    }
 
     __device__ __forceinline__ u32 qo_head(u32 tile_row, u32 group) const {
         return kv_head * group + row(tile_row) % group;
