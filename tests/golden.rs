@@ -29,7 +29,7 @@ fn desc(max_kv_len: u32, rows: u32) -> AttentionDesc {
     AttentionDesc {
         kind: Kind::Prefill,
         q_dtype: DType::F32,
-        kv_dtype: DType::F32,
+        kv_format: DType::F32.into(),
         o_dtype: DType::F32,
         num_qo_heads: 1,
         num_kv_heads: 1,

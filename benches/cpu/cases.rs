@@ -183,7 +183,7 @@ fn desc(shape: &Shape) -> AttentionDesc {
             Kind::Prefill
         },
         q_dtype: shape.dtype,
-        kv_dtype: shape.dtype,
+        kv_format: shape.dtype.into(),
         o_dtype: shape.dtype,
         num_qo_heads: QO_HEADS,
         num_kv_heads: KV_HEADS,

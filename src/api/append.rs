@@ -5,7 +5,7 @@ use super::check::{Extent, FLOATS, Named, finite, head_scales, scale};
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AppendArgs, Checked, KvLayout};
+use crate::problem::{AppendArgs, CacheFormat, Checked, KvLayout};
 use crate::tensor::{Device, Tensor};
 
 /// Types of a cache.
@@ -104,7 +104,8 @@ fn side(
         cache = cache.of(dtype)?;
     }
     let cache = cache.one_of(&CACHES)?;
-    if !cache.tensor.dtype().is_fp8() && cache.tensor.dtype() != source.dtype() {
+    let scaled = CacheFormat::from(cache.tensor.dtype()).is_scaled();
+    if !scaled && cache.tensor.dtype() != source.dtype() {
         return Err(Error::DType(format!(
             "{cache_name}: dtype {} is not accepted for a {source_name} of {}; the same type or fp8 is",
             cache.tensor.dtype(),
@@ -130,7 +131,7 @@ fn side(
 /// Scales only make sense where values are rounded to fp8, and a cache value is divided by them.
 fn cache_scale(name: &str, value: f32, cache: &Tensor) -> Result<f32> {
     let value = scale(name, value)?;
-    if value != 1.0 && !cache.dtype().is_fp8() {
+    if value != 1.0 && !CacheFormat::from(cache.dtype()).is_scaled() {
         return Err(Error::InvalidArgument(format!(
             "{name}: {value} is not accepted for a cache of {}; only fp8 caches are scaled",
             cache.dtype()
@@ -147,7 +148,7 @@ fn cache_scales(
     num_kv_heads: i64,
     device: Device,
 ) -> Result<Option<Tensor>> {
-    if scales.is_some() && !cache.dtype().is_fp8() {
+    if scales.is_some() && !CacheFormat::from(cache.dtype()).is_scaled() {
         return Err(Error::InvalidArgument(format!(
             "{name}: a tensor is not accepted for a cache of {}; only fp8 caches are scaled",
             cache.dtype()

@@ -83,7 +83,9 @@ fn cache(
     planned: &Planned,
     device: Device,
 ) -> Result<Tensor> {
-    let named = Named { name, tensor }.on(device)?.of(desc.kv_dtype)?;
+    let named = Named { name, tensor }
+        .on(device)?
+        .of(desc.kv_format.element)?;
     let heads = Extent::Is(desc.num_kv_heads.into());
     let dim = Extent::Is(dim.into());
     let pages = Extent::AtLeast(planned.max_page_id + 1);

@@ -1,7 +1,8 @@
 //! Checks of what picks code and bounds memory.
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, Kind, KvStorage};
+use crate::problem::{AttentionDesc, CacheFormat, Kind, KvStorage};
 
 /// Largest head dimension. (576/512 belongs to MLA, which has an operator of its own.)
 const MAX_HEAD_DIM: u32 = 256;
@@ -48,10 +49,16 @@ fn dtypes(desc: &AttentionDesc) -> Result<()> {
             desc.q_dtype
         )));
     }
-    for (name, dtype) in [("kv_dtype", desc.kv_dtype), ("o_dtype", desc.o_dtype)] {
-        if dtype != desc.q_dtype && !dtype.is_fp8() {
+    let same_or_fp8 = |dtype: DType| dtype == desc.q_dtype || dtype.is_fp8();
+    let (kv, o) = (desc.kv_format, desc.o_dtype);
+    let plain = kv == CacheFormat::plain(kv.element);
+    for (name, stated, supported) in [
+        ("kv_dtype", kv.to_string(), plain && same_or_fp8(kv.element)),
+        ("o_dtype", o.to_string(), same_or_fp8(o)),
+    ] {
+        if !supported {
             return Err(Error::Unsupported(format!(
-                "{name}: {dtype} is not supported with q_dtype {}; the same type, float8_e4m3 and float8_e5m2 are",
+                "{name}: {stated} is not supported with q_dtype {}; the same type, float8_e4m3 and float8_e5m2 are",
                 desc.q_dtype
             )));
         }

@@ -41,7 +41,7 @@ mod tests {
         let desc = AttentionDesc {
             kind: Kind::Prefill,
             q_dtype: DType::F32,
-            kv_dtype: DType::F32,
+            kv_format: DType::F32.into(),
             o_dtype: DType::F32,
             num_qo_heads: 1,
             num_kv_heads: 1,

@@ -199,7 +199,7 @@ mod tests {
         AttentionDesc {
             kind: Kind::Decode,
             q_dtype: DType::F32,
-            kv_dtype: DType::F32,
+            kv_format: DType::F32.into(),
             o_dtype: DType::F32,
             num_qo_heads: 1,
             num_kv_heads: 1,

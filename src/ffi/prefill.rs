@@ -71,7 +71,7 @@ unsafe impl Input for folio_prefill_desc {
         Ok(AttentionDesc {
             kind: Kind::Prefill,
             q_dtype,
-            kv_dtype: self.kv_dtype.parse_or("kv_dtype", q_dtype)?,
+            kv_format: self.kv_dtype.parse_or("kv_dtype", q_dtype)?.into(),
             o_dtype: self.o_dtype.parse_or("o_dtype", q_dtype)?,
             num_qo_heads: self.num_qo_heads,
             num_kv_heads: self.num_kv_heads,

@@ -120,7 +120,7 @@ mod tests {
         AttentionDesc {
             kind: Kind::Prefill,
             q_dtype: DType::F16,
-            kv_dtype: DType::F16,
+            kv_format: DType::F16.into(),
             o_dtype: DType::F16,
             num_qo_heads: 4,
             num_kv_heads: 2,

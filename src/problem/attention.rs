@@ -1,6 +1,7 @@
 //! One attention problem: what picks code ([`AttentionDesc`]) and what may change from layer to layer
 //! ([`AttentionArgs`]).
 
+use super::CacheFormat;
 use crate::dtype::DType;
 use crate::tensor::Tensor;
 
@@ -53,8 +54,8 @@ pub struct AttentionDesc {
     pub kind: Kind,
     /// Type of q: fp32, fp16 or bf16.
     pub q_dtype: DType,
-    /// Type of k and v: that of q, or fp8.
-    pub kv_dtype: DType,
+    /// How rows of k and v are stored: in the type of q, or in fp8.
+    pub kv_format: CacheFormat,
     /// Type of o: that of q, or fp8 e4m3 / e5m2.
     pub o_dtype: DType,
     /// Query heads; a multiple of `num_kv_heads`.
@@ -87,6 +88,12 @@ impl AttentionDesc {
     /// Query heads per KV head.
     pub fn group_size(&self) -> u32 {
         self.num_qo_heads / self.num_kv_heads
+    }
+
+    /// Bytes of a key and its value in one KV head.
+    pub fn kv_bytes(&self) -> u64 {
+        let rows = [self.head_dim_qk, self.head_dim_vo].map(|dim| self.kv_format.row_bytes(dim));
+        (rows[0] + rows[1]) as u64
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the operators on a paged cache are given.
 
-use super::KvLayout;
+use super::{CacheFormat, Checked, KvLayout};
 use crate::dtype::DType;
 use crate::tensor::Tensor;
 
@@ -30,4 +30,11 @@ pub struct AppendArgs {
     pub k_scales: Option<Tensor>,
     /// fp32, 1 or `num_kv_heads` elements.
     pub v_scales: Option<Tensor>,
+}
+
+impl Checked<AppendArgs> {
+    /// How rows of the caches are stored.
+    pub fn format(&self) -> CacheFormat {
+        CacheFormat::plain(self.k_cache.dtype())
+    }
 }

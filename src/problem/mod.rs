@@ -7,6 +7,7 @@ mod attention;
 mod batch;
 mod cache;
 mod checked;
+mod format;
 mod merge;
 mod work;
 
@@ -16,5 +17,6 @@ pub use attention::{
 pub use batch::{Batch, DeviceBatch, HostBatch, PageIds, Pages};
 pub use cache::AppendArgs;
 pub use checked::Checked;
+pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
 pub use merge::{MergeArgs, MergeStatesArgs};
 pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};

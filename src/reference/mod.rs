@@ -8,8 +8,8 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, KvStorage, LogBase, Mask,
-    MergeArgs, MergeStatesArgs, PageIds, Pages, Tiling, WorkList,
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, HostBatch, KvStorage,
+    LogBase, Mask, MergeArgs, MergeStatesArgs, PageIds, Pages, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -365,7 +365,7 @@ fn store_token(
         let divisor = (f64::from(scale) * head_scale(scales, head)) as f32;
         for d in 0..source.extent(2) {
             let value = source.get(&[token, head, d]);
-            let value = if cache.dtype().is_fp8() {
+            let value = if CacheFormat::from(cache.dtype()).is_scaled() {
                 value / divisor
             } else {
                 value

@@ -303,7 +303,7 @@ impl Problem {
         AttentionDesc {
             kind: self.kind,
             q_dtype: self.q_dtype,
-            kv_dtype: self.kv_dtype,
+            kv_format: self.kv_dtype.into(),
             o_dtype: self.o_dtype,
             num_qo_heads: self.num_qo_heads(),
             num_kv_heads: self.num_kv_heads,

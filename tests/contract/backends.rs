@@ -70,7 +70,7 @@ fn desc(kind: Kind, max_batch_size: u32) -> AttentionDesc {
     AttentionDesc {
         kind,
         q_dtype: DType::F32,
-        kv_dtype: DType::F32,
+        kv_format: DType::F32.into(),
         o_dtype: DType::F32,
         num_qo_heads: HEADS as u32,
         num_kv_heads: HEADS as u32,

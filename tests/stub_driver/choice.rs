@@ -48,7 +48,7 @@ pub fn creates_say_what_the_faster_kernels_lack() {
     };
     let fp32 = AttentionDesc {
         q_dtype: DType::F32,
-        kv_dtype: DType::F32,
+        kv_format: DType::F32.into(),
         o_dtype: DType::F32,
         ..desc(false)
     };

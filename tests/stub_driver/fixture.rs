@@ -39,7 +39,7 @@ pub fn desc(graph: bool) -> AttentionDesc {
     AttentionDesc {
         kind: Kind::Decode,
         q_dtype: DType::BF16,
-        kv_dtype: DType::BF16,
+        kv_format: DType::BF16.into(),
         o_dtype: DType::BF16,
         num_qo_heads: HEADS,
         num_kv_heads: HEADS,

@@ -63,8 +63,8 @@ impl Walk<'_> {
 
     /// Bytes of the keys and values of a tile.
     fn bytes(&self, keys: &Range<i64>) -> usize {
-        let dims = self.run.shape.dim_qk + self.run.shape.dim_vo;
-        (keys.end - keys.start) as usize * self.heads.len() * dims * self.run.kv_dtype.size()
+        let rows = self.run.shape.k_row_bytes + self.run.shape.v_row_bytes;
+        (keys.end - keys.start) as usize * self.heads.len() * rows
     }
 
     fn all_rows(&self) -> Range<usize> {
@@ -101,7 +101,7 @@ impl Walk<'_> {
             let prefetch = self.prefetch(
                 head,
                 &run.k,
-                run.shape.dim_qk,
+                run.shape.k_row_bytes,
                 &scratch.next_tile.k_offsets[..next],
             );
             self.scores(head, n, &prefetch, scratch);
@@ -122,7 +122,7 @@ impl Walk<'_> {
             let prefetch = self.prefetch(
                 head,
                 &run.v,
-                run.shape.dim_vo,
+                run.shape.v_row_bytes,
                 &scratch.next_tile.v_offsets[..next],
             );
             if whole {
@@ -137,8 +137,7 @@ impl Walk<'_> {
 
     /// What to prefetch while a head is computed: a share of the rows at `next`, in the order in which they lie in
     /// memory. Where the heads of a token are contiguous, the share is some tokens with all their heads.
-    fn prefetch(&self, head: usize, cache: &Cache, dim: usize, next: &[i64]) -> RowPrefetch {
-        let bytes = dim * self.run.kv_dtype.size();
+    fn prefetch(&self, head: usize, cache: &Cache, bytes: usize, next: &[i64]) -> RowPrefetch {
         if cache.head != bytes as i64 {
             return RowPrefetch::new(cache.rows(head, next), bytes);
         }

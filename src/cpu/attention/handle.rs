@@ -261,7 +261,7 @@ mod tests {
             AttentionDesc {
                 kind: Kind::Prefill,
                 q_dtype: self.dtype,
-                kv_dtype: self.kv_dtype,
+                kv_format: self.kv_dtype.into(),
                 o_dtype: self.dtype,
                 num_qo_heads: self.group,
                 num_kv_heads: 1,

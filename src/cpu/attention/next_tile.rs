@@ -39,12 +39,11 @@ impl NextTile {
         let keys = start..item.keys.end.min(start + most as i64);
         run.locate(item, &keys, tile);
         let count = count(&keys);
-        let size = run.kv_dtype.size();
         let (k, v) = (&tile.k_offsets[..count], &tile.v_offsets[..count]);
         NextTile {
             keys,
-            k: RowPrefetch::new(run.k.rows(head, k), run.shape.dim_qk * size),
-            v: RowPrefetch::new(run.v.rows(head, v), run.shape.dim_vo * size),
+            k: RowPrefetch::new(run.k.rows(head, k), run.shape.k_row_bytes),
+            v: RowPrefetch::new(run.v.rows(head, v), run.shape.v_row_bytes),
             unit,
             staged: 0,
         }

@@ -131,7 +131,7 @@ impl<'a> Run<'a> {
             shape,
             kernels,
             plan,
-            kv_dtype: desc.kv_dtype,
+            kv_dtype: desc.kv_format.element,
             k: Cache::new(&args.k),
             v: Cache::new(&args.v),
             kv: desc.kv,

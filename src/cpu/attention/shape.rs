@@ -70,6 +70,9 @@ pub struct Shape {
     pub num_kv_heads: usize,
     pub dim_qk: usize,
     pub dim_vo: usize,
+    /// Bytes of a row of the cache.
+    pub k_row_bytes: usize,
+    pub v_row_bytes: usize,
     /// `dim_qk` and `dim_vo`, padded to whole cache lines of bf16.
     pub ld_qk: usize,
     pub ld_vo: usize,
@@ -155,6 +158,8 @@ impl Shape {
             num_kv_heads: desc.num_kv_heads as usize,
             dim_qk: desc.head_dim_qk as usize,
             dim_vo: desc.head_dim_vo as usize,
+            k_row_bytes: desc.kv_format.row_bytes(desc.head_dim_qk),
+            v_row_bytes: desc.kv_format.row_bytes(desc.head_dim_vo),
             ld_qk: (desc.head_dim_qk as usize).next_multiple_of(32),
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
@@ -162,7 +167,7 @@ impl Shape {
             matrix,
             bf16_parts: Bf16Parts {
                 q: bf16_split::count(desc.q_dtype),
-                kv: bf16_split::count(desc.kv_dtype),
+                kv: bf16_split::count(desc.kv_format.element),
             },
             amx,
             tiling: tiling(desc, num_threads, matrix),
@@ -254,8 +259,7 @@ impl Shape {
 }
 
 fn few_rows_keys(desc: &AttentionDesc, amx: bool) -> usize {
-    let dims = (desc.head_dim_qk + desc.head_dim_vo) as usize;
-    let bytes = desc.num_kv_heads as usize * dims * desc.kv_dtype.size();
+    let bytes = desc.num_kv_heads as usize * desc.kv_bytes() as usize;
     (few_rows_tile_bytes(amx) / bytes).clamp(FEW_ROWS_KEY_UNIT, KEY_TILE) / FEW_ROWS_KEY_UNIT
         * FEW_ROWS_KEY_UNIT
 }

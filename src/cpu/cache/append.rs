@@ -30,6 +30,8 @@ struct Side<'a> {
     scales: Option<&'a [f32]>,
     kernels: &'a Kernels,
     is_nontemporal: bool,
+    /// Values are divided by a scale and rounded.
+    is_scaled: bool,
 }
 
 /// Writes keys and values; negative slots are skipped.
@@ -49,6 +51,7 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Res
             scales: args.k_scales.as_ref().and_then(Tensor::as_f32),
             kernels,
             is_nontemporal,
+            is_scaled: args.format().is_scaled(),
         },
         Side {
             from: &args.value,
@@ -57,6 +60,7 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Res
             scales: args.v_scales.as_ref().and_then(Tensor::as_f32),
             kernels,
             is_nontemporal,
+            is_scaled: args.format().is_scaled(),
         },
     ];
     let piece_bytes = if is_nontemporal {
@@ -111,7 +115,7 @@ impl Side<'_> {
     /// Whether the heads of a token are contiguous on both sides, and of one type.
     fn is_copy_of_rows(&self) -> bool {
         let dim = self.from.extent(2);
-        !self.to.dtype().is_fp8() && self.from.stride(1) == dim && self.to.stride(2) == dim
+        !self.is_scaled && self.from.stride(1) == dim && self.to.stride(2) == dim
     }
 
     fn write(&self, token: usize, slot: i64, count: usize) {
@@ -127,7 +131,7 @@ impl Side<'_> {
         for head in 0..heads {
             let from = from + head * self.from.stride(1);
             let to = to + head * self.to.stride(2);
-            match self.to.dtype().is_fp8() {
+            match self.is_scaled {
                 true => self.quantise(from, to, head as usize),
                 false => self.copy(from, to, dim),
             }

@@ -74,7 +74,7 @@ pub fn query(context: &Context, desc: &AttentionDesc) -> AttentionQuery {
         compute_capability: context.device().compute_capability,
         types: AttentionTypes {
             q: desc.q_dtype,
-            kv: desc.kv_dtype,
+            kv: desc.kv_format.element,
             o: desc.o_dtype,
         },
         head_dim_qk: desc.head_dim_qk,
