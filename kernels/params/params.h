@@ -87,7 +87,7 @@ struct FolioAttentionParams {
     folio_u32 num_qo_heads, num_kv_heads, page_size, num_mm_prefix_ranges;
     // What lies in device memory is unchecked: query rows, page ids and mask bytes beyond these are not accessed.
     folio_u32 num_tokens;  // rows that q, o and lse have
-    folio_u32 num_pages;   // that k and v have; ragged: rows. At most 2^32 - 1
+    folio_u32 num_pages;   // that k and v have; ragged: rows. At most 2^31
     folio_i64 mask_bytes;  // of mask
 };
 

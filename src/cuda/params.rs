@@ -375,11 +375,11 @@ pub fn count(field: &str, what: &str, value: i64) -> Result<u32> {
     }
 }
 
-/// The fewest indices along the first dimension, which kernels keep what they find in device memory within. What
-/// exceeds 32 bits they cannot name.
+/// The fewest indices along the first dimension, which kernels keep what they find in device memory within. At most
+/// 2^31, so that an int32 below it, compared as unsigned, is not negative.
 pub fn fewest<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u32 {
     let fewest = tensors.into_iter().map(|tensor| tensor.extent(0)).min();
-    fewest.map_or(0, |extent| u32::try_from(extent).unwrap_or(u32::MAX))
+    fewest.map_or(0, |extent| extent.min(1 << 31) as u32)
 }
 
 /// Stride of scales: one for all has none.
@@ -406,6 +406,7 @@ pub fn row_alignment(tensor: &Tensor) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Device;
     use proptest::prelude::*;
 
     fn divide(n: u32, d: Divisor) -> u32 {
@@ -424,6 +425,33 @@ mod tests {
         for value in [1 << 31, 1 << 32, (1 << 32) + 2, -1] {
             let message = count("v", "rows", value).unwrap_err().to_string();
             assert!(message.contains(&format!("v: {value} rows")), "{message}");
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn rows(extent: i64) -> Tensor {
+        // SAFETY: never read.
+        unsafe {
+            let (data, strides) = (16 as *mut u8, [1]);
+            Tensor::new(
+                "rows",
+                data,
+                Device::Cuda(0),
+                DType::U8,
+                &[extent],
+                Some(&strides),
+            )
+        }
+        .unwrap()
+    }
+
+    #[test]
+    fn a_negative_int32_is_never_below_the_fewest() {
+        assert_eq!(fewest([&rows(7), &rows(5), &rows(6)]), 5);
+        assert_eq!(fewest([&rows(0), &rows(5)]), 0);
+        for extent in [1 << 31, u32::MAX.into(), 1 << 40] {
+            assert_eq!(fewest([&rows(extent)]), 1 << 31);
+            assert!(-1_i32 as u32 >= fewest([&rows(extent)]));
         }
     }
 

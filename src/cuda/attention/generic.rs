@@ -1,4 +1,4 @@
-//! The portable attention kernels, `kernels/attention.cu` and `kernels/attention_f32.cu`: they take every
+//! The portable attention kernels, `kernels/generic/attention.cu` and `attention_f32.cu`: they take every
 //! run.
 #![allow(unsafe_code)]
 
