@@ -59,7 +59,7 @@ static struct kernel *kernel_named(const char *name) {
     return &kernels[num_kernels++];
 }
 
-/* What a launch carried; stub.rs mirrors it. */
+/* What a launch carried, of the first that nobody has forgotten; stub.rs mirrors it. */
 struct launch {
     char name[64];
     unsigned grid[3], block[3], shared, cluster, dependent, num_maps;
@@ -227,7 +227,7 @@ struct config {
     unsigned num_attributes;
 };
 static void keep_launch(const struct config *c, const struct kernel *kernel, void **params) {
-    if (num_launches == 16) abort();
+    if (num_launches == 16) return;
     struct launch *l = &launches[num_launches++];
     *l = (struct launch){.shared = c->shared, .cluster = 1, .stream = (uintptr_t)c->stream, .bytes = kernel->bytes};
     memcpy(l->name, kernel->name, sizeof l->name);
