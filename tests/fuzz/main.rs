@@ -173,7 +173,10 @@ fn supervise(place: &str, seed: u64, first: u64, seconds: f64) -> Result<(), (u6
     if place == "stub" {
         let folder = stub::build(stub::Stub::Complete).expect("a C compiler");
         command.env("LD_LIBRARY_PATH", folder);
-        command.env("FOLIO_STUB", "ok").env("FOLIO_NVRTC", "");
+        let compiler = stub::build_compiler().expect("a C compiler");
+        command.env("FOLIO_STUB", "ok").env("FOLIO_NVRTC", compiler);
+        // What the stub compiles must not be found by anybody else.
+        command.env("FOLIO_CACHE_DIR", "");
     }
     let worker = command.output().expect("this program runs");
     print!("{}", String::from_utf8_lossy(&worker.stdout));
