@@ -586,6 +586,8 @@ pub fn plan_on_the_device() {
         [0; 3]
     );
     assert_eq!((params.kv_len, params.table_stride), (LENGTHS as u64, 40));
+    // The columns of a row.
+    assert_eq!(params.num_page_ids, 13);
     assert_eq!(params.q_tile.divisor, 1);
     assert_eq!((params.batch_size, params.fixed_qo_len), (2, 1));
     assert_eq!((params.page_size, params.kv_unit), (8, 64));
@@ -674,6 +676,7 @@ pub fn large_plan_on_the_device() {
         [LENGTHS as u64, INDPTR as u64, 0, MASK as u64]
     );
     assert_eq!((params.table_stride, params.by_request), (0, 1));
+    assert_eq!(params.num_page_ids, 5000);
     assert_eq!((params.batch_size, params.page_size), (600, 8));
     assert_eq!(params.invariant_chunk, u32::MAX);
     let args = AttentionArgs {

@@ -5,41 +5,34 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::candidates::Candidates;
+use super::combine::Combine;
 use super::kernel::Run;
+use super::planner::Planner;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
+use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
-use crate::cuda::kernels::{Row, combine, plan};
 use crate::cuda::params::{
-    ALIBI_SQRT, AttentionParams, Cache, CombineParams, Divisor, MaskMode, PlanParams, PlanView,
-    Rows, address, dtype_code, fewest, lse_flag, scales_stride,
+    ALIBI_SQRT, AttentionParams, Cache, MaskMode, PlanView, Rows, address, fewest, lse_flag,
+    scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
-    Pages, Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, KvStorage, Mask, Pages,
+    Tiling, WorkList,
 };
 use crate::tensor::Tensor;
-
-/// Blocks that the combine kernel is launched with at most, unless there are more split rows.
-const COMBINE_BLOCKS: usize = 4096;
-
-/// Work items for which planning on the device takes [`FEW_THREADS`] threads.
-const FEW_ITEMS: u64 = 512;
-/// Threads of a small plan: 6.4 µs for one request on an H200, against 8.5 µs with 1024.
-const FEW_THREADS: u32 = 256;
 
 /// One attention problem on one device.
 pub struct CudaAttention {
     context: Arc<Context>,
     desc: AttentionDesc,
     candidates: Candidates,
-    combine: (&'static Row, Function),
-    planner: (&'static Row, Function),
+    combine: Combine,
+    planner: Planner,
     tiling: Tiling,
     capacity: Capacity,
     regions: Regions,
@@ -78,24 +71,25 @@ impl CudaAttention {
     ) -> Result<CudaAttention> {
         within("head_dim_qk", desc.head_dim_qk)?;
         within("head_dim_vo", desc.head_dim_vo)?;
-        let cc = context.device().compute_capability;
         let candidates = Candidates::load(loader, context, desc)?;
         let tiling = candidates.first().tiling();
         let capacity = Capacity::new(desc, &tiling);
+        let regions = Regions::new(
+            &capacity,
+            desc.num_qo_heads as usize,
+            desc.head_dim_vo as usize,
+            PlanningRegions::bytes(capacity.counts.batch_size),
+        );
+        let places = (&capacity, &regions);
         Ok(CudaAttention {
             context: Arc::clone(context),
             desc: *desc,
             candidates,
-            combine: loader.find(combine::candidates(cc), || combine::unsupported(cc))?,
-            planner: loader.find(plan::candidates(cc), || plan::unsupported(cc))?,
+            combine: Combine::load(loader, context, desc)?,
+            planner: Planner::load(loader, context, desc, &tiling, places)?,
             tiling,
             capacity,
-            regions: Regions::new(
-                &capacity,
-                desc.num_qo_heads as usize,
-                desc.head_dim_vo as usize,
-                PlanningRegions::bytes(capacity.counts.batch_size),
-            ),
+            regions,
             ring: Ring::new(context)?,
             planned: None,
             enqueuing: Mutex::default(),
@@ -166,76 +160,10 @@ impl CudaAttention {
         }
         let base = workspace.device as u64;
         let layout = self.regions.plan;
-        let params = self.plan_params(batch, base);
-        let launch = Launch {
-            grid: [1, 1, 1],
-            threads: self.planner_threads(batch.batch_size),
-            cluster: 1,
-            dependent: false,
-            stream,
-        };
-        // SAFETY: the kernel takes a `FolioPlanParams`; the lengths are the caller's, of the shapes that
-        // `api` checked, and the workspace has room for the largest plan.
-        unsafe { launch.enqueue(current, &self.planner.1, &params, &[])? };
+        // SAFETY: the lengths are the caller's, of the shapes that `api` checked, and the workspace has room
+        // for the largest plan.
+        unsafe { self.planner.launch(current, batch, base, stream)? };
         Ok(self.planned(&layout, base, page_ids))
-    }
-
-    /// Few threads where few items are expected: those without work still cost instructions.
-    fn planner_threads(&self, batch_size: u32) -> u32 {
-        let tiles = u64::from(self.desc.max_qo_len.div_ceil(self.tiling.q_tile));
-        let items = u64::from(batch_size) * tiles + u64::from(self.tiling.max_splits);
-        match items.min(self.capacity.counts.items as u64) {
-            0..=FEW_ITEMS => FEW_THREADS,
-            _ => self.planner.0.threads,
-        }
-    }
-
-    fn plan_params(&self, batch: &DeviceBatch, base: u64) -> PlanParams {
-        let layout = &self.regions.plan;
-        let own = PlanningRegions::at(self.regions.own, self.capacity.counts.batch_size);
-        let at = |offset: usize| base + offset as u64;
-        let table = batch.page_ids.filter(|ids| ids.rank() == 2);
-        let Capacity {
-            counts,
-            partial_rows,
-        } = self.capacity;
-        PlanParams {
-            qo_indptr: address(batch.qo_indptr),
-            kv_indptr: address(batch.kv_indptr),
-            kv_len: address(batch.kv_len),
-            last_page_len: address(batch.last_page_len),
-            table_stride: table.map_or(0, |table| table.stride(0)),
-            num_page_ids: num_page_ids(batch),
-            out_qo_indptr: at(layout.qo_indptr),
-            out_kv_len: at(layout.kv_len),
-            out_mask_bytes_start: at(layout.mask_bytes_start),
-            out_mask_bits_start: at(layout.mask_bits_start),
-            requests: at(own.requests),
-            first_item: at(own.first_item),
-            first_combine: at(own.first_combine),
-            items: at(layout.items),
-            combines: at(layout.combines),
-            partials: at(layout.partials),
-            counts: at(layout.counts),
-            next_tile: at(layout.next_tile),
-            q_tile: Divisor::new(self.tiling.q_tile),
-            batch_size: batch.batch_size,
-            fixed_qo_len: batch.qo_len,
-            page_size: self.desc.kv.page_size(),
-            kv_unit: self.tiling.kv_unit,
-            max_splits: self.tiling.max_splits,
-            invariant_chunk: match self.desc.batch_invariant {
-                true => self.tiling.invariant_chunk,
-                false => 0,
-            },
-            max_qo_len: self.desc.max_qo_len,
-            max_kv_len: self.desc.max_kv_len,
-            max_num_tokens: self.desc.max_num_tokens,
-            max_items: at_most(counts.items),
-            max_combines: at_most(counts.combines),
-            max_partial_rows: at_most(partial_rows),
-            by_request: u32::from(self.desc.kind == Kind::Prefill),
-        }
     }
 
     /// A graph has the address of the page ids of its plan.
@@ -307,46 +235,6 @@ impl CudaAttention {
             num_pages: fewest([&args.k, &args.v]),
             mask_bytes,
         }
-    }
-
-    fn launch_combine(
-        &self,
-        current: &Current<'_>,
-        params: &AttentionParams,
-        num_combines: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        let blocks_of_row = COMBINE_BLOCKS.div_ceil(num_combines) as u32;
-        let blocks_of_row = blocks_of_row.min(self.desc.num_qo_heads);
-        let combine = CombineParams {
-            plan: params.plan,
-            o: params.o,
-            lse: params.lse,
-            lse_stride_token: params.lse_stride_token,
-            lse_stride_head: params.lse_stride_head,
-            sinks: params.sinks,
-            v_scales: params.v_scales,
-            v_scale: params.v_scale,
-            o_scale: params.o_scale,
-            v_scales_stride: params.v_scales_stride,
-            flags: params.flags,
-            num_qo_heads: self.desc.num_qo_heads,
-            group_size: self.desc.group_size(),
-            head_dim_vo: self.desc.head_dim_vo,
-            o_dtype: dtype_code(self.desc.o_dtype),
-            blocks_of_row,
-            num_tokens: params.num_tokens,
-        };
-        let blocks = num_combines as u64 * u64::from(blocks_of_row);
-        let launch = Launch {
-            grid: [blocks_of("qo_indptr and kv_len", blocks)?, 1, 1],
-            threads: self.combine.0.threads,
-            cluster: 1,
-            dependent: self.context.device().compute_capability >= (9, 0),
-            stream,
-        };
-        // SAFETY: the kernel takes a `FolioCombineParams`; as for the kernel before it.
-        unsafe { launch.enqueue(current, &self.combine.1, &combine, &[]) }
     }
 }
 
@@ -427,7 +315,8 @@ impl Attention for CudaAttention {
         if planned.num_combines == 0 {
             return Ok(());
         }
-        self.launch_combine(&current, &params, planned.num_combines, stream)
+        self.combine
+            .launch(&current, &params, planned.num_combines, stream)
     }
 }
 
@@ -462,16 +351,6 @@ impl GivenPageIds {
     }
 }
 
-/// The page ids that a request may need at most: all that there are, or its row of a block table. Ragged tensors have
-/// none, and rows beyond their end are not read in any case.
-fn num_page_ids(batch: &DeviceBatch) -> i64 {
-    const MOST: i64 = 1 << 31;
-    batch.page_ids.map_or(MOST, |ids| {
-        let last = ids.rank() - 1;
-        ids.extent(last).min(MOST)
-    })
-}
-
 fn describe_page_ids(ids: Option<u64>) -> String {
     match ids {
         Some(address) => format!("at device address {address:#x}"),
@@ -487,9 +366,4 @@ fn within(name: &str, dim: u32) -> Result<()> {
     Err(Error::Unsupported(format!(
         "{name}: {dim} is not supported by the CUDA backend; up to {MOST_HEAD_DIM} is"
     )))
-}
-
-/// A bound as kernels take it. A smaller one than stated is safe.
-fn at_most(bound: usize) -> u32 {
-    u32::try_from(bound).unwrap_or(u32::MAX)
 }

@@ -1,0 +1,152 @@
+//! Planning on the device: one launch cuts a batch whose lengths are in device memory, and writes the plan
+//! where a copy from the host would put it.
+#![allow(unsafe_code)]
+
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, Current, Function, Launch};
+use crate::cuda::kernels::Row;
+use crate::cuda::kernels::plan::{candidates, unsupported};
+use crate::cuda::params::{Divisor, PlanParams, address};
+use crate::cuda::plan::regions::PlanningRegions;
+use crate::error::Result;
+use crate::plan::{Capacity, Regions};
+use crate::problem::{AttentionDesc, DeviceBatch, Kind, Tiling};
+
+/// Work items for which planning on the device takes [`FEW_THREADS`] threads.
+const FEW_ITEMS: u64 = 512;
+/// Threads of a small plan: 6.4 µs for one request on an H200, against 8.5 µs with 1024.
+const FEW_THREADS: u32 = 256;
+
+/// The kernel for one problem.
+#[derive(Debug)]
+pub struct Planner {
+    row: &'static Row,
+    function: Function,
+    desc: AttentionDesc,
+    tiling: Tiling,
+    capacity: Capacity,
+    regions: Regions,
+}
+
+impl Planner {
+    /// Loads the kernel, for plans that are cut by `tiling` and lie in `regions`.
+    ///
+    /// # Errors
+    /// As [`Loader::find`].
+    pub fn load(
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+        tiling: &Tiling,
+        (capacity, regions): (&Capacity, &Regions),
+    ) -> Result<Planner> {
+        let cc = context.device().compute_capability;
+        let (row, function) = loader.find(candidates(cc), || unsupported(cc))?;
+        Ok(Planner {
+            row,
+            function,
+            desc: *desc,
+            tiling: *tiling,
+            capacity: *capacity,
+            regions: *regions,
+        })
+    }
+
+    /// Enqueues the kernel for a workspace at `base`.
+    ///
+    /// # Safety
+    /// The workspace must have room for the largest plan, and the batch's tensors must be valid until the
+    /// kernel has run.
+    pub unsafe fn launch(
+        &self,
+        current: &Current<'_>,
+        batch: &DeviceBatch,
+        base: u64,
+        stream: Stream,
+    ) -> Result<()> {
+        let launch = Launch {
+            grid: [1, 1, 1],
+            threads: self.threads(batch.batch_size),
+            cluster: 1,
+            dependent: false,
+            stream,
+        };
+        let params = self.params(batch, base);
+        // SAFETY: the kernel takes a `FolioPlanParams`; the rest is the caller's promise.
+        unsafe { launch.enqueue(current, &self.function, &params, &[]) }
+    }
+
+    /// Few threads where few items are expected: those without work still cost instructions.
+    fn threads(&self, batch_size: u32) -> u32 {
+        let tiles = u64::from(self.desc.max_qo_len.div_ceil(self.tiling.q_tile));
+        let items = u64::from(batch_size) * tiles + u64::from(self.tiling.max_splits);
+        match items.min(self.capacity.counts.items as u64) {
+            0..=FEW_ITEMS => FEW_THREADS,
+            _ => self.row.threads,
+        }
+    }
+
+    fn params(&self, batch: &DeviceBatch, base: u64) -> PlanParams {
+        let layout = &self.regions.plan;
+        let own = PlanningRegions::at(self.regions.own, self.capacity.counts.batch_size);
+        let at = |offset: usize| base + offset as u64;
+        let table = batch.page_ids.filter(|ids| ids.rank() == 2);
+        let Capacity {
+            counts,
+            partial_rows,
+        } = self.capacity;
+        PlanParams {
+            qo_indptr: address(batch.qo_indptr),
+            kv_indptr: address(batch.kv_indptr),
+            kv_len: address(batch.kv_len),
+            last_page_len: address(batch.last_page_len),
+            table_stride: table.map_or(0, |table| table.stride(0)),
+            num_page_ids: num_page_ids(batch),
+            out_qo_indptr: at(layout.qo_indptr),
+            out_kv_len: at(layout.kv_len),
+            out_mask_bytes_start: at(layout.mask_bytes_start),
+            out_mask_bits_start: at(layout.mask_bits_start),
+            requests: at(own.requests),
+            first_item: at(own.first_item),
+            first_combine: at(own.first_combine),
+            items: at(layout.items),
+            combines: at(layout.combines),
+            partials: at(layout.partials),
+            counts: at(layout.counts),
+            next_tile: at(layout.next_tile),
+            q_tile: Divisor::new(self.tiling.q_tile),
+            batch_size: batch.batch_size,
+            fixed_qo_len: batch.qo_len,
+            page_size: self.desc.kv.page_size(),
+            kv_unit: self.tiling.kv_unit,
+            max_splits: self.tiling.max_splits,
+            invariant_chunk: match self.desc.batch_invariant {
+                true => self.tiling.invariant_chunk,
+                false => 0,
+            },
+            max_qo_len: self.desc.max_qo_len,
+            max_kv_len: self.desc.max_kv_len,
+            max_num_tokens: self.desc.max_num_tokens,
+            max_items: at_most(counts.items),
+            max_combines: at_most(counts.combines),
+            max_partial_rows: at_most(partial_rows),
+            by_request: u32::from(self.desc.kind == Kind::Prefill),
+        }
+    }
+}
+
+/// The page ids that a request may need at most: all that there are, or its row of a block table. Ragged tensors have
+/// none, and rows beyond their end are not read in any case.
+fn num_page_ids(batch: &DeviceBatch) -> i64 {
+    const MOST: i64 = 1 << 31;
+    batch.page_ids.map_or(MOST, |ids| {
+        let last = ids.rank() - 1;
+        ids.extent(last).min(MOST)
+    })
+}
+
+/// A bound as kernels take it. A smaller one than stated is safe.
+fn at_most(bound: usize) -> u32 {
+    u32::try_from(bound).unwrap_or(u32::MAX)
+}
