@@ -85,11 +85,13 @@ impl Candidates {
 
     /// Logs a fall-back, unless all of its reasons were told before.
     fn tell(&self, missing: Features, taken: &dyn AttentionKernel) {
-        let told = self.told.load(Ordering::Relaxed);
-        if missing.bits() & !told == 0 {
+        let is_told = |told: u32| missing.bits() & !told == 0;
+        // Runs of other threads tell at the same time: whoever adds the bits is the one to tell.
+        if is_told(self.told.load(Ordering::Relaxed))
+            || is_told(self.told.fetch_or(missing.bits(), Ordering::Relaxed))
+        {
             return;
         }
-        self.told.fetch_or(missing.bits(), Ordering::Relaxed);
         self.logger.log(
             Level::Info,
             format_args!(

@@ -306,11 +306,12 @@ impl Attention for CudaAttention {
             q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
             num_keys: planned.num_keys,
         };
+        // Before the lock: it may log, and the host's sink may do anything.
+        let kernel = self.candidates.pick(&run);
         let _enqueuing = self
             .enqueuing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let kernel = self.candidates.pick(&run);
         kernel.launch(&current, &run, stream)?;
         if planned.num_combines == 0 {
             return Ok(());
