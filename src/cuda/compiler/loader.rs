@@ -133,11 +133,13 @@ impl Loader {
     fn load_ptx(&self, row: &Row, ptx: &[u8]) -> Result<Arc<Module>> {
         let device = self.context.device();
         let (major, minor) = device.compute_capability;
-        let message = format_args!(
-            "kernel {}: the driver compiles it from PTX for compute capability {major}.{minor}, and keeps it",
-            row.name
+        self.logger.log(
+            Level::Info,
+            format_args!(
+                "kernel {}: the driver compiles it from PTX for compute capability {major}.{minor}, and keeps it",
+                row.name
+            ),
         );
-        self.logger.log(Level::Info, message);
         Module::load(&self.context, ptx).map_err(|error| match error {
             Error::DriverTooOld(answer) => Error::DriverTooOld(format!(
                 "kernels for compute capability {major}.{minor} are PTX of CUDA {needed} here; the driver is of \
@@ -165,13 +167,15 @@ impl Loader {
         nvrtc: &Nvrtc,
         closure: &Closure<'_>,
     ) -> Result<Compiled> {
-        let message = format_args!(
-            "kernel {}: NVRTC {} compiles it for {}; it is not in this library",
-            row.name,
-            version_name(nvrtc.version()),
-            unit.target
+        self.logger.log(
+            Level::Info,
+            format_args!(
+                "kernel {}: NVRTC {} compiles it for {}; it is not in this library",
+                row.name,
+                version_name(nvrtc.version()),
+                unit.target
+            ),
         );
-        self.logger.log(Level::Info, message);
         nvrtc.compile(unit, closure)
     }
 
