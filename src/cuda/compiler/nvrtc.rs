@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -189,9 +190,9 @@ fn preload_builtins(library: &Path) {
 }
 
 fn usable(library: Library, path: PathBuf) -> std::result::Result<Nvrtc, String> {
-    let library = Box::leak(Box::new(library));
+    let library = ManuallyDrop::new(library);
     // SAFETY: a library of this name is NVRTC, whose functions have these types.
-    let functions = unsafe { Functions::load(library)? };
+    let functions = unsafe { Functions::load(&library)? };
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both are writable.
     let code = unsafe { (functions.version)(&mut major, &mut minor) };
@@ -258,13 +259,10 @@ struct Functions {
 impl Functions {
     /// # Safety
     /// `library` must be NVRTC and never be unloaded.
-    unsafe fn load(library: &'static Library) -> std::result::Result<Functions, String> {
+    unsafe fn load(library: &Library) -> std::result::Result<Functions, String> {
         /// # Safety
         /// `F` must be the function's type.
-        unsafe fn get<F: Copy>(
-            library: &'static Library,
-            name: &str,
-        ) -> std::result::Result<F, String> {
+        unsafe fn get<F: Copy>(library: &Library, name: &str) -> std::result::Result<F, String> {
             // SAFETY: the caller's promise.
             unsafe { library.get::<F>(name.as_bytes()) }
                 .map(|symbol| *symbol)

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int};
+use std::mem::ManuallyDrop;
 
 use cudarc::driver::sys;
 use libloading::Library;
@@ -161,9 +162,9 @@ pub fn device_count() -> u32 {
 fn preflight() -> Result<Loaded> {
     let library = open()?;
     // SAFETY: the signature is the driver's, and the library is never unloaded (`open`).
-    let version = unsafe { driver_version(library)? };
+    let version = unsafe { driver_version(&library)? };
     // SAFETY: as above.
-    let symbols = unsafe { Symbols::load(library)? };
+    let symbols = unsafe { Symbols::load(&library)? };
     // SAFETY: flags must be 0 and are.
     let code = unsafe { (symbols.cuInit)(0) };
     check(&symbols, "cuInit", code)?;
@@ -172,12 +173,12 @@ fn preflight() -> Result<Loaded> {
 
 /// Opens the driver library for the rest of the process: unloading a driver that has started threads
 /// would crash the host.
-fn open() -> Result<&'static Library> {
+fn open() -> Result<ManuallyDrop<Library>> {
     for name in LIBRARY_NAMES {
         // SAFETY: the initialisers of the CUDA driver library are safe to run in any process that may
         // use CUDA, which the host decided by asking for a CUDA device.
         if let Ok(library) = unsafe { Library::new(name) } {
-            return Ok(Box::leak(Box::new(library)));
+            return Ok(ManuallyDrop::new(library));
         }
     }
     Err(Error::NoDriver(format!(
