@@ -703,7 +703,7 @@ typedef struct folio_attention_args {
      * Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
      * page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
      * `[nnz_kv or more, num_kv_heads, head_dim_qk]`. Of kv_dtype; uint8 stands for fp8. num_pages is above
-     * every page id in use.
+     * every page id in use, and 1 or more where page ids or lengths are on a device.
      */
     const folio_tensor *k;
     /**
@@ -746,7 +746,8 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *sinks;
     /**
-     * Factor of q·k. 0: 1 / sqrt(head_dim_qk).
+     * Factor of q·k. 0: 1 / sqrt(head_dim_qk). sm_scale · q_scale · k_scale is within ±2^60: beyond it
+     * logits leave float32.
      */
     float sm_scale;
     /**
@@ -758,15 +759,15 @@ typedef struct folio_attention_args {
      */
     float k_scale;
     /**
-     * Factor of v, for all heads, as k_scale. 0: 1.
+     * Factor of v, for all heads, as k_scale; within ±2^60. 0: 1.
      */
     float v_scale;
     /**
-     * Divisor of o, above 0; only for fp8 outputs. 0: 1.
+     * Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
      */
     float o_scale;
     /**
-     * Logits are capped to ± this. 0: off.
+     * Logits are capped to ± this, 2^-60 to 2^60. 0: off.
      */
     float logits_soft_cap;
     /**

@@ -56,7 +56,7 @@ pub struct folio_attention_args {
     /// Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
     /// page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
     /// `[nnz_kv or more, num_kv_heads, head_dim_qk]`. Of kv_dtype; uint8 stands for fp8. num_pages is above
-    /// every page id in use.
+    /// every page id in use, and 1 or more where page ids or lengths are on a device.
     pub k: *const folio_tensor,
     /// Values: as k, with head_dim_vo and strides of its own.
     pub v: *const folio_tensor,
@@ -79,17 +79,18 @@ pub struct folio_attention_args {
     pub alibi_slopes: *const folio_tensor,
     /// `[num_qo_heads]` float32 or NULL: a logit per head, in base e, that no scale and no cap changes.
     pub sinks: *const folio_tensor,
-    /// Factor of q·k. 0: 1 / sqrt(head_dim_qk).
+    /// Factor of q·k. 0: 1 / sqrt(head_dim_qk). sm_scale · q_scale · k_scale is within ±2^60: beyond it
+    /// logits leave float32.
     pub sm_scale: f32,
     /// Factor of q, which holds the queries divided by it. 0: 1.
     pub q_scale: f32,
     /// Factor of k, for all heads: an fp8 cache holds k / k_scale. 0: 1.
     pub k_scale: f32,
-    /// Factor of v, for all heads, as k_scale. 0: 1.
+    /// Factor of v, for all heads, as k_scale; within ±2^60. 0: 1.
     pub v_scale: f32,
-    /// Divisor of o, above 0; only for fp8 outputs. 0: 1.
+    /// Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
     pub o_scale: f32,
-    /// Logits are capped to ± this. 0: off.
+    /// Logits are capped to ± this, 2^-60 to 2^60. 0: off.
     pub logits_soft_cap: f32,
     /// FOLIO_MASK_…
     pub mask_mode: i32,

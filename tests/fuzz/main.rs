@@ -11,6 +11,7 @@
 mod attention;
 #[path = "../common/mod.rs"]
 mod common;
+mod context;
 mod corrupt;
 mod guarded;
 mod header;
@@ -97,10 +98,11 @@ fn current_file(place: &str) -> PathBuf {
 /// Runs one case. `None` where its corruption would have been a lie that only the caller can answer for.
 fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, String> {
     let mut rng = Rng::of(seed, case);
-    let ending = match rng.below(16) {
-        0 | 1 => operators::append(&mut rng, place),
-        2 | 3 => operators::merge_state(&mut rng, place),
-        4 | 5 => operators::merge_states(&mut rng, place),
+    let ending = match rng.below(32) {
+        0..4 => operators::append(&mut rng, place),
+        4..8 => operators::merge_state(&mut rng, place),
+        8..12 => operators::merge_states(&mut rng, place),
+        12 => Ok(context::case(&mut rng, place)),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {
