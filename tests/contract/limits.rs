@@ -27,7 +27,16 @@ fn a_table_without_columns_holds_no_keys() {
         let form = TableForm::BlockTable { spare_columns: 0 };
         let mut problem = plain_with(kind, form);
         problem.requests.iter_mut().for_each(|r| r.kv_len = 0);
-        let output = Fixture::new(&problem).output();
+        let fixture = Fixture::new(&problem);
+        // Without strides a row of no columns counts as one of one.
+        let reply = fixture.plan_as(|batch, tensors| {
+            let table = tensors.of(fixture.step.input().block_table);
+            // SAFETY: a tensor of this call's.
+            unsafe { (*table).strides = null_mut() };
+            batch.block_table = table;
+        });
+        reply.assert_ok("a table without columns or strides");
+        let output = fixture.output();
         let lse = output.lse.expect("a plain problem has lse");
         assert!(lse.iter().all(|&lse| lse == f32::NEG_INFINITY));
         assert!(output.o.iter().all(|&bits| bits == 0));
