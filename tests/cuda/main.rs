@@ -23,6 +23,12 @@ fn main() -> ExitCode {
         case("device_lengths", (), problems::device_lengths),
         case("device_page_ids", (), problems::device_page_ids),
         case("long_splits", (), problems::long_splits),
+        case("many_requests", (), problems::many_requests),
+        case(
+            "more_parts_than_there_is_room_for",
+            (),
+            problems::more_parts_than_there_is_room_for,
+        ),
         case("any_group", (), problems::any_group),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),

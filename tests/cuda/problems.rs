@@ -8,7 +8,7 @@ use crate::common::door::{Door, Session};
 use crate::common::grids::{GRIDS, Place};
 use crate::common::instance::{LayerData, Output, Planned, Scratch, Step, solve};
 use crate::common::memory::{HostMemory, Memory};
-use crate::common::problem::{Layer, MaskKind, Problem, Request, Storage, TableForm};
+use crate::common::problem::{Layer, MaskKind, Problem, Request, Storage, TableForm, ValueRows};
 use crate::common::random;
 use crate::common::strategy::problems;
 use crate::gpu::{self, DeviceMemory};
@@ -146,11 +146,73 @@ pub fn long_splits() {
                     },
                     ..Problem::plain(&lens).of(dtype).heads(8, 2, 128)
                 };
-                let got = solve(&*session, &DeviceMemory, &problem).unwrap();
-                assert_right(&problem, &got);
+                // One wrong row of V among thousands shows where values are ones, whatever the type.
+                for values in [ValueRows::Normal, ValueRows::OneHot] {
+                    let problem = Problem {
+                        values,
+                        ..problem.clone()
+                    };
+                    let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                    assert_right(&problem, &got);
+                }
             }
         }
     }
+}
+
+/// More requests than planning on the device keeps in shared memory, some of them long.
+pub fn many_requests() {
+    let session = session();
+    let request = |b: u32| match b % 400 {
+        7 => (2, 900),
+        _ => (b % 3, b * 7 % 41),
+    };
+    for num_requests in [1023, 1024, 1025, 2100] {
+        for (kind, batch_invariant) in [
+            (Kind::Decode, false),
+            (Kind::Prefill, false),
+            (Kind::Decode, true),
+        ] {
+            let lens: Vec<(u32, u32)> = (0..num_requests).map(request).collect();
+            let problem = Problem {
+                kind,
+                batch_invariant,
+                ..Problem::plain(&lens).of(DType::BF16).heads(2, 1, 64)
+            };
+            let got = solve_with(&*session, &DeviceMemory, &problem).unwrap();
+            assert_right(&problem, &got);
+        }
+    }
+}
+
+/// Lengths on the device that need more partial rows than there is room for: wrong results, but nothing is
+/// written behind the workspace, and the next plan is right.
+pub fn more_parts_than_there_is_room_for() {
+    let session = session();
+    let problem = |kv_len: u32| Problem {
+        kind: Kind::Decode,
+        batch_invariant: true,
+        storage: Storage::Paged {
+            page_size: 16,
+            layout: KvLayout::Nhd,
+            form: TableForm::BlockTable { spare_columns: 0 },
+            unused_pages: 0,
+            shared_pages: 0,
+        },
+        ..Problem::plain(&[(1, 20_000), (1, kv_len), (1, kv_len), (1, kv_len)])
+            .of(DType::BF16)
+            .heads(8, 2, 64)
+    };
+    let (right, longer) = (problem(10), problem(20_000));
+    let handle = session.attention(right.desc()).unwrap();
+    let mut planned = Planned::new(handle, &DeviceMemory, &DeviceMemory, &longer).unwrap();
+    // `run` looks behind the workspace.
+    planned
+        .run(&LayerData::new(&DeviceMemory, &longer))
+        .unwrap();
+    planned.replan(&DeviceMemory, &right).unwrap();
+    let got = planned.run(&LayerData::new(&DeviceMemory, &right)).unwrap();
+    assert_right(&right, &got);
 }
 
 /// Groups around and beyond a tile, and every size of head.
