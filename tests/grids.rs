@@ -3,15 +3,21 @@
 mod common;
 
 use common::c_door::CDoor;
-use common::door::Door;
+use common::door::{Door, Session};
 use common::grids::{GRIDS, Grid, Place};
 use common::memory::HostMemory;
+use common::problem::Problem;
 use folio::api::Target;
+use folio::dtype::DType;
+
+fn session() -> Box<dyn Session> {
+    CDoor
+        .open(Target::Cpu { num_threads: 2 })
+        .expect("a CPU context")
+}
 
 fn run(name: &str) {
-    let session = CDoor
-        .open(Target::Cpu { num_threads: 2 })
-        .expect("a CPU context");
+    let session = session();
     let grid: Option<&(&str, Grid)> = GRIDS.iter().find(|grid| grid.0 == name);
     grid.expect("a grid of this name").1(&Place {
         session: &*session,
@@ -82,6 +88,28 @@ fn every_head_dim_and_group_size() {
 #[test]
 fn nan_queries() {
     run("nan_queries");
+}
+
+/// Rows wider than any of the peers' grids, up to those of absorbed MLA: the CPU backend takes them.
+#[test]
+fn rows_as_wide_as_mla() {
+    let session = session();
+    let place = Place {
+        session: &*session,
+        memory: &HostMemory,
+    };
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (head_dim_qk, head_dim_vo) in [(264, 264), (576, 512), (512, 512), (576, 64), (64, 512)]
+        {
+            for group_size in [1, 16] {
+                let lens = [(1, 300), (2, 33), (20, 90), (3, 0)];
+                let mut problem = Problem::plain(&lens).of(dtype).heads(group_size, 1, 8);
+                problem.head_dim_qk = head_dim_qk;
+                problem.head_dim_vo = head_dim_vo;
+                place.check(&problem);
+            }
+        }
+    }
 }
 
 #[test]

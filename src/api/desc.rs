@@ -4,8 +4,10 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, CacheFormat, Kind, KvStorage};
 
-/// Largest head dimension. (576/512 belongs to MLA, which has an operator of its own.)
-const MAX_HEAD_DIM: u32 = 256;
+/// Largest rows of K and of V: those of absorbed MLA, which is attention with one KV head whose V is a view of its K.
+/// What a backend has kernels for is its own matter.
+const MAX_HEAD_DIM_QK: u32 = 576;
+const MAX_HEAD_DIM_VO: u32 = 512;
 /// Head dimensions are multiples of this.
 const HEAD_DIM_UNIT: u32 = 8;
 /// Most heads; far above any model, and keeps products of heads and dims within 32 bits.
@@ -75,13 +77,13 @@ fn heads(desc: &AttentionDesc) -> Result<()> {
             desc.num_qo_heads, desc.num_kv_heads
         )));
     }
-    for (name, dim) in [
-        ("head_dim_qk", desc.head_dim_qk),
-        ("head_dim_vo", desc.head_dim_vo),
+    for (name, dim, most) in [
+        ("head_dim_qk", desc.head_dim_qk, MAX_HEAD_DIM_QK),
+        ("head_dim_vo", desc.head_dim_vo, MAX_HEAD_DIM_VO),
     ] {
-        if !(HEAD_DIM_UNIT..=MAX_HEAD_DIM).contains(&dim) || !dim.is_multiple_of(HEAD_DIM_UNIT) {
+        if !(HEAD_DIM_UNIT..=most).contains(&dim) || !dim.is_multiple_of(HEAD_DIM_UNIT) {
             return Err(Error::Unsupported(format!(
-                "{name}: {dim} is not supported; multiples of {HEAD_DIM_UNIT} up to {MAX_HEAD_DIM} are"
+                "{name}: {dim} is not supported; multiples of {HEAD_DIM_UNIT} up to {most} are"
             )));
         }
     }

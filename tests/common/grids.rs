@@ -22,7 +22,7 @@ pub type Grid = fn(&Place<'_>);
 
 impl Place<'_> {
     #[track_caller]
-    fn check(&self, problem: &Problem) {
+    pub fn check(&self, problem: &Problem) {
         let got = solve(self.session, self.memory, problem).unwrap();
         let tolerance = Tolerance::fast(problem.q_dtype);
         let result = compare(problem, &dense::attention(problem), &got, tolerance);

@@ -224,9 +224,9 @@ fn decode_descs() {
                 &["head_dim_qk", "100"],
             ),
             (
-                &|d: &mut Desc| d.head_dim_qk = 264,
+                &|d: &mut Desc| d.head_dim_qk = 584,
                 UNSUPPORTED,
-                &["head_dim_qk", "264"],
+                &["head_dim_qk", "584"],
             ),
             (
                 &|d: &mut Desc| d.head_dim_vo = 12,
@@ -234,9 +234,9 @@ fn decode_descs() {
                 &["head_dim_vo", "12"],
             ),
             (
-                &|d: &mut Desc| d.head_dim_vo = 512,
+                &|d: &mut Desc| d.head_dim_vo = 520,
                 UNSUPPORTED,
-                &["head_dim_vo", "512"],
+                &["head_dim_vo", "520"],
             ),
             (
                 &|d: &mut Desc| d.page_size = 0,
