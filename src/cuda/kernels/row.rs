@@ -34,7 +34,7 @@ impl Arch {
     /// every device that no cubin fits (10.x, 11.x, 12.x and what comes).
     ///
     /// PTX and not more cubins, because of size and time. With NVRTC 13.0 the 71 portable compilations are
-    /// 4.2 MB of compressed PTX, made in 45 s of one core, and the stripped library is 12.9 MB. Their cubins for
+    /// 4.2 MB of compressed PTX, made in 45 s of one core, and the stripped library is 12.8 MB. Their cubins for
     /// one further major version are about 3.2 MB and five minutes (8 of them measured, for sm_100 and for sm_120); the
     /// three versions there are would make 18 MB, above the 16 MiB that `shared_library.sh` allows, and
     /// the next generation would still have none.
