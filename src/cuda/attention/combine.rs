@@ -10,8 +10,9 @@ use crate::cuda::params::{AttentionParams, CombineParams, dtype_code};
 use crate::error::Result;
 use crate::problem::AttentionDesc;
 
-/// Blocks that the combine kernel is launched with at most, unless there are more split rows.
-const COMBINE_BLOCKS: usize = 4096;
+/// Blocks of the combine kernel for each multiprocessor, unless there are more split rows: more than run at a time, since
+/// blocks of a short list end early, and no more, since each begins with loads that wait for one another.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 
 /// The kernel for one problem.
 #[derive(Debug)]
@@ -21,6 +22,7 @@ pub struct Combine {
     desc: AttentionDesc,
     /// The device starts a kernel while the one before it drains.
     dependent: bool,
+    most_blocks: usize,
 }
 
 impl Combine {
@@ -36,6 +38,7 @@ impl Combine {
             function,
             desc: *desc,
             dependent: cc >= (9, 0),
+            most_blocks: BLOCKS_PER_MULTIPROCESSOR * context.device().sm_count as usize,
         })
     }
 
@@ -47,7 +50,7 @@ impl Combine {
         num_combines: usize,
         stream: Stream,
     ) -> Result<()> {
-        let blocks_of_row = COMBINE_BLOCKS.div_ceil(num_combines) as u32;
+        let blocks_of_row = self.most_blocks.div_ceil(num_combines) as u32;
         let blocks_of_row = blocks_of_row.min(self.desc.num_qo_heads);
         let combine = CombineParams {
             plan: params.plan,
