@@ -4,10 +4,10 @@
 //! operators to Rust in [`api`].
 //!
 //! # Layers
-//! `ffi → api → plan → backend → reference | cpu | cuda → kernels/`. Nothing points upward: `ffi` never names a
-//! backend, and nothing behind `ffi` sees a C type. The vocabulary that all of them share is
-//! [`error`], [`dtype`], [`tensor`] and [`problem`]. `tests/layers.rs` reads the `use crate::` lines and
-//! enforces this.
+//! `ffi → api → backend → reference | cpu | cuda → plan`, and `kernels/` behind `cuda`. Nothing points upward: `ffi`
+//! never names a backend, and nothing behind `ffi` sees a C type. No two modules import each other in a circle. The
+//! vocabulary that all of them share is [`error`], [`dtype`], [`tensor`] and [`problem`]. `tests/layers.rs` reads the
+//! `use` lines and enforces this.
 //!
 //! # Five rules
 //! 1. The header is the product; Rust, CUDA and CMake serve it.

@@ -86,9 +86,10 @@ struct FolioAttentionParams {
     folio_i32 k_scales_stride, v_scales_stride;
     folio_u32 num_qo_heads, num_kv_heads, page_size, num_mm_prefix_ranges;
     // What lies in device memory is unchecked: query rows, page ids and mask bytes beyond these are not accessed.
-    folio_u32 num_tokens;  // rows that q, o and lse have
-    folio_u32 num_pages;   // that k and v have; ragged: rows. At most 2^31
-    folio_i64 mask_bytes;  // of mask
+    folio_u32 num_tokens;               // rows that q, o and lse have
+    folio_u32 num_pages;                // that k and v have; ragged: rows. At most 2^31
+    folio_i64 mask_bytes;               // of mask
+    folio_u32 section_bytes, reserved;  // keys and values that a stretch of prefill may read and still find in L2
 };
 
 // n / d for n < 2^31 as (mulhi(n, multiplier) + n) >> shift.
@@ -210,9 +211,9 @@ struct FolioPlanParams {
 
 // The numbers of src/cuda/params.rs.
 static_assert(sizeof(FolioWorkItem) == 48 && sizeof(FolioCombineItem) == 16, "plan records");
-static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 344, "attention");
-static_assert(sizeof(FolioGenericParams) == 384 && sizeof(FolioCombineParams) == 184, "generic kernels");
-static_assert(sizeof(FolioDecodeParams) == 376, "Hopper decode");
+static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 352, "attention");
+static_assert(sizeof(FolioGenericParams) == 392 && sizeof(FolioCombineParams) == 184, "generic kernels");
+static_assert(sizeof(FolioDecodeParams) == 384, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
 static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 208, "planning");

@@ -100,6 +100,8 @@ pub struct AttentionParams {
     pub num_tokens: u32,
     pub num_pages: u32,
     pub mask_bytes: i64,
+    pub section_bytes: u32,
+    pub reserved: u32,
 }
 
 /// `FolioDivisor`.
@@ -282,10 +284,10 @@ const _: () = {
     assert!(size_of::<crate::problem::WorkItem>() == 48);
     assert!(size_of::<crate::problem::CombineItem>() == 16);
     assert!(size_of::<PlanView>() == 80);
-    assert!(size_of::<AttentionParams>() == 344);
-    assert!(size_of::<GenericParams>() == 384);
+    assert!(size_of::<AttentionParams>() == 352);
+    assert!(size_of::<GenericParams>() == 392);
     assert!(size_of::<CombineParams>() == 184);
-    assert!(size_of::<DecodeParams>() == 376);
+    assert!(size_of::<DecodeParams>() == 384);
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);

@@ -686,7 +686,10 @@ pub fn large_plan_on_the_device() {
     };
     let launched = launches(&recorder, &handle, &args);
     assert_eq!(launched[0].name(), "folio_prefill_sm90");
-    let view = launched[0].params::<AttentionParams>().plan;
+    let attention = launched[0].params::<AttentionParams>();
+    // Two thirds of the 50 MiB that the stub states.
+    assert_eq!(attention.section_bytes, (50 << 20) / 3 * 2);
+    let view = attention.plan;
     assert_eq!((view.page_ids, view.items), (TABLE as u64, params.items));
 }
 

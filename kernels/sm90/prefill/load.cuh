@@ -40,13 +40,12 @@ public:
     }
 
 private:
-    static constexpr float SECTION_BYTES = 40 << 20;  // of 50 MiB
-
     // Head blocks of a section. The first item is one of the longest request.
     __device__ __forceinline__ u32 section_width(const FolioAttentionParams &params) const {
         const float head_bytes = static_cast<float>(params.plan.items->kv_end) * Cache::row_bytes(DIM_QK + DIM_VO);
         const u32 kv_heads = params.num_kv_heads;
-        const u32 sections = min(static_cast<u32>(head_bytes * kv_heads / SECTION_BYTES) + 1, kv_heads);
+        const u32 sections =
+            min(static_cast<u32>(head_bytes * kv_heads / static_cast<float>(params.section_bytes)) + 1, kv_heads);
         return (kv_heads + sections - 1) / sections * (num_heads / kv_heads);
     }
 

@@ -5,7 +5,7 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
-use crate::cuda::kernels::combine::{candidates, unsupported};
+use crate::cuda::kernels::keyless::COMBINE;
 use crate::cuda::params::{AttentionParams, CombineParams, dtype_code};
 use crate::error::Result;
 use crate::problem::AttentionDesc;
@@ -32,7 +32,7 @@ impl Combine {
     /// As [`Loader::find`].
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Combine> {
         let cc = context.device().compute_capability;
-        let (row, function) = loader.find(candidates(cc), || unsupported(cc))?;
+        let (row, function) = loader.find(COMBINE.candidates(cc), || COMBINE.unsupported(cc))?;
         Ok(Combine {
             row,
             function,

@@ -234,6 +234,8 @@ impl CudaAttention {
             num_tokens: fewest([&args.q, &args.o].into_iter().chain(&args.lse)),
             num_pages: fewest([&args.k, &args.v]),
             mask_bytes,
+            section_bytes: section_bytes(self.context.device().l2_bytes),
+            reserved: 0,
         }
     }
 }
@@ -350,6 +352,11 @@ impl GivenPageIds {
             address,
         }
     }
+}
+
+/// Two thirds of the L2: the rest is for queries and outputs. (40 of the 60 MiB that an H200 states.)
+fn section_bytes(l2_bytes: u32) -> u32 {
+    l2_bytes / 3 * 2
 }
 
 fn describe_page_ids(ids: Option<u64>) -> String {

@@ -6,7 +6,7 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
 use crate::cuda::kernels::Row;
-use crate::cuda::kernels::plan::{candidates, unsupported};
+use crate::cuda::kernels::keyless::PLAN;
 use crate::cuda::params::{Divisor, PlanParams, address};
 use crate::cuda::plan::regions::PlanningRegions;
 use crate::error::Result;
@@ -42,7 +42,7 @@ impl Planner {
         (capacity, regions): (&Capacity, &Regions),
     ) -> Result<Planner> {
         let cc = context.device().compute_capability;
-        let (row, function) = loader.find(candidates(cc), || unsupported(cc))?;
+        let (row, function) = loader.find(PLAN.candidates(cc), || PLAN.unsupported(cc))?;
         Ok(Planner {
             row,
             function,

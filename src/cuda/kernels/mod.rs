@@ -2,7 +2,7 @@
 //! `kernels/`, and nothing here compiles, loads or launches. (`build.rs` includes this module too, to
 //! know what to compile: it may use only the vocabulary.)
 //!
-//! Every operator has a file with its rows, the key that a problem finds them by, and the refusal of a
+//! Every operator with a key has a file with its rows, the key that a problem finds them by, and the refusal of a
 //! problem that has none. [`Row`] is what they have in common, and [`table()`] lists all of them.
 //!
 //! # What a kernel source may rely on
@@ -22,9 +22,8 @@
 
 pub mod append;
 pub mod attention;
-pub mod combine;
+pub mod keyless;
 pub mod merge;
-pub mod plan;
 mod row;
 mod table;
 

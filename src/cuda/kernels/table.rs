@@ -1,15 +1,16 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
+use super::keyless::{COMBINE, PLAN};
 use super::row::Row;
-use super::{append, attention, combine, merge, plan};
+use super::{append, attention, merge};
 
 /// All rows.
 pub fn table() -> impl Iterator<Item = &'static Row> {
     attention::rows()
         .iter()
         .map(|row| &row.row)
-        .chain(combine::rows())
-        .chain(plan::rows())
+        .chain(COMBINE.rows())
+        .chain(PLAN.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
 }

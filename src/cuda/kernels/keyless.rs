@@ -1,0 +1,53 @@
+//! Rows of kernels that serve every problem, since they take types and dims at run time or have none: combining and
+//! planning. Their operators have no key.
+
+use std::sync::LazyLock;
+
+use super::row::{Row, refusal};
+use crate::dtype::DType;
+use crate::error::Error;
+
+/// The rows of one operator.
+pub struct Keyless {
+    /// What a refusal calls the kernel.
+    noun: &'static str,
+    rows: LazyLock<[Row; 1]>,
+}
+
+/// Puts the partial results of split rows together.
+pub static COMBINE: Keyless = Keyless {
+    noun: "combine kernel",
+    rows: LazyLock::new(|| [row("combine", ("plan/combine.cu", "folio_combine"), 256)]),
+};
+
+/// Cuts work on the device.
+pub static PLAN: Keyless = Keyless {
+    noun: "plan kernel",
+    rows: LazyLock::new(|| [row("plan", ("plan/plan.cu", "folio_plan"), 1024)]),
+};
+
+fn row(name: &'static str, code: (&'static str, &'static str), threads: u32) -> Row {
+    Row::of_any_size(name, code, [DType::F32; 3], threads)
+}
+
+impl Keyless {
+    /// All rows.
+    pub fn rows(&'static self) -> &'static [Row] {
+        &*self.rows
+    }
+
+    /// The rows that run on the device.
+    pub fn candidates(
+        &'static self,
+        compute_capability: (u32, u32),
+    ) -> impl Iterator<Item = &'static Row> {
+        self.rows()
+            .iter()
+            .filter(move |row| row.arch.runs_on(compute_capability))
+    }
+
+    /// The refusal of a device that no row runs on.
+    pub fn unsupported(&'static self, compute_capability: (u32, u32)) -> Error {
+        refusal(self.noun, compute_capability, self.rows().iter())
+    }
+}
