@@ -7,7 +7,8 @@
 //! a matrix unit needs; e is the error of scores and exponentials in float32, which a weight has twice, in
 //! its own score and in the sum that it is divided by. For unit values this is
 //! 2e-5 in float32, 7e-4 in float16 and 4e-3 in bfloat16; the peers' own tests allow 1e-3 and 1e-2. Sums of
-//! denormals have an absolute error as well: half the least float32 per term.
+//! denormals have an absolute error as well: half the least float32 per term, and where a matrix unit takes weights
+//! in fp16, half the least float16 per weight that is denormal there.
 
 use super::codec::{decode, rounded, unit_roundoff};
 use super::dense::Row;
@@ -29,6 +30,8 @@ pub struct Tolerance {
     pub score_sum: f64,
     /// Absolute error per term of a weighted sum.
     pub underflow: f64,
+    /// Weights are rounded to fp16, denormal ones too.
+    pub fp16_weights: bool,
 }
 
 impl Tolerance {
@@ -43,6 +46,15 @@ impl Tolerance {
             score_growth: 2f64.powi(-22),
             score_sum: 2f64.powi(-23),
             underflow: 2f64.powi(-150),
+            fp16_weights: false,
+        }
+    }
+
+    /// Fast code whose weights go through a matrix unit in the type of q.
+    pub fn of_matrix_unit(q_dtype: DType) -> Tolerance {
+        Tolerance {
+            fp16_weights: q_dtype == DType::F16,
+            ..Tolerance::fast(q_dtype)
         }
     }
 
@@ -54,6 +66,7 @@ impl Tolerance {
             score_growth: 2f64.powi(-22),
             score_sum: 0.0,
             underflow: 0.0,
+            fp16_weights: false,
         }
     }
 }
@@ -102,8 +115,13 @@ fn compare_o(
         stated => f64::from(stated),
     };
     for (d, &bits) in got.iter().enumerate() {
+        let denormal = match tolerance.fp16_weights {
+            true => row.denormal_weights[d],
+            false => 0.0,
+        };
         let t = row.magnitude[d] * (tolerance.weight + 2.0 * score_error(row, tolerance))
-            + row.keys as f64 * tolerance.underflow;
+            + row.keys as f64 * tolerance.underflow
+            + denormal;
         let bound = |x: f64| rounded(dtype, x / o_scale);
         let (low, high) = (bound(row.o[d] - t), bound(row.o[d] + t));
         let value = decode(dtype, bits);

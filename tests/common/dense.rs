@@ -11,6 +11,9 @@ pub struct Row {
     pub o: Vec<f64>,
     /// `Σ p |v|` per element: what the errors of a weighted sum are proportional to.
     pub magnitude: Vec<f64>,
+    /// What weights that are denormal in fp16 add to the error per element, where weights are rounded to fp16: half the
+    /// least fp16 number, or the weight itself, times `|v|`.
+    pub denormal_weights: Vec<f64>,
     /// Keys that the row sees: the terms of its sums.
     pub keys: usize,
     /// In base e.
@@ -105,6 +108,7 @@ impl KvHead {
         let mut row = Row {
             o: vec![0.0; problem.head_dim_vo as usize],
             magnitude: vec![0.0; problem.head_dim_vo as usize],
+            denormal_weights: vec![0.0; problem.head_dim_vo as usize],
             keys,
             lse: f64::NEG_INFINITY,
             largest_score,
@@ -120,10 +124,20 @@ impl KvHead {
                 row.o[d] += weight * v;
                 row.magnitude[d] += (weight * v).abs();
             }
+            let relative = (logit - top).exp();
+            if relative < LEAST_NORMAL_FP16 {
+                let error = relative.min(LEAST_NORMAL_FP16 * 2f64.powi(-11)) * self.v_scale;
+                for (d, v) in v.iter().enumerate() {
+                    row.denormal_weights[d] += (error * v).abs();
+                }
+            }
         }
         row
     }
 }
+
+/// Weights below this, relative to the row's largest, are denormal in fp16: their rounding has an absolute error.
+const LEAST_NORMAL_FP16: f64 = 6.103515625e-5;
 
 /// NaN if either is.
 fn larger(a: f64, b: f64) -> f64 {
