@@ -126,7 +126,9 @@ impl KvHead {
             }
             let relative = (logit - top).exp();
             if relative < LEAST_NORMAL_FP16 {
-                let error = relative.min(LEAST_NORMAL_FP16 * 2f64.powi(-11)) * self.v_scale;
+                let error = relative.min(LEAST_NORMAL_FP16 * 2f64.powi(-11))
+                    * (top - row.lse).exp()
+                    * self.v_scale;
                 for (d, v) in v.iter().enumerate() {
                     row.denormal_weights[d] += (error * v).abs();
                 }
