@@ -1,67 +1,13 @@
-//! What the API layer promises over any backend: a stub that computes nothing, and fails when it is told to.
+//! What the API layer promises over any backend.
 
-use folio::api::{Attention as Handle, BatchInput, Context, Stream, Workspace, WorkspaceInfo};
-use folio::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps};
+use crate::stub::Stub;
+use folio::api::{Attention as Handle, BatchInput, Stream, Workspace};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
-use folio::log::Logger;
 use folio::problem::*;
 use folio::tensor::{Device, Tensor};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-
-/// A backend of one device, whose plans fail on demand.
-#[derive(Debug, Clone)]
-struct Stub {
-    device: Device,
-    fails: Arc<AtomicBool>,
-}
-
-impl Backend for Stub {
-    fn device(&self) -> Device {
-        self.device
-    }
-}
-
-impl AttentionOps for Stub {
-    fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        Ok(Box::new(self.clone()))
-    }
-}
-
-impl CacheOps for Stub {}
-
-impl MergeOps for Stub {}
-
-impl Attention for Stub {
-    fn kernel(&self) -> &str {
-        "stub"
-    }
-
-    fn tiling(&self) -> Tiling {
-        Tiling {
-            q_tile: 16,
-            kv_unit: 16,
-            max_splits: 4,
-            invariant_chunk: 64,
-        }
-    }
-
-    fn workspace(&self) -> WorkspaceInfo {
-        WorkspaceInfo::default()
-    }
-
-    fn plan(&mut self, _: &Batch<'_>, _: &WorkList, _: &Workspace, _: Stream) -> Result<()> {
-        match self.fails.load(SeqCst) {
-            true => Err(Error::Driver("plan: the stub was told to fail".into())),
-            false => Ok(()),
-        }
-    }
-
-    fn run(&self, _: &Checked<AttentionArgs>, _: Stream) -> Result<()> {
-        Ok(())
-    }
-}
+use std::sync::atomic::Ordering::SeqCst;
 
 const HEADS: i64 = 2;
 const DIM: i64 = 8;
@@ -88,18 +34,6 @@ fn desc(kind: Kind, max_batch_size: u32) -> AttentionDesc {
         graph: false,
         batch_invariant: false,
     }
-}
-
-fn stub(device: Device) -> (Context, Arc<AtomicBool>) {
-    let fails = Arc::new(AtomicBool::new(false));
-    let backend = Stub {
-        device,
-        fails: Arc::clone(&fails),
-    };
-    (
-        Context::with_backend(Box::new(backend), Logger::silent()),
-        fails,
-    )
 }
 
 /// Memory that nobody looks into.
@@ -137,7 +71,9 @@ fn batch(kv_len: &[i32], table: Tensor) -> BatchInput {
 
 #[test]
 fn a_plan_that_fails_in_the_backend_leaves_the_one_before() {
-    let (context, fails) = stub(Device::Cpu);
+    let stub = Stub::new(Device::Cpu);
+    let fails = Arc::clone(&stub.fails);
+    let context = stub.context();
     let mut handle = Handle::new(&context, desc(Kind::Decode, 2)).unwrap();
     let (kv_len, ids) = ([5, 3], [0, 1, 2, 0]);
     let first = batch(&kv_len, host(&ids, &[2, 2]));
@@ -166,7 +102,7 @@ const GPU: Device = Device::Cuda(0);
 
 #[test]
 fn rows_are_counted_where_lengths_are_on_the_device() {
-    let (context, _) = stub(GPU);
+    let context = Stub::new(GPU).context();
     let mut handle = Handle::new(&context, desc(Kind::Decode, 2)).unwrap();
     let lengths = BatchInput {
         qo_len: 2,
@@ -203,7 +139,7 @@ fn rows_are_counted_where_lengths_are_on_the_device() {
 
 #[test]
 fn page_ids_on_the_device_need_a_page() {
-    let (context, _) = stub(GPU);
+    let context = Stub::new(GPU).context();
     let mut handle = Handle::new(&context, desc(Kind::Decode, 2)).unwrap();
     let table = tensor(GPU, DType::I32, &[2, 3]);
     plan(&mut handle, &batch(&[9, 0], table)).unwrap();
@@ -261,7 +197,7 @@ fn memory_that_runs_out_is_an_answer() {
     }
     const REQUESTS: u32 = 10_000_000;
     let kv_len = vec![0; REQUESTS as usize];
-    let (context, _) = stub(Device::Cpu);
+    let context = Stub::new(Device::Cpu).context();
     limit_memory(300 << 20);
     let most = Handle::new(&context, desc(Kind::Decode, 100_000_000)).err();
     let Some(Error::OutOfMemory(message)) = &most else {

@@ -6,13 +6,12 @@ use crate::common::instance::Scratch;
 use crate::common::memory::{HostMemory, Image, Resident};
 use crate::common::problem::{Problem, Storage, TableForm};
 use crate::fixture::{Fixture, plain, plain_with};
+use crate::stub::Stub;
 use crate::table::{INVALID, UNKNOWN, poke};
-use crate::workspaces::Stub;
-use folio::api::{Attention, BatchInput, Context, Stream, Target, Workspace};
+use folio::api::{Attention, BatchInput, Stream, Target, Workspace};
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::ffi::*;
-use folio::log::Logger;
 use folio::problem::Kind;
 use folio::tensor::{Device, Tensor};
 use std::ptr::null;
@@ -245,7 +244,7 @@ fn unread(device: Device, shape: &[i64]) -> Option<Tensor> {
 #[test]
 fn page_ids_on_the_host_with_lengths_on_a_device() {
     let device = Device::Cuda(0);
-    let context = Context::with_backend(Box::new(Stub(device)), Logger::silent());
+    let context = Stub::new(device).context();
     let mut handle = Attention::new(&context, plain(Kind::Decode).desc()).unwrap();
     let csr = BatchInput {
         qo_len: 1,

@@ -16,6 +16,7 @@ mod limits;
 mod logs;
 mod nulls;
 mod structs;
+mod stub;
 mod table;
 mod tensors;
 mod threads;

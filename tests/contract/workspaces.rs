@@ -5,18 +5,13 @@ use crate::common::c_door::Tensors;
 use crate::common::instance::Step;
 use crate::common::memory::HostMemory;
 use crate::fixture::{Fixture, everything, plain};
-use folio::api::{Attention as Handle, Context, Stream, Workspace, WorkspaceInfo};
-use folio::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps};
-use folio::error::{Error, Result};
+use crate::stub::Stub;
+use folio::api::{Attention as Handle, Stream, Workspace, WorkspaceInfo};
+use folio::error::Error;
 use folio::ffi::*;
-use folio::log::Logger;
 use folio::problem::*;
 use folio::tensor::Device;
 use std::ptr::null_mut;
-
-/// A backend on a device, which computes nothing.
-#[derive(Debug, Clone, Copy)]
-pub struct Stub(pub Device);
 
 const NEEDED: WorkspaceInfo = WorkspaceInfo {
     device_bytes: 4096,
@@ -24,52 +19,13 @@ const NEEDED: WorkspaceInfo = WorkspaceInfo {
     alignment: 64,
 };
 
-impl Backend for Stub {
-    fn device(&self) -> Device {
-        self.0
-    }
-}
-
-impl AttentionOps for Stub {
-    fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        Ok(Box::new(*self))
-    }
-}
-
-impl CacheOps for Stub {}
-
-impl MergeOps for Stub {}
-
-impl Attention for Stub {
-    fn kernel(&self) -> &str {
-        "stub"
-    }
-
-    fn tiling(&self) -> Tiling {
-        Tiling {
-            q_tile: 16,
-            kv_unit: 16,
-            max_splits: 4,
-            invariant_chunk: 64,
-        }
-    }
-
-    fn workspace(&self) -> WorkspaceInfo {
-        NEEDED
-    }
-
-    fn plan(&mut self, _: &Batch<'_>, _: &WorkList, _: &Workspace, _: Stream) -> Result<()> {
-        Ok(())
-    }
-
-    fn run(&self, _: &Checked<AttentionArgs>, _: Stream) -> Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn needed_and_given_are_named() {
-    let context = Context::with_backend(Box::new(Stub(Device::Cpu)), Logger::silent());
+    let stub = Stub {
+        workspace: NEEDED,
+        ..Stub::new(Device::Cpu)
+    };
+    let context = stub.context();
     let problem = plain(Kind::Prefill);
     let mut handle = Handle::new(&context, problem.desc()).unwrap();
     assert_eq!(handle.workspace(), NEEDED);
