@@ -117,7 +117,9 @@ unsafe impl Input for folio_attention_args {
         unsafe {
             Ok(AttentionArgs {
                 q: required("q", self.q)?,
+                q_rope: None,
                 k: required("k", self.k)?,
+                k_rope: None,
                 v: required("v", self.v)?,
                 o: required("o", self.o)?,
                 lse: tensor("lse", self.lse)?,

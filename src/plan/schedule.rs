@@ -92,7 +92,7 @@ fn make_room(
 /// The order decides only the time: every item writes its own memory. Both orders are stable.
 fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) -> Result<()> {
     match kind {
-        Kind::Decode => by_cost(work),
+        Kind::Decode | Kind::Mla => by_cost(work),
         Kind::Prefill => by_request(work, batch),
     }
 }

@@ -12,6 +12,10 @@ pub enum Kind {
     Decode,
     /// Any number of query rows per request, over a paged cache or ragged K/V.
     Prefill,
+    /// Absorbed multi-head latent attention (DeepSeek-V2): one KV head whose key is a latent row and a rotary row,
+    /// and whose value is the latent row. `head_dim_vo` is the latent rank, and what `head_dim_qk` is longer is the
+    /// rotary part.
+    Mla,
 }
 
 /// The order of the two middle dimensions of a paged cache.
@@ -50,7 +54,7 @@ impl KvStorage {
 /// What picks code and bounds memory. Fixed at create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionDesc {
-    /// Decode or prefill.
+    /// Whose problem it is.
     pub kind: Kind,
     /// Type of q: fp32, fp16 or bf16.
     pub q_dtype: DType,
@@ -90,8 +94,19 @@ impl AttentionDesc {
         self.num_qo_heads / self.num_kv_heads
     }
 
-    /// Bytes of a key and its value in one KV head.
+    /// Elements of the rotary part of MLA's queries and keys; 0 for other kinds, which do not know of one.
+    pub fn rope_dim(&self) -> u32 {
+        match self.kind {
+            Kind::Mla => self.head_dim_qk - self.head_dim_vo,
+            Kind::Decode | Kind::Prefill => 0,
+        }
+    }
+
+    /// Bytes of a key and its value in one KV head. MLA's value is part of its key.
     pub fn kv_bytes(&self) -> u64 {
+        if self.kind == Kind::Mla {
+            return self.kv_format.row_bytes(self.head_dim_qk) as u64;
+        }
         let rows = [self.head_dim_qk, self.head_dim_vo].map(|dim| self.kv_format.row_bytes(dim));
         (rows[0] + rows[1]) as u64
     }
@@ -135,14 +150,21 @@ pub enum LogBase {
 /// checks it and hands it on as [`Checked`](super::Checked), whose notes say what is different then.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionArgs {
-    /// `[num_tokens or more, num_qo_heads, head_dim_qk]`, unit stride on the last dimension.
+    /// `[num_tokens or more, num_qo_heads, head_dim_qk]`, unit stride on the last dimension. With `q_rope`: the leading
+    /// elements of these rows.
     pub q: Tensor,
+    /// MLA: the rotary part of q, `[num_tokens or more, num_qo_heads, rope_dim]`, where there is one.
+    pub q_rope: Option<Tensor>,
     /// Paged: `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads, page_size,
     /// head_dim_qk]` (HND), or without the page dimension where page_size is 1. Ragged: `[nnz_kv, num_kv_heads,
     /// head_dim_qk]`. Any strides but a unit last one. Checked: `[page, token, head, dim]` in every case, where a
-    /// ragged tensor has one token per page.
+    /// ragged tensor has one token per page. With `k_rope`: the leading elements of these rows. A `fp8_ds_mla` cache:
+    /// its records as bytes, `[page, token, 1, 656]`.
     pub k: Tensor,
-    /// As `k`, with `head_dim_vo` and strides of its own.
+    /// The last elements of keys in a tensor of their own, as `k` but with a dimension of its own and one head that all
+    /// KV heads share; `None` where `k` has whole keys.
+    pub k_rope: Option<Tensor>,
+    /// As `k`, with `head_dim_vo` and strides of its own. MLA: `k`.
     pub v: Tensor,
     /// `[num_tokens or more, num_qo_heads, head_dim_vo]`.
     pub o: Tensor,
@@ -186,7 +208,9 @@ impl AttentionArgs {
     pub fn new(q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> AttentionArgs {
         AttentionArgs {
             q,
+            q_rope: None,
             k,
+            k_rope: None,
             v,
             o,
             lse: None,

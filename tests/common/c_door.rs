@@ -411,6 +411,7 @@ impl Session for CContext {
                 Kind::Prefill => {
                     api().prefill_create.unwrap()(ctx, &c_prefill_desc(&desc), prefill, err)
                 }
+                Kind::Mla => unreachable!("problems of this suite are decode and prefill"),
             }
         })?;
         Ok(Box::new(handle))

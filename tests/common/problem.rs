@@ -319,7 +319,7 @@ impl Problem {
             max_qo_len: most(|r| r.qo_len) + slack,
             max_num_tokens: match self.kind {
                 Kind::Decode => 0,
-                Kind::Prefill => (self.num_tokens() as u32).max(1) + slack,
+                Kind::Prefill | Kind::Mla => (self.num_tokens() as u32).max(1) + slack,
             },
             max_kv_len: most(|r| r.kv_len) + slack,
             max_num_pages: if self.slack { 0 } else { num_pages.max(1) },

@@ -145,6 +145,7 @@ impl Fixture {
                 Kind::Prefill => {
                     folio_prefill_create(context.0, &c_prefill_desc(&desc), &mut prefill, err)
                 }
+                Kind::Mla => unreachable!("problems of this fixture are decode and prefill"),
             }
         });
         reply.assert_ok("create");
@@ -180,6 +181,7 @@ impl Fixture {
             match self.problem.kind {
                 Kind::Decode => folio_decode_workspace(self.decode, info, err),
                 Kind::Prefill => folio_prefill_workspace(self.prefill, info, err),
+                Kind::Mla => unreachable!("problems of this fixture are decode and prefill"),
             }
         })
     }
@@ -209,6 +211,7 @@ impl Fixture {
                 Kind::Prefill => {
                     folio_prefill_plan(self.prefill, batch, workspace, null_mut(), err)
                 }
+                Kind::Mla => unreachable!("problems of this fixture are decode and prefill"),
             }
         })
     }
@@ -232,6 +235,7 @@ impl Fixture {
             match self.problem.kind {
                 Kind::Decode => folio_decode_run(self.decode, args, null_mut(), err),
                 Kind::Prefill => folio_prefill_run(self.prefill, args, null_mut(), err),
+                Kind::Mla => unreachable!("problems of this fixture are decode and prefill"),
             }
         })
     }

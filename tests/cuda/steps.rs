@@ -49,7 +49,7 @@ fn desc(problem: &Problem) -> AttentionDesc {
         max_qo_len: 3,
         max_num_tokens: match problem.kind {
             Kind::Decode => 0,
-            Kind::Prefill => 18,
+            Kind::Prefill | Kind::Mla => 18,
         },
         max_kv_len: 2000,
         max_num_pages: 0,

@@ -84,6 +84,7 @@ impl Structs {
                     Kind::Prefill => {
                         Struct::new("folio_prefill_desc", c_prefill_desc(&problem.desc()))
                     }
+                    Kind::Mla => unreachable!("problems of this suite are decode and prefill"),
                 },
                 batch: Struct::new("folio_batch", c_batch(&step.input(), &tensors)),
                 args: Struct::new("folio_attention_args", c_args(&layer.input(), &tensors)),
@@ -172,6 +173,7 @@ impl Handle {
                     let desc = structs.desc.pointer();
                     api().prefill_create.unwrap()(ctx, desc, &mut handle.prefill, err)
                 }
+                Kind::Mla => unreachable!("problems of this suite are decode and prefill"),
             }
         })?;
         Ok(handle)

@@ -72,7 +72,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
         kv_unit,
         max_splits: (waves * slots).div_ceil(desc.num_kv_heads),
         invariant_chunk: match desc.kind {
-            Kind::Decode => 2048,
+            Kind::Decode | Kind::Mla => 2048,
             // Splitting prefill would need partial results for every row of the largest batch.
             Kind::Prefill => u32::MAX,
         },

@@ -175,7 +175,7 @@ impl AttentionKernel for Sm90Decode {
             // Two blocks, of one KV head each, run on a multiprocessor.
             max_splits: (2 * self.sm_count / self.desc.num_kv_heads).max(1),
             invariant_chunk: match self.desc.kind {
-                Kind::Decode => 2048,
+                Kind::Decode | Kind::Mla => 2048,
                 // As in the generic kernel: splits of prefill would need memory for the largest batch.
                 Kind::Prefill => u32::MAX,
             },
