@@ -145,17 +145,25 @@ impl MlaProblem {
         }
     }
 
-    /// What a fast kernel may be off: its weights are rounded to the type of q. Records that are not of a type that a
-    /// product takes are rounded once to bf16.
+    /// What a fast kernel may be off: its weights are rounded to the type of q. Beside 16-bit queries `fp8_ds_mla`
+    /// records are rounded once to bf16.
     pub fn tolerance(&self) -> Tolerance {
         let plain = Tolerance::of_matrix_unit(self.batch.q_dtype);
         match self.cache {
-            Cache::DsMla => Tolerance {
+            Cache::DsMla if self.batch.q_dtype != DType::F32 => Tolerance {
                 weight: plain.weight + unit_roundoff(DType::BF16),
                 score_sum: plain.score_sum + unit_roundoff(DType::BF16),
                 ..plain
             },
             _ => plain,
+        }
+    }
+
+    /// The most cosine distance of outputs: vLLM's tests allow fp8 records 1e-4.
+    fn most_distance(&self) -> f64 {
+        match self.cache {
+            Cache::DsMla => 1e-4,
+            _ => 5e-6,
         }
     }
 }
@@ -184,39 +192,32 @@ pub fn run(planned: &Planned<'_>, layer: &MlaLayer<'_>) -> Result<Output> {
     Ok(layer.output())
 }
 
-/// Compares a result with float64: within the error of its arithmetic, and within the bounds that the peers' tests have.
+/// Compares a result with float64: element by element within the error of its arithmetic, and as a whole within the
+/// cosine distance of FlashMLA's `tests/test_flash_mla_dense_decoding.py`.
 pub fn check(problem: &MlaProblem, got: &Output) -> std::result::Result<(), String> {
     let want = attention(problem);
     compare::compare(&problem.batch, &want, got, problem.tolerance())?;
-    within_gates(problem, &want, got)
+    let distance = cosine_distance(problem, &want, got);
+    match distance <= problem.most_distance() {
+        true => Ok(()),
+        false => Err(format!("o is {distance:e} off in its direction")),
+    }
 }
 
-/// FlashMLA's bounds for 16-bit types, `tests/test_flash_mla_dense_decoding.py`: 1e-3 or 2.01/128 of the value, and a
-/// cosine distance of 5e-6. `fp8_ds_mla`: 1.5e-2, as FlashInfer's fp8 tests have it.
-fn within_gates(
-    problem: &MlaProblem,
-    want: &[Vec<Row>],
-    got: &Output,
-) -> std::result::Result<(), String> {
-    let most = match problem.cache {
-        Cache::DsMla => 1.5e-2,
-        _ => 1e-3,
-    };
+/// `1 - 2 Σxy / Σ(x² + y²)` of the outputs; 0 where both are 0.
+fn cosine_distance(problem: &MlaProblem, want: &[Vec<Row>], got: &Output) -> f64 {
     let values = want.iter().flatten().flat_map(|row| &row.o);
     let (mut product, mut squares) = (0.0, 0.0);
-    for (n, (&want, &bits)) in values.zip(&got.o).enumerate() {
+    for (&want, &bits) in values.zip(&got.o) {
         let got = decode(problem.batch.o_dtype, bits);
-        let off = (got - want).abs();
-        if off > most && off > want.abs() * 2.01 / 128.0 {
-            return Err(format!("element {n} of o is {got:e} for {want:e}"));
-        }
         product += 2.0 * got * want;
         squares += got * got + want * want;
     }
-    if problem.cache != Cache::DsMla && squares > 0.0 && 1.0 - product / squares > 5e-6 {
-        return Err(format!("cosine distance {:e}", 1.0 - product / squares));
+    if squares > 0.0 {
+        1.0 - product / squares
+    } else {
+        0.0
     }
-    Ok(())
 }
 
 /// Element `d` of the record of key `j`, as the cache holds it.
@@ -527,7 +528,7 @@ fn cache(
 }
 
 /// Multiplications that a random problem may take.
-const BUDGET: u64 = 1 << 23;
+const BUDGET: u64 = 1 << 22;
 
 /// Any problem that the contract covers; small, and often at an edge.
 pub fn problems() -> impl Strategy<Value = MlaProblem> {

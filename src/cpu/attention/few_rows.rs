@@ -24,7 +24,9 @@ struct Walk<'a> {
 
 /// Computes some KV heads of an item.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, scratch: &mut Scratch<'_>) {
-    let kernels = run.kernels.few(run.kv_dtype, item.rows, run.shape.widest());
+    let kernels = run
+        .kernels
+        .few(run.row_dtype, item.rows, run.shape.widest());
     let _prepared = kernels.prepare_thread(item.rows);
     let walk = Walk {
         run,
@@ -74,8 +76,8 @@ impl Walk<'_> {
     fn start(&self, scratch: &mut Scratch<'_>) {
         let (ldq, ldo) = (self.run.shape.ld_qk, self.run.shape.ld_vo);
         for head in self.heads.clone() {
+            let rows = self.run.queries(self.item, head, scratch);
             let q = &mut scratch.q[of(self.rows(head), ldq)];
-            let rows = self.run.queries(self.item, head, scratch.q_offsets);
             self.run.load_queries(rows, q);
             let queries = PrepareQueries {
                 q: q.as_mut_ptr(),

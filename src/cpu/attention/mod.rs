@@ -20,3 +20,4 @@ mod scratch;
 mod shape;
 mod staged_values;
 mod walk;
+mod whole_rows;

@@ -4,8 +4,9 @@
 
 use super::item::Item;
 use super::mask::Masks;
-use super::scratch::Tile;
+use super::scratch::{Scratch, Tile};
 use super::shape::Shape;
+use super::whole_rows::{Keys, Queries};
 use crate::cpu::kernels::convert::Stage;
 use crate::cpu::kernels::prefetch_rows::RowPrefetch;
 use crate::cpu::kernels::rows::Rows;
@@ -20,6 +21,8 @@ use std::ops::Range;
 
 /// The plan, as it lies in the workspace.
 pub struct Plan<'a> {
+    /// The start of the workspace.
+    pub base: *const u8,
     pub kv_len: &'a [i32],
     /// First byte of a custom mask of bytes.
     pub mask_bytes_start: &'a [i64],
@@ -54,13 +57,15 @@ pub struct Run<'a> {
     pub shape: &'a Shape,
     pub kernels: &'a Kernels,
     pub plan: Plan<'a>,
-    pub kv_dtype: DType,
+    /// The type of the rows of k and v as the walks read them: where they lie, or as copies in scratch.
+    pub row_dtype: DType,
+    pub keys: Keys,
     pub k: Cache,
     pub v: Cache,
     kv: KvStorage,
     pub q_dtype: DType,
     pub o_dtype: DType,
-    q: Grid,
+    q: Queries,
     pub o: Grid,
     pub lse: Option<(Grid, LogBase)>,
     masks: Masks<'a>,
@@ -77,7 +82,7 @@ pub struct Run<'a> {
 unsafe impl Sync for Run<'_> {}
 
 impl Cache {
-    fn new(tensor: &Tensor) -> Cache {
+    pub fn new(tensor: &Tensor) -> Cache {
         let bytes = tensor.dtype().size() as i64;
         Cache {
             base: tensor.address() as *const u8,
@@ -85,6 +90,22 @@ impl Cache {
             token: tensor.stride(1) * bytes,
             head: tensor.stride(2) * bytes,
         }
+    }
+
+    /// Rows of one head at offsets from `base`, wherever they lie.
+    fn anywhere(base: *const u8) -> Cache {
+        Cache {
+            base,
+            page: 0,
+            token: 0,
+            head: 0,
+        }
+    }
+
+    /// The row of the first head.
+    pub fn row(&self, page: i64, slot: i64) -> *const u8 {
+        let offset = page * self.page + slot * self.token;
+        self.base.wrapping_offset(offset as isize)
     }
 
     /// Keys or values of one head at `offsets`.
@@ -100,7 +121,7 @@ impl Cache {
 }
 
 impl Grid {
-    fn new(tensor: &Tensor) -> Grid {
+    pub fn new(tensor: &Tensor) -> Grid {
         let bytes = tensor.dtype().size() as i64;
         Grid {
             base: tensor.address() as *mut u8,
@@ -127,17 +148,23 @@ impl<'a> Run<'a> {
         plan: Plan<'a>,
         args: &'a Checked<AttentionArgs>,
     ) -> Run<'a> {
+        let keys = Keys::of(desc, args);
+        let (k, v) = match keys {
+            Keys::Whole => (Cache::new(&args.k), Cache::new(&args.v)),
+            _ => (Cache::anywhere(plan.base), Cache::anywhere(plan.base)),
+        };
         Run {
             shape,
             kernels,
             plan,
-            kv_dtype: desc.kv_format.element,
-            k: Cache::new(&args.k),
-            v: Cache::new(&args.v),
+            row_dtype: shape.row_dtype,
+            keys,
+            k,
+            v,
             kv: desc.kv,
             q_dtype: desc.q_dtype,
             o_dtype: desc.o_dtype,
-            q: Grid::new(&args.q),
+            q: Queries::of(args),
             o: Grid::new(&args.o),
             lse: args.lse.map(|lse| (Grid::new(&lse), args.lse_base)),
             masks: Masks::new(args),
@@ -177,7 +204,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Byte offsets of the keys and values at `keys` of the item's request, for head 0.
+    /// Byte offsets of the keys and values at `keys` of the item's request, for head 0. Keys that are not whole rows
+    /// are copied to the tile.
     pub fn locate(&self, item: &Item<'_>, keys: &Range<i64>, tile: &mut Tile<'_>) {
         let start = item.page_start;
         let (page_size, ragged) = match self.kv {
@@ -192,17 +220,41 @@ impl<'a> Run<'a> {
                 false => i64::from(self.plan.page_ids[(start + page) as usize]),
             };
             while slot < page_size && i < (keys.end - keys.start) as usize {
-                tile.k_offsets[i] = id * self.k.page + slot * self.k.token;
-                tile.v_offsets[i] = id * self.v.page + slot * self.v.token;
+                if let Keys::Whole = self.keys {
+                    tile.k_offsets[i] = id * self.k.page + slot * self.k.token;
+                    tile.v_offsets[i] = id * self.v.page + slot * self.v.token;
+                } else {
+                    let copy = tile.rows.wrapping_add(i * self.shape.k_row_bytes);
+                    // SAFETY: a tile has room for as many rows as it has offsets.
+                    unsafe { self.copy_key(id, slot, copy) };
+                    let offset = copy as i64 - self.plan.base as i64;
+                    (tile.k_offsets[i], tile.v_offsets[i]) = (offset, offset);
+                }
                 (slot, i) = (slot + 1, i + 1);
             }
             (page, slot) = (page + 1, 0);
         }
     }
 
-    /// Locates the query rows of a KV head: row `token · group + g`.
-    pub fn queries(&self, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Rows {
-        self.grid_rows(&self.q, item, head, offsets)
+    /// Locates the query rows of a KV head: row `token · group + g`. Rows in two parts are copied to the scratch.
+    pub fn queries(&self, item: &Item<'_>, head: usize, scratch: &mut Scratch<'_>) -> Rows {
+        let (latent, rope) = match &self.q {
+            Queries::Whole(q) => return self.grid_rows(q, item, head, scratch.q_offsets),
+            Queries::Parts { latent, rope } => (latent, rope),
+        };
+        let bytes = self.shape.dim_qk * self.q_dtype.size();
+        for (row, offset) in scratch.q_offsets[..item.rows].iter_mut().enumerate() {
+            let (token, qo_head) = self.token_and_head(item, head, row);
+            let (latent, rope) = (latent.at(token, qo_head), rope.at(token, qo_head));
+            *offset = (row * bytes) as i64;
+            // SAFETY: the scratch has room for the rows of an item.
+            unsafe { self.copy_query(latent, rope, scratch.q_rows.add(row * bytes)) };
+        }
+        Rows {
+            base: scratch.q_rows,
+            offsets: scratch.q_offsets.as_ptr(),
+            count: item.rows,
+        }
     }
 
     /// Prefetch of the output rows of a KV head. It is empty where the item stores partial results.
