@@ -11,7 +11,7 @@ use super::instance::{Output, Planned, for_each_index, lse_view, rows, take_rows
 use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
 use super::problem::{Gaps, Layer, MaskKind, Problem, Storage, TableForm};
-use super::strategy::{problems_within, within_budget};
+use super::strategy;
 use super::values::Values;
 use folio::dtype::DType;
 use folio::error::Result;
@@ -532,6 +532,11 @@ const BUDGET: u64 = 1 << 22;
 
 /// Any problem that the contract covers; small, and often at an edge.
 pub fn problems() -> impl Strategy<Value = MlaProblem> {
+    problems_within(BUDGET)
+}
+
+/// The same with at most so many multiplications in the oracle.
+pub fn problems_within(budget: u64) -> impl Strategy<Value = MlaProblem> {
     let dims = prop::sample::select(vec![
         (512u32, 64u32),
         (512, 64),
@@ -550,8 +555,14 @@ pub fn problems() -> impl Strategy<Value = MlaProblem> {
         2 => Just(Cache::Two),
         2 => Just(Cache::DsMla),
     ];
-    (problems_within(BUDGET), dims, heads, queries, cache).prop_map(
-        |(other, (rank, rope), heads, queries, cache)| {
+    (
+        strategy::problems_within(budget),
+        dims,
+        heads,
+        queries,
+        cache,
+    )
+        .prop_map(move |(other, (rank, rope), heads, queries, cache)| {
             let (rank, rope) = match cache {
                 Cache::DsMla => (512, 64),
                 _ => (rank, rope),
@@ -563,10 +574,9 @@ pub fn problems() -> impl Strategy<Value = MlaProblem> {
             };
             let problem = problem.heads(heads).dims(rank, rope);
             let mut problem = problem.tensors(queries, cache);
-            problem.batch = within_budget(problem.batch, BUDGET);
+            problem.batch = strategy::within_budget(problem.batch, budget);
             problem
-        },
-    )
+        })
 }
 
 /// What MLA takes of a problem.
