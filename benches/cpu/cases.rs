@@ -109,12 +109,14 @@ pub fn all(options: &Options) -> Vec<Case> {
             }));
         }
     }
-    cases.push(Case::Mla {
-        dtype: DType::BF16,
-        heads: 16,
-        batch: 8,
-        kv_len: 4096,
-    });
+    for heads in [16, 4] {
+        cases.push(Case::Mla {
+            dtype: DType::BF16,
+            heads,
+            batch: 8,
+            kv_len: 4096,
+        });
+    }
     for dtype in [DType::BF16, DType::F32] {
         cases.push(Case::Append {
             dtype,

@@ -54,7 +54,7 @@ pub enum Cache {
 }
 
 /// The scale of DeepSeek-V2's heads, without YaRN: 192^-½.
-pub const SM_SCALE: f32 = 0.072_168_784;
+pub const SM_SCALE: f32 = 0.072_168_78;
 
 impl MlaProblem {
     /// bf16, 16 heads of 512 + 64, pages of 16 behind CSR, compact memory; to be changed field by field. `lens` are

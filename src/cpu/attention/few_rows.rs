@@ -65,7 +65,11 @@ impl Walk<'_> {
 
     /// Bytes of the keys and values of a tile.
     fn bytes(&self, keys: &Range<i64>) -> usize {
-        let rows = self.run.shape.k_row_bytes + self.run.shape.v_row_bytes;
+        let shape = self.run.shape;
+        let rows = match shape.values_in_keys {
+            true => shape.k_row_bytes,
+            false => shape.k_row_bytes + shape.v_row_bytes,
+        };
         (keys.end - keys.start) as usize * self.heads.len() * rows
     }
 

@@ -71,11 +71,12 @@ pub struct Shape {
     pub num_kv_heads: usize,
     pub dim_qk: usize,
     pub dim_vo: usize,
-    /// Type and bytes of a row of the cache, as the walks read it. Rows of MLA may be copies, and their values are
-    /// the leading elements of their keys.
+    /// Type and bytes of a row of the cache, as the walks read it. Rows of MLA may be copies.
     pub row_dtype: DType,
     pub k_row_bytes: usize,
     pub v_row_bytes: usize,
+    /// Values are the leading elements of their keys.
+    pub values_in_keys: bool,
     /// Bytes of a query row that may be copied, or 0, and the same of a key.
     q_copy_bytes: usize,
     k_copy_bytes: usize,
@@ -178,6 +179,7 @@ impl Shape {
             row_dtype,
             k_row_bytes: row.row_bytes(desc.head_dim_qk),
             v_row_bytes: row.row_bytes(desc.head_dim_vo),
+            values_in_keys: desc.kind == Kind::Mla,
             q_copy_bytes: match has_parts {
                 true => desc.head_dim_qk as usize * desc.q_dtype.size(),
                 false => 0,
