@@ -3,9 +3,10 @@
 //! order.
 #![allow(unsafe_code)]
 
+use super::addresses::Cache;
 use super::item::Item;
 use super::row_softmax::Scores;
-use super::run::{Cache, Run};
+use super::run::Run;
 use super::scratch::Scratch;
 use super::staged_values::{Values, Weights};
 use crate::cpu::kernels::dot::{Dot, PrepareQueries};

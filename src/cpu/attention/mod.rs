@@ -1,5 +1,6 @@
 //! Attention on the CPU: the handle, one run of its plan, and the walks over work items.
 
+mod addresses;
 #[cfg(folio_avx512)]
 mod amx_products;
 mod combine;

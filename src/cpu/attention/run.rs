@@ -2,6 +2,7 @@
 //! queries, loading queries, and scales. Outputs are in `outputs`.
 #![allow(unsafe_code)]
 
+use super::addresses::{Cache, Grid};
 use super::item::Item;
 use super::mask::Masks;
 use super::scratch::{Scratch, Tile};
@@ -35,23 +36,6 @@ pub struct Plan<'a> {
     pub partial_lse: *mut f32,
 }
 
-/// A cache tensor: address, and strides in bytes.
-#[derive(Clone, Copy)]
-pub struct Cache {
-    pub base: *const u8,
-    pub page: i64,
-    pub token: i64,
-    pub head: i64,
-}
-
-/// A `[token, head]` tensor of rows: address, and strides in bytes.
-#[derive(Clone, Copy)]
-pub struct Grid {
-    base: *mut u8,
-    token: i64,
-    head: i64,
-}
-
 /// Everything that the walks over items read.
 pub struct Run<'a> {
     pub shape: &'a Shape,
@@ -81,64 +65,6 @@ pub struct Run<'a> {
 // piece of work writes rows of its own.
 unsafe impl Sync for Run<'_> {}
 
-impl Cache {
-    pub fn new(tensor: &Tensor) -> Cache {
-        let bytes = tensor.dtype().size() as i64;
-        Cache {
-            base: tensor.address() as *const u8,
-            page: tensor.stride(0) * bytes,
-            token: tensor.stride(1) * bytes,
-            head: tensor.stride(2) * bytes,
-        }
-    }
-
-    /// Rows of one head at offsets from `base`, wherever they lie.
-    fn anywhere(base: *const u8) -> Cache {
-        Cache {
-            base,
-            page: 0,
-            token: 0,
-            head: 0,
-        }
-    }
-
-    /// The row of the first head.
-    pub fn row(&self, page: i64, slot: i64) -> *const u8 {
-        let offset = page * self.page + slot * self.token;
-        self.base.wrapping_offset(offset as isize)
-    }
-
-    /// Keys or values of one head at `offsets`.
-    pub fn rows(&self, head: usize, offsets: &[i64]) -> Rows {
-        Rows {
-            base: self
-                .base
-                .wrapping_offset((head as i64 * self.head) as isize),
-            offsets: offsets.as_ptr(),
-            count: offsets.len(),
-        }
-    }
-}
-
-impl Grid {
-    pub fn new(tensor: &Tensor) -> Grid {
-        let bytes = tensor.dtype().size() as i64;
-        Grid {
-            base: tensor.address() as *mut u8,
-            token: tensor.stride(0) * bytes,
-            head: tensor.stride(1) * bytes,
-        }
-    }
-
-    fn offset(&self, token: i64, head: usize) -> i64 {
-        token * self.token + head as i64 * self.head
-    }
-
-    pub fn at(&self, token: i64, head: usize) -> *mut u8 {
-        self.base.wrapping_offset(self.offset(token, head) as isize)
-    }
-}
-
 impl<'a> Run<'a> {
     /// `args` were checked against `desc` and the plan by the caller of the backend.
     pub fn new(
@@ -164,7 +90,7 @@ impl<'a> Run<'a> {
             kv: desc.kv,
             q_dtype: desc.q_dtype,
             o_dtype: desc.o_dtype,
-            q: Queries::of(args),
+            q: Queries::of(desc, args),
             o: Grid::new(&args.o),
             lse: args.lse.map(|lse| (Grid::new(&lse), args.lse_base)),
             masks: Masks::new(args),
@@ -226,7 +152,7 @@ impl<'a> Run<'a> {
                 } else {
                     let copy = tile.rows.wrapping_add(i * self.shape.k_row_bytes);
                     // SAFETY: a tile has room for as many rows as it has offsets.
-                    unsafe { self.copy_key(id, slot, copy) };
+                    unsafe { self.keys.copy(id, slot, self.kernels, copy) };
                     let offset = copy as i64 - self.plan.base as i64;
                     (tile.k_offsets[i], tile.v_offsets[i]) = (offset, offset);
                 }
@@ -238,17 +164,18 @@ impl<'a> Run<'a> {
 
     /// Locates the query rows of a KV head: row `token · group + g`. Rows in two parts are copied to the scratch.
     pub fn queries(&self, item: &Item<'_>, head: usize, scratch: &mut Scratch<'_>) -> Rows {
-        let (latent, rope) = match &self.q {
-            Queries::Whole(q) => return self.grid_rows(q, item, head, scratch.q_offsets),
-            Queries::Parts { latent, rope } => (latent, rope),
-        };
+        if let Queries::Whole(q) = &self.q {
+            return self.grid_rows(q, item, head, scratch.q_offsets);
+        }
         let bytes = self.shape.dim_qk * self.q_dtype.size();
         for (row, offset) in scratch.q_offsets[..item.rows].iter_mut().enumerate() {
             let (token, qo_head) = self.token_and_head(item, head, row);
-            let (latent, rope) = (latent.at(token, qo_head), rope.at(token, qo_head));
             *offset = (row * bytes) as i64;
-            // SAFETY: the scratch has room for the rows of an item.
-            unsafe { self.copy_query(latent, rope, scratch.q_rows.add(row * bytes)) };
+            // SAFETY: the row is the batch's; the scratch has room for the rows of an item.
+            unsafe {
+                let copy = scratch.q_rows.add(row * bytes);
+                self.q.copy(token, qo_head, copy);
+            }
         }
         Rows {
             base: scratch.q_rows,
