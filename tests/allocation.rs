@@ -5,6 +5,7 @@ mod common;
 use common::door::{Door, RustDoor};
 use common::instance::{LayerData, Planned};
 use common::memory::HostMemory;
+use common::mla::{Cache, MlaLayer, MlaProblem, Queries};
 use common::problem::Problem;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
@@ -74,5 +75,18 @@ fn run_allocates_nothing() {
             });
             assert_eq!(count, 0, "{:?} {dtype}", problem.kind);
         }
+    }
+    for cache in [Cache::Records, Cache::Two, Cache::DsMla] {
+        let problem = MlaProblem::plain(&[(1, 700), (3, 40)]).tensors(Queries::Two, cache);
+        let handle = session.attention(problem.desc()).expect("supported");
+        let planned =
+            Planned::new(handle, &HostMemory, &HostMemory, &problem.batch).expect("a plan");
+        let input = MlaLayer::new(&HostMemory, &problem);
+        let args = input.input();
+        let count = allocations(|| {
+            let outcome = planned.handle.run(&args, Stream::default());
+            outcome.expect("a run");
+        });
+        assert_eq!(count, 0, "MLA {cache:?}");
     }
 }

@@ -44,7 +44,7 @@ fn check_on_cpu(problem: &MlaProblem) {
 }
 
 proptest! {
-    #![proptest_config(random::cases(60))]
+    #![proptest_config(random::cases(40))]
 
     #[test]
     fn the_oracle_agrees_with_the_formula(problem in problems()) {
@@ -59,7 +59,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(random::cases(80))]
+    #![proptest_config(random::cases(50))]
 
     #[test]
     fn the_cpu_agrees_with_the_formula(problem in problems()) {
@@ -81,7 +81,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(random::cases(40))]
+    #![proptest_config(random::cases(25))]
 
     #[test]
     fn a_batch_invariant_result_does_not_depend_on_the_batch(problem in problems()) {

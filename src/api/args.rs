@@ -18,6 +18,11 @@ pub(super) fn check(
     if desc.kind == Kind::Mla {
         return mla::args(args, desc, planned, device);
     }
+    if args.q_rope.is_some() {
+        return Err(Error::InvalidArgument(
+            "q_rope: a tensor is not accepted but by MLA; none is".into(),
+        ));
+    }
     let heads = Extent::Is(desc.num_qo_heads.into());
     let tokens = Extent::AtLeast(planned.num_tokens);
     let rows = |name, tensor, dtype, dim: u32| {

@@ -1,4 +1,4 @@
-//! The attention handle: create, plan, run. Decode and prefill are the same handle with another desc.
+//! The attention handle: create, plan, run. Decode, prefill and MLA are the same handle with another desc.
 
 use super::args;
 use super::batch::{self, BatchInput, Scratch};

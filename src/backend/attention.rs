@@ -7,7 +7,7 @@ use crate::problem::{AttentionArgs, AttentionDesc, Batch, Checked, Tiling, WorkL
 
 /// Attention operators.
 pub trait AttentionOps {
-    /// Looks up the code for a problem of a decode or a prefill handle.
+    /// Looks up the code for a problem of an attention handle.
     ///
     /// # Errors
     /// `Unsupported` where there is none.
