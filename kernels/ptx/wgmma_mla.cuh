@@ -1,5 +1,6 @@
 // The warpgroup products of the MLA kernel, as in wgmma.cuh: N = 48 for scores, with A in registers or in shared memory
-// and B K-major; N = 256 for outputs, with A in shared memory and B transposed. No policy.
+// and B K-major; N = 256 for outputs, which always adds to d, with A in shared memory
+// and B transposed. No policy.
 #pragma once
 
 #include "ptx/wgmma.cuh"
@@ -67,10 +68,9 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[24], u64 a, u64 b, int accum
 }
 
 template <class T>
-__device__ __forceinline__ void wgmma_ss_transposed(float (&d)[128], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss_transposed(float (&d)[128], u64 a, u64 b) {
     if constexpr (T::IS_BF16) {
         asm volatile(
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
             "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
@@ -80,7 +80,7 @@ __device__ __forceinline__ void wgmma_ss_transposed(float (&d)[128], u64 a, u64 
             "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, "
             "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, "
             "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-            "}, %128, %129, accumulate, 1, 1, 0, 1;\n}"
+            "}, %128, %129, 1, 1, 1, 0, 1;"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -98,10 +98,9 @@ __device__ __forceinline__ void wgmma_ss_transposed(float (&d)[128], u64 a, u64 
               "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]),
               "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
               "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-            : "l"(a), "l"(b), "r"(accumulate));
+            : "l"(a), "l"(b));
     } else {
         asm volatile(
-            "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
             "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
@@ -111,7 +110,7 @@ __device__ __forceinline__ void wgmma_ss_transposed(float (&d)[128], u64 a, u64 
             "%87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, "
             "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, "
             "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-            "}, %128, %129, accumulate, 1, 1, 0, 1;\n}"
+            "}, %128, %129, 1, 1, 1, 0, 1;"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -129,7 +128,7 @@ __device__ __forceinline__ void wgmma_ss_transposed(float (&d)[128], u64 a, u64 
               "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]),
               "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
               "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-            : "l"(a), "l"(b), "r"(accumulate));
+            : "l"(a), "l"(b));
     }
 }
 

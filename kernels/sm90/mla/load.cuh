@@ -1,17 +1,34 @@
-// Loads of records for the Hopper MLA kernel: six lanes of one warp issue a tile, a box each, because a lane that issues
-// boxes one after another needs 54 clocks for each. The page id of a lane's next box is read one tile ahead. The warp
-// belongs to a warpgroup that computes; the loader keeps few registers.
+// Loads of records for the Hopper MLA kernel: lanes of one warp issue a tile by TMA, a box each, because a lane that
+// issues boxes one after another needs 54 clocks for each. The page id of a lane's next box is read one tile ahead. The
+// warp belongs to a warpgroup that computes, so the loader keeps few registers.
 #pragma once
 
 #include "sm90/mla/tile.cuh"
 
 namespace folio::mla {
 
-constexpr int OUTSIDE = -8;  // a coordinate whose box reads as zeros
+constexpr i32 OUTSIDE = -16;  // a coordinate whose box, of at most 2 groups, reads as zeros
+
+// A lane's box of a tile: one or two groups of 8 tokens, as pages are multiples of 8 or of 16 tokens. Whole records are
+// one box; latent and rotary part in tensors of their own are two, of one group.
+struct Box {
+    u32 first_group;
+    bool exists, rotary;
+
+    __device__ __forceinline__ Box(const FolioMlaHopperParams &p, u32 lane) {
+        const u32 boxes = GROUPS >> p.box_log2;
+        rotary = lane >= boxes;
+        first_group = (rotary ? lane - boxes : lane) << p.box_log2;
+        exists = lane < (p.whole_records ? boxes : 2 * boxes);
+    }
+
+    // Where it goes in a stage.
+    __device__ __forceinline__ u32 offset() const { return first_group * GROUP_BYTES + (rotary ? ROPE_OFFSET : 0); }
+};
 
 class Loader {
 public:
-    __device__ __forceinline__ Loader(const FolioMlaParams &p, const TensorMap *latent, const TensorMap *rope,
+    __device__ __forceinline__ Loader(const FolioMlaHopperParams &p, const TensorMap *latent, const TensorMap *rope,
                                       Shared &shared)
         : p(p), latent(latent), rope(rope), shared(shared), items(p), key(0), end(0), page(OUTSIDE) {}
 
@@ -22,21 +39,15 @@ public:
 
     // Requests the next tile of keys, the warp's lanes together.
     __device__ __forceinline__ void issue(u32 stage) {
-        const u32 lane = threadIdx.x & 31;
+        const Box box(p, threadIdx.x & 31);
         const u32 filled = shared_address(&shared.filled[stage]);
-        if (lane == 0) mbarrier_arrive_expect(filled, STAGE_BYTES);
+        if ((threadIdx.x & 31) == 0) mbarrier_arrive_expect(filled, STAGE_BYTES);
         __syncwarp();
-        if (lane < 2 * BOXES) {
-            const u32 box = lane % BOXES, groups = BOX_TOKENS / 8;
-            const u32 at = static_cast<u32>(key) + BOX_TOKENS * box;
-            const u32 in_page = at - divide(at, p.page_size) * p.page_size.divisor;
-            const i32 group = page == OUTSIDE ? OUTSIDE : static_cast<i32>(in_page / 8);
-            const u32 stage_at = shared_address(shared.stages[stage]);
-            if (lane < BOXES) {
-                tma_load_5d(stage_at + box * groups * GROUP_BYTES, latent, filled, 0, 0, 0, group, page);
-            } else {
-                tma_load_5d(stage_at + ROPE_OFFSET + box * groups * ATOM, rope, filled, 0, 0, 0, group, page);
-            }
+        if (box.exists) {
+            const u32 at = static_cast<u32>(key) + GROUP * box.first_group;
+            const u32 in_page = at - divide(at, p.mla.page_size) * p.mla.page_size.divisor;
+            tma_load_5d(shared_address(shared.stages[stage]) + box.offset(), box.rotary ? rope : latent, filled, 0, 0, 0,
+                        static_cast<i32>(in_page / GROUP), page);
         }
         key += KEYS;
         if (key < end) {
@@ -67,15 +78,16 @@ private:
     // Reads the page id of the lane's box of the next tile. What lies past the end is not read, and ids that the cache
     // does not have read as zeros.
     __device__ __forceinline__ void look_up() {
-        const i32 at = key + BOX_TOKENS * static_cast<i32>((threadIdx.x & 31) % BOXES);
+        const i32 at = key + static_cast<i32>(GROUP * Box(p, threadIdx.x & 31).first_group);
         page = OUTSIDE;
         if (at < end) {
-            const i32 id = p.attention.plan.page_ids[shared.page_start + divide(at, p.page_size)];
-            if (static_cast<u32>(id) < p.attention.num_pages) page = id;
+            const FolioAttentionParams &a = p.mla.attention;
+            const i32 id = a.plan.page_ids[shared.page_start + divide(at, p.mla.page_size)];
+            if (static_cast<u32>(id) < a.num_pages) page = id;
         }
     }
 
-    const FolioMlaParams &p;
+    const FolioMlaHopperParams &p;
     const TensorMap *latent, *rope;
     Shared &shared;
     Items items;

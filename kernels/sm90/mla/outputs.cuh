@@ -28,7 +28,7 @@ __device__ __forceinline__ void transpose_in_quad(u32 (&v)[4], u32 lane) {
 template <int HALF>
 class Outputs {
 public:
-    __device__ __forceinline__ Outputs(const FolioMlaParams &p, Shared &shared, Loader &loader)
+    __device__ __forceinline__ Outputs(const FolioMlaHopperParams &p, Shared &shared, Loader &loader)
         : p(p), shared(shared), loader(loader), stage(0), parity(0) {}
 
     __device__ __forceinline__ void run() {
@@ -37,8 +37,7 @@ public:
 #pragma unroll 1
             for (u32 i = 0; i < STAGES && loader.more(); ++i) loader.issue(i);
         }
-#pragma unroll
-        for (int i = 0; i < HALF_COLUMNS / 2; ++i) o[i] = 0.0f;
+        clear();
 #pragma unroll 1
         for (Items items(p); items.any(); items.next()) {
             if (!items.holds()) continue;
@@ -58,20 +57,21 @@ private:
             left = tile.num_keys();
         }
         float inverse[2] = {0.0f, 0.0f};
-        bool accumulate = false;
 #pragma unroll 1
         for (; left > 0; left -= KEYS) {
             mbarrier_wait(shared_address(&shared.weighted[stage]), parity);
             const StageRows &rows = shared.rows[stage];
             const u32 thread = thread_of_warpgroup(), row = 16 * (thread >> 5) + (thread & 31) / 4;
-            if (accumulate && rows.rescale[thread >> 5]) rescale(rows.scale[row], rows.scale[row + 8]);
-            multiply(accumulate);
-            accumulate = true;
+            if (rows.rescale[thread >> 5]) rescale(rows.scale[row], rows.scale[row + 8]);
+            multiply();
             if (left <= KEYS) inverse[0] = rows.inverse[row], inverse[1] = rows.inverse[row + 8];
             release();
         }
         store(RowTile(p, index), inverse);
-        // Ends the lives of the sums.
+        clear();
+    }
+
+    __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int i = 0; i < HALF_COLUMNS / 2; ++i) o[i] = 0.0f;
     }
@@ -81,16 +81,15 @@ private:
         for (int i = 0; i < HALF_COLUMNS / 2; ++i) o[i] *= i & 2 ? lower : upper;
     }
 
-    __device__ __forceinline__ void multiply(bool accumulate) {
+    __device__ __forceinline__ void multiply() {
         const u32 at = shared_address(shared.stages[stage]);
-        const u64 weights = wgmma_descriptor_unswizzled(at + ROPE_OFFSET, ATOM, 128);
+        const u64 weights = wgmma_descriptor_unswizzled(at + ROPE_OFFSET, GROUP_BYTES, 128);
         const u64 values = wgmma_descriptor(at + HALF * HALF_COLUMNS / 64 * ATOM, ATOM, GROUP_BYTES);
         pin(o);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) {
-            wgmma_ss_transposed<Element>(o, weights + k * (2 * ATOM / 16), values + k * (2 * GROUP_BYTES / 16),
-                                         k > 0 || accumulate);
+            wgmma_ss_transposed<Element>(o, weights + k * (2 * GROUP_BYTES / 16), values + k * (2 * GROUP_BYTES / 16));
         }
         wgmma_commit();
         wgmma_wait<0>();
@@ -111,7 +110,7 @@ private:
 
     __device__ __forceinline__ void store(const RowTile &tile, const float (&inverse)[2]) {
         const u32 thread = thread_of_warpgroup(), quad_lane = thread & 3;
-        const FolioAttentionParams &a = p.attention;
+        const FolioAttentionParams &a = p.mla.attention;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u32 row = 16 * (thread >> 5) + (thread & 31) / 4 + 8 * half;
@@ -145,7 +144,7 @@ private:
         }
     }
 
-    const FolioMlaParams &p;
+    const FolioMlaHopperParams &p;
     Shared &shared;
     Loader &loader;
     u32 stage, parity;

@@ -33,8 +33,8 @@ __device__ __forceinline__ void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u3
 
 class Scores {
 public:
-    __device__ __forceinline__ Scores(const FolioMlaParams &p, Shared &shared)
-        : p(p), shared(shared), scale(p.attention.logits_scale * LOG2_E), stage(0), parity(0), pending(NONE) {}
+    __device__ __forceinline__ Scores(const FolioMlaHopperParams &p, Shared &shared)
+        : p(p), shared(shared), scale(p.mla.attention.logits_scale * LOG2_E), stage(0), parity(0), pending(NONE) {}
 
     __device__ __forceinline__ void run() {
 #pragma unroll 1
@@ -59,9 +59,10 @@ private:
         float max[2] = {LOWEST, LOWEST}, sum[2] = {0.0f, 0.0f};
 #pragma unroll 1
         for (; left > 0; left -= KEYS) {
+            const bool hides = left < shared.hidden_below;
             mbarrier_wait(shared_address(&shared.filled[stage]), parity);
             multiply();
-            if (left < shared.hidden_below) hide(left);
+            if (hides) hide(left);
             if (left < KEYS) clear_values(left);
             weigh(max, sum);
             const bool last = left <= KEYS;
@@ -74,7 +75,7 @@ private:
     // All rows through shared memory, eight columns of operands at a time: coalesced loads in flight together.
     __device__ __forceinline__ void load_queries(const RowTile &tile) {
         const u32 thread = thread_of_warpgroup(), lane = thread & 31, warp = thread >> 5;
-        const FolioAttentionParams &a = p.attention;
+        const FolioAttentionParams &a = p.mla.attention;
         u32 rope[16];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -82,8 +83,8 @@ private:
             const u32 token = tile.token(p, row);
             const i64 t = static_cast<i64>(tile.q_token) + token, h = tile.head(p, row, token);
             const u16 *latent = static_cast<const u16 *>(a.q.data) + t * a.q.stride_token + h * a.q.stride_head;
-            const u16 *rotary = static_cast<const u16 *>(p.q_rope.data) + t * p.q_rope.stride_token +
-                                h * p.q_rope.stride_head;
+            const u16 *rotary = static_cast<const u16 *>(p.mla.q_rope.data) + t * p.mla.q_rope.stride_token +
+                                h * p.mla.q_rope.stride_head;
 #pragma unroll
             for (int c = 0; c < LATENT_ATOMS + 1; ++c) {
                 uint4 x = make_uint4(0, 0, 0, 0);
@@ -127,7 +128,7 @@ private:
     // Scores of the stage. Hands on the weights before once most steps are done.
     __device__ __forceinline__ void multiply() {
         const u32 at = shared_address(shared.stages[stage]);
-        const u64 latent = wgmma_descriptor(at, 16, GROUP_BYTES), rotary = wgmma_descriptor(at + ROPE_OFFSET, 16, ATOM);
+        const u64 latent = wgmma_descriptor(at, 16, GROUP_BYTES), rotary = wgmma_descriptor(at + ROPE_OFFSET, 16, GROUP_BYTES);
         const u64 rope_queries = wgmma_descriptor(shared_address(shared.rope_queries), 16, ATOM);
         renew(s);
         wgmma_fence();
@@ -167,10 +168,10 @@ private:
         }
     }
 
-    // Zeros for the values of keys past the last one, up to where boxes read zeros by themselves: 0 x NaN would reach the
-    // output.
-    __device__ __forceinline__ void clear_values(i32 keys) {
-        const u32 end = (keys + BOX_TOKENS - 1) / BOX_TOKENS * BOX_TOKENS;
+    // Zeros for the values of keys past the last one: 0 x NaN would reach the output. Beyond the last box of 16 tokens
+    // there are zeros already.
+    __device__ __forceinline__ void clear_values(u32 keys) {
+        const u32 end = min((keys + 15) / 16 * 16, static_cast<u32>(KEYS));
         const u32 zeros[4] = {0, 0, 0, 0};
         const u32 at = shared_address(shared.stages[stage]);
 #pragma unroll 1
@@ -203,17 +204,18 @@ private:
         }
         if (lane == 0) rows.rescale[warp] = rescale;
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; ++i) {
+        for (int i = 0; i < KEYS / 2; i += 2) {
             const int half = i >> 1 & 1;
             s[i] = exp2_approx(fmaf(s[i], scale, -max[half]));
-            sum[half] += s[i];
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -max[half]));
+            sum[half] += s[i] + s[i + 1];
         }
         // The keys 8 g .. 8 g + 7 of all rows are the core matrices of group g: 8 rows x 8 keys each.
-        const u32 to = shared_address(shared.stages[stage]) + ROPE_OFFSET + (lane >> 4) * ATOM +
+        const u32 to = shared_address(shared.stages[stage]) + ROPE_OFFSET + (lane >> 4) * GROUP_BYTES +
                        (2 * warp + (lane >> 3 & 1)) * 128 + (lane & 7) * 16;
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) {
-            stmatrix_x4(to + 2 * k * ATOM, Element::pack(s[8 * k], s[8 * k + 1]), Element::pack(s[8 * k + 2], s[8 * k + 3]),
+            stmatrix_x4(to + 2 * k * GROUP_BYTES, Element::pack(s[8 * k], s[8 * k + 1]), Element::pack(s[8 * k + 2], s[8 * k + 3]),
                         Element::pack(s[8 * k + 4], s[8 * k + 5]), Element::pack(s[8 * k + 6], s[8 * k + 7]));
         }
     }
@@ -244,7 +246,7 @@ private:
 
     __device__ __forceinline__ void write_lse(const RowTile &tile, const float (&max)[2], const float (&sum)[2]) const {
         const u32 thread = thread_of_warpgroup();
-        const FolioAttentionParams &a = p.attention;
+        const FolioAttentionParams &a = p.mla.attention;
         if ((thread & 3) != 0) return;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -261,7 +263,7 @@ private:
         }
     }
 
-    const FolioMlaParams &p;
+    const FolioMlaHopperParams &p;
     Shared &shared;
     const float scale;
     u32 stage, parity;

@@ -5,7 +5,7 @@
 #include "core/mask.cuh"
 #include "core/paged.cuh"
 #include "core/softmax.cuh"
-#include "params/mla.h"
+#include "params/mla_hopper.h"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma_mla.cuh"
 
@@ -17,13 +17,11 @@ constexpr int RANK = FOLIO_HEAD_DIM_VO, ROPE = FOLIO_HEAD_DIM_QK - RANK;
 constexpr int ROWS = FOLIO_Q_TILE, KEYS = FOLIO_KV_TILE, STAGES = 4;
 static_assert(RANK == 512 && ROPE == 64 && ROWS == 64 && KEYS == 48, "the registers are counted for these");
 
-// A stage holds 48 records as swizzled atoms of 8 tokens x 128 bytes: the eight latent atoms of a group of 8 tokens one
-// after another, group by group, and then the rotary atom of every group. Once scores are computed nobody needs the
-// rotary atoms: the weights of the group's keys take their place.
-constexpr int ATOM = 1024, GROUPS = KEYS / 8, LATENT_ATOMS = RANK / 64, GROUP_BYTES = LATENT_ATOMS * ATOM;
-constexpr int ROPE_OFFSET = GROUPS * GROUP_BYTES, STAGE_BYTES = ROPE_OFFSET + GROUPS * ATOM;
-// A box of the tensor maps: all latent atoms, or the rotary ones, of 16 tokens. Pages hold a multiple of these.
-constexpr int BOX_TOKENS = 16, BOXES = KEYS / BOX_TOKENS;
+// A stage holds 48 records in groups of 8 tokens. A group is nine swizzled atoms of 8 tokens x 128 bytes: eight latent
+// ones and then the rotary one. Once scores are computed nobody needs the rotary atoms: the weights of the group's keys
+// take their place.
+constexpr int ATOM = 1024, GROUP = 8, GROUPS = KEYS / GROUP, LATENT_ATOMS = RANK / 64;
+constexpr int ROPE_OFFSET = LATENT_ATOMS * ATOM, GROUP_BYTES = ROPE_OFFSET + ATOM, STAGE_BYTES = GROUPS * GROUP_BYTES;
 
 // What the warpgroups tell each other of a stage.
 struct StageRows {
@@ -53,8 +51,8 @@ struct RowTile {
     i32 begin, end;           // keys that any of the rows sees
     i64 page_start;
 
-    __device__ __forceinline__ RowTile(const FolioMlaParams &p, u32 index) {
-        const FolioAttentionParams &a = p.attention;
+    __device__ __forceinline__ RowTile(const FolioMlaHopperParams &p, u32 index) {
+        const FolioAttentionParams &a = p.mla.attention;
         const uint4 *words = reinterpret_cast<const uint4 *>(a.plan.items + index);
         const uint4 x = words[0], y = words[1], z = words[2];
         page_start = static_cast<i64>(static_cast<u64>(z.y) << 32 | z.x);
@@ -66,18 +64,18 @@ struct RowTile {
         if (num_rows > 0) end = begin + row_end(p, num_rows - 1);
     }
 
-    __device__ __forceinline__ u32 token(const FolioMlaParams &p, u32 row) const {
-        return divide(first_row + row, p.num_heads);
+    __device__ __forceinline__ u32 token(const FolioMlaHopperParams &p, u32 row) const {
+        return divide(first_row + row, p.mla.num_heads);
     }
 
-    __device__ __forceinline__ u32 head(const FolioMlaParams &p, u32 row, u32 token) const {
-        return first_row + row - token * p.num_heads.divisor;
+    __device__ __forceinline__ u32 head(const FolioMlaHopperParams &p, u32 row, u32 token) const {
+        return first_row + row - token * p.mla.num_heads.divisor;
     }
 
     // Keys that the row sees: they are the item's first ones.
-    __device__ __forceinline__ i32 row_end(const FolioMlaParams &p, u32 row) const {
+    __device__ __forceinline__ i32 row_end(const FolioMlaHopperParams &p, u32 row) const {
         i32 last = end;
-        if (p.attention.mask_mode == FOLIO_MASK_CAUSAL) {
+        if (p.mla.attention.mask_mode == FOLIO_MASK_CAUSAL) {
             last = min(last, position + static_cast<i32>(token(p, row)) + 1);
         }
         return max(last - begin, 0);
@@ -90,17 +88,17 @@ struct RowTile {
 // cost, the largest first; every other round goes backwards, so that a CTA that got a large one next gets a small one.
 class Items {
 public:
-    __device__ __forceinline__ explicit Items(const FolioMlaParams &p) : p(p), round(0) {}
+    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p) : p(p), round(0) {}
 
     __device__ __forceinline__ u32 index() const {
         return round * gridDim.y + (round & 1 ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
     }
-    __device__ __forceinline__ bool any() const { return round * gridDim.y < p.attention.plan.counts[0]; }
-    __device__ __forceinline__ bool holds() const { return index() < p.attention.plan.counts[0]; }
+    __device__ __forceinline__ bool any() const { return round * gridDim.y < p.mla.attention.plan.counts[0]; }
+    __device__ __forceinline__ bool holds() const { return index() < p.mla.attention.plan.counts[0]; }
     __device__ __forceinline__ void next() { ++round; }
 
 private:
-    const FolioMlaParams &p;
+    const FolioMlaHopperParams &p;
     u32 round;
 };
 
