@@ -517,36 +517,48 @@ struct Softmax {
     }
 };
 
-// The end of a row: the output and lse, or the partial results that plan/combine.cu combines where its keys were split.
+// The end of a row: the output, whose type is that of the queries, and lse; or the partial results that plan/combine.cu
+// combines where its keys were split.
 struct OutputRow {
-    void *values;
+    Query::Storage *values;
+    float *partial_values;  // null: `values`
     float *lse_at;
     float factor, lse;
-    u32 dtype;
 
     // `row` counts the item's rows, all heads. `unit` is what values are multiples of.
     __device__ __forceinline__ OutputRow(const FolioMlaParams &g, const FolioWorkItem &item, u32 row, RowState state,
-                                         float unit) {
+                                         float unit)
+        : values(nullptr), partial_values(nullptr) {
         const FolioAttentionParams &p = g.attention;
         const u32 token = divide(row, g.num_heads), head = row - token * p.num_qo_heads;
-        const float whole = state.sum == 0.0f ? 0.0f : unit / state.sum;
+        factor = state.sum == 0.0f ? 0.0f : unit / state.sum;
         lse = log_sum_exp(state);
         if (item.partial != FOLIO_NO_PARTIAL) {
             const i64 at = (static_cast<i64>(item.partial) + token) * p.num_qo_heads + head;
-            values = p.plan.partial_o + at * g.kv_lora_rank;
+            partial_values = p.plan.partial_o + at * g.kv_lora_rank;
             lse_at = p.plan.partial_lse + at;
-            factor = whole;
-            dtype = FOLIO_F32;
             return;
         }
         const i64 out_token = static_cast<i64>(item.q_token) + token;
-        const i64 size = g.o_dtype == FOLIO_F32 ? 4 : g.o_dtype <= FOLIO_BF16 ? 2 : 1;
-        const i64 at = out_token * p.o.stride_token + static_cast<i64>(head) * p.o.stride_head;
-        values = static_cast<u8 *>(p.o.data) + at * size;
+        values = static_cast<Query::Storage *>(p.o.data) + out_token * p.o.stride_token +
+                 static_cast<i64>(head) * p.o.stride_head;
         lse_at = p.lse ? p.lse + out_token * p.lse_stride_token + head * p.lse_stride_head : nullptr;
         lse = lse_in_base(lse, p.flags);
-        factor = whole * p.v_scale;
-        dtype = g.o_dtype;
+        factor *= p.v_scale;
+    }
+
+    // Columns `column` (even) and the next.
+    __device__ __forceinline__ void store(u32 column, float x, float y) const {
+        if (partial_values) {
+            *reinterpret_cast<float2 *>(partial_values + column) = make_float2(x * factor, y * factor);
+            return;
+        }
+        const u32 pair = Query::pack(x * factor, y * factor);
+        if (reinterpret_cast<u64>(values) % 4 == 0) {
+            *reinterpret_cast<u32 *>(values + column) = pair;
+        } else {
+            values[column] = static_cast<u16>(pair), values[column + 1] = static_cast<u16>(pair >> 16);
+        }
     }
 };
 
@@ -578,7 +590,7 @@ __device__ __forceinline__ void store_rows(const FolioMlaParams &g, const Work &
             if (lane.warp == 0 && lane.pair == 0 && out.lse_at) *out.lse_at = out.lse;
             for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
                 const u32 at = lane.warp * COLUMNS + column;
-                if (at < g.kv_lora_rank) store_pair(out.values, out.dtype, at, x * out.factor, y * out.factor);
+                if (at < g.kv_lora_rank) out.store(at, x, y);
             });
         }
     }
