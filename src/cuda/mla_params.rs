@@ -1,5 +1,5 @@
-//! Mirror of the struct in `kernels/params/mla.h`, field by field; its size is asserted on both sides. What the
-//! fields mean is written there.
+//! Mirrors of the structs in `kernels/params/mla.h` and `mla_hopper.h`, field by field; sizes are asserted on both
+//! sides. What the fields mean is written there.
 
 use super::params::{AttentionParams, Cache, Divisor, Rows};
 
@@ -23,5 +23,18 @@ pub struct MlaParams {
     pub num_heads: Divisor,
 }
 
-/// The number of the `static_assert` at the end of `kernels/params/mla.h`.
-const _: () = assert!(size_of::<MlaParams>() == 464);
+/// `FolioMlaHopperParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct MlaHopperParams {
+    pub mla: MlaParams,
+    pub box_log2: u32,
+    pub whole_records: u32,
+}
+
+/// The numbers of the `static_assert`s at the end of the two headers.
+const _: () = {
+    assert!(size_of::<MlaParams>() == 464);
+    assert!(size_of::<MlaHopperParams>() == 472);
+};

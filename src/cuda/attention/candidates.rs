@@ -9,6 +9,7 @@ use super::generic::Generic;
 use super::kernel::{AttentionKernel, OrLacks, Run, phase};
 use super::mla::GenericMla;
 use super::sm90_decode::Sm90Decode;
+use super::sm90_mla::Sm90Mla;
 use super::sm90_prefill::Sm90Prefill;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
@@ -124,8 +125,7 @@ fn special(
     }
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
     match (desc.kind, phase(desc)) {
-        // Kernels for latent attention that are faster than the portable one stand here.
-        (Kind::Mla, _) => Ok(Vec::new()),
+        (Kind::Mla, _) => Ok(vec![boxed(Sm90Mla::load(loader, context, desc)?)]),
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
         (_, Phase::Prefill) => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
     }

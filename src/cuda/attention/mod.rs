@@ -14,4 +14,5 @@ pub mod mla;
 pub mod planner;
 mod sm90;
 pub mod sm90_decode;
+mod sm90_mla;
 pub mod sm90_prefill;

@@ -15,7 +15,9 @@ pub const MOST_QK_ROPE_HEAD_DIM: u32 = 64;
 /// Which kernel a row is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MlaVariant {
-    /// `generic/mla.cu`: mma.sync.
+    /// `sm90/mla/mla.cu`: wgmma, for the widths that it is compiled for.
+    Sm90,
+    /// `generic/mla.cu`: mma.sync, for these widths and narrower ones.
     Generic,
 }
 
@@ -49,14 +51,14 @@ impl AsRef<Row> for MlaRow {
     }
 }
 
-/// One size that a kernel is compiled for. A problem's rows may be narrower: the kernel masks the rest.
+/// One size that a kernel is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaShape {
     /// Elements of a latent row.
     pub kv_lora_rank: u32,
     /// Elements of a rotary row.
     pub qk_rope_head_dim: u32,
-    /// Query rows of a block, one for each head of a token.
+    /// Query rows of a block: heads of one token or of several.
     pub q_tile: u32,
     /// Keys of a step.
     pub kv_tile: u32,
@@ -91,9 +93,11 @@ pub fn rows() -> &'static [MlaRow] {
             ]
             .map(|format| generic(q, format))
         };
-        [DType::BF16, DType::F16]
+        let types = [DType::BF16, DType::F16];
+        types
+            .map(sm90)
             .into_iter()
-            .flat_map(of_type)
+            .chain(types.into_iter().flat_map(of_type))
             .collect()
     });
     &ROWS
@@ -141,8 +145,50 @@ impl MlaRow {
     fn fits(&self, query: &MlaQuery) -> bool {
         (self.q, self.format) == (query.q, query.format)
             && self.row.arch.runs_on(query.compute_capability)
-            && self.shape.kv_lora_rank >= query.kv_lora_rank
-            && self.shape.qk_rope_head_dim >= query.qk_rope_head_dim
+            && self.fits_widths(
+                (self.shape.kv_lora_rank, query.kv_lora_rank),
+                (self.shape.qk_rope_head_dim, query.qk_rope_head_dim),
+            )
+    }
+
+    /// Widths as (the row's, the problem's).
+    fn fits_widths(&self, latent: (u32, u32), rotary: (u32, u32)) -> bool {
+        match self.variant {
+            MlaVariant::Sm90 => latent.0 == latent.1 && rotary.0 == rotary.1,
+            MlaVariant::Generic => latent.0 >= latent.1 && rotary.0 >= rotary.1,
+        }
+    }
+}
+
+/// A row of the Hopper kernel: four stages of 48 records, the rotary queries, and 3 KiB that its warpgroups tell each
+/// other by.
+fn sm90(q: DType) -> MlaRow {
+    let shape = MlaShape {
+        kv_lora_rank: MOST_KV_LORA_RANK,
+        qk_rope_head_dim: MOST_QK_ROPE_HEAD_DIM,
+        q_tile: 64,
+        kv_tile: 48,
+        threads: 384,
+    };
+    let record = (shape.kv_lora_rank + shape.qk_rope_head_dim) * q.size() as u32;
+    let rope_queries = shape.q_tile * shape.qk_rope_head_dim * q.size() as u32;
+    let shared_bytes = 4 * shape.kv_tile * record + rope_queries + 3072;
+    MlaRow {
+        row: Row {
+            name: name("mla", Arch::Sm90a, (q, q), &shape.name_parts()),
+            operator: "mla",
+            arch: Arch::Sm90a,
+            source: "sm90/mla/mla.cu",
+            symbol: "folio_sm90_mla",
+            defines: defines((q, q, None), &shape.sizes(), shared_bytes),
+            threads: shape.threads,
+            shared_bytes,
+            bundled: true,
+        },
+        variant: MlaVariant::Sm90,
+        q,
+        format: RecordFormat::Plain(q),
+        shape,
     }
 }
 
@@ -161,10 +207,7 @@ fn generic(q: DType, format: RecordFormat) -> MlaRow {
     let mut defines = defines((q, latent, None), &shape.sizes(), shared_bytes);
     let is_ds_mla = format == RecordFormat::DsMla;
     defines.push(format!("FOLIO_DS_MLA={}", u32::from(is_ds_mla)));
-    let mut parts = vec![
-        format!("r{}", shape.kv_lora_rank),
-        format!("q{}", shape.q_tile),
-    ];
+    let mut parts = shape.name_parts();
     if is_ds_mla {
         parts.insert(0, "ds".into());
     }
@@ -197,6 +240,13 @@ fn generic_shared_bytes(latent: DType, shape: MlaShape) -> u32 {
 }
 
 impl MlaShape {
+    fn name_parts(&self) -> Vec<String> {
+        vec![
+            format!("r{}", self.kv_lora_rank),
+            format!("q{}", self.q_tile),
+        ]
+    }
+
     fn sizes(&self) -> Sizes {
         Sizes {
             head_dim_qk: self.kv_lora_rank + self.qk_rope_head_dim,
