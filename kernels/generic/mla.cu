@@ -98,8 +98,7 @@ extern __shared__ __align__(128) u8 shared_memory[];
 struct Lane {
     u32 warp, lane, row, pair;
 
-    __device__ __forceinline__ Lane()
-        : warp(threadIdx.x / 32), lane(threadIdx.x % 32), row(lane / 4), pair(lane % 4) {}
+    __device__ __forceinline__ Lane() : warp(threadIdx.x / 32), lane(threadIdx.x % 32), row(lane / 4), pair(lane % 4) {}
 
     // Tile row of half `half` (rows 0-7, 8-15) of 16-row tile m.
     __device__ __forceinline__ u32 tile_row(int m, int half) const { return 16 * m + 8 * half + row; }

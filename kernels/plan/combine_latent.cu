@@ -10,11 +10,11 @@
 namespace folio {
 
 constexpr u32 WARPS = 8, WARP_COLUMNS = 128, IN_FLIGHT = 4;
-// A row of more parts than one list entry for each lane has eight warps for every 128 columns of a head. They read four
+// A row of more parts than one list entry for each lane has eight warps for every 128 columns of a head. They read two
 // entries for each lane at a time.
 constexpr u32 MOST_PARTS_OF_A_WARP = 32;
 template <u32 SHARES>
-constexpr int BATCHES = SHARES == 1 ? 1 : 4;
+constexpr int BATCHES = SHARES == 1 ? 1 : 2;
 
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
@@ -58,14 +58,13 @@ public:
     float4 values = {};
     RowState state = {minus_infinity(), 0.0f};
 
-    __device__ __forceinline__ void add(const FolioCombineParams &p, u32 count, const Entries<SHARES> &entries, u32 head,
-                                        u32 column, u32 share, u32 lane) {
-        i64 at[BATCHES<SHARES>];
+    __device__ __forceinline__ void add(const FolioCombineParams &p, u32 count, const Entries<SHARES> &entries,
+                                        u32 head, u32 column, u32 share, u32 lane) {
         float weights[BATCHES<SHARES>];
 #pragma unroll
         for (int i = 0; i < BATCHES<SHARES>; ++i) {
-            at[i] = static_cast<i64>(entries.rows[i]) * p.num_qo_heads + head;
-            weights[i] = 32 * i + lane < count ? p.plan.partial_lse[at[i]] : minus_infinity();
+            const i64 at = static_cast<i64>(entries.rows[i]) * p.num_qo_heads + head;
+            weights[i] = 32 * i + lane < count ? p.plan.partial_lse[at] : minus_infinity();
         }
         weigh(weights);
 #pragma unroll
@@ -77,7 +76,8 @@ public:
 #pragma unroll
                 for (u32 n = 0; n < IN_FLIGHT; ++n) {
                     const u32 part = first + n * SHARES;
-                    const i64 from = __shfl_sync(FULL_WARP, at[i], part & 31) * p.head_dim_vo + column;
+                    const i64 row = __shfl_sync(FULL_WARP, entries.rows[i], part & 31);
+                    const i64 from = (row * p.num_qo_heads + head) * p.head_dim_vo + column;
                     const bool exists = part < here && column < p.head_dim_vo;
                     x[n] = exists ? *reinterpret_cast<const float4 *>(p.plan.partial_o + from) : float4{};
                 }
@@ -152,8 +152,8 @@ __device__ __forceinline__ void combine_row(const FolioCombineParams &p, const F
 
 }  // namespace folio
 
-// As many CTAs on a multiprocessor as 48 registers allow.
-extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, 5)
+// Four CTAs on a multiprocessor: 64 registers.
+extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, 4)
     folio_combine_latent(const __grid_constant__ FolioCombineParams p) {
     using namespace folio;
     const u32 index = blockIdx.x / p.blocks_of_row, block = blockIdx.x - index * p.blocks_of_row;

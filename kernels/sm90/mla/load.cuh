@@ -30,12 +30,12 @@ class Loader {
 public:
     __device__ __forceinline__ Loader(const FolioMlaHopperParams &p, const TensorMap *latent, const TensorMap *rope,
                                       Shared &shared)
-        : p(p), latent(latent), rope(rope), shared(shared), items(p), key(0), end(0), page(OUTSIDE) {}
+        : p(p), latent(latent), rope(rope), shared(shared), key(0), page(OUTSIDE) {}
 
     // Finds the first keys.
-    __device__ __forceinline__ void begin() { find_keys(); }
+    __device__ __forceinline__ void begin() { find_keys(Items(p)); }
 
-    __device__ __forceinline__ bool more() const { return key < end; }
+    __device__ __forceinline__ bool more() const { return key < shared.end; }
 
     // Requests the next tile of keys, the warp's lanes together.
     __device__ __forceinline__ void issue(u32 stage) {
@@ -46,33 +46,35 @@ public:
         if (box.exists) {
             const u32 at = static_cast<u32>(key) + GROUP * box.first_group;
             const u32 in_page = at - divide(at, p.mla.page_size) * p.mla.page_size.divisor;
-            tma_load_5d(shared_address(shared.stages[stage]) + box.offset(), box.rotary ? rope : latent, filled, 0, 0, 0,
-                        static_cast<i32>(in_page / GROUP), page);
+            tma_load_5d(shared_address(shared.stages[stage]) + box.offset(), box.rotary ? rope : latent, filled, 0, 0,
+                        0, static_cast<i32>(in_page / GROUP), page);
         }
         key += KEYS;
-        if (key < end) {
+        if (more()) {
             look_up();
         } else {
+            Items items(p, shared.round);
             items.next();
-            find_keys();
+            find_keys(items);
         }
     }
 
 private:
-    // The next item in which the CTA's rows see keys.
-    __device__ __forceinline__ void find_keys() {
-        key = end = 0;
+    // The first item from there on in which the CTA's rows see keys.
+    __device__ __forceinline__ void find_keys(Items items) {
         for (; items.any(); items.next()) {
             if (!items.holds()) continue;
             const RowTile tile(p, items.index());
             if (tile.num_rows == 0 || tile.num_keys() == 0) continue;
-            key = tile.begin, end = tile.end;
+            key = tile.begin;
             __syncwarp();
-            shared.page_start = tile.page_start;
+            shared.page_start = tile.page_start, shared.end = tile.end, shared.round = items.current();
             __syncwarp();
             look_up();
             return;
         }
+        shared.end = key = 0;
+        __syncwarp();
     }
 
     // Reads the page id of the lane's box of the next tile. What lies past the end is not read, and ids that the cache
@@ -80,7 +82,7 @@ private:
     __device__ __forceinline__ void look_up() {
         const i32 at = key + static_cast<i32>(GROUP * Box(p, threadIdx.x & 31).first_group);
         page = OUTSIDE;
-        if (at < end) {
+        if (at < shared.end) {
             const FolioAttentionParams &a = p.mla.attention;
             const i32 id = a.plan.page_ids[shared.page_start + divide(at, p.mla.page_size)];
             if (static_cast<u32>(id) < a.num_pages) page = id;
@@ -90,8 +92,7 @@ private:
     const FolioMlaHopperParams &p;
     const TensorMap *latent, *rope;
     Shared &shared;
-    Items items;
-    i32 key, end, page;  // the next tile's first key, the end of the item's, and the page of the lane's box
+    i32 key, page;  // the next tile's first key, and the page of the lane's box
 };
 
 }  // namespace folio::mla

@@ -22,7 +22,8 @@ __device__ __forceinline__ void make_barriers(Shared &shared) {
 }  // namespace folio::mla
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_sm90_mla(const __grid_constant__ FolioMlaHopperParams params, const __grid_constant__ folio::TensorMap latent_map,
+    folio_sm90_mla(const __grid_constant__ FolioMlaHopperParams params,
+                   const __grid_constant__ folio::TensorMap latent_map,
                    const __grid_constant__ folio::TensorMap rope_map) {
     using namespace folio;
     using namespace folio::mla;

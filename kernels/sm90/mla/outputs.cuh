@@ -29,7 +29,7 @@ template <int HALF>
 class Outputs {
 public:
     __device__ __forceinline__ Outputs(const FolioMlaHopperParams &p, Shared &shared, Loader &loader)
-        : p(p), shared(shared), loader(loader), stage(0), parity(0) {}
+        : p(p), shared(shared), loader(loader) {}
 
     __device__ __forceinline__ void run() {
         if (HALF == 1 && is_loading()) {
@@ -41,7 +41,7 @@ public:
 #pragma unroll 1
         for (Items items(p); items.any(); items.next()) {
             if (!items.holds()) continue;
-            attend(items.index());
+            attend(items);
         }
     }
 
@@ -49,25 +49,24 @@ private:
     __device__ __forceinline__ bool is_loading() const { return threadIdx.x < 256 + 32; }
 
     // The item is read twice, so that little of it occupies registers in between.
-    __device__ __forceinline__ void attend(u32 index) {
+    __device__ __forceinline__ void attend(const Items &items) {
         i32 left;
         {
-            const RowTile tile(p, index);
+            const RowTile tile(p, items.index());
             if (tile.num_rows == 0) return;
             left = tile.num_keys();
         }
-        float inverse[2] = {0.0f, 0.0f};
 #pragma unroll 1
         for (; left > 0; left -= KEYS) {
-            mbarrier_wait(shared_address(&shared.weighted[stage]), parity);
-            const StageRows &rows = shared.rows[stage];
+            mbarrier_wait(shared_address(&shared.weighted[turn.stage()]), turn.parity());
+            const StageRows &rows = shared.rows[turn.stage()];
             const u32 thread = thread_of_warpgroup(), row = 16 * (thread >> 5) + (thread & 31) / 4;
             if (rows.rescale[thread >> 5]) rescale(rows.scale[row], rows.scale[row + 8]);
             multiply();
-            if (left <= KEYS) inverse[0] = rows.inverse[row], inverse[1] = rows.inverse[row + 8];
+            if (left <= KEYS) rescale(rows.inverse[row], rows.inverse[row + 8]);
             release();
         }
-        store(RowTile(p, index), inverse);
+        store(RowTile(p, items.index()));
         clear();
     }
 
@@ -82,7 +81,7 @@ private:
     }
 
     __device__ __forceinline__ void multiply() {
-        const u32 at = shared_address(shared.stages[stage]);
+        const u32 at = shared_address(shared.stages[turn.stage()]);
         const u64 weights = wgmma_descriptor_unswizzled(at + ROPE_OFFSET, GROUP_BYTES, 128);
         const u64 values = wgmma_descriptor(at + HALF * HALF_COLUMNS / 64 * ATOM, ATOM, GROUP_BYTES);
         pin(o);
@@ -100,43 +99,44 @@ private:
     __device__ __forceinline__ void release() {
         barrier_sync(2 + HALF, 128);
         if (HALF == 0) {
-            if (thread_of_warpgroup() == 0) mbarrier_arrive(shared_address(&shared.released[stage]));
+            if (thread_of_warpgroup() == 0) mbarrier_arrive(shared_address(&shared.released[turn.stage()]));
         } else if (is_loading() && loader.more()) {
-            mbarrier_wait(shared_address(&shared.released[stage]), parity);
-            loader.issue(stage);
+            mbarrier_wait(shared_address(&shared.released[turn.stage()]), turn.parity());
+            loader.issue(turn.stage());
         }
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        ++turn.tiles;
     }
 
-    __device__ __forceinline__ void store(const RowTile &tile, const float (&inverse)[2]) {
-        const u32 thread = thread_of_warpgroup(), quad_lane = thread & 3;
+    __device__ __forceinline__ void store(const RowTile &tile) const {
         const FolioAttentionParams &a = p.mla.attention;
+        const bool is_partial = tile.partial != FOLIO_NO_PARTIAL;
+        const u32 first_token = is_partial ? tile.partial : tile.q_token;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+            const u32 thread = thread_of_warpgroup(), quad_lane = thread & 3;
             const u32 row = 16 * (thread >> 5) + (thread & 31) / 4 + 8 * half;
             const u32 token = tile.token(p, row), head = tile.head(p, row, token);
             const bool exists = row < tile.num_rows;
-            if (tile.partial != FOLIO_NO_PARTIAL) {
-                const i64 at = static_cast<i64>(tile.partial + token) * a.num_qo_heads + head;
+            const i64 at_token = static_cast<i64>(first_token) + token;
+            if (is_partial) {
+                const i64 at = at_token * a.num_qo_heads + head;
                 float *to = a.plan.partial_o + at * RANK + HALF * HALF_COLUMNS + 2 * quad_lane;
                 if (!exists) continue;
 #pragma unroll
                 for (int j = 0; j < HALF_COLUMNS / 8; ++j) {
-                    *reinterpret_cast<float2 *>(to + 8 * j) =
-                        make_float2(o[4 * j + 2 * half] * inverse[half], o[4 * j + 2 * half + 1] * inverse[half]);
+                    *reinterpret_cast<float2 *>(to + 8 * j) = make_float2(o[4 * j + 2 * half], o[4 * j + 2 * half + 1]);
                 }
                 continue;
             }
-            const float factor = inverse[half] * a.v_scale;
-            u16 *to = static_cast<u16 *>(a.o.data) + (static_cast<i64>(tile.q_token) + token) * a.o.stride_token +
-                      head * a.o.stride_head + HALF * HALF_COLUMNS + 8 * quad_lane;
+            u16 *to = static_cast<u16 *>(a.o.data) + at_token * a.o.stride_token + head * a.o.stride_head +
+                      HALF * HALF_COLUMNS + 8 * quad_lane;
 #pragma unroll
             for (int j = 0; j < HALF_COLUMNS / 32; ++j) {
                 u32 v[4];
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
                     const float *x = o + 16 * j + 4 * t + 2 * half;
-                    v[t] = Element::pack(x[0] * factor, x[1] * factor);
+                    v[t] = Element::pack(x[0] * a.v_scale, x[1] * a.v_scale);
                 }
                 transpose_in_quad(v, quad_lane);
                 if (exists) *reinterpret_cast<uint4 *>(to + 32 * j) = make_uint4(v[0], v[1], v[2], v[3]);
@@ -147,7 +147,7 @@ private:
     const FolioMlaHopperParams &p;
     Shared &shared;
     Loader &loader;
-    u32 stage, parity;
+    Turn turn;
     float o[HALF_COLUMNS / 2];
 };
 

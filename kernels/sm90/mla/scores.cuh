@@ -34,13 +34,13 @@ __device__ __forceinline__ void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u3
 class Scores {
 public:
     __device__ __forceinline__ Scores(const FolioMlaHopperParams &p, Shared &shared)
-        : p(p), shared(shared), scale(p.mla.attention.logits_scale * LOG2_E), stage(0), parity(0), pending(NONE) {}
+        : p(p), shared(shared), scale(p.mla.attention.logits_scale * LOG2_E), pending(NONE) {}
 
     __device__ __forceinline__ void run() {
 #pragma unroll 1
         for (Items items(p); items.any(); items.next()) {
             if (!items.holds()) continue;
-            attend(items.index());
+            attend(items);
         }
     }
 
@@ -48,10 +48,10 @@ private:
     static constexpr u32 NONE = STAGES;
 
     // The item is read twice, so that little of it occupies registers in between.
-    __device__ __forceinline__ void attend(u32 index) {
+    __device__ __forceinline__ void attend(const Items &items) {
         i32 left;
         {
-            const RowTile tile(p, index);
+            const RowTile tile(p, items.index());
             if (tile.num_rows == 0) return;
             load_queries(tile);
             left = tile.num_keys();
@@ -60,7 +60,7 @@ private:
 #pragma unroll 1
         for (; left > 0; left -= KEYS) {
             const bool hides = left < shared.hidden_below;
-            mbarrier_wait(shared_address(&shared.filled[stage]), parity);
+            mbarrier_wait(shared_address(&shared.filled[turn.stage()]), turn.parity());
             multiply();
             if (hides) hide(left);
             if (left < KEYS) clear_values(left);
@@ -69,7 +69,7 @@ private:
             if (last) finish_sums(sum);
             advance(last);
         }
-        write_lse(RowTile(p, index), max, sum);
+        write_lse(RowTile(p, items.index()), max, sum);
     }
 
     // All rows through shared memory, eight columns of operands at a time: coalesced loads in flight together.
@@ -127,8 +127,9 @@ private:
 
     // Scores of the stage. Hands on the weights before once most steps are done.
     __device__ __forceinline__ void multiply() {
-        const u32 at = shared_address(shared.stages[stage]);
-        const u64 latent = wgmma_descriptor(at, 16, GROUP_BYTES), rotary = wgmma_descriptor(at + ROPE_OFFSET, 16, GROUP_BYTES);
+        const u32 at = shared_address(shared.stages[turn.stage()]);
+        const u64 latent = wgmma_descriptor(at, 16, GROUP_BYTES),
+                  rotary = wgmma_descriptor(at + ROPE_OFFSET, 16, GROUP_BYTES);
         const u64 rope_queries = wgmma_descriptor(shared_address(shared.rope_queries), 16, ATOM);
         renew(s);
         wgmma_fence();
@@ -173,7 +174,7 @@ private:
     __device__ __forceinline__ void clear_values(u32 keys) {
         const u32 end = min((keys + 15) / 16 * 16, static_cast<u32>(KEYS));
         const u32 zeros[4] = {0, 0, 0, 0};
-        const u32 at = shared_address(shared.stages[stage]);
+        const u32 at = shared_address(shared.stages[turn.stage()]);
 #pragma unroll 1
         for (u32 piece = thread_of_warpgroup(); piece < (end - keys) * (RANK / 8); piece += 128) {
             const u32 token = keys + piece / (RANK / 8), chunk = piece % (RANK / 8);
@@ -190,7 +191,7 @@ private:
             largest[0] = fmaxf(largest[0], fmaxf(s[i], s[i + 1]));
             largest[1] = fmaxf(largest[1], fmaxf(s[i + 2], s[i + 3]));
         }
-        StageRows &rows = shared.rows[stage];
+        StageRows &rows = shared.rows[turn.stage()];
         bool rescale = false;
         if (__any_sync(FULL_WARP, largest[0] * scale > max[0] + SLACK || largest[1] * scale > max[1] + SLACK)) {
             rescale = true;
@@ -211,12 +212,13 @@ private:
             sum[half] += s[i] + s[i + 1];
         }
         // The keys 8 g .. 8 g + 7 of all rows are the core matrices of group g: 8 rows x 8 keys each.
-        const u32 to = shared_address(shared.stages[stage]) + ROPE_OFFSET + (lane >> 4) * GROUP_BYTES +
+        const u32 to = shared_address(shared.stages[turn.stage()]) + ROPE_OFFSET + (lane >> 4) * GROUP_BYTES +
                        (2 * warp + (lane >> 3 & 1)) * 128 + (lane & 7) * 16;
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) {
-            stmatrix_x4(to + 2 * k * GROUP_BYTES, Element::pack(s[8 * k], s[8 * k + 1]), Element::pack(s[8 * k + 2], s[8 * k + 3]),
-                        Element::pack(s[8 * k + 4], s[8 * k + 5]), Element::pack(s[8 * k + 6], s[8 * k + 7]));
+            stmatrix_x4(to + 2 * k * GROUP_BYTES, Element::pack(s[8 * k], s[8 * k + 1]),
+                        Element::pack(s[8 * k + 2], s[8 * k + 3]), Element::pack(s[8 * k + 4], s[8 * k + 5]),
+                        Element::pack(s[8 * k + 6], s[8 * k + 7]));
         }
     }
 
@@ -226,16 +228,16 @@ private:
         for (int half = 0; half < 2; ++half) {
             sum[half] = quad_sum(sum[half]);
             if ((lane & 3) == 0) {
-                shared.rows[stage].inverse[row + 8 * half] = sum[half] == 0.0f ? 0.0f : 1.0f / sum[half];
+                shared.rows[turn.stage()].inverse[row + 8 * half] = sum[half] == 0.0f ? 0.0f : 1.0f / sum[half];
             }
         }
     }
 
     // To the next stage. The weights of this one wait for its scores, unless there is nothing to wait for yet.
     __device__ __forceinline__ void advance(bool last) {
-        const u32 current = stage;
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-        if (last || !mbarrier_test(shared_address(&shared.filled[stage]), parity)) {
+        const u32 current = turn.stage();
+        ++turn.tiles;
+        if (last || !mbarrier_test(shared_address(&shared.filled[turn.stage()]), turn.parity())) {
             fence_proxy_async();
             __syncwarp();
             hand_on(current);
@@ -266,7 +268,7 @@ private:
     const FolioMlaHopperParams &p;
     Shared &shared;
     const float scale;
-    u32 stage, parity;
+    Turn turn;
     u32 pending;  // the stage whose weights are written but not handed on
     u32 queries[4 * REGISTER_STEPS];
     float s[KEYS / 2];

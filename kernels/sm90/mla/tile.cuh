@@ -39,7 +39,10 @@ struct alignas(1024) Shared {
     StageRows rows[STAGES];
     i32 unseen[ROWS];  // how many of the item's last keys a row does not see
     i32 hidden_below;  // keys left of the item, below which some row does not see all of the next tile
-    i64 page_start;    // of the item whose keys are being loaded
+    // Of the item whose keys are being loaded: its page ids, the end of its keys, and the items' round that it is of.
+    i64 page_start;
+    i32 end;
+    u32 round;
 };
 static_assert(sizeof(Shared) <= FOLIO_SHARED_BYTES, "the row's shared memory");
 
@@ -88,7 +91,7 @@ struct RowTile {
 // cost, the largest first; every other round goes backwards, so that a CTA that got a large one next gets a small one.
 class Items {
 public:
-    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p) : p(p), round(0) {}
+    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p, u32 round = 0) : p(p), round(round) {}
 
     __device__ __forceinline__ u32 index() const {
         return round * gridDim.y + (round & 1 ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
@@ -96,6 +99,7 @@ public:
     __device__ __forceinline__ bool any() const { return round * gridDim.y < p.mla.attention.plan.counts[0]; }
     __device__ __forceinline__ bool holds() const { return index() < p.mla.attention.plan.counts[0]; }
     __device__ __forceinline__ void next() { ++round; }
+    __device__ __forceinline__ u32 current() const { return round; }
 
 private:
     const FolioMlaHopperParams &p;
@@ -120,6 +124,14 @@ __device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
         : "memory");
     return done;
 }
+
+// Which stage a role is at, and the phase of its barriers, from the number of tiles before.
+struct Turn {
+    u32 tiles = 0;
+
+    __device__ __forceinline__ u32 stage() const { return tiles % STAGES; }
+    __device__ __forceinline__ u32 parity() const { return tiles / STAGES & 1; }
+};
 
 // Read anew where it is used, so that what is derived from it occupies no registers in between.
 __device__ __forceinline__ u32 thread_of_warpgroup() {
