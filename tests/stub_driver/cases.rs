@@ -308,6 +308,9 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("mla_plan_on_the_device", BACKEND, mla::plan_on_the_device),
     case("mla_fp32_is_refused", BACKEND, mla::fp32_is_refused),
+    case("mla_hopper_maps", BACKEND, mla::hopper_maps),
+    case("mla_hopper_tiles", BACKEND, mla::hopper_tiles),
+    case("mla_hopper_lacks", BACKEND, mla::hopper_lacks),
     case(
         "choice_creates_say_what_the_faster_kernels_lack",
         BACKEND,

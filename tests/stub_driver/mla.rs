@@ -1,8 +1,8 @@
-//! Multi-head latent attention: what the portable kernel is launched with, how work is cut for it, how its split rows
-//! are combined, and what is refused. Pages of 5 tokens are nothing for other kernels.
+//! Multi-head latent attention: what the kernels are launched with, how work is cut for them, how split rows are
+//! combined, and what is refused. Pages of 5 tokens are nothing for the Hopper kernel.
 
 use folio::api::BatchInput;
-use folio::cuda::mla_params::MlaParams;
+use folio::cuda::mla_params::{MlaHopperParams, MlaParams};
 use folio::cuda::params::{CombineParams, PlanParams};
 use folio::dtype::DType;
 use folio::error::Error;
@@ -91,7 +91,8 @@ fn plan(handle: &mut Handle, keys: i32) {
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
     recorder.expect::<MlaParams>("folio_mla");
-    recorder.expect::<CombineParams>("folio_combine");
+    recorder.expect::<CombineParams>("folio_combine_latent");
+    recorder.expect::<MlaHopperParams>("folio_sm90_mla");
     recorder.expect::<PlanParams>("folio_plan");
     recorder
 }
@@ -246,7 +247,7 @@ pub fn tiles() {
     }
 }
 
-/// Halves of 512 columns are shares of their own.
+/// Chunks of 128 columns are shares of their own where there are few rows.
 pub fn split_rows_are_combined() {
     let recorder = recorder();
     let mut handle = Handle::of(&context(), mla(DType::BF16.into())).unwrap();
@@ -256,15 +257,15 @@ pub fn split_rows_are_combined() {
     assert_eq!(launched.len(), 2);
     let attention = launched[0].params::<MlaParams>().attention;
     let combine = &launched[1];
-    assert_eq!(combine.name(), "folio_combine");
+    assert_eq!(combine.name(), "folio_combine_latent");
     let params: CombineParams = combine.params();
     assert_eq!(params.plan.partial_o, attention.plan.partial_o);
     assert_eq!((params.head_dim_vo, params.o_dtype), (512, 2));
     assert_eq!((params.num_qo_heads, params.group_size), (20, 20));
     assert_eq!((params.v_scale, params.o_scale), (0.25, 1.0));
     assert_eq!((params.flags, params.num_tokens), (1, 6));
-    // Six rows of 20 heads in two halves.
-    assert_eq!((params.blocks_of_row, combine.grid), (40, [240, 1, 1]));
+    // Six rows of 20 heads in four chunks.
+    assert_eq!((params.blocks_of_row, combine.grid), (80, [480, 1, 1]));
 }
 
 /// The kernel that plans cuts by the same tiles.
@@ -297,4 +298,164 @@ pub fn fp32_is_refused() {
         matches!(&refused, Some(Error::Unsupported(m)) if m.starts_with("q_dtype: float32")),
         "{refused:?}"
     );
+}
+
+/// bf16 records in pages of `page_size`.
+fn hopper(heads: u32, page_size: u32, max_qo_len: u32) -> AttentionDesc {
+    AttentionDesc {
+        num_qo_heads: heads,
+        kv: KvStorage::Paged {
+            page_size,
+            layout: KvLayout::Nhd,
+        },
+        max_qo_len,
+        ..mla(DType::BF16.into())
+    }
+}
+
+/// One request of 3 rows.
+fn plan_pages(handle: &mut Handle, keys: i32, page_size: i32) {
+    let columns = (keys + page_size - 1) / page_size;
+    let table: Vec<i32> = (0..columns).map(|id| id % PAGES as i32).collect();
+    let batch = BatchInput {
+        qo_indptr: host_tensor(&[0, 3], &[2]),
+        kv_len: host_tensor(&[keys], &[1]),
+        block_table: host_tensor(&table, &[1, i64::from(columns)]),
+        ..BatchInput::default()
+    };
+    handle.plan(&batch, OURS).unwrap();
+}
+
+/// Whole records by one map; latent and rotary rows apart by two, whose boxes are 8 tokens.
+pub fn hopper_maps() {
+    let recorder = recorder();
+    let mut handle = Handle::of(&context(), hopper(20, 32, 3)).unwrap();
+    assert_eq!(handle.attention.kernel(), "mla_sm90a_bf16_r512_q64");
+    plan_pages(&mut handle, 96, 32);
+    let paged = |address, dim, page| {
+        let (shape, strides) = ([PAGES, 32, dim], [page, 576, 1]);
+        at(address, DType::BF16, &shape, Some(&strides))
+    };
+    // Pages are further apart than their tokens need, as in a cache that holds all layers of a page together.
+    let whole = run_args(paged(KV, 576, 50_000), None);
+    let apart = run_args(paged(KV, 512, 50_000), Some(paged(KV_ROPE, 64, 20_000)));
+    let token = 2 * 576;
+    for (args, is_whole, box_log2, atoms, rope_page) in
+        [(whole, 1, 1, 9, 100_000), (apart, 0, 0, 8, 40_000)]
+    {
+        let launched = launches(&recorder, &handle, &args);
+        assert_eq!(launched.len(), 1);
+        let launch = &launched[0];
+        assert_eq!(launch.name(), "folio_sm90_mla");
+        let params: MlaHopperParams = launch.params();
+        assert_eq!(
+            (params.whole_records, params.box_log2),
+            (is_whole, box_log2)
+        );
+        assert_eq!((params.mla.row_tiles, params.mla.o_dtype), (1, 2));
+        // 60 rows of one item.
+        assert_eq!((launch.grid, launch.block), ([1, 1, 1], [384, 1, 1]));
+        assert_eq!((launch.dependent, launch.cluster), (1, 1));
+        let [latent, rope] = launch.maps().try_into().unwrap();
+        assert_eq!((latent.address, latent.swizzle), (KV as u64, 3));
+        assert_eq!(latent.extents, [64, 8, atoms, 4, PAGES as u64]);
+        assert_eq!(latent.strides, [token, 128, 8 * token, 100_000]);
+        assert_eq!(latent.boxes, [64, 8, atoms as u32, 1 << box_log2, 1]);
+        assert_eq!(rope.extents, [64, 8, 1, 4, PAGES as u64]);
+        assert_eq!((rope.strides[0], rope.strides[3]), (token, rope_page));
+    }
+}
+
+/// The tokens of a short request are one item of several tiles; of a longer one, those whose heads fill a tile.
+pub fn hopper_tiles() {
+    let recorder = recorder();
+    let context = context();
+    for (heads, max_qo_len, items, row_tiles, slots) in [
+        (20, 3, 1, 1, 132),
+        (64, 3, 1, 3, 44),
+        (85, 3, 1, 4, 33),
+        (86, 3, 3, 2, 66),
+        (16, 16, 1, 4, 33),
+        (16, 17, 1, 1, 132),
+        (200, 3, 3, 4, 33),
+    ] {
+        let desc = hopper(heads, 16, max_qo_len);
+        let mut handle = Handle::of(&context, desc).unwrap();
+        plan_pages(&mut handle, 90, 16);
+        let run = tight_args(heads, 1.0);
+        let launched = launches(&recorder, &handle, &run);
+        let params: MlaHopperParams = launched[0].params();
+        let named = format!("{heads} heads, {max_qo_len} rows");
+        assert_eq!(params.mla.row_tiles, row_tiles, "{named}");
+        assert_eq!(launched[0].grid, [row_tiles, items, 1], "{named}");
+        recorder.forget();
+        handle.plan_device(OURS).unwrap();
+        let planned: PlanParams = recorder.launches()[0].params();
+        assert_eq!(
+            (planned.max_splits, planned.kv_unit),
+            (slots, 48),
+            "{named}"
+        );
+    }
+}
+
+/// What the Hopper kernel lacks, the portable one takes.
+pub fn hopper_lacks() {
+    let recorder = recorder();
+    let context = context();
+    let mut handle = Handle::of(&context, hopper(20, 16, 3)).unwrap();
+    plan_pages(&mut handle, 90, 16);
+    let kernel = |args: &AttentionArgs| launches(&recorder, &handle, args)[0].name().to_owned();
+    let right = tight_args(20, 1.0);
+    assert_eq!(kernel(&right), "folio_sm90_mla");
+    assert_eq!(kernel(&tight_args(20, -1.0)), "folio_mla");
+    let moved = |tensor: Tensor| at(tensor.address() + 2, DType::BF16, tensor.shape(), None);
+    let unaligned = AttentionArgs {
+        o: moved(right.o),
+        ..right
+    };
+    assert_eq!(kernel(&unaligned), "folio_mla");
+    let unaligned = AttentionArgs {
+        q: moved(right.q),
+        ..right
+    };
+    assert_eq!(kernel(&unaligned), "folio_mla");
+    let pages_of_four = Handle::of(&context, hopper(20, 4, 3)).unwrap();
+    assert_eq!(pages_of_four.attention.kernel(), "mla_sm80_bf16_r512_q32");
+    let narrow = AttentionDesc {
+        head_dim_qk: 320,
+        head_dim_vo: 256,
+        ..hopper(20, 16, 3)
+    };
+    let narrow = Handle::of(&context, narrow).unwrap();
+    assert_eq!(narrow.attention.kernel(), "mla_sm80_bf16_r512_q32");
+}
+
+/// Three rows of 20 heads whose parts lie next to each other.
+fn run_args(kv: Tensor, kv_rope: Option<Tensor>) -> AttentionArgs {
+    AttentionArgs {
+        sm_scale: 0.125,
+        ..AttentionArgs::mla(
+            rows(Q, 3, RANK, [11_520, 576, 1]),
+            Some(rows(Q_ROPE, 3, ROPE, [1280, 64, 1])),
+            kv,
+            kv_rope,
+            rows(O, 3, RANK, [10_240, 512, 1]),
+        )
+    }
+}
+
+fn tight_args(heads: u32, sm_scale: f32) -> AttentionArgs {
+    let heads = i64::from(heads);
+    let tensor = |address, dim| at(address, DType::BF16, &[3, heads, dim], None);
+    AttentionArgs {
+        sm_scale,
+        ..AttentionArgs::mla(
+            tensor(Q, RANK),
+            Some(tensor(Q_ROPE, ROPE)),
+            at(KV, DType::BF16, &[PAGES, 16, 576], None),
+            None,
+            tensor(O, RANK),
+        )
+    }
 }
