@@ -5,14 +5,17 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
-use crate::cuda::kernels::keyless::COMBINE;
+use crate::cuda::kernels::keyless::{COMBINE, COMBINE_LATENT};
 use crate::cuda::params::{AttentionParams, CombineParams, dtype_code};
 use crate::error::Result;
-use crate::problem::AttentionDesc;
+use crate::problem::{AttentionDesc, Kind};
 
 /// Blocks of the combine kernel for each multiprocessor, unless there are more split rows: more than run at a time, since
 /// blocks of a short list end early, and no more, since each begins with loads that wait for one another.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+
+/// Columns of a head that a warp of `combine_latent.cu` takes.
+const LATENT_CHUNK: u32 = 128;
 
 /// The kernel for one problem.
 #[derive(Debug)]
@@ -32,7 +35,11 @@ impl Combine {
     /// As [`Loader::find`].
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Combine> {
         let cc = context.device().compute_capability;
-        let (row, function) = loader.find(COMBINE.candidates(cc), || COMBINE.unsupported(cc))?;
+        let kernel = match desc.kind {
+            Kind::Decode | Kind::Prefill => &COMBINE,
+            Kind::Mla => &COMBINE_LATENT,
+        };
+        let (row, function) = loader.find(kernel.candidates(cc), || kernel.unsupported(cc))?;
         Ok(Combine {
             row,
             function,
@@ -40,6 +47,20 @@ impl Combine {
             dependent: cc >= (9, 0),
             most_blocks: BLOCKS_PER_MULTIPROCESSOR * context.device().sm_count as usize,
         })
+    }
+
+    /// Blocks that share the heads of a row.
+    fn blocks_of_row(&self, num_combines: usize) -> u32 {
+        let heads = self.desc.num_qo_heads;
+        let share = self.most_blocks.div_ceil(num_combines) as u32;
+        match self.desc.kind {
+            Kind::Decode | Kind::Prefill => share.min(heads),
+            // A block takes two heads of a row of few parts at a time, or a chunk of a head's columns.
+            Kind::Mla => {
+                let chunks = heads * self.desc.head_dim_vo.div_ceil(LATENT_CHUNK);
+                share.max(heads.div_ceil(2)).min(chunks)
+            }
+        }
     }
 
     /// Enqueues the kernel for at most `num_combines` split rows of a run.
@@ -50,8 +71,7 @@ impl Combine {
         num_combines: usize,
         stream: Stream,
     ) -> Result<()> {
-        let blocks_of_row = self.most_blocks.div_ceil(num_combines) as u32;
-        let blocks_of_row = blocks_of_row.min(self.desc.num_qo_heads);
+        let blocks_of_row = self.blocks_of_row(num_combines);
         let combine = CombineParams {
             plan: params.plan,
             o: params.o,

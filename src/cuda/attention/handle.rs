@@ -18,11 +18,12 @@ use crate::cuda::params::{
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, KvStorage, Mask, Pages,
-    Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
+    Pages, Tiling, WorkList,
 };
 use crate::tensor::Tensor;
 
@@ -63,14 +64,13 @@ impl CudaAttention {
     /// Loads the kernels of a problem.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for rows wider than any kernel's; otherwise as [`Loader::find`].
+    /// [`Error::Unsupported`] for rows wider than any kernel's, and for MLA in fp32; otherwise as [`Loader::find`].
     pub fn new(
         loader: &Loader,
         context: &Arc<Context>,
         desc: &AttentionDesc,
     ) -> Result<CudaAttention> {
-        within("head_dim_qk", desc.head_dim_qk)?;
-        within("head_dim_vo", desc.head_dim_vo)?;
+        check(desc)?;
         let candidates = Candidates::load(loader, context, desc)?;
         let tiling = candidates.first().tiling();
         let capacity = Capacity::new(desc, &tiling);
@@ -231,8 +231,13 @@ impl CudaAttention {
             num_kv_heads: self.desc.num_kv_heads,
             page_size: self.desc.kv.page_size(),
             num_mm_prefix_ranges: args.mm_prefix_ranges.map_or(0, |r| r.extent(1) as u32),
-            num_tokens: fewest([&args.q, &args.o].into_iter().chain(&args.lse)),
-            num_pages: fewest([&args.k, &args.v]),
+            num_tokens: fewest(
+                [&args.q, &args.o]
+                    .into_iter()
+                    .chain(&args.q_rope)
+                    .chain(&args.lse),
+            ),
+            num_pages: fewest([&args.k, &args.v].into_iter().chain(&args.k_rope)),
             mask_bytes,
             section_bytes: section_bytes(self.context.device().l2_bytes),
             reserved: 0,
@@ -366,7 +371,21 @@ fn describe_page_ids(ids: Option<u64>) -> String {
     }
 }
 
-/// Whether there are kernels for rows of so many elements.
+/// What the tables of kernels would refuse too, by the name of the field: rows of so many elements, and MLA in fp32.
+fn check(desc: &AttentionDesc) -> Result<()> {
+    match desc.kind {
+        Kind::Decode | Kind::Prefill => {
+            within("head_dim_qk", desc.head_dim_qk)?;
+            within("head_dim_vo", desc.head_dim_vo)
+        }
+        Kind::Mla if desc.q_dtype == DType::F32 => Err(Error::Unsupported(
+            "q_dtype: float32 is not supported for MLA by the CUDA backend; float16 and bfloat16 are"
+                .into(),
+        )),
+        Kind::Mla => Ok(()),
+    }
+}
+
 fn within(name: &str, dim: u32) -> Result<()> {
     if dim <= MOST_HEAD_DIM {
         return Ok(());

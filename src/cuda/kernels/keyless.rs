@@ -20,6 +20,15 @@ pub static COMBINE: Keyless = Keyless {
     rows: LazyLock::new(|| [row("combine", ("plan/combine.cu", "folio_combine"), 256)]),
 };
 
+/// The same for the rows of MLA, which are wider.
+pub static COMBINE_LATENT: Keyless = Keyless {
+    noun: "combine kernel",
+    rows: LazyLock::new(|| {
+        let code = ("plan/combine_latent.cu", "folio_combine_latent");
+        [row("combine_latent", code, 256)]
+    }),
+};
+
 /// Cuts work on the device.
 pub static PLAN: Keyless = Keyless {
     noun: "plan kernel",

@@ -1,15 +1,17 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
-use super::keyless::{COMBINE, PLAN};
+use super::keyless::{COMBINE, COMBINE_LATENT, PLAN};
 use super::row::Row;
-use super::{append, attention, merge};
+use super::{append, attention, merge, mla};
 
 /// All rows.
 pub fn table() -> impl Iterator<Item = &'static Row> {
     attention::rows()
         .iter()
         .map(|row| &row.row)
+        .chain(mla::rows().iter().map(|row| &row.row))
         .chain(COMBINE.rows())
+        .chain(COMBINE_LATENT.rows())
         .chain(PLAN.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))

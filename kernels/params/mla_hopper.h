@@ -1,0 +1,14 @@
+// The parameters of the Hopper MLA kernel: those of every MLA kernel, and how tensor maps cut a cache into boxes.
+// src/cuda/mla_params.rs mirrors them field by field; the size is asserted on both sides. No code here.
+#pragma once
+
+#include "params/mla.h"
+
+struct FolioMlaHopperParams {
+    FolioMlaParams mla;
+    folio_u32 box_log2;       // a box is 1 << box_log2 groups of 8 tokens: 1 or 2
+    folio_u32 whole_records;  // the latent map has whole records, and the rotary one is not used
+};
+
+// The number of src/cuda/mla_params.rs.
+static_assert(sizeof(FolioMlaHopperParams) == 472, "Hopper MLA");

@@ -1,0 +1,197 @@
+//! The Hopper MLA kernel, `kernels/sm90/mla/mla.cu`: what it takes, and the tensor maps that it reads records by.
+#![allow(unsafe_code)]
+
+use super::features::{Feature, Features};
+use super::kernel::{AttentionKernel, OrLacks, Run};
+use super::mla::{MlaDims, query};
+use super::sm90::{GROUP, Map, rows_are_distinct};
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
+use crate::cuda::kernels::mla::{MlaRow, MlaVariant, candidates, unsupported};
+use crate::cuda::mla_params::MlaHopperParams;
+use crate::cuda::params::row_alignment;
+use crate::error::{Error, Result};
+use crate::problem::{AttentionDesc, Tiling};
+use crate::tensor::Tensor;
+
+/// Columns of a swizzle atom, 128 bytes of 16-bit elements.
+const ATOM: u32 = 64;
+
+/// Rows of an item at most, where they are the tokens of a short request: its tiles run side by side and read the keys
+/// once from memory. (On an H200, 64 requests of 2 × 128 rows on 4k keys: 218 µs in items of 256 rows, 225 in 128.)
+const ROWS_SIDE_BY_SIDE: u32 = 256;
+
+/// Chunk of keys of a batch-invariant plan: a multiple of the kernel's tile of keys.
+const INVARIANT_CHUNK: u32 = 2016;
+
+/// The kernel for one problem.
+#[derive(Debug)]
+pub struct Sm90Mla {
+    row: &'static MlaRow,
+    function: Function,
+    dims: MlaDims,
+    q_tile: u32,
+    page_size: u32,
+    sm_count: u32,
+}
+
+impl Sm90Mla {
+    /// Loads the row for a problem.
+    ///
+    /// # Errors
+    /// As [`Loader::find`], but for [`Error::Unsupported`].
+    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
+        let page_size = desc.kv.page_size();
+        if !page_size.is_multiple_of(GROUP) {
+            return Ok(Err(Feature::PageSize.into()));
+        }
+        let query = query(context, desc);
+        let mut rows = candidates(query)
+            .filter(|row| row.variant == MlaVariant::Sm90)
+            .peekable();
+        let Some(&first) = rows.peek() else {
+            return Ok(Err(Feature::TypesAndDims.into()));
+        };
+        let (row, function) = match loader.find(rows, || unsupported(&query)) {
+            Ok(found) => found,
+            Err(Error::Unsupported(_)) => return Ok(Err(Feature::Code.into())),
+            Err(error) => return Err(error),
+        };
+        Ok(Ok(Sm90Mla {
+            row,
+            function,
+            dims: MlaDims::of(desc),
+            q_tile: tokens_of_item(desc, first.shape.q_tile),
+            page_size,
+            sm_count: context.device().sm_count,
+        }))
+    }
+
+    /// Groups of tokens in a box: two where pages allow it, and latent and rotary rows come together.
+    fn box_log2(&self, whole_records: bool) -> u32 {
+        u32::from(whole_records && self.page_size.is_multiple_of(2 * GROUP))
+    }
+
+    /// A box is `[page][8-token group][swizzle atom][token][column]`.
+    fn map(
+        &self,
+        current: &Current<'_>,
+        cache: &Tensor,
+        columns: u32,
+        box_log2: u32,
+    ) -> Result<TensorMap> {
+        let (atoms, token) = (columns / ATOM, cache.stride(1));
+        Map::new(cache)
+            .dimension(ATOM, ATOM, 1)
+            .dimension(GROUP, GROUP, token)
+            .dimension(atoms, atoms, i64::from(ATOM))
+            .dimension(
+                self.page_size / GROUP,
+                1 << box_log2,
+                i64::from(GROUP) * token,
+            )
+            .dimension(cache.extent(0) as u32, 1, cache.stride(0))
+            .encode(current.driver(), Swizzle::Span128)
+    }
+
+    fn grid(&self, run: &Run<'_>) -> [u32; 3] {
+        let row_tiles = self.dims.row_tiles(run.q_tile, self.row.shape.q_tile);
+        [row_tiles, run.num_items.min(self.slots(row_tiles)), 1]
+    }
+
+    /// Items at a time.
+    fn slots(&self, row_tiles: u32) -> u32 {
+        (self.sm_count / row_tiles).max(1)
+    }
+}
+
+/// The tokens of a short request, so many that their heads fill a tile, or one token.
+fn tokens_of_item(desc: &AttentionDesc, rows_of_tile: u32) -> u32 {
+    let heads = desc.num_qo_heads;
+    if desc.max_qo_len.saturating_mul(heads) <= ROWS_SIDE_BY_SIDE {
+        desc.max_qo_len
+    } else {
+        (rows_of_tile / heads).max(1)
+    }
+}
+
+/// Whether the rotary row of every token follows its latent row.
+fn are_whole_records(latent: &Tensor, rope: &Tensor) -> bool {
+    let latent_bytes = latent.extent(3) as usize * latent.dtype().size();
+    rope.address() == latent.address() + latent_bytes
+        && rope.strides()[..2] == latent.strides()[..2]
+}
+
+impl AttentionKernel for Sm90Mla {
+    fn name(&self) -> &str {
+        &self.row.row.name
+    }
+
+    fn tiling(&self) -> Tiling {
+        let row_tiles = self.dims.row_tiles(self.q_tile, self.row.shape.q_tile);
+        Tiling {
+            q_tile: self.q_tile,
+            kv_unit: self.row.shape.kv_tile,
+            max_splits: self.slots(row_tiles),
+            invariant_chunk: INVARIANT_CHUNK,
+        }
+    }
+
+    fn missing(&self, run: &Run<'_>) -> Features {
+        let args = run.args;
+        let rows_suit = |tensor: &Tensor| row_alignment(tensor) >= 16;
+        let queries = [Some(&args.q), args.q_rope.as_ref()];
+        let caches = [Some(&args.k), args.k_rope.as_ref()];
+        let cache_suits = |cache: &Tensor| rows_suit(cache) && rows_are_distinct(cache);
+        let is_empty = caches.iter().flatten().any(|cache| cache.is_empty());
+        Features::default()
+            .and(
+                Feature::QStrides,
+                !queries.into_iter().flatten().all(rows_suit),
+            )
+            .and(Feature::OStrides, !rows_suit(&args.o))
+            .and(Feature::EmptyKv, is_empty)
+            .and(
+                Feature::KvStrides,
+                !is_empty && !caches.into_iter().flatten().all(cache_suits),
+            )
+            .and(
+                Feature::LogitsScale,
+                args.logits_scale() < f32::MIN_POSITIVE,
+            )
+    }
+
+    fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
+        let latent = &run.args.k;
+        let rope = run.args.k_rope.as_ref().unwrap_or(latent);
+        let whole_records = are_whole_records(latent, rope);
+        let box_log2 = self.box_log2(whole_records);
+        let (latent_dim, rope_dim) = (latent.extent(3) as u32, rope.extent(3) as u32);
+        let columns = if whole_records {
+            latent_dim + rope_dim
+        } else {
+            latent_dim
+        };
+        let maps = [
+            self.map(current, latent, columns, box_log2)?,
+            self.map(current, rope, rope_dim, box_log2)?,
+        ];
+        let grid = self.grid(run);
+        let params = MlaHopperParams {
+            mla: self.dims.params(run, grid[0]),
+            box_log2,
+            whole_records: u32::from(whole_records),
+        };
+        let launch = Launch {
+            grid,
+            threads: self.row.shape.threads,
+            cluster: 1,
+            dependent: true,
+            stream,
+        };
+        // SAFETY: the kernel takes a `FolioMlaHopperParams` and two maps; their addresses are the caller's tensors,
+        // which were checked against the plan, and the workspace, whose list has room for `num_items` items.
+        unsafe { launch.enqueue(current, &self.function, &params, &maps) }
+    }
+}
