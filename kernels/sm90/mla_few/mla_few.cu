@@ -42,15 +42,25 @@ static_assert(FOLIO_SHARED_BYTES <= 232448);
 
 // Writes zeros over the latent parts of tokens that no row sees: 0 x NaN would reach the output. For 16-bit records.
 template <class Format>
-__device__ __forceinline__ void clear_values(u32 tile, i32 token, u32 tokens, i32 begin, i32 end) {
+__device__ __forceinline__ void clear_values(u32 tile, i32 token, i32 tokens, i32 begin, i32 end) {
     constexpr u32 CHUNKS = Format::LATENT_BYTES / 16;
     const u32 zeros[4] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (u32 piece = threadIdx.x; piece < tokens * CHUNKS; piece += GROUP_THREADS) {
+    for (u32 piece = threadIdx.x; piece < static_cast<u32>(tokens) * CHUNKS; piece += GROUP_THREADS) {
         const u32 row = piece / CHUNKS;
         const i32 key = token + static_cast<i32>(row);
         if (key < begin || key >= end) st_shared_v4(tile + Format::chunk(row, piece % CHUNKS), zeros);
     }
+}
+
+// Of `slots` slots from the cursor's on, with `before` slots before them.
+__device__ __forceinline__ TileView view(const Ring<Format> &ring, const Cursor<Format> &cursor, u32 slots, u32 before) {
+    constexpr u32 STEPS = Format::SLOT_TOKENS / 16;
+    Cursor<Format> second = cursor;
+    if (slots > 1) second.advance(1);
+    // The same in all lanes: descriptors can be in uniform registers.
+    const u32 first = __shfl_sync(FULL_WARP, ring.slot(cursor.slot - before), 0);
+    return {first, ring.slot(second.slot), before * STEPS, __shfl_sync(FULL_WARP, (before + slots) * STEPS, 0)};
 }
 
 template <class Loader>
@@ -70,26 +80,28 @@ __device__ __forceinline__ void consume(const FolioMlaFewParams &params, const R
         u32 turn = 0;
 #pragma unroll 1
         for (u32 left = span.slots; left > 0;) {
-            u32 slots = min(left, static_cast<u32>(Layout::TILE_SLOTS));
-            if (!Format::WRAPS) slots = min(slots, Format::SLOTS - cursor.slot);
-            TileView tile;
-            tile.steps = slots * Format::SLOT_TOKENS / 16;
+            u32 slots = min(left, static_cast<u32>(Layout::TILE_SLOTS)), before = 0;
+            if constexpr (!Format::WRAPS) {
+                slots = min(slots, Format::SLOTS - cursor.slot);
+                // Slots before the tile's make up the 64 tokens that a product takes, where the ring ends.
+                const u32 end = cursor.slot + Layout::TILE_SLOTS;
+                before = end > Format::SLOTS ? end - Format::SLOTS : 0;
+            }
             Cursor<Format> at = cursor;
 #pragma unroll 1
-            for (u32 n = 0; n < slots; ++n, at.advance(1)) {
-                ring.wait_full(at);
-                if (n == 0) tile.first = tile.second = ring.slot(at.slot);
-                if (n == 1) tile.second = ring.slot(at.slot);
-            }
+            for (u32 n = 0; n < slots; ++n, at.advance(1)) ring.wait_full(at);
             if (turn == group) {
+                const i32 tokens = static_cast<i32>(slots * Format::SLOT_TOKENS);
                 if constexpr (!Loader::ZERO_FILLS) {
-                    const bool edge = token < span.begin || token + static_cast<i32>(16 * tile.steps) > span.end;
-                    if (edge) clear_values<Format>(tile.first, token, 16 * tile.steps, span.begin, span.end);
+                    const bool edge = token < span.begin || token + tokens > span.end;
+                    if (edge) clear_values<Format>(ring.slot(cursor.slot), token, tokens, span.begin, span.end);
                 } else if constexpr (!Format::FP8) {
                     // What cp.async wrote, for wgmma.
                     fence_proxy_async();
                 }
-                softmax.add_tile(tile, token, queries, weights, statistics, group, warp, lane);
+                const i32 first_token = token - static_cast<i32>(before * Format::SLOT_TOKENS);
+                softmax.add_tile(view(ring, cursor, slots, before), first_token, queries, weights, statistics, group,
+                                 warp, lane);
                 __syncwarp();
             }
             // Every consumer frees every slot, also those of the other's tiles: none is a round behind.

@@ -32,7 +32,7 @@ public:
             const u32 row = lane_row(n, lane);
             const RowState state = total(shared, row);
             const float own = exp2_approx(softmax.max[n] - state.max);
-            factor[n] = state.sum == 0.0f ? 0.0f : own / state.sum * (partial ? 1.0f : params.mla.attention.v_scale);
+            factor[n] = state.sum == 0.0f ? 0.0f : __fdividef(own, state.sum) * (partial ? 1.0f : params.mla.attention.v_scale);
             if (group == 0 && warp == 0 && lane < 4 && row < unit.num_rows) store_lse(params, unit, row, state);
         }
         float *staged = reinterpret_cast<float *>(queries);

@@ -15,10 +15,10 @@ namespace folio::mla_few {
 
 constexpr int OUTPUT_TILES = LATENT / 64;
 
-// Where the tile of a warpgroup is.
+// Where the tile of a warpgroup is: some of 64 tokens, whose records all lie within the ring. The others are any.
 struct TileView {
-    u32 first, second;  // shared addresses of the first 32 tokens, and of the next (fp8)
-    u32 steps;          // of 16 tokens
+    u32 first, second;  // shared addresses of the 64 tokens, and of the last 32 (fp8)
+    u32 begin, end;     // the tile, in steps of 16 tokens
 };
 
 // Per row (a lane's four), and per token and block of fp8_ds_mla (a lane's two): what products are multiplied by.
@@ -61,12 +61,13 @@ struct Products {
     static __device__ __forceinline__ void add_values(float (&o)[OUTPUT_TILES][8], const TileView &tile,
                                                       u32 weight_tile, u32, u32) {
         using T = typename Format::Math;
-        u64 values = wgmma_descriptor(tile.first, Format::ATOM_BYTES, Format::GROUP_BYTES);
-        u64 weights = wgmma_plain_descriptor(weight_tile, 256, 128);
+        u64 values = wgmma_descriptor(tile.first + tile.begin * 2 * Format::GROUP_BYTES, Format::ATOM_BYTES,
+                                      Format::GROUP_BYTES);
+        u64 weights = wgmma_plain_descriptor(weight_tile + tile.begin * 512, 256, 128);
 #pragma unroll
         for (int j = 0; j < OUTPUT_TILES; ++j) pin(o[j]);
 #pragma unroll 1
-        for (u32 step = 0; step < tile.steps; ++step) {
+        for (u32 step = tile.begin; step < tile.end; ++step) {
             wgmma_fence();
 #pragma unroll
             for (int j = 0; j < OUTPUT_TILES; ++j) {
@@ -159,7 +160,7 @@ struct Products<Bytes<T, SCALED>> {
 #pragma unroll
         for (int j = 0; j < OUTPUT_TILES; ++j) pin(o[j]);
 #pragma unroll 1
-        for (u32 step = 0; step < tile.steps; step += 2) {
+        for (u32 step = 0; step < tile.end; step += 2) {
             const u32 slot = (step == 0 ? tile.first : tile.second) + record;
             load(even, slot);
             multiply(o, even, weights);

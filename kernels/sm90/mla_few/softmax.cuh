@@ -66,20 +66,20 @@ public:
         }
     }
 
-    // `token` is the tile's first. `weights` is the group's own memory.
+    // `token` is the first of the 64 that the tile is part of. `weights` is the group's own memory.
     __device__ __forceinline__ void add_tile(const TileView &tile, i32 token, u32 queries, u32 weights,
                                              Statistics<Format> &shared, u32 group, u32 warp, u32 lane) {
         float s[8];
-        const i32 tile_end = token + static_cast<i32>(16 * tile.steps);
+        const KeyRange tile_keys = {token + static_cast<i32>(16 * tile.begin), token + static_cast<i32>(16 * tile.end)};
         const i32 first = token + static_cast<i32>(16 * warp + lane / 4);
-        if constexpr (SCALED) read_scales(tile, first, tile_end, warp, lane);
+        if constexpr (SCALED) read_scales(tile, first, tile_keys, warp, lane);
         P::scores(s, tile, queries, scales, warp, lane);
         bool stale = false;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int n = i / 4 * 2 + i % 2;
             const i32 key = first + i / 2 % 2 * 8;
-            if (!keys[n].holds(key) || key >= tile_end) s[i] = minus_infinity();
+            if (!keys[n].holds(key) || !tile_keys.holds(key)) s[i] = minus_infinity();
             stale |= s[i] > max[n] + RESCALE_THRESHOLD;
         }
         if constexpr (SCALED) stale |= exceeds_reference();
@@ -91,12 +91,13 @@ public:
     }
 
 private:
-    __device__ __forceinline__ void read_scales(const TileView &tile, i32 first, i32 tile_end, u32 warp, u32 lane) {
+    __device__ __forceinline__ void read_scales(const TileView &tile, i32 first, KeyRange tile_keys, u32 warp,
+                                                u32 lane) {
         const u32 record = (warp < 2 ? tile.first : tile.second) + (warp % 2 * 16 + lane / 4) * Format::PITCH;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // Beyond the tile there is another token's record, or half of one.
-            const bool there = first + 8 * r < tile_end;
+            const bool there = tile_keys.holds(first + 8 * r);
             const float4 scale = ld_shared_f4(record + 8 * r * Format::PITCH + Format::SCALES);
             scales.token[r] = there ? scale : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
