@@ -247,6 +247,16 @@ impl Tensor {
         self
     }
 
+    /// The elements of dimension `dim` at `range`, which must lie within its extent.
+    pub fn part_of_dim(mut self, dim: usize, range: std::ops::Range<i64>) -> Tensor {
+        assert!(0 <= range.start && range.start <= range.end && range.end <= self.shape[dim]);
+        self.shape[dim] = range.end - range.start;
+        if !self.is_empty() {
+            self.address += (range.start * self.strides[dim]) as usize * self.dtype.size();
+        }
+        self
+    }
+
     /// The same bytes read as another type of the same size.
     pub fn with_dtype(mut self, dtype: DType) -> Tensor {
         debug_assert_eq!(self.dtype.size(), dtype.size());

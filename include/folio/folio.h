@@ -1150,6 +1150,254 @@ void folio_prefill_destroy(folio_prefill *handle);
 
 /** @} */
 
+/**
+ * @defgroup mla Multi-head latent attention
+ * Absorbed MLA over a paged cache of latent records, with any number of query rows per request.
+ * @{
+ */
+
+/**
+ * Records are elements of kv_dtype one after another: kv_lora_rank latent ones, then qk_rope_head_dim rotary ones.
+ */
+#define FOLIO_MLA_CACHE_PLAIN 0
+
+/**
+ * Records are vLLM's and FlashMLA's fp8_ds_mla of 656 bytes: 512 latent elements of float8_e4m3, four float32 scales,
+ * one for each 128 of them, and 64 rotary elements of bfloat16.
+ */
+#define FOLIO_MLA_CACHE_FP8_DS_MLA 1
+
+/**
+ * Multi-head latent attention in its absorbed form: FlashMLA's flash_mla_with_kvcache and FlashInfer's
+ * BatchMLAPagedAttentionWrapper. One handle serves every batch within its desc, and one plan every layer of a step.
+ */
+typedef struct folio_mla folio_mla;
+
+/**
+ * What an MLA handle is made from: the absorbed form of DeepSeek-V2's multi-head latent attention. All heads read one
+ * record per token: its latent part is key and value, its rotary part is key only.
+ *
+ * Types: q float32, float16 or bfloat16; the cache the same type, float8_e4m3, float8_e5m2 or fp8_ds_mla; o the type
+ * of q. The maxima bound every later batch and fix the workspace. One plan takes any mixture of decodes, verified
+ * drafts and prompts.
+ */
+typedef struct folio_mla_desc {
+    /**
+     * sizeof(folio_mla_desc).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_PLAN_…
+     */
+    uint32_t flags;
+    /**
+     * Type of q.
+     */
+    folio_dtype q_dtype;
+    /**
+     * Type of the cache; all zero: as q. With FOLIO_MLA_CACHE_FP8_DS_MLA: all zero or float8_e4m3.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * Type of o, which is that of q; all zero: as q.
+     */
+    folio_dtype o_dtype;
+    /**
+     * FOLIO_MLA_CACHE_…
+     */
+    int32_t cache_format;
+    /**
+     * Query (and output) heads, 1 or more.
+     */
+    uint32_t num_heads;
+    /**
+     * Elements of a latent row, and of a row of o: a multiple of 8 up to 512. DeepSeek-V2 and V3: 512.
+     */
+    uint32_t kv_lora_rank;
+    /**
+     * Elements of a rotary row: 0, or a multiple of 8 up to 64. DeepSeek-V2 and V3: 64.
+     */
+    uint32_t qk_rope_head_dim;
+    /**
+     * Tokens per page, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * Most requests of a batch.
+     */
+    uint32_t max_batch_size;
+    /**
+     * Most query rows of a request; 0: 1.
+     */
+    uint32_t max_qo_len;
+    /**
+     * Most query rows of a batch, over all requests; 0: max_batch_size times max_qo_len.
+     */
+    uint32_t max_num_tokens;
+    /**
+     * Most keys of a request.
+     */
+    uint32_t max_kv_len;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+     */
+    uint64_t max_num_pages;
+} folio_mla_desc;
+
+/**
+ * Tensors and parameters of one MLA call; one plan serves many, with different values.
+ *
+ * For query row i of head h and the record (c, r) of key j, which holds values divided by k_scale:
+ *
+ * ```text
+ * s = (q_latent·c + q_rope·r) · sm_scale · q_scale · k_scale
+ * seen iff mask_mode is FOLIO_MASK_FULL or j <= kv_len - qo_len + i
+ * o = Σ softmax(s)_j c_j · k_scale
+ * lse = log(Σ e^s)
+ * ```
+ *
+ * A row that sees nothing has o = 0 and lse = -inf. Memory that no row sees may hold anything, NaN included.
+ *
+ * This is the data-movement friendly form of vLLM's MLA backends, and what FlashMLA and FlashInfer's
+ * BatchMLAPagedAttentionWrapper compute: q_latent is the query's part without rotation times W_UK, and the output
+ * times W_UV is that of the heads (DeepSeek-V2, section 2.1).
+ */
+typedef struct folio_mla_args {
+    /**
+     * sizeof(folio_mla_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_RUN_LSE_BASE_2 or 0.
+     */
+    uint32_t flags;
+    /**
+     * Absorbed queries: `[num_tokens or more, num_heads, kv_lora_rank]` of q_dtype.
+     */
+    const folio_tensor *q_latent;
+    /**
+     * Rotated queries: `[num_tokens or more, num_heads, qk_rope_head_dim]` of q_dtype, with strides of its own; NULL
+     * iff qk_rope_head_dim is 0. Two views of one tensor of whole queries are read fastest.
+     */
+    const folio_tensor *q_rope;
+    /**
+     * The cache: `[num_pages, page_size, kv_lora_rank + qk_rope_head_dim]`, or `[num_slots, …]` with page_size 1, of
+     * kv_dtype; uint8 stands for fp8. With kv_rope: the latent part, `[…, kv_lora_rank]`. fp8_ds_mla:
+     * `[num_pages, page_size, 656]` uint8. num_pages is above every page id in use, and 1 or more where page ids or
+     * lengths are on a device.
+     */
+    const folio_tensor *kv;
+    /**
+     * The rotary part of the cache, as kv with qk_rope_head_dim and strides of its own; NULL where kv holds whole
+     * records.
+     */
+    const folio_tensor *kv_rope;
+    /**
+     * Output: `[num_tokens or more, num_heads, kv_lora_rank]` of o_dtype. It may not overlap another tensor.
+     */
+    const folio_tensor *o;
+    /**
+     * Output: `[num_tokens or more, num_heads]` float32 of any strides, or NULL.
+     */
+    const folio_tensor *lse;
+    /**
+     * Factor of q·k, not 0: that of the model's heads before absorption, 1 / sqrt(qk_nope_head_dim +
+     * qk_rope_head_dim) and YaRN's mscale² where the model has it. It cannot be derived from the latent width.
+     * sm_scale · q_scale · k_scale is within ±2^60.
+     */
+    float sm_scale;
+    /**
+     * Factor of q, which holds the queries divided by it. 0: 1.
+     */
+    float q_scale;
+    /**
+     * Factor of the cache, hence of logits and of o; within ±2^60. 0: 1.
+     */
+    float k_scale;
+    /**
+     * FOLIO_MASK_CAUSAL or FOLIO_MASK_FULL.
+     */
+    int32_t mask_mode;
+} folio_mla_args;
+
+/**
+ * Picks the code for a problem.
+ *
+ * @copydetails folio_decode_create
+ *
+ * # Safety
+ * As folio_decode_create.
+ */
+folio_status folio_mla_create(const folio_context *ctx,
+                              const folio_mla_desc *desc,
+                              folio_mla **out,
+                              folio_error *err);
+
+/**
+ * The memory that every plan within the desc can do with.
+ *
+ * @copydetails folio_decode_workspace
+ *
+ * # Safety
+ * As folio_decode_workspace.
+ */
+folio_status folio_mla_workspace(const folio_mla *handle,
+                                 folio_workspace_info *out,
+                                 folio_error *err);
+
+/**
+ * Takes over a step's batch. qo_indptr may be NULL, as for decode.
+ *
+ * @copydetails folio_decode_plan
+ *
+ * # Safety
+ * As folio_decode_plan.
+ */
+folio_status folio_mla_plan(folio_mla *handle,
+                            const folio_batch *batch,
+                            const folio_workspace *ws,
+                            void *stream,
+                            folio_error *err);
+
+/**
+ * Computes attention for the planned batch.
+ *
+ * @copydetails folio_decode_run
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_run(const folio_mla *handle,
+                           const folio_mla_args *args,
+                           void *stream,
+                           folio_error *err);
+
+/**
+ * Name of the kernel that create picked.
+ *
+ * @copydetails folio_decode_kernel
+ *
+ * # Safety
+ * As folio_decode_kernel.
+ */
+const char *folio_mla_kernel(const folio_mla *handle);
+
+/**
+ * Ends a handle.
+ *
+ * @copydetails folio_decode_destroy
+ *
+ * # Safety
+ * As folio_decode_destroy.
+ */
+void folio_mla_destroy(folio_mla *handle);
+
+/** @} */
+
 /** @} */
 
 /**
@@ -1506,6 +1754,42 @@ typedef struct folio_api {
                                  const folio_merge_states_args *args,
                                  void *stream,
                                  folio_error *err);
+    /**
+     * folio_mla_create
+     */
+    folio_status (*mla_create)(const folio_context *ctx,
+                               const folio_mla_desc *desc,
+                               folio_mla **out,
+                               folio_error *err);
+    /**
+     * folio_mla_workspace
+     */
+    folio_status (*mla_workspace)(const folio_mla *handle,
+                                  folio_workspace_info *out,
+                                  folio_error *err);
+    /**
+     * folio_mla_plan
+     */
+    folio_status (*mla_plan)(folio_mla *handle,
+                             const folio_batch *batch,
+                             const folio_workspace *ws,
+                             void *stream,
+                             folio_error *err);
+    /**
+     * folio_mla_run
+     */
+    folio_status (*mla_run)(const folio_mla *handle,
+                            const folio_mla_args *args,
+                            void *stream,
+                            folio_error *err);
+    /**
+     * folio_mla_kernel
+     */
+    const char *(*mla_kernel)(const folio_mla *handle);
+    /**
+     * folio_mla_destroy
+     */
+    void (*mla_destroy)(folio_mla *handle);
 } folio_api;
 
 /**

@@ -215,6 +215,7 @@ namespace detail {
 struct DecodeSlots {
     using Handle = folio_decode;
     using Desc = folio_decode_desc;
+    using Args = folio_attention_args;
     static constexpr auto create = &folio_api::decode_create;
     static constexpr auto workspace = &folio_api::decode_workspace;
     static constexpr auto plan = &folio_api::decode_plan;
@@ -227,12 +228,26 @@ struct DecodeSlots {
 struct PrefillSlots {
     using Handle = folio_prefill;
     using Desc = folio_prefill_desc;
+    using Args = folio_attention_args;
     static constexpr auto create = &folio_api::prefill_create;
     static constexpr auto workspace = &folio_api::prefill_workspace;
     static constexpr auto plan = &folio_api::prefill_plan;
     static constexpr auto run = &folio_api::prefill_run;
     static constexpr auto kernel = &folio_api::prefill_kernel;
     static constexpr auto destroy = &folio_api::prefill_destroy;
+};
+
+/** Types and slots of an MLA handle. */
+struct MlaSlots {
+    using Handle = folio_mla;
+    using Desc = folio_mla_desc;
+    using Args = folio_mla_args;
+    static constexpr auto create = &folio_api::mla_create;
+    static constexpr auto workspace = &folio_api::mla_workspace;
+    static constexpr auto plan = &folio_api::mla_plan;
+    static constexpr auto run = &folio_api::mla_run;
+    static constexpr auto kernel = &folio_api::mla_kernel;
+    static constexpr auto destroy = &folio_api::mla_destroy;
 };
 
 }  // namespace detail
@@ -245,7 +260,7 @@ struct PrefillSlots {
 template <class Slots>
 class Attention {
 public:
-    /** folio_decode or folio_prefill. */
+    /** folio_decode, folio_prefill or folio_mla. */
     using Handle = typename Slots::Handle;
 
     /** Picks the code. Error with FOLIO_ERR_UNSUPPORTED where this library has none for `desc`. */
@@ -274,7 +289,7 @@ public:
     }
 
     /** Computes one layer. */
-    void run(const folio_attention_args &args, void *stream = nullptr) const
+    void run(const typename Slots::Args &args, void *stream = nullptr) const
     {
         detail::Report report;
         report.check((api().*Slots::run)(get(), &args, stream, report.get()));
@@ -301,6 +316,8 @@ private:
 using Decode = Attention<detail::DecodeSlots>;
 /** Any number of query rows per request, over paged or ragged keys and values. */
 using Prefill = Attention<detail::PrefillSlots>;
+/** Absorbed multi-head latent attention over a paged cache of latent records. */
+using Mla = Attention<detail::MlaSlots>;
 
 /** A handle's workspace in host memory, which is all that a CPU handle asks for. */
 class HostWorkspace {

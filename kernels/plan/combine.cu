@@ -1,15 +1,18 @@
 // Puts the partial results of split rows together: the second kernel of a run. It adds the sink, once,
 // scales and rounds the output. (Merging the caller's own states is ops/merge.cu.)
 //
-// One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, in
-// an order that depends on nothing but their number; lane i has columns 4i .. 4i + 3 and, above 128, 128 + 4i ..
-// 128 + 4i + 3. The kernel is short, so its time is the loads that wait for one another: what the split kernel did not
-// write, the list of parts included, is read before that kernel has ended.
+// One CTA takes query heads of one split row in turn, and of heads of more than 256 columns (MLA) one half after the
+// other. Its eight warps share the row's parts, several in flight each, in an order that depends on nothing but their
+// number; lane i has columns 4i .. 4i + 3 and, above 128, 128 + 4i .. 128 + 4i + 3. The kernel is short, so its time is
+// the loads that wait for one another: what the split kernel did not write, the list of parts included, is read before
+// that kernel has ended.
 #include "core/softmax.cuh"
 
 namespace folio {
 
-constexpr u32 WARPS = 8, IN_FLIGHT = 4, MAX_DIM = 256, PIECES = MAX_DIM / 4, PASSES = PIECES / 32;
+// Columns that a CTA takes at a time; a head has at most twice as many.
+constexpr u32 COLUMNS = 256;
+constexpr u32 WARPS = 8, IN_FLIGHT = 4, PIECES = COLUMNS / 4, PASSES = PIECES / 32;
 
 __device__ __forceinline__ void add_scaled(float4 &sum, float factor, float4 x) {
     sum.x += factor * x.x;
@@ -43,8 +46,10 @@ struct Parts {
         }
     }
 
-    __device__ __forceinline__ PartSum sum(const FolioCombineParams &p, u32 head, u32 warp, u32 lane) const {
-        const u32 pieces = p.head_dim_vo / 4;
+    // At the head's columns from `first_column` on.
+    __device__ __forceinline__ PartSum sum(const FolioCombineParams &p, u32 head, u32 first_column, u32 warp,
+                                           u32 lane) const {
+        const u32 pieces = p.head_dim_vo / 4, first_piece = first_column / 4 + lane;
         const float4 *const o = reinterpret_cast<const float4 *>(p.plan.partial_o);
         PartSum sum = {{minus_infinity(), 0.0f}, {}};
         for (u32 first = warp; first < count; first += WARPS * IN_FLIGHT) {
@@ -59,7 +64,8 @@ struct Parts {
                 logits[i] = there ? p.plan.partial_lse[at] : minus_infinity();
 #pragma unroll
                 for (u32 n = 0; n < PASSES; n++) {
-                    x[i][n] = there && lane + 32 * n < pieces ? o[at * pieces + lane + 32 * n] : float4{};
+                    const u32 piece = first_piece + 32 * n;
+                    x[i][n] = there && piece < pieces ? o[at * pieces + piece] : float4{};
                 }
             }
 #pragma unroll
@@ -105,14 +111,16 @@ struct Sums {
     }
 };
 
-// Where a row's result goes, and what scales it.
+// Where a row's result goes, its columns from `first_column` on, and what scales it.
 struct Target {
     i64 token;
-    u32 head;
+    u32 head, first_column;
     float sink, v_scale;
 
-    __device__ __forceinline__ Target(const FolioCombineParams &p, const FolioCombineItem &item, u32 head)
-        : token(item.q_token), head(head) {
+    // A share of a row is a head, or half a head.
+    __device__ __forceinline__ Target(const FolioCombineParams &p, const FolioCombineItem &item, u32 share)
+        : token(item.q_token), head(share), first_column(0) {
+        if (p.head_dim_vo > COLUMNS) head = share / 2, first_column = share % 2 * COLUMNS;
         sink = p.sinks ? p.sinks[head] * LOG2_E : minus_infinity();
         v_scale = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, head / p.group_size);
         if (p.o_dtype >= FOLIO_E4M3) v_scale /= p.o_scale;
@@ -133,15 +141,16 @@ struct Target {
 __device__ __forceinline__ void combine_head(const FolioCombineParams &p, const Parts &parts, const Target &target,
                                              Sums &sums) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const PartSum sum = parts.sum(p, target.head, warp, lane);
+    const PartSum sum = parts.sum(p, target.head, target.first_column, warp, lane);
     if (lane == 0) sums.states[warp] = sum.state;
 #pragma unroll
     for (u32 n = 0; n < PASSES; n++) sums.values[warp][lane + 32 * n] = sum.values[n];
     __syncthreads();
-    if (4 * threadIdx.x < p.head_dim_vo) {
+    const u32 column = target.first_column + 4 * threadIdx.x;
+    if (threadIdx.x < PIECES && column < p.head_dim_vo) {
         float4 x;
         const RowState state = sums.total(threadIdx.x, x);
-        target.store(p, 4 * threadIdx.x, x, state);
+        target.store(p, column, x, state);
     }
     __syncthreads();
 }
@@ -163,9 +172,10 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS)
         wait_for_prerequisites();
         return;
     }
-    for (u32 head = first; head < p.num_qo_heads; head += p.blocks_of_row) {
-        const Target target(p, item, head);
-        if (head == first) {
+    const u32 shares = p.head_dim_vo > COLUMNS ? 2 * p.num_qo_heads : p.num_qo_heads;
+    for (u32 share = first; share < shares; share += p.blocks_of_row) {
+        const Target target(p, item, share);
+        if (share == first) {
             wait_for_prerequisites();
             allow_dependents();
         }

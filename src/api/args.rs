@@ -1,10 +1,11 @@
 //! Checks of what may change from layer to layer.
 
 use super::check::{Extent, Named, finite, head_scales, scale};
+use super::mla;
 use super::planned::Planned;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, Checked, KvLayout, KvStorage, Mask};
+use crate::problem::{AttentionArgs, AttentionDesc, Checked, Kind, KvLayout, KvStorage, Mask};
 use crate::tensor::{Device, Tensor};
 
 /// Checks the arguments of a run against the desc and the current plan.
@@ -14,6 +15,9 @@ pub(super) fn check(
     planned: &Planned,
     device: Device,
 ) -> Result<Checked<AttentionArgs>> {
+    if desc.kind == Kind::Mla {
+        return mla::args(args, desc, planned, device);
+    }
     let heads = Extent::Is(desc.num_qo_heads.into());
     let tokens = Extent::AtLeast(planned.num_tokens);
     let rows = |name, tensor, dtype, dim: u32| {

@@ -1,5 +1,6 @@
 //! Checks of what picks code and bounds memory.
 
+use super::mla;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, CacheFormat, Kind, KvStorage};
@@ -17,13 +18,23 @@ const MAX_LENGTH: u32 = i32::MAX as u32;
 
 /// Checks a desc and fills in derived maxima that the caller left 0.
 pub(super) fn check(mut desc: AttentionDesc) -> Result<AttentionDesc> {
-    dtypes(&desc)?;
-    heads(&desc)?;
+    match desc.kind {
+        Kind::Mla => mla::desc(&desc)?,
+        Kind::Decode | Kind::Prefill => {
+            dtypes(&desc)?;
+            heads(&desc)?;
+        }
+    }
     storage(&desc)?;
-    if desc.kind == Kind::Decode {
+    let derives_tokens = match desc.kind {
+        Kind::Decode => true,
+        Kind::Mla => desc.max_num_tokens == 0,
+        Kind::Prefill => false,
+    };
+    if derives_tokens {
         let tokens = u64::from(desc.max_batch_size) * u64::from(desc.max_qo_len);
         desc.max_num_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-    } else if desc.max_qo_len == 0 {
+    } else if desc.kind == Kind::Prefill && desc.max_qo_len == 0 {
         desc.max_qo_len = desc.max_num_tokens;
     }
     for (name, value) in [

@@ -11,6 +11,7 @@ mod context;
 mod desc;
 mod largest;
 mod merge;
+mod mla;
 mod planned;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};

@@ -135,6 +135,46 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_mla_create
+    pub mla_create: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            desc: *const folio_mla_desc,
+            out: *mut *mut folio_mla,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_workspace
+    pub mla_workspace: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla,
+            out: *mut folio_workspace_info,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_plan
+    pub mla_plan: Option<
+        unsafe extern "C" fn(
+            handle: *mut folio_mla,
+            batch: *const folio_batch,
+            ws: *const folio_workspace,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_run
+    pub mla_run: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla,
+            args: *const folio_mla_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_kernel
+    pub mla_kernel: Option<unsafe extern "C" fn(handle: *const folio_mla) -> *const c_char>,
+    /// folio_mla_destroy
+    pub mla_destroy: Option<unsafe extern "C" fn(handle: *mut folio_mla)>,
 }
 
 static API: folio_api = folio_api {
@@ -160,6 +200,12 @@ static API: folio_api = folio_api {
     kv_append: Some(folio_kv_append),
     merge_state: Some(folio_merge_state),
     merge_states: Some(folio_merge_states),
+    mla_create: Some(folio_mla_create),
+    mla_workspace: Some(folio_mla_workspace),
+    mla_plan: Some(folio_mla_plan),
+    mla_run: Some(folio_mla_run),
+    mla_kernel: Some(folio_mla_kernel),
+    mla_destroy: Some(folio_mla_destroy),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

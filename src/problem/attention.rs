@@ -233,6 +233,25 @@ impl AttentionArgs {
     }
 }
 
+impl AttentionArgs {
+    /// Multi-head latent attention, causal. `q_latent`: `[num_tokens or more, num_heads, kv_lora_rank]`; `q_rope`: the
+    /// same with `qk_rope_head_dim`, where that is not 0. `kv`: whole records, or with `kv_rope` their latent part. A
+    /// run needs a `sm_scale` as well: that of the model's own heads.
+    pub fn mla(
+        q_latent: Tensor,
+        q_rope: Option<Tensor>,
+        kv: Tensor,
+        kv_rope: Option<Tensor>,
+        o: Tensor,
+    ) -> AttentionArgs {
+        AttentionArgs {
+            q_rope,
+            k_rope: kv_rope,
+            ..AttentionArgs::new(q_latent, kv, kv, o)
+        }
+    }
+}
+
 impl super::Checked<AttentionArgs> {
     /// Factor on q·k, apart from `k_scales`.
     pub fn logits_scale(&self) -> f32 {

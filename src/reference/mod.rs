@@ -6,6 +6,7 @@
 use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream, Workspace, WorkspaceInfo,
 };
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, HostBatch, KvStorage,
@@ -72,7 +73,7 @@ impl ReferenceAttention {
             let weight = (score - max).exp() / sum * v_scale;
             let (page, slot) = self.locate(request, j);
             for (d, o) in o.iter_mut().enumerate() {
-                *o += weight * f64::from(args.v.get(&[page, slot, kv_head, d as i64]));
+                *o += weight * self.value(args, [page, slot, kv_head, d as i64]);
             }
         }
         (o, max + sum.ln())
@@ -92,8 +93,12 @@ impl ReferenceAttention {
         let (page, slot) = self.locate(request, j);
         let dot: f64 = (0..i64::from(self.desc.head_dim_qk))
             .map(|d| {
-                let q = f64::from(args.q.get(&[request.q_start + i, head, d]));
-                q * f64::from(args.k.get(&[page, slot, kv_head, d]))
+                let q = two_parts(
+                    &args.q,
+                    args.q_rope.as_ref(),
+                    [request.q_start + i, head, d],
+                );
+                q * self.key(args, [page, slot, kv_head, d])
             })
             .sum();
         let mut s = dot * f64::from(args.logits_scale()) * head_scale(args.k_scales, kv_head);
@@ -112,6 +117,28 @@ impl ReferenceAttention {
         s
     }
 
+    /// Element `[page, slot, kv_head, d]` of the keys.
+    fn key(&self, args: &Checked<AttentionArgs>, index: [i64; 4]) -> f64 {
+        match self.desc.kv_format {
+            CacheFormat::DS_MLA => ds_mla(&args.k, index),
+            _ => match (&args.k_rope, index) {
+                // All KV heads share the last elements.
+                (Some(rope), [page, slot, _, d]) if d >= args.k.extent(3) => {
+                    f64::from(rope.get(&[page, slot, 0, d - args.k.extent(3)]))
+                }
+                _ => f64::from(args.k.get(&index)),
+            },
+        }
+    }
+
+    /// Element `[page, slot, kv_head, d]` of the values.
+    fn value(&self, args: &Checked<AttentionArgs>, index: [i64; 4]) -> f64 {
+        match self.desc.kv_format {
+            CacheFormat::DS_MLA => ds_mla(&args.v, index),
+            _ => f64::from(args.v.get(&index)),
+        }
+    }
+
     /// Page and offset in the page of key `j`.
     fn locate(&self, request: &Request, j: i64) -> (i64, i64) {
         match self.desc.kv {
@@ -123,6 +150,29 @@ impl ReferenceAttention {
             }
         }
     }
+}
+
+/// Element `[row, head, d]` of rows whose last elements may be in a tensor of their own.
+fn two_parts(head: &Tensor, tail: Option<&Tensor>, [row, qo_head, d]: [i64; 3]) -> f64 {
+    let width = head.extent(2);
+    f64::from(match tail {
+        Some(tail) if d >= width => tail.get(&[row, qo_head, d - width]),
+        _ => head.get(&[row, qo_head, d]),
+    })
+}
+
+/// Element `[page, slot, 0, d]` of `fp8_ds_mla` records: 512 bytes of e4m3, four little-endian fp32 scales of 128
+/// elements each, and 64 bf16.
+fn ds_mla(records: &Tensor, [page, slot, head, d]: [i64; 4]) -> f64 {
+    let byte = |at: i64| records.get(&[page, slot, head, at]) as u8;
+    if d >= 512 {
+        let at = 528 + 2 * (d - 512);
+        return half::bf16::from_le_bytes([byte(at), byte(at + 1)]).to_f64();
+    }
+    let at = 512 + d / 128 * 4;
+    let scale = f32::from_le_bytes([byte(at), byte(at + 1), byte(at + 2), byte(at + 3)]);
+    let latent = records.with_dtype(DType::F8E4M3);
+    f64::from(latent.get(&[page, slot, head, d])) * f64::from(scale)
 }
 
 /// `(base AND window) OR mm-prefix`.

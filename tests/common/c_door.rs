@@ -10,8 +10,8 @@ use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, Window,
+    AppendArgs, AttentionArgs, AttentionDesc, CacheFormat, Kind, KvLayout, KvStorage, LogBase,
+    Mask, MergeArgs, MergeStatesArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -216,6 +216,27 @@ fn c_mask(mask: Mask) -> (i32, Option<Tensor>) {
     }
 }
 
+/// C arguments of a run of MLA.
+pub fn c_mla_args(input: &AttentionArgs, tensors: &Tensors) -> folio_mla_args {
+    folio_mla_args {
+        struct_size: size_of::<folio_mla_args>() as u32,
+        flags: match input.lse_base {
+            LogBase::E => 0,
+            LogBase::Two => FOLIO_RUN_LSE_BASE_2,
+        },
+        q_latent: tensors.of(input.q),
+        q_rope: tensors.of(input.q_rope),
+        kv: tensors.of(input.k),
+        kv_rope: tensors.of(input.k_rope),
+        o: tensors.of(input.o),
+        lse: tensors.of(input.lse),
+        sm_scale: input.sm_scale,
+        q_scale: input.q_scale,
+        k_scale: input.k_scale,
+        mask_mode: c_mask(input.mask).0,
+    }
+}
+
 /// C arguments of an append.
 pub fn c_append(input: &AppendArgs, tensors: &Tensors) -> folio_kv_append_args {
     folio_kv_append_args {
@@ -337,6 +358,31 @@ pub fn c_prefill_desc(desc: &AttentionDesc) -> folio_prefill_desc {
     }
 }
 
+/// A C MLA desc.
+pub fn c_mla_desc(desc: &AttentionDesc) -> folio_mla_desc {
+    folio_mla_desc {
+        struct_size: size_of::<folio_mla_desc>() as u32,
+        flags: plan_flags(desc),
+        q_dtype: dtype(desc.q_dtype),
+        kv_dtype: dtype(desc.kv_format.element),
+        o_dtype: dtype(desc.o_dtype),
+        cache_format: match desc.kv_format {
+            CacheFormat::DS_MLA => FOLIO_MLA_CACHE_FP8_DS_MLA,
+            _ => FOLIO_MLA_CACHE_PLAIN,
+        },
+        num_heads: desc.num_qo_heads,
+        kv_lora_rank: desc.head_dim_vo,
+        qk_rope_head_dim: desc.rope_dim(),
+        page_size: desc.kv.page_size(),
+        max_batch_size: desc.max_batch_size,
+        max_qo_len: desc.max_qo_len,
+        max_num_tokens: desc.max_num_tokens,
+        max_kv_len: desc.max_kv_len,
+        reserved: 0,
+        max_num_pages: desc.max_num_pages,
+    }
+}
+
 fn storage(kv: KvStorage) -> (u32, i32) {
     match kv {
         KvStorage::Ragged => (0, 0),
@@ -400,6 +446,7 @@ impl Session for CContext {
         let mut handle = CHandle {
             decode: null_mut(),
             prefill: null_mut(),
+            mla: null_mut(),
         };
         let (ctx, decode, prefill) = (self.0, &mut handle.decode, &mut handle.prefill);
         // SAFETY: live structs and a live context.
@@ -411,7 +458,10 @@ impl Session for CContext {
                 Kind::Prefill => {
                     api().prefill_create.unwrap()(ctx, &c_prefill_desc(&desc), prefill, err)
                 }
-                Kind::Mla => unreachable!("problems of this suite are decode and prefill"),
+                Kind::Mla => {
+                    let mla = &mut handle.mla;
+                    api().mla_create.unwrap()(ctx, &c_mla_desc(&desc), mla, err)
+                }
             }
         })?;
         Ok(Box::new(handle))
@@ -442,10 +492,11 @@ impl Session for CContext {
     }
 }
 
-/// One of the two is NULL.
+/// All but one are NULL.
 struct CHandle {
     decode: *mut folio_decode,
     prefill: *mut folio_prefill,
+    mla: *mut folio_mla,
 }
 
 // SAFETY: the header's thread rules; `plan` has the handle for itself.
@@ -459,6 +510,7 @@ impl Drop for CHandle {
         unsafe {
             api().decode_destroy.unwrap()(self.decode);
             api().prefill_destroy.unwrap()(self.prefill);
+            api().mla_destroy.unwrap()(self.mla);
         }
     }
 }
@@ -469,9 +521,10 @@ impl Handle for CHandle {
         let mut info: folio_workspace_info = unsafe { init() };
         // SAFETY: live structs and a live handle.
         call(|err| unsafe {
-            match self.decode.is_null() {
-                false => api().decode_workspace.unwrap()(self.decode, &mut info, err),
-                true => api().prefill_workspace.unwrap()(self.prefill, &mut info, err),
+            match (self.decode.is_null(), self.mla.is_null()) {
+                (false, _) => api().decode_workspace.unwrap()(self.decode, &mut info, err),
+                (_, false) => api().mla_workspace.unwrap()(self.mla, &mut info, err),
+                _ => api().prefill_workspace.unwrap()(self.prefill, &mut info, err),
             }
         })?;
         Ok(WorkspaceInfo {
@@ -506,17 +559,23 @@ impl Handle for CHandle {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs, and a handle that nobody else uses.
         call(|err| unsafe {
-            match self.decode.is_null() {
-                false => api().decode_plan.unwrap()(self.decode, &batch, ws, stream, err),
-                true => api().prefill_plan.unwrap()(self.prefill, &batch, ws, stream, err),
+            match (self.decode.is_null(), self.mla.is_null()) {
+                (false, _) => api().decode_plan.unwrap()(self.decode, &batch, ws, stream, err),
+                (_, false) => api().mla_plan.unwrap()(self.mla, &batch, ws, stream, err),
+                _ => api().prefill_plan.unwrap()(self.prefill, &batch, ws, stream, err),
             }
         })
     }
 
     fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
         let tensors = Tensors::default();
-        let args = c_args(args, &tensors);
         let stream = stream.0 as *mut c_void;
+        if !self.mla.is_null() {
+            let args = c_mla_args(args, &tensors);
+            // SAFETY: live structs and a live handle.
+            return call(|err| unsafe { api().mla_run.unwrap()(self.mla, &args, stream, err) });
+        }
+        let args = c_args(args, &tensors);
         // SAFETY: live structs and a live handle.
         call(|err| unsafe {
             match self.decode.is_null() {

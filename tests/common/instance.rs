@@ -55,9 +55,15 @@ impl<'m> Planned<'m> {
     /// Runs one layer and reads its outputs.
     pub fn run(&self, layer: &LayerData<'_>) -> Result<Output> {
         layer.reset_outputs();
-        self.handle.run(&layer.input(), Stream::default())?;
-        self.scratch.assert_within_bounds();
+        self.run_args(&layer.input())?;
         Ok(layer.output())
+    }
+
+    /// Runs with these arguments.
+    pub fn run_args(&self, args: &AttentionArgs) -> Result<()> {
+        self.handle.run(args, Stream::default())?;
+        self.scratch.assert_within_bounds();
+        Ok(())
     }
 }
 
@@ -391,7 +397,7 @@ pub struct Output {
 }
 
 /// The bits of the leading rows, in order; asserts that the rest of the memory is as uploaded.
-fn take_rows(part: &Resident<'_>, rows: i64) -> Vec<u64> {
+pub fn take_rows(part: &Resident<'_>, rows: i64) -> Vec<u64> {
     let mut current = part.current();
     let mut shape = current.view.shape.clone();
     shape[0] = rows;
@@ -419,13 +425,15 @@ pub fn for_each_index(shape: &[i64], mut f: impl FnMut(&[i64])) {
     }
 }
 
-fn rows(problem: &Problem, dtype: DType, dim: u32, gaps: Gaps) -> View {
+/// The view of rows of q or o.
+pub fn rows(problem: &Problem, dtype: DType, dim: u32, gaps: Gaps) -> View {
     let tokens = problem.num_tokens() as i64 + i64::from(problem.memory.padded_rows);
     let shape = [tokens, problem.num_qo_heads().into(), dim.into()];
     View::gapped(dtype, &shape, &[gaps.middle, gaps.inner, 0], gaps.lead)
 }
 
-fn lse_view(problem: &Problem) -> View {
+/// The view of lse.
+pub fn lse_view(problem: &Problem) -> View {
     let gaps = problem.memory.lse;
     let tokens = problem.num_tokens() as i64 + i64::from(problem.memory.padded_rows);
     let heads = i64::from(problem.num_qo_heads());

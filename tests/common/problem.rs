@@ -17,7 +17,7 @@ pub struct Problem {
     pub head_dim_vo: u32,
     pub storage: Storage,
     pub requests: Vec<Request>,
-    /// Decode only: `qo_indptr` is left out and `qo_len` stated instead, where all are equal.
+    /// Decode and MLA: `qo_indptr` is left out and `qo_len` stated instead, where all are equal.
     pub uniform_rows: bool,
     pub memory: MemoryShape,
     pub layer: Layer,
@@ -288,7 +288,7 @@ impl Problem {
     pub fn stated_qo_len(&self) -> Option<u32> {
         let first = self.requests.first()?.qo_len;
         let equal = self.requests.iter().all(|r| r.qo_len == first);
-        (self.uniform_rows && self.kind == Kind::Decode && equal && first > 0).then_some(first)
+        (self.uniform_rows && self.kind != Kind::Prefill && equal && first > 0).then_some(first)
     }
 
     /// The desc that fits the batch.

@@ -60,7 +60,7 @@ pub fn problems_of(dtype: DType) -> impl Strategy<Value = Problem> {
 const BUDGET: u64 = 1 << 21;
 
 /// Takes away keys, then rows, until the oracle is fast enough.
-fn within_budget(mut problem: Problem, budget: u64) -> Problem {
+pub fn within_budget(mut problem: Problem, budget: u64) -> Problem {
     let per_pair =
         u64::from(problem.num_qo_heads()) * u64::from(problem.head_dim_qk + problem.head_dim_vo);
     let pairs = |problem: &Problem| -> u64 {

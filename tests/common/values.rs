@@ -23,6 +23,7 @@ enum Of {
     Sink,
     KeyScale,
     ValueScale,
+    BlockScale,
     Page,
 }
 
@@ -113,6 +114,15 @@ impl<'a> Values<'a> {
     pub fn v_scale(&self, index: usize) -> f32 {
         let hash = self.hash(Of::ValueScale, [index as u64, 0, 0, 0]);
         (0.25 + uniform(hash)) as f32
+    }
+
+    /// The scale of a block of elements of key `j` in a format that has one for each.
+    pub fn block_scale(&self, b: usize, j: usize, block: usize) -> f32 {
+        let hash = self.hash(
+            Of::BlockScale,
+            [self.owner(b, j), j as u64, block as u64, 0],
+        );
+        (0.3 + uniform(hash)) as f32
     }
 
     fn layer(&self) -> &'a Layer {

@@ -52,6 +52,11 @@ impl CpuAttention {
     /// # Errors
     /// `Unsupported` for rows that are wider than the kernels take.
     pub fn new(pool: Arc<Pool>, isa: Isa, desc: &AttentionDesc) -> Result<CpuAttention> {
+        if desc.kind == crate::problem::Kind::Mla {
+            return Err(Error::Unsupported(
+                "MLA is not supported by the CPU backend yet".into(),
+            ));
+        }
         within("head_dim_qk", desc.head_dim_qk, MAX_DIM_QK)?;
         within("head_dim_vo", desc.head_dim_vo, MAX_DIM_VO)?;
         Ok(CpuAttention {

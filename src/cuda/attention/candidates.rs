@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::features::Features;
 use super::generic::Generic;
 use super::kernel::{AttentionKernel, OrLacks, Run, phase};
+use super::mla::GenericMla;
 use super::sm90_decode::Sm90Decode;
 use super::sm90_prefill::Sm90Prefill;
 use crate::cuda::compiler::loader::Loader;
@@ -15,12 +16,12 @@ use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{KeySource, Phase};
 use crate::error::Result;
 use crate::log::{Level, Logger};
-use crate::problem::AttentionDesc;
+use crate::problem::{AttentionDesc, Kind};
 
 /// The kernels of one problem, the preferred ones first.
 pub struct Candidates {
     preferred: Vec<Box<dyn AttentionKernel>>,
-    portable: Generic,
+    portable: Box<dyn AttentionKernel>,
     logger: Logger,
     /// Features that the log has heard of: a reason is told once, not once a run.
     told: AtomicU32,
@@ -43,7 +44,10 @@ impl Candidates {
         }
         let candidates = Candidates {
             preferred,
-            portable: Generic::load(loader, context, desc)?,
+            portable: match desc.kind {
+                Kind::Mla => Box::new(GenericMla::load(loader, context, desc)?),
+                Kind::Decode | Kind::Prefill => Box::new(Generic::load(loader, context, desc)?),
+            },
             logger: loader.logger().clone(),
             told: AtomicU32::new(0),
         };
@@ -64,7 +68,7 @@ impl Candidates {
     pub fn first(&self) -> &dyn AttentionKernel {
         match self.preferred.first() {
             Some(kernel) => kernel.as_ref(),
-            None => &self.portable,
+            None => self.portable.as_ref(),
         }
     }
 
@@ -79,8 +83,8 @@ impl Candidates {
             }
             missing = missing | lacks;
         }
-        self.tell(missing, &self.portable);
-        &self.portable
+        self.tell(missing, self.portable.as_ref());
+        self.portable.as_ref()
     }
 
     /// Logs a fall-back, unless all of its reasons were told before.
@@ -119,8 +123,10 @@ fn special(
         return Ok(Vec::new());
     }
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
-    match phase(desc) {
-        Phase::Decode => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
-        Phase::Prefill => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
+    match (desc.kind, phase(desc)) {
+        // Kernels for latent attention that are faster than the portable one stand here.
+        (Kind::Mla, _) => Ok(Vec::new()),
+        (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
+        (_, Phase::Prefill) => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
     }
 }

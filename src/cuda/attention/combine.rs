@@ -14,6 +14,9 @@ use crate::problem::AttentionDesc;
 /// blocks of a short list end early, and no more, since each begins with loads that wait for one another.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 
+/// Columns of a head that a block takes at a time, as the kernel's.
+const COLUMNS: u32 = 256;
+
 /// The kernel for one problem.
 #[derive(Debug)]
 pub struct Combine {
@@ -51,7 +54,8 @@ impl Combine {
         stream: Stream,
     ) -> Result<()> {
         let blocks_of_row = self.most_blocks.div_ceil(num_combines) as u32;
-        let blocks_of_row = blocks_of_row.min(self.desc.num_qo_heads);
+        let shares = self.desc.num_qo_heads * self.desc.head_dim_vo.div_ceil(COLUMNS);
+        let blocks_of_row = blocks_of_row.min(shares);
         let combine = CombineParams {
             plan: params.plan,
             o: params.o,

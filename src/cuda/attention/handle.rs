@@ -12,17 +12,19 @@ use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
+use crate::cuda::kernels::mla::{MOST_KV_LORA_RANK, MOST_QK_ROPE_HEAD_DIM};
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, MaskMode, PlanView, Rows, address, fewest, lse_flag,
     scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, KvStorage, Mask, Pages,
-    Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
+    Pages, Tiling, WorkList,
 };
 use crate::tensor::Tensor;
 
@@ -63,14 +65,13 @@ impl CudaAttention {
     /// Loads the kernels of a problem.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for rows wider than any kernel's; otherwise as [`Loader::find`].
+    /// [`Error::Unsupported`] for rows wider than any kernel's and MLA in other types than fp16 and bf16; otherwise as [`Loader::find`].
     pub fn new(
         loader: &Loader,
         context: &Arc<Context>,
         desc: &AttentionDesc,
     ) -> Result<CudaAttention> {
-        within("head_dim_qk", desc.head_dim_qk)?;
-        within("head_dim_vo", desc.head_dim_vo)?;
+        check(desc)?;
         let candidates = Candidates::load(loader, context, desc)?;
         let tiling = candidates.first().tiling();
         let capacity = Capacity::new(desc, &tiling);
@@ -231,8 +232,13 @@ impl CudaAttention {
             num_kv_heads: self.desc.num_kv_heads,
             page_size: self.desc.kv.page_size(),
             num_mm_prefix_ranges: args.mm_prefix_ranges.map_or(0, |r| r.extent(1) as u32),
-            num_tokens: fewest([&args.q, &args.o].into_iter().chain(&args.lse)),
-            num_pages: fewest([&args.k, &args.v]),
+            num_tokens: fewest(
+                [&args.q, &args.o]
+                    .into_iter()
+                    .chain(&args.q_rope)
+                    .chain(&args.lse),
+            ),
+            num_pages: fewest([&args.k, &args.v].into_iter().chain(&args.k_rope)),
             mask_bytes,
             section_bytes: section_bytes(self.context.device().l2_bytes),
             reserved: 0,
@@ -366,12 +372,43 @@ fn describe_page_ids(ids: Option<u64>) -> String {
     }
 }
 
-/// Whether there are kernels for rows of so many elements.
-fn within(name: &str, dim: u32) -> Result<()> {
-    if dim <= MOST_HEAD_DIM {
+/// Whether there are kernels for rows of so many elements, and of these types. (Which types other kinds have is what
+/// their kernel table says.)
+fn check(desc: &AttentionDesc) -> Result<()> {
+    match desc.kind {
+        Kind::Decode | Kind::Prefill => {
+            within("head_dim_qk", desc.head_dim_qk, MOST_HEAD_DIM)?;
+            within("head_dim_vo", desc.head_dim_vo, MOST_HEAD_DIM)
+        }
+        Kind::Mla => {
+            within("kv_lora_rank", desc.head_dim_vo, MOST_KV_LORA_RANK)?;
+            within("qk_rope_head_dim", desc.rope_dim(), MOST_QK_ROPE_HEAD_DIM)?;
+            mla_types(desc)
+        }
+    }
+}
+
+fn mla_types(desc: &AttentionDesc) -> Result<()> {
+    if !matches!(desc.q_dtype, DType::F16 | DType::BF16) {
+        return Err(Error::Unsupported(format!(
+            "q_dtype: {} is not supported for MLA by the CUDA backend; float16 and bfloat16 are",
+            desc.q_dtype
+        )));
+    }
+    if desc.o_dtype != desc.q_dtype {
+        return Err(Error::Unsupported(format!(
+            "o_dtype: {} is not supported for MLA by the CUDA backend; that of q, {}, is",
+            desc.o_dtype, desc.q_dtype
+        )));
+    }
+    Ok(())
+}
+
+fn within(name: &str, dim: u32, most: u32) -> Result<()> {
+    if dim <= most {
         return Ok(());
     }
     Err(Error::Unsupported(format!(
-        "{name}: {dim} is not supported by the CUDA backend; up to {MOST_HEAD_DIM} is"
+        "{name}: {dim} is not supported by the CUDA backend; up to {most} is"
     )))
 }

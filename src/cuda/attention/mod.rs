@@ -2,7 +2,7 @@
 //! device, [`candidates`] picks the kernel of each run, and [`combine`] puts split rows together after it.
 //!
 //! [`kernel`] says what a kernel that computes attention offers and [`features`] what it may lack;
-//! [`mod@generic`], [`sm90_decode`] and [`sm90_prefill`] are those that there are.
+//! [`mod@generic`], [`sm90_decode`] and [`sm90_prefill`] are those that there are, and [`mla`] for latent attention.
 
 pub mod candidates;
 pub mod combine;
@@ -10,6 +10,7 @@ pub mod features;
 pub mod generic;
 pub mod handle;
 pub mod kernel;
+pub mod mla;
 pub mod planner;
 mod sm90;
 pub mod sm90_decode;

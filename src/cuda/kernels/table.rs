@@ -2,13 +2,14 @@
 
 use super::keyless::{COMBINE, PLAN};
 use super::row::Row;
-use super::{append, attention, merge};
+use super::{append, attention, merge, mla};
 
 /// All rows.
 pub fn table() -> impl Iterator<Item = &'static Row> {
     attention::rows()
         .iter()
         .map(|row| &row.row)
+        .chain(mla::rows().iter().map(|row| &row.row))
         .chain(COMBINE.rows())
         .chain(PLAN.rows())
         .chain(append::rows().iter().map(|row| &row.row))

@@ -1,0 +1,661 @@
+// Absorbed multi-head latent attention for sm_80 and up: mma.sync and cp.async, complete for the contract of MLA. The
+// rows in sm90/ are faster where they apply.
+//
+// A row of the tile is one query head of one token: row = token * num_heads + head. A CTA takes one row tile of one
+// work item (row tile fastest: neighbouring CTAs read the same pages). Its warps divide the columns, those of the
+// latent and those of the rotary part alike: a warp copies its slice of every key, multiplies it with its slice of the
+// queries, which stays in registers, and has the same columns of the output. So keys are read once, as keys and as
+// values, and no warp waits for another one's copies. What the warps exchange is their parts of the dot products, through
+// shared memory; then each of them has all logits, and computes the softmax of all rows by itself.
+//
+// A record of fp8_ds_mla has one scale for the latent columns of each warp. It multiplies that warp's part of the
+// product, and the weights before they meet the values: no element is rounded on its way from the cache.
+//
+// Compiled once per row of the kernel table, with
+//   FOLIO_Q (f16, bf16), FOLIO_KV (that, e4m3 or e5m2), FOLIO_DS_MLA (0, 1), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO
+//   (padded dims), FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES.
+#include "core/ds_mla.cuh"
+#include "core/mask.cuh"
+#include "core/softmax.cuh"
+#include "core/tile.cuh"
+#include "params/mla.h"
+
+namespace folio {
+
+typedef FOLIO_Q Query;
+
+constexpr int WARPS = FOLIO_THREADS / 32, STAGES = 3;
+constexpr int ROWS = FOLIO_Q_TILE, M_TILES = ROWS / 16;
+constexpr int KEYS = FOLIO_KV_TILE, N_TILES = KEYS / 8;
+// A warp's columns.
+constexpr int COLUMNS = FOLIO_HEAD_DIM_VO / WARPS, ROPE_COLUMNS = (FOLIO_HEAD_DIM_QK - FOLIO_HEAD_DIM_VO) / WARPS;
+static_assert(ROWS == 16 * M_TILES && ROWS <= 32 && KEYS % 16 == 0 && KEYS <= 32, "whole tiles, and a lane per row");
+static_assert(COLUMNS % 64 == 0 && ROPE_COLUMNS == 16, "whole pieces of 16 bytes and of a product");
+
+// Where the parts of a key are. Offsets and lengths are in bytes; `bytes` of a part are those of all warps.
+struct KeyAddress {
+    const u8 *latent, *rope;
+    float scale;
+};
+
+// Elements one after another, the rotary ones in a tensor of their own.
+struct PlainKeys {
+    typedef FOLIO_KV Latent;
+    typedef FOLIO_KV Rope;
+    static constexpr bool SCALED = false;
+
+    static __device__ __forceinline__ const u8 *row(const FolioCache &cache, const KeySlot &slot) {
+        return reinterpret_cast<const u8 *>(CacheRows<Latent>::row(cache, slot.page, slot.token, 0));
+    }
+    static __device__ __forceinline__ KeyAddress at(const FolioMlaParams &g, const KeySlot &slot, u32) {
+        return {row(g.attention.k, slot), g.k_rope.data ? row(g.k_rope, slot) : nullptr, 1.0f};
+    }
+    static __device__ __forceinline__ u32 rope_copy_bytes(const FolioMlaParams &g) { return g.k_rope_copy_bytes; }
+};
+
+struct DsMlaKeys {
+    typedef DsMlaRows::Latent Latent;
+    typedef DsMlaRows::Rope Rope;
+    static constexpr bool SCALED = true;
+
+    static __device__ __forceinline__ KeyAddress at(const FolioMlaParams &g, const KeySlot &slot, u32 warp) {
+        static_assert(!FOLIO_DS_MLA || COLUMNS == DsMlaRows::BLOCK, "a scale per warp");
+        const u8 *record = DsMlaRows::record(g.attention.k, slot.page, slot.token);
+        return {record, record + DsMlaRows::ROPE_AT, DsMlaRows::scale(record, warp, g.k_copy_bytes)};
+    }
+    // The parts of a record are multiples of 16 bytes apart.
+    static __device__ __forceinline__ u32 rope_copy_bytes(const FolioMlaParams &g) { return g.k_copy_bytes; }
+};
+
+template <bool DS_MLA>
+struct KeysOf {
+    typedef PlainKeys Type;
+};
+template <>
+struct KeysOf<true> {
+    typedef DsMlaKeys Type;
+};
+typedef KeysOf<FOLIO_DS_MLA != 0>::Type Keys;
+typedef Keys::Latent Latent;
+typedef Keys::Rope Rope;
+
+// A warp's shared memory: a ring of its slices of tiles of keys, and its parts of the dot products of two tiles. The
+// queries' slices lie behind the first stage until they are in registers. Rows of a rotary slice are 16 or 32 bytes of
+// 64, which is what a tile of rows can have.
+constexpr int Q_BYTES = 2 * COLUMNS, K_BYTES = COLUMNS * sizeof(Latent::Storage), ROPE_BYTES = 64;
+typedef TileRow<Q_BYTES> QRow;
+typedef TileRow<K_BYTES> KRow;
+typedef TileRow<ROPE_BYTES> RopeRow;
+constexpr int STAGE_BYTES = KEYS * (K_BYTES + ROPE_BYTES), PRODUCTS_BYTES = ROWS * KEYS * 4;
+constexpr int WARP_BYTES = STAGES * STAGE_BYTES + 2 * PRODUCTS_BYTES;
+constexpr int QUERIES_AT = WARP_BYTES - ROWS * (Q_BYTES + ROPE_BYTES), PRODUCTS_AT = STAGES * STAGE_BYTES;
+static_assert(QUERIES_AT >= STAGE_BYTES && QUERIES_AT % 128 == 0, "queries behind the first stage");
+static_assert(FOLIO_SHARED_BYTES == WARPS * WARP_BYTES, "the kernel table's shared memory");
+
+extern __shared__ __align__(128) u8 shared_memory[];
+
+// Where a thread stands, and its fragment's rows and columns.
+struct Lane {
+    u32 warp, lane, row, pair;
+
+    __device__ __forceinline__ Lane()
+        : warp(threadIdx.x / 32), lane(threadIdx.x % 32), row(lane / 4), pair(lane % 4) {}
+
+    // Tile row of half `half` (rows 0-7, 8-15) of 16-row tile m.
+    __device__ __forceinline__ u32 tile_row(int m, int half) const { return 16 * m + 8 * half + row; }
+
+    __device__ __forceinline__ u8 *memory_of(u32 warp) const { return shared_memory + warp * WARP_BYTES; }
+};
+
+// A row tile of a work item.
+struct Work {
+    const FolioWorkItem *item;  // read where it is needed: registers are scarce
+    Request request;
+    u32 first_row, num_rows;  // rows of the item, all heads counted
+
+    // False where there is nothing to do.
+    __device__ __forceinline__ bool load(const FolioMlaParams &g, u32 block) {
+        const FolioAttentionParams &p = g.attention;
+        const u32 index = block / g.row_tiles;
+        if (index >= p.plan.counts[0]) return false;
+        item = p.plan.items + index;
+        request = load_request(p.plan, *item);
+        first_row = (block - index * g.row_tiles) * ROWS;
+        num_rows = existing_rows(p, item->q_token, item->q_len) * p.num_qo_heads;
+        return first_row < num_rows;
+    }
+
+    // The tile row's token within the request; rows past the end repeat the last.
+    __device__ __forceinline__ i32 token(const FolioMlaParams &g, u32 tile_row) const {
+        return item->q_start + divide(min(first_row + tile_row, num_rows - 1), g.num_heads);
+    }
+};
+
+// Elements of a part with `dim` elements that begin at the warp's columns.
+__device__ __forceinline__ i32 elements_of(u32 dim, u32 warp, u32 columns) {
+    return static_cast<i32>(min(dim - min(dim, warp * columns), columns));
+}
+
+// A 16-row fragment of queries that goes with 16 elements of K: in order for 16-bit keys; for fp8 keys in the order in
+// which ldmatrix hands out bytes, elements 4p..4p+3 of a row to lane p.
+template <class Element, class Row>
+__device__ __forceinline__ void load_fragment(u32 (&a)[4], u32 tile, u32 row, u32 step) {
+    const u32 lane = threadIdx.x % 32;
+    if constexpr (Element::IS_FP8) {
+        const u32 chunk = 2 * step + lane % 4 / 2, within = lane % 2 * 8;
+        const uint2 upper = ld_shared_v2(tile + Row::offset(row + lane / 4, chunk) + within);
+        const uint2 lower = ld_shared_v2(tile + Row::offset(row + lane / 4 + 8, chunk) + within);
+        a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
+    } else {
+        ldmatrix_x4(a, tile + Row::offset(row + lane % 16, 2 * step + lane / 16));
+    }
+}
+
+// The warp's slice of the queries.
+struct Queries {
+    u32 latent[M_TILES][COLUMNS / 16][4], rope[M_TILES][4];
+
+    static __device__ __forceinline__ void copy(const FolioMlaParams &g, const Work &work, const Lane &lane) {
+        const FolioAttentionParams &p = g.attention;
+        const u32 row = work.first_row + lane.lane, tile = shared_address(lane.memory_of(lane.warp)) + QUERIES_AT;
+        const u16 *latent = nullptr, *rope = nullptr;
+        if (lane.lane < ROWS && row < work.num_rows) {
+            const u32 token_in_item = divide(row, g.num_heads);
+            const i64 token = static_cast<i64>(work.item->q_token) + token_in_item;
+            const i64 head = row - token_in_item * p.num_qo_heads;
+            latent = static_cast<const u16 *>(p.q.data) + token * p.q.stride_token + head * p.q.stride_head +
+                     lane.warp * COLUMNS;
+            if (g.q_rope.data) {
+                rope = static_cast<const u16 *>(g.q_rope.data) + token * g.q_rope.stride_token +
+                       head * g.q_rope.stride_head + lane.warp * ROPE_COLUMNS;
+            }
+        }
+        copy_rows<ROWS, Q_BYTES>(tile, 0, latent, 2 * elements_of(g.kv_lora_rank, lane.warp, COLUMNS), g.q_copy_bytes);
+        copy_rows<ROWS, ROPE_BYTES>(tile + ROWS * Q_BYTES, 0, rope,
+                                    2 * elements_of(g.qk_rope_head_dim, lane.warp, ROPE_COLUMNS), g.q_rope_copy_bytes);
+    }
+
+    __device__ __forceinline__ explicit Queries(const Lane &lane) {
+        const u32 tile = shared_address(lane.memory_of(lane.warp)) + QUERIES_AT;
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int step = 0; step < COLUMNS / 16; step++) {
+                load_fragment<Latent, QRow>(latent[m][step], tile, 16 * m, step);
+            }
+            load_fragment<Rope, RopeRow>(rope[m], tile + ROWS * Q_BYTES, 16 * m, 0);
+        }
+    }
+};
+
+// Copies the warp's slices of tiles of keys. The slot of the next tile's key is looked up one tile ahead.
+struct KeyLoader {
+    const FolioMlaParams &g;
+    PageTable table;
+    KeyRange keys;
+    u32 warp;
+    i32 key;  // this lane's in the next tile
+    KeySlot slot;
+
+    __device__ __forceinline__ KeyLoader(const FolioMlaParams &g, const Work &work, KeyRange keys, const Lane &lane)
+        : g(g),
+          table(g.attention, *work.item, g.page_size),
+          keys(keys),
+          warp(lane.warp),
+          key(keys.begin / KEYS * KEYS + lane.lane) {
+        look_up();
+    }
+
+    __device__ __forceinline__ bool valid() const { return threadIdx.x % 32 < KEYS && keys.holds(key); }
+
+    __device__ __forceinline__ void look_up() {
+        if (valid()) slot = table[key];
+    }
+
+    // Keys outside the visible range or the cache become zeros: 0 * NaN must not happen in P * V. Returns the scale of
+    // the lane's key.
+    __device__ __forceinline__ float copy(u32 stage) {
+        KeyAddress address = {nullptr, nullptr, 0.0f};
+        if (valid() && table.holds(slot)) {
+            address = Keys::at(g, slot, warp);
+            address.latent += warp * K_BYTES;
+            if (address.rope) address.rope += warp * ROPE_COLUMNS * sizeof(Rope::Storage);
+        }
+        const i32 latent = elements_of(g.kv_lora_rank, warp, COLUMNS) * sizeof(Latent::Storage);
+        const i32 rope = elements_of(g.qk_rope_head_dim, warp, ROPE_COLUMNS) * sizeof(Rope::Storage);
+        copy_rows<KEYS, K_BYTES>(stage, 0, address.latent, latent, g.k_copy_bytes);
+        copy_rows<KEYS, ROPE_BYTES>(stage + KEYS * K_BYTES, 0, address.rope, rope, Keys::rope_copy_bytes(g));
+        key += KEYS;
+        look_up();
+        return address.scale;
+    }
+};
+
+typedef float Scores[M_TILES][N_TILES][4];
+typedef float Outputs[M_TILES][COLUMNS / 8][4];
+
+// Two values of a 16-bit type as two of the queries' type.
+template <class Element>
+__device__ __forceinline__ u32 as_query(u32 pair) {
+    if constexpr (Element::IS_BF16 == Query::IS_BF16) return pair;
+    return Query::pack(Element::load(static_cast<u16>(pair)), Element::load(static_cast<u16>(pair >> 16)));
+}
+
+// Adds the products of a fragment of queries with 16 elements of 16 keys, which are bytes or 16-bit elements of two
+// registers for each 8 keys.
+template <class Element>
+__device__ __forceinline__ void multiply_keys(Scores &s, int m, int n, const u32 (&a)[4], u32 first, u32 second) {
+    if constexpr (Element::IS_FP8) {
+        Query::mma(s[m][n], a, Element::template widen<Query, 0, 1>(first),
+                   Element::template widen<Query, 2, 3>(first));
+    } else {
+        Query::mma(s[m][n], a, as_query<Element>(first), as_query<Element>(second));
+    }
+}
+
+// The value that lane 8n + 2 pair + i has, for the two keys of this thread's columns of key block n.
+__device__ __forceinline__ float of_key(float of_lane, int n, u32 pair, int i) {
+    return __shfl_sync(FULL_WARP, of_lane, 8 * n + 2 * pair + i);
+}
+
+// What a scale per key multiplies, in place.
+__device__ __forceinline__ void multiply_by_key(Scores &s, float factor_of_lane, const Lane &lane) {
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float factor = of_key(factor_of_lane, n, lane.pair, i);
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) s[m][n][i] *= factor, s[m][n][i + 2] *= factor;
+        }
+    }
+}
+
+// Where the lane's part of a 16-key ldmatrix of keys is: its key and its 16-byte column of two.
+struct KeyFragment {
+    u32 key, chunk;
+
+    __device__ __forceinline__ explicit KeyFragment(const Lane &lane)
+        : key(lane.lane % 8 + lane.lane / 16 * 8), chunk(lane.lane / 8 % 2) {}
+};
+
+template <class Element>
+__device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32 tile, const KeyFragment &at) {
+    // Fragments of queries that go with 32 bytes of keys.
+    constexpr int FRAGMENTS = Element::IS_FP8 ? 2 : 1;
+#pragma unroll
+    for (int step = 0; step < K_BYTES / 32; step++) {
+#pragma unroll
+        for (int n = 0; n < N_TILES; n += 2) {
+            u32 b[4];
+            ldmatrix_x4(b, tile + KRow::offset(8 * n + at.key, 2 * step + at.chunk));
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+                for (int f = 0; f < FRAGMENTS; f++) {
+                    const u32(&a)[4] = q.latent[m][FRAGMENTS * step + f];
+                    multiply_keys<Element>(s, m, n, a, b[f], b[1]);
+                    multiply_keys<Element>(s, m, n + 1, a, b[2 + f], b[3]);
+                }
+            }
+        }
+    }
+}
+
+template <class Element>
+__device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 tile, const KeyFragment &at) {
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += 2) {
+        u32 b[4];
+        ldmatrix_x4(b, tile + RopeRow::offset(8 * n + at.key, at.chunk));
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            multiply_keys<Element>(s, m, n, q.rope[m], b[0], b[1]);
+            multiply_keys<Element>(s, m, n + 1, q.rope[m], b[2], b[3]);
+        }
+    }
+}
+
+// The warp's part of S = Q K^T of one tile.
+__device__ __forceinline__ void multiply_qk(Scores &s, const Queries &q, u32 stage, float scale, const Lane &lane) {
+    const KeyFragment at(lane);
+    multiply_latent<Latent>(s, q, stage, at);
+    if constexpr (Keys::SCALED) multiply_by_key(s, scale, lane);
+    multiply_rope<Rope>(s, q, stage + KEYS * K_BYTES, at);
+}
+
+// O += P V of one tile. For fp8 values, column block 2c holds the even and 2c + 1 the odd ones of columns
+// 16c..16c+15; see for_each_pair.
+template <class Element>
+__device__ __forceinline__ void multiply_pv(Outputs &o, const Scores &s, u32 stage) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < KEYS / 16; t++) {
+        u32 a[M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            a[m][0] = Query::pack(s[m][2 * t][0], s[m][2 * t][1]);
+            a[m][1] = Query::pack(s[m][2 * t][2], s[m][2 * t][3]);
+            a[m][2] = Query::pack(s[m][2 * t + 1][0], s[m][2 * t + 1][1]);
+            a[m][3] = Query::pack(s[m][2 * t + 1][2], s[m][2 * t + 1][3]);
+        }
+#pragma unroll
+        for (int d = 0; d < K_BYTES / 32; d++) {
+            u32 b[4];
+            ldmatrix_x4_trans(b, stage + KRow::offset(16 * t + lane % 16, 2 * d + lane / 16));
+            if constexpr (Element::IS_FP8) {
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    const u32 even0 = Element::template widen<Query, 0, 2>(b[i]),
+                              even1 = Element::template widen<Query, 0, 2>(b[i + 1]);
+                    const u32 odd0 = Element::template widen<Query, 1, 3>(b[i]),
+                              odd1 = Element::template widen<Query, 1, 3>(b[i + 1]);
+#pragma unroll
+                    for (int m = 0; m < M_TILES; m++) {
+                        Query::mma(o[m][4 * d + i], a[m], even0, even1);
+                        Query::mma(o[m][4 * d + i + 1], a[m], odd0, odd1);
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int m = 0; m < M_TILES; m++) {
+                    Query::mma(o[m][2 * d], a[m], b[0], b[1]);
+                    Query::mma(o[m][2 * d + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+// The warps' parts of the dot products of a tile. Pairs of keys lie so that half a warp reads from all banks.
+struct Products {
+    static __device__ __forceinline__ float2 *at(const Lane &lane, u32 warp, u32 buffer, u32 row, u32 n) {
+        float *part = reinterpret_cast<float *>(lane.memory_of(warp) + PRODUCTS_AT + buffer * PRODUCTS_BYTES);
+        const u32 swizzle = KEYS % 32 == 0 ? row & 3 : (row >> 1) & 1;
+        return reinterpret_cast<float2 *>(part + row * KEYS + ((n ^ swizzle) << 3) + 2 * lane.pair);
+    }
+
+    static __device__ __forceinline__ void put(const Scores &s, const Lane &lane, u32 buffer) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) {
+                    *at(lane, lane.warp, buffer, lane.tile_row(m, half), n) =
+                        make_float2(s[m][n][2 * half], s[m][n][2 * half + 1]);
+                }
+            }
+        }
+    }
+
+    // All warps add in the same order, so that all have the same sums.
+    static __device__ __forceinline__ void sum(Scores &s, const Lane &lane, u32 buffer) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) {
+                    float2 sum = *at(lane, 0, buffer, lane.tile_row(m, half), n);
+#pragma unroll
+                    for (u32 warp = 1; warp < WARPS; warp++) {
+                        const float2 part = *at(lane, warp, buffer, lane.tile_row(m, half), n);
+                        sum.x += part.x, sum.y += part.y;
+                    }
+                    s[m][n][2 * half] = sum.x, s[m][n][2 * half + 1] = sum.y;
+                }
+            }
+        }
+    }
+};
+
+// Dot products to base-2 logits; what a row may not see becomes -inf.
+__device__ __forceinline__ void make_logits(Scores &s, const FolioMlaParams &g, const Work &work, float scale,
+                                            const Lane &lane, KeyRange keys, i32 first_key, bool unmasked) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[m][n][i] *= scale;
+        }
+    }
+    if (unmasked) return;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const RowMask mask(g.attention, work.request, work.token(g, lane.tile_row(m, half)));
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const i32 key = first_key + 8 * n + 2 * static_cast<i32>(lane.pair) + i;
+                    if (!mask.keys.holds(key) || !keys.holds(key)) s[m][n][2 * half + i] = minus_infinity();
+                }
+            }
+        }
+    }
+}
+
+// The factor that all weights of a warp have, so that weights times the scales of fp8_ds_mla are numbers of fp16: the
+// largest scale so far is 2^15 units.
+struct WeightUnit {
+    float unit = __uint_as_float(1u << 23);
+
+    // For a tile's scales, the lane's key among them. Returns the factor for what was accumulated before.
+    __device__ __forceinline__ float update(float scale) {
+        const u32 largest = __reduce_max_sync(FULL_WARP, __float_as_uint(fabsf(scale)));
+        const float before = unit;
+        unit = fmaxf(unit, __uint_as_float(largest) * __uint_as_float((127u - 15u) << 23));
+        return before / unit;
+    }
+};
+
+// One thread's share of the softmax: the rows `lane.tile_row(m, half)`.
+struct Softmax {
+    RowState state[M_TILES][2];
+
+    __device__ __forceinline__ Softmax() {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) state[m][0] = state[m][1] = {minus_infinity(), 0.0f};
+    }
+
+    // Logits to probabilities, relative to the new maxima; rescales what was accumulated before, and that by `factor`
+    // too.
+    __device__ __forceinline__ void update(Scores &s, Outputs &o, float factor) {
+        float corrections[M_TILES][2];
+        bool same = factor == 1.0f;
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                RowState &row = state[m][half];
+                float max = row.max;
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
+                max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
+                const float base = exponent_base(max), correction = exp2_approx(row.max - base);
+                float sum = 0.0f;
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+                    for (int i = 2 * half; i < 2 * half + 2; i++) {
+                        s[m][n][i] = exp2_approx(s[m][n][i] - base);
+                        sum += s[m][n][i];
+                    }
+                }
+                same = same && row.max == max;
+                row = {max, row.sum * correction + sum};
+                corrections[m][half] = correction * factor;
+            }
+        }
+        if (__all_sync(FULL_WARP, same)) return;
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int d = 0; d < COLUMNS / 8; d++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[m][d][i] *= corrections[m][i / 2];
+            }
+        }
+    }
+
+    // The sums of a row's four lanes.
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float &sum = state[m][half].sum;
+                sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+                sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            }
+        }
+    }
+};
+
+// The end of a row: the output, whose type is that of the queries, and lse; or the partial results that plan/combine.cu
+// combines where its keys were split.
+struct OutputRow {
+    Query::Storage *values;
+    float *partial_values;  // null: `values`
+    float *lse_at;
+    float factor, lse;
+
+    // `row` counts the item's rows, all heads. `unit` is what values are multiples of.
+    __device__ __forceinline__ OutputRow(const FolioMlaParams &g, const FolioWorkItem &item, u32 row, RowState state,
+                                         float unit)
+        : values(nullptr), partial_values(nullptr) {
+        const FolioAttentionParams &p = g.attention;
+        const u32 token = divide(row, g.num_heads), head = row - token * p.num_qo_heads;
+        factor = state.sum == 0.0f ? 0.0f : unit / state.sum;
+        lse = log_sum_exp(state);
+        if (item.partial != FOLIO_NO_PARTIAL) {
+            const i64 at = (static_cast<i64>(item.partial) + token) * p.num_qo_heads + head;
+            partial_values = p.plan.partial_o + at * g.kv_lora_rank;
+            lse_at = p.plan.partial_lse + at;
+            return;
+        }
+        const i64 out_token = static_cast<i64>(item.q_token) + token;
+        values = static_cast<Query::Storage *>(p.o.data) + out_token * p.o.stride_token +
+                 static_cast<i64>(head) * p.o.stride_head;
+        lse_at = p.lse ? p.lse + out_token * p.lse_stride_token + head * p.lse_stride_head : nullptr;
+        lse = lse_in_base(lse, p.flags);
+        factor *= p.v_scale;
+    }
+
+    // Columns `column` (even) and the next.
+    __device__ __forceinline__ void store(u32 column, float x, float y) const {
+        if (partial_values) {
+            *reinterpret_cast<float2 *>(partial_values + column) = make_float2(x * factor, y * factor);
+            return;
+        }
+        const u32 pair = Query::pack(x * factor, y * factor);
+        if (reinterpret_cast<u64>(values) % 4 == 0) {
+            *reinterpret_cast<u32 *>(values + column) = pair;
+        } else {
+            values[column] = static_cast<u16>(pair), values[column + 1] = static_cast<u16>(pair >> 16);
+        }
+    }
+};
+
+// Calls store(column, x, y) for every pair of neighbouring columns of the warp that this thread holds of a row.
+template <class Store>
+__device__ __forceinline__ void for_each_pair(const Outputs &o, int m, int half, u32 pair, Store store) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS / 16; c++) {
+        const float *even = o[m][2 * c] + 2 * half, *odd = o[m][2 * c + 1] + 2 * half;
+        if constexpr (Latent::IS_FP8) {
+            store(16 * c + 4 * pair, even[0], odd[0]);
+            store(16 * c + 4 * pair + 2, even[1], odd[1]);
+        } else {
+            store(16 * c + 2 * pair, even[0], even[1]);
+            store(16 * c + 8 + 2 * pair, odd[0], odd[1]);
+        }
+    }
+}
+
+__device__ __forceinline__ void store_rows(const FolioMlaParams &g, const Work &work, const Outputs &o,
+                                           const Softmax &softmax, float unit, const Lane &lane) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 row = work.first_row + lane.tile_row(m, half);
+            if (row >= work.num_rows) continue;
+            const OutputRow out(g, *work.item, row, softmax.state[m][half], unit);
+            if (lane.warp == 0 && lane.pair == 0 && out.lse_at) *out.lse_at = out.lse;
+            for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+                const u32 at = lane.warp * COLUMNS + column;
+                if (at < g.kv_lora_rank) out.store(at, x, y);
+            });
+        }
+    }
+}
+
+__device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work) {
+    const FolioAttentionParams &p = g.attention;
+    const Lane lane;
+    const u32 ring = shared_address(lane.memory_of(lane.warp));
+    const i32 first_token = work.token(g, 0), last_token = work.token(g, ROWS - 1);
+    const KeyRange keys = visible_keys(p, work.request, *work.item, first_token, last_token);
+    KeyLoader loader(g, work, keys, lane);
+
+    // Scales of the tiles that are on their way.
+    float scales[STAGES - 1];
+    Queries::copy(g, work, lane);
+    scales[0] = loader.copy(ring);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncwarp();
+    const Queries q(lane);
+    __syncwarp();
+    for (int stage = 1; stage < STAGES - 1; stage++) {
+        scales[stage] = loader.copy(ring + stage * STAGE_BYTES);
+        cp_async_commit();
+    }
+
+    const float scale = product_scale(p, 0) * LOG2_E;
+    Softmax softmax;
+    WeightUnit weights;
+    Outputs o = {};
+    i32 tile = keys.begin / KEYS;
+    for (u32 stage = 0, buffer = 0; tile * KEYS < keys.end; tile++, buffer ^= 1) {
+        cp_async_wait<STAGES - 2>();
+        __syncwarp();
+        const float key_scale = scales[0];
+#pragma unroll
+        for (int i = 1; i < STAGES - 1; i++) scales[i - 1] = scales[i];
+        scales[STAGES - 2] = loader.copy(ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES);
+        cp_async_commit();
+
+        Scores s = {};
+        multiply_qk(s, q, ring + stage * STAGE_BYTES, key_scale, lane);
+        Products::put(s, lane, buffer);
+        // One barrier a tile: a buffer is written again after the barrier of the next tile.
+        __syncthreads();
+        Products::sum(s, lane, buffer);
+        const KeyRange span = {tile * KEYS, tile * KEYS + KEYS};
+        const bool inside = span.begin >= keys.begin && span.end <= keys.end;
+        make_logits(s, g, work, scale, lane, keys, span.begin,
+                    inside && all_see(p, work.request, first_token, last_token, span));
+        softmax.update(s, o, Keys::SCALED ? weights.update(key_scale) : 1.0f);
+        if constexpr (Keys::SCALED) multiply_by_key(s, key_scale / weights.unit, lane);
+        multiply_pv<Latent>(o, s, ring + stage * STAGE_BYTES);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    allow_dependents();
+    softmax.finish();
+    store_rows(g, work, o, softmax, Keys::SCALED ? weights.unit : 1.0f, lane);
+}
+
+}  // namespace folio
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2) folio_mla(const __grid_constant__ FolioMlaParams g) {
+    folio::wait_for_prerequisites();
+    folio::Work work;
+    if (work.load(g, blockIdx.x)) folio::attend(g, work);
+}

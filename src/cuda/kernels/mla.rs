@@ -1,0 +1,252 @@
+//! Rows of the kernels that compute absorbed multi-head latent attention, and the key that a problem finds them by:
+//! the type of its queries, how its cache stores a token's record, and the widths of the record's parts.
+
+use std::sync::LazyLock;
+
+use super::row::{Arch, Row, Sizes, defines, name, refusal};
+use crate::dtype::DType;
+use crate::error::Error;
+
+/// The widest latent rows that MLA kernels exist for, and the widest rotary ones.
+pub const MOST_KV_LORA_RANK: u32 = 512;
+/// See [`MOST_KV_LORA_RANK`].
+pub const MOST_QK_ROPE_HEAD_DIM: u32 = 64;
+
+/// Which kernel a row is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MlaVariant {
+    /// `generic/mla.cu`: mma.sync.
+    Generic,
+}
+
+/// How a cache stores the record of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RecordFormat {
+    /// Elements one after another.
+    Plain(DType),
+    /// `fp8_ds_mla`: 656 bytes.
+    DsMla,
+}
+
+/// One variant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MlaRow {
+    /// The code.
+    pub row: Row,
+    /// Which kernel.
+    pub variant: MlaVariant,
+    /// Type of the queries, and of the output.
+    pub q: DType,
+    /// The cache.
+    pub format: RecordFormat,
+    /// Sizes.
+    pub shape: MlaShape,
+}
+
+impl AsRef<Row> for MlaRow {
+    fn as_ref(&self) -> &Row {
+        &self.row
+    }
+}
+
+/// One size that a kernel is compiled for. A problem's rows may be narrower: the kernel masks the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MlaShape {
+    /// Elements of a latent row.
+    pub kv_lora_rank: u32,
+    /// Elements of a rotary row.
+    pub qk_rope_head_dim: u32,
+    /// Query rows of a block, one for each head of a token.
+    pub q_tile: u32,
+    /// Keys of a step.
+    pub kv_tile: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+/// What a problem asks of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MlaQuery {
+    /// The device's.
+    pub compute_capability: (u32, u32),
+    /// Type of the queries, and of the output.
+    pub q: DType,
+    /// The cache.
+    pub format: RecordFormat,
+    /// Elements of a latent row.
+    pub kv_lora_rank: u32,
+    /// Elements of a rotary row.
+    pub qk_rope_head_dim: u32,
+}
+
+/// All rows, the preferred ones first.
+pub fn rows() -> &'static [MlaRow] {
+    static ROWS: LazyLock<Vec<MlaRow>> = LazyLock::new(|| {
+        let of_type = |q| {
+            [
+                RecordFormat::Plain(q),
+                RecordFormat::Plain(DType::F8E4M3),
+                RecordFormat::Plain(DType::F8E5M2),
+                RecordFormat::DsMla,
+            ]
+            .map(|format| generic(q, format))
+        };
+        [DType::BF16, DType::F16]
+            .into_iter()
+            .flat_map(of_type)
+            .collect()
+    });
+    &ROWS
+}
+
+/// The rows that compute the problem on the device, the preferred ones first.
+pub fn candidates(query: MlaQuery) -> impl Iterator<Item = &'static MlaRow> {
+    rows().iter().filter(move |row| row.fits(&query))
+}
+
+/// The refusal of a problem that no row fits: says what there is.
+pub fn unsupported(query: &MlaQuery) -> Error {
+    let problem = format!(
+        "mla kernel for q {}, kv {}, kv_lora_rank {}, qk_rope_head_dim {}",
+        query.q.name(),
+        query.format.name(),
+        query.kv_lora_rank,
+        query.qk_rope_head_dim,
+    );
+    refusal(
+        &problem,
+        query.compute_capability,
+        rows().iter().map(|row| &row.row),
+    )
+}
+
+impl RecordFormat {
+    fn name(self) -> &'static str {
+        match self {
+            RecordFormat::Plain(dtype) => dtype.name(),
+            RecordFormat::DsMla => "fp8_ds_mla",
+        }
+    }
+
+    /// Type of the latent elements.
+    fn latent(self) -> DType {
+        match self {
+            RecordFormat::Plain(dtype) => dtype,
+            RecordFormat::DsMla => DType::F8E4M3,
+        }
+    }
+}
+
+impl MlaRow {
+    fn fits(&self, query: &MlaQuery) -> bool {
+        (self.q, self.format) == (query.q, query.format)
+            && self.row.arch.runs_on(query.compute_capability)
+            && self.shape.kv_lora_rank >= query.kv_lora_rank
+            && self.shape.qk_rope_head_dim >= query.qk_rope_head_dim
+    }
+}
+
+/// A row of the portable kernel. Its shared memory, 76 KiB for 16-bit records and 52 KiB for others, is within the 99 KiB
+/// of sm_86 and sm_89.
+fn generic(q: DType, format: RecordFormat) -> MlaRow {
+    let shape = MlaShape {
+        kv_lora_rank: MOST_KV_LORA_RANK,
+        qk_rope_head_dim: MOST_QK_ROPE_HEAD_DIM,
+        q_tile: 32,
+        kv_tile: 16,
+        threads: 128,
+    };
+    let (arch, latent) = (Arch::Sm80, format.latent());
+    let shared_bytes = generic_shared_bytes(latent, shape);
+    let mut defines = defines((q, latent, None), &shape.sizes(), shared_bytes);
+    let is_ds_mla = format == RecordFormat::DsMla;
+    defines.push(format!("FOLIO_DS_MLA={}", u32::from(is_ds_mla)));
+    let mut parts = vec![
+        format!("r{}", shape.kv_lora_rank),
+        format!("q{}", shape.q_tile),
+    ];
+    if is_ds_mla {
+        parts.insert(0, "ds".into());
+    }
+    MlaRow {
+        row: Row {
+            name: name("mla", arch, (q, latent), &parts),
+            operator: "mla",
+            arch,
+            source: "generic/mla.cu",
+            symbol: "folio_mla",
+            defines,
+            threads: shape.threads,
+            shared_bytes,
+            bundled: true,
+        },
+        variant: MlaVariant::Generic,
+        q,
+        format,
+        shape,
+    }
+}
+
+/// For each warp three stages of its columns of the keys, with 64 bytes for the rotary part of each key, and its parts
+/// of the dot products of two tiles.
+fn generic_shared_bytes(latent: DType, shape: MlaShape) -> u32 {
+    let warps = shape.threads / 32;
+    let key = shape.kv_lora_rank / warps * latent.size() as u32 + 64;
+    let products = shape.q_tile * shape.kv_tile * 4;
+    warps * (3 * shape.kv_tile * key + 2 * products)
+}
+
+impl MlaShape {
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            head_dim_qk: self.kv_lora_rank + self.qk_rope_head_dim,
+            head_dim_vo: self.kv_lora_rank,
+            q_tile: self.q_tile,
+            kv_tile: self.kv_tile,
+            threads: self.threads,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(format: RecordFormat) -> MlaQuery {
+        MlaQuery {
+            compute_capability: (8, 6),
+            q: DType::BF16,
+            format,
+            kv_lora_rank: MOST_KV_LORA_RANK,
+            qk_rope_head_dim: MOST_QK_ROPE_HEAD_DIM,
+        }
+    }
+
+    #[test]
+    fn every_device_has_a_row_for_every_format() {
+        for format in [
+            RecordFormat::Plain(DType::BF16),
+            RecordFormat::Plain(DType::F8E4M3),
+            RecordFormat::Plain(DType::F8E5M2),
+            RecordFormat::DsMla,
+        ] {
+            for compute_capability in [(8, 0), (8, 9), (9, 0), (12, 0)] {
+                let query = MlaQuery {
+                    compute_capability,
+                    ..query(format)
+                };
+                let row = candidates(query).last().unwrap();
+                assert!(row.variant == MlaVariant::Generic && row.row.shared_bytes <= 99 << 10);
+            }
+        }
+    }
+
+    #[test]
+    fn a_refusal_lists_what_there_is() {
+        let query = query(RecordFormat::Plain(DType::F16));
+        assert_eq!(candidates(query).count(), 0);
+        let message = unsupported(&query).to_string();
+        assert!(message.contains("kv float16"), "{message}");
+        assert!(message.contains("mla_sm80_bf16_r512_q32"), "{message}");
+    }
+}

@@ -1,0 +1,612 @@
+//! Problems of absorbed multi-head latent attention: a batch as of other attention, and how its queries and records
+//! lie in memory. Their numbers come from `values`; the formula in float64 stands here a second time, over dense arrays.
+
+#![allow(unsafe_code)]
+
+use super::codec::{decode, encode, rounded, unit_roundoff};
+use super::compare::{self, Tolerance};
+use super::dense::Row;
+use super::door::Session;
+use super::instance::{Output, Planned, for_each_index, lse_view, rows, take_rows};
+use super::memory::{HostMemory, Image, Memory, Resident, View};
+use super::pages::PageTable;
+use super::problem::{Gaps, Layer, MaskKind, Problem, Storage, TableForm};
+use super::strategy::{problems_within, within_budget};
+use super::values::Values;
+use folio::dtype::DType;
+use folio::error::Result;
+use folio::problem::{AttentionArgs, AttentionDesc, CacheFormat, Kind, KvLayout, LogBase, Mask};
+use folio::tensor::Tensor;
+use proptest::prelude::*;
+use std::ops::Range;
+
+/// One problem.
+#[derive(Debug, Clone)]
+pub struct MlaProblem {
+    /// Types, heads (all of one KV head), lengths, page table, scales. `head_dim_vo` is the latent rank, and the rest of
+    /// `head_dim_qk` is rotary. `kv_dtype` is that of latent elements; a layer has no more than a mask, scales and lse.
+    /// `memory.q` and `memory.k` are the gaps of the only or latent tensor, `memory.v` those of rotary ones.
+    pub batch: Problem,
+    pub queries: Queries,
+    pub cache: Cache,
+}
+
+/// The tensors that hold queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queries {
+    /// Two views of one tensor of whole rows.
+    One,
+    /// Latent and rotary rows lie apart.
+    Two,
+}
+
+/// The tensors that hold records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cache {
+    /// One tensor of whole records.
+    Records,
+    /// The same, given as two views.
+    Views,
+    /// Latent and rotary parts lie apart.
+    Two,
+    /// `fp8_ds_mla`: 656 bytes per token.
+    DsMla,
+}
+
+/// The scale of DeepSeek-V2's heads, without YaRN: 192^-½.
+pub const SM_SCALE: f32 = 0.072_168_784;
+
+impl MlaProblem {
+    /// bf16, 16 heads of 512 + 64, pages of 16 behind CSR, compact memory; to be changed field by field. `lens` are
+    /// `(qo_len, kv_len)`.
+    pub fn plain(lens: &[(u32, u32)]) -> MlaProblem {
+        let batch = Problem {
+            kind: Kind::Mla,
+            num_kv_heads: 1,
+            layer: Layer {
+                sm_scale: SM_SCALE,
+                ..Layer::plain()
+            },
+            ..Problem::plain(lens).of(DType::BF16)
+        };
+        let problem = MlaProblem {
+            batch,
+            queries: Queries::One,
+            cache: Cache::Records,
+        };
+        problem.heads(16).dims(512, 64)
+    }
+
+    /// The same with all of q, the cache and o of this type.
+    pub fn of(mut self, dtype: DType) -> MlaProblem {
+        self.batch = self.batch.of(dtype);
+        self
+    }
+
+    pub fn heads(mut self, heads: u32) -> MlaProblem {
+        self.batch.group_size = heads;
+        self
+    }
+
+    pub fn dims(mut self, rank: u32, rope: u32) -> MlaProblem {
+        (self.batch.head_dim_qk, self.batch.head_dim_vo) = (rank + rope, rank);
+        self
+    }
+
+    pub fn pages(mut self, page_size: u32, form: TableForm) -> MlaProblem {
+        self.batch.storage = Storage::Paged {
+            page_size,
+            layout: KvLayout::Nhd,
+            form,
+            unused_pages: 2,
+            shared_pages: 0,
+        };
+        self
+    }
+
+    /// The same with these tensors; `fp8_ds_mla` has a type of its own.
+    pub fn tensors(mut self, queries: Queries, cache: Cache) -> MlaProblem {
+        (self.queries, self.cache) = (queries, cache);
+        if cache == Cache::DsMla {
+            self.batch.kv_dtype = DType::F8E4M3;
+        }
+        self
+    }
+
+    /// Only request `b`.
+    pub fn alone(&self, b: usize) -> MlaProblem {
+        MlaProblem {
+            batch: self.batch.alone(b),
+            ..self.clone()
+        }
+    }
+
+    fn rank(&self) -> usize {
+        self.batch.head_dim_vo as usize
+    }
+
+    fn width(&self) -> usize {
+        self.batch.head_dim_qk as usize
+    }
+
+    fn has_rope(&self) -> bool {
+        self.width() > self.rank()
+    }
+
+    /// The desc that fits the batch.
+    pub fn desc(&self) -> AttentionDesc {
+        let desc = self.batch.desc();
+        AttentionDesc {
+            kv_format: match self.cache {
+                Cache::DsMla => CacheFormat::DS_MLA,
+                _ => desc.kv_format,
+            },
+            ..desc
+        }
+    }
+
+    /// What a fast kernel may be off: its weights are rounded to the type of q. Records that are not of a type that a
+    /// product takes are rounded once to bf16.
+    pub fn tolerance(&self) -> Tolerance {
+        let plain = Tolerance::of_matrix_unit(self.batch.q_dtype);
+        match self.cache {
+            Cache::DsMla => Tolerance {
+                weight: plain.weight + unit_roundoff(DType::BF16),
+                score_sum: plain.score_sum + unit_roundoff(DType::BF16),
+                ..plain
+            },
+            _ => plain,
+        }
+    }
+}
+
+/// Plans and runs a problem once, with its tensors and its index tensors in these memories.
+pub fn solve(
+    session: &dyn Session,
+    memory: &dyn Memory,
+    index_memory: &dyn Memory,
+    problem: &MlaProblem,
+) -> Result<Output> {
+    let handle = session.attention(problem.desc())?;
+    let planned = Planned::new(handle, memory, index_memory, &problem.batch)?;
+    run(&planned, &MlaLayer::new(memory, problem))
+}
+
+/// As [`solve`], on the host.
+pub fn solve_on_host(session: &dyn Session, problem: &MlaProblem) -> Result<Output> {
+    solve(session, &HostMemory, &HostMemory, problem)
+}
+
+/// Runs one layer and reads its outputs.
+pub fn run(planned: &Planned<'_>, layer: &MlaLayer<'_>) -> Result<Output> {
+    layer.reset_outputs();
+    planned.run_args(&layer.input())?;
+    Ok(layer.output())
+}
+
+/// Compares a result with float64: within the error of its arithmetic, and within the bounds that the peers' tests have.
+pub fn check(problem: &MlaProblem, got: &Output) -> std::result::Result<(), String> {
+    let want = attention(problem);
+    compare::compare(&problem.batch, &want, got, problem.tolerance())?;
+    within_gates(problem, &want, got)
+}
+
+/// FlashMLA's bounds for 16-bit types, `tests/test_flash_mla_dense_decoding.py`: 1e-3 or 2.01/128 of the value, and a
+/// cosine distance of 5e-6. `fp8_ds_mla`: 1.5e-2, as FlashInfer's fp8 tests have it.
+fn within_gates(
+    problem: &MlaProblem,
+    want: &[Vec<Row>],
+    got: &Output,
+) -> std::result::Result<(), String> {
+    let most = match problem.cache {
+        Cache::DsMla => 1.5e-2,
+        _ => 1e-3,
+    };
+    let values = want.iter().flatten().flat_map(|row| &row.o);
+    let (mut product, mut squares) = (0.0, 0.0);
+    for (n, (&want, &bits)) in values.zip(&got.o).enumerate() {
+        let got = decode(problem.batch.o_dtype, bits);
+        let off = (got - want).abs();
+        if off > most && off > want.abs() * 2.01 / 128.0 {
+            return Err(format!("element {n} of o is {got:e} for {want:e}"));
+        }
+        product += 2.0 * got * want;
+        squares += got * got + want * want;
+    }
+    if problem.cache != Cache::DsMla && squares > 0.0 && 1.0 - product / squares > 5e-6 {
+        return Err(format!("cosine distance {:e}", 1.0 - product / squares));
+    }
+    Ok(())
+}
+
+/// Element `d` of the record of key `j`, as the cache holds it.
+fn record(problem: &MlaProblem, b: usize, j: usize, d: usize) -> f64 {
+    let values = Values::of(&problem.batch);
+    match problem.cache {
+        // The rotary part is none of e4m3's numbers.
+        Cache::DsMla if d >= 512 => rounded(DType::BF16, 1.1 * values.v(b, j, 0, d)),
+        Cache::DsMla => values.k(b, j, 0, d) * f64::from(values.block_scale(b, j, d / 128)),
+        _ => values.k(b, j, 0, d),
+    }
+}
+
+/// Every row of the batch, `[token][head]`.
+pub fn attention(problem: &MlaProblem) -> Vec<Vec<Row>> {
+    let mut all = Vec::new();
+    for (b, request) in problem.batch.requests.iter().enumerate() {
+        let records: Vec<Vec<f64>> = (0..request.kv_len as usize)
+            .map(|j| {
+                (0..problem.width())
+                    .map(|d| record(problem, b, j, d))
+                    .collect()
+            })
+            .collect();
+        for i in 0..request.qo_len as usize {
+            let past = request.kv_len as i64 - request.qo_len as i64 + i as i64 + 1;
+            let seen = match problem.batch.layer.mask {
+                MaskKind::Full => records.len(),
+                _ => past.max(0) as usize,
+            };
+            let heads = 0..problem.batch.num_qo_heads() as usize;
+            all.push(
+                heads
+                    .map(|head| attend(problem, (b, i, head), &records[..seen]))
+                    .collect(),
+            );
+        }
+    }
+    all
+}
+
+/// Weights below this, relative to the row's largest, are denormal in fp16.
+const LEAST_NORMAL_FP16: f64 = 6.103515625e-5;
+
+fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[Vec<f64>]) -> Row {
+    let (values, layer) = (Values::of(&problem.batch), &problem.batch.layer);
+    let one_if_zero = |scale: f32| if scale == 0.0 { 1.0 } else { f64::from(scale) };
+    let k_scale = one_if_zero(layer.k_scale);
+    let scale = f64::from(layer.sm_scale) * one_if_zero(layer.q_scale) * k_scale;
+    let q: Vec<f64> = (0..problem.width())
+        .map(|d| values.q(b, i, head, d))
+        .collect();
+    let zeros = vec![0.0; problem.rank()];
+    let mut row = Row {
+        o: zeros.clone(),
+        magnitude: zeros.clone(),
+        denormal_weights: zeros,
+        keys: records.len(),
+        lse: f64::NEG_INFINITY,
+        largest_score: 0.0,
+        score_magnitude: 0.0,
+    };
+    let logits: Vec<f64> = records
+        .iter()
+        .map(|record| {
+            let terms = q.iter().zip(record).map(|(q, k)| q * k);
+            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+            row.largest_score = row.largest_score.max((sum * scale).abs());
+            row.score_magnitude = row.score_magnitude.max(size * scale.abs());
+            sum * scale
+        })
+        .collect();
+    let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if records.is_empty() {
+        return row;
+    }
+    row.lse = top + logits.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
+    for (record, logit) in records.iter().zip(&logits) {
+        let weight = (logit - row.lse).exp() * k_scale;
+        let relative = (logit - top).exp();
+        let denormal = match relative < LEAST_NORMAL_FP16 {
+            true => {
+                relative.min(LEAST_NORMAL_FP16 * 2f64.powi(-11)) * (top - row.lse).exp() * k_scale
+            }
+            false => 0.0,
+        };
+        for (d, v) in record[..row.o.len()].iter().enumerate() {
+            row.o[d] += weight * v;
+            row.magnitude[d] += (weight * v).abs();
+            row.denormal_weights[d] += (denormal * v).abs();
+        }
+    }
+    row
+}
+
+/// The tensors of one layer.
+pub struct MlaLayer<'m> {
+    q: Resident<'m>,
+    q_rope: Option<Resident<'m>>,
+    kv: Resident<'m>,
+    kv_rope: Option<Resident<'m>>,
+    o: Resident<'m>,
+    lse: Option<Resident<'m>>,
+    problem: MlaProblem,
+}
+
+impl<'m> MlaLayer<'m> {
+    pub fn new(memory: &'m dyn Memory, problem: &MlaProblem) -> MlaLayer<'m> {
+        let resident = |image| Resident::new(memory, image);
+        let (rank, width) = (problem.rank(), problem.width());
+        let (batch, shape) = (&problem.batch, &problem.batch.memory);
+        let (q, q_rope) = match problem.queries {
+            Queries::Two if problem.has_rope() => {
+                let rope = queries(problem, rank..width, shape.v);
+                (queries(problem, 0..rank, shape.q), Some(rope))
+            }
+            _ => (queries(problem, 0..width, shape.q), None),
+        };
+        let (kv, kv_rope) = match problem.cache {
+            Cache::Two if problem.has_rope() => {
+                let rope = elements(problem, rank..width, shape.v);
+                (elements(problem, 0..rank, shape.k), Some(rope))
+            }
+            Cache::DsMla => (ds_mla(problem), None),
+            _ => (elements(problem, 0..width, shape.k), None),
+        };
+        let o = rows(batch, batch.o_dtype, batch.head_dim_vo, shape.o);
+        MlaLayer {
+            q: resident(q),
+            q_rope: q_rope.map(resident),
+            kv: resident(kv),
+            kv_rope: kv_rope.map(resident),
+            o: resident(Image::poisoned(o)),
+            lse: batch
+                .layer
+                .lse
+                .map(|_| resident(Image::poisoned(lse_view(batch)))),
+            problem: problem.clone(),
+        }
+    }
+
+    pub fn input(&self) -> AttentionArgs {
+        let layer = &self.problem.batch.layer;
+        let (rank, width) = (self.problem.rank(), self.problem.width());
+        let views = |whole: &Resident<'_>| {
+            let rope = (width > rank).then(|| columns(&whole.tensor(), rank..width));
+            (columns(&whole.tensor(), 0..rank), rope)
+        };
+        let (q_latent, q_rope) = match &self.q_rope {
+            Some(rope) => (self.q.tensor(), Some(rope.tensor())),
+            None => views(&self.q),
+        };
+        let (kv, kv_rope) = match (self.problem.cache, &self.kv_rope) {
+            (Cache::Views, _) => views(&self.kv),
+            (_, rope) => (self.kv.tensor(), rope.as_ref().map(Resident::tensor)),
+        };
+        AttentionArgs {
+            lse: self.lse.as_ref().map(Resident::tensor),
+            lse_base: layer.lse.unwrap_or(LogBase::E),
+            sm_scale: layer.sm_scale,
+            q_scale: layer.q_scale,
+            k_scale: layer.k_scale,
+            mask: match layer.mask {
+                MaskKind::Full => Mask::Full,
+                _ => Mask::Causal,
+            },
+            ..AttentionArgs::mla(q_latent, q_rope, kv, kv_rope, self.o.tensor())
+        }
+    }
+
+    /// Fills the outputs with poison again.
+    pub fn reset_outputs(&self) {
+        self.o.reset();
+        if let Some(lse) = &self.lse {
+            lse.reset();
+        }
+    }
+
+    /// Nothing was written at all.
+    pub fn is_untouched(&self) -> bool {
+        self.o.is_untouched() && self.lse.as_ref().is_none_or(Resident::is_untouched)
+    }
+
+    /// Reads the outputs of the batch's rows. Everything else in their memory, and all inputs, must be as they were.
+    pub fn output(&self) -> Output {
+        let inputs = [Some(&self.q), Some(&self.kv)];
+        let optional = [&self.q_rope, &self.kv_rope].map(Option::as_ref);
+        for input in inputs.into_iter().chain(optional) {
+            assert!(input.is_none_or(Resident::is_untouched), "an input changed");
+        }
+        let tokens = self.problem.batch.num_tokens() as i64;
+        Output {
+            o: take_rows(&self.o, tokens),
+            lse: self.lse.as_ref().map(|lse| {
+                let bits = take_rows(lse, tokens);
+                bits.iter().map(|&b| f32::from_bits(b as u32)).collect()
+            }),
+        }
+    }
+}
+
+/// Some columns of a tensor of rows.
+fn columns(tensor: &Tensor, range: Range<usize>) -> Tensor {
+    let mut shape = tensor.shape().to_vec();
+    *shape.last_mut().expect("rows") = range.len() as i64;
+    let data = (tensor.address() + range.start * tensor.dtype().size()) as *mut u8;
+    // SAFETY: a part of the tensor, which is alive as long as the part is used.
+    unsafe {
+        Tensor::new(
+            "columns",
+            data,
+            tensor.device(),
+            tensor.dtype(),
+            &shape,
+            Some(tensor.strides()),
+        )
+    }
+    .expect("a part of a valid tensor")
+}
+
+/// Some columns of the queries.
+fn queries(problem: &MlaProblem, range: Range<usize>, gaps: Gaps) -> Image {
+    let (batch, values) = (&problem.batch, Values::of(&problem.batch));
+    let view = rows(batch, batch.q_dtype, range.len() as u32, gaps);
+    let mut image = Image::poisoned(view);
+    let indptr = batch.qo_indptr();
+    for (b, request) in batch.requests.iter().enumerate() {
+        let shape = [
+            request.qo_len.into(),
+            batch.num_qo_heads().into(),
+            range.len() as i64,
+        ];
+        for_each_index(&shape, |index| {
+            let [i, head, d] = [0, 1, 2].map(|n| index[n] as usize);
+            let value = values.q(b, i, head, range.start + d);
+            let at = [i64::from(indptr[b]) + index[0], index[1], index[2]];
+            image.put(&at, encode(batch.q_dtype, value));
+        });
+    }
+    image
+}
+
+/// Some columns of a plain cache.
+fn elements(problem: &MlaProblem, range: Range<usize>, gaps: Gaps) -> Image {
+    let dtype = problem.batch.kv_dtype;
+    cache(problem, dtype, range.len(), gaps, |b, j, d| {
+        encode(dtype, record(problem, b, j, range.start + d))
+    })
+}
+
+/// A cache of `fp8_ds_mla` records.
+fn ds_mla(problem: &MlaProblem) -> Image {
+    let values = Values::of(&problem.batch);
+    let byte = |b: usize, j: usize, at: usize| match at {
+        0..512 => encode(DType::F8E4M3, values.k(b, j, 0, at)),
+        512..528 => {
+            let scale = values.block_scale(b, j, (at - 512) / 4);
+            u64::from(scale.to_le_bytes()[(at - 512) % 4])
+        }
+        _ => {
+            let rope = encode(DType::BF16, record(problem, b, j, 512 + (at - 528) / 2));
+            rope >> (8 * (at % 2)) & 0xff
+        }
+    };
+    cache(problem, DType::U8, 656, problem.batch.memory.k, byte)
+}
+
+/// A cache tensor: what `bits` says of every key where the page table says, everything else poisoned.
+fn cache(
+    problem: &MlaProblem,
+    dtype: DType,
+    width: usize,
+    gaps: Gaps,
+    bits: impl Fn(usize, usize, usize) -> u64,
+) -> Image {
+    let batch = &problem.batch;
+    let (table, page_size) = (PageTable::of(batch), i64::from(batch.page_size()));
+    let by_token = matches!(
+        batch.storage,
+        Storage::Paged {
+            form: TableForm::TokenSlots,
+            ..
+        }
+    );
+    let (pages, width) = (table.num_pages as i64, width as i64);
+    let view = match by_token {
+        true => View::gapped(dtype, &[pages, width], &[gaps.inner, 0], gaps.lead),
+        false => View::gapped(
+            dtype,
+            &[pages, page_size, width],
+            &[gaps.outer, gaps.inner, 0],
+            gaps.lead,
+        ),
+    };
+    let mut image = Image::poisoned(view);
+    for (b, request) in batch.requests.iter().enumerate() {
+        for_each_index(&[request.kv_len.into(), width], |index| {
+            let (j, d) = (index[0], index[1]);
+            let page = i64::from(table.ids[b][(j / page_size) as usize]);
+            let bits = bits(b, j as usize, d as usize);
+            match by_token {
+                true => image.put(&[page, d], bits),
+                false => image.put(&[page, j % page_size, d], bits),
+            }
+        });
+    }
+    image
+}
+
+/// Multiplications that a random problem may take.
+const BUDGET: u64 = 1 << 23;
+
+/// Any problem that the contract covers; small, and often at an edge.
+pub fn problems() -> impl Strategy<Value = MlaProblem> {
+    let dims = prop::sample::select(vec![
+        (512u32, 64u32),
+        (512, 64),
+        (512, 64),
+        (256, 64),
+        (256, 32),
+        (128, 32),
+        (512, 0),
+        (72, 8),
+    ]);
+    let heads = prop::sample::select(vec![1u32, 3, 8, 9, 16, 17, 63, 64, 126, 128, 200]);
+    let queries = prop_oneof![Just(Queries::One), Just(Queries::Two)];
+    let cache = prop_oneof![
+        2 => Just(Cache::Records),
+        1 => Just(Cache::Views),
+        2 => Just(Cache::Two),
+        2 => Just(Cache::DsMla),
+    ];
+    (problems_within(BUDGET), dims, heads, queries, cache).prop_map(
+        |(other, (rank, rope), heads, queries, cache)| {
+            let (rank, rope) = match cache {
+                Cache::DsMla => (512, 64),
+                _ => (rank, rope),
+            };
+            let problem = MlaProblem {
+                batch: absorbed(other),
+                queries,
+                cache: Cache::Records,
+            };
+            let problem = problem.heads(heads).dims(rank, rope);
+            let mut problem = problem.tensors(queries, cache);
+            problem.batch = within_budget(problem.batch, BUDGET);
+            problem
+        },
+    )
+}
+
+/// What MLA takes of a problem.
+fn absorbed(other: Problem) -> Problem {
+    let given = &other.layer;
+    let layer = Layer {
+        mask: match given.mask {
+            MaskKind::Full => MaskKind::Full,
+            _ => MaskKind::Causal,
+        },
+        sm_scale: match given.sm_scale {
+            0.0 => SM_SCALE,
+            // Rows are longer than those that the scale was drawn for.
+            stated => stated / 2.0,
+        },
+        q_scale: given.q_scale,
+        k_scale: given.k_scale,
+        lse: given.lse,
+        ..Layer::plain()
+    };
+    Problem {
+        kind: Kind::Mla,
+        o_dtype: other.q_dtype,
+        num_kv_heads: 1,
+        storage: match other.storage {
+            Storage::Ragged => Storage::paged(3),
+            Storage::Paged {
+                page_size,
+                form,
+                unused_pages,
+                shared_pages,
+                ..
+            } => Storage::Paged {
+                page_size,
+                layout: KvLayout::Nhd,
+                form,
+                unused_pages,
+                shared_pages,
+            },
+        },
+        layer,
+        ..other
+    }
+}
