@@ -20,7 +20,7 @@
 
 namespace folio::mla_few {
 
-#if FOLIO_MLA_SCALED
+#if FOLIO_DS_MLA
 using Format = Bytes<FOLIO_KV, true>;
 #else
 template <class T, bool FP8>
@@ -150,12 +150,13 @@ __device__ __forceinline__ void run(const FolioMlaFewParams &params, const Tenso
 
 }  // namespace folio::mla_few
 
-#if FOLIO_MLA_RECORDS
+// How keys come, as in src/cuda/kernels/mla.rs.
+#if FOLIO_MLA_KEYS == 2
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_sm90_mla_few_records(const __grid_constant__ FolioMlaFewParams params) {
     folio::mla_few::run<folio::mla_few::RecordLoader>(params, nullptr, nullptr);
 }
-#elif FOLIO_MLA_GATHER
+#elif FOLIO_MLA_KEYS == 1
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_sm90_mla_few_gather(const __grid_constant__ FolioMlaFewParams params) {
     folio::mla_few::run<folio::mla_few::GatherLoader>(params, nullptr, nullptr);

@@ -3,6 +3,7 @@
 
 use std::sync::LazyLock;
 
+use super::mla_few;
 use super::row::{Arch, Row, Sizes, defines, name, refusal};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -17,6 +18,22 @@ pub const MOST_QK_ROPE_HEAD_DIM: u32 = 64;
 pub enum MlaVariant {
     /// `generic/mla.cu`: mma.sync.
     Generic,
+    /// `sm90/mla_few/mla_few.cu`: Hopper, tiles of 16 rows.
+    Sm90Few {
+        /// How records come.
+        keys: FewKeys,
+    },
+}
+
+/// How the Hopper kernel for few rows brings records to shared memory; the numbers are `FOLIO_MLA_KEYS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FewKeys {
+    /// In boxes of tensor maps.
+    Boxes = 0,
+    /// Row by row.
+    Rows = 1,
+    /// Each by a copy of its own.
+    Records = 2,
 }
 
 /// How a cache stores the record of a token.
@@ -49,7 +66,7 @@ impl AsRef<Row> for MlaRow {
     }
 }
 
-/// One size that a kernel is compiled for. A problem's rows may be narrower: the kernel masks the rest.
+/// One size that a kernel is compiled for. To the portable kernel a problem's rows may be narrower: it masks the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaShape {
     /// Elements of a latent row.
@@ -91,9 +108,8 @@ pub fn rows() -> &'static [MlaRow] {
             ]
             .map(|format| generic(q, format))
         };
-        [DType::BF16, DType::F16]
-            .into_iter()
-            .flat_map(of_type)
+        mla_few::rows()
+            .chain([DType::BF16, DType::F16].into_iter().flat_map(of_type))
             .collect()
     });
     &ROWS
@@ -129,7 +145,7 @@ impl RecordFormat {
     }
 
     /// Type of the latent elements.
-    fn latent(self) -> DType {
+    pub(super) fn latent(self) -> DType {
         match self {
             RecordFormat::Plain(dtype) => dtype,
             RecordFormat::DsMla => DType::F8E4M3,
@@ -141,8 +157,16 @@ impl MlaRow {
     fn fits(&self, query: &MlaQuery) -> bool {
         (self.q, self.format) == (query.q, query.format)
             && self.row.arch.runs_on(query.compute_capability)
-            && self.shape.kv_lora_rank >= query.kv_lora_rank
-            && self.shape.qk_rope_head_dim >= query.qk_rope_head_dim
+            && self.takes(self.shape.kv_lora_rank, query.kv_lora_rank)
+            && self.takes(self.shape.qk_rope_head_dim, query.qk_rope_head_dim)
+    }
+
+    /// Whether rows of `wanted` elements fit one compiled for `width`.
+    fn takes(&self, width: u32, wanted: u32) -> bool {
+        match self.variant {
+            MlaVariant::Generic => width >= wanted,
+            MlaVariant::Sm90Few { .. } => width == wanted,
+        }
     }
 }
 
@@ -197,7 +221,7 @@ fn generic_shared_bytes(latent: DType, shape: MlaShape) -> u32 {
 }
 
 impl MlaShape {
-    fn sizes(&self) -> Sizes {
+    pub(super) fn sizes(&self) -> Sizes {
         Sizes {
             head_dim_qk: self.kv_lora_rank + self.qk_rope_head_dim,
             head_dim_vo: self.kv_lora_rank,

@@ -25,6 +25,7 @@ pub mod attention;
 pub mod keyless;
 pub mod merge;
 pub mod mla;
+mod mla_few;
 mod row;
 mod table;
 
