@@ -387,6 +387,28 @@ impl<'m> MlaLayer<'m> {
         }
     }
 
+    /// Takes over the queries and the cache of a smaller batch with the same strides.
+    pub fn take_inputs_of(&self, other: &MlaLayer<'_>) {
+        self.q.copy_from(&other.q);
+        self.kv.copy_from(&other.kv);
+        for (part, other) in [
+            (&self.q_rope, &other.q_rope),
+            (&self.kv_rope, &other.kv_rope),
+        ] {
+            if let (Some(part), Some(other)) = (part, other) {
+                part.copy_from(other);
+            }
+        }
+    }
+
+    /// Takes over the leading rows of a larger batch's outputs.
+    pub fn take_outputs_of(&self, other: &MlaLayer<'_>) {
+        self.o.copy_from(&other.o);
+        if let (Some(lse), Some(other)) = (&self.lse, &other.lse) {
+            lse.copy_from(other);
+        }
+    }
+
     /// Fills the outputs with poison again.
     pub fn reset_outputs(&self) {
         self.o.reset();

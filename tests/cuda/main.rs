@@ -8,6 +8,7 @@ mod common;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod mla;
 mod operators;
 mod problems;
 mod steps;
@@ -56,6 +57,24 @@ fn main() -> ExitCode {
             bounds::batches_beyond_the_tensors,
         ),
         case("slots_beyond_the_cache", (), bounds::slots_beyond_the_cache),
+        case("mla_host_lengths", (), mla::host_lengths),
+        case("mla_device_lengths", (), mla::device_lengths),
+        case("mla_heads_and_rows", (), mla::heads_and_rows),
+        case("mla_lengths_around_a_tile", (), mla::lengths_around_a_tile),
+        case("mla_long_splits", (), mla::long_splits),
+        case("mla_many_requests", (), mla::many_requests),
+        case("mla_batch_invariant", (), mla::batch_invariant),
+        case("mla_graph_replays", (), mla::graph_replays),
+        case(
+            "mla_graph_plans_on_the_device",
+            (),
+            mla::graph_plans_on_the_device,
+        ),
+        case(
+            "mla_batches_beyond_the_tensors",
+            (),
+            mla::batches_beyond_the_tensors,
+        ),
     ];
     harness::main(&cases, |_, _| match cuda_device_count() {
         0 => Err("no CUDA device".into()),

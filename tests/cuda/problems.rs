@@ -89,7 +89,7 @@ pub fn device_lengths() {
 }
 
 /// Where lengths are on the device a cache has a first page, even if no key is in it.
-fn with_a_page(problem: &Problem) -> Problem {
+pub fn with_a_page(problem: &Problem) -> Problem {
     let mut problem = problem.clone();
     if let Storage::Paged { unused_pages, .. } = &mut problem.storage {
         *unused_pages = (*unused_pages).max(1);

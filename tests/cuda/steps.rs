@@ -13,7 +13,7 @@ use folio::error::Error;
 use folio::problem::{AttentionDesc, Kind, KvLayout};
 
 /// Batches that change in every way within their maxima: 6 requests, 3 rows, 2000 keys.
-const BATCHES: [&[(u32, u32)]; 5] = [
+pub const BATCHES: [&[(u32, u32)]; 5] = [
     &[(1, 100), (1, 900), (3, 40)],
     &[(1, 2000), (2, 0), (1, 1), (1, 333), (0, 50), (3, 2)],
     &[(2, 2000)],
@@ -22,7 +22,7 @@ const BATCHES: [&[(u32, u32)]; 5] = [
 ];
 
 /// Batches whose tensors have the shapes of the largest: as many requests, and as long a request.
-const SIX_REQUESTS: [&[(u32, u32)]; 3] = [
+pub const SIX_REQUESTS: [&[(u32, u32)]; 3] = [
     &[(1, 2000), (2, 0), (1, 1), (1, 333), (0, 50), (3, 2)],
     &[(3, 5), (1, 7), (0, 0), (2, 2000), (1, 1999), (1, 16)],
     &[(0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 2000)],
@@ -58,14 +58,14 @@ fn desc(problem: &Problem) -> AttentionDesc {
 }
 
 /// A handle with its workspace.
-struct Slot<'m> {
-    handle: Box<dyn Handle>,
-    scratch: Scratch<'m>,
+pub struct Slot<'m> {
+    pub handle: Box<dyn Handle>,
+    pub scratch: Scratch<'m>,
     bytes: (usize, usize),
 }
 
 impl Slot<'_> {
-    fn new(handle: Box<dyn Handle>) -> Slot<'static> {
+    pub fn new(handle: Box<dyn Handle>) -> Slot<'static> {
         let info = handle.workspace().unwrap();
         Slot {
             scratch: Scratch::new(&DeviceMemory, &info),
@@ -74,7 +74,7 @@ impl Slot<'_> {
         }
     }
 
-    fn plan(&mut self, step: &Step<'_>, stream: Stream) -> folio::error::Result<()> {
+    pub fn plan(&mut self, step: &Step<'_>, stream: Stream) -> folio::error::Result<()> {
         let workspace = self.scratch.workspace();
         self.handle
             .plan(&step.input(), &workspace, self.bytes, stream)

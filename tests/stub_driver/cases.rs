@@ -15,7 +15,7 @@ use folio::log::Logger;
 
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
-use crate::{backend, choice, images, launches, operators};
+use crate::{backend, choice, images, launches, mla, operators};
 
 /// The driver library that a process finds.
 pub struct Setup {
@@ -298,6 +298,16 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         operators::more_states_than_a_kernel_counts,
     ),
+    case("mla_portable", BACKEND, mla::portable),
+    case("mla_absent_tensors", BACKEND, mla::absent_tensors),
+    case("mla_tiles", BACKEND, mla::tiles),
+    case(
+        "mla_split_rows_are_combined",
+        BACKEND,
+        mla::split_rows_are_combined,
+    ),
+    case("mla_plan_on_the_device", BACKEND, mla::plan_on_the_device),
+    case("mla_fp32_is_refused", BACKEND, mla::fp32_is_refused),
     case(
         "choice_creates_say_what_the_faster_kernels_lack",
         BACKEND,

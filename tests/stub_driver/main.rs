@@ -11,6 +11,7 @@ mod fixture;
 mod harness;
 mod images;
 mod launches;
+mod mla;
 mod operators;
 mod stub;
 

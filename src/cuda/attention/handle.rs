@@ -12,7 +12,6 @@ use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
-use crate::cuda::kernels::mla::{MOST_KV_LORA_RANK, MOST_QK_ROPE_HEAD_DIM};
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, MaskMode, PlanView, Rows, address, fewest, lse_flag,
     scales_stride,
@@ -65,7 +64,7 @@ impl CudaAttention {
     /// Loads the kernels of a problem.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for rows wider than any kernel's and MLA in other types than fp16 and bf16; otherwise as [`Loader::find`].
+    /// [`Error::Unsupported`] for rows wider than any kernel's, and for MLA in fp32; otherwise as [`Loader::find`].
     pub fn new(
         loader: &Loader,
         context: &Arc<Context>,
@@ -372,43 +371,26 @@ fn describe_page_ids(ids: Option<u64>) -> String {
     }
 }
 
-/// Whether there are kernels for rows of so many elements, and of these types. (Which types other kinds have is what
-/// their kernel table says.)
+/// What the tables of kernels would refuse too, by the name of the field: rows of so many elements, and MLA in fp32.
 fn check(desc: &AttentionDesc) -> Result<()> {
     match desc.kind {
         Kind::Decode | Kind::Prefill => {
-            within("head_dim_qk", desc.head_dim_qk, MOST_HEAD_DIM)?;
-            within("head_dim_vo", desc.head_dim_vo, MOST_HEAD_DIM)
+            within("head_dim_qk", desc.head_dim_qk)?;
+            within("head_dim_vo", desc.head_dim_vo)
         }
-        Kind::Mla => {
-            within("kv_lora_rank", desc.head_dim_vo, MOST_KV_LORA_RANK)?;
-            within("qk_rope_head_dim", desc.rope_dim(), MOST_QK_ROPE_HEAD_DIM)?;
-            mla_types(desc)
-        }
+        Kind::Mla if desc.q_dtype == DType::F32 => Err(Error::Unsupported(
+            "q_dtype: float32 is not supported for MLA by the CUDA backend; float16 and bfloat16 are"
+                .into(),
+        )),
+        Kind::Mla => Ok(()),
     }
 }
 
-fn mla_types(desc: &AttentionDesc) -> Result<()> {
-    if !matches!(desc.q_dtype, DType::F16 | DType::BF16) {
-        return Err(Error::Unsupported(format!(
-            "q_dtype: {} is not supported for MLA by the CUDA backend; float16 and bfloat16 are",
-            desc.q_dtype
-        )));
-    }
-    if desc.o_dtype != desc.q_dtype {
-        return Err(Error::Unsupported(format!(
-            "o_dtype: {} is not supported for MLA by the CUDA backend; that of q, {}, is",
-            desc.o_dtype, desc.q_dtype
-        )));
-    }
-    Ok(())
-}
-
-fn within(name: &str, dim: u32, most: u32) -> Result<()> {
-    if dim <= most {
+fn within(name: &str, dim: u32) -> Result<()> {
+    if dim <= MOST_HEAD_DIM {
         return Ok(());
     }
     Err(Error::Unsupported(format!(
-        "{name}: {dim} is not supported by the CUDA backend; up to {most} is"
+        "{name}: {dim} is not supported by the CUDA backend; up to {MOST_HEAD_DIM} is"
     )))
 }

@@ -8,10 +8,9 @@ use super::row::{Arch, Row, Sizes, defines, name, refusal};
 use crate::dtype::DType;
 use crate::error::Error;
 
-/// The widest latent rows that MLA kernels exist for, and the widest rotary ones.
-pub const MOST_KV_LORA_RANK: u32 = 512;
-/// See [`MOST_KV_LORA_RANK`].
-pub const MOST_QK_ROPE_HEAD_DIM: u32 = 64;
+/// The widest latent and rotary rows of the contract: those of DeepSeek-V2 and its successors.
+const MOST_KV_LORA_RANK: u32 = 512;
+const MOST_QK_ROPE_HEAD_DIM: u32 = 64;
 
 /// Which kernel a row is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

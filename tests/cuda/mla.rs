@@ -1,0 +1,325 @@
+//! Multi-head latent attention on a real GPU: random problems, every head count and format, splits, graphs, batch
+//! invariance, and lengths and page ids in device memory that are wrong. The first choice for 512 + 64 over pages that
+//! are multiples of 16 may be another kernel than for other problems, so every case has both kinds.
+
+use crate::common::door::Session;
+use crate::common::instance::{Output, Planned, Scratch, Step};
+use crate::common::memory::{HostMemory, Image, Memory, Resident};
+use crate::common::mla::{self, Cache, MlaLayer, MlaProblem, Queries, problems};
+use crate::common::pages::PageTable;
+use crate::common::problem::{Layer, MaskKind, TableForm};
+use crate::common::random;
+use crate::gpu::{self, DeviceMemory};
+use crate::problems::{session, with_a_page, with_lens};
+use crate::steps::{BATCHES, SIX_REQUESTS, Slot};
+use folio::api::{BatchInput, Stream};
+use folio::dtype::DType;
+use folio::problem::AttentionDesc;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+/// The ways to store records: as q's type, as fp8 per tensor, and as `fp8_ds_mla`.
+const FORMATS: [Option<(Cache, DType)>; 4] = [
+    None,
+    Some((Cache::Views, DType::F8E4M3)),
+    Some((Cache::Two, DType::F8E5M2)),
+    Some((Cache::DsMla, DType::F8E4M3)),
+];
+
+/// The same problem with records in one of [`FORMATS`].
+fn stored(problem: MlaProblem, format: Option<(Cache, DType)>) -> MlaProblem {
+    let Some((cache, kv_dtype)) = format else {
+        return problem;
+    };
+    let mut problem = problem.tensors(Queries::Two, cache);
+    problem.batch.kv_dtype = kv_dtype;
+    if cache != Cache::DsMla {
+        problem.batch.layer.k_scale = 0.5;
+    }
+    problem
+}
+
+fn every_format() -> impl Iterator<Item = (DType, Option<(Cache, DType)>)> {
+    let types = [DType::BF16, DType::F16].into_iter();
+    types.flat_map(|dtype| FORMATS.map(|format| (dtype, format)))
+}
+
+fn solve(session: &dyn Session, index_memory: &dyn Memory, problem: &MlaProblem) -> Output {
+    mla::solve(session, &DeviceMemory, index_memory, problem)
+        .unwrap_or_else(|error| panic!("{error}\n{problem:?}"))
+}
+
+fn assert_right(problem: &MlaProblem, got: &Output) {
+    if let Err(difference) = mla::check(problem, got) {
+        panic!("{difference}\n{problem:?}");
+    }
+}
+
+/// Random problems in the 16-bit types, shrunk where they fail.
+fn random_problems(cases: u32, index_memory: &dyn Memory) {
+    let session = session();
+    let mut runner = TestRunner::new(Config {
+        source_file: Some(file!()),
+        ..random::cases(cases)
+    });
+    let result = runner.run(&problems(), |problem| {
+        let problem = on_device(problem);
+        let got = mla::solve(&*session, &DeviceMemory, index_memory, &problem);
+        let checked = got.map_err(|error| error.to_string());
+        checked
+            .and_then(|got| mla::check(&problem, &got))
+            .map_err(TestCaseError::fail)
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+/// A problem of a type that the backend has, and of a page at least.
+fn on_device(mut problem: MlaProblem) -> MlaProblem {
+    if problem.batch.q_dtype == DType::F32 {
+        let kv_dtype = problem.batch.kv_dtype;
+        problem = problem.of(DType::BF16);
+        if kv_dtype.is_fp8() {
+            problem.batch.kv_dtype = kv_dtype;
+        }
+    }
+    problem.batch = with_a_page(&problem.batch);
+    problem
+}
+
+pub fn host_lengths() {
+    random_problems(300, &HostMemory);
+}
+
+pub fn device_lengths() {
+    random_problems(200, &DeviceMemory);
+}
+
+/// Head counts around those of tiles, ragged rows, and pages of every kind, in every format.
+pub fn heads_and_rows() {
+    let session = session();
+    let lens = [(1, 90), (2, 33), (4, 4), (17, 70), (0, 9), (1, 0), (4, 1)];
+    for (dtype, format) in every_format() {
+        for (heads, page_size) in [1, 3, 9, 16, 63, 64, 126, 128]
+            .into_iter()
+            .zip([16, 3, 64, 16, 1, 64, 32, 16])
+        {
+            let problem = MlaProblem::plain(&lens).of(dtype).heads(heads);
+            let problem = problem.pages(page_size, TableForm::CsrKvLen { spare_pages: 1 });
+            let mut problem = stored(problem, format);
+            for mask in [MaskKind::Causal, MaskKind::Full] {
+                problem.batch.layer.mask = mask;
+                assert_right(&problem, &solve(&*session, &HostMemory, &problem));
+            }
+        }
+    }
+}
+
+/// One row for each request, as most batches have, at every length around a tile of keys.
+pub fn lengths_around_a_tile() {
+    let session = session();
+    let lens: Vec<(u32, u32)> = (0..70).map(|kv_len| (1, kv_len)).collect();
+    for (dtype, format) in every_format() {
+        for heads in [8, 16, 128] {
+            let problem = stored(MlaProblem::plain(&lens).of(dtype).heads(heads), format);
+            assert_right(&problem, &solve(&*session, &HostMemory, &problem));
+        }
+    }
+}
+
+/// Long enough to be split, for few and for many heads, with lengths on the host and on the device.
+pub fn long_splits() {
+    let session = session();
+    let lens = [(1, 3000), (2, 1200), (1, 17), (1, 0), (4, 2500)];
+    for (dtype, format) in every_format() {
+        for (heads, page_size) in [(16, 64), (128, 16), (5, 3)] {
+            let problem = MlaProblem::plain(&lens).of(dtype).heads(heads);
+            let form = TableForm::BlockTable { spare_columns: 2 };
+            let problem = stored(problem.pages(page_size, form), format);
+            for memory in [&HostMemory as &dyn Memory, &DeviceMemory] {
+                assert_right(&problem, &solve(&*session, memory, &problem));
+            }
+        }
+    }
+}
+
+/// More requests than run at a time.
+pub fn many_requests() {
+    let session = session();
+    let lens: Vec<(u32, u32)> = (0..700).map(|b| (b % 3, b * 7 % 41)).collect();
+    for heads in [16, 64] {
+        let problem = MlaProblem::plain(&lens).heads(heads);
+        assert_right(&problem, &solve(&*session, &HostMemory, &problem));
+        assert_right(&problem, &solve(&*session, &DeviceMemory, &problem));
+    }
+}
+
+/// A request's bits do not depend on the batch, with lengths on the host or the device.
+pub fn batch_invariant() {
+    let session = session();
+    for (heads, page_size, graph) in [(16, 16, false), (128, 64, true), (9, 5, false)] {
+        let lens = [(1, 5000), (4, 900), (2, 2049), (1, 3)];
+        let problem = MlaProblem::plain(&lens).heads(heads);
+        let form = TableForm::CsrKvLen { spare_pages: 0 };
+        let mut problem = problem.pages(page_size, form);
+        (problem.batch.batch_invariant, problem.batch.graph) = (true, graph);
+        let whole = solve(&*session, &HostMemory, &problem);
+        assert_right(&problem, &whole);
+        let on_device = solve(&*session, &DeviceMemory, &problem);
+        assert!(whole == on_device, "lengths on the device");
+        let indptr = problem.batch.qo_indptr();
+        let row = (heads * problem.batch.head_dim_vo) as usize;
+        for b in 0..lens.len() {
+            // The handle is the same: another desc may be given other code.
+            let one = problem.alone(b);
+            let handle = session.attention(problem.desc()).unwrap();
+            let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &one.batch).unwrap();
+            let alone = mla::run(&planned, &MlaLayer::new(&DeviceMemory, &one)).unwrap();
+            let rows = indptr[b] as usize * row..indptr[b + 1] as usize * row;
+            assert!(alone.o == whole.o[rows], "request {b} of {problem:?}");
+        }
+    }
+}
+
+/// Handles for graphs: 6 requests, 3 rows, 2000 keys.
+fn graph_problems() -> [MlaProblem; 3] {
+    [(16, 16, None), (128, 64, FORMATS[3]), (9, 5, FORMATS[1])].map(|(heads, page_size, format)| {
+        let problem = MlaProblem::plain(&[]).heads(heads);
+        let form = TableForm::BlockTable { spare_columns: 2 };
+        let mut problem = stored(problem.pages(page_size, form), format);
+        problem.batch.graph = true;
+        problem
+    })
+}
+
+fn graph_desc(problem: &MlaProblem) -> AttentionDesc {
+    AttentionDesc {
+        max_batch_size: 6,
+        max_qo_len: 3,
+        max_num_tokens: 18,
+        max_kv_len: 2000,
+        max_num_pages: 0,
+        ..problem.desc()
+    }
+}
+
+/// A batch of other lengths for the same handle.
+fn batch_of(problem: &MlaProblem, lens: &[(u32, u32)]) -> MlaProblem {
+    MlaProblem {
+        batch: with_lens(&problem.batch, lens),
+        ..problem.clone()
+    }
+}
+
+/// Replays a graph over a batch's tensors, which are moved to those of the captured run.
+fn replay(graph: &gpu::Graph, captured: &MlaLayer<'_>, batch: &MlaProblem, stream: Stream) {
+    let layer = MlaLayer::new(&DeviceMemory, batch);
+    gpu::synchronize_all();
+    captured.take_inputs_of(&layer);
+    captured.reset_outputs();
+    graph.launch(stream);
+    gpu::synchronize_all();
+    layer.take_outputs_of(captured);
+    assert_right(batch, &layer.output());
+}
+
+/// A graph captured once serves every later plan.
+pub fn graph_replays() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for problem in graph_problems() {
+        let mut slot = Slot::new(session.attention(graph_desc(&problem)).unwrap());
+        let largest = batch_of(&problem, &[(3, 2000); 6]);
+        let captured = MlaLayer::new(&DeviceMemory, &largest);
+        let step = Step::new(&HostMemory, &largest.batch);
+        slot.plan(&step, stream).unwrap();
+        let input = captured.input();
+        let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+        for lens in BATCHES {
+            let batch = batch_of(&problem, lens);
+            let step = Step::new(&HostMemory, &batch.batch);
+            slot.plan(&step, stream).unwrap();
+            replay(&graph, &captured, &batch, stream);
+        }
+        slot.scratch.assert_within_bounds();
+    }
+}
+
+/// Planning by the device is captured too: a replay follows the lengths in memory.
+pub fn graph_plans_on_the_device() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for problem in graph_problems() {
+        let mut slot = Slot::new(session.attention(graph_desc(&problem)).unwrap());
+        let largest = batch_of(&problem, &[(3, 2000); 6]);
+        let captured = MlaLayer::new(&DeviceMemory, &largest);
+        let step = Step::new(&DeviceMemory, &largest.batch);
+        slot.plan(&step, stream).unwrap();
+        let input = captured.input();
+        slot.handle.run(&input, stream).unwrap();
+        let graph = gpu::capture(stream, || {
+            slot.plan(&step, stream).unwrap();
+            slot.handle.run(&input, stream).unwrap();
+        });
+        for lens in SIX_REQUESTS {
+            let batch = batch_of(&problem, lens);
+            gpu::synchronize_all();
+            step.take_lengths_of(&Step::new(&DeviceMemory, &batch.batch));
+            replay(&graph, &captured, &batch, stream);
+        }
+        slot.scratch.assert_within_bounds();
+    }
+}
+
+/// Page ids that no cache has.
+const NO_PAGES: [i32; 6] = [i32::MAX, -1, i32::MIN, 1 << 24, -1000, 1 << 30];
+
+/// A request more in device memory than q, o and lse have rows, with pages that the cache does not have: nothing
+/// beside the rows is written, and what is there is right.
+pub fn batches_beyond_the_tensors() {
+    const KEYS: u32 = 3000;
+    let session = session();
+    for (dtype, format) in every_format() {
+        for (heads, page_size) in [(16, 16), (128, 64), (9, 5)] {
+            let lens = [(2, 100), (1, 50)];
+            let problem = MlaProblem::plain(&lens).of(dtype).heads(heads);
+            let form = TableForm::CsrKvLen { spare_pages: 0 };
+            let mut problem = stored(problem.pages(page_size, form), format);
+            problem.batch.layer = Layer {
+                lse: Some(folio::problem::LogBase::Two),
+                ..problem.batch.layer
+            };
+            let all = batch_of(&problem, &[(2, 100), (1, 50), (2, KEYS)]);
+            let (mut ids, mut indptr) = (Vec::new(), vec![0]);
+            for pages in PageTable::of(&problem.batch).ids {
+                ids.extend(pages);
+                indptr.push(ids.len() as i32);
+            }
+            let pages = KEYS.div_ceil(page_size) as usize;
+            ids.extend(NO_PAGES.iter().cycle().take(pages));
+            indptr.push(ids.len() as i32);
+            let numbers = |values: &[i32]| {
+                Resident::new(&DeviceMemory, Image::of_i32(&[values.len() as i64], values))
+            };
+            let qo_indptr = numbers(&all.batch.qo_indptr());
+            let kv_len = numbers(&[100, 50, KEYS as i32]);
+            let (kv_indptr, kv_indices) = (numbers(&indptr), numbers(&ids));
+            let batch = BatchInput {
+                qo_indptr: Some(qo_indptr.tensor()),
+                kv_indptr: Some(kv_indptr.tensor()),
+                kv_indices: Some(kv_indices.tensor()),
+                kv_len: Some(kv_len.tensor()),
+                ..BatchInput::default()
+            };
+            let mut handle = session.attention(all.desc()).unwrap();
+            let scratch = Scratch::new(&DeviceMemory, &handle.workspace().unwrap());
+            scratch.plan(&mut *handle, &batch).unwrap();
+            let layer = MlaLayer::new(&DeviceMemory, &problem);
+            handle.run(&layer.input(), Stream::default()).unwrap();
+            let output = layer.output();
+            scratch.assert_within_bounds();
+            assert_right(&problem, &output);
+        }
+    }
+}

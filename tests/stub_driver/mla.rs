@@ -1,0 +1,300 @@
+//! Multi-head latent attention: what the portable kernel is launched with, how work is cut for it, how its split rows
+//! are combined, and what is refused. Pages of 5 tokens are nothing for other kernels.
+
+use folio::api::BatchInput;
+use folio::cuda::mla_params::MlaParams;
+use folio::cuda::params::{CombineParams, PlanParams};
+use folio::dtype::DType;
+use folio::error::Error;
+use folio::problem::{
+    AttentionArgs, AttentionDesc, CacheFormat, Kind, KvLayout, KvStorage, LogBase,
+};
+use folio::tensor::Tensor;
+
+use crate::fixture::{Handle, OURS, at, context, desc, divides, host_tensor};
+use crate::stub::{Launched, Recorder};
+
+const Q: usize = 0x1_0000_0000;
+const Q_ROPE: usize = 0x2_0000_0000;
+const KV: usize = 0x3_0000_0000;
+const KV_ROPE: usize = 0x4_0000_0000;
+const O: usize = 0x5_0000_0000;
+const LSE: usize = 0x6_0000_0000;
+
+const HEADS: i64 = 20;
+const RANK: i64 = 512;
+const ROPE: i64 = 64;
+const PAGES: i64 = 40;
+const PAGE_SIZE: i64 = 5;
+/// Rows of a tile of the portable kernel.
+const ROWS: u32 = 32;
+
+/// bf16 with 20 heads.
+fn mla(kv_format: CacheFormat) -> AttentionDesc {
+    AttentionDesc {
+        kind: Kind::Mla,
+        kv_format,
+        num_qo_heads: HEADS as u32,
+        num_kv_heads: 1,
+        head_dim_qk: (RANK + ROPE) as u32,
+        head_dim_vo: RANK as u32,
+        kv: KvStorage::Paged {
+            page_size: PAGE_SIZE as u32,
+            layout: KvLayout::Nhd,
+        },
+        max_qo_len: 3,
+        max_num_tokens: 12,
+        ..desc(false)
+    }
+}
+
+fn rows(address: usize, tokens: i64, dim: i64, strides: [i64; 3]) -> Tensor {
+    let shape = [tokens, HEADS, dim];
+    at(address, DType::BF16, &shape, Some(&strides))
+}
+
+fn records(dtype: DType, width: i64) -> Tensor {
+    at(KV, dtype, &[PAGES, PAGE_SIZE, width], None)
+}
+
+/// A run over whole records, or with `kv_rope` over their latent parts.
+fn args(kv: Tensor, kv_rope: Option<Tensor>) -> AttentionArgs {
+    AttentionArgs {
+        lse: Some(at(LSE, DType::F32, &[7, HEADS], Some(&[32, 1]))),
+        lse_base: LogBase::Two,
+        sm_scale: 0.125,
+        q_scale: 2.0,
+        k_scale: 0.25,
+        ..AttentionArgs::mla(
+            rows(Q, 6, RANK, [12_000, 576, 1]),
+            Some(rows(Q_ROPE, 7, ROPE, [1304, 66, 1])),
+            kv,
+            kv_rope,
+            rows(O, 8, RANK, [10_240, 512, 1]),
+        )
+    }
+}
+
+/// Plans two requests of 3 rows each.
+fn plan(handle: &mut Handle, keys: i32) {
+    let columns = (keys + 4) / 5;
+    let table: Vec<i32> = (0..2 * columns).map(|id| id % 30).collect();
+    let batch = BatchInput {
+        qo_indptr: host_tensor(&[0, 3, 6], &[3]),
+        kv_len: host_tensor(&[keys; 2], &[2]),
+        block_table: host_tensor(&table, &[2, i64::from(columns)]),
+        ..BatchInput::default()
+    };
+    handle.plan(&batch, OURS).unwrap();
+}
+
+fn recorder() -> Recorder {
+    let recorder = Recorder::new();
+    recorder.expect::<MlaParams>("folio_mla");
+    recorder.expect::<CombineParams>("folio_combine");
+    recorder.expect::<PlanParams>("folio_plan");
+    recorder
+}
+
+fn launches(recorder: &Recorder, handle: &Handle, args: &AttentionArgs) -> Vec<Launched> {
+    recorder.forget();
+    handle.attention.run(args, OURS).unwrap();
+    recorder.launches()
+}
+
+/// Every field, for records in one tensor and in two.
+pub fn portable() {
+    let recorder = recorder();
+    let mut handle = Handle::of(&context(), mla(DType::F8E4M3.into())).unwrap();
+    assert_eq!(handle.attention.kernel(), "mla_sm80_bf16_kve4m3_r512_q32");
+    plan(&mut handle, 100);
+    let whole = args(records(DType::F8E4M3, 576), None);
+    let kv_rope = at(
+        KV_ROPE + 4,
+        DType::F8E4M3,
+        &[PAGES - 1, PAGE_SIZE, ROPE],
+        Some(&[1000, 68, 1]),
+    );
+    let apart = args(records(DType::F8E4M3, RANK), Some(kv_rope));
+    for (args, k, k_rope, num_pages, copies) in [
+        (
+            whole,
+            [2880, 576],
+            (KV as u64 + 512, [2880, 576]),
+            40,
+            [16, 16],
+        ),
+        (
+            apart,
+            [2560, 512],
+            (KV_ROPE as u64 + 4, [1000, 68]),
+            39,
+            [16, 4],
+        ),
+    ] {
+        let launched = launches(&recorder, &handle, &args);
+        assert_eq!(launched.len(), 1);
+        let launch = &launched[0];
+        assert_eq!(launch.name(), "folio_mla");
+        let params: MlaParams = launch.params();
+        let attention = params.attention;
+        let rows = [attention.q, params.q_rope, attention.o];
+        assert_eq!(
+            rows.map(|rows| (rows.data, rows.stride_token, rows.stride_head)),
+            [
+                (Q as u64, 12_000, 576),
+                (Q_ROPE as u64, 1304, 66),
+                (O as u64, 10_240, 512)
+            ]
+        );
+        let cache = |cache: folio::cuda::params::Cache| {
+            (cache.data, [cache.stride_page, cache.stride_token])
+        };
+        assert_eq!(cache(attention.k), (KV as u64, k));
+        assert_eq!(cache(attention.v), (KV as u64, k));
+        assert_eq!(cache(params.k_rope), k_rope);
+        // The fewest rows of q, q_rope, o and lse, and the fewer pages.
+        assert_eq!((attention.num_tokens, attention.num_pages), (6, num_pages));
+        assert_eq!((attention.logits_scale, attention.v_scale), (0.0625, 0.25));
+        assert_eq!((attention.o_scale, attention.flags), (1.0, 1));
+        let lse = (attention.lse, attention.lse_stride_token);
+        assert_eq!((lse, attention.lse_stride_head), ((LSE as u64, 32), 1));
+        assert_eq!((attention.num_qo_heads, attention.num_kv_heads), (20, 1));
+        assert_eq!((params.kv_lora_rank, params.qk_rope_head_dim), (512, 64));
+        // bf16; a token of 20 rows fits a tile.
+        assert_eq!((params.o_dtype, params.row_tiles), (2, 1));
+        assert_eq!([params.q_copy_bytes, params.q_rope_copy_bytes], [16, 4]);
+        assert_eq!([params.k_copy_bytes, params.k_rope_copy_bytes], copies);
+        for n in [0, 1, 19, 20, 99, 1 << 20, i32::MAX as u32] {
+            assert_eq!(divides(n, params.page_size), n / 5);
+            assert_eq!(divides(n, params.num_heads), n / 20);
+        }
+        // A tile for each of six tokens.
+        assert_eq!((launch.grid, launch.block), ([6, 1, 1], [128, 1, 1]));
+        let key = 512 / 4 + 64;
+        assert_eq!(launch.shared_bytes, 4 * (3 * 16 * key + 2 * ROWS * 16 * 4));
+        assert_eq!((launch.dependent, launch.cluster), (0, 1));
+    }
+}
+
+/// Records of `fp8_ds_mla` hold the rotary part; without one there is none.
+pub fn absent_tensors() {
+    let recorder = recorder();
+    let context = context();
+    let mut handle = Handle::of(&context, mla(CacheFormat::DS_MLA)).unwrap();
+    assert_eq!(
+        handle.attention.kernel(),
+        "mla_sm80_bf16_kve4m3_ds_r512_q32"
+    );
+    plan(&mut handle, 100);
+    let run = args(records(DType::U8, 656), None);
+    let params: MlaParams = launches(&recorder, &handle, &run)[0].params();
+    assert_eq!(
+        (params.attention.k.stride_token, params.k_rope.data),
+        (656, 0)
+    );
+    assert_eq!(params.q_rope.data, Q_ROPE as u64);
+
+    let latent = AttentionDesc {
+        head_dim_qk: RANK as u32,
+        ..mla(DType::BF16.into())
+    };
+    let mut handle = Handle::of(&context, latent).unwrap();
+    plan(&mut handle, 100);
+    let run = AttentionArgs {
+        q_rope: None,
+        ..args(records(DType::BF16, RANK), None)
+    };
+    let params: MlaParams = launches(&recorder, &handle, &run)[0].params();
+    assert_eq!((params.q_rope.data, params.k_rope.data), (0, 0));
+    assert_eq!((params.kv_lora_rank, params.qk_rope_head_dim), (512, 0));
+}
+
+/// Items have the tokens that fill a tile, or one token of several tiles.
+pub fn tiles() {
+    let recorder = recorder();
+    let context = context();
+    for (heads, tokens_of_item, row_tiles) in
+        [(1, 3, 1), (16, 2, 1), (17, 1, 1), (33, 1, 2), (128, 1, 4)]
+    {
+        let desc = AttentionDesc {
+            num_qo_heads: heads,
+            ..mla(DType::BF16.into())
+        };
+        let mut handle = Handle::of(&context, desc).unwrap();
+        plan(&mut handle, 100);
+        let tensor = |address| {
+            let shape = [6, i64::from(heads), RANK];
+            at(address, DType::BF16, &shape, None)
+        };
+        let rope = at(Q_ROPE, DType::BF16, &[6, i64::from(heads), ROPE], None);
+        let run = AttentionArgs {
+            sm_scale: 1.0,
+            ..AttentionArgs::mla(
+                tensor(Q),
+                Some(rope),
+                records(DType::BF16, 576),
+                None,
+                tensor(O),
+            )
+        };
+        let launched = launches(&recorder, &handle, &run);
+        let params: MlaParams = launched[0].params();
+        assert_eq!(params.row_tiles, row_tiles, "{heads}");
+        let items = 2 * 3_u32.div_ceil(tokens_of_item);
+        assert_eq!(launched[0].grid, [items * row_tiles, 1, 1], "{heads}");
+    }
+}
+
+/// Halves of 512 columns are shares of their own.
+pub fn split_rows_are_combined() {
+    let recorder = recorder();
+    let mut handle = Handle::of(&context(), mla(DType::BF16.into())).unwrap();
+    plan(&mut handle, 50_000);
+    let run = args(records(DType::BF16, 576), None);
+    let launched = launches(&recorder, &handle, &run);
+    assert_eq!(launched.len(), 2);
+    let attention = launched[0].params::<MlaParams>().attention;
+    let combine = &launched[1];
+    assert_eq!(combine.name(), "folio_combine");
+    let params: CombineParams = combine.params();
+    assert_eq!(params.plan.partial_o, attention.plan.partial_o);
+    assert_eq!((params.head_dim_vo, params.o_dtype), (512, 2));
+    assert_eq!((params.num_qo_heads, params.group_size), (20, 20));
+    assert_eq!((params.v_scale, params.o_scale), (0.25, 1.0));
+    assert_eq!((params.flags, params.num_tokens), (1, 6));
+    // Six rows of 20 heads in two halves.
+    assert_eq!((params.blocks_of_row, combine.grid), (40, [240, 1, 1]));
+}
+
+/// The kernel that plans cuts by the same tiles.
+pub fn plan_on_the_device() {
+    let recorder = recorder();
+    let desc = AttentionDesc {
+        num_qo_heads: 33,
+        ..mla(DType::BF16.into())
+    };
+    let mut handle = Handle::of(&context(), desc).unwrap();
+    recorder.forget();
+    handle.plan_device(OURS).unwrap();
+    let planned = recorder.launches();
+    assert_eq!(planned[0].name(), "folio_plan");
+    let params: PlanParams = planned[0].params();
+    assert_eq!((params.q_tile.divisor, params.kv_unit), (1, 128));
+    // Two blocks run on each of 132 multiprocessors, and an item has two.
+    assert_eq!((params.max_splits, params.by_request), (132, 0));
+    assert_eq!((params.max_qo_len, params.max_num_tokens), (3, 12));
+}
+
+pub fn fp32_is_refused() {
+    let fp32 = AttentionDesc {
+        q_dtype: DType::F32,
+        o_dtype: DType::F32,
+        ..mla(DType::F32.into())
+    };
+    let refused = Handle::of(&context(), fp32).err();
+    assert!(
+        matches!(&refused, Some(Error::Unsupported(m)) if m.starts_with("q_dtype: float32")),
+        "{refused:?}"
+    );
+}
