@@ -215,7 +215,7 @@ pub fn tiles() {
     let recorder = recorder();
     let context = context();
     for (heads, tokens_of_item, row_tiles) in
-        [(1, 3, 1), (16, 2, 1), (17, 1, 1), (33, 1, 2), (128, 1, 4)]
+        [(11, 2, 1), (16, 2, 1), (17, 1, 1), (33, 1, 2), (128, 1, 4)]
     {
         let desc = AttentionDesc {
             num_qo_heads: heads,

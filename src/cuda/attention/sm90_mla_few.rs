@@ -22,7 +22,7 @@ const SLOT_TOKENS: u32 = 16;
 const ATOM: u32 = 64;
 /// Rows (heads x tokens) of a request up to which a tile of 16 serves it well: each further tile reads the keys again,
 /// from L2.
-const MOST_ROWS: u32 = 64;
+const MOST_ROWS: u32 = 32;
 
 /// One of the kernels for one problem.
 #[derive(Debug)]
@@ -203,7 +203,11 @@ impl AttentionKernel for Sm90MlaFew {
         };
         let of_latent = latent.extent(3) as u32 / ATOM;
         let of_rope = rope.extent(3) as u32 / ATOM;
-        let atoms = if one_record { of_latent + of_rope } else { of_latent };
+        let atoms = if one_record {
+            of_latent + of_rope
+        } else {
+            of_latent
+        };
         let maps = [
             self.map(current, latent, atoms, params.page_step, box_tokens)?,
             self.map(current, rope, of_rope, params.rope_page_step, box_tokens)?,

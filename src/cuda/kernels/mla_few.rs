@@ -13,8 +13,7 @@ pub(super) fn rows() -> impl Iterator<Item = MlaRow> {
         [FewKeys::Boxes, FewKeys::Rows].map(|keys| row(q, RecordFormat::Plain(q), keys))
     });
     let bytes = [DType::BF16, DType::F16].into_iter().flat_map(|q| {
-        [DType::F8E4M3, DType::F8E5M2]
-            .map(|kv| row(q, RecordFormat::Plain(kv), FewKeys::Records))
+        [DType::F8E4M3, DType::F8E5M2].map(|kv| row(q, RecordFormat::Plain(kv), FewKeys::Records))
     });
     // Their rotary part is bf16, and is multiplied as it is.
     let ds_mla = row(DType::BF16, RecordFormat::DsMla, FewKeys::Records);
