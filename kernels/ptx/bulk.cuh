@@ -30,10 +30,6 @@ __device__ __forceinline__ void mbarrier_arrive_by_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void prefetch_l2(const void *address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 // A barrier of `threads` threads of the block, whole warps. Number 0 is that of __syncthreads.
 __device__ __forceinline__ void group_sync(u32 number, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");

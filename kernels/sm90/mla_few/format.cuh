@@ -23,6 +23,8 @@ struct Halves {
     static constexpr int ATOMS = 9, ATOM_BYTES = 1024, GROUP_BYTES = ATOMS * ATOM_BYTES;
     static constexpr int RECORD_BYTES = 1152, LATENT_BYTES = 1024;
     static constexpr int SLOT_TOKENS = 16, SLOT_BYTES = 2 * GROUP_BYTES, SLOTS = 11;
+    // Most slots of a tile. Fewer would keep more loads in flight, and take more clocks for a token's scores.
+    static constexpr int TILE_SLOTS = 4;
     static constexpr bool WRAPS = false;
     static constexpr int CONSUMERS = 1;
 
@@ -45,6 +47,7 @@ struct Bytes {
     static constexpr int RECORD_BYTES = ROPE_BEGIN + (SCALED ? 2 : 1) * ROPE;
     static constexpr int PITCH = RECORD_BYTES % 32 == 16 ? RECORD_BYTES : RECORD_BYTES + 16;
     static constexpr int SLOT_TOKENS = 32, SLOT_BYTES = SLOT_TOKENS * PITCH, SLOTS = SCALED ? 9 : 10;
+    static constexpr int TILE_SLOTS = 2;
     static constexpr bool WRAPS = true;
     static constexpr int CONSUMERS = 2;
 };
@@ -52,7 +55,7 @@ struct Bytes {
 // Shared memory: queries (and at the end of a unit its output), ring, weights, statistics, barriers.
 template <class Format>
 struct Memory {
-    static constexpr int TILE_SLOTS = TILE_TOKENS / Format::SLOT_TOKENS;
+    static_assert(Format::TILE_SLOTS * Format::SLOT_TOKENS <= TILE_TOKENS);
     static constexpr int CONSUMERS = Format::CONSUMERS;
     // [atom of 64 elements][row][128 bytes], swizzled by 128 bytes.
     static constexpr int QUERY_ATOM_BYTES = ROWS * 128, QUERY_BYTES = 9 * QUERY_ATOM_BYTES;

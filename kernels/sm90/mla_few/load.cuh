@@ -39,11 +39,12 @@ public:
 
     __device__ __forceinline__ BoxLoader(const FolioMlaFewParams &params, const Ring<Format> &ring,
                                          const TensorMap *latent, const TensorMap *rope, u32, u32 lane)
-        : params(params), ring(ring), latent(latent), rope(rope), lane(lane) {
-        if (lane == 0) {
-            tensor_map_prefetch(latent);
-            tensor_map_prefetch(rope);
-        }
+        : params(params), ring(ring), latent(latent), rope(rope), lane(lane) {}
+
+    // By one thread, before there is anything to load.
+    static __device__ __forceinline__ void prepare(const TensorMap *latent, const TensorMap *rope) {
+        tensor_map_prefetch(latent);
+        tensor_map_prefetch(rope);
     }
 
     __device__ __forceinline__ void load(const Unit &unit, Cursor<Format> &cursor) const {
@@ -142,6 +143,8 @@ public:
                                             const TensorMap *, const TensorMap *, u32 warp, u32 lane)
         : params(params), ring(ring), warp(warp), lane(lane) {}
 
+    static __device__ __forceinline__ void prepare(const TensorMap *, const TensorMap *) {}
+
     __device__ __forceinline__ void load(const Unit &unit, Cursor<Format> &cursor) const {
         const Span<Format> span(params, unit);
         SlotTokens tokens(params, unit);
@@ -197,6 +200,8 @@ public:
     __device__ __forceinline__ RecordLoader(const FolioMlaFewParams &params, const Ring<Format> &ring,
                                             const TensorMap *, const TensorMap *, u32 warp, u32 lane)
         : params(params), ring(ring), warp(warp), lane(lane) {}
+
+    static __device__ __forceinline__ void prepare(const TensorMap *, const TensorMap *) {}
 
     __device__ __forceinline__ void load(const Unit &unit, Cursor<Format> &cursor) const {
         static_assert(Format::SLOT_TOKENS == 32, "a lane per record");

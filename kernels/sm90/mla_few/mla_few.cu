@@ -80,11 +80,11 @@ __device__ __forceinline__ void consume(const FolioMlaFewParams &params, const R
         u32 turn = 0;
 #pragma unroll 1
         for (u32 left = span.slots; left > 0;) {
-            u32 slots = min(left, static_cast<u32>(Layout::TILE_SLOTS)), before = 0;
+            u32 slots = min(left, static_cast<u32>(Format::TILE_SLOTS)), before = 0;
             if constexpr (!Format::WRAPS) {
                 slots = min(slots, Format::SLOTS - cursor.slot);
                 // Slots before the tile's make up the 64 tokens that a product takes, where the ring ends.
-                const u32 end = cursor.slot + Layout::TILE_SLOTS;
+                const u32 end = cursor.slot + TILE_TOKENS / Format::SLOT_TOKENS;
                 before = end > Format::SLOTS ? end - Format::SLOTS : 0;
             }
             Cursor<Format> at = cursor;
@@ -132,6 +132,7 @@ __device__ __forceinline__ void run(const FolioMlaFewParams &params, const Tenso
         mbarrier_init(ring.empty_barrier(threadIdx.x), CONSUMER_WARPS);
         mbarrier_init_fence();
     }
+    if (warp == CONSUMER_WARPS && lane == 0) Loader::prepare(latent, rope);
     __syncthreads();
     wait_for_prerequisites();
     // Two consumer warpgroups and one that loads share 504 registers for each of 128 threads.

@@ -223,7 +223,7 @@ fn is_one_record(run: &Run<'_>) -> bool {
     run.args.k_rope.as_ref().is_some_and(|rope| {
         let latent_bytes = latent.extent(3) as usize * latent.dtype().size();
         let same_step = |axis| latent.extent(axis) <= 1 || latent.stride(axis) == rope.stride(axis);
-        rope.address() as usize == latent.address() as usize + latent_bytes
+        rope.address() == latent.address() + latent_bytes
             && same_step(0)
             && same_step(1)
             && latent.extent(0) == rope.extent(0)
