@@ -25,7 +25,6 @@ pub mod attention;
 pub mod keyless;
 pub mod merge;
 pub mod mla;
-mod mla_few;
 mod row;
 mod table;
 
