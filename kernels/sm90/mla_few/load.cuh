@@ -129,6 +129,13 @@ private:
     KeySlot next;
 };
 
+// What a warp says of a slot that another fills: that it is no longer waiting for it. So all warps wait for every slot, in
+// order, and none is ever two rounds behind a barrier, whose phases it could not tell apart.
+template <class Format>
+__device__ __forceinline__ void pass(const Ring<Format> &ring, const Cursor<Format> &cursor, u32 lane) {
+    if (lane == 0) mbarrier_arrive(ring.full_barrier(cursor.slot));
+}
+
 __device__ __forceinline__ i64 record_offset(const FolioCache &cache, const KeySlot &place) {
     return static_cast<i64>(place.page) * cache.stride_page + static_cast<i64>(place.token) * cache.stride_token;
 }
@@ -136,7 +143,8 @@ __device__ __forceinline__ i64 record_offset(const FolioCache &cache, const KeyS
 template <class Format>
 class GatherLoader {
 public:
-    static constexpr int WARPS = SlotTokens::WARPS, ARRIVALS = 32;
+    // Every lane of the warp that copies, and the other warps.
+    static constexpr int WARPS = SlotTokens::WARPS, ARRIVALS = 32 + WARPS - 1;
     static constexpr bool ZERO_FILLS = true;
 
     __device__ __forceinline__ GatherLoader(const FolioMlaFewParams &params, const Ring<Format> &ring,
@@ -155,9 +163,11 @@ public:
         fetch(warp);
 #pragma unroll 1
         for (u32 i = 0; i < span.slots; ++i, cursor.advance(1)) {
-            // Every slot is waited for, in order: no warp is a round ahead of another.
             ring.wait_empty(cursor);
-            if (i % WARPS != warp) continue;
+            if (i % WARPS != warp) {
+                pass(ring, cursor, lane);
+                continue;
+            }
             const KeySlot place = tokens.fetched();
             fetch(i + WARPS);
             copy(ring.slot(cursor.slot), place);
@@ -194,7 +204,7 @@ private:
 template <class Format>
 class RecordLoader {
 public:
-    static constexpr int WARPS = SlotTokens::WARPS, ARRIVALS = 1;
+    static constexpr int WARPS = SlotTokens::WARPS, ARRIVALS = WARPS;
     static constexpr bool ZERO_FILLS = true;
 
     __device__ __forceinline__ RecordLoader(const FolioMlaFewParams &params, const Ring<Format> &ring,
@@ -213,9 +223,11 @@ public:
         fetch(warp);
 #pragma unroll 1
         for (u32 i = 0; i < span.slots; ++i, cursor.advance(1)) {
-            // Every slot is waited for, in order: no warp is a round ahead of another.
             ring.wait_empty(cursor);
-            if (i % WARPS != warp) continue;
+            if (i % WARPS != warp) {
+                pass(ring, cursor, lane);
+                continue;
+            }
             const KeySlot place = tokens.fetched();
             fetch(i + WARPS);
             copy(ring.slot(cursor.slot) + lane * Format::PITCH, ring.full_barrier(cursor.slot), place);
