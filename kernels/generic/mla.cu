@@ -4,9 +4,9 @@
 // A row of the tile is one query head of one token: row = token * num_heads + head. A CTA takes one row tile of one
 // work item (row tile fastest: neighbouring CTAs read the same pages). Its warps divide the columns, those of the
 // latent and those of the rotary part alike: a warp copies its slice of every key, multiplies it with its slice of the
-// queries, which it keeps, and has the same columns of the output. So keys are read once, as keys and as
-// values, and no warp waits for another one's copies. What the warps exchange is their parts of the dot products, through
-// shared memory; then each of them has all logits, and computes the softmax of all rows by itself.
+// queries, which it keeps, and has the same columns of the output. So keys are read once, as keys and as values, and no
+// warp waits for another one's copies. What the warps exchange is their parts of the dot products, through shared
+// memory; then each of them has all logits, and computes the softmax of all rows by itself.
 //
 // A record of fp8_ds_mla has one scale for the latent columns of each warp. It multiplies that warp's part of the
 // product, and the weights before they meet the values: no element is rounded on its way from the cache.
@@ -79,10 +79,10 @@ typedef KeysOf<FOLIO_DS_MLA != 0>::Type Keys;
 typedef Keys::Latent Latent;
 typedef Keys::Rope Rope;
 
-// A warp's shared memory: a ring of its slices of tiles of keys, its parts of the dot products of two tiles, and its slice
-// of the queries. The latent part of the first 16 rows, which goes to registers, lies where the products will be. (More of
-// the queries in registers would spill.) Rows of a rotary slice are 16 or 32 bytes of 64, which is the least that a tile of
-// rows can have.
+// A warp's shared memory: a ring of its slices of tiles of keys, its parts of the dot products of two tiles, and its
+// slice of the queries. The latent part of the first 16 rows, which goes to registers, lies where the products will be.
+// (More of the queries in registers would spill.) Rows of a rotary slice are 16 or 32 bytes of 64, which is the least
+// that a tile of rows can have.
 constexpr int Q_BYTES = 2 * COLUMNS, K_BYTES = COLUMNS * sizeof(Latent::Storage), ROPE_BYTES = 64;
 typedef TileRow<Q_BYTES> QRow;
 typedef TileRow<K_BYTES> KRow;
@@ -418,8 +418,8 @@ struct Products {
     }
 };
 
-// Dot products to base-2 logits; what a row may not see becomes -inf. Rows past the item's may see more: nobody looks at
-// them.
+// Dot products to base-2 logits; what a row may not see becomes -inf. Rows past the item's may see more: nobody looks
+// at them.
 __device__ __forceinline__ void make_logits(Scores &s, const FolioMlaParams &g, const Work &work, float scale,
                                             const Lane &lane, KeyRange keys, i32 first_key, bool unmasked) {
 #pragma unroll

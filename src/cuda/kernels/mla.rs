@@ -145,8 +145,8 @@ impl MlaRow {
     }
 }
 
-/// A row of the portable kernel. Its shared memory, 80 KiB for 16-bit records and 76 KiB for others, is within the 99 KiB
-/// of sm_86 and sm_89, and two blocks share the 164 KiB of sm_80.
+/// A row of the portable kernel. Its shared memory, 80 KiB for 16-bit records and 76 KiB for others, is within the
+/// 99 KiB of sm_86 and sm_89, and two blocks share the 164 KiB of sm_80.
 fn generic(q: DType, format: RecordFormat) -> MlaRow {
     let shape = MlaShape {
         kv_lora_rank: MOST_KV_LORA_RANK,
@@ -186,8 +186,8 @@ fn generic(q: DType, format: RecordFormat) -> MlaRow {
     }
 }
 
-/// For each warp: two stages of its columns of the keys, or three of fp8, with 64 bytes for the rotary part of each key;
-/// its parts of the dot products of two tiles; the latent part of the second 16 query rows; the rotary part of all.
+/// For each warp: two stages of its columns of the keys, or three of fp8, with 64 bytes for the rotary part of each
+/// key; its parts of the dot products of two tiles; the latent part of the second 16 query rows; the rotary part of all.
 fn generic_shared_bytes(latent: DType, shape: MlaShape) -> u32 {
     let warps = shape.threads / 32;
     let columns = shape.kv_lora_rank / warps;
