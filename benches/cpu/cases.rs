@@ -1,4 +1,5 @@
-//! The workloads: a Llama-3-8B-shaped layer, 32 query heads and 8 KV heads of 128.
+//! The workloads: a Llama-3-8B-shaped layer, 32 query heads and 8 KV heads of 128, and decode of a DeepSeek-V3 layer by
+//! absorbed MLA.
 
 use crate::data::{Array, permutation};
 use crate::{Limit, Options, timed};
@@ -12,6 +13,12 @@ pub const QO_HEADS: u32 = 32;
 pub const KV_HEADS: u32 = 8;
 pub const HEAD_DIM: u32 = 128;
 
+/// Elements of the latent and of the rotary part of a record, and of both; tokens per page of records.
+const RANK: u32 = 512;
+const ROPE: u32 = 64;
+const RECORD: u32 = RANK + ROPE;
+const RECORDS_PER_PAGE: u32 = 64;
+
 /// Bytes of caches that cold cases use in turn: beyond any last-level cache.
 const COLD_BYTES: usize = 768 << 20;
 
@@ -19,8 +26,21 @@ const COLD_BYTES: usize = 768 << 20;
 #[derive(Debug, Clone)]
 pub enum Case {
     Attention(Shape),
-    Append { dtype: DType, tokens: u32 },
-    Plan { requests: u32, pages: u32 },
+    /// Decode of equal requests over cold latent records of 512 + 64, in pages of 64.
+    Mla {
+        dtype: DType,
+        heads: u32,
+        batch: u32,
+        kv_len: u32,
+    },
+    Append {
+        dtype: DType,
+        tokens: u32,
+    },
+    Plan {
+        requests: u32,
+        pages: u32,
+    },
 }
 
 /// A batch of equal requests.
@@ -89,6 +109,14 @@ pub fn all(options: &Options) -> Vec<Case> {
             }));
         }
     }
+    for heads in [16, 4] {
+        cases.push(Case::Mla {
+            dtype: DType::BF16,
+            heads,
+            batch: 8,
+            kv_len: 4096,
+        });
+    }
     for dtype in [DType::BF16, DType::F32] {
         cases.push(Case::Append {
             dtype,
@@ -117,6 +145,12 @@ impl Case {
                 s.dtype,
                 if s.warm { "warm" } else { "cold" }
             ),
+            Case::Mla {
+                dtype,
+                heads,
+                batch,
+                kv_len,
+            } => format!("mla decode h{heads} b{batch} kv{kv_len} {dtype} cold"),
             Case::Append { dtype, tokens } => format!("append {tokens} tokens {dtype}"),
             Case::Plan { requests, pages } => format!("plan {requests} requests × {pages} pages"),
         }
@@ -128,6 +162,7 @@ impl Case {
             Case::Attention(s) if s.qo_len == 1 => Limit::Read,
             Case::Attention(s) if s.dtype == DType::BF16 => Limit::Matrix,
             Case::Attention(_) => Limit::Fma,
+            Case::Mla { .. } => Limit::Read,
             Case::Append { .. } => Limit::Copy,
             Case::Plan { .. } => Limit::Time,
         }
@@ -136,14 +171,21 @@ impl Case {
     pub fn floor(&self) -> f64 {
         match self {
             Case::Attention(s) => s.floor,
+            Case::Mla { .. } => 0.6,
             Case::Append { .. } => 0.9,
             Case::Plan { .. } => 100.0,
         }
     }
 
-    /// Bytes of keys and values, each counted once.
+    /// Bytes of keys and values, each counted once. MLA's values are part of its keys.
     pub fn bytes(&self) -> f64 {
         match self {
+            Case::Mla {
+                dtype,
+                batch,
+                kv_len,
+                ..
+            } => f64::from(*batch) * f64::from(*kv_len) * (RECORD as usize * dtype.size()) as f64,
             Case::Attention(s) => f64::from(s.batch) * f64::from(s.kv_len) * token_bytes(s.dtype),
             Case::Append { dtype, tokens } => f64::from(*tokens) * token_bytes(*dtype),
             Case::Plan { .. } => 0.0,
@@ -165,6 +207,12 @@ impl Case {
         let context = Context::new(target, Logger::silent()).expect("a CPU context");
         match self {
             Case::Attention(shape) => attention(&context, shape),
+            Case::Mla {
+                dtype,
+                heads,
+                batch,
+                kv_len,
+            } => mla(&context, *dtype, *heads, *batch, *kv_len),
             Case::Append { dtype, tokens } => append(&context, *dtype, *tokens),
             Case::Plan { requests, pages } => plan(&context, *requests, *pages),
         }
@@ -210,7 +258,11 @@ struct Planned {
 }
 
 fn planned(context: &Context, shape: &Shape, pages: &[i32]) -> Planned {
-    let mut handle = Attention::new(context, desc(shape)).expect("a supported problem");
+    planned_as(context, desc(shape), shape, pages)
+}
+
+fn planned_as(context: &Context, desc: AttentionDesc, shape: &Shape, pages: &[i32]) -> Planned {
+    let mut handle = Attention::new(context, desc).expect("a supported problem");
     let mut memory = workspace(&handle);
     let per_request = shape.kv_len.div_ceil(shape.page_size) as i32;
     let batch = shape.batch as i32;
@@ -291,6 +343,57 @@ fn attention(context: &Context, shape: &Shape) -> Prepared {
     Prepared {
         call: Box::new(call),
         calls: if shape.warm { 200 } else { 1 },
+    }
+}
+
+fn mla(context: &Context, dtype: DType, heads: u32, batch: u32, kv_len: u32) -> Prepared {
+    let shape = Shape {
+        dtype,
+        batch,
+        qo_len: 1,
+        kv_len,
+        page_size: RECORDS_PER_PAGE,
+        warm: false,
+        floor: 0.0,
+    };
+    let desc = AttentionDesc {
+        kind: Kind::Mla,
+        num_qo_heads: heads,
+        num_kv_heads: 1,
+        head_dim_qk: RECORD,
+        head_dim_vo: RANK,
+        ..desc(&shape)
+    };
+    let pages = (batch * kv_len.div_ceil(RECORDS_PER_PAGE)) as usize;
+    let page_bytes = (RECORDS_PER_PAGE * RECORD) as usize * dtype.size();
+    let all = pages * COLD_BYTES.div_ceil(pages * page_bytes);
+    let dims = [all as i64, RECORDS_PER_PAGE.into(), RECORD.into()];
+    let kv = Array::random(dtype, &dims);
+    let ids = permutation(all);
+    let plans: Vec<Planned> = ids
+        .chunks(pages)
+        .map(|ids| planned_as(context, desc, &shape, ids))
+        .collect();
+    let rows = |dim: u32| [i64::from(batch), i64::from(heads), i64::from(dim)];
+    let (q, o) = (
+        Array::random(dtype, &rows(RECORD)),
+        Array::zeros(dtype, &rows(RANK)),
+    );
+    let mut turn = 0;
+    let call = move || {
+        let part = |range| q.tensor().part_of_dim(2, range);
+        let (latent, rope) = (part(0..RANK.into()), part(RANK.into()..RECORD.into()));
+        let args = AttentionArgs {
+            sm_scale: 192f32.powf(-0.5),
+            ..AttentionArgs::mla(latent, Some(rope), kv.tensor(), None, o.tensor())
+        };
+        let outcome = plans[turn].handle.run(&args, Stream::default());
+        outcome.expect("legal arguments");
+        turn = (turn + 1) % plans.len();
+    };
+    Prepared {
+        call: Box::new(call),
+        calls: 1,
     }
 }
 

@@ -4,9 +4,9 @@
 // A row of the tile is one query head of one token: row = token * num_heads + head. A CTA takes one row tile of one
 // work item (row tile fastest: neighbouring CTAs read the same pages). Its warps divide the columns, those of the
 // latent and those of the rotary part alike: a warp copies its slice of every key, multiplies it with its slice of the
-// queries, which it keeps, and has the same columns of the output. So keys are read once, as keys and as
-// values, and no warp waits for another one's copies. What the warps exchange is their parts of the dot products, through
-// shared memory; then each of them has all logits, and computes the softmax of all rows by itself.
+// queries, which it keeps, and has the same columns of the output. So keys are read once, as keys and as values, and no
+// warp waits for another one's copies. What the warps exchange is their parts of the dot products, through shared
+// memory; then each of them has all logits, and computes the softmax of all rows by itself.
 //
 // A record of fp8_ds_mla has one scale for the latent columns of each warp. It multiplies that warp's part of the
 // product, and the weights before they meet the values: no element is rounded on its way from the cache.
@@ -79,10 +79,10 @@ typedef KeysOf<FOLIO_DS_MLA != 0>::Type Keys;
 typedef Keys::Latent Latent;
 typedef Keys::Rope Rope;
 
-// A warp's shared memory: a ring of its slices of tiles of keys, its parts of the dot products of two tiles, and its slice
-// of the queries. The latent part of the first 16 rows, which goes to registers, lies where the products will be. (More of
-// the queries in registers would spill.) Rows of a rotary slice are 16 or 32 bytes of 64, which is the least that a tile of
-// rows can have.
+// A warp's shared memory: a ring of its slices of tiles of keys, its parts of the dot products of two tiles, and its
+// slice of the queries. The latent part of the first 16 rows, which goes to registers, lies where the products will be.
+// (More of the queries in registers would spill.) Rows of a rotary slice are 16 or 32 bytes of 64, which is the least
+// that a tile of rows can have.
 constexpr int Q_BYTES = 2 * COLUMNS, K_BYTES = COLUMNS * sizeof(Latent::Storage), ROPE_BYTES = 64;
 typedef TileRow<Q_BYTES> QRow;
 typedef TileRow<K_BYTES> KRow;
@@ -113,7 +113,7 @@ struct Lane {
 struct Work {
     const FolioWorkItem *item;  // read where it is needed: registers are scarce
     Request request;
-    u32 first_row, num_rows;  // rows of the item, all heads counted
+    u32 first_row;  // of the item's, all heads counted
 
     // False where there is nothing to do.
     __device__ __forceinline__ bool load(const FolioMlaParams &g, u32 block) {
@@ -123,13 +123,17 @@ struct Work {
         item = p.plan.items + index;
         request = load_request(p.plan, *item);
         first_row = (block - index * g.row_tiles) * ROWS;
-        num_rows = existing_rows(p, item->q_token, item->q_len) * p.num_qo_heads;
-        return first_row < num_rows;
+        return first_row < num_rows(p);
     }
 
-    // The tile row's token within the request; rows past the end repeat the last.
-    __device__ __forceinline__ i32 token(const FolioMlaParams &g, u32 tile_row) const {
-        return item->q_start + divide(min(first_row + tile_row, num_rows - 1), g.num_heads);
+    // Rows of the item.
+    __device__ __forceinline__ u32 num_rows(const FolioAttentionParams &p) const {
+        return existing_rows(p, item->q_token, item->q_len) * p.num_qo_heads;
+    }
+
+    // The token of one of the item's rows within the request.
+    __device__ __forceinline__ i32 token(const FolioMlaParams &g, u32 row) const {
+        return item->q_start + divide(row, g.num_heads);
     }
 };
 
@@ -162,7 +166,7 @@ struct Queries {
         const FolioAttentionParams &p = g.attention;
         const u32 row = work.first_row + lane.lane, memory = shared_address(lane.memory_of(lane.warp));
         const u16 *latent = nullptr, *rope = nullptr;
-        if (lane.lane < ROWS && row < work.num_rows) {
+        if (lane.lane < ROWS && row < work.num_rows(p)) {
             const u32 token_in_item = divide(row, g.num_heads);
             const i64 token = static_cast<i64>(work.item->q_token) + token_in_item;
             const i64 head = row - token_in_item * p.num_qo_heads;
@@ -414,7 +418,8 @@ struct Products {
     }
 };
 
-// Dot products to base-2 logits; what a row may not see becomes -inf.
+// Dot products to base-2 logits; what a row may not see becomes -inf. Rows past the item's may see more: nobody looks
+// at them.
 __device__ __forceinline__ void make_logits(Scores &s, const FolioMlaParams &g, const Work &work, float scale,
                                             const Lane &lane, KeyRange keys, i32 first_key, bool unmasked) {
 #pragma unroll
@@ -430,7 +435,7 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioMlaParams &g, 
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const RowMask mask(g.attention, work.request, work.token(g, lane.tile_row(m, half)));
+            const RowMask mask(g.attention, work.request, work.token(g, work.first_row + lane.tile_row(m, half)));
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
@@ -584,12 +589,13 @@ __device__ __forceinline__ void for_each_pair(const Outputs &o, int m, int half,
 
 __device__ __forceinline__ void store_rows(const FolioMlaParams &g, const Work &work, const Outputs &o,
                                            const Softmax &softmax, float unit, const Lane &lane) {
+    const u32 num_rows = work.num_rows(g.attention);
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const u32 row = work.first_row + lane.tile_row(m, half);
-            if (row >= work.num_rows) continue;
+            if (row >= num_rows) continue;
             const OutputRow out(g, *work.item, row, softmax.state[m][half], unit);
             if (lane.warp == 0 && lane.pair == 0 && out.lse_at) *out.lse_at = out.lse;
             for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
@@ -604,11 +610,11 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
     const FolioAttentionParams &p = g.attention;
     const Lane lane;
     const u32 ring = shared_address(lane.memory_of(lane.warp));
-    const i32 first_token = work.token(g, 0), last_token = work.token(g, ROWS - 1);
+    const i32 first_token = work.token(g, work.first_row);
+    const i32 last_token = work.token(g, min(work.first_row + ROWS, work.num_rows(p)) - 1);
     const KeyRange keys = visible_keys(p, work.request, *work.item, first_token, last_token);
-    const KeyRange of_all = rows_keys(p, work.request, first_token, last_token).all;
-    // Tiles within these need no mask.
-    const KeyRange unmasked = {max(keys.begin, of_all.begin), min(keys.end, of_all.end)};
+    // All rows see all keys before this one, since there is no window.
+    const i32 seen_by_all = min(keys.end, rows_keys(p, work.request, first_token, last_token).all.end);
     KeyLoader loader(g, work, keys, lane);
 
     // Scales of the tiles that are on their way.
@@ -647,7 +653,7 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
         Products::sum(s, lane, tile % 2);
         const i32 first_key = tile * KEYS;
         make_logits(s, g, work, scale, lane, keys, first_key,
-                    first_key >= unmasked.begin && first_key + KEYS <= unmasked.end);
+                    first_key >= keys.begin && first_key + KEYS <= seen_by_all);
         softmax.update(s, o, Keys::SCALED ? weights.update(key_scale) : 1.0f);
         if constexpr (Keys::SCALED) multiply_by_key(s, key_scale / weights.unit, lane);
         multiply_pv<Latent>(o, s, ring + stage * STAGE_BYTES);

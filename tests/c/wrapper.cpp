@@ -89,6 +89,47 @@ void decode_by(const folio_api &api)
     EXPECT(std::fabs(lse_data[1] - std::log(static_cast<float>(keys))) < 1e-5f);
 }
 
+// Zero queries: o is the mean of the latent rows.
+void mla_by(const folio_api &api)
+{
+    constexpr int64_t rank = 16, rope = 8;
+    folio::Context context = folio::Context::cpu(2, api);
+    auto desc = FOLIO_INIT(folio_mla_desc);
+    desc.q_dtype = FOLIO_FLOAT32;
+    desc.num_heads = heads;
+    desc.kv_lora_rank = rank;
+    desc.qk_rope_head_dim = rope;
+    desc.page_size = keys;
+    desc.max_batch_size = 1;
+    desc.max_kv_len = keys;
+    folio::Mla mla(context, desc);
+    folio::HostWorkspace workspace(mla.workspace());
+
+    const std::vector<int32_t> lengths{keys}, pages{0};
+    folio::Tensor kv_len(lengths), block_table(pages.data(), FOLIO_INT32, {1, 1});
+    auto batch = FOLIO_INIT(folio_batch);
+    batch.kv_len = kv_len;
+    batch.block_table = block_table;
+    mla.plan(batch, workspace);
+
+    std::vector<float> q_data(heads * (rank + rope), 0.0f), kv_data(keys * (rank + rope)), o_data(heads * rank);
+    for (size_t i = 0; i < kv_data.size(); i++)
+        kv_data[i] = static_cast<float>(i);
+    folio::Tensor q_latent(q_data.data(), FOLIO_FLOAT32, {1, heads, rank}, {heads * (rank + rope), rank + rope, 1});
+    folio::Tensor q_rope(q_data.data() + rank, FOLIO_FLOAT32, {1, heads, rope}, {heads * (rank + rope), rank + rope, 1});
+    folio::Tensor kv(kv_data.data(), FOLIO_FLOAT32, {1, keys, rank + rope});
+    folio::Tensor o(o_data.data(), FOLIO_FLOAT32, {1, heads, rank});
+    auto args = FOLIO_INIT(folio_mla_args);
+    args.q_latent = q_latent;
+    args.q_rope = q_rope;
+    args.kv = kv;
+    args.o = o;
+    args.sm_scale = 0.125f;
+    mla.run(args);
+    for (size_t i = 0; i < o_data.size(); i++)
+        EXPECT(std::fabs(o_data[i] - (static_cast<float>(i % rank) + 48.0f)) < 1e-4f);
+}
+
 // A workspace can be large and Folio asks for no zeros: what the allocator gave stays as it was.
 void workspaces_are_not_filled()
 {
@@ -141,6 +182,7 @@ int main()
 {
     decode_by(folio::linked());
     decode_by(folio::load(FOLIO_PLUGIN));
+    mla_by(folio::linked());
     workspaces_are_not_filled();
     failures_are_exceptions();
     tensors_keep_their_shape();

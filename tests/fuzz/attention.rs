@@ -31,15 +31,15 @@ const BUDGET: u64 = 1 << 17;
 /// Workspaces beyond this are not allocated; the call ends before its plan.
 const MOST_WORKSPACE: u64 = 1 << 26;
 
-/// A problem from the strategy of the other suites.
-fn problem(rng: &mut Rng) -> Problem {
+/// A problem from a strategy of the other suites.
+pub fn draw<T: std::fmt::Debug>(rng: &mut Rng, problems: impl Strategy<Value = T>) -> T {
     let mut seed = [0; 32];
     for part in seed.chunks_exact_mut(8) {
         part.copy_from_slice(&rng.next().to_le_bytes());
     }
     let random = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
     let mut runner = TestRunner::new_with_rng(Config::default(), random);
-    let tree = problems_within(BUDGET).new_tree(&mut runner);
+    let tree = problems.new_tree(&mut runner);
     tree.expect("the strategy rejects nothing").current()
 }
 
@@ -51,7 +51,7 @@ const LARGEST_VALUE: f64 = 1e5;
 
 /// What is wrong with the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Workspace {
+pub enum Workspace {
     Right,
     Null,
     Short,
@@ -61,13 +61,13 @@ enum Workspace {
 }
 
 /// The structs of one problem.
-struct Structs {
-    kind: Kind,
-    desc: Struct,
-    batch: Struct,
-    args: Struct,
-    workspace: Workspace,
-    stream: usize,
+pub struct Structs {
+    pub kind: Kind,
+    pub desc: Struct,
+    pub batch: Struct,
+    pub args: Struct,
+    pub workspace: Workspace,
+    pub stream: usize,
 }
 
 impl Structs {
@@ -84,7 +84,7 @@ impl Structs {
                     Kind::Prefill => {
                         Struct::new("folio_prefill_desc", c_prefill_desc(&problem.desc()))
                     }
-                    Kind::Mla => unreachable!("problems of this suite are decode and prefill"),
+                    Kind::Mla => unreachable!("`mla` describes its own structs"),
                 },
                 batch: Struct::new("folio_batch", c_batch(&step.input(), &tensors)),
                 args: Struct::new("folio_attention_args", c_args(&layer.input(), &tensors)),
@@ -95,7 +95,7 @@ impl Structs {
     }
 
     /// Corrupts up to three things.
-    fn corrupt(&mut self, rng: &mut Rng) -> (String, usize) {
+    pub fn corrupt(&mut self, rng: &mut Rng) -> (String, usize) {
         let mut count = 1 + rng.below(3);
         if rng.one_in(16) {
             let faults = [
@@ -121,10 +121,11 @@ impl Structs {
     }
 }
 
-/// A handle of either kind.
+/// A handle of any kind.
 struct Handle {
     decode: *mut folio_decode,
     prefill: *mut folio_prefill,
+    mla: *mut folio_mla,
     workspace: Guarded,
     device_workspace: Guarded,
 }
@@ -135,6 +136,7 @@ impl Drop for Handle {
         unsafe {
             api().decode_destroy.unwrap()(self.decode);
             api().prefill_destroy.unwrap()(self.prefill);
+            api().mla_destroy.unwrap()(self.mla);
         }
     }
 }
@@ -159,6 +161,7 @@ impl Handle {
         let mut handle = Handle {
             decode: null_mut(),
             prefill: null_mut(),
+            mla: null_mut(),
             workspace: Guarded::new(Device::Cpu),
             device_workspace: Guarded::new(Device::Cuda(0)),
         };
@@ -173,7 +176,10 @@ impl Handle {
                     let desc = structs.desc.pointer();
                     api().prefill_create.unwrap()(ctx, desc, &mut handle.prefill, err)
                 }
-                Kind::Mla => unreachable!("problems of this suite are decode and prefill"),
+                Kind::Mla => {
+                    let desc = structs.desc.pointer();
+                    api().mla_create.unwrap()(ctx, desc, &mut handle.mla, err)
+                }
             }
         })?;
         Ok(handle)
@@ -182,11 +188,12 @@ impl Handle {
     fn info(&self) -> folio_workspace_info {
         // SAFETY: integers behind the size.
         let mut info: folio_workspace_info = unsafe { init() };
-        // SAFETY: a live handle of one of the two kinds.
+        // SAFETY: a live handle of one of the kinds.
         let outcome = refused(|err| unsafe {
-            match self.decode.is_null() {
-                false => api().decode_workspace.unwrap()(self.decode, &mut info, err),
-                true => api().prefill_workspace.unwrap()(self.prefill, &mut info, err),
+            match (self.decode.is_null(), self.mla.is_null()) {
+                (false, _) => api().decode_workspace.unwrap()(self.decode, &mut info, err),
+                (_, false) => api().mla_workspace.unwrap()(self.mla, &mut info, err),
+                _ => api().prefill_workspace.unwrap()(self.prefill, &mut info, err),
             }
         });
         outcome.expect("a live handle says what it needs");
@@ -226,9 +233,12 @@ impl Handle {
         let stream = stream as *mut c_void;
         // SAFETY: a live handle that nobody else uses, and structs as large as they say.
         refused(|err| unsafe {
-            match self.decode.is_null() {
-                false => api().decode_plan.unwrap()(self.decode, batch.pointer(), ws, stream, err),
-                true => api().prefill_plan.unwrap()(self.prefill, batch.pointer(), ws, stream, err),
+            match (self.decode.is_null(), self.mla.is_null()) {
+                (false, _) => {
+                    api().decode_plan.unwrap()(self.decode, batch.pointer(), ws, stream, err)
+                }
+                (_, false) => api().mla_plan.unwrap()(self.mla, batch.pointer(), ws, stream, err),
+                _ => api().prefill_plan.unwrap()(self.prefill, batch.pointer(), ws, stream, err),
             }
         })
     }
@@ -237,9 +247,10 @@ impl Handle {
         let stream = stream as *mut c_void;
         // SAFETY: as in `plan`.
         refused(|err| unsafe {
-            match self.decode.is_null() {
-                false => api().decode_run.unwrap()(self.decode, args.pointer(), stream, err),
-                true => api().prefill_run.unwrap()(self.prefill, args.pointer(), stream, err),
+            match (self.decode.is_null(), self.mla.is_null()) {
+                (false, _) => api().decode_run.unwrap()(self.decode, args.pointer(), stream, err),
+                (_, false) => api().mla_run.unwrap()(self.mla, args.pointer(), stream, err),
+                _ => api().prefill_run.unwrap()(self.prefill, args.pointer(), stream, err),
             }
         })
     }
@@ -254,7 +265,7 @@ fn too_large() -> Refusal {
 }
 
 /// Create, plan and run. Where `refused_plan` is given, it is planned in between, and must be refused.
-fn call(
+pub fn call(
     ctx: *const folio_context,
     structs: &Structs,
     refused_plan: Option<&Struct>,
@@ -283,7 +294,7 @@ fn call(
 
 /// One case; its text goes to `place.announce` before anything can go wrong.
 pub fn case(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
-    let problem = problem(rng);
+    let problem = draw(rng, problems_within(BUDGET));
     let data = Guarded::new(place.device);
     let host = Guarded::new(Device::Cpu);
     let on_device = place.device != Device::Cpu && rng.one_in(2);

@@ -91,10 +91,12 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 10] = [
+pub const STRUCTS: [&str; 12] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
+    "folio_mla_desc",
+    "folio_mla_args",
     "folio_tensor",
     "folio_batch",
     "folio_workspace",

@@ -15,6 +15,7 @@ mod context;
 mod corrupt;
 mod guarded;
 mod header;
+mod mla;
 mod operators;
 mod oracle;
 mod structs;
@@ -103,6 +104,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         4..8 => operators::merge_state(&mut rng, place),
         8..12 => operators::merge_states(&mut rng, place),
         12 => Ok(context::case(&mut rng, place)),
+        13..18 => mla::case(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {

@@ -3,9 +3,10 @@
 //! order.
 #![allow(unsafe_code)]
 
+use super::addresses::Cache;
 use super::item::Item;
 use super::row_softmax::Scores;
-use super::run::{Cache, Run};
+use super::run::Run;
 use super::scratch::Scratch;
 use super::staged_values::{Values, Weights};
 use crate::cpu::kernels::dot::{Dot, PrepareQueries};
@@ -24,7 +25,9 @@ struct Walk<'a> {
 
 /// Computes some KV heads of an item.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, scratch: &mut Scratch<'_>) {
-    let kernels = run.kernels.few(run.kv_dtype, item.rows, run.shape.widest());
+    let kernels = run
+        .kernels
+        .few(run.row_dtype, item.rows, run.shape.widest());
     let _prepared = kernels.prepare_thread(item.rows);
     let walk = Walk {
         run,
@@ -63,7 +66,11 @@ impl Walk<'_> {
 
     /// Bytes of the keys and values of a tile.
     fn bytes(&self, keys: &Range<i64>) -> usize {
-        let rows = self.run.shape.k_row_bytes + self.run.shape.v_row_bytes;
+        let shape = self.run.shape;
+        let rows = match shape.values_in_keys {
+            true => shape.k_row_bytes,
+            false => shape.k_row_bytes + shape.v_row_bytes,
+        };
         (keys.end - keys.start) as usize * self.heads.len() * rows
     }
 
@@ -74,8 +81,8 @@ impl Walk<'_> {
     fn start(&self, scratch: &mut Scratch<'_>) {
         let (ldq, ldo) = (self.run.shape.ld_qk, self.run.shape.ld_vo);
         for head in self.heads.clone() {
+            let rows = self.run.queries(self.item, head, scratch);
             let q = &mut scratch.q[of(self.rows(head), ldq)];
-            let rows = self.run.queries(self.item, head, scratch.q_offsets);
             self.run.load_queries(rows, q);
             let queries = PrepareQueries {
                 q: q.as_mut_ptr(),

@@ -52,11 +52,6 @@ impl CpuAttention {
     /// # Errors
     /// `Unsupported` for rows that are wider than the kernels take.
     pub fn new(pool: Arc<Pool>, isa: Isa, desc: &AttentionDesc) -> Result<CpuAttention> {
-        if desc.kind == crate::problem::Kind::Mla {
-            return Err(Error::Unsupported(
-                "MLA is not supported by the CPU backend yet".into(),
-            ));
-        }
         within("head_dim_qk", desc.head_dim_qk, MAX_DIM_QK)?;
         within("head_dim_vo", desc.head_dim_vo, MAX_DIM_VO)?;
         Ok(CpuAttention {
@@ -126,6 +121,7 @@ impl CpuAttention {
         // SAFETY: as in `write`, which filled these leading elements.
         unsafe {
             let plan = Plan {
+                base: base as *const u8,
                 kv_len: slice(base, layout.kv_len, n),
                 mask_bytes_start: slice(base, layout.mask_bytes_start, n),
                 mask_bits_start: slice(base, layout.mask_bits_start, n),

@@ -44,7 +44,7 @@ struct Block<'a> {
 
 /// Computes a head of an item.
 pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, scratch: &mut Scratch<'_>) {
-    let queries = run.queries(item, head, scratch.q_offsets);
+    let queries = run.queries(item, head, scratch);
     let walk = Walk {
         prefetch_queries: run.prefetch_queries(queries.skip(run.shape.block_rows())),
         prefetch_outputs: run.prefetch_outputs(item, head, scratch.o_offsets),
@@ -265,7 +265,7 @@ impl Walk<'_> {
 fn stage_keys(run: &Run<'_>, mut rows: Rows, first: usize, panel: &mut [f32], staged: &mut [f32]) {
     let (ld, strip) = (run.shape.ld_qk, run.kernels.strip);
     let staged_offsets: [i64; BLOCK] = std::array::from_fn(|j| (4 * j * ld) as i64);
-    if run.kv_dtype != DType::F32 || run.shape.dim_qk < ld {
+    if run.row_dtype != DType::F32 || run.shape.dim_qk < ld {
         let stage = Stage {
             rows,
             dim: run.shape.dim_qk,
@@ -274,7 +274,7 @@ fn stage_keys(run: &Run<'_>, mut rows: Rows, first: usize, panel: &mut [f32], st
             strip: 0,
         };
         // SAFETY: the keys were located within the cache; `staged` holds 16 rows.
-        unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) };
+        unsafe { run.kernels.stage[run.row_dtype as usize](&stage) };
         rows.base = staged.as_ptr().cast();
         rows.offsets = staged_offsets.as_ptr();
     }

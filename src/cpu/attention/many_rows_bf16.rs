@@ -77,7 +77,7 @@ pub fn walk(
     matrix: Matrix,
     scratch: &mut Scratch<'_>,
 ) {
-    let queries = run.queries(item, head, scratch.q_offsets);
+    let queries = run.queries(item, head, scratch);
     let walk = Walk {
         engine: Engine::new(matrix, run),
         prefetch_queries: run.prefetch_queries(queries.skip(2 * SIDE)),

@@ -1,5 +1,6 @@
 //! Attention on the CPU: the handle, one run of its plan, and the walks over work items.
 
+mod addresses;
 #[cfg(folio_avx512)]
 mod amx_products;
 mod combine;
@@ -20,3 +21,4 @@ mod scratch;
 mod shape;
 mod staged_values;
 mod walk;
+mod whole_rows;

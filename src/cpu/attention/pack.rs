@@ -62,7 +62,7 @@ pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, scratch: &mut Scrat
     let all = run.k.rows(head, &scratch.next_tile.k_offsets[..range.end]);
     let mut staging = Staging {
         run,
-        dtype: run.kv_dtype,
+        dtype: run.row_dtype,
         dim: run.shape.dim_qk,
         staged: scratch.staged16,
     };
@@ -103,7 +103,7 @@ pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, scratch: &mut Scr
     let pair_offsets: [i64; BLOCK] = std::array::from_fn(|i| (4 * i * ld) as i64);
     let mut staging = Staging {
         run,
-        dtype: run.kv_dtype,
+        dtype: run.row_dtype,
         dim,
         staged: scratch.staged16,
     };

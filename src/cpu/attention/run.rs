@@ -2,10 +2,12 @@
 //! queries, loading queries, and scales. Outputs are in `outputs`.
 #![allow(unsafe_code)]
 
+use super::addresses::{Cache, Grid};
 use super::item::Item;
 use super::mask::Masks;
-use super::scratch::Tile;
+use super::scratch::{Scratch, Tile};
 use super::shape::Shape;
+use super::whole_rows::{Keys, Queries};
 use crate::cpu::kernels::convert::Stage;
 use crate::cpu::kernels::prefetch_rows::RowPrefetch;
 use crate::cpu::kernels::rows::Rows;
@@ -20,6 +22,8 @@ use std::ops::Range;
 
 /// The plan, as it lies in the workspace.
 pub struct Plan<'a> {
+    /// The start of the workspace.
+    pub base: *const u8,
     pub kv_len: &'a [i32],
     /// First byte of a custom mask of bytes.
     pub mask_bytes_start: &'a [i64],
@@ -32,35 +36,20 @@ pub struct Plan<'a> {
     pub partial_lse: *mut f32,
 }
 
-/// A cache tensor: address, and strides in bytes.
-#[derive(Clone, Copy)]
-pub struct Cache {
-    pub base: *const u8,
-    pub page: i64,
-    pub token: i64,
-    pub head: i64,
-}
-
-/// A `[token, head]` tensor of rows: address, and strides in bytes.
-#[derive(Clone, Copy)]
-pub struct Grid {
-    base: *mut u8,
-    token: i64,
-    head: i64,
-}
-
 /// Everything that the walks over items read.
 pub struct Run<'a> {
     pub shape: &'a Shape,
     pub kernels: &'a Kernels,
     pub plan: Plan<'a>,
-    pub kv_dtype: DType,
+    /// The type of the rows of k and v as the walks read them: where they lie, or as copies in scratch.
+    pub row_dtype: DType,
+    pub keys: Keys,
     pub k: Cache,
     pub v: Cache,
     kv: KvStorage,
     pub q_dtype: DType,
     pub o_dtype: DType,
-    q: Grid,
+    q: Queries,
     pub o: Grid,
     pub lse: Option<(Grid, LogBase)>,
     masks: Masks<'a>,
@@ -76,48 +65,6 @@ pub struct Run<'a> {
 // piece of work writes rows of its own.
 unsafe impl Sync for Run<'_> {}
 
-impl Cache {
-    fn new(tensor: &Tensor) -> Cache {
-        let bytes = tensor.dtype().size() as i64;
-        Cache {
-            base: tensor.address() as *const u8,
-            page: tensor.stride(0) * bytes,
-            token: tensor.stride(1) * bytes,
-            head: tensor.stride(2) * bytes,
-        }
-    }
-
-    /// Keys or values of one head at `offsets`.
-    pub fn rows(&self, head: usize, offsets: &[i64]) -> Rows {
-        Rows {
-            base: self
-                .base
-                .wrapping_offset((head as i64 * self.head) as isize),
-            offsets: offsets.as_ptr(),
-            count: offsets.len(),
-        }
-    }
-}
-
-impl Grid {
-    fn new(tensor: &Tensor) -> Grid {
-        let bytes = tensor.dtype().size() as i64;
-        Grid {
-            base: tensor.address() as *mut u8,
-            token: tensor.stride(0) * bytes,
-            head: tensor.stride(1) * bytes,
-        }
-    }
-
-    fn offset(&self, token: i64, head: usize) -> i64 {
-        token * self.token + head as i64 * self.head
-    }
-
-    pub fn at(&self, token: i64, head: usize) -> *mut u8 {
-        self.base.wrapping_offset(self.offset(token, head) as isize)
-    }
-}
-
 impl<'a> Run<'a> {
     /// `args` were checked against `desc` and the plan by the caller of the backend.
     pub fn new(
@@ -127,17 +74,23 @@ impl<'a> Run<'a> {
         plan: Plan<'a>,
         args: &'a Checked<AttentionArgs>,
     ) -> Run<'a> {
+        let keys = Keys::of(desc, args);
+        let (k, v) = match keys {
+            Keys::Whole => (Cache::new(&args.k), Cache::new(&args.v)),
+            _ => (Cache::anywhere(plan.base), Cache::anywhere(plan.base)),
+        };
         Run {
             shape,
             kernels,
             plan,
-            kv_dtype: desc.kv_format.element,
-            k: Cache::new(&args.k),
-            v: Cache::new(&args.v),
+            row_dtype: shape.row_dtype,
+            keys,
+            k,
+            v,
             kv: desc.kv,
             q_dtype: desc.q_dtype,
             o_dtype: desc.o_dtype,
-            q: Grid::new(&args.q),
+            q: Queries::of(desc, args),
             o: Grid::new(&args.o),
             lse: args.lse.map(|lse| (Grid::new(&lse), args.lse_base)),
             masks: Masks::new(args),
@@ -177,7 +130,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Byte offsets of the keys and values at `keys` of the item's request, for head 0.
+    /// Byte offsets of the keys and values at `keys` of the item's request, for head 0. Keys that are not whole rows
+    /// are copied to the tile.
     pub fn locate(&self, item: &Item<'_>, keys: &Range<i64>, tile: &mut Tile<'_>) {
         let start = item.page_start;
         let (page_size, ragged) = match self.kv {
@@ -192,17 +146,42 @@ impl<'a> Run<'a> {
                 false => i64::from(self.plan.page_ids[(start + page) as usize]),
             };
             while slot < page_size && i < (keys.end - keys.start) as usize {
-                tile.k_offsets[i] = id * self.k.page + slot * self.k.token;
-                tile.v_offsets[i] = id * self.v.page + slot * self.v.token;
+                if let Keys::Whole = self.keys {
+                    tile.k_offsets[i] = id * self.k.page + slot * self.k.token;
+                    tile.v_offsets[i] = id * self.v.page + slot * self.v.token;
+                } else {
+                    let copy = tile.rows.wrapping_add(i * self.shape.k_row_bytes);
+                    // SAFETY: a tile has room for as many rows as it has offsets.
+                    unsafe { self.keys.copy(id, slot, self.kernels, copy) };
+                    let offset = copy as i64 - self.plan.base as i64;
+                    (tile.k_offsets[i], tile.v_offsets[i]) = (offset, offset);
+                }
                 (slot, i) = (slot + 1, i + 1);
             }
             (page, slot) = (page + 1, 0);
         }
     }
 
-    /// Locates the query rows of a KV head: row `token · group + g`.
-    pub fn queries(&self, item: &Item<'_>, head: usize, offsets: &mut [i64]) -> Rows {
-        self.grid_rows(&self.q, item, head, offsets)
+    /// Locates the query rows of a KV head: row `token · group + g`. Rows in two parts are copied to the scratch.
+    pub fn queries(&self, item: &Item<'_>, head: usize, scratch: &mut Scratch<'_>) -> Rows {
+        if let Queries::Whole(q) = &self.q {
+            return self.grid_rows(q, item, head, scratch.q_offsets);
+        }
+        let bytes = self.shape.dim_qk * self.q_dtype.size();
+        for (row, offset) in scratch.q_offsets[..item.rows].iter_mut().enumerate() {
+            let (token, qo_head) = self.token_and_head(item, head, row);
+            *offset = (row * bytes) as i64;
+            // SAFETY: the row is the batch's; the scratch has room for the rows of an item.
+            unsafe {
+                let copy = scratch.q_rows.add(row * bytes);
+                self.q.copy(token, qo_head, copy);
+            }
+        }
+        Rows {
+            base: scratch.q_rows,
+            offsets: scratch.q_offsets.as_ptr(),
+            count: item.rows,
+        }
     }
 
     /// Prefetch of the output rows of a KV head. It is empty where the item stores partial results.

@@ -19,6 +19,8 @@ pub struct Scratch<'a> {
     pub limits: &'a mut [f32],
     pub q_offsets: &'a mut [i64],
     pub o_offsets: &'a mut [i64],
+    /// Bytes of copied query rows.
+    pub q_rows: *mut u8,
     pub tile: Tile<'a>,
     pub next_tile: Tile<'a>,
 }
@@ -31,6 +33,8 @@ pub struct Tile<'a> {
     pub v: &'a mut [f32],
     pub k16: &'a mut [u16],
     pub v16: &'a mut [u16],
+    /// Bytes of copied rows, which `k_offsets` and `v_offsets` then name.
+    pub rows: *mut u8,
 }
 
 impl<'a> Scratch<'a> {
@@ -57,6 +61,7 @@ impl<'a> Scratch<'a> {
                 v: floats(&half(&layout.v, index)),
                 k16: halves(&half(&layout.k16, index)),
                 v16: halves(&half(&layout.v16, index)),
+                rows: base.add(half(&layout.rows, index).start),
             };
             Scratch {
                 q: floats(&layout.q),
@@ -72,6 +77,7 @@ impl<'a> Scratch<'a> {
                 limits: floats(&layout.limits),
                 q_offsets: integers(&layout.q_offsets),
                 o_offsets: integers(&layout.o_offsets),
+                q_rows: base.add(layout.q_rows.start),
                 tile: tile(0),
                 next_tile: tile(1),
             }

@@ -1,12 +1,13 @@
 //! The sizes that follow from a desc: tiles, parts of the workspace, and the scratch of each thread. Arithmetic
 //! only; nothing here touches memory.
 
+use super::whole_rows::row_dtype;
 use crate::backend::WorkspaceInfo;
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
 use crate::dtype::DType;
 use crate::plan::{Capacity, Regions};
-use crate::problem::{AttentionDesc, Tiling, WorkItem};
+use crate::problem::{AttentionDesc, CacheFormat, Kind, Tiling, WorkItem};
 use std::ops::Range;
 
 /// Widest rows of queries and keys, and of values and outputs: those of absorbed MLA. They bound the products of
@@ -70,9 +71,15 @@ pub struct Shape {
     pub num_kv_heads: usize,
     pub dim_qk: usize,
     pub dim_vo: usize,
-    /// Bytes of a row of the cache.
+    /// Type and bytes of a row of the cache, as the walks read it. Rows of MLA may be copies.
+    pub row_dtype: DType,
     pub k_row_bytes: usize,
     pub v_row_bytes: usize,
+    /// Values are the leading elements of their keys.
+    pub values_in_keys: bool,
+    /// Bytes of a query row that may be copied, or 0, and the same of a key.
+    q_copy_bytes: usize,
+    k_copy_bytes: usize,
     /// `dim_qk` and `dim_vo`, padded to whole cache lines of bf16.
     pub ld_qk: usize,
     pub ld_vo: usize,
@@ -125,6 +132,9 @@ pub struct ScratchLayout {
     pub v: Range<usize>,
     pub k16: Range<usize>,
     pub v16: Range<usize>,
+    /// Copies of queries, and of keys of a tile and of the next one.
+    pub q_rows: Range<usize>,
+    pub rows: Range<usize>,
     pub total: usize,
 }
 
@@ -151,6 +161,14 @@ impl Shape {
         matrix: Option<Matrix>,
     ) -> Shape {
         let group = desc.group_size() as usize;
+        let row_dtype = row_dtype(desc);
+        let row = CacheFormat::plain(row_dtype);
+        let bf16_parts = Bf16Parts {
+            q: bf16_split::count(desc.q_dtype),
+            kv: bf16_split::count(row_dtype),
+        };
+        let matrix = matrix.filter(|_| bf16_parts.kv <= bf16_parts.q);
+        let has_parts = desc.rope_dim() > 0;
         let amx = matrix == Some(Matrix::Amx) && desc.q_dtype == DType::BF16;
         let mut shape = Shape {
             group,
@@ -158,17 +176,24 @@ impl Shape {
             num_kv_heads: desc.num_kv_heads as usize,
             dim_qk: desc.head_dim_qk as usize,
             dim_vo: desc.head_dim_vo as usize,
-            k_row_bytes: desc.kv_format.row_bytes(desc.head_dim_qk),
-            v_row_bytes: desc.kv_format.row_bytes(desc.head_dim_vo),
+            row_dtype,
+            k_row_bytes: row.row_bytes(desc.head_dim_qk),
+            v_row_bytes: row.row_bytes(desc.head_dim_vo),
+            values_in_keys: desc.kind == Kind::Mla,
+            q_copy_bytes: match has_parts {
+                true => desc.head_dim_qk as usize * desc.q_dtype.size(),
+                false => 0,
+            },
+            k_copy_bytes: match has_parts {
+                true => row.row_bytes(desc.head_dim_qk),
+                false => 0,
+            },
             ld_qk: (desc.head_dim_qk as usize).next_multiple_of(32),
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
-            few_rows_keys: few_rows_keys(desc, amx),
+            few_rows_keys: few_rows_keys(desc, row, amx),
             matrix,
-            bf16_parts: Bf16Parts {
-                q: bf16_split::count(desc.q_dtype),
-                kv: bf16_split::count(desc.kv_format.element),
-            },
+            bf16_parts,
             amx,
             tiling: tiling(desc, num_threads, matrix),
             regions: Regions::default(),
@@ -253,13 +278,19 @@ impl Shape {
             o_offsets: cursor.take(tile_rows, 8),
             k_offsets: cursor.take(2 * most_keys, 8),
             v_offsets: cursor.take(2 * most_keys, 8),
+            q_rows: cursor.take(tile_rows, self.q_copy_bytes),
+            rows: cursor.take(2 * most_keys, self.k_copy_bytes),
             total: cursor.0,
         }
     }
 }
 
-fn few_rows_keys(desc: &AttentionDesc, amx: bool) -> usize {
-    let bytes = desc.num_kv_heads as usize * desc.kv_bytes() as usize;
+fn few_rows_keys(desc: &AttentionDesc, row: CacheFormat, amx: bool) -> usize {
+    let key_and_value = match desc.kind {
+        Kind::Mla => row.row_bytes(desc.head_dim_qk),
+        Kind::Decode | Kind::Prefill => desc.kv_bytes() as usize,
+    };
+    let bytes = desc.num_kv_heads as usize * key_and_value;
     (few_rows_tile_bytes(amx) / bytes).clamp(FEW_ROWS_KEY_UNIT, KEY_TILE) / FEW_ROWS_KEY_UNIT
         * FEW_ROWS_KEY_UNIT
 }

@@ -23,7 +23,7 @@ pub fn stage_values(run: &Run<'_>, rows: Rows, first: usize, panel: &mut [f32]) 
         strip: strip * KEY_TILE,
     };
     // SAFETY: the values were located within the cache; the panel has room for a tile.
-    unsafe { run.kernels.stage[run.kv_dtype as usize](&stage) }
+    unsafe { run.kernels.stage[run.row_dtype as usize](&stage) }
 }
 
 /// Rows of weights, `ldp` apart.

@@ -168,8 +168,8 @@ impl MlaRow {
     }
 }
 
-/// A row of the portable kernel. Its shared memory, 76 KiB for 16-bit records and 52 KiB for others, is within the 99 KiB
-/// of sm_86 and sm_89.
+/// A row of the portable kernel. Its shared memory, 80 KiB for 16-bit records and 76 KiB for others, is within the
+/// 99 KiB of sm_86 and sm_89, and two blocks share the 164 KiB of sm_80.
 fn generic(q: DType, format: RecordFormat) -> MlaRow {
     let shape = MlaShape {
         kv_lora_rank: MOST_KV_LORA_RANK,
@@ -209,13 +209,15 @@ fn generic(q: DType, format: RecordFormat) -> MlaRow {
     }
 }
 
-/// For each warp three stages of its columns of the keys, with 64 bytes for the rotary part of each key, and its parts
-/// of the dot products of two tiles.
+/// For each warp: two stages of its columns of the keys, or three of fp8, with 64 bytes for the rotary part of each
+/// key; its parts of the dot products of two tiles; the latent part of the second 16 query rows; the rotary part of all.
 fn generic_shared_bytes(latent: DType, shape: MlaShape) -> u32 {
     let warps = shape.threads / 32;
-    let key = shape.kv_lora_rank / warps * latent.size() as u32 + 64;
-    let products = shape.q_tile * shape.kv_tile * 4;
-    warps * (3 * shape.kv_tile * key + 2 * products)
+    let columns = shape.kv_lora_rank / warps;
+    let stages = if latent.is_fp8() { 3 } else { 2 };
+    let keys = stages * shape.kv_tile * (columns * latent.size() as u32 + 64);
+    let products = 2 * shape.q_tile * shape.kv_tile * 4;
+    warps * (keys + products + 16 * columns * 2 + shape.q_tile * 64)
 }
 
 /// Shared memory of the Hopper kernels for few rows: all that a block can have. The ring of records takes nearly all.

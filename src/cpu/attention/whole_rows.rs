@@ -1,0 +1,201 @@
+//! Queries and records of MLA that do not lie in memory as whole rows of numbers. They are copied as such into scratch of
+//! the thread, an item's queries at once and records tile by tile, and the walks read the copies like other rows.
+#![allow(unsafe_code)]
+
+use super::addresses::{Cache, Grid};
+use crate::cpu::kernels::convert::{Stage, Store};
+use crate::cpu::kernels::rows::Rows;
+use crate::cpu::kernels::table::Kernels;
+use crate::dtype::DType;
+use crate::problem::{AttentionArgs, AttentionDesc, CacheFormat, Checked};
+use crate::tensor::Tensor;
+
+/// How the queries lie.
+pub enum Queries {
+    /// Whole rows.
+    Whole(Grid),
+    /// Latent and rotary rows, apart from each other.
+    Parts {
+        latent: Grid,
+        rope: Grid,
+        bytes: PartBytes,
+    },
+}
+
+/// How the keys lie.
+pub enum Keys {
+    /// Whole rows, which are read where they are.
+    Whole,
+    /// Latent and rotary rows, apart from each other.
+    Parts {
+        latent: Cache,
+        rope: Cache,
+        bytes: PartBytes,
+    },
+    /// `fp8_ds_mla` records, which become rows of `dtype`.
+    DsMla { records: Cache, dtype: DType },
+}
+
+/// Bytes of a latent and of a rotary row.
+#[derive(Clone, Copy)]
+pub struct PartBytes {
+    latent: usize,
+    rope: usize,
+}
+
+/// The type of the rows that the walks read. Latent elements of `fp8_ds_mla` are products of e4m3 numbers and fp32
+/// scales: fp16 cannot hold all of them, and bf16 rounds them as FlashMLA does.
+pub fn row_dtype(desc: &AttentionDesc) -> DType {
+    match desc.kv_format {
+        CacheFormat::DS_MLA if desc.q_dtype == DType::BF16 => DType::BF16,
+        CacheFormat::DS_MLA => DType::F32,
+        plain => plain.element,
+    }
+}
+
+impl PartBytes {
+    fn of(desc: &AttentionDesc, dtype: DType) -> PartBytes {
+        PartBytes {
+            latent: desc.head_dim_vo as usize * dtype.size(),
+            rope: desc.rope_dim() as usize * dtype.size(),
+        }
+    }
+
+    /// Copies both parts to `to`, one behind the other.
+    ///
+    /// # Safety
+    /// The parts are readable, and `to` is scratch with room for both.
+    unsafe fn join(self, latent: *const u8, rope: *const u8, to: *mut u8) {
+        // SAFETY: the caller's promise; scratch is no tensor's memory.
+        unsafe {
+            to.copy_from_nonoverlapping(latent, self.latent);
+            to.add(self.latent)
+                .copy_from_nonoverlapping(rope, self.rope);
+        }
+    }
+}
+
+impl Queries {
+    pub fn of(desc: &AttentionDesc, args: &Checked<AttentionArgs>) -> Queries {
+        match &args.q_rope {
+            Some(rope) if !continues(&args.q, rope) => Queries::Parts {
+                latent: Grid::new(&args.q),
+                rope: Grid::new(rope),
+                bytes: PartBytes::of(desc, desc.q_dtype),
+            },
+            _ => Queries::Whole(Grid::new(&args.q)),
+        }
+    }
+
+    /// Copies a row in two parts to `to`.
+    ///
+    /// # Safety
+    /// The row is one of q's, and `to` is scratch with room for it.
+    pub unsafe fn copy(&self, token: i64, head: usize, to: *mut u8) {
+        if let Queries::Parts {
+            latent,
+            rope,
+            bytes,
+        } = self
+        {
+            // SAFETY: the caller's promise; both tensors were checked to have the row.
+            unsafe { bytes.join(latent.at(token, head), rope.at(token, head), to) }
+        }
+    }
+}
+
+impl Keys {
+    pub fn of(desc: &AttentionDesc, args: &Checked<AttentionArgs>) -> Keys {
+        let dtype = row_dtype(desc);
+        match &args.k_rope {
+            _ if desc.kv_format == CacheFormat::DS_MLA => Keys::DsMla {
+                records: Cache::new(&args.k),
+                dtype,
+            },
+            Some(rope) if !continues(&args.k, rope) => Keys::Parts {
+                latent: Cache::new(&args.k),
+                rope: Cache::new(rope),
+                bytes: PartBytes::of(desc, dtype),
+            },
+            _ => Keys::Whole,
+        }
+    }
+
+    /// Copies the key at `slot` of page `page`, as a whole row, to `to`.
+    ///
+    /// # Safety
+    /// The key lies in the cache, and `to` is scratch with room for a row.
+    pub unsafe fn copy(&self, page: i64, slot: i64, kernels: &Kernels, to: *mut u8) {
+        // SAFETY: the caller's promise; the tensors were checked to have the key.
+        unsafe {
+            match self {
+                Keys::Whole => {}
+                Keys::Parts {
+                    latent,
+                    rope,
+                    bytes,
+                } => bytes.join(latent.row(page, slot), rope.row(page, slot), to),
+                Keys::DsMla { records, dtype } => {
+                    dequantise(records.row(page, slot), *dtype, kernels, to);
+                }
+            }
+        }
+    }
+}
+
+/// Whether each row of `tail` lies behind its row of `head`, so that both are one row.
+fn continues(head: &Tensor, tail: &Tensor) -> bool {
+    let last = head.rank() - 1;
+    let end = head.address() + head.extent(last) as usize * head.dtype().size();
+    let side_by_side = |dim: usize| {
+        let is_used = head.extent(dim).min(tail.extent(dim)) > 1;
+        !is_used || head.stride(dim) == tail.stride(dim)
+    };
+    tail.address() == end && (0..last).all(side_by_side)
+}
+
+/// Elements of the latent and the rotary part of a `fp8_ds_mla` record, and of a block that shares a scale. The parts
+/// follow one another: e4m3, fp32 scales, bf16.
+const LATENT: usize = 512;
+const BLOCK: usize = 128;
+const ROPE: usize = 64;
+const SCALES_AT: usize = LATENT;
+const ROPE_AT: usize = SCALES_AT + LATENT / BLOCK * size_of::<f32>();
+
+/// A `fp8_ds_mla` record as a row of `dtype`.
+///
+/// # Safety
+/// `record` is readable, and `to` has room for a row.
+unsafe fn dequantise(record: *const u8, dtype: DType, kernels: &Kernels, to: *mut u8) {
+    let mut row = [0f32; LATENT + ROPE];
+    let stage = |at: usize, dim: usize, dst: *mut f32| Stage {
+        rows: Rows {
+            base: record.wrapping_add(at),
+            offsets: &0,
+            count: 1,
+        },
+        dim,
+        dst,
+        width: dim,
+        strip: 0,
+    };
+    let store = |src: *const f32, factor: f32, at: usize, dim: usize| Store {
+        src,
+        factor,
+        dst: to.wrapping_add(at * dtype.size()),
+        dim,
+    };
+    let (stages, stores) = (&kernels.stage, kernels.store[dtype as usize]);
+    let row = row.as_mut_ptr();
+    // SAFETY: the parts lie within the record and `row`; the caller's promise.
+    unsafe {
+        stages[DType::F8E4M3 as usize](&stage(0, LATENT, row));
+        stages[DType::BF16 as usize](&stage(ROPE_AT, ROPE, row.add(LATENT)));
+        for at in (0..LATENT).step_by(BLOCK) {
+            let scale = record.add(SCALES_AT + at / BLOCK * size_of::<f32>());
+            let scale = scale.cast::<f32>().read_unaligned();
+            stores(&store(row.add(at), scale, at, BLOCK));
+        }
+        stores(&store(row.add(LATENT), 1.0, LATENT, ROPE));
+    }
+}
