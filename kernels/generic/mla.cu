@@ -4,9 +4,9 @@
 // A row of the tile is one query head of one token: row = token * num_heads + head. A CTA takes one row tile of one
 // work item (row tile fastest: neighbouring CTAs read the same pages). Its warps divide the columns, those of the
 // latent and those of the rotary part alike: a warp copies its slice of every key, multiplies it with its slice of the
-// queries, which stays in registers, and has the same columns of the output. So keys are read once, as keys and as
-// values, and no warp waits for another one's copies. What the warps exchange is their parts of the dot products, through
-// shared memory; then each of them has all logits, and computes the softmax of all rows by itself.
+// queries, which it keeps, and has the same columns of the output. So keys are read once, as keys and as values, and no
+// warp waits for another one's copies. What the warps exchange is their parts of the dot products, through shared
+// memory; then each of them has all logits, and computes the softmax of all rows by itself.
 //
 // A record of fp8_ds_mla has one scale for the latent columns of each warp. It multiplies that warp's part of the
 // product, and the weights before they meet the values: no element is rounded on its way from the cache.
@@ -24,12 +24,12 @@ namespace folio {
 
 typedef FOLIO_Q Query;
 
-constexpr int WARPS = FOLIO_THREADS / 32, STAGES = 3;
+constexpr int WARPS = FOLIO_THREADS / 32;
 constexpr int ROWS = FOLIO_Q_TILE, M_TILES = ROWS / 16;
 constexpr int KEYS = FOLIO_KV_TILE, N_TILES = KEYS / 8;
 // A warp's columns.
 constexpr int COLUMNS = FOLIO_HEAD_DIM_VO / WARPS, ROPE_COLUMNS = (FOLIO_HEAD_DIM_QK - FOLIO_HEAD_DIM_VO) / WARPS;
-static_assert(ROWS == 16 * M_TILES && ROWS <= 32 && KEYS % 16 == 0 && KEYS <= 32, "whole tiles, and a lane per row");
+static_assert(ROWS == 32 && KEYS % 16 == 0 && KEYS <= 32, "two tiles of rows, and a lane per row");
 static_assert(COLUMNS % 64 == 0 && ROPE_COLUMNS == 16, "whole pieces of 16 bytes and of a product");
 
 // Where the parts of a key are. Offsets and lengths are in bytes; `bytes` of a part are those of all warps.
@@ -79,17 +79,19 @@ typedef KeysOf<FOLIO_DS_MLA != 0>::Type Keys;
 typedef Keys::Latent Latent;
 typedef Keys::Rope Rope;
 
-// A warp's shared memory: a ring of its slices of tiles of keys, and its parts of the dot products of two tiles. The
-// queries' slices lie behind the first stage until they are in registers. Rows of a rotary slice are 16 or 32 bytes of
-// 64, which is what a tile of rows can have.
+// A warp's shared memory: a ring of its slices of tiles of keys, its parts of the dot products of two tiles, and its
+// slice of the queries. The latent part of the first 16 rows, which goes to registers, lies where the products will be.
+// (More of the queries in registers would spill.) Rows of a rotary slice are 16 or 32 bytes of 64, which is the least
+// that a tile of rows can have.
 constexpr int Q_BYTES = 2 * COLUMNS, K_BYTES = COLUMNS * sizeof(Latent::Storage), ROPE_BYTES = 64;
 typedef TileRow<Q_BYTES> QRow;
 typedef TileRow<K_BYTES> KRow;
 typedef TileRow<ROPE_BYTES> RopeRow;
+constexpr int STAGES = Latent::IS_FP8 ? 3 : 2;
 constexpr int STAGE_BYTES = KEYS * (K_BYTES + ROPE_BYTES), PRODUCTS_BYTES = ROWS * KEYS * 4;
-constexpr int WARP_BYTES = STAGES * STAGE_BYTES + 2 * PRODUCTS_BYTES;
-constexpr int QUERIES_AT = WARP_BYTES - ROWS * (Q_BYTES + ROPE_BYTES), PRODUCTS_AT = STAGES * STAGE_BYTES;
-static_assert(QUERIES_AT >= STAGE_BYTES && QUERIES_AT % 128 == 0, "queries behind the first stage");
+constexpr int PRODUCTS_AT = STAGES * STAGE_BYTES, QUERIES_AT = PRODUCTS_AT + 2 * PRODUCTS_BYTES - 16 * Q_BYTES;
+constexpr int Q_ROPE_AT = QUERIES_AT + ROWS * Q_BYTES, WARP_BYTES = Q_ROPE_AT + ROWS * ROPE_BYTES;
+static_assert(QUERIES_AT >= STAGE_BYTES && QUERIES_AT % 128 == 0, "the first tile of keys comes with the queries");
 static_assert(FOLIO_SHARED_BYTES == WARPS * WARP_BYTES, "the kernel table's shared memory");
 
 extern __shared__ __align__(128) u8 shared_memory[];
@@ -110,7 +112,7 @@ struct Lane {
 struct Work {
     const FolioWorkItem *item;  // read where it is needed: registers are scarce
     Request request;
-    u32 first_row, num_rows;  // rows of the item, all heads counted
+    u32 first_row;  // of the item's, all heads counted
 
     // False where there is nothing to do.
     __device__ __forceinline__ bool load(const FolioMlaParams &g, u32 block) {
@@ -120,13 +122,17 @@ struct Work {
         item = p.plan.items + index;
         request = load_request(p.plan, *item);
         first_row = (block - index * g.row_tiles) * ROWS;
-        num_rows = existing_rows(p, item->q_token, item->q_len) * p.num_qo_heads;
-        return first_row < num_rows;
+        return first_row < num_rows(p);
     }
 
-    // The tile row's token within the request; rows past the end repeat the last.
-    __device__ __forceinline__ i32 token(const FolioMlaParams &g, u32 tile_row) const {
-        return item->q_start + divide(min(first_row + tile_row, num_rows - 1), g.num_heads);
+    // Rows of the item.
+    __device__ __forceinline__ u32 num_rows(const FolioAttentionParams &p) const {
+        return existing_rows(p, item->q_token, item->q_len) * p.num_qo_heads;
+    }
+
+    // The token of one of the item's rows within the request.
+    __device__ __forceinline__ i32 token(const FolioMlaParams &g, u32 row) const {
+        return item->q_start + divide(row, g.num_heads);
     }
 };
 
@@ -150,15 +156,16 @@ __device__ __forceinline__ void load_fragment(u32 (&a)[4], u32 tile, u32 row, u3
     }
 }
 
-// The warp's slice of the queries.
+// The warp's slice of the queries: fragments of the latent part of the first 16 rows, and where the others lie.
 struct Queries {
-    u32 latent[M_TILES][COLUMNS / 16][4], rope[M_TILES][4];
+    u32 first[COLUMNS / 16][4];
+    u32 latent, rope;
 
     static __device__ __forceinline__ void copy(const FolioMlaParams &g, const Work &work, const Lane &lane) {
         const FolioAttentionParams &p = g.attention;
-        const u32 row = work.first_row + lane.lane, tile = shared_address(lane.memory_of(lane.warp)) + QUERIES_AT;
+        const u32 row = work.first_row + lane.lane, memory = shared_address(lane.memory_of(lane.warp));
         const u16 *latent = nullptr, *rope = nullptr;
-        if (lane.lane < ROWS && row < work.num_rows) {
+        if (lane.lane < ROWS && row < work.num_rows(p)) {
             const u32 token_in_item = divide(row, g.num_heads);
             const i64 token = static_cast<i64>(work.item->q_token) + token_in_item;
             const i64 head = row - token_in_item * p.num_qo_heads;
@@ -169,21 +176,17 @@ struct Queries {
                        head * g.q_rope.stride_head + lane.warp * ROPE_COLUMNS;
             }
         }
-        copy_rows<ROWS, Q_BYTES>(tile, 0, latent, 2 * elements_of(g.kv_lora_rank, lane.warp, COLUMNS), g.q_copy_bytes);
-        copy_rows<ROWS, ROPE_BYTES>(tile + ROWS * Q_BYTES, 0, rope,
+        copy_rows<ROWS, Q_BYTES>(memory + QUERIES_AT, 0, latent,
+                                 2 * elements_of(g.kv_lora_rank, lane.warp, COLUMNS), g.q_copy_bytes);
+        copy_rows<ROWS, ROPE_BYTES>(memory + Q_ROPE_AT, 0, rope,
                                     2 * elements_of(g.qk_rope_head_dim, lane.warp, ROPE_COLUMNS), g.q_rope_copy_bytes);
     }
 
     __device__ __forceinline__ explicit Queries(const Lane &lane) {
-        const u32 tile = shared_address(lane.memory_of(lane.warp)) + QUERIES_AT;
+        const u32 memory = shared_address(lane.memory_of(lane.warp));
+        latent = memory + QUERIES_AT, rope = memory + Q_ROPE_AT;
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-            for (int step = 0; step < COLUMNS / 16; step++) {
-                load_fragment<Latent, QRow>(latent[m][step], tile, 16 * m, step);
-            }
-            load_fragment<Rope, RopeRow>(rope[m], tile + ROWS * Q_BYTES, 16 * m, 0);
-        }
+        for (int step = 0; step < COLUMNS / 16; step++) load_fragment<Latent, QRow>(first[step], latent, 0, step);
     }
 };
 
@@ -284,18 +287,20 @@ __device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32
     constexpr int FRAGMENTS = Element::IS_FP8 ? 2 : 1;
 #pragma unroll
     for (int step = 0; step < K_BYTES / 32; step++) {
+        u32 second[FRAGMENTS][4];
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++) load_fragment<Element, QRow>(second[f], q.latent, 16, FRAGMENTS * step + f);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 b[4];
             ldmatrix_x4(b, tile + KRow::offset(8 * n + at.key, 2 * step + at.chunk));
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-                for (int f = 0; f < FRAGMENTS; f++) {
-                    const u32(&a)[4] = q.latent[m][FRAGMENTS * step + f];
-                    multiply_keys<Element>(s, m, n, a, b[f], b[1]);
-                    multiply_keys<Element>(s, m, n + 1, a, b[2 + f], b[3]);
-                }
+            for (int f = 0; f < FRAGMENTS; f++) {
+                const u32(&first)[4] = q.first[FRAGMENTS * step + f];
+                multiply_keys<Element>(s, 0, n, first, b[f], b[1]);
+                multiply_keys<Element>(s, 0, n + 1, first, b[2 + f], b[3]);
+                multiply_keys<Element>(s, 1, n, second[f], b[f], b[1]);
+                multiply_keys<Element>(s, 1, n + 1, second[f], b[2 + f], b[3]);
             }
         }
     }
@@ -303,14 +308,17 @@ __device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32
 
 template <class Element>
 __device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 tile, const KeyFragment &at) {
+    u32 a[M_TILES][4];
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) load_fragment<Element, RopeRow>(a[m], q.rope, 16 * m, 0);
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
         u32 b[4];
         ldmatrix_x4(b, tile + RopeRow::offset(8 * n + at.key, at.chunk));
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
-            multiply_keys<Element>(s, m, n, q.rope[m], b[0], b[1]);
-            multiply_keys<Element>(s, m, n + 1, q.rope[m], b[2], b[3]);
+            multiply_keys<Element>(s, m, n, a[m], b[0], b[1]);
+            multiply_keys<Element>(s, m, n + 1, a[m], b[2], b[3]);
         }
     }
 }
@@ -409,7 +417,8 @@ struct Products {
     }
 };
 
-// Dot products to base-2 logits; what a row may not see becomes -inf.
+// Dot products to base-2 logits; what a row may not see becomes -inf. Rows past the item's may see more: nobody looks
+// at them.
 __device__ __forceinline__ void make_logits(Scores &s, const FolioMlaParams &g, const Work &work, float scale,
                                             const Lane &lane, KeyRange keys, i32 first_key, bool unmasked) {
 #pragma unroll
@@ -425,7 +434,7 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioMlaParams &g, 
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const RowMask mask(g.attention, work.request, work.token(g, lane.tile_row(m, half)));
+            const RowMask mask(g.attention, work.request, work.token(g, work.first_row + lane.tile_row(m, half)));
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
@@ -579,12 +588,13 @@ __device__ __forceinline__ void for_each_pair(const Outputs &o, int m, int half,
 
 __device__ __forceinline__ void store_rows(const FolioMlaParams &g, const Work &work, const Outputs &o,
                                            const Softmax &softmax, float unit, const Lane &lane) {
+    const u32 num_rows = work.num_rows(g.attention);
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const u32 row = work.first_row + lane.tile_row(m, half);
-            if (row >= work.num_rows) continue;
+            if (row >= num_rows) continue;
             const OutputRow out(g, *work.item, row, softmax.state[m][half], unit);
             if (lane.warp == 0 && lane.pair == 0 && out.lse_at) *out.lse_at = out.lse;
             for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
@@ -599,8 +609,11 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
     const FolioAttentionParams &p = g.attention;
     const Lane lane;
     const u32 ring = shared_address(lane.memory_of(lane.warp));
-    const i32 first_token = work.token(g, 0), last_token = work.token(g, ROWS - 1);
+    const i32 first_token = work.token(g, work.first_row);
+    const i32 last_token = work.token(g, min(work.first_row + ROWS, work.num_rows(p)) - 1);
     const KeyRange keys = visible_keys(p, work.request, *work.item, first_token, last_token);
+    // All rows see all keys before this one, since there is no window.
+    const i32 seen_by_all = min(keys.end, rows_keys(p, work.request, first_token, last_token).all.end);
     KeyLoader loader(g, work, keys, lane);
 
     // Scales of the tiles that are on their way.
@@ -622,7 +635,7 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
     WeightUnit weights;
     Outputs o = {};
     i32 tile = keys.begin / KEYS;
-    for (u32 stage = 0, buffer = 0; tile * KEYS < keys.end; tile++, buffer ^= 1) {
+    for (u32 stage = 0; tile * KEYS < keys.end; tile++) {
         cp_async_wait<STAGES - 2>();
         __syncwarp();
         const float key_scale = scales[0];
@@ -633,14 +646,13 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
 
         Scores s = {};
         multiply_qk(s, q, ring + stage * STAGE_BYTES, key_scale, lane);
-        Products::put(s, lane, buffer);
         // One barrier a tile: a buffer is written again after the barrier of the next tile.
+        Products::put(s, lane, tile % 2);
         __syncthreads();
-        Products::sum(s, lane, buffer);
-        const KeyRange span = {tile * KEYS, tile * KEYS + KEYS};
-        const bool inside = span.begin >= keys.begin && span.end <= keys.end;
-        make_logits(s, g, work, scale, lane, keys, span.begin,
-                    inside && all_see(p, work.request, first_token, last_token, span));
+        Products::sum(s, lane, tile % 2);
+        const i32 first_key = tile * KEYS;
+        make_logits(s, g, work, scale, lane, keys, first_key,
+                    first_key >= keys.begin && first_key + KEYS <= seen_by_all);
         softmax.update(s, o, Keys::SCALED ? weights.update(key_scale) : 1.0f);
         if constexpr (Keys::SCALED) multiply_by_key(s, key_scale / weights.unit, lane);
         multiply_pv<Latent>(o, s, ring + stage * STAGE_BYTES);

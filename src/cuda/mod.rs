@@ -2,7 +2,7 @@
 //! for, and [`driver::Driver`] is the proof that it could be.
 //!
 //! From the bottom: [`driver`] calls the driver; [`kernels`] says what code exists, [`compiler`] makes
-//! and keeps it, and [`params`] and [`mla_params`] mirror what it is launched with; [`plan`] brings plans to the device;
+//! and keeps it, and [`params`], [`mla_params`] and [`mla_few_params`] mirror what it is launched with; [`plan`] brings plans to the device;
 //! on that stand [`attention`] and [`ops`], and [`backend`] offers both to `api`.
 
 pub mod attention;
@@ -10,6 +10,7 @@ pub mod backend;
 pub mod compiler;
 pub mod driver;
 pub mod kernels;
+pub mod mla_few_params;
 pub mod mla_params;
 pub mod ops;
 pub mod params;

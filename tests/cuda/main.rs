@@ -9,6 +9,7 @@ mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod mla;
+mod mla_few;
 mod operators;
 mod problems;
 mod steps;
@@ -75,6 +76,19 @@ fn main() -> ExitCode {
             (),
             mla::batches_beyond_the_tensors,
         ),
+        case("mla_few_pages", (), mla_few::pages),
+        case(
+            "mla_few_lengths_around_the_ring",
+            (),
+            mla_few::lengths_around_the_ring,
+        ),
+        case(
+            "mla_few_rows_of_several_tokens",
+            (),
+            mla_few::rows_of_several_tokens,
+        ),
+        case("mla_few_units_in_turn", (), mla_few::units_in_turn),
+        case("mla_few_chunks", (), mla_few::chunks),
     ];
     harness::main(&cases, |_, _| match cuda_device_count() {
         0 => Err("no CUDA device".into()),

@@ -15,7 +15,7 @@ use folio::log::Logger;
 
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
-use crate::{backend, choice, images, launches, mla, operators};
+use crate::{backend, choice, images, launches, mla, mla_few, operators};
 
 /// The driver library that a process finds.
 pub struct Setup {
@@ -311,6 +311,28 @@ pub const CASES: &[Case<Setup>] = &[
     case("mla_hopper_maps", BACKEND, mla::hopper_maps),
     case("mla_hopper_tiles", BACKEND, mla::hopper_tiles),
     case("mla_hopper_lacks", BACKEND, mla::hopper_lacks),
+    case(
+        "mla_few_whole_records_by_tma",
+        BACKEND,
+        mla_few::whole_records_by_tma,
+    ),
+    case(
+        "mla_few_split_records_by_tma",
+        BACKEND,
+        mla_few::split_records_by_tma,
+    ),
+    case(
+        "mla_few_gathers_where_tma_cannot",
+        BACKEND,
+        mla_few::gathers_where_tma_cannot,
+    ),
+    case("mla_few_bytes_by_record", BACKEND, mla_few::bytes_by_record),
+    case("mla_few_row_tiles", BACKEND, mla_few::row_tiles),
+    case(
+        "mla_few_the_portable_kernel_takes_the_rest",
+        BACKEND,
+        mla_few::the_portable_kernel_takes_the_rest,
+    ),
     case(
         "choice_creates_say_what_the_faster_kernels_lack",
         BACKEND,

@@ -12,6 +12,7 @@ mod harness;
 mod images;
 mod launches;
 mod mla;
+mod mla_few;
 mod operators;
 mod stub;
 

@@ -10,11 +10,13 @@ use super::kernel::{AttentionKernel, OrLacks, Run, phase};
 use super::mla::GenericMla;
 use super::sm90_decode::Sm90Decode;
 use super::sm90_mla::Sm90Mla;
+use super::sm90_mla_few::Sm90MlaFew;
 use super::sm90_prefill::Sm90Prefill;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{KeySource, Phase};
+use crate::cuda::kernels::mla::FewKeys;
 use crate::error::Result;
 use crate::log::{Level, Logger};
 use crate::problem::{AttentionDesc, Kind};
@@ -124,8 +126,14 @@ fn special(
         return Ok(Vec::new());
     }
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
+    let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     match (desc.kind, phase(desc)) {
-        (Kind::Mla, _) => Ok(vec![boxed(Sm90Mla::load(loader, context, desc)?)]),
+        (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(FewKeys::Records)?]),
+        (Kind::Mla, Phase::Decode) => Ok(vec![few(FewKeys::Boxes)?, few(FewKeys::Rows)?]),
+        (Kind::Mla, Phase::Prefill) => Ok(vec![
+            boxed(Sm90Mla::load(loader, context, desc)?),
+            few(FewKeys::Rows)?,
+        ]),
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
         (_, Phase::Prefill) => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
     }

@@ -112,8 +112,8 @@ impl GenericMla {
     }
 }
 
-/// Items are the tokens whose heads fill a tile, or a token of several tiles; they are cut so that the tiles of all items
-/// fill the device once.
+/// Items are the tokens whose heads fill a tile, or a token of several tiles; they are cut so that the tiles of all
+/// items fill the device once.
 fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
     let rows = row.shape.q_tile;
     let q_tile = (rows / dims.num_heads).max(1);

@@ -2,7 +2,8 @@
 //! device, [`candidates`] picks the kernel of each run, and [`combine`] puts split rows together after it.
 //!
 //! [`kernel`] says what a kernel that computes attention offers and [`features`] what it may lack;
-//! [`mod@generic`], [`sm90_decode`] and [`sm90_prefill`] are those that there are, and [`mla`] for latent attention.
+//! [`mod@generic`], [`sm90_decode`] and [`sm90_prefill`] are those that there are, and [`mla`] and
+//! [`sm90_mla_few`] for latent attention.
 
 pub mod candidates;
 pub mod combine;
@@ -15,4 +16,5 @@ pub mod planner;
 mod sm90;
 pub mod sm90_decode;
 mod sm90_mla;
+pub mod sm90_mla_few;
 pub mod sm90_prefill;

@@ -5,7 +5,7 @@
 
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
-use super::sm90::{GROUP, Map, rows_are_distinct};
+use super::sm90::{GROUP, Map, evict_first_bytes, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
@@ -245,20 +245,5 @@ fn heads(row: &AttentionRow, wanted: KeySource) -> Option<u32> {
     match row.variant {
         Variant::Sm90Decode { keys, heads } if keys == wanted => Some(heads),
         _ => None,
-    }
-}
-
-/// 8/5 of L2: 96 MiB on an H200, whose L2 of 60 MiB it was measured with.
-fn evict_first_bytes(l2_bytes: u32) -> u64 {
-    u64::from(l2_bytes) * 8 / 5
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_bar_of_an_h200_is_the_measured_one() {
-        assert_eq!(evict_first_bytes(60 << 20), 96 << 20);
     }
 }

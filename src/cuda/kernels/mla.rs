@@ -18,6 +18,22 @@ pub enum MlaVariant {
     Sm90,
     /// `generic/mla.cu`: mma.sync, for these widths and narrower ones.
     Generic,
+    /// `sm90/mla_few/mla_few.cu`: Hopper, tiles of 16 rows.
+    Sm90Few {
+        /// How records come.
+        keys: FewKeys,
+    },
+}
+
+/// How the Hopper kernel for few rows brings records to shared memory; the numbers are `FOLIO_MLA_KEYS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FewKeys {
+    /// In boxes of tensor maps.
+    Boxes = 0,
+    /// Row by row.
+    Rows = 1,
+    /// Each by a copy of its own.
+    Records = 2,
 }
 
 /// How a cache stores the record of a token.
@@ -50,7 +66,7 @@ impl AsRef<Row> for MlaRow {
     }
 }
 
-/// One size that a kernel is compiled for.
+/// One size that a kernel is compiled for. To the portable kernel a problem's rows may be narrower: it masks the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaShape {
     /// Elements of a latent row.
@@ -93,9 +109,8 @@ pub fn rows() -> &'static [MlaRow] {
             .map(|format| generic(q, format))
         };
         let types = [DType::BF16, DType::F16];
-        types
-            .map(sm90)
-            .into_iter()
+        few_rows()
+            .chain(types.map(sm90))
             .chain(types.into_iter().flat_map(of_type))
             .collect()
     });
@@ -144,17 +159,15 @@ impl MlaRow {
     fn fits(&self, query: &MlaQuery) -> bool {
         (self.q, self.format) == (query.q, query.format)
             && self.row.arch.runs_on(query.compute_capability)
-            && self.fits_widths(
-                (self.shape.kv_lora_rank, query.kv_lora_rank),
-                (self.shape.qk_rope_head_dim, query.qk_rope_head_dim),
-            )
+            && self.takes(self.shape.kv_lora_rank, query.kv_lora_rank)
+            && self.takes(self.shape.qk_rope_head_dim, query.qk_rope_head_dim)
     }
 
-    /// Widths as (the row's, the problem's).
-    fn fits_widths(&self, latent: (u32, u32), rotary: (u32, u32)) -> bool {
+    /// Whether rows of `wanted` elements fit one compiled for `width`.
+    fn takes(&self, width: u32, wanted: u32) -> bool {
         match self.variant {
-            MlaVariant::Sm90 => latent.0 == latent.1 && rotary.0 == rotary.1,
-            MlaVariant::Generic => latent.0 >= latent.1 && rotary.0 >= rotary.1,
+            MlaVariant::Generic => width >= wanted,
+            MlaVariant::Sm90 | MlaVariant::Sm90Few { .. } => width == wanted,
         }
     }
 }
@@ -191,8 +204,8 @@ fn sm90(q: DType) -> MlaRow {
     }
 }
 
-/// A row of the portable kernel. Its shared memory, 76 KiB for 16-bit records and 52 KiB for others, is within the 99 KiB
-/// of sm_86 and sm_89.
+/// A row of the portable kernel. Its shared memory, 80 KiB for 16-bit records and 76 KiB for others, is within the
+/// 99 KiB of sm_86 and sm_89, and two blocks share the 164 KiB of sm_80.
 fn generic(q: DType, format: RecordFormat) -> MlaRow {
     let shape = MlaShape {
         kv_lora_rank: MOST_KV_LORA_RANK,
@@ -229,13 +242,76 @@ fn generic(q: DType, format: RecordFormat) -> MlaRow {
     }
 }
 
-/// For each warp three stages of its columns of the keys, with 64 bytes for the rotary part of each key, and its parts
-/// of the dot products of two tiles.
+/// For each warp: two stages of its columns of the keys, or three of fp8, with 64 bytes for the rotary part of each
+/// key; its parts of the dot products of two tiles; the latent part of the second 16 query rows; the rotary part of all.
 fn generic_shared_bytes(latent: DType, shape: MlaShape) -> u32 {
     let warps = shape.threads / 32;
-    let key = shape.kv_lora_rank / warps * latent.size() as u32 + 64;
-    let products = shape.q_tile * shape.kv_tile * 4;
-    warps * (3 * shape.kv_tile * key + 2 * products)
+    let columns = shape.kv_lora_rank / warps;
+    let stages = if latent.is_fp8() { 3 } else { 2 };
+    let keys = stages * shape.kv_tile * (columns * latent.size() as u32 + 64);
+    let products = 2 * shape.q_tile * shape.kv_tile * 4;
+    warps * (keys + products + 16 * columns * 2 + shape.q_tile * 64)
+}
+
+/// Shared memory of the Hopper kernels for few rows: all that a block can have. The ring of records takes nearly all.
+const FEW_SHARED_BYTES: u32 = 232_448;
+
+/// Rows of the Hopper kernels for few rows. 16-bit records come by tensor maps or row by row, the others one by one,
+/// whatever the size of a page is.
+fn few_rows() -> impl Iterator<Item = MlaRow> {
+    let half = [DType::BF16, DType::F16].into_iter().flat_map(|q| {
+        [FewKeys::Boxes, FewKeys::Rows].map(|keys| few(q, RecordFormat::Plain(q), keys))
+    });
+    let bytes = [DType::BF16, DType::F16].into_iter().flat_map(|q| {
+        [DType::F8E4M3, DType::F8E5M2].map(|kv| few(q, RecordFormat::Plain(kv), FewKeys::Records))
+    });
+    // Their rotary part is bf16, and is multiplied as it is.
+    let ds_mla = few(DType::BF16, RecordFormat::DsMla, FewKeys::Records);
+    half.chain(bytes).chain([ds_mla])
+}
+
+fn few(q: DType, format: RecordFormat, keys: FewKeys) -> MlaRow {
+    // Warps that multiply, four or twice four, and those that load.
+    let (warps, symbol, suffix) = match keys {
+        FewKeys::Boxes => (4 + 1, "folio_sm90_mla_few_tma", "tma"),
+        FewKeys::Rows => (4 + 4, "folio_sm90_mla_few_gather", "gather"),
+        FewKeys::Records => (8 + 4, "folio_sm90_mla_few_records", "records"),
+    };
+    let shape = MlaShape {
+        kv_lora_rank: 512,
+        qk_rope_head_dim: 64,
+        q_tile: 16,
+        kv_tile: 64,
+        threads: 32 * warps,
+    };
+    let (arch, latent) = (Arch::Sm90a, format.latent());
+    let is_ds_mla = format == RecordFormat::DsMla;
+    let mut defines = defines((q, latent, None), &shape.sizes(), FEW_SHARED_BYTES);
+    defines.push(format!("FOLIO_DS_MLA={}", u32::from(is_ds_mla)));
+    defines.push(format!("FOLIO_MLA_KEYS={}", keys as u32));
+    let ds = is_ds_mla.then_some("ds");
+    let parts: Vec<String> = ds
+        .into_iter()
+        .chain(["r512", "q16", suffix])
+        .map(str::to_owned)
+        .collect();
+    MlaRow {
+        row: Row {
+            name: name("mla", arch, (q, latent), &parts),
+            operator: "mla",
+            arch,
+            source: "sm90/mla_few/mla_few.cu",
+            symbol,
+            defines,
+            threads: shape.threads,
+            shared_bytes: FEW_SHARED_BYTES,
+            bundled: true,
+        },
+        variant: MlaVariant::Sm90Few { keys },
+        q,
+        format,
+        shape,
+    }
 }
 
 impl MlaShape {

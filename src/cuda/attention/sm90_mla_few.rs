@@ -1,0 +1,231 @@
+//! The Hopper kernels for latent attention with few rows, `kernels/sm90/mla_few`: what they take, and the tensor maps
+//! that one of them reads 16-bit records by. Where a map cannot describe the cache, another gathers them row by row.
+#![allow(unsafe_code)]
+
+use super::features::{Feature, Features};
+use super::kernel::{AttentionKernel, OrLacks, Run};
+use super::mla::{MlaDims, query};
+use super::sm90::{GROUP, Map, evict_first_bytes, rows_are_distinct};
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
+use crate::cuda::kernels::mla::{FewKeys, MlaRow, MlaVariant, candidates, unsupported};
+use crate::cuda::mla_few_params::MlaFewParams;
+use crate::cuda::params::row_alignment;
+use crate::error::{Error, Result};
+use crate::problem::{AttentionDesc, Tiling};
+use crate::tensor::Tensor;
+
+/// Tokens of a slot of the ring, which a box fills where pages allow it.
+const SLOT_TOKENS: u32 = 16;
+/// Elements of a swizzle atom, 128 bytes.
+const ATOM: u32 = 64;
+/// Rows (heads x tokens) of a request up to which a tile of 16 serves it well: each further tile reads the keys again,
+/// from L2.
+const MOST_ROWS: u32 = 32;
+
+/// One of the kernels for one problem.
+#[derive(Debug)]
+pub struct Sm90MlaFew {
+    desc: AttentionDesc,
+    dims: MlaDims,
+    page_size: u32,
+    row: &'static MlaRow,
+    function: Function,
+    keys: FewKeys,
+    sm_count: u32,
+    /// Bytes of records up to which they are loaded with the evict-first policy.
+    evict_first_bytes: u64,
+}
+
+impl Sm90MlaFew {
+    /// Loads the row for a problem.
+    ///
+    /// # Errors
+    /// As [`Loader::find`], but for [`Error::Unsupported`].
+    pub fn load(
+        keys: FewKeys,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
+        // Positions and their distances stay far from the ends of i32.
+        const MOST_KEYS: u32 = 1 << 30;
+        let page_size = desc.kv.page_size();
+        let page_fits = keys != FewKeys::Boxes || page_size.is_multiple_of(GROUP);
+        let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
+        let rows = desc.num_qo_heads.saturating_mul(desc.max_qo_len);
+        let lacks = Features::default()
+            .and(Feature::PageSize, !page_fits)
+            .and(Feature::Lengths, is_long || rows > MOST_ROWS);
+        if !lacks.is_empty() {
+            return Ok(Err(lacks));
+        }
+        let query = query(context, desc);
+        let mut found = candidates(query)
+            .filter(|row| row.variant == MlaVariant::Sm90Few { keys })
+            .peekable();
+        if found.peek().is_none() {
+            return Ok(Err(Feature::TypesAndDims.into()));
+        }
+        let (row, function) = match loader.find(found, || unsupported(&query)) {
+            Ok(found) => found,
+            Err(Error::Unsupported(_)) => return Ok(Err(Feature::Code.into())),
+            Err(error) => return Err(error),
+        };
+        Ok(Ok(Sm90MlaFew {
+            desc: *desc,
+            dims: MlaDims::of(desc),
+            page_size,
+            row,
+            function,
+            keys,
+            sm_count: context.device().sm_count,
+            evict_first_bytes: evict_first_bytes(context.device().l2_bytes),
+        }))
+    }
+
+    fn row_tiles(&self, tokens: u32) -> u32 {
+        self.dims.row_tiles(tokens, self.row.shape.q_tile)
+    }
+
+    /// 8-token groups from page to page; `None` where pages are not a whole number of them apart, or a map could not
+    /// describe the cache at all.
+    fn page_step(&self, cache: &Tensor) -> Option<u32> {
+        if !rows_are_distinct(cache) {
+            return None;
+        }
+        let in_page = i64::from(self.page_size / GROUP);
+        let group = i64::from(GROUP) * cache.stride(1);
+        let step = match cache.extent(0) {
+            0 | 1 => in_page,
+            _ if group > 0 && cache.stride(0) % group == 0 => cache.stride(0) / group,
+            _ => return None,
+        };
+        let end = cache.extent(0).checked_mul(step)?;
+        (step >= in_page && end <= i64::from(i32::MAX)).then_some(step as u32)
+    }
+
+    /// Tokens of a box: as many as a page and a slot have in common. The two parts of a record come as one box of a
+    /// slot only where they are neighbours: the slot has them group by group.
+    fn box_tokens(&self, one_record: bool) -> u32 {
+        match one_record {
+            true => 1 << (self.page_size | SLOT_TOKENS).trailing_zeros(),
+            false => GROUP,
+        }
+    }
+
+    /// A box is `[8-token group][swizzle atom][token][byte]`.
+    fn map(
+        &self,
+        current: &Current<'_>,
+        cache: &Tensor,
+        atoms: u32,
+        page_step: u32,
+        box_tokens: u32,
+    ) -> Result<TensorMap> {
+        let token = cache.stride(1);
+        let groups = (cache.extent(0) as u32 - 1) * page_step + self.page_size / GROUP;
+        Map::new(cache)
+            .dimension(ATOM, ATOM, 1)
+            .dimension(GROUP, GROUP, token)
+            .dimension(atoms, atoms, i64::from(ATOM))
+            .dimension(groups, box_tokens / GROUP, i64::from(GROUP) * token)
+            .encode(current.driver(), Swizzle::Span128)
+    }
+
+    /// Whether records are loaded with the evict-first policy. It serves where they are few (on an H200, loads alone at
+    /// 16 x 4k bf16: 26.9 against 29.8 µs) and slows a longer stream (128 x 4k: 3.87 against 4.03 TB/s).
+    fn evict_first(&self, run: &Run<'_>) -> bool {
+        run.num_keys.saturating_mul(self.desc.kv_bytes()) <= self.evict_first_bytes
+    }
+}
+
+impl AttentionKernel for Sm90MlaFew {
+    fn name(&self) -> &str {
+        &self.row.row.name
+    }
+
+    fn tiling(&self) -> Tiling {
+        Tiling {
+            // The row tiles of an item are neighbouring units: all but the first find the keys in L2.
+            q_tile: self.desc.max_qo_len,
+            kv_unit: 128,
+            max_splits: (self.sm_count / self.row_tiles(self.desc.max_qo_len)).max(1),
+            invariant_chunk: 2048,
+        }
+    }
+
+    fn missing(&self, run: &Run<'_>) -> Features {
+        let args = run.args;
+        let aligned = |tensor: &Tensor| row_alignment(tensor) >= 16;
+        let of_four = 4 * args.o.dtype().size() as u32;
+        let caches = || [&args.k].into_iter().chain(&args.k_rope);
+        let by_maps = self.keys == FewKeys::Boxes;
+        let is_empty = by_maps && caches().any(|cache| cache.is_empty());
+        let mapped = is_empty || !by_maps || caches().all(|cache| self.page_step(cache).is_some());
+        let queries = aligned(&args.q) && args.q_rope.as_ref().is_some_and(aligned);
+        Features::default()
+            .and(Feature::QStrides, !queries)
+            .and(Feature::OStrides, row_alignment(&args.o) < of_four)
+            .and(Feature::EmptyKv, is_empty)
+            .and(Feature::KvStrides, !caches().all(aligned))
+            .and(Feature::PageSteps, !mapped)
+    }
+
+    fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
+        let row_tiles = self.row_tiles(run.q_tile);
+        let one_record = is_one_record(run);
+        let box_tokens = self.box_tokens(one_record);
+        let page_step = |cache: &Tensor| self.page_step(cache).unwrap_or_default();
+        let (latent, rope) = (&run.args.k, run.args.k_rope.as_ref());
+        let params = MlaFewParams {
+            mla: self.dims.params(run, row_tiles),
+            kv_evict_first: u32::from(self.evict_first(run)),
+            one_record: u32::from(one_record),
+            boxes_log2: (SLOT_TOKENS / box_tokens).ilog2(),
+            page_step: page_step(latent),
+            rope_page_step: rope.map_or(0, page_step),
+            reserved: 0,
+        };
+        let units = u64::from(run.num_items) * u64::from(row_tiles);
+        let launch = Launch {
+            grid: [units.min(u64::from(self.sm_count)) as u32, 1, 1],
+            threads: self.row.shape.threads,
+            cluster: 1,
+            dependent: true,
+            stream,
+        };
+        let Some(rope) = rope.filter(|_| self.keys == FewKeys::Boxes) else {
+            // SAFETY: the kernel takes a `FolioMlaFewParams`; its addresses are the caller's tensors, which were checked
+            // against the plan, and the workspace, whose list of items has room for the grid.
+            return unsafe { launch.enqueue(current, &self.function, &params, &[]) };
+        };
+        let of_latent = latent.extent(3) as u32 / ATOM;
+        let of_rope = rope.extent(3) as u32 / ATOM;
+        let atoms = if one_record {
+            of_latent + of_rope
+        } else {
+            of_latent
+        };
+        let maps = [
+            self.map(current, latent, atoms, params.page_step, box_tokens)?,
+            self.map(current, rope, of_rope, params.rope_page_step, box_tokens)?,
+        ];
+        // SAFETY: as above, and two tensor maps.
+        unsafe { launch.enqueue(current, &self.function, &params, &maps) }
+    }
+}
+
+/// Whether a token's rotary part follows its latent part.
+fn is_one_record(run: &Run<'_>) -> bool {
+    let latent = &run.args.k;
+    run.args.k_rope.as_ref().is_some_and(|rope| {
+        let latent_bytes = latent.extent(3) as usize * latent.dtype().size();
+        let same_step = |axis| latent.extent(axis) <= 1 || latent.stride(axis) == rope.stride(axis);
+        rope.address() == latent.address() + latent_bytes
+            && same_step(0)
+            && same_step(1)
+            && latent.extent(0) == rope.extent(0)
+    })
+}
