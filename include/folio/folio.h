@@ -703,7 +703,7 @@ typedef struct folio_attention_args {
      * Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
      * page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
      * `[nnz_kv or more, num_kv_heads, head_dim_qk]`. Of kv_dtype; uint8 stands for fp8. num_pages is above
-     * every page id in use, and 1 or more where page ids or lengths are on a device.
+     * every page id in use, and 1 or more where page ids or lengths are on a device. With k_rope, rows are shorter.
      */
     const folio_tensor *k;
     /**
@@ -786,6 +786,14 @@ typedef struct folio_attention_args {
      * 0.
      */
     uint32_t reserved;
+    /**
+     * NULL where k has whole keys. Otherwise the last elements of the keys, in a tensor of one head that all KV heads
+     * share (the rotary part of DeepSeek-V2's MLA in its multi-head form): as k without the dimension of heads, or
+     * with one of extent 1, and with rope elements per row and strides of its own; of kv_dtype. k then has rows of
+     * head_dim_qk - rope elements, a multiple of 8. Paged `[num_pages, page_size, rope]` (both layouts),
+     * `[num_slots, rope]` (page_size 1); ragged `[nnz_kv or more, rope]`. Prefill handles only.
+     */
+    const folio_tensor *k_rope;
 } folio_attention_args;
 
 /**

@@ -9,7 +9,7 @@ use crate::problem::{AttentionDesc, CacheFormat, Kind, KvStorage};
 const MAX_HEAD_DIM_QK: u32 = 576;
 const MAX_HEAD_DIM_VO: u32 = 512;
 /// Head dimensions are multiples of this.
-const HEAD_DIM_UNIT: u32 = 8;
+pub(super) const HEAD_DIM_UNIT: u32 = 8;
 /// Most heads; far above any model, and keeps products of heads and dims within 32 bits.
 const MAX_HEADS: u32 = 4096;
 /// Lengths and offsets travel as int32.

@@ -93,7 +93,13 @@ impl ReferenceAttention {
         let dot: f64 = (0..i64::from(self.desc.head_dim_qk))
             .map(|d| {
                 let q = f64::from(args.q.get(&[request.q_start + i, head, d]));
-                q * f64::from(args.k.get(&[page, slot, kv_head, d]))
+                let (k, index) = match args.k_rope {
+                    Some(k_rope) if d >= args.k.extent(3) => {
+                        (k_rope, [page, slot, 0, d - args.k.extent(3)])
+                    }
+                    _ => (args.k, [page, slot, kv_head, d]),
+                };
+                q * f64::from(k.get(&index))
             })
             .sum();
         let mut s = dot * f64::from(args.logits_scale()) * head_scale(args.k_scales, kv_head);

@@ -133,7 +133,7 @@ AT(folio_workspace, device_bytes, 16);
 AT(folio_workspace, host, 24);
 AT(folio_workspace, host_bytes, 32);
 
-SIZE(folio_attention_args, 136);
+SIZE(folio_attention_args, 144);
 AT(folio_attention_args, struct_size, 0);
 AT(folio_attention_args, flags, 4);
 AT(folio_attention_args, q, 8);
@@ -157,6 +157,7 @@ AT(folio_attention_args, mask_mode, 120);
 AT(folio_attention_args, window_left, 124);
 AT(folio_attention_args, window_right, 128);
 AT(folio_attention_args, reserved, 132);
+AT(folio_attention_args, k_rope, 136);
 
 SIZE(folio_prefill_desc, 72);
 AT(folio_prefill_desc, struct_size, 0);

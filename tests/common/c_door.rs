@@ -193,6 +193,7 @@ pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args 
         window_left,
         window_right,
         reserved: 0,
+        k_rope: tensors.of(input.k_rope),
     }
 }
 

@@ -344,6 +344,45 @@ fn tensors_of_a_run() {
     }
 }
 
+const SPLIT_KEYS: [Field; 2] = [
+    input(
+        "k",
+        offset_of!(folio_attention_args, k),
+        &[AtLeast, Exact, Exact, Exact],
+    ),
+    optional(
+        "k_rope",
+        offset_of!(folio_attention_args, k_rope),
+        &[AtLeast, Exact, Exact],
+    ),
+];
+
+#[test]
+fn keys_in_two_parts() {
+    let fixture = Fixture::new(&everything(Kind::Prefill).split(8));
+    walk(
+        "run",
+        &SPLIT_KEYS,
+        |tensors| fixture.args(tensors),
+        |args| fixture.run(args),
+        || fixture.layer.is_untouched(),
+    );
+}
+
+#[test]
+fn decode_has_whole_keys() {
+    let split = Fixture::new(&everything(Kind::Prefill).split(8));
+    let decode = Fixture::new(&everything(Kind::Decode));
+    let tensors = Tensors::default();
+    let args = folio_attention_args {
+        k_rope: split.args(&tensors).k_rope,
+        ..decode.args(&tensors)
+    };
+    let refused = decode.run(&args);
+    refused.assert("decode", FOLIO_ERR_UNSUPPORTED, &["k_rope", "decode"]);
+    assert!(decode.layer.is_untouched());
+}
+
 const CSR: [Field; 4] = [
     input("kv_indptr", offset_of!(folio_batch, kv_indptr), &[Free]),
     input(

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
             problems::more_parts_than_there_is_room_for,
         ),
         case("any_group", (), problems::any_group),
+        case("split_keys", (), problems::split_keys),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),
         case("graph_replays", (), steps::graph_replays),

@@ -15,7 +15,7 @@ use folio::log::Logger;
 
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
-use crate::{backend, choice, images, launches, operators};
+use crate::{backend, choice, images, launches, operators, split_keys};
 
 /// The driver library that a process finds.
 pub struct Setup {
@@ -257,6 +257,21 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_prefill_from_rows",
         BACKEND,
         launches::prefill_from_rows,
+    ),
+    case(
+        "launch_split_keys_by_tma",
+        BACKEND,
+        split_keys::prefill_by_tma,
+    ),
+    case(
+        "launch_split_keys_of_rows_by_tma",
+        BACKEND,
+        split_keys::prefill_of_rows_by_tma,
+    ),
+    case(
+        "launch_split_keys_portably",
+        BACKEND,
+        split_keys::portable_takes_the_rest,
     ),
     case(
         "operator_append_moves_vectors_or_elements",

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::item::Item;
+use super::keys::{Cache, Keys};
 use super::mask::Masks;
 use super::scratch::Tile;
 use super::shape::Shape;
@@ -32,15 +33,6 @@ pub struct Plan<'a> {
     pub partial_lse: *mut f32,
 }
 
-/// A cache tensor: address, and strides in bytes.
-#[derive(Clone, Copy)]
-pub struct Cache {
-    pub base: *const u8,
-    pub page: i64,
-    pub token: i64,
-    pub head: i64,
-}
-
 /// A `[token, head]` tensor of rows: address, and strides in bytes.
 #[derive(Clone, Copy)]
 pub struct Grid {
@@ -55,7 +47,7 @@ pub struct Run<'a> {
     pub kernels: &'a Kernels,
     pub plan: Plan<'a>,
     pub kv_dtype: DType,
-    pub k: Cache,
+    pub k: Keys,
     pub v: Cache,
     kv: KvStorage,
     pub q_dtype: DType,
@@ -75,29 +67,6 @@ pub struct Run<'a> {
 // SAFETY: the pointers are the caller's tensors and the plan's workspace: inputs are only read, and each
 // piece of work writes rows of its own.
 unsafe impl Sync for Run<'_> {}
-
-impl Cache {
-    fn new(tensor: &Tensor) -> Cache {
-        let bytes = tensor.dtype().size() as i64;
-        Cache {
-            base: tensor.address() as *const u8,
-            page: tensor.stride(0) * bytes,
-            token: tensor.stride(1) * bytes,
-            head: tensor.stride(2) * bytes,
-        }
-    }
-
-    /// Keys or values of one head at `offsets`.
-    pub fn rows(&self, head: usize, offsets: &[i64]) -> Rows {
-        Rows {
-            base: self
-                .base
-                .wrapping_offset((head as i64 * self.head) as isize),
-            offsets: offsets.as_ptr(),
-            count: offsets.len(),
-        }
-    }
-}
 
 impl Grid {
     fn new(tensor: &Tensor) -> Grid {
@@ -132,7 +101,7 @@ impl<'a> Run<'a> {
             kernels,
             plan,
             kv_dtype: desc.kv_format.element,
-            k: Cache::new(&args.k),
+            k: Keys::new(args),
             v: Cache::new(&args.v),
             kv: desc.kv,
             q_dtype: desc.q_dtype,
@@ -192,8 +161,8 @@ impl<'a> Run<'a> {
                 false => i64::from(self.plan.page_ids[(start + page) as usize]),
             };
             while slot < page_size && i < (keys.end - keys.start) as usize {
-                tile.k_offsets[i] = id * self.k.page + slot * self.k.token;
-                tile.v_offsets[i] = id * self.v.page + slot * self.v.token;
+                self.k.locate(id, slot, i, tile);
+                tile.v_offsets[i] = self.v.offset(id, slot);
                 (slot, i) = (slot + 1, i + 1);
             }
             (page, slot) = (page + 1, 0);

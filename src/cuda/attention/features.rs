@@ -37,12 +37,14 @@ pub enum Feature {
     PageSteps,
     /// The number of rows of q or of ragged k and v.
     Rows,
+    /// Keys in two parts.
+    SplitKeys,
 }
 
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 15] = [
+const ALL: [Feature; 16] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -58,6 +60,7 @@ const ALL: [Feature; 15] = [
     F::EmptyKv,
     F::PageSteps,
     F::Rows,
+    F::SplitKeys,
 ];
 
 impl Feature {
@@ -78,6 +81,7 @@ impl Feature {
             F::EmptyKv => "k and v without elements",
             F::PageSteps => "pages of k and v that lie so far apart",
             F::Rows => "as many rows of q, k or v",
+            F::SplitKeys => "k_rope",
         }
     }
 

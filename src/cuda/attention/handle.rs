@@ -232,10 +232,10 @@ impl CudaAttention {
             page_size: self.desc.kv.page_size(),
             num_mm_prefix_ranges: args.mm_prefix_ranges.map_or(0, |r| r.extent(1) as u32),
             num_tokens: fewest([&args.q, &args.o].into_iter().chain(&args.lse)),
-            num_pages: fewest([&args.k, &args.v]),
+            num_pages: fewest([&args.k, &args.v].into_iter().chain(&args.k_rope)),
             mask_bytes,
             section_bytes: section_bytes(self.context.device().l2_bytes),
-            reserved: 0,
+            k_rope_page_groups: 0,
         }
     }
 }
