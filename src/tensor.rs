@@ -247,6 +247,27 @@ impl Tensor {
         self
     }
 
+    /// The same memory with dimension `dim` cut into two: `[n · inner]` becomes `[n, inner]`. `inner` must divide the
+    /// extent, and the rank be below [`MAX_RANK`].
+    pub fn split_dim(self, dim: usize, inner: i64) -> Tensor {
+        let mut split = self.insert_dim(dim);
+        split.shape[dim] = self.shape[dim] / inner;
+        split.shape[dim + 1] = inner;
+        // Where there is one index, or no element, the stride may be anything.
+        split.strides[dim] = self.strides[dim].saturating_mul(inner);
+        split
+    }
+
+    /// The part of `count` indices from `first` on of dimension `dim`, which must lie within its extent.
+    pub fn narrow(mut self, dim: usize, first: i64, count: i64) -> Tensor {
+        debug_assert!(first >= 0 && count >= 0 && first + count <= self.shape[dim]);
+        self.shape[dim] = count;
+        if !self.is_empty() {
+            self.address += (first * self.strides[dim]) as usize * self.dtype.size();
+        }
+        self
+    }
+
     /// The same bytes read as another type of the same size.
     pub fn with_dtype(mut self, dtype: DType) -> Tensor {
         debug_assert_eq!(self.dtype.size(), dtype.size());
@@ -498,5 +519,21 @@ mod tests {
         );
         let t = t.swap_dims(0, 2);
         assert_eq!(t.shape(), &[5, 1, 3]);
+    }
+
+    #[test]
+    fn dims_can_be_cut_into_two_and_into_parts() {
+        let t = tensor(&[6, 5], Some(&[8, 1])).unwrap().split_dim(0, 3);
+        assert_eq!(
+            (t.shape(), t.strides()),
+            (&[2i64, 3, 5][..], &[24i64, 8, 1][..])
+        );
+        let part = t.narrow(1, 1, 2);
+        assert_eq!(
+            (part.shape(), part.strides()),
+            (&[2i64, 2, 5][..], t.strides())
+        );
+        assert_eq!(part.address(), t.address() + 8 * 4);
+        assert_eq!(t.narrow(0, 2, 0).address(), t.address());
     }
 }

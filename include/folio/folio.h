@@ -1381,6 +1381,201 @@ folio_status folio_merge_states(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup projection Projections of MLA
+ * From the queries' space to the latent one and back (DeepSeek-V2, section 2.1.2): what stands before and after
+ * attention over latent rows.
+ * @{
+ */
+
+/**
+ * The up-projection of keys and values, `kv_b_proj` in DeepSeek's models, and where its two halves go.
+ *
+ * H heads; P, V and L are the widths of a head's nope part, of its value and of the latent row, multiples of 8. All
+ * strides are free. w_uk and w_uv have the type of kv_b_proj, or any of the three where that is float32.
+ *
+ * The halves need not be copied: a tensor of shape [H, P, L] or [H, L, V] over the memory of kv_b_proj, with its
+ * strides, is a weight for the functions below, and as fast as a copy.
+ */
+typedef struct folio_mla_absorb_weights_args {
+    /**
+     * sizeof(folio_mla_absorb_weights_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[H·(P+V), L]` float32, float16 or bfloat16, (out, in) as a linear layer stores it: for each head the P rows of
+     * its W_UK, then the V rows of its W_UV.
+     */
+    const folio_tensor *kv_b_proj;
+    /**
+     * Output: `[H, P, L]`, or NULL where w_uv is given.
+     */
+    const folio_tensor *w_uk;
+    /**
+     * Output: `[H, L, V]`, or NULL where w_uk is given.
+     */
+    const folio_tensor *w_uv;
+} folio_mla_absorb_weights_args;
+
+/**
+ * The absorption of W_UK into queries: q_latent[t, h] = q_nope[t, h] · w_uk[h]. All three tensors have one type. Rows
+ * of q_nope and q_latent have a unit last stride; all other strides are free, so that q_latent may be the first L
+ * columns of a wider query tensor.
+ */
+typedef struct folio_mla_absorb_q_args {
+    /**
+     * sizeof(folio_mla_absorb_q_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens, H, P]` float16 or bfloat16; float32 too on the CPU.
+     */
+    const folio_tensor *q_nope;
+    /**
+     * `[H, P, L]`, any strides.
+     */
+    const folio_tensor *w_uk;
+    /**
+     * Output: `[num_tokens, H, L]`.
+     */
+    const folio_tensor *q_latent;
+} folio_mla_absorb_q_args;
+
+/**
+ * The projection of latent outputs to values: out[t, h] = o_latent[t, h] · w_uv[h]. Types and strides as in
+ * folio_mla_absorb_q_args; out may be a view of `[num_tokens, H·V]`.
+ */
+typedef struct folio_mla_project_o_args {
+    /**
+     * sizeof(folio_mla_project_o_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens, H, L]` float16 or bfloat16; float32 too on the CPU.
+     */
+    const folio_tensor *o_latent;
+    /**
+     * `[H, L, V]`, any strides.
+     */
+    const folio_tensor *w_uv;
+    /**
+     * Output: `[num_tokens, H, V]`.
+     */
+    const folio_tensor *out;
+} folio_mla_project_o_args;
+
+/**
+ * The up-projection of latent rows to keys and values, for attention in the form with heads of their own:
+ * k_nope[t, h] = kv_c[t] · w_uk[h]ᵀ, v[t, h] = kv_c[t] · w_uv[h]. Types and strides as in folio_mla_absorb_q_args;
+ * k_nope may be the first P columns of a wider key tensor. Either output may be left out together with its weight.
+ */
+typedef struct folio_mla_up_project_args {
+    /**
+     * sizeof(folio_mla_up_project_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens, L]` float16 or bfloat16; float32 too on the CPU.
+     */
+    const folio_tensor *kv_c;
+    /**
+     * `[H, P, L]`, any strides, or NULL.
+     */
+    const folio_tensor *w_uk;
+    /**
+     * `[H, L, V]`, any strides, or NULL.
+     */
+    const folio_tensor *w_uv;
+    /**
+     * Output: `[num_tokens, H, P]`, or NULL.
+     */
+    const folio_tensor *k_nope;
+    /**
+     * Output: `[num_tokens, H, V]`, or NULL.
+     */
+    const folio_tensor *v;
+} folio_mla_up_project_args;
+
+/**
+ * Copies the halves of kv_b_proj to weights of their own, once after a model is loaded.
+ *
+ * On CUDA the first projection of MLA on a context loads code and answers CAPTURE in a capture. Later ones can be
+ * captured. On the CPU the outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args the up-projection and its halves
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_mla_absorb_weights(const folio_context *ctx,
+                                      const folio_mla_absorb_weights_args *args,
+                                      void *stream,
+                                      folio_error *err);
+
+/**
+ * Takes queries to the latent space: q_nope · W_UK, before attention over latent rows. Sums are float32, rounded to
+ * the type of q_latent once. No token is nothing to do.
+ *
+ * @copydetails folio_mla_absorb_weights
+ *
+ * # Safety
+ * As folio_mla_absorb_weights.
+ */
+folio_status folio_mla_absorb_q(const folio_context *ctx,
+                                const folio_mla_absorb_q_args *args,
+                                void *stream,
+                                folio_error *err);
+
+/**
+ * Takes outputs of attention over latent rows to the values' space: o_latent · W_UV. Sums as in folio_mla_absorb_q.
+ *
+ * @copydetails folio_mla_absorb_weights
+ *
+ * # Safety
+ * As folio_mla_absorb_weights.
+ */
+folio_status folio_mla_project_o(const folio_context *ctx,
+                                 const folio_mla_project_o_args *args,
+                                 void *stream,
+                                 folio_error *err);
+
+/**
+ * Takes latent rows to keys and values of every head, as prefill attends to them. Sums as in folio_mla_absorb_q.
+ *
+ * @copydetails folio_mla_absorb_weights
+ *
+ * # Safety
+ * As folio_mla_absorb_weights.
+ */
+folio_status folio_mla_up_project(const folio_context *ctx,
+                                  const folio_mla_up_project_args *args,
+                                  void *stream,
+                                  folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup table The table of functions
  * For hosts that load Folio instead of linking it.
  * @{
@@ -1514,6 +1709,34 @@ typedef struct folio_api {
                                  const folio_merge_states_args *args,
                                  void *stream,
                                  folio_error *err);
+    /**
+     * folio_mla_absorb_weights
+     */
+    folio_status (*mla_absorb_weights)(const folio_context *ctx,
+                                       const folio_mla_absorb_weights_args *args,
+                                       void *stream,
+                                       folio_error *err);
+    /**
+     * folio_mla_absorb_q
+     */
+    folio_status (*mla_absorb_q)(const folio_context *ctx,
+                                 const folio_mla_absorb_q_args *args,
+                                 void *stream,
+                                 folio_error *err);
+    /**
+     * folio_mla_project_o
+     */
+    folio_status (*mla_project_o)(const folio_context *ctx,
+                                  const folio_mla_project_o_args *args,
+                                  void *stream,
+                                  folio_error *err);
+    /**
+     * folio_mla_up_project
+     */
+    folio_status (*mla_up_project)(const folio_context *ctx,
+                                   const folio_mla_up_project_args *args,
+                                   void *stream,
+                                   folio_error *err);
 } folio_api;
 
 /**

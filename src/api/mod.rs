@@ -12,6 +12,7 @@ mod desc;
 mod largest;
 mod merge;
 mod planned;
+mod projection;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
 pub use append::append;
@@ -19,3 +20,4 @@ pub use attention::Attention;
 pub use batch::BatchInput;
 pub use context::Context;
 pub use merge::{merge, merge_states};
+pub use projection::{absorb_q, absorb_weights, project_o, up_project};

@@ -7,10 +7,13 @@ use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::merge::Merges;
-use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream};
+use super::ops::projection::Projections;
+use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
 use crate::error::Result;
 use crate::log::Logger;
-use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
+use crate::problem::{
+    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, MergeArgs, MergeStatesArgs, ProjectArgs,
+};
 use crate::tensor::Device;
 
 /// Operators on one CUDA device.
@@ -20,6 +23,7 @@ pub struct CudaBackend {
     loader: Arc<Loader>,
     append: Append,
     merges: Merges,
+    projections: Projections,
 }
 
 impl CudaBackend {
@@ -33,6 +37,7 @@ impl CudaBackend {
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
             merges: Merges::new(&loader, &context),
+            projections: Projections::new(&loader, &context),
             context,
             loader,
         })
@@ -65,5 +70,15 @@ impl MergeOps for CudaBackend {
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
         self.merges.merge_states(args, stream)
+    }
+}
+
+impl ProjectionOps for CudaBackend {
+    fn project(&self, args: &Checked<ProjectArgs>, stream: Stream) -> Result<()> {
+        self.projections.project(args, stream)
+    }
+
+    fn copy_weights(&self, args: &Checked<CopyWeightsArgs>, stream: Stream) -> Result<()> {
+        self.projections.copy_weights(args, stream)
     }
 }

@@ -2,7 +2,7 @@
 //! for, and [`driver::Driver`] is the proof that it could be.
 //!
 //! From the bottom: [`driver`] calls the driver; [`kernels`] says what code exists, [`compiler`] makes
-//! and keeps it, and [`params`] mirrors what it is launched with; [`plan`] brings plans to the device; on
+//! and keeps it, and [`params`] and [`projection_params`] mirror what it is launched with; [`plan`] brings plans to the device; on
 //! that stand [`attention`] and [`ops`], and [`backend`] offers both to `api`.
 
 pub mod attention;
@@ -13,3 +13,4 @@ pub mod kernels;
 pub mod ops;
 pub mod params;
 pub mod plan;
+pub mod projection_params;

@@ -135,6 +135,42 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_mla_absorb_weights
+    pub mla_absorb_weights: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_absorb_weights_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_absorb_q
+    pub mla_absorb_q: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_absorb_q_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_project_o
+    pub mla_project_o: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_project_o_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_up_project
+    pub mla_up_project: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_up_project_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -160,6 +196,10 @@ static API: folio_api = folio_api {
     kv_append: Some(folio_kv_append),
     merge_state: Some(folio_merge_state),
     merge_states: Some(folio_merge_states),
+    mla_absorb_weights: Some(folio_mla_absorb_weights),
+    mla_absorb_q: Some(folio_mla_absorb_q),
+    mla_project_o: Some(folio_mla_project_o),
+    mla_up_project: Some(folio_mla_up_project),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

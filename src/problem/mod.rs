@@ -9,6 +9,7 @@ mod cache;
 mod checked;
 mod format;
 mod merge;
+mod projection;
 mod work;
 
 pub use attention::{
@@ -19,4 +20,7 @@ pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
 pub use merge::{MergeArgs, MergeStatesArgs};
+pub use projection::{
+    AbsorbQArgs, AbsorbWeightsArgs, CopyWeightsArgs, ProjectArgs, ProjectOArgs, UpProjectArgs,
+};
 pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};

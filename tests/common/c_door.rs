@@ -10,8 +10,8 @@ use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, Window,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout,
+    KvStorage, LogBase, Mask, MergeArgs, MergeStatesArgs, ProjectOArgs, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -269,6 +269,55 @@ pub fn c_merge_states(input: &MergeStatesArgs, tensors: &Tensors) -> folio_merge
     }
 }
 
+/// C arguments of cutting an up-projection.
+pub fn c_absorb_weights(
+    input: &AbsorbWeightsArgs,
+    tensors: &Tensors,
+) -> folio_mla_absorb_weights_args {
+    folio_mla_absorb_weights_args {
+        struct_size: size_of::<folio_mla_absorb_weights_args>() as u32,
+        flags: 0,
+        kv_b_proj: tensors.of(input.kv_b_proj),
+        w_uk: tensors.of(input.w_uk),
+        w_uv: tensors.of(input.w_uv),
+    }
+}
+
+/// C arguments of an absorption of queries.
+pub fn c_absorb_q(input: &AbsorbQArgs, tensors: &Tensors) -> folio_mla_absorb_q_args {
+    folio_mla_absorb_q_args {
+        struct_size: size_of::<folio_mla_absorb_q_args>() as u32,
+        flags: 0,
+        q_nope: tensors.of(input.q_nope),
+        w_uk: tensors.of(input.w_uk),
+        q_latent: tensors.of(input.q_latent),
+    }
+}
+
+/// C arguments of a projection of outputs.
+pub fn c_project_o(input: &ProjectOArgs, tensors: &Tensors) -> folio_mla_project_o_args {
+    folio_mla_project_o_args {
+        struct_size: size_of::<folio_mla_project_o_args>() as u32,
+        flags: 0,
+        o_latent: tensors.of(input.o_latent),
+        w_uv: tensors.of(input.w_uv),
+        out: tensors.of(input.out),
+    }
+}
+
+/// C arguments of an up-projection of latent rows.
+pub fn c_up_project(input: &UpProjectArgs, tensors: &Tensors) -> folio_mla_up_project_args {
+    folio_mla_up_project_args {
+        struct_size: size_of::<folio_mla_up_project_args>() as u32,
+        flags: 0,
+        kv_c: tensors.of(input.kv_c),
+        w_uk: tensors.of(input.w_uk),
+        w_uv: tensors.of(input.w_uv),
+        k_nope: tensors.of(input.k_nope),
+        v: tensors.of(input.v),
+    }
+}
+
 fn merge_flags(base: LogBase) -> u32 {
     match base {
         LogBase::E => 0,
@@ -440,6 +489,38 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().merge_states.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_absorb_weights(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_absorb_weights.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn absorb_q(&self, input: &AbsorbQArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_absorb_q(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_absorb_q.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn project_o(&self, input: &ProjectOArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_project_o(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_project_o.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_up_project(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_up_project.unwrap()(self.0, &args, stream, err) })
     }
 }
 

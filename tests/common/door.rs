@@ -7,7 +7,10 @@ use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
-use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
+use folio::problem::{
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, MergeArgs,
+    MergeStatesArgs, ProjectOArgs, UpProjectArgs,
+};
 
 /// A way into the library.
 pub trait Door: Sync {
@@ -21,6 +24,10 @@ pub trait Session: Send + Sync {
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()>;
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()>;
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
+    fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()>;
+    fn absorb_q(&self, input: &AbsorbQArgs, stream: Stream) -> Result<()>;
+    fn project_o(&self, input: &ProjectOArgs, stream: Stream) -> Result<()>;
+    fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -91,6 +98,22 @@ impl Session for api::Context {
 
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()> {
         api::merge_states(self, input, stream)
+    }
+
+    fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()> {
+        api::absorb_weights(self, input, stream)
+    }
+
+    fn absorb_q(&self, input: &AbsorbQArgs, stream: Stream) -> Result<()> {
+        api::absorb_q(self, input, stream)
+    }
+
+    fn project_o(&self, input: &ProjectOArgs, stream: Stream) -> Result<()> {
+        api::project_o(self, input, stream)
+    }
+
+    fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()> {
+        api::up_project(self, input, stream)
     }
 }
 

@@ -14,6 +14,7 @@ pub mod instance;
 pub mod memory;
 pub mod pages;
 pub mod problem;
+pub mod projections;
 pub mod random;
 pub mod reserved;
 pub mod strategy;

@@ -11,6 +11,6 @@ pub mod generic;
 pub mod handle;
 pub mod kernel;
 pub mod planner;
-mod sm90;
+pub(in crate::cuda) mod sm90;
 pub mod sm90_decode;
 pub mod sm90_prefill;

@@ -24,6 +24,7 @@ pub mod append;
 pub mod attention;
 pub mod keyless;
 pub mod merge;
+pub mod projection;
 mod row;
 mod table;
 

@@ -2,7 +2,7 @@
 
 use super::keyless::{COMBINE, PLAN};
 use super::row::Row;
-use super::{append, attention, merge};
+use super::{append, attention, merge, projection};
 
 /// All rows.
 pub fn table() -> impl Iterator<Item = &'static Row> {
@@ -13,6 +13,8 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(PLAN.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
+        .chain(projection::rows().iter().map(|row| &row.row))
+        .chain(projection::copy_rows().iter().map(|row| &row.row))
 }
 
 #[cfg(test)]
