@@ -56,11 +56,11 @@ fn dtypes(desc: &AttentionDesc) -> Result<()> {
     let plain = kv == CacheFormat::plain(kv.element);
     for (name, stated, supported) in [
         ("kv_dtype", kv.to_string(), plain && same_or_fp8(kv.element)),
-        ("o_dtype", o.to_string(), same_or_fp8(o)),
+        ("o_dtype", o.to_string(), same_or_fp8(o) || o == DType::F32),
     ] {
         if !supported {
             return Err(Error::Unsupported(format!(
-                "{name}: {stated} is not supported with q_dtype {}; the same type, float8_e4m3 and float8_e5m2 are",
+                "{name}: {stated} is not supported with q_dtype {}; the same type, float8_e4m3 and float8_e5m2 are (outputs: float32 too)",
                 desc.q_dtype
             )));
         }

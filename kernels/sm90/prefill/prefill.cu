@@ -1,5 +1,5 @@
 // Prefill attention on Hopper: TMA loads tiles of Q, K and V, wgmma multiplies them, one persistent CTA per
-// multiprocessor goes through the plan's items. 16-bit q, k, v and o; paged caches with pages of a multiple of 8
+// multiprocessor goes through the plan's items. 16-bit q, k and v, 16-bit or fp32 o; paged caches with pages of a multiple of 8
 // tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
 // masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
 //

@@ -14,6 +14,7 @@
 namespace folio::prefill {
 
 using Element = FOLIO_Q;
+using Result = FOLIO_O;  // Element, or f32
 using Cache = CacheRows<Element>;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;

@@ -25,10 +25,10 @@ const WARPGROUP_ROWS: u32 = 64;
 /// The kernel for one problem.
 #[derive(Debug)]
 pub struct Sm90Prefill {
+    /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
-    function: Function,
-    /// The same for keys in two parts, where there is one.
-    split: Option<Function>,
+    whole_keys: Option<Function>,
+    split_keys: Option<Function>,
     sm_count: u32,
     packed_heads: u32,
     head_blocks: u32,
@@ -56,20 +56,21 @@ impl Sm90Prefill {
         }
         let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
-        let wanted = |row: &AttentionRow| {
-            row.variant == Variant::Sm90Prefill { kv, rope_dim: 0 }
-                && tile_suits(row, packed_heads, desc.max_qo_len)
+        let form = |rope_dim| {
+            find(loader, query, |row: &AttentionRow| {
+                row.variant == Variant::Sm90Prefill { kv, rope_dim }
+                    && tile_suits(row, packed_heads, desc.max_qo_len)
+            })
         };
-        let split = Variant::Sm90Prefill {
-            kv,
-            rope_dim: SPLIT_ROPE_DIM,
+        let (whole, split) = (form(0)?, form(SPLIT_ROPE_DIM)?);
+        let row = match (&whole, &split) {
+            (Ok((row, _)), _) | (_, Ok((row, _))) => *row,
+            (Err(lacks), Err(_)) => return Ok(Err(*lacks)),
         };
-        let split = find(loader, query, |row| row.variant == split)?;
-        let found = find(loader, query, wanted)?;
-        Ok(found.map(|(row, function)| Sm90Prefill {
+        Ok(Ok(Sm90Prefill {
             row,
-            function,
-            split: split.ok().map(|(_, function)| function),
+            whole_keys: whole.ok().map(|(_, function)| function),
+            split_keys: split.ok().map(|(_, function)| function),
             sm_count: context.device().sm_count,
             packed_heads,
             head_blocks: desc.num_qo_heads / packed_heads,
@@ -87,10 +88,13 @@ impl Sm90Prefill {
         ])
     }
 
-    /// The kernel for keys in two parts, where the maps can describe such parts.
-    fn split(&self, k_rope: &Tensor) -> OrLacks<&Function> {
+    /// The kernel for a run's form of keys, where there is one and the maps can describe the second part.
+    fn function(&self, k_rope: Option<&Tensor>) -> OrLacks<&Function> {
+        let Some(k_rope) = k_rope else {
+            return self.whole_keys.as_ref().ok_or(Feature::TypesAndDims.into());
+        };
         let lacks = self.missing_of_cache(k_rope);
-        match &self.split {
+        match &self.split_keys {
             Some(split) if k_rope.extent(3) == SPLIT_ROPE_DIM.into() => {
                 if lacks.is_empty() {
                     Ok(split)
@@ -205,9 +209,9 @@ impl AttentionKernel for Sm90Prefill {
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
             | self.missing_of_cache(&args.k)
             | self.missing_of_cache(&args.v)
-            | args
-                .k_rope
-                .and_then(|k_rope| self.split(&k_rope).err())
+            | self
+                .function(args.k_rope.as_ref())
+                .err()
                 .unwrap_or_default()
     }
 
@@ -221,17 +225,15 @@ impl AttentionKernel for Sm90Prefill {
             dependent: false,
             stream,
         };
+        let function = self.function(run.args.k_rope.as_ref()).map_err(|lacks| {
+            Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
+        })?;
         let Some(k_rope) = &run.args.k_rope else {
             // SAFETY: the kernel takes a `FolioAttentionParams` and three maps; their addresses are the
             // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
             // room for `num_items` items.
-            return unsafe { launch.enqueue(current, &self.function, run.params, &maps) };
+            return unsafe { launch.enqueue(current, function, run.params, &maps) };
         };
-        let split = self.split(k_rope).map_err(|lacks| {
-            Error::Internal(format!(
-                "a run with k_rope was given to a kernel that lacks {lacks}"
-            ))
-        })?;
         let params = AttentionParams {
             k_rope_page_groups: self.page_groups(k_rope),
             ..*run.params
@@ -239,7 +241,7 @@ impl AttentionKernel for Sm90Prefill {
         let [q, k, v] = maps;
         let k_rope = self.cache_map(k_rope).encode(current.driver(), SWIZZLE)?;
         // SAFETY: as above, and the map of k_rope.
-        unsafe { launch.enqueue(current, split, &params, &[q, k, v, k_rope]) }
+        unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) }
     }
 }
 

@@ -298,6 +298,16 @@ pub(super) const fn cached(q: DType, kv: DType) -> AttentionTypes {
 /// The 16-bit types.
 pub(super) const HALF: &[AttentionTypes] = &[same(DType::BF16), same(DType::F16)];
 
+/// The 16-bit types with fp32 outputs.
+pub(super) const HALF_TO_F32: &[AttentionTypes] = &[to_f32(DType::BF16), to_f32(DType::F16)];
+
+const fn to_f32(dtype: DType) -> AttentionTypes {
+    AttentionTypes {
+        o: DType::F32,
+        ..same(dtype)
+    }
+}
+
 /// The 16-bit types over fp8 keys and values.
 pub(super) const HALF_FP8: &[AttentionTypes] = &[
     cached(DType::BF16, DType::F8E4M3),

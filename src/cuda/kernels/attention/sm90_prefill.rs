@@ -1,6 +1,8 @@
 //! Rows of the Hopper prefill kernels.
 
-use super::row::{AttentionTypes, Family, Fit, HALF, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant};
+use super::row::{
+    AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
+};
 use crate::cuda::kernels::row::Arch;
 
 /// All families, the preferred ones first.
@@ -9,6 +11,11 @@ pub(super) const FAMILIES: &[Family] = &[
     whole_keys(KvRows::Ragged),
     split_keys(KvRows::Paged),
     split_keys(KvRows::Ragged),
+    // Parts of a context, whose outputs are merged.
+    Family {
+        types: HALF_TO_F32,
+        ..split_keys(KvRows::Ragged)
+    },
 ];
 
 /// The rotary part of keys in two parts, which is DeepSeek's.
