@@ -11,6 +11,7 @@ mod context;
 mod desc;
 mod largest;
 mod merge;
+mod mla_cache;
 mod planned;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
@@ -19,3 +20,4 @@ pub use attention::Attention;
 pub use batch::BatchInput;
 pub use context::Context;
 pub use merge::{merge, merge_states};
+pub use mla_cache::{mla_append, mla_gather};

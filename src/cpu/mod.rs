@@ -1,6 +1,6 @@
 //! The CPU backend. It shares nothing with the oracle (`crate::reference`) but the problem types.
 //!
-//! `attention` walks the work items of a plan, `cache` appends to caches, `merge` merges attention states. Their
+//! `attention` walks the work items of a plan, `cache` writes and reads caches, `merge` merges attention states. Their
 //! kernels are written once over a vector type (`kernels`) and compiled per instruction set (`isa`, `x86`), which is
 //! chosen at run time. `threads` runs them.
 #![cfg_attr(
@@ -20,7 +20,10 @@ pub use isa::Isa;
 
 use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream};
 use crate::error::{Error, Result};
-use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
+use crate::problem::{
+    AppendArgs, AttentionDesc, Checked, LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaGatherArgs,
+};
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
 use std::sync::Arc;
@@ -72,6 +75,14 @@ impl AttentionOps for CpuBackend {
 impl CacheOps for CpuBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         cache::append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        cache::mla_append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn mla_gather(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        cache::mla_gather::gather(&self.pool, self.isa.kernels(), args)
     }
 }
 

@@ -7,10 +7,15 @@ use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::merge::Merges;
+use super::ops::mla_append::MlaAppend;
+use super::ops::mla_gather::MlaGather;
 use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream};
 use crate::error::Result;
 use crate::log::Logger;
-use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
+use crate::problem::{
+    AppendArgs, AttentionDesc, Checked, LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaGatherArgs,
+};
 use crate::tensor::Device;
 
 /// Operators on one CUDA device.
@@ -20,6 +25,8 @@ pub struct CudaBackend {
     loader: Arc<Loader>,
     append: Append,
     merges: Merges,
+    mla_append: MlaAppend,
+    mla_gather: MlaGather,
 }
 
 impl CudaBackend {
@@ -33,6 +40,8 @@ impl CudaBackend {
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
             merges: Merges::new(&loader, &context),
+            mla_append: MlaAppend::new(&loader, &context),
+            mla_gather: MlaGather::new(&loader, &context),
             context,
             loader,
         })
@@ -55,6 +64,22 @@ impl AttentionOps for CudaBackend {
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
         self.append.run(args, stream)
+    }
+
+    fn mla_append(
+        &self,
+        args: &Checked<MlaAppendArgs<LatentRecords>>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.mla_append.run(args, stream)
+    }
+
+    fn mla_gather(
+        &self,
+        args: &Checked<MlaGatherArgs<LatentRecords>>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.mla_gather.run(args, stream)
     }
 }
 

@@ -135,6 +135,24 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_mla_append
+    pub mla_append: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_append_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_gather
+    pub mla_gather: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_gather_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -160,6 +178,8 @@ static API: folio_api = folio_api {
     kv_append: Some(folio_kv_append),
     merge_state: Some(folio_merge_state),
     merge_states: Some(folio_merge_states),
+    mla_append: Some(folio_mla_append),
+    mla_gather: Some(folio_mla_gather),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -9,6 +9,7 @@ mod cache;
 mod checked;
 mod format;
 mod merge;
+mod mla_cache;
 mod work;
 
 pub use attention::{
@@ -19,4 +20,7 @@ pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
 pub use merge::{MergeArgs, MergeStatesArgs};
+pub use mla_cache::{
+    DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,
+};
 pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};

@@ -3,13 +3,16 @@
 //! It is slow and obvious, shares nothing with the fast paths but the problem types, and is what every
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
+mod mla_cache;
+
 use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream, Workspace, WorkspaceInfo,
 };
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, HostBatch, KvStorage,
-    LogBase, Mask, MergeArgs, MergeStatesArgs, PageIds, Pages, Tiling, WorkList,
+    LatentRecords, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds,
+    Pages, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -314,6 +317,14 @@ impl CacheOps for ReferenceBackend {
             );
         }
         Ok(())
+    }
+
+    fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        mla_cache::append(args)
+    }
+
+    fn mla_gather(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        mla_cache::gather(args)
     }
 }
 

@@ -7,7 +7,10 @@ use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
-use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
+use folio::problem::{
+    AppendArgs, AttentionArgs, AttentionDesc, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaGatherArgs,
+};
 
 /// A way into the library.
 pub trait Door: Sync {
@@ -21,6 +24,8 @@ pub trait Session: Send + Sync {
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()>;
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()>;
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
+    fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()>;
+    fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -91,6 +96,14 @@ impl Session for api::Context {
 
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()> {
         api::merge_states(self, input, stream)
+    }
+
+    fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()> {
+        api::mla_append(self, input, stream)
+    }
+
+    fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()> {
+        api::mla_gather(self, input, stream)
     }
 }
 
