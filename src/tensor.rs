@@ -268,6 +268,35 @@ impl Tensor {
         self
     }
 
+    /// The same memory without dimension `dim`, whose extent is one.
+    pub fn remove_dim(mut self, dim: usize) -> Tensor {
+        debug_assert_eq!(self.shape[dim], 1);
+        self.shape.copy_within(dim + 1..self.rank, dim);
+        self.strides.copy_within(dim + 1..self.rank, dim);
+        self.rank -= 1;
+        self
+    }
+
+    /// A part of every row along the last dimension, whose elements lie side by side: `count` elements of another type
+    /// from byte `first` of the row on. `None` where they do not lie on multiples of their size.
+    pub fn part_of_rows(mut self, first: usize, dtype: DType, count: i64) -> Option<Tensor> {
+        let (from, to) = (self.dtype.size() as i64, dtype.size() as i64);
+        self.address = self.address.wrapping_add(first);
+        self.dtype = dtype;
+        let last = self.rank - 1;
+        let is_empty = self.is_empty();
+        for dim in 0..last {
+            let bytes = self.strides[dim].wrapping_mul(from);
+            // A stride that no index is multiplied with may be anything.
+            if bytes % to != 0 && self.shape[dim] > 1 && !is_empty {
+                return None;
+            }
+            self.strides[dim] = bytes / to;
+        }
+        (self.shape[last], self.strides[last]) = (count, 1);
+        (is_empty || self.address.is_multiple_of(dtype.size())).then_some(self)
+    }
+
     /// The same bytes read as another type of the same size.
     pub fn with_dtype(mut self, dtype: DType) -> Tensor {
         debug_assert_eq!(self.dtype.size(), dtype.size());
@@ -508,6 +537,43 @@ mod tests {
         assert!(!tensor(&[4, 8], Some(&[7, 1])).unwrap().is_injective());
         assert!(!tensor(&[4, 8], Some(&[0, 1])).unwrap().is_injective());
         assert!(tensor(&[1, 8], Some(&[0, 1])).unwrap().is_injective());
+    }
+
+    #[test]
+    fn parts_of_rows_keep_to_their_bytes() {
+        #[allow(unsafe_code)]
+        let bytes = |address: usize, shape: &[i64], strides: &[i64]| {
+            let data = address as *mut u8;
+            // SAFETY: never read or written.
+            unsafe { Tensor::new("x", data, Device::Cpu, DType::U8, shape, Some(strides)) }.unwrap()
+        };
+        let part = bytes(64, &[3, 4, 656], &[4000, 656, 1]).part_of_rows(512, DType::F32, 4);
+        let part = part.unwrap();
+        assert_eq!((part.address(), part.dtype()), (576, DType::F32));
+        assert_eq!(
+            (part.shape(), part.strides()),
+            (&[3i64, 4, 4][..], &[1000i64, 164, 1][..])
+        );
+        assert!(
+            bytes(66, &[3, 4, 656], &[4000, 656, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_none()
+        );
+        assert!(
+            bytes(64, &[3, 4, 656], &[4000, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_none()
+        );
+        assert!(
+            bytes(64, &[3, 1, 656], &[4000, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_some()
+        );
+        assert!(
+            bytes(66, &[0, 4, 656], &[4001, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_some()
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod context;
 mod desc;
 mod largest;
 mod merge;
+mod mla_cache;
 mod planned;
 mod projection;
 
@@ -20,4 +21,5 @@ pub use attention::Attention;
 pub use batch::BatchInput;
 pub use context::Context;
 pub use merge::{merge, merge_states};
+pub use mla_cache::{mla_append, mla_gather};
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};

@@ -1,8 +1,8 @@
 //! The CPU backend. It shares nothing with the oracle (`crate::reference`) but the problem types.
 //!
-//! `attention` walks the work items of a plan, `cache` appends to caches, `merge` merges attention states, `projection`
-//! computes products per head. Their kernels are written once over a vector type (`kernels`) and compiled per
-//! instruction set (`isa`, `x86`), which is chosen at run time. `threads` runs them.
+//! `attention` walks the work items of a plan, `cache` writes and reads caches, `merge` merges attention states,
+//! `projection` computes products per head. Their kernels are written once over a vector type (`kernels`) and compiled
+//! per instruction set (`isa`, `x86`), which is chosen at run time. `threads` runs them.
 #![cfg_attr(
     not(folio_avx512),
     allow(dead_code, reason = "what only the walk by blocks of bf16 needs")
@@ -22,7 +22,8 @@ pub use isa::Isa;
 use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, MergeArgs, MergeStatesArgs, ProjectArgs,
+    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, LatentRecords, MergeArgs, MergeStatesArgs,
+    MlaAppendArgs, MlaGatherArgs, ProjectArgs,
 };
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
@@ -81,6 +82,14 @@ impl AttentionOps for CpuBackend {
 impl CacheOps for CpuBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         cache::append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        cache::mla_append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn mla_gather(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        cache::mla_gather::gather(&self.pool, self.isa.kernels(), args)
     }
 }
 

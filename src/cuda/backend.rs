@@ -7,12 +7,15 @@ use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::merge::Merges;
+use super::ops::mla_append::MlaAppend;
+use super::ops::mla_gather::MlaGather;
 use super::ops::projection::Projections;
 use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, MergeArgs, MergeStatesArgs, ProjectArgs,
+    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, LatentRecords, MergeArgs, MergeStatesArgs,
+    MlaAppendArgs, MlaGatherArgs, ProjectArgs,
 };
 use crate::tensor::Device;
 
@@ -24,6 +27,8 @@ pub struct CudaBackend {
     append: Append,
     merges: Merges,
     projections: Projections,
+    mla_append: MlaAppend,
+    mla_gather: MlaGather,
 }
 
 impl CudaBackend {
@@ -38,6 +43,8 @@ impl CudaBackend {
             append: Append::new(&loader, &context),
             merges: Merges::new(&loader, &context),
             projections: Projections::new(&loader, &context),
+            mla_append: MlaAppend::new(&loader, &context),
+            mla_gather: MlaGather::new(&loader, &context),
             context,
             loader,
         })
@@ -60,6 +67,22 @@ impl AttentionOps for CudaBackend {
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
         self.append.run(args, stream)
+    }
+
+    fn mla_append(
+        &self,
+        args: &Checked<MlaAppendArgs<LatentRecords>>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.mla_append.run(args, stream)
+    }
+
+    fn mla_gather(
+        &self,
+        args: &Checked<MlaGatherArgs<LatentRecords>>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.mla_gather.run(args, stream)
     }
 }
 

@@ -171,6 +171,24 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_mla_append
+    pub mla_append: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_append_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_gather
+    pub mla_gather: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_gather_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -200,6 +218,8 @@ static API: folio_api = folio_api {
     mla_absorb_q: Some(folio_mla_absorb_q),
     mla_project_o: Some(folio_mla_project_o),
     mla_up_project: Some(folio_mla_up_project),
+    mla_append: Some(folio_mla_append),
+    mla_gather: Some(folio_mla_gather),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -9,6 +9,7 @@ mod cache;
 mod checked;
 mod format;
 mod merge;
+mod mla_cache;
 mod projection;
 mod work;
 
@@ -20,6 +21,9 @@ pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
 pub use merge::{MergeArgs, MergeStatesArgs};
+pub use mla_cache::{
+    DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,
+};
 pub use projection::{
     AbsorbQArgs, AbsorbWeightsArgs, CopyWeightsArgs, ProjectArgs, ProjectOArgs, UpProjectArgs,
 };

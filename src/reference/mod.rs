@@ -3,6 +3,8 @@
 //! It is slow and obvious, shares nothing with the fast paths but the problem types, and is what every
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
+mod mla_cache;
+
 use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Workspace,
     WorkspaceInfo,
@@ -10,8 +12,8 @@ use crate::backend::{
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
-    HostBatch, KvStorage, LogBase, Mask, MergeArgs, MergeStatesArgs, PageIds, Pages, ProjectArgs,
-    Tiling, WorkList,
+    HostBatch, KvStorage, LatentRecords, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -322,6 +324,14 @@ impl CacheOps for ReferenceBackend {
             );
         }
         Ok(())
+    }
+
+    fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        mla_cache::append(args)
+    }
+
+    fn mla_gather(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        mla_cache::gather(args)
     }
 }
 

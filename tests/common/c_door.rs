@@ -11,7 +11,8 @@ use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout,
-    KvStorage, LogBase, Mask, MergeArgs, MergeStatesArgs, ProjectOArgs, UpProjectArgs, Window,
+    KvStorage, LatentCache, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaGatherArgs, ProjectOArgs, RecordPages, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -318,6 +319,66 @@ pub fn c_up_project(input: &UpProjectArgs, tensors: &Tensors) -> folio_mla_up_pr
     }
 }
 
+fn c_cache_format(cache: &LatentCache) -> i32 {
+    match cache.is_ds_mla {
+        false => FOLIO_MLA_CACHE_PLAIN,
+        true => FOLIO_MLA_CACHE_FP8_DS_MLA,
+    }
+}
+
+/// C arguments of an append of latent records.
+pub fn c_mla_append(input: &MlaAppendArgs, tensors: &Tensors) -> folio_mla_append_args {
+    let rotary = input.rotary.as_ref();
+    let interleaved = rotary.is_some_and(|rotary| rotary.is_interleaved);
+    folio_mla_append_args {
+        struct_size: size_of::<folio_mla_append_args>() as u32,
+        flags: if interleaved {
+            FOLIO_MLA_ROPE_INTERLEAVED
+        } else {
+            0
+        },
+        latent: tensors.of(input.latent),
+        rope: tensors.of(input.rope),
+        kv: tensors.of(input.cache.kv),
+        kv_rope: tensors.of(input.cache.kv_rope),
+        slot_mapping: tensors.of(input.slot_mapping),
+        cos_sin_cache: tensors.of(rotary.map(|rotary| rotary.cos_sin_cache)),
+        positions: tensors.of(rotary.map(|rotary| rotary.positions)),
+        rope_out: tensors.of(rotary.and_then(|rotary| rotary.rope_out)),
+        q_rope: tensors.of(rotary.and_then(|rotary| rotary.q_rope)),
+        q_rope_out: tensors.of(rotary.and_then(|rotary| rotary.q_rope_out)),
+        k_scale: input.k_scale,
+        cache_format: c_cache_format(&input.cache),
+        kv_dtype: input.cache.kv_dtype.map_or(NO_DTYPE, dtype),
+        reserved: 0,
+    }
+}
+
+/// C arguments of a gather of latent records.
+pub fn c_mla_gather(input: &MlaGatherArgs, tensors: &Tensors) -> folio_mla_gather_args {
+    let (table, indptr, indices) = match input.pages {
+        RecordPages::Table(table) => (Some(table), None, None),
+        RecordPages::Csr { indptr, indices } => (None, Some(indptr), Some(indices)),
+    };
+    folio_mla_gather_args {
+        struct_size: size_of::<folio_mla_gather_args>() as u32,
+        flags: 0,
+        kv: tensors.of(input.cache.kv),
+        kv_rope: tensors.of(input.cache.kv_rope),
+        dst: tensors.of(input.dst),
+        dst_rope: tensors.of(input.dst_rope),
+        cu_seq_lens: tensors.of(input.cu_seq_lens),
+        seq_starts: tensors.of(input.seq_starts),
+        block_table: tensors.of(table),
+        kv_indptr: tensors.of(indptr),
+        kv_indices: tensors.of(indices),
+        k_scale: input.k_scale,
+        cache_format: c_cache_format(&input.cache),
+        kv_dtype: input.cache.kv_dtype.map_or(NO_DTYPE, dtype),
+        reserved: 0,
+    }
+}
+
 fn merge_flags(base: LogBase) -> u32 {
     match base {
         LogBase::E => 0,
@@ -521,6 +582,22 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().mla_up_project.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_append(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_append.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_gather(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_gather.unwrap()(self.0, &args, stream, err) })
     }
 }
 

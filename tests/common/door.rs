@@ -9,7 +9,7 @@ use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, MergeArgs,
-    MergeStatesArgs, ProjectOArgs, UpProjectArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectOArgs, UpProjectArgs,
 };
 
 /// A way into the library.
@@ -28,6 +28,8 @@ pub trait Session: Send + Sync {
     fn absorb_q(&self, input: &AbsorbQArgs, stream: Stream) -> Result<()>;
     fn project_o(&self, input: &ProjectOArgs, stream: Stream) -> Result<()>;
     fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()>;
+    fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()>;
+    fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -114,6 +116,14 @@ impl Session for api::Context {
 
     fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()> {
         api::up_project(self, input, stream)
+    }
+
+    fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()> {
+        api::mla_append(self, input, stream)
+    }
+
+    fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()> {
+        api::mla_gather(self, input, stream)
     }
 }
 

@@ -12,6 +12,7 @@ pub mod door;
 pub mod grids;
 pub mod instance;
 pub mod memory;
+pub mod mla_cache;
 pub mod pages;
 pub mod problem;
 pub mod projections;

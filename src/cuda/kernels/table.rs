@@ -1,6 +1,6 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
-use super::keyless::{COMBINE, PLAN};
+use super::keyless::{COMBINE, MLA_APPEND, MLA_GATHER, PLAN};
 use super::row::Row;
 use super::{append, attention, merge, projection};
 
@@ -11,6 +11,8 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .map(|row| &row.row)
         .chain(COMBINE.rows())
         .chain(PLAN.rows())
+        .chain(MLA_APPEND.rows())
+        .chain(MLA_GATHER.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))
