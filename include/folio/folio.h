@@ -1812,6 +1812,344 @@ folio_status folio_mla_gather(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup mla_context MLA over a cached context
+ * Prefill of multi-head latent attention, for prompts of which a part may be cached: new tokens over themselves, and
+ * over their context chunk by chunk, each unpacked from the latent cache into memory of a bounded size.
+ * @{
+ */
+
+/**
+ * The caller unpacks the context itself, for instance with quantised weights: runs are made in steps, and the workspace
+ * has no room for unpacked chunks.
+ */
+#define FOLIO_MLA_CONTEXT_STEPS 4
+
+/**
+ * Prefill of MLA over a cached context: vLLM's chunked context. One handle serves every batch within its desc, and one
+ * plan every layer of a step.
+ *
+ * Runs of one plan share its workspace. On CUDA they are on one stream, or on streams that the host orders.
+ */
+typedef struct folio_mla_context folio_mla_context;
+
+/**
+ * What an MLA context handle is made from: DeepSeek-V2's multi-head latent attention in its multi-head form, for
+ * prompts whose requests may have a cached context.
+ *
+ * Names of extents below: T new tokens, H num_heads, L kv_lora_rank, P qk_nope_head_dim, R qk_rope_head_dim, V
+ * v_head_dim. Dimensions are multiples of 8; P + R and V are what prefill takes as head_dim_qk and head_dim_vo. The
+ * maxima bound every later batch and fix the workspace.
+ */
+typedef struct folio_mla_context_desc {
+    /**
+     * sizeof(folio_mla_context_desc).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_PLAN_GRAPH, FOLIO_MLA_CONTEXT_STEPS.
+     */
+    uint32_t flags;
+    /**
+     * Type of q, k_nope, k_rope, v, o and the weights: float32, float16 or bfloat16.
+     */
+    folio_dtype dtype;
+    /**
+     * Type of the cache: dtype, float8_e4m3 or float8_e5m2; all zero: as dtype. With FOLIO_MLA_CACHE_FP8_DS_MLA: all
+     * zero or float8_e4m3.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * FOLIO_MLA_CACHE_…
+     */
+    int32_t cache_format;
+    /**
+     * H.
+     */
+    uint32_t num_heads;
+    /**
+     * L, up to 512.
+     */
+    uint32_t kv_lora_rank;
+    /**
+     * P.
+     */
+    uint32_t qk_nope_head_dim;
+    /**
+     * R.
+     */
+    uint32_t qk_rope_head_dim;
+    /**
+     * V.
+     */
+    uint32_t v_head_dim;
+    /**
+     * Tokens per page, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * Most requests of a batch.
+     */
+    uint32_t max_batch_size;
+    /**
+     * Most new tokens of a batch, over all requests.
+     */
+    uint32_t max_num_tokens;
+    /**
+     * Most new tokens of a request; 0: max_num_tokens.
+     */
+    uint32_t max_qo_len;
+    /**
+     * Most tokens of a request, those of this step included.
+     */
+    uint32_t max_kv_len;
+    /**
+     * Most context tokens that are unpacked at a time: a chunk. 0: as many as vLLM unpacks,
+     * max(min(max(8 · max_kv_len, 4 · max_batch_size · page_size), 65536), max_batch_size · page_size). Of
+     * 16-bit types with 128 heads of 128, 64 Ki tokens need 4 GiB; no chunk is larger than all contexts can be.
+     */
+    uint32_t max_chunk_tokens;
+    /**
+     * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+     */
+    uint64_t max_num_pages;
+} folio_mla_context_desc;
+
+/**
+ * Tensors and parameters of one call; one plan serves many, with different values. The extents are those of
+ * folio_mla_context_desc.
+ *
+ * With the context's records (c, r) unpacked to keys (W_UK[h] c, r) and values c W_UV[h], and the new tokens' keys
+ * (k_nope, k_rope) and values v behind them, row i of a request sees its whole context and its new tokens up to i:
+ *
+ * ```text
+ * o = Σ softmax(q·k · sm_scale)_j v_j
+ * lse = log(Σ e^(q·k · sm_scale))
+ * ```
+ *
+ * Chunks of the context are summed up in float32, and o is rounded once. This is the prefill of vLLM's MLA backends;
+ * there every chunk is merged in the type of o.
+ */
+typedef struct folio_mla_context_args {
+    /**
+     * sizeof(folio_mla_context_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_RUN_LSE_BASE_2 or 0.
+     */
+    uint32_t flags;
+    /**
+     * Queries, the last R elements rotated: `[T or more, H, P + R]`.
+     */
+    const folio_tensor *q;
+    /**
+     * Keys of the new tokens: `[T or more, H, P]`.
+     */
+    const folio_tensor *k_nope;
+    /**
+     * Their rotated part, of all heads: `[T or more, R]` or `[T or more, 1, R]`.
+     */
+    const folio_tensor *k_rope;
+    /**
+     * Values of the new tokens: `[T or more, H, V]`.
+     */
+    const folio_tensor *v;
+    /**
+     * The cache: `[num_pages, page_size, L + R]` of kv_dtype; uint8 stands for fp8. With kv_rope:
+     * `[num_pages, page_size, L]`. fp8_ds_mla: `[num_pages, page_size, 656]` uint8. The new tokens need not be in it.
+     */
+    const folio_tensor *kv;
+    /**
+     * The rotary part of the cache, `[num_pages, page_size, R]`; NULL where kv holds whole records.
+     */
+    const folio_tensor *kv_rope;
+    /**
+     * `[H, P, L]` with any strides. NULL with FOLIO_MLA_CONTEXT_STEPS.
+     */
+    const folio_tensor *w_uk;
+    /**
+     * `[H, L, V]` with any strides. NULL with FOLIO_MLA_CONTEXT_STEPS.
+     */
+    const folio_tensor *w_uv;
+    /**
+     * With FOLIO_MLA_CONTEXT_STEPS, as the next three; NULL without. Output of gather: `[tokens of the chunk or more, L]`.
+     */
+    const folio_tensor *context_latent;
+    /**
+     * Output of gather, and read by attend: `[…, R]`.
+     */
+    const folio_tensor *context_rope;
+    /**
+     * Read by attend: `[…, H, P]`.
+     */
+    const folio_tensor *context_k_nope;
+    /**
+     * Read by attend: `[…, H, V]`.
+     */
+    const folio_tensor *context_v;
+    /**
+     * Output: `[T or more, H, V]`. It may not overlap another tensor.
+     */
+    const folio_tensor *o;
+    /**
+     * Output: `[T or more, H]` float32 of any strides, or NULL.
+     */
+    const folio_tensor *lse;
+    /**
+     * Factor of q·k. 0: 1 / sqrt(P + R).
+     */
+    float sm_scale;
+    /**
+     * A plain fp8 cache holds records / k_scale. 0: 1.
+     */
+    float k_scale;
+} folio_mla_context_args;
+
+/**
+ * Picks the code for a problem.
+ *
+ * @copydetails folio_decode_create
+ *
+ * # Safety
+ * As folio_decode_create.
+ */
+folio_status folio_mla_context_create(const folio_context *ctx,
+                                      const folio_mla_context_desc *desc,
+                                      folio_mla_context **out,
+                                      folio_error *err);
+
+/**
+ * The memory that every plan within the desc can do with: two sums of T rows in float32, an unpacked chunk (unless
+ * FOLIO_MLA_CONTEXT_STEPS), and plans.
+ *
+ * @copydetails folio_decode_workspace
+ *
+ * # Safety
+ * As folio_decode_workspace.
+ */
+folio_status folio_mla_context_workspace(const folio_mla_context *handle,
+                                         folio_workspace_info *out,
+                                         folio_error *err);
+
+/**
+ * Takes over a step's batch: kv_len counts the context of a request and its new tokens, of which it has qo_len. Lengths
+ * are in host memory; page ids (block_table, or kv_indices) are on the context's device, and stay as they are until the
+ * last run of the plan. For a graph, the batch has max_batch_size requests, some of them without tokens, and rows of the
+ * outputs beyond the batch may be written.
+ *
+ * @copydetails folio_decode_plan
+ *
+ * # Safety
+ * As folio_decode_plan.
+ */
+folio_status folio_mla_context_plan(folio_mla_context *handle,
+                                    const folio_batch *batch,
+                                    const folio_workspace *ws,
+                                    void *stream,
+                                    folio_error *err);
+
+/**
+ * Computes attention for the planned batch. Not with FOLIO_MLA_CONTEXT_STEPS.
+ *
+ * @copydetails folio_decode_run
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_context_run(const folio_mla_context *handle,
+                                   const folio_mla_context_args *args,
+                                   void *stream,
+                                   folio_error *err);
+
+/**
+ * The number of chunks of the current plan; of a graph's, as many as any plan has.
+ *
+ * # Safety
+ * `handle` as for folio_mla_context_run; `out` is NULL or writable.
+ */
+folio_status folio_mla_context_num_chunks(const folio_mla_context *handle,
+                                          uint32_t *out,
+                                          folio_error *err);
+
+/**
+ * Context tokens of a chunk of the current plan: rows that folio_mla_context_gather writes. They are at most
+ * max_chunk_tokens, and all of a graph's chunks have these.
+ *
+ * # Safety
+ * As folio_mla_context_num_chunks.
+ */
+folio_status folio_mla_context_chunk_tokens(const folio_mla_context *handle,
+                                            uint32_t chunk,
+                                            uint32_t *out,
+                                            folio_error *err);
+
+/**
+ * The first step of a run with FOLIO_MLA_CONTEXT_STEPS: new tokens over themselves. Then, for every chunk in turn,
+ * folio_mla_context_gather, the caller's products of context_latent with its weights to context_k_nope and context_v,
+ * and folio_mla_context_attend; the last one writes o. All steps of a run have the same args but for the context's
+ * tensors, and no other run of the plan comes between them.
+ *
+ * @copydetails folio_decode_run
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_context_new_tokens(const folio_mla_context *handle,
+                                          const folio_mla_context_args *args,
+                                          void *stream,
+                                          folio_error *err);
+
+/**
+ * Copies a chunk's records to context_latent and context_rope, in the type of the desc.
+ *
+ * @copydetails folio_mla_context_new_tokens
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_context_gather(const folio_mla_context *handle,
+                                      uint32_t chunk,
+                                      const folio_mla_context_args *args,
+                                      void *stream,
+                                      folio_error *err);
+
+/**
+ * Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v.
+ *
+ * @copydetails folio_mla_context_new_tokens
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_context_attend(const folio_mla_context *handle,
+                                      uint32_t chunk,
+                                      const folio_mla_context_args *args,
+                                      void *stream,
+                                      folio_error *err);
+
+/**
+ * Name of the kernel that create picked for new tokens.
+ *
+ * @copydetails folio_decode_kernel
+ *
+ * # Safety
+ * As folio_decode_kernel.
+ */
+const char *folio_mla_context_kernel(const folio_mla_context *handle);
+
+/**
+ * Ends a handle.
+ *
+ * @copydetails folio_decode_destroy
+ *
+ * # Safety
+ * As folio_decode_destroy.
+ */
+void folio_mla_context_destroy(folio_mla_context *handle);
+
+/** @} */
+
+/**
  * @defgroup table The table of functions
  * For hosts that load Folio instead of linking it.
  * @{
@@ -1987,6 +2325,78 @@ typedef struct folio_api {
                                const folio_mla_gather_args *args,
                                void *stream,
                                folio_error *err);
+    /**
+     * folio_mla_context_create
+     */
+    folio_status (*mla_context_create)(const folio_context *ctx,
+                                       const folio_mla_context_desc *desc,
+                                       folio_mla_context **out,
+                                       folio_error *err);
+    /**
+     * folio_mla_context_workspace
+     */
+    folio_status (*mla_context_workspace)(const folio_mla_context *handle,
+                                          folio_workspace_info *out,
+                                          folio_error *err);
+    /**
+     * folio_mla_context_plan
+     */
+    folio_status (*mla_context_plan)(folio_mla_context *handle,
+                                     const folio_batch *batch,
+                                     const folio_workspace *ws,
+                                     void *stream,
+                                     folio_error *err);
+    /**
+     * folio_mla_context_run
+     */
+    folio_status (*mla_context_run)(const folio_mla_context *handle,
+                                    const folio_mla_context_args *args,
+                                    void *stream,
+                                    folio_error *err);
+    /**
+     * folio_mla_context_num_chunks
+     */
+    folio_status (*mla_context_num_chunks)(const folio_mla_context *handle,
+                                           uint32_t *out,
+                                           folio_error *err);
+    /**
+     * folio_mla_context_chunk_tokens
+     */
+    folio_status (*mla_context_chunk_tokens)(const folio_mla_context *handle,
+                                             uint32_t chunk,
+                                             uint32_t *out,
+                                             folio_error *err);
+    /**
+     * folio_mla_context_new_tokens
+     */
+    folio_status (*mla_context_new_tokens)(const folio_mla_context *handle,
+                                           const folio_mla_context_args *args,
+                                           void *stream,
+                                           folio_error *err);
+    /**
+     * folio_mla_context_gather
+     */
+    folio_status (*mla_context_gather)(const folio_mla_context *handle,
+                                       uint32_t chunk,
+                                       const folio_mla_context_args *args,
+                                       void *stream,
+                                       folio_error *err);
+    /**
+     * folio_mla_context_attend
+     */
+    folio_status (*mla_context_attend)(const folio_mla_context *handle,
+                                       uint32_t chunk,
+                                       const folio_mla_context_args *args,
+                                       void *stream,
+                                       folio_error *err);
+    /**
+     * folio_mla_context_kernel
+     */
+    const char *(*mla_context_kernel)(const folio_mla_context *handle);
+    /**
+     * folio_mla_context_destroy
+     */
+    void (*mla_context_destroy)(folio_mla_context *handle);
 } folio_api;
 
 /**

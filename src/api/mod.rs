@@ -12,6 +12,7 @@ mod desc;
 mod largest;
 mod merge;
 mod mla_cache;
+mod mla_context;
 mod planned;
 mod projection;
 
@@ -22,4 +23,5 @@ pub use batch::BatchInput;
 pub use context::Context;
 pub use merge::{merge, merge_states};
 pub use mla_cache::{mla_append, mla_gather};
+pub use mla_context::MlaContext;
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};

@@ -9,13 +9,17 @@ mod projection;
 mod refusal;
 mod registry;
 mod stream;
+mod tables;
+mod workspace;
 
-pub use attention::{Attention, AttentionOps, Workspace, WorkspaceInfo};
+pub use attention::{Attention, AttentionOps};
 pub use cache::CacheOps;
 pub use merge::MergeOps;
 pub use projection::ProjectionOps;
 pub use registry::{Target, cuda_device_count, open};
 pub use stream::Stream;
+pub use tables::{HostTables, Tables};
+pub use workspace::{Workspace, WorkspaceInfo};
 
 use crate::tensor::Device;
 

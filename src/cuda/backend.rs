@@ -10,7 +10,10 @@ use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
 use super::ops::projection::Projections;
-use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
+use super::plan::tables::DeviceTables;
+use crate::backend::{
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Tables,
+};
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
@@ -61,6 +64,10 @@ impl AttentionOps for CudaBackend {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
         let attention = CudaAttention::new(&self.loader, &self.context, desc)?;
         Ok(Box::new(attention))
+    }
+
+    fn tables(&self, count: usize) -> Result<Box<dyn Tables>> {
+        Ok(Box::new(DeviceTables::new(&self.context, count)?))
     }
 }
 

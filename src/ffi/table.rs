@@ -189,6 +189,93 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_mla_context_create
+    pub mla_context_create: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            desc: *const folio_mla_context_desc,
+            out: *mut *mut folio_mla_context,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_workspace
+    pub mla_context_workspace: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            out: *mut folio_workspace_info,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_plan
+    pub mla_context_plan: Option<
+        unsafe extern "C" fn(
+            handle: *mut folio_mla_context,
+            batch: *const folio_batch,
+            ws: *const folio_workspace,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_run
+    pub mla_context_run: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            args: *const folio_mla_context_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_num_chunks
+    pub mla_context_num_chunks: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            out: *mut u32,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_chunk_tokens
+    pub mla_context_chunk_tokens: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            chunk: u32,
+            out: *mut u32,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_new_tokens
+    pub mla_context_new_tokens: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            args: *const folio_mla_context_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_gather
+    pub mla_context_gather: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            chunk: u32,
+            args: *const folio_mla_context_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_attend
+    pub mla_context_attend: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            chunk: u32,
+            args: *const folio_mla_context_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_kernel
+    pub mla_context_kernel:
+        Option<unsafe extern "C" fn(handle: *const folio_mla_context) -> *const c_char>,
+    /// folio_mla_context_destroy
+    pub mla_context_destroy: Option<unsafe extern "C" fn(handle: *mut folio_mla_context)>,
 }
 
 static API: folio_api = folio_api {
@@ -220,6 +307,17 @@ static API: folio_api = folio_api {
     mla_up_project: Some(folio_mla_up_project),
     mla_append: Some(folio_mla_append),
     mla_gather: Some(folio_mla_gather),
+    mla_context_create: Some(folio_mla_context_create),
+    mla_context_workspace: Some(folio_mla_context_workspace),
+    mla_context_plan: Some(folio_mla_context_plan),
+    mla_context_run: Some(folio_mla_context_run),
+    mla_context_num_chunks: Some(folio_mla_context_num_chunks),
+    mla_context_chunk_tokens: Some(folio_mla_context_chunk_tokens),
+    mla_context_new_tokens: Some(folio_mla_context_new_tokens),
+    mla_context_gather: Some(folio_mla_context_gather),
+    mla_context_attend: Some(folio_mla_context_attend),
+    mla_context_kernel: Some(folio_mla_context_kernel),
+    mla_context_destroy: Some(folio_mla_context_destroy),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

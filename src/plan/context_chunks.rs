@@ -70,6 +70,11 @@ impl ContextChunks {
         }
     }
 
+    /// Tokens of a full chunk.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
     /// Tokens of all contexts.
     pub fn total(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)

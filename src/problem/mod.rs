@@ -10,6 +10,7 @@ mod checked;
 mod format;
 mod merge;
 mod mla_cache;
+mod mla_context;
 mod projection;
 mod work;
 
@@ -24,6 +25,7 @@ pub use merge::{MergeArgs, MergeStatesArgs};
 pub use mla_cache::{
     DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,
 };
+pub use mla_context::{ChunkRows, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection};
 pub use projection::{
     AbsorbQArgs, AbsorbWeightsArgs, CopyWeightsArgs, ProjectArgs, ProjectOArgs, UpProjectArgs,
 };
