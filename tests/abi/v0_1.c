@@ -212,7 +212,37 @@ AT(folio_merge_states_args, s, 16);
 AT(folio_merge_states_args, v_out, 24);
 AT(folio_merge_states_args, s_out, 32);
 
-SIZE(folio_api, 168);
+SIZE(folio_mla_absorb_weights_args, 32);
+AT(folio_mla_absorb_weights_args, struct_size, 0);
+AT(folio_mla_absorb_weights_args, flags, 4);
+AT(folio_mla_absorb_weights_args, kv_b_proj, 8);
+AT(folio_mla_absorb_weights_args, w_uk, 16);
+AT(folio_mla_absorb_weights_args, w_uv, 24);
+
+SIZE(folio_mla_absorb_q_args, 32);
+AT(folio_mla_absorb_q_args, struct_size, 0);
+AT(folio_mla_absorb_q_args, flags, 4);
+AT(folio_mla_absorb_q_args, q_nope, 8);
+AT(folio_mla_absorb_q_args, w_uk, 16);
+AT(folio_mla_absorb_q_args, q_latent, 24);
+
+SIZE(folio_mla_project_o_args, 32);
+AT(folio_mla_project_o_args, struct_size, 0);
+AT(folio_mla_project_o_args, flags, 4);
+AT(folio_mla_project_o_args, o_latent, 8);
+AT(folio_mla_project_o_args, w_uv, 16);
+AT(folio_mla_project_o_args, out, 24);
+
+SIZE(folio_mla_up_project_args, 48);
+AT(folio_mla_up_project_args, struct_size, 0);
+AT(folio_mla_up_project_args, flags, 4);
+AT(folio_mla_up_project_args, kv_c, 8);
+AT(folio_mla_up_project_args, w_uk, 16);
+AT(folio_mla_up_project_args, w_uv, 24);
+AT(folio_mla_up_project_args, k_nope, 32);
+AT(folio_mla_up_project_args, v, 40);
+
+SIZE(folio_api, 200);
 AT(folio_api, struct_size, 0);
 AT(folio_api, abi_version, 4);
 AT(folio_api, version, 8);
@@ -235,3 +265,7 @@ AT(folio_api, prefill_destroy, 136);
 AT(folio_api, kv_append, 144);
 AT(folio_api, merge_state, 152);
 AT(folio_api, merge_states, 160);
+AT(folio_api, mla_absorb_weights, 168);
+AT(folio_api, mla_absorb_q, 176);
+AT(folio_api, mla_project_o, 184);
+AT(folio_api, mla_up_project, 192);

@@ -3,7 +3,7 @@
 
 use crate::common::c_door::*;
 use crate::common::problem::TableForm;
-use crate::fixture::{Append, Context, Fixture, Merge, Reply, everything, plain_with};
+use crate::fixture::{Append, Context, Fixture, Merge, Projections, Reply, everything, plain_with};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
@@ -168,6 +168,23 @@ fn small_operators() {
     let args = c_merge_states(&merge.many(), &tensors);
     sizes("folio_merge_states_args", &args, flags, |args| {
         merge.call_many(args)
+    });
+    let projections = Projections::new();
+    let args = c_absorb_weights(&projections.weights(), &tensors);
+    sizes("folio_mla_absorb_weights_args", &args, 0, |args| {
+        projections.call_weights(args)
+    });
+    let args = c_absorb_q(&projections.absorb(), &tensors);
+    sizes("folio_mla_absorb_q_args", &args, 0, |args| {
+        projections.call_absorb(args)
+    });
+    let args = c_project_o(&projections.project(), &tensors);
+    sizes("folio_mla_project_o_args", &args, 0, |args| {
+        projections.call_project(args)
+    });
+    let args = c_up_project(&projections.up_project(), &tensors);
+    sizes("folio_mla_up_project_args", &args, 0, |args| {
+        projections.call_up_project(args)
     });
 }
 

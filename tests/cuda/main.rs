@@ -10,6 +10,7 @@ mod gpu;
 mod harness;
 mod operators;
 mod problems;
+mod projections;
 mod steps;
 
 use folio::api::cuda_device_count;
@@ -51,6 +52,17 @@ fn main() -> ExitCode {
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),
+        case("projection_products", (), projections::products),
+        case(
+            "projection_products_of_every_tile",
+            (),
+            projections::products_of_every_tile,
+        ),
+        case(
+            "projection_absorbed_weights",
+            (),
+            projections::absorbed_weights,
+        ),
         case(
             "batches_beyond_the_tensors",
             (),

@@ -15,7 +15,7 @@ use folio::log::Logger;
 
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
-use crate::{backend, choice, images, launches, operators, split_keys};
+use crate::{backend, choice, images, launches, operators, projections, split_keys};
 
 /// The driver library that a process finds.
 pub struct Setup {
@@ -312,6 +312,46 @@ pub const CASES: &[Case<Setup>] = &[
         "operator_more_states_than_a_kernel_counts",
         BACKEND,
         operators::more_states_than_a_kernel_counts,
+    ),
+    case(
+        "projection_absorption_of_one_token",
+        BACKEND,
+        projections::absorption_of_one_token,
+    ),
+    case(
+        "projection_projection_by_parts_of_the_up_projection",
+        BACKEND,
+        projections::projection_by_parts_of_the_up_projection,
+    ),
+    case(
+        "projection_tiles_suit_the_number_of_tokens",
+        BACKEND,
+        projections::tiles_suit_the_number_of_tokens,
+    ),
+    case(
+        "projection_up_projection_of_shared_rows",
+        BACKEND,
+        projections::up_projection_of_shared_rows,
+    ),
+    case(
+        "projection_projections_by_the_portable_kernel",
+        BACKEND,
+        projections::projections_by_the_portable_kernel,
+    ),
+    case(
+        "projection_projections_of_no_tokens_launch_nothing",
+        BACKEND,
+        projections::projections_of_no_tokens_launch_nothing,
+    ),
+    case(
+        "projection_projections_that_are_refused",
+        BACKEND,
+        projections::projections_that_are_refused,
+    ),
+    case(
+        "projection_weights_are_copied_by_tiles",
+        BACKEND,
+        projections::weights_are_copied_by_tiles,
     ),
     case(
         "choice_creates_say_what_the_faster_kernels_lack",

@@ -12,6 +12,7 @@ mod harness;
 mod images;
 mod launches;
 mod operators;
+mod projections;
 mod split_keys;
 mod stub;
 

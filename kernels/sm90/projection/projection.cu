@@ -28,9 +28,9 @@ constexpr u32 ROW_BYTES = 128, ATOM_BYTES = 1024;
 
 constexpr u32 X_BYTES = TOKENS * ROW_BYTES, WEIGHT_BYTES = COLUMNS * ROW_BYTES, STAGE_BYTES = X_BYTES + WEIGHT_BYTES;
 constexpr u32 BARRIER_BYTES = 1024;
-// One block of every warpgroup: [64 columns][row][column].
+// Results of a tile, so that no block waits for the stores of another: [block][64 columns][row][column].
 constexpr u32 OUT_COLUMN_BYTES = STORED * ROW_BYTES, OUT_BLOCK_BYTES = COLUMNS / 64 * OUT_COLUMN_BYTES;
-constexpr u32 OUT_BYTES = CONSUMERS * OUT_BLOCK_BYTES;
+constexpr u32 OUT_BYTES = CONSUMERS * BLOCKS * OUT_BLOCK_BYTES;
 constexpr int STAGES = (FOLIO_SHARED_BYTES - OUT_BYTES - BARRIER_BYTES) / STAGE_BYTES;
 static_assert(STAGES >= 2 && STAGES <= 32 && STAGE_BYTES % ATOM_BYTES == 0 && X_BYTES % ATOM_BYTES == 0, "ring");
 static_assert(ROWS * ROW_BYTES <= STAGE_BYTES, "a block's rows lie within its stage");
@@ -185,26 +185,27 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void store(const Tile &tile) {
-        const u32 out = shared + OUT + group * OUT_BLOCK_BYTES;
+        const u32 out = shared + OUT + group * BLOCKS * OUT_BLOCK_BYTES;
+        // The stores of the tile before have read what is overwritten now.
+        if (is_leader()) tma_store_wait_read();
+        synchronize();
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) stage_block(out + b * OUT_BLOCK_BYTES, sums[b]);
+        fence_proxy_async();
+        synchronize();
+        if (!is_leader()) return;
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            // The stores before have read what is overwritten now.
-            if (is_leader()) tma_store_wait_read();
-            synchronize();
-            stage_block(out, sums[b]);
-            fence_proxy_async();
-            synchronize();
             const u32 token = tile.token + (group * BLOCKS + b) * ROWS;
-            if (is_leader() && token < p.num_tokens) {
 #pragma unroll
-                for (int c = 0; c < COLUMNS / 64; ++c) {
-                    if (tile.column + 64 * c < p.columns) {
-                        tma_store_3d(out_map, out + c * OUT_COLUMN_BYTES, tile.column + 64 * c, token, tile.head);
-                    }
+            for (int c = 0; c < COLUMNS / 64; ++c) {
+                const u32 column = tile.column + 64 * c;
+                if (token < p.num_tokens && column < p.columns) {
+                    tma_store_3d(out_map, out + b * OUT_BLOCK_BYTES + c * OUT_COLUMN_BYTES, column, token, tile.head);
                 }
-                tma_store_commit();
             }
         }
+        tma_store_commit();
     }
 
     // Rounds a block's sums to rows in shared memory, swizzled as the map says.

@@ -91,12 +91,12 @@ impl Tile {
         (self.tokens / 64).clamp(1, 2)
     }
 
-    /// As many stages as there is room for, a block of results of each warpgroup, and barriers. The kernel computes
-    /// the number of stages from it.
+    /// As many stages as there is room for, the results, and barriers. The kernel computes the number of stages from
+    /// it.
     fn shared_bytes(self) -> u32 {
         const BARRIERS: u32 = 1024;
         let stage = (self.tokens + self.columns) * 128;
-        let results = self.warpgroups() * self.tokens.min(64) * self.columns * 2;
+        let results = self.tokens * self.columns * 2;
         let room = if self.tokens <= 64 { HALF } else { WHOLE } - results - BARRIERS;
         room / stage * stage + results + BARRIERS
     }
