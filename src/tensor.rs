@@ -529,11 +529,30 @@ mod tests {
         let part = bytes(64, &[3, 4, 656], &[4000, 656, 1]).part_of_rows(512, DType::F32, 4);
         let part = part.unwrap();
         assert_eq!((part.address(), part.dtype()), (576, DType::F32));
-        assert_eq!((part.shape(), part.strides()), (&[3i64, 4, 4][..], &[1000i64, 164, 1][..]));
-        assert!(bytes(66, &[3, 4, 656], &[4000, 656, 1]).part_of_rows(512, DType::F32, 4).is_none());
-        assert!(bytes(64, &[3, 4, 656], &[4000, 658, 1]).part_of_rows(512, DType::F32, 4).is_none());
-        assert!(bytes(64, &[3, 1, 656], &[4000, 658, 1]).part_of_rows(512, DType::F32, 4).is_some());
-        assert!(bytes(66, &[0, 4, 656], &[4001, 658, 1]).part_of_rows(512, DType::F32, 4).is_some());
+        assert_eq!(
+            (part.shape(), part.strides()),
+            (&[3i64, 4, 4][..], &[1000i64, 164, 1][..])
+        );
+        assert!(
+            bytes(66, &[3, 4, 656], &[4000, 656, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_none()
+        );
+        assert!(
+            bytes(64, &[3, 4, 656], &[4000, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_none()
+        );
+        assert!(
+            bytes(64, &[3, 1, 656], &[4000, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_some()
+        );
+        assert!(
+            bytes(66, &[0, 4, 656], &[4001, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_some()
+        );
     }
 
     #[test]

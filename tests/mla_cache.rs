@@ -5,10 +5,10 @@ mod common;
 
 use common::codec::{encode, rounded, unit_roundoff};
 use common::door::{DOORS, Session};
+use common::instance::for_each_index;
 use common::memory::{HostMemory, Image, Resident, View};
 use common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
 use common::random;
-use common::instance::for_each_index;
 use common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
@@ -32,30 +32,38 @@ fn records(source: Option<DType>) -> impl Strategy<Value = Records> {
     let rank = prop::sample::select(vec![512i64, 128, 8, 256, 13, 200]);
     let rope_dim = prop::sample::select(vec![64i64, 64, 0, 32, 6, 142, 300]);
     let pages = (1i64..6, prop::sample::select(vec![16i64, 1, 3, 64]));
-    (format, rank, rope_dim, pages, any::<[bool; 2]>(), [gap(), gap(), gap()]).prop_map(
-        |(format, rank, rope_dim, (num_pages, page_size), [split, bytes], gaps)| match format {
-            Format::DsMla => Records {
-                format,
-                rank: 512,
-                rope_dim: 64,
-                num_pages,
-                page_size,
-                split: false,
-                as_bytes: bytes,
-                gaps,
-            },
-            Format::Plain(dtype) => Records {
-                format,
-                rank,
-                rope_dim,
-                num_pages,
-                page_size,
-                split: split && rope_dim > 0,
-                as_bytes: bytes && dtype.is_fp8(),
-                gaps,
-            },
-        },
+    (
+        format,
+        rank,
+        rope_dim,
+        pages,
+        any::<[bool; 2]>(),
+        [gap(), gap(), gap()],
     )
+        .prop_map(
+            |(format, rank, rope_dim, (num_pages, page_size), [split, bytes], gaps)| match format {
+                Format::DsMla => Records {
+                    format,
+                    rank: 512,
+                    rope_dim: 64,
+                    num_pages,
+                    page_size,
+                    split: false,
+                    as_bytes: bytes,
+                    gaps,
+                },
+                Format::Plain(dtype) => Records {
+                    format,
+                    rank,
+                    rope_dim,
+                    num_pages,
+                    page_size,
+                    split: split && rope_dim > 0,
+                    as_bytes: bytes && dtype.is_fp8(),
+                    gaps,
+                },
+            },
+        )
 }
 
 fn rotations() -> impl Strategy<Value = Rotation> {
@@ -115,7 +123,14 @@ fn gathers() -> impl Strategy<Value = MlaGather> {
         any::<u64>(),
     )
         .prop_map(
-            |(records, dst, requests, [split, with_starts, as_table], (scale, gap, spare_rows), seed)| {
+            |(
+                records,
+                dst,
+                requests,
+                [split, with_starts, as_table],
+                (scale, gap, spare_rows),
+                seed,
+            )| {
                 let scaled = matches!(records.format, Format::Plain(dtype) if dtype.is_fp8());
                 MlaGather {
                     dst,
@@ -158,7 +173,14 @@ fn golden_records() {
     };
     let mut record = [0u8; 656];
     // e4m3: 448 is 0x7e, 1 is 0x38, 1.5 is 0x3c, 224 is 0x76.
-    for (at, byte) in [(0, 0xfe), (1, 0x38), (133, 0x7e), (134, 0x3c), (511, 0x7e), (510, 0xf6)] {
+    for (at, byte) in [
+        (0, 0xfe),
+        (1, 0x38),
+        (133, 0x7e),
+        (134, 0x3c),
+        (511, 0x7e),
+        (510, 0xf6),
+    ] {
         record[at] = byte;
     }
     // The smallest normal fp32 number where there is nothing, and 1 / 448.
@@ -273,7 +295,10 @@ fn rotations_by_any_angle() {
                 ] {
                     let is = got.value(&[token, head, d]);
                     let bound = slack + unit_roundoff(dtype) * (want.abs() + slack);
-                    assert!((is - want).abs() <= bound, "{dtype} {at:?}: {is} is not {want}");
+                    assert!(
+                        (is - want).abs() <= bound,
+                        "{dtype} {at:?}: {is} is not {want}"
+                    );
                 }
             });
         }

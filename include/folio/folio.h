@@ -1373,6 +1373,242 @@ folio_status folio_merge_states(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup mla_cache Caches of latent records
+ * What MLA (DeepSeek's multi-head latent attention) keeps of a token: one latent row, and one rotary row that all heads
+ * share. New tokens into a paged cache of them, and from there to dense rows, for prefill over a cached context.
+ * @{
+ */
+
+/**
+ * Records of elements one after another: kv_lora_rank latent ones, and then qk_rope_head_dim rotary ones.
+ */
+#define FOLIO_MLA_CACHE_PLAIN 0
+
+/**
+ * Records of 656 bytes, DeepSeek's fp8_ds_mla: 512 latent elements in e4m3, four float32 scales, each for 128 of
+ * them, and 64 rotary elements in bfloat16.
+ */
+#define FOLIO_MLA_CACHE_FP8_DS_MLA 1
+
+/**
+ * RoPE rotates neighbouring elements (GPT-J; DeepSeek). Without: an element of the first half and one of the second
+ * (GPT-NeoX).
+ */
+#define FOLIO_MLA_ROPE_INTERLEAVED 1
+
+/**
+ * New tokens for a cache of latent records: vLLM's concat_and_cache_mla, and concat_and_cache_mla_rope_fused where
+ * cos_sin_cache is given.
+ *
+ * A record of an fp8_ds_mla cache gets, for each 128 latent elements, the scale `max(max |x| / 448, FLT_MIN)` and
+ * `x / scale` in e4m3. That is what vLLM writes, but for the rotary elements of float16 tokens: they are converted to
+ * bfloat16, where vLLM keeps their bits.
+ *
+ * RoPE: pair i of a row, (x, y), becomes `(x · cos_i - y · sin_i, y · cos_i + x · sin_i)`, computed in float32 and
+ * rounded to the tokens' type, before anything is stored. Rows of q_rope and rope_out are rotated whatever the slot.
+ *
+ * The outputs may not overlap other tensors, but for rope_out and q_rope_out, which may be rope and q_rope: with the
+ * same address and the same strides.
+ */
+typedef struct folio_mla_append_args {
+    /**
+     * sizeof(folio_mla_append_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_MLA_ROPE_INTERLEAVED or 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens or more, kv_lora_rank]` or `[num_tokens or more, 1, kv_lora_rank]` float32, float16 or bfloat16.
+     */
+    const folio_tensor *latent;
+    /**
+     * `[num_tokens or more, qk_rope_head_dim]` or `[num_tokens or more, 1, qk_rope_head_dim]`, of latent's type; NULL
+     * where records have no rotary part.
+     */
+    const folio_tensor *rope;
+    /**
+     * Output: `[num_pages, page_size, kv_lora_rank + qk_rope_head_dim]` of latent's type or fp8; with kv_rope
+     * `[num_pages, page_size, kv_lora_rank]`. fp8_ds_mla: `[num_pages, page_size, 656]` uint8, where address and
+     * strides are multiples of 4.
+     */
+    const folio_tensor *kv;
+    /**
+     * Output: `[num_pages, page_size, qk_rope_head_dim]` of kv's type, where the rotary part of the records has a
+     * tensor of its own; or NULL.
+     */
+    const folio_tensor *kv_rope;
+    /**
+     * `[num_tokens]` int32 or int64: page · page_size + offset; a negative slot skips the token. Its length is the
+     * number of tokens. A slot beyond the cache is refused where it is on the host, and skips the token where it is on
+     * a device.
+     */
+    const folio_tensor *slot_mapping;
+    /**
+     * `[max_position, qk_rope_head_dim]` float32 or of latent's type: the cosines of a position, and then the sines;
+     * NULL: no RoPE, and the fields below it are NULL too.
+     */
+    const folio_tensor *cos_sin_cache;
+    /**
+     * `[num_tokens]` int32 or int64. One beyond cos_sin_cache is refused where it is on the host; where it is on a
+     * device nothing is written for the token.
+     */
+    const folio_tensor *positions;
+    /**
+     * Output: the rotated rope, `[num_tokens or more, qk_rope_head_dim]` as rope; may be rope itself; or NULL.
+     */
+    const folio_tensor *rope_out;
+    /**
+     * `[num_tokens or more, num_heads, qk_rope_head_dim]` of latent's type, to be rotated; in place where q_rope_out
+     * is NULL; or NULL.
+     */
+    const folio_tensor *q_rope;
+    /**
+     * Output: the rotated q_rope, as it; may be q_rope itself; or NULL.
+     */
+    const folio_tensor *q_rope_out;
+    /**
+     * A plain fp8 cache gets `x / k_scale`, rounded to nearest even, saturated. 0: 1.
+     */
+    float k_scale;
+    /**
+     * FOLIO_MLA_CACHE_…
+     */
+    int32_t cache_format;
+    /**
+     * What a plain cache that is described as uint8 holds (an fp8 type); all zero: the tensors say it.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_mla_append_args;
+
+/**
+ * Records of many requests to be copied to dense rows and converted: vLLM's gather_and_maybe_dequant_cache, its
+ * variant for fp8_ds_mla, and cp_gather_cache. Page ids are a block_table, or kv_indptr and kv_indices.
+ *
+ * Lengths and page ids that are wrong are refused where they are on the host. Where they are on a device, rows whose
+ * page or token does not exist are not written. The outputs may not overlap other tensors.
+ */
+typedef struct folio_mla_gather_args {
+    /**
+     * sizeof(folio_mla_gather_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_pages, page_size, kv_lora_rank + qk_rope_head_dim]` and so on, as in folio_mla_append_args; float32,
+     * float16, bfloat16, fp8, or fp8_ds_mla records.
+     */
+    const folio_tensor *kv;
+    /**
+     * As in folio_mla_append_args.
+     */
+    const folio_tensor *kv_rope;
+    /**
+     * Output: `[num_rows, kv_lora_rank + qk_rope_head_dim]`, with dst_rope `[num_rows, kv_lora_rank]`; float32,
+     * float16 or bfloat16, whatever kv's type.
+     */
+    const folio_tensor *dst;
+    /**
+     * Output: `[num_rows, qk_rope_head_dim]` of dst's type; or NULL.
+     */
+    const folio_tensor *dst_rope;
+    /**
+     * `[batch_size + 1]` int32: request b gets rows cu_seq_lens[b] to cu_seq_lens[b + 1], at most num_rows. Rows of no
+     * request are left as they are.
+     */
+    const folio_tensor *cu_seq_lens;
+    /**
+     * `[batch_size]` int32: the token of request b that its first row gets; NULL: 0.
+     */
+    const folio_tensor *seq_starts;
+    /**
+     * `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not asked for are not
+     * read.
+     */
+    const folio_tensor *block_table;
+    /**
+     * `[batch_size + 1]` int32: the page ids of request b begin at kv_indices[kv_indptr[b]].
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * `[n]` int32 page ids.
+     */
+    const folio_tensor *kv_indices;
+    /**
+     * Values of a plain fp8 cache are multiplied by it. 0: 1.
+     */
+    float k_scale;
+    /**
+     * FOLIO_MLA_CACHE_…
+     */
+    int32_t cache_format;
+    /**
+     * What a plain cache that is described as uint8 holds (an fp8 type); all zero: the tensors say it.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_mla_gather_args;
+
+/**
+ * Writes new tokens to a cache of latent records, quantising them where the cache is fp8, and rotating rotary
+ * elements where a table of angles is given.
+ *
+ * On CUDA the first call on a context loads code and answers CAPTURE in a capture. Later ones can be captured: they
+ * are one launch each. On the CPU the tokens are in the cache on return.
+ *
+ * @param ctx the device
+ * @param args tensors and scale
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine where no slot is written by two calls, or by two tokens of one call.
+ */
+folio_status folio_mla_append(const folio_context *ctx,
+                              const folio_mla_append_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/**
+ * Copies latent records of many requests from a paged cache to dense rows, and converts them to the rows' type.
+ *
+ * On CUDA lengths and page ids are read by the kernel: nothing waits for them. The first call on a context loads code
+ * and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the rows are
+ * complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and scale
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_mla_gather(const folio_context *ctx,
+                              const folio_mla_gather_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup table The table of functions
  * For hosts that load Folio instead of linking it.
  * @{
@@ -1506,6 +1742,20 @@ typedef struct folio_api {
                                  const folio_merge_states_args *args,
                                  void *stream,
                                  folio_error *err);
+    /**
+     * folio_mla_append
+     */
+    folio_status (*mla_append)(const folio_context *ctx,
+                               const folio_mla_append_args *args,
+                               void *stream,
+                               folio_error *err);
+    /**
+     * folio_mla_gather
+     */
+    folio_status (*mla_gather)(const folio_context *ctx,
+                               const folio_mla_gather_args *args,
+                               void *stream,
+                               folio_error *err);
 } folio_api;
 
 /**

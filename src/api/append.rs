@@ -172,7 +172,12 @@ pub(super) fn check_slots(slots: &Tensor, cache: &Tensor) -> Result<()> {
     }
 }
 
-pub(super) fn same<T: PartialEq + std::fmt::Display>(name: &str, what: &str, is: T, wanted: T) -> Result<()> {
+pub(super) fn same<T: PartialEq + std::fmt::Display>(
+    name: &str,
+    what: &str,
+    is: T,
+    wanted: T,
+) -> Result<()> {
     if is == wanted {
         return Ok(());
     }

@@ -218,7 +218,10 @@ fn records(
             Ok(LatentRecords {
                 latent,
                 scales: None,
-                rope: Some(pages(kv_rope, [num_pages, page_size, Extent::Is(rope_dim)])?),
+                rope: Some(pages(
+                    kv_rope,
+                    [num_pages, page_size, Extent::Is(rope_dim)],
+                )?),
             })
         }
     }
@@ -362,7 +365,10 @@ fn cache_scale(value: f32, cache: &LatentRecords) -> Result<f32> {
         Some(_) => CacheFormat::DS_MLA,
         None => CacheFormat::plain(cache.latent.dtype()),
     };
-    if value != 1.0 && format != CacheFormat::plain(DType::F8E4M3) && format != CacheFormat::plain(DType::F8E5M2) {
+    if value != 1.0
+        && format != CacheFormat::plain(DType::F8E4M3)
+        && format != CacheFormat::plain(DType::F8E5M2)
+    {
         return Err(Error::InvalidArgument(format!(
             "k_scale: {value} is not accepted for a cache of {format}; only plain fp8 caches are scaled"
         )));
@@ -436,7 +442,10 @@ fn check_pages(
             let row = table.stride(0) as usize * b;
             let all = table.as_i32_rows().unwrap_or_default();
             let columns = table.extent(1) as usize;
-            (all.get(row..row + columns).unwrap_or_default(), "block_table")
+            (
+                all.get(row..row + columns).unwrap_or_default(),
+                "block_table",
+            )
         }
         RecordPages::Csr { indptr, indices } => {
             let (indptr, ids) = (indptr.as_i32(), indices.as_i32());
@@ -461,7 +470,10 @@ fn check_pages(
             tokens.end
         )));
     };
-    match ids.iter().find(|&&id| !(0..num_pages).contains(&i64::from(id))) {
+    match ids
+        .iter()
+        .find(|&&id| !(0..num_pages).contains(&i64::from(id)))
+    {
         None => Ok(()),
         Some(id) => Err(Error::InvalidArgument(format!(
             "{name}: page {id} of request {b} is not accepted; 0 or more and below {num_pages}, the pages of kv, is"

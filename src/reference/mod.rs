@@ -11,8 +11,8 @@ use crate::backend::{
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, HostBatch, KvStorage,
-    LatentRecords, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds,
-    Pages, Tiling, WorkList,
+    LatentRecords, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs,
+    PageIds, Pages, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 

@@ -10,7 +10,8 @@ use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, RecordPages, Window,
+    AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LatentCache, LogBase,
+    Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, RecordPages, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -280,7 +281,11 @@ pub fn c_mla_append(input: &MlaAppendArgs, tensors: &Tensors) -> folio_mla_appen
     let interleaved = rotary.is_some_and(|rotary| rotary.is_interleaved);
     folio_mla_append_args {
         struct_size: size_of::<folio_mla_append_args>() as u32,
-        flags: if interleaved { FOLIO_MLA_ROPE_INTERLEAVED } else { 0 },
+        flags: if interleaved {
+            FOLIO_MLA_ROPE_INTERLEAVED
+        } else {
+            0
+        },
         latent: tensors.of(input.latent),
         rope: tensors.of(input.rope),
         kv: tensors.of(input.cache.kv),

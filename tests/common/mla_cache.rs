@@ -62,7 +62,11 @@ impl Records {
     /// The memory of the cache's tensors, all of it poisoned.
     pub fn images(&self) -> Vec<Image> {
         let ds_mla = self.format == Format::DsMla;
-        let dtype = if ds_mla || self.as_bytes { DType::U8 } else { self.element() };
+        let dtype = if ds_mla || self.as_bytes {
+            DType::U8
+        } else {
+            self.element()
+        };
         let unit = if ds_mla { 4 } else { 1 };
         let [page, token, lead] = self.gaps.map(|gap| gap * unit);
         let image = |dim| {
@@ -215,7 +219,11 @@ impl MlaAppend {
             _ => normal(hash) * 3.0,
         };
         // Some tokens are zero, and their scale is the smallest.
-        let value = if mix(self.seed ^ token as u64) % 11 == 0 { 0.0 } else { value };
+        let value = if mix(self.seed ^ token as u64) % 11 == 0 {
+            0.0
+        } else {
+            value
+        };
         encode(self.source, value)
     }
 
@@ -237,7 +245,10 @@ impl MlaAppend {
         };
         let value = |d| decode(self.source, self.bits(of, token, head, d));
         let position = self.position(token);
-        let (cos, sin) = (self.angle(position, pair), self.angle(position, pairs + pair));
+        let (cos, sin) = (
+            self.angle(position, pair),
+            self.angle(position, pairs + pair),
+        );
         let sign = if is_second { 1.0 } else { -1.0 };
         encode(self.source, value(d) * cos + sign * value(other) * sin)
     }
@@ -252,7 +263,10 @@ impl MlaAppend {
                 self.rotation.and_then(|r| r.queries).map(|q| q.0),
             ),
         };
-        let shape: Vec<i64> = [Some(rows), heads, Some(dim)].into_iter().flatten().collect();
+        let shape: Vec<i64> = [Some(rows), heads, Some(dim)]
+            .into_iter()
+            .flatten()
+            .collect();
         let mut gaps = vec![0; shape.len()];
         gaps[0] = self.gaps[0];
         let mut image = Image::poisoned(View::gapped(self.source, &shape, &gaps, self.gaps[1]));
@@ -289,7 +303,8 @@ impl MlaAppend {
     fn cells(&self, images: &[Image]) -> Vec<(Cell, u64)> {
         let mut cells = Vec::new();
         for (token, slot) in (0..).zip(self.slots()).filter(|&(_, slot)| slot >= 0) {
-            let mut put = |part, d, bits| cells.push((self.records.cell(images, part, slot, d), bits));
+            let mut put =
+                |part, d, bits| cells.push((self.records.cell(images, part, slot, d), bits));
             let latent: Vec<u64> = (0..self.records.rank)
                 .map(|d| self.bits(Of::Latent, token, 0, d))
                 .collect();
@@ -342,7 +357,11 @@ impl MlaAppend {
             (_, Some(rotation)) => rotation.rope_out == Some(true),
             _ => false,
         };
-        let mut image = if in_place { self.rows(of) } else { self.blank(of) };
+        let mut image = if in_place {
+            self.rows(of)
+        } else {
+            self.blank(of)
+        };
         self.fill(&mut image, |token, head, d| self.rope(of, token, head, d));
         image
     }
@@ -353,11 +372,18 @@ impl MlaAppend {
 
     pub fn run(&self, session: &dyn Session, memory: &dyn Memory) -> Result<Appended> {
         let resident = |image| Resident::new(memory, image);
-        let [latent, rope, table] = [self.rows(Of::Latent), self.rows(Of::Rope), self.table()].map(resident);
+        let [latent, rope, table] =
+            [self.rows(Of::Latent), self.rows(Of::Rope), self.table()].map(resident);
         let caches: Vec<_> = self.records.images().into_iter().map(resident).collect();
         let slots = self.slots();
-        let slots = resident(Self::integers(slots.into_iter(), self.num_tokens, self.wide_slots));
-        let wide = self.rotation.is_some_and(|rotation| rotation.wide_positions);
+        let slots = resident(Self::integers(
+            slots.into_iter(),
+            self.num_tokens,
+            self.wide_slots,
+        ));
+        let wide = self
+            .rotation
+            .is_some_and(|rotation| rotation.wide_positions);
         let positions = (0..self.num_tokens).map(|token| self.position(token));
         let positions = resident(Self::integers(positions, self.num_tokens, wide));
         let rope_out = self.rotation.and_then(|rotation| rotation.rope_out);
@@ -418,7 +444,10 @@ impl MlaAppend {
             ("rope_out", Of::Rope, &got.rope_out),
             ("q_rope_out", Of::Query, &got.q_out),
         ] {
-            if got.as_ref().is_some_and(|got| *got != self.expected_rows(of)) {
+            if got
+                .as_ref()
+                .is_some_and(|got| *got != self.expected_rows(of))
+            {
                 return Err(format!("{name} differs"));
             }
         }
@@ -459,10 +488,15 @@ impl MlaGather {
         let ds_mla = self.records.format == Format::DsMla;
         let scales = if ds_mla { rank / 128 } else { 0 };
         for slot in 0..self.records.num_slots() {
-            for (part, count) in [(Part::Latent, rank), (Part::Scale, scales), (Part::Rope, rope_dim)] {
+            for (part, count) in [
+                (Part::Latent, rank),
+                (Part::Scale, scales),
+                (Part::Rope, rope_dim),
+            ] {
                 for d in 0..count {
                     let cell = self.records.cell(&images, part, slot, d);
-                    let hash = mix(self.seed ^ mix((slot as u64) << 20 ^ (part as u64) << 16 ^ d as u64));
+                    let hash =
+                        mix(self.seed ^ mix((slot as u64) << 20 ^ (part as u64) << 16 ^ d as u64));
                     let bits = match part {
                         Part::Scale => u64::from((0.01 + (hash % 100) as f32 * 0.037).to_bits()),
                         // All bytes, NaN and infinities too.
@@ -477,7 +511,11 @@ impl MlaGather {
     }
 
     fn start(&self, b: usize) -> i64 {
-        if self.with_starts { self.requests[b].1 } else { 0 }
+        if self.with_starts {
+            self.requests[b].1
+        } else {
+            0
+        }
     }
 
     /// Pages of each request; those of earlier tokens too.
@@ -521,8 +559,14 @@ impl MlaGather {
 
     /// The outputs after it.
     pub fn expected(&self) -> Vec<Image> {
-        let (mut out, caches, ids, ends) = (self.blank(), self.caches(), self.page_ids(), self.ends());
-        let Records { rank, rope_dim, page_size, .. } = self.records;
+        let (mut out, caches, ids, ends) =
+            (self.blank(), self.caches(), self.page_ids(), self.ends());
+        let Records {
+            rank,
+            rope_dim,
+            page_size,
+            ..
+        } = self.records;
         for (b, request) in self.requests.iter().enumerate() {
             for i in 0..request.0 {
                 let token = self.start(b) + i;
@@ -530,7 +574,11 @@ impl MlaGather {
                 let slot = page * page_size + token % page_size;
                 let row = i64::from(ends[b]) + i;
                 for d in 0..rank + rope_dim {
-                    let (part, at) = if d < rank { (Part::Latent, d) } else { (Part::Rope, d - rank) };
+                    let (part, at) = if d < rank {
+                        (Part::Latent, d)
+                    } else {
+                        (Part::Rope, d - rank)
+                    };
                     let bits = self.loaded(&caches, part, slot, at);
                     match self.split_dst && part == Part::Rope {
                         true => out[1].put(&[row, at], bits),
@@ -565,7 +613,11 @@ impl MlaGather {
         let out: Vec<_> = self.blank().into_iter().map(resident).collect();
         let batch = self.requests.len() as i64;
         let ends = resident(Image::of_i32(&[batch + 1], &self.ends()));
-        let starts: Vec<i32> = self.requests.iter().map(|request| request.1 as i32).collect();
+        let starts: Vec<i32> = self
+            .requests
+            .iter()
+            .map(|request| request.1 as i32)
+            .collect();
         let starts = resident(Image::of_i32(&[batch], &starts));
         let ids = self.page_ids();
         let (first, second) = match self.as_table {

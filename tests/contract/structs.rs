@@ -33,7 +33,7 @@ fn caller<T>(value: &T, size: usize, fill: u8) -> Vec<u64> {
 
 /// Calls with every size relation. `flags` are those that the struct knows; an accepted call is any that
 /// does not complain about the struct itself.
-fn sizes<T>(name: &str, value: &T, flags: u32, call: impl Fn(*const T) -> Reply) {
+pub fn sizes<T>(name: &str, value: &T, flags: u32, call: impl Fn(*const T) -> Reply) {
     let ours = size_of::<T>();
     let refused = |size: usize, fill, status, word: &str| {
         let bytes = caller(value, size, fill);

@@ -8,6 +8,7 @@ mod common;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod mla_cache;
 mod operators;
 mod problems;
 mod steps;
@@ -50,6 +51,13 @@ fn main() -> ExitCode {
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),
+        case("mla_append", (), mla_cache::mla_append),
+        case("mla_gather", (), mla_cache::mla_gather),
+        case(
+            "records_beyond_the_tensors",
+            (),
+            mla_cache::records_beyond_the_tensors,
+        ),
         case(
             "batches_beyond_the_tensors",
             (),

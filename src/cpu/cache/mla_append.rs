@@ -131,7 +131,8 @@ impl Append<'_> {
             let first = block * DS_MLA_BLOCK;
             // SAFETY: `api` checked that records have whole blocks.
             unsafe {
-                from.skip(first).load(self.kernels, DS_MLA_BLOCK, &mut chunk);
+                from.skip(first)
+                    .load(self.kernels, DS_MLA_BLOCK, &mut chunk);
                 let scale = block_scale(&chunk);
                 scales.set(&[place[0], place[1], block as i64], scale);
                 let values = Row {

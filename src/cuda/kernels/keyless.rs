@@ -23,13 +23,25 @@ pub static COMBINE: Keyless = Keyless {
 /// Writes new tokens to a cache of latent records.
 pub static MLA_APPEND: Keyless = Keyless {
     noun: "mla_append kernel",
-    rows: LazyLock::new(|| [row("mla_append", ("ops/mla_append.cu", "folio_mla_append"), 128)]),
+    rows: LazyLock::new(|| {
+        [row(
+            "mla_append",
+            ("ops/mla_append.cu", "folio_mla_append"),
+            128,
+        )]
+    }),
 };
 
 /// Copies latent records to dense rows.
 pub static MLA_GATHER: Keyless = Keyless {
     noun: "mla_gather kernel",
-    rows: LazyLock::new(|| [row("mla_gather", ("ops/mla_gather.cu", "folio_mla_gather"), 128)]),
+    rows: LazyLock::new(|| {
+        [row(
+            "mla_gather",
+            ("ops/mla_gather.cu", "folio_mla_gather"),
+            128,
+        )]
+    }),
 };
 
 /// Cuts work on the device.

@@ -30,11 +30,7 @@ impl MlaAppend {
     }
 
     /// Writes the records of new tokens.
-    pub fn run(
-        &self,
-        args: &Checked<MlaAppendArgs<LatentRecords>>,
-        stream: Stream,
-    ) -> Result<()> {
+    pub fn run(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, stream: Stream) -> Result<()> {
         let params = params(args)?;
         let blocks = blocks_of("slot_mapping", args.slot_mapping.extent(0) as u64)?;
         let current = self.kernels.enter(stream)?;
@@ -98,8 +94,13 @@ fn tensors(args: &MlaAppendArgs<LatentRecords>) -> impl Iterator<Item = Tensor> 
         let table = Some(rotary.cos_sin_cache);
         [table, rotary.rope_out, rotary.q_rope, rotary.q_rope_out]
     });
-    [Some(args.latent), args.rope, Some(args.cache.latent), args.cache.rope]
-        .into_iter()
-        .chain(rotary.into_iter().flatten())
-        .flatten()
+    [
+        Some(args.latent),
+        args.rope,
+        Some(args.cache.latent),
+        args.cache.rope,
+    ]
+    .into_iter()
+    .chain(rotary.into_iter().flatten())
+    .flatten()
 }

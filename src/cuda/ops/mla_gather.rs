@@ -33,11 +33,7 @@ impl MlaGather {
     }
 
     /// Copies records to dense rows.
-    pub fn run(
-        &self,
-        args: &Checked<MlaGatherArgs<LatentRecords>>,
-        stream: Stream,
-    ) -> Result<()> {
+    pub fn run(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, stream: Stream) -> Result<()> {
         let params = params(args);
         let current = self.kernels.enter(stream)?;
         let kernel = self.kernels.get(&current, (), stream, |loader, cc| {
