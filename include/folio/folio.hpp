@@ -224,6 +224,20 @@ public:
         report.check(api().mla_up_project(get(), &args, stream, report.get()));
     }
 
+    /** Writes new tokens to a cache of latent records. */
+    void append(const folio_mla_append_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_append(get(), &args, stream, report.get()));
+    }
+
+    /** Copies latent records to dense rows. */
+    void gather(const folio_mla_gather_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_gather(get(), &args, stream, report.get()));
+    }
+
     /** The functions that this context was made by. */
     const folio_api &api() const noexcept { return *context_.get_deleter().api; }
     /** For calls of folio.h. */

@@ -275,7 +275,7 @@ pub fn bytes(n: i64) -> Resident<'static> {
     Resident::new(&HostMemory, Image::poisoned(View::compact(DType::U8, &[n])))
 }
 
-fn floats(dtype: DType, shape: &[i64]) -> Resident<'static> {
+pub fn floats(dtype: DType, shape: &[i64]) -> Resident<'static> {
     let mut image = Image::poisoned(View::compact(dtype, shape));
     image.bytes.fill(0);
     Resident::new(&HostMemory, image)

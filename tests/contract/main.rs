@@ -14,6 +14,7 @@ mod fixture;
 mod freedoms;
 mod limits;
 mod logs;
+mod mla_cache;
 mod nulls;
 mod structs;
 mod stub;

@@ -33,7 +33,7 @@ fn caller<T>(value: &T, size: usize, fill: u8) -> Vec<u64> {
 
 /// Calls with every size relation. `flags` are those that the struct knows; an accepted call is any that
 /// does not complain about the struct itself.
-fn sizes<T>(name: &str, value: &T, flags: u32, call: impl Fn(*const T) -> Reply) {
+pub fn sizes<T>(name: &str, value: &T, flags: u32, call: impl Fn(*const T) -> Reply) {
     sizes_from(name, value, size_of::<T>(), flags, call);
 }
 

@@ -15,7 +15,7 @@ use std::ptr::{null, null_mut};
 
 /// What an extent must be.
 #[derive(Clone, Copy, PartialEq)]
-enum Dim {
+pub enum Dim {
     /// One more or one less is refused under the field's own name.
     Exact,
     /// One less is refused.
@@ -26,7 +26,7 @@ enum Dim {
 use Dim::{AtLeast, Exact, Free};
 
 /// A tensor field of a struct.
-struct Field {
+pub struct Field {
     name: &'static str,
     offset: usize,
     dims: &'static [Dim],
@@ -36,7 +36,17 @@ struct Field {
     unit_stride: bool,
 }
 
-const fn input(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
+impl Field {
+    /// The same where it may be NULL.
+    pub const fn or_none(self) -> Field {
+        Field {
+            required: false,
+            ..self
+        }
+    }
+}
+
+pub const fn input(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
     Field {
         name,
         offset,
@@ -47,14 +57,14 @@ const fn input(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field
     }
 }
 
-const fn optional(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
+pub const fn optional(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
     Field {
         required: false,
         ..input(name, offset, dims)
     }
 }
 
-const fn output(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
+pub const fn output(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
     Field {
         output: true,
         ..input(name, offset, dims)
@@ -228,7 +238,7 @@ fn spoils(field: &Field, sample: &mut folio_tensor) -> Vec<Spoil> {
 
 /// Spoils every field of a struct in turn. `make` gives the right struct, `call` makes the call,
 /// `unchanged` looks whether it has changed anything.
-fn walk<T: Copy>(
+pub fn walk<T: Copy>(
     entry: &str,
     fields: &[Field],
     make: impl Fn(&Tensors) -> T,

@@ -8,6 +8,7 @@ mod common;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod mla_cache;
 mod operators;
 mod problems;
 mod projections;
@@ -62,6 +63,13 @@ fn main() -> ExitCode {
             "projection_absorbed_weights",
             (),
             projections::absorbed_weights,
+        ),
+        case("mla_append", (), mla_cache::mla_append),
+        case("mla_gather", (), mla_cache::mla_gather),
+        case(
+            "records_beyond_the_tensors",
+            (),
+            mla_cache::records_beyond_the_tensors,
         ),
         case(
             "batches_beyond_the_tensors",

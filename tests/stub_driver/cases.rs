@@ -15,7 +15,7 @@ use folio::log::Logger;
 
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
-use crate::{backend, choice, images, launches, operators, projections, split_keys};
+use crate::{backend, choice, images, launches, mla_cache, operators, projections, split_keys};
 
 /// The driver library that a process finds.
 pub struct Setup {
@@ -312,6 +312,23 @@ pub const CASES: &[Case<Setup>] = &[
         "operator_more_states_than_a_kernel_counts",
         BACKEND,
         operators::more_states_than_a_kernel_counts,
+    ),
+    case("operator_mla_append", BACKEND, mla_cache::append),
+    case(
+        "operator_mla_append_of_656_byte_records",
+        BACKEND,
+        mla_cache::append_of_656_byte_records,
+    ),
+    case(
+        "operator_mla_append_of_no_tokens",
+        BACKEND,
+        mla_cache::append_of_no_tokens,
+    ),
+    case("operator_mla_gather", BACKEND, mla_cache::gather),
+    case(
+        "operator_mla_gather_of_no_requests",
+        BACKEND,
+        mla_cache::gather_of_no_requests,
     ),
     case(
         "projection_absorption_of_one_token",

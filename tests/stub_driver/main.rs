@@ -11,6 +11,7 @@ mod fixture;
 mod harness;
 mod images;
 mod launches;
+mod mla_cache;
 mod operators;
 mod projections;
 mod split_keys;
