@@ -3,16 +3,17 @@
 
 #![allow(unsafe_code)]
 
-use super::door::{Door, Handle, Session};
+use super::door::{ContextHandle, Door, Handle, Session};
 use folio::api::BatchInput;
 use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout,
-    KvStorage, LatentCache, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs,
-    MlaGatherArgs, ProjectOArgs, RecordPages, UpProjectArgs, Window,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat, Kind,
+    KvLayout, KvStorage, LatentCache, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, Unpacking,
+    UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -592,6 +593,14 @@ impl Session for CContext {
         call(|err| unsafe { api().mla_append.unwrap()(self.0, &args, stream, err) })
     }
 
+    fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>> {
+        let mut handle = null_mut();
+        let desc = c_mla_context_desc(&desc);
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_context_create.unwrap()(self.0, &desc, &mut handle, err) })?;
+        Ok(Box::new(CMlaContext(handle)))
+    }
+
     fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()> {
         let tensors = Tensors::default();
         let args = c_mla_gather(input, &tensors);
@@ -602,6 +611,187 @@ impl Session for CContext {
 }
 
 /// One of the two is NULL.
+/// A C desc of an MLA context handle.
+pub fn c_mla_context_desc(desc: &MlaContextDesc) -> folio_mla_context_desc {
+    let is_ds_mla = desc.cache == CacheFormat::DS_MLA;
+    folio_mla_context_desc {
+        struct_size: size_of::<folio_mla_context_desc>() as u32,
+        flags: if desc.graph { FOLIO_PLAN_GRAPH } else { 0 }
+            | if desc.in_steps {
+                FOLIO_MLA_CONTEXT_STEPS
+            } else {
+                0
+            },
+        dtype: dtype(desc.dtype),
+        kv_dtype: if is_ds_mla {
+            NO_DTYPE
+        } else {
+            dtype(desc.cache.element)
+        },
+        cache_format: match is_ds_mla {
+            false => FOLIO_MLA_CACHE_PLAIN,
+            true => FOLIO_MLA_CACHE_FP8_DS_MLA,
+        },
+        num_heads: desc.num_heads,
+        kv_lora_rank: desc.kv_lora_rank,
+        qk_nope_head_dim: desc.qk_nope_head_dim,
+        qk_rope_head_dim: desc.qk_rope_head_dim,
+        v_head_dim: desc.v_head_dim,
+        page_size: desc.page_size,
+        max_batch_size: desc.max_batch_size,
+        max_num_tokens: desc.max_num_tokens,
+        max_qo_len: desc.max_qo_len,
+        max_kv_len: desc.max_kv_len,
+        max_chunk_tokens: desc.max_chunk_tokens,
+        max_num_pages: desc.max_num_pages,
+    }
+}
+
+/// C arguments of an MLA context handle.
+pub fn c_mla_context(input: &MlaContextArgs, tensors: &Tensors) -> folio_mla_context_args {
+    let (weights, chunk) = match input.unpacking {
+        Unpacking::Weights(weights) => (Some(weights), None),
+        Unpacking::Caller(chunk) => (None, Some(chunk)),
+    };
+    folio_mla_context_args {
+        struct_size: size_of::<folio_mla_context_args>() as u32,
+        flags: match input.lse_base {
+            LogBase::E => 0,
+            LogBase::Two => FOLIO_RUN_LSE_BASE_2,
+        },
+        q: tensors.of(input.q),
+        k_nope: tensors.of(input.k_nope),
+        k_rope: tensors.of(input.k_rope),
+        v: tensors.of(input.v),
+        kv: tensors.of(input.cache.kv),
+        kv_rope: tensors.of(input.cache.kv_rope),
+        w_uk: tensors.of(weights.map(|weights| weights.w_uk)),
+        w_uv: tensors.of(weights.map(|weights| weights.w_uv)),
+        context_latent: tensors.of(chunk.map(|chunk| chunk.latent)),
+        context_rope: tensors.of(chunk.map(|chunk| chunk.rope)),
+        context_k_nope: tensors.of(chunk.map(|chunk| chunk.k_nope)),
+        context_v: tensors.of(chunk.map(|chunk| chunk.v)),
+        o: tensors.of(input.o),
+        lse: tensors.of(input.lse),
+        sm_scale: input.sm_scale,
+        k_scale: input.k_scale,
+    }
+}
+
+struct CMlaContext(*mut folio_mla_context);
+
+// SAFETY: the header's thread rules; `plan` has the handle for itself.
+unsafe impl Send for CMlaContext {}
+// SAFETY: as above.
+unsafe impl Sync for CMlaContext {}
+
+impl Drop for CMlaContext {
+    fn drop(&mut self) {
+        // SAFETY: made by _create and not used afterwards.
+        unsafe { api().mla_context_destroy.unwrap()(self.0) }
+    }
+}
+
+type ContextStep = unsafe extern "C" fn(
+    *const folio_mla_context,
+    u32,
+    *const folio_mla_context_args,
+    *mut c_void,
+    *mut folio_error,
+) -> folio_status;
+
+impl CMlaContext {
+    fn step(
+        &self,
+        step: Option<ContextStep>,
+        chunk: usize,
+        args: &MlaContextArgs,
+        stream: Stream,
+    ) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_context(args, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { step.unwrap()(self.0, chunk as u32, &args, stream, err) })
+    }
+}
+
+impl ContextHandle for CMlaContext {
+    fn workspace(&self) -> Result<WorkspaceInfo> {
+        // SAFETY: integers behind the size.
+        let mut info: folio_workspace_info = unsafe { init() };
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { api().mla_context_workspace.unwrap()(self.0, &mut info, err) })?;
+        Ok(WorkspaceInfo {
+            device_bytes: info.device_bytes as usize,
+            host_bytes: info.host_bytes as usize,
+            alignment: info.alignment as usize,
+        })
+    }
+
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        (device_bytes, host_bytes): (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        let tensors = Tensors::default();
+        let batch = c_batch(batch, &tensors);
+        let ws = folio_workspace {
+            struct_size: size_of::<folio_workspace>() as u32,
+            flags: 0,
+            device: workspace.device as *mut c_void,
+            device_bytes: device_bytes as u64,
+            host: workspace.host as *mut c_void,
+            host_bytes: host_bytes as u64,
+        };
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs, and a handle that nobody else uses.
+        call(|err| unsafe { api().mla_context_plan.unwrap()(self.0, &batch, &ws, stream, err) })
+    }
+
+    fn num_chunks(&self) -> Result<usize> {
+        let mut count = 0;
+        // SAFETY: a live handle and a number.
+        call(|err| unsafe { api().mla_context_num_chunks.unwrap()(self.0, &mut count, err) })?;
+        Ok(count as usize)
+    }
+
+    fn chunk_tokens(&self, chunk: usize) -> Result<i64> {
+        let mut count = 0;
+        // SAFETY: a live handle and a number.
+        call(|err| unsafe {
+            api().mla_context_chunk_tokens.unwrap()(self.0, chunk as u32, &mut count, err)
+        })?;
+        Ok(count.into())
+    }
+
+    fn run(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_context(args, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { api().mla_context_run.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn new_tokens(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_context(args, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { api().mla_context_new_tokens.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn gather(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        self.step(api().mla_context_gather, chunk, args, stream)
+    }
+
+    fn attend(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        self.step(api().mla_context_attend, chunk, args, stream)
+    }
+}
+
 struct CHandle {
     decode: *mut folio_decode,
     prefill: *mut folio_prefill,

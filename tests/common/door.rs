@@ -9,7 +9,8 @@ use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectOArgs, UpProjectArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs,
+    UpProjectArgs,
 };
 
 /// A way into the library.
@@ -30,6 +31,7 @@ pub trait Session: Send + Sync {
     fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()>;
     fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()>;
     fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()>;
+    fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>>;
 }
 
 /// A decode or prefill handle.
@@ -43,6 +45,24 @@ pub trait Handle: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
     fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()>;
+}
+
+/// An MLA context handle.
+pub trait ContextHandle: Send + Sync {
+    fn workspace(&self) -> Result<WorkspaceInfo>;
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()>;
+    fn num_chunks(&self) -> Result<usize>;
+    fn chunk_tokens(&self, chunk: usize) -> Result<i64>;
+    fn run(&self, args: &MlaContextArgs, stream: Stream) -> Result<()>;
+    fn new_tokens(&self, args: &MlaContextArgs, stream: Stream) -> Result<()>;
+    fn gather(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()>;
+    fn attend(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()>;
 }
 
 /// Every door.
@@ -125,6 +145,10 @@ impl Session for api::Context {
     fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()> {
         api::mla_gather(self, input, stream)
     }
+
+    fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>> {
+        Ok(Box::new(api::MlaContext::new(self, desc)?))
+    }
 }
 
 impl Handle for api::Attention {
@@ -144,5 +168,45 @@ impl Handle for api::Attention {
 
     fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
         api::Attention::run(self, args, stream)
+    }
+}
+
+impl ContextHandle for api::MlaContext {
+    fn workspace(&self) -> Result<WorkspaceInfo> {
+        Ok(api::MlaContext::workspace(self))
+    }
+
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        api::MlaContext::plan(self, batch, workspace, workspace_bytes, stream)
+    }
+
+    fn num_chunks(&self) -> Result<usize> {
+        api::MlaContext::num_chunks(self)
+    }
+
+    fn chunk_tokens(&self, chunk: usize) -> Result<i64> {
+        api::MlaContext::chunk_tokens(self, chunk)
+    }
+
+    fn run(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        api::MlaContext::run(self, args, stream)
+    }
+
+    fn new_tokens(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        api::MlaContext::new_tokens(self, args, stream)
+    }
+
+    fn gather(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        api::MlaContext::gather(self, chunk, args, stream)
+    }
+
+    fn attend(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        api::MlaContext::attend(self, chunk, args, stream)
     }
 }

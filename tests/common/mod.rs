@@ -13,6 +13,7 @@ pub mod grids;
 pub mod instance;
 pub mod memory;
 pub mod mla_cache;
+pub mod mla_context;
 pub mod pages;
 pub mod problem;
 pub mod projections;
