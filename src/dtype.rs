@@ -87,6 +87,17 @@ impl DType {
         matches!(self, DType::F8E4M3 | DType::F8E5M2)
     }
 
+    /// `value` as an element of this type holds it.
+    #[allow(unsafe_code)]
+    pub fn rounded(self, value: f32) -> f32 {
+        let mut element = [0u8; 8];
+        // SAFETY: no element is larger.
+        unsafe {
+            store(element.as_mut_ptr(), self, 0, value);
+            load(element.as_ptr(), self, 0)
+        }
+    }
+
     /// fp32, fp16 or bf16.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)

@@ -247,14 +247,54 @@ impl Tensor {
         self
     }
 
-    /// The elements of dimension `dim` at `range`, which must lie within its extent.
-    pub fn part_of_dim(mut self, dim: usize, range: std::ops::Range<i64>) -> Tensor {
-        assert!(0 <= range.start && range.start <= range.end && range.end <= self.shape[dim]);
-        self.shape[dim] = range.end - range.start;
+    /// The same memory with dimension `dim` cut into two: `[n · inner]` becomes `[n, inner]`. `inner` must divide the
+    /// extent, and the rank be below [`MAX_RANK`].
+    pub fn split_dim(self, dim: usize, inner: i64) -> Tensor {
+        let mut split = self.insert_dim(dim);
+        split.shape[dim] = self.shape[dim] / inner;
+        split.shape[dim + 1] = inner;
+        // Where there is one index, or no element, the stride may be anything.
+        split.strides[dim] = self.strides[dim].saturating_mul(inner);
+        split
+    }
+
+    /// The part of `count` indices from `first` on of dimension `dim`, which must lie within its extent.
+    pub fn narrow(mut self, dim: usize, first: i64, count: i64) -> Tensor {
+        debug_assert!(first >= 0 && count >= 0 && first + count <= self.shape[dim]);
+        self.shape[dim] = count;
         if !self.is_empty() {
-            self.address += (range.start * self.strides[dim]) as usize * self.dtype.size();
+            self.address += (first * self.strides[dim]) as usize * self.dtype.size();
         }
         self
+    }
+
+    /// The same memory without dimension `dim`, whose extent is one.
+    pub fn remove_dim(mut self, dim: usize) -> Tensor {
+        debug_assert_eq!(self.shape[dim], 1);
+        self.shape.copy_within(dim + 1..self.rank, dim);
+        self.strides.copy_within(dim + 1..self.rank, dim);
+        self.rank -= 1;
+        self
+    }
+
+    /// A part of every row along the last dimension, whose elements lie side by side: `count` elements of another type
+    /// from byte `first` of the row on. `None` where they do not lie on multiples of their size.
+    pub fn part_of_rows(mut self, first: usize, dtype: DType, count: i64) -> Option<Tensor> {
+        let (from, to) = (self.dtype.size() as i64, dtype.size() as i64);
+        self.address = self.address.wrapping_add(first);
+        self.dtype = dtype;
+        let last = self.rank - 1;
+        let is_empty = self.is_empty();
+        for dim in 0..last {
+            let bytes = self.strides[dim].wrapping_mul(from);
+            // A stride that no index is multiplied with may be anything.
+            if bytes % to != 0 && self.shape[dim] > 1 && !is_empty {
+                return None;
+            }
+            self.strides[dim] = bytes / to;
+        }
+        (self.shape[last], self.strides[last]) = (count, 1);
+        (is_empty || self.address.is_multiple_of(dtype.size())).then_some(self)
     }
 
     /// The same bytes read as another type of the same size.
@@ -500,6 +540,43 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_rows_keep_to_their_bytes() {
+        #[allow(unsafe_code)]
+        let bytes = |address: usize, shape: &[i64], strides: &[i64]| {
+            let data = address as *mut u8;
+            // SAFETY: never read or written.
+            unsafe { Tensor::new("x", data, Device::Cpu, DType::U8, shape, Some(strides)) }.unwrap()
+        };
+        let part = bytes(64, &[3, 4, 656], &[4000, 656, 1]).part_of_rows(512, DType::F32, 4);
+        let part = part.unwrap();
+        assert_eq!((part.address(), part.dtype()), (576, DType::F32));
+        assert_eq!(
+            (part.shape(), part.strides()),
+            (&[3i64, 4, 4][..], &[1000i64, 164, 1][..])
+        );
+        assert!(
+            bytes(66, &[3, 4, 656], &[4000, 656, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_none()
+        );
+        assert!(
+            bytes(64, &[3, 4, 656], &[4000, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_none()
+        );
+        assert!(
+            bytes(64, &[3, 1, 656], &[4000, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_some()
+        );
+        assert!(
+            bytes(66, &[0, 4, 656], &[4001, 658, 1])
+                .part_of_rows(512, DType::F32, 4)
+                .is_some()
+        );
+    }
+
+    #[test]
     fn dims_can_be_inserted_and_swapped() {
         let t = tensor(&[3, 5], None).unwrap().insert_dim(1);
         assert_eq!(
@@ -508,5 +585,21 @@ mod tests {
         );
         let t = t.swap_dims(0, 2);
         assert_eq!(t.shape(), &[5, 1, 3]);
+    }
+
+    #[test]
+    fn dims_can_be_cut_into_two_and_into_parts() {
+        let t = tensor(&[6, 5], Some(&[8, 1])).unwrap().split_dim(0, 3);
+        assert_eq!(
+            (t.shape(), t.strides()),
+            (&[2i64, 3, 5][..], &[24i64, 8, 1][..])
+        );
+        let part = t.narrow(1, 1, 2);
+        assert_eq!(
+            (part.shape(), part.strides()),
+            (&[2i64, 2, 5][..], t.strides())
+        );
+        assert_eq!(part.address(), t.address() + 8 * 4);
+        assert_eq!(t.narrow(0, 2, 0).address(), t.address());
     }
 }

@@ -1,15 +1,16 @@
-//! `run` allocates nothing, on any thread.
+//! `run` allocates nothing, on any thread. Projections keep what their threads work in.
 
 mod common;
 
-use common::door::{Door, RustDoor};
+use common::door::{Door, RustDoor, Session};
 use common::instance::{LayerData, Planned};
-use common::memory::HostMemory;
+use common::memory::{HostMemory, Resident};
 use common::mla::{Cache, MlaLayer, MlaProblem, Queries};
 use common::problem::Problem;
+use common::projections::{Case, Layout as RowLayout, Model, Operator, Values, Weights, rows};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::Kind;
+use folio::problem::{AbsorbQArgs, Kind};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -88,5 +89,51 @@ fn run_allocates_nothing() {
             outcome.expect("a run");
         });
         assert_eq!(count, 0, "MLA {cache:?}");
+    }
+    projections_allocate_flags(&*session);
+}
+
+/// The first calls make what the threads work in: each thread at its first piece, which it may not get in the first
+/// call. After that there are a few bytes for every product of two blocks, which the crate `gemm` keeps flags in; were the
+/// blocks packed, there would be more.
+fn projections_allocate_flags(session: &dyn Session) {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for weights in [Weights::Compact, Weights::Parts] {
+            for tokens in [1, 3, 70] {
+                let case = Case {
+                    operator: Operator::AbsorbQ,
+                    dtype,
+                    tokens,
+                    heads: 24,
+                    widths: [64, 64, 136],
+                    layout: RowLayout::Compact,
+                    weights,
+                };
+                let model = Model::new(&HostMemory, &case);
+                let rows = |width| {
+                    let view = rows(dtype, [tokens, case.heads, width], RowLayout::Compact);
+                    Resident::new(&HostMemory, Values { dtype, seed: 1 }.image(view))
+                };
+                let (q_nope, q_latent) = (rows(64), rows(136));
+                let args = AbsorbQArgs {
+                    q_nope: q_nope.tensor(),
+                    w_uk: model.w_uk,
+                    q_latent: q_latent.tensor(),
+                };
+                let run = || {
+                    session
+                        .absorb_q(&args, Stream::default())
+                        .expect("a product")
+                };
+                let counts: Vec<usize> = (0..20).map(|_| allocations(run)).collect();
+                // Columns are taken by 128, tokens by 64.
+                let products = 24 * 2 * (tokens as usize).div_ceil(64);
+                let most = if tokens == 1 { 0 } else { products };
+                assert!(
+                    counts[10..].iter().all(|&n| n <= most),
+                    "{case:?}: {counts:?}"
+                );
+            }
+        }
     }
 }

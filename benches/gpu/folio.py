@@ -64,6 +64,10 @@ Args = sized("Args", tensors("q", "k", "v", "o", "lse", "k_scales", "v_scales", 
 AppendArgs = sized("AppendArgs", tensors("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scales", "v_scales")
                    + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
 MergeArgs = sized("MergeArgs", tensors("v_a", "s_a", "v_b", "s_b", "v_out", "s_out", "mask"))
+AbsorbWeightsArgs = sized("AbsorbWeightsArgs", tensors("kv_b_proj", "w_uk", "w_uv"))
+AbsorbQArgs = sized("AbsorbQArgs", tensors("q_nope", "w_uk", "q_latent"))
+ProjectOArgs = sized("ProjectOArgs", tensors("o_latent", "w_uv", "out"))
+UpProjectArgs = sized("UpProjectArgs", tensors("kv_c", "w_uk", "w_uv", "k_nope", "v"))
 
 DTYPES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.float8_e4m3fn: (10, 8),
           torch.float8_e5m2: (12, 8), torch.int32: (0, 32), torch.int64: (0, 64), torch.uint8: (1, 8)}
@@ -131,6 +135,22 @@ class Context:
     def merge(self, **fields):
         args = struct(MergeArgs, **fields)
         return lambda: call(LIB.folio_merge_state, self.handle, c.byref(args), stream())
+
+    def absorb_weights(self, **fields):
+        args = struct(AbsorbWeightsArgs, **fields)
+        return lambda: call(LIB.folio_mla_absorb_weights, self.handle, c.byref(args), stream())
+
+    def absorb_q(self, **fields):
+        args = struct(AbsorbQArgs, **fields)
+        return lambda: call(LIB.folio_mla_absorb_q, self.handle, c.byref(args), stream())
+
+    def project_o(self, **fields):
+        args = struct(ProjectOArgs, **fields)
+        return lambda: call(LIB.folio_mla_project_o, self.handle, c.byref(args), stream())
+
+    def up_project(self, **fields):
+        args = struct(UpProjectArgs, **fields)
+        return lambda: call(LIB.folio_mla_up_project, self.handle, c.byref(args), stream())
 
 
 class Attention:

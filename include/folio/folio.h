@@ -703,7 +703,7 @@ typedef struct folio_attention_args {
      * Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
      * page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
      * `[nnz_kv or more, num_kv_heads, head_dim_qk]`. Of kv_dtype; uint8 stands for fp8. num_pages is above
-     * every page id in use, and 1 or more where page ids or lengths are on a device.
+     * every page id in use, and 1 or more where page ids or lengths are on a device. With k_rope, rows are shorter.
      */
     const folio_tensor *k;
     /**
@@ -786,6 +786,14 @@ typedef struct folio_attention_args {
      * 0.
      */
     uint32_t reserved;
+    /**
+     * NULL where k has whole keys. Otherwise the last elements of the keys, in a tensor of one head that all KV heads
+     * share (the rotary part of DeepSeek-V2's MLA in its multi-head form): as k without the dimension of heads, or
+     * with one of extent 1, and with rope elements per row and strides of its own; of kv_dtype. k then has rows of
+     * head_dim_qk - rope elements, a multiple of 8. Paged `[num_pages, page_size, rope]` (both layouts),
+     * `[num_slots, rope]` (page_size 1); ragged `[nnz_kv or more, rope]`. Prefill handles only.
+     */
+    const folio_tensor *k_rope;
 } folio_attention_args;
 
 /**
@@ -805,7 +813,7 @@ typedef struct folio_decode folio_decode;
  * What a decode handle is made from: a few query rows per request over a paged cache.
  *
  * Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the
- * type of q, or fp8. num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
+ * type of q, float32, or fp8. num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
  * h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8: on the
  * CPU head_dim_qk up to 576 and head_dim_vo up to 512, on CUDA both up to 256.
  * The maxima bound every later batch and fix the workspace.
@@ -1621,6 +1629,764 @@ folio_status folio_merge_states(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup projection Projections of MLA
+ * From the queries' space to the latent one and back (DeepSeek-V2, section 2.1.2): what stands before and after
+ * attention over latent rows.
+ * @{
+ */
+
+/**
+ * The up-projection of keys and values, `kv_b_proj` in DeepSeek's models, and where its two halves go.
+ *
+ * H heads; P, V and L are the widths of a head's nope part, of its value and of the latent row, multiples of 8. All
+ * strides are free. w_uk and w_uv have the type of kv_b_proj, or any of the three where that is float32.
+ *
+ * The halves need not be copied: a tensor of shape [H, P, L] or [H, L, V] over the memory of kv_b_proj, with its
+ * strides, is a weight for the functions below, and as fast as a copy.
+ */
+typedef struct folio_mla_absorb_weights_args {
+    /**
+     * sizeof(folio_mla_absorb_weights_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[H·(P+V), L]` float32, float16 or bfloat16, (out, in) as a linear layer stores it: for each head the P rows of
+     * its W_UK, then the V rows of its W_UV.
+     */
+    const folio_tensor *kv_b_proj;
+    /**
+     * Output: `[H, P, L]`, or NULL where w_uv is given.
+     */
+    const folio_tensor *w_uk;
+    /**
+     * Output: `[H, L, V]`, or NULL where w_uk is given.
+     */
+    const folio_tensor *w_uv;
+} folio_mla_absorb_weights_args;
+
+/**
+ * The absorption of W_UK into queries: q_latent[t, h] = q_nope[t, h] · w_uk[h]. All three tensors have one type. Rows
+ * of q_nope and q_latent have a unit last stride; all other strides are free, so that q_latent may be the first L
+ * columns of a wider query tensor.
+ */
+typedef struct folio_mla_absorb_q_args {
+    /**
+     * sizeof(folio_mla_absorb_q_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens, H, P]` float16 or bfloat16; float32 too on the CPU.
+     */
+    const folio_tensor *q_nope;
+    /**
+     * `[H, P, L]`, any strides.
+     */
+    const folio_tensor *w_uk;
+    /**
+     * Output: `[num_tokens, H, L]`.
+     */
+    const folio_tensor *q_latent;
+} folio_mla_absorb_q_args;
+
+/**
+ * The projection of latent outputs to values: out[t, h] = o_latent[t, h] · w_uv[h]. Types and strides as in
+ * folio_mla_absorb_q_args; out may be a view of `[num_tokens, H·V]`.
+ */
+typedef struct folio_mla_project_o_args {
+    /**
+     * sizeof(folio_mla_project_o_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens, H, L]` float16 or bfloat16; float32 too on the CPU.
+     */
+    const folio_tensor *o_latent;
+    /**
+     * `[H, L, V]`, any strides.
+     */
+    const folio_tensor *w_uv;
+    /**
+     * Output: `[num_tokens, H, V]`.
+     */
+    const folio_tensor *out;
+} folio_mla_project_o_args;
+
+/**
+ * The up-projection of latent rows to keys and values, for attention in the form with heads of their own:
+ * k_nope[t, h] = kv_c[t] · w_uk[h]ᵀ, v[t, h] = kv_c[t] · w_uv[h]. Types and strides as in folio_mla_absorb_q_args;
+ * k_nope may be the first P columns of a wider key tensor. Either output may be left out together with its weight.
+ */
+typedef struct folio_mla_up_project_args {
+    /**
+     * sizeof(folio_mla_up_project_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens, L]` float16 or bfloat16; float32 too on the CPU.
+     */
+    const folio_tensor *kv_c;
+    /**
+     * `[H, P, L]`, any strides, or NULL.
+     */
+    const folio_tensor *w_uk;
+    /**
+     * `[H, L, V]`, any strides, or NULL.
+     */
+    const folio_tensor *w_uv;
+    /**
+     * Output: `[num_tokens, H, P]`, or NULL.
+     */
+    const folio_tensor *k_nope;
+    /**
+     * Output: `[num_tokens, H, V]`, or NULL.
+     */
+    const folio_tensor *v;
+} folio_mla_up_project_args;
+
+/**
+ * Copies the halves of kv_b_proj to weights of their own, once after a model is loaded.
+ *
+ * On CUDA the first projection of MLA on a context loads code and answers CAPTURE in a capture. Later ones can be
+ * captured. On the CPU the outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args the up-projection and its halves
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_mla_absorb_weights(const folio_context *ctx,
+                                      const folio_mla_absorb_weights_args *args,
+                                      void *stream,
+                                      folio_error *err);
+
+/**
+ * Takes queries to the latent space: q_nope · W_UK, before attention over latent rows. Sums are float32, rounded to
+ * the type of q_latent once. No token is nothing to do.
+ *
+ * @copydetails folio_mla_absorb_weights
+ *
+ * # Safety
+ * As folio_mla_absorb_weights.
+ */
+folio_status folio_mla_absorb_q(const folio_context *ctx,
+                                const folio_mla_absorb_q_args *args,
+                                void *stream,
+                                folio_error *err);
+
+/**
+ * Takes outputs of attention over latent rows to the values' space: o_latent · W_UV. Sums as in folio_mla_absorb_q.
+ *
+ * @copydetails folio_mla_absorb_weights
+ *
+ * # Safety
+ * As folio_mla_absorb_weights.
+ */
+folio_status folio_mla_project_o(const folio_context *ctx,
+                                 const folio_mla_project_o_args *args,
+                                 void *stream,
+                                 folio_error *err);
+
+/**
+ * Takes latent rows to keys and values of every head, as prefill attends to them. Sums as in folio_mla_absorb_q.
+ *
+ * @copydetails folio_mla_absorb_weights
+ *
+ * # Safety
+ * As folio_mla_absorb_weights.
+ */
+folio_status folio_mla_up_project(const folio_context *ctx,
+                                  const folio_mla_up_project_args *args,
+                                  void *stream,
+                                  folio_error *err);
+
+/** @} */
+
+/**
+ * @defgroup mla_cache Caches of latent records
+ * What MLA (DeepSeek's multi-head latent attention) keeps of a token: one latent row, and one rotary row that all heads
+ * share. New tokens into a paged cache of them, and from there to dense rows, for prefill over a cached context.
+ * @{
+ */
+
+/**
+ * RoPE rotates neighbouring elements (GPT-J; DeepSeek). Without: an element of the first half and one of the second
+ * (GPT-NeoX).
+ */
+#define FOLIO_MLA_ROPE_INTERLEAVED 1
+
+/**
+ * New tokens for a cache of latent records: vLLM's concat_and_cache_mla, and concat_and_cache_mla_rope_fused where
+ * cos_sin_cache is given.
+ *
+ * A record of an fp8_ds_mla cache gets, for each 128 latent elements, the scale `max(max |x| / 448, FLT_MIN)` and
+ * `x / scale` in e4m3. That is what vLLM writes, but for the rotary elements of float16 tokens: they are converted to
+ * bfloat16, where vLLM keeps their bits.
+ *
+ * RoPE: pair i of a row, (x, y), becomes `(x · cos_i - y · sin_i, y · cos_i + x · sin_i)`, computed in float32 and
+ * rounded to the tokens' type, before anything is stored. Rows of q_rope and rope_out are rotated whatever the slot.
+ *
+ * The outputs may not overlap other tensors, but for rope_out and q_rope_out, which may be rope and q_rope: with the
+ * same address and the same strides.
+ */
+typedef struct folio_mla_append_args {
+    /**
+     * sizeof(folio_mla_append_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_MLA_ROPE_INTERLEAVED or 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens or more, kv_lora_rank]` or `[num_tokens or more, 1, kv_lora_rank]` float32, float16 or bfloat16.
+     */
+    const folio_tensor *latent;
+    /**
+     * `[num_tokens or more, qk_rope_head_dim]` or `[num_tokens or more, 1, qk_rope_head_dim]`, of latent's type; NULL
+     * where records have no rotary part.
+     */
+    const folio_tensor *rope;
+    /**
+     * Output: `[num_pages, page_size, kv_lora_rank + qk_rope_head_dim]` of latent's type or fp8; with kv_rope
+     * `[num_pages, page_size, kv_lora_rank]`. fp8_ds_mla: `[num_pages, page_size, 656]` uint8, where address and
+     * strides are multiples of 4.
+     */
+    const folio_tensor *kv;
+    /**
+     * Output: `[num_pages, page_size, qk_rope_head_dim]` of kv's type, where the rotary part of the records has a
+     * tensor of its own; or NULL.
+     */
+    const folio_tensor *kv_rope;
+    /**
+     * `[num_tokens]` int32 or int64: page · page_size + offset; a negative slot skips the token. Its length is the
+     * number of tokens. A slot beyond the cache is refused where it is on the host, and skips the token where it is on
+     * a device.
+     */
+    const folio_tensor *slot_mapping;
+    /**
+     * `[max_position, qk_rope_head_dim]` float32 or of latent's type: the cosines of a position, and then the sines;
+     * NULL: no RoPE, and the fields below it are NULL too.
+     */
+    const folio_tensor *cos_sin_cache;
+    /**
+     * `[num_tokens]` int32 or int64. One beyond cos_sin_cache is refused where it is on the host; where it is on a
+     * device nothing is written for the token.
+     */
+    const folio_tensor *positions;
+    /**
+     * Output: the rotated rope, `[num_tokens or more, qk_rope_head_dim]` as rope; may be rope itself; or NULL.
+     */
+    const folio_tensor *rope_out;
+    /**
+     * `[num_tokens or more, num_heads, qk_rope_head_dim]` of latent's type, to be rotated; in place where q_rope_out
+     * is NULL; or NULL.
+     */
+    const folio_tensor *q_rope;
+    /**
+     * Output: the rotated q_rope, as it; may be q_rope itself; or NULL.
+     */
+    const folio_tensor *q_rope_out;
+    /**
+     * A plain fp8 cache gets `x / k_scale`, rounded to nearest even, saturated. 0: 1.
+     */
+    float k_scale;
+    /**
+     * FOLIO_MLA_CACHE_…
+     */
+    int32_t cache_format;
+    /**
+     * What a plain cache that is described as uint8 holds (an fp8 type); all zero: the tensors say it.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_mla_append_args;
+
+/**
+ * Records of many requests to be copied to dense rows and converted: vLLM's gather_and_maybe_dequant_cache, its
+ * variant for fp8_ds_mla, and cp_gather_cache. Page ids are a block_table, or kv_indptr and kv_indices.
+ *
+ * Lengths and page ids that are wrong are refused where they are on the host. Where they are on a device, rows whose
+ * page or token does not exist are not written. The outputs may not overlap other tensors.
+ */
+typedef struct folio_mla_gather_args {
+    /**
+     * sizeof(folio_mla_gather_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_pages, page_size, kv_lora_rank + qk_rope_head_dim]` and so on, as in folio_mla_append_args; float32,
+     * float16, bfloat16, fp8, or fp8_ds_mla records.
+     */
+    const folio_tensor *kv;
+    /**
+     * As in folio_mla_append_args.
+     */
+    const folio_tensor *kv_rope;
+    /**
+     * Output: `[num_rows, kv_lora_rank + qk_rope_head_dim]`, with dst_rope `[num_rows, kv_lora_rank]`; float32,
+     * float16 or bfloat16, whatever kv's type.
+     */
+    const folio_tensor *dst;
+    /**
+     * Output: `[num_rows, qk_rope_head_dim]` of dst's type; or NULL.
+     */
+    const folio_tensor *dst_rope;
+    /**
+     * `[batch_size + 1]` int32: request b gets rows cu_seq_lens[b] to cu_seq_lens[b + 1], at most num_rows. Rows of no
+     * request are left as they are.
+     */
+    const folio_tensor *cu_seq_lens;
+    /**
+     * `[batch_size]` int32: the token of request b that its first row gets; NULL: 0.
+     */
+    const folio_tensor *seq_starts;
+    /**
+     * `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not asked for are not
+     * read.
+     */
+    const folio_tensor *block_table;
+    /**
+     * `[batch_size + 1]` int32: the page ids of request b begin at kv_indices[kv_indptr[b]].
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * `[n]` int32 page ids.
+     */
+    const folio_tensor *kv_indices;
+    /**
+     * Values of a plain fp8 cache are multiplied by it. 0: 1.
+     */
+    float k_scale;
+    /**
+     * FOLIO_MLA_CACHE_…
+     */
+    int32_t cache_format;
+    /**
+     * What a plain cache that is described as uint8 holds (an fp8 type); all zero: the tensors say it.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_mla_gather_args;
+
+/**
+ * Writes new tokens to a cache of latent records, quantising them where the cache is fp8, and rotating rotary
+ * elements where a table of angles is given.
+ *
+ * On CUDA the first call on a context loads code and answers CAPTURE in a capture. Later ones can be captured: they
+ * are one launch each. On the CPU the tokens are in the cache on return.
+ *
+ * @param ctx the device
+ * @param args tensors and scale
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine where no slot is written by two calls, or by two tokens of one call.
+ */
+folio_status folio_mla_append(const folio_context *ctx,
+                              const folio_mla_append_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/**
+ * Copies latent records of many requests from a paged cache to dense rows, and converts them to the rows' type.
+ *
+ * On CUDA lengths and page ids are read by the kernel: nothing waits for them. The first call on a context loads code
+ * and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the rows are
+ * complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and scale
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_mla_gather(const folio_context *ctx,
+                              const folio_mla_gather_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/** @} */
+
+/**
+ * @defgroup mla_context MLA over a cached context
+ * Prefill of multi-head latent attention, for prompts of which a part may be cached: new tokens over themselves, and
+ * over their context chunk by chunk, each unpacked from the latent cache into memory of a bounded size.
+ * @{
+ */
+
+/**
+ * The caller unpacks the context itself, for instance with quantised weights: runs are made in steps, and the workspace
+ * has no room for unpacked chunks.
+ */
+#define FOLIO_MLA_CONTEXT_STEPS 4
+
+/**
+ * Prefill of MLA over a cached context: vLLM's chunked context. One handle serves every batch within its desc, and one
+ * plan every layer of a step.
+ *
+ * Runs of one plan share its workspace. On CUDA they are on one stream, or on streams that the host orders.
+ */
+typedef struct folio_mla_context folio_mla_context;
+
+/**
+ * What an MLA context handle is made from: DeepSeek-V2's multi-head latent attention in its multi-head form, for
+ * prompts whose requests may have a cached context.
+ *
+ * Names of extents below: T new tokens, H num_heads, L kv_lora_rank, P qk_nope_head_dim, R qk_rope_head_dim, V
+ * v_head_dim. Dimensions are multiples of 8; P + R and V are what prefill takes as head_dim_qk and head_dim_vo. The
+ * maxima bound every later batch and fix the workspace.
+ */
+typedef struct folio_mla_context_desc {
+    /**
+     * sizeof(folio_mla_context_desc).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_PLAN_GRAPH, FOLIO_MLA_CONTEXT_STEPS.
+     */
+    uint32_t flags;
+    /**
+     * Type of q, k_nope, k_rope, v, o and the weights: float32, float16 or bfloat16.
+     */
+    folio_dtype dtype;
+    /**
+     * Type of the cache: dtype, float8_e4m3 or float8_e5m2; all zero: as dtype. With FOLIO_MLA_CACHE_FP8_DS_MLA: all
+     * zero or float8_e4m3.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * FOLIO_MLA_CACHE_…
+     */
+    int32_t cache_format;
+    /**
+     * H.
+     */
+    uint32_t num_heads;
+    /**
+     * L, up to 512.
+     */
+    uint32_t kv_lora_rank;
+    /**
+     * P.
+     */
+    uint32_t qk_nope_head_dim;
+    /**
+     * R.
+     */
+    uint32_t qk_rope_head_dim;
+    /**
+     * V.
+     */
+    uint32_t v_head_dim;
+    /**
+     * Tokens per page, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * Most requests of a batch.
+     */
+    uint32_t max_batch_size;
+    /**
+     * Most new tokens of a batch, over all requests.
+     */
+    uint32_t max_num_tokens;
+    /**
+     * Most new tokens of a request; 0: max_num_tokens.
+     */
+    uint32_t max_qo_len;
+    /**
+     * Most tokens of a request, those of this step included.
+     */
+    uint32_t max_kv_len;
+    /**
+     * Most context tokens that are unpacked at a time: a chunk. 0: as many as vLLM unpacks,
+     * max(min(max(8 · max_kv_len, 4 · max_batch_size · page_size), 65536), max_batch_size · page_size). Of
+     * 16-bit types with 128 heads of 128, 64 Ki tokens need 4 GiB; no chunk is larger than all contexts can be.
+     */
+    uint32_t max_chunk_tokens;
+    /**
+     * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+     */
+    uint64_t max_num_pages;
+} folio_mla_context_desc;
+
+/**
+ * Tensors and parameters of one call; one plan serves many, with different values. The extents are those of
+ * folio_mla_context_desc.
+ *
+ * With the context's records (c, r) unpacked to keys (W_UK[h] c, r) and values c W_UV[h], and the new tokens' keys
+ * (k_nope, k_rope) and values v behind them, row i of a request sees its whole context and its new tokens up to i:
+ *
+ * ```text
+ * o = Σ softmax(q·k · sm_scale)_j v_j
+ * lse = log(Σ e^(q·k · sm_scale))
+ * ```
+ *
+ * Chunks of the context are summed up in float32, and o is rounded once. This is the prefill of vLLM's MLA backends;
+ * there every chunk is merged in the type of o.
+ */
+typedef struct folio_mla_context_args {
+    /**
+     * sizeof(folio_mla_context_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_RUN_LSE_BASE_2 or 0.
+     */
+    uint32_t flags;
+    /**
+     * Queries, the last R elements rotated: `[T or more, H, P + R]`.
+     */
+    const folio_tensor *q;
+    /**
+     * Keys of the new tokens: `[T or more, H, P]`.
+     */
+    const folio_tensor *k_nope;
+    /**
+     * Their rotated part, of all heads: `[T or more, R]` or `[T or more, 1, R]`.
+     */
+    const folio_tensor *k_rope;
+    /**
+     * Values of the new tokens: `[T or more, H, V]`.
+     */
+    const folio_tensor *v;
+    /**
+     * The cache: `[num_pages, page_size, L + R]` of kv_dtype; uint8 stands for fp8. With kv_rope:
+     * `[num_pages, page_size, L]`. fp8_ds_mla: `[num_pages, page_size, 656]` uint8. The new tokens need not be in it.
+     */
+    const folio_tensor *kv;
+    /**
+     * The rotary part of the cache, `[num_pages, page_size, R]`; NULL where kv holds whole records.
+     */
+    const folio_tensor *kv_rope;
+    /**
+     * `[H, P, L]` with any strides. NULL with FOLIO_MLA_CONTEXT_STEPS.
+     */
+    const folio_tensor *w_uk;
+    /**
+     * `[H, L, V]` with any strides. NULL with FOLIO_MLA_CONTEXT_STEPS.
+     */
+    const folio_tensor *w_uv;
+    /**
+     * With FOLIO_MLA_CONTEXT_STEPS, as the next three; NULL without. Output of gather: `[tokens of the chunk or more, L]`.
+     */
+    const folio_tensor *context_latent;
+    /**
+     * Output of gather, and read by attend: `[…, R]`.
+     */
+    const folio_tensor *context_rope;
+    /**
+     * Read by attend: `[…, H, P]`.
+     */
+    const folio_tensor *context_k_nope;
+    /**
+     * Read by attend: `[…, H, V]`.
+     */
+    const folio_tensor *context_v;
+    /**
+     * Output: `[T or more, H, V]`. It may not overlap another tensor.
+     */
+    const folio_tensor *o;
+    /**
+     * Output: `[T or more, H]` float32 of any strides, or NULL.
+     */
+    const folio_tensor *lse;
+    /**
+     * Factor of q·k. 0: 1 / sqrt(P + R).
+     */
+    float sm_scale;
+    /**
+     * A plain fp8 cache holds records / k_scale. 0: 1.
+     */
+    float k_scale;
+} folio_mla_context_args;
+
+/**
+ * Picks the code for a problem.
+ *
+ * @copydetails folio_decode_create
+ *
+ * # Safety
+ * As folio_decode_create.
+ */
+folio_status folio_mla_context_create(const folio_context *ctx,
+                                      const folio_mla_context_desc *desc,
+                                      folio_mla_context **out,
+                                      folio_error *err);
+
+/**
+ * The memory that every plan within the desc can do with: two sums of T rows in float32, an unpacked chunk (unless
+ * FOLIO_MLA_CONTEXT_STEPS), and plans.
+ *
+ * @copydetails folio_decode_workspace
+ *
+ * # Safety
+ * As folio_decode_workspace.
+ */
+folio_status folio_mla_context_workspace(const folio_mla_context *handle,
+                                         folio_workspace_info *out,
+                                         folio_error *err);
+
+/**
+ * Takes over a step's batch: kv_len counts the context of a request and its new tokens, of which it has qo_len. Lengths
+ * are in host memory; page ids (block_table, or kv_indices) are on the context's device, and stay as they are until the
+ * last run of the plan. For a graph, the batch has max_batch_size requests, some of them without tokens, and rows of the
+ * outputs beyond the batch may be written.
+ *
+ * @copydetails folio_decode_plan
+ *
+ * # Safety
+ * As folio_decode_plan.
+ */
+folio_status folio_mla_context_plan(folio_mla_context *handle,
+                                    const folio_batch *batch,
+                                    const folio_workspace *ws,
+                                    void *stream,
+                                    folio_error *err);
+
+/**
+ * Computes attention for the planned batch. Not with FOLIO_MLA_CONTEXT_STEPS.
+ *
+ * @copydetails folio_decode_run
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_context_run(const folio_mla_context *handle,
+                                   const folio_mla_context_args *args,
+                                   void *stream,
+                                   folio_error *err);
+
+/**
+ * The number of chunks of the current plan; of a graph's, as many as any plan has.
+ *
+ * # Safety
+ * `handle` as for folio_mla_context_run; `out` is NULL or writable.
+ */
+folio_status folio_mla_context_num_chunks(const folio_mla_context *handle,
+                                          uint32_t *out,
+                                          folio_error *err);
+
+/**
+ * Context tokens of a chunk of the current plan: rows that folio_mla_context_gather writes. They are at most
+ * max_chunk_tokens, and all of a graph's chunks have these.
+ *
+ * # Safety
+ * As folio_mla_context_num_chunks.
+ */
+folio_status folio_mla_context_chunk_tokens(const folio_mla_context *handle,
+                                            uint32_t chunk,
+                                            uint32_t *out,
+                                            folio_error *err);
+
+/**
+ * The first step of a run with FOLIO_MLA_CONTEXT_STEPS: new tokens over themselves. Then, for every chunk in turn,
+ * folio_mla_context_gather, the caller's products of context_latent with its weights to context_k_nope and context_v,
+ * and folio_mla_context_attend; the last one writes o. All steps of a run have the same args but for the context's
+ * tensors, and no other run of the plan comes between them.
+ *
+ * @copydetails folio_decode_run
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_context_new_tokens(const folio_mla_context *handle,
+                                          const folio_mla_context_args *args,
+                                          void *stream,
+                                          folio_error *err);
+
+/**
+ * Copies a chunk's records to context_latent and context_rope, in the type of the desc.
+ *
+ * @copydetails folio_mla_context_new_tokens
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_context_gather(const folio_mla_context *handle,
+                                      uint32_t chunk,
+                                      const folio_mla_context_args *args,
+                                      void *stream,
+                                      folio_error *err);
+
+/**
+ * Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v.
+ *
+ * @copydetails folio_mla_context_new_tokens
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_mla_context_attend(const folio_mla_context *handle,
+                                      uint32_t chunk,
+                                      const folio_mla_context_args *args,
+                                      void *stream,
+                                      folio_error *err);
+
+/**
+ * Name of the kernel that create picked for new tokens.
+ *
+ * @copydetails folio_decode_kernel
+ *
+ * # Safety
+ * As folio_decode_kernel.
+ */
+const char *folio_mla_context_kernel(const folio_mla_context *handle);
+
+/**
+ * Ends a handle.
+ *
+ * @copydetails folio_decode_destroy
+ *
+ * # Safety
+ * As folio_decode_destroy.
+ */
+void folio_mla_context_destroy(folio_mla_context *handle);
+
+/** @} */
+
+/**
  * @defgroup table The table of functions
  * For hosts that load Folio instead of linking it.
  * @{
@@ -1790,6 +2556,120 @@ typedef struct folio_api {
      * folio_mla_destroy
      */
     void (*mla_destroy)(folio_mla *handle);
+    /**
+     * folio_mla_absorb_weights
+     */
+    folio_status (*mla_absorb_weights)(const folio_context *ctx,
+                                       const folio_mla_absorb_weights_args *args,
+                                       void *stream,
+                                       folio_error *err);
+    /**
+     * folio_mla_absorb_q
+     */
+    folio_status (*mla_absorb_q)(const folio_context *ctx,
+                                 const folio_mla_absorb_q_args *args,
+                                 void *stream,
+                                 folio_error *err);
+    /**
+     * folio_mla_project_o
+     */
+    folio_status (*mla_project_o)(const folio_context *ctx,
+                                  const folio_mla_project_o_args *args,
+                                  void *stream,
+                                  folio_error *err);
+    /**
+     * folio_mla_up_project
+     */
+    folio_status (*mla_up_project)(const folio_context *ctx,
+                                   const folio_mla_up_project_args *args,
+                                   void *stream,
+                                   folio_error *err);
+    /**
+     * folio_mla_append
+     */
+    folio_status (*mla_append)(const folio_context *ctx,
+                               const folio_mla_append_args *args,
+                               void *stream,
+                               folio_error *err);
+    /**
+     * folio_mla_gather
+     */
+    folio_status (*mla_gather)(const folio_context *ctx,
+                               const folio_mla_gather_args *args,
+                               void *stream,
+                               folio_error *err);
+    /**
+     * folio_mla_context_create
+     */
+    folio_status (*mla_context_create)(const folio_context *ctx,
+                                       const folio_mla_context_desc *desc,
+                                       folio_mla_context **out,
+                                       folio_error *err);
+    /**
+     * folio_mla_context_workspace
+     */
+    folio_status (*mla_context_workspace)(const folio_mla_context *handle,
+                                          folio_workspace_info *out,
+                                          folio_error *err);
+    /**
+     * folio_mla_context_plan
+     */
+    folio_status (*mla_context_plan)(folio_mla_context *handle,
+                                     const folio_batch *batch,
+                                     const folio_workspace *ws,
+                                     void *stream,
+                                     folio_error *err);
+    /**
+     * folio_mla_context_run
+     */
+    folio_status (*mla_context_run)(const folio_mla_context *handle,
+                                    const folio_mla_context_args *args,
+                                    void *stream,
+                                    folio_error *err);
+    /**
+     * folio_mla_context_num_chunks
+     */
+    folio_status (*mla_context_num_chunks)(const folio_mla_context *handle,
+                                           uint32_t *out,
+                                           folio_error *err);
+    /**
+     * folio_mla_context_chunk_tokens
+     */
+    folio_status (*mla_context_chunk_tokens)(const folio_mla_context *handle,
+                                             uint32_t chunk,
+                                             uint32_t *out,
+                                             folio_error *err);
+    /**
+     * folio_mla_context_new_tokens
+     */
+    folio_status (*mla_context_new_tokens)(const folio_mla_context *handle,
+                                           const folio_mla_context_args *args,
+                                           void *stream,
+                                           folio_error *err);
+    /**
+     * folio_mla_context_gather
+     */
+    folio_status (*mla_context_gather)(const folio_mla_context *handle,
+                                       uint32_t chunk,
+                                       const folio_mla_context_args *args,
+                                       void *stream,
+                                       folio_error *err);
+    /**
+     * folio_mla_context_attend
+     */
+    folio_status (*mla_context_attend)(const folio_mla_context *handle,
+                                       uint32_t chunk,
+                                       const folio_mla_context_args *args,
+                                       void *stream,
+                                       folio_error *err);
+    /**
+     * folio_mla_context_kernel
+     */
+    const char *(*mla_context_kernel)(const folio_mla_context *handle);
+    /**
+     * folio_mla_context_destroy
+     */
+    void (*mla_context_destroy)(folio_mla_context *handle);
 } folio_api;
 
 /**

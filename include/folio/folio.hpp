@@ -196,6 +196,48 @@ public:
         report.check(api().merge_states(get(), &args, stream, report.get()));
     }
 
+    /** Cuts the up-projection of MLA into W_UK and W_UV. */
+    void absorb_weights(const folio_mla_absorb_weights_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_absorb_weights(get(), &args, stream, report.get()));
+    }
+
+    /** Takes queries of MLA to the latent space. */
+    void absorb_q(const folio_mla_absorb_q_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_absorb_q(get(), &args, stream, report.get()));
+    }
+
+    /** Takes latent outputs of MLA to the values' space. */
+    void project_o(const folio_mla_project_o_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_project_o(get(), &args, stream, report.get()));
+    }
+
+    /** Takes latent rows of MLA to keys and values. */
+    void up_project(const folio_mla_up_project_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_up_project(get(), &args, stream, report.get()));
+    }
+
+    /** Writes new tokens to a cache of latent records. */
+    void append(const folio_mla_append_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_append(get(), &args, stream, report.get()));
+    }
+
+    /** Copies latent records to dense rows. */
+    void gather(const folio_mla_gather_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_gather(get(), &args, stream, report.get()));
+    }
+
     /** The functions that this context was made by. */
     const folio_api &api() const noexcept { return *context_.get_deleter().api; }
     /** For calls of folio.h. */

@@ -85,4 +85,46 @@ __device__ __forceinline__ void copy_rows(u32 tile, u32 first_row, const void *a
     }
 }
 
+// The 16 bytes of a row in two places that begin at byte `at`: `split` bytes are at `leading`, the others at `trailing`.
+// Any of them may be in either place: slow, and complete when it returns.
+__device__ __forceinline__ void copy_split_chunk(u32 target, const u8 *leading, const u8 *trailing, i32 at, i32 split,
+                                                 i32 bytes) {
+    u32 words[4] = {};
+#pragma unroll
+    for (i32 i = 0; i < 16; i++) {
+        if (i >= bytes) break;
+        const u8 byte = at + i < split ? leading[at + i] : trailing[at + i - split];
+        words[i / 4] |= static_cast<u32>(byte) << (8 * (i % 4));
+    }
+    st_shared_v4(target, words);
+}
+
+// The address of a row, which lane `row % 32` holds.
+__device__ __forceinline__ const u8 *row_address(const void *address, u32 row) {
+    return reinterpret_cast<const u8 *>(__shfl_sync(FULL_WARP, reinterpret_cast<u64>(address), row % 32));
+}
+
+// copy_rows for rows in two places: the first `split` bytes at `address`, the rest of `row_bytes` at `second`. Where
+// addresses and `split` are multiples of 16 bytes, as copy_bytes says, every piece is in one place.
+template <int ROWS, int BYTES>
+__device__ __forceinline__ void copy_split_rows(u32 tile, u32 first_row, const void *address, const void *second,
+                                                i32 split, i32 row_bytes, u32 copy_bytes) {
+    constexpr int CHUNKS = TileRow<BYTES>::CHUNKS, COUNT = (ROWS * CHUNKS + 31) / 32;
+#pragma unroll 1
+    for (int i = 0; i < COUNT; i++) {
+        const u32 index = threadIdx.x % 32 + 32 * i, row = index / CHUNKS;
+        const i32 at = index % CHUNKS * 16;
+        const u8 *leading = row_address(address, row), *trailing = row_address(second, row);
+        if (ROWS * CHUNKS % 32 != 0 && row >= ROWS) continue;
+        const i32 bytes = leading ? min(max(row_bytes - at, 0), 16) : 0;
+        const u32 target = tile + TileRow<BYTES>::offset(first_row + row, at / 16);
+        if (copy_bytes == 16) {
+            const u8 *source = at < split ? leading + at : trailing + (at - split);
+            copy_chunk<16>(target, bytes > 0 ? source : leading, bytes);
+        } else {
+            copy_split_chunk(target, leading, trailing, at, split, bytes);
+        }
+    }
+}
+
 }  // namespace folio

@@ -102,13 +102,20 @@ struct KeyLoader {
 
     // Keys outside the visible range or the cache become zeros, values too: 0 * NaN must not happen in P * V.
     __device__ __forceinline__ void copy(u32 stage, u32 warp_m) {
-        const Cache::Unit *k = nullptr, *v = nullptr;
+        const Cache::Unit *k = nullptr, *k_rope = nullptr, *v = nullptr;
         if (valid() && table.holds(slot)) {
             k = Cache::row(p.k, slot.page, slot.token, kv_head);
+            k_rope = Cache::row(g.k_rope, slot.page, slot.token, 0);
             v = Cache::row(p.v, slot.page, slot.token, kv_head);
         }
         const u32 k_bytes = Cache::row_bytes(g.head_dim_qk), v_bytes = Cache::row_bytes(g.head_dim_vo);
-        copy_rows<PER_WARP, K_BYTES>(stage, warp_m * PER_WARP, k, k_bytes, g.k_copy_bytes);
+        if (g.rope_dim == 0) {
+            copy_rows<PER_WARP, K_BYTES>(stage, warp_m * PER_WARP, k, k_bytes, g.k_copy_bytes);
+        } else {
+            copy_split_rows<PER_WARP, K_BYTES>(stage, warp_m * PER_WARP, k, k_rope,
+                                               k_bytes - Cache::row_bytes(g.rope_dim), k_bytes,
+                                               min(g.k_copy_bytes, g.k_rope_copy_bytes));
+        }
         copy_rows<PER_WARP, V_BYTES>(stage + KEYS * K_BYTES, warp_m * PER_WARP, v, v_bytes, g.v_copy_bytes);
         key += KEYS * WARPS_N;
         look_up();

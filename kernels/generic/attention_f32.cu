@@ -44,6 +44,13 @@ __device__ __forceinline__ void copy_row(float *target, const typename Element::
     }
 }
 
+// The last elements of a key in two parts, over the zeros that the copy of the first ones wrote.
+__device__ __forceinline__ void copy_rope(float *target, const Cache::Unit *source, u32 count) {
+    __syncwarp();
+#pragma unroll 1
+    for (u32 d = threadIdx.x % 32; d < count; d += 32) target[d] = Cached::load(source[d]);
+}
+
 __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, const FolioGenericParams &g,
                                              const Work &work, float *q) {
     const u32 group = p.num_qo_heads / p.num_kv_heads;
@@ -60,15 +67,17 @@ __device__ __forceinline__ void copy_keys(const FolioAttentionParams &p, const F
                                           const PageTable &table, const Tiles &tiles, KeyRange keys, i32 first_key) {
     for (u32 row = threadIdx.x / 32; row < KEYS; row += WARPS) {
         const i32 key = first_key + row;
-        const Cache::Unit *k = nullptr, *v = nullptr;
+        const Cache::Unit *k = nullptr, *k_rope = nullptr, *v = nullptr;
         if (key >= keys.begin && key < keys.end) {
             const KeySlot slot = table[key];
             if (table.holds(slot)) {
                 k = Cache::row(p.k, slot.page, slot.token, work.kv_head);
+                k_rope = Cache::row(g.k_rope, slot.page, slot.token, 0);
                 v = Cache::row(p.v, slot.page, slot.token, work.kv_head);
             }
         }
-        copy_row<DIM_QK, Cached>(tiles.k + row * K_PITCH, k, g.head_dim_qk);
+        copy_row<DIM_QK, Cached>(tiles.k + row * K_PITCH, k, g.head_dim_qk - g.rope_dim);
+        if (k && g.rope_dim != 0) copy_rope(tiles.k + row * K_PITCH + g.head_dim_qk - g.rope_dim, k_rope, g.rope_dim);
         copy_row<DIM_VO, Cached>(tiles.v + row * DIM_VO, v, g.head_dim_vo);
     }
 }

@@ -89,7 +89,8 @@ struct FolioAttentionParams {
     folio_u32 num_tokens;               // rows that q, o and lse have
     folio_u32 num_pages;                // that k and v have; ragged: rows. At most 2^31
     folio_i64 mask_bytes;               // of mask
-    folio_u32 section_bytes, reserved;  // keys and values that a stretch of prefill may read and still find in L2
+    folio_u32 section_bytes;  // keys and values that a stretch of prefill may read and still find in L2
+    folio_u32 k_rope_page_groups;  // Hopper prefill of split keys: 8-token groups from page to page of k_rope
 };
 
 // n / d for n < 2^31 as (mulhi(n, multiplier) + n) >> shift.
@@ -105,6 +106,9 @@ struct FolioGenericParams {
     folio_u32 o_dtype;                                   // FolioDtype
     folio_u32 q_copy_bytes, k_copy_bytes, v_copy_bytes;  // up to 16: what every row's address is a multiple of
     FolioDivisor page_size;
+    // Split keys: k has the first head_dim_qk - rope_dim elements of a key, and k_rope, of one head, the others.
+    FolioCache k_rope;
+    folio_u32 rope_dim, k_rope_copy_bytes;  // 0: k has whole keys
 };
 
 // kernels/sm90/decode/decode.cu. Keys come by TMA in boxes of a page's tokens, a tile of keys being 1 << boxes_log2
@@ -212,7 +216,7 @@ struct FolioPlanParams {
 // The numbers of src/cuda/params.rs.
 static_assert(sizeof(FolioWorkItem) == 48 && sizeof(FolioCombineItem) == 16, "plan records");
 static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 352, "attention");
-static_assert(sizeof(FolioGenericParams) == 392 && sizeof(FolioCombineParams) == 184, "generic kernels");
+static_assert(sizeof(FolioGenericParams) == 432 && sizeof(FolioCombineParams) == 184, "generic kernels");
 static_assert(sizeof(FolioDecodeParams) == 384, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");

@@ -9,7 +9,7 @@ use crate::problem::{AppendArgs, CacheFormat, Checked, KvLayout};
 use crate::tensor::{Device, Tensor};
 
 /// Types of a cache.
-const CACHES: [DType; 5] = [
+pub(super) const CACHES: [DType; 5] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -70,7 +70,7 @@ pub fn append(context: &Context, args: &AppendArgs, stream: Stream) -> Result<()
         v_scales: cache_scales("v_scales", args.v_scales, &v_cache, heads, device)?,
         ..*args
     });
-    check_slots(&checked)?;
+    check_slots(&slots, &k_cache)?;
     context.backend().append(&checked, stream)
 }
 
@@ -157,15 +157,13 @@ fn cache_scales(
     head_scales(name, scales, num_kv_heads, device)
 }
 
-/// Slots on the host are checked one by one; on a device the kernel skips what lies outside.
-fn check_slots(args: &AppendArgs) -> Result<()> {
-    let Some(slots) = args.slot_mapping.as_slots() else {
+/// Slots on the host are checked one by one; on a device the kernel skips what lies outside. `cache` is
+/// `[num_pages, page_size, ..]`.
+pub(super) fn check_slots(slots: &Tensor, cache: &Tensor) -> Result<()> {
+    let Some(slots) = slots.as_slots() else {
         return Ok(());
     };
-    let num_slots = args
-        .k_cache
-        .extent(0)
-        .saturating_mul(args.k_cache.extent(1));
+    let num_slots = cache.extent(0).saturating_mul(cache.extent(1));
     match slots.position_of(|slot| slot >= num_slots) {
         None => Ok(()),
         Some((token, slot)) => Err(Error::InvalidArgument(format!(
@@ -174,7 +172,12 @@ fn check_slots(args: &AppendArgs) -> Result<()> {
     }
 }
 
-fn same<T: PartialEq + std::fmt::Display>(name: &str, what: &str, is: T, wanted: T) -> Result<()> {
+pub(super) fn same<T: PartialEq + std::fmt::Display>(
+    name: &str,
+    what: &str,
+    is: T,
+    wanted: T,
+) -> Result<()> {
     if is == wanted {
         return Ok(());
     }

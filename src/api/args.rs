@@ -1,6 +1,7 @@
 //! Checks of what may change from layer to layer.
 
 use super::check::{Extent, Named, finite, head_scales, scale};
+use super::desc::HEAD_DIM_UNIT;
 use super::mla;
 use super::planned::Planned;
 use crate::dtype::DType;
@@ -60,10 +61,12 @@ pub(super) fn check(
         return Err(without("flags: ALIBI_SQRT", "alibi_slopes"));
     }
     let kv_heads = i64::from(desc.num_kv_heads);
+    let (k, k_rope) = keys(args, desc, planned, device)?;
     let [sm_scale, q_scale, k_scale] = logits_scales(args, desc)?;
     Ok(Checked::new(AttentionArgs {
         q,
-        k: cache("k", args.k, desc, desc.head_dim_qk, planned, device)?,
+        k,
+        k_rope,
         v: cache("v", args.v, desc, desc.head_dim_vo, planned, device)?,
         o,
         lse,
@@ -81,6 +84,80 @@ pub(super) fn check(
         sinks: per_head("sinks", args.sinks)?,
         ..*args
     }))
+}
+
+/// k, and k_rope where keys are in two parts.
+fn keys(
+    args: &AttentionArgs,
+    desc: &AttentionDesc,
+    planned: &Planned,
+    device: Device,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let Some(k_rope) = args.k_rope else {
+        let k = cache("k", args.k, desc, desc.head_dim_qk, planned, device)?;
+        return Ok((k, None));
+    };
+    if desc.kind != Kind::Prefill {
+        return Err(Error::Unsupported(
+            "k_rope: a tensor is not supported by decode; NULL, and whole keys in k, is".into(),
+        ));
+    }
+    let nope_dim = nope_dim(&args.k, desc)?;
+    let rope_dim = desc.head_dim_qk - nope_dim;
+    let one_head = AttentionDesc {
+        num_kv_heads: 1,
+        ..*desc
+    };
+    Ok((
+        cache("k", args.k, desc, nope_dim, planned, device)?,
+        Some(cache(
+            "k_rope",
+            with_head(k_rope, desc),
+            &one_head,
+            rope_dim,
+            planned,
+            device,
+        )?),
+    ))
+}
+
+/// Elements of the rows of k where k_rope has the others.
+fn nope_dim(k: &Tensor, desc: &AttentionDesc) -> Result<u32> {
+    let most = desc.head_dim_qk - HEAD_DIM_UNIT;
+    let last = k
+        .shape()
+        .last()
+        .map_or(0, |&dim| u32::try_from(dim).unwrap_or(u32::MAX));
+    if (HEAD_DIM_UNIT..=most).contains(&last) && last.is_multiple_of(HEAD_DIM_UNIT) {
+        return Ok(last);
+    }
+    Err(Error::Shape(format!(
+        "k: shape {:?} is not accepted with k_rope; rows of a multiple of {HEAD_DIM_UNIT} up to {most} elements are",
+        k.shape()
+    )))
+}
+
+/// k_rope with a dimension of one head, which the caller may leave out.
+fn with_head(k_rope: Tensor, desc: &AttentionDesc) -> Tensor {
+    match (desc.kv, k_rope.rank()) {
+        (KvStorage::Ragged, 2) => k_rope.insert_dim(1),
+        (KvStorage::Paged { page_size: 1, .. }, 2) => k_rope.insert_dim(1),
+        (
+            KvStorage::Paged {
+                layout: KvLayout::Nhd,
+                ..
+            },
+            3,
+        ) => k_rope.insert_dim(2),
+        (
+            KvStorage::Paged {
+                layout: KvLayout::Hnd,
+                ..
+            },
+            3,
+        ) => k_rope.insert_dim(1),
+        _ => k_rope,
+    }
 }
 
 /// A cache tensor as `[page, token, head, dim]`, with enough pages for the plan's ids.

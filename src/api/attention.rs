@@ -109,7 +109,7 @@ impl Attention {
     }
 }
 
-fn check_workspace(
+pub(super) fn check_workspace(
     needed: &WorkspaceInfo,
     workspace: &Workspace,
     (device_bytes, host_bytes): (usize, usize),

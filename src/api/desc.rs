@@ -10,7 +10,7 @@ use crate::problem::{AttentionDesc, CacheFormat, Kind, KvStorage};
 const MAX_HEAD_DIM_QK: u32 = 576;
 const MAX_HEAD_DIM_VO: u32 = 512;
 /// Head dimensions are multiples of this.
-const HEAD_DIM_UNIT: u32 = 8;
+pub(super) const HEAD_DIM_UNIT: u32 = 8;
 /// Most heads; far above any model, and keeps products of heads and dims within 32 bits.
 const MAX_HEADS: u32 = 4096;
 /// Lengths and offsets travel as int32.
@@ -67,11 +67,11 @@ fn dtypes(desc: &AttentionDesc) -> Result<()> {
     let plain = kv == CacheFormat::plain(kv.element);
     for (name, stated, supported) in [
         ("kv_dtype", kv.to_string(), plain && same_or_fp8(kv.element)),
-        ("o_dtype", o.to_string(), same_or_fp8(o)),
+        ("o_dtype", o.to_string(), same_or_fp8(o) || o == DType::F32),
     ] {
         if !supported {
             return Err(Error::Unsupported(format!(
-                "{name}: {stated} is not supported with q_dtype {}; the same type, float8_e4m3 and float8_e5m2 are",
+                "{name}: {stated} is not supported with q_dtype {}; the same type, float8_e4m3 and float8_e5m2 are (outputs: float32 too)",
                 desc.q_dtype
             )));
         }

@@ -220,8 +220,8 @@ fn cache(
         )),
         None => {
             let whole = part("kv", args.k, element, rank + rope)?;
-            let latent = whole.part_of_dim(3, 0..rank.into());
-            let tail = whole.part_of_dim(3, rank.into()..(rank + rope).into());
+            let latent = whole.narrow(3, 0, rank.into());
+            let tail = whole.narrow(3, rank.into(), rope.into());
             Ok((latent, (rope > 0).then_some(tail)))
         }
     }

@@ -12,7 +12,10 @@ mod desc;
 mod largest;
 mod merge;
 mod mla;
+mod mla_cache;
+mod mla_context;
 mod planned;
+mod projection;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
 pub use append::append;
@@ -20,3 +23,6 @@ pub use attention::Attention;
 pub use batch::BatchInput;
 pub use context::Context;
 pub use merge::{merge, merge_states};
+pub use mla_cache::{mla_append, mla_gather};
+pub use mla_context::MlaContext;
+pub use projection::{absorb_q, absorb_weights, project_o, up_project};

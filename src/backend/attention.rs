@@ -2,6 +2,8 @@
 
 use super::refusal::refused;
 use super::stream::Stream;
+use super::tables::{HostTables, Tables};
+use super::workspace::{Workspace, WorkspaceInfo};
 use crate::error::Result;
 use crate::problem::{AttentionArgs, AttentionDesc, Batch, Checked, Tiling, WorkList};
 
@@ -14,26 +16,15 @@ pub trait AttentionOps {
     fn attention(&self, _desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
         refused("attention")
     }
-}
 
-/// Memory that a plan needs, for every batch within the desc's maxima.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WorkspaceInfo {
-    /// Bytes of device memory (0 on the CPU).
-    pub device_bytes: usize,
-    /// Bytes of host memory (pinned, for CUDA).
-    pub host_bytes: usize,
-    /// Alignment of both.
-    pub alignment: usize,
-}
-
-/// The caller's memory, at least as large as [`WorkspaceInfo`] says and aligned; checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Workspace {
-    /// Address of device memory, or 0.
-    pub device: usize,
-    /// Address of host memory.
-    pub host: usize,
+    /// Tables of up to `count` numbers for handles that attention is a part of. Those of a backend on the host are read
+    /// where they are written.
+    ///
+    /// # Errors
+    /// What the backend's device answers.
+    fn tables(&self, count: usize) -> Result<Box<dyn Tables>> {
+        Ok(Box::new(HostTables::new(count)))
+    }
 }
 
 /// One attention problem on one device: the code that was picked, and the current plan.

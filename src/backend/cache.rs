@@ -3,7 +3,7 @@
 use super::refusal::refused;
 use super::stream::Stream;
 use crate::error::Result;
-use crate::problem::{AppendArgs, Checked};
+use crate::problem::{AppendArgs, Checked, LatentRecords, MlaAppendArgs, MlaGatherArgs};
 
 /// Operators that write and read paged caches.
 pub trait CacheOps {
@@ -13,5 +13,29 @@ pub trait CacheOps {
     /// `Unsupported` where the backend cannot.
     fn append(&self, _args: &Checked<AppendArgs>, _stream: Stream) -> Result<()> {
         refused("kv_append")
+    }
+
+    /// Writes new tokens to a cache of latent records.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn mla_append(
+        &self,
+        _args: &Checked<MlaAppendArgs<LatentRecords>>,
+        _stream: Stream,
+    ) -> Result<()> {
+        refused("mla_append")
+    }
+
+    /// Copies latent records from a cache to dense rows.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn mla_gather(
+        &self,
+        _args: &Checked<MlaGatherArgs<LatentRecords>>,
+        _stream: Stream,
+    ) -> Result<()> {
+        refused("mla_gather")
     }
 }

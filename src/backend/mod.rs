@@ -5,20 +5,28 @@
 mod attention;
 mod cache;
 mod merge;
+mod projection;
 mod refusal;
 mod registry;
 mod stream;
+mod tables;
+mod workspace;
 
-pub use attention::{Attention, AttentionOps, Workspace, WorkspaceInfo};
+pub use attention::{Attention, AttentionOps};
 pub use cache::CacheOps;
 pub use merge::MergeOps;
+pub use projection::ProjectionOps;
 pub use registry::{Target, cuda_device_count, open};
 pub use stream::Stream;
+pub use tables::{HostTables, Tables};
+pub use workspace::{Workspace, WorkspaceInfo};
 
 use crate::tensor::Device;
 
 /// All operators on one device. A subject that a backend leaves out is an empty `impl` of its trait.
-pub trait Backend: AttentionOps + CacheOps + MergeOps + Send + Sync + std::fmt::Debug {
+pub trait Backend:
+    AttentionOps + CacheOps + MergeOps + ProjectionOps + Send + Sync + std::fmt::Debug
+{
     /// The device that tensors must live on.
     fn device(&self) -> Device;
 }
@@ -35,6 +43,7 @@ mod tests {
     impl AttentionOps for Empty {}
     impl CacheOps for Empty {}
     impl MergeOps for Empty {}
+    impl ProjectionOps for Empty {}
 
     #[test]
     fn what_is_not_implemented_is_refused() {

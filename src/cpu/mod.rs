@@ -1,8 +1,8 @@
 //! The CPU backend. It shares nothing with the oracle (`crate::reference`) but the problem types.
 //!
-//! `attention` walks the work items of a plan, `cache` appends to caches, `merge` merges attention states. Their
-//! kernels are written once over a vector type (`kernels`) and compiled per instruction set (`isa`, `x86`), which is
-//! chosen at run time. `threads` runs them.
+//! `attention` walks the work items of a plan, `cache` writes and reads caches, `merge` merges attention states,
+//! `projection` computes products per head. Their kernels are written once over a vector type (`kernels`) and compiled
+//! per instruction set (`isa`, `x86`), which is chosen at run time. `threads` runs them.
 #![cfg_attr(
     not(folio_avx512),
     allow(dead_code, reason = "what only the walk by blocks of bf16 needs")
@@ -13,14 +13,18 @@ mod cache;
 mod isa;
 mod kernels;
 mod merge;
+mod projection;
 mod threads;
 mod x86;
 
 pub use isa::Isa;
 
-use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream};
+use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
 use crate::error::{Error, Result};
-use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
+use crate::problem::{
+    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, LatentRecords, MergeArgs, MergeStatesArgs,
+    MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+};
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
 use std::sync::Arc;
@@ -30,6 +34,7 @@ use std::sync::Arc;
 pub struct CpuBackend {
     pool: Arc<threads::Pool>,
     isa: Isa,
+    projection: projection::Projection,
 }
 
 impl CpuBackend {
@@ -51,7 +56,12 @@ impl CpuBackend {
             )));
         }
         let pool = Arc::new(threads::Pool::new(num_threads)?);
-        Ok(CpuBackend { pool, isa })
+        let projection = projection::Projection::new(pool.num_threads());
+        Ok(CpuBackend {
+            pool,
+            isa,
+            projection,
+        })
     }
 }
 
@@ -73,6 +83,14 @@ impl CacheOps for CpuBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         cache::append::append(&self.pool, self.isa.kernels(), args)
     }
+
+    fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        cache::mla_append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn mla_gather(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        cache::mla_gather::gather(&self.pool, self.isa.kernels(), args)
+    }
 }
 
 impl MergeOps for CpuBackend {
@@ -83,6 +101,19 @@ impl MergeOps for CpuBackend {
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
         merge::merge_states(&self.pool, self.isa.kernels(), args);
+        Ok(())
+    }
+}
+
+impl ProjectionOps for CpuBackend {
+    fn project(&self, args: &Checked<ProjectArgs>, _: Stream) -> Result<()> {
+        self.projection
+            .project(&self.pool, self.isa.kernels(), args);
+        Ok(())
+    }
+
+    fn copy_weights(&self, args: &Checked<CopyWeightsArgs>, _: Stream) -> Result<()> {
+        projection::copy_weights(&self.pool, args);
         Ok(())
     }
 }

@@ -7,10 +7,19 @@ use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::merge::Merges;
-use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream};
+use super::ops::mla_append::MlaAppend;
+use super::ops::mla_gather::MlaGather;
+use super::ops::projection::Projections;
+use super::plan::tables::DeviceTables;
+use crate::backend::{
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Tables,
+};
 use crate::error::Result;
 use crate::log::Logger;
-use crate::problem::{AppendArgs, AttentionDesc, Checked, MergeArgs, MergeStatesArgs};
+use crate::problem::{
+    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, LatentRecords, MergeArgs, MergeStatesArgs,
+    MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+};
 use crate::tensor::Device;
 
 /// Operators on one CUDA device.
@@ -20,6 +29,9 @@ pub struct CudaBackend {
     loader: Arc<Loader>,
     append: Append,
     merges: Merges,
+    projections: Projections,
+    mla_append: MlaAppend,
+    mla_gather: MlaGather,
 }
 
 impl CudaBackend {
@@ -33,6 +45,9 @@ impl CudaBackend {
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
             merges: Merges::new(&loader, &context),
+            projections: Projections::new(&loader, &context),
+            mla_append: MlaAppend::new(&loader, &context),
+            mla_gather: MlaGather::new(&loader, &context),
             context,
             loader,
         })
@@ -50,11 +65,31 @@ impl AttentionOps for CudaBackend {
         let attention = CudaAttention::new(&self.loader, &self.context, desc)?;
         Ok(Box::new(attention))
     }
+
+    fn tables(&self, count: usize) -> Result<Box<dyn Tables>> {
+        Ok(Box::new(DeviceTables::new(&self.context, count)?))
+    }
 }
 
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
         self.append.run(args, stream)
+    }
+
+    fn mla_append(
+        &self,
+        args: &Checked<MlaAppendArgs<LatentRecords>>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.mla_append.run(args, stream)
+    }
+
+    fn mla_gather(
+        &self,
+        args: &Checked<MlaGatherArgs<LatentRecords>>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.mla_gather.run(args, stream)
     }
 }
 
@@ -65,5 +100,15 @@ impl MergeOps for CudaBackend {
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
         self.merges.merge_states(args, stream)
+    }
+}
+
+impl ProjectionOps for CudaBackend {
+    fn project(&self, args: &Checked<ProjectArgs>, stream: Stream) -> Result<()> {
+        self.projections.project(args, stream)
+    }
+
+    fn copy_weights(&self, args: &Checked<CopyWeightsArgs>, stream: Stream) -> Result<()> {
+        self.projections.copy_weights(args, stream)
     }
 }

@@ -2,16 +2,18 @@
 //! for, and [`driver::Driver`] is the proof that it could be.
 //!
 //! From the bottom: [`driver`] calls the driver; [`kernels`] says what code exists, [`compiler`] makes
-//! and keeps it, and [`params`], [`mla_params`] and [`mla_few_params`] mirror what it is launched with; [`plan`] brings plans to the device;
-//! on that stand [`attention`] and [`ops`], and [`backend`] offers both to `api`.
+//! and keeps it, and [`params`] and the modules `…_params` mirror what it is launched with; [`plan`] brings plans to the
+//! device; on that stand [`attention`] and [`ops`], and [`backend`] offers both to `api`.
 
 pub mod attention;
 pub mod backend;
 pub mod compiler;
 pub mod driver;
 pub mod kernels;
+pub mod mla_cache_params;
 pub mod mla_few_params;
 pub mod mla_params;
 pub mod ops;
 pub mod params;
 pub mod plan;
+pub mod projection_params;

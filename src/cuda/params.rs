@@ -101,7 +101,7 @@ pub struct AttentionParams {
     pub num_pages: u32,
     pub mask_bytes: i64,
     pub section_bytes: u32,
-    pub reserved: u32,
+    pub k_rope_page_groups: u32,
 }
 
 /// `FolioDivisor`.
@@ -128,6 +128,9 @@ pub struct GenericParams {
     pub k_copy_bytes: u32,
     pub v_copy_bytes: u32,
     pub page_size: Divisor,
+    pub k_rope: Cache,
+    pub rope_dim: u32,
+    pub k_rope_copy_bytes: u32,
 }
 
 /// `FolioDecodeParams`.
@@ -285,7 +288,7 @@ const _: () = {
     assert!(size_of::<crate::problem::CombineItem>() == 16);
     assert!(size_of::<PlanView>() == 80);
     assert!(size_of::<AttentionParams>() == 352);
-    assert!(size_of::<GenericParams>() == 392);
+    assert!(size_of::<GenericParams>() == 432);
     assert!(size_of::<CombineParams>() == 184);
     assert!(size_of::<DecodeParams>() == 384);
     assert!(size_of::<MergeStatesParams>() == 232);

@@ -56,7 +56,7 @@ pub struct folio_attention_args {
     /// Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
     /// page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
     /// `[nnz_kv or more, num_kv_heads, head_dim_qk]`. Of kv_dtype; uint8 stands for fp8. num_pages is above
-    /// every page id in use, and 1 or more where page ids or lengths are on a device.
+    /// every page id in use, and 1 or more where page ids or lengths are on a device. With k_rope, rows are shorter.
     pub k: *const folio_tensor,
     /// Values: as k, with head_dim_vo and strides of its own.
     pub v: *const folio_tensor,
@@ -100,9 +100,15 @@ pub struct folio_attention_args {
     pub window_right: i32,
     /// 0.
     pub reserved: u32,
+    /// NULL where k has whole keys. Otherwise the last elements of the keys, in a tensor of one head that all KV heads
+    /// share (the rotary part of DeepSeek-V2's MLA in its multi-head form): as k without the dimension of heads, or
+    /// with one of extent 1, and with rope elements per row and strides of its own; of kv_dtype. k then has rows of
+    /// head_dim_qk - rope elements, a multiple of 8. Paged `[num_pages, page_size, rope]` (both layouts),
+    /// `[num_slots, rope]` (page_size 1); ragged `[nnz_kv or more, rope]`. Prefill handles only.
+    pub k_rope: *const folio_tensor,
 }
 
-const _: () = assert!(size_of::<folio_attention_args>() == 136);
+const _: () = assert!(size_of::<folio_attention_args>() == 144);
 
 // SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_attention_args {
@@ -119,7 +125,7 @@ unsafe impl Input for folio_attention_args {
                 q: required("q", self.q)?,
                 q_rope: None,
                 k: required("k", self.k)?,
-                k_rope: None,
+                k_rope: tensor("k_rope", self.k_rope)?,
                 v: required("v", self.v)?,
                 o: required("o", self.o)?,
                 lse: tensor("lse", self.lse)?,

@@ -138,7 +138,7 @@ mod tests {
     use super::super::tensor::{folio_dtype, folio_tensor};
     use super::*;
     use crate::api::{Context, Workspace, WorkspaceInfo};
-    use crate::backend::{self, AttentionOps, Backend, CacheOps, MergeOps};
+    use crate::backend::{self, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps};
     use crate::dtype::DType;
     use crate::error::Result;
     use crate::log::Logger;
@@ -165,6 +165,7 @@ mod tests {
     impl CacheOps for Fragile {}
 
     impl MergeOps for Fragile {}
+    impl ProjectionOps for Fragile {}
 
     impl backend::Attention for Fragile {
         fn kernel(&self) -> &str {

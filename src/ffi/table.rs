@@ -175,6 +175,147 @@ pub struct folio_api {
     pub mla_kernel: Option<unsafe extern "C" fn(handle: *const folio_mla) -> *const c_char>,
     /// folio_mla_destroy
     pub mla_destroy: Option<unsafe extern "C" fn(handle: *mut folio_mla)>,
+    /// folio_mla_absorb_weights
+    pub mla_absorb_weights: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_absorb_weights_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_absorb_q
+    pub mla_absorb_q: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_absorb_q_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_project_o
+    pub mla_project_o: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_project_o_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_up_project
+    pub mla_up_project: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_up_project_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_append
+    pub mla_append: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_append_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_gather
+    pub mla_gather: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_mla_gather_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_create
+    pub mla_context_create: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            desc: *const folio_mla_context_desc,
+            out: *mut *mut folio_mla_context,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_workspace
+    pub mla_context_workspace: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            out: *mut folio_workspace_info,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_plan
+    pub mla_context_plan: Option<
+        unsafe extern "C" fn(
+            handle: *mut folio_mla_context,
+            batch: *const folio_batch,
+            ws: *const folio_workspace,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_run
+    pub mla_context_run: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            args: *const folio_mla_context_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_num_chunks
+    pub mla_context_num_chunks: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            out: *mut u32,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_chunk_tokens
+    pub mla_context_chunk_tokens: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            chunk: u32,
+            out: *mut u32,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_new_tokens
+    pub mla_context_new_tokens: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            args: *const folio_mla_context_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_gather
+    pub mla_context_gather: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            chunk: u32,
+            args: *const folio_mla_context_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_attend
+    pub mla_context_attend: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_mla_context,
+            chunk: u32,
+            args: *const folio_mla_context_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_kernel
+    pub mla_context_kernel:
+        Option<unsafe extern "C" fn(handle: *const folio_mla_context) -> *const c_char>,
+    /// folio_mla_context_destroy
+    pub mla_context_destroy: Option<unsafe extern "C" fn(handle: *mut folio_mla_context)>,
 }
 
 static API: folio_api = folio_api {
@@ -206,6 +347,23 @@ static API: folio_api = folio_api {
     mla_run: Some(folio_mla_run),
     mla_kernel: Some(folio_mla_kernel),
     mla_destroy: Some(folio_mla_destroy),
+    mla_absorb_weights: Some(folio_mla_absorb_weights),
+    mla_absorb_q: Some(folio_mla_absorb_q),
+    mla_project_o: Some(folio_mla_project_o),
+    mla_up_project: Some(folio_mla_up_project),
+    mla_append: Some(folio_mla_append),
+    mla_gather: Some(folio_mla_gather),
+    mla_context_create: Some(folio_mla_context_create),
+    mla_context_workspace: Some(folio_mla_context_workspace),
+    mla_context_plan: Some(folio_mla_context_plan),
+    mla_context_run: Some(folio_mla_context_run),
+    mla_context_num_chunks: Some(folio_mla_context_num_chunks),
+    mla_context_chunk_tokens: Some(folio_mla_context_chunk_tokens),
+    mla_context_new_tokens: Some(folio_mla_context_new_tokens),
+    mla_context_gather: Some(folio_mla_context_gather),
+    mla_context_attend: Some(folio_mla_context_attend),
+    mla_context_kernel: Some(folio_mla_context_kernel),
+    mla_context_destroy: Some(folio_mla_context_destroy),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -60,7 +60,7 @@ pub struct AttentionDesc {
     pub q_dtype: DType,
     /// How rows of k and v are stored: in the type of q, or in fp8.
     pub kv_format: CacheFormat,
-    /// Type of o: that of q, or fp8 e4m3 / e5m2.
+    /// Type of o: that of q, fp32, or fp8 e4m3 / e5m2.
     pub o_dtype: DType,
     /// Query heads; a multiple of `num_kv_heads`.
     pub num_qo_heads: u32,

@@ -9,6 +9,9 @@ mod cache;
 mod checked;
 mod format;
 mod merge;
+mod mla_cache;
+mod mla_context;
+mod projection;
 mod work;
 
 pub use attention::{
@@ -19,4 +22,11 @@ pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
 pub use merge::{MergeArgs, MergeStatesArgs};
+pub use mla_cache::{
+    DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,
+};
+pub use mla_context::{ChunkRows, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection};
+pub use projection::{
+    AbsorbQArgs, AbsorbWeightsArgs, CopyWeightsArgs, ProjectArgs, ProjectOArgs, UpProjectArgs,
+};
 pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};

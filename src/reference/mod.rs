@@ -3,14 +3,18 @@
 //! It is slow and obvious, shares nothing with the fast paths but the problem types, and is what every
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
+mod mla_cache;
+
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, Stream, Workspace, WorkspaceInfo,
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Workspace,
+    WorkspaceInfo,
 };
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, HostBatch, KvStorage,
-    LogBase, Mask, MergeArgs, MergeStatesArgs, PageIds, Pages, Tiling, WorkList,
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
+    HostBatch, KvStorage, LatentRecords, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -365,6 +369,14 @@ impl CacheOps for ReferenceBackend {
         }
         Ok(())
     }
+
+    fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        mla_cache::append(args)
+    }
+
+    fn mla_gather(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, _: Stream) -> Result<()> {
+        mla_cache::gather(args)
+    }
 }
 
 impl MergeOps for ReferenceBackend {
@@ -397,6 +409,41 @@ impl MergeOps for ReferenceBackend {
                     })
                     .collect();
                 merge_parts(&parts, args.lse_base, token, head, &args.v_out, args.s_out);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ProjectionOps for ReferenceBackend {
+    fn project(&self, args: &Checked<ProjectArgs>, _: Stream) -> Result<()> {
+        let [tokens, heads, depth, columns] = args.extents();
+        for token in 0..tokens {
+            for head in 0..heads {
+                // Heads that share their rows have one.
+                let row = head.min(args.x.extent(1) - 1);
+                for column in 0..columns {
+                    let sum: f64 = (0..depth)
+                        .map(|k| {
+                            let x = f64::from(args.x.get(&[token, row, k]));
+                            x * f64::from(args.weight.get(&[head, k, column]))
+                        })
+                        .sum();
+                    args.out.set(&[token, head, column], sum as f32);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_weights(&self, args: &Checked<CopyWeightsArgs>, _: Stream) -> Result<()> {
+        let [heads, rows, columns] = [0, 1, 2].map(|dim| args.target.extent(dim));
+        for head in 0..heads {
+            for row in 0..rows {
+                for column in 0..columns {
+                    let index = [head, row, column];
+                    args.target.set(&index, args.source.get(&index));
+                }
             }
         }
         Ok(())

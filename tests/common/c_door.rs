@@ -3,15 +3,17 @@
 
 #![allow(unsafe_code)]
 
-use super::door::{Door, Handle, Session};
+use super::door::{ContextHandle, Door, Handle, Session};
 use folio::api::BatchInput;
 use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, CacheFormat, Kind, KvLayout, KvStorage, LogBase,
-    Mask, MergeArgs, MergeStatesArgs, Window,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat, Kind,
+    KvLayout, KvStorage, LatentCache, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, Unpacking,
+    UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -193,6 +195,7 @@ pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args 
         window_left,
         window_right,
         reserved: 0,
+        k_rope: tensors.of(input.k_rope),
     }
 }
 
@@ -286,6 +289,115 @@ pub fn c_merge_states(input: &MergeStatesArgs, tensors: &Tensors) -> folio_merge
         s: tensors.of(input.s),
         v_out: tensors.of(input.v_out),
         s_out: tensors.of(input.s_out),
+    }
+}
+
+/// C arguments of cutting an up-projection.
+pub fn c_absorb_weights(
+    input: &AbsorbWeightsArgs,
+    tensors: &Tensors,
+) -> folio_mla_absorb_weights_args {
+    folio_mla_absorb_weights_args {
+        struct_size: size_of::<folio_mla_absorb_weights_args>() as u32,
+        flags: 0,
+        kv_b_proj: tensors.of(input.kv_b_proj),
+        w_uk: tensors.of(input.w_uk),
+        w_uv: tensors.of(input.w_uv),
+    }
+}
+
+/// C arguments of an absorption of queries.
+pub fn c_absorb_q(input: &AbsorbQArgs, tensors: &Tensors) -> folio_mla_absorb_q_args {
+    folio_mla_absorb_q_args {
+        struct_size: size_of::<folio_mla_absorb_q_args>() as u32,
+        flags: 0,
+        q_nope: tensors.of(input.q_nope),
+        w_uk: tensors.of(input.w_uk),
+        q_latent: tensors.of(input.q_latent),
+    }
+}
+
+/// C arguments of a projection of outputs.
+pub fn c_project_o(input: &ProjectOArgs, tensors: &Tensors) -> folio_mla_project_o_args {
+    folio_mla_project_o_args {
+        struct_size: size_of::<folio_mla_project_o_args>() as u32,
+        flags: 0,
+        o_latent: tensors.of(input.o_latent),
+        w_uv: tensors.of(input.w_uv),
+        out: tensors.of(input.out),
+    }
+}
+
+/// C arguments of an up-projection of latent rows.
+pub fn c_up_project(input: &UpProjectArgs, tensors: &Tensors) -> folio_mla_up_project_args {
+    folio_mla_up_project_args {
+        struct_size: size_of::<folio_mla_up_project_args>() as u32,
+        flags: 0,
+        kv_c: tensors.of(input.kv_c),
+        w_uk: tensors.of(input.w_uk),
+        w_uv: tensors.of(input.w_uv),
+        k_nope: tensors.of(input.k_nope),
+        v: tensors.of(input.v),
+    }
+}
+
+fn c_cache_format(cache: &LatentCache) -> i32 {
+    match cache.is_ds_mla {
+        false => FOLIO_MLA_CACHE_PLAIN,
+        true => FOLIO_MLA_CACHE_FP8_DS_MLA,
+    }
+}
+
+/// C arguments of an append of latent records.
+pub fn c_mla_append(input: &MlaAppendArgs, tensors: &Tensors) -> folio_mla_append_args {
+    let rotary = input.rotary.as_ref();
+    let interleaved = rotary.is_some_and(|rotary| rotary.is_interleaved);
+    folio_mla_append_args {
+        struct_size: size_of::<folio_mla_append_args>() as u32,
+        flags: if interleaved {
+            FOLIO_MLA_ROPE_INTERLEAVED
+        } else {
+            0
+        },
+        latent: tensors.of(input.latent),
+        rope: tensors.of(input.rope),
+        kv: tensors.of(input.cache.kv),
+        kv_rope: tensors.of(input.cache.kv_rope),
+        slot_mapping: tensors.of(input.slot_mapping),
+        cos_sin_cache: tensors.of(rotary.map(|rotary| rotary.cos_sin_cache)),
+        positions: tensors.of(rotary.map(|rotary| rotary.positions)),
+        rope_out: tensors.of(rotary.and_then(|rotary| rotary.rope_out)),
+        q_rope: tensors.of(rotary.and_then(|rotary| rotary.q_rope)),
+        q_rope_out: tensors.of(rotary.and_then(|rotary| rotary.q_rope_out)),
+        k_scale: input.k_scale,
+        cache_format: c_cache_format(&input.cache),
+        kv_dtype: input.cache.kv_dtype.map_or(NO_DTYPE, dtype),
+        reserved: 0,
+    }
+}
+
+/// C arguments of a gather of latent records.
+pub fn c_mla_gather(input: &MlaGatherArgs, tensors: &Tensors) -> folio_mla_gather_args {
+    let (table, indptr, indices) = match input.pages {
+        RecordPages::Table(table) => (Some(table), None, None),
+        RecordPages::Csr { indptr, indices } => (None, Some(indptr), Some(indices)),
+    };
+    folio_mla_gather_args {
+        struct_size: size_of::<folio_mla_gather_args>() as u32,
+        flags: 0,
+        kv: tensors.of(input.cache.kv),
+        kv_rope: tensors.of(input.cache.kv_rope),
+        dst: tensors.of(input.dst),
+        dst_rope: tensors.of(input.dst_rope),
+        cu_seq_lens: tensors.of(input.cu_seq_lens),
+        seq_starts: tensors.of(input.seq_starts),
+        block_table: tensors.of(table),
+        kv_indptr: tensors.of(indptr),
+        kv_indices: tensors.of(indices),
+        k_scale: input.k_scale,
+        cache_format: c_cache_format(&input.cache),
+        kv_dtype: input.cache.kv_dtype.map_or(NO_DTYPE, dtype),
+        reserved: 0,
     }
 }
 
@@ -490,9 +602,247 @@ impl Session for CContext {
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().merge_states.unwrap()(self.0, &args, stream, err) })
     }
+
+    fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_absorb_weights(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_absorb_weights.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn absorb_q(&self, input: &AbsorbQArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_absorb_q(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_absorb_q.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn project_o(&self, input: &ProjectOArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_project_o(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_project_o.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_up_project(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_up_project.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_append(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_append.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>> {
+        let mut handle = null_mut();
+        let desc = c_mla_context_desc(&desc);
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_context_create.unwrap()(self.0, &desc, &mut handle, err) })?;
+        Ok(Box::new(CMlaContext(handle)))
+    }
+
+    fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_gather(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().mla_gather.unwrap()(self.0, &args, stream, err) })
+    }
 }
 
 /// All but one are NULL.
+/// One of the two is NULL.
+/// A C desc of an MLA context handle.
+pub fn c_mla_context_desc(desc: &MlaContextDesc) -> folio_mla_context_desc {
+    let is_ds_mla = desc.cache == CacheFormat::DS_MLA;
+    folio_mla_context_desc {
+        struct_size: size_of::<folio_mla_context_desc>() as u32,
+        flags: if desc.graph { FOLIO_PLAN_GRAPH } else { 0 }
+            | if desc.in_steps {
+                FOLIO_MLA_CONTEXT_STEPS
+            } else {
+                0
+            },
+        dtype: dtype(desc.dtype),
+        kv_dtype: if is_ds_mla {
+            NO_DTYPE
+        } else {
+            dtype(desc.cache.element)
+        },
+        cache_format: match is_ds_mla {
+            false => FOLIO_MLA_CACHE_PLAIN,
+            true => FOLIO_MLA_CACHE_FP8_DS_MLA,
+        },
+        num_heads: desc.num_heads,
+        kv_lora_rank: desc.kv_lora_rank,
+        qk_nope_head_dim: desc.qk_nope_head_dim,
+        qk_rope_head_dim: desc.qk_rope_head_dim,
+        v_head_dim: desc.v_head_dim,
+        page_size: desc.page_size,
+        max_batch_size: desc.max_batch_size,
+        max_num_tokens: desc.max_num_tokens,
+        max_qo_len: desc.max_qo_len,
+        max_kv_len: desc.max_kv_len,
+        max_chunk_tokens: desc.max_chunk_tokens,
+        max_num_pages: desc.max_num_pages,
+    }
+}
+
+/// C arguments of an MLA context handle.
+pub fn c_mla_context(input: &MlaContextArgs, tensors: &Tensors) -> folio_mla_context_args {
+    let (weights, chunk) = match input.unpacking {
+        Unpacking::Weights(weights) => (Some(weights), None),
+        Unpacking::Caller(chunk) => (None, Some(chunk)),
+    };
+    folio_mla_context_args {
+        struct_size: size_of::<folio_mla_context_args>() as u32,
+        flags: match input.lse_base {
+            LogBase::E => 0,
+            LogBase::Two => FOLIO_RUN_LSE_BASE_2,
+        },
+        q: tensors.of(input.q),
+        k_nope: tensors.of(input.k_nope),
+        k_rope: tensors.of(input.k_rope),
+        v: tensors.of(input.v),
+        kv: tensors.of(input.cache.kv),
+        kv_rope: tensors.of(input.cache.kv_rope),
+        w_uk: tensors.of(weights.map(|weights| weights.w_uk)),
+        w_uv: tensors.of(weights.map(|weights| weights.w_uv)),
+        context_latent: tensors.of(chunk.map(|chunk| chunk.latent)),
+        context_rope: tensors.of(chunk.map(|chunk| chunk.rope)),
+        context_k_nope: tensors.of(chunk.map(|chunk| chunk.k_nope)),
+        context_v: tensors.of(chunk.map(|chunk| chunk.v)),
+        o: tensors.of(input.o),
+        lse: tensors.of(input.lse),
+        sm_scale: input.sm_scale,
+        k_scale: input.k_scale,
+    }
+}
+
+struct CMlaContext(*mut folio_mla_context);
+
+// SAFETY: the header's thread rules; `plan` has the handle for itself.
+unsafe impl Send for CMlaContext {}
+// SAFETY: as above.
+unsafe impl Sync for CMlaContext {}
+
+impl Drop for CMlaContext {
+    fn drop(&mut self) {
+        // SAFETY: made by _create and not used afterwards.
+        unsafe { api().mla_context_destroy.unwrap()(self.0) }
+    }
+}
+
+type ContextStep = unsafe extern "C" fn(
+    *const folio_mla_context,
+    u32,
+    *const folio_mla_context_args,
+    *mut c_void,
+    *mut folio_error,
+) -> folio_status;
+
+impl CMlaContext {
+    fn step(
+        &self,
+        step: Option<ContextStep>,
+        chunk: usize,
+        args: &MlaContextArgs,
+        stream: Stream,
+    ) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_context(args, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { step.unwrap()(self.0, chunk as u32, &args, stream, err) })
+    }
+}
+
+impl ContextHandle for CMlaContext {
+    fn workspace(&self) -> Result<WorkspaceInfo> {
+        // SAFETY: integers behind the size.
+        let mut info: folio_workspace_info = unsafe { init() };
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { api().mla_context_workspace.unwrap()(self.0, &mut info, err) })?;
+        Ok(WorkspaceInfo {
+            device_bytes: info.device_bytes as usize,
+            host_bytes: info.host_bytes as usize,
+            alignment: info.alignment as usize,
+        })
+    }
+
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        (device_bytes, host_bytes): (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        let tensors = Tensors::default();
+        let batch = c_batch(batch, &tensors);
+        let ws = folio_workspace {
+            struct_size: size_of::<folio_workspace>() as u32,
+            flags: 0,
+            device: workspace.device as *mut c_void,
+            device_bytes: device_bytes as u64,
+            host: workspace.host as *mut c_void,
+            host_bytes: host_bytes as u64,
+        };
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs, and a handle that nobody else uses.
+        call(|err| unsafe { api().mla_context_plan.unwrap()(self.0, &batch, &ws, stream, err) })
+    }
+
+    fn num_chunks(&self) -> Result<usize> {
+        let mut count = 0;
+        // SAFETY: a live handle and a number.
+        call(|err| unsafe { api().mla_context_num_chunks.unwrap()(self.0, &mut count, err) })?;
+        Ok(count as usize)
+    }
+
+    fn chunk_tokens(&self, chunk: usize) -> Result<i64> {
+        let mut count = 0;
+        // SAFETY: a live handle and a number.
+        call(|err| unsafe {
+            api().mla_context_chunk_tokens.unwrap()(self.0, chunk as u32, &mut count, err)
+        })?;
+        Ok(count.into())
+    }
+
+    fn run(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_context(args, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { api().mla_context_run.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn new_tokens(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_mla_context(args, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { api().mla_context_new_tokens.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn gather(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        self.step(api().mla_context_gather, chunk, args, stream)
+    }
+
+    fn attend(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        self.step(api().mla_context_attend, chunk, args, stream)
+    }
+}
+
 struct CHandle {
     decode: *mut folio_decode,
     prefill: *mut folio_prefill,

@@ -7,7 +7,11 @@ use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
-use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, MergeArgs, MergeStatesArgs};
+use folio::problem::{
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, MergeArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs,
+    UpProjectArgs,
+};
 
 /// A way into the library.
 pub trait Door: Sync {
@@ -21,6 +25,13 @@ pub trait Session: Send + Sync {
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()>;
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()>;
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
+    fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()>;
+    fn absorb_q(&self, input: &AbsorbQArgs, stream: Stream) -> Result<()>;
+    fn project_o(&self, input: &ProjectOArgs, stream: Stream) -> Result<()>;
+    fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()>;
+    fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()>;
+    fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()>;
+    fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>>;
 }
 
 /// A decode or prefill handle.
@@ -34,6 +45,24 @@ pub trait Handle: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
     fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()>;
+}
+
+/// An MLA context handle.
+pub trait ContextHandle: Send + Sync {
+    fn workspace(&self) -> Result<WorkspaceInfo>;
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()>;
+    fn num_chunks(&self) -> Result<usize>;
+    fn chunk_tokens(&self, chunk: usize) -> Result<i64>;
+    fn run(&self, args: &MlaContextArgs, stream: Stream) -> Result<()>;
+    fn new_tokens(&self, args: &MlaContextArgs, stream: Stream) -> Result<()>;
+    fn gather(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()>;
+    fn attend(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()>;
 }
 
 /// Every door.
@@ -92,6 +121,34 @@ impl Session for api::Context {
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()> {
         api::merge_states(self, input, stream)
     }
+
+    fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()> {
+        api::absorb_weights(self, input, stream)
+    }
+
+    fn absorb_q(&self, input: &AbsorbQArgs, stream: Stream) -> Result<()> {
+        api::absorb_q(self, input, stream)
+    }
+
+    fn project_o(&self, input: &ProjectOArgs, stream: Stream) -> Result<()> {
+        api::project_o(self, input, stream)
+    }
+
+    fn up_project(&self, input: &UpProjectArgs, stream: Stream) -> Result<()> {
+        api::up_project(self, input, stream)
+    }
+
+    fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()> {
+        api::mla_append(self, input, stream)
+    }
+
+    fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()> {
+        api::mla_gather(self, input, stream)
+    }
+
+    fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>> {
+        Ok(Box::new(api::MlaContext::new(self, desc)?))
+    }
 }
 
 impl Handle for api::Attention {
@@ -111,5 +168,45 @@ impl Handle for api::Attention {
 
     fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
         api::Attention::run(self, args, stream)
+    }
+}
+
+impl ContextHandle for api::MlaContext {
+    fn workspace(&self) -> Result<WorkspaceInfo> {
+        Ok(api::MlaContext::workspace(self))
+    }
+
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        api::MlaContext::plan(self, batch, workspace, workspace_bytes, stream)
+    }
+
+    fn num_chunks(&self) -> Result<usize> {
+        api::MlaContext::num_chunks(self)
+    }
+
+    fn chunk_tokens(&self, chunk: usize) -> Result<i64> {
+        api::MlaContext::chunk_tokens(self, chunk)
+    }
+
+    fn run(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        api::MlaContext::run(self, args, stream)
+    }
+
+    fn new_tokens(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        api::MlaContext::new_tokens(self, args, stream)
+    }
+
+    fn gather(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        api::MlaContext::gather(self, chunk, args, stream)
+    }
+
+    fn attend(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
+        api::MlaContext::attend(self, chunk, args, stream)
     }
 }

@@ -248,6 +248,7 @@ fn block_table(table: &PageTable, spare: u32) -> Image {
 pub struct LayerData<'m> {
     q: Resident<'m>,
     k: Resident<'m>,
+    k_rope: Option<Resident<'m>>,
     v: Resident<'m>,
     o: Resident<'m>,
     lse: Option<Resident<'m>>,
@@ -272,6 +273,7 @@ impl<'m> LayerData<'m> {
         LayerData {
             q: resident(queries(problem)),
             k: resident(cache(problem, Side::Key)),
+            k_rope: (problem.split_keys).map(|_| resident(cache(problem, Side::KeyRope))),
             v: resident(cache(problem, Side::Value)),
             o: resident(Image::poisoned(rows(
                 problem,
@@ -298,6 +300,7 @@ impl<'m> LayerData<'m> {
         let mask = self.custom_mask.as_ref().map(Resident::tensor);
         let side = |n: i32| u32::try_from(n).ok();
         AttentionArgs {
+            k_rope: tensor(&self.k_rope),
             lse: tensor(&self.lse),
             lse_base: layer.lse.unwrap_or(LogBase::E),
             sm_scale: layer.sm_scale,
@@ -337,6 +340,9 @@ impl<'m> LayerData<'m> {
     pub fn take_inputs_of(&self, other: &LayerData<'_>) {
         self.q.copy_from(&other.q);
         self.k.copy_from(&other.k);
+        if let (Some(k_rope), Some(other)) = (&self.k_rope, &other.k_rope) {
+            k_rope.copy_from(other);
+        }
         self.v.copy_from(&other.v);
     }
 
@@ -366,6 +372,7 @@ impl<'m> LayerData<'m> {
     pub fn output(&self) -> Output {
         let inputs = [Some(&self.q), Some(&self.k), Some(&self.v)];
         let optional = [
+            &self.k_rope,
             &self.k_scales,
             &self.v_scales,
             &self.custom_mask,
@@ -469,21 +476,25 @@ fn queries(problem: &Problem) -> Image {
 #[derive(Clone, Copy, PartialEq)]
 enum Side {
     Key,
+    KeyRope,
     Value,
 }
 
 /// A cache tensor: keys where the page table says, everything else poisoned.
 fn cache(problem: &Problem, side: Side) -> Image {
     let (dtype, values) = (problem.kv_dtype, Values::of(problem));
-    let (dim, gaps) = match side {
-        Side::Key => (problem.head_dim_qk, problem.memory.k),
-        Side::Value => (problem.head_dim_vo, problem.memory.v),
+    let (memory, heads, rope_dim) = (&problem.memory, problem.num_kv_heads, problem.rope_dim());
+    let nope_dim = problem.head_dim_qk - rope_dim;
+    let (heads, dim, gaps) = match side {
+        Side::Key => (heads, nope_dim, memory.k),
+        Side::KeyRope => (1, rope_dim, memory.k_rope),
+        Side::Value => (heads, problem.head_dim_vo, memory.v),
     };
     let table = PageTable::of(problem);
     let token_indptr = problem.token_indptr();
-    let mut image = Image::poisoned(cache_view(problem, &table, dim, gaps));
+    let mut image = Image::poisoned(cache_view(problem, &table, (heads, dim), gaps));
     for (b, request) in problem.requests.iter().enumerate() {
-        let shape = [request.kv_len, problem.num_kv_heads, dim].map(i64::from);
+        let shape = [request.kv_len, heads, dim].map(i64::from);
         for_each_index(&shape, |index| {
             let [j, head, d] = [0, 1, 2].map(|n| index[n] as usize);
             if is_hidden(problem, j) {
@@ -491,6 +502,7 @@ fn cache(problem: &Problem, side: Side) -> Image {
             }
             let value = match side {
                 Side::Key => values.k(b, j, head, d),
+                Side::KeyRope => values.k(b, j, head, nope_dim as usize + d),
                 Side::Value => values.v(b, j, head, d),
             };
             let row = i64::from(token_indptr[b]) + index[0];
@@ -498,6 +510,24 @@ fn cache(problem: &Problem, side: Side) -> Image {
             image.put(&at, encode(dtype, value));
         });
     }
+    match (side, problem.split_keys) {
+        (Side::KeyRope, Some(split)) if !split.has_head => without_heads(image, problem),
+        _ => image,
+    }
+}
+
+/// An image of one head without its dimension of heads.
+fn without_heads(mut image: Image, problem: &Problem) -> Image {
+    let heads = match problem.storage {
+        Storage::Paged {
+            layout: KvLayout::Nhd,
+            form,
+            ..
+        } if form != TableForm::TokenSlots => 2,
+        _ => 1,
+    };
+    image.view.shape.remove(heads);
+    image.view.strides.remove(heads);
     image
 }
 
@@ -511,8 +541,8 @@ fn is_hidden(problem: &Problem, j: usize) -> bool {
     }
 }
 
-fn cache_view(problem: &Problem, table: &PageTable, dim: u32, gaps: Gaps) -> View {
-    let (heads, dim) = (i64::from(problem.num_kv_heads), i64::from(dim));
+fn cache_view(problem: &Problem, table: &PageTable, (heads, dim): (u32, u32), gaps: Gaps) -> View {
+    let (heads, dim) = (i64::from(heads), i64::from(dim));
     let flat = |rows: i64| {
         View::gapped(
             problem.kv_dtype,

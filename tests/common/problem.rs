@@ -15,6 +15,8 @@ pub struct Problem {
     pub group_size: u32,
     pub head_dim_qk: u32,
     pub head_dim_vo: u32,
+    /// Keys are in two parts. Prefill only.
+    pub split_keys: Option<SplitKeys>,
     pub storage: Storage,
     pub requests: Vec<Request>,
     /// Decode and MLA: `qo_indptr` is left out and `qo_len` stated instead, where all are equal.
@@ -48,6 +50,15 @@ pub struct Request {
     pub qo_len: u32,
     pub kv_len: u32,
     pub tag: u64,
+}
+
+/// The last elements of all heads' keys, in a tensor of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitKeys {
+    /// Elements of its rows.
+    pub rope_dim: u32,
+    /// It has a dimension of one head.
+    pub has_head: bool,
 }
 
 /// Where keys and values are.
@@ -93,6 +104,7 @@ pub struct Gaps {
 pub struct MemoryShape {
     pub q: Gaps,
     pub k: Gaps,
+    pub k_rope: Gaps,
     pub v: Gaps,
     pub o: Gaps,
     pub lse: Gaps,
@@ -208,6 +220,7 @@ impl Problem {
             group_size: 4,
             head_dim_qk: 64,
             head_dim_vo: 64,
+            split_keys: None,
             storage: Storage::paged(16),
             requests: requests.collect(),
             uniform_rows: false,
@@ -256,6 +269,22 @@ impl Problem {
             requests: vec![self.requests[b]],
             ..self.clone()
         }
+    }
+
+    /// The same with the last elements of keys in a tensor of their own.
+    pub fn split(self, rope_dim: u32) -> Problem {
+        Problem {
+            split_keys: Some(SplitKeys {
+                rope_dim,
+                has_head: false,
+            }),
+            ..self
+        }
+    }
+
+    /// Elements of keys that all heads share; 0 where keys are whole.
+    pub fn rope_dim(&self) -> u32 {
+        self.split_keys.map_or(0, |split| split.rope_dim)
     }
 
     pub fn num_qo_heads(&self) -> u32 {

@@ -12,9 +12,9 @@ pub fn problems() -> impl Strategy<Value = Problem> {
 
 /// The same with at most so many multiplications in the oracle.
 pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
-    let shape = (types(), heads(), storages(), requests(), memory());
+    let shape = (types(), heads(), splits(), storages(), requests(), memory());
     (shape, layers(), any::<[bool; 5]>(), any::<u64>()).prop_map(
-        move |((types, heads, storage, requests, memory), layer, flags, seed)| {
+        move |((types, heads, split, storage, requests, memory), layer, flags, seed)| {
             let (q_dtype, kv_dtype, o_dtype) = types;
             let (num_kv_heads, group_size, head_dim_qk, head_dim_vo) = heads;
             let decode = flags[0] && storage != Storage::Ragged;
@@ -27,6 +27,9 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 group_size,
                 head_dim_qk,
                 head_dim_vo,
+                split_keys: split
+                    .filter(|_| !decode)
+                    .and_then(|split| split_of(split, head_dim_qk)),
                 storage,
                 requests,
                 uniform_rows: flags[1],
@@ -39,7 +42,7 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 seed,
             };
             // Only an fp8 output has a scale.
-            if o_dtype == q_dtype {
+            if !o_dtype.is_fp8() {
                 problem.layer.o_scale = 0.0;
             }
             within_budget(problem, budget)
@@ -92,7 +95,8 @@ fn types() -> impl Strategy<Value = (DType, DType, DType)> {
             1 => Just(Some(DType::F8E5M2)),
         ]
     };
-    (float, other(), other()).prop_map(|(q, kv, o)| (q, kv.unwrap_or(q), o.unwrap_or(q)))
+    let output = prop_oneof![6 => other(), 1 => Just(Some(DType::F32))];
+    (float, other(), output).prop_map(|(q, kv, o)| (q, kv.unwrap_or(q), o.unwrap_or(q)))
 }
 
 fn heads() -> impl Strategy<Value = (u32, u32, u32, u32)> {
@@ -114,6 +118,20 @@ fn heads() -> impl Strategy<Value = (u32, u32, u32, u32)> {
             (kv_heads, group, qk, if differ { other } else { qk })
         },
     )
+}
+
+/// A share of the keys' elements, and the head dimension.
+fn splits() -> impl Strategy<Value = Option<(u32, bool)>> {
+    prop::option::weighted(0.3, (any::<u32>(), any::<bool>()))
+}
+
+/// Both parts are multiples of 8.
+fn split_of((share, has_head): (u32, bool), head_dim_qk: u32) -> Option<SplitKeys> {
+    let splits = head_dim_qk / 8 - 1;
+    (splits > 0).then(|| SplitKeys {
+        rope_dim: 8 * (1 + share % splits),
+        has_head,
+    })
 }
 
 fn storages() -> impl Strategy<Value = Storage> {
@@ -177,14 +195,15 @@ fn gaps() -> impl Strategy<Value = Gaps> {
 
 fn memory() -> impl Strategy<Value = MemoryShape> {
     let gapped = (
-        (gaps(), gaps(), gaps(), gaps(), gaps()),
+        (gaps(), gaps(), gaps(), gaps(), gaps(), gaps()),
         any::<bool>(),
         0u32..4,
     )
         .prop_map(
-            |((q, k, v, o, lse), lse_head_major, padded_rows)| MemoryShape {
+            |((q, k, k_rope, v, o, lse), lse_head_major, padded_rows)| MemoryShape {
                 q,
                 k,
+                k_rope,
                 v,
                 o,
                 lse,

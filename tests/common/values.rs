@@ -43,6 +43,8 @@ impl<'a> Values<'a> {
 
     pub fn k(&self, b: usize, j: usize, head: usize, d: usize) -> f64 {
         let tag = self.owner(b, j);
+        let is_shared = d >= (self.problem.head_dim_qk - self.problem.rope_dim()) as usize;
+        let head = if is_shared { 0 } else { head };
         let hash = self.hash(Of::Key, [tag, j as u64, head as u64, d as u64]);
         rounded(self.problem.kv_dtype, normal(hash))
     }

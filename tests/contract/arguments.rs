@@ -1,11 +1,11 @@
 //! Numbers of runs and appends that are wrong: no output is touched.
 
-use crate::common::c_door::{Tensors, c_append, dtype};
+use crate::common::c_door::{Tensors, c_absorb_weights, c_append, c_up_project, dtype};
 use crate::common::door::DOORS;
 use crate::common::instance::{LayerData, Planned, Scratch, Step};
 use crate::common::memory::HostMemory;
 use crate::common::problem::Layer;
-use crate::fixture::{Append, Fixture, Merge, everything, plain};
+use crate::fixture::{Append, Fixture, Merge, Projections, Reply, everything, plain};
 use crate::table::{INVALID, UNKNOWN, check, poke};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
@@ -291,6 +291,7 @@ fn a_stream_on_the_cpu() {
         let mut planned = Planned::new(handle, &HostMemory, &HostMemory, &problem).unwrap();
         let layer = LayerData::new(&HostMemory, &problem);
         let (append, merge) = (Append::new(DType::F16), Merge::new());
+        let projections = Projections::new();
         let step = Step::new(&HostMemory, &problem);
         let scratch = Scratch::new(&HostMemory, &planned.handle.workspace().unwrap());
         let bytes = planned.handle.workspace().unwrap().host_bytes;
@@ -300,6 +301,10 @@ fn a_stream_on_the_cpu() {
             session.append(&append.input(), stream),
             session.merge(&merge.two(), stream),
             session.merge_states(&merge.many(), stream),
+            session.absorb_weights(&projections.weights(), stream),
+            session.absorb_q(&projections.absorb(), stream),
+            session.project_o(&projections.project(), stream),
+            session.up_project(&projections.up_project(), stream),
         ];
         for (n, result) in results.into_iter().enumerate() {
             let Err(Error::DeviceMismatch(message)) = result else {
@@ -311,5 +316,65 @@ fn a_stream_on_the_cpu() {
             );
         }
         assert!(layer.is_untouched() && append.is_untouched() && merge.is_untouched());
+        assert!(projections.is_untouched());
+    }
+}
+
+/// A half of the up-projection, or a product, may be left out, but not both, and a product not by half.
+#[test]
+fn projections_of_nothing_are_refused() {
+    let projections = Projections::new();
+    let tensors = Tensors::default();
+    let weights = c_absorb_weights(&projections.weights(), &tensors);
+    let nothing = folio_mla_absorb_weights_args {
+        w_uk: null(),
+        w_uv: null(),
+        ..weights
+    };
+    let refused = |reply: Reply, words: &[&str]| {
+        reply.assert("left out", FOLIO_ERR_INVALID_ARGUMENT, words);
+        assert!(projections.is_untouched());
+    };
+    refused(
+        projections.call_weights(&nothing),
+        &["w_uk", "w_uv", "NULL"],
+    );
+    let up_project = c_up_project(&projections.up_project(), &tensors);
+    let nothing = folio_mla_up_project_args {
+        w_uk: null(),
+        w_uv: null(),
+        k_nope: null(),
+        v: null(),
+        ..up_project
+    };
+    refused(
+        projections.call_up_project(&nothing),
+        &["k_nope", "v", "NULL"],
+    );
+    let mut spoilt = up_project;
+    spoilt.w_uk = null();
+    refused(
+        projections.call_up_project(&spoilt),
+        &["w_uk", "k_nope", "NULL"],
+    );
+    spoilt = up_project;
+    spoilt.v = null();
+    refused(projections.call_up_project(&spoilt), &["v", "w_uv", "NULL"]);
+}
+
+/// One half alone says nothing about the other's rows, but they cannot be fewer than none.
+#[test]
+fn halves_that_do_not_fit_the_up_projection_are_refused() {
+    let projections = Projections::new();
+    for (w_uk, w_uv) in [(true, true), (true, false), (false, true)] {
+        let tensors = Tensors::default();
+        let mut args = c_absorb_weights(&projections.weights(), &tensors);
+        args.w_uk = if w_uk { args.w_uk } else { null() };
+        args.w_uv = if w_uv { args.w_uv } else { null() };
+        // SAFETY: the shape of the test's own tensor.
+        unsafe { *(*args.kv_b_proj).shape = 2 * 8 };
+        let reply = projections.call_weights(&args);
+        reply.assert("16 rows", FOLIO_ERR_SHAPE, &["kv_b_proj", "16 rows"]);
+        assert!(projections.is_untouched());
     }
 }

@@ -9,7 +9,10 @@ use crate::common::problem::{Alibi, HeadScales, Layer, MaskKind, Pattern, Proble
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{AppendArgs, Kind, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
+use folio::problem::{
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, Kind, KvLayout, LogBase, MergeArgs,
+    MergeStatesArgs, ProjectOArgs, UpProjectArgs,
+};
 use std::ptr::null_mut;
 
 /// What a call answered.
@@ -272,7 +275,7 @@ pub fn bytes(n: i64) -> Resident<'static> {
     Resident::new(&HostMemory, Image::poisoned(View::compact(DType::U8, &[n])))
 }
 
-fn floats(dtype: DType, shape: &[i64]) -> Resident<'static> {
+pub fn floats(dtype: DType, shape: &[i64]) -> Resident<'static> {
     let mut image = Image::poisoned(View::compact(dtype, shape));
     image.bytes.fill(0);
     Resident::new(&HostMemory, image)
@@ -394,5 +397,97 @@ impl Merge {
 
     pub fn is_untouched(&self) -> bool {
         self.v_out.is_untouched() && self.s_out.is_untouched()
+    }
+}
+
+/// The tensors of all projections of MLA: three tokens, two heads, P 16, V 24, L 32.
+pub struct Projections {
+    context: Context,
+    /// kv_b_proj, W_UK, W_UV, q_nope, o_latent, kv_c.
+    inputs: [Resident<'static>; 6],
+    /// W_UK, W_UV, q_latent, out, k_nope, v.
+    outputs: [Resident<'static>; 6],
+}
+
+impl Projections {
+    pub fn new() -> Projections {
+        let half = |shape: &[i64]| floats(DType::BF16, shape);
+        Projections {
+            context: Context::cpu(),
+            inputs: [
+                half(&[2 * (16 + 24), 32]),
+                half(&[2, 16, 32]),
+                half(&[2, 32, 24]),
+                half(&[3, 2, 16]),
+                half(&[3, 2, 32]),
+                half(&[3, 32]),
+            ],
+            outputs: [
+                half(&[2, 16, 32]),
+                half(&[2, 32, 24]),
+                half(&[3, 2, 32]),
+                half(&[3, 2, 24]),
+                half(&[3, 2, 16]),
+                half(&[3, 2, 24]),
+            ],
+        }
+    }
+
+    pub fn weights(&self) -> AbsorbWeightsArgs {
+        AbsorbWeightsArgs {
+            kv_b_proj: self.inputs[0].tensor(),
+            w_uk: Some(self.outputs[0].tensor()),
+            w_uv: Some(self.outputs[1].tensor()),
+        }
+    }
+
+    pub fn absorb(&self) -> AbsorbQArgs {
+        AbsorbQArgs {
+            q_nope: self.inputs[3].tensor(),
+            w_uk: self.inputs[1].tensor(),
+            q_latent: self.outputs[2].tensor(),
+        }
+    }
+
+    pub fn project(&self) -> ProjectOArgs {
+        ProjectOArgs {
+            o_latent: self.inputs[4].tensor(),
+            w_uv: self.inputs[2].tensor(),
+            out: self.outputs[3].tensor(),
+        }
+    }
+
+    pub fn up_project(&self) -> UpProjectArgs {
+        UpProjectArgs {
+            kv_c: self.inputs[5].tensor(),
+            w_uk: Some(self.inputs[1].tensor()),
+            w_uv: Some(self.inputs[2].tensor()),
+            k_nope: Some(self.outputs[4].tensor()),
+            v: Some(self.outputs[5].tensor()),
+        }
+    }
+
+    pub fn call_weights(&self, args: *const folio_mla_absorb_weights_args) -> Reply {
+        // SAFETY: a live context and the caller's structs.
+        Reply::of(|err| unsafe { folio_mla_absorb_weights(self.context.0, args, null_mut(), err) })
+    }
+
+    pub fn call_absorb(&self, args: *const folio_mla_absorb_q_args) -> Reply {
+        // SAFETY: a live context and the caller's structs.
+        Reply::of(|err| unsafe { folio_mla_absorb_q(self.context.0, args, null_mut(), err) })
+    }
+
+    pub fn call_project(&self, args: *const folio_mla_project_o_args) -> Reply {
+        // SAFETY: a live context and the caller's structs.
+        Reply::of(|err| unsafe { folio_mla_project_o(self.context.0, args, null_mut(), err) })
+    }
+
+    pub fn call_up_project(&self, args: *const folio_mla_up_project_args) -> Reply {
+        // SAFETY: a live context and the caller's structs.
+        Reply::of(|err| unsafe { folio_mla_up_project(self.context.0, args, null_mut(), err) })
+    }
+
+    pub fn is_untouched(&self) -> bool {
+        self.outputs.iter().all(Resident::is_untouched)
     }
 }

@@ -15,6 +15,7 @@ mod freedoms;
 mod limits;
 mod logs;
 mod mla;
+mod mla_cache;
 mod nulls;
 mod structs;
 mod stub;

@@ -1,7 +1,7 @@
 //! NULL in every pointer parameter of every entry, and the entries that take no object.
 
 use crate::common::c_door::{Tensors, c_context_desc, c_decode_desc, c_prefill_desc};
-use crate::fixture::{Append, Context, Fixture, Merge, Reply, plain};
+use crate::fixture::{Append, Context, Fixture, Merge, Projections, Reply, plain};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
@@ -80,6 +80,18 @@ fn using_null() {
         assert_null("ctx", |err| {
             folio_merge_states(null(), null(), null_mut(), err)
         });
+        assert_null("ctx", |err| {
+            folio_mla_absorb_weights(null(), null(), null_mut(), err)
+        });
+        assert_null("ctx", |err| {
+            folio_mla_absorb_q(null(), null(), null_mut(), err)
+        });
+        assert_null("ctx", |err| {
+            folio_mla_project_o(null(), null(), null_mut(), err)
+        });
+        assert_null("ctx", |err| {
+            folio_mla_up_project(null(), null(), null_mut(), err)
+        });
     }
     for kind in [Kind::Decode, Kind::Prefill] {
         let fixture = Fixture::new(&plain(kind));
@@ -97,6 +109,17 @@ fn using_null() {
     refused(Append::new(DType::F16).call(null()), "folio_kv_append_args");
     refused(Merge::new().call_two(null()), "folio_merge_state_args");
     refused(Merge::new().call_many(null()), "folio_merge_states_args");
+    let projections = Projections::new();
+    refused(
+        projections.call_weights(null()),
+        "folio_mla_absorb_weights_args",
+    );
+    refused(projections.call_absorb(null()), "folio_mla_absorb_q_args");
+    refused(projections.call_project(null()), "folio_mla_project_o_args");
+    refused(
+        projections.call_up_project(null()),
+        "folio_mla_up_project_args",
+    );
 }
 
 #[test]

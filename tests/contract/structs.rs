@@ -3,7 +3,7 @@
 
 use crate::common::c_door::*;
 use crate::common::problem::TableForm;
-use crate::fixture::{Append, Context, Fixture, Merge, Reply, everything, plain_with};
+use crate::fixture::{Append, Context, Fixture, Merge, Projections, Reply, everything, plain_with};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
@@ -34,6 +34,17 @@ fn caller<T>(value: &T, size: usize, fill: u8) -> Vec<u64> {
 /// Calls with every size relation. `flags` are those that the struct knows; an accepted call is any that
 /// does not complain about the struct itself.
 pub fn sizes<T>(name: &str, value: &T, flags: u32, call: impl Fn(*const T) -> Reply) {
+    sizes_from(name, value, size_of::<T>(), flags, call);
+}
+
+/// The same for a struct that had `first` bytes in the first release: they are the fewest.
+fn sizes_from<T>(
+    name: &str,
+    value: &T,
+    first: usize,
+    flags: u32,
+    call: impl Fn(*const T) -> Reply,
+) {
     let ours = size_of::<T>();
     let refused = |size: usize, fill, status, word: &str| {
         let bytes = caller(value, size, fill);
@@ -41,8 +52,7 @@ pub fn sizes<T>(name: &str, value: &T, flags: u32, call: impl Fn(*const T) -> Re
         reply.assert(&format!("{name} of {size} bytes"), status, &[name, word]);
         assert_eq!(bytes, caller(value, size, fill), "{name}: an input changed");
     };
-    // This is the first release: its size is the smallest.
-    for size in [4, 8, ours - 8, ours - 1] {
+    for size in [4, 8, first - 8, first - 1] {
         refused(size, 0, FOLIO_ERR_INVALID_STRUCT_SIZE, &size.to_string());
     }
     for size in [0u32, 3, (1 << 16) + 1, u32::MAX] {
@@ -59,7 +69,7 @@ pub fn sizes<T>(name: &str, value: &T, flags: u32, call: impl Fn(*const T) -> Re
     for longer in [1, 8, 64] {
         refused(ours + longer, 1, FOLIO_ERR_UNKNOWN_FIELD, &ours.to_string());
     }
-    for size in [ours, ours + 1, ours + 8, ours + 4096] {
+    for size in [first, ours, ours + 1, ours + 8, ours + 4096] {
         let bytes = caller(value, size, 0);
         let what = format!("{name} of {size} bytes");
         call(bytes.as_ptr().cast()).assert_ok(&what);
@@ -137,7 +147,7 @@ fn batches_workspaces_and_args() {
         let tensors = Tensors::default();
         let args = fixture.args(&tensors);
         let flags = FOLIO_RUN_WINDOW | FOLIO_RUN_LSE_BASE_2 | FOLIO_RUN_ALIBI_SQRT;
-        sizes("folio_attention_args", &args, flags, |args| {
+        sizes_from("folio_attention_args", &args, 136, flags, |args| {
             fixture.run(args)
         });
     }
@@ -158,6 +168,23 @@ fn small_operators() {
     let args = c_merge_states(&merge.many(), &tensors);
     sizes("folio_merge_states_args", &args, flags, |args| {
         merge.call_many(args)
+    });
+    let projections = Projections::new();
+    let args = c_absorb_weights(&projections.weights(), &tensors);
+    sizes("folio_mla_absorb_weights_args", &args, 0, |args| {
+        projections.call_weights(args)
+    });
+    let args = c_absorb_q(&projections.absorb(), &tensors);
+    sizes("folio_mla_absorb_q_args", &args, 0, |args| {
+        projections.call_absorb(args)
+    });
+    let args = c_project_o(&projections.project(), &tensors);
+    sizes("folio_mla_project_o_args", &args, 0, |args| {
+        projections.call_project(args)
+    });
+    let args = c_up_project(&projections.up_project(), &tensors);
+    sizes("folio_mla_up_project_args", &args, 0, |args| {
+        projections.call_up_project(args)
     });
 }
 

@@ -1,7 +1,7 @@
 //! A backend that computes nothing: what the API layer promises over any backend is tested over it.
 
 use folio::api::{Context, Stream, Workspace, WorkspaceInfo};
-use folio::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps};
+use folio::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps};
 use folio::error::{Error, Result};
 use folio::log::Logger;
 use folio::problem::*;
@@ -47,6 +47,8 @@ impl AttentionOps for Stub {
 impl CacheOps for Stub {}
 
 impl MergeOps for Stub {}
+
+impl ProjectionOps for Stub {}
 
 impl Attention for Stub {
     fn kernel(&self) -> &str {

@@ -1,8 +1,11 @@
 //! Every tensor field of every entry, spoilt in every way that a tensor can be.
 
-use crate::common::c_door::{Tensors, c_append, c_merge, c_merge_states};
+use crate::common::c_door::{
+    Tensors, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_project_o,
+    c_up_project,
+};
 use crate::common::problem::{Problem, Storage, TableForm};
-use crate::fixture::{Append, Fixture, Merge, Reply, everything, plain, plain_with};
+use crate::fixture::{Append, Fixture, Merge, Projections, Reply, everything, plain, plain_with};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::Kind;
@@ -31,6 +34,16 @@ pub struct Field {
     output: bool,
     /// Only a unit stride of the last dimension is accepted.
     unit_stride: bool,
+}
+
+impl Field {
+    /// The same where it may be NULL.
+    pub const fn or_none(self) -> Field {
+        Field {
+            required: false,
+            ..self
+        }
+    }
 }
 
 pub const fn input(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
@@ -344,6 +357,45 @@ fn tensors_of_a_run() {
     }
 }
 
+const SPLIT_KEYS: [Field; 2] = [
+    input(
+        "k",
+        offset_of!(folio_attention_args, k),
+        &[AtLeast, Exact, Exact, Exact],
+    ),
+    optional(
+        "k_rope",
+        offset_of!(folio_attention_args, k_rope),
+        &[AtLeast, Exact, Exact],
+    ),
+];
+
+#[test]
+fn keys_in_two_parts() {
+    let fixture = Fixture::new(&everything(Kind::Prefill).split(8));
+    walk(
+        "run",
+        &SPLIT_KEYS,
+        |tensors| fixture.args(tensors),
+        |args| fixture.run(args),
+        || fixture.layer.is_untouched(),
+    );
+}
+
+#[test]
+fn decode_has_whole_keys() {
+    let split = Fixture::new(&everything(Kind::Prefill).split(8));
+    let decode = Fixture::new(&everything(Kind::Decode));
+    let tensors = Tensors::default();
+    let args = folio_attention_args {
+        k_rope: split.args(&tensors).k_rope,
+        ..decode.args(&tensors)
+    };
+    let refused = decode.run(&args);
+    refused.assert("decode", FOLIO_ERR_UNSUPPORTED, &["k_rope", "decode"]);
+    assert!(decode.layer.is_untouched());
+}
+
 const CSR: [Field; 4] = [
     input("kv_indptr", offset_of!(folio_batch, kv_indptr), &[Free]),
     input(
@@ -547,5 +599,128 @@ fn tensors_of_merges() {
         |tensors| c_merge_states(&merge.many(), tensors),
         |args| merge.call_many(args),
         || merge.is_untouched(),
+    );
+}
+
+/// An output that has a unit last stride and may be left out.
+const fn without_null(field: Field) -> Field {
+    Field {
+        required: false,
+        ..field
+    }
+}
+
+const ABSORB_WEIGHTS: [Field; 3] = [
+    any_strides(input(
+        "kv_b_proj",
+        offset_of!(folio_mla_absorb_weights_args, kv_b_proj),
+        &[Exact, Exact],
+    )),
+    optional_output(
+        "w_uk",
+        offset_of!(folio_mla_absorb_weights_args, w_uk),
+        &[Free, Exact, Exact],
+    ),
+    optional_output(
+        "w_uv",
+        offset_of!(folio_mla_absorb_weights_args, w_uv),
+        &[Exact, Exact, Exact],
+    ),
+];
+
+const ABSORB_Q: [Field; 3] = [
+    input(
+        "q_nope",
+        offset_of!(folio_mla_absorb_q_args, q_nope),
+        &[Free, Free, Exact],
+    ),
+    any_strides(input(
+        "w_uk",
+        offset_of!(folio_mla_absorb_q_args, w_uk),
+        &[Exact, Exact, Exact],
+    )),
+    output(
+        "q_latent",
+        offset_of!(folio_mla_absorb_q_args, q_latent),
+        &[Exact, Exact, Exact],
+    ),
+];
+
+const PROJECT_O: [Field; 3] = [
+    input(
+        "o_latent",
+        offset_of!(folio_mla_project_o_args, o_latent),
+        &[Free, Free, Exact],
+    ),
+    any_strides(input(
+        "w_uv",
+        offset_of!(folio_mla_project_o_args, w_uv),
+        &[Exact, Exact, Exact],
+    )),
+    output(
+        "out",
+        offset_of!(folio_mla_project_o_args, out),
+        &[Exact, Exact, Exact],
+    ),
+];
+
+const UP_PROJECT: [Field; 5] = [
+    input(
+        "kv_c",
+        offset_of!(folio_mla_up_project_args, kv_c),
+        &[Free, Exact],
+    ),
+    any_strides(optional(
+        "w_uk",
+        offset_of!(folio_mla_up_project_args, w_uk),
+        &[Free, Exact, Exact],
+    )),
+    any_strides(optional(
+        "w_uv",
+        offset_of!(folio_mla_up_project_args, w_uv),
+        &[Exact, Exact, Exact],
+    )),
+    without_null(output(
+        "k_nope",
+        offset_of!(folio_mla_up_project_args, k_nope),
+        &[Exact, Exact, Exact],
+    )),
+    without_null(output(
+        "v",
+        offset_of!(folio_mla_up_project_args, v),
+        &[Exact, Exact, Exact],
+    )),
+];
+
+#[test]
+fn tensors_of_projections() {
+    let projections = Projections::new();
+    walk(
+        "mla_absorb_weights",
+        &ABSORB_WEIGHTS,
+        |tensors| c_absorb_weights(&projections.weights(), tensors),
+        |args| projections.call_weights(args),
+        || projections.is_untouched(),
+    );
+    walk(
+        "mla_absorb_q",
+        &ABSORB_Q,
+        |tensors| c_absorb_q(&projections.absorb(), tensors),
+        |args| projections.call_absorb(args),
+        || projections.is_untouched(),
+    );
+    walk(
+        "mla_project_o",
+        &PROJECT_O,
+        |tensors| c_project_o(&projections.project(), tensors),
+        |args| projections.call_project(args),
+        || projections.is_untouched(),
+    );
+    walk(
+        "mla_up_project",
+        &UP_PROJECT,
+        |tensors| c_up_project(&projections.up_project(), tensors),
+        |args| projections.call_up_project(args),
+        || projections.is_untouched(),
     );
 }

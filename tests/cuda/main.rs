@@ -9,9 +9,11 @@ mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod mla;
+mod mla_cache;
 mod mla_few;
 mod operators;
 mod problems;
+mod projections;
 mod steps;
 
 use folio::api::cuda_device_count;
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
             problems::more_parts_than_there_is_room_for,
         ),
         case("any_group", (), problems::any_group),
+        case("split_keys", (), problems::split_keys),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),
         case("graph_replays", (), steps::graph_replays),
@@ -52,6 +55,24 @@ fn main() -> ExitCode {
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),
+        case("projection_products", (), projections::products),
+        case(
+            "projection_products_of_every_tile",
+            (),
+            projections::products_of_every_tile,
+        ),
+        case(
+            "projection_absorbed_weights",
+            (),
+            projections::absorbed_weights,
+        ),
+        case("mla_append", (), mla_cache::mla_append),
+        case("mla_gather", (), mla_cache::mla_gather),
+        case(
+            "records_beyond_the_tensors",
+            (),
+            mla_cache::records_beyond_the_tensors,
+        ),
         case(
             "batches_beyond_the_tensors",
             (),

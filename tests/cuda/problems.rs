@@ -336,6 +336,88 @@ fn spread(cache: &folio::tensor::Tensor, target: usize, stride: usize) -> folio:
     .unwrap()
 }
 
+/// Keys in two parts: the Hopper prefill kernel's own form over pages of every size and ragged rows, forms that it has
+/// no maps for, and prompts that decode. Heads do and do not share keys.
+pub fn split_keys() {
+    let session = session();
+    let long = [
+        (700, 1500),
+        (130, 130),
+        (1, 300),
+        (0, 50),
+        (65, 65),
+        (300, 0),
+    ];
+    let short = [(5, 900), (16, 16), (1, 33), (0, 7)];
+    let paged = |page_size, layout| Storage::Paged {
+        page_size,
+        layout,
+        form: TableForm::BlockTable { spare_columns: 1 },
+        unused_pages: 3,
+        shared_pages: 0,
+    };
+    let storages = [
+        Storage::Ragged,
+        paged(8, KvLayout::Nhd),
+        paged(16, KvLayout::Hnd),
+        paged(64, KvLayout::Nhd),
+        paged(128, KvLayout::Nhd),
+        paged(256, KvLayout::Hnd),
+        paged(5, KvLayout::Nhd),
+        paged(1, KvLayout::Nhd),
+    ];
+    for storage in storages {
+        for (lens, (qo_heads, kv_heads)) in [(&long[..], (4, 4)), (&long, (6, 2)), (&short, (4, 4))]
+        {
+            for rope_dim in [64, 8, 128] {
+                for (dtype, kv_dtype) in [
+                    (DType::BF16, DType::BF16),
+                    (DType::F16, DType::F16),
+                    (DType::F16, DType::F8E4M3),
+                ] {
+                    for mask in [MaskKind::Causal, MaskKind::Full] {
+                        let problem = Problem {
+                            storage,
+                            kv_dtype,
+                            head_dim_vo: 128,
+                            layer: Layer {
+                                mask,
+                                ..Layer::plain()
+                            },
+                            ..Problem::plain(lens)
+                                .of(dtype)
+                                .heads(qo_heads, kv_heads, 192)
+                        };
+                        let problem = problem.split(rope_dim);
+                        let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                        assert_right(&problem, &got);
+                    }
+                }
+            }
+        }
+    }
+    split_keys_that_no_map_describes(&*session);
+}
+
+/// Addresses and strides that are no multiples of 16 bytes, and fp32.
+fn split_keys_that_no_map_describes(session: &dyn Session) {
+    for dtype in [DType::BF16, DType::F32] {
+        for lead in [0, 1, 4] {
+            for storage in [Storage::Ragged, Storage::paged(16)] {
+                let mut problem = Problem::plain(&[(40, 300), (3, 3), (70, 70)])
+                    .of(dtype)
+                    .heads(2, 2, 192)
+                    .split(64);
+                problem.storage = storage;
+                problem.memory.k_rope.lead = lead;
+                problem.memory.k_rope.inner = 8 + lead;
+                let got = solve(session, &DeviceMemory, &problem).unwrap();
+                assert_right(&problem, &got);
+            }
+        }
+    }
+}
+
 /// A batch of other lengths for the same handle as `problem`'s.
 pub fn with_lens(problem: &Problem, lens: &[(u32, u32)]) -> Problem {
     let requests = lens.iter().zip(100..);

@@ -15,7 +15,9 @@ use folio::log::Logger;
 
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
-use crate::{backend, choice, images, launches, mla, mla_few, operators};
+use crate::{
+    backend, choice, images, launches, mla, mla_cache, mla_few, operators, projections, split_keys,
+};
 
 /// The driver library that a process finds.
 pub struct Setup {
@@ -259,6 +261,21 @@ pub const CASES: &[Case<Setup>] = &[
         launches::prefill_from_rows,
     ),
     case(
+        "launch_split_keys_by_tma",
+        BACKEND,
+        split_keys::prefill_by_tma,
+    ),
+    case(
+        "launch_split_keys_of_rows_by_tma",
+        BACKEND,
+        split_keys::prefill_of_rows_by_tma,
+    ),
+    case(
+        "launch_split_keys_portably",
+        BACKEND,
+        split_keys::portable_takes_the_rest,
+    ),
+    case(
         "operator_append_moves_vectors_or_elements",
         BACKEND,
         operators::append_moves_vectors_or_elements,
@@ -332,6 +349,63 @@ pub const CASES: &[Case<Setup>] = &[
         "mla_few_the_portable_kernel_takes_the_rest",
         BACKEND,
         mla_few::the_portable_kernel_takes_the_rest,
+    ),
+    case("operator_mla_append", BACKEND, mla_cache::append),
+    case(
+        "operator_mla_append_of_656_byte_records",
+        BACKEND,
+        mla_cache::append_of_656_byte_records,
+    ),
+    case(
+        "operator_mla_append_of_no_tokens",
+        BACKEND,
+        mla_cache::append_of_no_tokens,
+    ),
+    case("operator_mla_gather", BACKEND, mla_cache::gather),
+    case(
+        "operator_mla_gather_of_no_requests",
+        BACKEND,
+        mla_cache::gather_of_no_requests,
+    ),
+    case(
+        "projection_absorption_of_one_token",
+        BACKEND,
+        projections::absorption_of_one_token,
+    ),
+    case(
+        "projection_projection_by_parts_of_the_up_projection",
+        BACKEND,
+        projections::projection_by_parts_of_the_up_projection,
+    ),
+    case(
+        "projection_tiles_suit_the_number_of_tokens",
+        BACKEND,
+        projections::tiles_suit_the_number_of_tokens,
+    ),
+    case(
+        "projection_up_projection_of_shared_rows",
+        BACKEND,
+        projections::up_projection_of_shared_rows,
+    ),
+    case(
+        "projection_projections_by_the_portable_kernel",
+        BACKEND,
+        projections::projections_by_the_portable_kernel,
+    ),
+    case(
+        "projection_projections_of_no_tokens_launch_nothing",
+        BACKEND,
+        projections::projections_of_no_tokens_launch_nothing,
+    ),
+    case(
+        "projection_projections_that_are_refused",
+        BACKEND,
+        projections::projections_that_are_refused,
+    ),
+    case(
+        "projection_weights_are_copied_by_tiles",
+        BACKEND,
+        projections::weights_are_copied_by_tiles,
     ),
     case(
         "choice_creates_say_what_the_faster_kernels_lack",

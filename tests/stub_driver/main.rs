@@ -12,8 +12,11 @@ mod harness;
 mod images;
 mod launches;
 mod mla;
+mod mla_cache;
 mod mla_few;
 mod operators;
+mod projections;
+mod split_keys;
 mod stub;
 
 use std::process::{Command, ExitCode};

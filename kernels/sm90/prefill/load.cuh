@@ -137,18 +137,22 @@ private:
     Ring<TILE_SLOTS> slot;
 };
 
-// One of K and V: `DIM` columns, buffers and barriers at the given offsets. A whole warp.
-template <int DIM, u32 BUFFERS, u32 FULL, u32 EMPTY>
+// One of K and V: `DIM` columns, buffers and barriers at the given offsets. A whole warp. Of split keys the last `ROPE`
+// columns are in a tensor without heads; half of the warp loads their boxes.
+template <int DIM, int ROPE, u32 BUFFERS, u32 FULL, u32 EMPTY>
 class Loader {
 public:
     __device__ __forceinline__ Loader(const FolioAttentionParams &params, const FolioCache &cache, const TensorMap *map,
-                                      const u8 *shared_bytes)
+                                      const TensorMap *rope_map, const u8 *shared_bytes)
         : params(params),
           map(map),
+          rope_map(rope_map),
           shared(shared_address(shared_bytes)),
           tiles(reinterpret_cast<const Tile *>(shared_bytes + TILES)),
           lane(threadIdx.x % 32),
-          groups_per_page(static_cast<u32>(cache.stride_page >> 3) / static_cast<u32>(cache.stride_token)) {}
+          groups_per_page(static_cast<u32>(cache.stride_page >> 3) / static_cast<u32>(cache.stride_token)) {
+        if (loads_rope()) groups_per_page = params.k_rope_page_groups;
+    }
 
     __device__ __forceinline__ void run() {
         Ring<TILE_SLOTS> slot;
@@ -184,8 +188,11 @@ private:
         return __shfl_sync(FULL_WARP, x, 0);
     }
 
-    static constexpr u32 ROW_BYTES = Cache::row_bytes(DIM), BYTES = BLOCK * ROW_BYTES;
-    static_assert(BLOCK / 8 <= 32);
+    static constexpr u32 BYTES = BLOCK * Cache::row_bytes(DIM), LANES = ROPE > 0 ? 16 : 32;
+    static_assert(BLOCK / 8 <= LANES, "a lane per box of a page");
+
+    // For pages: whether this lane's boxes are of the rope columns.
+    __device__ __forceinline__ bool loads_rope() const { return ROPE > 0 && lane >= LANES; }
 
     // Waits for a free buffer and announces its bytes; boxes that read as zeros count in full.
     __device__ __forceinline__ u32 acquire() {
@@ -200,8 +207,12 @@ private:
     __device__ __forceinline__ void load_paged(const Work &work) {
         const u32 tokens = box_tokens(params);
         const i32 *ids = params.plan.page_ids + work.source;
-        int token = work.first_block * BLOCK + static_cast<int>(lane * tokens);
-        const bool issues = lane < BLOCK / tokens;
+        const u32 box = lane % LANES, row_bytes = Cache::row_bytes(loads_rope() ? ROPE : DIM - ROPE);
+        const u32 place = (loads_rope() ? ROPE_KEYS : 0) + box * tokens * row_bytes;
+        const u32 head = loads_rope() ? 0 : work.kv_head;
+        const TensorMap *source = loads_rope() ? rope_map : map;
+        int token = work.first_block * BLOCK + static_cast<int>(box * tokens);
+        const bool issues = box < BLOCK / tokens;
         int group = issues ? group_of(ids, token, work.kv_end) : 0;
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining) {
@@ -210,8 +221,7 @@ private:
             if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
             const u32 full = acquire();
             if (issues) {
-                tma_load_5d(shared + BUFFERS + ring.index * BYTES + lane * tokens * ROW_BYTES, map, full, 0, 0, 0,
-                            work.kv_head, now);
+                tma_load_5d(shared + BUFFERS + ring.index * BYTES + place, source, full, 0, 0, 0, head, now);
             }
             ring.advance();
         }
@@ -229,16 +239,18 @@ private:
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining, row -= BLOCK) {
             const u32 full = acquire();
-            if (lane < DIM / 64) {
-                tma_load_3d(shared + BUFFERS + ring.index * BYTES + lane * BLOCK * 128, map, full, 64 * lane, row,
-                            work.kv_head);
+            const u32 column = 64 * lane, target = shared + BUFFERS + ring.index * BYTES + lane * BLOCK * 128;
+            if (column < DIM - ROPE) {
+                tma_load_3d(target, map, full, column, row, work.kv_head);
+            } else if (column < DIM) {
+                tma_load_3d(target, rope_map, full, column - (DIM - ROPE), row, 0);
             }
             ring.advance();
         }
     }
 
     const FolioAttentionParams &params;
-    const TensorMap *map;
+    const TensorMap *map, *rope_map;
     u32 shared;
     const Tile *tiles;
     u32 lane, groups_per_page;
@@ -246,12 +258,13 @@ private:
 };
 
 __device__ __forceinline__ void produce(const FolioAttentionParams &params, const TensorMap *q_map,
-                                        const TensorMap *k_map, const TensorMap *v_map, u8 *shared_bytes) {
+                                        const TensorMap *k_map, const TensorMap *k_rope_map, const TensorMap *v_map,
+                                        u8 *shared_bytes) {
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
     if (warp == 0) {
-        Loader<DIM_QK, KEYS, KEY_FULL, KEY_EMPTY>(params, params.k, k_map, shared_bytes).run();
+        Loader<DIM_QK, ROPE_DIM, KEYS, KEY_FULL, KEY_EMPTY>(params, params.k, k_map, k_rope_map, shared_bytes).run();
     } else if (warp == 1) {
-        Loader<DIM_VO, VALUES, VALUE_FULL, VALUE_EMPTY>(params, params.v, v_map, shared_bytes).run();
+        Loader<DIM_VO, 0, VALUES, VALUE_FULL, VALUE_EMPTY>(params, params.v, v_map, v_map, shared_bytes).run();
     } else if (warp == 2 && threadIdx.x % 32 == 0) {
         Scheduler(params, q_map, shared_bytes).run();
     }

@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_row(const float (&o)[N], int r, float weig
 }
 
 template <int N>
-__device__ __forceinline__ void store_partial_row(const float (&o)[N], int r, float weight, float *row, u32 lane) {
+__device__ __forceinline__ void store_float_row(const float (&o)[N], int r, float weight, float *row, u32 lane) {
 #pragma unroll
     for (int j = 0; j < N; j += 4) {
         *reinterpret_cast<float2 *>(row + 2 * j + 2 * (lane % 4)) =
@@ -71,10 +71,13 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
         for (int r = 0; r < 2; ++r) {
             const bool keep = token[r] < tile.num_tokens;
             const i64 q_row = tile.token + token[r];
-            store_row(
-                o, r, weight[r],
-                static_cast<u16 *>(params.o.data) + q_row * params.o.stride_token + head[r] * params.o.stride_head,
-                keep, lane);
+            auto *row = static_cast<Result::Storage *>(params.o.data) + q_row * params.o.stride_token +
+                        head[r] * params.o.stride_head;
+            if constexpr (sizeof(*row) == 4) {
+                if (keep) store_float_row(o, r, weight[r], row, lane);
+            } else {
+                store_row(o, r, weight[r], row, keep, lane);
+            }
             if (keep && lane % 4 == 0 && params.lse != nullptr) {
                 params.lse[q_row * params.lse_stride_token + head[r] * params.lse_stride_head] =
                     params.flags & FOLIO_RUN_LSE_BASE_2 ? lse[r] : lse[r] * LN_2;
@@ -86,7 +89,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
     for (int r = 0; r < 2; ++r) {
         if (token[r] >= tile.num_tokens) continue;
         const i64 index = static_cast<i64>(tile.partial + token[r]) * params.num_qo_heads + head[r];
-        store_partial_row(o, r, weight[r], params.plan.partial_o + index * DIM_VO, lane);
+        store_float_row(o, r, weight[r], params.plan.partial_o + index * DIM_VO, lane);
         if (lane % 4 == 0) params.plan.partial_lse[index] = lse[r];
     }
 }

@@ -1,9 +1,10 @@
 // Prefill attention on Hopper: TMA loads tiles of Q, K and V, wgmma multiplies them, one persistent CTA per
-// multiprocessor goes through the plan's items. 16-bit q, k, v and o; paged caches with pages of a multiple of 8
+// multiprocessor goes through the plan's items. 16-bit q, k and v, 16-bit or fp32 o; paged caches with pages of a multiple of 8
 // tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
 // masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
 //
-// The kernel table's defines, and FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V.
+// The kernel table's defines, FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V, and FOLIO_ROPE_DIM: the columns of
+// keys that come by a map of their own, 0 where keys are whole.
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/output.cuh"
 #include "sm90/prefill/softmax.cuh"
@@ -108,13 +109,18 @@ private:
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
         const u64 q = wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, 1024);
-        const u64 k = wgmma_descriptor(shared + KEYS + key.index * KEY_BYTES, 16, KEY_GROUP_STRIDE);
+        const u32 keys = shared + KEYS + key.index * KEY_BYTES;
+        const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
+        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
         renew(s);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < DIM_QK / 16; ++i) {
-            wgmma_ss<Element>(s, q + (i / 4 * (GROUP_ROWS * 128) + i % 4 * 32) / 16,
-                              k + (i / 4 * KEY_COLUMN_STRIDE + i % 4 * 32) / 16, i != 0);
+            const int column_block = i / 4, rope_block = column_block - DIM_NOPE / 64;
+            const u64 k = rope_block < 0 ? nope + column_block * KEY_COLUMN_STRIDE / 16
+                                         : rope + rope_block * KEY_COLUMN_STRIDE / 16;
+            wgmma_ss<Element>(s, q + (column_block * (GROUP_ROWS * 128) + i % 4 * 32) / 16, k + i % 4 * 32 / 16,
+                              i != 0);
         }
         wgmma_commit();
     }
@@ -249,20 +255,15 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
     mbarrier_init_fence();
 }
 
-}  // namespace folio::prefill
-
-// Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_sm90(const __grid_constant__ FolioAttentionParams params,
-                       const __grid_constant__ folio::TensorMap q_map, const __grid_constant__ folio::TensorMap k_map,
-                       const __grid_constant__ folio::TensorMap v_map) {
-    using namespace folio;
-    using namespace folio::prefill;
+// `k_rope_map` is not used where keys are whole.
+__device__ __forceinline__ void attend(const FolioAttentionParams &params, const TensorMap &q_map,
+                                       const TensorMap &k_map, const TensorMap &k_rope_map, const TensorMap &v_map) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     const u32 shared = shared_address(shared_bytes);
     if (threadIdx.x == 0) init_barriers(shared);
     if (threadIdx.x == 32) tensor_map_prefetch(&q_map);
     if (threadIdx.x == 64) tensor_map_prefetch(&k_map);
+    if (ROPE_DIM > 0 && threadIdx.x == 65) tensor_map_prefetch(&k_rope_map);
     if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
     __syncthreads();
     wait_for_prerequisites();
@@ -271,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
-        produce(params, &q_map, &k_map, &v_map, shared_bytes);
+        produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
     } else {
         registers_grow<CONSUMER_REGISTERS>();
         Consumer(params, shared_bytes).run();
@@ -279,3 +280,22 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
         allow_dependents();
     }
 }
+
+}  // namespace folio::prefill
+
+// Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
+#if FOLIO_ROPE_DIM > 0
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_prefill_sm90_split_keys(
+    const __grid_constant__ FolioAttentionParams params, const __grid_constant__ folio::TensorMap q_map,
+    const __grid_constant__ folio::TensorMap k_map, const __grid_constant__ folio::TensorMap v_map,
+    const __grid_constant__ folio::TensorMap k_rope_map) {
+    folio::prefill::attend(params, q_map, k_map, k_rope_map, v_map);
+}
+#else
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90(const __grid_constant__ FolioAttentionParams params,
+                       const __grid_constant__ folio::TensorMap q_map, const __grid_constant__ folio::TensorMap k_map,
+                       const __grid_constant__ folio::TensorMap v_map) {
+    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
+}
+#endif

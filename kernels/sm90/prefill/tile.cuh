@@ -14,9 +14,12 @@
 namespace folio::prefill {
 
 using Element = FOLIO_Q;
+using Result = FOLIO_O;  // Element, or f32
 using Cache = CacheRows<Element>;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
+// Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
+constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
 constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;                               // keys of a step
@@ -25,7 +28,7 @@ constexpr bool PAGED = FOLIO_PAGED;
 constexpr int WARPGROUP = 128;
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 
-static_assert(DIM_QK % 64 == 0 && DIM_VO % 64 == 0 && BLOCK % 16 == 0);
+static_assert(DIM_QK % 64 == 0 && DIM_VO % 64 == 0 && ROPE_DIM % 64 == 0 && BLOCK % 16 == 0);
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
 
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
@@ -50,7 +53,9 @@ static_assert(VALUE_EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES && TILES + 1024 == 
 
 // K and V tiles in shared memory: paged ones as [8-token group][64-column block][8 rows][128 bytes], so that
 // one box fills any number of groups; ragged ones as [64-column block][row][128 bytes], a box per block.
-constexpr u32 KEY_GROUP_STRIDE = PAGED ? DIM_QK / 64 * 1024 : 1024;
+// The rope columns of split keys are a tile of their own behind the other columns.
+constexpr u32 KEY_GROUP_STRIDE = PAGED ? DIM_NOPE / 64 * 1024 : 1024;
+constexpr u32 ROPE_KEYS = BLOCK * DIM_NOPE * 2, ROPE_GROUP_STRIDE = PAGED ? ROPE_DIM / 64 * 1024 : 1024;
 constexpr u32 KEY_COLUMN_STRIDE = PAGED ? 1024 : BLOCK * 128;
 constexpr u32 VALUE_GROUP_STRIDE = PAGED ? DIM_VO / 64 * 1024 : 1024;
 constexpr u32 VALUE_COLUMN_STRIDE = PAGED ? 1024 : BLOCK * 128;

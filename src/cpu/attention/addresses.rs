@@ -41,10 +41,14 @@ impl Cache {
         }
     }
 
-    /// The row of the first head.
+    /// Where the row at a slot of a page starts, for the first head.
+    pub fn offset(&self, page: i64, slot: i64) -> i64 {
+        page * self.page + slot * self.token
+    }
+
+    /// That row.
     pub fn row(&self, page: i64, slot: i64) -> *const u8 {
-        let offset = page * self.page + slot * self.token;
-        self.base.wrapping_offset(offset as isize)
+        self.base.wrapping_offset(self.offset(page, slot) as isize)
     }
 
     /// Keys or values of one head at `offsets`.

@@ -107,8 +107,8 @@ impl Walk<'_> {
         for head in self.heads.clone() {
             let prefetch = self.prefetch(
                 head,
-                &run.k,
-                run.shape.k_row_bytes,
+                &run.k.cache,
+                run.k.row_bytes,
                 &scratch.next_tile.k_offsets[..next],
             );
             self.scores(head, n, &prefetch, scratch);
@@ -158,20 +158,25 @@ impl Walk<'_> {
         let shape = self.run.shape;
         let q = &scratch.q[of(self.rows(head), shape.ld_qk)];
         let s = &mut scratch.s[of(self.tile_rows(head), shape.few_rows_keys)];
-        let dot = Dot {
-            q: q.as_ptr(),
-            ldq: shape.ld_qk,
-            rows: self.item.rows,
-            k: RowsWithPrefetch {
-                rows: self.run.k.rows(head, &scratch.tile.k_offsets[..n]),
-                prefetch,
-            },
-            dim: shape.dim_qk,
-            s: s.as_mut_ptr(),
-            lds: shape.few_rows_keys,
-        };
-        // SAFETY: the keys were located within the cache; q and s have room for the rows.
-        unsafe { (self.kernels.dot)(&dot) };
+        let step = self.run.k.at_a_time(shape.few_rows_keys);
+        for first in (0..n).step_by(step) {
+            let keys = first..n.min(first + step);
+            let rows = self
+                .run
+                .k
+                .whole(head, &scratch.tile, keys, &mut scratch.joined);
+            let dot = Dot {
+                q: q.as_ptr(),
+                ldq: shape.ld_qk,
+                rows: self.item.rows,
+                k: RowsWithPrefetch { rows, prefetch },
+                dim: shape.dim_qk,
+                s: s[first..].as_mut_ptr(),
+                lds: shape.few_rows_keys,
+            };
+            // SAFETY: the keys were located within the cache; q and s have room for the rows.
+            unsafe { (self.kernels.dot)(&dot) };
+        }
     }
 
     /// `o = alpha · o + p · v`.

@@ -226,10 +226,10 @@ impl Walk<'_> {
     /// Stages rows of the next tile, in whole blocks but for the last one. Returns whether the values are finite.
     fn stage(&self, range: Range<usize>, scratch: &mut Scratch<'_>) -> bool {
         let (run, next) = (self.run, &mut scratch.next_tile);
-        let keys = run.k.rows(self.head, &next.k_offsets[range.clone()]);
-        for first in (0..keys.count).step_by(BLOCK) {
-            let keys = keys.part(first..first + BLOCK);
-            stage_keys(run, keys, range.start + first, next.k, scratch.staged);
+        for first in range.clone().step_by(BLOCK) {
+            let keys = first..range.end.min(first + BLOCK);
+            let keys = run.k.whole(self.head, next, keys, &mut scratch.joined);
+            stage_keys(run, keys, first, next.k, scratch.staged);
         }
         let values = run.v.rows(self.head, &next.v_offsets[range.clone()]);
         stage_values(run, values, range.start, next.v)

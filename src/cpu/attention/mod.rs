@@ -7,6 +7,7 @@ mod combine;
 mod few_rows;
 pub mod handle;
 mod item;
+mod keys;
 mod many_rows;
 #[cfg(folio_avx512)]
 mod many_rows_bf16;

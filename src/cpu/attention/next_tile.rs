@@ -42,7 +42,7 @@ impl NextTile {
         let (k, v) = (&tile.k_offsets[..count], &tile.v_offsets[..count]);
         NextTile {
             keys,
-            k: RowPrefetch::new(run.k.rows(head, k), run.shape.k_row_bytes),
+            k: RowPrefetch::new(run.k.cache.rows(head, k), run.k.row_bytes),
             v: RowPrefetch::new(run.v.rows(head, v), run.shape.v_row_bytes),
             unit,
             staged: 0,

@@ -59,16 +59,17 @@ pub fn queries(run: &Run<'_>, queries: &Rows, first: usize, scratch: &mut Scratc
 pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, scratch: &mut Scratch<'_>) -> bool {
     let ld = run.shape.ld_qk;
     let count = run.shape.bf16_parts.kv;
-    let all = run.k.rows(head, &scratch.next_tile.k_offsets[..range.end]);
     let mut staging = Staging {
         run,
         dtype: run.row_dtype,
         dim: run.shape.dim_qk,
         staged: scratch.staged16,
     };
-    range.step_by(SIDE).all(|start| {
-        let group = &mut scratch.next_tile.k16[start * count * ld..][..SIDE * count * ld];
-        staging.rows(all.part(start..start + SIDE), |part, rows| {
+    range.clone().step_by(SIDE).all(|start| {
+        let (next, keys) = (&mut scratch.next_tile, start..range.end.min(start + SIDE));
+        let keys = run.k.whole(head, next, keys, &mut scratch.joined);
+        let group = &mut next.k16[start * count * ld..][..SIDE * count * ld];
+        staging.rows(keys, |part, rows| {
             for j in 0..rows.count {
                 for depth in 0..ld / SIDE {
                     let at = (depth * count + part) * ELEMENTS + j * SIDE;

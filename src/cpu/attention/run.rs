@@ -4,10 +4,11 @@
 
 use super::addresses::{Cache, Grid};
 use super::item::Item;
+use super::keys::Keys;
 use super::mask::Masks;
 use super::scratch::{Scratch, Tile};
 use super::shape::Shape;
-use super::whole_rows::{Keys, Queries};
+use super::whole_rows::{Queries, Records};
 use crate::cpu::kernels::convert::Stage;
 use crate::cpu::kernels::prefetch_rows::RowPrefetch;
 use crate::cpu::kernels::rows::Rows;
@@ -15,7 +16,7 @@ use crate::cpu::kernels::softmax::Logits;
 use crate::cpu::kernels::table::Kernels;
 use crate::dtype::DType;
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Checked, KvStorage, LogBase, NO_PARTIAL, WorkItem,
+    AttentionArgs, AttentionDesc, Checked, Kind, KvStorage, LogBase, NO_PARTIAL, WorkItem,
 };
 use crate::tensor::Tensor;
 use std::ops::Range;
@@ -43,8 +44,8 @@ pub struct Run<'a> {
     pub plan: Plan<'a>,
     /// The type of the rows of k and v as the walks read them: where they lie, or as copies in scratch.
     pub row_dtype: DType,
-    pub keys: Keys,
-    pub k: Cache,
+    pub records: Records,
+    pub k: Keys,
     pub v: Cache,
     kv: KvStorage,
     pub q_dtype: DType,
@@ -74,17 +75,24 @@ impl<'a> Run<'a> {
         plan: Plan<'a>,
         args: &'a Checked<AttentionArgs>,
     ) -> Run<'a> {
-        let keys = Keys::of(desc, args);
-        let (k, v) = match keys {
-            Keys::Whole => (Cache::new(&args.k), Cache::new(&args.v)),
-            _ => (Cache::anywhere(plan.base), Cache::anywhere(plan.base)),
+        let records = Records::of(desc, args);
+        let (k, v) = match records {
+            Records::Whole if desc.kind == Kind::Mla => (
+                Keys::whole_rows(Cache::new(&args.k), shape),
+                Cache::new(&args.v),
+            ),
+            Records::Whole => (Keys::new(args), Cache::new(&args.v)),
+            _ => {
+                let copies = Cache::anywhere(plan.base);
+                (Keys::whole_rows(copies, shape), copies)
+            }
         };
         Run {
             shape,
             kernels,
             plan,
             row_dtype: shape.row_dtype,
-            keys,
+            records,
             k,
             v,
             kv: desc.kv,
@@ -146,13 +154,13 @@ impl<'a> Run<'a> {
                 false => i64::from(self.plan.page_ids[(start + page) as usize]),
             };
             while slot < page_size && i < (keys.end - keys.start) as usize {
-                if let Keys::Whole = self.keys {
-                    tile.k_offsets[i] = id * self.k.page + slot * self.k.token;
-                    tile.v_offsets[i] = id * self.v.page + slot * self.v.token;
+                if let Records::Whole = self.records {
+                    self.k.locate(id, slot, i, tile);
+                    tile.v_offsets[i] = self.v.offset(id, slot);
                 } else {
                     let copy = tile.rows.wrapping_add(i * self.shape.k_row_bytes);
                     // SAFETY: a tile has room for as many rows as it has offsets.
-                    unsafe { self.keys.copy(id, slot, self.kernels, copy) };
+                    unsafe { self.records.copy(id, slot, self.kernels, copy) };
                     let offset = copy as i64 - self.plan.base as i64;
                     (tile.k_offsets[i], tile.v_offsets[i]) = (offset, offset);
                 }

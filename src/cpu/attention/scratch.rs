@@ -21,13 +21,21 @@ pub struct Scratch<'a> {
     pub o_offsets: &'a mut [i64],
     /// Bytes of copied query rows.
     pub q_rows: *mut u8,
+    pub joined: Joined<'a>,
     pub tile: Tile<'a>,
     pub next_tile: Tile<'a>,
+}
+
+/// Keys in two parts, joined, and their byte offsets.
+pub struct Joined<'a> {
+    pub rows: &'a mut [u8],
+    pub offsets: &'a mut [i64],
 }
 
 /// A tile of keys and values: byte offsets of the rows, and their staged or packed copies.
 pub struct Tile<'a> {
     pub k_offsets: &'a mut [i64],
+    pub k_rope_offsets: &'a mut [i64],
     pub v_offsets: &'a mut [i64],
     pub k: &'a mut [f32],
     pub v: &'a mut [f32],
@@ -56,6 +64,7 @@ impl<'a> Scratch<'a> {
             };
             let tile = |index: usize| Tile {
                 k_offsets: integers(&half(&layout.k_offsets, index)),
+                k_rope_offsets: integers(&half(&layout.k_rope_offsets, index)),
                 v_offsets: integers(&half(&layout.v_offsets, index)),
                 k: floats(&half(&layout.k, index)),
                 v: floats(&half(&layout.v, index)),
@@ -78,6 +87,13 @@ impl<'a> Scratch<'a> {
                 q_offsets: integers(&layout.q_offsets),
                 o_offsets: integers(&layout.o_offsets),
                 q_rows: base.add(layout.q_rows.start),
+                joined: Joined {
+                    rows: std::slice::from_raw_parts_mut(
+                        base.add(layout.joined.start),
+                        layout.joined.len(),
+                    ),
+                    offsets: integers(&layout.joined_offsets),
+                },
                 tile: tile(0),
                 next_tile: tile(1),
             }

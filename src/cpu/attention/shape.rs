@@ -23,6 +23,9 @@ pub const KEY_TILE: usize = 256;
 /// takes 2 % longer in bf16 and 4 % in fp16. (By pairs on a Zen 5 it takes 1 to 3 % less.)
 pub const BF16_KEY_TILE: usize = 512;
 
+/// Most keys in two parts that are joined at a time.
+pub const JOINED_KEYS: usize = 32;
+
 /// Elements from one row of scores or weights to the next. It is not a power of two, so that a column of scores
 /// spreads over all sets of the first-level cache. It is a whole number of cache lines, in bf16 too.
 pub const SCORE_LD: usize = KEY_TILE + 32;
@@ -94,6 +97,8 @@ pub struct Shape {
     pub bf16_parts: Bf16Parts,
     /// Items of few rows use AMX too.
     pub amx: bool,
+    /// Runs may have keys in two parts.
+    pub may_split_keys: bool,
     pub tiling: Tiling,
     pub regions: Regions,
     pub scratch: ScratchLayout,
@@ -127,6 +132,7 @@ pub struct ScratchLayout {
     pub o_offsets: Range<usize>,
     /// Keys and values of a tile, and as much again of the next tile.
     pub k_offsets: Range<usize>,
+    pub k_rope_offsets: Range<usize>,
     pub v_offsets: Range<usize>,
     pub k: Range<usize>,
     pub v: Range<usize>,
@@ -135,6 +141,9 @@ pub struct ScratchLayout {
     /// Copies of queries, and of keys of a tile and of the next one.
     pub q_rows: Range<usize>,
     pub rows: Range<usize>,
+    /// Some whole keys of keys in two parts.
+    pub joined: Range<usize>,
+    pub joined_offsets: Range<usize>,
     pub total: usize,
 }
 
@@ -195,6 +204,7 @@ impl Shape {
             matrix,
             bf16_parts,
             amx,
+            may_split_keys: desc.kind == Kind::Prefill,
             tiling: tiling(desc, num_threads, matrix),
             regions: Regions::default(),
             scratch: ScratchLayout::default(),
@@ -257,6 +267,7 @@ impl Shape {
         let v16 = halves(2 * BF16_KEY_TILE * self.ld_vo * self.bf16_parts.kv);
         let p16 = halves(32 * BF16_KEY_TILE * self.bf16_parts.q);
         let staged16 = halves(32 * self.ld_qk.max(self.ld_vo) * self.bf16_parts.q);
+        let split = |count: usize| if self.may_split_keys { count } else { 0 };
         let mut floats = |count| cursor.take(count, 4);
         ScratchLayout {
             q16,
@@ -277,9 +288,12 @@ impl Shape {
             q_offsets: cursor.take(tile_rows, 8),
             o_offsets: cursor.take(tile_rows, 8),
             k_offsets: cursor.take(2 * most_keys, 8),
+            k_rope_offsets: cursor.take(split(2 * most_keys), 8),
             v_offsets: cursor.take(2 * most_keys, 8),
             q_rows: cursor.take(tile_rows, self.q_copy_bytes),
             rows: cursor.take(2 * most_keys, self.k_copy_bytes),
+            joined: cursor.take(split(JOINED_KEYS), self.k_row_bytes),
+            joined_offsets: cursor.take(split(JOINED_KEYS), 8),
             total: cursor.0,
         }
     }

@@ -23,8 +23,8 @@ pub enum Queries {
 }
 
 /// How the keys lie.
-pub enum Keys {
-    /// Whole rows, which are read where they are.
+pub enum Records {
+    /// Whole rows, which are read where they are. So are the keys of decode and prefill.
     Whole,
     /// Latent and rotary rows, apart from each other.
     Parts {
@@ -104,20 +104,20 @@ impl Queries {
     }
 }
 
-impl Keys {
-    pub fn of(desc: &AttentionDesc, args: &Checked<AttentionArgs>) -> Keys {
+impl Records {
+    pub fn of(desc: &AttentionDesc, args: &Checked<AttentionArgs>) -> Records {
         let dtype = row_dtype(desc);
         match &args.k_rope {
-            _ if desc.kv_format == CacheFormat::DS_MLA => Keys::DsMla {
+            _ if desc.kv_format == CacheFormat::DS_MLA => Records::DsMla {
                 records: Cache::new(&args.k),
                 dtype,
             },
-            Some(rope) if !continues(&args.k, rope) => Keys::Parts {
+            Some(rope) if !continues(&args.k, rope) => Records::Parts {
                 latent: Cache::new(&args.k),
                 rope: Cache::new(rope),
                 bytes: PartBytes::of(desc, dtype),
             },
-            _ => Keys::Whole,
+            _ => Records::Whole,
         }
     }
 
@@ -129,13 +129,13 @@ impl Keys {
         // SAFETY: the caller's promise; the tensors were checked to have the key.
         unsafe {
             match self {
-                Keys::Whole => {}
-                Keys::Parts {
+                Records::Whole => {}
+                Records::Parts {
                     latent,
                     rope,
                     bytes,
                 } => bytes.join(latent.row(page, slot), rope.row(page, slot), to),
-                Keys::DsMla { records, dtype } => {
+                Records::DsMla { records, dtype } => {
                     dequantise(records.row(page, slot), *dtype, kernels, to);
                 }
             }

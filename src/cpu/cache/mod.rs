@@ -1,3 +1,6 @@
-//! Writing to paged caches on the CPU.
+//! Writing to paged caches on the CPU, and reading latent records back.
 
 pub mod append;
+pub mod mla_append;
+pub mod mla_gather;
+mod rows;

@@ -39,12 +39,14 @@ pub enum Feature {
     Rows,
     /// A factor on q·k that is negative or next to nothing.
     LogitsScale,
+    /// Keys in two parts.
+    SplitKeys,
 }
 
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 16] = [
+const ALL: [Feature; 17] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -61,6 +63,7 @@ const ALL: [Feature; 16] = [
     F::PageSteps,
     F::Rows,
     F::LogitsScale,
+    F::SplitKeys,
 ];
 
 impl Feature {
@@ -82,6 +85,7 @@ impl Feature {
             F::PageSteps => "pages of k and v that lie so far apart",
             F::Rows => "as many rows of q, k or v",
             F::LogitsScale => "an sm_scale that is not positive",
+            F::SplitKeys => "k_rope",
         }
     }
 

@@ -9,7 +9,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{AttentionRow, Phase, candidates, unsupported};
-use crate::cuda::params::{Divisor, GenericParams, dtype_code, row_alignment};
+use crate::cuda::params::{Cache, Divisor, GenericParams, dtype_code, row_alignment};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind, Tiling};
@@ -93,6 +93,7 @@ impl AttentionKernel for Generic {
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
+        let k_rope = run.args.k_rope.as_ref();
         let row_tiles = (run.q_tile * self.group_size).div_ceil(self.row.shape.q_tile);
         let params = GenericParams {
             attention: *run.params,
@@ -104,6 +105,13 @@ impl AttentionKernel for Generic {
             k_copy_bytes: row_alignment(&run.args.k),
             v_copy_bytes: row_alignment(&run.args.v),
             page_size: self.params.page_size,
+            k_rope: k_rope.map_or_else(Cache::default, Cache::of),
+            rope_dim: k_rope.map_or(0, |k_rope| k_rope.extent(3) as u32),
+            k_rope_copy_bytes: k_rope.map_or(0, |k_rope| {
+                // The 16 bytes at the seam come from one part where that is a multiple of them.
+                let seam = run.args.k.extent(3) as u32 * run.args.k.dtype().size() as u32;
+                row_alignment(k_rope).min(1 << seam.trailing_zeros())
+            }),
         };
         let blocks = u64::from(run.num_items) * u64::from(row_tiles) * u64::from(self.num_kv_heads);
         let launch = Launch {

@@ -240,7 +240,7 @@ impl CudaAttention {
             num_pages: fewest([&args.k, &args.v].into_iter().chain(&args.k_rope)),
             mask_bytes,
             section_bytes: section_bytes(self.context.device().l2_bytes),
-            reserved: 0,
+            k_rope_page_groups: 0,
         }
     }
 }

@@ -13,7 +13,7 @@ pub mod handle;
 pub mod kernel;
 pub mod mla;
 pub mod planner;
-mod sm90;
+pub(in crate::cuda) mod sm90;
 pub mod sm90_decode;
 mod sm90_mla;
 pub mod sm90_mla_few;

@@ -198,6 +198,7 @@ impl AttentionKernel for Sm90Decode {
             .and(Feature::EmptyKv, is_empty)
             .and(Feature::KvStrides, !aligned)
             .and(Feature::PageSteps, !mapped)
+            .and(Feature::SplitKeys, args.k_rope.is_some())
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {

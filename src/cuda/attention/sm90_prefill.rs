@@ -8,9 +8,9 @@ use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::attention::{AttentionRow, KvRows, Variant};
-use crate::cuda::params::row_alignment;
-use crate::error::Result;
+use crate::cuda::kernels::attention::{AttentionRow, KvRows, SPLIT_ROPE_DIM, Variant};
+use crate::cuda::params::{AttentionParams, row_alignment};
+use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
 use crate::tensor::Tensor;
 
@@ -25,8 +25,10 @@ const WARPGROUP_ROWS: u32 = 64;
 /// The kernel for one problem.
 #[derive(Debug)]
 pub struct Sm90Prefill {
+    /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
-    function: Function,
+    whole_keys: Option<Function>,
+    split_keys: Option<Function>,
     sm_count: u32,
     packed_heads: u32,
     head_blocks: u32,
@@ -54,14 +56,21 @@ impl Sm90Prefill {
         }
         let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
-        let wanted = |row: &AttentionRow| {
-            row.variant == Variant::Sm90Prefill { kv }
-                && tile_suits(row, packed_heads, desc.max_qo_len)
+        let form = |rope_dim| {
+            find(loader, query, |row: &AttentionRow| {
+                row.variant == Variant::Sm90Prefill { kv, rope_dim }
+                    && tile_suits(row, packed_heads, desc.max_qo_len)
+            })
         };
-        let found = find(loader, query, wanted)?;
-        Ok(found.map(|(row, function)| Sm90Prefill {
+        let (whole, split) = (form(0)?, form(SPLIT_ROPE_DIM)?);
+        let row = match (&whole, &split) {
+            (Ok((row, _)), _) | (_, Ok((row, _))) => *row,
+            (Err(lacks), Err(_)) => return Ok(Err(*lacks)),
+        };
+        Ok(Ok(Sm90Prefill {
             row,
-            function,
+            whole_keys: whole.ok().map(|(_, function)| function),
+            split_keys: split.ok().map(|(_, function)| function),
             sm_count: context.device().sm_count,
             packed_heads,
             head_blocks: desc.num_qo_heads / packed_heads,
@@ -69,6 +78,7 @@ impl Sm90Prefill {
         }))
     }
 
+    /// Maps of q, k and v.
     fn maps(&self, current: &Current<'_>, run: &Run<'_>) -> Result<[TensorMap; 3]> {
         let driver = current.driver();
         Ok([
@@ -76,6 +86,34 @@ impl Sm90Prefill {
             self.cache_map(&run.args.k).encode(driver, SWIZZLE)?,
             self.cache_map(&run.args.v).encode(driver, SWIZZLE)?,
         ])
+    }
+
+    /// The kernel for a run's form of keys, where there is one and the maps can describe the second part.
+    fn function(&self, k_rope: Option<&Tensor>) -> OrLacks<&Function> {
+        let Some(k_rope) = k_rope else {
+            return self.whole_keys.as_ref().ok_or(Feature::TypesAndDims.into());
+        };
+        let lacks = self.missing_of_cache(k_rope);
+        match &self.split_keys {
+            Some(split) if k_rope.extent(3) == SPLIT_ROPE_DIM.into() => {
+                if lacks.is_empty() {
+                    Ok(split)
+                } else {
+                    Err(lacks)
+                }
+            }
+            _ => Err(Feature::SplitKeys.into()),
+        }
+    }
+
+    /// 8-token groups from page to page of k_rope.
+    fn page_groups(&self, k_rope: &Tensor) -> u32 {
+        match self.kv {
+            KvStorage::Paged { .. } => {
+                (k_rope.stride(0) / (i64::from(GROUP) * k_rope.stride(1))) as u32
+            }
+            KvStorage::Ragged => 0,
+        }
     }
 
     /// A box is the rows of a warpgroup: `[column block][position][packed head][column]`.
@@ -171,6 +209,10 @@ impl AttentionKernel for Sm90Prefill {
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
             | self.missing_of_cache(&args.k)
             | self.missing_of_cache(&args.v)
+            | self
+                .function(args.k_rope.as_ref())
+                .err()
+                .unwrap_or_default()
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
@@ -183,10 +225,23 @@ impl AttentionKernel for Sm90Prefill {
             dependent: false,
             stream,
         };
-        // SAFETY: the kernel takes a `FolioAttentionParams` and three maps; their addresses are the
-        // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
-        // room for `num_items` items.
-        unsafe { launch.enqueue(current, &self.function, run.params, &maps) }
+        let function = self.function(run.args.k_rope.as_ref()).map_err(|lacks| {
+            Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
+        })?;
+        let Some(k_rope) = &run.args.k_rope else {
+            // SAFETY: the kernel takes a `FolioAttentionParams` and three maps; their addresses are the
+            // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
+            // room for `num_items` items.
+            return unsafe { launch.enqueue(current, function, run.params, &maps) };
+        };
+        let params = AttentionParams {
+            k_rope_page_groups: self.page_groups(k_rope),
+            ..*run.params
+        };
+        let [q, k, v] = maps;
+        let k_rope = self.cache_map(k_rope).encode(current.driver(), SWIZZLE)?;
+        // SAFETY: as above, and the map of k_rope.
+        unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Rows of kernels that serve every problem, since they take types and dims at run time or have none: combining and
-//! planning. Their operators have no key.
+//! Rows of kernels that serve every problem, since they take types and dims at run time or have none: combining, planning,
+//! and caches of latent records. Their operators have no key.
 
 use std::sync::LazyLock;
 
@@ -26,6 +26,30 @@ pub static COMBINE_LATENT: Keyless = Keyless {
     rows: LazyLock::new(|| {
         let code = ("plan/combine_latent.cu", "folio_combine_latent");
         [row("combine_latent", code, 256)]
+    }),
+};
+
+/// Writes new tokens to a cache of latent records.
+pub static MLA_APPEND: Keyless = Keyless {
+    noun: "mla_append kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "mla_append",
+            ("ops/mla_append.cu", "folio_mla_append"),
+            128,
+        )]
+    }),
+};
+
+/// Copies latent records to dense rows.
+pub static MLA_GATHER: Keyless = Keyless {
+    noun: "mla_gather kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "mla_gather",
+            ("ops/mla_gather.cu", "folio_mla_gather"),
+            128,
+        )]
     }),
 };
 

@@ -25,6 +25,7 @@ pub mod attention;
 pub mod keyless;
 pub mod merge;
 pub mod mla;
+pub mod projection;
 mod row;
 mod table;
 

@@ -1,8 +1,8 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
-use super::keyless::{COMBINE, COMBINE_LATENT, PLAN};
+use super::keyless::{COMBINE, COMBINE_LATENT, MLA_APPEND, MLA_GATHER, PLAN};
 use super::row::Row;
-use super::{append, attention, merge, mla};
+use super::{append, attention, merge, mla, projection};
 
 /// All rows.
 pub fn table() -> impl Iterator<Item = &'static Row> {
@@ -13,8 +13,12 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(COMBINE.rows())
         .chain(COMBINE_LATENT.rows())
         .chain(PLAN.rows())
+        .chain(MLA_APPEND.rows())
+        .chain(MLA_GATHER.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
+        .chain(projection::rows().iter().map(|row| &row.row))
+        .chain(projection::copy_rows().iter().map(|row| &row.row))
 }
 
 #[cfg(test)]

@@ -11,4 +11,5 @@ pub use row::{
     AttentionQuery, AttentionRow, AttentionTypes, Family, Fit, KeySource, KvRows, MOST_HEAD_DIM,
     Phase, Shape, Variant,
 };
+pub use sm90_prefill::SPLIT_ROPE_DIM;
 pub use table::{candidates, rows, unsupported};

@@ -48,6 +48,8 @@ pub enum Variant {
     Sm90Prefill {
         /// How tiles of K and V are filled.
         kv: KvRows,
+        /// Elements of keys that come from a tensor of their own; 0 where keys are whole.
+        rope_dim: u32,
     },
 }
 
@@ -71,14 +73,15 @@ pub enum KvRows {
 
 impl Variant {
     /// What the source is told, as `NAME=VALUE`.
-    fn define(self) -> Option<String> {
+    fn defines(self) -> Vec<String> {
         match self {
-            Variant::Generic { warps_m } => Some(format!("FOLIO_WARPS_M={warps_m}")),
-            Variant::GenericF32 => None,
-            Variant::Sm90Decode { heads, .. } => Some(format!("FOLIO_DECODE_HEADS={heads}")),
-            Variant::Sm90Prefill { kv } => {
-                Some(format!("FOLIO_PAGED={}", u32::from(kv == KvRows::Paged)))
-            }
+            Variant::Generic { warps_m } => vec![format!("FOLIO_WARPS_M={warps_m}")],
+            Variant::GenericF32 => Vec::new(),
+            Variant::Sm90Decode { heads, .. } => vec![format!("FOLIO_DECODE_HEADS={heads}")],
+            Variant::Sm90Prefill { kv, rope_dim } => vec![
+                format!("FOLIO_PAGED={}", u32::from(kv == KvRows::Paged)),
+                format!("FOLIO_ROPE_DIM={rope_dim}"),
+            ],
         }
     }
 
@@ -90,9 +93,11 @@ impl Variant {
                 KeySource::Tma => "tma",
                 KeySource::Gather => "gather",
             }),
-            Variant::Sm90Prefill { kv } => Some(match kv {
-                KvRows::Paged => "paged",
-                KvRows::Ragged => "ragged",
+            Variant::Sm90Prefill { kv, rope_dim } => Some(match (kv, rope_dim) {
+                (KvRows::Paged, 0) => "paged",
+                (KvRows::Ragged, 0) => "ragged",
+                (KvRows::Paged, _) => "paged_split_keys",
+                (KvRows::Ragged, _) => "ragged_split_keys",
             }),
         }
     }
@@ -211,7 +216,7 @@ impl Family {
         let shared_bytes = (self.shared_bytes)(types, shape);
         let o = (!self.any_output).then_some(types.o);
         let mut defines = defines((types.q, types.kv, o), &shape.sizes(), shared_bytes);
-        defines.extend(self.variant.define());
+        defines.extend(self.variant.defines());
         AttentionRow {
             row: Row {
                 name: self.row_name(types, shape),
@@ -292,6 +297,16 @@ pub(super) const fn cached(q: DType, kv: DType) -> AttentionTypes {
 
 /// The 16-bit types.
 pub(super) const HALF: &[AttentionTypes] = &[same(DType::BF16), same(DType::F16)];
+
+/// The 16-bit types with fp32 outputs.
+pub(super) const HALF_TO_F32: &[AttentionTypes] = &[to_f32(DType::BF16), to_f32(DType::F16)];
+
+const fn to_f32(dtype: DType) -> AttentionTypes {
+    AttentionTypes {
+        o: DType::F32,
+        ..same(dtype)
+    }
+}
 
 /// The 16-bit types over fp8 keys and values.
 pub(super) const HALF_FP8: &[AttentionTypes] = &[

@@ -1,15 +1,42 @@
 //! Rows of the Hopper prefill kernels.
 
-use super::row::{AttentionTypes, Family, Fit, HALF, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant};
+use super::row::{
+    AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
+};
 use crate::cuda::kernels::row::Arch;
 
 /// All families, the preferred ones first.
-pub(super) const FAMILIES: &[Family] = &[family(KvRows::Paged), family(KvRows::Ragged)];
+pub(super) const FAMILIES: &[Family] = &[
+    whole_keys(KvRows::Paged),
+    whole_keys(KvRows::Ragged),
+    split_keys(KvRows::Paged),
+    split_keys(KvRows::Ragged),
+    // Parts of a context, whose outputs are merged.
+    Family {
+        types: HALF_TO_F32,
+        ..split_keys(KvRows::Ragged)
+    },
+];
 
-const fn family(kv: KvRows) -> Family {
+/// The rotary part of keys in two parts, which is DeepSeek's.
+pub const SPLIT_ROPE_DIM: u32 = 64;
+
+const fn split_keys(kv: KvRows) -> Family {
+    Family {
+        variant: Variant::Sm90Prefill {
+            kv,
+            rope_dim: SPLIT_ROPE_DIM,
+        },
+        symbol: "folio_prefill_sm90_split_keys",
+        shapes: &[MLA],
+        ..whole_keys(kv)
+    }
+}
+
+const fn whole_keys(kv: KvRows) -> Family {
     Family {
         phase: Phase::Prefill,
-        variant: Variant::Sm90Prefill { kv },
+        variant: Variant::Sm90Prefill { kv, rope_dim: 0 },
         arch: Arch::Sm90a,
         source: "sm90/prefill/prefill.cu",
         symbol: "folio_prefill_sm90",
@@ -26,9 +53,12 @@ const SHAPES: [Shape; 5] = [
     shape(64, 64, 192, 128),
     shape(128, 128, 192, 80),
     shape(128, 128, 128, 128),
-    shape(192, 128, 128, 128),
+    MLA,
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
 ];
+
+/// Queries and keys of 128 elements and a rotary part of 64: MLA in its multi-head form.
+const MLA: Shape = shape(192, 128, 128, 128);
 
 const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) -> Shape {
     Shape {

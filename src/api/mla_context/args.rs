@@ -1,0 +1,97 @@
+//! Checks of the arguments of a run of an MLA context handle. What the cache holds is checked by the gather.
+
+use super::desc::check_format;
+use crate::api::check::{Extent, Named, finite};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::problem::{ChunkRows, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection};
+use crate::tensor::{Device, Tensor};
+
+/// Checks the arguments for a batch of `num_tokens` new tokens and chunks of up to `chunk_tokens`. Checked: `k_rope` and
+/// the chunk's rows without a dimension of heads.
+pub(super) fn check(
+    args: &MlaContextArgs,
+    desc: &MlaContextDesc,
+    (num_tokens, chunk_tokens): (i64, i64),
+    device: Device,
+) -> Result<MlaContextArgs> {
+    let [heads, latent, nope, rope, value] = [
+        desc.num_heads,
+        desc.kv_lora_rank,
+        desc.qk_nope_head_dim,
+        desc.qk_rope_head_dim,
+        desc.v_head_dim,
+    ]
+    .map(|n| Extent::Is(n.into()));
+    let whole = Extent::Is((desc.qk_nope_head_dim + desc.qk_rope_head_dim).into());
+    let (tokens, rows) = (Extent::AtLeast(num_tokens), Extent::AtLeast(chunk_tokens));
+    let rows_of = |name, tensor, extents: &[Extent]| {
+        Named { name, tensor }
+            .on(device)?
+            .of(desc.dtype)?
+            .shaped(extents)?
+            .unit_last_stride()
+    };
+    let input = |name, tensor, extents: &[Extent]| Ok(rows_of(name, tensor, extents)?.tensor);
+    let k_rope = match args.k_rope.rank() {
+        3 => input("k_rope", args.k_rope, &[tokens, Extent::Is(1), rope])?.remove_dim(1),
+        _ => input("k_rope", args.k_rope, &[tokens, rope])?,
+    };
+    let weight = |name, tensor, extents: &[Extent]| {
+        let named = Named { name, tensor }.on(device)?.of(desc.dtype)?;
+        Ok::<_, Error>(named.shaped(extents)?.tensor)
+    };
+    let unpacking = match (args.unpacking, desc.in_steps) {
+        (Unpacking::Weights(weights), false) => Unpacking::Weights(UpProjection {
+            w_uk: weight("w_uk", weights.w_uk, &[heads, nope, latent])?,
+            w_uv: weight("w_uv", weights.w_uv, &[heads, latent, value])?,
+        }),
+        (Unpacking::Caller(chunk), true) => Unpacking::Caller(ChunkRows {
+            latent: rows_of("context_latent", chunk.latent, &[rows, latent])?
+                .writable()?
+                .tensor,
+            rope: rows_of("context_rope", chunk.rope, &[rows, rope])?
+                .writable()?
+                .tensor,
+            k_nope: input("context_k_nope", chunk.k_nope, &[rows, heads, nope])?,
+            v: input("context_v", chunk.v, &[rows, heads, value])?,
+        }),
+        (Unpacking::Caller(_), false) => {
+            return Err(Error::InvalidArgument(
+                "context_latent: a tensor is not accepted without FOLIO_MLA_CONTEXT_STEPS; NULL is"
+                    .into(),
+            ));
+        }
+        (Unpacking::Weights(_), true) => {
+            return Err(Error::InvalidArgument(
+                "w_uk: a tensor is not accepted with FOLIO_MLA_CONTEXT_STEPS; NULL is".into(),
+            ));
+        }
+    };
+    finite("sm_scale", args.sm_scale)?;
+    Ok(MlaContextArgs {
+        q: input("q", args.q, &[tokens, heads, whole])?,
+        k_nope: input("k_nope", args.k_nope, &[tokens, heads, nope])?,
+        k_rope,
+        v: input("v", args.v, &[tokens, heads, value])?,
+        cache: check_format(&args.cache, desc)?,
+        unpacking,
+        o: rows_of("o", args.o, &[tokens, heads, value])?
+            .writable()?
+            .tensor,
+        lse: match args.lse {
+            None => None,
+            Some(tensor) => Some(lse(tensor, &[tokens, heads], device)?),
+        },
+        ..*args
+    })
+}
+
+fn lse(tensor: Tensor, extents: &[Extent], device: Device) -> Result<Tensor> {
+    let named = Named {
+        name: "lse",
+        tensor,
+    };
+    let lse = named.on(device)?.of(DType::F32)?.shaped(extents)?;
+    Ok(lse.writable()?.tensor)
+}

@@ -1,0 +1,214 @@
+//! The workspace of an MLA context handle: the workspaces of its parts, and the tensors between them.
+#![allow(unsafe_code)]
+
+use crate::backend::{Workspace, WorkspaceInfo};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::plan::PARTS_ALIGNMENT;
+use crate::problem::MlaContextDesc;
+use crate::tensor::{Device, Tensor};
+
+/// Where everything is, as offsets from the starts of the workspace.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memory {
+    device: Device,
+    pub new_tokens: Workspace,
+    pub chunk: Workspace,
+    pub tables: Workspace,
+    rows: Rows,
+    info: WorkspaceInfo,
+}
+
+/// Offsets of the tensors in the half of the workspace where tensors live.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rows {
+    sum_o: usize,
+    sum_lse: usize,
+    part_o: usize,
+    part_lse: usize,
+    latent: usize,
+    rope: usize,
+    k_nope: usize,
+    v: usize,
+}
+
+/// The tensors of a plan.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Buffers {
+    /// `[max_num_tokens, H, V]` fp32: what attention over the parts so far comes to.
+    pub sum_o: Tensor,
+    /// `[max_num_tokens, H]` fp32.
+    pub sum_lse: Tensor,
+    /// The same of the present chunk.
+    pub part_o: Tensor,
+    pub part_lse: Tensor,
+    /// A chunk: `[max_chunk_tokens, L]`, `[…, R]`, `[…, H, P]`, `[…, H, V]`. Without rows where the caller has them.
+    pub latent: Tensor,
+    pub rope: Tensor,
+    pub k_nope: Tensor,
+    pub v: Tensor,
+}
+
+/// The memory of a handle's parts.
+pub(super) struct Parts {
+    pub new_tokens: WorkspaceInfo,
+    pub chunk: WorkspaceInfo,
+    pub tables: WorkspaceInfo,
+}
+
+impl Memory {
+    pub fn new(desc: &MlaContextDesc, parts: &Parts, device: Device) -> Memory {
+        let mut info = WorkspaceInfo {
+            alignment: PARTS_ALIGNMENT,
+            ..WorkspaceInfo::default()
+        };
+        let new_tokens = take(&mut info, &parts.new_tokens);
+        let chunk = take(&mut info, &parts.chunk);
+        let tables = take(&mut info, &parts.tables);
+        let shapes = Shapes::of(desc);
+        let mut rows = |dtype: DType, shape: &[i64]| {
+            let elements = shape
+                .iter()
+                .fold(1usize, |all, &n| all.saturating_mul(n as usize));
+            let bytes = elements.saturating_mul(dtype.size());
+            let tensor = match device {
+                Device::Cpu => WorkspaceInfo {
+                    host_bytes: bytes,
+                    ..WorkspaceInfo::default()
+                },
+                Device::Cuda(_) => WorkspaceInfo {
+                    device_bytes: bytes,
+                    ..WorkspaceInfo::default()
+                },
+            };
+            let at = take(&mut info, &tensor);
+            match device {
+                Device::Cpu => at.host,
+                Device::Cuda(_) => at.device,
+            }
+        };
+        let rows = Rows {
+            sum_o: rows(DType::F32, &shapes.o),
+            sum_lse: rows(DType::F32, &shapes.o[..2]),
+            part_o: rows(DType::F32, &shapes.o),
+            part_lse: rows(DType::F32, &shapes.o[..2]),
+            latent: rows(desc.dtype, &shapes.latent),
+            rope: rows(desc.dtype, &shapes.rope),
+            k_nope: rows(desc.dtype, &shapes.k_nope),
+            v: rows(desc.dtype, &shapes.v),
+        };
+        Memory {
+            device,
+            new_tokens,
+            chunk,
+            tables,
+            rows,
+            info,
+        }
+    }
+
+    /// What the caller has to bring.
+    pub fn info(&self) -> WorkspaceInfo {
+        self.info
+    }
+
+    /// A part of the caller's workspace.
+    pub fn part(&self, workspace: &Workspace, part: Workspace) -> Workspace {
+        Workspace {
+            device: workspace.device.wrapping_add(part.device),
+            host: workspace.host.wrapping_add(part.host),
+        }
+    }
+
+    /// The tensors in the caller's workspace, which has the size of `info`.
+    pub fn buffers(&self, desc: &MlaContextDesc, workspace: &Workspace) -> Result<Buffers> {
+        let base = match self.device {
+            Device::Cpu => workspace.host,
+            Device::Cuda(_) => workspace.device,
+        };
+        let shapes = Shapes::of(desc);
+        let tensor = |dtype, at: usize, shape: &[i64]| {
+            // SAFETY: the workspace has this part, which is the plan's alone, and starts on its alignment.
+            unsafe {
+                let data = base.wrapping_add(at) as *mut u8;
+                Tensor::new("workspace", data, self.device, dtype, shape, None)
+            }
+        };
+        Ok(Buffers {
+            sum_o: tensor(DType::F32, self.rows.sum_o, &shapes.o)?,
+            sum_lse: tensor(DType::F32, self.rows.sum_lse, &shapes.o[..2])?,
+            part_o: tensor(DType::F32, self.rows.part_o, &shapes.o)?,
+            part_lse: tensor(DType::F32, self.rows.part_lse, &shapes.o[..2])?,
+            latent: tensor(desc.dtype, self.rows.latent, &shapes.latent)?,
+            rope: tensor(desc.dtype, self.rows.rope, &shapes.rope)?,
+            k_nope: tensor(desc.dtype, self.rows.k_nope, &shapes.k_nope)?,
+            v: tensor(desc.dtype, self.rows.v, &shapes.v)?,
+        })
+    }
+
+    /// Numbers of the tables, from the `first` on.
+    pub fn table(&self, tables: usize, first: usize, count: usize) -> Result<Tensor> {
+        let data = tables.wrapping_add(first * size_of::<i32>()) as *mut u8;
+        // SAFETY: the tables hold these numbers; they live in the plan's workspace.
+        unsafe {
+            Tensor::new(
+                "tables",
+                data,
+                self.device,
+                DType::I32,
+                &[count as i64],
+                None,
+            )
+        }
+    }
+}
+
+/// Shapes of the tensors.
+struct Shapes {
+    o: [i64; 3],
+    latent: [i64; 2],
+    rope: [i64; 2],
+    k_nope: [i64; 3],
+    v: [i64; 3],
+}
+
+impl Shapes {
+    fn of(desc: &MlaContextDesc) -> Shapes {
+        let tokens = match desc.in_steps {
+            true => 0,
+            false => desc.max_chunk_tokens,
+        };
+        let [rows, tokens, heads] = [desc.max_num_tokens, tokens, desc.num_heads].map(i64::from);
+        let [latent, rope, nope, value] = [
+            desc.kv_lora_rank,
+            desc.qk_rope_head_dim,
+            desc.qk_nope_head_dim,
+            desc.v_head_dim,
+        ]
+        .map(i64::from);
+        Shapes {
+            o: [rows, heads, value],
+            latent: [tokens, latent],
+            rope: [tokens, rope],
+            k_nope: [tokens, heads, nope],
+            v: [tokens, heads, value],
+        }
+    }
+}
+
+/// Places a part behind the others. A size that saturates stays the largest: nobody can bring that much.
+fn take(all: &mut WorkspaceInfo, part: &WorkspaceInfo) -> Workspace {
+    let place = |end: &mut usize, bytes: usize| {
+        let start = *end;
+        let after = start.saturating_add(bytes);
+        *end = after
+            .checked_next_multiple_of(PARTS_ALIGNMENT)
+            .unwrap_or(usize::MAX);
+        start
+    };
+    all.alignment = all.alignment.max(part.alignment);
+    Workspace {
+        device: place(&mut all.device_bytes, part.device_bytes),
+        host: place(&mut all.host_bytes, part.host_bytes),
+    }
+}

@@ -1,0 +1,25 @@
+//! The projections of MLA.
+
+use super::refusal::refused;
+use super::stream::Stream;
+use crate::error::Result;
+use crate::problem::{Checked, CopyWeightsArgs, ProjectArgs};
+
+/// Matrix products per head between the queries' space and the latent one, and what prepares their weights.
+pub trait ProjectionOps {
+    /// Computes a product per head.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn project(&self, _args: &Checked<ProjectArgs>, _stream: Stream) -> Result<()> {
+        refused("mla_project")
+    }
+
+    /// Copies weights to where and how products read them best.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn copy_weights(&self, _args: &Checked<CopyWeightsArgs>, _stream: Stream) -> Result<()> {
+        refused("mla_absorb_weights")
+    }
+}

@@ -1,0 +1,85 @@
+//! Gather of latent records on a device: rows of a paged cache are copied to dense rows by one launch.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::kernels::{Kernel, Kernels};
+use super::rows::moves_vectors;
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::kernels::keyless::MLA_GATHER;
+use crate::cuda::mla_cache_params::{MlaGatherParams, Records, rows};
+use crate::cuda::params::{Divisor, address, dtype_code, fewest};
+use crate::error::Result;
+use crate::problem::{Checked, LatentRecords, MlaGatherArgs, RecordPages};
+use crate::tensor::Tensor;
+
+/// A warp takes a row.
+const WARP: u32 = 32;
+
+/// The operator on one device.
+#[derive(Debug)]
+pub struct MlaGather {
+    kernels: Kernels<(), Kernel>,
+}
+
+impl MlaGather {
+    /// Loads nothing yet.
+    pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> MlaGather {
+        MlaGather {
+            kernels: Kernels::new("mla_gather", loader, context),
+        }
+    }
+
+    /// Copies records to dense rows.
+    pub fn run(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, stream: Stream) -> Result<()> {
+        let params = params(args);
+        let current = self.kernels.enter(stream)?;
+        let kernel = self.kernels.get(&current, (), stream, |loader, cc| {
+            let found = loader.find(MLA_GATHER.candidates(cc), || MLA_GATHER.unsupported(cc));
+            found.map(Kernel::new)
+        })?;
+        let rows = match params.batch_size {
+            0 => 0,
+            _ => params.num_rows as u64,
+        };
+        let rows_of_block = u64::from(kernel.threads() / WARP);
+        let blocks = blocks_of("dst", rows.div_ceil(rows_of_block))?;
+        // SAFETY: the kernel takes a `FolioMlaGatherParams`; the addresses are the caller's tensors, whose extents
+        // `api` checked.
+        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+    }
+}
+
+fn params(args: &MlaGatherArgs<LatentRecords>) -> MlaGatherParams {
+    let LatentRecords { latent, rope, .. } = &args.cache;
+    let parts = [Some(*latent), *rope, Some(args.dst), args.dst_rope];
+    let vectors = parts.iter().flatten().all(moves_vectors);
+    let (page_indptr, page_ids, table_stride, num_page_ids) = match args.pages {
+        RecordPages::Table(table) => (0, table, table.stride(0), table.extent(1)),
+        RecordPages::Csr { indptr, indices } => {
+            (indptr.address() as u64, indices, 0, indices.extent(0))
+        }
+    };
+    MlaGatherParams {
+        cache: Records::of(&args.cache),
+        dst: rows(Some(args.dst)),
+        dst_rope: rows(args.dst_rope),
+        cu_seq_lens: args.cu_seq_lens.address() as u64,
+        seq_starts: address(args.seq_starts),
+        page_indptr,
+        page_ids: page_ids.address() as u64,
+        table_stride,
+        num_page_ids,
+        num_rows: args.dst.extent(0),
+        page_size: Divisor::new(latent.extent(1) as u32),
+        batch_size: (args.cu_seq_lens.extent(0) - 1) as u32,
+        num_pages: fewest([latent].into_iter().chain(rope.as_ref())),
+        rank: latent.extent(2) as u32,
+        rope_dim: rope.map_or(0, |rope: Tensor| rope.extent(2) as u32),
+        dst_dtype: dtype_code(args.dst.dtype()),
+        vectors: vectors.into(),
+        k_scale: args.k_scale,
+    }
+}

@@ -1,0 +1,678 @@
+//! MLA over a cached context as plain data: new tokens, a cache of records, weights; what attention over all of it comes
+//! to in float64, where only what is stored between the steps is rounded; and how near a result must be.
+
+use super::codec::{decode, encode, rounded, unit_roundoff};
+use super::door::{ContextHandle, Session};
+use super::instance::for_each_index;
+use super::memory::{HostMemory, Image, Memory, Resident, View};
+use super::values::{mix, normal, shuffled};
+use folio::api::{BatchInput, Stream, Workspace};
+use folio::dtype::DType;
+use folio::error::Result;
+use folio::problem::{
+    CacheFormat, ChunkRows, LatentCache, LogBase, MlaContextArgs, MlaContextDesc, Unpacking,
+    UpProjection,
+};
+
+/// One problem.
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub dtype: DType,
+    pub cache: CacheFormat,
+    /// Latent and rotary parts of the records have tensors of their own.
+    pub split_cache: bool,
+    pub heads: i64,
+    pub rank: i64,
+    pub nope: i64,
+    pub rope: i64,
+    pub value: i64,
+    pub page_size: i64,
+    /// The page table is CSR, not a block table.
+    pub csr: bool,
+    /// New tokens and context of each request.
+    pub lens: Vec<(u32, u32)>,
+    pub chunk_tokens: u32,
+    pub in_steps: bool,
+    pub graph: bool,
+    pub lse: Option<LogBase>,
+    pub sm_scale: f32,
+    pub k_scale: f32,
+    /// Rows of q and o beyond the batch.
+    pub padded_rows: i64,
+    pub seed: u64,
+}
+
+/// What a number is of.
+#[derive(Clone, Copy)]
+enum Of {
+    Query,
+    Key,
+    Rope,
+    Value,
+    Latent,
+    Scale,
+    KeyWeight,
+    ValueWeight,
+}
+
+impl Case {
+    /// Two heads over pages of 4, in fp32; to be changed field by field. `lens` are (new tokens, context).
+    pub fn plain(lens: &[(u32, u32)]) -> Case {
+        Case {
+            dtype: DType::F32,
+            cache: DType::F32.into(),
+            split_cache: false,
+            heads: 2,
+            rank: 32,
+            nope: 16,
+            rope: 8,
+            value: 24,
+            page_size: 4,
+            csr: false,
+            lens: lens.to_vec(),
+            chunk_tokens: 64,
+            in_steps: false,
+            graph: false,
+            lse: Some(LogBase::E),
+            sm_scale: 0.0,
+            k_scale: 0.0,
+            padded_rows: 2,
+            seed: 1,
+        }
+    }
+
+    /// The same in another type, and over records of it.
+    pub fn of(self, dtype: DType) -> Case {
+        Case {
+            dtype,
+            cache: dtype.into(),
+            ..self
+        }
+    }
+
+    /// The same over other records.
+    pub fn over(self, cache: CacheFormat) -> Case {
+        match cache == CacheFormat::DS_MLA {
+            false => Case { cache, ..self },
+            true => Case {
+                cache,
+                rank: 512,
+                rope: 64,
+                ..self
+            },
+        }
+    }
+
+    pub fn desc(&self) -> MlaContextDesc {
+        let most = |f: fn(&(u32, u32)) -> u32| self.lens.iter().map(f).max().unwrap_or(0).max(1);
+        MlaContextDesc {
+            dtype: self.dtype,
+            cache: self.cache,
+            num_heads: self.heads as u32,
+            kv_lora_rank: self.rank as u32,
+            qk_nope_head_dim: self.nope as u32,
+            qk_rope_head_dim: self.rope as u32,
+            v_head_dim: self.value as u32,
+            page_size: self.page_size as u32,
+            max_batch_size: (self.lens.len() as u32).max(1),
+            max_qo_len: most(|r| r.0),
+            max_num_tokens: (self.num_tokens() as u32).max(1),
+            max_kv_len: most(|r| r.0 + r.1),
+            max_num_pages: 0,
+            max_chunk_tokens: self.chunk_tokens,
+            in_steps: self.in_steps,
+            graph: self.graph,
+        }
+    }
+
+    pub fn num_tokens(&self) -> i64 {
+        self.lens.iter().map(|r| i64::from(r.0)).sum()
+    }
+
+    fn number(&self, of: Of, index: [i64; 3]) -> f64 {
+        let start = mix(self.seed ^ (of as u64) << 40);
+        let hash = index.iter().fold(start, |hash, &i| mix(hash ^ i as u64));
+        normal(hash)
+    }
+
+    /// A number as it is stored in the type of the problem.
+    fn stored(&self, of: Of, index: [i64; 3]) -> f64 {
+        let spread = match of {
+            Of::KeyWeight | Of::ValueWeight => 1.0 / (self.rank as f64).sqrt(),
+            _ => 1.0,
+        };
+        rounded(self.dtype, spread * self.number(of, index))
+    }
+
+    /// Element `d` of the record of a token: the bits that are stored, and the value that the gather makes of them. Those
+    /// from `rank` on are rotary.
+    fn record(&self, b: usize, j: i64, d: i64) -> (u64, f64) {
+        let number = self.number(Of::Latent, [b as i64, j, d]);
+        let element = match (self.cache == CacheFormat::DS_MLA, d < self.rank) {
+            (true, true) => DType::F8E4M3,
+            (true, false) => DType::BF16,
+            _ => self.cache.element,
+        };
+        let scale = match (self.cache == CacheFormat::DS_MLA, d < self.rank) {
+            (true, true) => f64::from(self.block_scale(b, j, d / 128)),
+            (false, _) if element.is_fp8() && self.k_scale != 0.0 => self.k_scale.into(),
+            _ => 1.0,
+        };
+        let bits = encode(element, number);
+        let value = (decode(element, bits) as f32 * scale as f32) as f64;
+        (bits, rounded(self.dtype, value))
+    }
+
+    fn block_scale(&self, b: usize, j: i64, block: i64) -> f32 {
+        let number = self.number(Of::Scale, [b as i64, j, block]);
+        (0.5 + number.abs() / 4.0) as f32
+    }
+}
+
+/// The tensors of a case in memory.
+pub struct Data<'m> {
+    case: Case,
+    memory: &'m dyn Memory,
+    q: Resident<'m>,
+    k_nope: Resident<'m>,
+    k_rope: Resident<'m>,
+    v: Resident<'m>,
+    cache: Vec<Resident<'m>>,
+    weights: [Resident<'m>; 2],
+    chunk: [Resident<'m>; 4],
+    pub o: Resident<'m>,
+    pub lse: Option<Resident<'m>>,
+    qo_indptr: Resident<'m>,
+    kv_len: Resident<'m>,
+    indptr: Option<Resident<'m>>,
+    ids: Resident<'m>,
+}
+
+/// Page ids of every request, shuffled, and the number of pages.
+fn pages(case: &Case) -> (Vec<Vec<i32>>, i64) {
+    let counts = case
+        .lens
+        .iter()
+        .map(|r| i64::from(r.0 + r.1).div_euclid(case.page_size) + 1);
+    let counts: Vec<usize> = counts.map(|n| n as usize).collect();
+    let all = counts.iter().sum::<usize>() + 3;
+    let ids = shuffled(case.seed, all);
+    let mut next = 0;
+    let owned = counts.iter().map(|&count| {
+        next += count;
+        ids[next - count..next].to_vec()
+    });
+    (owned.collect(), all as i64)
+}
+
+fn prefix_sums(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
+    let mut sums = vec![0];
+    for number in numbers {
+        sums.push(sums[sums.len() - 1] + number);
+    }
+    sums
+}
+
+impl<'m> Data<'m> {
+    pub fn new(memory: &'m dyn Memory, case: &Case) -> Data<'m> {
+        let rows = case.num_tokens() + case.padded_rows;
+        let (h, tokens) = (case.heads, case.num_tokens());
+        let filled = |shape: &[i64], rows: i64, of: Of| {
+            let mut image = Image::poisoned(View::compact(case.dtype, shape));
+            let mut inner = shape.to_vec();
+            inner[0] = rows;
+            for_each_index(&inner, |index| {
+                let at = [0, 1, 2].map(|n| index.get(n).copied().unwrap_or(0));
+                image.put(index, encode(case.dtype, case.stored(of, at)));
+            });
+            Resident::new(memory, image)
+        };
+        let empty = |shape: &[i64]| {
+            let shape = if case.in_steps { shape } else { &[0] };
+            Resident::new(memory, Image::poisoned(View::compact(case.dtype, shape)))
+        };
+        let context: i64 = case.lens.iter().map(|r| i64::from(r.1)).sum();
+        let chunk = match case.chunk_tokens {
+            0 => context.max(1),
+            stated => stated.into(),
+        };
+        let (owned, num_pages) = pages(case);
+        let kv_lens: Vec<i32> = case.lens.iter().map(|r| (r.0 + r.1) as i32).collect();
+        let host = |numbers: &[i32]| {
+            Resident::new(&HostMemory, Image::of_i32(&[numbers.len() as i64], numbers))
+        };
+        let (indptr, ids) = match case.csr {
+            true => {
+                let flat = owned.concat();
+                let indptr = prefix_sums(owned.iter().map(|ids| ids.len() as i32));
+                let ids = Image::of_i32(&[flat.len() as i64], &flat);
+                (Some(host(&indptr)), Resident::new(memory, ids))
+            }
+            false => {
+                let columns = owned.iter().map(Vec::len).max().unwrap_or(0);
+                // What no request owns must not be read.
+                let table: Vec<i32> = (owned.iter())
+                    .flat_map(|ids| {
+                        (0..columns).map(|i| ids.get(i).copied().unwrap_or(0x7fff_0000))
+                    })
+                    .collect();
+                let shape = [owned.len() as i64, columns as i64];
+                (None, Resident::new(memory, Image::of_i32(&shape, &table)))
+            }
+        };
+        Data {
+            q: filled(&[rows, h, case.nope + case.rope], tokens, Of::Query),
+            k_nope: filled(&[rows, h, case.nope], tokens, Of::Key),
+            k_rope: filled(&[rows, case.rope], tokens, Of::Rope),
+            v: filled(&[rows, h, case.value], tokens, Of::Value),
+            cache: records(case, &owned, num_pages)
+                .into_iter()
+                .map(|image| Resident::new(memory, image))
+                .collect(),
+            weights: [
+                filled(&[h, case.nope, case.rank], h, Of::KeyWeight),
+                filled(&[h, case.rank, case.value], h, Of::ValueWeight),
+            ],
+            chunk: [
+                empty(&[chunk, case.rank]),
+                empty(&[chunk, case.rope]),
+                empty(&[chunk, h, case.nope]),
+                empty(&[chunk, h, case.value]),
+            ],
+            o: Resident::new(
+                memory,
+                Image::poisoned(View::compact(case.dtype, &[rows, h, case.value])),
+            ),
+            lse: case.lse.map(|_| {
+                // As [head, token] in memory.
+                let mut view = View::compact(DType::F32, &[h, rows]);
+                view.shape.swap(0, 1);
+                view.strides.swap(0, 1);
+                Resident::new(memory, Image::poisoned(view))
+            }),
+            qo_indptr: host(&prefix_sums(case.lens.iter().map(|r| r.0 as i32))),
+            kv_len: host(&kv_lens),
+            indptr,
+            ids,
+            case: case.clone(),
+            memory,
+        }
+    }
+
+    pub fn batch(&self) -> BatchInput {
+        let mut batch = BatchInput {
+            qo_indptr: Some(self.qo_indptr.tensor()),
+            kv_len: Some(self.kv_len.tensor()),
+            ..BatchInput::default()
+        };
+        match &self.indptr {
+            Some(indptr) => {
+                batch.kv_indptr = Some(indptr.tensor());
+                batch.kv_indices = Some(self.ids.tensor());
+            }
+            None => batch.block_table = Some(self.ids.tensor()),
+        }
+        batch
+    }
+
+    pub fn args(&self) -> MlaContextArgs {
+        let case = &self.case;
+        let [w_uk, w_uv] = [0, 1].map(|n| self.weights[n].tensor());
+        let chunk = || {
+            let [latent, rope, k_nope, v] = [0, 1, 2, 3].map(|n| self.chunk[n].tensor());
+            ChunkRows {
+                latent,
+                rope,
+                k_nope,
+                v,
+            }
+        };
+        MlaContextArgs {
+            q: self.q.tensor(),
+            k_nope: self.k_nope.tensor(),
+            k_rope: self.k_rope.tensor(),
+            v: self.v.tensor(),
+            cache: LatentCache {
+                kv: self.cache[0].tensor(),
+                kv_rope: self.cache.get(1).map(Resident::tensor),
+                kv_dtype: (case.cache != CacheFormat::DS_MLA).then_some(case.cache.element),
+                is_ds_mla: case.cache == CacheFormat::DS_MLA,
+            },
+            unpacking: match case.in_steps {
+                false => Unpacking::Weights(UpProjection { w_uk, w_uv }),
+                true => Unpacking::Caller(chunk()),
+            },
+            o: self.o.tensor(),
+            lse: self.lse.as_ref().map(Resident::tensor),
+            lse_base: case.lse.unwrap_or(LogBase::E),
+            sm_scale: case.sm_scale,
+            k_scale: case.k_scale,
+        }
+    }
+
+    /// What a caller does between gather and attend, with weights of its own.
+    pub fn unpack(&self, rows: i64) {
+        let case = &self.case;
+        let latent = self.chunk[0].current();
+        let product = |target: &Resident<'_>, of: Of, dim: i64| {
+            let mut image = target.current();
+            for_each_index(&[rows, case.heads, dim], |index| {
+                let [row, head, d] = [index[0], index[1], index[2]];
+                let sum: f64 = (0..case.rank)
+                    .map(|l| latent.value(&[row, l]) * weight(case, of, head, d, l))
+                    .sum();
+                image.put(index, encode(case.dtype, sum));
+            });
+            self.memory.upload(target.tensor().address(), &image.bytes);
+        };
+        product(&self.chunk[2], Of::KeyWeight, case.nope);
+        product(&self.chunk[3], Of::ValueWeight, case.value);
+    }
+
+    /// Runs a planned handle.
+    pub fn run(&self, handle: &dyn ContextHandle, stream: Stream) -> Result<()> {
+        let args = self.args();
+        if !self.case.in_steps {
+            return handle.run(&args, stream);
+        }
+        handle.new_tokens(&args, stream)?;
+        for chunk in 0..handle.num_chunks()? {
+            handle.gather(chunk, &args, stream)?;
+            self.unpack(handle.chunk_tokens(chunk)?);
+            handle.attend(chunk, &args, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Compares the outputs; other memory and rows beyond the batch must be as they were.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let inputs = [&self.q, &self.k_nope, &self.k_rope, &self.v];
+        let inputs = inputs.into_iter().chain(&self.cache).chain(&self.weights);
+        assert!(
+            inputs.into_iter().all(Resident::is_untouched),
+            "an input changed"
+        );
+        let (o, lse) = (self.o.current(), self.lse.as_ref().map(Resident::current));
+        let mut errors = Errors::default();
+        let mut token = 0;
+        for (b, &(new, _)) in self.case.lens.iter().enumerate() {
+            let request = Unpacked::of(&self.case, b, token);
+            for i in 0..i64::from(new) {
+                for head in 0..self.case.heads {
+                    let (want, want_lse) = request.attend(&self.case, token + i, i, head);
+                    for (d, &(want, magnitude)) in want.iter().enumerate() {
+                        let got = o.value(&[token + i, head, d as i64]);
+                        errors.add(&self.case, got, want, magnitude);
+                    }
+                    if let Some(lse) = &lse {
+                        let got = lse.value(&[token + i, head]);
+                        let base = match self.case.lse {
+                            Some(LogBase::Two) => std::f64::consts::LOG2_E,
+                            _ => 1.0,
+                        };
+                        errors.add_lse(got, want_lse * base);
+                    }
+                }
+            }
+            token += i64::from(new);
+        }
+        if !self.case.graph {
+            self.check_padding(&o, token);
+        }
+        errors.check(&self.case)
+    }
+
+    fn check_padding(&self, o: &Image, tokens: i64) {
+        for_each_index(
+            &[self.case.padded_rows, self.case.heads, self.case.value],
+            |index| {
+                let at = [tokens + index[0], index[1], index[2]];
+                assert_eq!(
+                    o.bits(&at),
+                    self.o.image().bits(&at),
+                    "a row beyond the batch"
+                );
+            },
+        );
+    }
+}
+
+/// Element (d, l) of a head's weight, in whichever order the tensor has them.
+fn weight(case: &Case, of: Of, head: i64, d: i64, l: i64) -> f64 {
+    match of {
+        Of::KeyWeight => case.stored(of, [head, d, l]),
+        _ => case.stored(of, [head, l, d]),
+    }
+}
+
+/// The cache: records where a context token is, everything else poisoned.
+fn records(case: &Case, owned: &[Vec<i32>], num_pages: i64) -> Vec<Image> {
+    let is_ds_mla = case.cache == CacheFormat::DS_MLA;
+    let image =
+        |dtype, width| Image::poisoned(View::compact(dtype, &[num_pages, case.page_size, width]));
+    let mut images = match (is_ds_mla, case.split_cache) {
+        (true, _) => vec![image(DType::U8, 656)],
+        (_, false) => vec![image(case.cache.element, case.rank + case.rope)],
+        (_, true) => vec![
+            image(case.cache.element, case.rank),
+            image(case.cache.element, case.rope),
+        ],
+    };
+    for (b, &(_, context)) in case.lens.iter().enumerate() {
+        for j in 0..i64::from(context) {
+            let page = i64::from(owned[b][(j / case.page_size) as usize]);
+            let slot = j % case.page_size;
+            let mut bytes = |first: i64, from: &[u8]| {
+                for (i, &byte) in from.iter().enumerate() {
+                    images[0].put(&[page, slot, first + i as i64], byte.into());
+                }
+            };
+            if is_ds_mla {
+                for d in 0..case.rank {
+                    bytes(d, &[case.record(b, j, d).0 as u8]);
+                }
+                for block in 0..4 {
+                    bytes(
+                        512 + 4 * block,
+                        &case.block_scale(b, j, block).to_le_bytes(),
+                    );
+                }
+                for d in 0..case.rope {
+                    let bits = case.record(b, j, case.rank + d).0 as u16;
+                    bytes(528 + 2 * d, &bits.to_le_bytes());
+                }
+                continue;
+            }
+            for d in 0..case.rank + case.rope {
+                let bits = case.record(b, j, d).0;
+                match case.split_cache && d >= case.rank {
+                    true => images[1].put(&[page, slot, d - case.rank], bits),
+                    false => images[0].put(&[page, slot, d], bits),
+                }
+            }
+        }
+    }
+    images
+}
+
+/// Keys and values of a request, `[head][key]`; the context's as they are unpacked.
+struct Unpacked {
+    context: i64,
+    keys: Vec<Vec<Vec<f64>>>,
+    values: Vec<Vec<Vec<f64>>>,
+}
+
+impl Unpacked {
+    fn of(case: &Case, b: usize, first_token: i64) -> Unpacked {
+        let (new, context) = case.lens[b];
+        let product = |record: &[f64], of: Of, head: i64, dim: i64| -> Vec<f64> {
+            let element = |d: i64| {
+                let terms =
+                    (0..case.rank).map(|l| record[l as usize] * weight(case, of, head, d, l));
+                rounded(case.dtype, terms.sum())
+            };
+            (0..dim).map(element).collect()
+        };
+        let mut all = Unpacked {
+            context: context.into(),
+            keys: Vec::new(),
+            values: Vec::new(),
+        };
+        let record = |j: i64| -> Vec<f64> {
+            (0..case.rank + case.rope)
+                .map(|d| case.record(b, j, d).1)
+                .collect()
+        };
+        let records: Vec<Vec<f64>> = (0..i64::from(context)).map(record).collect();
+        for head in 0..case.heads {
+            let (mut keys, mut values) = (Vec::new(), Vec::new());
+            for record in &records {
+                let mut key = product(record, Of::KeyWeight, head, case.nope);
+                key.extend(&record[case.rank as usize..]);
+                keys.push(key);
+                values.push(product(record, Of::ValueWeight, head, case.value));
+            }
+            for token in first_token..first_token + i64::from(new) {
+                let nope = (0..case.nope).map(|d| case.stored(Of::Key, [token, head, d]));
+                let rope = (0..case.rope).map(|d| case.stored(Of::Rope, [token, d, 0]));
+                keys.push(nope.chain(rope).collect());
+                let value = (0..case.value).map(|d| case.stored(Of::Value, [token, head, d]));
+                values.push(value.collect());
+            }
+            all.keys.push(keys);
+            all.values.push(values);
+        }
+        all
+    }
+
+    /// Each element of o with its `Σ p |v|`, and lse, of new token `i` of the request, row `token` of the batch.
+    fn attend(&self, case: &Case, token: i64, i: i64, head: i64) -> (Vec<(f64, f64)>, f64) {
+        let width = case.nope + case.rope;
+        let scale = match case.sm_scale {
+            0.0 => 1.0 / (width as f64).sqrt(),
+            stated => stated.into(),
+        };
+        let q: Vec<f64> = (0..width)
+            .map(|d| case.stored(Of::Query, [token, head, d]))
+            .collect();
+        let seen = (self.context + i + 1) as usize;
+        let (keys, values) = (&self.keys[head as usize], &self.values[head as usize]);
+        let score = |key: &Vec<f64>| q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale;
+        let scores: Vec<f64> = keys[..seen].iter().map(score).collect();
+        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let lse = top + scores.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
+        let mut o = vec![(0.0, 0.0); case.value as usize];
+        for (score, value) in scores.iter().zip(values) {
+            let weight = (score - lse).exp();
+            for ((o, magnitude), v) in o.iter_mut().zip(value) {
+                *o += weight * v;
+                *magnitude += (weight * v).abs();
+            }
+        }
+        (o, lse)
+    }
+}
+
+/// How far outputs are off.
+#[derive(Default)]
+struct Errors {
+    /// Largest `|got - want|` as a part of what is accepted.
+    o: f64,
+    lse: f64,
+    dot: f64,
+    got: f64,
+    want: f64,
+    has_nan: bool,
+}
+
+impl Errors {
+    /// An element whose `Σ p |v|` is `magnitude`. Accepted are one rounding of the output, one of the weights where a
+    /// matrix unit takes them in 16 bits, and float32 errors of scores. A value that Folio unpacks may be rounded to the
+    /// other neighbour than here, where its sum is next to the border between the two.
+    fn add(&mut self, case: &Case, got: f64, want: f64, magnitude: f64) {
+        self.has_nan |= !got.is_finite();
+        let unit = unit_roundoff(case.dtype);
+        let roundings = if case.in_steps { 1.0 } else { 3.0 };
+        let accepted = unit * want.abs() + (roundings * unit + 1e-5) * magnitude;
+        self.o = self.o.max((got - want).abs() / accepted);
+        self.dot += got * want;
+        self.got += got * got;
+        self.want += want * want;
+    }
+
+    fn add_lse(&mut self, got: f64, want: f64) {
+        self.has_nan |= !got.is_finite();
+        self.lse = self.lse.max((got - want).abs());
+    }
+
+    /// The angle between result and truth is bounded as FlashMLA's tests do for 16-bit types.
+    fn check(&self, case: &Case) -> std::result::Result<(), String> {
+        let (angle, lse) = match (case.dtype, case.in_steps) {
+            (DType::F32, _) => (1e-10, 1e-5),
+            (_, true) => (5e-6, 1e-4),
+            (_, false) => (5e-6, 2e-4),
+        };
+        let off = match self.got * self.want > 0.0 {
+            true => 1.0 - self.dot / (self.got * self.want).sqrt(),
+            false => self.got - self.want,
+        };
+        if !self.has_nan && self.o <= 1.0 && off.abs() <= angle && self.lse <= lse {
+            return Ok(());
+        }
+        Err(format!(
+            "o is off by {} times what is accepted, angle {off:e}, lse {:e}, nan {}",
+            self.o, self.lse, self.has_nan
+        ))
+    }
+}
+
+/// A handle with its workspace.
+pub struct Handle<'m> {
+    pub context: Box<dyn ContextHandle>,
+    info: folio::api::WorkspaceInfo,
+    device: Resident<'m>,
+    host: Resident<'m>,
+}
+
+impl<'m> Handle<'m> {
+    pub fn new(
+        session: &dyn Session,
+        memory: &'m dyn Memory,
+        desc: MlaContextDesc,
+    ) -> Result<Handle<'m>> {
+        let context = session.mla_context(desc)?;
+        let info = context.workspace()?;
+        let bytes = |n: usize| Image::poisoned(View::compact(DType::U8, &[n as i64]));
+        Ok(Handle {
+            device: Resident::new(memory, bytes(info.device_bytes)),
+            host: Resident::new(&HostMemory, bytes(info.host_bytes)),
+            context,
+            info,
+        })
+    }
+
+    pub fn plan(&mut self, batch: &BatchInput, stream: Stream) -> Result<()> {
+        let workspace = Workspace {
+            device: self.device.tensor().address(),
+            host: self.host.tensor().address(),
+        };
+        let bytes = (self.info.device_bytes, self.info.host_bytes);
+        self.context.plan(batch, &workspace, bytes, stream)
+    }
+}
+
+/// Computes a case and compares.
+pub fn check(
+    session: &dyn Session,
+    memory: &dyn Memory,
+    case: &Case,
+) -> std::result::Result<(), String> {
+    let data = Data::new(memory, case);
+    let solve = || {
+        let mut handle = Handle::new(session, memory, case.desc())?;
+        handle.plan(&data.batch(), Stream::default())?;
+        data.run(&*handle.context, Stream::default())
+    };
+    solve().map_err(|error| error.to_string())?;
+    data.check()
+}

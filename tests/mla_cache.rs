@@ -1,0 +1,326 @@
+//! Caches of latent records: which bytes an append writes where, what a gather makes of them, and that no other byte
+//! changes.
+
+mod common;
+
+use common::codec::{encode, rounded, unit_roundoff};
+use common::door::{DOORS, Session};
+use common::instance::for_each_index;
+use common::memory::{HostMemory, Image, Resident, View};
+use common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
+use common::random;
+use common::values::{mix, normal};
+use folio::api::{Stream, Target};
+use folio::dtype::DType;
+use folio::problem::{LatentCache, MlaAppendArgs, Rotary};
+use proptest::prelude::*;
+
+fn gap() -> impl Strategy<Value = u32> {
+    prop_oneof![2 => Just(0u32), 1 => Just(8), 1 => 1u32..9]
+}
+
+/// A cache for tokens of `source`; what a gather reads is of any type.
+fn records(source: Option<DType>) -> impl Strategy<Value = Records> {
+    let plain = match source {
+        Some(source) => vec![source, DType::F8E4M3, DType::F8E5M2],
+        None => [&FLOATS[..], &[DType::F8E4M3, DType::F8E5M2]].concat(),
+    };
+    let format = prop_oneof![
+        2 => prop::sample::select(plain).prop_map(Format::Plain),
+        1 => Just(Format::DsMla),
+    ];
+    let rank = prop::sample::select(vec![512i64, 128, 8, 256, 13, 200]);
+    let rope_dim = prop::sample::select(vec![64i64, 64, 0, 32, 6, 142, 300]);
+    let pages = (1i64..6, prop::sample::select(vec![16i64, 1, 3, 64]));
+    (
+        format,
+        rank,
+        rope_dim,
+        pages,
+        any::<[bool; 2]>(),
+        [gap(), gap(), gap()],
+    )
+        .prop_map(
+            |(format, rank, rope_dim, (num_pages, page_size), [split, bytes], gaps)| match format {
+                Format::DsMla => Records {
+                    format,
+                    rank: 512,
+                    rope_dim: 64,
+                    num_pages,
+                    page_size,
+                    split: false,
+                    as_bytes: bytes,
+                    gaps,
+                },
+                Format::Plain(dtype) => Records {
+                    format,
+                    rank,
+                    rope_dim,
+                    num_pages,
+                    page_size,
+                    split: split && rope_dim > 0,
+                    as_bytes: bytes && dtype.is_fp8(),
+                    gaps,
+                },
+            },
+        )
+}
+
+fn rotations() -> impl Strategy<Value = Rotation> {
+    let queries = prop::option::of((0i64..5, any::<bool>()));
+    (any::<[bool; 3]>(), any::<Option<bool>>(), queries).prop_map(|(flags, rope_out, queries)| {
+        Rotation {
+            is_interleaved: flags[0],
+            f32_table: flags[1],
+            wide_positions: flags[2],
+            rope_out,
+            queries,
+        }
+    })
+}
+
+fn appends() -> impl Strategy<Value = MlaAppend> {
+    prop::sample::select(FLOATS.to_vec()).prop_flat_map(|source| {
+        let scale = prop_oneof![1 => Just(0.0f32), 2 => 0.01f32..4.0, 1 => -2.0f32..-0.1];
+        (
+            records(Some(source)),
+            (0i64..43, 0i64..3, any::<[bool; 2]>()),
+            scale,
+            prop::option::of(rotations()),
+            [gap(), gap()],
+            any::<u64>(),
+        )
+            .prop_map(
+                move |(records, (num_tokens, padded_rows, flags), scale, rotation, gaps, seed)| {
+                    let scaled = matches!(records.format, Format::Plain(dtype) if dtype.is_fp8());
+                    MlaAppend {
+                        source,
+                        num_tokens,
+                        padded_rows,
+                        middle: flags[0],
+                        wide_slots: flags[1],
+                        k_scale: if scaled { scale } else { 0.0 },
+                        rotation: rotation.filter(|_| records.rope_dim > 0),
+                        gaps,
+                        seed,
+                        records,
+                    }
+                },
+            )
+    })
+}
+
+fn gathers() -> impl Strategy<Value = MlaGather> {
+    let lengths = prop_oneof![1 => Just(0i64), 3 => 0i64..40];
+    let requests = prop::collection::vec((lengths, 0i64..70), 0..9);
+    let scale = prop_oneof![1 => Just(0.0f32), 2 => 0.01f32..4.0];
+    (
+        records(None),
+        prop::sample::select(FLOATS.to_vec()),
+        requests,
+        any::<[bool; 3]>(),
+        (scale, gap(), [0i64..3, 0i64..3]),
+        any::<u64>(),
+    )
+        .prop_map(
+            |(
+                records,
+                dst,
+                requests,
+                [split, with_starts, as_table],
+                (scale, gap, spare_rows),
+                seed,
+            )| {
+                let scaled = matches!(records.format, Format::Plain(dtype) if dtype.is_fp8());
+                MlaGather {
+                    dst,
+                    split_dst: split && records.rope_dim > 0,
+                    requests,
+                    spare_rows,
+                    with_starts,
+                    as_table,
+                    k_scale: if scaled { scale } else { 0.0 },
+                    gap,
+                    seed,
+                    records,
+                }
+            },
+        )
+}
+
+fn sessions() -> Vec<Box<dyn Session>> {
+    let targets = [Target::Reference, Target::Cpu { num_threads: 2 }];
+    let pairs = DOORS
+        .iter()
+        .flat_map(|door| targets.map(|target| door.open(target)));
+    pairs
+        .map(|session| session.expect("a CPU context"))
+        .collect()
+}
+
+/// Records that vLLM's writers make, by hand: one token of 512 + 64 elements.
+#[test]
+fn golden_records() {
+    // Blocks of the largest magnitudes 448, 896, 0 and 1.
+    let latent = |d: i64| match (d / 128, d % 128) {
+        (0, 0) => -448.0,
+        (0, 1) => 1.0,
+        (1, 5) => 896.0,
+        (1, 6) => 3.0,
+        (3, 127) => 1.0,
+        (3, 126) => -0.5,
+        _ => 0.0,
+    };
+    let mut record = [0u8; 656];
+    // e4m3: 448 is 0x7e, 1 is 0x38, 1.5 is 0x3c, 224 is 0x76.
+    for (at, byte) in [
+        (0, 0xfe),
+        (1, 0x38),
+        (133, 0x7e),
+        (134, 0x3c),
+        (511, 0x7e),
+        (510, 0xf6),
+    ] {
+        record[at] = byte;
+    }
+    // The smallest normal fp32 number where there is nothing, and 1 / 448.
+    let scales = [0x3f80_0000u32, 0x4000_0000, 0x0080_0000, 0x3b12_4925];
+    for (n, scale) in scales.into_iter().enumerate() {
+        record[512 + 4 * n..][..4].copy_from_slice(&scale.to_le_bytes());
+    }
+    // 1 and -2 in bf16.
+    record[528..532].copy_from_slice(&[0x80, 0x3f, 0x00, 0xc0]);
+    let rope = |d: i64| match d {
+        0 => 1.0,
+        1 => -2.0,
+        _ => 0.0,
+    };
+    let row = |dtype, dim, value: &dyn Fn(i64) -> f64| {
+        let bits = (0..dim).map(|d| encode(dtype, value(d)));
+        Resident::new(&HostMemory, Image::of_bits(dtype, &[1, dim], bits))
+    };
+    let slot = Resident::new(&HostMemory, Image::of_i32(&[1], &[1]));
+    for session in sessions() {
+        for dtype in FLOATS {
+            let (latent, rope) = (row(dtype, 512, &latent), row(dtype, 64, &rope));
+            let view = View::compact(DType::U8, &[1, 2, 656]);
+            let cache = Resident::new(&HostMemory, Image::poisoned(view));
+            let input = MlaAppendArgs {
+                latent: latent.tensor(),
+                rope: Some(rope.tensor()),
+                cache: LatentCache {
+                    kv: cache.tensor(),
+                    kv_rope: None,
+                    kv_dtype: None,
+                    is_ds_mla: true,
+                },
+                slot_mapping: slot.tensor(),
+                k_scale: 0.0,
+                rotary: None,
+            };
+            session.mla_append(&input, Stream::default()).unwrap();
+            let bytes = cache.current().bytes;
+            assert_eq!(bytes[656..1312], record, "{dtype}");
+            assert_eq!(bytes[..656], cache.image().bytes[..656], "{dtype}");
+        }
+    }
+}
+
+/// Angles as models have them, whose products are not exact: a rounding of a number near that of float64.
+#[test]
+fn rotations_by_any_angle() {
+    let (tokens, heads, dim, max_position) = (7i64, 3i64, 64i64, 1000i64);
+    let angle = |position: i64, pair: i64| position as f64 * 10000f64.powf(-(pair as f64) / 32.0);
+    let entry = |position, at: i64| match at < 32 {
+        true => angle(position, at).cos(),
+        false => angle(position, at - 32).sin(),
+    };
+    let position = |token: i64| token * 142;
+    for (dtype, is_interleaved) in FLOATS.into_iter().flat_map(|d| [(d, false), (d, true)]) {
+        let filled = |shape: &[i64], value: &dyn Fn(&[i64]) -> f64, dtype| {
+            let mut image = Image::poisoned(View::compact(dtype, shape));
+            for_each_index(shape, |at| image.put(at, encode(dtype, value(at))));
+            Resident::new(&HostMemory, image)
+        };
+        let number = |at: &[i64]| normal(at.iter().fold(5, |hash, &i| mix(hash ^ i as u64)));
+        let table = filled(&[max_position, dim], &|at| entry(at[0], at[1]), DType::F32);
+        let latent = filled(&[tokens, 8], &number, dtype);
+        let rope = filled(&[tokens, dim], &number, dtype);
+        let positions: Vec<i32> = (0..tokens).map(|token| position(token) as i32).collect();
+        let positions = Resident::new(&HostMemory, Image::of_i32(&[tokens], &positions));
+        let slots = Resident::new(&HostMemory, Image::of_i32(&[tokens], &[-1; 7]));
+        let cache = Resident::new(
+            &HostMemory,
+            Image::poisoned(View::compact(dtype, &[1, 1, 8 + dim])),
+        );
+        for session in sessions() {
+            let q = filled(&[tokens, heads, dim], &number, dtype);
+            let input = MlaAppendArgs {
+                latent: latent.tensor(),
+                rope: Some(rope.tensor()),
+                cache: LatentCache {
+                    kv: cache.tensor(),
+                    kv_rope: None,
+                    kv_dtype: None,
+                    is_ds_mla: false,
+                },
+                slot_mapping: slots.tensor(),
+                k_scale: 0.0,
+                rotary: Some(Rotary {
+                    cos_sin_cache: table.tensor(),
+                    positions: positions.tensor(),
+                    is_interleaved,
+                    rope_out: None,
+                    q_rope: Some(q.tensor()),
+                    q_rope_out: None,
+                }),
+            };
+            session.mla_append(&input, Stream::default()).unwrap();
+            assert!(cache.is_untouched(), "no token has a slot");
+            let got = q.current();
+            for_each_index(&[tokens, heads, 32], |at| {
+                let (token, head, pair) = (at[0], at[1], at[2]);
+                let (x, y) = match is_interleaved {
+                    true => (2 * pair, 2 * pair + 1),
+                    false => (pair, pair + 32),
+                };
+                let value = |d| q.image().value(&[token, head, d]);
+                let angle = |at| rounded(DType::F32, entry(position(token), at));
+                let (cos, sin) = (angle(pair), angle(32 + pair));
+                // Two products and a sum of at most |x| + |y|, each rounded to fp32; then a rounding to the type.
+                let slack = 2.0 * 2f64.powi(-24) * (value(x).abs() + value(y).abs());
+                for (d, want) in [
+                    (x, value(x) * cos - value(y) * sin),
+                    (y, value(y) * cos + value(x) * sin),
+                ] {
+                    let is = got.value(&[token, head, d]);
+                    let bound = slack + unit_roundoff(dtype) * (want.abs() + slack);
+                    assert!(
+                        (is - want).abs() <= bound,
+                        "{dtype} {at:?}: {is} is not {want}"
+                    );
+                }
+            });
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(random::cases(200))]
+
+    #[test]
+    fn every_record_is_written_to_its_slot_and_nowhere_else(append in appends()) {
+        for session in sessions() {
+            let got = append.run(&*session, &HostMemory).unwrap();
+            prop_assert_eq!(append.check(&got), Ok(()));
+        }
+    }
+
+    #[test]
+    fn every_row_gets_its_record_and_no_other_changes(gather in gathers()) {
+        for session in sessions() {
+            let got = gather.run(&*session, &HostMemory).unwrap();
+            prop_assert_eq!(gather.check(&got), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! MLA over a cached context: new tokens over themselves and over their context in chunks come to what attention over all
+//! of it comes to, on the CPU and the oracle, through both doors, whoever unpacks the records.
+
+mod common;
+
+use common::door::DOORS;
+use common::memory::HostMemory;
+use common::mla_context::{Case, Data, Handle, check};
+use common::random;
+use folio::api::{Stream, Target};
+use folio::dtype::DType;
+use folio::problem::{CacheFormat, LogBase};
+use proptest::prelude::*;
+
+const TARGETS: [Target; 2] = [Target::Cpu { num_threads: 2 }, Target::Reference];
+
+#[track_caller]
+fn check_everywhere(case: &Case) {
+    for door in DOORS {
+        for target in TARGETS {
+            let session = door.open(target).unwrap();
+            let result = check(&*session, &HostMemory, case);
+            assert_eq!(result, Ok(()), "{} door, {target:?}: {case:?}", door.name());
+        }
+    }
+}
+
+/// No, short and long contexts, requests without new tokens; chunks that end inside of requests, and one for all.
+const MIXED: [(u32, u32); 7] = [(3, 70), (5, 0), (0, 33), (1, 129), (0, 0), (20, 7), (2, 1)];
+
+#[test]
+fn chunks_of_every_size() {
+    for chunk_tokens in [1, 7, 32, 64, 1000, 0] {
+        for in_steps in [false, true] {
+            check_everywhere(&Case {
+                chunk_tokens,
+                in_steps,
+                ..Case::plain(&MIXED)
+            });
+        }
+    }
+}
+
+#[test]
+fn every_type_of_record() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for cache in [
+            dtype.into(),
+            DType::F8E4M3.into(),
+            DType::F8E5M2.into(),
+            CacheFormat::DS_MLA,
+        ] {
+            for in_steps in [false, true] {
+                let case = Case::plain(&[(3, 50), (4, 0), (1, 21)]).of(dtype);
+                let is_scaled = cache != CacheFormat::DS_MLA && cache.is_scaled();
+                check_everywhere(&Case {
+                    in_steps,
+                    k_scale: if is_scaled { 0.5 } else { 0.0 },
+                    chunk_tokens: 24,
+                    ..case.over(cache)
+                });
+            }
+        }
+    }
+}
+
+/// DeepSeek's dimensions, many new tokens.
+#[test]
+fn the_dimensions_of_deepseek() {
+    for dtype in [DType::F16, DType::BF16] {
+        check_everywhere(&Case {
+            rank: 512,
+            nope: 128,
+            rope: 64,
+            value: 128,
+            page_size: 16,
+            chunk_tokens: 48,
+            ..Case::plain(&[(17, 60), (9, 40)]).of(dtype)
+        });
+    }
+}
+
+/// Where nobody has a context there is no chunk, and the output is written at once.
+#[test]
+fn nobody_has_a_context() {
+    for dtype in [DType::F32, DType::BF16] {
+        check_everywhere(&Case::plain(&[(5, 0), (0, 0), (9, 0)]).of(dtype));
+    }
+    check_everywhere(&Case::plain(&[(0, 5), (0, 0)]));
+}
+
+/// A plan for a graph runs as many chunks as any batch has.
+#[test]
+fn chunks_beyond_the_last_one_add_nothing() {
+    for (dtype, in_steps) in [
+        (DType::F32, false),
+        (DType::BF16, false),
+        (DType::BF16, true),
+    ] {
+        check_everywhere(&Case {
+            graph: true,
+            in_steps,
+            chunk_tokens: 16,
+            ..Case::plain(&[(3, 20), (2, 0), (4, 31)]).of(dtype)
+        });
+    }
+}
+
+/// One handle, one workspace, a batch after the other.
+#[test]
+fn plans_follow_one_another() {
+    for door in DOORS {
+        let session = door.open(TARGETS[0]).unwrap();
+        let largest = Case::plain(&[(6, 90), (8, 100), (7, 3)]);
+        let mut handle = Handle::new(&*session, &HostMemory, largest.desc()).unwrap();
+        for lens in [
+            &[(6, 90), (8, 100), (7, 3)][..],
+            &[(4, 0)],
+            &[(1, 64), (2, 3)],
+            &[],
+        ] {
+            let case = Case {
+                lens: lens.to_vec(),
+                ..largest.clone()
+            };
+            let data = Data::new(&HostMemory, &case);
+            handle.plan(&data.batch(), Stream::default()).unwrap();
+            let total: u32 = lens.iter().map(|r| r.1).sum();
+            assert_eq!(
+                handle.context.num_chunks().unwrap() as u32,
+                total.div_ceil(64)
+            );
+            for _ in 0..2 {
+                data.run(&*handle.context, Stream::default()).unwrap();
+                assert_eq!(data.check(), Ok(()));
+            }
+        }
+    }
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let float = prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::BF16)];
+    let fp8 = prop_oneof![
+        3 => Just(None),
+        1 => Just(Some(DType::F8E4M3)),
+        1 => Just(Some(DType::F8E5M2)),
+    ];
+    let dims = [(1i64..9), (1i64..9), (1i64..9), (1i64..9)].map(|n| n.prop_map(|n| 8 * n));
+    let new = prop_oneof![1 => Just(0u32), 3 => 1u32..5, 1 => 5u32..40];
+    let context = prop_oneof![2 => Just(0u32), 3 => 1u32..40, 1 => 40u32..300];
+    let lens = prop::collection::vec((new, context), 0..6);
+    let lse = prop_oneof![Just(None), Just(Some(LogBase::E)), Just(Some(LogBase::Two))];
+    let scales = (
+        prop_oneof![Just(0.0f32), 0.02f32..0.4],
+        prop_oneof![Just(0.0f32), 0.3f32..1.5],
+    );
+    let sizes = (
+        1i64..5,
+        prop::sample::select(vec![1i64, 3, 8, 16, 64]),
+        1u32..200,
+    );
+    (
+        float,
+        fp8,
+        dims,
+        lens,
+        (lse, scales, sizes),
+        any::<[bool; 4]>(),
+        any::<u64>(),
+    )
+        .prop_map(
+            |(dtype, fp8, [rank, nope, rope, value], lens, (lse, scales, sizes), flags, seed)| {
+                Case {
+                    cache: fp8.unwrap_or(dtype).into(),
+                    split_cache: flags[0],
+                    heads: sizes.0,
+                    rank,
+                    nope,
+                    rope,
+                    value,
+                    page_size: sizes.1,
+                    csr: flags[1],
+                    chunk_tokens: sizes.2,
+                    in_steps: flags[2],
+                    graph: flags[3] && !lens.is_empty(),
+                    lens,
+                    lse,
+                    sm_scale: scales.0,
+                    k_scale: if fp8.is_some() { scales.1 } else { 0.0 },
+                    padded_rows: (seed % 3) as i64,
+                    seed,
+                    ..Case::plain(&[]).of(dtype)
+                }
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(random::cases(200))]
+
+    #[test]
+    fn any_case(case in cases()) {
+        for door in DOORS {
+            let session = door.open(TARGETS[0]).unwrap();
+            let result = check(&*session, &HostMemory, &case);
+            prop_assert!(result.is_ok(), "{} door: {}", door.name(), result.unwrap_err());
+        }
+    }
+}
