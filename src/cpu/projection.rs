@@ -32,25 +32,33 @@ const PADDED: usize = 16;
 #[derive(Debug)]
 pub struct Projection {
     /// One per thread of the pool, made at its first piece.
-    scratch: Vec<Mutex<Option<Box<Scratch>>>>,
+    scratch: Vec<Mutex<Option<Scratch>>>,
 }
 
 /// A thread's blocks.
 #[derive(Debug)]
 struct Scratch {
-    weight: [f32; DEPTH * COLUMNS],
-    x: [f32; TOKENS * DEPTH],
-    out: [f32; TOKENS * COLUMNS],
-    /// Rows of the weight on their way to columns.
-    rows: [f32; BLOCK * DEPTH],
+    /// `[DEPTH][COLUMNS]`.
+    weight: Vec<f32>,
+    /// `[TOKENS][DEPTH]`.
+    x: Vec<f32>,
+    /// `[TOKENS][COLUMNS]`.
+    out: Vec<f32>,
+    /// Rows of the weight on their way to columns: `[BLOCK][DEPTH]`.
+    rows: Vec<f32>,
     offsets: [i64; DEPTH],
 }
 
 impl Scratch {
-    /// On the heap from the start: it is too large for a stack.
-    fn new() -> Box<Scratch> {
-        // SAFETY: numbers only, for which zeros are values.
-        unsafe { Box::new_zeroed().assume_init() }
+    fn new() -> Scratch {
+        let floats = |count| vec![0.0; count];
+        Scratch {
+            weight: floats(DEPTH * COLUMNS),
+            x: floats(TOKENS * DEPTH),
+            out: floats(TOKENS * COLUMNS),
+            rows: floats(BLOCK * DEPTH),
+            offsets: [0; DEPTH],
+        }
     }
 }
 
