@@ -88,17 +88,21 @@ __device__ __forceinline__ void for_each_box(const Tile &tile, u32 depth, Load l
     }
 }
 
+// Brings the weight of the first tile to L2. It reads nothing, and so need not wait for the grid before.
+template <bool DEPTH_FIRST>
+__device__ __forceinline__ void prefetch(const FolioProjectionParams &p, const TensorMap *weight_map) {
+    const Tile tile = Tiles(p).at(blockIdx.x);
+#pragma unroll 1
+    for (u32 depth = 0; depth < p.depth; depth += DEPTH) {
+        for_each_box<DEPTH_FIRST>(tile, depth,
+                                  [&](u32, int c0, int c1, int c2) { tma_prefetch_3d(weight_map, c0, c1, c2); });
+    }
+}
+
 template <bool DEPTH_FIRST>
 __device__ __forceinline__ void produce(const FolioProjectionParams &p, const TensorMap *x_map,
                                         const TensorMap *weight_map, u32 shared) {
     const Tiles tiles(p);
-    // While the grid before drains.
-    for (u32 depth = 0; depth < p.depth; depth += DEPTH) {
-        for_each_box<DEPTH_FIRST>(tiles.at(blockIdx.x), depth, [&](u32, int c0, int c1, int c2) {
-            tma_prefetch_3d(weight_map, c0, c1, c2);
-        });
-    }
-    wait_for_prerequisites();
     Ring ring;
     for (u32 index = blockIdx.x; index < tiles.count(); index += gridDim.x) {
         const Tile tile = tiles.at(index);
@@ -226,6 +230,12 @@ struct Consumer {
 template <bool DEPTH_FIRST>
 __device__ __forceinline__ void project(const FolioProjectionParams &p, const TensorMap *x_map,
                                         const TensorMap *weight_map, const TensorMap *out_map, u32 shared) {
+    constexpr u32 PRODUCER = WARPGROUP * CONSUMERS;
+    if (threadIdx.x == PRODUCER) {
+        prefetch<DEPTH_FIRST>(p, weight_map);
+        tensor_map_prefetch(x_map);
+        tensor_map_prefetch(out_map);
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             mbarrier_init(shared + FULL + 8 * i, 1);
@@ -234,13 +244,12 @@ __device__ __forceinline__ void project(const FolioProjectionParams &p, const Te
         mbarrier_init_fence();
     }
     __syncthreads();
-    if (threadIdx.x < WARPGROUP * CONSUMERS) {
-        wait_for_prerequisites();
+    wait_for_prerequisites();
+    if (threadIdx.x < PRODUCER) {
         Consumer<DEPTH_FIRST>(p, out_map, shared).run();
+        // Not earlier: CTAs of the next grid would take bandwidth from those of this one.
         allow_dependents();
-    } else if (threadIdx.x % 32 == 0) {
-        tensor_map_prefetch(x_map);
-        tensor_map_prefetch(out_map);
+    } else if (threadIdx.x == PRODUCER) {
         produce<DEPTH_FIRST>(p, x_map, weight_map, shared);
     }
 }
