@@ -149,12 +149,18 @@ fn part(index: usize, size: usize, end: usize) -> Range<usize> {
 
 /// Copies weights.
 pub fn copy_weights(pool: &Pool, args: &Checked<CopyWeightsArgs>) {
-    let [heads, rows, columns] = [0, 1, 2].map(|dim| args.target.extent(dim));
-    pool.turn().for_each((heads * rows) as usize, &|_, piece| {
-        let (head, row) = (piece as i64 / rows, piece as i64 % rows);
+    let [heads, rows, columns] = [0, 1, 2].map(|dim| args.target.extent(dim) as usize);
+    pool.turn().for_each(heads * rows, &|_, piece| {
+        let (head, row) = (piece / rows, piece % rows);
+        let row_of = |tensor| Matrix::of(tensor, 1, head as i64).from(row, 0);
+        let (source, target) = (row_of(&args.source), row_of(&args.target));
         for column in 0..columns {
-            let index = [head, row, column];
-            args.target.set(&index, args.source.get(&index));
+            let [from, to] = [source, target].map(|row| row.from(0, column).data);
+            // SAFETY: the elements lie within tensors that were checked, the target's are its own.
+            unsafe {
+                let value = dtype::load(from, source.dtype, 0);
+                dtype::store(to.cast_mut(), target.dtype, 0, value);
+            }
         }
     });
 }
