@@ -1785,6 +1785,8 @@ folio_status folio_mla_absorb_weights(const folio_context *ctx,
  * Takes queries to the latent space: q_nope · W_UK, before attention over latent rows. Sums are float32, rounded to
  * the type of q_latent once. No token is nothing to do.
  *
+ * On the CPU every thread of the context allocates half a megabyte at its first projection, and keeps it.
+ *
  * @copydetails folio_mla_absorb_weights
  *
  * # Safety

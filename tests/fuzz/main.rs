@@ -105,6 +105,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         8..12 => operators::merge_states(&mut rng, place),
         12 => Ok(context::case(&mut rng, place)),
         13..18 => mla::case(&mut rng, place),
+        18..22 => operators::projection(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {
