@@ -151,9 +151,11 @@ mod tests {
             max_splits in 0u32..50,
             invariant_chunk in 1u32..200,
             batch_invariant: bool,
+            mla: bool,
         ) {
             let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk };
-            let desc = desc(&lens, batch_invariant);
+            let kind = if mla { Kind::Mla } else { Kind::Prefill };
+            let desc = AttentionDesc { kind, ..desc(&lens, batch_invariant) };
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();

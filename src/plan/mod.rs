@@ -6,6 +6,7 @@ mod context_chunks;
 mod image;
 mod reserve;
 mod schedule;
+mod shares;
 mod starts;
 
 pub use capacity::{Capacity, Counts};

@@ -14,10 +14,14 @@
 //! runs at a time: a few items more than that cost a second wave (8 requests of 8192 keys on an H200:
 //! 78.7 µs in 32 items, 87.1 in 40). But no less than half, for one long request among many.
 //!
+//! **MLA.** All heads read one row of keys, so items are few and long: a batch that chunks of one size would leave
+//! unbalanced is cut into equal shares instead (`shares`).
+//!
 //! **Batch-invariant.** Tiles always start at the request's first row, and the chunk is fixed, so a
 //! request is cut the same way in every batch.
 
 use super::reserve::reserve;
+use super::shares::Shares;
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::Tiling;
@@ -38,13 +42,8 @@ pub fn schedule(
 ) -> Result<()> {
     work.clear();
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
-    let chunk = if desc.batch_invariant {
-        tiling.invariant_chunk
-    } else {
-        smallest_chunk(batch, tiling)
-    };
-    let chunk = Divisor::new(chunk);
-    make_room(batch, tiling, chunk, work)?;
+    let mut cut = Cut::of(batch, desc, tiling);
+    make_room(batch, tiling, cut, work)?;
     let mut partial_rows = 0;
     for b in 0..batch.batch_size() {
         let qo_len = batch.qo_len(b);
@@ -59,20 +58,72 @@ pub fn schedule(
                 first_token: batch.qo_indptr[b],
                 past: i64::from(batch.kv_len[b]) - i64::from(qo_len),
             };
-            tile.push(work, &mut partial_rows, chunk);
+            tile.push(work, &mut partial_rows, &mut cut);
             q_start += tile.q_len;
         }
     }
     sort(work, batch, desc.kind)
 }
 
+/// Where the keys of a tile are cut.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// Into chunks of one size.
+    Chunks(Divisor),
+    /// Where shares of the batch end.
+    Shares { shares: Shares, unit: u32 },
+}
+
+/// Shares are worth their irregular pieces where chunks take this much longer, in tenths.
+const WORTH_SHARES: u64 = 11;
+
+impl Cut {
+    fn of(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling) -> Cut {
+        if desc.batch_invariant {
+            return Cut::Chunks(Divisor::new(tiling.invariant_chunk));
+        }
+        let chunk = Divisor::new(smallest_chunk(batch, tiling));
+        if desc.kind == Kind::Mla && tiling.max_splits > 1 {
+            let shares = Shares::of(batch, tiling);
+            if WORTH_SHARES * shares.cost() < 10 * cost_of_chunks(batch, tiling, chunk) {
+                let unit = tiling.kv_unit;
+                return Cut::Shares { shares, unit };
+            }
+        }
+        Cut::Chunks(chunk)
+    }
+
+    /// End of the piece of a tile that begins at key `start`.
+    fn end(&mut self, start: u32, kv_len: u32) -> u32 {
+        let keys = match self {
+            Cut::Chunks(chunk) => chunk.divisor,
+            Cut::Shares { shares, unit } => {
+                let left = (kv_len - start).div_ceil(*unit);
+                shares.next(left).saturating_mul(*unit)
+            }
+        };
+        start.saturating_add(keys).min(kv_len)
+    }
+}
+
+/// Units of keys that a worker takes, where the longest items are dealt out in rounds.
+fn cost_of_chunks(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> u64 {
+    let (mut items, mut longest) = (0u64, 0);
+    for b in 0..batch.batch_size() {
+        let keys = batch.kv_len[b] as u32;
+        let chunks = u64::from(chunk.divide_up(keys).max(1));
+        items += u64::from(batch.qo_len(b).div_ceil(tiling.q_tile)) * chunks;
+        longest = longest.max(keys.min(chunk.divisor));
+    }
+    items.div_ceil(u64::from(tiling.max_splits)) * u64::from(longest.div_ceil(tiling.kv_unit))
+}
+
 /// Room for the cut, so that making it does not allocate.
-fn make_room(
-    batch: &HostBatch<'_>,
-    tiling: &Tiling,
-    chunk: Divisor,
-    work: &mut WorkList,
-) -> Result<()> {
+fn make_room(batch: &HostBatch<'_>, tiling: &Tiling, cut: Cut, work: &mut WorkList) -> Result<()> {
+    let chunk = match cut {
+        Cut::Chunks(chunk) => chunk,
+        Cut::Shares { .. } => return make_room_for_shares(batch, tiling, work),
+    };
     let q_tile = Divisor::new(tiling.q_tile);
     let (mut items, mut combines, mut partials) = (0usize, 0usize, 0usize);
     for b in 0..batch.batch_size() {
@@ -87,6 +138,24 @@ fn make_room(
     reserve("work items", &mut work.items, items)?;
     reserve("combine items", &mut work.combines, combines)?;
     reserve("partial rows", &mut work.partials, partials)
+}
+
+/// Every share but the last may split a tile. The rows of a split tile have a part on both sides.
+fn make_room_for_shares(batch: &HostBatch<'_>, tiling: &Tiling, work: &mut WorkList) -> Result<()> {
+    let splits = tiling.max_splits as usize;
+    let (mut tiles, mut rows) = (0usize, 0u32);
+    for b in 0..batch.batch_size() {
+        tiles += batch.qo_len(b).div_ceil(tiling.q_tile) as usize;
+        rows = rows.max(batch.qo_len(b).min(tiling.q_tile));
+    }
+    let split_rows = splits.saturating_mul(rows as usize);
+    reserve("work items", &mut work.items, tiles.saturating_add(splits))?;
+    reserve("combine items", &mut work.combines, split_rows)?;
+    reserve(
+        "partial rows",
+        &mut work.partials,
+        split_rows.saturating_mul(2),
+    )
 }
 
 /// The order decides only the time: every item writes its own memory. Both orders are stable.
@@ -174,13 +243,12 @@ struct Tile {
 }
 
 impl Tile {
-    fn push(&self, work: &mut WorkList, partial_rows: &mut u32, chunk: Divisor) {
+    fn push(&self, work: &mut WorkList, partial_rows: &mut u32, cut: &mut Cut) {
+        let (mut kv_start, mut num_chunks) = (0, 0);
         // A request without keys still has rows to write: one item with an empty range.
-        let num_chunks = chunk.divide_up(self.kv_len).max(1);
-        let split = num_chunks > 1;
-        for c in 0..num_chunks {
-            let kv_start = c * chunk.divisor;
-            let kv_end = chunk.divisor.saturating_mul(c + 1).min(self.kv_len);
+        while kv_start < self.kv_len || num_chunks == 0 {
+            let kv_end = cut.end(kv_start, self.kv_len);
+            let split = num_chunks > 0 || kv_end < self.kv_len;
             work.items.push(WorkItem {
                 request: self.request,
                 q_start: self.q_start,
@@ -188,7 +256,7 @@ impl Tile {
                 kv_start,
                 kv_end,
                 partial: if split {
-                    *partial_rows + c * self.q_len
+                    *partial_rows + num_chunks * self.q_len
                 } else {
                     NO_PARTIAL
                 },
@@ -198,8 +266,9 @@ impl Tile {
                 q_token: self.first_token + self.q_start as i32,
                 position: (self.past + i64::from(self.q_start)) as i32,
             });
+            (kv_start, num_chunks) = (kv_end, num_chunks + 1);
         }
-        if split {
+        if num_chunks > 1 {
             self.combine(work, *partial_rows, num_chunks);
             *partial_rows += num_chunks * self.q_len;
         }
@@ -372,14 +441,50 @@ mod tests {
         })
     }
 
+    fn kinds() -> impl Strategy<Value = Kind> {
+        prop_oneof![Just(Kind::Prefill), Just(Kind::Decode), Just(Kind::Mla)]
+    }
+
+    /// Keys of the busiest of `workers` that take the largest item left, against the mean.
+    fn imbalance(work: &WorkList, workers: usize) -> f64 {
+        let mut keys: Vec<u32> = work.items.iter().map(|i| i.kv_end - i.kv_start).collect();
+        keys.sort_unstable();
+        let mut loads = vec![0; workers];
+        for item in keys.into_iter().rev() {
+            *loads.iter_mut().min().unwrap() += item;
+        }
+        let mean = f64::from(loads.iter().sum::<u32>()) / workers as f64;
+        f64::from(*loads.iter().max().unwrap()) / mean
+    }
+
+    /// The numbers of requests that chunks of one size leave unbalanced, and lengths of all sizes.
+    #[test]
+    fn mla_keeps_all_workers_busy() {
+        let tiling = Tiling {
+            q_tile: 1,
+            kv_unit: 48,
+            max_splits: 132,
+            invariant_chunk: 2016,
+        };
+        let ragged = (0..64).map(|i| (1, 100 + (i * i * 37) % 30_000)).collect();
+        let equal = [16, 64, 90, 128, 132, 133, 150, 200, 260, 300, 1000];
+        let equal = equal.map(|requests| vec![(1, 4096); requests]);
+        for lens in equal.into_iter().chain([ragged]) {
+            let work = cut_as(&lens, &tiling, false, Kind::Mla);
+            let busiest = imbalance(&work, 132);
+            assert!(busiest < 1.2, "{} requests: {busiest}", lens.len());
+        }
+    }
+
     proptest! {
         #[test]
         fn every_row_and_key_is_covered_once(
             lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
             tiling in tilings(),
+            kind in kinds(),
             batch_invariant: bool,
         ) {
-            let work = cut(&lens, &tiling, batch_invariant);
+            let work = cut_as(&lens, &tiling, batch_invariant, kind);
             let mut seen: Vec<Vec<u8>> =
                 lens.iter().map(|&(q, kv)| vec![0; (q * kv.max(1)) as usize]).collect();
             for item in &work.items {
@@ -403,8 +508,9 @@ mod tests {
         fn partial_rows_are_disjoint_and_within_the_bound(
             lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
             tiling in tilings(),
+            kind in kinds(),
         ) {
-            let work = cut(&lens, &tiling, false);
+            let work = cut_as(&lens, &tiling, false, kind);
             let rows = work.partials.len();
             let splits: u32 = work.items.iter().filter(|i| i.kv_start > 0).count() as u32;
             prop_assert!(splits <= tiling.max_splits);
@@ -423,9 +529,10 @@ mod tests {
         fn combine_items_name_the_parts_of_their_row(
             lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
             tiling in tilings(),
+            kind in kinds(),
             batch_invariant: bool,
         ) {
-            let work = cut(&lens, &tiling, batch_invariant);
+            let work = cut_as(&lens, &tiling, batch_invariant, kind);
             let mut parts: Vec<(u32, u32, u32)> = Vec::new();
             for item in work.items.iter().filter(|item| item.partial != NO_PARTIAL) {
                 let rows = (0..item.q_len).map(|r| (item.q_token as u32 + r, item.kv_start, item.partial + r));
@@ -445,8 +552,9 @@ mod tests {
         fn items_know_their_place(
             lens in prop::collection::vec((0i32..90, 0i32..700), 1..12),
             tiling in tilings(),
+            kind in kinds(),
         ) {
-            let work = cut(&lens, &tiling, false);
+            let work = cut_as(&lens, &tiling, false, kind);
             for item in &work.items {
                 let b = item.request as usize;
                 let tokens: i32 = lens[..b].iter().map(|l| l.0).sum();
@@ -461,6 +569,7 @@ mod tests {
         fn invariant_cuts_do_not_depend_on_the_batch(
             lens in prop::collection::vec((0i32..90, 0i32..700), 1..8),
             tiling in tilings(),
+            kind in kinds(),
         ) {
             let shape = |work: &WorkList, b: u32| {
                 let mut cuts: Vec<_> = work.items.iter().filter(|i| i.request == b)
@@ -469,9 +578,9 @@ mod tests {
                 cuts.sort_unstable();
                 cuts
             };
-            let whole = cut(&lens, &tiling, true);
+            let whole = cut_as(&lens, &tiling, true, kind);
             for (b, &one) in lens.iter().enumerate() {
-                let alone = cut(&[one], &tiling, true);
+                let alone = cut_as(&[one], &tiling, true, kind);
                 prop_assert_eq!(shape(&alone, 0), shape(&whole, b as u32));
             }
         }
