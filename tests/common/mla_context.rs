@@ -384,6 +384,20 @@ impl<'m> Data<'m> {
         Ok(())
     }
 
+    fn outputs(&self) -> impl Iterator<Item = &Resident<'m>> {
+        [&self.o].into_iter().chain(&self.lse).chain(&self.chunk)
+    }
+
+    /// Fills what a call may write with poison again.
+    pub fn reset_outputs(&self) {
+        self.outputs().for_each(Resident::reset);
+    }
+
+    /// Nothing was written at all.
+    pub fn is_untouched(&self) -> bool {
+        self.outputs().all(Resident::is_untouched)
+    }
+
     /// Compares the outputs; other memory and rows beyond the batch must be as they were.
     pub fn check(&self) -> std::result::Result<(), String> {
         let inputs = [&self.q, &self.k_nope, &self.k_rope, &self.v];

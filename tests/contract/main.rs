@@ -15,6 +15,7 @@ mod freedoms;
 mod limits;
 mod logs;
 mod mla_cache;
+mod mla_context;
 mod nulls;
 mod structs;
 mod stub;
