@@ -12,6 +12,7 @@ mod harness;
 mod images;
 mod launches;
 mod mla_cache;
+mod mla_context;
 mod operators;
 mod projections;
 mod split_keys;
