@@ -299,6 +299,16 @@ impl<'m> Data<'m> {
         }
     }
 
+    /// Makes contexts shorter than those that the cache holds.
+    pub fn set_contexts(&mut self, contexts: &[u32]) {
+        for (request, &context) in self.case.lens.iter_mut().zip(contexts) {
+            request.1 = context;
+        }
+        let lens: Vec<i32> = self.case.lens.iter().map(|r| (r.0 + r.1) as i32).collect();
+        let image = Image::of_i32(&[lens.len() as i64], &lens);
+        self.kv_len = Resident::new(&HostMemory, image);
+    }
+
     pub fn batch(&self) -> BatchInput {
         let mut batch = BatchInput {
             qo_indptr: Some(self.qo_indptr.tensor()),

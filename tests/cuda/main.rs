@@ -9,6 +9,7 @@ mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod mla_cache;
+mod mla_context;
 mod operators;
 mod problems;
 mod projections;
@@ -66,6 +67,13 @@ fn main() -> ExitCode {
         ),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
+        case("mla_context", (), mla_context::mla_context),
+        case("mla_context_graph", (), mla_context::mla_context_graph),
+        case(
+            "mla_context_in_flight",
+            (),
+            mla_context::mla_context_in_flight,
+        ),
         case(
             "records_beyond_the_tensors",
             (),
