@@ -138,7 +138,8 @@ struct Sums {
 }  // namespace folio::projection
 
 // Grid: one CTA per tile.
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS) folio_project(const __grid_constant__ FolioProjectionParams p) {
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_project(const __grid_constant__ FolioProjectionParams p) {
     using namespace folio;
     using namespace folio::projection;
     __shared__ __align__(128) u8 stages[STAGES][STAGE_BYTES];

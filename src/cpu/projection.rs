@@ -23,6 +23,9 @@ const COLUMNS: usize = 128;
 const DEPTH: usize = 512;
 /// Tokens that are multiplied at a time.
 const TOKENS: usize = 64;
+/// Tokens that are multiplied at least, the rest with sums that nobody reads: `gemm` takes 1.5 times as long for one
+/// column as for four.
+const FEWEST_TOKENS: usize = 4;
 /// Tokens of a piece: staging a weight costs as much as eight of them.
 const PIECE_TOKENS: usize = 512;
 /// What `Stage` pads rows to.
@@ -32,25 +35,33 @@ const PADDED: usize = 16;
 #[derive(Debug)]
 pub struct Projection {
     /// One per thread of the pool, made at its first piece.
-    scratch: Vec<Mutex<Option<Box<Scratch>>>>,
+    scratch: Vec<Mutex<Option<Scratch>>>,
 }
 
 /// A thread's blocks.
 #[derive(Debug)]
 struct Scratch {
-    weight: [f32; DEPTH * COLUMNS],
-    x: [f32; TOKENS * DEPTH],
-    out: [f32; TOKENS * COLUMNS],
-    /// Rows of the weight on their way to columns.
-    rows: [f32; BLOCK * DEPTH],
+    /// `[DEPTH][COLUMNS]`.
+    weight: Vec<f32>,
+    /// `[TOKENS][DEPTH]`.
+    x: Vec<f32>,
+    /// `[TOKENS][COLUMNS]`.
+    out: Vec<f32>,
+    /// Rows of the weight on their way to columns: `[BLOCK][DEPTH]`.
+    rows: Vec<f32>,
     offsets: [i64; DEPTH],
 }
 
 impl Scratch {
-    /// On the heap from the start: it is too large for a stack.
-    fn new() -> Box<Scratch> {
-        // SAFETY: numbers only, for which zeros are values.
-        unsafe { Box::new_zeroed().assume_init() }
+    fn new() -> Scratch {
+        let floats = |count| vec![0.0; count];
+        Scratch {
+            weight: floats(DEPTH * COLUMNS),
+            x: floats(TOKENS * DEPTH),
+            out: floats(TOKENS * COLUMNS),
+            rows: floats(BLOCK * DEPTH),
+            offsets: [0; DEPTH],
+        }
     }
 }
 
@@ -138,12 +149,18 @@ fn part(index: usize, size: usize, end: usize) -> Range<usize> {
 
 /// Copies weights.
 pub fn copy_weights(pool: &Pool, args: &Checked<CopyWeightsArgs>) {
-    let [heads, rows, columns] = [0, 1, 2].map(|dim| args.target.extent(dim));
-    pool.turn().for_each((heads * rows) as usize, &|_, piece| {
-        let (head, row) = (piece as i64 / rows, piece as i64 % rows);
+    let [heads, rows, columns] = [0, 1, 2].map(|dim| args.target.extent(dim) as usize);
+    pool.turn().for_each(heads * rows, &|_, piece| {
+        let (head, row) = (piece / rows, piece % rows);
+        let row_of = |tensor| Matrix::of(tensor, 1, head as i64).from(row, 0);
+        let (source, target) = (row_of(&args.source), row_of(&args.target));
         for column in 0..columns {
-            let index = [head, row, column];
-            args.target.set(&index, args.source.get(&index));
+            let [from, to] = [source, target].map(|row| row.from(0, column).data);
+            // SAFETY: the elements lie within tensors that were checked, the target's are its own.
+            unsafe {
+                let value = dtype::load(from, source.dtype, 0);
+                dtype::store(to.cast_mut(), target.dtype, 0, value);
+            }
         }
     });
 }
@@ -229,7 +246,7 @@ impl Piece<'_> {
         unsafe {
             gemm::gemm(
                 columns,
-                tokens,
+                tokens.max(FEWEST_TOKENS),
                 depth,
                 scratch.out.as_mut_ptr(),
                 COLUMNS as isize,

@@ -61,6 +61,11 @@ fn main() -> ExitCode {
             projections::products_of_every_tile,
         ),
         case(
+            "projection_chains_are_replayed",
+            (),
+            projections::chains_are_replayed,
+        ),
+        case(
             "projection_absorbed_weights",
             (),
             projections::absorbed_weights,

@@ -37,13 +37,16 @@ impl Rng {
 
 /// Tensors whose own extent says how much the call reads: claiming more of them is a lie that nothing else
 /// in the call contradicts.
-const DECIDE_ALONE: [&str; 6] = [
+const DECIDE_ALONE: [&str; 8] = [
     "slot_mapping",
     "mm_prefix_ranges",
     "kv_indptr",
     "kv_len",
     "k_scales",
     "v_scales",
+    // Of absorbed weights, where the other one is left out.
+    "w_uk",
+    "w_uv",
 ];
 
 /// Corrupts `count` things of the structs. Returns what was done, as text.

@@ -1,4 +1,4 @@
-//! Appends and merges of random shapes.
+//! Appends, merges and projections of random shapes.
 
 #![allow(unsafe_code)]
 
@@ -7,14 +7,20 @@ use super::corrupt::{Rng, corrupt, may_be_called};
 use super::guarded::Guarded;
 use super::oracle::{By, Ending, Output, Refusal, Run};
 use super::structs::{Described, Struct};
-use crate::common::c_door::{Tensors, api, c_append, c_merge, c_merge_states, message, report};
+use crate::common::c_door::{
+    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_project_o,
+    c_up_project, message, report,
+};
 use crate::common::codec::encode;
 use crate::common::instance::for_each_index;
 use crate::common::memory::{Image, Resident, View};
 use crate::common::values::{normal, shuffled, uniform};
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
+use folio::problem::{
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs,
+    ProjectOArgs, UpProjectArgs,
+};
 use folio::tensor::Device;
 use std::ffi::c_void;
 
@@ -205,6 +211,109 @@ pub fn merge_states(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, Stri
         unsafe { api().merge_states.unwrap()(ctx, args.pointer(), stream, err) }
     };
     judge(rng, place, &data, args, call, &["v_out", "s_out"], &["v"])
+}
+
+/// One of the projections of MLA.
+pub fn projection(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let dtype = rng.pick(&FLOATS);
+    let [tokens, heads] = [rng.below(9) as i64, 1 + rng.below(3) as i64];
+    let [nope, value, latent] = [0; 3].map(|_| rng.pick(&[8, 24, 64]));
+    let resident = |shape: &[i64], rng: &mut Rng| Resident::new(&data, numbers(dtype, shape, rng));
+    let w_uk = resident(&[heads, nope, latent], rng);
+    let w_uv = resident(&[heads, latent, value], rng);
+    let tensors = Tensors::default();
+    match rng.below(4) {
+        0 => {
+            let q_nope = resident(&[tokens, heads, nope], rng);
+            let q_latent = resident(&[tokens, heads, latent], rng);
+            let input = AbsorbQArgs {
+                q_nope: q_nope.tensor(),
+                w_uk: w_uk.tensor(),
+                q_latent: q_latent.tensor(),
+            };
+            // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+            let args =
+                unsafe { Struct::new("folio_mla_absorb_q_args", c_absorb_q(&input, &tensors)) };
+            let call: &Operator = &|ctx, args, stream, err| {
+                // SAFETY: a live context, and a struct as large as it says.
+                unsafe { api().mla_absorb_q.unwrap()(ctx, args.pointer(), stream, err) }
+            };
+            let values = ["q_nope", "w_uk"];
+            judge(rng, place, &data, args, call, &["q_latent"], &values)
+        }
+        1 => {
+            let o_latent = resident(&[tokens, heads, latent], rng);
+            let out = resident(&[tokens, heads, value], rng);
+            let input = ProjectOArgs {
+                o_latent: o_latent.tensor(),
+                w_uv: w_uv.tensor(),
+                out: out.tensor(),
+            };
+            // SAFETY: as above.
+            let args =
+                unsafe { Struct::new("folio_mla_project_o_args", c_project_o(&input, &tensors)) };
+            let call: &Operator = &|ctx, args, stream, err| {
+                // SAFETY: as above.
+                unsafe { api().mla_project_o.unwrap()(ctx, args.pointer(), stream, err) }
+            };
+            judge(
+                rng,
+                place,
+                &data,
+                args,
+                call,
+                &["out"],
+                &["o_latent", "w_uv"],
+            )
+        }
+        2 => {
+            let kv_c = resident(&[tokens, latent], rng);
+            let k_nope = resident(&[tokens, heads, nope], rng);
+            let v = resident(&[tokens, heads, value], rng);
+            let (keys, values) = (!rng.one_in(4), !rng.one_in(4));
+            let input = UpProjectArgs {
+                kv_c: kv_c.tensor(),
+                w_uk: keys.then(|| w_uk.tensor()),
+                w_uv: values.then(|| w_uv.tensor()),
+                k_nope: keys.then(|| k_nope.tensor()),
+                v: values.then(|| v.tensor()),
+            };
+            let args = c_up_project(&input, &tensors);
+            // SAFETY: as above.
+            let args = unsafe { Struct::new("folio_mla_up_project_args", args) };
+            let call: &Operator = &|ctx, args, stream, err| {
+                // SAFETY: as above.
+                unsafe { api().mla_up_project.unwrap()(ctx, args.pointer(), stream, err) }
+            };
+            let inputs = ["kv_c", "w_uk", "w_uv"];
+            judge(rng, place, &data, args, call, &["k_nope", "v"], &inputs)
+        }
+        _ => {
+            let kv_b_proj = resident(&[heads * (nope + value), latent], rng);
+            let input = AbsorbWeightsArgs {
+                kv_b_proj: kv_b_proj.tensor(),
+                w_uk: (!rng.one_in(4)).then(|| w_uk.tensor()),
+                w_uv: (!rng.one_in(4)).then(|| w_uv.tensor()),
+            };
+            let args = c_absorb_weights(&input, &tensors);
+            // SAFETY: as above.
+            let args = unsafe { Struct::new("folio_mla_absorb_weights_args", args) };
+            let call: &Operator = &|ctx, args, stream, err| {
+                // SAFETY: as above.
+                unsafe { api().mla_absorb_weights.unwrap()(ctx, args.pointer(), stream, err) }
+            };
+            judge(
+                rng,
+                place,
+                &data,
+                args,
+                call,
+                &["w_uk", "w_uv"],
+                &["kv_b_proj"],
+            )
+        }
+    }
 }
 
 /// Corrupts the struct, calls, and judges what became of it.

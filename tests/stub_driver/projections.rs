@@ -85,7 +85,7 @@ pub fn absorption_of_one_token() {
     assert_eq!((launch.name(), launch.dependent), (COLUMNS_FIRST, 1));
     // 4 tiles of 128 columns per head are 512: two CTAs each multiprocessor take two.
     assert_eq!(launch.grid, [2 * MULTIPROCESSORS, 1, 1]);
-    assert_eq!(launch.block, [160, 1, 1]);
+    assert_eq!(launch.block, [192, 1, 1]);
     let params: ProjectionParams = launch.params();
     assert_rows(params.x, X, 128 * 192, 192);
     assert_rows(params.out, OUT, 128 * 576, 576);
@@ -131,7 +131,7 @@ pub fn projection_by_parts_of_the_up_projection() {
     let maps = launch.maps();
     // Two tiles of 256 tokens per head.
     assert_eq!(maps[0].boxes[..3], [64, 256, 1]);
-    assert_eq!((launch.grid[0], launch.block[0]), (MULTIPROCESSORS, 288));
+    assert_eq!((launch.grid[0], launch.block[0]), (MULTIPROCESSORS, 320));
     assert_eq!(maps[1].extents[..3], [512, 128, 128]);
     assert_eq!(maps[1].boxes[..3], [64, 128, 1]);
     assert_eq!(maps[1].strides[..2], [512 * 2, 256 * 512 * 2]);

@@ -1,5 +1,5 @@
-// Products per head on Hopper: out[t, h] = x[t, h] weight[h]. A producer warp loads steps of 64 along the depth by TMA
-// into a ring; consumer warpgroups multiply (tokens are the rows of the matrix unit, columns of the weight its columns)
+// Products per head on Hopper: out[t, h] = x[t, h] weight[h]. Two warps load steps of 64 along the depth by TMA into a
+// ring, one the weights and one x; consumer warpgroups multiply (tokens are the rows of the matrix unit, columns of the weight its columns)
 // and store by TMA.
 //
 // Few tokens are bound by reading the weights, which is what the ring is for: as many bytes as shared memory holds are
@@ -17,7 +17,7 @@ namespace folio::projection {
 typedef FOLIO_Q Element;
 
 constexpr int TOKENS = FOLIO_Q_TILE, COLUMNS = FOLIO_KV_TILE;
-constexpr int WARPGROUP = 128, CONSUMERS = (FOLIO_THREADS - 32) / WARPGROUP;
+constexpr int WARPGROUP = 128, CONSUMERS = FOLIO_THREADS / WARPGROUP;
 // Rows of a product, and how many such blocks a warpgroup has.
 constexpr int ROWS = 64, BLOCKS = TOKENS <= ROWS ? 1 : TOKENS / ROWS / CONSUMERS;
 // Rows of a block that are stored.
@@ -88,31 +88,53 @@ __device__ __forceinline__ void for_each_box(const Tile &tile, u32 depth, Load l
     }
 }
 
+// Brings the weight of the first tile to L2. It reads nothing, and so need not wait for the grid before.
 template <bool DEPTH_FIRST>
-__device__ __forceinline__ void produce(const FolioProjectionParams &p, const TensorMap *x_map,
-                                        const TensorMap *weight_map, u32 shared) {
-    const Tiles tiles(p);
-    // While the grid before drains.
+__device__ __forceinline__ void prefetch(const FolioProjectionParams &p, const TensorMap *weight_map) {
+    const Tile tile = Tiles(p).at(blockIdx.x);
+#pragma unroll 1
     for (u32 depth = 0; depth < p.depth; depth += DEPTH) {
-        for_each_box<DEPTH_FIRST>(tiles.at(blockIdx.x), depth, [&](u32, int c0, int c1, int c2) {
-            tma_prefetch_3d(weight_map, c0, c1, c2);
+        for_each_box<DEPTH_FIRST>(tile, depth,
+                                  [&](u32, int c0, int c1, int c2) { tma_prefetch_3d(weight_map, c0, c1, c2); });
+    }
+}
+
+// Calls `load(tile, depth, stage, full)` for every step of the CTA's tiles; `bytes` will arrive at the barrier `full`. The
+// stages are filled for the first time by a lane each, since a lane takes 370 cycles from one step to the next, and then
+// by one lane as they become free.
+template <class Load>
+__device__ __forceinline__ void produce(const FolioProjectionParams &p, u32 shared, u32 bytes, Load load) {
+    const Tiles tiles(p);
+    const u32 steps_of_tile = (p.depth - 1) / DEPTH + 1;
+    const u32 steps = ((tiles.count() - 1 - blockIdx.x) / gridDim.x + 1) * steps_of_tile;
+    const auto fill = [&](u32 step) {
+        const u32 stage = step % STAGES, full = shared + FULL + 8 * stage;
+        const Tile tile = tiles.at(blockIdx.x + step / steps_of_tile * gridDim.x);
+        mbarrier_arrive_expect(full, bytes);
+        load(tile, step % steps_of_tile * DEPTH, shared + stage * STAGE_BYTES, full);
+    };
+    const u32 lane = threadIdx.x % 32;
+    if (lane < STAGES && lane < steps) fill(lane);
+    if (lane > 0) return;
+    for (u32 step = STAGES; step < steps; ++step) {
+        mbarrier_wait(shared + EMPTY + 8 * (step % STAGES), (step / STAGES - 1) & 1);
+        fill(step);
+    }
+}
+
+template <bool DEPTH_FIRST>
+__device__ __forceinline__ void produce_weights(const FolioProjectionParams &p, const TensorMap *map, u32 shared) {
+    produce(p, shared, WEIGHT_BYTES, [&](const Tile &tile, u32 depth, u32 stage, u32 full) {
+        for_each_box<DEPTH_FIRST>(tile, depth, [&](u32 offset, int c0, int c1, int c2) {
+            tma_load_3d(stage + X_BYTES + offset, map, full, c0, c1, c2);
         });
-    }
-    wait_for_prerequisites();
-    Ring ring;
-    for (u32 index = blockIdx.x; index < tiles.count(); index += gridDim.x) {
-        const Tile tile = tiles.at(index);
-        for (u32 depth = 0; depth < p.depth; depth += DEPTH) {
-            const u32 stage = shared + ring.stage * STAGE_BYTES, full = shared + FULL + 8 * ring.stage;
-            mbarrier_wait(shared + EMPTY + 8 * ring.stage, ring.parity ^ 1);
-            mbarrier_arrive_expect(full, STAGE_BYTES);
-            for_each_box<DEPTH_FIRST>(tile, depth, [&](u32 offset, int c0, int c1, int c2) {
-                tma_load_3d(stage + X_BYTES + offset, weight_map, full, c0, c1, c2);
-            });
-            tma_load_3d(stage, x_map, full, depth, tile.token, min(tile.head, p.x_heads - 1));
-            ring.advance();
-        }
-    }
+    });
+}
+
+__device__ __forceinline__ void produce_x(const FolioProjectionParams &p, const TensorMap *map, u32 shared) {
+    produce(p, shared, X_BYTES, [&](const Tile &tile, u32 depth, u32 stage, u32 full) {
+        tma_load_3d(stage, map, full, depth, tile.token, min(tile.head, p.x_heads - 1));
+    });
 }
 
 template <bool DEPTH_FIRST>
@@ -226,22 +248,30 @@ struct Consumer {
 template <bool DEPTH_FIRST>
 __device__ __forceinline__ void project(const FolioProjectionParams &p, const TensorMap *x_map,
                                         const TensorMap *weight_map, const TensorMap *out_map, u32 shared) {
+    // The first threads of the warps that load.
+    constexpr u32 WEIGHTS = WARPGROUP * CONSUMERS, X = WEIGHTS + 32;
+    if (threadIdx.x == WEIGHTS) tensor_map_prefetch(weight_map);
+    if (threadIdx.x == X) tensor_map_prefetch(x_map);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
-            mbarrier_init(shared + FULL + 8 * i, 1);
+            mbarrier_init(shared + FULL + 8 * i, 2);
             mbarrier_init(shared + EMPTY + 8 * i, WARPGROUP / 32 * CONSUMERS);
         }
         mbarrier_init_fence();
+        tensor_map_prefetch(out_map);
     }
     __syncthreads();
-    if (threadIdx.x < WARPGROUP * CONSUMERS) {
-        wait_for_prerequisites();
+    // A thread that has nothing to do before data arrive.
+    if (threadIdx.x == 32) prefetch<DEPTH_FIRST>(p, weight_map);
+    wait_for_prerequisites();
+    if (threadIdx.x < WEIGHTS) {
         Consumer<DEPTH_FIRST>(p, out_map, shared).run();
+        // Not earlier: CTAs of the next grid would take bandwidth from those of this one.
         allow_dependents();
-    } else if (threadIdx.x % 32 == 0) {
-        tensor_map_prefetch(x_map);
-        tensor_map_prefetch(out_map);
-        produce<DEPTH_FIRST>(p, x_map, weight_map, shared);
+    } else if (threadIdx.x < X) {
+        produce_weights<DEPTH_FIRST>(p, weight_map, shared);
+    } else {
+        produce_x(p, x_map, shared);
     }
 }
 

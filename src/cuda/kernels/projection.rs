@@ -86,7 +86,7 @@ const WHOLE: u32 = 232_448;
 const HALF: u32 = 233_472 / 2 - 1024;
 
 impl Tile {
-    /// A warpgroup of 128 threads for 64 tokens, two at most, and a warp that loads.
+    /// Warpgroups of 128 threads that multiply: one for 64 tokens, two at most. Two warps load.
     fn warpgroups(self) -> u32 {
         (self.tokens / 64).clamp(1, 2)
     }
@@ -169,7 +169,7 @@ fn hopper(dtype: DType, tile: Tile, depth_first: bool) -> ProjectRow {
         head_dim_vo: 0,
         q_tile: tile.tokens,
         kv_tile: tile.columns,
-        threads: 128 * tile.warpgroups() + 32,
+        threads: 128 * tile.warpgroups() + 64,
     };
     let parts = [
         format!("t{}", tile.tokens),
