@@ -6,6 +6,7 @@ use common::door::{Door, RustDoor, Session};
 use common::instance::{LayerData, Planned};
 use common::memory::{HostMemory, Resident};
 use common::mla::{Cache, MlaLayer, MlaProblem, Queries};
+use common::mla_context::{Case as ContextCase, Data, Handle as ContextHandle};
 use common::problem::Problem;
 use common::projections::{Case, Layout as RowLayout, Model, Operator, Values, Weights, rows};
 use folio::api::{Stream, Target};
@@ -90,10 +91,36 @@ fn run_allocates_nothing() {
         });
         assert_eq!(count, 0, "MLA {cache:?}");
     }
+    contexts_allocate_nothing(&*session);
     let session = RustDoor
         .open(Target::Cpu { num_threads: 1 })
         .expect("a CPU context");
     projections_allocate_flags(&*session);
+}
+
+/// The steps of a run over a cached context, which are all of it but the projections.
+fn contexts_allocate_nothing(session: &dyn Session) {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let case = ContextCase {
+            in_steps: true,
+            ..ContextCase::plain(&[(30, 300), (1, 0), (5, 200)]).of(dtype)
+        };
+        let data = Data::new(&HostMemory, &case);
+        let stream = Stream::default();
+        let mut handle = ContextHandle::new(session, &HostMemory, case.desc()).expect("supported");
+        handle.plan(&data.batch(), stream).expect("a plan");
+        let (context, args) = (&handle.context, data.args());
+        let count = allocations(|| {
+            for _ in 0..3 {
+                context.new_tokens(&args, stream).expect("a step");
+                for chunk in 0..context.num_chunks().expect("a plan") {
+                    context.gather(chunk, &args, stream).expect("a step");
+                    context.attend(chunk, &args, stream).expect("a step");
+                }
+            }
+        });
+        assert_eq!(count, 0, "{dtype}");
+    }
 }
 
 /// The first call makes what the thread works in. (Of several threads each would at its first piece, whenever it gets

@@ -1642,7 +1642,7 @@ folio_status folio_merge_states(const folio_context *ctx,
  * strides are free. w_uk and w_uv have the type of kv_b_proj, or any of the three where that is float32.
  *
  * The halves need not be copied: a tensor of shape [H, P, L] or [H, L, V] over the memory of kv_b_proj, with its
- * strides, is a weight for the functions below, and as fast as a copy.
+ * strides, is a weight for the functions below.
  */
 typedef struct folio_mla_absorb_weights_args {
     /**
@@ -1762,8 +1762,9 @@ typedef struct folio_mla_up_project_args {
 /**
  * Copies the halves of kv_b_proj to weights of their own, once after a model is loaded.
  *
- * On CUDA the first projection of MLA on a context loads code and answers CAPTURE in a capture. Later ones can be
- * captured. On the CPU the outputs are complete on return.
+ * On CUDA the first copy between given types on a context, and the first projection of a type, whichever it is and of
+ * however many tokens, load code and answer CAPTURE in a capture. Later ones can be captured. On the CPU the outputs are
+ * complete on return.
  *
  * @param ctx the device
  * @param args the up-projection and its halves

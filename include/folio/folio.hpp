@@ -361,6 +361,101 @@ using Prefill = Attention<detail::PrefillSlots>;
 /** Absorbed multi-head latent attention over a paged cache of latent records. */
 using Mla = Attention<detail::MlaSlots>;
 
+/**
+ * MLA over a cached context: plan once per step, run once per layer, or take the steps of a run. Move-only.
+ *
+ * Threads: plan and the destructor need the handle alone; runs of one plan share its workspace.
+ */
+class MlaContext {
+public:
+    /** Picks the code. Error with FOLIO_ERR_UNSUPPORTED where this library has none for `desc`. */
+    MlaContext(const Context &context, const folio_mla_context_desc &desc) : handle_(nullptr, {&context.api()})
+    {
+        detail::Report report;
+        folio_mla_context *handle = nullptr;
+        report.check(api().mla_context_create(context.get(), &desc, &handle, report.get()));
+        handle_.reset(handle);
+    }
+
+    /** Memory that every plan within the desc can do with. */
+    folio_workspace_info workspace() const
+    {
+        detail::Report report;
+        auto info = FOLIO_INIT(folio_workspace_info);
+        report.check(api().mla_context_workspace(get(), &info, report.get()));
+        return info;
+    }
+
+    /** Takes over a step's batch. On failure the previous plan stays in force. */
+    void plan(const folio_batch &batch, const folio_workspace &workspace, void *stream = nullptr)
+    {
+        detail::Report report;
+        report.check(api().mla_context_plan(handle_.get(), &batch, &workspace, stream, report.get()));
+    }
+
+    /** Computes one layer. */
+    void run(const folio_mla_context_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_context_run(get(), &args, stream, report.get()));
+    }
+
+    /** The number of chunks of the current plan. */
+    uint32_t num_chunks() const
+    {
+        detail::Report report;
+        uint32_t count = 0;
+        report.check(api().mla_context_num_chunks(get(), &count, report.get()));
+        return count;
+    }
+
+    /** Context tokens of a chunk. */
+    uint32_t chunk_tokens(uint32_t chunk) const
+    {
+        detail::Report report;
+        uint32_t count = 0;
+        report.check(api().mla_context_chunk_tokens(get(), chunk, &count, report.get()));
+        return count;
+    }
+
+    /** The first step: new tokens over themselves. */
+    void new_tokens(const folio_mla_context_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_context_new_tokens(get(), &args, stream, report.get()));
+    }
+
+    /** Copies a chunk's records to the caller's rows. */
+    void gather(uint32_t chunk, const folio_mla_context_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_context_gather(get(), chunk, &args, stream, report.get()));
+    }
+
+    /** Attends a chunk that the caller has unpacked. */
+    void attend(uint32_t chunk, const folio_mla_context_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().mla_context_attend(get(), chunk, &args, stream, report.get()));
+    }
+
+    /** Name of the kernel for new tokens. */
+    const char *kernel() const noexcept { return api().mla_context_kernel(get()); }
+
+    /** For calls of folio.h. */
+    const folio_mla_context *get() const noexcept { return handle_.get(); }
+
+private:
+    struct Destroy {
+        const folio_api *api;
+        void operator()(folio_mla_context *handle) const noexcept { api->mla_context_destroy(handle); }
+    };
+
+    const folio_api &api() const noexcept { return *handle_.get_deleter().api; }
+
+    std::unique_ptr<folio_mla_context, Destroy> handle_;
+};
+
 /** A handle's workspace in host memory, which is all that a CPU handle asks for. */
 class HostWorkspace {
 public:

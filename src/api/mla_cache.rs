@@ -95,6 +95,15 @@ pub fn mla_append(context: &Context, args: &MlaAppendArgs, stream: Stream) -> Re
 /// What is wrong with the arguments; then nothing was written.
 pub fn mla_gather(context: &Context, args: &MlaGatherArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
+    let checked = check_gather(context, args)?;
+    context.backend().mla_gather(&checked, stream)
+}
+
+/// The checks of [`mla_gather`].
+pub(super) fn check_gather(
+    context: &Context,
+    args: &MlaGatherArgs,
+) -> Result<Checked<MlaGatherArgs<LatentRecords>>> {
     let device = context.device();
     let widths = gathered_widths(args);
     let cache = records(&args.cache, widths, device, Access::Read)?;
@@ -142,7 +151,7 @@ pub fn mla_gather(context: &Context, args: &MlaGatherArgs, stream: Stream) -> Re
         k_scale: cache_scale(args.k_scale, &cache)?,
     });
     check_requests(&checked)?;
-    context.backend().mla_gather(&checked, stream)
+    Ok(checked)
 }
 
 /// The tensors say where the latent part ends: an `fp8_ds_mla` record by itself, otherwise whichever side has two.

@@ -69,6 +69,7 @@ pub struct ChunkRows {
 
 /// Where keys and values of a chunk come from.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for one call")]
 pub enum Unpacking {
     /// Folio multiplies latent rows with these.
     Weights(UpProjection),

@@ -299,6 +299,16 @@ impl<'m> Data<'m> {
         }
     }
 
+    /// Makes contexts shorter than those that the cache holds.
+    pub fn set_contexts(&mut self, contexts: &[u32]) {
+        for (request, &context) in self.case.lens.iter_mut().zip(contexts) {
+            request.1 = context;
+        }
+        let lens: Vec<i32> = self.case.lens.iter().map(|r| (r.0 + r.1) as i32).collect();
+        let image = Image::of_i32(&[lens.len() as i64], &lens);
+        self.kv_len = Resident::new(&HostMemory, image);
+    }
+
     pub fn batch(&self) -> BatchInput {
         let mut batch = BatchInput {
             qo_indptr: Some(self.qo_indptr.tensor()),
@@ -382,6 +392,20 @@ impl<'m> Data<'m> {
             handle.attend(chunk, &args, stream)?;
         }
         Ok(())
+    }
+
+    fn outputs(&self) -> impl Iterator<Item = &Resident<'m>> {
+        [&self.o].into_iter().chain(&self.lse).chain(&self.chunk)
+    }
+
+    /// Fills what a call may write with poison again.
+    pub fn reset_outputs(&self) {
+        self.outputs().for_each(Resident::reset);
+    }
+
+    /// Nothing was written at all.
+    pub fn is_untouched(&self) -> bool {
+        self.outputs().all(Resident::is_untouched)
     }
 
     /// Compares the outputs; other memory and rows beyond the batch must be as they were.

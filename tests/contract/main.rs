@@ -16,6 +16,7 @@ mod limits;
 mod logs;
 mod mla;
 mod mla_cache;
+mod mla_context;
 mod nulls;
 mod structs;
 mod stub;

@@ -79,7 +79,7 @@ pub const fn optional_output(name: &'static str, offset: usize, dims: &'static [
     }
 }
 
-const fn any_strides(field: Field) -> Field {
+pub const fn any_strides(field: Field) -> Field {
     Field {
         unit_stride: false,
         ..field

@@ -10,6 +10,7 @@ mod gpu;
 mod harness;
 mod mla;
 mod mla_cache;
+mod mla_context;
 mod mla_few;
 mod operators;
 mod problems;
@@ -62,12 +63,24 @@ fn main() -> ExitCode {
             projections::products_of_every_tile,
         ),
         case(
+            "projection_chains_are_replayed",
+            (),
+            projections::chains_are_replayed,
+        ),
+        case(
             "projection_absorbed_weights",
             (),
             projections::absorbed_weights,
         ),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
+        case("mla_context", (), mla_context::mla_context),
+        case("mla_context_graph", (), mla_context::mla_context_graph),
+        case(
+            "mla_context_in_flight",
+            (),
+            mla_context::mla_context_in_flight,
+        ),
         case(
             "records_beyond_the_tensors",
             (),

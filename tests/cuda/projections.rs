@@ -1,15 +1,15 @@
 //! Projections of MLA on the device: every tile of the Hopper kernel and the portable one against the formula, weights
-//! copied on the device bit by bit.
+//! copied on the device bit by bit, and chains in a graph.
 
 use crate::common::codec::{encode, rounded};
 use crate::common::instance::for_each_index;
 use crate::common::memory::{Image, Memory, Resident, View};
 use crate::common::projections::{Case, Layout, Operator, Values, Weights, grid};
-use crate::gpu::DeviceMemory;
+use crate::gpu::{self, DeviceMemory};
 use crate::problems::session;
 use folio::api::Stream;
 use folio::dtype::DType;
-use folio::problem::AbsorbWeightsArgs;
+use folio::problem::{AbsorbQArgs, AbsorbWeightsArgs, ProjectOArgs};
 
 const HALF: [DType; 2] = [DType::BF16, DType::F16];
 
@@ -110,5 +110,74 @@ pub fn absorbed_weights() {
             uv_now.put(at, w_uv.image().bits(at));
         });
         assert!(uk_now == *w_uk.image() && uv_now == *w_uv.image(), "gaps");
+    }
+}
+
+/// A chain whose every call reads what the one before wrote, weights included: kernels that start before the one before
+/// has ended give the same bits as calls one at a time, also where a replay finds other weights.
+pub fn chains_are_replayed() {
+    const ROUNDS: u64 = 4;
+    let session = session();
+    let stream = gpu::new_stream();
+    let (tokens, heads, [nope, value, latent]) = (24, 40, [128, 128, 512]);
+    let dtype = DType::BF16;
+    let memory: &dyn Memory = &DeviceMemory;
+    let filled = |shape: &[i64], seed| {
+        let values = Values { dtype, seed };
+        Resident::new(memory, values.image(View::compact(dtype, shape)))
+    };
+    let weights: Vec<_> = (0..ROUNDS)
+        .map(|seed| filled(&[heads * (nope + value), latent], seed))
+        .collect();
+    let kv_b_proj = filled(&[heads * (nope + value), latent], ROUNDS);
+    let empty = |shape: &[i64]| Resident::new(memory, Image::poisoned(View::compact(dtype, shape)));
+    let (w_uk, w_uv) = (
+        empty(&[heads, nope, latent]),
+        empty(&[heads, latent, value]),
+    );
+    let q_nope = filled(&[tokens, heads, nope], 7);
+    let (q_latent, out) = (
+        empty(&[tokens, heads, latent]),
+        empty(&[tokens, heads, value]),
+    );
+    let cut = AbsorbWeightsArgs {
+        kv_b_proj: kv_b_proj.tensor(),
+        w_uk: Some(w_uk.tensor()),
+        w_uv: Some(w_uv.tensor()),
+    };
+    let absorb = AbsorbQArgs {
+        q_nope: q_nope.tensor(),
+        w_uk: w_uk.tensor(),
+        q_latent: q_latent.tensor(),
+    };
+    let project = ProjectOArgs {
+        o_latent: q_latent.tensor(),
+        w_uv: w_uv.tensor(),
+        out: out.tensor(),
+    };
+    let calls: [&dyn Fn(); 3] = [
+        &|| session.absorb_weights(&cut, stream).unwrap(),
+        &|| session.absorb_q(&absorb, stream).unwrap(),
+        &|| session.project_o(&project, stream).unwrap(),
+    ];
+    let one_at_a_time: Vec<Image> = weights
+        .iter()
+        .map(|weights| {
+            kv_b_proj.copy_from(weights);
+            for call in calls {
+                call();
+                gpu::synchronize_all();
+            }
+            out.current()
+        })
+        .collect();
+    let graph = gpu::capture(stream, || calls.iter().for_each(|call| call()));
+    for (weights, wanted) in weights.iter().zip(&one_at_a_time) {
+        kv_b_proj.copy_from(weights);
+        out.reset();
+        gpu::synchronize_all();
+        graph.launch(stream);
+        gpu::synchronize_all();
+        assert!(out.current() == *wanted, "a replay gave other bits");
     }
 }

@@ -16,7 +16,8 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, choice, images, launches, mla, mla_cache, mla_few, operators, projections, split_keys,
+    backend, choice, images, launches, mla, mla_cache, mla_context, mla_few, operators,
+    projections, split_keys,
 };
 
 /// The driver library that a process finds.
@@ -274,6 +275,21 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_split_keys_portably",
         BACKEND,
         split_keys::portable_takes_the_rest,
+    ),
+    case(
+        "launch_mla_context_chunk_by_chunk",
+        BACKEND,
+        mla_context::a_run_goes_chunk_by_chunk,
+    ),
+    case(
+        "launch_mla_context_for_rows_with_context",
+        BACKEND,
+        mla_context::rows_without_context_are_left_alone,
+    ),
+    case(
+        "launch_mla_context_in_a_graph",
+        BACKEND,
+        mla_context::a_graph_has_all_chunks,
     ),
     case(
         "operator_append_moves_vectors_or_elements",

@@ -13,6 +13,7 @@ mod images;
 mod launches;
 mod mla;
 mod mla_cache;
+mod mla_context;
 mod mla_few;
 mod operators;
 mod projections;

@@ -67,7 +67,7 @@ struct launch {
     unsigned char params[512];
     uint64_t maps[4][16];
 };
-static struct launch launches[16];
+static struct launch launches[64];
 static unsigned num_launches;
 
 /* What the last upload carried. */
@@ -227,7 +227,7 @@ struct config {
     unsigned num_attributes;
 };
 static void keep_launch(const struct config *c, const struct kernel *kernel, void **params) {
-    if (num_launches == 16) return;
+    if (num_launches == sizeof launches / sizeof *launches) return;
     struct launch *l = &launches[num_launches++];
     *l = (struct launch){.shared = c->shared, .cluster = 1, .stream = (uintptr_t)c->stream, .bytes = kernel->bytes};
     memcpy(l->name, kernel->name, sizeof l->name);

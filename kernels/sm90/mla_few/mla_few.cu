@@ -1,7 +1,7 @@
 // Absorbed MLA decode for Hopper where a request has few rows (heads x query tokens): 576-element latent records in pages,
 // rows in tiles of 16. Bound by memory: a record is read once per row tile, and the arithmetic hides behind it.
 //
-// Grid: as many CTAs as multiprocessors. A CTA takes units (a row tile of a work item) b, b + gridDim.x and so on. One
+// Grid: as many CTAs as multiprocessors. A CTA takes units (a row tile of a work item) in rounds. One
 // or two consumer warpgroups take a unit's tiles of 64 tokens in turn; the warps behind them load, across units.
 // Both products have records as the wide operand of wgmma and the 16 rows as the narrow one (products.cuh).
 //

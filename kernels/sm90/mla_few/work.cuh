@@ -46,11 +46,16 @@ template <class Work>
 __device__ __forceinline__ void for_each_unit(const FolioMlaFewParams &params, Work &&work) {
     const u32 count = num_units(params);
 #pragma unroll 1
-    for (u32 index = blockIdx.x; index == blockIdx.x || index < count; index += gridDim.x) {
+    for (u32 first = 0; first == 0 || first < count; first += gridDim.x) {
+        // Items are sorted, the largest first: every other round goes backwards, so that a CTA that got a large one gets
+        // a small one next.
+        const bool backwards = first / gridDim.x & 1;
+        const u32 index = first + (backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (first > 0 && index >= count) continue;
         // Read before it is known whether there is such a unit: one round trip less.
         const Unit unit = read_unit(params, index);
         if (index >= count) return;
-        if (unit.num_rows > 0) work(unit, count - index <= gridDim.x);
+        if (unit.num_rows > 0) work(unit, count - first <= gridDim.x);
     }
 }
 

@@ -99,21 +99,26 @@ __device__ __forceinline__ void prefetch(const FolioProjectionParams &p, const T
     }
 }
 
-// Calls `load(tile, depth, stage, full)` for every step of the CTA's tiles, when the step's stage is free; `bytes` will
-// arrive at the barrier `full`.
+// Calls `load(tile, depth, stage, full)` for every step of the CTA's tiles; `bytes` will arrive at the barrier `full`. The
+// stages are filled for the first time by a lane each, since a lane takes 370 cycles from one step to the next, and then
+// by one lane as they become free.
 template <class Load>
 __device__ __forceinline__ void produce(const FolioProjectionParams &p, u32 shared, u32 bytes, Load load) {
     const Tiles tiles(p);
-    Ring ring;
-    for (u32 index = blockIdx.x; index < tiles.count(); index += gridDim.x) {
-        const Tile tile = tiles.at(index);
-        for (u32 depth = 0; depth < p.depth; depth += DEPTH) {
-            const u32 full = shared + FULL + 8 * ring.stage;
-            mbarrier_wait(shared + EMPTY + 8 * ring.stage, ring.parity ^ 1);
-            mbarrier_arrive_expect(full, bytes);
-            load(tile, depth, shared + ring.stage * STAGE_BYTES, full);
-            ring.advance();
-        }
+    const u32 steps_of_tile = (p.depth - 1) / DEPTH + 1;
+    const u32 steps = ((tiles.count() - 1 - blockIdx.x) / gridDim.x + 1) * steps_of_tile;
+    const auto fill = [&](u32 step) {
+        const u32 stage = step % STAGES, full = shared + FULL + 8 * stage;
+        const Tile tile = tiles.at(blockIdx.x + step / steps_of_tile * gridDim.x);
+        mbarrier_arrive_expect(full, bytes);
+        load(tile, step % steps_of_tile * DEPTH, shared + stage * STAGE_BYTES, full);
+    };
+    const u32 lane = threadIdx.x % 32;
+    if (lane < STAGES && lane < steps) fill(lane);
+    if (lane > 0) return;
+    for (u32 step = STAGES; step < steps; ++step) {
+        mbarrier_wait(shared + EMPTY + 8 * (step % STAGES), (step / STAGES - 1) & 1);
+        fill(step);
     }
 }
 
@@ -243,7 +248,7 @@ struct Consumer {
 template <bool DEPTH_FIRST>
 __device__ __forceinline__ void project(const FolioProjectionParams &p, const TensorMap *x_map,
                                         const TensorMap *weight_map, const TensorMap *out_map, u32 shared) {
-    // The first thread of each warp that loads: one lane issues half as fast as two.
+    // The first threads of the warps that load.
     constexpr u32 WEIGHTS = WARPGROUP * CONSUMERS, X = WEIGHTS + 32;
     if (threadIdx.x == WEIGHTS) tensor_map_prefetch(weight_map);
     if (threadIdx.x == X) tensor_map_prefetch(x_map);
@@ -263,9 +268,9 @@ __device__ __forceinline__ void project(const FolioProjectionParams &p, const Te
         Consumer<DEPTH_FIRST>(p, out_map, shared).run();
         // Not earlier: CTAs of the next grid would take bandwidth from those of this one.
         allow_dependents();
-    } else if (threadIdx.x == WEIGHTS) {
+    } else if (threadIdx.x < X) {
         produce_weights<DEPTH_FIRST>(p, weight_map, shared);
-    } else if (threadIdx.x == X) {
+    } else {
         produce_x(p, x_map, shared);
     }
 }

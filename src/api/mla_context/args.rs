@@ -1,10 +1,11 @@
 //! Checks of the arguments of a run of an MLA context handle. What the cache holds is checked by the gather.
 
-use super::desc::check_format;
 use crate::api::check::{Extent, Named, finite};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{ChunkRows, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection};
+use crate::problem::{
+    CacheFormat, ChunkRows, LatentCache, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection,
+};
 use crate::tensor::{Device, Tensor};
 
 /// Checks the arguments for a batch of `num_tokens` new tokens and chunks of up to `chunk_tokens`. Checked: `k_rope` and
@@ -74,7 +75,7 @@ pub(super) fn check(
         k_nope: input("k_nope", args.k_nope, &[tokens, heads, nope])?,
         k_rope,
         v: input("v", args.v, &[tokens, heads, value])?,
-        cache: check_format(&args.cache, desc)?,
+        cache: cache(&args.cache, desc)?,
         unpacking,
         o: rows_of("o", args.o, &[tokens, heads, value])?
             .writable()?
@@ -84,6 +85,30 @@ pub(super) fn check(
             Some(tensor) => Some(lse(tensor, &[tokens, heads], device)?),
         },
         ..*args
+    })
+}
+
+/// A cache of the desc's records; what its tensors hold is the gather's to check.
+fn cache(cache: &LatentCache, desc: &MlaContextDesc) -> Result<LatentCache> {
+    let is_ds_mla = desc.cache == CacheFormat::DS_MLA;
+    let (rank, rope) = (desc.kv_lora_rank, desc.qk_rope_head_dim);
+    let width = match (is_ds_mla, cache.kv_rope) {
+        (true, _) => desc.cache.row_bytes(rank + rope) as i64,
+        (false, None) => (rank + rope).into(),
+        (false, Some(_)) => rank.into(),
+    };
+    let tokens = Extent::Is(desc.page_size.into());
+    let pages = |name, tensor, width| {
+        Named { name, tensor }.shaped(&[Extent::Any, tokens, Extent::Is(width)])
+    };
+    pages("kv", cache.kv, width)?;
+    if let Some(kv_rope) = cache.kv_rope {
+        pages("kv_rope", kv_rope, rope.into())?;
+    }
+    Ok(LatentCache {
+        is_ds_mla,
+        kv_dtype: (!is_ds_mla).then_some(desc.cache.element),
+        ..*cache
     })
 }
 

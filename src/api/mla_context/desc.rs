@@ -5,9 +5,7 @@ use crate::api::desc;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{default_chunk_tokens, most_chunks};
-use crate::problem::{
-    AttentionDesc, CacheFormat, Kind, KvLayout, KvStorage, LatentCache, MlaContextDesc,
-};
+use crate::problem::{AttentionDesc, CacheFormat, Kind, KvLayout, KvStorage, MlaContextDesc};
 
 /// What dimensions are multiples of.
 const UNIT: u32 = 8;
@@ -143,14 +141,4 @@ fn width(name: &str, dim: u32) -> Result<()> {
     Err(Error::Unsupported(format!(
         "{name}: {dim} is not supported; multiples of {UNIT} up to {MOST_RANK} are"
     )))
-}
-
-/// Whether a stated cache may be of the desc's format; what its tensors hold is the gather's to check.
-pub(super) fn check_format(cache: &LatentCache, desc: &MlaContextDesc) -> Result<LatentCache> {
-    let is_ds_mla = desc.cache == CacheFormat::DS_MLA;
-    Ok(LatentCache {
-        is_ds_mla,
-        kv_dtype: (!is_ds_mla).then_some(desc.cache.element),
-        ..*cache
-    })
 }

@@ -12,7 +12,7 @@ mod memory;
 
 use super::attention::{Attention, check_workspace};
 use super::batch::{self, BatchInput, Scratch};
-use super::mla_cache::mla_gather;
+use super::mla_cache::{check_gather, mla_gather};
 use super::projection::up_project;
 use super::{Context, merge};
 use crate::backend::{Stream, Tables, Workspace, WorkspaceInfo};
@@ -168,7 +168,9 @@ impl MlaContext {
         check_page_ids(input, device)?;
         let tables = self.memory.part(workspace, self.memory.tables);
         let numbers = self.tables.address(&tables);
-        let indptr = self.memory.table(numbers, 0, batch.batch_size() + 1)?;
+        let indptr = self
+            .memory
+            .table(numbers, PAGE_INDPTR, batch.batch_size() + 1)?;
         let planned = Planned {
             workspace: *workspace,
             buffers: self.memory.buffers(&self.desc, workspace)?,
@@ -241,13 +243,17 @@ impl MlaContext {
     /// of a graph.
     ///
     /// # Errors
-    /// What is wrong with the arguments; then no output was touched. Wrong page ids are found by the gather.
+    /// What is wrong with the arguments; then no output was touched.
     pub fn run(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
         let run = self.start(args, 0, stream)?;
         if self.desc.in_steps {
             return Err(Error::InvalidArgument(
                 "run: it is not accepted with FOLIO_MLA_CONTEXT_STEPS; the steps are".into(),
             ));
+        }
+        // All of a run's gathers may be refused: before anything is written.
+        for cut in &self.cuts {
+            check_gather(&self.context, &run.gather_args(cut, &run.chunk_rows(cut))?)?;
         }
         run.new_tokens()?;
         for cut in &self.cuts {
@@ -320,6 +326,12 @@ impl MlaContext {
         })
     }
 
+    /// The offsets of no request.
+    fn zero(&self, planned: &Planned) -> Result<Tensor> {
+        let tables = self.memory.part(&planned.workspace, self.memory.tables);
+        self.memory.table(self.tables.address(&tables), 0, 1)
+    }
+
     /// Plans attention over a chunk. Where lengths are on a device this is all in stream order.
     fn plan_chunk(
         &self,
@@ -360,13 +372,15 @@ impl MlaContext {
             true => common_rows(&args).min(self.desc.max_num_tokens.into()),
             false => planned.num_tokens,
         };
-        Ok(Run {
+        let run = Run {
             handle: self,
             planned,
             args,
             tokens,
             stream,
-        })
+        };
+        run.check_cache()?;
+        Ok(run)
     }
 }
 
@@ -434,22 +448,41 @@ impl Run<'_> {
     }
 
     fn gather(&self, cut: &Cut, rows: &ChunkRows) -> Result<()> {
+        let gather = self.gather_args(cut, rows)?;
+        mla_gather(&self.handle.context, &gather, self.stream)
+    }
+
+    fn gather_args(&self, cut: &Cut, rows: &ChunkRows) -> Result<MlaGatherArgs> {
         let tables = self.handle.tables(self.planned, cut)?;
-        let gather = MlaGatherArgs {
+        Ok(MlaGatherArgs {
             cache: self.args.cache,
             dst: rows.latent,
             dst_rope: Some(rows.rope),
             cu_seq_lens: tables.kv_indptr,
             seq_starts: Some(tables.starts),
-            pages: self.pages(cut),
+            pages: self.pages(&cut.requests),
             k_scale: self.args.k_scale,
-        };
-        mla_gather(&self.handle.context, &gather, self.stream)
+        })
     }
 
-    /// The page ids of a chunk's requests.
-    fn pages(&self, cut: &Cut) -> RecordPages {
-        let (first, count) = (cut.requests.start as i64, cut.requests.len() as i64);
+    /// Checks the cache of a run, whether or not there is something to gather.
+    fn check_cache(&self) -> Result<()> {
+        let (handle, buffers) = (self.handle, &self.planned.buffers);
+        let nothing = MlaGatherArgs {
+            cache: self.args.cache,
+            dst: buffers.latent.narrow(0, 0, 0),
+            dst_rope: Some(buffers.rope.narrow(0, 0, 0)),
+            cu_seq_lens: handle.zero(self.planned)?,
+            seq_starts: None,
+            pages: self.pages(&(0..0)),
+            k_scale: self.args.k_scale,
+        };
+        check_gather(&handle.context, &nothing).map(drop)
+    }
+
+    /// The page ids of some requests.
+    fn pages(&self, requests: &Range<usize>) -> RecordPages {
+        let (first, count) = (requests.start as i64, requests.len() as i64);
         match self.planned.pages {
             RecordPages::Table(table) => RecordPages::Table(table.narrow(0, first, count)),
             RecordPages::Csr { indptr, indices } => RecordPages::Csr {
@@ -543,6 +576,9 @@ fn common_rows(args: &MlaContextArgs) -> i64 {
     args.lse.map_or(rows, |lse| rows.min(lse.extent(0)))
 }
 
+/// Where the offsets of the page table are among the numbers, behind a zero.
+const PAGE_INDPTR: usize = 1;
+
 /// Numbers in a chunk's tables.
 fn numbers_of(requests: usize) -> usize {
     3 * requests + 2
@@ -558,14 +594,14 @@ fn most_numbers(desc: &MlaContextDesc, most_chunks: usize) -> usize {
             .saturating_mul(numbers_of(1))
             .saturating_add(3 * requests),
     };
-    of_chunks.saturating_add(requests + 1)
+    of_chunks.saturating_add(PAGE_INDPTR + requests + 1)
 }
 
 /// Lists the chunks of a batch; of a graph, as many as any batch has.
 fn cut(cuts: &mut Vec<Cut>, chunks: &ContextChunks, batch: &HostBatch<'_>, graph: Option<usize>) {
     cuts.clear();
     let batch_size = batch.batch_size();
-    let mut table = batch_size + 1;
+    let mut table = PAGE_INDPTR + batch_size + 1;
     for chunk in 0..graph.unwrap_or(chunks.count()) {
         let (requests, rows) = match graph {
             Some(_) => (0..batch_size, chunks.size()),
@@ -590,8 +626,9 @@ fn write_tables(
     batch: &HostBatch<'_>,
     page_indptr: Option<&[i32]>,
 ) {
+    numbers[0] = 0;
     if let Some(indptr) = page_indptr {
-        numbers[..indptr.len()].copy_from_slice(indptr);
+        numbers[PAGE_INDPTR..][..indptr.len()].copy_from_slice(indptr);
     }
     for (chunk, cut) in cuts.iter().enumerate() {
         let count = cut.requests.len();
