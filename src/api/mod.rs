@@ -9,6 +9,7 @@ mod batch;
 mod check;
 mod context;
 mod desc;
+mod figures;
 mod largest;
 mod merge;
 mod mla_cache;
@@ -19,5 +20,10 @@ pub use append::append;
 pub use attention::Attention;
 pub use batch::BatchInput;
 pub use context::Context;
+pub use figures::{
+    CpLocalLengths, FlashMlaMetadata, MlaContextChunks, NumKvSplits, SplitDecodesAndPrefills,
+    cp_local_lengths, flashmla_metadata, mla_context_chunks, mla_context_tokens, num_kv_splits,
+    split_decodes_and_prefills,
+};
 pub use merge::{merge, merge_states};
 pub use mla_cache::{mla_append, mla_gather};

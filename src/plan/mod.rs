@@ -2,12 +2,19 @@
 //! device, no clock.
 
 mod capacity;
+mod context;
 mod image;
+mod peers;
 mod reserve;
 mod schedule;
 mod starts;
 
 pub use capacity::{Capacity, Counts};
+pub use context::{ContextChunks, Ranks, context_tokens, least_workspace};
 pub use image::{Layout, PARTS_ALIGNMENT, Regions, write};
+pub use peers::{
+    BatchSplit, FLASHMLA_RECORD, flashmla_metadata, flashmla_parts, keys_per_split, num_kv_splits,
+    split_decodes_and_prefills,
+};
 pub use schedule::schedule;
 pub use starts::{device_page_ids, num_copied_page_ids};

@@ -219,7 +219,7 @@ impl MlaAppend {
             _ => normal(hash) * 3.0,
         };
         // Some tokens are zero, and their scale is the smallest.
-        let value = if mix(self.seed ^ token as u64) % 11 == 0 {
+        let value = if mix(self.seed ^ token as u64).is_multiple_of(11) {
             0.0
         } else {
             value
