@@ -8,6 +8,7 @@ mod attention;
 mod batch;
 mod check;
 mod context;
+mod context_parallel;
 mod desc;
 mod figures;
 mod largest;
@@ -20,6 +21,7 @@ pub use append::append;
 pub use attention::Attention;
 pub use batch::BatchInput;
 pub use context::Context;
+pub use context_parallel::{cp_correct, cp_reorder};
 pub use figures::{
     CpLocalLengths, FlashMlaMetadata, MlaContextChunks, NumKvSplits, SplitDecodesAndPrefills,
     cp_local_lengths, flashmla_metadata, mla_context_chunks, mla_context_tokens, num_kv_splits,

@@ -6,6 +6,7 @@ use super::attention::handle::CudaAttention;
 use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
+use super::ops::context_parallel::ContextParallel;
 use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
@@ -13,8 +14,8 @@ use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Strea
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs,
-    MlaGatherArgs,
+    AppendArgs, AttentionDesc, Checked, CpCorrectArgs, CpReorderArgs, LatentRecords, MergeArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs,
 };
 use crate::tensor::Device;
 
@@ -27,6 +28,7 @@ pub struct CudaBackend {
     merges: Merges,
     mla_append: MlaAppend,
     mla_gather: MlaGather,
+    context_parallel: ContextParallel,
 }
 
 impl CudaBackend {
@@ -42,6 +44,7 @@ impl CudaBackend {
             merges: Merges::new(&loader, &context),
             mla_append: MlaAppend::new(&loader, &context),
             mla_gather: MlaGather::new(&loader, &context),
+            context_parallel: ContextParallel::new(&loader, &context),
             context,
             loader,
         })
@@ -81,9 +84,17 @@ impl CacheOps for CudaBackend {
     ) -> Result<()> {
         self.mla_gather.run(args, stream)
     }
+
+    fn cp_reorder(&self, args: &Checked<CpReorderArgs>, stream: Stream) -> Result<()> {
+        self.context_parallel.reorder(args, stream)
+    }
 }
 
 impl MergeOps for CudaBackend {
+    fn cp_correct(&self, args: &Checked<CpCorrectArgs>, stream: Stream) -> Result<()> {
+        self.context_parallel.correct(args, stream)
+    }
+
     fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {
         self.merges.merge(args, stream)
     }

@@ -2,12 +2,14 @@
 //! for, and [`driver::Driver`] is the proof that it could be.
 //!
 //! From the bottom: [`driver`] calls the driver; [`kernels`] says what code exists, [`compiler`] makes
-//! and keeps it, and [`params`] and [`mla_cache_params`] mirror what it is launched with; [`plan`] brings plans to the
+//! and keeps it, and [`params`], [`mla_cache_params`] and
+//! [`context_parallel_params`] mirror what it is launched with; [`plan`] brings plans to the
 //! device; on that stand [`attention`] and [`ops`], and [`backend`] offers both to `api`.
 
 pub mod attention;
 pub mod backend;
 pub mod compiler;
+pub mod context_parallel_params;
 pub mod driver;
 pub mod kernels;
 pub mod mla_cache_params;

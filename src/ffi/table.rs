@@ -191,6 +191,24 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_cp_reorder
+    pub cp_reorder: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_cp_reorder_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_cp_correct
+    pub cp_correct: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_cp_correct_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -224,6 +242,8 @@ static API: folio_api = folio_api {
     flashmla_metadata: Some(folio_flashmla_metadata),
     num_kv_splits: Some(folio_num_kv_splits),
     split_decodes_and_prefills: Some(folio_split_decodes_and_prefills),
+    cp_reorder: Some(folio_cp_reorder),
+    cp_correct: Some(folio_cp_correct),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of
