@@ -1609,6 +1609,154 @@ folio_status folio_mla_gather(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup context_parallel Context parallelism
+ * Several devices share the keys of every sequence: token t is on rank `t / interleave % world_size`. Folio computes on
+ * one rank; what ranks tell each other is the caller's.
+ * @{
+ */
+
+/**
+ * All lse of a correction are in base 2 instead of base e.
+ */
+#define FOLIO_CP_LSE_BASE_2 1
+
+/**
+ * A chunk of every context, gathered from all ranks (an all-gather of what folio_mla_gather gave on each), to be put
+ * request by request: vLLM's reorg_kvcache. A request's rows are those of rank 0, then of rank 1, and so on. They are not in
+ * the order of their positions, which attention without a mask does not ask for. The output may not overlap others.
+ */
+typedef struct folio_cp_reorder_args {
+    /**
+     * sizeof(folio_cp_reorder_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[world_size, rank_rows, width]` of any type but integers: as many rows of every rank. Of each request there are
+     * as many as the first rank holds.
+     */
+    const folio_tensor *gathered;
+    /**
+     * Output: `[num_rows, width]` of gathered's type.
+     */
+    const folio_tensor *dst;
+    /**
+     * `[batch_size]` int32: tokens of each context, on all ranks.
+     */
+    const folio_tensor *context_lens;
+    /**
+     * `[batch_size + 1]` int32: rows of dst before each request. A row of the table of folio_mla_context_chunks, on the
+     * context's device.
+     */
+    const folio_tensor *cu_seq_lens;
+    /**
+     * `[batch_size + 1]` int32: rows of a rank before each request. As cu_seq_lens.
+     */
+    const folio_tensor *cu_padded_lens;
+    /**
+     * Tokens of a rank before the chunk: a number of seq_starts of folio_mla_context_chunks.
+     */
+    uint32_t local_start;
+    /**
+     * As in folio_cp_local_lengths_args.
+     */
+    uint32_t interleave;
+} folio_cp_reorder_args;
+
+/**
+ * One rank's output over the keys that it holds, to be scaled by its share of the softmax over all keys. The sum of
+ * all ranks' scaled outputs (an all-reduce or a reduce-scatter) is the output over all keys. An lse of -inf, +inf or
+ * NaN is that of a rank without keys, whose output counts for nothing, whatever it is: it gives 0.
+ *
+ * o_out may be o itself, with the same address and the same strides, and else overlaps nothing.
+ */
+typedef struct folio_cp_correct_args {
+    /**
+     * sizeof(folio_cp_correct_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_CP_LSE_BASE_2 or 0.
+     */
+    uint32_t flags;
+    /**
+     * `[world_size, num_tokens, num_heads]` float32, of all ranks; strides are free, so `[world_size, num_heads,
+     * num_tokens]` will do by its strides.
+     */
+    const folio_tensor *lse_all;
+    /**
+     * `[num_tokens, num_heads, head_dim]` float32, float16 or bfloat16.
+     */
+    const folio_tensor *o;
+    /**
+     * Output: as o; may be o itself.
+     */
+    const folio_tensor *o_out;
+    /**
+     * Output: `[num_tokens, num_heads]` float32, the lse over all keys, -inf where there are none; or NULL.
+     */
+    const folio_tensor *lse_out;
+    /**
+     * Whose output it is, below world_size.
+     */
+    uint32_t rank;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_cp_correct_args;
+
+/**
+ * Puts records that were gathered rank by rank request by request.
+ *
+ * On CUDA lengths are read by the kernel, and rows that do not exist are not written. The first call on a context
+ * loads code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU
+ * lengths are checked, and the rows are complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_cp_reorder(const folio_context *ctx,
+                              const folio_cp_reorder_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/**
+ * Scales one rank's output by its share of the softmax over all ranks' keys.
+ *
+ * On CUDA the first call on a context loads code and answers CAPTURE in a capture. Later ones can be captured: they
+ * are one launch each. On the CPU the outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args the output and all ranks' lse
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_cp_correct(const folio_context *ctx,
+                              const folio_cp_correct_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup figures Figures
  * Pure functions of numbers on the host: tokens of ranks and of chunks, and what the planners of other libraries make of
  * a batch. All arrays are the caller's, with their capacities, and lie on the host.
@@ -2139,6 +2287,20 @@ typedef struct folio_api {
      */
     folio_status (*split_decodes_and_prefills)(const folio_split_decodes_and_prefills_args *args,
                                                folio_error *err);
+    /**
+     * folio_cp_reorder
+     */
+    folio_status (*cp_reorder)(const folio_context *ctx,
+                               const folio_cp_reorder_args *args,
+                               void *stream,
+                               folio_error *err);
+    /**
+     * folio_cp_correct
+     */
+    folio_status (*cp_correct)(const folio_context *ctx,
+                               const folio_cp_correct_args *args,
+                               void *stream,
+                               folio_error *err);
 } folio_api;
 
 /**

@@ -8,8 +8,8 @@ use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, MergeArgs, MergeStatesArgs, MlaAppendArgs,
-    MlaGatherArgs,
+    AppendArgs, AttentionArgs, AttentionDesc, CpCorrectArgs, CpReorderArgs, MergeArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs,
 };
 
 /// A way into the library.
@@ -26,6 +26,8 @@ pub trait Session: Send + Sync {
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
     fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()>;
     fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()>;
+    fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()>;
+    fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -104,6 +106,14 @@ impl Session for api::Context {
 
     fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()> {
         api::mla_gather(self, input, stream)
+    }
+
+    fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()> {
+        api::cp_reorder(self, input, stream)
+    }
+
+    fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()> {
+        api::cp_correct(self, input, stream)
     }
 }
 

@@ -69,14 +69,14 @@ pub const fn output(name: &'static str, offset: usize, dims: &'static [Dim]) -> 
 }
 
 /// An output that may be left out; its strides are free.
-const fn optional_output(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
+pub const fn optional_output(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
     Field {
         required: false,
         ..any_strides(output(name, offset, dims))
     }
 }
 
-const fn any_strides(field: Field) -> Field {
+pub const fn any_strides(field: Field) -> Field {
     Field {
         unit_stride: false,
         ..field

@@ -5,6 +5,7 @@
 mod bounds;
 #[path = "../common/mod.rs"]
 mod common;
+mod context_parallel;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -51,6 +52,8 @@ fn main() -> ExitCode {
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),
+        case("cp_reorder", (), context_parallel::cp_reorder),
+        case("cp_correct", (), context_parallel::cp_correct),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
         case(

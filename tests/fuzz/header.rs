@@ -91,7 +91,7 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 12] = [
+pub const STRUCTS: [&str; 14] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
@@ -104,6 +104,8 @@ pub const STRUCTS: [&str; 12] = [
     "folio_merge_states_args",
     "folio_mla_append_args",
     "folio_mla_gather_args",
+    "folio_cp_reorder_args",
+    "folio_cp_correct_args",
 ];
 
 /// Names of structs, fields and parameters.

@@ -15,7 +15,7 @@ use folio::log::Logger;
 
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
-use crate::{backend, choice, images, launches, mla_cache, operators};
+use crate::{backend, choice, context_parallel, images, launches, mla_cache, operators};
 
 /// The driver library that a process finds.
 pub struct Setup {
@@ -315,6 +315,8 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         mla_cache::gather_of_no_requests,
     ),
+    case("operator_cp_reorder", BACKEND, context_parallel::reorder),
+    case("operator_cp_correct", BACKEND, context_parallel::correct),
     case(
         "choice_creates_say_what_the_faster_kernels_lack",
         BACKEND,
