@@ -1,7 +1,6 @@
 //! The operators of decode context parallelism: the checks, and the calls of the backend.
 
 use super::Context;
-use super::append::CACHES;
 use super::check::{Extent, FLOATS, Named};
 use crate::backend::Stream;
 use crate::dtype::DType;
@@ -10,6 +9,16 @@ use crate::plan::Ranks;
 use crate::problem::{Checked, CpCorrectArgs, CpReorderArgs};
 use crate::tensor::Tensor;
 
+/// Types of records, and their bytes.
+const RECORDS: [DType; 6] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::F8E4M3,
+    DType::F8E5M2,
+    DType::U8,
+];
+
 /// Puts records that were gathered rank by rank request by request.
 ///
 /// # Errors
@@ -17,10 +26,9 @@ use crate::tensor::Tensor;
 pub fn cp_reorder(context: &Context, args: &CpReorderArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
     let device = context.device();
-    let types = [&CACHES[..], &[DType::U8]].concat();
     let gathered = named("gathered", args.gathered)
         .on(device)?
-        .one_of(&types)?
+        .one_of(&RECORDS)?
         .shaped(&[
             Extent::CountFrom(1),
             Extent::CountFrom(0),

@@ -310,9 +310,9 @@ unsafe impl Input for folio_split_decodes_and_prefills_args {
 /// `numbers` is NULL or holds `count` numbers until the call has returned.
 unsafe fn numbers(name: &str, numbers: *const i32, count: u64) -> Result<&'static [i32]> {
     let count = length(name, numbers, count)?;
-    // SAFETY: the caller's promise.
     Ok(match count {
         0 => &[],
+        // SAFETY: the caller's promise; aligned, and not NULL.
         _ => unsafe { std::slice::from_raw_parts(numbers, count) },
     })
 }
@@ -323,9 +323,9 @@ unsafe fn numbers(name: &str, numbers: *const i32, count: u64) -> Result<&'stati
 /// As [`numbers`]; nobody else uses the array meanwhile.
 unsafe fn output(name: &str, numbers: *mut i32, count: u64) -> Result<&'static mut [i32]> {
     let count = length(name, numbers, count)?;
-    // SAFETY: the caller's promise.
     Ok(match count {
         0 => &mut [],
+        // SAFETY: the caller's promise; aligned, and not NULL.
         _ => unsafe { std::slice::from_raw_parts_mut(numbers, count) },
     })
 }

@@ -255,7 +255,7 @@ impl Shares {
             .fold(mix(self.seed), |hash, &i| mix(hash ^ i as u64));
         let row = mix(self.seed ^ mix((token * 64 + head) as u64));
         // Some rows have no keys on any rank.
-        (hash % 4 != 0 && row % 9 != 0).then(|| normal(hash) * 6.0 + 50.0)
+        (hash % 4 != 0 && !row.is_multiple_of(9)).then(|| normal(hash) * 6.0 + 50.0)
     }
 
     /// As memory holds it: a rank without keys in one of three ways.

@@ -98,9 +98,7 @@ fn local_lengths_of_ranks() {
     (two.world_size, two.interleave, two.rank) = (2, 4, 1);
     local_lengths(&two).assert_ok("one rank");
     assert_eq!(out[..4], [4, 8, 0, 2], "what is more is left alone");
-    sizes("folio_cp_local_lengths_args", &right, 0, |args| {
-        local_lengths(args)
-    });
+    sizes("folio_cp_local_lengths_args", &right, 0, local_lengths);
 }
 
 #[test]
@@ -206,9 +204,7 @@ fn chunks_of_contexts() {
     (counted.max_num_chunks, counted.workspace_tokens) = (0, 512);
     context_chunks(&counted).assert_ok("the number of chunks");
     assert_eq!((count, tokens), (8, 128));
-    sizes("folio_mla_context_chunks_args", &right, 0, |args| {
-        context_chunks(args)
-    });
+    sizes("folio_mla_context_chunks_args", &right, 0, context_chunks);
 }
 
 #[test]
@@ -276,9 +272,7 @@ fn metadata_of_flashmla() {
         [0, 2, 52, 0, 2, 1, 0, 0, 3, 3, 0, 16, 0, 0, 0, 0, -7]
     );
     assert_eq!((splits, parts), ([0, 3, 4, 5, 6, -7], 4));
-    sizes("folio_flashmla_metadata_args", &right, 0, |args| {
-        metadata(args)
-    });
+    sizes("folio_flashmla_metadata_args", &right, 0, metadata);
 }
 
 #[test]
@@ -318,9 +312,7 @@ fn splits_of_keys() {
     (fewer.max_splits, fewer.keys_per_split) = (2, null_mut());
     kv_splits(&fewer).assert_ok("two splits at most");
     assert_eq!(out, [1, 2, 2, 2, 1, 1]);
-    sizes("folio_num_kv_splits_args", &right, 0, |args| {
-        kv_splits(args)
-    });
+    sizes("folio_num_kv_splits_args", &right, 0, kv_splits);
 }
 
 #[test]
@@ -372,7 +364,7 @@ fn decodes_and_prefills() {
         "folio_split_decodes_and_prefills_args",
         &right,
         flags,
-        |args| split(args),
+        split,
     );
 }
 
