@@ -362,7 +362,8 @@ impl Shares {
             };
             let is = lse_out.value(at);
             // One rounding of a number around 50, and weights that are right to 1e-6.
-            if is != in_base && (is - in_base).abs() > 2e-6 + in_base.abs() * 2f64.powi(-23) {
+            let is_close = (is - in_base).abs() <= 2e-6 + in_base.abs() * 2f64.powi(-23);
+            if is != in_base && !is_close {
                 result = Err(format!("lse {at:?} is {is}, not {in_base}"));
             }
             let own = self.exact(rank, at[0], at[1]);
@@ -376,7 +377,10 @@ impl Shares {
                 let is = out.value(&index);
                 // Weights are right to 2e-6, and to that of themselves; then a rounding.
                 let slack = 2e-6 * want.abs() + subnormal(self.dtype);
-                if (is - want).abs() > slack + unit_roundoff(self.dtype) * (want.abs() + slack) {
+                let bound = slack + unit_roundoff(self.dtype) * (want.abs() + slack);
+                // NaN is not close to anything.
+                let is_close = (is - want).abs() <= bound;
+                if !is_close {
                     result = Err(format!("rank {rank}, {index:?} is {is}, not {want}"));
                 }
                 sums[((at[0] * self.heads + at[1]) * self.dim + d) as usize] += is;
@@ -403,7 +407,8 @@ impl Shares {
             let is = sums[((at[0] * self.heads + at[1]) * self.dim + at[2]) as usize];
             let bound = (unit_roundoff(self.dtype) + 2e-6) * 1.01 * magnitude
                 + self.world_size as f64 * subnormal(self.dtype);
-            if (is - want).abs() > bound {
+            let is_close = (is - want).abs() <= bound;
+            if !is_close {
                 result = Err(format!("the sum {at:?} is {is}, not {want}"));
             }
         });
