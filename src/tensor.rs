@@ -321,6 +321,23 @@ impl Tensor {
         unsafe { crate::dtype::store(self.address as *mut u8, self.dtype, offset, value) }
     }
 
+    /// Copies a row along the last dimension, of which `at` and `from_at` are the other indices, bit by bit; for host
+    /// tensors of one type. Bounds are checked.
+    #[allow(unsafe_code)]
+    pub fn copy_row(&self, at: &[i64], from: &Tensor, from_at: &[i64]) {
+        assert_eq!(self.dtype, from.dtype, "a row of another type");
+        let size = self.dtype.size();
+        for d in 0..self.extent(self.rank - 1) {
+            let to = self.offset(&[at, &[d]].concat()) * size as isize;
+            let source = from.offset(&[from_at, &[d]].concat()) * size as isize;
+            // SAFETY: as in `get` and `set`.
+            unsafe {
+                let source = (from.address as *const u8).offset(source);
+                (self.address as *mut u8).offset(to).copy_from(source, size);
+            }
+        }
+    }
+
     fn offset(&self, index: &[i64]) -> isize {
         assert_eq!(
             self.device,

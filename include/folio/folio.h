@@ -2386,6 +2386,502 @@ const char *folio_mla_context_kernel(const folio_mla_context *handle);
  * As folio_decode_destroy.
  */
 void folio_mla_context_destroy(folio_mla_context *handle);
+ * @defgroup context_parallel Context parallelism
+ * Several devices share the keys of every sequence: token t is on rank `t / interleave % world_size`. Folio computes on
+ * one rank; what ranks tell each other is the caller's.
+ * @{
+ */
+
+/**
+ * All lse of a correction are in base 2 instead of base e.
+ */
+#define FOLIO_CP_LSE_BASE_2 1
+
+/**
+ * A chunk of every context, gathered from all ranks (an all-gather of what folio_mla_gather gave on each), to be put
+ * request by request: vLLM's reorg_kvcache. A request's rows are those of rank 0, then of rank 1, and so on. They are not in
+ * the order of their positions, which attention without a mask does not ask for. The output may not overlap others.
+ */
+typedef struct folio_cp_reorder_args {
+    /**
+     * sizeof(folio_cp_reorder_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[world_size, rank_rows, width]` of any type but integers: as many rows of every rank. Of each request there are
+     * as many as the first rank holds.
+     */
+    const folio_tensor *gathered;
+    /**
+     * Output: `[num_rows, width]` of gathered's type.
+     */
+    const folio_tensor *dst;
+    /**
+     * `[batch_size]` int32: tokens of each context, on all ranks.
+     */
+    const folio_tensor *context_lens;
+    /**
+     * `[batch_size + 1]` int32: rows of dst before each request. A row of the table of folio_mla_context_chunks, on the
+     * context's device.
+     */
+    const folio_tensor *cu_seq_lens;
+    /**
+     * `[batch_size + 1]` int32: rows of a rank before each request. As cu_seq_lens.
+     */
+    const folio_tensor *cu_padded_lens;
+    /**
+     * Tokens of a rank before the chunk: a number of seq_starts of folio_mla_context_chunks.
+     */
+    uint32_t local_start;
+    /**
+     * As in folio_cp_local_lengths_args.
+     */
+    uint32_t interleave;
+} folio_cp_reorder_args;
+
+/**
+ * One rank's output over the keys that it holds, to be scaled by its share of the softmax over all keys. The sum of
+ * all ranks' scaled outputs (an all-reduce or a reduce-scatter) is the output over all keys. An lse of -inf, +inf or
+ * NaN is that of a rank without keys, whose output counts for nothing, whatever it is: it gives 0.
+ *
+ * o_out may be o itself, with the same address and the same strides, and else overlaps nothing.
+ */
+typedef struct folio_cp_correct_args {
+    /**
+     * sizeof(folio_cp_correct_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_CP_LSE_BASE_2 or 0.
+     */
+    uint32_t flags;
+    /**
+     * `[world_size, num_tokens, num_heads]` float32, of all ranks; strides are free, so `[world_size, num_heads,
+     * num_tokens]` will do by its strides.
+     */
+    const folio_tensor *lse_all;
+    /**
+     * `[num_tokens, num_heads, head_dim]` float32, float16 or bfloat16.
+     */
+    const folio_tensor *o;
+    /**
+     * Output: as o; may be o itself.
+     */
+    const folio_tensor *o_out;
+    /**
+     * Output: `[num_tokens, num_heads]` float32, the lse over all keys, -inf where there are none; or NULL.
+     */
+    const folio_tensor *lse_out;
+    /**
+     * Whose output it is, below world_size.
+     */
+    uint32_t rank;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_cp_correct_args;
+
+/**
+ * Puts records that were gathered rank by rank request by request.
+ *
+ * On CUDA lengths are read by the kernel, and rows that do not exist are not written. The first call on a context
+ * loads code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU
+ * lengths are checked, and the rows are complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_cp_reorder(const folio_context *ctx,
+                              const folio_cp_reorder_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/**
+ * Scales one rank's output by its share of the softmax over all ranks' keys.
+ *
+ * On CUDA the first call on a context loads code and answers CAPTURE in a capture. Later ones can be captured: they
+ * are one launch each. On the CPU the outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args the output and all ranks' lse
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_cp_correct(const folio_context *ctx,
+                              const folio_cp_correct_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/** @} */
+
+/**
+ * @defgroup figures Figures
+ * Pure functions of numbers on the host: tokens of ranks and of chunks, and what the planners of other libraries make of
+ * a batch. All arrays are the caller's, with their capacities, and lie on the host.
+ * @{
+ */
+
+/**
+ * Every decode has as many query rows as the first request.
+ */
+#define FOLIO_SPLIT_UNIFORM 1
+
+/**
+ * Tokens that ranks of decode context parallelism hold of sequences: the token at position t is on rank
+ * `t / interleave % world_size` (vLLM's get_dcp_local_seq_lens).
+ */
+typedef struct folio_cp_local_lengths_args {
+    /**
+     * sizeof(folio_cp_local_lengths_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Number of ranks, 1 or more.
+     */
+    uint32_t world_size;
+    /**
+     * Tokens that are dealt to a rank at a time. 0: 1.
+     */
+    uint32_t interleave;
+    /**
+     * The rank whose lengths are wanted; -1: all ranks'.
+     */
+    int32_t rank;
+    /**
+     * Sequences.
+     */
+    uint32_t num_lengths;
+    /**
+     * `[num_lengths]` tokens of each, 0 or more.
+     */
+    const int32_t *lengths;
+    /**
+     * Output: `[num_lengths]`; for all ranks `[num_lengths, world_size]`.
+     */
+    int32_t *out;
+    /**
+     * Numbers that out has room for.
+     */
+    uint64_t capacity;
+} folio_cp_local_lengths_args;
+
+/**
+ * Contexts that are attended chunk by chunk, in a workspace of so many tokens: vLLM's chunked prefill metadata. Every
+ * request with a context gets an equal share of the workspace, of whole pages. On several ranks a share is also a
+ * whole number of rounds of `interleave · world_size` tokens, so that the chunks that ranks cut of what they hold are
+ * those of the sequence.
+ *
+ * With cu_seq_lens (one rank) or cu_padded_lens, and seq_starts, a row of the tables is what folio_mla_gather takes.
+ * All tables are NULL where only num_chunks is wanted.
+ */
+typedef struct folio_mla_context_chunks_args {
+    /**
+     * sizeof(folio_mla_context_chunks_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Tokens per page, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * Ranks that share every context. 0: 1.
+     */
+    uint32_t world_size;
+    /**
+     * As in folio_cp_local_lengths_args.
+     */
+    uint32_t interleave;
+    /**
+     * Tokens of the workspace, on all ranks; folio_mla_context_tokens says how many vLLM takes.
+     */
+    uint64_t workspace_tokens;
+    /**
+     * `[num_requests]` tokens in the cache before the new ones, 0 or more.
+     */
+    const int32_t *context_lens;
+    /**
+     * Output: `[num_chunks, num_requests]` the first token of a chunk, counted on a rank; or NULL.
+     */
+    int32_t *seq_starts;
+    /**
+     * Output: `[num_chunks, num_requests + 1]` tokens of all ranks before each request, and of all requests; or NULL.
+     */
+    int32_t *cu_seq_lens;
+    /**
+     * Output: `[num_chunks, num_requests + 1]` tokens of a rank before each request, where every rank counts as many
+     * as the first one; or NULL.
+     */
+    int32_t *cu_padded_lens;
+    /**
+     * Output: `[num_chunks]` most tokens of a request, of all ranks; or NULL.
+     */
+    int32_t *max_lens;
+    /**
+     * Chunks that the tables have room for.
+     */
+    uint32_t max_num_chunks;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * Output: the number of chunks.
+     */
+    uint32_t *num_chunks;
+    /**
+     * Output: tokens of a chunk of one request, of all ranks; or NULL.
+     */
+    uint32_t *chunk_tokens;
+} folio_mla_context_chunks_args;
+
+/**
+ * The plan of FlashMLA's dense decode kernel: what its get_mla_metadata computes, for hosts that drive that kernel.
+ */
+typedef struct folio_flashmla_metadata_args {
+    /**
+     * sizeof(folio_flashmla_metadata_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t batch_size;
+    /**
+     * Multiprocessors of the device.
+     */
+    uint32_t num_sms;
+    /**
+     * Query rows of every request.
+     */
+    uint32_t q_len;
+    /**
+     * Query heads, a multiple of num_kv_heads.
+     */
+    uint32_t num_heads;
+    /**
+     * KV heads.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * `[batch_size]` keys of each request, those of this step included.
+     */
+    const int32_t *seq_lens;
+    /**
+     * Output: `[num_sm_parts, 8]`: first request, last request, first block of 64 keys, block after the last, first
+     * split, whether the first and whether the last request are split, 0. A part whose first request is after its last
+     * one is idle.
+     */
+    int32_t *tile_scheduler_metadata;
+    /**
+     * Numbers that it has room for; `8 · num_sms` is always enough.
+     */
+    uint64_t metadata_capacity;
+    /**
+     * Output: `[batch_size + 1]` splits before each request, and all of them.
+     */
+    int32_t *num_splits;
+    /**
+     * Numbers that it has room for.
+     */
+    uint64_t num_splits_capacity;
+    /**
+     * Output: parts that the work is cut into.
+     */
+    uint32_t *num_sm_parts;
+} folio_flashmla_metadata_args;
+
+/**
+ * Splits of the keys of decode requests as FastDeploy's Triton MLA backend makes them: one for each 256 keys.
+ */
+typedef struct folio_num_kv_splits_args {
+    /**
+     * sizeof(folio_num_kv_splits_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Most splits of a request. 0: 32.
+     */
+    uint32_t max_splits;
+    /**
+     * `[num_requests]` keys of each, 0 or more.
+     */
+    const int32_t *kv_lens;
+    /**
+     * Output: `[capacity]` splits of each request, 1 or more; 1 for what is not a request.
+     */
+    int32_t *out;
+    /**
+     * Numbers that out, and keys_per_split, have room for.
+     */
+    uint64_t capacity;
+    /**
+     * Output: `[capacity]` keys of a split, whole blocks of 32; split s has those from `s · keys` on, fewer or none at
+     * the end. 0 for what is not a request. Or NULL.
+     */
+    int32_t *keys_per_split;
+} folio_num_kv_splits_args;
+
+/**
+ * A batch whose decodes come first, cut where prefills begin: vLLM's split_decodes_and_prefills. All requests are
+ * decodes where none has more rows than the threshold. Otherwise prefills begin at the first request with more rows, or
+ * with none; with FOLIO_SPLIT_UNIFORM and a threshold above 1, at the first with another number of rows than the first
+ * request, and all are prefills where that one has more rows than the threshold.
+ */
+typedef struct folio_split_decodes_and_prefills_args {
+    /**
+     * sizeof(folio_split_decodes_and_prefills_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_SPLIT_UNIFORM or 0.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Most query rows of a decode.
+     */
+    uint32_t decode_threshold;
+    /**
+     * `[num_requests]` query rows of each, 0 or more.
+     */
+    const int32_t *query_lens;
+    /**
+     * Output: `[4]` decodes, prefills, query rows of decodes, query rows of prefills.
+     */
+    int32_t *out;
+    /**
+     * Numbers that out has room for, 4 or more.
+     */
+    uint64_t capacity;
+} folio_split_decodes_and_prefills_args;
+
+/**
+ * Says how many tokens ranks of decode context parallelism hold of sequences.
+ *
+ * @param args lengths and output
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the output overlaps nothing. Any thread, any time.
+ */
+folio_status folio_cp_local_lengths(const folio_cp_local_lengths_args *args,
+                                    folio_error *err);
+
+/**
+ * Tokens of the workspace that vLLM takes for chunks of contexts: `min(max(8 · max_model_len, 4 · max_num_seqs ·
+ * page_size), 65536)`, but at least `max_num_seqs · page_size`. Any thread, any time.
+ *
+ * @param max_model_len longest sequence
+ * @param max_num_seqs most requests of a batch
+ * @param page_size tokens per page
+ * @return tokens
+ */
+uint64_t folio_mla_context_tokens(uint32_t max_model_len,
+                                  uint32_t max_num_seqs,
+                                  uint32_t page_size);
+
+/**
+ * Cuts contexts into chunks that fit a workspace.
+ *
+ * @param args contexts and tables
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the outputs overlap nothing. Any thread, any time.
+ */
+folio_status folio_mla_context_chunks(const folio_mla_context_chunks_args *args,
+                                      folio_error *err);
+
+/**
+ * Computes the plan of FlashMLA's dense decode kernel on the host.
+ *
+ * @param args lengths, sizes and outputs
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the outputs overlap nothing. Any thread, any time.
+ */
+folio_status folio_flashmla_metadata(const folio_flashmla_metadata_args *args,
+                                     folio_error *err);
+
+/**
+ * Says into how many splits FastDeploy's Triton MLA backend cuts the keys of requests.
+ *
+ * @param args lengths and outputs
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the outputs overlap nothing. Any thread, any time.
+ */
+folio_status folio_num_kv_splits(const folio_num_kv_splits_args *args,
+                                 folio_error *err);
+
+/**
+ * Says where the prefills of a batch begin.
+ *
+ * @param args lengths and output
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the output overlaps nothing. Any thread, any time.
+ */
+folio_status folio_split_decodes_and_prefills(const folio_split_decodes_and_prefills_args *args,
+                                              folio_error *err);
 
 /** @} */
 
@@ -2673,6 +3169,51 @@ typedef struct folio_api {
      * folio_mla_context_destroy
      */
     void (*mla_context_destroy)(folio_mla_context *handle);
+    /**
+     * folio_mla_context_tokens
+     */
+    uint64_t (*mla_context_tokens)(uint32_t max_model_len,
+                                   uint32_t max_num_seqs,
+                                   uint32_t page_size);
+    /**
+     * folio_cp_local_lengths
+     */
+    folio_status (*cp_local_lengths)(const folio_cp_local_lengths_args *args,
+                                     folio_error *err);
+    /**
+     * folio_mla_context_chunks
+     */
+    folio_status (*mla_context_chunks)(const folio_mla_context_chunks_args *args,
+                                       folio_error *err);
+    /**
+     * folio_flashmla_metadata
+     */
+    folio_status (*flashmla_metadata)(const folio_flashmla_metadata_args *args,
+                                      folio_error *err);
+    /**
+     * folio_num_kv_splits
+     */
+    folio_status (*num_kv_splits)(const folio_num_kv_splits_args *args,
+                                  folio_error *err);
+    /**
+     * folio_split_decodes_and_prefills
+     */
+    folio_status (*split_decodes_and_prefills)(const folio_split_decodes_and_prefills_args *args,
+                                               folio_error *err);
+    /**
+     * folio_cp_reorder
+     */
+    folio_status (*cp_reorder)(const folio_context *ctx,
+                               const folio_cp_reorder_args *args,
+                               void *stream,
+                               folio_error *err);
+    /**
+     * folio_cp_correct
+     */
+    folio_status (*cp_correct)(const folio_context *ctx,
+                               const folio_cp_correct_args *args,
+                               void *stream,
+                               folio_error *err);
 } folio_api;
 
 /**

@@ -238,6 +238,20 @@ public:
         report.check(api().mla_gather(get(), &args, stream, report.get()));
     }
 
+    /** Puts records that were gathered rank by rank request by request. */
+    void reorder(const folio_cp_reorder_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().cp_reorder(get(), &args, stream, report.get()));
+    }
+
+    /** Scales one rank's output by its share of the softmax over all ranks' keys. */
+    void correct(const folio_cp_correct_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().cp_correct(get(), &args, stream, report.get()));
+    }
+
     /** The functions that this context was made by. */
     const folio_api &api() const noexcept { return *context_.get_deleter().api; }
     /** For calls of folio.h. */

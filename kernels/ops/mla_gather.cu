@@ -2,30 +2,15 @@
 // finds its request in cu_seq_lens. Lengths and page ids are the device's, and unchecked: a row whose token or page does
 // not exist is left as it is.
 #include "core/records.cuh"
+#include "core/requests.cuh"
 
 namespace folio {
 
 typedef FolioMlaGatherParams Params;
 
-constexpr u32 WARP = 32;
-
-// The last request that begins at or before the row. The lanes look at 32 requests at a time; a lane past the end, or
-// one in numbers that do not rise, only makes the answer wrong.
-__device__ __forceinline__ u32 request_of(const Params &p, i64 row) {
-    u32 first = 0, count = p.batch_size;
-    while (count > 1) {
-        const u32 step = (count + WARP - 1) / WARP, lane = threadIdx.x % WARP;
-        const bool begins = lane * step < count && p.cu_seq_lens[first + lane * step] <= row;
-        const u32 before = max(__popc(__ballot_sync(FULL_WARP, begins)), 1) - 1;
-        first += before * step;
-        count = min(step, count - before * step);
-    }
-    return first;
-}
-
 // Where the record of a row is; false where there is none.
 __device__ __forceinline__ bool find(const Params &p, i64 row, i64 &page, u32 &token_in_page) {
-    const u32 request = request_of(p, row);
+    const u32 request = request_of_row(p.cu_seq_lens, p.batch_size, row);
     const i64 in_request = row - p.cu_seq_lens[request];
     if (in_request < 0 || row >= p.cu_seq_lens[request + 1]) return false;
     const i64 token = in_request + (p.seq_starts ? p.seq_starts[request] : 0);

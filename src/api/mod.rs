@@ -8,7 +8,9 @@ mod attention;
 mod batch;
 mod check;
 mod context;
+mod context_parallel;
 mod desc;
+mod figures;
 mod largest;
 mod merge;
 mod mla;
@@ -22,6 +24,12 @@ pub use append::append;
 pub use attention::Attention;
 pub use batch::BatchInput;
 pub use context::Context;
+pub use context_parallel::{cp_correct, cp_reorder};
+pub use figures::{
+    CpLocalLengths, FlashMlaMetadata, MlaContextChunks, NumKvSplits, SplitDecodesAndPrefills,
+    cp_local_lengths, flashmla_metadata, mla_context_chunks, mla_context_tokens, num_kv_splits,
+    split_decodes_and_prefills,
+};
 pub use merge::{merge, merge_states};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;

@@ -3,7 +3,9 @@
 use super::refusal::refused;
 use super::stream::Stream;
 use crate::error::Result;
-use crate::problem::{AppendArgs, Checked, LatentRecords, MlaAppendArgs, MlaGatherArgs};
+use crate::problem::{
+    AppendArgs, Checked, CpReorderArgs, LatentRecords, MlaAppendArgs, MlaGatherArgs,
+};
 
 /// Operators that write and read paged caches.
 pub trait CacheOps {
@@ -37,5 +39,13 @@ pub trait CacheOps {
         _stream: Stream,
     ) -> Result<()> {
         refused("mla_gather")
+    }
+
+    /// Puts records that were gathered rank by rank request by request.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn cp_reorder(&self, _args: &Checked<CpReorderArgs>, _stream: Stream) -> Result<()> {
+        refused("cp_reorder")
     }
 }

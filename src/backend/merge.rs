@@ -3,7 +3,7 @@
 use super::refusal::refused;
 use super::stream::Stream;
 use crate::error::Result;
-use crate::problem::{Checked, MergeArgs, MergeStatesArgs};
+use crate::problem::{Checked, CpCorrectArgs, MergeArgs, MergeStatesArgs};
 
 /// Operators that merge attention states of the caller.
 pub trait MergeOps {
@@ -21,5 +21,13 @@ pub trait MergeOps {
     /// `Unsupported` where the backend cannot.
     fn merge_states(&self, _args: &Checked<MergeStatesArgs>, _stream: Stream) -> Result<()> {
         refused("merge_states")
+    }
+
+    /// Scales one rank's output by its share of the softmax over all ranks' keys.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn cp_correct(&self, _args: &Checked<CpCorrectArgs>, _stream: Stream) -> Result<()> {
+        refused("cp_correct")
     }
 }

@@ -10,6 +10,7 @@
 
 mod attention;
 mod cache;
+mod context_parallel;
 mod isa;
 mod kernels;
 mod merge;
@@ -22,8 +23,8 @@ pub use isa::Isa;
 use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, LatentRecords, MergeArgs, MergeStatesArgs,
-    MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
+    LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
 };
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
@@ -91,9 +92,18 @@ impl CacheOps for CpuBackend {
     fn mla_gather(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, _: Stream) -> Result<()> {
         cache::mla_gather::gather(&self.pool, self.isa.kernels(), args)
     }
+
+    fn cp_reorder(&self, args: &Checked<CpReorderArgs>, _: Stream) -> Result<()> {
+        context_parallel::reorder(&self.pool, args)
+    }
 }
 
 impl MergeOps for CpuBackend {
+    fn cp_correct(&self, args: &Checked<CpCorrectArgs>, _: Stream) -> Result<()> {
+        context_parallel::correct(&self.pool, self.isa.kernels(), args);
+        Ok(())
+    }
+
     fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
         merge::merge(&self.pool, self.isa.kernels(), args);
         Ok(())

@@ -6,6 +6,7 @@ use super::attention::handle::CudaAttention;
 use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
+use super::ops::context_parallel::ContextParallel;
 use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
@@ -17,8 +18,8 @@ use crate::backend::{
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, LatentRecords, MergeArgs, MergeStatesArgs,
-    MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
+    LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
 };
 use crate::tensor::Device;
 
@@ -32,6 +33,7 @@ pub struct CudaBackend {
     projections: Projections,
     mla_append: MlaAppend,
     mla_gather: MlaGather,
+    context_parallel: ContextParallel,
 }
 
 impl CudaBackend {
@@ -48,6 +50,7 @@ impl CudaBackend {
             projections: Projections::new(&loader, &context),
             mla_append: MlaAppend::new(&loader, &context),
             mla_gather: MlaGather::new(&loader, &context),
+            context_parallel: ContextParallel::new(&loader, &context),
             context,
             loader,
         })
@@ -91,9 +94,17 @@ impl CacheOps for CudaBackend {
     ) -> Result<()> {
         self.mla_gather.run(args, stream)
     }
+
+    fn cp_reorder(&self, args: &Checked<CpReorderArgs>, stream: Stream) -> Result<()> {
+        self.context_parallel.reorder(args, stream)
+    }
 }
 
 impl MergeOps for CudaBackend {
+    fn cp_correct(&self, args: &Checked<CpCorrectArgs>, stream: Stream) -> Result<()> {
+        self.context_parallel.correct(args, stream)
+    }
+
     fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {
         self.merges.merge(args, stream)
     }

@@ -316,6 +316,62 @@ pub struct folio_api {
         Option<unsafe extern "C" fn(handle: *const folio_mla_context) -> *const c_char>,
     /// folio_mla_context_destroy
     pub mla_context_destroy: Option<unsafe extern "C" fn(handle: *mut folio_mla_context)>,
+    /// folio_mla_context_tokens
+    pub mla_context_tokens:
+        Option<unsafe extern "C" fn(max_model_len: u32, max_num_seqs: u32, page_size: u32) -> u64>,
+    /// folio_cp_local_lengths
+    pub cp_local_lengths: Option<
+        unsafe extern "C" fn(
+            args: *const folio_cp_local_lengths_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_mla_context_chunks
+    pub mla_context_chunks: Option<
+        unsafe extern "C" fn(
+            args: *const folio_mla_context_chunks_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_flashmla_metadata
+    pub flashmla_metadata: Option<
+        unsafe extern "C" fn(
+            args: *const folio_flashmla_metadata_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_num_kv_splits
+    pub num_kv_splits: Option<
+        unsafe extern "C" fn(
+            args: *const folio_num_kv_splits_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_split_decodes_and_prefills
+    pub split_decodes_and_prefills: Option<
+        unsafe extern "C" fn(
+            args: *const folio_split_decodes_and_prefills_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_cp_reorder
+    pub cp_reorder: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_cp_reorder_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_cp_correct
+    pub cp_correct: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_cp_correct_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -364,6 +420,14 @@ static API: folio_api = folio_api {
     mla_context_attend: Some(folio_mla_context_attend),
     mla_context_kernel: Some(folio_mla_context_kernel),
     mla_context_destroy: Some(folio_mla_context_destroy),
+    mla_context_tokens: Some(folio_mla_context_tokens),
+    cp_local_lengths: Some(folio_cp_local_lengths),
+    mla_context_chunks: Some(folio_mla_context_chunks),
+    flashmla_metadata: Some(folio_flashmla_metadata),
+    num_kv_splits: Some(folio_num_kv_splits),
+    split_decodes_and_prefills: Some(folio_split_decodes_and_prefills),
+    cp_reorder: Some(folio_cp_reorder),
+    cp_correct: Some(folio_cp_correct),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -2,15 +2,22 @@
 //! device, no clock.
 
 mod capacity;
+mod context;
 mod context_chunks;
 mod image;
+mod peers;
 mod reserve;
 mod schedule;
 mod shares;
 mod starts;
 
 pub use capacity::{Capacity, Counts};
+pub use context::{ChunkTables, Ranks, context_tokens, least_workspace};
 pub use context_chunks::{ContextChunks, Piece, default_chunk_tokens, most_chunks};
 pub use image::{Layout, PARTS_ALIGNMENT, Regions, write};
+pub use peers::{
+    BatchSplit, FLASHMLA_RECORD, flashmla_metadata, flashmla_parts, keys_per_split, num_kv_splits,
+    split_decodes_and_prefills,
+};
 pub use schedule::schedule;
 pub use starts::{device_page_ids, num_copied_page_ids};

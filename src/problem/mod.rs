@@ -7,6 +7,7 @@ mod attention;
 mod batch;
 mod cache;
 mod checked;
+mod context_parallel;
 mod format;
 mod merge;
 mod mla_cache;
@@ -20,6 +21,7 @@ pub use attention::{
 pub use batch::{Batch, DeviceBatch, HostBatch, PageIds, Pages};
 pub use cache::AppendArgs;
 pub use checked::Checked;
+pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
 pub use merge::{MergeArgs, MergeStatesArgs};
 pub use mla_cache::{

@@ -132,7 +132,7 @@ fn load_record(args: &MlaGatherArgs<LatentRecords>, row: i64, [page, at]: [i64; 
 }
 
 /// A row along the last dimension.
-fn values(tensor: &Tensor, at: &[i64]) -> Vec<f32> {
+pub(super) fn values(tensor: &Tensor, at: &[i64]) -> Vec<f32> {
     let last = tensor.extent(tensor.rank() - 1);
     (0..last)
         .map(|d| tensor.get(&[at, &[d]].concat()))
@@ -146,7 +146,7 @@ fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Slots<'a>> {
 }
 
 /// An int32 element. Page ids and lengths above 2^24 are no f32.
-fn index(tensor: &Tensor, at: &[i64]) -> i64 {
+pub(super) fn index(tensor: &Tensor, at: &[i64]) -> i64 {
     let position: i64 = at.iter().zip(tensor.strides()).map(|(i, s)| i * s).sum();
     let all = tensor.as_i32_rows().unwrap_or_default();
     i64::from(all[position as usize])

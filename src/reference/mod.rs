@@ -3,6 +3,7 @@
 //! It is slow and obvious, shares nothing with the fast paths but the problem types, and is what every
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
+mod context_parallel;
 mod mla_cache;
 
 use crate::backend::{
@@ -13,8 +14,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
-    HostBatch, KvStorage, LatentRecords, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs,
-    MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, WorkList,
+    CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MergeArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -377,9 +378,18 @@ impl CacheOps for ReferenceBackend {
     fn mla_gather(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, _: Stream) -> Result<()> {
         mla_cache::gather(args)
     }
+
+    fn cp_reorder(&self, args: &Checked<CpReorderArgs>, _: Stream) -> Result<()> {
+        context_parallel::reorder(args)
+    }
 }
 
 impl MergeOps for ReferenceBackend {
+    fn cp_correct(&self, args: &Checked<CpCorrectArgs>, _: Stream) -> Result<()> {
+        context_parallel::correct(args);
+        Ok(())
+    }
+
     fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
         for token in 0..args.v_a.extent(0) {
             if args.mask.is_some_and(|mask| mask.get(&[token]) == 0.0) {

@@ -10,10 +10,10 @@ use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat, Kind,
-    KvLayout, KvStorage, LatentCache, LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs,
-    MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, Unpacking,
-    UpProjectArgs, Window,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
+    CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask, MergeArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs,
+    RecordPages, Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -401,6 +401,38 @@ pub fn c_mla_gather(input: &MlaGatherArgs, tensors: &Tensors) -> folio_mla_gathe
     }
 }
 
+/// C arguments of a reordering of gathered records.
+pub fn c_cp_reorder(input: &CpReorderArgs, tensors: &Tensors) -> folio_cp_reorder_args {
+    folio_cp_reorder_args {
+        struct_size: size_of::<folio_cp_reorder_args>() as u32,
+        flags: 0,
+        gathered: tensors.of(input.gathered),
+        dst: tensors.of(input.dst),
+        context_lens: tensors.of(input.context_lens),
+        cu_seq_lens: tensors.of(input.cu_seq_lens),
+        cu_padded_lens: tensors.of(input.cu_padded_lens),
+        local_start: input.local_start,
+        interleave: input.interleave,
+    }
+}
+
+/// C arguments of a correction of a rank's output.
+pub fn c_cp_correct(input: &CpCorrectArgs, tensors: &Tensors) -> folio_cp_correct_args {
+    folio_cp_correct_args {
+        struct_size: size_of::<folio_cp_correct_args>() as u32,
+        flags: match input.lse_base {
+            LogBase::E => 0,
+            LogBase::Two => FOLIO_CP_LSE_BASE_2,
+        },
+        lse_all: tensors.of(input.lse_all),
+        o: tensors.of(input.o),
+        o_out: tensors.of(input.o_out),
+        lse_out: tensors.of(input.lse_out),
+        rank: input.rank,
+        reserved: 0,
+    }
+}
+
 fn merge_flags(base: LogBase) -> u32 {
     match base {
         LogBase::E => 0,
@@ -657,6 +689,22 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().mla_gather.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_cp_reorder(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().cp_reorder.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_cp_correct(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().cp_correct.unwrap()(self.0, &args, stream, err) })
     }
 }
 

@@ -8,9 +8,9 @@ use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs,
-    UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CpCorrectArgs,
+    CpReorderArgs, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc,
+    MlaGatherArgs, ProjectOArgs, UpProjectArgs,
 };
 
 /// A way into the library.
@@ -32,6 +32,8 @@ pub trait Session: Send + Sync {
     fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()>;
     fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()>;
     fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>>;
+    fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()>;
+    fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -148,6 +150,14 @@ impl Session for api::Context {
 
     fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>> {
         Ok(Box::new(api::MlaContext::new(self, desc)?))
+    }
+
+    fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()> {
+        api::cp_reorder(self, input, stream)
+    }
+
+    fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()> {
+        api::cp_correct(self, input, stream)
     }
 }
 

@@ -7,6 +7,7 @@
 pub mod c_door;
 pub mod codec;
 pub mod compare;
+pub mod context_parallel;
 pub mod dense;
 pub mod door;
 pub mod grids;

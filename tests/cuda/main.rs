@@ -5,6 +5,7 @@
 mod bounds;
 #[path = "../common/mod.rs"]
 mod common;
+mod context_parallel;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -72,6 +73,8 @@ fn main() -> ExitCode {
             (),
             projections::absorbed_weights,
         ),
+        case("cp_reorder", (), context_parallel::cp_reorder),
+        case("cp_correct", (), context_parallel::cp_correct),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
         case("mla_context", (), mla_context::mla_context),

@@ -91,7 +91,7 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 18] = [
+pub const STRUCTS: [&str; 20] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
@@ -110,6 +110,8 @@ pub const STRUCTS: [&str; 18] = [
     "folio_mla_absorb_q_args",
     "folio_mla_project_o_args",
     "folio_mla_up_project_args",
+    "folio_cp_reorder_args",
+    "folio_cp_correct_args",
 ];
 
 /// Names of structs, fields and parameters.

@@ -16,8 +16,8 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, choice, images, launches, mla, mla_cache, mla_context, mla_few, operators,
-    projections, split_keys,
+    backend, choice, context_parallel, images, launches, mla, mla_cache, mla_context, mla_few,
+    operators, projections, split_keys,
 };
 
 /// The driver library that a process finds.
@@ -383,6 +383,8 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         mla_cache::gather_of_no_requests,
     ),
+    case("operator_cp_reorder", BACKEND, context_parallel::reorder),
+    case("operator_cp_correct", BACKEND, context_parallel::correct),
     case(
         "projection_absorption_of_one_token",
         BACKEND,

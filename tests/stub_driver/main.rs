@@ -6,6 +6,7 @@
 mod backend;
 mod cases;
 mod choice;
+mod context_parallel;
 mod fixture;
 #[path = "../harness/mod.rs"]
 mod harness;

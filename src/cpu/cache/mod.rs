@@ -3,4 +3,4 @@
 pub mod append;
 pub mod mla_append;
 pub mod mla_gather;
-mod rows;
+pub mod rows;

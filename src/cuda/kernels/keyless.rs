@@ -1,5 +1,5 @@
 //! Rows of kernels that serve every problem, since they take types and dims at run time or have none: combining, planning,
-//! and caches of latent records. Their operators have no key.
+//! caches of latent records, and context parallelism. Their operators have no key.
 
 use std::sync::LazyLock;
 
@@ -48,6 +48,30 @@ pub static MLA_GATHER: Keyless = Keyless {
         [row(
             "mla_gather",
             ("ops/mla_gather.cu", "folio_mla_gather"),
+            128,
+        )]
+    }),
+};
+
+/// Puts the records of several ranks request by request.
+pub static CP_REORDER: Keyless = Keyless {
+    noun: "cp_reorder kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "cp_reorder",
+            ("ops/cp_reorder.cu", "folio_cp_reorder"),
+            128,
+        )]
+    }),
+};
+
+/// Scales one rank's output.
+pub static CP_CORRECT: Keyless = Keyless {
+    noun: "cp_correct kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "cp_correct",
+            ("ops/cp_correct.cu", "folio_cp_correct"),
             128,
         )]
     }),

@@ -1,6 +1,8 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
-use super::keyless::{COMBINE, COMBINE_LATENT, MLA_APPEND, MLA_GATHER, PLAN};
+use super::keyless::{
+    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, MLA_APPEND, MLA_GATHER, PLAN,
+};
 use super::row::Row;
 use super::{append, attention, merge, mla, projection};
 
@@ -15,6 +17,8 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(PLAN.rows())
         .chain(MLA_APPEND.rows())
         .chain(MLA_GATHER.rows())
+        .chain(CP_REORDER.rows())
+        .chain(CP_CORRECT.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))

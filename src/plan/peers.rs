@@ -1,0 +1,217 @@
+//! Figures of other libraries' plans, for hosts that drive their kernels beside Folio's or compare with them:
+//! FlashMLA's tile scheduler, FastDeploy's number of splits, and vLLM's division of a batch into decodes and prefills.
+//! Folio's own plans are [`schedule`](super::schedule)'s.
+
+/// Keys of a block of FlashMLA's tile scheduler, and query rows of a tile.
+const FLASHMLA_BLOCK: u64 = 64;
+/// Blocks that the start of a piece of a request costs.
+const FLASHMLA_OVERHEAD: u64 = 5;
+
+/// Numbers of a part in FlashMLA's tile scheduler metadata.
+pub const FLASHMLA_RECORD: usize = 8;
+
+/// Parts that FlashMLA's dense decode kernel cuts its work into.
+pub fn flashmla_parts(num_sms: u64, q_len: u64, num_heads: u64, num_kv_heads: u64) -> u64 {
+    let tiles = (q_len * num_heads / num_kv_heads).div_ceil(FLASHMLA_BLOCK);
+    (num_sms / num_kv_heads / tiles.max(1)).max(1)
+}
+
+/// A place in the keys of a batch: before block `block` of request `request`, which `split` parts have begun.
+#[derive(Clone, Copy)]
+struct Cursor {
+    request: usize,
+    block: u64,
+    split: u64,
+}
+
+/// Fills FlashMLA's tile scheduler metadata, a record for each part: first request, last request, first block, block
+/// after the last, first split, whether the first and whether the last request are split, 0. A part whose first
+/// request is after its last one is idle. `num_splits` gets the splits before each request, and all of them.
+pub fn flashmla_metadata(
+    seq_lens: &[i32],
+    metadata: &mut [[i32; FLASHMLA_RECORD]],
+    num_splits: &mut [i32],
+) {
+    let blocks = |request: usize| (seq_lens[request] as u64).div_ceil(FLASHMLA_BLOCK);
+    let costs = (0..seq_lens.len()).map(|request| blocks(request).max(1) + FLASHMLA_OVERHEAD);
+    let payload = costs.sum::<u64>().div_ceil(metadata.len() as u64) + FLASHMLA_OVERHEAD;
+    let mut at = Cursor {
+        request: 0,
+        block: 0,
+        split: 0,
+    };
+    num_splits[0] = 0;
+    for record in metadata.iter_mut() {
+        let begin = at;
+        let mut left = payload;
+        while at.request < seq_lens.len() {
+            let cost = blocks(at.request).max(1) - at.block + FLASHMLA_OVERHEAD;
+            if left < cost {
+                if left > FLASHMLA_OVERHEAD {
+                    at.block += left - FLASHMLA_OVERHEAD;
+                    at.split += 1;
+                }
+                break;
+            }
+            left -= cost;
+            num_splits[at.request + 1] = num_splits[at.request] + at.split as i32 + 1;
+            at = Cursor {
+                request: at.request + 1,
+                block: 0,
+                split: 0,
+            };
+        }
+        let (last, end) = match at.block {
+            0 => (at.request as i64 - 1, None),
+            block => (at.request as i64, Some(block)),
+        };
+        let end = end.or_else(|| (last >= begin.request as i64).then(|| blocks(last as usize)));
+        *record = [
+            begin.request as i32,
+            last as i32,
+            begin.block as i32,
+            end.unwrap_or(0) as i32,
+            begin.split as i32,
+            0,
+            0,
+            0,
+        ];
+    }
+    for record in metadata.iter_mut().filter(|record| record[0] <= record[1]) {
+        let is_split = |request: i32| {
+            let request = request as usize;
+            i32::from(num_splits[request + 1] - num_splits[request] > 1)
+        };
+        (record[5], record[6]) = (is_split(record[0]), is_split(record[1]));
+    }
+}
+
+/// Splits of a request's keys in FastDeploy's Triton decode: one for each 256 keys, 1 to `most`.
+pub fn num_kv_splits(kv_len: u64, most: u64) -> u64 {
+    kv_len.div_ceil(256).clamp(1, most)
+}
+
+/// Keys of each of these splits but the last ones, which may have fewer or none: whole blocks of 32.
+pub fn keys_per_split(kv_len: u64, splits: u64) -> u64 {
+    kv_len.div_ceil(splits).next_multiple_of(32)
+}
+
+/// A batch whose decodes come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchSplit {
+    /// Requests that are decodes.
+    pub num_decodes: usize,
+    /// The others.
+    pub num_prefills: usize,
+    /// Query rows of decodes.
+    pub num_decode_tokens: u64,
+    /// Query rows of the others.
+    pub num_prefill_tokens: u64,
+}
+
+/// Where prefills begin, as vLLM has it: at the first request with more than `threshold` rows or with none. Where
+/// decodes must be `uniform`, and the threshold is above 1: at the first whose rows are not as many as the first one's.
+pub fn split_decodes_and_prefills(query_lens: &[i32], threshold: i64, uniform: bool) -> BatchSplit {
+    let first = query_lens.first().copied().unwrap_or(0);
+    let longest = query_lens.iter().copied().max().unwrap_or(0);
+    let is_prefill = |len: &i32| match uniform {
+        true => *len != first,
+        false => i64::from(*len) > threshold || *len == 0,
+    };
+    let all_are_decodes = i64::from(longest) <= threshold && (!uniform || threshold <= 1);
+    let num_decodes = match all_are_decodes {
+        true => query_lens.len(),
+        false if i64::from(first) > threshold => 0,
+        false => query_lens
+            .iter()
+            .position(is_prefill)
+            .unwrap_or(query_lens.len()),
+    };
+    let rows = |lens: &[i32]| lens.iter().map(|&len| len as u64).sum();
+    BatchSplit {
+        num_decodes,
+        num_prefills: query_lens.len() - num_decodes,
+        num_decode_tokens: rows(&query_lens[..num_decodes]),
+        num_prefill_tokens: rows(&query_lens[num_decodes..]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata(seq_lens: &[i32], parts: usize) -> (Vec<[i32; FLASHMLA_RECORD]>, Vec<i32>) {
+        let mut metadata = vec![[-9; FLASHMLA_RECORD]; parts];
+        let mut num_splits = vec![-9; seq_lens.len() + 1];
+        flashmla_metadata(seq_lens, &mut metadata, &mut num_splits);
+        (metadata, num_splits)
+    }
+
+    #[test]
+    fn parts_of_flashmla() {
+        assert_eq!(flashmla_parts(132, 1, 128, 1), 66);
+        assert_eq!(flashmla_parts(132, 1, 16, 1), 132);
+        assert_eq!(flashmla_parts(132, 4, 128, 1), 16);
+        assert_eq!(flashmla_parts(4, 512, 128, 1), 1);
+    }
+
+    #[test]
+    fn tile_scheduler_of_flashmla() {
+        let (records, num_splits) = metadata(&[4096, 100, 0, 1000], 4);
+        assert_eq!(
+            records,
+            [
+                [0, 0, 0, 26, 0, 1, 1, 0],
+                [0, 0, 26, 52, 1, 1, 1, 0],
+                [0, 2, 52, 0, 2, 1, 0, 0],
+                [3, 3, 0, 16, 0, 0, 0, 0],
+            ]
+        );
+        assert_eq!(num_splits, [0, 3, 4, 5, 6]);
+        let (records, num_splits) = metadata(&[128, 128], 4);
+        let busy = records.iter().filter(|record| record[0] <= record[1]);
+        assert_eq!((busy.count(), num_splits), (2, vec![0, 1, 2]));
+        assert_eq!(metadata(&[], 2).1, [0]);
+    }
+
+    #[test]
+    fn splits_of_keys() {
+        for (kv_len, splits) in [
+            (0, 1),
+            (1, 1),
+            (256, 1),
+            (257, 2),
+            (1024, 4),
+            (7936, 31),
+            (7937, 32),
+            (1 << 20, 32),
+        ] {
+            assert_eq!(num_kv_splits(kv_len, 32), splits, "{kv_len}");
+        }
+        assert_eq!(keys_per_split(1000, 4), 256);
+        assert_eq!(keys_per_split(257, 2), 160);
+        assert_eq!(keys_per_split(8193, 32), 288);
+        assert_eq!(8193u64.div_ceil(288), 29);
+    }
+
+    #[test]
+    fn decodes_and_prefills() {
+        let split = |lens: &[i32], threshold, uniform| {
+            let split = split_decodes_and_prefills(lens, threshold, uniform);
+            (
+                split.num_decodes,
+                split.num_prefills,
+                split.num_decode_tokens,
+                split.num_prefill_tokens,
+            )
+        };
+        assert_eq!(split(&[1, 1, 1, 1], 1, false), (4, 0, 4, 0));
+        assert_eq!(split(&[1, 1, 5, 7], 1, false), (2, 2, 2, 12));
+        assert_eq!(split(&[3, 3, 3, 1], 4, true), (3, 1, 9, 1));
+        assert_eq!(split(&[3, 3, 3, 1], 4, false), (4, 0, 10, 0));
+        assert_eq!(split(&[9, 1], 4, false), (0, 2, 0, 10));
+        assert_eq!(split(&[2, 0, 9], 4, false), (1, 2, 2, 9));
+        assert_eq!(split(&[3, 3], 4, true), (2, 0, 6, 0));
+        assert_eq!(split(&[], 1, false), (0, 0, 0, 0));
+    }
+}
