@@ -95,7 +95,15 @@ pub fn mla_append(context: &Context, args: &MlaAppendArgs, stream: Stream) -> Re
 /// What is wrong with the arguments; then nothing was written.
 pub fn mla_gather(context: &Context, args: &MlaGatherArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
-    let device = context.device();
+    let checked = checked_gather(args, context.device())?;
+    context.backend().mla_gather(&checked, stream)
+}
+
+/// The arguments of a gather as backends get them.
+pub(super) fn checked_gather(
+    args: &MlaGatherArgs,
+    device: Device,
+) -> Result<Checked<MlaGatherArgs<LatentRecords>>> {
     let widths = gathered_widths(args);
     let cache = records(&args.cache, widths, device, Access::Read)?;
     let dst = named("dst", args.dst).on(device)?.one_of(&FLOATS)?;
@@ -142,7 +150,7 @@ pub fn mla_gather(context: &Context, args: &MlaGatherArgs, stream: Stream) -> Re
         k_scale: cache_scale(args.k_scale, &cache)?,
     });
     check_requests(&checked)?;
-    context.backend().mla_gather(&checked, stream)
+    Ok(checked)
 }
 
 /// The tensors say where the latent part ends: an `fp8_ds_mla` record by itself, otherwise whichever side has two.
