@@ -103,6 +103,8 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         4..8 => operators::merge_state(&mut rng, place),
         8..12 => operators::merge_states(&mut rng, place),
         12 => Ok(context::case(&mut rng, place)),
+        13..15 => operators::mla_append(&mut rng, place),
+        15..17 => operators::mla_gather(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {
