@@ -2,9 +2,12 @@
 //! changes.
 
 mod common;
+#[path = "fuzz/guarded.rs"]
+#[allow(dead_code)]
+mod guarded;
 
 use common::codec::{encode, rounded, unit_roundoff};
-use common::door::{DOORS, Session};
+use common::door::{DOORS, Door, RustDoor, Session};
 use common::instance::for_each_index;
 use common::memory::{HostMemory, Image, Resident, View};
 use common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
@@ -13,6 +16,8 @@ use common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{LatentCache, MlaAppendArgs, Rotary};
+use folio::tensor::Device;
+use guarded::Guarded;
 use proptest::prelude::*;
 
 fn gap() -> impl Strategy<Value = u32> {
@@ -305,6 +310,12 @@ fn rotations_by_any_angle() {
     }
 }
 
+/// For memory whose neighbours may not even be read.
+fn cpu() -> Box<dyn Session> {
+    let session = RustDoor.open(Target::Cpu { num_threads: 1 });
+    session.expect("a CPU context")
+}
+
 proptest! {
     #![proptest_config(random::cases(200))]
 
@@ -314,6 +325,7 @@ proptest! {
             let got = append.run(&*session, &HostMemory).unwrap();
             prop_assert_eq!(append.check(&got), Ok(()));
         }
+        append.run(&*cpu(), &Guarded::new(Device::Cpu)).unwrap();
     }
 
     #[test]
@@ -322,5 +334,6 @@ proptest! {
             let got = gather.run(&*session, &HostMemory).unwrap();
             prop_assert_eq!(gather.check(&got), Ok(()));
         }
+        gather.run(&*cpu(), &Guarded::new(Device::Cpu)).unwrap();
     }
 }

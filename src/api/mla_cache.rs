@@ -95,16 +95,15 @@ pub fn mla_append(context: &Context, args: &MlaAppendArgs, stream: Stream) -> Re
 /// What is wrong with the arguments; then nothing was written.
 pub fn mla_gather(context: &Context, args: &MlaGatherArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
-    let checked = check_gather(context, args)?;
+    let checked = checked_gather(args, context.device())?;
     context.backend().mla_gather(&checked, stream)
 }
 
-/// The checks of [`mla_gather`].
-pub(super) fn check_gather(
-    context: &Context,
+/// The arguments of a gather as backends get them.
+pub(super) fn checked_gather(
     args: &MlaGatherArgs,
+    device: Device,
 ) -> Result<Checked<MlaGatherArgs<LatentRecords>>> {
-    let device = context.device();
     let widths = gathered_widths(args);
     let cache = records(&args.cache, widths, device, Access::Read)?;
     let dst = named("dst", args.dst).on(device)?.one_of(&FLOATS)?;

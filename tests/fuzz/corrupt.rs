@@ -37,7 +37,8 @@ impl Rng {
 
 /// Tensors whose own extent says how much the call reads: claiming more of them is a lie that nothing else
 /// in the call contradicts.
-const DECIDE_ALONE: [&str; 8] = [
+const DECIDE_ALONE: [&str; 9] = [
+    "kv",
     "slot_mapping",
     "mm_prefix_ranges",
     "kv_indptr",

@@ -1,4 +1,4 @@
-//! Appends, merges and projections of random shapes.
+//! Appends, gathers, merges and projections of random shapes.
 
 #![allow(unsafe_code)]
 
@@ -8,8 +8,8 @@ use super::guarded::Guarded;
 use super::oracle::{By, Ending, Output, Refusal, Run};
 use super::structs::{Described, Struct};
 use crate::common::c_door::{
-    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_project_o,
-    c_up_project, message, report,
+    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_mla_append,
+    c_mla_gather, c_project_o, c_up_project, message, report,
 };
 use crate::common::codec::encode;
 use crate::common::instance::for_each_index;
@@ -18,8 +18,8 @@ use crate::common::values::{normal, shuffled, uniform};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs,
-    ProjectOArgs, UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, KvLayout, LatentCache, LogBase, MergeArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectOArgs, RecordPages, UpProjectArgs,
 };
 use folio::tensor::Device;
 use std::ffi::c_void;
@@ -117,6 +117,112 @@ pub fn append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
         unsafe { api().kv_append.unwrap()(ctx, args.pointer(), stream, err) }
     };
     judge(rng, place, &data, args, call, &["k_cache", "v_cache"], &[])
+}
+
+/// New tokens for a cache of latent records, in one tensor or two.
+pub fn mla_append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let source = rng.pick(&FLOATS);
+    let fp8 = rng.pick(&[None, Some(DType::F8E4M3), Some(DType::F8E5M2)]);
+    let cache = fp8.unwrap_or(source);
+    let (rank, rope_dim) = (rng.pick(&[64, 8, 13, 128]), rng.pick(&[16, 8, 5]));
+    let (tokens, pages) = (rng.below(12) as i64, 1 + rng.below(6) as i64);
+    let (page_size, padded) = (rng.pick(&[16, 1, 3]), tokens + rng.below(3) as i64);
+    let resident = |image| Resident::new(&data, image);
+    let [latent, rope] = [rank, rope_dim].map(|dim| resident(numbers(source, &[padded, dim], rng)));
+    let as_bytes = fp8.is_some() && rng.one_in(2);
+    let split = rng.one_in(2);
+    let caches = [if split { rank } else { rank + rope_dim }, rope_dim].map(|dim| {
+        let gaps = [rng.pick(&[0, 8]), rng.pick(&[0, 3]), 0];
+        let dtype = if as_bytes { DType::U8 } else { cache };
+        let view = View::gapped(dtype, &[pages, page_size, dim], &gaps, 0);
+        resident(Image::poisoned(view))
+    });
+    let slots = resident(slots(tokens, pages * page_size, rng));
+    let input = MlaAppendArgs {
+        latent: latent.tensor(),
+        rope: Some(rope.tensor()),
+        cache: LatentCache {
+            kv: caches[0].tensor(),
+            kv_rope: split.then(|| caches[1].tensor()),
+            kv_dtype: as_bytes.then_some(cache),
+            is_ds_mla: false,
+        },
+        slot_mapping: slots.tensor(),
+        k_scale: fp8.map_or(0.0, |_| rng.pick(&[0.0, 0.5, 0.03])),
+        rotary: None,
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_mla_append_args", c_mla_append(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().mla_append.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    judge(rng, place, &data, args, call, &["kv", "kv_rope"], &[])
+}
+
+/// Records of a few requests, to one tensor or two.
+pub fn mla_gather(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let stored = rng.pick(&[DType::F32, DType::F16, DType::BF16, DType::F8E4M3]);
+    let dst = rng.pick(&FLOATS);
+    let (rank, rope_dim) = (rng.pick(&[64, 8, 13, 200]), rng.pick(&[16, 8, 5]));
+    let (batch, pages, page_size) = (rng.below(5), 1 + rng.below(6), rng.pick(&[16, 1, 3]));
+    let resident = |image| Resident::new(&data, image);
+    let split = rng.one_in(2);
+    let caches = [if split { rank } else { rank + rope_dim }, rope_dim];
+    let caches = caches.map(|dim| resident(numbers(stored, &[pages as i64, page_size, dim], rng)));
+    let (mut ends, mut indptr, mut starts, mut ids) = (vec![0], vec![0], vec![], vec![]);
+    for b in 0..batch {
+        let (count, start) = (rng.below(12) as i32, rng.below(9) as i32);
+        ends.push(ends[b] + count);
+        starts.push(start);
+        let tokens = i64::from(count + start);
+        let needed = (tokens + page_size - 1) / page_size;
+        ids.extend((0..needed).map(|_| rng.below(pages) as i32));
+        indptr.push(ids.len() as i32);
+    }
+    let rows = i64::from(ends[batch]) + rng.below(3) as i64;
+    let split_dst = rng.one_in(2);
+    let out = [if split_dst { rank } else { rank + rope_dim }, rope_dim];
+    let out = out.map(|dim| resident(numbers(dst, &[rows, dim], rng)));
+    let integers = |values: &[i32]| resident(Image::of_i32(&[values.len() as i64], values));
+    let [ends, starts, indptr, ids] = [&ends, &starts, &indptr, &ids].map(|v| integers(v));
+    let input = MlaGatherArgs {
+        cache: LatentCache {
+            kv: caches[0].tensor(),
+            kv_rope: split.then(|| caches[1].tensor()),
+            kv_dtype: None,
+            is_ds_mla: false,
+        },
+        dst: out[0].tensor(),
+        dst_rope: split_dst.then(|| out[1].tensor()),
+        cu_seq_lens: ends.tensor(),
+        seq_starts: Some(starts.tensor()),
+        pages: RecordPages::Csr {
+            indptr: indptr.tensor(),
+            indices: ids.tensor(),
+        },
+        k_scale: 0.0,
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_mla_gather_args", c_mla_gather(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().mla_gather.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    let values = ["kv", "kv_rope"];
+    judge(
+        rng,
+        place,
+        &data,
+        args,
+        call,
+        &["dst", "dst_rope"],
+        &values[..1 + usize::from(split)],
+    )
 }
 
 /// The lse of states, some of them empty.
@@ -383,15 +489,17 @@ fn within(args: &Struct, name: &str) -> Option<Described> {
     args.tensor(name)?.needed()
 }
 
-/// What the caches of an append hold; `None` for merges.
+/// What the caches of an append hold; `None` for other operators.
 fn stored_in(args: &Struct) -> Option<DType> {
-    if args.name != "folio_kv_append_args" {
-        return None;
-    }
+    let cache = match args.name {
+        "folio_kv_append_args" => "k_cache",
+        "folio_mla_append_args" => "kv",
+        _ => return None,
+    };
     let stated = args.get("kv_dtype");
     let dtype = |code: u64, bits: u64| DType::from_dlpack(code as u8, bits as u8, 1).ok();
     match stated {
-        0 => original(args, "k_cache").map(|cache| cache.dtype),
+        0 => original(args, cache).map(|cache| cache.dtype),
         _ => dtype(stated & 0xff, stated >> 8 & 0xff),
     }
 }

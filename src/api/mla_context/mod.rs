@@ -12,7 +12,7 @@ mod memory;
 
 use super::attention::{Attention, check_workspace};
 use super::batch::{self, BatchInput, Scratch};
-use super::mla_cache::{check_gather, mla_gather};
+use super::mla_cache::{checked_gather, mla_gather};
 use super::projection::up_project;
 use super::{Context, merge};
 use crate::backend::{Stream, Tables, Workspace, WorkspaceInfo};
@@ -253,7 +253,10 @@ impl MlaContext {
         }
         // All of a run's gathers may be refused: before anything is written.
         for cut in &self.cuts {
-            check_gather(&self.context, &run.gather_args(cut, &run.chunk_rows(cut))?)?;
+            checked_gather(
+                &run.gather_args(cut, &run.chunk_rows(cut))?,
+                self.context.device(),
+            )?;
         }
         run.new_tokens()?;
         for cut in &self.cuts {
@@ -477,7 +480,7 @@ impl Run<'_> {
             pages: self.pages(&(0..0)),
             k_scale: self.args.k_scale,
         };
-        check_gather(&handle.context, &nothing).map(drop)
+        checked_gather(&nothing, handle.context.device()).map(drop)
     }
 
     /// The page ids of some requests.

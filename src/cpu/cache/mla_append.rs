@@ -272,6 +272,15 @@ impl Append<'_> {
 
 /// What maps the largest magnitude of a block to the largest e4m3; NaN has none.
 fn block_scale(block: &Chunk) -> f32 {
-    let largest = block.iter().fold(0f32, |max, x| max.max(x.abs()));
+    // Maxima of lanes, so that the compiler keeps them in a vector. A comparison with NaN is false.
+    let mut largest = [0f32; 16];
+    for some in block.as_chunks::<16>().0 {
+        for (largest, x) in largest.iter_mut().zip(some) {
+            if x.abs() > *largest {
+                *largest = x.abs();
+            }
+        }
+    }
+    let largest = largest.into_iter().fold(0f32, f32::max);
     (largest / F8E4M3_MAX).max(f32::MIN_POSITIVE)
 }

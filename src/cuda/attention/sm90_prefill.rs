@@ -95,7 +95,7 @@ impl Sm90Prefill {
         };
         let lacks = self.missing_of_cache(k_rope);
         match &self.split_keys {
-            Some(split) if k_rope.extent(3) == SPLIT_ROPE_DIM.into() => {
+            Some(split) if k_rope.extent(3) == i64::from(SPLIT_ROPE_DIM) => {
                 if lacks.is_empty() {
                     Ok(split)
                 } else {
