@@ -434,7 +434,7 @@ impl<'m> Data<'m> {
                             Some(LogBase::Two) => std::f64::consts::LOG2_E,
                             _ => 1.0,
                         };
-                        errors.add_lse(got, want_lse * base);
+                        errors.add_lse(got / base, want_lse);
                     }
                 }
             }
