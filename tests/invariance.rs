@@ -90,7 +90,7 @@ proptest! {
             let handle = session.attention(problem.desc()).unwrap();
             let planned = Planned::new(handle, &HostMemory, &HostMemory, &problem).unwrap();
             for (tag, layer) in (1..).zip(&others) {
-                let o_scale = if problem.o_dtype == problem.q_dtype { 0.0 } else { layer.o_scale };
+                let o_scale = if problem.o_dtype.is_fp8() { layer.o_scale } else { 0.0 };
                 let layer = Layer { tag, o_scale, ..layer.clone() };
                 let problem = problem.with_layer(layer);
                 let got = planned.run(&LayerData::new(&HostMemory, &problem)).unwrap();

@@ -791,7 +791,8 @@ typedef struct folio_attention_args {
      * share (the rotary part of DeepSeek-V2's MLA in its multi-head form): as k without the dimension of heads, or
      * with one of extent 1, and with rope elements per row and strides of its own; of kv_dtype. k then has rows of
      * head_dim_qk - rope elements, a multiple of 8. Paged `[num_pages, page_size, rope]` (both layouts),
-     * `[num_slots, rope]` (page_size 1); ragged `[nnz_kv or more, rope]`. Prefill handles only.
+     * `[num_slots, rope]` (page_size 1); ragged `[nnz_kv or more, rope]`. Prefill handles only. Scales of k are of both
+     * parts.
      */
     const folio_tensor *k_rope;
 } folio_attention_args;

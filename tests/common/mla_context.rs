@@ -179,6 +179,7 @@ pub struct Data<'m> {
     v: Resident<'m>,
     cache: Vec<Resident<'m>>,
     weights: [Resident<'m>; 2],
+    unpacking: Weights,
     chunk: [Resident<'m>; 4],
     pub o: Resident<'m>,
     pub lse: Option<Resident<'m>>,
@@ -273,6 +274,7 @@ impl<'m> Data<'m> {
                 filled(&[h, case.nope, case.rank], h, Of::KeyWeight),
                 filled(&[h, case.rank, case.value], h, Of::ValueWeight),
             ],
+            unpacking: Weights::of(case),
             chunk: [
                 empty(&[chunk, case.rank]),
                 empty(&[chunk, case.rope]),
@@ -364,19 +366,22 @@ impl<'m> Data<'m> {
     pub fn unpack(&self, rows: i64) {
         let case = &self.case;
         let latent = self.chunk[0].current();
-        let product = |target: &Resident<'_>, of: Of, dim: i64| {
-            let mut image = target.current();
-            for_each_index(&[rows, case.heads, dim], |index| {
-                let [row, head, d] = [index[0], index[1], index[2]];
-                let sum: f64 = (0..case.rank)
-                    .map(|l| latent.value(&[row, l]) * weight(case, of, head, d, l))
-                    .sum();
-                image.put(index, encode(case.dtype, sum));
-            });
+        let (mut keys, mut values) = (self.chunk[2].current(), self.chunk[3].current());
+        for row in 0..rows {
+            let latent: Vec<f64> = (0..case.rank).map(|l| latent.value(&[row, l])).collect();
+            for head in 0..case.heads {
+                let put = |image: &mut Image, unpacked: Vec<f64>| {
+                    for (d, value) in unpacked.into_iter().enumerate() {
+                        image.put(&[row, head, d as i64], encode(case.dtype, value));
+                    }
+                };
+                put(&mut keys, self.unpacking.keys(case, head, &latent));
+                put(&mut values, self.unpacking.values(case, head, &latent));
+            }
+        }
+        for (target, image) in [(&self.chunk[2], keys), (&self.chunk[3], values)] {
             self.memory.upload(target.tensor().address(), &image.bytes);
-        };
-        product(&self.chunk[2], Of::KeyWeight, case.nope);
-        product(&self.chunk[3], Of::ValueWeight, case.value);
+        }
     }
 
     /// Runs a planned handle.
@@ -420,7 +425,7 @@ impl<'m> Data<'m> {
         let mut errors = Errors::default();
         let mut token = 0;
         for (b, &(new, _)) in self.case.lens.iter().enumerate() {
-            let request = Unpacked::of(&self.case, b, token);
+            let request = Unpacked::of(&self.case, &self.unpacking, b, token);
             for i in 0..i64::from(new) {
                 for head in 0..self.case.heads {
                     let (want, want_lse) = request.attend(&self.case, token + i, i, head);
@@ -434,7 +439,7 @@ impl<'m> Data<'m> {
                             Some(LogBase::Two) => std::f64::consts::LOG2_E,
                             _ => 1.0,
                         };
-                        errors.add_lse(got, want_lse * base);
+                        errors.add_lse(got / base, want_lse);
                     }
                 }
             }
@@ -461,11 +466,53 @@ impl<'m> Data<'m> {
     }
 }
 
-/// Element (d, l) of a head's weight, in whichever order the tensor has them.
-fn weight(case: &Case, of: Of, head: i64, d: i64, l: i64) -> f64 {
-    match of {
-        Of::KeyWeight => case.stored(of, [head, d, l]),
-        _ => case.stored(of, [head, l, d]),
+/// Both weights, with the latent element last.
+struct Weights {
+    rank: usize,
+    /// `[H, P, L]` and `[H, V, L]`.
+    key: Vec<f64>,
+    value: Vec<f64>,
+}
+
+impl Weights {
+    fn of(case: &Case) -> Weights {
+        let all = |dim: i64, at: &dyn Fn(i64, i64, i64) -> f64| {
+            let mut all = Vec::new();
+            for_each_index(&[case.heads, dim, case.rank], |index| {
+                all.push(at(index[0], index[1], index[2]));
+            });
+            all
+        };
+        Weights {
+            rank: case.rank as usize,
+            key: all(case.nope, &|h, d, l| case.stored(Of::KeyWeight, [h, d, l])),
+            value: all(case.value, &|h, d, l| {
+                case.stored(Of::ValueWeight, [h, l, d])
+            }),
+        }
+    }
+
+    /// What a head makes of a latent row, as it is stored in the type of the problem.
+    fn unpack(
+        weight: &[f64],
+        rank: usize,
+        dtype: DType,
+        head: i64,
+        dim: i64,
+        latent: &[f64],
+    ) -> Vec<f64> {
+        let first = (head * dim) as usize * rank;
+        let rows = weight[first..][..dim as usize * rank].chunks_exact(rank);
+        let product = |row: &[f64]| row.iter().zip(latent).map(|(w, c)| w * c).sum::<f64>();
+        rows.map(|row| rounded(dtype, product(row))).collect()
+    }
+
+    fn keys(&self, case: &Case, head: i64, latent: &[f64]) -> Vec<f64> {
+        Weights::unpack(&self.key, self.rank, case.dtype, head, case.nope, latent)
+    }
+
+    fn values(&self, case: &Case, head: i64, latent: &[f64]) -> Vec<f64> {
+        Weights::unpack(&self.value, self.rank, case.dtype, head, case.value, latent)
     }
 }
 
@@ -527,16 +574,8 @@ struct Unpacked {
 }
 
 impl Unpacked {
-    fn of(case: &Case, b: usize, first_token: i64) -> Unpacked {
+    fn of(case: &Case, weights: &Weights, b: usize, first_token: i64) -> Unpacked {
         let (new, context) = case.lens[b];
-        let product = |record: &[f64], of: Of, head: i64, dim: i64| -> Vec<f64> {
-            let element = |d: i64| {
-                let terms =
-                    (0..case.rank).map(|l| record[l as usize] * weight(case, of, head, d, l));
-                rounded(case.dtype, terms.sum())
-            };
-            (0..dim).map(element).collect()
-        };
         let mut all = Unpacked {
             context: context.into(),
             keys: Vec::new(),
@@ -551,10 +590,11 @@ impl Unpacked {
         for head in 0..case.heads {
             let (mut keys, mut values) = (Vec::new(), Vec::new());
             for record in &records {
-                let mut key = product(record, Of::KeyWeight, head, case.nope);
-                key.extend(&record[case.rank as usize..]);
+                let (latent, rope) = record.split_at(case.rank as usize);
+                let mut key = weights.keys(case, head, latent);
+                key.extend(rope);
                 keys.push(key);
-                values.push(product(record, Of::ValueWeight, head, case.value));
+                values.push(weights.values(case, head, latent));
             }
             for token in first_token..first_token + i64::from(new) {
                 let nope = (0..case.nope).map(|d| case.stored(Of::Key, [token, head, d]));
