@@ -53,6 +53,10 @@ DecodeDesc = sized("DecodeDesc", HEADS + [("page_size", u32), ("max_batch_size",
 PrefillDesc = sized("PrefillDesc", HEADS + [("kv_storage", i32), ("page_size", u32), ("max_batch_size", u32),
                                             ("max_num_tokens", u32), ("max_qo_len", u32), ("max_kv_len", u32),
                                             ("max_num_pages", u64)])
+MlaDesc = sized("MlaDesc", [("q_dtype", DType), ("kv_dtype", DType), ("o_dtype", DType), ("cache_format", i32),
+                            ("num_heads", u32), ("kv_lora_rank", u32), ("qk_rope_head_dim", u32), ("page_size", u32),
+                            ("max_batch_size", u32), ("max_qo_len", u32), ("max_num_tokens", u32), ("max_kv_len", u32),
+                            ("reserved", u32), ("max_num_pages", u64)])
 WorkspaceInfo = sized("WorkspaceInfo", [("device_bytes", u64), ("host_bytes", u64), ("alignment", u64)])
 Workspace = sized("Workspace", [("device", ptr), ("device_bytes", u64), ("host", ptr), ("host_bytes", u64)])
 Batch = sized("Batch", [("qo_len", u32), ("reserved", u32)] + tensors("qo_indptr", "kv_indptr", "kv_indices",
@@ -61,6 +65,8 @@ Args = sized("Args", tensors("q", "k", "v", "o", "lse", "k_scales", "v_scales", 
                              "alibi_slopes", "sinks")
              + [(name, f32) for name in ("sm_scale", "q_scale", "k_scale", "v_scale", "o_scale", "logits_soft_cap")]
              + [("mask_mode", i32), ("window_left", i32), ("window_right", i32), ("reserved", u32)])
+MlaArgs = sized("MlaArgs", tensors("q_latent", "q_rope", "kv", "kv_rope", "o", "lse")
+                + [("sm_scale", f32), ("q_scale", f32), ("k_scale", f32), ("mask_mode", i32)])
 AppendArgs = sized("AppendArgs", tensors("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scales", "v_scales")
                    + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
 MergeArgs = sized("MergeArgs", tensors("v_a", "s_a", "v_b", "s_b", "v_out", "s_out", "mask"))
@@ -104,7 +110,8 @@ def load():
     path = os.environ.get("FOLIO_LIBRARY") or str(root / "target/release/libfolio.so")
     lib = c.CDLL(path)
     lib.folio_version.restype = c.c_char_p
-    lib.folio_decode_kernel.restype = lib.folio_prefill_kernel.restype = c.c_char_p
+    for kind in ("decode", "prefill", "mla"):
+        getattr(lib, f"folio_{kind}_kernel").restype = c.c_char_p
     return lib
 
 
@@ -154,13 +161,16 @@ class Context:
 
 
 class Attention:
-    """A decode or prefill handle with a workspace of its own."""
+    """A decode, prefill or MLA handle with a workspace of its own."""
+
+    DESCS = {"decode": DecodeDesc, "prefill": PrefillDesc, "mla": MlaDesc}
 
     def __init__(self, context, kind, **desc):
         functions = ("create", "workspace", "plan", "run", "kernel", "destroy")
         self.f = {name: getattr(LIB, f"folio_{kind}_{name}") for name in functions}
         self.handle = ptr()
-        desc = struct(DecodeDesc if kind == "decode" else PrefillDesc, **desc)
+        self.args = MlaArgs if kind == "mla" else Args
+        desc = struct(self.DESCS[kind], **desc)
         call(self.f["create"], context.handle, c.byref(desc), c.byref(self.handle))
         info = struct(WorkspaceInfo)
         call(self.f["workspace"], self.handle, c.byref(info))
@@ -181,7 +191,7 @@ class Attention:
 
     def run(self, **fields):
         """A function of no arguments that runs with these, so that timing sees the call alone."""
-        args = struct(Args, **fields)
+        args = struct(self.args, **fields)
         return lambda: call(self.f["run"], self.handle, c.byref(args), stream())
 
     def close(self):

@@ -14,5 +14,6 @@ else
     (cd "$root" && cargo build --release --lib && cargo test --release --test cuda)
 fi
 python3 "$here/bench.py" "$out"
+python3 "$here/mla.py" "$out/mla.jsonl"
 python3 "$here/projections.py" "$out/projections.jsonl"
 echo "table: $out/table.md, numbers: $out/results.jsonl, roofline: $out/roofline.svg"
