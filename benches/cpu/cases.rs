@@ -381,7 +381,9 @@ fn mla(context: &Context, dtype: DType, heads: u32, batch: u32, kv_len: u32) -> 
     );
     let mut turn = 0;
     let call = move || {
-        let part = |range| q.tensor().part_of_dim(2, range);
+        let part = |range: std::ops::Range<i64>| {
+            q.tensor().narrow(2, range.start, range.end - range.start)
+        };
         let (latent, rope) = (part(0..RANK.into()), part(RANK.into()..RECORD.into()));
         let args = AttentionArgs {
             sm_scale: 192f32.powf(-0.5),

@@ -176,8 +176,8 @@ struct Queries {
                        head * g.q_rope.stride_head + lane.warp * ROPE_COLUMNS;
             }
         }
-        copy_rows<ROWS, Q_BYTES>(memory + QUERIES_AT, 0, latent,
-                                 2 * elements_of(g.kv_lora_rank, lane.warp, COLUMNS), g.q_copy_bytes);
+        copy_rows<ROWS, Q_BYTES>(memory + QUERIES_AT, 0, latent, 2 * elements_of(g.kv_lora_rank, lane.warp, COLUMNS),
+                                 g.q_copy_bytes);
         copy_rows<ROWS, ROPE_BYTES>(memory + Q_ROPE_AT, 0, rope,
                                     2 * elements_of(g.qk_rope_head_dim, lane.warp, ROPE_COLUMNS), g.q_rope_copy_bytes);
     }

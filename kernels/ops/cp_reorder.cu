@@ -50,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     const i64 row = static_cast<i64>(blockIdx.x) * (FOLIO_THREADS / WARP) + threadIdx.x / WARP;
     Source source;
     if (row >= p.num_rows || !find(p, row, source)) return;
-    const u8 *from = static_cast<const u8 *>(p.gathered) + source.rank * p.gathered_stride_rank +
-                     source.row * p.gathered_stride_row;
+    const u8 *from =
+        static_cast<const u8 *>(p.gathered) + source.rank * p.gathered_stride_rank + source.row * p.gathered_stride_row;
     u8 *to = static_cast<u8 *>(p.dst) + row * p.dst_stride_row;
     switch (p.unit_bytes) {
         case 16: copy<uint4>(from, to, p.row_bytes); break;

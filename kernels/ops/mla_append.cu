@@ -56,7 +56,8 @@ __device__ __forceinline__ void store_piece(const Params &p, const FolioCache &p
 // A piece of an fp8_ds_mla record. The pieces that share a scale are those of half a warp, all of whose lanes are here.
 // fmaxf leaves NaN out.
 template <class Source>
-__device__ __forceinline__ void store_scaled(const Params &p, const RecordSlot &slot, u32 d, const Piece<Source> &piece) {
+__device__ __forceinline__ void store_scaled(const Params &p, const RecordSlot &slot, u32 d,
+                                             const Piece<Source> &piece) {
     float largest = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < VECTOR; i++) largest = fmaxf(largest, fabsf(piece[i]));
@@ -185,9 +186,8 @@ __device__ __forceinline__ void rotate_queries(const Params &p, i64 token, i64 p
         const u32 piece = i - head * p.rope_pieces.divisor;
         typename Source::Storage *out = row_of<Source>(p.q_out, token, head);
         rotated<Source>(p, row_of<Source>(p.q, token, head), position, piece)
-            .each_piece(p, [&](u32 d, const Piece<Source> &values, u32 count) {
-                values.store(out + d, count, p.vectors);
-            });
+            .each_piece(
+                p, [&](u32 d, const Piece<Source> &values, u32 count) { values.store(out + d, count, p.vectors); });
     }
 }
 

@@ -99,11 +99,8 @@ __device__ __forceinline__ void gather_row(const Params &p, i64 row) {
     for (u32 i = 0; i < (p.rope_dim ? 2 : 1); i++) {
         const FolioCache &from = i == 0 ? cache.latent : cache.rope;
         const u32 dtype = i == 0 ? cache.latent_dtype : cache.rope_dtype;
-        const Part part = {record_part(from, dtype, page, token),
-                           row_of(i == 0 ? p.dst : p.dst_rope, p.dst_dtype, row),
-                           i == 0 ? scales : nullptr,
-                           p.k_scale,
-                           i == 0 ? p.rank : p.rope_dim};
+        const Part part = {record_part(from, dtype, page, token), row_of(i == 0 ? p.dst : p.dst_rope, p.dst_dtype, row),
+                           i == 0 ? scales : nullptr, p.k_scale, i == 0 ? p.rank : p.rope_dim};
         switch (p.dst_dtype) {
             case FOLIO_F32: gather_part<f32>(part, dtype, p.vectors); break;
             case FOLIO_F16: gather_part<f16>(part, dtype, p.vectors); break;

@@ -15,7 +15,8 @@ struct FolioCpReorderParams {
     folio_i64 num_rows, rank_rows;    // that dst and a rank have
     folio_i64 local_start;
     folio_u32 batch_size, world_size, interleave;
-    folio_u32 row_bytes, unit_bytes;  // a unit is copied at a time: 16 bytes where rows are aligned to them, else an element
+    folio_u32 row_bytes,
+        unit_bytes;  // a unit is copied at a time: 16 bytes where rows are aligned to them, else an element
     folio_u32 reserved;
 };
 

@@ -6,8 +6,8 @@
 
 // The parts of records, each [page][token][element]; strides of heads are 0.
 struct FolioRecords {
-    FolioCache latent, rope;  // rope: null where records have none
-    FolioCache scales;        // fp8_ds_mla: fp32, one for each 128 latent elements; else null
+    FolioCache latent, rope;             // rope: null where records have none
+    FolioCache scales;                   // fp8_ds_mla: fp32, one for each 128 latent elements; else null
     folio_u32 latent_dtype, rope_dtype;  // FolioDtype
 };
 
@@ -34,13 +34,13 @@ struct FolioMlaAppendParams {
 // kernels/ops/mla_gather.cu.
 struct FolioMlaGatherParams {
     FolioRecords cache;
-    FolioRows dst, dst_rope;        // [row][element]; strides of heads are 0
-    const folio_i32 *cu_seq_lens;   // [batch_size + 1]
-    const folio_i32 *seq_starts;    // [batch_size] or null
-    const folio_i32 *page_indptr;   // [batch_size + 1]; null: a block table
+    FolioRows dst, dst_rope;       // [row][element]; strides of heads are 0
+    const folio_i32 *cu_seq_lens;  // [batch_size + 1]
+    const folio_i32 *seq_starts;   // [batch_size] or null
+    const folio_i32 *page_indptr;  // [batch_size + 1]; null: a block table
     const folio_i32 *page_ids;
-    folio_i64 table_stride;         // block table: elements from row to row
-    folio_i64 num_page_ids;         // of kv_indices; block table: columns
+    folio_i64 table_stride;  // block table: elements from row to row
+    folio_i64 num_page_ids;  // of kv_indices; block table: columns
     folio_i64 num_rows;
     FolioDivisor page_size;
     folio_u32 batch_size, num_pages;  // num_pages: at most 2^31

@@ -86,10 +86,10 @@ struct FolioAttentionParams {
     folio_i32 k_scales_stride, v_scales_stride;
     folio_u32 num_qo_heads, num_kv_heads, page_size, num_mm_prefix_ranges;
     // What lies in device memory is unchecked: query rows, page ids and mask bytes beyond these are not accessed.
-    folio_u32 num_tokens;               // rows that q, o and lse have
-    folio_u32 num_pages;                // that k and v have; ragged: rows. At most 2^31
-    folio_i64 mask_bytes;               // of mask
-    folio_u32 section_bytes;  // keys and values that a stretch of prefill may read and still find in L2
+    folio_u32 num_tokens;          // rows that q, o and lse have
+    folio_u32 num_pages;           // that k and v have; ragged: rows. At most 2^31
+    folio_i64 mask_bytes;          // of mask
+    folio_u32 section_bytes;       // keys and values that a stretch of prefill may read and still find in L2
     folio_u32 k_rope_page_groups;  // Hopper prefill of split keys: 8-token groups from page to page of k_rope
 };
 

@@ -187,7 +187,8 @@ private:
 #pragma unroll 4
         for (u32 n = 0; n < Format::SLOT_TOKENS * CHUNKS / 32; ++n) {
             const u32 piece = n * 32 + lane, token = piece / CHUNKS, chunk = piece % CHUNKS;
-            const u64 from_latent = __shfl_sync(FULL_WARP, latent, token), from_rope = __shfl_sync(FULL_WARP, rope, token);
+            const u64 from_latent = __shfl_sync(FULL_WARP, latent, token),
+                      from_rope = __shfl_sync(FULL_WARP, rope, token);
             const bool exists = __shfl_sync(FULL_WARP, there, token);
             const u64 source =
                 chunk < LATENT_CHUNKS ? from_latent + 16 * chunk : from_rope + 16 * (chunk - LATENT_CHUNKS);

@@ -54,7 +54,8 @@ __device__ __forceinline__ void clear_values(u32 tile, i32 token, i32 tokens, i3
 }
 
 // Of `slots` slots from the cursor's on, with `before` slots before them.
-__device__ __forceinline__ TileView view(const Ring<Format> &ring, const Cursor<Format> &cursor, u32 slots, u32 before) {
+__device__ __forceinline__ TileView view(const Ring<Format> &ring, const Cursor<Format> &cursor, u32 slots,
+                                         u32 before) {
     constexpr u32 STEPS = Format::SLOT_TOKENS / 16;
     Cursor<Format> second = cursor;
     if (slots > 1) second.advance(1);

@@ -32,7 +32,8 @@ public:
             const u32 row = lane_row(n, lane);
             const RowState state = total(shared, row);
             const float own = exp2_approx(softmax.max[n] - state.max);
-            factor[n] = state.sum == 0.0f ? 0.0f : __fdividef(own, state.sum) * (partial ? 1.0f : params.mla.attention.v_scale);
+            factor[n] =
+                state.sum == 0.0f ? 0.0f : __fdividef(own, state.sum) * (partial ? 1.0f : params.mla.attention.v_scale);
             if (group == 0 && warp == 0 && lane < 4 && row < unit.num_rows) store_lse(params, unit, row, state);
         }
         float *staged = reinterpret_cast<float *>(queries);
@@ -49,8 +50,8 @@ public:
     }
 
 private:
-    static __device__ __forceinline__ void publish(const Softmax<Format> &softmax, Statistics<Format> &shared, u32 group,
-                                                   u32 warp, u32 lane) {
+    static __device__ __forceinline__ void publish(const Softmax<Format> &softmax, Statistics<Format> &shared,
+                                                   u32 group, u32 warp, u32 lane) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             float sum = softmax.sum[n];
@@ -76,8 +77,8 @@ private:
     }
 
     // Rows 8 half .. 8 half + 7, beside what another warpgroup has put there where `add`.
-    static __device__ __forceinline__ void stage(const Softmax<Format> &softmax, const float (&factor)[4], float *staged,
-                                                 int half, bool add, u32 warp, u32 lane) {
+    static __device__ __forceinline__ void stage(const Softmax<Format> &softmax, const float (&factor)[4],
+                                                 float *staged, int half, bool add, u32 warp, u32 lane) {
 #pragma unroll
         for (int j = 0; j < OUTPUT_TILES; ++j) {
             const float scale = Format::SCALED ? softmax.reference[j / 2] : 1.0f;
@@ -107,7 +108,8 @@ private:
                 continue;
             }
             const i64 token = static_cast<i64>(unit.work.q_token) + at.token;
-            u16 *const to = static_cast<u16 *>(p.o.data) + token * p.o.stride_token + at.head * p.o.stride_head + column;
+            u16 *const to =
+                static_cast<u16 *>(p.o.data) + token * p.o.stride_token + at.head * p.o.stride_head + column;
             *reinterpret_cast<uint2 *>(to) = make_uint2(QueryType::pack(x.x, x.y), QueryType::pack(x.z, x.w));
         }
     }

@@ -66,9 +66,9 @@ class QueryRows {
             for (u32 half = 0; half < 2; ++half) {
                 const u32 chunk = 2 * step + half;
                 const u32 words[4] = {pairs[4 * half], pairs[4 * half + 1], pairs[4 * half + 2], pairs[4 * half + 3]};
-                st_shared_v4(queries + chunk / 8 * Memory<Format>::QUERY_ATOM_BYTES + row * 128 +
-                                 ((chunk % 8 ^ row % 8) << 4),
-                             words);
+                st_shared_v4(
+                    queries + chunk / 8 * Memory<Format>::QUERY_ATOM_BYTES + row * 128 + ((chunk % 8 ^ row % 8) << 4),
+                    words);
             }
         }
     };
@@ -91,8 +91,8 @@ public:
         for (u32 n = 0; n < ROWS_OF_WARP; ++n) {
             const u32 row = warp * ROWS_OF_WARP + n;
             if constexpr (DIVIDED) {
-                const float power = power_below(Format::SCALED ? latent[n].largest()
-                                                               : fmaxf(latent[n].largest(), rope[n].largest()));
+                const float power =
+                    power_below(Format::SCALED ? latent[n].largest() : fmaxf(latent[n].largest(), rope[n].largest()));
                 if (lane == 0) powers[row] = power;
                 const float inverse = __uint_as_float((254u << 23) - __float_as_uint(power));
                 latent[n].narrow(inverse);

@@ -285,10 +285,12 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
 
 // Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
 #if FOLIO_ROPE_DIM > 0
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_prefill_sm90_split_keys(
-    const __grid_constant__ FolioAttentionParams params, const __grid_constant__ folio::TensorMap q_map,
-    const __grid_constant__ folio::TensorMap k_map, const __grid_constant__ folio::TensorMap v_map,
-    const __grid_constant__ folio::TensorMap k_rope_map) {
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90_split_keys(const __grid_constant__ FolioAttentionParams params,
+                                  const __grid_constant__ folio::TensorMap q_map,
+                                  const __grid_constant__ folio::TensorMap k_map,
+                                  const __grid_constant__ folio::TensorMap v_map,
+                                  const __grid_constant__ folio::TensorMap k_rope_map) {
     folio::prefill::attend(params, q_map, k_map, k_rope_map, v_map);
 }
 #else
