@@ -91,6 +91,7 @@ fn recorder() -> Recorder {
     recorder.expect::<MlaParams>("folio_mla");
     recorder.expect::<CombineParams>("folio_combine_latent");
     recorder.expect::<MlaHopperParams>("folio_sm90_mla");
+    recorder.expect::<MlaHopperParams>("folio_sm90_mla_gather");
     recorder.expect::<PlanParams>("folio_plan");
     recorder
 }
@@ -329,7 +330,7 @@ fn plan_pages(handle: &mut Handle, keys: i32, page_size: i32) {
 pub fn hopper_maps() {
     let recorder = recorder();
     let mut handle = Handle::of(&context(), hopper(20, 32, 3)).unwrap();
-    assert_eq!(handle.attention.kernel(), "mla_sm90a_bf16_r512_q64");
+    assert_eq!(handle.attention.kernel(), "mla_sm90a_bf16_r512_q64_tma");
     plan_pages(&mut handle, 96, 32);
     let paged = |address, dim, page| {
         let (shape, strides) = ([PAGES, 32, dim], [page, 576, 1]);
@@ -420,7 +421,10 @@ pub fn hopper_lacks() {
     };
     assert_eq!(kernel(&unaligned), "folio_mla");
     let pages_of_four = Handle::of(&context, hopper(20, 4, 3)).unwrap();
-    assert_eq!(pages_of_four.attention.kernel(), "mla_sm80_bf16_r512_q32");
+    assert_eq!(
+        pages_of_four.attention.kernel(),
+        "mla_sm90a_bf16_r512_q64_gather"
+    );
     let narrow = AttentionDesc {
         head_dim_qk: 320,
         head_dim_vo: 256,

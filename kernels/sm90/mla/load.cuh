@@ -26,15 +26,38 @@ struct Box {
     __device__ __forceinline__ u32 offset() const { return first_group * GROUP_BYTES + (rotary ? ROPE_OFFSET : 0); }
 };
 
-class Loader {
+class BoxLoader {
 public:
-    __device__ __forceinline__ Loader(const FolioMlaHopperParams &p, const TensorMap *latent, const TensorMap *rope,
-                                      Shared &shared)
+    // Arrivals that fill a stage, beside its bytes.
+    static constexpr u32 ARRIVALS = 1;
+
+    __device__ __forceinline__ BoxLoader(const FolioMlaHopperParams &p, const TensorMap *latent, const TensorMap *rope,
+                                         Shared &shared)
         : p(p), latent(latent), rope(rope), shared(shared), key(0), page(OUTSIDE) {}
 
-    // Finds the first keys.
-    __device__ __forceinline__ void begin() { find_keys(Items(p)); }
+    // The first stages. Of the outputs' warpgroups, the second has the warp that loads.
+    template <int HALF>
+    __device__ __forceinline__ void begin() {
+        if (HALF == 0 || !is_loading()) return;
+        find_keys(Items(p));
+#pragma unroll 1
+        for (u32 i = 0; i < STAGES && more(); ++i) issue(i);
+    }
 
+    // The half has read the stage; when both have, its next keys are requested.
+    template <int HALF>
+    __device__ __forceinline__ void release(u32 stage, u32 parity) {
+        barrier_sync(2 + HALF, 128);
+        if (HALF == 0) {
+            if (thread_of_warpgroup() == 0) mbarrier_arrive(shared_address(&shared.released[stage]));
+        } else if (is_loading() && more()) {
+            mbarrier_wait(shared_address(&shared.released[stage]), parity);
+            issue(stage);
+        }
+    }
+
+private:
+    __device__ __forceinline__ bool is_loading() const { return threadIdx.x < 256 + 32; }
     __device__ __forceinline__ bool more() const { return key < shared.end; }
 
     // Requests the next tile of keys, the warp's lanes together.
@@ -59,7 +82,6 @@ public:
         }
     }
 
-private:
     // The first item from there on in which the CTA's rows see keys.
     __device__ __forceinline__ void find_keys(Items items) {
         for (; items.any(); items.next()) {

@@ -1,8 +1,8 @@
-// The second and third warpgroup of the Hopper MLA kernel: each sums weights x values for half of the 512 columns. The
-// third also loads the records.
+// The second and third warpgroup of the Hopper MLA kernel: each sums weights x values for half of the 512 columns, and
+// takes part in loading the records.
 #pragma once
 
-#include "sm90/mla/load.cuh"
+#include "sm90/mla/tile.cuh"
 
 namespace folio::mla {
 
@@ -24,20 +24,15 @@ __device__ __forceinline__ void transpose_in_quad(u32 (&v)[4], u32 lane) {
     exchange<2>(v[1], v[3], lane);
 }
 
-// HALF: 0 or 1. Only the second has a loader.
-template <int HALF>
+// HALF: 0 or 1. Loader: BoxLoader or Gather.
+template <int HALF, class Loader>
 class Outputs {
 public:
     __device__ __forceinline__ Outputs(const FolioMlaHopperParams &p, Shared &shared, Loader &loader)
         : p(p), shared(shared), loader(loader) {}
 
     __device__ __forceinline__ void run() {
-        if (HALF == 1 && is_loading()) {
-            loader.begin();
-#pragma unroll 1
-            for (u32 i = 0; i < STAGES && loader.more(); ++i) loader.issue(i);
-        }
-        clear();
+        loader.template begin<HALF>();
 #pragma unroll 1
         for (Items items(p); items.any(); items.next()) {
             if (!items.holds()) continue;
@@ -46,16 +41,16 @@ public:
     }
 
 private:
-    __device__ __forceinline__ bool is_loading() const { return threadIdx.x < 256 + 32; }
-
-    // The item is read twice, so that little of it occupies registers in between.
     __device__ __forceinline__ void attend(const Items &items) {
         i32 left;
         {
             const RowTile tile(p, items.index());
             if (tile.num_rows == 0) return;
             left = tile.num_keys();
+            barrier_sync(4 + HALF, 128);  // the item before is stored
+            shared.outputs[1 + HALF] = tile.outputs();
         }
+        clear();
 #pragma unroll 1
         for (; left > 0; left -= KEYS) {
             mbarrier_wait(shared_address(&shared.weighted[turn.stage()]), turn.parity());
@@ -64,10 +59,10 @@ private:
             if (rows.rescale[thread >> 5]) rescale(rows.scale[row], rows.scale[row + 8]);
             multiply();
             if (left <= KEYS) rescale(rows.inverse[row], rows.inverse[row + 8]);
-            release();
+            loader.template release<HALF>(turn.stage(), turn.parity());
+            ++turn.tiles;
         }
-        store(RowTile(p, items.index()));
-        clear();
+        store();
     }
 
     __device__ __forceinline__ void clear() {
@@ -95,30 +90,17 @@ private:
         pin(o);
     }
 
-    // Both halves have read the stage: its next keys are requested.
-    __device__ __forceinline__ void release() {
-        barrier_sync(2 + HALF, 128);
-        if (HALF == 0) {
-            if (thread_of_warpgroup() == 0) mbarrier_arrive(shared_address(&shared.released[turn.stage()]));
-        } else if (is_loading() && loader.more()) {
-            mbarrier_wait(shared_address(&shared.released[turn.stage()]), turn.parity());
-            loader.issue(turn.stage());
-        }
-        ++turn.tiles;
-    }
-
-    __device__ __forceinline__ void store(const RowTile &tile) const {
+    __device__ __forceinline__ void store() const {
         const FolioAttentionParams &a = p.mla.attention;
-        const bool is_partial = tile.partial != FOLIO_NO_PARTIAL;
-        const u32 first_token = is_partial ? tile.partial : tile.q_token;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+            const OutputRows rows = shared.outputs[1 + HALF];
             const u32 thread = thread_of_warpgroup(), quad_lane = thread & 3;
             const u32 row = 16 * (thread >> 5) + (thread & 31) / 4 + 8 * half;
-            const u32 token = tile.token(p, row), head = tile.head(p, row, token);
-            const bool exists = row < tile.num_rows;
-            const i64 at_token = static_cast<i64>(first_token) + token;
-            if (is_partial) {
+            const u32 token = rows.token(p, row), head = rows.head(p, row, token);
+            const bool exists = row < rows.num_rows;
+            const i64 at_token = static_cast<i64>(rows.first_token) + token;
+            if (rows.is_partial) {
                 const i64 at = at_token * a.num_qo_heads + head;
                 float *to = a.plan.partial_o + at * RANK + HALF * HALF_COLUMNS + 2 * quad_lane;
                 if (!exists) continue;

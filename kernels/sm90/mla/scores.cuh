@@ -47,7 +47,6 @@ public:
 private:
     static constexpr u32 NONE = STAGES;
 
-    // The item is read twice, so that little of it occupies registers in between.
     __device__ __forceinline__ void attend(const Items &items) {
         i32 left;
         {
@@ -69,7 +68,7 @@ private:
             if (last) finish_sums(sum);
             advance(last);
         }
-        write_lse(RowTile(p, items.index()), max, sum);
+        write_lse(max, sum);
     }
 
     // All rows through shared memory, eight columns of operands at a time: coalesced loads in flight together.
@@ -79,22 +78,24 @@ private:
         u32 rope[16];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const u32 row = (thread >> 3) + 16 * i;
+            const u32 thread = thread_of_warpgroup(), row = (thread >> 3) + 16 * i;
             const u32 token = tile.token(p, row);
             const i64 t = static_cast<i64>(tile.q_token) + token, h = tile.head(p, row, token);
-            const u16 *latent = static_cast<const u16 *>(a.q.data) + t * a.q.stride_token + h * a.q.stride_head;
-            const u16 *rotary = static_cast<const u16 *>(p.mla.q_rope.data) + t * p.mla.q_rope.stride_token +
-                                h * p.mla.q_rope.stride_head;
+            const u16 *const latent =
+                static_cast<const u16 *>(a.q.data) + t * a.q.stride_token + h * a.q.stride_head + 8 * (thread & 7);
+            const u16 *const rotary = static_cast<const u16 *>(p.mla.q_rope.data) + t * p.mla.q_rope.stride_token +
+                                      h * p.mla.q_rope.stride_head + 8 * (thread & 7);
 #pragma unroll
             for (int c = 0; c < LATENT_ATOMS + 1; ++c) {
                 uint4 x = make_uint4(0, 0, 0, 0);
-                const u16 *from = (c < LATENT_ATOMS ? latent + 64 * c : rotary) + 8 * (thread & 7);
+                const u16 *from = c < LATENT_ATOMS ? latent + 64 * c : rotary;
                 if (row < tile.num_rows) x = *reinterpret_cast<const uint4 *>(from);
                 u32 *to = c < LATENT_ATOMS ? queries + 16 * c + 4 * i : rope + 4 * i;
                 to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
             }
         }
-        barrier_sync(1, 128);  // the item before is done with row_end and the rotary queries
+        barrier_sync(1, 128);  // the item before is done with what is written now
+        shared.outputs[0] = tile.outputs();
         if (thread < ROWS) {
             const i32 unseen = tile.num_keys() - tile.row_end(p, min(thread, tile.num_rows - 1));
             shared.unseen[thread] = unseen;
@@ -246,21 +247,22 @@ private:
         }
     }
 
-    __device__ __forceinline__ void write_lse(const RowTile &tile, const float (&max)[2], const float (&sum)[2]) const {
+    __device__ __forceinline__ void write_lse(const float (&max)[2], const float (&sum)[2]) const {
+        const OutputRows rows = shared.outputs[0];
         const u32 thread = thread_of_warpgroup();
         const FolioAttentionParams &a = p.mla.attention;
         if ((thread & 3) != 0) return;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u32 row = 16 * (thread >> 5) + (thread & 31) / 4 + 8 * half;
-            if (row >= tile.num_rows) continue;
-            const u32 token = tile.token(p, row), head = tile.head(p, row, token);
+            if (row >= rows.num_rows) continue;
+            const u32 token = rows.token(p, row), head = rows.head(p, row, token);
+            const i64 at_token = static_cast<i64>(rows.first_token) + token;
             const float lse = log_sum_exp({max[half], sum[half]});
-            if (tile.partial != FOLIO_NO_PARTIAL) {
-                a.plan.partial_lse[static_cast<i64>(tile.partial + token) * a.num_qo_heads + head] = lse;
+            if (rows.is_partial) {
+                a.plan.partial_lse[at_token * a.num_qo_heads + head] = lse;
             } else if (a.lse) {
-                const i64 at = (static_cast<i64>(tile.q_token) + token) * a.lse_stride_token + head * a.lse_stride_head;
-                a.lse[at] = lse_in_base(lse, a.flags);
+                a.lse[at_token * a.lse_stride_token + head * a.lse_stride_head] = lse_in_base(lse, a.flags);
             }
         }
     }

@@ -30,6 +30,20 @@ struct StageRows {
     u32 rescale[4];       // for each warp's 16 rows
 };
 
+// Where the rows of an item go: what a warpgroup keeps of a RowTile while its operands and sums fill the registers. Every
+// thread writes it, and reads what it wrote itself: its fellows wrote the same.
+struct OutputRows {
+    u32 first_row, num_rows, first_token;  // of the partial results, or of the batch
+    bool is_partial;
+
+    __device__ __forceinline__ u32 token(const FolioMlaHopperParams &p, u32 row) const {
+        return divide(first_row + row, p.mla.num_heads);
+    }
+    __device__ __forceinline__ u32 head(const FolioMlaHopperParams &p, u32 row, u32 token) const {
+        return first_row + row - token * p.mla.num_heads.divisor;
+    }
+};
+
 struct alignas(1024) Shared {
     u8 stages[STAGES][STAGE_BYTES];
     u8 rope_queries[ROWS * ROPE * 2];
@@ -37,12 +51,14 @@ struct alignas(1024) Shared {
     u64 weighted[STAGES];  // by the warps of the scores: weights are in place of the rotary atoms
     u64 released[STAGES];  // by the first half of the outputs
     StageRows rows[STAGES];
-    i32 unseen[ROWS];  // how many of the item's last keys a row does not see
-    i32 hidden_below;  // keys left of the item, below which some row does not see all of the next tile
+    OutputRows outputs[3];  // for each warpgroup
+    i32 unseen[ROWS];       // how many of the item's last keys a row does not see
+    i32 hidden_below;       // keys left of the item, below which some row does not see all of the next tile
     // Of the item whose keys are being loaded: its page ids, the end of its keys, and the items' round that it is of.
     i64 page_start;
-    i32 end;
+    i32 begin, end;
     u32 round;
+    i32 keys[2];  // first keys of the next tiles, by the parity of their stage; only where rows are gathered
 };
 static_assert(sizeof(Shared) <= FOLIO_SHARED_BYTES, "the row's shared memory");
 
@@ -85,6 +101,11 @@ struct RowTile {
     }
 
     __device__ __forceinline__ i32 num_keys() const { return end - begin; }
+
+    __device__ __forceinline__ OutputRows outputs() const {
+        const bool is_partial = partial != FOLIO_NO_PARTIAL;
+        return {first_row, num_rows, is_partial ? partial : q_token, is_partial};
+    }
 };
 
 // The work items of a CTA. CTAs of the same blockIdx.y have the same items and different rows. Items are sorted by their
@@ -134,10 +155,11 @@ struct Turn {
 };
 
 // Read anew where it is used, so that what is derived from it occupies no registers in between.
-__device__ __forceinline__ u32 thread_of_warpgroup() {
+__device__ __forceinline__ u32 thread_of_block() {
     u32 thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread & 127;
+    return thread;
 }
+__device__ __forceinline__ u32 thread_of_warpgroup() { return thread_of_block() & 127; }
 
 }  // namespace folio::mla

@@ -16,7 +16,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{KeySource, Phase};
-use crate::cuda::kernels::mla::FewKeys;
+use crate::cuda::kernels::mla::RecordSource;
 use crate::error::Result;
 use crate::log::{Level, Logger};
 use crate::problem::{AttentionDesc, Kind};
@@ -127,13 +127,13 @@ fn special(
     }
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
+    let many = |keys| Sm90Mla::load(keys, loader, context, desc).map(boxed);
     match (desc.kind, phase(desc)) {
-        (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(FewKeys::Records)?]),
-        (Kind::Mla, Phase::Decode) => Ok(vec![few(FewKeys::Boxes)?, few(FewKeys::Rows)?]),
-        (Kind::Mla, Phase::Prefill) => Ok(vec![
-            boxed(Sm90Mla::load(loader, context, desc)?),
-            few(FewKeys::Rows)?,
-        ]),
+        (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(RecordSource::Records)?]),
+        (Kind::Mla, Phase::Decode) => Ok(vec![few(RecordSource::Boxes)?, few(RecordSource::Rows)?]),
+        (Kind::Mla, Phase::Prefill) => {
+            Ok(vec![many(RecordSource::Boxes)?, many(RecordSource::Rows)?])
+        }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
         (_, Phase::Prefill) => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
     }

@@ -1,4 +1,5 @@
-//! The Hopper MLA kernel, `kernels/sm90/mla/mla.cu`: what it takes, and the tensor maps that it reads records by.
+//! The Hopper MLA kernels, `kernels/sm90/mla/mla.cu`: what they take, and the tensor maps that one of them reads records
+//! by. Where a map cannot describe the cache, the other gathers them row by row.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
@@ -8,7 +9,7 @@ use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::mla::{MlaRow, MlaVariant, candidates, unsupported};
+use crate::cuda::kernels::mla::{MlaRow, MlaVariant, RecordSource, candidates, unsupported};
 use crate::cuda::mla_params::MlaHopperParams;
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
@@ -25,11 +26,12 @@ const ROWS_SIDE_BY_SIDE: u32 = 256;
 /// Chunk of keys of a batch-invariant plan: a multiple of the kernel's tile of keys.
 const INVARIANT_CHUNK: u32 = 2016;
 
-/// The kernel for one problem.
+/// One of the kernels for one problem.
 #[derive(Debug)]
 pub struct Sm90Mla {
     row: &'static MlaRow,
     function: Function,
+    keys: RecordSource,
     dims: MlaDims,
     q_tile: u32,
     page_size: u32,
@@ -41,14 +43,19 @@ impl Sm90Mla {
     ///
     /// # Errors
     /// As [`Loader::find`], but for [`Error::Unsupported`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
+    pub fn load(
+        keys: RecordSource,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
         let page_size = desc.kv.page_size();
-        if !page_size.is_multiple_of(GROUP) {
+        if keys == RecordSource::Boxes && !page_size.is_multiple_of(GROUP) {
             return Ok(Err(Feature::PageSize.into()));
         }
         let query = query(context, desc);
         let mut rows = candidates(query)
-            .filter(|row| row.variant == MlaVariant::Sm90)
+            .filter(|row| row.variant == MlaVariant::Sm90 { keys })
             .peekable();
         let Some(&first) = rows.peek() else {
             return Ok(Err(Feature::TypesAndDims.into()));
@@ -61,6 +68,7 @@ impl Sm90Mla {
         Ok(Ok(Sm90Mla {
             row,
             function,
+            keys,
             dims: MlaDims::of(desc),
             q_tile: tokens_of_item(desc, first.shape.q_tile),
             page_size,
@@ -143,8 +151,10 @@ impl AttentionKernel for Sm90Mla {
         let rows_suit = |tensor: &Tensor| row_alignment(tensor) >= 16;
         let queries = [Some(&args.q), args.q_rope.as_ref()];
         let caches = [Some(&args.k), args.k_rope.as_ref()];
-        let cache_suits = |cache: &Tensor| rows_suit(cache) && rows_are_distinct(cache);
-        let is_empty = caches.iter().flatten().any(|cache| cache.is_empty());
+        let by_maps = self.keys == RecordSource::Boxes;
+        let cache_suits =
+            |cache: &Tensor| rows_suit(cache) && (!by_maps || rows_are_distinct(cache));
+        let is_empty = by_maps && caches.iter().flatten().any(|cache| cache.is_empty());
         Features::default()
             .and(
                 Feature::QStrides,
@@ -173,10 +183,6 @@ impl AttentionKernel for Sm90Mla {
         } else {
             latent_dim
         };
-        let maps = [
-            self.map(current, latent, columns, box_log2)?,
-            self.map(current, rope, rope_dim, box_log2)?,
-        ];
         let grid = self.grid(run);
         let params = MlaHopperParams {
             mla: self.dims.params(run, grid[0]),
@@ -190,8 +196,16 @@ impl AttentionKernel for Sm90Mla {
             dependent: true,
             stream,
         };
-        // SAFETY: the kernel takes a `FolioMlaHopperParams` and two maps; their addresses are the caller's tensors,
-        // which were checked against the plan, and the workspace, whose list has room for `num_items` items.
+        if self.keys == RecordSource::Rows {
+            // SAFETY: the kernel takes a `FolioMlaHopperParams`; its addresses are the caller's tensors, which were
+            // checked against the plan, and the workspace, whose list has room for `num_items` items.
+            return unsafe { launch.enqueue(current, &self.function, &params, &[]) };
+        }
+        let maps = [
+            self.map(current, latent, columns, box_log2)?,
+            self.map(current, rope, rope_dim, box_log2)?,
+        ];
+        // SAFETY: as above, and two maps.
         unsafe { launch.enqueue(current, &self.function, &params, &maps) }
     }
 }

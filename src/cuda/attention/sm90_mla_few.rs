@@ -9,7 +9,7 @@ use super::sm90::{GROUP, Map, evict_first_bytes, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::mla::{FewKeys, MlaRow, MlaVariant, candidates, unsupported};
+use crate::cuda::kernels::mla::{MlaRow, MlaVariant, RecordSource, candidates, unsupported};
 use crate::cuda::mla_few_params::MlaFewParams;
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
@@ -22,10 +22,10 @@ const SLOT_TOKENS: u32 = 16;
 const ATOM: u32 = 64;
 /// Rows (heads x tokens) of a request up to which tiles of 16 serve it well: each further tile reads the keys again, from
 /// L2. No other Hopper kernel takes fp8 records, so those of more rows are taken too.
-fn most_rows(keys: FewKeys) -> u32 {
+fn most_rows(keys: RecordSource) -> u32 {
     match keys {
-        FewKeys::Boxes | FewKeys::Rows => 32,
-        FewKeys::Records => 4096,
+        RecordSource::Boxes | RecordSource::Rows => 32,
+        RecordSource::Records => 4096,
     }
 }
 
@@ -37,7 +37,7 @@ pub struct Sm90MlaFew {
     page_size: u32,
     row: &'static MlaRow,
     function: Function,
-    keys: FewKeys,
+    keys: RecordSource,
     sm_count: u32,
     /// Bytes of records up to which they are loaded with the evict-first policy.
     evict_first_bytes: u64,
@@ -49,7 +49,7 @@ impl Sm90MlaFew {
     /// # Errors
     /// As [`Loader::find`], but for [`Error::Unsupported`].
     pub fn load(
-        keys: FewKeys,
+        keys: RecordSource,
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
@@ -57,7 +57,7 @@ impl Sm90MlaFew {
         // Positions and their distances stay far from the ends of i32.
         const MOST_KEYS: u32 = 1 << 30;
         let page_size = desc.kv.page_size();
-        let page_fits = keys != FewKeys::Boxes || page_size.is_multiple_of(GROUP);
+        let page_fits = keys != RecordSource::Boxes || page_size.is_multiple_of(GROUP);
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let rows = desc.num_qo_heads.saturating_mul(desc.max_qo_len);
         let lacks = Features::default()
@@ -166,7 +166,7 @@ impl AttentionKernel for Sm90MlaFew {
         let aligned = |tensor: &Tensor| row_alignment(tensor) >= 16;
         let of_four = 4 * args.o.dtype().size() as u32;
         let caches = || [&args.k].into_iter().chain(&args.k_rope);
-        let by_maps = self.keys == FewKeys::Boxes;
+        let by_maps = self.keys == RecordSource::Boxes;
         let is_empty = by_maps && caches().any(|cache| cache.is_empty());
         let mapped = is_empty || !by_maps || caches().all(|cache| self.page_step(cache).is_some());
         let queries = aligned(&args.q) && args.q_rope.as_ref().is_some_and(aligned);
@@ -201,7 +201,7 @@ impl AttentionKernel for Sm90MlaFew {
             dependent: true,
             stream,
         };
-        let Some(rope) = rope.filter(|_| self.keys == FewKeys::Boxes) else {
+        let Some(rope) = rope.filter(|_| self.keys == RecordSource::Boxes) else {
             // SAFETY: the kernel takes a `FolioMlaFewParams`; its addresses are the caller's tensors, which were checked
             // against the plan, and the workspace, whose list of items has room for the grid.
             return unsafe { launch.enqueue(current, &self.function, &params, &[]) };

@@ -14,20 +14,23 @@ const MOST_QK_ROPE_HEAD_DIM: u32 = 64;
 /// Which kernel a row is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MlaVariant {
-    /// `sm90/mla/mla.cu`: wgmma, for the widths that it is compiled for.
-    Sm90,
+    /// `sm90/mla/mla.cu`: wgmma, for the widths that it is compiled for. Boxes or rows.
+    Sm90 {
+        /// How records come.
+        keys: RecordSource,
+    },
     /// `generic/mla.cu`: mma.sync, for these widths and narrower ones.
     Generic,
     /// `sm90/mla_few/mla_few.cu`: Hopper, tiles of 16 rows.
     Sm90Few {
         /// How records come.
-        keys: FewKeys,
+        keys: RecordSource,
     },
 }
 
-/// How the Hopper kernel for few rows brings records to shared memory; the numbers are `FOLIO_MLA_KEYS`.
+/// How a Hopper kernel brings records to shared memory; the numbers are `FOLIO_MLA_KEYS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FewKeys {
+pub enum RecordSource {
     /// In boxes of tensor maps.
     Boxes = 0,
     /// Row by row.
@@ -110,7 +113,8 @@ pub fn rows() -> &'static [MlaRow] {
         };
         let types = [DType::BF16, DType::F16];
         few_rows()
-            .chain(types.map(sm90))
+            .chain(types.map(|q| sm90(q, RecordSource::Boxes)))
+            .chain(types.map(|q| sm90(q, RecordSource::Rows)))
             .chain(types.into_iter().flat_map(of_type))
             .collect()
     });
@@ -167,14 +171,18 @@ impl MlaRow {
     fn takes(&self, width: u32, wanted: u32) -> bool {
         match self.variant {
             MlaVariant::Generic => width >= wanted,
-            MlaVariant::Sm90 | MlaVariant::Sm90Few { .. } => width == wanted,
+            MlaVariant::Sm90 { .. } | MlaVariant::Sm90Few { .. } => width == wanted,
         }
     }
 }
 
 /// A row of the Hopper kernel: four stages of 48 records, the rotary queries, and 3 KiB that its warpgroups tell each
 /// other by.
-fn sm90(q: DType) -> MlaRow {
+fn sm90(q: DType, keys: RecordSource) -> MlaRow {
+    let (symbol, suffix) = match keys {
+        RecordSource::Boxes => ("folio_sm90_mla", "tma"),
+        _ => ("folio_sm90_mla_gather", "gather"),
+    };
     let shape = MlaShape {
         kv_lora_rank: MOST_KV_LORA_RANK,
         qk_rope_head_dim: MOST_QK_ROPE_HEAD_DIM,
@@ -185,19 +193,21 @@ fn sm90(q: DType) -> MlaRow {
     let record = (shape.kv_lora_rank + shape.qk_rope_head_dim) * q.size() as u32;
     let rope_queries = shape.q_tile * shape.qk_rope_head_dim * q.size() as u32;
     let shared_bytes = 4 * shape.kv_tile * record + rope_queries + 3072;
+    let mut parts = shape.name_parts();
+    parts.push(suffix.into());
     MlaRow {
         row: Row {
-            name: name("mla", Arch::Sm90a, (q, q), &shape.name_parts()),
+            name: name("mla", Arch::Sm90a, (q, q), &parts),
             operator: "mla",
             arch: Arch::Sm90a,
             source: "sm90/mla/mla.cu",
-            symbol: "folio_sm90_mla",
+            symbol,
             defines: defines((q, q, None), &shape.sizes(), shared_bytes),
             threads: shape.threads,
             shared_bytes,
             bundled: true,
         },
-        variant: MlaVariant::Sm90,
+        variant: MlaVariant::Sm90 { keys },
         q,
         format: RecordFormat::Plain(q),
         shape,
@@ -260,22 +270,23 @@ const FEW_SHARED_BYTES: u32 = 232_448;
 /// whatever the size of a page is.
 fn few_rows() -> impl Iterator<Item = MlaRow> {
     let half = [DType::BF16, DType::F16].into_iter().flat_map(|q| {
-        [FewKeys::Boxes, FewKeys::Rows].map(|keys| few(q, RecordFormat::Plain(q), keys))
+        [RecordSource::Boxes, RecordSource::Rows].map(|keys| few(q, RecordFormat::Plain(q), keys))
     });
     let bytes = [DType::BF16, DType::F16].into_iter().flat_map(|q| {
-        [DType::F8E4M3, DType::F8E5M2].map(|kv| few(q, RecordFormat::Plain(kv), FewKeys::Records))
+        [DType::F8E4M3, DType::F8E5M2]
+            .map(|kv| few(q, RecordFormat::Plain(kv), RecordSource::Records))
     });
     // Their rotary part is bf16, and is multiplied as it is.
-    let ds_mla = few(DType::BF16, RecordFormat::DsMla, FewKeys::Records);
+    let ds_mla = few(DType::BF16, RecordFormat::DsMla, RecordSource::Records);
     half.chain(bytes).chain([ds_mla])
 }
 
-fn few(q: DType, format: RecordFormat, keys: FewKeys) -> MlaRow {
+fn few(q: DType, format: RecordFormat, keys: RecordSource) -> MlaRow {
     // Warps that multiply, four or twice four, and those that load.
     let (warps, symbol, suffix) = match keys {
-        FewKeys::Boxes => (4 + 1, "folio_sm90_mla_few_tma", "tma"),
-        FewKeys::Rows => (4 + 4, "folio_sm90_mla_few_gather", "gather"),
-        FewKeys::Records => (8 + 4, "folio_sm90_mla_few_records", "records"),
+        RecordSource::Boxes => (4 + 1, "folio_sm90_mla_few_tma", "tma"),
+        RecordSource::Rows => (4 + 4, "folio_sm90_mla_few_gather", "gather"),
+        RecordSource::Records => (8 + 4, "folio_sm90_mla_few_records", "records"),
     };
     let shape = MlaShape {
         kv_lora_rank: 512,
