@@ -1,5 +1,5 @@
 //! Multi-head latent attention: what the kernels are launched with, how work is cut for them, how split rows are
-//! combined, and what is refused. Pages of 5 tokens are nothing for the Hopper kernel.
+//! combined, and what is refused. Widths below 512 / 64 are nothing for the Hopper kernels.
 
 use folio::api::BatchInput;
 use folio::cuda::mla_params::{MlaHopperParams, MlaParams};
@@ -22,8 +22,11 @@ const O: usize = 0x5_0000_0000;
 const LSE: usize = 0x6_0000_0000;
 
 const HEADS: i64 = 20;
-const RANK: i64 = 512;
-const ROPE: i64 = 64;
+const RANK: i64 = 504;
+const ROPE: i64 = 56;
+/// The widths of the Hopper kernels.
+const FULL_RANK: i64 = 512;
+const FULL_ROPE: i64 = 64;
 const PAGES: i64 = 40;
 const PAGE_SIZE: i64 = 5;
 
@@ -108,7 +111,7 @@ pub fn portable() {
     let mut handle = Handle::of(&context(), mla(DType::F8E4M3.into())).unwrap();
     assert_eq!(handle.attention.kernel(), "mla_sm80_bf16_kve4m3_r512_q32");
     plan(&mut handle, 100);
-    let whole = args(records(DType::F8E4M3, 576), None);
+    let whole = args(records(DType::F8E4M3, RANK + ROPE), None);
     let kv_rope = at(
         KV_ROPE + 4,
         DType::F8E4M3,
@@ -119,17 +122,17 @@ pub fn portable() {
     for (args, k, k_rope, num_pages, copies) in [
         (
             whole,
-            [2880, 576],
-            (KV as u64 + 512, [2880, 576]),
+            [2800, 560],
+            (KV as u64 + 504, [2800, 560]),
             40,
-            [16, 16],
+            [16, 8],
         ),
         (
             apart,
-            [2560, 512],
+            [2520, 504],
             (KV_ROPE as u64 + 4, [1000, 68]),
             39,
-            [16, 4],
+            [8, 4],
         ),
     ] {
         let launched = launches(&recorder, &handle, &args);
@@ -160,7 +163,7 @@ pub fn portable() {
         let lse = (attention.lse, attention.lse_stride_token);
         assert_eq!((lse, attention.lse_stride_head), ((LSE as u64, 32), 1));
         assert_eq!((attention.num_qo_heads, attention.num_kv_heads), (20, 1));
-        assert_eq!((params.kv_lora_rank, params.qk_rope_head_dim), (512, 64));
+        assert_eq!((params.kv_lora_rank, params.qk_rope_head_dim), (504, 56));
         // bf16; a token of 20 rows fits a tile.
         assert_eq!((params.o_dtype, params.row_tiles), (2, 1));
         assert_eq!([params.q_copy_bytes, params.q_rope_copy_bytes], [16, 4]);
@@ -182,13 +185,27 @@ pub fn portable() {
 pub fn absent_tensors() {
     let recorder = recorder();
     let context = context();
-    let mut handle = Handle::of(&context, mla(CacheFormat::DS_MLA)).unwrap();
-    assert_eq!(
-        handle.attention.kernel(),
-        "mla_sm80_bf16_kve4m3_ds_r512_q32"
-    );
+    let ds_mla = AttentionDesc {
+        q_dtype: DType::F16,
+        o_dtype: DType::F16,
+        head_dim_qk: (FULL_RANK + FULL_ROPE) as u32,
+        head_dim_vo: FULL_RANK as u32,
+        ..mla(CacheFormat::DS_MLA)
+    };
+    let mut handle = Handle::of(&context, ds_mla).unwrap();
+    assert_eq!(handle.attention.kernel(), "mla_sm80_f16_kve4m3_ds_r512_q32");
     plan(&mut handle, 100);
-    let run = args(records(DType::U8, 656), None);
+    let half = |address, dim| at(address, DType::F16, &[6, HEADS, dim], None);
+    let run = AttentionArgs {
+        sm_scale: 1.0,
+        ..AttentionArgs::mla(
+            half(Q, FULL_RANK),
+            Some(half(Q_ROPE, FULL_ROPE)),
+            records(DType::U8, 656),
+            None,
+            half(O, FULL_RANK),
+        )
+    };
     let params: MlaParams = launches(&recorder, &handle, &run)[0].params();
     assert_eq!(
         (params.attention.k.stride_token, params.k_rope.data),
@@ -208,7 +225,7 @@ pub fn absent_tensors() {
     };
     let params: MlaParams = launches(&recorder, &handle, &run)[0].params();
     assert_eq!((params.q_rope.data, params.k_rope.data), (0, 0));
-    assert_eq!((params.kv_lora_rank, params.qk_rope_head_dim), (512, 0));
+    assert_eq!((params.kv_lora_rank, params.qk_rope_head_dim), (504, 0));
 }
 
 /// Items have the tokens that fill a tile, or one token of several tiles.
@@ -234,7 +251,7 @@ pub fn tiles() {
             ..AttentionArgs::mla(
                 tensor(Q),
                 Some(rope),
-                records(DType::BF16, 576),
+                records(DType::BF16, RANK + ROPE),
                 None,
                 tensor(O),
             )
@@ -252,7 +269,7 @@ pub fn split_rows_are_combined() {
     let recorder = recorder();
     let mut handle = Handle::of(&context(), mla(DType::BF16.into())).unwrap();
     plan(&mut handle, 50_000);
-    let run = args(records(DType::BF16, 576), None);
+    let run = args(records(DType::BF16, RANK + ROPE), None);
     let launched = launches(&recorder, &handle, &run);
     assert_eq!(launched.len(), 2);
     let attention = launched[0].params::<MlaParams>().attention;
@@ -260,7 +277,7 @@ pub fn split_rows_are_combined() {
     assert_eq!(combine.name(), "folio_combine_latent");
     let params: CombineParams = combine.params();
     assert_eq!(params.plan.partial_o, attention.plan.partial_o);
-    assert_eq!((params.head_dim_vo, params.o_dtype), (512, 2));
+    assert_eq!((params.head_dim_vo, params.o_dtype), (504, 2));
     assert_eq!((params.num_qo_heads, params.group_size), (20, 20));
     assert_eq!((params.v_scale, params.o_scale), (0.25, 1.0));
     assert_eq!((params.flags, params.num_tokens), (1, 6));
@@ -309,6 +326,8 @@ fn hopper(heads: u32, page_size: u32, max_qo_len: u32) -> AttentionDesc {
             layout: KvLayout::Nhd,
         },
         max_qo_len,
+        head_dim_qk: (FULL_RANK + FULL_ROPE) as u32,
+        head_dim_vo: FULL_RANK as u32,
         ..mla(DType::BF16.into())
     }
 }
@@ -439,11 +458,11 @@ fn run_args(kv: Tensor, kv_rope: Option<Tensor>) -> AttentionArgs {
     AttentionArgs {
         sm_scale: 0.125,
         ..AttentionArgs::mla(
-            rows(Q, 3, RANK, [11_520, 576, 1]),
-            Some(rows(Q_ROPE, 3, ROPE, [1280, 64, 1])),
+            rows(Q, 3, FULL_RANK, [11_520, 576, 1]),
+            Some(rows(Q_ROPE, 3, FULL_ROPE, [1280, 64, 1])),
             kv,
             kv_rope,
-            rows(O, 3, RANK, [10_240, 512, 1]),
+            rows(O, 3, FULL_RANK, [10_240, 512, 1]),
         )
     }
 }
@@ -454,11 +473,11 @@ fn tight_args(heads: u32, sm_scale: f32) -> AttentionArgs {
     AttentionArgs {
         sm_scale,
         ..AttentionArgs::mla(
-            tensor(Q, RANK),
-            Some(tensor(Q_ROPE, ROPE)),
+            tensor(Q, FULL_RANK),
+            Some(tensor(Q_ROPE, FULL_ROPE)),
             at(KV, DType::BF16, &[PAGES, 16, 576], None),
             None,
-            tensor(O, RANK),
+            tensor(O, FULL_RANK),
         )
     }
 }

@@ -82,7 +82,7 @@ fn recorder() -> Recorder {
     recorder.expect::<MlaFewParams>("folio_sm90_mla_few_gather");
     recorder.expect::<MlaFewParams>("folio_sm90_mla_few_records");
     recorder.expect::<MlaParams>("folio_mla");
-    recorder.expect::<CombineParams>("folio_combine");
+    recorder.expect::<CombineParams>("folio_combine_latent");
     recorder.expect::<PlanParams>("folio_plan");
     recorder
 }
@@ -233,21 +233,21 @@ pub fn row_tiles() {
     let desc = AttentionDesc {
         max_qo_len: 2,
         max_num_tokens: 8,
-        ..mla(DType::BF16.into(), 64)
+        ..mla(DType::F8E4M3.into(), 64)
     };
     let mut handle = Handle::of(&context(), desc).unwrap();
     plan(&mut handle, 64, 50_000);
-    let run = args(records(DType::BF16, 64, RECORD, 64 * RECORD), None);
+    let run = args(records(DType::F8E4M3, 64, RECORD, 64 * RECORD), None);
     let launched = launches(&recorder, &handle, &run);
     assert_eq!(launched.len(), 2);
     // The stub has 132 multiprocessors: 66 items of 2 row tiles.
-    assert_launch(&launched[0], "folio_sm90_mla_few_tma", 132, 5);
+    assert_launch(&launched[0], "folio_sm90_mla_few_records", 132, 12);
     let params: MlaFewParams = launched[0].params();
-    assert_eq!((params.mla.row_tiles, params.kv_evict_first), (2, 0));
-    assert_eq!(launched[1].name(), "folio_combine");
+    assert_eq!((params.mla.row_tiles, params.kv_evict_first), (2, 1));
+    assert_eq!(launched[1].name(), "folio_combine_latent");
 }
 
-/// Queries whose rows are not aligned to 16 bytes, outputs to 8, and more rows than the kernel is for.
+/// Queries whose rows are not aligned to 16 bytes, outputs to 8; more rows than the kernel is for have another.
 pub fn the_portable_kernel_takes_the_rest() {
     let recorder = recorder();
     let mut handle = Handle::of(&context(), mla(DType::BF16.into(), 64)).unwrap();
@@ -279,5 +279,5 @@ pub fn the_portable_kernel_takes_the_rest() {
         ..mla(DType::BF16.into(), 64)
     };
     let handle = Handle::of(&context(), many).unwrap();
-    assert_eq!(handle.attention.kernel(), "mla_sm80_bf16_r512_q32");
+    assert_eq!(handle.attention.kernel(), "mla_sm90a_bf16_r512_q64_tma");
 }
