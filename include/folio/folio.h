@@ -1670,7 +1670,7 @@ typedef struct folio_mla_absorb_weights_args {
 } folio_mla_absorb_weights_args;
 
 /**
- * The absorption of W_UK into queries: q_latent[t, h] = q_nope[t, h] · w_uk[h]. All three tensors have one type. Rows
+ * The absorption of W_UK into queries: `q_latent[t, h] = q_nope[t, h] · w_uk[h]`. All three tensors have one type. Rows
  * of q_nope and q_latent have a unit last stride; all other strides are free, so that q_latent may be the first L
  * columns of a wider query tensor.
  */
@@ -1698,7 +1698,7 @@ typedef struct folio_mla_absorb_q_args {
 } folio_mla_absorb_q_args;
 
 /**
- * The projection of latent outputs to values: out[t, h] = o_latent[t, h] · w_uv[h]. Types and strides as in
+ * The projection of latent outputs to values: `out[t, h] = o_latent[t, h] · w_uv[h]`. Types and strides as in
  * folio_mla_absorb_q_args; out may be a view of `[num_tokens, H·V]`.
  */
 typedef struct folio_mla_project_o_args {
@@ -1726,7 +1726,7 @@ typedef struct folio_mla_project_o_args {
 
 /**
  * The up-projection of latent rows to keys and values, for attention in the form with heads of their own:
- * k_nope[t, h] = kv_c[t] · w_uk[h]ᵀ, v[t, h] = kv_c[t] · w_uv[h]. Types and strides as in folio_mla_absorb_q_args;
+ * `k_nope[t, h] = kv_c[t] · w_uk[h]ᵀ`, `v[t, h] = kv_c[t] · w_uv[h]`. Types and strides as in folio_mla_absorb_q_args;
  * k_nope may be the first P columns of a wider key tensor. Either output may be left out together with its weight.
  */
 typedef struct folio_mla_up_project_args {
@@ -1965,7 +1965,7 @@ typedef struct folio_mla_gather_args {
      */
     const folio_tensor *dst_rope;
     /**
-     * `[batch_size + 1]` int32: request b gets rows cu_seq_lens[b] to cu_seq_lens[b + 1], at most num_rows. Rows of no
+     * `[batch_size + 1]` int32: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows. Rows of no
      * request are left as they are.
      */
     const folio_tensor *cu_seq_lens;
@@ -1979,7 +1979,7 @@ typedef struct folio_mla_gather_args {
      */
     const folio_tensor *block_table;
     /**
-     * `[batch_size + 1]` int32: the page ids of request b begin at kv_indices[kv_indptr[b]].
+     * `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
      */
     const folio_tensor *kv_indptr;
     /**
@@ -2159,7 +2159,7 @@ typedef struct folio_mla_context_desc {
  * Tensors and parameters of one call; one plan serves many, with different values. The extents are those of
  * folio_mla_context_desc.
  *
- * With the context's records (c, r) unpacked to keys (W_UK[h] c, r) and values c W_UV[h], and the new tokens' keys
+ * With the context's records (c, r) unpacked to keys (`W_UK[h] c`, r) and values `c W_UV[h]`, and the new tokens' keys
  * (k_nope, k_rope) and values v behind them, row i of a request sees its whole context and its new tokens up to i:
  *
  * ```text
@@ -2387,6 +2387,10 @@ const char *folio_mla_context_kernel(const folio_mla_context *handle);
  * As folio_decode_destroy.
  */
 void folio_mla_context_destroy(folio_mla_context *handle);
+
+/** @} */
+
+/**
  * @defgroup context_parallel Context parallelism
  * Several devices share the keys of every sequence: token t is on rank `t / interleave % world_size`. Folio computes on
  * one rank; what ranks tell each other is the caller's.

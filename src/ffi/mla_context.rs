@@ -126,7 +126,7 @@ impl folio_mla_context_desc {
 /// Tensors and parameters of one call; one plan serves many, with different values. The extents are those of
 /// folio_mla_context_desc.
 ///
-/// With the context's records (c, r) unpacked to keys (W_UK[h] c, r) and values c W_UV[h], and the new tokens' keys
+/// With the context's records (c, r) unpacked to keys (`W_UK[h] c`, r) and values `c W_UV[h]`, and the new tokens' keys
 /// (k_nope, k_rope) and values v behind them, row i of a request sees its whole context and its new tokens up to i:
 ///
 /// ```text

@@ -33,7 +33,7 @@ pub struct folio_mla_absorb_weights_args {
     pub w_uv: *const folio_tensor,
 }
 
-/// The absorption of W_UK into queries: q_latent[t, h] = q_nope[t, h] · w_uk[h]. All three tensors have one type. Rows
+/// The absorption of W_UK into queries: `q_latent[t, h] = q_nope[t, h] · w_uk[h]`. All three tensors have one type. Rows
 /// of q_nope and q_latent have a unit last stride; all other strides are free, so that q_latent may be the first L
 /// columns of a wider query tensor.
 #[repr(C)]
@@ -51,7 +51,7 @@ pub struct folio_mla_absorb_q_args {
     pub q_latent: *const folio_tensor,
 }
 
-/// The projection of latent outputs to values: out[t, h] = o_latent[t, h] · w_uv[h]. Types and strides as in
+/// The projection of latent outputs to values: `out[t, h] = o_latent[t, h] · w_uv[h]`. Types and strides as in
 /// folio_mla_absorb_q_args; out may be a view of `[num_tokens, H·V]`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +69,7 @@ pub struct folio_mla_project_o_args {
 }
 
 /// The up-projection of latent rows to keys and values, for attention in the form with heads of their own:
-/// k_nope[t, h] = kv_c[t] · w_uk[h]ᵀ, v[t, h] = kv_c[t] · w_uv[h]. Types and strides as in folio_mla_absorb_q_args;
+/// `k_nope[t, h] = kv_c[t] · w_uk[h]ᵀ`, `v[t, h] = kv_c[t] · w_uv[h]`. Types and strides as in folio_mla_absorb_q_args;
 /// k_nope may be the first P columns of a wider key tensor. Either output may be left out together with its weight.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
