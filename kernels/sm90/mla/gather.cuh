@@ -48,7 +48,11 @@ public:
     }
 
 private:
-    static __device__ __forceinline__ void both_halves() { barrier_sync(2, 256); }
+    // The leader's warp may have come apart.
+    static __device__ __forceinline__ void both_halves() {
+        __syncwarp();
+        barrier_sync(2, 256);
+    }
     static __device__ __forceinline__ bool is_leader() { return thread_of_block() == 128; }
 
     // Uniform for a warp, and known to be so.
