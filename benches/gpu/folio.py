@@ -57,6 +57,11 @@ MlaDesc = sized("MlaDesc", [("q_dtype", DType), ("kv_dtype", DType), ("o_dtype",
                             ("num_heads", u32), ("kv_lora_rank", u32), ("qk_rope_head_dim", u32), ("page_size", u32),
                             ("max_batch_size", u32), ("max_qo_len", u32), ("max_num_tokens", u32), ("max_kv_len", u32),
                             ("reserved", u32), ("max_num_pages", u64)])
+MlaContextDesc = sized("MlaContextDesc", [("dtype", DType), ("kv_dtype", DType), ("cache_format", i32)]
+                       + [(name, u32) for name in ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                                                   "v_head_dim", "page_size", "max_batch_size", "max_num_tokens",
+                                                   "max_qo_len", "max_kv_len", "max_chunk_tokens")]
+                       + [("max_num_pages", u64)])
 WorkspaceInfo = sized("WorkspaceInfo", [("device_bytes", u64), ("host_bytes", u64), ("alignment", u64)])
 Workspace = sized("Workspace", [("device", ptr), ("device_bytes", u64), ("host", ptr), ("host_bytes", u64)])
 Batch = sized("Batch", [("qo_len", u32), ("reserved", u32)] + tensors("qo_indptr", "kv_indptr", "kv_indices",
@@ -64,9 +69,12 @@ Batch = sized("Batch", [("qo_len", u32), ("reserved", u32)] + tensors("qo_indptr
 Args = sized("Args", tensors("q", "k", "v", "o", "lse", "k_scales", "v_scales", "custom_mask", "mm_prefix_ranges",
                              "alibi_slopes", "sinks")
              + [(name, f32) for name in ("sm_scale", "q_scale", "k_scale", "v_scale", "o_scale", "logits_soft_cap")]
-             + [("mask_mode", i32), ("window_left", i32), ("window_right", i32), ("reserved", u32)])
+             + [("mask_mode", i32), ("window_left", i32), ("window_right", i32), ("reserved", u32)] + tensors("k_rope"))
 MlaArgs = sized("MlaArgs", tensors("q_latent", "q_rope", "kv", "kv_rope", "o", "lse")
                 + [("sm_scale", f32), ("q_scale", f32), ("k_scale", f32), ("mask_mode", i32)])
+MlaContextArgs = sized("MlaContextArgs", tensors("q", "k_nope", "k_rope", "v", "kv", "kv_rope", "w_uk", "w_uv",
+                                                 "context_latent", "context_rope", "context_k_nope", "context_v", "o",
+                                                 "lse") + [("sm_scale", f32), ("k_scale", f32)])
 AppendArgs = sized("AppendArgs", tensors("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scales", "v_scales")
                    + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
 MergeArgs = sized("MergeArgs", tensors("v_a", "s_a", "v_b", "s_b", "v_out", "s_out", "mask"))
@@ -110,7 +118,7 @@ def load():
     path = os.environ.get("FOLIO_LIBRARY") or str(root / "target/release/libfolio.so")
     lib = c.CDLL(path)
     lib.folio_version.restype = c.c_char_p
-    for kind in ("decode", "prefill", "mla"):
+    for kind in ("decode", "prefill", "mla", "mla_context"):
         getattr(lib, f"folio_{kind}_kernel").restype = c.c_char_p
     return lib
 
@@ -161,16 +169,17 @@ class Context:
 
 
 class Attention:
-    """A decode, prefill or MLA handle with a workspace of its own."""
+    """A handle with a workspace of its own."""
 
-    DESCS = {"decode": DecodeDesc, "prefill": PrefillDesc, "mla": MlaDesc}
+    KINDS = {"decode": (DecodeDesc, Args), "prefill": (PrefillDesc, Args), "mla": (MlaDesc, MlaArgs),
+             "mla_context": (MlaContextDesc, MlaContextArgs)}
 
     def __init__(self, context, kind, **desc):
         functions = ("create", "workspace", "plan", "run", "kernel", "destroy")
         self.f = {name: getattr(LIB, f"folio_{kind}_{name}") for name in functions}
         self.handle = ptr()
-        self.args = MlaArgs if kind == "mla" else Args
-        desc = struct(self.DESCS[kind], **desc)
+        desc_type, self.args = self.KINDS[kind]
+        desc = struct(desc_type, **desc)
         call(self.f["create"], context.handle, c.byref(desc), c.byref(self.handle))
         info = struct(WorkspaceInfo)
         call(self.f["workspace"], self.handle, c.byref(info))

@@ -15,5 +15,6 @@ else
 fi
 python3 "$here/bench.py" "$out"
 python3 "$here/mla.py" "$out/mla.jsonl"
+python3 "$here/mla_prefill.py" "$out/mla_prefill.jsonl"
 python3 "$here/projections.py" "$out/projections.jsonl"
 echo "table: $out/table.md, numbers: $out/results.jsonl, roofline: $out/roofline.svg"

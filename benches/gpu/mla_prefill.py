@@ -1,0 +1,170 @@
+"""Prompts of MLA on a GPU: keys in two parts against whole keys, and chunked context against the chain of vLLM's MLA
+backends (gather, cuBLAS up-projection, keys put together, FlashAttention-3, merge) in the same run, answers checked.
+
+Method as in bench.py. FOLIO_FA3 names `_vllm_fa3_C.abi3.so`; without it there is no chain to compare with.
+Writes JSON lines to the file that is the first argument, if there is one.
+"""
+
+import json
+import sys
+
+import torch
+
+import folio
+import peers
+from bench import captured, limits
+
+L, P, R, V, PAGE = 512, 128, 64, 128, 64
+TOLERANCE = 4e-3
+
+
+def random(*shape):
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def relative(got, want):
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def split_keys(context, batch, q_len, heads):
+    """Causal prefill at 192 / 128: k as one tensor, and as k_nope and a k_rope that all heads share."""
+    tokens = batch * q_len
+    q, k_nope, k_rope, v = random(tokens, heads, P + R), random(tokens, heads, P), random(tokens, R), random(tokens, heads, V)
+    k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1)], -1)
+    indptr = torch.arange(batch + 1, dtype=torch.int32) * q_len
+    outs, times = [], {}
+    for name, keys in (("whole", dict(k=k)), ("split", dict(k=k_nope, k_rope=k_rope))):
+        handle = folio.Attention(
+            context, "prefill", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(q.dtype), num_qo_heads=heads,
+            num_kv_heads=heads, head_dim_qk=P + R, head_dim_vo=V, kv_storage=folio.KV_RAGGED, max_batch_size=batch,
+            max_num_tokens=tokens, max_kv_len=q_len)
+        handle.plan(qo_indptr=indptr, kv_indptr=indptr)
+        outs.append(torch.full_like(v, float("nan")))
+        run = handle.run(q=q, v=v, o=outs[-1], mask_mode=folio.MASK_CAUSAL, **keys)
+        run()
+        torch.cuda.synchronize()
+        times[name] = captured(run)[0]
+        handle.close()
+    wrong = relative(outs[1], outs[0].double())
+    if not wrong < TOLERANCE:
+        raise RuntimeError(f"split keys: {wrong} from whole keys")
+    flops = batch * heads * q_len * (q_len + 1) * (P + R + V)
+    return {"kind": "split_keys", "name": f"{batch} x {q_len} heads={heads}", "flops": flops, "us": times}
+
+
+class Context:
+    """Requests of `q_len` new tokens whose context is in a latent cache, and the weights of a layer."""
+
+    def __init__(self, batch, q_len, kv_len, heads):
+        torch.manual_seed(0)
+        self.batch, self.q_len, self.kv_len, self.heads = batch, q_len, kv_len, heads
+        self.cached = kv_len - q_len
+        pages = -(-kv_len // PAGE)
+        self.table = torch.randperm(batch * pages, device="cuda", dtype=torch.int32).view(batch, pages)
+        self.kv = random(batch * pages, PAGE, L + R)
+        self.kv_b_proj = random(heads * (P + V), L) / L**0.5
+        parts = self.kv_b_proj.view(heads, P + V, L)
+        self.w_uk, self.w_uv = parts[:, :P].contiguous(), parts[:, P:].transpose(1, 2).contiguous()
+        tokens = batch * q_len
+        self.q, self.k_nope, self.k_rope, self.v = (random(tokens, heads, P + R), random(tokens, heads, P),
+                                                    random(tokens, R), random(tokens, heads, V))
+        self.indptr = torch.arange(batch + 1, dtype=torch.int32) * q_len
+        self.scale = (P + R) ** -0.5
+        at = torch.arange(self.cached, device="cuda")
+        self.slots = (self.table[:, at // PAGE].long() * PAGE + at % PAGE).flatten()
+
+    def folio(self, context):
+        handle = folio.Attention(
+            context, "mla_context", flags=folio.PLAN_GRAPH, dtype=folio.dtype(torch.bfloat16), num_heads=self.heads,
+            kv_lora_rank=L, qk_nope_head_dim=P, qk_rope_head_dim=R, v_head_dim=V, page_size=PAGE,
+            max_batch_size=self.batch, max_num_tokens=self.batch * self.q_len, max_qo_len=self.q_len,
+            max_kv_len=self.kv_len, max_chunk_tokens=65536)
+        handle.plan(qo_indptr=self.indptr, kv_len=torch.full((self.batch,), self.kv_len, dtype=torch.int32),
+                    block_table=self.table)
+        o = torch.full_like(self.v, float("nan"))
+        return handle, o, handle.run(q=self.q, k_nope=self.k_nope, k_rope=self.k_rope, v=self.v, kv=self.kv,
+                                     w_uk=self.w_uk, w_uv=self.w_uv, o=o, sm_scale=self.scale)
+
+    def chain(self, context):
+        """What vLLM launches for one chunk. Its merge is Folio's; its gather is torch's."""
+        heads, cu_q = self.heads, self.indptr.cuda()
+        cu_k = torch.arange(self.batch + 1, device="cuda", dtype=torch.int32) * self.cached
+        k_new = torch.cat([self.k_nope, self.k_rope[:, None].expand(-1, heads, -1)], -1)
+        records = self.kv.view(-1, L + R)
+        k = torch.empty(self.batch * self.cached, heads, P + R, device="cuda", dtype=torch.bfloat16)
+        o, outs = torch.empty_like(self.v), {}
+
+        def attend(keys, values, cu, longest, causal):
+            return peers.FA3(self.q, keys, values, None, None, None, None, cu_q, cu, None, None, None, self.q_len,
+                             longest, None, None, None, None, None, None, None, None, None, self.scale, causal, -1, -1,
+                             0.0, True, None, 0, None, 0, None, 1, 0, None)[:2]
+
+        def run():
+            outs["new"] = attend(k_new, self.v, cu_q, self.q_len, True)
+            chunk = records[self.slots]
+            kv = (chunk[:, :L] @ self.kv_b_proj.T).view(-1, heads, P + V)
+            k[..., :P] = kv[..., :P]
+            k[..., P:] = chunk[:, None, L:]
+            outs["context"] = attend(k, kv[..., P:], cu_k, self.cached, False)
+            (a, s_a), (b, s_b) = outs["context"], outs["new"]
+            context.merge(v_a=a, s_a=s_a.T, v_b=b, s_b=s_b.T, v_out=o)()
+
+        return o, run
+
+    def reference(self, token, head):
+        b, i = divmod(token, self.q_len)
+        records = self.kv.view(-1, L + R)[self.slots.view(self.batch, -1)[b]].double()
+        new = slice(b * self.q_len, b * self.q_len + i + 1)
+        keys = torch.cat([torch.cat([records[:, :L] @ self.w_uk[head].double().T, records[:, L:]], 1),
+                          torch.cat([self.k_nope[new, head], self.k_rope[new]], 1).double()])
+        values = torch.cat([records[:, :L] @ self.w_uv[head].double(), self.v[new, head].double()])
+        return (keys @ self.q[token, head].double() * self.scale).softmax(0) @ values
+
+    def error(self, o):
+        tokens = self.batch * self.q_len
+        places = [(0, 0), (tokens // 2, self.heads // 2), (tokens - 1, self.heads - 1)]
+        return max(relative(o[t, h], self.reference(t, h)) for t, h in places)
+
+
+def chunked(context, batch, q_len, kv_len, heads):
+    case = Context(batch, q_len, kv_len, heads)
+    handle, o, run = case.folio(context)
+    run()
+    torch.cuda.synchronize()
+    wrong = case.error(o)
+    # Up-projected keys and values are rounded to bf16 before they are multiplied, by both.
+    if not wrong < 3 * TOLERANCE:
+        raise RuntimeError(f"chunked context: error {wrong} against float64")
+    result = {"kind": "mla_context", "name": f"{batch} x {q_len} on {kv_len} heads={heads}", "error": wrong,
+              "us": {"folio": captured(run)[0]}}
+    if peers.FA3 is not None:
+        o, run = case.chain(context)
+        run()
+        torch.cuda.synchronize()
+        result["chain_error"] = case.error(o)
+        result["us"]["chain"] = captured(run)[0]
+    handle.close()
+    return result
+
+
+def main():
+    context = folio.Context()
+    lines = [{"kind": "limits", **limits()}]
+    print(lines[0])
+    work = [lambda a=a: split_keys(context, *a) for a in ((4, 4096, 16), (1, 16384, 16), (16, 1024, 16))]
+    work += [lambda a=a: chunked(context, *a) for a in ((1, 2048, 32768, 16), (8, 512, 8192, 16), (1, 2048, 32768, 128),
+                                                      (8, 512, 8192, 128))]
+    for row in work:
+        try:
+            lines.append(row())
+            print(json.dumps(lines[-1]), flush=True)
+        except Exception as failure:
+            print(f"# {str(failure)[:300]}", flush=True)
+        torch.cuda.empty_cache()
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
