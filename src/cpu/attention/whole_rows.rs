@@ -7,7 +7,7 @@ use crate::cpu::kernels::convert::{Stage, Store};
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::table::Kernels;
 use crate::dtype::DType;
-use crate::problem::{AttentionArgs, AttentionDesc, CacheFormat, Checked};
+use crate::problem::{AttentionArgs, AttentionDesc, CacheFormat, Checked, Kind};
 use crate::tensor::Tensor;
 
 /// How the queries lie.
@@ -24,7 +24,7 @@ pub enum Queries {
 
 /// How the keys lie.
 pub enum Records {
-    /// Whole rows, which are read where they are. So are the keys of decode and prefill.
+    /// Whole rows, which are read where they are. So are the keys of decode and prefill, in two parts or not.
     Whole,
     /// Latent and rotary rows, apart from each other.
     Parts {
@@ -112,7 +112,7 @@ impl Records {
                 records: Cache::new(&args.k),
                 dtype,
             },
-            Some(rope) if !continues(&args.k, rope) => Records::Parts {
+            Some(rope) if desc.kind == Kind::Mla && !continues(&args.k, rope) => Records::Parts {
                 latent: Cache::new(&args.k),
                 rope: Cache::new(rope),
                 bytes: PartBytes::of(desc, dtype),
