@@ -79,7 +79,7 @@ unsafe impl Input for folio_mla_desc {
         Ok(AttentionDesc {
             kind: Kind::Mla,
             q_dtype,
-            kv_format: self.format(q_dtype)?,
+            kv_format: cache_format(self.cache_format, self.kv_dtype, q_dtype)?,
             o_dtype: self.o_dtype.parse_or("o_dtype", q_dtype)?,
             num_qo_heads: self.num_heads,
             num_kv_heads: 1,
@@ -100,24 +100,27 @@ unsafe impl Input for folio_mla_desc {
     }
 }
 
-impl folio_mla_desc {
-    fn format(&self, q_dtype: DType) -> Result<CacheFormat> {
-        match self.cache_format {
-            FOLIO_MLA_CACHE_PLAIN => Ok(self.kv_dtype.parse_or("kv_dtype", q_dtype)?.into()),
-            FOLIO_MLA_CACHE_FP8_DS_MLA => {
-                match self.kv_dtype.parse_or("kv_dtype", DType::F8E4M3)? {
-                    DType::F8E4M3 => Ok(CacheFormat::DS_MLA),
-                    other => Err(Error::Unsupported(format!(
-                        "kv_dtype: {other} is not supported with FOLIO_MLA_CACHE_FP8_DS_MLA; all zero and float8_e4m3 are"
-                    ))),
-                }
-            }
-            other => Err(Error::InvalidArgument(format!(
-                "cache_format: {other} is not accepted; FOLIO_MLA_CACHE_PLAIN (0) or FOLIO_MLA_CACHE_FP8_DS_MLA (1) is"
+/// The format of a cache from `cache_format` and `kv_dtype` of a desc; elements are of `default` where kv_dtype is zero.
+pub(super) fn cache_format(
+    format: i32,
+    kv_dtype: folio_dtype,
+    default: DType,
+) -> Result<CacheFormat> {
+    match format {
+        FOLIO_MLA_CACHE_PLAIN => Ok(kv_dtype.parse_or("kv_dtype", default)?.into()),
+        FOLIO_MLA_CACHE_FP8_DS_MLA => match kv_dtype.parse_or("kv_dtype", DType::F8E4M3)? {
+            DType::F8E4M3 => Ok(CacheFormat::DS_MLA),
+            other => Err(Error::Unsupported(format!(
+                "kv_dtype: {other} is not supported with FOLIO_MLA_CACHE_FP8_DS_MLA; all zero and float8_e4m3 are"
             ))),
-        }
+        },
+        other => Err(Error::InvalidArgument(format!(
+            "cache_format: {other} is not accepted; FOLIO_MLA_CACHE_PLAIN (0) or FOLIO_MLA_CACHE_FP8_DS_MLA (1) is"
+        ))),
     }
+}
 
+impl folio_mla_desc {
     fn head_dim_qk(&self) -> Result<u32> {
         let dim = self.kv_lora_rank.checked_add(self.qk_rope_head_dim);
         dim.ok_or_else(|| {

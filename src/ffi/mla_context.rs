@@ -7,16 +7,15 @@ use super::context::folio_context;
 use super::error::folio_error;
 use super::guard_value::guard_value;
 use super::handle::{self, Object};
-use super::mla::{FOLIO_MLA_CACHE_FP8_DS_MLA, FOLIO_MLA_CACHE_PLAIN};
+use super::mla::cache_format;
 use super::sized::{self, Input};
 use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, log_base, required, tensor};
 use super::workspace::{folio_workspace, folio_workspace_info, workspace as memory, write_info};
 use crate::api::{BatchInput, MlaContext, Stream, Workspace};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    CacheFormat, ChunkRows, LatentCache, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection,
+    ChunkRows, LatentCache, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection,
 };
 use std::ffi::{CString, c_char, c_void};
 
@@ -85,7 +84,7 @@ unsafe impl Input for folio_mla_context_desc {
         let dtype = self.dtype.parse("dtype")?;
         Ok(MlaContextDesc {
             dtype,
-            cache: self.cache(dtype)?,
+            cache: cache_format(self.cache_format, self.kv_dtype, dtype)?,
             num_heads: self.num_heads,
             kv_lora_rank: self.kv_lora_rank,
             qk_nope_head_dim: self.qk_nope_head_dim,
@@ -101,25 +100,6 @@ unsafe impl Input for folio_mla_context_desc {
             in_steps: self.flags & FOLIO_MLA_CONTEXT_STEPS != 0,
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
         })
-    }
-}
-
-impl folio_mla_context_desc {
-    fn cache(&self, dtype: DType) -> Result<CacheFormat> {
-        match self.cache_format {
-            FOLIO_MLA_CACHE_PLAIN => Ok(self.kv_dtype.parse_or("kv_dtype", dtype)?.into()),
-            FOLIO_MLA_CACHE_FP8_DS_MLA => {
-                match self.kv_dtype.parse_or("kv_dtype", DType::F8E4M3)? {
-                    DType::F8E4M3 => Ok(CacheFormat::DS_MLA),
-                    other => Err(Error::Unsupported(format!(
-                        "kv_dtype: {other} is not supported with FOLIO_MLA_CACHE_FP8_DS_MLA; all zero and float8_e4m3 are"
-                    ))),
-                }
-            }
-            other => Err(Error::InvalidArgument(format!(
-                "cache_format: {other} is not accepted; FOLIO_MLA_CACHE_PLAIN (0) or FOLIO_MLA_CACHE_FP8_DS_MLA (1) is"
-            ))),
-        }
     }
 }
 

@@ -67,6 +67,19 @@ impl MlaDims {
     }
 }
 
+/// Whether a token's rotary part follows its latent part.
+pub fn is_one_record(run: &Run<'_>) -> bool {
+    let latent = &run.args.k;
+    run.args.k_rope.as_ref().is_some_and(|rope| {
+        let latent_bytes = latent.extent(3) as usize * latent.dtype().size();
+        let same_step = |axis| latent.extent(axis) <= 1 || latent.stride(axis) == rope.stride(axis);
+        rope.address() == latent.address() + latent_bytes
+            && same_step(0)
+            && same_step(1)
+            && latent.extent(0) == rope.extent(0)
+    })
+}
+
 /// What to look for in the kernel table.
 pub fn query(context: &Context, desc: &AttentionDesc) -> MlaQuery {
     MlaQuery {

@@ -4,7 +4,7 @@
 
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run};
-use super::mla::{MlaDims, query};
+use super::mla::{MlaDims, is_one_record, query};
 use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -124,13 +124,6 @@ fn tokens_of_item(desc: &AttentionDesc, rows_of_tile: u32) -> u32 {
     }
 }
 
-/// Whether the rotary row of every token follows its latent row.
-fn are_whole_records(latent: &Tensor, rope: &Tensor) -> bool {
-    let latent_bytes = latent.extent(3) as usize * latent.dtype().size();
-    rope.address() == latent.address() + latent_bytes
-        && rope.strides()[..2] == latent.strides()[..2]
-}
-
 impl AttentionKernel for Sm90Mla {
     fn name(&self) -> &str {
         &self.row.row.name
@@ -175,7 +168,7 @@ impl AttentionKernel for Sm90Mla {
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
         let latent = &run.args.k;
         let rope = run.args.k_rope.as_ref().unwrap_or(latent);
-        let whole_records = are_whole_records(latent, rope);
+        let whole_records = is_one_record(run);
         let box_log2 = self.box_log2(whole_records);
         let (latent_dim, rope_dim) = (latent.extent(3) as u32, rope.extent(3) as u32);
         let columns = if whole_records {

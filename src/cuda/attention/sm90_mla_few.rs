@@ -4,7 +4,7 @@
 
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run};
-use super::mla::{MlaDims, query};
+use super::mla::{MlaDims, is_one_record, query};
 use super::sm90::{GROUP, Map, evict_first_bytes, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -220,17 +220,4 @@ impl AttentionKernel for Sm90MlaFew {
         // SAFETY: as above, and two tensor maps.
         unsafe { launch.enqueue(current, &self.function, &params, &maps) }
     }
-}
-
-/// Whether a token's rotary part follows its latent part.
-fn is_one_record(run: &Run<'_>) -> bool {
-    let latent = &run.args.k;
-    run.args.k_rope.as_ref().is_some_and(|rope| {
-        let latent_bytes = latent.extent(3) as usize * latent.dtype().size();
-        let same_step = |axis| latent.extent(axis) <= 1 || latent.stride(axis) == rope.stride(axis);
-        rope.address() == latent.address() + latent_bytes
-            && same_step(0)
-            && same_step(1)
-            && latent.extent(0) == rope.extent(0)
-    })
 }
