@@ -623,6 +623,7 @@ fn absorbed(other: Problem) -> Problem {
         kind: Kind::Mla,
         o_dtype: other.q_dtype,
         num_kv_heads: 1,
+        split_keys: None,
         storage: match other.storage {
             Storage::Ragged => Storage::paged(3),
             Storage::Paged {
