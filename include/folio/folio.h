@@ -94,7 +94,7 @@ typedef int32_t folio_status;
 #define FOLIO_ERR_INVALID_ARGUMENT 1
 
 /**
- * struct_size is smaller than the struct's first version, or not plausible.
+ * struct_size is smaller than the struct's first version, not a multiple of its alignment, or not plausible.
  */
 #define FOLIO_ERR_INVALID_STRUCT_SIZE 2
 

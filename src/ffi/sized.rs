@@ -2,7 +2,8 @@
 //!
 //! The caller states its `sizeof` in the first field. A shorter struct is filled up with zeros (old
 //! caller, new library). A longer one is accepted iff every byte beyond ours is zero (new caller, old
-//! library), so a field that this library does not know is refused, never ignored.
+//! library), so a field that this library does not know is refused, never ignored. A size that no version can have, because
+//! it would end inside of a pointer, is refused.
 
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
@@ -54,12 +55,7 @@ pub(super) unsafe fn read<T: Input>(source: *const T) -> Result<T> {
     let bytes = source.cast::<u8>();
     // SAFETY: four bytes are readable.
     let size = unsafe { bytes.cast::<u32>().read_unaligned() } as usize;
-    if !(T::FIRST_SIZE..=MOST_BYTES).contains(&size) {
-        return Err(Error::InvalidStructSize(format!(
-            "{name}.struct_size: {size} is not accepted; sizeof({name}), {} to {MOST_BYTES}, is",
-            T::FIRST_SIZE
-        )));
-    }
+    check_size::<T>(name, size, T::FIRST_SIZE)?;
     let ours = size_of::<T>();
     // SAFETY: `size` bytes are readable.
     let tail =
@@ -89,6 +85,18 @@ pub(super) unsafe fn read<T: Input>(source: *const T) -> Result<T> {
         )));
     }
     Ok(value)
+}
+
+/// Refuses sizes that no version of the struct has. The ABI's structs have no padding, so every version ends at a multiple
+/// of the alignment, and none inside of a field.
+fn check_size<T>(name: &str, size: usize, first_size: usize) -> Result<()> {
+    let align = align_of::<T>();
+    if (first_size..=MOST_BYTES).contains(&size) && size.is_multiple_of(align) {
+        return Ok(());
+    }
+    Err(Error::InvalidStructSize(format!(
+        "{name}.struct_size: {size} is not accepted; sizeof({name}), a multiple of {align} from {first_size} to {MOST_BYTES}, is"
+    )))
 }
 
 /// Refuses reserved fields that are not zero.
@@ -121,11 +129,7 @@ pub(super) unsafe fn write<T: Copy>(
     let bytes = target.cast::<u8>();
     // SAFETY: four bytes are readable.
     let size = unsafe { bytes.cast::<u32>().read_unaligned() } as usize;
-    if !(first_size..=MOST_BYTES).contains(&size) {
-        return Err(Error::InvalidStructSize(format!(
-            "{name}.struct_size: {size} is not accepted; sizeof({name}), {first_size} to {MOST_BYTES}, is"
-        )));
-    }
+    check_size::<T>(name, size, first_size)?;
     let common = size.min(size_of::<T>());
     // SAFETY: `size` bytes are writable, and `value` has `common` bytes.
     unsafe {
@@ -196,7 +200,7 @@ mod tests {
 
     #[test]
     fn implausible_sizes_null_and_unknown_flags_are_refused() {
-        for size in [0, 4, 15, 1 << 20] {
+        for size in [0, 4, 15, 20, 23, 25, 1 << 20] {
             let bytes = [caller(24, 0, 0), vec![]].concat();
             let mut bytes = bytes;
             bytes[..4].copy_from_slice(&u32::to_ne_bytes(size));

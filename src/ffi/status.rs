@@ -15,7 +15,7 @@ pub struct folio_status(pub i32);
 pub const FOLIO_OK: folio_status = folio_status(0);
 /// A value is outside what the field accepts.
 pub const FOLIO_ERR_INVALID_ARGUMENT: folio_status = folio_status(1);
-/// struct_size is smaller than the struct's first version, or not plausible.
+/// struct_size is smaller than the struct's first version, not a multiple of its alignment, or not plausible.
 pub const FOLIO_ERR_INVALID_STRUCT_SIZE: folio_status = folio_status(2);
 /// A flag or a field beyond what this library knows is not zero.
 pub const FOLIO_ERR_UNKNOWN_FIELD: folio_status = folio_status(3);

@@ -52,7 +52,10 @@ fn sizes_from<T>(
         reply.assert(&format!("{name} of {size} bytes"), status, &[name, word]);
         assert_eq!(bytes, caller(value, size, fill), "{name}: an input changed");
     };
-    for size in [4, 8, first - 8, first - 1] {
+    // Where the last field of the library's is a pointer, two of these sizes end inside of it.
+    let uneven = [first + 1, ours - 4, ours - 1, ours + 1];
+    let uneven = (uneven.into_iter()).filter(|size| !size.is_multiple_of(align_of::<T>()));
+    for size in [4, 8, first - 8, first - 1].into_iter().chain(uneven) {
         refused(size, 0, FOLIO_ERR_INVALID_STRUCT_SIZE, &size.to_string());
     }
     for size in [0u32, 3, (1 << 16) + 1, u32::MAX] {
@@ -66,10 +69,10 @@ fn sizes_from<T>(
             &[name, &size.to_string()],
         );
     }
-    for longer in [1, 8, 64] {
+    for longer in [8, 64] {
         refused(ours + longer, 1, FOLIO_ERR_UNKNOWN_FIELD, &ours.to_string());
     }
-    for size in [first, ours, ours + 1, ours + 8, ours + 4096] {
+    for size in [first, ours, ours + 8, ours + 4096] {
         let bytes = caller(value, size, 0);
         let what = format!("{name} of {size} bytes");
         call(bytes.as_ptr().cast()).assert_ok(&what);
@@ -196,7 +199,7 @@ fn workspace_infos() {
     let info = fixture.info();
     let ours = size_of::<folio_workspace_info>();
     assert!(info.alignment.is_power_of_two());
-    for size in [0, 4, ours - 1, (1 << 16) + 1] {
+    for size in [0, 4, ours - 1, ours + 1, (1 << 16) + 1] {
         let mut bytes = caller(&info, ours, 0);
         bytes[0] = size as u64;
         let before = bytes.clone();
