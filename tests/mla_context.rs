@@ -80,6 +80,26 @@ fn the_dimensions_of_deepseek() {
     }
 }
 
+/// A value near zero has most of the weight, whose sum over the latent row cancels.
+#[test]
+fn values_whose_sums_cancel() {
+    for cache in [DType::F8E4M3, DType::F32] {
+        check_everywhere(&Case {
+            heads: 1,
+            rank: 56,
+            nope: 56,
+            rope: 24,
+            value: 16,
+            page_size: 1,
+            chunk_tokens: 1,
+            lse: None,
+            sm_scale: 0.3657434,
+            seed: 5021625809823146462,
+            ..Case::plain(&[(29, 0), (3, 10)]).over(cache.into())
+        });
+    }
+}
+
 /// Where nobody has a context there is no chunk, and the output is written at once.
 #[test]
 fn nobody_has_a_context() {

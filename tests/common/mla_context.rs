@@ -429,9 +429,9 @@ impl<'m> Data<'m> {
             for i in 0..i64::from(new) {
                 for head in 0..self.case.heads {
                     let (want, want_lse) = request.attend(&self.case, token + i, i, head);
-                    for (d, &(want, magnitude)) in want.iter().enumerate() {
+                    for (d, want) in want.iter().enumerate() {
                         let got = o.value(&[token + i, head, d as i64]);
-                        errors.add(&self.case, got, want, magnitude);
+                        errors.add(&self.case, got, want);
                     }
                     if let Some(lse) = &lse {
                         let got = lse.value(&[token + i, head]);
@@ -492,28 +492,42 @@ impl Weights {
         }
     }
 
-    /// What a head makes of a latent row, as it is stored in the type of the problem.
-    fn unpack(
-        weight: &[f64],
-        rank: usize,
-        dtype: DType,
+    /// A head's rows of a weight, each of which makes one element.
+    fn rows<'w>(
+        &self,
+        weight: &'w [f64],
         head: i64,
         dim: i64,
-        latent: &[f64],
-    ) -> Vec<f64> {
-        let first = (head * dim) as usize * rank;
-        let rows = weight[first..][..dim as usize * rank].chunks_exact(rank);
-        let product = |row: &[f64]| row.iter().zip(latent).map(|(w, c)| w * c).sum::<f64>();
-        rows.map(|row| rounded(dtype, product(row))).collect()
+    ) -> impl Iterator<Item = &'w [f64]> + use<'w> {
+        let first = (head * dim) as usize * self.rank;
+        weight[first..][..dim as usize * self.rank].chunks_exact(self.rank)
     }
 
+    /// What a head makes of a latent row, as it is stored in the type of the problem.
     fn keys(&self, case: &Case, head: i64, latent: &[f64]) -> Vec<f64> {
-        Weights::unpack(&self.key, self.rank, case.dtype, head, case.nope, latent)
+        let rows = self.rows(&self.key, head, case.nope);
+        rows.map(|row| rounded(case.dtype, products(row, latent).sum()))
+            .collect()
     }
 
     fn values(&self, case: &Case, head: i64, latent: &[f64]) -> Vec<f64> {
-        Weights::unpack(&self.value, self.rank, case.dtype, head, case.value, latent)
+        let rows = self.rows(&self.value, head, case.value);
+        rows.map(|row| rounded(case.dtype, products(row, latent).sum()))
+            .collect()
     }
+
+    /// How far a value may be off for the fp32 sum over the latent row: `n u Σ |w c|` (Higham, Accuracy and Stability of
+    /// Numerical Algorithms, 2002, §3.1). Where the sum cancels, that is far more than a rounding of the value.
+    fn value_errors(&self, case: &Case, head: i64, latent: &[f64]) -> Vec<f64> {
+        let rows = self.rows(&self.value, head, case.value);
+        let factor = self.rank as f64 * unit_roundoff(DType::F32);
+        rows.map(|row| factor * products(row, latent).map(f64::abs).sum::<f64>())
+            .collect()
+    }
+}
+
+fn products(weight: &[f64], latent: &[f64]) -> impl Iterator<Item = f64> {
+    weight.iter().zip(latent).map(|(w, c)| w * c)
 }
 
 /// The cache: records where a context token is, everything else poisoned.
@@ -571,6 +585,18 @@ struct Unpacked {
     context: i64,
     keys: Vec<Vec<Vec<f64>>>,
     values: Vec<Vec<Vec<f64>>>,
+    /// How far Folio's values may be off before they are rounded.
+    errors: Vec<Vec<Vec<f64>>>,
+}
+
+/// An element of the output.
+#[derive(Clone, Copy, Default)]
+struct Wanted {
+    value: f64,
+    /// `Σ p |v|`
+    magnitude: f64,
+    /// What errors of unpacked values come to.
+    error: f64,
 }
 
 impl Unpacked {
@@ -580,6 +606,7 @@ impl Unpacked {
             context: context.into(),
             keys: Vec::new(),
             values: Vec::new(),
+            errors: Vec::new(),
         };
         let record = |j: i64| -> Vec<f64> {
             (0..case.rank + case.rope)
@@ -588,13 +615,17 @@ impl Unpacked {
         };
         let records: Vec<Vec<f64>> = (0..i64::from(context)).map(record).collect();
         for head in 0..case.heads {
-            let (mut keys, mut values) = (Vec::new(), Vec::new());
+            let (mut keys, mut values, mut errors) = (Vec::new(), Vec::new(), Vec::new());
             for record in &records {
                 let (latent, rope) = record.split_at(case.rank as usize);
                 let mut key = weights.keys(case, head, latent);
                 key.extend(rope);
                 keys.push(key);
                 values.push(weights.values(case, head, latent));
+                errors.push(match case.in_steps {
+                    true => vec![0.0; case.value as usize],
+                    false => weights.value_errors(case, head, latent),
+                });
             }
             for token in first_token..first_token + i64::from(new) {
                 let nope = (0..case.nope).map(|d| case.stored(Of::Key, [token, head, d]));
@@ -602,15 +633,17 @@ impl Unpacked {
                 keys.push(nope.chain(rope).collect());
                 let value = (0..case.value).map(|d| case.stored(Of::Value, [token, head, d]));
                 values.push(value.collect());
+                errors.push(vec![0.0; case.value as usize]);
             }
             all.keys.push(keys);
             all.values.push(values);
+            all.errors.push(errors);
         }
         all
     }
 
-    /// Each element of o with its `Σ p |v|`, and lse, of new token `i` of the request, row `token` of the batch.
-    fn attend(&self, case: &Case, token: i64, i: i64, head: i64) -> (Vec<(f64, f64)>, f64) {
+    /// Each element of o, and lse, of new token `i` of the request, row `token` of the batch.
+    fn attend(&self, case: &Case, token: i64, i: i64, head: i64) -> (Vec<Wanted>, f64) {
         let width = case.nope + case.rope;
         let scale = match case.sm_scale {
             0.0 => 1.0 / (width as f64).sqrt(),
@@ -620,17 +653,19 @@ impl Unpacked {
             .map(|d| case.stored(Of::Query, [token, head, d]))
             .collect();
         let seen = (self.context + i + 1) as usize;
-        let (keys, values) = (&self.keys[head as usize], &self.values[head as usize]);
+        let [keys, values, errors] =
+            [&self.keys, &self.values, &self.errors].map(|of_heads| &of_heads[head as usize]);
         let score = |key: &Vec<f64>| q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale;
         let scores: Vec<f64> = keys[..seen].iter().map(score).collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = top + scores.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
-        let mut o = vec![(0.0, 0.0); case.value as usize];
-        for (score, value) in scores.iter().zip(values) {
+        let mut o = vec![Wanted::default(); case.value as usize];
+        for ((score, value), error) in scores.iter().zip(values).zip(errors) {
             let weight = (score - lse).exp();
-            for ((o, magnitude), v) in o.iter_mut().zip(value) {
-                *o += weight * v;
-                *magnitude += (weight * v).abs();
+            for ((o, v), error) in o.iter_mut().zip(value).zip(error) {
+                o.value += weight * v;
+                o.magnitude += (weight * v).abs();
+                o.error += weight * error;
             }
         }
         (o, lse)
@@ -650,14 +685,16 @@ struct Errors {
 }
 
 impl Errors {
-    /// An element whose `Σ p |v|` is `magnitude`. Accepted are one rounding of the output, one of the weights where a
-    /// matrix unit takes them in 16 bits, and float32 errors of scores. A value that Folio unpacks may be rounded to the
-    /// other neighbour than here, where its sum is next to the border between the two.
-    fn add(&mut self, case: &Case, got: f64, want: f64, magnitude: f64) {
+    /// Accepted are one rounding of the output, one of the weights where a matrix unit takes them in 16 bits, float32
+    /// errors of scores, and those of the sums that unpack values. A value that Folio unpacks may be rounded to the other
+    /// neighbour than here, where its sum is next to the border between the two.
+    fn add(&mut self, case: &Case, got: f64, wanted: &Wanted) {
+        let want = wanted.value;
         self.has_nan |= !got.is_finite();
         let unit = unit_roundoff(case.dtype);
         let roundings = if case.in_steps { 1.0 } else { 3.0 };
-        let accepted = unit * want.abs() + (roundings * unit + 1e-5) * magnitude;
+        let accepted =
+            unit * want.abs() + (roundings * unit + 1e-5) * wanted.magnitude + wanted.error;
         self.o = self.o.max((got - want).abs() / accepted);
         self.dot += got * want;
         self.got += got * got;
