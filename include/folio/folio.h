@@ -2343,6 +2343,8 @@ folio_status folio_mla_context_new_tokens(const folio_mla_context *handle,
 /**
  * Copies a chunk's records to context_latent and context_rope, in the type of the desc.
  *
+ * @param chunk the chunk's number, below that of folio_mla_context_num_chunks
+ *
  * @copydetails folio_mla_context_new_tokens
  *
  * # Safety
@@ -2356,6 +2358,8 @@ folio_status folio_mla_context_gather(const folio_mla_context *handle,
 
 /**
  * Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v.
+ *
+ * @param chunk the chunk's number, below that of folio_mla_context_num_chunks
  *
  * @copydetails folio_mla_context_new_tokens
  *

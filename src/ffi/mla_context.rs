@@ -353,12 +353,7 @@ pub unsafe extern "C" fn folio_mla_context_run(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::shared(handle, err, |h| {
-            h.attention
-                .run(&sized::parse(args)?, Stream(stream as usize))
-        })
-    }
+    unsafe { launch(handle, args, stream, err, MlaContext::run) }
 }
 
 /// The number of chunks of the current plan; of a graph's, as many as any plan has.
@@ -416,15 +411,12 @@ pub unsafe extern "C" fn folio_mla_context_new_tokens(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::shared(handle, err, |h| {
-            h.attention
-                .new_tokens(&sized::parse(args)?, Stream(stream as usize))
-        })
-    }
+    unsafe { launch(handle, args, stream, err, MlaContext::new_tokens) }
 }
 
 /// Copies a chunk's records to context_latent and context_rope, in the type of the desc.
+///
+/// @param chunk the chunk's number, below that of folio_mla_context_num_chunks
 ///
 /// @copydetails folio_mla_context_new_tokens
 ///
@@ -440,17 +432,15 @@ pub unsafe extern "C" fn folio_mla_context_gather(
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
     unsafe {
-        handle::shared(handle, err, |h| {
-            h.attention.gather(
-                chunk as usize,
-                &sized::parse(args)?,
-                Stream(stream as usize),
-            )
+        launch(handle, args, stream, err, |context, args, stream| {
+            context.gather(chunk as usize, args, stream)
         })
     }
 }
 
 /// Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v.
+///
+/// @param chunk the chunk's number, below that of folio_mla_context_num_chunks
 ///
 /// @copydetails folio_mla_context_new_tokens
 ///
@@ -466,12 +456,8 @@ pub unsafe extern "C" fn folio_mla_context_attend(
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
     unsafe {
-        handle::shared(handle, err, |h| {
-            h.attention.attend(
-                chunk as usize,
-                &sized::parse(args)?,
-                Stream(stream as usize),
-            )
+        launch(handle, args, stream, err, |context, args, stream| {
+            context.attend(chunk as usize, args, stream)
         })
     }
 }
@@ -502,6 +488,25 @@ pub unsafe extern "C" fn folio_mla_context_kernel(
 pub unsafe extern "C" fn folio_mla_context_destroy(handle: *mut folio_mla_context) {
     // SAFETY: the documented promise of the caller.
     unsafe { handle::destroy(handle) }
+}
+
+/// A run, or a step of one.
+///
+/// # Safety
+/// As folio_decode_run.
+unsafe fn launch(
+    handle: *const folio_mla_context,
+    args: *const folio_mla_context_args,
+    stream: *mut c_void,
+    err: *mut folio_error,
+    step: impl FnOnce(&MlaContext, &MlaContextArgs, Stream) -> Result<()>,
+) -> folio_status {
+    // SAFETY: the caller's promises.
+    unsafe {
+        handle::shared(handle, err, |h| {
+            step(&h.attention, &sized::parse(args)?, Stream(stream as usize))
+        })
+    }
 }
 
 /// # Safety
