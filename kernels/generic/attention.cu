@@ -12,6 +12,7 @@
 //   FOLIO_Q (f16, bf16), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
 //   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
 #include "core/tile.cuh"
+#include "generic/fragments.cuh"
 #include "generic/work.cuh"
 
 namespace folio {
@@ -124,20 +125,7 @@ struct KeyLoader {
 
 typedef float Scores[M_TILES][KEYS / 8][4];
 typedef float Outputs[M_TILES][DIM_VO / 8][4];
-
-// The fragment of Q that goes with 16 elements of K: in order for 16-bit keys; for fp8 keys in the order
-// in which ldmatrix hands out bytes, elements 4p..4p+3 of a row to lane p.
-__device__ __forceinline__ void load_q(u32 (&a)[4], u32 q_tile, u32 row, u32 step) {
-    const u32 lane = threadIdx.x % 32;
-    if constexpr (FP8) {
-        const u32 chunk = 2 * step + lane % 4 / 2, within = lane % 2 * 8;
-        const uint2 upper = ld_shared_v2(q_tile + QRow::offset(row + lane / 4, chunk) + within);
-        const uint2 lower = ld_shared_v2(q_tile + QRow::offset(row + lane / 4 + 8, chunk) + within);
-        a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
-    } else {
-        ldmatrix_x4(a, q_tile + QRow::offset(row + lane % 16, 2 * step + lane / 16));
-    }
-}
+typedef FragmentSoftmax<M_TILES, KEYS / 8> Softmax;  // of the rows `lane.tile_row(m, half)`
 
 // S = Q K^T of one tile.
 template <class Kv>
@@ -151,7 +139,7 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u
         for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
             for (int half = 0; half < (FP8 ? 2 : 1); half++) {
-                load_q(a[m][half], q_tile, first_row + 16 * m, (FP8 ? 2 : 1) * step + half);
+                load_queries<Kv, QRow>(a[m][half], q_tile, first_row + 16 * m, (FP8 ? 2 : 1) * step + half);
             }
         }
 #pragma unroll
@@ -175,103 +163,21 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u
     }
 }
 
-// O += P V of one tile. For fp8 values, column block 2c holds the even and 2c + 1 the odd ones of dims
-// 16c..16c+15; see for_each_pair.
-template <class Kv>
-__device__ __forceinline__ void multiply_pv(Outputs &o, const Scores &s, u32 v_tile) {
-    const u32 lane = threadIdx.x % 32;
+// Takes over a tile's logits, which become probabilities; rescales what was accumulated before.
+__device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o) {
 #pragma unroll
-    for (int t = 0; t < KEYS / 16; t++) {
-        u32 a[M_TILES][4];
+    for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-            a[m][0] = Query::pack(s[m][2 * t][0], s[m][2 * t][1]);
-            a[m][1] = Query::pack(s[m][2 * t][2], s[m][2 * t][3]);
-            a[m][2] = Query::pack(s[m][2 * t + 1][0], s[m][2 * t + 1][1]);
-            a[m][3] = Query::pack(s[m][2 * t + 1][2], s[m][2 * t + 1][3]);
-        }
+        for (int half = 0; half < 2; half++) {
+            const float correction = softmax.update(s, m, half);
 #pragma unroll
-        for (int d = 0; d < V_BYTES / 32; d++) {
-            u32 b[4];
-            ldmatrix_x4_trans(b, v_tile + VRow::offset(16 * t + lane % 16, 2 * d + lane / 16));
-            if constexpr (FP8) {
-#pragma unroll
-                for (int i = 0; i < 4; i += 2) {
-                    const u32 even0 = Kv::template widen<Query, 0, 2>(b[i]),
-                              even1 = Kv::template widen<Query, 0, 2>(b[i + 1]);
-                    const u32 odd0 = Kv::template widen<Query, 1, 3>(b[i]),
-                              odd1 = Kv::template widen<Query, 1, 3>(b[i + 1]);
-#pragma unroll
-                    for (int m = 0; m < M_TILES; m++) {
-                        Query::mma(o[m][4 * d + i], a[m], even0, even1);
-                        Query::mma(o[m][4 * d + i + 1], a[m], odd0, odd1);
-                    }
-                }
-            } else {
-#pragma unroll
-                for (int m = 0; m < M_TILES; m++) {
-                    Query::mma(o[m][2 * d], a[m], b[0], b[1]);
-                    Query::mma(o[m][2 * d + 1], a[m], b[2], b[3]);
-                }
+            for (int d = 0; d < DIM_VO / 8; d++) {
+                o[m][d][2 * half] *= correction;
+                o[m][d][2 * half + 1] *= correction;
             }
         }
     }
 }
-
-// One thread's share of the softmax: the rows `lane.tile_row(m, half)`.
-struct Softmax {
-    RowState state[M_TILES][2];
-
-    __device__ __forceinline__ Softmax() {
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++) state[m][0] = state[m][1] = {minus_infinity(), 0.0f};
-    }
-
-    // Logits to probabilities, relative to the new maxima; rescales what was accumulated before.
-    __device__ __forceinline__ void update(Scores &s, Outputs &o) {
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                RowState &row = state[m][half];
-                float max = row.max;
-#pragma unroll
-                for (int n = 0; n < KEYS / 8; n++) max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-                max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
-                max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
-                const float base = exponent_base(max), correction = exp2_approx(row.max - base);
-                float sum = 0.0f;
-#pragma unroll
-                for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        s[m][n][i] = exp2_approx(s[m][n][i] - base);
-                        sum += s[m][n][i];
-                    }
-                }
-                row = {max, row.sum * correction + sum};
-#pragma unroll
-                for (int d = 0; d < DIM_VO / 8; d++) {
-                    o[m][d][2 * half] *= correction;
-                    o[m][d][2 * half + 1] *= correction;
-                }
-            }
-        }
-    }
-
-    // The sums of a row's four lanes.
-    __device__ __forceinline__ void finish() {
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float &sum = state[m][half].sum;
-                sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-                sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-            }
-        }
-    }
-};
 
 // Dot products to base-2 logits; what a row may not see becomes -inf.
 __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParams &p, const Work &work,
@@ -311,22 +217,6 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
     }
 }
 
-// Calls store(column, x, y) for every pair of neighbouring columns that this thread holds of a row.
-template <class Store>
-__device__ __forceinline__ void for_each_pair(const Outputs &o, int m, int half, u32 pair, Store store) {
-#pragma unroll
-    for (int c = 0; c < DIM_VO / 16; c++) {
-        const float *even = o[m][2 * c] + 2 * half, *odd = o[m][2 * c + 1] + 2 * half;
-        if constexpr (FP8) {
-            store(16 * c + 4 * pair, even[0], odd[0]);
-            store(16 * c + 4 * pair + 2, even[1], odd[1]);
-        } else {
-            store(16 * c + 2 * pair, even[0], even[1]);
-            store(16 * c + 8 + 2 * pair, odd[0], odd[1]);
-        }
-    }
-}
-
 // Each warp has all rows and some keys: their states are merged through shared memory, where the ring was.
 __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams &p, const FolioGenericParams &g,
                                                       const Work &work, const Outputs &o, const Softmax &softmax,
@@ -339,7 +229,7 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
         for (int half = 0; half < 2; half++) {
             const u32 row = lane.warp_n * ROWS + lane.tile_row(m, half);
             if (lane.pair == 0) states[row] = softmax.state[m][half];
-            for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+            for_each_pair<Cached>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
                 *reinterpret_cast<float2 *>(values + row * DIM_VO + column) = make_float2(x, y);
             });
         }
@@ -382,7 +272,7 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const 
             if (row >= work.num_rows) continue;
             const OutputRow out(p, g, *work.item, work.kv_head, row, softmax.state[m][half]);
             if (lane.pair == 0) out.store_lse();
-            for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+            for_each_pair<Cached>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
                 if (column < g.head_dim_vo) out.store(column, x, y);
             });
         }
@@ -439,8 +329,8 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         const bool inside = span.begin >= keys.begin && span.end <= keys.end;
         make_logits(s, p, work, rule, scale, lane, keys, span.begin,
                     inside && all_see(p, work.request, first_row, last_row, span));
-        softmax.update(s, o);
-        multiply_pv<Cached>(o, s, k_tile + KEYS * K_BYTES);
+        update(softmax, s, o);
+        multiply_values<Query, Cached, VRow>(o, s, k_tile + KEYS * K_BYTES);
     }
     allow_dependents();
     softmax.finish();

@@ -18,6 +18,7 @@
 #include "core/mask.cuh"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
+#include "generic/fragments.cuh"
 #include "params/mla.h"
 
 namespace folio {
@@ -141,21 +142,6 @@ __device__ __forceinline__ i32 elements_of(u32 dim, u32 warp, u32 columns) {
     return static_cast<i32>(min(dim - min(dim, warp * columns), columns));
 }
 
-// A 16-row fragment of queries that goes with 16 elements of K: in order for 16-bit keys; for fp8 keys in the order in
-// which ldmatrix hands out bytes, elements 4p..4p+3 of a row to lane p.
-template <class Element, class Row>
-__device__ __forceinline__ void load_fragment(u32 (&a)[4], u32 tile, u32 row, u32 step) {
-    const u32 lane = threadIdx.x % 32;
-    if constexpr (Element::IS_FP8) {
-        const u32 chunk = 2 * step + lane % 4 / 2, within = lane % 2 * 8;
-        const uint2 upper = ld_shared_v2(tile + Row::offset(row + lane / 4, chunk) + within);
-        const uint2 lower = ld_shared_v2(tile + Row::offset(row + lane / 4 + 8, chunk) + within);
-        a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
-    } else {
-        ldmatrix_x4(a, tile + Row::offset(row + lane % 16, 2 * step + lane / 16));
-    }
-}
-
 // The warp's slice of the queries: fragments of the latent part of the first 16 rows, and where the others lie.
 struct Queries {
     u32 first[COLUMNS / 16][4];
@@ -186,7 +172,7 @@ struct Queries {
         const u32 memory = shared_address(lane.memory_of(lane.warp));
         latent = memory + QUERIES_AT, rope = memory + Q_ROPE_AT;
 #pragma unroll
-        for (int step = 0; step < COLUMNS / 16; step++) load_fragment<Latent, QRow>(first[step], latent, 0, step);
+        for (int step = 0; step < COLUMNS / 16; step++) load_queries<Latent, QRow>(first[step], latent, 0, step);
     }
 };
 
@@ -235,6 +221,7 @@ struct KeyLoader {
 
 typedef float Scores[M_TILES][N_TILES][4];
 typedef float Outputs[M_TILES][COLUMNS / 8][4];
+typedef FragmentSoftmax<M_TILES, N_TILES> Softmax;  // of the rows `lane.tile_row(m, half)`
 
 // Two values of a 16-bit type as two of the queries' type.
 template <class Element>
@@ -289,7 +276,7 @@ __device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32
     for (int step = 0; step < K_BYTES / 32; step++) {
         u32 second[FRAGMENTS][4];
 #pragma unroll
-        for (int f = 0; f < FRAGMENTS; f++) load_fragment<Element, QRow>(second[f], q.latent, 16, FRAGMENTS * step + f);
+        for (int f = 0; f < FRAGMENTS; f++) load_queries<Element, QRow>(second[f], q.latent, 16, FRAGMENTS * step + f);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 b[4];
@@ -310,7 +297,7 @@ template <class Element>
 __device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 tile, const KeyFragment &at) {
     u32 a[M_TILES][4];
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) load_fragment<Element, RopeRow>(a[m], q.rope, 16 * m, 0);
+    for (int m = 0; m < M_TILES; m++) load_queries<Element, RopeRow>(a[m], q.rope, 16 * m, 0);
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
         u32 b[4];
@@ -329,49 +316,6 @@ __device__ __forceinline__ void multiply_qk(Scores &s, const Queries &q, u32 sta
     multiply_latent<Latent>(s, q, stage, at);
     if constexpr (Keys::SCALED) multiply_by_key(s, scale, lane);
     multiply_rope<Rope>(s, q, stage + KEYS * K_BYTES, at);
-}
-
-// O += P V of one tile. For fp8 values, column block 2c holds the even and 2c + 1 the odd ones of columns
-// 16c..16c+15; see for_each_pair.
-template <class Element>
-__device__ __forceinline__ void multiply_pv(Outputs &o, const Scores &s, u32 stage) {
-    const u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (int t = 0; t < KEYS / 16; t++) {
-        u32 a[M_TILES][4];
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-            a[m][0] = Query::pack(s[m][2 * t][0], s[m][2 * t][1]);
-            a[m][1] = Query::pack(s[m][2 * t][2], s[m][2 * t][3]);
-            a[m][2] = Query::pack(s[m][2 * t + 1][0], s[m][2 * t + 1][1]);
-            a[m][3] = Query::pack(s[m][2 * t + 1][2], s[m][2 * t + 1][3]);
-        }
-#pragma unroll
-        for (int d = 0; d < K_BYTES / 32; d++) {
-            u32 b[4];
-            ldmatrix_x4_trans(b, stage + KRow::offset(16 * t + lane % 16, 2 * d + lane / 16));
-            if constexpr (Element::IS_FP8) {
-#pragma unroll
-                for (int i = 0; i < 4; i += 2) {
-                    const u32 even0 = Element::template widen<Query, 0, 2>(b[i]),
-                              even1 = Element::template widen<Query, 0, 2>(b[i + 1]);
-                    const u32 odd0 = Element::template widen<Query, 1, 3>(b[i]),
-                              odd1 = Element::template widen<Query, 1, 3>(b[i + 1]);
-#pragma unroll
-                    for (int m = 0; m < M_TILES; m++) {
-                        Query::mma(o[m][4 * d + i], a[m], even0, even1);
-                        Query::mma(o[m][4 * d + i + 1], a[m], odd0, odd1);
-                    }
-                }
-            } else {
-#pragma unroll
-                for (int m = 0; m < M_TILES; m++) {
-                    Query::mma(o[m][2 * d], a[m], b[0], b[1]);
-                    Query::mma(o[m][2 * d + 1], a[m], b[2], b[3]);
-                }
-            }
-        }
-    }
 }
 
 // The warps' parts of the dot products of a tile. Pairs of keys lie so that half a warp reads from all banks.
@@ -461,69 +405,29 @@ struct WeightUnit {
     }
 };
 
-// One thread's share of the softmax: the rows `lane.tile_row(m, half)`.
-struct Softmax {
-    RowState state[M_TILES][2];
-
-    __device__ __forceinline__ Softmax() {
+// Takes over a tile's logits, which become probabilities; rescales what was accumulated before, and that by `factor` too.
+__device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o, float factor) {
+    float corrections[M_TILES][2];
+    bool same = factor == 1.0f;
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) state[m][0] = state[m][1] = {minus_infinity(), 0.0f};
-    }
-
-    // Logits to probabilities, relative to the new maxima; rescales what was accumulated before, and that by `factor`
-    // too.
-    __device__ __forceinline__ void update(Scores &s, Outputs &o, float factor) {
-        float corrections[M_TILES][2];
-        bool same = factor == 1.0f;
+    for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                RowState &row = state[m][half];
-                float max = row.max;
-#pragma unroll
-                for (int n = 0; n < N_TILES; n++) max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-                max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
-                max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
-                const float base = exponent_base(max), correction = exp2_approx(row.max - base);
-                float sum = 0.0f;
-#pragma unroll
-                for (int n = 0; n < N_TILES; n++) {
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        s[m][n][i] = exp2_approx(s[m][n][i] - base);
-                        sum += s[m][n][i];
-                    }
-                }
-                same = same && row.max == max;
-                row = {max, row.sum * correction + sum};
-                corrections[m][half] = correction * factor;
-            }
-        }
-        if (__all_sync(FULL_WARP, same)) return;
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-            for (int d = 0; d < COLUMNS / 8; d++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) o[m][d][i] *= corrections[m][i / 2];
-            }
+        for (int half = 0; half < 2; half++) {
+            const float max = softmax.state[m][half].max;
+            corrections[m][half] = softmax.update(s, m, half) * factor;
+            same = same && softmax.state[m][half].max == max;
         }
     }
-
-    // The sums of a row's four lanes.
-    __device__ __forceinline__ void finish() {
+    if (__all_sync(FULL_WARP, same)) return;
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
+    for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float &sum = state[m][half].sum;
-                sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-                sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-            }
+        for (int d = 0; d < COLUMNS / 8; d++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[m][d][i] *= corrections[m][i / 2];
         }
     }
-};
+}
 
 // The end of a row: the output, whose type is that of the queries, and lse; or the partial results that plan/combine.cu
 // combines where its keys were split.
@@ -570,22 +474,6 @@ struct OutputRow {
     }
 };
 
-// Calls store(column, x, y) for every pair of neighbouring columns of the warp that this thread holds of a row.
-template <class Store>
-__device__ __forceinline__ void for_each_pair(const Outputs &o, int m, int half, u32 pair, Store store) {
-#pragma unroll
-    for (int c = 0; c < COLUMNS / 16; c++) {
-        const float *even = o[m][2 * c] + 2 * half, *odd = o[m][2 * c + 1] + 2 * half;
-        if constexpr (Latent::IS_FP8) {
-            store(16 * c + 4 * pair, even[0], odd[0]);
-            store(16 * c + 4 * pair + 2, even[1], odd[1]);
-        } else {
-            store(16 * c + 2 * pair, even[0], even[1]);
-            store(16 * c + 8 + 2 * pair, odd[0], odd[1]);
-        }
-    }
-}
-
 __device__ __forceinline__ void store_rows(const FolioMlaParams &g, const Work &work, const Outputs &o,
                                            const Softmax &softmax, float unit, const Lane &lane) {
     const u32 num_rows = work.num_rows(g.attention);
@@ -597,7 +485,7 @@ __device__ __forceinline__ void store_rows(const FolioMlaParams &g, const Work &
             if (row >= num_rows) continue;
             const OutputRow out(g, *work.item, row, softmax.state[m][half], unit);
             if (lane.warp == 0 && lane.pair == 0 && out.lse_at) *out.lse_at = out.lse;
-            for_each_pair(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+            for_each_pair<Latent>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
                 const u32 at = lane.warp * COLUMNS + column;
                 if (at < g.kv_lora_rank) out.store(at, x, y);
             });
@@ -653,9 +541,9 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
         const i32 first_key = tile * KEYS;
         make_logits(s, g, work, scale, lane, keys, first_key,
                     first_key >= keys.begin && first_key + KEYS <= seen_by_all);
-        softmax.update(s, o, Keys::SCALED ? weights.update(key_scale) : 1.0f);
+        update(softmax, s, o, Keys::SCALED ? weights.update(key_scale) : 1.0f);
         if constexpr (Keys::SCALED) multiply_by_key(s, key_scale / weights.unit, lane);
-        multiply_pv<Latent>(o, s, ring + stage * STAGE_BYTES);
+        multiply_values<Query, Latent, KRow>(o, s, ring + stage * STAGE_BYTES);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     allow_dependents();

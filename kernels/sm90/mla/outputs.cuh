@@ -77,13 +77,14 @@ private:
 
     __device__ __forceinline__ void multiply() {
         const u32 at = shared_address(shared.stages[turn.stage()]);
-        const u64 weights = wgmma_descriptor_unswizzled(at + ROPE_OFFSET, GROUP_BYTES, 128);
+        const u64 weights = wgmma_plain_descriptor(at + ROPE_OFFSET, GROUP_BYTES, 128);
         const u64 values = wgmma_descriptor(at + HALF * HALF_COLUMNS / 64 * ATOM, ATOM, GROUP_BYTES);
         pin(o);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) {
-            wgmma_ss_transposed<Element>(o, weights + k * (2 * GROUP_BYTES / 16), values + k * (2 * GROUP_BYTES / 16));
+            wgmma_ss<Element, Major::DEPTH, Major::WIDTH>(o, weights + k * (2 * GROUP_BYTES / 16),
+                                                          values + k * (2 * GROUP_BYTES / 16), 1);
         }
         wgmma_commit();
         wgmma_wait<0>();

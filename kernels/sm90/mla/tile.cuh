@@ -7,7 +7,7 @@
 #include "core/softmax.cuh"
 #include "params/mla_hopper.h"
 #include "ptx/tma.cuh"
-#include "ptx/wgmma_mla.cuh"
+#include "ptx/wgmma_products.cuh"
 
 namespace folio::mla {
 

@@ -7,7 +7,7 @@
 // 2 i + 8, 2 i + 9: s[4 j + 2 r + c] is token + 8 r, row 8 j + 2 i + c. Outputs are eight tiles of 64 dims, alike.
 #pragma once
 
-#include "ptx/wgmma_n16.cuh"
+#include "ptx/wgmma_products.cuh"
 #include "sm90/decode/tile.cuh"
 #include "sm90/mla_few/load.cuh"
 
@@ -48,7 +48,7 @@ struct Products {
 #pragma unroll
         for (int step = 0; step < (LATENT + ROPE) / 16; ++step) {
             const u64 a = keys + (step / 4 * Format::ATOM_BYTES + step % 4 * 32) / 16;
-            wgmma_n16_ss<T, 0>(step % 2 ? odd : s, a, query_step<Format>(queries, step), step >= 2);
+            wgmma_ss<T>(step % 2 ? odd : s, a, query_step<Format>(queries, step), step >= 2);
         }
         wgmma_commit();
         wgmma_wait<0>();
@@ -71,7 +71,7 @@ struct Products {
             wgmma_fence();
 #pragma unroll
             for (int j = 0; j < OUTPUT_TILES; ++j) {
-                wgmma_n16_ss<T, 1>(o[j], values + j * Format::ATOM_BYTES / 16, weights, 1);
+                wgmma_ss<T, Major::WIDTH>(o[j], values + j * Format::ATOM_BYTES / 16, weights, 1);
             }
             wgmma_commit();
             values += 2 * Format::GROUP_BYTES / 16;
@@ -128,9 +128,9 @@ struct Products<Bytes<T, SCALED>> {
                 const u64 q = query_step<Format>(queries, 8 * b + n);
                 const int accumulate = SCALED ? n > 0 : b >= 2 || n > 0;
                 if (raw) {
-                    wgmma_n16_rs<bf16>(d, a[b % 2][n], q, accumulate);
+                    wgmma_rs<bf16>(d, a[b % 2][n], q, accumulate);
                 } else {
-                    wgmma_n16_rs<f16>(d, a[b % 2][n], q, accumulate);
+                    wgmma_rs<f16>(d, a[b % 2][n], q, accumulate);
                 }
             }
             wgmma_commit();
@@ -197,7 +197,7 @@ private:
 #pragma unroll
         for (int j = 0; j < OUTPUT_TILES; ++j) {
             const u64 of_block = SCALED ? weights + j / 2 * Memory<Format>::WEIGHT_BYTES / 16 : weights;
-            wgmma_n16_rs<f16>(o[j], a[j], of_block, 1);
+            wgmma_rs<f16>(o[j], a[j], of_block, 1);
         }
         wgmma_commit();
     }

@@ -134,7 +134,7 @@ private:
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < BLOCK / 16; ++i) {
-            wgmma_rs_transposed<Element>(o, p + 4 * i, v + i * (2 * VALUE_GROUP_STRIDE / 16), 1);
+            wgmma_rs<Element, Major::WIDTH>(o, p + 4 * i, v + i * (2 * VALUE_GROUP_STRIDE / 16), 1);
         }
         wgmma_commit();
     }

@@ -9,7 +9,7 @@
 #include "core/cache.cuh"
 #include "core/mask.cuh"
 #include "ptx/tma.cuh"
-#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_products.cuh"
 
 namespace folio::prefill {
 

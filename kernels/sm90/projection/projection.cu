@@ -10,7 +10,7 @@
 #include "core/dtype.cuh"
 #include "params/projection.h"
 #include "ptx/tma_store.cuh"
-#include "ptx/wgmma_shared.cuh"
+#include "ptx/wgmma_products.cuh"
 
 namespace folio::projection {
 
@@ -189,8 +189,8 @@ struct Consumer {
         for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
             for (int b = 0; b < BLOCKS; ++b) {
-                wgmma_shared<Element, DEPTH_FIRST>(sums[b], x + b * X_BLOCK + step * X_STEP,
-                                                   weight + step * WEIGHT_STEP, step > 0 || accumulate);
+                wgmma_ss<Element, Major::DEPTH, DEPTH_FIRST ? Major::DEPTH : Major::WIDTH>(
+                    sums[b], x + b * X_BLOCK + step * X_STEP, weight + step * WEIGHT_STEP, step > 0 || accumulate);
             }
         }
         wgmma_commit();

@@ -1,0 +1,135 @@
+// The arithmetic of the generic kernels on fragments of mma.sync, in 16-row tiles of queries and 8-column tiles of keys or
+// values: fragments of queries, O += P V, the softmax of a thread's rows, and which columns of the output it holds. What a
+// tile is, where it lies and what a row may see is the kernels' own.
+#pragma once
+#include "core/softmax.cuh"
+#include "core/tile.cuh"
+
+namespace folio {
+
+// A 16-row fragment of queries that goes with 16 elements of keys: in order for 16-bit keys; for fp8 keys in the order in
+// which ldmatrix hands out bytes, elements 4p..4p+3 of a row to lane p. `Row` is the tile's layout.
+template <class Element, class Row>
+__device__ __forceinline__ void load_queries(u32 (&a)[4], u32 tile, u32 row, u32 step) {
+    const u32 lane = threadIdx.x % 32;
+    if constexpr (Element::IS_FP8) {
+        const u32 chunk = 2 * step + lane % 4 / 2, within = lane % 2 * 8;
+        const uint2 upper = ld_shared_v2(tile + Row::offset(row + lane / 4, chunk) + within);
+        const uint2 lower = ld_shared_v2(tile + Row::offset(row + lane / 4 + 8, chunk) + within);
+        a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
+    } else {
+        ldmatrix_x4(a, tile + Row::offset(row + lane % 16, 2 * step + lane / 16));
+    }
+}
+
+// O += P V of one tile of values of type `Element`, laid out as `Row`. For fp8 values, column block 2c holds the even and
+// 2c + 1 the odd ones of columns 16c..16c+15; see for_each_pair.
+template <class Query, class Element, class Row, int M_TILES, int N_TILES, int D_TILES>
+__device__ __forceinline__ void multiply_values(float (&o)[M_TILES][D_TILES][4], const float (&p)[M_TILES][N_TILES][4],
+                                                u32 tile) {
+    // Column blocks of 32 bytes of values.
+    constexpr int BLOCKS = Element::IS_FP8 ? 4 : 2;
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < N_TILES / 2; t++) {
+        u32 a[M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            a[m][0] = Query::pack(p[m][2 * t][0], p[m][2 * t][1]);
+            a[m][1] = Query::pack(p[m][2 * t][2], p[m][2 * t][3]);
+            a[m][2] = Query::pack(p[m][2 * t + 1][0], p[m][2 * t + 1][1]);
+            a[m][3] = Query::pack(p[m][2 * t + 1][2], p[m][2 * t + 1][3]);
+        }
+#pragma unroll
+        for (int d = 0; d < D_TILES / BLOCKS; d++) {
+            u32 b[4];
+            ldmatrix_x4_trans(b, tile + Row::offset(16 * t + lane % 16, 2 * d + lane / 16));
+            if constexpr (Element::IS_FP8) {
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    const u32 even0 = Element::template widen<Query, 0, 2>(b[i]),
+                              even1 = Element::template widen<Query, 0, 2>(b[i + 1]);
+                    const u32 odd0 = Element::template widen<Query, 1, 3>(b[i]),
+                              odd1 = Element::template widen<Query, 1, 3>(b[i + 1]);
+#pragma unroll
+                    for (int m = 0; m < M_TILES; m++) {
+                        Query::mma(o[m][4 * d + i], a[m], even0, even1);
+                        Query::mma(o[m][4 * d + i + 1], a[m], odd0, odd1);
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int m = 0; m < M_TILES; m++) {
+                    Query::mma(o[m][2 * d], a[m], b[0], b[1]);
+                    Query::mma(o[m][2 * d + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+// One thread's share of the softmax: of each 16-row tile two rows, 8 apart.
+template <int M_TILES, int N_TILES>
+struct FragmentSoftmax {
+    RowState state[M_TILES][2];
+
+    __device__ __forceinline__ FragmentSoftmax() {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) state[m][0] = state[m][1] = {minus_infinity(), 0.0f};
+    }
+
+    // A row's logits to probabilities, relative to its new maximum. Returns the factor for what was accumulated before.
+    __device__ __forceinline__ float update(float (&s)[M_TILES][N_TILES][4], int m, int half) {
+        RowState &row = state[m][half];
+        float max = row.max;
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
+        const float base = exponent_base(max), correction = exp2_approx(row.max - base);
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+            for (int i = 2 * half; i < 2 * half + 2; i++) {
+                s[m][n][i] = exp2_approx(s[m][n][i] - base);
+                sum += s[m][n][i];
+            }
+        }
+        row = {max, row.sum * correction + sum};
+        return correction;
+    }
+
+    // The sums of a row's four lanes.
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float &sum = state[m][half].sum;
+                sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+                sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            }
+        }
+    }
+};
+
+// Calls store(column, x, y) for every pair of neighbouring columns that lane `pair` of four holds of a row. `Element` is
+// the type of the values, which decides where the columns are.
+template <class Element, int M_TILES, int D_TILES, class Store>
+__device__ __forceinline__ void for_each_pair(const float (&o)[M_TILES][D_TILES][4], int m, int half, u32 pair,
+                                              Store store) {
+#pragma unroll
+    for (int c = 0; c < D_TILES / 2; c++) {
+        const float *even = o[m][2 * c] + 2 * half, *odd = o[m][2 * c + 1] + 2 * half;
+        if constexpr (Element::IS_FP8) {
+            store(16 * c + 4 * pair, even[0], odd[0]);
+            store(16 * c + 4 * pair + 2, even[1], odd[1]);
+        } else {
+            store(16 * c + 2 * pair, even[0], even[1]);
+            store(16 * c + 8 + 2 * pair, odd[0], odd[1]);
+        }
+    }
+}
+
+}  // namespace folio
