@@ -11,52 +11,35 @@ mod contexts;
 mod cuts;
 mod desc;
 mod memory;
+mod operators;
 mod run;
 
 use super::Context;
 use super::attention::{Attention, check_workspace};
 use super::batch::{self, BatchInput, Scratch};
-use crate::backend::{Stream, Tables, Workspace, WorkspaceInfo};
+use crate::backend::{Stream, Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::problem::{AttentionDesc, Batch, MlaContextArgs, MlaContextDesc, RecordPages};
+use crate::problem::{AttentionDesc, Batch, MlaContextArgs, MlaContextDesc};
 use crate::tensor::{Device, Tensor};
 use contexts::{check_contexts, check_page_ids, record_pages};
-use cuts::{Cut, CutTables, Cuts, PAGE_INDPTR, most_numbers};
+use cuts::{Cut, Cuts, PAGE_INDPTR, most_numbers};
 use desc::Problems;
-use memory::{Buffers, Memory, Parts};
+use memory::{Memory, Parts};
+use operators::{Operators, Planned};
 use run::Run;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// One problem on one context, with its current plan.
 ///
 /// `plan` needs exclusive access. Runs of one plan share its workspace: on CUDA they are on one stream, or on streams that
 /// the host orders, and the steps of one run are not mixed with those of another.
 pub struct MlaContext {
-    context: Context,
-    desc: MlaContextDesc,
+    operators: Operators,
     batch: AttentionDesc,
-    /// New tokens over themselves: where no request has context, straight to the output.
-    alone: Attention,
-    /// The same as the first part of a sum.
-    first: Attention,
-    /// New tokens over a chunk. It is planned anew for every chunk of every run.
-    chunk: Mutex<Attention>,
-    tables: Box<dyn Tables>,
-    memory: Memory,
-    cuts: Cuts,
     scratch: Scratch,
     planned: Option<Planned>,
-}
-
-/// What a run needs of the plan.
-#[derive(Debug, Clone, Copy)]
-struct Planned {
-    workspace: Workspace,
-    buffers: Buffers,
-    pages: RecordPages,
-    num_tokens: i64,
 }
 
 impl MlaContext {
@@ -88,33 +71,35 @@ impl MlaContext {
             format_args!("MlaContext: kernel {}", chunk.kernel()),
         );
         Ok(MlaContext {
-            context: context.clone(),
-            memory: Memory::new(&desc, &parts, context.device()),
-            cuts,
+            operators: Operators {
+                context: context.clone(),
+                memory: Memory::new(&desc, &parts, context.device()),
+                cuts,
+                desc,
+                alone,
+                first,
+                chunk: Mutex::new(chunk),
+                tables,
+            },
             scratch: Scratch::for_desc(&problems.batch)?,
             batch: problems.batch,
-            desc,
-            alone,
-            first,
-            chunk: Mutex::new(chunk),
-            tables,
             planned: None,
         })
     }
 
     /// The checked desc, derived values included.
     pub fn desc(&self) -> &MlaContextDesc {
-        &self.desc
+        &self.operators.desc
     }
 
     /// Name of the kernel for new tokens.
     pub fn kernel(&self) -> &str {
-        self.alone.kernel()
+        self.operators.alone.kernel()
     }
 
     /// Memory that suffices for every batch within the desc.
     pub fn workspace(&self) -> WorkspaceInfo {
-        self.memory.info()
+        self.operators.memory.info()
     }
 
     /// Takes over a batch: `kv_len` counts the context and the new tokens. Page ids stay where they are until the last
@@ -129,9 +114,10 @@ impl MlaContext {
         workspace_bytes: (usize, usize),
         stream: Stream,
     ) -> Result<()> {
-        self.context.check_stream(stream)?;
-        check_workspace(&self.memory.info(), workspace, workspace_bytes)?;
-        let device = self.context.device();
+        let operators = &mut self.operators;
+        operators.context.check_stream(stream)?;
+        check_workspace(&operators.memory.info(), workspace, workspace_bytes)?;
+        let device = operators.context.device();
         let batch = match batch::check(input, &self.batch, device, &mut self.scratch)? {
             Batch::Host(batch) => batch,
             Batch::Device(_) => {
@@ -140,25 +126,25 @@ impl MlaContext {
                 ));
             }
         };
-        check_contexts(&batch, &self.desc)?;
+        check_contexts(&batch, &operators.desc)?;
         check_page_ids(input, device)?;
-        let tables = self.memory.part(workspace, self.memory.tables);
-        let numbers = self.tables.address(&tables);
-        let indptr = self
+        let tables = operators.memory.part(workspace, operators.memory.tables);
+        let numbers = operators.tables.address(&tables);
+        let indptr = operators
             .memory
             .table(numbers, PAGE_INDPTR, batch.batch_size() + 1)?;
         let planned = Planned {
             workspace: *workspace,
-            buffers: self.memory.buffers(&self.desc, workspace)?,
+            buffers: operators.memory.buffers(&operators.desc, workspace)?,
             pages: record_pages(input, indptr)?,
             num_tokens: batch.num_tokens() as i64,
         };
         // From here on only the device can fail, and then there is no plan.
         self.planned = None;
-        self.cuts.cut(&batch);
-        let cuts = &self.cuts;
+        operators.cuts.cut(&batch);
+        let cuts = &operators.cuts;
         let indptr = input.kv_indptr.as_ref().and_then(Tensor::as_i32);
-        self.tables.write(&tables, stream, &mut |numbers| {
+        operators.tables.write(&tables, stream, &mut |numbers| {
             cuts.write_tables(numbers, &batch, indptr);
         })?;
         let itself = BatchInput {
@@ -166,10 +152,12 @@ impl MlaContext {
             kv_indptr: input.qo_indptr,
             ..BatchInput::default()
         };
-        let part = self.memory.part(workspace, self.memory.new_tokens);
+        let part = operators
+            .memory
+            .part(workspace, operators.memory.new_tokens);
         let new_tokens = match cuts.list().is_empty() {
-            true => &mut self.alone,
-            false => &mut self.first,
+            true => &mut operators.alone,
+            false => &mut operators.first,
         };
         let info = new_tokens.workspace();
         let bytes = (info.device_bytes, info.host_bytes);
@@ -180,14 +168,14 @@ impl MlaContext {
 
     /// Plans every chunk once, where that is done on the host: what runs need grows here.
     fn rehearse(&mut self, stream: Stream) -> Result<()> {
-        if self.context.device() != Device::Cpu {
+        if self.operators.context.device() != Device::Cpu {
             return Ok(());
         }
         let Some(planned) = &self.planned else {
             return Ok(());
         };
-        let mut cuts = self.cuts.list().iter();
-        cuts.try_for_each(|cut| self.plan_chunk(planned, cut, stream).map(drop))
+        let mut cuts = self.operators.cuts.list().iter();
+        cuts.try_for_each(|cut| self.operators.plan_chunk(planned, cut, stream).map(drop))
     }
 
     /// The number of chunks of the current plan.
@@ -196,7 +184,7 @@ impl MlaContext {
     /// [`Error::NotPlanned`].
     pub fn num_chunks(&self) -> Result<usize> {
         self.planned()?;
-        Ok(self.cuts.list().len())
+        Ok(self.operators.cuts.list().len())
     }
 
     /// Context tokens of a chunk: rows that gather writes and attend reads.
@@ -214,7 +202,7 @@ impl MlaContext {
     /// What is wrong with the arguments; then no output was touched.
     pub fn run(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
         let run = self.start(args, 0, stream)?;
-        if self.desc.in_steps {
+        if self.operators.desc.in_steps {
             return Err(Error::InvalidArgument(
                 "run: it is not accepted with FOLIO_MLA_CONTEXT_STEPS; the steps are".into(),
             ));
@@ -249,7 +237,7 @@ impl MlaContext {
         let cut = self.cut(chunk)?;
         let run = self.start_step(args, cut.rows, stream)?;
         run.attend(cut, &run.chunk_rows(cut))?;
-        if chunk + 1 == self.cuts.list().len() {
+        if chunk + 1 == self.operators.cuts.list().len() {
             return run.finish();
         }
         Ok(())
@@ -263,7 +251,7 @@ impl MlaContext {
 
     fn cut(&self, chunk: usize) -> Result<&Cut> {
         self.planned()?;
-        let cuts = self.cuts.list();
+        let cuts = self.operators.cuts.list();
         cuts.get(chunk).ok_or_else(|| {
             Error::InvalidArgument(format!(
                 "chunk: {chunk} is not accepted; a number below {} is",
@@ -272,44 +260,8 @@ impl MlaContext {
         })
     }
 
-    fn tables(&self, planned: &Planned, cut: &Cut) -> Result<CutTables> {
-        cut.tables(&self.memory, self.numbers(planned))
-    }
-
-    /// The offsets of no request.
-    fn zero(&self, planned: &Planned) -> Result<Tensor> {
-        self.memory.table(self.numbers(planned), 0, 1)
-    }
-
-    /// Where the numbers of the tables are.
-    fn numbers(&self, planned: &Planned) -> usize {
-        let tables = self.memory.part(&planned.workspace, self.memory.tables);
-        self.tables.address(&tables)
-    }
-
-    /// Plans attention over a chunk. Where lengths are on a device this is all in stream order.
-    fn plan_chunk(
-        &self,
-        planned: &Planned,
-        cut: &Cut,
-        stream: Stream,
-    ) -> Result<MutexGuard<'_, Attention>> {
-        let tables = self.tables(planned, cut)?;
-        let batch = BatchInput {
-            qo_indptr: Some(tables.qo_indptr),
-            kv_indptr: Some(tables.kv_indptr),
-            ..BatchInput::default()
-        };
-        let part = self.memory.part(&planned.workspace, self.memory.chunk);
-        let mut chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
-        let info = chunk.workspace();
-        let bytes = (info.device_bytes, info.host_bytes);
-        chunk.plan(&batch, &part, bytes, stream)?;
-        Ok(chunk)
-    }
-
     fn start_step(&self, args: &MlaContextArgs, rows: i64, stream: Stream) -> Result<Run<'_>> {
-        if !self.desc.in_steps {
+        if !self.operators.desc.in_steps {
             return Err(Error::InvalidArgument(
                 "handle: a step is not accepted without FOLIO_MLA_CONTEXT_STEPS; run is".into(),
             ));
@@ -319,10 +271,15 @@ impl MlaContext {
 
     fn start(&self, args: &MlaContextArgs, rows: i64, stream: Stream) -> Result<Run<'_>> {
         let planned = self.planned()?;
-        self.context.check_stream(stream)?;
+        self.operators.context.check_stream(stream)?;
         let sizes = (planned.num_tokens, rows);
-        let args = args::check(args, &self.desc, sizes, self.context.device())?;
-        Run::new(self, planned, args, stream)
+        let args = args::check(
+            args,
+            &self.operators.desc,
+            sizes,
+            self.operators.context.device(),
+        )?;
+        Run::new(&self.operators, planned, args, stream)
     }
 }
 

@@ -2,7 +2,7 @@
 //! gather, the up-projection, attention and the sum. Which chunks there are is in `cuts`.
 
 use super::cuts::Cut;
-use super::{MlaContext, Planned};
+use super::operators::{Operators, Planned};
 use crate::api::merge;
 use crate::api::mla_cache::{checked_gather, mla_gather};
 use crate::api::projection::up_project;
@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// One run, or a step of one.
 pub(super) struct Run<'a> {
-    handle: &'a MlaContext,
+    operators: &'a Operators,
     planned: &'a Planned,
     args: MlaContextArgs,
     /// Rows of the sum.
@@ -29,18 +29,18 @@ pub(super) struct Run<'a> {
 impl<'a> Run<'a> {
     /// The run of checked arguments, whose cache is checked here.
     pub fn new(
-        handle: &'a MlaContext,
+        operators: &'a Operators,
         planned: &'a Planned,
         args: MlaContextArgs,
         stream: Stream,
     ) -> Result<Run<'a>> {
         // A graph's rows are those of every later plan.
-        let tokens = match handle.desc.graph {
-            true => common_rows(&args).min(handle.desc.max_num_tokens.into()),
+        let tokens = match operators.desc.graph {
+            true => common_rows(&args).min(operators.desc.max_num_tokens.into()),
             false => planned.num_tokens,
         };
         let run = Run {
-            handle,
+            operators,
             planned,
             args,
             tokens,
@@ -52,10 +52,10 @@ impl<'a> Run<'a> {
 
     /// Everything. What may be refused of the gathers is, before anything is written.
     pub fn whole(&self) -> Result<()> {
-        let cuts = self.handle.cuts.list().iter();
+        let cuts = self.operators.cuts.list().iter();
         for cut in cuts.clone() {
             let gather = self.gather_args(cut, &self.chunk_rows(cut))?;
-            checked_gather(&gather, self.handle.context.device())?;
+            checked_gather(&gather, self.operators.context.device())?;
         }
         self.new_tokens()?;
         for cut in cuts {
@@ -70,10 +70,10 @@ impl<'a> Run<'a> {
     /// Attention of the new tokens over themselves: the output, or the first part of the sum.
     pub fn new_tokens(&self) -> Result<()> {
         let args = &self.args;
-        let alone = self.handle.cuts.list().is_empty();
+        let alone = self.operators.cuts.list().is_empty();
         let (attention, o, lse) = match alone {
-            true => (&self.handle.alone, args.o, args.lse),
-            false => (&self.handle.first, self.sum(), Some(self.sum_lse())),
+            true => (&self.operators.alone, args.o, args.lse),
+            false => (&self.operators.first, self.sum(), Some(self.sum_lse())),
         };
         let attend = AttentionArgs {
             k_rope: Some(args.k_rope),
@@ -123,11 +123,11 @@ impl<'a> Run<'a> {
     /// Records of a chunk to its rows.
     pub fn gather(&self, cut: &Cut, rows: &ChunkRows) -> Result<()> {
         let gather = self.gather_args(cut, rows)?;
-        mla_gather(&self.handle.context, &gather, self.stream)
+        mla_gather(&self.operators.context, &gather, self.stream)
     }
 
     fn gather_args(&self, cut: &Cut, rows: &ChunkRows) -> Result<MlaGatherArgs> {
-        let tables = self.handle.tables(self.planned, cut)?;
+        let tables = self.operators.tables(self.planned, cut)?;
         Ok(MlaGatherArgs {
             cache: self.args.cache,
             dst: rows.latent,
@@ -141,17 +141,17 @@ impl<'a> Run<'a> {
 
     /// Checks the cache of a run, whether or not there is something to gather.
     fn check_cache(&self) -> Result<()> {
-        let (handle, buffers) = (self.handle, &self.planned.buffers);
+        let (operators, buffers) = (self.operators, &self.planned.buffers);
         let nothing = MlaGatherArgs {
             cache: self.args.cache,
             dst: buffers.latent.narrow(0, 0, 0),
             dst_rope: Some(buffers.rope.narrow(0, 0, 0)),
-            cu_seq_lens: handle.zero(self.planned)?,
+            cu_seq_lens: operators.zero(self.planned)?,
             seq_starts: None,
             pages: self.pages(&(0..0)),
             k_scale: self.args.k_scale,
         };
-        checked_gather(&nothing, handle.context.device()).map(drop)
+        checked_gather(&nothing, operators.context.device()).map(drop)
     }
 
     /// The page ids of some requests.
@@ -177,12 +177,12 @@ impl<'a> Run<'a> {
             k_nope: Some(rows.k_nope),
             v: Some(rows.v),
         };
-        up_project(&self.handle.context, &project, self.stream)
+        up_project(&self.operators.context, &project, self.stream)
     }
 
     /// Attention over a chunk, added to the sum.
     pub fn attend(&self, cut: &Cut, rows: &ChunkRows) -> Result<()> {
-        let tokens = match self.handle.desc.graph {
+        let tokens = match self.operators.desc.graph {
             true => 0..self.tokens,
             false => cut.tokens.clone(),
         };
@@ -213,18 +213,18 @@ impl<'a> Run<'a> {
             mask: None,
             lse_base: self.args.lse_base,
         };
-        merge(&self.handle.context, &add, self.stream)
+        merge(&self.operators.context, &add, self.stream)
     }
 
     /// Attention over a chunk alone.
     fn attend_part(&self, cut: &Cut, args: &AttentionArgs) -> Result<()> {
-        let chunk = self.handle.plan_chunk(self.planned, cut, self.stream)?;
+        let chunk = self.operators.plan_chunk(self.planned, cut, self.stream)?;
         chunk.run(args, self.stream)
     }
 
     /// Rounds the sum to the output.
     pub fn finish(&self) -> Result<()> {
-        if self.handle.cuts.list().is_empty() || self.args.o.dtype() == DType::F32 {
+        if self.operators.cuts.list().is_empty() || self.args.o.dtype() == DType::F32 {
             return Ok(());
         }
         let rows = |tensor: Tensor| tensor.narrow(0, 0, self.tokens);
@@ -232,7 +232,7 @@ impl<'a> Run<'a> {
             source: rows(self.sum()),
             target: rows(self.args.o),
         };
-        let backend = self.handle.context.backend();
+        let backend = self.operators.context.backend();
         backend.copy_weights(&Checked::new(copy), self.stream)
     }
 }
