@@ -248,6 +248,7 @@ fn desc(shape: &Shape) -> AttentionDesc {
         max_num_pages: 0,
         graph: false,
         batch_invariant: false,
+        shared_levels: 0,
     }
 }
 

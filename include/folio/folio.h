@@ -1160,6 +1160,290 @@ void folio_prefill_destroy(folio_prefill *handle);
 /** @} */
 
 /**
+ * @defgroup cascade Cascades
+ * Batches whose requests share their first keys: a system prompt, a document, the parent of beams. Shared keys are read
+ * once.
+ * @{
+ */
+
+/**
+ * Attention over batches whose requests share prefixes: FlashInfer's MultiLevelCascadeAttentionWrapper, vLLM's cascade
+ * attention. Shared keys are read once for all rows that see them, and the parts of every row are put together by one
+ * kernel. Results are those of folio_prefill on the same batch, up to rounding.
+ *
+ * A plan shares what pays and leaves the rest to the requests. Runs with a window, ALiBi, mm_prefix_ranges or a custom
+ * mask depend on positions, which rows of several requests do not have in common: they read the keys request by
+ * request. One handle serves every batch within its desc, and one plan every layer of a step.
+ */
+typedef struct folio_cascade folio_cascade;
+
+/**
+ * What a cascade handle is made from: any number of query rows per request, over a paged cache, where neighbouring
+ * requests may have their first pages in common. Types, heads and dimensions as in folio_decode_desc.
+ */
+typedef struct folio_cascade_desc {
+    /**
+     * sizeof(folio_cascade_desc).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_PLAN_…
+     */
+    uint32_t flags;
+    /**
+     * Type of q.
+     */
+    folio_dtype q_dtype;
+    /**
+     * Type of k and v; all zero: as q.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * Type of o; all zero: as q.
+     */
+    folio_dtype o_dtype;
+    /**
+     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
+     */
+    int32_t kv_layout;
+    /**
+     * Query (and output) heads.
+     */
+    uint32_t num_qo_heads;
+    /**
+     * KV heads.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Elements of a q or k row.
+     */
+    uint32_t head_dim_qk;
+    /**
+     * Elements of a v or o row; 0: head_dim_qk.
+     */
+    uint32_t head_dim_vo;
+    /**
+     * Tokens per page, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * Most requests of a batch.
+     */
+    uint32_t max_batch_size;
+    /**
+     * Most query rows of a batch, over all requests.
+     */
+    uint32_t max_num_tokens;
+    /**
+     * Most query rows of a request; 0: max_num_tokens.
+     */
+    uint32_t max_qo_len;
+    /**
+     * Most keys of a request, shared ones included.
+     */
+    uint32_t max_kv_len;
+    /**
+     * Most prefixes that are shared one within the other, up to 16; 0: 1. Deeper ones are left to the requests.
+     */
+    uint32_t max_shared_levels;
+    /**
+     * Most page-table entries of a batch, over all requests, where shared pages count for each of them; 0:
+     * max_batch_size times the pages of max_kv_len.
+     */
+    uint64_t max_num_pages;
+} folio_cascade_desc;
+
+/**
+ * What requests of a batch share. Every prefix is the first keys of some neighbouring requests, which have them in the
+ * same pages. Prefixes may lie one within the other, as the nodes of a tree: the wider one, with fewer keys, comes
+ * first. Arrays are on the host, and only read during the call.
+ *
+ * This is a promise of the caller's, which changes the time and not the result: keys that a request does not have, or
+ * that are its new tokens, are not shared whatever is stated. Where the pages are not the same ones, the results are
+ * those of the first request's pages.
+ */
+typedef struct folio_shared_prefixes {
+    /**
+     * sizeof(folio_shared_prefixes).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * First keys that all requests share (vLLM's common_prefix_len); 0 together with num_prefixes.
+     */
+    uint32_t common_prefix_len;
+    /**
+     * Prefixes in the arrays.
+     */
+    uint32_t num_prefixes;
+    /**
+     * `[num_prefixes]` first request of each; these never fall.
+     */
+    const int32_t *request_begin;
+    /**
+     * `[num_prefixes]` the request behind its last one.
+     */
+    const int32_t *request_end;
+    /**
+     * `[num_prefixes]` its keys.
+     */
+    const int32_t *kv_len;
+} folio_shared_prefixes;
+
+/**
+ * Which neighbouring requests of a batch have their first pages in common.
+ */
+typedef struct folio_find_shared_prefixes_args {
+    /**
+     * sizeof(folio_find_shared_prefixes_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Tokens per page, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * Prefixes that the arrays have room for; one less than there are requests is always enough.
+     */
+    uint32_t capacity;
+    /**
+     * Lengths and page table, all on the host.
+     */
+    const folio_batch *batch;
+    /**
+     * Output: `[capacity]`, as in folio_shared_prefixes.
+     */
+    int32_t *request_begin;
+    /**
+     * Output: `[capacity]`
+     */
+    int32_t *request_end;
+    /**
+     * Output: `[capacity]`
+     */
+    int32_t *kv_len;
+    /**
+     * Output: the number of prefixes.
+     */
+    uint32_t *num_prefixes;
+} folio_find_shared_prefixes_args;
+
+/**
+ * Picks the code for a problem.
+ *
+ * @copydetails folio_decode_create
+ *
+ * # Safety
+ * As folio_decode_create.
+ */
+folio_status folio_cascade_create(const folio_context *ctx,
+                                  const folio_cascade_desc *desc,
+                                  folio_cascade **out,
+                                  folio_error *err);
+
+/**
+ * The memory that every plan within the desc can do with.
+ *
+ * @copydetails folio_decode_workspace
+ *
+ * # Safety
+ * As folio_decode_workspace.
+ */
+folio_status folio_cascade_workspace(const folio_cascade *handle,
+                                     folio_workspace_info *out,
+                                     folio_error *err);
+
+/**
+ * Takes over a step's batch, whose page table has shared pages in the rows of every request that has them, and what its
+ * requests share. With prefixes, lengths are on the host; page ids may be on the device.
+ *
+ * @param prefixes what requests share; NULL: nothing
+ *
+ * @copydetails folio_decode_plan
+ *
+ * # Safety
+ * As folio_decode_plan; `prefixes` is NULL or as its fields say.
+ */
+folio_status folio_cascade_plan(folio_cascade *handle,
+                                const folio_batch *batch,
+                                const folio_shared_prefixes *prefixes,
+                                const folio_workspace *ws,
+                                void *stream,
+                                folio_error *err);
+
+/**
+ * Computes attention for the planned batch.
+ *
+ * @copydetails folio_decode_run
+ *
+ * # Safety
+ * As folio_decode_run.
+ */
+folio_status folio_cascade_run(const folio_cascade *handle,
+                               const folio_attention_args *args,
+                               void *stream,
+                               folio_error *err);
+
+/**
+ * Whether the current plan shares keys: some prefix pays.
+ *
+ * @param handle the handle
+ * @param out receives 1 or 0
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, INVALID_ARGUMENT or NOT_PLANNED
+ *
+ * # Safety
+ * `handle` as for folio_cascade_run; `out` is NULL or writable.
+ */
+folio_status folio_cascade_shares(const folio_cascade *handle,
+                                  uint32_t *out,
+                                  folio_error *err);
+
+/**
+ * Name of the kernel that create picked for shared keys.
+ *
+ * @copydetails folio_decode_kernel
+ *
+ * # Safety
+ * As folio_decode_kernel.
+ */
+const char *folio_cascade_kernel(const folio_cascade *handle);
+
+/**
+ * Ends a handle.
+ *
+ * @copydetails folio_decode_destroy
+ *
+ * # Safety
+ * As folio_decode_destroy.
+ */
+void folio_cascade_destroy(folio_cascade *handle);
+
+/**
+ * Finds what neighbouring requests of a batch share, by their page tables: every set of requests with first pages in
+ * common that no larger set has, in the order that folio_cascade_plan takes. Whole pages count. An engine that sorts its
+ * batch by prefix finds all of them so.
+ *
+ * @param args batch and outputs
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or what is wrong with the batch, or OUT_OF_MEMORY; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the outputs overlap nothing. Any thread, any time.
+ */
+folio_status folio_find_shared_prefixes(const folio_find_shared_prefixes_args *args,
+                                        folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup mla Multi-head latent attention
  * Absorbed MLA over a paged cache of latent records, with any number of query rows per request.
  * @{
@@ -3223,6 +3507,54 @@ typedef struct folio_api {
                                const folio_cp_correct_args *args,
                                void *stream,
                                folio_error *err);
+    /**
+     * folio_cascade_create
+     */
+    folio_status (*cascade_create)(const folio_context *ctx,
+                                   const folio_cascade_desc *desc,
+                                   folio_cascade **out,
+                                   folio_error *err);
+    /**
+     * folio_cascade_workspace
+     */
+    folio_status (*cascade_workspace)(const folio_cascade *handle,
+                                      folio_workspace_info *out,
+                                      folio_error *err);
+    /**
+     * folio_cascade_plan
+     */
+    folio_status (*cascade_plan)(folio_cascade *handle,
+                                 const folio_batch *batch,
+                                 const folio_shared_prefixes *prefixes,
+                                 const folio_workspace *ws,
+                                 void *stream,
+                                 folio_error *err);
+    /**
+     * folio_cascade_run
+     */
+    folio_status (*cascade_run)(const folio_cascade *handle,
+                                const folio_attention_args *args,
+                                void *stream,
+                                folio_error *err);
+    /**
+     * folio_cascade_shares
+     */
+    folio_status (*cascade_shares)(const folio_cascade *handle,
+                                   uint32_t *out,
+                                   folio_error *err);
+    /**
+     * folio_cascade_kernel
+     */
+    const char *(*cascade_kernel)(const folio_cascade *handle);
+    /**
+     * folio_cascade_destroy
+     */
+    void (*cascade_destroy)(folio_cascade *handle);
+    /**
+     * folio_find_shared_prefixes
+     */
+    folio_status (*find_shared_prefixes)(const folio_find_shared_prefixes_args *args,
+                                         folio_error *err);
 } folio_api;
 
 /**

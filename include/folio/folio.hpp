@@ -470,6 +470,72 @@ private:
     std::unique_ptr<folio_mla_context, Destroy> handle_;
 };
 
+/**
+ * A cascade handle (folio_cascade): batches whose requests share prefixes.
+ *
+ * Threads: plan and the destructor need the handle alone; runs of one plan share its workspace.
+ */
+class Cascade {
+public:
+    /** Picks the code. Error with FOLIO_ERR_UNSUPPORTED where this library has none for `desc`. */
+    Cascade(const Context &context, const folio_cascade_desc &desc) : handle_(nullptr, {&context.api()})
+    {
+        detail::Report report;
+        folio_cascade *handle = nullptr;
+        report.check(api().cascade_create(context.get(), &desc, &handle, report.get()));
+        handle_.reset(handle);
+    }
+
+    /** Memory that every plan within the desc can do with. */
+    folio_workspace_info workspace() const
+    {
+        detail::Report report;
+        auto info = FOLIO_INIT(folio_workspace_info);
+        report.check(api().cascade_workspace(get(), &info, report.get()));
+        return info;
+    }
+
+    /** Takes over a step's batch and what its requests share. */
+    void plan(const folio_batch &batch, const folio_shared_prefixes &prefixes, const folio_workspace &workspace,
+              void *stream = nullptr)
+    {
+        detail::Report report;
+        report.check(api().cascade_plan(handle_.get(), &batch, &prefixes, &workspace, stream, report.get()));
+    }
+
+    /** Computes one layer. */
+    void run(const folio_attention_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().cascade_run(get(), &args, stream, report.get()));
+    }
+
+    /** Whether the current plan shares keys. */
+    bool shares() const
+    {
+        detail::Report report;
+        uint32_t shares = 0;
+        report.check(api().cascade_shares(get(), &shares, report.get()));
+        return shares != 0;
+    }
+
+    /** Name of the kernel for shared keys. */
+    const char *kernel() const noexcept { return api().cascade_kernel(get()); }
+
+    /** For calls of folio.h. */
+    const folio_cascade *get() const noexcept { return handle_.get(); }
+
+private:
+    struct Destroy {
+        const folio_api *api;
+        void operator()(folio_cascade *handle) const noexcept { api->cascade_destroy(handle); }
+    };
+
+    const folio_api &api() const noexcept { return *handle_.get_deleter().api; }
+
+    std::unique_ptr<folio_cascade, Destroy> handle_;
+};
+
 /** A handle's workspace in host memory, which is all that a CPU handle asks for. */
 class HostWorkspace {
 public:

@@ -6,6 +6,7 @@ mod append;
 mod args;
 mod attention;
 mod batch;
+mod cascade;
 mod check;
 mod context;
 mod context_parallel;
@@ -18,11 +19,13 @@ mod mla_cache;
 mod mla_context;
 mod planned;
 mod projection;
+mod shared_prefixes;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
 pub use append::append;
 pub use attention::Attention;
 pub use batch::BatchInput;
+pub use cascade::Cascade;
 pub use context::Context;
 pub use context_parallel::{cp_correct, cp_reorder};
 pub use figures::{
@@ -34,3 +37,4 @@ pub use merge::{merge, merge_states};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};
+pub use shared_prefixes::{FindSharedPrefixes, SharedPrefixes, find_shared_prefixes};

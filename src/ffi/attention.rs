@@ -217,6 +217,7 @@ mod tests {
             max_num_pages: 0,
             graph: false,
             batch_invariant: false,
+            shared_levels: 0,
         }
     }
 

@@ -3,12 +3,13 @@
 use super::error::folio_error;
 use super::guard::guard;
 use super::guard_value::guard_value;
+use super::numbers::{number, numbers, output};
 use super::sized::{self, Input, reserved};
 use super::status::folio_status;
 use crate::api::{
     self, CpLocalLengths, FlashMlaMetadata, MlaContextChunks, NumKvSplits, SplitDecodesAndPrefills,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Every decode has as many query rows as the first request.
 pub const FOLIO_SPLIT_UNIFORM: u32 = 1;
@@ -304,71 +305,11 @@ unsafe impl Input for folio_split_decodes_and_prefills_args {
     }
 }
 
-/// An input array; NULL where it has no numbers.
-///
-/// # Safety
-/// `numbers` is NULL or holds `count` numbers until the call has returned.
-unsafe fn numbers(name: &str, numbers: *const i32, count: u64) -> Result<&'static [i32]> {
-    let count = length(name, numbers, count)?;
-    Ok(match count {
-        0 => &[],
-        // SAFETY: the caller's promise; aligned, and not NULL.
-        _ => unsafe { std::slice::from_raw_parts(numbers, count) },
-    })
-}
-
-/// An output array.
-///
-/// # Safety
-/// As [`numbers`]; nobody else uses the array meanwhile.
-unsafe fn output(name: &str, numbers: *mut i32, count: u64) -> Result<&'static mut [i32]> {
-    let count = length(name, numbers, count)?;
-    Ok(match count {
-        0 => &mut [],
-        // SAFETY: the caller's promise; aligned, and not NULL.
-        _ => unsafe { std::slice::from_raw_parts_mut(numbers, count) },
-    })
-}
-
-/// How many numbers an array has, if that many can be.
-fn length(name: &str, numbers: *const i32, count: u64) -> Result<usize> {
-    if count > 0 && numbers.is_null() {
-        return Err(Error::InvalidArgument(format!(
-            "{name}: NULL is not accepted; {count} numbers are"
-        )));
-    }
-    if !numbers.is_aligned() {
-        return Err(Error::InvalidArgument(format!(
-            "{name}: address {numbers:?} is not accepted; a multiple of 4 is"
-        )));
-    }
-    let most = isize::MAX as u64 / size_of::<i32>() as u64;
-    match count <= most {
-        true => Ok(count as usize),
-        false => Err(Error::InvalidArgument(format!(
-            "{name}: room for {count} numbers is not accepted; up to {most} is"
-        ))),
-    }
-}
-
-/// An output number.
-///
-/// # Safety
-/// `number` is NULL or one number, which nobody else uses until the call has returned.
-unsafe fn number(name: &str, number: *mut u32) -> Result<&'static mut u32> {
-    // SAFETY: the caller's promise.
-    unsafe { number.as_mut() }.ok_or_else(|| {
-        Error::InvalidArgument(format!(
-            "{name}: NULL is not accepted; a pointer to a number is"
-        ))
-    })
-}
-
 /// One call of a pure function.
 ///
 /// # Safety
 /// `args` as in [`sized::parse`], `err` as in `guard`.
-unsafe fn compute<A: Input>(
+pub(super) unsafe fn compute<A: Input>(
     args: *const A,
     err: *mut folio_error,
     function: fn(A::Parsed) -> Result<()>,

@@ -8,6 +8,7 @@ use super::error::folio_error;
 use super::guard_value::guard_value;
 use super::handle::{self, Object};
 use super::mla::cache_format;
+use super::numbers::number;
 use super::sized::{self, Input};
 use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, log_base, required, tensor};
@@ -369,7 +370,7 @@ pub unsafe extern "C" fn folio_mla_context_num_chunks(
     // SAFETY: the documented promises of the caller.
     unsafe {
         handle::shared(handle, err, |h| {
-            number(out, h.attention.num_chunks()? as i64)
+            write(out, h.attention.num_chunks()? as i64)
         })
     }
 }
@@ -389,7 +390,7 @@ pub unsafe extern "C" fn folio_mla_context_chunk_tokens(
     // SAFETY: the documented promises of the caller.
     unsafe {
         handle::shared(handle, err, |h| {
-            number(out, h.attention.chunk_tokens(chunk as usize)?)
+            write(out, h.attention.chunk_tokens(chunk as usize)?)
         })
     }
 }
@@ -511,13 +512,9 @@ unsafe fn launch(
 
 /// # Safety
 /// `out` is NULL or writable.
-unsafe fn number(out: *mut u32, value: i64) -> Result<()> {
-    if out.is_null() {
-        return Err(Error::InvalidArgument(
-            "out: NULL is not accepted; the address of a number is".into(),
-        ));
-    }
-    // SAFETY: not NULL, hence writable.
-    unsafe { out.write(u32::try_from(value).unwrap_or(u32::MAX)) };
+unsafe fn write(out: *mut u32, value: i64) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let out = unsafe { number("out", out)? };
+    *out = u32::try_from(value).unwrap_or(u32::MAX);
     Ok(())
 }

@@ -85,6 +85,7 @@ unsafe impl Input for folio_prefill_desc {
             max_num_pages: self.max_num_pages,
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
+            shared_levels: 0,
         })
     }
 }

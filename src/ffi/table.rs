@@ -372,6 +372,62 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_cascade_create
+    pub cascade_create: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            desc: *const folio_cascade_desc,
+            out: *mut *mut folio_cascade,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_cascade_workspace
+    pub cascade_workspace: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_cascade,
+            out: *mut folio_workspace_info,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_cascade_plan
+    pub cascade_plan: Option<
+        unsafe extern "C" fn(
+            handle: *mut folio_cascade,
+            batch: *const folio_batch,
+            prefixes: *const folio_shared_prefixes,
+            ws: *const folio_workspace,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_cascade_run
+    pub cascade_run: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_cascade,
+            args: *const folio_attention_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_cascade_shares
+    pub cascade_shares: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_cascade,
+            out: *mut u32,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_cascade_kernel
+    pub cascade_kernel: Option<unsafe extern "C" fn(handle: *const folio_cascade) -> *const c_char>,
+    /// folio_cascade_destroy
+    pub cascade_destroy: Option<unsafe extern "C" fn(handle: *mut folio_cascade)>,
+    /// folio_find_shared_prefixes
+    pub find_shared_prefixes: Option<
+        unsafe extern "C" fn(
+            args: *const folio_find_shared_prefixes_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -428,6 +484,14 @@ static API: folio_api = folio_api {
     split_decodes_and_prefills: Some(folio_split_decodes_and_prefills),
     cp_reorder: Some(folio_cp_reorder),
     cp_correct: Some(folio_cp_correct),
+    cascade_create: Some(folio_cascade_create),
+    cascade_workspace: Some(folio_cascade_workspace),
+    cascade_plan: Some(folio_cascade_plan),
+    cascade_run: Some(folio_cascade_run),
+    cascade_shares: Some(folio_cascade_shares),
+    cascade_kernel: Some(folio_cascade_kernel),
+    cascade_destroy: Some(folio_cascade_destroy),
+    find_shared_prefixes: Some(folio_find_shared_prefixes),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

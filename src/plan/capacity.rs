@@ -47,11 +47,15 @@ impl Capacity {
     /// (n + B (T − 1)) / T. Balanced plans make at most `max_splits` splits, and m splits of a tile need
     /// m + 1 ≤ 2 m chunks. Batch-invariant plans cut every tile into ⌈kv_len / chunk⌉ chunks; there the
     /// number of pages bounds the sum over requests too.
+    ///
+    /// In a cascade a row has a part in every level that it shares, and levels have no more tiles than their requests
+    /// would have. A batch-invariant one has the parts of the flat plan, some of them shared.
     pub fn new(desc: &AttentionDesc, tiling: &Tiling) -> Capacity {
         let batch_size = desc.max_batch_size as usize;
         let tokens = desc.max_num_tokens as usize;
         let rows = (desc.max_qo_len as usize).min(tokens);
         let tile = tiling.q_tile as usize;
+        let levels = desc.shared_levels as usize;
         let tiles = ((tokens.saturating_add(batch_size.saturating_mul(tile - 1))) / tile)
             .min(batch_size.saturating_mul(rows.div_ceil(tile)))
             .min(tokens);
@@ -72,10 +76,14 @@ impl Capacity {
         } else {
             let splits = tiling.max_splits as usize;
             let split_rows = splits.saturating_mul(tile.min(rows));
+            let parts_in_levels = match levels {
+                0 => 0,
+                _ => tokens.saturating_mul(levels + 1),
+            };
             (
-                tiles.saturating_add(splits),
-                split_rows.min(tokens),
-                2 * split_rows,
+                tiles.saturating_mul(levels + 1).saturating_add(splits),
+                split_rows.saturating_add(parts_in_levels).min(tokens),
+                (2 * split_rows).saturating_add(parts_in_levels),
             )
         };
         let page_ids = match desc.kv {
@@ -140,6 +148,7 @@ mod tests {
                 .sum(),
             graph: false,
             batch_invariant,
+            shared_levels: 0,
         }
     }
 

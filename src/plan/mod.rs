@@ -2,16 +2,19 @@
 //! device, no clock.
 
 mod capacity;
+mod cascade;
 mod context;
 mod context_chunks;
 mod image;
 mod peers;
 mod reserve;
 mod schedule;
+mod shared_prefixes;
 mod shares;
 mod starts;
 
 pub use capacity::{Capacity, Counts};
+pub use cascade::{CascadeScratch, cascade};
 pub use context::{ChunkTables, Ranks, context_tokens, least_workspace};
 pub use context_chunks::{ContextChunks, Piece, default_chunk_tokens, most_chunks};
 pub use image::{Layout, PARTS_ALIGNMENT, Regions, write};
@@ -20,4 +23,5 @@ pub use peers::{
     split_decodes_and_prefills,
 };
 pub use schedule::schedule;
+pub use shared_prefixes::shared_prefixes;
 pub use starts::{device_page_ids, num_copied_page_ids};

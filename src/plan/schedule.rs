@@ -168,7 +168,7 @@ fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) -> Result<()> {
 
 /// Costs are compared by their leading eight bits: a counting sort, since sorting 1024 keys exactly costs a
 /// quarter of their plan.
-fn by_cost(work: &mut WorkList) -> Result<()> {
+pub(super) fn by_cost(work: &mut WorkList) -> Result<()> {
     const CLASSES: usize = 256;
     let largest = work.items.iter().map(|item| item.cost).max().unwrap_or(0);
     let shift = (u32::BITS - largest.leading_zeros()).saturating_sub(CLASSES.ilog2());
@@ -295,7 +295,8 @@ impl Tile {
     }
 }
 
-fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
+/// The chunk size of a batch; see the top of this file.
+pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
     let unit = tiling.kv_unit;
     let longest = batch.kv_len.iter().copied().max().unwrap_or(0) as u32;
     let most_units = longest.div_ceil(unit).max(1);
@@ -401,6 +402,7 @@ mod tests {
             max_num_pages: 1 << 20,
             graph: false,
             batch_invariant,
+            shared_levels: 0,
         }
     }
 

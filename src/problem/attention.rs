@@ -86,6 +86,9 @@ pub struct AttentionDesc {
     pub graph: bool,
     /// A request's result does not depend on the rest of the batch, to the bit.
     pub batch_invariant: bool,
+    /// Most levels of keys that several requests share, one within the other: the parts of a query row beside its
+    /// request's own. 0 but for cascades.
+    pub shared_levels: u32,
 }
 
 impl AttentionDesc {

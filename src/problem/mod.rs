@@ -13,6 +13,7 @@ mod merge;
 mod mla_cache;
 mod mla_context;
 mod projection;
+mod shared;
 mod work;
 
 pub use attention::{
@@ -31,4 +32,5 @@ pub use mla_context::{ChunkRows, MlaContextArgs, MlaContextDesc, Unpacking, UpPr
 pub use projection::{
     AbsorbQArgs, AbsorbWeightsArgs, CopyWeightsArgs, ProjectArgs, ProjectOArgs, UpProjectArgs,
 };
+pub use shared::SharedPrefix;
 pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};

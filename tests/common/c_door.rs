@@ -3,8 +3,8 @@
 
 #![allow(unsafe_code)]
 
-use super::door::{ContextHandle, Door, Handle, Session};
-use folio::api::BatchInput;
+use super::door::{CascadeHandle, ContextHandle, Door, Handle, Session};
+use folio::api::{BatchInput, SharedPrefixes};
 use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
@@ -691,6 +691,14 @@ impl Session for CContext {
         call(|err| unsafe { api().mla_gather.unwrap()(self.0, &args, stream, err) })
     }
 
+    fn cascade(&self, desc: AttentionDesc) -> Result<Box<dyn CascadeHandle>> {
+        let mut handle = null_mut();
+        let desc = c_cascade_desc(&desc);
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().cascade_create.unwrap()(self.0, &desc, &mut handle, err) })?;
+        Ok(Box::new(CCascade(handle)))
+    }
+
     fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()> {
         let tensors = Tensors::default();
         let args = c_cp_reorder(input, &tensors);
@@ -981,5 +989,111 @@ impl Handle for CHandle {
                 true => api().prefill_run.unwrap()(self.prefill, &args, stream, err),
             }
         })
+    }
+}
+
+/// A C cascade desc.
+pub fn c_cascade_desc(desc: &AttentionDesc) -> folio_cascade_desc {
+    let (page_size, kv_layout) = storage(desc.kv);
+    folio_cascade_desc {
+        struct_size: size_of::<folio_cascade_desc>() as u32,
+        flags: plan_flags(desc),
+        q_dtype: dtype(desc.q_dtype),
+        kv_dtype: dtype(desc.kv_format.element),
+        o_dtype: dtype(desc.o_dtype),
+        kv_layout,
+        num_qo_heads: desc.num_qo_heads,
+        num_kv_heads: desc.num_kv_heads,
+        head_dim_qk: desc.head_dim_qk,
+        head_dim_vo: desc.head_dim_vo,
+        page_size,
+        max_batch_size: desc.max_batch_size,
+        max_num_tokens: desc.max_num_tokens,
+        max_qo_len: desc.max_qo_len,
+        max_kv_len: desc.max_kv_len,
+        max_shared_levels: desc.shared_levels,
+        max_num_pages: desc.max_num_pages,
+    }
+}
+
+/// C prefixes.
+pub fn c_prefixes(prefixes: &SharedPrefixes<'_>) -> folio_shared_prefixes {
+    folio_shared_prefixes {
+        struct_size: size_of::<folio_shared_prefixes>() as u32,
+        flags: 0,
+        common_prefix_len: prefixes.common_prefix_len,
+        num_prefixes: prefixes.request_begin.len() as u32,
+        request_begin: prefixes.request_begin.as_ptr(),
+        request_end: prefixes.request_end.as_ptr(),
+        kv_len: prefixes.kv_len.as_ptr(),
+    }
+}
+
+struct CCascade(*mut folio_cascade);
+
+// SAFETY: the header's thread rules; `plan` has the handle for itself.
+unsafe impl Send for CCascade {}
+// SAFETY: as above.
+unsafe impl Sync for CCascade {}
+
+impl Drop for CCascade {
+    fn drop(&mut self) {
+        // SAFETY: made by _create and not used afterwards.
+        unsafe { api().cascade_destroy.unwrap()(self.0) }
+    }
+}
+
+impl CascadeHandle for CCascade {
+    fn workspace(&self) -> Result<WorkspaceInfo> {
+        // SAFETY: integers behind the size.
+        let mut info: folio_workspace_info = unsafe { init() };
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { api().cascade_workspace.unwrap()(self.0, &mut info, err) })?;
+        Ok(WorkspaceInfo {
+            device_bytes: info.device_bytes as usize,
+            host_bytes: info.host_bytes as usize,
+            alignment: info.alignment as usize,
+        })
+    }
+
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        prefixes: &SharedPrefixes<'_>,
+        workspace: &Workspace,
+        (device_bytes, host_bytes): (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        let tensors = Tensors::default();
+        let batch = c_batch(batch, &tensors);
+        let prefixes = c_prefixes(prefixes);
+        let ws = folio_workspace {
+            struct_size: size_of::<folio_workspace>() as u32,
+            flags: 0,
+            device: workspace.device as *mut c_void,
+            device_bytes: device_bytes as u64,
+            host: workspace.host as *mut c_void,
+            host_bytes: host_bytes as u64,
+        };
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs, and a handle that nobody else uses.
+        call(|err| unsafe {
+            api().cascade_plan.unwrap()(self.0, &batch, &prefixes, &ws, stream, err)
+        })
+    }
+
+    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_args(args, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe { api().cascade_run.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn shares(&self) -> Result<bool> {
+        let mut shares = 0;
+        // SAFETY: a live handle and a number.
+        call(|err| unsafe { api().cascade_shares.unwrap()(self.0, &mut shares, err) })?;
+        Ok(shares != 0)
     }
 }

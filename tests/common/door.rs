@@ -2,7 +2,7 @@
 //! through both; `c_door` is the other one. Inputs are the API's own plain structs; errors are compared by kind and message.
 
 use super::c_door::CDoor;
-use folio::api::{self, BatchInput};
+use folio::api::{self, BatchInput, SharedPrefixes};
 use folio::api::{Stream, Target, Workspace, WorkspaceInfo};
 use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
@@ -32,6 +32,7 @@ pub trait Session: Send + Sync {
     fn mla_append(&self, input: &MlaAppendArgs, stream: Stream) -> Result<()>;
     fn mla_gather(&self, input: &MlaGatherArgs, stream: Stream) -> Result<()>;
     fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>>;
+    fn cascade(&self, desc: AttentionDesc) -> Result<Box<dyn CascadeHandle>>;
     fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()>;
     fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()>;
 }
@@ -47,6 +48,21 @@ pub trait Handle: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
     fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()>;
+}
+
+/// A cascade handle.
+pub trait CascadeHandle: Send + Sync {
+    fn workspace(&self) -> Result<WorkspaceInfo>;
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        prefixes: &SharedPrefixes<'_>,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()>;
+    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()>;
+    fn shares(&self) -> Result<bool>;
 }
 
 /// An MLA context handle.
@@ -152,12 +168,41 @@ impl Session for api::Context {
         Ok(Box::new(api::MlaContext::new(self, desc)?))
     }
 
+    fn cascade(&self, desc: AttentionDesc) -> Result<Box<dyn CascadeHandle>> {
+        Ok(Box::new(api::Cascade::new(self, desc)?))
+    }
+
     fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()> {
         api::cp_reorder(self, input, stream)
     }
 
     fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()> {
         api::cp_correct(self, input, stream)
+    }
+}
+
+impl CascadeHandle for api::Cascade {
+    fn workspace(&self) -> Result<WorkspaceInfo> {
+        Ok(api::Cascade::workspace(self))
+    }
+
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        prefixes: &SharedPrefixes<'_>,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        api::Cascade::plan(self, batch, prefixes, workspace, workspace_bytes, stream)
+    }
+
+    fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
+        api::Cascade::run(self, args, stream)
+    }
+
+    fn shares(&self) -> Result<bool> {
+        api::Cascade::shares(self)
     }
 }
 

@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod c_door;
+pub mod cascade;
 pub mod codec;
 pub mod compare;
 pub mod context_parallel;

@@ -354,6 +354,7 @@ impl Problem {
             max_num_pages: if self.slack { 0 } else { num_pages.max(1) },
             graph: self.graph,
             batch_invariant: self.batch_invariant,
+            shared_levels: 0,
         }
     }
 }

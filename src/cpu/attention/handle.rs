@@ -279,6 +279,7 @@ mod tests {
                 max_num_pages: self.pages() as u64,
                 graph: false,
                 batch_invariant: false,
+                shared_levels: 0,
             }
         }
 

@@ -1,0 +1,284 @@
+//! The cascade handle: attention over batches whose requests share prefixes. It has two plans of a batch, the flat one and
+//! one that reads shared keys once, and every run takes the one that its arguments allow.
+
+use super::attention::check_workspace;
+use super::batch::{self, BatchInput, Scratch};
+use super::planned::Planned;
+use super::shared_prefixes::{Prefixes, SharedPrefixes};
+use super::{Context, args, desc};
+use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
+use crate::error::{Error, Result};
+use crate::log::Level;
+use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade, schedule};
+use crate::problem::{AttentionArgs, AttentionDesc, Batch, Kind, KvStorage, Mask, WorkList};
+
+/// One problem on one context, with its current plan.
+///
+/// `plan` needs exclusive access; `run` as that of [`Attention`](super::Attention).
+pub struct Cascade {
+    context: Context,
+    desc: AttentionDesc,
+    flat: Part,
+    shared: Part,
+    scratch: Scratch,
+    prefixes: Prefixes,
+    cascade: CascadeScratch,
+    work: WorkList,
+    planned: Option<PlannedCascade>,
+}
+
+/// A kernel with its part of the workspace.
+struct Part {
+    kernel: Box<dyn Kernel>,
+    at: Workspace,
+}
+
+/// What a run is checked against, and whether there is a plan that shares.
+#[derive(Debug, Clone, Copy)]
+struct PlannedCascade {
+    planned: Planned,
+    shares: bool,
+}
+
+/// Levels that a desc may ask for: more would be a deeper tree than caches of prefixes have.
+const MOST_LEVELS: u32 = 16;
+
+/// Query rows of a request up to which the flat plan is one of decode, the most expensive items first.
+const DECODE_ROWS: u32 = 16;
+
+impl Cascade {
+    /// Picks the code for a problem, that of a paged prefill. Maxima that may be derived and are 0 are filled in;
+    /// `shared_levels` 0 stands for one.
+    ///
+    /// # Errors
+    /// As [`Attention::new`](super::Attention::new).
+    pub fn new(context: &Context, desc: AttentionDesc) -> Result<Cascade> {
+        let desc = checked(desc)?;
+        let flat = AttentionDesc {
+            kind: match desc.max_qo_len <= DECODE_ROWS {
+                true => Kind::Decode,
+                false => Kind::Prefill,
+            },
+            shared_levels: 0,
+            ..desc
+        };
+        // A tile has rows of several requests.
+        let shared = AttentionDesc {
+            max_qo_len: desc.max_num_tokens,
+            ..desc
+        };
+        let flat = context.backend().attention(&flat)?;
+        let shared = context.backend().attention(&shared)?;
+        context.log(
+            Level::Info,
+            format_args!(
+                "Cascade: kernel {}, for shared keys {}",
+                flat.kernel(),
+                shared.kernel()
+            ),
+        );
+        let behind = flat.workspace();
+        Ok(Cascade {
+            context: context.clone(),
+            scratch: Scratch::for_desc(&desc)?,
+            flat: Part {
+                kernel: flat,
+                at: Workspace::default(),
+            },
+            shared: Part {
+                kernel: shared,
+                at: Workspace {
+                    device: aligned(behind.device_bytes),
+                    host: aligned(behind.host_bytes),
+                },
+            },
+            prefixes: Prefixes::default(),
+            cascade: CascadeScratch::default(),
+            work: WorkList::default(),
+            planned: None,
+            desc,
+        })
+    }
+
+    /// The checked desc, derived maxima included.
+    pub fn desc(&self) -> &AttentionDesc {
+        &self.desc
+    }
+
+    /// Name of the kernel for shared keys.
+    pub fn kernel(&self) -> &str {
+        self.shared.kernel.kernel()
+    }
+
+    /// Memory that suffices for every batch within the desc.
+    pub fn workspace(&self) -> WorkspaceInfo {
+        let shared = self.shared.kernel.workspace();
+        WorkspaceInfo {
+            device_bytes: self.shared.at.device.saturating_add(shared.device_bytes),
+            host_bytes: self.shared.at.host.saturating_add(shared.host_bytes),
+            alignment: PARTS_ALIGNMENT,
+        }
+    }
+
+    /// Takes over a batch, whose page table has the shared pages in the rows of every request, and what its requests
+    /// share. Lengths are on the host where they share something.
+    ///
+    /// # Errors
+    /// What is wrong with the batch, the prefixes or the workspace.
+    pub fn plan(
+        &mut self,
+        input: &BatchInput,
+        prefixes: &SharedPrefixes<'_>,
+        workspace: &Workspace,
+        workspace_bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        self.context.check_stream(stream)?;
+        check_workspace(&self.workspace(), workspace, workspace_bytes)?;
+        let device = self.context.device();
+        let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
+        let Batch::Host(host) = &batch else {
+            return self.flat_device_plan(input, prefixes, workspace, stream);
+        };
+        self.prefixes.take_over(prefixes, host.batch_size())?;
+        let tiling = self.flat.kernel.tiling();
+        schedule(host, &self.desc, &tiling, &mut self.work)?;
+        let planned = Planned::of(host, &self.work.starts);
+        self.planned = None;
+        self.flat.plan(&batch, &self.work, workspace, stream)?;
+        let shares = cascade(
+            host,
+            &self.desc,
+            &self.shared.kernel.tiling(),
+            self.prefixes.list(),
+            &mut self.cascade,
+            &mut self.work,
+        )?;
+        if shares {
+            self.shared.plan(&batch, &self.work, workspace, stream)?;
+        }
+        self.planned = Some(PlannedCascade { planned, shares });
+        Ok(())
+    }
+
+    /// Lengths that only the device knows cannot be cut where prefixes end.
+    fn flat_device_plan(
+        &mut self,
+        input: &BatchInput,
+        prefixes: &SharedPrefixes<'_>,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<()> {
+        if !prefixes.is_empty() {
+            return Err(Error::Unsupported(
+                "kv_len: lengths on a device are not supported together with shared prefixes; host tensors are"
+                    .into(),
+            ));
+        }
+        let device = self.context.device();
+        let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
+        let Batch::Device(lengths) = &batch else {
+            return Err(Error::Internal("a batch changed its device".into()));
+        };
+        self.work.clear();
+        let planned = Planned::of_device(lengths);
+        self.flat.plan(&batch, &self.work, workspace, stream)?;
+        self.planned = Some(PlannedCascade {
+            planned,
+            shares: false,
+        });
+        Ok(())
+    }
+
+    /// Computes attention for the planned batch.
+    ///
+    /// # Errors
+    /// What is wrong with the arguments; then no output was touched.
+    pub fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
+        let PlannedCascade { planned, shares } = self.planned.ok_or_else(|| {
+            Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
+        })?;
+        self.context.check_stream(stream)?;
+        if args.k_rope.is_some() {
+            return Err(Error::Unsupported(
+                "k_rope: a tensor is not supported by cascades; NULL, and whole keys in k, is"
+                    .into(),
+            ));
+        }
+        let args = args::check(args, &self.desc, &planned, self.context.device())?;
+        let part = match shares && ignores_positions(&args) {
+            true => &self.shared,
+            false => &self.flat,
+        };
+        part.kernel.run(&args, stream)
+    }
+
+    /// Whether runs without windows and the like read shared keys once: some prefix of the current plan pays.
+    ///
+    /// # Errors
+    /// [`Error::NotPlanned`].
+    pub fn shares(&self) -> Result<bool> {
+        match &self.planned {
+            Some(planned) => Ok(planned.shares),
+            None => Err(Error::NotPlanned(
+                "shares: there is no plan yet; a successful plan is needed first".into(),
+            )),
+        }
+    }
+}
+
+impl Part {
+    fn plan(
+        &mut self,
+        batch: &Batch<'_>,
+        work: &WorkList,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<()> {
+        let own = Workspace {
+            device: workspace.device.wrapping_add(self.at.device),
+            host: workspace.host.wrapping_add(self.at.host),
+        };
+        self.kernel.plan(batch, work, &own, stream)
+    }
+}
+
+/// A row sees all shared keys, and what it sees of them does not depend on where it stands.
+fn ignores_positions(args: &AttentionArgs) -> bool {
+    let is_plain = matches!(args.mask, Mask::Causal | Mask::Full);
+    let has_window = args.window.left.is_some() || args.window.right.is_some();
+    is_plain && !has_window && args.alibi_slopes.is_none() && args.mm_prefix_ranges.is_none()
+}
+
+fn checked(desc: AttentionDesc) -> Result<AttentionDesc> {
+    let mut desc = desc::check(desc)?;
+    if desc.kv == KvStorage::Ragged {
+        return Err(Error::Unsupported(
+            "kv_storage: ragged keys and values are not supported by cascades; a paged cache is"
+                .into(),
+        ));
+    }
+    if desc.shared_levels > MOST_LEVELS {
+        return Err(Error::Unsupported(format!(
+            "max_shared_levels: {} is not supported; up to {MOST_LEVELS} is",
+            desc.shared_levels
+        )));
+    }
+    desc.shared_levels = desc.shared_levels.max(1);
+    // Positions of rows of several requests are counted from the end of the keys that they share.
+    if desc.max_kv_len.saturating_add(desc.max_num_tokens) > i32::MAX as u32 {
+        return Err(Error::Unsupported(format!(
+            "max_kv_len: {} is not supported with max_num_tokens {}; a sum of up to {} is",
+            desc.max_kv_len,
+            desc.max_num_tokens,
+            i32::MAX
+        )));
+    }
+    Ok(desc)
+}
+
+fn aligned(bytes: usize) -> usize {
+    bytes
+        .checked_next_multiple_of(PARTS_ALIGNMENT)
+        .unwrap_or(usize::MAX)
+}

@@ -1,0 +1,366 @@
+//! Cuts a batch whose requests share keys: keys that several requests have in common are read once for all of their
+//! query rows, and the parts of every row are put together by the same combine items that split rows have.
+//!
+//! A *segment* is some neighbouring query rows against a range of keys that all of them see whole: the keys of a shared
+//! prefix beyond those of the prefix around it, or, as the last part of every row, a request's own keys. Shared segments
+//! end at multiples of what chunks of keys are multiples of; the few keys up to the end of the prefix stay with the
+//! requests, whose page tables have them too. So the items of a cascade are ordinary ones, with keys counted from the
+//! start of a request, and kernels do not know of cascades.
+//!
+//! **What pays.** Sharing saves reading keys again and costs a part more for every row, which is written and read. The
+//! times of both are compared in bytes. Re-reads mostly come from the L2 cache, at about twice the rate. And what puts
+//! the parts together is a kernel more, as long as a worker takes for a unit of keys. A prefix that does not pay is left
+//! to its requests, so a cascade is no slower than the flat plan but for what the estimate is off.
+//!
+//! **Windows and masks** are not known to a plan, and rows of several requests stand at different positions. Items of
+//! shared keys say nothing of positions: a run with a window, ALiBi, mm-prefix or a custom mask takes the flat plan.
+//!
+//! **Batch-invariant.** Shared segments are whole chunks, and rows have the same parts in the same order as in the flat
+//! plan, so that both give the same bits.
+
+use super::reserve::reserve;
+use super::schedule::{by_cost, smallest_chunk};
+use super::starts::request_starts;
+use crate::error::Result;
+use crate::problem::{
+    AttentionDesc, CombineItem, HostBatch, NO_PARTIAL, Pages, SharedPrefix, Tiling, WorkItem,
+    WorkList,
+};
+use std::ops::Range;
+
+/// Keys that are read again cost this part of those that are read first.
+const REREAD: u64 = 2;
+
+/// Some query rows against a range of keys.
+#[derive(Debug, Clone)]
+struct Segment {
+    requests: Range<usize>,
+    keys: Range<u32>,
+    /// The segment around this one, among the segments.
+    parent: Option<usize>,
+    /// Pieces that the keys are cut into.
+    chunks: u32,
+    /// Its first partial row.
+    partial: u32,
+}
+
+/// What cutting cascades needs from step to step.
+#[derive(Debug, Default)]
+pub struct CascadeScratch {
+    segments: Vec<Segment>,
+    /// Prefixes around the present one, the innermost last: which segment is theirs.
+    around: Vec<(u32, Option<usize>)>,
+    /// Rows and keys of the segments, as a batch has them.
+    rows: Vec<i32>,
+    keys: Vec<i32>,
+}
+
+/// Fills `work` with the cut of a batch that shares `prefixes`, each of which comes behind those around it. False where
+/// no prefix pays; then the flat plan is the better one, and `work` is empty.
+///
+/// # Errors
+/// `OutOfMemory` where a list cannot grow.
+pub fn cascade(
+    batch: &HostBatch<'_>,
+    desc: &AttentionDesc,
+    tiling: &Tiling,
+    prefixes: &[SharedPrefix],
+    scratch: &mut CascadeScratch,
+    work: &mut WorkList,
+) -> Result<bool> {
+    work.clear();
+    let CascadeScratch {
+        segments,
+        around,
+        rows,
+        keys,
+    } = scratch;
+    segments.clear();
+    reserve(
+        "segments",
+        segments,
+        prefixes.len().saturating_add(batch.batch_size()),
+    )?;
+    share(batch, desc, tiling, prefixes, segments, around)?;
+    if segments.is_empty() {
+        return Ok(false);
+    }
+    own_keys(batch, segments);
+    let chunk = cut(batch, desc, tiling, segments, (rows, keys))?;
+    request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
+    list(batch, (tiling.q_tile, chunk), segments, work)?;
+    by_cost(work)?;
+    Ok(true)
+}
+
+/// Keys of shared segments are multiples of this many.
+fn unit(desc: &AttentionDesc, tiling: &Tiling) -> u32 {
+    match desc.batch_invariant {
+        true => tiling.invariant_chunk,
+        false => tiling.kv_unit,
+    }
+}
+
+/// Lists the shared segments that pay.
+fn share(
+    batch: &HostBatch<'_>,
+    desc: &AttentionDesc,
+    tiling: &Tiling,
+    prefixes: &[SharedPrefix],
+    segments: &mut Vec<Segment>,
+    around: &mut Vec<(u32, Option<usize>)>,
+) -> Result<()> {
+    around.clear();
+    reserve("shared prefixes", around, prefixes.len())?;
+    let unit = unit(desc, tiling);
+    for prefix in prefixes {
+        let requests = prefix.requests.start as usize..prefix.requests.end as usize;
+        while around
+            .last()
+            .is_some_and(|(end, _)| *end <= prefix.requests.start)
+        {
+            around.pop();
+        }
+        let parent = around.last().and_then(|(_, segment)| *segment);
+        let depth = depth(segments, parent);
+        let start = parent.map_or(0, |parent: usize| segments[parent].keys.end);
+        // All rows see all keys of the context.
+        let contexts = requests
+            .clone()
+            .filter(|&b| batch.qo_len(b) > 0)
+            .map(|b| (batch.kv_len[b] as u32).saturating_sub(batch.qo_len(b)));
+        let seen = contexts.min().unwrap_or(0).min(prefix.kv_len);
+        let keys = start..seen / unit * unit;
+        let is_worth = depth < desc.shared_levels
+            && keys.start < keys.end
+            && pays(batch, desc, tiling, &requests, &keys);
+        let segment = match is_worth {
+            false => parent,
+            true => {
+                segments.push(Segment {
+                    requests,
+                    keys,
+                    parent,
+                    chunks: 1,
+                    partial: 0,
+                });
+                Some(segments.len() - 1)
+            }
+        };
+        around.push((prefix.requests.end, segment));
+    }
+    Ok(())
+}
+
+/// Segments around the rows of a prefix whose parent is this one.
+fn depth(segments: &[Segment], mut parent: Option<usize>) -> u32 {
+    let mut depth = 0;
+    while let Some(segment) = parent {
+        (parent, depth) = (segments[segment].parent, depth + 1);
+    }
+    depth
+}
+
+/// Whether keys are worth sharing.
+fn pays(
+    batch: &HostBatch<'_>,
+    desc: &AttentionDesc,
+    tiling: &Tiling,
+    requests: &Range<usize>,
+    keys: &Range<u32>,
+) -> bool {
+    let rows = rows_of(batch, requests);
+    let q_tile = u64::from(tiling.q_tile);
+    let of_requests: u64 = requests
+        .clone()
+        .map(|b| u64::from(batch.qo_len(b)).div_ceil(q_tile))
+        .sum();
+    let saved = of_requests.saturating_sub(u64::from(rows).div_ceil(q_tile));
+    let key_bytes = desc.kv_bytes() * u64::from(desc.num_kv_heads);
+    let saved_bytes = saved * u64::from(keys.end - keys.start) * key_bytes / REREAD;
+    // The part of the shared keys and that of the row's own, which otherwise went to the output: written and read.
+    let part = u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
+    let parts_bytes = 4 * part * u64::from(rows);
+    let kernel = u64::from(tiling.max_splits) * u64::from(tiling.kv_unit) * key_bytes;
+    saved_bytes > parts_bytes + kernel
+}
+
+fn rows_of(batch: &HostBatch<'_>, requests: &Range<usize>) -> u32 {
+    (batch.qo_indptr[requests.end] - batch.qo_indptr[requests.start]) as u32
+}
+
+/// Adds a segment for the own keys of every request, in the order of the batch.
+fn own_keys(batch: &HostBatch<'_>, segments: &mut Vec<Segment>) {
+    let shared = segments.len();
+    let mut next = 0;
+    let mut innermost: Option<usize> = None;
+    for b in 0..batch.batch_size() {
+        while innermost.is_some_and(|segment| segments[segment].requests.end <= b) {
+            innermost = innermost.and_then(|segment| segments[segment].parent);
+        }
+        while next < shared && segments[next].requests.start <= b {
+            innermost = Some(next);
+            next += 1;
+        }
+        let start = innermost.map_or(0, |segment| segments[segment].keys.end);
+        segments.push(Segment {
+            requests: b..b + 1,
+            keys: start..(batch.kv_len[b] as u32).max(start),
+            parent: innermost,
+            chunks: 1,
+            partial: 0,
+        });
+    }
+}
+
+/// Decides into chunks of how many keys segments are cut.
+fn cut(
+    batch: &HostBatch<'_>,
+    desc: &AttentionDesc,
+    tiling: &Tiling,
+    segments: &mut [Segment],
+    (rows, keys): (&mut Vec<i32>, &mut Vec<i32>),
+) -> Result<u32> {
+    rows.clear();
+    keys.clear();
+    reserve("segments", rows, segments.len() + 1)?;
+    reserve("segments", keys, segments.len())?;
+    rows.push(0);
+    let mut all = 0i32;
+    for segment in segments.iter() {
+        all = all.saturating_add_unsigned(rows_of(batch, &segment.requests));
+        rows.push(all);
+        keys.push((segment.keys.end - segment.keys.start) as i32);
+    }
+    let as_batch = HostBatch {
+        qo_indptr: rows,
+        kv_len: keys,
+        pages: Pages::Ragged { indptr: &[] },
+        num_pages: 0,
+        max_page_id: -1,
+    };
+    let chunk = match desc.batch_invariant {
+        true => tiling.invariant_chunk,
+        false => smallest_chunk(&as_batch, tiling),
+    };
+    for segment in segments {
+        let keys = segment.keys.end - segment.keys.start;
+        segment.chunks = keys.div_ceil(chunk).max(1);
+    }
+    Ok(chunk)
+}
+
+/// Lists the items of all segments, and the parts of every row.
+fn list(
+    batch: &HostBatch<'_>,
+    (q_tile, chunk): (u32, u32),
+    segments: &mut [Segment],
+    work: &mut WorkList,
+) -> Result<()> {
+    let shared = segments.len() - batch.batch_size();
+    let (mut items, mut partial_rows) = (0usize, 0u32);
+    for (at, segment) in segments.iter_mut().enumerate() {
+        let rows = rows_of(batch, &segment.requests);
+        let is_split = at < shared || segment.parent.is_some() || segment.chunks > 1;
+        let tiles = rows.div_ceil(q_tile) as usize;
+        items = items.saturating_add(tiles.saturating_mul(segment.chunks as usize));
+        segment.partial = match is_split {
+            true => partial_rows,
+            false => NO_PARTIAL,
+        };
+        partial_rows += if is_split { rows * segment.chunks } else { 0 };
+    }
+    reserve("work items", &mut work.items, items)?;
+    reserve("combine items", &mut work.combines, batch.num_tokens())?;
+    let mut parts = 0usize;
+    for own in &segments[shared..] {
+        parts += rows_of(batch, &own.requests) as usize * parts_of(segments, own) as usize;
+    }
+    reserve("partial rows", &mut work.partials, parts)?;
+    for (at, segment) in segments.iter().enumerate() {
+        push_items(batch, (q_tile, chunk), segment, at < shared, work);
+    }
+    for own in &segments[shared..] {
+        if own.partial != NO_PARTIAL {
+            combine(batch, segments, own, work);
+        }
+    }
+    Ok(())
+}
+
+/// Parts of a row of a request.
+fn parts_of(segments: &[Segment], own: &Segment) -> u32 {
+    let mut parts = own.chunks;
+    let mut parent = own.parent;
+    while let Some(at) = parent {
+        parts += segments[at].chunks;
+        parent = segments[at].parent;
+    }
+    parts
+}
+
+fn push_items(
+    batch: &HostBatch<'_>,
+    (q_tile, chunk): (u32, u32),
+    segment: &Segment,
+    is_shared: bool,
+    work: &mut WorkList,
+) {
+    let b = segment.requests.start;
+    let rows = rows_of(batch, &segment.requests);
+    // All rows see shared keys. `api` bounds the sum of keys and rows.
+    let past = match is_shared {
+        true => segment.keys.end as i32,
+        false => batch.kv_len[b] - batch.qo_len(b) as i32,
+    };
+    for q_start in (0..rows).step_by(q_tile as usize) {
+        let q_len = q_tile.min(rows - q_start);
+        for c in 0..segment.chunks {
+            let kv_start = segment.keys.start + c * chunk;
+            let kv_end = kv_start.saturating_add(chunk).min(segment.keys.end);
+            work.items.push(WorkItem {
+                request: b as u32,
+                q_start,
+                q_len,
+                kv_start,
+                kv_end,
+                partial: match segment.partial {
+                    NO_PARTIAL => NO_PARTIAL,
+                    first => first + c * rows + q_start,
+                },
+                cost: u32::try_from(u64::from(q_len) * u64::from(kv_end - kv_start))
+                    .unwrap_or(u32::MAX),
+                reserved: 0,
+                page_start: work.starts.page[b],
+                q_token: batch.qo_indptr[b] + q_start as i32,
+                position: past + q_start as i32,
+            });
+        }
+    }
+}
+
+/// Combine items of a request's rows: the parts in the order of the keys.
+fn combine(batch: &HostBatch<'_>, segments: &[Segment], own: &Segment, work: &mut WorkList) {
+    let first_token = batch.qo_indptr[own.requests.start];
+    for row in 0..rows_of(batch, &own.requests) {
+        let token = first_token as u32 + row;
+        let first = work.partials.len();
+        // From the own keys outwards, then turned round.
+        let mut at = Some(own);
+        while let Some(segment) = at {
+            let rows = rows_of(batch, &segment.requests);
+            let within = token - batch.qo_indptr[segment.requests.start] as u32;
+            let parts = (0..segment.chunks).rev();
+            work.partials
+                .extend(parts.map(|c| segment.partial + c * rows + within));
+            at = segment.parent.map(|parent| &segments[parent]);
+        }
+        work.partials[first..].reverse();
+        work.combines.push(CombineItem {
+            q_token: token,
+            first: first as u32,
+            count: (work.partials.len() - first) as u32,
+            reserved: 0,
+        });
+    }
+}
