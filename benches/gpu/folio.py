@@ -62,6 +62,11 @@ MlaContextDesc = sized("MlaContextDesc", [("dtype", DType), ("kv_dtype", DType),
                                                    "v_head_dim", "page_size", "max_batch_size", "max_num_tokens",
                                                    "max_qo_len", "max_kv_len", "max_chunk_tokens")]
                        + [("max_num_pages", u64)])
+CascadeDesc = sized("CascadeDesc", HEADS + [(name, u32) for name in ("page_size", "max_batch_size", "max_num_tokens",
+                                                                     "max_qo_len", "max_kv_len", "max_shared_levels")]
+                    + [("max_num_pages", u64)])
+Prefixes = sized("Prefixes", [("common_prefix_len", u32), ("num_prefixes", u32), ("request_begin", ptr),
+                              ("request_end", ptr), ("kv_len", ptr)])
 WorkspaceInfo = sized("WorkspaceInfo", [("device_bytes", u64), ("host_bytes", u64), ("alignment", u64)])
 Workspace = sized("Workspace", [("device", ptr), ("device_bytes", u64), ("host", ptr), ("host_bytes", u64)])
 Batch = sized("Batch", [("qo_len", u32), ("reserved", u32)] + tensors("qo_indptr", "kv_indptr", "kv_indices",
@@ -118,7 +123,7 @@ def load():
     path = os.environ.get("FOLIO_LIBRARY") or str(root / "target/release/libfolio.so")
     lib = c.CDLL(path)
     lib.folio_version.restype = c.c_char_p
-    for kind in ("decode", "prefill", "mla", "mla_context"):
+    for kind in ("decode", "prefill", "mla", "mla_context", "cascade"):
         getattr(lib, f"folio_{kind}_kernel").restype = c.c_char_p
     return lib
 
@@ -172,7 +177,7 @@ class Attention:
     """A handle with a workspace of its own."""
 
     KINDS = {"decode": (DecodeDesc, Args), "prefill": (PrefillDesc, Args), "mla": (MlaDesc, MlaArgs),
-             "mla_context": (MlaContextDesc, MlaContextArgs)}
+             "mla_context": (MlaContextDesc, MlaContextArgs), "cascade": (CascadeDesc, Args)}
 
     def __init__(self, context, kind, **desc):
         functions = ("create", "workspace", "plan", "run", "kernel", "destroy")
@@ -206,3 +211,24 @@ class Attention:
     def close(self):
         self.f["destroy"](self.handle)
         self.handle = None
+
+
+class Cascade(Attention):
+    """A cascade handle. `prefixes` lists (first request, end, keys)."""
+
+    def __init__(self, context, **desc):
+        super().__init__(context, "cascade", **desc)
+
+    def plan(self, prefixes, **fields):
+        batch = struct(Batch, **fields)
+        columns = [(i32 * len(prefixes))(*column) for column in zip(*prefixes)]
+        shared = struct(Prefixes, num_prefixes=len(prefixes))
+        for name, column in zip(("request_begin", "request_end", "kv_len"), columns):
+            setattr(shared, name, c.addressof(column))
+        call(self.f["plan"], self.handle, c.byref(batch), c.byref(shared), c.byref(self.workspace), stream())
+
+    @property
+    def shares(self):
+        shares = u32()
+        call(LIB.folio_cascade_shares, self.handle, c.byref(shares))
+        return bool(shares.value)

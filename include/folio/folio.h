@@ -1173,7 +1173,9 @@ void folio_prefill_destroy(folio_prefill *handle);
  *
  * A plan shares what pays and leaves the rest to the requests. Runs with a window, ALiBi, mm_prefix_ranges or a custom
  * mask depend on positions, which rows of several requests do not have in common: they read the keys request by
- * request. One handle serves every batch within its desc, and one plan every layer of a step.
+ * request. With FOLIO_PLAN_GRAPH, runs without them always take the kernel for shared keys, also where nothing pays: steps
+ * that share nothing are faster with folio_decode. One handle serves every batch within its desc, and one plan every
+ * layer of a step.
  */
 typedef struct folio_cascade folio_cascade;
 
@@ -1362,7 +1364,7 @@ folio_status folio_cascade_workspace(const folio_cascade *handle,
 
 /**
  * Takes over a step's batch, whose page table has shared pages in the rows of every request that has them, and what its
- * requests share. With prefixes, lengths are on the host; page ids may be on the device.
+ * requests share. With prefixes, and with FOLIO_PLAN_GRAPH, lengths are on the host; page ids may be on the device.
  *
  * @param prefixes what requests share; NULL: nothing
  *

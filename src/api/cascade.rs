@@ -1,5 +1,6 @@
 //! The cascade handle: attention over batches whose requests share prefixes. It has two plans of a batch, the flat one and
-//! one that reads shared keys once, and every run takes the one that its arguments allow.
+//! one that reads shared keys once, and every run takes the one that its arguments allow. Where the arguments allow both,
+//! whether a prefix pays decides; but runs of a graph then take the one that shares, whatever the plan.
 
 use super::attention::check_workspace;
 use super::batch::{self, BatchInput, Scratch};
@@ -154,14 +155,15 @@ impl Cascade {
             &mut self.cascade,
             &mut self.work,
         )?;
-        if shares {
+        if shares || self.desc.graph {
             self.shared.plan(&batch, &self.work, workspace, stream)?;
         }
         self.planned = Some(PlannedCascade { planned, shares });
         Ok(())
     }
 
-    /// Lengths that only the device knows cannot be cut where prefixes end.
+    /// Lengths that only the device knows cannot be cut where prefixes end. Runs in graphs always take the plan that
+    /// shares.
     fn flat_device_plan(
         &mut self,
         input: &BatchInput,
@@ -169,6 +171,11 @@ impl Cascade {
         workspace: &Workspace,
         stream: Stream,
     ) -> Result<()> {
+        if self.desc.graph {
+            return Err(Error::Unsupported(
+                "kv_len: lengths on a device are not supported by a cascade for graphs; host tensors are".into(),
+            ));
+        }
         if !prefixes.is_empty() {
             return Err(Error::Unsupported(
                 "kv_len: lengths on a device are not supported together with shared prefixes; host tensors are"
@@ -206,7 +213,8 @@ impl Cascade {
             ));
         }
         let args = args::check(args, &self.desc, &planned, self.context.device())?;
-        let part = match shares && ignores_positions(&args) {
+        let is_planned = shares || self.desc.graph;
+        let part = match is_planned && ignores_positions(&args) {
             true => &self.shared,
             false => &self.flat,
         };

@@ -56,7 +56,8 @@ pub struct CascadeScratch {
 }
 
 /// Fills `work` with the cut of a batch that shares `prefixes`, each of which comes behind those around it. False where
-/// no prefix pays; then the flat plan is the better one, and `work` is empty.
+/// no prefix pays; then the flat plan is the better one, and `work` is empty, but for graphs, whose runs cannot take the
+/// other plan.
 ///
 /// # Errors
 /// `OutOfMemory` where a list cannot grow.
@@ -82,7 +83,8 @@ pub fn cascade(
         prefixes.len().saturating_add(batch.batch_size()),
     )?;
     share(batch, desc, tiling, prefixes, segments, around)?;
-    if segments.is_empty() {
+    let shares = !segments.is_empty();
+    if !shares && !desc.graph {
         return Ok(false);
     }
     own_keys(batch, segments);
@@ -90,7 +92,7 @@ pub fn cascade(
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
     list(batch, (tiling.q_tile, chunk), segments, work)?;
     by_cost(work)?;
-    Ok(true)
+    Ok(shares)
 }
 
 /// Keys of shared segments are multiples of this many.

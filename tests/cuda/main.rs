@@ -3,6 +3,7 @@
 //! without a device.
 
 mod bounds;
+mod cascade;
 #[path = "../common/mod.rs"]
 mod common;
 mod context_parallel;
@@ -77,6 +78,13 @@ fn main() -> ExitCode {
         case("cp_correct", (), context_parallel::cp_correct),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
+        case("cascade", (), cascade::cascade),
+        case(
+            "cascade_on_every_kernel",
+            (),
+            cascade::cascade_on_every_kernel,
+        ),
+        case("cascade_graph", (), cascade::cascade_graph),
         case("mla_context", (), mla_context::mla_context),
         case("mla_context_graph", (), mla_context::mla_context_graph),
         case(

@@ -1,0 +1,123 @@
+//! Cascades on the device against flat attention in float64: whatever requests share, on Hopper's kernels and on the
+//! portable ones, and captured runs that follow their plans.
+
+use crate::common::cascade::{Case, Data, EXTRAS, Extra, Handle, check, compare, tree};
+use crate::gpu::{self, DeviceMemory};
+use crate::problems::session;
+use folio::api::SharedPrefixes;
+use folio::dtype::DType;
+use folio::problem::{KvLayout, LogBase};
+
+/// Decodes of a model with grouped heads over one prefix, with a deeper one for some.
+fn decodes(dtype: DType) -> Case {
+    let own: Vec<(i32, i32)> = (0..24).map(|b| (1, 1 + 13 * b % 150)).collect();
+    Case {
+        kv_heads: 2,
+        group: 4,
+        dim_qk: 128,
+        dim_vo: 128,
+        page_size: 16,
+        ..Case::plain(&own, &[(0, 24, 64), (4, 16, 112)]).of(dtype)
+    }
+}
+
+#[track_caller]
+fn assert_right(case: &Case) -> bool {
+    let session = session();
+    let result = check(&*session, &DeviceMemory, case);
+    assert!(result.is_ok(), "{result:?} {case:?}");
+    result == Ok(true)
+}
+
+pub fn cascade() {
+    for dtype in [DType::BF16, DType::F16] {
+        assert!(assert_right(&decodes(dtype)), "nothing was shared");
+        for extra in EXTRAS {
+            assert_right(&Case {
+                extra,
+                lse: Some(LogBase::Two),
+                ..decodes(dtype)
+            });
+        }
+    }
+    for seed in 0..24u64 {
+        let rows = if seed % 3 == 0 { 20 } else { 3 };
+        let requests: Vec<(i32, i32)> = (0..20)
+            .map(|b| ((b + seed as i32) % rows, rows + 31 * b % 190))
+            .collect();
+        assert_right(&Case {
+            prefixes: tree(seed, 20, 3, 40),
+            requests,
+            csr: seed % 2 == 0,
+            layout: if seed % 4 == 1 {
+                KvLayout::Hnd
+            } else {
+                KvLayout::Nhd
+            },
+            seed,
+            ..decodes(DType::BF16)
+        });
+    }
+}
+
+/// Types, head dimensions and page sizes that Hopper's prefill kernel does not take; fp32.
+pub fn cascade_on_every_kernel() {
+    for (dtype, kv_dtype, dim, page_size) in [
+        (DType::BF16, DType::BF16, 96, 16),
+        (DType::BF16, DType::BF16, 128, 1),
+        (DType::F16, DType::F8E4M3, 128, 16),
+        (DType::BF16, DType::F8E5M2, 64, 8),
+        (DType::F32, DType::F32, 64, 16),
+        (DType::BF16, DType::BF16, 64, 64),
+        (DType::F16, DType::F16, 256, 32),
+    ] {
+        for batch_invariant in [false, true] {
+            for extra in [Extra::Nothing, Extra::Scales, Extra::Window] {
+                assert_right(&Case {
+                    kv_dtype,
+                    dim_qk: dim,
+                    dim_vo: dim,
+                    page_size,
+                    batch_invariant,
+                    extra,
+                    ..decodes(dtype)
+                });
+            }
+        }
+    }
+}
+
+/// A captured run is planned again: other prefixes, and none.
+pub fn cascade_graph() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for extra in [Extra::Nothing, Extra::Window] {
+        let case = Case {
+            graph: true,
+            extra,
+            ..decodes(DType::BF16)
+        };
+        let data = Data::new(&DeviceMemory, &case);
+        let mut handle = Handle::new(&*session, &DeviceMemory, case.desc()).unwrap();
+        let args = data.args();
+        handle
+            .plan(&data.batch(), &data.prefixes(), stream)
+            .unwrap();
+        handle.cascade.run(&args, stream).unwrap();
+        gpu::synchronize_all();
+        assert_eq!(compare(&case, &data), Ok(()));
+        let graph = gpu::capture(stream, || handle.cascade.run(&args, stream).unwrap());
+        let common = |common_prefix_len| SharedPrefixes {
+            common_prefix_len,
+            ..SharedPrefixes::default()
+        };
+        for prefixes in [common(0), data.prefixes(), common(1024), common(100)] {
+            data.o.reset();
+            gpu::synchronize_all();
+            handle.plan(&data.batch(), &prefixes, stream).unwrap();
+            graph.launch(stream);
+            gpu::synchronize_all();
+            assert_eq!(compare(&case, &data), Ok(()), "{prefixes:?} {case:?}");
+        }
+    }
+}
