@@ -118,7 +118,7 @@ fn a_common_prefix() {
     }
 }
 
-/// What a cascade computes is, to the bit, what it computes of every request alone.
+/// What requests share says something of the batch.
 #[test]
 fn a_batch_invariant_result_does_not_depend_on_what_is_shared() {
     let session = DOORS[0].open(TARGETS[0]).unwrap();
@@ -138,6 +138,7 @@ fn a_batch_invariant_result_does_not_depend_on_what_is_shared() {
             handle
                 .plan(&data.batch(), &prefixes, Stream::default())
                 .unwrap();
+            assert_eq!(handle.cascade.shares(), Ok(false));
             data.o.reset();
             handle.cascade.run(&data.args(), Stream::default()).unwrap();
             outputs.push(data.o.current().bytes);

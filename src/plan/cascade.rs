@@ -15,16 +15,18 @@
 //! **Windows and masks** are not known to a plan, and rows of several requests stand at different positions. Items of
 //! shared keys say nothing of positions: a run with a window, ALiBi, mm-prefix or a custom mask takes the flat plan.
 //!
-//! **Batch-invariant.** Shared segments are whole chunks, and rows have the same parts in the same order as in the flat
-//! plan, so that both give the same bits.
+//! **Two kernels.** Shared keys have many query rows, and a request's own keys may have few. Where a backend has a kernel
+//! for each, they are two lists of items, each cut for its kernel.
+//!
+//! **Batch-invariant.** What a request shares depends on the others, so there nothing is shared.
 
 use super::reserve::reserve;
 use super::schedule::{by_cost, smallest_chunk};
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::{
-    AttentionDesc, CombineItem, HostBatch, NO_PARTIAL, Pages, SharedPrefix, Tiling, WorkItem,
-    WorkList,
+    AttentionDesc, CombineItem, HostBatch, NO_PARTIAL, Pages, RequestStarts, SharedPrefix, Tiling,
+    WorkItem, WorkList,
 };
 use std::ops::Range;
 
@@ -42,6 +44,31 @@ struct Segment {
     chunks: u32,
     /// Its first partial row.
     partial: u32,
+}
+
+/// How the kernels of a cascade want keys cut.
+#[derive(Debug, Clone, Copy)]
+pub struct Tilings {
+    /// Those that requests share.
+    pub shared: Tiling,
+    /// The requests' own, where another kernel takes them.
+    pub own: Option<Tiling>,
+}
+
+/// The items of a list: query rows of each, and keys.
+#[derive(Debug, Clone, Copy)]
+struct Pieces {
+    q_tile: u32,
+    chunk: u32,
+}
+
+impl Pieces {
+    fn of(tiling: &Tiling, chunk: u32) -> Pieces {
+        Pieces {
+            q_tile: tiling.q_tile,
+            chunk,
+        }
+    }
 }
 
 /// What cutting cascades needs from step to step.
@@ -64,7 +91,7 @@ pub struct CascadeScratch {
 pub fn cascade(
     batch: &HostBatch<'_>,
     desc: &AttentionDesc,
-    tiling: &Tiling,
+    tilings: &Tilings,
     prefixes: &[SharedPrefix],
     scratch: &mut CascadeScratch,
     work: &mut WorkList,
@@ -82,25 +109,52 @@ pub fn cascade(
         segments,
         prefixes.len().saturating_add(batch.batch_size()),
     )?;
-    share(batch, desc, tiling, prefixes, segments, around)?;
+    if !desc.batch_invariant {
+        share(batch, desc, &tilings.shared, prefixes, segments, around)?;
+    }
     let shares = !segments.is_empty();
     if !shares && !desc.graph {
         return Ok(false);
     }
+    let shared = segments.len();
     own_keys(batch, segments);
-    let chunk = cut(batch, desc, tiling, segments, (rows, keys))?;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
-    list(batch, (tiling.q_tile, chunk), segments, work)?;
-    by_cost(work)?;
-    Ok(shares)
-}
-
-/// Keys of shared segments are multiples of this many.
-fn unit(desc: &AttentionDesc, tiling: &Tiling) -> u32 {
-    match desc.batch_invariant {
-        true => tiling.invariant_chunk,
-        false => tiling.kv_unit,
+    let invariant = desc.batch_invariant;
+    match &tilings.own {
+        None => {
+            let chunk = cut(batch, &tilings.shared, invariant, segments, (rows, keys))?;
+            place_parts(batch, shared, segments, work)?;
+            let pieces = Pieces::of(&tilings.shared, chunk);
+            list(
+                batch,
+                pieces,
+                segments,
+                shared,
+                &work.starts,
+                &mut work.items,
+            )?;
+        }
+        Some(own) => {
+            let (of_many, of_one) = segments.split_at_mut(shared);
+            let chunk = cut(batch, &tilings.shared, invariant, of_many, (rows, keys))?;
+            let own_chunk = cut(batch, own, invariant, of_one, (rows, keys))?;
+            place_parts(batch, shared, segments, work)?;
+            let (of_many, of_one) = segments.split_at(shared);
+            let (starts, pieces) = (&work.starts, Pieces::of(&tilings.shared, chunk));
+            list(batch, pieces, of_many, shared, starts, &mut work.items)?;
+            list(
+                batch,
+                Pieces::of(own, own_chunk),
+                of_one,
+                0,
+                starts,
+                &mut work.own_items,
+            )?;
+        }
     }
+    by_cost(&mut work.items, &mut work.unordered)?;
+    by_cost(&mut work.own_items, &mut work.unordered)?;
+    Ok(shares)
 }
 
 /// Lists the shared segments that pay.
@@ -114,7 +168,7 @@ fn share(
 ) -> Result<()> {
     around.clear();
     reserve("shared prefixes", around, prefixes.len())?;
-    let unit = unit(desc, tiling);
+    let unit = tiling.kv_unit;
     for prefix in prefixes {
         let requests = prefix.requests.start as usize..prefix.requests.end as usize;
         while around
@@ -218,8 +272,8 @@ fn own_keys(batch: &HostBatch<'_>, segments: &mut Vec<Segment>) {
 /// Decides into chunks of how many keys segments are cut.
 fn cut(
     batch: &HostBatch<'_>,
-    desc: &AttentionDesc,
     tiling: &Tiling,
+    batch_invariant: bool,
     segments: &mut [Segment],
     (rows, keys): (&mut Vec<i32>, &mut Vec<i32>),
 ) -> Result<u32> {
@@ -241,7 +295,7 @@ fn cut(
         num_pages: 0,
         max_page_id: -1,
     };
-    let chunk = match desc.batch_invariant {
+    let chunk = match batch_invariant {
         true => tiling.invariant_chunk,
         false => smallest_chunk(&as_batch, tiling),
     };
@@ -252,40 +306,53 @@ fn cut(
     Ok(chunk)
 }
 
-/// Lists the items of all segments, and the parts of every row.
-fn list(
+/// Gives every segment its partial rows, and lists the parts of every row. The first `shared` segments are shared.
+fn place_parts(
     batch: &HostBatch<'_>,
-    (q_tile, chunk): (u32, u32),
+    shared: usize,
     segments: &mut [Segment],
     work: &mut WorkList,
 ) -> Result<()> {
-    let shared = segments.len() - batch.batch_size();
-    let (mut items, mut partial_rows) = (0usize, 0u32);
+    let mut partial_rows = 0u32;
     for (at, segment) in segments.iter_mut().enumerate() {
         let rows = rows_of(batch, &segment.requests);
         let is_split = at < shared || segment.parent.is_some() || segment.chunks > 1;
-        let tiles = rows.div_ceil(q_tile) as usize;
-        items = items.saturating_add(tiles.saturating_mul(segment.chunks as usize));
         segment.partial = match is_split {
             true => partial_rows,
             false => NO_PARTIAL,
         };
         partial_rows += if is_split { rows * segment.chunks } else { 0 };
     }
-    reserve("work items", &mut work.items, items)?;
-    reserve("combine items", &mut work.combines, batch.num_tokens())?;
     let mut parts = 0usize;
     for own in &segments[shared..] {
         parts += rows_of(batch, &own.requests) as usize * parts_of(segments, own) as usize;
     }
+    reserve("combine items", &mut work.combines, batch.num_tokens())?;
     reserve("partial rows", &mut work.partials, parts)?;
-    for (at, segment) in segments.iter().enumerate() {
-        push_items(batch, (q_tile, chunk), segment, at < shared, work);
-    }
     for own in &segments[shared..] {
         if own.partial != NO_PARTIAL {
             combine(batch, segments, own, work);
         }
+    }
+    Ok(())
+}
+
+/// Lists the items of segments, of which the first `shared` are shared.
+fn list(
+    batch: &HostBatch<'_>,
+    pieces: Pieces,
+    segments: &[Segment],
+    shared: usize,
+    starts: &RequestStarts,
+    items: &mut Vec<WorkItem>,
+) -> Result<()> {
+    let count = segments.iter().fold(0usize, |all, segment| {
+        let tiles = rows_of(batch, &segment.requests).div_ceil(pieces.q_tile) as usize;
+        all.saturating_add(tiles.saturating_mul(segment.chunks as usize))
+    });
+    reserve("work items", items, count)?;
+    for (at, segment) in segments.iter().enumerate() {
+        push_items(batch, pieces, segment, at < shared, starts, items);
     }
     Ok(())
 }
@@ -303,10 +370,11 @@ fn parts_of(segments: &[Segment], own: &Segment) -> u32 {
 
 fn push_items(
     batch: &HostBatch<'_>,
-    (q_tile, chunk): (u32, u32),
+    Pieces { q_tile, chunk }: Pieces,
     segment: &Segment,
     is_shared: bool,
-    work: &mut WorkList,
+    starts: &RequestStarts,
+    items: &mut Vec<WorkItem>,
 ) {
     let b = segment.requests.start;
     let rows = rows_of(batch, &segment.requests);
@@ -320,7 +388,7 @@ fn push_items(
         for c in 0..segment.chunks {
             let kv_start = segment.keys.start + c * chunk;
             let kv_end = kv_start.saturating_add(chunk).min(segment.keys.end);
-            work.items.push(WorkItem {
+            items.push(WorkItem {
                 request: b as u32,
                 q_start,
                 q_len,
@@ -333,7 +401,7 @@ fn push_items(
                 cost: u32::try_from(u64::from(q_len) * u64::from(kv_end - kv_start))
                     .unwrap_or(u32::MAX),
                 reserved: 0,
-                page_start: work.starts.page[b],
+                page_start: starts.page[b],
                 q_token: batch.qo_indptr[b] + q_start as i32,
                 position: past + q_start as i32,
             });
