@@ -434,3 +434,168 @@ fn combine(batch: &HostBatch<'_>, segments: &[Segment], own: &Segment, work: &mu
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::plan::Capacity;
+    use crate::problem::{Kind, KvLayout, KvStorage, PageIds};
+    use proptest::prelude::*;
+
+    const PAGE: u32 = 4;
+
+    fn desc(lens: &[(i32, i32)], levels: u32) -> AttentionDesc {
+        let keys = |l: &(i32, i32)| l.1 as u32;
+        AttentionDesc {
+            kind: Kind::Prefill,
+            q_dtype: DType::F16,
+            kv_format: DType::F16.into(),
+            o_dtype: DType::F16,
+            num_qo_heads: 1,
+            num_kv_heads: 1,
+            head_dim_qk: 8,
+            head_dim_vo: 8,
+            kv: KvStorage::Paged {
+                page_size: PAGE,
+                layout: KvLayout::Nhd,
+            },
+            max_batch_size: lens.len() as u32,
+            max_qo_len: lens.iter().map(|l| l.0 as u32).max().unwrap_or(0).max(1),
+            max_num_tokens: lens.iter().map(|l| l.0 as u32).sum::<u32>().max(1),
+            max_kv_len: lens.iter().map(keys).max().unwrap_or(0).max(1),
+            max_num_pages: lens.iter().map(|l| u64::from(keys(l).div_ceil(PAGE))).sum(),
+            graph: true,
+            batch_invariant: false,
+            shared_levels: levels,
+        }
+    }
+
+    /// Prefixes that halve the requests, each longer than the one around it.
+    fn prefixes(requests: Range<u32>, kv_len: u32, step: u32, list: &mut Vec<SharedPrefix>) {
+        if requests.len() < 2 {
+            return;
+        }
+        list.push(SharedPrefix {
+            requests: requests.clone(),
+            kv_len,
+        });
+        let middle = requests.start + requests.len() as u32 / 2;
+        prefixes(requests.start..middle, kv_len + step, step, list);
+        prefixes(middle..requests.end, kv_len + 2 * step, step, list);
+    }
+
+    /// How often each token meets each key of its request.
+    struct Met<'a> {
+        lens: &'a [(i32, i32)],
+        qo_indptr: &'a [i32],
+        counts: Vec<Vec<u32>>,
+    }
+
+    impl Met<'_> {
+        fn request(&self, token: i32) -> usize {
+            (0..self.lens.len())
+                .find(|&b| token < self.qo_indptr[b + 1])
+                .unwrap()
+        }
+
+        fn add(&mut self, item: &WorkItem, shared: &[SharedPrefix]) {
+            for i in 0..item.q_len as i32 {
+                let token = item.q_token + i;
+                let b = self.request(token);
+                let own = b == item.request as usize;
+                let (first, last) = (item.request.min(b as u32), item.request.max(b as u32));
+                let is_shared = shared.iter().any(|prefix| {
+                    prefix.requests.start <= first
+                        && last < prefix.requests.end
+                        && item.kv_end <= prefix.kv_len
+                });
+                assert!(own || is_shared, "{item:?} has a row of request {b}");
+                let position = self.lens[b].1 - self.lens[b].0 + token - self.qo_indptr[b];
+                let stated = item.position + i;
+                let end = item.kv_end as i32;
+                let sees_all = stated >= end && position >= end;
+                assert!(sees_all || own && stated == position, "{item:?}");
+                for key in item.kv_start..item.kv_end {
+                    self.counts[token as usize][key as usize] += 1;
+                }
+            }
+        }
+    }
+
+    proptest! {
+        /// Every row meets every key of its request once, in parts that are combined, within the memory of the desc.
+        #[test]
+        fn rows_meet_their_keys_once(
+            lens in prop::collection::vec((0i32..9, 0i32..400), 1..10),
+            (first, step) in (0u32..200, 0u32..80),
+            (q_tile, own_q_tile) in (1u32..9, 1u32..4),
+            (max_splits, own_splits) in (0u32..20, 0u32..20),
+            levels in 1u32..5,
+            two: bool,
+        ) {
+            let lens: Vec<(i32, i32)> = lens.into_iter().map(|(q, own)| (q, own.max(q))).collect();
+            let desc = desc(&lens, levels);
+            let tiling = |q_tile, kv_unit, max_splits| Tiling {
+                q_tile,
+                kv_unit,
+                max_splits,
+                invariant_chunk: u32::MAX,
+            };
+            let shared = tiling(q_tile, 16, max_splits);
+            let own = two.then(|| tiling(own_q_tile, 8, own_splits));
+            let mut qo_indptr = vec![0];
+            qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
+            let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();
+            let columns = kv_len.iter().map(|&n| (n as u32).div_ceil(PAGE)).max().unwrap_or(0) as usize;
+            let ids = vec![0; columns * lens.len()];
+            let batch = HostBatch {
+                qo_indptr: &qo_indptr,
+                kv_len: &kv_len,
+                pages: Pages::Table { ids: PageIds::Host(&ids), row_stride: columns },
+                num_pages: 0,
+                max_page_id: 0,
+            };
+            let mut list = Vec::new();
+            prefixes(0..lens.len() as u32, first, step, &mut list);
+            let mut work = WorkList::default();
+            let tilings = Tilings { shared, own };
+            cascade(&batch, &desc, &tilings, &list, &mut CascadeScratch::default(), &mut work).unwrap();
+
+            let capacity = match &own {
+                None => Capacity::new(&desc.of_shared_keys(), &shared),
+                Some(own) => Capacity::of_two_kernels(&desc, &shared, own),
+            };
+            prop_assert!(work.items.len() <= capacity.counts.items);
+            prop_assert!(work.own_items.len() <= capacity.counts.own_items);
+            prop_assert!(work.combines.len() <= capacity.counts.combines);
+            prop_assert!(work.partials.len() <= capacity.counts.partials);
+
+            let counts = lens.iter().flat_map(|l| vec![vec![0; l.1 as usize]; l.0 as usize]).collect();
+            let mut met = Met { lens: &lens, qo_indptr: &qo_indptr, counts };
+            let mut rows_of_parts = std::collections::HashMap::new();
+            let mut alone = std::collections::HashSet::new();
+            for item in work.items.iter().chain(&work.own_items) {
+                met.add(item, &list);
+                for i in 0..item.q_len {
+                    let token = item.q_token as u32 + i;
+                    match item.partial {
+                        NO_PARTIAL => prop_assert!(alone.insert(token)),
+                        partial => prop_assert!(rows_of_parts.insert(partial + i, token).is_none()),
+                    }
+                }
+            }
+            prop_assert!(met.counts.iter().flatten().all(|&n| n == 1));
+            prop_assert!(rows_of_parts.keys().all(|&row| (row as usize) < capacity.partial_rows));
+            for combine in &work.combines {
+                prop_assert!(!alone.contains(&combine.q_token) && combine.count >= 2);
+                let parts = &work.partials[combine.first as usize..][..combine.count as usize];
+                for part in parts {
+                    prop_assert_eq!(rows_of_parts.remove(part), Some(combine.q_token));
+                }
+            }
+            prop_assert!(rows_of_parts.is_empty());
+            prop_assert_eq!(alone.len() + work.combines.len(), desc.max_num_tokens as usize * usize::from(!met.counts.is_empty()));
+        }
+    }
+}
