@@ -10,8 +10,8 @@ use super::{Context, args, desc};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, Tilings, cascade, schedule};
-use crate::problem::{AttentionArgs, AttentionDesc, Batch, KvStorage, Mask, WorkList};
+use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade, schedule};
+use crate::problem::{AttentionArgs, AttentionDesc, Batch, Kind, KvStorage, Mask, WorkList};
 
 /// One problem on one context, with its current plan.
 ///
@@ -44,6 +44,9 @@ struct PlannedCascade {
 /// Levels that a desc may ask for: more would be a deeper tree than caches of prefixes have.
 const MOST_LEVELS: u32 = 16;
 
+/// Query rows of a request up to which the flat plan is one of decode, the most expensive items first.
+const DECODE_ROWS: u32 = 16;
+
 impl Cascade {
     /// Picks the code for a problem, that of a paged prefill. Maxima that may be derived and are 0 are filled in;
     /// `shared_levels` 0 stands for one.
@@ -52,8 +55,21 @@ impl Cascade {
     /// As [`Attention::new`](super::Attention::new).
     pub fn new(context: &Context, desc: AttentionDesc) -> Result<Cascade> {
         let desc = checked(desc)?;
-        let flat = context.backend().attention(&desc.of_own_keys())?;
-        let shared = context.backend().attention(&desc)?;
+        let flat = AttentionDesc {
+            kind: match desc.max_qo_len <= DECODE_ROWS {
+                true => Kind::Decode,
+                false => Kind::Prefill,
+            },
+            shared_levels: 0,
+            ..desc
+        };
+        // A tile has rows of several requests.
+        let shared = AttentionDesc {
+            max_qo_len: desc.max_num_tokens,
+            ..desc
+        };
+        let flat = context.backend().attention(&flat)?;
+        let shared = context.backend().attention(&shared)?;
         context.log(
             Level::Info,
             format_args!(
@@ -127,17 +143,14 @@ impl Cascade {
         };
         self.prefixes.take_over(prefixes, host.batch_size())?;
         let tiling = self.flat.kernel.tiling();
-        schedule(host, &self.desc.of_own_keys(), &tiling, &mut self.work)?;
+        schedule(host, &self.desc, &tiling, &mut self.work)?;
         let planned = Planned::of(host, &self.work.starts);
         self.planned = None;
         self.flat.plan(&batch, &self.work, workspace, stream)?;
         let shares = cascade(
             host,
             &self.desc,
-            &Tilings {
-                shared: self.shared.kernel.tiling(),
-                own: self.shared.kernel.own_tiling(),
-            },
+            &self.shared.kernel.tiling(),
             self.prefixes.list(),
             &mut self.cascade,
             &mut self.work,

@@ -37,11 +37,6 @@ pub trait Attention: Send + Sync {
     /// How to cut the work.
     fn tiling(&self) -> Tiling;
 
-    /// Of a cascade, how to cut the requests' own keys, where another kernel takes them than shared keys.
-    fn own_tiling(&self) -> Option<Tiling> {
-        None
-    }
-
     /// Memory for every plan within the desc.
     fn workspace(&self) -> WorkspaceInfo;
 

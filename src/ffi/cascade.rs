@@ -201,9 +201,9 @@ unsafe impl Input for folio_find_shared_prefixes_args {
 ///
 /// A plan shares what pays and leaves the rest to the requests. Runs with a window, ALiBi, mm_prefix_ranges or a custom
 /// mask depend on positions, which rows of several requests do not have in common: they read the keys request by
-/// request. With FOLIO_PLAN_GRAPH, runs without them launch the kernel for shared keys also where nothing pays; it has
-/// nothing to do then. With FOLIO_PLAN_BATCH_INVARIANT nothing is shared, since what a request shares depends on the others.
-/// One handle serves every batch within its desc, and one plan every layer of a step.
+/// request. With FOLIO_PLAN_GRAPH, runs without them always take the kernel for shared keys, also where nothing pays: steps
+/// that share nothing are faster with folio_decode. With FOLIO_PLAN_BATCH_INVARIANT nothing is shared, since what a request
+/// shares depends on the others. One handle serves every batch within its desc, and one plan every layer of a step.
 pub struct folio_cascade {
     _opaque: [u8; 0],
 }

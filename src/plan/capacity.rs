@@ -10,8 +10,6 @@ pub struct Counts {
     pub batch_size: usize,
     /// Work items.
     pub items: usize,
-    /// Work items of a second kernel.
-    pub own_items: usize,
     /// Combine items: split rows.
     pub combines: usize,
     /// Entries of the list that the combine items point into.
@@ -26,7 +24,6 @@ impl Counts {
         Counts {
             batch_size: batch.batch_size(),
             items: work.items.len(),
-            own_items: work.own_items.len(),
             combines: work.combines.len(),
             partials: work.partials.len(),
             page_ids: num_copied_page_ids(batch),
@@ -52,7 +49,7 @@ impl Capacity {
     /// number of pages bounds the sum over requests too.
     ///
     /// In a cascade a row has a part in every level that it shares, and levels have no more tiles than their requests
-    /// would have.
+    /// would have. A batch-invariant one shares nothing.
     pub fn new(desc: &AttentionDesc, tiling: &Tiling) -> Capacity {
         let batch_size = desc.max_batch_size as usize;
         let tokens = desc.max_num_tokens as usize;
@@ -97,27 +94,9 @@ impl Capacity {
             counts: Counts {
                 batch_size,
                 items,
-                own_items: 0,
                 combines,
                 partials: partial_rows,
                 page_ids,
-            },
-            partial_rows,
-        }
-    }
-}
-
-impl Capacity {
-    /// The bound for cascades whose shared keys are cut by `shared`, and the requests' own by `own`, for another kernel.
-    pub fn of_two_kernels(desc: &AttentionDesc, shared: &Tiling, own: &Tiling) -> Capacity {
-        let all = Capacity::new(&desc.of_shared_keys(), shared);
-        let own = Capacity::new(&desc.of_own_keys(), own);
-        let partial_rows = all.partial_rows.saturating_add(own.partial_rows);
-        Capacity {
-            counts: Counts {
-                own_items: own.counts.items,
-                partials: partial_rows,
-                ..all.counts
             },
             partial_rows,
         }

@@ -8,15 +8,12 @@
 //! start of a request, and kernels do not know of cascades.
 //!
 //! **What pays.** Sharing saves reading keys again and costs a part more for every row, which is written and read. The
-//! times of both are compared in bytes. Re-reads mostly come from the L2 cache, at about twice the rate. And what puts
-//! the parts together is a kernel more, as long as a worker takes for a unit of keys. A prefix that does not pay is left
-//! to its requests, so a cascade is no slower than the flat plan but for what the estimate is off.
+//! times of both are compared in bytes. Re-reads mostly come from the L2 cache, at about twice the rate. And there is a
+//! kernel more, which puts the parts together. A prefix that does not pay is left to its requests, so a cascade is no
+//! slower than the flat plan but for what the estimate is off.
 //!
 //! **Windows and masks** are not known to a plan, and rows of several requests stand at different positions. Items of
 //! shared keys say nothing of positions: a run with a window, ALiBi, mm-prefix or a custom mask takes the flat plan.
-//!
-//! **Two kernels.** Shared keys have many query rows, and a request's own keys may have few. Where a backend has a kernel
-//! for each, they are two lists of items, each cut for its kernel.
 //!
 //! **Batch-invariant.** What a request shares depends on the others, so there nothing is shared.
 
@@ -25,13 +22,17 @@ use super::schedule::{by_cost, smallest_chunk};
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::{
-    AttentionDesc, CombineItem, HostBatch, NO_PARTIAL, Pages, RequestStarts, SharedPrefix, Tiling,
-    WorkItem, WorkList,
+    AttentionDesc, CombineItem, HostBatch, NO_PARTIAL, Pages, SharedPrefix, Tiling, WorkItem,
+    WorkList,
 };
 use std::ops::Range;
 
 /// Keys that are read again cost this part of those that are read first.
 const REREAD: u64 = 2;
+
+/// Units of keys that a worker could read in the time that a cascade takes longer whatever it shares. (On an H200, 8
+/// decodes of 1024 shared keys lose 0.3 µs and 64 of 256 lose 4 with fewer; 16 of 2048 win 3.)
+const OVERHEAD_UNITS: u64 = 5;
 
 /// Some query rows against a range of keys.
 #[derive(Debug, Clone)]
@@ -44,31 +45,6 @@ struct Segment {
     chunks: u32,
     /// Its first partial row.
     partial: u32,
-}
-
-/// How the kernels of a cascade want keys cut.
-#[derive(Debug, Clone, Copy)]
-pub struct Tilings {
-    /// Those that requests share.
-    pub shared: Tiling,
-    /// The requests' own, where another kernel takes them.
-    pub own: Option<Tiling>,
-}
-
-/// The items of a list: query rows of each, and keys.
-#[derive(Debug, Clone, Copy)]
-struct Pieces {
-    q_tile: u32,
-    chunk: u32,
-}
-
-impl Pieces {
-    fn of(tiling: &Tiling, chunk: u32) -> Pieces {
-        Pieces {
-            q_tile: tiling.q_tile,
-            chunk,
-        }
-    }
 }
 
 /// What cutting cascades needs from step to step.
@@ -91,7 +67,7 @@ pub struct CascadeScratch {
 pub fn cascade(
     batch: &HostBatch<'_>,
     desc: &AttentionDesc,
-    tilings: &Tilings,
+    tiling: &Tiling,
     prefixes: &[SharedPrefix],
     scratch: &mut CascadeScratch,
     work: &mut WorkList,
@@ -110,50 +86,17 @@ pub fn cascade(
         prefixes.len().saturating_add(batch.batch_size()),
     )?;
     if !desc.batch_invariant {
-        share(batch, desc, &tilings.shared, prefixes, segments, around)?;
+        share(batch, desc, tiling, prefixes, segments, around)?;
     }
     let shares = !segments.is_empty();
     if !shares && !desc.graph {
         return Ok(false);
     }
-    let shared = segments.len();
     own_keys(batch, segments);
+    let chunk = cut(batch, desc, tiling, segments, (rows, keys))?;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
-    let invariant = desc.batch_invariant;
-    match &tilings.own {
-        None => {
-            let chunk = cut(batch, &tilings.shared, invariant, segments, (rows, keys))?;
-            place_parts(batch, shared, segments, work)?;
-            let pieces = Pieces::of(&tilings.shared, chunk);
-            list(
-                batch,
-                pieces,
-                segments,
-                shared,
-                &work.starts,
-                &mut work.items,
-            )?;
-        }
-        Some(own) => {
-            let (of_many, of_one) = segments.split_at_mut(shared);
-            let chunk = cut(batch, &tilings.shared, invariant, of_many, (rows, keys))?;
-            let own_chunk = cut(batch, own, invariant, of_one, (rows, keys))?;
-            place_parts(batch, shared, segments, work)?;
-            let (of_many, of_one) = segments.split_at(shared);
-            let (starts, pieces) = (&work.starts, Pieces::of(&tilings.shared, chunk));
-            list(batch, pieces, of_many, shared, starts, &mut work.items)?;
-            list(
-                batch,
-                Pieces::of(own, own_chunk),
-                of_one,
-                0,
-                starts,
-                &mut work.own_items,
-            )?;
-        }
-    }
-    by_cost(&mut work.items, &mut work.unordered)?;
-    by_cost(&mut work.own_items, &mut work.unordered)?;
+    list(batch, (tiling.q_tile, chunk), segments, work)?;
+    by_cost(work)?;
     Ok(shares)
 }
 
@@ -237,8 +180,9 @@ fn pays(
     // The part of the shared keys and that of the row's own, which otherwise went to the output: written and read.
     let part = u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
     let parts_bytes = 4 * part * u64::from(rows);
-    let kernel = u64::from(tiling.max_splits) * u64::from(tiling.kv_unit) * key_bytes;
-    saved_bytes > parts_bytes + kernel
+    let units = OVERHEAD_UNITS * u64::from(tiling.max_splits);
+    let overhead = units * u64::from(tiling.kv_unit) * key_bytes;
+    saved_bytes > parts_bytes + overhead
 }
 
 fn rows_of(batch: &HostBatch<'_>, requests: &Range<usize>) -> u32 {
@@ -272,8 +216,8 @@ fn own_keys(batch: &HostBatch<'_>, segments: &mut Vec<Segment>) {
 /// Decides into chunks of how many keys segments are cut.
 fn cut(
     batch: &HostBatch<'_>,
+    desc: &AttentionDesc,
     tiling: &Tiling,
-    batch_invariant: bool,
     segments: &mut [Segment],
     (rows, keys): (&mut Vec<i32>, &mut Vec<i32>),
 ) -> Result<u32> {
@@ -295,7 +239,7 @@ fn cut(
         num_pages: 0,
         max_page_id: -1,
     };
-    let chunk = match batch_invariant {
+    let chunk = match desc.batch_invariant {
         true => tiling.invariant_chunk,
         false => smallest_chunk(&as_batch, tiling),
     };
@@ -306,53 +250,40 @@ fn cut(
     Ok(chunk)
 }
 
-/// Gives every segment its partial rows, and lists the parts of every row. The first `shared` segments are shared.
-fn place_parts(
+/// Lists the items of all segments, and the parts of every row.
+fn list(
     batch: &HostBatch<'_>,
-    shared: usize,
+    (q_tile, chunk): (u32, u32),
     segments: &mut [Segment],
     work: &mut WorkList,
 ) -> Result<()> {
-    let mut partial_rows = 0u32;
+    let shared = segments.len() - batch.batch_size();
+    let (mut items, mut partial_rows) = (0usize, 0u32);
     for (at, segment) in segments.iter_mut().enumerate() {
         let rows = rows_of(batch, &segment.requests);
         let is_split = at < shared || segment.parent.is_some() || segment.chunks > 1;
+        let tiles = rows.div_ceil(q_tile) as usize;
+        items = items.saturating_add(tiles.saturating_mul(segment.chunks as usize));
         segment.partial = match is_split {
             true => partial_rows,
             false => NO_PARTIAL,
         };
         partial_rows += if is_split { rows * segment.chunks } else { 0 };
     }
+    reserve("work items", &mut work.items, items)?;
+    reserve("combine items", &mut work.combines, batch.num_tokens())?;
     let mut parts = 0usize;
     for own in &segments[shared..] {
         parts += rows_of(batch, &own.requests) as usize * parts_of(segments, own) as usize;
     }
-    reserve("combine items", &mut work.combines, batch.num_tokens())?;
     reserve("partial rows", &mut work.partials, parts)?;
+    for (at, segment) in segments.iter().enumerate() {
+        push_items(batch, (q_tile, chunk), segment, at < shared, work);
+    }
     for own in &segments[shared..] {
         if own.partial != NO_PARTIAL {
             combine(batch, segments, own, work);
         }
-    }
-    Ok(())
-}
-
-/// Lists the items of segments, of which the first `shared` are shared.
-fn list(
-    batch: &HostBatch<'_>,
-    pieces: Pieces,
-    segments: &[Segment],
-    shared: usize,
-    starts: &RequestStarts,
-    items: &mut Vec<WorkItem>,
-) -> Result<()> {
-    let count = segments.iter().fold(0usize, |all, segment| {
-        let tiles = rows_of(batch, &segment.requests).div_ceil(pieces.q_tile) as usize;
-        all.saturating_add(tiles.saturating_mul(segment.chunks as usize))
-    });
-    reserve("work items", items, count)?;
-    for (at, segment) in segments.iter().enumerate() {
-        push_items(batch, pieces, segment, at < shared, starts, items);
     }
     Ok(())
 }
@@ -370,11 +301,10 @@ fn parts_of(segments: &[Segment], own: &Segment) -> u32 {
 
 fn push_items(
     batch: &HostBatch<'_>,
-    Pieces { q_tile, chunk }: Pieces,
+    (q_tile, chunk): (u32, u32),
     segment: &Segment,
     is_shared: bool,
-    starts: &RequestStarts,
-    items: &mut Vec<WorkItem>,
+    work: &mut WorkList,
 ) {
     let b = segment.requests.start;
     let rows = rows_of(batch, &segment.requests);
@@ -388,7 +318,7 @@ fn push_items(
         for c in 0..segment.chunks {
             let kv_start = segment.keys.start + c * chunk;
             let kv_end = kv_start.saturating_add(chunk).min(segment.keys.end);
-            items.push(WorkItem {
+            work.items.push(WorkItem {
                 request: b as u32,
                 q_start,
                 q_len,
@@ -401,7 +331,7 @@ fn push_items(
                 cost: u32::try_from(u64::from(q_len) * u64::from(kv_end - kv_start))
                     .unwrap_or(u32::MAX),
                 reserved: 0,
-                page_start: starts.page[b],
+                page_start: work.starts.page[b],
                 q_token: batch.qo_indptr[b] + q_start as i32,
                 position: past + q_start as i32,
             });
@@ -529,21 +459,12 @@ mod tests {
         fn rows_meet_their_keys_once(
             lens in prop::collection::vec((0i32..9, 0i32..400), 1..10),
             (first, step) in (0u32..200, 0u32..80),
-            (q_tile, own_q_tile) in (1u32..9, 1u32..4),
-            (max_splits, own_splits) in (0u32..20, 0u32..20),
+            (q_tile, max_splits) in (1u32..9, 0u32..20),
             levels in 1u32..5,
-            two: bool,
         ) {
             let lens: Vec<(i32, i32)> = lens.into_iter().map(|(q, own)| (q, own.max(q))).collect();
             let desc = desc(&lens, levels);
-            let tiling = |q_tile, kv_unit, max_splits| Tiling {
-                q_tile,
-                kv_unit,
-                max_splits,
-                invariant_chunk: u32::MAX,
-            };
-            let shared = tiling(q_tile, 16, max_splits);
-            let own = two.then(|| tiling(own_q_tile, 8, own_splits));
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk: u32::MAX };
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();
@@ -559,15 +480,12 @@ mod tests {
             let mut list = Vec::new();
             prefixes(0..lens.len() as u32, first, step, &mut list);
             let mut work = WorkList::default();
-            let tilings = Tilings { shared, own };
-            cascade(&batch, &desc, &tilings, &list, &mut CascadeScratch::default(), &mut work).unwrap();
+            cascade(&batch, &desc, &tiling, &list, &mut CascadeScratch::default(), &mut work).unwrap();
 
-            let capacity = match &own {
-                None => Capacity::new(&desc.of_shared_keys(), &shared),
-                Some(own) => Capacity::of_two_kernels(&desc, &shared, own),
-            };
+            // As kernels for shared keys are created: a tile has rows of several requests.
+            let kernel = AttentionDesc { max_qo_len: desc.max_num_tokens, ..desc };
+            let capacity = Capacity::new(&kernel, &tiling);
             prop_assert!(work.items.len() <= capacity.counts.items);
-            prop_assert!(work.own_items.len() <= capacity.counts.own_items);
             prop_assert!(work.combines.len() <= capacity.counts.combines);
             prop_assert!(work.partials.len() <= capacity.counts.partials);
 
@@ -575,7 +493,7 @@ mod tests {
             let mut met = Met { lens: &lens, qo_indptr: &qo_indptr, counts };
             let mut rows_of_parts = std::collections::HashMap::new();
             let mut alone = std::collections::HashSet::new();
-            for item in work.items.iter().chain(&work.own_items) {
+            for item in &work.items {
                 met.add(item, &list);
                 for i in 0..item.q_len {
                     let token = item.q_token as u32 + i;

@@ -5,7 +5,6 @@
 use super::capacity::{Capacity, Counts};
 use crate::error::{Error, Result};
 use crate::problem::{CombineItem, HostBatch, WorkItem, WorkList};
-use std::ops::Range;
 
 /// Alignment of the parts.
 pub const PARTS_ALIGNMENT: usize = 256;
@@ -30,7 +29,7 @@ impl Cursor {
 /// buffer on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// `[2][4]` u32: work items, combine items, batch size, 0; and the same of a second kernel.
+    /// `[4]` u32: work items, combine items, batch size, 0.
     pub counts: usize,
     /// `[1]` u32: 0 between runs; kernels draw tiles by it.
     pub next_tile: usize,
@@ -44,8 +43,6 @@ pub struct Layout {
     pub mask_bits_start: usize,
     /// Work items.
     pub items: usize,
-    /// Work items of a second kernel.
-    pub own_items: usize,
     /// Combine items.
     pub combines: usize,
     /// u32: the rows that combine items name.
@@ -62,14 +59,13 @@ impl Layout {
         let mut cursor = Cursor::default();
         let mut part = |count, size| cursor.take(count, size);
         Layout {
-            counts: part(8, 4),
+            counts: part(4, 4),
             next_tile: part(1, 4),
             qo_indptr: part(counts.batch_size.saturating_add(1), 4),
             kv_len: part(counts.batch_size, 4),
             mask_bytes_start: part(counts.batch_size, 8),
             mask_bits_start: part(counts.batch_size, 8),
             items: part(counts.items, size_of::<WorkItem>()),
-            own_items: part(counts.own_items, size_of::<WorkItem>()),
             combines: part(counts.combines, size_of::<CombineItem>()),
             partials: part(counts.partials, 4),
             page_ids: part(counts.page_ids, 4),
@@ -92,13 +88,6 @@ impl Layout {
                 counts.items,
                 size_of::<WorkItem>(),
                 self.items,
-                self.own_items,
-            ),
-            (
-                "work items of their own",
-                counts.own_items,
-                size_of::<WorkItem>(),
-                self.own_items,
                 self.combines,
             ),
             (
@@ -181,16 +170,14 @@ pub fn write<'a>(
         bytes: image,
         layout,
     };
-    let of = |items: usize| [items, work.combines.len(), n, 0].map(|count| count as u32);
-    let counts = [of(work.items.len()), of(work.own_items.len())];
-    image.put(layout.counts, counts.as_flattened());
+    let counts = [work.items.len(), work.combines.len(), n, 0].map(|count| count as u32);
+    image.put(layout.counts, &counts);
     image.put(layout.next_tile, &[0u32]);
     image.put(layout.qo_indptr, batch.qo_indptr);
     image.put(layout.kv_len, batch.kv_len);
     image.put(layout.mask_bytes_start, &work.starts.mask_bytes[..n]);
     image.put(layout.mask_bits_start, &work.starts.mask_bits[..n]);
-    image.put_items(layout.items..layout.own_items, items);
-    image.put_items(layout.own_items..layout.combines, work.own_items.iter());
+    image.put_items(items);
     image.put(layout.combines, &work.combines);
     image.put(layout.partials, &work.partials);
     image.put_page_ids(batch, page_size);
@@ -208,8 +195,8 @@ impl Image<'_> {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn put_items<'a>(&mut self, at: Range<usize>, items: impl Iterator<Item = &'a WorkItem>) {
-        let part = &mut self.bytes[at];
+    fn put_items<'a>(&mut self, items: impl Iterator<Item = &'a WorkItem>) {
+        let part = &mut self.bytes[self.layout.items..self.layout.combines];
         let (room, _) = part.as_chunks_mut::<{ size_of::<WorkItem>() }>();
         for (room, item) in room.iter_mut().zip(items) {
             room.copy_from_slice(bytes_of(std::slice::from_ref(item)));
@@ -298,7 +285,6 @@ mod tests {
         let counts = Counts {
             batch_size: 3,
             items: 1,
-            own_items: 0,
             combines: 1,
             partials: 2,
             page_ids: 3,

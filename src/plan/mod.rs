@@ -14,7 +14,7 @@ mod shares;
 mod starts;
 
 pub use capacity::{Capacity, Counts};
-pub use cascade::{CascadeScratch, Tilings, cascade};
+pub use cascade::{CascadeScratch, cascade};
 pub use context::{ChunkTables, Ranks, context_tokens, least_workspace};
 pub use context_chunks::{ContextChunks, Piece, default_chunk_tokens, most_chunks};
 pub use image::{Layout, PARTS_ALIGNMENT, Regions, write};

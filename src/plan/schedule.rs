@@ -161,43 +161,43 @@ fn make_room_for_shares(batch: &HostBatch<'_>, tiling: &Tiling, work: &mut WorkL
 /// The order decides only the time: every item writes its own memory. Both orders are stable.
 fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) -> Result<()> {
     match kind {
-        Kind::Decode | Kind::Mla => by_cost(&mut work.items, &mut work.unordered),
+        Kind::Decode | Kind::Mla => by_cost(work),
         Kind::Prefill => by_request(work, batch),
     }
 }
 
 /// Costs are compared by their leading eight bits: a counting sort, since sorting 1024 keys exactly costs a
 /// quarter of their plan.
-pub(super) fn by_cost(items: &mut [WorkItem], unordered: &mut Vec<WorkItem>) -> Result<()> {
+pub(super) fn by_cost(work: &mut WorkList) -> Result<()> {
     const CLASSES: usize = 256;
-    let largest = items.iter().map(|item| item.cost).max().unwrap_or(0);
+    let largest = work.items.iter().map(|item| item.cost).max().unwrap_or(0);
     let shift = (u32::BITS - largest.leading_zeros()).saturating_sub(CLASSES.ilog2());
     let class = |item: &WorkItem| CLASSES - 1 - (item.cost >> shift) as usize;
-    if items.is_sorted_by_key(class) {
+    if work.items.is_sorted_by_key(class) {
         return Ok(());
     }
     let mut next = [0; CLASSES];
-    for item in items.iter() {
+    for item in &work.items {
         next[class(item)] += 1;
     }
     let mut before = 0;
     for count in &mut next {
         before += std::mem::replace(count, before);
     }
-    set_aside(items, unordered)?;
-    for item in unordered.iter() {
+    set_aside(work)?;
+    for item in &work.unordered {
         let at = &mut next[class(item)];
-        items[*at] = *item;
+        work.items[*at] = *item;
         *at += 1;
     }
     Ok(())
 }
 
 /// Copies the items, to be put into order.
-fn set_aside(items: &[WorkItem], unordered: &mut Vec<WorkItem>) -> Result<()> {
-    unordered.clear();
-    reserve("work items", unordered, items.len())?;
-    unordered.extend_from_slice(items);
+fn set_aside(work: &mut WorkList) -> Result<()> {
+    work.unordered.clear();
+    reserve("work items", &mut work.unordered, work.items.len())?;
+    work.unordered.extend_from_slice(&work.items);
     Ok(())
 }
 
@@ -219,7 +219,7 @@ fn by_request(work: &mut WorkList, batch: &HostBatch<'_>) -> Result<()> {
         return Ok(());
     }
     work.order.sort_unstable();
-    set_aside(&work.items, &mut work.unordered)?;
+    set_aside(work)?;
     work.items.clear();
     let ordered = work
         .order

@@ -92,29 +92,6 @@ pub struct AttentionDesc {
 }
 
 impl AttentionDesc {
-    /// The problem of keys that requests share: a tile of theirs has rows of several requests.
-    pub fn of_shared_keys(&self) -> AttentionDesc {
-        AttentionDesc {
-            max_qo_len: match self.shared_levels {
-                0 => self.max_qo_len,
-                _ => self.max_num_tokens,
-            },
-            ..*self
-        }
-    }
-
-    /// The problem of the requests' own keys, and of a flat batch. Few rows are a decode: its most expensive items are
-    /// first, and a batch-invariant one may be split.
-    pub fn of_own_keys(&self) -> AttentionDesc {
-        const DECODE_ROWS: u32 = 16;
-        let is_decode = self.kind == Kind::Prefill && self.max_qo_len <= DECODE_ROWS;
-        AttentionDesc {
-            kind: if is_decode { Kind::Decode } else { self.kind },
-            shared_levels: 0,
-            ..*self
-        }
-    }
-
     /// Query heads per KV head.
     pub fn group_size(&self) -> u32 {
         self.num_qo_heads / self.num_kv_heads

@@ -54,8 +54,6 @@ pub struct CombineItem {
 pub struct WorkList {
     /// Work, the largest first.
     pub items: Vec<WorkItem>,
-    /// Of a cascade, the requests' own keys, where another kernel takes them than shared keys; the largest first.
-    pub own_items: Vec<WorkItem>,
     /// Split rows, in the order of the batch.
     pub combines: Vec<CombineItem>,
     /// Partial rows of the combine items.
@@ -72,7 +70,6 @@ impl WorkList {
     /// Nothing to do.
     pub fn clear(&mut self) {
         self.items.clear();
-        self.own_items.clear();
         self.combines.clear();
         self.partials.clear();
         self.starts.clear();

@@ -54,7 +54,6 @@ impl CpuAttention {
     pub fn new(pool: Arc<Pool>, isa: Isa, desc: &AttentionDesc) -> Result<CpuAttention> {
         within("head_dim_qk", desc.head_dim_qk, MAX_DIM_QK)?;
         within("head_dim_vo", desc.head_dim_vo, MAX_DIM_VO)?;
-        let desc = &desc.of_shared_keys();
         Ok(CpuAttention {
             shape: Shape::new(
                 desc,

@@ -16,7 +16,7 @@ use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, MaskMode, PlanView, Rows, address, fewest, lse_flag,
     scales_stride,
 };
-use crate::cuda::plan::regions::{PlanningRegions, own_view, view};
+use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -32,7 +32,6 @@ pub struct CudaAttention {
     context: Arc<Context>,
     desc: AttentionDesc,
     candidates: Candidates,
-    own: Option<Own>,
     combine: Combine,
     planner: Planner,
     tiling: Tiling,
@@ -48,51 +47,6 @@ pub struct CudaAttention {
     bound_page_ids: Option<Option<u64>>,
 }
 
-/// Of a cascade, what takes the requests' own keys, which have few query rows where shared keys have many.
-struct Own {
-    candidates: Candidates,
-    tiling: Tiling,
-    max_qo_len: u32,
-}
-
-impl Own {
-    /// `None` where there is no cascade, and where the kernel for shared keys takes these too.
-    fn load(
-        loader: &Loader,
-        context: &Context,
-        desc: &AttentionDesc,
-        shared: &Candidates,
-    ) -> Result<Option<Own>> {
-        if desc.shared_levels == 0 {
-            return Ok(None);
-        }
-        let desc = desc.of_own_keys();
-        let candidates = Candidates::load(loader, context, &desc)?;
-        let is_same = candidates.first().name() == shared.first().name();
-        Ok((!is_same).then(|| Own {
-            tiling: candidates.first().tiling(),
-            max_qo_len: desc.max_qo_len,
-            candidates,
-        }))
-    }
-
-    /// A run's part for these keys.
-    fn run<'a>(
-        &self,
-        run: &Run<'a>,
-        params: &'a AttentionParams,
-        num_items: usize,
-    ) -> Result<Run<'a>> {
-        Ok(Run {
-            args: run.args,
-            params,
-            num_items: blocks_of("qo_indptr and kv_len", num_items as u64)?,
-            q_tile: self.tiling.q_tile.min(self.max_qo_len),
-            num_keys: run.num_keys,
-        })
-    }
-}
-
 /// What `run` needs of the current plan.
 #[derive(Debug, Clone, Copy)]
 struct Planned {
@@ -101,10 +55,7 @@ struct Planned {
     mask_bytes_start: u64,
     mask_bits_start: u64,
     num_items: usize,
-    own_items: usize,
     num_combines: usize,
-    /// What the kernel for the requests' own keys sees of the plan.
-    own_view: PlanView,
     /// The most there can be where only the device knows, and where it changes under a graph.
     num_keys: u64,
 }
@@ -120,15 +71,9 @@ impl CudaAttention {
         desc: &AttentionDesc,
     ) -> Result<CudaAttention> {
         check(desc)?;
-        let cascade = desc;
-        let desc = &cascade.of_shared_keys();
         let candidates = Candidates::load(loader, context, desc)?;
         let tiling = candidates.first().tiling();
-        let own = Own::load(loader, context, cascade, &candidates)?;
-        let capacity = match &own {
-            None => Capacity::new(desc, &tiling),
-            Some(own) => Capacity::of_two_kernels(cascade, &tiling, &own.tiling),
-        };
+        let capacity = Capacity::new(desc, &tiling);
         let regions = Regions::new(
             &capacity,
             desc.num_qo_heads as usize,
@@ -140,7 +85,6 @@ impl CudaAttention {
             context: Arc::clone(context),
             desc: *desc,
             candidates,
-            own,
             combine: Combine::load(loader, context, desc)?,
             planner: Planner::load(loader, context, desc, &tiling, places)?,
             tiling,
@@ -194,7 +138,6 @@ impl CudaAttention {
         let mut planned = self.planned(&layout, base, page_ids);
         if !self.desc.graph {
             planned.num_items = counts.items;
-            planned.own_items = counts.own_items;
             planned.num_combines = counts.combines;
             planned.num_keys = batch.kv_len.iter().map(|&keys| keys as u64).sum();
         }
@@ -238,14 +181,11 @@ impl CudaAttention {
 
     /// A plan whose counts only the device knows: it may be the largest.
     fn planned(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
-        let view = view(&self.regions, layout, base, page_ids);
         Planned {
-            own_view: own_view(&view, layout, base),
-            view,
+            view: view(&self.regions, layout, base, page_ids),
             mask_bytes_start: base + layout.mask_bytes_start as u64,
             mask_bits_start: base + layout.mask_bits_start as u64,
             num_items: self.capacity.counts.items,
-            own_items: self.capacity.counts.own_items,
             num_combines: self.capacity.counts.combines,
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
         }
@@ -314,10 +254,6 @@ impl Attention for CudaAttention {
         self.tiling
     }
 
-    fn own_tiling(&self) -> Option<Tiling> {
-        self.own.as_ref().map(|own| own.tiling)
-    }
-
     fn workspace(&self) -> WorkspaceInfo {
         WorkspaceInfo {
             device_bytes: self.regions.end,
@@ -377,29 +313,13 @@ impl Attention for CudaAttention {
             q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
             num_keys: planned.num_keys,
         };
-        let own_params = AttentionParams {
-            plan: planned.own_view,
-            ..params
-        };
         // Before the lock: it may log, and the host's sink may do anything.
         let kernel = self.candidates.pick(&run);
-        let own = match self.own.as_ref().filter(|_| planned.own_items > 0) {
-            None => None,
-            Some(own) => {
-                let run = own.run(&run, &own_params, planned.own_items)?;
-                Some((own.candidates.pick(&run), run))
-            }
-        };
         let _enqueuing = self
             .enqueuing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if own.is_none() || planned.num_items > 0 {
-            kernel.launch(&current, &run, stream)?;
-        }
-        if let Some((kernel, run)) = own {
-            kernel.launch(&current, &run, stream)?;
-        }
+        kernel.launch(&current, &run, stream)?;
         if planned.num_combines == 0 {
             return Ok(());
         }

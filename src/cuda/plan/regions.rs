@@ -39,15 +39,6 @@ impl PlanningRegions {
     }
 }
 
-/// The same of what a second kernel takes.
-pub fn own_view(view: &PlanView, layout: &Layout, base: u64) -> PlanView {
-    PlanView {
-        items: base + layout.own_items as u64,
-        counts: view.counts + 16,
-        ..*view
-    }
-}
-
 /// Device addresses of a plan that lies at `base` by `layout`. `page_ids` are the caller's, where they are not
 /// copied.
 pub fn view(regions: &Regions, layout: &Layout, base: u64, page_ids: Option<u64>) -> PlanView {
