@@ -177,6 +177,7 @@ mod tests {
                 kv_unit: 1,
                 max_splits: 0,
                 invariant_chunk: 1,
+                combine_units: 0,
             }
         }
         fn workspace(&self) -> WorkspaceInfo {

@@ -162,7 +162,7 @@ mod tests {
             batch_invariant: bool,
             mla: bool,
         ) {
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk, combine_units: 0 };
             let kind = if mla { Kind::Mla } else { Kind::Prefill };
             let desc = AttentionDesc { kind, ..desc(&lens, batch_invariant) };
             let mut qo_indptr = vec![0];

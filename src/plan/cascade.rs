@@ -30,10 +30,6 @@ use std::ops::Range;
 /// Keys that are read again cost this part of those that are read first.
 const REREAD: u64 = 2;
 
-/// Units of keys that a worker could read in the time that a cascade takes longer whatever it shares. (On an H200, 8
-/// decodes of 1024 shared keys lose 0.3 µs and 64 of 256 lose 4 with fewer; 16 of 2048 win 3.)
-const OVERHEAD_UNITS: u64 = 5;
-
 /// Some query rows against a range of keys.
 #[derive(Debug, Clone)]
 struct Segment {
@@ -180,7 +176,7 @@ fn pays(
     // The part of the shared keys and that of the row's own, which otherwise went to the output: written and read.
     let part = u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
     let parts_bytes = 4 * part * u64::from(rows);
-    let units = OVERHEAD_UNITS * u64::from(tiling.max_splits);
+    let units = u64::from(tiling.combine_units) * u64::from(tiling.max_splits);
     let overhead = units * u64::from(tiling.kv_unit) * key_bytes;
     saved_bytes > parts_bytes + overhead
 }
@@ -464,7 +460,7 @@ mod tests {
         ) {
             let lens: Vec<(i32, i32)> = lens.into_iter().map(|(q, own)| (q, own.max(q))).collect();
             let desc = desc(&lens, levels);
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk: u32::MAX };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk: u32::MAX, combine_units: 0 };
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();

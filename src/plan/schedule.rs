@@ -439,6 +439,7 @@ mod tests {
                 kv_unit,
                 max_splits,
                 invariant_chunk: kv_unit * n,
+                combine_units: 0,
             }
         })
     }
@@ -467,6 +468,7 @@ mod tests {
             kv_unit: 48,
             max_splits: 132,
             invariant_chunk: 2016,
+            combine_units: 0,
         };
         let ragged = (0..64).map(|i| (1, 100 + (i * i * 37) % 30_000)).collect();
         let equal = [16, 64, 90, 128, 132, 133, 150, 200, 260, 300, 1000];
@@ -593,7 +595,7 @@ mod tests {
             max_splits in 1u32..200,
         ) {
             let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, invariant_chunk: 256 };
+            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, invariant_chunk: 256, combine_units: 0 };
             let work = cut(&lens, &tiling, false);
             let total: i32 = kv.iter().sum();
             let budget = split_budget(max_splits, lens.len() as u64) as u32;
@@ -610,7 +612,7 @@ mod tests {
             max_splits in 1u32..200,
         ) {
             let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, invariant_chunk: 256 };
+            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, invariant_chunk: 256, combine_units: 0 };
             let work = cut(&lens, &tiling, false);
             let most = (max_splits as usize).max(lens.len() + max_splits as usize / 2);
             prop_assert!(work.items.len() <= most);
@@ -623,6 +625,7 @@ mod tests {
             kv_unit: 16,
             max_splits: 0,
             invariant_chunk: 256,
+            combine_units: 0,
         };
         let work = cut_as(lens, &tiling, false, kind);
         work.items.iter().map(|i| (i.request, i.q_start)).collect()

@@ -107,4 +107,6 @@ pub struct Tiling {
     pub max_splits: u32,
     /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.
     pub invariant_chunk: u32,
+    /// Units of `kv_unit` keys that a worker could read in the time that putting parts together takes at least.
+    pub combine_units: u32,
 }

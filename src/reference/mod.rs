@@ -246,6 +246,7 @@ impl Attention for ReferenceAttention {
             kv_unit: 1,
             max_splits: 0,
             invariant_chunk: u32::MAX,
+            combine_units: 0,
         }
     }
 

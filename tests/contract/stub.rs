@@ -61,6 +61,7 @@ impl Attention for Stub {
             kv_unit: 16,
             max_splits: 4,
             invariant_chunk: 64,
+            combine_units: 0,
         }
     }
 

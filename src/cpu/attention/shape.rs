@@ -328,6 +328,7 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
             _ => threads.saturating_mul(2),
         },
         invariant_chunk: invariant_chunk(desc),
+        combine_units: 1,
     }
 }
 

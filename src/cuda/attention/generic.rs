@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::features::Features;
-use super::kernel::{AttentionKernel, Run, query};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, Run, query};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
@@ -76,6 +76,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
             // Splitting prefill would need partial results for every row of the largest batch.
             Kind::Prefill => u32::MAX,
         },
+        combine_units: COMBINE_UNITS,
     }
 }
 

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::features::Features;
-use super::kernel::{AttentionKernel, Run};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, Run};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
@@ -136,6 +136,7 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
         kv_unit: 128,
         max_splits: slots.div_ceil(row_tiles),
         invariant_chunk: 2048,
+        combine_units: COMBINE_UNITS,
     }
 }
 

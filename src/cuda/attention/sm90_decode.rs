@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, find, query};
 use super::sm90::{GROUP, Map, evict_first_bytes, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -179,6 +179,7 @@ impl AttentionKernel for Sm90Decode {
                 // As in the generic kernel: splits of prefill would need memory for the largest batch.
                 Kind::Prefill => u32::MAX,
             },
+            combine_units: COMBINE_UNITS,
         }
     }
 

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, OrLacks, Run};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run};
 use super::mla::{MlaDims, is_one_record, query};
 use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
@@ -136,6 +136,7 @@ impl AttentionKernel for Sm90Mla {
             kv_unit: self.row.shape.kv_tile,
             max_splits: self.slots(row_tiles),
             invariant_chunk: INVARIANT_CHUNK,
+            combine_units: COMBINE_UNITS,
         }
     }
 

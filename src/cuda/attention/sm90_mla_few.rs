@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, OrLacks, Run};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run};
 use super::mla::{MlaDims, is_one_record, query};
 use super::sm90::{GROUP, Map, evict_first_bytes, rows_are_distinct};
 use crate::backend::Stream;
@@ -158,6 +158,7 @@ impl AttentionKernel for Sm90MlaFew {
             kv_unit: 128,
             max_splits: (self.sm_count / self.row_tiles(self.desc.max_qo_len)).max(1),
             invariant_chunk: 2048,
+            combine_units: COMBINE_UNITS,
         }
     }
 

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, find, query};
 use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -193,6 +193,7 @@ impl AttentionKernel for Sm90Prefill {
             // One tile per multiprocessor, with room for the tiles that are there without splits.
             max_splits: self.sm_count * 3 / 4 / self.head_blocks,
             invariant_chunk: u32::MAX,
+            combine_units: COMBINE_UNITS,
         }
     }
 
