@@ -908,8 +908,8 @@ fn sizes_of_finding() {
         kv_len: column(2),
         num_prefixes: &mut count,
     };
-    // SAFETY: live structs and arrays.
     sizes("folio_find_shared_prefixes_args", &args, 0, |args| {
+        // SAFETY: live structs and arrays.
         Reply::of(|err| unsafe { folio_find_shared_prefixes(args, err) })
     });
 }
