@@ -13,6 +13,7 @@ use folio::error::Error;
 use folio::ffi::*;
 use folio::tensor::{Device, Tensor};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::SeqCst;
 
 type Desc = folio_cascade_desc;
 type Prefixes = folio_shared_prefixes;
@@ -567,6 +568,42 @@ fn batches() {
         fixture.plan_as(|batch, _| batch.qo_indptr = null()),
         &["qo_indptr", "NULL"],
     );
+}
+
+/// Keys that a request does not have are not shared: where the first one has no rows and few keys, the pages are those of
+/// the next.
+#[test]
+fn an_idle_request_may_be_the_first_of_a_prefix() {
+    let case = Case::plain(&[(0, 4), (1, 9), (2, 17), (1, 30), (1, 5)], &[(0, 5, 160)]);
+    let fixture = Fixture::new(&case);
+    for kv_len in [0, 4, 900] {
+        let idle = |batch: &mut folio_batch, _: &mut Prefixes| {
+            poke(batch.kv_len, 0, kv_len);
+            poke(batch.block_table, 0, 3);
+        };
+        fixture.plan_as(idle).assert_ok("plan");
+        fixture.output();
+        assert_eq!(compare(&case, &fixture.data), Ok(()), "{kv_len} keys");
+    }
+}
+
+#[test]
+fn a_plan_that_fails_in_the_backend_leaves_the_one_before() {
+    let stub = Stub::new(Device::Cpu);
+    let fails = stub.fails.clone();
+    let (context, data) = (stub.context(), Data::new(&HostMemory, &case()));
+    let mut handle = Cascade::new(&context, case().desc()).unwrap();
+    let plan = |handle: &mut Cascade| {
+        let memory = Workspace::default();
+        let stream = Stream::default();
+        handle.plan(&data.batch(), &data.prefixes(), &memory, (0, 0), stream)
+    };
+    assert_eq!(plan(&mut handle), Ok(()));
+    let before = handle.shares();
+    fails.store(true, SeqCst);
+    assert!(matches!(plan(&mut handle), Err(Error::Driver(_))));
+    assert_eq!(handle.shares(), before, "the plan before is gone");
+    assert_eq!(handle.run(&data.args(), Stream::default()), Ok(()));
 }
 
 #[test]
