@@ -1,7 +1,9 @@
-//! `run` allocates nothing, on any thread. Projections keep what their threads work in.
+//! `run` allocates nothing, on any thread. Projections keep what their threads work in. A cascade's plans after the first
+//! one of the same size allocate nothing either.
 
 mod common;
 
+use common::cascade::{Case as CascadeCase, Data as CascadeData, Handle as CascadeHandle};
 use common::door::{Door, RustDoor, Session};
 use common::instance::{LayerData, Planned};
 use common::memory::{HostMemory, Resident};
@@ -9,7 +11,7 @@ use common::mla::{Cache, MlaLayer, MlaProblem, Queries};
 use common::mla_context::{Case as ContextCase, Data, Handle as ContextHandle};
 use common::problem::Problem;
 use common::projections::{Case, Layout as RowLayout, Model, Operator, Values, Weights, rows};
-use folio::api::{Stream, Target};
+use folio::api::{SharedPrefixes, Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{AbsorbQArgs, Kind};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -92,6 +94,7 @@ fn run_allocates_nothing() {
         assert_eq!(count, 0, "MLA {cache:?}");
     }
     contexts_allocate_nothing(&*session);
+    cascades_allocate_nothing(&*session);
     let session = RustDoor
         .open(Target::Cpu { num_threads: 1 })
         .expect("a CPU context");
@@ -118,6 +121,29 @@ fn contexts_allocate_nothing(session: &dyn Session) {
                     context.attend(chunk, &args, stream).expect("a step");
                 }
             }
+        });
+        assert_eq!(count, 0, "{dtype}");
+    }
+}
+
+/// Plans that share and plans that do not, with runs of both.
+fn cascades_allocate_nothing(session: &dyn Session) {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let own: Vec<(i32, i32)> = (0..8).map(|b| (1 + b % 2, 5 + 20 * b)).collect();
+        let case = CascadeCase::plain(&own, &[(0, 8, 200), (0, 4, 340)]).of(dtype);
+        let data = CascadeData::new(&HostMemory, &case);
+        let (batch, args, stream) = (data.batch(), data.args(), Stream::default());
+        let mut handle = CascadeHandle::new(session, &HostMemory, case.desc()).expect("supported");
+        let plan_and_run = |handle: &mut CascadeHandle<'_>, prefixes: &SharedPrefixes<'_>| {
+            handle.plan(&batch, prefixes, stream).expect("a plan");
+            handle.cascade.run(&args, stream).expect("a run");
+            handle.cascade.shares()
+        };
+        let (some, none) = (data.prefixes(), SharedPrefixes::default());
+        assert_eq!(plan_and_run(&mut handle, &some), Ok(true));
+        let count = allocations(|| {
+            assert_eq!(plan_and_run(&mut handle, &none), Ok(false));
+            assert_eq!(plan_and_run(&mut handle, &some), Ok(true));
         });
         assert_eq!(count, 0, "{dtype}");
     }

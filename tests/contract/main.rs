@@ -9,6 +9,7 @@ mod common;
 mod arguments;
 mod backends;
 mod batches;
+mod cascade;
 mod context_parallel;
 mod descs;
 mod figures;
