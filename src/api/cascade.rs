@@ -145,8 +145,9 @@ impl Cascade {
         let tiling = self.flat.kernel.tiling();
         schedule(host, &self.desc, &tiling, &mut self.work)?;
         let planned = Planned::of(host, &self.work.starts);
-        self.planned = None;
         self.flat.plan(&batch, &self.work, workspace, stream)?;
+        // From here on only memory and the device can fail, and then there is no plan.
+        self.planned = None;
         let shares = cascade(
             host,
             &self.desc,

@@ -153,6 +153,10 @@ pub fn find_shared_prefixes(find: FindSharedPrefixes<'_>) -> Result<()> {
 fn found(input: &BatchInput, page_size: u32) -> Result<Vec<SharedPrefix>> {
     const ANY: u32 = i32::MAX as u32;
     let requests = [input.kv_len, input.kv_indptr].into_iter().flatten();
+    let max_batch_size = requests
+        .map(|tensor| tensor.num_elements().clamp(1, ANY.into()) as u32)
+        .max()
+        .unwrap_or(1);
     let desc = desc::check(AttentionDesc {
         kind: Kind::Decode,
         q_dtype: DType::F32,
@@ -166,11 +170,9 @@ fn found(input: &BatchInput, page_size: u32) -> Result<Vec<SharedPrefix>> {
             page_size,
             layout: KvLayout::Nhd,
         },
-        max_batch_size: requests
-            .map(|tensor| tensor.num_elements().clamp(1, ANY.into()) as u32)
-            .max()
-            .unwrap_or(1),
-        max_qo_len: ANY,
+        max_batch_size,
+        // Their product is the most query rows.
+        max_qo_len: ANY / max_batch_size,
         max_num_tokens: ANY,
         max_kv_len: ANY,
         max_num_pages: ANY.into(),
@@ -184,11 +186,6 @@ fn found(input: &BatchInput, page_size: u32) -> Result<Vec<SharedPrefix>> {
             "a host batch became one of a device".into(),
         ));
     };
-    if batch.are_page_ids_on_device() {
-        return Err(Error::Unsupported(
-            "batch: page ids on a device are not supported; host tensors are".into(),
-        ));
-    }
     let mut found = Vec::new();
     plan::shared_prefixes(&batch, page_size, &mut found)?;
     Ok(found)

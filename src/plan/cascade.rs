@@ -109,7 +109,10 @@ fn share(
     reserve("shared prefixes", around, prefixes.len())?;
     let unit = tiling.kv_unit;
     for prefix in prefixes {
-        let requests = prefix.requests.start as usize..prefix.requests.end as usize;
+        // The first one with rows, whose pages are read: an idle request may have none.
+        let end = prefix.requests.end as usize;
+        let first = (prefix.requests.start as usize..end).find(|&b| batch.qo_len(b) > 0);
+        let requests = first.unwrap_or(end)..end;
         while around
             .last()
             .is_some_and(|(end, _)| *end <= prefix.requests.start)
