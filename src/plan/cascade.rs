@@ -179,7 +179,9 @@ fn pays(
     // The part of the shared keys and that of the row's own, which otherwise went to the output: written and read.
     let part = u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
     let parts_bytes = 4 * part * u64::from(rows);
-    let units = u64::from(tiling.combine_units) * u64::from(tiling.max_splits);
+    // Runs of a graph take this plan in any case.
+    let combine_units = if desc.graph { 0 } else { tiling.combine_units };
+    let units = u64::from(combine_units) * u64::from(tiling.max_splits);
     let overhead = units * u64::from(tiling.kv_unit) * key_bytes;
     saved_bytes > parts_bytes + overhead
 }

@@ -8,7 +8,8 @@ use folio::api::SharedPrefixes;
 use folio::dtype::DType;
 use folio::problem::{KvLayout, LogBase};
 
-/// Decodes of a model with grouped heads over one prefix, with a deeper one for some.
+/// Decodes of a model with grouped heads over one prefix, with a deeper one for some. Plans for graphs share them, short as
+/// they are.
 fn decodes(dtype: DType) -> Case {
     let own: Vec<(i32, i32)> = (0..24).map(|b| (1, 1 + 13 * b % 150)).collect();
     Case {
@@ -17,6 +18,7 @@ fn decodes(dtype: DType) -> Case {
         dim_qk: 128,
         dim_vo: 128,
         page_size: 16,
+        graph: true,
         ..Case::plain(&own, &[(0, 24, 64), (4, 16, 112)]).of(dtype)
     }
 }
@@ -40,7 +42,15 @@ pub fn cascade() {
             });
         }
     }
-    for seed in 0..24u64 {
+    let own: Vec<(i32, i32)> = (0..80).map(|b| (1, 1 + 7 * b % 50)).collect();
+    let many = Case {
+        graph: false,
+        requests: own,
+        prefixes: vec![(0, 80, 72)],
+        ..decodes(DType::BF16)
+    };
+    assert!(assert_right(&many), "nothing was shared");
+    for seed in 0..16u64 {
         let rows = if seed % 3 == 0 { 20 } else { 3 };
         let requests: Vec<(i32, i32)> = (0..20)
             .map(|b| ((b + seed as i32) % rows, rows + 31 * b % 190))
@@ -48,6 +58,7 @@ pub fn cascade() {
         assert_right(&Case {
             prefixes: tree(seed, 20, 3, 40),
             requests,
+            graph: seed % 4 != 3,
             csr: seed % 2 == 0,
             layout: if seed % 4 == 1 {
                 KvLayout::Hnd
@@ -93,7 +104,6 @@ pub fn cascade_graph() {
     let stream = gpu::new_stream();
     for extra in [Extra::Nothing, Extra::Window] {
         let case = Case {
-            graph: true,
             extra,
             ..decodes(DType::BF16)
         };

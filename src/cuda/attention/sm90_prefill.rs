@@ -59,7 +59,7 @@ impl Sm90Prefill {
         let form = |rope_dim| {
             find(loader, query, |row: &AttentionRow| {
                 row.variant == Variant::Sm90Prefill { kv, rope_dim }
-                    && tile_suits(row, packed_heads, desc)
+                    && tile_suits(row, packed_heads, desc.max_qo_len)
             })
         };
         let (whole, split) = (form(0)?, form(SPLIT_ROPE_DIM)?);
@@ -248,11 +248,10 @@ impl AttentionKernel for Sm90Prefill {
 
 /// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of
 /// 192 rows takes a third less from L2 for every product. But short requests whose heads do not share tiles
-/// come to few and unequal ones (on an H200, 8 × 1000 causal with 16/16 heads: 93 µs against 88). And most tiles of a
-/// cascade are those of the requests' own keys, which have few rows.
-fn tile_suits(row: &AttentionRow, packed_heads: u32, desc: &AttentionDesc) -> bool {
+/// come to few and unequal ones (on an H200, 8 × 1000 causal with 16/16 heads: 93 µs against 88).
+fn tile_suits(row: &AttentionRow, packed_heads: u32, max_qo_len: u32) -> bool {
     const WIDE: u32 = 192;
-    let short = packed_heads == 1 && desc.max_qo_len < 2048 || desc.shared_levels > 0;
+    let short = packed_heads == 1 && max_qo_len < 2048;
     row.shape.head_dim_qk != 128 || short == (row.shape.q_tile < WIDE)
 }
 
