@@ -19,6 +19,7 @@ use crate::problem::{AttentionArgs, AttentionDesc, Batch, Kind, KvStorage, Mask,
 pub struct Cascade {
     context: Context,
     desc: AttentionDesc,
+    flat_desc: AttentionDesc,
     flat: Part,
     shared: Part,
     scratch: Scratch,
@@ -55,7 +56,7 @@ impl Cascade {
     /// As [`Attention::new`](super::Attention::new).
     pub fn new(context: &Context, desc: AttentionDesc) -> Result<Cascade> {
         let desc = checked(desc)?;
-        let flat = AttentionDesc {
+        let flat_desc = AttentionDesc {
             kind: match desc.max_qo_len <= DECODE_ROWS {
                 true => Kind::Decode,
                 false => Kind::Prefill,
@@ -64,12 +65,12 @@ impl Cascade {
             ..desc
         };
         // A tile has rows of several requests.
-        let shared = AttentionDesc {
+        let shared_desc = AttentionDesc {
             max_qo_len: desc.max_num_tokens,
             ..desc
         };
-        let flat = context.backend().attention(&flat)?;
-        let shared = context.backend().attention(&shared)?;
+        let flat = context.backend().attention(&flat_desc)?;
+        let shared = context.backend().attention(&shared_desc)?;
         context.log(
             Level::Info,
             format_args!(
@@ -97,6 +98,7 @@ impl Cascade {
             cascade: CascadeScratch::default(),
             work: WorkList::default(),
             planned: None,
+            flat_desc,
             desc,
         })
     }
@@ -143,7 +145,7 @@ impl Cascade {
         };
         self.prefixes.take_over(prefixes, host.batch_size())?;
         let tiling = self.flat.kernel.tiling();
-        schedule(host, &self.desc, &tiling, &mut self.work)?;
+        schedule(host, &self.flat_desc, &tiling, &mut self.work)?;
         let planned = Planned::of(host, &self.work.starts);
         self.flat.plan(&batch, &self.work, workspace, stream)?;
         // From here on only memory and the device can fail, and then there is no plan.
