@@ -16,8 +16,8 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, choice, context_parallel, images, launches, mla, mla_cache, mla_context, mla_few,
-    operators, projections, split_keys,
+    backend, cascade, choice, context_parallel, images, launches, mla, mla_cache, mla_context,
+    mla_few, operators, projections, split_keys,
 };
 
 /// The driver library that a process finds.
@@ -275,6 +275,21 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_split_keys_portably",
         BACKEND,
         split_keys::portable_takes_the_rest,
+    ),
+    case(
+        "launch_cascade_that_pays",
+        BACKEND,
+        cascade::what_pays_is_one_kernel_and_a_combine,
+    ),
+    case(
+        "launch_cascade_that_does_not_pay",
+        BACKEND,
+        cascade::what_does_not_pay_is_flat,
+    ),
+    case(
+        "launch_cascade_in_a_graph",
+        BACKEND,
+        cascade::a_graph_has_one_kernel_for_all_plans,
     ),
     case(
         "launch_mla_context_chunk_by_chunk",

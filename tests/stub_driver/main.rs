@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod backend;
+mod cascade;
 mod cases;
 mod choice;
 mod context_parallel;

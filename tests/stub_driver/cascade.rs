@@ -1,0 +1,169 @@
+//! Cascades on a device: which kernels a run launches, and on which of the two plans in the workspace.
+
+use folio::api::{BatchInput, Cascade, SharedPrefixes, Workspace};
+use folio::cuda::params::{AttentionParams, CombineParams, DecodeParams, PlanView};
+use folio::dtype::DType;
+use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Window};
+
+use crate::fixture::{OURS, WORKSPACE, at, context, desc, host_tensor};
+use crate::stub::{Launched, Recorder};
+
+const TABLE: usize = 0xa_0000_0000;
+const REQUESTS: usize = 64;
+const KEYS: i32 = 8192 + 100;
+const SHARED: u32 = 8192;
+
+/// Llama's heads, one new token for each request.
+fn cascade_desc(graph: bool) -> AttentionDesc {
+    AttentionDesc {
+        kind: Kind::Prefill,
+        num_qo_heads: 32,
+        num_kv_heads: 8,
+        kv: KvStorage::Paged {
+            page_size: 16,
+            layout: KvLayout::Nhd,
+        },
+        max_batch_size: REQUESTS as u32,
+        max_num_tokens: REQUESTS as u32,
+        shared_levels: 1,
+        ..desc(graph)
+    }
+}
+
+fn args() -> AttentionArgs {
+    let of = |address, shape: &[i64]| at(address, DType::BF16, shape, None);
+    let rows = [REQUESTS as i64, 32, 128];
+    let cache = [1 << 16, 16, 8, 128];
+    AttentionArgs::new(
+        of(0x1_0000_0000, &rows),
+        of(0x2_0000_0000, &cache),
+        of(0x4_0000_0000, &cache),
+        of(0x9_0000_0000, &rows),
+    )
+}
+
+fn with_window() -> AttentionArgs {
+    AttentionArgs {
+        window: Window {
+            left: Some(100),
+            right: None,
+        },
+        ..args()
+    }
+}
+
+/// A handle with room for its plans.
+struct Handle {
+    cascade: Cascade,
+    host: Vec<u64>,
+}
+
+impl Handle {
+    fn new(graph: bool) -> Handle {
+        let cascade = Cascade::new(&context(), cascade_desc(graph)).unwrap();
+        let words = cascade.workspace().host_bytes / 8 + 1024;
+        Handle {
+            cascade,
+            host: vec![0; words],
+        }
+    }
+
+    fn plan(&mut self, common_prefix_len: u32) {
+        let info = self.cascade.workspace();
+        let start = self.host.as_mut_ptr() as usize;
+        let workspace = Workspace {
+            device: WORKSPACE,
+            host: start.next_multiple_of(info.alignment),
+        };
+        let qo_indptr: Vec<i32> = (0..=REQUESTS as i32).collect();
+        let batch = BatchInput {
+            qo_indptr: host_tensor(&qo_indptr, &[REQUESTS as i64 + 1]),
+            kv_len: host_tensor(&[KEYS; REQUESTS], &[REQUESTS as i64]),
+            block_table: Some(at(TABLE, DType::I32, &[REQUESTS as i64, 600], None)),
+            ..BatchInput::default()
+        };
+        let prefixes = SharedPrefixes {
+            common_prefix_len,
+            ..SharedPrefixes::default()
+        };
+        let bytes = (info.device_bytes, info.host_bytes);
+        self.cascade
+            .plan(&batch, &prefixes, &workspace, bytes, OURS)
+            .unwrap();
+    }
+
+    fn run(&self, recorder: &Recorder, args: &AttentionArgs) -> Vec<Launched> {
+        recorder.forget();
+        self.cascade.run(args, OURS).unwrap();
+        recorder.launches()
+    }
+}
+
+fn recorder() -> Recorder {
+    let recorder = Recorder::new();
+    recorder.expect::<AttentionParams>("folio_prefill_sm90");
+    recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
+    recorder.expect::<CombineParams>("folio_combine");
+    recorder
+}
+
+fn names(launched: &[Launched]) -> Vec<&str> {
+    launched.iter().map(Launched::name).collect()
+}
+
+/// The plan that a run's first kernel reads.
+fn plan_of(launched: &[Launched]) -> PlanView {
+    match launched[0].name() {
+        "folio_prefill_sm90" => launched[0].params::<AttentionParams>().plan,
+        _ => launched[0].params::<DecodeParams>().attention.plan,
+    }
+}
+
+pub fn what_pays_is_one_kernel_and_a_combine() {
+    let recorder = recorder();
+    let mut handle = Handle::new(false);
+    handle.plan(SHARED);
+    assert_eq!(handle.cascade.shares(), Ok(true));
+    let shared = handle.run(&recorder, &args());
+    assert_eq!(names(&shared), ["folio_prefill_sm90", "folio_combine"]);
+    // A page table on the device is read where it is, and a row for each request is put together.
+    assert_eq!(plan_of(&shared).page_ids, TABLE as u64);
+    let combine: CombineParams = shared[1].params();
+    let rows = shared[1].grid[0] / combine.blocks_of_row;
+    assert_eq!(rows as usize, REQUESTS);
+    // Windows depend on positions, which the rows of several requests do not share.
+    let flat = handle.run(&recorder, &with_window());
+    assert_eq!(flat[0].name(), "folio_sm90_decode_tma");
+    assert!(plan_of(&flat).items < plan_of(&shared).items);
+}
+
+pub fn what_does_not_pay_is_flat() {
+    let recorder = recorder();
+    let mut handle = Handle::new(false);
+    for common_prefix_len in [0, 64] {
+        handle.plan(common_prefix_len);
+        assert_eq!(handle.cascade.shares(), Ok(false));
+        let launched = handle.run(&recorder, &args());
+        assert_eq!(launched[0].name(), "folio_sm90_decode_tma");
+    }
+}
+
+/// Captured runs have the kernels and the addresses of every plan.
+pub fn a_graph_has_one_kernel_for_all_plans() {
+    let recorder = recorder();
+    let mut handle = Handle::new(true);
+    let mut runs = Vec::new();
+    for common_prefix_len in [SHARED, 0, 64] {
+        handle.plan(common_prefix_len);
+        let launched = handle.run(&recorder, &args());
+        assert_eq!(names(&launched), ["folio_prefill_sm90", "folio_combine"]);
+        runs.push(launched);
+    }
+    for run in &runs[1..] {
+        for (one, other) in run.iter().zip(&runs[0]) {
+            assert_eq!(one.raw(), other.raw());
+            assert_eq!(one.grid, other.grid);
+        }
+    }
+    assert!(names(&handle.run(&recorder, &with_window())).contains(&"folio_sm90_decode_tma"));
+}
