@@ -175,7 +175,9 @@ fn pays(
         .sum();
     let saved = of_requests.saturating_sub(u64::from(rows).div_ceil(q_tile));
     let key_bytes = desc.kv_bytes() * u64::from(desc.num_kv_heads);
-    let saved_bytes = saved * u64::from(keys.end - keys.start) * key_bytes / REREAD;
+    // A page may be as long as a length can say.
+    let saved_keys = saved * u64::from(keys.end - keys.start);
+    let saved_bytes = saved_keys.saturating_mul(key_bytes) / REREAD;
     // The part of the shared keys and that of the row's own, which otherwise went to the output: written and read.
     let part = u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
     let parts_bytes = 4 * part * u64::from(rows);
