@@ -829,30 +829,19 @@ impl ContextHandle for CMlaContext {
         let mut info: folio_workspace_info = unsafe { init() };
         // SAFETY: live structs and a live handle.
         call(|err| unsafe { api().mla_context_workspace.unwrap()(self.0, &mut info, err) })?;
-        Ok(WorkspaceInfo {
-            device_bytes: info.device_bytes as usize,
-            host_bytes: info.host_bytes as usize,
-            alignment: info.alignment as usize,
-        })
+        Ok(api_info(&info))
     }
 
     fn plan(
         &mut self,
         batch: &BatchInput,
         workspace: &Workspace,
-        (device_bytes, host_bytes): (usize, usize),
+        bytes: (usize, usize),
         stream: Stream,
     ) -> Result<()> {
         let tensors = Tensors::default();
         let batch = c_batch(batch, &tensors);
-        let ws = folio_workspace {
-            struct_size: size_of::<folio_workspace>() as u32,
-            flags: 0,
-            device: workspace.device as *mut c_void,
-            device_bytes: device_bytes as u64,
-            host: workspace.host as *mut c_void,
-            host_bytes: host_bytes as u64,
-        };
+        let ws = c_workspace(workspace, bytes);
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs, and a handle that nobody else uses.
         call(|err| unsafe { api().mla_context_plan.unwrap()(self.0, &batch, &ws, stream, err) })
@@ -933,31 +922,20 @@ impl Handle for CHandle {
                 _ => api().prefill_workspace.unwrap()(self.prefill, &mut info, err),
             }
         })?;
-        Ok(WorkspaceInfo {
-            device_bytes: info.device_bytes as usize,
-            host_bytes: info.host_bytes as usize,
-            alignment: info.alignment as usize,
-        })
+        Ok(api_info(&info))
     }
 
     fn plan(
         &mut self,
         batch: &BatchInput,
         workspace: &Workspace,
-        (device_bytes, host_bytes): (usize, usize),
+        bytes: (usize, usize),
         stream: Stream,
     ) -> Result<()> {
         let tensors = Tensors::default();
         let batch = c_batch(batch, &tensors);
-        let given = folio_workspace {
-            struct_size: size_of::<folio_workspace>() as u32,
-            flags: 0,
-            device: workspace.device as *mut c_void,
-            device_bytes: device_bytes as u64,
-            host: workspace.host as *mut c_void,
-            host_bytes: host_bytes as u64,
-        };
-        let ws = if device_bytes + host_bytes == 0 {
+        let given = c_workspace(workspace, bytes);
+        let ws = if bytes == (0, 0) {
             null()
         } else {
             &raw const given
@@ -989,6 +967,30 @@ impl Handle for CHandle {
                 true => api().prefill_run.unwrap()(self.prefill, &args, stream, err),
             }
         })
+    }
+}
+
+/// A C workspace.
+fn c_workspace(
+    workspace: &Workspace,
+    (device_bytes, host_bytes): (usize, usize),
+) -> folio_workspace {
+    folio_workspace {
+        struct_size: size_of::<folio_workspace>() as u32,
+        flags: 0,
+        device: workspace.device as *mut c_void,
+        device_bytes: device_bytes as u64,
+        host: workspace.host as *mut c_void,
+        host_bytes: host_bytes as u64,
+    }
+}
+
+/// What a handle needs, as the API says it.
+fn api_info(info: &folio_workspace_info) -> WorkspaceInfo {
+    WorkspaceInfo {
+        device_bytes: info.device_bytes as usize,
+        host_bytes: info.host_bytes as usize,
+        alignment: info.alignment as usize,
     }
 }
 
@@ -1049,11 +1051,7 @@ impl CascadeHandle for CCascade {
         let mut info: folio_workspace_info = unsafe { init() };
         // SAFETY: live structs and a live handle.
         call(|err| unsafe { api().cascade_workspace.unwrap()(self.0, &mut info, err) })?;
-        Ok(WorkspaceInfo {
-            device_bytes: info.device_bytes as usize,
-            host_bytes: info.host_bytes as usize,
-            alignment: info.alignment as usize,
-        })
+        Ok(api_info(&info))
     }
 
     fn plan(
@@ -1061,20 +1059,13 @@ impl CascadeHandle for CCascade {
         batch: &BatchInput,
         prefixes: &SharedPrefixes<'_>,
         workspace: &Workspace,
-        (device_bytes, host_bytes): (usize, usize),
+        bytes: (usize, usize),
         stream: Stream,
     ) -> Result<()> {
         let tensors = Tensors::default();
         let batch = c_batch(batch, &tensors);
         let prefixes = c_prefixes(prefixes);
-        let ws = folio_workspace {
-            struct_size: size_of::<folio_workspace>() as u32,
-            flags: 0,
-            device: workspace.device as *mut c_void,
-            device_bytes: device_bytes as u64,
-            host: workspace.host as *mut c_void,
-            host_bytes: host_bytes as u64,
-        };
+        let ws = c_workspace(workspace, bytes);
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs, and a handle that nobody else uses.
         call(|err| unsafe {

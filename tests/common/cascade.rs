@@ -4,7 +4,7 @@
 use super::codec::{encode, unit_roundoff};
 use super::door::{CascadeHandle, Session};
 use super::instance::for_each_index;
-use super::memory::{HostMemory, Image, Memory, Resident, View};
+use super::memory::{HostMemory, Image, Memory, Resident, View, WorkspaceMemory};
 use super::values::{mix, normal, shuffled};
 use folio::api::{BatchInput, SharedPrefixes, Stream, Target, Workspace};
 use folio::dtype::DType;
@@ -343,9 +343,7 @@ impl<'m> Data<'m> {
 /// A handle with its workspace.
 pub struct Handle<'m> {
     pub cascade: Box<dyn CascadeHandle>,
-    info: folio::api::WorkspaceInfo,
-    device: Resident<'m>,
-    host: Resident<'m>,
+    workspace: WorkspaceMemory<'m>,
 }
 
 impl<'m> Handle<'m> {
@@ -355,13 +353,9 @@ impl<'m> Handle<'m> {
         desc: AttentionDesc,
     ) -> Result<Handle<'m>> {
         let cascade = session.cascade(desc)?;
-        let info = cascade.workspace()?;
-        let bytes = |n: usize| Image::poisoned(View::compact(DType::U8, &[n as i64]));
         Ok(Handle {
-            device: Resident::new(memory, bytes(info.device_bytes)),
-            host: Resident::new(&HostMemory, bytes(info.host_bytes)),
+            workspace: WorkspaceMemory::new(memory, cascade.workspace()?),
             cascade,
-            info,
         })
     }
 
@@ -371,11 +365,7 @@ impl<'m> Handle<'m> {
         prefixes: &SharedPrefixes<'_>,
         stream: Stream,
     ) -> Result<()> {
-        let workspace = Workspace {
-            device: self.device.tensor().address(),
-            host: self.host.tensor().address(),
-        };
-        let bytes = (self.info.device_bytes, self.info.host_bytes);
+        let (workspace, bytes) = self.workspace.place();
         self.cascade
             .plan(batch, prefixes, &workspace, bytes, stream)
     }

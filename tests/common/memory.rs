@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::codec::{decode, poison};
+use folio::api::{Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::tensor::{Device, Tensor};
 use std::alloc::Layout;
@@ -257,5 +258,32 @@ impl<'m> Resident<'m> {
 impl Drop for Resident<'_> {
     fn drop(&mut self) {
         self.memory.free(self.address, self.image.bytes.len());
+    }
+}
+
+/// A workspace as large as a handle asks for: poisoned memory on its device and on the host.
+pub struct WorkspaceMemory<'m> {
+    info: WorkspaceInfo,
+    device: Resident<'m>,
+    host: Resident<'m>,
+}
+
+impl<'m> WorkspaceMemory<'m> {
+    pub fn new(memory: &'m dyn Memory, info: WorkspaceInfo) -> WorkspaceMemory<'m> {
+        let bytes = |n: usize| Image::poisoned(View::compact(DType::U8, &[n as i64]));
+        WorkspaceMemory {
+            device: Resident::new(memory, bytes(info.device_bytes)),
+            host: Resident::new(&HostMemory, bytes(info.host_bytes)),
+            info,
+        }
+    }
+
+    /// Where it is, and how large its parts are.
+    pub fn place(&self) -> (Workspace, (usize, usize)) {
+        let workspace = Workspace {
+            device: self.device.tensor().address(),
+            host: self.host.tensor().address(),
+        };
+        (workspace, (self.info.device_bytes, self.info.host_bytes))
     }
 }

@@ -4,9 +4,9 @@
 use super::codec::{decode, encode, rounded, unit_roundoff};
 use super::door::{ContextHandle, Session};
 use super::instance::for_each_index;
-use super::memory::{HostMemory, Image, Memory, Resident, View};
+use super::memory::{HostMemory, Image, Memory, Resident, View, WorkspaceMemory};
 use super::values::{mix, normal, shuffled};
-use folio::api::{BatchInput, Stream, Workspace};
+use folio::api::{BatchInput, Stream};
 use folio::dtype::DType;
 use folio::error::Result;
 use folio::problem::{
@@ -730,9 +730,7 @@ impl Errors {
 /// A handle with its workspace.
 pub struct Handle<'m> {
     pub context: Box<dyn ContextHandle>,
-    info: folio::api::WorkspaceInfo,
-    device: Resident<'m>,
-    host: Resident<'m>,
+    workspace: WorkspaceMemory<'m>,
 }
 
 impl<'m> Handle<'m> {
@@ -742,22 +740,14 @@ impl<'m> Handle<'m> {
         desc: MlaContextDesc,
     ) -> Result<Handle<'m>> {
         let context = session.mla_context(desc)?;
-        let info = context.workspace()?;
-        let bytes = |n: usize| Image::poisoned(View::compact(DType::U8, &[n as i64]));
         Ok(Handle {
-            device: Resident::new(memory, bytes(info.device_bytes)),
-            host: Resident::new(&HostMemory, bytes(info.host_bytes)),
+            workspace: WorkspaceMemory::new(memory, context.workspace()?),
             context,
-            info,
         })
     }
 
     pub fn plan(&mut self, batch: &BatchInput, stream: Stream) -> Result<()> {
-        let workspace = Workspace {
-            device: self.device.tensor().address(),
-            host: self.host.tensor().address(),
-        };
-        let bytes = (self.info.device_bytes, self.info.host_bytes);
+        let (workspace, bytes) = self.workspace.place();
         self.context.plan(batch, &workspace, bytes, stream)
     }
 }
