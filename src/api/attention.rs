@@ -7,8 +7,7 @@ use super::{Context, desc};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::plan::schedule;
-use crate::problem::{AttentionArgs, AttentionDesc, Batch, WorkList};
+use crate::problem::{AttentionArgs, AttentionDesc, WorkList};
 
 /// One attention problem on one context, with its current plan.
 ///
@@ -79,16 +78,7 @@ impl Attention {
         check_workspace(&self.kernel.workspace(), workspace, workspace_bytes)?;
         let device = self.context.device();
         let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
-        let planned = match &batch {
-            Batch::Host(host) => {
-                schedule(host, &self.desc, &self.kernel.tiling(), &mut self.work)?;
-                Planned::of(host, &self.work.starts)
-            }
-            Batch::Device(device) => {
-                self.work.clear();
-                Planned::of_device(device)
-            }
-        };
+        let planned = Planned::cut(&batch, &self.desc, &self.kernel.tiling(), &mut self.work)?;
         self.kernel.plan(&batch, &self.work, workspace, stream)?;
         self.planned = Some(planned);
         Ok(())

@@ -4,13 +4,14 @@
 
 use super::attention::check_workspace;
 use super::batch::{self, BatchInput, Scratch};
+use super::parts::{part, place};
 use super::planned::Planned;
 use super::shared_prefixes::{Prefixes, SharedPrefixes};
 use super::{Context, args, desc};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade, schedule};
+use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade};
 use crate::problem::{AttentionArgs, AttentionDesc, Batch, Kind, KvStorage, Mask, WorkList};
 
 /// One problem on one context, with its current plan.
@@ -22,6 +23,7 @@ pub struct Cascade {
     flat_desc: AttentionDesc,
     flat: Part,
     shared: Part,
+    workspace: WorkspaceInfo,
     scratch: Scratch,
     prefixes: Prefixes,
     cascade: CascadeScratch,
@@ -79,21 +81,21 @@ impl Cascade {
                 shared.kernel()
             ),
         );
-        let behind = flat.workspace();
+        let mut workspace = WorkspaceInfo {
+            alignment: PARTS_ALIGNMENT,
+            ..WorkspaceInfo::default()
+        };
+        let mut part = |kernel: Box<dyn Kernel>| Part {
+            at: place(&mut workspace, &kernel.workspace()),
+            kernel,
+        };
+        let (flat, shared) = (part(flat), part(shared));
         Ok(Cascade {
             context: context.clone(),
             scratch: Scratch::for_desc(&desc)?,
-            flat: Part {
-                kernel: flat,
-                at: Workspace::default(),
-            },
-            shared: Part {
-                kernel: shared,
-                at: Workspace {
-                    device: aligned(behind.device_bytes),
-                    host: aligned(behind.host_bytes),
-                },
-            },
+            flat,
+            shared,
+            workspace,
             prefixes: Prefixes::default(),
             cascade: CascadeScratch::default(),
             work: WorkList::default(),
@@ -115,12 +117,7 @@ impl Cascade {
 
     /// Memory that suffices for every batch within the desc.
     pub fn workspace(&self) -> WorkspaceInfo {
-        let shared = self.shared.kernel.workspace();
-        WorkspaceInfo {
-            device_bytes: self.shared.at.device.saturating_add(shared.device_bytes),
-            host_bytes: self.shared.at.host.saturating_add(shared.host_bytes),
-            alignment: PARTS_ALIGNMENT,
-        }
+        self.workspace
     }
 
     /// Takes over a batch, whose page table has the shared pages in the rows of every request, and what its requests
@@ -137,66 +134,33 @@ impl Cascade {
         stream: Stream,
     ) -> Result<()> {
         self.context.check_stream(stream)?;
-        check_workspace(&self.workspace(), workspace, workspace_bytes)?;
+        check_workspace(&self.workspace, workspace, workspace_bytes)?;
         let device = self.context.device();
         let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
-        let Batch::Host(host) = &batch else {
-            return self.flat_device_plan(input, prefixes, workspace, stream);
-        };
-        self.prefixes.take_over(prefixes, host.batch_size())?;
+        match &batch {
+            Batch::Host(host) => self.prefixes.take_over(prefixes, host.batch_size())?,
+            Batch::Device(_) => check_device_lengths(&self.desc, prefixes)?,
+        }
         let tiling = self.flat.kernel.tiling();
-        schedule(host, &self.flat_desc, &tiling, &mut self.work)?;
-        let planned = Planned::of(host, &self.work.starts);
+        let planned = Planned::cut(&batch, &self.flat_desc, &tiling, &mut self.work)?;
         self.flat.plan(&batch, &self.work, workspace, stream)?;
         // From here on only memory and the device can fail, and then there is no plan.
         self.planned = None;
-        let shares = cascade(
-            host,
-            &self.desc,
-            &self.shared.kernel.tiling(),
-            self.prefixes.list(),
-            &mut self.cascade,
-            &mut self.work,
-        )?;
+        let shares = match &batch {
+            Batch::Device(_) => false,
+            Batch::Host(host) => cascade(
+                host,
+                &self.desc,
+                &self.shared.kernel.tiling(),
+                self.prefixes.list(),
+                &mut self.cascade,
+                &mut self.work,
+            )?,
+        };
         if shares || self.desc.graph {
             self.shared.plan(&batch, &self.work, workspace, stream)?;
         }
         self.planned = Some(PlannedCascade { planned, shares });
-        Ok(())
-    }
-
-    /// Lengths that only the device knows cannot be cut where prefixes end. Runs in graphs always take the plan that
-    /// shares.
-    fn flat_device_plan(
-        &mut self,
-        input: &BatchInput,
-        prefixes: &SharedPrefixes<'_>,
-        workspace: &Workspace,
-        stream: Stream,
-    ) -> Result<()> {
-        if self.desc.graph {
-            return Err(Error::Unsupported(
-                "kv_len: lengths on a device are not supported by a cascade for graphs; host tensors are".into(),
-            ));
-        }
-        if !prefixes.is_empty() {
-            return Err(Error::Unsupported(
-                "kv_len: lengths on a device are not supported together with shared prefixes; host tensors are"
-                    .into(),
-            ));
-        }
-        let device = self.context.device();
-        let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
-        let Batch::Device(lengths) = &batch else {
-            return Err(Error::Internal("a batch changed its device".into()));
-        };
-        self.work.clear();
-        let planned = Planned::of_device(lengths);
-        self.flat.plan(&batch, &self.work, workspace, stream)?;
-        self.planned = Some(PlannedCascade {
-            planned,
-            shares: false,
-        });
         Ok(())
     }
 
@@ -205,9 +169,7 @@ impl Cascade {
     /// # Errors
     /// What is wrong with the arguments; then no output was touched.
     pub fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
-        let PlannedCascade { planned, shares } = self.planned.ok_or_else(|| {
-            Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
-        })?;
+        let PlannedCascade { planned, shares } = self.planned("run")?;
         self.context.check_stream(stream)?;
         if args.k_rope.is_some() {
             return Err(Error::Unsupported(
@@ -229,12 +191,15 @@ impl Cascade {
     /// # Errors
     /// [`Error::NotPlanned`].
     pub fn shares(&self) -> Result<bool> {
-        match &self.planned {
-            Some(planned) => Ok(planned.shares),
-            None => Err(Error::NotPlanned(
-                "shares: there is no plan yet; a successful plan is needed first".into(),
-            )),
-        }
+        Ok(self.planned("shares")?.shares)
+    }
+
+    fn planned(&self, call: &str) -> Result<PlannedCascade> {
+        self.planned.ok_or_else(|| {
+            Error::NotPlanned(format!(
+                "{call}: there is no plan yet; a successful plan is needed first"
+            ))
+        })
     }
 }
 
@@ -246,12 +211,25 @@ impl Part {
         workspace: &Workspace,
         stream: Stream,
     ) -> Result<()> {
-        let own = Workspace {
-            device: workspace.device.wrapping_add(self.at.device),
-            host: workspace.host.wrapping_add(self.at.host),
-        };
-        self.kernel.plan(batch, work, &own, stream)
+        self.kernel
+            .plan(batch, work, &part(workspace, self.at), stream)
     }
+}
+
+/// Lengths that only the device knows cannot be cut where prefixes end. Runs in graphs always take the plan that shares.
+fn check_device_lengths(desc: &AttentionDesc, prefixes: &SharedPrefixes<'_>) -> Result<()> {
+    if desc.graph {
+        return Err(Error::Unsupported(
+            "kv_len: lengths on a device are not supported by a cascade for graphs; host tensors are".into(),
+        ));
+    }
+    if !prefixes.is_empty() {
+        return Err(Error::Unsupported(
+            "kv_len: lengths on a device are not supported together with shared prefixes; host tensors are"
+                .into(),
+        ));
+    }
+    Ok(())
 }
 
 /// A row sees all shared keys, and what it sees of them does not depend on where it stands.
@@ -286,10 +264,4 @@ fn checked(desc: AttentionDesc) -> Result<AttentionDesc> {
         )));
     }
     Ok(desc)
-}
-
-fn aligned(bytes: usize) -> usize {
-    bytes
-        .checked_next_multiple_of(PARTS_ALIGNMENT)
-        .unwrap_or(usize::MAX)
 }

@@ -17,6 +17,7 @@ mod merge;
 mod mla;
 mod mla_cache;
 mod mla_context;
+mod parts;
 mod planned;
 mod projection;
 mod shared_prefixes;

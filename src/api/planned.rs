@@ -1,6 +1,10 @@
 //! What of the current plan a run is checked against.
 
-use crate::problem::{DeviceBatch, HostBatch, Pages, RequestStarts};
+use crate::error::Result;
+use crate::plan::schedule;
+use crate::problem::{
+    AttentionDesc, Batch, DeviceBatch, HostBatch, Pages, RequestStarts, Tiling, WorkList,
+};
 
 /// What a run is checked against.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,7 +23,26 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    pub fn of_device(batch: &DeviceBatch) -> Planned {
+    /// Cuts a batch whose lengths are on the host; `work` stays empty for one that the device cuts.
+    pub fn cut(
+        batch: &Batch<'_>,
+        desc: &AttentionDesc,
+        tiling: &Tiling,
+        work: &mut WorkList,
+    ) -> Result<Planned> {
+        match batch {
+            Batch::Host(host) => {
+                schedule(host, desc, tiling, work)?;
+                Ok(Planned::of(host, &work.starts))
+            }
+            Batch::Device(device) => {
+                work.clear();
+                Ok(Planned::of_device(device))
+            }
+        }
+    }
+
+    fn of_device(batch: &DeviceBatch) -> Planned {
         let batch_size = i64::from(batch.batch_size);
         let num_ids = batch.page_ids.map_or(0, |ids| ids.num_elements());
         Planned {
@@ -33,7 +56,7 @@ impl Planned {
         }
     }
 
-    pub fn of(batch: &HostBatch<'_>, starts: &RequestStarts) -> Planned {
+    fn of(batch: &HostBatch<'_>, starts: &RequestStarts) -> Planned {
         let n = batch.batch_size();
         let mut planned = Planned {
             batch_size: n as i64,

@@ -1,6 +1,7 @@
 //! The workspace of an MLA context handle: the workspaces of its parts, and the tensors between them.
 #![allow(unsafe_code)]
 
+use crate::api::parts::place;
 use crate::backend::{Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -62,9 +63,9 @@ impl Memory {
             alignment: PARTS_ALIGNMENT,
             ..WorkspaceInfo::default()
         };
-        let new_tokens = take(&mut info, &parts.new_tokens);
-        let chunk = take(&mut info, &parts.chunk);
-        let tables = take(&mut info, &parts.tables);
+        let new_tokens = place(&mut info, &parts.new_tokens);
+        let chunk = place(&mut info, &parts.chunk);
+        let tables = place(&mut info, &parts.tables);
         let shapes = Shapes::of(desc);
         let mut rows = |dtype: DType, shape: &[i64]| {
             let elements = shape
@@ -81,7 +82,7 @@ impl Memory {
                     ..WorkspaceInfo::default()
                 },
             };
-            let at = take(&mut info, &tensor);
+            let at = place(&mut info, &tensor);
             match device {
                 Device::Cpu => at.host,
                 Device::Cuda(_) => at.device,
@@ -110,14 +111,6 @@ impl Memory {
     /// What the caller has to bring.
     pub fn info(&self) -> WorkspaceInfo {
         self.info
-    }
-
-    /// A part of the caller's workspace.
-    pub fn part(&self, workspace: &Workspace, part: Workspace) -> Workspace {
-        Workspace {
-            device: workspace.device.wrapping_add(part.device),
-            host: workspace.host.wrapping_add(part.host),
-        }
     }
 
     /// The tensors in the caller's workspace, which has the size of `info`.
@@ -193,22 +186,5 @@ impl Shapes {
             k_nope: [tokens, heads, nope],
             v: [tokens, heads, value],
         }
-    }
-}
-
-/// Places a part behind the others. A size that saturates stays the largest: nobody can bring that much.
-fn take(all: &mut WorkspaceInfo, part: &WorkspaceInfo) -> Workspace {
-    let place = |end: &mut usize, bytes: usize| {
-        let start = *end;
-        let after = start.saturating_add(bytes);
-        *end = after
-            .checked_next_multiple_of(PARTS_ALIGNMENT)
-            .unwrap_or(usize::MAX);
-        start
-    };
-    all.alignment = all.alignment.max(part.alignment);
-    Workspace {
-        device: place(&mut all.device_bytes, part.device_bytes),
-        host: place(&mut all.host_bytes, part.host_bytes),
     }
 }

@@ -6,6 +6,7 @@ use super::memory::{Buffers, Memory};
 use crate::api::Context;
 use crate::api::attention::Attention;
 use crate::api::batch::BatchInput;
+use crate::api::parts::part;
 use crate::backend::{Stream, Tables, Workspace};
 use crate::error::Result;
 use crate::problem::{MlaContextDesc, RecordPages};
@@ -49,7 +50,7 @@ impl Operators {
 
     /// Where the numbers of the tables are.
     fn numbers(&self, planned: &Planned) -> usize {
-        let tables = self.memory.part(&planned.workspace, self.memory.tables);
+        let tables = part(&planned.workspace, self.memory.tables);
         self.tables.address(&tables)
     }
 
@@ -66,7 +67,7 @@ impl Operators {
             kv_indptr: Some(tables.kv_indptr),
             ..BatchInput::default()
         };
-        let part = self.memory.part(&planned.workspace, self.memory.chunk);
+        let part = part(&planned.workspace, self.memory.chunk);
         let mut chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
         let info = chunk.workspace();
         let bytes = (info.device_bytes, info.host_bytes);
