@@ -11,7 +11,8 @@ use super::handle::{self, Object};
 use super::sized::{self, Input};
 use super::status::folio_status;
 use super::workspace::{folio_workspace, folio_workspace_info, workspace as memory, write_info};
-use crate::api::{Attention, BatchInput, Stream};
+use crate::api::{Attention, BatchInput, Context, Stream, Workspace, WorkspaceInfo};
+use crate::error::Result;
 use crate::problem::{AttentionArgs, AttentionDesc};
 use std::ffi::{CString, c_char, c_void};
 
@@ -21,56 +22,107 @@ pub const FOLIO_PLAN_GRAPH: u32 = 1;
 /// A request's result does not depend on the other requests of its batch, to the bit.
 pub const FOLIO_PLAN_BATCH_INVARIANT: u32 = 2;
 
-/// What is behind every attention handle.
-pub(super) struct AttentionHandle {
-    attention: Attention,
+/// A handle of the API that is made for a problem, and planned.
+pub(super) trait Handle: Sized {
+    type Desc;
+    fn create(context: &Context, desc: Self::Desc) -> Result<Self>;
+    fn kernel(&self) -> &str;
+    fn workspace(&self) -> WorkspaceInfo;
+}
+
+/// One whose plan takes a batch and nothing else.
+pub(super) trait PlansBatch: Handle {
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()>;
+}
+
+impl Handle for Attention {
+    type Desc = AttentionDesc;
+
+    fn create(context: &Context, desc: AttentionDesc) -> Result<Attention> {
+        Attention::new(context, desc)
+    }
+
+    fn kernel(&self) -> &str {
+        self.kernel()
+    }
+
+    fn workspace(&self) -> WorkspaceInfo {
+        self.workspace()
+    }
+}
+
+impl PlansBatch for Attention {
+    fn plan(
+        &mut self,
+        batch: &BatchInput,
+        workspace: &Workspace,
+        bytes: (usize, usize),
+        stream: Stream,
+    ) -> Result<()> {
+        self.plan(batch, workspace, bytes, stream)
+    }
+}
+
+/// What is behind every handle that is planned.
+pub(super) struct Planner<H> {
+    pub handle: H,
     /// The kernel's name, as C reads it.
     kernel: CString,
 }
 
-impl AttentionHandle {
-    fn new(attention: Attention) -> AttentionHandle {
-        AttentionHandle {
-            kernel: CString::new(attention.kernel()).unwrap_or_default(),
-            attention,
+impl<H: Handle> Planner<H> {
+    fn new(handle: H) -> Planner<H> {
+        Planner {
+            kernel: CString::new(handle.kernel()).unwrap_or_default(),
+            handle,
         }
     }
 }
 
+/// What is behind decode, prefill and MLA.
+pub(super) type AttentionHandle = Planner<Attention>;
+
 /// # Safety
 /// `ctx` as in [`handle::shared`], `desc` as in [`sized::parse`], `out` and `err` as in [`handle::create`].
-pub(super) unsafe fn create<O, D>(
+pub(super) unsafe fn create<O, D, H>(
     ctx: *const folio_context,
     desc: *const D,
     out: *mut *mut O,
     err: *mut folio_error,
 ) -> folio_status
 where
-    O: Object<Value = AttentionHandle>,
-    D: Input<Parsed = AttentionDesc>,
+    O: Object<Value = Planner<H>>,
+    D: Input<Parsed = H::Desc>,
+    H: Handle,
 {
     // SAFETY: the caller's promises.
     unsafe {
         handle::create_from(ctx, out, err, |ctx| {
-            Attention::new(ctx, sized::parse(desc)?).map(AttentionHandle::new)
+            H::create(ctx, sized::parse(desc)?).map(Planner::new)
         })
     }
 }
 
 /// # Safety
 /// `object` and `err` as in [`handle::shared`], `out` as in [`write_info`].
-pub(super) unsafe fn workspace<O: Object<Value = AttentionHandle>>(
+pub(super) unsafe fn workspace<O: Object<Value = Planner<H>>, H: Handle>(
     object: *const O,
     out: *mut folio_workspace_info,
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the caller's promises.
-    unsafe { handle::shared(object, err, |h| write_info(out, &h.attention.workspace())) }
+    unsafe { handle::shared(object, err, |h| write_info(out, &h.handle.workspace())) }
 }
 
 /// # Safety
 /// `object` and `err` as in [`handle::exclusive`], `batch` and `ws` as in [`sized::parse`].
-pub(super) unsafe fn plan<O, B>(
+pub(super) unsafe fn plan<O, B, H>(
     object: *mut O,
     batch: *const B,
     ws: *const folio_workspace,
@@ -78,16 +130,16 @@ pub(super) unsafe fn plan<O, B>(
     err: *mut folio_error,
 ) -> folio_status
 where
-    O: Object<Value = AttentionHandle>,
+    O: Object<Value = Planner<H>>,
     B: Input<Parsed = BatchInput>,
+    H: PlansBatch,
 {
     // SAFETY: the caller's promises.
     unsafe {
         handle::exclusive(object, err, |h| {
             let batch = sized::parse(batch)?;
             let (ws, bytes) = memory(ws)?;
-            h.attention
-                .plan(&batch, &ws, bytes, Stream(stream as usize))
+            h.handle.plan(&batch, &ws, bytes, Stream(stream as usize))
         })
     }
 }
@@ -107,8 +159,7 @@ where
     // SAFETY: the caller's promises.
     unsafe {
         handle::shared(object, err, |h| {
-            h.attention
-                .run(&sized::parse(args)?, Stream(stream as usize))
+            h.handle.run(&sized::parse(args)?, Stream(stream as usize))
         })
     }
 }
@@ -117,7 +168,9 @@ where
 ///
 /// # Safety
 /// `object` as in [`handle::value`].
-pub(super) unsafe fn kernel<O: Object<Value = AttentionHandle>>(object: *const O) -> *const c_char {
+pub(super) unsafe fn kernel<O: Object<Value = Planner<H>>, H: Handle>(
+    object: *const O,
+) -> *const c_char {
     guard_value(std::ptr::null(), || {
         // SAFETY: the caller's promise.
         let handle = unsafe { handle::value(object) };

@@ -1,25 +1,24 @@
 //! `folio_cascade`: attention over batches whose requests share prefixes, and finding what they share.
 
 use super::args::folio_attention_args;
-use super::attention::{FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_GRAPH, or};
+use super::attention::{self, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_GRAPH, Handle, Planner, or};
 use super::batch::folio_batch;
 use super::context::folio_context;
 use super::error::folio_error;
 use super::figures::compute;
-use super::guard_value::guard_value;
 use super::handle::{self, Object};
 use super::kv_storage::layout;
-use super::numbers::{number, numbers, output};
+use super::numbers::{number, numbers, output, write};
 use super::sized::{self, Input};
 use super::status::folio_status;
 use super::tensor::folio_dtype;
-use super::workspace::{folio_workspace, folio_workspace_info, workspace as memory, write_info};
+use super::workspace::{folio_workspace, folio_workspace_info, workspace as memory};
 use crate::api::{
-    self, BatchInput, Cascade, FindSharedPrefixes, SharedPrefixes, Stream, Workspace,
+    self, Cascade, Context, FindSharedPrefixes, SharedPrefixes, Stream, WorkspaceInfo,
 };
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind, KvStorage};
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 
 /// What a cascade handle is made from: any number of query rows per request, over a paged cache, where neighbouring
 /// requests may have their first pages in common. Types, heads and dimensions as in folio_decode_desc.
@@ -208,30 +207,19 @@ pub struct folio_cascade {
     _opaque: [u8; 0],
 }
 
-/// What is behind the handle.
-pub(super) struct CascadeHandle {
-    cascade: Cascade,
-    /// The kernel's name, as C reads it.
-    kernel: CString,
-}
+impl Handle for Cascade {
+    type Desc = AttentionDesc;
 
-impl CascadeHandle {
-    fn new(cascade: Cascade) -> CascadeHandle {
-        CascadeHandle {
-            kernel: CString::new(cascade.kernel()).unwrap_or_default(),
-            cascade,
-        }
+    fn create(context: &Context, desc: AttentionDesc) -> Result<Cascade> {
+        Cascade::new(context, desc)
     }
 
-    fn plan(
-        &mut self,
-        batch: &BatchInput,
-        prefixes: &SharedPrefixes<'_>,
-        (workspace, bytes): (Workspace, (usize, usize)),
-        stream: Stream,
-    ) -> Result<()> {
-        self.cascade
-            .plan(batch, prefixes, &workspace, bytes, stream)
+    fn kernel(&self) -> &str {
+        self.kernel()
+    }
+
+    fn workspace(&self) -> WorkspaceInfo {
+        self.workspace()
     }
 }
 
@@ -247,16 +235,8 @@ unsafe fn shared(prefixes: *const folio_shared_prefixes) -> Result<SharedPrefixe
     }
 }
 
-/// # Safety
-/// `out` is NULL or writable.
-unsafe fn write(out: *mut u32, value: bool) -> Result<()> {
-    // SAFETY: the caller's promise.
-    *unsafe { number("out", out)? } = value.into();
-    Ok(())
-}
-
 impl Object for folio_cascade {
-    type Value = CascadeHandle;
+    type Value = Planner<Cascade>;
     const PARAMETER: &'static str = "handle";
     const NAME: &'static str = "folio_cascade";
 }
@@ -275,11 +255,7 @@ pub unsafe extern "C" fn folio_cascade_create(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::create_from(ctx, out, err, |ctx| {
-            Cascade::new(ctx, sized::parse(desc)?).map(CascadeHandle::new)
-        })
-    }
+    unsafe { attention::create(ctx, desc, out, err) }
 }
 
 /// The memory that every plan within the desc can do with.
@@ -295,7 +271,7 @@ pub unsafe extern "C" fn folio_cascade_workspace(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe { handle::shared(handle, err, |h| write_info(out, &h.cascade.workspace())) }
+    unsafe { attention::workspace(handle, out, err) }
 }
 
 /// Takes over a step's batch, whose page table has shared pages in the rows of every request that has them, and what its
@@ -317,16 +293,7 @@ pub unsafe extern "C" fn folio_cascade_plan(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::exclusive(handle, err, |h| {
-            h.plan(
-                &sized::parse(batch)?,
-                &shared(prefixes)?,
-                memory(ws)?,
-                Stream(stream as usize),
-            )
-        })
-    }
+    unsafe { plan(handle, batch, prefixes, ws, stream, err) }
 }
 
 /// Computes attention for the planned batch.
@@ -345,7 +312,7 @@ pub unsafe extern "C" fn folio_cascade_run(
     // SAFETY: the documented promises of the caller.
     unsafe {
         handle::shared(handle, err, |h| {
-            h.cascade.run(&sized::parse(args)?, Stream(stream as usize))
+            h.handle.run(&sized::parse(args)?, Stream(stream as usize))
         })
     }
 }
@@ -366,7 +333,7 @@ pub unsafe extern "C" fn folio_cascade_shares(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe { handle::shared(handle, err, |h| write(out, h.cascade.shares()?)) }
+    unsafe { handle::shared(handle, err, |h| write(out, h.handle.shares()?.into())) }
 }
 
 /// Name of the kernel that create picked for shared keys.
@@ -377,10 +344,8 @@ pub unsafe extern "C" fn folio_cascade_shares(
 /// As folio_decode_kernel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn folio_cascade_kernel(handle: *const folio_cascade) -> *const c_char {
-    guard_value(std::ptr::null(), || {
-        // SAFETY: the documented promise of the caller.
-        unsafe { handle::value(handle) }.map_or(std::ptr::null(), |h| h.kernel.as_ptr())
-    })
+    // SAFETY: the documented promise of the caller.
+    unsafe { attention::kernel(handle) }
 }
 
 /// Ends a handle.
@@ -412,4 +377,25 @@ pub unsafe extern "C" fn folio_find_shared_prefixes(
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
     unsafe { compute(args, err, api::find_shared_prefixes) }
+}
+
+/// # Safety
+/// As [`folio_cascade_plan`].
+unsafe fn plan(
+    handle: *mut folio_cascade,
+    batch: *const folio_batch,
+    prefixes: *const folio_shared_prefixes,
+    ws: *const folio_workspace,
+    stream: *mut c_void,
+    err: *mut folio_error,
+) -> folio_status {
+    // SAFETY: the caller's promises.
+    unsafe {
+        handle::exclusive(handle, err, |h| {
+            let (batch, prefixes) = (sized::parse(batch)?, shared(prefixes)?);
+            let (ws, bytes) = memory(ws)?;
+            h.handle
+                .plan(&batch, &prefixes, &ws, bytes, Stream(stream as usize))
+        })
+    }
 }

@@ -1,24 +1,23 @@
 //! `folio_mla_context`: new tokens over themselves and over a cached context of latent records, in bounded memory.
 
 use super::args::FOLIO_RUN_LSE_BASE_2;
-use super::attention::FOLIO_PLAN_GRAPH;
+use super::attention::{self, FOLIO_PLAN_GRAPH, Handle, Planner, PlansBatch};
 use super::batch::folio_batch;
 use super::context::folio_context;
 use super::error::folio_error;
-use super::guard_value::guard_value;
 use super::handle::{self, Object};
 use super::mla::cache_format;
-use super::numbers::number;
+use super::numbers::write;
 use super::sized::{self, Input};
 use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, log_base, required, tensor};
-use super::workspace::{folio_workspace, folio_workspace_info, workspace as memory, write_info};
-use crate::api::{BatchInput, MlaContext, Stream, Workspace};
+use super::workspace::{folio_workspace, folio_workspace_info};
+use crate::api::{BatchInput, Context, MlaContext, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::problem::{
     ChunkRows, LatentCache, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection,
 };
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 
 /// The caller unpacks the context itself, for instance with quantised weights: runs are made in steps, and the workspace
 /// has no room for unpacked chunks.
@@ -246,33 +245,36 @@ pub struct folio_mla_context {
     _opaque: [u8; 0],
 }
 
-/// What is behind the handle.
-pub(super) struct MlaContextHandle {
-    attention: MlaContext,
-    /// The kernel's name, as C reads it.
-    kernel: CString,
-}
+impl Handle for MlaContext {
+    type Desc = MlaContextDesc;
 
-impl MlaContextHandle {
-    fn new(attention: MlaContext) -> MlaContextHandle {
-        MlaContextHandle {
-            kernel: CString::new(attention.kernel()).unwrap_or_default(),
-            attention,
-        }
+    fn create(context: &Context, desc: MlaContextDesc) -> Result<MlaContext> {
+        MlaContext::new(context, desc)
     }
 
+    fn kernel(&self) -> &str {
+        self.kernel()
+    }
+
+    fn workspace(&self) -> WorkspaceInfo {
+        self.workspace()
+    }
+}
+
+impl PlansBatch for MlaContext {
     fn plan(
         &mut self,
         batch: &BatchInput,
-        (workspace, bytes): (Workspace, (usize, usize)),
+        workspace: &Workspace,
+        bytes: (usize, usize),
         stream: Stream,
     ) -> Result<()> {
-        self.attention.plan(batch, &workspace, bytes, stream)
+        self.plan(batch, workspace, bytes, stream)
     }
 }
 
 impl Object for folio_mla_context {
-    type Value = MlaContextHandle;
+    type Value = Planner<MlaContext>;
     const PARAMETER: &'static str = "handle";
     const NAME: &'static str = "folio_mla_context";
 }
@@ -291,11 +293,7 @@ pub unsafe extern "C" fn folio_mla_context_create(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::create_from(ctx, out, err, |ctx| {
-            MlaContext::new(ctx, sized::parse(desc)?).map(MlaContextHandle::new)
-        })
-    }
+    unsafe { attention::create(ctx, desc, out, err) }
 }
 
 /// The memory that every plan within the desc can do with: two sums of T rows in float32, an unpacked chunk (unless
@@ -312,7 +310,7 @@ pub unsafe extern "C" fn folio_mla_context_workspace(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe { handle::shared(handle, err, |h| write_info(out, &h.attention.workspace())) }
+    unsafe { attention::workspace(handle, out, err) }
 }
 
 /// Takes over a step's batch: kv_len counts the context of a request and its new tokens, of which it has qo_len. Lengths
@@ -333,11 +331,7 @@ pub unsafe extern "C" fn folio_mla_context_plan(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::exclusive(handle, err, |h| {
-            h.plan(&sized::parse(batch)?, memory(ws)?, Stream(stream as usize))
-        })
-    }
+    unsafe { attention::plan(handle, batch, ws, stream, err) }
 }
 
 /// Computes attention for the planned batch. Not with FOLIO_MLA_CONTEXT_STEPS.
@@ -368,11 +362,7 @@ pub unsafe extern "C" fn folio_mla_context_num_chunks(
     err: *mut folio_error,
 ) -> folio_status {
     // SAFETY: the documented promises of the caller.
-    unsafe {
-        handle::shared(handle, err, |h| {
-            write(out, h.attention.num_chunks()? as i64)
-        })
-    }
+    unsafe { handle::shared(handle, err, |h| write(out, h.handle.num_chunks()? as i64)) }
 }
 
 /// Context tokens of a chunk of the current plan: rows that folio_mla_context_gather writes. They are at most
@@ -390,7 +380,7 @@ pub unsafe extern "C" fn folio_mla_context_chunk_tokens(
     // SAFETY: the documented promises of the caller.
     unsafe {
         handle::shared(handle, err, |h| {
-            write(out, h.attention.chunk_tokens(chunk as usize)?)
+            write(out, h.handle.chunk_tokens(chunk as usize)?)
         })
     }
 }
@@ -473,10 +463,8 @@ pub unsafe extern "C" fn folio_mla_context_attend(
 pub unsafe extern "C" fn folio_mla_context_kernel(
     handle: *const folio_mla_context,
 ) -> *const c_char {
-    guard_value(std::ptr::null(), || {
-        // SAFETY: the documented promise of the caller.
-        unsafe { handle::value(handle) }.map_or(std::ptr::null(), |h| h.kernel.as_ptr())
-    })
+    // SAFETY: the documented promise of the caller.
+    unsafe { attention::kernel(handle) }
 }
 
 /// Ends a handle.
@@ -505,16 +493,7 @@ unsafe fn launch(
     // SAFETY: the caller's promises.
     unsafe {
         handle::shared(handle, err, |h| {
-            step(&h.attention, &sized::parse(args)?, Stream(stream as usize))
+            step(&h.handle, &sized::parse(args)?, Stream(stream as usize))
         })
     }
-}
-
-/// # Safety
-/// `out` is NULL or writable.
-unsafe fn write(out: *mut u32, value: i64) -> Result<()> {
-    // SAFETY: the caller's promise.
-    let out = unsafe { number("out", out)? };
-    *out = u32::try_from(value).unwrap_or(u32::MAX);
-    Ok(())
 }

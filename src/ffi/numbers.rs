@@ -69,3 +69,14 @@ pub(super) unsafe fn number(name: &str, number: *mut u32) -> Result<&'static mut
         ))
     })
 }
+
+/// Answers with a number.
+///
+/// # Safety
+/// `out` is NULL or one number, which nobody else uses until the call has returned.
+pub(super) unsafe fn write(out: *mut u32, value: i64) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let out = unsafe { number("out", out)? };
+    *out = u32::try_from(value).unwrap_or(u32::MAX);
+    Ok(())
+}
