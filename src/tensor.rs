@@ -404,6 +404,14 @@ impl Tensor {
         host.then(|| unsafe { slice(self.address, self.num_elements()) })
     }
 
+    /// A compact host tensor of `i64` as a slice; `None` for any other tensor.
+    #[allow(unsafe_code)]
+    pub fn as_i64(&self) -> Option<&[i64]> {
+        let host = self.device == Device::Cpu && self.dtype == DType::I64 && self.is_compact();
+        // SAFETY: as in `as_i32`.
+        host.then(|| unsafe { slice(self.address, self.num_elements()) })
+    }
+
     /// A compact host tensor of `f32` as a slice; `None` for any other tensor.
     #[allow(unsafe_code)]
     pub fn as_f32(&self) -> Option<&[f32]> {

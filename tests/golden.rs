@@ -9,8 +9,10 @@ use common::memory::{HostMemory, Image, Resident};
 use folio::api::{BatchInput, Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{
-    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, Window,
+    AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask,
+    MaskColumns, Window,
 };
+use std::num::NonZeroU32;
 
 const DIM: usize = 8;
 const PAGE: usize = 2;
@@ -256,6 +258,97 @@ fn an_mm_prefix_opens_what_mask_and_window_close() {
         assert_row(&rows[0], &[0., 0.4, 0.6, 0.], 5f32.ln());
         assert_row(&rows[1], &[0., 0.4, 0.6, 0.], 5f32.ln());
         assert_row(&rows[2], &[0., 0., 0., 1.], 4f32.ln());
+    }
+}
+
+#[test]
+fn an_mm_prefix_may_be_clipped_by_the_window() {
+    let ranges = Resident::new(&HostMemory, Image::of_i32(&[1, 1, 2], &[0, 3]));
+    for session in sessions() {
+        let change = |args: &mut AttentionArgs| {
+            args.mm_prefix_ranges = Some(ranges.tensor());
+            args.mm_prefix_in_window = true;
+            args.window = window(1, 1);
+        };
+        // Rows at positions 2, 3.
+        let rows = weights(&*session, &ln(&[1., 2., 3., 4.]), 2, change);
+        assert_row(&rows[0], &[0., 2. / 9., 3. / 9., 4. / 9.], 9f32.ln());
+        assert_row(&rows[1], &[0., 0., 3. / 7., 4. / 7.], 7f32.ln());
+    }
+}
+
+#[test]
+fn chunks_begin_at_multiples_of_their_size() {
+    for session in sessions() {
+        for (look_back, first, second) in [
+            (0, [0., 0., 1., 0., 0.], [0., 0., 3. / 7., 4. / 7., 0.]),
+            (
+                1,
+                [1. / 6., 2. / 6., 3. / 6., 0., 0.],
+                [0.1, 0.2, 0.3, 0.4, 0.],
+            ),
+        ] {
+            let chunked = |args: &mut AttentionArgs| {
+                let size = NonZeroU32::new(2).unwrap();
+                args.chunks = Some(AttentionChunks { size, look_back });
+            };
+            // Rows at positions 2, 3, 4.
+            let rows = weights(&*session, &ln(&[1., 2., 3., 4., 5.]), 3, chunked);
+            assert_row(
+                &rows[0],
+                &first,
+                if look_back == 0 { 3f32 } else { 6. }.ln(),
+            );
+            assert_row(
+                &rows[1],
+                &second,
+                if look_back == 0 { 7f32 } else { 10. }.ln(),
+            );
+        }
+    }
+}
+
+#[test]
+fn causality_may_go_by_request() {
+    for session in sessions() {
+        for (causal, first) in [
+            (1, [1. / 3., 2. / 3., 0.]),
+            (0, [1. / 6., 2. / 6., 3. / 6.]),
+        ] {
+            let requests = Resident::new(&HostMemory, Image::of_bits(DType::U8, &[1], [causal]));
+            let change = |args: &mut AttentionArgs| {
+                args.mask = Mask::CausalByRequest(requests.tensor());
+            };
+            let rows = weights(&*session, &ln(&[1., 2., 3.]), 2, change);
+            assert_row(&rows[0], &first, if causal == 1 { 3f32 } else { 6. }.ln());
+            assert_row(&rows[1], &[1. / 6., 2. / 6., 3. / 6.], 6f32.ln());
+        }
+    }
+}
+
+/// Two new keys after two old ones. The row of the first hides itself, the row of the second hides the first.
+#[test]
+fn custom_masks_may_be_of_new_keys_only() {
+    let starts = Image::of_bits(DType::I64, &[2], [2, 0]);
+    let starts = Resident::new(&HostMemory, starts);
+    let whole = Image::of_bits(DType::U8, &[10], [9, 9, 0, 0, 0, 1, 0, 0, 0, 1]);
+    let new = Image::of_bits(DType::U8, &[6], [9, 9, 0, 1, 0, 1]);
+    for (image, columns) in [
+        (whole, MaskColumns::KeysAfterPrefix),
+        (new, MaskColumns::NewKeys),
+    ] {
+        let mask = Resident::new(&HostMemory, image);
+        for session in sessions() {
+            let change = |args: &mut AttentionArgs| {
+                args.mask = Mask::Bytes(mask.tensor());
+                args.custom_mask_indptr = Some(starts.tensor());
+                args.mask_columns = columns;
+            };
+            let rows = weights(&*session, &ln(&[1., 2., 3., 4.]), 2, change);
+            for row in rows {
+                assert_row(&row, &[1. / 7., 2. / 7., 0., 4. / 7.], 7f32.ln());
+            }
+        }
     }
 }
 

@@ -643,6 +643,23 @@ typedef struct folio_workspace {
 #define FOLIO_RUN_ALIBI_SQRT 4
 
 /**
+ * Columns of custom_mask before a request's last qo_len keys are not read: every row sees those keys. It is SGLang's
+ * skip_prefix_custom_mask.
+ */
+#define FOLIO_RUN_MASK_SKIP_PREFIX 8
+
+/**
+ * custom_mask has columns for a request's last qo_len keys only, `[qo_len, qo_len]` per request: every row sees the keys
+ * before them. Needs custom_mask_indptr.
+ */
+#define FOLIO_RUN_MASK_NEW_KEYS 16
+
+/**
+ * Window and chunks hold inside mm_prefix_ranges too.
+ */
+#define FOLIO_RUN_MM_PREFIX_IN_WINDOW 32
+
+/**
  * Row i of a request sees key j iff j <= kv_len - qo_len + i: the last row sees the last key.
  */
 #define FOLIO_MASK_CAUSAL 0
@@ -665,24 +682,30 @@ typedef struct folio_workspace {
 #define FOLIO_MASK_CUSTOM_BITS 3
 
 /**
+ * Requests whose element of causal_requests is not 0 are causal, the others full.
+ */
+#define FOLIO_MASK_CAUSAL_BY_REQUEST 4
+
+/**
  * Tensors and parameters of one attention call; one plan serves many, with different values.
  *
  * For query row i (position p = kv_len - qo_len + i) and key j:
  *
  * ```text
  * s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
- * seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
+ * around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
+ * seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
  * o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
  * lse = log(Σ e^s [+ e^sink])
  * ```
  *
- * with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
+ * with chunk(x) = floor(x / attention_chunk_size), and cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
  * value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Memory that no row sees may
  * hold anything, NaN included.
  *
  * The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
  * resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
- * ranges vLLM's, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
+ * ranges vLLM's, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
  *
  * A scale or factor of 0 stands for its default, so 0 itself cannot be said.
  */
@@ -738,7 +761,7 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *mm_prefix_ranges;
     /**
-     * `[num_qo_heads]` float32 or NULL: adds slope · (j - p), or -slope · sqrt(p - j) for past keys.
+     * `[num_qo_heads]` or `[batch_size, num_qo_heads]` float32, or NULL: adds slope · (j - p), or -slope · sqrt(p - j) for past keys.
      */
     const folio_tensor *alibi_slopes;
     /**
@@ -795,6 +818,23 @@ typedef struct folio_attention_args {
      * parts.
      */
     const folio_tensor *k_rope;
+    /**
+     * `[batch_size + 1]` int64, for the custom mask modes: where each request's mask starts in custom_mask, in bytes. The
+     * last element is not read. NULL: the masks lie one after the other. On a device, what a mask lacks is hidden.
+     */
+    const folio_tensor *custom_mask_indptr;
+    /**
+     * `[batch_size]` uint8 or bool, for FOLIO_MASK_CAUSAL_BY_REQUEST. NULL otherwise.
+     */
+    const folio_tensor *causal_requests;
+    /**
+     * Keys of a chunk of chunked local attention; 0: off. Chunks count from a request's first key.
+     */
+    uint32_t attention_chunk_size;
+    /**
+     * Chunks before its own that a row sees.
+     */
+    uint32_t attention_chunk_look_back;
 } folio_attention_args;
 
 /**

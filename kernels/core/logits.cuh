@@ -58,8 +58,8 @@ struct LogitRule {
     }
 
     // A query head's slope, with log2(e).
-    __device__ __forceinline__ float slope(const FolioAttentionParams &p, u32 qo_head) const {
-        return alibi ? p.alibi_slopes[qo_head] * LOG2_E : 0.0f;
+    __device__ __forceinline__ float slope(const FolioAttentionParams &p, u32 request, u32 qo_head) const {
+        return alibi ? p.alibi_slopes[request * p.alibi_request_stride + qo_head] * LOG2_E : 0.0f;
     }
 
     // `distance` is from the key to the row.

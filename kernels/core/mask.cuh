@@ -1,5 +1,5 @@
-// Which keys a query row sees: (base mask AND window) OR mm-prefix, for key indices below kv_len. The rule stands
-// here once, for all kernels; how scores of hidden keys are overwritten in registers is each kernel's own.
+// Which keys a query row sees: (base mask AND window) OR mm-prefix, or for runs that say so (base mask OR mm-prefix) AND
+// window, for key indices below kv_len. Chunks of local attention are part of the window. The rule stands here once, for all kernels; how scores of hidden keys are overwritten in registers is each kernel's own.
 // Positions count from the request's first key. They are negative where there are more rows than keys.
 #pragma once
 #include "core/dtype.cuh"
@@ -33,14 +33,24 @@ template <class Index>
 struct Window {
     static constexpr Index UNLIMITED = static_cast<Index>(1) << (sizeof(Index) == 4 ? 30 : 40);
     Index left, right;
+    u32 chunk_size, chunk_look_back;
 
-    __device__ __forceinline__ explicit Window(const FolioAttentionParams &p) {
+    // A mask that goes by request counts as full.
+    __device__ __forceinline__ explicit Window(const FolioAttentionParams &p)
+        : chunk_size(p.chunk_size), chunk_look_back(p.chunk_look_back) {
         left = p.window_left < 0 ? UNLIMITED : min(static_cast<Index>(p.window_left), UNLIMITED);
         right = p.window_right < 0 ? UNLIMITED : min(static_cast<Index>(p.window_right), UNLIMITED);
         if (p.mask_mode == FOLIO_MASK_CAUSAL) right = min(right, static_cast<Index>(0));
     }
 
-    __device__ __forceinline__ Index begin(Index position) const { return position - left; }
+    __device__ __forceinline__ Window(const FolioAttentionParams &p, const Request &request) : Window(p) {
+        if (p.causal_requests && p.causal_requests[request.index]) right = min(right, static_cast<Index>(0));
+    }
+
+    __device__ __forceinline__ Index begin(Index position) const {
+        const Index first = position - left;
+        return chunk_size ? max(first, chunk_begin(position)) : first;
+    }
     __device__ __forceinline__ Index end(Index position) const { return position + right + 1; }
 
     // Of the keys in `range`, those that the row at `position` sees. Without any, the end is not above the begin.
@@ -48,6 +58,13 @@ struct Window {
         const Index first = range.begin, last = range.end;
         return {static_cast<i32>(min(max(begin(position), first), last)),
                 static_cast<i32>(max(min(end(position), last), first))};
+    }
+
+private:
+    // Positions are below 2^32. Rows before the first key see none.
+    __device__ __forceinline__ Index chunk_begin(Index position) const {
+        const u32 own = static_cast<u32>(max(position, static_cast<Index>(0))) / chunk_size;
+        return static_cast<Index>(own > chunk_look_back ? (own - chunk_look_back) * chunk_size : 0);
     }
 };
 
@@ -79,21 +96,37 @@ __device__ __forceinline__ i64 position_of(const Request &request, i32 row) {
 // What rows [first_row, last_row] of a request see by base mask and window.
 __device__ __forceinline__ RowsKeys rows_keys(const FolioAttentionParams &p, const Request &request, i32 first_row,
                                               i32 last_row) {
-    return RowsKeys(Window<i64>(p), position_of(request, first_row), position_of(request, last_row),
+    return RowsKeys(Window<i64>(p, request), position_of(request, first_row), position_of(request, last_row),
                     {0, request.kv_len});
+}
+
+// Whether a custom mask leaves a key to all rows without having an element for it.
+__device__ __forceinline__ bool in_visible_prefix(const FolioAttentionParams &p, const Request &request, i32 key) {
+    return p.flags & (FOLIO_RUN_MASK_SKIP_PREFIX | FOLIO_RUN_MASK_NEW_KEYS) && key < request.past;
 }
 
 __device__ __forceinline__ bool in_custom_mask(const FolioAttentionParams &p, const Request &request, i32 row,
                                                i32 key) {
-    const i64 element = static_cast<i64>(row) * request.kv_len + key;
+    if (in_visible_prefix(p, request, key)) return true;
+    const bool new_keys = p.flags & FOLIO_RUN_MASK_NEW_KEYS;
+    const i64 columns = new_keys ? static_cast<i64>(request.kv_len) - request.past : request.kv_len;
+    const i64 element = row * columns + key - (new_keys ? request.past : 0);
     const bool bytes = p.mask_mode == FOLIO_MASK_BYTES;
     const i64 at = p.mask_start[request.index] + (bytes ? element : element >> 3);
-    if (at >= p.mask_bytes) return false;
+    if (at < 0 || at >= p.mask_bytes) return false;
     return bytes ? p.mask[at] != 0 : p.mask[at] >> (element & 7) & 1;
+}
+
+// The keys around a position by the window, whatever the base mask says.
+__device__ __forceinline__ KeyRange around(const FolioAttentionParams &p, i64 position) {
+    Window<i64> window(p);
+    window.right = p.window_right < 0 ? Window<i64>::UNLIMITED : p.window_right;
+    return window.keys(position, {0, 0x7fffffff});
 }
 
 __device__ __forceinline__ bool in_mm_prefix(const FolioAttentionParams &p, const Request &request, i32 row, i32 key) {
     const i32 position = static_cast<i32>(position_of(request, row));
+    if (p.flags & FOLIO_RUN_MM_PREFIX_IN_WINDOW && !around(p, position).holds(key)) return false;
     for (u32 r = 0; r < p.num_mm_prefix_ranges; r++) {
         const KeyRange range = mm_prefix_range(p, request.index, r);
         if (range.holds(position) && range.holds(key)) return true;
@@ -107,7 +140,7 @@ struct RowMask {
     KeyRange keys;
 
     __device__ __forceinline__ RowMask(const FolioAttentionParams &p, const Request &request, i32 row)
-        : row(row), keys(Window<i64>(p).keys(position_of(request, row), {0, request.kv_len})) {}
+        : row(row), keys(Window<i64>(p, request).keys(position_of(request, row), {0, request.kv_len})) {}
 
     // Only keys in `tile`, the visible keys of the CTA's rows, may be asked about.
     __device__ __forceinline__ bool sees(const FolioAttentionParams &p, const Request &request, KeyRange tile,
@@ -135,6 +168,10 @@ __device__ __forceinline__ KeyRange visible_keys(const FolioAttentionParams &p, 
             end = max(end, static_cast<i64>(range.end));
         }
     }
+    if (p.flags & FOLIO_RUN_MM_PREFIX_IN_WINDOW) {
+        begin = max(begin, static_cast<i64>(around(p, first).begin));
+        end = min(end, static_cast<i64>(around(p, last).end));
+    }
     return {static_cast<i32>(max(begin, static_cast<i64>(item.kv_start))),
             static_cast<i32>(min(end, static_cast<i64>(item.kv_end)))};
 }
@@ -142,7 +179,7 @@ __device__ __forceinline__ KeyRange visible_keys(const FolioAttentionParams &p, 
 // Every row in [first_row, last_row] sees every key in `keys`, by mask and window alone.
 __device__ __forceinline__ bool all_see(const FolioAttentionParams &p, const Request &request, i32 first_row,
                                         i32 last_row, KeyRange keys) {
-    if (p.mask_mode > FOLIO_MASK_FULL) return false;
+    if (p.mask_mode > FOLIO_MASK_FULL && !in_visible_prefix(p, request, keys.end - 1)) return false;
     const KeyRange all = rows_keys(p, request, first_row, last_row).all;
     return keys.begin >= all.begin && keys.end <= all.end;
 }

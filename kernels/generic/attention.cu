@@ -202,7 +202,7 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
             const u32 tile_row = lane.tile_row(m, half);
             const RowMask mask(p, work.request, work.token(tile_row, group));
             const i32 position = static_cast<i32>(position_of(work.request, mask.row));
-            const float slope = rule.slope(p, work.qo_head(tile_row, group));
+            const float slope = rule.slope(p, work.request.index, work.qo_head(tile_row, group));
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll

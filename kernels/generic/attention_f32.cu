@@ -152,7 +152,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         for (int r = 0; r < ROWS_PER_WARP; r++) {
             const RowMask mask(p, work.request, work.token(warp_row + r, group));
             const i32 position = static_cast<i32>(position_of(work.request, mask.row));
-            const float slope = rule.slope(p, work.qo_head(warp_row + r, group));
+            const float slope = rule.slope(p, work.request.index, work.qo_head(warp_row + r, group));
             const bool seen = mask.sees(p, work.request, keys, key);
             const float logit = seen ? rule(score[r], scale, slope, position - key) : minus_infinity();
             const float max = fmaxf(state[r].max, warp_max(logit)), base = exponent_base(max);

@@ -20,4 +20,4 @@ struct FolioMlaParams {
 };
 
 // The number of src/cuda/mla_params.rs.
-static_assert(sizeof(FolioMlaParams) == 464, "MLA");
+static_assert(sizeof(FolioMlaParams) == 488, "MLA");

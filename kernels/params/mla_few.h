@@ -14,4 +14,4 @@ struct FolioMlaFewParams {
 };
 
 // The number of src/cuda/mla_few_params.rs.
-static_assert(sizeof(FolioMlaFewParams) == 488, "Hopper MLA of few rows");
+static_assert(sizeof(FolioMlaFewParams) == 512, "Hopper MLA of few rows");

@@ -11,4 +11,4 @@ struct FolioMlaHopperParams {
 };
 
 // The number of src/cuda/mla_params.rs.
-static_assert(sizeof(FolioMlaHopperParams) == 472, "Hopper MLA");
+static_assert(sizeof(FolioMlaHopperParams) == 496, "Hopper MLA");

@@ -33,6 +33,9 @@ enum FolioMask { FOLIO_MASK_CAUSAL = 0, FOLIO_MASK_FULL = 1, FOLIO_MASK_BYTES = 
 enum FolioRunFlag {
     FOLIO_RUN_LSE_BASE_2 = 1,
     FOLIO_RUN_ALIBI_SQRT = 2,
+    FOLIO_RUN_MASK_SKIP_PREFIX = 4,
+    FOLIO_RUN_MASK_NEW_KEYS = 8,
+    FOLIO_RUN_MM_PREFIX_IN_WINDOW = 16,
 };
 
 // src/dtype.rs: DType, the element types of tensors.
@@ -71,11 +74,11 @@ struct FolioAttentionParams {
     float *lse;  // [token][head] or null
     folio_i64 lse_stride_token, lse_stride_head;
     const float *sinks;         // [num_qo_heads] or null
-    const float *alibi_slopes;  // [num_qo_heads] or null
+    const float *alibi_slopes;  // [num_qo_heads], of each request or of all, or null
     const float *k_scales;      // [num_kv_heads] with stride k_scales_stride (0: one for all) or null
     const float *v_scales;
     const unsigned char *mask;          // FOLIO_MASK_BYTES / _BITS
-    const folio_i64 *mask_start;        // [batch_size] first byte of a request's mask
+    const folio_i64 *mask_start;        // [batch_size] first byte of a request's mask, perhaps the caller's number
     const folio_i32 *mm_prefix_ranges;  // [batch_size][num_mm_prefix_ranges][2], inclusive, or null
     float logits_scale;                 // sm_scale * q_scale * k_scale
     float v_scale, o_scale;
@@ -86,11 +89,16 @@ struct FolioAttentionParams {
     folio_i32 k_scales_stride, v_scales_stride;
     folio_u32 num_qo_heads, num_kv_heads, page_size, num_mm_prefix_ranges;
     // What lies in device memory is unchecked: query rows, page ids and mask bytes beyond these are not accessed.
-    folio_u32 num_tokens;          // rows that q, o and lse have
-    folio_u32 num_pages;           // that k and v have; ragged: rows. At most 2^31
-    folio_i64 mask_bytes;          // of mask
-    folio_u32 section_bytes;       // keys and values that a stretch of prefill may read and still find in L2
-    folio_u32 k_rope_page_groups;  // Hopper prefill of split keys: 8-token groups from page to page of k_rope
+    folio_u32 num_tokens;                  // rows that q, o and lse have
+    folio_u32 num_pages;                   // that k and v have; ragged: rows. At most 2^31
+    folio_i64 mask_bytes;                  // of mask
+    folio_u32 section_bytes;               // keys and values that a stretch of prefill may read and still find in L2
+    folio_u32 k_rope_page_groups;          // Hopper prefill of split keys: 8-token groups from page to page of k_rope
+    const unsigned char *causal_requests;  // [batch_size], with FOLIO_MASK_FULL: not 0 is causal; or null
+    folio_u32 alibi_request_stride;        // from one request's slopes to the next's; 0: the same
+    folio_u32 chunk_size;                  // of chunked local attention; 0: off
+    folio_u32 chunk_look_back;
+    folio_u32 reserved;
 };
 
 // n / d for n < 2^31 as (mulhi(n, multiplier) + n) >> shift.
@@ -215,9 +223,9 @@ struct FolioPlanParams {
 
 // The numbers of src/cuda/params.rs.
 static_assert(sizeof(FolioWorkItem) == 48 && sizeof(FolioCombineItem) == 16, "plan records");
-static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 352, "attention");
-static_assert(sizeof(FolioGenericParams) == 432 && sizeof(FolioCombineParams) == 184, "generic kernels");
-static_assert(sizeof(FolioDecodeParams) == 384, "Hopper decode");
+static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 376, "attention");
+static_assert(sizeof(FolioGenericParams) == 456 && sizeof(FolioCombineParams) == 184, "generic kernels");
+static_assert(sizeof(FolioDecodeParams) == 408, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
 static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 208, "planning");

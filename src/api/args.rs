@@ -6,7 +6,9 @@ use super::mla;
 use super::planned::Planned;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, Checked, Kind, KvLayout, KvStorage, Mask};
+use crate::problem::{
+    AttentionArgs, AttentionDesc, Checked, Kind, KvLayout, KvStorage, Mask, MaskColumns,
+};
 use crate::tensor::{Device, Tensor};
 
 /// Checks the arguments of a run against the desc and the current plan.
@@ -56,7 +58,15 @@ pub(super) fn check(
             Ok::<_, Error>(Some(tensor.shaped(&[heads])?.compact()?.tensor))
         }
     };
-    let alibi_slopes = per_head("alibi_slopes", args.alibi_slopes)?;
+    let alibi_slopes = match args.alibi_slopes {
+        Some(tensor) if tensor.rank() == 2 => {
+            let name = "alibi_slopes";
+            let slopes = Named { name, tensor }.on(device)?.of(DType::F32)?;
+            let extents = [Extent::Is(planned.batch_size), heads];
+            Some(slopes.shaped(&extents)?.compact()?.tensor)
+        }
+        slopes => per_head("alibi_slopes", slopes)?,
+    };
     if args.alibi_sqrt && alibi_slopes.is_none() {
         return Err(without("flags: ALIBI_SQRT", "alibi_slopes"));
     }
@@ -78,8 +88,9 @@ pub(super) fn check(
         v_scales: head_scales("v_scales", args.v_scales, kv_heads, device)?,
         o_scale: output_scale(args.o_scale, desc)?,
         logits_soft_cap: soft_cap(args.logits_soft_cap)?,
-        mask: mask(args.mask, planned, device)?,
-        mm_prefix_ranges: mm_prefix(args.mm_prefix_ranges, planned, device)?,
+        mask: mask(args, planned, device)?,
+        custom_mask_indptr: custom_mask_indptr(args, planned, device)?,
+        mm_prefix_ranges: mm_prefix(args, planned, device)?,
         alibi_slopes,
         sinks: per_head("sinks", args.sinks)?,
         ..*args
@@ -264,7 +275,15 @@ fn soft_cap(cap: f32) -> Result<f32> {
     )))
 }
 
-fn mask(mask: Mask, planned: &Planned, device: Device) -> Result<Mask> {
+fn mask(args: &AttentionArgs, planned: &Planned, device: Device) -> Result<Mask> {
+    // Masks that start where the caller says may share elements, or lie apart.
+    let needed = |bytes| {
+        if args.custom_mask_indptr.is_some() {
+            0
+        } else {
+            bytes
+        }
+    };
     let custom = |tensor, len| {
         let mask = Named {
             name: "custom_mask",
@@ -274,16 +293,53 @@ fn mask(mask: Mask, planned: &Planned, device: Device) -> Result<Mask> {
         .of(DType::U8)?;
         Ok::<_, Error>(mask.shaped(&[Extent::AtLeast(len)])?.compact()?.tensor)
     };
-    Ok(match mask {
-        Mask::Causal | Mask::Full => mask,
-        Mask::Bytes(tensor) => Mask::Bytes(custom(tensor, planned.mask_bytes)?),
-        Mask::Bits(tensor) => Mask::Bits(custom(tensor, planned.mask_bits)?),
+    Ok(match args.mask {
+        Mask::Causal | Mask::Full => args.mask,
+        Mask::CausalByRequest(tensor) => {
+            let name = "causal_requests";
+            let causal = Named { name, tensor }.on(device)?.of(DType::U8)?;
+            let causal = causal.shaped(&[Extent::Is(planned.batch_size)])?;
+            Mask::CausalByRequest(causal.compact()?.tensor)
+        }
+        Mask::Bytes(tensor) => Mask::Bytes(custom(tensor, needed(planned.mask_bytes))?),
+        Mask::Bits(tensor) => Mask::Bits(custom(tensor, needed(planned.mask_bits))?),
     })
 }
 
-fn mm_prefix(ranges: Option<Tensor>, planned: &Planned, device: Device) -> Result<Option<Tensor>> {
-    let Some(tensor) = ranges else {
-        return Ok(None);
+/// Where custom masks start, and whether that and the columns go with the mask.
+fn custom_mask_indptr(
+    args: &AttentionArgs,
+    planned: &Planned,
+    device: Device,
+) -> Result<Option<Tensor>> {
+    let is_custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
+    if !is_custom && args.mask_columns != MaskColumns::Keys {
+        return Err(without(
+            "flags: MASK_SKIP_PREFIX or MASK_NEW_KEYS",
+            "custom_mask",
+        ));
+    }
+    let Some(tensor) = args.custom_mask_indptr else {
+        return match args.mask_columns {
+            MaskColumns::NewKeys => Err(without("flags: MASK_NEW_KEYS", "custom_mask_indptr")),
+            _ => Ok(None),
+        };
+    };
+    if !is_custom {
+        return Err(without("custom_mask_indptr: a tensor", "custom_mask"));
+    }
+    let name = "custom_mask_indptr";
+    let indptr = Named { name, tensor }.on(device)?.of(DType::I64)?;
+    let indptr = indptr.shaped(&[Extent::Is(planned.batch_size + 1)])?;
+    Ok(Some(indptr.compact()?.tensor))
+}
+
+fn mm_prefix(args: &AttentionArgs, planned: &Planned, device: Device) -> Result<Option<Tensor>> {
+    let Some(tensor) = args.mm_prefix_ranges else {
+        return match args.mm_prefix_in_window {
+            true => Err(without("flags: MM_PREFIX_IN_WINDOW", "mm_prefix_ranges")),
+            false => Ok(None),
+        };
     };
     let extents = [
         Extent::Is(planned.batch_size),

@@ -12,7 +12,9 @@ use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
 use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade};
-use crate::problem::{AttentionArgs, AttentionDesc, Batch, Kind, KvStorage, Mask, WorkList};
+use crate::problem::{
+    AttentionArgs, AttentionDesc, Batch, Kind, KvStorage, Mask, Window, WorkList,
+};
 
 /// One problem on one context, with its current plan.
 ///
@@ -235,7 +237,7 @@ fn check_device_lengths(desc: &AttentionDesc, prefixes: &SharedPrefixes<'_>) -> 
 /// A row sees all shared keys, and what it sees of them does not depend on where it stands.
 fn ignores_positions(args: &AttentionArgs) -> bool {
     let is_plain = matches!(args.mask, Mask::Causal | Mask::Full);
-    let has_window = args.window.left.is_some() || args.window.right.is_some();
+    let has_window = args.window != Window::default() || args.chunks.is_some();
     is_plain && !has_window && args.alibi_slopes.is_none() && args.mm_prefix_ranges.is_none()
 }
 

@@ -5,7 +5,8 @@ use super::planned::Planned;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, CacheFormat, Checked, KvLayout, KvStorage, Mask, Window,
+    AttentionArgs, AttentionDesc, CacheFormat, Checked, KvLayout, KvStorage, Mask, MaskColumns,
+    Window,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -140,7 +141,7 @@ pub(super) fn args(
 
 /// Refuses what other attention takes and MLA does not.
 fn unused(args: &AttentionArgs) -> Result<()> {
-    let is_custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
+    let is_plain = matches!(args.mask, Mask::Causal | Mask::Full);
     let stated = [
         ("v", args.v.address() != args.k.address()),
         ("v_scale", args.v_scale != 0.0),
@@ -148,7 +149,14 @@ fn unused(args: &AttentionArgs) -> Result<()> {
         ("k_scales", args.k_scales.is_some()),
         ("v_scales", args.v_scales.is_some()),
         ("logits_soft_cap", args.logits_soft_cap != 0.0),
-        ("mask: custom_mask", is_custom),
+        ("mask: custom_mask or causal_requests", !is_plain),
+        ("custom_mask_indptr", args.custom_mask_indptr.is_some()),
+        (
+            "flags: MASK_SKIP_PREFIX or MASK_NEW_KEYS",
+            args.mask_columns != MaskColumns::Keys,
+        ),
+        ("attention_chunk_size", args.chunks.is_some()),
+        ("flags: MM_PREFIX_IN_WINDOW", args.mm_prefix_in_window),
         ("window", args.window != Window::default()),
         ("mm_prefix_ranges", args.mm_prefix_ranges.is_some()),
         ("alibi_slopes", args.alibi_slopes.is_some()),

@@ -18,4 +18,4 @@ pub struct MlaFewParams {
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/mla_few.h`.
-const _: () = assert!(size_of::<MlaFewParams>() == 488);
+const _: () = assert!(size_of::<MlaFewParams>() == 512);

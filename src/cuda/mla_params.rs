@@ -35,6 +35,6 @@ pub struct MlaHopperParams {
 
 /// The numbers of the `static_assert`s at the end of the two headers.
 const _: () = {
-    assert!(size_of::<MlaParams>() == 464);
-    assert!(size_of::<MlaHopperParams>() == 472);
+    assert!(size_of::<MlaParams>() == 488);
+    assert!(size_of::<MlaHopperParams>() == 496);
 };

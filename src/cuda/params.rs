@@ -10,6 +10,12 @@ use crate::tensor::Tensor;
 pub const LSE_BASE_2: u32 = 1;
 /// `FolioRunFlag`.
 pub const ALIBI_SQRT: u32 = 2;
+/// `FOLIO_RUN_MASK_SKIP_PREFIX`.
+pub const MASK_SKIP_PREFIX: u32 = 4;
+/// `FOLIO_RUN_MASK_NEW_KEYS`.
+pub const MASK_NEW_KEYS: u32 = 8;
+/// `FOLIO_RUN_MM_PREFIX_IN_WINDOW`.
+pub const MM_PREFIX_IN_WINDOW: u32 = 16;
 
 /// `FolioMask`.
 #[repr(i32)]
@@ -102,6 +108,11 @@ pub struct AttentionParams {
     pub mask_bytes: i64,
     pub section_bytes: u32,
     pub k_rope_page_groups: u32,
+    pub causal_requests: u64,
+    pub alibi_request_stride: u32,
+    pub chunk_size: u32,
+    pub chunk_look_back: u32,
+    pub reserved: u32,
 }
 
 /// `FolioDivisor`.
@@ -287,10 +298,10 @@ const _: () = {
     assert!(size_of::<crate::problem::WorkItem>() == 48);
     assert!(size_of::<crate::problem::CombineItem>() == 16);
     assert!(size_of::<PlanView>() == 80);
-    assert!(size_of::<AttentionParams>() == 352);
-    assert!(size_of::<GenericParams>() == 432);
+    assert!(size_of::<AttentionParams>() == 376);
+    assert!(size_of::<GenericParams>() == 456);
     assert!(size_of::<CombineParams>() == 184);
-    assert!(size_of::<DecodeParams>() == 384);
+    assert!(size_of::<DecodeParams>() == 408);
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);

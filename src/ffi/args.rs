@@ -3,8 +3,9 @@
 use super::sized::{Input, reserved};
 use super::tensor::{folio_tensor, log_base, required, tensor};
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, Mask, Window};
+use crate::problem::{AttentionArgs, AttentionChunks, Mask, MaskColumns, Window};
 use crate::tensor::Tensor;
+use std::num::NonZeroU32;
 
 /// window_left and window_right are in force. Without the flag both must be 0 (or -1).
 pub const FOLIO_RUN_WINDOW: u32 = 1;
@@ -12,6 +13,15 @@ pub const FOLIO_RUN_WINDOW: u32 = 1;
 pub const FOLIO_RUN_LSE_BASE_2: u32 = 2;
 /// alibi_slopes take the square-root form.
 pub const FOLIO_RUN_ALIBI_SQRT: u32 = 4;
+
+/// Columns of custom_mask before a request's last qo_len keys are not read: every row sees those keys. It is SGLang's
+/// skip_prefix_custom_mask.
+pub const FOLIO_RUN_MASK_SKIP_PREFIX: u32 = 8;
+/// custom_mask has columns for a request's last qo_len keys only, `[qo_len, qo_len]` per request: every row sees the keys
+/// before them. Needs custom_mask_indptr.
+pub const FOLIO_RUN_MASK_NEW_KEYS: u32 = 16;
+/// Window and chunks hold inside mm_prefix_ranges too.
+pub const FOLIO_RUN_MM_PREFIX_IN_WINDOW: u32 = 32;
 
 /// Row i of a request sees key j iff j <= kv_len - qo_len + i: the last row sees the last key.
 pub const FOLIO_MASK_CAUSAL: i32 = 0;
@@ -23,6 +33,8 @@ pub const FOLIO_MASK_CUSTOM_BYTES: i32 = 2;
 /// custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte. It is
 /// FlashInfer's packed custom mask.
 pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
+/// Requests whose element of causal_requests is not 0 are causal, the others full.
+pub const FOLIO_MASK_CAUSAL_BY_REQUEST: i32 = 4;
 
 /// Tensors and parameters of one attention call; one plan serves many, with different values.
 ///
@@ -30,18 +42,19 @@ pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
 ///
 /// ```text
 /// s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
-/// seen iff (mask(i, j) and p - j <= window_left and j - p <= window_right) or mm_prefix(p, j)
+/// around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
+/// seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
 /// o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
 /// lse = log(Σ e^s [+ e^sink])
 /// ```
 ///
-/// with cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
+/// with chunk(x) = floor(x / attention_chunk_size), and cap(s) = logits_soft_cap · tanh(s / logits_soft_cap), and a sink as one more logit without a
 /// value. A row that sees nothing has o = 0 and lse = -inf (its sink, with sinks). Memory that no row sees may
 /// hold anything, NaN included.
 ///
 /// The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
 /// resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
-/// ranges vLLM's, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
+/// ranges vLLM's, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
 ///
 /// A scale or factor of 0 stands for its default, so 0 itself cannot be said.
 #[repr(C)]
@@ -75,7 +88,7 @@ pub struct folio_attention_args {
     /// `[batch_size, num_ranges, 2]` int32 or NULL: a row and a key at positions inside the same
     /// inclusive range see each other whatever mask and window say. start >= end: unused.
     pub mm_prefix_ranges: *const folio_tensor,
-    /// `[num_qo_heads]` float32 or NULL: adds slope · (j - p), or -slope · sqrt(p - j) for past keys.
+    /// `[num_qo_heads]` or `[batch_size, num_qo_heads]` float32, or NULL: adds slope · (j - p), or -slope · sqrt(p - j) for past keys.
     pub alibi_slopes: *const folio_tensor,
     /// `[num_qo_heads]` float32 or NULL: a logit per head, in base e, that no scale and no cap changes.
     pub sinks: *const folio_tensor,
@@ -107,15 +120,29 @@ pub struct folio_attention_args {
     /// `[num_slots, rope]` (page_size 1); ragged `[nnz_kv or more, rope]`. Prefill handles only. Scales of k are of both
     /// parts.
     pub k_rope: *const folio_tensor,
+    /// `[batch_size + 1]` int64, for the custom mask modes: where each request's mask starts in custom_mask, in bytes. The
+    /// last element is not read. NULL: the masks lie one after the other. On a device, what a mask lacks is hidden.
+    pub custom_mask_indptr: *const folio_tensor,
+    /// `[batch_size]` uint8 or bool, for FOLIO_MASK_CAUSAL_BY_REQUEST. NULL otherwise.
+    pub causal_requests: *const folio_tensor,
+    /// Keys of a chunk of chunked local attention; 0: off. Chunks count from a request's first key.
+    pub attention_chunk_size: u32,
+    /// Chunks before its own that a row sees.
+    pub attention_chunk_look_back: u32,
 }
 
-const _: () = assert!(size_of::<folio_attention_args>() == 144);
+const _: () = assert!(size_of::<folio_attention_args>() == 168);
 
 // SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_attention_args {
     const NAME: &'static str = "folio_attention_args";
     const FIRST_SIZE: usize = 136;
-    const FLAGS: u32 = FOLIO_RUN_WINDOW | FOLIO_RUN_LSE_BASE_2 | FOLIO_RUN_ALIBI_SQRT;
+    const FLAGS: u32 = FOLIO_RUN_WINDOW
+        | FOLIO_RUN_LSE_BASE_2
+        | FOLIO_RUN_ALIBI_SQRT
+        | FOLIO_RUN_MASK_SKIP_PREFIX
+        | FOLIO_RUN_MASK_NEW_KEYS
+        | FOLIO_RUN_MM_PREFIX_IN_WINDOW;
     type Parsed = AttentionArgs;
 
     unsafe fn parse(&self) -> Result<AttentionArgs> {
@@ -139,9 +166,17 @@ unsafe impl Input for folio_attention_args {
                 k_scales: tensor("k_scales", self.k_scales)?,
                 v_scales: tensor("v_scales", self.v_scales)?,
                 logits_soft_cap: self.logits_soft_cap,
-                mask: mask(self.mask_mode, tensor("custom_mask", self.custom_mask)?)?,
+                mask: mask(
+                    self.mask_mode,
+                    tensor("custom_mask", self.custom_mask)?,
+                    tensor("causal_requests", self.causal_requests)?,
+                )?,
+                custom_mask_indptr: tensor("custom_mask_indptr", self.custom_mask_indptr)?,
+                mask_columns: self.mask_columns()?,
                 window: self.window()?,
+                chunks: self.chunks()?,
                 mm_prefix_ranges: tensor("mm_prefix_ranges", self.mm_prefix_ranges)?,
+                mm_prefix_in_window: self.flags & FOLIO_RUN_MM_PREFIX_IN_WINDOW != 0,
                 alibi_slopes: tensor("alibi_slopes", self.alibi_slopes)?,
                 alibi_sqrt: self.flags & FOLIO_RUN_ALIBI_SQRT != 0,
                 sinks: tensor("sinks", self.sinks)?,
@@ -170,6 +205,29 @@ impl folio_attention_args {
         }
         Ok(Window::default())
     }
+
+    fn mask_columns(&self) -> Result<MaskColumns> {
+        const BOTH: u32 = FOLIO_RUN_MASK_SKIP_PREFIX | FOLIO_RUN_MASK_NEW_KEYS;
+        match self.flags & BOTH {
+            0 => Ok(MaskColumns::Keys),
+            FOLIO_RUN_MASK_SKIP_PREFIX => Ok(MaskColumns::KeysAfterPrefix),
+            FOLIO_RUN_MASK_NEW_KEYS => Ok(MaskColumns::NewKeys),
+            _ => Err(Error::InvalidArgument(
+                "flags: FOLIO_RUN_MASK_SKIP_PREFIX with FOLIO_RUN_MASK_NEW_KEYS is not accepted; one of them is".into(),
+            )),
+        }
+    }
+
+    fn chunks(&self) -> Result<Option<AttentionChunks>> {
+        let look_back = self.attention_chunk_look_back;
+        match NonZeroU32::new(self.attention_chunk_size) {
+            Some(size) => Ok(Some(AttentionChunks { size, look_back })),
+            None if look_back == 0 => Ok(None),
+            None => Err(Error::InvalidArgument(format!(
+                "attention_chunk_look_back: {look_back} is not accepted without attention_chunk_size; 0 is"
+            ))),
+        }
+    }
 }
 
 fn window_side(name: &str, value: i32) -> Result<Option<u32>> {
@@ -182,20 +240,34 @@ fn window_side(name: &str, value: i32) -> Result<Option<u32>> {
     }
 }
 
-fn mask(mode: i32, custom_mask: Option<Tensor>) -> Result<Mask> {
+fn mask(mode: i32, custom_mask: Option<Tensor>, causal_requests: Option<Tensor>) -> Result<Mask> {
+    if (mode == FOLIO_MASK_CAUSAL_BY_REQUEST) != causal_requests.is_some() {
+        let (given, accepted) = match causal_requests {
+            None => ("NULL", "a tensor"),
+            Some(_) => ("a tensor", "NULL"),
+        };
+        return Err(Error::InvalidArgument(format!(
+            "causal_requests: {given} is not accepted with mask_mode {mode}; {accepted} is"
+        )));
+    }
     match (mode, custom_mask) {
+        (FOLIO_MASK_CAUSAL_BY_REQUEST, None) => {
+            Ok(causal_requests.map_or(Mask::Causal, Mask::CausalByRequest))
+        }
         (FOLIO_MASK_CAUSAL, None) => Ok(Mask::Causal),
         (FOLIO_MASK_FULL, None) => Ok(Mask::Full),
         (FOLIO_MASK_CUSTOM_BYTES, Some(mask)) => Ok(Mask::Bytes(mask)),
         (FOLIO_MASK_CUSTOM_BITS, Some(mask)) => Ok(Mask::Bits(mask)),
-        (FOLIO_MASK_CAUSAL | FOLIO_MASK_FULL, Some(_)) => Err(Error::InvalidArgument(format!(
-            "custom_mask: a tensor is not accepted with mask_mode {mode}; NULL is"
-        ))),
+        (FOLIO_MASK_CAUSAL | FOLIO_MASK_FULL | FOLIO_MASK_CAUSAL_BY_REQUEST, Some(_)) => {
+            Err(Error::InvalidArgument(format!(
+                "custom_mask: a tensor is not accepted with mask_mode {mode}; NULL is"
+            )))
+        }
         (FOLIO_MASK_CUSTOM_BYTES | FOLIO_MASK_CUSTOM_BITS, None) => Err(Error::InvalidArgument(
             format!("custom_mask: NULL is not accepted with mask_mode {mode}; a tensor is"),
         )),
         _ => Err(Error::InvalidArgument(format!(
-            "mask_mode: {mode} is not accepted; FOLIO_MASK_CAUSAL (0) to FOLIO_MASK_CUSTOM_BITS (3) is"
+            "mask_mode: {mode} is not accepted; FOLIO_MASK_CAUSAL (0) to FOLIO_MASK_CAUSAL_BY_REQUEST (4) is"
         ))),
     }
 }

@@ -4,6 +4,7 @@
 use super::CacheFormat;
 use crate::dtype::DType;
 use crate::tensor::Tensor;
+use std::num::NonZeroU32;
 
 /// Which handle the problem belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,12 +123,36 @@ pub enum Mask {
     Causal,
     /// Every key.
     Full,
+    /// Causal for requests whose element is not 0, full for the others: `[batch_size]` uint8.
+    CausalByRequest(Tensor),
     /// One byte per (row, key); non-zero lets see. Per request row-major `[qo_len, kv_len]`, the
     /// requests one after the other.
     Bytes(Tensor),
     /// One bit per (row, key), little-endian within a byte; each request starts on a byte
     /// (FlashInfer's packing).
     Bits(Tensor),
+}
+
+/// The columns of a custom mask's rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MaskColumns {
+    /// The request's keys.
+    Keys,
+    /// The request's keys; those before its last `qo_len` are seen and their columns not read (SGLang's
+    /// skip_prefix_custom_mask).
+    KeysAfterPrefix,
+    /// The request's last `qo_len` keys; those before them are seen.
+    NewKeys,
+}
+
+/// Chunked local attention (Llama 4): the row at position `p` sees no key before the chunk that lies `look_back` chunks
+/// before its own. Chunks count from the request's first key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionChunks {
+    /// Keys of a chunk.
+    pub size: NonZeroU32,
+    /// Chunks before the row's own.
+    pub look_back: u32,
 }
 
 /// Sliding window: key `j` is in the window of the row at position `p` iff `p - j <= left` and
@@ -193,12 +218,20 @@ pub struct AttentionArgs {
     pub logits_soft_cap: f32,
     /// The base mask.
     pub mask: Mask,
+    /// Where each request's custom mask starts: `[batch_size + 1]` int64, in bytes. `None`: one after the other.
+    pub custom_mask_indptr: Option<Tensor>,
+    /// What a custom mask has columns for.
+    pub mask_columns: MaskColumns,
     /// Intersected with the base mask.
     pub window: Window,
+    /// Intersected with the base mask.
+    pub chunks: Option<AttentionChunks>,
     /// `[batch_size, num_ranges, 2]` int32, inclusive, absolute positions: a row and a key inside the
     /// same range see each other whatever mask and window say. A range with start >= end is unused.
     pub mm_prefix_ranges: Option<Tensor>,
-    /// `[num_qo_heads]` fp32: adds `slope · (j - p)`, or `-slope · sqrt(p - j)` for past keys.
+    /// Window and chunks hold inside mm-prefix ranges too.
+    pub mm_prefix_in_window: bool,
+    /// `[num_qo_heads]`, or `[batch_size, num_qo_heads]`, fp32: adds `slope · (j - p)`, or `-slope · sqrt(p - j)` for past keys.
     pub alibi_slopes: Option<Tensor>,
     /// ALiBi takes the square-root form.
     pub alibi_sqrt: bool,
@@ -227,8 +260,12 @@ impl AttentionArgs {
             o_scale: 0.0,
             logits_soft_cap: 0.0,
             mask: Mask::Causal,
+            custom_mask_indptr: None,
+            mask_columns: MaskColumns::Keys,
             window: Window::default(),
+            chunks: None,
             mm_prefix_ranges: None,
+            mm_prefix_in_window: false,
             alibi_slopes: None,
             alibi_sqrt: false,
             sinks: None,

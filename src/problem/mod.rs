@@ -17,7 +17,8 @@ mod shared;
 mod work;
 
 pub use attention::{
-    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, Window,
+    AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask,
+    MaskColumns, Window,
 };
 pub use batch::{Batch, DeviceBatch, HostBatch, PageIds, Pages};
 pub use cache::AppendArgs;

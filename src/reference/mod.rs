@@ -14,8 +14,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
-    CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, WorkList,
+    CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MaskColumns,
+    MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling,
+    WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -59,7 +60,7 @@ impl ReferenceAttention {
         let mut keys: Vec<(i64, f64)> = Vec::new();
         for j in 0..request.kv_len {
             if allowed(args, request, b, i, j) {
-                let score = self.score(args, request, i, j, head, kv_head, position);
+                let score = self.score(args, request, b, i, j, head, kv_head, position);
                 keys.push((j, score));
             }
         }
@@ -89,6 +90,7 @@ impl ReferenceAttention {
         &self,
         args: &Checked<AttentionArgs>,
         request: &Request,
+        b: usize,
         i: i64,
         j: i64,
         head: i64,
@@ -112,7 +114,10 @@ impl ReferenceAttention {
             s = cap * (s / cap).tanh();
         }
         if let Some(slopes) = args.alibi_slopes {
-            let slope = f64::from(slopes.get(&[head]));
+            let slope = f64::from(match slopes.rank() {
+                1 => slopes.get(&[head]),
+                _ => slopes.get(&[b as i64, head]),
+            });
             s += match args.alibi_sqrt {
                 false => slope * (j - position) as f64,
                 true if j <= position => -slope * ((position - j) as f64).sqrt(),
@@ -183,15 +188,17 @@ fn ds_mla(records: &Tensor, [page, slot, head, d]: [i64; 4]) -> f64 {
 /// `(base AND window) OR mm-prefix`.
 fn allowed(args: &Checked<AttentionArgs>, request: &Request, b: usize, i: i64, j: i64) -> bool {
     let position = request.kv_len - request.qo_len + i;
-    let bit = i * request.kv_len + j;
     let base = match args.mask {
         Mask::Causal => j <= position,
         Mask::Full => true,
-        Mask::Bytes(mask) => mask.get(&[request.mask_bytes_start + bit]) != 0.0,
-        Mask::Bits(mask) => {
-            let byte = mask.get(&[request.mask_bits_start + bit / 8]) as u8;
-            byte >> (bit % 8) & 1 == 1
-        }
+        Mask::CausalByRequest(causal) => causal.get(&[b as i64]) == 0.0 || j <= position,
+        Mask::Bytes(mask) => in_custom_mask(args, request, b, i, j, |at, start| {
+            mask.get(&[start.unwrap_or(request.mask_bytes_start) + at]) != 0.0
+        }),
+        Mask::Bits(mask) => in_custom_mask(args, request, b, i, j, |at, start| {
+            let start = start.unwrap_or(request.mask_bits_start);
+            (mask.get(&[start + at / 8]) as u8) >> (at % 8) & 1 == 1
+        }),
     };
     let left = args
         .window
@@ -201,7 +208,62 @@ fn allowed(args: &Checked<AttentionArgs>, request: &Request, b: usize, i: i64, j
         .window
         .right
         .is_none_or(|right| j - position <= i64::from(right));
-    (base && left && right) || in_mm_prefix(args.mm_prefix_ranges, b, position, j)
+    let chunk = args.chunks.is_none_or(|chunks| {
+        let size = i64::from(chunks.size.get());
+        position.div_euclid(size) - j / size <= i64::from(chunks.look_back)
+    });
+    let window = left && right && chunk;
+    let in_range = in_mm_prefix(args.mm_prefix_ranges, b, position, j);
+    match args.mm_prefix_in_window {
+        true => (base || in_range) && window,
+        false => (base && window) || in_range,
+    }
+}
+
+/// What a custom mask says of row `i` and key `j`. `element` reads one, given where the request's elements start if that
+/// is stated.
+fn in_custom_mask(
+    args: &Checked<AttentionArgs>,
+    request: &Request,
+    b: usize,
+    i: i64,
+    j: i64,
+    element: impl Fn(i64, Option<i64>) -> bool,
+) -> bool {
+    let start = args
+        .custom_mask_indptr
+        .map(|indptr| indptr.as_i64().unwrap_or_default()[b]);
+    let prefix = request.kv_len - request.qo_len;
+    match args.mask_columns {
+        MaskColumns::Keys => element(i * request.kv_len + j, start),
+        _ if j < prefix => true,
+        MaskColumns::KeysAfterPrefix => element(i * request.kv_len + j, start),
+        MaskColumns::NewKeys => element(i * request.qo_len + j - prefix, start),
+    }
+}
+
+/// A stated start must leave the request's mask within the tensor.
+fn check_custom_mask(args: &Checked<AttentionArgs>, request: &Request, b: usize) -> Result<()> {
+    let (Some(starts), Mask::Bytes(mask) | Mask::Bits(mask)) = (args.custom_mask_indptr, args.mask)
+    else {
+        return Ok(());
+    };
+    let start = starts.as_i64().unwrap_or_default()[b];
+    let elements = match args.mask_columns {
+        MaskColumns::NewKeys => request.qo_len * request.qo_len,
+        _ => request.qo_len * request.kv_len,
+    };
+    let bytes = match args.mask {
+        Mask::Bits(_) => (elements + 7) / 8,
+        _ => elements,
+    };
+    if start < 0 || start > mask.extent(0) - bytes {
+        return Err(Error::InvalidArgument(format!(
+            "custom_mask_indptr: {start} of request {b} is not accepted; 0 to {} is",
+            mask.extent(0) - bytes
+        )));
+    }
+    Ok(())
 }
 
 fn in_mm_prefix(ranges: Option<Tensor>, b: usize, position: i64, j: i64) -> bool {
@@ -269,6 +331,9 @@ impl Attention for ReferenceAttention {
     }
 
     fn run(&self, args: &Checked<AttentionArgs>, _: Stream) -> Result<()> {
+        for (b, request) in self.requests.iter().enumerate() {
+            check_custom_mask(args, request, b)?;
+        }
         for (b, request) in self.requests.iter().enumerate() {
             for i in 0..request.qo_len {
                 for head in 0..i64::from(self.desc.num_qo_heads) {

@@ -11,9 +11,9 @@ use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
-    CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs,
-    RecordPages, Unpacking, UpProjectArgs, Window,
+    CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask,
+    MaskColumns, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc,
+    MlaGatherArgs, ProjectOArgs, RecordPages, Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -168,12 +168,18 @@ pub fn c_batch(input: &BatchInput, tensors: &Tensors) -> folio_batch {
 pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args {
     let flag = |on: bool, flag: u32| if on { flag } else { 0 };
     let [window_left, window_right] = c_window(input.window);
-    let (mask_mode, custom_mask) = c_mask(input.mask);
+    let (mask_mode, custom_mask, causal_requests) = c_mask(input.mask);
     folio_attention_args {
         struct_size: size_of::<folio_attention_args>() as u32,
         flags: flag(input.window != Window::default(), FOLIO_RUN_WINDOW)
             | flag(input.lse_base == LogBase::Two, FOLIO_RUN_LSE_BASE_2)
-            | flag(input.alibi_sqrt, FOLIO_RUN_ALIBI_SQRT),
+            | flag(input.alibi_sqrt, FOLIO_RUN_ALIBI_SQRT)
+            | flag(input.mm_prefix_in_window, FOLIO_RUN_MM_PREFIX_IN_WINDOW)
+            | match input.mask_columns {
+                MaskColumns::Keys => 0,
+                MaskColumns::KeysAfterPrefix => FOLIO_RUN_MASK_SKIP_PREFIX,
+                MaskColumns::NewKeys => FOLIO_RUN_MASK_NEW_KEYS,
+            },
         q: tensors.of(input.q),
         k: tensors.of(input.k),
         v: tensors.of(input.v),
@@ -196,6 +202,10 @@ pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args 
         window_right,
         reserved: 0,
         k_rope: tensors.of(input.k_rope),
+        custom_mask_indptr: tensors.of(input.custom_mask_indptr),
+        causal_requests: tensors.of(causal_requests),
+        attention_chunk_size: input.chunks.map_or(0, |chunks| chunks.size.get()),
+        attention_chunk_look_back: input.chunks.map_or(0, |chunks| chunks.look_back),
     }
 }
 
@@ -210,12 +220,14 @@ fn c_window(window: Window) -> [i32; 2] {
     }
 }
 
-fn c_mask(mask: Mask) -> (i32, Option<Tensor>) {
+/// The mode, custom_mask and causal_requests.
+fn c_mask(mask: Mask) -> (i32, Option<Tensor>, Option<Tensor>) {
     match mask {
-        Mask::Causal => (FOLIO_MASK_CAUSAL, None),
-        Mask::Full => (FOLIO_MASK_FULL, None),
-        Mask::Bytes(mask) => (FOLIO_MASK_CUSTOM_BYTES, Some(mask)),
-        Mask::Bits(mask) => (FOLIO_MASK_CUSTOM_BITS, Some(mask)),
+        Mask::Causal => (FOLIO_MASK_CAUSAL, None, None),
+        Mask::Full => (FOLIO_MASK_FULL, None, None),
+        Mask::CausalByRequest(causal) => (FOLIO_MASK_CAUSAL_BY_REQUEST, None, Some(causal)),
+        Mask::Bytes(mask) => (FOLIO_MASK_CUSTOM_BYTES, Some(mask), None),
+        Mask::Bits(mask) => (FOLIO_MASK_CUSTOM_BITS, Some(mask), None),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::problem::{Alibi, HeadScales, MaskKind, Problem};
 use super::values::Values;
+use folio::problem::MaskColumns;
 
 /// What one query row of one head must come to.
 #[derive(Debug, Clone)]
@@ -169,7 +170,7 @@ fn capped(score: f64, cap: f64) -> f64 {
 }
 
 fn bias(problem: &Problem, b: usize, i: usize, j: usize, head: usize) -> f64 {
-    let slope = f64::from(Values::of(problem).alibi_slope(head));
+    let slope = f64::from(Values::of(problem).alibi_slope(b, head));
     let distance = position(problem, b, i) - j as i64;
     match problem.layer.alibi {
         None => 0.0,
@@ -185,22 +186,34 @@ fn position(problem: &Problem, b: usize, i: usize) -> i64 {
     i64::from(request.kv_len) - i64::from(request.qo_len) + i as i64
 }
 
-/// `(base AND window) OR mm-prefix`.
+/// `(base AND window) OR mm-prefix`, or `(base OR mm-prefix) AND window`.
 fn is_visible(problem: &Problem, b: usize, i: usize, j: usize) -> bool {
     let (values, layer) = (Values::of(problem), &problem.layer);
     let (p, key) = (position(problem, b, i), j as i64);
     let within = |limit: i32, distance: i64| limit < 0 || distance <= i64::from(limit);
     let (left, right) = layer.window.unwrap_or((-1, -1));
-    let in_window = within(left, p - key) && within(right, key - p);
+    let in_chunks = layer.chunks.is_none_or(|(size, look_back)| {
+        let chunk = |position: i64| position.div_euclid(i64::from(size));
+        chunk(p) - chunk(key) <= i64::from(look_back)
+    });
+    let in_window = within(left, p - key) && within(right, key - p) && in_chunks;
+    let is_old = key < position(problem, b, 0);
     let base = match layer.mask {
         MaskKind::Full => true,
         MaskKind::Causal => key <= p,
-        MaskKind::Bytes(_) | MaskKind::Bits(_) => values.mask(b, i, j),
+        MaskKind::CausalByRequest => !values.is_causal(b) || key <= p,
+        MaskKind::Bytes(_) | MaskKind::Bits(_) => match layer.mask_columns {
+            MaskColumns::Keys => values.mask(b, i, j),
+            _ => is_old || values.mask(b, i, j),
+        },
     };
     let in_prefix = (0..layer.mm_prefix_ranges as usize).any(|r| {
         let (start, end) = values.range(b, r);
         let range = i64::from(start)..=i64::from(end);
         start < end && range.contains(&p) && range.contains(&key)
     });
-    base && in_window || in_prefix
+    match layer.mm_prefix_in_window {
+        true => (base || in_prefix) && in_window,
+        false => base && in_window || in_prefix,
+    }
 }

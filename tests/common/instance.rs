@@ -10,7 +10,10 @@ use super::values::{Values, is_hole, num_scales};
 use folio::api::{BatchInput, Stream, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::Result;
-use folio::problem::{AttentionArgs, KvLayout, LogBase, Mask, Window};
+use folio::problem::{
+    AttentionArgs, AttentionChunks, KvLayout, LogBase, Mask, MaskColumns, Window,
+};
+use std::num::NonZeroU32;
 
 /// Plans and runs a problem once.
 pub fn solve(session: &dyn Session, memory: &dyn Memory, problem: &Problem) -> Result<Output> {
@@ -255,6 +258,8 @@ pub struct LayerData<'m> {
     k_scales: Option<Resident<'m>>,
     v_scales: Option<Resident<'m>>,
     custom_mask: Option<Resident<'m>>,
+    custom_mask_indptr: Option<Resident<'m>>,
+    causal_requests: Option<Resident<'m>>,
     mm_prefix_ranges: Option<Resident<'m>>,
     alibi_slopes: Option<Resident<'m>>,
     sinks: Option<Resident<'m>>,
@@ -270,6 +275,7 @@ impl<'m> LayerData<'m> {
             let numbers: Vec<f32> = (0..count?).map(value).collect();
             Some(resident(Image::of_f32(&[numbers.len() as i64], &numbers)))
         };
+        let custom_mask = CustomMask::of(problem);
         LayerData {
             q: resident(queries(problem)),
             k: resident(cache(problem, Side::Key)),
@@ -286,9 +292,13 @@ impl<'m> LayerData<'m> {
                 .map(|_| resident(Image::poisoned(lse_view(problem)))),
             k_scales: floats(num_scales(layer.k_scales, kv_heads), &|n| values.k_scale(n)),
             v_scales: floats(num_scales(layer.v_scales, kv_heads), &|n| values.v_scale(n)),
-            custom_mask: custom_mask(problem).map(resident),
+            custom_mask: custom_mask.as_ref().map(|mask| resident(mask.image())),
+            custom_mask_indptr: (custom_mask.as_ref())
+                .filter(|_| layer.masks_apart)
+                .map(|mask| resident(mask.indptr())),
+            causal_requests: causal_requests(problem).map(resident),
             mm_prefix_ranges: mm_prefix_ranges(problem).map(resident),
-            alibi_slopes: floats(layer.alibi.map(|_| heads), &|h| values.alibi_slope(h)),
+            alibi_slopes: alibi_slopes(problem).map(resident),
             sinks: floats(layer.sinks.then_some(heads), &|h| values.sink(h)),
             problem: problem.clone(),
         }
@@ -314,6 +324,9 @@ impl<'m> LayerData<'m> {
             mask: match layer.mask {
                 MaskKind::Causal => Mask::Causal,
                 MaskKind::Full => Mask::Full,
+                MaskKind::CausalByRequest => Mask::CausalByRequest(
+                    tensor(&self.causal_requests).expect("a byte per request"),
+                ),
                 MaskKind::Bytes(_) => Mask::Bytes(mask.expect("a custom mask")),
                 MaskKind::Bits(_) => Mask::Bits(mask.expect("a custom mask")),
             },
@@ -323,7 +336,14 @@ impl<'m> LayerData<'m> {
                     left: side(left),
                     right: side(right),
                 }),
+            custom_mask_indptr: tensor(&self.custom_mask_indptr),
+            mask_columns: layer.mask_columns,
+            chunks: layer.chunks.map(|(size, look_back)| AttentionChunks {
+                size: NonZeroU32::new(size).expect("a chunk of some keys"),
+                look_back,
+            }),
             mm_prefix_ranges: tensor(&self.mm_prefix_ranges),
+            mm_prefix_in_window: layer.mm_prefix_in_window,
             alibi_slopes: tensor(&self.alibi_slopes),
             alibi_sqrt: layer.alibi == Some(Alibi::Sqrt),
             sinks: tensor(&self.sinks),
@@ -376,6 +396,8 @@ impl<'m> LayerData<'m> {
             &self.k_scales,
             &self.v_scales,
             &self.custom_mask,
+            &self.custom_mask_indptr,
+            &self.causal_requests,
             &self.mm_prefix_ranges,
             &self.alibi_slopes,
             &self.sinks,
@@ -535,7 +557,7 @@ fn without_heads(mut image: Image, problem: &Problem) -> Image {
 fn is_hidden(problem: &Problem, j: usize) -> bool {
     match problem.layer.mask {
         MaskKind::Bytes(Pattern::Holes(from)) | MaskKind::Bits(Pattern::Holes(from)) => {
-            is_hole(from, j)
+            problem.layer.mask_columns == MaskColumns::Keys && is_hole(from, j)
         }
         _ => false,
     }
@@ -606,39 +628,109 @@ fn cache_index(
 /// A byte that is not 0 lets see, whichever it is.
 const VISIBLE: [u8; 4] = [1, 0x80, 0xff, 2];
 
-fn custom_mask(problem: &Problem) -> Option<Image> {
-    let values = Values::of(problem);
-    let mut bytes: Vec<u8> = Vec::new();
-    for (b, request) in problem.requests.iter().enumerate() {
-        let shape = [request.qo_len, request.kv_len].map(i64::from);
-        let mut seen = Vec::new();
-        for_each_index(&shape, |index| {
-            seen.push(values.mask(b, index[0] as usize, index[1] as usize));
-        });
-        match problem.layer.mask {
-            MaskKind::Causal | MaskKind::Full => return None,
-            MaskKind::Bytes(_) => {
-                bytes.extend(
-                    (seen.iter().zip(VISIBLE.iter().cycle())).map(
-                        |(&s, &byte)| {
-                            if s { byte } else { 0 }
-                        },
-                    ),
-                );
+/// A custom mask, and where each request's part of it starts.
+struct CustomMask {
+    bytes: Vec<u8>,
+    starts: Vec<i64>,
+}
+
+/// Bytes between masks that lie apart.
+const MASK_GAP: usize = 3;
+
+impl CustomMask {
+    fn of(problem: &Problem) -> Option<CustomMask> {
+        problem.layer.mask.is_custom().then(|| {
+            let count = problem.requests.len();
+            let mut mask = CustomMask {
+                bytes: Vec::new(),
+                starts: vec![i64::MIN; count + 1],
+            };
+            let mut order: Vec<usize> = (0..count).collect();
+            if problem.layer.masks_apart {
+                order.reverse();
             }
-            // Bits after a request's last one are set: nobody may read them.
-            MaskKind::Bits(_) => bytes.extend(seen.chunks(8).map(|eight| {
+            for b in order {
+                if problem.layer.masks_apart {
+                    mask.bytes.extend([0xff; MASK_GAP]);
+                }
+                mask.starts[b] = mask.bytes.len() as i64;
+                mask.bytes.extend(mask_of(problem, b));
+            }
+            mask
+        })
+    }
+
+    fn image(&self) -> Image {
+        let bits = self.bytes.iter().map(|&byte| byte.into());
+        Image::of_bits(DType::U8, &[self.bytes.len() as i64], bits)
+    }
+
+    fn indptr(&self) -> Image {
+        let bits = self.starts.iter().map(|&start| start as u64);
+        Image::of_bits(DType::I64, &[self.starts.len() as i64], bits)
+    }
+}
+
+/// A request's part of the custom mask. Columns that nobody may read hide.
+fn mask_of(problem: &Problem, b: usize) -> Vec<u8> {
+    let (values, request) = (Values::of(problem), problem.requests[b]);
+    let (rows, keys) = (i64::from(request.qo_len), i64::from(request.kv_len));
+    let past = keys - rows;
+    let columns = match problem.layer.mask_columns {
+        MaskColumns::NewKeys => past..keys,
+        _ => 0..keys,
+    };
+    let first = match problem.layer.mask_columns {
+        MaskColumns::Keys => 0,
+        _ => past.max(0),
+    };
+    let mut seen = Vec::new();
+    for i in 0..rows {
+        seen.extend(
+            columns
+                .clone()
+                .map(|j| j >= first && values.mask(b, i as usize, j as usize)),
+        );
+    }
+    match problem.layer.mask {
+        MaskKind::Bits(_) => (seen.chunks(8))
+            .map(|eight| {
+                // Bits after a request's last one are set: nobody may read them.
                 let hidden = eight.iter().enumerate().filter(|(_, seen)| !**seen);
                 hidden.fold(0xff, |byte, (n, _)| byte & !(1 << n))
-            })),
+            })
+            .collect(),
+        _ => (seen.iter().zip(VISIBLE.iter().cycle()))
+            .map(|(&seen, &byte)| if seen { byte } else { 0 })
+            .collect(),
+    }
+}
+
+/// A byte per request, where causality goes by request.
+fn causal_requests(problem: &Problem) -> Option<Image> {
+    let values = Values::of(problem);
+    let count = problem.requests.len();
+    let causal = (0..count).map(|b| match values.is_causal(b) {
+        true => VISIBLE[b % VISIBLE.len()].into(),
+        false => 0,
+    });
+    (problem.layer.mask == MaskKind::CausalByRequest)
+        .then(|| Image::of_bits(DType::U8, &[count as i64], causal))
+}
+
+/// ALiBi slopes of all heads, for all requests or for each.
+fn alibi_slopes(problem: &Problem) -> Option<Image> {
+    problem.layer.alibi?;
+    let values = Values::of(problem);
+    let (count, heads) = (problem.requests.len(), problem.num_qo_heads() as usize);
+    let slopes = |b: usize| (0..heads).map(move |head| values.alibi_slope(b, head));
+    Some(match problem.layer.alibi_by_request {
+        false => Image::of_f32(&[heads as i64], &slopes(0).collect::<Vec<f32>>()),
+        true => {
+            let all: Vec<f32> = (0..count).flat_map(slopes).collect();
+            Image::of_f32(&[count as i64, heads as i64], &all)
         }
-    }
-    if matches!(problem.layer.mask, MaskKind::Causal | MaskKind::Full) {
-        return None;
-    }
-    let len = bytes.len() as i64;
-    let bits = bytes.into_iter().map(u64::from);
-    Some(Image::of_bits(DType::U8, &[len], bits))
+    })
 }
 
 fn mm_prefix_ranges(problem: &Problem) -> Option<Image> {

@@ -2,7 +2,7 @@
 //! No memory and no values here: `values` draws numbers from the seed, `instance` lays them out.
 
 use folio::dtype::DType;
-use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage, LogBase};
+use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage, LogBase, MaskColumns};
 
 /// One attention problem.
 #[derive(Debug, Clone)]
@@ -118,10 +118,18 @@ pub struct MemoryShape {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
     pub mask: MaskKind,
+    pub mask_columns: MaskColumns,
+    /// The requests' custom masks lie with gaps, the last first, and a tensor says where.
+    pub masks_apart: bool,
     pub window: Option<(i32, i32)>,
+    /// Keys of a chunk, and chunks to look back.
+    pub chunks: Option<(u32, u32)>,
     /// mm-prefix ranges per request; 0 leaves the tensor out.
     pub mm_prefix_ranges: u32,
+    pub mm_prefix_in_window: bool,
     pub alibi: Option<Alibi>,
+    /// Every request has slopes of its own.
+    pub alibi_by_request: bool,
     pub sinks: bool,
     pub sm_scale: f32,
     pub q_scale: f32,
@@ -141,8 +149,17 @@ pub struct Layer {
 pub enum MaskKind {
     Causal,
     Full,
+    /// Some requests are causal.
+    CausalByRequest,
     Bytes(Pattern),
     Bits(Pattern),
+}
+
+impl MaskKind {
+    /// Whether it is in memory, a mark per row and key.
+    pub fn is_custom(self) -> bool {
+        matches!(self, MaskKind::Bytes(_) | MaskKind::Bits(_))
+    }
 }
 
 /// What a custom mask lets see.
@@ -181,9 +198,14 @@ impl Layer {
     pub fn plain() -> Layer {
         Layer {
             mask: MaskKind::Causal,
+            mask_columns: MaskColumns::Keys,
+            masks_apart: false,
             window: None,
+            chunks: None,
             mm_prefix_ranges: 0,
+            mm_prefix_in_window: false,
             alibi: None,
+            alibi_by_request: false,
             sinks: false,
             sm_scale: 0.0,
             q_scale: 0.0,

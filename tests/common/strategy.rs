@@ -2,7 +2,7 @@
 
 use super::problem::*;
 use folio::dtype::DType;
-use folio::problem::{Kind, KvLayout, LogBase};
+use folio::problem::{Kind, KvLayout, LogBase, MaskColumns};
 use proptest::prelude::*;
 
 /// Any problem that the contract covers.
@@ -216,15 +216,26 @@ fn memory() -> impl Strategy<Value = MemoryShape> {
 
 /// Any layer; every feature is off more often than on.
 pub fn layers() -> impl Strategy<Value = Layer> {
+    let forms = (columns(), any::<[bool; 3]>(), chunks());
     let scores = (masks(), windows(), ranges(), alibis(), any::<bool>());
-    (scores, scales(), caps(), lse()).prop_map(
-        |((mask, window, mm_prefix_ranges, alibi, sinks), scales, logits_soft_cap, lse)| {
+    (scores, forms, scales(), caps(), lse()).prop_map(
+        |((mask, window, mm_prefix_ranges, alibi, sinks), forms, scales, logits_soft_cap, lse)| {
+            let (columns, [apart, in_window, by_request], chunks) = forms;
+            let mask_columns = match mask.is_custom() {
+                true => columns,
+                false => MaskColumns::Keys,
+            };
             let ([sm_scale, q_scale, k_scale, v_scale, o_scale], k_scales, v_scales) = scales;
             Layer {
                 mask,
+                mask_columns,
+                masks_apart: mask.is_custom() && (apart || mask_columns == MaskColumns::NewKeys),
                 window,
+                chunks,
                 mm_prefix_ranges,
+                mm_prefix_in_window: in_window && mm_prefix_ranges > 0,
                 alibi,
+                alibi_by_request: by_request,
                 sinks,
                 sm_scale,
                 q_scale,
@@ -253,9 +264,24 @@ fn masks() -> impl Strategy<Value = MaskKind> {
     prop_oneof![
         4 => Just(MaskKind::Causal),
         2 => Just(MaskKind::Full),
+        1 => Just(MaskKind::CausalByRequest),
         1 => pattern().prop_map(MaskKind::Bytes),
         1 => pattern().prop_map(MaskKind::Bits),
     ]
+}
+
+fn columns() -> impl Strategy<Value = MaskColumns> {
+    prop::sample::select(vec![
+        MaskColumns::Keys,
+        MaskColumns::KeysAfterPrefix,
+        MaskColumns::NewKeys,
+    ])
+}
+
+fn chunks() -> impl Strategy<Value = Option<(u32, u32)>> {
+    let size = prop_oneof![1 => Just(1u32), 2 => 2u32..40, 2 => 40u32..300];
+    let look_back = prop_oneof![2 => Just(0u32), 1 => 1u32..4, 1 => Just(u32::MAX)];
+    prop_oneof![4 => Just(None), 1 => (size, look_back).prop_map(Some)]
 }
 
 fn windows() -> impl Strategy<Value = Option<(i32, i32)>> {

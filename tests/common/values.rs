@@ -65,7 +65,7 @@ impl<'a> Values<'a> {
         let (qo_len, kv_len) = (request.qo_len as i64, request.kv_len as i64);
         let pattern = match self.layer().mask {
             MaskKind::Bytes(pattern) | MaskKind::Bits(pattern) => pattern,
-            MaskKind::Causal => Pattern::Causal,
+            MaskKind::Causal | MaskKind::CausalByRequest => Pattern::Causal,
             MaskKind::Full => Pattern::Range(0, 256),
         };
         let past = kv_len - qo_len;
@@ -86,6 +86,12 @@ impl<'a> Values<'a> {
         }
     }
 
+    /// Whether a request is causal, where that goes by request.
+    pub fn is_causal(&self, b: usize) -> bool {
+        let tag = self.problem.requests[b].tag;
+        self.hash(Of::Mask, [tag, 0, 0, 2]) & 1 == 1
+    }
+
     /// mm-prefix range `r` of request `b`; some are unused ones, with start >= end.
     pub fn range(&self, b: usize, r: usize) -> (i32, i32) {
         let request = self.problem.requests[b];
@@ -96,8 +102,12 @@ impl<'a> Values<'a> {
         (draw(0), draw(1))
     }
 
-    pub fn alibi_slope(&self, head: usize) -> f32 {
-        let hash = self.hash(Of::Slope, [head as u64, 0, 0, 0]);
+    pub fn alibi_slope(&self, b: usize, head: usize) -> f32 {
+        let tag = match self.layer().alibi_by_request {
+            true => self.problem.requests[b].tag,
+            false => 0,
+        };
+        let hash = self.hash(Of::Slope, [head as u64, tag, 0, 0]);
         (0.01 + 0.5 * uniform(hash)) as f32
     }
 

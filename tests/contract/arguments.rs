@@ -3,15 +3,15 @@
 use crate::common::c_door::{Tensors, c_absorb_weights, c_append, c_up_project, dtype};
 use crate::common::door::DOORS;
 use crate::common::instance::{LayerData, Planned, Scratch, Step};
-use crate::common::memory::HostMemory;
-use crate::common::problem::Layer;
+use crate::common::memory::{HostMemory, Image, Resident};
+use crate::common::problem::{Layer, MaskKind, Pattern};
 use crate::fixture::{Append, Fixture, Merge, Projections, Reply, everything, plain};
 use crate::table::{INVALID, UNKNOWN, check, poke};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::ffi::*;
-use folio::problem::Kind;
+use folio::problem::{Kind, Mask, MaskColumns};
 use std::ptr::null;
 
 #[test]
@@ -118,9 +118,9 @@ fn arguments_of_a_run() {
                     &["sm_scale · q_scale · k_scale", "-4e18"],
                 ),
                 (
-                    &|a: &mut Args| a.mask_mode = 4,
+                    &|a: &mut Args| a.mask_mode = 5,
                     INVALID,
-                    &["mask_mode", "4"],
+                    &["mask_mode", "5"],
                 ),
                 (
                     &|a: &mut Args| a.mask_mode = -1,
@@ -147,6 +147,67 @@ fn arguments_of_a_run() {
                     &|a: &mut Args| a.mask_mode = FOLIO_MASK_CUSTOM_BYTES,
                     FOLIO_ERR_SHAPE,
                     &["custom_mask", "40 or more"],
+                ),
+                (
+                    &|a: &mut Args| a.causal_requests = a.custom_mask,
+                    INVALID,
+                    &["causal_requests", "mask_mode 3", "NULL"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        a.mask_mode = FOLIO_MASK_CAUSAL_BY_REQUEST;
+                        a.causal_requests = a.custom_mask;
+                    },
+                    INVALID,
+                    &["custom_mask", "mask_mode 4"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        (a.mask_mode, a.custom_mask) = (FOLIO_MASK_CAUSAL_BY_REQUEST, null());
+                    },
+                    INVALID,
+                    &["causal_requests", "NULL", "a tensor"],
+                ),
+                (
+                    &|a: &mut Args| a.flags |= FOLIO_RUN_MASK_NEW_KEYS,
+                    INVALID,
+                    &["MASK_NEW_KEYS", "custom_mask_indptr"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        a.flags |= FOLIO_RUN_MASK_NEW_KEYS | FOLIO_RUN_MASK_SKIP_PREFIX;
+                    },
+                    INVALID,
+                    &["flags", "MASK_SKIP_PREFIX", "one of them"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        (a.mask_mode, a.custom_mask) = (FOLIO_MASK_CAUSAL, null());
+                        a.flags |= FOLIO_RUN_MASK_SKIP_PREFIX;
+                    },
+                    INVALID,
+                    &["MASK_SKIP_PREFIX", "custom_mask"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        (a.mask_mode, a.custom_mask_indptr) = (FOLIO_MASK_FULL, a.custom_mask);
+                        a.custom_mask = null();
+                    },
+                    INVALID,
+                    &["custom_mask_indptr", "custom_mask"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        a.mm_prefix_ranges = null();
+                        a.flags |= FOLIO_RUN_MM_PREFIX_IN_WINDOW;
+                    },
+                    INVALID,
+                    &["MM_PREFIX_IN_WINDOW", "mm_prefix_ranges"],
+                ),
+                (
+                    &|a: &mut Args| a.attention_chunk_look_back = 2,
+                    INVALID,
+                    &["attention_chunk_look_back", "2", "attention_chunk_size"],
                 ),
                 (
                     &|a: &mut Args| a.window_left = -2,
@@ -177,6 +238,43 @@ fn arguments_of_a_run() {
     let reply = fixture.run_as(|args, _| args.o_scale = 0.5);
     reply.assert("o_scale", INVALID, &["o_scale", "0.5", "float32"]);
     assert!(fixture.layer.is_untouched());
+}
+
+/// Masks of requests that would lie outside of custom_mask, where the host knows.
+#[test]
+fn custom_masks_lie_within_their_tensor() {
+    for (mask, columns) in [
+        (MaskKind::Bytes(Pattern::Causal), MaskColumns::Keys),
+        (
+            MaskKind::Bits(Pattern::Causal),
+            MaskColumns::KeysAfterPrefix,
+        ),
+        (MaskKind::Bytes(Pattern::Causal), MaskColumns::NewKeys),
+    ] {
+        let mut problem = plain(Kind::Prefill);
+        problem.layer = Layer {
+            mask,
+            mask_columns: columns,
+            masks_apart: true,
+            ..Layer::plain()
+        };
+        let fixture = Fixture::new(&problem);
+        fixture.run_as(|_, _| {}).assert_ok("as stated");
+        let (Mask::Bytes(bytes) | Mask::Bits(bytes)) = fixture.layer.input().mask else {
+            panic!("a custom mask")
+        };
+        for wrong in [-1, bytes.extent(0), i64::MAX, i64::MIN] {
+            fixture.layer.reset_outputs();
+            let starts = Image::of_bits(DType::I64, &[4], [wrong as u64, 0, 0, 0]);
+            let starts = Resident::new(&HostMemory, starts);
+            let reply = fixture.run_as(|args, tensors| {
+                args.custom_mask_indptr = tensors.of(starts.tensor());
+            });
+            let words = ["custom_mask_indptr", &format!("{wrong} of request 0")];
+            reply.assert("starts", INVALID, &words);
+            assert!(fixture.layer.is_untouched());
+        }
+    }
 }
 
 #[test]

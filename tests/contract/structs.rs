@@ -149,7 +149,12 @@ fn batches_workspaces_and_args() {
         let fixture = Fixture::new(&everything(kind));
         let tensors = Tensors::default();
         let args = fixture.args(&tensors);
-        let flags = FOLIO_RUN_WINDOW | FOLIO_RUN_LSE_BASE_2 | FOLIO_RUN_ALIBI_SQRT;
+        let flags = FOLIO_RUN_WINDOW
+            | FOLIO_RUN_LSE_BASE_2
+            | FOLIO_RUN_ALIBI_SQRT
+            | FOLIO_RUN_MASK_SKIP_PREFIX
+            | FOLIO_RUN_MASK_NEW_KEYS
+            | FOLIO_RUN_MM_PREFIX_IN_WINDOW;
         sizes_from("folio_attention_args", &args, 136, flags, |args| {
             fixture.run(args)
         });

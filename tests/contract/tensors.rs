@@ -4,7 +4,7 @@ use crate::common::c_door::{
     Tensors, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_project_o,
     c_up_project,
 };
-use crate::common::problem::{Problem, Storage, TableForm};
+use crate::common::problem::{Alibi, Layer, MaskKind, Pattern, Problem, Storage, TableForm};
 use crate::fixture::{Append, Fixture, Merge, Projections, Reply, everything, plain, plain_with};
 use folio::dtype::DType;
 use folio::ffi::*;
@@ -350,6 +350,56 @@ fn tensors_of_a_run() {
         walk(
             "run",
             &RUN,
+            |tensors| fixture.args(tensors),
+            |args| fixture.run(args),
+            || fixture.layer.is_untouched(),
+        );
+    }
+}
+
+const MASK_STARTS: [Field; 1] = [optional(
+    "custom_mask_indptr",
+    offset_of!(folio_attention_args, custom_mask_indptr),
+    &[Exact],
+)];
+
+const CAUSAL_REQUESTS: [Field; 1] = [optional(
+    "causal_requests",
+    offset_of!(folio_attention_args, causal_requests),
+    &[Exact],
+)];
+
+const SLOPES_BY_REQUEST: [Field; 1] = [optional(
+    "alibi_slopes",
+    offset_of!(folio_attention_args, alibi_slopes),
+    &[Exact, Exact],
+)];
+
+#[test]
+fn tensors_by_request() {
+    let layer = Layer {
+        alibi: Some(Alibi::Linear),
+        alibi_by_request: true,
+        masks_apart: true,
+        mask: MaskKind::Bytes(Pattern::Causal),
+        ..Layer::plain()
+    };
+    let by_request = Layer {
+        mask: MaskKind::CausalByRequest,
+        ..Layer::plain()
+    };
+    for (layer, fields) in [
+        (&layer, &MASK_STARTS),
+        (&layer, &SLOPES_BY_REQUEST),
+        (&by_request, &CAUSAL_REQUESTS),
+    ] {
+        let problem = everything(Kind::Prefill)
+            .of(DType::F32)
+            .with_layer(layer.clone());
+        let fixture = Fixture::new(&problem);
+        walk(
+            "run",
+            fields,
             |tensors| fixture.args(tensors),
             |args| fixture.run(args),
             || fixture.layer.is_untouched(),

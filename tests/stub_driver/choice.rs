@@ -143,6 +143,10 @@ pub fn runs_say_what_the_first_choice_lacks() {
         mm_prefix_ranges: Some(at(0x9_0000_0000, DType::I32, &[2, 1, 2], None)),
         ..plain()
     };
+    let by_request = AttentionArgs {
+        mask: Mask::CausalByRequest(at(0x9_0000_0000, DType::U8, &[2], None)),
+        ..plain()
+    };
     let shape = plain().k.shape().to_vec();
     let mut strides = plain().k.strides().to_vec();
     strides[0] += strides[1];
@@ -157,6 +161,7 @@ pub fn runs_say_what_the_first_choice_lacks() {
     for (args, symbol, reason) in [
         (plain(), "folio_sm90_decode_tma", None),
         (masked, "folio_attention", Some("custom_mask")),
+        (by_request, "folio_attention", Some("causal_requests")),
         (
             far_pages,
             "folio_sm90_decode_gather",

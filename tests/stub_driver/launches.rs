@@ -10,9 +10,11 @@ use folio::cuda::params::{
 };
 use folio::dtype::DType;
 use folio::problem::{
-    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, Window, WorkItem,
+    AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask,
+    MaskColumns, Window, WorkItem,
 };
 use folio::tensor::Tensor;
+use std::num::NonZeroU32;
 
 use crate::fixture::{Handle, OURS, WORKSPACE, at, context, desc, divides, host_tensor};
 use crate::stub::{Launched, Recorder, Upload};
@@ -182,6 +184,11 @@ fn assert_full(params: &AttentionParams, page_size: i64) {
     assert_eq!((params.num_qo_heads, params.num_kv_heads), (16, 8));
     assert_eq!(params.page_size, page_size as u32);
     assert_eq!(params.num_mm_prefix_ranges, 0);
+    assert_eq!(
+        (params.causal_requests, params.alibi_request_stride),
+        (0, 0)
+    );
+    assert_eq!((params.chunk_size, params.chunk_look_back), (0, 0));
     // The fewest rows of q, o and lse, and the fewer pages of k and v.
     assert_eq!((params.num_tokens, params.num_pages), (4, PAGES as u32));
     assert_eq!(params.mask_bytes, 0);
@@ -461,6 +468,40 @@ pub fn masks_are_found_by_request() {
         assert_eq!(params.num_mm_prefix_ranges, 3);
         assert_eq!(params.flags, 1 | 2);
     }
+    let stated = AttentionArgs {
+        mask: bits,
+        custom_mask_indptr: Some(at(MASK + 64, DType::I64, &[3], None)),
+        mask_columns: MaskColumns::NewKeys,
+        mm_prefix_ranges: Some(at(RANGES, DType::I32, &[2, 3, 2], None)),
+        mm_prefix_in_window: true,
+        ..full(8)
+    };
+    let params = launches(&recorder, &handle, &stated)[0].params::<GenericParams>();
+    assert_eq!(params.attention.mask_start, MASK as u64 + 64);
+    // With FOLIO_RUN_MASK_NEW_KEYS and FOLIO_RUN_MM_PREFIX_IN_WINDOW.
+    assert_eq!(params.attention.flags, 1 | 2 | 8 | 16);
+    let by_request = AttentionArgs {
+        mask: Mask::CausalByRequest(at(MASK, DType::U8, &[2], None)),
+        alibi_slopes: Some(at(SLOPES, DType::F32, &[2, 16], None)),
+        ..full(8)
+    };
+    let params = launches(&recorder, &handle, &by_request)[0].params::<GenericParams>();
+    assert_eq!(params.attention.causal_requests, MASK as u64);
+    assert_eq!(params.attention.mask_mode, MaskMode::Full);
+    assert_eq!(params.attention.alibi_request_stride, 16);
+    let chunked = AttentionArgs {
+        chunks: Some(AttentionChunks {
+            size: NonZeroU32::new(64).unwrap(),
+            look_back: 3,
+        }),
+        ..plain(8)
+    };
+    let params = launches(&recorder, &handle, &chunked)[0].params::<DecodeParams>();
+    let chunks = (
+        params.attention.chunk_size,
+        params.attention.chunk_look_back,
+    );
+    assert_eq!(chunks, (64, 3));
     let full = AttentionArgs {
         mask: Mask::Full,
         ..plain(8)

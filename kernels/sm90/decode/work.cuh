@@ -108,7 +108,7 @@ struct LaneLogits {
             for (int j = 0; j < 2; ++j) {
                 const PackedRow row = packed_row(params, item, 8 * (c % ROW_TILES) + 2 * (lane & 3) + j);
                 scale[c][j] = factor;
-                slope[c][j] = rule.slope(params.attention, kv_head * params.group_size + row.head);
+                slope[c][j] = rule.slope(params.attention, item.work.request, kv_head * params.group_size + row.head);
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cpu::isa::Isa;
 use crate::cpu::threads::Pool;
 use crate::error::{Error, Result};
-use crate::plan::{self, device_page_ids, num_copied_page_ids};
+use crate::plan::{self, check_mask_starts, device_page_ids, num_copied_page_ids};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, Checked, CombineItem, HostBatch, Tiling, WorkItem,
     WorkList,
@@ -175,6 +175,15 @@ impl Attention for CpuAttention {
             Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
         })?;
         let (plan, items, combines) = self.plan_view(planned);
+        check_mask_starts(
+            args,
+            items.iter().map(|item| {
+                let b = item.request as usize;
+                let past = i64::from(item.position) - i64::from(item.q_start);
+                let kv_len = i64::from(plan.kv_len[b]);
+                (b, kv_len - past, kv_len)
+            }),
+        )?;
         let run = Run::new(&self.desc, &self.shape, self.isa.kernels(), plan, args);
         let (layout, start) = (&self.shape.scratch, planned.base + self.shape.regions.own);
         // Partial results and scratch belong to the plan, so the turn lasts until the rows are combined.

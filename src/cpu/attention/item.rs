@@ -5,6 +5,8 @@ use std::ops::Range;
 
 /// A work item in the terms of this run.
 pub struct Item<'a> {
+    /// Index in the batch.
+    pub request: usize,
     /// Where the request's page ids start; its first row where K and V are ragged.
     pub page_start: i64,
     /// First query row, counted within the request; first token, counted within the batch.
@@ -44,7 +46,7 @@ impl Item<'_> {
             let row = self.q_start + token as i64;
             let visible = self.mask.row(row);
             (start, end) = (start.max(visible.start), end.min(visible.end));
-            has_holes |= self.mask.has_holes(row);
+            has_holes |= self.mask.has_holes(row, keys);
         }
         let open = (start - keys.start) as usize..(end.max(start) - keys.start) as usize;
         (open, has_holes)
@@ -55,7 +57,9 @@ impl Item<'_> {
         tokens.clone().all(|token| {
             let row = self.q_start + token as i64;
             let visible = self.mask.row(row);
-            visible.start <= keys.start && visible.end >= keys.end && !self.mask.has_holes(row)
+            visible.start <= keys.start
+                && visible.end >= keys.end
+                && !self.mask.has_holes(row, keys)
         })
     }
 }

@@ -398,7 +398,7 @@ impl<'a> Strip<'a> {
     /// see. Without `fused` the factor is 1.
     fn to_logits(&self, group: Group, fused: bool, scratch: &mut Scratch<'_>) -> f32 {
         let keys = group.index * SIDE..(group.index + 1) * SIDE;
-        let slopes = self.walk.run.slopes(self.walk.head);
+        let slopes = self.walk.run.slopes(self.walk.item, self.walk.head);
         let plain = fused && self.logits.cap == 0.0 && self.logits.scale > 0.0 && slopes.is_none();
         if !plain {
             self.scale_cap_bias(group, slopes, scratch);

@@ -1,10 +1,12 @@
 //! Which keys a query row sees: one range where that says it all, and a row of limits where the visible keys have
 //! holes.
 //!
-//! The contract is `(base AND window) OR mm-prefix`. Base and window of a row give one range, whose bounds never
-//! fall from row to row. Only custom masks and mm-prefix ranges make holes.
+//! The contract is `(base AND window) OR mm-prefix`, or `(base OR mm-prefix) AND window` for runs that say so. Base and
+//! window of a row give one range, whose bounds never fall from row to row. Chunks of local attention are a window whose
+//! left side depends on the row. Only custom masks and mm-prefix ranges make holes.
 
-use crate::problem::{AttentionArgs, Checked, Mask, Window};
+use crate::problem::{AttentionArgs, AttentionChunks, Checked, Mask, MaskColumns, Window};
+use crate::tensor::Tensor;
 use std::ops::Range;
 
 /// The base mask of one request.
@@ -12,19 +14,52 @@ use std::ops::Range;
 enum Base<'a> {
     Causal,
     Full,
-    /// A byte per (row, key).
+    /// A byte per (row, column).
     Bytes(&'a [u8]),
-    /// A bit per (row, key), little-endian within a byte.
+    /// A bit per (row, column), little-endian within a byte.
     Bits(&'a [u8]),
+}
+
+/// What is around a row's own position.
+#[derive(Debug, Clone, Copy, Default)]
+struct Surroundings {
+    window: Window,
+    chunks: Option<AttentionChunks>,
+}
+
+impl Surroundings {
+    /// The first key that the row at `position` may see; it may be below 0.
+    fn begin(&self, position: i64) -> i64 {
+        let window = self
+            .window
+            .left
+            .map_or(i64::MIN, |left| position - i64::from(left));
+        let chunk = self.chunks.map_or(i64::MIN, |chunks| {
+            let size = i64::from(chunks.size.get());
+            (position.div_euclid(size) - i64::from(chunks.look_back)) * size
+        });
+        window.max(chunk)
+    }
+
+    /// The key after the last that the row may see.
+    fn end(&self, position: i64) -> i64 {
+        let right = self.window.right.map_or(i64::MAX - 1, i64::from);
+        position.saturating_add(right).saturating_add(1)
+    }
 }
 
 /// The keys that the rows of one request see.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestMask<'a> {
     base: Base<'a>,
-    window: Window,
+    columns: MaskColumns,
+    surroundings: Surroundings,
     /// Pairs (start, end), inclusive.
     ranges: &'a [i32],
+    /// The ranges hold only around a row.
+    clip_ranges: bool,
+    /// Query rows, and keys.
+    qo_len: i64,
     kv_len: i64,
     /// Position of row 0; negative where there are more rows than keys.
     past: i64,
@@ -34,42 +69,75 @@ pub struct RequestMask<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Masks<'a> {
     mask: Mask,
-    window: Window,
-    custom: &'a [u8],
+    columns: MaskColumns,
+    surroundings: Surroundings,
+    /// A custom mask, or a byte per request.
+    bytes: &'a [u8],
+    starts: Option<&'a [i64]>,
     ranges: &'a [i32],
     ranges_per_request: usize,
+    clip_ranges: bool,
+}
+
+/// A request, as its mask needs it.
+#[derive(Debug, Clone, Copy)]
+pub struct Extents {
+    /// Position of row 0.
+    pub past: i64,
+    pub kv_len: i64,
+    /// First byte of a custom mask of bytes, and of one of bits, where the run does not state it.
+    pub mask_start: [i64; 2],
 }
 
 impl<'a> Masks<'a> {
     /// The masks in `args`; their tensors must outlive the result.
     pub fn new(args: &'a Checked<AttentionArgs>) -> Masks<'a> {
-        let custom = match &args.mask {
-            Mask::Bytes(tensor) | Mask::Bits(tensor) => tensor.as_bytes().unwrap_or_default(),
+        let bytes = match &args.mask {
+            Mask::Bytes(tensor) | Mask::Bits(tensor) | Mask::CausalByRequest(tensor) => {
+                tensor.as_bytes().unwrap_or_default()
+            }
             Mask::Causal | Mask::Full => &[],
         };
         let ranges = args.mm_prefix_ranges.as_ref();
         Masks {
             mask: args.mask,
-            window: args.window,
-            custom,
+            columns: args.mask_columns,
+            surroundings: Surroundings {
+                window: args.window,
+                chunks: args.chunks,
+            },
+            bytes,
+            starts: args.custom_mask_indptr.as_ref().and_then(Tensor::as_i64),
             ranges: ranges.and_then(|t| t.as_i32()).unwrap_or_default(),
             ranges_per_request: ranges.map_or(0, |t| t.extent(1) as usize),
+            clip_ranges: args.mm_prefix_in_window,
         }
     }
 
-    /// What request `b` sees, whose row 0 stands at position `past`. `mask_start` is its first byte of a custom
-    /// mask of bytes, and of one of bits.
-    pub fn of(&self, b: usize, past: i64, kv_len: i64, mask_start: [i64; 2]) -> RequestMask<'a> {
+    /// What request `b` sees.
+    pub fn of(&self, b: usize, extents: Extents) -> RequestMask<'a> {
         let stride = 2 * self.ranges_per_request;
+        let Extents {
+            past,
+            kv_len,
+            mask_start,
+        } = extents;
+        let custom =
+            |start: i64| &self.bytes[self.starts.map_or(start, |starts| starts[b]) as usize..];
         RequestMask {
             base: match self.mask {
                 Mask::Causal => Base::Causal,
                 Mask::Full => Base::Full,
-                Mask::Bytes(_) => Base::Bytes(&self.custom[mask_start[0] as usize..]),
-                Mask::Bits(_) => Base::Bits(&self.custom[mask_start[1] as usize..]),
+                Mask::CausalByRequest(_) if self.bytes[b] == 0 => Base::Full,
+                Mask::CausalByRequest(_) => Base::Causal,
+                Mask::Bytes(_) => Base::Bytes(custom(mask_start[0])),
+                Mask::Bits(_) => Base::Bits(custom(mask_start[1])),
             },
-            window: self.window,
+            columns: self.columns,
+            surroundings: self.surroundings,
             ranges: &self.ranges[b * stride..(b + 1) * stride],
+            clip_ranges: self.clip_ranges,
+            qo_len: kv_len - past,
             kv_len,
             past,
         }
@@ -90,34 +158,49 @@ impl RequestMask<'_> {
 
     /// Bounds of base and window, which may have crossed. Neither falls from row to row.
     fn bounds(&self, row: i64) -> (i64, i64) {
-        let p = self.position(row);
-        let left = self.window.left.map_or(0, |left| p - i64::from(left));
-        let right = self.window.right.map_or(i64::MAX, |r| p + i64::from(r) + 1);
-        let causal = if matches!(self.base, Base::Causal) {
-            p + 1
-        } else {
-            i64::MAX
-        };
-        (left.max(0), right.min(causal).min(self.kv_len))
+        let around = self.around(row);
+        match self.base {
+            Base::Causal => (around.0, around.1.min(self.position(row) + 1)),
+            _ => around,
+        }
     }
 
-    /// The mm-prefix ranges that contain position `p`, as ranges of keys.
-    fn prefixes(&self, p: i64) -> impl Iterator<Item = Range<i64>> {
+    /// Bounds of the window, as [`RequestMask::bounds`].
+    fn around(&self, row: i64) -> (i64, i64) {
+        let p = self.position(row);
+        (
+            self.surroundings.begin(p).max(0),
+            self.surroundings.end(p).min(self.kv_len),
+        )
+    }
+
+    /// What a row sees by mm-prefix ranges: those that contain its position, as ranges of keys.
+    fn prefixes(&self, row: i64) -> impl Iterator<Item = Range<i64>> {
+        let p = self.position(row);
+        let (low, high) = match self.clip_ranges {
+            true => self.around(row),
+            false => (0, self.kv_len),
+        };
         self.ranges.chunks_exact(2).filter_map(move |pair| {
             let (start, end) = (i64::from(pair[0]), i64::from(pair[1]));
-            let keys = start.max(0)..(end + 1).min(self.kv_len);
+            let keys = start.max(low)..(end + 1).min(high);
             (start < end && (start..=end).contains(&p) && !keys.is_empty()).then_some(keys)
         })
     }
 
-    /// Whether the visible keys of a row differ from [`RequestMask::row`].
-    pub fn has_holes(&self, row: i64) -> bool {
-        let custom = matches!(self.base, Base::Bytes(_) | Base::Bits(_));
+    /// Whether the keys of `keys` that a row sees may differ from those of [`RequestMask::row`].
+    pub fn has_holes(&self, row: i64, keys: &Range<i64>) -> bool {
         let seen = self.row(row);
-        custom
+        self.is_custom(keys)
             || self
-                .prefixes(self.position(row))
-                .any(|keys| keys.start < seen.start || keys.end > seen.end)
+                .prefixes(row)
+                .any(|prefix| prefix.start < seen.start || prefix.end > seen.end)
+    }
+
+    /// Whether a custom mask decides on some of `keys`.
+    fn is_custom(&self, keys: &Range<i64>) -> bool {
+        let custom = matches!(self.base, Base::Bytes(_) | Base::Bits(_));
+        custom && (self.columns == MaskColumns::Keys || keys.end > self.past)
     }
 
     /// The smallest known range that holds every key that one of `rows` sees. Keys outside of it are not read.
@@ -129,7 +212,7 @@ impl RequestMask<'_> {
         let mut span = 0..0;
         for row in rows {
             span = join(span, self.row(row));
-            for keys in self.prefixes(self.position(row)) {
+            for keys in self.prefixes(row) {
                 span = join(span, keys);
             }
         }
@@ -138,7 +221,6 @@ impl RequestMask<'_> {
 
     /// +inf for the keys of `keys` that the row sees, -inf for the others.
     pub fn limits(&self, row: i64, keys: Range<i64>, limits: &mut [f32]) {
-        let p = self.position(row);
         let seen = self.row(row);
         for (j, limit) in keys.clone().zip(limits.iter_mut()) {
             let visible = seen.contains(&j) && self.custom(row, j);
@@ -148,7 +230,7 @@ impl RequestMask<'_> {
                 f32::NEG_INFINITY
             };
         }
-        for prefix in self.prefixes(p) {
+        for prefix in self.prefixes(row) {
             let (low, high) = (prefix.start.max(keys.start), prefix.end.min(keys.end));
             for j in low..high {
                 limits[(j - keys.start) as usize] = f32::INFINITY;
@@ -157,12 +239,25 @@ impl RequestMask<'_> {
     }
 
     fn custom(&self, row: i64, j: i64) -> bool {
-        let at = (row * self.kv_len + j) as usize;
+        let Some(element) = self.element(row, j) else {
+            return true;
+        };
         match self.base {
             Base::Causal | Base::Full => true,
-            Base::Bytes(bytes) => bytes[at] != 0,
-            Base::Bits(bits) => bits[at / 8] >> (at % 8) & 1 == 1,
+            Base::Bytes(bytes) => bytes[element] != 0,
+            Base::Bits(bits) => bits[element / 8] >> (element % 8) & 1 == 1,
         }
+    }
+
+    /// The element of a custom mask for a row and a key, if there is one.
+    fn element(&self, row: i64, j: i64) -> Option<usize> {
+        let element = match self.columns {
+            MaskColumns::Keys => row * self.kv_len + j,
+            _ if j < self.past => return None,
+            MaskColumns::KeysAfterPrefix => row * self.kv_len + j,
+            MaskColumns::NewKeys => row * self.qo_len + j - self.past,
+        };
+        Some(element as usize)
     }
 }
 
@@ -178,12 +273,19 @@ fn join(a: Range<i64>, b: Range<i64>) -> Range<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::num::NonZeroU32;
 
     fn mask(base: Base<'static>, window: Window, ranges: &'static [i32]) -> RequestMask<'static> {
         RequestMask {
             base,
-            window,
+            columns: MaskColumns::Keys,
+            surroundings: Surroundings {
+                window,
+                chunks: None,
+            },
             ranges,
+            clip_ranges: false,
+            qo_len: 4,
             kv_len: 10,
             past: 6,
         }
@@ -225,11 +327,11 @@ mod tests {
             },
             &[5, 8, 3, 3, 9, 40],
         );
-        assert!(mm.has_holes(0) && mm.has_holes(2));
+        assert!(mm.has_holes(0, &(0..10)) && mm.has_holes(2, &(0..10)));
         assert_eq!(seen(&mm, 0), [5, 6, 7, 8]);
         assert_eq!(mm.span(0..1), 5..9);
         assert_eq!(seen(&mm, 3), [9]);
-        assert!(!mm.has_holes(3));
+        assert!(!mm.has_holes(3, &(0..10)));
     }
 
     #[test]
@@ -240,10 +342,54 @@ mod tests {
             right: None,
         };
         let custom = mask(Base::Bits(bits), window, &[]);
-        assert!(custom.has_holes(0));
+        assert!(custom.has_holes(0, &(0..10)));
         assert_eq!(seen(&custom, 0), [5, 6, 7, 9]);
         let bytes: &[u8] = &[1, 0, 2, 0, 0, 0, 0, 0, 0, 3];
         let custom = mask(Base::Bytes(bytes), Window::default(), &[]);
         assert_eq!(seen(&custom, 0), [0, 2, 9]);
+    }
+
+    #[test]
+    fn chunks_are_windows_that_begin_at_multiples() {
+        let mut chunked = mask(Base::Causal, Window::default(), &[]);
+        let chunks = |look_back| {
+            Some(AttentionChunks {
+                size: NonZeroU32::new(4).unwrap(),
+                look_back,
+            })
+        };
+        chunked.surroundings.chunks = chunks(0);
+        assert_eq!((chunked.row(1), chunked.row(2)), (4..8, 8..9));
+        chunked.surroundings.chunks = chunks(1);
+        assert_eq!((chunked.row(1), chunked.row(2)), (0..8, 4..9));
+        chunked.surroundings.window.left = Some(1);
+        assert_eq!(chunked.row(2), 7..9);
+    }
+
+    #[test]
+    fn columns_of_a_custom_mask() {
+        // Rows of the four new keys 6 to 9.
+        let bits: &[u8] = &[0b0000_0010, 0];
+        let mut custom = mask(Base::Bits(bits), Window::default(), &[]);
+        custom.columns = MaskColumns::NewKeys;
+        assert_eq!(seen(&custom, 0), [0, 1, 2, 3, 4, 5, 7]);
+        assert!(!custom.has_holes(0, &(0..6)) && custom.has_holes(0, &(0..7)));
+        let bytes: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+        let mut custom = mask(Base::Bytes(bytes), Window::default(), &[]);
+        custom.columns = MaskColumns::KeysAfterPrefix;
+        assert_eq!(seen(&custom, 0), [0, 1, 2, 3, 4, 5, 8]);
+    }
+
+    #[test]
+    fn ranges_may_be_clipped_by_the_window() {
+        let window = Window {
+            left: Some(2),
+            right: Some(1),
+        };
+        let mut mm = mask(Base::Causal, window, &[0, 9]);
+        assert_eq!(seen(&mm, 0), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        mm.clip_ranges = true;
+        assert_eq!(seen(&mm, 0), [4, 5, 6, 7]);
+        assert_eq!(mm.span(0..2), 4..9);
     }
 }

@@ -50,7 +50,7 @@ impl Run<'_> {
             sum: rows.sum.as_mut_ptr(),
             alpha: rows.alpha.as_mut_ptr(),
         };
-        let alike = self.slopes.is_none() && (heads.len() == 1 || self.k_scales.len() == 1);
+        let alike = !self.has_slopes() && (heads.len() == 1 || self.k_scales.len() == 1);
         if alike && item.sees_all(tokens, keys) {
             // SAFETY: the arrays have room for the rows, as just asserted.
             unsafe { (self.kernels.softmax)(&task) };
@@ -59,7 +59,9 @@ impl Run<'_> {
         task.rows = group;
         for head in heads {
             task.logits = self.logits(head);
-            task.slopes = self.slopes(head).map_or(std::ptr::null(), <[f32]>::as_ptr);
+            task.slopes = self
+                .slopes(item, head)
+                .map_or(std::ptr::null(), <[f32]>::as_ptr);
             for token in tokens.clone() {
                 self.set_visibility(item, token, keys, rows.limits, &mut task);
                 // SAFETY: as above; the pointers stay within the rows.
@@ -84,7 +86,7 @@ impl Run<'_> {
         let row = item.q_start + token as i64;
         let n = task.n as i64;
         task.distance = (keys.start - item.mask.position(row)) as f32;
-        if item.mask.has_holes(row) {
+        if item.mask.has_holes(row, keys) {
             item.mask.limits(row, keys.clone(), limits);
             limits[task.n..task.n.next_multiple_of(32)].fill(f32::NEG_INFINITY);
             task.limits = limits.as_ptr();

@@ -5,7 +5,7 @@
 use super::addresses::{Cache, Grid};
 use super::item::Item;
 use super::keys::Keys;
-use super::mask::Masks;
+use super::mask::{Extents, Masks};
 use super::scratch::{Scratch, Tile};
 use super::shape::Shape;
 use super::whole_rows::{Queries, Records};
@@ -58,7 +58,7 @@ pub struct Run<'a> {
     pub k_scales: &'a [f32],
     pub v_factor: f32,
     pub v_scales: &'a [f32],
-    pub slopes: Option<&'a [f32]>,
+    slopes: Option<Slopes<'a>>,
     pub sinks: Option<&'a [f32]>,
 }
 
@@ -110,7 +110,7 @@ impl<'a> Run<'a> {
             k_scales: floats(&args.k_scales).unwrap_or(&[1.0]),
             v_factor: args.v_scale / args.o_scale,
             v_scales: floats(&args.v_scales).unwrap_or(&[1.0]),
-            slopes: floats(&args.alibi_slopes),
+            slopes: Slopes::of(args),
             sinks: floats(&args.sinks),
         }
     }
@@ -122,11 +122,19 @@ impl<'a> Run<'a> {
         let kv_len = i64::from(self.plan.kv_len[b]);
         let past = i64::from(work.position) - q_start;
         let mask_start = [self.plan.mask_bytes_start[b], self.plan.mask_bits_start[b]];
-        let mask = self.masks.of(b, past, kv_len, mask_start);
+        let mask = self.masks.of(
+            b,
+            Extents {
+                past,
+                kv_len,
+                mask_start,
+            },
+        );
         let span = mask.span(q_start..q_start + i64::from(work.q_len));
         let start = span.start.max(i64::from(work.kv_start));
         let end = span.end.min(i64::from(work.kv_end));
         Item {
+            request: b,
             page_start: work.page_start,
             q_start,
             token: i64::from(work.q_token),
@@ -246,10 +254,17 @@ impl<'a> Run<'a> {
     }
 
     /// ALiBi slopes of a KV head's query heads.
-    pub fn slopes(&self, head: usize) -> Option<&'a [f32]> {
+    pub fn slopes(&self, item: &Item<'_>, head: usize) -> Option<&'a [f32]> {
         let group = self.shape.group;
-        self.slopes
-            .map(|all| &all[head * group..(head + 1) * group])
+        self.slopes.map(|slopes| {
+            let first = item.request * slopes.request_stride + head * group;
+            &slopes.all[first..first + group]
+        })
+    }
+
+    /// Whether slopes bend logits.
+    pub fn has_slopes(&self) -> bool {
+        self.slopes.is_some()
     }
 
     /// How the raw scores of a KV head become logits.
@@ -258,6 +273,26 @@ impl<'a> Run<'a> {
             scale: self.logits.scale * per_head(self.k_scales, head),
             ..self.logits
         }
+    }
+}
+
+/// ALiBi slopes of all query heads, for each request or for all of them.
+#[derive(Clone, Copy)]
+struct Slopes<'a> {
+    all: &'a [f32],
+    request_stride: usize,
+}
+
+impl Slopes<'_> {
+    fn of(args: &Checked<AttentionArgs>) -> Option<Slopes<'_>> {
+        let tensor = args.alibi_slopes.as_ref()?;
+        Some(Slopes {
+            all: tensor.as_f32()?,
+            request_stride: match tensor.rank() {
+                1 => 0,
+                _ => tensor.extent(1) as usize,
+            },
+        })
     }
 }
 

@@ -19,6 +19,8 @@ pub enum Feature {
     Code,
     /// A mask of bytes or bits.
     CustomMask,
+    /// Causality that goes by request.
+    CausalByRequest,
     /// Ranges that see each other whatever the mask says.
     MmPrefix,
     /// A bias by distance.
@@ -46,13 +48,14 @@ pub enum Feature {
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 17] = [
+const ALL: [Feature; 18] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
     F::TypesAndDims,
     F::Code,
     F::CustomMask,
+    F::CausalByRequest,
     F::MmPrefix,
     F::Alibi,
     F::OScale,
@@ -75,6 +78,7 @@ impl Feature {
             F::TypesAndDims => "these dtypes with these head dims",
             F::Code => "compiled code in this library, or a compiler",
             F::CustomMask => "custom_mask",
+            F::CausalByRequest => "causal_requests",
             F::MmPrefix => "mm_prefix_ranges",
             F::Alibi => "alibi_slopes",
             F::OScale => "o_scale",

@@ -13,8 +13,8 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
 use crate::cuda::params::{
-    ALIBI_SQRT, AttentionParams, Cache, MaskMode, PlanView, Rows, address, fewest, lse_flag,
-    scales_stride,
+    ALIBI_SQRT, AttentionParams, Cache, MASK_NEW_KEYS, MASK_SKIP_PREFIX, MM_PREFIX_IN_WINDOW,
+    MaskMode, PlanView, Rows, address, fewest, lse_flag, scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
-    Pages, Tiling, WorkList,
+    MaskColumns, Pages, Tiling, WorkList,
 };
 use crate::tensor::Tensor;
 
@@ -196,9 +196,16 @@ impl CudaAttention {
             |mode, mask: &Tensor, start| (mode, mask.address() as u64, mask.extent(0), start);
         let (mask_mode, mask, mask_bytes, mask_start) = match &args.mask {
             Mask::Causal => (MaskMode::Causal, 0, 0, 0),
-            Mask::Full => (MaskMode::Full, 0, 0, 0),
+            Mask::Full | Mask::CausalByRequest(_) => (MaskMode::Full, 0, 0, 0),
             Mask::Bytes(mask) => custom(MaskMode::Bytes, mask, planned.mask_bytes_start),
             Mask::Bits(mask) => custom(MaskMode::Bits, mask, planned.mask_bits_start),
+        };
+        let mask_start = args
+            .custom_mask_indptr
+            .map_or(mask_start, |indptr| indptr.address() as u64);
+        let causal_requests = match args.mask {
+            Mask::CausalByRequest(causal) => address(Some(causal)),
+            _ => 0,
         };
         let side = |side: Option<u32>| side.and_then(|n| i32::try_from(n).ok()).unwrap_or(-1);
         AttentionParams {
@@ -224,7 +231,7 @@ impl CudaAttention {
             window_left: side(args.window.left),
             window_right: side(args.window.right),
             mask_mode,
-            flags: lse_flag(args.lse_base) | if args.alibi_sqrt { ALIBI_SQRT } else { 0 },
+            flags: run_flags(args),
             k_scales_stride: scales_stride(args.k_scales),
             v_scales_stride: scales_stride(args.v_scales),
             num_qo_heads: self.desc.num_qo_heads,
@@ -241,8 +248,29 @@ impl CudaAttention {
             mask_bytes,
             section_bytes: section_bytes(self.context.device().l2_bytes),
             k_rope_page_groups: 0,
+            causal_requests,
+            alibi_request_stride: args.alibi_slopes.map_or(0, |slopes| match slopes.rank() {
+                1 => 0,
+                _ => slopes.extent(1) as u32,
+            }),
+            chunk_size: args.chunks.map_or(0, |chunks| chunks.size.get()),
+            chunk_look_back: args.chunks.map_or(0, |chunks| chunks.look_back),
+            reserved: 0,
         }
     }
+}
+
+fn run_flags(args: &AttentionArgs) -> u32 {
+    let when = |stated: bool, flag| if stated { flag } else { 0 };
+    let columns = match args.mask_columns {
+        MaskColumns::Keys => 0,
+        MaskColumns::KeysAfterPrefix => MASK_SKIP_PREFIX,
+        MaskColumns::NewKeys => MASK_NEW_KEYS,
+    };
+    lse_flag(args.lse_base)
+        | when(args.alibi_sqrt, ALIBI_SQRT)
+        | columns
+        | when(args.mm_prefix_in_window, MM_PREFIX_IN_WINDOW)
 }
 
 impl Attention for CudaAttention {

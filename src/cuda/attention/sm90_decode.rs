@@ -187,12 +187,14 @@ impl AttentionKernel for Sm90Decode {
         let args = run.args;
         let of_four = (4 * args.o.dtype().size() as u32).min(16);
         let caches = [&args.k, &args.v];
-        let custom = !matches!(args.mask, Mask::Causal | Mask::Full);
+        let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
+        let by_request = matches!(args.mask, Mask::CausalByRequest(_));
         let is_empty = caches.iter().any(|cache| cache.is_empty());
         let aligned = caches.iter().all(|cache| row_alignment(cache) >= 16);
         let mapped = is_empty || self.keys == KeySource::Gather || self.page_steps(run).is_some();
         Features::default()
             .and(Feature::CustomMask, custom)
+            .and(Feature::CausalByRequest, by_request)
             .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
             .and(Feature::QStrides, row_alignment(&args.q) < 8)
             .and(Feature::OStrides, row_alignment(&args.o) < of_four)

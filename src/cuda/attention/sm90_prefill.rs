@@ -199,9 +199,11 @@ impl AttentionKernel for Sm90Prefill {
 
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        let custom = !matches!(args.mask, Mask::Causal | Mask::Full);
+        let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
+        let by_request = matches!(args.mask, Mask::CausalByRequest(_));
         Features::default()
             .and(Feature::CustomMask, custom)
+            .and(Feature::CausalByRequest, by_request)
             .and(Feature::Alibi, args.alibi_slopes.is_some())
             .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
             .and(Feature::OScale, args.o_scale != 1.0)
