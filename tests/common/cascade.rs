@@ -5,6 +5,7 @@ use super::codec::{encode, unit_roundoff};
 use super::door::{CascadeHandle, Session};
 use super::instance::for_each_index;
 use super::memory::{HostMemory, Image, Memory, Resident, View, WorkspaceMemory};
+use super::pages::{page_table, prefix_sums};
 use super::values::{mix, normal, shuffled};
 use folio::api::{BatchInput, SharedPrefixes, Stream, Target, Workspace};
 use folio::dtype::DType;
@@ -193,14 +194,6 @@ pub struct Data<'m> {
     columns: [Vec<i32>; 3],
 }
 
-fn sums(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
-    let mut sums = vec![0];
-    for number in numbers {
-        sums.push(sums[sums.len() - 1] + number);
-    }
-    sums
-}
-
 impl<'m> Data<'m> {
     pub fn new(memory: &'m dyn Memory, case: &Case) -> Data<'m> {
         let filled = |salt: u64, dtype: DType, shape: &[i64]| {
@@ -223,23 +216,7 @@ impl<'m> Data<'m> {
         };
         let batch_size = case.requests.len();
         let kv_len: Vec<i32> = (0..batch_size).map(|b| case.kv_len(b)).collect();
-        let (indptr, ids) = match case.csr {
-            true => {
-                let flat = tables.concat();
-                let indptr = sums(tables.iter().map(|table| table.len() as i32));
-                let ids = Image::of_i32(&[flat.len() as i64], &flat);
-                (Some(host(&indptr)), Resident::new(memory, ids))
-            }
-            false => {
-                let columns = tables.iter().map(Vec::len).max().unwrap_or(0);
-                let rows = tables.iter().flat_map(|table| {
-                    (0..columns).map(|i| table.get(i).copied().unwrap_or(0x7fff_0000))
-                });
-                let flat: Vec<i32> = rows.collect();
-                let shape = [batch_size as i64, columns as i64];
-                (None, Resident::new(memory, Image::of_i32(&shape, &flat)))
-            }
-        };
+        let (indptr, ids) = page_table(case.csr, &tables);
         let floats = |numbers: Vec<f32>| {
             Resident::new(memory, Image::of_f32(&[numbers.len() as i64], &numbers))
         };
@@ -266,10 +243,10 @@ impl<'m> Data<'m> {
                 let view = View::compact(DType::F32, &[tokens, heads]);
                 Resident::new(memory, Image::poisoned(view))
             }),
-            qo_indptr: host(&sums(case.requests.iter().map(|r| r.0))),
+            qo_indptr: host(&prefix_sums(case.requests.iter().map(|r| r.0))),
             kv_len: host(&kv_len),
-            indptr,
-            ids,
+            indptr: indptr.as_deref().map(host),
+            ids: Resident::new(memory, ids),
             slopes: floats((0..heads).map(|h| 0.02 * (h + 1) as f32).collect()),
             sinks: floats((0..heads).map(|h| h as f32 - 1.0).collect()),
             scales: floats((0..case.kv_heads).map(|h| 0.5 + 0.25 * h as f32).collect()),

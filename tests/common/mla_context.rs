@@ -5,6 +5,7 @@ use super::codec::{decode, encode, rounded, unit_roundoff};
 use super::door::{ContextHandle, Session};
 use super::instance::for_each_index;
 use super::memory::{HostMemory, Image, Memory, Resident, View, WorkspaceMemory};
+use super::pages::{page_table, prefix_sums};
 use super::values::{mix, normal, shuffled};
 use folio::api::{BatchInput, Stream};
 use folio::dtype::DType;
@@ -206,14 +207,6 @@ fn pages(case: &Case) -> (Vec<Vec<i32>>, i64) {
     (owned.collect(), all as i64)
 }
 
-fn prefix_sums(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
-    let mut sums = vec![0];
-    for number in numbers {
-        sums.push(sums[sums.len() - 1] + number);
-    }
-    sums
-}
-
 impl<'m> Data<'m> {
     pub fn new(memory: &'m dyn Memory, case: &Case) -> Data<'m> {
         let rows = case.num_tokens() + case.padded_rows;
@@ -242,25 +235,7 @@ impl<'m> Data<'m> {
         let host = |numbers: &[i32]| {
             Resident::new(&HostMemory, Image::of_i32(&[numbers.len() as i64], numbers))
         };
-        let (indptr, ids) = match case.csr {
-            true => {
-                let flat = owned.concat();
-                let indptr = prefix_sums(owned.iter().map(|ids| ids.len() as i32));
-                let ids = Image::of_i32(&[flat.len() as i64], &flat);
-                (Some(host(&indptr)), Resident::new(memory, ids))
-            }
-            false => {
-                let columns = owned.iter().map(Vec::len).max().unwrap_or(0);
-                // What no request owns must not be read.
-                let table: Vec<i32> = (owned.iter())
-                    .flat_map(|ids| {
-                        (0..columns).map(|i| ids.get(i).copied().unwrap_or(0x7fff_0000))
-                    })
-                    .collect();
-                let shape = [owned.len() as i64, columns as i64];
-                (None, Resident::new(memory, Image::of_i32(&shape, &table)))
-            }
-        };
+        let (indptr, ids) = page_table(case.csr, &owned);
         Data {
             q: filled(&[rows, h, case.nope + case.rope], tokens, Of::Query),
             k_nope: filled(&[rows, h, case.nope], tokens, Of::Key),
@@ -294,8 +269,8 @@ impl<'m> Data<'m> {
             }),
             qo_indptr: host(&prefix_sums(case.lens.iter().map(|r| r.0 as i32))),
             kv_len: host(&kv_lens),
-            indptr,
-            ids,
+            indptr: indptr.as_deref().map(host),
+            ids: Resident::new(memory, ids),
             case: case.clone(),
             memory,
         }

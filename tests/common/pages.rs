@@ -1,5 +1,6 @@
-//! Which pages a problem's requests own: shuffled ids with gaps, and shared leading pages.
+//! Which pages requests own, and the two forms of page table that say so: CSR and block table.
 
+use super::memory::Image;
 use super::problem::{Problem, Storage};
 use super::values::shuffled;
 
@@ -53,4 +54,33 @@ pub fn shared_pages(problem: &Problem, b: usize) -> usize {
         }
         _ => 0,
     }
+}
+
+/// An id that nobody may read: of columns that no request owns.
+const UNOWNED: i32 = 0x7fff_0000;
+
+/// CSR offsets and ids, where `csr`; else a block table, padded on the right.
+pub fn page_table(csr: bool, owned: &[Vec<i32>]) -> (Option<Vec<i32>>, Image) {
+    if csr {
+        let flat = owned.concat();
+        let indptr = prefix_sums(owned.iter().map(|ids| ids.len() as i32));
+        return (Some(indptr), Image::of_i32(&[flat.len() as i64], &flat));
+    }
+    let columns = owned.iter().map(Vec::len).max().unwrap_or(0);
+    let table: Vec<i32> = (owned.iter())
+        .flat_map(|ids| (0..columns).map(|i| ids.get(i).copied().unwrap_or(UNOWNED)))
+        .collect();
+    (
+        None,
+        Image::of_i32(&[owned.len() as i64, columns as i64], &table),
+    )
+}
+
+/// 0, and the sums of the first, the first two, … numbers.
+pub fn prefix_sums(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
+    let mut sums = vec![0];
+    for number in numbers {
+        sums.push(sums[sums.len() - 1] + number);
+    }
+    sums
 }
