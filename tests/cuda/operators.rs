@@ -236,6 +236,8 @@ fn merged(
             s_out: Some(s_a.tensor()),
             mask: Some(mask.tensor()),
             lse_base: base(gap == 0),
+            num_tokens_without_a: 0,
+            o_scale: 0.0,
         };
         session.merge(&input, Stream::default()).unwrap();
         return [v_a.current(), s_a.current()];
@@ -250,6 +252,7 @@ fn merged(
         v_out: v_out.tensor(),
         s_out: Some(s_out.tensor()),
         lse_base: base(gap != 0),
+        o_scale: 0.0,
     };
     session.merge_states(&input, Stream::default()).unwrap();
     [v_out.current(), s_out.current()]
