@@ -182,8 +182,8 @@ impl States {
         let (want, magnitude, lse) = self.merged(token, head, parts);
         for (d, want) in want.iter().enumerate() {
             let t = magnitude[d] * 1e-6;
-            let [low, high] = [want - t, want + t]
-                .map(|value| rounded(v.view.dtype, value / format.divisor()));
+            let [low, high] =
+                [want - t, want + t].map(|value| rounded(v.view.dtype, value / format.divisor()));
             let got = v.value(&[token, head, d as i64]);
             assert!(
                 low <= got && got <= high,

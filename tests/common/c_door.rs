@@ -12,8 +12,8 @@ use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
     CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs,
-    RecordPages, Unpacking, UpProjectArgs, Window,
+    MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs,
+    ProjectOArgs, RecordPages, Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;

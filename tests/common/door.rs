@@ -9,8 +9,8 @@ use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CpCorrectArgs,
-    CpReorderArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc,
-    MlaGatherArgs, ProjectOArgs, UpProjectArgs,
+    CpReorderArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, UpProjectArgs,
 };
 
 /// A way into the library.

@@ -2,8 +2,7 @@
 
 use crate::common::c_door::{
     Tensors, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_merge_varlen,
-    c_project_o,
-    c_up_project,
+    c_project_o, c_up_project,
 };
 use crate::common::problem::{Problem, Storage, TableForm};
 use crate::fixture::{Append, Fixture, Merge, Projections, Reply, everything, plain, plain_with};
