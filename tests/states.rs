@@ -255,11 +255,14 @@ fn n_states_merge_as_the_formula_says() {
     for session in sessions() {
         for states in grid() {
             let [tokens, n, heads, dim] = states.shape;
-            for (with_lse, layout, format) in [
+            // Two of three for each problem, which saves time.
+            let mut outputs = vec![
                 (true, Layout::TokensFirst, Format::Same),
                 (false, Layout::TokensFirst, E5M2),
                 (true, Layout::HeadsFirst, E4M3),
-            ] {
+            ];
+            outputs.remove(states.seed as usize % 3);
+            for (with_lse, layout, format) in outputs {
                 let (v, s) = states.images(None, layout);
                 let (v, s) = (Resident::new(&HostMemory, v), Resident::new(&HostMemory, s));
                 let dtype = format.dtype(states.dtype);

@@ -118,18 +118,19 @@ pub fn merge_varlen(context: &Context, args: &MergeVarlenArgs, stream: Stream) -
         .shaped(&[Extent::CountFrom(1)])?
         .compact()?
         .tensor;
+    let tokens = Extent::Is(indptr.extent(0) - 1);
+    let v_out = merged(args.v_out, v.dtype(), &[tokens, heads, dim], device)?;
+    let s_out = optional_output("s_out", args.s_out, &[tokens, heads], device)?;
     // Numbers on the host are checked one by one; on a device the kernel keeps within the states.
     if let Some(offsets) = indptr.as_i32() {
         rising("indptr", offsets, v.extent(0), "states")?;
     }
-    let tokens = Extent::Is(indptr.extent(0) - 1);
-    let v_out = merged(args.v_out, v.dtype(), &[tokens, heads, dim], device)?;
     let checked = Checked::new(MergeVarlenArgs {
         v,
         s: s.tensor,
         indptr,
         v_out,
-        s_out: optional_output("s_out", args.s_out, &[tokens, heads], device)?,
+        s_out,
         lse_base: args.lse_base,
         o_scale: output_scale(args.o_scale, v_out.dtype())?,
     });

@@ -59,8 +59,8 @@ fn main() -> ExitCode {
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),
-        case("merge_general", (), merge::general),
-        case("merge_varlen", (), merge::varlen),
+        case("merge_general", (), merge::merge_general),
+        case("merge_varlen", (), merge::merge_varlen),
         case(
             "states_beyond_the_tensors",
             (),

@@ -129,7 +129,7 @@ struct Two {
 }
 
 /// The states b, and the outputs. State a of tokens that have none is poison under the largest lse.
-fn merge_two(
+fn run_two(
     session: &dyn Session,
     memory: &dyn Memory,
     (of, merge): (DType, Merge),
@@ -223,7 +223,7 @@ fn merges(seed: u64) -> Vec<Merge> {
     merges
 }
 
-pub fn general() {
+pub fn merge_general() {
     let (device, oracle) = (session(), oracle());
     for merge in merges(fresh_seed()) {
         for (tokens, without_a) in [(41, 0), (41, 7), (3, 3), (1, 0), (0, 0)] {
@@ -235,9 +235,9 @@ pub fn general() {
                     in_place: *in_place,
                 };
                 let of = (merge.dtype, merge.wide());
-                let (_, want) = merge_two(&*oracle, &HostMemory, of, two);
+                let (_, want) = run_two(&*oracle, &HostMemory, of, two);
                 let of = (merge.dtype, merge);
-                let (b, got) = merge_two(&*device, &DeviceMemory, of, two);
+                let (b, got) = run_two(&*device, &DeviceMemory, of, two);
                 merge.assert_near(&got, &want);
                 if merge.format.0.is_none() && !in_place {
                     assert_copied(&got, &b, tokens - without_a);
@@ -269,7 +269,7 @@ pub fn general() {
 }
 
 /// The outputs of tokens whose states `indptr` names, of `all`.
-fn merge_varlen(
+fn run_varlen(
     session: &dyn Session,
     memory: &dyn Memory,
     (of, merge): (DType, Merge),
@@ -294,7 +294,7 @@ fn merge_varlen(
     [v_out.current(), s_out.current()]
 }
 
-pub fn varlen() {
+pub fn merge_varlen() {
     let (device, oracle) = (session(), oracle());
     for merge in merges(fresh_seed()) {
         for tokens in [37, 1, 0] {
@@ -305,9 +305,9 @@ pub fn varlen() {
             }
             let all = i64::from(indptr[tokens]) + 2;
             let of = (merge.dtype, merge.wide());
-            let want = merge_varlen(&*oracle, &HostMemory, of, all, &indptr);
+            let want = run_varlen(&*oracle, &HostMemory, of, all, &indptr);
             let of = (merge.dtype, merge);
-            let got = merge_varlen(&*device, &DeviceMemory, of, all, &indptr);
+            let got = run_varlen(&*device, &DeviceMemory, of, all, &indptr);
             merge.assert_near(&got, &want);
         }
     }
@@ -335,12 +335,12 @@ pub fn states_beyond_the_tensors() {
     ];
     for merge in merges(fresh_seed()) {
         let of = (merge.dtype, merge);
-        let got = merge_varlen(&*device, &DeviceMemory, of, all, &wrong);
+        let got = run_varlen(&*device, &DeviceMemory, of, all, &wrong);
         for (token, pair) in wrong.windows(2).enumerate() {
             let [first, after] = [pair[0], pair[1]].map(|n| n.clamp(0, all as i32));
             let right = [first, after.max(first)];
             let of = (merge.dtype, merge.wide());
-            let want = merge_varlen(&*oracle, &HostMemory, of, all, &right);
+            let want = run_varlen(&*oracle, &HostMemory, of, all, &right);
             merge.assert_near(&row(&got, token as i64), &want);
         }
     }
