@@ -199,7 +199,7 @@ public:
     /** Merges as many attention states per token as each has. */
     void merge(const folio_merge_varlen_args &args, void *stream = nullptr) const
     {
-        error_report report;
+        detail::Report report;
         report.check(api().merge_varlen(get(), &args, stream, report.get()));
     }
 

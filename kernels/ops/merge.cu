@@ -53,7 +53,8 @@ __device__ __forceinline__ i64 output_row(const FolioMergeStatesParams &p, const
     return at.token * p.v_out.stride_token + at.head * p.v_out.stride_head;
 }
 
-// s_out may be an s: no lane reads one after this barrier. Lanes that have left are not waited for, and all others come.
+// s_out may be an s: no lane of the row reads one after this barrier, which orders its reads before the store. Lanes
+// that have left are not waited for, and all others come here.
 __device__ __forceinline__ void store_lse(const FolioMergeStatesParams &p, const Position &at, float lse) {
     __syncwarp();
     if (p.s_out && at.lane == 0) p.s_out[at.token * p.s_out_stride_token + at.head * p.s_out_stride_head] = lse;
@@ -204,8 +205,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     if (!at.wanted) return;
     const Range states = {0, p.num_states};
     const SameType out(p, at);
-    store_lse(p, at,
-              p.vectors ? merge_states<VECTOR, 2>(p, at, states, out) : merge_states<1, 2>(p, at, states, out));
+    store_lse(p, at, p.vectors ? merge_states<VECTOR, 2>(p, at, states, out) : merge_states<1, 2>(p, at, states, out));
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)

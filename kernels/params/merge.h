@@ -1,5 +1,5 @@
-// The parameters of the merges that ask for more than FolioMergeStatesParams says. src/cuda/merge_params.rs mirrors them
-// field by field; sizes are asserted on both sides. No code here.
+// The parameters of the merges that ask for more than FolioMergeStatesParams says. src/cuda/merge_params.rs mirrors
+// them field by field; sizes are asserted on both sides. No code here.
 #pragma once
 
 #include "params/params.h"
