@@ -13,7 +13,7 @@ use common::problem::{Layer, MaskKind, Pattern, Problem};
 use common::values::{mix, normal, uniform};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{LogBase, MergeArgs, MergeStatesArgs};
+use folio::problem::{LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs};
 
 fn sessions() -> Vec<Box<dyn Session>> {
     let targets = [Target::Reference, Target::Cpu { num_threads: 2 }];
@@ -23,6 +23,72 @@ fn sessions() -> Vec<Box<dyn Session>> {
     pairs
         .map(|session| session.expect("a CPU context"))
         .collect()
+}
+
+/// How an lse lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Layout {
+    /// FlashInfer's: `[num_tokens, num_heads]`.
+    TokensFirst,
+    /// vLLM's and FlashAttention's: `[num_heads, num_tokens]`.
+    HeadsFirst,
+}
+
+impl Layout {
+    /// A tensor whose first dimension is tokens and whose last one heads, with `gap` elements after each slice of the
+    /// outermost in memory.
+    fn view(self, shape: &[i64], gap: u32) -> View {
+        let last = shape.len() - 1;
+        let mut gaps = vec![0; shape.len()];
+        gaps[0] = gap;
+        match self {
+            Layout::TokensFirst => View::gapped(DType::F32, shape, &gaps, 0),
+            Layout::HeadsFirst => {
+                let mut shape = shape.to_vec();
+                shape.swap(0, last);
+                let mut view = View::gapped(DType::F32, &shape, &gaps, 1);
+                view.shape.swap(0, last);
+                view.strides.swap(0, last);
+                view
+            }
+        }
+    }
+}
+
+/// Type and scale of an output.
+#[derive(Debug, Clone, Copy)]
+enum Format {
+    /// The states' type.
+    Same,
+    /// fp8, and the divisor of what it holds. The largest values saturate.
+    Scaled(DType, f32),
+}
+
+const E4M3: Format = Format::Scaled(DType::F8E4M3, 0.0078);
+const E5M2: Format = Format::Scaled(DType::F8E5M2, 5e-5);
+
+impl Format {
+    fn dtype(self, states: DType) -> DType {
+        match self {
+            Format::Same => states,
+            Format::Scaled(dtype, _) => dtype,
+        }
+    }
+
+    fn o_scale(self) -> f32 {
+        match self {
+            Format::Same => 0.0,
+            Format::Scaled(_, o_scale) => o_scale,
+        }
+    }
+
+    /// What values are divided by.
+    fn divisor(self) -> f64 {
+        match self {
+            Format::Same => 1.0,
+            Format::Scaled(_, o_scale) => o_scale.into(),
+        }
+    }
 }
 
 /// `n` states per row.
@@ -81,7 +147,7 @@ impl States {
     }
 
     /// State `part` of all rows, or all of them; values behind an empty lse are poison.
-    fn images(&self, part: Option<i64>) -> (Image, Image) {
+    fn images(&self, part: Option<i64>, layout: Layout) -> (Image, Image) {
         let [tokens, n, heads, dim] = self.shape;
         let (v_shape, s_shape) = match part {
             Some(_) => (vec![tokens, heads, dim], vec![tokens, heads]),
@@ -98,7 +164,7 @@ impl States {
                 v.put(index, encode(self.dtype, self.value(&at)));
             }
         });
-        let mut s = Image::poisoned(View::compact(DType::F32, &s_shape));
+        let mut s = Image::poisoned(layout.view(&s_shape, 0));
         for_each_index(&s_shape, |index| {
             s.put(index, self.lse(&whole(index)).to_bits().into());
         });
@@ -106,15 +172,23 @@ impl States {
     }
 
     /// A row against the formula.
-    fn check(&self, v: &Image, s: Option<&Image>, token: i64, head: i64, parts: &[i64]) {
+    fn check(
+        &self,
+        (v, format): (&Image, Format),
+        s: Option<&Image>,
+        [token, head]: [i64; 2],
+        parts: &[i64],
+    ) {
         let (want, magnitude, lse) = self.merged(token, head, parts);
         for (d, want) in want.iter().enumerate() {
             let t = magnitude[d] * 1e-6;
-            let (low, high) = (rounded(self.dtype, want - t), rounded(self.dtype, want + t));
+            let [low, high] =
+                [want - t, want + t].map(|value| rounded(v.view.dtype, value / format.divisor()));
             let got = v.value(&[token, head, d as i64]);
             assert!(
                 low <= got && got <= high,
-                "[{token}, {head}, {d}]: {got} is not {want}"
+                "[{token}, {head}, {d}]: {got} is not {want} / {}",
+                format.divisor()
             );
         }
         if let Some(s) = s {
@@ -125,7 +199,32 @@ impl States {
             );
         }
     }
+
+    /// A row that is one state and nothing else: what is left of it in the output are its own numbers.
+    fn check_copied(
+        &self,
+        (v, format): (&Image, Format),
+        s: &Image,
+        [token, head]: [i64; 2],
+        n: i64,
+    ) {
+        self.check((v, format), Some(s), [token, head], &[n]);
+        let lse = self.lse(&[token, n, head]);
+        if !lse.is_finite() {
+            return;
+        }
+        assert_eq!(s.value(&[token, head]), f64::from(lse));
+        if matches!(format, Format::Same) {
+            for d in 0..self.shape[3] {
+                let want = self.value(&[token, n, head, d]);
+                assert_eq!(v.value(&[token, head, d]), want);
+            }
+        }
+    }
 }
+
+/// Of every problem of the grid.
+const TOKENS: i64 = 39;
 
 fn grid() -> Vec<States> {
     let mut grid = Vec::new();
@@ -138,7 +237,7 @@ fn grid() -> Vec<States> {
             for n in [1, 2, 7, 17, 35].into_iter().filter(|n| *n <= most) {
                 grid.push(States {
                     dtype,
-                    shape: [39, n, 1 + (seed as i64 * 5 + n) % 8, dim],
+                    shape: [TOKENS, n, 1 + (seed as i64 * 5 + n) % 8, dim],
                     lse_base: match (seed + n as u64).is_multiple_of(2) {
                         true => LogBase::Two,
                         false => LogBase::E,
@@ -156,31 +255,114 @@ fn n_states_merge_as_the_formula_says() {
     for session in sessions() {
         for states in grid() {
             let [tokens, n, heads, dim] = states.shape;
-            let (v, s) = states.images(None);
-            let (v, s) = (Resident::new(&HostMemory, v), Resident::new(&HostMemory, s));
-            let gapped = View::gapped(states.dtype, &[tokens, heads, dim], &[5, 3, 0], 1);
-            let v_out = Resident::new(&HostMemory, Image::poisoned(gapped));
-            let s_out = View::gapped(DType::F32, &[tokens, heads], &[2, 0], 0);
-            let s_out = Resident::new(&HostMemory, Image::poisoned(s_out));
-            for with_lse in [true, false] {
+            // Two of three for each problem, which saves time.
+            let mut outputs = vec![
+                (true, Layout::TokensFirst, Format::Same),
+                (false, Layout::TokensFirst, E5M2),
+                (true, Layout::HeadsFirst, E4M3),
+            ];
+            outputs.remove(states.seed as usize % 3);
+            for (with_lse, layout, format) in outputs {
+                let (v, s) = states.images(None, layout);
+                let (v, s) = (Resident::new(&HostMemory, v), Resident::new(&HostMemory, s));
+                let dtype = format.dtype(states.dtype);
+                let gapped = View::gapped(dtype, &[tokens, heads, dim], &[5, 3, 0], 1);
+                let v_out = Resident::new(&HostMemory, Image::poisoned(gapped));
+                let s_out = Image::poisoned(layout.view(&[tokens, heads], 2));
+                let s_out = Resident::new(&HostMemory, s_out);
                 let input = MergeStatesArgs {
                     v: v.tensor(),
                     s: s.tensor(),
                     v_out: v_out.tensor(),
                     s_out: with_lse.then(|| s_out.tensor()),
                     lse_base: states.lse_base,
+                    o_scale: format.o_scale(),
                 };
-                v_out.reset();
-                s_out.reset();
                 session.merge_states(&input, Stream::default()).unwrap();
                 let (v_now, s_now) = (v_out.current(), s_out.current());
                 let parts: Vec<i64> = (0..n).collect();
                 for_each_index(&[tokens, heads], |at| {
-                    states.check(&v_now, with_lse.then_some(&s_now), at[0], at[1], &parts);
+                    let s_now = with_lse.then_some(&s_now);
+                    states.check((&v_now, format), s_now, [at[0], at[1]], &parts);
                 });
                 assert!(v.is_untouched() && s.is_untouched());
                 assert!(with_lse || s_out.is_untouched());
                 assert_gaps_untouched(&v_out, &[tokens, heads, dim]);
+                assert_gaps_untouched(&s_out, &[tokens, heads]);
+            }
+        }
+    }
+}
+
+/// Tokens with no state, with one and with many, among states that belong to none.
+#[test]
+fn numbers_of_states_of_their_own_merge_as_the_formula_says() {
+    for session in sessions() {
+        for states in grid().into_iter().filter(|states| states.shape[1] >= 7) {
+            let [tokens, most, heads, dim] = states.shape;
+            let count = |token: i64| match states.hash(&[token]) % 4 {
+                0 => 0,
+                1 => 1,
+                _ => (states.hash(&[token, 7]) % (most as u64 + 1)) as i64,
+            };
+            let mut indptr = vec![2];
+            indptr.extend((0..tokens).scan(2, |end, token| {
+                *end += count(token) as i32;
+                Some(*end)
+            }));
+            let all = i64::from(indptr[tokens as usize]) + 3;
+            let start = |token: i64| i64::from(indptr[token as usize]);
+            for (layout, format) in [
+                (Layout::TokensFirst, Format::Same),
+                (Layout::HeadsFirst, E4M3),
+                (Layout::TokensFirst, E5M2),
+            ] {
+                let compact = View::compact(states.dtype, &[all, heads, dim]);
+                let mut v = Image::poisoned(compact);
+                let mut s = Image::poisoned(layout.view(&[all, heads], 1));
+                // What no token names weighs more than all that one does.
+                for_each_index(&[all, heads], |at| s.put(at, 1e30f32.to_bits().into()));
+                for_each_index(&[tokens, heads], |at| {
+                    for n in 0..count(at[0]) {
+                        let (from, to) = ([at[0], n, at[1]], [start(at[0]) + n, at[1]]);
+                        s.put(&to, states.lse(&from).to_bits().into());
+                        for d in (0..dim).filter(|_| states.lse(&from).is_finite()) {
+                            let value = states.value(&[at[0], n, at[1], d]);
+                            v.put(&[to[0], to[1], d], encode(states.dtype, value));
+                        }
+                    }
+                });
+                let dtype = format.dtype(states.dtype);
+                let v_out = View::gapped(dtype, &[tokens, heads, dim], &[5, 3, 0], 1);
+                let s_out = layout.view(&[tokens, heads], 2);
+                let resident = |image| Resident::new(&HostMemory, image);
+                let (v, s) = (resident(v), resident(s));
+                let offsets = resident(Image::of_i32(&[tokens + 1], &indptr));
+                let [v_out, s_out] = [v_out, s_out].map(|view| resident(Image::poisoned(view)));
+                let input = MergeVarlenArgs {
+                    v: v.tensor(),
+                    s: s.tensor(),
+                    indptr: offsets.tensor(),
+                    v_out: v_out.tensor(),
+                    s_out: Some(s_out.tensor()),
+                    lse_base: states.lse_base,
+                    o_scale: format.o_scale(),
+                };
+                session.merge_varlen(&input, Stream::default()).unwrap();
+                let (v_now, s_now) = (v_out.current(), s_out.current());
+                for_each_index(&[tokens, heads], |at| {
+                    let at = [at[0], at[1]];
+                    match count(at[0]) {
+                        1 => states.check_copied((&v_now, format), &s_now, at, 0),
+                        n => {
+                            let parts: Vec<i64> = (0..n).collect();
+                            states.check((&v_now, format), Some(&s_now), at, &parts);
+                        }
+                    }
+                });
+                assert!(v.is_untouched() && s.is_untouched() && offsets.is_untouched());
+                assert_gaps_untouched(&v_out, &[tokens, heads, dim]);
+                assert_gaps_untouched(&s_out, &[tokens, heads]);
             }
         }
     }
@@ -193,56 +375,132 @@ fn assert_gaps_untouched(part: &Resident<'_>, shape: &[i64]) {
     assert!(current.bytes == part.image().bytes);
 }
 
+/// What a merge of two states is asked for.
+struct Asked {
+    in_place: bool,
+    with_mask: bool,
+    num_tokens_without_a: i64,
+    layout: Layout,
+    format: Format,
+}
+
+const PLAIN: Asked = Asked {
+    in_place: false,
+    with_mask: false,
+    num_tokens_without_a: 0,
+    layout: Layout::TokensFirst,
+    format: Format::Same,
+};
+
+const ASKED: [Asked; 8] = [
+    PLAIN,
+    Asked {
+        in_place: true,
+        ..PLAIN
+    },
+    Asked {
+        in_place: true,
+        with_mask: true,
+        ..PLAIN
+    },
+    Asked {
+        num_tokens_without_a: 11,
+        layout: Layout::HeadsFirst,
+        ..PLAIN
+    },
+    Asked {
+        in_place: true,
+        with_mask: true,
+        num_tokens_without_a: 20,
+        layout: Layout::HeadsFirst,
+        ..PLAIN
+    },
+    Asked {
+        num_tokens_without_a: TOKENS,
+        ..PLAIN
+    },
+    Asked {
+        layout: Layout::HeadsFirst,
+        format: E4M3,
+        ..PLAIN
+    },
+    Asked {
+        with_mask: true,
+        num_tokens_without_a: 1,
+        format: E5M2,
+        ..PLAIN
+    },
+];
+
 #[test]
-fn two_states_merge_in_place_and_under_a_mask() {
+fn two_states_merge_as_the_formula_says() {
     for session in sessions() {
         for states in grid().into_iter().filter(|states| states.shape[1] == 2) {
-            let [tokens, _, heads, dim] = states.shape;
-            let masked = |token: i64| token % 3 == 1;
-            let mask = (0..tokens).map(|token| if masked(token) { 0 } else { 1 << (token % 8) });
-            let mask = Image::of_bits(DType::U8, &[tokens], mask);
-            let mask = Resident::new(&HostMemory, mask);
-            let resident = |n| {
-                let (v, s) = states.images(Some(n));
-                (Resident::new(&HostMemory, v), Resident::new(&HostMemory, s))
-            };
-            for (in_place, with_mask) in [(false, false), (true, false), (true, true)] {
-                let ((v_a, s_a), (v_b, s_b)) = (resident(0), resident(1));
-                let (v_new, s_new) = resident(0);
-                let (v_out, s_out) = match in_place {
-                    true => (&v_a, &s_a),
-                    false => (&v_new, &s_new),
-                };
-                let input = MergeArgs {
-                    v_a: v_a.tensor(),
-                    s_a: s_a.tensor(),
-                    v_b: v_b.tensor(),
-                    s_b: s_b.tensor(),
-                    v_out: v_out.tensor(),
-                    s_out: Some(s_out.tensor()),
-                    mask: with_mask.then(|| mask.tensor()),
-                    lse_base: states.lse_base,
-                };
-                session.merge(&input, Stream::default()).unwrap();
-                let (v_now, s_now) = (v_out.current(), s_out.current());
-                for_each_index(&[tokens, heads], |at| {
-                    if !(with_mask && masked(at[0])) {
-                        states.check(&v_now, Some(&s_now), at[0], at[1], &[0, 1]);
-                        return;
-                    }
-                    let kept = (0..dim).all(|d| {
-                        let index = [at[0], at[1], d];
-                        v_now.bits(&index) == v_out.image().bits(&index)
-                    });
-                    assert!(
-                        kept && s_now.bits(at) == s_out.image().bits(at),
-                        "row {at:?}"
-                    );
-                });
-                assert!(v_b.is_untouched() && s_b.is_untouched());
+            for asked in &ASKED {
+                two_states_merge(&*session, &states, asked);
             }
         }
     }
+}
+
+fn two_states_merge(session: &dyn Session, states: &States, asked: &Asked) {
+    let [tokens, _, heads, dim] = states.shape;
+    let masked = |token: i64| asked.with_mask && token % 3 == 1;
+    let has_a = |token: i64| token < tokens - asked.num_tokens_without_a;
+    let bytes = (0..tokens).map(|token| if masked(token) { 0 } else { 1 << (token % 8) });
+    let resident = |image| Resident::new(&HostMemory, image);
+    let mask = resident(Image::of_bits(DType::U8, &[tokens], bytes));
+    let (mut v_a, mut s_a) = states.images(Some(0), asked.layout);
+    // A state a that is none would weigh more than state b, and ruin it.
+    for_each_index(&[tokens, heads, dim], |at| {
+        if !has_a(at[0]) {
+            v_a.put(at, encode(states.dtype, f64::NAN));
+            s_a.put(&at[..2], 1e30f32.to_bits().into());
+        }
+    });
+    let (v_b, s_b) = states.images(Some(1), asked.layout);
+    let [v_a, s_a, v_b, s_b] = [v_a, s_a, v_b, s_b].map(resident);
+    let dtype = asked.format.dtype(states.dtype);
+    let v_new = View::gapped(dtype, &[tokens, heads, dim], &[5, 3, 0], 1);
+    let s_new = asked.layout.view(&[tokens, heads], 2);
+    let [v_new, s_new] = [v_new, s_new].map(|view| resident(Image::poisoned(view)));
+    let (v_out, s_out) = match asked.in_place {
+        true => (&v_a, &s_a),
+        false => (&v_new, &s_new),
+    };
+    let input = MergeArgs {
+        v_a: v_a.tensor(),
+        s_a: s_a.tensor(),
+        v_b: v_b.tensor(),
+        s_b: s_b.tensor(),
+        v_out: v_out.tensor(),
+        s_out: Some(s_out.tensor()),
+        mask: asked.with_mask.then(|| mask.tensor()),
+        lse_base: states.lse_base,
+        num_tokens_without_a: asked.num_tokens_without_a,
+        o_scale: asked.format.o_scale(),
+    };
+    session.merge(&input, Stream::default()).unwrap();
+    let (v_now, s_now) = (v_out.current(), s_out.current());
+    for_each_index(&[tokens, heads], |at| {
+        let v = (&v_now, asked.format);
+        if masked(at[0]) {
+            let kept = (0..dim).all(|d| {
+                let index = [at[0], at[1], d];
+                v_now.bits(&index) == v_out.image().bits(&index)
+            });
+            let kept = kept && s_now.bits(at) == s_out.image().bits(at);
+            assert!(kept, "row {at:?}");
+        } else if has_a(at[0]) {
+            states.check(v, Some(&s_now), [at[0], at[1]], &[0, 1]);
+        } else {
+            states.check_copied(v, &s_now, [at[0], at[1]], 1);
+        }
+    });
+    assert!(v_b.is_untouched() && s_b.is_untouched() && mask.is_untouched());
+    assert!(asked.in_place || v_a.is_untouched() && s_a.is_untouched());
+    assert_gaps_untouched(v_out, &[tokens, heads, dim]);
+    assert_gaps_untouched(s_out, &[tokens, heads]);
 }
 
 /// What `solve` gave, as inputs of a merge.
@@ -307,6 +565,7 @@ fn parts_of_the_keys_merge_into_the_whole() {
                 v_out: v_out.tensor(),
                 s_out: Some(s_out.tensor()),
                 lse_base: base,
+                o_scale: 0.0,
             };
             session.merge_states(&input, Stream::default()).unwrap();
             let (v_now, s_now) = (v_out.current(), s_out.current());

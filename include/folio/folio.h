@@ -1841,12 +1841,14 @@ folio_status folio_kv_append(const folio_context *ctx,
 
 /**
  * Two attention states (v, s) of the same rows, over disjoint sets of keys, to be merged:
- * FlashInfer's merge_state, and merge_state_in_place where v_out is v_a. s is the lse. An s of -inf
- * (or +inf, as FlashAttention-2 marks it) is an empty state; two empty states give 0 and -inf.
+ * FlashInfer's merge_state, merge_state_in_place where v_out is v_a, and vLLM's merge_attn_states, whose prefix is
+ * state a. s is the lse. An s of -inf (or +inf, as FlashAttention-2 marks it, or NaN) is an empty state, whose v counts
+ * for nothing, whatever it is; two empty states give 0 and -inf. Beside an empty state the other one stays as it is.
  *
  * An output may be the input of its kind: v_out v_a or v_b, s_out s_a or s_b, with the same address and the same
  * strides. Any other overlap of an output with another tensor, in part too, makes the outputs undefined. The
- * rows of v have a unit last stride; all other strides are free.
+ * rows of v have a unit last stride; all other strides are free, so that an lse of `[num_heads, num_tokens]`
+ * is given as `[num_tokens, num_heads]` with the strides 1 and num_tokens. Every lse has strides of its own.
  */
 typedef struct folio_merge_state_args {
     /**
@@ -1874,7 +1876,7 @@ typedef struct folio_merge_state_args {
      */
     const folio_tensor *s_b;
     /**
-     * Output: as v_a; may be v_a or v_b itself.
+     * Output: as v_a, and may be v_a or v_b itself; or in float8_e4m3 or float8_e5m2, which holds o / o_scale, saturated.
      */
     const folio_tensor *v_out;
     /**
@@ -1885,11 +1887,20 @@ typedef struct folio_merge_state_args {
      * `[num_tokens]` uint8 or bool, or NULL: a zero leaves the row of the outputs as it is.
      */
     const folio_tensor *mask;
+    /**
+     * Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
+     */
+    float o_scale;
+    /**
+     * The last so many tokens have no state a: nothing of it is read, and the outputs are state b. In vLLM's terms
+     * num_tokens - prefill_tokens_with_context. At most num_tokens; 0: all tokens have both.
+     */
+    uint32_t num_tokens_without_a;
 } folio_merge_state_args;
 
 /**
  * n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states. No state
- * gives 0 and -inf. The outputs may not overlap the states. Strides as in folio_merge_state_args.
+ * gives 0 and -inf. The outputs may not overlap the states. Empty states and strides as in folio_merge_state_args.
  */
 typedef struct folio_merge_states_args {
     /**
@@ -1909,14 +1920,69 @@ typedef struct folio_merge_states_args {
      */
     const folio_tensor *s;
     /**
-     * Output: `[num_tokens, num_heads, head_dim]`.
+     * Output: `[num_tokens, num_heads, head_dim]` of the type of v, or in fp8 as in folio_merge_state_args.
      */
     const folio_tensor *v_out;
     /**
      * Output: `[num_tokens, num_heads]` float32, or NULL.
      */
     const folio_tensor *s_out;
+    /**
+     * As in folio_merge_state_args.
+     */
+    float o_scale;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } folio_merge_states_args;
+
+/**
+ * As many attention states per token as each has, over disjoint sets of keys, to be merged: what split keys, or the
+ * levels of a cascade, leave where rows have different numbers of parts (FlashInfer's variable-length merge of states).
+ * Token t has the states indptr[t] to indptr[t + 1], without the last. A token with none gives 0 and -inf, one
+ * with one state is that state. The outputs may not overlap the states. Empty states and strides as in
+ * folio_merge_state_args.
+ */
+typedef struct folio_merge_varlen_args {
+    /**
+     * sizeof(folio_merge_varlen_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_MERGE_…
+     */
+    uint32_t flags;
+    /**
+     * `[num_states, num_heads, head_dim]` float32, float16 or bfloat16: the states of all tokens.
+     */
+    const folio_tensor *v;
+    /**
+     * `[num_states, num_heads]` float32.
+     */
+    const folio_tensor *s;
+    /**
+     * `[num_tokens + 1]` int32, contiguous, on the context's device: numbers from 0 to num_states, none below the one
+     * before it. On the CPU they are checked. On CUDA a token has those of its states that exist.
+     */
+    const folio_tensor *indptr;
+    /**
+     * Output: `[num_tokens, num_heads, head_dim]` of the type of v, or in fp8 as in folio_merge_state_args.
+     */
+    const folio_tensor *v_out;
+    /**
+     * Output: `[num_tokens, num_heads]` float32, or NULL.
+     */
+    const folio_tensor *s_out;
+    /**
+     * As in folio_merge_state_args.
+     */
+    float o_scale;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_merge_varlen_args;
 
 /**
  * Merges two attention states.
@@ -1950,6 +2016,19 @@ folio_status folio_merge_state(const folio_context *ctx,
  */
 folio_status folio_merge_states(const folio_context *ctx,
                                 const folio_merge_states_args *args,
+                                void *stream,
+                                folio_error *err);
+
+/**
+ * Merges as many attention states per token as each has.
+ *
+ * @copydetails folio_merge_state
+ *
+ * # Safety
+ * As folio_merge_state.
+ */
+folio_status folio_merge_varlen(const folio_context *ctx,
+                                const folio_merge_varlen_args *args,
                                 void *stream,
                                 folio_error *err);
 
@@ -3597,6 +3676,13 @@ typedef struct folio_api {
      */
     folio_status (*find_shared_prefixes)(const folio_find_shared_prefixes_args *args,
                                          folio_error *err);
+    /**
+     * folio_merge_varlen
+     */
+    folio_status (*merge_varlen)(const folio_context *ctx,
+                                 const folio_merge_varlen_args *args,
+                                 void *stream,
+                                 folio_error *err);
 } folio_api;
 
 /**

@@ -196,6 +196,13 @@ public:
         report.check(api().merge_states(get(), &args, stream, report.get()));
     }
 
+    /** Merges as many attention states per token as each has. */
+    void merge(const folio_merge_varlen_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().merge_varlen(get(), &args, stream, report.get()));
+    }
+
     /** Cuts the up-projection of MLA into W_UK and W_UV. */
     void absorb_weights(const folio_mla_absorb_weights_args &args, void *stream = nullptr) const
     {

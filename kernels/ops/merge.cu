@@ -6,10 +6,12 @@
 // one: outputs may be the inputs themselves. Compiled per element type, FOLIO_Q.
 //
 // Two states, the most common case, have a kernel of their own. It is bound by the latency of memory: few registers and
-// many blocks make it fast.
+// many blocks make it fast. So what is asked for less often (another number of states for every token, tokens that
+// have the second state alone, outputs in fp8) has kernels of its own too, the general ones.
 #include "core/elements.cuh"
 #include "core/paged.cuh"
 #include "core/softmax.cuh"
+#include "params/merge.h"
 
 namespace folio {
 
@@ -46,12 +48,15 @@ struct State {
         : State(p.second.v && index ? State(p.second, at, 0) : State(p.first, at, index)) {}
 };
 
-__device__ __forceinline__ Storage *output(const FolioMergeStatesParams &p, const Position &at) {
-    return static_cast<Storage *>(p.v_out.data) + at.token * p.v_out.stride_token + at.head * p.v_out.stride_head;
+// Where the first element of the merged row is, from the start of the output.
+__device__ __forceinline__ i64 output_row(const FolioMergeStatesParams &p, const Position &at) {
+    return at.token * p.v_out.stride_token + at.head * p.v_out.stride_head;
 }
 
+// s_out may be an s: no lane of the row reads one after this barrier, which orders its reads before the store. Lanes
+// that have left are not waited for, and all others come here.
 __device__ __forceinline__ void store_lse(const FolioMergeStatesParams &p, const Position &at, float lse) {
-    __syncwarp();  // lanes that have left do not count
+    __syncwarp();
     if (p.s_out && at.lane == 0) p.s_out[at.token * p.s_out_stride_token + at.head * p.s_out_stride_head] = lse;
 }
 
@@ -89,34 +94,104 @@ struct Sum {
         for (u32 j = 0; j < N; j++) x[j] += weight * Element::load(counted.x[j]);
     }
 
-    __device__ __forceinline__ void store(Storage *target) const {
-        Elements<N, Element> out;
+    // As elements of type T, times `factor`.
+    template <class T>
+    __device__ __forceinline__ void store(typename T::Storage *target, float factor) const {
+        Elements<N, T> out;
 #pragma unroll
-        for (u32 j = 0; j < N; j++) out.x[j] = Element::store(x[j]);
+        for (u32 j = 0; j < N; j++) out.x[j] = T::store(x[j] * factor);
         out.store(target);
     }
 };
 
-// Any number of states. Returns the lse.
-template <u32 N>
-__device__ __forceinline__ float merge_states(const FolioMergeStatesParams &p, const Position &at) {
+// A row of an output that has the states' type.
+struct SameType {
+    Storage *row;
+
+    __device__ __forceinline__ SameType(const FolioMergeStatesParams &p, const Position &at)
+        : row(static_cast<Storage *>(p.v_out.data) + output_row(p, at)) {}
+
+    template <u32 N>
+    __device__ __forceinline__ void store(u32 d, const Sum<N> &sum) const {
+        sum.template store<Element>(row + d, 1.0f);
+    }
+};
+
+// A row of an output that has the states' type or is fp8.
+struct AnyType {
+    const FolioMergeGeneralParams &p;
+    i64 row;
+
+    __device__ __forceinline__ AnyType(const FolioMergeGeneralParams &p, const Position &at)
+        : p(p), row(output_row(p.merge, at)) {}
+
+    template <u32 N>
+    __device__ __forceinline__ void store(u32 d, const Sum<N> &sum) const {
+        void *const out = p.merge.v_out.data;
+        switch (p.o_dtype) {
+            case FOLIO_E4M3: sum.template store<e4m3>(static_cast<u8 *>(out) + row + d, p.o_factor); break;
+            case FOLIO_E5M2: sum.template store<e5m2>(static_cast<u8 *>(out) + row + d, p.o_factor); break;
+            default: sum.template store<Element>(static_cast<Storage *>(out) + row + d, 1.0f);
+        }
+    }
+};
+
+// The states of a token: from `begin` to `end`, without it.
+struct Range {
+    u32 begin, end;
+};
+
+// The numbers of indptr are kept within the states that there are.
+__device__ __forceinline__ Range states_of(const FolioMergeGeneralParams &p, u32 token) {
+    const u32 count = p.merge.num_states;
+    if (!p.indptr) return {token < p.num_tokens_with_first ? 0u : 1u, count};
+    const i32 first = p.indptr[token], after = p.indptr[token + 1];
+    return {static_cast<u32>(max(first, 0)), min(static_cast<u32>(max(after, 0)), count)};
+}
+
+// Any number of states, of which UNROLL are loaded at a time. Returns the lse.
+template <u32 N, u32 UNROLL, class Output>
+__device__ __forceinline__ float merge_states(const FolioMergeStatesParams &p, const Position &at, const Range &states,
+                                              const Output &out) {
     float max = minus_infinity();
-    for (u32 i = 0; i < p.num_states; i++) max = fmaxf(max, without_keys(*State(p, at, i).s));
+    for (u32 i = states.begin; i < states.end; i++) max = fmaxf(max, without_keys(*State(p, at, i).s));
     Weights weights(p, max);
-    for (u32 i = 0; i < p.num_states; i++) weights.sum += weights.weight(without_keys(*State(p, at, i).s));
+    for (u32 i = states.begin; i < states.end; i++) weights.sum += weights.weight(without_keys(*State(p, at, i).s));
     const float factor = weights.factor();
-    Storage *const out = output(p, at);
     for (u32 d = N * at.lane; d < p.head_dim; d += N << p.log2_lanes) {
         Sum<N> sum = {};
-#pragma unroll 2
-        for (u32 i = 0; i < p.num_states; i++) {
+#pragma unroll UNROLL
+        for (u32 i = states.begin; i < states.end; i++) {
             const State state(p, at, i);
             Elements<N, Element> values;
             values.load(state.v + d);
             sum.add(weights.weight(without_keys(*state.s)) * factor, values);
         }
-        sum.store(out + d);
+        out.store(d, sum);
     }
+    return weights.lse();
+}
+
+// Two states in `first` and `second`, whose rows are at most a vector per lane. Returns the lse.
+template <class Output>
+__device__ __forceinline__ float merge_two(const FolioMergeStatesParams &p, const Position &at, bool has_first,
+                                           const Output &out) {
+    // Lanes past the end of the row read its last vector and store nothing.
+    const u32 d = min(VECTOR * at.lane, p.head_dim - VECTOR);
+    const State a(p.first, at, 0), b(p.second, at, 0);
+    const float stated_a = has_first ? *a.s : minus_infinity(), stated_b = *b.s;
+    Elements<VECTOR, Element> of_a = {}, of_b;
+    if (has_first) of_a.load(a.v + d);
+    of_b.load(b.v + d);
+    const float lse_a = without_keys(stated_a), lse_b = without_keys(stated_b);
+    Weights weights(p, fmaxf(lse_a, lse_b));
+    const float weight_a = weights.weight(lse_a), weight_b = weights.weight(lse_b);
+    weights.sum = weight_a + weight_b;
+    const float factor = weights.factor();
+    Sum<VECTOR> sum = {};
+    sum.add(weight_a * factor, of_a);
+    sum.add(weight_b * factor, of_b);
+    if (d == VECTOR * at.lane) out.store(d, sum);
     return weights.lse();
 }
 
@@ -128,30 +203,38 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     wait_for_prerequisites();
     const Position at(p);
     if (!at.wanted) return;
-    store_lse(p, at, p.vectors ? merge_states<VECTOR>(p, at) : merge_states<1>(p, at));
+    const Range states = {0, p.num_states};
+    const SameType out(p, at);
+    store_lse(p, at, p.vectors ? merge_states<VECTOR, 2>(p, at, states, out) : merge_states<1, 2>(p, at, states, out));
 }
 
-// Two states in `first` and `second`, whose rows are at most a vector per lane.
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     folio_merge_state(const __grid_constant__ FolioMergeStatesParams p) {
     using namespace folio;
     wait_for_prerequisites();
     const Position at(p);
     if (!at.wanted) return;
-    // Lanes past the end of the row read its last vector and store nothing.
-    const u32 d = min(VECTOR * at.lane, p.head_dim - VECTOR);
-    const State a(p.first, at, 0), b(p.second, at, 0);
-    const float stated_a = *a.s, stated_b = *b.s;
-    Elements<VECTOR, Element> of_a, of_b;
-    of_a.load(a.v + d), of_b.load(b.v + d);
-    const float lse_a = without_keys(stated_a), lse_b = without_keys(stated_b);
-    Weights weights(p, fmaxf(lse_a, lse_b));
-    const float weight_a = weights.weight(lse_a), weight_b = weights.weight(lse_b);
-    weights.sum = weight_a + weight_b;
-    const float factor = weights.factor();
-    Sum<VECTOR> sum = {};
-    sum.add(weight_a * factor, of_a);
-    sum.add(weight_b * factor, of_b);
-    if (d == VECTOR * at.lane) sum.store(output(p, at) + d);
-    store_lse(p, at, weights.lse());
+    store_lse(p, at, merge_two(p, at, true, SameType(p, at)));
+}
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_merge_states_general(const __grid_constant__ FolioMergeGeneralParams p) {
+    using namespace folio;
+    wait_for_prerequisites();
+    const Position at(p.merge);
+    if (!at.wanted) return;
+    const Range states = states_of(p, at.token);
+    const AnyType out(p, at);
+    store_lse(p.merge, at,
+              p.merge.vectors ? merge_states<VECTOR, 4>(p.merge, at, states, out)
+                              : merge_states<1, 4>(p.merge, at, states, out));
+}
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_merge_state_general(const __grid_constant__ FolioMergeGeneralParams p) {
+    using namespace folio;
+    wait_for_prerequisites();
+    const Position at(p.merge);
+    if (!at.wanted) return;
+    store_lse(p.merge, at, merge_two(p.merge, at, at.token < p.num_tokens_with_first, AnyType(p, at)));
 }

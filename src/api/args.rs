@@ -1,6 +1,6 @@
 //! Checks of what may change from layer to layer.
 
-use super::check::{Extent, Named, finite, head_scales, scale};
+use super::check::{Extent, MOST_OUTPUT_SCALE, Named, finite, head_scales, output_scale, scale};
 use super::desc::HEAD_DIM_UNIT;
 use super::mla;
 use super::planned::Planned;
@@ -86,7 +86,7 @@ pub(super) fn check(
         k_scales: head_scales("k_scales", args.k_scales, kv_heads, device)?,
         v_scale: value_scale(args.v_scale)?,
         v_scales: head_scales("v_scales", args.v_scales, kv_heads, device)?,
-        o_scale: output_scale(args.o_scale, desc)?,
+        o_scale: output_scale(args.o_scale, desc.o_dtype)?,
         logits_soft_cap: soft_cap(args.logits_soft_cap)?,
         mask: mask(args, planned, device)?,
         custom_mask_indptr: custom_mask_indptr(args, planned, device)?,
@@ -232,10 +232,6 @@ fn logits_scales(args: &AttentionArgs, desc: &AttentionDesc) -> Result<[f32; 3]>
     )))
 }
 
-/// Largest factor on the output, and the reciprocal of its smallest divisor: their product is a float32 number,
-/// and what sees nothing is 0 times it.
-const MOST_OUTPUT_SCALE: f32 = (1u64 << 60) as f32;
-
 fn value_scale(v_scale: f32) -> Result<f32> {
     let v_scale = scale("v_scale", v_scale)?;
     if v_scale.abs() <= MOST_OUTPUT_SCALE {
@@ -243,22 +239,6 @@ fn value_scale(v_scale: f32) -> Result<f32> {
     }
     Err(Error::InvalidArgument(format!(
         "v_scale: {v_scale:e} is not accepted; -2^60 to 2^60 is"
-    )))
-}
-
-fn output_scale(o_scale: f32, desc: &AttentionDesc) -> Result<f32> {
-    let o_scale = scale("o_scale", o_scale)?;
-    if o_scale != 1.0 && !desc.o_dtype.is_fp8() {
-        return Err(Error::InvalidArgument(format!(
-            "o_scale: {o_scale} is not accepted with o_dtype {}; only fp8 outputs are scaled",
-            desc.o_dtype
-        )));
-    }
-    if (1.0 / MOST_OUTPUT_SCALE..=MOST_OUTPUT_SCALE).contains(&o_scale) {
-        return Ok(o_scale);
-    }
-    Err(Error::InvalidArgument(format!(
-        "o_scale: {o_scale:e} is not accepted; 0 (for 1) or 2^-60 to 2^60 is"
     )))
 }
 

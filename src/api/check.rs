@@ -163,6 +163,40 @@ pub(super) fn finite(name: &str, value: f32) -> Result<f32> {
     )))
 }
 
+/// Largest factor on an output, and the reciprocal of its smallest divisor: their product is a float32 number,
+/// and what sees nothing is 0 times it.
+pub(super) const MOST_OUTPUT_SCALE: f32 = (1u64 << 60) as f32;
+
+/// The divisor of an output, which only one in fp8 has.
+pub(super) fn output_scale(o_scale: f32, output: DType) -> Result<f32> {
+    let o_scale = scale("o_scale", o_scale)?;
+    if o_scale != 1.0 && !output.is_fp8() {
+        return Err(Error::InvalidArgument(format!(
+            "o_scale: {o_scale} is not accepted with an output of {output}; only fp8 outputs are scaled"
+        )));
+    }
+    if (1.0 / MOST_OUTPUT_SCALE..=MOST_OUTPUT_SCALE).contains(&o_scale) {
+        return Ok(o_scale);
+    }
+    Err(Error::InvalidArgument(format!(
+        "o_scale: {o_scale:e} is not accepted; 0 (for 1) or 2^-60 to 2^60 is"
+    )))
+}
+
+/// Offsets into so many rows: none is below the one before it.
+pub(super) fn rising(name: &str, offsets: &[i32], rows: i64, what: &str) -> Result<()> {
+    let mut before = 0;
+    for (at, &offset) in offsets.iter().enumerate() {
+        if offset < before || i64::from(offset) > rows {
+            return Err(Error::InvalidArgument(format!(
+                "{name}[{at}]: {offset} is not accepted; {before}, the value before it or 0, to {rows}, the {what}, is"
+            )));
+        }
+        before = offset;
+    }
+    Ok(())
+}
+
 /// A factor per KV head, or one for all.
 pub(super) fn head_scales(
     name: &str,

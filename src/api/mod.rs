@@ -34,7 +34,7 @@ pub use figures::{
     cp_local_lengths, flashmla_metadata, mla_context_chunks, mla_context_tokens, num_kv_splits,
     split_decodes_and_prefills,
 };
-pub use merge::{merge, merge_states};
+pub use merge::{merge, merge_states, merge_varlen};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};

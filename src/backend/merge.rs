@@ -3,7 +3,7 @@
 use super::refusal::refused;
 use super::stream::Stream;
 use crate::error::Result;
-use crate::problem::{Checked, CpCorrectArgs, MergeArgs, MergeStatesArgs};
+use crate::problem::{Checked, CpCorrectArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs};
 
 /// Operators that merge attention states of the caller.
 pub trait MergeOps {
@@ -21,6 +21,14 @@ pub trait MergeOps {
     /// `Unsupported` where the backend cannot.
     fn merge_states(&self, _args: &Checked<MergeStatesArgs>, _stream: Stream) -> Result<()> {
         refused("merge_states")
+    }
+
+    /// Merges as many attention states per token as it has.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn merge_varlen(&self, _args: &Checked<MergeVarlenArgs>, _stream: Stream) -> Result<()> {
+        refused("merge_varlen")
     }
 
     /// Scales one rank's output by its share of the softmax over all ranks' keys.

@@ -24,7 +24,8 @@ use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Proje
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
+    ProjectArgs,
 };
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
@@ -107,6 +108,10 @@ impl MergeOps for CpuBackend {
     fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
         merge::merge(&self.pool, self.isa.kernels(), args);
         Ok(())
+    }
+
+    fn merge_varlen(&self, args: &Checked<MergeVarlenArgs>, _: Stream) -> Result<()> {
+        merge::merge_varlen(&self.pool, self.isa.kernels(), args)
     }
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {

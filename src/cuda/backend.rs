@@ -19,7 +19,8 @@ use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
+    ProjectArgs,
 };
 use crate::tensor::Device;
 
@@ -111,6 +112,10 @@ impl MergeOps for CudaBackend {
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, stream: Stream) -> Result<()> {
         self.merges.merge_states(args, stream)
+    }
+
+    fn merge_varlen(&self, args: &Checked<MergeVarlenArgs>, stream: Stream) -> Result<()> {
+        self.merges.merge_varlen(args, stream)
     }
 }
 

@@ -11,6 +11,7 @@ pub mod compiler;
 pub mod context_parallel_params;
 pub mod driver;
 pub mod kernels;
+pub mod merge_params;
 pub mod mla_cache_params;
 pub mod mla_few_params;
 pub mod mla_params;

@@ -25,7 +25,7 @@ pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
-pub use merge::{MergeArgs, MergeStatesArgs};
+pub use merge::{MergeArgs, MergeStatesArgs, MergeVarlenArgs};
 pub use mla_cache::{
     DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,
 };

@@ -4,6 +4,7 @@
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
 mod context_parallel;
+mod merge;
 mod mla_cache;
 
 use crate::backend::{
@@ -15,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
     CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MaskColumns,
-    MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling,
-    WorkList,
+    MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages,
+    ProjectArgs, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -457,36 +458,17 @@ impl MergeOps for ReferenceBackend {
     }
 
     fn merge(&self, args: &Checked<MergeArgs>, _: Stream) -> Result<()> {
-        for token in 0..args.v_a.extent(0) {
-            if args.mask.is_some_and(|mask| mask.get(&[token]) == 0.0) {
-                continue;
-            }
-            for head in 0..args.v_a.extent(1) {
-                let part = |v: Tensor, s: Tensor| Part {
-                    lse: s.get(&[token, head]),
-                    values: (0..v.extent(2)).map(|d| v.get(&[token, head, d])).collect(),
-                };
-                let parts = [part(args.v_a, args.s_a), part(args.v_b, args.s_b)];
-                merge_parts(&parts, args.lse_base, token, head, &args.v_out, args.s_out);
-            }
-        }
+        merge::merge(args);
         Ok(())
     }
 
     fn merge_states(&self, args: &Checked<MergeStatesArgs>, _: Stream) -> Result<()> {
-        for token in 0..args.v.extent(0) {
-            for head in 0..args.v.extent(2) {
-                let parts: Vec<Part> = (0..args.v.extent(1))
-                    .map(|n| Part {
-                        lse: args.s.get(&[token, n, head]),
-                        values: (0..args.v.extent(3))
-                            .map(|d| args.v.get(&[token, n, head, d]))
-                            .collect(),
-                    })
-                    .collect();
-                merge_parts(&parts, args.lse_base, token, head, &args.v_out, args.s_out);
-            }
-        }
+        merge::merge_states(args);
+        Ok(())
+    }
+
+    fn merge_varlen(&self, args: &Checked<MergeVarlenArgs>, _: Stream) -> Result<()> {
+        merge::merge_varlen(args);
         Ok(())
     }
 }
@@ -545,63 +527,5 @@ fn store_token(
             };
             cache.set(&[page, offset, head, d], value);
         }
-    }
-}
-
-/// One attention state of one row and head.
-struct Part {
-    lse: f32,
-    values: Vec<f32>,
-}
-
-/// Writes `Σ w_i v_i / Σ w_i` with `w_i = exp(lse_i - max)`, and `max + ln Σ w_i`. An lse of +inf or NaN
-/// counts as empty (FlashAttention-2 marks empty rows with +inf); only empty parts give 0 and -inf.
-fn merge_parts(
-    parts: &[Part],
-    base: LogBase,
-    token: i64,
-    head: i64,
-    v_out: &Tensor,
-    s_out: Option<Tensor>,
-) {
-    let lse: Vec<f64> = parts
-        .iter()
-        .map(|part| {
-            if part.lse < f32::INFINITY {
-                from_base(part.lse, base)
-            } else {
-                f64::NEG_INFINITY
-            }
-        })
-        .collect();
-    let max = lse.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let weights: Vec<f64> = lse
-        .iter()
-        .map(|&l| {
-            if max == f64::NEG_INFINITY {
-                0.0
-            } else {
-                (l - max).exp()
-            }
-        })
-        .collect();
-    let sum: f64 = weights.iter().sum();
-    for d in 0..v_out.extent(2) {
-        let total: f64 = parts
-            .iter()
-            .zip(&weights)
-            .filter(|&(_, &weight)| weight > 0.0)
-            .map(|(part, weight)| weight * f64::from(part.values[d as usize]))
-            .sum();
-        let value = if sum > 0.0 { total / sum } else { 0.0 };
-        v_out.set(&[token, head, d], value as f32);
-    }
-    if let Some(s_out) = s_out {
-        let merged = if sum > 0.0 {
-            max + sum.ln()
-        } else {
-            f64::NEG_INFINITY
-        };
-        s_out.set(&[token, head], in_base(merged, base));
     }
 }

@@ -241,7 +241,7 @@ AT(folio_kv_append_args, v_scale, 68);
 AT(folio_kv_append_args, kv_layout, 72);
 AT(folio_kv_append_args, kv_dtype, 76);
 
-SIZE(folio_merge_state_args, 64);
+SIZE(folio_merge_state_args, 72);
 AT(folio_merge_state_args, struct_size, 0);
 AT(folio_merge_state_args, flags, 4);
 AT(folio_merge_state_args, v_a, 8);
@@ -251,14 +251,29 @@ AT(folio_merge_state_args, s_b, 32);
 AT(folio_merge_state_args, v_out, 40);
 AT(folio_merge_state_args, s_out, 48);
 AT(folio_merge_state_args, mask, 56);
+AT(folio_merge_state_args, o_scale, 64);
+AT(folio_merge_state_args, num_tokens_without_a, 68);
 
-SIZE(folio_merge_states_args, 40);
+SIZE(folio_merge_states_args, 48);
 AT(folio_merge_states_args, struct_size, 0);
 AT(folio_merge_states_args, flags, 4);
 AT(folio_merge_states_args, v, 8);
 AT(folio_merge_states_args, s, 16);
 AT(folio_merge_states_args, v_out, 24);
 AT(folio_merge_states_args, s_out, 32);
+AT(folio_merge_states_args, o_scale, 40);
+AT(folio_merge_states_args, reserved, 44);
+
+SIZE(folio_merge_varlen_args, 56);
+AT(folio_merge_varlen_args, struct_size, 0);
+AT(folio_merge_varlen_args, flags, 4);
+AT(folio_merge_varlen_args, v, 8);
+AT(folio_merge_varlen_args, s, 16);
+AT(folio_merge_varlen_args, indptr, 24);
+AT(folio_merge_varlen_args, v_out, 32);
+AT(folio_merge_varlen_args, s_out, 40);
+AT(folio_merge_varlen_args, o_scale, 48);
+AT(folio_merge_varlen_args, reserved, 52);
 
 SIZE(folio_mla_absorb_weights_args, 32);
 AT(folio_mla_absorb_weights_args, struct_size, 0);
@@ -488,7 +503,7 @@ AT(folio_find_shared_prefixes_args, request_end, 32);
 AT(folio_find_shared_prefixes_args, kv_len, 40);
 AT(folio_find_shared_prefixes_args, num_prefixes, 48);
 
-SIZE(folio_api, 480);
+SIZE(folio_api, 488);
 AT(folio_api, struct_size, 0);
 AT(folio_api, abi_version, 4);
 AT(folio_api, version, 8);
@@ -550,3 +565,4 @@ AT(folio_api, cascade_shares, 448);
 AT(folio_api, cascade_kernel, 456);
 AT(folio_api, cascade_destroy, 464);
 AT(folio_api, find_shared_prefixes, 472);
+AT(folio_api, merge_varlen, 480);

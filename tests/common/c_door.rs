@@ -12,8 +12,8 @@ use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
     CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask,
-    MaskColumns, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc,
-    MlaGatherArgs, ProjectOArgs, RecordPages, Unpacking, UpProjectArgs, Window,
+    MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -289,6 +289,8 @@ pub fn c_merge(input: &MergeArgs, tensors: &Tensors) -> folio_merge_state_args {
         v_out: tensors.of(input.v_out),
         s_out: tensors.of(input.s_out),
         mask: tensors.of(input.mask),
+        o_scale: input.o_scale,
+        num_tokens_without_a: input.num_tokens_without_a as u32,
     }
 }
 
@@ -301,6 +303,23 @@ pub fn c_merge_states(input: &MergeStatesArgs, tensors: &Tensors) -> folio_merge
         s: tensors.of(input.s),
         v_out: tensors.of(input.v_out),
         s_out: tensors.of(input.s_out),
+        o_scale: input.o_scale,
+        reserved: 0,
+    }
+}
+
+/// C arguments of a merge of as many states as each token has.
+pub fn c_merge_varlen(input: &MergeVarlenArgs, tensors: &Tensors) -> folio_merge_varlen_args {
+    folio_merge_varlen_args {
+        struct_size: size_of::<folio_merge_varlen_args>() as u32,
+        flags: merge_flags(input.lse_base),
+        v: tensors.of(input.v),
+        s: tensors.of(input.s),
+        indptr: tensors.of(input.indptr),
+        v_out: tensors.of(input.v_out),
+        s_out: tensors.of(input.s_out),
+        o_scale: input.o_scale,
+        reserved: 0,
     }
 }
 
@@ -645,6 +664,14 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().merge_states.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn merge_varlen(&self, input: &MergeVarlenArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_merge_varlen(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().merge_varlen.unwrap()(self.0, &args, stream, err) })
     }
 
     fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()> {

@@ -9,8 +9,8 @@ use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CpCorrectArgs,
-    CpReorderArgs, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc,
-    MlaGatherArgs, ProjectOArgs, UpProjectArgs,
+    CpReorderArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, UpProjectArgs,
 };
 
 /// A way into the library.
@@ -25,6 +25,7 @@ pub trait Session: Send + Sync {
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()>;
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()>;
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
+    fn merge_varlen(&self, input: &MergeVarlenArgs, stream: Stream) -> Result<()>;
     fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()>;
     fn absorb_q(&self, input: &AbsorbQArgs, stream: Stream) -> Result<()>;
     fn project_o(&self, input: &ProjectOArgs, stream: Stream) -> Result<()>;
@@ -138,6 +139,10 @@ impl Session for api::Context {
 
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()> {
         api::merge_states(self, input, stream)
+    }
+
+    fn merge_varlen(&self, input: &MergeVarlenArgs, stream: Stream) -> Result<()> {
+        api::merge_varlen(self, input, stream)
     }
 
     fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()> {

@@ -399,6 +399,7 @@ fn a_stream_on_the_cpu() {
             session.append(&append.input(), stream),
             session.merge(&merge.two(), stream),
             session.merge_states(&merge.many(), stream),
+            session.merge_varlen(&merge.varlen(), stream),
             session.absorb_weights(&projections.weights(), stream),
             session.absorb_q(&projections.absorb(), stream),
             session.project_o(&projections.project(), stream),

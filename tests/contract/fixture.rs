@@ -11,7 +11,7 @@ use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, Kind, KvLayout, LogBase, MergeArgs,
-    MergeStatesArgs, ProjectOArgs, UpProjectArgs,
+    MergeStatesArgs, MergeVarlenArgs, ProjectOArgs, UpProjectArgs,
 };
 use std::ptr::null_mut;
 
@@ -335,11 +335,13 @@ impl Append {
     }
 }
 
-/// The tensors of both merges: two tokens, three heads, eight elements, two states.
+/// The tensors of all merges: two tokens, three heads, eight elements, two states or four of both tokens together.
 pub struct Merge {
     context: Context,
     /// v of one state, s of one state, v and s of two states, a mask.
     parts: [Resident<'static>; 5],
+    /// v, s and indptr of all tokens' states.
+    varlen: [Resident<'static>; 3],
     pub v_out: Resident<'static>,
     pub s_out: Resident<'static>,
 }
@@ -354,6 +356,11 @@ impl Merge {
                 floats(DType::BF16, &[2, 2, 3, 8]),
                 floats(DType::F32, &[2, 2, 3]),
                 floats(DType::U8, &[2]),
+            ],
+            varlen: [
+                floats(DType::BF16, &[4, 3, 8]),
+                floats(DType::F32, &[4, 3]),
+                Resident::new(&HostMemory, Image::of_i32(&[3], &[0, 3, 4])),
             ],
             v_out: floats(DType::BF16, &[2, 3, 8]),
             s_out: floats(DType::F32, &[2, 3]),
@@ -371,6 +378,8 @@ impl Merge {
             s_out: Some(self.s_out.tensor()),
             mask: Some(mask),
             lse_base: LogBase::E,
+            num_tokens_without_a: 0,
+            o_scale: 0.0,
         }
     }
 
@@ -382,6 +391,20 @@ impl Merge {
             v_out: self.v_out.tensor(),
             s_out: Some(self.s_out.tensor()),
             lse_base: LogBase::E,
+            o_scale: 0.0,
+        }
+    }
+
+    pub fn varlen(&self) -> MergeVarlenArgs {
+        let [v, s, indptr] = self.varlen.each_ref().map(Resident::tensor);
+        MergeVarlenArgs {
+            v,
+            s,
+            indptr,
+            v_out: self.v_out.tensor(),
+            s_out: Some(self.s_out.tensor()),
+            lse_base: LogBase::E,
+            o_scale: 0.0,
         }
     }
 
@@ -393,6 +416,11 @@ impl Merge {
     pub fn call_many(&self, args: *const folio_merge_states_args) -> Reply {
         // SAFETY: a live context and the caller's structs.
         Reply::of(|err| unsafe { folio_merge_states(self.context.0, args, null_mut(), err) })
+    }
+
+    pub fn call_varlen(&self, args: *const folio_merge_varlen_args) -> Reply {
+        // SAFETY: a live context and the caller's structs.
+        Reply::of(|err| unsafe { folio_merge_varlen(self.context.0, args, null_mut(), err) })
     }
 
     pub fn is_untouched(&self) -> bool {

@@ -17,6 +17,7 @@ mod fixture;
 mod freedoms;
 mod limits;
 mod logs;
+mod merge;
 mod mla;
 mod mla_cache;
 mod mla_context;

@@ -81,6 +81,9 @@ fn using_null() {
             folio_merge_states(null(), null(), null_mut(), err)
         });
         assert_null("ctx", |err| {
+            folio_merge_varlen(null(), null(), null_mut(), err)
+        });
+        assert_null("ctx", |err| {
             folio_mla_absorb_weights(null(), null(), null_mut(), err)
         });
         assert_null("ctx", |err| {
@@ -109,6 +112,7 @@ fn using_null() {
     refused(Append::new(DType::F16).call(null()), "folio_kv_append_args");
     refused(Merge::new().call_two(null()), "folio_merge_state_args");
     refused(Merge::new().call_many(null()), "folio_merge_states_args");
+    refused(Merge::new().call_varlen(null()), "folio_merge_varlen_args");
     let projections = Projections::new();
     refused(
         projections.call_weights(null()),

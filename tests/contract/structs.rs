@@ -170,12 +170,16 @@ fn small_operators() {
     let merge = Merge::new();
     let args = c_merge(&merge.two(), &tensors);
     let flags = FOLIO_MERGE_LSE_BASE_2;
-    sizes("folio_merge_state_args", &args, flags, |args| {
+    sizes_from("folio_merge_state_args", &args, 64, flags, |args| {
         merge.call_two(args)
     });
     let args = c_merge_states(&merge.many(), &tensors);
-    sizes("folio_merge_states_args", &args, flags, |args| {
+    sizes_from("folio_merge_states_args", &args, 40, flags, |args| {
         merge.call_many(args)
+    });
+    let args = c_merge_varlen(&merge.varlen(), &tensors);
+    sizes("folio_merge_varlen_args", &args, flags, |args| {
+        merge.call_varlen(args)
     });
     let projections = Projections::new();
     let args = c_absorb_weights(&projections.weights(), &tensors);

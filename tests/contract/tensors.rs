@@ -1,8 +1,8 @@
 //! Every tensor field of every entry, spoilt in every way that a tensor can be.
 
 use crate::common::c_door::{
-    Tensors, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_project_o,
-    c_up_project,
+    Tensors, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_merge_varlen,
+    c_project_o, c_up_project,
 };
 use crate::common::problem::{Alibi, Layer, MaskKind, Pattern, Problem, Storage, TableForm};
 use crate::fixture::{Append, Fixture, Merge, Projections, Reply, everything, plain, plain_with};
@@ -632,6 +632,34 @@ const MERGE_STATES: [Field; 4] = [
     ),
 ];
 
+const MERGE_VARLEN: [Field; 5] = [
+    input(
+        "v",
+        offset_of!(folio_merge_varlen_args, v),
+        &[Free, Free, Free],
+    ),
+    any_strides(input(
+        "s",
+        offset_of!(folio_merge_varlen_args, s),
+        &[Exact, Exact],
+    )),
+    input(
+        "indptr",
+        offset_of!(folio_merge_varlen_args, indptr),
+        &[Free],
+    ),
+    output(
+        "v_out",
+        offset_of!(folio_merge_varlen_args, v_out),
+        &[Exact, Exact, Exact],
+    ),
+    optional_output(
+        "s_out",
+        offset_of!(folio_merge_varlen_args, s_out),
+        &[Exact, Exact],
+    ),
+];
+
 #[test]
 fn tensors_of_merges() {
     let merge = Merge::new();
@@ -648,6 +676,14 @@ fn tensors_of_merges() {
         &MERGE_STATES,
         |tensors| c_merge_states(&merge.many(), tensors),
         |args| merge.call_many(args),
+        || merge.is_untouched(),
+    );
+    let merge = Merge::new();
+    walk(
+        "merge_varlen",
+        &MERGE_VARLEN,
+        |tensors| c_merge_varlen(&merge.varlen(), tensors),
+        |args| merge.call_varlen(args),
         || merge.is_untouched(),
     );
 }

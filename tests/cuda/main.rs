@@ -10,6 +10,7 @@ mod context_parallel;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod merge;
 mod mla;
 mod mla_cache;
 mod mla_context;
@@ -58,6 +59,13 @@ fn main() -> ExitCode {
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
         case("merge", (), operators::merge),
+        case("merge_general", (), merge::merge_general),
+        case("merge_varlen", (), merge::merge_varlen),
+        case(
+            "states_beyond_the_tensors",
+            (),
+            merge::states_beyond_the_tensors,
+        ),
         case("projection_products", (), projections::products),
         case(
             "projection_products_of_every_tile",

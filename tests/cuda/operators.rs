@@ -11,12 +11,12 @@ use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
 
-fn oracle() -> Box<dyn Session> {
+pub fn oracle() -> Box<dyn Session> {
     RustDoor.open(Target::Reference).expect("the oracle")
 }
 
 /// A tensor of normal numbers, with gaps around its rows.
-fn random(dtype: DType, shape: &[i64], gap: u32, seed: u64) -> Image {
+pub fn random(dtype: DType, shape: &[i64], gap: u32, seed: u64) -> Image {
     let mut gaps = vec![gap; shape.len()];
     gaps[shape.len() - 1] = 0;
     let mut image = Image::poisoned(View::gapped(dtype, shape, &gaps, gap));
@@ -30,7 +30,7 @@ fn random(dtype: DType, shape: &[i64], gap: u32, seed: u64) -> Image {
 }
 
 /// Another one in every run; a failing case says which.
-fn fresh_seed() -> u64 {
+pub fn fresh_seed() -> u64 {
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8);
     println!("  seed {seed:#x}");
     seed
@@ -174,24 +174,24 @@ fn states(shape: &[i64], seed: u64) -> Image {
 }
 
 /// What an element may be off by before it is rounded: so much, and so much of itself.
-struct Error {
-    absolute: f64,
-    relative: f64,
+pub struct Error {
+    pub absolute: f64,
+    pub relative: f64,
 }
 
 /// Of `v_out`: weights are right to 1e-6, and `Σ p·|v|` is at most 20 · 3.5.
-const VALUE_ERROR: Error = Error {
+pub const VALUE_ERROR: Error = Error {
     absolute: 70.0 * 1e-6,
     relative: 0.0,
 };
 /// Of `s_out`.
-const LSE_ERROR: Error = Error {
+pub const LSE_ERROR: Error = Error {
     absolute: 2e-6,
     relative: 2e-6,
 };
 
 /// Every element is a rounding of a number near the oracle's, which was rounded itself.
-fn assert_close(want: &Image, got: &Image, error: &Error, what: &str) {
+pub fn assert_close(want: &Image, got: &Image, error: &Error, what: &str) {
     let dtype = want.view.dtype;
     for_each_index(&want.view.shape, |index| {
         let (want, got) = (want.value(index), got.value(index));
@@ -236,6 +236,8 @@ fn merged(
             s_out: Some(s_a.tensor()),
             mask: Some(mask.tensor()),
             lse_base: base(gap == 0),
+            num_tokens_without_a: 0,
+            o_scale: 0.0,
         };
         session.merge(&input, Stream::default()).unwrap();
         return [v_a.current(), s_a.current()];
@@ -250,6 +252,7 @@ fn merged(
         v_out: v_out.tensor(),
         s_out: Some(s_out.tensor()),
         lse_base: base(gap != 0),
+        o_scale: 0.0,
     };
     session.merge_states(&input, Stream::default()).unwrap();
     [v_out.current(), s_out.current()]

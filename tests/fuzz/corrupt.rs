@@ -50,6 +50,12 @@ const DECIDE_ALONE: [&str; 9] = [
     "w_uv",
 ];
 
+/// Tensors of merges whose own type says how wide their elements are, since outputs may be of the states' type or fp8:
+/// claiming wider ones is such a lie too.
+fn is_typed_alone(part: &Struct, name: &str) -> bool {
+    part.name.starts_with("folio_merge_") && ["v", "v_out"].contains(&name)
+}
+
 /// Corrupts `count` things of the structs. Returns what was done, as text.
 pub fn corrupt(structs: &mut [&mut Struct], count: usize, rng: &mut Rng) -> String {
     let mut text = String::new();
@@ -375,7 +381,9 @@ pub fn may_be_called(structs: &[&Struct], count: usize, memory: &super::guarded:
         part.tensors.iter().all(|(at, block)| {
             // Nobody may touch memory of a device, so nothing can be claimed of it.
             let on_device = memory.locate(block.original.address).is_none();
-            let decides = DECIDE_ALONE.contains(&part.fields[*at].name);
+            let name = part.fields[*at].name;
+            let decides = DECIDE_ALONE.contains(&name)
+                || is_typed_alone(part, name) && block.claims_wider_elements();
             let alone = count == 1 && !decides && block.holds_what_is_needed(memory);
             on_device || block.is_honest(memory) || alone
         })

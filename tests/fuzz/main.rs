@@ -102,7 +102,8 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
     let ending = match rng.below(32) {
         0..4 => operators::append(&mut rng, place),
         4..8 => operators::merge_state(&mut rng, place),
-        8..12 => operators::merge_states(&mut rng, place),
+        8..10 => operators::merge_states(&mut rng, place),
+        10..12 => operators::merge_varlen(&mut rng, place),
         12 => Ok(context::case(&mut rng, place)),
         13..18 => mla::case(&mut rng, place),
         18..22 => operators::projection(&mut rng, place),

@@ -8,8 +8,8 @@ use super::guarded::Guarded;
 use super::oracle::{By, Ending, Output, Refusal, Run};
 use super::structs::{Described, Struct};
 use crate::common::c_door::{
-    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_mla_append,
-    c_mla_gather, c_project_o, c_up_project, message, report,
+    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_merge_varlen,
+    c_mla_append, c_mla_gather, c_project_o, c_up_project, message, report,
 };
 use crate::common::codec::encode;
 use crate::common::instance::for_each_index;
@@ -19,7 +19,8 @@ use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, KvLayout, LatentCache, LogBase, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectOArgs, RecordPages, UpProjectArgs,
+    MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs, ProjectOArgs, RecordPages,
+    UpProjectArgs,
 };
 use folio::tensor::Device;
 use std::ffi::c_void;
@@ -239,7 +240,17 @@ fn lse(shape: &[i64], rng: &mut Rng) -> Image {
     image
 }
 
-/// Two states, sometimes in place and under a mask.
+/// Type and scale of the output of a merge.
+fn output_of(states: DType, rng: &mut Rng) -> (DType, f32) {
+    let fp8 = rng.pick(&[DType::F8E4M3, DType::F8E5M2]);
+    let scale = rng.pick(&[0.0, 1.0, 0.01, 3.0]);
+    match rng.one_in(3) {
+        true => (fp8, scale),
+        false => (states, 0.0),
+    }
+}
+
+/// Two states, sometimes in place and under a mask, sometimes only the second.
 pub fn merge_state(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
     let data = Guarded::new(place.device);
     let dtype = rng.pick(&FLOATS);
@@ -249,11 +260,13 @@ pub fn merge_state(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, Strin
         rng.pick(&[64, 8, 13, 520]),
     ];
     let resident = |image| Resident::new(&data, image);
-    let [v_a, v_b, v_new] = [0; 3].map(|_| resident(numbers(dtype, &shape, rng)));
+    let [v_a, v_b] = [0; 2].map(|_| resident(numbers(dtype, &shape, rng)));
+    let (o_dtype, o_scale) = output_of(dtype, rng);
+    let v_new = resident(numbers(o_dtype, &shape, rng));
     let [s_a, s_b, s_new] = [0; 3].map(|_| resident(lse(&shape[..2], rng)));
     let bytes: Vec<u64> = (0..shape[0]).map(|_| rng.next() % 3).collect();
     let mask = resident(Image::of_bits(DType::U8, &shape[..1], bytes));
-    let in_place = rng.one_in(2);
+    let in_place = o_dtype == dtype && rng.one_in(2);
     let (v_out, s_out) = if in_place {
         (&v_a, &s_a)
     } else {
@@ -268,6 +281,11 @@ pub fn merge_state(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, Strin
         s_out: (!rng.one_in(4)).then(|| s_out.tensor()),
         mask: rng.one_in(2).then(|| mask.tensor()),
         lse_base: rng.pick(&[LogBase::E, LogBase::Two]),
+        num_tokens_without_a: match rng.one_in(2) {
+            true => rng.below(1 + shape[0] as usize) as i64,
+            false => 0,
+        },
+        o_scale,
     };
     let tensors = Tensors::default();
     // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
@@ -300,7 +318,8 @@ pub fn merge_states(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, Stri
     let resident = |image| Resident::new(&data, image);
     let v = resident(numbers(dtype, &[tokens, n, heads, dim], rng));
     let s = resident(lse(&[tokens, n, heads], rng));
-    let v_out = resident(numbers(dtype, &[tokens, heads, dim], rng));
+    let (o_dtype, o_scale) = output_of(dtype, rng);
+    let v_out = resident(numbers(o_dtype, &[tokens, heads, dim], rng));
     let s_out = resident(lse(&[tokens, heads], rng));
     let input = MergeStatesArgs {
         v: v.tensor(),
@@ -308,6 +327,7 @@ pub fn merge_states(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, Stri
         v_out: v_out.tensor(),
         s_out: (!rng.one_in(4)).then(|| s_out.tensor()),
         lse_base: rng.pick(&[LogBase::E, LogBase::Two]),
+        o_scale,
     };
     let tensors = Tensors::default();
     // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
@@ -315,6 +335,44 @@ pub fn merge_states(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, Stri
     let call: &Operator = &|ctx, args, stream, err| {
         // SAFETY: a live context, and a struct as large as it says.
         unsafe { api().merge_states.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    judge(rng, place, &data, args, call, &["v_out", "s_out"], &["v"])
+}
+
+/// A number of states for every token.
+pub fn merge_varlen(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let dtype = rng.pick(&FLOATS);
+    let [tokens, heads] = [rng.below(7), 1 + rng.below(3)];
+    let dim = rng.pick(&[64, 8, 13, 300]);
+    let mut offsets = vec![rng.pick(&[0, 0, 2])];
+    for token in 0..tokens {
+        offsets.push(offsets[token] + rng.pick(&[0, 1, 2, 7, 20]));
+    }
+    let all = i64::from(offsets[tokens]) + rng.below(3) as i64;
+    let (tokens, heads) = (tokens as i64, heads as i64);
+    let resident = |image| Resident::new(&data, image);
+    let v = resident(numbers(dtype, &[all, heads, dim], rng));
+    let s = resident(lse(&[all, heads], rng));
+    let indptr = resident(Image::of_i32(&[tokens + 1], &offsets));
+    let (o_dtype, o_scale) = output_of(dtype, rng);
+    let v_out = resident(numbers(o_dtype, &[tokens, heads, dim], rng));
+    let s_out = resident(lse(&[tokens, heads], rng));
+    let input = MergeVarlenArgs {
+        v: v.tensor(),
+        s: s.tensor(),
+        indptr: indptr.tensor(),
+        v_out: v_out.tensor(),
+        s_out: (!rng.one_in(4)).then(|| s_out.tensor()),
+        lse_base: rng.pick(&[LogBase::E, LogBase::Two]),
+        o_scale,
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_merge_varlen_args", c_merge_varlen(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().merge_varlen.unwrap()(ctx, args.pointer(), stream, err) }
     };
     judge(rng, place, &data, args, call, &["v_out", "s_out"], &["v"])
 }

@@ -115,6 +115,12 @@ impl Block {
         }
     }
 
+    /// Whether elements have more bytes than those of the valid case.
+    pub fn claims_wider_elements(&self) -> bool {
+        let size = self.original.dtype.size();
+        self.described().is_some_and(|now| now.dtype.size() > size)
+    }
+
     /// Whether the elements that the valid case needs do, where a tensor now claims more of them.
     pub fn holds_what_is_needed(&self, memory: &Guarded) -> bool {
         self.needed().is_none_or(|now| self.holds(&now, memory))

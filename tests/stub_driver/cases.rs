@@ -16,8 +16,8 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, images, launches, mla, mla_cache, mla_context,
-    mla_few, operators, projections, split_keys,
+    backend, cascade, choice, context_parallel, images, launches, merge, mla, mla_cache,
+    mla_context, mla_few, operators, projections, split_keys,
 };
 
 /// The driver library that a process finds.
@@ -340,6 +340,21 @@ pub const CASES: &[Case<Setup>] = &[
         "operator_merge_of_many_states",
         BACKEND,
         operators::merge_of_many_states,
+    ),
+    case(
+        "operator_general_merge_of_two_states",
+        BACKEND,
+        merge::of_two_states,
+    ),
+    case(
+        "operator_general_merge_of_many_states",
+        BACKEND,
+        merge::of_many_states,
+    ),
+    case(
+        "operator_merge_of_numbers_of_states_of_their_own",
+        BACKEND,
+        merge::of_numbers_of_states_of_their_own,
     ),
     case(
         "operator_more_states_than_a_kernel_counts",

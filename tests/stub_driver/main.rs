@@ -13,6 +13,7 @@ mod fixture;
 mod harness;
 mod images;
 mod launches;
+mod merge;
 mod mla;
 mod mla_cache;
 mod mla_context;

@@ -207,6 +207,8 @@ pub fn tokens_with_more_elements_than_a_kernel_counts() {
         s_out: None,
         mask: None,
         lse_base: LogBase::E,
+        num_tokens_without_a: 0,
+        o_scale: 0.0,
     };
     assert_refused(merge(&context, &args, OURS), "v_out: 4294967296 rows");
 }
@@ -241,6 +243,8 @@ fn two(dim: i64) -> MergeArgs {
         s_out: Some(lse(LSE + 0x2000)),
         mask: Some(at(MASK, DType::U8, &[5], None)),
         lse_base: LogBase::Two,
+        num_tokens_without_a: 0,
+        o_scale: 0.0,
     }
 }
 
@@ -289,6 +293,7 @@ fn many(n: i64) -> MergeStatesArgs {
         v_out: at(OUT, DType::F16, &[4, 2, 64], None),
         s_out: None,
         lse_base: LogBase::E,
+        o_scale: 0.0,
     }
 }
 

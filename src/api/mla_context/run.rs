@@ -212,6 +212,8 @@ impl<'a> Run<'a> {
             s_out: Some(sum_lse),
             mask: None,
             lse_base: self.args.lse_base,
+            num_tokens_without_a: 0,
+            o_scale: 1.0,
         };
         merge(&self.operators.context, &add, self.stream)
     }

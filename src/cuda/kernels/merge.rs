@@ -1,4 +1,4 @@
-//! Rows of the kernels that merge attention states: two for each element type, from one compilation.
+//! Rows of the kernels that merge attention states: four for each element type, from one compilation.
 
 use std::sync::LazyLock;
 
@@ -15,6 +15,15 @@ pub enum States {
     Two,
 }
 
+/// What a kernel can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// Every token has as many states, and the output is of their type.
+    Plain,
+    /// Tokens have numbers of states of their own, or the output is fp8.
+    General,
+}
+
 /// One variant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergeRow {
@@ -24,6 +33,8 @@ pub struct MergeRow {
     pub dtype: DType,
     /// How many it merges.
     pub states: States,
+    /// Of what form.
+    pub form: Form,
 }
 
 impl AsRef<Row> for MergeRow {
@@ -35,7 +46,11 @@ impl AsRef<Row> for MergeRow {
 /// All rows.
 pub fn rows() -> &'static [MergeRow] {
     static ROWS: LazyLock<Vec<MergeRow>> = LazyLock::new(|| {
-        let of_type = |dtype| [row(dtype, States::Any), row(dtype, States::Two)];
+        let of_type = |dtype| {
+            [Form::Plain, Form::General]
+                .map(|form| [row(dtype, States::Any, form), row(dtype, States::Two, form)])
+                .concat()
+        };
         [DType::BF16, DType::F16, DType::F32]
             .into_iter()
             .flat_map(of_type)
@@ -44,14 +59,16 @@ pub fn rows() -> &'static [MergeRow] {
     &ROWS
 }
 
-/// The rows for a type and number of states that run on the device, the preferred ones first.
+/// The rows for a type, a number of states and a form that run on the device, the preferred ones first.
 pub fn candidates(
     dtype: DType,
-    states: States,
+    (states, form): (States, Form),
     compute_capability: (u32, u32),
 ) -> impl Iterator<Item = &'static MergeRow> {
     rows().iter().filter(move |row| {
-        row.dtype == dtype && row.states == states && row.row.arch.runs_on(compute_capability)
+        row.dtype == dtype
+            && (row.states, row.form) == (states, form)
+            && row.row.arch.runs_on(compute_capability)
     })
 }
 
@@ -64,14 +81,17 @@ pub fn unsupported(dtype: DType, compute_capability: (u32, u32)) -> Error {
     )
 }
 
-fn row(dtype: DType, states: States) -> MergeRow {
-    let (operator, symbol) = match states {
-        States::Any => ("merge_states", "folio_merge_states"),
-        States::Two => ("merge_state", "folio_merge_state"),
+fn row(dtype: DType, states: States, form: Form) -> MergeRow {
+    let (operator, symbol) = match (states, form) {
+        (States::Any, Form::Plain) => ("merge_states", "folio_merge_states"),
+        (States::Two, Form::Plain) => ("merge_state", "folio_merge_state"),
+        (States::Any, Form::General) => ("merge_states_general", "folio_merge_states_general"),
+        (States::Two, Form::General) => ("merge_state_general", "folio_merge_state_general"),
     };
     MergeRow {
         row: Row::of_any_size(operator, ("ops/merge.cu", symbol), [dtype; 3], 128),
         dtype,
         states,
+        form,
     }
 }

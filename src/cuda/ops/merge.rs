@@ -8,25 +8,55 @@ use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
-use crate::cuda::kernels::merge::{States, candidates, unsupported};
-use crate::cuda::params::{Divisor, MergeStatesParams, Rows, State, address, count, lse_flag};
+use crate::cuda::kernels::merge::{Form, States, candidates, unsupported};
+use crate::cuda::merge_params::MergeGeneralParams;
+use crate::cuda::params::{
+    Divisor, MergeStatesParams, Rows, State, address, count, dtype_code, lse_flag,
+};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::problem::{Checked, MergeArgs, MergeStatesArgs};
+use crate::problem::{Checked, MergeArgs, MergeStatesArgs, MergeVarlenArgs};
 use crate::tensor::Tensor;
 
 /// The operators on one device.
 #[derive(Debug)]
 pub struct Merges {
-    kernels: Kernels<DType, Pair>,
+    kernels: Kernels<DType, OfType>,
 }
 
-/// Both kernels of a type. Which of them a call takes is not the caller's concern, so that the first call
-/// loads both, and any later one may be captured.
+/// All kernels for states of a type. Which of them a call takes is not the caller's concern, so that the first call
+/// loads all, and any later one may be captured.
+#[derive(Debug)]
+struct OfType {
+    plain: Pair,
+    general: Pair,
+}
+
 #[derive(Debug)]
 struct Pair {
     two: Kernel,
     any: Kernel,
+}
+
+impl Pair {
+    fn load(loader: &Loader, dtype: DType, form: Form, cc: (u32, u32)) -> Result<Pair> {
+        let load = |states| {
+            let found = candidates(dtype, (states, form), cc);
+            let found = loader.find(found, || unsupported(dtype, cc));
+            found.map(Kernel::new)
+        };
+        Ok(Pair {
+            two: load(States::Two)?,
+            any: load(States::Any)?,
+        })
+    }
+
+    fn of(&self, states: States) -> &Kernel {
+        match states {
+            States::Two => &self.two,
+            States::Any => &self.any,
+        }
+    }
 }
 
 impl Merges {
@@ -48,6 +78,9 @@ impl Merges {
             s_out: args.s_out,
             mask: args.mask,
             flags: lse_flag(args.lse_base),
+            indptr: None,
+            num_tokens_with_first: args.num_tokens_with_a(),
+            o_scale: args.o_scale,
         };
         self.enqueue(&merge, stream)
     }
@@ -68,35 +101,59 @@ impl Merges {
             s_out: args.s_out,
             mask: None,
             flags: lse_flag(args.lse_base),
+            indptr: None,
+            num_tokens_with_first: args.v_out.extent(0),
+            o_scale: args.o_scale,
+        };
+        self.enqueue(&merge, stream)
+    }
+
+    /// Merges as many attention states per token as it has.
+    pub fn merge_varlen(&self, args: &Checked<MergeVarlenArgs>, stream: Stream) -> Result<()> {
+        let merge = Merge {
+            // All tokens share the states: the dimension of extent one has stride 0.
+            first: state(&args.v.insert_dim(0), &args.s.insert_dim(0)),
+            second: State::default(),
+            num_states: args.v.extent(0) as u32,
+            inputs: [args.v, args.v],
+            v_out: args.v_out,
+            s_out: args.s_out,
+            mask: None,
+            flags: lse_flag(args.lse_base),
+            indptr: Some(args.indptr),
+            num_tokens_with_first: args.v_out.extent(0),
+            o_scale: args.o_scale,
         };
         self.enqueue(&merge, stream)
     }
 
     fn enqueue(&self, merge: &Merge, stream: Stream) -> Result<()> {
-        let dtype = merge.v_out.dtype();
-        let params = merge.params();
         let rows = merge.v_out.extent(0) * merge.v_out.extent(1);
         let rows = count("v_out", "rows", rows)?;
         let current = self.kernels.enter(stream)?;
-        let pair = self.kernels.get(&current, dtype, stream, |loader, cc| {
-            let load = |states| {
-                let found = loader.find(candidates(dtype, states, cc), || unsupported(dtype, cc));
-                found.map(Kernel::new)
-            };
-            Ok(Pair {
-                two: load(States::Two)?,
-                any: load(States::Any)?,
+        let dtype = merge.dtype();
+        let of_type = self.kernels.get(&current, dtype, stream, |loader, cc| {
+            Ok(OfType {
+                plain: Pair::load(loader, dtype, Form::Plain, cc)?,
+                general: Pair::load(loader, dtype, Form::General, cc)?,
             })
         })?;
-        let kernel = match states(&params) {
-            States::Two => &pair.two,
-            States::Any => &pair.any,
+        let params = merge.params();
+        let pair = match merge.form() {
+            Form::Plain => &of_type.plain,
+            Form::General => &of_type.general,
         };
-        let rows_of_block = kernel.threads() >> params.log2_lanes;
+        let kernel = pair.of(merge.states(&params.merge));
+        let rows_of_block = kernel.threads() >> params.merge.log2_lanes;
         let blocks = rows.div_ceil(rows_of_block);
-        // SAFETY: both kernels take a `FolioMergeStatesParams`; the addresses are the caller's tensors,
-        // whose extents `api` checked.
-        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+        // SAFETY: plain kernels take a `FolioMergeStatesParams`, general ones a `FolioMergeGeneralParams`; the addresses
+        // are the caller's tensors, whose extents `api` checked. Kernels keep what they read of indptr within the states.
+        unsafe {
+            match merge.form() {
+                Form::Plain => kernel.enqueue(&current, &params.merge, blocks, stream),
+                Form::General => kernel.enqueue(&current, &params, blocks, stream),
+            }
+        }
     }
 }
 
@@ -126,18 +183,7 @@ fn next_state(state: State, dtype: DType) -> State {
     }
 }
 
-/// The kernel of two states, where it can.
-fn states(params: &MergeStatesParams) -> States {
-    let rows_are_vectors = params.vectors != 0 && params.head_dim > 0;
-    if params.num_states == 2 && rows_are_vectors && params.head_dim <= VECTOR << params.log2_lanes
-    {
-        States::Two
-    } else {
-        States::Any
-    }
-}
-
-/// Either kind of merge.
+/// Any kind of merge.
 struct Merge {
     first: State,
     second: State,
@@ -147,10 +193,47 @@ struct Merge {
     s_out: Option<Tensor>,
     mask: Option<Tensor>,
     flags: u32,
+    indptr: Option<Tensor>,
+    num_tokens_with_first: i64,
+    o_scale: f32,
 }
 
 impl Merge {
-    fn params(&self) -> MergeStatesParams {
+    /// The type of the states.
+    fn dtype(&self) -> DType {
+        self.inputs[0].dtype()
+    }
+
+    fn form(&self) -> Form {
+        let is_plain = self.indptr.is_none()
+            && self.num_tokens_with_first == self.v_out.extent(0)
+            && self.v_out.dtype() == self.dtype();
+        if is_plain { Form::Plain } else { Form::General }
+    }
+
+    /// The kernel of two states, where it can.
+    fn states(&self, params: &MergeStatesParams) -> States {
+        let are_two = self.num_states == 2 && self.indptr.is_none();
+        let rows_are_vectors = params.vectors != 0 && params.head_dim > 0;
+        if are_two && rows_are_vectors && params.head_dim <= VECTOR << params.log2_lanes {
+            States::Two
+        } else {
+            States::Any
+        }
+    }
+
+    /// Of a general kernel; a plain one takes the first field.
+    fn params(&self) -> MergeGeneralParams {
+        MergeGeneralParams {
+            merge: self.plain_params(),
+            indptr: address(self.indptr),
+            num_tokens_with_first: self.num_tokens_with_first,
+            o_factor: 1.0 / self.o_scale,
+            o_dtype: dtype_code(self.v_out.dtype()),
+        }
+    }
+
+    fn plain_params(&self) -> MergeStatesParams {
         let head_dim = self.v_out.extent(2) as u32;
         let vectors = self.inputs.iter().chain([&self.v_out]).all(moves_vectors);
         let pieces = if vectors { head_dim / VECTOR } else { head_dim };
