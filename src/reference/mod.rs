@@ -5,17 +5,19 @@
 
 mod context_parallel;
 mod mla_cache;
+mod tree;
 
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Workspace,
-    WorkspaceInfo,
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, TreeOps,
+    Workspace, WorkspaceInfo,
 };
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
     CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, WorkList,
+    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling,
+    TreeMaskArgs, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -457,6 +459,13 @@ impl ProjectionOps for ReferenceBackend {
                 }
             }
         }
+        Ok(())
+    }
+}
+
+impl TreeOps for ReferenceBackend {
+    fn tree_mask(&self, args: &Checked<TreeMaskArgs>, _: Stream) -> Result<()> {
+        tree::mask(args);
         Ok(())
     }
 }
