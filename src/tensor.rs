@@ -199,8 +199,11 @@ impl Tensor {
             .fold(1i64, |count, &extent| count.saturating_mul(extent))
     }
 
-    /// Row-major without gaps; extents of one may have any stride.
+    /// Row-major without gaps; extents of one may have any stride, and so may all where there is no element.
     pub fn is_compact(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
         let mut expected = 1i64;
         for dim in (0..self.rank).rev() {
             if self.shape[dim] != 1 && self.strides[dim] != expected {
