@@ -131,14 +131,10 @@ impl Shapes {
             true => 0,
             false => self.parents.extent(1),
         };
-        if !ROW_BYTES.contains(&bytes) || 8 * bytes < tokens {
-            return refused(
-                "tree_bits",
-                format!("{bytes} bytes for a row of {tokens} tokens are"),
-                "1, 2 or 4 with a bit for each token are".into(),
-            );
+        match ROW_BYTES.contains(&bytes) && 8 * bytes >= tokens {
+            true => Ok(Some(self.by_token(tensor))),
+            false => no_room_for(tokens, bytes),
         }
-        Ok(Some(self.by_token(tensor)))
     }
 
     fn integers(&self, name: &str, tensor: Option<Tensor>) -> Result<Option<Tensor>> {
@@ -243,16 +239,20 @@ impl Needed {
                 named(name, tensor).shaped(&[Extent::AtLeast(needed)])?;
             }
         }
-        let bits = args.tree_bits.map_or(i64::MAX, |bits| 8 * bits.extent(1));
-        match self.tokens_of_largest > bits {
-            false => Ok(()),
-            true => refused(
-                "tree_bits",
-                format!("a row of {} bytes is", bits / 8),
-                format!("one of {} bits or more is", self.tokens_of_largest),
-            ),
+        match args.tree_bits.map(|bits| bits.extent(1)) {
+            Some(bytes) if 8 * bytes < self.tokens_of_largest => {
+                no_room_for(self.tokens_of_largest, bytes)
+            }
+            _ => Ok(()),
         }
     }
+}
+
+/// The refusal of rows of `tree_bits`.
+fn no_room_for<T>(tokens: i64, bytes: i64) -> Result<T> {
+    Err(Error::Shape(format!(
+        "tree_bits: a last dimension of {bytes} bytes is not accepted for trees of {tokens} tokens; 1, 2 or 4 bytes with a bit for each token are"
+    )))
 }
 
 /// Checks a tensor that may be left out.

@@ -142,6 +142,26 @@ impl Tensors<'_> {
         outputs.all(Resident::is_untouched)
     }
 
+    /// Nothing behind an output was written.
+    pub fn assert_within_bounds(&self) {
+        for (name, output) in OUTPUTS.iter().zip(&self.outputs) {
+            let Some(output) = output else { continue };
+            let (view, was, is) = (&output.image().view, output.image(), output.current());
+            let elements: i64 = view.shape.iter().product();
+            let end = elements as usize * view.dtype.size();
+            assert!(was.bytes[end..] == is.bytes[end..], "behind {name}");
+        }
+    }
+
+    /// Takes over other trees, whose tensors are as large.
+    pub fn take_inputs_of(&self, other: &Tensors<'_>) {
+        for (input, other) in self.inputs.iter().zip(&other.inputs) {
+            if let (Some(input), Some(other)) = (input, other) {
+                input.copy_from(other);
+            }
+        }
+    }
+
     /// An output of [`OUTPUTS`], as it is now.
     pub fn output(&self, at: usize) -> Image {
         self.outputs[at].as_ref().expect("wanted").current()

@@ -26,4 +26,5 @@ mod stub;
 mod table;
 mod tensors;
 mod threads;
+mod tree;
 mod workspaces;
