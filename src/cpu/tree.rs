@@ -26,25 +26,25 @@ pub fn mask(pool: &Pool, args: &Checked<TreeMaskArgs>) -> Result<()> {
             parents: &parents[rows(b)],
             prefix_len: prefix_lens[b] as usize,
         };
-        let (len, own) = (tree.parents.len(), elements(b));
-        let before = 0..b;
+        let (len, before) = (tree.parents.len(), 0..b);
+        // SAFETY: what is asked for below is of this request alone, and `api` checked that it is there.
+        let part = |out: &Tensor, first, len| unsafe { part(out, first, len) };
         if let Some(out) = &args.mask_bytes {
             let first = before.clone().map(elements).sum();
-            // SAFETY: here and below, the bytes are of this request alone, and `api` checked that they are there.
-            tree.write_bytes(tree.prefix_len, unsafe { part(out, first, own) });
+            tree.write_bytes(tree.prefix_len, part(out, first, elements(b)));
         }
         if let Some(out) = &args.mask_bits {
-            let first = before.clone().map(|b| elements(b).div_ceil(8)).sum();
-            let out = unsafe { part(out, first, own.div_ceil(8)) };
+            let bytes = |b: usize| elements(b).div_ceil(8);
+            let out = part(out, before.clone().map(bytes).sum(), bytes(b));
             tree.write_bits(tree.prefix_len, tree.prefix_len + len, out);
         }
         if let Some(out) = &args.tree_mask {
             let first = before.map(|b| rows(b).len() * rows(b).len()).sum();
-            tree.write_bytes(0, unsafe { part(out, first, len * len) });
+            tree.write_bytes(0, part(out, first, len * len));
         }
         if let Some(out) = &args.tree_bits {
             let bytes = out.extent(1) as usize;
-            let out = unsafe { part(out, rows(b).start * bytes, len * bytes) };
+            let out = part(out, rows(b).start * bytes, len * bytes);
             tree.write_bits(0, 8 * bytes, out);
         }
         tree.write_rows(args, rows(b).start);

@@ -20,7 +20,7 @@ struct Trees {
 
 impl Trees {
     fn new(is_ragged: bool) -> Trees {
-        let second = vec![-1, 0, 0, 2];
+        let second = [-1, 0, 0, 2];
         let sizes = if is_ragged { 3 } else { 4 };
         let parents = vec![vec![-1, 0, 1, 1], second[..sizes].to_vec()];
         let forest = Forest::new(parents, vec![9, 2]);

@@ -52,7 +52,7 @@ pub fn tree_mask() {
 
 /// Wrong parents are those of roots. Wrong lengths, and outputs that are too short, leave everything else as it was: the
 /// memory around a tensor is watched.
-pub fn wrong_numbers() {
+pub fn tree_mask_of_wrong_numbers() {
     let device = session();
     for is_ragged in [false, true] {
         let mut forest = forest(&[40, 40, 40], &[3, 9, 0], 11);
@@ -101,7 +101,7 @@ pub fn wrong_numbers() {
 }
 
 /// A captured launch makes the masks of the numbers that are there when it is replayed.
-pub fn replays() {
+pub fn tree_mask_replays() {
     let device = session();
     let stream = gpu::new_stream();
     let first = forest(&[16; 5], &[10, 20, 30, 40, 50], 1);
