@@ -2883,8 +2883,8 @@ typedef struct folio_tree_mask_args {
     const folio_tensor *tree_mask;
     /**
      * Output: `[batch_size, tree_size, bytes]` uint8, or `[num_tokens, bytes]` with qo_indptr, of 1, 2 or 4 bytes, a bit for
-     * every token of the tree: bit j of a little-endian number says whether the row sees token j. SGLang's
-     * QLEN_ONLY_BITPACKING.
+     * every token of the tree: bit j of a little-endian number says whether the row sees token j. Trees have at most as many
+     * tokens; where a qo_indptr on CUDA says otherwise, the tokens behind have no bits. SGLang's QLEN_ONLY_BITPACKING.
      */
     const folio_tensor *tree_bits;
     /**

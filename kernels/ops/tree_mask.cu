@@ -14,14 +14,15 @@ constexpr u32 LOOKED_UP = 1024;
 // More bytes than a device has. Sums of wrong lengths end here, and a block's threads' sums of them are no overflow.
 constexpr i64 MOST_BYTES = 1ll << 55;
 
+constexpr u32 NONE = 0xffffffffu;
+
+// What a block finds out of its token.
 struct Shared {
-    u32 seen[LOOKED_UP / 32];              // the token and its ancestors
-    u32 depth;                             // ancestors
-    u32 next_token, next_sibling;          // NONE where there is none
+    u32 seen[LOOKED_UP / 32];                 // the token and its ancestors
+    u32 depth;                                // ancestors
+    u32 next_token, next_sibling;             // NONE where there is none
     u64 bytes_start, bits_start, tree_start;  // of the request in the masks
 };
-
-constexpr u32 NONE = 0xffffffffu;
 
 // The tree of a request.
 struct Tree {
@@ -41,7 +42,7 @@ struct Tree {
     }
 };
 
-// Rows of a request's batch, clamped.
+// The tokens of a request, clamped to those that there are.
 struct Rows {
     i64 first, count;
 

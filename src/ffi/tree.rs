@@ -42,8 +42,8 @@ pub struct folio_tree_mask_args {
     /// keys before the tree. SGLang's QLEN_ONLY.
     pub tree_mask: *const folio_tensor,
     /// Output: `[batch_size, tree_size, bytes]` uint8, or `[num_tokens, bytes]` with qo_indptr, of 1, 2 or 4 bytes, a bit for
-    /// every token of the tree: bit j of a little-endian number says whether the row sees token j. SGLang's
-    /// QLEN_ONLY_BITPACKING.
+    /// every token of the tree: bit j of a little-endian number says whether the row sees token j. Trees have at most as many
+    /// tokens; where a qo_indptr on CUDA says otherwise, the tokens behind have no bits. SGLang's QLEN_ONLY_BITPACKING.
     pub tree_bits: *const folio_tensor,
     /// Output: int32 or int64, as parents: the position of each token, prefix_len and the number of its ancestors.
     pub positions: *const folio_tensor,
