@@ -199,8 +199,11 @@ impl Tensor {
             .fold(1i64, |count, &extent| count.saturating_mul(extent))
     }
 
-    /// Row-major without gaps; extents of one may have any stride.
+    /// Row-major without gaps; extents of one may have any stride, and so may all where there is no element.
     pub fn is_compact(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
         let mut expected = 1i64;
         for dim in (0..self.rank).rev() {
             if self.shape[dim] != 1 && self.strides[dim] != expected {
@@ -256,6 +259,21 @@ impl Tensor {
         // Where there is one index, or no element, the stride may be anything.
         split.strides[dim] = self.strides[dim].saturating_mul(inner);
         split
+    }
+
+    /// The same memory with dimension `dim` and the one behind it made one: `[m, n]` becomes `[m · n]`. The tensor must be
+    /// compact.
+    pub fn join_dims(mut self, dim: usize) -> Tensor {
+        debug_assert!(self.is_compact());
+        self.shape[dim] *= self.shape[dim + 1];
+        self.shape.copy_within(dim + 2..self.rank, dim + 1);
+        self.rank -= 1;
+        let mut stride = 1;
+        for dim in (0..self.rank).rev() {
+            self.strides[dim] = stride;
+            stride *= self.shape[dim].max(1);
+        }
+        self
     }
 
     /// The part of `count` indices from `first` on of dimension `dim`, which must lie within its extent.
@@ -319,6 +337,22 @@ impl Tensor {
         let offset = self.offset(index);
         // SAFETY: as in `get`; the caller of `Tensor::new` promised that outputs are writable.
         unsafe { crate::dtype::store(self.address as *mut u8, self.dtype, offset, value) }
+    }
+
+    /// Stores an integer as element `index`; for host tensors of int32 and int64. Bounds are checked.
+    #[allow(unsafe_code)]
+    pub fn set_integer(&self, index: &[i64], value: i64) {
+        let offset = self.offset(index);
+        // SAFETY: as in `set`; the constructor checked the alignment.
+        unsafe {
+            match self.dtype {
+                DType::I32 => (self.address as *mut i32)
+                    .offset(offset)
+                    .write(value as i32),
+                DType::I64 => (self.address as *mut i64).offset(offset).write(value),
+                other => panic!("{other} holds no integers"),
+            }
+        }
     }
 
     /// Copies a row along the last dimension, of which `at` and `from_at` are the other indices, bit by bit; for host
@@ -610,6 +644,18 @@ mod tests {
         );
         let t = t.swap_dims(0, 2);
         assert_eq!(t.shape(), &[5, 1, 3]);
+    }
+
+    #[test]
+    fn dims_of_compact_tensors_can_be_joined() {
+        let joined = tensor(&[2, 3, 4], None).unwrap().join_dims(0);
+        assert_eq!(
+            (joined.shape(), joined.strides()),
+            (&[6, 4][..], &[4, 1][..])
+        );
+        // A stride that no index is multiplied with may be anything.
+        let joined = tensor(&[3, 1], Some(&[1, 7])).unwrap().join_dims(0);
+        assert_eq!((joined.shape(), joined.strides()), (&[3][..], &[1][..]));
     }
 
     #[test]

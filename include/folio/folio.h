@@ -2948,6 +2948,106 @@ folio_status folio_cp_correct(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup tree Trees of draft tokens
+ * What speculative decoding needs to verify a tree of draft tokens in one run: its masks, positions and links.
+ * @{
+ */
+
+/**
+ * A tree of draft tokens for each request, each token under its parent, and what is wanted of the trees. A token sees
+ * the keys before the tree, its ancestors and itself (SpecInfer, Miao et al. 2024; Medusa, Cai et al. 2024). The masks
+ * are those that runs take with the draft tokens' keys appended: kv_len is `prefix_lens + tree_size`.
+ *
+ * A token whose parent is -1 is a root. There may be several, as where the last verified token is not part of the tree.
+ *
+ * Outputs may be NULL. All tensors are contiguous.
+ */
+typedef struct folio_tree_mask_args {
+    /**
+     * sizeof(folio_tree_mask_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[batch_size, tree_size]` int32, or `[num_tokens]` with qo_indptr: the parent of each token, counted from the first
+     * token of its request, below the token's own index; -1 for a root.
+     */
+    const folio_tensor *parents;
+    /**
+     * `[batch_size]` int32: keys before the tree of each request, without any of its tokens. With those they are 2^31 - 1 at
+     * most.
+     */
+    const folio_tensor *prefix_lens;
+    /**
+     * `[batch_size + 1]` int32, the qo_indptr of the batch: tokens before each request, for trees of different sizes. Tokens
+     * behind the last offset are of no request. NULL: all trees have tree_size tokens.
+     */
+    const folio_tensor *qo_indptr;
+    /**
+     * Output: `[elements or more]` uint8 or bool, for FOLIO_MASK_CUSTOM_BYTES: `[tree_size, prefix_len + tree_size]` per
+     * request, 1 or 0.
+     */
+    const folio_tensor *mask_bytes;
+    /**
+     * Output: `[elements or more]` uint8, for FOLIO_MASK_CUSTOM_BITS: the same in bits, and 0 up to the end of a byte.
+     */
+    const folio_tensor *mask_bits;
+    /**
+     * Output: `[batch_size, tree_size, tree_size]` uint8 or bool, or `[elements or more]` with qo_indptr: mask_bytes without the
+     * keys before the tree. SGLang's QLEN_ONLY.
+     */
+    const folio_tensor *tree_mask;
+    /**
+     * Output: `[batch_size, tree_size, bytes]` uint8, or `[num_tokens, bytes]` with qo_indptr, of 1, 2 or 4 bytes, a bit for
+     * every token of the tree: bit j of a little-endian number says whether the row sees token j. Trees have at most as many
+     * tokens; where a qo_indptr on CUDA says otherwise, the tokens behind have no bits. SGLang's QLEN_ONLY_BITPACKING.
+     */
+    const folio_tensor *tree_bits;
+    /**
+     * Output: int32 or int64, as parents: the position of each token, prefix_len and the number of its ancestors.
+     */
+    const folio_tensor *positions;
+    /**
+     * Output: int32 or int64, as parents: the first child of each token, counted as parents are; -1 where it has none.
+     * SGLang's retrive_next_token.
+     */
+    const folio_tensor *next_token;
+    /**
+     * Output: int32 or int64, as parents: the next token with the same parent (of a root: the next root), or -1. SGLang's
+     * retrive_next_sibling.
+     */
+    const folio_tensor *next_sibling;
+} folio_tree_mask_args;
+
+/**
+ * Makes masks, positions and links of trees of draft tokens from the parents of their tokens.
+ *
+ * On CUDA numbers are read by the kernel. There a token with a parent that does not stand before it is a root, and nothing is
+ * written beyond a tensor. The first call on a context loads code and answers CAPTURE in a capture. Later ones can be
+ * captured: they are one launch each. On the CPU such a parent is refused, and the outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_tree_mask(const folio_context *ctx,
+                             const folio_tree_mask_args *args,
+                             void *stream,
+                             folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup figures Figures
  * Pure functions of numbers on the host: tokens of ranks and of chunks, and what the planners of other libraries make of
  * a batch. All arrays are the caller's, with their capacities, and lie on the host.
@@ -3683,6 +3783,13 @@ typedef struct folio_api {
                                  const folio_merge_varlen_args *args,
                                  void *stream,
                                  folio_error *err);
+    /**
+     * folio_tree_mask
+     */
+    folio_status (*tree_mask)(const folio_context *ctx,
+                              const folio_tree_mask_args *args,
+                              void *stream,
+                              folio_error *err);
 } folio_api;
 
 /**

@@ -259,6 +259,13 @@ public:
         report.check(api().cp_correct(get(), &args, stream, report.get()));
     }
 
+    /** Makes masks, positions and links of trees of draft tokens. */
+    void tree_mask(const folio_tree_mask_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().tree_mask(get(), &args, stream, report.get()));
+    }
+
     /** The functions that this context was made by. */
     const folio_api &api() const noexcept { return *context_.get_deleter().api; }
     /** For calls of folio.h. */

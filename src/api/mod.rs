@@ -21,6 +21,7 @@ mod parts;
 mod planned;
 mod projection;
 mod shared_prefixes;
+mod tree;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
 pub use append::append;
@@ -39,3 +40,4 @@ pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};
 pub use shared_prefixes::{FindSharedPrefixes, SharedPrefixes, find_shared_prefixes};
+pub use tree::tree_mask;

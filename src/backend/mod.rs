@@ -10,6 +10,7 @@ mod refusal;
 mod registry;
 mod stream;
 mod tables;
+mod tree;
 mod workspace;
 
 pub use attention::{Attention, AttentionOps};
@@ -19,13 +20,14 @@ pub use projection::ProjectionOps;
 pub use registry::{Target, cuda_device_count, open};
 pub use stream::Stream;
 pub use tables::{HostTables, Tables};
+pub use tree::TreeOps;
 pub use workspace::{Workspace, WorkspaceInfo};
 
 use crate::tensor::Device;
 
 /// All operators on one device. A subject that a backend leaves out is an empty `impl` of its trait.
 pub trait Backend:
-    AttentionOps + CacheOps + MergeOps + ProjectionOps + Send + Sync + std::fmt::Debug
+    AttentionOps + CacheOps + MergeOps + ProjectionOps + TreeOps + Send + Sync + std::fmt::Debug
 {
     /// The device that tensors must live on.
     fn device(&self) -> Device;
@@ -44,6 +46,7 @@ mod tests {
     impl CacheOps for Empty {}
     impl MergeOps for Empty {}
     impl ProjectionOps for Empty {}
+    impl TreeOps for Empty {}
 
     #[test]
     fn what_is_not_implemented_is_refused() {

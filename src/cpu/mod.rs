@@ -16,16 +16,19 @@ mod kernels;
 mod merge;
 mod projection;
 mod threads;
+mod tree;
 mod x86;
 
 pub use isa::Isa;
 
-use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
+use crate::backend::{
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, TreeOps,
+};
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
     LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
-    ProjectArgs,
+    ProjectArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
@@ -130,5 +133,11 @@ impl ProjectionOps for CpuBackend {
     fn copy_weights(&self, args: &Checked<CopyWeightsArgs>, _: Stream) -> Result<()> {
         projection::copy_weights(&self.pool, args);
         Ok(())
+    }
+}
+
+impl TreeOps for CpuBackend {
+    fn tree_mask(&self, args: &Checked<TreeMaskArgs>, _: Stream) -> Result<()> {
+        tree::mask(&self.pool, args)
     }
 }

@@ -11,16 +11,17 @@ use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
 use super::ops::projection::Projections;
+use super::ops::tree_mask::TreeMask;
 use super::plan::tables::DeviceTables;
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Tables,
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Tables, TreeOps,
 };
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
     LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
-    ProjectArgs,
+    ProjectArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 
@@ -35,6 +36,7 @@ pub struct CudaBackend {
     mla_append: MlaAppend,
     mla_gather: MlaGather,
     context_parallel: ContextParallel,
+    tree_mask: TreeMask,
 }
 
 impl CudaBackend {
@@ -52,6 +54,7 @@ impl CudaBackend {
             mla_append: MlaAppend::new(&loader, &context),
             mla_gather: MlaGather::new(&loader, &context),
             context_parallel: ContextParallel::new(&loader, &context),
+            tree_mask: TreeMask::new(&loader, &context),
             context,
             loader,
         })
@@ -126,5 +129,11 @@ impl ProjectionOps for CudaBackend {
 
     fn copy_weights(&self, args: &Checked<CopyWeightsArgs>, stream: Stream) -> Result<()> {
         self.projections.copy_weights(args, stream)
+    }
+}
+
+impl TreeOps for CudaBackend {
+    fn tree_mask(&self, args: &Checked<TreeMaskArgs>, stream: Stream) -> Result<()> {
+        self.tree_mask.run(args, stream)
     }
 }

@@ -19,3 +19,4 @@ pub mod ops;
 pub mod params;
 pub mod plan;
 pub mod projection_params;
+pub mod tree_mask_params;

@@ -191,7 +191,7 @@ mod tests {
     use super::super::tensor::{folio_dtype, folio_tensor};
     use super::*;
     use crate::api::{Context, Workspace, WorkspaceInfo};
-    use crate::backend::{self, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps};
+    use crate::backend::{self, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, TreeOps};
     use crate::dtype::DType;
     use crate::error::Result;
     use crate::log::Logger;
@@ -219,6 +219,7 @@ mod tests {
 
     impl MergeOps for Fragile {}
     impl ProjectionOps for Fragile {}
+    impl TreeOps for Fragile {}
 
     impl backend::Attention for Fragile {
         fn kernel(&self) -> &str {

@@ -40,6 +40,7 @@ mod sized;
 mod status;
 mod table;
 mod tensor;
+mod tree;
 mod version;
 mod workspace;
 
@@ -63,6 +64,7 @@ pub use projection::*;
 pub use status::*;
 pub use table::*;
 pub use tensor::*;
+pub use tree::*;
 pub use version::*;
 pub use workspace::*;
 

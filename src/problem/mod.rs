@@ -14,6 +14,7 @@ mod mla_cache;
 mod mla_context;
 mod projection;
 mod shared;
+mod tree;
 mod work;
 
 pub use attention::{
@@ -34,4 +35,5 @@ pub use projection::{
     AbsorbQArgs, AbsorbWeightsArgs, CopyWeightsArgs, ProjectArgs, ProjectOArgs, UpProjectArgs,
 };
 pub use shared::SharedPrefix;
+pub use tree::TreeMaskArgs;
 pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};

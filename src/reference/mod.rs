@@ -6,10 +6,11 @@
 mod context_parallel;
 mod merge;
 mod mla_cache;
+mod tree;
 
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Workspace,
-    WorkspaceInfo,
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, TreeOps,
+    Workspace, WorkspaceInfo,
 };
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -17,7 +18,7 @@ use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
     CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MaskColumns,
     MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages,
-    ProjectArgs, Tiling, WorkList,
+    ProjectArgs, Tiling, TreeMaskArgs, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -504,6 +505,13 @@ impl ProjectionOps for ReferenceBackend {
                 }
             }
         }
+        Ok(())
+    }
+}
+
+impl TreeOps for ReferenceBackend {
+    fn tree_mask(&self, args: &Checked<TreeMaskArgs>, _: Stream) -> Result<()> {
+        tree::mask(args);
         Ok(())
     }
 }

@@ -503,7 +503,21 @@ AT(folio_find_shared_prefixes_args, request_end, 32);
 AT(folio_find_shared_prefixes_args, kv_len, 40);
 AT(folio_find_shared_prefixes_args, num_prefixes, 48);
 
-SIZE(folio_api, 488);
+SIZE(folio_tree_mask_args, 88);
+AT(folio_tree_mask_args, struct_size, 0);
+AT(folio_tree_mask_args, flags, 4);
+AT(folio_tree_mask_args, parents, 8);
+AT(folio_tree_mask_args, prefix_lens, 16);
+AT(folio_tree_mask_args, qo_indptr, 24);
+AT(folio_tree_mask_args, mask_bytes, 32);
+AT(folio_tree_mask_args, mask_bits, 40);
+AT(folio_tree_mask_args, tree_mask, 48);
+AT(folio_tree_mask_args, tree_bits, 56);
+AT(folio_tree_mask_args, positions, 64);
+AT(folio_tree_mask_args, next_token, 72);
+AT(folio_tree_mask_args, next_sibling, 80);
+
+SIZE(folio_api, 496);
 AT(folio_api, struct_size, 0);
 AT(folio_api, abi_version, 4);
 AT(folio_api, version, 8);
@@ -566,3 +580,4 @@ AT(folio_api, cascade_kernel, 456);
 AT(folio_api, cascade_destroy, 464);
 AT(folio_api, find_shared_prefixes, 472);
 AT(folio_api, merge_varlen, 480);
+AT(folio_api, tree_mask, 488);

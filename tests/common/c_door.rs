@@ -13,7 +13,8 @@ use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
     CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask,
     MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
-    MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, Unpacking, UpProjectArgs, Window,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, TreeMaskArgs, Unpacking,
+    UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -464,6 +465,24 @@ pub fn c_cp_correct(input: &CpCorrectArgs, tensors: &Tensors) -> folio_cp_correc
     }
 }
 
+/// C arguments of masks of trees.
+pub fn c_tree_mask(input: &TreeMaskArgs, tensors: &Tensors) -> folio_tree_mask_args {
+    folio_tree_mask_args {
+        struct_size: size_of::<folio_tree_mask_args>() as u32,
+        flags: 0,
+        parents: tensors.of(input.parents),
+        prefix_lens: tensors.of(input.prefix_lens),
+        qo_indptr: tensors.of(input.qo_indptr),
+        mask_bytes: tensors.of(input.mask_bytes),
+        mask_bits: tensors.of(input.mask_bits),
+        tree_mask: tensors.of(input.tree_mask),
+        tree_bits: tensors.of(input.tree_bits),
+        positions: tensors.of(input.positions),
+        next_token: tensors.of(input.next_token),
+        next_sibling: tensors.of(input.next_sibling),
+    }
+}
+
 fn merge_flags(base: LogBase) -> u32 {
     match base {
         LogBase::E => 0,
@@ -752,6 +771,14 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().cp_correct.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn tree_mask(&self, input: &TreeMaskArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_tree_mask(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().tree_mask.unwrap()(self.0, &args, stream, err) })
     }
 }
 

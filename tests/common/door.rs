@@ -10,7 +10,7 @@ use folio::log::Logger;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CpCorrectArgs,
     CpReorderArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
-    MlaContextDesc, MlaGatherArgs, ProjectOArgs, UpProjectArgs,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, TreeMaskArgs, UpProjectArgs,
 };
 
 /// A way into the library.
@@ -36,6 +36,7 @@ pub trait Session: Send + Sync {
     fn cascade(&self, desc: AttentionDesc) -> Result<Box<dyn CascadeHandle>>;
     fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()>;
     fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()>;
+    fn tree_mask(&self, input: &TreeMaskArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -183,6 +184,10 @@ impl Session for api::Context {
 
     fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()> {
         api::cp_correct(self, input, stream)
+    }
+
+    fn tree_mask(&self, input: &TreeMaskArgs, stream: Stream) -> Result<()> {
+        api::tree_mask(self, input, stream)
     }
 }
 

@@ -23,4 +23,5 @@ pub mod projections;
 pub mod random;
 pub mod reserved;
 pub mod strategy;
+pub mod tree;
 pub mod values;

@@ -27,4 +27,5 @@ mod stub;
 mod table;
 mod tensors;
 mod threads;
+mod tree;
 mod workspaces;

@@ -1,7 +1,9 @@
 //! A backend that computes nothing: what the API layer promises over any backend is tested over it.
 
 use folio::api::{Context, Stream, Workspace, WorkspaceInfo};
-use folio::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps};
+use folio::backend::{
+    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, TreeOps,
+};
 use folio::error::{Error, Result};
 use folio::log::Logger;
 use folio::problem::*;
@@ -49,6 +51,8 @@ impl CacheOps for Stub {}
 impl MergeOps for Stub {}
 
 impl ProjectionOps for Stub {}
+
+impl TreeOps for Stub {}
 
 impl Attention for Stub {
     fn kernel(&self) -> &str {

@@ -19,6 +19,7 @@ mod operators;
 mod problems;
 mod projections;
 mod steps;
+mod tree;
 
 use folio::api::cuda_device_count;
 use harness::case;
@@ -84,6 +85,13 @@ fn main() -> ExitCode {
         ),
         case("cp_reorder", (), context_parallel::cp_reorder),
         case("cp_correct", (), context_parallel::cp_correct),
+        case("tree_mask", (), tree::tree_mask),
+        case(
+            "tree_mask_of_wrong_numbers",
+            (),
+            tree::tree_mask_of_wrong_numbers,
+        ),
+        case("tree_mask_replays", (), tree::tree_mask_replays),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
         case("cascade", (), cascade::cascade),

@@ -91,7 +91,7 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 21] = [
+pub const STRUCTS: [&str; 22] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
@@ -113,6 +113,7 @@ pub const STRUCTS: [&str; 21] = [
     "folio_mla_up_project_args",
     "folio_cp_reorder_args",
     "folio_cp_correct_args",
+    "folio_tree_mask_args",
 ];
 
 /// Names of structs, fields and parameters.

@@ -99,7 +99,7 @@ fn current_file(place: &str) -> PathBuf {
 /// Runs one case. `None` where its corruption would have been a lie that only the caller can answer for.
 fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, String> {
     let mut rng = Rng::of(seed, case);
-    let ending = match rng.below(32) {
+    let ending = match rng.below(34) {
         0..4 => operators::append(&mut rng, place),
         4..8 => operators::merge_state(&mut rng, place),
         8..10 => operators::merge_states(&mut rng, place),
@@ -109,6 +109,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         18..22 => operators::projection(&mut rng, place),
         22..24 => operators::mla_append(&mut rng, place),
         24..26 => operators::mla_gather(&mut rng, place),
+        26..28 => operators::tree_mask(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {

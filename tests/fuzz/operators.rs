@@ -9,11 +9,12 @@ use super::oracle::{By, Ending, Output, Refusal, Run};
 use super::structs::{Described, Struct};
 use crate::common::c_door::{
     Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_merge_varlen,
-    c_mla_append, c_mla_gather, c_project_o, c_up_project, message, report,
+    c_mla_append, c_mla_gather, c_project_o, c_tree_mask, c_up_project, message, report,
 };
 use crate::common::codec::encode;
 use crate::common::instance::for_each_index;
 use crate::common::memory::{Image, Resident, View};
+use crate::common::tree::{Forest, Grown, OUTPUTS, grown};
 use crate::common::values::{normal, shuffled, uniform};
 use folio::dtype::DType;
 use folio::ffi::*;
@@ -224,6 +225,37 @@ pub fn mla_gather(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String
         &["dst", "dst_rope"],
         &values[..1 + usize::from(split)],
     )
+}
+
+/// Trees of one size or of many, and some of their outputs.
+pub fn tree_mask(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let (batch, is_ragged, size) = (rng.below(5), rng.one_in(2), rng.below(20));
+    let tree = |rng: &mut Rng| {
+        let size = if is_ragged { rng.below(20) } else { size };
+        let shape = rng.pick(&[Grown::Anyhow, Grown::Anyhow, Grown::Chain, Grown::Star]);
+        grown(shape, size, rng.next())
+    };
+    let parents = (0..batch).map(|_| tree(rng)).collect();
+    let prefix_lens = (0..batch).map(|_| rng.below(40) as i32).collect();
+    let forest = Forest {
+        is_ragged,
+        wanted: rng.next() as u32 & 0x7f,
+        wide: rng.next() as u32,
+        spare: rng.below(3) as i64,
+        row_bytes: 4,
+        ..Forest::new(parents, prefix_lens)
+    };
+    let resident = forest.tensors(&data);
+    let tensors = Tensors::default();
+    let args = c_tree_mask(&resident.args(), &tensors);
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_tree_mask_args", args) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().tree_mask.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    judge(rng, place, &data, args, call, &OUTPUTS, &[])
 }
 
 /// The lse of states, some of them empty.
@@ -547,11 +579,12 @@ fn within(args: &Struct, name: &str) -> Option<Described> {
     args.tensor(name)?.needed()
 }
 
-/// What the caches of an append hold; `None` for other operators.
+/// What the caches of an append hold, and the masks of trees; `None` for other operators.
 fn stored_in(args: &Struct) -> Option<DType> {
     let cache = match args.name {
         "folio_kv_append_args" => "k_cache",
         "folio_mla_append_args" => "kv",
+        "folio_tree_mask_args" => return Some(DType::U8),
         _ => return None,
     };
     let stated = args.get("kv_dtype");

@@ -17,7 +17,7 @@ use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
     backend, cascade, choice, context_parallel, images, launches, merge, mla, mla_cache,
-    mla_context, mla_few, operators, projections, split_keys,
+    mla_context, mla_few, operators, projections, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -415,6 +415,12 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("operator_cp_reorder", BACKEND, context_parallel::reorder),
     case("operator_cp_correct", BACKEND, context_parallel::correct),
+    case("operator_tree_mask", BACKEND, tree_mask::launches),
+    case(
+        "operator_tree_mask_of_no_requests",
+        BACKEND,
+        tree_mask::no_requests,
+    ),
     case(
         "projection_absorption_of_one_token",
         BACKEND,

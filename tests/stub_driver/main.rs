@@ -22,6 +22,7 @@ mod operators;
 mod projections;
 mod split_keys;
 mod stub;
+mod tree_mask;
 
 use std::process::{Command, ExitCode};
 

@@ -1,5 +1,5 @@
 //! Rows of kernels that serve every problem, since they take types and dims at run time or have none: combining, planning,
-//! caches of latent records, and context parallelism. Their operators have no key.
+//! caches of latent records, context parallelism, and trees of draft tokens. Their operators have no key.
 
 use std::sync::LazyLock;
 
@@ -72,6 +72,18 @@ pub static CP_CORRECT: Keyless = Keyless {
         [row(
             "cp_correct",
             ("ops/cp_correct.cu", "folio_cp_correct"),
+            128,
+        )]
+    }),
+};
+
+/// Makes masks of trees of draft tokens.
+pub static TREE_MASK: Keyless = Keyless {
+    noun: "tree_mask kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "tree_mask",
+            ("ops/tree_mask.cu", "folio_tree_mask"),
             128,
         )]
     }),

@@ -1,7 +1,7 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
 use super::keyless::{
-    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, MLA_APPEND, MLA_GATHER, PLAN,
+    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, MLA_APPEND, MLA_GATHER, PLAN, TREE_MASK,
 };
 use super::row::Row;
 use super::{append, attention, merge, mla, projection};
@@ -19,6 +19,7 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(MLA_GATHER.rows())
         .chain(CP_REORDER.rows())
         .chain(CP_CORRECT.rows())
+        .chain(TREE_MASK.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))

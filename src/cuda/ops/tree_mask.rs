@@ -1,0 +1,80 @@
+//! Masks, positions and links of trees of draft tokens on a device, in one launch.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::kernels::{Kernel, Kernels};
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::kernels::keyless::TREE_MASK;
+use crate::cuda::params::address;
+use crate::cuda::tree_mask_params::{
+    TreeMaskParams, WIDE_NEXT_SIBLING, WIDE_NEXT_TOKEN, WIDE_POSITIONS,
+};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::problem::{Checked, TreeMaskArgs};
+use crate::tensor::Tensor;
+
+/// The operator on one device.
+#[derive(Debug)]
+pub struct TreeMask(Kernels<(), Kernel>);
+
+impl TreeMask {
+    /// Loads nothing yet.
+    pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> TreeMask {
+        TreeMask(Kernels::new("tree_mask", loader, context))
+    }
+
+    /// Enqueues a block for each token.
+    pub fn run(&self, args: &Checked<TreeMaskArgs>, stream: Stream) -> Result<()> {
+        let params = params(args);
+        let current = self.0.enter(stream)?;
+        let kernel = self.0.get(&current, (), stream, |loader, cc| {
+            let found = loader.find(TREE_MASK.candidates(cc), || TREE_MASK.unsupported(cc));
+            found.map(Kernel::new)
+        })?;
+        // Tokens of no request have no row.
+        let tokens = match params.batch_size {
+            0 => 0,
+            _ => params.num_tokens,
+        };
+        let blocks = blocks_of("parents", tokens.into())?;
+        // SAFETY: the kernel takes a `FolioTreeMaskParams`; the addresses are the caller's tensors, whose extents `api`
+        // checked, and the kernel keeps to them.
+        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+    }
+}
+
+fn params(args: &TreeMaskArgs) -> TreeMaskParams {
+    let room = |out: Option<Tensor>| out.map_or(0, |out| out.extent(0));
+    let wide = [
+        (args.positions, WIDE_POSITIONS),
+        (args.next_token, WIDE_NEXT_TOKEN),
+        (args.next_sibling, WIDE_NEXT_SIBLING),
+    ];
+    let is_wide = |out: Option<Tensor>| out.is_some_and(|out| out.dtype() == DType::I64);
+    let wide = wide.into_iter().filter(|(out, _)| is_wide(*out));
+    TreeMaskParams {
+        parents: args.parents.address() as u64,
+        prefix_lens: args.prefix_lens.address() as u64,
+        qo_indptr: address(args.qo_indptr),
+        mask_bytes: address(args.mask_bytes),
+        mask_bits: address(args.mask_bits),
+        tree_mask: address(args.tree_mask),
+        tree_bits: address(args.tree_bits),
+        positions: address(args.positions),
+        next_token: address(args.next_token),
+        next_sibling: address(args.next_sibling),
+        bytes_room: room(args.mask_bytes),
+        bits_room: room(args.mask_bits),
+        tree_room: room(args.tree_mask),
+        num_tokens: args.parents.extent(0) as u32,
+        batch_size: args.prefix_lens.extent(0) as u32,
+        tree_size: args.tree_size() as u32,
+        row_bytes: args.tree_bits.map_or(0, |bits| bits.extent(1)) as u32,
+        wide: wide.map(|(_, flag)| flag).sum(),
+        reserved: 0,
+    }
+}
