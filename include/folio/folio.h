@@ -232,7 +232,7 @@ typedef struct folio_error {
 #define FOLIO_DEVICE_CUDA 2
 
 /**
- * Page-locked host memory (kDLCUDAHost); treated as host memory.
+ * Page-locked host memory (kDLCUDAHost); treated as host memory, but for what folio_kv_copy says.
  */
 #define FOLIO_DEVICE_CUDA_HOST 3
 
@@ -1785,6 +1785,84 @@ folio_status folio_kv_append(const folio_context *ctx,
                              const folio_kv_append_args *args,
                              void *stream,
                              folio_error *err);
+
+/** @} */
+
+/**
+ * @defgroup copy KV copy
+ * Pages from one cache to another, or within one.
+ * @{
+ */
+
+/**
+ * Pages to be copied: vLLM's copy_blocks and swap_blocks. A page is what an index of the first dimension covers: bytes
+ * that are copied as they are, whatever they hold (fp8, fp8_ds_mla records, scales). Within a page there are no gaps, and
+ * its dimensions may be in any order (NHD, HND) that is the same in src and dst; pages may be any distance apart.
+ *
+ * src and dst may be one tensor, as for copy-on-write and defragmentation. Then no page may be the source of one pair
+ * and the destination of another. No page may be the destination of two pairs. Pairs that break these rules are
+ * refused where they are on the host; where they are on a device, it is not defined which of the pages is copied.
+ *
+ * On CUDA each of src and dst may be in page-locked host memory (FOLIO_DEVICE_CUDA_HOST): pages are swapped out and in
+ * by the same kernel, which reaches them over the bus.
+ */
+typedef struct folio_kv_copy_args {
+    /**
+     * sizeof(folio_kv_copy_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_src_pages, ...]` of any type: keys, or a cache that has one tensor.
+     */
+    const folio_tensor *k_src;
+    /**
+     * Output: `[num_dst_pages, ...]` of k_src's type; all but the first extent are k_src's.
+     */
+    const folio_tensor *k_dst;
+    /**
+     * Values, copied by the same pairs in the same launch; as many pages as k_src. NULL: none.
+     */
+    const folio_tensor *v_src;
+    /**
+     * Output: values, with as many pages as k_dst. NULL iff v_src is.
+     */
+    const folio_tensor *v_dst;
+    /**
+     * `[n, 2]` int32 or int64: a page of src, and the page of dst that becomes its copy. A pair with a negative number is
+     * skipped. Pairs on the host are accepted by every context; they are read during the call, and a page beyond
+     * src or dst is refused. Where they are on a device, such a pair is skipped.
+     */
+    const folio_tensor *page_pairs;
+} folio_kv_copy_args;
+
+/**
+ * Copies pages of a cache.
+ *
+ * On CUDA it is one launch, for keys and values together; 480 pairs on the host are one launch each, as they travel in
+ * the kernel's parameters. The first call on a context loads code and answers CAPTURE in a capture. Later ones can be
+ * captured: a replay copies by the pairs that the device's memory holds then, or by the host's pairs of the capture.
+ * Memory in FOLIO_DEVICE_CUDA_HOST tensors is read and written in stream order: it must stay until then. On the CPU
+ * the pages are copied on return.
+ *
+ * @param ctx the device
+ * @param args tensors and pairs
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was copied
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine where no page is written by one call and read or written by another.
+ */
+folio_status folio_kv_copy(const folio_context *ctx,
+                           const folio_kv_copy_args *args,
+                           void *stream,
+                           folio_error *err);
 
 /** @} */
 
@@ -3557,6 +3635,13 @@ typedef struct folio_api {
      */
     folio_status (*find_shared_prefixes)(const folio_find_shared_prefixes_args *args,
                                          folio_error *err);
+    /**
+     * folio_kv_copy
+     */
+    folio_status (*kv_copy)(const folio_context *ctx,
+                            const folio_kv_copy_args *args,
+                            void *stream,
+                            folio_error *err);
 } folio_api;
 
 /**

@@ -10,6 +10,7 @@ mod cascade;
 mod check;
 mod context;
 mod context_parallel;
+mod copy;
 mod desc;
 mod figures;
 mod largest;
@@ -29,6 +30,7 @@ pub use batch::BatchInput;
 pub use cascade::Cascade;
 pub use context::Context;
 pub use context_parallel::{cp_correct, cp_reorder};
+pub use copy::copy;
 pub use figures::{
     CpLocalLengths, FlashMlaMetadata, MlaContextChunks, NumKvSplits, SplitDecodesAndPrefills,
     cp_local_lengths, flashmla_metadata, mla_context_chunks, mla_context_tokens, num_kv_splits,

@@ -23,7 +23,7 @@ pub use isa::Isa;
 use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
+    AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
     LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
 };
 use crate::tensor::Device;
@@ -83,6 +83,10 @@ impl AttentionOps for CpuBackend {
 impl CacheOps for CpuBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         cache::append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn copy(&self, args: &Checked<CopyArgs>, _: Stream) -> Result<()> {
+        cache::copy::copy(&self.pool, self.isa.kernels(), args)
     }
 
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {

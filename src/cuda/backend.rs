@@ -7,6 +7,7 @@ use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::context_parallel::ContextParallel;
+use super::ops::copy::Copy;
 use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
@@ -18,7 +19,7 @@ use crate::backend::{
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
+    AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
     LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
 };
 use crate::tensor::Device;
@@ -29,6 +30,7 @@ pub struct CudaBackend {
     context: Arc<Context>,
     loader: Arc<Loader>,
     append: Append,
+    copy: Copy,
     merges: Merges,
     projections: Projections,
     mla_append: MlaAppend,
@@ -46,6 +48,7 @@ impl CudaBackend {
         let loader = Arc::new(Loader::new(&context, logger)?);
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
+            copy: Copy::new(&loader, &context),
             merges: Merges::new(&loader, &context),
             projections: Projections::new(&loader, &context),
             mla_append: MlaAppend::new(&loader, &context),
@@ -77,6 +80,10 @@ impl AttentionOps for CudaBackend {
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
         self.append.run(args, stream)
+    }
+
+    fn copy(&self, args: &Checked<CopyArgs>, stream: Stream) -> Result<()> {
+        self.copy.run(args, stream)
     }
 
     fn mla_append(

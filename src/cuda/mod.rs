@@ -9,6 +9,7 @@ pub mod attention;
 pub mod backend;
 pub mod compiler;
 pub mod context_parallel_params;
+pub mod copy_params;
 pub mod driver;
 pub mod kernels;
 pub mod mla_cache_params;

@@ -8,6 +8,7 @@ mod batch;
 mod cache;
 mod checked;
 mod context_parallel;
+mod copy;
 mod format;
 mod merge;
 mod mla_cache;
@@ -23,6 +24,7 @@ pub use batch::{Batch, DeviceBatch, HostBatch, PageIds, Pages};
 pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
+pub use copy::{CopyArgs, PagePairs, PagesToCopy};
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
 pub use merge::{MergeArgs, MergeStatesArgs};
 pub use mla_cache::{

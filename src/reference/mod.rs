@@ -4,6 +4,7 @@
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
 mod context_parallel;
+mod copy;
 mod mla_cache;
 
 use crate::backend::{
@@ -13,9 +14,10 @@ use crate::backend::{
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
-    CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, WorkList,
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyArgs,
+    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase,
+    Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs,
+    Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -370,6 +372,10 @@ impl CacheOps for ReferenceBackend {
             );
         }
         Ok(())
+    }
+
+    fn copy(&self, args: &Checked<CopyArgs>, _: Stream) -> Result<()> {
+        copy::copy(args)
     }
 
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {

@@ -11,9 +11,9 @@ use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
-    CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs,
-    RecordPages, Unpacking, UpProjectArgs, Window,
+    CopyArgs, CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask,
+    MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs,
+    ProjectOArgs, RecordPages, Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -104,6 +104,7 @@ impl Tensors {
             return null_mut();
         };
         let (device_type, device_id) = match tensor.device() {
+            Device::Cpu if tensor.is_page_locked() => (FOLIO_DEVICE_CUDA_HOST, 0),
             Device::Cpu => (FOLIO_DEVICE_CPU, 0),
             Device::Cuda(id) => (FOLIO_DEVICE_CUDA, id),
         };
@@ -401,6 +402,19 @@ pub fn c_mla_gather(input: &MlaGatherArgs, tensors: &Tensors) -> folio_mla_gathe
     }
 }
 
+/// C arguments of a copy of pages.
+pub fn c_copy(input: &CopyArgs, tensors: &Tensors) -> folio_kv_copy_args {
+    folio_kv_copy_args {
+        struct_size: size_of::<folio_kv_copy_args>() as u32,
+        flags: 0,
+        k_src: tensors.of(input.k.src),
+        k_dst: tensors.of(input.k.dst),
+        v_src: tensors.of(input.v.map(|v| v.src)),
+        v_dst: tensors.of(input.v.map(|v| v.dst)),
+        page_pairs: tensors.of(input.page_pairs),
+    }
+}
+
 /// C arguments of a reordering of gathered records.
 pub fn c_cp_reorder(input: &CpReorderArgs, tensors: &Tensors) -> folio_cp_reorder_args {
     folio_cp_reorder_args {
@@ -617,6 +631,14 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().kv_append.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn copy(&self, input: &CopyArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_copy(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().kv_copy.unwrap()(self.0, &args, stream, err) })
     }
 
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()> {

@@ -8,9 +8,9 @@ use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CpCorrectArgs,
-    CpReorderArgs, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc,
-    MlaGatherArgs, ProjectOArgs, UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CopyArgs,
+    CpCorrectArgs, CpReorderArgs, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, UpProjectArgs,
 };
 
 /// A way into the library.
@@ -23,6 +23,7 @@ pub trait Door: Sync {
 pub trait Session: Send + Sync {
     fn attention(&self, desc: AttentionDesc) -> Result<Box<dyn Handle>>;
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()>;
+    fn copy(&self, input: &CopyArgs, stream: Stream) -> Result<()>;
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()>;
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
     fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()>;
@@ -130,6 +131,10 @@ impl Session for api::Context {
 
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()> {
         api::append(self, input, stream)
+    }
+
+    fn copy(&self, input: &CopyArgs, stream: Stream) -> Result<()> {
+        api::copy(self, input, stream)
     }
 
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()> {

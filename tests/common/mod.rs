@@ -9,6 +9,7 @@ pub mod cascade;
 pub mod codec;
 pub mod compare;
 pub mod context_parallel;
+pub mod copy;
 pub mod dense;
 pub mod door;
 pub mod grids;

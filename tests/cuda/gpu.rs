@@ -71,6 +71,10 @@ impl Memory for PinnedMemory {
         Device::Cpu
     }
 
+    fn is_page_locked(&self) -> bool {
+        true
+    }
+
     fn alloc(&self, bytes: usize) -> usize {
         let mut address = std::ptr::null_mut();
         // SAFETY: `address` is writable.

@@ -1,6 +1,7 @@
-//! Writing to paged caches on the CPU, and reading latent records back.
+//! Writing to paged caches on the CPU, copying their pages, and reading latent records back.
 
 pub mod append;
+pub mod copy;
 pub mod mla_append;
 pub mod mla_gather;
 pub mod rows;
