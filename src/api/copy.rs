@@ -42,12 +42,8 @@ fn pages(
 ) -> Result<PagesToCopy> {
     let (src, dst) = (named(src_name, stated.src), named(dst_name, stated.dst));
     let (src, dst) = (within_reach(src, device)?, within_reach(dst, device)?);
-    let dst = dst.one_of(&[src.tensor.dtype()])?;
-    let mut extents = vec![Extent::CountFrom(0)];
-    let page = src.tensor.shape().iter().skip(1);
-    extents.extend(page.map(|&extent| Extent::Is(extent)));
-    let (src, dst) = (with_pages(src)?, dst.shaped(&extents)?);
-    check_orders(&src, &dst)?;
+    let (src, dst) = (with_pages(src)?, with_pages(dst)?);
+    check_alike(&src, &dst)?;
     let (src, dst) = (bytes(src)?, bytes(dst)?);
     Ok(PagesToCopy {
         src: src.tensor,
@@ -75,23 +71,41 @@ fn with_pages(pages: Named<'_>) -> Result<Named<'_>> {
     pages.shaped(&extents)
 }
 
-/// Pages are copied as they lie, so the other dimensions follow each other in the same way.
-fn check_orders(src: &Named<'_>, dst: &Named<'_>) -> Result<()> {
-    let of = |tensor: &Tensor| -> Vec<i64> {
+/// Pages are copied as they lie: they have one type, and dimensions of one extent that follow each other in one way.
+fn check_alike(src: &Named<'_>, dst: &Named<'_>) -> Result<()> {
+    let (from, to) = (&src.tensor, &dst.tensor);
+    if from.dtype() != to.dtype() {
+        return Err(Error::DType(format!(
+            "{}: dtype {} is not accepted beside that of {}, {}; the same is",
+            dst.name,
+            to.dtype(),
+            src.name,
+            from.dtype()
+        )));
+    }
+    if from.shape()[1..] != to.shape()[1..] {
+        return Err(Error::Shape(format!(
+            "{}: shape {:?} is not accepted beside that of {}, {:?}; the same but for the first extent is",
+            dst.name,
+            to.shape(),
+            src.name,
+            from.shape()
+        )));
+    }
+    let strides = |tensor: &Tensor| -> Vec<i64> {
         let dims = tensor.shape().iter().zip(tensor.strides()).skip(1);
-        dims.filter(|&(&extent, _)| extent > 1)
-            .map(|(_, &stride)| stride)
-            .collect()
+        let dims = dims.filter(|&(&extent, _)| extent > 1);
+        dims.map(|(_, &stride)| stride).collect()
     };
-    if of(&src.tensor) == of(&dst.tensor) {
+    if from.is_empty() || to.is_empty() || strides(from) == strides(to) {
         return Ok(());
     }
     Err(Error::Shape(format!(
-        "{}: strides {:?} are not accepted beside those of {}, {:?}; the same within a page are",
+        "{}: strides {:?} are not accepted beside those of {}, {:?}; the same but for the first are",
         dst.name,
-        dst.tensor.strides(),
+        to.strides(),
         src.name,
-        src.tensor.strides()
+        from.strides()
     )))
 }
 

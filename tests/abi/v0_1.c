@@ -233,6 +233,15 @@ AT(folio_kv_append_args, v_scale, 68);
 AT(folio_kv_append_args, kv_layout, 72);
 AT(folio_kv_append_args, kv_dtype, 76);
 
+SIZE(folio_kv_copy_args, 48);
+AT(folio_kv_copy_args, struct_size, 0);
+AT(folio_kv_copy_args, flags, 4);
+AT(folio_kv_copy_args, k_src, 8);
+AT(folio_kv_copy_args, k_dst, 16);
+AT(folio_kv_copy_args, v_src, 24);
+AT(folio_kv_copy_args, v_dst, 32);
+AT(folio_kv_copy_args, page_pairs, 40);
+
 SIZE(folio_merge_state_args, 64);
 AT(folio_merge_state_args, struct_size, 0);
 AT(folio_merge_state_args, flags, 4);
@@ -542,3 +551,4 @@ AT(folio_api, cascade_shares, 448);
 AT(folio_api, cascade_kernel, 456);
 AT(folio_api, cascade_destroy, 464);
 AT(folio_api, find_shared_prefixes, 472);
+AT(folio_api, kv_copy, 480);

@@ -11,6 +11,7 @@ mod backends;
 mod batches;
 mod cascade;
 mod context_parallel;
+mod copy;
 mod descs;
 mod figures;
 mod fixture;

@@ -97,6 +97,7 @@ impl Memory for PinnedMemory {
     }
 
     fn download(&self, address: usize, bytes: &mut [u8]) {
+        synchronize_all();
         // SAFETY: as in `upload`.
         unsafe {
             std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len())

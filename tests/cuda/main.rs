@@ -7,6 +7,7 @@ mod cascade;
 #[path = "../common/mod.rs"]
 mod common;
 mod context_parallel;
+mod copy;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -57,6 +58,14 @@ fn main() -> ExitCode {
         case("threads_share_a_plan", (), steps::threads_share_a_plan),
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
+        case("copy", (), copy::copy),
+        case("copy_swaps", (), copy::swaps),
+        case(
+            "copy_pairs_beyond_the_tensors",
+            (),
+            copy::pairs_beyond_the_tensors,
+        ),
+        case("copy_graph", (), copy::copy_graph),
         case("merge", (), operators::merge),
         case("projection_products", (), projections::products),
         case(

@@ -100,7 +100,8 @@ fn current_file(place: &str) -> PathBuf {
 fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, String> {
     let mut rng = Rng::of(seed, case);
     let ending = match rng.below(32) {
-        0..4 => operators::append(&mut rng, place),
+        0..2 => operators::append(&mut rng, place),
+        2..4 => operators::copy(&mut rng, place),
         4..8 => operators::merge_state(&mut rng, place),
         8..12 => operators::merge_states(&mut rng, place),
         12 => Ok(context::case(&mut rng, place)),

@@ -8,8 +8,8 @@ use super::guarded::Guarded;
 use super::oracle::{By, Ending, Output, Refusal, Run};
 use super::structs::{Described, Struct};
 use crate::common::c_door::{
-    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_mla_append,
-    c_mla_gather, c_project_o, c_up_project, message, report,
+    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_copy, c_merge, c_merge_states,
+    c_mla_append, c_mla_gather, c_project_o, c_up_project, message, report,
 };
 use crate::common::codec::encode;
 use crate::common::instance::for_each_index;
@@ -18,8 +18,9 @@ use crate::common::values::{normal, shuffled, uniform};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, KvLayout, LatentCache, LogBase, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectOArgs, RecordPages, UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, CopyArgs, KvLayout, LatentCache, LogBase,
+    MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PagesToCopy, ProjectOArgs,
+    RecordPages, UpProjectArgs,
 };
 use folio::tensor::Device;
 use std::ffi::c_void;
@@ -117,6 +118,69 @@ pub fn append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
         unsafe { api().kv_append.unwrap()(ctx, args.pointer(), stream, err) }
     };
     judge(rng, place, &data, args, call, &["k_cache", "v_cache"], &[])
+}
+
+/// Pages of one tensor or two, to others or within.
+pub fn copy(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let dtype = rng.pick(&[DType::F32, DType::BF16, DType::F8E4M3]);
+    let is_in_place = rng.one_in(3);
+    let src_pages = 2 + rng.below(6) as i64;
+    let dst_pages = if is_in_place {
+        src_pages
+    } else {
+        1 + rng.below(6) as i64
+    };
+    let resident = |image| Resident::new(&data, image);
+    let mut side = || {
+        let page = [rng.pick(&[4, 1, 3]), rng.pick(&[16, 8, 13])];
+        let mut pages = |count: i64| {
+            let gaps = [rng.pick(&[0, 0, 8, 3]), 0, 0];
+            let shape = [count, page[0], page[1]];
+            let mut image = Image::poisoned(View::gapped(dtype, &shape, &gaps, 0));
+            for_each_index(&shape, |at| {
+                image.put(at, encode(dtype, normal(rng.next())))
+            });
+            resident(image)
+        };
+        let src = pages(src_pages);
+        let dst = (!is_in_place).then(|| pages(dst_pages));
+        (src, dst)
+    };
+    let (k, v) = (side(), side());
+    let has_values = rng.one_in(2);
+    // In place a page is either read or written.
+    let first = if is_in_place { src_pages / 2 } else { 0 };
+    let sources = if is_in_place { first } else { src_pages };
+    let count = rng.below(1 + (dst_pages - first) as usize) as i64;
+    let pairs: Vec<u64> = (0..count)
+        .flat_map(|n| {
+            let src = rng.below(sources as usize) as u64;
+            [
+                if rng.one_in(6) { -3i64 as u64 } else { src },
+                (first + n) as u64,
+            ]
+        })
+        .collect();
+    let pair_dtype = rng.pick(&[DType::I32, DType::I64]);
+    let pairs = resident(Image::of_bits(pair_dtype, &[count, 2], pairs));
+    let pages = |side: &(Resident<'_>, Option<Resident<'_>>)| PagesToCopy {
+        src: side.0.tensor(),
+        dst: side.1.as_ref().unwrap_or(&side.0).tensor(),
+    };
+    let input = CopyArgs {
+        k: pages(&k),
+        v: has_values.then(|| pages(&v)),
+        page_pairs: pairs.tensor(),
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_kv_copy_args", c_copy(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().kv_copy.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    judge(rng, place, &data, args, call, &["k_dst", "v_dst"], &[])
 }
 
 /// New tokens for a cache of latent records, in one tensor or two.
@@ -506,19 +570,24 @@ fn stored_in(args: &Struct) -> Option<DType> {
 
 /// An output that is an input must be that very tensor: what a merge does to a part of it is not defined.
 fn overlaps(args: &Struct) -> bool {
-    [("v_a", "v_out"), ("s_a", "s_out")]
-        .into_iter()
-        .any(|(input, output)| {
-            let known = |name: &str| args.fields.iter().any(|field| field.name == name);
-            if !known(input) {
-                return false;
-            }
-            let (Some(a), Some(b)) = (args.tensor(input), args.tensor(output)) else {
-                return false;
-            };
-            let is_one = a.original.address == b.original.address;
-            is_one && a.described() != b.described()
-        })
+    [
+        ("v_a", "v_out"),
+        ("s_a", "s_out"),
+        ("k_src", "k_dst"),
+        ("v_src", "v_dst"),
+    ]
+    .into_iter()
+    .any(|(input, output)| {
+        let known = |name: &str| args.fields.iter().any(|field| field.name == name);
+        if !known(input) {
+            return false;
+        }
+        let (Some(a), Some(b)) = (args.tensor(input), args.tensor(output)) else {
+            return false;
+        };
+        let is_one = a.original.address == b.original.address;
+        is_one && a.described() != b.described()
+    })
 }
 
 /// Two tokens in one slot are the caller's mistake: either may win.

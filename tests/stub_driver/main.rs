@@ -8,6 +8,7 @@ mod cascade;
 mod cases;
 mod choice;
 mod context_parallel;
+mod copy;
 mod fixture;
 #[path = "../harness/mod.rs"]
 mod harness;
