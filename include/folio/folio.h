@@ -1867,6 +1867,120 @@ folio_status folio_kv_copy(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup gather KV gather
+ * Tokens of a paged cache to dense rows.
+ * @{
+ */
+
+/**
+ * Keys and values of many requests to be copied from a paged cache to dense rows, and converted: what folio_kv_append
+ * wrote, read back. vLLM's cp_gather_cache and gather_and_maybe_dequant_cache do it for caches of MLA. Page ids are a
+ * block_table, or kv_indptr and kv_indices.
+ *
+ * Lengths and page ids that are wrong are refused where they are on the host. Where they are on a device, rows whose
+ * page or token does not exist are not written. The outputs may not overlap other tensors.
+ */
+typedef struct folio_kv_gather_args {
+    /**
+     * sizeof(folio_kv_gather_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Output: `[num_rows, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16, whatever the caches' type.
+     */
+    const folio_tensor *key;
+    /**
+     * Output: `[num_rows, num_kv_heads, head_dim_vo]`, of key's type.
+     */
+    const folio_tensor *value;
+    /**
+     * The key cache, in kv_layout: `[num_pages, page_size, num_kv_heads, head_dim_qk]` or
+     * `[num_pages, num_kv_heads, page_size, head_dim_qk]`, or `[num_slots, num_kv_heads, head_dim_qk]`; float32,
+     * float16, bfloat16 or fp8.
+     */
+    const folio_tensor *k_cache;
+    /**
+     * The value cache, as k_cache with head_dim_vo and strides of its own.
+     */
+    const folio_tensor *v_cache;
+    /**
+     * `[batch_size + 1]` int32: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows. Rows of no
+     * request are left as they are.
+     */
+    const folio_tensor *cu_seq_lens;
+    /**
+     * `[batch_size]` int32: the token of request b that its first row gets; NULL: 0.
+     */
+    const folio_tensor *seq_starts;
+    /**
+     * `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not asked for are not
+     * read.
+     */
+    const folio_tensor *block_table;
+    /**
+     * `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * `[n]` int32 page ids.
+     */
+    const folio_tensor *kv_indices;
+    /**
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     */
+    const folio_tensor *k_scales;
+    /**
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     */
+    const folio_tensor *v_scales;
+    /**
+     * Keys of an fp8 cache are multiplied by `k_scale · k_scales[head]`. 0: 1.
+     */
+    float k_scale;
+    /**
+     * As k_scale. 0: 1.
+     */
+    float v_scale;
+    /**
+     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
+     */
+    int32_t kv_layout;
+    /**
+     * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+     */
+    folio_dtype kv_dtype;
+} folio_kv_gather_args;
+
+/**
+ * Copies keys and values of many requests from a paged cache to dense rows, and converts them to the rows' type.
+ *
+ * On CUDA lengths and page ids are read by the kernel: nothing waits for them. The first call on a context loads code
+ * and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the rows are
+ * complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and scales
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_kv_gather(const folio_context *ctx,
+                             const folio_kv_gather_args *args,
+                             void *stream,
+                             folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup merge Merges of attention states
  * Attention over a set of keys from attention over its parts.
  * @{
@@ -3642,6 +3756,13 @@ typedef struct folio_api {
                             const folio_kv_copy_args *args,
                             void *stream,
                             folio_error *err);
+    /**
+     * folio_kv_gather
+     */
+    folio_status (*kv_gather)(const folio_context *ctx,
+                              const folio_kv_gather_args *args,
+                              void *stream,
+                              folio_error *err);
 } folio_api;
 
 /**

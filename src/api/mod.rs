@@ -13,6 +13,8 @@ mod context_parallel;
 mod copy;
 mod desc;
 mod figures;
+mod gather;
+mod gathered;
 mod largest;
 mod merge;
 mod mla;
@@ -36,6 +38,7 @@ pub use figures::{
     cp_local_lengths, flashmla_metadata, mla_context_chunks, mla_context_tokens, num_kv_splits,
     split_decodes_and_prefills,
 };
+pub use gather::gather;
 pub use merge::{merge, merge_states};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;

@@ -24,7 +24,8 @@ use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, Proje
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    GatherArgs, LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs,
+    ProjectArgs,
 };
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
@@ -87,6 +88,10 @@ impl CacheOps for CpuBackend {
 
     fn copy(&self, args: &Checked<CopyArgs>, _: Stream) -> Result<()> {
         cache::copy::copy(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn gather(&self, args: &Checked<GatherArgs>, _: Stream) -> Result<()> {
+        cache::gather::gather(&self.pool, self.isa.kernels(), args)
     }
 
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {

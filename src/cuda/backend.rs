@@ -8,6 +8,7 @@ use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::context_parallel::ContextParallel;
 use super::ops::copy::Copy;
+use super::ops::gather::Gather;
 use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
@@ -20,7 +21,8 @@ use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    GatherArgs, LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs,
+    ProjectArgs,
 };
 use crate::tensor::Device;
 
@@ -31,6 +33,7 @@ pub struct CudaBackend {
     loader: Arc<Loader>,
     append: Append,
     copy: Copy,
+    gather: Gather,
     merges: Merges,
     projections: Projections,
     mla_append: MlaAppend,
@@ -49,6 +52,7 @@ impl CudaBackend {
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
             copy: Copy::new(&loader, &context),
+            gather: Gather::new(&loader, &context),
             merges: Merges::new(&loader, &context),
             projections: Projections::new(&loader, &context),
             mla_append: MlaAppend::new(&loader, &context),
@@ -84,6 +88,10 @@ impl CacheOps for CudaBackend {
 
     fn copy(&self, args: &Checked<CopyArgs>, stream: Stream) -> Result<()> {
         self.copy.run(args, stream)
+    }
+
+    fn gather(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
+        self.gather.run(args, stream)
     }
 
     fn mla_append(

@@ -11,6 +11,7 @@ pub mod compiler;
 pub mod context_parallel_params;
 pub mod copy_params;
 pub mod driver;
+pub mod gather_params;
 pub mod kernels;
 pub mod mla_cache_params;
 pub mod mla_few_params;

@@ -437,6 +437,15 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_kv_gather
+    pub kv_gather: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_kv_gather_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -502,6 +511,7 @@ static API: folio_api = folio_api {
     cascade_destroy: Some(folio_cascade_destroy),
     find_shared_prefixes: Some(folio_find_shared_prefixes),
     kv_copy: Some(folio_kv_copy),
+    kv_gather: Some(folio_kv_gather),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -10,6 +10,7 @@ mod checked;
 mod context_parallel;
 mod copy;
 mod format;
+mod gather;
 mod merge;
 mod mla_cache;
 mod mla_context;
@@ -26,6 +27,7 @@ pub use checked::Checked;
 pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
 pub use copy::{CopyArgs, PagePairs, PagesToCopy};
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
+pub use gather::{GatherArgs, GatheredRequests};
 pub use merge::{MergeArgs, MergeStatesArgs};
 pub use mla_cache::{
     DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,

@@ -5,6 +5,7 @@
 
 mod context_parallel;
 mod copy;
+mod gather;
 mod mla_cache;
 
 use crate::backend::{
@@ -15,9 +16,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyArgs,
-    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase,
-    Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs,
-    Tiling, WorkList,
+    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, HostBatch, KvStorage, LatentRecords,
+    LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages,
+    ProjectArgs, Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -376,6 +377,11 @@ impl CacheOps for ReferenceBackend {
 
     fn copy(&self, args: &Checked<CopyArgs>, _: Stream) -> Result<()> {
         copy::copy(args)
+    }
+
+    fn gather(&self, args: &Checked<GatherArgs>, _: Stream) -> Result<()> {
+        gather::gather(args);
+        Ok(())
     }
 
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {

@@ -11,9 +11,9 @@ use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
-    CopyArgs, CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask,
-    MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs,
-    ProjectOArgs, RecordPages, Unpacking, UpProjectArgs, Window,
+    CopyArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, Kind, KvLayout, KvStorage, LatentCache,
+    LogBase, Mask, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc,
+    MlaGatherArgs, ProjectOArgs, RecordPages, Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -415,6 +415,33 @@ pub fn c_copy(input: &CopyArgs, tensors: &Tensors) -> folio_kv_copy_args {
     }
 }
 
+/// C arguments of a gather of keys and values.
+pub fn c_gather(input: &GatherArgs, tensors: &Tensors) -> folio_kv_gather_args {
+    let (table, indptr, indices) = match input.requests.pages {
+        RecordPages::Table(table) => (Some(table), None, None),
+        RecordPages::Csr { indptr, indices } => (None, Some(indptr), Some(indices)),
+    };
+    folio_kv_gather_args {
+        struct_size: size_of::<folio_kv_gather_args>() as u32,
+        flags: 0,
+        key: tensors.of(input.key),
+        value: tensors.of(input.value),
+        k_cache: tensors.of(input.k_cache),
+        v_cache: tensors.of(input.v_cache),
+        cu_seq_lens: tensors.of(input.requests.cu_seq_lens),
+        seq_starts: tensors.of(input.requests.seq_starts),
+        block_table: tensors.of(table),
+        kv_indptr: tensors.of(indptr),
+        kv_indices: tensors.of(indices),
+        k_scales: tensors.of(input.k_scales),
+        v_scales: tensors.of(input.v_scales),
+        k_scale: input.k_scale,
+        v_scale: input.v_scale,
+        kv_layout: c_layout(input.layout),
+        kv_dtype: input.kv_dtype.map_or(NO_DTYPE, dtype),
+    }
+}
+
 /// C arguments of a reordering of gathered records.
 pub fn c_cp_reorder(input: &CpReorderArgs, tensors: &Tensors) -> folio_cp_reorder_args {
     folio_cp_reorder_args {
@@ -639,6 +666,14 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().kv_copy.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn gather(&self, input: &GatherArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_gather(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().kv_gather.unwrap()(self.0, &args, stream, err) })
     }
 
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()> {

@@ -9,8 +9,8 @@ use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CopyArgs,
-    CpCorrectArgs, CpReorderArgs, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs,
-    MlaContextDesc, MlaGatherArgs, ProjectOArgs, UpProjectArgs,
+    CpCorrectArgs, CpReorderArgs, GatherArgs, MergeArgs, MergeStatesArgs, MlaAppendArgs,
+    MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, UpProjectArgs,
 };
 
 /// A way into the library.
@@ -24,6 +24,7 @@ pub trait Session: Send + Sync {
     fn attention(&self, desc: AttentionDesc) -> Result<Box<dyn Handle>>;
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()>;
     fn copy(&self, input: &CopyArgs, stream: Stream) -> Result<()>;
+    fn gather(&self, input: &GatherArgs, stream: Stream) -> Result<()>;
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()>;
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
     fn absorb_weights(&self, input: &AbsorbWeightsArgs, stream: Stream) -> Result<()>;
@@ -135,6 +136,10 @@ impl Session for api::Context {
 
     fn copy(&self, input: &CopyArgs, stream: Stream) -> Result<()> {
         api::copy(self, input, stream)
+    }
+
+    fn gather(&self, input: &GatherArgs, stream: Stream) -> Result<()> {
+        api::gather(self, input, stream)
     }
 
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()> {

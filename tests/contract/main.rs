@@ -16,6 +16,7 @@ mod descs;
 mod figures;
 mod fixture;
 mod freedoms;
+mod gather;
 mod limits;
 mod logs;
 mod mla;

@@ -8,6 +8,7 @@ mod cascade;
 mod common;
 mod context_parallel;
 mod copy;
+mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -66,6 +67,12 @@ fn main() -> ExitCode {
             copy::pairs_beyond_the_tensors,
         ),
         case("copy_graph", (), copy::copy_graph),
+        case("gather", (), gather::gather),
+        case(
+            "gathers_beyond_the_tensors",
+            (),
+            gather::gathers_beyond_the_tensors,
+        ),
         case("merge", (), operators::merge),
         case("projection_products", (), projections::products),
         case(

@@ -108,7 +108,8 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         13..18 => mla::case(&mut rng, place),
         18..22 => operators::projection(&mut rng, place),
         22..24 => operators::mla_append(&mut rng, place),
-        24..26 => operators::mla_gather(&mut rng, place),
+        24 => operators::mla_gather(&mut rng, place),
+        25 => operators::gather(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {

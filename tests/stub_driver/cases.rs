@@ -16,7 +16,7 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, copy, images, launches, mla, mla_cache,
+    backend, cascade, choice, context_parallel, copy, gather, images, launches, mla, mla_cache,
     mla_context, mla_few, operators, projections, split_keys,
 };
 
@@ -384,6 +384,7 @@ pub const CASES: &[Case<Setup>] = &[
     case("operator_copy_by_a_tensor", BACKEND, copy::by_a_tensor),
     case("operator_copy_by_a_list", BACKEND, copy::by_a_list),
     case("operator_copy_of_swaps", BACKEND, copy::swaps),
+    case("operator_gather", BACKEND, gather::gathers),
     case("operator_mla_append", BACKEND, mla_cache::append),
     case(
         "operator_mla_append_of_656_byte_records",

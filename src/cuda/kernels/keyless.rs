@@ -44,6 +44,15 @@ pub static KV_COPY_LIST: Keyless = Keyless {
     }),
 };
 
+/// Copies tokens to dense rows.
+pub static KV_GATHER: Keyless = Keyless {
+    noun: "kv_gather kernel",
+    rows: LazyLock::new(|| {
+        let code = ("ops/gather.cu", "folio_kv_gather");
+        [row("kv_gather", code, 128)]
+    }),
+};
+
 /// Writes new tokens to a cache of latent records.
 pub static MLA_APPEND: Keyless = Keyless {
     noun: "mla_append kernel",

@@ -1,8 +1,8 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
 use super::keyless::{
-    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, KV_COPY, KV_COPY_LIST, MLA_APPEND, MLA_GATHER,
-    PLAN,
+    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, KV_COPY, KV_COPY_LIST, KV_GATHER, MLA_APPEND,
+    MLA_GATHER, PLAN,
 };
 use super::row::Row;
 use super::{append, attention, merge, mla, projection};
@@ -18,6 +18,7 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(PLAN.rows())
         .chain(KV_COPY.rows())
         .chain(KV_COPY_LIST.rows())
+        .chain(KV_GATHER.rows())
         .chain(MLA_APPEND.rows())
         .chain(MLA_GATHER.rows())
         .chain(CP_REORDER.rows())
