@@ -16,17 +16,22 @@ use crate::tensor::{Device, Tensor};
 pub fn gather(context: &Context, args: &GatherArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
     let device = context.device();
-    let (key, k_cache) = side(("key", args.key), ("k_cache", args.k_cache), args, device)?;
+    let any = Extent::CountFrom(0);
+    let (key, k_cache) = side(
+        ("key", args.key, [any; 3]),
+        ("k_cache", args.k_cache),
+        args,
+        device,
+    )?;
+    let [rows, heads] = [0, 1].map(|dim| Extent::Is(key.extent(dim)));
     let (value, v_cache) = side(
-        ("value", args.value),
+        ("value", args.value, [rows, heads, any]),
         ("v_cache", args.v_cache),
         args,
         device,
     )?;
     let dtype = |tensor: &Tensor| tensor.dtype().name();
     same("value", "dtype", dtype(&value), dtype(&key))?;
-    same("value", "num_rows", value.extent(0), key.extent(0))?;
-    same("value", "num_kv_heads", value.extent(1), key.extent(1))?;
     same("v_cache", "dtype", dtype(&v_cache), dtype(&k_cache))?;
     same("v_cache", "num_pages", v_cache.extent(0), k_cache.extent(0))?;
     same("v_cache", "page_size", v_cache.extent(1), k_cache.extent(1))?;
@@ -48,7 +53,7 @@ pub fn gather(context: &Context, args: &GatherArgs, stream: Stream) -> Result<()
 
 /// Rows and the cache that they come from.
 fn side(
-    (rows_name, rows): (&str, Tensor),
+    (rows_name, rows, extents): (&str, Tensor, [Extent; 3]),
     (cache_name, cache): (&str, Tensor),
     args: &GatherArgs,
     device: Device,
@@ -59,7 +64,7 @@ fn side(
     }
     .on(device)?
     .one_of(&FLOATS)?
-    .shaped(&[Extent::CountFrom(0); 3])?
+    .shaped(&extents)?
     .unit_last_stride()?
     .writable()?
     .tensor;
