@@ -1842,9 +1842,9 @@ typedef struct folio_kv_copy_args {
 /**
  * Copies pages of a cache.
  *
- * On CUDA it is one launch, for keys and values together; 480 pairs on the host are one launch each, as they travel in
- * the kernel's parameters. The first call on a context loads code and answers CAPTURE in a capture. Later ones can be
- * captured: a replay copies by the pairs that the device's memory holds then, or by the host's pairs of the capture.
+ * On CUDA it is one launch, for keys and values together. Pairs on the host travel in the kernel's parameters, 480 to a
+ * launch: nothing is staged, and nothing waits. The first call on a context with pairs on the device, and the first
+ * with pairs on the host, load code and answer CAPTURE in a capture. Later ones can be captured: a replay copies by the pairs that the device's memory holds then, or by the host's pairs of the capture.
  * Memory in FOLIO_DEVICE_CUDA_HOST tensors is read and written in stream order: it must stay until then. On the CPU
  * the pages are copied on return.
  *

@@ -53,23 +53,24 @@ unsafe impl Input for folio_kv_copy_args {
     unsafe fn parse(&self) -> Result<CopyArgs> {
         // SAFETY: the caller's promise about the tensors.
         unsafe {
-            let v_dst = tensor("v_dst", self.v_dst)?;
             Ok(CopyArgs {
                 k: PagesToCopy {
                     src: required("k_src", self.k_src)?,
                     dst: required("k_dst", self.k_dst)?,
                 },
-                v: match tensor("v_src", self.v_src)? {
-                    Some(src) => Some(PagesToCopy {
-                        src,
-                        dst: required("v_dst", self.v_dst)?,
-                    }),
-                    None if v_dst.is_some() => {
+                v: match (tensor("v_src", self.v_src)?, tensor("v_dst", self.v_dst)?) {
+                    (None, None) => None,
+                    (Some(src), Some(dst)) => Some(PagesToCopy { src, dst }),
+                    (Some(_), None) => {
+                        return Err(Error::InvalidArgument(
+                            "v_dst: NULL is not accepted beside v_src; a tensor is".into(),
+                        ));
+                    }
+                    (None, Some(_)) => {
                         return Err(Error::InvalidArgument(
                             "v_dst: a tensor is not accepted without v_src; NULL is".into(),
                         ));
                     }
-                    None => None,
                 },
                 page_pairs: required("page_pairs", self.page_pairs)?,
             })
@@ -79,9 +80,10 @@ unsafe impl Input for folio_kv_copy_args {
 
 /// Copies pages of a cache.
 ///
-/// On CUDA it is one launch, for keys and values together; 480 pairs on the host are one launch each, as they travel in
-/// the kernel's parameters. The first call on a context loads code and answers CAPTURE in a capture. Later ones can be
-/// captured: a replay copies by the pairs that the device's memory holds then, or by the host's pairs of the capture.
+/// On CUDA it is one launch, for keys and values together. Pairs on the host travel in the kernel's parameters, 480 to a
+/// launch: nothing is staged, and nothing waits. The first call on a context with pairs on the device, and the first
+/// with pairs on the host, load code and answer CAPTURE in a capture. Later ones can be captured: a replay copies by the
+/// pairs that the device's memory holds then, or by the host's pairs of the capture.
 /// Memory in FOLIO_DEVICE_CUDA_HOST tensors is read and written in stream order: it must stay until then. On the CPU
 /// the pages are copied on return.
 ///
@@ -90,7 +92,8 @@ unsafe impl Input for folio_kv_copy_args {
 /// @param stream CUDA stream, or NULL on the CPU
 /// @param err report of a failure, or NULL
 /// @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
-///         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was copied
+///         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was copied, but for launches before one
+///         that the driver refused
 ///
 /// # Safety
 /// `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use

@@ -37,7 +37,7 @@ impl CopyArgs {
 impl PagesToCopy {
     /// Whether pages are copied within one tensor.
     pub fn is_in_place(&self) -> bool {
-        self.src.address() == self.dst.address()
+        self.src.address() == self.dst.address() && !self.src.is_empty()
     }
 }
 
