@@ -1844,7 +1844,8 @@ typedef struct folio_kv_copy_args {
  *
  * On CUDA it is one launch, for keys and values together. Pairs on the host travel in the kernel's parameters, 480 to a
  * launch: nothing is staged, and nothing waits. The first call on a context with pairs on the device, and the first
- * with pairs on the host, load code and answer CAPTURE in a capture. Later ones can be captured: a replay copies by the pairs that the device's memory holds then, or by the host's pairs of the capture.
+ * with pairs on the host, load code and answer CAPTURE in a capture. Later ones can be captured: a replay copies by the
+ * pairs that the device's memory holds then, or by the host's pairs of the capture.
  * Memory in FOLIO_DEVICE_CUDA_HOST tensors is read and written in stream order: it must stay until then. On the CPU
  * the pages are copied on return.
  *
@@ -1853,7 +1854,8 @@ typedef struct folio_kv_copy_args {
  * @param stream CUDA stream, or NULL on the CPU
  * @param err report of a failure, or NULL
  * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
- *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was copied
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was copied, but for launches before one
+ *         that the driver refused
  *
  * # Safety
  * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
