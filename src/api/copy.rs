@@ -7,7 +7,7 @@ use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{Checked, CopyArgs, PagesToCopy};
-use crate::tensor::{Device, Tensor};
+use crate::tensor::{Device, MAX_RANK, Tensor};
 
 /// Copies pages.
 ///
@@ -66,9 +66,9 @@ fn within_reach(pages: Named<'_>, device: Device) -> Result<Named<'_>> {
 }
 
 fn with_pages(pages: Named<'_>) -> Result<Named<'_>> {
-    let mut extents = vec![Extent::Any; pages.tensor.rank().max(1)];
+    let mut extents = [Extent::Any; MAX_RANK];
     extents[0] = Extent::CountFrom(0);
-    pages.shaped(&extents)
+    pages.shaped(&extents[..pages.tensor.rank().max(1)])
 }
 
 /// Pages are copied as they lie: they have one type, and dimensions of one extent that follow each other in one way.
@@ -92,12 +92,7 @@ fn check_alike(src: &Named<'_>, dst: &Named<'_>) -> Result<()> {
             from.shape()
         )));
     }
-    let strides = |tensor: &Tensor| -> Vec<i64> {
-        let dims = tensor.shape().iter().zip(tensor.strides()).skip(1);
-        let dims = dims.filter(|&(&extent, _)| extent > 1);
-        dims.map(|(_, &stride)| stride).collect()
-    };
-    if from.is_empty() || to.is_empty() || strides(from) == strides(to) {
+    if from.is_empty() || to.is_empty() || strides(from).eq(strides(to)) {
         return Ok(());
     }
     Err(Error::Shape(format!(
@@ -107,6 +102,13 @@ fn check_alike(src: &Named<'_>, dst: &Named<'_>) -> Result<()> {
         src.name,
         from.strides()
     )))
+}
+
+/// Those within a page that an index is multiplied with.
+fn strides(pages: &Tensor) -> impl Iterator<Item = i64> + '_ {
+    let dims = pages.shape().iter().zip(pages.strides()).skip(1);
+    dims.filter(|&(&extent, _)| extent > 1)
+        .map(|(_, &stride)| stride)
 }
 
 fn bytes(pages: Named<'_>) -> Result<Named<'_>> {
