@@ -38,6 +38,7 @@ pub struct Tensor {
     device: Device,
     dtype: DType,
     rank: usize,
+    is_page_locked: bool,
     shape: [i64; MAX_RANK],
     strides: [i64; MAX_RANK],
 }
@@ -74,6 +75,7 @@ impl Tensor {
             device,
             dtype,
             rank: shape.len(),
+            is_page_locked: false,
             shape: [1; MAX_RANK],
             strides: [0; MAX_RANK],
         };
@@ -154,6 +156,18 @@ impl Tensor {
     /// Where the memory lives.
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// The same tensor, whose host memory was page-locked by the CUDA driver, so that kernels may reach it.
+    pub fn page_locked(mut self) -> Tensor {
+        debug_assert_eq!(self.device, Device::Cpu);
+        self.is_page_locked = true;
+        self
+    }
+
+    /// Whether the memory is the host's and was page-locked by the CUDA driver.
+    pub fn is_page_locked(&self) -> bool {
+        self.is_page_locked
     }
 
     /// The element type.
@@ -313,6 +327,29 @@ impl Tensor {
         }
         (self.shape[last], self.strides[last]) = (count, 1);
         (is_empty || self.address.is_multiple_of(dtype.size())).then_some(self)
+    }
+
+    /// The bytes that each index of the first dimension covers, `[n, bytes]`. `None` where they do not lie side by side,
+    /// in whatever order of the other dimensions. The rank must be one or more.
+    pub fn pages_of_bytes(mut self) -> Option<Tensor> {
+        let mut dims = [(0, 1); MAX_RANK];
+        for (dim, step) in dims.iter_mut().enumerate().take(self.rank).skip(1) {
+            *step = (self.strides[dim], self.shape[dim]);
+        }
+        dims.sort_unstable();
+        let mut count = 1i64;
+        for (stride, extent) in dims.into_iter().filter(|&(_, extent)| extent != 1) {
+            if stride != count && !self.is_empty() {
+                return None;
+            }
+            count = count.saturating_mul(extent);
+        }
+        let size = self.dtype.size() as i64;
+        let stride = self.strides[0].saturating_mul(size);
+        self.shape = [self.shape[0], count.saturating_mul(size), 1, 1, 1];
+        self.strides = [stride, 1, 0, 0, 0];
+        (self.dtype, self.rank) = (DType::U8, 2);
+        Some(self)
     }
 
     /// The same bytes read as another type of the same size.
@@ -633,6 +670,23 @@ mod tests {
                 .part_of_rows(512, DType::F32, 4)
                 .is_some()
         );
+    }
+
+    #[test]
+    fn pages_are_bytes_where_they_have_no_gaps() {
+        let bytes = |shape: &[i64], strides: &[i64]| {
+            let t = tensor(shape, Some(strides)).unwrap().pages_of_bytes()?;
+            Some((t.shape().to_vec(), t.strides().to_vec()))
+        };
+        let page = |n, bytes, stride| Some((vec![n, bytes], vec![stride, 1]));
+        assert_eq!(bytes(&[3, 4, 5], &[50, 5, 1]), page(3, 80, 200));
+        assert_eq!(bytes(&[3, 4, 5], &[50, 1, 4]), page(3, 80, 200));
+        assert_eq!(bytes(&[3, 1, 5], &[20, 7, 1]), page(3, 20, 80));
+        assert_eq!(bytes(&[3], &[2]), page(3, 4, 8));
+        assert_eq!(bytes(&[3, 0, 5], &[50, 9, 9]), page(3, 0, 200));
+        assert_eq!(bytes(&[3, 4, 5], &[50, 6, 1]), None);
+        assert_eq!(bytes(&[3, 4, 5], &[50, 0, 1]), None);
+        assert_eq!(bytes(&[3, 4], &[50, 2]), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ import pathlib
 import torch
 
 ABI_VERSION = 1
-DEVICE_CPU, DEVICE_CUDA = 1, 2
+DEVICE_CPU, DEVICE_CUDA, DEVICE_CUDA_HOST = 1, 2, 3
 MASK_CAUSAL, MASK_FULL = 0, 1
 RUN_WINDOW, RUN_LSE_BASE_2 = 1, 2
 PLAN_GRAPH, PLAN_BATCH_INVARIANT = 1, 2
@@ -82,6 +82,10 @@ MlaContextArgs = sized("MlaContextArgs", tensors("q", "k_nope", "k_rope", "v", "
                                                  "lse") + [("sm_scale", f32), ("k_scale", f32)])
 AppendArgs = sized("AppendArgs", tensors("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scales", "v_scales")
                    + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
+CopyArgs = sized("CopyArgs", tensors("k_src", "k_dst", "v_src", "v_dst", "page_pairs"))
+GatherArgs = sized("GatherArgs", tensors("key", "value", "k_cache", "v_cache", "cu_seq_lens", "seq_starts", "block_table",
+                                         "kv_indptr", "kv_indices", "k_scales", "v_scales")
+                   + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
 MergeArgs = sized("MergeArgs", tensors("v_a", "s_a", "v_b", "s_b", "v_out", "s_out", "mask"))
 AbsorbWeightsArgs = sized("AbsorbWeightsArgs", tensors("kv_b_proj", "w_uk", "w_uv"))
 AbsorbQArgs = sized("AbsorbQArgs", tensors("q_nope", "w_uk", "q_latent"))
@@ -100,7 +104,8 @@ def tensor(t):
     """A pointer to a folio_tensor; the torch tensor must outlive it."""
     rank = t.dim()
     shape, strides = (i64 * rank)(*t.shape), (i64 * rank)(*t.stride())
-    device = (DEVICE_CUDA, t.device.index or 0) if t.is_cuda else (DEVICE_CPU, 0)
+    host = DEVICE_CUDA_HOST if not t.is_cuda and t.is_pinned() else DEVICE_CPU
+    device = (DEVICE_CUDA, t.device.index or 0) if t.is_cuda else (host, 0)
     result = Tensor(t.data_ptr(), *device, rank, dtype(t.dtype), shape, strides, 0)
     result.keep = (t, shape, strides)
     return c.pointer(result)
@@ -151,6 +156,14 @@ class Context:
     def append(self, **fields):
         args = struct(AppendArgs, **fields)
         return lambda: call(LIB.folio_kv_append, self.handle, c.byref(args), stream())
+
+    def kv_copy(self, **fields):
+        args = struct(CopyArgs, **fields)
+        return lambda: call(LIB.folio_kv_copy, self.handle, c.byref(args), stream())
+
+    def kv_gather(self, **fields):
+        args = struct(GatherArgs, **fields)
+        return lambda: call(LIB.folio_kv_gather, self.handle, c.byref(args), stream())
 
     def merge(self, **fields):
         args = struct(MergeArgs, **fields)

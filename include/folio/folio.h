@@ -232,7 +232,7 @@ typedef struct folio_error {
 #define FOLIO_DEVICE_CUDA 2
 
 /**
- * Page-locked host memory (kDLCUDAHost); treated as host memory.
+ * Page-locked host memory (kDLCUDAHost); treated as host memory, but for what folio_kv_copy says.
  */
 #define FOLIO_DEVICE_CUDA_HOST 3
 
@@ -1823,6 +1823,200 @@ typedef struct folio_kv_append_args {
  */
 folio_status folio_kv_append(const folio_context *ctx,
                              const folio_kv_append_args *args,
+                             void *stream,
+                             folio_error *err);
+
+/** @} */
+
+/**
+ * @defgroup copy KV copy
+ * Pages from one cache to another, or within one.
+ * @{
+ */
+
+/**
+ * Pages to be copied: vLLM's copy_blocks and swap_blocks. A page is what an index of the first dimension covers: bytes
+ * that are copied as they are, whatever they hold (fp8, fp8_ds_mla records, scales). Within a page there are no gaps, and
+ * its dimensions may be in any order (NHD, HND) that is the same in src and dst; pages may be any distance apart.
+ *
+ * src and dst may be one tensor, as for copy-on-write and defragmentation. Then no page may be the source of one pair
+ * and the destination of another. No page may be the destination of two pairs. Pairs that break these rules are
+ * refused where they are on the host; where they are on a device, it is not defined which of the pages is copied.
+ *
+ * On CUDA each of src and dst may be in page-locked host memory (FOLIO_DEVICE_CUDA_HOST): pages are swapped out and in
+ * by the same kernel, which reaches them over the bus.
+ */
+typedef struct folio_kv_copy_args {
+    /**
+     * sizeof(folio_kv_copy_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_src_pages, ...]` of any type: keys, or a cache that has one tensor.
+     */
+    const folio_tensor *k_src;
+    /**
+     * Output: `[num_dst_pages, ...]` of k_src's type; all but the first extent are k_src's.
+     */
+    const folio_tensor *k_dst;
+    /**
+     * Values, copied by the same pairs in the same launch; as many pages as k_src. NULL: none.
+     */
+    const folio_tensor *v_src;
+    /**
+     * Output: values, with as many pages as k_dst. NULL iff v_src is.
+     */
+    const folio_tensor *v_dst;
+    /**
+     * `[n, 2]` int32 or int64: a page of src, and the page of dst that becomes its copy. A pair with a negative number is
+     * skipped. Pairs on the host are accepted by every context; they are read during the call, and a page beyond
+     * src or dst is refused. Where they are on a device, such a pair is skipped.
+     */
+    const folio_tensor *page_pairs;
+} folio_kv_copy_args;
+
+/**
+ * Copies pages of a cache.
+ *
+ * On CUDA it is one launch, for keys and values together. Pairs on the host travel in the kernel's parameters, 480 to a
+ * launch: nothing is staged, and nothing waits. The first call on a context with pairs on the device, and the first
+ * with pairs on the host, load code and answer CAPTURE in a capture. Later ones can be captured: a replay copies by the
+ * pairs that the device's memory holds then, or by the host's pairs of the capture.
+ * Memory in FOLIO_DEVICE_CUDA_HOST tensors is read and written in stream order: it must stay until then. On the CPU
+ * the pages are copied on return.
+ *
+ * @param ctx the device
+ * @param args tensors and pairs
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was copied, but for launches before one
+ *         that the driver refused
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine where no page is written by one call and read or written by another.
+ */
+folio_status folio_kv_copy(const folio_context *ctx,
+                           const folio_kv_copy_args *args,
+                           void *stream,
+                           folio_error *err);
+
+/** @} */
+
+/**
+ * @defgroup gather KV gather
+ * Tokens of a paged cache to dense rows.
+ * @{
+ */
+
+/**
+ * Keys and values of many requests to be copied from a paged cache to dense rows, and converted: what folio_kv_append
+ * wrote, read back. vLLM's cp_gather_cache and gather_and_maybe_dequant_cache do it for caches of MLA. Page ids are a
+ * block_table, or kv_indptr and kv_indices.
+ *
+ * Lengths and page ids that are wrong are refused where they are on the host. Where they are on a device, rows whose
+ * page or token does not exist are not written. The outputs may not overlap other tensors.
+ */
+typedef struct folio_kv_gather_args {
+    /**
+     * sizeof(folio_kv_gather_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Output: `[num_rows, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16, whatever the caches' type.
+     */
+    const folio_tensor *key;
+    /**
+     * Output: `[num_rows, num_kv_heads, head_dim_vo]`, of key's type.
+     */
+    const folio_tensor *value;
+    /**
+     * The key cache, in kv_layout: `[num_pages, page_size, num_kv_heads, head_dim_qk]` or
+     * `[num_pages, num_kv_heads, page_size, head_dim_qk]`, or `[num_slots, num_kv_heads, head_dim_qk]`; float32,
+     * float16, bfloat16 or fp8.
+     */
+    const folio_tensor *k_cache;
+    /**
+     * The value cache, as k_cache with head_dim_vo and strides of its own.
+     */
+    const folio_tensor *v_cache;
+    /**
+     * `[batch_size + 1]` int32: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows. Rows of no
+     * request are left as they are.
+     */
+    const folio_tensor *cu_seq_lens;
+    /**
+     * `[batch_size]` int32: the token of request b that its first row gets; NULL: 0.
+     */
+    const folio_tensor *seq_starts;
+    /**
+     * `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not asked for are not
+     * read.
+     */
+    const folio_tensor *block_table;
+    /**
+     * `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * `[n]` int32 page ids.
+     */
+    const folio_tensor *kv_indices;
+    /**
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     */
+    const folio_tensor *k_scales;
+    /**
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     */
+    const folio_tensor *v_scales;
+    /**
+     * Keys of an fp8 cache are multiplied by `k_scale · k_scales[head]`. 0: 1.
+     */
+    float k_scale;
+    /**
+     * As k_scale. 0: 1.
+     */
+    float v_scale;
+    /**
+     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
+     */
+    int32_t kv_layout;
+    /**
+     * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+     */
+    folio_dtype kv_dtype;
+} folio_kv_gather_args;
+
+/**
+ * Copies keys and values of many requests from a paged cache to dense rows, and converts them to the rows' type.
+ *
+ * On CUDA lengths and page ids are read by the kernel: nothing waits for them. The first call on a context loads code
+ * and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the rows are
+ * complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and scales
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine with different outputs.
+ */
+folio_status folio_kv_gather(const folio_context *ctx,
+                             const folio_kv_gather_args *args,
                              void *stream,
                              folio_error *err);
 
@@ -3784,10 +3978,24 @@ typedef struct folio_api {
                                  void *stream,
                                  folio_error *err);
     /**
+     * folio_kv_copy
+     */
+    folio_status (*kv_copy)(const folio_context *ctx,
+                            const folio_kv_copy_args *args,
+                            void *stream,
+                            folio_error *err);
+    /**
      * folio_tree_mask
      */
     folio_status (*tree_mask)(const folio_context *ctx,
                               const folio_tree_mask_args *args,
+                              void *stream,
+                              folio_error *err);
+    /**
+     * folio_kv_gather
+     */
+    folio_status (*kv_gather)(const folio_context *ctx,
+                              const folio_kv_gather_args *args,
                               void *stream,
                               folio_error *err);
 } folio_api;

@@ -231,6 +231,20 @@ public:
         report.check(api().mla_up_project(get(), &args, stream, report.get()));
     }
 
+    /** Copies pages of a cache. */
+    void copy(const folio_kv_copy_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().kv_copy(get(), &args, stream, report.get()));
+    }
+
+    /** Copies tokens of a paged cache to dense rows. */
+    void gather(const folio_kv_gather_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().kv_gather(get(), &args, stream, report.get()));
+    }
+
     /** Writes new tokens to a cache of latent records. */
     void append(const folio_mla_append_args &args, void *stream = nullptr) const
     {

@@ -1,34 +1,12 @@
 // Copies latent records of many requests from a paged cache to dense rows, and converts them. A warp takes a row and
 // finds its request in cu_seq_lens. Lengths and page ids are the device's, and unchecked: a row whose token or page does
 // not exist is left as it is.
+#include "core/gathered.cuh"
 #include "core/records.cuh"
-#include "core/requests.cuh"
 
 namespace folio {
 
 typedef FolioMlaGatherParams Params;
-
-// Where the record of a row is; false where there is none.
-__device__ __forceinline__ bool find(const Params &p, i64 row, i64 &page, u32 &token_in_page) {
-    const u32 request = request_of_row(p.cu_seq_lens, p.batch_size, row);
-    const i64 in_request = row - p.cu_seq_lens[request];
-    if (in_request < 0 || row >= p.cu_seq_lens[request + 1]) return false;
-    const i64 token = in_request + (p.seq_starts ? p.seq_starts[request] : 0);
-    if (token < 0 || token >= 1ll << 31) return false;
-    const u32 column = divide(static_cast<u32>(token), p.page_size);
-    i64 at;
-    if (p.page_indptr) {
-        at = static_cast<i64>(p.page_indptr[request]) + column;
-        if (at < 0 || at >= p.num_page_ids) return false;
-    } else {
-        if (column >= p.num_page_ids) return false;
-        at = request * p.table_stride + column;
-    }
-    const i32 id = p.page_ids[at];
-    page = id;
-    token_in_page = static_cast<u32>(token) - column * p.page_size.divisor;
-    return static_cast<u32>(id) < p.num_pages;
-}
 
 // One part of a record, and where it goes.
 struct Part {
@@ -45,11 +23,6 @@ __device__ __forceinline__ void each_piece(u32 dim, const F &f) {
 #pragma unroll 1
     for (u32 d = VECTOR * (threadIdx.x % WARP); d < dim; d += VECTOR * WARP) f(d, min(VECTOR, dim - d));
 }
-
-template <class A, class B>
-constexpr bool ARE_ONE = false;
-template <class A>
-constexpr bool ARE_ONE<A, A> = true;
 
 template <class Stored, class Wanted>
 __device__ __forceinline__ void copy_as(const Part &part, bool vectors) {
@@ -90,7 +63,7 @@ __device__ __forceinline__ void *row_of(const FolioRows &rows, u32 dtype, i64 ro
 __device__ __forceinline__ void gather_row(const Params &p, i64 row) {
     i64 page;
     u32 token;
-    if (!find(p, row, page, token)) return;
+    if (!find_token(p, row, page, token)) return;
     const FolioRecords &cache = p.cache;
     const float *scales = static_cast<const float *>(cache.scales.data);
     if (scales) scales = static_cast<const float *>(record_part(cache.scales, FOLIO_F32, page, token));

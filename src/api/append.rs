@@ -64,8 +64,8 @@ pub fn append(context: &Context, args: &AppendArgs, stream: Stream) -> Result<()
         k_cache,
         v_cache,
         slot_mapping: slots,
-        k_scale: cache_scale("k_scale", args.k_scale, &k_cache)?,
-        v_scale: cache_scale("v_scale", args.v_scale, &v_cache)?,
+        k_scale: divisor("k_scale", args.k_scale, &k_cache)?,
+        v_scale: divisor("v_scale", args.v_scale, &v_cache)?,
         k_scales: cache_scales("k_scales", args.k_scales, &k_cache, heads, device)?,
         v_scales: cache_scales("v_scales", args.v_scales, &v_cache, heads, device)?,
         ..*args
@@ -94,7 +94,6 @@ fn side(
     ])?
     .unit_last_stride()?
     .tensor;
-    let (heads, dim) = (Extent::Is(source.extent(1)), Extent::Is(source.extent(2)));
     let mut cache = Named {
         name: cache_name,
         tensor: cache,
@@ -112,24 +111,39 @@ fn side(
             source.dtype()
         )));
     }
-    let cache = match (cache.tensor.rank(), args.layout) {
+    let cache = paged(cache, &source, args.layout)?.writable()?;
+    Ok((source, by_token(cache.tensor, args.layout)))
+}
+
+/// A cache as it is stated, of the heads and dims of `rows`, `[row, head, dim]`.
+pub(super) fn paged<'a>(cache: Named<'a>, rows: &Tensor, layout: KvLayout) -> Result<Named<'a>> {
+    let (heads, dim) = (Extent::Is(rows.extent(1)), Extent::Is(rows.extent(2)));
+    let cache = match (cache.tensor.rank(), layout) {
         (3, _) => cache.shaped(&[Extent::Any, heads, dim])?,
         (_, KvLayout::Nhd) => cache.shaped(&[Extent::Any, Extent::CountFrom(1), heads, dim])?,
         (_, KvLayout::Hnd) => cache.shaped(&[Extent::Any, heads, Extent::CountFrom(1), dim])?,
     };
-    let cache = cache.unit_last_stride()?.writable()?.tensor;
-    Ok((
-        source,
-        match (cache.rank(), args.layout) {
-            (3, _) => cache.insert_dim(1),
-            (_, KvLayout::Nhd) => cache,
-            (_, KvLayout::Hnd) => cache.swap_dims(1, 2),
-        },
-    ))
+    cache.unit_last_stride()
 }
 
-/// Scales only make sense where values are rounded to fp8, and a cache value is divided by them.
-fn cache_scale(name: &str, value: f32, cache: &Tensor) -> Result<f32> {
+/// The same as `[num_pages, page_size, num_kv_heads, dim]`.
+pub(super) fn by_token(cache: Tensor, layout: KvLayout) -> Tensor {
+    match (cache.rank(), layout) {
+        (3, _) => cache.insert_dim(1),
+        (_, KvLayout::Nhd) => cache,
+        (_, KvLayout::Hnd) => cache.swap_dims(1, 2),
+    }
+}
+
+/// A cache value is divided by it.
+fn divisor(name: &str, value: f32, cache: &Tensor) -> Result<f32> {
+    let value = cache_scale(name, value, cache)?;
+    finite(&format!("1 / {name}"), 1.0 / value)?;
+    Ok(value)
+}
+
+/// Scales only make sense where values are rounded to fp8.
+pub(super) fn cache_scale(name: &str, value: f32, cache: &Tensor) -> Result<f32> {
     let value = scale(name, value)?;
     if value != 1.0 && !CacheFormat::from(cache.dtype()).is_scaled() {
         return Err(Error::InvalidArgument(format!(
@@ -137,11 +151,10 @@ fn cache_scale(name: &str, value: f32, cache: &Tensor) -> Result<f32> {
             cache.dtype()
         )));
     }
-    finite(&format!("1 / {name}"), 1.0 / value)?;
     Ok(value)
 }
 
-fn cache_scales(
+pub(super) fn cache_scales(
     name: &str,
     scales: Option<Tensor>,
     cache: &Tensor,

@@ -4,12 +4,13 @@
 use super::Context;
 use super::append::{CACHES, check_slots};
 use super::check::{Extent, FLOATS, Named, finite, required, scale};
+use super::gathered::gathered_requests;
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    CacheFormat, Checked, DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs,
-    RecordPages, Rotary,
+    CacheFormat, Checked, DS_MLA_BLOCK, GatheredRequests, LatentCache, LatentRecords,
+    MlaAppendArgs, MlaGatherArgs, Rotary,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -126,31 +127,25 @@ pub(super) fn checked_gather(
             Some(dst_rope.tensor)
         }
     };
-    let lengths = |name, tensor| {
-        let lengths = named(name, tensor).on(device)?.of(DType::I32)?;
-        lengths.shaped(&[Extent::CountFrom(0)])?.compact()
+    let stated = GatheredRequests {
+        cu_seq_lens: args.cu_seq_lens,
+        seq_starts: args.seq_starts,
+        pages: args.pages,
     };
-    let cu_seq_lens = lengths("cu_seq_lens", args.cu_seq_lens)?;
-    let cu_seq_lens = cu_seq_lens.shaped(&[Extent::CountFrom(1)])?.tensor;
-    let batch_size = cu_seq_lens.extent(0) - 1;
-    let seq_starts = match args.seq_starts {
-        None => None,
-        Some(tensor) => {
-            let starts = lengths("seq_starts", tensor)?;
-            Some(starts.shaped(&[Extent::Is(batch_size)])?.tensor)
-        }
-    };
-    let checked = Checked::new(MlaGatherArgs {
+    let GatheredRequests {
+        cu_seq_lens,
+        seq_starts,
+        pages,
+    } = gathered_requests(&stated, device, ("dst", &dst), ("kv", &cache.latent))?;
+    Ok(Checked::new(MlaGatherArgs {
         cache,
         dst: part(&named("dst", dst), 0, widths.rank)?,
         dst_rope,
         cu_seq_lens,
         seq_starts,
-        pages: record_pages(&args.pages, batch_size, device)?,
+        pages,
         k_scale: cache_scale(args.k_scale, &cache)?,
-    });
-    check_requests(&checked)?;
-    Ok(checked)
+    }))
 }
 
 /// The tensors say where the latent part ends: an `fp8_ds_mla` record by itself, otherwise whichever side has two.
@@ -382,111 +377,6 @@ fn cache_scale(value: f32, cache: &LatentRecords) -> Result<f32> {
         )));
     }
     Ok(value)
-}
-
-fn record_pages(stated: &RecordPages, batch_size: i64, device: Device) -> Result<RecordPages> {
-    let ids = |name, tensor| named(name, tensor).on(device)?.of(DType::I32);
-    Ok(match *stated {
-        RecordPages::Table(table) => RecordPages::Table(
-            ids("block_table", table)?
-                .shaped(&[Extent::Is(batch_size), Extent::CountFrom(0)])?
-                .unit_last_stride()?
-                .tensor,
-        ),
-        RecordPages::Csr { indptr, indices } => RecordPages::Csr {
-            indptr: ids("kv_indptr", indptr)?
-                .shaped(&[Extent::Is(batch_size + 1)])?
-                .compact()?
-                .tensor,
-            indices: ids("kv_indices", indices)?
-                .shaped(&[Extent::CountFrom(0)])?
-                .compact()?
-                .tensor,
-        },
-    })
-}
-
-/// Lengths and page ids on the host are checked one by one; on a device the kernel skips what lies outside.
-fn check_requests(args: &MlaGatherArgs<LatentRecords>) -> Result<()> {
-    let Some(ends) = args.cu_seq_lens.as_i32() else {
-        return Ok(());
-    };
-    let refused = |what: String| Err(Error::InvalidArgument(what));
-    let rows = args.dst.extent(0);
-    let mut before = 0;
-    for (b, &end) in ends.iter().enumerate() {
-        if end < before || i64::from(end) > rows {
-            return refused(format!(
-                "cu_seq_lens[{b}]: {end} is not accepted; {before}, the value before it or 0, to {rows}, the rows of dst, is"
-            ));
-        }
-        before = end;
-    }
-    let starts = args.seq_starts.as_ref().and_then(Tensor::as_i32);
-    for (b, ends) in ends.windows(2).enumerate() {
-        let start = starts.map_or(0, |starts| starts[b]);
-        if start < 0 {
-            return refused(format!(
-                "seq_starts[{b}]: {start} is not accepted; 0 or more is"
-            ));
-        }
-        if ends[0] < ends[1] {
-            let tokens = i64::from(start)..i64::from(start) + i64::from(ends[1] - ends[0]);
-            check_pages(args, b, tokens)?;
-        }
-    }
-    Ok(())
-}
-
-/// The pages of some tokens of request `b`, at least one.
-fn check_pages(
-    args: &MlaGatherArgs<LatentRecords>,
-    b: usize,
-    tokens: std::ops::Range<i64>,
-) -> Result<()> {
-    let (num_pages, page_size) = (args.cache.latent.extent(0), args.cache.latent.extent(1));
-    let (ids, name) = match &args.pages {
-        RecordPages::Table(table) => {
-            let row = table.stride(0) as usize * b;
-            let all = table.as_i32_rows().unwrap_or_default();
-            let columns = table.extent(1) as usize;
-            (
-                all.get(row..row + columns).unwrap_or_default(),
-                "block_table",
-            )
-        }
-        RecordPages::Csr { indptr, indices } => {
-            let (indptr, ids) = (indptr.as_i32(), indices.as_i32());
-            let (indptr, ids) = (indptr.unwrap_or_default(), ids.unwrap_or_default());
-            let (first, end) = (indptr[b], indptr[b + 1]);
-            if first < 0 || end < first || end as usize > ids.len() {
-                return Err(Error::InvalidArgument(format!(
-                    "kv_indptr[{b}], kv_indptr[{}]: {first} and {end} are not accepted; rising numbers up to {}, the entries of kv_indices, are",
-                    b + 1,
-                    ids.len()
-                )));
-            }
-            (&ids[first as usize..end as usize], "kv_indices")
-        }
-    };
-    let pages = (tokens.start / page_size) as usize..((tokens.end - 1) / page_size + 1) as usize;
-    let Some(ids) = ids.get(pages.clone()) else {
-        return Err(Error::InvalidArgument(format!(
-            "{name}: {} pages of request {b} are not accepted; {}, for its tokens up to {}, are",
-            ids.len(),
-            pages.end,
-            tokens.end
-        )));
-    };
-    match ids
-        .iter()
-        .find(|&&id| !(0..num_pages).contains(&i64::from(id)))
-    {
-        None => Ok(()),
-        Some(id) => Err(Error::InvalidArgument(format!(
-            "{name}: page {id} of request {b} is not accepted; 0 or more and below {num_pages}, the pages of kv, is"
-        ))),
-    }
 }
 
 fn integers(name: &str, tensor: Tensor, device: Device) -> Result<Named<'_>> {

@@ -10,8 +10,11 @@ mod cascade;
 mod check;
 mod context;
 mod context_parallel;
+mod copy;
 mod desc;
 mod figures;
+mod gather;
+mod gathered;
 mod largest;
 mod merge;
 mod mla;
@@ -30,11 +33,13 @@ pub use batch::BatchInput;
 pub use cascade::Cascade;
 pub use context::Context;
 pub use context_parallel::{cp_correct, cp_reorder};
+pub use copy::copy;
 pub use figures::{
     CpLocalLengths, FlashMlaMetadata, MlaContextChunks, NumKvSplits, SplitDecodesAndPrefills,
     cp_local_lengths, flashmla_metadata, mla_context_chunks, mla_context_tokens, num_kv_splits,
     split_decodes_and_prefills,
 };
+pub use gather::gather;
 pub use merge::{merge, merge_states, merge_varlen};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;

@@ -4,7 +4,8 @@ use super::refusal::refused;
 use super::stream::Stream;
 use crate::error::Result;
 use crate::problem::{
-    AppendArgs, Checked, CpReorderArgs, LatentRecords, MlaAppendArgs, MlaGatherArgs,
+    AppendArgs, Checked, CopyArgs, CpReorderArgs, GatherArgs, LatentRecords, MlaAppendArgs,
+    MlaGatherArgs,
 };
 
 /// Operators that write and read paged caches.
@@ -15,6 +16,22 @@ pub trait CacheOps {
     /// `Unsupported` where the backend cannot.
     fn append(&self, _args: &Checked<AppendArgs>, _stream: Stream) -> Result<()> {
         refused("kv_append")
+    }
+
+    /// Copies pages.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn copy(&self, _args: &Checked<CopyArgs>, _stream: Stream) -> Result<()> {
+        refused("kv_copy")
+    }
+
+    /// Copies keys and values from a paged cache to dense rows.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn gather(&self, _args: &Checked<GatherArgs>, _stream: Stream) -> Result<()> {
+        refused("kv_gather")
     }
 
     /// Writes new tokens to a cache of latent records.

@@ -26,9 +26,9 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
-    ProjectArgs, TreeMaskArgs,
+    AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
+    GatherArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
+    MlaGatherArgs, ProjectArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
@@ -87,6 +87,14 @@ impl AttentionOps for CpuBackend {
 impl CacheOps for CpuBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         cache::append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn copy(&self, args: &Checked<CopyArgs>, _: Stream) -> Result<()> {
+        cache::copy::copy(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn gather(&self, args: &Checked<GatherArgs>, _: Stream) -> Result<()> {
+        cache::gather::gather(&self.pool, self.isa.kernels(), args)
     }
 
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {

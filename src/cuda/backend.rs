@@ -7,6 +7,8 @@ use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::context_parallel::ContextParallel;
+use super::ops::copy::Copy;
+use super::ops::gather::Gather;
 use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
@@ -19,9 +21,9 @@ use crate::backend::{
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
-    ProjectArgs, TreeMaskArgs,
+    AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
+    GatherArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
+    MlaGatherArgs, ProjectArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 
@@ -31,6 +33,8 @@ pub struct CudaBackend {
     context: Arc<Context>,
     loader: Arc<Loader>,
     append: Append,
+    copy: Copy,
+    gather: Gather,
     merges: Merges,
     projections: Projections,
     mla_append: MlaAppend,
@@ -49,6 +53,8 @@ impl CudaBackend {
         let loader = Arc::new(Loader::new(&context, logger)?);
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
+            copy: Copy::new(&loader, &context),
+            gather: Gather::new(&loader, &context),
             merges: Merges::new(&loader, &context),
             projections: Projections::new(&loader, &context),
             mla_append: MlaAppend::new(&loader, &context),
@@ -81,6 +87,14 @@ impl AttentionOps for CudaBackend {
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
         self.append.run(args, stream)
+    }
+
+    fn copy(&self, args: &Checked<CopyArgs>, stream: Stream) -> Result<()> {
+        self.copy.run(args, stream)
+    }
+
+    fn gather(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
+        self.gather.run(args, stream)
     }
 
     fn mla_append(

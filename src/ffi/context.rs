@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub const FOLIO_DEVICE_CPU: i32 = 1;
 /// Memory of a CUDA device (kDLCUDA).
 pub const FOLIO_DEVICE_CUDA: i32 = 2;
-/// Page-locked host memory (kDLCUDAHost); treated as host memory.
+/// Page-locked host memory (kDLCUDAHost); treated as host memory, but for what folio_kv_copy says.
 pub const FOLIO_DEVICE_CUDA_HOST: i32 = 3;
 
 /// A device and what belongs to it: threads, modules, the log callback. Made by

@@ -2,13 +2,14 @@
 
 use super::context::{folio_context, operate};
 use super::error::folio_error;
+use super::gather::pages;
 use super::mla::{FOLIO_MLA_CACHE_FP8_DS_MLA, FOLIO_MLA_CACHE_PLAIN};
 use super::sized::{Input, reserved};
 use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, required, tensor};
 use crate::api;
 use crate::error::{Error, Result};
-use crate::problem::{LatentCache, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary};
+use crate::problem::{LatentCache, MlaAppendArgs, MlaGatherArgs, Rotary};
 use std::ffi::c_void;
 
 /// RoPE rotates neighbouring elements (GPT-J; DeepSeek). Without: an element of the first half and one of the second
@@ -214,37 +215,9 @@ unsafe impl Input for folio_mla_gather_args {
                 dst_rope: tensor("dst_rope", self.dst_rope)?,
                 cu_seq_lens: required("cu_seq_lens", self.cu_seq_lens)?,
                 seq_starts: tensor("seq_starts", self.seq_starts)?,
-                pages: self.pages()?,
+                pages: pages(self.block_table, self.kv_indptr, self.kv_indices)?,
                 k_scale: self.k_scale,
             })
-        }
-    }
-}
-
-impl folio_mla_gather_args {
-    /// The one form of page ids that is there.
-    ///
-    /// # Safety
-    /// As [`tensor`].
-    unsafe fn pages(&self) -> Result<RecordPages> {
-        // SAFETY: the caller's promise about the tensors.
-        unsafe {
-            let Some(table) = tensor("block_table", self.block_table)? else {
-                return Ok(RecordPages::Csr {
-                    indptr: required("kv_indptr", self.kv_indptr)?,
-                    indices: required("kv_indices", self.kv_indices)?,
-                });
-            };
-            let csr = [
-                ("kv_indptr", self.kv_indptr),
-                ("kv_indices", self.kv_indices),
-            ];
-            match csr.iter().find(|field| !field.1.is_null()) {
-                None => Ok(RecordPages::Table(table)),
-                Some((name, _)) => Err(Error::InvalidArgument(format!(
-                    "{name}: a tensor is not accepted beside block_table; NULL is"
-                ))),
-            }
         }
     }
 }

@@ -437,11 +437,29 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_kv_copy
+    pub kv_copy: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_kv_copy_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
     /// folio_tree_mask
     pub tree_mask: Option<
         unsafe extern "C" fn(
             ctx: *const folio_context,
             args: *const folio_tree_mask_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_kv_gather
+    pub kv_gather: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_kv_gather_args,
             stream: *mut c_void,
             err: *mut folio_error,
         ) -> folio_status,
@@ -512,6 +530,8 @@ static API: folio_api = folio_api {
     find_shared_prefixes: Some(folio_find_shared_prefixes),
     merge_varlen: Some(folio_merge_varlen),
     tree_mask: Some(folio_tree_mask),
+    kv_copy: Some(folio_kv_copy),
+    kv_gather: Some(folio_kv_gather),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -106,7 +106,8 @@ pub(super) unsafe fn tensor(name: &str, tensor: *const folio_tensor) -> Result<O
     }
     // SAFETY: not NULL, hence readable.
     let tensor = unsafe { tensor.read_unaligned() };
-    let device = match tensor.device_type {
+    let device_type = tensor.device_type;
+    let device = match device_type {
         FOLIO_DEVICE_CPU | FOLIO_DEVICE_CUDA_HOST => Device::Cpu,
         FOLIO_DEVICE_CUDA => Device::Cuda(tensor.device_id),
         other => {
@@ -162,5 +163,8 @@ pub(super) unsafe fn tensor(name: &str, tensor: *const folio_tensor) -> Result<O
             strides,
         )
     };
-    tensor.map(Some)
+    tensor.map(|tensor| match device_type {
+        FOLIO_DEVICE_CUDA_HOST => Some(tensor.page_locked()),
+        _ => Some(tensor),
+    })
 }

@@ -8,7 +8,9 @@ mod batch;
 mod cache;
 mod checked;
 mod context_parallel;
+mod copy;
 mod format;
+mod gather;
 mod merge;
 mod mla_cache;
 mod mla_context;
@@ -25,7 +27,9 @@ pub use batch::{Batch, DeviceBatch, HostBatch, PageIds, Pages};
 pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
+pub use copy::{CopyArgs, PagePairs, PagesToCopy};
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
+pub use gather::{GatherArgs, GatheredRequests};
 pub use merge::{MergeArgs, MergeStatesArgs, MergeVarlenArgs};
 pub use mla_cache::{
     DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,

@@ -4,6 +4,8 @@
 //! test compares with. A context made with the reference flag runs on it, so C programs have it too.
 
 mod context_parallel;
+mod copy;
+mod gather;
 mod merge;
 mod mla_cache;
 mod tree;
@@ -15,10 +17,10 @@ use crate::backend::{
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
-    CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MaskColumns,
-    MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages,
-    ProjectArgs, Tiling, TreeMaskArgs, WorkList,
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyArgs,
+    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, HostBatch, KvStorage, LatentRecords,
+    LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
+    MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, TreeMaskArgs, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -436,6 +438,15 @@ impl CacheOps for ReferenceBackend {
                 args.v_scales,
             );
         }
+        Ok(())
+    }
+
+    fn copy(&self, args: &Checked<CopyArgs>, _: Stream) -> Result<()> {
+        copy::copy(args)
+    }
+
+    fn gather(&self, args: &Checked<GatherArgs>, _: Stream) -> Result<()> {
+        gather::gather(args);
         Ok(())
     }
 

@@ -11,10 +11,10 @@ use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
-    CpCorrectArgs, CpReorderArgs, Kind, KvLayout, KvStorage, LatentCache, LogBase, Mask,
-    MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
-    MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, TreeMaskArgs, Unpacking,
-    UpProjectArgs, Window,
+    CopyArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, Kind, KvLayout, KvStorage, LatentCache,
+    LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
+    MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, TreeMaskArgs,
+    Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -105,6 +105,7 @@ impl Tensors {
             return null_mut();
         };
         let (device_type, device_id) = match tensor.device() {
+            Device::Cpu if tensor.is_page_locked() => (FOLIO_DEVICE_CUDA_HOST, 0),
             Device::Cpu => (FOLIO_DEVICE_CPU, 0),
             Device::Cuda(id) => (FOLIO_DEVICE_CUDA, id),
         };
@@ -433,6 +434,46 @@ pub fn c_mla_gather(input: &MlaGatherArgs, tensors: &Tensors) -> folio_mla_gathe
     }
 }
 
+/// C arguments of a copy of pages.
+pub fn c_copy(input: &CopyArgs, tensors: &Tensors) -> folio_kv_copy_args {
+    folio_kv_copy_args {
+        struct_size: size_of::<folio_kv_copy_args>() as u32,
+        flags: 0,
+        k_src: tensors.of(input.k.src),
+        k_dst: tensors.of(input.k.dst),
+        v_src: tensors.of(input.v.map(|v| v.src)),
+        v_dst: tensors.of(input.v.map(|v| v.dst)),
+        page_pairs: tensors.of(input.page_pairs),
+    }
+}
+
+/// C arguments of a gather of keys and values.
+pub fn c_gather(input: &GatherArgs, tensors: &Tensors) -> folio_kv_gather_args {
+    let (table, indptr, indices) = match input.requests.pages {
+        RecordPages::Table(table) => (Some(table), None, None),
+        RecordPages::Csr { indptr, indices } => (None, Some(indptr), Some(indices)),
+    };
+    folio_kv_gather_args {
+        struct_size: size_of::<folio_kv_gather_args>() as u32,
+        flags: 0,
+        key: tensors.of(input.key),
+        value: tensors.of(input.value),
+        k_cache: tensors.of(input.k_cache),
+        v_cache: tensors.of(input.v_cache),
+        cu_seq_lens: tensors.of(input.requests.cu_seq_lens),
+        seq_starts: tensors.of(input.requests.seq_starts),
+        block_table: tensors.of(table),
+        kv_indptr: tensors.of(indptr),
+        kv_indices: tensors.of(indices),
+        k_scales: tensors.of(input.k_scales),
+        v_scales: tensors.of(input.v_scales),
+        k_scale: input.k_scale,
+        v_scale: input.v_scale,
+        kv_layout: c_layout(input.layout),
+        kv_dtype: input.kv_dtype.map_or(NO_DTYPE, dtype),
+    }
+}
+
 /// C arguments of a reordering of gathered records.
 pub fn c_cp_reorder(input: &CpReorderArgs, tensors: &Tensors) -> folio_cp_reorder_args {
     folio_cp_reorder_args {
@@ -667,6 +708,22 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().kv_append.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn copy(&self, input: &CopyArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_copy(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().kv_copy.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn gather(&self, input: &GatherArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_gather(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().kv_gather.unwrap()(self.0, &args, stream, err) })
     }
 
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()> {

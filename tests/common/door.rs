@@ -8,9 +8,10 @@ use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CpCorrectArgs,
-    CpReorderArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
-    MlaContextDesc, MlaGatherArgs, ProjectOArgs, TreeMaskArgs, UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CopyArgs,
+    CpCorrectArgs, CpReorderArgs, GatherArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs,
+    MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, TreeMaskArgs,
+    UpProjectArgs,
 };
 
 /// A way into the library.
@@ -23,6 +24,8 @@ pub trait Door: Sync {
 pub trait Session: Send + Sync {
     fn attention(&self, desc: AttentionDesc) -> Result<Box<dyn Handle>>;
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()>;
+    fn copy(&self, input: &CopyArgs, stream: Stream) -> Result<()>;
+    fn gather(&self, input: &GatherArgs, stream: Stream) -> Result<()>;
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()>;
     fn merge_states(&self, input: &MergeStatesArgs, stream: Stream) -> Result<()>;
     fn merge_varlen(&self, input: &MergeVarlenArgs, stream: Stream) -> Result<()>;
@@ -132,6 +135,14 @@ impl Session for api::Context {
 
     fn append(&self, input: &AppendArgs, stream: Stream) -> Result<()> {
         api::append(self, input, stream)
+    }
+
+    fn copy(&self, input: &CopyArgs, stream: Stream) -> Result<()> {
+        api::copy(self, input, stream)
+    }
+
+    fn gather(&self, input: &GatherArgs, stream: Stream) -> Result<()> {
+        api::gather(self, input, stream)
     }
 
     fn merge(&self, input: &MergeArgs, stream: Stream) -> Result<()> {

@@ -21,6 +21,10 @@ pub trait Memory: Sync {
     fn upload(&self, address: usize, bytes: &[u8]);
     /// Copies from memory of `alloc`.
     fn download(&self, address: usize, bytes: &mut [u8]);
+    /// It is host memory that the CUDA driver page-locked.
+    fn is_page_locked(&self) -> bool {
+        false
+    }
     /// Forbidden pages lie around what `alloc` gives, so nothing has to be watched behind a tensor.
     fn is_guarded(&self) -> bool {
         false
@@ -251,7 +255,11 @@ impl<'m> Resident<'m> {
                 Some(&view.strides),
             )
         };
-        tensor.expect("a view makes a valid tensor")
+        let tensor = tensor.expect("a view makes a valid tensor");
+        match self.memory.is_page_locked() {
+            true => tensor.page_locked(),
+            false => tensor,
+        }
     }
 }
 

@@ -71,6 +71,10 @@ impl Memory for PinnedMemory {
         Device::Cpu
     }
 
+    fn is_page_locked(&self) -> bool {
+        true
+    }
+
     fn alloc(&self, bytes: usize) -> usize {
         let mut address = std::ptr::null_mut();
         // SAFETY: `address` is writable.
@@ -93,6 +97,7 @@ impl Memory for PinnedMemory {
     }
 
     fn download(&self, address: usize, bytes: &mut [u8]) {
+        synchronize_all();
         // SAFETY: as in `upload`.
         unsafe {
             std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len())

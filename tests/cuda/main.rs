@@ -7,6 +7,8 @@ mod cascade;
 #[path = "../common/mod.rs"]
 mod common;
 mod context_parallel;
+mod copy;
+mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -59,6 +61,20 @@ fn main() -> ExitCode {
         case("threads_share_a_plan", (), steps::threads_share_a_plan),
         case("captures_are_refused", (), steps::captures_are_refused),
         case("append", (), operators::append),
+        case("copy", (), copy::copy),
+        case("copy_swaps", (), copy::swaps),
+        case(
+            "copy_pairs_beyond_the_tensors",
+            (),
+            copy::pairs_beyond_the_tensors,
+        ),
+        case("copy_graph", (), copy::copy_graph),
+        case("gather", (), gather::gather),
+        case(
+            "gathers_beyond_the_tensors",
+            (),
+            gather::gathers_beyond_the_tensors,
+        ),
         case("merge", (), operators::merge),
         case("merge_general", (), merge::merge_general),
         case("merge_varlen", (), merge::merge_varlen),

@@ -37,9 +37,10 @@ impl Rng {
 
 /// Tensors whose own extent says how much the call reads: claiming more of them is a lie that nothing else
 /// in the call contradicts.
-const DECIDE_ALONE: [&str; 9] = [
+const DECIDE_ALONE: [&str; 10] = [
     "kv",
     "slot_mapping",
+    "page_pairs",
     "mm_prefix_ranges",
     "kv_indptr",
     "kv_len",

@@ -91,7 +91,7 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 22] = [
+pub const STRUCTS: [&str; 24] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
@@ -102,6 +102,8 @@ pub const STRUCTS: [&str; 22] = [
     "folio_workspace",
     "folio_attention_args",
     "folio_kv_append_args",
+    "folio_kv_copy_args",
+    "folio_kv_gather_args",
     "folio_merge_state_args",
     "folio_merge_states_args",
     "folio_merge_varlen_args",

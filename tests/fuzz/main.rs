@@ -100,7 +100,8 @@ fn current_file(place: &str) -> PathBuf {
 fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, String> {
     let mut rng = Rng::of(seed, case);
     let ending = match rng.below(34) {
-        0..4 => operators::append(&mut rng, place),
+        0..2 => operators::append(&mut rng, place),
+        2..4 => operators::copy(&mut rng, place),
         4..8 => operators::merge_state(&mut rng, place),
         8..10 => operators::merge_states(&mut rng, place),
         10..12 => operators::merge_varlen(&mut rng, place),
@@ -108,7 +109,8 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         13..18 => mla::case(&mut rng, place),
         18..22 => operators::projection(&mut rng, place),
         22..24 => operators::mla_append(&mut rng, place),
-        24..26 => operators::mla_gather(&mut rng, place),
+        24 => operators::mla_gather(&mut rng, place),
+        25 => operators::gather(&mut rng, place),
         26..28 => operators::tree_mask(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;

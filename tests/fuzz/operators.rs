@@ -8,8 +8,9 @@ use super::guarded::Guarded;
 use super::oracle::{By, Ending, Output, Refusal, Run};
 use super::structs::{Described, Struct};
 use crate::common::c_door::{
-    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_merge_varlen,
-    c_mla_append, c_mla_gather, c_project_o, c_tree_mask, c_up_project, message, report,
+    Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_copy, c_gather, c_merge,
+    c_merge_states, c_merge_varlen, c_mla_append, c_mla_gather, c_project_o, c_tree_mask,
+    c_up_project, message, report,
 };
 use crate::common::codec::encode;
 use crate::common::instance::for_each_index;
@@ -19,9 +20,9 @@ use crate::common::values::{normal, shuffled, uniform};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, KvLayout, LatentCache, LogBase, MergeArgs,
-    MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs, ProjectOArgs, RecordPages,
-    UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, CopyArgs, GatherArgs, GatheredRequests, KvLayout,
+    LatentCache, LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
+    MlaGatherArgs, PagesToCopy, ProjectOArgs, RecordPages, UpProjectArgs,
 };
 use folio::tensor::Device;
 use std::ffi::c_void;
@@ -121,6 +122,69 @@ pub fn append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
     judge(rng, place, &data, args, call, &["k_cache", "v_cache"], &[])
 }
 
+/// Pages of one tensor or two, to others or within.
+pub fn copy(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let dtype = rng.pick(&[DType::F32, DType::BF16, DType::F8E4M3]);
+    let is_in_place = rng.one_in(3);
+    let src_pages = 2 + rng.below(6) as i64;
+    let dst_pages = if is_in_place {
+        src_pages
+    } else {
+        1 + rng.below(6) as i64
+    };
+    let resident = |image| Resident::new(&data, image);
+    let mut side = || {
+        let page = [rng.pick(&[4, 1, 3]), rng.pick(&[16, 8, 13])];
+        let mut pages = |count: i64| {
+            let gaps = [rng.pick(&[0, 0, 8, 3]), 0, 0];
+            let shape = [count, page[0], page[1]];
+            let mut image = Image::poisoned(View::gapped(dtype, &shape, &gaps, 0));
+            for_each_index(&shape, |at| {
+                image.put(at, encode(dtype, normal(rng.next())))
+            });
+            resident(image)
+        };
+        let src = pages(src_pages);
+        let dst = (!is_in_place).then(|| pages(dst_pages));
+        (src, dst)
+    };
+    let (k, v) = (side(), side());
+    let has_values = rng.one_in(2);
+    // In place a page is either read or written.
+    let first = if is_in_place { src_pages / 2 } else { 0 };
+    let sources = if is_in_place { first } else { src_pages };
+    let count = rng.below(1 + (dst_pages - first) as usize) as i64;
+    let pairs: Vec<u64> = (0..count)
+        .flat_map(|n| {
+            let src = rng.below(sources as usize) as u64;
+            [
+                if rng.one_in(6) { -3i64 as u64 } else { src },
+                (first + n) as u64,
+            ]
+        })
+        .collect();
+    let pair_dtype = rng.pick(&[DType::I32, DType::I64]);
+    let pairs = resident(Image::of_bits(pair_dtype, &[count, 2], pairs));
+    let pages = |side: &(Resident<'_>, Option<Resident<'_>>)| PagesToCopy {
+        src: side.0.tensor(),
+        dst: side.1.as_ref().unwrap_or(&side.0).tensor(),
+    };
+    let input = CopyArgs {
+        k: pages(&k),
+        v: has_values.then(|| pages(&v)),
+        page_pairs: pairs.tensor(),
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_kv_copy_args", c_copy(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().kv_copy.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    judge(rng, place, &data, args, call, &["k_dst", "v_dst"], &[])
+}
+
 /// New tokens for a cache of latent records, in one tensor or two.
 pub fn mla_append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
     let data = Guarded::new(place.device);
@@ -162,6 +226,75 @@ pub fn mla_append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String
         unsafe { api().mla_append.unwrap()(ctx, args.pointer(), stream, err) }
     };
     judge(rng, place, &data, args, call, &["kv", "kv_rope"], &[])
+}
+
+/// Tokens of a few requests.
+pub fn gather(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let stored = rng.pick(&[DType::F32, DType::F16, DType::BF16, DType::F8E4M3]);
+    let dtype = rng.pick(&FLOATS);
+    let (heads, page_size) = (1 + rng.below(3) as i64, rng.pick(&[16, 1, 3]));
+    let dims = [rng.pick(&[64, 8, 13]), rng.pick(&[64, 8, 13])];
+    let (batch, pages) = (rng.below(5), 1 + rng.below(6));
+    let layout = rng.pick(&[KvLayout::Nhd, KvLayout::Hnd]);
+    let resident = |image| Resident::new(&data, image);
+    let caches = dims.map(|dim| {
+        let shape = match layout {
+            KvLayout::Nhd => [pages as i64, page_size, heads, dim],
+            KvLayout::Hnd => [pages as i64, heads, page_size, dim],
+        };
+        resident(numbers(stored, &shape, rng))
+    });
+    let (mut ends, mut indptr, mut starts, mut ids) = (vec![0], vec![0], vec![], vec![]);
+    for b in 0..batch {
+        let (count, start) = (rng.below(12) as i32, rng.below(9) as i32);
+        ends.push(ends[b] + count);
+        starts.push(start);
+        let needed = (i64::from(count + start) + page_size - 1) / page_size;
+        ids.extend((0..needed).map(|_| rng.below(pages) as i32));
+        indptr.push(ids.len() as i32);
+    }
+    let rows = i64::from(ends[batch]) + rng.below(3) as i64;
+    let out = dims.map(|dim| resident(numbers(dtype, &[rows, heads, dim], rng)));
+    let is_fp8 = stored == DType::F8E4M3;
+    let scales = [0, 1].map(|_| is_fp8.then(|| scales(heads, rng)).flatten().map(resident));
+    let [k_scales, v_scales] = scales.each_ref().map(|s| s.as_ref().map(Resident::tensor));
+    let integers = |values: &[i32]| resident(Image::of_i32(&[values.len() as i64], values));
+    let [ends, starts, indptr, ids] = [&ends, &starts, &indptr, &ids].map(|v| integers(v));
+    let scale = if is_fp8 {
+        rng.pick(&[0.0, 0.5, 0.03])
+    } else {
+        0.0
+    };
+    let input = GatherArgs {
+        key: out[0].tensor(),
+        value: out[1].tensor(),
+        k_cache: caches[0].tensor(),
+        v_cache: caches[1].tensor(),
+        layout,
+        kv_dtype: None,
+        requests: GatheredRequests {
+            cu_seq_lens: ends.tensor(),
+            seq_starts: Some(starts.tensor()),
+            pages: RecordPages::Csr {
+                indptr: indptr.tensor(),
+                indices: ids.tensor(),
+            },
+        },
+        k_scale: scale,
+        v_scale: scale,
+        k_scales,
+        v_scales,
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_kv_gather_args", c_gather(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().kv_gather.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    let values = ["k_cache", "v_cache"];
+    judge(rng, place, &data, args, call, &["key", "value"], &values)
 }
 
 /// Records of a few requests, to one tensor or two.
@@ -597,19 +730,24 @@ fn stored_in(args: &Struct) -> Option<DType> {
 
 /// An output that is an input must be that very tensor: what a merge does to a part of it is not defined.
 fn overlaps(args: &Struct) -> bool {
-    [("v_a", "v_out"), ("s_a", "s_out")]
-        .into_iter()
-        .any(|(input, output)| {
-            let known = |name: &str| args.fields.iter().any(|field| field.name == name);
-            if !known(input) {
-                return false;
-            }
-            let (Some(a), Some(b)) = (args.tensor(input), args.tensor(output)) else {
-                return false;
-            };
-            let is_one = a.original.address == b.original.address;
-            is_one && a.described() != b.described()
-        })
+    [
+        ("v_a", "v_out"),
+        ("s_a", "s_out"),
+        ("k_src", "k_dst"),
+        ("v_src", "v_dst"),
+    ]
+    .into_iter()
+    .any(|(input, output)| {
+        let known = |name: &str| args.fields.iter().any(|field| field.name == name);
+        if !known(input) {
+            return false;
+        }
+        let (Some(a), Some(b)) = (args.tensor(input), args.tensor(output)) else {
+            return false;
+        };
+        let is_one = a.original.address == b.original.address;
+        is_one && a.described() != b.described()
+    })
 }
 
 /// Two tokens in one slot are the caller's mistake: either may win.

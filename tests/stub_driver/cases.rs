@@ -16,8 +16,8 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, images, launches, merge, mla, mla_cache,
-    mla_context, mla_few, operators, projections, split_keys, tree_mask,
+    backend, cascade, choice, context_parallel, copy, gather, images, launches, merge, mla,
+    mla_cache, mla_context, mla_few, operators, projections, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -396,6 +396,10 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         mla_few::the_portable_kernel_takes_the_rest,
     ),
+    case("operator_copy_by_a_tensor", BACKEND, copy::by_a_tensor),
+    case("operator_copy_by_a_list", BACKEND, copy::by_a_list),
+    case("operator_copy_of_swaps", BACKEND, copy::swaps),
+    case("operator_gather", BACKEND, gather::gathers),
     case("operator_mla_append", BACKEND, mla_cache::append),
     case(
         "operator_mla_append_of_656_byte_records",

@@ -8,7 +8,9 @@ mod cascade;
 mod cases;
 mod choice;
 mod context_parallel;
+mod copy;
 mod fixture;
+mod gather;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod images;

@@ -4,6 +4,7 @@
  * "out_of_memory" or "launch_failure". "cc_10_3" is a device of compute capability 10.3, and "cc_10_0_of_cuda_12"
  * one under an older driver. -DWITHOUT_TENSOR_MAPS builds a driver that lacks a function.
  * folio_stub_fail makes one later call fail. Launches and uploads are kept with what they carried.
+ * Page-locked memory lies from 2^45 on, and the device has it at twice the address.
  * Streams: 0x1000 belongs to the primary context, 0x2000 to another one, 0x3000 is being captured. */
 #include <stdint.h>
 #include <stdio.h>
@@ -64,7 +65,7 @@ struct launch {
     char name[64];
     unsigned grid[3], block[3], shared, cluster, dependent, num_maps;
     uint64_t stream, bytes;
-    unsigned char params[512];
+    unsigned char params[4096];
     uint64_t maps[4][16];
 };
 static struct launch launches[64];
@@ -277,6 +278,12 @@ EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, unsigned rank, 
     return OK;
 }
 #endif
+
+EXPORT CUresult cuPointerGetAttribute(void *data, unsigned attribute, uint64_t pointer) {
+    note("cuPointerGetAttribute");
+    if (attribute != 3 || pointer >> 45 != 1) return INVALID_VALUE;
+    return *(uint64_t *)data = 2 * pointer, OK;
+}
 
 /* An event is pending from its recording until somebody waits for it. */
 struct event { int pending; };

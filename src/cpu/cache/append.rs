@@ -13,14 +13,14 @@ use crate::tensor::{Slots, Tensor};
 use std::ops::Range;
 
 /// Bytes per piece of work. One core copies fewer bytes as fast as another thread wakes up.
-const BYTES_PER_PIECE: usize = 64 << 10;
+pub(super) const BYTES_PER_PIECE: usize = 64 << 10;
 
 /// Nontemporal copies: bytes per thread from which on an append uses them, bytes of a piece of work then, and bytes
 /// of the shortest such copy. The near caches would not hold so many bytes until attention reads them. Compared with
 /// ordinary copies, 8 MiB take 0.66 to 0.74 of the time on an Emerald Rapids, and 0.85 to 0.91 on a Zen 5.
-const NONTEMPORAL_BYTES: usize = 1 << 20;
-const NONTEMPORAL_PIECE: usize = 256 << 10;
-const NONTEMPORAL_COPY: usize = 4 << 10;
+pub(super) const NONTEMPORAL_BYTES: usize = 1 << 20;
+pub(super) const NONTEMPORAL_PIECE: usize = 256 << 10;
+pub(super) const NONTEMPORAL_COPY: usize = 4 << 10;
 
 /// New rows and the cache they go to.
 struct Side<'a> {

@@ -126,6 +126,29 @@ impl Current<'_> {
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
     }
 
+    /// Where kernels find page-locked host memory. It is the same address but for memory that was registered on some
+    /// systems, and for memory that the host only writes (`CU_MEMHOSTALLOC_WRITECOMBINED`).
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] for memory that the driver has not page-locked.
+    pub fn device_address(&self, name: &str, host: usize) -> Result<u64> {
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER as u32;
+        let mut address: sys::CUdeviceptr = 0;
+        // SAFETY: `address` is writable and of the type that the attribute has; the driver reads no memory at `host`.
+        let code = unsafe {
+            let found = (&raw mut address).cast();
+            (self.driver().symbols().cuPointerGetAttribute)(found, attribute, host as u64)
+        };
+        if code == CUDA_ERROR_INVALID_VALUE {
+            return Err(Error::DeviceMismatch(format!(
+                "{name}: address {host:#x} is not accepted as FOLIO_DEVICE_CUDA_HOST; memory that cuda:{} reaches, by cuMemHostAlloc or cuMemHostRegister, is",
+                self.context.device.ordinal
+            )));
+        }
+        self.driver().check("cuPointerGetAttribute", code)?;
+        Ok(address)
+    }
+
     /// Waits on the host for everything on the stream.
     pub fn synchronize(&self, stream: Stream) -> Result<()> {
         // SAFETY: the handle is a stream by the caller's promise.
@@ -163,6 +186,9 @@ impl Drop for Current<'_> {
         unsafe { (self.driver().symbols().cuCtxPopCurrent_v2)(&mut popped) };
     }
 }
+
+/// The driver's answer about memory that it does not know.
+const CUDA_ERROR_INVALID_VALUE: u32 = 1;
 
 /// `CU_STREAM_LEGACY`; NULL means the same stream.
 const LEGACY: usize = 1;

@@ -88,6 +88,8 @@ symbols! {
         oob_fill: u32,
     );
 
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, pointer: sys::CUdeviceptr);
+
     fn cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
     fn cuEventDestroy_v2(event: sys::CUevent);
     fn cuEventRecord(event: sys::CUevent, stream: sys::CUstream);

@@ -1,5 +1,5 @@
 //! Rows of kernels that serve every problem, since they take types and dims at run time or have none: combining, planning,
-//! caches of latent records, context parallelism, and trees of draft tokens. Their operators have no key.
+//! copies of pages, caches of latent records, context parallelism, and trees of draft tokens. Their operators have no key.
 
 use std::sync::LazyLock;
 
@@ -26,6 +26,30 @@ pub static COMBINE_LATENT: Keyless = Keyless {
     rows: LazyLock::new(|| {
         let code = ("plan/combine_latent.cu", "folio_combine_latent");
         [row("combine_latent", code, 256)]
+    }),
+};
+
+/// Copies pages by pairs in device memory.
+pub static KV_COPY: Keyless = Keyless {
+    noun: "kv_copy kernel",
+    rows: LazyLock::new(|| [row("kv_copy", ("ops/copy.cu", "folio_kv_copy"), 128)]),
+};
+
+/// The same by pairs in its parameters.
+pub static KV_COPY_LIST: Keyless = Keyless {
+    noun: "kv_copy kernel",
+    rows: LazyLock::new(|| {
+        let code = ("ops/copy.cu", "folio_kv_copy_list");
+        [row("kv_copy_list", code, 128)]
+    }),
+};
+
+/// Copies tokens to dense rows.
+pub static KV_GATHER: Keyless = Keyless {
+    noun: "kv_gather kernel",
+    rows: LazyLock::new(|| {
+        let code = ("ops/gather.cu", "folio_kv_gather");
+        [row("kv_gather", code, 128)]
     }),
 };
 

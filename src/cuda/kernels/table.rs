@@ -1,7 +1,8 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
 use super::keyless::{
-    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, MLA_APPEND, MLA_GATHER, PLAN, TREE_MASK,
+    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, KV_COPY, KV_COPY_LIST, KV_GATHER, MLA_APPEND,
+    MLA_GATHER, PLAN, TREE_MASK,
 };
 use super::row::Row;
 use super::{append, attention, merge, mla, projection};
@@ -15,6 +16,9 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(COMBINE.rows())
         .chain(COMBINE_LATENT.rows())
         .chain(PLAN.rows())
+        .chain(KV_COPY.rows())
+        .chain(KV_COPY_LIST.rows())
+        .chain(KV_GATHER.rows())
         .chain(MLA_APPEND.rows())
         .chain(MLA_GATHER.rows())
         .chain(CP_REORDER.rows())

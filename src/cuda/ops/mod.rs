@@ -1,10 +1,13 @@
-//! The operators around attention, each one launch: [`append`] writes new tokens to a cache, [`mla_append`] and
+//! The operators around attention, each one launch: [`append`] writes new tokens to a cache, [`copy`] copies its pages, [`gather`] copies its
+//! tokens to dense rows, [`mla_append`] and
 //! [`mla_gather`] write and read a cache of latent records, [`merge`] merges attention states, [`projection`] computes
 //! products per head, [`context_parallel`] serves ranks that share the keys, and [`tree_mask`] makes masks of draft
 //! tokens. Their kernels are loaded at their first use ([`kernels`]); [`rows`] says how they move rows.
 
 pub mod append;
 pub mod context_parallel;
+pub mod copy;
+pub mod gather;
 pub mod kernels;
 pub mod merge;
 pub mod mla_append;

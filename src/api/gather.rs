@@ -1,0 +1,81 @@
+//! Copying a cache's tokens to dense rows: the checks, and the call of the backend.
+
+use super::Context;
+use super::append::{CACHES, by_token, cache_scale, cache_scales, paged, same};
+use super::check::{Extent, FLOATS, Named};
+use super::gathered::gathered_requests;
+use crate::backend::Stream;
+use crate::error::Result;
+use crate::problem::{Checked, GatherArgs};
+use crate::tensor::{Device, Tensor};
+
+/// Copies keys and values of requests to dense rows.
+///
+/// # Errors
+/// What is wrong with the arguments; then nothing was written.
+pub fn gather(context: &Context, args: &GatherArgs, stream: Stream) -> Result<()> {
+    context.check_stream(stream)?;
+    let device = context.device();
+    let any = Extent::CountFrom(0);
+    let (key, k_cache) = side(
+        ("key", args.key, [any; 3]),
+        ("k_cache", args.k_cache),
+        args,
+        device,
+    )?;
+    let [rows, heads] = [0, 1].map(|dim| Extent::Is(key.extent(dim)));
+    let (value, v_cache) = side(
+        ("value", args.value, [rows, heads, any]),
+        ("v_cache", args.v_cache),
+        args,
+        device,
+    )?;
+    let dtype = |tensor: &Tensor| tensor.dtype().name();
+    same("value", "dtype", dtype(&value), dtype(&key))?;
+    same("v_cache", "dtype", dtype(&v_cache), dtype(&k_cache))?;
+    same("v_cache", "num_pages", v_cache.extent(0), k_cache.extent(0))?;
+    same("v_cache", "page_size", v_cache.extent(1), k_cache.extent(1))?;
+    let heads = key.extent(1);
+    let checked = Checked::new(GatherArgs {
+        key,
+        value,
+        k_cache,
+        v_cache,
+        requests: gathered_requests(&args.requests, device, ("key", &key), ("k_cache", &k_cache))?,
+        k_scale: cache_scale("k_scale", args.k_scale, &k_cache)?,
+        v_scale: cache_scale("v_scale", args.v_scale, &v_cache)?,
+        k_scales: cache_scales("k_scales", args.k_scales, &k_cache, heads, device)?,
+        v_scales: cache_scales("v_scales", args.v_scales, &v_cache, heads, device)?,
+        ..*args
+    });
+    context.backend().gather(&checked, stream)
+}
+
+/// Rows and the cache that they come from.
+fn side(
+    (rows_name, rows, extents): (&str, Tensor, [Extent; 3]),
+    (cache_name, cache): (&str, Tensor),
+    args: &GatherArgs,
+    device: Device,
+) -> Result<(Tensor, Tensor)> {
+    let rows = Named {
+        name: rows_name,
+        tensor: rows,
+    }
+    .on(device)?
+    .one_of(&FLOATS)?
+    .shaped(&extents)?
+    .unit_last_stride()?
+    .writable()?
+    .tensor;
+    let mut cache = Named {
+        name: cache_name,
+        tensor: cache,
+    }
+    .on(device)?;
+    if let Some(dtype) = args.kv_dtype {
+        cache = cache.of(dtype)?;
+    }
+    let cache = paged(cache.one_of(&CACHES)?, &rows, args.layout)?;
+    Ok((rows, by_token(cache.tensor, args.layout)))
+}

@@ -1,0 +1,123 @@
+//! Gather of keys and values: tokens of a paged cache are copied to dense rows, and converted where the types differ.
+#![allow(unsafe_code)]
+
+use super::append::BYTES_PER_PIECE;
+use super::requests::Requests;
+use super::rows::{CHUNK, Chunk, Row};
+use crate::cpu::kernels::table::Kernels;
+use crate::cpu::threads::Pool;
+use crate::error::{Error, Result};
+use crate::problem::{Checked, GatherArgs};
+use crate::tensor::Tensor;
+
+/// A cache and the rows that its tokens go to.
+struct Side<'a> {
+    kernels: &'a Kernels,
+    from: &'a Tensor,
+    to: &'a Tensor,
+    scale: f32,
+    scales: Option<&'a [f32]>,
+    /// The heads of a token are one run of elements on both sides, of one scale.
+    is_run: bool,
+}
+
+/// Copies the tokens of all requests.
+pub fn gather(pool: &Pool, kernels: &Kernels, args: &Checked<GatherArgs>) -> Result<()> {
+    let requests = Requests::new(&args.requests, args.k_cache.extent(1)).ok_or_else(|| {
+        Error::Internal("lengths and page ids passed their checks and are no host integers".into())
+    })?;
+    let sides = [
+        Side::new(
+            kernels,
+            [&args.k_cache, &args.key],
+            args.k_scale,
+            args.k_scales.as_ref(),
+        ),
+        Side::new(
+            kernels,
+            [&args.v_cache, &args.value],
+            args.v_scale,
+            args.v_scales.as_ref(),
+        ),
+    ];
+    let rows = requests.rows();
+    let row_bytes: usize = sides.iter().map(|side| row_bytes(side.to)).sum();
+    let rows_per_piece = BYTES_PER_PIECE.div_ceil(row_bytes.max(1));
+    let pieces = rows.len().div_ceil(rows_per_piece);
+    pool.turn().for_each(pieces, &|_, piece| {
+        let first = rows.start + piece * rows_per_piece;
+        let some = first..rows.end.min(first + rows_per_piece);
+        requests.for_each(some, |row, place| {
+            for side in &sides {
+                side.token(row, place);
+            }
+        });
+    });
+    Ok(())
+}
+
+fn row_bytes(rows: &Tensor) -> usize {
+    (rows.extent(1) * rows.extent(2)) as usize * rows.dtype().size()
+}
+
+impl<'a> Side<'a> {
+    fn new(
+        kernels: &'a Kernels,
+        [from, to]: [&'a Tensor; 2],
+        scale: f32,
+        scales: Option<&'a Tensor>,
+    ) -> Side<'a> {
+        let dim = to.extent(2);
+        let scales = scales.and_then(Tensor::as_f32);
+        Side {
+            kernels,
+            from,
+            to,
+            scale,
+            scales,
+            is_run: from.stride(2) == dim
+                && to.stride(1) == dim
+                && scales.is_none_or(|scales| scales.len() == 1),
+        }
+    }
+
+    fn token(&self, row: usize, [page, at]: [i64; 2]) {
+        let (heads, dim) = (self.to.extent(1), self.to.extent(2) as usize);
+        let row = row as i64;
+        let (runs, count) = match self.is_run {
+            true => (heads.min(1), heads as usize * dim),
+            false => (heads, dim),
+        };
+        for head in 0..runs {
+            let from = Row::of(self.from, &[page, at, head]);
+            let to = Row::of(self.to, &[row, head]);
+            self.run(from, to, count, self.head_scale(head as usize));
+        }
+    }
+
+    fn head_scale(&self, head: usize) -> f32 {
+        match self.scales {
+            None => self.scale,
+            Some([one]) => self.scale * one,
+            Some(all) => self.scale * all[head],
+        }
+    }
+
+    fn run(&self, from: Row, to: Row, count: usize, scale: f32) {
+        if from.dtype == to.dtype {
+            // SAFETY: token and row are within the tensors, which were checked, and do not overlap by the operator's
+            // contract.
+            unsafe { to.copy(count, from) };
+            return;
+        }
+        let mut chunk: Chunk = [0.0; CHUNK];
+        for first in (0..count).step_by(CHUNK) {
+            let count = CHUNK.min(count - first);
+            // SAFETY: as above.
+            unsafe {
+                from.skip(first).load(self.kernels, count, &mut chunk);
+                to.skip(first).store(self.kernels, count, &chunk, scale);
+            }
+        }
+    }
+}

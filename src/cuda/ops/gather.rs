@@ -1,0 +1,102 @@
+//! Gather of keys and values on a device: tokens of a paged cache are copied to dense rows by one launch.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::kernels::{Kernel, Kernels};
+use super::rows::{VECTOR, moves_vectors};
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::gather_params::{GatheredTensor, KvGatherParams};
+use crate::cuda::kernels::keyless::KV_GATHER;
+use crate::cuda::params::{
+    Cache, Divisor, Rows, address, count, dtype_code, fewest, scales_stride,
+};
+use crate::error::Result;
+use crate::problem::{Checked, GatherArgs, RecordPages};
+use crate::tensor::Tensor;
+
+/// A warp takes a row.
+const WARP: u32 = 32;
+
+/// The operator on one device.
+#[derive(Debug)]
+pub struct Gather {
+    kernels: Kernels<(), Kernel>,
+}
+
+impl Gather {
+    /// Loads nothing yet.
+    pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> Gather {
+        Gather {
+            kernels: Kernels::new("kv_gather", loader, context),
+        }
+    }
+
+    /// Copies tokens to dense rows.
+    pub fn run(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
+        let params = params(args)?;
+        let current = self.kernels.enter(stream)?;
+        let kernel = self.kernels.get(&current, (), stream, |loader, cc| {
+            let found = loader.find(KV_GATHER.candidates(cc), || KV_GATHER.unsupported(cc));
+            found.map(Kernel::new)
+        })?;
+        let rows = match params.batch_size {
+            0 => 0,
+            _ => params.num_rows as u64,
+        };
+        let rows_of_block = u64::from(kernel.threads() / WARP);
+        let blocks = blocks_of("key", rows.div_ceil(rows_of_block))?;
+        // SAFETY: the kernel takes a `FolioKvGatherParams`; the addresses are the caller's tensors, whose extents
+        // `api` checked.
+        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+    }
+}
+
+fn params(args: &GatherArgs) -> Result<KvGatherParams> {
+    let tensors = [&args.k_cache, &args.v_cache, &args.key, &args.value];
+    let requests = &args.requests;
+    let (page_indptr, page_ids, table_stride, num_page_ids) = match requests.pages {
+        RecordPages::Table(table) => (0, table, table.stride(0), table.extent(1)),
+        RecordPages::Csr { indptr, indices } => {
+            (indptr.address() as u64, indices, 0, indices.extent(0))
+        }
+    };
+    let (k_cache, v_cache) = (&args.k_cache, &args.v_cache);
+    // The kernel counts the pieces of a token, keys and values together.
+    let elements = args.key.extent(1) * (args.key.extent(2) + args.value.extent(2));
+    count("key", "elements of a token", elements)?;
+    Ok(KvGatherParams {
+        k: side(k_cache, &args.key, args.k_scale, args.k_scales),
+        v: side(v_cache, &args.value, args.v_scale, args.v_scales),
+        cu_seq_lens: requests.cu_seq_lens.address() as u64,
+        seq_starts: address(requests.seq_starts),
+        page_indptr,
+        page_ids: page_ids.address() as u64,
+        table_stride,
+        num_page_ids,
+        num_rows: args.key.extent(0),
+        page_size: Divisor::new(k_cache.extent(1) as u32),
+        batch_size: (requests.cu_seq_lens.extent(0) - 1) as u32,
+        num_pages: fewest([k_cache, v_cache]),
+        num_kv_heads: args.key.extent(1) as u32,
+        cache_dtype: dtype_code(k_cache.dtype()),
+        row_dtype: dtype_code(args.key.dtype()),
+        vectors: tensors.into_iter().all(moves_vectors).into(),
+        reserved: 0,
+    })
+}
+
+fn side(cache: &Tensor, rows: &Tensor, scale: f32, scales: Option<Tensor>) -> GatheredTensor {
+    let head_dim = rows.extent(2) as u32;
+    GatheredTensor {
+        cache: Cache::of(cache),
+        rows: Rows::of(rows),
+        scales: address(scales),
+        scale,
+        scales_stride: scales_stride(scales),
+        head_pieces: Divisor::new(head_dim.div_ceil(VECTOR)),
+        head_dim,
+    }
+}
