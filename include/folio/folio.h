@@ -3178,6 +3178,226 @@ folio_status folio_num_kv_splits(const folio_num_kv_splits_args *args,
 folio_status folio_split_decodes_and_prefills(const folio_split_decodes_and_prefills_args *args,
                                               folio_error *err);
 
+/**
+ * Every request gets the most splits.
+ */
+#define FOLIO_BALANCED_KV_SPLITS_STATIC 1
+
+/**
+ * The model uses ALiBi.
+ */
+#define FOLIO_USE_CASCADE_ALIBI 1
+
+/**
+ * A layer has a sliding window.
+ */
+#define FOLIO_USE_CASCADE_SLIDING_WINDOW 2
+
+/**
+ * A layer attends locally.
+ */
+#define FOLIO_USE_CASCADE_LOCAL_ATTENTION 4
+
+/**
+ * Ranks share the keys.
+ */
+#define FOLIO_USE_CASCADE_CONTEXT_PARALLEL 8
+
+/**
+ * Splits of the keys of decode requests as SGLang's Triton backend makes them (get_num_kv_splits). Lengths within a
+ * quarter of each other count as equal. Others are cut to about the shortest; and the more the fewer rows there are for
+ * the multiprocessors. The larger of the two numbers counts.
+ */
+typedef struct folio_balanced_kv_splits_args {
+    /**
+     * sizeof(folio_balanced_kv_splits_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_BALANCED_KV_SPLITS_STATIC or 0.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Rows of each request: branches of a draft. 0: 1.
+     */
+    uint32_t num_group;
+    /**
+     * Query heads, a multiple of num_kv_heads.
+     */
+    uint32_t num_heads;
+    /**
+     * KV heads.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Multiprocessors of the device. 0: every request gets the most splits.
+     */
+    uint32_t num_sms;
+    /**
+     * Most splits of a request. 0: 8.
+     */
+    uint32_t max_splits;
+    /**
+     * `[num_requests]` keys of each, 1 or more.
+     */
+    const int32_t *seq_lens;
+    /**
+     * Output: `[num_requests, num_group]`.
+     */
+    int32_t *out;
+    /**
+     * Numbers that out has room for.
+     */
+    uint64_t capacity;
+} folio_balanced_kv_splits_args;
+
+/**
+ * vLLM's use_cascade_attention: whether its FlashAttention backend would attend a prefix that all requests share once.
+ * folio_cascade decides by itself.
+ */
+typedef struct folio_use_cascade_args {
+    /**
+     * sizeof(folio_use_cascade_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_USE_CASCADE_…: each of them rules a cascade out.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Keys that all of them share.
+     */
+    uint32_t common_prefix_len;
+    /**
+     * Query heads, a multiple of num_kv_heads.
+     */
+    uint32_t num_heads;
+    /**
+     * KV heads.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Multiprocessors of the device, 1 or more.
+     */
+    uint32_t num_sms;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * `[num_requests]` query rows of each, 0 or more.
+     */
+    const int32_t *query_lens;
+    /**
+     * Output: 1: yes; 0: no.
+     */
+    uint32_t *out;
+} folio_use_cascade_args;
+
+/**
+ * The order that vLLM's backends want a batch in (reorder_batch).
+ *
+ * Without context_lens, as in its first releases, decodes come first: requests with up to decode_threshold rows. The
+ * last decodes change places with the first prefills.
+ *
+ * With context_lens, as in later ones (reorder_batch_to_split_decodes_and_prefills), decodes come first: requests with up
+ * to decode_threshold rows and a context; then other requests with a context; then those without. Only requests that
+ * stand in the wrong region move. Those of a region fill its free places in their order.
+ */
+typedef struct folio_reorder_batch_args {
+    /**
+     * sizeof(folio_reorder_batch_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Most query rows of a decode.
+     */
+    uint32_t decode_threshold;
+    /**
+     * `[num_requests]` query rows of each, 0 or more.
+     */
+    const int32_t *query_lens;
+    /**
+     * `[num_requests]` tokens in the cache before the new ones, 0 or more; or NULL.
+     */
+    const int32_t *context_lens;
+    /**
+     * Output: `[num_requests]`: where the request of each place stood before.
+     */
+    int32_t *order;
+    /**
+     * Numbers that order has room for.
+     */
+    uint64_t order_capacity;
+    /**
+     * Output: `[num_swaps, 2]` places to be swapped, one pair after the other, which makes the order; or NULL.
+     */
+    int32_t *swaps;
+    /**
+     * Numbers that swaps has room for; `2 · num_requests` is always enough.
+     */
+    uint64_t swaps_capacity;
+    /**
+     * Output: the number of pairs.
+     */
+    uint32_t *num_swaps;
+} folio_reorder_batch_args;
+
+/**
+ * Says into how many splits SGLang cuts the keys of decode requests.
+ *
+ * @param args lengths, sizes and output
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the output overlaps nothing. Any thread, any time.
+ */
+folio_status folio_balanced_kv_splits(const folio_balanced_kv_splits_args *args,
+                                      folio_error *err);
+
+/**
+ * Says whether vLLM would attend a shared prefix once.
+ *
+ * @param args lengths, sizes and output
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the output overlaps nothing. Any thread, any time.
+ */
+folio_status folio_use_cascade(const folio_use_cascade_args *args,
+                               folio_error *err);
+
+/**
+ * Says in which order vLLM's backends want a batch.
+ *
+ * @param args lengths and outputs
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the outputs overlap nothing. Any thread, any time.
+ */
+folio_status folio_reorder_batch(const folio_reorder_batch_args *args,
+                                 folio_error *err);
+
 /** @} */
 
 /**
@@ -3557,6 +3777,21 @@ typedef struct folio_api {
      */
     folio_status (*find_shared_prefixes)(const folio_find_shared_prefixes_args *args,
                                          folio_error *err);
+    /**
+     * folio_balanced_kv_splits
+     */
+    folio_status (*balanced_kv_splits)(const folio_balanced_kv_splits_args *args,
+                                       folio_error *err);
+    /**
+     * folio_use_cascade
+     */
+    folio_status (*use_cascade)(const folio_use_cascade_args *args,
+                                folio_error *err);
+    /**
+     * folio_reorder_batch
+     */
+    folio_status (*reorder_batch)(const folio_reorder_batch_args *args,
+                                  folio_error *err);
 } folio_api;
 
 /**

@@ -18,6 +18,7 @@ mod mla;
 mod mla_cache;
 mod mla_context;
 mod parts;
+mod peers;
 mod planned;
 mod projection;
 mod shared_prefixes;
@@ -37,5 +38,8 @@ pub use figures::{
 pub use merge::{merge, merge_states};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;
+pub use peers::{
+    BalancedKvSplits, ReorderBatch, UseCascade, balanced_splits, reorder_batch, use_cascade,
+};
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};
 pub use shared_prefixes::{FindSharedPrefixes, SharedPrefixes, find_shared_prefixes};

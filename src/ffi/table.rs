@@ -428,6 +428,27 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_balanced_kv_splits
+    pub balanced_kv_splits: Option<
+        unsafe extern "C" fn(
+            args: *const folio_balanced_kv_splits_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_use_cascade
+    pub use_cascade: Option<
+        unsafe extern "C" fn(
+            args: *const folio_use_cascade_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_reorder_batch
+    pub reorder_batch: Option<
+        unsafe extern "C" fn(
+            args: *const folio_reorder_batch_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -492,6 +513,9 @@ static API: folio_api = folio_api {
     cascade_kernel: Some(folio_cascade_kernel),
     cascade_destroy: Some(folio_cascade_destroy),
     find_shared_prefixes: Some(folio_find_shared_prefixes),
+    balanced_kv_splits: Some(folio_balanced_kv_splits),
+    use_cascade: Some(folio_use_cascade),
+    reorder_batch: Some(folio_reorder_batch),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of
