@@ -12,6 +12,7 @@ mod context;
 mod context_parallel;
 mod desc;
 mod figures;
+mod index;
 mod largest;
 mod merge;
 mod mla;
@@ -35,6 +36,7 @@ pub use figures::{
     cp_local_lengths, flashmla_metadata, mla_context_chunks, mla_context_tokens, num_kv_splits,
     split_decodes_and_prefills,
 };
+pub use index::{batch_lengths, block_table, draft_kv_indices, kv_indices, slot_mapping};
 pub use merge::{merge, merge_states};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;

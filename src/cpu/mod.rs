@@ -20,7 +20,9 @@ mod x86;
 
 pub use isa::Isa;
 
-use crate::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream};
+use crate::backend::{
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream,
+};
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
@@ -97,6 +99,8 @@ impl CacheOps for CpuBackend {
         context_parallel::reorder(&self.pool, args)
     }
 }
+
+impl IndexOps for CpuBackend {}
 
 impl MergeOps for CpuBackend {
     fn cp_correct(&self, args: &Checked<CpCorrectArgs>, _: Stream) -> Result<()> {

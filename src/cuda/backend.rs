@@ -7,19 +7,21 @@ use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
 use super::ops::context_parallel::ContextParallel;
+use super::ops::index::Index;
 use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
 use super::ops::projection::Projections;
 use super::plan::tables::DeviceTables;
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Tables,
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, Tables,
 };
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, Checked, CopyWeightsArgs,
+    CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, KvIndicesArgs, LatentRecords, MergeArgs,
+    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs, SlotMappingArgs,
 };
 use crate::tensor::Device;
 
@@ -34,6 +36,7 @@ pub struct CudaBackend {
     mla_append: MlaAppend,
     mla_gather: MlaGather,
     context_parallel: ContextParallel,
+    index: Index,
 }
 
 impl CudaBackend {
@@ -51,6 +54,7 @@ impl CudaBackend {
             mla_append: MlaAppend::new(&loader, &context),
             mla_gather: MlaGather::new(&loader, &context),
             context_parallel: ContextParallel::new(&loader, &context),
+            index: Index::new(&loader, &context),
             context,
             loader,
         })
@@ -97,6 +101,28 @@ impl CacheOps for CudaBackend {
 
     fn cp_reorder(&self, args: &Checked<CpReorderArgs>, stream: Stream) -> Result<()> {
         self.context_parallel.reorder(args, stream)
+    }
+}
+
+impl IndexOps for CudaBackend {
+    fn batch_lengths(&self, args: &Checked<BatchLengthsArgs>, stream: Stream) -> Result<()> {
+        self.index.batch_lengths(args, stream)
+    }
+
+    fn kv_indices(&self, args: &Checked<KvIndicesArgs>, stream: Stream) -> Result<()> {
+        self.index.kv_indices(args, stream)
+    }
+
+    fn block_table(&self, args: &Checked<BlockTableArgs>, stream: Stream) -> Result<()> {
+        self.index.block_table(args, stream)
+    }
+
+    fn slot_mapping(&self, args: &Checked<SlotMappingArgs>, stream: Stream) -> Result<()> {
+        self.index.slot_mapping(args, stream)
+    }
+
+    fn draft_kv_indices(&self, args: &Checked<DraftKvIndicesArgs>, stream: Stream) -> Result<()> {
+        self.index.draft_kv_indices(args, stream)
     }
 }
 

@@ -10,6 +10,7 @@ pub mod backend;
 pub mod compiler;
 pub mod context_parallel_params;
 pub mod driver;
+pub mod index_params;
 pub mod kernels;
 pub mod mla_cache_params;
 pub mod mla_few_params;

@@ -9,6 +9,7 @@ mod cache;
 mod checked;
 mod context_parallel;
 mod format;
+mod index;
 mod merge;
 mod mla_cache;
 mod mla_context;
@@ -24,6 +25,10 @@ pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
+pub use index::{
+    BatchLengthsArgs, BlockTableArgs, DraftKvIndicesArgs, DraftSlots, KvIndicesArgs, QueryRows,
+    RowKind, SlotMappingArgs, TokenRows,
+};
 pub use merge::{MergeArgs, MergeStatesArgs};
 pub use mla_cache::{
     DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,

@@ -7,8 +7,8 @@ mod context_parallel;
 mod mla_cache;
 
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Workspace,
-    WorkspaceInfo,
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream,
+    Workspace, WorkspaceInfo,
 };
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -384,6 +384,8 @@ impl CacheOps for ReferenceBackend {
         context_parallel::reorder(args)
     }
 }
+
+impl IndexOps for ReferenceBackend {}
 
 impl MergeOps for ReferenceBackend {
     fn cp_correct(&self, args: &Checked<CpCorrectArgs>, _: Stream) -> Result<()> {

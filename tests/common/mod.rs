@@ -12,6 +12,7 @@ pub mod context_parallel;
 pub mod dense;
 pub mod door;
 pub mod grids;
+pub mod index;
 pub mod instance;
 pub mod memory;
 pub mod mla;

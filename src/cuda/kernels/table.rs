@@ -1,7 +1,8 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
 use super::keyless::{
-    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, MLA_APPEND, MLA_GATHER, PLAN,
+    BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, DRAFT_KV_INDICES,
+    KV_INDICES, MLA_APPEND, MLA_GATHER, PLAN, SLOT_MAPPING,
 };
 use super::row::Row;
 use super::{append, attention, merge, mla, projection};
@@ -19,6 +20,11 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(MLA_GATHER.rows())
         .chain(CP_REORDER.rows())
         .chain(CP_CORRECT.rows())
+        .chain(BATCH_LENGTHS.rows())
+        .chain(KV_INDICES.rows())
+        .chain(BLOCK_TABLE.rows())
+        .chain(SLOT_MAPPING.rows())
+        .chain(DRAFT_KV_INDICES.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))

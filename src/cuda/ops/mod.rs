@@ -6,6 +6,7 @@
 
 pub mod append;
 pub mod context_parallel;
+pub mod index;
 pub mod kernels;
 pub mod merge;
 pub mod mla_append;
