@@ -15,6 +15,7 @@ mod descs;
 mod figures;
 mod fixture;
 mod freedoms;
+mod index;
 mod limits;
 mod logs;
 mod mla;

@@ -1,7 +1,9 @@
 //! A backend that computes nothing: what the API layer promises over any backend is tested over it.
 
 use folio::api::{Context, Stream, Workspace, WorkspaceInfo};
-use folio::backend::{Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps};
+use folio::backend::{
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps,
+};
 use folio::error::{Error, Result};
 use folio::log::Logger;
 use folio::problem::*;
@@ -37,6 +39,8 @@ impl Backend for Stub {
         self.device
     }
 }
+
+impl IndexOps for Stub {}
 
 impl AttentionOps for Stub {
     fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn Attention>> {

@@ -15,6 +15,7 @@ mod context;
 mod corrupt;
 mod guarded;
 mod header;
+mod index;
 mod mla;
 mod operators;
 mod oracle;
@@ -108,6 +109,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         18..22 => operators::projection(&mut rng, place),
         22..24 => operators::mla_append(&mut rng, place),
         24..26 => operators::mla_gather(&mut rng, place),
+        26..28 => index::case(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {

@@ -16,8 +16,8 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, images, launches, mla, mla_cache, mla_context,
-    mla_few, operators, projections, split_keys,
+    backend, cascade, choice, context_parallel, images, index, launches, mla, mla_cache,
+    mla_context, mla_few, operators, projections, split_keys,
 };
 
 /// The driver library that a process finds.
@@ -397,6 +397,15 @@ pub const CASES: &[Case<Setup>] = &[
         "operator_mla_gather_of_no_requests",
         BACKEND,
         mla_cache::gather_of_no_requests,
+    ),
+    case("operator_batch_lengths", BACKEND, index::batch_lengths),
+    case("operator_kv_indices", BACKEND, index::kv_indices),
+    case("operator_block_table", BACKEND, index::block_table),
+    case("operator_slot_mapping", BACKEND, index::slot_mapping),
+    case(
+        "operator_draft_kv_indices",
+        BACKEND,
+        index::draft_kv_indices,
     ),
     case("operator_cp_reorder", BACKEND, context_parallel::reorder),
     case("operator_cp_correct", BACKEND, context_parallel::correct),

@@ -12,6 +12,7 @@ mod fixture;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod images;
+mod index;
 mod launches;
 mod mla;
 mod mla_cache;
