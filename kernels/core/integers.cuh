@@ -95,9 +95,10 @@ __device__ __forceinline__ i64 tokens_of_row(const FolioTokenRows &rows) {
 __device__ __forceinline__ i64 slot_of(const FolioTokenRows &rows, i64 row, u32 token) {
     const u32 column = divide(token, rows.page_size);
     const i64 page = get(rows.table, row, column);
-    // Beyond, the product would be no number.
-    const i64 most = 0x7fffffffffffffffll >> 31;
-    return page < 0 || page > most ? -1 : page * rows.page_size.divisor + (token - column * rows.page_size.divisor);
+    // Beyond int64 there is no slot: the high half says so, or the sum's sign.
+    if (page < 0 || __umul64hi(page, rows.page_size.divisor) != 0) return -1;
+    const u64 first = static_cast<u64>(page) * rows.page_size.divisor;
+    return static_cast<i64>(first + (token - column * rows.page_size.divisor));
 }
 
 }  // namespace folio

@@ -146,6 +146,8 @@ impl Rows {
     fn resident<'m>(&self, memory: &'m dyn Memory) -> ResidentRows<'m> {
         let shape = [self.rows, self.columns];
         let mut table = Image::poisoned(View::gapped(self.dtype, &shape, &[self.gap, 0], 0));
+        // What lies between rows is an id: whoever reads it gives a slot.
+        table.bytes.fill(0x01);
         for row in 0..self.rows {
             for column in 0..self.columns {
                 table.put(&[row, column], self.entry(row, column) as u64);

@@ -208,7 +208,7 @@ pub fn indices_beyond_the_tensors() {
             for by_len in [false, true] {
                 let new_tokens = NewTokens {
                     rows: rows.clone(),
-                    requests: vec![[5, 2], [3, 60], [0, -7], [2, 40], [4, 4], [1, 1000]],
+                    requests: vec![[5, 2], [3, 60], [0, -7], [2, 41], [4, 4], [1, 1000]],
                     by_len,
                     with_positions: true,
                     dtypes: INTEGERS,
@@ -223,14 +223,14 @@ pub fn indices_beyond_the_tensors() {
         assert_eq!(short.check(&*device, &DeviceMemory), Ok(()), "{spare}");
     }
     // The slots of some drafts are beyond the columns.
-    let mut narrow = drafts(37, DraftSlots::Paged(16), 0);
-    narrow.rows.columns -= 40;
-    let columns = narrow.rows.columns;
-    narrow
-        .kv_len
-        .iter_mut()
-        .for_each(|len| *len = (*len).min(columns));
-    assert_eq!(narrow.check(&*device, &DeviceMemory), Ok(()));
+    for missing in [1, 40] {
+        let mut narrow = drafts(37, DraftSlots::Paged(16), 0);
+        narrow.rows.columns -= missing;
+        let columns = narrow.rows.columns;
+        let lens = narrow.kv_len.iter_mut();
+        lens.for_each(|len| *len = (*len).min(columns));
+        assert_eq!(narrow.check(&*device, &DeviceMemory), Ok(()), "{missing}");
+    }
 }
 
 /// Lengths, then lists and slots of them, as a graph over changing lengths.
