@@ -4,7 +4,9 @@
 mod common;
 
 use common::door::{DOORS, Session};
-use common::index::{Drafts, Lengths, Listing, Lists, NewTokens, Rows, list, numbers};
+use common::index::{
+    Drafts, Lengths, Listing, Lists, NewTokens, Rows, check_far_slots, list, numbers,
+};
 use common::memory::{HostMemory, Image, Resident, View};
 use common::random;
 use folio::api::{Stream, Target};
@@ -419,30 +421,10 @@ fn many_long_rows() {
     }
 }
 
-/// A slot that int32 cannot hold is none; int64 holds it.
 #[test]
-fn slots_beyond_int32() {
-    let pages = table(&[&[i64::from(i32::MAX), 1]]);
-    let (kv_len, new) = (of(&[40]), of(&[40]));
-    let (short, long) = (blank(DType::I32, &[40]), blank(DType::I64, &[40]));
+fn far_slots() {
     for session in sessions() {
-        for output in [&short, &long] {
-            let args = SlotMappingArgs {
-                rows: TokenRows {
-                    table: pages.tensor(),
-                    row_ids: None,
-                    page_size: 32,
-                },
-                queries: QueryRows::Len(new.tensor()),
-                kv_len: kv_len.tensor(),
-                slot_mapping: output.tensor(),
-                positions: None,
-            };
-            session.slot_mapping(&args, Stream::default()).unwrap();
-        }
-        assert_eq!(is(&short)[30..34], [-1, -1, 32, 33]);
-        let first = 32 * i64::from(i32::MAX);
-        assert_eq!(is(&long)[30..34], [first + 30, first + 31, 32, 33]);
+        assert_eq!(check_far_slots(&*session, &HostMemory), Ok(()));
     }
 }
 

@@ -448,6 +448,52 @@ impl NewTokens {
     }
 }
 
+/// Pages whose slots the types of slot_mapping cannot hold: those are none.
+pub fn check_far_slots(session: &dyn Session, memory: &dyn Memory) -> Result<(), String> {
+    let pages = [
+        i64::from(i32::MAX),
+        1,
+        1 << 57,
+        (1 << 58) - 1,
+        1 << 58,
+        i64::MAX,
+    ];
+    let page_size = 32;
+    let count = pages.len() as i64 * page_size;
+    let table = Resident::new(
+        memory,
+        Image::of_bits(DType::I64, &[1, 6], pages.map(|p| p as u64)),
+    );
+    let len = Resident::new(memory, list(DType::I64, &[count]));
+    for (dtype, most) in [(DType::I32, i64::from(i32::MAX)), (DType::I64, i64::MAX)] {
+        let slot = |token: i64| {
+            let page = i128::from(pages[(token / page_size) as usize]);
+            let slot = page * i128::from(page_size) + i128::from(token % page_size);
+            if slot > i128::from(most) {
+                -1
+            } else {
+                slot as i64
+            }
+        };
+        let slots: Vec<i64> = (0..count).map(slot).collect();
+        let slot_mapping = Output::list(memory, "slot_mapping", (dtype, count), &slots);
+        let args = SlotMappingArgs {
+            rows: TokenRows {
+                table: table.tensor(),
+                row_ids: None,
+                page_size: page_size as u32,
+            },
+            queries: QueryRows::Len(len.tensor()),
+            kv_len: len.tensor(),
+            slot_mapping: slot_mapping.memory.tensor(),
+            positions: None,
+        };
+        (session.slot_mapping(&args, Stream::default())).map_err(|err| err.to_string())?;
+        slot_mapping.check()?;
+    }
+    Ok(())
+}
+
 /// Drafts with branches.
 #[derive(Debug, Clone)]
 pub struct Drafts {

@@ -1,7 +1,9 @@
 //! Indices of batches on the device: what comes out token by token, batches of thousands of requests, lengths that lie, and
 //! a captured chain.
 
-use crate::common::index::{Drafts, Lengths, Listing, Lists, NewTokens, Rows, list, numbers};
+use crate::common::index::{
+    Drafts, Lengths, Listing, Lists, NewTokens, Rows, check_far_slots, list, numbers,
+};
 use crate::common::memory::{Image, Resident, View};
 use crate::common::values::mix;
 use crate::gpu::{self, DeviceMemory};
@@ -119,6 +121,7 @@ pub fn block_table() {
 
 pub fn slot_mapping() {
     let device = session();
+    assert_eq!(check_far_slots(&*device, &DeviceMemory), Ok(()));
     for requests in BATCHES {
         for (columns, page_size, by_len) in [(300, 1, false), (20, 16, true), (40, 24, false)] {
             let rows = rows(requests, columns, page_size);
