@@ -19,7 +19,8 @@ __device__ __forceinline__ i64 kind_of(const Params &p, u32 b) {
 }
 
 template <class Length>
-__device__ __forceinline__ void put_sums(const Params &p, const FolioIntegers &indptr, u32 first, const Length &length) {
+__device__ __forceinline__ void put_sums(const Params &p, const FolioIntegers &indptr, u32 first,
+                                         const Length &length) {
     const u32 at = first + threadIdx.x;
     const i64 before = sum_before(min(first, p.batch_size), length);
     const i64 sum = before + block_exclusive(at < p.batch_size ? length(at) : 0);

@@ -48,8 +48,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
         }
     }
     const i64 row = is_request ? row_of(p.rows, b) : -1;
-    for (i64 i = part * FOLIO_THREADS + threadIdx.x; i < count && before + i < capacity;
-         i += p.parts * FOLIO_THREADS) {
+    for (i64 i = part * FOLIO_THREADS + threadIdx.x; i < count && before + i < capacity; i += p.parts * FOLIO_THREADS) {
         const i64 entry = i < keys ? i : entry_of(p, keys, i - keys, branch);
         const bool is_there = row >= 0 && entry < p.rows.table.columns;
         put_id(p.kv_indices, step, before + i, is_there ? get(p.rows.table, row, entry) : -1);

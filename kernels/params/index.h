@@ -6,9 +6,9 @@
 
 // A table of int32 or int64. A list is its one row.
 struct FolioIntegers {
-    void *data;                     // or null
+    void *data;                       // or null
     folio_i64 rows, columns, stride;  // between rows
-    folio_u32 bytes;                // of a number: 4 or 8
+    folio_u32 bytes;                  // of a number: 4 or 8
     folio_u32 reserved;
 };
 
