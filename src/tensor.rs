@@ -376,18 +376,33 @@ impl Tensor {
         unsafe { crate::dtype::store(self.address as *mut u8, self.dtype, offset, value) }
     }
 
-    /// Stores an integer as element `index`; for host tensors of int32 and int64. Bounds are checked.
+    /// Element `index` of int32 or int64; for host tensors. Bounds are checked.
+    #[allow(unsafe_code)]
+    pub fn integer(&self, index: &[i64]) -> i64 {
+        let offset = self.offset(index);
+        // SAFETY: as in `get`; the constructor checked the alignment.
+        unsafe {
+            match self.dtype {
+                DType::I32 => (self.address as *const i32).offset(offset).read().into(),
+                DType::I64 => (self.address as *const i64).offset(offset).read(),
+                dtype => panic!("{dtype} is no integer"),
+            }
+        }
+    }
+
+    /// Stores an element of int32 or int64, which must hold `value`; for host tensors. Bounds are checked.
     #[allow(unsafe_code)]
     pub fn set_integer(&self, index: &[i64], value: i64) {
         let offset = self.offset(index);
-        // SAFETY: as in `set`; the constructor checked the alignment.
+        // SAFETY: as in `set`.
         unsafe {
             match self.dtype {
-                DType::I32 => (self.address as *mut i32)
-                    .offset(offset)
-                    .write(value as i32),
+                DType::I32 => {
+                    let value = i32::try_from(value).expect("a number of int32");
+                    (self.address as *mut i32).offset(offset).write(value);
+                }
                 DType::I64 => (self.address as *mut i64).offset(offset).write(value),
-                other => panic!("{other} holds no integers"),
+                dtype => panic!("{dtype} is no integer"),
             }
         }
     }

@@ -3242,6 +3242,430 @@ folio_status folio_tree_mask(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup index Indices of a batch
+ * From what schedulers keep (block tables, tables of slots, lengths) to what attention and caches are given (kv_indptr,
+ * kv_indices, slot_mapping), and back. Tensors are int32 or int64, each of its own, and lie on the context's device. A
+ * number per request is `[batch_size]` or `[batch_size, 1]`.
+ *
+ * On the host lengths that do not fit are refused. On a device kernels read them: nothing waits for them, and what does
+ * not fit the tensors is cut off. Every operator is one launch there, which a graph can capture.
+ * @{
+ */
+
+/**
+ * The request has no new tokens.
+ */
+#define FOLIO_ROW_INACTIVE 0
+
+/**
+ * The request has new tokens and encoder_len above 0: a prompt, or a part of it.
+ */
+#define FOLIO_ROW_PREFILL 1
+
+/**
+ * Any other request with new tokens.
+ */
+#define FOLIO_ROW_DECODE 2
+
+/**
+ * The slot of step i and branch t is entry `kv_len + i · topk + t`.
+ */
+#define FOLIO_DRAFT_STEP_MAJOR 0
+
+/**
+ * The slot of step i and branch t is entry `kv_len + t · num_steps + i`.
+ */
+#define FOLIO_DRAFT_BRANCH_MAJOR 1
+
+/**
+ * Every branch has whole pages: with `r = kv_len % page_size`, the slot of step i and branch t is entry
+ * `kv_len - r + t · ceil((r + num_steps) / page_size) · page_size + r + i`.
+ */
+#define FOLIO_DRAFT_PAGED 2
+
+/**
+ * Lengths of a step, and what follows from them: vLLM's query_start_loc and seq_lens, SGLang's qo_indptr and kv_indptr,
+ * and FastDeploy's lengths, of which seq_lens_this_time is qo_len, seq_lens_decoder is cached_len and seq_lens_encoder is
+ * encoder_len. For cumulative lengths alone, give them as qo_len and take qo_indptr.
+ *
+ * Outputs may be longer than the batch, as those of CUDA graphs are: cumulative lengths then stay at their last value,
+ * and the others are 0. At least one output is not NULL.
+ */
+typedef struct folio_batch_lengths_args {
+    /**
+     * sizeof(folio_batch_lengths_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[batch_size]` new tokens of each request, 0 or more. A request without any is inactive. A negative number on a
+     * device counts as 0.
+     */
+    const folio_tensor *qo_len;
+    /**
+     * `[batch_size]` tokens in the cache before the new ones, 0 or more; NULL: none; for kv_len and kv_indptr only.
+     */
+    const folio_tensor *cached_len;
+    /**
+     * `[batch_size]`: above 0 where new tokens are of a prompt; for row_kind, and only for it.
+     */
+    const folio_tensor *encoder_len;
+    /**
+     * Output: `[batch_size + 1 or more]` new tokens before each request; or NULL. An int32 sum beyond int32 is refused
+     * on the host and saturates on a device.
+     */
+    const folio_tensor *qo_indptr;
+    /**
+     * Output: `[batch_size or more]` `cached_len + qo_len` of active requests and 0 of others; or NULL.
+     */
+    const folio_tensor *kv_len;
+    /**
+     * Output: `[batch_size + 1 or more]` the same summed up, as qo_indptr; or NULL.
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * Output: `[batch_size or more]` FOLIO_ROW_…; or NULL.
+     */
+    const folio_tensor *row_kind;
+} folio_batch_lengths_args;
+
+/**
+ * A table of pages or slots, to be listed request by request: vLLM's block table as FlashInfer's kv_indptr, kv_indices
+ * and last_page_len, and SGLang's req_to_token as its kv_indptr and kv_indices (create_flashinfer_kv_indices).
+ *
+ * Index n of a request stands for its tokens from `n · indices_page_size` on. It is the slot of the first of them (its
+ * entry's id times page_size, plus its place in the page) divided by indices_page_size, rounded down. So pages may be
+ * listed as they are, or as slots (indices_page_size 1), and a table of slots (page_size 1) may be listed as pages, if
+ * the tokens of a page have neighbouring slots.
+ *
+ * A negative entry gives -1, and so does an index that the type of kv_indices cannot hold.
+ */
+typedef struct folio_kv_indices_args {
+    /**
+     * sizeof(folio_kv_indices_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[rows, columns]` page ids, or slots where page_size is 1; rows may be strided. Without row_ids there is a row per
+     * request, or more. Entries of tokens that are not listed are not read.
+     */
+    const folio_tensor *block_table;
+    /**
+     * `[batch_size]` row of each request, SGLang's req_pool_indices; NULL: its own number. One beyond the table is
+     * refused on the host; on a device the request is empty.
+     */
+    const folio_tensor *row_ids;
+    /**
+     * `[batch_size]` tokens of each request. More than a row has entries for are refused on the host and cut off on a
+     * device.
+     */
+    const folio_tensor *kv_len;
+    /**
+     * `[batch_size]` first token that is listed, 0 to kv_len; NULL: 0.
+     */
+    const folio_tensor *kv_start;
+    /**
+     * Output: `[batch_size + 1 or more]` indices before each request; beyond the batch, of all.
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * Output: `[capacity]`; what is left of it is not written. Too little room is refused on the host. On a device the
+     * list ends there, and kv_indptr says so.
+     */
+    const folio_tensor *kv_indices;
+    /**
+     * Output: `[batch_size or more]` tokens in the last listed page, 0 where there is none; or NULL.
+     */
+    const folio_tensor *last_page_len;
+    /**
+     * Tokens per entry of block_table, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * Tokens per index: a divisor or a multiple of page_size; 1: slots. 0: page_size.
+     */
+    uint32_t indices_page_size;
+    /**
+     * Only so many last tokens are listed, from the page of the first of them on. 0: all.
+     */
+    uint32_t window;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_kv_indices_args;
+
+/**
+ * A list of pages or slots, to be turned into a block table.
+ */
+typedef struct folio_block_table_args {
+    /**
+     * sizeof(folio_block_table_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[batch_size + 1]` indices before each request, from 0 on.
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * `[n]`.
+     */
+    const folio_tensor *kv_indices;
+    /**
+     * Output: `[batch_size or more, columns]`; rows may be strided. More indices than columns are refused on the host
+     * and cut off on a device. An index that its type cannot hold, or a negative one, gives -1.
+     */
+    const folio_tensor *block_table;
+    /**
+     * What entries get that no index stands for, those of rows beyond the batch among them: -1, or what the host takes.
+     */
+    int32_t fill;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_block_table_args;
+
+/**
+ * Where new tokens go: vLLM's and FastDeploy's slot_mapping and positions (get_position_ids_and_slot_mapping). The new
+ * tokens of a request are its last ones: token i of them has position `kv_len - qo_len + i` and slot
+ * `id · page_size + position % page_size`, where id is entry `position / page_size` of the request's row.
+ *
+ * A negative entry gives slot -1, and so does a slot that the type of slot_mapping cannot hold. Elements beyond the new
+ * tokens become -1 in both outputs.
+ */
+typedef struct folio_slot_mapping_args {
+    /**
+     * sizeof(folio_slot_mapping_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * As in folio_kv_indices_args.
+     */
+    const folio_tensor *block_table;
+    /**
+     * As in folio_kv_indices_args. On a device the tokens of a request without a row have slot -1.
+     */
+    const folio_tensor *row_ids;
+    /**
+     * `[batch_size + 1]` new tokens before each request, from 0 on; or NULL with qo_len.
+     */
+    const folio_tensor *qo_indptr;
+    /**
+     * `[batch_size]` new tokens of each request; or NULL with qo_indptr.
+     */
+    const folio_tensor *qo_len;
+    /**
+     * `[batch_size]` tokens of each request, the new ones included: qo_len or more, up to what a row has entries for. On
+     * a device tokens outside have slot -1, and position -1 where it would be negative.
+     */
+    const folio_tensor *kv_len;
+    /**
+     * Output: `[num_tokens or more]`. Too little room is refused on the host and leaves tokens out on a device.
+     */
+    const folio_tensor *slot_mapping;
+    /**
+     * Output: as many; or NULL.
+     */
+    const folio_tensor *positions;
+    /**
+     * Tokens per entry of block_table, 1 or more.
+     */
+    uint32_t page_size;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_slot_mapping_args;
+
+/**
+ * The lists of slots for all steps of a draft with branches: kv_indptr and kv_indices of SGLang's multi-step draft
+ * decoding. Step s has a request per branch, `b · topk + t`. Its slots are those of the kv_len tokens of request b, then
+ * those of the tokens that branch t drafted in steps 0 to s.
+ *
+ * A negative entry gives -1, and so does a slot that the type of kv_indices cannot hold.
+ */
+typedef struct folio_draft_kv_indices_args {
+    /**
+     * sizeof(folio_draft_kv_indices_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * `[rows, columns]` slots; rows may be strided. Without row_ids there is a row per request, or more.
+     */
+    const folio_tensor *req_to_token;
+    /**
+     * As in folio_kv_indices_args.
+     */
+    const folio_tensor *row_ids;
+    /**
+     * `[batch_size]` tokens of each request, without drafts. Where the drafts end beyond the columns it is refused on the
+     * host; on a device slots beyond them are -1.
+     */
+    const folio_tensor *kv_len;
+    /**
+     * Output: `[steps, batch_size · topk + 1 or more]` slots before each branch; beyond the batch, of all.
+     */
+    const folio_tensor *kv_indptr;
+    /**
+     * Output: `[steps, capacity]`, as kv_indices in folio_kv_indices_args.
+     */
+    const folio_tensor *kv_indices;
+    /**
+     * Branches of each request, 1 to 65535.
+     */
+    uint32_t topk;
+    /**
+     * Steps that branches have slots for: those of kv_indptr or more, up to 65535. 0: those of kv_indptr.
+     */
+    uint32_t num_steps;
+    /**
+     * Slots per page with FOLIO_DRAFT_PAGED; else 0.
+     */
+    uint32_t page_size;
+    /**
+     * Where drafted tokens stand in a row: FOLIO_DRAFT_…
+     */
+    int32_t slot_layout;
+} folio_draft_kv_indices_args;
+
+/**
+ * Computes cumulative lengths and what else follows from the lengths of a step.
+ *
+ * On CUDA the kernel reads the lengths. The first call on a context
+ * loads code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the
+ * outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and numbers
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say; outputs overlap nothing.
+ * Concurrent use is fine with different outputs.
+ */
+folio_status folio_batch_lengths(const folio_context *ctx,
+                                 const folio_batch_lengths_args *args,
+                                 void *stream,
+                                 folio_error *err);
+
+/**
+ * Lists the pages or slots of every request's tokens.
+ *
+ * On CUDA the kernel reads lengths and table. The first call on a context
+ * loads code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the
+ * outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and numbers
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say; outputs overlap nothing.
+ * Concurrent use is fine with different outputs.
+ */
+folio_status folio_kv_indices(const folio_context *ctx,
+                              const folio_kv_indices_args *args,
+                              void *stream,
+                              folio_error *err);
+
+/**
+ * Makes a block table of a list.
+ *
+ * On CUDA the kernel reads the list. The first call on a context
+ * loads code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the
+ * outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and numbers
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say; outputs overlap nothing.
+ * Concurrent use is fine with different outputs.
+ */
+folio_status folio_block_table(const folio_context *ctx,
+                               const folio_block_table_args *args,
+                               void *stream,
+                               folio_error *err);
+
+/**
+ * Finds the slots and positions of new tokens.
+ *
+ * On CUDA the kernel reads lengths and table. The first call on a context
+ * loads code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the
+ * outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and numbers
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say; outputs overlap nothing.
+ * Concurrent use is fine with different outputs.
+ */
+folio_status folio_slot_mapping(const folio_context *ctx,
+                                const folio_slot_mapping_args *args,
+                                void *stream,
+                                folio_error *err);
+
+/**
+ * Lists the slots of every branch of a draft for each of its steps.
+ *
+ * On CUDA the kernel reads lengths and table. The first call on a context
+ * loads code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the
+ * outputs are complete on return.
+ *
+ * @param ctx the device
+ * @param args tensors and numbers
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say; outputs overlap nothing.
+ * Concurrent use is fine with different outputs.
+ */
+folio_status folio_draft_kv_indices(const folio_context *ctx,
+                                    const folio_draft_kv_indices_args *args,
+                                    void *stream,
+                                    folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup figures Figures
  * Pure functions of numbers on the host: tokens of ranks and of chunks, and what the planners of other libraries make of
  * a batch. All arrays are the caller's, with their capacities, and lie on the host.
@@ -3590,6 +4014,226 @@ folio_status folio_num_kv_splits(const folio_num_kv_splits_args *args,
  */
 folio_status folio_split_decodes_and_prefills(const folio_split_decodes_and_prefills_args *args,
                                               folio_error *err);
+
+/**
+ * Every request gets the most splits.
+ */
+#define FOLIO_BALANCED_KV_SPLITS_STATIC 1
+
+/**
+ * The model uses ALiBi.
+ */
+#define FOLIO_USE_CASCADE_ALIBI 1
+
+/**
+ * A layer has a sliding window.
+ */
+#define FOLIO_USE_CASCADE_SLIDING_WINDOW 2
+
+/**
+ * A layer attends locally.
+ */
+#define FOLIO_USE_CASCADE_LOCAL_ATTENTION 4
+
+/**
+ * Ranks share the keys.
+ */
+#define FOLIO_USE_CASCADE_CONTEXT_PARALLEL 8
+
+/**
+ * Splits of the keys of decode requests as SGLang's Triton backend makes them (get_num_kv_splits). Lengths within a
+ * quarter of each other count as equal. Others are cut to about the shortest; and the more the fewer rows there are for
+ * the multiprocessors. The larger of the two numbers counts.
+ */
+typedef struct folio_balanced_kv_splits_args {
+    /**
+     * sizeof(folio_balanced_kv_splits_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_BALANCED_KV_SPLITS_STATIC or 0.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Rows of each request: branches of a draft. 0: 1.
+     */
+    uint32_t num_group;
+    /**
+     * Query heads, a multiple of num_kv_heads.
+     */
+    uint32_t num_heads;
+    /**
+     * KV heads.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Multiprocessors of the device. 0: every request gets the most splits.
+     */
+    uint32_t num_sms;
+    /**
+     * Most splits of a request. 0: 8.
+     */
+    uint32_t max_splits;
+    /**
+     * `[num_requests]` keys of each, 1 or more.
+     */
+    const int32_t *seq_lens;
+    /**
+     * Output: `[num_requests, num_group]`.
+     */
+    int32_t *out;
+    /**
+     * Numbers that out has room for.
+     */
+    uint64_t capacity;
+} folio_balanced_kv_splits_args;
+
+/**
+ * vLLM's use_cascade_attention: whether its FlashAttention backend would attend a prefix that all requests share once.
+ * folio_cascade decides by itself.
+ */
+typedef struct folio_use_cascade_args {
+    /**
+     * sizeof(folio_use_cascade_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_USE_CASCADE_…: each of them rules a cascade out.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Keys that all of them share.
+     */
+    uint32_t common_prefix_len;
+    /**
+     * Query heads, a multiple of num_kv_heads.
+     */
+    uint32_t num_heads;
+    /**
+     * KV heads.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Multiprocessors of the device, 1 or more.
+     */
+    uint32_t num_sms;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * `[num_requests]` query rows of each, 0 or more.
+     */
+    const int32_t *query_lens;
+    /**
+     * Output: 1: yes; 0: no.
+     */
+    uint32_t *out;
+} folio_use_cascade_args;
+
+/**
+ * The order that vLLM's backends want a batch in (reorder_batch).
+ *
+ * Without context_lens, as in its first releases, decodes come first: requests with up to decode_threshold rows. The
+ * last decodes change places with the first prefills.
+ *
+ * With context_lens, as in later ones (reorder_batch_to_split_decodes_and_prefills), decodes come first: requests with up
+ * to decode_threshold rows and a context; then other requests with a context; then those without. Only requests that
+ * stand in the wrong region move. Those of a region fill its free places in their order.
+ */
+typedef struct folio_reorder_batch_args {
+    /**
+     * sizeof(folio_reorder_batch_args).
+     */
+    uint32_t struct_size;
+    /**
+     * 0.
+     */
+    uint32_t flags;
+    /**
+     * Requests.
+     */
+    uint32_t num_requests;
+    /**
+     * Most query rows of a decode.
+     */
+    uint32_t decode_threshold;
+    /**
+     * `[num_requests]` query rows of each, 0 or more.
+     */
+    const int32_t *query_lens;
+    /**
+     * `[num_requests]` tokens in the cache before the new ones, 0 or more; or NULL.
+     */
+    const int32_t *context_lens;
+    /**
+     * Output: `[num_requests]`: where the request of each place stood before.
+     */
+    int32_t *order;
+    /**
+     * Numbers that order has room for.
+     */
+    uint64_t order_capacity;
+    /**
+     * Output: `[num_swaps, 2]` places to be swapped, one pair after the other, which makes the order; or NULL.
+     */
+    int32_t *swaps;
+    /**
+     * Numbers that swaps has room for; `2 · num_requests` is always enough.
+     */
+    uint64_t swaps_capacity;
+    /**
+     * Output: the number of pairs.
+     */
+    uint32_t *num_swaps;
+} folio_reorder_batch_args;
+
+/**
+ * Says into how many splits SGLang cuts the keys of decode requests.
+ *
+ * @param args lengths, sizes and output
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the output overlaps nothing. Any thread, any time.
+ */
+folio_status folio_balanced_kv_splits(const folio_balanced_kv_splits_args *args,
+                                      folio_error *err);
+
+/**
+ * Says whether vLLM would attend a shared prefix once.
+ *
+ * @param args lengths, sizes and output
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the output overlaps nothing. Any thread, any time.
+ */
+folio_status folio_use_cascade(const folio_use_cascade_args *args,
+                               folio_error *err);
+
+/**
+ * Says in which order vLLM's backends want a batch.
+ *
+ * @param args lengths and outputs
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD; then nothing was written
+ *
+ * # Safety
+ * The struct and its arrays are as the fields say; the outputs overlap nothing. Any thread, any time.
+ */
+folio_status folio_reorder_batch(const folio_reorder_batch_args *args,
+                                 folio_error *err);
 
 /** @} */
 
@@ -3998,6 +4642,56 @@ typedef struct folio_api {
                               const folio_kv_gather_args *args,
                               void *stream,
                               folio_error *err);
+    /**
+     * folio_balanced_kv_splits
+     */
+    folio_status (*balanced_kv_splits)(const folio_balanced_kv_splits_args *args,
+                                       folio_error *err);
+    /**
+     * folio_use_cascade
+     */
+    folio_status (*use_cascade)(const folio_use_cascade_args *args,
+                                folio_error *err);
+    /**
+     * folio_reorder_batch
+     */
+    folio_status (*reorder_batch)(const folio_reorder_batch_args *args,
+                                  folio_error *err);
+    /**
+     * folio_batch_lengths
+     */
+    folio_status (*batch_lengths)(const folio_context *ctx,
+                                  const folio_batch_lengths_args *args,
+                                  void *stream,
+                                  folio_error *err);
+    /**
+     * folio_kv_indices
+     */
+    folio_status (*kv_indices)(const folio_context *ctx,
+                               const folio_kv_indices_args *args,
+                               void *stream,
+                               folio_error *err);
+    /**
+     * folio_block_table
+     */
+    folio_status (*block_table)(const folio_context *ctx,
+                                const folio_block_table_args *args,
+                                void *stream,
+                                folio_error *err);
+    /**
+     * folio_slot_mapping
+     */
+    folio_status (*slot_mapping)(const folio_context *ctx,
+                                 const folio_slot_mapping_args *args,
+                                 void *stream,
+                                 folio_error *err);
+    /**
+     * folio_draft_kv_indices
+     */
+    folio_status (*draft_kv_indices)(const folio_context *ctx,
+                                     const folio_draft_kv_indices_args *args,
+                                     void *stream,
+                                     folio_error *err);
 } folio_api;
 
 /**

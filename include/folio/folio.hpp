@@ -280,6 +280,41 @@ public:
         report.check(api().tree_mask(get(), &args, stream, report.get()));
     }
 
+    /** Computes cumulative lengths and what else follows from the lengths of a step. */
+    void batch_lengths(const folio_batch_lengths_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().batch_lengths(get(), &args, stream, report.get()));
+    }
+
+    /** Lists the pages or slots of every request's tokens. */
+    void kv_indices(const folio_kv_indices_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().kv_indices(get(), &args, stream, report.get()));
+    }
+
+    /** Makes a block table of a list. */
+    void block_table(const folio_block_table_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().block_table(get(), &args, stream, report.get()));
+    }
+
+    /** Finds the slots and positions of new tokens. */
+    void slot_mapping(const folio_slot_mapping_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().slot_mapping(get(), &args, stream, report.get()));
+    }
+
+    /** Lists the slots of every branch of a draft for each of its steps. */
+    void draft_kv_indices(const folio_draft_kv_indices_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().draft_kv_indices(get(), &args, stream, report.get()));
+    }
+
     /** The functions that this context was made by. */
     const folio_api &api() const noexcept { return *context_.get_deleter().api; }
     /** For calls of folio.h. */

@@ -302,14 +302,14 @@ fn ranks(world_size: u32, interleave: u32) -> Result<Ranks> {
     })
 }
 
-fn positive(name: &str, value: u32) -> Result<u64> {
+pub(super) fn positive(name: &str, value: u32) -> Result<u64> {
     match value {
         0 => Err(invalid(format!("{name}: 0 is not accepted; 1 or more is"))),
         _ => Ok(value.into()),
     }
 }
 
-fn not_negative(name: &str, values: &[i32]) -> Result<()> {
+pub(super) fn not_negative(name: &str, values: &[i32]) -> Result<()> {
     match values.iter().position(|&value| value < 0) {
         None => Ok(()),
         Some(at) => Err(invalid(format!(
@@ -319,7 +319,7 @@ fn not_negative(name: &str, values: &[i32]) -> Result<()> {
     }
 }
 
-fn room(name: &str, is: usize, wanted: usize) -> Result<()> {
+pub(super) fn room(name: &str, is: usize, wanted: usize) -> Result<()> {
     match is >= wanted {
         true => Ok(()),
         false => Err(invalid(format!(
@@ -328,6 +328,6 @@ fn room(name: &str, is: usize, wanted: usize) -> Result<()> {
     }
 }
 
-fn invalid(message: String) -> Error {
+pub(super) fn invalid(message: String) -> Error {
     Error::InvalidArgument(message)
 }

@@ -15,12 +15,14 @@ mod desc;
 mod figures;
 mod gather;
 mod gathered;
+mod index;
 mod largest;
 mod merge;
 mod mla;
 mod mla_cache;
 mod mla_context;
 mod parts;
+mod peers;
 mod planned;
 mod projection;
 mod shared_prefixes;
@@ -40,9 +42,13 @@ pub use figures::{
     split_decodes_and_prefills,
 };
 pub use gather::gather;
+pub use index::{batch_lengths, block_table, draft_kv_indices, kv_indices, slot_mapping};
 pub use merge::{merge, merge_states, merge_varlen};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;
+pub use peers::{
+    BalancedKvSplits, ReorderBatch, UseCascade, balanced_splits, reorder_batch, use_cascade,
+};
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};
 pub use shared_prefixes::{FindSharedPrefixes, SharedPrefixes, find_shared_prefixes};
 pub use tree::tree_mask;

@@ -4,6 +4,8 @@
 
 mod attention;
 mod cache;
+mod host_index;
+mod index;
 mod merge;
 mod projection;
 mod refusal;
@@ -15,6 +17,7 @@ mod workspace;
 
 pub use attention::{Attention, AttentionOps};
 pub use cache::CacheOps;
+pub use index::IndexOps;
 pub use merge::MergeOps;
 pub use projection::ProjectionOps;
 pub use registry::{Target, cuda_device_count, open};
@@ -27,7 +30,15 @@ use crate::tensor::Device;
 
 /// All operators on one device. A subject that a backend leaves out is an empty `impl` of its trait.
 pub trait Backend:
-    AttentionOps + CacheOps + MergeOps + ProjectionOps + TreeOps + Send + Sync + std::fmt::Debug
+    AttentionOps
+    + CacheOps
+    + IndexOps
+    + MergeOps
+    + ProjectionOps
+    + TreeOps
+    + Send
+    + Sync
+    + std::fmt::Debug
 {
     /// The device that tensors must live on.
     fn device(&self) -> Device;
@@ -44,6 +55,7 @@ mod tests {
     struct Empty;
     impl AttentionOps for Empty {}
     impl CacheOps for Empty {}
+    impl IndexOps for Empty {}
     impl MergeOps for Empty {}
     impl ProjectionOps for Empty {}
     impl TreeOps for Empty {}

@@ -22,7 +22,7 @@ mod x86;
 pub use isa::Isa;
 
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, TreeOps,
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, TreeOps,
 };
 use crate::error::{Error, Result};
 use crate::problem::{
@@ -109,6 +109,8 @@ impl CacheOps for CpuBackend {
         context_parallel::reorder(&self.pool, args)
     }
 }
+
+impl IndexOps for CpuBackend {}
 
 impl MergeOps for CpuBackend {
     fn cp_correct(&self, args: &Checked<CpCorrectArgs>, _: Stream) -> Result<()> {

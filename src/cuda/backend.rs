@@ -9,6 +9,7 @@ use super::ops::append::Append;
 use super::ops::context_parallel::ContextParallel;
 use super::ops::copy::Copy;
 use super::ops::gather::Gather;
+use super::ops::index::Index;
 use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
@@ -16,14 +17,16 @@ use super::ops::projection::Projections;
 use super::ops::tree_mask::TreeMask;
 use super::plan::tables::DeviceTables;
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Tables, TreeOps,
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, Tables,
+    TreeOps,
 };
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
-    GatherArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, ProjectArgs, TreeMaskArgs,
+    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, Checked, CopyArgs,
+    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs, KvIndicesArgs,
+    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
+    ProjectArgs, SlotMappingArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 
@@ -41,6 +44,7 @@ pub struct CudaBackend {
     mla_gather: MlaGather,
     context_parallel: ContextParallel,
     tree_mask: TreeMask,
+    index: Index,
 }
 
 impl CudaBackend {
@@ -61,6 +65,7 @@ impl CudaBackend {
             mla_gather: MlaGather::new(&loader, &context),
             context_parallel: ContextParallel::new(&loader, &context),
             tree_mask: TreeMask::new(&loader, &context),
+            index: Index::new(&loader, &context),
             context,
             loader,
         })
@@ -115,6 +120,28 @@ impl CacheOps for CudaBackend {
 
     fn cp_reorder(&self, args: &Checked<CpReorderArgs>, stream: Stream) -> Result<()> {
         self.context_parallel.reorder(args, stream)
+    }
+}
+
+impl IndexOps for CudaBackend {
+    fn batch_lengths(&self, args: &Checked<BatchLengthsArgs>, stream: Stream) -> Result<()> {
+        self.index.batch_lengths(args, stream)
+    }
+
+    fn kv_indices(&self, args: &Checked<KvIndicesArgs>, stream: Stream) -> Result<()> {
+        self.index.kv_indices(args, stream)
+    }
+
+    fn block_table(&self, args: &Checked<BlockTableArgs>, stream: Stream) -> Result<()> {
+        self.index.block_table(args, stream)
+    }
+
+    fn slot_mapping(&self, args: &Checked<SlotMappingArgs>, stream: Stream) -> Result<()> {
+        self.index.slot_mapping(args, stream)
+    }
+
+    fn draft_kv_indices(&self, args: &Checked<DraftKvIndicesArgs>, stream: Stream) -> Result<()> {
+        self.index.draft_kv_indices(args, stream)
     }
 }
 

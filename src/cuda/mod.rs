@@ -12,6 +12,7 @@ pub mod context_parallel_params;
 pub mod copy_params;
 pub mod driver;
 pub mod gather_params;
+pub mod index_params;
 pub mod kernels;
 pub mod merge_params;
 pub mod mla_cache_params;

@@ -191,7 +191,9 @@ mod tests {
     use super::super::tensor::{folio_dtype, folio_tensor};
     use super::*;
     use crate::api::{Context, Workspace, WorkspaceInfo};
-    use crate::backend::{self, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, TreeOps};
+    use crate::backend::{
+        self, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, TreeOps,
+    };
     use crate::dtype::DType;
     use crate::error::Result;
     use crate::log::Logger;
@@ -217,6 +219,7 @@ mod tests {
 
     impl CacheOps for Fragile {}
 
+    impl IndexOps for Fragile {}
     impl MergeOps for Fragile {}
     impl ProjectionOps for Fragile {}
     impl TreeOps for Fragile {}

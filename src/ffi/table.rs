@@ -464,6 +464,72 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_balanced_kv_splits
+    pub balanced_kv_splits: Option<
+        unsafe extern "C" fn(
+            args: *const folio_balanced_kv_splits_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_use_cascade
+    pub use_cascade: Option<
+        unsafe extern "C" fn(
+            args: *const folio_use_cascade_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_reorder_batch
+    pub reorder_batch: Option<
+        unsafe extern "C" fn(
+            args: *const folio_reorder_batch_args,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_batch_lengths
+    pub batch_lengths: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_batch_lengths_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_kv_indices
+    pub kv_indices: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_kv_indices_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_block_table
+    pub block_table: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_block_table_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_slot_mapping
+    pub slot_mapping: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_slot_mapping_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
+    /// folio_draft_kv_indices
+    pub draft_kv_indices: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_draft_kv_indices_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -532,6 +598,14 @@ static API: folio_api = folio_api {
     tree_mask: Some(folio_tree_mask),
     kv_copy: Some(folio_kv_copy),
     kv_gather: Some(folio_kv_gather),
+    balanced_kv_splits: Some(folio_balanced_kv_splits),
+    use_cascade: Some(folio_use_cascade),
+    reorder_batch: Some(folio_reorder_batch),
+    batch_lengths: Some(folio_batch_lengths),
+    kv_indices: Some(folio_kv_indices),
+    block_table: Some(folio_block_table),
+    slot_mapping: Some(folio_slot_mapping),
+    draft_kv_indices: Some(folio_draft_kv_indices),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -1,6 +1,7 @@
 //! Planning: pure functions from lengths and limits to work, and from work to the bytes that workers read. No
 //! device, no clock.
 
+mod batch_order;
 mod capacity;
 mod cascade;
 mod context;
@@ -14,6 +15,7 @@ mod shared_prefixes;
 mod shares;
 mod starts;
 
+pub use batch_order::{BatchOrder, decodes_extends_prefills, decodes_first};
 pub use capacity::{Capacity, Counts};
 pub use cascade::{CascadeScratch, cascade};
 pub use context::{ChunkTables, Ranks, context_tokens, least_workspace};
@@ -21,8 +23,8 @@ pub use context_chunks::{ContextChunks, Piece, default_chunk_tokens, most_chunks
 pub use image::{Layout, PARTS_ALIGNMENT, Regions, write};
 pub use mask_starts::check_mask_starts;
 pub use peers::{
-    BatchSplit, FLASHMLA_RECORD, flashmla_metadata, flashmla_parts, keys_per_split, num_kv_splits,
-    split_decodes_and_prefills,
+    BatchSplit, FLASHMLA_RECORD, Machine, balanced_kv_splits, flashmla_metadata, flashmla_parts,
+    keys_per_split, num_kv_splits, split_decodes_and_prefills, takes_cascade,
 };
 pub use schedule::schedule;
 pub use shared_prefixes::shared_prefixes;

@@ -1,5 +1,6 @@
 //! Figures of other libraries' plans, for hosts that drive their kernels beside Folio's or compare with them:
-//! FlashMLA's tile scheduler, FastDeploy's number of splits, and vLLM's division of a batch into decodes and prefills.
+//! FlashMLA's tile scheduler, FastDeploy's and SGLang's numbers of splits, vLLM's division of a batch into decodes and
+//! prefills, and when it takes a cascade.
 //! Folio's own plans are [`schedule`](super::schedule)'s.
 
 /// Keys of a block of FlashMLA's tile scheduler, and query rows of a tile.
@@ -94,6 +95,66 @@ pub fn num_kv_splits(kv_len: u64, most: u64) -> u64 {
 /// Keys of each of these splits but the last ones, which may have fewer or none: whole blocks of 32.
 pub fn keys_per_split(kv_len: u64, splits: u64) -> u64 {
     kv_len.div_ceil(splits).next_multiple_of(32)
+}
+
+/// Heads and multiprocessors that a peer's heuristic weighs.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Query heads, a multiple of the KV heads.
+    pub num_heads: u64,
+    /// KV heads.
+    pub num_kv_heads: u64,
+    /// Multiprocessors of the device.
+    pub num_sms: u64,
+}
+
+/// Splits of each request's keys as SGLang's get_num_kv_splits makes them, by two rules of which the larger number
+/// counts: lengths that differ are cut to about the shortest, and all rows together fill the device. Lengths are 1 or more.
+pub fn balanced_kv_splits(
+    seq_lens: &[i32],
+    num_group: u64,
+    machine: Machine,
+    most: u64,
+) -> impl Iterator<Item = u64> + '_ {
+    let lens = || seq_lens.iter().map(|&len| len as u64);
+    let longest = lens().max().unwrap_or(1);
+    let shortest = match lens().min().unwrap_or(1) {
+        // A quarter more is as good as equal.
+        shortest if 8 * longest < 10 * shortest => longest,
+        shortest => shortest,
+    };
+    let by_length = longest.div_ceil(longest.div_ceil(shortest).min(most));
+    // Long requests are worth more waves, by the logarithm of their blocks of 64 keys, in float32 as there.
+    let waves = (longest as f32 / 64.0).log2().max(1.0);
+    let blocks = (machine.num_sms as f32 * waves) as u64;
+    let group_size = machine.num_heads / machine.num_kv_heads;
+    let rows_of_request = match group_size {
+        1 => machine.num_heads,
+        _ => machine.num_heads.div_ceil(group_size.min(16)),
+    };
+    let rows = seq_lens.len() as u64 * num_group * rows_of_request;
+    let by_rows = longest.div_ceil(blocks.div_ceil(rows.max(1)).clamp(1, most));
+    lens().map(move |len| len.div_ceil(by_length).max(len.div_ceil(by_rows)))
+}
+
+/// Whether vLLM takes a cascade for requests that share so many keys, where no window and no ALiBi is in the way.
+pub fn takes_cascade(shared: u64, query_lens: &[i32], machine: Machine) -> bool {
+    /// Query rows, and keys, of a tile of the kernels that it compares.
+    const TILE: u64 = 128;
+    let requests = query_lens.len() as u64;
+    if shared < 256 || requests < 8 {
+        return false;
+    }
+    let group_size = machine.num_heads / machine.num_kv_heads;
+    // Only then would split keys be an alternative.
+    if group_size == 1 || query_lens.iter().any(|&len| len != 1) {
+        return true;
+    }
+    let tiles = shared.div_ceil(TILE);
+    let rows = machine.num_heads * requests.div_ceil(TILE);
+    let cascade = rows.div_ceil(machine.num_sms) * tiles;
+    let of_all = requests * machine.num_kv_heads * group_size.div_ceil(TILE) * tiles;
+    cascade < of_all.div_ceil(machine.num_sms)
 }
 
 /// A batch whose decodes come first.
@@ -192,6 +253,44 @@ mod tests {
         assert_eq!(keys_per_split(257, 2), 160);
         assert_eq!(keys_per_split(8193, 32), 288);
         assert_eq!(8193u64.div_ceil(288), 29);
+    }
+
+    fn machine(num_heads: u64, num_kv_heads: u64) -> Machine {
+        Machine {
+            num_heads,
+            num_kv_heads,
+            num_sms: 132,
+        }
+    }
+
+    #[test]
+    fn splits_of_sglang() {
+        let splits = |lens: &[i32], heads, kv_heads, group| {
+            let machine = machine(heads, kv_heads);
+            balanced_kv_splits(lens, group, machine, 8).collect::<Vec<_>>()
+        };
+        assert_eq!(splits(&[1], 32, 8, 1), [1]);
+        assert_eq!(splits(&[100], 32, 8, 1), [8]);
+        assert_eq!(splits(&[1024; 64], 32, 8, 1), [2; 64]);
+        assert_eq!(splits(&[128, 4096], 32, 8, 1), [1, 8]);
+        assert_eq!(splits(&[1000, 1100, 1200], 32, 8, 1), [7, 8, 8]);
+        assert_eq!(splits(&[1, 5000], 128, 1, 1), [1, 8]);
+        assert_eq!(splits(&[100, 3000], 32, 8, 2), [1, 8]);
+        assert_eq!(splits(&[], 32, 8, 1), []);
+    }
+
+    #[test]
+    fn cascades_of_vllm() {
+        let takes = |shared, lens: &[i32], heads, kv_heads| {
+            takes_cascade(shared, lens, machine(heads, kv_heads))
+        };
+        assert!(!takes(255, &[1; 64], 32, 8));
+        assert!(!takes(256, &[1; 7], 32, 32));
+        assert!(!takes(256, &[1; 8], 32, 8));
+        assert!(takes(256, &[1; 8], 32, 32));
+        assert!(takes(4096, &[1; 64], 32, 8));
+        assert!(!takes(4096, &[1; 8], 32, 8));
+        assert!(takes(2048, &[1, 1, 1, 5, 1, 1, 1, 1], 32, 8));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod context_parallel;
 mod copy;
 mod format;
 mod gather;
+mod index;
 mod merge;
 mod mla_cache;
 mod mla_context;
@@ -30,6 +31,10 @@ pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
 pub use copy::{CopyArgs, PagePairs, PagesToCopy};
 pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
 pub use gather::{GatherArgs, GatheredRequests};
+pub use index::{
+    BatchLengthsArgs, BlockTableArgs, DraftKvIndicesArgs, DraftSlots, KvIndicesArgs, QueryRows,
+    RowKind, SlotMappingArgs, TokenRows,
+};
 pub use merge::{MergeArgs, MergeStatesArgs, MergeVarlenArgs};
 pub use mla_cache::{
     DS_MLA_BLOCK, LatentCache, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,

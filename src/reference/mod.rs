@@ -11,7 +11,7 @@ mod mla_cache;
 mod tree;
 
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, TreeOps,
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, TreeOps,
     Workspace, WorkspaceInfo,
 };
 use crate::dtype::DType;
@@ -236,7 +236,7 @@ fn in_custom_mask(
 ) -> bool {
     let start = args
         .custom_mask_indptr
-        .map(|indptr| indptr.as_i64().unwrap_or_default()[b]);
+        .map(|indptr| indptr.integer(&[b as i64]));
     let prefix = request.kv_len - request.qo_len;
     match args.mask_columns {
         MaskColumns::Keys => element(i * request.kv_len + j, start),
@@ -252,7 +252,7 @@ fn check_custom_mask(args: &Checked<AttentionArgs>, request: &Request, b: usize)
     else {
         return Ok(());
     };
-    let start = starts.as_i64().unwrap_or_default()[b];
+    let start = starts.integer(&[b as i64]);
     let elements = match args.mask_columns {
         MaskColumns::NewKeys => request.qo_len * request.qo_len,
         _ => request.qo_len * request.kv_len,
@@ -462,6 +462,8 @@ impl CacheOps for ReferenceBackend {
         context_parallel::reorder(args)
     }
 }
+
+impl IndexOps for ReferenceBackend {}
 
 impl MergeOps for ReferenceBackend {
     fn cp_correct(&self, args: &Checked<CpCorrectArgs>, _: Stream) -> Result<()> {

@@ -10,11 +10,12 @@ use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CacheFormat,
-    CopyArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, Kind, KvLayout, KvStorage, LatentCache,
-    LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, RecordPages, TreeMaskArgs,
-    Unpacking, UpProjectArgs, Window,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, BatchLengthsArgs,
+    BlockTableArgs, CacheFormat, CopyArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs,
+    DraftSlots, GatherArgs, Kind, KvIndicesArgs, KvLayout, KvStorage, LatentCache, LogBase, Mask,
+    MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, QueryRows, RecordPages, SlotMappingArgs,
+    TreeMaskArgs, Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -524,6 +525,99 @@ pub fn c_tree_mask(input: &TreeMaskArgs, tensors: &Tensors) -> folio_tree_mask_a
     }
 }
 
+/// C arguments of lengths.
+pub fn c_batch_lengths(input: &BatchLengthsArgs, tensors: &Tensors) -> folio_batch_lengths_args {
+    folio_batch_lengths_args {
+        struct_size: size_of::<folio_batch_lengths_args>() as u32,
+        flags: 0,
+        qo_len: tensors.of(input.qo_len),
+        cached_len: tensors.of(input.cached_len),
+        encoder_len: tensors.of(input.encoder_len),
+        qo_indptr: tensors.of(input.qo_indptr),
+        kv_len: tensors.of(input.kv_len),
+        kv_indptr: tensors.of(input.kv_indptr),
+        row_kind: tensors.of(input.row_kind),
+    }
+}
+
+/// C arguments of a list of pages or slots.
+pub fn c_kv_indices(input: &KvIndicesArgs, tensors: &Tensors) -> folio_kv_indices_args {
+    folio_kv_indices_args {
+        struct_size: size_of::<folio_kv_indices_args>() as u32,
+        flags: 0,
+        block_table: tensors.of(input.rows.table),
+        row_ids: tensors.of(input.rows.row_ids),
+        kv_len: tensors.of(input.kv_len),
+        kv_start: tensors.of(input.kv_start),
+        kv_indptr: tensors.of(input.kv_indptr),
+        kv_indices: tensors.of(input.kv_indices),
+        last_page_len: tensors.of(input.last_page_len),
+        page_size: input.rows.page_size,
+        indices_page_size: input.page_size,
+        window: input.window,
+        reserved: 0,
+    }
+}
+
+/// C arguments of a block table.
+pub fn c_block_table(input: &BlockTableArgs, tensors: &Tensors) -> folio_block_table_args {
+    folio_block_table_args {
+        struct_size: size_of::<folio_block_table_args>() as u32,
+        flags: 0,
+        kv_indptr: tensors.of(input.kv_indptr),
+        kv_indices: tensors.of(input.kv_indices),
+        block_table: tensors.of(input.block_table),
+        fill: input.fill,
+        reserved: 0,
+    }
+}
+
+/// C arguments of the slots of new tokens.
+pub fn c_slot_mapping(input: &SlotMappingArgs, tensors: &Tensors) -> folio_slot_mapping_args {
+    let (qo_indptr, qo_len) = match input.queries {
+        QueryRows::Indptr(indptr) => (Some(indptr), None),
+        QueryRows::Len(len) => (None, Some(len)),
+    };
+    folio_slot_mapping_args {
+        struct_size: size_of::<folio_slot_mapping_args>() as u32,
+        flags: 0,
+        block_table: tensors.of(input.rows.table),
+        row_ids: tensors.of(input.rows.row_ids),
+        qo_indptr: tensors.of(qo_indptr),
+        qo_len: tensors.of(qo_len),
+        kv_len: tensors.of(input.kv_len),
+        slot_mapping: tensors.of(input.slot_mapping),
+        positions: tensors.of(input.positions),
+        page_size: input.rows.page_size,
+        reserved: 0,
+    }
+}
+
+/// C arguments of the lists of a draft.
+pub fn c_draft_kv_indices(
+    input: &DraftKvIndicesArgs,
+    tensors: &Tensors,
+) -> folio_draft_kv_indices_args {
+    let (slot_layout, page_size) = match input.slots {
+        DraftSlots::StepMajor => (FOLIO_DRAFT_STEP_MAJOR, 0),
+        DraftSlots::BranchMajor => (FOLIO_DRAFT_BRANCH_MAJOR, 0),
+        DraftSlots::Paged(page_size) => (FOLIO_DRAFT_PAGED, page_size),
+    };
+    folio_draft_kv_indices_args {
+        struct_size: size_of::<folio_draft_kv_indices_args>() as u32,
+        flags: 0,
+        req_to_token: tensors.of(input.rows.table),
+        row_ids: tensors.of(input.rows.row_ids),
+        kv_len: tensors.of(input.kv_len),
+        kv_indptr: tensors.of(input.kv_indptr),
+        kv_indices: tensors.of(input.kv_indices),
+        topk: input.topk,
+        num_steps: input.num_steps,
+        page_size,
+        slot_layout,
+    }
+}
+
 fn merge_flags(base: LogBase) -> u32 {
     match base {
         LogBase::E => 0,
@@ -836,6 +930,46 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().tree_mask.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn batch_lengths(&self, input: &BatchLengthsArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_batch_lengths(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().batch_lengths.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn kv_indices(&self, input: &KvIndicesArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_kv_indices(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().kv_indices.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn block_table(&self, input: &BlockTableArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_block_table(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().block_table.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn slot_mapping(&self, input: &SlotMappingArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_slot_mapping(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().slot_mapping.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn draft_kv_indices(&self, input: &DraftKvIndicesArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_draft_kv_indices(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().draft_kv_indices.unwrap()(self.0, &args, stream, err) })
     }
 }
 

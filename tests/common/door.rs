@@ -8,10 +8,10 @@ use folio::cpu::{CpuBackend, Isa};
 use folio::error::Result;
 use folio::log::Logger;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CopyArgs,
-    CpCorrectArgs, CpReorderArgs, GatherArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs,
-    MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, TreeMaskArgs,
-    UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, BatchLengthsArgs,
+    BlockTableArgs, CopyArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs,
+    KvIndicesArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, SlotMappingArgs, TreeMaskArgs, UpProjectArgs,
 };
 
 /// A way into the library.
@@ -40,6 +40,11 @@ pub trait Session: Send + Sync {
     fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()>;
     fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()>;
     fn tree_mask(&self, input: &TreeMaskArgs, stream: Stream) -> Result<()>;
+    fn batch_lengths(&self, input: &BatchLengthsArgs, stream: Stream) -> Result<()>;
+    fn kv_indices(&self, input: &KvIndicesArgs, stream: Stream) -> Result<()>;
+    fn block_table(&self, input: &BlockTableArgs, stream: Stream) -> Result<()>;
+    fn slot_mapping(&self, input: &SlotMappingArgs, stream: Stream) -> Result<()>;
+    fn draft_kv_indices(&self, input: &DraftKvIndicesArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -199,6 +204,26 @@ impl Session for api::Context {
 
     fn tree_mask(&self, input: &TreeMaskArgs, stream: Stream) -> Result<()> {
         api::tree_mask(self, input, stream)
+    }
+
+    fn batch_lengths(&self, input: &BatchLengthsArgs, stream: Stream) -> Result<()> {
+        api::batch_lengths(self, input, stream)
+    }
+
+    fn kv_indices(&self, input: &KvIndicesArgs, stream: Stream) -> Result<()> {
+        api::kv_indices(self, input, stream)
+    }
+
+    fn block_table(&self, input: &BlockTableArgs, stream: Stream) -> Result<()> {
+        api::block_table(self, input, stream)
+    }
+
+    fn slot_mapping(&self, input: &SlotMappingArgs, stream: Stream) -> Result<()> {
+        api::slot_mapping(self, input, stream)
+    }
+
+    fn draft_kv_indices(&self, input: &DraftKvIndicesArgs, stream: Stream) -> Result<()> {
+        api::draft_kv_indices(self, input, stream)
     }
 }
 

@@ -14,6 +14,7 @@ pub mod dense;
 pub mod door;
 pub mod gather;
 pub mod grids;
+pub mod index;
 pub mod instance;
 pub mod memory;
 pub mod mla;

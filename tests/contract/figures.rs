@@ -8,7 +8,7 @@ use folio::ffi::*;
 use std::ptr::{null, null_mut};
 
 /// A struct with its size, filled in.
-fn with<T>(fill: impl FnOnce(&mut T)) -> T {
+pub fn with<T>(fill: impl FnOnce(&mut T)) -> T {
     // SAFETY: numbers and pointers behind a size.
     let mut args = unsafe { init::<T>() };
     fill(&mut args);

@@ -2,7 +2,7 @@
 
 use folio::api::{Context, Stream, Workspace, WorkspaceInfo};
 use folio::backend::{
-    Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, TreeOps,
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, TreeOps,
 };
 use folio::error::{Error, Result};
 use folio::log::Logger;
@@ -39,6 +39,8 @@ impl Backend for Stub {
         self.device
     }
 }
+
+impl IndexOps for Stub {}
 
 impl AttentionOps for Stub {
     fn attention(&self, _: &AttentionDesc) -> Result<Box<dyn Attention>> {

@@ -12,6 +12,7 @@ mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod index;
 mod merge;
 mod mla;
 mod mla_cache;
@@ -99,6 +100,17 @@ fn main() -> ExitCode {
             (),
             projections::absorbed_weights,
         ),
+        case("batch_lengths", (), index::batch_lengths),
+        case("kv_indices", (), index::kv_indices),
+        case("block_table", (), index::block_table),
+        case("slot_mapping", (), index::slot_mapping),
+        case("draft_kv_indices", (), index::draft_kv_indices),
+        case(
+            "indices_beyond_the_tensors",
+            (),
+            index::indices_beyond_the_tensors,
+        ),
+        case("indices_are_replayed", (), index::indices_are_replayed),
         case("cp_reorder", (), context_parallel::cp_reorder),
         case("cp_correct", (), context_parallel::cp_correct),
         case("tree_mask", (), tree::tree_mask),

@@ -57,6 +57,15 @@ fn is_typed_alone(part: &Struct, name: &str) -> bool {
     part.name.starts_with("folio_merge_") && ["v", "v_out"].contains(&name)
 }
 
+/// Structs whose outputs are filled to their ends, and whose tables may be longer than is needed: any claim is a lie.
+const DECIDE: [&str; 5] = [
+    "folio_batch_lengths_args",
+    "folio_kv_indices_args",
+    "folio_block_table_args",
+    "folio_slot_mapping_args",
+    "folio_draft_kv_indices_args",
+];
+
 /// Corrupts `count` things of the structs. Returns what was done, as text.
 pub fn corrupt(structs: &mut [&mut Struct], count: usize, rng: &mut Rng) -> String {
     let mut text = String::new();
@@ -383,7 +392,8 @@ pub fn may_be_called(structs: &[&Struct], count: usize, memory: &super::guarded:
             // Nobody may touch memory of a device, so nothing can be claimed of it.
             let on_device = memory.locate(block.original.address).is_none();
             let name = part.fields[*at].name;
-            let decides = DECIDE_ALONE.contains(&name)
+            let decides = DECIDE.contains(&part.name)
+                || DECIDE_ALONE.contains(&name)
                 || is_typed_alone(part, name) && block.claims_wider_elements();
             let alone = count == 1 && !decides && block.holds_what_is_needed(memory);
             on_device || block.is_honest(memory) || alone

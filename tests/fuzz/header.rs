@@ -91,7 +91,7 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 24] = [
+pub const STRUCTS: [&str; 29] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
@@ -116,6 +116,11 @@ pub const STRUCTS: [&str; 24] = [
     "folio_cp_reorder_args",
     "folio_cp_correct_args",
     "folio_tree_mask_args",
+    "folio_batch_lengths_args",
+    "folio_kv_indices_args",
+    "folio_block_table_args",
+    "folio_slot_mapping_args",
+    "folio_draft_kv_indices_args",
 ];
 
 /// Names of structs, fields and parameters.

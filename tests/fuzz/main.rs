@@ -15,6 +15,7 @@ mod context;
 mod corrupt;
 mod guarded;
 mod header;
+mod index;
 mod mla;
 mod operators;
 mod oracle;
@@ -99,7 +100,7 @@ fn current_file(place: &str) -> PathBuf {
 /// Runs one case. `None` where its corruption would have been a lie that only the caller can answer for.
 fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, String> {
     let mut rng = Rng::of(seed, case);
-    let ending = match rng.below(34) {
+    let ending = match rng.below(36) {
         0..2 => operators::append(&mut rng, place),
         2..4 => operators::copy(&mut rng, place),
         4..8 => operators::merge_state(&mut rng, place),
@@ -112,6 +113,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         24 => operators::mla_gather(&mut rng, place),
         25 => operators::gather(&mut rng, place),
         26..28 => operators::tree_mask(&mut rng, place),
+        28..30 => index::case(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {

@@ -30,7 +30,7 @@ use std::ffi::c_void;
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// A function of the library that takes a context and one struct.
-type Operator =
+pub type Operator =
     dyn Fn(*const folio_context, &Struct, *mut c_void, &mut folio_error) -> folio_status;
 
 /// Normal numbers, with gaps between the rows.
@@ -646,7 +646,7 @@ pub fn projection(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String
 }
 
 /// Corrupts the struct, calls, and judges what became of it.
-fn judge(
+pub fn judge(
     rng: &mut Rng,
     place: &Place,
     data: &Guarded,

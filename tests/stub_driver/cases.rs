@@ -16,7 +16,7 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, copy, gather, images, launches, merge, mla,
+    backend, cascade, choice, context_parallel, copy, gather, images, index, launches, merge, mla,
     mla_cache, mla_context, mla_few, operators, projections, split_keys, tree_mask,
 };
 
@@ -416,6 +416,15 @@ pub const CASES: &[Case<Setup>] = &[
         "operator_mla_gather_of_no_requests",
         BACKEND,
         mla_cache::gather_of_no_requests,
+    ),
+    case("operator_batch_lengths", BACKEND, index::batch_lengths),
+    case("operator_kv_indices", BACKEND, index::kv_indices),
+    case("operator_block_table", BACKEND, index::block_table),
+    case("operator_slot_mapping", BACKEND, index::slot_mapping),
+    case(
+        "operator_draft_kv_indices",
+        BACKEND,
+        index::draft_kv_indices,
     ),
     case("operator_cp_reorder", BACKEND, context_parallel::reorder),
     case("operator_cp_correct", BACKEND, context_parallel::correct),

@@ -14,6 +14,7 @@ mod gather;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod images;
+mod index;
 mod launches;
 mod merge;
 mod mla;

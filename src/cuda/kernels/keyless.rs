@@ -1,5 +1,6 @@
 //! Rows of kernels that serve every problem, since they take types and dims at run time or have none: combining, planning,
-//! copies of pages, caches of latent records, context parallelism, and trees of draft tokens. Their operators have no key.
+//! copies of pages, caches of latent records, context parallelism, indices, and trees of draft tokens. Their operators
+//! have no key.
 
 use std::sync::LazyLock;
 
@@ -109,6 +110,66 @@ pub static TREE_MASK: Keyless = Keyless {
             "tree_mask",
             ("ops/tree_mask.cu", "folio_tree_mask"),
             128,
+        )]
+    }),
+};
+
+/// Sums up the lengths of a step.
+pub static BATCH_LENGTHS: Keyless = Keyless {
+    noun: "batch_lengths kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "batch_lengths",
+            ("ops/batch_lengths.cu", "folio_batch_lengths"),
+            256,
+        )]
+    }),
+};
+
+/// Lists pages or slots of a table.
+pub static KV_INDICES: Keyless = Keyless {
+    noun: "kv_indices kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "kv_indices",
+            ("ops/kv_indices.cu", "folio_kv_indices"),
+            256,
+        )]
+    }),
+};
+
+/// Makes a block table of a list.
+pub static BLOCK_TABLE: Keyless = Keyless {
+    noun: "block_table kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "block_table",
+            ("ops/block_table.cu", "folio_block_table"),
+            256,
+        )]
+    }),
+};
+
+/// Finds the slots of new tokens.
+pub static SLOT_MAPPING: Keyless = Keyless {
+    noun: "slot_mapping kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "slot_mapping",
+            ("ops/slot_mapping.cu", "folio_slot_mapping"),
+            256,
+        )]
+    }),
+};
+
+/// Lists the slots of the branches of a draft.
+pub static DRAFT_KV_INDICES: Keyless = Keyless {
+    noun: "draft_kv_indices kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "draft_kv_indices",
+            ("ops/draft_kv_indices.cu", "folio_draft_kv_indices"),
+            256,
         )]
     }),
 };

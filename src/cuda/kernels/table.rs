@@ -1,8 +1,9 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
 use super::keyless::{
-    COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, KV_COPY, KV_COPY_LIST, KV_GATHER, MLA_APPEND,
-    MLA_GATHER, PLAN, TREE_MASK,
+    BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, DRAFT_KV_INDICES,
+    KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES, MLA_APPEND, MLA_GATHER, PLAN, SLOT_MAPPING,
+    TREE_MASK,
 };
 use super::row::Row;
 use super::{append, attention, merge, mla, projection};
@@ -24,6 +25,11 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(CP_REORDER.rows())
         .chain(CP_CORRECT.rows())
         .chain(TREE_MASK.rows())
+        .chain(BATCH_LENGTHS.rows())
+        .chain(KV_INDICES.rows())
+        .chain(BLOCK_TABLE.rows())
+        .chain(SLOT_MAPPING.rows())
+        .chain(DRAFT_KV_INDICES.rows())
         .chain(append::rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))
