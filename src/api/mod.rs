@@ -20,6 +20,7 @@ mod mla_context;
 mod parts;
 mod planned;
 mod projection;
+mod rope_append;
 mod shared_prefixes;
 
 pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
@@ -38,4 +39,5 @@ pub use merge::{merge, merge_states};
 pub use mla_cache::{mla_append, mla_gather};
 pub use mla_context::MlaContext;
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};
+pub use rope_append::rope_append;
 pub use shared_prefixes::{FindSharedPrefixes, SharedPrefixes, find_shared_prefixes};

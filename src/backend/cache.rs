@@ -4,7 +4,7 @@ use super::refusal::refused;
 use super::stream::Stream;
 use crate::error::Result;
 use crate::problem::{
-    AppendArgs, Checked, CpReorderArgs, LatentRecords, MlaAppendArgs, MlaGatherArgs,
+    AppendArgs, Checked, CpReorderArgs, LatentRecords, MlaAppendArgs, MlaGatherArgs, RopeAppendArgs,
 };
 
 /// Operators that write and read paged caches.
@@ -15,6 +15,14 @@ pub trait CacheOps {
     /// `Unsupported` where the backend cannot.
     fn append(&self, _args: &Checked<AppendArgs>, _stream: Stream) -> Result<()> {
         refused("kv_append")
+    }
+
+    /// Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn rope_append(&self, _args: &Checked<RopeAppendArgs>, _stream: Stream) -> Result<()> {
+        refused("rope_append")
     }
 
     /// Writes new tokens to a cache of latent records.

@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
     LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    RopeAppendArgs,
 };
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
@@ -83,6 +84,10 @@ impl AttentionOps for CpuBackend {
 impl CacheOps for CpuBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         cache::append::append(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn rope_append(&self, args: &Checked<RopeAppendArgs>, _: Stream) -> Result<()> {
+        cache::rope_append::append(&self.pool, self.isa.kernels(), args)
     }
 
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {

@@ -428,6 +428,15 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_rope_append
+    pub rope_append: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_rope_append_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -492,6 +501,7 @@ static API: folio_api = folio_api {
     cascade_kernel: Some(folio_cascade_kernel),
     cascade_destroy: Some(folio_cascade_destroy),
     find_shared_prefixes: Some(folio_find_shared_prefixes),
+    rope_append: Some(folio_rope_append),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -5,6 +5,7 @@
 
 mod context_parallel;
 mod mla_cache;
+mod rope_append;
 
 use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Workspace,
@@ -15,7 +16,8 @@ use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyWeightsArgs,
     CpCorrectArgs, CpReorderArgs, HostBatch, KvStorage, LatentRecords, LogBase, Mask, MergeArgs,
-    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, WorkList,
+    MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, RopeAppendArgs,
+    Tiling, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -372,6 +374,10 @@ impl CacheOps for ReferenceBackend {
         Ok(())
     }
 
+    fn rope_append(&self, args: &Checked<RopeAppendArgs>, _: Stream) -> Result<()> {
+        rope_append::append(args)
+    }
+
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {
         mla_cache::append(args)
     }
@@ -470,16 +476,28 @@ fn store_token(
     scales: Option<Tensor>,
 ) {
     for head in 0..source.extent(1) {
-        let divisor = (f64::from(scale) * head_scale(scales, head)) as f32;
-        for d in 0..source.extent(2) {
-            let value = source.get(&[token, head, d]);
-            let value = if CacheFormat::from(cache.dtype()).is_scaled() {
-                value / divisor
-            } else {
-                value
-            };
-            cache.set(&[page, offset, head, d], value);
-        }
+        let row = mla_cache::values(source, &[token, head]);
+        store_row(&row, cache, [page, offset], head, scale, scales);
+    }
+}
+
+/// A head's row of a token, in the form of the cache.
+fn store_row(
+    row: &[f32],
+    cache: &Tensor,
+    [page, offset]: [i64; 2],
+    head: i64,
+    scale: f32,
+    scales: Option<Tensor>,
+) {
+    let divisor = (f64::from(scale) * head_scale(scales, head)) as f32;
+    for (d, &value) in (0..).zip(row) {
+        let value = if CacheFormat::from(cache.dtype()).is_scaled() {
+            value / divisor
+        } else {
+            value
+        };
+        cache.set(&[page, offset, head, d], value);
     }
 }
 

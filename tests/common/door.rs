@@ -10,7 +10,7 @@ use folio::log::Logger;
 use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, CpCorrectArgs,
     CpReorderArgs, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaContextArgs, MlaContextDesc,
-    MlaGatherArgs, ProjectOArgs, UpProjectArgs,
+    MlaGatherArgs, ProjectOArgs, RopeAppendArgs, UpProjectArgs,
 };
 
 /// A way into the library.
@@ -35,6 +35,7 @@ pub trait Session: Send + Sync {
     fn cascade(&self, desc: AttentionDesc) -> Result<Box<dyn CascadeHandle>>;
     fn cp_reorder(&self, input: &CpReorderArgs, stream: Stream) -> Result<()>;
     fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()>;
+    fn rope_append(&self, input: &RopeAppendArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -178,6 +179,10 @@ impl Session for api::Context {
 
     fn cp_correct(&self, input: &CpCorrectArgs, stream: Stream) -> Result<()> {
         api::cp_correct(self, input, stream)
+    }
+
+    fn rope_append(&self, input: &RopeAppendArgs, stream: Stream) -> Result<()> {
+        api::rope_append(self, input, stream)
     }
 }
 

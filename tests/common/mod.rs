@@ -22,5 +22,6 @@ pub mod problem;
 pub mod projections;
 pub mod random;
 pub mod reserved;
+pub mod rope_append;
 pub mod strategy;
 pub mod values;

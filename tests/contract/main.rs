@@ -21,6 +21,7 @@ mod mla;
 mod mla_cache;
 mod mla_context;
 mod nulls;
+mod rope_append;
 mod structs;
 mod stub;
 mod table;

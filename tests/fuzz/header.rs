@@ -91,7 +91,7 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 20] = [
+pub const STRUCTS: [&str; 21] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
@@ -112,6 +112,7 @@ pub const STRUCTS: [&str; 20] = [
     "folio_mla_up_project_args",
     "folio_cp_reorder_args",
     "folio_cp_correct_args",
+    "folio_rope_append_args",
 ];
 
 /// Names of structs, fields and parameters.

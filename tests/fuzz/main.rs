@@ -108,6 +108,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         18..22 => operators::projection(&mut rng, place),
         22..24 => operators::mla_append(&mut rng, place),
         24..26 => operators::mla_gather(&mut rng, place),
+        26 => operators::rope_append(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {

@@ -3,4 +3,6 @@
 pub mod append;
 pub mod mla_append;
 pub mod mla_gather;
+pub mod rope_append;
+pub mod rotation;
 pub mod rows;
