@@ -11,6 +11,7 @@ use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
 use super::ops::projection::Projections;
+use super::ops::rope_append::RopeAppend;
 use super::plan::tables::DeviceTables;
 use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, MergeOps, ProjectionOps, Stream, Tables,
@@ -20,6 +21,7 @@ use crate::log::Logger;
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
     LatentRecords, MergeArgs, MergeStatesArgs, MlaAppendArgs, MlaGatherArgs, ProjectArgs,
+    RopeAppendArgs,
 };
 use crate::tensor::Device;
 
@@ -29,6 +31,7 @@ pub struct CudaBackend {
     context: Arc<Context>,
     loader: Arc<Loader>,
     append: Append,
+    rope_append: RopeAppend,
     merges: Merges,
     projections: Projections,
     mla_append: MlaAppend,
@@ -46,6 +49,7 @@ impl CudaBackend {
         let loader = Arc::new(Loader::new(&context, logger)?);
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
+            rope_append: RopeAppend::new(&loader, &context),
             merges: Merges::new(&loader, &context),
             projections: Projections::new(&loader, &context),
             mla_append: MlaAppend::new(&loader, &context),
@@ -77,6 +81,10 @@ impl AttentionOps for CudaBackend {
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
         self.append.run(args, stream)
+    }
+
+    fn rope_append(&self, args: &Checked<RopeAppendArgs>, stream: Stream) -> Result<()> {
+        self.rope_append.run(args, stream)
     }
 
     fn mla_append(

@@ -18,3 +18,4 @@ pub mod ops;
 pub mod params;
 pub mod plan;
 pub mod projection_params;
+pub mod rope_append_params;

@@ -17,6 +17,7 @@ mod mla_few;
 mod operators;
 mod problems;
 mod projections;
+mod rope_append;
 mod steps;
 
 use folio::api::cuda_device_count;
@@ -76,6 +77,17 @@ fn main() -> ExitCode {
         ),
         case("cp_reorder", (), context_parallel::cp_reorder),
         case("cp_correct", (), context_parallel::cp_correct),
+        case("rope_append", (), rope_append::rope_append),
+        case(
+            "rope_append_of_one_and_of_many",
+            (),
+            rope_append::rope_append_of_one_and_of_many,
+        ),
+        case(
+            "rope_append_beyond_the_tensors",
+            (),
+            rope_append::rope_append_beyond_the_tensors,
+        ),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
         case("cascade", (), cascade::cascade),

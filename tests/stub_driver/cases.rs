@@ -17,7 +17,7 @@ use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
     backend, cascade, choice, context_parallel, images, launches, mla, mla_cache, mla_context,
-    mla_few, operators, projections, split_keys,
+    mla_few, operators, projections, rope_append, split_keys,
 };
 
 /// The driver library that a process finds.
@@ -381,6 +381,10 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         mla_few::the_portable_kernel_takes_the_rest,
     ),
+    case("operator_rope_append", BACKEND, rope_append::launch),
+    case("operator_rope_append_angles", BACKEND, rope_append::angles),
+    case("operator_rope_append_grids", BACKEND, rope_append::grids),
+    case("operator_rope_append_edges", BACKEND, rope_append::edges),
     case("operator_mla_append", BACKEND, mla_cache::append),
     case(
         "operator_mla_append_of_656_byte_records",

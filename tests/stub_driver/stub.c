@@ -64,7 +64,7 @@ struct launch {
     char name[64];
     unsigned grid[3], block[3], shared, cluster, dependent, num_maps;
     uint64_t stream, bytes;
-    unsigned char params[512];
+    unsigned char params[4096];
     uint64_t maps[4][16];
 };
 static struct launch launches[64];

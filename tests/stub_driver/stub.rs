@@ -84,7 +84,7 @@ pub struct Launched {
     num_maps: u32,
     pub stream: u64,
     param_bytes: u64,
-    params: [u8; 512],
+    params: [u8; 4096],
     maps: [[u64; 16]; 4],
 }
 

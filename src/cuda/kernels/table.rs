@@ -1,10 +1,11 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
+use super::append::{APPEND, ROPE_APPEND};
 use super::keyless::{
     COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, MLA_APPEND, MLA_GATHER, PLAN,
 };
 use super::row::Row;
-use super::{append, attention, merge, mla, projection};
+use super::{attention, merge, mla, projection};
 
 /// All rows.
 pub fn table() -> impl Iterator<Item = &'static Row> {
@@ -19,7 +20,8 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(MLA_GATHER.rows())
         .chain(CP_REORDER.rows())
         .chain(CP_CORRECT.rows())
-        .chain(append::rows().iter().map(|row| &row.row))
+        .chain(APPEND.rows().iter().map(|row| &row.row))
+        .chain(ROPE_APPEND.rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))
         .chain(projection::copy_rows().iter().map(|row| &row.row))

@@ -11,4 +11,5 @@ pub mod merge;
 pub mod mla_append;
 pub mod mla_gather;
 pub mod projection;
+pub mod rope_append;
 pub mod rows;
