@@ -2023,6 +2023,193 @@ folio_status folio_kv_gather(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup rope_append Norm, RoPE and KV append
+ * Queries, keys and values of new tokens from a projection to the attention in one step.
+ * @{
+ */
+
+/**
+ * RoPE rotates neighbouring elements (GPT-J). Without: an element of the first half of rotary_dim and one of the second
+ * (GPT-NeoX).
+ */
+#define FOLIO_ROPE_INTERLEAVED 1
+
+/**
+ * New tokens of a model with query, key and value heads, from the projection to the attention: what vLLM's
+ * fused_rope_kvcache and FlashInfer's rope_quantize_fp8_append_paged_kv_cache do in one pass.
+ *
+ * Each row of q and key becomes, in float32 and in this order,
+ * 1. with a norm weight: `x · weight / sqrt(mean(x²) + rms_norm_eps)`, over all head_dim_qk elements (RMS norm of each
+ *    head, as Qwen3 has it);
+ * 2. with RoPE: pair i of the first rotary_dim elements, (x, y), becomes `(x · cos_i - y · sin_i, y · cos_i + x · sin_i)`.
+ *    Elements behind rotary_dim stay.
+ *
+ * Then it is rounded once for each output: to the tensor's type, or to fp8 after the division by its scale. Values are
+ * appended as folio_kv_append does it. Without norm and RoPE queries and keys are copied.
+ *
+ * Angles come from cos_sin_cache, or are computed where rope_theta is not 0: pair i at position p has the angle
+ * `p · f_i`, with `f_i = rope_theta^(-2i / rotary_dim)` (Su et al., RoFormer, 2021), divided by rope_scale. With
+ * low_freq_factor, high_freq_factor and old_context_len, as Llama 3.1 has it (the reference code of Meta; rope_type
+ * llama3 of Hugging Face; apply_llama31_rope of FlashInfer), f_i becomes `s · f_i + (1 - s) · f_i / rope_scale`, where
+ * `s = (old_context_len · f_i / 2π - low_freq_factor) / (high_freq_factor - low_freq_factor)`, from 0 to 1.
+ * Computed angles are reduced to one turn without an error, whatever the position.
+ *
+ * On CUDA rows of more than 480 elements are refused with UNSUPPORTED where rotary_dim is no multiple of 16 and they need
+ * more than 32 threads, one for each 16 elements that are rotated and for each 16 others.
+ *
+ * The outputs may not overlap other tensors, but for q_out and key_out, which may be q and key: with the same address
+ * and the same strides.
+ */
+typedef struct folio_rope_append_args {
+    /**
+     * sizeof(folio_rope_append_args).
+     */
+    uint32_t struct_size;
+    /**
+     * FOLIO_ROPE_INTERLEAVED or 0.
+     */
+    uint32_t flags;
+    /**
+     * `[num_tokens or more, num_qo_heads, head_dim_qk]` of key's type, or NULL: no queries. All its rows are computed,
+     * also those of tokens that are not cached. A slice of a fused QKV tensor will do, as for key and value.
+     */
+    const folio_tensor *q;
+    /**
+     * Output: the queries, as q; may be q itself. NULL: in place.
+     */
+    const folio_tensor *q_out;
+    /**
+     * `[num_tokens or more, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16; head_dim_qk is 512 at most.
+     */
+    const folio_tensor *key;
+    /**
+     * Output: the first num_tokens keys, normalised and rotated, whatever their slots are; as key, which it may be. NULL:
+     * not wanted, and key stays as it is.
+     */
+    const folio_tensor *key_out;
+    /**
+     * `[num_tokens or more, num_kv_heads, head_dim_vo]`, of key's type.
+     */
+    const folio_tensor *value;
+    /**
+     * Output: as in folio_kv_append_args.
+     */
+    const folio_tensor *k_cache;
+    /**
+     * Output: as in folio_kv_append_args.
+     */
+    const folio_tensor *v_cache;
+    /**
+     * `[num_tokens]` int32 or int64, as in folio_kv_append_args: tokens with a negative slot are not cached.
+     */
+    const folio_tensor *slot_mapping;
+    /**
+     * As in folio_kv_append_args.
+     */
+    const folio_tensor *k_scales;
+    /**
+     * As in folio_kv_append_args.
+     */
+    const folio_tensor *v_scales;
+    /**
+     * `[head_dim_qk]` float32 or of key's type; NULL: queries are not normalised.
+     */
+    const folio_tensor *q_norm_weight;
+    /**
+     * As q_norm_weight, for keys.
+     */
+    const folio_tensor *k_norm_weight;
+    /**
+     * `[rows or more]` int32 or int64, where rows are those of q, or num_tokens without q. NULL: no RoPE, and the fields
+     * below it that are about RoPE are NULL and 0. A position beyond cos_sin_cache is refused where it is on the host; on
+     * a device the nearest one in the table is taken. Computed angles are there for every position.
+     */
+    const folio_tensor *positions;
+    /**
+     * As positions, which they are added to; or NULL.
+     */
+    const folio_tensor *position_offsets;
+    /**
+     * `[max_position, rotary_dim]` float32 or of key's type: the cosines of a position, one for each pair, and then the
+     * sines; or `[2, max_position, rotary_dim / 2]`. NULL: angles are computed.
+     */
+    const folio_tensor *cos_sin_cache;
+    /**
+     * As in folio_kv_append_args.
+     */
+    float k_scale;
+    /**
+     * As in folio_kv_append_args.
+     */
+    float v_scale;
+    /**
+     * FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
+     */
+    int32_t kv_layout;
+    /**
+     * As in folio_kv_append_args.
+     */
+    folio_dtype kv_dtype;
+    /**
+     * Added to the mean of squares; positive with a norm weight, else 0.
+     */
+    float rms_norm_eps;
+    /**
+     * Elements that are rotated, an even number; 0: the width of cos_sin_cache, or head_dim_qk.
+     */
+    uint32_t rotary_dim;
+    /**
+     * Base of the frequencies of computed angles, such as 10000; 0 with cos_sin_cache.
+     */
+    float rope_theta;
+    /**
+     * Computed frequencies are divided by it. 0: 1.
+     */
+    float rope_scale;
+    /**
+     * Llama 3.1: turns in old_context_len up to which rope_scale divides altogether. 0: rope_scale divides all.
+     */
+    float low_freq_factor;
+    /**
+     * Llama 3.1: turns in old_context_len from which on rope_scale does not divide.
+     */
+    float high_freq_factor;
+    /**
+     * Llama 3.1: tokens of the context before it was extended, such as 8192.
+     */
+    uint32_t old_context_len;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} folio_rope_append_args;
+
+/**
+ * Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache, quantising to fp8
+ * where the cache is fp8.
+ *
+ * On CUDA the first call on a context with given types loads code and answers CAPTURE in a capture. Later ones
+ * can be captured: they are one launch each. On the CPU the results are there on return.
+ *
+ * @param ctx the device
+ * @param args tensors and numbers
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK, or INVALID_ARGUMENT, INVALID_STRUCT_SIZE, UNKNOWN_FIELD, SHAPE, DTYPE, DEVICE_MISMATCH,
+ *         CAPTURE, UNSUPPORTED, COMPILE, OUT_OF_MEMORY, DRIVER; then nothing was written
+ *
+ * # Safety
+ * `ctx` is alive; the structs are readable, and the tensors' memory as the fields say. Concurrent use
+ * is fine where no slot and no row is written by two calls, or by two tokens of one call.
+ */
+folio_status folio_rope_append(const folio_context *ctx,
+                               const folio_rope_append_args *args,
+                               void *stream,
+                               folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup merge Merges of attention states
  * Attention over a set of keys from attention over its parts.
  * @{
@@ -4692,6 +4879,13 @@ typedef struct folio_api {
                                      const folio_draft_kv_indices_args *args,
                                      void *stream,
                                      folio_error *err);
+    /**
+     * folio_rope_append
+     */
+    folio_status (*rope_append)(const folio_context *ctx,
+                                const folio_rope_append_args *args,
+                                void *stream,
+                                folio_error *err);
 } folio_api;
 
 /**

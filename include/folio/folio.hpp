@@ -252,6 +252,13 @@ public:
         report.check(api().mla_append(get(), &args, stream, report.get()));
     }
 
+    /** Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache. */
+    void append(const folio_rope_append_args &args, void *stream = nullptr) const
+    {
+        detail::Report report;
+        report.check(api().rope_append(get(), &args, stream, report.get()));
+    }
+
     /** Copies latent records to dense rows. */
     void gather(const folio_mla_gather_args &args, void *stream = nullptr) const
     {

@@ -50,4 +50,52 @@ union Elements {
     }
 };
 
+// Up to eight neighbouring elements of a row.
+template <class T>
+struct Piece {
+    Elements<VECTOR, T> elements;
+
+    Piece() = default;
+    __device__ __forceinline__ explicit Piece(const float (&x)[VECTOR]) {
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) set(i, x[i]);
+    }
+
+    __device__ __forceinline__ void load(const typename T::Storage *row, u32 count, bool vectors) {
+        if (vectors) {
+            elements.load(row);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) {
+                elements.x[i] = i < count ? row[i] : typename T::Storage(0);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(typename T::Storage *row, u32 count, bool vectors) const {
+        if (vectors) {
+            elements.store(row);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) {
+                if (i < count) row[i] = elements.x[i];
+            }
+        }
+    }
+
+    __device__ __forceinline__ float operator[](u32 i) const { return T::load(elements.x[i]); }
+    __device__ __forceinline__ void set(u32 i, float x) { elements.x[i] = T::store(x); }
+};
+
+// The row of a head.
+template <class T>
+__device__ __forceinline__ typename T::Storage *row_of(const FolioRows &rows, i64 token, u32 head) {
+    return static_cast<typename T::Storage *>(rows.data) + token * rows.stride_token + head * rows.stride_head;
+}
+
+// An element of an int32 or int64 tensor.
+__device__ __forceinline__ i64 integer(const void *integers, u32 bytes, i64 index) {
+    return bytes == 4 ? static_cast<const i32 *>(integers)[index] : static_cast<const i64 *>(integers)[index];
+}
+
 }  // namespace folio

@@ -31,35 +31,4 @@ __device__ __forceinline__ typename T::Storage *record_row(const FolioCache &par
     return CacheRows<T>::row(part, slot.page, slot.token, 0);
 }
 
-// Up to eight neighbouring elements of a row.
-template <class T>
-struct Piece {
-    Elements<VECTOR, T> elements;
-
-    __device__ __forceinline__ void load(const typename T::Storage *row, u32 count, bool vectors) {
-        if (vectors) {
-            elements.load(row);
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < VECTOR; i++) {
-                elements.x[i] = i < count ? row[i] : typename T::Storage(0);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void store(typename T::Storage *row, u32 count, bool vectors) const {
-        if (vectors) {
-            elements.store(row);
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < VECTOR; i++) {
-                if (i < count) row[i] = elements.x[i];
-            }
-        }
-    }
-
-    __device__ __forceinline__ float operator[](u32 i) const { return T::load(elements.x[i]); }
-    __device__ __forceinline__ void set(u32 i, float x) { elements.x[i] = T::store(x); }
-};
-
 }  // namespace folio

@@ -3,19 +3,11 @@
 // first, and those of queries too. A CTA takes one token. A token whose slot lies outside the cache is not stored; one
 // whose position lies outside the table is left alone altogether.
 #include "core/records.cuh"
+#include "core/rope.cuh"
 
 namespace folio {
 
 typedef FolioMlaAppendParams Params;
-
-__device__ __forceinline__ i64 integer(const void *integers, u32 bytes, i64 index) {
-    return bytes == 4 ? static_cast<const i32 *>(integers)[index] : static_cast<const i64 *>(integers)[index];
-}
-
-template <class T>
-__device__ __forceinline__ typename T::Storage *row_of(const FolioRows &rows, i64 token, u32 head) {
-    return static_cast<typename T::Storage *>(rows.data) + token * rows.stride_token + head * rows.stride_head;
-}
 
 // Eight quotients in fp8. A function of its own, since divisions and roundings are much code, and many places store.
 template <class Fp8>
@@ -86,96 +78,27 @@ __device__ __forceinline__ void store_latent(const Params &p, i64 token, const R
     }
 }
 
-// Cosines or sines of up to eight pairs. All heads of a token read them, so they stay in L1.
-template <class T>
-__device__ __forceinline__ void load_angles(float (&angles)[VECTOR], const typename T::Storage *row, u32 count,
-                                            bool vectors) {
-    Elements<VECTOR, T> in;
-    if (vectors) {
-#pragma unroll
-        for (u32 i = 0; i < sizeof(in.vectors) / 16; i++) in.vectors[i] = reinterpret_cast<const uint4 *>(row)[i];
-    }
-#pragma unroll
-    for (u32 i = 0; i < VECTOR; i++) {
-        if (!vectors) in.x[i] = i < count ? row[i] : row[0];
-        angles[i] = T::load(in.x[i]);
-    }
-}
-
-// Up to eight pairs of a row, from pair `first` on. A thread reads its pairs before it writes them, so that rows may be
-// rotated in place.
+// Up to eight pairs of a row, rotated, from pair 8 · piece on. A thread reads its pairs before it writes them, so that rows
+// may be rotated in place.
 template <class Source>
-struct Pairs {
-    Piece<Source> x, y;
-    u32 first, count;
-
-    __device__ __forceinline__ Pairs(const Params &p, const typename Source::Storage *row, u32 piece)
-        : first(VECTOR * piece), count(min(VECTOR, p.rope_dim / 2 - first)) {
-        if (!p.is_interleaved) {
-            x.load(row + first, count, p.vectors);
-            y.load(row + p.rope_dim / 2 + first, count, p.vectors);
-            return;
-        }
-        Piece<Source> low, high;
-        low.load(row + 2 * first, min(VECTOR, 2 * count), p.vectors);
-        high.load(row + 2 * first + VECTOR, max(VECTOR, 2 * count) - VECTOR, p.vectors);
-#pragma unroll
-        for (u32 i = 0; i < VECTOR / 2; i++) {
-            x.elements.x[i] = low.elements.x[2 * i];
-            y.elements.x[i] = low.elements.x[2 * i + 1];
-            x.elements.x[VECTOR / 2 + i] = high.elements.x[2 * i];
-            y.elements.x[VECTOR / 2 + i] = high.elements.x[2 * i + 1];
-        }
-    }
-
-    // Products and sums are rounded one by one, as on the CPU.
-    __device__ __forceinline__ void rotate(const float (&cosines)[VECTOR], const float (&sines)[VECTOR]) {
-#pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) {
-            const float a = x[i], b = y[i];
-            x.set(i, __fsub_rn(__fmul_rn(a, cosines[i]), __fmul_rn(b, sines[i])));
-            y.set(i, __fadd_rn(__fmul_rn(b, cosines[i]), __fmul_rn(a, sines[i])));
-        }
-    }
-
-    // Calls f(first element, piece, count) for both pieces that the pairs are in memory.
-    template <class F>
-    __device__ __forceinline__ void each_piece(const Params &p, const F &f) const {
-        Piece<Source> low = x, high = y;
-        u32 begin[2] = {first, p.rope_dim / 2 + first}, counts[2] = {count, count};
-        if (p.is_interleaved) {
-#pragma unroll
-            for (u32 i = 0; i < VECTOR / 2; i++) {
-                low.elements.x[2 * i] = x.elements.x[i];
-                low.elements.x[2 * i + 1] = y.elements.x[i];
-                high.elements.x[2 * i] = x.elements.x[VECTOR / 2 + i];
-                high.elements.x[2 * i + 1] = y.elements.x[VECTOR / 2 + i];
-            }
-            begin[0] = 2 * first, begin[1] = 2 * first + VECTOR;
-            counts[0] = min(VECTOR, 2 * count), counts[1] = 2 * count - counts[0];
-        }
-        f(begin[0], low, counts[0]);
-        if (counts[1] > 0) f(begin[1], high, counts[1]);
-    }
-};
-
-template <class Source>
-__device__ __forceinline__ Pairs<Source> rotated(const Params &p, const typename Source::Storage *row, i64 position,
-                                                 u32 piece) {
-    Pairs<Source> pairs(p, row, piece);
-    float cosines[VECTOR], sines[VECTOR];
-    const i64 at = position * p.cos_sin_stride + pairs.first;
+__device__ __forceinline__ RowPieces rotated(const Params &p, const typename Source::Storage *row, i64 position,
+                                             u32 piece) {
+    const u32 first = VECTOR * piece, pairs = p.rope_dim / 2, count = min(VECTOR, pairs - first);
+    RowPieces pieces = RowPieces::of_pairs(first, pairs, p.is_interleaved);
+    pieces.load<Source>(row, p.vectors);
+    PairAngles angles;
+    const i64 at = position * p.cos_sin_stride + first;
     if (p.cos_sin_dtype == FOLIO_F32) {
         const float *table = static_cast<const float *>(p.cos_sin) + at;
-        load_angles<f32>(cosines, table, pairs.count, p.vectors);
-        load_angles<f32>(sines, table + p.rope_dim / 2, pairs.count, p.vectors);
+        load_angles<f32>(angles.cos, table, count, p.vectors);
+        load_angles<f32>(angles.sin, table + pairs, count, p.vectors);
     } else {
         const typename Source::Storage *table = static_cast<const typename Source::Storage *>(p.cos_sin) + at;
-        load_angles<Source>(cosines, table, pairs.count, p.vectors);
-        load_angles<Source>(sines, table + p.rope_dim / 2, pairs.count, p.vectors);
+        load_angles<Source>(angles.cos, table, count, p.vectors);
+        load_angles<Source>(angles.sin, table + pairs, count, p.vectors);
     }
-    pairs.rotate(cosines, sines);
-    return pairs;
+    pieces.rotate(angles, p.is_interleaved);
+    return pieces;
 }
 
 template <class Source>
@@ -186,8 +109,9 @@ __device__ __forceinline__ void rotate_queries(const Params &p, i64 token, i64 p
         const u32 piece = i - head * p.rope_pieces.divisor;
         typename Source::Storage *out = row_of<Source>(p.q_out, token, head);
         rotated<Source>(p, row_of<Source>(p.q, token, head), position, piece)
-            .each_piece(
-                p, [&](u32 d, const Piece<Source> &values, u32 count) { values.store(out + d, count, p.vectors); });
+            .each([&](u32 d, const float(&values)[VECTOR], u32 count) {
+                Piece<Source>(values).store(out + d, count, p.vectors);
+            });
     }
 }
 
@@ -198,7 +122,8 @@ __device__ __forceinline__ void store_rotated(const Params &p, i64 token, i64 po
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < p.rope_pieces.divisor; i += FOLIO_THREADS) {
         rotated<Source>(p, row_of<Source>(p.rope, token, 0), position, i)
-            .each_piece(p, [&](u32 d, const Piece<Source> &values, u32 count) {
+            .each([&](u32 d, const float(&x)[VECTOR], u32 count) {
+                const Piece<Source> values(x);
                 if (p.rope_out.data) values.store(row_of<Source>(p.rope_out, token, 0) + d, count, p.vectors);
                 if (stored) store_piece(p, p.cache.rope, p.cache.rope_dtype, slot, d, values, count);
             });

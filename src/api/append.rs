@@ -23,7 +23,12 @@ pub(super) const CACHES: [DType; 5] = [
 /// What is wrong with the arguments; then nothing was written.
 pub fn append(context: &Context, args: &AppendArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
-    let device = context.device();
+    let checked = Checked::new(checked_append(args, context.device())?);
+    context.backend().append(&checked, stream)
+}
+
+/// The arguments of an append as backends get them.
+pub(super) fn checked_append(args: &AppendArgs, device: Device) -> Result<AppendArgs> {
     let slots = Named {
         name: "slot_mapping",
         tensor: args.slot_mapping,
@@ -58,7 +63,7 @@ pub fn append(context: &Context, args: &AppendArgs, stream: Stream) -> Result<()
     same("v_cache", "num_pages", v_cache.extent(0), k_cache.extent(0))?;
     same("v_cache", "page_size", v_cache.extent(1), k_cache.extent(1))?;
     let heads = key.extent(1);
-    let checked = Checked::new(AppendArgs {
+    let checked = AppendArgs {
         key,
         value,
         k_cache,
@@ -69,9 +74,9 @@ pub fn append(context: &Context, args: &AppendArgs, stream: Stream) -> Result<()
         k_scales: cache_scales("k_scales", args.k_scales, &k_cache, heads, device)?,
         v_scales: cache_scales("v_scales", args.v_scales, &v_cache, heads, device)?,
         ..*args
-    });
+    };
     check_slots(&slots, &k_cache)?;
-    context.backend().append(&checked, stream)
+    Ok(checked)
 }
 
 fn side(

@@ -25,6 +25,7 @@ mod parts;
 mod peers;
 mod planned;
 mod projection;
+mod rope_append;
 mod shared_prefixes;
 mod tree;
 
@@ -50,5 +51,6 @@ pub use peers::{
     BalancedKvSplits, ReorderBatch, UseCascade, balanced_splits, reorder_batch, use_cascade,
 };
 pub use projection::{absorb_q, absorb_weights, project_o, up_project};
+pub use rope_append::rope_append;
 pub use shared_prefixes::{FindSharedPrefixes, SharedPrefixes, find_shared_prefixes};
 pub use tree::tree_mask;

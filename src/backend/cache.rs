@@ -5,7 +5,7 @@ use super::stream::Stream;
 use crate::error::Result;
 use crate::problem::{
     AppendArgs, Checked, CopyArgs, CpReorderArgs, GatherArgs, LatentRecords, MlaAppendArgs,
-    MlaGatherArgs,
+    MlaGatherArgs, RopeAppendArgs,
 };
 
 /// Operators that write and read paged caches.
@@ -32,6 +32,14 @@ pub trait CacheOps {
     /// `Unsupported` where the backend cannot.
     fn gather(&self, _args: &Checked<GatherArgs>, _stream: Stream) -> Result<()> {
         refused("kv_gather")
+    }
+
+    /// Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot.
+    fn rope_append(&self, _args: &Checked<RopeAppendArgs>, _stream: Stream) -> Result<()> {
+        refused("rope_append")
     }
 
     /// Writes new tokens to a cache of latent records.

@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
     GatherArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, ProjectArgs, TreeMaskArgs,
+    MlaGatherArgs, ProjectArgs, RopeAppendArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 use attention::handle::CpuAttention;
@@ -95,6 +95,10 @@ impl CacheOps for CpuBackend {
 
     fn gather(&self, args: &Checked<GatherArgs>, _: Stream) -> Result<()> {
         cache::gather::gather(&self.pool, self.isa.kernels(), args)
+    }
+
+    fn rope_append(&self, args: &Checked<RopeAppendArgs>, _: Stream) -> Result<()> {
+        cache::rope_append::append(&self.pool, self.isa.kernels(), args)
     }
 
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {

@@ -14,6 +14,7 @@ use super::ops::merge::Merges;
 use super::ops::mla_append::MlaAppend;
 use super::ops::mla_gather::MlaGather;
 use super::ops::projection::Projections;
+use super::ops::rope_append::RopeAppend;
 use super::ops::tree_mask::TreeMask;
 use super::plan::tables::DeviceTables;
 use crate::backend::{
@@ -26,7 +27,7 @@ use crate::problem::{
     AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, Checked, CopyArgs,
     CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs, KvIndicesArgs,
     LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
-    ProjectArgs, SlotMappingArgs, TreeMaskArgs,
+    ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 
@@ -38,6 +39,7 @@ pub struct CudaBackend {
     append: Append,
     copy: Copy,
     gather: Gather,
+    rope_append: RopeAppend,
     merges: Merges,
     projections: Projections,
     mla_append: MlaAppend,
@@ -59,6 +61,7 @@ impl CudaBackend {
             append: Append::new(&loader, &context),
             copy: Copy::new(&loader, &context),
             gather: Gather::new(&loader, &context),
+            rope_append: RopeAppend::new(&loader, &context),
             merges: Merges::new(&loader, &context),
             projections: Projections::new(&loader, &context),
             mla_append: MlaAppend::new(&loader, &context),
@@ -100,6 +103,10 @@ impl CacheOps for CudaBackend {
 
     fn gather(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
         self.gather.run(args, stream)
+    }
+
+    fn rope_append(&self, args: &Checked<RopeAppendArgs>, stream: Stream) -> Result<()> {
+        self.rope_append.run(args, stream)
     }
 
     fn mla_append(

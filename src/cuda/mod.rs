@@ -22,4 +22,5 @@ pub mod ops;
 pub mod params;
 pub mod plan;
 pub mod projection_params;
+pub mod rope_append_params;
 pub mod tree_mask_params;

@@ -530,6 +530,15 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_rope_append
+    pub rope_append: Option<
+        unsafe extern "C" fn(
+            ctx: *const folio_context,
+            args: *const folio_rope_append_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -606,6 +615,7 @@ static API: folio_api = folio_api {
     block_table: Some(folio_block_table),
     slot_mapping: Some(folio_slot_mapping),
     draft_kv_indices: Some(folio_draft_kv_indices),
+    rope_append: Some(folio_rope_append),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -16,6 +16,7 @@ mod merge;
 mod mla_cache;
 mod mla_context;
 mod projection;
+mod rope_append;
 mod shared;
 mod tree;
 mod work;
@@ -42,6 +43,9 @@ pub use mla_cache::{
 pub use mla_context::{ChunkRows, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection};
 pub use projection::{
     AbsorbQArgs, AbsorbWeightsArgs, CopyWeightsArgs, ProjectArgs, ProjectOArgs, UpProjectArgs,
+};
+pub use rope_append::{
+    Angles, Frequencies, Llama3Scaling, MOST_PAIRS, MOST_ROW_ELEMENTS, Norm, Rope, RopeAppendArgs,
 };
 pub use shared::SharedPrefix;
 pub use tree::TreeMaskArgs;

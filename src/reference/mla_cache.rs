@@ -139,7 +139,7 @@ pub(super) fn values(tensor: &Tensor, at: &[i64]) -> Vec<f32> {
         .collect()
 }
 
-fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Slots<'a>> {
+pub(super) fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Slots<'a>> {
     tensor
         .as_slots()
         .ok_or_else(|| Error::Internal(format!("{name} passed its checks and is no host integer")))

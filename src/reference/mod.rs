@@ -8,6 +8,7 @@ mod copy;
 mod gather;
 mod merge;
 mod mla_cache;
+mod rope_append;
 mod tree;
 
 use crate::backend::{
@@ -20,7 +21,7 @@ use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyArgs,
     CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, HostBatch, KvStorage, LatentRecords,
     LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, PageIds, Pages, ProjectArgs, Tiling, TreeMaskArgs, WorkList,
+    MlaGatherArgs, PageIds, Pages, ProjectArgs, RopeAppendArgs, Tiling, TreeMaskArgs, WorkList,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -450,6 +451,10 @@ impl CacheOps for ReferenceBackend {
         Ok(())
     }
 
+    fn rope_append(&self, args: &Checked<RopeAppendArgs>, _: Stream) -> Result<()> {
+        rope_append::append(args)
+    }
+
     fn mla_append(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, _: Stream) -> Result<()> {
         mla_cache::append(args)
     }
@@ -538,15 +543,27 @@ fn store_token(
     scales: Option<Tensor>,
 ) {
     for head in 0..source.extent(1) {
-        let divisor = (f64::from(scale) * head_scale(scales, head)) as f32;
-        for d in 0..source.extent(2) {
-            let value = source.get(&[token, head, d]);
-            let value = if CacheFormat::from(cache.dtype()).is_scaled() {
-                value / divisor
-            } else {
-                value
-            };
-            cache.set(&[page, offset, head, d], value);
-        }
+        let row = mla_cache::values(source, &[token, head]);
+        store_row(&row, cache, [page, offset], head, scale, scales);
+    }
+}
+
+/// A head's row of a token, in the form of the cache.
+fn store_row(
+    row: &[f32],
+    cache: &Tensor,
+    [page, offset]: [i64; 2],
+    head: i64,
+    scale: f32,
+    scales: Option<Tensor>,
+) {
+    let divisor = (f64::from(scale) * head_scale(scales, head)) as f32;
+    for (d, &value) in (0..).zip(row) {
+        let value = if CacheFormat::from(cache.dtype()).is_scaled() {
+            value / divisor
+        } else {
+            value
+        };
+        cache.set(&[page, offset, head, d], value);
     }
 }

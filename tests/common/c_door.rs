@@ -10,12 +10,12 @@ use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, BatchLengthsArgs,
-    BlockTableArgs, CacheFormat, CopyArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs,
-    DraftSlots, GatherArgs, Kind, KvIndicesArgs, KvLayout, KvStorage, LatentCache, LogBase, Mask,
-    MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
-    MlaContextDesc, MlaGatherArgs, ProjectOArgs, QueryRows, RecordPages, SlotMappingArgs,
-    TreeMaskArgs, Unpacking, UpProjectArgs, Window,
+    AbsorbQArgs, AbsorbWeightsArgs, Angles, AppendArgs, AttentionArgs, AttentionDesc,
+    BatchLengthsArgs, BlockTableArgs, CacheFormat, CopyArgs, CpCorrectArgs, CpReorderArgs,
+    DraftKvIndicesArgs, DraftSlots, GatherArgs, Kind, KvIndicesArgs, KvLayout, KvStorage,
+    LatentCache, LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs,
+    MlaAppendArgs, MlaContextArgs, MlaContextDesc, MlaGatherArgs, ProjectOArgs, QueryRows,
+    RecordPages, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs, Unpacking, UpProjectArgs, Window,
 };
 use folio::tensor::{Device, Tensor};
 use std::cell::RefCell;
@@ -271,6 +271,52 @@ pub fn c_append(input: &AppendArgs, tensors: &Tensors) -> folio_kv_append_args {
         v_scale: input.v_scale,
         kv_layout: c_layout(input.layout),
         kv_dtype: input.kv_dtype.map_or(NO_DTYPE, dtype),
+    }
+}
+
+/// C arguments of an append with norm and RoPE.
+pub fn c_rope_append(input: &RopeAppendArgs, tensors: &Tensors) -> folio_rope_append_args {
+    let append = c_append(&input.append, tensors);
+    let rope = input.rope.as_ref();
+    let (table, frequencies) = match rope.map(|rope| rope.angles) {
+        None => (None, None),
+        Some(Angles::Table(table)) => (Some(table), None),
+        Some(Angles::Computed(frequencies)) => (None, Some(frequencies)),
+    };
+    let llama3 = frequencies.and_then(|frequencies| frequencies.llama3);
+    folio_rope_append_args {
+        struct_size: size_of::<folio_rope_append_args>() as u32,
+        flags: match rope {
+            Some(rope) if rope.is_interleaved => FOLIO_ROPE_INTERLEAVED,
+            _ => 0,
+        },
+        q: tensors.of(input.q),
+        q_out: tensors.of(input.q_out),
+        key: append.key,
+        key_out: tensors.of(input.key_out),
+        value: append.value,
+        k_cache: append.k_cache,
+        v_cache: append.v_cache,
+        slot_mapping: append.slot_mapping,
+        k_scales: append.k_scales,
+        v_scales: append.v_scales,
+        q_norm_weight: tensors.of(input.norm.q_weight),
+        k_norm_weight: tensors.of(input.norm.k_weight),
+        positions: tensors.of(rope.map(|rope| rope.positions)),
+        position_offsets: tensors.of(rope.and_then(|rope| rope.position_offsets)),
+        cos_sin_cache: tensors.of(table),
+        k_scale: append.k_scale,
+        v_scale: append.v_scale,
+        kv_layout: append.kv_layout,
+        kv_dtype: append.kv_dtype,
+        rms_norm_eps: input.norm.eps,
+        rotary_dim: rope.map_or(0, |rope| rope.rotary_dim),
+        rope_theta: frequencies.map_or(0.0, |frequencies| frequencies.theta),
+        rope_scale: frequencies.map_or(0.0, |frequencies| frequencies.scale),
+        low_freq_factor: llama3.map_or(0.0, |llama3| llama3.low_freq_factor),
+        high_freq_factor: llama3.map_or(0.0, |llama3| llama3.high_freq_factor),
+        old_context_len: llama3.map_or(0, |llama3| llama3.old_context_len),
+        reserved: 0,
     }
 }
 
@@ -882,6 +928,14 @@ impl Session for CContext {
         let stream = stream.0 as *mut c_void;
         // SAFETY: live structs and a live context.
         call(|err| unsafe { api().mla_append.unwrap()(self.0, &args, stream, err) })
+    }
+
+    fn rope_append(&self, input: &RopeAppendArgs, stream: Stream) -> Result<()> {
+        let tensors = Tensors::default();
+        let args = c_rope_append(input, &tensors);
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live context.
+        call(|err| unsafe { api().rope_append.unwrap()(self.0, &args, stream, err) })
     }
 
     fn mla_context(&self, desc: MlaContextDesc) -> Result<Box<dyn ContextHandle>> {

@@ -11,7 +11,8 @@ use folio::problem::{
     AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, AttentionArgs, AttentionDesc, BatchLengthsArgs,
     BlockTableArgs, CopyArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs,
     KvIndicesArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaContextArgs,
-    MlaContextDesc, MlaGatherArgs, ProjectOArgs, SlotMappingArgs, TreeMaskArgs, UpProjectArgs,
+    MlaContextDesc, MlaGatherArgs, ProjectOArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
+    UpProjectArgs,
 };
 
 /// A way into the library.
@@ -45,6 +46,7 @@ pub trait Session: Send + Sync {
     fn block_table(&self, input: &BlockTableArgs, stream: Stream) -> Result<()>;
     fn slot_mapping(&self, input: &SlotMappingArgs, stream: Stream) -> Result<()>;
     fn draft_kv_indices(&self, input: &DraftKvIndicesArgs, stream: Stream) -> Result<()>;
+    fn rope_append(&self, input: &RopeAppendArgs, stream: Stream) -> Result<()>;
 }
 
 /// A decode or prefill handle.
@@ -224,6 +226,10 @@ impl Session for api::Context {
 
     fn draft_kv_indices(&self, input: &DraftKvIndicesArgs, stream: Stream) -> Result<()> {
         api::draft_kv_indices(self, input, stream)
+    }
+
+    fn rope_append(&self, input: &RopeAppendArgs, stream: Stream) -> Result<()> {
+        api::rope_append(self, input, stream)
     }
 }
 

@@ -25,6 +25,7 @@ pub mod problem;
 pub mod projections;
 pub mod random;
 pub mod reserved;
+pub mod rope_append;
 pub mod strategy;
 pub mod tree;
 pub mod values;

@@ -26,6 +26,7 @@ mod mla_cache;
 mod mla_context;
 mod nulls;
 mod peers;
+mod rope_append;
 mod structs;
 mod stub;
 mod table;

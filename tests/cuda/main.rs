@@ -21,6 +21,7 @@ mod mla_few;
 mod operators;
 mod problems;
 mod projections;
+mod rope_append;
 mod steps;
 mod tree;
 
@@ -120,6 +121,17 @@ fn main() -> ExitCode {
             tree::tree_mask_of_wrong_numbers,
         ),
         case("tree_mask_replays", (), tree::tree_mask_replays),
+        case("rope_append", (), rope_append::rope_append),
+        case(
+            "rope_append_of_one_and_of_many",
+            (),
+            rope_append::rope_append_of_one_and_of_many,
+        ),
+        case(
+            "rope_append_beyond_the_tensors",
+            (),
+            rope_append::rope_append_beyond_the_tensors,
+        ),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
         case("cascade", (), cascade::cascade),

@@ -91,7 +91,7 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 29] = [
+pub const STRUCTS: [&str; 30] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
@@ -121,6 +121,7 @@ pub const STRUCTS: [&str; 29] = [
     "folio_block_table_args",
     "folio_slot_mapping_args",
     "folio_draft_kv_indices_args",
+    "folio_rope_append_args",
 ];
 
 /// Names of structs, fields and parameters.

@@ -114,6 +114,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         25 => operators::gather(&mut rng, place),
         26..28 => operators::tree_mask(&mut rng, place),
         28..30 => index::case(&mut rng, place),
+        30 => operators::rope_append(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {

@@ -9,8 +9,8 @@ use super::oracle::{By, Ending, Output, Refusal, Run};
 use super::structs::{Described, Struct};
 use crate::common::c_door::{
     Tensors, api, c_absorb_q, c_absorb_weights, c_append, c_copy, c_gather, c_merge,
-    c_merge_states, c_merge_varlen, c_mla_append, c_mla_gather, c_project_o, c_tree_mask,
-    c_up_project, message, report,
+    c_merge_states, c_merge_varlen, c_mla_append, c_mla_gather, c_project_o, c_rope_append,
+    c_tree_mask, c_up_project, message, report,
 };
 use crate::common::codec::encode;
 use crate::common::instance::for_each_index;
@@ -20,9 +20,10 @@ use crate::common::values::{normal, shuffled, uniform};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, CopyArgs, GatherArgs, GatheredRequests, KvLayout,
-    LatentCache, LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, PagesToCopy, ProjectOArgs, RecordPages, UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, Angles, AppendArgs, CopyArgs, GatherArgs, GatheredRequests,
+    KvLayout, LatentCache, LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
+    MlaGatherArgs, Norm, PagesToCopy, ProjectOArgs, RecordPages, Rope, RopeAppendArgs,
+    UpProjectArgs,
 };
 use folio::tensor::Device;
 use std::ffi::c_void;
@@ -183,6 +184,93 @@ pub fn copy(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
         unsafe { api().kv_copy.unwrap()(ctx, args.pointer(), stream, err) }
     };
     judge(rng, place, &data, args, call, &["k_dst", "v_dst"], &[])
+}
+
+/// New tokens that are rotated on their way, by angles whose products are exact.
+pub fn rope_append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
+    let data = Guarded::new(place.device);
+    let source = rng.pick(&FLOATS);
+    let fp8 = rng.pick(&[None, Some(DType::F8E4M3), Some(DType::F8E5M2)]);
+    let (heads, page_size) = (1 + rng.below(4) as i64, rng.pick(&[16, 1, 3]));
+    let (dim, dim_vo) = (rng.pick(&[64, 8, 14, 128]), rng.pick(&[64, 8, 13]));
+    let (tokens, pages) = (rng.below(12) as i64, 1 + rng.below(6) as i64);
+    let rows = tokens + rng.below(3) as i64;
+    let resident = |image| Resident::new(&data, image);
+    let mut row = |heads, dim| resident(numbers(source, &[rows, heads, dim], rng));
+    let [q, q_out] = [(); 2].map(|()| row(2 * heads, dim));
+    let [key, key_out, value] = [dim, dim, dim_vo].map(|dim| row(heads, dim));
+    let caches = [dim, dim_vo].map(|dim| {
+        let gaps = [rng.pick(&[0, 8]), 0, rng.pick(&[0, 3]), 0];
+        let shape = [pages, page_size, heads, dim];
+        resident(Image::poisoned(View::gapped(
+            fp8.unwrap_or(source),
+            &shape,
+            &gaps,
+            0,
+        )))
+    });
+    let slots = resident(slots(tokens, pages * page_size, rng));
+    let max_position = 1 + rng.below(9);
+    let positions = (0..rows).map(|_| rng.below(max_position) as u64);
+    let positions: Vec<u64> = positions.collect();
+    let dtype = rng.pick(&[DType::I32, DType::I64]);
+    let positions = resident(Image::of_bits(dtype, &[rows], positions));
+    let dtype = rng.pick(&[source, DType::F32]);
+    let shape = [max_position as i64, dim];
+    let mut table = Image::poisoned(View::gapped(dtype, &shape, &[rng.pick(&[0, 8]), 0], 0));
+    for_each_index(&shape, |at| {
+        table.put(at, encode(dtype, rng.pick(&[0.0, 1.0, -0.5, 0.25])));
+    });
+    let table = resident(table);
+    let with_rope = !rng.one_in(4);
+    let input = RopeAppendArgs {
+        append: AppendArgs {
+            key: key.tensor(),
+            value: value.tensor(),
+            k_cache: caches[0].tensor(),
+            v_cache: caches[1].tensor(),
+            layout: KvLayout::Nhd,
+            kv_dtype: None,
+            slot_mapping: slots.tensor(),
+            k_scale: fp8.map_or(0.0, |_| rng.pick(&[0.0, 0.5, 0.03])),
+            v_scale: 0.0,
+            k_scales: None,
+            v_scales: None,
+        },
+        key_out: rng.one_in(2).then(|| key_out.tensor()),
+        q: Some(q.tensor()),
+        q_out: Some(q_out.tensor()),
+        norm: Norm {
+            q_weight: None,
+            k_weight: None,
+            eps: 0.0,
+        },
+        rope: with_rope.then(|| Rope {
+            positions: positions.tensor(),
+            position_offsets: None,
+            angles: Angles::Table(table.tensor()),
+            rotary_dim: dim as u32,
+            is_interleaved: rng.one_in(2),
+        }),
+    };
+    let tensors = Tensors::default();
+    // SAFETY: the header's struct, with tensors that `tensors` keeps until they were copied.
+    let args = unsafe { Struct::new("folio_rope_append_args", c_rope_append(&input, &tensors)) };
+    let call: &Operator = &|ctx, args, stream, err| {
+        // SAFETY: a live context, and a struct as large as it says.
+        unsafe { api().rope_append.unwrap()(ctx, args.pointer(), stream, err) }
+    };
+    // Where q_out is NULL, q is an output.
+    let outputs = ["q", "q_out", "key_out", "k_cache", "v_cache"];
+    judge(
+        rng,
+        place,
+        &data,
+        args,
+        call,
+        &outputs,
+        &["q", "key", "value"],
+    )
 }
 
 /// New tokens for a cache of latent records, in one tensor or two.

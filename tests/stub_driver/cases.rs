@@ -17,7 +17,7 @@ use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
     backend, cascade, choice, context_parallel, copy, gather, images, index, launches, merge, mla,
-    mla_cache, mla_context, mla_few, operators, projections, split_keys, tree_mask,
+    mla_cache, mla_context, mla_few, operators, projections, rope_append, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -400,6 +400,10 @@ pub const CASES: &[Case<Setup>] = &[
     case("operator_copy_by_a_list", BACKEND, copy::by_a_list),
     case("operator_copy_of_swaps", BACKEND, copy::swaps),
     case("operator_gather", BACKEND, gather::gathers),
+    case("operator_rope_append", BACKEND, rope_append::launch),
+    case("operator_rope_append_angles", BACKEND, rope_append::angles),
+    case("operator_rope_append_grids", BACKEND, rope_append::grids),
+    case("operator_rope_append_edges", BACKEND, rope_append::edges),
     case("operator_mla_append", BACKEND, mla_cache::append),
     case(
         "operator_mla_append_of_656_byte_records",

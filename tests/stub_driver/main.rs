@@ -23,6 +23,7 @@ mod mla_context;
 mod mla_few;
 mod operators;
 mod projections;
+mod rope_append;
 mod split_keys;
 mod stub;
 mod tree_mask;

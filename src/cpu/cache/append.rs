@@ -2,13 +2,14 @@
 //! otherwise.
 #![allow(unsafe_code)]
 
+use super::rows::Row;
 use crate::cpu::kernels::convert::Quantise;
 use crate::cpu::kernels::nontemporal_copy::NontemporalCopy;
 use crate::cpu::kernels::table::Kernels;
 use crate::cpu::threads::Pool;
 use crate::dtype::{self, DType};
 use crate::error::{Error, Result};
-use crate::problem::{AppendArgs, Checked};
+use crate::problem::{AppendArgs, CacheFormat, Checked};
 use crate::tensor::{Slots, Tensor};
 use std::ops::Range;
 
@@ -23,7 +24,7 @@ pub(super) const NONTEMPORAL_PIECE: usize = 256 << 10;
 pub(super) const NONTEMPORAL_COPY: usize = 4 << 10;
 
 /// New rows and the cache they go to.
-struct Side<'a> {
+pub struct Side<'a> {
     from: &'a Tensor,
     to: &'a Tensor,
     scale: f32,
@@ -43,26 +44,7 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Res
     };
     let token_bytes = token_bytes(&args.key) + token_bytes(&args.value);
     let is_nontemporal = slots.len() * token_bytes / pool.num_threads() >= NONTEMPORAL_BYTES;
-    let sides = [
-        Side {
-            from: &args.key,
-            to: &args.k_cache,
-            scale: args.k_scale,
-            scales: args.k_scales.as_ref().and_then(Tensor::as_f32),
-            kernels,
-            is_nontemporal,
-            is_scaled: args.format().is_scaled(),
-        },
-        Side {
-            from: &args.value,
-            to: &args.v_cache,
-            scale: args.v_scale,
-            scales: args.v_scales.as_ref().and_then(Tensor::as_f32),
-            kernels,
-            is_nontemporal,
-            is_scaled: args.format().is_scaled(),
-        },
-    ];
+    let sides = sides(args, kernels, is_nontemporal);
     let piece_bytes = if is_nontemporal {
         NONTEMPORAL_PIECE
     } else {
@@ -80,12 +62,34 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Res
     Ok(())
 }
 
+/// Keys and values of checked arguments.
+pub fn sides<'a>(
+    args: &'a AppendArgs,
+    kernels: &'a Kernels,
+    is_nontemporal: bool,
+) -> [Side<'a>; 2] {
+    let side = |from, to: &'a Tensor, scale, scales: &'a Option<Tensor>| Side {
+        from,
+        to,
+        scale,
+        scales: scales.as_ref().and_then(Tensor::as_f32),
+        kernels,
+        is_nontemporal,
+        is_scaled: CacheFormat::plain(to.dtype()).is_scaled(),
+    };
+    [
+        side(&args.key, &args.k_cache, args.k_scale, &args.k_scales),
+        side(&args.value, &args.v_cache, args.v_scale, &args.v_scales),
+    ]
+}
+
 fn token_bytes(rows: &Tensor) -> usize {
     (rows.extent(1) * rows.extent(2)) as usize * rows.dtype().size()
 }
 
 impl Side<'_> {
-    fn tokens(&self, tokens: Range<usize>, slots: &Slots<'_>) {
+    /// Writes tokens as they are; negative slots are skipped.
+    pub fn tokens(&self, tokens: Range<usize>, slots: &Slots<'_>) {
         let mut token = tokens.start;
         while token < tokens.end {
             let slot = slots.get(token);
@@ -138,6 +142,24 @@ impl Side<'_> {
         }
     }
 
+    /// Writes a row of a token that was computed; the length of `values` is a multiple of 16.
+    pub fn write_computed(&self, slot: i64, head: i64, values: &[f32]) {
+        let page_size = self.to.extent(1);
+        let to = Row::of(self.to, &[slot / page_size, slot % page_size, head]);
+        let dim = self.from.extent(2) as usize;
+        let from = Row {
+            at: values.as_ptr().cast_mut().cast(),
+            dtype: DType::F32,
+        };
+        // SAFETY: as in `copy`; `quantise` only reads `values`.
+        unsafe {
+            match self.is_scaled {
+                true => to.quantise(self.kernels, dim, from, self.divisor(head as usize)),
+                false => to.store(self.kernels, dim, values, 1.0),
+            }
+        }
+    }
+
     /// Copies `count` elements; offsets in elements.
     fn copy(&self, from: i64, to: i64, count: i64) {
         let bytes = count as usize * self.from.dtype().size();
@@ -153,11 +175,7 @@ impl Side<'_> {
     }
 
     fn quantise(&self, from: i64, to: i64, head: usize) {
-        let divisor = match self.scales {
-            None => self.scale,
-            Some([one]) => self.scale * one,
-            Some(all) => self.scale * all[head],
-        };
+        let divisor = self.divisor(head);
         let dim = self.from.extent(2) as usize;
         let task = Quantise {
             src: self.source(from),
@@ -173,6 +191,15 @@ impl Side<'_> {
                 let value = dtype::load(task.src, self.from.dtype(), d as isize);
                 dtype::store(task.dst, self.to.dtype(), d as isize, value / divisor);
             }
+        }
+    }
+
+    /// What a head's values are divided by.
+    fn divisor(&self, head: usize) -> f32 {
+        match self.scales {
+            None => self.scale,
+            Some([one]) => self.scale * one,
+            Some(all) => self.scale * all[head],
         }
     }
 

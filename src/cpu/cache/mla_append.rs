@@ -2,6 +2,7 @@
 //! here, and rotates rotary elements first where that is asked for.
 #![allow(unsafe_code)]
 
+use super::rotation::{rotate_halves, rotate_neighbours};
 use super::rows::{CHUNK, Chunk, Row};
 use crate::cpu::kernels::table::Kernels;
 use crate::cpu::threads::Pool;
@@ -241,9 +242,8 @@ impl Append<'_> {
             row.skip(pairs + some.start)
                 .load(self.kernels, some.len(), &mut y);
         }
-        for i in 0..some.len() {
-            (x[i], y[i]) = (x[i] * cos[i] - y[i] * sin[i], y[i] * cos[i] + x[i] * sin[i]);
-        }
+        let count = some.len();
+        rotate_halves(&mut x[..count], &mut y[..count], &cos, &sin);
         [x, y]
     }
 
@@ -261,11 +261,7 @@ impl Append<'_> {
             row.skip(2 * some.start)
                 .load(self.kernels, 2 * some.len(), &mut both);
         }
-        for (i, pair) in both.chunks_exact_mut(2).enumerate().take(some.len()) {
-            let (x, y) = (pair[0], pair[1]);
-            pair[0] = x * cos[i] - y * sin[i];
-            pair[1] = y * cos[i] + x * sin[i];
-        }
+        rotate_neighbours(&mut both[..2 * some.len()], &cos, &sin);
         both
     }
 }

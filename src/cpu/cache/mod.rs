@@ -6,4 +6,6 @@ pub mod gather;
 pub mod mla_append;
 pub mod mla_gather;
 pub mod requests;
+pub mod rope_append;
+pub mod rotation;
 pub mod rows;

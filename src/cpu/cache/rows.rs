@@ -44,11 +44,12 @@ impl Row {
         }
     }
 
-    /// Up to [`CHUNK`] elements as f32.
+    /// Elements as f32, as many as `to` has room for; its length is a multiple of 16.
     ///
     /// # Safety
     /// `count` elements are readable.
-    pub unsafe fn load(self, kernels: &Kernels, count: usize, to: &mut Chunk) {
+    pub unsafe fn load(self, kernels: &Kernels, count: usize, to: &mut [f32]) {
+        debug_assert!(to.len().is_multiple_of(16) && count <= to.len());
         let whole = count / 8 * 8;
         let task = Stage {
             rows: Rows {
@@ -58,7 +59,7 @@ impl Row {
             },
             dim: whole,
             dst: to.as_mut_ptr(),
-            width: CHUNK,
+            width: to.len(),
             strip: 0,
         };
         (kernels.stage[self.dtype as usize])(&task);
@@ -67,11 +68,12 @@ impl Row {
         }
     }
 
-    /// Stores `from · factor`, up to [`CHUNK`] elements.
+    /// Stores `from · factor`; the length of `from` is a multiple of 16.
     ///
     /// # Safety
     /// `count` elements are writable.
-    pub unsafe fn store(self, kernels: &Kernels, count: usize, from: &Chunk, factor: f32) {
+    pub unsafe fn store(self, kernels: &Kernels, count: usize, from: &[f32], factor: f32) {
+        debug_assert!(from.len().is_multiple_of(16) && count <= from.len());
         let whole = count / 8 * 8;
         let task = Store {
             src: from.as_ptr(),

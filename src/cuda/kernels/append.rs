@@ -1,4 +1,5 @@
-//! Rows of the kernel that writes new tokens to a paged cache: one for each type of tokens and of cache.
+//! Rows of the kernels that write new tokens to a paged cache, as they are or normalised and rotated: one for each type of
+//! tokens and of cache.
 
 use std::sync::LazyLock;
 
@@ -30,43 +31,66 @@ impl AsRef<Row> for AppendRow {
     }
 }
 
-/// All rows.
-pub fn rows() -> &'static [AppendRow] {
-    static ROWS: LazyLock<Vec<AppendRow>> = LazyLock::new(|| TYPES.map(row).into());
-    &ROWS
+/// The rows of one operator.
+pub struct AppendRows {
+    operator: &'static str,
+    rows: LazyLock<Vec<AppendRow>>,
 }
 
-/// The rows for these types that run on the device, the preferred ones first.
-pub fn candidates(
-    types: AppendTypes,
-    compute_capability: (u32, u32),
-) -> impl Iterator<Item = &'static AppendRow> {
-    let fits =
-        move |row: &&AppendRow| row.types == types && row.row.arch.runs_on(compute_capability);
-    rows().iter().filter(fits)
-}
+/// Writes tokens as they are.
+pub static APPEND: AppendRows = AppendRows {
+    operator: "append",
+    rows: LazyLock::new(|| rows("append", ("ops/append.cu", "folio_append"))),
+};
 
-/// The refusal of types that no row fits.
-pub fn unsupported(types: AppendTypes, compute_capability: (u32, u32)) -> Error {
-    let problem = format!(
-        "append kernel for tokens of {} and a cache of {}",
-        types.source.name(),
-        types.cache.name()
-    );
-    refusal(
-        &problem,
-        compute_capability,
-        rows().iter().map(|row| &row.row),
-    )
-}
+/// Normalises and rotates queries and keys first.
+pub static ROPE_APPEND: AppendRows = AppendRows {
+    operator: "rope_append",
+    rows: LazyLock::new(|| rows("rope_append", ("ops/rope_append.cu", "folio_rope_append"))),
+};
 
-fn row(types: AppendTypes) -> AppendRow {
-    let AppendTypes { source, cache } = types;
-    let code = ("ops/append.cu", "folio_append");
-    AppendRow {
-        row: Row::of_any_size("append", code, [source, cache, source], 128),
-        types,
+impl AppendRows {
+    /// All rows.
+    pub fn rows(&'static self) -> &'static [AppendRow] {
+        &self.rows
     }
+
+    /// The rows for these types that run on the device, the preferred ones first.
+    pub fn candidates(
+        &'static self,
+        types: AppendTypes,
+        compute_capability: (u32, u32),
+    ) -> impl Iterator<Item = &'static AppendRow> {
+        let fits =
+            move |row: &&AppendRow| row.types == types && row.row.arch.runs_on(compute_capability);
+        self.rows().iter().filter(fits)
+    }
+
+    /// The refusal of types that no row fits.
+    pub fn unsupported(&'static self, types: AppendTypes, compute_capability: (u32, u32)) -> Error {
+        let problem = format!(
+            "{} kernel for tokens of {} and a cache of {}",
+            self.operator,
+            types.source.name(),
+            types.cache.name()
+        );
+        refusal(
+            &problem,
+            compute_capability,
+            self.rows().iter().map(|row| &row.row),
+        )
+    }
+}
+
+fn rows(operator: &'static str, code: (&'static str, &'static str)) -> Vec<AppendRow> {
+    let row = |types: AppendTypes| {
+        let AppendTypes { source, cache } = types;
+        AppendRow {
+            row: Row::of_any_size(operator, code, [source, cache, source], 128),
+            types,
+        }
+    };
+    TYPES.map(row).into()
 }
 
 /// Tokens are stored as they are or in fp8.

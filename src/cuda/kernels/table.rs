@@ -1,12 +1,13 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
+use super::append::{APPEND, ROPE_APPEND};
 use super::keyless::{
     BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, DRAFT_KV_INDICES,
     KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES, MLA_APPEND, MLA_GATHER, PLAN, SLOT_MAPPING,
     TREE_MASK,
 };
 use super::row::Row;
-use super::{append, attention, merge, mla, projection};
+use super::{attention, merge, mla, projection};
 
 /// All rows.
 pub fn table() -> impl Iterator<Item = &'static Row> {
@@ -30,7 +31,8 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(BLOCK_TABLE.rows())
         .chain(SLOT_MAPPING.rows())
         .chain(DRAFT_KV_INDICES.rows())
-        .chain(append::rows().iter().map(|row| &row.row))
+        .chain(APPEND.rows().iter().map(|row| &row.row))
+        .chain(ROPE_APPEND.rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))
         .chain(projection::copy_rows().iter().map(|row| &row.row))

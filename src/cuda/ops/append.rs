@@ -8,7 +8,7 @@ use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, blocks_of};
-use crate::cuda::kernels::append::{AppendTypes, candidates, unsupported};
+use crate::cuda::kernels::append::{APPEND, AppendTypes};
 use crate::cuda::params::{
     AppendParams, AppendTensor, Cache, Divisor, Rows, address, count, scales_stride,
 };
@@ -40,7 +40,9 @@ impl Append {
         let blocks = blocks_of("slot_mapping", params.num_tokens as u64)?;
         let current = self.kernels.enter(stream)?;
         let kernel = self.kernels.get(&current, types, stream, |loader, cc| {
-            let found = loader.find(candidates(types, cc), || unsupported(types, cc));
+            let found = loader.find(APPEND.candidates(types, cc), || {
+                APPEND.unsupported(types, cc)
+            });
             found.map(Kernel::new)
         })?;
         // SAFETY: the kernel takes a `FolioAppendParams`; the addresses are the caller's tensors, whose
@@ -49,7 +51,8 @@ impl Append {
     }
 }
 
-fn append_params(args: &AppendArgs) -> Result<AppendParams> {
+/// What the kernels need of an append.
+pub fn append_params(args: &AppendArgs) -> Result<AppendParams> {
     let sides = [(&args.key, &args.k_cache), (&args.value, &args.v_cache)];
     let vectors = sides
         .iter()

@@ -15,5 +15,6 @@ pub mod merge;
 pub mod mla_append;
 pub mod mla_gather;
 pub mod projection;
+pub mod rope_append;
 pub mod rows;
 pub mod tree_mask;

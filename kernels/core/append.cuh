@@ -1,0 +1,66 @@
+// How tokens go to a paged cache: where a slot is, and the pieces in which rows move there.
+#pragma once
+#include "core/elements.cuh"
+#include "core/paged.cuh"
+#include "core/softmax.cuh"
+
+namespace folio {
+
+// Where a token goes. A cache may have more pages than int32 can count.
+struct CacheSlot {
+    i64 page;
+    u32 token;
+};
+
+__device__ __forceinline__ i64 slot_index(const FolioAppendParams &p, i64 token) {
+    return integer(p.slots, p.slot_bytes, token);
+}
+
+__device__ __forceinline__ CacheSlot place(const FolioAppendParams &p, i64 index) {
+    if (index < 1ll << 31) {
+        const u32 page = divide(static_cast<u32>(index), p.page_size);
+        return {page, static_cast<u32>(index) - page * p.page_size.divisor};
+    }
+    return {index / p.page_size.divisor, static_cast<u32>(index % p.page_size.divisor)};
+}
+
+// What a head's values are divided by.
+__device__ __forceinline__ float cache_divisor(const FolioAppendTensor &t, u32 head) {
+    return t.scale * head_scale(t.scales, t.scales_stride, head);
+}
+
+// The place of a piece of N elements within a row of heads.
+template <u32 N, class Source, class Cached>
+struct AppendPiece {
+    typedef CacheRows<Cached> Cache;
+    static_assert(Cache::SCALES == ScaleGranularity::HEAD, "the caller gives the scales; nothing computes them from rows");
+
+    u32 head, d;
+
+    __device__ __forceinline__ AppendPiece(const FolioAppendTensor &t, u32 index) {
+        head = divide(index, t.pieces);
+        d = N * (index - head * t.pieces.divisor);
+    }
+
+    __device__ __forceinline__ Elements<N, Source> load(const FolioAppendTensor &t, i64 token) const {
+        Elements<N, Source> in;
+        in.load(row_of<Source>(t.source, token, head) + d);
+        return in;
+    }
+
+    __device__ __forceinline__ void store(const FolioAppendTensor &t, const CacheSlot &slot,
+                                          const Elements<N, Source> &in) const {
+        Elements<N, Cached> out;
+        if constexpr (Cached::IS_FP8) {
+            const float divisor = cache_divisor(t, head);
+#pragma unroll
+            for (u32 i = 0; i < N; i++) out.x[i] = Cached::store(Source::load(in.x[i]) / divisor);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < N; i++) out.x[i] = in.x[i];
+        }
+        out.store(Cache::row(t.cache, slot.page, slot.token, head) + d);
+    }
+};
+
+}  // namespace folio

@@ -1,0 +1,200 @@
+// From a projection to the attention: rows of queries and keys are normalised and rotated in fp32, queries are stored,
+// keys and values go to a paged cache, rounded to fp8 where the cache is fp8. One launch, and every element is read once
+// and written once to each output.
+//
+// A row has a group of lanes, a power of two, and each lane 16 elements of it: eight pairs while RoPE lasts, and 16
+// neighbours behind. Groups take the rows of a token in turn: queries, keys, values. CTAs share a token where tokens are
+// few. Slots beyond the cache are skipped; positions beyond the table are those of its ends.
+//
+// With 32 and 8 heads of 128 in bf16 a token moves 12 KiB in and 12 KiB out, 10 KiB out where the cache is fp8.
+//
+// Compiled per pair of types: FOLIO_Q of the tokens, FOLIO_KV of the cache (that, or fp8).
+#include "core/append.cuh"
+#include "core/rope.cuh"
+#include "params/rope_append.h"
+
+namespace folio {
+
+typedef FolioRopeAppendParams Params;
+typedef FOLIO_Q Source;
+typedef FOLIO_KV Cached;
+
+// What the rows of one token have in common.
+struct Token {
+    i64 index;
+    i64 slot;     // negative: not cached
+    bool is_key;  // it has a key and a value
+};
+
+// The part of every row that this lane has.
+struct Lane {
+    u32 index, count;  // of the group
+    u32 group;         // lanes of it in the warp's mask
+    bool is_rotated;
+    RowPieces pieces;
+    PairAngles angles;
+};
+
+__device__ __forceinline__ Token token_of(const Params &p, i64 index) {
+    const bool is_key = index < p.append.num_tokens;
+    const i64 slot = is_key ? slot_index(p.append, index) : -1;
+    return {index, slot < p.append.num_slots ? slot : -1, is_key};
+}
+
+__device__ __forceinline__ i64 position_of(const Params &p, i64 token) {
+    const u64 position = integer(p.positions, p.position_bytes, token);
+    return static_cast<i64>(p.offsets ? position + integer(p.offsets, p.offset_bytes, token) : position);
+}
+
+// Of pairs from `first` on.
+__device__ __forceinline__ void find_angles(const Params &p, i64 token, u32 first, u32 count, PairAngles &angles) {
+    i64 position = position_of(p, token);
+    if (!p.cos) {
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) {
+            // Modulo 2^64, which is one turn. Half turns from -1 to 1:
+            const u64 turns = static_cast<u64>(position) * p.turns[min(first + i, FOLIO_MOST_PAIRS - 1u)];
+            const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
+            sincospif(halves, &angles.sin[i], &angles.cos[i]);
+        }
+        return;
+    }
+    position = max(min(position, p.max_position - 1), 0ll);
+    const i64 at = position * p.cos_sin_stride + first;
+    if (p.cos_sin_dtype == FOLIO_F32) {
+        load_angles<f32>(angles.cos, static_cast<const float *>(p.cos) + at, count, p.vectors);
+        load_angles<f32>(angles.sin, static_cast<const float *>(p.sin) + at, count, p.vectors);
+    } else {
+        load_angles<Source>(angles.cos, static_cast<const Source::Storage *>(p.cos) + at, count, p.vectors);
+        load_angles<Source>(angles.sin, static_cast<const Source::Storage *>(p.sin) + at, count, p.vectors);
+    }
+}
+
+__device__ __forceinline__ Lane lane_of(const Params &p, i64 token) {
+    const u32 pairs = p.rotary_dim / 2, first = VECTOR * (threadIdx.x & ((1u << p.log2_lanes) - 1));
+    const u32 rotated_lanes = (pairs + VECTOR - 1) / VECTOR;
+    Lane lane;
+    lane.count = 1u << p.log2_lanes;
+    lane.index = first / VECTOR;
+    const u32 in_warp = threadIdx.x % 32;
+    lane.group = (lane.count == 32 ? 0xffffffffu : (1u << lane.count) - 1) << (in_warp & ~(lane.count - 1));
+    lane.is_rotated = first < pairs;
+    if (lane.is_rotated) {
+        lane.pieces = RowPieces::of_pairs(first, pairs, p.is_interleaved);
+        find_angles(p, token, first, min(VECTOR, pairs - first), lane.angles);
+        return lane;
+    }
+    const u32 dim = p.append.k.head_dim;
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 begin = min(p.rotary_dim + 2 * VECTOR * (lane.index - rotated_lanes) + VECTOR * half, dim);
+        lane.pieces.begin[half] = begin;
+        lane.pieces.count[half] = min(VECTOR, dim - begin);
+    }
+    return lane;
+}
+
+template <class T>
+__device__ __forceinline__ void scale_by(RowPieces &pieces, float factor, const void *weight, bool vectors) {
+    RowPieces weights = pieces;
+    weights.load<T>(static_cast<const typename T::Storage *>(weight), vectors);
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights.x[half][i];
+    }
+}
+
+// RMS norm. Lanes without elements have zeros.
+__device__ __forceinline__ void normalise(const Params &p, Lane &lane, const void *weight, u32 dtype) {
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < VECTOR; i++) {
+        squares += lane.pieces.x[0][i] * lane.pieces.x[0][i] + lane.pieces.x[1][i] * lane.pieces.x[1][i];
+    }
+    for (u32 lanes = lane.count / 2; lanes > 0; lanes /= 2) {
+        squares += __shfl_xor_sync(lane.group, squares, lanes);
+    }
+    const float factor = __frsqrt_rn(squares / static_cast<float>(p.append.k.head_dim) + p.rms_norm_eps);
+    if (dtype == FOLIO_F32) {
+        scale_by<f32>(lane.pieces, factor, weight, p.vectors);
+    } else {
+        scale_by<Source>(lane.pieces, factor, weight, p.vectors);
+    }
+}
+
+// A row, normalised and rotated, in the lanes of its group. All of it is read before any of it is written, where the
+// norm needs it, and otherwise what a lane writes is what it has read.
+__device__ __forceinline__ void compute_row(const Params &p, Lane &lane, const Source::Storage *row, const void *weight,
+                                            u32 dtype) {
+    lane.pieces.load<Source>(row, p.vectors);
+    if (weight) normalise(p, lane, weight, dtype);
+    if (lane.is_rotated) lane.pieces.rotate(lane.angles, p.is_interleaved);
+}
+
+template <class T>
+__device__ __forceinline__ void store_row(const RowPieces &pieces, typename T::Storage *row, bool vectors) {
+    pieces.each([&](u32 d, const float(&x)[VECTOR], u32 count) { Piece<T>(x).store(row + d, count, vectors); });
+}
+
+__device__ __forceinline__ void query(const Params &p, const Token &token, u32 head, Lane &lane) {
+    if (token.index >= p.num_q_rows) return;
+    compute_row(p, lane, row_of<Source>(p.q, token.index, head), p.q_weight, p.q_weight_dtype);
+    store_row<Source>(lane.pieces, row_of<Source>(p.q_out, token.index, head), p.vectors);
+}
+
+__device__ __forceinline__ void key(const Params &p, const Token &token, u32 head, Lane &lane) {
+    if (!token.is_key || (token.slot < 0 && !p.key_out.data)) return;
+    const FolioAppendTensor &k = p.append.k;
+    compute_row(p, lane, row_of<Source>(k.source, token.index, head), p.k_weight, p.k_weight_dtype);
+    if (p.key_out.data) store_row<Source>(lane.pieces, row_of<Source>(p.key_out, token.index, head), p.vectors);
+    if (token.slot < 0) return;
+    if constexpr (Cached::IS_FP8) {
+        const float divisor = cache_divisor(k, head);
+#pragma unroll
+        for (u32 i = 0; i < 2 * VECTOR; i++) lane.pieces.x[i / VECTOR][i % VECTOR] /= divisor;
+    }
+    const CacheSlot slot = place(p.append, token.slot);
+    store_row<Cached>(lane.pieces, CacheRows<Cached>::row(k.cache, slot.page, slot.token, head), p.vectors);
+}
+
+template <u32 N>
+__device__ __forceinline__ void value(const Params &p, const Token &token, u32 head, const Lane &lane) {
+    const FolioAppendTensor &v = p.append.v;
+    const CacheSlot slot = place(p.append, token.slot);
+    for (u32 i = lane.index; i < v.pieces.divisor; i += lane.count) {
+        const AppendPiece<N, Source, Cached> piece(v, head * v.pieces.divisor + i);
+        piece.store(v, slot, piece.load(v, token.index));
+    }
+}
+
+__device__ __forceinline__ void append_token(const Params &p, const Token &token, u32 block) {
+    Lane lane = lane_of(p, token.index);
+    const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
+    const u32 groups = FOLIO_THREADS >> p.log2_lanes;
+#pragma unroll 1
+    for (u32 row = block * groups + (threadIdx.x >> p.log2_lanes); row < rows; row += p.blocks_of_token.divisor * groups) {
+        if (row < p.num_q_heads) {
+            query(p, token, row, lane);
+        } else if (row < p.num_q_heads + heads) {
+            key(p, token, row - p.num_q_heads, lane);
+        } else if (token.slot >= 0) {
+            const u32 head = row - p.num_q_heads - heads;
+            if (p.append.vectors) {
+                value<VECTOR>(p, token, head, lane);
+            } else {
+                value<1>(p, token, head, lane);
+            }
+        }
+    }
+}
+
+}  // namespace folio
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_rope_append(const __grid_constant__ FolioRopeAppendParams p) {
+    using namespace folio;
+    wait_for_prerequisites();
+    const u32 token = divide(blockIdx.x, p.blocks_of_token);
+    append_token(p, token_of(p, token), blockIdx.x - token * p.blocks_of_token.divisor);
+}

@@ -1,0 +1,152 @@
+//! Norm, RoPE and append on a device: new tokens go from a projection to the attention by one launch.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::append::append_params;
+use super::kernels::{Kernel, Kernels};
+use super::rows::{VECTOR, moves_vectors};
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::kernels::append::{AppendTypes, ROPE_APPEND};
+use crate::cuda::params::{Divisor, Rows, address, count, dtype_code};
+use crate::cuda::rope_append_params::RopeAppendParams;
+use crate::error::{Error, Result};
+use crate::problem::{Angles, Checked, MOST_PAIRS, RopeAppendArgs};
+use crate::tensor::Tensor;
+
+/// Elements of a row that a thread takes.
+const ELEMENTS_OF_LANE: u32 = 2 * VECTOR;
+
+/// Threads of a group that shares a row.
+const MOST_LANES: u32 = 32;
+
+/// CTAs for every multiprocessor, below which the rows of a token are dealt to several.
+const BLOCKS_OF_MULTIPROCESSOR: u64 = 8;
+
+/// The operator on one device.
+#[derive(Debug)]
+pub struct RopeAppend {
+    kernels: Kernels<AppendTypes, Kernel>,
+    sm_count: u32,
+}
+
+impl RopeAppend {
+    /// Loads nothing yet.
+    pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> RopeAppend {
+        RopeAppend {
+            kernels: Kernels::new("rope_append", loader, context),
+            sm_count: context.device().sm_count,
+        }
+    }
+
+    /// Computes rows, and writes keys and values to a paged cache.
+    pub fn run(&self, args: &Checked<RopeAppendArgs>, stream: Stream) -> Result<()> {
+        let types = AppendTypes {
+            source: args.append.key.dtype(),
+            cache: args.append.k_cache.dtype(),
+        };
+        let mut params = params(args)?;
+        let current = self.kernels.enter(stream)?;
+        let kernel = self.kernels.get(&current, types, stream, |loader, cc| {
+            let found = ROPE_APPEND.candidates(types, cc);
+            let found = loader.find(found, || ROPE_APPEND.unsupported(types, cc));
+            found.map(Kernel::new)
+        })?;
+        let tokens = args.num_rows() as u64;
+        let groups = kernel.threads() >> params.log2_lanes;
+        let rows = params.num_q_heads + 2 * params.append.num_kv_heads;
+        let wanted = u64::from(self.sm_count) * BLOCKS_OF_MULTIPROCESSOR;
+        let blocks = wanted.div_ceil(tokens.max(1));
+        let blocks = blocks.clamp(1, u64::from(rows.div_ceil(groups).max(1)));
+        params.blocks_of_token = Divisor::new(blocks as u32);
+        let blocks = blocks_of("q", tokens.saturating_mul(blocks))?;
+        // SAFETY: the kernel takes a `FolioRopeAppendParams`; the addresses are the caller's tensors, whose extents
+        // `api` checked.
+        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+    }
+}
+
+/// All but how many CTAs share a token.
+fn params(args: &RopeAppendArgs) -> Result<RopeAppendParams> {
+    let append = append_params(&args.append)?;
+    let rope = args.rope.as_ref();
+    let dim = args.append.key.extent(2) as u32;
+    let rotary_dim = rope.map_or(0, |rope| rope.rotary_dim);
+    let num_q_heads = args.q.map_or(0, |q| q.extent(1));
+    let all_heads = num_q_heads + 2 * args.append.key.extent(1);
+    count("q", "heads of queries, keys and values", all_heads)?;
+    let table = rope.and_then(|rope| match rope.angles {
+        Angles::Table(table) => Some(table),
+        Angles::Computed(_) => None,
+    });
+    let [cos, sin] = [0, 1].map(|plane| table.map(|table| table.narrow(0, plane, 1)));
+    let positions = rope.map(|rope| rope.positions);
+    let offsets = rope.and_then(|rope| rope.position_offsets);
+    let rows = |tensor: Option<Tensor>| tensor.map_or(Rows::default(), |rows| Rows::of(&rows));
+    let bytes = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.dtype().size() as u32);
+    let dtype = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| dtype_code(tensor.dtype()));
+    let vectors = tensors(args, table).all(|tensor| moves_vectors(&tensor))
+        // Halves of what is rotated, and neighbours of eight pairs, are whole vectors.
+        && rotary_dim.is_multiple_of(2 * VECTOR);
+    Ok(RopeAppendParams {
+        append,
+        q: rows(args.q),
+        q_out: rows(args.q_out),
+        key_out: rows(args.key_out),
+        q_weight: address(args.norm.q_weight),
+        k_weight: address(args.norm.k_weight),
+        cos: address(cos),
+        sin: address(sin),
+        cos_sin_stride: table.map_or(0, |table| table.stride(1)),
+        max_position: table.map_or(0, |table| table.extent(1)),
+        positions: address(positions),
+        offsets: address(offsets),
+        num_q_rows: args.q.map_or(0, |q| q.extent(0)),
+        blocks_of_token: Divisor::new(1),
+        log2_lanes: lanes(rotary_dim, dim)?.ilog2(),
+        num_q_heads: num_q_heads as u32,
+        rotary_dim,
+        position_bytes: bytes(positions),
+        offset_bytes: bytes(offsets),
+        q_weight_dtype: dtype(args.norm.q_weight),
+        k_weight_dtype: dtype(args.norm.k_weight),
+        cos_sin_dtype: dtype(table),
+        is_interleaved: rope.is_some_and(|rope| rope.is_interleaved).into(),
+        vectors: vectors.into(),
+        rms_norm_eps: args.norm.eps,
+        turns: match rope.map(|rope| rope.angles) {
+            Some(Angles::Computed(frequencies)) => frequencies.turns(rotary_dim),
+            _ => [0; MOST_PAIRS],
+        },
+    })
+}
+
+/// Threads of a group: rotated elements and others have threads of their own.
+fn lanes(rotary_dim: u32, dim: u32) -> Result<u32> {
+    let lanes = [rotary_dim, dim - rotary_dim].map(|part| part.div_ceil(ELEMENTS_OF_LANE));
+    let lanes = (lanes[0] + lanes[1]).max(1).next_power_of_two();
+    if lanes <= MOST_LANES {
+        return Ok(lanes);
+    }
+    Err(Error::Unsupported(format!(
+        "rotary_dim: {rotary_dim} of rows of {dim} elements is not supported; a multiple of {ELEMENTS_OF_LANE} is"
+    )))
+}
+
+/// Those whose rows move in pieces, but for values.
+fn tensors(args: &RopeAppendArgs, table: Option<Tensor>) -> impl Iterator<Item = Tensor> {
+    [
+        Some(args.append.key),
+        Some(args.append.k_cache),
+        args.key_out,
+        args.q,
+        args.q_out,
+        args.norm.q_weight,
+        args.norm.k_weight,
+        table,
+    ]
+    .into_iter()
+    .flatten()
+}
