@@ -33,7 +33,8 @@ __device__ __forceinline__ float cache_divisor(const FolioAppendTensor &t, u32 h
 template <u32 N, class Source, class Cached>
 struct AppendPiece {
     typedef CacheRows<Cached> Cache;
-    static_assert(Cache::SCALES == ScaleGranularity::HEAD, "the caller gives the scales; nothing computes them from rows");
+    static_assert(Cache::SCALES == ScaleGranularity::HEAD,
+                  "the caller gives the scales; nothing computes them from rows");
 
     u32 head, d;
 

@@ -73,7 +73,7 @@ struct RowPieces {
         }
     }
 
-   private:
+private:
     // Products and sums are rounded one by one, as on the CPU.
     static __device__ __forceinline__ void turn(float &x, float &y, float cos, float sin) {
         const float a = x, b = y;

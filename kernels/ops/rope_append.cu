@@ -173,7 +173,8 @@ __device__ __forceinline__ void append_token(const Params &p, const Token &token
     const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
     const u32 groups = FOLIO_THREADS >> p.log2_lanes;
 #pragma unroll 1
-    for (u32 row = block * groups + (threadIdx.x >> p.log2_lanes); row < rows; row += p.blocks_of_token.divisor * groups) {
+    for (u32 row = block * groups + (threadIdx.x >> p.log2_lanes); row < rows;
+         row += p.blocks_of_token.divisor * groups) {
         if (row < p.num_q_heads) {
             query(p, token, row, lane);
         } else if (row < p.num_q_heads + heads) {

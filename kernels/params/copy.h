@@ -17,8 +17,8 @@ struct FolioPagesToCopy {
 // kernels/ops/copy.cu.
 struct FolioKvCopyParams {
     FolioPagesToCopy k, v;
-    const void *pairs;         // [n][src page, dst page], of integers of pair_bytes / 2; null: they are in FolioKvCopyList
-    folio_u32 num_pieces;      // of all pairs
+    const void *pairs;     // [n][src page, dst page], of integers of pair_bytes / 2; null: they are in FolioKvCopyList
+    folio_u32 num_pieces;  // of all pairs
     FolioDivisor pair_pieces;  // of k and v together
     folio_u32 src_pages, dst_pages;
     folio_u32 pair_bytes;
