@@ -820,7 +820,8 @@ typedef struct folio_attention_args {
     const folio_tensor *k_rope;
     /**
      * `[batch_size + 1]` int64, for the custom mask modes: where each request's mask starts in custom_mask, in bytes. The
-     * last element is not read. NULL: the masks lie one after the other. On a device, what a mask lacks is hidden.
+     * last element is not read, and neither are those of requests without rows. NULL: the masks lie one after the other.
+     * On a device, what a mask lacks is hidden.
      */
     const folio_tensor *custom_mask_indptr;
     /**

@@ -121,7 +121,8 @@ pub struct folio_attention_args {
     /// parts.
     pub k_rope: *const folio_tensor,
     /// `[batch_size + 1]` int64, for the custom mask modes: where each request's mask starts in custom_mask, in bytes. The
-    /// last element is not read. NULL: the masks lie one after the other. On a device, what a mask lacks is hidden.
+    /// last element is not read, and neither are those of requests without rows. NULL: the masks lie one after the other.
+    /// On a device, what a mask lacks is hidden.
     pub custom_mask_indptr: *const folio_tensor,
     /// `[batch_size]` uint8 or bool, for FOLIO_MASK_CAUSAL_BY_REQUEST. NULL otherwise.
     pub causal_requests: *const folio_tensor,

@@ -36,7 +36,8 @@ impl Surroundings {
             .map_or(i64::MIN, |left| position - i64::from(left));
         let chunk = self.chunks.map_or(i64::MIN, |chunks| {
             let size = i64::from(chunks.size.get());
-            (position.div_euclid(size) - i64::from(chunks.look_back)) * size
+            // A chunk before the first key would be too far for 64 bits.
+            (position.div_euclid(size) - i64::from(chunks.look_back)).max(0) * size
         });
         window.max(chunk)
     }
@@ -364,6 +365,14 @@ mod tests {
         assert_eq!((chunked.row(1), chunked.row(2)), (0..8, 4..9));
         chunked.surroundings.window.left = Some(1);
         assert_eq!(chunked.row(2), 7..9);
+        chunked.surroundings = Surroundings {
+            window: Window::default(),
+            chunks: Some(AttentionChunks {
+                size: NonZeroU32::MAX,
+                look_back: u32::MAX,
+            }),
+        };
+        assert_eq!(chunked.row(2), 0..9);
     }
 
     #[test]
