@@ -83,6 +83,25 @@ MlaContextArgs = sized("MlaContextArgs", tensors("q", "k_nope", "k_rope", "v", "
 AppendArgs = sized("AppendArgs", tensors("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scales", "v_scales")
                    + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
 CopyArgs = sized("CopyArgs", tensors("k_src", "k_dst", "v_src", "v_dst", "page_pairs"))
+RopeAppendArgs = sized("RopeAppendArgs", tensors("q", "q_out", "key", "key_out", "value", "k_cache", "v_cache", "slot_mapping",
+                                                 "k_scales", "v_scales", "q_norm_weight", "k_norm_weight", "positions",
+                                                 "position_offsets", "cos_sin_cache")
+                       + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType), ("rms_norm_eps", f32),
+                          ("rotary_dim", u32), ("rope_theta", f32), ("rope_scale", f32), ("low_freq_factor", f32),
+                          ("high_freq_factor", f32), ("old_context_len", u32), ("reserved", u32)])
+BatchLengthsArgs = sized("BatchLengthsArgs", tensors("qo_len", "cached_len", "encoder_len", "qo_indptr", "kv_len",
+                                                     "kv_indptr", "row_kind"))
+KvIndicesArgs = sized("KvIndicesArgs", tensors("block_table", "row_ids", "kv_len", "kv_start", "kv_indptr", "kv_indices",
+                                               "last_page_len")
+                      + [(name, u32) for name in ("page_size", "indices_page_size", "window", "reserved")])
+BlockTableArgs = sized("BlockTableArgs", tensors("kv_indptr", "kv_indices", "block_table") + [("fill", i32), ("reserved", u32)])
+SlotMappingArgs = sized("SlotMappingArgs", tensors("block_table", "row_ids", "qo_indptr", "qo_len", "kv_len", "slot_mapping",
+                                                   "positions") + [("page_size", u32), ("reserved", u32)])
+DraftKvIndicesArgs = sized("DraftKvIndicesArgs", tensors("req_to_token", "row_ids", "kv_len", "kv_indptr", "kv_indices")
+                           + [("topk", u32), ("num_steps", u32), ("page_size", u32), ("slot_layout", i32)])
+TreeMaskArgs = sized("TreeMaskArgs", tensors("parents", "prefix_lens", "qo_indptr", "mask_bytes", "mask_bits", "tree_mask",
+                                             "tree_bits", "positions", "next_token", "next_sibling"))
+MergeVarlenArgs = sized("MergeVarlenArgs", tensors("v", "s", "indptr", "v_out", "s_out") + [("o_scale", f32), ("reserved", u32)])
 GatherArgs = sized("GatherArgs", tensors("key", "value", "k_cache", "v_cache", "cu_seq_lens", "seq_starts", "block_table",
                                          "kv_indptr", "kv_indices", "k_scales", "v_scales")
                    + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
@@ -91,6 +110,10 @@ AbsorbWeightsArgs = sized("AbsorbWeightsArgs", tensors("kv_b_proj", "w_uk", "w_u
 AbsorbQArgs = sized("AbsorbQArgs", tensors("q_nope", "w_uk", "q_latent"))
 ProjectOArgs = sized("ProjectOArgs", tensors("o_latent", "w_uv", "out"))
 UpProjectArgs = sized("UpProjectArgs", tensors("kv_c", "w_uk", "w_uv", "k_nope", "v"))
+
+OPERATORS = {"rope_append": RopeAppendArgs, "batch_lengths": BatchLengthsArgs, "kv_indices": KvIndicesArgs,
+             "block_table": BlockTableArgs, "slot_mapping": SlotMappingArgs, "draft_kv_indices": DraftKvIndicesArgs,
+             "tree_mask": TreeMaskArgs, "merge_varlen": MergeVarlenArgs}
 
 DTYPES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.float8_e4m3fn: (10, 8),
           torch.float8_e5m2: (12, 8), torch.int32: (0, 32), torch.int64: (0, 64), torch.uint8: (1, 8)}
@@ -156,6 +179,11 @@ class Context:
     def append(self, **fields):
         args = struct(AppendArgs, **fields)
         return lambda: call(LIB.folio_kv_append, self.handle, c.byref(args), stream())
+
+    def operator(self, name, **fields):
+        """A call of an operator by its name in C."""
+        args, function = struct(OPERATORS[name], **fields), getattr(LIB, f"folio_{name}")
+        return lambda: call(function, self.handle, c.byref(args), stream())
 
     def kv_copy(self, **fields):
         args = struct(CopyArgs, **fields)
