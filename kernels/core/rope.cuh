@@ -44,13 +44,31 @@ struct RowPieces {
 
     template <class T>
     __device__ __forceinline__ void load(const typename T::Storage *row, bool vectors) {
+        take(fetched<T>(row, vectors));
+    }
+
+    // The two pieces of a row as they lie in memory, to be taken later.
+    template <class T>
+    struct Fetched {
+        Piece<T> halves[2];
+    };
+
+    template <class T>
+    __device__ __forceinline__ Fetched<T> fetched(const typename T::Storage *row, bool vectors) const {
+        Fetched<T> in;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            Piece<T> piece;
-            const bool whole = vectors && count[half] > 0;
-            piece.load(row + begin[half], count[half], whole);
+            in.halves[half].load(row + begin[half], count[half], vectors && count[half] > 0);
+        }
+        return in;
+    }
+
+    template <class T>
+    __device__ __forceinline__ void take(const Fetched<T> &in) {
 #pragma unroll
-            for (u32 i = 0; i < VECTOR; i++) x[half][i] = piece[i];
+        for (u32 half = 0; half < 2; half++) {
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) x[half][i] = in.halves[half][i];
         }
     }
 

@@ -4,7 +4,8 @@
 //
 // A row has a group of lanes, a power of two, and each lane 16 elements of it: eight pairs while RoPE lasts, and 16
 // neighbours behind. Groups take the rows of a token in turn: queries, keys, values. CTAs share a token where tokens are
-// few. Slots beyond the cache are skipped; positions beyond the table are those of its ends.
+// few. The kernel is bound by the latency of memory, so a lane asks for its part of a row before it needs it: of the first
+// row before the angles are known, of each next one before the one before it is computed. Slots beyond the cache are skipped; positions beyond the table are those of its ends.
 //
 // With 32 and 8 heads of 128 in bf16 a token moves 12 KiB in and 12 KiB out, 10 KiB out where the cache is fp8.
 //
@@ -70,7 +71,7 @@ __device__ __forceinline__ void find_angles(const Params &p, i64 token, u32 firs
     }
 }
 
-__device__ __forceinline__ Lane lane_of(const Params &p, i64 token) {
+__device__ __forceinline__ Lane lane_of(const Params &p) {
     const u32 pairs = p.rotary_dim / 2, first = VECTOR * (threadIdx.x & ((1u << p.log2_lanes) - 1));
     const u32 rotated_lanes = (pairs + VECTOR - 1) / VECTOR;
     Lane lane;
@@ -81,7 +82,6 @@ __device__ __forceinline__ Lane lane_of(const Params &p, i64 token) {
     lane.is_rotated = first < pairs;
     if (lane.is_rotated) {
         lane.pieces = RowPieces::of_pairs(first, pairs, p.is_interleaved);
-        find_angles(p, token, first, min(VECTOR, pairs - first), lane.angles);
         return lane;
     }
     const u32 dim = p.append.k.head_dim;
@@ -123,11 +123,13 @@ __device__ __forceinline__ void normalise(const Params &p, Lane &lane, const voi
     }
 }
 
+typedef RowPieces::Fetched<Source> Fetched;
+
 // A row, normalised and rotated, in the lanes of its group. All of it is read before any of it is written, where the
 // norm needs it, and otherwise what a lane writes is what it has read.
-__device__ __forceinline__ void compute_row(const Params &p, Lane &lane, const Source::Storage *row, const void *weight,
+__device__ __forceinline__ void compute_row(const Params &p, Lane &lane, const Fetched &row, const void *weight,
                                             u32 dtype) {
-    lane.pieces.load<Source>(row, p.vectors);
+    lane.pieces.take(row);
     if (weight) normalise(p, lane, weight, dtype);
     if (lane.is_rotated) lane.pieces.rotate(lane.angles, p.is_interleaved);
 }
@@ -137,16 +139,34 @@ __device__ __forceinline__ void store_row(const RowPieces &pieces, typename T::S
     pieces.each([&](u32 d, const float(&x)[VECTOR], u32 count) { Piece<T>(x).store(row + d, count, vectors); });
 }
 
-__device__ __forceinline__ void query(const Params &p, const Token &token, u32 head, Lane &lane) {
+// Rows of a token: its queries, then its keys, then its values.
+__device__ __forceinline__ bool is_query(const Params &p, u32 row) { return row < p.num_q_heads; }
+__device__ __forceinline__ bool is_value(const Params &p, u32 row) {
+    return row >= p.num_q_heads + p.append.num_kv_heads;
+}
+
+// Asks for a query or a key, if it is wanted.
+__device__ __forceinline__ Fetched fetch_row(const Params &p, const Token &token, u32 row, const Lane &lane) {
+    if (is_query(p, row) && token.index < p.num_q_rows) {
+        return lane.pieces.fetched<Source>(row_of<Source>(p.q, token.index, row), p.vectors);
+    }
+    if (!is_query(p, row) && !is_value(p, row) && token.is_key) {
+        const u32 head = row - p.num_q_heads;
+        return lane.pieces.fetched<Source>(row_of<Source>(p.append.k.source, token.index, head), p.vectors);
+    }
+    return Fetched();
+}
+
+__device__ __forceinline__ void query(const Params &p, const Token &token, u32 head, const Fetched &row, Lane &lane) {
     if (token.index >= p.num_q_rows) return;
-    compute_row(p, lane, row_of<Source>(p.q, token.index, head), p.q_weight, p.q_weight_dtype);
+    compute_row(p, lane, row, p.q_weight, p.q_weight_dtype);
     store_row<Source>(lane.pieces, row_of<Source>(p.q_out, token.index, head), p.vectors);
 }
 
-__device__ __forceinline__ void key(const Params &p, const Token &token, u32 head, Lane &lane) {
+__device__ __forceinline__ void key(const Params &p, const Token &token, u32 head, const Fetched &row, Lane &lane) {
     if (!token.is_key || (token.slot < 0 && !p.key_out.data)) return;
     const FolioAppendTensor &k = p.append.k;
-    compute_row(p, lane, row_of<Source>(k.source, token.index, head), p.k_weight, p.k_weight_dtype);
+    compute_row(p, lane, row, p.k_weight, p.k_weight_dtype);
     if (p.key_out.data) store_row<Source>(lane.pieces, row_of<Source>(p.key_out, token.index, head), p.vectors);
     if (token.slot < 0) return;
     if constexpr (Cached::IS_FP8) {
@@ -169,16 +189,23 @@ __device__ __forceinline__ void value(const Params &p, const Token &token, u32 h
 }
 
 __device__ __forceinline__ void append_token(const Params &p, const Token &token, u32 block) {
-    Lane lane = lane_of(p, token.index);
+    Lane lane = lane_of(p);
     const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
-    const u32 groups = FOLIO_THREADS >> p.log2_lanes;
+    const u32 groups = FOLIO_THREADS >> p.log2_lanes, step = p.blocks_of_token.divisor * groups;
+    u32 row = block * groups + (threadIdx.x >> p.log2_lanes);
+    Fetched next = fetch_row(p, token, row, lane);
+    if (lane.is_rotated) {
+        const u32 pairs = p.rotary_dim / 2, first = VECTOR * lane.index;
+        find_angles(p, token.index, first, min(VECTOR, pairs - first), lane.angles);
+    }
 #pragma unroll 1
-    for (u32 row = block * groups + (threadIdx.x >> p.log2_lanes); row < rows;
-         row += p.blocks_of_token.divisor * groups) {
-        if (row < p.num_q_heads) {
-            query(p, token, row, lane);
-        } else if (row < p.num_q_heads + heads) {
-            key(p, token, row - p.num_q_heads, lane);
+    for (; row < rows; row += step) {
+        const Fetched current = next;
+        next = fetch_row(p, token, row + step, lane);
+        if (is_query(p, row)) {
+            query(p, token, row, current, lane);
+        } else if (!is_value(p, row)) {
+            key(p, token, row - p.num_q_heads, current, lane);
         } else if (token.slot >= 0) {
             const u32 head = row - p.num_q_heads - heads;
             if (p.append.vectors) {

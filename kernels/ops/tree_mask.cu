@@ -88,6 +88,13 @@ __device__ __forceinline__ void link(const Tree &tree, i32 token, Shared &shared
     if (sibling != NONE) atomicMin(&shared.next_sibling, sibling);
 }
 
+// Atomics of 64 bits in shared memory are loops: one per thread would take ten times as long as all else.
+__device__ __forceinline__ i64 warp_sum(i64 x) {
+#pragma unroll
+    for (u32 lanes = WARP / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(FULL_WARP, x, lanes);
+    return x;
+}
+
 // Bytes of the masks that the requests before have.
 __device__ __forceinline__ void find_starts(const Params &p, u32 request, Shared &shared) {
     i64 bytes = 0, bits = 0, tree = 0;
@@ -97,7 +104,10 @@ __device__ __forceinline__ void find_starts(const Params &p, u32 request, Shared
         bits = min(bits + min((elements + 7) / 8, MOST_BYTES), MOST_BYTES);
         tree = min(tree + min(size * size, MOST_BYTES), MOST_BYTES);
     }
-    if (threadIdx.x < request) {
+    // Warps that have no request do not come here.
+    if (threadIdx.x / WARP * WARP >= request) return;
+    bytes = warp_sum(bytes), bits = warp_sum(bits), tree = warp_sum(tree);
+    if (threadIdx.x % WARP == 0) {
         atomicAdd(&shared.bytes_start, static_cast<u64>(bytes));
         atomicAdd(&shared.bits_start, static_cast<u64>(bits));
         atomicAdd(&shared.tree_start, static_cast<u64>(tree));
