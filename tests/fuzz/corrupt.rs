@@ -37,7 +37,7 @@ impl Rng {
 
 /// Tensors whose own extent says how much the call reads: claiming more of them is a lie that nothing else
 /// in the call contradicts.
-const DECIDE_ALONE: [&str; 10] = [
+const DECIDE_ALONE: [&str; 11] = [
     "kv",
     "slot_mapping",
     "page_pairs",
@@ -46,7 +46,8 @@ const DECIDE_ALONE: [&str; 10] = [
     "kv_len",
     "k_scales",
     "v_scales",
-    // Of absorbed weights, where the other one is left out.
+    // Of absorbed weights, where one of the outputs is left out.
+    "kv_b_proj",
     "w_uk",
     "w_uv",
 ];
