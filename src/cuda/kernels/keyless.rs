@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 
 /// The rows of one operator.
+#[derive(Debug)]
 pub struct Keyless {
     /// What a refusal calls the kernel.
     noun: &'static str,

@@ -3,33 +3,30 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Kernel, Kernels};
+use super::keyless_kernel::{KeylessKernel, Workers};
 use super::rows::moves_vectors;
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::context_parallel_params::{CpCorrectParams, CpReorderParams};
-use crate::cuda::driver::{Context, blocks_of};
-use crate::cuda::kernels::keyless::{CP_CORRECT, CP_REORDER, Keyless};
+use crate::cuda::driver::Context;
+use crate::cuda::kernels::keyless::{CP_CORRECT, CP_REORDER};
 use crate::cuda::params::{Divisor, Rows, address, count, dtype_code, lse_flag, row_alignment};
 use crate::error::Result;
 use crate::problem::{Checked, CpCorrectArgs, CpReorderArgs};
 
-/// A warp takes a row.
-const WARP: u32 = 32;
-
 /// The operators on one device.
 #[derive(Debug)]
 pub struct ContextParallel {
-    reorder: Kernels<(), Kernel>,
-    correct: Kernels<(), Kernel>,
+    reorder: KeylessKernel,
+    correct: KeylessKernel,
 }
 
 impl ContextParallel {
     /// Loads nothing yet.
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> ContextParallel {
         ContextParallel {
-            reorder: Kernels::new("cp_reorder", loader, context),
-            correct: Kernels::new("cp_correct", loader, context),
+            reorder: KeylessKernel::new("cp_reorder", &CP_REORDER, loader, context),
+            correct: KeylessKernel::new("cp_correct", &CP_CORRECT, loader, context),
         }
     }
 
@@ -42,7 +39,10 @@ impl ContextParallel {
         };
         // SAFETY: the kernel takes a `FolioCpReorderParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
-        unsafe { enqueue(&self.reorder, &CP_REORDER, &params, ("dst", rows), stream) }
+        unsafe {
+            self.reorder
+                .enqueue(&params, ("dst", Workers::Warps(rows)), stream)
+        }
     }
 
     /// Scales one rank's output.
@@ -50,30 +50,11 @@ impl ContextParallel {
         let params = correct_params(args)?;
         let rows = params.num_rows as u64;
         // SAFETY: as above, of a `FolioCpCorrectParams`.
-        unsafe { enqueue(&self.correct, &CP_CORRECT, &params, ("o", rows), stream) }
+        unsafe {
+            self.correct
+                .enqueue(&params, ("o", Workers::Warps(rows)), stream)
+        }
     }
-}
-
-/// Enqueues a warp for each of some rows.
-///
-/// # Safety
-/// As [`Kernel::enqueue`].
-unsafe fn enqueue<P: Copy>(
-    kernels: &Kernels<(), Kernel>,
-    table: &'static Keyless,
-    params: &P,
-    (field, rows): (&str, u64),
-    stream: Stream,
-) -> Result<()> {
-    let current = kernels.enter(stream)?;
-    let kernel = kernels.get(&current, (), stream, |loader, cc| {
-        let found = loader.find(table.candidates(cc), || table.unsupported(cc));
-        found.map(Kernel::new)
-    })?;
-    let rows_of_block = u64::from(kernel.threads() / WARP);
-    let blocks = blocks_of(field, rows.div_ceil(rows_of_block))?;
-    // SAFETY: the caller's promise.
-    unsafe { kernel.enqueue(&current, params, blocks, stream) }
 }
 
 fn reorder_params(args: &CpReorderArgs) -> Result<CpReorderParams> {

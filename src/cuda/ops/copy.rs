@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Kernel, Kernels};
+use super::keyless_kernel::{KeylessKernel, Workers};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::copy_params::{self, KV_COPY_PAIRS, KvCopyList, KvCopyParams};
-use crate::cuda::driver::{Context, Current, blocks_of};
-use crate::cuda::kernels::keyless::{KV_COPY, KV_COPY_LIST, Keyless};
+use crate::cuda::driver::{Context, Current};
+use crate::cuda::kernels::keyless::{KV_COPY, KV_COPY_LIST};
 use crate::cuda::params::{Divisor, count, row_alignment};
 use crate::error::Result;
 use crate::problem::{Checked, CopyArgs, PagesToCopy};
@@ -24,17 +24,17 @@ const UNITS_OF_PIECE: i64 = 4 * WARP as i64;
 #[derive(Debug)]
 pub struct Copy {
     /// For pairs on the device.
-    by_tensor: Kernels<(), Kernel>,
+    by_tensor: KeylessKernel,
     /// For pairs on the host.
-    by_list: Kernels<(), Kernel>,
+    by_list: KeylessKernel,
 }
 
 impl Copy {
     /// Loads nothing yet.
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> Copy {
         Copy {
-            by_tensor: Kernels::new("kv_copy", loader, context),
-            by_list: Kernels::new("kv_copy", loader, context),
+            by_tensor: KeylessKernel::new("kv_copy", &KV_COPY, loader, context),
+            by_list: KeylessKernel::new("kv_copy", &KV_COPY_LIST, loader, context),
         }
     }
 
@@ -44,18 +44,10 @@ impl Copy {
         let pages = Pages::of(args, &current)?;
         let Some(pairs) = args.pairs_on_host() else {
             let params = pages.params(&args.page_pairs, args.page_pairs.extent(0))?;
+            let of = workers(&params);
             // SAFETY: the kernel takes a `FolioKvCopyParams`; the addresses are the caller's tensors, whose extents
             // `api` checked.
-            return unsafe {
-                enqueue(
-                    &current,
-                    &self.by_tensor,
-                    &KV_COPY,
-                    &params,
-                    &params,
-                    stream,
-                )
-            };
+            return unsafe { self.by_tensor.enqueue(&params, of, stream) };
         };
         let mut all = (0..pairs.len()).filter_map(|pair| pairs.get(pair));
         // Below the number of pages, which `api` bounded.
@@ -70,9 +62,9 @@ impl Copy {
                 copy: pages.params(&args.page_pairs, listed)?,
                 pairs: list,
             };
-            let (table, kernels) = (&KV_COPY_LIST, &self.by_list);
+            let of = workers(&params.copy);
             // SAFETY: as above, of a `FolioKvCopyList`.
-            unsafe { enqueue(&current, kernels, table, &params.copy, &params, stream)? };
+            unsafe { self.by_list.enqueue(&params, of, stream)? };
             if listed < KV_COPY_PAIRS as i64 {
                 return Ok(());
             }
@@ -80,26 +72,9 @@ impl Copy {
     }
 }
 
-/// Enqueues a warp for each piece.
-///
-/// # Safety
-/// As [`Kernel::enqueue`].
-unsafe fn enqueue<P: std::marker::Copy>(
-    current: &Current<'_>,
-    kernels: &Kernels<(), Kernel>,
-    table: &'static Keyless,
-    copy: &KvCopyParams,
-    params: &P,
-    stream: Stream,
-) -> Result<()> {
-    let kernel = kernels.get(current, (), stream, |loader, cc| {
-        let found = loader.find(table.candidates(cc), || table.unsupported(cc));
-        found.map(Kernel::new)
-    })?;
-    let pieces_of_block = u64::from(kernel.threads() / WARP);
-    let blocks = u64::from(copy.num_pieces).div_ceil(pieces_of_block);
-    // SAFETY: the caller's promise.
-    unsafe { kernel.enqueue(current, params, blocks_of("page_pairs", blocks)?, stream) }
+/// A warp for each piece.
+fn workers(copy: &KvCopyParams) -> (&'static str, Workers) {
+    ("page_pairs", Workers::Warps(copy.num_pieces.into()))
 }
 
 /// What all launches of a call have in common.

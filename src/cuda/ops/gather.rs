@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Kernel, Kernels};
+use super::keyless_kernel::{KeylessKernel, Workers};
 use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::driver::Context;
 use crate::cuda::gather_params::{GatheredTensor, KvGatherParams};
 use crate::cuda::kernels::keyless::KV_GATHER;
 use crate::cuda::params::{
@@ -17,40 +17,27 @@ use crate::error::Result;
 use crate::problem::{Checked, GatherArgs, RecordPages};
 use crate::tensor::Tensor;
 
-/// A warp takes a row.
-const WARP: u32 = 32;
-
 /// The operator on one device.
 #[derive(Debug)]
-pub struct Gather {
-    kernels: Kernels<(), Kernel>,
-}
+pub struct Gather(KeylessKernel);
 
 impl Gather {
     /// Loads nothing yet.
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> Gather {
-        Gather {
-            kernels: Kernels::new("kv_gather", loader, context),
-        }
+        Gather(KeylessKernel::new("kv_gather", &KV_GATHER, loader, context))
     }
 
     /// Copies tokens to dense rows.
     pub fn run(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
         let params = params(args)?;
-        let current = self.kernels.enter(stream)?;
-        let kernel = self.kernels.get(&current, (), stream, |loader, cc| {
-            let found = loader.find(KV_GATHER.candidates(cc), || KV_GATHER.unsupported(cc));
-            found.map(Kernel::new)
-        })?;
         let rows = match params.batch_size {
             0 => 0,
             _ => params.num_rows as u64,
         };
-        let rows_of_block = u64::from(kernel.threads() / WARP);
-        let blocks = blocks_of("key", rows.div_ceil(rows_of_block))?;
+        let of = ("key", Workers::Warps(rows));
         // SAFETY: the kernel takes a `FolioKvGatherParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
-        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+        unsafe { self.0.enqueue(&params, of, stream) }
     }
 }
 

@@ -3,16 +3,16 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Kernel, Kernels};
+use super::keyless_kernel::{KeylessKernel, Workers};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::driver::Context;
 use crate::cuda::index_params::{
     BatchLengthsParams, BlockTableParams, DraftKvIndicesParams, Integers, KvIndicesParams,
     SlotMappingParams, TokenRows,
 };
 use crate::cuda::kernels::keyless::{
-    BATCH_LENGTHS, BLOCK_TABLE, DRAFT_KV_INDICES, KV_INDICES, Keyless, SLOT_MAPPING,
+    BATCH_LENGTHS, BLOCK_TABLE, DRAFT_KV_INDICES, KV_INDICES, SLOT_MAPPING,
 };
 use crate::cuda::params::Divisor;
 use crate::error::Result;
@@ -31,23 +31,23 @@ const ENOUGH_BLOCKS: i64 = 4096;
 /// The operators on one device.
 #[derive(Debug)]
 pub struct Index {
-    batch_lengths: Kernels<(), Kernel>,
-    kv_indices: Kernels<(), Kernel>,
-    block_table: Kernels<(), Kernel>,
-    slot_mapping: Kernels<(), Kernel>,
-    draft_kv_indices: Kernels<(), Kernel>,
+    batch_lengths: KeylessKernel,
+    kv_indices: KeylessKernel,
+    block_table: KeylessKernel,
+    slot_mapping: KeylessKernel,
+    draft_kv_indices: KeylessKernel,
 }
 
 impl Index {
     /// Loads nothing yet.
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> Index {
-        let kernels = |operator| Kernels::new(operator, loader, context);
+        let kernel = |operator, table| KeylessKernel::new(operator, table, loader, context);
         Index {
-            batch_lengths: kernels("batch_lengths"),
-            kv_indices: kernels("kv_indices"),
-            block_table: kernels("block_table"),
-            slot_mapping: kernels("slot_mapping"),
-            draft_kv_indices: kernels("draft_kv_indices"),
+            batch_lengths: kernel("batch_lengths", &BATCH_LENGTHS),
+            kv_indices: kernel("kv_indices", &KV_INDICES),
+            block_table: kernel("block_table", &BLOCK_TABLE),
+            slot_mapping: kernel("slot_mapping", &SLOT_MAPPING),
+            draft_kv_indices: kernel("draft_kv_indices", &DRAFT_KV_INDICES),
         }
     }
 
@@ -74,8 +74,8 @@ impl Index {
         // SAFETY: the kernel takes a `FolioBatchLengthsParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
         unsafe {
-            let of = ("qo_len", blocks);
-            enqueue(&self.batch_lengths, &BATCH_LENGTHS, &params, of, stream)
+            let of = ("qo_len", Workers::Blocks(blocks));
+            self.batch_lengths.enqueue(&params, of, stream)
         }
     }
 
@@ -96,9 +96,12 @@ impl Index {
             batch_size: batch_size as u32,
             parts,
         };
-        let of = ("kv_len", batch_size.max(1) as u64 * u64::from(parts));
+        let of = (
+            "kv_len",
+            Workers::Blocks(batch_size.max(1) as u64 * u64::from(parts)),
+        );
         // SAFETY: as above, of a `FolioKvIndicesParams`.
-        unsafe { enqueue(&self.kv_indices, &KV_INDICES, &params, of, stream) }
+        unsafe { self.kv_indices.enqueue(&params, of, stream) }
     }
 
     /// Makes a block table.
@@ -114,9 +117,12 @@ impl Index {
             parts,
             reserved: 0,
         };
-        let of = ("block_table", (rows as u64).saturating_mul(parts.into()));
+        let of = (
+            "block_table",
+            Workers::Blocks((rows as u64).saturating_mul(parts.into())),
+        );
         // SAFETY: as above, of a `FolioBlockTableParams`.
-        unsafe { enqueue(&self.block_table, &BLOCK_TABLE, &params, of, stream) }
+        unsafe { self.block_table.enqueue(&params, of, stream) }
     }
 
     /// Finds slots and positions.
@@ -137,9 +143,12 @@ impl Index {
             batch_size: batch_size as u32,
             parts,
         };
-        let of = ("kv_len", batch_size.max(1) as u64 * u64::from(parts));
+        let of = (
+            "kv_len",
+            Workers::Blocks(batch_size.max(1) as u64 * u64::from(parts)),
+        );
         // SAFETY: as above, of a `FolioSlotMappingParams`.
-        unsafe { enqueue(&self.slot_mapping, &SLOT_MAPPING, &params, of, stream) }
+        unsafe { self.slot_mapping.enqueue(&params, of, stream) }
     }
 
     /// Lists the slots of a draft's branches.
@@ -171,17 +180,12 @@ impl Index {
             page_size,
             parts,
         };
-        let of = ("kv_indptr", (rows as u64).saturating_mul(parts.into()));
+        let of = (
+            "kv_indptr",
+            Workers::Blocks((rows as u64).saturating_mul(parts.into())),
+        );
         // SAFETY: as above, of a `FolioDraftKvIndicesParams`.
-        unsafe {
-            enqueue(
-                &self.draft_kv_indices,
-                &DRAFT_KV_INDICES,
-                &params,
-                of,
-                stream,
-            )
-        }
+        unsafe { self.draft_kv_indices.enqueue(&params, of, stream) }
     }
 }
 
@@ -189,25 +193,4 @@ impl Index {
 fn parts(numbers: i64, rows: i64) -> u32 {
     let useful = (numbers as u64).div_ceil((THREADS * NUMBERS_OF_THREAD) as u64);
     useful.clamp(1, (ENOUGH_BLOCKS / rows.max(1)).max(1) as u64) as u32
-}
-
-/// Enqueues so many blocks.
-///
-/// # Safety
-/// As [`Kernel::enqueue`].
-unsafe fn enqueue<P: Copy>(
-    kernels: &Kernels<(), Kernel>,
-    table: &'static Keyless,
-    params: &P,
-    (field, blocks): (&str, u64),
-    stream: Stream,
-) -> Result<()> {
-    let current = kernels.enter(stream)?;
-    let kernel = kernels.get(&current, (), stream, |loader, cc| {
-        let found = loader.find(table.candidates(cc), || table.unsupported(cc));
-        found.map(Kernel::new)
-    })?;
-    let blocks = blocks_of(field, blocks)?;
-    // SAFETY: the caller's promise.
-    unsafe { kernel.enqueue(&current, params, blocks, stream) }
 }

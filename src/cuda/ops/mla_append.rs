@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Kernel, Kernels};
+use super::keyless_kernel::{KeylessKernel, Workers};
 use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::driver::Context;
 use crate::cuda::kernels::keyless::MLA_APPEND;
 use crate::cuda::mla_cache_params::{MlaAppendParams, Records, rows};
 use crate::cuda::params::{Divisor, Rows, address, count, dtype_code};
@@ -17,30 +17,27 @@ use crate::tensor::Tensor;
 
 /// The operator on one device.
 #[derive(Debug)]
-pub struct MlaAppend {
-    kernels: Kernels<(), Kernel>,
-}
+pub struct MlaAppend(KeylessKernel);
 
 impl MlaAppend {
     /// Loads nothing yet.
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> MlaAppend {
-        MlaAppend {
-            kernels: Kernels::new("mla_append", loader, context),
-        }
+        MlaAppend(KeylessKernel::new(
+            "mla_append",
+            &MLA_APPEND,
+            loader,
+            context,
+        ))
     }
 
     /// Writes the records of new tokens.
     pub fn run(&self, args: &Checked<MlaAppendArgs<LatentRecords>>, stream: Stream) -> Result<()> {
         let params = params(args)?;
-        let blocks = blocks_of("slot_mapping", args.slot_mapping.extent(0) as u64)?;
-        let current = self.kernels.enter(stream)?;
-        let kernel = self.kernels.get(&current, (), stream, |loader, cc| {
-            let found = loader.find(MLA_APPEND.candidates(cc), || MLA_APPEND.unsupported(cc));
-            found.map(Kernel::new)
-        })?;
+        let tokens = args.slot_mapping.extent(0) as u64;
+        let of = ("slot_mapping", Workers::Blocks(tokens));
         // SAFETY: the kernel takes a `FolioMlaAppendParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
-        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+        unsafe { self.0.enqueue(&params, of, stream) }
     }
 }
 

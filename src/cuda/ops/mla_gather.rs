@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Kernel, Kernels};
+use super::keyless_kernel::{KeylessKernel, Workers};
 use super::rows::moves_vectors;
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::driver::Context;
 use crate::cuda::kernels::keyless::MLA_GATHER;
 use crate::cuda::mla_cache_params::{MlaGatherParams, Records, rows};
 use crate::cuda::params::{Divisor, address, dtype_code, fewest};
@@ -15,40 +15,32 @@ use crate::error::Result;
 use crate::problem::{Checked, LatentRecords, MlaGatherArgs, RecordPages};
 use crate::tensor::Tensor;
 
-/// A warp takes a row.
-const WARP: u32 = 32;
-
 /// The operator on one device.
 #[derive(Debug)]
-pub struct MlaGather {
-    kernels: Kernels<(), Kernel>,
-}
+pub struct MlaGather(KeylessKernel);
 
 impl MlaGather {
     /// Loads nothing yet.
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> MlaGather {
-        MlaGather {
-            kernels: Kernels::new("mla_gather", loader, context),
-        }
+        MlaGather(KeylessKernel::new(
+            "mla_gather",
+            &MLA_GATHER,
+            loader,
+            context,
+        ))
     }
 
     /// Copies records to dense rows.
     pub fn run(&self, args: &Checked<MlaGatherArgs<LatentRecords>>, stream: Stream) -> Result<()> {
         let params = params(args);
-        let current = self.kernels.enter(stream)?;
-        let kernel = self.kernels.get(&current, (), stream, |loader, cc| {
-            let found = loader.find(MLA_GATHER.candidates(cc), || MLA_GATHER.unsupported(cc));
-            found.map(Kernel::new)
-        })?;
         let rows = match params.batch_size {
             0 => 0,
             _ => params.num_rows as u64,
         };
-        let rows_of_block = u64::from(kernel.threads() / WARP);
-        let blocks = blocks_of("dst", rows.div_ceil(rows_of_block))?;
+        let of = ("dst", Workers::Warps(rows));
         // SAFETY: the kernel takes a `FolioMlaGatherParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
-        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+        unsafe { self.0.enqueue(&params, of, stream) }
     }
 }
 

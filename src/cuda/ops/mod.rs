@@ -1,9 +1,8 @@
-//! The operators around attention, each one launch: [`append`] writes new tokens to a cache, [`copy`] copies its pages, [`gather`] copies its
-//! tokens to dense rows, [`mla_append`] and
-//! [`mla_gather`] write and read a cache of latent records, [`merge`] merges attention states, [`projection`] computes
-//! products per head, [`context_parallel`] serves ranks that share the keys, [`index`] builds the indices of a batch, and
-//! [`tree_mask`] makes masks of draft tokens. Their kernels are loaded at their first use ([`kernels`]); [`rows`] says how
-//! they move rows.
+//! The operators around attention, each one launch: [`append`] and [`rope_append`] write new tokens to a cache, [`copy`] copies
+//! its pages, [`gather`] copies its tokens to dense rows, [`mla_append`] and [`mla_gather`] write and read a cache of latent
+//! records, [`merge`] merges attention states, [`projection`] computes products per head, [`context_parallel`] serves ranks
+//! that share the keys, [`index`] builds the indices of a batch, and [`tree_mask`] makes masks of draft tokens. Their kernels
+//! are loaded at their first use ([`kernels`], [`keyless_kernel`]); [`rows`] says how they move rows.
 
 pub mod append;
 pub mod context_parallel;
@@ -11,6 +10,7 @@ pub mod copy;
 pub mod gather;
 pub mod index;
 pub mod kernels;
+pub mod keyless_kernel;
 pub mod merge;
 pub mod mla_append;
 pub mod mla_gather;

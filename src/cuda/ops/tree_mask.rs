@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Kernel, Kernels};
+use super::keyless_kernel::{KeylessKernel, Workers};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, blocks_of};
+use crate::cuda::driver::Context;
 use crate::cuda::kernels::keyless::TREE_MASK;
 use crate::cuda::params::address;
 use crate::cuda::tree_mask_params::{
@@ -19,31 +19,26 @@ use crate::tensor::Tensor;
 
 /// The operator on one device.
 #[derive(Debug)]
-pub struct TreeMask(Kernels<(), Kernel>);
+pub struct TreeMask(KeylessKernel);
 
 impl TreeMask {
     /// Loads nothing yet.
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> TreeMask {
-        TreeMask(Kernels::new("tree_mask", loader, context))
+        TreeMask(KeylessKernel::new("tree_mask", &TREE_MASK, loader, context))
     }
 
     /// Enqueues a block for each token.
     pub fn run(&self, args: &Checked<TreeMaskArgs>, stream: Stream) -> Result<()> {
         let params = params(args);
-        let current = self.0.enter(stream)?;
-        let kernel = self.0.get(&current, (), stream, |loader, cc| {
-            let found = loader.find(TREE_MASK.candidates(cc), || TREE_MASK.unsupported(cc));
-            found.map(Kernel::new)
-        })?;
         // Tokens of no request have no row.
         let tokens = match params.batch_size {
             0 => 0,
             _ => params.num_tokens,
         };
-        let blocks = blocks_of("parents", tokens.into())?;
+        let of = ("parents", Workers::Blocks(tokens.into()));
         // SAFETY: the kernel takes a `FolioTreeMaskParams`; the addresses are the caller's tensors, whose extents `api`
         // checked, and the kernel keeps to them.
-        unsafe { kernel.enqueue(&current, &params, blocks, stream) }
+        unsafe { self.0.enqueue(&params, of, stream) }
     }
 }
 
