@@ -75,7 +75,7 @@ pub struct folio_merge_states_args {
 
 /// As many attention states per token as each has, over disjoint sets of keys, to be merged: what split keys, or the
 /// levels of a cascade, leave where rows have different numbers of parts (FlashInfer's variable-length merge of states).
-/// Token t has the states indptr[t] to indptr[t + 1], without the last. A token with none gives 0 and -inf, one
+/// Token t has the states `indptr[t]` to `indptr[t + 1]`, without the last. A token with none gives 0 and -inf, one
 /// with one state is that state. The outputs may not overlap the states. Empty states and strides as in
 /// folio_merge_state_args.
 #[repr(C)]
