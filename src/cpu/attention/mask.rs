@@ -21,31 +21,44 @@ enum Base<'a> {
 }
 
 /// What is around a row's own position.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Surroundings {
-    window: Window,
-    chunks: Option<AttentionChunks>,
+    /// Keys before and after it, [`UNLIMITED`] where that is not bounded.
+    left: i64,
+    right: i64,
+    /// Keys of a chunk, 0 where there are none, and chunks to look back.
+    chunk_size: i64,
+    look_back: i64,
 }
 
+/// More keys than any request has.
+const UNLIMITED: i64 = 1 << 40;
+
 impl Surroundings {
+    fn of(window: Window, chunks: Option<AttentionChunks>) -> Surroundings {
+        let keys = |side: Option<u32>| side.map_or(UNLIMITED, i64::from);
+        Surroundings {
+            left: keys(window.left),
+            right: keys(window.right),
+            chunk_size: chunks.map_or(0, |chunks| chunks.size.get().into()),
+            look_back: chunks.map_or(0, |chunks| chunks.look_back.into()),
+        }
+    }
+
     /// The first key that the row at `position` may see; it may be below 0.
     fn begin(&self, position: i64) -> i64 {
-        let window = self
-            .window
-            .left
-            .map_or(i64::MIN, |left| position - i64::from(left));
-        let chunk = self.chunks.map_or(i64::MIN, |chunks| {
-            let size = i64::from(chunks.size.get());
-            // A chunk before the first key would be too far for 64 bits.
-            (position.div_euclid(size) - i64::from(chunks.look_back)).max(0) * size
-        });
-        window.max(chunk)
+        let first = position - self.left;
+        if self.chunk_size == 0 {
+            return first;
+        }
+        // A chunk before the first key would be too far for 64 bits.
+        let chunk = (position.div_euclid(self.chunk_size) - self.look_back).max(0);
+        first.max(chunk * self.chunk_size)
     }
 
     /// The key after the last that the row may see.
     fn end(&self, position: i64) -> i64 {
-        let right = self.window.right.map_or(i64::MAX - 1, i64::from);
-        position.saturating_add(right).saturating_add(1)
+        position + self.right + 1
     }
 }
 
@@ -103,10 +116,7 @@ impl<'a> Masks<'a> {
         Masks {
             mask: args.mask,
             columns: args.mask_columns,
-            surroundings: Surroundings {
-                window: args.window,
-                chunks: args.chunks,
-            },
+            surroundings: Surroundings::of(args.window, args.chunks),
             bytes,
             starts: args.custom_mask_indptr.as_ref().and_then(Tensor::as_i64),
             ranges: ranges.and_then(|t| t.as_i32()).unwrap_or_default(),
@@ -280,10 +290,7 @@ mod tests {
         RequestMask {
             base,
             columns: MaskColumns::Keys,
-            surroundings: Surroundings {
-                window,
-                chunks: None,
-            },
+            surroundings: Surroundings::of(window, None),
             ranges,
             clip_ranges: false,
             qo_len: 4,
@@ -359,19 +366,17 @@ mod tests {
                 look_back,
             })
         };
-        chunked.surroundings.chunks = chunks(0);
+        chunked.surroundings = Surroundings::of(Window::default(), chunks(0));
         assert_eq!((chunked.row(1), chunked.row(2)), (4..8, 8..9));
-        chunked.surroundings.chunks = chunks(1);
+        chunked.surroundings = Surroundings::of(Window::default(), chunks(1));
         assert_eq!((chunked.row(1), chunked.row(2)), (0..8, 4..9));
-        chunked.surroundings.window.left = Some(1);
+        chunked.surroundings.left = 1;
         assert_eq!(chunked.row(2), 7..9);
-        chunked.surroundings = Surroundings {
-            window: Window::default(),
-            chunks: Some(AttentionChunks {
-                size: NonZeroU32::MAX,
-                look_back: u32::MAX,
-            }),
+        let far = AttentionChunks {
+            size: NonZeroU32::MAX,
+            look_back: u32::MAX,
         };
+        chunked.surroundings = Surroundings::of(Window::default(), Some(far));
         assert_eq!(chunked.row(2), 0..9);
     }
 
