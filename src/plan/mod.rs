@@ -7,7 +7,6 @@ mod cascade;
 mod context;
 mod context_chunks;
 mod image;
-mod mask_starts;
 mod peers;
 mod reserve;
 mod schedule;
@@ -21,7 +20,6 @@ pub use cascade::{CascadeScratch, cascade};
 pub use context::{ChunkTables, Ranks, context_tokens, least_workspace};
 pub use context_chunks::{ContextChunks, Piece, default_chunk_tokens, most_chunks};
 pub use image::{Layout, PARTS_ALIGNMENT, Regions, write};
-pub use mask_starts::check_mask_starts;
 pub use peers::{
     BatchSplit, FLASHMLA_RECORD, Machine, balanced_kv_splits, flashmla_metadata, flashmla_parts,
     keys_per_split, num_kv_splits, split_decodes_and_prefills, takes_cascade,

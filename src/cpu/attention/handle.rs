@@ -2,6 +2,7 @@
 //! the threads. The walks compute.
 #![allow(unsafe_code)]
 
+use super::mask_starts::check_mask_starts;
 use super::run::{Plan, Run};
 use super::scratch::Scratch;
 use super::shape::{MAX_DIM_QK, MAX_DIM_VO, Shape};
@@ -10,7 +11,7 @@ use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cpu::isa::Isa;
 use crate::cpu::threads::Pool;
 use crate::error::{Error, Result};
-use crate::plan::{self, check_mask_starts, device_page_ids, num_copied_page_ids};
+use crate::plan::{self, device_page_ids, num_copied_page_ids};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, Checked, CombineItem, HostBatch, Tiling, WorkItem,
     WorkList,

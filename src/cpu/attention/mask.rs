@@ -72,8 +72,6 @@ pub struct RequestMask<'a> {
     ranges: &'a [i32],
     /// The ranges hold only around a row.
     clip_ranges: bool,
-    /// Query rows, and keys.
-    qo_len: i64,
     kv_len: i64,
     /// Position of row 0; negative where there are more rows than keys.
     past: i64,
@@ -148,7 +146,6 @@ impl<'a> Masks<'a> {
             surroundings: self.surroundings,
             ranges: &self.ranges[b * stride..(b + 1) * stride],
             clip_ranges: self.clip_ranges,
-            qo_len: kv_len - past,
             kv_len,
             past,
         }
@@ -266,7 +263,7 @@ impl RequestMask<'_> {
             MaskColumns::Keys => row * self.kv_len + j,
             _ if j < self.past => return None,
             MaskColumns::KeysAfterPrefix => row * self.kv_len + j,
-            MaskColumns::NewKeys => row * self.qo_len + j - self.past,
+            MaskColumns::NewKeys => row * (self.kv_len - self.past) + j - self.past,
         };
         Some(element as usize)
     }
@@ -293,7 +290,6 @@ mod tests {
             surroundings: Surroundings::of(window, None),
             ranges,
             clip_ranges: false,
-            qo_len: 4,
             kv_len: 10,
             past: 6,
         }

@@ -12,6 +12,7 @@ mod many_rows;
 #[cfg(folio_avx512)]
 mod many_rows_bf16;
 mod mask;
+mod mask_starts;
 mod next_tile;
 mod outputs;
 #[cfg(folio_avx512)]

@@ -1,12 +1,12 @@
-//! Where the custom masks of requests start, as a caller states it on the host: each mask must lie within the tensor.
-//! Starts that a plan computes are `starts.rs`.
+//! Where the custom masks of requests start, as a caller states it: each mask must lie within its tensor. Lengths are the
+//! plan's, so that a run is where this can be checked.
 
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, Checked, Mask, MaskColumns};
 use crate::tensor::Tensor;
 
 /// Checks the starts of `requests`: index, query rows and keys of each.
-pub fn check_mask_starts(
+pub(super) fn check_mask_starts(
     args: &Checked<AttentionArgs>,
     requests: impl Iterator<Item = (usize, i64, i64)>,
 ) -> Result<()> {
