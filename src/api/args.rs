@@ -1,6 +1,8 @@
 //! Checks of what may change from layer to layer.
 
-use super::check::{Extent, MOST_OUTPUT_SCALE, Named, finite, head_scales, output_scale, scale};
+use super::check::{
+    Extent, MOST_OUTPUT_SCALE, Named, finite, head_scales, named, output_scale, scale,
+};
 use super::desc::HEAD_DIM_UNIT;
 use super::mla;
 use super::planned::Planned;
@@ -51,19 +53,16 @@ pub(super) fn check(
             Some(lse.shaped(&[tokens, heads])?.writable()?.tensor)
         }
     };
-    let per_head = |name, tensor: Option<Tensor>| match tensor {
-        None => Ok(None),
-        Some(tensor) => {
-            let tensor = Named { name, tensor }.on(device)?.of(DType::F32)?;
-            Ok::<_, Error>(Some(tensor.shaped(&[heads])?.compact()?.tensor))
-        }
+    let per_head = |name, tensor: Option<Tensor>| {
+        tensor
+            .map(|tensor| dense(named(name, tensor), DType::F32, &[heads], device))
+            .transpose()
     };
     let alibi_slopes = match args.alibi_slopes {
-        Some(tensor) if tensor.rank() == 2 => {
-            let name = "alibi_slopes";
-            let slopes = Named { name, tensor }.on(device)?.of(DType::F32)?;
+        Some(slopes) if slopes.rank() == 2 => {
             let extents = [Extent::Is(planned.batch_size), heads];
-            Some(slopes.shaped(&extents)?.compact()?.tensor)
+            let slopes = named("alibi_slopes", slopes);
+            Some(dense(slopes, DType::F32, &extents, device)?)
         }
         slopes => per_head("alibi_slopes", slopes)?,
     };
@@ -255,34 +254,31 @@ fn soft_cap(cap: f32) -> Result<f32> {
     )))
 }
 
+/// A tensor that lies in one piece.
+fn dense(tensor: Named<'_>, dtype: DType, extents: &[Extent], device: Device) -> Result<Tensor> {
+    let tensor = tensor.on(device)?.of(dtype)?.shaped(extents)?;
+    Ok(tensor.compact()?.tensor)
+}
+
 fn mask(args: &AttentionArgs, planned: &Planned, device: Device) -> Result<Mask> {
     // Masks that start where the caller says may share elements, or lie apart.
-    let needed = |bytes| {
-        if args.custom_mask_indptr.is_some() {
-            0
-        } else {
-            bytes
-        }
-    };
-    let custom = |tensor, len| {
-        let mask = Named {
-            name: "custom_mask",
-            tensor,
-        }
-        .on(device)?
-        .of(DType::U8)?;
-        Ok::<_, Error>(mask.shaped(&[Extent::AtLeast(len)])?.compact()?.tensor)
+    let custom = |tensor, needed| {
+        let least = match args.custom_mask_indptr {
+            Some(_) => 0,
+            None => needed,
+        };
+        let mask = named("custom_mask", tensor);
+        dense(mask, DType::U8, &[Extent::AtLeast(least)], device)
     };
     Ok(match args.mask {
         Mask::Causal | Mask::Full => args.mask,
-        Mask::CausalByRequest(tensor) => {
-            let name = "causal_requests";
-            let causal = Named { name, tensor }.on(device)?.of(DType::U8)?;
-            let causal = causal.shaped(&[Extent::Is(planned.batch_size)])?;
-            Mask::CausalByRequest(causal.compact()?.tensor)
+        Mask::CausalByRequest(causal) => {
+            let extents = [Extent::Is(planned.batch_size)];
+            let causal = named("causal_requests", causal);
+            Mask::CausalByRequest(dense(causal, DType::U8, &extents, device)?)
         }
-        Mask::Bytes(tensor) => Mask::Bytes(custom(tensor, needed(planned.mask_bytes))?),
-        Mask::Bits(tensor) => Mask::Bits(custom(tensor, needed(planned.mask_bits))?),
+        Mask::Bytes(tensor) => Mask::Bytes(custom(tensor, planned.mask_bytes)?),
+        Mask::Bits(tensor) => Mask::Bits(custom(tensor, planned.mask_bits)?),
     })
 }
 
@@ -308,10 +304,9 @@ fn custom_mask_indptr(
     if !is_custom {
         return Err(without("custom_mask_indptr: a tensor", "custom_mask"));
     }
-    let name = "custom_mask_indptr";
-    let indptr = Named { name, tensor }.on(device)?.of(DType::I64)?;
-    let indptr = indptr.shaped(&[Extent::Is(planned.batch_size + 1)])?;
-    Ok(Some(indptr.compact()?.tensor))
+    let indptr = named("custom_mask_indptr", tensor);
+    let extents = [Extent::Is(planned.batch_size + 1)];
+    dense(indptr, DType::I64, &extents, device).map(Some)
 }
 
 fn mm_prefix(args: &AttentionArgs, planned: &Planned, device: Device) -> Result<Option<Tensor>> {
@@ -326,13 +321,8 @@ fn mm_prefix(args: &AttentionArgs, planned: &Planned, device: Device) -> Result<
         Extent::CountFrom(0),
         Extent::Is(2),
     ];
-    let ranges = Named {
-        name: "mm_prefix_ranges",
-        tensor,
-    }
-    .on(device)?
-    .of(DType::I32)?;
-    Ok(Some(ranges.shaped(&extents)?.compact()?.tensor))
+    let ranges = named("mm_prefix_ranges", tensor);
+    dense(ranges, DType::I32, &extents, device).map(Some)
 }
 
 fn without(what: &str, missing: &str) -> Error {

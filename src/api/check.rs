@@ -3,6 +3,7 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Tensor};
+use std::fmt::Display;
 
 /// Types that attention computes with.
 pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -12,6 +13,10 @@ pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 pub(super) struct Named<'a> {
     pub name: &'a str,
     pub tensor: Tensor,
+}
+
+pub(super) fn named(name: &str, tensor: Tensor) -> Named<'_> {
+    Named { name, tensor }
 }
 
 /// Most of what is counted in 32 bits: heads, states, tokens of a page.
@@ -30,7 +35,7 @@ pub(super) enum Extent {
     Any,
 }
 
-impl std::fmt::Display for Extent {
+impl Display for Extent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Extent::Is(n) => write!(f, "{n}"),
@@ -184,7 +189,7 @@ pub(super) fn output_scale(o_scale: f32, output: DType) -> Result<f32> {
 }
 
 /// Offsets into so many rows: none is below the one before it.
-pub(super) fn rising(name: &str, offsets: &[i32], rows: i64, what: &str) -> Result<()> {
+pub(super) fn rising(name: &str, offsets: &[i32], rows: i64, what: impl Display) -> Result<()> {
     let mut before = 0;
     for (at, &offset) in offsets.iter().enumerate() {
         if offset < before || i64::from(offset) > rows {

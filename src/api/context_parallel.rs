@@ -1,13 +1,12 @@
 //! The operators of decode context parallelism: the checks, and the calls of the backend.
 
 use super::Context;
-use super::check::{Extent, FLOATS, Named, rising};
+use super::check::{Extent, FLOATS, named, rising};
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::Ranks;
 use crate::problem::{Checked, CpCorrectArgs, CpReorderArgs};
-use crate::tensor::Tensor;
 
 /// Types of records, and their bytes.
 const RECORDS: [DType; 6] = [
@@ -151,8 +150,4 @@ pub fn cp_correct(context: &Context, args: &CpCorrectArgs, stream: Stream) -> Re
         ..*args
     });
     context.backend().cp_correct(&checked, stream)
-}
-
-fn named(name: &str, tensor: Tensor) -> Named<'_> {
-    Named { name, tensor }
 }

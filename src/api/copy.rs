@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::append::same;
-use super::check::{Extent, Named};
+use super::check::{Extent, Named, named};
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -192,8 +192,4 @@ impl PageSet {
 
 fn refused(what: String) -> Result<()> {
     Err(Error::InvalidArgument(what))
-}
-
-fn named(name: &str, tensor: Tensor) -> Named<'_> {
-    Named { name, tensor }
 }

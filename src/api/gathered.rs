@@ -1,6 +1,6 @@
 //! The checks of requests whose tokens are gathered from a paged cache.
 
-use super::check::{Extent, Named};
+use super::check::{Extent, named, rising};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{GatheredRequests, RecordPages};
@@ -69,24 +69,19 @@ fn check_requests(
     let Some(ends) = requests.cu_seq_lens.as_i32() else {
         return Ok(());
     };
-    let refused = |what: String| Err(Error::InvalidArgument(what));
-    let rows = rows.extent(0);
-    let mut before = 0;
-    for (b, &end) in ends.iter().enumerate() {
-        if end < before || i64::from(end) > rows {
-            return refused(format!(
-                "cu_seq_lens[{b}]: {end} is not accepted; {before}, the value before it or 0, to {rows}, the rows of {rows_name}, is"
-            ));
-        }
-        before = end;
-    }
+    rising(
+        "cu_seq_lens",
+        ends,
+        rows.extent(0),
+        format_args!("rows of {rows_name}"),
+    )?;
     let starts = requests.seq_starts.as_ref().and_then(Tensor::as_i32);
     for (b, ends) in ends.windows(2).enumerate() {
         let start = starts.map_or(0, |starts| starts[b]);
         if start < 0 {
-            return refused(format!(
+            return Err(Error::InvalidArgument(format!(
                 "seq_starts[{b}]: {start} is not accepted; 0 or more is"
-            ));
+            )));
         }
         if ends[0] < ends[1] {
             let tokens = i64::from(start)..i64::from(start) + i64::from(ends[1] - ends[0]);
@@ -146,8 +141,4 @@ fn check_pages(
             "{name}: page {id} of request {b} is not accepted; 0 or more and below {num_pages}, the pages of {cache_name}, is"
         ))),
     }
-}
-
-fn named(name: &str, tensor: Tensor) -> Named<'_> {
-    Named { name, tensor }
 }

@@ -1,7 +1,7 @@
 //! Merging attention states: the checks, and the call of the backend.
 
 use super::Context;
-use super::check::{Extent, FLOATS, Named, output_scale, rising};
+use super::check::{Extent, FLOATS, named, output_scale, rising};
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -159,8 +159,4 @@ fn optional_output(
     };
     let output = named(name, tensor).on(device)?.of(DType::F32)?;
     Ok(Some(output.shaped(extents)?.writable()?.tensor))
-}
-
-fn named(name: &str, tensor: Tensor) -> Named<'_> {
-    Named { name, tensor }
 }

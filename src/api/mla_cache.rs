@@ -3,7 +3,7 @@
 
 use super::Context;
 use super::append::{CACHES, check_slots};
-use super::check::{Extent, FLOATS, Named, finite, required, scale};
+use super::check::{Extent, FLOATS, Named, finite, named, required, scale};
 use super::gathered::gathered_requests;
 use crate::backend::Stream;
 use crate::dtype::DType;
@@ -383,8 +383,4 @@ fn integers(name: &str, tensor: Tensor, device: Device) -> Result<Named<'_>> {
     named(name, tensor)
         .on(device)?
         .one_of(&[DType::I32, DType::I64])
-}
-
-fn named(name: &str, tensor: Tensor) -> Named<'_> {
-    Named { name, tensor }
 }

@@ -1,7 +1,7 @@
 //! The operator on trees of draft tokens: the checks, and the call of the backend.
 
 use super::Context;
-use super::check::{Extent, Named};
+use super::check::{Extent, Named, named, rising};
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -154,7 +154,7 @@ fn check_values(args: &TreeMaskArgs) -> Result<()> {
     };
     let qo_indptr = args.qo_indptr.as_ref().and_then(Tensor::as_i32);
     if let Some(qo_indptr) = qo_indptr {
-        check_offsets(qo_indptr, parents.len())?;
+        check_offsets(qo_indptr, parents.len() as i64)?;
     }
     let size = args.tree_size();
     let mut needed = Needed::default();
@@ -178,23 +178,11 @@ fn check_values(args: &TreeMaskArgs) -> Result<()> {
     needed.check(args)
 }
 
-fn check_offsets(qo_indptr: &[i32], num_tokens: usize) -> Result<()> {
-    let mut before = 0;
-    for (at, &offset) in qo_indptr.iter().enumerate() {
-        let most = if at == 0 { 0 } else { num_tokens as i32 };
-        if !(before..=most).contains(&offset) {
-            return refused(
-                &format!("qo_indptr[{at}]"),
-                format!("{offset} is"),
-                match at {
-                    0 => "0 is".into(),
-                    _ => format!("{before}, the value before it, to {most}, the tokens, is"),
-                },
-            );
-        }
-        before = offset;
+fn check_offsets(qo_indptr: &[i32], num_tokens: i64) -> Result<()> {
+    match qo_indptr.first() {
+        Some(&first) if first != 0 => refused("qo_indptr[0]", format!("{first} is"), "0 is".into()),
+        _ => rising("qo_indptr", qo_indptr, num_tokens, "tokens"),
     }
-    Ok(())
 }
 
 /// A parent stands before its children, so that every walk towards a root ends.
@@ -269,8 +257,4 @@ fn refused<T>(field: &str, is: String, accepted: String) -> Result<T> {
     Err(Error::InvalidArgument(format!(
         "{field}: {is} not accepted; {accepted}"
     )))
-}
-
-fn named(name: &str, tensor: Tensor) -> Named<'_> {
-    Named { name, tensor }
 }
