@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::keyless_kernel::{KeylessKernel, Workers};
+use super::page_ids::PageIds;
 use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -14,7 +15,7 @@ use crate::cuda::params::{
     Cache, Divisor, Rows, address, count, dtype_code, fewest, scales_stride,
 };
 use crate::error::Result;
-use crate::problem::{Checked, GatherArgs, RecordPages};
+use crate::problem::{Checked, GatherArgs};
 use crate::tensor::Tensor;
 
 /// The operator on one device.
@@ -44,12 +45,7 @@ impl Gather {
 fn params(args: &GatherArgs) -> Result<KvGatherParams> {
     let tensors = [&args.k_cache, &args.v_cache, &args.key, &args.value];
     let requests = &args.requests;
-    let (page_indptr, page_ids, table_stride, num_page_ids) = match requests.pages {
-        RecordPages::Table(table) => (0, table, table.stride(0), table.extent(1)),
-        RecordPages::Csr { indptr, indices } => {
-            (indptr.address() as u64, indices, 0, indices.extent(0))
-        }
-    };
+    let page_ids = PageIds::of(&requests.pages);
     let (k_cache, v_cache) = (&args.k_cache, &args.v_cache);
     // The kernel counts the pieces of a token, keys and values together.
     let elements = args.key.extent(1) * (args.key.extent(2) + args.value.extent(2));
@@ -59,10 +55,10 @@ fn params(args: &GatherArgs) -> Result<KvGatherParams> {
         v: side(v_cache, &args.value, args.v_scale, args.v_scales),
         cu_seq_lens: requests.cu_seq_lens.address() as u64,
         seq_starts: address(requests.seq_starts),
-        page_indptr,
-        page_ids: page_ids.address() as u64,
-        table_stride,
-        num_page_ids,
+        page_indptr: page_ids.indptr,
+        page_ids: page_ids.ids,
+        table_stride: page_ids.table_stride,
+        num_page_ids: page_ids.count,
         num_rows: args.key.extent(0),
         page_size: Divisor::new(k_cache.extent(1) as u32),
         batch_size: (requests.cu_seq_lens.extent(0) - 1) as u32,

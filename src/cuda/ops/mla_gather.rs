@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::keyless_kernel::{KeylessKernel, Workers};
+use super::page_ids::PageIds;
 use super::rows::moves_vectors;
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -12,7 +13,7 @@ use crate::cuda::kernels::keyless::MLA_GATHER;
 use crate::cuda::mla_cache_params::{MlaGatherParams, Records, rows};
 use crate::cuda::params::{Divisor, address, dtype_code, fewest};
 use crate::error::Result;
-use crate::problem::{Checked, LatentRecords, MlaGatherArgs, RecordPages};
+use crate::problem::{Checked, LatentRecords, MlaGatherArgs};
 use crate::tensor::Tensor;
 
 /// The operator on one device.
@@ -48,22 +49,17 @@ fn params(args: &MlaGatherArgs<LatentRecords>) -> MlaGatherParams {
     let LatentRecords { latent, rope, .. } = &args.cache;
     let parts = [Some(*latent), *rope, Some(args.dst), args.dst_rope];
     let vectors = parts.iter().flatten().all(moves_vectors);
-    let (page_indptr, page_ids, table_stride, num_page_ids) = match args.pages {
-        RecordPages::Table(table) => (0, table, table.stride(0), table.extent(1)),
-        RecordPages::Csr { indptr, indices } => {
-            (indptr.address() as u64, indices, 0, indices.extent(0))
-        }
-    };
+    let page_ids = PageIds::of(&args.pages);
     MlaGatherParams {
         cache: Records::of(&args.cache),
         dst: rows(Some(args.dst)),
         dst_rope: rows(args.dst_rope),
         cu_seq_lens: args.cu_seq_lens.address() as u64,
         seq_starts: address(args.seq_starts),
-        page_indptr,
-        page_ids: page_ids.address() as u64,
-        table_stride,
-        num_page_ids,
+        page_indptr: page_ids.indptr,
+        page_ids: page_ids.ids,
+        table_stride: page_ids.table_stride,
+        num_page_ids: page_ids.count,
         num_rows: args.dst.extent(0),
         page_size: Divisor::new(latent.extent(1) as u32),
         batch_size: (args.cu_seq_lens.extent(0) - 1) as u32,

@@ -2,7 +2,8 @@
 //! its pages, [`gather`] copies its tokens to dense rows, [`mla_append`] and [`mla_gather`] write and read a cache of latent
 //! records, [`merge`] merges attention states, [`projection`] computes products per head, [`context_parallel`] serves ranks
 //! that share the keys, [`index`] builds the indices of a batch, and [`tree_mask`] makes masks of draft tokens. Their kernels
-//! are loaded at their first use ([`kernels`], [`keyless_kernel`]); [`rows`] says how they move rows.
+//! are loaded at their first use ([`kernels`], [`keyless_kernel`]); [`rows`] says how they move rows,
+//! and [`page_ids`] where pages are named.
 
 pub mod append;
 pub mod context_parallel;
@@ -14,6 +15,7 @@ pub mod keyless_kernel;
 pub mod merge;
 pub mod mla_append;
 pub mod mla_gather;
+pub mod page_ids;
 pub mod projection;
 pub mod rope_append;
 pub mod rows;
