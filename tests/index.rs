@@ -428,42 +428,40 @@ fn far_slots() {
     }
 }
 
+/// All sessions agree with the formula.
+fn everywhere(check: impl Fn(&dyn Session) -> Result<(), String>) -> Result<(), TestCaseError> {
+    for session in sessions() {
+        prop_assert_eq!(check(&*session), Ok(()));
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(random::cases(150))]
 
     #[test]
     fn lengths_are_summed_up(lengths in lengths()) {
-        for session in sessions() {
-            prop_assert_eq!(lengths.check(&*session, &HostMemory), Ok(()));
-        }
+        everywhere(|session| lengths.check(session, &HostMemory))?;
     }
 
     #[test]
     fn rows_are_listed(listing in listing()) {
-        for session in sessions() {
-            prop_assert_eq!(listing.check(&*session, &HostMemory), Ok(()));
-        }
+        everywhere(|session| listing.check(session, &HostMemory))?;
     }
 
     #[test]
     fn lists_become_rows(lists in lists()) {
-        for session in sessions() {
-            prop_assert_eq!(lists.check(&*session, &HostMemory), Ok(()));
-        }
+        everywhere(|session| lists.check(session, &HostMemory))?;
     }
 
     #[test]
     fn new_tokens_have_slots(tokens in new_tokens()) {
-        for session in sessions() {
-            prop_assert_eq!(tokens.check(&*session, &HostMemory), Ok(()));
-        }
+        everywhere(|session| tokens.check(session, &HostMemory))?;
     }
 
     #[test]
     fn branches_are_listed(drafts in drafts()) {
-        for session in sessions() {
-            prop_assert_eq!(drafts.check(&*session, &HostMemory), Ok(()));
-        }
+        everywhere(|session| drafts.check(session, &HostMemory))?;
     }
 
     /// A table, listed and made a table again, is what it was, but for entries that nobody has.

@@ -6,11 +6,10 @@ use crate::fixture::{Context, Reply, floats};
 use crate::structs::sizes;
 use crate::table::{INVALID, UNKNOWN, check, poke};
 use crate::tensors::Dim::{Exact, Free};
-use crate::tensors::{input, optional_output, output, walk};
+use crate::tensors::{field, input, optional_output, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{CpCorrectArgs, CpReorderArgs, LogBase};
-use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
 fn integers(values: &[i32]) -> Resident<'static> {
@@ -97,13 +96,6 @@ impl Correct {
     fn is_untouched(&self) -> bool {
         self.o_out.is_untouched() && self.lse_out.is_untouched()
     }
-}
-
-/// A field by its name.
-macro_rules! field {
-    ($kind:ident, $args:ident, $field:ident, $dims:expr) => {
-        $kind(stringify!($field), offset_of!($args, $field), &$dims)
-    };
 }
 
 #[test]

@@ -6,11 +6,10 @@ use crate::fixture::{Context, Reply, floats};
 use crate::structs::sizes;
 use crate::table::{INVALID, check, poke};
 use crate::tensors::Dim::{Exact, Free};
-use crate::tensors::{input, optional, output, walk};
+use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{GatherArgs, GatheredRequests, KvLayout, RecordPages};
-use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
 fn integers(shape: &[i64], values: &[i32]) -> Resident<'static> {
@@ -80,13 +79,6 @@ impl Gather {
     fn is_untouched(&self) -> bool {
         self.outputs.iter().all(Resident::is_untouched)
     }
-}
-
-/// A field by its name.
-macro_rules! field {
-    ($kind:ident, $args:ident, $field:ident, $dims:expr) => {
-        $kind(stringify!($field), offset_of!($args, $field), &$dims)
-    };
 }
 
 #[test]

@@ -9,14 +9,13 @@ use crate::fixture::{Context, Reply};
 use crate::structs::sizes;
 use crate::table::{INVALID, UNKNOWN, check, poke};
 use crate::tensors::Dim::{AtLeast, Exact, Free};
-use crate::tensors::{input, optional, output, walk};
+use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
     BatchLengthsArgs, BlockTableArgs, DraftKvIndicesArgs, DraftSlots, KvIndicesArgs, QueryRows,
     SlotMappingArgs, TokenRows,
 };
-use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
 fn numbers(values: &[i64]) -> Resident<'static> {
@@ -181,13 +180,6 @@ fn drafts_input(batch: &Batch) -> DraftKvIndicesArgs {
         kv_indptr: batch.outputs[0].tensor(),
         kv_indices: batch.outputs[1].tensor(),
     }
-}
-
-/// A field by its name.
-macro_rules! field {
-    ($kind:ident, $args:ident, $field:ident, $dims:expr) => {
-        $kind(stringify!($field), offset_of!($args, $field), &$dims)
-    };
 }
 
 #[test]

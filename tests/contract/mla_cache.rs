@@ -6,11 +6,10 @@ use crate::fixture::{Context, Reply, bytes, floats};
 use crate::structs::sizes;
 use crate::table::{INVALID, UNKNOWN, check, poke};
 use crate::tensors::Dim::{AtLeast, Exact, Free};
-use crate::tensors::{input, optional, output, walk};
+use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{LatentCache, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary};
-use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
 fn resident(image: Image) -> Resident<'static> {
@@ -142,13 +141,6 @@ impl Gather {
     fn is_untouched(&self) -> bool {
         self.outputs.iter().all(Resident::is_untouched)
     }
-}
-
-/// A field by its name.
-macro_rules! field {
-    ($kind:ident, $args:ident, $field:ident, $dims:expr) => {
-        $kind(stringify!($field), offset_of!($args, $field), &$dims)
-    };
 }
 
 #[test]

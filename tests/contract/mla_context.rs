@@ -7,7 +7,7 @@ use crate::fixture::{Context, Reply};
 use crate::structs::sizes;
 use crate::table::{INVALID, UNSUPPORTED, check, poke};
 use crate::tensors::Dim::{AtLeast, Exact};
-use crate::tensors::{input, optional, output, walk};
+use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::LogBase;
@@ -127,27 +127,21 @@ enum Step {
     Attend(u32),
 }
 
-macro_rules! field {
-    ($of:ident, $field:ident, $dims:expr) => {
-        $of(stringify!($field), offset_of!(Args, $field), &$dims)
-    };
-}
-
 #[test]
 fn tensors_of_a_run() {
     let fields = [
-        field!(input, q, [AtLeast, Exact, Exact]),
-        field!(input, k_nope, [AtLeast, Exact, Exact]),
-        field!(input, k_rope, [AtLeast, Exact]),
-        field!(input, v, [AtLeast, Exact, Exact]),
-        field!(input, kv, [AtLeast, Exact, Exact]),
-        field!(optional, kv_rope, [Exact, Exact, Exact]),
-        field!(output, o, [AtLeast, Exact, Exact]),
+        field!(input, Args, q, [AtLeast, Exact, Exact]),
+        field!(input, Args, k_nope, [AtLeast, Exact, Exact]),
+        field!(input, Args, k_rope, [AtLeast, Exact]),
+        field!(input, Args, v, [AtLeast, Exact, Exact]),
+        field!(input, Args, kv, [AtLeast, Exact, Exact]),
+        field!(optional, Args, kv_rope, [Exact, Exact, Exact]),
+        field!(output, Args, o, [AtLeast, Exact, Exact]),
         crate::tensors::optional_output("lse", offset_of!(Args, lse), &[AtLeast, Exact]),
     ];
     let weights = [
-        crate::tensors::any_strides(field!(input, w_uk, [Exact, Exact, Exact])),
-        crate::tensors::any_strides(field!(input, w_uv, [Exact, Exact, Exact])),
+        crate::tensors::any_strides(field!(input, Args, w_uk, [Exact, Exact, Exact])),
+        crate::tensors::any_strides(field!(input, Args, w_uv, [Exact, Exact, Exact])),
     ];
     let fixture = Fixture::new(false);
     for fields in [&fields[..], &weights] {
@@ -164,12 +158,12 @@ fn tensors_of_a_run() {
 #[test]
 fn tensors_of_the_steps() {
     let gathered = [
-        field!(output, context_latent, [AtLeast, Exact]),
-        field!(output, context_rope, [AtLeast, Exact]),
+        field!(output, Args, context_latent, [AtLeast, Exact]),
+        field!(output, Args, context_rope, [AtLeast, Exact]),
     ];
     let attended = [
-        field!(input, context_k_nope, [AtLeast, Exact, Exact]),
-        field!(input, context_v, [AtLeast, Exact, Exact]),
+        field!(input, Args, context_k_nope, [AtLeast, Exact, Exact]),
+        field!(input, Args, context_v, [AtLeast, Exact, Exact]),
     ];
     let fixture = Fixture::new(true);
     for (step, fields) in [
@@ -177,7 +171,7 @@ fn tensors_of_the_steps() {
         (Step::Attend(0), &attended),
         (
             Step::NewTokens,
-            &[field!(input, q, [AtLeast, Exact, Exact])],
+            &[field!(input, Args, q, [AtLeast, Exact, Exact])],
         ),
     ] {
         walk(

@@ -6,11 +6,10 @@ use crate::fixture::{Context, Reply, floats};
 use crate::structs::sizes;
 use crate::table::{INVALID, UNKNOWN, check};
 use crate::tensors::Dim::{AtLeast, Exact, Free};
-use crate::tensors::{input, optional, output, walk};
+use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{Angles, AppendArgs, KvLayout, Norm, Rope, RopeAppendArgs};
-use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
 /// Three fp16 tokens of two KV heads of 16 elements for an fp8 cache of three pages of four tokens; four heads of
@@ -101,29 +100,22 @@ impl Call {
 
 type Args = folio_rope_append_args;
 
-/// A field by its name.
-macro_rules! field {
-    ($kind:ident, $field:ident, $dims:expr) => {
-        $kind(stringify!($field), offset_of!(Args, $field), &$dims)
-    };
-}
-
 #[test]
 fn tensors() {
     let fields = [
-        field!(optional, q, [AtLeast, Free, Exact]),
-        field!(output, q_out, [AtLeast, Exact, Exact]).or_none(),
-        field!(input, key, [AtLeast, Free, Free]),
-        field!(output, key_out, [AtLeast, Exact, Exact]).or_none(),
-        field!(input, value, [AtLeast, Free, Free]),
-        field!(output, k_cache, [Free, Free, Exact, Exact]),
-        field!(output, v_cache, [Exact, Exact, Exact, Exact]),
-        field!(input, slot_mapping, [Free]),
-        field!(optional, q_norm_weight, [Exact]),
-        field!(optional, k_norm_weight, [Exact]),
-        field!(optional, positions, [AtLeast]),
-        field!(optional, position_offsets, [AtLeast]),
-        field!(optional, cos_sin_cache, [Free, Exact]),
+        field!(optional, Args, q, [AtLeast, Free, Exact]),
+        field!(output, Args, q_out, [AtLeast, Exact, Exact]).or_none(),
+        field!(input, Args, key, [AtLeast, Free, Free]),
+        field!(output, Args, key_out, [AtLeast, Exact, Exact]).or_none(),
+        field!(input, Args, value, [AtLeast, Free, Free]),
+        field!(output, Args, k_cache, [Free, Free, Exact, Exact]),
+        field!(output, Args, v_cache, [Exact, Exact, Exact, Exact]),
+        field!(input, Args, slot_mapping, [Free]),
+        field!(optional, Args, q_norm_weight, [Exact]),
+        field!(optional, Args, k_norm_weight, [Exact]),
+        field!(optional, Args, positions, [AtLeast]),
+        field!(optional, Args, position_offsets, [AtLeast]),
+        field!(optional, Args, cos_sin_cache, [Free, Exact]),
     ];
     let call = Call::new();
     walk(

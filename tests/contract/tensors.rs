@@ -46,6 +46,19 @@ impl Field {
     }
 }
 
+/// A field of a struct by its name.
+macro_rules! field {
+    ($kind:ident, $args:ident, $field:ident, $dims:expr) => {
+        $kind(
+            stringify!($field),
+            std::mem::offset_of!($args, $field),
+            &$dims,
+        )
+    };
+}
+
+pub(crate) use field;
+
 pub const fn input(name: &'static str, offset: usize, dims: &'static [Dim]) -> Field {
     Field {
         name,

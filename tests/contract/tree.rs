@@ -7,9 +7,8 @@ use crate::fixture::{Context, Reply};
 use crate::structs::sizes;
 use crate::table::{INVALID, poke};
 use crate::tensors::Dim::{AtLeast, Exact, Free};
-use crate::tensors::{Field, input, output, walk};
+use crate::tensors::{Field, field, input, output, walk};
 use folio::ffi::*;
-use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
 /// Two trees of four tokens, or one of four and one of three, with every output.
@@ -40,42 +39,43 @@ impl Trees {
     }
 }
 
-/// A field by its name.
-macro_rules! field {
-    ($kind:ident, $field:ident, $dims:expr) => {
-        $kind(
-            stringify!($field),
-            offset_of!(folio_tree_mask_args, $field),
-            &$dims,
-        )
-    };
-}
-
 /// The fields of trees of one size, or of many.
 fn fields(is_ragged: bool) -> Vec<Field> {
     let mut fields = match is_ragged {
         false => vec![
-            field!(input, parents, [Exact, Free]),
-            field!(output, tree_mask, [Exact, Exact, Exact]).or_none(),
-            field!(output, tree_bits, [Exact, Exact, Free]).or_none(),
-            field!(output, positions, [Exact, Exact]).or_none(),
-            field!(output, next_token, [Exact, Exact]).or_none(),
-            field!(output, next_sibling, [Exact, Exact]).or_none(),
+            field!(input, folio_tree_mask_args, parents, [Exact, Free]),
+            field!(
+                output,
+                folio_tree_mask_args,
+                tree_mask,
+                [Exact, Exact, Exact]
+            )
+            .or_none(),
+            field!(
+                output,
+                folio_tree_mask_args,
+                tree_bits,
+                [Exact, Exact, Free]
+            )
+            .or_none(),
+            field!(output, folio_tree_mask_args, positions, [Exact, Exact]).or_none(),
+            field!(output, folio_tree_mask_args, next_token, [Exact, Exact]).or_none(),
+            field!(output, folio_tree_mask_args, next_sibling, [Exact, Exact]).or_none(),
         ],
         true => vec![
-            field!(input, parents, [Free]),
-            field!(input, qo_indptr, [Exact]).or_none(),
-            field!(output, tree_mask, [AtLeast]).or_none(),
-            field!(output, tree_bits, [Exact, Free]).or_none(),
-            field!(output, positions, [Exact]).or_none(),
-            field!(output, next_token, [Exact]).or_none(),
-            field!(output, next_sibling, [Exact]).or_none(),
+            field!(input, folio_tree_mask_args, parents, [Free]),
+            field!(input, folio_tree_mask_args, qo_indptr, [Exact]).or_none(),
+            field!(output, folio_tree_mask_args, tree_mask, [AtLeast]).or_none(),
+            field!(output, folio_tree_mask_args, tree_bits, [Exact, Free]).or_none(),
+            field!(output, folio_tree_mask_args, positions, [Exact]).or_none(),
+            field!(output, folio_tree_mask_args, next_token, [Exact]).or_none(),
+            field!(output, folio_tree_mask_args, next_sibling, [Exact]).or_none(),
         ],
     };
     fields.extend([
-        field!(input, prefix_lens, [Free]),
-        field!(output, mask_bytes, [AtLeast]).or_none(),
-        field!(output, mask_bits, [AtLeast]).or_none(),
+        field!(input, folio_tree_mask_args, prefix_lens, [Free]),
+        field!(output, folio_tree_mask_args, mask_bytes, [AtLeast]).or_none(),
+        field!(output, folio_tree_mask_args, mask_bits, [AtLeast]).or_none(),
     ]);
     fields
 }
