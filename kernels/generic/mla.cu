@@ -135,6 +135,12 @@ struct Work {
     __device__ __forceinline__ i32 token(const FolioMlaParams &g, u32 row) const {
         return item->q_start + divide(row, g.num_heads);
     }
+
+    // Where the keys end that a token sees: MLA has causal and full masks, no windows and no mm-prefix.
+    __device__ __forceinline__ i32 end_of(const FolioAttentionParams &p, i32 token) const {
+        if (p.mask_mode != FOLIO_MASK_CAUSAL) return request.kv_len;
+        return static_cast<i32>(min(position_of(request, token) + 1, static_cast<i64>(request.kv_len)));
+    }
 };
 
 // Elements of a part with `dim` elements that begin at the warp's columns.
@@ -378,13 +384,14 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioMlaParams &g, 
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const RowMask mask(g.attention, work.request, work.token(g, work.first_row + lane.tile_row(m, half)));
+            const i32 token = work.token(g, work.first_row + lane.tile_row(m, half));
+            const KeyRange seen = {keys.begin, min(keys.end, work.end_of(g.attention, token))};
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const i32 key = first_key + 8 * n + 2 * static_cast<i32>(lane.pair) + i;
-                    if (!mask.keys.holds(key) || !keys.holds(key)) s[m][n][2 * half + i] = minus_infinity();
+                    if (!seen.holds(key)) s[m][n][2 * half + i] = minus_infinity();
                 }
             }
         }
@@ -499,9 +506,9 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
     const u32 ring = shared_address(lane.memory_of(lane.warp));
     const i32 first_token = work.token(g, work.first_row);
     const i32 last_token = work.token(g, min(work.first_row + ROWS, work.num_rows(p)) - 1);
-    const KeyRange keys = visible_keys(p, work.request, *work.item, first_token, last_token);
-    // All rows see all keys before this one, since there is no window.
-    const i32 seen_by_all = min(keys.end, rows_keys(p, work.request, first_token, last_token).all.end);
+    const i32 item_end = static_cast<i32>(work.item->kv_end);
+    const KeyRange keys = {static_cast<i32>(work.item->kv_start), min(item_end, work.end_of(p, last_token))};
+    const i32 seen_by_all = min(keys.end, work.end_of(p, first_token));
     KeyLoader loader(g, work, keys, lane);
 
     // Scales of the tiles that are on their way.
