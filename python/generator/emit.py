@@ -65,8 +65,20 @@ _IN_PLACE = {
     ("folio_mla_append_args", "q_rope"): "q_rope_out",
 }
 
-#: Whether a field may be left out, where the rule of `_optional` does not find it.
+#: Whether a field may be left out, where the rule of `optional` does not find it.
 _OPTIONAL = {
+    **{
+        (f"folio_{operator}_args", name): True
+        for operator in ("kv_gather", "mla_gather")
+        for name in ("block_table", "kv_indptr", "kv_indices")
+    },
+    **{
+        ("folio_tree_mask_args", name): True
+        for name in ("mask_bytes", "mask_bits", "tree_mask", "tree_bits", "positions", "next_token", "next_sibling")
+    },
+    ("folio_rope_append_args", "k_norm_weight"): True,
+    ("folio_mla_append_args", "positions"): True,
+    ("folio_batch_lengths_args", "encoder_len"): True,
     ("folio_attention_args", "attention_chunk_look_back"): True,
     ("folio_mla_args", "sm_scale"): False,
     ("folio_find_shared_prefixes_args", "batch"): False,

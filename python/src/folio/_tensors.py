@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Iterable
-from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Optional, Protocol, Union
 
 from folio import _errors
 from folio._generated.constants import Device
@@ -30,6 +30,7 @@ DTYPES: dict[str, tuple[int, int]] = {
 }
 
 _CPU, _CUDA = int(Device.CPU), int(Device.CUDA)
+_HOST = (_CPU, 0)
 _LARGEST_RANK = 5
 
 
@@ -44,16 +45,10 @@ def dtype_code(dtype: Any) -> tuple[int, int]:
         raise _errors.DtypeError(f"dtype is {dtype!r}; {', '.join(DTYPES)} are known") from None
 
 
-class _Memory(NamedTuple):
-    """What a tensor is; strides in elements, None for compact row-major."""
-
-    address: int
-    device: tuple[int, int]
-    dtype: tuple[int, int]
-    shape: tuple[int, ...]
-    strides: Optional[tuple[int, ...]]
-    writable: bool
-    export: Any = None
+#: What a tensor is: its address, a number or a buffer; device; element type; extents; strides in elements, None for
+#: compact row-major; whether it may be written; what keeps an export alive. A plain tuple: it is made for every tensor
+#: of every call.
+_Memory = tuple[Any, tuple[int, int], tuple[int, int], Sequence[int], Optional[Sequence[int]], bool, Any]
 
 
 class _Refusal(Exception):
@@ -100,6 +95,7 @@ class Tensor:
         except _Refusal as why:
             raise _errors.InvalidArgumentError(f"{name} {why}") from None
         address, (device_type, device_id), code, shape, strides, self.writable, self._export = memory
+        rank = len(shape)
         if dtype is not None:
             wanted = dtype_code(dtype)
             if wanted[1] != code[1]:
@@ -107,15 +103,12 @@ class Tensor:
             code = wanted
         if device is not None:
             device_type = int(Device[device.upper()] if isinstance(device, str) else Device(device))
-        if len(shape) > _LARGEST_RANK:
-            raise _errors.ShapeError(f"{name} has {len(shape)} dimensions; at most {_LARGEST_RANK} are accepted")
+        if rank > _LARGEST_RANK:
+            raise _errors.ShapeError(f"{name} has {rank} dimensions; at most {_LARGEST_RANK} are accepted")
+        if type(address) is int:
+            address = ffi.cast(_VOID, address)
         described = ffi.new(
-            _DESCRIBED,
-            (
-                (ffi.cast("void *", address), device_type, device_id, len(shape), (*code, 1)),
-                shape,
-                () if strides is None else strides,
-            ),
+            _DESCRIBED, ((address, device_type, device_id, rank, (*code, 1)), shape, () if strides is None else strides)
         )
         tensor = described.tensor
         tensor.shape = described.shape
@@ -190,6 +183,7 @@ StreamLike = Any
 
 _DESCRIBED = ffi.typeof("folio_described_tensor *")
 _TENSOR = ffi.typeof("folio_tensor *")
+_VOID = ffi.typeof("void *")
 
 
 def compact_strides(shape: Iterable[int]) -> tuple[int, ...]:
@@ -231,13 +225,13 @@ class _Torch:
             raise _Refusal("is a view whose numbers have to be negated; pass .resolve_neg()")
         device = array.device
         if device.type == "cpu":
-            place = (_CPU, 0)
+            place = _HOST
         elif device.type == "cuda":
             place = (_CUDA, device.index)
         else:
             raise _Refusal(f"is on {device}; tensors on cpu and cuda are accepted")
         code = self._codes.get(array.dtype) or _code(str(array.dtype))
-        return _Memory(array.data_ptr(), place, code, array.shape, array.stride(), True)
+        return array.data_ptr(), place, code, array.shape, array.stride(), True, None
 
 
 # --- NumPy ---------------------------------------------------------------------------------------
@@ -261,13 +255,15 @@ class _Numpy:
         dtype = array.dtype
         code = self._codes.get(dtype) or self._code(dtype)
         flags = array.flags
-        strides = None if flags.c_contiguous else _in_elements(array.strides, array.shape, dtype.itemsize)
-        return _Memory(
-            array.__array_interface__["data"][0], (_CPU, 0), code, array.shape, strides, flags.writeable
-        )
+        if flags.c_contiguous:
+            # 0.1 µs, where the array interface takes 1.2.
+            buffer = ffi.from_buffer(array)
+            return buffer, _HOST, code, array.shape, None, flags.writeable, buffer
+        strides = _in_elements(array.strides, array.shape, dtype.itemsize)
+        return array.__array_interface__["data"][0], _HOST, code, array.shape, strides, flags.writeable, None
 
 
-def _in_elements(strides, shape, itemsize: int) -> tuple[int, ...]:
+def _in_elements(strides: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     if any(stride % itemsize for stride in strides):
         raise _Refusal(f"has strides of {strides} bytes; multiples of the element's {itemsize} are accepted")
     return tuple(stride // itemsize for stride in strides)
@@ -288,11 +284,11 @@ class _Paddle:
         if place.is_gpu_place():
             device = (_CUDA, place.gpu_device_id())
         elif place.is_cpu_place() or place.is_cuda_pinned_place():
-            device = (_CPU, 0)
+            device = _HOST
         else:
             raise _Refusal(f"is on {place}; tensors on the CPU and on CUDA devices are accepted")
         code = _code(str(array.dtype).rsplit(".", 1)[-1])
-        return _Memory(array.data_ptr(), device, code, tuple(array.shape), tuple(array.strides), True)
+        return array.data_ptr(), device, code, array.shape, array.strides, True, None
 
 
 # --- Protocols -----------------------------------------------------------------------------------
@@ -321,8 +317,8 @@ class _ArrayInterface:
         if strides is not None:
             strides = _in_elements(strides, interface["shape"], size)
         on_device = self._attribute == "__cuda_array_interface__"
-        device = (_CUDA, _device_id(array)) if on_device else (_CPU, 0)
-        return _Memory(address or 0, device, code, interface["shape"], strides, not read_only)
+        device = (_CUDA, _device_id(array)) if on_device else _HOST
+        return address or 0, device, code, interface["shape"], strides, not read_only, None
 
 
 def _device_id(array) -> int:
@@ -358,7 +354,7 @@ class _Dlpack:
         strides = None if view.strides == ffi.NULL else tuple(view.strides[0 : view.ndim])
         address = int(ffi.cast("uintptr_t", view.data)) + view.byte_offset
         code = (view.dtype.code, view.dtype.bits)
-        return _Memory(address, place, code, shape, strides, not self._immutable, capsule)
+        return address, place, code, shape, strides, not self._immutable, capsule
 
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
