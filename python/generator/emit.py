@@ -9,7 +9,7 @@ from pathlib import Path
 import cffi
 
 from generator.docs import ENUMS, PLAIN, Prose, camel, enum_of, is_handle, member, wrapped
-from generator.header import HEADER, Field, Function, Header, Struct
+from generator.header import Field, Function, Header, Struct
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "folio" / "_generated"
 
@@ -229,6 +229,14 @@ class _Emitter:
         return [field for field in self.fields(struct) if self.kind(struct, field) == "RESULT"]
 
 
+def _listed(names: list[str], before: str, after: str) -> str:
+    """`before a, b, c after` in one line, or in several where it is too long."""
+    line = f"{before}{', '.join(names)}{after}"
+    if len(line) <= 120:
+        return line
+    return before + "\n" + "".join(f"    {name},\n" for name in names) + after
+
+
 def enum_of_or_none(constant: str) -> str | None:
     """The class of a constant, None for those of no class."""
     return None if constant in PLAIN else enum_of(constant)
@@ -251,7 +259,11 @@ def _ffi(header: Header) -> str:
 
 
 def _constants(header: Header) -> str:
-    out = [f'"""The header\'s constants. {_NOTE.format("folio.h")}"""\n\nfrom enum import IntEnum, IntFlag\n']
+    plain = [name.removeprefix("FOLIO_") for name in PLAIN]
+    out = [
+        f'"""The header\'s constants. {_NOTE.format("folio.h")}"""\n\nfrom enum import IntEnum, IntFlag\n',
+        _listed([f'"{name}"' for name in (*plain, *ENUMS)], "__all__ = [", "]\n"),
+    ]
     prose = Prose(header)
     for constant in header.constants:
         if constant.name in PLAIN:
@@ -267,12 +279,12 @@ def _constants(header: Header) -> str:
 
 
 def _structs(emit: _Emitter) -> str:
-    enums = ", ".join(name for name in ENUMS if name not in ("Status", "Device", "ContextFlag", "LogLevel", "RowKind"))
+    unused = ("Status", "Device", "ContextFlag", "LogLevel", "RowKind")
     out = [
         f'"""Every struct\'s fields, and what puts a value into each. {_NOTE.format("folio.h")}"""\n',
         "from folio._binding import (\n    ARRAY_INPUT,\n    ARRAY_OUTPUT,\n    DTYPE,\n    INPUT,\n    NUMBER,\n    OUTPUT,\n"
         "    RESULT,\n    Flags,\n    InPlace,\n    Nested,\n    OneOf,\n    Room,\n    Same,\n    Struct,\n)",
-        f"from folio._generated.constants import {enums}\n",
+        _listed(sorted(set(ENUMS) - set(unused)), "from folio._generated.constants import (", ")\n"),
     ]
     for struct in emit.header.structs.values():
         if struct.name in _BY_HAND:
@@ -310,7 +322,7 @@ from collections.abc import Iterable, Sequence
 from folio._calls import {calls}
 from folio._context import Context
 from folio._generated import structs
-from folio._generated.constants import {enums}
+{enums}
 from folio._generated.types import Batch, SharedPrefixes
 {more}from folio._tensors import DtypeLike, StreamLike, TensorLike
 """
@@ -321,7 +333,9 @@ _STREAM_DOC = (
 
 
 def _used_enums(text: str) -> str:
-    return ", ".join(name for name in ENUMS if re.search(rf"\b{name}\b(?!`)(?=[ .,|])", text))
+    """The import of the classes of constants that signatures name."""
+    used = [name for name in ENUMS if re.search(rf": [^\n]*\b{name} \|", text)]
+    return _listed(sorted(used), "from folio._generated.constants import (", ")")
 
 
 def _returned(emit: _Emitter, struct: Struct) -> tuple[str, str]:
@@ -332,6 +346,14 @@ def _returned(emit: _Emitter, struct: Struct) -> tuple[str, str]:
     said = "; ".join(f"{field.name}: {emit.prose.field(struct, field).removeprefix('Output: ')}" for field in results)
     annotation = "int" if len(results) == 1 else f"tuple[{', '.join(['int'] * len(results))}]"
     return annotation, "\n\n    Returns:\n" + wrapped(said, 8)
+
+
+def _raises(emit: _Emitter, function: Function, indent: int) -> str:
+    """A `Raises:` section; on failure nothing was written."""
+    raised = emit.prose.raised(function.doc)
+    if not raised:
+        return ""
+    return "\n" + " " * indent + "Raises:\n" + wrapped(raised, indent + 4) + "\n"
 
 
 def _signature(emit: _Emitter, struct: Struct, first: list[str], last: list[str]) -> str:
@@ -368,13 +390,13 @@ def _operators(emit: _Emitter) -> str:
         kind = f"Call[{returns}]" if on_context else f"Figure[{returns}]"
         body.append(
             f"\n@operator\ndef {name}(\n{signature}) -> {kind}:\n"
-            f'    """{wrapped(doc, 4).strip()}\n\n    Args:\n{args}{returned}\n    """\n    return {call}\n'
+            f'    """{wrapped(doc, 4).strip()}\n\n    Args:\n{args}{returned}\n{_raises(emit, function, 4)}    """\n'
+            f"    return {call}\n"
         )
     text = "\n".join(body)
     head = f'"""Operators and figures of the library, one function each. {_NOTE.format("folio.h")}"""\n\n'
     head += _IMPORTS.format(calls="Call, Figure, context_call, operator", enums=_used_enums(text), more="")
-    everything = ", ".join(f'"{name}"' for name in names)
-    return head + f"\n__all__ = [{everything}]\n\n" + text
+    return head + "\n" + _listed([f'"{name}"' for name in names], "__all__ = [", "]\n\n") + text
 
 
 def _handles(emit: _Emitter) -> str:
@@ -393,8 +415,7 @@ def _handles(emit: _Emitter) -> str:
         enums=_used_enums(text),
         more="from folio._handle import Handle, Workspace\n",
     )
-    everything = ", ".join(f'"{name}"' for name in names)
-    return head + f"\n__all__ = [{everything}]\n\n" + text
+    return head + "\n" + _listed([f'"{name}"' for name in names], "__all__ = [", "]\n\n") + text
 
 
 def _indented(text: str) -> str:
@@ -453,7 +474,7 @@ def _plan(emit: _Emitter, function: Function) -> str:
     call += ", structs.SHARED_PREFIXES)" if shared else ")"
     return (
         f'    def plan(\n{signature}    ) -> None:\n        """{wrapped(doc, 8).strip()}\n\n        Args:\n{args}\n'
-        f'        """\n        {call}\n'
+        f'{_raises(emit, function, 8)}        """\n        {call}\n'
     )
 
 
@@ -471,7 +492,7 @@ def _method(emit: _Emitter, function: Function, name: str) -> str:
     chunk = ", chunk" if len(first) > 1 else ""
     return (
         f'    @operator\n    def {name}(\n{signature}    ) -> Call[None]:\n        """{wrapped(doc, 8).strip()}\n\n'
-        f'        Args:\n{args}\n        """\n'
+        f'        Args:\n{args}\n{_raises(emit, function, 8)}        """\n'
         f'        return self._call("{function.name}", structs.{_constant_name(struct.name)}, locals(){chunk})\n\n'
         f"    #: `{name}` without the call: its result makes it, any number of times.\n"
         f"    prepare_{name} = prepared({name})\n"
@@ -491,8 +512,6 @@ def _getter(emit: _Emitter, function: Function, name: str) -> str:
 def files(header: Header) -> dict[str, str]:
     """Names and texts of all generated files."""
     emit = _Emitter(header)
-    version = re.search(r"ABI", HEADER.read_text())
-    assert version, "the header names its ABI"
     return {
         "__init__.py": f'"""What follows from folio.h. {_NOTE.format("folio.h")}"""\n',
         "ffi.py": _ffi(header),

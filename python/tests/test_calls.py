@@ -43,7 +43,9 @@ def test_prepare_binds_operators_and_methods(ctx):
 def test_signatures_and_help():
     parameters = inspect.signature(folio.kv_append).parameters
     assert list(parameters)[:2] == ["ctx", "key"] and parameters["k_scale"].default == 0
-    assert inspect.signature(folio.Decode.prepare_run) == inspect.signature(folio.Decode.run)
+    assert inspect.signature(folio.kv_append).return_annotation == "None"
+    run, prepare_run = (inspect.signature(one) for one in (folio.Decode.run, folio.Decode.prepare_run))
+    assert run.parameters == prepare_run.parameters and prepare_run.return_annotation == "Call[None]"
     assert "slot_mapping: `[num_tokens]` int32 or int64" in inspect.getdoc(folio.kv_append)
 
 

@@ -7,6 +7,7 @@ call, and `prepare` gives the prepared one back.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
 
@@ -96,6 +97,10 @@ def operator(prepares: Callable[P, Call[R]]) -> Callable[P, R]:
     def function(*args, **kwargs):
         return prepares(*args, **kwargs)()
 
+    # Where the one returns a `Call[None]`, the other returns None.
+    returned = prepares.__annotations__["return"].partition("[")[2].removesuffix("]")
+    function.__annotations__ = {**prepares.__annotations__, "return": returned}
+    function.__signature__ = inspect.signature(prepares).replace(return_annotation=returned)
     return function
 
 

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 from folio._calls import Call, operator, prepared
 from folio._context import Context
 from folio._generated import structs
-from folio._generated.constants import KvLayout, KvStorage, PlanFlag, RunFlag, MaskMode, MlaCacheFormat, MlaContextFlag
+from folio._generated.constants import (
+    KvLayout,
+    KvStorage,
+    MaskMode,
+    MlaCacheFormat,
+    MlaContextFlag,
+    PlanFlag,
+    RunFlag,
+)
 from folio._generated.types import Batch, SharedPrefixes
 from folio._handle import Handle, Workspace
 from folio._tensors import DtypeLike, StreamLike, TensorLike
@@ -106,6 +114,10 @@ class Decode(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals())
 
@@ -210,6 +222,10 @@ class Decode(Handle):
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_decode_run", structs.ATTENTION_ARGS, locals())
 
@@ -300,6 +316,10 @@ class Prefill(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals())
 
@@ -403,6 +423,10 @@ class Prefill(Handle):
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_prefill_run", structs.ATTENTION_ARGS, locals())
 
@@ -506,6 +530,10 @@ class Cascade(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals(), structs.SHARED_PREFIXES)
 
@@ -609,6 +637,10 @@ class Cascade(Handle):
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_cascade_run", structs.ATTENTION_ARGS, locals())
 
@@ -704,6 +736,10 @@ class Mla(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals())
 
@@ -762,6 +798,10 @@ class Mla(Handle):
             k_scale: Factor of the cache, hence of logits and of o; within ±2^60. 0: 1.
             mask_mode: `MaskMode.CAUSAL` or `MaskMode.FULL`.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_run", structs.MLA_ARGS, locals())
 
@@ -864,6 +904,10 @@ class MlaContext(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals())
 
@@ -927,6 +971,10 @@ class MlaContext(Handle):
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_context_run", structs.MLA_CONTEXT_ARGS, locals())
 
@@ -1005,6 +1053,10 @@ class MlaContext(Handle):
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_context_new_tokens", structs.MLA_CONTEXT_ARGS, locals())
 
@@ -1060,6 +1112,10 @@ class MlaContext(Handle):
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_context_gather", structs.MLA_CONTEXT_ARGS, locals(), chunk)
 
@@ -1115,6 +1171,10 @@ class MlaContext(Handle):
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_context_attend", structs.MLA_CONTEXT_ARGS, locals(), chunk)
 
