@@ -1,7 +1,7 @@
 """Puts the C library into the wheel, and says by the wheel's tag where it runs.
 
 The library is the one that FOLIO_WHEEL_LIBRARY names, for instance of a cross compiler; otherwise the crate is built
-here with `cargo build --release`. The tag follows from the library itself: its machine, and the newest version of
+here with `cargo build --release`, without the CUDA backend where FOLIO_CUDA is OFF. The tag follows from the library itself: its machine, and the newest version of
 glibc that it asks for. It says nothing of Python but its major version, since cffi loads the library by itself.
 """
 
@@ -26,7 +26,8 @@ def _library() -> Path:
     named = os.environ.get("FOLIO_WHEEL_LIBRARY")
     if named:
         return Path(named).resolve()
-    subprocess.run(["cargo", "build", "--release", "--lib", "--locked"], cwd=_ROOT, check=True)
+    features = ["--no-default-features"] if os.environ.get("FOLIO_CUDA") == "OFF" else []
+    subprocess.run(["cargo", "build", "--release", "--lib", "--locked", *features], cwd=_ROOT, check=True)
     return Path(os.environ.get("CARGO_TARGET_DIR", _ROOT / "target")) / "release" / "libfolio.so"
 
 
