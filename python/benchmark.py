@@ -38,7 +38,14 @@ def main():
     """Prints a table."""
     ctx = folio.Context("cpu")
     decode = folio.Decode(
-        ctx, q_dtype="float32", num_qo_heads=1, num_kv_heads=1, head_dim_qk=8, page_size=16, max_batch_size=1, max_kv_len=16
+        ctx,
+        q_dtype="float32",
+        num_qo_heads=1,
+        num_kv_heads=1,
+        head_dim_qk=8,
+        page_size=16,
+        max_batch_size=1,
+        max_kv_len=16,
     )
     kv_len, block_table = np.array([1], np.int32), np.array([[0]], np.int32)
     decode.plan(kv_len=kv_len, block_table=block_table)

@@ -1,6 +1,6 @@
 """A decode step in Python: new tokens into a paged cache, then attention over all of them.
 
-    python example.py
+python example.py
 """
 
 import numpy as np

@@ -1,8 +1,9 @@
 """Puts the C library into the wheel, and says by the wheel's tag where it runs.
 
 The library is the one that FOLIO_WHEEL_LIBRARY names, for instance of a cross compiler; otherwise the crate is built
-here with `cargo build --release`, without the CUDA backend where FOLIO_CUDA is OFF. The tag follows from the library itself: its machine, and the newest version of
-glibc that it asks for. It says nothing of Python but its major version, since cffi loads the library by itself.
+here with `cargo build --release`, without the CUDA backend where FOLIO_CUDA is OFF. The tag follows from the library
+itself: its machine, and the newest version of glibc that it asks for. It says nothing of Python but its major version,
+since cffi loads the library by itself.
 """
 
 from __future__ import annotations

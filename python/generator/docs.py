@@ -56,6 +56,11 @@ def camel(name: str) -> str:
     return "".join(part.title() for part in name.removeprefix("folio_").split("_"))
 
 
+def error_name(status: str) -> str:
+    """`INVALID_ARGUMENT` → `InvalidArgumentError`"""
+    return status.title().replace("_", "") + "Error"
+
+
 def is_handle(header: Header, name: str) -> bool:
     """Whether an opaque type is one that is planned and run."""
     return f"{name}_plan" in header.functions
@@ -86,9 +91,10 @@ class Prose:
         said = doc.partition("@return")[2].partition("# Safety")[0]
         known = {member(one.name).removeprefix("ERR_") for one in self._header.constants if "FOLIO_ERR_" in one.name}
         # The package fills in struct_size by itself.
-        words = dict.fromkeys(word for word in re.findall(r"\b[A-Z_]+\b", said) if word in known - {"INVALID_STRUCT_SIZE"})
-        names = [word.title().replace("_", "") for word in words]
-        return ", ".join(name if name.endswith("Error") else name + "Error" for name in names)
+        words = dict.fromkeys(
+            word for word in re.findall(r"\b[A-Z_]+\b", said) if word in known - {"INVALID_STRUCT_SIZE"}
+        )
+        return ", ".join(map(error_name, words))
 
     def _class(self, prefix: str) -> str:
         return next(name for name, (known, _, _) in ENUMS.items() if known == f"FOLIO_{prefix}_")

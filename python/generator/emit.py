@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cffi
 
-from generator.docs import ENUMS, PLAIN, Prose, camel, enum_of, is_handle, member, wrapped
+from generator.docs import ENUMS, PLAIN, Prose, camel, enum_of, error_name, is_handle, member, wrapped
 from generator.header import Field, Function, Header, Struct
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "folio" / "_generated"
@@ -21,7 +21,20 @@ typedef struct { folio_tensor tensor; int64_t shape[5]; int64_t strides[5]; } fo
 """
 
 #: Structs that the package fills in by hand, because Python has something of its own for them.
-_BY_HAND = ("folio_error", "folio_dtype", "folio_tensor", "folio_workspace", "folio_workspace_info", "folio_context_desc")
+_BY_HAND = (
+    "folio_error",
+    "folio_dtype",
+    "folio_tensor",
+    "folio_workspace",
+    "folio_workspace_info",
+    "folio_context_desc",
+)
+
+#: What the table of structs is written in.
+_KINDS = [
+    *("ARRAY_INPUT", "ARRAY_OUTPUT", "DTYPE", "INPUT", "NUMBER", "OUTPUT", "RESULT"),
+    *("Flags", "InPlace", "Nested", "OneOf", "Room", "Same", "Struct"),
+]
 
 #: How many numbers arrays have: `Same` of inputs, `Room` of outputs.
 _COUNTS: dict[str, dict[str, str]] = {
@@ -60,10 +73,7 @@ _COUNTS: dict[str, dict[str, str]] = {
 }
 
 #: Inputs that are outputs where another field is NULL.
-_IN_PLACE = {
-    ("folio_rope_append_args", "q"): "q_out",
-    ("folio_mla_append_args", "q_rope"): "q_rope_out",
-}
+_IN_PLACE = {("folio_rope_append_args", "q"): "q_out", ("folio_mla_append_args", "q_rope"): "q_rope_out"}
 
 #: Whether a field may be left out, where the rule of `optional` does not find it.
 _OPTIONAL = {
@@ -267,7 +277,10 @@ def _constants(header: Header) -> str:
     prose = Prose(header)
     for constant in header.constants:
         if constant.name in PLAIN:
-            out.append(f"#: {' '.join(prose.text(constant.doc).split())}\n{constant.name.removeprefix('FOLIO_')} = {constant.value}\n")
+            out.append(
+                f"#: {' '.join(prose.text(constant.doc).split())}\n"
+                f"{constant.name.removeprefix('FOLIO_')} = {constant.value}\n"
+            )
     for name, (_, base, doc) in ENUMS.items():
         members = [constant for constant in header.constants if enum_of_or_none(constant.name) == name]
         lines = [f'\nclass {name}({base}):\n    """{doc}"""\n']
@@ -278,12 +291,26 @@ def _constants(header: Header) -> str:
     return "\n".join(out)
 
 
+def _errors(header: Header) -> str:
+    prose = Prose(header)
+    statuses = [one for one in header.constants if one.name.startswith("FOLIO_ERR_")]
+    names = [error_name(member(status.name).removeprefix("ERR_")) for status in statuses]
+    out = [
+        f'"""The exception of every status. {_NOTE.format("folio.h")}"""\n',
+        "from folio._errors import Error\nfrom folio._generated.constants import Status\n",
+        _listed([f'"{name}"' for name in names], "__all__ = [", "]\n"),
+    ]
+    for name, status in zip(names, statuses):
+        doc = wrapped(prose.text(status.doc), 4).strip()
+        out.append(f'\nclass {name}(Error):\n    """{doc}"""\n\n    status = Status.{member(status.name)}\n')
+    return "\n".join(out)
+
+
 def _structs(emit: _Emitter) -> str:
     unused = ("Status", "Device", "ContextFlag", "LogLevel", "RowKind")
     out = [
         f'"""Every struct\'s fields, and what puts a value into each. {_NOTE.format("folio.h")}"""\n',
-        "from folio._binding import (\n    ARRAY_INPUT,\n    ARRAY_OUTPUT,\n    DTYPE,\n    INPUT,\n    NUMBER,\n    OUTPUT,\n"
-        "    RESULT,\n    Flags,\n    InPlace,\n    Nested,\n    OneOf,\n    Room,\n    Same,\n    Struct,\n)",
+        _listed(_KINDS, "from folio._binding import (", ")"),
         _listed(sorted(set(ENUMS) - set(unused)), "from folio._generated.constants import (", ")\n"),
     ]
     for struct in emit.header.structs.values():
@@ -323,13 +350,10 @@ from folio._calls import {calls}
 from folio._context import Context
 from folio._generated import structs
 {enums}
-from folio._generated.types import Batch, SharedPrefixes
 {more}from folio._tensors import DtypeLike, StreamLike, TensorLike
 """
 
-_STREAM_DOC = (
-    "stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU."
-)
+_STREAM_DOC = "stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU."
 
 
 def _used_enums(text: str) -> str:
@@ -376,7 +400,10 @@ def _operators(emit: _Emitter) -> str:
         names.append(name)
         returns, returned = _returned(emit, struct)
         signature = _signature(
-            emit, struct, ["ctx: Context"] if on_context else [], ["stream: StreamLike | None = None"] if on_context else []
+            emit,
+            struct,
+            ["ctx: Context"] if on_context else [],
+            ["stream: StreamLike | None = None"] if on_context else [],
         )
         doc = emit.prose.text(function.doc) + "\n\n" + emit.prose.text(struct.doc)
         args = emit.documented(struct, 8)
@@ -387,7 +414,7 @@ def _operators(emit: _Emitter) -> str:
             if on_context
             else f'Figure("{function.name}", structs.{_constant_name(struct.name)}, locals())'
         )
-        kind = f"Call[{returns}]" if on_context else f"Figure[{returns}]"
+        kind = "Call" if on_context else f"Figure[{returns}]"
         body.append(
             f"\n@operator\ndef {name}(\n{signature}) -> {kind}:\n"
             f'    """{wrapped(doc, 4).strip()}\n\n    Args:\n{args}{returned}\n{_raises(emit, function, 4)}    """\n'
@@ -395,7 +422,11 @@ def _operators(emit: _Emitter) -> str:
         )
     text = "\n".join(body)
     head = f'"""Operators and figures of the library, one function each. {_NOTE.format("folio.h")}"""\n\n'
-    head += _IMPORTS.format(calls="Call, Figure, context_call, operator", enums=_used_enums(text), more="")
+    head += _IMPORTS.format(
+        calls="Call, Figure, context_call, operator",
+        enums=_used_enums(text),
+        more="from folio._generated.types import Batch\n",
+    )
     return head + "\n" + _listed([f'"{name}"' for name in names], "__all__ = [", "]\n\n") + text
 
 
@@ -413,7 +444,7 @@ def _handles(emit: _Emitter) -> str:
     head += _IMPORTS.format(
         calls="Call, operator, prepared",
         enums=_used_enums(text),
-        more="from folio._handle import Handle, Workspace\n",
+        more="from folio._generated.types import SharedPrefixes\nfrom folio._handle import Handle, Workspace\n",
     )
     return head + "\n" + _listed([f'"{name}"' for name in names], "__all__ = [", "]\n\n") + text
 
@@ -429,7 +460,8 @@ def _handle(emit: _Emitter, opaque: str) -> str:
     class_doc = emit.prose.text(header.opaque[opaque]) + "\n\n" + emit.prose.text(desc.doc)
     out = [
         f"\nclass {camel(opaque)}(Handle):\n"
-        f'    """{wrapped(class_doc, 4).strip()}\n\n    Args:\n        ctx: the device.\n{emit.documented(desc, 8)}\n    """\n\n'
+        f'    """{wrapped(class_doc, 4).strip()}\n\n    Args:\n        ctx: the device.\n'
+        f'{emit.documented(desc, 8)}\n    """\n\n'
         f'    _name = "{short}"\n',
         "    def __init__(\n"
         + _indented(_signature(emit, desc, ["self", "ctx: Context"], []))
@@ -464,11 +496,15 @@ def _plan(emit: _Emitter, function: Function) -> str:
         args += "\n" + wrapped("prefixes: what requests share; None: nothing.", 12, 4)
     args += "\n" + wrapped(
         "workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that the"
-        " handle allocates.", 12, 4,
+        " handle allocates.",
+        12,
+        4,
     )
     args += "\n" + wrapped(
         "stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It is"
-        " None on the CPU.", 12, 4,
+        " None on the CPU.",
+        12,
+        4,
     )
     call = "self._plan(structs.BATCH, locals()"
     call += ", structs.SHARED_PREFIXES)" if shared else ")"
@@ -491,7 +527,7 @@ def _method(emit: _Emitter, function: Function, name: str) -> str:
     args += emit.documented(struct, 12) + "\n" + wrapped(_STREAM_DOC, 12, 4)
     chunk = ", chunk" if len(first) > 1 else ""
     return (
-        f'    @operator\n    def {name}(\n{signature}    ) -> Call[None]:\n        """{wrapped(doc, 8).strip()}\n\n'
+        f'    @operator\n    def {name}(\n{signature}    ) -> Call:\n        """{wrapped(doc, 8).strip()}\n\n'
         f'        Args:\n{args}\n{_raises(emit, function, 8)}        """\n'
         f'        return self._call("{function.name}", structs.{_constant_name(struct.name)}, locals(){chunk})\n\n'
         f"    #: `{name}` without the call: its result makes it, any number of times.\n"
@@ -516,6 +552,7 @@ def files(header: Header) -> dict[str, str]:
         "__init__.py": f'"""What follows from folio.h. {_NOTE.format("folio.h")}"""\n',
         "ffi.py": _ffi(header),
         "constants.py": _constants(header),
+        "errors.py": _errors(header),
         "structs.py": _structs(emit),
         "types.py": _types(emit),
         "operators.py": _operators(emit),

@@ -24,7 +24,9 @@ def rng(request):
 def pytest_terminal_summary(terminalreporter):
     """What was skipped also goes to the file that FOLIO_SKIPS names, for the last line of `make test`."""
     path = os.environ.get("FOLIO_SKIPS")
-    reasons = sorted({report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])})
+    reasons = sorted(
+        {report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])}
+    )
     if path and reasons:
         with open(path, "a") as skips:
             skips.writelines(f"Python package\t{reason}\n" for reason in reasons)

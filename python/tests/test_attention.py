@@ -9,11 +9,7 @@ from oracle import attend
 import folio
 
 #: Types of q, k and v, and how far an output of about 1 may be from the formula.
-DTYPES = {
-    "float32": (np.float32, 2e-6),
-    "float16": (np.float16, 2e-3),
-    "bfloat16": (ml_dtypes.bfloat16, 1.6e-2),
-}
+DTYPES = {"float32": (np.float32, 2e-6), "float16": (np.float16, 2e-3), "bfloat16": (ml_dtypes.bfloat16, 1.6e-2)}
 
 
 def expected(made, **options):
@@ -43,7 +39,13 @@ def test_decode(ctx, rng, name, heads, kv_heads, dim):
     dtype, tolerance = DTYPES[name]
     made = batch(rng, [1] * 4, [1, 16, 37, 150], heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype)
     handle = folio.Decode(
-        ctx, q_dtype=name, num_qo_heads=heads, num_kv_heads=kv_heads, head_dim_qk=dim, page_size=16, max_batch_size=4,
+        ctx,
+        q_dtype=name,
+        num_qo_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim_qk=dim,
+        page_size=16,
+        max_batch_size=4,
         max_kv_len=160,
     )
     assert handle.kernel.startswith("cpu/")
@@ -55,9 +57,17 @@ def test_decode(ctx, rng, name, heads, kv_heads, dim):
 
 def prefill(ctx, made, name="float32", **options):
     return folio.Prefill(
-        ctx, q_dtype=name, num_qo_heads=made.q.shape[1], num_kv_heads=made.k.shape[-2], head_dim_qk=made.q.shape[2],
-        head_dim_vo=made.v.shape[-1], page_size=made.page_size, max_batch_size=8, max_num_tokens=len(made.q) + 8,
-        max_kv_len=256, **options,
+        ctx,
+        q_dtype=name,
+        num_qo_heads=made.q.shape[1],
+        num_kv_heads=made.k.shape[-2],
+        head_dim_qk=made.q.shape[2],
+        head_dim_vo=made.v.shape[-1],
+        page_size=made.page_size,
+        max_batch_size=8,
+        max_num_tokens=len(made.q) + 8,
+        max_kv_len=256,
+        **options,
     )
 
 
@@ -91,10 +101,19 @@ def test_page_table_forms(ctx, rng):
         handle.run(q=made.q, k=made.k, v=made.v, o=o, lse=lse)
         check(o, lse, wanted, 2e-6)
 
-    slots = [np.concatenate([page * 8 + np.arange(8) for page in pages])[:n] for pages, n in zip(made.pages, made.kv_lens)]
+    slots = [
+        np.concatenate([page * 8 + np.arange(8) for page in pages])[:n] for pages, n in zip(made.pages, made.kv_lens)
+    ]
     flat = folio.Prefill(
-        ctx, q_dtype="float32", num_qo_heads=4, num_kv_heads=2, head_dim_qk=32, page_size=1, max_batch_size=8,
-        max_num_tokens=64, max_kv_len=256,
+        ctx,
+        q_dtype="float32",
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim_qk=32,
+        page_size=1,
+        max_batch_size=8,
+        max_num_tokens=64,
+        max_kv_len=256,
     )
     flat.plan(
         qo_indptr=made.qo_indptr, kv_indptr=indptr(made.kv_lens), kv_indices=np.concatenate(slots).astype(np.int32)
@@ -121,8 +140,15 @@ def test_ragged(ctx, rng):
     k, v = rng.standard_normal((2, sum(kv_lens), 2, 32)).astype(np.float32)
     q = rng.standard_normal((sum(qo_lens), 4, 32)).astype(np.float32)
     handle = folio.Prefill(
-        ctx, q_dtype="float32", num_qo_heads=4, num_kv_heads=2, head_dim_qk=32, kv_storage="ragged", max_batch_size=5,
-        max_num_tokens=64, max_kv_len=256,
+        ctx,
+        q_dtype="float32",
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim_qk=32,
+        kv_storage="ragged",
+        max_batch_size=5,
+        max_num_tokens=64,
+        max_kv_len=256,
     )
     rows, keys = indptr(qo_lens), indptr(kv_lens)
     handle.plan(qo_indptr=rows, kv_indptr=keys)
@@ -168,7 +194,9 @@ def test_custom_mask(ctx, rng):
     masks[0][1] = False
     wanted = [
         attend(
-            made.q[made.rows(b)], made.keys(made.k, b), made.keys(made.v, b),
+            made.q[made.rows(b)],
+            made.keys(made.k, b),
+            made.keys(made.v, b),
             sees=lambda p, j, b=b: masks[b][p - made.kv_lens[b] + made.qo_lens[b], j],
         )
         for b in range(2)
@@ -176,7 +204,12 @@ def test_custom_mask(ctx, rng):
     wanted = tuple(np.concatenate(part) for part in zip(*wanted))
     o, lse = outputs(made)
     handle.run(
-        q=made.q, k=made.k, v=made.v, o=o, lse=lse, mask_mode="custom_bytes",
+        q=made.q,
+        k=made.k,
+        v=made.v,
+        o=o,
+        lse=lse,
+        mask_mode="custom_bytes",
         custom_mask=np.concatenate([mask.ravel() for mask in masks]),
     )
     check(o, lse, wanted, 2e-6)
@@ -209,8 +242,15 @@ def test_cascade_shares_a_prefix(ctx, rng):
     for request in range(1, 4):
         made.pages[request][: shared // page_size] = made.pages[0][: shared // page_size]
     handle = folio.Cascade(
-        ctx, q_dtype="float32", num_qo_heads=4, num_kv_heads=2, head_dim_qk=32, page_size=16, max_batch_size=4,
-        max_num_tokens=8, max_kv_len=128,
+        ctx,
+        q_dtype="float32",
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim_qk=32,
+        page_size=16,
+        max_batch_size=4,
+        max_num_tokens=8,
+        max_kv_len=128,
     )
     begin, end, length = (np.zeros(3, np.int32) for _ in range(3))
     lengths = {"kv_len": made.kv_len, "block_table": made.block_table}
@@ -233,7 +273,8 @@ def test_cascade_shares_a_prefix(ctx, rng):
         handle.plan(qo_indptr=made.qo_indptr, **lengths, prefixes={"common": 3})
     with pytest.raises(folio.ShapeError, match="request_begin has 1, request_end has 2"):
         handle.plan(
-            qo_indptr=made.qo_indptr, **lengths,
+            qo_indptr=made.qo_indptr,
+            **lengths,
             prefixes=folio.SharedPrefixes(request_begin=[0], request_end=[4, 4], kv_len=[64]),
         )
 

@@ -27,17 +27,28 @@ def test_prepare_binds_operators_and_methods(ctx):
     assert args["k_cache"].sum() == 16
 
     handle = folio.Decode(
-        ctx, q_dtype="float32", num_qo_heads=1, num_kv_heads=1, head_dim_qk=8, page_size=4, max_batch_size=1, max_kv_len=4
+        ctx,
+        q_dtype="float32",
+        num_qo_heads=1,
+        num_kv_heads=1,
+        head_dim_qk=8,
+        page_size=4,
+        max_batch_size=1,
+        max_kv_len=4,
     )
     handle.plan(kv_len=np.array([1], np.int32), block_table=np.zeros((1, 1), np.int32))
     q, o = np.ones((1, 1, 8), np.float32), np.zeros((1, 1, 8), np.float32)
-    for prepared in (folio.prepare(handle.run, q=q, k=args["k_cache"], v=args["v_cache"], o=o),
-                     handle.prepare_run(q=q, k=args["k_cache"], v=args["v_cache"], o=o)):
+    for prepared in (
+        folio.prepare(handle.run, q=q, k=args["k_cache"], v=args["v_cache"], o=o),
+        handle.prepare_run(q=q, k=args["k_cache"], v=args["v_cache"], o=o),
+    ):
         o[:] = 0
         prepared()
         assert (o == 1).all()
-    assert folio.prepare(folio.use_cascade, common_prefix_len=0, num_heads=1, num_kv_heads=1, num_sms=1,
-                         query_lens=[1])() == 0
+    assert (
+        folio.prepare(folio.use_cascade, common_prefix_len=0, num_heads=1, num_kv_heads=1, num_sms=1, query_lens=[1])()
+        == 0
+    )
 
 
 def test_signatures_and_help():
@@ -45,7 +56,7 @@ def test_signatures_and_help():
     assert list(parameters)[:2] == ["ctx", "key"] and parameters["k_scale"].default == 0
     assert inspect.signature(folio.kv_append).return_annotation == "None"
     run, prepare_run = (inspect.signature(one) for one in (folio.Decode.run, folio.Decode.prepare_run))
-    assert run.parameters == prepare_run.parameters and prepare_run.return_annotation == "Call[None]"
+    assert run.parameters == prepare_run.parameters and prepare_run.return_annotation == "Call"
     assert "slot_mapping: `[num_tokens]` int32 or int64" in inspect.getdoc(folio.kv_append)
 
 

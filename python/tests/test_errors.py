@@ -8,7 +8,12 @@ import pytest
 import folio
 
 DECODE = {
-    "q_dtype": "float32", "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 32, "page_size": 4, "max_batch_size": 2,
+    "q_dtype": "float32",
+    "num_qo_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim_qk": 32,
+    "page_size": 4,
+    "max_batch_size": 2,
     "max_kv_len": 16,
 }
 
@@ -94,5 +99,7 @@ def test_contexts():
         with pytest.raises(folio.Error) as failed:
             folio.Context("cuda")
         assert failed.value.status in (
-            folio.Status.ERR_NO_DRIVER, folio.Status.ERR_NO_DEVICE, folio.Status.ERR_UNSUPPORTED,
+            folio.Status.ERR_NO_DRIVER,
+            folio.Status.ERR_NO_DEVICE,
+            folio.Status.ERR_UNSUPPORTED,
         )

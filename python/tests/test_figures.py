@@ -44,13 +44,16 @@ def test_splits_and_orders():
     folio.balanced_kv_splits(num_heads=8, num_kv_heads=2, num_sms=0, seq_lens=[10, 20], out=splits[:2])
     assert splits[:2].tolist() == [8, 8]
 
-    assert folio.use_cascade(
-        common_prefix_len=10, num_heads=8, num_kv_heads=2, num_sms=132, query_lens=[1] * 20
-    ) == 0
+    assert folio.use_cascade(common_prefix_len=10, num_heads=8, num_kv_heads=2, num_sms=132, query_lens=[1] * 20) == 0
 
     metadata, parts = np.zeros((8, 8), np.int32), np.zeros(3, np.int32)
     used = folio.flashmla_metadata(
-        num_sms=8, q_len=1, num_heads=128, num_kv_heads=1, seq_lens=[100, 3000], tile_scheduler_metadata=metadata,
+        num_sms=8,
+        q_len=1,
+        num_heads=128,
+        num_kv_heads=1,
+        seq_lens=[100, 3000],
+        tile_scheduler_metadata=metadata,
         num_splits=parts,
     )
     assert 1 <= used <= 8 and parts[0] == 0 and parts[2] >= 2

@@ -1,4 +1,4 @@
-"""Tensors of torch, Paddle and JAX on the CPU: each skipped where it is not installed. NumPy's are in all other tests."""
+"""Tensors of torch, Paddle and JAX on the CPU: each skipped where it is not installed. Other tests have NumPy's."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,14 @@ def decode(ctx, made, tensor, dtype, **kv):
         key, value = (tensor(made.keys(cache, b).astype(np.float32), dtype) for cache in (made.k, made.v))
         folio.kv_append(ctx, key=key, value=value, k_cache=caches[0], v_cache=caches[1], slot_mapping=slots)
     handle = folio.Decode(
-        ctx, q_dtype=dtype, num_qo_heads=4, num_kv_heads=2, head_dim_qk=32, page_size=16, max_batch_size=4, max_kv_len=64,
+        ctx,
+        q_dtype=dtype,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim_qk=32,
+        page_size=16,
+        max_batch_size=4,
+        max_kv_len=64,
         **kv,
     )
     handle.plan(kv_len=tensor(made.kv_len, "int32"), block_table=tensor(made.block_table, "int32"))
@@ -91,7 +98,13 @@ def test_jax(ctx, rng):
     jax = pytest.importorskip("jax")
     made = made_for(rng)
     handle = folio.Decode(
-        ctx, q_dtype="bfloat16", num_qo_heads=4, num_kv_heads=2, head_dim_qk=32, page_size=16, max_batch_size=4,
+        ctx,
+        q_dtype="bfloat16",
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim_qk=32,
+        page_size=16,
+        max_batch_size=4,
         max_kv_len=64,
     )
     q, k, v = (jax.numpy.asarray(np.nan_to_num(array), dtype="bfloat16") for array in (made.q, made.k, made.v))

@@ -83,7 +83,9 @@ def test_signatures_have_the_fields_of_the_structs(name):
     if name == "folio_attention_args":
         functions = [folio.Decode.run, folio.Prefill.run, folio.Cascade.run]
     elif f"{owner}_plan" in HEADER.functions:
-        functions = [getattr(folio, camel(owner)).__init__ if name.endswith("_desc") else getattr(folio, camel(owner)).run]
+        functions = [
+            getattr(folio, camel(owner)).__init__ if name.endswith("_desc") else getattr(folio, camel(owner)).run
+        ]
     else:
         functions = [getattr(folio, owner.removeprefix("folio_"))]
     left_out = {field.name for field in EMIT.fields(HEADER.structs[name])} - {
@@ -92,8 +94,10 @@ def test_signatures_have_the_fields_of_the_structs(name):
     for function in functions:
         assert set(parameters(function)) == fields - left_out
     # Only counts, results and flags without a meaning are left out.
-    kinds = {field: EMIT.kind(HEADER.structs[name], next(f for f in HEADER.structs[name].fields if f.name == field))
-             for field in left_out}
+    kinds = {
+        field: EMIT.kind(HEADER.structs[name], next(f for f in HEADER.structs[name].fields if f.name == field))
+        for field in left_out
+    }
     assert all(kind.startswith(("Same", "Room")) or kind in ("RESULT", "UNUSED") for kind in kinds.values())
 
 

@@ -10,7 +10,12 @@ import pytest
 import folio
 
 DECODE = {
-    "q_dtype": "float32", "num_qo_heads": 2, "num_kv_heads": 1, "head_dim_qk": 8, "page_size": 4, "max_batch_size": 1,
+    "q_dtype": "float32",
+    "num_qo_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim_qk": 8,
+    "page_size": 4,
+    "max_batch_size": 1,
     "max_kv_len": 16,
 }
 BATCH = {"kv_len": np.array([4], np.int32), "block_table": np.array([[0]], np.int32)}
@@ -43,7 +48,7 @@ def test_what_is_closed_refuses(ctx):
         with pytest.raises(folio.InvalidArgumentError, match="handle"):
             use()
     with pytest.raises(folio.InvalidArgumentError, match="closed"):
-        handle.kernel
+        str(handle.kernel)
     context = folio.Context("cpu")
     context.close()
     assert "closed" in repr(context)
@@ -144,8 +149,15 @@ def test_the_gil_is_released():
     context = folio.Context("cpu")
     tokens, heads, dim = 1024, 8, 128
     handle = folio.Prefill(
-        context, q_dtype="float32", num_qo_heads=heads, num_kv_heads=heads, head_dim_qk=dim, kv_storage="ragged",
-        max_batch_size=1, max_num_tokens=tokens, max_kv_len=tokens,
+        context,
+        q_dtype="float32",
+        num_qo_heads=heads,
+        num_kv_heads=heads,
+        head_dim_qk=dim,
+        kv_storage="ragged",
+        max_batch_size=1,
+        max_num_tokens=tokens,
+        max_kv_len=tokens,
     )
     lengths = np.array([0, tokens], np.int32)
     handle.plan(qo_indptr=lengths, kv_indptr=lengths)

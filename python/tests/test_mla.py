@@ -36,8 +36,15 @@ def test_absorbed_attention(ctx, rng, records):
     q = rng.standard_normal((sum(QO_LENS), HEADS, LATENT + ROPE)).astype(np.float32)
     o, lse = np.zeros((len(q), HEADS, LATENT), np.float32), np.zeros((len(q), HEADS), np.float32)
     handle = folio.Mla(
-        ctx, q_dtype="float32", num_heads=HEADS, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, page_size=PAGE,
-        max_batch_size=4, max_qo_len=8, max_kv_len=64,
+        ctx,
+        q_dtype="float32",
+        num_heads=HEADS,
+        kv_lora_rank=LATENT,
+        qk_rope_head_dim=ROPE,
+        page_size=PAGE,
+        max_batch_size=4,
+        max_qo_len=8,
+        max_kv_len=64,
     )
     handle.plan(qo_indptr=indptr(QO_LENS), kv_len=np.array(KV_LENS, np.int32), block_table=table_of(pages))
     handle.run(q_latent=q[..., :LATENT], q_rope=q[..., LATENT:], kv=cache, o=o, lse=lse, sm_scale=0.2)
@@ -54,8 +61,18 @@ def test_absorbed_attention(ctx, rng, records):
 
 def context_handle(ctx, **options):
     return folio.MlaContext(
-        ctx, dtype="float32", num_heads=HEADS, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE,
-        v_head_dim=VALUE, page_size=PAGE, max_batch_size=4, max_num_tokens=16, max_kv_len=64, max_chunk_tokens=24,
+        ctx,
+        dtype="float32",
+        num_heads=HEADS,
+        kv_lora_rank=LATENT,
+        qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=ROPE,
+        v_head_dim=VALUE,
+        page_size=PAGE,
+        max_batch_size=4,
+        max_num_tokens=16,
+        max_kv_len=64,
+        max_chunk_tokens=24,
         **options,
     )
 
@@ -113,8 +130,15 @@ def test_append_and_gather(ctx, rng):
     positions = np.array([0, 9, 3, 4, 7], np.int32)
     rope_out = np.zeros_like(rope)
     folio.mla_append(
-        ctx, latent=latent, rope=rope, kv=cache, slot_mapping=slots, cos_sin_cache=table, positions=positions,
-        rope_out=rope_out, flags=folio.MlaRopeFlag.INTERLEAVED,
+        ctx,
+        latent=latent,
+        rope=rope,
+        kv=cache,
+        slot_mapping=slots,
+        cos_sin_cache=table,
+        positions=positions,
+        rope_out=rope_out,
+        flags=folio.MlaRopeFlag.INTERLEAVED,
     )
     cos, sin = (part[positions].astype(np.float64) for part in np.split(table, 2, -1))
     x, y = rope[:, ::2], rope[:, 1::2]
@@ -128,8 +152,13 @@ def test_append_and_gather(ctx, rng):
 
     dst, dst_rope = np.zeros((3, LATENT), np.float32), np.zeros((3, ROPE), np.float32)
     folio.mla_gather(
-        ctx, kv=cache, dst=dst, dst_rope=dst_rope, cu_seq_lens=np.array([0, 2, 3], np.int32),
-        seq_starts=np.array([2, 0], np.int32), block_table=np.array([[0, 1], [2, 0]], np.int32),
+        ctx,
+        kv=cache,
+        dst=dst,
+        dst_rope=dst_rope,
+        cu_seq_lens=np.array([0, 2, 3], np.int32),
+        seq_starts=np.array([2, 0], np.int32),
+        block_table=np.array([[0, 1], [2, 0]], np.int32),
     )
     rows = flat[[2, 3, 16]]
     assert (dst == rows[:, :LATENT]).all() and (dst_rope == rows[:, LATENT:]).all()
@@ -202,8 +231,21 @@ def test_reorder_of_gathered_records(ctx):
     gathered = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
     dst = np.zeros((7, 3), np.float32)
     folio.cp_reorder(
-        ctx, gathered=gathered, dst=dst, context_lens=np.array([5, 2], np.int32),
-        cu_seq_lens=np.array([0, 5, 7], np.int32), cu_padded_lens=np.array([0, 3, 4], np.int32), local_start=0,
+        ctx,
+        gathered=gathered,
+        dst=dst,
+        context_lens=np.array([5, 2], np.int32),
+        cu_seq_lens=np.array([0, 5, 7], np.int32),
+        cu_padded_lens=np.array([0, 3, 4], np.int32),
+        local_start=0,
     )
-    wanted = [gathered[0, 0], gathered[0, 1], gathered[0, 2], gathered[1, 0], gathered[1, 1], gathered[0, 3], gathered[1, 3]]
+    wanted = [
+        gathered[0, 0],
+        gathered[0, 1],
+        gathered[0, 2],
+        gathered[1, 0],
+        gathered[1, 1],
+        gathered[0, 3],
+        gathered[1, 3],
+    ]
     assert (dst == np.array(wanted)).all()

@@ -17,9 +17,7 @@ def test_kv_append_and_gather(ctx, rng, layout):
     key, value = rng.standard_normal((2, tokens, heads, dim)).astype(np.float32)
     slots = np.array([0, 9, -1, 31, 16, 17], np.int64)
     k_cache, v_cache = (LAYOUTS[layout](np.zeros((pages, page_size, heads, dim), np.float32)) for _ in range(2))
-    folio.kv_append(
-        ctx, key=key, value=value, k_cache=k_cache, v_cache=v_cache, slot_mapping=slots, kv_layout=layout
-    )
+    folio.kv_append(ctx, key=key, value=value, k_cache=k_cache, v_cache=v_cache, slot_mapping=slots, kv_layout=layout)
     for cache, rows in ((k_cache, key), (v_cache, value)):
         wanted = np.zeros((pages * page_size, heads, dim), np.float32)
         wanted[slots[slots >= 0]] = rows[slots >= 0]
@@ -27,9 +25,16 @@ def test_kv_append_and_gather(ctx, rng, layout):
 
     k_rows, v_rows = np.zeros((3, heads, dim), np.float16), np.zeros((3, heads, dim), np.float16)
     folio.kv_gather(
-        ctx, key=k_rows, value=v_rows, k_cache=k_cache, v_cache=v_cache, kv_layout=layout,
-        cu_seq_lens=np.array([0, 1, 3], np.int32), seq_starts=np.array([1, 0], np.int32),
-        kv_indptr=np.array([0, 1, 2], np.int32), kv_indices=np.array([1, 2], np.int32),
+        ctx,
+        key=k_rows,
+        value=v_rows,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        kv_layout=layout,
+        cu_seq_lens=np.array([0, 1, 3], np.int32),
+        seq_starts=np.array([1, 0], np.int32),
+        kv_indptr=np.array([0, 1, 2], np.int32),
+        kv_indices=np.array([1, 2], np.int32),
     )
     assert (k_rows == key[[1, 4, 5]].astype(np.float16)).all() and (v_rows == value[[1, 4, 5]].astype(np.float16)).all()
 
@@ -43,8 +48,14 @@ def test_kv_append_quantises(ctx, rng):
         folio.kv_append(ctx, key=key, value=value, k_cache=v_cache, v_cache=v_cache, slot_mapping=slots)
     assert refused.value.status == folio.Status.ERR_DTYPE
     folio.kv_append(
-        ctx, key=key, value=value, k_cache=k_cache, v_cache=folio.Tensor(v_cache, dtype="float8_e4m3fn"),
-        slot_mapping=slots, k_scale=0.5, v_scales=np.array([1, 2], np.float32),
+        ctx,
+        key=key,
+        value=value,
+        k_cache=k_cache,
+        v_cache=folio.Tensor(v_cache, dtype="float8_e4m3fn"),
+        slot_mapping=slots,
+        k_scale=0.5,
+        v_scales=np.array([1, 2], np.float32),
     )
     wanted = (key.astype(np.float32) / 0.5).astype(ml_dtypes.float8_e4m3fn)
     assert (k_cache.reshape(-1, 2, 16)[:3] == wanted).all()
@@ -72,8 +83,19 @@ def test_rope_append(ctx, rng, interleaved):
     slots = np.array([0, 1, 2, -1, 7], np.int32)
     q_out, key_out = np.zeros_like(q), np.zeros_like(key)
     folio.rope_append(
-        ctx, q=q, q_out=q_out, key=key, key_out=key_out, value=value, k_cache=k_cache, v_cache=v_cache,
-        slot_mapping=slots, k_norm_weight=weight, rms_norm_eps=eps, positions=positions, rope_theta=theta,
+        ctx,
+        q=q,
+        q_out=q_out,
+        key=key,
+        key_out=key_out,
+        value=value,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        slot_mapping=slots,
+        k_norm_weight=weight,
+        rms_norm_eps=eps,
+        positions=positions,
+        rope_theta=theta,
         flags="interleaved" if interleaved else 0,
     )
     angles = positions[:, None] * theta ** (-2 * np.arange(dim // 2) / dim)
@@ -146,12 +168,21 @@ def test_merges(ctx, rng):
 def test_merge_of_split_keys_is_attention_over_all(ctx, rng):
     made = batch(rng, [2], [40], heads=4, kv_heads=2, dim=32)
     handle = folio.Prefill(
-        ctx, q_dtype="float32", num_qo_heads=4, num_kv_heads=2, head_dim_qk=32, page_size=16, max_batch_size=1,
-        max_num_tokens=2, max_kv_len=64,
+        ctx,
+        q_dtype="float32",
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim_qk=32,
+        page_size=16,
+        max_batch_size=1,
+        max_num_tokens=2,
+        max_kv_len=64,
     )
 
     def attended(pages, kv_len):
-        handle.plan(qo_indptr=made.qo_indptr, kv_len=np.array([kv_len], np.int32), block_table=pages[None].astype(np.int32))
+        handle.plan(
+            qo_indptr=made.qo_indptr, kv_len=np.array([kv_len], np.int32), block_table=pages[None].astype(np.int32)
+        )
         o, lse = np.zeros_like(made.q), np.zeros((2, 4), np.float32)
         handle.run(q=made.q, k=made.k, v=made.v, o=o, lse=lse, mask_mode="full")
         return o, lse
@@ -173,8 +204,15 @@ def test_tree_mask(ctx):
     positions, child, sibling = (np.zeros((1, 4), np.int64) for _ in range(3))
     bits = np.zeros((1, 4, 1), np.uint8)
     folio.tree_mask(
-        ctx, parents=parents, prefix_lens=prefix, tree_mask=tree, mask_bytes=flat, tree_bits=bits, positions=positions,
-        next_token=child, next_sibling=sibling,
+        ctx,
+        parents=parents,
+        prefix_lens=prefix,
+        tree_mask=tree,
+        mask_bytes=flat,
+        tree_bits=bits,
+        positions=positions,
+        next_token=child,
+        next_sibling=sibling,
     )
     assert (tree[0] == wanted).all()
     assert (flat.reshape(4, 6) == np.hstack([np.ones((4, 2)), wanted])).all()
@@ -188,8 +226,14 @@ def test_indices_of_a_step(ctx):
     qo_len, cached = np.array([3, 1], np.int32), np.array([5, 0], np.int32)
     qo_indptr, kv_len, kv_indptr, kinds = (np.full(n, -5, np.int32) for n in (3, 2, 3, 2))
     folio.batch_lengths(
-        ctx, qo_len=qo_len, cached_len=cached, encoder_len=np.array([0, 1], np.int32), qo_indptr=qo_indptr, kv_len=kv_len,
-        kv_indptr=kv_indptr, row_kind=kinds,
+        ctx,
+        qo_len=qo_len,
+        cached_len=cached,
+        encoder_len=np.array([0, 1], np.int32),
+        qo_indptr=qo_indptr,
+        kv_len=kv_len,
+        kv_indptr=kv_indptr,
+        row_kind=kinds,
     )
     assert qo_indptr.tolist() == [0, 3, 4] and kv_len.tolist() == [8, 1] and kv_indptr.tolist() == [0, 8, 9]
     assert kinds.tolist() == [folio.RowKind.DECODE, folio.RowKind.PREFILL]
@@ -213,7 +257,12 @@ def test_indices_of_a_step(ctx):
     rows = np.arange(20, dtype=np.int32).reshape(2, 10)
     drafts, lists = np.zeros((2, 5), np.int32), np.full((2, 20), -9, np.int32)
     folio.draft_kv_indices(
-        ctx, req_to_token=rows, kv_len=np.array([2, 1], np.int32), kv_indptr=drafts, kv_indices=lists, topk=2,
+        ctx,
+        req_to_token=rows,
+        kv_len=np.array([2, 1], np.int32),
+        kv_indptr=drafts,
+        kv_indices=lists,
+        topk=2,
         slot_layout=folio.SlotLayout.STEP_MAJOR,
     )
     assert drafts.tolist() == [[0, 3, 6, 8, 10], [0, 4, 8, 11, 14]]

@@ -44,7 +44,8 @@ def test_refused_arrays(ctx):
 
     def append(**wrong):
         folio.kv_append(
-            ctx, **{"key": good, "value": good, "k_cache": cache, "v_cache": cache.copy(), "slot_mapping": slots, **wrong}
+            ctx,
+            **{"key": good, "value": good, "k_cache": cache, "v_cache": cache.copy(), "slot_mapping": slots, **wrong},
         )
 
     append()
@@ -88,7 +89,11 @@ class OnDevice:
     def __init__(self, read_only=False):
         self.device = 3
         self.__cuda_array_interface__ = {
-            "shape": (2, 4), "typestr": "<f2", "data": (0x7F0000000000, read_only), "strides": None, "version": 3,
+            "shape": (2, 4),
+            "typestr": "<f2",
+            "data": (0x7F0000000000, read_only),
+            "strides": None,
+            "version": 3,
         }
 
 
@@ -116,7 +121,11 @@ def test_dlpack(ctx):
     key = np.ones((1, 1, 8), np.float32)
     k_cache, v_cache = np.zeros((2, 1, 4, 1, 8), np.float32)
     folio.kv_append(
-        ctx, key=Dlpack(key), value=Dlpack(key), k_cache=Dlpack(k_cache), v_cache=v_cache,
+        ctx,
+        key=Dlpack(key),
+        value=Dlpack(key),
+        k_cache=Dlpack(k_cache),
+        v_cache=v_cache,
         slot_mapping=Dlpack(np.array([2], np.int32)),
     )
     assert (k_cache[0, 2] == 1).all() and k_cache.sum() == 8

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
-from folio import _errors
+from folio._generated import errors
 from folio._generated.constants import Device
 from folio._generated.ffi import ffi
 
@@ -38,11 +38,13 @@ def dtype_code(dtype: Any) -> tuple[int, int]:
     """Code and bits of "bfloat16", torch.bfloat16, np.float16, np.dtype("float16"), …, or of a pair (code, bits)."""
     if isinstance(dtype, tuple):
         return dtype
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    name: Any = (
+        dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    )
     try:
         return DTYPES[name.rsplit(".", 1)[-1].lower()]
     except KeyError:
-        raise _errors.DtypeError(f"dtype is {dtype!r}; {', '.join(DTYPES)} are known") from None
+        raise errors.DtypeError(f"dtype is {dtype!r}; {', '.join(DTYPES)} are known") from None
 
 
 #: What a tensor is: its address, a number or a buffer; device; element type; extents; strides in elements, None for
@@ -73,6 +75,8 @@ class Tensor:
 
     __slots__ = ("_described", "_export", "_owner", "c", "device_id", "device_type", "framework", "writable")
 
+    _owner: Any
+
     def __init__(self, array: Any, dtype: Any = None, device: Any = None, stream: Any = None):
         self._describe(array, "array", stream, dtype, device)
 
@@ -93,18 +97,18 @@ class Tensor:
         try:
             memory = known.describe(array, stream)
         except _Refusal as why:
-            raise _errors.InvalidArgumentError(f"{name} {why}") from None
+            raise errors.InvalidArgumentError(f"{name} {why}") from None
         address, (device_type, device_id), code, shape, strides, self.writable, self._export = memory
         rank = len(shape)
         if dtype is not None:
             wanted = dtype_code(dtype)
             if wanted[1] != code[1]:
-                raise _errors.DtypeError(f"dtype is {dtype}, of {wanted[1]} bits; {name} has elements of {code[1]} bits")
+                raise errors.DtypeError(f"dtype is {dtype}, of {wanted[1]} bits; {name} has elements of {code[1]} bits")
             code = wanted
         if device is not None:
             device_type = int(Device[device.upper()] if isinstance(device, str) else Device(device))
         if rank > _LARGEST_RANK:
-            raise _errors.ShapeError(f"{name} has {rank} dimensions; at most {_LARGEST_RANK} are accepted")
+            raise errors.ShapeError(f"{name} has {rank} dimensions; at most {_LARGEST_RANK} are accepted")
         if type(address) is int:
             address = ffi.cast(_VOID, address)
         described = ffi.new(
@@ -243,7 +247,7 @@ class _Numpy:
     framework = None
 
     def __init__(self):
-        self._codes: dict[Any, tuple[int, int]] = {}
+        self._codes = {}  # of dtypes that were met
 
     def _code(self, dtype) -> tuple[int, int]:
         if not dtype.isnative:
@@ -390,7 +394,7 @@ def _recognise(array: Any, name: str) -> Any:
         return _Dlpack(framework, immutable=bool(libraries & {"jax", "jaxlib"}))
     if hasattr(array, "__array_interface__"):
         return _ArrayInterface("__array_interface__", None)
-    raise _errors.InvalidArgumentError(
+    raise errors.InvalidArgumentError(
         f"{name} is a {type(array).__name__}; tensors with __dlpack__, __cuda_array_interface__ or __array_interface__"
         " are accepted"
     )
@@ -431,7 +435,7 @@ def stream_number(stream: Any) -> int:
     if hasattr(stream, "__cuda_stream__"):
         protocol = stream.__cuda_stream__
         return (protocol() if callable(protocol) else protocol)[1]
-    raise _errors.InvalidArgumentError(
+    raise errors.InvalidArgumentError(
         f"stream is {stream!r}; the number of a CUstream, or a stream of torch, Paddle or CuPy, is accepted"
     )
 
@@ -442,7 +446,7 @@ def current_stream(tensors: list[Tensor], device_id: int) -> int:
         current = _CURRENT_STREAM.get(tensor.framework)
         if current is not None:
             return current(device_id)
-    raise _errors.InvalidArgumentError(
+    raise errors.InvalidArgumentError(
         "stream is None, and no tensor is of a library that tells its current stream (torch, Paddle, CuPy); the number"
         " of a CUstream is accepted, 0 for the legacy default stream"
     )

@@ -16,7 +16,7 @@ from folio._generated.constants import (
     PlanFlag,
     RunFlag,
 )
-from folio._generated.types import Batch, SharedPrefixes
+from folio._generated.types import SharedPrefixes
 from folio._handle import Handle, Workspace
 from folio._tensors import DtypeLike, StreamLike, TensorLike
 
@@ -152,7 +152,7 @@ class Decode(Handle):
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing. On the
         CPU the outputs are complete on return; on CUDA they are when the stream gets there.
 
@@ -354,7 +354,7 @@ class Prefill(Handle):
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch.
 
         Tensors and parameters of one attention call; one plan serves many, with different values.
@@ -568,7 +568,7 @@ class Cascade(Handle):
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch.
 
         Tensors and parameters of one attention call; one plan serves many, with different values.
@@ -759,7 +759,7 @@ class Mla(Handle):
         k_scale: float = 0,
         mask_mode: MaskMode | str = MaskMode.CAUSAL,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch.
 
         Tensors and parameters of one MLA call; one plan serves many, with different values.
@@ -933,7 +933,7 @@ class MlaContext(Handle):
         sm_scale: float = 0,
         k_scale: float = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch. Not with `MlaContextFlag.STEPS`.
 
         Tensors and parameters of one call; one plan serves many, with different values. The extents are those of
@@ -1012,7 +1012,7 @@ class MlaContext(Handle):
         sm_scale: float = 0,
         k_scale: float = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """The first step of a run with `MlaContextFlag.STEPS`: new tokens over themselves. Then, for every chunk in
         turn, `MlaContext.gather`, the caller's products of context_latent with its weights to context_k_nope and
         context_v, and `MlaContext.attend`; the last one writes o. All steps of a run have the same args but for the
@@ -1086,7 +1086,7 @@ class MlaContext(Handle):
         sm_scale: float = 0,
         k_scale: float = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Copies a chunk's records to context_latent and context_rope, in the type of the desc.
 
         Args:
@@ -1145,7 +1145,7 @@ class MlaContext(Handle):
         sm_scale: float = 0,
         k_scale: float = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v.
 
         Args:

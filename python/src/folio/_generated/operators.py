@@ -19,7 +19,7 @@ from folio._generated.constants import (
     SplitFlag,
     UseCascadeFlag,
 )
-from folio._generated.types import Batch, SharedPrefixes
+from folio._generated.types import Batch
 from folio._tensors import DtypeLike, StreamLike, TensorLike
 
 __all__ = [
@@ -103,7 +103,7 @@ def kv_append(
     kv_layout: KvLayout | str = KvLayout.NHD,
     kv_dtype: DtypeLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Writes new tokens to a paged cache, quantising to fp8 where the cache is fp8.
 
     On CUDA the first call on a context with given types loads code and answers `CaptureError` in a capture. Later
@@ -148,7 +148,7 @@ def kv_copy(
     v_dst: TensorLike | None = None,
     page_pairs: TensorLike,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Copies pages of a cache.
 
     On CUDA it is one launch, for keys and values together. Pairs on the host travel in the kernel's parameters, 480
@@ -209,7 +209,7 @@ def kv_gather(
     kv_layout: KvLayout | str = KvLayout.NHD,
     kv_dtype: DtypeLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Copies keys and values of many requests from a paged cache to dense rows, and converts them to the rows' type.
 
     On CUDA lengths and page ids are read by the kernel: nothing waits for them. The first call on a context loads
@@ -286,7 +286,7 @@ def rope_append(
     high_freq_factor: float = 0,
     old_context_len: int = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache, quantising
     to fp8 where the cache is fp8.
 
@@ -382,7 +382,7 @@ def merge_state(
     o_scale: float = 0,
     num_tokens_without_a: int = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Merges two attention states.
 
     On CUDA the first merge on a context with given types loads code and answers `CaptureError` in a capture. Later
@@ -433,7 +433,7 @@ def merge_states(
     s_out: TensorLike | None = None,
     o_scale: float = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Merges n attention states per row.
 
     n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states. No state gives
@@ -468,7 +468,7 @@ def merge_varlen(
     s_out: TensorLike | None = None,
     o_scale: float = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Merges as many attention states per token as each has.
 
     As many attention states per token as each has, over disjoint sets of keys, to be merged: what split keys, or
@@ -505,7 +505,7 @@ def mla_absorb_weights(
     w_uk: TensorLike | None = None,
     w_uv: TensorLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Copies the halves of kv_b_proj to weights of their own, once after a model is loaded.
 
     On CUDA the first copy between given types on a context, and the first projection of a type, whichever it is and
@@ -543,7 +543,7 @@ def mla_absorb_q(
     w_uk: TensorLike,
     q_latent: TensorLike,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Takes queries to the latent space: q_nope · W_UK, before attention over latent rows. Sums are float32, rounded
     to the type of q_latent once. No token is nothing to do.
 
@@ -575,7 +575,7 @@ def mla_project_o(
     w_uv: TensorLike,
     out: TensorLike,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Takes outputs of attention over latent rows to the values' space: o_latent · W_UV. Sums as in `mla_absorb_q`.
 
     The projection of latent outputs to values: `out[t, h] = o_latent[t, h] · w_uv[h]`. Types and strides as in
@@ -605,7 +605,7 @@ def mla_up_project(
     k_nope: TensorLike | None = None,
     v: TensorLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Takes latent rows to keys and values of every head, as prefill attends to them. Sums as in `mla_absorb_q`.
 
     The up-projection of latent rows to keys and values, for attention in the form with heads of their own:
@@ -647,7 +647,7 @@ def mla_append(
     cache_format: MlaCacheFormat | str = MlaCacheFormat.PLAIN,
     kv_dtype: DtypeLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Writes new tokens to a cache of latent records, quantising them where the cache is fp8, and rotating rotary
     elements where a table of angles is given.
 
@@ -721,7 +721,7 @@ def mla_gather(
     cache_format: MlaCacheFormat | str = MlaCacheFormat.PLAIN,
     kv_dtype: DtypeLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Copies latent records of many requests from a paged cache to dense rows, and converts them to the rows' type.
 
     On CUDA lengths and page ids are read by the kernel: nothing waits for them. The first call on a context loads
@@ -774,7 +774,7 @@ def cp_reorder(
     local_start: int,
     interleave: int = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Puts records that were gathered rank by rank request by request.
 
     On CUDA lengths are read by the kernel, and rows that do not exist are not written. The first call on a context
@@ -817,7 +817,7 @@ def cp_correct(
     lse_out: TensorLike | None = None,
     rank: int,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Scales one rank's output by its share of the softmax over all ranks' keys.
 
     On CUDA the first call on a context loads code and answers `CaptureError` in a capture. Later ones can be
@@ -863,7 +863,7 @@ def tree_mask(
     next_token: TensorLike | None = None,
     next_sibling: TensorLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Makes masks, positions and links of trees of draft tokens from the parents of their tokens.
 
     On CUDA numbers are read by the kernel. There a token with a parent that does not stand before it is a root, and
@@ -925,7 +925,7 @@ def batch_lengths(
     kv_indptr: TensorLike | None = None,
     row_kind: TensorLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Computes cumulative lengths and what else follows from the lengths of a step.
 
     On CUDA the kernel reads the lengths. The first call on a context loads code and answers `CaptureError` in a
@@ -974,7 +974,7 @@ def kv_indices(
     indices_page_size: int = 0,
     window: int = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Lists the pages or slots of every request's tokens.
 
     On CUDA the kernel reads lengths and table. The first call on a context loads code and answers `CaptureError` in
@@ -1026,7 +1026,7 @@ def block_table(
     block_table: TensorLike,
     fill: int,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Makes a block table of a list.
 
     On CUDA the kernel reads the list. The first call on a context loads code and answers `CaptureError` in a
@@ -1065,7 +1065,7 @@ def slot_mapping(
     positions: TensorLike | None = None,
     page_size: int,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Finds the slots and positions of new tokens.
 
     On CUDA the kernel reads lengths and table. The first call on a context loads code and answers `CaptureError` in
@@ -1116,7 +1116,7 @@ def draft_kv_indices(
     page_size: int = 0,
     slot_layout: SlotLayout | str = SlotLayout.STEP_MAJOR,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Lists the slots of every branch of a draft for each of its steps.
 
     On CUDA the kernel reads lengths and table. The first call on a context loads code and answers `CaptureError` in
