@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from generator.docs import camel  # noqa: E402
-from generator.emit import _Emitter  # noqa: E402
+from generator.fields import Fields  # noqa: E402
 from generator.header import read  # noqa: E402
 
 HEADER = read()
-EMIT = _Emitter(HEADER)
+FIELDS = Fields(HEADER)
 
 #: Functions that have a form of their own in Python.
 BY_HAND = {
@@ -88,14 +88,14 @@ def test_signatures_have_the_fields_of_the_structs(name):
         ]
     else:
         functions = [getattr(folio, owner.removeprefix("folio_"))]
-    left_out = {field.name for field in EMIT.fields(HEADER.structs[name])} - {
-        field.name for field in EMIT.arguments(HEADER.structs[name])
+    left_out = {field.name for field in FIELDS.of(HEADER.structs[name])} - {
+        field.name for field in FIELDS.arguments(HEADER.structs[name])
     }
     for function in functions:
         assert set(parameters(function)) == fields - left_out
     # Only counts, results and flags without a meaning are left out.
     kinds = {
-        field: EMIT.kind(HEADER.structs[name], next(f for f in HEADER.structs[name].fields if f.name == field))
+        field: FIELDS.kind(HEADER.structs[name], next(f for f in HEADER.structs[name].fields if f.name == field))
         for field in left_out
     }
     assert all(kind.startswith(("Same", "Room")) or kind in ("RESULT", "UNUSED") for kind in kinds.values())
