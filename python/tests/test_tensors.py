@@ -33,7 +33,10 @@ def test_views_of_another_type():
         folio.Tensor(pages, dtype="bfloat16")
     with pytest.raises(folio.DtypeError, match="dtype is 'float12'; .*bfloat16.* are known"):
         folio.Tensor(pages, dtype="float12")
-    assert folio.Tensor(folio.Tensor(pages)).array is pages
+    again = folio.Tensor(folio.Tensor(pages, dtype="float8_e5m2", device="cuda_host"))
+    assert again.array is pages and "float8_e5m2, cuda_host:0" in repr(again)
+    with pytest.raises(folio.InvalidArgumentError, match='device is \'gpu\'; "cpu", "cuda", "cuda_host" are acc'):
+        folio.Tensor(pages, device="gpu")
     assert "uint8, cuda_host:0" in repr(folio.Tensor(pages, device="cuda_host"))
 
 
@@ -157,14 +160,14 @@ def test_streams_on_the_cpu(ctx):
 
 def test_current_stream_of_frameworks(monkeypatch):
     """The stream of the first tensor on a device whose library tells it."""
-    from folio import _tensors
+    from folio import _streams
 
-    monkeypatch.setitem(_tensors._CURRENT_STREAM, "torch", lambda device_id: 1000 + device_id)
+    monkeypatch.setitem(_streams._CURRENT_STREAM, "torch", lambda device_id: 1000 + device_id)
     host, device = folio.Tensor(np.zeros(1, np.int32)), folio.Tensor(OnDevice())
     with pytest.raises(folio.InvalidArgumentError, match="stream is None, and no tensor is of a library"):
-        _tensors.current_stream([host, device], 2)
+        _streams.current_stream([host, device], 2)
     device.framework = "torch"
-    assert _tensors.current_stream([host, device], 2) == 1002
+    assert _streams.current_stream([host, device], 2) == 1002
 
     class Stream:
         cuda_stream = 5
@@ -173,4 +176,4 @@ def test_current_stream_of_frameworks(monkeypatch):
         def __cuda_stream__(self):
             return 0, 9
 
-    assert [_tensors.stream_number(stream) for stream in (3, Stream(), Protocol())] == [3, 5, 9]
+    assert [_streams.stream_number(stream) for stream in (3, Stream(), Protocol())] == [3, 5, 9]

@@ -15,7 +15,7 @@ from folio._binding import Borrowed, Struct
 from folio._errors import failure, report
 from folio._generated.ffi import ffi
 from folio._library import lib
-from folio._tensors import current_stream, stream_number
+from folio._streams import current_stream, stream_number
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
