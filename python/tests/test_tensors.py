@@ -166,14 +166,18 @@ def test_current_stream_of_frameworks(monkeypatch):
     host, device = folio.Tensor(np.zeros(1, np.int32)), folio.Tensor(OnDevice())
     with pytest.raises(folio.InvalidArgumentError, match="stream is None, and no tensor is of a library"):
         _streams.current_stream([host, device], 2)
-    device.framework = "torch"
+    monkeypatch.setitem(_streams._CURRENT_STREAM, "paddle", lambda device_id: 0)
+    host.framework, device.framework = "paddle", "torch"
     assert _streams.current_stream([host, device], 2) == 1002
 
     class Stream:
         cuda_stream = 5
 
+    class Wrapped:
+        stream_base = Stream()
+
     class Protocol:
         def __cuda_stream__(self):
             return 0, 9
 
-    assert [_streams.stream_number(stream) for stream in (3, Stream(), Protocol())] == [3, 5, 9]
+    assert [_streams.stream_number(stream) for stream in (3, Stream(), Wrapped(), Protocol())] == [3, 5, 5, 9]

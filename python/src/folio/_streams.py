@@ -39,7 +39,8 @@ def stream_number(stream: Any) -> int:
     if isinstance(stream, int):
         return stream
     for attribute in ("cuda_stream", "ptr"):
-        number = getattr(stream, attribute, None)
+        # A paddle.device.Stream has a CUDAStream in it.
+        number = getattr(getattr(stream, "stream_base", stream), attribute, None)
         if isinstance(number, int):
             return number
     if hasattr(stream, "__cuda_stream__"):

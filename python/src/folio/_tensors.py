@@ -57,6 +57,8 @@ class Tensor:
     __slots__ = ("_described", "_export", "_owner", "c", "device_id", "device_type", "framework", "writable")
 
     _owner: Any
+    device_type: int
+    device_id: int
 
     def __init__(self, array: Any, dtype: Any = None, device: Any = None, stream: Any = None):
         self._describe(array, "array", stream, dtype, device)
