@@ -16,8 +16,8 @@ from folio._generated.ffi import ffi
 from folio._library import lib
 
 
-def microseconds(call, repeats=100, calls=500):
-    """The fastest mean of some calls."""
+def microseconds(call, repeats=1000, calls=50):
+    """The fastest mean of some calls: few, so that a slice of a busy machine holds them."""
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()

@@ -60,7 +60,7 @@ def test_signatures_and_help():
     assert "slot_mapping: `[num_tokens]` int32 or int64" in inspect.getdoc(folio.kv_append)
 
 
-def seconds(call, repeats=200, calls=200):
+def seconds(call, repeats=1000, calls=50):
     """The fastest mean of some calls: other processes only ever add to it."""
     best = float("inf")
     for _ in range(repeats):
