@@ -313,7 +313,7 @@ def _method(fields: Fields, function: Function, name: str) -> str:
     return (
         f'    @operator\n    def {name}(\n{signature}    ) -> Call:\n        """{wrapped(doc, 8).strip()}\n\n'
         f'        Args:\n{args}\n{_raises(fields, function, 8)}        """\n'
-        f'        return self._call("{function.name}", structs.{table_name(struct.name)}, locals(){chunk})\n\n'
+        f'        return self._call("{name}", structs.{table_name(struct.name)}, locals(){chunk})\n\n'
         f"    #: `{name}` without the call: its result makes it, any number of times.\n"
         f"    prepare_{name} = prepared({name})\n"
     )
@@ -323,10 +323,7 @@ def _getter(fields: Fields, function: Function, name: str) -> str:
     chunk = any(parameter.name == "chunk" for parameter in function.parameters)
     parameters, values = ("self, chunk: int", ", chunk") if chunk else ("self", "")
     doc = wrapped(fields.prose.text(function.doc), 8).strip()
-    return (
-        f'    def {name}({parameters}) -> int:\n        """{doc}"""\n'
-        f'        return self._number("{function.name}"{values})\n'
-    )
+    return f'    def {name}({parameters}) -> int:\n        """{doc}"""\n        return self._number("{name}"{values})\n'
 
 
 def files(header: Header) -> dict[str, str]:

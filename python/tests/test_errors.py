@@ -51,9 +51,11 @@ def test_failures_name_field_and_value(ctx):
         folio.Decode(ctx, **DECODE, flags="graphs")
     with pytest.raises(folio.DtypeError, match="q_dtype: dtype is 'half'"):
         folio.Decode(ctx, **{**DECODE, "q_dtype": "half"})
-    with pytest.raises(folio.Error) as failed:
-        folio.Decode(ctx, **DECODE, flags=1 << 20)
-    assert failed.value.status == folio.Status.ERR_UNKNOWN_FIELD
+    for flags in (1 << 20, folio.PlanFlag(1 << 20), folio.PlanFlag.GRAPH | 1 << 20, ["graph", 1 << 20]):
+        with pytest.raises(folio.UnknownFieldError):
+            folio.Decode(ctx, **DECODE, flags=flags)
+    with pytest.raises(folio.InvalidArgumentError, match="kv_layout is 0.5; KvLayout, a number or a name"):
+        folio.Decode(ctx, **DECODE, kv_layout=0.5)
 
 
 def test_unknown_and_missing_keywords(ctx):
@@ -103,3 +105,10 @@ def test_contexts():
             folio.Status.ERR_NO_DEVICE,
             folio.Status.ERR_UNSUPPORTED,
         )
+
+
+def test_a_library_that_lacks_a_function():
+    from folio import _library
+
+    with pytest.raises(folio.UnsupportedError, match=r"folio_of_tomorrow is not in the library, whose version is \d"):
+        _library.function("folio_of_tomorrow")

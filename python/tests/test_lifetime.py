@@ -89,6 +89,8 @@ def test_workspaces(ctx):
     assert (args["o"] == 1).all()
     with pytest.raises(folio.WorkspaceTooSmallError, match="host"):
         handle.plan(**BATCH, workspace=folio.Workspace(host=memory[start : start + info.host_bytes - 1]))
+    with pytest.raises(folio.DeviceMismatchError, match="device is .* memory of the device is accepted"):
+        folio.Workspace(device=memory)
     with pytest.raises(folio.ShapeError, match="host has the strides"):
         folio.Workspace(host=memory[::2])
     # That of the last plan goes on, and is kept alive.

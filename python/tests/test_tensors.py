@@ -60,6 +60,7 @@ def test_refused_arrays(ctx):
         ({"key": good.astype(">f4")}, "key has elements of type >f4, in foreign byte order"),
         ({"key": np.zeros(3, np.complex64)}, "key has elements of type complex64"),
         ({"key": packed}, r"key has strides of \(5,\) bytes; multiples of the element's 4"),
+        ({"key": np.ma.masked_array(good)}, "key is a masked array"),
         ({"v_cache": frozen}, "v_cache is read-only; an output has to be writable"),
     ):
         with pytest.raises(folio.InvalidArgumentError, match=sentence):

@@ -248,6 +248,8 @@ def _recognise(array: Any, name: str) -> Any:
     if torch is not None and isinstance(array, torch.Tensor):
         return _Torch(torch)
     if numpy is not None and isinstance(array, numpy.ndarray):
+        if isinstance(array, numpy.ma.MaskedArray):
+            raise errors.InvalidArgumentError(f"{name} is a masked array, whose mask would be ignored; pass .data")
         return _Numpy()
     if "paddle" in libraries and hasattr(array, "data_ptr"):
         return _Paddle()

@@ -6,6 +6,7 @@ during the call to the `Borrowed` list.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, IntFlag
 from typing import Any, Optional
@@ -125,8 +126,8 @@ def _number_of(name: str, value: Any, enums: Sequence[type[IntEnum] | type[IntFl
         names = ", ".join(f'"{member.lower()}"' for enum in enums for member in enum.__members__)
         raise errors.InvalidArgumentError(f'{name} is "{value}"; {names} are accepted')
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        return operator.index(value)
+    except TypeError:
         known = " or ".join(enum.__name__ for enum in enums)
         raise errors.InvalidArgumentError(f"{name} is {value!r}; {known}, a number or a name is accepted") from None
 
@@ -148,7 +149,8 @@ class Flags(_Kind):
         self._enums = enums
 
     def put(self, struct, name, value, borrowed, values):
-        parts = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+        # An IntFlag can be iterated too, but would leave out what it has no name for.
+        parts = value if isinstance(value, Iterable) and not isinstance(value, (int, str)) else (value,)
         number = 0
         for part in parts:
             number |= _number_of(name, part, self._enums)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar, cast, overload
 
 from folio._binding import Borrowed, Struct
-from folio._errors import failure, report
+from folio._errors import call, failure, report
 from folio._generated.ffi import ffi
-from folio._library import lib
+from folio._library import function
 from folio._streams import current_stream, stream_number
 
 if TYPE_CHECKING:
@@ -51,16 +51,13 @@ class Figure(Generic[R]):
 
     __slots__ = ("_borrowed", "_function", "_struct")
 
-    def __init__(self, function: str, struct: Struct, values: Mapping[str, Any]):
+    def __init__(self, name: str, struct: Struct, values: Mapping[str, Any]):
         self._borrowed = Borrowed()
         self._struct = struct.bind(values, self._borrowed)
-        self._function = getattr(lib, function)
+        self._function = function(name)
 
     def __call__(self) -> R:
-        error = report.pointer
-        status = self._function(self._struct, error)
-        if status:
-            raise failure(status, error)
+        call(self._function, self._struct)
         numbers = tuple(result[0] for result in self._borrowed.results)
         returned: Any = numbers if len(numbers) > 1 else numbers[0] if numbers else None
         return returned
@@ -75,19 +72,19 @@ def stream_pointer(context: Context, stream: Any, borrowed: Borrowed) -> Any:
     return ffi.cast("void *", stream_number(stream))
 
 
-def context_call(function: str, context: Context, struct: Struct, values: Mapping[str, Any]) -> Call:
+def context_call(name: str, context: Context, struct: Struct, values: Mapping[str, Any]) -> Call:
     """A call of an operator that takes a context, a struct and a stream."""
-    return object_call(getattr(lib, function), context, context, struct, values)
+    return object_call(function(name), context, context, struct, values)
 
 
 def object_call(
-    function: Any, owner: Any, context: Context, struct: Struct, values: Mapping[str, Any], *first: Any
+    called: Any, owner: Any, context: Context, struct: Struct, values: Mapping[str, Any], *first: Any
 ) -> Call:
     """A call of a function that takes an object, some numbers, a struct and a stream."""
     stream = values["stream"]
     borrowed = Borrowed(stream)
     bound = struct.bind(values, borrowed)
-    return Call(function, owner, (*first, bound, stream_pointer(context, stream, borrowed)), borrowed)
+    return Call(called, owner, (*first, bound, stream_pointer(context, stream, borrowed)), borrowed)
 
 
 @overload
@@ -98,14 +95,14 @@ def operator(prepares: Any) -> Any:
     """Makes a function that prepares a call one that makes it."""
 
     @functools.wraps(prepares)
-    def function(*args, **kwargs):
+    def calls(*args, **kwargs):
         return prepares(*args, **kwargs)()
 
     # Where the one returns a `Call` or a `Figure[int]`, the other returns None or int.
     returned = prepares.__annotations__["return"].partition("[")[2].removesuffix("]") or "None"
-    function.__annotations__ = {**prepares.__annotations__, "return": returned}
-    function.__signature__ = inspect.signature(prepares).replace(return_annotation=returned)  # type: ignore[attr-defined]
-    return function
+    calls.__annotations__ = {**prepares.__annotations__, "return": returned}
+    calls.__signature__ = inspect.signature(prepares).replace(return_annotation=returned)  # type: ignore[attr-defined]
+    return calls
 
 
 def prepare(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Callable[[], R]:

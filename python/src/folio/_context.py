@@ -7,7 +7,7 @@ import weakref
 from typing import Any, Callable, Optional
 
 from folio._binding import Flags, _number_of
-from folio._errors import failure, report
+from folio._errors import call
 from folio._generated import errors
 from folio._generated.constants import ContextFlag, Device, LogLevel
 from folio._generated.ffi import ffi
@@ -75,10 +75,7 @@ class Context:
             desc.log, desc.log_user = _log, ffi.cast("void *", number)
             desc.log_level = _number_of("log_level", log_level, (LogLevel,))
         out = ffi.new("folio_context **")
-        error = report.pointer
-        status = lib.folio_context_create(desc, out, error)
-        if status:
-            raise failure(status, error)
+        call(lib.folio_context_create, desc, out)
         self.c = ffi.gc(out[0], lib.folio_context_destroy)
         self.backend, self.device_id = backend, device_id
         self.on_cuda = device == Device.CUDA

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from folio._generated.constants import Status
 from folio._generated.ffi import ffi
@@ -49,3 +50,11 @@ def failure(status: int, error) -> Error:
     """The exception for what a call answered, and what it wrote to its report."""
     message = ffi.string(error.message).decode(errors="replace")
     return CLASSES.get(status, Error)(message, None if status in CLASSES else status)
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function of the library that answers a status."""
+    error = report.pointer
+    status = function(*arguments, error)
+    if status:
+        raise failure(status, error)

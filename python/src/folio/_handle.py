@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Optional, TypeVar
 from folio._binding import Borrowed, Struct
 from folio._calls import Call, object_call, stream_pointer
 from folio._context import Context
-from folio._errors import failure, report
+from folio._errors import call
 from folio._generated import errors
+from folio._generated.constants import Device
 from folio._generated.ffi import ffi
-from folio._library import lib
+from folio._library import function
 from folio._tensors import Tensor, TensorLike, compact_strides
 
 H = TypeVar("H", bound="Handle")
@@ -50,6 +51,8 @@ class Workspace:
         for name, array in (("device", device), ("host", host)):
             if array is not None:
                 tensor = Tensor.of(array, name)
+                if (tensor.device_type == Device.CUDA) != (name == "device") or not tensor.writable:
+                    raise errors.DeviceMismatchError(f"{name} is {tensor!r}; writable memory of the {name} is accepted")
                 if tensor.c.strides != ffi.NULL and tensor.strides != compact_strides(tensor.shape):
                     raise errors.ShapeError(
                         f"{name} has the strides {list(tensor.strides)}; compact memory is accepted"
@@ -93,20 +96,13 @@ class Handle:
     def __init__(self, context: Context, struct: Struct, values: Mapping[str, Any]):
         self.c = ffi.NULL
         self.context = context
-        functions = {part: getattr(lib, f"folio_{self._name}_{part}") for part in ("create", "workspace", "plan")}
-        self._plan_function = functions["plan"]
         desc = struct.bind(values, Borrowed())
         out = ffi.new(f"folio_{self._name} **")
-        error = report.pointer
-        status = functions["create"](context.c, desc, out, error)
-        if status:
-            raise failure(status, error)
-        self.c = ffi.gc(out[0], getattr(lib, f"folio_{self._name}_destroy"))
+        call(self._function("create"), context.c, desc, out)
+        self.c = ffi.gc(out[0], self._function("destroy"))
         info = ffi.new("folio_workspace_info *")
         info.struct_size = ffi.sizeof("folio_workspace_info")
-        status = functions["workspace"](self.c, info, error)
-        if status:
-            raise failure(status, error)
+        call(self._function("workspace"), self.c, info)
         self.workspace_info = WorkspaceInfo(info.device_bytes, info.host_bytes, info.alignment)
         self._workspace: Optional[Workspace] = None
         self._planned: Optional[Borrowed] = None
@@ -114,7 +110,7 @@ class Handle:
     @property
     def kernel(self) -> str:
         """Name of the kernel that was picked, such as "cpu/avx512"."""
-        name = getattr(lib, f"folio_{self._name}_kernel")(self.c)
+        name = self._function("kernel")(self.c)
         if name == ffi.NULL:
             raise errors.InvalidArgumentError("the handle is closed")
         return ffi.string(name).decode()
@@ -140,20 +136,18 @@ class Handle:
             bound.append(ffi.NULL if shared is None else prefixes.bind_mapping("prefixes", shared, borrowed))
         workspace = values["workspace"] or self._workspace or Workspace.allocate(self.workspace_info, self.context)
         stream = stream_pointer(self.context, values["stream"], borrowed)
-        error = report.pointer
-        status = self._plan_function(self.c, *bound, workspace.c, stream, error)
-        if status:
-            raise failure(status, error)
+        call(self._function("plan"), self.c, *bound, workspace.c, stream)
         # Page ids on a device, and the workspace, are read until the next plan.
         self._workspace, self._planned = workspace, borrowed
 
-    def _call(self, function: str, struct: Struct, values: Mapping[str, Any], *first: int) -> Call:
-        return object_call(getattr(lib, function), self, self.context, struct, values, *first)
+    def _function(self, name: str) -> Any:
+        """The C function of that name, of this kind of handle."""
+        return function(f"folio_{self._name}_{name}")
 
-    def _number(self, function: str, *first: int) -> int:
+    def _call(self, name: str, struct: Struct, values: Mapping[str, Any], *first: int) -> Call:
+        return object_call(self._function(name), self, self.context, struct, values, *first)
+
+    def _number(self, name: str, *first: int) -> int:
         out = ffi.new("uint32_t *")
-        error = report.pointer
-        status = getattr(lib, function)(self.c, *first, out, error)
-        if status:
-            raise failure(status, error)
+        call(self._function(name), self.c, *first, out)
         return out[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+from folio._generated import errors
 from folio._generated.constants import ABI_VERSION
 from folio._generated.ffi import ffi
 
@@ -27,6 +29,14 @@ def _load():
 
 
 lib = _load()
+
+
+def function(name: str) -> Any:
+    """A function of the library; one that is older than this package may lack it."""
+    try:
+        return getattr(lib, name)
+    except AttributeError:
+        raise errors.UnsupportedError(f"{name} is not in the library, whose version is {version()}") from None
 
 
 def version() -> str:

@@ -227,7 +227,7 @@ class Decode(Handle):
             NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
             CaptureError, UnsupportedError, DriverError
         """
-        return self._call("folio_decode_run", structs.ATTENTION_ARGS, locals())
+        return self._call("run", structs.ATTENTION_ARGS, locals())
 
     #: `run` without the call: its result makes it, any number of times.
     prepare_run = prepared(run)
@@ -428,7 +428,7 @@ class Prefill(Handle):
             NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
             CaptureError, UnsupportedError, DriverError
         """
-        return self._call("folio_prefill_run", structs.ATTENTION_ARGS, locals())
+        return self._call("run", structs.ATTENTION_ARGS, locals())
 
     #: `run` without the call: its result makes it, any number of times.
     prepare_run = prepared(run)
@@ -642,14 +642,14 @@ class Cascade(Handle):
             NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
             CaptureError, UnsupportedError, DriverError
         """
-        return self._call("folio_cascade_run", structs.ATTENTION_ARGS, locals())
+        return self._call("run", structs.ATTENTION_ARGS, locals())
 
     #: `run` without the call: its result makes it, any number of times.
     prepare_run = prepared(run)
 
     def shares(self) -> int:
         """Whether the current plan shares keys: some prefix pays."""
-        return self._number("folio_cascade_shares")
+        return self._number("shares")
 
 
 class Mla(Handle):
@@ -803,7 +803,7 @@ class Mla(Handle):
             NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
             CaptureError, UnsupportedError, DriverError
         """
-        return self._call("folio_mla_run", structs.MLA_ARGS, locals())
+        return self._call("run", structs.MLA_ARGS, locals())
 
     #: `run` without the call: its result makes it, any number of times.
     prepare_run = prepared(run)
@@ -976,19 +976,19 @@ class MlaContext(Handle):
             NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
             CaptureError, UnsupportedError, DriverError
         """
-        return self._call("folio_mla_context_run", structs.MLA_CONTEXT_ARGS, locals())
+        return self._call("run", structs.MLA_CONTEXT_ARGS, locals())
 
     #: `run` without the call: its result makes it, any number of times.
     prepare_run = prepared(run)
 
     def num_chunks(self) -> int:
         """The number of chunks of the current plan; of a graph's, as many as any plan has."""
-        return self._number("folio_mla_context_num_chunks")
+        return self._number("num_chunks")
 
     def chunk_tokens(self, chunk: int) -> int:
         """Context tokens of a chunk of the current plan: rows that `MlaContext.gather` writes. They are at most
         max_chunk_tokens, and all of a graph's chunks have these."""
-        return self._number("folio_mla_context_chunk_tokens", chunk)
+        return self._number("chunk_tokens", chunk)
 
     @operator
     def new_tokens(
@@ -1058,7 +1058,7 @@ class MlaContext(Handle):
             NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
             CaptureError, UnsupportedError, DriverError
         """
-        return self._call("folio_mla_context_new_tokens", structs.MLA_CONTEXT_ARGS, locals())
+        return self._call("new_tokens", structs.MLA_CONTEXT_ARGS, locals())
 
     #: `new_tokens` without the call: its result makes it, any number of times.
     prepare_new_tokens = prepared(new_tokens)
@@ -1117,7 +1117,7 @@ class MlaContext(Handle):
             NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
             CaptureError, UnsupportedError, DriverError
         """
-        return self._call("folio_mla_context_gather", structs.MLA_CONTEXT_ARGS, locals(), chunk)
+        return self._call("gather", structs.MLA_CONTEXT_ARGS, locals(), chunk)
 
     #: `gather` without the call: its result makes it, any number of times.
     prepare_gather = prepared(gather)
@@ -1176,7 +1176,7 @@ class MlaContext(Handle):
             NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
             CaptureError, UnsupportedError, DriverError
         """
-        return self._call("folio_mla_context_attend", structs.MLA_CONTEXT_ARGS, locals(), chunk)
+        return self._call("attend", structs.MLA_CONTEXT_ARGS, locals(), chunk)
 
     #: `attend` without the call: its result makes it, any number of times.
     prepare_attend = prepared(attend)
