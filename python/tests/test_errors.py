@@ -96,6 +96,10 @@ def test_contexts():
         folio.Context("gpu")
     with pytest.raises(folio.InvalidArgumentError, match="num_threads"):
         folio.Context("cpu", num_threads=5000)
+    with pytest.raises(folio.InvalidArgumentError, match="num_threads is -1"):
+        folio.Context("cpu", num_threads=-1)
+    with pytest.raises(folio.InvalidArgumentError, match='log_level is "loud"; "error", "warning", "info" are'):
+        folio.Context("cpu", log=print, log_level="loud")
     assert folio.device_count("cpu") == 1
     if folio.device_count("cuda") == 0:
         with pytest.raises(folio.Error) as failed:

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from typing import Any, Callable, Optional
 
-from folio._binding import Flags, _number_of
+from folio._binding import NUMBER, Borrowed, Flags, OneOf, Struct
 from folio._errors import call
 from folio._generated import errors
 from folio._generated.constants import ContextFlag, Device, LogLevel
@@ -24,6 +24,18 @@ def _log(user, level, message):
     listener = _LISTENERS.get(int(ffi.cast("uintptr_t", user)))
     if listener is not None:
         listener(LogLevel(level), ffi.string(message).decode(errors="replace"))
+
+
+_DESC = Struct(
+    "folio_context_desc",
+    {
+        "flags": Flags(ContextFlag),
+        "device_type": NUMBER,
+        "device_id": NUMBER,
+        "num_threads": NUMBER,
+        "log_level": OneOf(LogLevel),
+    },
+)
 
 
 class Context:
@@ -61,19 +73,14 @@ class Context:
             raise errors.InvalidArgumentError(
                 f"backend is {backend!r}; {', '.join(map(repr, _BACKENDS))} are accepted"
             ) from None
-        desc = ffi.new("folio_context_desc *")
-        desc.struct_size = ffi.sizeof("folio_context_desc")
-        Flags(ContextFlag).put(desc, "flags", flags, None, {})
+        values = {"flags": flags, "device_type": device, "device_id": device_id, "num_threads": num_threads}
+        desc = _DESC.bind(values if log is None else {**values, "log_level": log_level}, Borrowed())
         desc.flags |= implied
-        desc.device_type = device
-        desc.device_id = device_id
-        desc.num_threads = num_threads
         if log is not None:
             number = next(_numbers)
             _LISTENERS[number] = log
             weakref.finalize(self, _LISTENERS.pop, number)
             desc.log, desc.log_user = _log, ffi.cast("void *", number)
-            desc.log_level = _number_of("log_level", log_level, (LogLevel,))
         out = ffi.new("folio_context **")
         call(lib.folio_context_create, desc, out)
         self.c = ffi.gc(out[0], lib.folio_context_destroy)
