@@ -29,7 +29,7 @@ use crate::problem::Tiling;
 use crate::problem::{AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, WorkItem, WorkList};
 
 /// A longest request of so many units is not split: putting the rows together again costs more.
-const UNITS_NOT_SPLIT: u32 = 2;
+pub const UNITS_NOT_SPLIT: u32 = 2;
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
 ///

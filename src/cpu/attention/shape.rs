@@ -6,7 +6,7 @@ use crate::backend::WorkspaceInfo;
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
 use crate::dtype::DType;
-use crate::plan::{Capacity, Regions};
+use crate::plan::{Capacity, Regions, UNITS_NOT_SPLIT};
 use crate::problem::{AttentionDesc, CacheFormat, Kind, Tiling, WorkItem};
 use std::ops::Range;
 
@@ -431,6 +431,7 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         // a single long request.
         max_splits: match threads {
             1 => 0,
+            _ if is_never_split(desc) => 0,
             _ if is_long => threads / 2,
             _ if q_tile > 16 => threads,
             _ => threads.saturating_mul(2),
@@ -438,6 +439,13 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         invariant_chunk: invariant_chunk(desc),
         combine_units: 1,
     }
+}
+
+/// Whether requests are too short to be split. (In a cascade the number of splits also says what sharing costs.)
+fn is_never_split(desc: &AttentionDesc) -> bool {
+    desc.kind != Kind::Mla
+        && desc.shared_levels == 0
+        && desc.max_kv_len <= UNITS_NOT_SPLIT * KEY_UNIT
 }
 
 /// Whether query tiles of twice as many tokens are still many. Where the number of threads must not change a result,
@@ -462,4 +470,88 @@ fn invariant_chunk(desc: &AttentionDesc) -> u32 {
     }
     let chunk = desc.max_kv_len.div_ceil(chunks).max(1024);
     chunk.next_multiple_of(KEY_UNIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::{KvLayout, KvStorage};
+
+    /// Prompts of a model with 32 heads of 128.
+    fn prompts(dtype: DType, num_kv_heads: u32) -> AttentionDesc {
+        AttentionDesc {
+            kind: Kind::Prefill,
+            q_dtype: dtype,
+            kv_format: dtype.into(),
+            o_dtype: dtype,
+            num_qo_heads: 32,
+            num_kv_heads,
+            head_dim_qk: 128,
+            head_dim_vo: 128,
+            kv: KvStorage::Paged {
+                page_size: 16,
+                layout: KvLayout::Nhd,
+            },
+            max_batch_size: 64,
+            max_qo_len: 8192,
+            max_num_tokens: 8192,
+            max_kv_len: 8192,
+            max_num_pages: 4096,
+            graph: false,
+            batch_invariant: false,
+            shared_levels: 0,
+        }
+    }
+
+    const MATRICES: [Option<Matrix>; 3] = [None, Some(Matrix::Pairs), Some(Matrix::Amx)];
+
+    /// The bytes that each of 16 threads adds to the workspace: scratch and partial results.
+    fn per_thread(desc: &AttentionDesc, matrix: Option<Matrix>) -> usize {
+        let of = |threads| Shape::new(desc, threads, 64, matrix).workspace().host_bytes;
+        (of(17) - of(1)) / 16
+    }
+
+    /// Partial results are 2.1 MB of it, a row for each of 128 tokens.
+    #[test]
+    fn a_threads_part_is_small() {
+        for matrix in MATRICES {
+            for (dtype, most) in [(DType::BF16, 4_000_000), (DType::F32, 4_500_000)] {
+                for num_kv_heads in [8, 32] {
+                    let bytes = per_thread(&prompts(dtype, num_kv_heads), matrix);
+                    assert!(bytes < most, "{matrix:?} {dtype} {num_kv_heads}: {bytes}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn smaller_maxima_take_less() {
+        for matrix in MATRICES {
+            for dtype in [DType::BF16, DType::F16, DType::F32] {
+                let desc = prompts(dtype, 8);
+                let all = per_thread(&desc, matrix);
+                let short = AttentionDesc {
+                    max_kv_len: 64,
+                    ..desc
+                };
+                let few = AttentionDesc {
+                    max_qo_len: 4,
+                    ..desc
+                };
+                let one = AttentionDesc {
+                    max_qo_len: 1,
+                    max_num_tokens: 64,
+                    max_kv_len: 64,
+                    ..desc
+                };
+                let [short, few, one] = [short, few, one].map(|desc| per_thread(&desc, matrix));
+                assert!(
+                    short < all - 300_000,
+                    "{matrix:?} {dtype}: {short} of {all}"
+                );
+                assert!(few < all / 4, "{matrix:?} {dtype}: {few} of {all}");
+                assert!(one < few / 2, "{matrix:?} {dtype}: {one} of {few}");
+            }
+        }
+    }
 }
