@@ -376,8 +376,8 @@ impl HostThreads for Host {
 /// # Safety
 /// `tasks` is what [`Host::parallel_for`] was given: the pool's own, which lives as long as the context and its handles.
 unsafe extern "C" fn run_task(tasks: *mut c_void, index: u32) {
-    // SAFETY: the promise.
-    let tasks = unsafe { &*tasks.cast::<Arc<dyn Tasks>>() };
+    // SAFETY: the promise. The clone outlives a context that ends while the task does.
+    let tasks = unsafe { Arc::clone(&*tasks.cast::<Arc<dyn Tasks>>()) };
     tasks.run(index);
 }
 

@@ -126,7 +126,7 @@ impl Jobs {
     fn close(&self) {
         self.word.fetch_and(!OPEN, SeqCst);
         let is_empty = || self.word.load(SeqCst) & INSIDE == 0;
-        let mut patience = Patience::default();
+        let mut patience = Patience::of_owner();
         while !is_empty() {
             if !patience.waits() {
                 return self.sleep_until(is_empty);

@@ -186,15 +186,15 @@ impl Worker {
 impl Signals {
     fn serve(&self, jobs: &Jobs, thread: usize) {
         let mut last = 0;
-        let mut patience = Patience::default();
+        let mut patience = Patience::of_worker();
         while !self.stop.load(SeqCst) {
             if let Some(inside) = jobs.enter(Some(last)) {
                 last = inside.sequence;
                 inside.job.work(thread);
-                patience = Patience::default();
+                patience = Patience::of_worker();
             } else if !patience.waits() {
                 self.sleep(jobs, last);
-                patience = Patience::default();
+                patience = Patience::of_worker();
             }
         }
     }
