@@ -118,6 +118,31 @@ def test_log():
     assert len(_context._LISTENERS) == known - 1
 
 
+def test_threads_on_given_cpus_and_of_the_host():
+    import os
+
+    from folio._generated.ffi import ffi
+
+    cpus = sorted(os.sched_getaffinity(0))
+    folio.Context("cpu", num_threads=2, cpus=cpus).close()
+    with pytest.raises(folio.Error, match="cpus"):
+        folio.Context("cpu", num_threads=2, cpus=[cpus[0], cpus[0]])
+    tasks = []
+
+    @ffi.callback("folio_parallel_for_fn")
+    def one_after_the_other(user, num_tasks, task, data):
+        tasks.append((int(ffi.cast("uintptr_t", user)), num_tasks))
+        for index in range(num_tasks):
+            task(data, index)
+
+    address = int(ffi.cast("uintptr_t", one_after_the_other))
+    context = folio.Context("cpu", num_threads=3, parallel_for=address, parallel_for_user=7)
+    rows = np.ones((4096, 4, 64), np.float32)
+    cache, slots = np.zeros((2, 256, 16, 4, 64), np.float32), np.arange(4096)
+    folio.kv_append(context, key=rows, value=rows, k_cache=cache[0], v_cache=cache[1], slot_mapping=slots)
+    assert cache.all() and tasks and all(user == 7 and 1 <= count <= 3 for user, count in tasks)
+
+
 def test_calls_of_several_threads(ctx):
     """cffi releases the GIL during a call, and every thread has its own report of failures."""
     handle = folio.Decode(ctx, **DECODE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from folio._binding import NUMBER, Borrowed, Flags, OneOf, Struct
@@ -46,8 +47,15 @@ class Context:
     Args:
         backend: "cpu"; "cuda"; or "reference", the oracle in float64 on the CPU.
         device_id: ordinal of the CUDA device.
-        num_threads: on the CPU, threads that compute, the caller's among them, at most 1024; 0 or 1: only the calling
-            thread. The others sleep between calls. 0 for the other backends.
+        num_threads: on the CPU, threads that compute, the caller's among them, at most 1024; 0: one for each of the
+            CPUs; 1: only the calling thread. The others sleep between calls. With parallel_for: threads of the host's
+            that work at a time, 1 or more. 0 for the other backends.
+        cpus: the CPUs of Folio's own threads, by the numbers that Linux gives them; None: those that the process's
+            main thread had when the library was loaded.
+        parallel_for: address of a `folio_parallel_for_fn`, which runs Folio's work on threads of the host's (OpenMP,
+            TBB, a pool of its own) for as long as the context or a handle of it exists; None: Folio has its own. A
+            function of C or C++, as of a compiled extension: Python's would hold the GIL.
+        parallel_for_user: address that is passed to it.
         flags: `ContextFlag`.
         log: called with (level, message) on the thread that called Folio. It must not call Folio.
         log_level: the most talkative level that reaches `log`: "error", "warning" or "info".
@@ -62,6 +70,9 @@ class Context:
         *,
         device_id: int = 0,
         num_threads: int = 0,
+        cpus: Optional[Sequence[int]] = None,
+        parallel_for: Optional[int] = None,
+        parallel_for_user: int = 0,
         flags: Any = 0,
         log: Optional[Callable[[LogLevel, str], None]] = None,
         log_level: LogLevel | str = LogLevel.WARNING,
@@ -76,6 +87,12 @@ class Context:
         values = {"flags": flags, "device_type": device, "device_id": device_id, "num_threads": num_threads}
         desc = _DESC.bind(values if log is None else {**values, "log_level": log_level}, Borrowed())
         desc.flags |= implied
+        if cpus is not None:
+            numbers = ffi.new("uint32_t[]", list(cpus))
+            desc.cpus, desc.num_cpus = numbers, len(numbers)
+        if parallel_for is not None:
+            desc.parallel_for = ffi.cast("folio_parallel_for_fn", parallel_for)
+            desc.parallel_for_user = ffi.cast("void *", parallel_for_user)
         if log is not None:
             number = next(_numbers)
             _LISTENERS[number] = log
