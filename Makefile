@@ -159,8 +159,8 @@ wheel: $(if $(FOLIO_WHEEL_LIBRARY)$(filter OFF,$(FOLIO_CUDA)),,nvrtc)
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/need ensurepip=python3-venv
 	rm -rf $(BUILD)/wheels $(PYTHON_TEST)
 	$(PYTHON) -m venv $(PYTHON_TEST)
-	FOLIO_CUDA=$(FOLIO_CUDA) $(PYTHON_TEST)/bin/pip --disable-pip-version-check wheel --quiet --no-deps \
-	    --wheel-dir $(BUILD)/wheels ./python
+	FOLIO_CUDA=$(FOLIO_CUDA) FOLIO_WHEEL_LIBRARY=$(abspath $(FOLIO_WHEEL_LIBRARY)) $(PYTHON_TEST)/bin/pip \
+	    --disable-pip-version-check wheel --quiet --no-deps --wheel-dir $(BUILD)/wheels ./python
 	@ls $(BUILD)/wheels/*.whl
 
 # The wheel in a virtual environment that has nothing else; the checkout's modules are not on its path.

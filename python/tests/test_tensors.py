@@ -27,6 +27,10 @@ def test_numpy():
 def test_views_of_another_type():
     pages = np.zeros((2, 8), np.uint8)
     assert described(pages, dtype="float8_e4m3fn")[2] == "float8_e4m3fn"
+    assert described(pages, dtype="float8_e4m3")[2] == "float8_e4m3fn"
+    for infinite in (ml_dtypes.float8_e4m3, np.dtype(ml_dtypes.float8_e4m3)):
+        with pytest.raises(folio.DtypeError, match="dtype is .*float8_e4m3"):
+            folio.Tensor(pages, dtype=infinite)
     assert described(np.zeros(2, np.uint16), dtype=ml_dtypes.bfloat16)[2] == "bfloat16"
     assert described(np.zeros(2, np.int16), dtype=np.dtype("float16"))[2] == "float16"
     with pytest.raises(folio.DtypeError, match="dtype is bfloat16, of 16 bits; array has elements of 8 bits"):
@@ -59,6 +63,7 @@ def test_refused_arrays(ctx):
         ({"key": [1.0]}, "key is a list; tensors with __dlpack__"),
         ({"key": good.astype(">f4")}, "key has elements of type >f4, in foreign byte order"),
         ({"key": np.zeros(3, np.complex64)}, "key has elements of type complex64"),
+        ({"key": good.astype(ml_dtypes.float8_e4m3)}, "key has elements of type float8_e4m3;"),
         ({"key": packed}, r"key has strides of \(5,\) bytes; multiples of the element's 4"),
         ({"key": np.ma.masked_array(good)}, "key is a masked array"),
         ({"v_cache": frozen}, "v_cache is read-only; an output has to be writable"),

@@ -24,7 +24,6 @@ DTYPES: dict[str, tuple[int, int]] = {
     "bfloat16": (4, 16),
     "bool": (6, 8),
     "float8_e4m3fn": (10, 8),
-    "float8_e4m3": (10, 8),
     "float8_e5m2": (12, 8),
 }
 

@@ -21,6 +21,9 @@ def dtype_code(dtype: Any) -> tuple[int, int]:
     """Code and bits of "bfloat16", torch.bfloat16, np.float16, np.dtype("float16"), …, or of a pair (code, bits)."""
     if isinstance(dtype, tuple):
         return dtype
+    if isinstance(dtype, str) and dtype == "float8_e4m3":
+        # folio.h's name. The type that ml_dtypes calls so is another one: it has infinities.
+        return DTYPES["float8_e4m3fn"]
     name: Any = (
         dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
     )
