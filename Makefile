@@ -79,7 +79,7 @@ test-rows:
 	.ci/test-rows
 
 test-msrv:
-	$(call say,Rust tests with the oldest Rust)
+	$(call say,The oldest Rust compiles everything)
 	.ci/test-msrv
 
 # The same cases in every `make test`.
