@@ -10,6 +10,7 @@
 #   make dist                         a tarball and a .deb of the same for machines without Rust, in build/dist;
 #                                     DIST_ARCH=aarch64 for ARM
 #   make test-dist                    the x86-64 ones on bare Debian roots; needs root
+#   make test-aarch64                 the CPU tests for ARM under qemu
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
 #   make bench                        the CPU benchmarks
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
@@ -19,7 +20,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist clean
+    test-torch test-memory dist test-dist test-aarch64 clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -182,6 +183,13 @@ test-dist: DIST_ARCH := x86_64
 test-dist: dist
 	$(call say,The tarball and the .deb on bare Debian)
 	.ci/test-dist $(DIST) $(DIST_SUITES)
+
+test-aarch64:
+	$(call say,CPU tests for AArch64 under emulation)
+	@.ci/need aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h=libc6-dev-arm64-cross \
+	    qemu-aarch64=qemu-user
+	@.ci/need-rust-target aarch64-unknown-linux-gnu
+	.ci/test-aarch64
 
 bench:
 	$(CARGO) bench --locked --bench cpu
