@@ -7,6 +7,10 @@
 #
 #   make install PREFIX=/usr/local    the library, the headers, the CMake package and folio.pc;
 #                                     FOLIO_CUDA=OFF leaves out the CUDA backend
+#   make dist                         a tarball and a .deb of the same for machines without Rust, in build/dist;
+#                                     DIST_ARCH=aarch64 for ARM
+#   make test-dist                    the x86-64 ones on bare Debian roots; needs root
+#   make test-aarch64                 the CPU tests for ARM under qemu
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
 #   make bench                        the CPU benchmarks
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
@@ -16,7 +20,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory clean
+    test-torch test-memory dist test-dist test-aarch64 clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -162,6 +166,30 @@ install: $(if $(filter OFF,$(FOLIO_CUDA)),,nvrtc)
 	    -DFOLIO_CUDA=$(FOLIO_CUDA) -DFOLIO_BUILD_TESTS=OFF -DFOLIO_BUILD_EXAMPLES=OFF
 	$(CMAKE) --build $(BUILD)/install
 	$(CMAKE) --install $(BUILD)/install --prefix $(PREFIX)
+
+# The linker is zig's, which knows the symbols of old glibcs; see packaging/dist.
+DIST_ARCH ?= $(shell uname -m)
+DIST := $(BUILD)/dist
+dist: nvrtc
+	@.ci/need cmake=cmake objdump=binutils dpkg-deb=dpkg python3=python3-pip \
+	    $(DIST_ARCH)-linux-gnu-gcc=$(if $(filter $(shell uname -m),$(DIST_ARCH)),gcc,gcc-$(subst _,-,$(DIST_ARCH))-linux-gnu)
+	@.ci/need-rust-target $(DIST_ARCH)-unknown-linux-gnu
+	@.ci/fetch-zig
+	packaging/dist $(DIST_ARCH) $(DIST)
+
+# The oldest Debian that is still served, and the one that this project is developed on.
+DIST_SUITES ?= bullseye bookworm
+test-dist: DIST_ARCH := x86_64
+test-dist: dist
+	$(call say,The tarball and the .deb on bare Debian)
+	.ci/test-dist $(DIST) $(DIST_SUITES)
+
+test-aarch64:
+	$(call say,CPU tests for AArch64 under emulation)
+	@.ci/need aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h=libc6-dev-arm64-cross \
+	    qemu-aarch64=qemu-user
+	@.ci/need-rust-target aarch64-unknown-linux-gnu
+	.ci/test-aarch64
 
 bench:
 	$(CARGO) bench --locked --bench cpu
