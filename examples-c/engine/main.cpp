@@ -21,8 +21,8 @@ namespace {
 using engine::Counters;
 
 // Small enough that requests have to wait, prompts are cut, and pages run out.
-constexpr engine::Limits limits{/*page_size*/ 8,       /*num_pages*/ 32,    /*max_batch_size*/ 6,
-                                /*max_num_tokens*/ 48, /*max_seq_len*/ 160, /*max_drafts*/ 4};
+constexpr engine::Limits limits{/*page_size*/ 4,       /*num_pages*/ 30,   /*max_batch_size*/ 5,
+                                /*max_num_tokens*/ 24, /*max_seq_len*/ 80, /*max_drafts*/ 4};
 constexpr uint32_t num_threads = 2;
 
 struct Arrival {
@@ -31,7 +31,7 @@ struct Arrival {
     size_t max_new_tokens;
 };
 
-// Ten requests, some with the same first 44 tokens, as a system prompt gives them.
+// Ten requests, some with the same first 22 tokens, as a system prompt gives them.
 std::vector<Arrival> arrivals(size_t vocab_size)
 {
     std::mt19937 random(2);
@@ -41,13 +41,13 @@ std::vector<Arrival> arrivals(size_t vocab_size)
             token = static_cast<int32_t>(random() % vocab_size);
         return list;
     };
-    const std::vector<int32_t> system_prompt = tokens(44);
+    const std::vector<int32_t> system_prompt = tokens(22);
     std::vector<Arrival> list;
     for (size_t i = 0; i < 10; i++) {
         std::vector<int32_t> prompt = i % 2 ? system_prompt : std::vector<int32_t>();
-        const std::vector<int32_t> question = tokens(1 + random() % 60);
+        const std::vector<int32_t> question = tokens(1 + random() % 30);
         prompt.insert(prompt.end(), question.begin(), question.end());
-        list.push_back({2 * i, prompt, 12 + random() % 24});
+        list.push_back({2 * i, prompt, 6 + random() % 8});
     }
     return list;
 }
