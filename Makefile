@@ -61,7 +61,8 @@ tools:
 	@mkdir -p $(BUILD)
 	@rm -f $(BUILD)/skips
 	@.ci/need cc=gcc c++=g++ cmake=cmake valgrind=valgrind doxygen=doxygen pkg-config=pkg-config readelf=binutils \
-	    /usr/include/dlpack/dlpack.h=libdlpack-dev
+	    /usr/include/dlpack/dlpack.h=libdlpack-dev /usr/include/nlohmann/json.hpp=nlohmann-json3-dev \
+	    /usr/share/doc/libopenblas-dev=libopenblas-dev
 	@for part in fmt clippy; do $(CARGO) $$part --version >/dev/null 2>&1 || \
 	    { echo "Folio's tests need cargo $$part; install it with: rustup component add rustfmt clippy"; exit 1; }; done
 
