@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Folders whose files the documents name by their path from the root.
-const FOLDERS: [&str; 9] = [
+const FOLDERS: [&str; 10] = [
     "benches",
     "cmake",
     "docs",
@@ -13,6 +13,7 @@ const FOLDERS: [&str; 9] = [
     "examples-c",
     "include",
     "kernels",
+    "python",
     "src",
     "tests",
 ];
@@ -29,6 +30,7 @@ fn documents() -> Vec<(PathBuf, String)> {
         "docs/kernels".into(),
         "benches/cpu".into(),
         "benches/gpu".into(),
+        "python".into(),
     ];
     let mut found = Vec::new();
     for folder in folders.drain(..) {
@@ -83,13 +85,17 @@ fn missing_paths(path: &Path, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every source of an integration test, `tests/name.rs` or `tests/name/*.rs`.
+/// Every source of an integration test, `tests/name.rs`, `python/tests/name.py` or `tests/name/*.rs`.
 fn source_of_test(name: &str) -> Option<String> {
-    let tests = root().join("tests");
-    if let Ok(text) = std::fs::read_to_string(tests.join(format!("{name}.rs"))) {
-        return Some(text);
+    for file in [
+        format!("tests/{name}.rs"),
+        format!("python/tests/{name}.py"),
+    ] {
+        if let Ok(text) = std::fs::read_to_string(root().join(file)) {
+            return Some(text);
+        }
     }
-    let files = std::fs::read_dir(tests.join(name)).ok()?;
+    let files = std::fs::read_dir(root().join("tests").join(name)).ok()?;
     Some(
         files
             .filter_map(|file| std::fs::read_to_string(file.ok()?.path()).ok())
@@ -109,7 +115,8 @@ fn missing_tests(cell: &str) -> Vec<String> {
         let functions = rest.trim_start().strip_prefix('(');
         let functions = functions.and_then(|rest| rest.split(')').next());
         for function in functions.into_iter().flat_map(|list| list.split(", ")) {
-            if !source.contains(&format!("fn {function}(")) {
+            let is_there = |keyword| source.contains(&format!("{keyword} {function}("));
+            if !is_there("fn") && !is_there("def") {
                 missing.push(format!("{name} has no {function}"));
             }
         }

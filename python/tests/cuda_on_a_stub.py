@@ -1,0 +1,190 @@
+"""The package on a CUDA device, with a driver that computes nothing: run by test_cuda.py in a process of its own.
+
+torch is a stand-in too, which has what the package asks of it: memory at addresses that nobody reads,
+and a current stream. The driver (tests/stub_driver/stub.c) knows 0x1000 as a stream of the device, 0x2000 as one of
+another CUDA context, 0x3000 as one that is being captured.
+"""
+
+import ctypes
+import gc
+import sys
+import types
+
+import numpy as np
+
+OURS, FOREIGN, CAPTURED = 0x1000, 0x2000, 0x3000
+_next_address = 1 << 40
+
+
+class Tensor:
+    """torch.Tensor: compact memory on the device, or on the host where it has an array."""
+
+    layout, requires_grad = "strided", False
+
+    def __init__(self, shape, dtype, host=None):
+        global _next_address
+        self.shape, self.dtype, self._host = tuple(shape), dtype, host
+        self._address, _next_address = _next_address, _next_address + (1 << 24)
+
+    @property
+    def device(self):
+        return types.SimpleNamespace(type="cuda" if self._host is None else "cpu", index=0)
+
+    def data_ptr(self):
+        return self._address if self._host is None else self._host.ctypes.data
+
+    def stride(self):
+        return tuple(int(np.prod(self.shape[axis + 1 :])) for axis in range(len(self.shape)))
+
+    def is_neg(self):
+        return False
+
+
+allocated = []
+
+
+def empty(size, dtype, device=None, pin_memory=False):
+    """torch.empty of bytes; page-locked memory is a block of the process."""
+    host = np.zeros(size + 256, np.uint8) if pin_memory else None
+    if pin_memory:
+        host = host[-host.ctypes.data % 256 :][:size]
+    allocated.append((device or "pinned", size))
+    return Tensor((size,), dtype, host)
+
+
+stream = types.SimpleNamespace(cuda_stream=OURS)
+torch = types.ModuleType("torch")
+torch.Tensor, torch.strided, torch.empty = Tensor, "strided", empty
+torch.uint8, torch.int32, torch.bfloat16, torch.float8_e4m3fn = "uint8", "int32", "bfloat16", "float8_e4m3fn"
+torch.cuda = types.SimpleNamespace(current_stream=lambda device_id: stream)
+
+import folio  # noqa: E402
+
+driver = ctypes.CDLL("libcuda.so.1")
+
+
+class Launch(ctypes.Structure):
+    """`struct launch` of stub.c."""
+
+    _fields_ = [
+        ("name", ctypes.c_char * 64),
+        ("numbers", ctypes.c_uint * 10),
+        ("stream", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("params", ctypes.c_ubyte * 4096),
+        ("maps", ctypes.c_uint64 * 64),
+    ]
+
+
+driver.folio_stub_launches.restype = ctypes.POINTER(Launch)
+driver.folio_stub_calls.restype = ctypes.c_char_p
+
+
+def streams(call):
+    """The streams of a call's launches."""
+    driver.folio_stub_forget()
+    call()
+    count = ctypes.c_uint()
+    launches = driver.folio_stub_launches(ctypes.byref(count))
+    return [launches[number].stream for number in range(count.value)]
+
+
+def refused(kind, sentence, call):
+    """Whether a call is refused by this class, with this in its message."""
+    try:
+        call()
+    except kind as error:
+        assert sentence in str(error), error
+    else:
+        raise AssertionError(f"{sentence!r} was not refused")
+
+
+def append_arguments(make):
+    return {
+        "key": make((2, 1, 64), "bfloat16"),
+        "value": make((2, 1, 64), "bfloat16"),
+        "k_cache": make((4, 16, 1, 64), "float8_e4m3fn"),
+        "v_cache": make((4, 16, 1, 64), "float8_e4m3fn"),
+        "slot_mapping": make((2,), "int32"),
+    }
+
+
+def main():
+    try:
+        ctx = folio.Context("cuda")
+    except folio.UnsupportedError as error:
+        print(error)
+        return
+    assert folio.device_count("cuda") == 1
+    decode = folio.Decode(
+        ctx,
+        q_dtype="bfloat16",
+        num_qo_heads=8,
+        num_kv_heads=1,
+        head_dim_qk=64,
+        page_size=16,
+        max_batch_size=2,
+        max_kv_len=64,
+    )
+    lengths = np.array([3, 17], np.int32)
+    table = np.array([[0, 0], [1, 2]], np.int32)
+
+    # Without torch nobody allocates, and NumPy has no stream.
+    batch = {"kv_len": lengths, "block_table": table}
+    refused(
+        folio.WorkspaceTooSmallError, "no torch is loaded to allocate it", lambda: decode.plan(**batch, stream=OURS)
+    )
+    sys.modules["torch"] = torch
+    refused(folio.InvalidArgumentError, "stream is None, and no tensor is of a library", lambda: decode.plan(**batch))
+    info = decode.workspace_info
+    allocated.clear()
+    decode.plan(**batch, stream=OURS)
+    assert allocated == [("cuda:0", info.device_bytes), ("pinned", info.host_bytes)]
+    assert b"cuMemcpyHtoDAsync" in driver.folio_stub_calls()
+
+    # The current stream of the tensors' library, unless one is given.
+    make = Tensor
+    run = {"q": make((2, 8, 64), "bfloat16"), "o": make((2, 8, 64), "bfloat16")}
+    run["k"], run["v"] = make((4, 16, 1, 64), "bfloat16"), make((4, 16, 1, 64), "bfloat16")
+    launched = streams(lambda: decode.run(**run))
+    assert launched and set(launched) == {OURS}, launched
+    stream.cuda_stream = FOREIGN
+    refused(folio.DeviceMismatchError, "stream", lambda: decode.run(**run))
+    for given, used in ((OURS, OURS), (0, 0), (types.SimpleNamespace(cuda_stream=OURS), OURS)):
+        assert set(streams(lambda given=given: decode.run(**run, stream=given))) == {used}
+
+    # A prepared call stays on the stream that was current then.
+    stream.cuda_stream = OURS
+    prepared = decode.prepare_run(**run)
+    stream.cuda_stream = FOREIGN
+    assert set(streams(prepared)) == {OURS}
+    stream.cuda_stream = OURS
+
+    # Device lengths are kept by the handle until the next plan; a plan that fails keeps those of the one before.
+    on_device = {"kv_len": make((2,), "int32"), "block_table": make((2, 2), "int32")}
+    assert set(streams(lambda: decode.plan(**on_device))) == {OURS}
+    kept = sys.getrefcount(on_device["block_table"])
+    refused(folio.Error, "kv_len", lambda: decode.plan(kv_len=make((2,), "uint8"), block_table=make((2, 2), "int32")))
+    gc.collect()
+    assert sys.getrefcount(on_device["block_table"]) == kept
+    decode.plan(**batch, stream=OURS)
+    gc.collect()
+    assert sys.getrefcount(on_device["block_table"]) < kept
+
+    # Operators: fp8 of torch, and what a capture answers to the first call.
+    refused(folio.CaptureError, "captur", lambda: folio.kv_append(ctx, **append_arguments(make), stream=CAPTURED))
+    assert streams(lambda: folio.kv_append(ctx, **append_arguments(make))) == [OURS]
+    assert streams(lambda: folio.kv_append(ctx, **append_arguments(make), stream=CAPTURED)) == [CAPTURED]
+    wrong = {**append_arguments(make), "key": np.zeros((2, 1, 64), np.float16)}
+    refused(folio.DeviceMismatchError, "key", lambda: folio.kv_append(ctx, **wrong))
+
+    # Page-locked memory, which only its owner knows of.
+    pinned = folio.Tensor(empty(4 * 1024, "uint8", pin_memory=True), device="cuda_host")
+    assert "cuda_host:0" in repr(pinned)
+
+    decode.close()
+    ctx.close()
+    print("as it should be")
+
+
+main()
