@@ -3,6 +3,10 @@
 #include "ops.h"
 #include "rows.h"
 
+#include <functional>
+#include <limits>
+#include <numeric>
+
 namespace folio_paddle {
 namespace {
 
@@ -66,7 +70,8 @@ Tensor attend_latents(const LatentAttention &op, const Tensor &decodes)
     const int64_t rope = cache.width - latent;
     require(latent > 0 && rope >= 0, "nope_size is " + std::to_string(latent) + "; up to the cache's " +
                                          std::to_string(cache.width) + " is accepted");
-    const int64_t row = num_tokens == 0 ? cache.width : op.query.numel() / num_tokens;
+    const auto extents = op.query.shape();
+    const int64_t row = std::accumulate(extents.begin() + 1, extents.end(), int64_t{1}, std::multiplies<int64_t>());
     require(row % cache.width == 0, "query has rows of " + std::to_string(row) + " elements; multiples of " +
                                         std::to_string(cache.width) + " are accepted");
     const int64_t heads = row / cache.width;
@@ -288,9 +293,23 @@ void merge_prefill_decode_output(Tensor &encoder_res, const Tensor &decoder_res,
             return;
         const Tensor decodes = px::logical_and(positive(lengths("seq_lens_decoder", seq_lens_decoder, batch_size)),
                                                not_positive(lengths("seq_lens_encoder", seq_lens_encoder, batch_size)));
-        const Tensor flat_encoder = px::reshape(encoder_res, {num_tokens, head_num * head_dim});
-        const Tensor flat_decoder = px::reshape(decoder_res, {num_tokens, head_num * head_dim});
-        overwrite(encoder_res, px::where(spread(decodes, cu_seq_q, num_tokens), flat_decoder, flat_encoder));
+        // A merge with an empty state leaves the other one as it is, and a mask leaves rows as they are.
+        const Tensor mask = spread(decodes, cu_seq_q, num_tokens);
+        const Tensor whole = px::full({num_tokens, head_num}, 0, paddle::DataType::FLOAT32, encoder_res.place());
+        const Tensor empty = px::full({num_tokens, head_num}, -std::numeric_limits<double>::infinity(),
+                                      paddle::DataType::FLOAT32, encoder_res.place());
+        const folio::Tensor taken = view(decoder_res, {num_tokens, head_num, head_dim}),
+                            out = view(encoder_res, {num_tokens, head_num, head_dim}),
+                            s_whole = view(whole, {num_tokens, head_num}), s_empty = view(empty, {num_tokens, head_num}),
+                            rows = flat(mask);
+        auto args = FOLIO_INIT(folio_merge_state_args);
+        args.v_a = taken;
+        args.s_a = s_whole;
+        args.v_b = taken;
+        args.s_b = s_empty;
+        args.v_out = out;
+        args.mask = rows;
+        context_of(encoder_res).merge(args, stream_of(encoder_res));
     });
 }
 

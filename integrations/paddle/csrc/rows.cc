@@ -50,7 +50,9 @@ Places places(const Tensor &cu_seqlens_q, const Tensor &kv_len, const Tensor &bl
     const int64_t batch_size = kv_len.numel();
     require(block_tables.shape().size() == 2 && block_tables.shape()[0] == batch_size,
             "block_tables is not [" + std::to_string(batch_size) + ", max_blocks]");
-    const Tensor tables = keep ? keep_or(px::reshape(*keep, {batch_size, 1}), block_tables, -1) : block_tables;
+    const Tensor tables = keep ? keep_or(px::expand(px::reshape(*keep, {batch_size, 1}), block_tables.shape()),
+                                         block_tables, -1)
+                               : block_tables;
     Places result{px::empty({num_tokens}, paddle::DataType::INT64, kv_len.place()),
                   px::empty({num_tokens}, paddle::DataType::INT64, kv_len.place())};
     const folio::Tensor table = view(tables, {batch_size, tables.shape()[1]}), cu = flat(cu_seqlens_q),
@@ -75,7 +77,7 @@ Tensor spread(const Tensor &of_request, const Tensor &cu_seqlens_q, int64_t num_
     const Tensor ends = px::slice(px::reshape(cu_seqlens_q, {batch_size + 1}), {0}, {1}, {batch_size + 1}, {1}, {});
     const Tensor request = px::searchsorted(ends, token, true, true);
     const Tensor none = px::full({1}, 0, paddle::DataType::BOOL, place);
-    return px::reshape(px::gather(px::concat({of_request, none}, 0), request, 0), {num_tokens, 1});
+    return px::gather(px::concat({of_request, none}, 0), request, 0);
 }
 
 void overwrite(Tensor &target, const Tensor &values)

@@ -38,7 +38,7 @@ struct Places {
 Places places(const Tensor &cu_seqlens_q, const Tensor &kv_len, const Tensor &block_tables, const Tensor *keep,
               int64_t page_size, int64_t num_tokens);
 
-/** The request of each of num_tokens tokens as a bool: `of_request` [B] for its tokens, false beyond the batch. [T, 1]. */
+/** What `of_request` [B] says of the request of each of num_tokens tokens; false beyond the batch. [T] */
 Tensor spread(const Tensor &of_request, const Tensor &cu_seqlens_q, int64_t num_tokens);
 
 /** Writes `values` into the memory of `target`, on its device and in the order of its stream. */
