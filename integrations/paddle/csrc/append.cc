@@ -56,32 +56,36 @@ struct Projection {
                 "qkv has rows of " + std::to_string(row) + " elements; (num_heads + 2 num_kv_heads) * head_dim are accepted");
         if (bias) {
             require(bias->numel() == row && bias->dtype() == given.dtype(), "qkv_bias is not a row of qkv's type");
-            qkv = px::add(qkv, px::reshape(*bias, {1, row}));
+            // In float32, since Paddle's CPU adds no 16-bit types.
+            const Tensor wide = px::add(px::cast(qkv, paddle::DataType::FLOAT32),
+                                        px::reshape(px::cast(*bias, paddle::DataType::FLOAT32), {1, row}));
+            qkv = px::cast(wide, given.dtype());
         }
     }
 };
 
 /** RoPE tables as FastDeploy keeps them: float32 [2, 1, max_len, 1, d/2], and with NeoX [2, 1, max_len, 1, d]. */
 struct Rotation {
-    Tensor table; /**< [2, max_len, d / 2]; not initialised: no RoPE */
-    int64_t max_len = 0, half = 0;
+    OptionalTensor table; /**< none: no RoPE */
+    int64_t max_len = 0, width = 0, half = 0;
     bool interleaved = true;
 
     Rotation(const OptionalTensor &rotary_embs, bool use_neox_rotary_style, bool rope_3d, int64_t head_dim)
-        : half(head_dim / 2), interleaved(!use_neox_rotary_style)
+        : table(rotary_embs), width(use_neox_rotary_style ? head_dim : head_dim / 2), half(head_dim / 2),
+          interleaved(!use_neox_rotary_style)
     {
         require(!rope_3d, "rope_3d is true; positions of three axes have no code, false is accepted");
         if (!rotary_embs)
             return;
         const auto shape = rotary_embs->shape();
-        const int64_t width = use_neox_rotary_style ? head_dim : half;
         require(shape.size() == 5 && shape[0] == 2 && shape[1] == 1 && shape[3] == 1 && shape[4] == width,
                 std::string("rotary_embs is not [2, 1, max_len, 1, ") + std::to_string(width) +
                     "], which is what head_dim and use_neox_rotary_style ask for");
         max_len = shape[2];
-        // NeoX tables hold every angle twice; the first half is enough.
-        table = use_neox_rotary_style ? px::slice(*rotary_embs, {4}, {0}, {half}, {1}, {}) : *rotary_embs;
     }
+
+    /** [2, max_len, d / 2]. NeoX tables hold every angle twice; the first half is read. */
+    folio::Tensor angles() const { return view(*table, {2, max_len, half}, {max_len * width, width, 1}); }
 };
 
 /** x / sqrt(mean(x^2) + eps) * weight over the last dimension, rounded once. FastDeploy normalises after RoPE. */
@@ -134,8 +138,8 @@ Rotated rotate_and_write(const Projection &projection, const Caches &caches, con
     args.kv_layout = FOLIO_LAYOUT_HND;
     args.kv_dtype = caches.kv_dtype;
     std::unique_ptr<folio::Tensor> table, k_scales, v_scales;
-    if (rotation.table.initialized()) {
-        table = std::make_unique<folio::Tensor>(view(rotation.table, {2, rotation.max_len, rotation.half}));
+    if (rotation.table) {
+        table = std::make_unique<folio::Tensor>(rotation.angles());
         args.cos_sin_cache = *table;
         args.positions = place_of;
         args.flags = rotation.interleaved ? FOLIO_ROPE_INTERLEAVED : 0;
