@@ -99,15 +99,18 @@ ids, tile_ids, count, device_count, chunk, maxima = t([0]*200), t([0]*200), t([9
 one = lambda: t([9])
 ops.folio_get_block_shape_and_split_kv_block(
     t([0, 0, 5, 0]), t([4095, 4095, 0, 8191]), t([1, 1, 5, 1]), ids, tile_ids, count, device_count, chunk, maxima,
-    one(), one(), one(), one(), one(), one(), -1, -1, 16, 64)
-print(chunk.item(), count.item(), sorted(set(ids.numpy()[:count.item()].tolist())), tile_ids.numpy()[:3].tolist())
+    one(), one(), one(), one(), one(), one(), {shape}, {shape}, 16, 64)
+n = count.item()
+print(chunk.item(), n, sorted(set(ids.numpy()[:n].tolist())), tile_ids.numpy()[:3].tolist())
 """
 
 
-def test_tiles_of_mla():
+@pytest.mark.parametrize("backend, shape", [("MLA_ATTN", 64), ("TRITON_MLA_ATTN", -1), ("", -1)])
+def test_tiles_of_mla(backend, shape):
     """The chunk of §8.1's example: 4096, 4096 and 8192 keys on 132 SMs are 128 work items of 128 keys; prompts have none."""
-    environment = {**os.environ, "FD_ATTENTION_BACKEND": "MLA_ATTN"}
-    run = subprocess.run([sys.executable, "-c", MLA_SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "FD_ATTENTION_BACKEND": backend}
+    run = subprocess.run([sys.executable, "-c", MLA_SCRIPT.format(shape=shape)], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "128 128 [0, 1, 3] [0, 1, 2]"
 
 
