@@ -4,13 +4,14 @@
 use std::path::{Path, PathBuf};
 
 /// Folders whose files the documents name by their path from the root.
-const FOLDERS: [&str; 9] = [
+const FOLDERS: [&str; 10] = [
     "benches",
     "cmake",
     "docs",
     "examples",
     "examples-c",
     "include",
+    "integrations",
     "kernels",
     "src",
     "tests",

@@ -14,8 +14,8 @@ BACKENDS = {
     "FOLIO_ATTN": ("FolioAttentionBackend", "APPEND_ATTN"),
     "FOLIO_MLA_ATTN": ("FolioMLAAttentionBackend", "MLA_ATTN"),
 }
-#: Backends of FastDeploy whose ops FD_FOLIO_PREFER=1 puts on Folio.
-PREFERABLE = ("MLA_ATTN", "TRITON_MLA_ATTN")
+#: Backends of FastDeploy that FD_FOLIO_PREFER=1 puts on Folio: by their ops, or, where those are Triton functions, whole.
+PREFERABLE = {"MLA_ATTN": None, "TRITON_MLA_ATTN": "FOLIO_MLA_ATTN"}
 
 
 def requested():
@@ -33,18 +33,22 @@ def requested():
     return asked
 
 
-def answer(name):
+def install(name):
     """Makes FastDeploy construct Folio's backend `name` wherever it asks for the attention backend."""
     from fastdeploy.model_executor.layers.attention import attention_selecter
 
     from . import backends
 
-    class_name, own_name = BACKENDS[name]
-    backend = getattr(backends, class_name)
-    os.environ["FD_FOLIO_BACKEND"] = name
-    os.environ["FD_ATTENTION_BACKEND"] = own_name
+    backend = getattr(backends, BACKENDS[name][0])
 
     def get_attention_backend(*args, **kwargs):
         return backend
 
     replace(attention_selecter.get_attention_backend, get_attention_backend)
+
+
+def answer(name):
+    """Installs the backend that FD_ATTENTION_BACKEND asks for by Folio's name, and leaves FastDeploy's name there."""
+    install(name)
+    os.environ["FD_FOLIO_BACKEND"] = name
+    os.environ["FD_ATTENTION_BACKEND"] = BACKENDS[name][1]

@@ -1,6 +1,7 @@
 """What the plugin changes in FastDeploy, and what it leaves."""
 
 import importlib
+import importlib.metadata
 import logging
 import os
 
@@ -16,6 +17,12 @@ def module(name):
 
 def is_folio(function):
     return getattr(function, "__module__", "").startswith("folio_fastdeploy")
+
+
+def test_fastdeploy_finds_the_plugin():
+    """The entry point of the installed distribution."""
+    points = importlib.metadata.entry_points(group="fastdeploy.model_register_plugins")
+    assert [point.value for point in points if point.name == "folio"] == ["folio_fastdeploy:register"]
 
 
 @pytest.mark.parametrize("name, class_name, latent", [("FOLIO_ATTN", "FolioAttentionBackend", False),
@@ -67,6 +74,12 @@ def test_preferred_ops_are_replaced_wherever_they_were_imported(load):
     assert is_folio(mla.flash_attn_unpadded) and not is_folio(module("paddle.nn.functional.flash_attention").flash_attn_unpadded)
     cu, *_ = gpu.pre_cache_len_concat(*[paddle.to_tensor([0, 4], dtype="int32")] * 3, 8, 16)
     assert cu.numpy().tolist() == [0, 0, 8]
+
+
+def test_a_preferred_backend_of_triton_functions_is_replaced_whole(load):
+    runner = load(FD_ATTENTION_BACKEND="TRITON_MLA_ATTN", FD_FOLIO_PREFER="1")
+    assert runner.backend().__name__ == "FolioMLAAttentionBackend"
+    assert os.environ["FD_ATTENTION_BACKEND"] == "TRITON_MLA_ATTN"
 
 
 @pytest.mark.parametrize("name, counts, suffix", [
