@@ -15,13 +15,14 @@
 #   make wheel                        the Python package, with the library inside, to build/wheels
 #   make bench                        the CPU benchmarks
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
+#   make test-paddle                  the Paddle ops and the FastDeploy plugin, with PaddlePaddle's CPU wheel from PyPI
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist test-aarch64 wheel test-python clean
+    test-torch test-memory dist test-dist test-aarch64 wheel test-python test-paddle clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -135,6 +136,12 @@ test-torch: test-package
 	else \
 	    .ci/skip "PyTorch operators" "$(PYTHON) has no PyTorch with ninja"; \
 	fi
+
+test-paddle:
+	@.ci/need c++=g++ cmake=cmake pkg-config=pkg-config
+	$(MAKE) --no-print-directory install PREFIX=$(BUILD)/paddle-prefix
+	$(call say,Paddle ops and FastDeploy plugin)
+	.ci/test-paddle $(BUILD)/paddle-prefix $(BUILD) $(PYTHON)
 
 MEMORY_TESTS := -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_TEST_STANDARDS="C11;CXX17" -DCMAKE_BUILD_TYPE=Debug
 # A program's own operator new stays its own: one of them fills memory to see who writes to it.

@@ -12,6 +12,7 @@ const FOLDERS: [&str; 10] = [
     "examples",
     "examples-c",
     "include",
+    "integrations",
     "kernels",
     "python",
     "src",
