@@ -1,0 +1,286 @@
+"""The header's constants. Generated from folio.h by `python -m generator`; do not edit."""
+
+from enum import IntEnum, IntFlag
+
+#: Major version of the ABI. While it is 0, every minor version may break.
+ABI_MAJOR = 0
+
+#: Minor version of the ABI.
+ABI_MINOR = 1
+
+#: `(major << 16) | minor` of this header.
+ABI_VERSION = 1
+
+
+class Status(IntEnum):
+    """What a call answers: 0 is success."""
+
+    OK = 0
+    """Success."""
+
+    ERR_INVALID_ARGUMENT = 1
+    """A value is outside what the field accepts."""
+
+    ERR_INVALID_STRUCT_SIZE = 2
+    """struct_size is smaller than the struct's first version, not a multiple of its alignment, or not plausible."""
+
+    ERR_UNKNOWN_FIELD = 3
+    """A flag or a field beyond what this library knows is not zero."""
+
+    ERR_SHAPE = 4
+    """A tensor's rank, extents, strides or alignment do not fit."""
+
+    ERR_DTYPE = 5
+    """A tensor's element type does not fit."""
+
+    ERR_DEVICE_MISMATCH = 6
+    """A tensor or a stream belongs to another device or to another CUDA context."""
+
+    ERR_WORKSPACE_TOO_SMALL = 7
+    """The workspace is missing, misaligned or smaller than needed."""
+
+    ERR_NOT_PLANNED = 8
+    """run before a successful plan."""
+
+    ERR_CAPTURE = 9
+    """The call may not be captured in a CUDA graph."""
+
+    ERR_UNSUPPORTED = 50
+    """Legal, but this library, build or device has no code for it."""
+
+    ERR_NO_DEVICE = 51
+    """There is no such device."""
+
+    ERR_NO_DRIVER = 52
+    """The CUDA driver library is missing, incomplete or a stub."""
+
+    ERR_DRIVER_TOO_OLD = 53
+    """The CUDA driver is older than this library needs."""
+
+    ERR_COMPILE = 54
+    """A kernel variant could not be compiled."""
+
+    ERR_OUT_OF_MEMORY = 100
+    """Host or device memory ran out."""
+
+    ERR_DRIVER = 101
+    """The CUDA driver reported a failure, perhaps that of an earlier kernel."""
+
+    ERR_INTERNAL = 200
+    """A bug in Folio. The object of the call is unusable afterwards and can still be destroyed; outputs may have been
+    written. Where the bug was a panic, its message is on stderr too."""
+
+
+class Device(IntEnum):
+    """Where memory is."""
+
+    CPU = 1
+    """Host memory (DLPack's kDLCPU)."""
+
+    CUDA = 2
+    """Memory of a CUDA device (kDLCUDA)."""
+
+    CUDA_HOST = 3
+    """Page-locked host memory (kDLCUDAHost); treated as host memory, but for what `kv_copy` says."""
+
+
+class ContextFlag(IntFlag):
+    """Flags of a context."""
+
+    REFERENCE = 1
+    """Compute in float64, one key after the other: the oracle that Folio's own tests compare with. CPU only."""
+
+
+class LogLevel(IntEnum):
+    """Levels of messages."""
+
+    ERROR = 1
+    """Messages about failures that no status reports."""
+
+    WARNING = 2
+    """Also messages about what works less well than it could."""
+
+    INFO = 3
+    """Also messages about what was chosen."""
+
+
+class KvLayout(IntEnum):
+    """The order of a paged cache's dimensions."""
+
+    NHD = 0
+    """Cache dimensions `[num_pages, page_size, num_kv_heads, head_dim]`: FlashInfer's NHD."""
+
+    HND = 1
+    """Cache dimensions `[num_pages, num_kv_heads, page_size, head_dim]`: FlashInfer's HND."""
+
+
+class KvStorage(IntEnum):
+    """How keys and values lie in memory."""
+
+    PAGED = 0
+    """Keys and values lie in pages."""
+
+    RAGGED = 1
+    """Keys and values lie one request after the other: `[nnz_kv, num_kv_heads, head_dim]`."""
+
+
+class PlanFlag(IntFlag):
+    """Flags of handles."""
+
+    GRAPH = 1
+    """Runs may be captured in a CUDA graph, and planned again for the same graph: see attention. No effect on the CPU,
+    whose calls are complete when they return."""
+
+    BATCH_INVARIANT = 2
+    """A request's result does not depend on the other requests of its batch, to the bit."""
+
+
+class RunFlag(IntFlag):
+    """Flags of attention calls."""
+
+    WINDOW = 1
+    """window_left and window_right are in force. Without the flag both must be 0 (or -1)."""
+
+    LSE_BASE_2 = 2
+    """lse is in base 2 (FlashInfer's) instead of base e. Without lse it has no effect."""
+
+    ALIBI_SQRT = 4
+    """alibi_slopes take the square-root form."""
+
+    MASK_SKIP_PREFIX = 8
+    """Columns of custom_mask before a request's last qo_len keys are not read: every row sees those keys. It is
+    SGLang's skip_prefix_custom_mask."""
+
+    MASK_NEW_KEYS = 16
+    """custom_mask has columns for a request's last qo_len keys only, `[qo_len, qo_len]` per request: every row sees
+    the keys before them. Needs custom_mask_indptr."""
+
+    MM_PREFIX_IN_WINDOW = 32
+    """Window and chunks hold inside mm_prefix_ranges too."""
+
+
+class MaskMode(IntEnum):
+    """Which keys a row sees."""
+
+    CAUSAL = 0
+    """Row i of a request sees key j iff j <= kv_len - qo_len + i: the last row sees the last key."""
+
+    FULL = 1
+    """Every row sees every key: encoders, cross attention."""
+
+    CUSTOM_BYTES = 2
+    """custom_mask holds a byte (uint8 or bool) per (row, key), row-major `[qo_len, kv_len]` per request, the requests
+    one after the other; non-zero lets see."""
+
+    CUSTOM_BITS = 3
+    """custom_mask holds a bit per (row, key), little-endian in each byte; each request starts on a byte. It is
+    FlashInfer's packed custom mask."""
+
+    CAUSAL_BY_REQUEST = 4
+    """Requests whose element of causal_requests is not 0 are causal, the others full."""
+
+
+class MlaCacheFormat(IntEnum):
+    """Records of a cache of latent rows."""
+
+    PLAIN = 0
+    """Records are elements of kv_dtype one after another: kv_lora_rank latent ones, then qk_rope_head_dim rotary ones."""
+
+    FP8_DS_MLA = 1
+    """Records are vLLM's and FlashMLA's fp8_ds_mla of 656 bytes: 512 latent elements of float8_e4m3, four float32
+    scales, one for each 128 of them, and 64 rotary elements of bfloat16."""
+
+
+class MlaContextFlag(IntFlag):
+    """Flags of MLA context handles."""
+
+    STEPS = 4
+    """The caller unpacks the context itself, for instance with quantised weights: runs are made in steps, and the
+    workspace has no room for unpacked chunks."""
+
+
+class MlaRopeFlag(IntFlag):
+    """Flags of `mla_append`."""
+
+    INTERLEAVED = 1
+    """RoPE rotates neighbouring elements (GPT-J; DeepSeek). Without: an element of the first half and one of the
+    second (GPT-NeoX)."""
+
+
+class RopeFlag(IntFlag):
+    """Flags of `rope_append`."""
+
+    INTERLEAVED = 1
+    """RoPE rotates neighbouring elements (GPT-J). Without: an element of the first half of rotary_dim and one of the
+    second (GPT-NeoX)."""
+
+
+class MergeFlag(IntFlag):
+    """Flags of merges."""
+
+    LSE_BASE_2 = 1
+    """All lse of a merge are in base 2 instead of base e."""
+
+
+class CpFlag(IntFlag):
+    """Flags of `cp_correct`."""
+
+    LSE_BASE_2 = 1
+    """All lse of a correction are in base 2 instead of base e."""
+
+
+class RowKind(IntEnum):
+    """Kinds of requests in a step."""
+
+    INACTIVE = 0
+    """The request has no new tokens."""
+
+    PREFILL = 1
+    """The request has new tokens and encoder_len above 0: a prompt, or a part of it."""
+
+    DECODE = 2
+    """Any other request with new tokens."""
+
+
+class SlotLayout(IntEnum):
+    """Where drafted tokens stand in a row of slots."""
+
+    STEP_MAJOR = 0
+    """The slot of step i and branch t is entry `kv_len + i · topk + t`."""
+
+    BRANCH_MAJOR = 1
+    """The slot of step i and branch t is entry `kv_len + t · num_steps + i`."""
+
+    PAGED = 2
+    """Every branch has whole pages: with `r = kv_len % page_size`, the slot of step i and branch t is entry `kv_len -
+    r + t · ceil((r + num_steps) / page_size) · page_size + r + i`."""
+
+
+class SplitFlag(IntFlag):
+    """Flags of `split_decodes_and_prefills`."""
+
+    UNIFORM = 1
+    """Every decode has as many query rows as the first request."""
+
+
+class BalancedKvSplitsFlag(IntFlag):
+    """Flags of `balanced_kv_splits`."""
+
+    STATIC = 1
+    """Every request gets the most splits."""
+
+
+class UseCascadeFlag(IntFlag):
+    """Flags of `use_cascade`: each rules a cascade out."""
+
+    ALIBI = 1
+    """The model uses ALiBi."""
+
+    SLIDING_WINDOW = 2
+    """A layer has a sliding window."""
+
+    LOCAL_ATTENTION = 4
+    """A layer attends locally."""
+
+    CONTEXT_PARALLEL = 8
+    """Ranks share the keys."""

@@ -1,0 +1,154 @@
+"""What all handles have in common: creation, workspace, plan, end."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+from folio import _errors
+from folio._binding import Borrowed, Struct
+from folio._calls import Call, object_call, stream_pointer
+from folio._context import Context
+from folio._generated.ffi import ffi
+from folio._library import lib
+from folio._tensors import Tensor, TensorLike, compact_strides
+
+
+class WorkspaceInfo(NamedTuple):
+    """Memory that a handle needs for any batch within its desc; nothing has to be zeroed.
+
+    Attributes:
+        device_bytes: bytes of device memory; 0 on the CPU.
+        host_bytes: bytes of host memory, which should be page-locked for CUDA.
+        alignment: alignment of both addresses, in bytes.
+    """
+
+    device_bytes: int
+    host_bytes: int
+    alignment: int
+
+
+class Workspace:
+    """Memory for the plans of one handle. It belongs to the handle from plan until the next plan.
+
+    Args:
+        device: compact tensor on the device, of any type; None where device_bytes is 0.
+        host: compact tensor on the host, page-locked for CUDA; None where host_bytes is 0.
+    """
+
+    __slots__ = ("_kept", "c")
+
+    def __init__(self, device: Optional[TensorLike] = None, host: Optional[TensorLike] = None):
+        self.c = ffi.new("folio_workspace *")
+        self.c.struct_size = ffi.sizeof("folio_workspace")
+        self._kept: list[Any] = []
+        for name, array in (("device", device), ("host", host)):
+            if array is not None:
+                tensor = Tensor.of(array, name)
+                if tensor.c.strides != ffi.NULL and tensor.strides != compact_strides(tensor.shape):
+                    raise _errors.ShapeError(f"{name} has the strides {list(tensor.strides)}; compact memory is accepted")
+                self._take(name, tensor.c.data, tensor.nbytes, tensor)
+
+    def _take(self, name: str, address: Any, size: int, owner: Any) -> None:
+        setattr(self.c, name, address)
+        setattr(self.c, name + "_bytes", size)
+        self._kept.append(owner)
+
+    @classmethod
+    def allocate(cls, info: WorkspaceInfo, context: Context) -> Workspace:
+        """Memory of the process for the CPU; of torch, where that is loaded, for a CUDA device."""
+        if context.on_cuda:
+            torch = sys.modules.get("torch")
+            if torch is None:
+                raise _errors.WorkspaceTooSmallError(
+                    f"workspace is None, and no torch is loaded to allocate it; folio.Workspace(device=, host=) of"
+                    f" {info.device_bytes} bytes on the device and {info.host_bytes} on the host is accepted"
+                )
+            device = torch.empty(info.device_bytes, dtype=torch.uint8, device=f"cuda:{context.device_id}")
+            return cls(device, torch.empty(info.host_bytes, dtype=torch.uint8, pin_memory=True))
+        workspace = cls()
+        if info.host_bytes:
+            # Pages that are never touched take no memory, and nothing is zeroed twice.
+            memory = ffi.from_buffer(mmap.mmap(-1, info.host_bytes))
+            workspace._take("host", memory, info.host_bytes, memory)
+        return workspace
+
+
+class Handle:
+    """Attention for one problem: made once, planned once per step, run once per layer.
+
+    One thread plans; runs may be concurrent, with different outputs. A handle is a context manager, whose end is
+    `close`.
+    """
+
+    _name = ""
+
+    def __init__(self, context: Context, struct: Struct, values: Mapping[str, Any]):
+        self.c = ffi.NULL
+        self.context = context
+        functions = {part: getattr(lib, f"folio_{self._name}_{part}") for part in ("create", "workspace", "plan")}
+        self._plan_function = functions["plan"]
+        desc = struct.bind(values, Borrowed())
+        out = ffi.new(f"folio_{self._name} **")
+        error = _errors.report.pointer
+        status = functions["create"](context.c, desc, out, error)
+        if status:
+            raise _errors.failure(status, error)
+        self.c = ffi.gc(out[0], getattr(lib, f"folio_{self._name}_destroy"))
+        info = ffi.new("folio_workspace_info *")
+        info.struct_size = ffi.sizeof("folio_workspace_info")
+        status = functions["workspace"](self.c, info, error)
+        if status:
+            raise _errors.failure(status, error)
+        self.workspace_info = WorkspaceInfo(info.device_bytes, info.host_bytes, info.alignment)
+        self._workspace: Optional[Workspace] = None
+        self._planned: Optional[Borrowed] = None
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel that was picked, such as "cpu/avx512"."""
+        name = getattr(lib, f"folio_{self._name}_kernel")(self.c)
+        if name == ffi.NULL:
+            raise _errors.InvalidArgumentError("the handle is closed")
+        return ffi.string(name).decode()
+
+    def close(self) -> None:
+        """Ends the handle, without waiting for the device. No call of it may be running on the host."""
+        ended, self.c = self.c, ffi.NULL
+        if ended != ffi.NULL:
+            ffi.release(ended)
+        self._workspace = self._planned = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def _plan(self, batch: Struct, values: Mapping[str, Any], prefixes: Optional[Struct] = None) -> None:
+        borrowed = Borrowed(values["stream"])
+        bound = [batch.bind(values, borrowed)]
+        if prefixes is not None:
+            shared = values["prefixes"]
+            bound.append(ffi.NULL if shared is None else prefixes.bind_mapping("prefixes", shared, borrowed))
+        workspace = values["workspace"] or self._workspace or Workspace.allocate(self.workspace_info, self.context)
+        stream = stream_pointer(self.context, values["stream"], borrowed)
+        error = _errors.report.pointer
+        status = self._plan_function(self.c, *bound, workspace.c, stream, error)
+        if status:
+            raise _errors.failure(status, error)
+        # Page ids on a device, and the workspace, are read until the next plan.
+        self._workspace, self._planned = workspace, borrowed
+
+    def _call(self, function: str, struct: Struct, values: Mapping[str, Any], *first: int) -> Call[None]:
+        return object_call(getattr(lib, function), self, self.context, struct, values, *first)
+
+    def _number(self, function: str, *first: int) -> int:
+        out = ffi.new("uint32_t *")
+        error = _errors.report.pointer
+        status = getattr(lib, function)(self.c, *first, out, error)
+        if status:
+            raise _errors.failure(status, error)
+        return out[0]
