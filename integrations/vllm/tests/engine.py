@@ -27,7 +27,6 @@ def run(case: cases.Case, backend: str, folder: Path) -> list:
 
     llm = LLM(
         str(models.save(case.model, folder)),
-        skip_tokenizer_init=True,
         enforce_eager=True,
         attention_backend=backend,
         disable_log_stats=True,

@@ -1,4 +1,4 @@
-"""Small models with random weights, saved where vLLM can load them. No tokenizer: prompts are token ids.
+"""Small models with random weights, saved where vLLM can load them, with a tokenizer of numbered words.
 
 Weights are larger than those of trained models, so that attention decides which token comes next: a wrong window, cap
 or scale gives other tokens.
@@ -6,6 +6,7 @@ or scale gives other tokens.
 
 from pathlib import Path
 
+import tokenizers
 import torch
 import transformers
 
@@ -13,6 +14,7 @@ VOCABULARY = 512
 _SIZES = dict(vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, initializer_range=0.12)
 _HEADS = dict(num_attention_heads=8, num_key_value_heads=2, head_dim=32, intermediate_size=256)
 _TOKENS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+_WORDS = dict(pad_token="0", bos_token="1", eos_token="2", unk_token="0")
 _LENGTH = dict(max_position_embeddings=1024)
 
 CONFIGS = {
@@ -75,5 +77,13 @@ def save(name: str, folder: Path) -> Path:
     path = folder / name
     if not (path / "config.json").exists():
         torch.manual_seed(1)
-        _CLASSES[name](CONFIGS[name]).save_pretrained(path)
+        model = _CLASSES[name](CONFIGS[name])
+        if CONFIGS[name].tie_word_embeddings:
+            # Where the embeddings are the output's weights, too, large ones repeat the prompt whatever attention says.
+            model.get_input_embeddings().weight.data.mul_(0.1)
+        model.save_pretrained(path)
+        words = tokenizers.models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0")
+        tokenizer = tokenizers.Tokenizer(words)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **_WORDS).save_pretrained(path)
     return path

@@ -362,6 +362,8 @@ def flash_attn_varlen_func(
         block_sparse_tensors=(block_sparse_tensors, None),
         aux_tensors=(aux_tensors, None),
     )
+    if (block_table is None) != (cu_seqlens_k is not None) or (block_table is None) != (seqused_k is None):
+        raise NotImplementedError("block_table with seqused_k, or cu_seqlens_k alone, is accepted by Folio")
     if alibi_slopes is not None and not causal:
         raise NotImplementedError("alibi_slopes are given with causal=False; causal=True is accepted by Folio")
     context = context_of(q.device)
