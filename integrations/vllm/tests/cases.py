@@ -23,10 +23,13 @@ class Case:
     """A run of an engine.
 
     Attributes:
-        tolerance: of logprobs, or of an embedding's elements.
         shared: first tokens that all prompts have in common.
         rounds: how often the prompts are given; later rounds find what is cached.
-        without: name of vLLM's own backend where its automatic choice is not the one to compare with.
+        tolerance: of logprobs, or of an embedding's elements; tokens are to be equal.
+        distribution: the result is the logprob of every token of the vocabulary, in the place of the first token.
+        exact: for types of few bits, the case in float32 that shows what is right. The distribution is to be as
+            near to that one's as with vLLM's own backend.
+        embeds: the result is an embedding.
     """
 
     model: str
@@ -36,6 +39,8 @@ class Case:
     max_tokens: int = 24
     rounds: int = 1
     tolerance: float = 2e-4
+    distribution: bool = False
+    exact: str | None = None
     embeds: bool = False
 
     def prompts(self) -> list[dict]:
@@ -45,6 +50,8 @@ class Case:
 
 _FP32: dict[str, Any] = dict(dtype="float32", max_model_len=512, max_num_seqs=8)
 _CHUNKED = _FP32 | dict(enable_chunked_prefill=True, max_num_batched_tokens=64)
+_ALL: dict[str, Any] = dict(max_logprobs=-1)
+_EXACT = "llama-float32-distribution"
 
 CASES = {
     **{f"{model}-mixed": Case(model, _FP32) for model in ("llama", "gemma2", "mistral", "bloom")},
@@ -66,9 +73,11 @@ CASES = {
         _FP32 | dict(speculative_config=dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=2)),
         lengths=(5, 17, 40),
     ),
-    # Types of 16 and 8 bits are compared step by step: the first tokens, before a near tie can tell the runs apart.
-    "llama-bfloat16": Case("llama", _FP32 | dict(dtype="bfloat16"), max_tokens=1, tolerance=0.15),
-    "llama-fp8": Case("llama", _FP32 | dict(kv_cache_dtype="fp8"), max_tokens=4, tolerance=5e-2),
+    "llama-float32-distribution": Case("llama", _FP32 | _ALL, distribution=True),
+    "llama-bfloat16": Case("llama", _FP32 | _ALL | dict(dtype="bfloat16"), distribution=True, exact=_EXACT),
+    "llama-float16": Case("llama", _FP32 | _ALL | dict(dtype="float16"), distribution=True, exact=_EXACT),
+    "llama-fp8": Case("llama", _FP32 | _ALL | dict(kv_cache_dtype="fp8"), distribution=True, exact=_EXACT),
+    "llama-fp8-e5m2": Case("llama", _FP32 | _ALL | dict(kv_cache_dtype="fp8_e5m2"), distribution=True, exact=_EXACT),
     "bert-embed": Case(
         "bert", dict(dtype="float32", max_model_len=512, max_num_seqs=8, runner="pooling"), embeds=True, tolerance=1e-4
     ),

@@ -22,7 +22,7 @@ import models  # noqa: E402
 
 
 def run(case: cases.Case, backend: str, folder: Path) -> list:
-    """What a case gives for each of its prompts: [tokens, logprobs], or an embedding."""
+    """What a case gives for each of its prompts: [tokens, logprobs], all logprobs, or an embedding."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -35,6 +35,12 @@ def run(case: cases.Case, backend: str, folder: Path) -> list:
     if case.embeds:
         outputs = llm.embed(case.prompts(), use_tqdm=False)
         return [output.outputs.embedding for output in outputs]
+    if case.distribution:
+        sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
+        outputs = llm.generate(case.prompts(), sampling, use_tqdm=False)
+        return [
+            [logprob.logprob for _, logprob in sorted(output.outputs[0].logprobs[0].items())] for output in outputs
+        ]
     sampling = SamplingParams(temperature=0, max_tokens=case.max_tokens, logprobs=1, ignore_eos=True, detokenize=False)
     results = []
     for _ in range(case.rounds):

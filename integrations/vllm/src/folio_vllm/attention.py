@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import folio
 import torch
+from folio_torch import context_of
 from vllm import envs
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
@@ -28,7 +29,6 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
 )
 
-from folio_vllm.devices import context_of
 from folio_vllm.plans import Batch, Bounds, Planner, Problem
 from folio_vllm.selection import NAME
 

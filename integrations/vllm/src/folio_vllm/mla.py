@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import folio
 import torch
+from folio_torch import context_of
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention.mla_attention import (
@@ -25,7 +26,6 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, CommonA
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from folio_vllm.attention import FP8, FolioBackend, cache_dtype
-from folio_vllm.devices import context_of
 from folio_vllm.selection import NAME
 
 
