@@ -8,6 +8,7 @@
 #   make install PREFIX=/usr/local    the library, the headers, the CMake package and folio.pc;
 #                                     FOLIO_CUDA=OFF leaves out the CUDA backend
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
+#   make wheel                        the Python package, with the library inside, to build/wheels
 #   make bench                        the CPU benchmarks
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
 
@@ -16,7 +17,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory clean
+    test-torch test-memory wheel test-python clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -50,7 +51,8 @@ demo: $(if $(wildcard /dev/nvidiactl),nvrtc)
 
 # What could not be tested is written to this file (.ci/skip, tests/harness/skips.rs), and told at the end.
 test: export FOLIO_SKIPS := $(BUILD)/skips
-test: tools nvrtc lint test-rust test-rows test-msrv fuzz docs kernels test-c test-package test-torch test-memory
+test: tools nvrtc lint test-rust test-rows test-msrv fuzz docs kernels test-c test-package test-torch test-memory \
+    test-python
 	@printf '\nmake test: everything that ran passed; %s\n' "$$(.ci/skips $(FOLIO_SKIPS))"
 
 tools:
@@ -145,6 +147,27 @@ test-memory: test-package
 	    $(CMAKE) --build $$build-valgrind; \
 	    .ci/ctest $$build-valgrind; \
 	done
+
+# --- Python --------------------------------------------------------------------------------------
+
+PYTHON_TEST := $(BUILD)/venv-python
+
+# One wheel for every Python 3. FOLIO_WHEEL_LIBRARY names a library that is to go into it; else it is built, into the
+# build folder that `make demo` uses too.
+wheel: $(if $(FOLIO_WHEEL_LIBRARY)$(filter OFF,$(FOLIO_CUDA)),,nvrtc)
+	$(call say,The Python wheel)
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/need ensurepip=python3-venv
+	rm -rf $(BUILD)/wheels $(PYTHON_TEST)
+	$(PYTHON) -m venv $(PYTHON_TEST)
+	FOLIO_CUDA=$(FOLIO_CUDA) $(PYTHON_TEST)/bin/pip --disable-pip-version-check wheel --quiet --no-deps \
+	    --wheel-dir $(BUILD)/wheels ./python
+	@ls $(BUILD)/wheels/*.whl
+
+# The wheel in a virtual environment that has nothing else; the checkout's modules are not on its path.
+test-python: wheel
+	$(call say,The Python package)
+	$(PYTHON_TEST)/bin/pip --disable-pip-version-check install --quiet $(BUILD)/wheels/*.whl pytest numpy ml_dtypes
+	cd python && env -u FOLIO_LIBRARY -u PYTHONPATH $(PYTHON_TEST)/bin/python -m pytest --quiet
 
 # --- The rest ------------------------------------------------------------------------------------
 

@@ -56,6 +56,11 @@ def camel(name: str) -> str:
     return "".join(part.title() for part in name.removeprefix("folio_").split("_"))
 
 
+def error_name(status: str) -> str:
+    """`INVALID_ARGUMENT` → `InvalidArgumentError`"""
+    return status.title().replace("_", "") + "Error"
+
+
 def is_handle(header: Header, name: str) -> bool:
     """Whether an opaque type is one that is planned and run."""
     return f"{name}_plan" in header.functions
@@ -72,11 +77,24 @@ class Prose:
         doc = doc.split("\n@param")[0].split("\n# Safety")[0].split("\n@copydetails")[0].strip()
         doc = re.sub(r"```text\n(.*?)\n```", lambda found: textwrap.indent(found[1], "    "), doc, flags=re.S)
         doc = re.sub(r"@ref (\w+)", r"\1", doc)
+        doc = re.sub(r"(?<![_`])\b(CAPTURE|UNSUPPORTED)\b", lambda found: f"`{found[1].title()}Error`", doc)
         doc = re.sub(r"\ball zero\b", "None", doc, flags=re.I).replace("NULL", "None")
         doc = re.sub(r"FOLIO_([A-Z0-9_]+?)_…", lambda found: f"`{self._class(found[1])}`", doc)
         doc = re.sub(r"FOLIO_[A-Z0-9_]+", lambda found: self._constant(found[0]), doc)
         doc = re.sub(r"folio_[a-z0-9_]+", lambda found: self._name(found[0]), doc)
         return doc.replace("``", "`")
+
+    def raised(self, doc: str) -> str:
+        """The exceptions that a function's documentation lists."""
+        doc = re.sub(r"@copydetails (\w+)", lambda found: self._header.functions[found[1]].doc, doc)
+        doc = re.sub(r"@copydetails (\w+)", lambda found: self._header.functions[found[1]].doc, doc)
+        said = doc.partition("@return")[2].partition("# Safety")[0]
+        known = {member(one.name).removeprefix("ERR_") for one in self._header.constants if "FOLIO_ERR_" in one.name}
+        # The package fills in struct_size by itself.
+        words = dict.fromkeys(
+            word for word in re.findall(r"\b[A-Z_]+\b", said) if word in known - {"INVALID_STRUCT_SIZE"}
+        )
+        return ", ".join(map(error_name, words))
 
     def _class(self, prefix: str) -> str:
         return next(name for name, (known, _, _) in ENUMS.items() if known == f"FOLIO_{prefix}_")

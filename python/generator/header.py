@@ -111,7 +111,9 @@ def _declarations(source: str) -> str:
     text = re.sub(r'#ifdef __cplusplus\n(?:extern "C" \{|\} )\s*#endif', "", text)
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.S)
     text = re.sub(r"^#.*$", "", text, flags=re.M)
-    text = re.sub(r"typedef struct folio_api \{.*?\n\} folio_api;", "typedef struct folio_api folio_api;", text, flags=re.S)
+    text = re.sub(
+        r"typedef struct folio_api \{.*?\n\} folio_api;", "typedef struct folio_api folio_api;", text, flags=re.S
+    )
     return re.sub(r"\n\s*\n+", "\n", text).strip() + "\n"
 
 

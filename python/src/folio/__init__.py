@@ -14,15 +14,23 @@ Tensors are those of torch, NumPy, Paddle, JAX, CuPy and of all that has DLPack 
 copied, and outputs are always the caller's. Failures are exceptions with one sentence: see `Error`.
 """
 
-from folio._calls import Call, prepare
-from folio._context import Context, device_count
-from folio._errors import *  # noqa: F403
+from folio._calls import Call as Call
+from folio._calls import Figure as Figure
+from folio._calls import prepare as prepare
+from folio._context import Context as Context
+from folio._context import device_count as device_count
+from folio._errors import Error as Error
 from folio._generated.constants import *  # noqa: F403
+from folio._generated.errors import *  # noqa: F403
 from folio._generated.handles import *  # noqa: F403
 from folio._generated.operators import *  # noqa: F403
-from folio._generated.types import Batch, SharedPrefixes
-from folio._handle import Workspace, WorkspaceInfo
-from folio._library import mla_context_tokens, version
-from folio._tensors import Tensor, TensorLike
+from folio._generated.types import Batch as Batch
+from folio._generated.types import SharedPrefixes as SharedPrefixes
+from folio._handle import Workspace as Workspace
+from folio._handle import WorkspaceInfo as WorkspaceInfo
+from folio._library import mla_context_tokens as mla_context_tokens
+from folio._library import version as version
+from folio._tensors import Tensor as Tensor
+from folio._tensors import TensorLike as TensorLike
 
 __version__ = version()

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, IntFlag
 from typing import Any, Optional
 
-from folio import _errors
+from folio._generated import errors
 from folio._generated.constants import Device
 from folio._generated.ffi import ffi
 from folio._tensors import Tensor, dtype_code
-
 
 #: The number that stands for every field's default; told by its identity, since tensors have an == of their own.
 _DEFAULT = 0
@@ -79,15 +78,15 @@ class _Number(_Kind):
         try:
             setattr(struct, name, value)
         except (TypeError, OverflowError) as error:
-            raise _errors.InvalidArgumentError(f"{name} is {value!r}: {error}") from None
+            raise errors.InvalidArgumentError(f"{name} is {value!r}: {error}") from None
 
 
 class _Dtype(_Kind):
     def put(self, struct, name, value, borrowed, values):
         try:
             setattr(struct, name, (*dtype_code(value), 1))
-        except _errors.DtypeError as error:
-            raise _errors.DtypeError(f"{name}: {error.message}") from None
+        except errors.DtypeError as error:
+            raise errors.DtypeError(f"{name}: {error.message}") from None
 
 
 class _Input(_Kind):
@@ -101,7 +100,7 @@ class _Output(_Kind):
     def put(self, struct, name, value, borrowed, values):
         tensor = Tensor.of(value, name, borrowed.stream)
         if not tensor.writable:
-            raise _errors.InvalidArgumentError(f"{name} is read-only; an output has to be writable")
+            raise errors.InvalidArgumentError(f"{name} is read-only; an output has to be writable")
         borrowed.tensors.append(tensor)
         setattr(struct, name, tensor.c)
 
@@ -124,12 +123,12 @@ def _number_of(name: str, value: Any, enums: Sequence[type[IntEnum] | type[IntFl
             if value.upper() in enum.__members__:
                 return enum[value.upper()].value
         names = ", ".join(f'"{member.lower()}"' for enum in enums for member in enum.__members__)
-        raise _errors.InvalidArgumentError(f'{name} is "{value}"; {names} are accepted')
+        raise errors.InvalidArgumentError(f'{name} is "{value}"; {names} are accepted')
     try:
         return int(value)
     except (TypeError, ValueError):
         known = " or ".join(enum.__name__ for enum in enums)
-        raise _errors.InvalidArgumentError(f"{name} is {value!r}; {known}, a number or a name is accepted") from None
+        raise errors.InvalidArgumentError(f"{name} is {value!r}; {known}, a number or a name is accepted") from None
 
 
 class OneOf(_Kind):
@@ -163,12 +162,12 @@ class _Array(_Kind):
         tensor = Tensor.of(value, name)
         view = tensor.c
         if tensor.device_type == Device.CUDA or (view.dtype.code, view.dtype.bits) != (0, 32):
-            raise _errors.DtypeError(f"{name} is {tensor!r}; int32 on the host is accepted")
+            raise errors.DtypeError(f"{name} is {tensor!r}; int32 on the host is accepted")
         shape = tensor.shape
         count = 1
         for extent, stride in zip(reversed(shape), reversed(tensor.strides)):
             if extent > 1 and stride != count:
-                raise _errors.ShapeError(f"{name} has the strides {list(tensor.strides)}; compact arrays are accepted")
+                raise errors.ShapeError(f"{name} has the strides {list(tensor.strides)}; compact arrays are accepted")
             count *= extent
         borrowed.arrays.append(tensor)
         borrowed.lengths[name] = count
@@ -184,7 +183,7 @@ class _ArrayInput(_Array):
             try:
                 numbers = ffi.new("int32_t[]", list(value) or [0])
             except (TypeError, OverflowError) as error:
-                raise _errors.InvalidArgumentError(f"{name}: {error}") from None
+                raise errors.InvalidArgumentError(f"{name}: {error}") from None
             borrowed.arrays.append(numbers)
             borrowed.lengths[name] = len(value)
             setattr(struct, name, numbers)
@@ -195,7 +194,7 @@ class _ArrayInput(_Array):
 class _ArrayOutput(_Array):
     def put(self, struct, name, value, borrowed, values):
         if not self._tensor(struct, name, value, borrowed).writable:
-            raise _errors.InvalidArgumentError(f"{name} is read-only; an output has to be writable")
+            raise errors.InvalidArgumentError(f"{name} is read-only; an output has to be writable")
 
 
 class Count(_Kind):
@@ -214,7 +213,7 @@ class Same(Count):
         found = {array: borrowed.lengths[array] for array in self._arrays if array in borrowed.lengths}
         if len(set(found.values())) > 1:
             said = ", ".join(f"{array} has {count}" for array, count in found.items())
-            raise _errors.ShapeError(f"{said} numbers; as many of each are accepted")
+            raise errors.ShapeError(f"{said} numbers; as many of each are accepted")
         setattr(struct, name, next(iter(found.values()), 0))
 
 

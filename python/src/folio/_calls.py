@@ -7,26 +7,27 @@ call, and `prepare` gives the prepared one back.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar, cast, overload
 
 from folio._binding import Borrowed, Struct
 from folio._errors import failure, report
 from folio._generated.ffi import ffi
 from folio._library import lib
-from folio._tensors import current_stream, stream_number
+from folio._streams import current_stream, stream_number
 
 if TYPE_CHECKING:
-    from folio._context import Context
-
     from typing_extensions import ParamSpec
+
+    from folio._context import Context
 
     P = ParamSpec("P")
 
 R = TypeVar("R")
 
 
-class Call(Generic[R]):
+class Call:
     """A call whose arguments are bound: calling it costs little more than the C call.
 
     It keeps its tensors alive, and reads and writes the memory that they had when it was prepared. It runs on the
@@ -38,12 +39,11 @@ class Call(Generic[R]):
     def __init__(self, function: Any, owner: Any, arguments: tuple[Any, ...], borrowed: Borrowed):
         self._function, self._object, self._arguments, self._borrowed = function, owner, arguments, borrowed
 
-    def __call__(self) -> R:
+    def __call__(self) -> None:
         error = report.pointer
         status = self._function(self._object.c, *self._arguments, error)
         if status:
             raise failure(status, error)
-        return None
 
 
 class Figure(Generic[R]):
@@ -61,8 +61,9 @@ class Figure(Generic[R]):
         status = self._function(self._struct, error)
         if status:
             raise failure(status, error)
-        results = tuple(result[0] for result in self._borrowed.results)
-        return results if len(results) > 1 else results[0] if results else None
+        numbers = tuple(result[0] for result in self._borrowed.results)
+        returned: Any = numbers if len(numbers) > 1 else numbers[0] if numbers else None
+        return returned
 
 
 def stream_pointer(context: Context, stream: Any, borrowed: Borrowed) -> Any:
@@ -74,14 +75,14 @@ def stream_pointer(context: Context, stream: Any, borrowed: Borrowed) -> Any:
     return ffi.cast("void *", stream_number(stream))
 
 
-def context_call(function: str, context: Context, struct: Struct, values: Mapping[str, Any]) -> Call[None]:
+def context_call(function: str, context: Context, struct: Struct, values: Mapping[str, Any]) -> Call:
     """A call of an operator that takes a context, a struct and a stream."""
     return object_call(getattr(lib, function), context, context, struct, values)
 
 
 def object_call(
     function: Any, owner: Any, context: Context, struct: Struct, values: Mapping[str, Any], *first: Any
-) -> Call[None]:
+) -> Call:
     """A call of a function that takes an object, some numbers, a struct and a stream."""
     stream = values["stream"]
     borrowed = Borrowed(stream)
@@ -89,13 +90,21 @@ def object_call(
     return Call(function, owner, (*first, bound, stream_pointer(context, stream, borrowed)), borrowed)
 
 
-def operator(prepares: Callable[P, Call[R]]) -> Callable[P, R]:
+@overload
+def operator(prepares: Callable[P, Call]) -> Callable[P, None]: ...
+@overload
+def operator(prepares: Callable[P, Figure[R]]) -> Callable[P, R]: ...
+def operator(prepares: Any) -> Any:
     """Makes a function that prepares a call one that makes it."""
 
     @functools.wraps(prepares)
     def function(*args, **kwargs):
         return prepares(*args, **kwargs)()
 
+    # Where the one returns a `Call` or a `Figure[int]`, the other returns None or int.
+    returned = prepares.__annotations__["return"].partition("[")[2].removesuffix("]") or "None"
+    function.__annotations__ = {**prepares.__annotations__, "return": returned}
+    function.__signature__ = inspect.signature(prepares).replace(return_annotation=returned)  # type: ignore[attr-defined]
     return function
 
 
@@ -108,11 +117,11 @@ def prepare(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> C
     Calling the result does the call, with what the tensors hold then. Arguments are checked by the library at each
     call. Calls that were prepared for a handle serve all its plans.
     """
-    prepares = function.__wrapped__
+    prepares = cast(Any, function).__wrapped__
     handle = getattr(function, "__self__", None)
     return prepares(*args, **kwargs) if handle is None else prepares(handle, *args, **kwargs)
 
 
 def prepared(function: Callable[P, R]) -> Callable[P, Callable[[], R]]:
     """The function that prepares the calls of an operator."""
-    return function.__wrapped__
+    return cast(Any, function).__wrapped__

@@ -6,8 +6,9 @@ import itertools
 import weakref
 from typing import Any, Callable, Optional
 
-from folio import _errors
 from folio._binding import Flags, _number_of
+from folio._errors import failure, report
+from folio._generated import errors
 from folio._generated.constants import ContextFlag, Device, LogLevel
 from folio._generated.ffi import ffi
 from folio._library import lib
@@ -57,7 +58,7 @@ class Context:
         try:
             device, implied = _BACKENDS[backend]
         except KeyError:
-            raise _errors.InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"backend is {backend!r}; {', '.join(map(repr, _BACKENDS))} are accepted"
             ) from None
         desc = ffi.new("folio_context_desc *")
@@ -74,16 +75,16 @@ class Context:
             desc.log, desc.log_user = _log, ffi.cast("void *", number)
             desc.log_level = _number_of("log_level", log_level, (LogLevel,))
         out = ffi.new("folio_context **")
-        error = _errors.report.pointer
+        error = report.pointer
         status = lib.folio_context_create(desc, out, error)
         if status:
-            raise _errors.failure(status, error)
+            raise failure(status, error)
         self.c = ffi.gc(out[0], lib.folio_context_destroy)
         self.backend, self.device_id = backend, device_id
         self.on_cuda = device == Device.CUDA
 
     def close(self) -> None:
-        """Ends the hold on the device. Handles that were made from the context stay usable; no call takes it any more."""
+        """Ends the hold on the device. Handles that were made from it stay usable; no call takes it any more."""
         ended, self.c = self.c, ffi.NULL
         if ended != ffi.NULL:
             ffi.release(ended)
@@ -99,11 +100,7 @@ class Context:
         return f"folio.Context({self.backend!r}, device_id={self.device_id}{closed})"
 
 
-_BACKENDS = {
-    "cpu": (Device.CPU, 0),
-    "cuda": (Device.CUDA, 0),
-    "reference": (Device.CPU, ContextFlag.REFERENCE),
-}
+_BACKENDS = {"cpu": (Device.CPU, 0), "cuda": (Device.CUDA, 0), "reference": (Device.CPU, ContextFlag.REFERENCE)}
 
 
 def device_count(backend: str) -> int:

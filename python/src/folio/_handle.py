@@ -5,15 +5,18 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar
 
-from folio import _errors
 from folio._binding import Borrowed, Struct
 from folio._calls import Call, object_call, stream_pointer
 from folio._context import Context
+from folio._errors import failure, report
+from folio._generated import errors
 from folio._generated.ffi import ffi
 from folio._library import lib
 from folio._tensors import Tensor, TensorLike, compact_strides
+
+H = TypeVar("H", bound="Handle")
 
 
 class WorkspaceInfo(NamedTuple):
@@ -48,7 +51,9 @@ class Workspace:
             if array is not None:
                 tensor = Tensor.of(array, name)
                 if tensor.c.strides != ffi.NULL and tensor.strides != compact_strides(tensor.shape):
-                    raise _errors.ShapeError(f"{name} has the strides {list(tensor.strides)}; compact memory is accepted")
+                    raise errors.ShapeError(
+                        f"{name} has the strides {list(tensor.strides)}; compact memory is accepted"
+                    )
                 self._take(name, tensor.c.data, tensor.nbytes, tensor)
 
     def _take(self, name: str, address: Any, size: int, owner: Any) -> None:
@@ -62,7 +67,7 @@ class Workspace:
         if context.on_cuda:
             torch = sys.modules.get("torch")
             if torch is None:
-                raise _errors.WorkspaceTooSmallError(
+                raise errors.WorkspaceTooSmallError(
                     f"workspace is None, and no torch is loaded to allocate it; folio.Workspace(device=, host=) of"
                     f" {info.device_bytes} bytes on the device and {info.host_bytes} on the host is accepted"
                 )
@@ -92,16 +97,16 @@ class Handle:
         self._plan_function = functions["plan"]
         desc = struct.bind(values, Borrowed())
         out = ffi.new(f"folio_{self._name} **")
-        error = _errors.report.pointer
+        error = report.pointer
         status = functions["create"](context.c, desc, out, error)
         if status:
-            raise _errors.failure(status, error)
+            raise failure(status, error)
         self.c = ffi.gc(out[0], getattr(lib, f"folio_{self._name}_destroy"))
         info = ffi.new("folio_workspace_info *")
         info.struct_size = ffi.sizeof("folio_workspace_info")
         status = functions["workspace"](self.c, info, error)
         if status:
-            raise _errors.failure(status, error)
+            raise failure(status, error)
         self.workspace_info = WorkspaceInfo(info.device_bytes, info.host_bytes, info.alignment)
         self._workspace: Optional[Workspace] = None
         self._planned: Optional[Borrowed] = None
@@ -111,7 +116,7 @@ class Handle:
         """Name of the kernel that was picked, such as "cpu/avx512"."""
         name = getattr(lib, f"folio_{self._name}_kernel")(self.c)
         if name == ffi.NULL:
-            raise _errors.InvalidArgumentError("the handle is closed")
+            raise errors.InvalidArgumentError("the handle is closed")
         return ffi.string(name).decode()
 
     def close(self) -> None:
@@ -121,7 +126,7 @@ class Handle:
             ffi.release(ended)
         self._workspace = self._planned = None
 
-    def __enter__(self):
+    def __enter__(self: H) -> H:
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -135,20 +140,20 @@ class Handle:
             bound.append(ffi.NULL if shared is None else prefixes.bind_mapping("prefixes", shared, borrowed))
         workspace = values["workspace"] or self._workspace or Workspace.allocate(self.workspace_info, self.context)
         stream = stream_pointer(self.context, values["stream"], borrowed)
-        error = _errors.report.pointer
+        error = report.pointer
         status = self._plan_function(self.c, *bound, workspace.c, stream, error)
         if status:
-            raise _errors.failure(status, error)
+            raise failure(status, error)
         # Page ids on a device, and the workspace, are read until the next plan.
         self._workspace, self._planned = workspace, borrowed
 
-    def _call(self, function: str, struct: Struct, values: Mapping[str, Any], *first: int) -> Call[None]:
+    def _call(self, function: str, struct: Struct, values: Mapping[str, Any], *first: int) -> Call:
         return object_call(getattr(lib, function), self, self.context, struct, values, *first)
 
     def _number(self, function: str, *first: int) -> int:
         out = ffi.new("uint32_t *")
-        error = _errors.report.pointer
+        error = report.pointer
         status = getattr(lib, function)(self.c, *first, out, error)
         if status:
-            raise _errors.failure(status, error)
+            raise failure(status, error)
         return out[0]

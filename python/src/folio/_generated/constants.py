@@ -2,6 +2,32 @@
 
 from enum import IntEnum, IntFlag
 
+__all__ = [
+    "ABI_MAJOR",
+    "ABI_MINOR",
+    "ABI_VERSION",
+    "Status",
+    "Device",
+    "ContextFlag",
+    "LogLevel",
+    "KvLayout",
+    "KvStorage",
+    "PlanFlag",
+    "RunFlag",
+    "MaskMode",
+    "MlaCacheFormat",
+    "MlaContextFlag",
+    "MlaRopeFlag",
+    "RopeFlag",
+    "MergeFlag",
+    "CpFlag",
+    "RowKind",
+    "SlotLayout",
+    "SplitFlag",
+    "BalancedKvSplitsFlag",
+    "UseCascadeFlag",
+]
+
 #: Major version of the ABI. While it is 0, every minor version may break.
 ABI_MAJOR = 0
 

@@ -7,8 +7,16 @@ from collections.abc import Iterable, Sequence
 from folio._calls import Call, operator, prepared
 from folio._context import Context
 from folio._generated import structs
-from folio._generated.constants import KvLayout, KvStorage, PlanFlag, RunFlag, MaskMode, MlaCacheFormat, MlaContextFlag
-from folio._generated.types import Batch, SharedPrefixes
+from folio._generated.constants import (
+    KvLayout,
+    KvStorage,
+    MaskMode,
+    MlaCacheFormat,
+    MlaContextFlag,
+    PlanFlag,
+    RunFlag,
+)
+from folio._generated.types import SharedPrefixes
 from folio._handle import Handle, Workspace
 from folio._tensors import DtypeLike, StreamLike, TensorLike
 
@@ -106,6 +114,10 @@ class Decode(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals())
 
@@ -140,7 +152,7 @@ class Decode(Handle):
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing. On the
         CPU the outputs are complete on return; on CUDA they are when the stream gets there.
 
@@ -210,6 +222,10 @@ class Decode(Handle):
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_decode_run", structs.ATTENTION_ARGS, locals())
 
@@ -300,6 +316,10 @@ class Prefill(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals())
 
@@ -334,7 +354,7 @@ class Prefill(Handle):
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch.
 
         Tensors and parameters of one attention call; one plan serves many, with different values.
@@ -403,6 +423,10 @@ class Prefill(Handle):
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_prefill_run", structs.ATTENTION_ARGS, locals())
 
@@ -506,6 +530,10 @@ class Cascade(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals(), structs.SHARED_PREFIXES)
 
@@ -540,7 +568,7 @@ class Cascade(Handle):
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch.
 
         Tensors and parameters of one attention call; one plan serves many, with different values.
@@ -609,6 +637,10 @@ class Cascade(Handle):
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_cascade_run", structs.ATTENTION_ARGS, locals())
 
@@ -704,6 +736,10 @@ class Mla(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals())
 
@@ -723,7 +759,7 @@ class Mla(Handle):
         k_scale: float = 0,
         mask_mode: MaskMode | str = MaskMode.CAUSAL,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch.
 
         Tensors and parameters of one MLA call; one plan serves many, with different values.
@@ -762,6 +798,10 @@ class Mla(Handle):
             k_scale: Factor of the cache, hence of logits and of o; within ±2^60. 0: 1.
             mask_mode: `MaskMode.CAUSAL` or `MaskMode.FULL`.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_run", structs.MLA_ARGS, locals())
 
@@ -864,6 +904,10 @@ class MlaContext(Handle):
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
                 is None on the CPU.
+
+        Raises:
+            InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            WorkspaceTooSmallError, CaptureError, UnsupportedError, OutOfMemoryError, DriverError
         """
         self._plan(structs.BATCH, locals())
 
@@ -889,7 +933,7 @@ class MlaContext(Handle):
         sm_scale: float = 0,
         k_scale: float = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Computes attention for the planned batch. Not with `MlaContextFlag.STEPS`.
 
         Tensors and parameters of one call; one plan serves many, with different values. The extents are those of
@@ -927,6 +971,10 @@ class MlaContext(Handle):
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_context_run", structs.MLA_CONTEXT_ARGS, locals())
 
@@ -964,7 +1012,7 @@ class MlaContext(Handle):
         sm_scale: float = 0,
         k_scale: float = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """The first step of a run with `MlaContextFlag.STEPS`: new tokens over themselves. Then, for every chunk in
         turn, `MlaContext.gather`, the caller's products of context_latent with its weights to context_k_nope and
         context_v, and `MlaContext.attend`; the last one writes o. All steps of a run have the same args but for the
@@ -1005,6 +1053,10 @@ class MlaContext(Handle):
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_context_new_tokens", structs.MLA_CONTEXT_ARGS, locals())
 
@@ -1034,7 +1086,7 @@ class MlaContext(Handle):
         sm_scale: float = 0,
         k_scale: float = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Copies a chunk's records to context_latent and context_rope, in the type of the desc.
 
         Args:
@@ -1060,6 +1112,10 @@ class MlaContext(Handle):
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_context_gather", structs.MLA_CONTEXT_ARGS, locals(), chunk)
 
@@ -1089,7 +1145,7 @@ class MlaContext(Handle):
         sm_scale: float = 0,
         k_scale: float = 0,
         stream: StreamLike | None = None,
-    ) -> Call[None]:
+    ) -> Call:
         """Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v.
 
         Args:
@@ -1115,6 +1171,10 @@ class MlaContext(Handle):
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            NotPlannedError, InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError,
+            CaptureError, UnsupportedError, DriverError
         """
         return self._call("folio_mla_context_attend", structs.MLA_CONTEXT_ARGS, locals(), chunk)
 

@@ -7,11 +7,53 @@ from collections.abc import Iterable, Sequence
 from folio._calls import Call, Figure, context_call, operator
 from folio._context import Context
 from folio._generated import structs
-from folio._generated.constants import Device, KvLayout, MaskMode, MlaCacheFormat, MlaRopeFlag, RopeFlag, MergeFlag, CpFlag, SlotLayout, SplitFlag, BalancedKvSplitsFlag, UseCascadeFlag
-from folio._generated.types import Batch, SharedPrefixes
+from folio._generated.constants import (
+    BalancedKvSplitsFlag,
+    CpFlag,
+    KvLayout,
+    MergeFlag,
+    MlaCacheFormat,
+    MlaRopeFlag,
+    RopeFlag,
+    SlotLayout,
+    SplitFlag,
+    UseCascadeFlag,
+)
+from folio._generated.types import Batch
 from folio._tensors import DtypeLike, StreamLike, TensorLike
 
-__all__ = ["find_shared_prefixes", "kv_append", "kv_copy", "kv_gather", "rope_append", "merge_state", "merge_states", "merge_varlen", "mla_absorb_weights", "mla_absorb_q", "mla_project_o", "mla_up_project", "mla_append", "mla_gather", "cp_reorder", "cp_correct", "tree_mask", "batch_lengths", "kv_indices", "block_table", "slot_mapping", "draft_kv_indices", "cp_local_lengths", "mla_context_chunks", "flashmla_metadata", "num_kv_splits", "split_decodes_and_prefills", "balanced_kv_splits", "use_cascade", "reorder_batch"]
+__all__ = [
+    "find_shared_prefixes",
+    "kv_append",
+    "kv_copy",
+    "kv_gather",
+    "rope_append",
+    "merge_state",
+    "merge_states",
+    "merge_varlen",
+    "mla_absorb_weights",
+    "mla_absorb_q",
+    "mla_project_o",
+    "mla_up_project",
+    "mla_append",
+    "mla_gather",
+    "cp_reorder",
+    "cp_correct",
+    "tree_mask",
+    "batch_lengths",
+    "kv_indices",
+    "block_table",
+    "slot_mapping",
+    "draft_kv_indices",
+    "cp_local_lengths",
+    "mla_context_chunks",
+    "flashmla_metadata",
+    "num_kv_splits",
+    "split_decodes_and_prefills",
+    "balanced_kv_splits",
+    "use_cascade",
+    "reorder_batch",
+]
 
 
 @operator
@@ -38,6 +80,9 @@ def find_shared_prefixes(
 
     Returns:
         num_prefixes: the number of prefixes.
+
+    Raises:
+        OutOfMemoryError
     """
     return Figure("folio_find_shared_prefixes", structs.FIND_SHARED_PREFIXES_ARGS, locals())
 
@@ -58,11 +103,11 @@ def kv_append(
     kv_layout: KvLayout | str = KvLayout.NHD,
     kv_dtype: DtypeLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Writes new tokens to a paged cache, quantising to fp8 where the cache is fp8.
 
-    On CUDA the first call on a context with given types loads code and answers CAPTURE in a capture. Later ones can
-    be captured: they are one launch each. On the CPU the tokens are in the cache on return.
+    On CUDA the first call on a context with given types loads code and answers `CaptureError` in a capture. Later
+    ones can be captured: they are one launch each. On the CPU the tokens are in the cache on return.
 
     New tokens for a paged cache: vLLM's reshape_and_cache_flash. The caches may not overlap key or value.
 
@@ -85,6 +130,10 @@ def kv_append(
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
         kv_dtype: What caches that are described as uint8 hold (an fp8 type); None: the tensors say it.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_kv_append", ctx, structs.KV_APPEND_ARGS, locals())
 
@@ -99,13 +148,13 @@ def kv_copy(
     v_dst: TensorLike | None = None,
     page_pairs: TensorLike,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Copies pages of a cache.
 
     On CUDA it is one launch, for keys and values together. Pairs on the host travel in the kernel's parameters, 480
     to a launch: nothing is staged, and nothing waits. The first call on a context with pairs on the device, and the
-    first with pairs on the host, load code and answer CAPTURE in a capture. Later ones can be captured: a replay
-    copies by the pairs that the device's memory holds then, or by the host's pairs of the capture. Memory in
+    first with pairs on the host, load code and answer `CaptureError` in a capture. Later ones can be captured: a
+    replay copies by the pairs that the device's memory holds then, or by the host's pairs of the capture. Memory in
     `Device.CUDA_HOST` tensors is read and written in stream order: it must stay until then. On the CPU the pages
     are copied on return.
 
@@ -132,6 +181,10 @@ def kv_copy(
             negative number is skipped. Pairs on the host are accepted by every context; they are read during the
             call, and a page beyond src or dst is refused. Where they are on a device, such a pair is skipped.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_kv_copy", ctx, structs.KV_COPY_ARGS, locals())
 
@@ -146,9 +199,9 @@ def kv_gather(
     v_cache: TensorLike,
     cu_seq_lens: TensorLike,
     seq_starts: TensorLike | None = None,
-    block_table: TensorLike,
-    kv_indptr: TensorLike,
-    kv_indices: TensorLike,
+    block_table: TensorLike | None = None,
+    kv_indptr: TensorLike | None = None,
+    kv_indices: TensorLike | None = None,
     k_scales: TensorLike | None = None,
     v_scales: TensorLike | None = None,
     k_scale: float = 0,
@@ -156,12 +209,12 @@ def kv_gather(
     kv_layout: KvLayout | str = KvLayout.NHD,
     kv_dtype: DtypeLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Copies keys and values of many requests from a paged cache to dense rows, and converts them to the rows' type.
 
     On CUDA lengths and page ids are read by the kernel: nothing waits for them. The first call on a context loads
-    code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the rows
-    are complete on return.
+    code and answers `CaptureError` in a capture. Later ones can be captured: they are one launch each. On the CPU
+    the rows are complete on return.
 
     Keys and values of many requests to be copied from a paged cache to dense rows, and converted: what `kv_append`
     wrote, read back. vLLM's cp_gather_cache and gather_and_maybe_dequant_cache do it for caches of MLA. Page ids
@@ -193,6 +246,10 @@ def kv_gather(
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
         kv_dtype: What caches that are described as uint8 hold (an fp8 type); None: the tensors say it.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_kv_gather", ctx, structs.KV_GATHER_ARGS, locals())
 
@@ -213,7 +270,7 @@ def rope_append(
     k_scales: TensorLike | None = None,
     v_scales: TensorLike | None = None,
     q_norm_weight: TensorLike | None = None,
-    k_norm_weight: TensorLike,
+    k_norm_weight: TensorLike | None = None,
     positions: TensorLike | None = None,
     position_offsets: TensorLike | None = None,
     cos_sin_cache: TensorLike | None = None,
@@ -229,12 +286,12 @@ def rope_append(
     high_freq_factor: float = 0,
     old_context_len: int = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache, quantising
     to fp8 where the cache is fp8.
 
-    On CUDA the first call on a context with given types loads code and answers CAPTURE in a capture. Later ones can
-    be captured: they are one launch each. On the CPU the results are there on return.
+    On CUDA the first call on a context with given types loads code and answers `CaptureError` in a capture. Later
+    ones can be captured: they are one launch each. On the CPU the results are there on return.
 
     New tokens of a model with query, key and value heads, from the projection to the attention: what vLLM's
     fused_rope_kvcache and FlashInfer's rope_quantize_fp8_append_paged_kv_cache do in one pass.
@@ -255,8 +312,8 @@ def rope_append(
     rope_scale`, where `s = (old_context_len · f_i / 2π - low_freq_factor) / (high_freq_factor - low_freq_factor)`,
     from 0 to 1. Computed angles are reduced to one turn without an error, whatever the position.
 
-    On CUDA rows of more than 480 elements are refused with UNSUPPORTED where rotary_dim is no multiple of 16 and
-    they need more than 32 threads, one for each 16 elements that are rotated and for each 16 others.
+    On CUDA rows of more than 480 elements are refused with `UnsupportedError` where rotary_dim is no multiple of 16
+    and they need more than 32 threads, one for each 16 elements that are rotated and for each 16 others.
 
     The outputs may not overlap other tensors, but for q_out and key_out, which may be q and key: with the same
     address and the same strides.
@@ -302,6 +359,10 @@ def rope_append(
         high_freq_factor: Llama 3.1: turns in old_context_len from which on rope_scale does not divide.
         old_context_len: Llama 3.1: tokens of the context before it was extended, such as 8192.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_rope_append", ctx, structs.ROPE_APPEND_ARGS, locals())
 
@@ -321,11 +382,11 @@ def merge_state(
     o_scale: float = 0,
     num_tokens_without_a: int = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Merges two attention states.
 
-    On CUDA the first merge on a context with given types loads code and answers CAPTURE in a capture. Later ones
-    can be captured: they are one launch each. On the CPU the outputs are complete on return.
+    On CUDA the first merge on a context with given types loads code and answers `CaptureError` in a capture. Later
+    ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
 
     Two attention states (v, s) of the same rows, over disjoint sets of keys, to be merged: FlashInfer's
     merge_state, merge_state_in_place where v_out is v_a, and vLLM's merge_attn_states, whose prefix is state a. s
@@ -353,6 +414,10 @@ def merge_state(
             state b. In vLLM's terms num_tokens - prefill_tokens_with_context. At most num_tokens; 0: all tokens
             have both.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_merge_state", ctx, structs.MERGE_STATE_ARGS, locals())
 
@@ -368,7 +433,7 @@ def merge_states(
     s_out: TensorLike | None = None,
     o_scale: float = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Merges n attention states per row.
 
     n attention states per row, over disjoint sets of keys, to be merged: FlashInfer's merge_states. No state gives
@@ -383,6 +448,10 @@ def merge_states(
         s_out: Output: `[num_tokens, num_heads]` float32, or None.
         o_scale: Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_merge_states", ctx, structs.MERGE_STATES_ARGS, locals())
 
@@ -399,7 +468,7 @@ def merge_varlen(
     s_out: TensorLike | None = None,
     o_scale: float = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Merges as many attention states per token as each has.
 
     As many attention states per token as each has, over disjoint sets of keys, to be merged: what split keys, or
@@ -420,6 +489,10 @@ def merge_varlen(
         s_out: Output: `[num_tokens, num_heads]` float32, or None.
         o_scale: Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_merge_varlen", ctx, structs.MERGE_VARLEN_ARGS, locals())
 
@@ -432,12 +505,12 @@ def mla_absorb_weights(
     w_uk: TensorLike | None = None,
     w_uv: TensorLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Copies the halves of kv_b_proj to weights of their own, once after a model is loaded.
 
     On CUDA the first copy between given types on a context, and the first projection of a type, whichever it is and
-    of however many tokens, load code and answer CAPTURE in a capture. Later ones can be captured. On the CPU the
-    outputs are complete on return.
+    of however many tokens, load code and answer `CaptureError` in a capture. Later ones can be captured. On the CPU
+    the outputs are complete on return.
 
     The up-projection of keys and values, `kv_b_proj` in DeepSeek's models, and where its two halves go.
 
@@ -454,6 +527,10 @@ def mla_absorb_weights(
         w_uk: Output: `[H, P, L]`, or None where w_uv is given.
         w_uv: Output: `[H, L, V]`, or None where w_uk is given.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_mla_absorb_weights", ctx, structs.MLA_ABSORB_WEIGHTS_ARGS, locals())
 
@@ -466,7 +543,7 @@ def mla_absorb_q(
     w_uk: TensorLike,
     q_latent: TensorLike,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Takes queries to the latent space: q_nope · W_UK, before attention over latent rows. Sums are float32, rounded
     to the type of q_latent once. No token is nothing to do.
 
@@ -482,6 +559,10 @@ def mla_absorb_q(
         w_uk: `[H, P, L]`, any strides.
         q_latent: Output: `[num_tokens, H, L]`.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_mla_absorb_q", ctx, structs.MLA_ABSORB_Q_ARGS, locals())
 
@@ -494,7 +575,7 @@ def mla_project_o(
     w_uv: TensorLike,
     out: TensorLike,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Takes outputs of attention over latent rows to the values' space: o_latent · W_UV. Sums as in `mla_absorb_q`.
 
     The projection of latent outputs to values: `out[t, h] = o_latent[t, h] · w_uv[h]`. Types and strides as in
@@ -506,6 +587,10 @@ def mla_project_o(
         w_uv: `[H, L, V]`, any strides.
         out: Output: `[num_tokens, H, V]`.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_mla_project_o", ctx, structs.MLA_PROJECT_O_ARGS, locals())
 
@@ -520,7 +605,7 @@ def mla_up_project(
     k_nope: TensorLike | None = None,
     v: TensorLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Takes latent rows to keys and values of every head, as prefill attends to them. Sums as in `mla_absorb_q`.
 
     The up-projection of latent rows to keys and values, for attention in the form with heads of their own:
@@ -535,6 +620,10 @@ def mla_up_project(
         k_nope: Output: `[num_tokens, H, P]`, or None.
         v: Output: `[num_tokens, H, V]`, or None.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_mla_up_project", ctx, structs.MLA_UP_PROJECT_ARGS, locals())
 
@@ -550,7 +639,7 @@ def mla_append(
     kv_rope: TensorLike | None = None,
     slot_mapping: TensorLike,
     cos_sin_cache: TensorLike | None = None,
-    positions: TensorLike,
+    positions: TensorLike | None = None,
     rope_out: TensorLike | None = None,
     q_rope: TensorLike | None = None,
     q_rope_out: TensorLike | None = None,
@@ -558,12 +647,12 @@ def mla_append(
     cache_format: MlaCacheFormat | str = MlaCacheFormat.PLAIN,
     kv_dtype: DtypeLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Writes new tokens to a cache of latent records, quantising them where the cache is fp8, and rotating rotary
     elements where a table of angles is given.
 
-    On CUDA the first call on a context loads code and answers CAPTURE in a capture. Later ones can be captured:
-    they are one launch each. On the CPU the tokens are in the cache on return.
+    On CUDA the first call on a context loads code and answers `CaptureError` in a capture. Later ones can be
+    captured: they are one launch each. On the CPU the tokens are in the cache on return.
 
     New tokens for a cache of latent records: vLLM's concat_and_cache_mla, and concat_and_cache_mla_rope_fused where
     cos_sin_cache is given.
@@ -607,6 +696,10 @@ def mla_append(
         cache_format: `MlaCacheFormat`
         kv_dtype: What a plain cache that is described as uint8 holds (an fp8 type); None: the tensors say it.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_mla_append", ctx, structs.MLA_APPEND_ARGS, locals())
 
@@ -621,19 +714,19 @@ def mla_gather(
     dst_rope: TensorLike | None = None,
     cu_seq_lens: TensorLike,
     seq_starts: TensorLike | None = None,
-    block_table: TensorLike,
-    kv_indptr: TensorLike,
-    kv_indices: TensorLike,
+    block_table: TensorLike | None = None,
+    kv_indptr: TensorLike | None = None,
+    kv_indices: TensorLike | None = None,
     k_scale: float = 0,
     cache_format: MlaCacheFormat | str = MlaCacheFormat.PLAIN,
     kv_dtype: DtypeLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Copies latent records of many requests from a paged cache to dense rows, and converts them to the rows' type.
 
     On CUDA lengths and page ids are read by the kernel: nothing waits for them. The first call on a context loads
-    code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU the rows
-    are complete on return.
+    code and answers `CaptureError` in a capture. Later ones can be captured: they are one launch each. On the CPU
+    the rows are complete on return.
 
     Records of many requests to be copied to dense rows and converted: vLLM's gather_and_maybe_dequant_cache, its
     variant for fp8_ds_mla, and cp_gather_cache. Page ids are a block_table, or kv_indptr and kv_indices.
@@ -661,6 +754,10 @@ def mla_gather(
         cache_format: `MlaCacheFormat`
         kv_dtype: What a plain cache that is described as uint8 holds (an fp8 type); None: the tensors say it.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_mla_gather", ctx, structs.MLA_GATHER_ARGS, locals())
 
@@ -677,12 +774,12 @@ def cp_reorder(
     local_start: int,
     interleave: int = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Puts records that were gathered rank by rank request by request.
 
     On CUDA lengths are read by the kernel, and rows that do not exist are not written. The first call on a context
-    loads code and answers CAPTURE in a capture. Later ones can be captured: they are one launch each. On the CPU
-    lengths are checked, and the rows are complete on return.
+    loads code and answers `CaptureError` in a capture. Later ones can be captured: they are one launch each. On the
+    CPU lengths are checked, and the rows are complete on return.
 
     A chunk of every context, gathered from all ranks (an all-gather of what `mla_gather` gave on each), to be put
     request by request: vLLM's reorg_kvcache. A request's rows are those of rank 0, then of rank 1, and so on. They
@@ -701,6 +798,10 @@ def cp_reorder(
         local_start: Tokens of a rank before the chunk: a number of seq_starts of `mla_context_chunks`.
         interleave: Tokens that are dealt to a rank at a time. 0: 1.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_cp_reorder", ctx, structs.CP_REORDER_ARGS, locals())
 
@@ -716,11 +817,11 @@ def cp_correct(
     lse_out: TensorLike | None = None,
     rank: int,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Scales one rank's output by its share of the softmax over all ranks' keys.
 
-    On CUDA the first call on a context loads code and answers CAPTURE in a capture. Later ones can be captured:
-    they are one launch each. On the CPU the outputs are complete on return.
+    On CUDA the first call on a context loads code and answers `CaptureError` in a capture. Later ones can be
+    captured: they are one launch each. On the CPU the outputs are complete on return.
 
     One rank's output over the keys that it holds, to be scaled by its share of the softmax over all keys. The sum
     of all ranks' scaled outputs (an all-reduce or a reduce-scatter) is the output over all keys. An lse of -inf,
@@ -739,6 +840,10 @@ def cp_correct(
             None.
         rank: Whose output it is, below world_size.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_cp_correct", ctx, structs.CP_CORRECT_ARGS, locals())
 
@@ -750,21 +855,21 @@ def tree_mask(
     parents: TensorLike,
     prefix_lens: TensorLike,
     qo_indptr: TensorLike | None = None,
-    mask_bytes: TensorLike,
-    mask_bits: TensorLike,
-    tree_mask: TensorLike,
-    tree_bits: TensorLike,
-    positions: TensorLike,
-    next_token: TensorLike,
-    next_sibling: TensorLike,
+    mask_bytes: TensorLike | None = None,
+    mask_bits: TensorLike | None = None,
+    tree_mask: TensorLike | None = None,
+    tree_bits: TensorLike | None = None,
+    positions: TensorLike | None = None,
+    next_token: TensorLike | None = None,
+    next_sibling: TensorLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Makes masks, positions and links of trees of draft tokens from the parents of their tokens.
 
     On CUDA numbers are read by the kernel. There a token with a parent that does not stand before it is a root, and
-    nothing is written beyond a tensor. The first call on a context loads code and answers CAPTURE in a capture.
-    Later ones can be captured: they are one launch each. On the CPU such a parent is refused, and the outputs are
-    complete on return.
+    nothing is written beyond a tensor. The first call on a context loads code and answers `CaptureError` in a
+    capture. Later ones can be captured: they are one launch each. On the CPU such a parent is refused, and the
+    outputs are complete on return.
 
     A tree of draft tokens for each request, each token under its parent, and what is wanted of the trees. A token
     sees the keys before the tree, its ancestors and itself (SpecInfer, Miao et al. 2024; Medusa, Cai et al. 2024).
@@ -800,6 +905,10 @@ def tree_mask(
         next_sibling: Output: int32 or int64, as parents: the next token with the same parent (of a root: the next
             root), or -1. SGLang's retrive_next_sibling.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_tree_mask", ctx, structs.TREE_MASK_ARGS, locals())
 
@@ -810,17 +919,17 @@ def batch_lengths(
     *,
     qo_len: TensorLike,
     cached_len: TensorLike | None = None,
-    encoder_len: TensorLike,
+    encoder_len: TensorLike | None = None,
     qo_indptr: TensorLike | None = None,
     kv_len: TensorLike | None = None,
     kv_indptr: TensorLike | None = None,
     row_kind: TensorLike | None = None,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Computes cumulative lengths and what else follows from the lengths of a step.
 
-    On CUDA the kernel reads the lengths. The first call on a context loads code and answers CAPTURE in a capture.
-    Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
+    On CUDA the kernel reads the lengths. The first call on a context loads code and answers `CaptureError` in a
+    capture. Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
 
     Lengths of a step, and what follows from them: vLLM's query_start_loc and seq_lens, SGLang's qo_indptr and
     kv_indptr, and FastDeploy's lengths, of which seq_lens_this_time is qo_len, seq_lens_decoder is cached_len and
@@ -842,6 +951,10 @@ def batch_lengths(
         kv_indptr: Output: `[batch_size + 1 or more]` the same summed up, as qo_indptr; or None.
         row_kind: Output: `[batch_size or more]` `RowKind`; or None.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_batch_lengths", ctx, structs.BATCH_LENGTHS_ARGS, locals())
 
@@ -861,11 +974,11 @@ def kv_indices(
     indices_page_size: int = 0,
     window: int = 0,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Lists the pages or slots of every request's tokens.
 
-    On CUDA the kernel reads lengths and table. The first call on a context loads code and answers CAPTURE in a
-    capture. Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
+    On CUDA the kernel reads lengths and table. The first call on a context loads code and answers `CaptureError` in
+    a capture. Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
 
     A table of pages or slots, to be listed request by request: vLLM's block table as FlashInfer's kv_indptr,
     kv_indices and last_page_len, and SGLang's req_to_token as its kv_indptr and kv_indices
@@ -896,6 +1009,10 @@ def kv_indices(
         indices_page_size: Tokens per index: a divisor or a multiple of page_size; 1: slots. 0: page_size.
         window: Only so many last tokens are listed, from the page of the first of them on. 0: all.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_kv_indices", ctx, structs.KV_INDICES_ARGS, locals())
 
@@ -909,11 +1026,11 @@ def block_table(
     block_table: TensorLike,
     fill: int,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Makes a block table of a list.
 
-    On CUDA the kernel reads the list. The first call on a context loads code and answers CAPTURE in a capture.
-    Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
+    On CUDA the kernel reads the list. The first call on a context loads code and answers `CaptureError` in a
+    capture. Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
 
     A list of pages or slots, to be turned into a block table.
 
@@ -927,6 +1044,10 @@ def block_table(
         fill: What entries get that no index stands for, those of rows beyond the batch among them: -1, or what the
             host takes.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_block_table", ctx, structs.BLOCK_TABLE_ARGS, locals())
 
@@ -944,11 +1065,11 @@ def slot_mapping(
     positions: TensorLike | None = None,
     page_size: int,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Finds the slots and positions of new tokens.
 
-    On CUDA the kernel reads lengths and table. The first call on a context loads code and answers CAPTURE in a
-    capture. Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
+    On CUDA the kernel reads lengths and table. The first call on a context loads code and answers `CaptureError` in
+    a capture. Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
 
     Where new tokens go: vLLM's and FastDeploy's slot_mapping and positions (get_position_ids_and_slot_mapping). The
     new tokens of a request are its last ones: token i of them has position `kv_len - qo_len + i` and slot `id ·
@@ -973,6 +1094,10 @@ def slot_mapping(
         positions: Output: as many; or None.
         page_size: Tokens per entry of block_table, 1 or more.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_slot_mapping", ctx, structs.SLOT_MAPPING_ARGS, locals())
 
@@ -991,11 +1116,11 @@ def draft_kv_indices(
     page_size: int = 0,
     slot_layout: SlotLayout | str = SlotLayout.STEP_MAJOR,
     stream: StreamLike | None = None,
-) -> Call[None]:
+) -> Call:
     """Lists the slots of every branch of a draft for each of its steps.
 
-    On CUDA the kernel reads lengths and table. The first call on a context loads code and answers CAPTURE in a
-    capture. Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
+    On CUDA the kernel reads lengths and table. The first call on a context loads code and answers `CaptureError` in
+    a capture. Later ones can be captured: they are one launch each. On the CPU the outputs are complete on return.
 
     The lists of slots for all steps of a draft with branches: kv_indptr and kv_indices of SGLang's multi-step draft
     decoding. Step s has a request per branch, `b · topk + t`. Its slots are those of the kv_len tokens of request
@@ -1020,6 +1145,10 @@ def draft_kv_indices(
         page_size: Slots per page with `SlotLayout.PAGED`; else 0.
         slot_layout: Where drafted tokens stand in a row: `SlotLayout`
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError, ShapeError, DtypeError, DeviceMismatchError, CaptureError,
+        UnsupportedError, CompileError, OutOfMemoryError, DriverError
     """
     return context_call("folio_draft_kv_indices", ctx, structs.DRAFT_KV_INDICES_ARGS, locals())
 
@@ -1044,6 +1173,9 @@ def cp_local_lengths(
         rank: The rank whose lengths are wanted; -1: all ranks'.
         lengths: `[num_lengths]` tokens of each, 0 or more.
         out: Output: `[num_lengths]`; for all ranks `[num_lengths, world_size]`.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError
     """
     return Figure("folio_cp_local_lengths", structs.CP_LOCAL_LENGTHS_ARGS, locals())
 
@@ -1086,6 +1218,9 @@ def mla_context_chunks(
 
     Returns:
         num_chunks: the number of chunks.; chunk_tokens: tokens of a chunk of one request, of all ranks; or None.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError
     """
     return Figure("folio_mla_context_chunks", structs.MLA_CONTEXT_CHUNKS_ARGS, locals())
 
@@ -1119,6 +1254,9 @@ def flashmla_metadata(
 
     Returns:
         num_sm_parts: parts that the work is cut into.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError
     """
     return Figure("folio_flashmla_metadata", structs.FLASHMLA_METADATA_ARGS, locals())
 
@@ -1141,6 +1279,9 @@ def num_kv_splits(
         out: Output: `[capacity]` splits of each request, 1 or more; 1 for what is not a request.
         keys_per_split: Output: `[capacity]` keys of a split, whole blocks of 32; split s has those from `s · keys`
             on, fewer or none at the end. 0 for what is not a request. Or None.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError
     """
     return Figure("folio_num_kv_splits", structs.NUM_KV_SPLITS_ARGS, locals())
 
@@ -1165,6 +1306,9 @@ def split_decodes_and_prefills(
         decode_threshold: Most query rows of a decode.
         query_lens: `[num_requests]` query rows of each, 0 or more.
         out: Output: `[4]` decodes, prefills, query rows of decodes, query rows of prefills.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError
     """
     return Figure("folio_split_decodes_and_prefills", structs.SPLIT_DECODES_AND_PREFILLS_ARGS, locals())
 
@@ -1196,6 +1340,9 @@ def balanced_kv_splits(
         max_splits: Most splits of a request. 0: 8.
         seq_lens: `[num_requests]` keys of each, 1 or more.
         out: Output: `[num_requests, num_group]`.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError
     """
     return Figure("folio_balanced_kv_splits", structs.BALANCED_KV_SPLITS_ARGS, locals())
 
@@ -1225,6 +1372,9 @@ def use_cascade(
 
     Returns:
         out: 1: yes; 0: no.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError
     """
     return Figure("folio_use_cascade", structs.USE_CASCADE_ARGS, locals())
 
@@ -1259,5 +1409,8 @@ def reorder_batch(
 
     Returns:
         num_swaps: the number of pairs.
+
+    Raises:
+        InvalidArgumentError, UnknownFieldError
     """
     return Figure("folio_reorder_batch", structs.REORDER_BATCH_ARGS, locals())

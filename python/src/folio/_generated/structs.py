@@ -16,7 +16,23 @@ from folio._binding import (
     Same,
     Struct,
 )
-from folio._generated.constants import KvLayout, KvStorage, PlanFlag, RunFlag, MaskMode, MlaCacheFormat, MlaContextFlag, MlaRopeFlag, RopeFlag, MergeFlag, CpFlag, SlotLayout, SplitFlag, BalancedKvSplitsFlag, UseCascadeFlag
+from folio._generated.constants import (
+    BalancedKvSplitsFlag,
+    CpFlag,
+    KvLayout,
+    KvStorage,
+    MaskMode,
+    MergeFlag,
+    MlaCacheFormat,
+    MlaContextFlag,
+    MlaRopeFlag,
+    PlanFlag,
+    RopeFlag,
+    RunFlag,
+    SlotLayout,
+    SplitFlag,
+    UseCascadeFlag,
+)
 
 BATCH = Struct(
     "folio_batch",
