@@ -25,6 +25,7 @@ from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor, get
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     FullAttentionSpec,
 )
@@ -171,7 +172,8 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
             head_dim_qk=kv_cache_spec.head_size,
             head_dim_vo=kv_cache_spec.head_size_v,
             page_size=kv_cache_spec.block_size,
-            graph=vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
+            graph=vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs()
+            and not isinstance(kv_cache_spec, ChunkedLocalAttentionSpec),
             batch_invariant=envs.VLLM_BATCH_INVARIANT,
         )
         self._cached = not isinstance(kv_cache_spec, EncoderOnlyAttentionSpec)
@@ -215,7 +217,10 @@ def _bounds(vllm_config: VllmConfig, spec: AttentionSpec) -> Bounds:
     if isinstance(spec, ChunkedLocalAttentionSpec):
         # vLLM makes a request of each chunk that a request's new tokens touch.
         batch_size = min(num_tokens, 2 * batch_size + num_tokens // spec.attention_chunk_size)
-    return Bounds(batch_size, num_tokens, vllm_config.model_config.max_model_len)
+    kv_len = vllm_config.model_config.max_model_len
+    if isinstance(spec, CrossAttentionSpec):
+        kv_len = max(kv_len, vllm_config.scheduler_config.max_num_encoder_input_tokens)
+    return Bounds(batch_size, num_tokens, kv_len)
 
 
 def _mask(causal: bool | torch.Tensor) -> dict[str, Any]:

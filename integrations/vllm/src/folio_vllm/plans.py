@@ -13,7 +13,12 @@ import torch
 
 @dataclass(frozen=True)
 class Problem:
-    """What decides the code of a group's layers."""
+    """What decides the code of a group's layers.
+
+    Attributes:
+        graph: whether runs are captured in CUDA graphs. Only decodes are.
+        batch_invariant: whether a request's bits may not depend on the batch.
+    """
 
     q_dtype: torch.dtype
     kv_dtype: str | torch.dtype
@@ -25,11 +30,11 @@ class Problem:
     graph: bool = False
     batch_invariant: bool = False
 
-    def desc(self) -> dict[str, Any]:
+    def desc(self, graph: bool = False) -> dict[str, Any]:
         """What the descs of all paged handles have in common."""
-        flags = [name for name in ("graph", "batch_invariant") if getattr(self, name)]
+        flags = dict(graph=graph, batch_invariant=self.batch_invariant)
         return dict(
-            flags=flags,
+            flags=[name for name, is_set in flags.items() if is_set],
             q_dtype=self.q_dtype,
             kv_dtype=self.kv_dtype,
             kv_layout="hnd",
@@ -162,7 +167,7 @@ class Planner:
     def _make_decode(self) -> folio.Decode:
         return folio.Decode(
             self._context,
-            **self._problem.desc(),
+            **self._problem.desc(self._problem.graph),
             max_batch_size=self._bounds.batch_size,
             max_qo_len=self._max_decode_len,
             max_kv_len=self._bounds.kv_len,
