@@ -13,6 +13,8 @@
 #   make test-aarch64                 the CPU tests for ARM under qemu
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
 #   make wheel                        the Python package, with the library inside, to build/wheels
+#   make test-torch-ops, test-vllm, test-sglang
+#                                     the integrations, in a virtual environment of 7 GB with PyTorch and vLLM
 #   make bench                        the CPU benchmarks
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
 #   make test-paddle                  the Paddle ops and the FastDeploy plugin, with PaddlePaddle's CPU wheel from PyPI
@@ -22,7 +24,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist test-aarch64 wheel test-python test-paddle clean
+    test-torch test-memory dist test-dist test-aarch64 wheel test-python test-torch-ops test-vllm test-sglang test-paddle clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -180,6 +182,38 @@ test-python: wheel
 	$(call say,The Python package)
 	$(PYTHON_TEST)/bin/pip --disable-pip-version-check install --quiet $(BUILD)/wheels/*.whl pytest numpy ml_dtypes
 	cd python && env -u FOLIO_LIBRARY -u PYTHONPATH $(PYTHON_TEST)/bin/python -m pytest --quiet
+
+# --- PyTorch, vLLM and SGLang --------------------------------------------------------------------
+
+ENGINES := $(BUILD)/venv-vllm
+INTEGRATIONS := integrations/torch integrations/vllm integrations/sglang
+
+# Not parts of `make test`, for their size: PyTorch and vLLM are downloaded.
+test-torch-ops: $(ENGINES)/folio
+	$(call say,PyTorch operators of the package)
+	cd integrations/torch && $(ENGINES)/bin/python -m pytest --quiet tests
+
+test-sglang: $(ENGINES)/folio
+	$(call say,The SGLang backend)
+	cd integrations/sglang && $(ENGINES)/bin/python -m pytest --quiet tests
+
+test-vllm: $(ENGINES)/folio
+	$(call say,vLLM on Folio and on its own backend)
+	cd integrations/vllm && $(ENGINES)/bin/python -m pytest --quiet tests
+
+.PHONY: $(ENGINES)/folio
+$(ENGINES)/folio: wheel $(ENGINES)/installed
+	$(ENGINES)/bin/uv pip install --quiet --python $(ENGINES)/bin/python --no-deps --reinstall \
+	    $(BUILD)/wheels/*.whl $(addprefix ./,$(INTEGRATIONS))
+
+$(ENGINES)/installed: integrations/vllm/tests/requirements.txt integrations/vllm/tests/overrides.txt
+	$(call say,PyTorch and vLLM into $(ENGINES))
+	rm -rf $(ENGINES)
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip --disable-pip-version-check install --quiet uv
+	UV_HTTP_TIMEOUT=600 $(ENGINES)/bin/uv pip install --quiet --python $(ENGINES)/bin/python \
+	    --requirement integrations/vllm/tests/requirements.txt --override integrations/vllm/tests/overrides.txt
+	touch $@
 
 # --- The rest ------------------------------------------------------------------------------------
 
