@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Folders whose files the documents name by their path from the root.
-const FOLDERS: [&str; 10] = [
+const FOLDERS: [&str; 11] = [
     "benches",
     "cmake",
     "docs",
