@@ -11,10 +11,12 @@ use common::mla::{Cache, MlaLayer, MlaProblem, Queries};
 use common::mla_context::{Case as ContextCase, Data, Handle as ContextHandle};
 use common::problem::Problem;
 use common::projections::{Case, Layout as RowLayout, Model, Operator, Values, Weights, rows};
-use folio::api::{SharedPrefixes, Stream, Target};
+use folio::api::{Context, HostThreads, SharedPrefixes, Stream, Target, Tasks, Threads};
 use folio::dtype::DType;
+use folio::log::Logger;
 use folio::problem::{AbsorbQArgs, Kind};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Counts what the whole process asks for.
@@ -57,6 +59,32 @@ fn run_allocates_nothing() {
     let session = RustDoor
         .open(Target::Cpu { num_threads: 3 })
         .expect("a CPU context");
+    runs_allocate_nothing(&*session);
+    contexts_allocate_nothing(&*session);
+    cascades_allocate_nothing(&*session);
+    let threads = Threads::Host {
+        num_threads: 3,
+        host: Arc::new(OneAfterTheOther),
+    };
+    let on_host = Context::on_threads(&threads, Logger::silent()).expect("a CPU context");
+    runs_allocate_nothing(&on_host);
+    let session = RustDoor
+        .open(Target::Cpu { num_threads: 1 })
+        .expect("a CPU context");
+    projections_allocate_flags(&*session);
+}
+
+/// A host that has the tasks of `parallel_for` run on the calling thread.
+#[derive(Debug)]
+struct OneAfterTheOther;
+
+impl HostThreads for OneAfterTheOther {
+    fn parallel_for(&self, num_tasks: u32, tasks: &Arc<dyn Tasks>) {
+        (0..num_tasks).for_each(|index| tasks.run(index));
+    }
+}
+
+fn runs_allocate_nothing(session: &dyn Session) {
     let prefill = Problem::plain(&[(40, 300), (1, 700), (0, 0), (5, 3)]);
     let decode = Problem {
         kind: Kind::Decode,
@@ -93,12 +121,6 @@ fn run_allocates_nothing() {
         });
         assert_eq!(count, 0, "MLA {cache:?}");
     }
-    contexts_allocate_nothing(&*session);
-    cascades_allocate_nothing(&*session);
-    let session = RustDoor
-        .open(Target::Cpu { num_threads: 1 })
-        .expect("a CPU context");
-    projections_allocate_flags(&*session);
 }
 
 /// The steps of a run over a cached context, which are all of it but the projections.

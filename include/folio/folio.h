@@ -271,7 +271,42 @@ typedef void (*folio_log_fn)(void *user,
                              const char *message);
 
 /**
+ * One task of a folio_parallel_for_fn.
+ */
+typedef void (*folio_task_fn)(void *task_data,
+                              uint32_t index);
+
+/**
+ * Runs tasks on threads of the host's: OpenMP, TBB, folly, a pool of its own. It calls `task(task_data, index)` for every
+ * index below num_tasks, each exactly once, and returns when all of these calls have returned. They may be made by any
+ * threads, that of the caller included, in any order, at the same time or one after the other: no task waits for another
+ * one. There are at most num_threads tasks of one call, and one call at a time of a context; small work is done without
+ * one.
+ *
+ * A task does not throw, and what fails in it is reported by the function that needed it. parallel_for must not throw
+ * either. Until it returns, the thread that called it must not call a function of this context or of its handles. A
+ * thread that takes up other work of the host's while it waits does (TBB: this_task_arena::isolate prevents it).
+ *
+ * If an index was left out, called twice or is none, or if the context was called within the call, the function that
+ * needed the threads answers FOLIO_ERR_INTERNAL; its outputs may then be written in part. Calls of a task that are made
+ * after parallel_for has returned do nothing, while the context or a handle of it exists.
+ */
+typedef void (*folio_parallel_for_fn)(void *user,
+                                      uint32_t num_tasks,
+                                      folio_task_fn task,
+                                      void *task_data);
+
+/**
  * What a context is made from.
+ *
+ * Threads of a CPU context. Either Folio starts its own, and the caller's computes with them; or the host's compute
+ * (parallel_for). Folio's own are bound to their CPUs, to all of them together, and sleep between calls; the caller's
+ * stays where the host has put it. CPUs are those of `cpus`, or those that the process's main thread had when the library
+ * was loaded. The creating thread's affinity does not count, as OpenMP binds its threads to one CPU each. If the host
+ * binds its main thread before it loads Folio, it should pass `cpus`.
+ *
+ * If num_threads is larger than the number of these CPUs and those of the creating thread together, a warning says so to
+ * `log`, and only as many threads compute. Results follow from num_threads in any case.
  */
 typedef struct folio_context_desc {
     /**
@@ -291,8 +326,9 @@ typedef struct folio_context_desc {
      */
     int32_t device_id;
     /**
-     * CPU: threads that compute, the caller's among them, at most 1024; 0 or 1: only the calling thread. The
-     * others are started here and sleep between calls. CUDA and FOLIO_CONTEXT_REFERENCE: 0.
+     * CPU: threads that compute, the caller's among them, at most 1024. 0: one for each of the CPUs; in a struct of 40
+     * bytes, that of 0.1.0: 1. 1: only the calling thread. With parallel_for: threads of the host's that work at a time, 1
+     * or more. CUDA and FOLIO_CONTEXT_REFERENCE: 0.
      */
     uint32_t num_threads;
     /**
@@ -307,6 +343,29 @@ typedef struct folio_context_desc {
      * Passed to `log`.
      */
     void *log_user;
+    /**
+     * CPU: `[num_cpus]` the CPUs of Folio's own threads, by the numbers that Linux gives them, each once; read during the
+     * call. A CPU that is not there, or that the process may not use, is refused; so is a list on other systems. NULL:
+     * those of the process when the library was loaded. CUDA, FOLIO_CONTEXT_REFERENCE and parallel_for: NULL.
+     */
+    const uint32_t *cpus;
+    /**
+     * CPU: what runs Folio's work on threads of the host's, for as long as the context or a handle of it exists; NULL:
+     * Folio has its own. CUDA and FOLIO_CONTEXT_REFERENCE: NULL.
+     */
+    folio_parallel_for_fn parallel_for;
+    /**
+     * Passed to `parallel_for`; NULL without it.
+     */
+    void *parallel_for_user;
+    /**
+     * CPUs in the list; 0 where it is NULL.
+     */
+    uint32_t num_cpus;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } folio_context_desc;
 
 /**

@@ -82,7 +82,7 @@ public:
         context_.reset(context);
     }
 
-    /** The CPU; 0 threads: compute on the calling thread. */
+    /** The CPU; 1 thread: compute on the calling thread; 0: a thread for each CPU. */
     static Context cpu(uint32_t num_threads, const folio_api &api = linked())
     {
         auto desc = FOLIO_INIT(folio_context_desc);

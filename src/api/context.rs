@@ -1,6 +1,6 @@
 //! A context: one backend on one device, and where its messages go.
 
-use crate::backend::{Backend, Stream, Target, open};
+use crate::backend::{Backend, Stream, Target, Threads, open, open_cpu};
 use crate::error::{Error, Result};
 use crate::log::{Level, Logger};
 use crate::tensor::Device;
@@ -21,12 +21,23 @@ struct Inner {
 impl Context {
     /// Opens a backend.
     pub fn new(target: Target, logger: Logger) -> Result<Context> {
-        let context = Context::with_backend(open(target, logger.clone())?, logger);
+        let backend = open(target, logger.clone())?;
+        Ok(Context::opened(backend, logger))
+    }
+
+    /// Opens the CPU on threads of the caller's choice.
+    pub fn on_threads(threads: &Threads, logger: Logger) -> Result<Context> {
+        let backend = open_cpu(threads, &logger)?;
+        Ok(Context::opened(backend, logger))
+    }
+
+    fn opened(backend: Box<dyn Backend>, logger: Logger) -> Context {
+        let context = Context::with_backend(backend, logger);
         context.log(
             Level::Info,
             format_args!("context: {:?}", context.backend()),
         );
-        Ok(context)
+        context
     }
 
     /// A context around a backend of the caller's.

@@ -29,7 +29,10 @@ mod rope_append;
 mod shared_prefixes;
 mod tree;
 
-pub use crate::backend::{Stream, Target, Workspace, WorkspaceInfo, cuda_device_count};
+pub use crate::backend::{
+    CpuSet, HostThreads, Stream, Target, Tasks, Threads, Workspace, WorkspaceInfo,
+    cuda_device_count,
+};
 pub use append::append;
 pub use attention::Attention;
 pub use batch::BatchInput;

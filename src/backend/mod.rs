@@ -4,6 +4,7 @@
 
 mod attention;
 mod cache;
+mod cpu_set;
 mod host_index;
 mod index;
 mod merge;
@@ -12,17 +13,20 @@ mod refusal;
 mod registry;
 mod stream;
 mod tables;
+mod threads;
 mod tree;
 mod workspace;
 
 pub use attention::{Attention, AttentionOps};
 pub use cache::CacheOps;
+pub use cpu_set::CpuSet;
 pub use index::IndexOps;
 pub use merge::MergeOps;
 pub use projection::ProjectionOps;
-pub use registry::{Target, cuda_device_count, open};
+pub use registry::{Target, cuda_device_count, open, open_cpu};
 pub use stream::Stream;
 pub use tables::{HostTables, Tables};
+pub use threads::{HostThreads, Tasks, Threads};
 pub use tree::TreeOps;
 pub use workspace::{Workspace, WorkspaceInfo};
 

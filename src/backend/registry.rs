@@ -1,6 +1,6 @@
 //! The backends that are compiled in.
 
-use super::Backend;
+use super::{Backend, Threads};
 use crate::cpu::CpuBackend;
 use crate::error::Result;
 use crate::log::Logger;
@@ -9,9 +9,9 @@ use crate::reference::ReferenceBackend;
 /// Which backend a context runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// The CPU, with this many threads; 0 computes on the calling thread.
+    /// The CPU, with this many threads of Folio's own on the CPUs that the process had when the library was loaded.
     Cpu {
-        /// Threads, the caller's among them.
+        /// Threads, the caller's among them. 0: one for each of the CPUs.
         num_threads: u32,
     },
     /// The float64 oracle on the calling thread.
@@ -27,13 +27,17 @@ pub enum Target {
 pub fn open(target: Target, logger: Logger) -> Result<Box<dyn Backend>> {
     match target {
         Target::Reference => Ok(Box::new(ReferenceBackend)),
-        Target::Cpu { num_threads } => open_cpu(num_threads),
+        Target::Cpu { num_threads } => {
+            let cpus = None;
+            open_cpu(&Threads::Own { num_threads, cpus }, &logger)
+        }
         Target::Cuda { ordinal } => open_cuda(ordinal, logger),
     }
 }
 
-fn open_cpu(num_threads: u32) -> Result<Box<dyn Backend>> {
-    Ok(Box::new(CpuBackend::new(num_threads)?))
+/// Opens the CPU on some threads. Says to `logger` where they get in each other's way.
+pub fn open_cpu(threads: &Threads, logger: &Logger) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(CpuBackend::on_threads(threads, logger)?))
 }
 
 #[cfg(feature = "cuda")]

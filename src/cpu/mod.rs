@@ -24,9 +24,11 @@ mod x86;
 pub use isa::Isa;
 
 use crate::backend::{
-    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, TreeOps,
+    Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, Threads,
+    TreeOps,
 };
 use crate::error::{Error, Result};
+use crate::log::Logger;
 use crate::problem::{
     AppendArgs, AttentionDesc, Checked, CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs,
     GatherArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
@@ -36,7 +38,7 @@ use crate::tensor::Device;
 use attention::handle::CpuAttention;
 use std::sync::Arc;
 
-/// The operators of [`Backend`] on the CPU, with threads of its own.
+/// The operators of [`Backend`] on the CPU, on threads of its own or of the host's.
 #[derive(Debug)]
 pub struct CpuBackend {
     pool: Arc<threads::Pool>,
@@ -45,8 +47,7 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend with `num_threads` threads, the caller's among them (0: the caller's alone), on the
-    /// best instruction set.
+    /// A backend with `num_threads` threads of its own, on the best instruction set.
     pub fn new(num_threads: u32) -> Result<CpuBackend> {
         CpuBackend::with_isa(num_threads, Isa::best())
     }
@@ -62,7 +63,19 @@ impl CpuBackend {
                 Isa::best()
             )));
         }
-        let pool = Arc::new(threads::Pool::new(num_threads)?);
+        let cpus = None;
+        let threads = Threads::Own { num_threads, cpus };
+        CpuBackend::of(&threads, isa, &Logger::silent())
+    }
+
+    /// A backend on threads of the caller's choice, on the best instruction set. Says to `logger` where they are more
+    /// than their CPUs.
+    pub fn on_threads(threads: &Threads, logger: &Logger) -> Result<CpuBackend> {
+        CpuBackend::of(threads, Isa::best(), logger)
+    }
+
+    fn of(threads: &Threads, isa: Isa, logger: &Logger) -> Result<CpuBackend> {
+        let pool = Arc::new(threads::Pool::new(threads, logger)?);
         let projection = projection::Projection::new(pool.num_threads());
         Ok(CpuBackend {
             pool,

@@ -1,7 +1,7 @@
 //! How much any plan within a desc can need. Pure arithmetic; where the parts lie is `image`'s concern.
 
 use super::starts::num_copied_page_ids;
-use crate::problem::{AttentionDesc, HostBatch, KvStorage, Tiling, WorkList};
+use crate::problem::{AttentionDesc, HostBatch, Kind, KvStorage, Tiling, WorkList};
 
 /// How many records of each kind a plan has, or can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,12 +44,12 @@ impl Capacity {
     /// The bound for batches that the scheduler cuts by `tiling`.
     ///
     /// A request of q rows has ⌈q / T⌉ tiles, so B requests of n rows in all have at most
-    /// (n + B (T − 1)) / T. Balanced plans make at most `max_splits` splits, and m splits of a tile need
-    /// m + 1 ≤ 2 m chunks. Batch-invariant plans cut every tile into ⌈kv_len / chunk⌉ chunks; there the
+    /// (n + B (T − 1)) / T. Balanced plans make at most `max_splits` splits, and [`most_chunks`] says how many chunks
+    /// split tiles have. Batch-invariant plans cut every tile into ⌈kv_len / chunk⌉ chunks; there the
     /// number of pages bounds the sum over requests too.
     ///
     /// In a cascade a row has a part in every level that it shares, and levels have no more tiles than their requests
-    /// would have. A batch-invariant one shares nothing.
+    /// would have; a split adds one more for the rows of a tile. A batch-invariant one shares nothing.
     pub fn new(desc: &AttentionDesc, tiling: &Tiling) -> Capacity {
         let batch_size = desc.max_batch_size as usize;
         let tokens = desc.max_num_tokens as usize;
@@ -80,10 +80,11 @@ impl Capacity {
                 0 => 0,
                 _ => tokens.saturating_mul(levels + 1),
             };
+            let parts_of_splits = most_chunks(desc, splits, tiles).saturating_mul(tile.min(rows));
             (
                 tiles.saturating_mul(levels + 1).saturating_add(splits),
                 split_rows.saturating_add(parts_in_levels).min(tokens),
-                (2 * split_rows).saturating_add(parts_in_levels),
+                parts_of_splits.saturating_add(parts_in_levels),
             )
         };
         let page_ids = match desc.kv {
@@ -100,6 +101,18 @@ impl Capacity {
             },
             partial_rows,
         }
+    }
+}
+
+/// Chunks that split tiles of a balanced plan have together, at most.
+///
+/// Chunks of one size: with M for `max_splits` and n tiles there are at most M - n splits, or M / 2 where that is more
+/// (`schedule`). k tiles that are split have k chunks more than splits, and k is at most the number of either. So they
+/// have M - n + n chunks at most, or 2 · M / 2. Shares of MLA: M splits, and each may be of a tile of its own.
+fn most_chunks(desc: &AttentionDesc, max_splits: usize, tiles: usize) -> usize {
+    match desc.kind {
+        Kind::Decode | Kind::Prefill => max_splits,
+        Kind::Mla => max_splits.saturating_add(max_splits.min(tiles)),
     }
 }
 
@@ -120,7 +133,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::schedule;
-    use crate::problem::{Kind, KvLayout, PageIds, Pages};
+    use crate::problem::{KvLayout, PageIds, Pages};
     use proptest::prelude::*;
 
     fn desc(lens: &[(i32, i32)], batch_invariant: bool) -> AttentionDesc {

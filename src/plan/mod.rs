@@ -24,6 +24,6 @@ pub use peers::{
     BatchSplit, FLASHMLA_RECORD, Machine, balanced_kv_splits, flashmla_metadata, flashmla_parts,
     keys_per_split, num_kv_splits, split_decodes_and_prefills, takes_cascade,
 };
-pub use schedule::schedule;
+pub use schedule::{UNITS_NOT_SPLIT, schedule};
 pub use shared_prefixes::shared_prefixes;
 pub use starts::{device_page_ids, num_copied_page_ids};

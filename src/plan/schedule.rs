@@ -8,7 +8,8 @@
 //! the splits, Σ tiles · (⌈kv_len / chunk⌉ − 1), stay within a budget. So the longest request bounds
 //! the tail, few long requests are split finely, and many requests not at all. With budget S, n tiles and
 //! K = Σ tiles · kv_len, K / (S + n) ≤ chunk ≤ K / S: the bisection is short. A tile that is split m ≥ 2
-//! ways has m partial results and m − 1 splits, so at most 2 · S tiles' rows of partial results exist.
+//! ways has m partial results and m − 1 splits, so at most 2 · S tiles' rows of partial results exist, and by the budget
+//! no more than `max_splits` tiles' rows.
 //!
 //! **Budget.** `max_splits` less the tiles, so that all items together come to `max_splits`, which is what
 //! runs at a time: a few items more than that cost a second wave (8 requests of 8192 keys on an H200:
@@ -28,7 +29,7 @@ use crate::problem::Tiling;
 use crate::problem::{AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, WorkItem, WorkList};
 
 /// A longest request of so many units is not split: putting the rows together again costs more.
-const UNITS_NOT_SPLIT: u32 = 2;
+pub const UNITS_NOT_SPLIT: u32 = 2;
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
 ///
@@ -518,7 +519,8 @@ mod tests {
             let rows = work.partials.len();
             let splits: u32 = work.items.iter().filter(|i| i.kv_start > 0).count() as u32;
             prop_assert!(splits <= tiling.max_splits);
-            prop_assert!(rows as u32 <= 2 * tiling.max_splits * tiling.q_tile);
+            let chunks = if kind == Kind::Mla { 2 } else { 1 } * tiling.max_splits;
+            prop_assert!(rows as u32 <= chunks * tiling.q_tile);
             let mut used = vec![false; rows];
             for item in work.items.iter().filter(|item| item.partial != NO_PARTIAL) {
                 for row in item.partial..item.partial + item.q_len {

@@ -83,7 +83,7 @@ SAME(FOLIO_ERR_INTERNAL, 200);
 SAME(sizeof(void *), 8);
 SIZE(folio_status, 4);
 
-SIZE(folio_context_desc, 40);
+SIZE(folio_context_desc, 72); /* 40 in 0.1.0 */
 AT(folio_context_desc, struct_size, 0);
 AT(folio_context_desc, flags, 4);
 AT(folio_context_desc, device_type, 8);
@@ -92,6 +92,11 @@ AT(folio_context_desc, num_threads, 16);
 AT(folio_context_desc, log_level, 20);
 AT(folio_context_desc, log, 24);
 AT(folio_context_desc, log_user, 32);
+AT(folio_context_desc, cpus, 40);
+AT(folio_context_desc, parallel_for, 48);
+AT(folio_context_desc, parallel_for_user, 56);
+AT(folio_context_desc, num_cpus, 64);
+AT(folio_context_desc, reserved, 68);
 
 SIZE(folio_error, 512);
 AT(folio_error, struct_size, 0);

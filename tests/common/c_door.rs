@@ -794,12 +794,20 @@ impl Door for CDoor {
     }
 
     fn open(&self, target: Target) -> Result<Box<dyn Session>> {
-        let desc = c_context_desc(target);
-        let mut ctx = null_mut();
-        // SAFETY: live structs.
-        call(|err| unsafe { api().context_create.unwrap()(&desc, &mut ctx, err) })?;
-        Ok(Box::new(CContext(ctx)))
+        // SAFETY: a live struct without pointers.
+        unsafe { open(&c_context_desc(target)) }
     }
+}
+
+/// A context of this desc.
+///
+/// # Safety
+/// What the desc points to is as its fields say, for as long as they say.
+pub unsafe fn open(desc: &folio_context_desc) -> Result<Box<dyn Session>> {
+    let mut ctx = null_mut();
+    // SAFETY: live structs; the caller's promise.
+    call(|err| unsafe { api().context_create.unwrap()(desc, &mut ctx, err) })?;
+    Ok(Box::new(CContext(ctx)))
 }
 
 struct CContext(*mut folio_context);

@@ -3,7 +3,7 @@
 use crate::common::c_door::{c_context_desc, c_decode_desc, c_prefill_desc, dtype};
 use crate::common::problem::Storage;
 use crate::fixture::{Context, Reply, plain};
-use crate::table::{INVALID, UNSUPPORTED, check};
+use crate::table::{INVALID, UNKNOWN, UNSUPPORTED, check};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
@@ -14,6 +14,15 @@ use std::ptr::null_mut;
 unsafe extern "C" fn ignore(_: *mut c_void, _: i32, _: *const c_char) {}
 
 const IGNORE: folio_log_fn = Some(ignore);
+
+unsafe extern "C" fn run_nothing(_: *mut c_void, _: u32, _: folio_task_fn, _: *mut c_void) {
+    panic!("no task is run by creating a context");
+}
+
+const RUN_NOTHING: folio_parallel_for_fn = Some(run_nothing);
+
+/// No system has the CPU after the last one.
+static CPUS: [u32; 4] = [0, 0, 8191, 8192];
 
 #[test]
 fn context_descs() {
@@ -84,6 +93,76 @@ fn context_descs() {
                 &["log_level", "-1"],
             ),
             (
+                &|d: &mut Desc| d.num_cpus = 2,
+                INVALID,
+                &["num_cpus: 2", "without cpus"],
+            ),
+            (
+                &|d: &mut Desc| d.cpus = CPUS.as_ptr(),
+                INVALID,
+                &["num_cpus: 0", "1 or more"],
+            ),
+            (
+                &|d: &mut Desc| (d.cpus, d.num_cpus) = (CPUS.as_ptr(), 2),
+                INVALID,
+                &["cpus[1]: 0", "once"],
+            ),
+            (
+                &|d: &mut Desc| (d.cpus, d.num_cpus) = (&CPUS[1], 2),
+                INVALID,
+                &["cpus: 8191", "not there"],
+            ),
+            (
+                &|d: &mut Desc| (d.cpus, d.num_cpus, d.num_threads) = (&CPUS[2], 1, 1),
+                INVALID,
+                &["cpus: 8191", "not there"],
+            ),
+            (
+                &|d: &mut Desc| (d.cpus, d.num_cpus) = (&CPUS[1], 3),
+                INVALID,
+                &["cpus[2]: 8192", "8191"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.cpus, d.num_cpus) = (CPUS.as_ptr().wrapping_byte_add(1), 1);
+                },
+                INVALID,
+                &["cpus", "multiple of 4"],
+            ),
+            (
+                &|d: &mut Desc| (d.parallel_for, d.num_threads) = (RUN_NOTHING, 0),
+                INVALID,
+                &["num_threads: 0", "parallel_for"],
+            ),
+            (
+                &|d: &mut Desc| (d.parallel_for, d.num_threads) = (RUN_NOTHING, 1025),
+                INVALID,
+                &["num_threads", "1025", "1024"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    d.parallel_for = RUN_NOTHING;
+                    (d.cpus, d.num_cpus) = (CPUS.as_ptr(), 1);
+                },
+                INVALID,
+                &["cpus", "parallel_for"],
+            ),
+            (
+                &|d: &mut Desc| (d.parallel_for, d.num_cpus) = (RUN_NOTHING, 1),
+                INVALID,
+                &["num_cpus: 1"],
+            ),
+            (
+                &|d: &mut Desc| d.parallel_for_user = null_mut::<c_void>().wrapping_byte_add(8),
+                INVALID,
+                &["parallel_for_user", "0x8"],
+            ),
+            (
+                &|d: &mut Desc| d.reserved = 7,
+                UNKNOWN,
+                &["folio_context_desc.reserved", "7"],
+            ),
+            (
                 &|d: &mut Desc| d.flags = FOLIO_CONTEXT_REFERENCE,
                 INVALID,
                 &["num_threads", "2"],
@@ -102,6 +181,30 @@ fn context_descs() {
             ),
         ],
     );
+}
+
+/// What only threads of a CPU context have is refused elsewhere.
+#[test]
+fn context_descs_without_threads() {
+    type Desc = folio_context_desc;
+    let fields: [(fn(&mut Desc), &str); 4] = [
+        (|d| d.cpus = CPUS.as_ptr(), "cpus"),
+        (|d| d.num_cpus = 1, "num_cpus"),
+        (|d| d.parallel_for = RUN_NOTHING, "parallel_for"),
+        (
+            |d| d.parallel_for_user = null_mut::<c_void>().wrapping_byte_add(8),
+            "parallel_for_user",
+        ),
+    ];
+    for target in [Target::Reference, Target::Cuda { ordinal: 0 }] {
+        for (set, name) in fields {
+            let (mut desc, mut ctx) = (c_context_desc(target), null_mut());
+            set(&mut desc);
+            // SAFETY: live structs; nothing is made.
+            let reply = Reply::of(|err| unsafe { folio_context_create(&desc, &mut ctx, err) });
+            reply.assert(&format!("{target:?}"), INVALID, &[&format!("{name}: ")]);
+        }
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod figures;
 mod fixture;
 mod freedoms;
 mod gather;
+mod host_threads;
 mod index;
 mod limits;
 mod logs;

@@ -92,9 +92,10 @@ fn sizes_from<T>(
 #[test]
 fn descs() {
     let desc = c_context_desc(Target::Cpu { num_threads: 1 });
-    sizes(
+    sizes_from(
         "folio_context_desc",
         &desc,
+        40,
         FOLIO_CONTEXT_REFERENCE,
         |desc| {
             let mut ctx = null_mut();

@@ -26,7 +26,7 @@ fn sessions() -> Vec<Box<dyn Session>> {
 }
 
 /// A batch that is worth more than one thread.
-fn batch(kind: Kind) -> Problem {
+pub fn batch(kind: Kind) -> Problem {
     let mut problem = Problem::plain(&[(1, 300), (1, 33), (1, 700), (1, 160)]).of(DType::BF16);
     problem.kind = kind;
     if kind == Kind::Prefill {
@@ -50,7 +50,7 @@ fn layer(problem: &Problem, n: usize) -> Problem {
     })
 }
 
-fn same(a: &Output, b: &Output) -> bool {
+pub fn same(a: &Output, b: &Output) -> bool {
     let bits = |output: &Output| -> Vec<u32> {
         let lse = output.lse.iter().flatten();
         lse.map(|value| value.to_bits()).collect()

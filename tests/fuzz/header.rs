@@ -30,7 +30,7 @@ impl Kind {
             "float" => Kind::F32,
             "folio_dtype" => Kind::Dtype,
             "folio_tensor *" => Kind::Tensor,
-            "folio_log_fn" => Kind::Pointer,
+            "folio_log_fn" | "folio_parallel_for_fn" => Kind::Pointer,
             pointer if pointer.ends_with('*') => Kind::Pointer,
             other => {
                 panic!("the header has a field of type {other}, which the fuzzer does not know")

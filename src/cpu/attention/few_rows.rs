@@ -207,7 +207,7 @@ impl Walk<'_> {
     fn accumulate_visible(&self, head: usize, n: usize, scratch: &mut Scratch<'_>) {
         let shape = self.run.shape;
         let rows = self.run.v.rows(head, &scratch.tile.v_offsets[..n]);
-        let values = Values::stage(self.run, rows, scratch.tile.v);
+        let values = Values::stage(self.run, rows, shape.few_rows_keys, scratch.values);
         let p = Weights {
             p: &scratch.s[of(self.tile_rows(head), shape.few_rows_keys)],
             ldp: shape.few_rows_keys,

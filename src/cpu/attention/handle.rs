@@ -4,7 +4,7 @@
 
 use super::mask_starts::check_mask_starts;
 use super::run::{Plan, Run};
-use super::scratch::Scratch;
+use super::scratch::ThreadMemory;
 use super::shape::{MAX_DIM_QK, MAX_DIM_VO, Shape};
 use super::walk;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
@@ -186,13 +186,13 @@ impl Attention for CpuAttention {
             }),
         )?;
         let run = Run::new(&self.desc, &self.shape, self.isa.kernels(), plan, args);
-        let (layout, start) = (&self.shape.scratch, planned.base + self.shape.regions.own);
+        let (layouts, start) = (&self.shape.scratch, planned.base + self.shape.regions.own);
         // Partial results and scratch belong to the plan, so the turn lasts until the rows are combined.
         let turn = self.pool.turn();
-        let scratch = |thread: usize| {
-            let base = start + thread * layout.total;
+        let memory = |thread: usize| {
+            let base = start + thread * layouts.total;
             // SAFETY: each thread has its part of the workspace, for as long as the turn lasts.
-            unsafe { Scratch::new(layout, base as *mut u8) }
+            unsafe { ThreadMemory::new(layouts, base as *mut u8) }
         };
         // Head by head over all items, which are ordered by request: consecutive pieces of a thread mostly read the
         // same keys, which are then in its second-level cache.
@@ -200,13 +200,13 @@ impl Attention for CpuAttention {
         let heads = self.shape.num_kv_heads;
         let (whole, parts) = (many.len() * heads, planned.parts);
         turn.for_each(whole + few.len() * parts, &|thread, index| {
-            let scratch = &mut scratch(thread);
+            let memory = &mut memory(thread);
             if index < whole {
-                walk::head(&run, &many[index % many.len()], index / many.len(), scratch);
+                walk::head(&run, &many[index % many.len()], index / many.len(), memory);
             } else {
                 let (item, part) = ((index - whole) / parts, (index - whole) % parts);
                 let heads = part * heads / parts..(part + 1) * heads / parts;
-                walk::heads(&run, &few[item], heads, scratch);
+                walk::heads(&run, &few[item], heads, memory);
             }
         });
         // All threads combine, even where the rows of a single request were split.
@@ -214,7 +214,8 @@ impl Attention for CpuAttention {
         turn.for_each(pieces * heads, &|thread, index| {
             let first = index / heads * COMBINED_ROWS;
             let rows = &combines[first..combines.len().min(first + COMBINED_ROWS)];
-            let scratch = &mut scratch(thread);
+            let mut memory = memory(thread);
+            let scratch = &mut memory.combine();
             for row in rows {
                 run.combine(row, index % heads, scratch);
             }

@@ -7,7 +7,7 @@ use super::next_tile::NextTile;
 use super::row_softmax::Scores;
 use super::run::Run;
 use super::scratch::Scratch;
-use super::shape::{KEY_TILE, SCORE_LD};
+use super::shape::SCORE_LD;
 use super::staged_values::{Values, Weights, stage_values};
 use crate::cpu::kernels::convert::Stage;
 use crate::cpu::kernels::prefetch_rows::{PrefetchShare, RowPrefetch};
@@ -68,7 +68,7 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, head: usize, scratch: &mut Scratch<'
 
 impl Walk<'_> {
     fn tile_from(&self, start: i64, scratch: &mut Scratch<'_>) -> NextTile {
-        let sizes = (KEY_TILE, BLOCK);
+        let sizes = (self.run.shape.key_tile, BLOCK);
         NextTile::locate(
             self.run,
             self.item,
@@ -164,6 +164,7 @@ impl Walk<'_> {
         );
         let values = Values {
             panel: scratch.tile.v.as_ptr(),
+            tile: run.shape.key_tile,
             finite,
         };
         let p = Weights {
@@ -232,7 +233,7 @@ impl Walk<'_> {
             stage_keys(run, keys, first, next.k, scratch.staged);
         }
         let values = run.v.rows(self.head, &next.v_offsets[range.clone()]);
-        stage_values(run, values, range.start, next.v)
+        stage_values(run, values, (range.start, run.shape.key_tile), next.v)
     }
 
     /// Stages the rows that are left.

@@ -15,8 +15,7 @@ use super::many_rows;
 use super::next_tile::NextTile;
 use super::pack;
 use super::run::Run;
-use super::scratch::Scratch;
-use super::shape::BF16_KEY_TILE;
+use super::scratch::{Scratch, ThreadMemory};
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use crate::cpu::kernels::prefetch_rows::{PrefetchShare, RowPrefetch};
@@ -75,8 +74,9 @@ pub fn walk(
     item: &Item<'_>,
     head: usize,
     matrix: Matrix,
-    scratch: &mut Scratch<'_>,
+    memory: &mut ThreadMemory<'_>,
 ) {
+    let scratch = &mut memory.blocks();
     let queries = run.queries(item, head, scratch);
     let walk = Walk {
         engine: Engine::new(matrix, run),
@@ -90,7 +90,7 @@ pub fn walk(
     let is_done = walk.attend(scratch);
     drop(walk);
     if !is_done {
-        many_rows::walk(run, item, head, scratch);
+        many_rows::walk(run, item, head, &mut memory.many());
     }
 }
 
@@ -118,7 +118,7 @@ impl Walk<'_> {
     }
 
     fn tile_from(&self, start: i64, scratch: &mut Scratch<'_>) -> NextTile {
-        let sizes = (BF16_KEY_TILE, SIDE);
+        let sizes = (self.run.shape.bf16_key_tile, SIDE);
         NextTile::locate(
             self.run,
             self.item,
@@ -548,7 +548,8 @@ impl<'a> Strip<'a> {
         let p = scratch.p16[..all_p].as_ptr();
         for column in (0..ld).step_by(SIDE) {
             let o = block(o, column / SIDE).as_mut_ptr();
-            let v = scratch.tile.v16[pack::value_blocks(parts.kv, column, 0)..][..all_v].as_ptr();
+            let first = pack::value_blocks(self.walk.run, column, 0);
+            let v = scratch.tile.v16[first..][..all_v].as_ptr();
             // SAFETY: a block of o; the slices hold all blocks of the groups.
             unsafe {
                 let v = v.add(groups.start * parts.kv * ELEMENTS);

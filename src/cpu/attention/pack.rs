@@ -8,7 +8,6 @@
 
 use super::run::Run;
 use super::scratch::Scratch;
-use super::shape::BF16_KEY_TILE;
 use crate::cpu::kernels::bf16_block::{ELEMENTS, SIDE};
 use crate::cpu::kernels::bf16_split::{self, Split};
 use crate::cpu::kernels::rows::Rows;
@@ -89,15 +88,14 @@ pub fn keys(run: &Run<'_>, head: usize, range: Range<usize>, scratch: &mut Scrat
 
 /// Start of the blocks of A with 32 columns of a group of values, part by part. The blocks of all groups follow one
 /// another, in the order in which they are read.
-pub fn value_blocks(parts: usize, column: usize, group: usize) -> usize {
-    (column * BF16_KEY_TILE + group * ELEMENTS) * parts
+pub fn value_blocks(run: &Run<'_>, column: usize, group: usize) -> usize {
+    (column * run.shape.bf16_key_tile + group * ELEMENTS) * run.shape.bf16_parts.kv
 }
 
 /// Packs values of the next tile, from the first of a group on, transposed, as blocks of A. Values past the last one
 /// are zero. Returns whether every number is finite and has parts.
 pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, scratch: &mut Scratch<'_>) -> bool {
     let (dim, ld) = (run.shape.dim_vo, run.shape.ld_vo);
-    let count = run.shape.bf16_parts.kv;
     let all = run.v.rows(head, &scratch.next_tile.v_offsets[..range.end]);
     let pairs = scratch.staged.as_mut_ptr();
     assert!(scratch.staged.len() >= BLOCK * ld);
@@ -114,7 +112,7 @@ pub fn values(run: &Run<'_>, head: usize, range: Range<usize>, scratch: &mut Scr
             // pairs.
             let finite = unsafe { pair_rows(&rows, dim, pairs.cast(), ld) };
             for column in (0..ld).step_by(SIDE) {
-                let at = value_blocks(count, column, start / SIDE) + part * ELEMENTS;
+                let at = value_blocks(run, column, start / SIDE) + part * ELEMENTS;
                 let transpose = Transpose {
                     rows: Rows {
                         base: pairs.wrapping_add(column).cast(),

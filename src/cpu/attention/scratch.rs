@@ -1,8 +1,49 @@
-//! The scratch memory of a thread, as slices of its part of the workspace. `shape` computes their sizes.
+//! The scratch memory of a thread: its part of the workspace, as slices that one walk needs. `shape` computes their sizes.
 #![allow(unsafe_code)]
 
-use super::shape::ScratchLayout;
+use super::shape::{Layouts, ScratchLayout};
 use std::ops::Range;
+
+/// A thread's part of the workspace.
+pub struct ThreadMemory<'a> {
+    layouts: &'a Layouts,
+    base: *mut u8,
+}
+
+impl ThreadMemory<'_> {
+    /// # Safety
+    /// `base` must be aligned to a cache line and valid for `layouts.total` bytes that nobody else uses while this lives.
+    pub unsafe fn new(layouts: &Layouts, base: *mut u8) -> ThreadMemory<'_> {
+        ThreadMemory { layouts, base }
+    }
+
+    /// As `few_rows` uses it.
+    pub fn few(&mut self) -> Scratch<'_> {
+        self.scratch(&self.layouts.few)
+    }
+
+    /// As `many_rows` uses it.
+    pub fn many(&mut self) -> Scratch<'_> {
+        self.scratch(&self.layouts.many)
+    }
+
+    /// As `many_rows_bf16` uses it.
+    #[cfg(folio_avx512)]
+    pub fn blocks(&mut self) -> Scratch<'_> {
+        self.scratch(&self.layouts.blocks)
+    }
+
+    /// As combining uses it.
+    pub fn combine(&mut self) -> Scratch<'_> {
+        self.scratch(&self.layouts.combine)
+    }
+
+    /// Takes `&mut self` by its callers, so there is one at a time.
+    fn scratch(&self, layout: &ScratchLayout) -> Scratch<'_> {
+        // SAFETY: the promise of `new`; no layout is larger than the largest.
+        unsafe { Scratch::new(layout, self.base) }
+    }
+}
 
 /// Memory that the walks compute in. [`ScratchLayout`] says what each part holds.
 pub struct Scratch<'a> {
@@ -13,6 +54,7 @@ pub struct Scratch<'a> {
     pub alpha: &'a mut [f32],
     pub s: &'a mut [f32],
     pub staged: &'a mut [f32],
+    pub values: &'a mut [f32],
     pub q16: &'a mut [u16],
     pub p16: &'a mut [u16],
     pub staged16: &'a mut [u16],
@@ -49,7 +91,7 @@ impl<'a> Scratch<'a> {
     /// # Safety
     /// `base` must be aligned to a cache line and valid for `layout.total` bytes that nobody else uses
     /// during `'a`.
-    pub unsafe fn new(layout: &ScratchLayout, base: *mut u8) -> Scratch<'a> {
+    unsafe fn new(layout: &ScratchLayout, base: *mut u8) -> Scratch<'a> {
         // SAFETY: the ranges are disjoint, lie within `total` and start on cache lines; any bits are a
         // float or an integer.
         unsafe {
@@ -80,6 +122,7 @@ impl<'a> Scratch<'a> {
                 alpha: floats(&layout.alpha),
                 s: floats(&layout.s),
                 staged: floats(&layout.staged),
+                values: floats(&layout.values),
                 q16: halves(&layout.q16),
                 p16: halves(&layout.p16),
                 staged16: halves(&layout.staged16),

@@ -6,7 +6,7 @@ use crate::backend::WorkspaceInfo;
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
 use crate::dtype::DType;
-use crate::plan::{Capacity, Regions};
+use crate::plan::{Capacity, Regions, UNITS_NOT_SPLIT};
 use crate::problem::{AttentionDesc, CacheFormat, Kind, Tiling, WorkItem};
 use std::ops::Range;
 
@@ -29,6 +29,9 @@ pub const JOINED_KEYS: usize = 32;
 /// Elements from one row of scores or weights to the next. It is not a power of two, so that a column of scores
 /// spreads over all sets of the first-level cache. It is a whole number of cache lines, in bf16 too.
 pub const SCORE_LD: usize = KEY_TILE + 32;
+
+/// Tiles are multiples of so many keys, whatever walk has them.
+const TILE_UNIT: usize = 64;
 
 /// Chunks of keys are multiples of this. The heads of shorter requests are spread over threads instead, which costs
 /// no merge.
@@ -91,6 +94,10 @@ pub struct Shape {
     /// Keys per tile of `few_rows`, and elements from one of its rows of scores to the next. It does not depend on
     /// how many heads a thread computes, so that this does not change a result.
     pub few_rows_keys: usize,
+    /// Keys per tile of `many_rows` and of `many_rows_bf16`: [`KEY_TILE`] and [`BF16_KEY_TILE`], or all that a request
+    /// can have.
+    pub key_tile: usize,
+    pub bf16_key_tile: usize,
     /// What multiplies blocks of bf16 for items of many rows; `None` where `many_rows` computes them. The bf16 parts
     /// of a number.
     pub matrix: Option<Matrix>,
@@ -101,7 +108,7 @@ pub struct Shape {
     pub may_split_keys: bool,
     pub tiling: Tiling,
     pub regions: Regions,
-    pub scratch: ScratchLayout,
+    pub scratch: Layouts,
 }
 
 /// The number of bf16 parts of a query or weight, and of a key or value. Keys and values have no more, since they
@@ -112,8 +119,20 @@ pub struct Bf16Parts {
     pub kv: usize,
 }
 
-/// Byte ranges of the scratch of a thread. Where an item is walked head by head, `q`, `o` and the running state hold
-/// one head.
+/// What the scratch of a thread holds, which is one of these at a time.
+#[derive(Debug, Clone, Default)]
+pub struct Layouts {
+    /// For `few_rows`, `many_rows`, `many_rows_bf16` (where it has items) and combining.
+    pub few: ScratchLayout,
+    pub many: ScratchLayout,
+    pub blocks: ScratchLayout,
+    pub combine: ScratchLayout,
+    /// Bytes of the largest.
+    pub total: usize,
+}
+
+/// Byte ranges of the scratch of a thread. What a walk has no use for is empty. Where an item is walked head by head,
+/// `q`, `o` and the running state hold one head.
 #[derive(Debug, Clone, Default)]
 pub struct ScratchLayout {
     pub q: Range<usize>,
@@ -136,6 +155,8 @@ pub struct ScratchLayout {
     pub v_offsets: Range<usize>,
     pub k: Range<usize>,
     pub v: Range<usize>,
+    /// Values of one tile, where they are not staged ahead.
+    pub values: Range<usize>,
     pub k16: Range<usize>,
     pub v16: Range<usize>,
     /// Copies of queries, and of keys of a tile and of the next one.
@@ -158,6 +179,14 @@ impl Cursor {
         // A saturated size stays the largest. No caller can bring that much, and `plan` refuses what it brings.
         self.0 = end.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         start..end
+    }
+
+    /// The layout whose ranges were handed out.
+    fn end(self, layout: ScratchLayout) -> ScratchLayout {
+        ScratchLayout {
+            total: self.0,
+            ..layout
+        }
     }
 }
 
@@ -201,15 +230,17 @@ impl Shape {
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
             few_rows_keys: few_rows_keys(desc, row, amx),
+            key_tile: tile_keys(desc, KEY_TILE),
+            bf16_key_tile: tile_keys(desc, BF16_KEY_TILE),
             matrix,
             bf16_parts,
             amx,
             may_split_keys: desc.kind == Kind::Prefill,
             tiling: tiling(desc, num_threads, matrix),
             regions: Regions::default(),
-            scratch: ScratchLayout::default(),
+            scratch: Layouts::default(),
         };
-        shape.scratch = shape.scratch(strip);
+        shape.scratch = shape.layouts(strip);
         let capacity = Capacity::new(desc, &shape.tiling);
         let scratch_bytes = num_threads.saturating_mul(shape.scratch.total);
         shape.regions = Regions::new(&capacity, shape.num_qo_heads, shape.ld_vo, scratch_bytes);
@@ -218,8 +249,7 @@ impl Shape {
 
     /// Whether some item may use AMX.
     pub fn uses_amx(&self) -> bool {
-        let most_rows = self.tiling.q_tile as usize * self.group;
-        self.amx || self.matrix == Some(Matrix::Amx) && most_rows > FEW_ROWS
+        self.amx || self.matrix == Some(Matrix::Amx) && self.tile_rows() > FEW_ROWS
     }
 
     /// Whether the item goes through `few_rows`.
@@ -246,57 +276,134 @@ impl Shape {
         }
     }
 
-    fn scratch(&self, strip: usize) -> ScratchLayout {
-        let tile_rows = self.tiling.q_tile as usize * self.group;
-        // `few_rows`: all heads, but few rows of each.
-        let few_rows = self.num_kv_heads * tile_rows.min(FEW_ROWS);
-        let rows = tile_rows.max(few_rows);
-        let block_rows = self.block_rows();
-        let scores_of_few = few_rows * self.few_rows_keys;
-        // `many_rows_bf16`: strips of 32 rows, and scores of two groups of 32 keys.
-        let in_blocks = self.matrix.is_some();
-        let (rows, scores, most_keys) = match in_blocks {
-            true => (rows.next_multiple_of(32), 2 * 32 * 32, BF16_KEY_TILE),
-            false => (rows, 0, KEY_TILE),
+    fn layouts(&self, strip: usize) -> Layouts {
+        let mut layouts = Layouts {
+            few: self.few_layout(strip),
+            combine: self.combine_layout(),
+            ..Layouts::default()
         };
-        let v_width = self.ld_vo.next_multiple_of(strip);
+        if self.tile_rows() > FEW_ROWS {
+            layouts.many = self.many_layout(strip);
+            if self.matrix.is_some() {
+                layouts.blocks = self.blocks_layout();
+            }
+        }
+        let all = [
+            &layouts.few,
+            &layouts.many,
+            &layouts.blocks,
+            &layouts.combine,
+        ];
+        layouts.total = all
+            .map(|layout| layout.total)
+            .into_iter()
+            .max()
+            .unwrap_or(0);
+        layouts
+    }
+
+    /// Most query rows of a KV head in an item.
+    fn tile_rows(&self) -> usize {
+        self.tiling.q_tile as usize * self.group
+    }
+
+    /// All heads, but few rows of each. Keys and values are read where they lie.
+    fn few_layout(&self, strip: usize) -> ScratchLayout {
+        let of_head = self.tile_rows().min(FEW_ROWS);
+        let rows = (self.num_kv_heads * of_head).next_multiple_of(FEW_ROWS);
         let mut cursor = Cursor::default();
-        let mut halves = |count: usize| cursor.take(if in_blocks { count } else { 0 }, 2);
-        let q16 = halves(rows * self.ld_qk * self.bf16_parts.q);
-        let k16 = halves(2 * BF16_KEY_TILE * self.ld_qk * self.bf16_parts.kv);
-        let v16 = halves(2 * BF16_KEY_TILE * self.ld_vo * self.bf16_parts.kv);
-        let p16 = halves(32 * BF16_KEY_TILE * self.bf16_parts.q);
-        let staged16 = halves(32 * self.ld_qk.max(self.ld_vo) * self.bf16_parts.q);
-        let split = |count: usize| if self.may_split_keys { count } else { 0 };
+        let mut layout = self.rows_of_tiles(&mut cursor, of_head, self.few_rows_keys);
         let mut floats = |count| cursor.take(count, 4);
+        layout.q = floats(rows * self.ld_qk);
+        layout.o = floats(rows * self.ld_vo);
+        layout.max = floats(rows);
+        layout.sum = floats(rows);
+        layout.alpha = floats(rows);
+        layout.s = floats(rows * self.few_rows_keys);
+        layout.values = floats(self.ld_vo.next_multiple_of(strip) * self.few_rows_keys);
+        layout.limits = floats(KEY_TILE);
+        cursor.end(layout)
+    }
+
+    /// One head; f32 panels of a tile and of the next one.
+    fn many_layout(&self, strip: usize) -> ScratchLayout {
+        let (rows, keys) = (self.tile_rows(), self.key_tile);
+        let mut cursor = Cursor::default();
+        let mut layout = self.rows_of_tiles(&mut cursor, rows, keys);
+        let mut floats = |count| cursor.take(count, 4);
+        layout.q = floats(rows * self.ld_qk);
+        layout.o = floats(rows * self.ld_vo);
+        layout.max = floats(rows);
+        layout.sum = floats(rows);
+        layout.alpha = floats(rows);
+        layout.s = floats(self.block_rows() * SCORE_LD);
+        layout.k = floats(2 * self.ld_qk * keys.next_multiple_of(strip));
+        layout.v = floats(2 * self.ld_vo.next_multiple_of(strip) * keys);
+        layout.staged = floats(32 * self.widest_ld());
+        layout.limits = floats(KEY_TILE);
+        cursor.end(layout)
+    }
+
+    /// One head, in strips of 32 rows; blocks of a tile and of the next one, and scores of two groups of 32 keys.
+    fn blocks_layout(&self) -> ScratchLayout {
+        let (rows, keys) = (self.tile_rows().next_multiple_of(32), self.bf16_key_tile);
+        let parts = self.bf16_parts;
+        let mut cursor = Cursor::default();
+        let mut layout = self.rows_of_tiles(&mut cursor, rows, keys);
+        let mut halves = |count| cursor.take(count, 2);
+        layout.q16 = halves(rows * self.ld_qk * parts.q);
+        layout.k16 = halves(2 * keys * self.ld_qk * parts.kv);
+        layout.v16 = halves(2 * keys * self.ld_vo * parts.kv);
+        layout.p16 = halves(32 * keys * parts.q);
+        layout.staged16 = halves(32 * self.widest_ld() * parts.q);
+        let mut floats = |count| cursor.take(count, 4);
+        layout.o = floats(rows * self.ld_vo);
+        layout.max = floats(rows);
+        layout.sum = floats(rows);
+        layout.s = floats(2 * 32 * 32);
+        layout.staged = floats(32 * self.widest_ld());
+        layout.limits = floats(KEY_TILE);
+        cursor.end(layout)
+    }
+
+    /// One row, and a tile of its partial rows.
+    fn combine_layout(&self) -> ScratchLayout {
+        let mut cursor = Cursor::default();
+        let layout = ScratchLayout {
+            o: cursor.take(self.ld_vo, 4),
+            s: cursor.take(KEY_TILE, 4),
+            k_offsets: cursor.take(2 * KEY_TILE, 8),
+            ..ScratchLayout::default()
+        };
+        cursor.end(layout)
+    }
+
+    /// Where the query rows of an item are, and the keys and values of a tile and of the next one. With them the copies
+    /// of those that are not whole rows.
+    fn rows_of_tiles(&self, cursor: &mut Cursor, rows: usize, keys: usize) -> ScratchLayout {
+        let split = |count: usize| if self.may_split_keys { count } else { 0 };
         ScratchLayout {
-            q16,
-            k16,
-            v16,
-            p16,
-            staged16,
-            q: floats(rows * self.ld_qk),
-            o: floats(rows * self.ld_vo),
-            max: floats(rows),
-            sum: floats(rows),
-            alpha: floats(rows),
-            s: floats(scores.max(block_rows * SCORE_LD).max(scores_of_few)),
-            k: floats(2 * self.ld_qk * KEY_TILE.next_multiple_of(strip)),
-            v: floats(2 * v_width * KEY_TILE),
-            staged: floats(32 * self.ld_qk.max(self.ld_vo)),
-            limits: floats(KEY_TILE),
-            q_offsets: cursor.take(tile_rows, 8),
-            o_offsets: cursor.take(tile_rows, 8),
-            k_offsets: cursor.take(2 * most_keys, 8),
-            k_rope_offsets: cursor.take(split(2 * most_keys), 8),
-            v_offsets: cursor.take(2 * most_keys, 8),
-            q_rows: cursor.take(tile_rows, self.q_copy_bytes),
-            rows: cursor.take(2 * most_keys, self.k_copy_bytes),
+            q_offsets: cursor.take(rows, 8),
+            o_offsets: cursor.take(rows, 8),
+            k_offsets: cursor.take(2 * keys, 8),
+            k_rope_offsets: cursor.take(split(2 * keys), 8),
+            v_offsets: cursor.take(2 * keys, 8),
+            q_rows: cursor.take(rows, self.q_copy_bytes),
+            rows: cursor.take(2 * keys, self.k_copy_bytes),
             joined: cursor.take(split(JOINED_KEYS), self.k_row_bytes),
             joined_offsets: cursor.take(split(JOINED_KEYS), 8),
-            total: cursor.0,
+            ..ScratchLayout::default()
         }
     }
+
+    fn widest_ld(&self) -> usize {
+        self.ld_qk.max(self.ld_vo)
+    }
+}
+
+/// Keys of a tile: `most`, or all that a request can have.
+fn tile_keys(desc: &AttentionDesc, most: usize) -> usize {
+    most.min((desc.max_kv_len.max(1) as usize).next_multiple_of(TILE_UNIT))
 }
 
 fn few_rows_keys(desc: &AttentionDesc, row: CacheFormat, amx: bool) -> usize {
@@ -305,7 +412,8 @@ fn few_rows_keys(desc: &AttentionDesc, row: CacheFormat, amx: bool) -> usize {
         Kind::Decode | Kind::Prefill => desc.kv_bytes() as usize,
     };
     let bytes = desc.num_kv_heads as usize * key_and_value;
-    (few_rows_tile_bytes(amx) / bytes).clamp(FEW_ROWS_KEY_UNIT, KEY_TILE) / FEW_ROWS_KEY_UNIT
+    let most = tile_keys(desc, KEY_TILE);
+    (few_rows_tile_bytes(amx) / bytes).clamp(FEW_ROWS_KEY_UNIT, most) / FEW_ROWS_KEY_UNIT
         * FEW_ROWS_KEY_UNIT
 }
 
@@ -323,6 +431,7 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         // a single long request.
         max_splits: match threads {
             1 => 0,
+            _ if is_never_split(desc) => 0,
             _ if is_long => threads / 2,
             _ if q_tile > 16 => threads,
             _ => threads.saturating_mul(2),
@@ -330,6 +439,13 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         invariant_chunk: invariant_chunk(desc),
         combine_units: 1,
     }
+}
+
+/// Whether requests are too short to be split. (In a cascade the number of splits also says what sharing costs.)
+fn is_never_split(desc: &AttentionDesc) -> bool {
+    desc.kind != Kind::Mla
+        && desc.shared_levels == 0
+        && desc.max_kv_len <= UNITS_NOT_SPLIT * KEY_UNIT
 }
 
 /// Whether query tiles of twice as many tokens are still many. Where the number of threads must not change a result,
@@ -354,4 +470,88 @@ fn invariant_chunk(desc: &AttentionDesc) -> u32 {
     }
     let chunk = desc.max_kv_len.div_ceil(chunks).max(1024);
     chunk.next_multiple_of(KEY_UNIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::{KvLayout, KvStorage};
+
+    /// Prompts of a model with 32 heads of 128.
+    fn prompts(dtype: DType, num_kv_heads: u32) -> AttentionDesc {
+        AttentionDesc {
+            kind: Kind::Prefill,
+            q_dtype: dtype,
+            kv_format: dtype.into(),
+            o_dtype: dtype,
+            num_qo_heads: 32,
+            num_kv_heads,
+            head_dim_qk: 128,
+            head_dim_vo: 128,
+            kv: KvStorage::Paged {
+                page_size: 16,
+                layout: KvLayout::Nhd,
+            },
+            max_batch_size: 64,
+            max_qo_len: 8192,
+            max_num_tokens: 8192,
+            max_kv_len: 8192,
+            max_num_pages: 4096,
+            graph: false,
+            batch_invariant: false,
+            shared_levels: 0,
+        }
+    }
+
+    const MATRICES: [Option<Matrix>; 3] = [None, Some(Matrix::Pairs), Some(Matrix::Amx)];
+
+    /// The bytes that each of 16 threads adds to the workspace: scratch and partial results.
+    fn per_thread(desc: &AttentionDesc, matrix: Option<Matrix>) -> usize {
+        let of = |threads| Shape::new(desc, threads, 64, matrix).workspace().host_bytes;
+        (of(17) - of(1)) / 16
+    }
+
+    /// Partial results are 2.1 MB of it, a row for each of 128 tokens.
+    #[test]
+    fn a_threads_part_is_small() {
+        for matrix in MATRICES {
+            for (dtype, most) in [(DType::BF16, 4_000_000), (DType::F32, 4_500_000)] {
+                for num_kv_heads in [8, 32] {
+                    let bytes = per_thread(&prompts(dtype, num_kv_heads), matrix);
+                    assert!(bytes < most, "{matrix:?} {dtype} {num_kv_heads}: {bytes}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn smaller_maxima_take_less() {
+        for matrix in MATRICES {
+            for dtype in [DType::BF16, DType::F16, DType::F32] {
+                let desc = prompts(dtype, 8);
+                let all = per_thread(&desc, matrix);
+                let short = AttentionDesc {
+                    max_kv_len: 64,
+                    ..desc
+                };
+                let few = AttentionDesc {
+                    max_qo_len: 4,
+                    ..desc
+                };
+                let one = AttentionDesc {
+                    max_qo_len: 1,
+                    max_num_tokens: 64,
+                    max_kv_len: 64,
+                    ..desc
+                };
+                let [short, few, one] = [short, few, one].map(|desc| per_thread(&desc, matrix));
+                assert!(
+                    short < all - 300_000,
+                    "{matrix:?} {dtype}: {short} of {all}"
+                );
+                assert!(few < all / 4, "{matrix:?} {dtype}: {few} of {all}");
+                assert!(one < few / 2, "{matrix:?} {dtype}: {one} of {few}");
+            }
+        }
+    }
 }

@@ -3,24 +3,28 @@
 #![allow(unsafe_code)]
 
 use super::run::Run;
-use super::shape::KEY_TILE;
 use crate::cpu::kernels::convert::Stage;
 use crate::cpu::kernels::product::{Panel, Product};
 use crate::cpu::kernels::rows::Rows;
 use std::ops::Range;
 
-/// Stages values as f32: column `c` of value `j` lands at `panel[c / strip · strip · KEY_TILE + j · strip + c %
-/// strip]`. `rows` begin with value `first`. Returns whether all are finite.
-pub fn stage_values(run: &Run<'_>, rows: Rows, first: usize, panel: &mut [f32]) -> bool {
+/// Stages values as f32, of a tile of `tile` of them: column `c` of value `j` lands at `panel[c / strip · strip · tile +
+/// j · strip + c % strip]`. `rows` begin with value `first`. Returns whether all are finite.
+pub fn stage_values(
+    run: &Run<'_>,
+    rows: Rows,
+    (first, tile): (usize, usize),
+    panel: &mut [f32],
+) -> bool {
     let strip = run.kernels.strip;
-    assert!(panel.len() >= run.shape.ld_vo.next_multiple_of(strip) * KEY_TILE);
-    assert!(first + rows.count <= KEY_TILE);
+    assert!(panel.len() >= run.shape.ld_vo.next_multiple_of(strip) * tile);
+    assert!(first + rows.count <= tile);
     let stage = Stage {
         rows,
         dim: run.shape.dim_vo,
         dst: panel[first * strip..].as_mut_ptr(),
         width: strip,
-        strip: strip * KEY_TILE,
+        strip: strip * tile,
     };
     // SAFETY: the values were located within the cache; the panel has room for a tile.
     unsafe { run.kernels.stage[run.row_dtype as usize](&stage) }
@@ -37,14 +41,17 @@ pub struct Weights<'a> {
 /// The staged values of a tile.
 pub struct Values {
     pub panel: *const f32,
+    /// Values that the panel has room for.
+    pub tile: usize,
     pub finite: bool,
 }
 
 impl Values {
     /// Stages values, at most a tile.
-    pub fn stage(run: &Run<'_>, rows: Rows, panel: &mut [f32]) -> Values {
+    pub fn stage(run: &Run<'_>, rows: Rows, tile: usize, panel: &mut [f32]) -> Values {
         Values {
-            finite: stage_values(run, rows, 0, panel),
+            finite: stage_values(run, rows, (0, tile), panel),
+            tile,
             panel: panel.as_ptr(),
         }
     }
@@ -99,7 +106,7 @@ impl Values {
                 b: Panel {
                     base: self
                         .panel
-                        .wrapping_add(column * KEY_TILE + visible.start * strip),
+                        .wrapping_add(column * self.tile + visible.start * strip),
                     ld: strip,
                 },
                 columns: strip.min(ld - column),

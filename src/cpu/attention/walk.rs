@@ -4,22 +4,22 @@
 #[cfg(folio_avx512)]
 use super::many_rows_bf16;
 use super::run::Run;
-use super::scratch::Scratch;
+use super::scratch::ThreadMemory;
 use super::{few_rows, many_rows};
 use crate::problem::WorkItem;
 use std::ops::Range;
 
 /// Computes some heads of an item of few rows.
-pub fn heads(run: &Run<'_>, work: &WorkItem, heads: Range<usize>, scratch: &mut Scratch<'_>) {
-    few_rows::walk(run, &run.item(work), heads, scratch);
+pub fn heads(run: &Run<'_>, work: &WorkItem, heads: Range<usize>, memory: &mut ThreadMemory<'_>) {
+    few_rows::walk(run, &run.item(work), heads, &mut memory.few());
 }
 
 /// Computes a head of an item of many rows.
-pub fn head(run: &Run<'_>, work: &WorkItem, head: usize, scratch: &mut Scratch<'_>) {
+pub fn head(run: &Run<'_>, work: &WorkItem, head: usize, memory: &mut ThreadMemory<'_>) {
     let item = run.item(work);
     #[cfg(folio_avx512)]
     if let Some(matrix) = run.shape.matrix {
-        return many_rows_bf16::walk(run, &item, head, matrix, scratch);
+        return many_rows_bf16::walk(run, &item, head, matrix, memory);
     }
-    many_rows::walk(run, &item, head, scratch);
+    many_rows::walk(run, &item, head, &mut memory.many());
 }
