@@ -7,17 +7,24 @@
 #
 #   make install PREFIX=/usr/local    the library, the headers, the CMake package and folio.pc;
 #                                     FOLIO_CUDA=OFF leaves out the CUDA backend
+#   make dist                         a tarball and a .deb of the same for machines without Rust, in build/dist;
+#                                     DIST_ARCH=aarch64 for ARM
+#   make test-dist                    the x86-64 ones on bare Debian roots; needs root
+#   make test-aarch64                 the CPU tests for ARM under qemu
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
 #   make wheel                        the Python package, with the library inside, to build/wheels
+#   make test-torch-ops, test-vllm, test-sglang
+#                                     the integrations, in a virtual environment of 7 GB with PyTorch and vLLM
 #   make bench                        the CPU benchmarks
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
+#   make test-paddle                  the Paddle ops and the FastDeploy plugin, with PaddlePaddle's CPU wheel from PyPI
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory wheel test-python clean
+    test-torch test-memory dist test-dist test-aarch64 wheel test-python test-torch-ops test-vllm test-sglang test-paddle clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -59,7 +66,8 @@ tools:
 	@mkdir -p $(BUILD)
 	@rm -f $(BUILD)/skips
 	@.ci/need cc=gcc c++=g++ cmake=cmake valgrind=valgrind doxygen=doxygen pkg-config=pkg-config readelf=binutils \
-	    /usr/include/dlpack/dlpack.h=libdlpack-dev
+	    /usr/include/dlpack/dlpack.h=libdlpack-dev /usr/include/nlohmann/json.hpp=nlohmann-json3-dev \
+	    /usr/share/doc/libopenblas-dev=libopenblas-dev
 	@for part in fmt clippy; do $(CARGO) $$part --version >/dev/null 2>&1 || \
 	    { echo "Folio's tests need cargo $$part; install it with: rustup component add rustfmt clippy"; exit 1; }; done
 
@@ -81,7 +89,7 @@ test-rows:
 	.ci/test-rows
 
 test-msrv:
-	$(call say,Rust tests with the oldest Rust)
+	$(call say,The oldest Rust compiles everything)
 	.ci/test-msrv
 
 # The same cases in every `make test`.
@@ -131,6 +139,12 @@ test-torch: test-package
 	    .ci/skip "PyTorch operators" "$(PYTHON) has no PyTorch with ninja"; \
 	fi
 
+test-paddle:
+	@.ci/need c++=g++ cmake=cmake pkg-config=pkg-config
+	$(MAKE) --no-print-directory install PREFIX=$(BUILD)/paddle-prefix
+	$(call say,Paddle ops and FastDeploy plugin)
+	.ci/test-paddle $(BUILD)/paddle-prefix $(BUILD) $(PYTHON)
+
 MEMORY_TESTS := -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_TEST_STANDARDS="C11;CXX17" -DCMAKE_BUILD_TYPE=Debug
 # A program's own operator new stays its own: one of them fills memory to see who writes to it.
 VALGRIND := valgrind;--quiet;--soname-synonyms=somalloc=nouserintercepts;--error-exitcode=99;--leak-check=full;--show-leak-kinds=definite,indirect;--errors-for-leak-kinds=definite,indirect
@@ -169,6 +183,38 @@ test-python: wheel
 	$(PYTHON_TEST)/bin/pip --disable-pip-version-check install --quiet $(BUILD)/wheels/*.whl pytest numpy ml_dtypes
 	cd python && env -u FOLIO_LIBRARY -u PYTHONPATH $(PYTHON_TEST)/bin/python -m pytest --quiet
 
+# --- PyTorch, vLLM and SGLang --------------------------------------------------------------------
+
+ENGINES := $(BUILD)/venv-vllm
+INTEGRATIONS := integrations/torch integrations/vllm integrations/sglang
+
+# Not parts of `make test`, for their size: PyTorch and vLLM are downloaded.
+test-torch-ops: $(ENGINES)/folio
+	$(call say,PyTorch operators of the package)
+	cd integrations/torch && $(ENGINES)/bin/python -m pytest --quiet tests
+
+test-sglang: $(ENGINES)/folio
+	$(call say,The SGLang backend)
+	cd integrations/sglang && $(ENGINES)/bin/python -m pytest --quiet tests
+
+test-vllm: $(ENGINES)/folio
+	$(call say,vLLM on Folio and on its own backend)
+	cd integrations/vllm && $(ENGINES)/bin/python -m pytest --quiet tests
+
+.PHONY: $(ENGINES)/folio
+$(ENGINES)/folio: wheel $(ENGINES)/installed
+	$(ENGINES)/bin/uv pip install --quiet --python $(ENGINES)/bin/python --no-deps --reinstall \
+	    $(BUILD)/wheels/*.whl $(addprefix ./,$(INTEGRATIONS))
+
+$(ENGINES)/installed: integrations/vllm/tests/requirements.txt integrations/vllm/tests/overrides.txt
+	$(call say,PyTorch and vLLM into $(ENGINES))
+	rm -rf $(ENGINES)
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip --disable-pip-version-check install --quiet uv
+	UV_HTTP_TIMEOUT=600 $(ENGINES)/bin/uv pip install --quiet --python $(ENGINES)/bin/python \
+	    --requirement integrations/vllm/tests/requirements.txt --override integrations/vllm/tests/overrides.txt
+	touch $@
+
 # --- The rest ------------------------------------------------------------------------------------
 
 nvrtc:
@@ -185,6 +231,30 @@ install: $(if $(filter OFF,$(FOLIO_CUDA)),,nvrtc)
 	    -DFOLIO_CUDA=$(FOLIO_CUDA) -DFOLIO_BUILD_TESTS=OFF -DFOLIO_BUILD_EXAMPLES=OFF
 	$(CMAKE) --build $(BUILD)/install
 	$(CMAKE) --install $(BUILD)/install --prefix $(PREFIX)
+
+# The linker is zig's, which knows the symbols of old glibcs; see packaging/dist.
+DIST_ARCH ?= $(shell uname -m)
+DIST := $(BUILD)/dist
+dist: nvrtc
+	@.ci/need cmake=cmake objdump=binutils dpkg-deb=dpkg python3=python3-pip \
+	    $(DIST_ARCH)-linux-gnu-gcc=$(if $(filter $(shell uname -m),$(DIST_ARCH)),gcc,gcc-$(subst _,-,$(DIST_ARCH))-linux-gnu)
+	@.ci/need-rust-target $(DIST_ARCH)-unknown-linux-gnu
+	@.ci/fetch-zig
+	packaging/dist $(DIST_ARCH) $(DIST)
+
+# The oldest Debian that is still served, and the one that this project is developed on.
+DIST_SUITES ?= bullseye bookworm
+test-dist: DIST_ARCH := x86_64
+test-dist: dist
+	$(call say,The tarball and the .deb on bare Debian)
+	.ci/test-dist $(DIST) $(DIST_SUITES)
+
+test-aarch64:
+	$(call say,CPU tests for AArch64 under emulation)
+	@.ci/need aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h=libc6-dev-arm64-cross \
+	    qemu-aarch64=qemu-user
+	@.ci/need-rust-target aarch64-unknown-linux-gnu
+	.ci/test-aarch64
 
 bench:
 	$(CARGO) bench --locked --bench cpu

@@ -1,16 +1,18 @@
-//! The documents name files and tests that exist: links, paths in backticks, and the tests of docs/features.md.
+//! The documents name files and tests that exist: links, paths in backticks, and the tests of docs/features.md and
+//! docs/coverage.md.
 //! Whether what they say is true is for readers to see.
 
 use std::path::{Path, PathBuf};
 
 /// Folders whose files the documents name by their path from the root.
-const FOLDERS: [&str; 10] = [
+const FOLDERS: [&str; 11] = [
     "benches",
     "cmake",
     "docs",
     "examples",
     "examples-c",
     "include",
+    "integrations",
     "kernels",
     "python",
     "src",
@@ -134,9 +136,9 @@ fn documents_name_what_exists() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-#[test]
-fn every_feature_names_tests_that_exist() {
-    let text = std::fs::read_to_string(root().join("docs/features.md")).unwrap();
+/// Whether rows of a table name tests that exist, in the column so many before the end of the line.
+fn check_tests_of(document: &str, column_from_end: usize) {
+    let text = std::fs::read_to_string(root().join(document)).unwrap();
     let rows = text
         .lines()
         .filter(|line| line.starts_with("| ") && line.contains('`'));
@@ -144,7 +146,7 @@ fn every_feature_names_tests_that_exist() {
     let mut wrong = Vec::new();
     for row in rows {
         let cells: Vec<&str> = row.split(" |").collect();
-        let test = cells[cells.len() - 3];
+        let test = cells[cells.len() - 1 - column_from_end];
         checked += usize::from(test.contains('`'));
         if test.contains('`') {
             wrong.extend(
@@ -156,6 +158,12 @@ fn every_feature_names_tests_that_exist() {
     }
     assert!(checked > 30, "only {checked} rows name a test");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_feature_names_tests_that_exist() {
+    check_tests_of("docs/features.md", 2);
+    check_tests_of("docs/coverage.md", 1);
 }
 
 #[test]

@@ -145,3 +145,33 @@ fn an_exported_function_is_one_guarded_call() {
     }
     assert_eq!(functions, text("tests/abi/symbols.txt").lines().count());
 }
+
+/// What C has, C++ has: every function of the table that can fail or that owns something is called by folio.hpp.
+#[test]
+fn every_function_has_its_form_in_cpp() {
+    const PLAIN: [&str; 3] = ["version", "status_name", "device_count"];
+    let header = text("include/folio/folio.h");
+    let table = header.split("typedef struct folio_api {").nth(1);
+    let slots: Vec<&str> = (table.expect("the table").lines())
+        .filter_map(|line| line.split_once("(*")?.1.split_once(")("))
+        .map(|(name, _)| name)
+        .collect();
+    let wrapper = text("include/folio/folio.hpp");
+    let called = |name: &&str| {
+        ["api().", "api.", "api->", "folio_api::"].iter().any(|by| {
+            let call = format!("{by}{name}");
+            wrapper.match_indices(&call).any(|(at, _)| {
+                !wrapper[at + call.len()..].starts_with(|c: char| c == '_' || c.is_alphanumeric())
+            })
+        })
+    };
+    let missing: Vec<&&str> = (slots.iter())
+        .filter(|name| !PLAIN.contains(name) && !called(name))
+        .collect();
+    // All that is exported but folio_get_api.
+    assert_eq!(
+        slots.len() + 1,
+        text("tests/abi/symbols.txt").lines().count()
+    );
+    assert!(missing.is_empty(), "folio.hpp lacks {missing:?}");
+}

@@ -8,7 +8,8 @@
  * Failures are exceptions (folio::Error), not expected-style results, because the C++ runtimes that this
  * header is for report errors that way: PyTorch's TORCH_CHECK, on which vLLM's and SGLang's ops are
  * built, TensorRT-LLM's TLLM_CHECK, Paddle's PADDLE_ENFORCE in FastDeploy. An exception never crosses the
- * C ABI: it is thrown here, in the host's own code, out of a status. Hosts without exceptions use folio.h.
+ * C ABI: it is thrown here, in the host's own code, out of a status. A host that wants exceptions of its own
+ * type, or none, defines FOLIO_THROW (folio_error.hpp). Tensors are in folio_tensor.hpp.
  */
 
 #ifndef FOLIO_FOLIO_HPP
@@ -16,29 +17,14 @@
 
 #include <dlfcn.h>
 #include <folio/folio.h>
+#include <folio/folio_error.hpp>
+#include <folio/folio_tensor.hpp>
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 namespace folio {
-
-/** A call that failed: its status, and the library's sentence as what(). */
-class Error : public std::runtime_error {
-public:
-    /** From a status and a sentence. */
-    Error(folio_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
-
-    /** FOLIO_ERR_… */
-    folio_status status() const noexcept { return status_; }
-
-private:
-    folio_status status_;
-};
 
 namespace detail {
 
@@ -52,7 +38,7 @@ public:
     void check(folio_status status) const
     {
         if (status != FOLIO_OK)
-            throw Error(status, error_.message);
+            fail(status, error_.message);
     }
 
 private:
@@ -62,7 +48,7 @@ private:
 inline const folio_api &fitting(const folio_api *api)
 {
     if (!api)
-        throw Error(FOLIO_ERR_UNSUPPORTED, "this library does not implement the ABI version of its caller's header");
+        fail(FOLIO_ERR_UNSUPPORTED, "this library does not implement the ABI version of its caller's header");
     return *api;
 }
 
@@ -79,80 +65,10 @@ inline const folio_api &load(const char *path)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library)
-        throw Error(FOLIO_ERR_UNSUPPORTED, dlerror());
+        detail::fail(FOLIO_ERR_UNSUPPORTED, dlerror());
     auto get_api = reinterpret_cast<decltype(&folio_get_api)>(dlsym(library, "folio_get_api"));
     return detail::fitting(get_api ? get_api(FOLIO_ABI_VERSION) : nullptr);
 }
-
-/** Where a tensor's memory is. */
-struct Device {
-    int32_t type = FOLIO_DEVICE_CPU; /**< FOLIO_DEVICE_… */
-    int32_t id = 0;                  /**< ordinal */
-};
-
-/**
- * A view of memory that is not owned, with a shape that is. Converts to what folio.h's structs take:
- *
- *     folio::Tensor q(q_data, FOLIO_BFLOAT16, {batch, heads, dim});
- *     args.q = q;
- *
- * The struct then points into the Tensor, which must outlive the call.
- */
-class Tensor {
-public:
-    /** Extents or strides, outermost first. */
-    using Extents = std::initializer_list<int64_t>;
-
-    /** Compact, row-major. `data` is written to only where folio.h calls a tensor an output. */
-    Tensor(const void *data, folio_dtype dtype, Extents shape, Device device = {}) : Tensor(data, dtype, shape, {}, device)
-    {
-    }
-
-    /** A view with strides in elements; none means compact. */
-    Tensor(const void *data, folio_dtype dtype, Extents shape, Extents strides, Device device = {})
-    {
-        if (shape.size() > shape_.size() || (strides.size() != 0 && strides.size() != shape.size()))
-            throw Error(FOLIO_ERR_SHAPE, "Tensor: at most 5 extents are accepted, and as many strides or none");
-        std::copy(shape.begin(), shape.end(), shape_.begin());
-        std::copy(strides.begin(), strides.end(), strides_.begin());
-        tensor_.data = const_cast<void *>(data);
-        tensor_.device_type = device.type;
-        tensor_.device_id = device.id;
-        tensor_.ndim = static_cast<int32_t>(shape.size());
-        tensor_.dtype = dtype;
-        tensor_.strides = strides.size() == 0 ? nullptr : strides_.data();
-        tensor_.shape = shape_.data();
-    }
-
-    /** A vector of int32 on the host: lengths, page ids. */
-    explicit Tensor(const std::vector<int32_t> &values)
-        : Tensor(values.data(), FOLIO_INT32, {static_cast<int64_t>(values.size())})
-    {
-    }
-
-    /** A view of the same memory with a shape of its own. */
-    Tensor(const Tensor &other) noexcept { *this = other; }
-
-    /** As copying. */
-    Tensor &operator=(const Tensor &other) noexcept
-    {
-        shape_ = other.shape_;
-        strides_ = other.strides_;
-        tensor_ = other.tensor_;
-        tensor_.shape = shape_.data();
-        tensor_.strides = other.tensor_.strides ? strides_.data() : nullptr;
-        return *this;
-    }
-
-    /** For the fields of folio.h's structs. */
-    operator const folio_tensor *() const & noexcept { return &tensor_; }
-    operator const folio_tensor *() const && = delete; /* it would dangle */
-
-private:
-    folio_tensor tensor_{};
-    std::array<int64_t, 5> shape_{};
-    std::array<int64_t, 5> strides_{};
-};
 
 /** A device and what belongs to it. Handles made from it keep it alive. */
 class Context {
@@ -334,6 +250,79 @@ private:
     };
     std::unique_ptr<folio_context, Destroy> context_;
 };
+
+namespace detail {
+
+/** A function that needs no context and reports failures. */
+template <class Args>
+void compute(const folio_api &api, folio_status (*folio_api::*slot)(const Args *, folio_error *), const Args &args)
+{
+    Report report;
+    report.check((api.*slot)(&args, report.get()));
+}
+
+}  // namespace detail
+
+/** Lists what neighbouring requests share, from a page table on the host. */
+inline void find_shared_prefixes(const folio_find_shared_prefixes_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::find_shared_prefixes, args);
+}
+
+/** Says how many tokens ranks of context parallelism hold of sequences. */
+inline void cp_local_lengths(const folio_cp_local_lengths_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::cp_local_lengths, args);
+}
+
+/** Cuts contexts into chunks that fit a workspace. */
+inline void mla_context_chunks(const folio_mla_context_chunks_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::mla_context_chunks, args);
+}
+
+/** Plans FlashMLA's dense decode kernel, for hosts that drive it. */
+inline void flashmla_metadata(const folio_flashmla_metadata_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::flashmla_metadata, args);
+}
+
+/** Splits of decode requests as FastDeploy's Triton MLA backend makes them. */
+inline void num_kv_splits(const folio_num_kv_splits_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::num_kv_splits, args);
+}
+
+/** Says where the prefills of a batch begin. */
+inline void split_decodes_and_prefills(const folio_split_decodes_and_prefills_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::split_decodes_and_prefills, args);
+}
+
+/** Splits of decode requests as SGLang's Triton backend makes them. */
+inline void balanced_kv_splits(const folio_balanced_kv_splits_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::balanced_kv_splits, args);
+}
+
+/** Whether vLLM's FlashAttention backend would attend a common prefix once. */
+inline void use_cascade(const folio_use_cascade_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::use_cascade, args);
+}
+
+/** Puts a batch into the order that vLLM's backends want. */
+inline void reorder_batch(const folio_reorder_batch_args &args, const folio_api &api = linked())
+{
+    detail::compute(api, &folio_api::reorder_batch, args);
+}
+
+/** Tokens of vLLM's workspace for chunks of cached contexts. */
+inline uint64_t mla_context_tokens(uint32_t max_model_len, uint32_t max_num_seqs, uint32_t page_size,
+                                   const folio_api &api = linked())
+{
+    return api.mla_context_tokens(max_model_len, max_num_seqs, page_size);
+}
 
 namespace detail {
 
@@ -614,7 +603,7 @@ public:
         : memory_(new unsigned char[static_cast<size_t>(info.host_bytes + info.alignment)])
     {
         if (info.device_bytes != 0)
-            throw Error(FOLIO_ERR_WORKSPACE_TOO_SMALL, "HostWorkspace: this handle needs device memory too");
+            detail::fail(FOLIO_ERR_WORKSPACE_TOO_SMALL, "HostWorkspace: this handle needs device memory too");
         void *start = memory_.get();
         auto space = static_cast<size_t>(info.host_bytes + info.alignment);
         workspace_.host = std::align(static_cast<size_t>(info.alignment), static_cast<size_t>(info.host_bytes), start, space);

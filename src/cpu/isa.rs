@@ -15,6 +15,8 @@ use std::sync::LazyLock;
 pub enum Isa {
     /// The instructions that the target of the compiler guarantees.
     Portable,
+    /// NEON, which every AArch64 processor has.
+    Neon,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL. This and AMX need a library built with Rust 1.89 or later.
@@ -27,8 +29,9 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, weakest first.
-    pub const ALL: [Isa; 5] = [
+    pub const ALL: [Isa; 6] = [
         Isa::Portable,
+        Isa::Neon,
         Isa::Avx2,
         Isa::Avx512,
         Isa::Avx512Bf16,
@@ -66,6 +69,7 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "cpu/portable",
+            Isa::Neon => "cpu/neon",
             Isa::Avx2 => "cpu/avx2",
             Isa::Avx512 => "cpu/avx512",
             Isa::Avx512Bf16 => "cpu/avx512-bf16",
@@ -92,6 +96,7 @@ pub enum Matrix {
 fn available(isa: Isa) -> bool {
     match isa {
         Isa::Portable => true,
+        Isa::Neon => false,
         Isa::Avx2 => {
             is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
@@ -114,7 +119,12 @@ fn available(isa: Isa) -> bool {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn available(isa: Isa) -> bool {
+    matches!(isa, Isa::Portable | Isa::Neon)
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn available(isa: Isa) -> bool {
     isa == Isa::Portable
 }
@@ -123,7 +133,7 @@ fn available(isa: Isa) -> bool {
 fn kernels(isa: Isa) -> &'static Kernels {
     static AVX2: Kernels = Kernels::of::<super::x86::avx2::Avx2>();
     match isa {
-        Isa::Portable => &PORTABLE,
+        Isa::Portable | Isa::Neon => &PORTABLE,
         Isa::Avx2 => &AVX2,
         #[cfg(folio_avx512)]
         Isa::Avx512 => &AVX512,
@@ -167,7 +177,16 @@ static AMX: Kernels = Kernels::of::<super::x86::avx512::Avx512>().with_bf16(&[
     (2, super::x86::amx_rows::TILES),
 ]);
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn kernels(isa: Isa) -> &'static Kernels {
+    static NEON: Kernels = Kernels::of::<super::arm::neon::Neon>();
+    match isa {
+        Isa::Neon => &NEON,
+        _ => &PORTABLE,
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn kernels(_: Isa) -> &'static Kernels {
     &PORTABLE
 }
@@ -190,6 +209,8 @@ impl Isa {
         // SAFETY: just asserted; the test's pointers are its own.
         unsafe {
             match self {
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => super::arm::neon::Neon::vectorize(task),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => super::x86::avx2::Avx2::vectorize(task),
                 #[cfg(folio_avx512)]

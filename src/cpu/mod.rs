@@ -2,12 +2,14 @@
 //!
 //! `attention` walks the work items of a plan, `cache` writes and reads caches, `merge` merges attention states,
 //! `projection` computes products per head. Their kernels are written once over a vector type (`kernels`) and compiled
-//! per instruction set (`isa`, `x86`), which is chosen at run time. `threads` runs them.
+//! per instruction set (`isa`, `x86`, `arm`), which is chosen at run time. `threads` runs them.
 #![cfg_attr(
     not(folio_avx512),
     allow(dead_code, reason = "what only the walk by blocks of bf16 needs")
 )]
 
+#[cfg(target_arch = "aarch64")]
+mod arm;
 mod attention;
 mod cache;
 mod context_parallel;

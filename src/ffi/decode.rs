@@ -209,7 +209,8 @@ pub unsafe extern "C" fn folio_decode_run(
     unsafe { attention::run(handle, args, stream, err) }
 }
 
-/// Name of the kernel that create picked, e.g. "cpu/avx512"; NULL for a NULL handle. It lives as long
+/// Name of the kernel that create picked, e.g. "cpu/avx512-bf16"; NULL for a NULL handle. On the CPU it names the
+/// instruction set, whatever the types of the handle are, and on CUDA what the kernel was compiled for. It lives as long
 /// as the handle.
 ///
 /// Plans are cut for this kernel. A run that asks for a feature it lacks, as custom masks on Hopper, takes a more

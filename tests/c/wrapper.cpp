@@ -130,6 +130,37 @@ void mla_by(const folio_api &api)
         EXPECT(std::fabs(o_data[i] - (static_cast<float>(i % rank) + 48.0f)) < 1e-4f);
 }
 
+// Functions without a context: a prefix that two requests share, and a figure.
+void figures_by(const folio_api &api)
+{
+    const std::vector<int32_t> lengths{4, 4}, pages{7, 1, 7, 2};
+    folio::Tensor kv_len(lengths), block_table(pages, {2, 2});
+    auto batch = FOLIO_INIT(folio_batch);
+    batch.kv_len = kv_len;
+    batch.block_table = block_table;
+    int32_t begin = -1, end = -1, shared = -1;
+    uint32_t count = 0;
+    auto args = FOLIO_INIT(folio_find_shared_prefixes_args);
+    args.page_size = 2;
+    args.capacity = 1;
+    args.batch = &batch;
+    args.request_begin = &begin;
+    args.request_end = &end;
+    args.kv_len = &shared;
+    args.num_prefixes = &count;
+    folio::find_shared_prefixes(args, api);
+    EXPECT(count == 1 && begin == 0 && end == 2 && shared == 2);
+    EXPECT(folio::mla_context_tokens(1000, 1, 16, api) == 8000);
+
+    args.page_size = 0;
+    try {
+        folio::find_shared_prefixes(args, api);
+        EXPECT(!"page_size 0 is refused");
+    } catch (const folio::Error &error) {
+        EXPECT(error.status() == FOLIO_ERR_INVALID_ARGUMENT && std::strstr(error.what(), "page_size"));
+    }
+}
+
 // A workspace can be large and Folio asks for no zeros: what the allocator gave stays as it was.
 void workspaces_are_not_filled()
 {
@@ -183,6 +214,8 @@ int main()
     decode_by(folio::linked());
     decode_by(folio::load(FOLIO_PLUGIN));
     mla_by(folio::linked());
+    figures_by(folio::linked());
+    figures_by(folio::load(FOLIO_PLUGIN));
     workspaces_are_not_filled();
     failures_are_exceptions();
     tensors_keep_their_shape();

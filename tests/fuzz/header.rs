@@ -91,12 +91,14 @@ fn is_part_of_name(c: char) -> bool {
 }
 
 /// Structs whose names and fields messages may use.
-pub const STRUCTS: [&str; 30] = [
+pub const STRUCTS: [&str; 32] = [
     "folio_context_desc",
     "folio_decode_desc",
     "folio_prefill_desc",
     "folio_mla_desc",
     "folio_mla_args",
+    "folio_cascade_desc",
+    "folio_shared_prefixes",
     "folio_tensor",
     "folio_batch",
     "folio_workspace",

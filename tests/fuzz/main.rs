@@ -9,16 +9,19 @@
 #![allow(unsafe_code)]
 
 mod attention;
+mod cascade;
 #[path = "../common/mod.rs"]
 mod common;
 mod context;
 mod corrupt;
 mod guarded;
+mod handle;
 mod header;
 mod index;
 mod mla;
 mod operators;
 mod oracle;
+mod prefixes;
 mod structs;
 #[path = "../stub_driver/stub.rs"]
 #[allow(dead_code)]
@@ -100,7 +103,7 @@ fn current_file(place: &str) -> PathBuf {
 /// Runs one case. `None` where its corruption would have been a lie that only the caller can answer for.
 fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, String> {
     let mut rng = Rng::of(seed, case);
-    let ending = match rng.below(36) {
+    let ending = match rng.below(38) {
         0..2 => operators::append(&mut rng, place),
         2..4 => operators::copy(&mut rng, place),
         4..8 => operators::merge_state(&mut rng, place),
@@ -115,6 +118,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         26..28 => operators::tree_mask(&mut rng, place),
         28..30 => index::case(&mut rng, place),
         30 => operators::rope_append(&mut rng, place),
+        31..33 => cascade::case(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {

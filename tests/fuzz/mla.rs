@@ -3,9 +3,10 @@
 #![allow(unsafe_code)]
 
 use super::Place;
-use super::attention::{Structs, Workspace, call, draw};
+use super::attention::draw;
 use super::corrupt::{Rng, may_be_called};
 use super::guarded::Guarded;
+use super::handle::{Door, Structs, Workspace, call};
 use super::oracle::{Ending, Output, Run, make_finite};
 use super::structs::{Described, Struct};
 use crate::common::c_door::{Tensors, c_batch, c_mla_args, c_mla_desc};
@@ -13,7 +14,6 @@ use crate::common::codec::decode;
 use crate::common::instance::{Step, for_each_index};
 use crate::common::mla::{Cache, MlaLayer, MlaProblem, problems_within};
 use folio::dtype::DType;
-use folio::problem::Kind;
 use folio::tensor::Device;
 
 /// Above any difference of two outputs.
@@ -73,9 +73,10 @@ fn described(problem: &MlaProblem, step: &Step<'_>, layer: &MlaLayer<'_>) -> Str
     // SAFETY: the header's structs, with tensors that `tensors` keeps until they were copied.
     unsafe {
         Structs {
-            kind: Kind::Mla,
+            door: Door::Mla,
             desc: Struct::new("folio_mla_desc", c_mla_desc(&problem.desc())),
             batch: Struct::new("folio_batch", c_batch(&step.input(), &tensors)),
+            prefixes: None,
             args: Struct::new("folio_mla_args", c_mla_args(&layer.input(), &tensors)),
             workspace: Workspace::Right,
             stream: 0,

@@ -17,7 +17,7 @@ strangers=$(echo "$symbols" | grep -v '^folio_' || true)
 [ -z "$strangers" ] || fail "exported although not folio_*: $strangers"
 
 needed=$(echo "$dynamic" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
-strangers=$(echo "$needed" | grep -Ev '^(libgcc_s|libc|libm|ld-linux[-a-z0-9_]*)\.so\.[0-9]+$' || true)
+strangers=$(echo "$needed" | grep -Ev '^(libgcc_s|libc|libm|libdl|libpthread|ld-linux[-a-z0-9_]*)\.so\.[0-9]+$' || true)
 [ -z "$strangers" ] || fail "needs a library beyond the C runtime: $strangers"
 
 stripped=$(mktemp)

@@ -6,6 +6,8 @@ pub mod bf16_split;
 pub mod convert;
 pub mod dot;
 pub mod exp;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub mod fp8;
 pub mod nontemporal_copy;
 pub mod prefetch;
 pub mod prefetch_rows;

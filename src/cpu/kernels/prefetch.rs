@@ -1,4 +1,5 @@
-//! Prefetch of one cache line. A prefetch is a hint: it never faults, and does nothing elsewhere than on x86-64.
+//! Prefetch of one cache line. A prefetch is a hint: it never faults, and does nothing elsewhere than on x86-64 and
+//! AArch64.
 #![allow(unsafe_code)]
 
 /// Bytes of a cache line.
@@ -25,6 +26,24 @@ pub fn prefetch_line(address: *const u8, level: Level) {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+/// Prefetches the line at an address, which may be any.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub fn prefetch_line(address: *const u8, level: Level) {
+    use std::arch::asm;
+    // SAFETY: a prefetch accepts any address.
+    unsafe {
+        match level {
+            Level::First => {
+                asm!("prfm pldl1keep, [{0}]", in(reg) address, options(readonly, nostack, preserves_flags))
+            }
+            Level::Second => {
+                asm!("prfm pldl2keep, [{0}]", in(reg) address, options(readonly, nostack, preserves_flags))
+            }
+        }
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline(always)]
 pub fn prefetch_line(_: *const u8, _: Level) {}

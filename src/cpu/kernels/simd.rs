@@ -1,6 +1,6 @@
 //! The vocabulary of the kernels: [`Simd`], a vector of f32 lanes, and [`Element`], a type in memory. Kernels are
 //! generic over both, so a kernel is written once and compiled for every pair. [`Portable`] is plain Rust;
-//! `x86::avx2` and `x86::avx512` hold the other vectors.
+//! `x86::avx2`, `x86::avx512` and `arm::neon` hold the other vectors.
 //!
 //! Everything here is `inline(always)`. A kernel becomes AVX-512 code, say, because it is inlined into
 //! [`Simd::vectorize`], which is a function with that target feature.

@@ -12,40 +12,12 @@
     reason = "indices run over several arrays of registers at once"
 )]
 
+use crate::cpu::kernels::fp8::{E4M3, E5M2, Fp8};
 use crate::cpu::kernels::simd::{Simd, Task};
 use std::arch::x86_64::*;
 
 /// AVX2 + FMA + F16C.
 pub struct Avx2;
-
-/// One of the two fp8 formats, for the stores.
-struct Fp8 {
-    /// Bits of the largest finite value.
-    max: i32,
-    /// Bits of the smallest normal value.
-    min_normal: i32,
-    /// A float whose last place is the subnormal step.
-    aligner: f32,
-    /// Mantissa bits that are rounded off.
-    shift: u32,
-    /// Change of the exponent bias, in units of the result.
-    rebias: i32,
-}
-
-const E4M3: Fp8 = Fp8 {
-    max: 0x43e0_0000,
-    min_normal: 0x3c80_0000,
-    aligner: 16384.0,
-    shift: 20,
-    rebias: 120 << 3,
-};
-const E5M2: Fp8 = Fp8 {
-    max: 0x4760_0000,
-    min_normal: 0x3880_0000,
-    aligner: 128.0,
-    shift: 21,
-    rebias: 112 << 2,
-};
 
 /// fp8 bytes in 32-bit lanes: round to nearest even, saturate, keep NaN.
 #[inline(always)]

@@ -1,0 +1,180 @@
+"""FOLIO_ATTN and FOLIO_MLA_ATTN: attention backends in FastDeploy's interface.
+
+FastDeploy makes one backend for all layers, calls init_attention_metadata once per step, and forward once per layer, or
+twice in MLA models: for prompts with k and v, and for decodes without. Lengths stay on their device; the ops of the
+layers look at no scalar of the host, so that captured steps can be replayed.
+"""
+
+from dataclasses import dataclass, field
+
+import paddle
+from fastdeploy.model_executor.layers.attention import AppendAttentionBackend, MLAAttentionBackend
+from fastdeploy.model_executor.layers.attention.base_attention_backend import AttentionBackend, AttentionMetadata
+
+from . import ops
+
+COMPUTE = {paddle.bfloat16: "bf16", paddle.float16: "fp16", paddle.float32: "fp32"}
+
+
+@dataclass
+class FolioMetadata(AttentionMetadata):
+    """What a step is: the prompts and decodes in it, on the host. Stale in a replay, where nothing reads it."""
+
+    has_prompts: bool = False
+    has_decodes: bool = False
+    max_lengths: list = field(default_factory=list)
+
+
+class FolioBackend(AttentionBackend):
+    """What both backends have in common."""
+
+    __infer_dynamic_dims_fields__ = ["attention_metadata"]
+
+    def __init__(self, fd_config, kv_num_heads, num_heads, head_dim, encoder_block_shape_q=-1, decoder_block_shape_q=-1):
+        super().__init__()
+        model = fd_config.model_config
+        mode = getattr(fd_config.parallel_config, "pd_disaggregation_mode", None)
+        if mode not in (None, "None", ""):
+            raise NotImplementedError(f"pd_disaggregation_mode is {mode}: Folio sends no signals of prefill-decode "
+                                      "disaggregation, and what waits for them would hang; None is accepted")
+        self.attention_metadata = None
+        self.kv_num_heads, self.num_heads = kv_num_heads, num_heads
+        self.head_dim = getattr(model, "head_dim", None) or head_dim
+        self.group_size = num_heads // kv_num_heads
+        self.block_size = fd_config.cache_config.block_size
+        self.max_seq_len = getattr(model, "max_model_len", None) or fd_config.parallel_config.max_model_len
+        self.causal = getattr(model, "causal", True)
+        self.use_speculate = fd_config.speculative_config.method is not None
+        self.max_draft_tokens = fd_config.speculative_config.num_speculative_tokens or 0
+        self.encoder_block_shape_q, self.decoder_block_shape_q = encoder_block_shape_q, decoder_block_shape_q
+
+    def init_attention_metadata(self, forward_meta):
+        """Once per step: fills max_len_tensor_cpu, by which models decide between prompts and decodes."""
+        self.fill_max_lengths(forward_meta)
+        lengths = forward_meta.max_len_tensor_cpu.numpy().tolist()
+        self.attention_metadata = FolioMetadata(has_prompts=lengths[1] > 0, has_decodes=lengths[4] > 0, max_lengths=lengths)
+
+    def fill_max_lengths(self, meta):
+        """By FastDeploy's op in its newest signature, which Folio's backends call themselves."""
+        ops.op("get_block_shape_and_split_kv_block")(
+            meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time, meta.decoder_batch_ids,
+            meta.decoder_tile_ids_per_batch, meta.decoder_num_blocks_cpu, meta.decoder_num_blocks_device,
+            meta.decoder_chunk_size_device, meta.max_len_tensor_cpu, meta.encoder_batch_ids,
+            meta.encoder_tile_ids_per_batch, meta.encoder_num_blocks_x_cpu, meta.kv_batch_ids, meta.kv_tile_ids_per_batch,
+            meta.kv_num_blocks_x_cpu, self.encoder_block_shape_q, self.decoder_block_shape_q, self.group_size,
+            self.block_size)
+
+    def get_attntion_meta(self):
+        """FastDeploy's spelling."""
+        return self.attention_metadata
+
+    get_attention_meta = get_attntion_meta
+
+    def forward_extend(self, *args, **kwargs):
+        """Every step is a mixture."""
+        return self.forward_mixed(*args, **kwargs)
+
+    forward_decode = forward_extend
+
+
+class FolioAttentionBackend(FolioBackend):
+    """FOLIO_ATTN: grouped-query attention over caches of keys and values."""
+
+    def __init__(self, fd_config, *args, **kwargs):
+        super().__init__(fd_config, *args, **kwargs)
+        model = fd_config.model_config
+        self.rope_3d = bool(getattr(model, "rope_3d", False) or getattr(model, "use_3d_rope", False))
+        self.window_size = getattr(model, "window_size", 0)
+        for name in ("sink_size", "head_wise_swa_ratio"):
+            if getattr(model, name, 0):
+                raise NotImplementedError(f"{name} is {getattr(model, name)}; windows of single heads have no code, 0 is accepted")
+
+    def get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type=None):
+        """Those of FastDeploy's append attention."""
+        if kv_cache_quant_type not in (None, "none", "float8_e4m3fn", "cache_fp8"):
+            raise NotImplementedError(f"kv_cache_quant_type is {kv_cache_quant_type}; None and float8_e4m3fn are accepted")
+        return AppendAttentionBackend.get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type)
+
+    def forward_mixed(self, q, k, v, qkv, compressed_kv, k_pe, layer, forward_meta):
+        """qkv [T, (Hq + 2 Hkv) d] to [T, Hq d]: bias, RoPE, norms, cache write, attention."""
+        meta, quant = forward_meta, getattr(layer, "cache_quant_type_str", "none")
+        rotary_embs = None if getattr(meta, "rope_already_applied", False) else meta.rotary_embs
+        after_rope = not getattr(layer, "qk_norm_before_rope", False)
+        window = self.window_size if self.window_size > 0 else getattr(layer, "sliding_window", 0) or 0
+        scales = [getattr(layer, name, None) for name in ("cache_k_scale", "cache_v_scale", "cache_k_out_scale", "cache_v_out_scale")]
+        if quant == "none":
+            scales = [None] * 4
+        return ops.op("append_attention")(
+            qkv, meta.caches[2 * layer.layer_id], meta.caches[2 * layer.layer_id + 1], meta.seq_lens_encoder,
+            meta.seq_lens_decoder, meta.seq_lens_this_time, meta.batch_id_per_token, meta.cu_seqlens_q, meta.block_tables,
+            meta.encoder_batch_ids, meta.encoder_tile_ids_per_batch, meta.encoder_num_blocks_x_cpu, meta.kv_batch_ids,
+            meta.kv_tile_ids_per_batch, meta.kv_num_blocks_x_cpu, meta.decoder_batch_ids, meta.decoder_tile_ids_per_batch,
+            meta.decoder_num_blocks_cpu, meta.max_len_tensor_cpu, rotary_embs, meta.attn_mask,
+            getattr(layer, "qkv_bias", None), getattr(layer, "qkv_scale", None), *scales,
+            getattr(layer, "cache_k_zp", None), getattr(layer, "cache_v_zp", None), getattr(layer, "linear_shift", None),
+            getattr(layer, "linear_smooth", None), meta.attn_mask_offsets, None,
+            getattr(layer, "q_norm_weight", None) if after_rope else None,
+            getattr(layer, "k_norm_weight", None) if after_rope else None, getattr(layer, "sinks", None),
+            getattr(layer, "rms_norm_eps", 1e-6), COMPUTE[qkv.dtype], quant, getattr(layer, "use_neox_rotary_style", False),
+            self.rope_3d, self.max_seq_len, 0.0, 0.0, getattr(layer, "out_scale", -1.0), self.encoder_block_shape_q,
+            self.decoder_block_shape_q, 32768, self.max_seq_len, self.max_draft_tokens + 1, self.causal,
+            self.use_speculate, window)
+
+
+class FolioMLAAttentionBackend(FolioBackend):
+    """FOLIO_MLA_ATTN: multi-head latent attention over caches of latent records."""
+
+    def __init__(self, fd_config, *args, **kwargs):
+        super().__init__(fd_config, *args, **kwargs)
+        model = fd_config.model_config
+        self.kv_lora_rank, self.qk_rope_head_dim = model.kv_lora_rank, model.qk_rope_head_dim
+        # The scale of the heads before absorption, with YaRN's factor where the model has it.
+        self.softmax_scale = (model.qk_nope_head_dim + model.qk_rope_head_dim) ** -0.5 * yarn_mscale(model.rope_scaling) ** 2
+
+    def get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type=None):
+        """Those of FastDeploy's MLA backend: one shape, or two, as its version has it."""
+        if kv_cache_quant_type not in (None, "none"):
+            raise NotImplementedError(f"kv_cache_quant_type is {kv_cache_quant_type}; None is accepted")
+        return MLAAttentionBackend.get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type)
+
+    def init_attention_metadata(self, forward_meta):
+        """Chunks of prompts over a cached context are refused: k and v of a step hold its new tokens only."""
+        super().init_attention_metadata(forward_meta)
+        lengths = self.attention_metadata.max_lengths
+        if lengths[1] > 0 and lengths[2] > 0:
+            chunks = paddle.logical_and(forward_meta.seq_lens_encoder.flatten() > 0, forward_meta.seq_lens_decoder.flatten() > 0)
+            if bool(chunks.any()):
+                raise NotImplementedError("a prompt of this step has a cached context; FOLIO_MLA_ATTN attends the new keys "
+                                          "of prompts only, so chunked prefill and prefix caching must be off")
+
+    def forward_mixed(self, q, k, v, qkv, compressed_kv, k_pe, layer, forward_meta):
+        """With k and v: prompts, [T, H, v's width]. Without: decodes, [T, H kv_lora_rank]; other rows are 0."""
+        meta = forward_meta
+        cache = meta.caches[layer.layer_id]
+        if k is not None:
+            ops.op("prefill_mla_write_cache")(
+                compressed_kv, k_pe, cache, meta.seq_lens_encoder, meta.seq_lens_decoder, meta.batch_id_per_token,
+                meta.cu_seqlens_q, meta.block_tables, None, "none", self.max_seq_len)
+            return ops.flash_attention_v3_varlen(q, k, v, meta.cu_seqlens_q, meta.cu_seqlens_k, None, None,
+                                                 causal=self.causal, softmax_scale=self.softmax_scale)[0]
+        ops.op("decode_mla_write_cache")(
+            compressed_kv, k_pe, cache, meta.seq_lens_decoder, meta.seq_lens_encoder, meta.batch_id_per_token,
+            meta.cu_seqlens_q, meta.block_tables, "none", self.max_seq_len, self.use_speculate)
+        tiles = [meta.encoder_batch_ids, meta.encoder_tile_ids_per_batch, meta.encoder_num_blocks_x_cpu, meta.kv_batch_ids,
+                 meta.kv_tile_ids_per_batch, meta.kv_num_blocks_x_cpu, meta.decoder_batch_ids,
+                 meta.decoder_tile_ids_per_batch, meta.decoder_num_blocks_device, meta.decoder_num_blocks_cpu,
+                 meta.decoder_chunk_size_device, meta.max_len_tensor_cpu, meta.max_len_tensor_cpu, meta.max_len_tensor_cpu]
+        # The signature that says which requests are prompts, so that no list of tiles is read.
+        return ops.op("multi_head_latent_attention", "_v1")(
+            q, cache, cache, meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time, meta.cu_seqlens_q,
+            meta.batch_id_per_token, meta.block_tables, *tiles, *[None] * 11, COMPUTE[q.dtype], "none", self.kv_lora_rank,
+            self.max_seq_len, self.softmax_scale, 0.0, 0.0, 0.0, self.max_draft_tokens, True, self.use_speculate)
+
+
+def yarn_mscale(rope_scaling):
+    """0.1 mscale_all_dim ln(factor) + 1; 1 without YaRN. DeepSeek-V3: 1.36889."""
+    import math
+
+    if not rope_scaling or rope_scaling.get("factor", 1) <= 1:
+        return 1.0
+    return 0.1 * float(rope_scaling.get("mscale_all_dim", 0)) * math.log(rope_scaling["factor"]) + 1.0

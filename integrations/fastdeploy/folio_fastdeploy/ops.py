@@ -1,0 +1,112 @@
+"""FastDeploy's ops on Folio: which signature this FastDeploy has, and putting the ops in its modules.
+
+The library folio_paddle_ops has each op in FastDeploy's signatures of several versions. They differ in the number of
+arguments or of tensors among them, so what the installed op says of its own tells which is meant. Where it says nothing,
+fastdeploy.__version__ decides.
+"""
+
+import re
+
+import paddle
+
+import folio_paddle_ops
+
+from .rebinding import replace
+
+#: Suffixes of the signatures of each op, newest first.
+SIGNATURES = {
+    "get_block_shape_and_split_kv_block": ("", "_v2", "_v1"),
+    "prefill_mla_write_cache": ("", "_v1"),
+    "decode_mla_write_cache": ("",),
+    "multi_head_latent_attention": ("", "_v1"),
+    "merge_prefill_decode_output": ("",),
+    "get_position_ids_and_slot_mapping": ("",),
+    "append_attention": ("", "_v2"),
+    "append_attention_with_output": ("",),
+    "gqa_rope_write_cache": ("", "_v1"),
+    "pre_cache_len_concat": ("",),
+}
+
+
+def arguments(function):
+    """How many arguments a compiled function takes and how many of them are tensors, or None where it does not say."""
+    stated = re.match(r"\w+\((.*?)\)(?: ->|\n|$)", function.__doc__ or "")
+    if not stated or "arg0:" not in stated[1]:
+        return None
+    return len(re.findall(r"\barg\d+:", stated[1])), stated[1].count("Tensor")
+
+
+def generation(version):
+    """How many signatures ago a FastDeploy version is: 0 now, 1 before, 2 for 2.1 and 2.2. Unknown versions are new."""
+    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
+    if len(numbers) < 2 or numbers[0] == 0:
+        return 0
+    return 2 if numbers <= [2, 2] else 1 if numbers <= [2, 3] else 0
+
+
+def choose(name, installed, version):
+    """The suffix of the signature that stands in for `installed`."""
+    suffixes = SIGNATURES[name]
+    wanted = arguments(installed)
+    if wanted is None:
+        return suffixes[min(generation(version), len(suffixes) - 1)]
+    offered = {arguments(getattr(folio_paddle_ops, f"folio_{name}{suffix}")): suffix for suffix in suffixes}
+    if wanted not in offered:
+        known = " or ".join(f"{count} arguments, {tensors} of them tensors" for count, tensors in sorted(offered))
+        raise RuntimeError(f"FastDeploy {version} has {name} with {wanted[0]} arguments, {wanted[1]} of them tensors; Folio "
+                           f"has it with {known}")
+    return offered[wanted]
+
+
+def op(name, suffix=""):
+    """An op as FastDeploy's modules have it: a list of one tensor comes as the tensor. Static graphs get the registered op."""
+    function = getattr(folio_paddle_ops, f"folio_{name}{suffix}")
+    registered = None if suffix else getattr(folio_paddle_ops, f"static_op_folio_{name}")
+
+    def call(*args):
+        if paddle.in_dynamic_mode():
+            result = function(*args)
+        elif registered is not None:
+            result = registered(*args)
+        else:
+            raise RuntimeError(f"{name}: this older signature has no op for static graphs")
+        return result[0] if isinstance(result, list) and len(result) == 1 else result
+
+    call.__name__ = name
+    call.__doc__ = function.__doc__
+    return call
+
+
+def flash_attention_v3_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False,
+                              softmax_scale=None):
+    """Paddle's function of this name, which returns a tuple. The maxima are not needed: lengths are read where they are."""
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    return folio_paddle_ops.folio_flash_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)[0], None
+
+
+def flash_attn_unpadded(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, dropout=0.0, causal=False,
+                        return_softmax=False, *, training=True):
+    """Paddle's function of this name, for inference."""
+    if return_softmax or (training and dropout != 0.0):
+        raise ValueError("flash_attn_unpadded: return_softmax and dropout have no code on Folio; False and 0 are accepted")
+    return folio_paddle_ops.folio_flash_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)[0], None
+
+
+def rebind():
+    """Puts Folio's ops in every module of FastDeploy. Returns the places of each; nothing is replaced where one is refused."""
+    import fastdeploy
+    from fastdeploy.model_executor.ops import gpu
+
+    version = getattr(fastdeploy, "__version__", "unknown")
+    replacements = []
+    for name in SIGNATURES:
+        installed = getattr(gpu, name, None)
+        if installed is not None:  # an older FastDeploy lacks the newer ops
+            replacements.append((name, installed, op(name, choose(name, installed, version))))
+    from paddle.nn.functional import flash_attention
+
+    for function in (flash_attention_v3_varlen, flash_attn_unpadded):
+        installed = getattr(flash_attention, function.__name__, None)
+        if installed is not None:
+            replacements.append((function.__name__, installed, function))
+    return {name: replace(installed, ours) for name, installed, ours in replacements}

@@ -1,0 +1,22 @@
+"""Compiled ops, as pybind11 documents them. They only say that they were called."""
+
+#: Arguments, and how many of them are tensors.
+OPS = {
+    "get_block_shape_and_split_kv_block": (19, 15), "prefill_mla_write_cache": (11, 9), "decode_mla_write_cache": (11, 8),
+    "multi_head_latent_attention": (39, 28), "merge_prefill_decode_output": (9, 6),
+    "get_position_ids_and_slot_mapping": (8, 7), "append_attention": (53, 36), "append_attention_with_output": (54, 37),
+    "gqa_rope_write_cache": (32, 26), "pre_cache_len_concat": (5, 3),
+}
+
+
+def compiled(name, arguments, tensors):
+    def function(*args):
+        return f"FastDeploy's {name}"
+
+    kinds = ["paddle::Tensor"] * tensors + ["int"] * (arguments - tensors)
+    names = ", ".join(f"arg{i}: {kind}" for i, kind in enumerate(kinds))
+    function.__doc__ = f"{name}({names}) -> List[paddle::Tensor]\n"
+    return function
+
+
+globals().update({name: compiled(name, *counts) for name, counts in OPS.items()})

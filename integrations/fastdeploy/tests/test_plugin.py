@@ -1,0 +1,122 @@
+"""What the plugin changes in FastDeploy, and what it leaves."""
+
+import importlib
+import importlib.metadata
+import logging
+import os
+
+import paddle
+import pytest
+
+ATTENTION = "fastdeploy.model_executor.layers.attention"
+
+
+def module(name):
+    return importlib.import_module(name)
+
+
+def is_folio(function):
+    return getattr(function, "__module__", "").startswith("folio_fastdeploy")
+
+
+def test_fastdeploy_finds_the_plugin():
+    """The entry point of the installed distribution."""
+    points = importlib.metadata.entry_points(group="fastdeploy.model_register_plugins")
+    assert [point.value for point in points if point.name == "folio"] == ["folio_fastdeploy:register"]
+
+
+@pytest.mark.parametrize("name, class_name, latent", [("FOLIO_ATTN", "FolioAttentionBackend", False),
+                                                      ("FOLIO_MLA_ATTN", "FolioMLAAttentionBackend", True)])
+def test_folio_answers_by_its_names(load, name, class_name, latent):
+    """The runner's own binding, made before, answers too; what compares names sees FastDeploy's."""
+    runner = load(FD_ATTENTION_BACKEND=name)
+    assert runner.backend().__name__ == class_name and runner.mla_cache() is latent
+    assert module(ATTENTION).get_attention_backend() is runner.backend()
+    assert issubclass(runner.backend(), module(ATTENTION + ".base_attention_backend").AttentionBackend)
+
+
+def test_a_process_started_from_here_answers_too(load):
+    load(FD_ATTENTION_BACKEND="FOLIO_MLA_ATTN")
+    inherited = {name: os.environ[name] for name in ("FD_ATTENTION_BACKEND", "FD_FOLIO_BACKEND")}
+    assert inherited == {"FD_ATTENTION_BACKEND": "MLA_ATTN", "FD_FOLIO_BACKEND": "FOLIO_MLA_ATTN"}
+    assert load(**inherited).backend().__name__ == "FolioMLAAttentionBackend"
+
+
+def test_a_later_choice_wins_over_an_inherited_one(load):
+    runner = load(FD_ATTENTION_BACKEND="APPEND_ATTN", FD_FOLIO_BACKEND="FOLIO_MLA_ATTN")
+    assert runner.backend().__name__ == "AppendAttentionBackend"
+
+
+@pytest.mark.parametrize("environment", [{}, {"FD_ATTENTION_BACKEND": "MLA_ATTN"},
+                                         {"FD_ATTENTION_BACKEND": "APPEND_ATTN", "FD_FOLIO_PREFER": "1"}])
+def test_fastdeploy_stays_as_it_is(load, environment):
+    runner = load(**environment)
+    assert not is_folio(runner.backend()) and not is_folio(module("fastdeploy.model_executor.ops.gpu").append_attention)
+
+
+def test_a_wrong_name_is_refused_with_all_names(load):
+    """R11."""
+    with pytest.raises(ValueError) as refusal:
+        load(FD_ATTENTION_BACKEND="FOLIO_MLA")
+    for name in ("FOLIO_MLA;", "APPEND_ATTN", "TRITON_MLA_ATTN", "FOLIO_ATTN", "FOLIO_MLA_ATTN"):
+        assert name in str(refusal.value)
+
+
+def test_preferred_ops_are_replaced_wherever_they_were_imported(load):
+    """Bindings of `from … import`, under other names too; Paddle itself keeps its functions."""
+    runner = load(FD_ATTENTION_BACKEND="MLA_ATTN", FD_FOLIO_PREFER="1")
+    assert runner.backend().__name__ == "MLAAttentionBackend"
+    mla, append = module(ATTENTION + ".mla_attention_backend"), module(ATTENTION + ".append_attn_backend")
+    gpu = module("fastdeploy.model_executor.ops.gpu")
+    assert all(is_folio(getattr(gpu, name)) for name in gpu.OPS)
+    assert mla.multi_head_latent_attention_cuda is gpu.multi_head_latent_attention
+    assert append.append_attention is gpu.append_attention
+    assert is_folio(mla.flash_attn_unpadded) and not is_folio(module("paddle.nn.functional.flash_attention").flash_attn_unpadded)
+    cu, *_ = gpu.pre_cache_len_concat(*[paddle.to_tensor([0, 4], dtype="int32")] * 3, 8, 16)
+    assert cu.numpy().tolist() == [0, 0, 8]
+
+
+def test_a_preferred_backend_of_triton_functions_is_replaced_whole(load):
+    runner = load(FD_ATTENTION_BACKEND="TRITON_MLA_ATTN", FD_FOLIO_PREFER="1")
+    assert runner.backend().__name__ == "FolioMLAAttentionBackend"
+    assert os.environ["FD_ATTENTION_BACKEND"] == "TRITON_MLA_ATTN"
+
+
+@pytest.mark.parametrize("name, counts, suffix", [
+    ("get_block_shape_and_split_kv_block", (19, 15), ""), ("get_block_shape_and_split_kv_block", (19, 14), "_v2"),
+    ("get_block_shape_and_split_kv_block", (12, 7), "_v1"), ("multi_head_latent_attention", (45, 34), "_v1"),
+    ("prefill_mla_write_cache", (10, 8), "_v1"), ("append_attention", (54, 37), "_v2"), ("gqa_rope_write_cache", (28, 24), "_v1"),
+])
+def test_signatures_are_found_by_their_arguments(load, name, counts, suffix):
+    load()
+    ops, gpu = module("folio_fastdeploy.ops"), module("fastdeploy.model_executor.ops.gpu")
+    assert ops.choose(name, gpu.compiled(name, *counts), "0.0.0") == suffix
+
+
+@pytest.mark.parametrize("version, suffix", [("2.1.0", "_v1"), ("2.2.1", "_v1"), ("2.3.0", "_v2"), ("2.4.0", ""),
+                                             ("3.0", ""), ("0.0.0.dev", ""), ("unknown", "")])
+def test_signatures_are_found_by_version_otherwise(load, version, suffix):
+    load()
+    ops = module("folio_fastdeploy.ops")
+    assert ops.choose("get_block_shape_and_split_kv_block", lambda *args: None, version) == suffix
+    assert ops.choose("merge_prefill_decode_output", lambda *args: None, version) == ""
+
+
+def test_an_unknown_signature_is_refused_before_anything_is_replaced(load, monkeypatch, caplog):
+    """An error where Folio was asked for; a warning where it was preferred."""
+    gpu_module = "fastdeploy.model_executor.ops.gpu"
+    load()
+    gpu = module(gpu_module)
+    changed = gpu.compiled("pre_cache_len_concat", 6, 3)
+    ops = module("folio_fastdeploy.ops")
+    monkeypatch.setattr(gpu, "pre_cache_len_concat", changed)
+    before = gpu.append_attention
+    with pytest.raises(RuntimeError, match="FastDeploy 2.4.0 has pre_cache_len_concat with 6 arguments, 3 of them tensors; Folio has it with 5"):
+        ops.rebind()
+    assert gpu.append_attention is before
+    monkeypatch.setenv("FD_ATTENTION_BACKEND", "MLA_ATTN")
+    monkeypatch.setenv("FD_FOLIO_PREFER", "1")
+    with caplog.at_level(logging.WARNING):
+        module("folio_fastdeploy").register()
+    assert "FastDeploy keeps its own ops: FastDeploy 2.4.0 has pre_cache_len_concat" in caplog.text
+    assert gpu.append_attention is before

@@ -1,0 +1,586 @@
+// FastDeploy's ops of grouped-query attention: append_attention, gqa_rope_write_cache, and attention over ragged keys.
+#include "ops.h"
+#include "rows.h"
+
+namespace folio_paddle {
+namespace {
+
+/** Caches [nb, Hkv, BS, d] and what they hold. */
+struct Caches {
+    const Tensor &key, &value;
+    int64_t num_pages, num_kv_heads, page_size, head_dim;
+    folio_dtype kv_dtype{};     /**< an fp8 type, or all zero */
+    Tensor k_scales, v_scales;  /**< [1] or [Hkv] float32 factors of what is stored; empty: 1 */
+};
+
+Caches caches_of(const Tensor &key, const Tensor &value, const std::string &cache_quant_type,
+                 const OptionalTensor &k_dequant, const OptionalTensor &v_dequant)
+{
+    const auto shape = key.shape();
+    require(shape.size() == 4 && value.shape() == shape,
+            "key_cache and value_cache are not both [num_blocks, num_kv_heads, block_size, head_dim]");
+    Caches caches{key, value, shape[0], shape[1], shape[2], shape[3], {}, {}, {}};
+    if (cache_quant_type == "none") {
+        refuse_given({{"cache_k_dequant_scales", &k_dequant}, {"cache_v_dequant_scales", &v_dequant}});
+        return caches;
+    }
+    require(cache_quant_type == "cache_fp8", "cache_quant_type is \"" + cache_quant_type +
+                                                 "\"; \"none\" and \"cache_fp8\" are accepted");
+    require(k_dequant && v_dequant, "cache_fp8 needs cache_k_dequant_scales and cache_v_dequant_scales");
+    caches.kv_dtype = FOLIO_FLOAT8_E4M3;
+    auto scales = [&](const Tensor &given) {
+        require(given.numel() == 1 || given.numel() == caches.num_kv_heads,
+                "a scale has " + std::to_string(given.numel()) + " elements; 1 or num_kv_heads are accepted");
+        return px::reshape(px::cast(given, paddle::DataType::FLOAT32), {given.numel()});
+    };
+    caches.k_scales = scales(*k_dequant);
+    caches.v_scales = scales(*v_dequant);
+    return caches;
+}
+
+folio::Tensor pages(const Tensor &cache, const Caches &caches)
+{
+    return view(cache, {caches.num_pages, caches.num_kv_heads, caches.page_size, caches.head_dim});
+}
+
+/** The fused projection [T, (Hq + 2 Hkv) d], with the bias added. */
+struct Projection {
+    Tensor qkv;
+    int64_t num_tokens, num_heads, row;
+
+    Projection(const Tensor &given, const OptionalTensor &bias, const Caches &caches)
+        : qkv(given), num_tokens(given.shape()[0]), row(num_tokens ? given.numel() / num_tokens : given.shape().back())
+    {
+        num_heads = row / caches.head_dim - 2 * caches.num_kv_heads;
+        require(given.shape().size() == 2 && num_heads > 0 && row % caches.head_dim == 0,
+                "qkv has rows of " + std::to_string(row) + " elements; (num_heads + 2 num_kv_heads) * head_dim are accepted");
+        if (bias) {
+            require(bias->numel() == row && bias->dtype() == given.dtype(), "qkv_bias is not a row of qkv's type");
+            // In float32, since Paddle's CPU adds no 16-bit types.
+            const Tensor wide = px::add(px::cast(qkv, paddle::DataType::FLOAT32),
+                                        px::reshape(px::cast(*bias, paddle::DataType::FLOAT32), {1, row}));
+            qkv = px::cast(wide, given.dtype());
+        }
+    }
+};
+
+/** RoPE tables as FastDeploy keeps them: float32 [2, 1, max_len, 1, d/2], and with NeoX [2, 1, max_len, 1, d]. */
+struct Rotation {
+    OptionalTensor table; /**< none: no RoPE */
+    int64_t max_len = 0, width = 0, half = 0;
+    bool interleaved = true;
+
+    Rotation(const OptionalTensor &rotary_embs, bool use_neox_rotary_style, bool rope_3d, int64_t head_dim)
+        : table(rotary_embs), width(use_neox_rotary_style ? head_dim : head_dim / 2), half(head_dim / 2),
+          interleaved(!use_neox_rotary_style)
+    {
+        require(!rope_3d, "rope_3d is true; positions of three axes have no code, false is accepted");
+        if (!rotary_embs)
+            return;
+        const auto shape = rotary_embs->shape();
+        require(shape.size() == 5 && shape[0] == 2 && shape[1] == 1 && shape[3] == 1 && shape[4] == width,
+                std::string("rotary_embs is not [2, 1, max_len, 1, ") + std::to_string(width) +
+                    "], which is what head_dim and use_neox_rotary_style ask for");
+        max_len = shape[2];
+    }
+
+    /** [2, max_len, d / 2]. NeoX tables hold every angle twice; the first half is read. */
+    folio::Tensor angles() const { return view(*table, {2, max_len, half}, {max_len * width, width, 1}); }
+};
+
+/** x / sqrt(mean(x^2) + eps) * weight over the last dimension, rounded once. FastDeploy normalises after RoPE. */
+Tensor normalised(const Tensor &x, const Tensor &weight, float eps, int64_t head_dim)
+{
+    require(weight.numel() == head_dim, "a norm weight has " + std::to_string(weight.numel()) + " elements; " +
+                                            std::to_string(head_dim) + " are accepted");
+    const Tensor wide = px::cast(x, paddle::DataType::FLOAT32);
+    const Tensor mean = px::mean(px::multiply(wide, wide), {-1}, true);
+    const Tensor eps_tensor = px::full({1}, eps, paddle::DataType::FLOAT32, x.place());
+    const Tensor scaled = px::multiply(wide, px::rsqrt(px::add(mean, eps_tensor)));
+    return px::cast(px::multiply(scaled, px::reshape(px::cast(weight, paddle::DataType::FLOAT32), {1, 1, head_dim})),
+                    x.dtype());
+}
+
+/** Queries, keys and values that attention reads: [T, Hq, d] and twice [T, Hkv, d]. */
+struct Rotated {
+    Tensor q, k;
+};
+
+/** Rotates and normalises queries and keys, and writes keys and values to the cache. */
+Rotated rotate_and_write(const Projection &projection, const Caches &caches, const Rotation &rotation,
+                         const OptionalTensor &q_norm_weight, const OptionalTensor &k_norm_weight, float rms_norm_eps,
+                         const Places &where)
+{
+    require(static_cast<bool>(q_norm_weight) == static_cast<bool>(k_norm_weight),
+            "q_norm_weight and k_norm_weight are given both or not at all");
+    const int64_t T = projection.num_tokens, d = caches.head_dim, Hq = projection.num_heads, Hkv = caches.num_kv_heads;
+    const Tensor &qkv = projection.qkv;
+    Rotated made{px::empty({T, Hq, d}, qkv.dtype(), qkv.place()), px::empty({T, Hkv, d}, qkv.dtype(), qkv.place())};
+    // The cache gets normalised keys, so with norms it is written after them.
+    const Tensor nowhere = q_norm_weight ? px::full_like(where.slots, -1, where.slots.dtype()) : where.slots;
+    const Tensor positions = px::where(px::greater_equal(where.positions, px::zeros_like(where.positions)), where.positions,
+                                       px::zeros_like(where.positions));
+
+    const folio::Tensor q = view(qkv, {T, Hq, d}, {projection.row, d, 1}), q_out = view(made.q, {T, Hq, d}),
+                        key = view(qkv, {T, Hkv, d}, {projection.row, d, 1}, Hq * d), key_out = view(made.k, {T, Hkv, d}),
+                        value = view(qkv, {T, Hkv, d}, {projection.row, d, 1}, (Hq + Hkv) * d),
+                        k_cache = pages(caches.key, caches), v_cache = pages(caches.value, caches), slots = flat(nowhere),
+                        place_of = flat(positions);
+    auto args = FOLIO_INIT(folio_rope_append_args);
+    args.q = q;
+    args.q_out = q_out;
+    args.key = key;
+    args.key_out = key_out;
+    args.value = value;
+    args.k_cache = k_cache;
+    args.v_cache = v_cache;
+    args.slot_mapping = slots;
+    args.kv_layout = FOLIO_LAYOUT_HND;
+    args.kv_dtype = caches.kv_dtype;
+    std::unique_ptr<folio::Tensor> table, k_scales, v_scales;
+    if (rotation.table) {
+        table = std::make_unique<folio::Tensor>(rotation.angles());
+        args.cos_sin_cache = *table;
+        args.positions = place_of;
+        args.flags = rotation.interleaved ? FOLIO_ROPE_INTERLEAVED : 0;
+    }
+    if (caches.k_scales.initialized()) {
+        k_scales = std::make_unique<folio::Tensor>(flat(caches.k_scales));
+        v_scales = std::make_unique<folio::Tensor>(flat(caches.v_scales));
+        args.k_scales = *k_scales;
+        args.v_scales = *v_scales;
+    }
+    context_of(qkv).append(args, stream_of(qkv));
+    if (!q_norm_weight)
+        return made;
+
+    made.q = normalised(made.q, *q_norm_weight, rms_norm_eps, d);
+    made.k = normalised(made.k, *k_norm_weight, rms_norm_eps, d);
+    const folio::Tensor normal_key = view(made.k, {T, Hkv, d}), all_slots = flat(where.slots);
+    auto append = FOLIO_INIT(folio_kv_append_args);
+    append.key = normal_key;
+    append.value = value;
+    append.k_cache = k_cache;
+    append.v_cache = v_cache;
+    append.slot_mapping = all_slots;
+    append.k_scales = args.k_scales;
+    append.v_scales = args.v_scales;
+    append.kv_layout = FOLIO_LAYOUT_HND;
+    append.kv_dtype = caches.kv_dtype;
+    context_of(qkv).append(append, stream_of(qkv));
+    return made;
+}
+
+/** The lengths that append_attention takes. */
+struct Batch {
+    int64_t size;
+    Tensor kv_len;
+    const Tensor &cu_seqlens_q, &block_tables;
+
+    Batch(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time,
+          const Tensor &cu, const Tensor &tables)
+        : size(seq_lens_this_time.numel()), cu_seqlens_q(cu), block_tables(tables)
+    {
+        lengths("seq_lens_encoder", seq_lens_encoder, size);
+        require(cu.numel() == size + 1, "cu_seqlens_q has " + std::to_string(cu.numel()) + " elements; " +
+                                            std::to_string(size + 1) + " are accepted");
+        require(tables.shape().size() == 2 && tables.shape()[0] == size,
+                "block_tables is not [" + std::to_string(size) + ", max_blocks]");
+        kv_len = kv_lengths(lengths("seq_lens_decoder", seq_lens_decoder, size),
+                            lengths("seq_lens_this_time", seq_lens_this_time, size));
+    }
+};
+
+void attend(const Tensor &q, Tensor &out, const Caches &caches, const Batch &lengths_of, bool causal, int sliding_window,
+            const OptionalTensor &sinks)
+{
+    const auto shape = q.shape();
+    auto desc = FOLIO_INIT(folio_prefill_desc);
+    desc.flags = q.is_gpu() ? FOLIO_PLAN_GRAPH : 0;
+    desc.q_dtype = dtype_of(q);
+    desc.kv_dtype = caches.kv_dtype;
+    desc.kv_layout = FOLIO_LAYOUT_HND;
+    desc.num_qo_heads = static_cast<uint32_t>(shape[1]);
+    desc.num_kv_heads = static_cast<uint32_t>(caches.num_kv_heads);
+    desc.head_dim_qk = static_cast<uint32_t>(caches.head_dim);
+    desc.page_size = static_cast<uint32_t>(caches.page_size);
+    desc.max_batch_size = rounded_up(lengths_of.size);
+    desc.max_num_tokens = rounded_up(shape[0]);
+    desc.max_kv_len = static_cast<uint32_t>(lengths_of.block_tables.shape()[1] * caches.page_size);
+
+    const folio::Tensor cu = flat(lengths_of.cu_seqlens_q), keys = flat(lengths_of.kv_len),
+                        table = view(lengths_of.block_tables, {lengths_of.size, lengths_of.block_tables.shape()[1]});
+    auto batch = FOLIO_INIT(folio_batch);
+    batch.qo_indptr = cu;
+    batch.kv_len = keys;
+    batch.block_table = table;
+
+    const folio::Tensor queries = view(q, {shape[0], shape[1], shape[2]}), o = view(out, {shape[0], shape[1], shape[2]}),
+                        k = pages(caches.key, caches), v = pages(caches.value, caches);
+    auto args = FOLIO_INIT(folio_attention_args);
+    args.q = queries;
+    args.k = k;
+    args.v = v;
+    args.o = o;
+    args.mask_mode = causal ? FOLIO_MASK_CAUSAL : FOLIO_MASK_FULL;
+    if (sliding_window > 0) { /* the last sliding_window keys, a row's own among them */
+        args.flags |= FOLIO_RUN_WINDOW;
+        args.window_left = sliding_window - 1;
+        args.window_right = -1;
+    }
+    std::unique_ptr<folio::Tensor> sink_view, k_scales, v_scales;
+    Tensor sink_logits;
+    if (sinks) {
+        sink_logits = px::cast(*sinks, paddle::DataType::FLOAT32);
+        sink_view = std::make_unique<folio::Tensor>(flat(sink_logits));
+        args.sinks = *sink_view;
+    }
+    if (caches.k_scales.initialized()) {
+        k_scales = std::make_unique<folio::Tensor>(flat(caches.k_scales));
+        v_scales = std::make_unique<folio::Tensor>(flat(caches.v_scales));
+        args.k_scales = *k_scales;
+        args.v_scales = *v_scales;
+    }
+    compute<Prefill>(q, desc, batch, args, &lengths_of.block_tables);
+}
+
+/** What all signatures of append_attention have in common; the rest of their arguments say nothing further. */
+struct Append {
+    const Tensor &qkv, &key_cache, &value_cache, &seq_lens_encoder, &seq_lens_decoder, &seq_lens_this_time, &cu_seqlens_q,
+        &block_tables;
+    const OptionalTensor &rotary_embs, &attn_mask, &qkv_bias, &qkv_out_scales, &k_dequant, &v_dequant, &k_zp, &v_zp,
+        &out_linear_shifts, &out_linear_smooths, &mask_offset, &kv_signal_data, &q_norm_weight, &k_norm_weight, &sinks;
+    float rms_norm_eps;
+    const std::string &compute_dtype, &cache_quant_type;
+    bool use_neox_rotary_style, rope_3d;
+    float out_linear_in_scale;
+    bool causal;
+    int sliding_window;
+};
+
+/** The whole op. `out` is written where it is given, which may not be touched before everything was checked. */
+Tensor append(const Append &op, Tensor *out)
+{
+    refuse_signals(&op.kv_signal_data);
+    refuse_given({{"attn_mask", &op.attn_mask}, {"qkv_out_scales", &op.qkv_out_scales}, {"cache_k_zp", &op.k_zp},
+                  {"cache_v_zp", &op.v_zp}, {"out_linear_shifts", &op.out_linear_shifts},
+                  {"out_linear_smooths", &op.out_linear_smooths}, {"mask_offset", &op.mask_offset}});
+    require(op.out_linear_in_scale <= 0, "out_linear_in_scale is " + std::to_string(op.out_linear_in_scale) +
+                                             "; outputs are not quantised, 0 or less is accepted");
+    const Caches caches = caches_of(op.key_cache, op.value_cache, op.cache_quant_type, op.k_dequant, op.v_dequant);
+    const Projection projection(op.qkv, op.qkv_bias, caches);
+    const Rotation rotation(op.rotary_embs, op.use_neox_rotary_style, op.rope_3d, caches.head_dim);
+    const char *type = op.qkv.dtype() == paddle::DataType::BFLOAT16  ? "bf16"
+                       : op.qkv.dtype() == paddle::DataType::FLOAT16 ? "fp16"
+                                                                     : "fp32";
+    require(op.compute_dtype == type,
+            "compute_dtype is \"" + op.compute_dtype + "\"; that of qkv, \"" + type + "\", is accepted");
+    const int64_t T = projection.num_tokens, width = projection.num_heads * caches.head_dim;
+
+    Tensor result = px::full({T, projection.num_heads, caches.head_dim}, 0, op.qkv.dtype(), op.qkv.place());
+    if (out)
+        require(out->numel() == result.numel() && out->dtype() == result.dtype(),
+                "fmha_out is not [" + std::to_string(T) + ", " + std::to_string(width) + "] of qkv's type");
+    if (T > 0) {
+        const Batch batch(op.seq_lens_encoder, op.seq_lens_decoder, op.seq_lens_this_time, op.cu_seqlens_q,
+                          op.block_tables);
+        const Places where = places(op.cu_seqlens_q, batch.kv_len, op.block_tables, nullptr, caches.page_size, T);
+        const Rotated rotated = rotate_and_write(projection, caches, rotation, op.q_norm_weight, op.k_norm_weight,
+                                                 op.rms_norm_eps, where);
+        attend(rotated.q, result, caches, batch, op.causal, op.sliding_window, op.sinks);
+    }
+    result = px::reshape(result, {T, width});
+    if (out && T > 0)
+        overwrite(*out, result);
+    return result;
+}
+
+}  // namespace
+
+// The list of append_attention's arguments up to its attributes; FastDeploy's two variants and the older signature
+// differ in what stands after set_max_lengths.
+#define FOLIO_APPEND_TENSORS                                                                                             \
+    const Tensor &qkv, const Tensor &key_cache, const Tensor &value_cache, const Tensor &seq_lens_encoder,               \
+        const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time, const Tensor &batch_id_per_token,              \
+        const Tensor &cu_seqlens_q, const Tensor &block_tables, const Tensor &encoder_batch_ids,                         \
+        const Tensor &encoder_tile_ids_per_batch, const Tensor &encoder_num_blocks, const Tensor &kv_batch_ids,          \
+        const Tensor &kv_tile_ids_per_batch, const Tensor &kv_num_blocks, const Tensor &decoder_batch_ids,               \
+        const Tensor &decoder_tile_ids_per_batch, const Tensor &decoder_num_blocks, const Tensor &set_max_lengths
+#define FOLIO_APPEND_OPTIONS                                                                                             \
+    const OptionalTensor &rotary_embs, const OptionalTensor &attn_mask, const OptionalTensor &qkv_bias,                  \
+        const OptionalTensor &qkv_out_scales, const OptionalTensor &cache_k_quant_scales,                                \
+        const OptionalTensor &cache_v_quant_scales, const OptionalTensor &cache_k_dequant_scales,                        \
+        const OptionalTensor &cache_v_dequant_scales, const OptionalTensor &cache_k_zp, const OptionalTensor &cache_v_zp, \
+        const OptionalTensor &out_linear_shifts, const OptionalTensor &out_linear_smooths,                               \
+        const OptionalTensor &mask_offset, const OptionalTensor &kv_signal_data, const OptionalTensor &q_norm_weight,    \
+        const OptionalTensor &k_norm_weight, const OptionalTensor &sinks, const float rms_norm_eps,                      \
+        const std::string &compute_dtype, const std::string &cache_quant_type, const bool use_neox_rotary_style,         \
+        const bool rope_3d, const int max_input_length, const float quant_max_bound, const float quant_min_bound,        \
+        const float out_linear_in_scale, const int encoder_block_shape_q, const int decoder_block_shape_q,               \
+        const int max_partition_size, const int encoder_max_partition_size, const int speculate_max_draft_token_num,     \
+        const bool causal, const bool speculate_decoder, const int sliding_window
+// Tile lists, maxima and partition sizes are of FastDeploy's kernels; the quantising scales are one over the others.
+#define FOLIO_APPEND_OP                                                                                                  \
+    (void)batch_id_per_token, (void)encoder_batch_ids, (void)encoder_tile_ids_per_batch, (void)encoder_num_blocks,       \
+        (void)kv_batch_ids, (void)kv_tile_ids_per_batch, (void)kv_num_blocks, (void)decoder_batch_ids,                   \
+        (void)decoder_tile_ids_per_batch, (void)decoder_num_blocks, (void)set_max_lengths, (void)cache_k_quant_scales,   \
+        (void)cache_v_quant_scales, (void)max_input_length, (void)quant_max_bound, (void)quant_min_bound,                \
+        (void)encoder_block_shape_q, (void)decoder_block_shape_q, (void)max_partition_size,                              \
+        (void)encoder_max_partition_size, (void)speculate_max_draft_token_num, (void)speculate_decoder;                  \
+    const Append op{qkv, key_cache, value_cache, seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, cu_seqlens_q,   \
+                    block_tables, rotary_embs, attn_mask, qkv_bias, qkv_out_scales, cache_k_dequant_scales,              \
+                    cache_v_dequant_scales, cache_k_zp, cache_v_zp, out_linear_shifts, out_linear_smooths, mask_offset,  \
+                    kv_signal_data, q_norm_weight, k_norm_weight, sinks, rms_norm_eps, compute_dtype, cache_quant_type,  \
+                    use_neox_rotary_style, rope_3d, out_linear_in_scale, causal, sliding_window}
+
+std::vector<Tensor> append_attention(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS)
+{
+    FOLIO_APPEND_OP;
+    return guarded("append_attention", [&]() -> std::vector<Tensor> { return {append(op, nullptr)}; });
+}
+
+std::vector<Tensor> append_attention_v2(FOLIO_APPEND_TENSORS, const Tensor &max_len_kv, FOLIO_APPEND_OPTIONS)
+{
+    (void)max_len_kv;
+    FOLIO_APPEND_OP;
+    return guarded("append_attention", [&]() -> std::vector<Tensor> { return {append(op, nullptr)}; });
+}
+
+void append_attention_with_output(FOLIO_APPEND_TENSORS, Tensor &fmha_out, FOLIO_APPEND_OPTIONS)
+{
+    FOLIO_APPEND_OP;
+    guarded("append_attention_with_output", [&] { append(op, &fmha_out); });
+}
+
+std::vector<Tensor> gqa_rope_write_cache(
+    const Tensor &qkv, const Tensor &key_cache, const Tensor &value_cache, const Tensor &cu_seqlens_q,
+    const Tensor &cu_seqlens_k, const Tensor &rotary_embs, const Tensor &seq_lens_this_time,
+    const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &batch_id_per_token,
+    const Tensor &block_tables, const Tensor &kv_batch_ids, const Tensor &kv_tile_ids, const Tensor &kv_num_blocks,
+    const Tensor &cache_batch_ids, const Tensor &cache_tile_ids, const Tensor &cache_num_blocks,
+    const OptionalTensor &q_norm_weight, const OptionalTensor &k_norm_weight, const OptionalTensor &cache_k_quant_scales,
+    const OptionalTensor &cache_v_quant_scales, const OptionalTensor &cache_k_dequant_scales,
+    const OptionalTensor &cache_v_dequant_scales, const OptionalTensor &cache_k_zp, const OptionalTensor &cache_v_zp,
+    const OptionalTensor &kv_signal_data, const int kv_token_num, const int max_seq_len, const float rms_norm_eps,
+    const bool use_neox_rotary_style, const std::string &cache_quant_type, const bool rope_3d)
+{
+    (void)batch_id_per_token, (void)kv_batch_ids, (void)kv_tile_ids, (void)kv_num_blocks, (void)cache_batch_ids,
+        (void)cache_tile_ids, (void)cache_num_blocks, (void)cache_k_quant_scales, (void)cache_v_quant_scales,
+        (void)max_seq_len;
+    return guarded("gqa_rope_write_cache", [&]() -> std::vector<Tensor> {
+        refuse_signals(&kv_signal_data);
+        refuse_given({{"cache_k_zp", &cache_k_zp}, {"cache_v_zp", &cache_v_zp}});
+        require(kv_token_num >= 0, "kv_token_num is " + std::to_string(kv_token_num) + "; 0 or more is accepted");
+        const Caches caches =
+            caches_of(key_cache, value_cache, cache_quant_type, cache_k_dequant_scales, cache_v_dequant_scales);
+        const Projection projection(qkv, paddle::none, caches);
+        const Rotation rotation(rotary_embs, use_neox_rotary_style, rope_3d, caches.head_dim);
+        const int64_t T = projection.num_tokens, d = caches.head_dim, Hq = projection.num_heads, Hkv = caches.num_kv_heads;
+        Tensor k = px::full({kv_token_num, Hkv, d}, 0, qkv.dtype(), qkv.place()), v = px::full_like(k, 0, k.dtype());
+        if (T == 0)
+            return {px::empty({0, Hq, d}, qkv.dtype(), qkv.place()), k, v, qkv};
+        const Batch batch(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, cu_seqlens_q, block_tables);
+        require(cu_seqlens_k.numel() == batch.size + 1, "cu_seqlens_k is not [batch_size + 1]");
+        const Places where = places(cu_seqlens_q, batch.kv_len, block_tables, nullptr, caches.page_size, T);
+        const Rotated rotated =
+            rotate_and_write(projection, caches, rotation, q_norm_weight, k_norm_weight, rms_norm_eps, where);
+
+        // Prompts get their cached keys too, other requests their new ones.
+        const Tensor prompts = positive(lengths("seq_lens_encoder", seq_lens_encoder, batch.size));
+        const Tensor decoder = lengths("seq_lens_decoder", seq_lens_decoder, batch.size);
+        const Tensor starts = px::where(prompts, px::zeros_like(decoder), decoder);
+        const folio::Tensor key = view(k, {kv_token_num, Hkv, d}), value = view(v, {kv_token_num, Hkv, d}),
+                            k_cache = pages(key_cache, caches), v_cache = pages(value_cache, caches),
+                            cu = flat(cu_seqlens_k), first = flat(starts),
+                            table = view(block_tables, {batch.size, block_tables.shape()[1]});
+        auto args = FOLIO_INIT(folio_kv_gather_args);
+        args.key = key;
+        args.value = value;
+        args.k_cache = k_cache;
+        args.v_cache = v_cache;
+        args.cu_seq_lens = cu;
+        args.seq_starts = first;
+        args.block_table = table;
+        args.kv_layout = FOLIO_LAYOUT_HND;
+        args.kv_dtype = caches.kv_dtype;
+        std::unique_ptr<folio::Tensor> k_scales, v_scales;
+        if (caches.k_scales.initialized()) {
+            k_scales = std::make_unique<folio::Tensor>(flat(caches.k_scales));
+            v_scales = std::make_unique<folio::Tensor>(flat(caches.v_scales));
+            args.k_scales = *k_scales;
+            args.v_scales = *v_scales;
+        }
+        context_of(qkv).gather(args, stream_of(qkv));
+        const Tensor values = px::slice(projection.qkv, {1}, {(Hq + Hkv) * d}, {projection.row}, {1}, {});
+        const Tensor qkv_out =
+            px::concat({px::reshape(rotated.q, {T, Hq * d}), px::reshape(rotated.k, {T, Hkv * d}), values}, 1);
+        return {rotated.q, k, v, qkv_out};
+    });
+}
+
+std::vector<Tensor> gqa_rope_write_cache_v1(
+    const Tensor &qkv, const Tensor &key_cache, const Tensor &value_cache, const Tensor &cu_seqlens_q,
+    const Tensor &cu_seqlens_k, const Tensor &rotary_embs, const Tensor &seq_lens_this_time,
+    const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &batch_id_per_token,
+    const Tensor &block_tables, const Tensor &kv_batch_ids, const Tensor &kv_tile_ids, const Tensor &kv_num_blocks,
+    const Tensor &cache_batch_ids, const Tensor &cache_tile_ids, const Tensor &cache_num_blocks,
+    const OptionalTensor &cache_k_quant_scales, const OptionalTensor &cache_v_quant_scales,
+    const OptionalTensor &cache_k_dequant_scales, const OptionalTensor &cache_v_dequant_scales,
+    const OptionalTensor &cache_k_zp, const OptionalTensor &cache_v_zp, const OptionalTensor &kv_signal_data,
+    const int kv_token_num, const int max_seq_len, const std::string &cache_quant_type, const bool rope_3d)
+{
+    return gqa_rope_write_cache(qkv, key_cache, value_cache, cu_seqlens_q, cu_seqlens_k, rotary_embs, seq_lens_this_time,
+                                seq_lens_encoder, seq_lens_decoder, batch_id_per_token, block_tables, kv_batch_ids,
+                                kv_tile_ids, kv_num_blocks, cache_batch_ids, cache_tile_ids, cache_num_blocks,
+                                paddle::none, paddle::none, cache_k_quant_scales, cache_v_quant_scales,
+                                cache_k_dequant_scales, cache_v_dequant_scales, cache_k_zp, cache_v_zp, kv_signal_data,
+                                kv_token_num, max_seq_len, 1e-6F, false, cache_quant_type, rope_3d);
+}
+
+std::vector<Tensor> flash_attention_varlen(const Tensor &q, const Tensor &k, const Tensor &v, const Tensor &cu_seqlens_q,
+                                           const Tensor &cu_seqlens_k, const float softmax_scale, const bool causal)
+{
+    return guarded("flash_attention_varlen", [&]() -> std::vector<Tensor> {
+        const auto shape = q.shape(), keys = k.shape(), values = v.shape();
+        require(shape.size() == 3 && keys.size() == 3 && values.size() == 3 && keys[0] == values[0] &&
+                    keys[1] == values[1] && keys[2] == shape[2],
+                "q, k and v are not [T, H, D], [Tk, Hkv, D] and [Tk, Hkv, Dv]");
+        const int64_t batch_size = cu_seqlens_q.numel() - 1;
+        require(batch_size >= 0 && cu_seqlens_k.numel() == batch_size + 1,
+                "cu_seqlens_q and cu_seqlens_k are not both [batch_size + 1]");
+        Tensor out = px::full({shape[0], shape[1], values[2]}, 0, q.dtype(), q.place());
+        if (shape[0] == 0 || batch_size == 0)
+            return {out};
+
+        auto desc = FOLIO_INIT(folio_prefill_desc);
+        desc.flags = q.is_gpu() ? FOLIO_PLAN_GRAPH : 0;
+        desc.q_dtype = dtype_of(q);
+        desc.num_qo_heads = static_cast<uint32_t>(shape[1]);
+        desc.num_kv_heads = static_cast<uint32_t>(keys[1]);
+        desc.head_dim_qk = static_cast<uint32_t>(shape[2]);
+        desc.head_dim_vo = static_cast<uint32_t>(values[2]);
+        desc.kv_storage = FOLIO_KV_RAGGED;
+        desc.max_batch_size = rounded_up(batch_size);
+        desc.max_num_tokens = rounded_up(shape[0]);
+        desc.max_kv_len = rounded_up(keys[0]);
+
+        const folio::Tensor cu_q = flat(cu_seqlens_q), cu_k = flat(cu_seqlens_k);
+        auto batch = FOLIO_INIT(folio_batch);
+        batch.qo_indptr = cu_q;
+        batch.kv_indptr = cu_k;
+
+        const folio::Tensor queries = view(q, {shape[0], shape[1], shape[2]}), key = view(k, {keys[0], keys[1], keys[2]}),
+                            value = view(v, {values[0], values[1], values[2]}), o = view(out, {shape[0], shape[1], values[2]});
+        auto args = FOLIO_INIT(folio_attention_args);
+        args.q = queries;
+        args.k = key;
+        args.v = value;
+        args.o = o;
+        args.sm_scale = softmax_scale;
+        args.mask_mode = causal ? FOLIO_MASK_CAUSAL : FOLIO_MASK_FULL;
+        compute<Prefill>(q, desc, batch, args, nullptr);
+        return {out};
+    });
+}
+
+}  // namespace folio_paddle
+
+namespace folio_paddle {
+
+void bind_append(pybind11::module_ &module)
+{
+    module.def("folio_append_attention", &append_attention, "Bias, RoPE, norms, cache write and attention.");
+    module.def("folio_append_attention_v2", &append_attention_v2, "With max_len_kv.");
+    module.def("folio_append_attention_with_output", &append_attention_with_output, "Into a tensor of the caller's.");
+    module.def("folio_gqa_rope_write_cache", &gqa_rope_write_cache, "RoPE, cache write, and keys with their past.");
+    module.def("folio_gqa_rope_write_cache_v1", &gqa_rope_write_cache_v1, "Without norms.");
+    module.def("folio_flash_attention_varlen", &flash_attention_varlen,
+               "(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal): attention over ragged keys.");
+}
+
+namespace {
+
+using Attributes = std::vector<paddle::any>;
+using Types = std::vector<paddle::DataType>;
+
+/** [T, Hq d], from rows of (Hq + 2 Hkv) d and a cache [nb, Hkv, BS, d]. */
+Shapes append_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &)
+{
+    return {{inputs[0][0], inputs[0][1] - 2 * inputs[1][1] * inputs[1][3]}};
+}
+Shapes rotated_shapes(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &attributes)
+{
+    const int64_t heads = inputs[1][1], dim = inputs[1][3], keys = paddle::any_cast<int>(attributes[0]);
+    return {{inputs[0][0], inputs[0][1] / dim - 2 * heads, dim}, {keys, heads, dim}, {keys, heads, dim}, inputs[0]};
+}
+Shapes ragged_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &)
+{
+    return {{inputs[0][0], inputs[0][1], inputs[2][2]}};
+}
+Types first_type(const Types &inputs, const std::vector<Types> &, const Attributes &) { return {inputs[0]}; }
+Types first_type_4(const Types &inputs, const std::vector<Types> &, const Attributes &) { return Types(4, inputs[0]); }
+Shapes no_shapes(const Shapes &, const std::vector<Shapes> &, const Attributes &) { return {}; }
+Types no_types(const Types &, const std::vector<Types> &, const Attributes &) { return {}; }
+
+}  // namespace
+}  // namespace folio_paddle
+
+#define FOLIO_APPEND_INPUTS                                                                                              \
+    "qkv", "key_cache", "value_cache", "seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time",                     \
+        "batch_id_per_token", "cu_seqlens_q", "block_tables", "encoder_batch_ids", "encoder_tile_ids_per_batch",         \
+        "encoder_num_blocks", "kv_batch_ids", "kv_tile_ids_per_batch", "kv_num_blocks", "decoder_batch_ids",             \
+        "decoder_tile_ids_per_batch", "decoder_num_blocks", "set_max_lengths"
+#define FOLIO_APPEND_OPTIONAL_INPUTS                                                                                     \
+    paddle::Optional("rotary_embs"), paddle::Optional("attn_mask"), paddle::Optional("qkv_bias"),                        \
+        paddle::Optional("qkv_out_scales"), paddle::Optional("cache_k_quant_scales"),                                    \
+        paddle::Optional("cache_v_quant_scales"), paddle::Optional("cache_k_dequant_scales"),                            \
+        paddle::Optional("cache_v_dequant_scales"), paddle::Optional("cache_k_zp"), paddle::Optional("cache_v_zp"),      \
+        paddle::Optional("out_linear_shifts"), paddle::Optional("out_linear_smooths"), paddle::Optional("mask_offset"),  \
+        paddle::Optional("kv_signal_data"), paddle::Optional("q_norm_weight"), paddle::Optional("k_norm_weight"),        \
+        paddle::Optional("sinks")
+#define FOLIO_APPEND_ATTRIBUTES                                                                                          \
+    "rms_norm_eps: float", "compute_dtype: std::string", "cache_quant_type: std::string", "use_neox_rotary_style: bool", \
+        "rope_3d: bool", "max_input_length: int", "quant_max_bound: float", "quant_min_bound: float",                    \
+        "out_linear_in_scale: float", "encoder_block_shape_q: int", "decoder_block_shape_q: int",                        \
+        "max_partition_size: int", "encoder_max_partition_size: int", "speculate_max_draft_token_num: int",              \
+        "causal: bool", "speculate_decoder: bool", "sliding_window: int"
+
+PD_BUILD_OP(static_op_folio_append_attention)
+    .Inputs({FOLIO_APPEND_INPUTS, FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Outputs({"fmha_out"})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES})
+    .SetKernelFn(PD_KERNEL(folio_paddle::append_attention))
+    .SetInferShapeFn(folio_paddle::append_shape)
+    .SetInferDtypeFn(folio_paddle::first_type);
+
+PD_BUILD_OP(static_op_folio_append_attention_with_output)
+    .Inputs({FOLIO_APPEND_INPUTS, "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Outputs({"fmha_out_"})
+    .SetInplaceMap({{"fmha_out", "fmha_out_"}})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES})
+    .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_with_output))
+    .SetInferShapeFn(folio_paddle::no_shapes)
+    .SetInferDtypeFn(folio_paddle::no_types);
+
+PD_BUILD_OP(static_op_folio_gqa_rope_write_cache)
+    .Inputs({"qkv", "key_cache", "value_cache", "cu_seqlens_q", "cu_seqlens_k", "rotary_embs", "seq_lens_this_time",
+             "seq_lens_encoder", "seq_lens_decoder", "batch_id_per_token", "block_tables", "kv_batch_ids", "kv_tile_ids",
+             "kv_num_blocks", "cache_batch_ids", "cache_tile_ids", "cache_num_blocks", paddle::Optional("q_norm_weight"),
+             paddle::Optional("k_norm_weight"), paddle::Optional("cache_k_quant_scales"),
+             paddle::Optional("cache_v_quant_scales"), paddle::Optional("cache_k_dequant_scales"),
+             paddle::Optional("cache_v_dequant_scales"), paddle::Optional("cache_k_zp"), paddle::Optional("cache_v_zp"),
+             paddle::Optional("kv_signal_data")})
+    .Outputs({"q", "k", "v", "qkv_out"})
+    .Attrs({"kv_token_num: int", "max_seq_len: int", "rms_norm_eps: float", "use_neox_rotary_style: bool",
+            "cache_quant_type: std::string", "rope_3d: bool"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::gqa_rope_write_cache))
+    .SetInferShapeFn(folio_paddle::rotated_shapes)
+    .SetInferDtypeFn(folio_paddle::first_type_4);
+
+PD_BUILD_OP(static_op_folio_flash_attention_varlen)
+    .Inputs({"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})
+    .Outputs({"out"})
+    .Attrs({"softmax_scale: float", "causal: bool"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::flash_attention_varlen))
+    .SetInferShapeFn(folio_paddle::ragged_shape)
+    .SetInferDtypeFn(folio_paddle::first_type);

@@ -1,0 +1,20 @@
+// Where the ops of each file are given to Python. Names of pybind functions are folio_<op>, those of registered ops are
+// static_op_folio_<op>: FastDeploy's own are loaded beside them, and Paddle ends the process at two ops of one name.
+// A suffix _v1 or _v2 stands for an older signature, of FastDeploy 2.1 and 2.2 or of the versions between those and now.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace folio_paddle {
+
+void bind_mla(pybind11::module_ &module);
+void bind_step(pybind11::module_ &module);
+void bind_append(pybind11::module_ &module);
+
+/** Shapes and types that registered ops say in static graphs. */
+using Shapes = std::vector<std::vector<int64_t>>;
+
+}  // namespace folio_paddle

@@ -1,0 +1,132 @@
+"""What the backend reads of SGLang's runner, pools, layers and batches."""
+
+from enum import Enum
+from types import SimpleNamespace
+
+import torch
+
+
+class AttentionType(Enum):
+    DECODER = "decoder"
+    DECODER_BIDIRECTIONAL = "decoder_bidirectional"
+    ENCODER_ONLY = "encoder_only"
+
+
+class Mode(Enum):
+    """A forward mode."""
+
+    EXTEND, DECODE, MIXED, IDLE, TARGET_VERIFY, DRAFT_EXTEND_V2, DLLM_EXTEND = range(7)
+
+    def is_idle(self):
+        return self is Mode.IDLE
+
+    def is_decode(self):
+        return self is Mode.DECODE
+
+    def is_target_verify(self):
+        return self is Mode.TARGET_VERIFY
+
+    def is_dllm_extend(self):
+        return self is Mode.DLLM_EXTEND
+
+
+class Pool:
+    """Keys and values of token slots, of one layer."""
+
+    def __init__(self, slots, heads, dim, v_dim, dtype):
+        self.k, self.v = (torch.full((slots, heads, d), torch.nan).to(dtype) for d in (dim, v_dim))
+
+    def set_kv_buffer(self, layer, loc, k, v, k_scale=None, v_scale=None):
+        if k_scale is not None:
+            k, v = k / k_scale, v / v_scale
+        self.k[loc], self.v[loc] = k.to(self.k.dtype), v.to(self.v.dtype)
+
+    def get_key_buffer(self, layer_id):
+        return self.k
+
+    def get_value_buffer(self, layer_id):
+        return self.v
+
+
+class Engine:
+    """A runner with a pool, whose requests get pages in random order."""
+
+    def __init__(self, page_size=1, heads=4, kv_heads=2, dim=32, v_dim=32, dtype=torch.float32, drafts=None, **model):
+        torch.manual_seed(0)
+        self.heads, self.kv_heads, self.dim, self.v_dim = heads, kv_heads, dim, v_dim
+        self.rows, self.longest = 8, 128
+        pages = self.rows * self.longest // page_size
+        self.pool = Pool((pages + 1) * page_size, kv_heads, dim, v_dim, dtype)
+        order = torch.randperm(pages) + 1  # page 0 is where padding goes
+        slots = (order[:, None] * page_size + torch.arange(page_size)).view(self.rows, self.longest)
+        self.req_to_token = slots.to(torch.int32)
+        self.runner = SimpleNamespace(
+            device="cpu",
+            page_size=page_size,
+            req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token, size=self.rows),
+            token_to_kv_pool=self.pool,
+            model_config=SimpleNamespace(context_len=self.longest, **model),
+            server_args=SimpleNamespace(speculative_num_draft_tokens=drafts),
+        )
+
+    def layer(self, **fields):
+        defaults = dict(
+            layer_id=0,
+            tp_q_head_num=self.heads,
+            tp_k_head_num=self.kv_heads,
+            qk_head_dim=self.dim,
+            v_head_dim=self.v_dim,
+            scaling=self.dim**-0.5,
+            logit_cap=0.0,
+            logit_capping_method="tanh",
+            sliding_window_size=-1,
+            is_cross_attention=False,
+            attn_type=AttentionType.DECODER,
+            xai_temperature_len=-1,
+            use_irope=False,
+            pos_encoding_mode="NONE",
+            k_scale=None,
+            v_scale=None,
+            k_scale_float=None,
+            v_scale_float=None,
+        )
+        return SimpleNamespace(**defaults | fields)
+
+    def fill(self, row, tokens):
+        """Keys and values of a request's first tokens, written to the pool."""
+        k, v = torch.randn(tokens, self.kv_heads, self.dim), torch.randn(tokens, self.kv_heads, self.v_dim)
+        self.pool.set_kv_buffer(None, self.req_to_token[row, :tokens].long(), k, v)
+
+    def cached(self, slots):
+        """Keys and values in these slots."""
+        return self.pool.k[slots.long()].float(), self.pool.v[slots.long()].float()
+
+    def new(self, tokens):
+        """Queries, keys and values of new tokens."""
+        q = torch.randn(tokens, self.heads * self.dim)
+        return q, torch.randn(tokens, self.kv_heads, self.dim), torch.randn(tokens, self.kv_heads, self.v_dim)
+
+
+def step(mode, engine, rows, seq_lens, new=None, spec_info=None, padded=0):
+    """A forward batch: `new` tokens of each request, written behind what the mode counts as cached.
+
+    Args:
+        rows: rows of req_to_token.
+        seq_lens: as SGLang states them in this mode.
+        new: (first position, count) of each request's new tokens.
+    """
+    rows, lens = torch.tensor(rows), torch.tensor(seq_lens)
+    loc = [engine.req_to_token[row, begin : begin + count] for row, (begin, count) in zip(rows, new or [])]
+    counts = [count for _, count in new or []]
+    return SimpleNamespace(
+        forward_mode=mode,
+        batch_size=len(rows),
+        req_pool_indices=rows,
+        seq_lens=lens,
+        seq_lens_sum=int(lens.sum()),
+        extend_seq_lens=torch.tensor(counts, dtype=torch.int32),
+        extend_seq_lens_cpu=counts,
+        extend_num_tokens=sum(counts),
+        out_cache_loc=torch.cat(loc).long() if loc else None,
+        spec_info=spec_info,
+    )

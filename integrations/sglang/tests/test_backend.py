@@ -1,0 +1,248 @@
+"""Every mode of the backend, fed with stand-ins for SGLang's batches, against the formula in float64."""
+
+from types import SimpleNamespace
+
+import oracle
+import pytest
+import torch
+from folio_sglang.backend import FolioAttnBackend, FolioMultiStepDraftBackend
+from standins import AttentionType, Engine, Mode, step
+
+ROWS = (3, 0, 6)
+
+
+def close(got, want):
+    torch.testing.assert_close(got.double(), want.flatten(-2), rtol=1e-5, atol=2e-6)
+
+
+def request(engine, layer, q, slots, **options):
+    """What a request's rows should give over the keys in these slots."""
+    k, v = engine.cached(slots)
+    return oracle.attention(q.view(-1, engine.heads, engine.dim), k, v, sm_scale=layer.scaling, **options)[0]
+
+
+def extend(engine, layer, prefix, new, options, mode=Mode.EXTEND, backend=None, **call):
+    backend = backend or FolioAttnBackend(engine.runner)
+    for row, tokens in zip(ROWS, prefix):
+        engine.fill(row, tokens)
+    total = [a + b for a, b in zip(prefix, new)]
+    batch = step(mode, engine, ROWS, total, list(zip(prefix, new)))
+    backend.init_forward_metadata(batch)
+    q, k, v = engine.new(sum(new))
+    o = backend.forward_extend(q, k, v, layer, batch, **call)
+    parts = [
+        request(engine, layer, rows, engine.req_to_token[row, :keys], **options)
+        for row, rows, keys in zip(ROWS, q.split(new), total)
+    ]
+    close(o, torch.cat(parts))
+
+
+PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
+
+
+@PAGE_SIZES
+@pytest.mark.parametrize("mode", [Mode.EXTEND, Mode.MIXED, Mode.DRAFT_EXTEND_V2])
+def test_extend(page_size, mode):
+    engine = Engine(page_size)
+    extend(engine, engine.layer(), (0, 17, 40), (21, 5, 1), {}, mode)
+
+
+@pytest.mark.parametrize(
+    "fields, options",
+    [
+        (dict(sliding_window_size=7), dict(window=(7, -1))),
+        (dict(sliding_window_size=0), dict(window=(0, -1))),
+        (dict(logit_cap=5.0), dict(cap=5.0)),
+        (dict(scaling=0.3), {}),
+        (dict(attn_type=AttentionType.ENCODER_ONLY), dict(causal=False)),
+    ],
+    ids=str,
+)
+def test_what_layers_bring(fields, options):
+    engine = Engine()
+    extend(engine, engine.layer(**fields), (0, 17, 40), (21, 5, 1), options)
+
+
+def test_sinks():
+    engine = Engine()
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    extend(engine, engine.layer(), (0, 17, 40), (21, 5, 1), dict(sinks=sinks), sinks=sinks.bfloat16())
+
+
+def test_values_of_another_width():
+    engine = Engine(page_size=4, v_dim=16)
+    extend(engine, engine.layer(), (0, 17, 40), (21, 5, 1), {})
+
+
+def test_layers_of_two_shapes_share_a_step():
+    engine, other = Engine(), Engine(heads=8, kv_heads=8, dim=16, v_dim=16)
+    backend = FolioAttnBackend(engine.runner)
+    batch = step(Mode.EXTEND, engine, ROWS, (9, 4, 6), [(0, 9), (0, 4), (0, 6)])
+    backend.init_forward_metadata(batch)
+    for model in (engine, other, engine):
+        backend.token_to_kv_pool = model.pool
+        q, k, v = model.new(19)
+        layer = model.layer()
+        o = backend.forward_extend(q, k, v, layer, batch)
+        parts = [
+            request(model, layer, rows, engine.req_to_token[row, : rows.shape[0]])
+            for row, rows in zip(ROWS, q.split((9, 4, 6)))
+        ]
+        close(o, torch.cat(parts))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_pools(dtype):
+    engine = Engine(dtype=dtype)
+    layer = engine.layer(k_scale=torch.tensor(0.5), v_scale=torch.tensor(0.25), k_scale_float=0.5, v_scale_float=0.25)
+    backend = FolioAttnBackend(engine.runner)
+    batch = step(Mode.EXTEND, engine, (2,), (12,), [(0, 12)])
+    backend.init_forward_metadata(batch)
+    q, k, v = engine.new(12)
+    o = backend.forward_extend(q, k, v, layer, batch)
+    k, v = engine.cached(engine.req_to_token[2, :12])
+    want = oracle.attention(q.view(12, engine.heads, -1), k * 0.5, v * 0.25, sm_scale=layer.scaling)[0]
+    close(o, want)
+
+
+def decode(engine, backend, layer, seq_lens, batch, init):
+    """A decode step, whose new token is the last of `seq_lens`."""
+    init(batch)
+    q, k, v = engine.new(len(seq_lens))
+    o = backend.forward_decode(q, k, v, layer, batch)
+    parts = [
+        request(engine, layer, rows, engine.req_to_token[row, :keys])
+        for row, rows, keys in zip(batch.req_pool_indices, q.split(1), seq_lens)
+    ]
+    close(o, torch.cat(parts))
+
+
+@PAGE_SIZES
+def test_decode(page_size):
+    engine = Engine(page_size)
+    backend, layer = FolioAttnBackend(engine.runner), engine.layer()
+    for row, tokens in zip(ROWS, (0, 15, 100)):
+        engine.fill(row, tokens)
+    for seq_lens in ((1, 16, 101), (2, 17, 102)):
+        batch = step(Mode.DECODE, engine, ROWS, seq_lens, [(n - 1, 1) for n in seq_lens])
+        decode(engine, backend, layer, seq_lens, batch, backend.init_forward_metadata)
+
+
+@PAGE_SIZES
+def test_steps_of_graphs_keep_their_addresses(page_size):
+    engine = Engine(page_size)
+    backend, layer = FolioAttnBackend(engine.runner), engine.layer()
+    backend.init_cuda_graph_state(4, 4)
+    for row, tokens in zip(ROWS, (0, 15, 100)):
+        engine.fill(row, tokens)
+    addresses = set()
+    for capture, seq_lens in ((True, (1, 1, 1)), (False, (2, 16, 101)), (False, (3, 17, 102))):
+        batch = step(Mode.DECODE, engine, ROWS, seq_lens, [(n - 1, 1) for n in seq_lens])
+
+        def init(batch):
+            backend.init_forward_metadata_out_graph(batch, in_capture=capture)
+
+        decode(engine, backend, layer, seq_lens, batch, init)
+        addresses.add(tuple(t.data_ptr() for t in backend.forward_metadata.planned().values()))
+    assert len(addresses) == 1
+    assert backend.get_cuda_graph_seq_len_fill_value() == 1
+
+
+TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
+
+
+@PAGE_SIZES
+@pytest.mark.parametrize("tree", [True, False])
+@pytest.mark.parametrize("graph", [True, False])
+def test_verify(page_size, tree, graph):
+    engine = Engine(page_size, drafts=4)
+    backend, layer = FolioAttnBackend(engine.runner), engine.layer()
+    seq_lens = (1, 16, 50)
+    for row, tokens in zip(ROWS, seq_lens):
+        engine.fill(row, tokens)
+    # What the mask says of the prefix does not count.
+    masks = [torch.cat([torch.rand(4, n) > 0.5, TREE], dim=1) for n in seq_lens]
+    spec = SimpleNamespace(custom_mask=torch.cat([m.flatten() for m in masks]) if tree else None, num_tokens_per_req=4)
+    batch = step(Mode.TARGET_VERIFY, engine, ROWS, seq_lens, [(n, 4) for n in seq_lens], spec)
+    if graph:
+        backend.init_cuda_graph_state(3, 12)
+        backend.init_forward_metadata_out_graph(batch)
+    else:
+        backend.init_forward_metadata(batch)
+    q, k, v = engine.new(12)
+    o = backend.forward_extend(q, k, v, layer, batch)
+    parts = []
+    for row, rows, keys in zip(ROWS, q.split(4), seq_lens):
+        mask = torch.cat([torch.ones(4, keys, dtype=torch.bool), TREE], dim=1) if tree else None
+        parts.append(request(engine, layer, rows, engine.req_to_token[row, : keys + 4], mask=mask))
+    close(o, torch.cat(parts))
+
+
+@pytest.mark.parametrize("page_size, topk", [(1, 1), (1, 2), (4, 1), (4, 2)])
+@pytest.mark.parametrize("graph", [True, False])
+def test_drafts(page_size, topk, graph):
+    steps = 4
+    engine = Engine(page_size)
+    draft, layer = FolioMultiStepDraftBackend(engine.runner, topk, steps), engine.layer()
+    seq_lens = (3, 16, 50)
+    for row in ROWS:
+        engine.fill(row, 100)  # where drafted tokens are, too
+    batch = step(Mode.DECODE, engine, ROWS, seq_lens, spec_info=SimpleNamespace())
+    if graph:
+        draft.init_cuda_graph_state(3, 3 * topk)
+        draft.init_forward_metadata_out_graph(batch)
+    else:
+        draft.init_forward_metadata(batch)
+    assert len(draft.attn_backends) == steps - 1
+    for number, backend in enumerate(draft.attn_backends):
+        q, _, _ = engine.new(3 * topk)
+        o = backend.forward_decode(q, None, None, layer, batch)
+        parts = []
+        for index, rows in enumerate(q.split(1)):
+            row, keys, branch = ROWS[index // topk], seq_lens[index // topk], index % topk
+            first = keys + branch * steps
+            if page_size > 1 and topk > 1:
+                rest = keys % page_size
+                first = keys - rest + branch * -(-(rest + steps) // page_size) * page_size + rest
+            table = engine.req_to_token[row]
+            parts.append(request(engine, layer, rows, torch.cat([table[:keys], table[first : first + number + 1]])))
+        close(o, torch.cat(parts))
+
+
+def test_idle_steps_have_no_plan():
+    engine = Engine()
+    backend = FolioAttnBackend(engine.runner)
+    backend.init_forward_metadata(step(Mode.IDLE, engine, (), ()))
+    assert backend.forward_metadata is None
+
+
+@pytest.mark.parametrize(
+    "fields, arguments",
+    [
+        (dict(is_cross_attention=True), {}),
+        (dict(attn_type=AttentionType.DECODER_BIDIRECTIONAL), {}),
+        (dict(xai_temperature_len=100), {}),
+        (dict(use_irope=True), {}),
+        (dict(logit_cap=5.0, logit_capping_method="sigmoid"), {}),
+        ({}, dict(k_rope=torch.zeros(1))),
+        ({}, dict(save_kv_cache=False)),
+    ],
+    ids=str,
+)
+def test_what_layers_may_not_bring(fields, arguments):
+    engine = Engine()
+    backend = FolioAttnBackend(engine.runner)
+    batch = step(Mode.EXTEND, engine, (2,), (12,), [(0, 12)])
+    backend.init_forward_metadata(batch)
+    with pytest.raises(NotImplementedError):
+        backend.forward_extend(*engine.new(12), engine.layer(**fields), batch, **arguments)
+    assert engine.pool.k.isnan().all()
+
+
+def test_what_models_may_not_have():
+    with pytest.raises(NotImplementedError, match="encoders with decoders"):
+        FolioAttnBackend(Engine(is_encoder_decoder=True).runner)
+    engine = Engine()
+    engine.runner.use_mla_backend = True
+    with pytest.raises(NotImplementedError, match="latent"):
+        FolioAttnBackend(engine.runner)

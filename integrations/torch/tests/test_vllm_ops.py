@@ -1,0 +1,248 @@
+"""vLLM's op signatures against the formula in float64, and what they refuse."""
+
+import oracle
+import pytest
+import torch
+from folio_torch import vllm_ops
+
+ONE = torch.ones(1)
+BLOCKS, BLOCK, HEADS, KV_HEADS, DIM = 8, 16, 4, 2, 32
+FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def quantised(x, scale, dtype):
+    """What an fp8 cache holds of x, by PyTorch's own rounding."""
+    limit = torch.finfo(dtype).max
+    return (x / scale).clamp(-limit, limit).to(dtype)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_reshape_and_cache_flash(kv_cache_dtype, heads_first):
+    qkv = torch.randn(7, HEADS + 2 * KV_HEADS, DIM)
+    key, value = qkv[:, HEADS : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
+    dtype = FP8.get(kv_cache_dtype)
+    shape = (BLOCKS, KV_HEADS, BLOCK, DIM) if heads_first else (BLOCKS, BLOCK, KV_HEADS, DIM)
+    caches = [torch.zeros(shape, dtype=torch.uint8 if dtype else torch.float32) for _ in range(2)]
+    if heads_first:
+        caches = [cache.transpose(1, 2) for cache in caches]
+    slots = torch.tensor([3, -1, 40, 127, 0])
+    k_scale, v_scale = torch.tensor(0.5), torch.tensor([0.25, 2.0])
+    before = [cache.clone() for cache in caches]
+    vllm_ops.reshape_and_cache_flash(key, value, *caches, slots, kv_cache_dtype, k_scale, v_scale)
+    for cache, was, new, scale in zip(caches, before, (key, value), (k_scale, v_scale[:, None])):
+        want = was.clone()
+        for token, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                row = quantised(new[token], scale, dtype).view(torch.uint8) if dtype else new[token]
+                want[slot // BLOCK, slot % BLOCK] = row
+        assert torch.equal(cache, want)
+
+
+def test_reshape_and_cache_refuses_rows_in_pieces():
+    key = torch.randn(2, KV_HEADS, DIM)
+    packed = torch.zeros(BLOCKS, KV_HEADS, DIM // 4, BLOCK, 4)
+    with pytest.raises(NotImplementedError, match="key_cache is"):
+        vllm_ops.reshape_and_cache(key, key, packed, torch.zeros(BLOCKS, KV_HEADS, DIM, BLOCK), torch.tensor([0, 1]), "auto", ONE, ONE)
+    cache = torch.zeros(2, BLOCKS, KV_HEADS, BLOCK, DIM)
+    vllm_ops.reshape_and_cache(key, -key, *cache, torch.tensor([17, 3]), "auto", ONE, ONE)
+    assert torch.equal(cache[0, 1, :, 1], key[0]) and torch.equal(cache[1, 0, :, 3], -key[1])
+
+
+def test_copy_blocks():
+    k, v = torch.randn(2, BLOCKS, BLOCK, KV_HEADS, DIM)
+    want_k, want_v = k.clone(), v.clone()
+    for cache in (want_k, want_v):
+        cache[5], cache[6] = cache[1].clone(), cache[2].clone()
+    vllm_ops.copy_blocks([k], [v], torch.tensor([[1, 5], [2, 6]]))
+    assert torch.equal(k, want_k) and torch.equal(v, want_v)
+
+
+LATENT, ROPE = 64, 16
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_concat_and_cache_mla_and_gather(kv_cache_dtype):
+    kv_c, k_pe = torch.randn(40, LATENT), torch.randn(40, ROPE)
+    dtype, scale = FP8.get(kv_cache_dtype), torch.tensor(0.1)
+    cache = torch.zeros(BLOCKS, BLOCK, LATENT + ROPE, dtype=torch.uint8 if dtype else torch.float32)
+    slots = torch.randperm(BLOCKS * BLOCK)[:40]
+    slots[7] = -1
+    vllm_ops.concat_and_cache_mla(kv_c, k_pe, cache, slots, kv_cache_dtype, scale)
+    rows = torch.cat([kv_c, k_pe], dim=-1)
+    want = torch.zeros_like(cache)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            row = quantised(rows[token], scale, dtype).view(torch.uint8) if dtype else rows[token]
+            want[slot // BLOCK, slot % BLOCK] = row
+    assert torch.equal(cache, want)
+
+    table = torch.tensor([[3, 1, 0], [5, 2, 7]], dtype=torch.int32)
+    cu_seq_lens, starts = torch.tensor([0, 20, 33], dtype=torch.int32), torch.tensor([16, 3], dtype=torch.int32)
+    dst = torch.full((40, LATENT + ROPE), 7.0)
+    vllm_ops.gather_and_maybe_dequant_cache(cache, dst, table, cu_seq_lens, None, 33, kv_cache_dtype, scale, starts)
+    dense = cache.view(dtype).float() * scale if dtype else cache
+    for request, (begin, end) in enumerate(((16, 36), (3, 16))):
+        first = cu_seq_lens[request]
+        assert torch.equal(dst[first : cu_seq_lens[request + 1]], oracle.paged(dense, table[request], end)[begin:])
+    assert (dst[33:] == 7).all()
+    if dtype is None:
+        other = torch.full((33, LATENT + ROPE), 7.0)
+        vllm_ops.cp_gather_cache(cache, other, table, cu_seq_lens, 2, starts)
+        assert torch.equal(other, dst[:33])
+
+
+@pytest.mark.parametrize("is_neox", [False, True])
+def test_concat_and_cache_mla_rope_fused(is_neox):
+    kv_c, k_pe, q_pe = torch.randn(5, LATENT), torch.randn(5, ROPE), torch.randn(5, HEADS, ROPE)
+    angles = torch.rand(32, ROPE // 2)
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    positions, slots = torch.tensor([3, 9, 31, 0, 7]), torch.tensor([1, 2, 3, 20, 21])
+
+    def rotated(x):
+        cos, sin = table[positions].double().view(5, *(1,) * (x.ndim - 2), 2, ROPE // 2).unbind(-2)
+        x = x.double()
+        a, b = x.chunk(2, dim=-1) if is_neox else (x[..., ::2], x[..., 1::2])
+        parts = (a * cos - b * sin, b * cos + a * sin)
+        return torch.cat(parts, dim=-1) if is_neox else torch.stack(parts, dim=-1).flatten(-2)
+
+    want_q, want_k = rotated(q_pe), rotated(k_pe)
+    cache = torch.zeros(BLOCKS, BLOCK, LATENT + ROPE)
+    vllm_ops.concat_and_cache_mla_rope_fused(positions, q_pe, k_pe, kv_c, table, is_neox, slots, cache, "auto", ONE)
+    for got, want in ((q_pe, want_q), (k_pe, want_k)):
+        torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
+    stored = cache.view(-1, LATENT + ROPE)[slots]
+    assert torch.equal(stored[:, :LATENT], kv_c) and torch.equal(stored[:, LATENT:], k_pe)
+
+
+@pytest.mark.parametrize("with_context", [None, 0, 9])
+def test_merge_attn_states(with_context):
+    prefix, suffix = torch.randn(2, 13, HEADS, DIM)
+    prefix_lse, suffix_lse = torch.randn(2, HEADS, 13) * 3
+    prefix_lse[1, 4] = torch.inf  # how FlashAttention-2 says that there were no keys
+    prefix_lse[3, 2] = -torch.inf
+    if with_context != 0:
+        suffix_lse[2, 5] = torch.inf
+    if with_context is not None:
+        prefix[with_context:], prefix_lse[:, with_context:] = torch.nan, torch.nan
+    lses = torch.stack([prefix_lse, suffix_lse]).double().transpose(1, 2)
+    lses = torch.where(torch.isfinite(lses), lses, -torch.inf)
+    weights = torch.softmax(lses, dim=0)[..., None]
+    parts = torch.where(weights > 0, torch.stack([prefix, suffix]).double(), 0.0)
+    output, output_lse = torch.empty(13, HEADS, DIM), torch.empty(HEADS, 13)
+    vllm_ops.merge_attn_states(output, prefix, prefix_lse, suffix, suffix_lse, output_lse, with_context)
+    torch.testing.assert_close(output.double(), (weights * parts).sum(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output_lse.double(), torch.logsumexp(lses, 0).transpose(0, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_merge_attn_states_to_fp8():
+    prefix, suffix = torch.randn(2, 5, HEADS, DIM)
+    lses = torch.zeros(2, HEADS, 5)
+    output = torch.empty(5, HEADS, DIM, dtype=torch.float8_e4m3fn)
+    vllm_ops.merge_attn_states(output, prefix, lses[0], suffix, lses[1], output_scale=torch.tensor(0.05))
+    want = (prefix + suffix).double() / 2
+    torch.testing.assert_close(output.double() * 0.05, want, rtol=0.07, atol=1e-3)
+
+
+LENGTHS = ((3, 20), (1, 33), (5, 5))
+TABLE = torch.tensor([[3, 1, 0], [2, 4, 5], [7, 0, 0]], dtype=torch.int32)
+
+
+def varlen(**options):
+    """A call over a paged cache, and what it should give."""
+    rows, keys = zip(*LENGTHS)
+    q = torch.randn(sum(rows), HEADS, DIM)
+    k, v = torch.randn(2, BLOCKS, BLOCK, KV_HEADS, DIM)
+    causal = options.get("causal", False)
+    cu_seqlens_q = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
+    call = dict(q=q, k=k, v=v, max_seqlen_q=max(rows), cu_seqlens_q=cu_seqlens_q, max_seqlen_k=max(keys))
+    call |= dict(seqused_k=torch.tensor(keys, dtype=torch.int32), block_table=TABLE, return_softmax_lse=True)
+    parts = []
+    for request, (begin, end) in enumerate(zip(cu_seqlens_q.tolist(), cu_seqlens_q[1:].tolist())):
+        dense = [oracle.paged(cache, TABLE[request], keys[request]) for cache in (k, v)]
+        parts.append(
+            oracle.attention(
+                q[begin:end],
+                *dense,
+                sm_scale=options.get("softmax_scale") or DIM**-0.5,
+                causal=options["dynamic_causal"][request] if "dynamic_causal" in options else causal,
+                window=options.get("window_size"),
+                cap=options.get("softcap", 0.0),
+                slopes=options.get("alibi_slopes"),
+                sinks=options.get("s_aux"),
+            )
+        )
+    o, lse = (torch.cat(part) for part in zip(*parts))
+    return call | options, o, lse.transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(causal=True),
+        dict(causal=False),
+        dict(causal=True, softmax_scale=0.3, softcap=5.0),
+        dict(causal=True, window_size=[7, 0]),
+        dict(causal=False, window_size=[4, 2]),
+        dict(causal=True, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05])),
+        dict(causal=True, s_aux=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+        dict(dynamic_causal=torch.tensor([True, False, False])),
+    ],
+    ids=str,
+)
+def test_flash_attn_varlen_func(options):
+    call, want, want_lse = varlen(**options)
+    o, lse = vllm_ops.flash_attn_varlen_func(**call)
+    torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=2e-6)
+
+
+def test_flash_attn_varlen_func_over_packed_keys():
+    lengths = torch.tensor([4, 1, 9])
+    cu_seqlens = torch.tensor([0, 4, 5, 14], dtype=torch.int32)
+    q, (k, v) = torch.randn(14, HEADS, DIM), torch.randn(2, 14, KV_HEADS, DIM)
+    out = torch.empty_like(q)
+    o = vllm_ops.flash_attn_varlen_func(q, k, v, 9, cu_seqlens, 9, cu_seqlens_k=cu_seqlens, out=out, causal=True)
+    assert o is out
+    rows = [tensor.split(lengths.tolist()) for tensor in (q, k, v)]
+    want = torch.cat([oracle.attention(*parts, sm_scale=DIM**-0.5)[0] for parts in zip(*rows)])
+    torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=2e-6)
+
+
+def test_flash_attn_varlen_func_reads_fp8_caches():
+    call, _, _ = varlen(causal=True)
+    k, v = (quantised(call[name], 0.5, torch.float8_e4m3fn) for name in "kv")
+    exact = vllm_ops.flash_attn_varlen_func(**call | dict(k=k.float() * 0.5, v=v.float() * 0.5, return_softmax_lse=False))
+    scale = torch.tensor([0.5]).expand(3, KV_HEADS)
+    o = vllm_ops.flash_attn_varlen_func(**call | dict(k=k, v=v, k_descale=scale, v_descale=scale, return_softmax_lse=False))
+    torch.testing.assert_close(o, exact, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(dropout_p=0.1),
+        dict(q_v=torch.zeros(1)),
+        dict(cp_world_size=2),
+        dict(output_scale=torch.ones(1)),
+        dict(return_attn_probs=True),
+        dict(mask_mod=lambda *_: True),
+        dict(causal=False, alibi_slopes=torch.ones(HEADS)),
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_flash_attn_varlen_func_refuses(options):
+    call, _, _ = varlen()
+    with pytest.raises(NotImplementedError, match="accepted by Folio"):
+        vllm_ops.flash_attn_varlen_func(**call | options)
+
+
+def test_unknown_cache_types_are_refused():
+    key, cache = torch.randn(1, KV_HEADS, DIM), torch.zeros(2, BLOCKS, BLOCK, KV_HEADS, DIM)
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype is 'int8'"):
+        vllm_ops.reshape_and_cache_flash(key, key, *cache, torch.tensor([0]), "int8", ONE, ONE)

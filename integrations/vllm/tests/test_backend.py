@@ -1,0 +1,242 @@
+"""The backend's parts without an engine: what small models do not reach, against the formula in float64."""
+
+from types import SimpleNamespace
+
+import folio
+import folio_vllm
+import oracle
+import pytest
+import torch
+from folio_torch import context_of
+from folio_vllm.attention import FolioBackend, FolioImpl, FolioMetadata, _mask
+from folio_vllm.mla import FolioMLABackend
+from folio_vllm.plans import Batch, Bounds, Planner, Problem
+from folio_vllm.selection import backend_for
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.attention.selector import AttentionSelectorConfig
+
+HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 32, 16, 12
+ROWS, KEYS = (3, 1, 5), (20, 33, 5)
+TABLE = torch.tensor([[3, 1, 0], [2, 4, 5], [7, 0, 0]], dtype=torch.int32)
+SCALE = DIM**-0.5
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+    folio_vllm.register()
+    with set_current_vllm_config(VllmConfig()):
+        yield
+
+
+def int32(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def planner(bounds=Bounds(8, 64, 128), kv_dtype=torch.float32, **options):
+    problem = Problem(torch.float32, kv_dtype, HEADS, KV_HEADS, DIM, DIM, PAGE)
+    return Planner(context_of("cpu"), problem, bounds, **options)
+
+
+def batch(rows=ROWS, keys=KEYS, table=TABLE):
+    return Batch(
+        size=Bounds(len(rows), sum(rows), max(keys)),
+        max_qo_len=max(rows),
+        qo_indptr=int32(0, *rows).cumsum(0).to(torch.int32),
+        kv_len=int32(*keys),
+        block_table=table,
+    )
+
+
+def step(causal=True, ranges=None, plan=None, **parts):
+    b = batch(**parts)
+    return FolioMetadata((plan or planner()).plan(b), b, b.size.num_tokens, _mask(causal), ranges, torch.zeros(0))
+
+
+def cache(dtype=torch.float32):
+    """As vLLM lays out pages: `[num_blocks, num_kv_heads, block_size, 2 * head_size]`."""
+    return torch.randn(PAGES, KV_HEADS, PAGE, 2 * DIM).to(dtype)
+
+
+def layer(k_scale=1.0, v_scale=1.0, **fields):
+    return SimpleNamespace(_k_scale=torch.tensor(k_scale), _v_scale=torch.tensor(v_scale), **fields)
+
+
+def impl(**options):
+    made = FolioImpl(HEADS, DIM, SCALE, KV_HEADS, **options)
+    made.process_weights_after_loading(torch.float32)
+    return made
+
+
+def run(impl, metadata, kv_cache, layer=layer()):
+    q = torch.randn(metadata.num_actual_tokens + 2, HEADS, DIM)  # two rows of padding
+    o = torch.full_like(q, 7.0)
+    impl.forward(layer, q, None, None, kv_cache, metadata, o)
+    assert (o[-2:] == 7).all()
+    return q[:-2], o[:-2]
+
+
+def expected(q, kv_cache, rows=ROWS, keys=KEYS, table=TABLE, causal=True, masks=None, **options):
+    pages = kv_cache.float().transpose(1, 2)
+    parts, begin = [], 0
+    for request, (n, length) in enumerate(zip(rows, keys)):
+        k, v = oracle.paged(pages, table[request], length).split(DIM, dim=-1)
+        parts.append(
+            oracle.attention(
+                q[begin : begin + n],
+                k,
+                v,
+                sm_scale=SCALE,
+                causal=causal[request] if isinstance(causal, list) else causal,
+                mask=masks[request] if masks else None,
+                **options,
+            )[0]
+        )
+        begin += n
+    return torch.cat(parts)
+
+
+def close(got, want):
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-6)
+
+
+def test_sinks():
+    sinks, kv = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16), cache()
+    q, o = run(impl(sinks=sinks), step(), kv)
+    close(o, expected(q, kv, sinks=sinks))
+
+
+def test_alibi():
+    slopes, kv = [0.5, 0.25, 0.1, 0.05], cache()
+    q, o = run(impl(alibi_slopes=slopes), step(), kv)
+    close(o, expected(q, kv, slopes=torch.tensor(slopes)))
+
+
+def test_windows_have_two_sides_where_rows_see_the_future():
+    kv = cache()
+    windowed = impl(sliding_window=4)
+    q, o = run(windowed, step(), kv)
+    close(o, expected(q, kv, window=(3, -1)))
+    q, o = run(windowed, step(causal=False), kv)
+    close(o, expected(q, kv, causal=False, window=(3, 3)))
+
+
+def test_cross_attention_sees_all_keys_whatever_the_rows():
+    rows, keys, kv = (9, 1, 1), (4, 33, 16), cache()
+    q, o = run(impl(attn_type=AttentionType.ENCODER_DECODER), step(causal=False, rows=rows, keys=keys), kv)
+    close(o, expected(q, kv, rows, keys, causal=False))
+
+
+def test_causality_by_request():
+    kv = cache()
+    q, o = run(impl(), step(causal=torch.tensor([True, False, False])), kv)
+    close(o, expected(q, kv, causal=[True, False, False]))
+
+
+@pytest.mark.parametrize("clamped", [False, True])
+def test_multimodal_prefixes(clamped):
+    """Rows 0 to 4 of the third request; 1 to 4 see each other, within the window where the layer says so."""
+    ranges, kv = torch.zeros(3, 1, 2, dtype=torch.int32), cache()
+    ranges[2, 0] = int32(1, 4)
+    q, o = run(impl(sliding_window=2), step(ranges=ranges), kv, layer(mm_prefix_clamp_sliding_window=clamped))
+    masks = []
+    for rows, keys in zip(ROWS, KEYS):
+        p, j = torch.arange(rows)[:, None] + keys - rows, torch.arange(keys)[None, :]
+        seen = (j <= p) & (p - j < 2)
+        if rows == 5:
+            together = (p >= 1) & (p <= 4) & (j >= 1) & (j <= 4)
+            seen |= together & (p - j < 2) if clamped else together
+        masks.append(seen)
+    close(o, expected(q, kv, masks=masks))
+
+
+def test_encoders_attend_over_new_keys():
+    encoder, metadata = impl(attn_type=AttentionType.ENCODER_ONLY), step(causal=False, rows=KEYS, table=None)
+    q, (k, v) = torch.randn(58, HEADS, DIM), torch.randn(2, 58, KV_HEADS, DIM)
+    o = torch.empty_like(q)
+    encoder.do_kv_cache_update(layer(), k, v, torch.zeros(0), torch.zeros(0))
+    encoder.forward(layer(), q, k, v, torch.zeros(0), metadata, o)
+    parts = [oracle.attention(*part, sm_scale=SCALE, causal=False)[0] for part in zip(*(x.split(KEYS) for x in (q, k, v)))]
+    close(o, torch.cat(parts))
+
+
+@pytest.mark.parametrize("name, dtype", [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
+def test_fp8_caches_with_a_scale_per_head(name, dtype):
+    """Written and read with the same scales: within the type's rounding, and exact where it is read."""
+    quantised = impl(kv_cache_dtype=name)
+    pages = torch.zeros(PAGES, KV_HEADS, PAGE, 2 * DIM, dtype=torch.uint8)
+    scales = layer([0.5, 0.25], [0.125, 2.0])
+    slots = torch.randperm(PAGES * PAGE)
+    key, value = torch.randn(2, PAGES * PAGE, KV_HEADS, DIM)
+    quantised.do_kv_cache_update(scales, key, value, pages, slots)
+    factors = torch.cat([scales._k_scale[:, None].expand(-1, DIM), scales._v_scale[:, None].expand(-1, DIM)], dim=-1)
+    dense = pages.view(dtype).float() * factors[:, None, :]
+    stored = dense.transpose(1, 2).reshape(-1, KV_HEADS, 2 * DIM)[slots]
+    torch.testing.assert_close(stored, torch.cat([key, value], dim=-1), rtol=0.07 if name == "fp8" else 0.13, atol=0.01)
+    q, o = run(quantised, step(plan=planner(kv_dtype=folio.Tensor(torch.zeros(1, dtype=dtype)).dtype)), pages, scales)
+    close(o, expected(q, dense))
+
+
+def test_prefixes_that_requests_share_are_read_once():
+    shared = torch.arange(1, 65).expand(4, 64)
+    table = torch.cat([shared, torch.arange(65, 69)[:, None]], dim=1).to(torch.int32)
+    kv = torch.randn(70, KV_HEADS, PAGE, 2 * DIM)
+    sharing = planner(Bounds(8, 64, 2048), share_prefixes=True)
+    parts = dict(rows=(1, 1, 1, 1), keys=(1030, 1025, 1040, 1033), table=table)
+    metadata = step(plan=sharing, **parts)
+    assert type(metadata.handle) is folio.Cascade
+    q, o = run(impl(), metadata, kv)
+    close(o, expected(q, kv, **parts))
+    assert type(step(plan=sharing).handle) is folio.Prefill
+    assert type(step(plan=planner(Bounds(8, 64, 2048)), **parts).handle) is folio.Decode
+
+
+def test_steps_beyond_the_bounds_get_larger_handles():
+    small, kv = planner(Bounds(1, 1, 16)), cache()
+    q, o = run(impl(), step(plan=small), kv)
+    close(o, expected(q, kv))
+
+
+def test_output_scales_are_refused():
+    with pytest.raises(NotImplementedError, match="output_scale"):
+        impl().forward(layer(), *[torch.zeros(0)] * 4, None, torch.zeros(0), output_scale=torch.ones(1))
+    assert not impl().fused_output_quant_supported(None)
+
+
+def config(**fields):
+    defaults = dict(head_size=64, dtype=torch.float32, kv_cache_dtype="auto", block_size=16)
+    return AttentionSelectorConfig(**defaults | fields)
+
+
+def test_selection():
+    platform = type(current_platform)
+    assert AttentionBackendEnum["FOLIO"] is AttentionBackendEnum.CUSTOM
+    choose = platform.get_attn_backend_cls
+    assert choose(AttentionBackendEnum.CUSTOM, config()).endswith(".FolioBackend")
+    assert choose(AttentionBackendEnum.CUSTOM, config(head_size=576, use_mla=True)).endswith(".FolioMLABackend")
+    assert choose(None, config()) == AttentionBackendEnum.CPU_ATTN.get_path()
+    assert FolioBackend.get_name() == FolioMLABackend.get_name() == "FOLIO"
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        (dict(head_size=60), "head_size"),
+        (dict(kv_cache_dtype="int8_per_token_head"), "kv_cache_dtype"),
+        (dict(kv_cache_dtype="float16"), "kv_cache_dtype float16 with queries of torch.float32"),
+        (dict(block_size=12), "block_size"),
+        (dict(use_sparse=True), "sparse"),
+        (dict(use_rswa=True), "R-SWA"),
+        (dict(use_dcp=True), "DCP"),
+        (dict(use_kv_connector=True), "KV connector"),
+        (dict(use_mla=True, head_size=576, kv_cache_dtype="fp8_e5m2"), "kv_cache_dtype"),
+        (dict(use_mla=True, head_size=576, has_sink=True), "sinks"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(fields, reason):
+    with pytest.raises(ValueError, match=f"attention_backend is FOLIO, which cannot serve.*{reason}"):
+        backend_for(type(current_platform), config(**fields))

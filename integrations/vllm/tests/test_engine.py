@@ -1,0 +1,70 @@
+"""vLLM's CPU engine on Folio and on its own backend: equal tokens, equal logprobs.
+
+Each backend has one process that runs all cases (engine.py). It takes minutes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cases import CASES
+
+HERE = Path(__file__).parent
+
+
+def run(backend: str, folder: Path, names, **environment) -> dict:
+    """What the cases give on a backend; a sentence in place of results where one failed."""
+    output = folder / f"{backend}-{len(os.listdir(folder))}.json"
+    command = [sys.executable, HERE / "engine.py", backend, folder / "models", output, *names]
+    subprocess.run(command, check=True, env=os.environ | environment, cwd=folder)
+    return json.loads(output.read_text())
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("engine")
+
+
+@pytest.fixture(scope="session")
+def own(folder):
+    return run("auto", folder, CASES)
+
+
+@pytest.fixture(scope="session")
+def folios(folder, own):
+    return run("FOLIO", folder, CASES)
+
+
+def distance(some, others) -> float:
+    """The mean difference of logprobs."""
+    pairs = [pair for prompt in zip(some, others, strict=True) for pair in zip(*prompt, strict=True)]
+    return sum(abs(a - b) for a, b in pairs) / len(pairs)
+
+
+def largest_difference(some, others) -> float:
+    return max(abs(a - b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_as_vllms_own(name, own, folios):
+    case, mine, theirs = CASES[name], folios[name], own[name]
+    assert not isinstance(theirs, str), f"vLLM's own backend: {theirs}"
+    assert not isinstance(mine, str), mine
+    if case.exact is not None:
+        exact = own[case.exact]
+        assert distance(mine, exact) <= 1.15 * distance(theirs, exact)
+    elif case.embeds or case.distribution:
+        assert all(largest_difference(*pair) <= case.tolerance for pair in zip(mine, theirs, strict=True))
+    else:
+        for (tokens, logprobs), (own_tokens, own_logprobs) in zip(mine, theirs, strict=True):
+            assert tokens == own_tokens
+            assert largest_difference(logprobs, own_logprobs) <= case.tolerance
+
+
+def test_in_processes_of_their_own(folder, folios):
+    """As vLLM is deployed: the plugin is found in the worker, too."""
+    result = run("FOLIO", folder, ["llama-mixed"], VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    assert [tokens for tokens, _ in result["llama-mixed"]] == [tokens for tokens, _ in folios["llama-mixed"]]

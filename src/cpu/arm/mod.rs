@@ -1,0 +1,3 @@
+//! The instruction sets of AArch64: their vector types.
+
+pub mod neon;
