@@ -19,6 +19,16 @@ const FOLDERS: [&str; 11] = [
     "tests",
 ];
 
+/// Folders of Python tests.
+const PYTHON_TESTS: [&str; 6] = [
+    "python/tests",
+    "integrations/torch/tests",
+    "integrations/vllm/tests",
+    "integrations/sglang/tests",
+    "integrations/paddle/tests",
+    "integrations/fastdeploy/tests",
+];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -86,22 +96,25 @@ fn missing_paths(path: &Path, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every source of an integration test, `tests/name.rs`, `python/tests/name.py` or `tests/name/*.rs`.
+/// Every source of a test: `tests/name.rs`, `tests/name/*.rs`, the `name.py` of Python tests, or a rule of the Makefile.
 fn source_of_test(name: &str) -> Option<String> {
-    for file in [
-        format!("tests/{name}.rs"),
-        format!("python/tests/{name}.py"),
-    ] {
-        if let Ok(text) = std::fs::read_to_string(root().join(file)) {
-            return Some(text);
-        }
+    let read = |path: PathBuf| std::fs::read_to_string(path).ok();
+    if let Some(target) = name.strip_prefix("make ") {
+        let rules = read(root().join("Makefile"))?;
+        let mut lines = rules.lines();
+        return Some(
+            lines
+                .find(|line| line.starts_with(&format!("{target}:")))?
+                .to_owned(),
+        );
+    }
+    let rust = root().join("tests").join(format!("{name}.rs"));
+    let python = PYTHON_TESTS.map(|folder| root().join(folder).join(format!("{name}.py")));
+    if let Some(text) = std::iter::once(rust).chain(python).find_map(read) {
+        return Some(text);
     }
     let files = std::fs::read_dir(root().join("tests").join(name)).ok()?;
-    Some(
-        files
-            .filter_map(|file| std::fs::read_to_string(file.ok()?.path()).ok())
-            .collect(),
-    )
+    Some(files.filter_map(|file| read(file.ok()?.path())).collect())
 }
 
 /// What a cell such as `` `grids` (draft_trees), `golden`; `cuda` `` names and is not there.
