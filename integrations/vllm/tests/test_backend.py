@@ -53,7 +53,7 @@ def batch(rows=ROWS, keys=KEYS, table=TABLE):
 
 def step(causal=True, ranges=None, plan=None, **parts):
     b = batch(**parts)
-    return FolioMetadata((plan or planner()).plan(b), b, b.size.num_tokens, _mask(causal), ranges, torch.zeros(0))
+    return FolioMetadata(plan or planner(), b, b.size.num_tokens, _mask(causal), ranges, torch.zeros(0))
 
 
 def cache(dtype=torch.float32):
@@ -187,17 +187,25 @@ def test_prefixes_that_requests_share_are_read_once():
     sharing = planner(Bounds(8, 64, 2048), share_prefixes=True)
     parts = dict(rows=(1, 1, 1, 1), keys=(1030, 1025, 1040, 1033), table=table)
     metadata = step(plan=sharing, **parts)
-    assert type(metadata.handle) is folio.Cascade
+    assert type(metadata.handle()) is folio.Cascade
     q, o = run(impl(), metadata, kv)
     close(o, expected(q, kv, **parts))
-    assert type(step(plan=sharing).handle) is folio.Prefill
-    assert type(step(plan=planner(Bounds(8, 64, 2048)), **parts).handle) is folio.Decode
+    assert type(step(plan=sharing).handle()) is folio.Prefill
+    assert type(step(plan=planner(Bounds(8, 64, 2048)), **parts).handle()) is folio.Decode
 
 
 def test_steps_beyond_the_bounds_get_larger_handles():
     small, kv = planner(Bounds(1, 1, 16)), cache()
     q, o = run(impl(), step(plan=small), kv)
     close(o, expected(q, kv))
+
+
+def test_a_step_is_planned_again_after_another():
+    group, kv = planner(), cache()
+    first, second = step(plan=group), step(plan=group, rows=(1, 1, 1))
+    for metadata, rows in ((first, ROWS), (second, (1, 1, 1)), (first, ROWS)):
+        q, o = run(impl(), metadata, kv)
+        close(o, expected(q, kv, rows))
 
 
 def test_output_scales_are_refused():

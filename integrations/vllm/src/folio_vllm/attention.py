@@ -132,19 +132,24 @@ class FolioMetadata(AttentionMetadata):
     """A step of a KV-cache group.
 
     Attributes:
-        handle: Folio's handle, planned for the step.
+        planner: the group's.
+        batch: lengths and page table.
         num_actual_tokens: query rows, without padding.
         mask: `mask_mode` and `causal_requests` of Folio's run.
         mm_prefix_ranges: `[batch_size, ranges, 2]` int32, or None.
         slot_mapping: replaced by the builder of cross attention.
     """
 
-    handle: Any
+    planner: Planner
     batch: Batch
     num_actual_tokens: int
     mask: dict[str, Any]
     mm_prefix_ranges: torch.Tensor | None
     slot_mapping: torch.Tensor
+
+    def handle(self):
+        """Folio's handle, planned for the step: again, where another step of the group was planned since."""
+        return self.planner.planned(self.batch)
 
     @property
     def sees_future(self) -> bool:
@@ -162,6 +167,8 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if kv_cache_spec.tokens_per_state != 1:
+            raise NotImplementedError(f"tokens_per_state is {kv_cache_spec.tokens_per_state}; 1 is accepted by FOLIO")
         model = vllm_config.model_config
         impls = [layer.impl for layer in get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()]
         problem = Problem(
@@ -200,8 +207,9 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
             block_table=common.block_table_tensor[: common.num_reqs] if self._cached else None,
         )
         ranges = compute_mm_prefix_range_tensor(common.mm_req_doc_ranges, common.num_reqs, self.device)
+        self._planner.planned(batch)
         return FolioMetadata(
-            handle=self._planner.plan(batch),
+            planner=self._planner,
             batch=batch,
             num_actual_tokens=common.num_actual_tokens,
             mask=_mask(common.causal),
@@ -313,7 +321,7 @@ class FolioImpl(AttentionImpl[FolioMetadata]):
             arguments["mm_prefix_ranges"] = attn_metadata.mm_prefix_ranges
             if getattr(layer, "mm_prefix_clamp_sliding_window", False):
                 arguments["flags"] = [*arguments["flags"], "mm_prefix_in_window"]
-        attn_metadata.handle.run(q=query, k=k, v=v, o=output, **scales, **arguments)
+        attn_metadata.handle().run(q=query, k=k, v=v, o=output, **scales, **arguments)
         return output
 
     def do_kv_cache_update(

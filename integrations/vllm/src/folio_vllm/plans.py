@@ -56,17 +56,18 @@ class Bounds:
 
     def grown(self, other: "Bounds") -> "Bounds":
         """Bounds that hold both; where one grows, to a power of two at least."""
-        fields = {name: getattr(self, name) for name in ("batch_size", "num_tokens", "kv_len")}
-        for name, own in fields.items():
-            if getattr(other, name) > own:
-                fields[name] = 1 << (getattr(other, name) - 1).bit_length()
-        return replace(self, **fields)
+        larger = {
+            name: 1 << (wanted - 1).bit_length()
+            for name, wanted in vars(other).items()
+            if wanted > getattr(self, name)
+        }
+        return replace(self, **larger)
 
     def hold(self, other: "Bounds") -> bool:
         return self.grown(other) == self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """A step as vLLM states it. Lengths and page ids are together on the host, or together on the device.
 
@@ -100,7 +101,7 @@ class Planner:
             and where the page table is on the host.
     """
 
-    #: Shared keys of fewer pages than these are not worth looking for another handle: vLLM's own bound is 256 tokens.
+    #: Fewer shared keys than these are not worth another handle: the bound that vLLM's cascades have.
     SHORTEST_PREFIX = 256
 
     def __init__(
@@ -115,9 +116,15 @@ class Planner:
         self._max_decode_len = max_decode_len
         self._share_prefixes = share_prefixes
         self._handles: dict[str, Any] = {}
+        self._in_force: tuple[Batch | None, Any] = (None, None)
 
-    def plan(self, batch: Batch):
-        """The handle that computes the batch, planned for it."""
+    def planned(self, batch: Batch):
+        """The handle that computes the batch, planned for it unless that was the last plan."""
+        if self._in_force[0] is not batch:
+            self._in_force = (batch, self._plan(batch))
+        return self._in_force[1]
+
+    def _plan(self, batch: Batch):
         self._grow(batch.size)
         if batch.block_table is None:
             handle = self._handle("ragged")
