@@ -1,6 +1,7 @@
 #!/bin/sh
 # shared_library.sh LIBRARY SONAME: the library is called SONAME, is never unmapped, exports folio_*
 # and nothing else, needs no library beyond the C runtime's, and has less than 20 MiB without its symbols.
+# STRIP is the strip for its architecture.
 set -eu
 dynamic=$(readelf -dW "$1")
 
@@ -22,6 +23,6 @@ strangers=$(echo "$needed" | grep -Ev '^(libgcc_s|libc|libm|libdl|libpthread|ld-
 
 stripped=$(mktemp)
 trap 'rm -f "$stripped"' EXIT
-strip --strip-unneeded -o "$stripped" "$1"
+"${STRIP:-strip}" --strip-unneeded -o "$stripped" "$1"
 bytes=$(wc -c <"$stripped")
 [ "$bytes" -lt $((20 << 20)) ] || fail "$bytes bytes without its symbols; 20 MiB is the limit"
