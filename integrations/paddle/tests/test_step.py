@@ -75,6 +75,9 @@ def test_maxima(rows):
     step, out = Step(rows), Outputs()
     ops.folio_get_block_shape_and_split_kv_block(*step.lengths(), *out.newest(), ENC_BLOCK, DEC_BLOCK, GROUP, PAGE)
     assert out.maxima.numpy().tolist() == maxima(rows) + [-7] * 3
+    alone = tensor([-7] * 9)
+    ops.folio_max_lengths(*step.lengths(), alone)
+    assert alone.numpy().tolist() == maxima(rows) + [-7] * 3
 
 
 def test_middle_signature():
