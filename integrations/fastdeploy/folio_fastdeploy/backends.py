@@ -7,6 +7,7 @@ layers look at no scalar of the host, so that captured steps can be replayed.
 
 from dataclasses import dataclass, field
 
+import folio_paddle_ops
 import paddle
 from fastdeploy.model_executor.layers.attention import AppendAttentionBackend, MLAAttentionBackend
 from fastdeploy.model_executor.layers.attention.base_attention_backend import AttentionBackend, AttentionMetadata
@@ -50,19 +51,11 @@ class FolioBackend(AttentionBackend):
 
     def init_attention_metadata(self, forward_meta):
         """Once per step: fills max_len_tensor_cpu, by which models decide between prompts and decodes."""
-        self.fill_max_lengths(forward_meta)
-        lengths = forward_meta.max_len_tensor_cpu.numpy().tolist()
+        meta = forward_meta
+        folio_paddle_ops.folio_max_lengths(meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time,
+                                           meta.max_len_tensor_cpu)
+        lengths = meta.max_len_tensor_cpu.numpy().tolist()
         self.attention_metadata = FolioMetadata(has_prompts=lengths[1] > 0, has_decodes=lengths[4] > 0, max_lengths=lengths)
-
-    def fill_max_lengths(self, meta):
-        """By FastDeploy's op in its newest signature, which Folio's backends call themselves."""
-        ops.op("get_block_shape_and_split_kv_block")(
-            meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time, meta.decoder_batch_ids,
-            meta.decoder_tile_ids_per_batch, meta.decoder_num_blocks_cpu, meta.decoder_num_blocks_device,
-            meta.decoder_chunk_size_device, meta.max_len_tensor_cpu, meta.encoder_batch_ids,
-            meta.encoder_tile_ids_per_batch, meta.encoder_num_blocks_x_cpu, meta.kv_batch_ids, meta.kv_tile_ids_per_batch,
-            meta.kv_num_blocks_x_cpu, self.encoder_block_shape_q, self.decoder_block_shape_q, self.group_size,
-            self.block_size)
 
     def get_attntion_meta(self):
         """FastDeploy's spelling."""
@@ -101,16 +94,15 @@ class FolioAttentionBackend(FolioBackend):
         rotary_embs = None if getattr(meta, "rope_already_applied", False) else meta.rotary_embs
         after_rope = not getattr(layer, "qk_norm_before_rope", False)
         window = self.window_size if self.window_size > 0 else getattr(layer, "sliding_window", 0) or 0
+        unread = meta.max_len_tensor_cpu  # in the places of tile lists, which FastDeploy's own kernels take
         scales = [getattr(layer, name, None) for name in ("cache_k_scale", "cache_v_scale", "cache_k_out_scale", "cache_v_out_scale")]
         if quant == "none":
             scales = [None] * 4
         return ops.op("append_attention")(
             qkv, meta.caches[2 * layer.layer_id], meta.caches[2 * layer.layer_id + 1], meta.seq_lens_encoder,
             meta.seq_lens_decoder, meta.seq_lens_this_time, meta.batch_id_per_token, meta.cu_seqlens_q, meta.block_tables,
-            meta.encoder_batch_ids, meta.encoder_tile_ids_per_batch, meta.encoder_num_blocks_x_cpu, meta.kv_batch_ids,
-            meta.kv_tile_ids_per_batch, meta.kv_num_blocks_x_cpu, meta.decoder_batch_ids, meta.decoder_tile_ids_per_batch,
-            meta.decoder_num_blocks_cpu, meta.max_len_tensor_cpu, rotary_embs, meta.attn_mask,
-            getattr(layer, "qkv_bias", None), getattr(layer, "qkv_scale", None), *scales,
+            *[unread] * 10, rotary_embs, meta.attn_mask, getattr(layer, "qkv_bias", None), getattr(layer, "qkv_scale", None),
+            *scales,
             getattr(layer, "cache_k_zp", None), getattr(layer, "cache_v_zp", None), getattr(layer, "linear_shift", None),
             getattr(layer, "linear_smooth", None), meta.attn_mask_offsets, None,
             getattr(layer, "q_norm_weight", None) if after_rope else None,
@@ -141,7 +133,7 @@ class FolioMLAAttentionBackend(FolioBackend):
         """Chunks of prompts over a cached context are refused: k and v of a step hold its new tokens only."""
         super().init_attention_metadata(forward_meta)
         lengths = self.attention_metadata.max_lengths
-        if lengths[1] > 0 and lengths[2] > 0:
+        if lengths[1] > 0 and lengths[2] > 0 and not forward_meta.step_use_cudagraph:
             chunks = paddle.logical_and(forward_meta.seq_lens_encoder.flatten() > 0, forward_meta.seq_lens_decoder.flatten() > 0)
             if bool(chunks.any()):
                 raise NotImplementedError("a prompt of this step has a cached context; FOLIO_MLA_ATTN attends the new keys "
@@ -160,14 +152,10 @@ class FolioMLAAttentionBackend(FolioBackend):
         ops.op("decode_mla_write_cache")(
             compressed_kv, k_pe, cache, meta.seq_lens_decoder, meta.seq_lens_encoder, meta.batch_id_per_token,
             meta.cu_seqlens_q, meta.block_tables, "none", self.max_seq_len, self.use_speculate)
-        tiles = [meta.encoder_batch_ids, meta.encoder_tile_ids_per_batch, meta.encoder_num_blocks_x_cpu, meta.kv_batch_ids,
-                 meta.kv_tile_ids_per_batch, meta.kv_num_blocks_x_cpu, meta.decoder_batch_ids,
-                 meta.decoder_tile_ids_per_batch, meta.decoder_num_blocks_device, meta.decoder_num_blocks_cpu,
-                 meta.decoder_chunk_size_device, meta.max_len_tensor_cpu, meta.max_len_tensor_cpu, meta.max_len_tensor_cpu]
-        # The signature that says which requests are prompts, so that no list of tiles is read.
+        # The signature that says which requests are prompts, so that no list of tiles is read: any tensor stands for them.
         return ops.op("multi_head_latent_attention", "_v1")(
             q, cache, cache, meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time, meta.cu_seqlens_q,
-            meta.batch_id_per_token, meta.block_tables, *tiles, *[None] * 11, COMPUTE[q.dtype], "none", self.kv_lora_rank,
+            meta.batch_id_per_token, meta.block_tables, *[meta.max_len_tensor_cpu] * 14, *[None] * 11, COMPUTE[q.dtype], "none", self.kv_lora_rank,
             self.max_seq_len, self.softmax_scale, 0.0, 0.0, 0.0, self.max_draft_tokens, True, self.use_speculate)
 
 

@@ -25,10 +25,7 @@ def forward_meta(step, caches, **more):
     return ForwardMeta(
         seq_lens_encoder=encoder, seq_lens_decoder=decoder, seq_lens_this_time=this_time, batch_id_per_token=batch_ids,
         cu_seqlens_q=cu, cu_seqlens_k=cu, block_tables=table, caches=caches, forward_mode="mixed",
-        decoder_batch_ids=made(400), decoder_tile_ids_per_batch=made(400), decoder_num_blocks_cpu=made(1),
-        decoder_num_blocks_device=made(1), decoder_chunk_size_device=made(1), max_len_tensor_cpu=made(9),
-        encoder_batch_ids=made(400), encoder_tile_ids_per_batch=made(400), encoder_num_blocks_x_cpu=made(1),
-        kv_batch_ids=made(400), kv_tile_ids_per_batch=made(400), kv_num_blocks_x_cpu=made(1), **more)
+        max_len_tensor_cpu=made(9), **more)
 
 
 def config(**model):

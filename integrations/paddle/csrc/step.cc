@@ -264,6 +264,16 @@ std::vector<Tensor> get_block_shape_and_split_kv_block_v1(
     });
 }
 
+/** max_len_tensor_cpu alone: what Folio's own backends need of a step. */
+void max_lengths(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time,
+                 Tensor &max_len_tensor_cpu)
+{
+    guarded("max_lengths", [&] {
+        if (!capturing())
+            write_maxima(max_len_tensor_cpu, Step(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time));
+    });
+}
+
 void get_position_ids_and_slot_mapping(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
                                        const Tensor &seq_lens_this_time, const Tensor &batch_id_per_token,
                                        const Tensor &block_tables, Tensor &position_ids, Tensor &slot_mapping,
@@ -325,6 +335,7 @@ void bind_step(pybind11::module_ &module)
     module.def("folio_get_block_shape_and_split_kv_block_v1", &get_block_shape_and_split_kv_block_v1, "Nine outputs.");
     module.def("folio_get_block_shape_and_split_kv_block_v2", &get_block_shape_and_split_kv_block_v2,
                "In place, with max_len_kv_cpu.");
+    module.def("folio_max_lengths", &max_lengths, "Maxima of a step, in place.");
     module.def("folio_get_position_ids_and_slot_mapping", &get_position_ids_and_slot_mapping,
                "Positions and slots of new tokens, in place.");
     module.def("folio_pre_cache_len_concat", &pre_cache_len_concat, "Cumulative key lengths of prompts with a past.");
