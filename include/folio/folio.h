@@ -302,11 +302,11 @@ typedef void (*folio_parallel_for_fn)(void *user,
  * Threads of a CPU context. Either Folio starts its own, and the caller's computes with them; or the host's compute
  * (parallel_for). Folio's own are bound to their CPUs, to all of them together, and sleep between calls; the caller's
  * stays where the host has put it. CPUs are those of `cpus`, or those that the process's main thread had when the library
- * was loaded. The creating thread's affinity does not count, as OpenMP binds its threads to one CPU each. If the host
- * binds its main thread before it loads Folio, it should pass `cpus`.
+ * was loaded. They are not those of the creating thread, as OpenMP binds its threads to one CPU each. If the host binds
+ * its main thread before it loads Folio, it should pass `cpus`.
  *
- * If num_threads is larger than the number of these CPUs and those of the creating thread together, a warning says so to
- * `log`, and only as many threads compute. Results follow from num_threads in any case.
+ * If num_threads is larger than the number of CPUs that these threads and the creating one have together, a warning says
+ * so to `log`, and only as many threads compute. Results follow from num_threads in any case.
  */
 typedef struct folio_context_desc {
     /**
