@@ -91,14 +91,17 @@ fn workers(count: usize) -> BTreeMap<String, Vec<u32>> {
 /// A context of a desc, with its warnings.
 struct Context {
     ctx: *mut folio_context,
-    warnings: Box<Vec<String>>,
+    /// Boxed, as the callback has the address.
+    warnings: Box<Mutex<Vec<String>>>,
 }
 
 unsafe extern "C" fn note(user: *mut c_void, level: i32, message: *const c_char) {
     assert_eq!(level, FOLIO_LOG_WARNING);
     // SAFETY: the context's own list, and a C string.
-    let (warnings, text) = unsafe { (&mut *user.cast::<Vec<String>>(), CStr::from_ptr(message)) };
-    warnings.push(text.to_string_lossy().into_owned());
+    let (warnings, text) =
+        unsafe { (&*user.cast::<Mutex<Vec<String>>>(), CStr::from_ptr(message)) };
+    let text = text.to_string_lossy().into_owned();
+    warnings.lock().unwrap().push(text);
 }
 
 impl Context {
@@ -124,6 +127,12 @@ impl Context {
     }
 }
 
+impl Context {
+    fn warnings(&self) -> Vec<String> {
+        self.warnings.lock().unwrap().clone()
+    }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: made by folio_context_create.
@@ -138,7 +147,7 @@ fn a_bound_creator_does_not_bind_its_workers() {
         let context = Context::new(0, &[]);
         let workers = workers(cpus.len() - 1);
         assert!(workers.values().all(|of| of == cpus), "{workers:?}");
-        assert_eq!(*context.warnings, [""; 0]);
+        assert_eq!(context.warnings(), [""; 0]);
         let bound = cpus_of(&this_thread());
         assert_eq!(bound.1, cpus[..1], "the caller stays where it was");
     });
@@ -156,7 +165,7 @@ fn a_list_binds_workers_and_counts_them() {
         let last = &cpus[cpus.len() - 1..];
         let context = Context::new(0, last);
         assert!(workers(0).is_empty(), "one CPU: the caller alone");
-        assert!(context.warnings.is_empty());
+        assert!(context.warnings().is_empty());
         drop(context);
         let _context = Context::new(2, last);
         // With one CPU in all there is none for a worker.
@@ -172,15 +181,15 @@ fn threads_that_outnumber_their_cpus() {
     on_a_bound_thread(|cpus| {
         let context = Context::new(3, &cpus[..1]);
         assert!(workers(0).is_empty());
-        let [warning] = &context.warnings[..] else {
-            panic!("{:?}", context.warnings);
+        let [warning] = &context.warnings()[..] else {
+            panic!("{:?}", context.warnings());
         };
         for word in ["num_threads: 3", &format!("({})", cpus[0]), "cpus"] {
             assert!(warning.contains(word), "{warning}");
         }
         let problem = Problem::plain(&[(1, 300), (30, 700)]);
-        let threads = |cpus: Option<CpuSet>, num_threads| Threads::Own { num_threads, cpus };
-        let on_one = threads(Some(CpuSet::of(&cpus[..1]).unwrap()), 3);
+        let threads = |cpus: Option<Box<CpuSet>>, num_threads| Threads::Own { num_threads, cpus };
+        let on_one = threads(Some(Box::new(CpuSet::of(&cpus[..1]).unwrap())), 3);
         let outputs = [on_one, threads(None, 3)].map(|threads| {
             let context = api::Context::on_threads(&threads, Logger::silent()).unwrap();
             solve(&context, &HostMemory, &problem).unwrap().o
@@ -196,7 +205,7 @@ fn threads_with_a_cpu_each_are_no_matter() {
         for num_threads in [0, 1, all] {
             for list in [&[][..], cpus] {
                 let context = Context::new(num_threads, list);
-                assert_eq!(*context.warnings, [""; 0], "{num_threads} on {list:?}");
+                assert_eq!(context.warnings(), [""; 0], "{num_threads} on {list:?}");
             }
         }
         let sink = std::sync::Arc::new(|level: Level, message: &str| {

@@ -66,6 +66,11 @@ fn context() -> *mut folio_context {
         log_level: 0,
         log: None,
         log_user: null_mut(),
+        cpus: std::ptr::null(),
+        parallel_for: None,
+        parallel_for_user: null_mut(),
+        num_cpus: 0,
+        reserved: 0,
     };
     let mut context = null_mut();
     // SAFETY: valid pointers.

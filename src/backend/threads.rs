@@ -12,7 +12,7 @@ pub enum Threads {
         /// All of them, the caller's among them. 0: one for each of the CPUs.
         num_threads: u32,
         /// The CPUs that the others are bound to. None: those that the process had when the library was loaded.
-        cpus: Option<CpuSet>,
+        cpus: Option<Box<CpuSet>>,
     },
     /// Threads of the host's.
     Host {

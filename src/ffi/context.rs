@@ -307,7 +307,7 @@ unsafe fn threads(desc: &folio_context_desc, num_threads: u32) -> Result<Threads
 
 /// # Safety
 /// `desc.cpus` is NULL or points to `num_cpus` numbers.
-unsafe fn cpus(desc: &folio_context_desc) -> Result<Option<CpuSet>> {
+unsafe fn cpus(desc: &folio_context_desc) -> Result<Option<Box<CpuSet>>> {
     if desc.cpus.is_null() {
         return match desc.num_cpus {
             0 => Ok(None),
@@ -324,7 +324,7 @@ unsafe fn cpus(desc: &folio_context_desc) -> Result<Option<CpuSet>> {
     }
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts(desc.cpus, desc.num_cpus as usize) };
-    CpuSet::of(list).map(Some)
+    Ok(Some(Box::new(CpuSet::of(list)?)))
 }
 
 /// Refuses what only a CPU context has.

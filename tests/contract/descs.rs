@@ -187,7 +187,8 @@ fn context_descs() {
 #[test]
 fn context_descs_without_threads() {
     type Desc = folio_context_desc;
-    let fields: [(fn(&mut Desc), &str); 4] = [
+    type Set = fn(&mut Desc);
+    let fields: [(Set, &str); 4] = [
         (|d| d.cpus = CPUS.as_ptr(), "cpus"),
         (|d| d.num_cpus = 1, "num_cpus"),
         (|d| d.parallel_for = RUN_NOTHING, "parallel_for"),

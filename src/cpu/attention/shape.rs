@@ -511,11 +511,11 @@ mod tests {
         (of(17) - of(1)) / 16
     }
 
-    /// Partial results are 2.1 MB of it, a row for each of 128 tokens.
+    /// Partial results are 2.1 MB of it, a row for each of 128 tokens. Numbers of fp32 have three parts in blocks of bf16.
     #[test]
     fn a_threads_part_is_small() {
         for matrix in MATRICES {
-            for (dtype, most) in [(DType::BF16, 4_000_000), (DType::F32, 4_500_000)] {
+            for (dtype, most) in [(DType::BF16, 4_000_000), (DType::F32, 5_000_000)] {
                 for num_kv_heads in [8, 32] {
                     let bytes = per_thread(&prompts(dtype, num_kv_heads), matrix);
                     assert!(bytes < most, "{matrix:?} {dtype} {num_kv_heads}: {bytes}");

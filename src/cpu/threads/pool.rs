@@ -56,7 +56,7 @@ impl Pool {
                     num_threads,
                     workers,
                     warning,
-                } = Workers::start(*num_threads, cpus.as_ref())?;
+                } = Workers::start(*num_threads, cpus.as_deref())?;
                 if let Some(warning) = warning {
                     logger.log(Level::Warning, format_args!("{warning}"));
                 }
