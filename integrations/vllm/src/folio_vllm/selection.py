@@ -1,8 +1,8 @@
 """How vLLM comes to Folio: the backend's name, and the platform's choice of a class.
 
-vLLM reserves the registry's member CUSTOM for backends of others. FOLIO is another name of it. A member of its own would
-not do: configurations are pickled to processes that have not loaded their plugins yet, and members made at run time
-cannot be unpickled there.
+vLLM reserves the registry's member CUSTOM for backends of others. FOLIO is another name of it. A member of its own
+would not do: configurations are pickled to processes that have not loaded their plugins yet, and members made at run
+time cannot be unpickled there.
 
 A platform chooses the class. CUDA's takes one class for a name, and Folio has one for MLA and one for the rest. The
 CPU's takes its own backend whatever the name says. So both ask `backend_for` where the name is FOLIO.
