@@ -76,7 +76,8 @@ def main() -> None:
                     decode[name].append(REQUESTS * DECODED / rest)
     for what, rates in (("prompt", prefill), ("decoded", decode)):
         for name, values in rates.items():
-            print(f"{dtype} {what} tokens/s, {name}: median {statistics.median(values):.0f} of {sorted(map(round, values))}")
+            median = statistics.median(values)
+            print(f"{dtype} {what} tokens/s, {name}: median {median:.0f} of {sorted(map(round, values))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Every mode of the backend, fed with stand-ins for SGLang's batches, against the formula in float64."""
 
+import functools
 from types import SimpleNamespace
 
 import oracle
 import pytest
 import torch
-from folio_sglang.backend import FolioAttnBackend, FolioMultiStepDraftBackend
 from standins import AttentionType, Engine, Mode, step
+
+from folio_sglang.backend import FolioAttnBackend, FolioMultiStepDraftBackend
 
 ROWS = (3, 0, 6)
 
@@ -139,9 +141,7 @@ def test_steps_of_graphs_keep_their_addresses(page_size):
     for capture, seq_lens in ((True, (1, 1, 1)), (False, (2, 16, 101)), (False, (3, 17, 102))):
         batch = step(Mode.DECODE, engine, ROWS, seq_lens, [(n - 1, 1) for n in seq_lens])
 
-        def init(batch):
-            backend.init_forward_metadata_out_graph(batch, in_capture=capture)
-
+        init = functools.partial(backend.init_forward_metadata_out_graph, in_capture=capture)
         decode(engine, backend, layer, seq_lens, batch, init)
         addresses.add(tuple(t.data_ptr() for t in backend.forward_metadata.planned().values()))
     assert len(addresses) == 1

@@ -1,12 +1,13 @@
 """torch.ops.folio: the same results as folio's own functions and the formula, eager, compiled and exported."""
 
 import folio
-import folio_torch
 import oracle
 import pytest
 import torch
 from folio._binding import OUTPUT, InPlace
 from folio._generated import structs
+
+import folio_torch
 from folio_torch.operators import HANDLES, OPERATORS
 
 PAGE, PAGES, HEADS, KV_HEADS, DIM = 16, 8, 4, 2, 32
@@ -49,7 +50,9 @@ def expected(q, k, v, **options):
     outputs, begin = [], 0
     for (rows, keys), table in zip(LENGTHS, TABLE):
         request = q[begin : begin + rows]
-        outputs.append(oracle.attention(request, *(oracle.paged(c, table, keys) for c in (k, v)), sm_scale=SCALE, **options))
+        outputs.append(
+            oracle.attention(request, *(oracle.paged(c, table, keys) for c in (k, v)), sm_scale=SCALE, **options)
+        )
         begin += rows
     return tuple(torch.cat(parts) for parts in zip(*outputs))
 

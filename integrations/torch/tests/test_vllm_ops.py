@@ -3,6 +3,7 @@
 import oracle
 import pytest
 import torch
+
 from folio_torch import vllm_ops
 
 ONE = torch.ones(1)
@@ -48,7 +49,9 @@ def test_reshape_and_cache_refuses_rows_in_pieces():
     key = torch.randn(2, KV_HEADS, DIM)
     packed = torch.zeros(BLOCKS, KV_HEADS, DIM // 4, BLOCK, 4)
     with pytest.raises(NotImplementedError, match="key_cache is"):
-        vllm_ops.reshape_and_cache(key, key, packed, torch.zeros(BLOCKS, KV_HEADS, DIM, BLOCK), torch.tensor([0, 1]), "auto", ONE, ONE)
+        vllm_ops.reshape_and_cache(
+            key, key, packed, torch.zeros(BLOCKS, KV_HEADS, DIM, BLOCK), torch.tensor([0, 1]), "auto", ONE, ONE
+        )
     cache = torch.zeros(2, BLOCKS, KV_HEADS, BLOCK, DIM)
     vllm_ops.reshape_and_cache(key, -key, *cache, torch.tensor([17, 3]), "auto", ONE, ONE)
     assert torch.equal(cache[0, 1, :, 1], key[0]) and torch.equal(cache[1, 0, :, 3], -key[1])
@@ -217,9 +220,13 @@ def test_flash_attn_varlen_func_over_packed_keys():
 def test_flash_attn_varlen_func_reads_fp8_caches():
     call, _, _ = varlen(causal=True)
     k, v = (quantised(call[name], 0.5, torch.float8_e4m3fn) for name in "kv")
-    exact = vllm_ops.flash_attn_varlen_func(**call | dict(k=k.float() * 0.5, v=v.float() * 0.5, return_softmax_lse=False))
+    exact = vllm_ops.flash_attn_varlen_func(
+        **call | dict(k=k.float() * 0.5, v=v.float() * 0.5, return_softmax_lse=False)
+    )
     scale = torch.tensor([0.5]).expand(3, KV_HEADS)
-    o = vllm_ops.flash_attn_varlen_func(**call | dict(k=k, v=v, k_descale=scale, v_descale=scale, return_softmax_lse=False))
+    o = vllm_ops.flash_attn_varlen_func(
+        **call | dict(k=k, v=v, k_descale=scale, v_descale=scale, return_softmax_lse=False)
+    )
     torch.testing.assert_close(o, exact, rtol=1e-5, atol=2e-6)
 
 

@@ -38,9 +38,7 @@ def run(case: cases.Case, backend: str, folder: Path) -> list:
     if case.distribution:
         sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
         outputs = llm.generate(case.prompts(), sampling, use_tqdm=False)
-        return [
-            [logprob.logprob for _, logprob in sorted(output.outputs[0].logprobs[0].items())] for output in outputs
-        ]
+        return [[logprob.logprob for _, logprob in sorted(output.outputs[0].logprobs[0].items())] for output in outputs]
     sampling = SamplingParams(temperature=0, max_tokens=case.max_tokens, logprobs=1, ignore_eos=True, detokenize=False)
     results = []
     for _ in range(case.rounds):

@@ -36,9 +36,7 @@ CONFIGS = {
         vocab_size=VOCABULARY, hidden_size=128, n_layer=2, n_head=4, initializer_range=0.12, **_TOKENS
     ),
     # Encoder only.
-    "bert": transformers.BertConfig(
-        **_SIZES, num_attention_heads=4, intermediate_size=256, pad_token_id=0, **_LENGTH
-    ),
+    "bert": transformers.BertConfig(**_SIZES, num_attention_heads=4, intermediate_size=256, pad_token_id=0, **_LENGTH),
     # MLA with the widths of DeepSeek-V2's records, which vLLM's own CPU backend needs.
     "deepseek": transformers.DeepseekV2Config(
         **_SIZES,

@@ -3,20 +3,21 @@
 from types import SimpleNamespace
 
 import folio
-import folio_vllm
 import oracle
 import pytest
 import torch
 from folio_torch import context_of
-from folio_vllm.attention import FolioBackend, FolioImpl, FolioMetadata, _mask
-from folio_vllm.mla import FolioMLABackend
-from folio_vllm.plans import Batch, Bounds, Planner, Problem
-from folio_vllm.selection import backend_for
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
+
+import folio_vllm
+from folio_vllm.attention import FolioBackend, FolioImpl, FolioMetadata, _mask
+from folio_vllm.mla import FolioMLABackend
+from folio_vllm.plans import Batch, Bounds, Planner, Problem
+from folio_vllm.selection import backend_for
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 32, 16, 12
 ROWS, KEYS = (3, 1, 5), (20, 33, 5)
@@ -36,7 +37,10 @@ def int32(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-def planner(bounds=Bounds(8, 64, 128), kv_dtype=torch.float32, **options):
+SMALL = Bounds(8, 64, 128)
+
+
+def planner(bounds=SMALL, kv_dtype=torch.float32, **options):
     problem = Problem(torch.float32, kv_dtype, HEADS, KV_HEADS, DIM, DIM, PAGE)
     return Planner(context_of("cpu"), problem, bounds, **options)
 
@@ -71,7 +75,10 @@ def impl(**options):
     return made
 
 
-def run(impl, metadata, kv_cache, layer=layer()):
+UNSCALED = layer()
+
+
+def run(impl, metadata, kv_cache, layer=UNSCALED):
     q = torch.randn(metadata.num_actual_tokens + 2, HEADS, DIM)  # two rows of padding
     o = torch.full_like(q, 7.0)
     impl.forward(layer, q, None, None, kv_cache, metadata, o)
@@ -159,7 +166,9 @@ def test_encoders_attend_over_new_keys():
     o = torch.empty_like(q)
     encoder.do_kv_cache_update(layer(), k, v, torch.zeros(0), torch.zeros(0))
     encoder.forward(layer(), q, k, v, torch.zeros(0), metadata, o)
-    parts = [oracle.attention(*part, sm_scale=SCALE, causal=False)[0] for part in zip(*(x.split(KEYS) for x in (q, k, v)))]
+    parts = [
+        oracle.attention(*part, sm_scale=SCALE, causal=False)[0] for part in zip(*(x.split(KEYS) for x in (q, k, v)))
+    ]
     close(o, torch.cat(parts))
 
 

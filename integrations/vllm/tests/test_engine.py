@@ -66,5 +66,7 @@ def test_the_same_as_vllms_own(name, own, folios):
 
 def test_in_processes_of_their_own(folder, folios):
     """As vLLM is deployed: the plugin is found in the worker, too."""
-    result = run("FOLIO", folder, ["llama-mixed"], VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    result = run(
+        "FOLIO", folder, ["llama-mixed"], VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="nobind"
+    )
     assert [tokens for tokens, _ in result["llama-mixed"]] == [tokens for tokens, _ in folios["llama-mixed"]]

@@ -1,4 +1,7 @@
-"""SGLang's attention by Folio: `--attention-backend folio`. SGLang calls `register` as a plugin, in each of its processes."""
+"""SGLang's attention by Folio: `--attention-backend folio`.
+
+SGLang calls `register` as a plugin, in each of its processes.
+"""
 
 
 def register() -> None:

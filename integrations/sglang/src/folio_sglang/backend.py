@@ -29,18 +29,17 @@ class Problem:
 class FolioAttnBackend(AttentionBackend):
     """Decode, extend, mixed, verify and draft-extend steps over a pool of token slots.
 
-    A step is planned once for all layers of a shape, at the first of them. Layers bring their own window, cap, sinks and
-    scales.
+    A step is planned once for all layers of a shape, at the first of them. Layers bring their own window, cap, sinks
+    and scales.
 
     Args:
         model_runner: SGLang's. Its device, pools, page size and longest context are read.
-        skip_prefill: for the steps of a draft, which only decode.
     """
 
     # Lengths are read where they are.
     needs_cpu_seq_lens = False
 
-    def __init__(self, model_runner, skip_prefill: bool = False):
+    def __init__(self, model_runner):
         super().__init__()
         _refuse_models(model_runner)
         self.device = torch.device(model_runner.device)
@@ -55,6 +54,8 @@ class FolioAttnBackend(AttentionBackend):
         self._eager = Buffers(self.device, self.max_bs)
         self._graph: Buffers | None = None
         self._graph_mask: torch.Tensor | None = None
+        #: Requests and rows of the largest step of graphs.
+        self.graph_bounds = (0, 0)
         self._handles: dict[Problem, _Planned] = {}
 
     # --- A step ---------------------------------------------------------------------------------
@@ -65,6 +66,7 @@ class FolioAttnBackend(AttentionBackend):
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Makes what the steps of graphs have in common: buffers that stay where they are."""
+        self.graph_bounds = (max_bs, max_num_tokens)
         longest = self.max_context_len + self.num_draft_tokens
         self._graph = Buffers(self.device, max_bs, max_bs * -(-longest // self.page_size))
         self._graph_mask = torch.zeros(max_num_tokens * longest, dtype=torch.uint8, device=self.device)
@@ -84,7 +86,9 @@ class FolioAttnBackend(AttentionBackend):
         if mode.is_idle():
             return None
         if mode.is_dllm_extend():
-            raise NotImplementedError("forward_mode is DLLM_EXTEND; decode, extend, mixed, verify and draft-extend are accepted")
+            raise NotImplementedError(
+                "forward_mode is DLLM_EXTEND; decode, extend, mixed, verify and draft-extend are accepted"
+            )
         if mode.is_decode() and getattr(spec, "kv_indptr", None) is not None:
             return self._draft_step(spec, graph)
         batch_size, seq_lens = forward_batch.batch_size, forward_batch.seq_lens
@@ -107,9 +111,7 @@ class FolioAttnBackend(AttentionBackend):
             lengths = forward_batch.extend_seq_lens_cpu
             max_qo_len = num_tokens if lengths is None else max(lengths)
         lists_of_pages(self.context, self.req_to_token, forward_batch.req_pool_indices, self.page_size, tensors)
-        return Batch(
-            batch_size, num_tokens, max_qo_len, self.page_size, mask=mask, graph=graph, **tensors
-        )
+        return Batch(batch_size, num_tokens, max_qo_len, self.page_size, mask=mask, graph=graph, **tensors)
 
     def _draft_step(self, spec, graph: bool) -> Batch:
         """A step of a draft, whose slots FolioMultiStepDraftBackend has listed."""
@@ -227,9 +229,13 @@ class _Planned:
         batch_size, num_tokens = batch.batch_size, batch.num_tokens
         if smaller is not None:
             if problem.graph:
-                raise RuntimeError(f"batch has {batch_size} requests and {num_tokens} rows; graphs were captured for fewer")
+                raise RuntimeError(
+                    f"batch has {batch_size} requests and {num_tokens} rows, more than graphs were made for"
+                )
             batch_size, num_tokens = max(batch_size, smaller.batch_size), max(num_tokens, 2 * smaller.num_tokens)
-        elif not problem.graph:
+        elif problem.graph:
+            batch_size, num_tokens = backend.graph_bounds
+        else:
             batch_size = max(batch_size, backend.max_bs)
         self.batch_size, self.num_tokens = batch_size, num_tokens
         self._batch: Batch | None = None
@@ -275,7 +281,7 @@ class FolioMultiStepDraftBackend:
 
     def __init__(self, model_runner, topk: int, speculative_num_steps: int):
         self.topk, self.speculative_num_steps = topk, speculative_num_steps
-        self.attn_backends = [FolioAttnBackend(model_runner, skip_prefill=True) for _ in range(speculative_num_steps - 1)]
+        self.attn_backends = [FolioAttnBackend(model_runner) for _ in range(speculative_num_steps - 1)]
         first = self.attn_backends[0]
         self.device, self.context, self.req_to_token = first.device, first.context, first.req_to_token
         self.page_size, self.max_context_len = first.page_size, first.max_context_len
@@ -299,6 +305,8 @@ class FolioMultiStepDraftBackend:
             torch.zeros(rows, dtype=torch.int32, device=self.device) for _ in range(self.speculative_num_steps - 1)
         ]
         self._graph_indptr = torch.arange(rows + 1, dtype=torch.int32, device=self.device)
+        for backend in self.attn_backends:
+            backend.graph_bounds = (rows, rows)
 
     def init_forward_metadata_out_graph(self, forward_batch, in_capture: bool = False) -> None:
         """Lists the slots of all steps where graphs read them: before a capture, and before each replay."""

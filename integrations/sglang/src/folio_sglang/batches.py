@@ -1,7 +1,7 @@
 """Steps as SGLang states them, turned into Folio's batches: lengths, and lists of pages or slots.
 
-Keys and values of new tokens are in the pool before attention reads it, so every mode is one form: the last `qo_len` of a
-request's `kv_len` tokens are its queries. Nothing loops over requests, and nothing waits for a device.
+Keys and values of new tokens are in the pool before attention reads it, so every mode is one form: the last `qo_len` of
+a request's `kv_len` tokens are its queries. Nothing loops over requests, and nothing waits for a device.
 """
 
 from dataclasses import dataclass, field
@@ -68,7 +68,11 @@ class Buffers:
 
 
 def lists_of_pages(
-    context: folio.Context, req_to_token: torch.Tensor, rows: torch.Tensor, page_size: int, tensors: dict[str, torch.Tensor]
+    context: folio.Context,
+    req_to_token: torch.Tensor,
+    rows: torch.Tensor,
+    page_size: int,
+    tensors: dict[str, torch.Tensor],
 ) -> None:
     """Writes `kv_indptr` and `kv_indices` of the requests whose slots are in `rows` of `req_to_token`."""
     folio.kv_indices(

@@ -1,7 +1,7 @@
 """Folio as PyTorch operators.
 
-Importing this module registers `torch.ops.folio.*`: one operator for each operator of the package folio, and one for the
-`run` of each handle. `folio_torch.vllm_ops` has vLLM's op signatures.
+Importing this module registers `torch.ops.folio.*`: one operator for each operator of the package folio, and one for
+the `run` of each handle. `folio_torch.vllm_ops` has vLLM's op signatures.
 
     prefill = folio.Prefill(folio_torch.context_of(q.device), ...)
     layer = folio_torch.number_of(prefill)

@@ -12,14 +12,15 @@
 | a context, a stream | nothing: those of the tensors |
 
 Operators write their outputs and return nothing, so their meta kernels do nothing, and torch.compile and torch.export
-take them. They neither allocate nor synchronise, so CUDA graphs may capture them; `folio.PlanFlag.GRAPH` says what else a
-capture needs. A plan is not a part of a compiled function: runs compute the plan in force, as captured ones do.
+take them. They neither allocate nor synchronise, so CUDA graphs may capture them; `folio.PlanFlag.GRAPH` says what
+else a capture needs. A plan is not a part of a compiled function: runs compute the plan in force, as captured ones do.
 """
 
 import inspect
 import itertools
 import weakref
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import folio
 import torch

@@ -3,9 +3,9 @@
 A host that calls `vllm._custom_ops` or `vllm.vllm_flash_attn` imports these names from here instead. What Folio has no
 counterpart for is refused with NotImplementedError, which names the parameter.
 
-Scales. vLLM passes them as float32 tensors. Those of keys and values stay tensors, and are read on the device. Scales of
-MLA's caches and of outputs are numbers to Folio: a tensor on a device is read once, at the first call, and remembered as
-long as it lives. So do that call before a capture.
+Scales. vLLM passes them as float32 tensors. Those of keys and values stay tensors, and are read on the device. Scales
+of MLA's caches and of outputs are numbers to Folio: a tensor on a device is read once, at the first call, and
+remembered as long as it lives. So do that call before a capture.
 """
 
 import weakref
@@ -32,7 +32,8 @@ def _refuse(**unsupported: tuple[Any, Any]) -> None:
 def _cache_dtype(kv_cache_dtype: str, also: tuple[str, ...] = ()) -> str | None:
     """Folio's name of an fp8 cache's type; None where the cache's own type says it."""
     if kv_cache_dtype not in (*_PLAIN, *FP8, *also):
-        raise NotImplementedError(f"kv_cache_dtype is {kv_cache_dtype!r}; {', '.join((*_PLAIN, *FP8, *also))} are accepted by Folio")
+        accepted = ", ".join((*_PLAIN, *FP8, *also))
+        raise NotImplementedError(f"kv_cache_dtype is {kv_cache_dtype!r}; {accepted} are accepted by Folio")
     return FP8.get(kv_cache_dtype)
 
 
@@ -96,10 +97,10 @@ def reshape_and_cache(
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
 ) -> None:
-    """Refused: key caches whose rows are cut in pieces of 16 bytes (`[num_blocks, num_heads, head_size / x, block_size, x]`).
+    """As `reshape_and_cache_flash`, for caches of `[num_blocks, num_heads, block_size, head_size]`.
 
-    Caches of `[num_blocks, num_heads, block_size, head_size]` that some of vLLM's backends pass under this name are
-    accepted.
+    Key caches whose rows are cut in pieces of 16 bytes, `[num_blocks, num_heads, head_size / x, block_size, x]`, are
+    refused.
     """
     if key_cache.ndim != 4 or key_cache.shape != value_cache.shape:
         raise NotImplementedError(
@@ -107,13 +108,18 @@ def reshape_and_cache(
             " both of [num_blocks, num_heads, block_size, head_size] are accepted by Folio"
         )
     reshape_and_cache_flash(
-        key, value, key_cache.transpose(1, 2), value_cache.transpose(1, 2), slot_mapping, kv_cache_dtype, k_scale, v_scale
+        key,
+        value,
+        key_cache.transpose(1, 2),
+        value_cache.transpose(1, 2),
+        slot_mapping,
+        kv_cache_dtype,
+        k_scale,
+        v_scale,
     )
 
 
-def copy_blocks(
-    key_caches: list[torch.Tensor], value_caches: list[torch.Tensor], block_mapping: torch.Tensor
-) -> None:
+def copy_blocks(key_caches: list[torch.Tensor], value_caches: list[torch.Tensor], block_mapping: torch.Tensor) -> None:
     """Copies blocks within the caches of each layer: `block_mapping` is `[num_pairs, 2]` int64, source and target."""
     pairs = block_mapping.to(torch.int32)
     for k, v in zip(key_caches, value_caches, strict=True):
@@ -332,17 +338,18 @@ def flash_attn_varlen_func(
 ):
     """Attention of packed rows over a paged cache (`block_table`, `seqused_k`) or over packed keys (`cu_seqlens_k`).
 
-    Every call plans its batch; hosts that run many layers with one batch are faster with `folio.Prefill`. The plan is made
-    on the device where lengths are there. Handles are kept by shape and grow with the batches, so a capture needs a call
-    with the largest batch before it.
+    Every call plans its batch; hosts that run many layers with one batch are faster with `folio.Prefill`. The plan is
+    made on the device where lengths are there. Handles are kept by shape and grow with the batches, so a capture needs
+    a call with the largest batch before it.
 
     Args:
         q: `[total_q, num_heads, head_size]` float32, float16 or bfloat16; fp8 queries are refused.
-        k, v: `[num_blocks, block_size, num_kv_heads, head_size]`, or packed `[total_k, num_kv_heads, head_size]`.
+        k, v: `[num_blocks, block_size, num_kv_heads, head_size]`, or packed `[total_k, num_kv_heads, head_size]`; uint8
+            stands for float8_e4m3.
         max_seqlen_q, max_seqlen_k: the longest rows and keys of a request, or more.
         window_size: (left, right), -1 for unlimited.
-        alibi_slopes: `[num_heads]` or `[batch_size, num_heads]` float32. The bias is slope · (j - p), which for rows that
-            see keys behind them is not FlashAttention's; it is refused without `causal`.
+        alibi_slopes: `[num_heads]` or `[batch_size, num_heads]` float32. The bias is slope · (j - p), which for rows
+            that see keys behind them is not FlashAttention's; it is refused without `causal`.
         k_descale, v_descale: `[batch_size, num_kv_heads]` of which all rows are alike, as vLLM makes them.
         s_aux: sinks, `[num_heads]`.
         deterministic, num_splits, fa_version, scheduler_metadata: how, not what is computed: no effect.
@@ -370,7 +377,11 @@ def flash_attn_varlen_func(
     num_tokens, num_heads, _ = q.shape
     batch_size = cu_seqlens_q.shape[0] - 1
     desc: dict[str, Any] = dict(
-        q_dtype=q.dtype, num_qo_heads=num_heads, num_kv_heads=k.shape[-2], head_dim_qk=q.shape[-1], head_dim_vo=v.shape[-1]
+        q_dtype=q.dtype,
+        num_qo_heads=num_heads,
+        num_kv_heads=k.shape[-2],
+        head_dim_qk=q.shape[-1],
+        head_dim_vo=v.shape[-1],
     )
     desc["kv_dtype"] = "float8_e4m3" if k.dtype == torch.uint8 else k.dtype
     if block_table is None:

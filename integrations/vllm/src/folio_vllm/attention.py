@@ -120,7 +120,16 @@ class FolioBackend(AttentionBackend):
 
     @classmethod
     def supports_combination(
-        cls, head_size, dtype, kv_cache_dtype, block_size, use_mla, has_sink, use_sparse, use_mm_prefix, device_capability
+        cls,
+        head_size,
+        dtype,
+        kv_cache_dtype,
+        block_size,
+        use_mla,
+        has_sink,
+        use_sparse,
+        use_mm_prefix,
+        device_capability,
     ) -> str | None:
         if kv_cache_dtype in ("float16", "bfloat16") and getattr(torch, kv_cache_dtype) != dtype:
             return f"kv_cache_dtype {kv_cache_dtype} with queries of {dtype}; the queries' type and fp8 are accepted"
@@ -307,7 +316,7 @@ class FolioImpl(AttentionImpl[FolioMetadata]):
             output_scale, output_block_scale: refused; `fused_output_quant_supported` says so beforehand.
         """
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("output_scale and output_block_scale are not supported by FOLIO; None is accepted")
+            raise NotImplementedError("output_scale and output_block_scale are given; None is accepted by FOLIO")
         if attn_metadata is None:
             return output.fill_(0)
         if self.attn_type in _ENCODERS:
@@ -325,7 +334,12 @@ class FolioImpl(AttentionImpl[FolioMetadata]):
         return output
 
     def do_kv_cache_update(
-        self, layer: AttentionLayer, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+        self,
+        layer: AttentionLayer,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
     ) -> None:
         """Writes new tokens to the cache; encoders keep none."""
         if self.attn_type in _ENCODERS:

@@ -1,7 +1,7 @@
 """The backend for multi-head latent attention: DeepSeek-V2 and its successors.
 
-vLLM's common MLA code splits a step and multiplies queries and outputs with the weights. Decodes and short extensions run
-absorbed (`folio.Mla`). Prompts run in their multi-head form over a context that is unpacked chunk by chunk
+vLLM's common MLA code splits a step and multiplies queries and outputs with the weights. Decodes and short extensions
+run absorbed (`folio.Mla`). Prompts run in their multi-head form over a context that is unpacked chunk by chunk
 (`folio.MlaContext`), in place of vLLM's own prefill backends.
 """
 

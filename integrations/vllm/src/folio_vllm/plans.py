@@ -57,9 +57,7 @@ class Bounds:
     def grown(self, other: "Bounds") -> "Bounds":
         """Bounds that hold both; where one grows, to a power of two at least."""
         larger = {
-            name: 1 << (wanted - 1).bit_length()
-            for name, wanted in vars(other).items()
-            if wanted > getattr(self, name)
+            name: 1 << (wanted - 1).bit_length() for name, wanted in vars(other).items() if wanted > getattr(self, name)
         }
         return replace(self, **larger)
 
@@ -200,7 +198,9 @@ class Planner:
         )
 
     def _make_ragged(self) -> folio.Prefill:
-        desc = self._problem.desc() | dict(kv_layout=0, page_size=0, kv_dtype=self._problem.q_dtype, kv_storage="ragged")
+        desc = self._problem.desc() | dict(
+            kv_layout=0, page_size=0, kv_dtype=self._problem.q_dtype, kv_storage="ragged"
+        )
         return folio.Prefill(
             self._context,
             **desc,

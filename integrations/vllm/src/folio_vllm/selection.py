@@ -1,8 +1,8 @@
 """How vLLM comes to Folio: the backend's name, and the platform's choice of a class.
 
-vLLM reserves the registry's member CUSTOM for backends of others. FOLIO is another name of it. A member of its own would not
-do: configurations are pickled to processes that have not loaded their plugins yet, and members made at run time cannot
-be unpickled there.
+vLLM reserves the registry's member CUSTOM for backends of others. FOLIO is another name of it. A member of its own
+would not do: configurations are pickled to processes that have not loaded their plugins yet, and members made at run
+time cannot be unpickled there.
 
 A platform chooses the class. CUDA's takes one class for a name, and Folio has one for MLA and one for the rest. The
 CPU's takes its own backend whatever the name says. So both ask `backend_for` where the name is FOLIO.
@@ -28,7 +28,7 @@ def register() -> None:
     custom = AttentionBackendEnum.CUSTOM
     if custom.is_overridden():
         logger.error(
-            "The backend FOLIO is not registered: %s has the registry's member CUSTOM. VLLM_PLUGINS chooses between plugins.",
+            "The backend FOLIO is not registered: %s has the registry's member CUSTOM. VLLM_PLUGINS chooses plugins.",
             custom.get_path(),
         )
         return
@@ -56,8 +56,10 @@ def backend_for(platform: type, config) -> str:
     Raises:
         ValueError: Folio cannot do what the layer needs; the message lists why.
     """
-    if not (platform._enum.name in ("CPU", "CUDA")):
-        raise ValueError(f"attention_backend is FOLIO on the platform {platform.device_name}; CPU and CUDA are accepted")
+    if platform._enum.name not in ("CPU", "CUDA"):
+        raise ValueError(
+            f"attention_backend is FOLIO on the platform {platform.device_name}; CPU and CUDA are accepted"
+        )
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     path = MLA if config.use_mla else ATTENTION
