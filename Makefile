@@ -139,11 +139,10 @@ test-torch: test-package
 	    .ci/skip "PyTorch operators" "$(PYTHON) has no PyTorch with ninja"; \
 	fi
 
-test-paddle:
-	@.ci/need c++=g++ cmake=cmake pkg-config=pkg-config
-	$(MAKE) --no-print-directory install PREFIX=$(BUILD)/paddle-prefix
+test-paddle: test-package
 	$(call say,Paddle ops and FastDeploy plugin)
-	.ci/test-paddle $(BUILD)/paddle-prefix $(BUILD) $(PYTHON)
+	@.ci/need c++=g++ pkg-config=pkg-config
+	.ci/test-paddle $(PACKAGE) $(BUILD) $(PYTHON)
 
 MEMORY_TESTS := -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_TEST_STANDARDS="C11;CXX17" -DCMAKE_BUILD_TYPE=Debug
 # A program's own operator new stays its own: one of them fills memory to see who writes to it.

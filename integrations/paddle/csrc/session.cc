@@ -6,7 +6,8 @@
 
 #include <sched.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cstdlib>
 
 #ifdef PADDLE_WITH_CUDA
 #include "paddle/phi/backends/gpu/cuda/cuda_graph_with_memory_pool.h"
