@@ -639,7 +639,7 @@ pub fn plan_on_the_device() {
     // A tile for each of four requests and 33 splits, all of them partial.
     assert_eq!(params.max_items, 4 + 33);
     assert_eq!(params.max_combines, 4);
-    assert!(params.max_partial_rows >= params.max_items);
+    assert!(params.max_partial_rows >= params.max_splits);
 
     let launched = launches(&recorder, &handle, &plain(8));
     assert_eq!(launched.len(), 2);
