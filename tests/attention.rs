@@ -10,7 +10,7 @@ use common::instance::solve;
 use common::memory::HostMemory;
 use common::problem::{MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
 use common::random;
-use common::strategy::problems;
+use common::strategy::{problems, stored_problems};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::Kind;
@@ -44,6 +44,31 @@ proptest! {
 
     #[test]
     fn the_cpu_agrees_with_dense_attention(problem in problems()) {
+        for door in DOORS {
+            let session = open(door, CPU);
+            let tolerance = Tolerance::fast(problem.q_dtype);
+            let result = check(&*session, &problem, tolerance);
+            prop_assert!(result.is_ok(), "{} door: {}", door.name(), result.unwrap_err());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(random::cases(400))]
+
+    #[test]
+    fn the_oracle_reads_caches_of_every_form(problem in stored_problems()) {
+        let session = open(&RustDoor, Target::Reference);
+        let result = check(&*session, &problem, Tolerance::oracle());
+        prop_assert_eq!(result, Ok(()));
+    }
+}
+
+proptest! {
+    #![proptest_config(random::cases(600))]
+
+    #[test]
+    fn the_cpu_reads_caches_of_every_form(problem in stored_problems()) {
         for door in DOORS {
             let session = open(door, CPU);
             let tolerance = Tolerance::fast(problem.q_dtype);

@@ -11,7 +11,7 @@ use common::rope_append::{MAX_POSITION, RopeAppend, Rotation, Source};
 use common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{
+use folio::problem::{CacheForm, 
     Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 use folio::tensor::Tensor;
@@ -239,6 +239,9 @@ fn append_args(
         v_cache: caches[1].tensor(),
         layout: KvLayout::Nhd,
         kv_dtype: None,
+        form: CacheForm::Plain,
+        k_zero_points: None,
+        v_zero_points: None,
         slot_mapping: slots.tensor(),
         k_scale: 0.0,
         v_scale: 0.0,

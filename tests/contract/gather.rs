@@ -9,7 +9,7 @@ use crate::tensors::Dim::{Exact, Free};
 use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{GatherArgs, GatheredRequests, KvLayout, RecordPages};
+use folio::problem::{CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages};
 use std::ptr::{null, null_mut};
 
 fn integers(shape: &[i64], values: &[i32]) -> Resident<'static> {
@@ -56,6 +56,9 @@ impl Gather {
             v_cache: self.caches[1].tensor(),
             layout: KvLayout::Nhd,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             requests: GatheredRequests {
                 cu_seq_lens: ends,
                 seq_starts: Some(starts),

@@ -8,7 +8,7 @@ use crate::gpu::DeviceMemory;
 use crate::problems::session;
 use folio::api::Stream;
 use folio::dtype::DType;
-use folio::problem::{
+use folio::problem::{CacheForm, 
     Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 
@@ -184,6 +184,9 @@ pub fn rope_append_beyond_the_tensors() {
             v_cache: caches[1].tensor(),
             layout: KvLayout::Nhd,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             slot_mapping: slots.tensor(),
             k_scale: 0.0,
             v_scale: 0.0,

@@ -4,7 +4,7 @@ use folio::api::{Context, append, merge, merge_states};
 use folio::cuda::params::{AppendParams, AppendTensor, MergeStatesParams};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
-use folio::problem::{AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
+use folio::problem::{CacheForm, AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
 use folio::tensor::Tensor;
 
 use crate::fixture::{OURS, at, context, divides};
@@ -45,6 +45,9 @@ fn tokens() -> AppendArgs {
         slot_mapping: at(SLOTS, DType::I64, &[3], None),
         layout: KvLayout::Nhd,
         kv_dtype: None,
+        form: CacheForm::Plain,
+        k_zero_points: None,
+        v_zero_points: None,
         k_scale: 0.5,
         v_scale: 2.0,
         k_scales: Some(at(SCALES, DType::F32, &[2], None)),

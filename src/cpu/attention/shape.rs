@@ -1,7 +1,7 @@
 //! The sizes that follow from a desc: tiles, parts of the workspace, and the scratch of each thread. Arithmetic
 //! only; nothing here touches memory.
 
-use super::whole_rows::row_dtype;
+use super::whole_rows::{copies_heads, row_dtype};
 use crate::backend::WorkspaceInfo;
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
@@ -83,6 +83,8 @@ pub struct Shape {
     /// Bytes of a query row that may be copied, or 0, and the same of a key.
     q_copy_bytes: usize,
     k_copy_bytes: usize,
+    /// Keys and values of every head are copied.
+    copies_heads: bool,
     /// `dim_qk` and `dim_vo`, padded to whole cache lines of bf16.
     pub ld_qk: usize,
     pub ld_vo: usize,
@@ -197,6 +199,7 @@ impl Shape {
                 true => row.row_bytes(desc.head_dim_qk),
                 false => 0,
             },
+            copies_heads: copies_heads(desc),
             ld_qk: (desc.head_dim_qk as usize).next_multiple_of(32),
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
@@ -246,6 +249,17 @@ impl Shape {
         }
     }
 
+    /// Bytes of the rows of a tile that are copied: of one head of `most_keys`, or of all heads of as many as `few_rows`
+    /// takes.
+    fn copied_bytes(&self, most_keys: usize) -> usize {
+        if !self.copies_heads {
+            return most_keys * self.k_copy_bytes;
+        }
+        let most = most_keys.max(self.few_rows_keys * self.num_kv_heads);
+        let bytes = most.saturating_mul(self.k_row_bytes + self.v_row_bytes);
+        bytes.next_multiple_of(ALIGNMENT)
+    }
+
     fn scratch(&self, strip: usize) -> ScratchLayout {
         let tile_rows = self.tiling.q_tile as usize * self.group;
         // `few_rows`: all heads, but few rows of each.
@@ -291,7 +305,7 @@ impl Shape {
             k_rope_offsets: cursor.take(split(2 * most_keys), 8),
             v_offsets: cursor.take(2 * most_keys, 8),
             q_rows: cursor.take(tile_rows, self.q_copy_bytes),
-            rows: cursor.take(2 * most_keys, self.k_copy_bytes),
+            rows: cursor.take(2, self.copied_bytes(most_keys)),
             joined: cursor.take(split(JOINED_KEYS), self.k_row_bytes),
             joined_offsets: cursor.take(split(JOINED_KEYS), 8),
             total: cursor.0,
@@ -300,9 +314,10 @@ impl Shape {
 }
 
 fn few_rows_keys(desc: &AttentionDesc, row: CacheFormat, amx: bool) -> usize {
+    let key = row.row_bytes(desc.head_dim_qk);
     let key_and_value = match desc.kind {
-        Kind::Mla => row.row_bytes(desc.head_dim_qk),
-        Kind::Decode | Kind::Prefill => desc.kv_bytes() as usize,
+        Kind::Mla => key,
+        Kind::Decode | Kind::Prefill => key + row.row_bytes(desc.head_dim_vo),
     };
     let bytes = desc.num_kv_heads as usize * key_and_value;
     (few_rows_tile_bytes(amx) / bytes).clamp(FEW_ROWS_KEY_UNIT, KEY_TILE) / FEW_ROWS_KEY_UNIT

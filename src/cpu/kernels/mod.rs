@@ -7,6 +7,7 @@ pub mod convert;
 pub mod dot;
 pub mod exp;
 pub mod nontemporal_copy;
+pub mod packed;
 pub mod prefetch;
 pub mod prefetch_rows;
 pub mod product;
