@@ -54,7 +54,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(random::cases(400))]
+    #![proptest_config(random::cases(150))]
 
     #[test]
     fn the_oracle_reads_caches_of_every_form(problem in stored_problems()) {
@@ -65,7 +65,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(random::cases(600))]
+    #![proptest_config(random::cases(250))]
 
     #[test]
     fn the_cpu_reads_caches_of_every_form(problem in stored_problems()) {

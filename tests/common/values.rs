@@ -3,6 +3,7 @@
 
 use super::codec::rounded;
 use super::stored::{Side, Stored};
+use folio::problem::CacheForm;
 use super::pages::shared_pages;
 use super::problem::{HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
 
@@ -68,7 +69,11 @@ impl<'a> Values<'a> {
 
     /// How element `[head, d]` of key or value `j` is stored.
     pub fn stored(&self, side: Side, b: usize, j: usize, [head, d]: [usize; 2]) -> Stored {
-        let token = [self.owner(b, j), j as u64];
+        // What is stored alike for all tokens needs none.
+        let token = match self.problem.form {
+            CacheForm::TokenHeadScales | CacheForm::Nvfp4 => [self.owner(b, j), j as u64],
+            _ => [0, 0],
+        };
         let draw = |token: [u64; 2], at: [usize; 2]| {
             let [head, d] = at.map(|n| n as u64);
             let index = [token[0] ^ mix(token[1]), head, d, side as u64 + 9];
