@@ -72,7 +72,11 @@ impl Stored {
 
     /// The bits of an element; four where two share a byte.
     pub fn encode(&self, value: f64) -> u64 {
-        let code = value / self.scale + self.zero;
+        // Adding 0 would lose the sign of another 0.
+        let code = match self.form {
+            CacheForm::ChannelZeroPoints => value / self.scale + self.zero,
+            _ => value / self.scale,
+        };
         let integer = |least: f64, most: f64| code.round_ties_even().clamp(least, most) as i64;
         match self.element {
             DType::I8 => integer(-127.0, 127.0) as u8 as u64,
@@ -99,7 +103,7 @@ impl Stored {
 /// The bits of the nearest e2m1, of two the even one.
 pub fn nearest_e2m1(value: f64) -> u64 {
     let sign = u64::from(value.is_sign_negative()) << 3;
-    let magnitude = value.abs();
+    let magnitude = value.abs().min(6.0);
     let mut best = 0;
     for bits in 1..8 {
         let distance = |bits: usize| (E2M1[bits] - magnitude).abs();
