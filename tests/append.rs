@@ -10,7 +10,7 @@ use common::random;
 use common::values::{mix, normal, shuffled, uniform};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{CacheForm, AppendArgs, KvLayout};
+use folio::problem::{AppendArgs, CacheForm, KvLayout};
 use proptest::prelude::*;
 
 /// One append as plain data.

@@ -11,9 +11,7 @@ use common::stored::{BLOCK, Stored};
 use common::values::{mix, normal, shuffled, uniform};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{
-    AppendArgs, CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages,
-};
+use folio::problem::{AppendArgs, CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages};
 use proptest::prelude::*;
 
 /// One append, and what is gathered of it, as plain data.
@@ -126,7 +124,11 @@ impl Case {
 
     /// A row as it is stored: divided by the scale of the cache in float32.
     fn row(&self, side: usize, token: i64, head: i64) -> Vec<f32> {
-        let k_scale = if self.k_scale == 0.0 { 1.0 } else { self.k_scale };
+        let k_scale = if self.k_scale == 0.0 {
+            1.0
+        } else {
+            self.k_scale
+        };
         (0..self.dims[side])
             .map(|d| {
                 let bits = self.source_bits(side, [token, head, d]);
@@ -211,14 +213,23 @@ impl Case {
     }
 
     fn cache(&self, side: usize) -> Image {
-        let dtype = if self.as_bytes { DType::U8 } else { self.element };
+        let dtype = if self.as_bytes {
+            DType::U8
+        } else {
+            self.element
+        };
         let [a, b, c, lead] = self.gaps;
         let (pages, tokens, heads, dim) =
             (self.num_pages, self.page_size, self.heads, self.dims[side]);
         let view = match (self.form, side) {
             (CacheForm::PackedKeys, 0) => {
                 let x = 16 / self.element.size() as i64;
-                View::gapped(dtype, &[pages, heads, dim / x, tokens, x], &[a, b, c, 0, 0], lead)
+                View::gapped(
+                    dtype,
+                    &[pages, heads, dim / x, tokens, x],
+                    &[a, b, c, 0, 0],
+                    lead,
+                )
             }
             (CacheForm::PackedKeys, _) => {
                 View::gapped(dtype, &[pages, heads, dim, tokens], &[a, b, c, 0], lead)
@@ -246,8 +257,7 @@ impl Case {
             }
             CacheForm::Nvfp4 => {
                 let blocks = self.dims[side] / BLOCK as i64;
-                let shape =
-                    self.by_layout([self.num_pages, self.page_size, self.heads, blocks]);
+                let shape = self.by_layout([self.num_pages, self.page_size, self.heads, blocks]);
                 let view = View::gapped(DType::F8E4M3, &shape, &[a, b, c, 0], lead);
                 Some(Image::poisoned(view))
             }
@@ -381,7 +391,11 @@ impl Case {
             v_cache: append.v_cache,
             layout: append.layout,
             form: append.form,
-            kv_dtype: append.kv_dtype.or(append.k_cache.dtype().may_be_bytes().then_some(self.element)),
+            kv_dtype: append.kv_dtype.or(append
+                .k_cache
+                .dtype()
+                .may_be_bytes()
+                .then_some(self.element)),
             requests: GatheredRequests {
                 cu_seq_lens: ends.tensor(),
                 seq_starts: None,
@@ -396,7 +410,11 @@ impl Case {
         };
         let failed = |error: folio::error::Error| error.to_string();
         session.gather(&input, Stream::default()).map_err(failed)?;
-        let k_scale = if self.k_scale == 0.0 { 1.0 } else { f64::from(self.k_scale) };
+        let k_scale = if self.k_scale == 0.0 {
+            1.0
+        } else {
+            f64::from(self.k_scale)
+        };
         for side in [0, 1] {
             let got = rows[side].current();
             for (token, slot) in (0..).zip(self.slots()).filter(|&(_, slot)| slot >= 0) {
@@ -505,15 +523,15 @@ impl Golden {
         let scales = [0, 1].map(|_| match is_computed {
             true => poison(scale_dtype, &shape),
             false => {
-                let bits = self.scales.chunks(4).map(|b| {
-                    u64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                });
+                let bits = self
+                    .scales
+                    .chunks(4)
+                    .map(|b| u64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
                 Resident::new(&HostMemory, Image::of_bits(scale_dtype, &shape, bits))
             }
         });
-        let zeros = (!self.zero_points.is_empty()).then(|| {
-            Resident::new(&HostMemory, Image::of_f32(&[1, dim], &self.zero_points))
-        });
+        let zeros = (!self.zero_points.is_empty())
+            .then(|| Resident::new(&HostMemory, Image::of_f32(&[1, dim], &self.zero_points)));
         let zeros = zeros.as_ref().map(Resident::tensor);
         let args = AppendArgs {
             key: row.tensor(),

@@ -11,8 +11,8 @@ use common::rope_append::{MAX_POSITION, RopeAppend, Rotation, Source};
 use common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{CacheForm, 
-    Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+use folio::problem::{
+    Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 use folio::tensor::Tensor;
 use proptest::prelude::*;

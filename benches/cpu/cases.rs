@@ -6,7 +6,9 @@ use crate::{Limit, Options, timed};
 use folio::api::{Attention, BatchInput, Context, Stream, Target, Workspace};
 use folio::dtype::DType;
 use folio::log::Logger;
-use folio::problem::{CacheForm, AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::problem::{
+    AppendArgs, AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage,
+};
 use std::time::Duration;
 
 pub const QO_HEADS: u32 = 32;

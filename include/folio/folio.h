@@ -470,6 +470,51 @@ typedef struct folio_tensor {
  */
 #define FOLIO_KV_RAGGED 1
 
+/**
+ * Rows of a cache are elements one after the other: of the type of q (or key), or fp8 with a scale for all heads or for each.
+ */
+#define FOLIO_KV_FORMAT_PLAIN 0
+
+/**
+ * Rows of int8 (the default) or float8_e4m3 with a scale for each token and head, which the append computes: the largest
+ * magnitude of the row divided by 127 or 448, and 1e-6 at least (vLLM's int8_per_token_head and fp8_per_token_head).
+ * A row is its elements times its scale. k_scales and v_scales are float32 `[num_pages or more, page_size, num_kv_heads]` in
+ * both layouts, of any strides.
+ */
+#define FOLIO_KV_FORMAT_TOKEN_HEAD_SCALES 1
+
+/**
+ * Rows of int8 with a fixed scale for each element of a head (FastDeploy's cache_int8): the append stores x / scale, rounded
+ * to nearest even, within -127 to 127. k_scales are float32 `[num_kv_heads, head_dim_qk]`, v_scales
+ * `[num_kv_heads, head_dim_vo]`, with unit stride on the last dimension.
+ */
+#define FOLIO_KV_FORMAT_CHANNEL_SCALES 2
+
+/**
+ * Rows of int4 with a fixed scale and zero point for each element of a head (FastDeploy's cache_int4_zp): the append stores
+ * x / scale + zero point, rounded to nearest even, within -8 to 7, in two's complement. (FastDeploy stores these numbers plus
+ * 8, in an order of its own.) Two elements share a byte, the first in its low bits: a row of a cache has head_dim / 2 bytes,
+ * as uint8 or as DLPack's int4 of two lanes. Scales and zero points are shaped as in FOLIO_KV_FORMAT_CHANNEL_SCALES.
+ */
+#define FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS 3
+
+/**
+ * NVFP4 (FlashInfer's nvfp4_kv_quantize): rows of float4_e2m1 with a scale in float8_e4m3 for each 16 elements, and k_scale or
+ * v_scale as the global scale: x is element · scale · k_scale. The append stores the largest magnitude of 16 elements,
+ * divided by k_scale and by 6, as their scale. Two elements share a byte, the first in its low bits: a row of a cache has
+ * head_dim / 2 bytes, as uint8 or as DLPack's float4_e2m1fn of two lanes. k_scales and v_scales are uint8 or float8_e4m3
+ * `[num_pages or more, page_size, num_kv_heads, head_dim / 16]`, its two middle dimensions in the order of kv_layout, with
+ * unit stride on the last dimension. Head dimensions are multiples of 16.
+ */
+#define FOLIO_KV_FORMAT_NVFP4 4
+
+/**
+ * vLLM's layout of reshape_and_cache, of types as in FOLIO_KV_FORMAT_PLAIN: keys `[num_pages, num_kv_heads, head_dim_qk / x,
+ * page_size, x]` with x = 16 / bytes of an element and unit stride on the last dimension, values `[num_pages, num_kv_heads,
+ * head_dim_vo, page_size]` of any strides. Elements have 16 or 8 bits; head_dim_qk is a multiple of x. kv_layout is not read.
+ */
+#define FOLIO_KV_FORMAT_PACKED_KEYS 5
+
 /** @} */
 
 /**
@@ -743,11 +788,12 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *lse;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k.
+     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k. Where the desc's kv_format has scales of its own:
+     * those, in the shape that FOLIO_KV_FORMAT_… says.
      */
     const folio_tensor *k_scales;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of v.
+     * As k_scales, for v.
      */
     const folio_tensor *v_scales;
     /**
@@ -836,6 +882,14 @@ typedef struct folio_attention_args {
      * Chunks before its own that a row sees.
      */
     uint32_t attention_chunk_look_back;
+    /**
+     * `[num_kv_heads, head_dim_qk]` float32, for FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS. NULL otherwise.
+     */
+    const folio_tensor *k_zero_points;
+    /**
+     * `[num_kv_heads, head_dim_vo]` float32, for FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS. NULL otherwise.
+     */
+    const folio_tensor *v_zero_points;
 } folio_attention_args;
 
 /**
@@ -874,7 +928,7 @@ typedef struct folio_decode_desc {
      */
     folio_dtype q_dtype;
     /**
-     * Type of the cache; all zero: as q.
+     * Type of the cache; all zero: as q, or the default of kv_format.
      */
     folio_dtype kv_dtype;
     /**
@@ -921,6 +975,15 @@ typedef struct folio_decode_desc {
      * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
      */
     uint64_t max_num_pages;
+    /**
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
+     * the CPU; on CUDA they are UNSUPPORTED.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } folio_decode_desc;
 
 /**
@@ -1069,7 +1132,7 @@ typedef struct folio_prefill_desc {
      */
     folio_dtype q_dtype;
     /**
-     * Type of k and v; all zero: as q.
+     * Type of k and v; all zero: as q, or the default of kv_format.
      */
     folio_dtype kv_dtype;
     /**
@@ -1124,6 +1187,15 @@ typedef struct folio_prefill_desc {
      * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
      */
     uint64_t max_num_pages;
+    /**
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
+     * the CPU; on CUDA they are UNSUPPORTED.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } folio_prefill_desc;
 
 /**
@@ -1238,7 +1310,7 @@ typedef struct folio_cascade_desc {
      */
     folio_dtype q_dtype;
     /**
-     * Type of k and v; all zero: as q.
+     * Type of k and v; all zero: as q, or the default of kv_format.
      */
     folio_dtype kv_dtype;
     /**
@@ -1294,6 +1366,15 @@ typedef struct folio_cascade_desc {
      * max_batch_size times the pages of max_kv_len.
      */
     uint64_t max_num_pages;
+    /**
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
+     * the CPU; on CUDA they are UNSUPPORTED.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } folio_cascade_desc;
 
 /**
@@ -1780,11 +1861,12 @@ typedef struct folio_kv_append_args {
      */
     const folio_tensor *slot_mapping;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only. Of formats with scales of their own: those,
+     * which the append writes where it computes them.
      */
     const folio_tensor *k_scales;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     * As k_scales, for values.
      */
     const folio_tensor *v_scales;
     /**
@@ -1803,6 +1885,22 @@ typedef struct folio_kv_append_args {
      * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
      */
     folio_dtype kv_dtype;
+    /**
+     * FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_qk]` float32. NULL otherwise.
+     */
+    const folio_tensor *k_zero_points;
+    /**
+     * FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_vo]` float32. NULL otherwise.
+     */
+    const folio_tensor *v_zero_points;
 } folio_kv_append_args;
 
 /**
@@ -1973,11 +2071,12 @@ typedef struct folio_kv_gather_args {
      */
     const folio_tensor *kv_indices;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only. Of formats with scales of their own: those,
+     * as the append wrote or took them.
      */
     const folio_tensor *k_scales;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     * As k_scales, for values.
      */
     const folio_tensor *v_scales;
     /**
@@ -1996,6 +2095,22 @@ typedef struct folio_kv_gather_args {
      * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
      */
     folio_dtype kv_dtype;
+    /**
+     * FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_qk]` float32. NULL otherwise.
+     */
+    const folio_tensor *k_zero_points;
+    /**
+     * FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_vo]` float32. NULL otherwise.
+     */
+    const folio_tensor *v_zero_points;
 } folio_kv_gather_args;
 
 /**

@@ -93,10 +93,7 @@ pub(super) fn check(
         dim: dim.into(),
         is_output: false,
     };
-    let (of_k, of_v) = (
-        beside(&k, desc.head_dim_qk),
-        beside(&v, desc.head_dim_vo),
-    );
+    let (of_k, of_v) = (beside(&k, desc.head_dim_qk), beside(&v, desc.head_dim_vo));
     let scales = |name, scales, of: &Beside| match desc.kv_format.has_scales_beside() {
         true => of.scales(name, scales),
         false => head_scales(name, scales, kv_heads, device),

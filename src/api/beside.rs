@@ -86,10 +86,7 @@ impl Beside {
     /// A tensor in the layout of the cache.
     fn paged<'a>(&self, named: Named<'a>, last: Extent) -> Result<Named<'a>> {
         let pages = Extent::AtLeast(self.num_pages);
-        let (tokens, heads) = (
-            Extent::Is(self.page_size),
-            Extent::Is(self.num_kv_heads),
-        );
+        let (tokens, heads) = (Extent::Is(self.page_size), Extent::Is(self.num_kv_heads));
         let named = match (named.tensor.rank(), self.layout) {
             (3, _) if self.page_size == 1 => named.shaped(&[pages, heads, last])?,
             (_, KvLayout::Nhd) => named.shaped(&[pages, tokens, heads, last])?,
@@ -134,7 +131,9 @@ pub(super) fn packed(
             Ok(cache.swap_dims(2, 3).swap_dims(1, 2))
         }
         Side::Value => {
-            let cache = cache.shaped(&[pages, heads, Extent::Is(dim), tokens])?.tensor;
+            let cache = cache
+                .shaped(&[pages, heads, Extent::Is(dim), tokens])?
+                .tensor;
             // [page, head, dim, token] to [page, token, head, dim].
             Ok(cache.swap_dims(2, 3).swap_dims(1, 2))
         }

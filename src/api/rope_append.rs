@@ -6,7 +6,10 @@ use super::check::{Extent, Named, finite};
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{Angles, CacheForm, Checked, Frequencies, Llama3Scaling, MOST_ROW_ELEMENTS, Norm, Rope, RopeAppendArgs};
+use crate::problem::{
+    Angles, CacheForm, Checked, Frequencies, Llama3Scaling, MOST_ROW_ELEMENTS, Norm, Rope,
+    RopeAppendArgs,
+};
 use crate::tensor::{Device, Tensor};
 
 /// Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache.

@@ -24,10 +24,10 @@ use crate::backend::{
 use crate::error::{Error, Result};
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, CacheForm, CacheFormat, Checked, CopyArgs,
-    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs, KvIndicesArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
-    ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
+    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, CacheForm, CacheFormat, Checked,
+    CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs,
+    KvIndicesArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
+    MlaGatherArgs, ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 

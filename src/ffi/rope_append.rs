@@ -8,7 +8,9 @@ use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, required, tensor};
 use crate::api;
 use crate::error::{Error, Result};
-use crate::problem::{Angles, AppendArgs, CacheForm, Frequencies, Llama3Scaling, Norm, Rope, RopeAppendArgs};
+use crate::problem::{
+    Angles, AppendArgs, CacheForm, Frequencies, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+};
 use crate::tensor::Tensor;
 use std::ffi::c_void;
 

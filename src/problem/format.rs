@@ -238,10 +238,7 @@ mod tests {
         assert_eq!(CacheFormat::plain(DType::F8E5M2).row_bytes(576), 576);
         assert_eq!(CacheFormat::plain(DType::F32).row_bytes(8), 32);
         assert_eq!(CacheFormat::DS_MLA.row_bytes(576), 656);
-        assert_eq!(
-            CacheForm::TokenHeadScales.of(DType::I8).row_bytes(128),
-            128
-        );
+        assert_eq!(CacheForm::TokenHeadScales.of(DType::I8).row_bytes(128), 128);
         assert_eq!(CacheForm::Nvfp4.of(DType::F4E2M1x2).row_bytes(128), 64);
     }
 

@@ -28,12 +28,7 @@ pub(super) fn gather(args: &GatherArgs) {
     }
 }
 
-fn load_token(
-    cache: &RowTensors,
-    [page, at]: [i64; 2],
-    (rows, row): (&Tensor, i64),
-    scale: f32,
-) {
+fn load_token(cache: &RowTensors, [page, at]: [i64; 2], (rows, row): (&Tensor, i64), scale: f32) {
     for head in 0..rows.extent(1) {
         let factor = match cache.format.is_scaled() {
             true => (f64::from(scale) * head_scale(cache.head_scales(), head)) as f32,

@@ -2,11 +2,11 @@
 //! no operator may write is compared afterwards, byte by byte.
 
 use super::codec::encode;
-use super::stored::{BLOCK, Side as StoredSide};
 use super::door::{Handle, Session};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
 use super::problem::{Alibi, Gaps, MaskKind, Pattern, Problem, Storage, TableForm};
+use super::stored::{BLOCK, Side as StoredSide};
 use super::values::{Values, is_hole, num_scales};
 use folio::api::{BatchInput, Stream, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
@@ -295,14 +295,10 @@ impl<'m> LayerData<'m> {
                 .map(|_| resident(Image::poisoned(lse_view(problem)))),
             k_scales: scales_beside(problem, StoredSide::Key)
                 .map(resident)
-                .or_else(|| {
-                    floats(num_scales(layer.k_scales, kv_heads), &|n| values.k_scale(n))
-                }),
+                .or_else(|| floats(num_scales(layer.k_scales, kv_heads), &|n| values.k_scale(n))),
             v_scales: scales_beside(problem, StoredSide::Value)
                 .map(resident)
-                .or_else(|| {
-                    floats(num_scales(layer.v_scales, kv_heads), &|n| values.v_scale(n))
-                }),
+                .or_else(|| floats(num_scales(layer.v_scales, kv_heads), &|n| values.v_scale(n))),
             k_zero_points: zero_points(problem, StoredSide::Key).map(resident),
             v_zero_points: zero_points(problem, StoredSide::Value).map(resident),
             custom_mask: custom_mask.as_ref().map(|mask| resident(mask.image())),
@@ -636,8 +632,12 @@ fn scales_beside(problem: &Problem, side: StoredSide) -> Option<Image> {
         CacheForm::Plain | CacheForm::PackedKeys => return None,
         CacheForm::ChannelScales | CacheForm::ChannelZeroPoints => {
             let shape = [i64::from(heads), i64::from(dim)];
-            let mut image =
-                Image::poisoned(View::gapped(DType::F32, &shape, &[gaps.inner, 0], gaps.lead));
+            let mut image = Image::poisoned(View::gapped(
+                DType::F32,
+                &shape,
+                &[gaps.inner, 0],
+                gaps.lead,
+            ));
             for_each_index(&shape, |at| {
                 let [head, d] = [at[0] as usize, at[1] as usize];
                 let stored = values.stored(side, 0, 0, [head, d]);
@@ -646,9 +646,9 @@ fn scales_beside(problem: &Problem, side: StoredSide) -> Option<Image> {
             return Some(image);
         }
         CacheForm::TokenHeadScales => {
-            let shape = [table.num_pages as u32, problem.page_size(), heads].map(i64::from);
-            let gaps = [gaps.outer, gaps.middle, gaps.inner];
-            let mut view = View::gapped(DType::F32, &[shape[0], shape[1], shape[2], 1], &[gaps[0], gaps[1], gaps[2], 0], 1);
+            let shape = [table.num_pages as u32, problem.page_size(), heads, 1].map(i64::from);
+            let after = [gaps.outer, gaps.middle, gaps.inner, 0];
+            let mut view = View::gapped(DType::F32, &shape, &after, gaps.lead);
             view.shape.pop();
             view.strides.pop();
             (Image::poisoned(view), 1)

@@ -14,8 +14,8 @@ use super::values::{mix, normal, shuffled, uniform};
 use folio::api::Stream;
 use folio::dtype::DType;
 use folio::error::Result;
-use folio::problem::{CacheForm, 
-    Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+use folio::problem::{
+    Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 use std::f64::consts::TAU;
 

@@ -2,10 +2,10 @@
 //! layout and page size, and nothing has to be stored.
 
 use super::codec::rounded;
-use super::stored::{Side, Stored};
-use folio::problem::CacheForm;
 use super::pages::shared_pages;
 use super::problem::{HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
+use super::stored::{Side, Stored};
+use folio::problem::CacheForm;
 
 /// Numbers of one problem, rounded to the types that hold them.
 #[derive(Clone, Copy)]

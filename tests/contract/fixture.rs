@@ -9,8 +9,8 @@ use crate::common::problem::{Alibi, HeadScales, Layer, MaskKind, Pattern, Proble
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{CacheForm, 
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, Kind, KvLayout, LogBase, MergeArgs,
+use folio::problem::{
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, CacheForm, Kind, KvLayout, LogBase, MergeArgs,
     MergeStatesArgs, MergeVarlenArgs, ProjectOArgs, UpProjectArgs,
 };
 use std::ptr::null_mut;

@@ -3,7 +3,7 @@
 use crate::common::c_door::{Tensors, c_gather};
 use crate::common::memory::{HostMemory, Image, Resident};
 use crate::fixture::{Context, Reply, floats};
-use crate::structs::sizes;
+use crate::structs::sizes_from;
 use crate::table::{INVALID, check, poke};
 use crate::tensors::Dim::{Exact, Free};
 use crate::tensors::{field, input, optional, output, walk};
@@ -180,7 +180,9 @@ fn arguments_of_a_gather() {
 fn struct_sizes_and_nulls() {
     let (gather, tensors) = (Gather::new(), Tensors::default());
     let args = c_gather(&gather.input(true), &tensors);
-    sizes("folio_kv_gather_args", &args, 0, |args| gather.call(args));
+    sizes_from("folio_kv_gather_args", &args, 112, 0, |args| {
+        gather.call(args)
+    });
     let refused = |reply: Reply, name: &str| reply.assert(name, INVALID, &[name, "NULL"]);
     refused(gather.call(null()), "folio_kv_gather_args");
     // SAFETY: NULL, which every entry refuses.

@@ -9,7 +9,7 @@ use crate::tensors::Dim::{AtLeast, Exact, Free};
 use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{CacheForm, Angles, AppendArgs, KvLayout, Norm, Rope, RopeAppendArgs};
+use folio::problem::{Angles, AppendArgs, CacheForm, KvLayout, Norm, Rope, RopeAppendArgs};
 use std::ptr::{null, null_mut};
 
 /// Three fp16 tokens of two KV heads of 16 elements for an fp8 cache of three pages of four tokens; four heads of

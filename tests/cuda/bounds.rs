@@ -12,7 +12,7 @@ use crate::gpu::DeviceMemory;
 use crate::problems::{assert_right, session, with_lens};
 use folio::api::{BatchInput, Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{CacheForm, AppendArgs, Kind, KvLayout};
+use folio::problem::{AppendArgs, CacheForm, Kind, KvLayout};
 
 /// The keys of the request that is not there: enough to be split.
 const KEYS: u32 = 3000;

@@ -9,7 +9,7 @@ use crate::gpu::DeviceMemory;
 use crate::problems::session;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{CacheForm, AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
+use folio::problem::{AppendArgs, CacheForm, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
 
 pub fn oracle() -> Box<dyn Session> {
     RustDoor.open(Target::Reference).expect("the oracle")

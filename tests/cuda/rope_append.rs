@@ -8,8 +8,8 @@ use crate::gpu::DeviceMemory;
 use crate::problems::session;
 use folio::api::Stream;
 use folio::dtype::DType;
-use folio::problem::{CacheForm, 
-    Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+use folio::problem::{
+    Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

@@ -19,11 +19,11 @@ use crate::common::tree::{Forest, Grown, OUTPUTS, grown};
 use crate::common::values::{normal, shuffled, uniform};
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{CacheForm, 
-    AbsorbQArgs, AbsorbWeightsArgs, Angles, AppendArgs, CopyArgs, GatherArgs, GatheredRequests,
-    KvLayout, LatentCache, LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, Norm, PagesToCopy, ProjectOArgs, RecordPages, Rope, RopeAppendArgs,
-    UpProjectArgs,
+use folio::problem::{
+    AbsorbQArgs, AbsorbWeightsArgs, Angles, AppendArgs, CacheForm, CopyArgs, GatherArgs,
+    GatheredRequests, KvLayout, LatentCache, LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs,
+    MlaAppendArgs, MlaGatherArgs, Norm, PagesToCopy, ProjectOArgs, RecordPages, Rope,
+    RopeAppendArgs, UpProjectArgs,
 };
 use folio::tensor::Device;
 use std::ffi::c_void;

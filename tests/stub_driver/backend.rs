@@ -6,7 +6,7 @@ use folio::backend::Stream;
 use folio::cuda::compiler::loader;
 use folio::dtype::DType;
 use folio::error::{Error, Result};
-use folio::problem::{CacheForm, AppendArgs, KvLayout};
+use folio::problem::{AppendArgs, CacheForm, KvLayout};
 
 use crate::fixture::{
     CAPTURED, DIM, FOREIGN, HEADS, Handle, OURS, PAGE_SIZE, SOMEWHERE, context, desc, device_tensor,

@@ -4,8 +4,8 @@ use folio::api::rope_append;
 use folio::cuda::rope_append_params::RopeAppendParams;
 use folio::dtype::DType;
 use folio::error::Error;
-use folio::problem::{CacheForm, 
-    Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+use folio::problem::{
+    Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 
 use crate::fixture::{CAPTURED, OURS, at, context, divides};

@@ -56,12 +56,7 @@ fn row_bytes(rows: &Tensor) -> usize {
 }
 
 impl<'a> Side<'a> {
-    fn new(
-        kernels: &'a Kernels,
-        cache: &'a RowTensors,
-        to: &'a Tensor,
-        scale: f32,
-    ) -> Side<'a> {
+    fn new(kernels: &'a Kernels, cache: &'a RowTensors, to: &'a Tensor, scale: f32) -> Side<'a> {
         let (from, dim) = (&cache.rows, to.extent(2));
         let scales = match cache.format.has_scales_beside() {
             true => None,

@@ -108,7 +108,11 @@ impl<'a> StoredRows<'a> {
                 CacheForm::Nvfp4 => {
                     self.unpack(Small::E2m1, self.bytes(at, first), count, row);
                     let scales = self.block_scales(at, first);
-                    for (n, block) in to[..count].as_chunks_mut::<BLOCK>().0.iter_mut().enumerate()
+                    for (n, block) in to[..count]
+                        .as_chunks_mut::<BLOCK>()
+                        .0
+                        .iter_mut()
+                        .enumerate()
                     {
                         let scale = dtype::f8e4m3_to_f32(scales.add(n).read());
                         block.iter_mut().for_each(|x| *x *= scale);
@@ -243,7 +247,9 @@ impl<'a> StoredRows<'a> {
     /// Where the byte of an element is; of pairs, an even one.
     fn bytes(&self, at: Place, first: usize) -> *mut u8 {
         let lanes = usize::from(self.cache.format.element.lanes());
-        Row::of(&self.cache.rows, &at).at.wrapping_add(first / lanes)
+        Row::of(&self.cache.rows, &at)
+            .at
+            .wrapping_add(first / lanes)
     }
 
     unsafe fn unpack(&self, element: Small, src: *const u8, dim: usize, dst: *mut f32) {
