@@ -13,7 +13,7 @@ use common::random;
 use common::strategy::{problems, stored_problems};
 use folio::api::Target;
 use folio::dtype::DType;
-use folio::problem::Kind;
+use folio::problem::{CacheForm, Kind};
 use proptest::prelude::*;
 
 const CPU: Target = Target::Cpu { num_threads: 2 };
@@ -98,6 +98,30 @@ fn hidden_memory_between_seen_keys_is_not_used() {
                 (Kind::Prefill, [(40, 800), (150, 790)]),
             ] {
                 let mut problem = Problem::plain(&lens).of(dtype).heads(4, 2, 40);
+                problem.kind = kind;
+                problem.layer.mask = MaskKind::Bits(Pattern::Holes(from));
+                check_on_cpu(&problem);
+            }
+        }
+    }
+}
+
+/// The same of scales that stand beside a cache: those of hidden keys are no numbers.
+#[test]
+fn hidden_scales_between_seen_keys_are_not_used() {
+    for (form, element) in [
+        (CacheForm::TokenHeadScales, DType::I8),
+        (CacheForm::TokenHeadScales, DType::F8E4M3),
+        (CacheForm::Nvfp4, DType::F4E2M1x2),
+        (CacheForm::PackedKeys, DType::BF16),
+    ] {
+        for from in [0, 260] {
+            for (kind, lens) in [
+                (Kind::Decode, [(1, 400), (3, 315)]),
+                (Kind::Prefill, [(40, 400), (70, 390)]),
+            ] {
+                let problem = Problem::plain(&lens).of(DType::BF16).heads(4, 2, 48);
+                let mut problem = problem.stored(form, element);
                 problem.kind = kind;
                 problem.layer.mask = MaskKind::Bits(Pattern::Holes(from));
                 check_on_cpu(&problem);

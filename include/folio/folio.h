@@ -357,7 +357,7 @@ void folio_context_destroy(folio_context *ctx);
  * Strides. Rows of head_dim elements have a unit last stride. All other strides of q, k, v, o, lse, key, value,
  * caches and states are free, so slices of larger tensors will do, and heads may come before tokens. An input may
  * name memory twice (stride 0), an output may not. Lengths, page ids, slots, scales, masks, slopes, sinks and
- * ranges are contiguous, but for the rows of a block_table.
+ * ranges are contiguous, but for the rows of a block_table and the scales of a kv_format.
  *
  * Extents. Where a field says "or more", what lies beyond the part in use does not count, whatever it holds, and is
  * not written.
@@ -369,7 +369,8 @@ void folio_context_destroy(folio_context *ctx);
 
 /**
  * An element type, as DLPack describes it: float is code 2, bfloat 4, float8_e4m3fn 10, float8_e5m2
- * 12, int 0, uint 1, bool 6; lanes is 1. Where a field asks for uint8, bool of 8 bits is accepted as well.
+ * 12, float4_e2m1fn 17, int 0, uint 1, bool 6; lanes is 1, but 2 for types of 4 bits, of which a tensor's element is a pair
+ * in a byte. Where a field asks for uint8, bool of 8 bits is accepted as well.
  * All zero means "the default" where a field says so.
  */
 typedef struct folio_dtype {
@@ -382,7 +383,7 @@ typedef struct folio_dtype {
      */
     uint8_t bits;
     /**
-     * 1.
+     * 1, or 2 for pairs of 4 bits.
      */
     uint16_t lanes;
 } folio_dtype;
@@ -430,15 +431,20 @@ typedef struct folio_tensor {
 /** An element type, as an expression. */
 #ifdef __cplusplus
 #define FOLIO_DTYPE(code, bits) (folio_dtype{ (code), (bits), 1 })
+#define FOLIO_DTYPE_PAIR(code, bits) (folio_dtype{ (code), (bits), 2 })
 #else
 #define FOLIO_DTYPE(code, bits) ((folio_dtype){ (code), (bits), 1 })
+#define FOLIO_DTYPE_PAIR(code, bits) ((folio_dtype){ (code), (bits), 2 })
 #endif
 #define FOLIO_FLOAT32 FOLIO_DTYPE(2, 32) /**< IEEE 754 single */
 #define FOLIO_FLOAT16 FOLIO_DTYPE(2, 16) /**< IEEE 754 half */
 #define FOLIO_BFLOAT16 FOLIO_DTYPE(4, 16) /**< the upper half of a single */
 #define FOLIO_FLOAT8_E4M3 FOLIO_DTYPE(10, 8) /**< e4m3fn, which NVIDIA and PyTorch call e4m3: up to 448, no infinity */
 #define FOLIO_FLOAT8_E5M2 FOLIO_DTYPE(12, 8) /**< e5m2: up to 57344 */
-#define FOLIO_UINT8 FOLIO_DTYPE(1, 8) /**< bytes: masks, and fp8 pages of hosts that have no fp8 type */
+#define FOLIO_UINT8 FOLIO_DTYPE(1, 8) /**< bytes: masks, and pages of 8 or 4 bits of hosts that have no type for them */
+#define FOLIO_INT8 FOLIO_DTYPE(0, 8) /**< quantised caches */
+#define FOLIO_INT4_X2 FOLIO_DTYPE_PAIR(0, 4) /**< two int4 in a byte, the first in its low bits */
+#define FOLIO_FLOAT4_E2M1_X2 FOLIO_DTYPE_PAIR(17, 4) /**< two e2m1 in a byte, the first in its low bits: PyTorch's float4_e2m1fn_x2 */
 #define FOLIO_INT32 FOLIO_DTYPE(0, 32) /**< lengths, offsets, page ids */
 #define FOLIO_INT64 FOLIO_DTYPE(0, 64) /**< slots */
 
@@ -446,7 +452,7 @@ typedef struct folio_tensor {
 
 /**
  * @defgroup kv_storage How keys and values are stored
- * Numbers of the fields kv_layout and kv_storage.
+ * Numbers of the fields kv_layout, kv_storage and kv_format.
  * @{
  */
 

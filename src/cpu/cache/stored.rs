@@ -7,7 +7,7 @@
 
 use super::rows::{CHUNK, Chunk, Row};
 use crate::cpu::kernels::packed::{
-    Channels, Divide, FromChannels, Largest, Pack, Small, ToChannels, Unpack,
+    Channels, Divide, FromChannels, Largest, Pack, Parts, Small, ToChannels, Unpack,
 };
 use crate::cpu::kernels::table::Kernels;
 use crate::dtype::{self, DType, F8E4M3_MAX};
@@ -326,28 +326,32 @@ impl<'a> StoredRows<'a> {
 
     /// Copies elements of vLLM's first layout to a row.
     unsafe fn load_packed(&self, at: Place, first: usize, count: usize, to: *mut u8) {
-        self.for_each_part(at, first, count, |part, offset, bytes| {
-            // SAFETY: the caller's promise; the parts are the row's.
-            unsafe { to.add(offset).copy_from_nonoverlapping(part, bytes) }
-        });
+        let apart = self.parts(at, first, count);
+        // SAFETY: the caller's promise; the parts are the row's.
+        unsafe {
+            (self.kernels.parts)(&Parts {
+                to,
+                to_stride: apart.bytes,
+                ..apart
+            });
+        }
     }
 
     /// Copies a row to elements of vLLM's first layout.
     unsafe fn store_packed(&self, at: Place, first: usize, count: usize, from: *const u8) {
-        self.for_each_part(at, first, count, |part, offset, bytes| {
-            // SAFETY: as in `load_packed`.
-            unsafe { part.copy_from_nonoverlapping(from.add(offset), bytes) }
-        });
+        let apart = self.parts(at, first, count);
+        // SAFETY: as in `load_packed`.
+        unsafe {
+            (self.kernels.parts)(&Parts {
+                from,
+                from_stride: apart.bytes,
+                ..apart
+            });
+        }
     }
 
-    /// Calls `part` with where some elements lie together, the bytes before them from element `first` on, and theirs.
-    fn for_each_part(
-        &self,
-        at: Place,
-        first: usize,
-        count: usize,
-        mut part: impl FnMut(*mut u8, usize, usize),
-    ) {
+    /// Where the parts of some elements are: 16 bytes of a key, an element of a value.
+    fn parts(&self, at: Place, first: usize, count: usize) -> Parts {
         let (rows, size) = (&self.cache.rows, self.cache.format.element.size());
         let together = match rows.rank() {
             5 => rows.extent(4) as usize,
@@ -355,9 +359,14 @@ impl<'a> StoredRows<'a> {
         };
         let stride = rows.stride(3) as usize * size;
         let start = Row::of(rows, &at).at;
-        for element in (first..first + count).step_by(together) {
-            let from = start.wrapping_add(element / together * stride);
-            part(from, (element - first) * size, together * size);
+        let start = start.wrapping_add(first / together * stride);
+        Parts {
+            from: start,
+            from_stride: stride,
+            to: start,
+            to_stride: stride,
+            bytes: together * size,
+            count: count / together,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Rows of caches whose elements are integers or have four bits: to f32, back, and scaled element by element. The loops are
-//! plain; inside of [`Simd::vectorize`] the compiler makes vectors of them.
+//! Rows of caches whose elements are integers or have four bits: to f32, back, and scaled element by element. Rows whose
+//! parts lie apart: together, and back. The loops are plain; inside of [`Simd::vectorize`] the compiler makes vectors of them.
 #![allow(unsafe_code)]
 #![allow(
     unsafe_op_in_unsafe_fn,
@@ -77,6 +77,46 @@ pub struct Divide {
 pub struct Largest {
     pub row: *const f32,
     pub dim: usize,
+}
+
+/// Copies parts of a row from where they lie a stride apart to where they lie another apart.
+#[derive(Clone, Copy)]
+pub struct Parts {
+    pub from: *const u8,
+    pub from_stride: usize,
+    pub to: *mut u8,
+    pub to_stride: usize,
+    /// Bytes of a part: 1, 2, 4 or 16.
+    pub bytes: usize,
+    pub count: usize,
+}
+
+impl Task for Parts {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        match self.bytes {
+            1 => self.copy::<1>(),
+            2 => self.copy::<2>(),
+            4 => self.copy::<4>(),
+            bytes => {
+                debug_assert_eq!(bytes, 16);
+                self.copy::<16>();
+            }
+        }
+    }
+}
+
+impl Parts {
+    #[inline(always)]
+    unsafe fn copy<const BYTES: usize>(&self) {
+        for n in 0..self.count {
+            let part = self.from.add(n * self.from_stride).cast::<[u8; BYTES]>();
+            let to = self.to.add(n * self.to_stride).cast::<[u8; BYTES]>();
+            to.write(part.read());
+        }
+    }
 }
 
 impl Task for Unpack {

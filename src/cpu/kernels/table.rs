@@ -7,7 +7,7 @@ use super::bf16_split::Split;
 use super::convert::{Quantise, Stage, Store};
 use super::dot::{Dot, PrepareQueries, keep_queries};
 use super::nontemporal_copy::NontemporalCopy;
-use super::packed::{Divide, FromChannels, Largest, Pack, ToChannels, Unpack};
+use super::packed::{Divide, FromChannels, Largest, Pack, Parts, ToChannels, Unpack};
 use super::prefetch_rows::RowsWithPrefetch;
 use super::product::{Panel, PanelWithPrefetch, Product};
 use super::rows::Rows;
@@ -98,6 +98,7 @@ pub struct Kernels {
     pub store: [Kernel<Store>; 5],
     /// From fp32, fp16 and bf16.
     pub quantise: [Kernel<Quantise>; 3],
+    pub parts: Kernel<Parts>,
     pub unpack: Kernel<Unpack>,
     pub pack: Kernel<Pack>,
     pub from_channels: Kernel<FromChannels>,
@@ -154,6 +155,7 @@ impl Kernels {
                 typed::<S, F16, Quantise>,
                 typed::<S, Bf16, Quantise>,
             ],
+            parts: plain::<S, Parts>,
             unpack: plain::<S, Unpack>,
             pack: plain::<S, Pack>,
             from_channels: plain::<S, FromChannels>,
