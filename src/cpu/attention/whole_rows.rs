@@ -26,6 +26,10 @@ pub enum Queries {
 }
 
 /// How the keys lie.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one for each run, which allocates nothing"
+)]
 pub enum Records<'a> {
     /// Whole rows, which are read where they are. So are the keys of decode and prefill, in two parts or not.
     Whole,

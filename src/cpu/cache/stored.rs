@@ -22,7 +22,7 @@ const MOST_E2M1: f32 = 6.0;
 /// Elements that share a scale in NVFP4.
 const BLOCK: usize = CacheFormat::NVFP4_BLOCK as usize;
 // A chunk has whole blocks.
-const _: () = assert!(CHUNK % BLOCK == 0);
+const _: () = assert!(CHUNK.is_multiple_of(BLOCK));
 
 /// A cache of keys or of values.
 #[derive(Clone, Copy)]
@@ -97,12 +97,12 @@ impl<'a> StoredRows<'a> {
                 }
                 CacheForm::ChannelScales => {
                     self.unpack(Small::I8, self.bytes(at, first), count, row);
-                    self.from_channels(at, first, count, row);
+                    self.multiply_channels(at, first, count, row);
                     1.0
                 }
                 CacheForm::ChannelZeroPoints => {
                     self.unpack(Small::I4, self.bytes(at, first), count, row);
-                    self.from_channels(at, first, count, row);
+                    self.multiply_channels(at, first, count, row);
                     1.0
                 }
                 CacheForm::Nvfp4 => {
@@ -220,11 +220,11 @@ impl<'a> StoredRows<'a> {
                     }
                 }
                 CacheForm::ChannelScales => {
-                    self.to_channels(at, first, count, row);
+                    self.divide_by_channels(at, first, count, row);
                     self.pack(Small::I8, row, 1.0, count, self.bytes(at, first));
                 }
                 CacheForm::ChannelZeroPoints => {
-                    self.to_channels(at, first, count, row);
+                    self.divide_by_channels(at, first, count, row);
                     self.pack(Small::I4, row, 1.0, count, self.bytes(at, first));
                 }
                 CacheForm::Nvfp4 => {
@@ -284,7 +284,7 @@ impl<'a> StoredRows<'a> {
         unsafe { (self.kernels.largest)(&task) }
     }
 
-    unsafe fn from_channels(&self, at: Place, first: usize, dim: usize, row: *mut f32) {
+    unsafe fn multiply_channels(&self, at: Place, first: usize, dim: usize, row: *mut f32) {
         let channels = self.channels(at, first);
         // SAFETY: the caller's promise; `api` checked that a head has as many scales as elements.
         unsafe {
@@ -292,9 +292,9 @@ impl<'a> StoredRows<'a> {
         }
     }
 
-    unsafe fn to_channels(&self, at: Place, first: usize, dim: usize, row: *mut f32) {
+    unsafe fn divide_by_channels(&self, at: Place, first: usize, dim: usize, row: *mut f32) {
         let channels = self.channels(at, first);
-        // SAFETY: as in `from_channels`.
+        // SAFETY: as in `multiply_channels`.
         unsafe {
             (self.kernels.to_channels)(&ToChannels { row, channels, dim });
         }
