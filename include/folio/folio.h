@@ -1888,7 +1888,8 @@ typedef struct folio_kv_append_args {
      */
     int32_t kv_layout;
     /**
-     * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+     * What caches that are described as uint8 hold (an fp8 type, or one of kv_format); all zero: the tensors say it, and
+     * uint8 is the first type that a kv_format other than FOLIO_KV_FORMAT_PLAIN has.
      */
     folio_dtype kv_dtype;
     /**
@@ -2098,7 +2099,8 @@ typedef struct folio_kv_gather_args {
      */
     int32_t kv_layout;
     /**
-     * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+     * What caches that are described as uint8 hold (an fp8 type, or one of kv_format); all zero: the tensors say it, and
+     * uint8 is the first type that a kv_format other than FOLIO_KV_FORMAT_PLAIN has.
      */
     folio_dtype kv_dtype;
     /**

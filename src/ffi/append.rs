@@ -45,7 +45,8 @@ pub struct folio_kv_append_args {
     pub v_scale: f32,
     /// FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
     pub kv_layout: i32,
-    /// What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+    /// What caches that are described as uint8 hold (an fp8 type, or one of kv_format); all zero: the tensors say it, and
+    /// uint8 is the first type that a kv_format other than FOLIO_KV_FORMAT_PLAIN has.
     pub kv_dtype: folio_dtype,
     /// FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
     pub kv_format: i32,
