@@ -31,25 +31,54 @@ pub enum DType {
     I32,
     /// 64-bit indices.
     I64,
+    /// Integers of a quantised cache.
+    I8,
+    /// Two 4-bit integers in a byte, the first in the low bits.
+    I4x2,
+    /// Two fp4 e2m1 in a byte, the first in the low bits.
+    F4E2M1x2,
 }
 
-/// One row per type: (type, DLPack code, bits, name).
-const TABLE: [(DType, u8, u8, &str); 8] = [
-    (DType::F32, 2, 32, "float32"),
-    (DType::F16, 2, 16, "float16"),
-    (DType::BF16, 4, 16, "bfloat16"),
-    (DType::F8E4M3, 10, 8, "float8_e4m3"),
-    (DType::F8E5M2, 12, 8, "float8_e5m2"),
-    (DType::U8, 1, 8, "uint8"),
-    (DType::I32, 0, 32, "int32"),
-    (DType::I64, 0, 64, "int64"),
+/// What one type is called.
+struct Row {
+    dtype: DType,
+    /// DLPack's type code, bits of a lane, and lanes.
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    name: &'static str,
+}
+
+const fn row(dtype: DType, (code, bits, lanes): (u8, u8, u16), name: &'static str) -> Row {
+    Row {
+        dtype,
+        code,
+        bits,
+        lanes,
+        name,
+    }
+}
+
+/// In the order of the types.
+const TABLE: [Row; 11] = [
+    row(DType::F32, (2, 32, 1), "float32"),
+    row(DType::F16, (2, 16, 1), "float16"),
+    row(DType::BF16, (4, 16, 1), "bfloat16"),
+    row(DType::F8E4M3, (10, 8, 1), "float8_e4m3"),
+    row(DType::F8E5M2, (12, 8, 1), "float8_e5m2"),
+    row(DType::U8, (1, 8, 1), "uint8"),
+    row(DType::I32, (0, 32, 1), "int32"),
+    row(DType::I64, (0, 64, 1), "int64"),
+    row(DType::I8, (0, 8, 1), "int8"),
+    row(DType::I4x2, (0, 4, 2), "int4_x2"),
+    row(DType::F4E2M1x2, (17, 4, 2), "float4_e2m1_x2"),
 ];
 
 /// DLPack's code of a boolean byte; accepted where bytes are.
 const DLPACK_BOOL: u8 = 6;
 
 impl DType {
-    fn row(self) -> &'static (DType, u8, u8, &'static str) {
+    fn row(self) -> &'static Row {
         &TABLE[self as usize]
     }
 
@@ -58,8 +87,8 @@ impl DType {
         let stored = if code == DLPACK_BOOL { 1 } else { code };
         TABLE
             .iter()
-            .find(|row| lanes == 1 && row.1 == stored && row.2 == bits)
-            .map(|row| row.0)
+            .find(|row| (row.code, row.bits, row.lanes) == (stored, bits, lanes))
+            .map(|row| row.dtype)
             .ok_or_else(|| {
                 Error::DType(format!(
                     "dtype (code {code}, bits {bits}, lanes {lanes}) is not one that Folio knows"
@@ -69,17 +98,27 @@ impl DType {
 
     /// The DLPack (code, bits) pair.
     pub fn to_dlpack(self) -> (u8, u8) {
-        (self.row().1, self.row().2)
+        (self.row().code, self.row().bits)
     }
 
-    /// Bytes per element.
+    /// DLPack's lanes: numbers in one element of a tensor. It is 2 for pairs of 4 bits, and 1 otherwise.
+    pub fn lanes(self) -> u16 {
+        self.row().lanes
+    }
+
+    /// Bytes per element of a tensor; a pair of 4 bits is one.
     pub fn size(self) -> usize {
-        self.row().2 as usize / 8
+        self.row().bits as usize * self.lanes() as usize / 8
     }
 
     /// The name used in messages.
     pub fn name(self) -> &'static str {
-        self.row().3
+        self.row().name
+    }
+
+    /// Types of caches that hosts may describe as uint8.
+    pub fn may_be_bytes(self) -> bool {
+        self.is_fp8() || matches!(self, DType::I8 | DType::I4x2 | DType::F4E2M1x2)
     }
 
     /// One of the two fp8 formats.
@@ -154,7 +193,8 @@ fn quantise(value: f32, max: f32, mantissa_bits: i32, min_exponent: i32, nan: u8
     sign | ((biased << mantissa_bits) + units) as u8
 }
 
-/// Element `index` (in elements, not bytes) of memory of type `dtype`, as `f32`.
+/// Element `index` (in elements, not bytes) of memory of type `dtype`, as `f32`. A pair of 4 bits is read as its byte:
+/// `reference::stored` and `cpu::cache::stored` know what it holds.
 ///
 /// # Safety
 /// `base` must be valid for reading the element; it need not be aligned.
@@ -169,14 +209,16 @@ pub unsafe fn load(base: *const u8, dtype: DType, index: isize) -> f32 {
             DType::BF16 => bf16::from_bits(at.cast::<u16>().read_unaligned()).to_f32(),
             DType::F8E4M3 => f8e4m3_to_f32(at.read()),
             DType::F8E5M2 => f8e5m2_to_f32(at.read()),
-            DType::U8 => f32::from(at.read()),
+            DType::U8 | DType::I4x2 | DType::F4E2M1x2 => f32::from(at.read()),
+            DType::I8 => f32::from(at.cast::<i8>().read()),
             DType::I32 => at.cast::<i32>().read_unaligned() as f32,
             DType::I64 => at.cast::<i64>().read_unaligned() as f32,
         }
     }
 }
 
-/// Stores `value`, rounded to nearest even (fp8: saturated), as element `index`.
+/// Stores `value`, rounded to nearest even (fp8, int8: saturated; int8 has 0 for NaN), as element `index`. A pair of 4 bits
+/// is stored as its byte.
 ///
 /// # Safety
 /// `base` must be valid for writing the element; it need not be aligned.
@@ -195,7 +237,8 @@ pub unsafe fn store(base: *mut u8, dtype: DType, index: isize, value: f32) {
                 .write_unaligned(bf16::from_f32(value).to_bits()),
             DType::F8E4M3 => at.write(f32_to_f8e4m3(value)),
             DType::F8E5M2 => at.write(f32_to_f8e5m2(value)),
-            DType::U8 => at.write(value as u8),
+            DType::U8 | DType::I4x2 | DType::F4E2M1x2 => at.write(value as u8),
+            DType::I8 => at.cast::<i8>().write(value.round_ties_even() as i8),
             DType::I32 => at.cast::<i32>().write_unaligned(value as i32),
             DType::I64 => at.cast::<i64>().write_unaligned(value as i64),
         }
@@ -254,8 +297,9 @@ mod tests {
         assert_eq!(DType::from_dlpack(6, 8, 1).unwrap(), DType::U8);
         assert!(DType::from_dlpack(2, 16, 2).is_err());
         for row in TABLE {
-            assert_eq!(DType::from_dlpack(row.1, row.2, 1).unwrap(), row.0);
-            assert_eq!(row.0.row().0, row.0);
+            let found = DType::from_dlpack(row.code, row.bits, row.lanes);
+            assert_eq!(found.unwrap(), row.dtype);
+            assert_eq!(row.dtype.row().dtype, row.dtype);
         }
     }
 }

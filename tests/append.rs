@@ -10,7 +10,7 @@ use common::random;
 use common::values::{mix, normal, shuffled, uniform};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{AppendArgs, KvLayout};
+use folio::problem::{AppendArgs, CacheForm, KvLayout};
 use proptest::prelude::*;
 
 /// One append as plain data.
@@ -253,6 +253,9 @@ impl Append {
             v_cache: v.tensor(),
             layout: self.layout,
             kv_dtype: self.as_bytes.then_some(self.cache),
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             slot_mapping: slots.tensor(),
             k_scale: self.scale,
             v_scale: self.scale,

@@ -10,10 +10,10 @@ use common::instance::solve;
 use common::memory::HostMemory;
 use common::problem::{MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
 use common::random;
-use common::strategy::problems;
+use common::strategy::{problems, stored_problems};
 use folio::api::Target;
 use folio::dtype::DType;
-use folio::problem::Kind;
+use folio::problem::{CacheForm, Kind};
 use proptest::prelude::*;
 
 const CPU: Target = Target::Cpu { num_threads: 2 };
@@ -53,6 +53,31 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(random::cases(150))]
+
+    #[test]
+    fn the_oracle_reads_caches_of_every_form(problem in stored_problems()) {
+        let session = open(&RustDoor, Target::Reference);
+        let result = check(&*session, &problem, Tolerance::oracle());
+        prop_assert_eq!(result, Ok(()));
+    }
+}
+
+proptest! {
+    #![proptest_config(random::cases(250))]
+
+    #[test]
+    fn the_cpu_reads_caches_of_every_form(problem in stored_problems()) {
+        for door in DOORS {
+            let session = open(door, CPU);
+            let tolerance = Tolerance::fast(problem.q_dtype);
+            let result = check(&*session, &problem, tolerance);
+            prop_assert!(result.is_ok(), "{} door: {}", door.name(), result.unwrap_err());
+        }
+    }
+}
+
 /// Solves a problem on the CPU through both doors.
 #[track_caller]
 fn check_on_cpu(problem: &Problem) {
@@ -73,6 +98,30 @@ fn hidden_memory_between_seen_keys_is_not_used() {
                 (Kind::Prefill, [(40, 800), (150, 790)]),
             ] {
                 let mut problem = Problem::plain(&lens).of(dtype).heads(4, 2, 40);
+                problem.kind = kind;
+                problem.layer.mask = MaskKind::Bits(Pattern::Holes(from));
+                check_on_cpu(&problem);
+            }
+        }
+    }
+}
+
+/// The same of scales that stand beside a cache: those of hidden keys are no numbers.
+#[test]
+fn hidden_scales_between_seen_keys_are_not_used() {
+    for (form, element) in [
+        (CacheForm::TokenHeadScales, DType::I8),
+        (CacheForm::TokenHeadScales, DType::F8E4M3),
+        (CacheForm::Nvfp4, DType::F4E2M1x2),
+        (CacheForm::PackedKeys, DType::BF16),
+    ] {
+        for from in [0, 260] {
+            for (kind, lens) in [
+                (Kind::Decode, [(1, 400), (3, 315)]),
+                (Kind::Prefill, [(40, 400), (70, 390)]),
+            ] {
+                let problem = Problem::plain(&lens).of(DType::BF16).heads(4, 2, 48);
+                let mut problem = problem.stored(form, element);
                 problem.kind = kind;
                 problem.layer.mask = MaskKind::Bits(Pattern::Holes(from));
                 check_on_cpu(&problem);

@@ -28,6 +28,7 @@ fn dtype() -> impl Strategy<Value = folio_dtype> {
         (12, 8),
         (0, 32),
         (1, 8),
+        (0, 8),
         (0, 0),
     ];
     prop_oneof![
@@ -109,6 +110,7 @@ proptest! {
     #[test]
     fn any_decode_desc_is_taken_or_explained(
         (q_dtype, kv_dtype, o_dtype) in (dtype(), dtype(), dtype()),
+        kv_format in prop_oneof![2 => Just(0), 2 => -1i32..7],
         (num_qo_heads, num_kv_heads) in heads(),
         (head_dim_qk, head_dim_vo) in (dim(), dim()),
         (page_size, max_batch_size, max_qo_len, max_kv_len) in (number(), number(), number(), number()),
@@ -117,7 +119,7 @@ proptest! {
         let desc = folio_decode_desc {
             struct_size: size_of::<folio_decode_desc>() as u32,
             flags, q_dtype, kv_dtype, o_dtype, kv_layout, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo,
-            page_size, max_batch_size, max_qo_len, max_kv_len, max_num_pages,
+            page_size, max_batch_size, max_qo_len, max_kv_len, max_num_pages, kv_format, reserved: 0,
         };
         let (mut err, mut handle, mut info) = (error(), null_mut(), info());
         let context = context();
@@ -138,6 +140,7 @@ proptest! {
     #[test]
     fn any_prefill_desc_is_taken_or_explained(
         (q_dtype, kv_dtype, o_dtype) in (dtype(), dtype(), dtype()),
+        kv_format in prop_oneof![2 => Just(0), 2 => -1i32..7],
         (num_qo_heads, num_kv_heads) in heads(),
         (head_dim_qk, head_dim_vo) in (dim(), dim()),
         (page_size, max_batch_size, max_qo_len, max_kv_len) in (number(), number(), number(), number()),
@@ -146,7 +149,7 @@ proptest! {
         let desc = folio_prefill_desc {
             struct_size: size_of::<folio_prefill_desc>() as u32,
             flags, q_dtype, kv_dtype, o_dtype, kv_layout, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo,
-            kv_storage, page_size, max_batch_size, max_num_tokens, max_qo_len, max_kv_len, max_num_pages: 0,
+            kv_storage, page_size, max_batch_size, max_num_tokens, max_qo_len, max_kv_len, max_num_pages: 0, kv_format, reserved: 0,
         };
         let (mut err, mut handle, mut info) = (error(), null_mut(), info());
         let context = context();

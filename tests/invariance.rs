@@ -10,7 +10,7 @@ use common::instance::{LayerData, Output, Planned, solve};
 use common::memory::HostMemory;
 use common::problem::{Layer, MaskKind, Pattern, Problem, Request, Storage, TableForm};
 use common::random;
-use common::strategy::{layers, problems};
+use common::strategy::{layers, problems, stored_problems};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::{Kind, KvLayout};
@@ -53,7 +53,9 @@ proptest! {
     #![proptest_config(random::cases(100))]
 
     #[test]
-    fn a_batch_invariant_result_does_not_depend_on_the_batch(problem in problems()) {
+    fn a_batch_invariant_result_does_not_depend_on_the_batch(
+        problem in prop_oneof![2 => problems(), 1 => stored_problems()],
+    ) {
         let mut problem = without_shared_pages(problem);
         problem.batch_invariant = true;
         for session in cpu(2) {
@@ -66,7 +68,10 @@ proptest! {
     }
 
     #[test]
-    fn the_number_of_threads_does_not_matter(problem in problems(), batch_invariant: bool) {
+    fn the_number_of_threads_does_not_matter(
+        problem in prop_oneof![2 => problems(), 1 => stored_problems()],
+        batch_invariant: bool,
+    ) {
         let problem = Problem { batch_invariant, ..problem };
         for (one, three) in cpu(1).iter().zip(cpu(3)) {
             let first = solve(&**one, &HostMemory, &problem).unwrap();

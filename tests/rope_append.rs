@@ -12,7 +12,7 @@ use common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{
-    Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+    Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 use folio::tensor::Tensor;
 use proptest::prelude::*;
@@ -239,6 +239,9 @@ fn append_args(
         v_cache: caches[1].tensor(),
         layout: KvLayout::Nhd,
         kv_dtype: None,
+        form: CacheForm::Plain,
+        k_zero_points: None,
+        v_zero_points: None,
         slot_mapping: slots.tensor(),
         k_scale: 0.0,
         v_scale: 0.0,

@@ -6,7 +6,9 @@ use crate::{Limit, Options, timed};
 use folio::api::{Attention, BatchInput, Context, Stream, Target, Workspace};
 use folio::dtype::DType;
 use folio::log::Logger;
-use folio::problem::{AppendArgs, AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::problem::{
+    AppendArgs, AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage,
+};
 use std::time::Duration;
 
 pub const QO_HEADS: u32 = 32;
@@ -440,6 +442,9 @@ fn append(context: &Context, dtype: DType, tokens: u32) -> Prepared {
             v_cache: v_cache.tensor(),
             layout: KvLayout::Nhd,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             slot_mapping: slots[turn].tensor(),
             k_scale: 0.0,
             v_scale: 0.0,

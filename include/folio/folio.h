@@ -416,7 +416,7 @@ void folio_context_destroy(folio_context *ctx);
  * Strides. Rows of head_dim elements have a unit last stride. All other strides of q, k, v, o, lse, key, value,
  * caches and states are free, so slices of larger tensors will do, and heads may come before tokens. An input may
  * name memory twice (stride 0), an output may not. Lengths, page ids, slots, scales, masks, slopes, sinks and
- * ranges are contiguous, but for the rows of a block_table.
+ * ranges are contiguous, but for the rows of a block_table and the scales of a kv_format.
  *
  * Extents. Where a field says "or more", what lies beyond the part in use does not count, whatever it holds, and is
  * not written.
@@ -428,7 +428,8 @@ void folio_context_destroy(folio_context *ctx);
 
 /**
  * An element type, as DLPack describes it: float is code 2, bfloat 4, float8_e4m3fn 10, float8_e5m2
- * 12, int 0, uint 1, bool 6; lanes is 1. Where a field asks for uint8, bool of 8 bits is accepted as well.
+ * 12, float4_e2m1fn 17, int 0, uint 1, bool 6; lanes is 1, but 2 for types of 4 bits, of which a tensor's element is a pair
+ * in a byte. Where a field asks for uint8, bool of 8 bits is accepted as well.
  * All zero means "the default" where a field says so.
  */
 typedef struct folio_dtype {
@@ -441,7 +442,7 @@ typedef struct folio_dtype {
      */
     uint8_t bits;
     /**
-     * 1.
+     * 1, or 2 for pairs of 4 bits.
      */
     uint16_t lanes;
 } folio_dtype;
@@ -489,15 +490,20 @@ typedef struct folio_tensor {
 /** An element type, as an expression. */
 #ifdef __cplusplus
 #define FOLIO_DTYPE(code, bits) (folio_dtype{ (code), (bits), 1 })
+#define FOLIO_DTYPE_PAIR(code, bits) (folio_dtype{ (code), (bits), 2 })
 #else
 #define FOLIO_DTYPE(code, bits) ((folio_dtype){ (code), (bits), 1 })
+#define FOLIO_DTYPE_PAIR(code, bits) ((folio_dtype){ (code), (bits), 2 })
 #endif
 #define FOLIO_FLOAT32 FOLIO_DTYPE(2, 32) /**< IEEE 754 single */
 #define FOLIO_FLOAT16 FOLIO_DTYPE(2, 16) /**< IEEE 754 half */
 #define FOLIO_BFLOAT16 FOLIO_DTYPE(4, 16) /**< the upper half of a single */
 #define FOLIO_FLOAT8_E4M3 FOLIO_DTYPE(10, 8) /**< e4m3fn, which NVIDIA and PyTorch call e4m3: up to 448, no infinity */
 #define FOLIO_FLOAT8_E5M2 FOLIO_DTYPE(12, 8) /**< e5m2: up to 57344 */
-#define FOLIO_UINT8 FOLIO_DTYPE(1, 8) /**< bytes: masks, and fp8 pages of hosts that have no fp8 type */
+#define FOLIO_UINT8 FOLIO_DTYPE(1, 8) /**< bytes: masks, and pages of 8 or 4 bits of hosts that have no type for them */
+#define FOLIO_INT8 FOLIO_DTYPE(0, 8) /**< quantised caches */
+#define FOLIO_INT4_X2 FOLIO_DTYPE_PAIR(0, 4) /**< two int4 in a byte, the first in its low bits */
+#define FOLIO_FLOAT4_E2M1_X2 FOLIO_DTYPE_PAIR(17, 4) /**< two e2m1 in a byte, the first in its low bits: PyTorch's float4_e2m1fn_x2 */
 #define FOLIO_INT32 FOLIO_DTYPE(0, 32) /**< lengths, offsets, page ids */
 #define FOLIO_INT64 FOLIO_DTYPE(0, 64) /**< slots */
 
@@ -505,7 +511,7 @@ typedef struct folio_tensor {
 
 /**
  * @defgroup kv_storage How keys and values are stored
- * Numbers of the fields kv_layout and kv_storage.
+ * Numbers of the fields kv_layout, kv_storage and kv_format.
  * @{
  */
 
@@ -528,6 +534,51 @@ typedef struct folio_tensor {
  * Keys and values lie one request after the other: `[nnz_kv, num_kv_heads, head_dim]`.
  */
 #define FOLIO_KV_RAGGED 1
+
+/**
+ * Rows of a cache are elements one after the other: of the type of q (or key), or fp8 with a scale for all heads or for each.
+ */
+#define FOLIO_KV_FORMAT_PLAIN 0
+
+/**
+ * Rows of int8 (the default) or float8_e4m3 with a scale for each token and head, which the append computes: the largest
+ * magnitude of the row divided by 127 or 448, and 1e-6 at least (vLLM's int8_per_token_head and fp8_per_token_head).
+ * A row is its elements times its scale. k_scales and v_scales are float32 `[num_pages or more, page_size, num_kv_heads]` in
+ * both layouts, of any strides.
+ */
+#define FOLIO_KV_FORMAT_TOKEN_HEAD_SCALES 1
+
+/**
+ * Rows of int8 with a fixed scale for each element of a head (FastDeploy's cache_int8): the append stores x / scale, rounded
+ * to nearest even, within -127 to 127. k_scales are float32 `[num_kv_heads, head_dim_qk]`, v_scales
+ * `[num_kv_heads, head_dim_vo]`, with unit stride on the last dimension.
+ */
+#define FOLIO_KV_FORMAT_CHANNEL_SCALES 2
+
+/**
+ * Rows of int4 with a fixed scale and zero point for each element of a head (FastDeploy's cache_int4_zp): the append stores
+ * x / scale + zero point, rounded to nearest even, within -8 to 7, in two's complement. (FastDeploy stores these numbers plus
+ * 8, in an order of its own.) Two elements share a byte, the first in its low bits: a row of a cache has head_dim / 2 bytes,
+ * as uint8 or as DLPack's int4 of two lanes. Scales and zero points are shaped as in FOLIO_KV_FORMAT_CHANNEL_SCALES.
+ */
+#define FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS 3
+
+/**
+ * NVFP4 (FlashInfer's nvfp4_kv_quantize): rows of float4_e2m1 with a scale in float8_e4m3 for each 16 elements, and k_scale or
+ * v_scale as the global scale: x is element · scale · k_scale. The append stores the largest magnitude of 16 elements,
+ * divided by k_scale and by 6, as their scale. Two elements share a byte, the first in its low bits: a row of a cache has
+ * head_dim / 2 bytes, as uint8 or as DLPack's float4_e2m1fn of two lanes. k_scales and v_scales are uint8 or float8_e4m3
+ * `[num_pages or more, page_size, num_kv_heads, head_dim / 16]`, its two middle dimensions in the order of kv_layout, with
+ * unit stride on the last dimension. Head dimensions are multiples of 16.
+ */
+#define FOLIO_KV_FORMAT_NVFP4 4
+
+/**
+ * vLLM's layout of reshape_and_cache, of types as in FOLIO_KV_FORMAT_PLAIN: keys `[num_pages, num_kv_heads, head_dim_qk / x,
+ * page_size, x]` with x = 16 / bytes of an element and unit stride on the last dimension, values `[num_pages, num_kv_heads,
+ * head_dim_vo, page_size]` of any strides. Elements have 16 or 8 bits; head_dim_qk is a multiple of x. kv_layout is not read.
+ */
+#define FOLIO_KV_FORMAT_PACKED_KEYS 5
 
 /** @} */
 
@@ -802,11 +853,12 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *lse;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k.
+     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k. Where the desc's kv_format has scales of its own:
+     * those, in the shape that FOLIO_KV_FORMAT_… says.
      */
     const folio_tensor *k_scales;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of v.
+     * As k_scales, for v.
      */
     const folio_tensor *v_scales;
     /**
@@ -895,6 +947,14 @@ typedef struct folio_attention_args {
      * Chunks before its own that a row sees.
      */
     uint32_t attention_chunk_look_back;
+    /**
+     * `[num_kv_heads, head_dim_qk]` float32, for FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS. NULL otherwise.
+     */
+    const folio_tensor *k_zero_points;
+    /**
+     * `[num_kv_heads, head_dim_vo]` float32, for FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS. NULL otherwise.
+     */
+    const folio_tensor *v_zero_points;
 } folio_attention_args;
 
 /**
@@ -933,7 +993,7 @@ typedef struct folio_decode_desc {
      */
     folio_dtype q_dtype;
     /**
-     * Type of the cache; all zero: as q.
+     * Type of the cache; all zero: as q, or the default of kv_format.
      */
     folio_dtype kv_dtype;
     /**
@@ -980,6 +1040,15 @@ typedef struct folio_decode_desc {
      * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
      */
     uint64_t max_num_pages;
+    /**
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
+     * the CPU; on CUDA they are UNSUPPORTED.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } folio_decode_desc;
 
 /**
@@ -1129,7 +1198,7 @@ typedef struct folio_prefill_desc {
      */
     folio_dtype q_dtype;
     /**
-     * Type of k and v; all zero: as q.
+     * Type of k and v; all zero: as q, or the default of kv_format.
      */
     folio_dtype kv_dtype;
     /**
@@ -1184,6 +1253,15 @@ typedef struct folio_prefill_desc {
      * Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
      */
     uint64_t max_num_pages;
+    /**
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
+     * the CPU; on CUDA they are UNSUPPORTED.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } folio_prefill_desc;
 
 /**
@@ -1298,7 +1376,7 @@ typedef struct folio_cascade_desc {
      */
     folio_dtype q_dtype;
     /**
-     * Type of k and v; all zero: as q.
+     * Type of k and v; all zero: as q, or the default of kv_format.
      */
     folio_dtype kv_dtype;
     /**
@@ -1354,6 +1432,15 @@ typedef struct folio_cascade_desc {
      * max_batch_size times the pages of max_kv_len.
      */
     uint64_t max_num_pages;
+    /**
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
+     * the CPU; on CUDA they are UNSUPPORTED.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } folio_cascade_desc;
 
 /**
@@ -1840,11 +1927,12 @@ typedef struct folio_kv_append_args {
      */
     const folio_tensor *slot_mapping;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only. Of formats with scales of their own: those,
+     * which the append writes where it computes them.
      */
     const folio_tensor *k_scales;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     * As k_scales, for values.
      */
     const folio_tensor *v_scales;
     /**
@@ -1860,9 +1948,26 @@ typedef struct folio_kv_append_args {
      */
     int32_t kv_layout;
     /**
-     * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+     * What caches that are described as uint8 hold (an fp8 type, or one of kv_format); all zero: the tensors say it, and
+     * uint8 is the first type that a kv_format other than FOLIO_KV_FORMAT_PLAIN has.
      */
     folio_dtype kv_dtype;
+    /**
+     * FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_qk]` float32. NULL otherwise.
+     */
+    const folio_tensor *k_zero_points;
+    /**
+     * FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_vo]` float32. NULL otherwise.
+     */
+    const folio_tensor *v_zero_points;
 } folio_kv_append_args;
 
 /**
@@ -2033,11 +2138,12 @@ typedef struct folio_kv_gather_args {
      */
     const folio_tensor *kv_indices;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only. Of formats with scales of their own: those,
+     * as the append wrote or took them.
      */
     const folio_tensor *k_scales;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+     * As k_scales, for values.
      */
     const folio_tensor *v_scales;
     /**
@@ -2053,9 +2159,26 @@ typedef struct folio_kv_gather_args {
      */
     int32_t kv_layout;
     /**
-     * What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+     * What caches that are described as uint8 hold (an fp8 type, or one of kv_format); all zero: the tensors say it, and
+     * uint8 is the first type that a kv_format other than FOLIO_KV_FORMAT_PLAIN has.
      */
     folio_dtype kv_dtype;
+    /**
+     * FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+     */
+    int32_t kv_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+    /**
+     * FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_qk]` float32. NULL otherwise.
+     */
+    const folio_tensor *k_zero_points;
+    /**
+     * FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_vo]` float32. NULL otherwise.
+     */
+    const folio_tensor *v_zero_points;
 } folio_kv_gather_args;
 
 /**

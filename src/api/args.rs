@@ -1,5 +1,6 @@
 //! Checks of what may change from layer to layer.
 
+use super::beside::{Beside, Side, packed};
 use super::check::{
     Extent, MOST_OUTPUT_SCALE, Named, finite, head_scales, named, output_scale, scale,
 };
@@ -9,7 +10,7 @@ use super::planned::Planned;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Checked, Kind, KvLayout, KvStorage, Mask, MaskColumns,
+    AttentionArgs, AttentionDesc, CacheForm, Checked, Kind, KvLayout, KvStorage, Mask, MaskColumns,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -71,20 +72,48 @@ pub(super) fn check(
     }
     let kv_heads = i64::from(desc.num_kv_heads);
     let (k, k_rope) = keys(args, desc, planned, device)?;
+    let v = cache(
+        "v",
+        args.v,
+        desc,
+        (Side::Value, desc.head_dim_vo),
+        planned,
+        device,
+    )?;
+    let beside = |cache: &Tensor, dim: u32| Beside {
+        format: desc.kv_format,
+        layout: match desc.kv {
+            KvStorage::Paged { layout, .. } => layout,
+            KvStorage::Ragged => KvLayout::Nhd,
+        },
+        device,
+        num_pages: cache.extent(0),
+        page_size: cache.extent(1),
+        num_kv_heads: kv_heads,
+        dim: dim.into(),
+        is_output: false,
+    };
+    let (of_k, of_v) = (beside(&k, desc.head_dim_qk), beside(&v, desc.head_dim_vo));
+    let scales = |name, scales, of: &Beside| match desc.kv_format.has_scales_beside() {
+        true => of.scales(name, scales),
+        false => head_scales(name, scales, kv_heads, device),
+    };
     let [sm_scale, q_scale, k_scale] = logits_scales(args, desc)?;
     Ok(Checked::new(AttentionArgs {
         q,
         k,
         k_rope,
-        v: cache("v", args.v, desc, desc.head_dim_vo, planned, device)?,
+        v,
         o,
         lse,
         sm_scale,
         q_scale,
         k_scale,
-        k_scales: head_scales("k_scales", args.k_scales, kv_heads, device)?,
+        k_scales: scales("k_scales", args.k_scales, &of_k)?,
+        k_zero_points: of_k.zero_points("k_zero_points", args.k_zero_points)?,
         v_scale: value_scale(args.v_scale)?,
-        v_scales: head_scales("v_scales", args.v_scales, kv_heads, device)?,
+        v_scales: scales("v_scales", args.v_scales, &of_v)?,
+        v_zero_points: of_v.zero_points("v_zero_points", args.v_zero_points)?,
         o_scale: output_scale(args.o_scale, desc.o_dtype)?,
         logits_soft_cap: soft_cap(args.logits_soft_cap)?,
         mask: mask(args, planned, device)?,
@@ -104,9 +133,16 @@ fn keys(
     device: Device,
 ) -> Result<(Tensor, Option<Tensor>)> {
     let Some(k_rope) = args.k_rope else {
-        let k = cache("k", args.k, desc, desc.head_dim_qk, planned, device)?;
+        let side = (Side::Key, desc.head_dim_qk);
+        let k = cache("k", args.k, desc, side, planned, device)?;
         return Ok((k, None));
     };
+    if desc.kv_format.form() != CacheForm::Plain {
+        return Err(Error::Unsupported(format!(
+            "k_rope: a tensor is not supported with FOLIO_KV_FORMAT_{}; NULL, and whole keys in k, is",
+            desc.kv_format.form().name()
+        )));
+    }
     if desc.kind != Kind::Prefill {
         return Err(Error::Unsupported(
             "k_rope: a tensor is not supported by decode; NULL, and whole keys in k, is".into(),
@@ -119,12 +155,12 @@ fn keys(
         ..*desc
     };
     Ok((
-        cache("k", args.k, desc, nope_dim, planned, device)?,
+        cache("k", args.k, desc, (Side::Key, nope_dim), planned, device)?,
         Some(cache(
             "k_rope",
             with_head(k_rope, desc),
             &one_head,
-            rope_dim,
+            (Side::Key, rope_dim),
             planned,
             device,
         )?),
@@ -170,21 +206,24 @@ fn with_head(k_rope: Tensor, desc: &AttentionDesc) -> Tensor {
     }
 }
 
-/// A cache tensor as `[page, token, head, dim]`, with enough pages for the plan's ids.
+/// A cache tensor as backends get it, with enough pages for the plan's ids.
 fn cache(
     name: &str,
     tensor: Tensor,
     desc: &AttentionDesc,
-    dim: u32,
+    (side, dim): (Side, u32),
     planned: &Planned,
     device: Device,
 ) -> Result<Tensor> {
-    let named = Named { name, tensor }
-        .on(device)?
-        .of(desc.kv_format.element)?;
+    let format = desc.kv_format;
+    let named = Named { name, tensor }.on(device)?.of(format.element)?;
     let heads = Extent::Is(desc.num_kv_heads.into());
-    let dim = Extent::Is(dim.into());
     let pages = Extent::AtLeast(planned.max_page_id + 1);
+    if format.form() == CacheForm::PackedKeys {
+        let extents = [pages, Extent::Is(desc.kv.page_size().into()), heads];
+        return packed(named, side, format, extents, dim.into());
+    }
+    let dim = Extent::Is(format.tensor_elements(dim).into());
     let named = match desc.kv {
         KvStorage::Ragged => named.shaped(&[Extent::AtLeast(planned.kv_rows), heads, dim])?,
         KvStorage::Paged { page_size: 1, .. } if named.tensor.rank() == 3 => {

@@ -69,8 +69,8 @@ impl Named<'_> {
     }
 
     pub fn of(self, dtype: DType) -> Result<Self> {
-        // Hosts often carry fp8 pages as plain bytes.
-        if dtype.is_fp8() && self.tensor.dtype() == DType::U8 {
+        // Hosts often carry pages of few bits as plain bytes.
+        if dtype.may_be_bytes() && self.tensor.dtype() == DType::U8 {
             return Ok(Named {
                 tensor: self.tensor.with_dtype(dtype),
                 ..self

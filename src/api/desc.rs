@@ -1,9 +1,10 @@
 //! Checks of what picks code and bounds memory.
 
+use super::beside::{Side, whole_parts};
 use super::mla;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, CacheFormat, Kind, KvStorage};
+use crate::problem::{AttentionDesc, CacheForm, Kind, KvStorage};
 
 /// Largest rows of K and of V: those of absorbed MLA, which is attention with one KV head whose V is a view of its K.
 /// What a backend has kernels for is its own matter.
@@ -23,6 +24,7 @@ pub(super) fn check(mut desc: AttentionDesc) -> Result<AttentionDesc> {
         Kind::Decode | Kind::Prefill => {
             dtypes(&desc)?;
             heads(&desc)?;
+            form(&desc)?;
         }
     }
     storage(&desc)?;
@@ -64,9 +66,11 @@ fn dtypes(desc: &AttentionDesc) -> Result<()> {
     }
     let same_or_fp8 = |dtype: DType| dtype == desc.q_dtype || dtype.is_fp8();
     let (kv, o) = (desc.kv_format, desc.o_dtype);
-    let plain = kv == CacheFormat::plain(kv.element);
+    // Elements of other forms do not go by the type of q.
+    let has_own_elements = !matches!(kv.form(), CacheForm::Plain | CacheForm::PackedKeys);
+    let is_kv = has_own_elements || kv == kv.form().of(kv.element) && same_or_fp8(kv.element);
     for (name, stated, supported) in [
-        ("kv_dtype", kv.to_string(), plain && same_or_fp8(kv.element)),
+        ("kv_dtype", kv.to_string(), is_kv),
         ("o_dtype", o.to_string(), same_or_fp8(o) || o == DType::F32),
     ] {
         if !supported {
@@ -77,6 +81,31 @@ fn dtypes(desc: &AttentionDesc) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the form of the cache goes with its elements, its rows and where it is.
+fn form(desc: &AttentionDesc) -> Result<()> {
+    let format = desc.kv_format;
+    let form = format.form();
+    let elements = form.elements(desc.q_dtype);
+    if !elements.contains(&format.element) {
+        let names: Vec<&str> = elements.iter().map(|element| element.name()).collect();
+        return Err(Error::Unsupported(format!(
+            "kv_dtype: {} is not supported with FOLIO_KV_FORMAT_{}; {} is",
+            format.element,
+            form.name(),
+            names.join(" or ")
+        )));
+    }
+    if form != CacheForm::Plain && desc.kv == KvStorage::Ragged {
+        return Err(Error::Unsupported(format!(
+            "kv_format: FOLIO_KV_FORMAT_{} is not supported for ragged keys and values; FOLIO_KV_FORMAT_PLAIN is",
+            form.name()
+        )));
+    }
+    let (qk, vo) = (desc.head_dim_qk.into(), desc.head_dim_vo.into());
+    whole_parts("head_dim_qk", Side::Key, qk, format)?;
+    whole_parts("head_dim_vo", Side::Value, vo, format)
 }
 
 fn heads(desc: &AttentionDesc) -> Result<()> {

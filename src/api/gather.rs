@@ -1,7 +1,8 @@
 //! Copying a cache's tokens to dense rows: the checks, and the call of the backend.
 
 use super::Context;
-use super::append::{CACHES, by_token, cache_scale, cache_scales, paged, same};
+use super::append::{cache_scale, cache_scales, paged, same, typed};
+use super::beside::{Beside, Side, whole_parts};
 use super::check::{Extent, FLOATS, Named};
 use super::gathered::gathered_requests;
 use crate::backend::Stream;
@@ -17,14 +18,16 @@ pub fn gather(context: &Context, args: &GatherArgs, stream: Stream) -> Result<()
     context.check_stream(stream)?;
     let device = context.device();
     let any = Extent::CountFrom(0);
-    let (key, k_cache) = side(
+    let (key, k_cache) = rows_and_cache(
+        Side::Key,
         ("key", args.key, [any; 3]),
         ("k_cache", args.k_cache),
         args,
         device,
     )?;
     let [rows, heads] = [0, 1].map(|dim| Extent::Is(key.extent(dim)));
-    let (value, v_cache) = side(
+    let (value, v_cache) = rows_and_cache(
+        Side::Value,
         ("value", args.value, [rows, heads, any]),
         ("v_cache", args.v_cache),
         args,
@@ -35,24 +38,38 @@ pub fn gather(context: &Context, args: &GatherArgs, stream: Stream) -> Result<()
     same("v_cache", "dtype", dtype(&v_cache), dtype(&k_cache))?;
     same("v_cache", "num_pages", v_cache.extent(0), k_cache.extent(0))?;
     same("v_cache", "page_size", v_cache.extent(1), k_cache.extent(1))?;
-    let heads = key.extent(1);
+    let format = args.form.of(k_cache.dtype());
+    let beside = |rows: &Tensor, cache: &Tensor| Beside {
+        format,
+        layout: args.layout,
+        device,
+        num_pages: cache.extent(0),
+        page_size: cache.extent(1),
+        num_kv_heads: rows.extent(1),
+        dim: rows.extent(2),
+        is_output: false,
+    };
+    let (of_k, of_v) = (beside(&key, &k_cache), beside(&value, &v_cache));
     let checked = Checked::new(GatherArgs {
         key,
         value,
         k_cache,
         v_cache,
         requests: gathered_requests(&args.requests, device, ("key", &key), ("k_cache", &k_cache))?,
-        k_scale: cache_scale("k_scale", args.k_scale, &k_cache)?,
-        v_scale: cache_scale("v_scale", args.v_scale, &v_cache)?,
-        k_scales: cache_scales("k_scales", args.k_scales, &k_cache, heads, device)?,
-        v_scales: cache_scales("v_scales", args.v_scales, &v_cache, heads, device)?,
+        k_scale: cache_scale("k_scale", args.k_scale, format)?,
+        v_scale: cache_scale("v_scale", args.v_scale, format)?,
+        k_scales: cache_scales("k_scales", args.k_scales, &of_k)?,
+        v_scales: cache_scales("v_scales", args.v_scales, &of_v)?,
+        k_zero_points: of_k.zero_points("k_zero_points", args.k_zero_points)?,
+        v_zero_points: of_v.zero_points("v_zero_points", args.v_zero_points)?,
         ..*args
     });
     context.backend().gather(&checked, stream)
 }
 
 /// Rows and the cache that they come from.
-fn side(
+fn rows_and_cache(
+    side: Side,
     (rows_name, rows, extents): (&str, Tensor, [Extent; 3]),
     (cache_name, cache): (&str, Tensor),
     args: &GatherArgs,
@@ -68,14 +85,13 @@ fn side(
     .unit_last_stride()?
     .writable()?
     .tensor;
-    let mut cache = Named {
+    let cache = Named {
         name: cache_name,
         tensor: cache,
     }
     .on(device)?;
-    if let Some(dtype) = args.kv_dtype {
-        cache = cache.of(dtype)?;
-    }
-    let cache = paged(cache.one_of(&CACHES)?, &rows, args.layout)?;
-    Ok((rows, by_token(cache.tensor, args.layout)))
+    let cache = typed(cache, args.form, args.kv_dtype, rows.dtype())?;
+    let format = args.form.of(cache.tensor.dtype());
+    whole_parts(rows_name, side, rows.extent(2), format)?;
+    Ok((rows, paged(cache, side, format, &rows, args.layout)?))
 }

@@ -147,6 +147,8 @@ fn unused(args: &AttentionArgs) -> Result<()> {
         ("v_scale", args.v_scale != 0.0),
         ("o_scale", args.o_scale != 0.0),
         ("k_scales", args.k_scales.is_some()),
+        ("k_zero_points", args.k_zero_points.is_some()),
+        ("v_zero_points", args.v_zero_points.is_some()),
         ("v_scales", args.v_scales.is_some()),
         ("logits_soft_cap", args.logits_soft_cap != 0.0),
         ("mask: custom_mask or causal_requests", !is_plain),

@@ -6,6 +6,7 @@ mod append;
 mod args;
 mod attention;
 mod batch;
+mod beside;
 mod cascade;
 mod check;
 mod context;

@@ -7,7 +7,8 @@ use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    Angles, Checked, Frequencies, Llama3Scaling, MOST_ROW_ELEMENTS, Norm, Rope, RopeAppendArgs,
+    Angles, CacheForm, Checked, Frequencies, Llama3Scaling, MOST_ROW_ELEMENTS, Norm, Rope,
+    RopeAppendArgs,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -17,6 +18,13 @@ use crate::tensor::{Device, Tensor};
 /// What is wrong with the arguments; then nothing was written.
 pub fn rope_append(context: &Context, args: &RopeAppendArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
+    let form = args.append.form;
+    if form != CacheForm::Plain {
+        return Err(Error::Unsupported(format!(
+            "kv_format: FOLIO_KV_FORMAT_{} is not supported by rope_append; FOLIO_KV_FORMAT_PLAIN is",
+            form.name()
+        )));
+    }
     let device = context.device();
     let append = checked_append(&args.append, device)?;
     let rows = Rows {

@@ -21,13 +21,13 @@ use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, Tables,
     TreeOps,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, Checked, CopyArgs,
-    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs, KvIndicesArgs,
-    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
-    ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
+    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, CacheForm, CacheFormat, Checked,
+    CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs,
+    KvIndicesArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
+    MlaGatherArgs, ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 
@@ -75,6 +75,17 @@ impl CudaBackend {
     }
 }
 
+/// Refuses formats that the kernels do not have.
+fn only_plain(format: CacheFormat) -> Result<()> {
+    match format.form() {
+        CacheForm::Plain => Ok(()),
+        form => Err(Error::Unsupported(format!(
+            "kv_format: FOLIO_KV_FORMAT_{} is not supported by a CUDA context; FOLIO_KV_FORMAT_PLAIN is",
+            form.name()
+        ))),
+    }
+}
+
 impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device::Cuda(self.context.device().ordinal)
@@ -83,6 +94,7 @@ impl Backend for CudaBackend {
 
 impl AttentionOps for CudaBackend {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
+        only_plain(desc.kv_format)?;
         let attention = CudaAttention::new(&self.loader, &self.context, desc)?;
         Ok(Box::new(attention))
     }
@@ -94,6 +106,7 @@ impl AttentionOps for CudaBackend {
 
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
+        only_plain(args.format())?;
         self.append.run(args, stream)
     }
 
@@ -102,6 +115,7 @@ impl CacheOps for CudaBackend {
     }
 
     fn gather(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
+        only_plain(args.format())?;
         self.gather.run(args, stream)
     }
 

@@ -2,8 +2,8 @@
 
 use super::context::{folio_context, operate};
 use super::error::folio_error;
-use super::kv_storage::layout;
-use super::sized::Input;
+use super::kv_storage::{cache_form, layout};
+use super::sized::{Input, reserved};
 use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, required, tensor};
 use crate::api;
@@ -34,9 +34,10 @@ pub struct folio_kv_append_args {
     /// length is the number of tokens. A slot beyond the cache is refused where it is on the host, and skips
     /// the token where it is on a device.
     pub slot_mapping: *const folio_tensor,
-    /// `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+    /// `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only. Of formats with scales of their own: those,
+    /// which the append writes where it computes them.
     pub k_scales: *const folio_tensor,
-    /// `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+    /// As k_scales, for values.
     pub v_scales: *const folio_tensor,
     /// An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1.
     pub k_scale: f32,
@@ -44,11 +45,20 @@ pub struct folio_kv_append_args {
     pub v_scale: f32,
     /// FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
     pub kv_layout: i32,
-    /// What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+    /// What caches that are described as uint8 hold (an fp8 type, or one of kv_format); all zero: the tensors say it, and
+    /// uint8 is the first type that a kv_format other than FOLIO_KV_FORMAT_PLAIN has.
     pub kv_dtype: folio_dtype,
+    /// FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+    pub kv_format: i32,
+    /// 0.
+    pub reserved: u32,
+    /// FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_qk]` float32. NULL otherwise.
+    pub k_zero_points: *const folio_tensor,
+    /// FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_vo]` float32. NULL otherwise.
+    pub v_zero_points: *const folio_tensor,
 }
 
-const _: () = assert!(size_of::<folio_kv_append_args>() == 80);
+const _: () = assert!(size_of::<folio_kv_append_args>() == 104);
 
 // SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_kv_append_args {
@@ -58,6 +68,7 @@ unsafe impl Input for folio_kv_append_args {
     type Parsed = AppendArgs;
 
     unsafe fn parse(&self) -> Result<AppendArgs> {
+        reserved("folio_kv_append_args.reserved", self.reserved)?;
         // SAFETY: the caller's promise about the tensors.
         unsafe {
             Ok(AppendArgs {
@@ -66,12 +77,15 @@ unsafe impl Input for folio_kv_append_args {
                 k_cache: required("k_cache", self.k_cache)?,
                 v_cache: required("v_cache", self.v_cache)?,
                 layout: layout("kv_layout", self.kv_layout)?,
+                form: cache_form(self.kv_format)?,
                 kv_dtype: self.kv_dtype.parse_optional("kv_dtype")?,
                 slot_mapping: required("slot_mapping", self.slot_mapping)?,
                 k_scale: self.k_scale,
                 v_scale: self.v_scale,
                 k_scales: tensor("k_scales", self.k_scales)?,
                 v_scales: tensor("v_scales", self.v_scales)?,
+                k_zero_points: tensor("k_zero_points", self.k_zero_points)?,
+                v_zero_points: tensor("v_zero_points", self.v_zero_points)?,
             })
         }
     }

@@ -78,9 +78,10 @@ pub struct folio_attention_args {
     pub o: *const folio_tensor,
     /// Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or NULL.
     pub lse: *const folio_tensor,
-    /// `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k.
+    /// `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k. Where the desc's kv_format has scales of its own:
+    /// those, in the shape that FOLIO_KV_FORMAT_… says.
     pub k_scales: *const folio_tensor,
-    /// `[1]` or `[num_kv_heads]` float32, or NULL: further factors of v.
+    /// As k_scales, for v.
     pub v_scales: *const folio_tensor,
     /// `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode says for the
     /// batch. NULL otherwise.
@@ -130,9 +131,13 @@ pub struct folio_attention_args {
     pub attention_chunk_size: u32,
     /// Chunks before its own that a row sees.
     pub attention_chunk_look_back: u32,
+    /// `[num_kv_heads, head_dim_qk]` float32, for FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS. NULL otherwise.
+    pub k_zero_points: *const folio_tensor,
+    /// `[num_kv_heads, head_dim_vo]` float32, for FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS. NULL otherwise.
+    pub v_zero_points: *const folio_tensor,
 }
 
-const _: () = assert!(size_of::<folio_attention_args>() == 168);
+const _: () = assert!(size_of::<folio_attention_args>() == 184);
 
 // SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_attention_args {
@@ -165,7 +170,9 @@ unsafe impl Input for folio_attention_args {
                 v_scale: self.v_scale,
                 o_scale: self.o_scale,
                 k_scales: tensor("k_scales", self.k_scales)?,
+                k_zero_points: tensor("k_zero_points", self.k_zero_points)?,
                 v_scales: tensor("v_scales", self.v_scales)?,
+                v_zero_points: tensor("v_zero_points", self.v_zero_points)?,
                 logits_soft_cap: self.logits_soft_cap,
                 mask: mask(
                     self.mask_mode,

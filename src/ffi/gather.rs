@@ -2,8 +2,8 @@
 
 use super::context::{folio_context, operate};
 use super::error::folio_error;
-use super::kv_storage::layout;
-use super::sized::Input;
+use super::kv_storage::{cache_form, layout};
+use super::sized::{Input, reserved};
 use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, required, tensor};
 use crate::api;
@@ -46,9 +46,10 @@ pub struct folio_kv_gather_args {
     pub kv_indptr: *const folio_tensor,
     /// `[n]` int32 page ids.
     pub kv_indices: *const folio_tensor,
-    /// `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+    /// `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only. Of formats with scales of their own: those,
+    /// as the append wrote or took them.
     pub k_scales: *const folio_tensor,
-    /// `[1]` or `[num_kv_heads]` float32, or NULL; fp8 caches only.
+    /// As k_scales, for values.
     pub v_scales: *const folio_tensor,
     /// Keys of an fp8 cache are multiplied by `k_scale · k_scales[head]`. 0: 1.
     pub k_scale: f32,
@@ -56,11 +57,20 @@ pub struct folio_kv_gather_args {
     pub v_scale: f32,
     /// FOLIO_LAYOUT_NHD or FOLIO_LAYOUT_HND.
     pub kv_layout: i32,
-    /// What caches that are described as uint8 hold (an fp8 type); all zero: the tensors say it.
+    /// What caches that are described as uint8 hold (an fp8 type, or one of kv_format); all zero: the tensors say it, and
+    /// uint8 is the first type that a kv_format other than FOLIO_KV_FORMAT_PLAIN has.
     pub kv_dtype: folio_dtype,
+    /// FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+    pub kv_format: i32,
+    /// 0.
+    pub reserved: u32,
+    /// FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_qk]` float32. NULL otherwise.
+    pub k_zero_points: *const folio_tensor,
+    /// FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS: `[num_kv_heads, head_dim_vo]` float32. NULL otherwise.
+    pub v_zero_points: *const folio_tensor,
 }
 
-const _: () = assert!(size_of::<folio_kv_gather_args>() == 112);
+const _: () = assert!(size_of::<folio_kv_gather_args>() == 136);
 
 // SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_kv_gather_args {
@@ -70,6 +80,7 @@ unsafe impl Input for folio_kv_gather_args {
     type Parsed = GatherArgs;
 
     unsafe fn parse(&self) -> Result<GatherArgs> {
+        reserved("folio_kv_gather_args.reserved", self.reserved)?;
         // SAFETY: the caller's promise about the tensors.
         unsafe {
             Ok(GatherArgs {
@@ -78,6 +89,7 @@ unsafe impl Input for folio_kv_gather_args {
                 k_cache: required("k_cache", self.k_cache)?,
                 v_cache: required("v_cache", self.v_cache)?,
                 layout: layout("kv_layout", self.kv_layout)?,
+                form: cache_form(self.kv_format)?,
                 kv_dtype: self.kv_dtype.parse_optional("kv_dtype")?,
                 requests: GatheredRequests {
                     cu_seq_lens: required("cu_seq_lens", self.cu_seq_lens)?,
@@ -88,6 +100,8 @@ unsafe impl Input for folio_kv_gather_args {
                 v_scale: self.v_scale,
                 k_scales: tensor("k_scales", self.k_scales)?,
                 v_scales: tensor("v_scales", self.v_scales)?,
+                k_zero_points: tensor("k_zero_points", self.k_zero_points)?,
+                v_zero_points: tensor("v_zero_points", self.v_zero_points)?,
             })
         }
     }

@@ -6,8 +6,8 @@ use super::batch::folio_batch;
 use super::context::folio_context;
 use super::error::folio_error;
 use super::handle::{self, Object};
-use super::kv_storage::{FOLIO_KV_PAGED, FOLIO_KV_RAGGED, layout};
-use super::sized::Input;
+use super::kv_storage::{FOLIO_KV_PAGED, FOLIO_KV_RAGGED, cache_format, layout};
+use super::sized::{Input, reserved};
 use super::status::folio_status;
 use super::tensor::folio_dtype;
 use super::workspace::{folio_workspace, folio_workspace_info};
@@ -27,7 +27,7 @@ pub struct folio_prefill_desc {
     pub flags: u32,
     /// Type of q.
     pub q_dtype: folio_dtype,
-    /// Type of k and v; all zero: as q.
+    /// Type of k and v; all zero: as q, or the default of kv_format.
     pub kv_dtype: folio_dtype,
     /// Type of o; all zero: as q.
     pub o_dtype: folio_dtype,
@@ -55,9 +55,14 @@ pub struct folio_prefill_desc {
     pub max_kv_len: u32,
     /// Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
     pub max_num_pages: u64,
+    /// FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
+    /// the CPU; on CUDA they are UNSUPPORTED.
+    pub kv_format: i32,
+    /// 0.
+    pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<folio_prefill_desc>() == 72);
+const _: () = assert!(size_of::<folio_prefill_desc>() == 80);
 
 // SAFETY: repr(C), two u32 first, integers only, no padding (asserted by size).
 unsafe impl Input for folio_prefill_desc {
@@ -67,11 +72,12 @@ unsafe impl Input for folio_prefill_desc {
     type Parsed = AttentionDesc;
 
     unsafe fn parse(&self) -> Result<AttentionDesc> {
+        reserved("folio_prefill_desc.reserved", self.reserved)?;
         let q_dtype = self.q_dtype.parse("q_dtype")?;
         Ok(AttentionDesc {
             kind: Kind::Prefill,
             q_dtype,
-            kv_format: self.kv_dtype.parse_or("kv_dtype", q_dtype)?.into(),
+            kv_format: cache_format(self.kv_format, self.kv_dtype, q_dtype)?,
             o_dtype: self.o_dtype.parse_or("o_dtype", q_dtype)?,
             num_qo_heads: self.num_qo_heads,
             num_kv_heads: self.num_kv_heads,

@@ -8,7 +8,9 @@ use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, required, tensor};
 use crate::api;
 use crate::error::{Error, Result};
-use crate::problem::{Angles, AppendArgs, Frequencies, Llama3Scaling, Norm, Rope, RopeAppendArgs};
+use crate::problem::{
+    Angles, AppendArgs, CacheForm, Frequencies, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+};
 use crate::tensor::Tensor;
 use std::ffi::c_void;
 
@@ -128,12 +130,15 @@ unsafe impl Input for folio_rope_append_args {
                     k_cache: required("k_cache", self.k_cache)?,
                     v_cache: required("v_cache", self.v_cache)?,
                     layout: layout("kv_layout", self.kv_layout)?,
+                    form: CacheForm::Plain,
                     kv_dtype: self.kv_dtype.parse_optional("kv_dtype")?,
                     slot_mapping: required("slot_mapping", self.slot_mapping)?,
                     k_scale: self.k_scale,
                     v_scale: self.v_scale,
                     k_scales: tensor("k_scales", self.k_scales)?,
                     v_scales: tensor("v_scales", self.v_scales)?,
+                    k_zero_points: None,
+                    v_zero_points: None,
                 },
                 key_out: tensor("key_out", self.key_out)?,
                 q: tensor("q", self.q)?,

@@ -8,7 +8,8 @@ use crate::tensor::{Device, MAX_RANK, Tensor};
 use std::ffi::c_void;
 
 /// An element type, as DLPack describes it: float is code 2, bfloat 4, float8_e4m3fn 10, float8_e5m2
-/// 12, int 0, uint 1, bool 6; lanes is 1. Where a field asks for uint8, bool of 8 bits is accepted as well.
+/// 12, float4_e2m1fn 17, int 0, uint 1, bool 6; lanes is 1, but 2 for types of 4 bits, of which a tensor's element is a pair
+/// in a byte. Where a field asks for uint8, bool of 8 bits is accepted as well.
 /// All zero means "the default" where a field says so.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub struct folio_dtype {
     pub code: u8,
     /// Bits per element.
     pub bits: u8,
-    /// 1.
+    /// 1, or 2 for pairs of 4 bits.
     pub lanes: u16,
 }
 

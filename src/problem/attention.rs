@@ -1,7 +1,7 @@
 //! One attention problem: what picks code ([`AttentionDesc`]) and what may change from layer to layer
 //! ([`AttentionArgs`]).
 
-use super::CacheFormat;
+use super::{CacheFormat, RowTensors};
 use crate::dtype::DType;
 use crate::tensor::Tensor;
 use std::num::NonZeroU32;
@@ -206,12 +206,17 @@ pub struct AttentionArgs {
     pub q_scale: f32,
     /// Further factor on q·k; 0 means 1.
     pub k_scale: f32,
-    /// Further factor per KV head, or one for all (fp32, 1 or `num_kv_heads` elements).
+    /// Further factor per KV head, or one for all (fp32, 1 or `num_kv_heads` elements). Formats with scales beside the
+    /// cache: those scales, as [`RowTensors`] says.
     pub k_scales: Option<Tensor>,
+    /// As `k_scales`, where the format has zero points.
+    pub k_zero_points: Option<Tensor>,
     /// Factor on the output; 0 means 1.
     pub v_scale: f32,
-    /// Further factor per KV head, or one for all.
+    /// As `k_scales`, for values.
     pub v_scales: Option<Tensor>,
+    /// As `v_scales`, where the format has zero points.
+    pub v_zero_points: Option<Tensor>,
     /// What an fp8 output is divided by before it is rounded; 0 means 1.
     pub o_scale: f32,
     /// `cap · tanh(s / cap)` after the scale; 0 is off.
@@ -255,8 +260,10 @@ impl AttentionArgs {
             q_scale: 0.0,
             k_scale: 0.0,
             k_scales: None,
+            k_zero_points: None,
             v_scale: 0.0,
             v_scales: None,
+            v_zero_points: None,
             o_scale: 0.0,
             logits_soft_cap: 0.0,
             mask: Mask::Causal,
@@ -293,6 +300,24 @@ impl AttentionArgs {
 }
 
 impl super::Checked<AttentionArgs> {
+    /// The caches of keys and of values.
+    pub fn caches(&self, format: CacheFormat) -> [RowTensors; 2] {
+        [
+            RowTensors {
+                format,
+                rows: self.k,
+                scales: self.k_scales,
+                zero_points: self.k_zero_points,
+            },
+            RowTensors {
+                format,
+                rows: self.v,
+                scales: self.v_scales,
+                zero_points: self.v_zero_points,
+            },
+        ]
+    }
+
     /// Factor on q·k, apart from `k_scales`.
     pub fn logits_scale(&self) -> f32 {
         self.sm_scale * self.q_scale * self.k_scale

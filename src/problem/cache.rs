@@ -1,6 +1,6 @@
 //! What the operators on a paged cache are given.
 
-use super::{CacheFormat, Checked, KvLayout};
+use super::{CacheForm, CacheFormat, KvLayout, RowTensors};
 use crate::dtype::DType;
 use crate::tensor::Tensor;
 
@@ -18,6 +18,8 @@ pub struct AppendArgs {
     pub v_cache: Tensor,
     /// Dimension order of the caches as they are stated.
     pub layout: KvLayout,
+    /// The form of the caches' rows.
+    pub form: CacheForm,
     /// Type that caches of plain bytes hold; `None` where the tensors say it themselves.
     pub kv_dtype: Option<DType>,
     /// `[num_tokens]` int32 or int64: `page · page_size + offset`; negative slots are skipped.
@@ -26,15 +28,38 @@ pub struct AppendArgs {
     pub k_scale: f32,
     /// As `k_scale`, for values.
     pub v_scale: f32,
-    /// fp32, 1 or `num_kv_heads` elements.
+    /// `None`, or fp32 of 1 or `num_kv_heads` elements; what [`RowTensors`] says for forms that have scales of their own.
     pub k_scales: Option<Tensor>,
-    /// fp32, 1 or `num_kv_heads` elements.
+    /// As `k_scales`, for values.
     pub v_scales: Option<Tensor>,
+    /// As `k_scales` of [`CacheForm::ChannelZeroPoints`]; `None` for other forms.
+    pub k_zero_points: Option<Tensor>,
+    /// As `k_zero_points`, for values.
+    pub v_zero_points: Option<Tensor>,
 }
 
-impl Checked<AppendArgs> {
+impl AppendArgs {
     /// How rows of the caches are stored.
     pub fn format(&self) -> CacheFormat {
-        CacheFormat::plain(self.k_cache.dtype())
+        self.form.of(self.k_cache.dtype())
+    }
+
+    /// The caches of keys and of values.
+    pub fn caches(&self) -> [RowTensors; 2] {
+        let format = self.format();
+        [
+            RowTensors {
+                format,
+                rows: self.k_cache,
+                scales: self.k_scales,
+                zero_points: self.k_zero_points,
+            },
+            RowTensors {
+                format,
+                rows: self.v_cache,
+                scales: self.v_scales,
+                zero_points: self.v_zero_points,
+            },
+        ]
     }
 }

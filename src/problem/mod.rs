@@ -17,6 +17,7 @@ mod mla_cache;
 mod mla_context;
 mod projection;
 mod rope_append;
+mod row_tensors;
 mod shared;
 mod tree;
 mod work;
@@ -30,7 +31,7 @@ pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
 pub use copy::{CopyArgs, PagePairs, PagesToCopy};
-pub use format::{CacheFormat, ExtraParts, ScaleGranularity};
+pub use format::{CacheForm, CacheFormat, ExtraParts, RowOrder, ScaleGranularity};
 pub use gather::{GatherArgs, GatheredRequests};
 pub use index::{
     BatchLengthsArgs, BlockTableArgs, DraftKvIndicesArgs, DraftSlots, KvIndicesArgs, QueryRows,
@@ -47,6 +48,7 @@ pub use projection::{
 pub use rope_append::{
     Angles, Frequencies, Llama3Scaling, MOST_PAIRS, MOST_ROW_ELEMENTS, Norm, Rope, RopeAppendArgs,
 };
+pub use row_tensors::RowTensors;
 pub use shared::SharedPrefix;
 pub use tree::TreeMaskArgs;
 pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};

@@ -1,7 +1,8 @@
 //! The oracle's gather of keys and values: element by element.
 
 use super::mla_cache::index;
-use crate::problem::{GatherArgs, RecordPages};
+use super::{head_scale, stored};
+use crate::problem::{GatherArgs, RecordPages, RowTensors};
 use crate::tensor::Tensor;
 
 pub(super) fn gather(args: &GatherArgs) {
@@ -20,47 +21,22 @@ pub(super) fn gather(args: &GatherArgs) {
                 }
             };
             let at = [page, token % page_size];
-            load_token(
-                &args.k_cache,
-                at,
-                &args.key,
-                row,
-                args.k_scale,
-                args.k_scales,
-            );
-            load_token(
-                &args.v_cache,
-                at,
-                &args.value,
-                row,
-                args.v_scale,
-                args.v_scales,
-            );
+            let [keys, values] = args.caches();
+            load_token(&keys, at, (&args.key, row), args.k_scale);
+            load_token(&values, at, (&args.value, row), args.v_scale);
         }
     }
 }
 
-fn load_token(
-    cache: &Tensor,
-    [page, at]: [i64; 2],
-    rows: &Tensor,
-    row: i64,
-    scale: f32,
-    scales: Option<Tensor>,
-) {
+fn load_token(cache: &RowTensors, [page, at]: [i64; 2], (rows, row): (&Tensor, i64), scale: f32) {
     for head in 0..rows.extent(1) {
-        let head_scale = match scales {
-            None => 1.0,
-            Some(one) if one.extent(0) == 1 => one.get(&[0]),
-            Some(all) => all.get(&[head]),
+        let factor = match cache.format.is_scaled() {
+            true => (f64::from(scale) * head_scale(cache.head_scales(), head)) as f32,
+            false => 1.0,
         };
         for d in 0..rows.extent(2) {
-            let value = cache.get(&[page, at, head, d]);
-            let value = match cache.dtype().is_fp8() {
-                true => value * (scale * head_scale),
-                false => value,
-            };
-            rows.set(&[row, head, d], value);
+            let value = stored::element(cache, [page, at, head, d]);
+            rows.set(&[row, head, d], (value * f64::from(factor)) as f32);
         }
     }
 }

@@ -9,6 +9,7 @@ mod gather;
 mod merge;
 mod mla_cache;
 mod rope_append;
+mod stored;
 mod tree;
 
 use crate::backend::{
@@ -79,7 +80,8 @@ impl ReferenceAttention {
             return (o, max);
         }
         let sum = keys.iter().map(|key| (key.1 - max).exp()).sum::<f64>() + (sink - max).exp();
-        let v_scale = f64::from(args.v_scale) * head_scale(args.v_scales, kv_head);
+        let [_, values] = args.caches(self.desc.kv_format);
+        let v_scale = f64::from(args.v_scale) * head_scale(values.head_scales(), kv_head);
         for &(j, score) in &keys {
             let weight = (score - max).exp() / sum * v_scale;
             let (page, slot) = self.locate(request, j);
@@ -113,7 +115,9 @@ impl ReferenceAttention {
                 q * self.key(args, [page, slot, kv_head, d])
             })
             .sum();
-        let mut s = dot * f64::from(args.logits_scale()) * head_scale(args.k_scales, kv_head);
+        let [keys, _] = args.caches(self.desc.kv_format);
+        let k_scale = head_scale(keys.head_scales(), kv_head);
+        let mut s = dot * f64::from(args.logits_scale()) * k_scale;
         if args.logits_soft_cap > 0.0 {
             let cap = f64::from(args.logits_soft_cap);
             s = cap * (s / cap).tanh();
@@ -141,7 +145,7 @@ impl ReferenceAttention {
                 (Some(rope), [page, slot, _, d]) if d >= args.k.extent(3) => {
                     f64::from(rope.get(&[page, slot, 0, d - args.k.extent(3)]))
                 }
-                _ => f64::from(args.k.get(&index)),
+                _ => stored::element(&args.caches(self.desc.kv_format)[0], index),
             },
         }
     }
@@ -150,7 +154,7 @@ impl ReferenceAttention {
     fn value(&self, args: &Checked<AttentionArgs>, index: [i64; 4]) -> f64 {
         match self.desc.kv_format {
             CacheFormat::DS_MLA => ds_mla(&args.v, index),
-            _ => f64::from(args.v.get(&index)),
+            format => stored::element(&args.caches(format)[1], index),
         }
     }
 
@@ -424,23 +428,10 @@ impl CacheOps for ReferenceBackend {
             if slot < 0 {
                 continue;
             }
-            let at = (slot / page_size, slot % page_size);
-            store_token(
-                &args.key,
-                token,
-                &args.k_cache,
-                at,
-                args.k_scale,
-                args.k_scales,
-            );
-            store_token(
-                &args.value,
-                token,
-                &args.v_cache,
-                at,
-                args.v_scale,
-                args.v_scales,
-            );
+            let at = [slot / page_size, slot % page_size];
+            let [keys, values] = args.caches();
+            stored::store_token(&keys, (&args.key, token), at, args.k_scale);
+            stored::store_token(&values, (&args.value, token), at, args.v_scale);
         }
         Ok(())
     }
@@ -534,39 +525,5 @@ impl TreeOps for ReferenceBackend {
     fn tree_mask(&self, args: &Checked<TreeMaskArgs>, _: Stream) -> Result<()> {
         tree::mask(args);
         Ok(())
-    }
-}
-
-fn store_token(
-    source: &Tensor,
-    token: i64,
-    cache: &Tensor,
-    (page, offset): (i64, i64),
-    scale: f32,
-    scales: Option<Tensor>,
-) {
-    for head in 0..source.extent(1) {
-        let row = mla_cache::values(source, &[token, head]);
-        store_row(&row, cache, [page, offset], head, scale, scales);
-    }
-}
-
-/// A head's row of a token, in the form of the cache.
-fn store_row(
-    row: &[f32],
-    cache: &Tensor,
-    [page, offset]: [i64; 2],
-    head: i64,
-    scale: f32,
-    scales: Option<Tensor>,
-) {
-    let divisor = (f64::from(scale) * head_scale(scales, head)) as f32;
-    for (d, &value) in (0..).zip(row) {
-        let value = if CacheFormat::from(cache.dtype()).is_scaled() {
-            value / divisor
-        } else {
-            value
-        };
-        cache.set(&[page, offset, head, d], value);
     }
 }

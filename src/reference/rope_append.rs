@@ -1,7 +1,7 @@
 //! The oracle's norm, RoPE and append: element by element, in float64.
 
 use super::mla_cache::{integers, values};
-use super::store_row;
+use super::stored;
 use crate::error::Result;
 use crate::problem::{Angles, Frequencies, Norm, Rope, RopeAppendArgs};
 use crate::tensor::Tensor;
@@ -41,22 +41,10 @@ pub(super) fn append(args: &RopeAppendArgs) -> Result<()> {
             }
             let key: Vec<f32> = key.into_iter().map(|x| x as f32).collect();
             let value = values(&append.value, &[row, head]);
-            store_row(
-                &key,
-                &append.k_cache,
-                at,
-                head,
-                append.k_scale,
-                append.k_scales,
-            );
-            store_row(
-                &value,
-                &append.v_cache,
-                at,
-                head,
-                append.v_scale,
-                append.v_scales,
-            );
+            let [keys, of_values] = append.caches();
+            let [page, slot] = at;
+            stored::store(&keys, &key, [page, slot, head], append.k_scale);
+            stored::store(&of_values, &value, [page, slot, head], append.v_scale);
         }
     }
     Ok(())

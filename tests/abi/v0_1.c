@@ -23,6 +23,12 @@ SAME(FOLIO_LAYOUT_NHD, 0);
 SAME(FOLIO_LAYOUT_HND, 1);
 SAME(FOLIO_KV_PAGED, 0);
 SAME(FOLIO_KV_RAGGED, 1);
+SAME(FOLIO_KV_FORMAT_PLAIN, 0);
+SAME(FOLIO_KV_FORMAT_TOKEN_HEAD_SCALES, 1);
+SAME(FOLIO_KV_FORMAT_CHANNEL_SCALES, 2);
+SAME(FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS, 3);
+SAME(FOLIO_KV_FORMAT_NVFP4, 4);
+SAME(FOLIO_KV_FORMAT_PACKED_KEYS, 5);
 SAME(FOLIO_MLA_CACHE_PLAIN, 0);
 SAME(FOLIO_MLA_CACHE_FP8_DS_MLA, 1);
 SAME(FOLIO_CONTEXT_REFERENCE, 1);
@@ -108,7 +114,7 @@ AT(folio_dtype, code, 0);
 AT(folio_dtype, bits, 1);
 AT(folio_dtype, lanes, 2);
 
-SIZE(folio_decode_desc, 64);
+SIZE(folio_decode_desc, 72);
 AT(folio_decode_desc, struct_size, 0);
 AT(folio_decode_desc, flags, 4);
 AT(folio_decode_desc, q_dtype, 8);
@@ -124,6 +130,8 @@ AT(folio_decode_desc, max_batch_size, 44);
 AT(folio_decode_desc, max_qo_len, 48);
 AT(folio_decode_desc, max_kv_len, 52);
 AT(folio_decode_desc, max_num_pages, 56);
+AT(folio_decode_desc, kv_format, 64);
+AT(folio_decode_desc, reserved, 68);
 
 SIZE(folio_workspace_info, 32);
 AT(folio_workspace_info, struct_size, 0);
@@ -162,7 +170,7 @@ AT(folio_workspace, device_bytes, 16);
 AT(folio_workspace, host, 24);
 AT(folio_workspace, host_bytes, 32);
 
-SIZE(folio_attention_args, 168);
+SIZE(folio_attention_args, 184);
 AT(folio_attention_args, struct_size, 0);
 AT(folio_attention_args, flags, 4);
 AT(folio_attention_args, q, 8);
@@ -191,8 +199,10 @@ AT(folio_attention_args, custom_mask_indptr, 144);
 AT(folio_attention_args, causal_requests, 152);
 AT(folio_attention_args, attention_chunk_size, 160);
 AT(folio_attention_args, attention_chunk_look_back, 164);
+AT(folio_attention_args, k_zero_points, 168);
+AT(folio_attention_args, v_zero_points, 176);
 
-SIZE(folio_prefill_desc, 72);
+SIZE(folio_prefill_desc, 80);
 AT(folio_prefill_desc, struct_size, 0);
 AT(folio_prefill_desc, flags, 4);
 AT(folio_prefill_desc, q_dtype, 8);
@@ -210,6 +220,8 @@ AT(folio_prefill_desc, max_num_tokens, 52);
 AT(folio_prefill_desc, max_qo_len, 56);
 AT(folio_prefill_desc, max_kv_len, 60);
 AT(folio_prefill_desc, max_num_pages, 64);
+AT(folio_prefill_desc, kv_format, 72);
+AT(folio_prefill_desc, reserved, 76);
 
 SIZE(folio_mla_desc, 72);
 AT(folio_mla_desc, struct_size, 0);
@@ -243,7 +255,7 @@ AT(folio_mla_args, q_scale, 60);
 AT(folio_mla_args, k_scale, 64);
 AT(folio_mla_args, mask_mode, 68);
 
-SIZE(folio_kv_append_args, 80);
+SIZE(folio_kv_append_args, 104);
 AT(folio_kv_append_args, struct_size, 0);
 AT(folio_kv_append_args, flags, 4);
 AT(folio_kv_append_args, key, 8);
@@ -257,6 +269,10 @@ AT(folio_kv_append_args, k_scale, 64);
 AT(folio_kv_append_args, v_scale, 68);
 AT(folio_kv_append_args, kv_layout, 72);
 AT(folio_kv_append_args, kv_dtype, 76);
+AT(folio_kv_append_args, kv_format, 80);
+AT(folio_kv_append_args, reserved, 84);
+AT(folio_kv_append_args, k_zero_points, 88);
+AT(folio_kv_append_args, v_zero_points, 96);
 
 SIZE(folio_kv_copy_args, 48);
 AT(folio_kv_copy_args, struct_size, 0);
@@ -267,7 +283,7 @@ AT(folio_kv_copy_args, v_src, 24);
 AT(folio_kv_copy_args, v_dst, 32);
 AT(folio_kv_copy_args, page_pairs, 40);
 
-SIZE(folio_kv_gather_args, 112);
+SIZE(folio_kv_gather_args, 136);
 AT(folio_kv_gather_args, struct_size, 0);
 AT(folio_kv_gather_args, flags, 4);
 AT(folio_kv_gather_args, key, 8);
@@ -285,6 +301,10 @@ AT(folio_kv_gather_args, k_scale, 96);
 AT(folio_kv_gather_args, v_scale, 100);
 AT(folio_kv_gather_args, kv_layout, 104);
 AT(folio_kv_gather_args, kv_dtype, 108);
+AT(folio_kv_gather_args, kv_format, 112);
+AT(folio_kv_gather_args, reserved, 116);
+AT(folio_kv_gather_args, k_zero_points, 120);
+AT(folio_kv_gather_args, v_zero_points, 128);
 
 SIZE(folio_merge_state_args, 72);
 AT(folio_merge_state_args, struct_size, 0);
@@ -608,7 +628,7 @@ AT(folio_draft_kv_indices_args, num_steps, 52);
 AT(folio_draft_kv_indices_args, page_size, 56);
 AT(folio_draft_kv_indices_args, slot_layout, 60);
 
-SIZE(folio_cascade_desc, 72);
+SIZE(folio_cascade_desc, 80);
 AT(folio_cascade_desc, struct_size, 0);
 AT(folio_cascade_desc, flags, 4);
 AT(folio_cascade_desc, q_dtype, 8);
@@ -626,6 +646,8 @@ AT(folio_cascade_desc, max_qo_len, 52);
 AT(folio_cascade_desc, max_kv_len, 56);
 AT(folio_cascade_desc, max_shared_levels, 60);
 AT(folio_cascade_desc, max_num_pages, 64);
+AT(folio_cascade_desc, kv_format, 72);
+AT(folio_cascade_desc, reserved, 76);
 
 SIZE(folio_shared_prefixes, 40);
 AT(folio_shared_prefixes, struct_size, 0);

@@ -140,7 +140,7 @@ pub fn dtype(dtype: DType) -> folio_dtype {
     folio_dtype {
         code,
         bits,
-        lanes: 1,
+        lanes: dtype.lanes(),
     }
 }
 
@@ -209,6 +209,8 @@ pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args 
         causal_requests: tensors.of(causal_requests),
         attention_chunk_size: input.chunks.map_or(0, |chunks| chunks.size.get()),
         attention_chunk_look_back: input.chunks.map_or(0, |chunks| chunks.look_back),
+        k_zero_points: tensors.of(input.k_zero_points),
+        v_zero_points: tensors.of(input.v_zero_points),
     }
 }
 
@@ -271,6 +273,10 @@ pub fn c_append(input: &AppendArgs, tensors: &Tensors) -> folio_kv_append_args {
         v_scale: input.v_scale,
         kv_layout: c_layout(input.layout),
         kv_dtype: input.kv_dtype.map_or(NO_DTYPE, dtype),
+        kv_format: input.form as i32,
+        reserved: 0,
+        k_zero_points: tensors.of(input.k_zero_points),
+        v_zero_points: tensors.of(input.v_zero_points),
     }
 }
 
@@ -518,6 +524,10 @@ pub fn c_gather(input: &GatherArgs, tensors: &Tensors) -> folio_kv_gather_args {
         v_scale: input.v_scale,
         kv_layout: c_layout(input.layout),
         kv_dtype: input.kv_dtype.map_or(NO_DTYPE, dtype),
+        kv_format: input.form as i32,
+        reserved: 0,
+        k_zero_points: tensors.of(input.k_zero_points),
+        v_zero_points: tensors.of(input.v_zero_points),
     }
 }
 
@@ -701,6 +711,8 @@ pub fn c_decode_desc(desc: &AttentionDesc) -> folio_decode_desc {
         max_qo_len: desc.max_qo_len,
         max_kv_len: desc.max_kv_len,
         max_num_pages: desc.max_num_pages,
+        kv_format: desc.kv_format.form() as i32,
+        reserved: 0,
     }
 }
 
@@ -730,6 +742,8 @@ pub fn c_prefill_desc(desc: &AttentionDesc) -> folio_prefill_desc {
         max_qo_len: desc.max_qo_len,
         max_kv_len: desc.max_kv_len,
         max_num_pages: if ragged { 0 } else { desc.max_num_pages },
+        kv_format: desc.kv_format.form() as i32,
+        reserved: 0,
     }
 }
 
@@ -1334,6 +1348,8 @@ pub fn c_cascade_desc(desc: &AttentionDesc) -> folio_cascade_desc {
         max_kv_len: desc.max_kv_len,
         max_shared_levels: desc.shared_levels,
         max_num_pages: desc.max_num_pages,
+        kv_format: desc.kv_format.form() as i32,
+        reserved: 0,
     }
 }
 

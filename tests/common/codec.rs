@@ -17,7 +17,8 @@ pub fn decode(dtype: DType, bits: u64) -> f64 {
         DType::BF16 => bf16::from_bits(bits as u16).to_f64(),
         DType::F8E4M3 => E4M3[bits as usize & 0xff],
         DType::F8E5M2 => E5M2[bits as usize & 0xff],
-        DType::U8 => bits as u8 as f64,
+        DType::U8 | DType::I4x2 | DType::F4E2M1x2 => bits as u8 as f64,
+        DType::I8 => f64::from(bits as u8 as i8),
         DType::I32 => f64::from(bits as u32 as i32),
         DType::I64 => bits as i64 as f64,
     }
@@ -32,7 +33,8 @@ pub fn encode(dtype: DType, value: f64) -> u64 {
         DType::BF16 => bf16::from_f32(value).to_bits().into(),
         DType::F8E4M3 => nearest_fp8(value.into(), &E4M3, 0x7e),
         DType::F8E5M2 => nearest_fp8(value.into(), &E5M2, 0x7b),
-        DType::U8 => value as u8 as u64,
+        DType::U8 | DType::I4x2 | DType::F4E2M1x2 => value as u8 as u64,
+        DType::I8 => u64::from(value.round_ties_even() as i8 as u8),
         DType::I32 => u64::from(value as i32 as u32),
         DType::I64 => value as i64 as u64,
     }
@@ -61,7 +63,9 @@ pub fn poison(dtype: DType, element: usize) -> u64 {
         DType::BF16 => [0x7fc0, 0x7f80, 0xff80, 0xffff],
         DType::F8E4M3 => [0x7f, 0xff, 0x7f, 0xff],
         DType::F8E5M2 => [0x7f, 0x7c, 0xfc, 0xff],
-        DType::U8 => [0xff; 4],
+        DType::U8 | DType::I4x2 | DType::F4E2M1x2 => [0xff; 4],
+        // Far from what the tests store.
+        DType::I8 => [0x80, 0x81, 0x80, 0x7f],
         DType::I32 | DType::I64 => [u64::MAX; 4],
     };
     patterns[element % 4]

@@ -8,7 +8,7 @@ use super::memory::{Image, Memory, Resident, View};
 use super::values::{mix, normal, uniform};
 use folio::api::Stream;
 use folio::dtype::DType;
-use folio::problem::{GatherArgs, GatheredRequests, KvLayout, RecordPages};
+use folio::problem::{CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages};
 
 /// A gather.
 #[derive(Debug, Clone)]
@@ -171,6 +171,9 @@ impl Gathering {
             v_cache: caches[1].tensor(),
             layout: self.layout,
             kv_dtype: self.as_bytes.then_some(self.cache),
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             requests: GatheredRequests {
                 cu_seq_lens: ends.tensor(),
                 seq_starts: self.has_starts.then(|| starts.tensor()),

@@ -6,12 +6,13 @@ use super::door::{Handle, Session};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
 use super::problem::{Alibi, Gaps, MaskKind, Pattern, Problem, Storage, TableForm};
+use super::stored::{BLOCK, Side as StoredSide};
 use super::values::{Values, is_hole, num_scales};
 use folio::api::{BatchInput, Stream, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::Result;
 use folio::problem::{
-    AttentionArgs, AttentionChunks, KvLayout, LogBase, Mask, MaskColumns, Window,
+    AttentionArgs, AttentionChunks, CacheForm, KvLayout, LogBase, Mask, MaskColumns, Window,
 };
 use std::num::NonZeroU32;
 
@@ -257,6 +258,8 @@ pub struct LayerData<'m> {
     lse: Option<Resident<'m>>,
     k_scales: Option<Resident<'m>>,
     v_scales: Option<Resident<'m>>,
+    k_zero_points: Option<Resident<'m>>,
+    v_zero_points: Option<Resident<'m>>,
     custom_mask: Option<Resident<'m>>,
     custom_mask_indptr: Option<Resident<'m>>,
     causal_requests: Option<Resident<'m>>,
@@ -290,8 +293,14 @@ impl<'m> LayerData<'m> {
             lse: layer
                 .lse
                 .map(|_| resident(Image::poisoned(lse_view(problem)))),
-            k_scales: floats(num_scales(layer.k_scales, kv_heads), &|n| values.k_scale(n)),
-            v_scales: floats(num_scales(layer.v_scales, kv_heads), &|n| values.v_scale(n)),
+            k_scales: scales_beside(problem, StoredSide::Key)
+                .map(resident)
+                .or_else(|| floats(num_scales(layer.k_scales, kv_heads), &|n| values.k_scale(n))),
+            v_scales: scales_beside(problem, StoredSide::Value)
+                .map(resident)
+                .or_else(|| floats(num_scales(layer.v_scales, kv_heads), &|n| values.v_scale(n))),
+            k_zero_points: zero_points(problem, StoredSide::Key).map(resident),
+            v_zero_points: zero_points(problem, StoredSide::Value).map(resident),
             custom_mask: custom_mask.as_ref().map(|mask| resident(mask.image())),
             custom_mask_indptr: (custom_mask.as_ref())
                 .filter(|_| layer.masks_apart)
@@ -320,6 +329,8 @@ impl<'m> LayerData<'m> {
             o_scale: layer.o_scale,
             k_scales: tensor(&self.k_scales),
             v_scales: tensor(&self.v_scales),
+            k_zero_points: tensor(&self.k_zero_points),
+            v_zero_points: tensor(&self.v_zero_points),
             logits_soft_cap: layer.logits_soft_cap,
             mask: match layer.mask {
                 MaskKind::Causal => Mask::Causal,
@@ -364,6 +375,14 @@ impl<'m> LayerData<'m> {
             k_rope.copy_from(other);
         }
         self.v.copy_from(&other.v);
+        for (part, other) in [
+            (&self.k_scales, &other.k_scales),
+            (&self.v_scales, &other.v_scales),
+        ] {
+            if let (Some(part), Some(other)) = (part, other) {
+                part.copy_from(other);
+            }
+        }
     }
 
     /// Takes over the leading rows of a larger batch's outputs.
@@ -395,6 +414,8 @@ impl<'m> LayerData<'m> {
             &self.k_rope,
             &self.k_scales,
             &self.v_scales,
+            &self.k_zero_points,
+            &self.v_zero_points,
             &self.custom_mask,
             &self.custom_mask_indptr,
             &self.causal_requests,
@@ -504,7 +525,7 @@ enum Side {
 
 /// A cache tensor: keys where the page table says, everything else poisoned.
 fn cache(problem: &Problem, side: Side) -> Image {
-    let (dtype, values) = (problem.kv_dtype, Values::of(problem));
+    let values = Values::of(problem);
     let (memory, heads, rope_dim) = (&problem.memory, problem.num_kv_heads, problem.rope_dim());
     let nope_dim = problem.head_dim_qk - rope_dim;
     let (heads, dim, gaps) = match side {
@@ -514,7 +535,11 @@ fn cache(problem: &Problem, side: Side) -> Image {
     };
     let table = PageTable::of(problem);
     let token_indptr = problem.token_indptr();
-    let mut image = Image::poisoned(cache_view(problem, &table, (heads, dim), gaps));
+    let lanes = u32::from(problem.kv_dtype.lanes());
+    let mut image = Image::poisoned(match problem.form {
+        CacheForm::PackedKeys => packed_view(problem, side, table.num_pages as i64, gaps),
+        _ => cache_view(problem, &table, (heads, dim / lanes), gaps),
+    });
     for (b, request) in problem.requests.iter().enumerate() {
         let shape = [request.kv_len, heads, dim].map(i64::from);
         for_each_index(&shape, |index| {
@@ -527,9 +552,13 @@ fn cache(problem: &Problem, side: Side) -> Image {
                 Side::KeyRope => values.k(b, j, head, nope_dim as usize + d),
                 Side::Value => values.v(b, j, head, d),
             };
+            let of = match side {
+                Side::Key | Side::KeyRope => StoredSide::Key,
+                Side::Value => StoredSide::Value,
+            };
+            let bits = values.stored(of, b, j, [head, d]).encode(value);
             let row = i64::from(token_indptr[b]) + index[0];
-            let at = cache_index(problem, &table, b, row, index);
-            image.put(&at, encode(dtype, value));
+            put_element(problem, &mut image, side, (&table, b, row, index), bits);
         });
     }
     match (side, problem.split_keys) {
@@ -553,6 +582,126 @@ fn without_heads(mut image: Image, problem: &Problem) -> Image {
     image
 }
 
+/// Puts an element of a key or value in its place, or in its half of a byte.
+fn put_element(
+    problem: &Problem,
+    image: &mut Image,
+    side: Side,
+    (table, b, row, index): (&PageTable, usize, i64, &[i64]),
+    bits: u64,
+) {
+    let at = cache_index(problem, table, b, row, index);
+    let [.., d] = *index else { return };
+    match (problem.form, side) {
+        (CacheForm::PackedKeys, _) => {
+            let page_size = i64::from(problem.page_size());
+            let page = i64::from(table.ids[b][(index[0] / page_size) as usize]);
+            let (slot, head) = (index[0] % page_size, index[1]);
+            match side {
+                Side::Value => image.put(&[page, head, d, slot], bits),
+                _ => {
+                    let x = 16 / problem.kv_dtype.size() as i64;
+                    image.put(&[page, head, d / x, slot, d % x], bits);
+                }
+            }
+        }
+        (CacheForm::ChannelZeroPoints | CacheForm::Nvfp4, _) => {
+            let mut at = at;
+            *at.last_mut().expect("a dimension of elements") = d / 2;
+            let byte = image.bits(&at);
+            let byte = match d % 2 {
+                0 => byte & 0xf0 | bits,
+                _ => byte & 0x0f | bits << 4,
+            };
+            image.put(&at, byte);
+        }
+        _ => image.put(&at, bits),
+    }
+}
+
+/// The scales of a form that has them beside the cache: those of no key are NaN.
+fn scales_beside(problem: &Problem, side: StoredSide) -> Option<Image> {
+    let values = Values::of(problem);
+    let (heads, table) = (problem.num_kv_heads, PageTable::of(problem));
+    let (dim, gaps) = match side {
+        StoredSide::Key => (problem.head_dim_qk, problem.memory.k),
+        StoredSide::Value => (problem.head_dim_vo, problem.memory.v),
+    };
+    let blocks = dim / BLOCK as u32;
+    let (mut image, width) = match problem.form {
+        CacheForm::Plain | CacheForm::PackedKeys => return None,
+        CacheForm::ChannelScales | CacheForm::ChannelZeroPoints => {
+            let shape = [i64::from(heads), i64::from(dim)];
+            let mut image = Image::poisoned(View::gapped(
+                DType::F32,
+                &shape,
+                &[gaps.inner, 0],
+                gaps.lead,
+            ));
+            for_each_index(&shape, |at| {
+                let [head, d] = [at[0] as usize, at[1] as usize];
+                let stored = values.stored(side, 0, 0, [head, d]);
+                image.put(at, encode(DType::F32, stored.scale));
+            });
+            return Some(image);
+        }
+        CacheForm::TokenHeadScales => {
+            let shape = [table.num_pages as u32, problem.page_size(), heads, 1].map(i64::from);
+            let after = [gaps.outer, gaps.middle, gaps.inner, 0];
+            let mut view = View::gapped(DType::F32, &shape, &after, gaps.lead);
+            view.shape.pop();
+            view.strides.pop();
+            (Image::poisoned(view), 1)
+        }
+        CacheForm::Nvfp4 => {
+            let mut view = cache_view(problem, &table, (heads, blocks), gaps);
+            view.dtype = DType::F8E4M3;
+            (Image::poisoned(view), blocks)
+        }
+    };
+    for (b, request) in problem.requests.iter().enumerate() {
+        let shape = [request.kv_len, heads, width].map(i64::from);
+        for_each_index(&shape, |index| {
+            let [j, head, block] = [0, 1, 2].map(|n| index[n] as usize);
+            if is_hidden(problem, j) {
+                return;
+            }
+            let scale = values.stored(side, b, j, [head, block * BLOCK]).scale;
+            match problem.form {
+                CacheForm::TokenHeadScales => {
+                    let page_size = i64::from(problem.page_size());
+                    let page = table.ids[b][(index[0] / page_size) as usize];
+                    let at = [page.into(), index[0] % page_size, index[1]];
+                    image.put(&at, encode(DType::F32, scale));
+                }
+                _ => {
+                    let at = cache_index(problem, &table, b, 0, index);
+                    image.put(&at, encode(DType::F8E4M3, scale));
+                }
+            }
+        });
+    }
+    Some(image)
+}
+
+/// The zero points of a form that has them.
+fn zero_points(problem: &Problem, side: StoredSide) -> Option<Image> {
+    let dim = match side {
+        StoredSide::Key => problem.head_dim_qk,
+        StoredSide::Value => problem.head_dim_vo,
+    };
+    let shape = [problem.num_kv_heads.into(), i64::from(dim)];
+    (problem.form == CacheForm::ChannelZeroPoints).then(|| {
+        let values = Values::of(problem);
+        let mut image = Image::poisoned(View::gapped(DType::F32, &shape, &[3, 0], 0));
+        for_each_index(&shape, |at| {
+            let stored = values.stored(side, 0, 0, [at[0] as usize, at[1] as usize]);
+            image.put(at, encode(DType::F32, stored.zero));
+        });
+        image
+    })
+}
+
 /// Keys that the mask hides from every row stay poisoned: nobody may read them.
 fn is_hidden(problem: &Problem, j: usize) -> bool {
     match problem.layer.mask {
@@ -560,6 +709,27 @@ fn is_hidden(problem: &Problem, j: usize) -> bool {
             problem.layer.mask_columns == MaskColumns::Keys && is_hole(from, j)
         }
         _ => false,
+    }
+}
+
+/// The view of a cache in vLLM's first layout.
+fn packed_view(problem: &Problem, side: Side, pages: i64, gaps: Gaps) -> View {
+    let (heads, tokens) = (problem.num_kv_heads.into(), problem.page_size().into());
+    let (dtype, x) = (problem.kv_dtype, 16 / problem.kv_dtype.size() as i64);
+    let dim = |dim: u32| i64::from(dim);
+    match side {
+        Side::Value => View::gapped(
+            dtype,
+            &[pages, heads, dim(problem.head_dim_vo), tokens],
+            &[gaps.outer, gaps.middle, gaps.inner, 0],
+            gaps.lead,
+        ),
+        _ => View::gapped(
+            dtype,
+            &[pages, heads, dim(problem.head_dim_qk) / x, tokens, x],
+            &[gaps.outer, gaps.middle, gaps.inner, 0, 0],
+            gaps.lead,
+        ),
     }
 }
 

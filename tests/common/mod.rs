@@ -26,6 +26,7 @@ pub mod projections;
 pub mod random;
 pub mod reserved;
 pub mod rope_append;
+pub mod stored;
 pub mod strategy;
 pub mod tree;
 pub mod values;

@@ -2,7 +2,7 @@
 //! No memory and no values here: `values` draws numbers from the seed, `instance` lays them out.
 
 use folio::dtype::DType;
-use folio::problem::{AttentionDesc, Kind, KvLayout, KvStorage, LogBase, MaskColumns};
+use folio::problem::{AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, LogBase, MaskColumns};
 
 /// One attention problem.
 #[derive(Debug, Clone)]
@@ -10,6 +10,8 @@ pub struct Problem {
     pub kind: Kind,
     pub q_dtype: DType,
     pub kv_dtype: DType,
+    /// How rows of the cache are stored. Others than `Plain` are paged, and keys are whole.
+    pub form: CacheForm,
     pub o_dtype: DType,
     pub num_kv_heads: u32,
     pub group_size: u32,
@@ -237,6 +239,7 @@ impl Problem {
             kind: Kind::Prefill,
             q_dtype: DType::F32,
             kv_dtype: DType::F32,
+            form: CacheForm::Plain,
             o_dtype: DType::F32,
             num_kv_heads: 2,
             group_size: 4,
@@ -282,6 +285,15 @@ impl Problem {
         Problem {
             layer,
             ..self.clone()
+        }
+    }
+
+    /// The same over a cache of another form.
+    pub fn stored(self, form: CacheForm, kv_dtype: DType) -> Problem {
+        Problem {
+            form,
+            kv_dtype,
+            ..self
         }
     }
 
@@ -354,7 +366,7 @@ impl Problem {
         AttentionDesc {
             kind: self.kind,
             q_dtype: self.q_dtype,
-            kv_format: self.kv_dtype.into(),
+            kv_format: self.form.of(self.kv_dtype),
             o_dtype: self.o_dtype,
             num_qo_heads: self.num_qo_heads(),
             num_kv_heads: self.num_kv_heads,

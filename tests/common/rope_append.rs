@@ -15,7 +15,7 @@ use folio::api::Stream;
 use folio::dtype::DType;
 use folio::error::Result;
 use folio::problem::{
-    Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+    Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 use std::f64::consts::TAU;
 
@@ -346,6 +346,9 @@ impl RopeAppend {
                 v_cache: caches[1].tensor(),
                 layout: self.layout,
                 kv_dtype: self.as_bytes.then_some(self.cache),
+                form: CacheForm::Plain,
+                k_zero_points: None,
+                v_zero_points: None,
                 slot_mapping: slots.tensor(),
                 k_scale: self.scale,
                 v_scale: self.scale,

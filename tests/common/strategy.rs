@@ -2,7 +2,7 @@
 
 use super::problem::*;
 use folio::dtype::DType;
-use folio::problem::{Kind, KvLayout, LogBase, MaskColumns};
+use folio::problem::{CacheForm, Kind, KvLayout, LogBase, MaskColumns};
 use proptest::prelude::*;
 
 /// Any problem that the contract covers.
@@ -22,6 +22,7 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 kind: if decode { Kind::Decode } else { Kind::Prefill },
                 q_dtype,
                 kv_dtype,
+                form: CacheForm::Plain,
                 o_dtype,
                 num_kv_heads,
                 group_size,
@@ -55,6 +56,34 @@ pub fn problems_of(dtype: DType) -> impl Strategy<Value = Problem> {
     problems().prop_map(move |problem| {
         let mut problem = problem.of(dtype);
         problem.layer.o_scale = 0.0;
+        problem
+    })
+}
+
+/// The contract's problems over caches of other forms than rows of plain elements, which CPU contexts have.
+pub fn stored_problems() -> impl Strategy<Value = Problem> {
+    let forms = prop::sample::select(vec![
+        CacheForm::TokenHeadScales,
+        CacheForm::ChannelScales,
+        CacheForm::ChannelZeroPoints,
+        CacheForm::Nvfp4,
+        CacheForm::PackedKeys,
+    ]);
+    (problems(), forms, any::<u8>()).prop_map(|(problem, form, pick)| {
+        let elements = form.elements(problem.q_dtype);
+        let mut problem = problem.stored(form, elements[pick as usize % elements.len()]);
+        let format = form.of(problem.kv_dtype);
+        for dim in [&mut problem.head_dim_qk, &mut problem.head_dim_vo] {
+            *dim = dim.next_multiple_of(format.dim_unit()).min(256);
+        }
+        problem.split_keys = None;
+        if problem.storage == Storage::Ragged {
+            problem.storage = Storage::paged(16);
+        }
+        if format.has_scales_beside() {
+            problem.layer.k_scales = HeadScales::Absent;
+            problem.layer.v_scales = HeadScales::Absent;
+        }
         problem
     })
 }

@@ -4,6 +4,8 @@
 use super::codec::rounded;
 use super::pages::shared_pages;
 use super::problem::{HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
+use super::stored::{Side, Stored};
+use folio::problem::CacheForm;
 
 /// Numbers of one problem, rounded to the types that hold them.
 #[derive(Clone, Copy)]
@@ -46,7 +48,7 @@ impl<'a> Values<'a> {
         let is_shared = d >= (self.problem.head_dim_qk - self.problem.rope_dim()) as usize;
         let head = if is_shared { 0 } else { head };
         let hash = self.hash(Of::Key, [tag, j as u64, head as u64, d as u64]);
-        rounded(self.problem.kv_dtype, normal(hash))
+        self.element(Side::Key, b, j, [head, d], normal(hash))
     }
 
     pub fn v(&self, b: usize, j: usize, head: usize, d: usize) -> f64 {
@@ -56,7 +58,28 @@ impl<'a> Values<'a> {
             return f64::from(column % u64::from(self.problem.head_dim_vo) == d as u64);
         }
         let hash = self.hash(Of::Value, [tag, j as u64, head as u64, d as u64]);
-        rounded(self.problem.kv_dtype, normal(hash))
+        self.element(Side::Value, b, j, [head, d], normal(hash))
+    }
+
+    /// What an element is read as that was stored for `value`.
+    fn element(&self, side: Side, b: usize, j: usize, at: [usize; 2], value: f64) -> f64 {
+        let stored = self.stored(side, b, j, at);
+        stored.decode(stored.encode(value))
+    }
+
+    /// How element `[head, d]` of key or value `j` is stored.
+    pub fn stored(&self, side: Side, b: usize, j: usize, [head, d]: [usize; 2]) -> Stored {
+        // What is stored alike for all tokens needs none.
+        let token = match self.problem.form {
+            CacheForm::TokenHeadScales | CacheForm::Nvfp4 => [self.owner(b, j), j as u64],
+            _ => [0, 0],
+        };
+        let draw = |token: [u64; 2], at: [usize; 2]| {
+            let [head, d] = at.map(|n| n as u64);
+            let index = [token[0] ^ mix(token[1]), head, d, side as u64 + 9];
+            uniform(self.hash(Of::BlockScale, index))
+        };
+        Stored::new(self.problem, token, [head, d], draw)
     }
 
     /// Whether the custom mask lets row `i` of request `b` see key `j`.

@@ -4,7 +4,7 @@ use crate::common::c_door::{Tensors, c_args, c_batch, c_cascade_desc, c_prefixes
 use crate::common::cascade::{Case, Data, Extra, compare};
 use crate::common::memory::{HostMemory, Image, Resident};
 use crate::fixture::{Context, Reply, bytes};
-use crate::structs::sizes;
+use crate::structs::{sizes, sizes_from};
 use crate::stub::Stub;
 use crate::table::{INVALID, UNSUPPORTED, check, poke};
 use folio::api::{BatchInput, Cascade, SharedPrefixes, Stream, Workspace};
@@ -162,7 +162,7 @@ fn descs() {
     let context = Context::cpu();
     let right = c_cascade_desc(&case().desc());
     let flags = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT;
-    sizes("folio_cascade_desc", &right, flags, |desc| {
+    sizes_from("folio_cascade_desc", &right, 72, flags, |desc| {
         create(&context, desc)
     });
     for max_shared_levels in [0, 16] {

@@ -10,7 +10,7 @@ use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, Kind, KvLayout, LogBase, MergeArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, AppendArgs, CacheForm, Kind, KvLayout, LogBase, MergeArgs,
     MergeStatesArgs, MergeVarlenArgs, ProjectOArgs, UpProjectArgs,
 };
 use std::ptr::null_mut;
@@ -317,6 +317,9 @@ impl Append {
             v_cache,
             layout: KvLayout::Nhd,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             slot_mapping: slots,
             k_scale: if scaled { 0.5 } else { 0.0 },
             v_scale: 0.0,

@@ -3,13 +3,13 @@
 use crate::common::c_door::{Tensors, c_gather};
 use crate::common::memory::{HostMemory, Image, Resident};
 use crate::fixture::{Context, Reply, floats};
-use crate::structs::sizes;
+use crate::structs::sizes_from;
 use crate::table::{INVALID, check, poke};
 use crate::tensors::Dim::{Exact, Free};
 use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{GatherArgs, GatheredRequests, KvLayout, RecordPages};
+use folio::problem::{CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages};
 use std::ptr::{null, null_mut};
 
 fn integers(shape: &[i64], values: &[i32]) -> Resident<'static> {
@@ -56,6 +56,9 @@ impl Gather {
             v_cache: self.caches[1].tensor(),
             layout: KvLayout::Nhd,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             requests: GatheredRequests {
                 cu_seq_lens: ends,
                 seq_starts: Some(starts),
@@ -177,7 +180,9 @@ fn arguments_of_a_gather() {
 fn struct_sizes_and_nulls() {
     let (gather, tensors) = (Gather::new(), Tensors::default());
     let args = c_gather(&gather.input(true), &tensors);
-    sizes("folio_kv_gather_args", &args, 0, |args| gather.call(args));
+    sizes_from("folio_kv_gather_args", &args, 112, 0, |args| {
+        gather.call(args)
+    });
     let refused = |reply: Reply, name: &str| reply.assert(name, INVALID, &[name, "NULL"]);
     refused(gather.call(null()), "folio_kv_gather_args");
     // SAFETY: NULL, which every entry refuses.

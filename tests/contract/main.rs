@@ -15,6 +15,7 @@ mod copy;
 mod descs;
 mod figures;
 mod fixture;
+mod formats;
 mod freedoms;
 mod gather;
 mod host_threads;

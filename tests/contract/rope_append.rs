@@ -9,7 +9,7 @@ use crate::tensors::Dim::{AtLeast, Exact, Free};
 use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::{Angles, AppendArgs, KvLayout, Norm, Rope, RopeAppendArgs};
+use folio::problem::{Angles, AppendArgs, CacheForm, KvLayout, Norm, Rope, RopeAppendArgs};
 use std::ptr::{null, null_mut};
 
 /// Three fp16 tokens of two KV heads of 16 elements for an fp8 cache of three pages of four tokens; four heads of
@@ -64,6 +64,9 @@ impl Call {
                 v_cache,
                 layout: KvLayout::Nhd,
                 kv_dtype: None,
+                form: CacheForm::Plain,
+                k_zero_points: None,
+                v_zero_points: None,
                 slot_mapping,
                 k_scale: 0.0,
                 v_scale: 0.0,

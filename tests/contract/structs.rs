@@ -38,7 +38,7 @@ pub fn sizes<T>(name: &str, value: &T, flags: u32, call: impl Fn(*const T) -> Re
 }
 
 /// The same for a struct that had `first` bytes in the first release: they are the fewest.
-fn sizes_from<T>(
+pub fn sizes_from<T>(
     name: &str,
     value: &T,
     first: usize,
@@ -110,7 +110,7 @@ fn descs() {
     let context = Context::cpu();
     let flags = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT;
     let desc = c_decode_desc(&everything(Kind::Decode).desc());
-    sizes("folio_decode_desc", &desc, flags, |desc| {
+    sizes_from("folio_decode_desc", &desc, 64, flags, |desc| {
         let mut decode = null_mut();
         // SAFETY: live structs; the handle is destroyed at once.
         let reply =
@@ -121,7 +121,7 @@ fn descs() {
         reply
     });
     let desc = c_prefill_desc(&everything(Kind::Prefill).desc());
-    sizes("folio_prefill_desc", &desc, flags, |desc| {
+    sizes_from("folio_prefill_desc", &desc, 72, flags, |desc| {
         let mut prefill = null_mut();
         // SAFETY: live structs; the handle is destroyed at once.
         let reply =
@@ -167,7 +167,9 @@ fn small_operators() {
     let append = Append::new(DType::F16);
     let tensors = Tensors::default();
     let args = c_append(&append.input(), &tensors);
-    sizes("folio_kv_append_args", &args, 0, |args| append.call(args));
+    sizes_from("folio_kv_append_args", &args, 80, 0, |args| {
+        append.call(args)
+    });
     let merge = Merge::new();
     let args = c_merge(&merge.two(), &tensors);
     let flags = FOLIO_MERGE_LSE_BASE_2;

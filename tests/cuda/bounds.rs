@@ -12,7 +12,7 @@ use crate::gpu::DeviceMemory;
 use crate::problems::{assert_right, session, with_lens};
 use folio::api::{BatchInput, Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{AppendArgs, Kind, KvLayout};
+use folio::problem::{AppendArgs, CacheForm, Kind, KvLayout};
 
 /// The keys of the request that is not there: enough to be split.
 const KEYS: u32 = 3000;
@@ -140,6 +140,9 @@ fn appended(session: &dyn Session, memory: &dyn Memory, dtype: DType, slots: &[i
         v_cache: other.tensor(),
         layout: KvLayout::Nhd,
         kv_dtype: None,
+        form: CacheForm::Plain,
+        k_zero_points: None,
+        v_zero_points: None,
         slot_mapping: slots.tensor(),
         k_scale: 0.0,
         v_scale: 0.0,

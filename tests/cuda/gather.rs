@@ -9,7 +9,7 @@ use crate::gpu::DeviceMemory;
 use crate::problems::session;
 use folio::api::Stream;
 use folio::dtype::DType;
-use folio::problem::{GatherArgs, GatheredRequests, KvLayout, RecordPages};
+use folio::problem::{CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages};
 
 pub fn gather() {
     let device = session();
@@ -88,6 +88,9 @@ pub fn gathers_beyond_the_tensors() {
             v_cache: v_cache.tensor(),
             layout: KvLayout::Nhd,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             requests: GatheredRequests {
                 cu_seq_lens: ends.tensor(),
                 seq_starts: starts.as_ref().map(Resident::tensor),

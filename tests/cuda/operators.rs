@@ -9,7 +9,7 @@ use crate::gpu::DeviceMemory;
 use crate::problems::session;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{AppendArgs, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
+use folio::problem::{AppendArgs, CacheForm, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
 
 pub fn oracle() -> Box<dyn Session> {
     RustDoor.open(Target::Reference).expect("the oracle")
@@ -99,6 +99,9 @@ impl Append {
             v_cache: v_cache.tensor(),
             layout: self.layout,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             slot_mapping: slots.tensor(),
             k_scale: if fp8 { 0.07 } else { 0.0 },
             v_scale: if fp8 { 0.3 } else { 0.0 },

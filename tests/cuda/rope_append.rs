@@ -9,7 +9,7 @@ use crate::problems::session;
 use folio::api::Stream;
 use folio::dtype::DType;
 use folio::problem::{
-    Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+    Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -184,6 +184,9 @@ pub fn rope_append_beyond_the_tensors() {
             v_cache: caches[1].tensor(),
             layout: KvLayout::Nhd,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             slot_mapping: slots.tensor(),
             k_scale: 0.0,
             v_scale: 0.0,

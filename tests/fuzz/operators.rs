@@ -20,10 +20,10 @@ use crate::common::values::{normal, shuffled, uniform};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
-    AbsorbQArgs, AbsorbWeightsArgs, Angles, AppendArgs, CopyArgs, GatherArgs, GatheredRequests,
-    KvLayout, LatentCache, LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, Norm, PagesToCopy, ProjectOArgs, RecordPages, Rope, RopeAppendArgs,
-    UpProjectArgs,
+    AbsorbQArgs, AbsorbWeightsArgs, Angles, AppendArgs, CacheForm, CopyArgs, GatherArgs,
+    GatheredRequests, KvLayout, LatentCache, LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs,
+    MlaAppendArgs, MlaGatherArgs, Norm, PagesToCopy, ProjectOArgs, RecordPages, Rope,
+    RopeAppendArgs, UpProjectArgs,
 };
 use folio::tensor::Device;
 use std::ffi::c_void;
@@ -107,6 +107,9 @@ pub fn append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
         v_cache: caches[1].tensor(),
         layout,
         kv_dtype: as_bytes.then_some(cache),
+        form: CacheForm::Plain,
+        k_zero_points: None,
+        v_zero_points: None,
         slot_mapping: slots.tensor(),
         k_scale: scale,
         v_scale: scale,
@@ -231,6 +234,9 @@ pub fn rope_append(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, Strin
             v_cache: caches[1].tensor(),
             layout: KvLayout::Nhd,
             kv_dtype: None,
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             slot_mapping: slots.tensor(),
             k_scale: fp8.map_or(0.0, |_| rng.pick(&[0.0, 0.5, 0.03])),
             v_scale: 0.0,
@@ -361,6 +367,9 @@ pub fn gather(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
         v_cache: caches[1].tensor(),
         layout,
         kv_dtype: None,
+        form: CacheForm::Plain,
+        k_zero_points: None,
+        v_zero_points: None,
         requests: GatheredRequests {
             cu_seq_lens: ends.tensor(),
             seq_starts: Some(starts.tensor()),

@@ -170,12 +170,17 @@ fn dtype_of(tensor: &folio_tensor) -> Option<DType> {
         DType::U8,
         DType::I32,
         DType::I64,
+        DType::I8,
+        DType::I4x2,
+        DType::F4E2M1x2,
     ];
     let dtype = tensor.dtype;
     if (dtype.code, dtype.bits, dtype.lanes) == (6, 8, 1) {
         return Some(DType::U8);
     }
-    let is = |known: &DType| known.to_dlpack() == (dtype.code, dtype.bits) && dtype.lanes == 1;
+    let is = |known: &DType| {
+        known.to_dlpack() == (dtype.code, dtype.bits) && dtype.lanes == known.lanes()
+    };
     all.into_iter().find(is)
 }
 

@@ -6,7 +6,7 @@ use folio::backend::Stream;
 use folio::cuda::compiler::loader;
 use folio::dtype::DType;
 use folio::error::{Error, Result};
-use folio::problem::{AppendArgs, KvLayout};
+use folio::problem::{AppendArgs, CacheForm, KvLayout};
 
 use crate::fixture::{
     CAPTURED, DIM, FOREIGN, HEADS, Handle, OURS, PAGE_SIZE, SOMEWHERE, context, desc, device_tensor,
@@ -193,6 +193,9 @@ pub fn append_is_one_launch() {
         slot_mapping: device_tensor(DType::I64, &[3]),
         layout: KvLayout::Nhd,
         kv_dtype: None,
+        form: CacheForm::Plain,
+        k_zero_points: None,
+        v_zero_points: None,
         k_scale: 1.0,
         v_scale: 1.0,
         k_scales: None,

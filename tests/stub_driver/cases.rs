@@ -322,6 +322,11 @@ pub const CASES: &[Case<Setup>] = &[
         operators::append_of_no_keys,
     ),
     case(
+        "operator_formats_that_kernels_lack",
+        BACKEND,
+        operators::formats_that_kernels_lack,
+    ),
+    case(
         "operator_append_to_an_empty_cache",
         BACKEND,
         operators::append_to_an_empty_cache,

@@ -4,7 +4,7 @@ use folio::api::gather;
 use folio::cuda::gather_params::KvGatherParams;
 use folio::dtype::DType;
 use folio::error::Error;
-use folio::problem::{GatherArgs, GatheredRequests, KvLayout, RecordPages};
+use folio::problem::{CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages};
 
 use crate::fixture::{CAPTURED, OURS, at, context, divides};
 use crate::stub::Recorder;
@@ -29,6 +29,9 @@ fn args() -> GatherArgs {
         v_cache: fp8(V, 64),
         layout: KvLayout::Hnd,
         kv_dtype: None,
+        form: CacheForm::Plain,
+        k_zero_points: None,
+        v_zero_points: None,
         requests: GatheredRequests {
             cu_seq_lens: at(ENDS, DType::I32, &[3], None),
             seq_starts: None,

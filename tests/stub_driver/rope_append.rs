@@ -5,7 +5,7 @@ use folio::cuda::rope_append_params::RopeAppendParams;
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::problem::{
-    Angles, AppendArgs, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
+    Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
 
 use crate::fixture::{CAPTURED, OURS, at, context, divides};
@@ -50,6 +50,9 @@ fn tokens() -> RopeAppendArgs {
             v_cache: at(V_CACHE, DType::U8, &[10, 2, 24, 128], None),
             layout: KvLayout::Hnd,
             kv_dtype: Some(DType::F8E4M3),
+            form: CacheForm::Plain,
+            k_zero_points: None,
+            v_zero_points: None,
             slot_mapping: at(SLOTS, DType::I64, &[2], None),
             k_scale: 0.5,
             v_scale: 2.0,
@@ -209,6 +212,9 @@ pub fn grids() {
                 v_cache: at(V_CACHE, DType::BF16, &[10, 24, 8, 128], None),
                 layout: KvLayout::Nhd,
                 kv_dtype: None,
+                form: CacheForm::Plain,
+                k_zero_points: None,
+                v_zero_points: None,
                 k_scale: 0.0,
                 v_scale: 0.0,
                 ..self::tokens().append

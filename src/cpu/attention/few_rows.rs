@@ -38,11 +38,11 @@ pub fn walk(run: &Run<'_>, item: &Item<'_>, heads: Range<usize>, scratch: &mut S
     walk.start(scratch);
     let tile = |start: i64| start..item.keys.end.min(start + run.shape.few_rows_keys as i64);
     let mut keys = tile(item.keys.start);
-    run.locate(item, &keys, &mut scratch.tile);
+    run.locate(item, &walk.heads, &keys, &mut scratch.tile);
     let mut policy = PrefetchPolicy::new(run.shape.amx);
     while !keys.is_empty() {
         let next = tile(keys.end);
-        run.locate(item, &next, &mut scratch.next_tile);
+        run.locate(item, &walk.heads, &next, &mut scratch.next_tile);
         policy.compute(walk.bytes(&keys), |prefetches| {
             let prefetch = if prefetches { next.end - next.start } else { 0 };
             walk.attend(&keys, prefetch as usize, scratch);

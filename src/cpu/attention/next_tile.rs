@@ -37,7 +37,7 @@ impl NextTile {
         tile: &mut Tile<'_>,
     ) -> NextTile {
         let keys = start..item.keys.end.min(start + most as i64);
-        run.locate(item, &keys, tile);
+        run.locate(item, &(head..head + 1), &keys, tile);
         let count = count(&keys);
         let (k, v) = (&tile.k_offsets[..count], &tile.v_offsets[..count]);
         NextTile {

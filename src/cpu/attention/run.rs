@@ -8,7 +8,7 @@ use super::keys::Keys;
 use super::mask::{Extents, Masks};
 use super::scratch::{Scratch, Tile};
 use super::shape::Shape;
-use super::whole_rows::{Queries, Records};
+use super::whole_rows::{Queries, Records, copy_row};
 use crate::cpu::kernels::convert::Stage;
 use crate::cpu::kernels::prefetch_rows::RowPrefetch;
 use crate::cpu::kernels::rows::Rows;
@@ -44,7 +44,7 @@ pub struct Run<'a> {
     pub plan: Plan<'a>,
     /// The type of the rows of k and v as the walks read them: where they lie, or as copies in scratch.
     pub row_dtype: DType,
-    pub records: Records,
+    pub records: Records<'a>,
     pub k: Keys,
     pub v: Cache,
     kv: KvStorage,
@@ -75,13 +75,28 @@ impl<'a> Run<'a> {
         plan: Plan<'a>,
         args: &'a Checked<AttentionArgs>,
     ) -> Run<'a> {
-        let records = Records::of(desc, args);
+        let head_scales = |scales| match desc.kv_format.has_scales_beside() {
+            true => None,
+            false => floats(scales),
+        };
+        let records = Records::of(desc, args, kernels);
         let (k, v) = match records {
             Records::Whole if desc.kind == Kind::Mla => (
                 Keys::whole_rows(Cache::new(&args.k), shape),
                 Cache::new(&args.v),
             ),
             Records::Whole => (Keys::new(args), Cache::new(&args.v)),
+            // Rows of a token's heads lie one after the other.
+            Records::Stored { .. } => {
+                let copies = |row_bytes: usize| Cache {
+                    head: row_bytes as i64,
+                    ..Cache::anywhere(plan.base)
+                };
+                (
+                    Keys::whole_rows(copies(shape.k_row_bytes), shape),
+                    copies(shape.v_row_bytes),
+                )
+            }
             _ => {
                 let copies = Cache::anywhere(plan.base);
                 (Keys::whole_rows(copies, shape), copies)
@@ -107,9 +122,9 @@ impl<'a> Run<'a> {
                 cap: args.logits_soft_cap,
                 alibi_sqrt: args.alibi_sqrt,
             },
-            k_scales: floats(&args.k_scales).unwrap_or(&[1.0]),
+            k_scales: head_scales(&args.k_scales).unwrap_or(&[1.0]),
             v_factor: args.v_scale / args.o_scale,
-            v_scales: floats(&args.v_scales).unwrap_or(&[1.0]),
+            v_scales: head_scales(&args.v_scales).unwrap_or(&[1.0]),
             slopes: Slopes::of(args),
             sinks: floats(&args.sinks),
         }
@@ -147,8 +162,14 @@ impl<'a> Run<'a> {
     }
 
     /// Byte offsets of the keys and values at `keys` of the item's request, for head 0. Keys that are not whole rows
-    /// are copied to the tile.
-    pub fn locate(&self, item: &Item<'_>, keys: &Range<i64>, tile: &mut Tile<'_>) {
+    /// are copied to the tile; where every head has rows of its own, those of `heads`.
+    pub fn locate(
+        &self,
+        item: &Item<'_>,
+        heads: &Range<usize>,
+        keys: &Range<i64>,
+        tile: &mut Tile<'_>,
+    ) {
         let start = item.page_start;
         let (page_size, ragged) = match self.kv {
             KvStorage::Paged { page_size, .. } => (i64::from(page_size), false),
@@ -162,20 +183,59 @@ impl<'a> Run<'a> {
                 false => i64::from(self.plan.page_ids[(start + page) as usize]),
             };
             while slot < page_size && i < (keys.end - keys.start) as usize {
-                if let Records::Whole = self.records {
-                    self.k.locate(id, slot, i, tile);
-                    tile.v_offsets[i] = self.v.offset(id, slot);
-                } else {
-                    let copy = tile.rows.wrapping_add(i * self.shape.k_row_bytes);
-                    // SAFETY: a tile has room for as many rows as it has offsets.
-                    unsafe { self.records.copy(id, slot, self.kernels, copy) };
-                    let offset = copy as i64 - self.plan.base as i64;
-                    (tile.k_offsets[i], tile.v_offsets[i]) = (offset, offset);
+                match &self.records {
+                    Records::Whole => {
+                        self.k.locate(id, slot, i, tile);
+                        tile.v_offsets[i] = self.v.offset(id, slot);
+                    }
+                    Records::Stored { .. } => self.copy_heads([id, slot], heads, i, tile),
+                    _ => {
+                        let copy = tile.rows.wrapping_add(i * self.shape.k_row_bytes);
+                        // SAFETY: a tile has room for as many rows as it has offsets.
+                        unsafe { self.records.copy(id, slot, self.kernels, copy) };
+                        let offset = copy as i64 - self.plan.base as i64;
+                        (tile.k_offsets[i], tile.v_offsets[i]) = (offset, offset);
+                    }
                 }
                 (slot, i) = (slot + 1, i + 1);
             }
             (page, slot) = (page + 1, 0);
         }
+    }
+
+    /// Copies the key and value of some heads of a token, as key `i` of a tile: the keys of all heads, then their values.
+    fn copy_heads(
+        &self,
+        [page, slot]: [i64; 2],
+        heads: &Range<usize>,
+        i: usize,
+        tile: &mut Tile<'_>,
+    ) {
+        let Records::Stored {
+            keys,
+            values,
+            dtype,
+        } = &self.records
+        else {
+            return;
+        };
+        let (k_bytes, v_bytes) = (self.shape.k_row_bytes, self.shape.v_row_bytes);
+        let k = tile
+            .rows
+            .wrapping_add(i * heads.len() * (k_bytes + v_bytes));
+        let v = k.wrapping_add(heads.len() * k_bytes);
+        for (n, head) in heads.clone().enumerate() {
+            let at = [page, slot, head as i64];
+            // SAFETY: a tile has room for the rows of as many keys as it has offsets.
+            unsafe {
+                copy_row(keys, at, *dtype, k.wrapping_add(n * k_bytes));
+                copy_row(values, at, *dtype, v.wrapping_add(n * v_bytes));
+            }
+        }
+        let offset = |rows: *mut u8, bytes: usize| {
+            rows as i64 - self.plan.base as i64 - (heads.start * bytes) as i64
+        };
+        (tile.k_offsets[i], tile.v_offsets[i]) = (offset(k, k_bytes), offset(v, v_bytes));
     }
 
     /// Locates the query rows of a KV head: row `token · group + g`. Rows in two parts are copied to the scratch.

@@ -1,7 +1,7 @@
 //! The sizes that follow from a desc: tiles, parts of the workspace, and the scratch of each thread. Arithmetic
 //! only; nothing here touches memory.
 
-use super::whole_rows::row_dtype;
+use super::whole_rows::{copies_heads, row_dtype};
 use crate::backend::WorkspaceInfo;
 use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
@@ -86,6 +86,8 @@ pub struct Shape {
     /// Bytes of a query row that may be copied, or 0, and the same of a key.
     q_copy_bytes: usize,
     k_copy_bytes: usize,
+    /// Keys and values of every head are copied.
+    copies_heads: bool,
     /// `dim_qk` and `dim_vo`, padded to whole cache lines of bf16.
     pub ld_qk: usize,
     pub ld_vo: usize,
@@ -226,6 +228,7 @@ impl Shape {
                 true => row.row_bytes(desc.head_dim_qk),
                 false => 0,
             },
+            copies_heads: copies_heads(desc),
             ld_qk: (desc.head_dim_qk as usize).next_multiple_of(32),
             ld_vo: (desc.head_dim_vo as usize).next_multiple_of(32),
             block_tokens: (BLOCK_ROWS / group).max(1),
@@ -276,6 +279,15 @@ impl Shape {
         }
     }
 
+    /// Bytes of the rows of a tile of so many keys that are copied, of so many heads.
+    fn copied_bytes(&self, keys: usize, heads: usize) -> usize {
+        if !self.copies_heads {
+            return keys * self.k_copy_bytes;
+        }
+        let bytes = (keys * heads).saturating_mul(self.k_row_bytes + self.v_row_bytes);
+        bytes.next_multiple_of(ALIGNMENT)
+    }
+
     fn layouts(&self, strip: usize) -> Layouts {
         let mut layouts = Layouts {
             few: self.few_layout(strip),
@@ -312,7 +324,11 @@ impl Shape {
         let of_head = self.tile_rows().min(FEW_ROWS);
         let rows = (self.num_kv_heads * of_head).next_multiple_of(FEW_ROWS);
         let mut cursor = Cursor::default();
-        let mut layout = self.rows_of_tiles(&mut cursor, of_head, self.few_rows_keys);
+        let mut layout = self.rows_of_tiles(
+            &mut cursor,
+            of_head,
+            (self.few_rows_keys, self.num_kv_heads),
+        );
         let mut floats = |count| cursor.take(count, 4);
         layout.q = floats(rows * self.ld_qk);
         layout.o = floats(rows * self.ld_vo);
@@ -329,7 +345,7 @@ impl Shape {
     fn many_layout(&self, strip: usize) -> ScratchLayout {
         let (rows, keys) = (self.tile_rows(), self.key_tile);
         let mut cursor = Cursor::default();
-        let mut layout = self.rows_of_tiles(&mut cursor, rows, keys);
+        let mut layout = self.rows_of_tiles(&mut cursor, rows, (keys, 1));
         let mut floats = |count| cursor.take(count, 4);
         layout.q = floats(rows * self.ld_qk);
         layout.o = floats(rows * self.ld_vo);
@@ -349,7 +365,7 @@ impl Shape {
         let (rows, keys) = (self.tile_rows().next_multiple_of(32), self.bf16_key_tile);
         let parts = self.bf16_parts;
         let mut cursor = Cursor::default();
-        let mut layout = self.rows_of_tiles(&mut cursor, rows, keys);
+        let mut layout = self.rows_of_tiles(&mut cursor, rows, (keys, 1));
         let mut halves = |count| cursor.take(count, 2);
         layout.q16 = halves(rows * self.ld_qk * parts.q);
         layout.k16 = halves(2 * keys * self.ld_qk * parts.kv);
@@ -379,8 +395,13 @@ impl Shape {
     }
 
     /// Where the query rows of an item are, and the keys and values of a tile and of the next one. With them the copies
-    /// of those that are not whole rows.
-    fn rows_of_tiles(&self, cursor: &mut Cursor, rows: usize, keys: usize) -> ScratchLayout {
+    /// of those that are not whole rows, for so many keys of a tile and so many heads.
+    fn rows_of_tiles(
+        &self,
+        cursor: &mut Cursor,
+        rows: usize,
+        (keys, heads): (usize, usize),
+    ) -> ScratchLayout {
         let split = |count: usize| if self.may_split_keys { count } else { 0 };
         ScratchLayout {
             q_offsets: cursor.take(rows, 8),
@@ -389,7 +410,7 @@ impl Shape {
             k_rope_offsets: cursor.take(split(2 * keys), 8),
             v_offsets: cursor.take(2 * keys, 8),
             q_rows: cursor.take(rows, self.q_copy_bytes),
-            rows: cursor.take(2 * keys, self.k_copy_bytes),
+            rows: cursor.take(2, self.copied_bytes(keys, heads)),
             joined: cursor.take(split(JOINED_KEYS), self.k_row_bytes),
             joined_offsets: cursor.take(split(JOINED_KEYS), 8),
             ..ScratchLayout::default()
@@ -407,9 +428,10 @@ fn tile_keys(desc: &AttentionDesc, most: usize) -> usize {
 }
 
 fn few_rows_keys(desc: &AttentionDesc, row: CacheFormat, amx: bool) -> usize {
+    let key = row.row_bytes(desc.head_dim_qk);
     let key_and_value = match desc.kind {
-        Kind::Mla => row.row_bytes(desc.head_dim_qk),
-        Kind::Decode | Kind::Prefill => desc.kv_bytes() as usize,
+        Kind::Mla => key,
+        Kind::Decode | Kind::Prefill => key + row.row_bytes(desc.head_dim_vo),
     };
     let bytes = desc.num_kv_heads as usize * key_and_value;
     let most = tile_keys(desc, KEY_TILE);

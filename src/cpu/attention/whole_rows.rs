@@ -1,13 +1,16 @@
-//! Queries and records of MLA that do not lie in memory as whole rows of numbers. They are copied as such into scratch of
-//! the thread, an item's queries at once and records tile by tile, and the walks read the copies like other rows.
+//! Queries and records of MLA, and rows of caches in other formats, that do not lie in memory as whole rows of numbers. They
+//! are copied as such into scratch of the thread, an item's queries at once and the others tile by tile, and the walks read
+//! the copies like other rows.
 #![allow(unsafe_code)]
 
 use super::addresses::{Cache, Grid};
+use crate::cpu::cache::rows::Row;
+use crate::cpu::cache::stored::StoredRows;
 use crate::cpu::kernels::convert::{Stage, Store};
 use crate::cpu::kernels::rows::Rows;
 use crate::cpu::kernels::table::Kernels;
 use crate::dtype::DType;
-use crate::problem::{AttentionArgs, AttentionDesc, CacheFormat, Checked, Kind};
+use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, CacheFormat, Checked, Kind};
 use crate::tensor::Tensor;
 
 /// How the queries lie.
@@ -23,7 +26,11 @@ pub enum Queries {
 }
 
 /// How the keys lie.
-pub enum Records {
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one for each run, which allocates nothing"
+)]
+pub enum Records<'a> {
     /// Whole rows, which are read where they are. So are the keys of decode and prefill, in two parts or not.
     Whole,
     /// Latent and rotary rows, apart from each other.
@@ -34,6 +41,12 @@ pub enum Records {
     },
     /// `fp8_ds_mla` records, which become rows of `dtype`.
     DsMla { records: Cache, dtype: DType },
+    /// Keys and values in a format of their own, which become rows of `dtype`.
+    Stored {
+        keys: StoredRows<'a>,
+        values: StoredRows<'a>,
+        dtype: DType,
+    },
 }
 
 /// Bytes of a latent and of a rotary row.
@@ -44,13 +57,25 @@ pub struct PartBytes {
 }
 
 /// The type of the rows that the walks read. Latent elements of `fp8_ds_mla` are products of e4m3 numbers and fp32
-/// scales: fp16 cannot hold all of them, and bf16 rounds them as FlashMLA does.
+/// scales: fp16 cannot hold all of them, and bf16 rounds them as FlashMLA does. Products of an integer or e4m3 and an fp32
+/// scale are rounded to fp32, by 2^-24 of them at most. Those of an e2m1 and an e4m3 number have 6 bits and lie within 2^-10
+/// and 2688, so fp16 and bf16 hold them.
 pub fn row_dtype(desc: &AttentionDesc) -> DType {
-    match desc.kv_format {
-        CacheFormat::DS_MLA if desc.q_dtype == DType::BF16 => DType::BF16,
-        CacheFormat::DS_MLA => DType::F32,
-        plain => plain.element,
+    match (desc.kv_format, desc.kv_format.form()) {
+        (CacheFormat::DS_MLA, _) if desc.q_dtype == DType::BF16 => DType::BF16,
+        (CacheFormat::DS_MLA, _) => DType::F32,
+        (format, CacheForm::Plain | CacheForm::PackedKeys) => format.element,
+        (_, CacheForm::Nvfp4) => desc.q_dtype,
+        (
+            _,
+            CacheForm::TokenHeadScales | CacheForm::ChannelScales | CacheForm::ChannelZeroPoints,
+        ) => DType::F32,
     }
+}
+
+/// Whether keys and values of a problem are copied tile by tile, for each head.
+pub fn copies_heads(desc: &AttentionDesc) -> bool {
+    desc.kv_format.form() != CacheForm::Plain
 }
 
 impl PartBytes {
@@ -104,10 +129,23 @@ impl Queries {
     }
 }
 
-impl Records {
-    pub fn of(desc: &AttentionDesc, args: &Checked<AttentionArgs>) -> Records {
+impl<'a> Records<'a> {
+    pub fn of(
+        desc: &AttentionDesc,
+        args: &Checked<AttentionArgs>,
+        kernels: &'a Kernels,
+    ) -> Records<'a> {
         let dtype = row_dtype(desc);
         match &args.k_rope {
+            _ if copies_heads(desc) => {
+                let caches = args.caches(desc.kv_format);
+                let [keys, values] = caches.map(|cache| StoredRows::new(kernels, cache));
+                Records::Stored {
+                    keys,
+                    values,
+                    dtype,
+                }
+            }
             _ if desc.kv_format == CacheFormat::DS_MLA => Records::DsMla {
                 records: Cache::new(&args.k),
                 dtype,
@@ -129,7 +167,7 @@ impl Records {
         // SAFETY: the caller's promise; the tensors were checked to have the key.
         unsafe {
             match self {
-                Records::Whole => {}
+                Records::Whole | Records::Stored { .. } => {}
                 Records::Parts {
                     latent,
                     rope,
@@ -141,6 +179,15 @@ impl Records {
             }
         }
     }
+}
+
+/// A stored row as one of numbers.
+///
+/// # Safety
+/// The row lies in the cache, and `to` is scratch with room for it.
+pub unsafe fn copy_row(rows: &StoredRows<'_>, at: [i64; 3], dtype: DType, to: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe { rows.load(at, Row { at: to, dtype }, 1.0) }
 }
 
 /// Whether each row of `tail` lies behind its row of `head`, so that both are one row.

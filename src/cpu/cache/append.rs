@@ -1,15 +1,16 @@
 //! Append: writes new tokens to a paged cache. Rows are copied where the types agree, and quantised to fp8
-//! otherwise.
+//! otherwise. Formats whose rows are more than elements one after the other are written by [`StoredRows`].
 #![allow(unsafe_code)]
 
 use super::rows::Row;
+use super::stored::StoredRows;
 use crate::cpu::kernels::convert::Quantise;
 use crate::cpu::kernels::nontemporal_copy::NontemporalCopy;
 use crate::cpu::kernels::table::Kernels;
 use crate::cpu::threads::Pool;
 use crate::dtype::{self, DType};
 use crate::error::{Error, Result};
-use crate::problem::{AppendArgs, CacheFormat, Checked};
+use crate::problem::{AppendArgs, CacheForm, Checked, RowTensors};
 use crate::tensor::{Slots, Tensor};
 use std::ops::Range;
 
@@ -33,6 +34,8 @@ pub struct Side<'a> {
     is_nontemporal: bool,
     /// Values are divided by a scale and rounded.
     is_scaled: bool,
+    /// Rows that are no plain elements.
+    stored: Option<StoredRows<'a>>,
 }
 
 /// Writes keys and values; negative slots are skipped.
@@ -68,18 +71,25 @@ pub fn sides<'a>(
     kernels: &'a Kernels,
     is_nontemporal: bool,
 ) -> [Side<'a>; 2] {
-    let side = |from, to: &'a Tensor, scale, scales: &'a Option<Tensor>| Side {
+    let format = args.format();
+    let [keys, values] = args.caches();
+    let side = |from, to, cache: RowTensors, scale, scales: &'a Option<Tensor>| Side {
         from,
         to,
         scale,
-        scales: scales.as_ref().and_then(Tensor::as_f32),
+        scales: match format.has_scales_beside() {
+            true => None,
+            false => scales.as_ref().and_then(Tensor::as_f32),
+        },
         kernels,
         is_nontemporal,
-        is_scaled: CacheFormat::plain(to.dtype()).is_scaled(),
+        is_scaled: format.is_scaled(),
+        stored: (args.form != CacheForm::Plain).then(|| StoredRows::new(kernels, cache)),
     };
+    let (k_scales, v_scales) = (&args.k_scales, &args.v_scales);
     [
-        side(&args.key, &args.k_cache, args.k_scale, &args.k_scales),
-        side(&args.value, &args.v_cache, args.v_scale, &args.v_scales),
+        side(&args.key, &args.k_cache, keys, args.k_scale, k_scales),
+        side(&args.value, &args.v_cache, values, args.v_scale, v_scales),
     ]
 }
 
@@ -119,12 +129,22 @@ impl Side<'_> {
     /// Whether the heads of a token are contiguous on both sides, and of one type.
     fn is_copy_of_rows(&self) -> bool {
         let dim = self.from.extent(2);
-        !self.is_scaled && self.from.stride(1) == dim && self.to.stride(2) == dim
+        let is_plain = !self.is_scaled && self.stored.is_none();
+        is_plain && self.from.stride(1) == dim && self.to.stride(2) == dim
     }
 
     fn write(&self, token: usize, slot: i64, count: usize) {
         let page_size = self.to.extent(1);
         let (page, slot) = (slot / page_size, slot % page_size);
+        if let Some(stored) = &self.stored {
+            for head in 0..self.from.extent(1) {
+                let from = Row::of(self.from, &[token as i64, head]);
+                let divisor = self.divisor(head as usize);
+                // SAFETY: as in `copy`.
+                unsafe { stored.store([page, slot, head], from, divisor) };
+            }
+            return;
+        }
         let to = page * self.to.stride(0) + slot * self.to.stride(1);
         let from = token as i64 * self.from.stride(0);
         let (heads, dim) = (self.from.extent(1), self.from.extent(2));

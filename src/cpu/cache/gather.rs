@@ -4,10 +4,11 @@
 use super::append::BYTES_PER_PIECE;
 use super::requests::Requests;
 use super::rows::{CHUNK, Chunk, Row};
+use super::stored::StoredRows;
 use crate::cpu::kernels::table::Kernels;
 use crate::cpu::threads::Pool;
 use crate::error::{Error, Result};
-use crate::problem::{Checked, GatherArgs};
+use crate::problem::{CacheForm, Checked, GatherArgs, RowTensors};
 use crate::tensor::Tensor;
 
 /// A cache and the rows that its tokens go to.
@@ -19,6 +20,8 @@ struct Side<'a> {
     scales: Option<&'a [f32]>,
     /// The heads of a token are one run of elements on both sides, of one scale.
     is_run: bool,
+    /// Rows that are no plain elements.
+    stored: Option<StoredRows<'a>>,
 }
 
 /// Copies the tokens of all requests.
@@ -26,19 +29,11 @@ pub fn gather(pool: &Pool, kernels: &Kernels, args: &Checked<GatherArgs>) -> Res
     let requests = Requests::new(&args.requests, args.k_cache.extent(1)).ok_or_else(|| {
         Error::Internal("lengths and page ids passed their checks and are no host integers".into())
     })?;
+    let caches = args.caches();
+    let [keys, values] = &caches;
     let sides = [
-        Side::new(
-            kernels,
-            [&args.k_cache, &args.key],
-            args.k_scale,
-            args.k_scales.as_ref(),
-        ),
-        Side::new(
-            kernels,
-            [&args.v_cache, &args.value],
-            args.v_scale,
-            args.v_scales.as_ref(),
-        ),
+        Side::new(kernels, keys, &args.key, args.k_scale),
+        Side::new(kernels, values, &args.value, args.v_scale),
     ];
     let rows = requests.rows();
     let row_bytes: usize = sides.iter().map(|side| row_bytes(side.to)).sum();
@@ -61,21 +56,22 @@ fn row_bytes(rows: &Tensor) -> usize {
 }
 
 impl<'a> Side<'a> {
-    fn new(
-        kernels: &'a Kernels,
-        [from, to]: [&'a Tensor; 2],
-        scale: f32,
-        scales: Option<&'a Tensor>,
-    ) -> Side<'a> {
-        let dim = to.extent(2);
-        let scales = scales.and_then(Tensor::as_f32);
+    fn new(kernels: &'a Kernels, cache: &'a RowTensors, to: &'a Tensor, scale: f32) -> Side<'a> {
+        let (from, dim) = (&cache.rows, to.extent(2));
+        let scales = match cache.format.has_scales_beside() {
+            true => None,
+            false => cache.scales.as_ref().and_then(Tensor::as_f32),
+        };
+        let is_plain = cache.format.form() == CacheForm::Plain;
         Side {
             kernels,
             from,
             to,
             scale,
             scales,
-            is_run: from.stride(2) == dim
+            stored: (!is_plain).then(|| StoredRows::new(kernels, *cache)),
+            is_run: is_plain
+                && from.stride(2) == dim
                 && to.stride(1) == dim
                 && scales.is_none_or(|scales| scales.len() == 1),
         }
@@ -89,9 +85,15 @@ impl<'a> Side<'a> {
             false => (heads, dim),
         };
         for head in 0..runs {
-            let from = Row::of(self.from, &[page, at, head]);
             let to = Row::of(self.to, &[row, head]);
-            self.run(from, to, count, self.head_scale(head as usize));
+            let scale = self.head_scale(head as usize);
+            if let Some(stored) = &self.stored {
+                // SAFETY: as in `run`.
+                unsafe { stored.load([page, at, head], to, scale) };
+                continue;
+            }
+            let from = Row::of(self.from, &[page, at, head]);
+            self.run(from, to, count, scale);
         }
     }
 

@@ -9,3 +9,4 @@ pub mod requests;
 pub mod rope_append;
 pub mod rotation;
 pub mod rows;
+pub mod stored;

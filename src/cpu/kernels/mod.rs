@@ -9,6 +9,7 @@ pub mod exp;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub mod fp8;
 pub mod nontemporal_copy;
+pub mod packed;
 pub mod prefetch;
 pub mod prefetch_rows;
 pub mod product;

@@ -7,6 +7,7 @@ use super::bf16_split::Split;
 use super::convert::{Quantise, Stage, Store};
 use super::dot::{Dot, PrepareQueries, keep_queries};
 use super::nontemporal_copy::NontemporalCopy;
+use super::packed::{Divide, FromChannels, Largest, Pack, Parts, ToChannels, Unpack};
 use super::prefetch_rows::RowsWithPrefetch;
 use super::product::{Panel, PanelWithPrefetch, Product};
 use super::rows::Rows;
@@ -97,6 +98,13 @@ pub struct Kernels {
     pub store: [Kernel<Store>; 5],
     /// From fp32, fp16 and bf16.
     pub quantise: [Kernel<Quantise>; 3],
+    pub parts: Kernel<Parts>,
+    pub unpack: Kernel<Unpack>,
+    pub pack: Kernel<Pack>,
+    pub from_channels: Kernel<FromChannels>,
+    pub to_channels: Kernel<ToChannels>,
+    pub divide: Kernel<Divide>,
+    pub largest: Kernel<Largest, f32>,
     pub product: Kernel<Product<Panel>>,
     pub product_with_prefetch: Kernel<Product<PanelWithPrefetch>>,
     pub nontemporal_copy: Kernel<NontemporalCopy>,
@@ -147,6 +155,13 @@ impl Kernels {
                 typed::<S, F16, Quantise>,
                 typed::<S, Bf16, Quantise>,
             ],
+            parts: plain::<S, Parts>,
+            unpack: plain::<S, Unpack>,
+            pack: plain::<S, Pack>,
+            from_channels: plain::<S, FromChannels>,
+            to_channels: plain::<S, ToChannels>,
+            divide: plain::<S, Divide>,
+            largest: plain::<S, Largest>,
             product: typed::<S, F32, Product<Panel>>,
             product_with_prefetch: typed::<S, F32, Product<PanelWithPrefetch>>,
             nontemporal_copy: plain::<S, NontemporalCopy>,

@@ -210,5 +210,8 @@ pub(super) fn type_name(dtype: DType) -> &'static str {
         DType::U8 => "u8",
         DType::I32 => "i32",
         DType::I64 => "i64",
+        DType::I8 => "i8",
+        DType::I4x2 => "i4",
+        DType::F4E2M1x2 => "e2m1",
     }
 }
