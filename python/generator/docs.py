@@ -15,6 +15,7 @@ ENUMS: dict[str, tuple[str, str, str]] = {
     "LogLevel": ("FOLIO_LOG_", "IntEnum", "Levels of messages."),
     "KvLayout": ("FOLIO_LAYOUT_", "IntEnum", "The order of a paged cache's dimensions."),
     "KvStorage": ("FOLIO_KV_", "IntEnum", "How keys and values lie in memory."),
+    "KvFormat": ("FOLIO_KV_FORMAT_", "IntEnum", "How rows of a cache are stored."),
     "PlanFlag": ("FOLIO_PLAN_", "IntFlag", "Flags of handles."),
     "RunFlag": ("FOLIO_RUN_", "IntFlag", "Flags of attention calls."),
     "MaskMode": ("FOLIO_MASK_", "IntEnum", "Which keys a row sees."),

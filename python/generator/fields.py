@@ -71,6 +71,7 @@ _OPTIONAL = {
     ("folio_mla_append_args", "positions"): True,
     ("folio_batch_lengths_args", "encoder_len"): True,
     ("folio_attention_args", "attention_chunk_look_back"): True,
+    ("folio_attention_args", "v_scales"): True,
     ("folio_mla_args", "sm_scale"): False,
     ("folio_find_shared_prefixes_args", "batch"): False,
     ("folio_mla_context_args", "context_rope"): True,
@@ -82,7 +83,7 @@ _OPTIONAL = {
 
 
 #: Fields that hold a constant of an IntEnum.
-_ENUM_FIELDS = ("kv_layout", "kv_storage", "mask_mode", "cache_format", "slot_layout")
+_ENUM_FIELDS = ("kv_layout", "kv_format", "kv_storage", "mask_mode", "cache_format", "slot_layout")
 
 
 class Fields:

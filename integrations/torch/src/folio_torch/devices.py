@@ -1,7 +1,6 @@
 """The contexts of this process: one per device, with as many threads on the CPU as PyTorch has."""
 
 import os
-from contextlib import contextmanager
 from functools import cache
 
 import folio
@@ -25,20 +24,9 @@ def _cuda(index: int) -> folio.Context:
 
 @cache
 def _cpu() -> folio.Context:
-    with _all_cpus():
-        return folio.Context("cpu", num_threads=torch.get_num_threads())
+    return folio.Context("cpu", num_threads=torch.get_num_threads(), cpus=_cpus())
 
 
-@contextmanager
-def _all_cpus():
-    """To be removed when contexts take the CPUs of the process by themselves.
-
-    Threads inherit the mask of the thread that starts them, and OpenMP may have bound this one to a core. All of the
-    process's threads together may run where the process may.
-    """
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {cpu for task in os.listdir("/proc/self/task") for cpu in os.sched_getaffinity(int(task))})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, own)
+def _cpus() -> list[int]:
+    """The CPUs of all threads of the process. OpenMP may have bound each of them, the main one too, to one of its own."""
+    return sorted({cpu for task in os.listdir("/proc/self/task") for cpu in os.sched_getaffinity(int(task))})

@@ -12,6 +12,7 @@ __all__ = [
     "LogLevel",
     "KvLayout",
     "KvStorage",
+    "KvFormat",
     "PlanFlag",
     "RunFlag",
     "MaskMode",
@@ -148,6 +149,47 @@ class KvStorage(IntEnum):
 
     RAGGED = 1
     """Keys and values lie one request after the other: `[nnz_kv, num_kv_heads, head_dim]`."""
+
+
+class KvFormat(IntEnum):
+    """How rows of a cache are stored."""
+
+    PLAIN = 0
+    """Rows of a cache are elements one after the other: of the type of q (or key), or fp8 with a scale for all heads
+    or for each."""
+
+    TOKEN_HEAD_SCALES = 1
+    """Rows of int8 (the default) or float8_e4m3 with a scale for each token and head, which the append computes: the
+    largest magnitude of the row divided by 127 or 448, and 1e-6 at least (vLLM's int8_per_token_head and
+    fp8_per_token_head). A row is its elements times its scale. k_scales and v_scales are float32 `[num_pages or
+    more, page_size, num_kv_heads]` in both layouts, of any strides."""
+
+    CHANNEL_SCALES = 2
+    """Rows of int8 with a fixed scale for each element of a head (FastDeploy's cache_int8): the append stores x /
+    scale, rounded to nearest even, within -127 to 127. k_scales are float32 `[num_kv_heads, head_dim_qk]`, v_scales
+    `[num_kv_heads, head_dim_vo]`, with unit stride on the last dimension."""
+
+    CHANNEL_ZERO_POINTS = 3
+    """Rows of int4 with a fixed scale and zero point for each element of a head (FastDeploy's cache_int4_zp): the
+    append stores x / scale + zero point, rounded to nearest even, within -8 to 7, in two's complement. (FastDeploy
+    stores these numbers plus 8, in an order of its own.) Two elements share a byte, the first in its low bits: a
+    row of a cache has head_dim / 2 bytes, as uint8 or as DLPack's int4 of two lanes. Scales and zero points are
+    shaped as in `KvFormat.CHANNEL_SCALES`."""
+
+    NVFP4 = 4
+    """NVFP4 (FlashInfer's nvfp4_kv_quantize): rows of float4_e2m1 with a scale in float8_e4m3 for each 16 elements,
+    and k_scale or v_scale as the global scale: x is element · scale · k_scale. The append stores the largest
+    magnitude of 16 elements, divided by k_scale and by 6, as their scale. Two elements share a byte, the first in
+    its low bits: a row of a cache has head_dim / 2 bytes, as uint8 or as DLPack's float4_e2m1fn of two lanes.
+    k_scales and v_scales are uint8 or float8_e4m3 `[num_pages or more, page_size, num_kv_heads, head_dim / 16]`,
+    its two middle dimensions in the order of kv_layout, with unit stride on the last dimension. Head dimensions are
+    multiples of 16."""
+
+    PACKED_KEYS = 5
+    """vLLM's layout of reshape_and_cache, of types as in `KvFormat.PLAIN`: keys `[num_pages, num_kv_heads, head_dim_qk
+    / x, page_size, x]` with x = 16 / bytes of an element and unit stride on the last dimension, values `[num_pages,
+    num_kv_heads, head_dim_vo, page_size]` of any strides. Elements have 16 or 8 bits; head_dim_qk is a multiple of
+    x. kv_layout is not read."""
 
 
 class PlanFlag(IntFlag):

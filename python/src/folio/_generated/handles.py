@@ -8,6 +8,7 @@ from folio._calls import Call, operator, prepared
 from folio._context import Context
 from folio._generated import structs
 from folio._generated.constants import (
+    KvFormat,
     KvLayout,
     KvStorage,
     MaskMode,
@@ -39,7 +40,7 @@ class Decode(Handle):
         ctx: the device.
         flags: `PlanFlag`
         q_dtype: Type of q.
-        kv_dtype: Type of the cache; None: as q.
+        kv_dtype: Type of the cache; None: as q, or the default of kv_format.
         o_dtype: Type of o; None: as q.
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
         num_qo_heads: Query (and output) heads.
@@ -51,6 +52,8 @@ class Decode(Handle):
         max_qo_len: Most query rows of a request; 0: 1.
         max_kv_len: Most keys of a request.
         max_num_pages: Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+        kv_format: `KvFormat`: how rows of the cache are stored. Other formats than `KvFormat.PLAIN` are for paged
+            caches on the CPU; on CUDA they are `UnsupportedError`.
     """
 
     _name = "decode"
@@ -73,6 +76,7 @@ class Decode(Handle):
         max_qo_len: int = 0,
         max_kv_len: int,
         max_num_pages: int = 0,
+        kv_format: KvFormat | str = KvFormat.PLAIN,
     ) -> None:
         super().__init__(ctx, structs.DECODE_DESC, locals())
 
@@ -151,6 +155,8 @@ class Decode(Handle):
         causal_requests: TensorLike | None = None,
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
+        k_zero_points: TensorLike | None = None,
+        v_zero_points: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing. On the
@@ -189,8 +195,9 @@ class Decode(Handle):
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
             lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
-            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k.
-            v_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of v.
+            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k. Where the desc's kv_format
+                has scales of its own: those, in the shape that `KvFormat` says.
+            v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
             mm_prefix_ranges: `[batch_size, num_ranges, 2]` int32 or None: a row and a key at positions inside the
@@ -221,6 +228,10 @@ class Decode(Handle):
             attention_chunk_size: Keys of a chunk of chunked local attention; 0: off. Chunks count from a request's
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
+            k_zero_points: `[num_kv_heads, head_dim_qk]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
+                otherwise.
+            v_zero_points: `[num_kv_heads, head_dim_vo]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
+                otherwise.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:
@@ -245,7 +256,7 @@ class Prefill(Handle):
         ctx: the device.
         flags: `PlanFlag`
         q_dtype: Type of q.
-        kv_dtype: Type of k and v; None: as q.
+        kv_dtype: Type of k and v; None: as q, or the default of kv_format.
         o_dtype: Type of o; None: as q.
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`; 0 for ragged.
         num_qo_heads: Query (and output) heads.
@@ -259,6 +270,8 @@ class Prefill(Handle):
         max_qo_len: Most query rows of a request; 0: max_num_tokens.
         max_kv_len: Most keys of a request.
         max_num_pages: Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
+        kv_format: `KvFormat`: how rows of the cache are stored. Other formats than `KvFormat.PLAIN` are for paged
+            caches on the CPU; on CUDA they are `UnsupportedError`.
     """
 
     _name = "prefill"
@@ -283,6 +296,7 @@ class Prefill(Handle):
         max_qo_len: int = 0,
         max_kv_len: int,
         max_num_pages: int = 0,
+        kv_format: KvFormat | str = KvFormat.PLAIN,
     ) -> None:
         super().__init__(ctx, structs.PREFILL_DESC, locals())
 
@@ -353,6 +367,8 @@ class Prefill(Handle):
         causal_requests: TensorLike | None = None,
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
+        k_zero_points: TensorLike | None = None,
+        v_zero_points: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch.
@@ -390,8 +406,9 @@ class Prefill(Handle):
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
             lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
-            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k.
-            v_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of v.
+            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k. Where the desc's kv_format
+                has scales of its own: those, in the shape that `KvFormat` says.
+            v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
             mm_prefix_ranges: `[batch_size, num_ranges, 2]` int32 or None: a row and a key at positions inside the
@@ -422,6 +439,10 @@ class Prefill(Handle):
             attention_chunk_size: Keys of a chunk of chunked local attention; 0: off. Chunks count from a request's
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
+            k_zero_points: `[num_kv_heads, head_dim_qk]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
+                otherwise.
+            v_zero_points: `[num_kv_heads, head_dim_vo]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
+                otherwise.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:
@@ -453,7 +474,7 @@ class Cascade(Handle):
         ctx: the device.
         flags: `PlanFlag`
         q_dtype: Type of q.
-        kv_dtype: Type of k and v; None: as q.
+        kv_dtype: Type of k and v; None: as q, or the default of kv_format.
         o_dtype: Type of o; None: as q.
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
         num_qo_heads: Query (and output) heads.
@@ -469,6 +490,8 @@ class Cascade(Handle):
             to the requests.
         max_num_pages: Most page-table entries of a batch, over all requests, where shared pages count for each of
             them; 0: max_batch_size times the pages of max_kv_len.
+        kv_format: `KvFormat`: how rows of the cache are stored. Other formats than `KvFormat.PLAIN` are for paged
+            caches on the CPU; on CUDA they are `UnsupportedError`.
     """
 
     _name = "cascade"
@@ -493,6 +516,7 @@ class Cascade(Handle):
         max_kv_len: int,
         max_shared_levels: int = 0,
         max_num_pages: int = 0,
+        kv_format: KvFormat | str = KvFormat.PLAIN,
     ) -> None:
         super().__init__(ctx, structs.CASCADE_DESC, locals())
 
@@ -567,6 +591,8 @@ class Cascade(Handle):
         causal_requests: TensorLike | None = None,
         attention_chunk_size: int = 0,
         attention_chunk_look_back: int = 0,
+        k_zero_points: TensorLike | None = None,
+        v_zero_points: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch.
@@ -604,8 +630,9 @@ class Cascade(Handle):
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
             lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
-            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k.
-            v_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of v.
+            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k. Where the desc's kv_format
+                has scales of its own: those, in the shape that `KvFormat` says.
+            v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
             mm_prefix_ranges: `[batch_size, num_ranges, 2]` int32 or None: a row and a key at positions inside the
@@ -636,6 +663,10 @@ class Cascade(Handle):
             attention_chunk_size: Keys of a chunk of chunked local attention; 0: off. Chunks count from a request's
                 first key.
             attention_chunk_look_back: Chunks before its own that a row sees.
+            k_zero_points: `[num_kv_heads, head_dim_qk]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
+                otherwise.
+            v_zero_points: `[num_kv_heads, head_dim_vo]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
+                otherwise.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:

@@ -10,6 +10,7 @@ from folio._generated import structs
 from folio._generated.constants import (
     BalancedKvSplitsFlag,
     CpFlag,
+    KvFormat,
     KvLayout,
     MergeFlag,
     MlaCacheFormat,
@@ -97,11 +98,14 @@ def kv_append(
     v_cache: TensorLike,
     slot_mapping: TensorLike,
     k_scales: TensorLike | None = None,
-    v_scales: TensorLike | None = None,
+    v_scales: TensorLike,
     k_scale: float = 0,
     v_scale: float = 0,
     kv_layout: KvLayout | str = KvLayout.NHD,
     kv_dtype: DtypeLike | None = None,
+    kv_format: KvFormat | str = KvFormat.PLAIN,
+    k_zero_points: TensorLike | None = None,
+    v_zero_points: TensorLike | None = None,
     stream: StreamLike | None = None,
 ) -> Call:
     """Writes new tokens to a paged cache, quantising to fp8 where the cache is fp8.
@@ -123,12 +127,17 @@ def kv_append(
         slot_mapping: `[num_tokens]` int32 or int64: page · page_size + offset; a negative slot skips the token. Its
             length is the number of tokens. A slot beyond the cache is refused where it is on the host, and skips
             the token where it is on a device.
-        k_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only.
-        v_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only.
+        k_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only. Of formats with scales of their own:
+            those, which the append writes where it computes them.
+        v_scales: As k_scales, for values.
         k_scale: An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1.
         v_scale: As k_scale. 0: 1.
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
-        kv_dtype: What caches that are described as uint8 hold (an fp8 type); None: the tensors say it.
+        kv_dtype: What caches that are described as uint8 hold (an fp8 type, or one of kv_format); None: the tensors
+            say it, and uint8 is the first type that a kv_format other than `KvFormat.PLAIN` has.
+        kv_format: `KvFormat`; others than `KvFormat.PLAIN` on the CPU alone.
+        k_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_qk]` float32. None otherwise.
+        v_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_vo]` float32. None otherwise.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
     Raises:
@@ -203,11 +212,14 @@ def kv_gather(
     kv_indptr: TensorLike | None = None,
     kv_indices: TensorLike | None = None,
     k_scales: TensorLike | None = None,
-    v_scales: TensorLike | None = None,
+    v_scales: TensorLike,
     k_scale: float = 0,
     v_scale: float = 0,
     kv_layout: KvLayout | str = KvLayout.NHD,
     kv_dtype: DtypeLike | None = None,
+    kv_format: KvFormat | str = KvFormat.PLAIN,
+    k_zero_points: TensorLike | None = None,
+    v_zero_points: TensorLike | None = None,
     stream: StreamLike | None = None,
 ) -> Call:
     """Copies keys and values of many requests from a paged cache to dense rows, and converts them to the rows' type.
@@ -239,12 +251,17 @@ def kv_gather(
             asked for are not read.
         kv_indptr: `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
         kv_indices: `[n]` int32 page ids.
-        k_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only.
-        v_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only.
+        k_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only. Of formats with scales of their own:
+            those, as the append wrote or took them.
+        v_scales: As k_scales, for values.
         k_scale: Keys of an fp8 cache are multiplied by `k_scale · k_scales[head]`. 0: 1.
         v_scale: As k_scale. 0: 1.
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
-        kv_dtype: What caches that are described as uint8 hold (an fp8 type); None: the tensors say it.
+        kv_dtype: What caches that are described as uint8 hold (an fp8 type, or one of kv_format); None: the tensors
+            say it, and uint8 is the first type that a kv_format other than `KvFormat.PLAIN` has.
+        kv_format: `KvFormat`; others than `KvFormat.PLAIN` on the CPU alone.
+        k_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_qk]` float32. None otherwise.
+        v_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_vo]` float32. None otherwise.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
     Raises:
@@ -268,7 +285,7 @@ def rope_append(
     v_cache: TensorLike,
     slot_mapping: TensorLike,
     k_scales: TensorLike | None = None,
-    v_scales: TensorLike | None = None,
+    v_scales: TensorLike,
     q_norm_weight: TensorLike | None = None,
     k_norm_weight: TensorLike | None = None,
     positions: TensorLike | None = None,
@@ -335,8 +352,9 @@ def rope_append(
             key's type or fp8.
         v_cache: Output: the value cache, as k_cache with head_dim_vo and strides of its own.
         slot_mapping: `[num_tokens]` int32 or int64, as in `kv_append`: tokens with a negative slot are not cached.
-        k_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only.
-        v_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only.
+        k_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only. Of formats with scales of their own:
+            those, which the append writes where it computes them.
+        v_scales: As k_scales, for values.
         q_norm_weight: `[head_dim_qk]` float32 or of key's type; None: queries are not normalised.
         k_norm_weight: As q_norm_weight, for keys.
         positions: `[rows or more]` int32 or int64, where rows are those of q, or num_tokens without q. None: no
@@ -349,7 +367,8 @@ def rope_append(
         k_scale: An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1.
         v_scale: As k_scale. 0: 1.
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
-        kv_dtype: What caches that are described as uint8 hold (an fp8 type); None: the tensors say it.
+        kv_dtype: What caches that are described as uint8 hold (an fp8 type, or one of kv_format); None: the tensors
+            say it, and uint8 is the first type that a kv_format other than `KvFormat.PLAIN` has.
         rms_norm_eps: Added to the mean of squares; positive with a norm weight, else 0.
         rotary_dim: Elements that are rotated, an even number; 0: the width of cos_sin_cache, or head_dim_qk.
         rope_theta: Base of the frequencies of computed angles, such as 10000; 0 with cos_sin_cache.

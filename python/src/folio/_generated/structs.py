@@ -19,6 +19,7 @@ from folio._binding import (
 from folio._generated.constants import (
     BalancedKvSplitsFlag,
     CpFlag,
+    KvFormat,
     KvLayout,
     KvStorage,
     MaskMode,
@@ -76,6 +77,8 @@ ATTENTION_ARGS = Struct(
         "causal_requests": INPUT,
         "attention_chunk_size": NUMBER,
         "attention_chunk_look_back": NUMBER,
+        "k_zero_points": INPUT,
+        "v_zero_points": INPUT,
     },
 )
 
@@ -96,6 +99,7 @@ DECODE_DESC = Struct(
         "max_qo_len": NUMBER,
         "max_kv_len": NUMBER,
         "max_num_pages": NUMBER,
+        "kv_format": OneOf(KvFormat),
     },
 )
 
@@ -118,6 +122,7 @@ PREFILL_DESC = Struct(
         "max_qo_len": NUMBER,
         "max_kv_len": NUMBER,
         "max_num_pages": NUMBER,
+        "kv_format": OneOf(KvFormat),
     },
 )
 
@@ -140,6 +145,7 @@ CASCADE_DESC = Struct(
         "max_kv_len": NUMBER,
         "max_shared_levels": NUMBER,
         "max_num_pages": NUMBER,
+        "kv_format": OneOf(KvFormat),
     },
 )
 
@@ -218,6 +224,9 @@ KV_APPEND_ARGS = Struct(
         "v_scale": NUMBER,
         "kv_layout": OneOf(KvLayout),
         "kv_dtype": DTYPE,
+        "kv_format": OneOf(KvFormat),
+        "k_zero_points": INPUT,
+        "v_zero_points": INPUT,
     },
 )
 
@@ -250,6 +259,9 @@ KV_GATHER_ARGS = Struct(
         "v_scale": NUMBER,
         "kv_layout": OneOf(KvLayout),
         "kv_dtype": DTYPE,
+        "kv_format": OneOf(KvFormat),
+        "k_zero_points": INPUT,
+        "v_zero_points": INPUT,
     },
 )
 
