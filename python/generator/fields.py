@@ -71,7 +71,6 @@ _OPTIONAL = {
     ("folio_mla_append_args", "positions"): True,
     ("folio_batch_lengths_args", "encoder_len"): True,
     ("folio_attention_args", "attention_chunk_look_back"): True,
-    ("folio_attention_args", "v_scales"): True,
     ("folio_mla_args", "sm_scale"): False,
     ("folio_find_shared_prefixes_args", "batch"): False,
     ("folio_mla_context_args", "context_rope"): True,
@@ -162,6 +161,9 @@ class Fields:
             return said
         kind = self.kind(struct, field)
         doc = self._resolved(struct, field).doc
+        beside = re.match(r"As (\w+), for", doc)
+        if beside:
+            return self.optional(struct, next(one for one in struct.fields if one.name == beside[1]))
         if struct.name in ("folio_batch", "folio_shared_prefixes"):
             return True
         if kind.startswith(("Flags", "OneOf")) or field.type == "float":

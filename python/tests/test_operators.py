@@ -39,6 +39,33 @@ def test_kv_append_and_gather(ctx, rng, layout):
     assert (k_rows == key[[1, 4, 5]].astype(np.float16)).all() and (v_rows == value[[1, 4, 5]].astype(np.float16)).all()
 
 
+def test_kv_append_with_scales_per_token_and_head(ctx, rng):
+    key, value = rng.standard_normal((2, 3, 2, 16)).astype(np.float32)
+    k_cache, v_cache = np.zeros((2, 2, 4, 2, 16), np.int8)
+    k_scales, v_scales = np.zeros((2, 2, 4, 2), np.float32)
+    caches = {"k_cache": k_cache, "v_cache": v_cache, "k_scales": k_scales, "v_scales": v_scales}
+    slots = np.array([0, -1, 5], np.int32)
+    folio.kv_append(ctx, key=key, value=value, slot_mapping=slots, kv_format="token_head_scales", **caches)
+    scale = np.abs(key[2]).max(axis=-1) / np.float32(127)
+    np.testing.assert_allclose(k_scales[1, 1], scale, rtol=1e-6)
+    assert np.abs(k_cache[1, 1] - key[2] / scale[:, None]).max() <= 0.501
+    assert not k_scales[0, 1].any()
+
+    rows = np.zeros((2, 1, 2, 16), np.float32)
+    folio.kv_gather(
+        ctx,
+        key=rows[0],
+        value=rows[1],
+        kv_format=folio.KvFormat.TOKEN_HEAD_SCALES,
+        cu_seq_lens=np.array([0, 1], np.int32),
+        seq_starts=np.array([1], np.int32),
+        kv_indptr=np.array([0, 1], np.int32),
+        kv_indices=np.array([1], np.int32),
+        **caches,
+    )
+    np.testing.assert_allclose(rows[1, 0], v_cache[1, 1] * v_scales[1, 1][:, None], rtol=1e-6)
+
+
 def test_kv_append_quantises(ctx, rng):
     key, value = (4 * rng.standard_normal((2, 3, 2, 16))).astype(ml_dtypes.bfloat16)
     k_cache = np.zeros((2, 4, 2, 16), ml_dtypes.float8_e4m3fn)
