@@ -44,7 +44,7 @@ impl Capacity {
     /// The bound for batches that the scheduler cuts by `tiling`.
     ///
     /// A request of q rows has ⌈q / T⌉ tiles, so B requests of n rows in all have at most
-    /// (n + B (T − 1)) / T. Balanced plans make at most `max_splits` splits, and [`most_chunks`] says how many chunks
+    /// (n + B (T − 1)) / T. Balanced plans make at most `max_splits` splits, and `most_chunks` says how many chunks
     /// split tiles have. Batch-invariant plans cut every tile into ⌈kv_len / chunk⌉ chunks; there the
     /// number of pages bounds the sum over requests too.
     ///
