@@ -487,14 +487,14 @@ typedef struct folio_tensor {
     uint64_t byte_offset;
 } folio_tensor;
 
-/** An element type, as an expression. */
+/** So many elements as one, as an expression. */
 #ifdef __cplusplus
-#define FOLIO_DTYPE(code, bits) (folio_dtype{ (code), (bits), 1 })
-#define FOLIO_DTYPE_PAIR(code, bits) (folio_dtype{ (code), (bits), 2 })
+#define FOLIO_DTYPE_LANES(code, bits, lanes) (folio_dtype{ (code), (bits), (lanes) })
 #else
-#define FOLIO_DTYPE(code, bits) ((folio_dtype){ (code), (bits), 1 })
-#define FOLIO_DTYPE_PAIR(code, bits) ((folio_dtype){ (code), (bits), 2 })
+#define FOLIO_DTYPE_LANES(code, bits, lanes) ((folio_dtype){ (code), (bits), (lanes) })
 #endif
+/** An element type, as an expression. */
+#define FOLIO_DTYPE(code, bits) FOLIO_DTYPE_LANES(code, bits, 1)
 #define FOLIO_FLOAT32 FOLIO_DTYPE(2, 32) /**< IEEE 754 single */
 #define FOLIO_FLOAT16 FOLIO_DTYPE(2, 16) /**< IEEE 754 half */
 #define FOLIO_BFLOAT16 FOLIO_DTYPE(4, 16) /**< the upper half of a single */
@@ -502,8 +502,8 @@ typedef struct folio_tensor {
 #define FOLIO_FLOAT8_E5M2 FOLIO_DTYPE(12, 8) /**< e5m2: up to 57344 */
 #define FOLIO_UINT8 FOLIO_DTYPE(1, 8) /**< bytes: masks, and pages of 8 or 4 bits of hosts that have no type for them */
 #define FOLIO_INT8 FOLIO_DTYPE(0, 8) /**< quantised caches */
-#define FOLIO_INT4_X2 FOLIO_DTYPE_PAIR(0, 4) /**< two int4 in a byte, the first in its low bits */
-#define FOLIO_FLOAT4_E2M1_X2 FOLIO_DTYPE_PAIR(17, 4) /**< two e2m1 in a byte, the first in its low bits: PyTorch's float4_e2m1fn_x2 */
+#define FOLIO_INT4_X2 FOLIO_DTYPE_LANES(0, 4, 2) /**< two int4 in a byte, the first in its low bits */
+#define FOLIO_FLOAT4_E2M1_X2 FOLIO_DTYPE_LANES(17, 4, 2) /**< two e2m1 in a byte, the first in its low bits: PyTorch's float4_e2m1fn_x2 */
 #define FOLIO_INT32 FOLIO_DTYPE(0, 32) /**< lengths, offsets, page ids */
 #define FOLIO_INT64 FOLIO_DTYPE(0, 64) /**< slots */
 
