@@ -45,16 +45,33 @@ def test_reshape_and_cache_flash(kv_cache_dtype, heads_first):
         assert torch.equal(cache, want)
 
 
-def test_reshape_and_cache_refuses_rows_in_pieces():
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_reshape_and_cache_of_the_first_layout(kv_cache_dtype):
+    key, value = torch.randn(2, 4, KV_HEADS, DIM)
+    dtype = FP8.get(kv_cache_dtype, torch.float32)
+    x = 16 // dtype.itemsize
+    k_cache = torch.zeros(BLOCKS, KV_HEADS, DIM // x, BLOCK, x, dtype=dtype)
+    v_cache = torch.zeros(BLOCKS, KV_HEADS, DIM, BLOCK, dtype=dtype)
+    slots = torch.tensor([0, 17, -1, 127])
+    k_scale, v_scale = torch.tensor(0.5), torch.tensor([0.25, 2.0])
+    vllm_ops.reshape_and_cache(key, value, k_cache, v_cache, slots, kv_cache_dtype, k_scale, v_scale)
+    want_k, want_v = torch.zeros(2, BLOCKS, KV_HEADS, BLOCK, DIM, dtype=dtype)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            at = slot // BLOCK, slice(None), slot % BLOCK
+            want_k[at] = quantised(key[token], k_scale, dtype) if dtype.itemsize == 1 else key[token]
+            want_v[at] = quantised(value[token], v_scale[:, None], dtype) if dtype.itemsize == 1 else value[token]
+    assert torch.equal(k_cache.permute(0, 1, 3, 2, 4).reshape(want_k.shape).float(), want_k.float())
+    assert torch.equal(v_cache.transpose(2, 3).float(), want_v.float())
+
+
+def test_reshape_and_cache_with_the_heads_first():
     key = torch.randn(2, KV_HEADS, DIM)
-    packed = torch.zeros(BLOCKS, KV_HEADS, DIM // 4, BLOCK, 4)
-    with pytest.raises(NotImplementedError, match="key_cache is"):
-        vllm_ops.reshape_and_cache(
-            key, key, packed, torch.zeros(BLOCKS, KV_HEADS, DIM, BLOCK), torch.tensor([0, 1]), "auto", ONE, ONE
-        )
     cache = torch.zeros(2, BLOCKS, KV_HEADS, BLOCK, DIM)
     vllm_ops.reshape_and_cache(key, -key, *cache, torch.tensor([17, 3]), "auto", ONE, ONE)
     assert torch.equal(cache[0, 1, :, 1], key[0]) and torch.equal(cache[1, 0, :, 3], -key[1])
+    with pytest.raises(NotImplementedError, match="key_cache is"):
+        vllm_ops.reshape_and_cache(key, key, cache[0], cache[1, 1:], torch.tensor([0, 1]), "auto", ONE, ONE)
 
 
 def test_copy_blocks():

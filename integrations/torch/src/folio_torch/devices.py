@@ -28,5 +28,5 @@ def _cpu() -> folio.Context:
 
 
 def _cpus() -> list[int]:
-    """The CPUs of all threads of the process. OpenMP may have bound each of them, the main one too, to one of its own."""
+    """The CPUs of all threads of the process: OpenMP may have bound each of them, the main one too, to a single one."""
     return sorted({cpu for task in os.listdir("/proc/self/task") for cpu in os.sched_getaffinity(int(task))})

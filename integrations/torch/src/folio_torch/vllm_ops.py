@@ -74,6 +74,10 @@ def reshape_and_cache_flash(
         kv_cache_dtype: "auto", "fp8", "fp8_e4m3" or "fp8_e5m2".
         k_scale, v_scale: `[1]`, `[num_heads]` or no dimension, float32; of fp8 caches only.
     """
+    _append(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, "plain")
+
+
+def _append(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, kv_format) -> None:
     dtype = _cache_dtype(kv_cache_dtype)
     scales = {} if dtype is None else dict(k_scales=k_scale.reshape(-1), v_scales=v_scale.reshape(-1))
     folio.kv_append(
@@ -83,6 +87,7 @@ def reshape_and_cache_flash(
         k_cache=folio.Tensor(key_cache, dtype=dtype),
         v_cache=folio.Tensor(value_cache, dtype=dtype),
         slot_mapping=slot_mapping,
+        kv_format=kv_format,
         **scales,
     )
 
@@ -97,26 +102,22 @@ def reshape_and_cache(
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
 ) -> None:
-    """As `reshape_and_cache_flash`, for caches of `[num_blocks, num_heads, block_size, head_size]`.
+    """As `reshape_and_cache_flash`, for vLLM's first layout or one with the heads before the tokens.
 
-    Key caches whose rows are cut in pieces of 16 bytes, `[num_blocks, num_heads, head_size / x, block_size, x]`, are
-    refused.
+    Args:
+        key_cache: `[num_blocks, num_heads, head_size / x, block_size, x]` with x = 16 / bytes of an element, on the
+            CPU; or `[num_blocks, num_heads, block_size, head_size]`.
+        value_cache: `[num_blocks, num_heads, head_size, block_size]`, or of the shape of such a key_cache.
     """
-    if key_cache.ndim != 4 or key_cache.shape != value_cache.shape:
-        raise NotImplementedError(
-            f"key_cache is {list(key_cache.shape)} and value_cache {list(value_cache.shape)};"
-            " both of [num_blocks, num_heads, block_size, head_size] are accepted by Folio"
-        )
-    reshape_and_cache_flash(
-        key,
-        value,
-        key_cache.transpose(1, 2),
-        value_cache.transpose(1, 2),
-        slot_mapping,
-        kv_cache_dtype,
-        k_scale,
-        v_scale,
-    )
+    kv_format = "packed_keys" if key_cache.ndim == 5 else "plain"
+    if kv_format == "plain":
+        if key_cache.shape != value_cache.shape:
+            raise NotImplementedError(
+                f"key_cache is {list(key_cache.shape)} and value_cache {list(value_cache.shape)}; both of [num_blocks,"
+                " num_heads, block_size, head_size] are accepted by Folio, or a key_cache of 5 dimensions"
+            )
+        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    _append(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, kv_format)
 
 
 def copy_blocks(key_caches: list[torch.Tensor], value_caches: list[torch.Tensor], block_mapping: torch.Tensor) -> None:
