@@ -219,7 +219,9 @@ impl Handle {
                 Object::Mla(handle) => api().mla_plan.unwrap()(handle, batch, ws, stream, err),
                 Object::Cascade(handle) => {
                     let stated = prefixes.map(Prefixes::stated);
-                    let prefixes = stated.as_ref().map_or(null(), |stated| &raw const *stated);
+                    let prefixes = stated
+                        .as_ref()
+                        .map_or(null(), |stated| (&raw const *stated).cast());
                     api().cascade_plan.unwrap()(handle, batch, prefixes, ws, stream, err)
                 }
             }

@@ -3,6 +3,16 @@
 use super::corrupt::Rng;
 use folio::ffi::folio_shared_prefixes;
 
+/// Bytes that a struct may claim beyond its own.
+const LARGER: u32 = 8;
+
+/// What a call gets.
+#[repr(C)]
+pub struct Stated {
+    pub prefixes: folio_shared_prefixes,
+    behind: [u8; LARGER as usize],
+}
+
 /// Stated prefixes; as many numbers in every array as are stated.
 #[derive(Debug)]
 pub struct Prefixes {
@@ -59,7 +69,7 @@ impl Prefixes {
     fn corrupt(&mut self, rng: &mut Rng, size: u32) {
         let numbers = [-1, 0, 1, 2, 3, 100, i32::MAX, i32::MIN];
         match rng.below(6) {
-            0 => self.struct_size = rng.pick(&[0, 7, size - 8, size + 8, u32::MAX]),
+            0 => self.struct_size = rng.pick(&[0, 7, size - 8, size + LARGER, u32::MAX]),
             1 => self.flags = 1 << rng.below(32),
             2 => self.common_prefix_len = rng.pick(&[1, u32::MAX]),
             what => {
@@ -77,9 +87,9 @@ impl Prefixes {
         }
     }
 
-    /// The C struct, which points into this one.
-    pub fn stated(&self) -> folio_shared_prefixes {
-        folio_shared_prefixes {
+    /// The C struct, which points into this one, with the zeros behind it that a larger struct_size claims.
+    pub fn stated(&self) -> Stated {
+        let prefixes = folio_shared_prefixes {
             struct_size: self.struct_size,
             flags: self.flags,
             common_prefix_len: self.common_prefix_len,
@@ -87,6 +97,10 @@ impl Prefixes {
             request_begin: self.request_begin.as_ptr(),
             request_end: self.request_end.as_ptr(),
             kv_len: self.kv_len.as_ptr(),
+        };
+        Stated {
+            prefixes,
+            behind: [0; LARGER as usize],
         }
     }
 }
