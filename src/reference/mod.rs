@@ -19,7 +19,7 @@ use crate::backend::{
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, CopyArgs,
+    AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, CopyArgs,
     CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, HostBatch, KvStorage, LatentRecords,
     LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
     MlaGatherArgs, PageIds, Pages, ProjectArgs, RopeAppendArgs, Tiling, TreeMaskArgs, WorkList,
@@ -80,8 +80,7 @@ impl ReferenceAttention {
             return (o, max);
         }
         let sum = keys.iter().map(|key| (key.1 - max).exp()).sum::<f64>() + (sink - max).exp();
-        let [_, values] = args.caches(self.desc.kv_format);
-        let v_scale = f64::from(args.v_scale) * head_scale(values.head_scales(), kv_head);
+        let v_scale = f64::from(args.v_scale) * self.factor_of_head(args.v_scales, kv_head);
         for &(j, score) in &keys {
             let weight = (score - max).exp() / sum * v_scale;
             let (page, slot) = self.locate(request, j);
@@ -115,8 +114,7 @@ impl ReferenceAttention {
                 q * self.key(args, [page, slot, kv_head, d])
             })
             .sum();
-        let [keys, _] = args.caches(self.desc.kv_format);
-        let k_scale = head_scale(keys.head_scales(), kv_head);
+        let k_scale = self.factor_of_head(args.k_scales, kv_head);
         let mut s = dot * f64::from(args.logits_scale()) * k_scale;
         if args.logits_soft_cap > 0.0 {
             let cap = f64::from(args.logits_soft_cap);
@@ -145,6 +143,7 @@ impl ReferenceAttention {
                 (Some(rope), [page, slot, _, d]) if d >= args.k.extent(3) => {
                     f64::from(rope.get(&[page, slot, 0, d - args.k.extent(3)]))
                 }
+                _ if self.is_plain() => f64::from(args.k.get(&index)),
                 _ => stored::element(&args.caches(self.desc.kv_format)[0], index),
             },
         }
@@ -154,7 +153,21 @@ impl ReferenceAttention {
     fn value(&self, args: &Checked<AttentionArgs>, index: [i64; 4]) -> f64 {
         match self.desc.kv_format {
             CacheFormat::DS_MLA => ds_mla(&args.v, index),
+            _ if self.is_plain() => f64::from(args.v.get(&index)),
             format => stored::element(&args.caches(format)[1], index),
+        }
+    }
+
+    /// Rows are elements one after the other, which nothing but factors of a head multiplies.
+    fn is_plain(&self) -> bool {
+        self.desc.kv_format.form() == CacheForm::Plain
+    }
+
+    /// The factor of a head's keys or values.
+    fn factor_of_head(&self, scales: Option<Tensor>, kv_head: i64) -> f64 {
+        match self.desc.kv_format.has_scales_beside() {
+            true => 1.0,
+            false => head_scale(scales, kv_head),
         }
     }
 
