@@ -135,6 +135,10 @@ impl ReferenceAttention {
     }
 
     /// Element `[page, slot, kv_head, d]` of the keys.
+    ///
+    /// A call of its own, as [`two_parts`] is: in a loop over elements the compiler would ask for the type of a part before it
+    /// knows whether the part is there. That is harmless, but a jump on uninitialised memory to valgrind.
+    #[inline(never)]
     fn key(&self, args: &Checked<AttentionArgs>, index: [i64; 4]) -> f64 {
         match self.desc.kv_format {
             CacheFormat::DS_MLA => ds_mla(&args.k, index),
@@ -149,7 +153,8 @@ impl ReferenceAttention {
         }
     }
 
-    /// Element `[page, slot, kv_head, d]` of the values.
+    /// Element `[page, slot, kv_head, d]` of the values. As [`Self::key`].
+    #[inline(never)]
     fn value(&self, args: &Checked<AttentionArgs>, index: [i64; 4]) -> f64 {
         match self.desc.kv_format {
             CacheFormat::DS_MLA => ds_mla(&args.v, index),
@@ -185,6 +190,7 @@ impl ReferenceAttention {
 }
 
 /// Element `[row, head, d]` of rows whose last elements may be in a tensor of their own.
+#[inline(never)]
 fn two_parts(head: &Tensor, tail: Option<&Tensor>, [row, qo_head, d]: [i64; 3]) -> f64 {
     let width = head.extent(2);
     f64::from(match tail {
