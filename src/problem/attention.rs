@@ -302,20 +302,12 @@ impl AttentionArgs {
 impl super::Checked<AttentionArgs> {
     /// The caches of keys and of values.
     pub fn caches(&self, format: CacheFormat) -> [RowTensors; 2] {
-        [
-            RowTensors {
-                format,
-                rows: self.k,
-                scales: self.k_scales,
-                zero_points: self.k_zero_points,
-            },
-            RowTensors {
-                format,
-                rows: self.v,
-                scales: self.v_scales,
-                zero_points: self.v_zero_points,
-            },
-        ]
+        RowTensors::of_both(
+            format,
+            [self.k, self.v],
+            [self.k_scales, self.v_scales],
+            [self.k_zero_points, self.v_zero_points],
+        )
     }
 
     /// Factor on q·k, apart from `k_scales`.

@@ -175,6 +175,11 @@ impl CacheFormat {
         )
     }
 
+    /// Of a call's scales, those that are factors of whole heads.
+    pub fn head_scales<T>(self, scales: Option<T>) -> Option<T> {
+        scales.filter(|_| !self.has_scales_beside())
+    }
+
     /// Rows of `dim` elements are rows of so many elements of a tensor.
     pub fn tensor_elements(self, dim: u32) -> u32 {
         dim / u32::from(self.element.lanes())

@@ -59,20 +59,11 @@ impl GatherArgs {
 
     /// The caches of keys and of values.
     pub fn caches(&self) -> [RowTensors; 2] {
-        let format = self.format();
-        [
-            RowTensors {
-                format,
-                rows: self.k_cache,
-                scales: self.k_scales,
-                zero_points: self.k_zero_points,
-            },
-            RowTensors {
-                format,
-                rows: self.v_cache,
-                scales: self.v_scales,
-                zero_points: self.v_zero_points,
-            },
-        ]
+        RowTensors::of_both(
+            self.format(),
+            [self.k_cache, self.v_cache],
+            [self.k_scales, self.v_scales],
+            [self.k_zero_points, self.v_zero_points],
+        )
     }
 }

@@ -20,9 +20,24 @@ pub struct RowTensors {
 }
 
 impl RowTensors {
+    /// Those of keys and those of values.
+    pub fn of_both(
+        format: CacheFormat,
+        rows: [Tensor; 2],
+        scales: [Option<Tensor>; 2],
+        zero_points: [Option<Tensor>; 2],
+    ) -> [RowTensors; 2] {
+        [0, 1].map(|side| RowTensors {
+            format,
+            rows: rows[side],
+            scales: scales[side],
+            zero_points: zero_points[side],
+        })
+    }
+
     /// Factors of whole heads: one, or one for each.
     pub fn head_scales(&self) -> Option<Tensor> {
-        self.scales.filter(|_| !self.format.has_scales_beside())
+        self.format.head_scales(self.scales)
     }
 
     /// Elements of a row.

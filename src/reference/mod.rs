@@ -80,7 +80,8 @@ impl ReferenceAttention {
             return (o, max);
         }
         let sum = keys.iter().map(|key| (key.1 - max).exp()).sum::<f64>() + (sink - max).exp();
-        let v_scale = f64::from(args.v_scale) * self.factor_of_head(args.v_scales, kv_head);
+        let v_scale = f64::from(args.v_scale)
+            * head_scale(self.desc.kv_format.head_scales(args.v_scales), kv_head);
         for &(j, score) in &keys {
             let weight = (score - max).exp() / sum * v_scale;
             let (page, slot) = self.locate(request, j);
@@ -114,7 +115,7 @@ impl ReferenceAttention {
                 q * self.key(args, [page, slot, kv_head, d])
             })
             .sum();
-        let k_scale = self.factor_of_head(args.k_scales, kv_head);
+        let k_scale = head_scale(self.desc.kv_format.head_scales(args.k_scales), kv_head);
         let mut s = dot * f64::from(args.logits_scale()) * k_scale;
         if args.logits_soft_cap > 0.0 {
             let cap = f64::from(args.logits_soft_cap);
@@ -166,14 +167,6 @@ impl ReferenceAttention {
     /// Rows are elements one after the other, which nothing but factors of a head multiplies.
     fn is_plain(&self) -> bool {
         self.desc.kv_format.form() == CacheForm::Plain
-    }
-
-    /// The factor of a head's keys or values.
-    fn factor_of_head(&self, scales: Option<Tensor>, kv_head: i64) -> f64 {
-        match self.desc.kv_format.has_scales_beside() {
-            true => 1.0,
-            false => head_scale(scales, kv_head),
-        }
     }
 
     /// Page and offset in the page of key `j`.

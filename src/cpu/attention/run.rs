@@ -75,10 +75,7 @@ impl<'a> Run<'a> {
         plan: Plan<'a>,
         args: &'a Checked<AttentionArgs>,
     ) -> Run<'a> {
-        let head_scales = |scales| match desc.kv_format.has_scales_beside() {
-            true => None,
-            false => floats(scales),
-        };
+        let head_scales = |scales| desc.kv_format.head_scales(floats(scales));
         let records = Records::of(desc, args, kernels);
         let (k, v) = match records {
             Records::Whole if desc.kind == Kind::Mla => (
