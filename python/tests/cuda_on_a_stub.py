@@ -5,6 +5,7 @@ and a current stream. The driver (tests/stub_driver/stub.c) knows 0x1000 as a st
 another CUDA context, 0x3000 as one that is being captured.
 """
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -56,7 +57,12 @@ stream = types.SimpleNamespace(cuda_stream=OURS)
 torch = types.ModuleType("torch")
 torch.Tensor, torch.strided, torch.empty = Tensor, "strided", empty
 torch.uint8, torch.int32, torch.bfloat16, torch.float8_e4m3fn = "uint8", "int32", "bfloat16", "float8_e4m3fn"
-torch.cuda = types.SimpleNamespace(current_stream=lambda device_id: stream)
+entered = []
+torch.cuda = types.SimpleNamespace(
+    current_stream=lambda device_id: stream,
+    ExternalStream=lambda number, device: (number, device),
+    stream=lambda external: contextlib.nullcontext(entered.append(external)),
+)
 
 import folio  # noqa: E402
 
@@ -140,6 +146,7 @@ def main():
     allocated.clear()
     decode.plan(**batch, stream=OURS)
     assert allocated == [("cuda:0", info.device_bytes), ("pinned", info.host_bytes)]
+    assert entered == [(OURS, "cuda:0")]
     assert b"cuMemcpyHtoDAsync" in driver.folio_stub_calls()
 
     # The current stream of the tensors' library, unless one is given.

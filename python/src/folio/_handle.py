@@ -65,8 +65,11 @@ class Workspace:
         self._kept.append(owner)
 
     @classmethod
-    def allocate(cls, info: WorkspaceInfo, context: Context) -> Workspace:
-        """Memory of the process for the CPU; of torch, where that is loaded, for a CUDA device."""
+    def allocate(cls, info: WorkspaceInfo, context: Context, stream: int) -> Workspace:
+        """Memory of the process for the CPU; of torch, where that is loaded, for a CUDA device.
+
+        torch gives memory again in the order of the stream that it was allocated on, so that is the plan's.
+        """
         if context.on_cuda:
             torch = sys.modules.get("torch")
             if torch is None:
@@ -74,8 +77,10 @@ class Workspace:
                     f"workspace is None, and no torch is loaded to allocate it; folio.Workspace(device=, host=) of"
                     f" {info.device_bytes} bytes on the device and {info.host_bytes} on the host is accepted"
                 )
-            device = torch.empty(info.device_bytes, dtype=torch.uint8, device=f"cuda:{context.device_id}")
-            return cls(device, torch.empty(info.host_bytes, dtype=torch.uint8, pin_memory=True))
+            device = f"cuda:{context.device_id}"
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
+                memory = torch.empty(info.device_bytes, dtype=torch.uint8, device=device)
+            return cls(memory, torch.empty(info.host_bytes, dtype=torch.uint8, pin_memory=True))
         workspace = cls()
         if info.host_bytes:
             # Pages that are never touched take no memory, and nothing is zeroed twice.
@@ -134,8 +139,10 @@ class Handle:
         if prefixes is not None:
             shared = values["prefixes"]
             bound.append(ffi.NULL if shared is None else prefixes.bind_mapping("prefixes", shared, borrowed))
-        workspace = values["workspace"] or self._workspace or Workspace.allocate(self.workspace_info, self.context)
         stream = stream_pointer(self.context, values["stream"], borrowed)
+        workspace = values["workspace"] or self._workspace
+        if workspace is None:
+            workspace = Workspace.allocate(self.workspace_info, self.context, int(ffi.cast("uintptr_t", stream)))
         call(self._function("plan"), self.c, *bound, workspace.c, stream)
         # Page ids on a device, and the workspace, are read until the next plan.
         self._workspace, self._planned = workspace, borrowed
