@@ -57,10 +57,24 @@ stream = types.SimpleNamespace(cuda_stream=OURS)
 torch = types.ModuleType("torch")
 torch.Tensor, torch.strided, torch.empty = Tensor, "strided", empty
 torch.uint8, torch.int32, torch.bfloat16, torch.float8_e4m3fn = "uint8", "int32", "bfloat16", "float8_e4m3fn"
-entered = []
+entered, recorded = [], []
+
+
+class Event:
+    """torch.cuda.Event, behind which the device never gets."""
+
+    def record(self, stream):
+        recorded.append(stream)
+
+    def query(self):
+        return False
+
+
 torch.cuda = types.SimpleNamespace(
     current_stream=lambda device_id: stream,
     ExternalStream=lambda number, device: (number, device),
+    Event=Event,
+    is_current_stream_capturing=lambda: False,
     stream=lambda external: contextlib.nullcontext(entered.append(external)),
 )
 
@@ -189,7 +203,11 @@ def main():
     pinned = folio.Tensor(empty(4 * 1024, "uint8", pin_memory=True), device="cuda_host")
     assert "cuda_host:0" in repr(pinned)
 
+    # The page-locked memory of a workspace outlives it, until the device is past its last copy.
+    assert not recorded
     decode.close()
+    gc.collect()
+    assert recorded == [(OURS, "cuda:0")]
     ctx.close()
     print("as it should be")
 

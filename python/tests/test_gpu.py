@@ -123,7 +123,9 @@ def test_prefill_of_a_mixed_batch(gpu, rng):
     problem = Problem(rng)
     handle = problem.prefill(gpu)
     problem.q = late(problem.q)
-    handle.plan(qo_indptr=torch.tensor(problem.made.qo_indptr), **{n: torch.tensor(t) for n, t in problem.lengths().items()})
+    handle.plan(
+        qo_indptr=torch.tensor(problem.made.qo_indptr), **{n: torch.tensor(t) for n, t in problem.lengths().items()}
+    )
     handle.run(**problem.tensors())
     problem.check()
 
@@ -201,7 +203,10 @@ def test_mla(gpu, rng):
         max_qo_len=2,
         max_kv_len=512,
     )
-    o, lse = torch.full((len(q), heads, latent), torch.nan, device="cuda", dtype=q.dtype), torch.empty(len(q), heads, device="cuda")
+    o, lse = (
+        torch.full((len(q), heads, latent), torch.nan, device="cuda", dtype=q.dtype),
+        torch.empty(len(q), heads, device="cuda"),
+    )
     q = late(q)
     handle.plan(
         qo_indptr=made.qo_indptr, kv_len=made.kv_len, block_table=made.block_table, stream=torch.cuda.current_stream()
@@ -291,7 +296,9 @@ def test_a_captured_run_computes_the_plan_in_force(gpu, rng):
     graph = captured(lambda: handle.run(**problem.tensors()))
     for keys in ([40, 20, 77, 300], [33, 1, 70, 299]):
         problem.made.kv_lens = keys
-        handle.plan(kv_len=np.array(keys, np.int32), block_table=lengths["block_table"], stream=torch.cuda.current_stream())
+        handle.plan(
+            kv_len=np.array(keys, np.int32), block_table=lengths["block_table"], stream=torch.cuda.current_stream()
+        )
         problem.o.fill_(torch.nan)
         graph.replay()
         problem.check()
@@ -300,7 +307,9 @@ def test_a_captured_run_computes_the_plan_in_force(gpu, rng):
 def test_a_captured_plan_reads_lengths_on_the_device(gpu, rng):
     problem = Problem(rng)
     handle = problem.prefill(gpu, flags="graph")
-    lengths = {name: torch.tensor(t).cuda() for name, t in dict(qo_indptr=problem.made.qo_indptr, **problem.lengths()).items()}
+    lengths = {
+        name: torch.tensor(t).cuda() for name, t in dict(qo_indptr=problem.made.qo_indptr, **problem.lengths()).items()
+    }
 
     def step():
         handle.plan(**lengths)
@@ -342,6 +351,24 @@ def test_prepared_calls_serve_all_plans_on_their_stream(gpu, rng):
             handle.plan(kv_len=np.array(keys, np.int32), block_table=table, stream=own)
             run()
         problem.check()
+
+
+def test_a_plan_outlives_its_handle(gpu, rng):
+    """The copy of a plan has not begun when its handle ends; the memory that it is in is not given to others before."""
+    problem = Problem(rng, [1] * 4, [40, 20, 77, 300])
+    handle = folio.Decode(gpu, **problem.desc())
+    handle.plan(**problem.lengths(), stream=torch.cuda.current_stream())
+    handle.run(**problem.tensors())
+    torch.cuda.synchronize()
+    problem.o.fill_(torch.nan)
+    torch.cuda._sleep(40_000_000)
+    handle.plan(**problem.lengths(), stream=torch.cuda.current_stream())
+    handle.run(**problem.tensors())
+    size = handle.workspace_info.host_bytes
+    handle.close()
+    others = [torch.zeros(size, dtype=torch.uint8, pin_memory=True) for _ in range(4)]
+    problem.check()
+    del others
 
 
 def foreign(tensor, *attributes):

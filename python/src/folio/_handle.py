@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional, TypeVar
 
@@ -42,7 +43,7 @@ class Workspace:
         host: compact tensor on the host, page-locked for CUDA; None where host_bytes is 0.
     """
 
-    __slots__ = ("_kept", "c")
+    __slots__ = ("__weakref__", "_kept", "c")
 
     def __init__(self, device: Optional[TensorLike] = None, host: Optional[TensorLike] = None):
         self.c = ffi.new("folio_workspace *")
@@ -78,15 +79,35 @@ class Workspace:
                     f" {info.device_bytes} bytes on the device and {info.host_bytes} on the host is accepted"
                 )
             device = f"cuda:{context.device_id}"
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
+            used_on = torch.cuda.ExternalStream(stream, device=device)
+            with torch.cuda.stream(used_on):
                 memory = torch.empty(info.device_bytes, dtype=torch.uint8, device=device)
-            return cls(memory, torch.empty(info.host_bytes, dtype=torch.uint8, pin_memory=True))
+            host = torch.empty(info.host_bytes, dtype=torch.uint8, pin_memory=True)
+            workspace = cls(memory, host)
+            weakref.finalize(workspace, _retire, torch.cuda, host, used_on).atexit = False
+            return workspace
         workspace = cls()
         if info.host_bytes:
             # Pages that are never touched take no memory, and nothing is zeroed twice.
             memory = ffi.from_buffer(mmap.mmap(-1, info.host_bytes))
             workspace._take("host", memory, info.host_bytes, memory)
         return workspace
+
+
+#: Page-locked memory of workspaces that ended, and the event behind the last copy out of it; None: it stays.
+_retired: list[tuple[Any, Any]] = []
+
+
+def _retire(cuda: Any, host: Any, stream: Any) -> None:
+    """Keeps page-locked memory until the device has read it: torch would give it to the next who asks."""
+    if cuda.is_current_stream_capturing():
+        # A capture may neither ask events nor, on another stream, record them.
+        _retired.append((None, host))
+        return
+    _retired[:] = [(event, memory) for event, memory in _retired if event is None or not event.query()]
+    event = cuda.Event()
+    event.record(stream)
+    _retired.append((event, host))
 
 
 class Handle:
