@@ -42,11 +42,15 @@ def late(array, dtype=None):
     """A copy on the device that the current stream makes a while from now. Until then it is NaN (-1 for integers), so
     that work which does not wait for the current stream shows."""
     source = torch.as_tensor(array).to("cuda", dtype)
-    floating = source.dtype.is_floating_point
-    copy = torch.full(source.shape, torch.nan if floating else -1, device="cuda").to(source.dtype)
+    return write_late(torch.empty_like(source), source)
+
+
+def write_late(target, source):
+    """As `late`, to memory that is there."""
+    target.copy_(torch.full(source.shape, torch.nan if source.dtype.is_floating_point else -1, device="cuda"))
     torch.cuda.synchronize()
     torch.cuda._sleep(20_000_000)  # 10 ms
-    return copy.copy_(source)
+    return target.copy_(source)
 
 
 def host(tensor):
@@ -346,8 +350,7 @@ def test_prepared_calls_serve_all_plans_on_their_stream(gpu, rng):
     table, own = problem.made.block_table, torch.cuda.current_stream()
     for keys in ([40, 20, 77, 300], [33, 1, 70, 299]):
         problem.made.kv_lens = keys
-        queries = late(problem.q)
-        problem.q.fill_(torch.nan).copy_(queries)
+        write_late(problem.q, problem.q.clone())
         with torch.cuda.stream(torch.cuda.Stream()):
             handle.plan(kv_len=np.array(keys, np.int32), block_table=table, stream=own)
             run()
