@@ -120,7 +120,7 @@ def flops_limit(axes, limits):
 
 def peers_picture(folder):
     limits, rows = load(folder, "results")
-    names = [name for name in ("folio", "fa3", "flashinfer", "cudnn", "triton") if any(name in row["us"] for row in rows)]
+    names = [name for name in ("folio", "fa3", "flashinfer", "cudnn", "fa2", "triton") if any(name in row["us"] for row in rows)]
     family = families(rows)
     figure = plt.figure(figsize=(10.4, 9.6), layout="constrained")
     grid = figure.add_gridspec(3, 2, height_ratios=(1, 1, 1), width_ratios=(3, 3))
