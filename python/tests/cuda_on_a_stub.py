@@ -49,7 +49,7 @@ def empty(size, dtype, device=None, pin_memory=False):
     host = np.zeros(size + 256, np.uint8) if pin_memory else None
     if pin_memory:
         host = host[-host.ctypes.data % 256 :][:size]
-    allocated.append((device or "pinned", size))
+    allocated.append(("pinned" if pin_memory else device, size))
     return Tensor((size,), dtype, host)
 
 

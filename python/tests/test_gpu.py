@@ -118,7 +118,9 @@ def test_decode_on_the_current_stream(gpu, rng):
     assert handle.kernel.startswith("decode_sm")
     problem.q = late(problem.q)
     for form in forms(problem.made):
-        handle.plan(**form, stream=torch.cuda.current_stream())
+        # The first plan allocates, whatever torch's default device is.
+        with torch.device("cuda"):
+            handle.plan(**form, stream=torch.cuda.current_stream())
         handle.run(**problem.tensors())
         problem.check()
 

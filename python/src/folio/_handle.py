@@ -82,7 +82,8 @@ class Workspace:
             used_on = torch.cuda.ExternalStream(stream, device=device)
             with torch.cuda.stream(used_on):
                 memory = torch.empty(info.device_bytes, dtype=torch.uint8, device=device)
-            host = torch.empty(info.host_bytes, dtype=torch.uint8, pin_memory=True)
+            # Whatever torch's default device is.
+            host = torch.empty(info.host_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
             workspace = cls(memory, host)
             weakref.finalize(workspace, _retire, torch.cuda, host, used_on).atexit = False
             return workspace
