@@ -20,7 +20,7 @@ SCALE = DIM**-0.5
 def tensors():
     torch.manual_seed(0)
     rows = sum(rows for rows, _ in LENGTHS)
-    return torch.randn(rows, HEADS, DIM), *torch.randn(2, PAGES, PAGE, KV_HEADS, DIM)
+    return torch.randn(rows, HEADS, DIM), *(torch.randn(PAGES, PAGE, KV_HEADS, DIM) for _ in range(2))
 
 
 @pytest.fixture
@@ -92,8 +92,9 @@ def test_compiled(tensors, prefill):
     close(torch.compile(layer, fullgraph=True)(q, k, v, 5.0), want)
 
 
-def test_a_compiled_append_writes_the_cache(tensors):
-    _, k, v = tensors
+@pytest.mark.parametrize("caches", ["apart", "in one tensor"])
+def test_a_compiled_append_writes_the_cache(tensors, caches):
+    k, v = tensors[1:] if caches == "apart" else torch.stack(tensors[1:])
     key, value = torch.randn(2, 3, KV_HEADS, DIM)
     slots = torch.tensor([5, -1, PAGE + 2])
 
