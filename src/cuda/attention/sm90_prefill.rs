@@ -11,7 +11,7 @@ use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap
 use crate::cuda::kernels::attention::{AttentionRow, KvRows, SPLIT_ROPE_DIM, Variant};
 use crate::cuda::params::{AttentionParams, row_alignment};
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
+use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
@@ -194,6 +194,10 @@ impl AttentionKernel for Sm90Prefill {
             max_splits: self.sm_count * 3 / 4 / self.head_blocks,
             invariant_chunk: u32::MAX,
             combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: self.sm_count,
+                of_item: self.head_blocks,
+            },
         }
     }
 
