@@ -92,8 +92,8 @@ private:
     __device__ __forceinline__ u32 next_tile(const Tile &tile) {
         // With two buffers for Q, waiting for one now keeps the choice open until the tile before `tile` is
         // done. That leaves `tile` to cover the loads between the choice and the first keys, 4000 clocks.
-        const int cover = tile.num_tokens << tile.pack_shift > GROUP_ROWS ? 3 : 6;
-        if (QUERY_STAGES > 1 && tile.num_steps >= cover) {
+        constexpr int COVER = 3;
+        if (QUERY_STAGES > 1 && tile.num_steps >= COVER) {
 #pragma unroll 1
             for (u32 consumer = 0; consumer < CONSUMERS; ++consumer) wait_queries(consumer);
         }
