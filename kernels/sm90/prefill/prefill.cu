@@ -1,10 +1,13 @@
-// Prefill attention on Hopper: TMA loads tiles of Q, K and V, wgmma multiplies them, one persistent CTA per
-// multiprocessor goes through the plan's items. 16-bit q, k and v, 16-bit or fp32 o; paged caches with pages of a multiple of 8
-// tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
-// masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
+// Prefill attention on Hopper: tiles of Q, K and V are loaded, wgmma multiplies them, one persistent CTA per
+// multiprocessor goes through the plan's items. 16-bit q, 16-bit or fp32 o; k and v of q's type or fp8, paged or ragged. TMA
+// loads K and V where tensor maps describe them: pages of a multiple of 8 tokens, or ragged. Else they come row by row.
+// Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks, mm-prefix and ALiBi are the
+// generic kernel's.
 //
-// The kernel table's defines, FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V, and FOLIO_ROPE_DIM: the columns of
+// The kernel table's defines, FOLIO_KV_ROWS: how rows of K and V come, see tile.cuh, and FOLIO_ROPE_DIM: the columns of
 // keys that come by a map of their own, 0 where keys are whole.
+#include "sm90/prefill/convert_rows.cuh"
+#include "sm90/prefill/copy_rows.cuh"
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/output.cuh"
 #include "sm90/prefill/softmax.cuh"
@@ -243,19 +246,19 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + QUERY_EMPTY + 8 * i, WARPGROUP);
     }
     for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared + KEY_FULL + 8 * i, 1);
-        mbarrier_init(shared + VALUE_FULL + 8 * i, 1);
+        mbarrier_init(shared + KEY_FULL + 8 * i, FILLING_WARPS);
+        mbarrier_init(shared + VALUE_FULL + 8 * i, FILLING_WARPS);
         mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS * CONSUMERS);
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS * CONSUMERS);
     }
     for (int i = 0; i < TILE_SLOTS; ++i) {
         mbarrier_init(shared + TILE_FULL + 8 * i, 1);
-        mbarrier_init(shared + TILE_READ + 8 * i, 2);
+        mbarrier_init(shared + TILE_READ + 8 * i, LOADING_WARPS);
     }
     mbarrier_init_fence();
 }
 
-// `k_rope_map` is not used where keys are whole.
+// `k_rope_map` is not used where keys are whole, and of K and V no map is where rows come one by one.
 __device__ __forceinline__ void attend(const FolioAttentionParams &params, const TensorMap &q_map,
                                        const TensorMap &k_map, const TensorMap &k_rope_map, const TensorMap &v_map) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
@@ -268,11 +271,19 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
     __syncthreads();
     wait_for_prerequisites();
     // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 and
-    // 4 * 128 = 32 + 3 * 160.
-    constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+    // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152.
+    constexpr bool MANY = KV_ROWS == KvRows::ROWS && BLOCK <= 80;
+    constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : MANY ? 56 : 32;
+    constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : MANY ? 152 : 160;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
-        produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
+        if constexpr (KV_ROWS != KvRows::ROWS) {
+            produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
+        } else if constexpr (CONVERTS) {
+            produce_rows<RowConverter<FOLIO_KV>>(params, &q_map, shared_bytes);
+        } else {
+            produce_rows<RowCopier<Stored>>(params, &q_map, shared_bytes);
+        }
     } else {
         registers_grow<CONSUMER_REGISTERS>();
         Consumer(params, shared_bytes).run();
@@ -284,7 +295,13 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
 }  // namespace folio::prefill
 
 // Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
-#if FOLIO_ROPE_DIM > 0
+#if FOLIO_KV_ROWS == 2
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90_rows(const __grid_constant__ FolioAttentionParams params,
+                            const __grid_constant__ folio::TensorMap q_map) {
+    folio::prefill::attend(params, q_map, q_map, q_map, q_map);
+}
+#elif FOLIO_ROPE_DIM > 0
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_prefill_sm90_split_keys(const __grid_constant__ FolioAttentionParams params,
                                   const __grid_constant__ folio::TensorMap q_map,

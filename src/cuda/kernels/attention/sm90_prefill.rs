@@ -1,7 +1,7 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
 };
 use crate::cuda::kernels::row::Arch;
 
@@ -9,6 +9,13 @@ use crate::cuda::kernels::row::Arch;
 pub(super) const FAMILIES: &[Family] = &[
     whole_keys(KvRows::Paged),
     whole_keys(KvRows::Ragged),
+    rows(),
+    // fp8 keys and values, converted when they are loaded.
+    Family {
+        types: HALF_FP8,
+        shapes: &CONVERTING,
+        ..rows()
+    },
     split_keys(KvRows::Paged),
     split_keys(KvRows::Ragged),
     // Parts of a context, whose outputs are merged.
@@ -30,6 +37,13 @@ const fn split_keys(kv: KvRows) -> Family {
         symbol: "folio_prefill_sm90_split_keys",
         shapes: &[MLA],
         ..whole_keys(kv)
+    }
+}
+
+const fn rows() -> Family {
+    Family {
+        symbol: "folio_prefill_sm90_rows",
+        ..whole_keys(KvRows::Rows)
     }
 }
 
@@ -57,6 +71,14 @@ const SHAPES: [Shape; 5] = [
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
 ];
 
+/// Beside the tiles there are rows that are not converted yet. More registers load, so that steps are shorter.
+const CONVERTING: [Shape; 4] = [
+    shape(64, 64, 192, 80),
+    shape(128, 128, 192, 80),
+    shape(192, 128, 128, 80),
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64),
+];
+
 /// Queries and keys of 128 elements and a rotary part of 64: MLA in its multi-head form.
 const MLA: Shape = shape(192, 128, 128, 128);
 
@@ -71,16 +93,18 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
     }
 }
 
-/// Stages of K and V, one or two of Q, and 1024 bytes of barriers and tile records; the kernel asserts
-/// that it comes to the same.
-fn shared_bytes(_: AttentionTypes, shape: Shape) -> u32 {
+/// Stages of K and V, a step of their rows where they are converted, one or two stages of Q, and 1024 bytes of barriers
+/// and tile records; the kernel asserts that it comes to the same.
+fn shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
     const MOST: u32 = 232_448 - 1024;
+    let converts = types.kv != types.q;
     let stages = match (shape.head_dim_qk, shape.q_tile) {
         (64, _) => 4,
-        (_, 192) => 3,
+        (_, 192) if !converts => 3,
         _ => 2,
     };
-    let cache = stages * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * 2;
+    let step = shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo);
+    let cache = stages * step * 2 + if converts { step } else { 0 };
     let queries = shape.q_tile * shape.head_dim_qk * 2;
     let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
     cache + query_stages * queries + 1024

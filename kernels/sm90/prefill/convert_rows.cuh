@@ -1,0 +1,115 @@
+// Rows of K and V in fp8, converted to q's type on the way to shared memory; every fp8 value is one of fp16 and of bf16.
+// A lane copies 16 bytes at a time to a place of its own, and converts them a step later: nobody else reads them.
+#pragma once
+
+#include "sm90/prefill/rows.cuh"
+
+namespace folio::prefill {
+
+__device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+// Four fp8 values as two pairs of Element.
+template <class Fp8>
+__device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    low_pair = Fp8::template widen<Element, 0, 1>(bytes);
+    high_pair = Fp8::template widen<Element, 2, 3>(bytes);
+}
+
+template <class Fp8>
+class RowConverter {
+    static_assert(CacheRows<Fp8>::row_bytes(64) == 64, "the rows of a piece are those of an atom");
+
+public:
+    __device__ __forceinline__ explicit RowConverter(const RowWarp &rows) : rows(rows) {}
+
+    __device__ __forceinline__ void fill(const Work &work) {
+        const int last_block = work.first_block - work.num_steps + 1;
+        int block = work.first_block;
+        Places places = rows.find(work, block);
+        request_keys(work, places);
+        cp_async_commit();
+        request_values(work, places);
+        cp_async_commit();
+#pragma unroll 1
+        for (bool more = true; more; --block) {
+            more = block > last_block;
+            if (more) places = rows.find(work, block - 1);
+            rows.await_empty(KEY_EMPTY, stage);
+            cp_async_wait<1>();
+            convert<DIM_QK>(RAW_KEYS, KEYS + stage.index * KEY_BYTES);
+            rows.hand_over(KEY_FULL, stage);
+            if (more) request_keys(work, places);
+            cp_async_commit();
+            rows.await_empty(VALUE_EMPTY, stage);
+            cp_async_wait<1>();
+            convert<DIM_VO>(RAW_VALUES, VALUES + stage.index * VALUE_BYTES);
+            rows.hand_over(VALUE_FULL, stage);
+            if (more) request_values(work, places);
+            cp_async_commit();
+            stage.advance();
+        }
+    }
+
+private:
+    // Raw bytes of a lane: [piece][64-column block][lane][16 bytes].
+    template <int DIM>
+    __device__ __forceinline__ u32 raw_chunk(u32 raw, u32 piece, u32 block) const {
+        return rows.shared + raw + (((piece * FILLING_WARPS + rows.warp) * (DIM / 64) + block) * 32 + rows.lane) * 16;
+    }
+
+    __device__ __forceinline__ void request_keys(const Work &work, const Places &places) const {
+        request<DIM_QK>(rows.params.k, RAW_KEYS, work, places);
+    }
+
+    __device__ __forceinline__ void request_values(const Work &work, const Places &places) const {
+        request<DIM_VO>(rows.params.v, RAW_VALUES, work, places);
+    }
+
+    template <int DIM>
+    __device__ __forceinline__ void request(const FolioCache &cache, u32 raw, const Work &work,
+                                            const Places &places) const {
+        const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
+        rows.for_pieces([&](u32 piece) {
+            const u64 source = addresses.of_piece(piece, rows.lane);
+            const u32 bytes = source != 0 ? 16 : 0;
+#pragma unroll
+            for (u32 block = 0; block < DIM / 64; ++block) {
+                cp_async<16>(raw_chunk<DIM>(raw, piece, block),
+                             reinterpret_cast<const u8 *>(source) + 16 * (rows.lane % ROW_LANES) + 64 * block, bytes);
+            }
+        });
+    }
+
+    template <int DIM>
+    __device__ __forceinline__ void convert(u32 raw, u32 tile) const {
+        // 16 bytes become two chunks. Swizzled: chunk c of row r of an atom lies at c ^ r.
+        const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES * 2;
+        const u32 first = rows.shared + tile + rows.warp * 1024 + row * 128 + ((chunk ^ row) << 4);
+        rows.for_pieces([&](u32 piece) {
+#pragma unroll
+            for (u32 block = 0; block < DIM / 64; ++block) {
+                const uint4 bytes = ld_shared_v4(raw_chunk<DIM>(raw, piece, block));
+                const u32 target = first + piece * FILLING_WARPS * 1024 + block * KEY_COLUMN_STRIDE;
+                u32 x[4];
+                widen<Fp8>(bytes.x, x[0], x[1]);
+                widen<Fp8>(bytes.y, x[2], x[3]);
+                st_shared_v4(target, x);
+                widen<Fp8>(bytes.z, x[0], x[1]);
+                widen<Fp8>(bytes.w, x[2], x[3]);
+                st_shared_v4(target ^ 16, x);
+            }
+        });
+    }
+
+    const RowWarp rows;
+    Ring<STAGES> stage;
+};
+
+}  // namespace folio::prefill
