@@ -1,4 +1,4 @@
-// Rows of K and V in fp8, converted to q's type on the way to shared memory; every fp8 value is one of fp16 and of bf16.
+// Rows of K and V in fp8, converted to fp16 on the way to shared memory; every fp8 value is one of fp16.
 // A lane copies 16 bytes at a time to a place of its own, and converts them a step later: nobody else reads them.
 #pragma once
 
@@ -6,20 +6,19 @@
 
 namespace folio::prefill {
 
-__device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
-
-// Four fp8 values as two pairs of Element.
+// Four fp8 values as two pairs of fp16.
 template <class Fp8>
-__device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair) {
-    low_pair = Fp8::template widen<Element, 0, 1>(bytes);
-    high_pair = Fp8::template widen<Element, 2, 3>(bytes);
+__device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair);
+template <>
+__device__ __forceinline__ void widen<e4m3>(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(low_pair), "=r"(high_pair)
+        : "r"(bytes));
+}
+template <>
+__device__ __forceinline__ void widen<e5m2>(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    low_pair = spread_bytes<0, 1>(bytes);
+    high_pair = spread_bytes<2, 3>(bytes);
 }
 
 template <class Fp8>

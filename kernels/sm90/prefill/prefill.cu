@@ -9,6 +9,7 @@
 #include "sm90/prefill/convert_rows.cuh"
 #include "sm90/prefill/copy_rows.cuh"
 #include "sm90/prefill/load.cuh"
+#include "sm90/prefill/narrow_queries.cuh"
 #include "sm90/prefill/output.cuh"
 #include "sm90/prefill/softmax.cuh"
 
@@ -35,11 +36,12 @@ public:
         Output o;
         const Tile *tile = await_tile();
         if (tile->num_steps == 0) return;
+        narrow();
         mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
         start_scores(s);
         while (true) {
             Rows rows;
-            TileSteps steps(params, *tile, group);
+            TileSteps steps(params, *tile, group, power);
             first_step(*tile, steps, s, p, rows);
 #pragma unroll
             for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
@@ -55,6 +57,7 @@ public:
             slot.advance();
             const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
+            if (more) narrow();
             if (more) mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
             // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
             // branch would serialise the pipeline.
@@ -76,13 +79,18 @@ private:
     // its rows must not see.
     struct TileSteps {
         int block, last_block, mask_from, mask_below;
-        bool idle;  // the item ends before the warpgroup's rows
-        float scale;
+        bool idle;        // the item ends before the warpgroup's rows
+        bool transforms;  // scores, before exponents are taken
+        // Of the thread's rows: what exponents multiply scores by, and what queries were divided by.
+        float scale[2], power[2];
 
-        __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group)
-            : block(tile.first_block),
-              last_block(block - tile.num_steps + 1),
-              scale(FoldedLogits(params, tile.kv_head).exponent) {
+        __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group,
+                                             const float (&power)[2])
+            : block(tile.first_block), last_block(block - tile.num_steps + 1), power{power[0], power[1]} {
+            const float exponent = FoldedLogits(params, tile.kv_head).exponent;
+            transforms = exponent == 1.0f;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) scale[r] = NARROWS && !transforms ? exponent * power[r] : exponent;
             const Window<i32> window(params);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
@@ -96,12 +104,19 @@ private:
         __device__ __forceinline__ bool last() const { return block == last_block; }
         __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
         __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
-        __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
     };
 
     __device__ __forceinline__ const Tile *await_tile() const {
         mbarrier_wait(shared + QUERY_FULL + 8 * (query.index * CONSUMERS + group), query.parity);
         return tiles + slot.index;
+    }
+
+    // The queries that were awaited, to the type of keys.
+    __device__ __forceinline__ void narrow() {
+        if constexpr (NARROWS) {
+            narrow_queries(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, power);
+            asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(WARPGROUP) : "memory");
+        }
     }
 
     // Once per warp: the barriers count warps.
@@ -150,7 +165,13 @@ private:
 
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release_scores(steps);
-        if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
+        if (steps.transforms) {
+            if constexpr (NARROWS) {
+#pragma unroll
+                for (int i = 0; i < BLOCK / 2; ++i) s[i] *= steps.power[i / 2 % 2];
+            }
+            FoldedLogits(params, tile.kv_head).transform(s);
+        }
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }
@@ -237,6 +258,7 @@ private:
     const Tile *tiles;
     Ring<QUERY_STAGES> query;
     Ring<STAGES> key, value;
+    float power[2] = {1.0f, 1.0f};  // what the queries of the thread's rows were divided by
 };
 
 __device__ __forceinline__ void init_barriers(u32 shared) {

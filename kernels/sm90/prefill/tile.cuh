@@ -13,12 +13,28 @@
 
 namespace folio::prefill {
 
-using Element = FOLIO_Q;
-using Result = FOLIO_O;            // Element, or f32
+// The type that products are taken in: that of 16-bit keys, fp16 for fp8, each of whose values it has.
+template <class Key>
+struct MathOf {
+    using Type = Key;
+};
+template <>
+struct MathOf<e4m3> {
+    using Type = f16;
+};
+template <>
+struct MathOf<e5m2> {
+    using Type = f16;
+};
+
+using Query = FOLIO_Q;
+using Element = MathOf<FOLIO_KV>::Type;
+using Result = FOLIO_O;            // Query, or f32
 using Cache = CacheRows<Element>;  // rows of K and V in shared memory
 using Stored = CacheRows<FOLIO_KV>;
 static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
-constexpr bool CONVERTS = FOLIO_KV::IS_FP8;  // to Element, on the way to shared memory
+constexpr bool CONVERTS = FOLIO_KV::IS_FP8;                          // to Element, on the way to shared memory
+constexpr bool NARROWS = Query::IS_BF16 && !Element::IS_BF16;  // queries to fp16, in shared memory
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
 constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
@@ -85,6 +101,15 @@ struct Ring {
         }
     }
 };
+
+__device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
 
 // Query heads that are packed into a tile: the largest power of two that divides a group, up to 16. More
 // would only make the list of items longer.
