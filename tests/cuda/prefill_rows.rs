@@ -131,7 +131,11 @@ pub fn layers() {
     ];
     for types in TYPES {
         for layer in &layers {
-            for storage in [Storage::Ragged, paged(1, KvLayout::Nhd), paged(6, KvLayout::Hnd)] {
+            for storage in [
+                Storage::Ragged,
+                paged(1, KvLayout::Nhd),
+                paged(6, KvLayout::Hnd),
+            ] {
                 for (heads, kv_heads) in [(3, 3), (6, 2), (16, 1)] {
                     let problem = Problem {
                         storage,

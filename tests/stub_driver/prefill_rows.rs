@@ -45,7 +45,12 @@ fn prompts(kv: KvStorage, kv_dtype: DType) -> AttentionDesc {
 fn cache(address: usize, dtype: DType, kv: KvStorage, apart: i64) -> Tensor {
     let (heads, dim) = (i64::from(HEADS), i64::from(DIM));
     match kv {
-        KvStorage::Ragged => at(address, dtype, &[2 * 64, heads, dim], Some(&[apart, dim, 1])),
+        KvStorage::Ragged => at(
+            address,
+            dtype,
+            &[2 * 64, heads, dim],
+            Some(&[apart, dim, 1]),
+        ),
         KvStorage::Paged { page_size, .. } => at(
             address,
             dtype,
@@ -62,7 +67,7 @@ fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
     recorder.expect::<AttentionParams>("folio_prefill_sm90_rows");
     recorder.expect::<GenericParams>("folio_attention");
     let mut handle = Handle::of(&context(), desc).unwrap();
-    let columns = KEYS.div_ceil(desc.kv.page_size() as i32);
+    let columns = (KEYS as u32).div_ceil(desc.kv.page_size()) as i32;
     let ids = vec![1; 2 * columns as usize];
     let mut batch = BatchInput {
         qo_indptr: host_tensor(&[0, 10, 20], &[3]),
@@ -113,9 +118,15 @@ pub fn small_pages() {
         assert_eq!(launch.maps().len(), 1);
         assert_eq!(launch.maps()[0].address, Q as u64);
         let params: AttentionParams = launch.params();
-        assert_eq!((params.page_size, params.num_pages), (page_size, PAGES as u32));
+        assert_eq!(
+            (params.page_size, params.num_pages),
+            (page_size, PAGES as u32)
+        );
         assert_eq!((params.k.data, params.v.data), (K as u64, V as u64));
-        assert_eq!((params.k.stride_page, params.v.stride_page), (apart, 3 * apart));
+        assert_eq!(
+            (params.k.stride_page, params.v.stride_page),
+            (apart, 3 * apart)
+        );
         assert_eq!(params.k.stride_token, TOKEN);
     }
 }

@@ -1,5 +1,6 @@
 // Rows of K and V in fp8, converted to fp16 on the way to shared memory; every fp8 value is one of fp16.
-// A lane copies 16 bytes at a time to a place of its own, and converts them a step later: nobody else reads them.
+// A lane copies 16 bytes at a time to a place of its own, and converts them a step later: nobody else reads them. Beside
+// queries in two terms (split_queries.cuh) keys stay as they are.
 #pragma once
 
 #include "sm90/prefill/rows.cuh"
@@ -32,7 +33,8 @@ public:
         const int last_block = work.first_block - work.num_steps + 1;
         int block = work.first_block;
         Places places = rows.find(work, block);
-        request_keys(work, places);
+        if constexpr (SPLITS) rows.await_empty(KEY_EMPTY, stage);
+        request_keys(work, places, stage);
         cp_async_commit();
         request_values(work, places);
         cp_async_commit();
@@ -40,11 +42,16 @@ public:
         for (bool more = true; more; --block) {
             more = block > last_block;
             if (more) places = rows.find(work, block - 1);
-            rows.await_empty(KEY_EMPTY, stage);
+            Ring<STAGES> next = stage;
+            next.advance();
+            if constexpr (!SPLITS) rows.await_empty(KEY_EMPTY, stage);
             cp_async_wait<1>();
-            convert<DIM_QK>(RAW_KEYS, KEYS + stage.index * KEY_BYTES);
+            if constexpr (!SPLITS) convert<DIM_QK>(RAW_KEYS, KEYS + stage.index * KEY_BYTES);
             rows.hand_over(KEY_FULL, stage);
-            if (more) request_keys(work, places);
+            if (more) {
+                if constexpr (SPLITS) rows.await_empty(KEY_EMPTY, next);
+                request_keys(work, places, next);
+            }
             cp_async_commit();
             rows.await_empty(VALUE_EMPTY, stage);
             cp_async_wait<1>();
@@ -52,7 +59,7 @@ public:
             rows.hand_over(VALUE_FULL, stage);
             if (more) request_values(work, places);
             cp_async_commit();
-            stage.advance();
+            stage = next;
         }
     }
 
@@ -63,24 +70,33 @@ private:
         return rows.shared + raw + (((piece * FILLING_WARPS + rows.warp) * (DIM / 64) + block) * 32 + rows.lane) * 16;
     }
 
-    __device__ __forceinline__ void request_keys(const Work &work, const Places &places) const {
-        request<DIM_QK>(rows.params.k, RAW_KEYS, work, places);
+    // To the lane's own place, or, where keys stay as they are, to the tile: there chunk c of row r of an atom of 8 lies
+    // at c ^ r / 2.
+    __device__ __forceinline__ void request_keys(const Work &work, const Places &places,
+                                                 const Ring<STAGES> &next) const {
+        const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES;
+        const u32 tile = rows.shared + KEYS + next.index * KEY_BYTES + rows.warp * 512 + row * 64 + ((chunk ^ row / 2) << 4);
+        request<DIM_QK>(rows.params.k, work, places, [&](u32 piece, u32 block) {
+            return SPLITS ? tile + piece * FILLING_WARPS * 512 + block * BLOCK * 64
+                          : raw_chunk<DIM_QK>(RAW_KEYS, piece, block);
+        });
     }
 
     __device__ __forceinline__ void request_values(const Work &work, const Places &places) const {
-        request<DIM_VO>(rows.params.v, RAW_VALUES, work, places);
+        request<DIM_VO>(rows.params.v, work, places,
+                        [&](u32 piece, u32 block) { return raw_chunk<DIM_VO>(RAW_VALUES, piece, block); });
     }
 
-    template <int DIM>
-    __device__ __forceinline__ void request(const FolioCache &cache, u32 raw, const Work &work,
-                                            const Places &places) const {
+    template <int DIM, class Target>
+    __device__ __forceinline__ void request(const FolioCache &cache, const Work &work, const Places &places,
+                                            const Target &target) const {
         const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
         rows.for_pieces([&](u32 piece) {
             const u64 source = addresses.of_piece(piece, rows.lane);
             const u32 bytes = source != 0 ? 16 : 0;
 #pragma unroll
             for (u32 block = 0; block < DIM / 64; ++block) {
-                cp_async<16>(raw_chunk<DIM>(raw, piece, block),
+                cp_async<16>(target(piece, block),
                              reinterpret_cast<const u8 *>(source) + 16 * (rows.lane % ROW_LANES) + 64 * block, bytes);
             }
         });

@@ -1,7 +1,8 @@
-// Rows of K and V of q's type, copied by cp.async to where a box would have put them. V of a step and K of the next are
-// requested together: their buffers become free at the same time, and are needed at the same time.
+// Rows of K and V of q's type, copied by cp.async to where a box would have put them. Copies say themselves that they have
+// landed, so that every stage may be under way at once.
 #pragma once
 
+#include "ptx/bulk.cuh"
 #include "sm90/prefill/rows.cuh"
 
 namespace folio::prefill {
@@ -15,47 +16,28 @@ public:
     __device__ __forceinline__ explicit RowCopier(const RowWarp &rows) : rows(rows) {}
 
     __device__ __forceinline__ void fill(const Work &work) {
+        const int last_block = work.first_block - work.num_steps + 1;
         int block = work.first_block;
-        const int last_block = block - work.num_steps + 1;
-        Places places = rows.find(work, block);
-        request_keys(work, places, stage);
-        cp_async_wait<0>();
-        rows.hand_over(KEY_FULL, stage);
+        Places next = rows.find(work, block);
 #pragma unroll 1
-        while (block > last_block) {
-            const Places now = places;
-            places = rows.find(work, --block);
-            request_values(work, now);
-            Ring<STAGES> next = stage;
-            next.advance();
-            request_keys(work, places, next);
-            cp_async_wait<1>();
-            rows.hand_over(VALUE_FULL, stage);
-            cp_async_wait<0>();
-            rows.hand_over(KEY_FULL, next);
-            stage = next;
+        for (bool more = true; more; --block) {
+            more = block > last_block;
+            const Places places = next;
+            if (more) next = rows.find(work, block - 1);
+            rows.await_empty(KEY_EMPTY, stage);
+            copy<DIM_QK>(rows.params.k, rows.shared + KEYS + stage.index * KEY_BYTES, work, places);
+            mbarrier_arrive_by_copies(rows.shared + KEY_FULL + 8 * stage.index);
+            rows.await_empty(VALUE_EMPTY, stage);
+            copy<DIM_VO>(rows.params.v, rows.shared + VALUES + stage.index * VALUE_BYTES, work, places);
+            mbarrier_arrive_by_copies(rows.shared + VALUE_FULL + 8 * stage.index);
+            stage.advance();
         }
-        request_values(work, places);
-        cp_async_wait<0>();
-        rows.hand_over(VALUE_FULL, stage);
-        stage.advance();
     }
 
 private:
-    __device__ __forceinline__ void request_keys(const Work &work, const Places &places,
-                                                 const Ring<STAGES> &next) const {
-        rows.await_empty(KEY_EMPTY, next);
-        request<DIM_QK>(rows.params.k, rows.shared + KEYS + next.index * KEY_BYTES, work, places);
-    }
-
-    __device__ __forceinline__ void request_values(const Work &work, const Places &places) const {
-        rows.await_empty(VALUE_EMPTY, stage);
-        request<DIM_VO>(rows.params.v, rows.shared + VALUES + stage.index * VALUE_BYTES, work, places);
-    }
-
     template <int DIM>
-    __device__ __forceinline__ void request(const FolioCache &cache, u32 tile, const Work &work,
-                                            const Places &places) const {
+    __device__ __forceinline__ void copy(const FolioCache &cache, u32 tile, const Work &work,
+                                         const Places &places) const {
         const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
         // Of the warp's first piece. Swizzled: chunk c of row r of an atom, 8 rows, lies at c ^ r.
         const u32 row = rows.warp * PIECE_ROWS + rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES;
@@ -70,11 +52,10 @@ private:
                              reinterpret_cast<const u8 *>(source) + 16 * chunk + 128 * block, bytes);
             }
         });
-        cp_async_commit();
     }
 
     const RowWarp rows;
-    Ring<STAGES> stage;  // of V
+    Ring<STAGES> stage;
 };
 
 }  // namespace folio::prefill

@@ -9,9 +9,9 @@
 #include "sm90/prefill/convert_rows.cuh"
 #include "sm90/prefill/copy_rows.cuh"
 #include "sm90/prefill/load.cuh"
-#include "sm90/prefill/narrow_queries.cuh"
 #include "sm90/prefill/output.cuh"
 #include "sm90/prefill/softmax.cuh"
+#include "sm90/prefill/split_queries.cuh"
 
 namespace folio::prefill {
 
@@ -36,8 +36,9 @@ public:
         Output o;
         const Tile *tile = await_tile();
         if (tile->num_steps == 0) return;
-        narrow();
-        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        split();
+        await_keys();
+        see_copies();
         start_scores(s);
         while (true) {
             Rows rows;
@@ -50,15 +51,19 @@ public:
 #pragma unroll 1
             while (steps.idle && steps.advance()) idle_step(steps);
 
-            mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+            await_values();
+            see_copies();
             start_output(p, o);
             key.advance();
             query.advance();
             slot.advance();
             const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
-            if (more) narrow();
-            if (more) mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+            if (more) {
+                split();
+                await_keys();
+                see_copies();
+            }
             // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
             // branch would serialise the pipeline.
             start_scores(s);
@@ -90,7 +95,7 @@ private:
             const float exponent = FoldedLogits(params, tile.kv_head).exponent;
             transforms = exponent == 1.0f;
 #pragma unroll
-            for (int r = 0; r < 2; ++r) scale[r] = NARROWS && !transforms ? exponent * power[r] : exponent;
+            for (int r = 0; r < 2; ++r) scale[r] = SPLITS && !transforms ? exponent * power[r] : exponent;
             const Window<i32> window(params);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
@@ -111,12 +116,25 @@ private:
         return tiles + slot.index;
     }
 
-    // The queries that were awaited, to the type of keys.
-    __device__ __forceinline__ void narrow() {
-        if constexpr (NARROWS) {
-            narrow_queries(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, power);
+    // The queries that were awaited, where they become two terms.
+    __device__ __forceinline__ void split() {
+        if constexpr (SPLITS) {
+            split_queries(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, power);
             asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(WARPGROUP) : "memory");
         }
+    }
+
+    __device__ __forceinline__ void await_keys() const {
+        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+    }
+
+    __device__ __forceinline__ void await_values() const {
+        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+    }
+
+    // What cp.async wrote, to wgmma, which reads by the asynchronous proxy: who loads does not wait for it to land.
+    __device__ __forceinline__ void see_copies() const {
+        if constexpr (BY_COPIES) fence_proxy_async();
     }
 
     // Once per warp: the barriers count warps.
@@ -128,10 +146,19 @@ private:
     __device__ __forceinline__ void start_scores(Scores &s) const {
         const u64 q = wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, 1024);
         const u32 keys = shared + KEYS + key.index * KEY_BYTES;
-        const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
-        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
         renew(s);
         wgmma_fence();
+        if constexpr (SPLITS) {
+            add_split_scores<FOLIO_KV>(s, q, keys);
+        } else {
+            add_scores(s, q, keys);
+        }
+        wgmma_commit();
+    }
+
+    static __device__ __forceinline__ void add_scores(Scores &s, u64 q, u32 keys) {
+        const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
+        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
 #pragma unroll
         for (int i = 0; i < DIM_QK / 16; ++i) {
             const int column_block = i / 4, rope_block = column_block - DIM_NOPE / 64;
@@ -140,7 +167,6 @@ private:
             wgmma_ss<Element>(s, q + (column_block * (GROUP_ROWS * 128) + i % 4 * 32) / 16, k + i % 4 * 32 / 16,
                               i != 0);
         }
-        wgmma_commit();
     }
 
     // O += P V of the step in `value`.
@@ -166,7 +192,7 @@ private:
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release_scores(steps);
         if (steps.transforms) {
-            if constexpr (NARROWS) {
+            if constexpr (SPLITS) {
 #pragma unroll
                 for (int i = 0; i < BLOCK / 2; ++i) s[i] *= steps.power[i / 2 % 2];
             }
@@ -190,9 +216,14 @@ private:
     __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
                                               Output &o, Rows &rows) {
         key.advance();
-        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        await_keys();
+        if constexpr (BY_COPIES) {
+            // V of the step before was requested earlier: one fence for both.
+            await_values();
+            see_copies();
+        }
         start_scores(s);
-        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        await_values();
         start_output(p, o);
         wgmma_wait<1>();
         pin(s);
@@ -215,9 +246,9 @@ private:
     // A warpgroup without rows releases the buffers unread, and leaves the tensor cores to the others.
     __device__ __forceinline__ void idle_step(const TileSteps &steps) {
         key.advance();
-        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        await_keys();
         release_scores(steps);
-        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        await_values();
         release(VALUE_EMPTY + 8 * value.index);
         value.advance();
     }
@@ -236,9 +267,10 @@ private:
         constexpr int ROW_PIECES = DIM_VO / 8;
         const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
         const int begin = tile.kv_end - first_key;
-        const int end = PAGED ? min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key) : BLOCK;
+        const int end =
+            KV_ROWS == KvRows::RAGGED ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
         if (begin >= end) return;
-        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        await_values();
         const u32 buffer = shared + VALUES + value.index * VALUE_BYTES;
         for (int i = begin * ROW_PIECES + threadIdx.x % WARPGROUP; i < end * ROW_PIECES; i += WARPGROUP) {
             const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
@@ -268,8 +300,8 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + QUERY_EMPTY + 8 * i, WARPGROUP);
     }
     for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared + KEY_FULL + 8 * i, FILLING_WARPS);
-        mbarrier_init(shared + VALUE_FULL + 8 * i, FILLING_WARPS);
+        mbarrier_init(shared + KEY_FULL + 8 * i, FULL_ARRIVALS);
+        mbarrier_init(shared + VALUE_FULL + 8 * i, FULL_ARRIVALS);
         mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS * CONSUMERS);
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS * CONSUMERS);
     }
@@ -292,11 +324,11 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
     if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
     __syncthreads();
     wait_for_prerequisites();
-    // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 and
-    // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152.
-    constexpr bool MANY = KV_ROWS == KvRows::ROWS && BLOCK <= 80;
-    constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : MANY ? 56 : 32;
-    constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : MANY ? 152 : 160;
+    // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 = 56 + 2 * 224 and
+    // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows.
+    constexpr bool SHIFTED = KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256;
+    constexpr int PRODUCER_REGISTERS = SHIFTED ? 56 : CONSUMERS == 2 ? 40 : 32;
+    constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? SHIFTED ? 224 : 232 : SHIFTED ? 152 : 160;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
         if constexpr (KV_ROWS != KvRows::ROWS) {

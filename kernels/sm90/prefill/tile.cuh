@@ -33,8 +33,9 @@ using Result = FOLIO_O;            // Query, or f32
 using Cache = CacheRows<Element>;  // rows of K and V in shared memory
 using Stored = CacheRows<FOLIO_KV>;
 static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
-constexpr bool CONVERTS = FOLIO_KV::IS_FP8;                          // to Element, on the way to shared memory
-constexpr bool NARROWS = Query::IS_BF16 && !Element::IS_BF16;  // queries to fp16, in shared memory
+constexpr bool CONVERTS = FOLIO_KV::IS_FP8;  // to Element, on the way to shared memory
+// Beside fp8 keys bf16 queries become two terms of e4m3, and keys stay as they are: see split_queries.cuh.
+constexpr bool SPLITS = CONVERTS && Query::IS_BF16;
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
 constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
@@ -42,15 +43,18 @@ constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;                               // keys of a step
 // Steps of K and of V in shared memory; rows to be converted are in a buffer beside them.
-constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 && !CONVERTS ? 3 : 2;
+constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 && (SPLITS || !CONVERTS) ? 3 : 2;
 // How rows of K and V come. RAGGED: boxes of consecutive rows. PAGED: boxes of a page. ROWS: one by one.
 enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2 };
 constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
 constexpr bool PAGED = KV_ROWS == KvRows::PAGED;
 static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert");
 constexpr int WARPGROUP = 128;
-// Warps that read the records of tiles to load keys, and those of them that fill a stage of K or of V.
+// Warps that read the records of tiles to load keys, those of them that fill a stage of K or of V, and how often it is
+// said that a stage is full: by a box, by every thread's copies as they land, or by every warp that converted its rows.
 constexpr u32 LOADING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 2, FILLING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 1;
+constexpr bool BY_COPIES = KV_ROWS == KvRows::ROWS && !CONVERTS;
+constexpr u32 FULL_ARRIVALS = FILLING_WARPS * (BY_COPIES ? 32 : 1);
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 
 static_assert(DIM_QK % 64 == 0 && DIM_VO % 64 == 0 && ROPE_DIM % 64 == 0 && BLOCK % 16 == 0);
@@ -58,8 +62,9 @@ static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CO
 
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr u32 QUERY_BYTES = GROUP_ROWS * DIM_QK * 2;
-constexpr u32 KEY_BYTES = BLOCK * Cache::row_bytes(DIM_QK), VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
-constexpr u32 RAW_KEY_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_QK) : 0;
+constexpr u32 KEY_BYTES = BLOCK * (SPLITS ? Stored::row_bytes(DIM_QK) : Cache::row_bytes(DIM_QK));
+constexpr u32 VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
+constexpr u32 RAW_KEY_BYTES = CONVERTS && !SPLITS ? BLOCK * Stored::row_bytes(DIM_QK) : 0;
 constexpr u32 RAW_VALUE_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_VO) : 0;
 constexpr u32 CACHE_BYTES = STAGES * (KEY_BYTES + VALUE_BYTES) + RAW_KEY_BYTES + RAW_VALUE_BYTES;
 constexpr u32 MOST_SHARED = 232448 - 1024;

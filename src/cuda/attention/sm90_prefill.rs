@@ -246,7 +246,9 @@ impl AttentionKernel for Sm90Prefill {
             Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
         })?;
         if self.keys == KeySource::Gather {
-            let q = self.query_map(&run.args.q).encode(current.driver(), SWIZZLE)?;
+            let q = self
+                .query_map(&run.args.q)
+                .encode(current.driver(), SWIZZLE)?;
             // SAFETY: the kernel takes a `FolioAttentionParams` and a map; their addresses are the caller's tensors,
             // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
             return unsafe { launch.enqueue(current, function, run.params, &[q]) };

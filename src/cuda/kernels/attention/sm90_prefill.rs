@@ -1,9 +1,11 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape,
+    Variant,
 };
 use crate::cuda::kernels::row::Arch;
+use crate::dtype::DType;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
@@ -71,7 +73,7 @@ const SHAPES: [Shape; 5] = [
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
 ];
 
-/// Beside the tiles there are rows that are not converted yet. More registers load, so that steps are shorter.
+/// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
 const CONVERTING: [Shape; 4] = [
     shape(64, 64, 192, 80),
     shape(128, 128, 192, 80),
@@ -93,18 +95,29 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
     }
 }
 
-/// Stages of K and V, a step of their rows where they are converted, one or two stages of Q, and 1024 bytes of barriers
-/// and tile records; the kernel asserts that it comes to the same.
+/// Stages of K and V, a step of what is converted, one or two stages of Q, and 1024 bytes of barriers and tile records;
+/// the kernel asserts that it comes to the same. fp8 values are converted to fp16, and keys where queries are fp16; bf16
+/// queries are split.
 fn shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
     const MOST: u32 = 232_448 - 1024;
     let converts = types.kv != types.q;
+    let splits = converts && types.q == DType::BF16;
     let stages = match (shape.head_dim_qk, shape.q_tile) {
         (64, _) => 4,
-        (_, 192) if !converts => 3,
+        (_, 192) if splits || !converts => 3,
         _ => 2,
     };
-    let step = shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo);
-    let cache = stages * step * 2 + if converts { step } else { 0 };
+    let (keys, values) = (
+        shape.kv_tile * shape.head_dim_qk,
+        shape.kv_tile * shape.head_dim_vo,
+    );
+    let staged = if splits { keys } else { 2 * keys } + 2 * values;
+    let raw = match (converts, splits) {
+        (false, _) => 0,
+        (true, false) => keys + values,
+        (true, true) => values,
+    };
+    let cache = stages * staged + raw;
     let queries = shape.q_tile * shape.head_dim_qk * 2;
     let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
     cache + query_stages * queries + 1024
