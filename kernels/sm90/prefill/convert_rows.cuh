@@ -29,75 +29,75 @@ class RowConverter {
 public:
     __device__ __forceinline__ explicit RowConverter(const RowWarp &rows) : rows(rows) {}
 
+    // K and V of the next step are under way while those of this one are converted, and page ids of the step after it.
     __device__ __forceinline__ void fill(const Work &work) {
         const int last_block = work.first_block - work.num_steps + 1;
         int block = work.first_block;
-        Places places = rows.find(work, block);
-        if constexpr (SPLITS) rows.await_empty(KEY_EMPTY, stage);
-        request_keys(work, places, stage);
-        cp_async_commit();
-        request_values(work, places);
-        cp_async_commit();
+        Places next = rows.find(work, block);
+        request(work, block, next, stage);
+        if (block > last_block) next = rows.find(work, block - 1);
 #pragma unroll 1
-        for (bool more = true; more; --block) {
-            more = block > last_block;
-            if (more) places = rows.find(work, block - 1);
-            Ring<STAGES> next = stage;
-            next.advance();
-            if constexpr (!SPLITS) rows.await_empty(KEY_EMPTY, stage);
-            cp_async_wait<1>();
-            if constexpr (!SPLITS) convert<DIM_QK>(RAW_KEYS, KEYS + stage.index * KEY_BYTES);
-            rows.hand_over(KEY_FULL, stage);
-            if (more) {
-                if constexpr (SPLITS) rows.await_empty(KEY_EMPTY, next);
-                request_keys(work, places, next);
+        for (; block >= last_block; --block) {
+            Ring<STAGES> following = stage;
+            following.advance();
+            cp_async_wait<0>();
+            if constexpr (SPLITS) rows.hand_over(KEY_FULL, stage);
+            if (block > last_block) request(work, block - 1, next, following);
+            if (block > last_block + 1) next = rows.find(work, block - 2);
+            if constexpr (!SPLITS) {
+                rows.await_empty(KEY_EMPTY, stage);
+                convert<DIM_QK>(raw(RAW_KEYS, RAW_KEY_BYTES, block), KEYS + stage.index * KEY_BYTES);
+                rows.hand_over(KEY_FULL, stage);
             }
-            cp_async_commit();
             rows.await_empty(VALUE_EMPTY, stage);
-            cp_async_wait<1>();
-            convert<DIM_VO>(RAW_VALUES, VALUES + stage.index * VALUE_BYTES);
+            convert<DIM_VO>(raw(RAW_VALUES, RAW_VALUE_BYTES, block), VALUES + stage.index * VALUE_BYTES);
             rows.hand_over(VALUE_FULL, stage);
-            if (more) request_values(work, places);
-            cp_async_commit();
-            stage = next;
+            stage = following;
         }
     }
 
 private:
+    static __device__ __forceinline__ u32 raw(u32 first, u32 bytes, int block) { return first + block % RAW_STAGES * bytes; }
+
     // Raw bytes of a lane: [piece][64-column block][lane][16 bytes].
     template <int DIM>
     __device__ __forceinline__ u32 raw_chunk(u32 raw, u32 piece, u32 block) const {
         return rows.shared + raw + (((piece * FILLING_WARPS + rows.warp) * (DIM / 64) + block) * 32 + rows.lane) * 16;
     }
 
-    // To the lane's own place, or, where keys stay as they are, to the tile: there chunk c of row r of an atom of 8 lies
-    // at c ^ r / 2.
-    __device__ __forceinline__ void request_keys(const Work &work, const Places &places,
-                                                 const Ring<STAGES> &next) const {
-        const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES;
-        const u32 tile = rows.shared + KEYS + next.index * KEY_BYTES + rows.warp * 512 + row * 64 + ((chunk ^ row / 2) << 4);
-        request<DIM_QK>(rows.params.k, work, places, [&](u32 piece, u32 block) {
-            return SPLITS ? tile + piece * FILLING_WARPS * 512 + block * BLOCK * 64
-                          : raw_chunk<DIM_QK>(RAW_KEYS, piece, block);
-        });
-    }
-
-    __device__ __forceinline__ void request_values(const Work &work, const Places &places) const {
-        request<DIM_VO>(rows.params.v, work, places,
-                        [&](u32 piece, u32 block) { return raw_chunk<DIM_VO>(RAW_VALUES, piece, block); });
+    // Values and keys to the lane's own places, or keys, where they stay as they are, to the tile: there chunk c of row r
+    // of an atom of 8 lies at c ^ r / 2.
+    __device__ __forceinline__ void request(const Work &work, int block, const Places &places,
+                                            const Ring<STAGES> &stage) const {
+        if constexpr (SPLITS) {
+            rows.await_empty(KEY_EMPTY, stage);
+            const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES;
+            const u32 tile = rows.shared + KEYS + stage.index * KEY_BYTES + rows.warp * 512 + row * 64 + ((chunk ^ row / 2) << 4);
+            copy<DIM_QK>(rows.params.k, work, places, [&](u32 piece, u32 columns) {
+                return tile + piece * FILLING_WARPS * 512 + columns * BLOCK * 64;
+            });
+        } else {
+            const u32 keys = raw(RAW_KEYS, RAW_KEY_BYTES, block);
+            copy<DIM_QK>(rows.params.k, work, places,
+                         [&](u32 piece, u32 columns) { return raw_chunk<DIM_QK>(keys, piece, columns); });
+        }
+        const u32 values = raw(RAW_VALUES, RAW_VALUE_BYTES, block);
+        copy<DIM_VO>(rows.params.v, work, places,
+                     [&](u32 piece, u32 columns) { return raw_chunk<DIM_VO>(values, piece, columns); });
+        cp_async_commit();
     }
 
     template <int DIM, class Target>
-    __device__ __forceinline__ void request(const FolioCache &cache, const Work &work, const Places &places,
-                                            const Target &target) const {
+    __device__ __forceinline__ void copy(const FolioCache &cache, const Work &work, const Places &places,
+                                         const Target &target) const {
         const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
         rows.for_pieces([&](u32 piece) {
             const u64 source = addresses.of_piece(piece, rows.lane);
             const u32 bytes = source != 0 ? 16 : 0;
 #pragma unroll
-            for (u32 block = 0; block < DIM / 64; ++block) {
-                cp_async<16>(target(piece, block),
-                             reinterpret_cast<const u8 *>(source) + 16 * (rows.lane % ROW_LANES) + 64 * block, bytes);
+            for (u32 columns = 0; columns < DIM / 64; ++columns) {
+                cp_async<16>(target(piece, columns),
+                             reinterpret_cast<const u8 *>(source) + 16 * (rows.lane % ROW_LANES) + 64 * columns, bytes);
             }
         });
     }

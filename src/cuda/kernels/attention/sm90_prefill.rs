@@ -1,8 +1,8 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape,
-    Variant,
+    AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
+    cached,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -12,9 +12,20 @@ pub(super) const FAMILIES: &[Family] = &[
     whole_keys(KvRows::Paged),
     whole_keys(KvRows::Ragged),
     rows(),
-    // fp8 keys and values, converted when they are loaded.
+    // fp8 values, converted when they are loaded; keys too where queries are fp16.
     Family {
-        types: HALF_FP8,
+        types: &[
+            cached(DType::BF16, DType::F8E4M3),
+            cached(DType::BF16, DType::F8E5M2),
+        ],
+        shapes: &SPLITTING,
+        ..rows()
+    },
+    Family {
+        types: &[
+            cached(DType::F16, DType::F8E4M3),
+            cached(DType::F16, DType::F8E5M2),
+        ],
         shapes: &CONVERTING,
         ..rows()
     },
@@ -74,11 +85,19 @@ const SHAPES: [Shape; 5] = [
 ];
 
 /// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
-const CONVERTING: [Shape; 4] = [
+const SPLITTING: [Shape; 4] = [
     shape(64, 64, 192, 80),
     shape(128, 128, 192, 80),
     shape(192, 128, 128, 80),
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64),
+];
+
+/// As above, with keys that are converted.
+const CONVERTING: [Shape; 4] = [
+    SPLITTING[0],
+    SPLITTING[1],
+    SPLITTING[2],
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 48),
 ];
 
 /// Queries and keys of 128 elements and a rotary part of 64: MLA in its multi-head form.
@@ -95,7 +114,7 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
     }
 }
 
-/// Stages of K and V, a step of what is converted, one or two stages of Q, and 1024 bytes of barriers and tile records;
+/// Stages of K and V, two steps of what is converted, one or two stages of Q, and 1024 bytes of barriers and tile records;
 /// the kernel asserts that it comes to the same. fp8 values are converted to fp16, and keys where queries are fp16; bf16
 /// queries are split.
 fn shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
@@ -117,7 +136,7 @@ fn shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
         (true, false) => keys + values,
         (true, true) => values,
     };
-    let cache = stages * staged + raw;
+    let cache = stages * staged + 2 * raw;
     let queries = shape.q_tile * shape.head_dim_qk * 2;
     let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
     cache + query_stages * queries + 1024
