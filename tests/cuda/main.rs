@@ -13,6 +13,7 @@ mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod index;
+mod masks;
 mod merge;
 mod mla;
 mod mla_cache;
@@ -46,6 +47,15 @@ fn main() -> ExitCode {
         case("split_keys", (), problems::split_keys),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),
+        case("masks_of_many_rows", (), masks::masks_of_many_rows),
+        case("masks_of_few_rows", (), masks::masks_of_few_rows),
+        case("custom_masks", (), masks::custom_masks),
+        case("rows_that_see_nothing", (), masks::rows_that_see_nothing),
+        case(
+            "masks_of_split_requests",
+            (),
+            masks::masks_of_split_requests,
+        ),
         case("graph_replays", (), steps::graph_replays),
         case(
             "graph_plans_on_the_device",

@@ -7,7 +7,7 @@
 // keys that come by a map of their own, 0 where keys are whole.
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/output.cuh"
-#include "sm90/prefill/softmax.cuh"
+#include "sm90/prefill/step_mask.cuh"
 
 namespace folio::prefill {
 
@@ -69,10 +69,10 @@ public:
     }
 
 private:
-    // Where the warpgroup is in a tile. Blocks from `mask_from` and below `mask_below` hold keys that some of
-    // its rows must not see.
+    // Where the warpgroup is in a tile.
     struct TileSteps {
-        int block, last_block, mask_from, mask_below;
+        int block, last_block;
+        MaskedBlocks masked;
         bool idle;  // the item ends before the warpgroup's rows
         float scale;
 
@@ -80,19 +80,15 @@ private:
             : block(tile.first_block),
               last_block(block - tile.num_steps + 1),
               scale(FoldedLogits(params, tile.kv_head).exponent) {
-            const Window<i32> window(params);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
             const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
             idle = before >= static_cast<int>(tile.num_tokens);
-            mask_from = max(min(tile.kv_end, window.end(first)), 0) / BLOCK;
-            mask_below = (max(window.begin(last), 0) + BLOCK - 1) / BLOCK;
+            masked = MaskedBlocks(tile.all(params, first, last, tile.kv_end));
         }
 
         __device__ __forceinline__ bool advance() { return --block >= last_block; }
         __device__ __forceinline__ bool last() const { return block == last_block; }
-        __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
-        __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
         __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
     };
 
@@ -108,7 +104,10 @@ private:
 
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
-        const u64 q = wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, 1024);
+        u32 queries = shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES;
+        // Computed anew, where registers do not suffice for what is the same for all tiles.
+        if constexpr (MASKED) asm volatile("" : "+r"(queries));
+        const u64 q = wgmma_descriptor(queries, 16, 1024);
         const u32 keys = shared + KEYS + key.index * KEY_BYTES;
         const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
         const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
@@ -145,18 +144,20 @@ private:
         if (steps.last()) mbarrier_arrive(shared + QUERY_EMPTY + 8 * (query.index * CONSUMERS + group));
     }
 
-    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
+    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask,
+                                                  Scores &s) {
         release_scores(steps);
         if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
-        const bool right = steps.masked_right(), left = steps.masked_left();
-        if (right || left) mask_keys(s, params, tile, steps.block, right, left);
+        mask.apply(s, params, tile, steps.masked, steps.block, steps.scale);
     }
 
     __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
                                                Rows &rows) {
+        StepMask mask;
+        mask.prepare(params, tile, steps.masked, steps.block);
         wgmma_wait<0>();
         pin(s);
-        finish_scores(tile, steps, s);
+        finish_scores(tile, steps, mask, s);
         float unused[2];
         rows.update(s, steps.scale, unused);
         pack_probabilities(p, s);
@@ -170,9 +171,11 @@ private:
         start_scores(s);
         mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
         start_output(p, o);
+        StepMask mask;
+        mask.prepare(params, tile, steps.masked, steps.block);
         wgmma_wait<1>();
         pin(s);
-        finish_scores(tile, steps, s);
+        finish_scores(tile, steps, mask, s);
         float factor[2];
         const bool rescales = rows.update(s, steps.scale, factor);
         keep_before_wait(rows);
@@ -268,8 +271,10 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
     __syncthreads();
     wait_for_prerequisites();
     // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 and
-    // 4 * 128 = 32 + 3 * 160.
-    constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+    // 4 * 128 = 32 + 3 * 160. To find out what any mask shows takes the producer more.
+    constexpr int MORE = MASKED ? 8 : 0;
+    constexpr int PRODUCER_REGISTERS = (CONSUMERS == 2 ? 40 : 32) + CONSUMERS * MORE;
+    constexpr int CONSUMER_REGISTERS = (CONSUMERS == 2 ? 232 : 160) - MORE;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
         produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);

@@ -7,9 +7,9 @@
 #pragma once
 
 #include "core/cache.cuh"
-#include "core/mask.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma_products.cuh"
+#include "sm90/prefill/tile_mask.cuh"
 
 namespace folio::prefill {
 
@@ -25,6 +25,7 @@ constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;                               // keys of a step
 constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 ? 3 : 2;  // steps of K and of V in shared memory
 constexpr bool PAGED = FOLIO_PAGED;
+constexpr bool MASKED = FOLIO_MASKED;  // what is seen does not follow from positions, or logits depend on distance
 constexpr int WARPGROUP = 128;
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 
@@ -40,7 +41,8 @@ constexpr u32 QUERIES = 0;
 constexpr u32 KEYS = QUERIES + QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 TILES = VALUES + STAGES * VALUE_BYTES;
-constexpr u32 BARRIERS = TILES + 48 * TILE_SLOTS;
+constexpr u32 TILE_BYTES = MASKED ? 72 : 48;
+constexpr u32 BARRIERS = TILES + TILE_BYTES * TILE_SLOTS;
 constexpr u32 TILE_FULL = BARRIERS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
 constexpr u32 QUERY_FULL = TILE_READ + 8 * TILE_SLOTS;
@@ -88,7 +90,7 @@ __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
 
 // A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
 // last block of keys down.
-struct Tile {
+struct Tile : TileMask<MASKED> {
     int num_steps;  // 0: no more work
     int first_block;
     int kv_end;
@@ -101,11 +103,10 @@ struct Tile {
     int pack_shift;  // row r is position r >> pack_shift
     i64 source;      // first entry of page_ids, or first row of ragged K/V
 };
-static_assert(sizeof(Tile) == 48);
+static_assert(sizeof(Tile) == TILE_BYTES);
 
 // A tile that sees no key still takes one step, of nothing but masked keys.
 __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
-    const Window<i32> window(params);
     const FolioWorkItem item = params.plan.items[item_index];
     Tile tile;
     tile.token = item.q_token;
@@ -113,10 +114,9 @@ __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u3
     tile.position = item.position;
     tile.kv_end = item.kv_end;
     const int kv_start = item.kv_start;
-    const int end = min(tile.kv_end, window.end(tile.position + static_cast<int>(item.q_len) - 1));
-    const int start = max(kv_start, window.begin(tile.position));
-    tile.first_block = (end > start ? end - 1 : kv_start) / BLOCK;
-    tile.num_steps = end > start ? tile.first_block - start / BLOCK + 1 : 1;
+    const KeyRange seen = tile.some(params, item);
+    tile.first_block = (seen.end > seen.begin ? seen.end - 1 : kv_start) / BLOCK;
+    tile.num_steps = seen.end > seen.begin ? tile.first_block - seen.begin / BLOCK + 1 : 1;
     tile.head = head_block * packed_heads(params);
     tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
     tile.partial = item.partial;

@@ -15,7 +15,7 @@ use super::sm90_prefill::Sm90Prefill;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::kernels::Arch;
-use crate::cuda::kernels::attention::{KeySource, Phase};
+use crate::cuda::kernels::attention::{KeySource, Masks, Phase};
 use crate::cuda::kernels::mla::RecordSource;
 use crate::error::Result;
 use crate::log::{Level, Logger};
@@ -128,6 +128,7 @@ fn special(
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |keys| Sm90Mla::load(keys, loader, context, desc).map(boxed);
+    let prefill = |masks| Sm90Prefill::load(masks, loader, context, desc).map(boxed);
     match (desc.kind, phase(desc)) {
         (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(RecordSource::Records)?]),
         (Kind::Mla, Phase::Decode) => Ok(vec![few(RecordSource::Boxes)?, few(RecordSource::Rows)?]),
@@ -135,6 +136,6 @@ fn special(
             Ok(vec![many(RecordSource::Boxes)?, many(RecordSource::Rows)?])
         }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
-        (_, Phase::Prefill) => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
+        (_, Phase::Prefill) => Ok(vec![prefill(Masks::ByPosition)?, prefill(Masks::Any)?]),
     }
 }

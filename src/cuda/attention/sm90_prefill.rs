@@ -8,10 +8,10 @@ use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::attention::{AttentionRow, KvRows, SPLIT_ROPE_DIM, Variant};
+use crate::cuda::kernels::attention::{AttentionRow, KvRows, Masks, SPLIT_ROPE_DIM, Variant};
 use crate::cuda::params::{AttentionParams, row_alignment};
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
+use crate::problem::{AttentionArgs, AttentionDesc, KvStorage, Mask, Tiling};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
@@ -22,9 +22,10 @@ const SWIZZLE: Swizzle = Swizzle::Span128;
 /// Rows of a consumer warpgroup.
 const WARPGROUP_ROWS: u32 = 64;
 
-/// The kernel for one problem.
+/// The kernel for one problem, with some masks or with all.
 #[derive(Debug)]
 pub struct Sm90Prefill {
+    masks: Masks,
     /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
     whole_keys: Option<Function>,
@@ -40,7 +41,12 @@ impl Sm90Prefill {
     ///
     /// # Errors
     /// As [`find`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
+    pub fn load(
+        masks: Masks,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
         let (kv, page_fits) = match desc.kv {
@@ -57,9 +63,13 @@ impl Sm90Prefill {
         let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
         let form = |rope_dim| {
+            let wanted = Variant::Sm90Prefill {
+                kv,
+                rope_dim,
+                masks,
+            };
             find(loader, query, |row: &AttentionRow| {
-                row.variant == Variant::Sm90Prefill { kv, rope_dim }
-                    && tile_suits(row, packed_heads, desc.max_qo_len)
+                row.variant == wanted && tile_suits(row, packed_heads, desc.max_qo_len)
             })
         };
         let (whole, split) = (form(0)?, form(SPLIT_ROPE_DIM)?);
@@ -68,6 +78,7 @@ impl Sm90Prefill {
             (Err(lacks), Err(_)) => return Ok(Err(*lacks)),
         };
         Ok(Ok(Sm90Prefill {
+            masks,
             row,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
@@ -199,14 +210,11 @@ impl AttentionKernel for Sm90Prefill {
 
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
-        let by_request = matches!(args.mask, Mask::CausalByRequest(_));
-        Features::default()
-            .and(Feature::CustomMask, custom)
-            .and(Feature::CausalByRequest, by_request)
-            .and(Feature::Alibi, args.alibi_slopes.is_some())
-            .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
-            .and(Feature::OScale, args.o_scale != 1.0)
+        let by_mask = match self.masks {
+            Masks::ByPosition => not_by_position(args),
+            Masks::Any => Features::default(),
+        };
+        by_mask
             .and(Feature::QStrides, !rows_suit(&args.q))
             .and(Feature::OStrides, !rows_suit(&args.o))
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
@@ -246,6 +254,17 @@ impl AttentionKernel for Sm90Prefill {
         // SAFETY: as above, and the map of k_rope.
         unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) }
     }
+}
+
+/// What a run asks for beside masks that follow from positions.
+fn not_by_position(args: &AttentionArgs) -> Features {
+    let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
+    let by_request = matches!(args.mask, Mask::CausalByRequest(_));
+    Features::default()
+        .and(Feature::CustomMask, custom)
+        .and(Feature::CausalByRequest, by_request)
+        .and(Feature::Alibi, args.alibi_slopes.is_some())
+        .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
 }
 
 /// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of

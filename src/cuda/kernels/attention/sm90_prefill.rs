@@ -1,7 +1,8 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
+    AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Masks, Phase, Shape,
+    Variant,
 };
 use crate::cuda::kernels::row::Arch;
 
@@ -9,6 +10,8 @@ use crate::cuda::kernels::row::Arch;
 pub(super) const FAMILIES: &[Family] = &[
     whole_keys(KvRows::Paged),
     whole_keys(KvRows::Ragged),
+    masked(KvRows::Paged),
+    masked(KvRows::Ragged),
     split_keys(KvRows::Paged),
     split_keys(KvRows::Ragged),
     // Parts of a context, whose outputs are merged.
@@ -26,6 +29,7 @@ const fn split_keys(kv: KvRows) -> Family {
         variant: Variant::Sm90Prefill {
             kv,
             rope_dim: SPLIT_ROPE_DIM,
+            masks: Masks::ByPosition,
         },
         symbol: "folio_prefill_sm90_split_keys",
         shapes: &[MLA],
@@ -36,7 +40,11 @@ const fn split_keys(kv: KvRows) -> Family {
 const fn whole_keys(kv: KvRows) -> Family {
     Family {
         phase: Phase::Prefill,
-        variant: Variant::Sm90Prefill { kv, rope_dim: 0 },
+        variant: Variant::Sm90Prefill {
+            kv,
+            rope_dim: 0,
+            masks: Masks::ByPosition,
+        },
         arch: Arch::Sm90a,
         source: "sm90/prefill/prefill.cu",
         symbol: "folio_prefill_sm90",
@@ -49,12 +57,34 @@ const fn whole_keys(kv: KvRows) -> Family {
     }
 }
 
+/// Runs with masks that do not follow from positions take these beside those of [`whole_keys`], on the same work items.
+const fn masked(kv: KvRows) -> Family {
+    Family {
+        variant: Variant::Sm90Prefill {
+            kv,
+            rope_dim: 0,
+            masks: Masks::Any,
+        },
+        shapes: &MASKED_SHAPES,
+        ..whole_keys(kv)
+    }
+}
+
 const SHAPES: [Shape; 5] = [
     shape(64, 64, 192, 128),
     shape(128, 128, 192, 80),
     shape(128, 128, 128, 128),
     MLA,
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
+];
+
+/// With the query tiles of [`SHAPES`]. Masks take registers, and where those are full, steps have fewer keys.
+const MASKED_SHAPES: [Shape; 5] = [
+    shape(64, 64, 192, 80),
+    shape(128, 128, 192, 64),
+    shape(128, 128, 128, 128),
+    MLA,
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64),
 ];
 
 /// Queries and keys of 128 elements and a rotary part of 64: MLA in its multi-head form.
