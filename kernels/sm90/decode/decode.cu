@@ -21,7 +21,7 @@ static_assert(QUERY_OFFSET + QueryRows::SHARED_BYTES == FOLIO_SHARED_BYTES, "the
 
 // Writes zeros over the values of keys that no row sees: 0 x NaN would reach the output.
 __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 token, const KeySpan &span, u32 lane) {
-    const StageStrides<Shape, Shape::V_ROW_BYTES> strides(boxes_log2);
+    const StageStrides<Shape, VTile> strides(boxes_log2);
     const u32 zeros[4] = {0, 0, 0, 0};
 #pragma unroll 1
     for (u32 piece = lane; piece < HEADS * TILE_TOKENS * VTile::ROW_CHUNKS; piece += 32) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 toke
 }
 
 template <class Loader>
-__device__ __forceinline__ void run(const FolioDecodeParams &params, const TensorMap *k_map, const TensorMap *v_map) {
+__device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const TensorMap *k_map, const TensorMap *v_map) {
     extern __shared__ __align__(1024) u8 shared[];
     MergeState &merge = *reinterpret_cast<MergeState *>(shared + MERGE_OFFSET);
     NarrowFragment *query = reinterpret_cast<NarrowFragment *>(shared + QUERY_OFFSET);
@@ -100,13 +100,13 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
 }  // namespace folio::decode
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
-    folio_sm90_decode_tma(const __grid_constant__ FolioDecodeParams params,
+    folio_sm90_decode_tma(const __grid_constant__ FolioPaddedDecodeParams params,
                           const __grid_constant__ folio::TensorMap k_map,
                           const __grid_constant__ folio::TensorMap v_map) {
     folio::decode::run<folio::decode::TmaLoader<folio::decode::Shape>>(params, &k_map, &v_map);
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
-    folio_sm90_decode_gather(const __grid_constant__ FolioDecodeParams params) {
+    folio_sm90_decode_gather(const __grid_constant__ FolioPaddedDecodeParams params) {
     folio::decode::run<folio::decode::GatherLoader<folio::decode::Shape>>(params, nullptr, nullptr);
 }

@@ -15,9 +15,10 @@ using Op = Operands<CacheType>;
 using Math = Op::Math;
 using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO, CacheRows<CacheType>,
                         FOLIO_THREADS / 32>;
-using KTile = RowTile<Shape::K_ROW_BYTES>;
-using VTile = RowTile<Shape::V_ROW_BYTES>;
+using KTile = Shape::KTile;
+using VTile = Shape::VTile;
 
+// Of the kernel's rows; the problem's may be less.
 constexpr int HEAD_DIM_QK = FOLIO_HEAD_DIM_QK, HEAD_DIM_VO = FOLIO_HEAD_DIM_VO;
 constexpr int TILE_TOKENS = Shape::TILE_TOKENS;
 constexpr int WARPS = Shape::WARPS, THREADS = FOLIO_THREADS;
@@ -33,7 +34,7 @@ struct Item {
     u32 kv_head, first_row, num_rows;
 };
 
-__device__ __forceinline__ Item read_item(const FolioDecodeParams &params, u32 index) {
+__device__ __forceinline__ Item read_item(const FolioPaddedDecodeParams &params, u32 index) {
     Item item;
     const FolioPlanView &plan = params.attention.plan;
     const uint4 *words = reinterpret_cast<const uint4 *>(plan.items + index);
@@ -67,7 +68,7 @@ struct PackedRow {
 };
 
 // Row `row` of the CTA; rows past the last repeat the last, and their results are dropped.
-__device__ __forceinline__ PackedRow packed_row(const FolioDecodeParams &params, const Item &item, u32 row) {
+__device__ __forceinline__ PackedRow packed_row(const FolioPaddedDecodeParams &params, const Item &item, u32 row) {
     const u32 packed = item.first_row + min(row, item.num_rows - 1);
     const u32 query = packed / params.group_size;
     return {query, packed - query * params.group_size};
@@ -78,7 +79,7 @@ struct LaneRows {
     KeyRange keys[ROW_TILES][2];
     i32 position[ROW_TILES][2];
 
-    __device__ __forceinline__ LaneRows(const FolioDecodeParams &params, const Item &item, u32 lane) {
+    __device__ __forceinline__ LaneRows(const FolioPaddedDecodeParams &params, const Item &item, u32 lane) {
         const Window<i64> window(params.attention);
 #pragma unroll
         for (int t = 0; t < ROW_TILES; ++t) {
@@ -96,10 +97,9 @@ struct LaneRows {
 struct LaneLogits {
     LogitRule rule;
     float scale[COLUMN_TILES][2], slope[COLUMN_TILES][2];
-    bool plain;
 
-    __device__ __forceinline__ LaneLogits(const FolioDecodeParams &params, const Item &item, u32 lane)
-        : rule(params.attention), plain(rule.plain()) {
+    __device__ __forceinline__ LaneLogits(const FolioPaddedDecodeParams &params, const Item &item, u32 lane)
+        : rule(params.attention) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
             const u32 kv_head = item.kv_head + c / ROW_TILES;
@@ -113,10 +113,22 @@ struct LaneLogits {
         }
     }
 
-    // `distance` is from the key to the row.
-    __device__ __forceinline__ float operator()(float product, int column_tile, int j, i32 distance) const {
-        const float factor = scale[column_tile][j];
-        return plain ? product * factor : rule(product, factor, slope[column_tile][j], distance);
+    // Calls `use` with the rule, whose parts that are off are known to be: a test for every logit would keep the
+    // logits of a lane, which depend on nothing of each other, from being computed at the same time.
+    template <class Use>
+    __device__ __forceinline__ void with_rule(Use use) const {
+        LogitRule known = rule;
+        if (rule.plain()) {
+            known.cap = 0.0f, known.alibi = false;
+            use(known);
+        } else if (!rule.alibi) {
+            __builtin_assume(known.cap > 0.0f);
+            known.alibi = false;
+            use(known);
+        } else {
+            known.alibi = true;
+            use(known);
+        }
     }
 };
 
@@ -126,7 +138,7 @@ struct TileSpan {
     KeyRange inner;
     i32 tiles;  // of this warp
 
-    __device__ __forceinline__ TileSpan(const FolioDecodeParams &params, const Item &item, u32 warp) {
+    __device__ __forceinline__ TileSpan(const FolioPaddedDecodeParams &params, const Item &item, u32 warp) {
         const u32 first = item.first_row / params.group_size;
         const u32 last = (item.first_row + item.num_rows - 1) / params.group_size;
         const RowsKeys visible(Window<i64>(params.attention), static_cast<i64>(item.work.position) + first,
