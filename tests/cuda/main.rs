@@ -8,6 +8,7 @@ mod cascade;
 mod common;
 mod context_parallel;
 mod copy;
+mod decode;
 mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
@@ -44,6 +45,14 @@ fn main() -> ExitCode {
             problems::more_parts_than_there_is_room_for,
         ),
         case("any_group", (), problems::any_group),
+        case("decode_head_dims", (), decode::decode_head_dims),
+        case(
+            "decode_head_dims_of_models",
+            (),
+            decode::decode_head_dims_of_models,
+        ),
+        case("decode_packed_rows", (), decode::decode_packed_rows),
+        case("decode_logits", (), decode::decode_logits),
         case("split_keys", (), problems::split_keys),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),

@@ -1,6 +1,6 @@
 // Split-KV decode attention for Hopper: a few packed query rows (q_len x group) per KV head, the keys streamed
 // through per-warp rings, products by mma.sync. Memory-bound by design: every key is read once per row tile and the
-// arithmetic hides behind it. Long queries belong to the prefill kernel; custom masks and mm-prefix to the generic one.
+// arithmetic hides behind it. Long queries belong to the prefill kernel.
 //
 // Grid (num_kv_heads / FOLIO_DECODE_HEADS, row tiles of the largest item, items): heads fastest, so that CTAs that run
 // together read the same pages. A CTA takes items z, z + gridDim.z, ... below counts[0]; the rest exit. Warp w takes
@@ -21,7 +21,7 @@ static_assert(QUERY_OFFSET + QueryRows::SHARED_BYTES == FOLIO_SHARED_BYTES, "the
 
 // Writes zeros over the values of keys that no row sees: 0 x NaN would reach the output.
 __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 token, const KeySpan &span, u32 lane) {
-    const StageStrides<Shape, Shape::V_ROW_BYTES> strides(boxes_log2);
+    const StageStrides<Shape, VTile> strides(boxes_log2);
     const u32 zeros[4] = {0, 0, 0, 0};
 #pragma unroll 1
     for (u32 piece = lane; piece < HEADS * TILE_TOKENS * VTile::ROW_CHUNKS; piece += 32) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 toke
 }
 
 template <class Loader>
-__device__ __forceinline__ void run(const FolioDecodeParams &params, const TensorMap *k_map, const TensorMap *v_map) {
+__device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const TensorMap *k_map, const TensorMap *v_map) {
     extern __shared__ __align__(1024) u8 shared[];
     MergeState &merge = *reinterpret_cast<MergeState *>(shared + MERGE_OFFSET);
     NarrowFragment *query = reinterpret_cast<NarrowFragment *>(shared + QUERY_OFFSET);
@@ -68,6 +68,7 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
             loader.issue(i, stage + i < Shape::STAGES ? stage + i : stage + i - Shape::STAGES);
         }
         const LaneRows rows(params, item, lane);
+        const OwnRow own(params, item, lane);
         LaneLogits logits(params, item, lane);
         QueryRows q;
         q.load(params, item, query, warp, lane, logits);
@@ -80,7 +81,11 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
             const u32 tile = ring + stage * Shape::STAGE_BYTES;
             const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
             if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
-            state.add_tile(q, logits, rows, tile, at, token, edge, lane);
+            SeenKeys seen;
+            if (edge) {
+                seen.gather(own.seen(params.attention, item, {span.keys.begin, span.keys.end}, token), lane);
+            }
+            state.add_tile(q, logits, rows, seen, tile, at, token, edge, lane);
             __syncwarp();
             loader.issue(i + Shape::STAGES, stage);
             if (++stage == Shape::STAGES) {
@@ -100,13 +105,13 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
 }  // namespace folio::decode
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
-    folio_sm90_decode_tma(const __grid_constant__ FolioDecodeParams params,
+    folio_sm90_decode_tma(const __grid_constant__ FolioPaddedDecodeParams params,
                           const __grid_constant__ folio::TensorMap k_map,
                           const __grid_constant__ folio::TensorMap v_map) {
     folio::decode::run<folio::decode::TmaLoader<folio::decode::Shape>>(params, &k_map, &v_map);
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
-    folio_sm90_decode_gather(const __grid_constant__ FolioDecodeParams params) {
+    folio_sm90_decode_gather(const __grid_constant__ FolioPaddedDecodeParams params) {
     folio::decode::run<folio::decode::GatherLoader<folio::decode::Shape>>(params, nullptr, nullptr);
 }

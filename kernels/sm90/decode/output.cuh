@@ -68,7 +68,7 @@ __device__ __forceinline__ void store_four(void *base, u32 dtype, i64 index, flo
 }
 
 // Columns column .. column + 3 of row `row` of a KV head: `sum`, relative to the state's maximum.
-__device__ __forceinline__ void store_row(const FolioDecodeParams &params, const Item &item, u32 kv_head, u32 row,
+__device__ __forceinline__ void store_row(const FolioPaddedDecodeParams &params, const Item &item, u32 kv_head, u32 row,
                                           u32 column, float4 sum, RowState state) {
     const FolioAttentionParams &p = params.attention;
     const PackedRow packed = packed_row(params, item, row);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_row(const FolioDecodeParams &params, const
     if (item.work.partial != FOLIO_NO_PARTIAL) {
         const i64 at = static_cast<i64>(item.work.partial + packed.query) * p.num_qo_heads + head;
         const float factor = state.sum == 0.0f ? 0.0f : 1.0f / state.sum;
-        *reinterpret_cast<float4 *>(p.plan.partial_o + at * HEAD_DIM_VO + column) = scaled(sum, factor);
+        *reinterpret_cast<float4 *>(p.plan.partial_o + at * params.head_dim_vo + column) = scaled(sum, factor);
         if (column == 0) p.plan.partial_lse[at] = log_sum_exp(state);
         return;
     }
@@ -93,12 +93,13 @@ __device__ __forceinline__ void store_row(const FolioDecodeParams &params, const
 }
 
 // Sums the warps' rows in the order of the warps and stores them.
-__device__ __forceinline__ void merge_warps(const FolioDecodeParams &params, const Item &item, const MergeState &merge,
+__device__ __forceinline__ void merge_warps(const FolioPaddedDecodeParams &params, const Item &item, const MergeState &merge,
                                             const u8 *rings) {
     constexpr u32 PIECES = HEAD_DIM_VO / 4;
     for (u32 n = threadIdx.x; n < HEADS * item.num_rows * PIECES; n += THREADS) {
         const u32 head = HEADS == 2 && n >= item.num_rows * PIECES;
         const u32 row = n / PIECES - head * item.num_rows, column = n % PIECES * 4;
+        if (column >= params.head_dim_vo) continue;
         const u32 slot = head * ROWS + row;
         RowState state = {merge.max[0][slot], 0.0f};
 #pragma unroll

@@ -15,9 +15,10 @@ using Op = Operands<CacheType>;
 using Math = Op::Math;
 using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO, CacheRows<CacheType>,
                         FOLIO_THREADS / 32>;
-using KTile = RowTile<Shape::K_ROW_BYTES>;
-using VTile = RowTile<Shape::V_ROW_BYTES>;
+using KTile = Shape::KTile;
+using VTile = Shape::VTile;
 
+// Of the kernel's rows; the problem's may be less.
 constexpr int HEAD_DIM_QK = FOLIO_HEAD_DIM_QK, HEAD_DIM_VO = FOLIO_HEAD_DIM_VO;
 constexpr int TILE_TOKENS = Shape::TILE_TOKENS;
 constexpr int WARPS = Shape::WARPS, THREADS = FOLIO_THREADS;
@@ -33,7 +34,7 @@ struct Item {
     u32 kv_head, first_row, num_rows;
 };
 
-__device__ __forceinline__ Item read_item(const FolioDecodeParams &params, u32 index) {
+__device__ __forceinline__ Item read_item(const FolioPaddedDecodeParams &params, u32 index) {
     Item item;
     const FolioPlanView &plan = params.attention.plan;
     const uint4 *words = reinterpret_cast<const uint4 *>(plan.items + index);
@@ -67,7 +68,7 @@ struct PackedRow {
 };
 
 // Row `row` of the CTA; rows past the last repeat the last, and their results are dropped.
-__device__ __forceinline__ PackedRow packed_row(const FolioDecodeParams &params, const Item &item, u32 row) {
+__device__ __forceinline__ PackedRow packed_row(const FolioPaddedDecodeParams &params, const Item &item, u32 row) {
     const u32 packed = item.first_row + min(row, item.num_rows - 1);
     const u32 query = packed / params.group_size;
     return {query, packed - query * params.group_size};
@@ -75,18 +76,15 @@ __device__ __forceinline__ PackedRow packed_row(const FolioDecodeParams &params,
 
 // The rows whose scores a lane holds: 8t + 2i and 8t + 2i + 1 for i = lane % 4, the same of every KV head.
 struct LaneRows {
-    KeyRange keys[ROW_TILES][2];
     i32 position[ROW_TILES][2];
 
-    __device__ __forceinline__ LaneRows(const FolioDecodeParams &params, const Item &item, u32 lane) {
-        const Window<i64> window(params.attention);
+    __device__ __forceinline__ LaneRows(const FolioPaddedDecodeParams &params, const Item &item, u32 lane) {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; ++t) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const PackedRow row = packed_row(params, item, 8 * t + 2 * (lane & 3) + j);
                 position[t][j] = item.work.position + static_cast<i32>(row.query);
-                keys[t][j] = window.keys(position[t][j], item_keys(item));
             }
         }
     }
@@ -96,10 +94,9 @@ struct LaneRows {
 struct LaneLogits {
     LogitRule rule;
     float scale[COLUMN_TILES][2], slope[COLUMN_TILES][2];
-    bool plain;
 
-    __device__ __forceinline__ LaneLogits(const FolioDecodeParams &params, const Item &item, u32 lane)
-        : rule(params.attention), plain(rule.plain()) {
+    __device__ __forceinline__ LaneLogits(const FolioPaddedDecodeParams &params, const Item &item, u32 lane)
+        : rule(params.attention) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
             const u32 kv_head = item.kv_head + c / ROW_TILES;
@@ -113,32 +110,22 @@ struct LaneLogits {
         }
     }
 
-    // `distance` is from the key to the row.
-    __device__ __forceinline__ float operator()(float product, int column_tile, int j, i32 distance) const {
-        const float factor = scale[column_tile][j];
-        return plain ? product * factor : rule(product, factor, slope[column_tile][j], distance);
-    }
-};
-
-// The keys that any row of the CTA sees, and those that all rows see.
-struct TileSpan {
-    KeySpan keys;
-    KeyRange inner;
-    i32 tiles;  // of this warp
-
-    __device__ __forceinline__ TileSpan(const FolioDecodeParams &params, const Item &item, u32 warp) {
-        const u32 first = item.first_row / params.group_size;
-        const u32 last = (item.first_row + item.num_rows - 1) / params.group_size;
-        const RowsKeys visible(Window<i64>(params.attention), static_cast<i64>(item.work.position) + first,
-                               static_cast<i64>(item.work.position) + last, item_keys(item));
-        inner = visible.all;
-        keys.begin = visible.some.begin;
-        keys.end = visible.some.end;
-        keys.page_ids = params.attention.plan.page_ids + item.work.page_start;
-        keys.first = keys.begin / TILE_TOKENS * TILE_TOKENS;
-        keys.head = item.kv_head;
-        const i32 all = keys.end <= keys.begin ? 0 : (keys.end - keys.first + TILE_TOKENS - 1) / TILE_TOKENS;
-        tiles = max(0, all - static_cast<i32>(warp) + WARPS - 1) / WARPS;
+    // Calls `use` with the rule, whose parts that are off are known to be: a test for every logit would keep the
+    // logits of a lane, which depend on nothing of each other, from being computed at the same time.
+    template <class Use>
+    __device__ __forceinline__ void with_rule(Use use) const {
+        LogitRule known = rule;
+        if (rule.plain()) {
+            known.cap = 0.0f, known.alibi = false;
+            use(known);
+        } else if (!rule.alibi) {
+            __builtin_assume(known.cap > 0.0f);
+            known.alibi = false;
+            use(known);
+        } else {
+            known.alibi = true;
+            use(known);
+        }
     }
 };
 

@@ -1,10 +1,10 @@
 // Prefill attention on Hopper: TMA loads tiles of Q, K and V, wgmma multiplies them, one persistent CTA per
 // multiprocessor goes through the plan's items. 16-bit q, k and v, 16-bit or fp32 o; paged caches with pages of a multiple of 8
-// tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
-// masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
+// tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks, mm-prefix,
+// causality by request and ALiBi are a variant's, which takes registers for them; fp8 is the generic kernel's.
 //
-// The kernel table's defines, FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V, and FOLIO_ROPE_DIM: the columns of
-// keys that come by a map of their own, 0 where keys are whole.
+// The kernel table's defines, FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V, FOLIO_ROPE_DIM: the columns of keys that
+// come by a map of their own, 0 where keys are whole, and FOLIO_MASKED: 1 for that variant.
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/output.cuh"
 #include "sm90/prefill/step_mask.cuh"
@@ -297,6 +297,14 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
                                   const __grid_constant__ folio::TensorMap v_map,
                                   const __grid_constant__ folio::TensorMap k_rope_map) {
     folio::prefill::attend(params, q_map, k_map, k_rope_map, v_map);
+}
+#elif FOLIO_MASKED
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90_masked(const __grid_constant__ FolioAttentionParams params,
+                              const __grid_constant__ folio::TensorMap q_map,
+                              const __grid_constant__ folio::TensorMap k_map,
+                              const __grid_constant__ folio::TensorMap v_map) {
+    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
 }
 #else
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::features::Features;
 use super::generic::Generic;
-use super::kernel::{AttentionKernel, OrLacks, Run, phase};
+use super::kernel::{AttentionKernel, OrLacks, Run, packed_rows, phase};
 use super::mla::GenericMla;
 use super::sm90_decode::Sm90Decode;
 use super::sm90_mla::Sm90Mla;
@@ -111,7 +111,7 @@ impl Candidates {
 }
 
 /// What there is for this device beside the portable kernel: nothing, or Hopper's kernels, of which few
-/// rows are decode's and many prefill's.
+/// rows are decode's, as many as it has a row for, and many prefill's.
 fn special(
     loader: &Loader,
     context: &Context,
@@ -136,6 +136,18 @@ fn special(
             Ok(vec![many(RecordSource::Boxes)?, many(RecordSource::Rows)?])
         }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
-        (_, Phase::Prefill) => Ok(vec![prefill(Masks::ByPosition)?, prefill(Masks::Any)?]),
+        (_, Phase::Prefill) => {
+            let prefill = [prefill(Masks::ByPosition)?, prefill(Masks::Any)?];
+            if packed_rows(desc) > Sm90Decode::MOST_ROWS {
+                return Ok(prefill.into());
+            }
+            // Decode has no wide rows of so many: where it takes the problem, nobody lacks anything.
+            let mut kernels = vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?];
+            kernels.extend(prefill);
+            if kernels.iter().any(OrLacks::is_ok) {
+                kernels.retain(OrLacks::is_ok);
+            }
+            Ok(kernels)
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Rows of the Hopper decode kernels. Each comes twice, with keys brought by TMA and gathered row by row.
 //!
 //! Rows of at most 128 bytes are read for two KV heads at a time, as neighbours in memory; longer ones are
-//! as fast one by one. Eight packed query rows fill an instruction: more take twice the registers.
+//! as fast one by one. Narrower rows than a kernel's are not read beyond their end. Eight packed query rows fill an instruction: every further
+//! eight take as many registers again.
 
 use super::row::{
     AttentionTypes, Family, Fit, HALF, HALF_FP8, KeySource, MOST_HEAD_DIM, Phase, Shape, Variant,
@@ -15,11 +16,15 @@ pub(super) const FAMILIES: &[Family] = &[
     by_tma(SINGLE_HALF),
     by_tma(SIXTEEN_ROWS_HALF),
     by_tma(SIXTEEN_ROWS_FP8),
+    by_tma(THIRTY_TWO_ROWS_HALF),
+    by_tma(THIRTY_TWO_ROWS_FP8),
     PAIRS_HALF,
     PAIRS_FP8,
     SINGLE_HALF,
     SIXTEEN_ROWS_HALF,
     SIXTEEN_ROWS_FP8,
+    THIRTY_TWO_ROWS_HALF,
+    THIRTY_TWO_ROWS_FP8,
 ];
 
 const PAIRS_HALF: Family = Family {
@@ -31,7 +36,7 @@ const PAIRS_HALF: Family = Family {
     types: HALF,
     any_output: true,
     shapes: &[shape((64, 64), 8, 16, 4)],
-    fit: Fit::Exact,
+    fit: Fit::UpTo,
     shared_bytes: shared_bytes::<2>,
     bundled: true,
 };
@@ -79,6 +84,17 @@ const SIXTEEN_ROWS_FP8: Family = Family {
     ..SINGLE_HALF
 };
 
+/// The registers hold no more rows than these, and no wider ones.
+const THIRTY_TWO_ROWS_HALF: Family = Family {
+    shapes: &[shape((64, 64), 32, 32, 4), shape((128, 128), 32, 16, 4)],
+    ..SINGLE_HALF
+};
+
+const THIRTY_TWO_ROWS_FP8: Family = Family {
+    types: HALF_FP8,
+    ..THIRTY_TWO_ROWS_HALF
+};
+
 /// So many KV heads of a block, neighbours where they are two.
 const fn gathered(heads: u32) -> Variant {
     Variant::Sm90Decode {
@@ -113,18 +129,18 @@ const fn shape(dims: (u32, u32), q_tile: u32, kv_tile: u32, warps: u32) -> Shape
     }
 }
 
-/// Rings of two to four stages for each warp, barriers, the warps' softmax sums, and queries where
+/// Rings of two to six stages for each warp, barriers, the warps' softmax sums, and queries where
 /// registers do not hold them. The kernel asserts that it comes to the same.
 fn shared_bytes<const HEADS: u32>(types: AttentionTypes, shape: Shape) -> u32 {
     let warps = shape.threads / 32;
     let stage =
         HEADS * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * types.kv.size() as u32;
-    let stages = (96 * 1024 / (warps * stage)).min(4);
+    let stages = (96 * 1024 / (warps * stage)).min(6);
     let barriers = (warps * stages * 8).next_multiple_of(16);
     let sums = warps * HEADS * shape.q_tile * 8;
-    let queries = match shape.head_dim_qk {
-        ..=192 => 0,
-        dim => HEADS * shape.q_tile * dim * 2,
+    let queries = match (shape.head_dim_qk, shape.q_tile) {
+        (..=192, ..=16) => 0,
+        (dim, rows) => HEADS * rows * dim * 2,
     };
     warps * stages * stage + barriers + sums + queries
 }

@@ -65,6 +65,7 @@ const fn masked(kv: KvRows) -> Family {
             rope_dim: 0,
             masks: Masks::Any,
         },
+        symbol: "folio_prefill_sm90_masked",
         shapes: &MASKED_SHAPES,
         ..whole_keys(kv)
     }
