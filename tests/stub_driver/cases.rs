@@ -257,6 +257,11 @@ pub const CASES: &[Case<Setup>] = &[
         launches::prefill_from_pages,
     ),
     case(
+        "launch_prefill_with_masks",
+        BACKEND,
+        launches::prefill_with_masks,
+    ),
+    case(
         "launch_prefill_from_rows",
         BACKEND,
         launches::prefill_from_rows,

@@ -160,14 +160,14 @@ pub fn runs_say_what_the_first_choice_lacks() {
     };
     for (args, symbol, reason) in [
         (plain(), "folio_sm90_decode_tma", None),
-        (masked, "folio_attention", Some("custom_mask")),
-        (by_request, "folio_attention", Some("causal_requests")),
+        (masked, "folio_sm90_decode_tma", None),
+        (by_request, "folio_sm90_decode_tma", None),
         (
             far_pages,
             "folio_sm90_decode_gather",
             Some("pages of k and v"),
         ),
-        (ranges, "folio_attention", Some("mm_prefix_ranges")),
+        (ranges, "folio_sm90_decode_tma", None),
         (misaligned, "folio_attention", Some("q with this address")),
     ] {
         for run in 0..3 {
@@ -187,8 +187,8 @@ pub fn runs_say_what_the_first_choice_lacks() {
     let mut other = Handle::new(&context, false).unwrap();
     other.plan_host(100, OURS).unwrap();
     take(&messages, "");
-    taken(&other, &masked);
-    assert_eq!(take(&messages, "custom_mask").len(), 1);
+    taken(&other, &misaligned);
+    assert_eq!(take(&messages, "q with this address").len(), 1);
 }
 
 /// 2^32 ranges of a request are not none.

@@ -68,7 +68,8 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
             loader.issue(i, stage + i < Shape::STAGES ? stage + i : stage + i - Shape::STAGES);
         }
         const LaneRows rows(params, item, lane);
-        const OwnRow own(params, item, lane);
+        const KeyRange some = {span.keys.begin, span.keys.end};
+        const OwnRow own(params, item, some, lane);
         LaneLogits logits(params, item, lane);
         QueryRows q;
         q.load(params, item, query, warp, lane, logits);
@@ -82,9 +83,7 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
             const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
             if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
             SeenKeys seen;
-            if (edge) {
-                seen.gather(own.seen(params.attention, item, {span.keys.begin, span.keys.end}, token), lane);
-            }
+            if (edge) seen.gather(own.seen(params.attention, item, some, token), lane);
             state.add_tile(q, logits, rows, seen, tile, at, token, edge, lane);
             __syncwarp();
             loader.issue(i + Shape::STAGES, stage);

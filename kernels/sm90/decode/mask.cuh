@@ -63,19 +63,24 @@ struct TileSpan {
 // The row that a lane looks at for all lanes: row `lane` of the CTA.
 struct OwnRow {
     i32 row;
-    KeyRange keys;  // by position
+    WordMask mask;
 
-    __device__ __forceinline__ OwnRow(const FolioPaddedDecodeParams &params, const Item &item, u32 lane) {
-        const i32 query = packed_row(params, item, lane).query;
-        row = static_cast<i32>(item.work.q_start) + query;
-        keys = item_window(params.attention, item).keys(item.work.position + query, item_keys(item));
-    }
+    // `some` are the keys that any row of the CTA may see.
+    __device__ __forceinline__ OwnRow(const FolioPaddedDecodeParams &params, const Item &item, KeyRange some, u32 lane)
+        : row(static_cast<i32>(item.work.q_start + packed_row(params, item, lane).query)),
+          mask(WordMask::of_row<i64>(params.attention, request(params.attention, item), some, row)) {}
 
-    // The keys from `token` on that it sees, as bits. `some` are those that any row of the CTA may see.
+    // The keys from `token` on that it sees, as bits.
     __device__ __forceinline__ u32 seen(const FolioAttentionParams &p, const Item &item, KeyRange some,
                                         i32 token) const {
-        if (!masked(p)) return word_of(keys, token);
-        return seen_word<i64>(p, load_request(p.plan, item.work), some, row, token);
+        return masked(p) ? mask.seen(p, request(p, item), some, row, token) : word_of(mask.keys, token);
+    }
+
+private:
+    // The number of its keys matters to masks only.
+    static __device__ __forceinline__ Request request(const FolioAttentionParams &p, const Item &item) {
+        const i32 kv_len = masked(p) ? p.plan.kv_len[item.work.request] : 0;
+        return {static_cast<i32>(item.work.request), kv_len, item.work.position - static_cast<i32>(item.work.q_start)};
     }
 };
 

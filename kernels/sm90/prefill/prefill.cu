@@ -37,6 +37,7 @@ public:
         while (true) {
             Rows rows;
             TileSteps steps(params, *tile, group);
+            StepMask::begin(params, *tile, shared, steps.scale);
             first_step(*tile, steps, s, p, rows);
 #pragma unroll
             for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
@@ -148,13 +149,13 @@ private:
                                                   Scores &s) {
         release_scores(steps);
         if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
-        mask.apply(s, params, tile, steps.masked, steps.block, steps.scale);
+        mask.apply(s, params, tile, shared, steps.masked, steps.block);
     }
 
     __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
                                                Rows &rows) {
         StepMask mask;
-        mask.prepare(params, tile, steps.masked, steps.block);
+        mask.prepare(params, tile, shared, steps.masked, steps.block);
         wgmma_wait<0>();
         pin(s);
         finish_scores(tile, steps, mask, s);
@@ -172,7 +173,7 @@ private:
         mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
         start_output(p, o);
         StepMask mask;
-        mask.prepare(params, tile, steps.masked, steps.block);
+        mask.prepare(params, tile, shared, steps.masked, steps.block);
         wgmma_wait<1>();
         pin(s);
         finish_scores(tile, steps, mask, s);

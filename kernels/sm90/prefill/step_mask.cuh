@@ -1,8 +1,8 @@
 // What becomes of the logits of a step that a row must not see, and the bias of logits by distance. Registers, the
 // tile's record and masks in memory; the layout of logits is softmax.cuh's.
 //
-// A step has two calls: `prepare` while the tensor cores are busy with the products, for what comes from memory, and
-// `apply` to the products. Both forms answer both calls.
+// A tile has a call, `begin`, and a step two: `prepare` while the tensor cores are busy with the products, for what comes
+// from memory, and `apply` to the products. Both forms answer all calls.
 #pragma once
 
 #include "sm90/prefill/softmax.cuh"
@@ -27,69 +27,121 @@ struct MaskedBlocks {
 // Masks by position: of a row's keys one range is seen.
 template <class Tile>
 struct WindowStep {
-    __device__ __forceinline__ void prepare(const FolioAttentionParams &, const Tile &, const MaskedBlocks &,
+    static __device__ __forceinline__ void begin(const FolioAttentionParams &, const Tile &, u32, float) {}
+
+    __device__ __forceinline__ void prepare(const FolioAttentionParams &, const Tile &, u32, const MaskedBlocks &,
                                             int) const {}
 
     template <int N>
-    __device__ __forceinline__ void apply(float (&s)[N], const FolioAttentionParams &params, const Tile &tile,
-                                          const MaskedBlocks &blocks, int block, float) const {
+    __device__ __forceinline__ void apply(float (&s)[N], const FolioAttentionParams &params, const Tile &tile, u32,
+                                          const MaskedBlocks &blocks, int block) const {
         const bool right = blocks.right(block), left = blocks.left(block);
         if (right || left) mask_keys(s, params, tile, block, right, left);
     }
 };
 
-// Any mask, and ALiBi. Each lane of a quad finds out about 32 keys of the quad's two rows.
+// Any mask, and ALiBi. The lanes of a warp share its 16 rows of a block among them, 32 keys at a time. What is the same
+// for a tile lies in shared memory, where each thread reads only what it wrote: registers are few.
 template <class Tile>
 class WordStep {
 public:
-    __device__ __forceinline__ void prepare(const FolioAttentionParams &params, const Tile &tile,
+    // At the start of a tile. `exponent` is what its logits are multiplied by later.
+    static __device__ __forceinline__ void begin(const FolioAttentionParams &params, const Tile &tile, u32 shared,
+                                                 float exponent) {
+        const Own own(shared);
+#pragma unroll
+        for (int n = 0; n < WORDS_OF_LANE; ++n) {
+            const WordMask mask = WordMask::of_row<i32>(params, tile.request, tile.keys, row_of(tile, n));
+            const u64 first = mask.place.first;
+            const u32 words[4] = {static_cast<u32>(first), static_cast<u32>(first >> 32),
+                                  static_cast<u32>(mask.keys.begin), static_cast<u32>(mask.keys.end)};
+            st_shared_v4(own.mask(n), words);
+        }
+        const LogitRule rule(params);
+        if (!rule.alibi) return;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const u32 row = first_row() + 8 * r;
+            const u32 head = tile.head + row - (row >> tile.pack_shift << tile.pack_shift);
+            const float slope = -rule.slope(params, tile.request.index, head) * reciprocal_approx(exponent);
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(own.slope(r)), "f"(slope) : "memory");
+        }
+    }
+
+    __device__ __forceinline__ void prepare(const FolioAttentionParams &params, const Tile &tile, u32 shared,
                                             const MaskedBlocks &blocks, int block) {
-        if (blocks.right(block) || blocks.left(block)) {
-            // One row after the other, because registers are few here.
-#pragma unroll 1
-            for (int r = 0; r < 2; ++r) {
-                const u32 word = seen_by(params, tile, block, r);
-                seen[0] = r == 0 ? word : seen[0];
-                seen[1] = word;
+        if (!blocks.right(block) && !blocks.left(block)) return;
+        const Own own(shared);
+#pragma unroll
+        for (int n = 0; n < WORDS_OF_LANE; ++n) {
+            u32 words[4];
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                         : "r"(own.mask(n)));
+            const WordMask mask = {MaskRow(static_cast<i64>(static_cast<u64>(words[1]) << 32 | words[0])),
+                                   {static_cast<i32>(words[2]), static_cast<i32>(words[3])}};
+            const int column = column_of(n);
+            // Keys past the block count as seen.
+            seen[n] = ~first_bits(BLOCK - column);
+            if (column < BLOCK) {
+                seen[n] |= mask.seen(params, tile.request, tile.keys, row_of(tile, n), block * BLOCK + column);
             }
         }
     }
 
-    // `exponent` is what logits are multiplied by later.
     template <int N>
     __device__ __forceinline__ void apply(float (&s)[N], const FolioAttentionParams &params, const Tile &tile,
-                                          const MaskedBlocks &blocks, int block, float exponent) const {
-        if (params.alibi_slopes) add_bias(s, params, tile, block, exponent);
+                                          u32 shared, const MaskedBlocks &blocks, int block) const {
+        if (params.alibi_slopes) {
+            if (params.flags & FOLIO_RUN_ALIBI_SQRT) {
+                add_bias<true>(s, tile, shared, block);
+            } else {
+                add_bias<false>(s, tile, shared, block);
+            }
+        }
         if (blocks.right(block) || blocks.left(block)) hide(s);
     }
 
 private:
-    // This lane's word of a row.
-    static __device__ __forceinline__ u32 seen_by(const FolioAttentionParams &params, const Tile &tile, int block,
-                                                  int r) {
-        const int column = 32 * (threadIdx.x % 4);
-        const i32 token = min(first_row() + 8 * r >> tile.pack_shift, tile.num_tokens - 1);
-        return column < BLOCK ? seen_word<i32>(params, tile.request, tile.keys,
-                                               tile.position - tile.request.past + token, block * BLOCK + column)
-                              : ~0u;
-    }
+    // A row's words of a block, three of them as four, and how many of a warp's 16 rows' words a lane has: word i of all
+    // is lane i % 32's.
+    static constexpr int ROW_WORDS = BLOCK <= 64 ? 2 : 4, WORDS_OF_LANE = ROW_WORDS / 2;
+    static_assert(BLOCK > 32 && BLOCK <= 128 && WORDS_OF_LANE == ROW_MASKS_OF_THREAD);
 
-    // logits.cuh's rule, for logits that are multiplied by the exponent later.
-    template <int N>
-    static __device__ __forceinline__ void add_bias(float (&s)[N], const FolioAttentionParams &params, const Tile &tile,
-                                                    int block, float exponent) {
-        const LogitRule rule(params);
+    // A thread's own part of shared memory.
+    struct Own {
+        u32 masks, slopes;
+
+        explicit __device__ __forceinline__ Own(u32 shared)
+            : masks(shared + ROW_MASKS + 16 * (threadIdx.x - WARPGROUP)),
+              slopes(shared + SLOPES + 8 * (threadIdx.x - WARPGROUP)) {}
+
+        __device__ __forceinline__ u32 mask(int n) const { return masks + 16 * WARPGROUP * CONSUMERS * n; }
+        __device__ __forceinline__ u32 slope(int r) const { return slopes + 4 * r; }
+    };
+
+    // The request's row, and the column of the block, that the lane's word n is of.
+    static __device__ __forceinline__ i32 row_of(const Tile &tile, int n) {
+        const u32 row = (threadIdx.x - WARPGROUP) / 32 * 16 + (32 * n + threadIdx.x % 32) / ROW_WORDS;
+        return tile.position - tile.request.past + min(row >> tile.pack_shift, tile.num_tokens - 1);
+    }
+    static __device__ __forceinline__ int column_of(int n) { return 32 * (threadIdx.x % ROW_WORDS); }
+
+    // logits.cuh's rule, for logits that are multiplied by the exponent later; the slope is divided by it, and negative.
+    template <bool ROOT, int N>
+    static __device__ __forceinline__ void add_bias(float (&s)[N], const Tile &tile, u32 shared, int block) {
         const int first_column = block * BLOCK + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const u32 row = first_row() + 8 * r, token = row >> tile.pack_shift;
-            const u32 head = tile.head + row - (token << tile.pack_shift);
-            const float slope = -rule.slope(params, tile.request.index, head) * reciprocal_approx(exponent);
-            const float distance = static_cast<float>(tile.position + static_cast<int>(token) - first_column);
+            float slope;
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(slope) : "r"(Own(shared).slope(r)));
+            const float distance = static_cast<float>(tile.position +
+                                                      static_cast<int>(first_row() + 8 * r >> tile.pack_shift) -
+                                                      first_column);
 #pragma unroll
             for (int i = 2 * r; i < N; i += i % 2 == 0 ? 1 : 3) {
                 const float d = distance - static_cast<float>(8 * (i / 4) + i % 2);
-                s[i] = fmaf(slope, rule.alibi_sqrt ? root_of(d) : d, s[i]);
+                s[i] = fmaf(slope, ROOT ? root_of(d) : d, s[i]);
             }
         }
     }
@@ -103,12 +155,16 @@ private:
 
     template <int N>
     __device__ __forceinline__ void hide(float (&s)[N]) const {
-        if (__all_sync(FULL_WARP, (seen[0] & seen[1]) == ~0u)) return;
+        bool all = true;
+#pragma unroll
+        for (int n = 0; n < WORDS_OF_LANE; ++n) all &= seen[n] == ~0u;
+        if (__all_sync(FULL_WARP, all)) return;
 #pragma unroll
         for (int i = 0; i < N; i += 16) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const u32 bits = __shfl_sync(FULL_WARP, seen[r], i / 16, 4) >> 2 * (threadIdx.x % 4);
+                const int word = threadIdx.x % 32 / 4 * ROW_WORDS + i / 16, offset = 8 * r * ROW_WORDS;
+                const u32 bits = __shfl_sync(FULL_WARP, seen[offset / 32], word + offset % 32) >> 2 * (threadIdx.x % 4);
 #pragma unroll
                 for (int j = 0; j < 16 && i + j < N; j += 4) {
                     if (!(bits >> 2 * j & 1)) s[i + j + 2 * r] = minus_infinity();
@@ -118,7 +174,7 @@ private:
         }
     }
 
-    u32 seen[2];  // bits of the keys from 32 * (lane in quad) on; the rest of the last word is of keys that are not there
+    u32 seen[WORDS_OF_LANE];
 };
 
 template <bool MASKED>

@@ -51,7 +51,11 @@ constexpr u32 KEY_FULL = QUERY_EMPTY + 8 * QUERY_STAGES * CONSUMERS;
 constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES;
 constexpr u32 VALUE_FULL = KEY_EMPTY + 8 * STAGES;
 constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
-static_assert(VALUE_EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
+constexpr u32 ROW_MASKS = TILES + 1024;  // what step_mask.cuh keeps of a tile, for every thread of the consumers
+constexpr int ROW_MASKS_OF_THREAD = BLOCK <= 64 ? 1 : 2;
+constexpr u32 SLOPES = ROW_MASKS + 16 * ROW_MASKS_OF_THREAD * WARPGROUP * CONSUMERS;
+constexpr u32 MASK_BYTES = MASKED ? SLOPES + 8 * WARPGROUP * CONSUMERS - ROW_MASKS : 0;
+static_assert(VALUE_EMPTY + 8 * STAGES <= ROW_MASKS && ROW_MASKS + MASK_BYTES == FOLIO_SHARED_BYTES);
 
 // K and V tiles in shared memory: paged ones as [8-token group][64-column block][8 rows][128 bytes], so that
 // one box fills any number of groups; ragged ones as [64-column block][row][128 bytes], a box per block.

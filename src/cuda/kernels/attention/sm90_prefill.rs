@@ -67,6 +67,7 @@ const fn masked(kv: KvRows) -> Family {
         },
         symbol: "folio_prefill_sm90_masked",
         shapes: &MASKED_SHAPES,
+        shared_bytes: masked_shared_bytes,
         ..whole_keys(kv)
     }
 }
@@ -81,7 +82,7 @@ const SHAPES: [Shape; 5] = [
 
 /// With the query tiles of [`SHAPES`]. Masks take registers, and where those are full, steps have fewer keys.
 const MASKED_SHAPES: [Shape; 5] = [
-    shape(64, 64, 192, 80),
+    shape(64, 64, 192, 64),
     shape(128, 128, 192, 64),
     shape(128, 128, 128, 128),
     MLA,
@@ -115,4 +116,11 @@ fn shared_bytes(_: AttentionTypes, shape: Shape) -> u32 {
     let queries = shape.q_tile * shape.head_dim_qk * 2;
     let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
     cache + query_stages * queries + 1024
+}
+
+/// A row's mask by 16 bytes, for as many rows as words of 32 keys are a thread's, and the slopes of two rows, for every
+/// thread that multiplies.
+fn masked_shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
+    let rows_of_thread = if shape.kv_tile <= 64 { 1 } else { 2 };
+    shared_bytes(types, shape) + (16 * rows_of_thread + 8) * 2 * shape.q_tile
 }
