@@ -7,7 +7,6 @@
 // come by a map of their own, 0 where keys are whole, and FOLIO_MASKED: 1 for that variant.
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/output.cuh"
-#include "sm90/prefill/soft_cap.cuh"
 #include "sm90/prefill/step_mask.cuh"
 
 namespace folio::prefill {
@@ -149,7 +148,7 @@ private:
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask,
                                                   Scores &s) {
         release_scores(steps);
-        if (steps.transformed()) transform(s, FoldedLogits(params, tile.kv_head));
+        if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
         mask.apply(s, params, tile, shared, steps.masked, steps.block);
     }
 
