@@ -128,7 +128,7 @@ fn special(
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |keys| Sm90Mla::load(keys, loader, context, desc).map(boxed);
-    let prefill = |masks| Sm90Prefill::load(masks, loader, context, desc).map(boxed);
+    let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
     match (desc.kind, phase(desc)) {
         (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(RecordSource::Records)?]),
         (Kind::Mla, Phase::Decode) => Ok(vec![few(RecordSource::Boxes)?, few(RecordSource::Rows)?]),
@@ -137,9 +137,18 @@ fn special(
         }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
         (_, Phase::Prefill) => {
-            let prefill = [prefill(Masks::ByPosition)?, prefill(Masks::Any)?];
+            let plain = prefill(KeySource::Gather, Masks::ByPosition)?;
+            // What is converted is loaded row by row.
+            let prefill = match desc.kv_format.element == desc.q_dtype {
+                false => vec![plain],
+                true => vec![
+                    prefill(KeySource::Tma, Masks::ByPosition)?,
+                    prefill(KeySource::Tma, Masks::Any)?,
+                    plain,
+                ],
+            };
             if packed_rows(desc) > Sm90Decode::MOST_ROWS {
-                return Ok(prefill.into());
+                return Ok(prefill);
             }
             // Decode has no wide rows of so many: where it takes the problem, nobody lacks anything.
             let mut kernels = vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?];

@@ -14,7 +14,7 @@ use crate::cuda::kernels::attention::{
 };
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling};
+use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Blocks in z direction that a launch can have.
@@ -235,6 +235,10 @@ impl AttentionKernel for Sm90Decode {
                 Kind::Prefill => u32::MAX,
             },
             combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: 2 * self.sm_count,
+                of_item: self.desc.num_kv_heads,
+            },
         }
     }
 
