@@ -38,7 +38,7 @@ pub struct Sm90Decode {
 
 impl Sm90Decode {
     /// Packed query rows of its largest tile: keys are read once for all of them.
-    pub const MOST_ROWS: u32 = 32;
+    pub const MOST_ROWS: u32 = 64;
 
     /// Loads the row for a problem.
     ///
@@ -141,9 +141,9 @@ impl Sm90Decode {
         };
         let token = cache.stride(1);
         let (row, atom) = (cache.extent(3) as u32, columns.atom());
-        let (extent, atoms, atoms_of_box) = match columns.boxes {
-            1 => (atom, row / atom, columns.atoms),
-            _ => (row, 1, 1),
+        let (extent, atoms, atoms_of_box) = match columns.whole {
+            true => (atom, row / atom, columns.atoms),
+            false => (row, 1, 1),
         };
         Map::new(cache)
             .dimension(extent, atom, 1)
@@ -171,7 +171,7 @@ impl Sm90Decode {
             element_bytes,
             atom_bytes,
             atoms,
-            boxes: if whole { 1 } else { atoms },
+            whole,
         }
     }
 
@@ -285,8 +285,8 @@ impl AttentionKernel for Sm90Decode {
             reserved: 0,
             head_dim_qk: self.desc.head_dim_qk,
             head_dim_vo: self.desc.head_dim_vo,
-            k_column_boxes: k_columns.boxes,
-            v_column_boxes: v_columns.boxes,
+            k_column_boxes: k_columns.boxes(),
+            v_column_boxes: v_columns.boxes(),
             row_alignment: self.row_alignment(run),
             padding: 0,
         };
@@ -318,14 +318,19 @@ struct Columns {
     atom_bytes: u32,
     /// Of a row of the kernel.
     atoms: u32,
-    /// That bring the rows of a page: one, or one for each atom.
-    boxes: u32,
+    /// One box brings all of them, or each has a box.
+    whole: bool,
 }
 
 impl Columns {
     /// Elements of an atom.
     fn atom(&self) -> u32 {
         self.atom_bytes / self.element_bytes
+    }
+
+    /// Boxes that bring the rows of a page.
+    fn boxes(&self) -> u32 {
+        if self.whole { 1 } else { self.atoms }
     }
 }
 
