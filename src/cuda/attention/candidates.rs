@@ -140,8 +140,15 @@ fn special(
             if packed_rows(desc) > Sm90Decode::MOST_ROWS {
                 return Ok(vec![prefill]);
             }
-            // Decode has no wide rows of so many: where it takes the problem, nobody lacks anything.
-            let mut kernels = vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?, prefill];
+            let mut kernels = vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?];
+            // Where both read keys once, prefill is 3 % faster on an H200 (32 rows, 64 × 4k).
+            let first = match Sm90Prefill::reads_keys_once(desc) && std::env::var("T_DEC").is_err()
+            {
+                true => 0,
+                false => kernels.len(),
+            };
+            kernels.insert(first, prefill);
+            // What another one takes, nobody lacks.
             if kernels.iter().any(OrLacks::is_ok) {
                 kernels.retain(OrLacks::is_ok);
             }

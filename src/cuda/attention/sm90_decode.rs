@@ -38,7 +38,9 @@ pub struct Sm90Decode {
 
 impl Sm90Decode {
     /// Packed query rows of its largest tile: keys are read once for all of them.
-    pub const MOST_ROWS: u32 = 64;
+    const TILE_ROWS: u32 = 64;
+    /// Packed query rows that it takes at most, in two tiles that read the same keys at about the same time.
+    pub const MOST_ROWS: u32 = 2 * Self::TILE_ROWS;
 
     /// Loads the row for a problem.
     ///
@@ -66,9 +68,25 @@ impl Sm90Decode {
             return Ok(Err(lacks));
         }
         let rows = packed_rows(desc);
+        let try_pairs = std::env::var("T_PAIRS").is_ok();
+        let try_wide = std::env::var("T_WIDE").is_ok();
+        let try_gather = std::env::var("T_GATHER").is_ok();
         let wanted = |row: &AttentionRow| {
+            if try_gather && keys == KeySource::Tma {
+                return false;
+            }
+            let pairs = heads(row, keys) == Some(2)
+                && desc.kv_format.element.size() == 2
+                && row.shape.head_dim_qk > 64;
+            if pairs != (try_pairs && rows <= 8 && desc.head_dim_qk > 64 && desc.head_dim_qk <= 128)
+            {
+                return false;
+            }
+            if try_wide && [80, 96, 112, 160, 224].contains(&row.shape.head_dim_qk) {
+                return false;
+            }
             heads(row, keys).is_some_and(|heads| desc.num_kv_heads.is_multiple_of(heads))
-                && row.shape.q_tile >= rows
+                && row.shape.q_tile >= rows.min(Self::TILE_ROWS)
         };
         let query = AttentionQuery {
             phase: Phase::Decode,
@@ -86,6 +104,11 @@ impl Sm90Decode {
             sm_count: context.device().sm_count,
             evict_first_bytes: evict_first_bytes(context.device().l2_bytes),
         }))
+    }
+
+    /// Tiles of the rows of so many query tokens.
+    fn row_tiles(&self, qo_len: u32) -> u32 {
+        (qo_len * self.desc.group_size()).div_ceil(self.row.shape.q_tile)
     }
 
     /// Tokens of a box: as many as a page and a tile have in common.
@@ -130,7 +153,8 @@ impl Sm90Decode {
     ) -> Result<TensorMap> {
         let swizzle = match columns.atom_bytes {
             128 => Swizzle::Span128,
-            _ => Swizzle::Span64,
+            64 => Swizzle::Span64,
+            _ => Swizzle::Span32,
         };
         // `page_step` counts these, and all of them together are within i32.
         let pages = (cache.extent(0) as u32 - 1) * page_step;
@@ -158,11 +182,7 @@ impl Sm90Decode {
     fn columns(&self, cache: &Tensor, dim: u32) -> Columns {
         let element_bytes = cache.dtype().size() as u32;
         let row_bytes = dim * element_bytes;
-        let atom_bytes = if row_bytes.is_multiple_of(128) {
-            128
-        } else {
-            64
-        };
+        let atom_bytes = (1 << row_bytes.trailing_zeros()).min(128);
         let atoms = row_bytes / atom_bytes;
         // Boxes of a tile lie next to each other in every atom, and a box writes its atoms next to each other.
         let whole = self.box_tokens() == self.row.shape.kv_tile
@@ -177,7 +197,7 @@ impl Sm90Decode {
 
     fn grid(&self, run: &Run<'_>) -> [u32; 3] {
         let heads = self.desc.num_kv_heads / self.heads;
-        let row_tiles = (run.q_tile * self.desc.group_size()).div_ceil(self.row.shape.q_tile);
+        let row_tiles = self.row_tiles(run.q_tile);
         // Blocks take items in turn. A graph is launched for the largest batch, and blocks without an
         // item cost a little too: as many as run at a time, and as many again for balance.
         let most = match self.desc.graph {
@@ -228,7 +248,10 @@ impl AttentionKernel for Sm90Decode {
             q_tile: self.desc.max_qo_len,
             kv_unit: 64,
             // Two blocks, of one KV head each, run on a multiprocessor.
-            max_splits: (2 * self.sm_count / self.desc.num_kv_heads).max(1),
+            max_splits: (2 * self.sm_count
+                / self.desc.num_kv_heads
+                / self.row_tiles(self.desc.max_qo_len))
+            .max(1),
             invariant_chunk: match self.desc.kind {
                 Kind::Decode | Kind::Mla => 2048,
                 // As in the generic kernel: splits of prefill would need memory for the largest batch.

@@ -14,6 +14,7 @@ pub(super) const FAMILIES: &[Family] = &[
     by_tma(PAIRS_HALF),
     by_tma(PAIRS_FP8),
     by_tma(SINGLE_HALF),
+    by_tma(PAIRS_TRY),
     by_tma(SIXTEEN_ROWS_HALF),
     by_tma(SIXTEEN_ROWS_FP8),
     by_tma(MANY_ROWS_HALF),
@@ -52,9 +53,23 @@ const PAIRS_FP8: Family = Family {
     ..PAIRS_HALF
 };
 
+const PAIRS_TRY: Family = Family {
+    shapes: &[
+        shape((80, 80), 8, 16, 4),
+        shape((96, 96), 8, 16, 4),
+        shape((128, 128), 8, 16, 3),
+    ],
+    ..PAIRS_HALF
+};
+
 const SINGLE_HALF: Family = Family {
     variant: gathered(1),
     shapes: &[
+        shape((80, 80), 8, 16, 4),
+        shape((96, 96), 8, 16, 4),
+        shape((112, 112), 8, 16, 4),
+        shape((160, 160), 8, 16, 4),
+        shape((224, 224), 8, 16, 3),
         shape((128, 128), 8, 16, 4),
         shape((192, 128), 8, 16, 4),
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
