@@ -41,9 +41,9 @@ fn paged(page_size: u32) -> KvStorage {
 pub fn creates_say_what_the_faster_kernels_lack() {
     let (logger, messages) = listener();
     let context = context_with(logger);
-    let wide = AttentionDesc {
-        head_dim_qk: 136,
-        head_dim_vo: 136,
+    let odd = AttentionDesc {
+        head_dim_qk: 100,
+        head_dim_vo: 100,
         ..desc(false)
     };
     let fp32 = AttentionDesc {
@@ -75,7 +75,7 @@ pub fn creates_say_what_the_faster_kernels_lack() {
     for (desc, kernel, lacks) in [
         (desc(false), "decode_sm90a_bf16_d128_q8_tma", ""),
         (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
-        (wide, "decode_sm80_bf16_d256_q16", "head dims"),
+        (odd, "decode_sm80_bf16_d128_q16", "head dims"),
         (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
         (prefill, "prefill_sm80_bf16_d128_q128", "page_size"),
         (long, "decode_sm80_bf16_d128_q16", "max_kv_len"),

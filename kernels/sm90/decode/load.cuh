@@ -246,7 +246,7 @@ private:
         static_assert(Shape::TILE_TOKENS * PIECES % 32 == 0);
         const auto *first_row = Shape::Cache::first_row(cache, span.head + h);
         const u32 rows = tile + h * Shape::TILE_TOKENS * Rows::ATOM_BYTES;
-#pragma unroll(PIECE_BYTES == 16 ? ROUNDS : 1)
+#pragma unroll(PIECE_BYTES == 16 ? ROUNDS : 4)
         for (u32 n = 0; n < ROUNDS; ++n) {
             const u32 piece = n * 32 + lane;
             const u32 row = piece / PIECES, begin = piece % PIECES * PIECE_BYTES;

@@ -59,12 +59,7 @@ impl Map {
                 box_extents: &self.boxes[..self.rank],
                 element_strides: &[1; 5][..self.rank],
                 swizzle,
-                l2_promotion: match std::env::var("T_PROMO").as_deref() {
-                    Ok("0") => L2Promotion::None,
-                    Ok("64") => L2Promotion::Bytes64,
-                    Ok("256") => L2Promotion::Bytes256,
-                    _ => L2Promotion::Bytes128,
-                },
+                l2_promotion: L2Promotion::Bytes128,
             },
         )
     }

@@ -1,8 +1,12 @@
 //! Rows of the Hopper decode kernels. Each comes twice, with keys brought by TMA and gathered row by row.
 //!
-//! Rows of at most 128 bytes are read for two KV heads at a time, as neighbours in memory; longer ones are
-//! as fast one by one. Narrower rows than a kernel's are not read beyond their end. Eight packed query rows fill an instruction: every further
-//! eight take as many registers again.
+//! Rows of at most 192 bytes are read for two KV heads at a time, as neighbours in memory; longer ones are
+//! as fast one by one. Eight packed query rows fill an instruction: every further eight take as many
+//! registers again.
+//!
+//! A problem takes the narrowest row that it fits in, whose columns beyond the problem's are not read. Rows of
+//! their own have the head dims whose last swizzle atom would be half empty in the next one (64 × 4k on an
+//! H200: head_dim 96 takes 205 µs, in the row of 128 268).
 
 use super::row::{
     AttentionTypes, Family, Fit, HALF, HALF_FP8, KeySource, MOST_HEAD_DIM, Phase, Shape, Variant,
@@ -14,7 +18,6 @@ pub(super) const FAMILIES: &[Family] = &[
     by_tma(PAIRS_HALF),
     by_tma(PAIRS_FP8),
     by_tma(SINGLE_HALF),
-    by_tma(PAIRS_TRY),
     by_tma(SIXTEEN_ROWS_HALF),
     by_tma(SIXTEEN_ROWS_FP8),
     by_tma(MANY_ROWS_HALF),
@@ -36,7 +39,11 @@ const PAIRS_HALF: Family = Family {
     symbol: "folio_sm90_decode_gather",
     types: HALF,
     any_output: true,
-    shapes: &[shape((64, 64), 8, 16, 4)],
+    shapes: &[
+        shape((64, 64), 8, 16, 4),
+        shape((80, 80), 8, 16, 4),
+        shape((96, 96), 8, 16, 4),
+    ],
     fit: Fit::UpTo,
     shared_bytes: shared_bytes::<2>,
     bundled: true,
@@ -46,6 +53,7 @@ const PAIRS_FP8: Family = Family {
     types: HALF_FP8,
     shapes: &[
         shape((64, 64), 8, 16, 4),
+        shape((96, 96), 8, 16, 4),
         shape((128, 128), 8, 16, 4),
         shape((192, 128), 8, 16, 4),
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
@@ -53,25 +61,14 @@ const PAIRS_FP8: Family = Family {
     ..PAIRS_HALF
 };
 
-const PAIRS_TRY: Family = Family {
-    shapes: &[
-        shape((80, 80), 8, 16, 4),
-        shape((96, 96), 8, 16, 4),
-        shape((128, 128), 8, 16, 3),
-    ],
-    ..PAIRS_HALF
-};
-
 const SINGLE_HALF: Family = Family {
     variant: gathered(1),
     shapes: &[
-        shape((80, 80), 8, 16, 4),
-        shape((96, 96), 8, 16, 4),
         shape((112, 112), 8, 16, 4),
-        shape((160, 160), 8, 16, 4),
-        shape((224, 224), 8, 16, 3),
         shape((128, 128), 8, 16, 4),
+        shape((160, 160), 8, 16, 4),
         shape((192, 128), 8, 16, 4),
+        shape((224, 224), 8, 16, 3),
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
     ],
     shared_bytes: shared_bytes::<1>,
@@ -102,13 +99,9 @@ const SIXTEEN_ROWS_FP8: Family = Family {
 /// A warp has registers for 32 rows of up to 128 columns, or for 16 of 256: where there are more rows, warps share keys.
 const MANY_ROWS_HALF: Family = Family {
     shapes: &[
-        shape((64, 64), 32, 32, 4),
         shape((128, 128), 32, 16, 4),
-        shape((192, 128), 32, 16, 4),
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 32, 16, 4),
-        shape((64, 64), 64, 32, 4),
         shape((128, 128), 64, 16, 4),
-        shape((192, 128), 64, 16, 4),
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 16, 4),
     ],
     ..SINGLE_HALF
