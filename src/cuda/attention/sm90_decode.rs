@@ -14,7 +14,7 @@ use crate::cuda::kernels::attention::{
 };
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling};
+use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Boxes bring rows of multiples of these, a sector of the L2. Others straddle sectors, and are gathered faster (head_dim
@@ -42,8 +42,15 @@ pub struct Sm90Decode {
 impl Sm90Decode {
     /// Packed query rows of its largest tile: keys are read once for all of them.
     const TILE_ROWS: u32 = 64;
-    /// Packed query rows that it takes at most, in two tiles that read the same keys at about the same time.
-    pub const MOST_ROWS: u32 = 2 * Self::TILE_ROWS;
+
+    /// Packed query rows that it should be given. Two tiles that read the same keys at about the same time are better
+    /// than a kernel that reads them for every few heads.
+    pub fn most_rows(another_reads_keys_once: bool) -> u32 {
+        match another_reads_keys_once {
+            true => Self::TILE_ROWS,
+            false => 2 * Self::TILE_ROWS,
+        }
+    }
 
     /// Loads the row for a problem.
     ///
@@ -251,6 +258,10 @@ impl AttentionKernel for Sm90Decode {
                 Kind::Prefill => u32::MAX,
             },
             combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: 2 * self.sm_count,
+                of_item: self.desc.num_kv_heads,
+            },
         }
     }
 
