@@ -507,6 +507,16 @@ pub const CASES: &[Case<Setup>] = &[
         choice::creates_say_what_the_faster_kernels_lack,
     ),
     case(
+        "choice_head_dims_take_the_next_row",
+        BACKEND,
+        choice::head_dims_take_the_next_row,
+    ),
+    case(
+        "choice_packed_rows_choose_the_kernel",
+        BACKEND,
+        choice::packed_rows_choose_the_kernel,
+    ),
+    case(
         "choice_rows_wider_than_any_kernel",
         BACKEND,
         choice::rows_wider_than_any_kernel,

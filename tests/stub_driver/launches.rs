@@ -319,11 +319,14 @@ pub fn decode_by_tma() {
         let map = &launch.maps()[map];
         assert_eq!((map.address, map.swizzle), (address as u64, 3));
         let groups = (pages as u64 - 1) * apart + 1;
-        assert_eq!(map.extents, [64, 8, 2, groups, 8]);
+        assert_eq!(map.extents, [DIM as u64, 8, groups, 8, 1]);
         let token = 2 * TOKEN as u64;
-        assert_eq!(map.strides, [token, 128, 8 * token, 2 * DIM as u64]);
-        assert_eq!(map.boxes, [64, 8, 2, 1, 1]);
+        assert_eq!(map.strides, [token, 8 * token, 2 * DIM as u64, 16]);
+        assert_eq!(map.boxes, [64, 8, 1, 1, 1]);
     }
+    // A box for each half of a row: two of a tile's boxes do not lie next to each other in both halves.
+    assert_eq!([params.k_column_boxes, params.v_column_boxes], [2, 2]);
+    assert_eq!([params.head_dim_qk, params.head_dim_vo], [128, 128]);
 }
 
 pub fn decode_by_tma_from_pages_by_head() {
@@ -348,9 +351,10 @@ pub fn decode_by_tma_from_pages_by_head() {
     assert_eq!([params.k_page_step, params.v_page_step], [8, 8]);
     assert_eq!((params.boxes_log2, params.pages_by_head), (0, 1));
     let map = &launched[0].maps()[0];
-    assert_eq!(map.extents, [64, 8, 2, 2, 8 * PAGES as u64]);
-    assert_eq!(map.strides, [256, 128, 2048, 4096]);
-    assert_eq!(map.boxes, [64, 8, 2, 2, 1]);
+    assert_eq!(map.extents, [64, 8, 2, 8 * PAGES as u64, 2]);
+    assert_eq!(map.strides, [256, 2048, 4096, 128]);
+    assert_eq!(map.boxes, [64, 8, 2, 1, 2]);
+    assert_eq!([params.k_column_boxes, params.v_column_boxes], [1, 1]);
 }
 
 /// A page that is no whole number of 8-token groups, and pages that are not, once the handle is made.

@@ -3,9 +3,9 @@
 // arithmetic hides behind it. Long queries belong to the prefill kernel.
 //
 // Grid (num_kv_heads / FOLIO_DECODE_HEADS, row tiles of the largest item, items): heads fastest, so that CTAs that run
-// together read the same pages. A CTA takes items z, z + gridDim.z, ... below counts[0]; the rest exit. Warp w takes
-// tiles w, w + WARPS, ... of an item's keys on its own, without a barrier; the warps' results are merged through
-// shared memory.
+// together read the same pages. A CTA takes items z, z + gridDim.z, ... below counts[0]; the rest exit. Key group g of
+// its warps takes tiles g, g + KEY_GROUPS, ... of an item's keys on its own: a warp for up to 16 or 32 rows, without a
+// barrier, or several that wait for each other after every tile. The results are merged through shared memory.
 //
 // The kernel table's defines (FOLIO_Q_TILE: packed rows per KV head; FOLIO_KV_TILE: keys of a warp's step), and
 // FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each.
@@ -14,10 +14,10 @@
 namespace folio::decode {
 
 // Shared memory: rings, barriers, MergeState, queries.
-constexpr int BARRIER_BYTES = (WARPS * Shape::STAGES * 8 + 15) / 16 * 16;
-constexpr int MERGE_OFFSET = Shape::RING_BYTES + BARRIER_BYTES;
+constexpr int BARRIER_BYTES = (KEY_GROUPS * Shape::STAGES * 8 + 15) / 16 * 16;
+constexpr int MERGE_OFFSET = Shape::ALL_RINGS_BYTES + BARRIER_BYTES;
 constexpr int QUERY_OFFSET = MERGE_OFFSET + static_cast<int>(sizeof(MergeState));
-static_assert(QUERY_OFFSET + QueryRows::SHARED_BYTES == FOLIO_SHARED_BYTES, "the row's shared memory");
+static_assert(QUERY_OFFSET + QUERY_BYTES == FOLIO_SHARED_BYTES, "the row's shared memory");
 
 // Writes zeros over the values of keys that no row sees: 0 x NaN would reach the output.
 __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 token, const KeySpan &span, u32 lane) {
@@ -44,9 +44,10 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
     MergeState &merge = *reinterpret_cast<MergeState *>(shared + MERGE_OFFSET);
     NarrowFragment *query = reinterpret_cast<NarrowFragment *>(shared + QUERY_OFFSET);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 ring = shared_address(shared) + warp * Shape::WARP_BYTES;
-    Loader loader(k_map, v_map, params, ring, shared_address(shared) + Shape::RING_BYTES + warp * Shape::STAGES * 8,
-                  warp, lane);
+    const WarpPlace place = {warp / ROW_GROUPS, warp % ROW_GROUPS};
+    const u32 ring = shared_address(shared) + place.key_group * Shape::RING_BYTES;
+    const u32 barriers = shared_address(shared) + Shape::ALL_RINGS_BYTES + place.key_group * Shape::STAGES * 8;
+    Loader loader(k_map, v_map, params, ring, barriers, place, lane);
     const TileAddress at(params.boxes_log2, lane);
     int stage = 0;
     u32 parity = 0;
@@ -62,20 +63,21 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
             allow_dependents();
         }
         if (item.num_rows == 0) continue;
-        const TileSpan span(params, item, warp);
+        const TileSpan span(params, item, place.key_group);
         loader.begin(span.keys, span.tiles);
         for (int i = 0; i < Shape::STAGES; ++i) {
             loader.issue(i, stage + i < Shape::STAGES ? stage + i : stage + i - Shape::STAGES);
         }
-        const LaneRows rows(params, item, lane);
+        const Item part = item.part(place.row_group);
+        const LaneRows rows(params, part, lane);
         const KeyRange some = {span.keys.begin, span.keys.end};
-        const OwnRow own(params, item, some, lane);
-        LaneLogits logits(params, item, lane);
+        const OwnRow own(params, part, some, lane);
+        LaneLogits logits(params, part, lane);
         QueryRows q;
-        q.load(params, item, query, warp, lane, logits);
+        q.load(params, part, query, place, lane, logits);
         WarpState state;
         state.reset();
-        i32 token = span.keys.first + static_cast<i32>(warp) * TILE_TOKENS;
+        i32 token = span.keys.first + static_cast<i32>(place.key_group) * TILE_TOKENS;
 #pragma unroll 1
         for (int i = 0; i < span.tiles; ++i) {
             loader.wait(stage, parity);
@@ -83,17 +85,18 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
             const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
             if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
             SeenKeys seen;
-            if (edge) seen.gather(own.seen(params.attention, item, some, token), lane);
+            if (edge) seen.gather(own.seen(params.attention, part, some, token), lane);
             state.add_tile(q, logits, rows, seen, tile, at, token, edge, lane);
-            __syncwarp();
+            place.sync_group<Shape>();
             loader.issue(i + Shape::STAGES, stage);
             if (++stage == Shape::STAGES) {
                 stage = 0;
                 parity ^= 1;
             }
-            token += WARPS * TILE_TOKENS;
+            token += KEY_GROUPS * TILE_TOKENS;
         }
-        publish(state, merge, reinterpret_cast<float *>(shared + warp * Shape::WARP_BYTES), item.num_rows, warp, lane);
+        publish(state, merge, reinterpret_cast<float *>(shared + warp * MERGE_BYTES), item.rows_of(place.row_group), warp,
+                lane);
         __syncthreads();
         merge_warps(params, item, merge, shared);
         fence_proxy_async();

@@ -7,8 +7,8 @@
 
 namespace folio::decode {
 
-// Many wide rows leave no registers for masks; src/cuda/attention/sm90_decode.rs gives such runs to another kernel.
-constexpr bool TAKES_MASKS = ROWS <= 16 || HEAD_DIM_QK <= 64;
+// Many rows leave no registers for masks; src/cuda/attention/sm90_decode.rs gives such runs to another kernel.
+constexpr bool TAKES_MASKS = ROWS <= 16;
 
 // Whether positions do not say what is seen.
 __device__ __forceinline__ bool masked(const FolioAttentionParams &p) {
@@ -45,9 +45,9 @@ struct RowsSpan {
 struct TileSpan {
     KeySpan keys;
     KeyRange inner;
-    i32 tiles;  // of this warp
+    i32 tiles;  // of this key group
 
-    __device__ __forceinline__ TileSpan(const FolioPaddedDecodeParams &params, const Item &item, u32 warp) {
+    __device__ __forceinline__ TileSpan(const FolioPaddedDecodeParams &params, const Item &item, u32 key_group) {
         const RowsSpan seen(params, item);
         inner = seen.all;
         keys.begin = seen.some.begin;
@@ -56,11 +56,11 @@ struct TileSpan {
         keys.first = keys.begin / TILE_TOKENS * TILE_TOKENS;
         keys.head = item.kv_head;
         const i32 all = keys.end <= keys.begin ? 0 : (keys.end - keys.first + TILE_TOKENS - 1) / TILE_TOKENS;
-        tiles = max(0, all - static_cast<i32>(warp) + WARPS - 1) / WARPS;
+        tiles = max(0, all - static_cast<i32>(key_group) + KEY_GROUPS - 1) / KEY_GROUPS;
     }
 };
 
-// The row that a lane looks at for all lanes: row `lane` of the CTA.
+// The row that a lane looks at for all lanes: row `lane` of the warp's part of the item.
 struct OwnRow {
     i32 row;
     WordMask mask;
@@ -86,7 +86,7 @@ private:
 
 // The keys of a tile that a lane's rows see, as bits from its first token on.
 struct SeenKeys {
-    static_assert(ROWS <= 32 && TILE_TOKENS <= 32, "a lane for a row, a bit for a key");
+    static_assert(8 * ROW_TILES <= 32 && TILE_TOKENS <= 32, "a lane for a row, a bit for a key");
     u32 words[ROW_TILES][2];
 
     // From the words of all lanes' own rows.

@@ -18,19 +18,18 @@ constexpr float NO_MAX = -1e30f;
 // A row maximum is kept until a score exceeds it by this much: probabilities stay below 2^8.
 constexpr float RESCALE_THRESHOLD = 8.0f;
 
-// The packed rows as mma operands. Every warp has the same; where they would not fit in registers beside the
+// The packed rows as mma operands. Warps of a row group have the same; where they would not fit in registers beside the
 // accumulators they live in shared memory.
 class QueryRows {
 public:
     static constexpr int STEPS = HEAD_DIM_QK / 16;
-    static constexpr bool SHARED = HEAD_DIM_QK > 192 || ROWS > 16;
-    static constexpr int SHARED_BYTES =
-        SHARED ? COLUMN_TILES * STEPS * 32 * static_cast<int>(sizeof(NarrowFragment)) : 0;
+    static constexpr int GROUP_FRAGMENTS = COLUMN_TILES * STEPS * 32;
+    static_assert(!SHARED_QUERIES || ROW_GROUPS * GROUP_FRAGMENTS * sizeof(NarrowFragment) == QUERY_BYTES);
 
     // What the rows were divided by is multiplied into the scales of `logits`. All warps call this together.
     __device__ __forceinline__ void load(const FolioPaddedDecodeParams &params, const Item &item, NarrowFragment *shared,
-                                         u32 warp, u32 lane, LaneLogits &logits) {
-        lane_fragments = shared + lane;
+                                         const WarpPlace &place, u32 lane, LaneLogits &logits) {
+        lane_fragments = shared + place.row_group * GROUP_FRAGMENTS + lane;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
             NarrowFragment fragments[STEPS];
@@ -42,18 +41,18 @@ public:
             }
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
-                if constexpr (!SHARED) {
+                if constexpr (!SHARED_QUERIES) {
                     held[c * STEPS + k] = fragments[k];
-                } else if (k % WARPS == warp) {
+                } else if (k % KEY_GROUPS == place.key_group) {
                     lane_fragments[(c * STEPS + k) * 32] = fragments[k];
                 }
             }
         }
-        if constexpr (SHARED) __syncthreads();
+        if constexpr (SHARED_QUERIES) __syncthreads();
     }
 
     __device__ __forceinline__ NarrowFragment step(int column_tile, int k) const {
-        if constexpr (SHARED) {
+        if constexpr (SHARED_QUERIES) {
             return lane_fragments[(column_tile * STEPS + k) * 32];
         } else {
             return held[column_tile * STEPS + k];
@@ -110,7 +109,7 @@ private:
         return __uint_as_float(exponent << 23);
     }
 
-    NarrowFragment held[SHARED ? 1 : COLUMN_TILES * STEPS];
+    NarrowFragment held[SHARED_QUERIES ? 1 : COLUMN_TILES * STEPS];
     NarrowFragment *lane_fragments;
 };
 

@@ -11,7 +11,7 @@ namespace folio::decode {
 // box may bring one of them or all.
 template <int ROW_BYTES, int NUM_ROWS>
 struct RowTile {
-    static constexpr int ATOM_BYTES = ROW_BYTES % 128 == 0 ? 128 : 64;
+    static constexpr int ATOM_BYTES = ROW_BYTES % 128 == 0 ? 128 : ROW_BYTES % 64 == 0 ? 64 : 32;
     static constexpr int ATOM_CHUNKS = ATOM_BYTES / 16;
     static constexpr int ATOM_STRIDE = NUM_ROWS * ATOM_BYTES;
     static constexpr int GROUP_BYTES = 8 * ATOM_BYTES;
@@ -20,7 +20,7 @@ struct RowTile {
 
     // Byte offset of 16-byte chunk `chunk` of row `row` of a group.
     static __device__ __forceinline__ u32 at(u32 row, u32 chunk) {
-        const u32 flip = ATOM_BYTES == 128 ? row : row >> 1;
+        const u32 flip = row * ATOM_BYTES / 128;
         return chunk / ATOM_CHUNKS * ATOM_STRIDE + row * ATOM_BYTES + ((chunk % ATOM_CHUNKS ^ flip) << 4);
     }
 

@@ -13,25 +13,52 @@ using QueryType = FOLIO_Q;
 using CacheType = FOLIO_KV;
 using Op = Operands<CacheType>;
 using Math = Op::Math;
-using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO, CacheRows<CacheType>,
-                        FOLIO_THREADS / 32>;
-using KTile = Shape::KTile;
-using VTile = Shape::VTile;
 
 // Of the kernel's rows; the problem's may be less.
 constexpr int HEAD_DIM_QK = FOLIO_HEAD_DIM_QK, HEAD_DIM_VO = FOLIO_HEAD_DIM_VO;
-constexpr int TILE_TOKENS = Shape::TILE_TOKENS;
-constexpr int WARPS = Shape::WARPS, THREADS = FOLIO_THREADS;
+constexpr int THREADS = FOLIO_THREADS, WARPS = THREADS / 32;
+// Packed rows per KV head: of the CTA, and of a warp, which has registers for 32 outputs of 128 columns or 16 of 256.
+constexpr int ROWS = FOLIO_Q_TILE, MOST_WARP_ROWS = HEAD_DIM_QK <= 128 && HEAD_DIM_VO <= 128 ? 32 : 16;
+constexpr int WARP_ROWS = ROWS < MOST_WARP_ROWS ? ROWS : MOST_WARP_ROWS, ROW_GROUPS = ROWS / WARP_ROWS;
+static_assert(ROWS % WARP_ROWS == 0 && WARPS % ROW_GROUPS == 0);
+// Queries that registers have no room for beside the outputs live in shared memory.
+constexpr bool SHARED_QUERIES = HEAD_DIM_QK > 192 || WARP_ROWS > 16;
+constexpr int QUERY_BYTES = SHARED_QUERIES ? FOLIO_DECODE_HEADS * ROWS * HEAD_DIM_QK * 2 : 0;
+// 96 KiB of rings in flight hide the latency of DRAM. Two CTAs are to have room on a multiprocessor: 113 KiB each, of which
+// 128 bytes are for barriers.
+constexpr int SUMS_BYTES = WARPS * FOLIO_DECODE_HEADS * WARP_ROWS * 8;
+constexpr int MOST_RING_BYTES = 96 * 1024, FREE_BYTES = 113 * 1024 - 128 - SUMS_BYTES - QUERY_BYTES;
+constexpr int ROOM = FREE_BYTES < MOST_RING_BYTES ? FREE_BYTES : MOST_RING_BYTES;
+using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, HEAD_DIM_QK, HEAD_DIM_VO, CacheRows<CacheType>,
+                        WARPS / ROW_GROUPS, ROW_GROUPS, ROOM>;
+using KTile = Shape::KTile;
+using VTile = Shape::VTile;
+
+constexpr int TILE_TOKENS = Shape::TILE_TOKENS, KEY_GROUPS = Shape::KEY_GROUPS;
 constexpr int HEADS = Shape::HEADS;
-// Packed rows per KV head, in eights, and the columns of the products altogether: one KV head with up to 16 rows, or
-// two with up to 8 each.
-constexpr int ROWS = FOLIO_Q_TILE, ROW_TILES = ROWS / 8;
+// A warp's packed rows per KV head, in eights, and the columns of its products altogether: one KV head with up to 32
+// rows, or two with up to 8 each.
+constexpr int ROW_TILES = WARP_ROWS / 8;
 constexpr int COLUMN_TILES = HEADS * ROW_TILES;
 
 struct Item {
     FolioWorkItem work;
     // Rows first_row .. first_row + num_rows of the item's q_len x group, for each of the CTA's KV heads.
     u32 kv_head, first_row, num_rows;
+
+    // Rows that a row group has, of which there may be none.
+    __device__ __forceinline__ u32 rows_of(u32 row_group) const {
+        const u32 before = row_group * WARP_ROWS;
+        return num_rows <= before ? 0 : min(num_rows - before, static_cast<u32>(WARP_ROWS));
+    }
+
+    // The item for the rows of one row group; for the last row where it has none.
+    __device__ __forceinline__ Item part(u32 row_group) const {
+        Item of_group = *this;
+        of_group.first_row += min(row_group * WARP_ROWS, num_rows - 1);
+        of_group.num_rows = max(rows_of(row_group), 1u);
+        return of_group;
+    }
 };
 
 __device__ __forceinline__ Item read_item(const FolioPaddedDecodeParams &params, u32 index) {
@@ -67,7 +94,7 @@ struct PackedRow {
     u32 query, head;
 };
 
-// Row `row` of the CTA; rows past the last repeat the last, and their results are dropped.
+// Row `row` of an item; rows past the last repeat the last, and their results are dropped.
 __device__ __forceinline__ PackedRow packed_row(const FolioPaddedDecodeParams &params, const Item &item, u32 row) {
     const u32 packed = item.first_row + min(row, item.num_rows - 1);
     const u32 query = packed / params.group_size;

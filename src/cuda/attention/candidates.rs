@@ -137,22 +137,29 @@ fn special(
         }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
         (_, Phase::Prefill) => {
-            let plain = prefill(KeySource::Gather, Masks::ByPosition)?;
             // What is converted is loaded row by row.
-            let prefill = match desc.kv_format.element == desc.q_dtype {
-                false => vec![plain],
+            let mut boxes = match desc.kv_format.element == desc.q_dtype {
                 true => vec![
                     prefill(KeySource::Tma, Masks::ByPosition)?,
                     prefill(KeySource::Tma, Masks::Any)?,
-                    plain,
                 ],
+                false => Vec::new(),
             };
-            if packed_rows(desc) > Sm90Decode::MOST_ROWS {
-                return Ok(prefill);
+            let rows = prefill(KeySource::Gather, Masks::ByPosition)?;
+            let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
+            if packed_rows(desc) > Sm90Decode::most_rows(reads_keys_once) {
+                boxes.push(rows);
+                return Ok(boxes);
             }
-            // Decode has no wide rows of so many: where it takes the problem, nobody lacks anything.
-            let mut kernels = vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?];
-            kernels.extend(prefill);
+            // Where both read keys once, prefill is 3 % faster (32 rows of 64 requests of 4k on an H200), else decode, up
+            // to four times (28/4 heads, 4 query tokens: 149 against 516 µs).
+            let few = [decode(KeySource::Tma)?, decode(KeySource::Gather)?];
+            let mut kernels: Vec<_> = match reads_keys_once {
+                true => boxes.into_iter().chain(few).collect(),
+                false => few.into_iter().chain(boxes).collect(),
+            };
+            kernels.push(rows);
+            // What another one takes, nobody lacks.
             if kernels.iter().any(OrLacks::is_ok) {
                 kernels.retain(OrLacks::is_ok);
             }

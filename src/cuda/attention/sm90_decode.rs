@@ -17,6 +17,9 @@ use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
+/// Boxes bring rows of multiples of these, a sector of the L2. Others straddle sectors, and are gathered faster (head_dim
+/// 120, 64 × 4k on an H200: 309 against 378 µs).
+const MAPPED_BYTES: u32 = 32;
 /// Blocks in z direction that a launch can have.
 const MOST_ITEMS: u32 = 65_535;
 
@@ -38,7 +41,16 @@ pub struct Sm90Decode {
 
 impl Sm90Decode {
     /// Packed query rows of its largest tile: keys are read once for all of them.
-    pub const MOST_ROWS: u32 = 32;
+    const TILE_ROWS: u32 = 64;
+
+    /// Packed query rows that it should be given. Two tiles that read the same keys at about the same time are better
+    /// than a kernel that reads them for every few heads.
+    pub fn most_rows(another_reads_keys_once: bool) -> u32 {
+        match another_reads_keys_once {
+            true => Self::TILE_ROWS,
+            false => 2 * Self::TILE_ROWS,
+        }
+    }
 
     /// Loads the row for a problem.
     ///
@@ -57,9 +69,15 @@ impl Sm90Decode {
         };
         let page_fits = keys == KeySource::Gather || page_size.is_multiple_of(GROUP);
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
-        let dims = [desc.head_dim_qk, desc.head_dim_vo];
+        let row_bytes = [desc.head_dim_qk, desc.head_dim_vo].map(|dim| dim * element_bytes(desc));
+        let whole_dims = desc.head_dim_qk % 8 == 0 && desc.head_dim_vo % 8 == 0;
+        let dims_fit = whole_dims
+            && match keys {
+                KeySource::Tma => row_bytes.iter().all(|bytes| bytes % MAPPED_BYTES == 0),
+                KeySource::Gather => true,
+            };
         let lacks = Features::default()
-            .and(Feature::TypesAndDims, dims.iter().any(|dim| dim % 8 != 0))
+            .and(Feature::TypesAndDims, !dims_fit)
             .and(Feature::PageSize, !page_fits)
             .and(Feature::Lengths, is_long);
         if !lacks.is_empty() {
@@ -68,7 +86,7 @@ impl Sm90Decode {
         let rows = packed_rows(desc);
         let wanted = |row: &AttentionRow| {
             heads(row, keys).is_some_and(|heads| desc.num_kv_heads.is_multiple_of(heads))
-                && row.shape.q_tile >= rows
+                && row.shape.q_tile >= rows.min(Self::TILE_ROWS)
         };
         let query = AttentionQuery {
             phase: Phase::Decode,
@@ -86,6 +104,11 @@ impl Sm90Decode {
             sm_count: context.device().sm_count,
             evict_first_bytes: evict_first_bytes(context.device().l2_bytes),
         }))
+    }
+
+    /// Tiles of the rows of so many query tokens.
+    fn row_tiles(&self, qo_len: u32) -> u32 {
+        (qo_len * self.desc.group_size()).div_ceil(self.row.shape.q_tile)
     }
 
     /// Tokens of a box: as many as a page and a tile have in common.
@@ -130,7 +153,8 @@ impl Sm90Decode {
     ) -> Result<TensorMap> {
         let swizzle = match columns.atom_bytes {
             128 => Swizzle::Span128,
-            _ => Swizzle::Span64,
+            64 => Swizzle::Span64,
+            _ => Swizzle::Span32,
         };
         // `page_step` counts these, and all of them together are within i32.
         let pages = (cache.extent(0) as u32 - 1) * page_step;
@@ -141,9 +165,9 @@ impl Sm90Decode {
         };
         let token = cache.stride(1);
         let (row, atom) = (cache.extent(3) as u32, columns.atom());
-        let (extent, atoms, atoms_of_box) = match columns.boxes {
-            1 => (atom, row / atom, columns.atoms),
-            _ => (row, 1, 1),
+        let (extent, atoms, atoms_of_box) = match columns.whole {
+            true => (atom, row / atom, columns.atoms),
+            false => (row, 1, 1),
         };
         Map::new(cache)
             .dimension(extent, atom, 1)
@@ -158,11 +182,7 @@ impl Sm90Decode {
     fn columns(&self, cache: &Tensor, dim: u32) -> Columns {
         let element_bytes = cache.dtype().size() as u32;
         let row_bytes = dim * element_bytes;
-        let atom_bytes = if row_bytes.is_multiple_of(128) {
-            128
-        } else {
-            64
-        };
+        let atom_bytes = (1 << row_bytes.trailing_zeros()).min(128);
         let atoms = row_bytes / atom_bytes;
         // Boxes of a tile lie next to each other in every atom, and a box writes its atoms next to each other.
         let whole = self.box_tokens() == self.row.shape.kv_tile
@@ -171,13 +191,13 @@ impl Sm90Decode {
             element_bytes,
             atom_bytes,
             atoms,
-            boxes: if whole { 1 } else { atoms },
+            whole,
         }
     }
 
     fn grid(&self, run: &Run<'_>) -> [u32; 3] {
         let heads = self.desc.num_kv_heads / self.heads;
-        let row_tiles = (run.q_tile * self.desc.group_size()).div_ceil(self.row.shape.q_tile);
+        let row_tiles = self.row_tiles(run.q_tile);
         // Blocks take items in turn. A graph is launched for the largest batch, and blocks without an
         // item cost a little too: as many as run at a time, and as many again for balance.
         let most = match self.desc.graph {
@@ -228,7 +248,10 @@ impl AttentionKernel for Sm90Decode {
             q_tile: self.desc.max_qo_len,
             kv_unit: 64,
             // Two blocks, of one KV head each, run on a multiprocessor.
-            max_splits: (2 * self.sm_count / self.desc.num_kv_heads).max(1),
+            max_splits: (2 * self.sm_count
+                / self.desc.num_kv_heads
+                / self.row_tiles(self.desc.max_qo_len))
+            .max(1),
             invariant_chunk: match self.desc.kind {
                 Kind::Decode | Kind::Mla => 2048,
                 // As in the generic kernel: splits of prefill would need memory for the largest batch.
@@ -288,8 +311,8 @@ impl AttentionKernel for Sm90Decode {
             reserved: 0,
             head_dim_qk: self.desc.head_dim_qk,
             head_dim_vo: self.desc.head_dim_vo,
-            k_column_boxes: k_columns.boxes,
-            v_column_boxes: v_columns.boxes,
+            k_column_boxes: k_columns.boxes(),
+            v_column_boxes: v_columns.boxes(),
             row_alignment: self.row_alignment(run),
             padding: 0,
         };
@@ -315,14 +338,19 @@ impl AttentionKernel for Sm90Decode {
     }
 }
 
+/// Of an element of the cache.
+fn element_bytes(desc: &AttentionDesc) -> u32 {
+    desc.kv_format.element.size() as u32
+}
+
 /// How the rows of a tensor come to shared memory, where they lie in atoms of the swizzle.
 struct Columns {
     element_bytes: u32,
     atom_bytes: u32,
     /// Of a row of the kernel.
     atoms: u32,
-    /// That bring the rows of a page: one, or one for each atom.
-    boxes: u32,
+    /// One box brings all of them, or each has a box.
+    whole: bool,
 }
 
 impl Columns {
@@ -330,11 +358,16 @@ impl Columns {
     fn atom(&self) -> u32 {
         self.atom_bytes / self.element_bytes
     }
+
+    /// Boxes that bring the rows of a page.
+    fn boxes(&self) -> u32 {
+        if self.whole { 1 } else { self.atoms }
+    }
 }
 
-/// Many wide rows leave no registers for masks that do not follow from positions; also in the kernel.
+/// Many rows leave no registers for masks that do not follow from positions; also in the kernel.
 fn takes_masks(row: &AttentionRow) -> bool {
-    row.shape.q_tile <= 16 || row.shape.head_dim_qk <= 64
+    row.shape.q_tile <= 16
 }
 
 /// KV heads of a block of the row, where it brings keys in this way.

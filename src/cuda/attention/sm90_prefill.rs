@@ -99,6 +99,11 @@ impl Sm90Prefill {
         }))
     }
 
+    /// Whether one tile has all heads of a group, as long as its rows are no more than the tile's.
+    pub fn reads_keys_once(desc: &AttentionDesc) -> bool {
+        packed_heads(desc.group_size()) == desc.group_size()
+    }
+
     /// Maps of q, k and v.
     fn maps(&self, current: &Current<'_>, run: &Run<'_>) -> Result<[TensorMap; 3]> {
         let driver = current.driver();
