@@ -31,7 +31,8 @@ class Row:
         heads = f"hq={self.hq} hk={self.hk} d={self.d}" + (f" dv={self.dv}" if self.dv else "")
         fp8 = " fp8" if self.kv_dtype != torch.bfloat16 else ""
         q = "" if self.kind == "decode" else f" qlen={self.q}" + ("" if self.causal else " full")
-        return f"bs={self.batch}{q} kv={self.kv} {heads}{fp8}" + (" ragged" if self.ragged else "")
+        where = " ragged" if self.ragged else f" page={self.page}" if self.page != 16 else ""
+        return f"bs={self.batch}{q} kv={self.kv} {heads}{fp8}{where}"
 
 
 def decode(batch, kv, **more):
@@ -55,6 +56,9 @@ ROWS = [
     prefill(16, 1024, 1024, causal=False), prefill(4, 4096, 4096, causal=False),
     prefill(1, 16384, 16384, causal=False), prefill(4, 4096, 4096, **MLA), prefill(1, 16384, 16384, **MLA),
     prefill(4, 4096, 4096, **RAGGED_MLA), prefill(1, 16384, 16384, **RAGGED_MLA),
+    prefill(2, 4096, 4096), prefill(2, 4096, 4096, page=1), prefill(4, 4096, 4096, page=1),
+    prefill(4, 4096, 4096, kv_dtype=E4M3), prefill(1, 16384, 16384, kv_dtype=E4M3),
+    prefill(4, 4096, 4096, kv_dtype=E4M3, page=1),
 ]
 
 
