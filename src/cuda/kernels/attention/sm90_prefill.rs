@@ -2,7 +2,7 @@
 
 use super::row::{
     AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape,
-    Variant, cached,
+    Variant,
 };
 use crate::cuda::kernels::row::Arch;
 
