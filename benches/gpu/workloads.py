@@ -84,6 +84,9 @@ ROWS = [
     prefill(16, 1024, 1024, causal=False), prefill(4, 4096, 4096, causal=False),
     prefill(1, 16384, 16384, causal=False), prefill(4, 4096, 4096, **MLA), prefill(1, 16384, 16384, **MLA),
     prefill(4, 4096, 4096, **RAGGED_MLA), prefill(1, 16384, 16384, **RAGGED_MLA),
+    prefill(2, 4096, 4096), prefill(2, 4096, 4096, page=1), prefill(4, 4096, 4096, page=1),
+    prefill(4, 4096, 4096, kv_dtype=E4M3), prefill(1, 16384, 16384, kv_dtype=E4M3),
+    prefill(4, 4096, 4096, kv_dtype=E4M3, page=1),
 ]
 
 

@@ -9,8 +9,8 @@
 #include "sm90/prefill/convert_rows.cuh"
 #include "sm90/prefill/copy_rows.cuh"
 #include "sm90/prefill/load.cuh"
+#include "sm90/prefill/narrow_queries.cuh"
 #include "sm90/prefill/output.cuh"
-#include "sm90/prefill/split_queries.cuh"
 #include "sm90/prefill/step_mask.cuh"
 
 namespace folio::prefill {
@@ -36,7 +36,7 @@ public:
         Output o;
         const Tile *tile = await_tile();
         if (tile->num_steps == 0) return;
-        split();
+        narrow();
         await_keys();
         see_copies();
         start_scores(s);
@@ -61,7 +61,7 @@ public:
             const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
             if (more) {
-                split();
+                narrow();
                 await_keys();
                 see_copies();
             }
@@ -96,7 +96,7 @@ private:
             const float exponent = FoldedLogits(params, tile.kv_head).exponent;
             transforms = exponent == 1.0f;
 #pragma unroll
-            for (int r = 0; r < 2; ++r) scale[r] = SPLITS && !transforms ? exponent * power[r] : exponent;
+            for (int r = 0; r < 2; ++r) scale[r] = NARROWS && !transforms ? exponent * power[r] : exponent;
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
             const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
@@ -113,17 +113,15 @@ private:
         return tiles + slot.index;
     }
 
-    // The queries that were awaited, where they become two terms.
-    __device__ __forceinline__ void split() {
-        if constexpr (SPLITS) {
-            split_queries(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, power);
+    // The queries that were awaited, to the type of keys.
+    __device__ __forceinline__ void narrow() {
+        if constexpr (NARROWS) {
+            narrow_queries(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, power);
             asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(WARPGROUP) : "memory");
         }
     }
 
-    __device__ __forceinline__ void await_keys() const {
-        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
-    }
+    __device__ __forceinline__ void await_keys() const { mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity); }
 
     __device__ __forceinline__ void await_values() const {
         mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
@@ -146,19 +144,10 @@ private:
         if constexpr (MASKED) asm volatile("" : "+r"(queries));
         const u64 q = wgmma_descriptor(queries, 16, 1024);
         const u32 keys = shared + KEYS + key.index * KEY_BYTES;
-        renew(s);
-        wgmma_fence();
-        if constexpr (SPLITS) {
-            add_split_scores<FOLIO_KV>(s, q, keys);
-        } else {
-            add_scores(s, q, keys);
-        }
-        wgmma_commit();
-    }
-
-    static __device__ __forceinline__ void add_scores(Scores &s, u64 q, u32 keys) {
         const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
         const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
+        renew(s);
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < DIM_QK / 16; ++i) {
             const int column_block = i / 4, rope_block = column_block - DIM_NOPE / 64;
@@ -167,6 +156,7 @@ private:
             wgmma_ss<Element>(s, q + (column_block * (GROUP_ROWS * 128) + i % 4 * 32) / 16, k + i % 4 * 32 / 16,
                               i != 0);
         }
+        wgmma_commit();
     }
 
     // O += P V of the step in `value`.
@@ -193,7 +183,7 @@ private:
                                                   Scores &s) {
         release_scores(steps);
         if (steps.transforms) {
-            if constexpr (SPLITS) {
+            if constexpr (NARROWS) {
 #pragma unroll
                 for (int i = 0; i < BLOCK / 2; ++i) s[i] *= steps.power[i / 2 % 2];
             }
@@ -271,8 +261,7 @@ private:
         constexpr int ROW_PIECES = DIM_VO / 8;
         const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
         const int begin = tile.kv_end - first_key;
-        const int end =
-            KV_ROWS == KvRows::RAGGED ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
+        const int end = KV_ROWS == KvRows::RAGGED ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
         if (begin >= end) return;
         await_values();
         const u32 buffer = shared + VALUES + value.index * VALUE_BYTES;

@@ -33,17 +33,16 @@ using Result = FOLIO_O;            // Query, or f32
 using Cache = CacheRows<Element>;  // rows of K and V in shared memory
 using Stored = CacheRows<FOLIO_KV>;
 static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
-constexpr bool CONVERTS = FOLIO_KV::IS_FP8;  // to Element, on the way to shared memory
-// Beside fp8 keys bf16 queries become two terms of e4m3, and keys stay as they are: see split_queries.cuh.
-constexpr bool SPLITS = CONVERTS && Query::IS_BF16;
+constexpr bool CONVERTS = FOLIO_KV::IS_FP8;           // to Element, on the way to shared memory
+constexpr bool NARROWS = CONVERTS && Query::IS_BF16;  // queries to Element, in shared memory
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
 constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
 constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
-constexpr int BLOCK = FOLIO_KV_TILE;                               // keys of a step
+constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
 // Steps of K and of V in shared memory; rows to be converted are in a buffer beside them.
-constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 && (SPLITS || !CONVERTS) ? 3 : 2;
+constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 && !CONVERTS ? 3 : 2;
 // How rows of K and V come. RAGGED: boxes of consecutive rows. PAGED: boxes of a page. ROWS: one by one.
 enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2 };
 constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
@@ -64,9 +63,8 @@ static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CO
 
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr u32 QUERY_BYTES = GROUP_ROWS * DIM_QK * 2;
-constexpr u32 KEY_BYTES = BLOCK * (SPLITS ? Stored::row_bytes(DIM_QK) : Cache::row_bytes(DIM_QK));
-constexpr u32 VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
-constexpr u32 RAW_KEY_BYTES = CONVERTS && !SPLITS ? BLOCK * Stored::row_bytes(DIM_QK) : 0;
+constexpr u32 KEY_BYTES = BLOCK * Cache::row_bytes(DIM_QK), VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
+constexpr u32 RAW_KEY_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_QK) : 0;
 constexpr u32 RAW_VALUE_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_VO) : 0;
 constexpr int RAW_STAGES = 2;  // steps of what is converted: one is under way while the other is converted
 constexpr u32 CACHE_BYTES = STAGES * (KEY_BYTES + VALUE_BYTES) + RAW_STAGES * (RAW_KEY_BYTES + RAW_VALUE_BYTES);
