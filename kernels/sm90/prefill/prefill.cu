@@ -3,6 +3,8 @@
 // tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
 // masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
 //
+// Rows of up to DIM_QK and DIM_VO columns: the maps end at the problem's.
+//
 // The kernel table's defines, FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V, and FOLIO_ROPE_DIM: the columns of
 // keys that come by a map of their own, 0 where keys are whole.
 #include "sm90/prefill/load.cuh"
@@ -20,8 +22,8 @@ using Output = float[DIM_VO / 2];
 // latter. Across tiles, the first Q K of a tile overlaps the output of the tile before.
 class Consumer {
 public:
-    __device__ __forceinline__ Consumer(const FolioAttentionParams &params, const u8 *shared_bytes)
-        : params(params), shared(shared_address(shared_bytes)) {
+    __device__ __forceinline__ Consumer(const FolioPrefillParams &params, const u8 *shared_bytes)
+        : params(params.attention), head_dim_vo(params.head_dim_vo), shared(shared_address(shared_bytes)) {
         group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0) - 1;
         tiles = reinterpret_cast<const Tile *>(shared_bytes + TILES);
     }
@@ -60,7 +62,7 @@ public:
             pin(o);
             release(VALUE_EMPTY + 8 * value.index);
             value.advance();
-            store_output(params, *tile, o, rows);
+            store_output(params, head_dim_vo, *tile, o, rows);
             if (!more) break;
             tile = next;
         }
@@ -108,33 +110,29 @@ private:
 
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
-        const u64 q = wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, 1024);
-        const u32 keys = shared + KEYS + key.index * KEY_BYTES;
-        const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
-        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
+        const u64 q =
+            wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, GROUP_STRIDE);
+        const u64 k = wgmma_descriptor(shared + KEYS + key.index * KEY_BYTES, 16, GROUP_STRIDE);
         renew(s);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < DIM_QK / 16; ++i) {
-            const int column_block = i / 4, rope_block = column_block - DIM_NOPE / 64;
-            const u64 k = rope_block < 0 ? nope + column_block * KEY_COLUMN_STRIDE / 16
-                                         : rope + rope_block * KEY_COLUMN_STRIDE / 16;
-            wgmma_ss<Element>(s, q + (column_block * (GROUP_ROWS * 128) + i % 4 * 32) / 16, k + i % 4 * 32 / 16,
-                              i != 0);
+            const int block = i / 4, within = i % 4 * 32;
+            wgmma_ss<Element>(s, q + (block * QUERY_COLUMN_STRIDE + within) / 16,
+                              k + (block * COLUMN_STRIDE + within) / 16, i != 0);
         }
         wgmma_commit();
     }
 
     // O += P V of the step in `value`.
     __device__ __forceinline__ void start_output(Probabilities &p, Output &o) const {
-        const u64 v =
-            wgmma_descriptor(shared + VALUES + value.index * VALUE_BYTES, VALUE_COLUMN_STRIDE, VALUE_GROUP_STRIDE);
+        const u64 v = wgmma_descriptor(shared + VALUES + value.index * VALUE_BYTES, COLUMN_STRIDE, GROUP_STRIDE);
         pin(o);
         pin(p);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < BLOCK / 16; ++i) {
-            wgmma_rs<Element, Major::WIDTH>(o, p + 4 * i, v + i * (2 * VALUE_GROUP_STRIDE / 16), 1);
+            wgmma_rs<Element, Major::WIDTH>(o, p + 4 * i, v + i * (2 * GROUP_STRIDE / 16), 1);
         }
         wgmma_commit();
     }
@@ -209,7 +207,7 @@ private:
     // Rows of V past the last key have weight 0, but 0 * NaN is NaN, so each warpgroup clears them before its products;
     // that several clear the same rows does no harm. Boxes past the last key are zeros already.
     __device__ __forceinline__ void clear_stale_values(const Tile &tile) const {
-        constexpr int ROW_PIECES = DIM_VO / 8;
+        constexpr int ROW_PIECES = VALUE_COLUMN_BLOCKS * 8;
         const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
         const int begin = tile.kv_end - first_key;
         const int end = PAGED ? min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key) : BLOCK;
@@ -219,8 +217,8 @@ private:
         for (int i = begin * ROW_PIECES + threadIdx.x % WARPGROUP; i < end * ROW_PIECES; i += WARPGROUP) {
             const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
             asm volatile(
-                "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(buffer + row / 8 * VALUE_GROUP_STRIDE + row % 8 * 128 +
-                                                                 piece / 8 * VALUE_COLUMN_STRIDE + piece % 8 * 16),
+                "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(buffer + piece / 8 * COLUMN_STRIDE +
+                                                                 row * BLOCK_ROW_BYTES + piece % 8 * 16),
                 "r"(0)
                 : "memory");
         }
@@ -229,6 +227,7 @@ private:
     }
 
     const FolioAttentionParams &params;
+    const u32 &head_dim_vo;
     u32 shared, group;
     Ring<TILE_SLOTS> slot;
     const Tile *tiles;
@@ -256,7 +255,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
 }
 
 // `k_rope_map` is not used where keys are whole.
-__device__ __forceinline__ void attend(const FolioAttentionParams &params, const TensorMap &q_map,
+__device__ __forceinline__ void attend(const FolioPrefillParams &params, const TensorMap &q_map,
                                        const TensorMap &k_map, const TensorMap &k_rope_map, const TensorMap &v_map) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     const u32 shared = shared_address(shared_bytes);
@@ -272,7 +271,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
     constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
-        produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
+        produce(params.attention, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
     } else {
         registers_grow<CONSUMER_REGISTERS>();
         Consumer(params, shared_bytes).run();
@@ -286,7 +285,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
 // Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
 #if FOLIO_ROPE_DIM > 0
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_sm90_split_keys(const __grid_constant__ FolioAttentionParams params,
+    folio_prefill_sm90_split_keys(const __grid_constant__ FolioPrefillParams params,
                                   const __grid_constant__ folio::TensorMap q_map,
                                   const __grid_constant__ folio::TensorMap k_map,
                                   const __grid_constant__ folio::TensorMap v_map,
@@ -295,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
 }
 #else
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_sm90(const __grid_constant__ FolioAttentionParams params,
+    folio_prefill_sm90(const __grid_constant__ FolioPrefillParams params,
                        const __grid_constant__ folio::TensorMap q_map, const __grid_constant__ folio::TensorMap k_map,
                        const __grid_constant__ folio::TensorMap v_map) {
     folio::prefill::attend(params, q_map, k_map, k_map, v_map);

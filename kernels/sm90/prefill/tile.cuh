@@ -8,6 +8,7 @@
 
 #include "core/cache.cuh"
 #include "core/mask.cuh"
+#include "params/prefill.h"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma_products.cuh"
 
@@ -17,27 +18,43 @@ using Element = FOLIO_Q;
 using Result = FOLIO_O;  // Element, or f32
 using Cache = CacheRows<Element>;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
-constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
+constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;  // a problem's may be smaller
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
 constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
 constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
-constexpr int BLOCK = FOLIO_KV_TILE;                               // keys of a step
-constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 ? 3 : 2;  // steps of K and of V in shared memory
+constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
 constexpr bool PAGED = FOLIO_PAGED;
 constexpr int WARPGROUP = 128;
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 
-static_assert(DIM_QK % 64 == 0 && DIM_VO % 64 == 0 && ROPE_DIM % 64 == 0 && BLOCK % 16 == 0);
+static_assert(DIM_QK % 16 == 0 && DIM_VO % 16 == 0 && ROPE_DIM % 64 == 0 && BLOCK % 16 == 0);
+static_assert(ROPE_DIM == 0 || DIM_NOPE % 64 == 0, "rope columns begin a block of columns");
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
 
+// Rows of Q, K and V in shared memory: [64-column block][row][128 bytes], each block swizzled for itself. The last block
+// may be wider than what is left of a row: columns beyond the tensor's read as zeros, and of those beyond DIM_QK and
+// DIM_VO no product is made.
+constexpr u32 BLOCK_COLUMNS = 64, BLOCK_ROW_BYTES = 128;
+constexpr __device__ __forceinline__ int column_blocks(int dim) { return (dim + 63) / 64; }
+constexpr int KEY_COLUMN_BLOCKS = column_blocks(DIM_QK), VALUE_COLUMN_BLOCKS = column_blocks(DIM_VO);
+constexpr u32 GROUP_STRIDE = 8 * BLOCK_ROW_BYTES;       // from 8 rows to the next 8
+constexpr u32 COLUMN_STRIDE = BLOCK * BLOCK_ROW_BYTES;  // from a column block of K or V to the next
+constexpr u32 QUERY_COLUMN_STRIDE = GROUP_ROWS * BLOCK_ROW_BYTES;
+
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
-constexpr u32 QUERY_BYTES = GROUP_ROWS * DIM_QK * 2;
-constexpr u32 KEY_BYTES = BLOCK * Cache::row_bytes(DIM_QK), VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
-constexpr u32 MOST_SHARED = 232448 - 1024;
-constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + STAGES * (KEY_BYTES + VALUE_BYTES) <= MOST_SHARED ? 2 : 1;
+constexpr u32 QUERY_BYTES = KEY_COLUMN_BLOCKS * QUERY_COLUMN_STRIDE;
+constexpr u32 KEY_BYTES = KEY_COLUMN_BLOCKS * COLUMN_STRIDE, VALUE_BYTES = VALUE_COLUMN_BLOCKS * COLUMN_STRIDE;
+constexpr u32 STEP_BYTES = KEY_BYTES + VALUE_BYTES;
+// Two buffers for Q where that leaves room for two steps of K and V; then as many steps as there is room for, up to
+// four. src/cuda/kernels/attention/sm90_prefill.rs computes the same.
+constexpr u32 MOST_BUFFER_BYTES = 232448 - 1024;
+constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + 2 * STEP_BYTES <= MOST_BUFFER_BYTES ? 2 : 1;
+constexpr u32 QUERIES_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
+constexpr int ROOM = (MOST_BUFFER_BYTES - QUERIES_BYTES) / STEP_BYTES, STAGES = ROOM < 4 ? ROOM : 4;
+static_assert(STAGES >= 2, "the next step is loaded while this one is multiplied");
 constexpr u32 QUERIES = 0;
-constexpr u32 KEYS = QUERIES + QUERY_STAGES * CONSUMERS * QUERY_BYTES;
+constexpr u32 KEYS = QUERIES + QUERIES_BYTES;
 constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 TILES = VALUES + STAGES * VALUE_BYTES;
 constexpr u32 BARRIERS = TILES + 48 * TILE_SLOTS;
@@ -50,15 +67,6 @@ constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES;
 constexpr u32 VALUE_FULL = KEY_EMPTY + 8 * STAGES;
 constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
 static_assert(VALUE_EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
-
-// K and V tiles in shared memory: paged ones as [8-token group][64-column block][8 rows][128 bytes], so that
-// one box fills any number of groups; ragged ones as [64-column block][row][128 bytes], a box per block.
-// The rope columns of split keys are a tile of their own behind the other columns.
-constexpr u32 KEY_GROUP_STRIDE = PAGED ? DIM_NOPE / 64 * 1024 : 1024;
-constexpr u32 ROPE_KEYS = BLOCK * DIM_NOPE * 2, ROPE_GROUP_STRIDE = PAGED ? ROPE_DIM / 64 * 1024 : 1024;
-constexpr u32 KEY_COLUMN_STRIDE = PAGED ? 1024 : BLOCK * 128;
-constexpr u32 VALUE_GROUP_STRIDE = PAGED ? DIM_VO / 64 * 1024 : 1024;
-constexpr u32 VALUE_COLUMN_STRIDE = PAGED ? 1024 : BLOCK * 128;
 
 // Position in a ring of DEPTH buffers, and the parity of its barriers.
 template <int DEPTH>
