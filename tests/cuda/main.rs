@@ -12,6 +12,7 @@ mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod head_dims;
 mod index;
 mod merge;
 mod mla;
@@ -43,6 +44,8 @@ fn main() -> ExitCode {
             problems::more_parts_than_there_is_room_for,
         ),
         case("any_group", (), problems::any_group),
+        case("head_dims", (), head_dims::every_pair_of_widths),
+        case("head_dims_of_split_rows", (), head_dims::split_rows),
         case("split_keys", (), problems::split_keys),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),

@@ -262,6 +262,16 @@ pub const CASES: &[Case<Setup>] = &[
         launches::prefill_from_rows,
     ),
     case(
+        "prefill_head_dims",
+        BACKEND,
+        head_dims::every_width_has_a_hopper_row,
+    ),
+    case(
+        "launch_prefill_of_narrow_rows",
+        BACKEND,
+        head_dims::narrow_rows_end_where_the_maps_do,
+    ),
+    case(
         "launch_split_keys_by_tma",
         BACKEND,
         split_keys::prefill_by_tma,

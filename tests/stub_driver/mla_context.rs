@@ -3,7 +3,8 @@
 
 use folio::api::{BatchInput, MlaContext, Workspace};
 use folio::cuda::mla_cache_params::MlaGatherParams;
-use folio::cuda::params::{AttentionParams, CombineParams, MergeStatesParams, PlanParams};
+use folio::cuda::params::{CombineParams, MergeStatesParams, PlanParams};
+use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::projection_params::{CopyWeightsParams, ProjectionParams};
 use folio::dtype::DType;
 use folio::error::Error;
@@ -119,7 +120,7 @@ impl Handle {
 
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
-    recorder.expect::<AttentionParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
     recorder.expect::<AttentionParams>("folio_prefill_sm90_split_keys");
     recorder.expect::<CombineParams>("folio_combine");
     recorder.expect::<PlanParams>("folio_plan");

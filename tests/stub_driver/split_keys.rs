@@ -2,7 +2,8 @@
 //! portable kernels where that one has no map or no row.
 
 use folio::api::BatchInput;
-use folio::cuda::params::{AttentionParams, GenericParams};
+use folio::cuda::params::GenericParams;
+use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
 use folio::tensor::Tensor;
@@ -116,21 +117,21 @@ pub fn prefill_by_tma() {
     );
     let launch = launched(&recorder, &handle, &args(k_rope(K_ROPE, 64)));
     assert_eq!(launch.name(), "folio_prefill_sm90_split_keys");
-    let params: AttentionParams = launch.params();
+    let params = launch.params::<PrefillParams>().attention;
     // k_rope has the fewest pages; two groups of 8 tokens are a page, and its pages are two apart.
     assert_eq!((params.num_pages, params.k_rope_page_groups), (39, 4));
     assert_eq!(params.k.stride_token, HEADS * 128);
     let [_, k, v, k_rope] = launch.maps().try_into().unwrap();
     for (map, address) in [(k, K), (v, V)] {
         assert_eq!(map.address, address as u64);
-        assert_eq!(map.extents, [64, 8, 2, 8, 80]);
-        assert_eq!(map.strides, [2048, 128, 256, 16384]);
-        assert_eq!(map.boxes, [64, 8, 2, 1, 2]);
+        assert_eq!(map.extents, [128, 8, 8, 80, 0]);
+        assert_eq!(map.strides, [2048, 256, 16384, 0]);
+        assert_eq!(map.boxes, [64, 8, 1, 2, 0]);
     }
     assert_eq!((k_rope.address, k_rope.swizzle), (K_ROPE as u64, 3));
-    assert_eq!(k_rope.extents, [64, 8, 1, 1, 38 * 4 + 2]);
-    assert_eq!((k_rope.strides[0], k_rope.strides[3]), (128, 1024));
-    assert_eq!(k_rope.boxes, [64, 8, 1, 1, 2]);
+    assert_eq!(k_rope.extents, [64, 8, 1, 38 * 4 + 2, 0]);
+    assert_eq!((k_rope.strides[0], k_rope.strides[2]), (128, 1024));
+    assert_eq!(k_rope.boxes, [64, 8, 1, 2, 0]);
 }
 
 pub fn prefill_of_rows_by_tma() {

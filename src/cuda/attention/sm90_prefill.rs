@@ -10,14 +10,15 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{AttentionRow, KvRows, SPLIT_ROPE_DIM, Variant};
 use crate::cuda::params::{AttentionParams, row_alignment};
+use crate::cuda::prefill_params::PrefillParams;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
 const MOST_PACKED_HEADS: u32 = 16;
-/// Columns of a swizzle atom, 128 bytes of 16-bit elements.
-const ATOM: u32 = 64;
+/// Columns of a box: a swizzle atom, 128 bytes of 16-bit elements. Where a row ends within a box, the rest is zeros.
+const BOX_COLUMNS: u32 = 64;
 const SWIZZLE: Swizzle = Swizzle::Span128;
 /// Rows of a consumer warpgroup.
 const WARPGROUP_ROWS: u32 = 64;
@@ -116,41 +117,34 @@ impl Sm90Prefill {
         }
     }
 
-    /// A box is the rows of a warpgroup: `[column block][position][packed head][column]`.
+    /// `[position][head][column]`; a box is a column block of a warpgroup's rows.
     fn query_map(&self, q: &Tensor) -> Map {
-        let head_dim = q.extent(2) as u32;
-        let column_blocks = head_dim / ATOM;
         Map::new(q)
-            .dimension(ATOM, ATOM, 1)
+            .dimension(q.extent(2) as u32, BOX_COLUMNS, 1)
             .dimension(q.extent(1) as u32, self.packed_heads, q.stride(1))
             .dimension(
                 q.extent(0) as u32,
                 WARPGROUP_ROWS / self.packed_heads,
                 q.stride(0),
             )
-            .dimension(column_blocks, column_blocks, i64::from(ATOM))
     }
 
-    /// Paged: `[8-token group][head][column block][token][column]`, where the groups of a page follow one
-    /// another and pages are a whole number of groups apart; a box is as many groups as a page and a step
+    /// Paged: `[8-token group][head][token][column]`, where the groups of a page follow one another and pages
+    /// are a whole number of groups apart; a box is a column block of as many groups as a page and a step
     /// have in common. Ragged: `[head][token][column]`, a box is a column block of a step.
     fn cache_map(&self, cache: &Tensor) -> Map {
         let heads = cache.extent(2) as u32;
-        let head_dim = cache.extent(3) as u32;
+        let columns = cache.extent(3) as u32;
         let kv_tile = self.row.shape.kv_tile;
+        let map = Map::new(cache).dimension(columns, BOX_COLUMNS, 1);
         let KvStorage::Paged { page_size, .. } = self.kv else {
-            return Map::new(cache)
-                .dimension(head_dim, ATOM, 1)
+            return map
                 .dimension(cache.extent(0) as u32, kv_tile, cache.stride(0))
                 .dimension(heads, 1, cache.stride(2));
         };
         let box_tokens = 1 << (page_size | kv_tile).trailing_zeros();
         let token = cache.stride(1);
-        let column_blocks = head_dim / ATOM;
-        Map::new(cache)
-            .dimension(ATOM, ATOM, 1)
-            .dimension(GROUP, GROUP, token)
-            .dimension(column_blocks, column_blocks, i64::from(ATOM))
+        map.dimension(GROUP, GROUP, token)
             .dimension(heads, 1, cache.stride(2))
             .dimension(
                 num_groups(cache, page_size) as u32,
@@ -231,16 +225,21 @@ impl AttentionKernel for Sm90Prefill {
         let function = self.function(run.args.k_rope.as_ref()).map_err(|lacks| {
             Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
         })?;
+        let params = |attention| PrefillParams {
+            attention,
+            head_dim_vo: run.args.v.extent(run.args.v.rank() - 1) as u32,
+            reserved: 0,
+        };
         let Some(k_rope) = &run.args.k_rope else {
-            // SAFETY: the kernel takes a `FolioAttentionParams` and three maps; their addresses are the
+            // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the
             // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
             // room for `num_items` items.
-            return unsafe { launch.enqueue(current, function, run.params, &maps) };
+            return unsafe { launch.enqueue(current, function, &params(*run.params), &maps) };
         };
-        let params = AttentionParams {
+        let params = params(AttentionParams {
             k_rope_page_groups: self.page_groups(k_rope),
             ..*run.params
-        };
+        });
         let [q, k, v] = maps;
         let k_rope = self.cache_map(k_rope).encode(current.driver(), SWIZZLE)?;
         // SAFETY: as above, and the map of k_rope.

@@ -29,6 +29,8 @@ const fn split_keys(kv: KvRows) -> Family {
         },
         symbol: "folio_prefill_sm90_split_keys",
         shapes: &[MLA],
+        // Where the two parts of a key meet is compiled in.
+        fit: Fit::Exact,
         ..whole_keys(kv)
     }
 }
@@ -43,17 +45,26 @@ const fn whole_keys(kv: KvRows) -> Family {
         types: HALF,
         any_output: false,
         shapes: &SHAPES,
-        fit: Fit::Exact,
+        fit: Fit::UpTo,
         shared_bytes,
         bundled: true,
     }
 }
 
-const SHAPES: [Shape; 5] = [
+/// The cheapest first: a problem takes the first that it fits in, and is multiplied as if it were as wide. Three
+/// consumer warpgroups of 160 registers hold DIM_VO / 2 of the output and 3 / 4 of a step's keys, up to 132 in all; two of
+/// 232 hold up to 192.
+const SHAPES: [Shape; 11] = [
     shape(64, 64, 192, 128),
+    shape(80, 80, 192, 112),
+    shape(96, 96, 192, 112),
+    shape(112, 112, 192, 96),
     shape(128, 128, 192, 80),
     shape(128, 128, 128, 128),
     MLA,
+    shape(160, 160, 192, 64),
+    shape(192, 192, 128, 112),
+    shape(224, 224, 128, 80),
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
 ];
 
@@ -71,17 +82,14 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
     }
 }
 
-/// Stages of K and V, one or two of Q, and 1024 bytes of barriers and tile records; the kernel asserts
-/// that it comes to the same.
+/// One or two buffers of Q, two to four stages of K and V, and 1024 bytes of barriers and tile records. Rows lie in blocks
+/// of 64 columns. The kernel computes the same (`tile.cuh`), and asserts it.
 fn shared_bytes(_: AttentionTypes, shape: Shape) -> u32 {
     const MOST: u32 = 232_448 - 1024;
-    let stages = match (shape.head_dim_qk, shape.q_tile) {
-        (64, _) => 4,
-        (_, 192) => 3,
-        _ => 2,
-    };
-    let cache = stages * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * 2;
-    let queries = shape.q_tile * shape.head_dim_qk * 2;
-    let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
-    cache + query_stages * queries + 1024
+    let row_bytes = |dim: u32| dim.next_multiple_of(64) * 2;
+    let queries = shape.q_tile * row_bytes(shape.head_dim_qk);
+    let step = shape.kv_tile * (row_bytes(shape.head_dim_qk) + row_bytes(shape.head_dim_vo));
+    let query_stages = if 2 * queries + 2 * step <= MOST { 2 } else { 1 };
+    let stages = ((MOST - query_stages * queries) / step).min(4);
+    query_stages * queries + stages * step + 1024
 }
