@@ -104,9 +104,11 @@ pub fn every_pair_of_widths() {
 /// Few rows against many keys: partial results, whose rows are as long as those of o.
 pub fn split_rows() {
     let session = session();
-    for (n, dim) in [8, 40, 72, 80, 96, 104, 120, 136, 160, 184, 192, 216, 224, 248]
-        .into_iter()
-        .enumerate()
+    for (n, dim) in [
+        8, 40, 72, 80, 96, 104, 120, 136, 160, 184, 192, 216, 224, 248,
+    ]
+    .into_iter()
+    .enumerate()
     {
         for (qk, vo) in [(dim, dim), (dim, width(n as u32 * 7))] {
             let problem = Problem {

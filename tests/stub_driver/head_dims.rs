@@ -53,13 +53,16 @@ pub fn every_width_has_a_hopper_row() {
     for kv in [desc(false).kv, KvStorage::Ragged] {
         for n in 0..32 * 32 {
             // All pairs of pages; of ragged rows those of equal widths and their neighbours.
-            let (qk, vo) = (8 + n % 32 * 8, 8 + n / 32 * 8);
+            let (qk, vo): (u32, u32) = (8 + n % 32 * 8, 8 + n / 32 * 8);
             if kv == KvStorage::Ragged && qk.abs_diff(vo) > 8 {
                 continue;
             }
             let handle = Handle::of(&context, prefill(qk, vo, kv)).unwrap();
             let name = handle.attention.kernel();
-            assert!(name.starts_with("prefill_sm90a_bf16_"), "{qk} / {vo}: {name}");
+            assert!(
+                name.starts_with("prefill_sm90a_bf16_"),
+                "{qk} / {vo}: {name}"
+            );
             let wide = |row: &&(u32, u32)| row.0 >= qk && row.1 >= vo;
             let cheapest = ROWS.iter().filter(wide).min_by_key(|row| row.0 + row.1);
             assert_eq!(Some(&dims_of(name)), cheapest, "{qk} / {vo}: {name}");
@@ -77,7 +80,12 @@ pub fn narrow_rows_end_where_the_maps_do() {
     let pages = |address, dim: i64| {
         let (page, token) = (i64::from(PAGE_SIZE), heads * (dim + 8));
         let strides = [page * token, token, dim + 8, 1];
-        at(address, DType::BF16, &[20, page, heads, dim], Some(&strides))
+        at(
+            address,
+            DType::BF16,
+            &[20, page, heads, dim],
+            Some(&strides),
+        )
     };
     let ragged = |address, dim| at(address, DType::BF16, &[310, heads, dim], None);
     for kv in [desc(false).kv, KvStorage::Ragged] {
@@ -106,7 +114,10 @@ pub fn narrow_rows_end_where_the_maps_do() {
         assert_eq!(launch.name(), "folio_prefill_sm90");
         assert_eq!(launch.params::<PrefillParams>().head_dim_vo, 40);
         let [q, k, v] = launch.maps().try_into().unwrap();
-        assert_eq!((q.extents, q.boxes), ([72, 8, 300, 0, 0], [64, 1, 64, 0, 0]));
+        assert_eq!(
+            (q.extents, q.boxes),
+            ([72, 8, 300, 0, 0], [64, 1, 64, 0, 0])
+        );
         for (map, dim) in [(k, 72), (v, 40)] {
             // A step is 112 keys: boxes of a page of 16.
             let (extents, boxes) = match paged {

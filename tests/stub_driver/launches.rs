@@ -728,7 +728,7 @@ pub fn large_plan_on_the_device() {
     };
     let launched = launches(&recorder, &handle, &args);
     assert_eq!(launched[0].name(), "folio_prefill_sm90");
-    let attention = launched[0].params::<AttentionParams>();
+    let attention = launched[0].params::<PrefillParams>().attention;
     // Two thirds of the 50 MiB that the stub states.
     assert_eq!(attention.section_bytes, (50 << 20) / 3 * 2);
     let view = attention.plan;

@@ -71,8 +71,8 @@ fn k_rope(address: usize, rope_dim: i64) -> Tensor {
 }
 
 fn planned(recorder: &Recorder, desc: AttentionDesc) -> Handle {
-    recorder.expect::<AttentionParams>("folio_prefill_sm90");
-    recorder.expect::<AttentionParams>("folio_prefill_sm90_split_keys");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_split_keys");
     recorder.expect::<GenericParams>("folio_attention");
     let mut handle = Handle::of(&context(), desc).unwrap();
     let ids = [1; 8];
