@@ -79,7 +79,7 @@ pub fn every_pair_of_widths() {
         paged(64, KvLayout::Nhd),
         paged(128, KvLayout::Hnd),
     ];
-    let lens = [(200, 500), (77, 77), (1, 300), (0, 40), (130, 64), (20, 0)];
+    let lens = [(130, 300), (77, 77), (1, 200), (0, 40), (70, 64), (20, 0)];
     for n in 0..3 * WIDTHS {
         let (qk, turn) = (width(n), n / WIDTHS);
         let vo = [qk, width(5 * n + 3), width(11 * n + 20)][turn as usize];
@@ -119,7 +119,7 @@ pub fn split_rows() {
                     v_scale: 2.0,
                     ..Layer::plain()
                 },
-                ..Problem::plain(&[(40, 6000), (1, 17), (33, 2100)])
+                ..Problem::plain(&[(20, 4000), (1, 17), (33, 1100)])
                     .of(DType::BF16)
                     .heads(4, 2, qk)
             };
