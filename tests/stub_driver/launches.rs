@@ -798,9 +798,9 @@ pub fn prefill_from_pages() {
         assert_eq!(map.address, address as u64);
         // Groups of 8 tokens, the last dimension, of which one is a page.
         let groups = (pages as u64 - 1) * apart + 1;
-        assert_eq!(map.extents, [128, 8, 8, groups, 0]);
-        assert_eq!(map.strides, [2048, 256, 16384, 0]);
-        assert_eq!(map.boxes, [64, 8, 1, 1, 0]);
+        assert_eq!(map.extents, [64, 8, 2, 8, groups]);
+        assert_eq!(map.strides, [2048, 128, 256, 16384]);
+        assert_eq!(map.boxes, [64, 8, 2, 1, 1]);
     }
 }
 

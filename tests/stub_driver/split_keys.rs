@@ -124,14 +124,14 @@ pub fn prefill_by_tma() {
     let [_, k, v, k_rope] = launch.maps().try_into().unwrap();
     for (map, address) in [(k, K), (v, V)] {
         assert_eq!(map.address, address as u64);
-        assert_eq!(map.extents, [128, 8, 8, 80, 0]);
-        assert_eq!(map.strides, [2048, 256, 16384, 0]);
-        assert_eq!(map.boxes, [64, 8, 1, 2, 0]);
+        assert_eq!(map.extents, [64, 8, 2, 8, 80]);
+        assert_eq!(map.strides, [2048, 128, 256, 16384]);
+        assert_eq!(map.boxes, [64, 8, 2, 1, 2]);
     }
     assert_eq!((k_rope.address, k_rope.swizzle), (K_ROPE as u64, 3));
-    assert_eq!(k_rope.extents, [64, 8, 1, 38 * 4 + 2, 0]);
-    assert_eq!((k_rope.strides[0], k_rope.strides[2]), (128, 1024));
-    assert_eq!(k_rope.boxes, [64, 8, 1, 2, 0]);
+    assert_eq!(k_rope.extents, [64, 8, 1, 1, 38 * 4 + 2]);
+    assert_eq!((k_rope.strides[0], k_rope.strides[3]), (128, 1024));
+    assert_eq!(k_rope.boxes, [64, 8, 1, 1, 2]);
 }
 
 pub fn prefill_of_rows_by_tma() {

@@ -193,8 +193,9 @@ private:
     }
 
     static constexpr u32 COLUMN_BLOCKS = column_blocks(DIM), OWN_BLOCKS = column_blocks(DIM - ROPE);
-    static constexpr u32 BYTES = COLUMN_BLOCKS * COLUMN_STRIDE, LANES = 16;
-    static_assert(BLOCK / 8 <= LANES && COLUMN_BLOCKS <= LANES, "a lane per box of a page");
+    static constexpr u32 BYTES = COLUMN_BLOCKS * COLUMN_BLOCK_BYTES, LANES = 16;
+    static_assert(BLOCK / 8 <= LANES, "a lane per box of a page");
+    static_assert(ROPE == 0 || COLUMNS_TOGETHER || !PAGED, "half of the lanes load one box each");
 
     // For pages: whether this lane's boxes are of the rope columns.
     __device__ __forceinline__ bool loads_rope() const { return ROPE > 0 && lane >= LANES; }
@@ -208,29 +209,31 @@ private:
         return full;
     }
 
-    // A box is 64 columns of a page's tokens. Lanes i and i + 16 load the same tokens: even and odd column blocks, or of
-    // split keys the keys' own and those of the rope tensor. The page id of the next step is fetched a step ahead.
+    // Lanes i and i + 16 load the same tokens: even and odd boxes of columns, or of split keys the keys' own columns and
+    // those of the rope tensor. The page id of the next step is fetched a step ahead.
     __device__ __forceinline__ void load_paged(const Work &work) {
-        const u32 tokens = box_tokens(params), box = lane % LANES;
+        constexpr u32 BOXES = COLUMNS_TOGETHER ? 1 : OWN_BLOCKS, BOX_BLOCKS = COLUMNS_TOGETHER ? OWN_BLOCKS : 1;
+        const u32 tokens = box_tokens(params), place = lane % LANES, second = lane / LANES;
         const i32 *ids = params.plan.page_ids + work.source;
-        const u32 place = box * tokens * BLOCK_ROW_BYTES, head = loads_rope() ? 0 : work.kv_head;
+        const u32 offset = loads_rope() ? ROPE_KEYS + place * tokens * BLOCK_ROW_BYTES
+                                        : place * tokens * BLOCK_ROW_BYTES * BOX_BLOCKS;
+        const u32 first_box = ROPE > 0 ? 0 : second, boxes = loads_rope() ? 1 : BOXES;
+        const u32 head = loads_rope() ? 0 : work.kv_head;
         const TensorMap *source = loads_rope() ? rope_map : map;
-        const u32 before = loads_rope() ? OWN_BLOCKS : 0, end = ROPE > 0 && !loads_rope() ? OWN_BLOCKS : COLUMN_BLOCKS;
-        const u32 begin = ROPE > 0 ? before : lane / LANES, apart = ROPE > 0 ? 1 : 2;
-        int token = work.first_block * BLOCK + static_cast<int>(box * tokens);
-        const bool issues = box < BLOCK / tokens;
+        int token = work.first_block * BLOCK + static_cast<int>(place * tokens);
+        const bool issues = place < BLOCK / tokens && first_box < boxes;
         int group = issues ? group_of(ids, token, work.kv_end) : 0;
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining) {
             const int now = group;
             token -= BLOCK;
             if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
-            const u32 full = acquire(), target = shared + BUFFERS + ring.index * BYTES + place;
+            const u32 full = acquire(), target = shared + BUFFERS + ring.index * BYTES + offset;
             if (issues) {
 #pragma unroll 1
-                for (u32 block = begin; block < end; block += apart) {
-                    const u32 column = BLOCK_COLUMNS * (block - before);
-                    tma_load_4d(target + block * COLUMN_STRIDE, source, full, column, 0, head, now);
+                for (u32 box = first_box; box < boxes; box += 2) {
+                    const u32 column = BLOCK_COLUMNS * box;
+                    tma_load_5d(target + box * COLUMN_BLOCK_BYTES, source, full, column, 0, 0, head, now);
                 }
             }
             ring.advance();
@@ -249,7 +252,7 @@ private:
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining, row -= BLOCK) {
             const u32 full = acquire();
-            const u32 target = shared + BUFFERS + ring.index * BYTES + lane * COLUMN_STRIDE;
+            const u32 target = shared + BUFFERS + ring.index * BYTES + lane * COLUMN_BLOCK_BYTES;
             if (lane < OWN_BLOCKS) {
                 tma_load_3d(target, map, full, BLOCK_COLUMNS * lane, row, work.kv_head);
             } else if (lane < COLUMN_BLOCKS) {

@@ -5,8 +5,8 @@
 //
 // Rows of up to DIM_QK and DIM_VO columns: the maps end at the problem's.
 //
-// The kernel table's defines, FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V, and FOLIO_ROPE_DIM: the columns of
-// keys that come by a map of their own, 0 where keys are whole.
+// The kernel table's defines, FOLIO_KV_ROWS: KvRows of tile.cuh, and FOLIO_ROPE_DIM: the columns of keys that come by a
+// map of their own, 0 where keys are whole.
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/output.cuh"
 #include "sm90/prefill/softmax.cuh"
@@ -111,28 +111,31 @@ private:
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
         const u64 q =
-            wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, GROUP_STRIDE);
-        const u64 k = wgmma_descriptor(shared + KEYS + key.index * KEY_BYTES, 16, GROUP_STRIDE);
+            wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, ATOM_BYTES);
+        const u32 keys = shared + KEYS + key.index * KEY_BYTES;
+        const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
+        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ATOM_BYTES);
         renew(s);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < DIM_QK / 16; ++i) {
             const int block = i / 4, within = i % 4 * 32;
-            wgmma_ss<Element>(s, q + (block * QUERY_COLUMN_STRIDE + within) / 16,
-                              k + (block * COLUMN_STRIDE + within) / 16, i != 0);
+            const u64 k = block < column_blocks(DIM_NOPE) ? nope + block * KEY_COLUMN_STRIDE / 16 : rope;
+            wgmma_ss<Element>(s, q + (block * QUERY_COLUMN_STRIDE + within) / 16, k + within / 16, i != 0);
         }
         wgmma_commit();
     }
 
     // O += P V of the step in `value`.
     __device__ __forceinline__ void start_output(Probabilities &p, Output &o) const {
-        const u64 v = wgmma_descriptor(shared + VALUES + value.index * VALUE_BYTES, COLUMN_STRIDE, GROUP_STRIDE);
+        const u64 v =
+            wgmma_descriptor(shared + VALUES + value.index * VALUE_BYTES, VALUE_COLUMN_STRIDE, VALUE_GROUP_STRIDE);
         pin(o);
         pin(p);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < BLOCK / 16; ++i) {
-            wgmma_rs<Element, Major::WIDTH>(o, p + 4 * i, v + i * (2 * GROUP_STRIDE / 16), 1);
+            wgmma_rs<Element, Major::WIDTH>(o, p + 4 * i, v + i * (2 * VALUE_GROUP_STRIDE / 16), 1);
         }
         wgmma_commit();
     }
@@ -217,8 +220,8 @@ private:
         for (int i = begin * ROW_PIECES + threadIdx.x % WARPGROUP; i < end * ROW_PIECES; i += WARPGROUP) {
             const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
             asm volatile(
-                "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(buffer + piece / 8 * COLUMN_STRIDE +
-                                                                 row * BLOCK_ROW_BYTES + piece % 8 * 16),
+                "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(buffer + row / 8 * VALUE_GROUP_STRIDE + row % 8 * 128 +
+                                                                 piece / 8 * VALUE_COLUMN_STRIDE + piece % 8 * 16),
                 "r"(0)
                 : "memory");
         }

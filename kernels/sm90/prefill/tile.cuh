@@ -24,27 +24,39 @@ constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
 constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
-constexpr bool PAGED = FOLIO_PAGED;
+// How rows of K and V come. RAGGED: in boxes of consecutive rows, one for 64 columns. PAGED: in boxes of a page, one for
+// all columns. PAGED_COLUMNS: in boxes of a page, one for 64 columns, since rows end within them.
+enum class KvRows { RAGGED = 0, PAGED = 1, PAGED_COLUMNS = 3 };
+constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
+constexpr bool PAGED = KV_ROWS != KvRows::RAGGED, COLUMNS_TOGETHER = KV_ROWS == KvRows::PAGED;
 constexpr int WARPGROUP = 128;
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 
-static_assert(DIM_QK % 16 == 0 && DIM_VO % 16 == 0 && ROPE_DIM % 64 == 0 && BLOCK % 16 == 0);
-static_assert(ROPE_DIM == 0 || DIM_NOPE % 64 == 0, "rope columns begin a block of columns");
+static_assert(DIM_QK % 16 == 0 && DIM_VO % 16 == 0 && BLOCK % 16 == 0);
+static_assert(ROPE_DIM == 0 || (ROPE_DIM == 64 && DIM_NOPE % 64 == 0), "rope columns are a block of columns");
+static_assert(!COLUMNS_TOGETHER || (DIM_QK % 64 == 0 && DIM_VO % 64 == 0), "such a box has whole blocks of columns");
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
 
-// Rows of Q, K and V in shared memory: [64-column block][row][128 bytes], each block swizzled for itself. The last block
-// may be wider than what is left of a row: columns beyond the tensor's read as zeros, and of those beyond DIM_QK and
-// DIM_VO no product is made.
-constexpr u32 BLOCK_COLUMNS = 64, BLOCK_ROW_BYTES = 128;
+// Rows in shared memory lie in blocks of 64 columns, 128 bytes, which are swizzled in atoms of 8 rows. The last block of a
+// row may be wider than what is left of it: columns beyond the tensor's read as zeros, and of those beyond DIM_QK and
+// DIM_VO no product is made. Q is [column block][row]. So are K and V, unless a box has all columns of its tokens: then
+// they are [8-token group][column block][row], so that one box fills any number of groups.
+constexpr u32 BLOCK_COLUMNS = 64, BLOCK_ROW_BYTES = 128, ATOM_BYTES = 8 * BLOCK_ROW_BYTES;
 constexpr __device__ __forceinline__ int column_blocks(int dim) { return (dim + 63) / 64; }
 constexpr int KEY_COLUMN_BLOCKS = column_blocks(DIM_QK), VALUE_COLUMN_BLOCKS = column_blocks(DIM_VO);
-constexpr u32 GROUP_STRIDE = 8 * BLOCK_ROW_BYTES;       // from 8 rows to the next 8
-constexpr u32 COLUMN_STRIDE = BLOCK * BLOCK_ROW_BYTES;  // from a column block of K or V to the next
 constexpr u32 QUERY_COLUMN_STRIDE = GROUP_ROWS * BLOCK_ROW_BYTES;
+constexpr u32 KEY_COLUMN_STRIDE = COLUMNS_TOGETHER ? ATOM_BYTES : BLOCK * BLOCK_ROW_BYTES;
+constexpr u32 VALUE_COLUMN_STRIDE = KEY_COLUMN_STRIDE;
+constexpr u32 KEY_GROUP_STRIDE = (COLUMNS_TOGETHER ? column_blocks(DIM_NOPE) : 1) * ATOM_BYTES;
+constexpr u32 VALUE_GROUP_STRIDE = (COLUMNS_TOGETHER ? VALUE_COLUMN_BLOCKS : 1) * ATOM_BYTES;
+// The rope columns of split keys are a tile of their own behind the other columns, [row][128 bytes].
+constexpr u32 ROPE_KEYS = column_blocks(DIM_NOPE) * BLOCK * BLOCK_ROW_BYTES;
 
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr u32 QUERY_BYTES = KEY_COLUMN_BLOCKS * QUERY_COLUMN_STRIDE;
-constexpr u32 KEY_BYTES = KEY_COLUMN_BLOCKS * COLUMN_STRIDE, VALUE_BYTES = VALUE_COLUMN_BLOCKS * COLUMN_STRIDE;
+constexpr u32 COLUMN_BLOCK_BYTES = BLOCK * BLOCK_ROW_BYTES;
+constexpr u32 KEY_BYTES = KEY_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
+constexpr u32 VALUE_BYTES = VALUE_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
 constexpr u32 STEP_BYTES = KEY_BYTES + VALUE_BYTES;
 // Two buffers for Q where that leaves room for two steps of K and V; then as many steps as there is room for, up to
 // four. src/cuda/kernels/attention/sm90_prefill.rs computes the same.

@@ -28,6 +28,8 @@ const WARPGROUP_ROWS: u32 = 64;
 pub struct Sm90Prefill {
     /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
+    /// A box of a page has all columns of its rows.
+    columns_together: bool,
     whole_keys: Option<Function>,
     split_keys: Option<Function>,
     sm_count: u32,
@@ -44,9 +46,12 @@ impl Sm90Prefill {
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
-        let (kv, page_fits) = match desc.kv {
-            KvStorage::Paged { page_size, .. } => (KvRows::Paged, page_size % GROUP == 0),
-            KvStorage::Ragged => (KvRows::Ragged, true),
+        let (forms, page_fits): (&[KvRows], bool) = match desc.kv {
+            KvStorage::Paged { page_size, .. } => (
+                &[KvRows::Paged, KvRows::PagedColumns],
+                page_size % GROUP == 0,
+            ),
+            KvStorage::Ragged => (&[KvRows::Ragged], true),
         };
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let lacks = Features::default()
@@ -55,6 +60,23 @@ impl Sm90Prefill {
         if !lacks.is_empty() {
             return Ok(Err(lacks));
         }
+        let mut loaded = Err(Features::default());
+        for &kv in forms {
+            loaded = Self::load_form(kv, loader, context, desc)?;
+            if loaded.is_ok() {
+                break;
+            }
+        }
+        Ok(loaded)
+    }
+
+    /// The row that reads keys in one way.
+    fn load_form(
+        kv: KvRows,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
         let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
         let form = |rope_dim| {
@@ -70,6 +92,7 @@ impl Sm90Prefill {
         };
         Ok(Ok(Sm90Prefill {
             row,
+            columns_together: kv == KvRows::Paged,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
             sm_count: context.device().sm_count,
@@ -129,22 +152,30 @@ impl Sm90Prefill {
             )
     }
 
-    /// Paged: `[8-token group][head][token][column]`, where the groups of a page follow one another and pages
-    /// are a whole number of groups apart; a box is a column block of as many groups as a page and a step
-    /// have in common. Ragged: `[head][token][column]`, a box is a column block of a step.
+    /// Paged: `[8-token group][head][column block][token][column]`, where the groups of a page follow one
+    /// another and pages are a whole number of groups apart; a box is as many groups as a page and a step
+    /// have in common. Where columns do not come together, rows are one block, of which a box has a part.
+    /// Ragged: `[head][token][column]`, a box is 64 columns of a step.
     fn cache_map(&self, cache: &Tensor) -> Map {
         let heads = cache.extent(2) as u32;
         let columns = cache.extent(3) as u32;
         let kv_tile = self.row.shape.kv_tile;
-        let map = Map::new(cache).dimension(columns, BOX_COLUMNS, 1);
         let KvStorage::Paged { page_size, .. } = self.kv else {
-            return map
+            return Map::new(cache)
+                .dimension(columns, BOX_COLUMNS, 1)
                 .dimension(cache.extent(0) as u32, kv_tile, cache.stride(0))
                 .dimension(heads, 1, cache.stride(2));
         };
+        let (columns, blocks) = match self.columns_together {
+            true => (BOX_COLUMNS, columns / BOX_COLUMNS),
+            false => (columns, 1),
+        };
         let box_tokens = 1 << (page_size | kv_tile).trailing_zeros();
         let token = cache.stride(1);
-        map.dimension(GROUP, GROUP, token)
+        Map::new(cache)
+            .dimension(columns, BOX_COLUMNS, 1)
+            .dimension(GROUP, GROUP, token)
+            .dimension(blocks, blocks, i64::from(BOX_COLUMNS))
             .dimension(heads, 1, cache.stride(2))
             .dimension(
                 num_groups(cache, page_size) as u32,

@@ -65,10 +65,23 @@ pub enum KeySource {
 /// How the Hopper prefill kernel finds the rows of K and V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvRows {
-    /// Page by page.
+    /// Page by page, all columns together: rows are whole blocks of 64 columns.
     Paged,
+    /// Page by page, 64 columns at a time.
+    PagedColumns,
     /// They are consecutive.
     Ragged,
+}
+
+impl KvRows {
+    /// Its number in `kernels/sm90/prefill/tile.cuh`.
+    fn number(self) -> u32 {
+        match self {
+            KvRows::Ragged => 0,
+            KvRows::Paged => 1,
+            KvRows::PagedColumns => 3,
+        }
+    }
 }
 
 impl Variant {
@@ -79,7 +92,7 @@ impl Variant {
             Variant::GenericF32 => Vec::new(),
             Variant::Sm90Decode { heads, .. } => vec![format!("FOLIO_DECODE_HEADS={heads}")],
             Variant::Sm90Prefill { kv, rope_dim } => vec![
-                format!("FOLIO_PAGED={}", u32::from(kv == KvRows::Paged)),
+                format!("FOLIO_KV_ROWS={}", kv.number()),
                 format!("FOLIO_ROPE_DIM={rope_dim}"),
             ],
         }
@@ -95,8 +108,10 @@ impl Variant {
             }),
             Variant::Sm90Prefill { kv, rope_dim } => Some(match (kv, rope_dim) {
                 (KvRows::Paged, 0) => "paged",
+                (KvRows::PagedColumns, 0) => "paged_columns",
                 (KvRows::Ragged, 0) => "ragged",
                 (KvRows::Paged, _) => "paged_split_keys",
+                (KvRows::PagedColumns, _) => "paged_columns_split_keys",
                 (KvRows::Ragged, _) => "ragged_split_keys",
             }),
         }

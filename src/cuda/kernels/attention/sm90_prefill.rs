@@ -7,7 +7,15 @@ use crate::cuda::kernels::row::Arch;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
-    whole_keys(KvRows::Paged),
+    Family {
+        shapes: &WHOLE_BLOCKS,
+        fit: Fit::Exact,
+        ..whole_keys(KvRows::Paged)
+    },
+    Family {
+        shapes: &WITHIN_BLOCKS,
+        ..whole_keys(KvRows::PagedColumns)
+    },
     whole_keys(KvRows::Ragged),
     split_keys(KvRows::Paged),
     split_keys(KvRows::Ragged),
@@ -54,19 +62,27 @@ const fn whole_keys(kv: KvRows) -> Family {
 /// The cheapest first: a problem takes the first that it fits in, and is multiplied as if it were as wide. Three
 /// consumer warpgroups of 160 registers hold DIM_VO / 2 of the output and 3 / 4 of a step's keys, up to 132 in all; two of
 /// 232 hold up to 192.
-const SHAPES: [Shape; 11] = [
-    shape(64, 64, 192, 128),
-    shape(80, 80, 192, 112),
-    shape(96, 96, 192, 112),
-    shape(112, 112, 192, 96),
-    shape(128, 128, 192, 80),
-    shape(128, 128, 128, 128),
-    MLA,
-    shape(160, 160, 192, 64),
-    shape(192, 192, 128, 112),
-    shape(224, 224, 128, 80),
-    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
+const SHAPES: [Shape; 12] = [
+    D64, D80, D96, D112, D128, D128_SHORT, D144, MLA, D160, D192, D224, D256,
 ];
+
+/// Problems whose rows are these, as they are.
+const WHOLE_BLOCKS: [Shape; 6] = [D64, D128, D128_SHORT, MLA, D192, D256];
+
+/// For pages of all others. Those of up to 56 columns take the row of 80.
+const WITHIN_BLOCKS: [Shape; 9] = [D80, D96, D112, D128, D144, D160, D192, D224, D256];
+
+const D64: Shape = shape(64, 64, 192, 128);
+const D80: Shape = shape(80, 80, 192, 112);
+const D96: Shape = shape(96, 96, 192, 112);
+const D112: Shape = shape(112, 112, 192, 96);
+const D128: Shape = shape(128, 128, 192, 80);
+const D128_SHORT: Shape = shape(128, 128, 128, 128);
+const D144: Shape = shape(144, 144, 192, 64);
+const D160: Shape = shape(160, 160, 192, 64);
+const D192: Shape = shape(192, 192, 128, 112);
+const D224: Shape = shape(224, 224, 128, 80);
+const D256: Shape = shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80);
 
 /// Queries and keys of 128 elements and a rotary part of 64: MLA in its multi-head form.
 const MLA: Shape = shape(192, 128, 128, 128);
