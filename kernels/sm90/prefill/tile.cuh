@@ -14,10 +14,29 @@
 
 namespace folio::prefill {
 
-using Element = FOLIO_Q;
-using Result = FOLIO_O;  // Element, or f32
-using Cache = CacheRows<Element>;
-static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
+// The type that products are taken in: that of 16-bit keys, fp16 for fp8, each of whose values it has.
+template <class Key>
+struct MathOf {
+    using Type = Key;
+};
+template <>
+struct MathOf<e4m3> {
+    using Type = f16;
+};
+template <>
+struct MathOf<e5m2> {
+    using Type = f16;
+};
+
+using Query = FOLIO_Q;
+using Element = MathOf<FOLIO_KV>::Type;
+using Result = FOLIO_O;            // Query, or f32
+using Cache = CacheRows<Element>;  // rows of K and V in shared memory
+using Stored = CacheRows<FOLIO_KV>;
+static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
+constexpr bool CONVERTS = FOLIO_KV::IS_FP8;  // to Element, on the way to shared memory
+// Beside fp8 keys bf16 queries become two terms of e4m3, and keys stay as they are: see split_queries.cuh.
+constexpr bool SPLITS = CONVERTS && Query::IS_BF16;
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;  // a problem's may be smaller
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
 constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
@@ -25,16 +44,24 @@ constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
 // How rows of K and V come. RAGGED: in boxes of consecutive rows, one for 64 columns. PAGED: in boxes of a page, one for
-// all columns. PAGED_COLUMNS: in boxes of a page, one for 64 columns, since rows end within them.
-enum class KvRows { RAGGED = 0, PAGED = 1, PAGED_COLUMNS = 3 };
+// all columns. ROWS: one by one. PAGED_COLUMNS: in boxes of a page, one for 64 columns, since rows end within them.
+enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2, PAGED_COLUMNS = 3 };
 constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
-constexpr bool PAGED = KV_ROWS != KvRows::RAGGED, COLUMNS_TOGETHER = KV_ROWS == KvRows::PAGED;
+constexpr bool COLUMNS_TOGETHER = KV_ROWS == KvRows::PAGED;
+constexpr bool PAGED = KV_ROWS == KvRows::PAGED || KV_ROWS == KvRows::PAGED_COLUMNS;
+static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert");
 constexpr int WARPGROUP = 128;
+// Warps that read the records of tiles to load keys, those of them that fill a stage of K or of V, and how often it is
+// said that a stage is full: by a box, by every thread's copies as they land, or by every warp that converted its rows.
+constexpr u32 LOADING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 2, FILLING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 1;
+constexpr bool BY_COPIES = KV_ROWS == KvRows::ROWS && !CONVERTS;
+constexpr u32 FULL_ARRIVALS = FILLING_WARPS * (BY_COPIES ? 32 : 1);
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 
 static_assert(DIM_QK % 16 == 0 && DIM_VO % 16 == 0 && BLOCK % 16 == 0);
 static_assert(ROPE_DIM == 0 || (ROPE_DIM == 64 && DIM_NOPE % 64 == 0), "rope columns are a block of columns");
-static_assert(!COLUMNS_TOGETHER || (DIM_QK % 64 == 0 && DIM_VO % 64 == 0), "such a box has whole blocks of columns");
+static_assert(!(COLUMNS_TOGETHER || KV_ROWS == KvRows::ROWS) || (DIM_QK % 64 == 0 && DIM_VO % 64 == 0),
+              "rows are whole blocks of columns");
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
 
 // Rows in shared memory lie in blocks of 64 columns, 128 bytes, which are swizzled in atoms of 8 rows. The last block of a
@@ -55,12 +82,15 @@ constexpr u32 ROPE_KEYS = column_blocks(DIM_NOPE) * BLOCK * BLOCK_ROW_BYTES;
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr u32 QUERY_BYTES = KEY_COLUMN_BLOCKS * QUERY_COLUMN_STRIDE;
 constexpr u32 COLUMN_BLOCK_BYTES = BLOCK * BLOCK_ROW_BYTES;
-constexpr u32 KEY_BYTES = KEY_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
+constexpr u32 KEY_BYTES = SPLITS ? BLOCK * Stored::row_bytes(DIM_QK) : KEY_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
 constexpr u32 VALUE_BYTES = VALUE_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
 constexpr u32 STEP_BYTES = KEY_BYTES + VALUE_BYTES;
+constexpr u32 RAW_KEY_BYTES = CONVERTS && !SPLITS ? BLOCK * Stored::row_bytes(DIM_QK) : 0;
+constexpr u32 RAW_VALUE_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_VO) : 0;
+constexpr int RAW_STAGES = 2;  // steps of what is converted: one is under way while the other is converted
 // Two buffers for Q where that leaves room for two steps of K and V; then as many steps as there is room for, up to
 // four. src/cuda/kernels/attention/sm90_prefill.rs computes the same.
-constexpr u32 MOST_BUFFER_BYTES = 232448 - 1024;
+constexpr u32 MOST_BUFFER_BYTES = 232448 - 1024 - RAW_STAGES * (RAW_KEY_BYTES + RAW_VALUE_BYTES);
 constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + 2 * STEP_BYTES <= MOST_BUFFER_BYTES ? 2 : 1;
 constexpr u32 QUERIES_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 constexpr int ROOM = (MOST_BUFFER_BYTES - QUERIES_BYTES) / STEP_BYTES, STAGES = ROOM < 4 ? ROOM : 4;
@@ -68,7 +98,9 @@ static_assert(STAGES >= 2, "the next step is loaded while this one is multiplied
 constexpr u32 QUERIES = 0;
 constexpr u32 KEYS = QUERIES + QUERIES_BYTES;
 constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
-constexpr u32 TILES = VALUES + STAGES * VALUE_BYTES;
+constexpr u32 RAW_KEYS = VALUES + STAGES * VALUE_BYTES;
+constexpr u32 RAW_VALUES = RAW_KEYS + RAW_STAGES * RAW_KEY_BYTES;
+constexpr u32 TILES = RAW_VALUES + RAW_STAGES * RAW_VALUE_BYTES;
 constexpr u32 BARRIERS = TILES + 48 * TILE_SLOTS;
 constexpr u32 TILE_FULL = BARRIERS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
@@ -92,6 +124,15 @@ struct Ring {
     }
 };
 
+__device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 // Query heads that are packed into a tile: the largest power of two that divides a group, up to 16. More
 // would only make the list of items longer.
 __device__ __forceinline__ u32 packed_heads(const FolioAttentionParams &params) {
@@ -99,9 +140,10 @@ __device__ __forceinline__ u32 packed_heads(const FolioAttentionParams &params) 
     return group & -group;
 }
 
-// Tokens of a TMA box: the largest power of two that divides a page and a step.
+// Tokens of a TMA box: the largest power of two that divides a page and a step. Rows one by one are boxes of one.
 __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
-    if constexpr (!PAGED) return BLOCK;
+    if constexpr (KV_ROWS == KvRows::RAGGED) return BLOCK;
+    if constexpr (KV_ROWS == KvRows::ROWS) return 1;
     const u32 both = params.page_size | BLOCK;
     return both & -both;
 }

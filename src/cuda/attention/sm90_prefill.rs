@@ -1,5 +1,5 @@
-//! The Hopper prefill kernel, `kernels/sm90/prefill/prefill.cu`: what it takes, and the tensor maps that it reads
-//! Q, K and V by.
+//! The Hopper prefill kernels, `kernels/sm90/prefill/prefill.cu`: what they take, and the tensor maps that Q, K and V
+//! are read by. Where maps do not describe K and V, another loads them row by row.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
@@ -8,11 +8,11 @@ use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::attention::{AttentionRow, KvRows, SPLIT_ROPE_DIM, Variant};
+use crate::cuda::kernels::attention::{AttentionRow, KeySource, KvRows, SPLIT_ROPE_DIM, Variant};
 use crate::cuda::params::{AttentionParams, row_alignment};
 use crate::cuda::prefill_params::PrefillParams;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
+use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
@@ -20,12 +20,15 @@ const MOST_PACKED_HEADS: u32 = 16;
 /// Columns of a box: a swizzle atom, 128 bytes of 16-bit elements. Where a row ends within a box, the rest is zeros.
 const BOX_COLUMNS: u32 = 64;
 const SWIZZLE: Swizzle = Swizzle::Span128;
+/// Rows are copied so many bytes at a time.
+const ROW_BYTES: u32 = 16;
 /// Rows of a consumer warpgroup.
 const WARPGROUP_ROWS: u32 = 64;
 
-/// The kernel for one problem.
+/// One of the kernels for one problem.
 #[derive(Debug)]
 pub struct Sm90Prefill {
+    keys: KeySource,
     /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
     /// A box of a page has all columns of its rows.
@@ -43,15 +46,21 @@ impl Sm90Prefill {
     ///
     /// # Errors
     /// As [`find`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
+    pub fn load(
+        keys: KeySource,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
-        let (forms, page_fits): (&[KvRows], bool) = match desc.kv {
-            KvStorage::Paged { page_size, .. } => (
+        let (forms, page_fits): (&[KvRows], bool) = match (keys, desc.kv) {
+            (KeySource::Gather, _) => (&[KvRows::Rows], true),
+            (KeySource::Tma, KvStorage::Paged { page_size, .. }) => (
                 &[KvRows::Paged, KvRows::PagedColumns],
                 page_size % GROUP == 0,
             ),
-            KvStorage::Ragged => (&[KvRows::Ragged], true),
+            (KeySource::Tma, KvStorage::Ragged) => (&[KvRows::Ragged], true),
         };
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let lacks = Features::default()
@@ -62,7 +71,7 @@ impl Sm90Prefill {
         }
         let mut loaded = Err(Features::default());
         for &kv in forms {
-            loaded = Self::load_form(kv, loader, context, desc)?;
+            loaded = Self::load_form((keys, kv), loader, context, desc)?;
             if loaded.is_ok() {
                 break;
             }
@@ -72,7 +81,7 @@ impl Sm90Prefill {
 
     /// The row that reads keys in one way.
     fn load_form(
-        kv: KvRows,
+        (keys, kv): (KeySource, KvRows),
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
@@ -91,6 +100,7 @@ impl Sm90Prefill {
             (Err(lacks), Err(_)) => return Ok(Err(*lacks)),
         };
         Ok(Ok(Sm90Prefill {
+            keys,
             row,
             columns_together: kv == KvRows::Paged,
             whole_keys: whole.ok().map(|(_, function)| function),
@@ -184,9 +194,12 @@ impl Sm90Prefill {
             )
     }
 
-    /// Why the maps cannot describe the cache.
+    /// Why the maps cannot describe the cache, or its rows not be copied.
     fn missing_of_cache(&self, cache: &Tensor) -> Features {
         const MOST_COORDINATES: i64 = i32::MAX as i64;
+        if self.keys == KeySource::Gather {
+            return Features::default().and(Feature::KvStrides, row_alignment(cache) < ROW_BYTES);
+        }
         if cache.is_empty() {
             return Feature::EmptyKv.into();
         }
@@ -219,6 +232,10 @@ impl AttentionKernel for Sm90Prefill {
             max_splits: self.sm_count * 3 / 4 / self.head_blocks,
             invariant_chunk: u32::MAX,
             combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: self.sm_count,
+                of_item: self.head_blocks,
+            },
         }
     }
 
@@ -244,7 +261,6 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
-        let maps = self.maps(current, run)?;
         let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
         let launch = Launch {
             grid: [tiles.min(u64::from(self.sm_count)) as u32, 1, 1],
@@ -258,9 +274,18 @@ impl AttentionKernel for Sm90Prefill {
         })?;
         let params = |attention| PrefillParams {
             attention,
-            head_dim_vo: run.args.v.extent(run.args.v.rank() - 1) as u32,
+            head_dim_vo: run.args.v.extent(3) as u32,
             reserved: 0,
         };
+        if self.keys == KeySource::Gather {
+            let q = self
+                .query_map(&run.args.q)
+                .encode(current.driver(), SWIZZLE)?;
+            // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors,
+            // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
+            return unsafe { launch.enqueue(current, function, &params(*run.params), &[q]) };
+        }
+        let maps = self.maps(current, run)?;
         let Some(k_rope) = &run.args.k_rope else {
             // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the
             // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
@@ -284,7 +309,8 @@ impl AttentionKernel for Sm90Prefill {
 fn tile_suits(row: &AttentionRow, packed_heads: u32, max_qo_len: u32) -> bool {
     const WIDE: u32 = 192;
     let short = packed_heads == 1 && max_qo_len < 2048;
-    row.shape.head_dim_qk != 128 || short == (row.shape.q_tile < WIDE)
+    let is_only = row.shape.head_dim_qk != 128 || row.types.kv != row.types.q;
+    is_only || short == (row.shape.q_tile < WIDE)
 }
 
 /// Heads of a group that share a tile: the largest power of two that divides the group.
@@ -301,7 +327,7 @@ fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
     (cache.extent(0) - 1).max(0) * per_page + i64::from(page_size / GROUP)
 }
 
-/// Rows are copied 16 bytes at a time. An empty tensor has no rows that a map could describe.
+/// Rows start at whole pieces. An empty tensor has no rows that a map could describe.
 fn rows_suit(tensor: &Tensor) -> bool {
-    !tensor.is_empty() && row_alignment(tensor) >= 16 && rows_are_distinct(tensor)
+    !tensor.is_empty() && row_alignment(tensor) >= ROW_BYTES && rows_are_distinct(tensor)
 }

@@ -53,7 +53,7 @@ pub enum Variant {
     },
 }
 
-/// How the Hopper decode kernel brings keys to shared memory.
+/// How a Hopper kernel brings keys to shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeySource {
     /// By TMA, in boxes.
@@ -71,6 +71,8 @@ pub enum KvRows {
     PagedColumns,
     /// They are consecutive.
     Ragged,
+    /// One by one, wherever they are; ragged ones too.
+    Rows,
 }
 
 impl KvRows {
@@ -79,6 +81,7 @@ impl KvRows {
         match self {
             KvRows::Ragged => 0,
             KvRows::Paged => 1,
+            KvRows::Rows => 2,
             KvRows::PagedColumns => 3,
         }
     }
@@ -110,9 +113,11 @@ impl Variant {
                 (KvRows::Paged, 0) => "paged",
                 (KvRows::PagedColumns, 0) => "paged_columns",
                 (KvRows::Ragged, 0) => "ragged",
+                (KvRows::Rows, 0) => "rows",
                 (KvRows::Paged, _) => "paged_split_keys",
                 (KvRows::PagedColumns, _) => "paged_columns_split_keys",
                 (KvRows::Ragged, _) => "ragged_split_keys",
+                (KvRows::Rows, _) => "rows_split_keys",
             }),
         }
     }

@@ -2,8 +2,10 @@
 
 use super::row::{
     AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
+    cached,
 };
 use crate::cuda::kernels::row::Arch;
+use crate::dtype::DType;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
@@ -17,6 +19,24 @@ pub(super) const FAMILIES: &[Family] = &[
         ..whole_keys(KvRows::PagedColumns)
     },
     whole_keys(KvRows::Ragged),
+    rows(),
+    // fp8 values, converted when they are loaded; keys too where queries are fp16.
+    Family {
+        types: &[
+            cached(DType::BF16, DType::F8E4M3),
+            cached(DType::BF16, DType::F8E5M2),
+        ],
+        shapes: &SPLITTING,
+        ..rows()
+    },
+    Family {
+        types: &[
+            cached(DType::F16, DType::F8E4M3),
+            cached(DType::F16, DType::F8E5M2),
+        ],
+        shapes: &CONVERTING,
+        ..rows()
+    },
     split_keys(KvRows::Paged),
     split_keys(KvRows::Ragged),
     // Parts of a context, whose outputs are merged.
@@ -40,6 +60,15 @@ const fn split_keys(kv: KvRows) -> Family {
         // Where the two parts of a key meet is compiled in.
         fit: Fit::Exact,
         ..whole_keys(kv)
+    }
+}
+
+const fn rows() -> Family {
+    Family {
+        shapes: &ONE_BY_ONE,
+        fit: Fit::Exact,
+        symbol: "folio_prefill_sm90_rows",
+        ..whole_keys(KvRows::Rows)
     }
 }
 
@@ -69,6 +98,9 @@ const SHAPES: [Shape; 12] = [
 /// Problems whose rows are these, as they are.
 const WHOLE_BLOCKS: [Shape; 6] = [D64, D128, D128_SHORT, MLA, D192, D256];
 
+/// For rows that are loaded one by one.
+const ONE_BY_ONE: [Shape; 5] = [D64, D128, D128_SHORT, MLA, D256];
+
 /// For pages of all others. Those of up to 56 columns take the row of 80.
 const WITHIN_BLOCKS: [Shape; 9] = [D80, D96, D112, D128, D144, D160, D192, D224, D256];
 
@@ -84,6 +116,22 @@ const D192: Shape = shape(192, 192, 128, 112);
 const D224: Shape = shape(224, 224, 128, 80);
 const D256: Shape = shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80);
 
+/// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
+const SPLITTING: [Shape; 4] = [
+    shape(64, 64, 192, 80),
+    shape(128, 128, 192, 80),
+    shape(192, 128, 128, 80),
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64),
+];
+
+/// As above, with keys that are converted.
+const CONVERTING: [Shape; 4] = [
+    SPLITTING[0],
+    SPLITTING[1],
+    SPLITTING[2],
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 48),
+];
+
 /// Queries and keys of 128 elements and a rotary part of 64: MLA in its multi-head form.
 const MLA: Shape = shape(192, 128, 128, 128);
 
@@ -98,14 +146,25 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
     }
 }
 
-/// One or two buffers of Q, two to four stages of K and V, and 1024 bytes of barriers and tile records. Rows lie in blocks
-/// of 64 columns. The kernel computes the same (`tile.cuh`), and asserts it.
-fn shared_bytes(_: AttentionTypes, shape: Shape) -> u32 {
+/// One or two buffers of Q, two to four stages of K and V, two steps of what is converted, and 1024 bytes of barriers and tile
+/// records. Rows lie in blocks of 64 columns. The kernel computes the same (`tile.cuh`), and asserts it. fp8 values are
+/// converted to fp16, and keys where queries are fp16; bf16 queries are split.
+fn shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
     const MOST: u32 = 232_448 - 1024;
-    let row_bytes = |dim: u32| dim.next_multiple_of(64) * 2;
-    let queries = shape.q_tile * row_bytes(shape.head_dim_qk);
-    let step = shape.kv_tile * (row_bytes(shape.head_dim_qk) + row_bytes(shape.head_dim_vo));
-    let query_stages = if 2 * queries + 2 * step <= MOST { 2 } else { 1 };
-    let stages = ((MOST - query_stages * queries) / step).min(4);
-    query_stages * queries + stages * step + 1024
+    let converts = types.kv != types.q;
+    let splits = converts && types.q == DType::BF16;
+    let row = |dim: u32| dim.next_multiple_of(64);
+    let keys = shape.kv_tile * row(shape.head_dim_qk);
+    let values = shape.kv_tile * row(shape.head_dim_vo);
+    let step = if splits { keys } else { 2 * keys } + 2 * values;
+    let raw = match (converts, splits) {
+        (false, _) => 0,
+        (true, false) => 2 * (keys + values),
+        (true, true) => 2 * values,
+    };
+    let queries = shape.q_tile * row(shape.head_dim_qk) * 2;
+    let most = MOST - raw;
+    let query_stages = if 2 * queries + 2 * step <= most { 2 } else { 1 };
+    let stages = ((most - query_stages * queries) / step).min(4);
+    query_stages * queries + stages * step + raw + 1024
 }
