@@ -40,7 +40,7 @@ fn dims_of(name: &str) -> (u32, u32) {
 pub fn every_width_has_a_hopper_row() {
     const WHOLE_BLOCKS: [(u32, u32); 5] =
         [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)];
-    const OF_ANY: [u32; 9] = [80, 96, 112, 128, 144, 160, 192, 224, 256];
+    const OF_ANY: [u32; 10] = [64, 80, 96, 112, 128, 144, 160, 192, 224, 256];
     let context = context();
     for kv in [desc(false).kv, KvStorage::Ragged] {
         let paged = kv != KvStorage::Ragged;
@@ -54,7 +54,6 @@ pub fn every_width_has_a_hopper_row() {
             let (wanted, source) = match (paged, WHOLE_BLOCKS.contains(&(qk, vo))) {
                 (true, true) => ((qk, vo), "_paged"),
                 (true, false) => ((of_any, of_any), "_paged_columns"),
-                (false, _) if qk.max(vo) <= 64 => ((64, 64), "_ragged"),
                 (false, _) => ((of_any, of_any), "_ragged"),
             };
             let handle = Handle::of(&context, prefill(qk, vo, kv)).unwrap();

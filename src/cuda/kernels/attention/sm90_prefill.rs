@@ -101,8 +101,8 @@ const WHOLE_BLOCKS: [Shape; 6] = [D64, D128, D128_SHORT, MLA, D192, D256];
 /// For rows that are loaded one by one.
 const ONE_BY_ONE: [Shape; 5] = [D64, D128, D128_SHORT, MLA, D256];
 
-/// For pages of all others. Those of up to 56 columns take the row of 80.
-const WITHIN_BLOCKS: [Shape; 9] = [D80, D96, D112, D128, D144, D160, D192, D224, D256];
+/// For pages of all others.
+const WITHIN_BLOCKS: [Shape; 10] = [D64, D80, D96, D112, D128, D144, D160, D192, D224, D256];
 
 const D64: Shape = shape(64, 64, 192, 128);
 const D80: Shape = shape(80, 80, 192, 112);
