@@ -20,16 +20,16 @@ enum class Major { DEPTH = 0, WIDTH = 1 };
 #define FOLIO_WGMMA_D24 FOLIO_WGMMA_D8 ", %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
 #define FOLIO_WGMMA_D32 FOLIO_WGMMA_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define FOLIO_WGMMA_D40 FOLIO_WGMMA_D32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define FOLIO_WGMMA_D64                                                                                           \
-    FOLIO_WGMMA_D40                                                                                               \
-    ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, " \
-    "%61, %62, %63"
-#define FOLIO_WGMMA_D128                                                                                           \
-    FOLIO_WGMMA_D64                                                                                                \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, "  \
-    "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "    \
-    "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
-    "%123, %124, %125, %126, %127"
+#define FOLIO_WGMMA_D48 FOLIO_WGMMA_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define FOLIO_WGMMA_D56 FOLIO_WGMMA_D48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define FOLIO_WGMMA_D64 FOLIO_WGMMA_D56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define FOLIO_WGMMA_D72 FOLIO_WGMMA_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define FOLIO_WGMMA_D80 FOLIO_WGMMA_D72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define FOLIO_WGMMA_D96 FOLIO_WGMMA_D80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FOLIO_WGMMA_D112 \
+    FOLIO_WGMMA_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define FOLIO_WGMMA_D128 \
+    FOLIO_WGMMA_D112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // The sums as operands.
 #define FOLIO_WGMMA_SUMS(i)                                                                                     \
@@ -40,14 +40,14 @@ enum class Major { DEPTH = 0, WIDTH = 1 };
 #define FOLIO_WGMMA_SUMS_32 FOLIO_WGMMA_SUMS(0), FOLIO_WGMMA_SUMS(8), FOLIO_WGMMA_SUMS(16), FOLIO_WGMMA_SUMS(24)
 #define FOLIO_WGMMA_SUMS_40 \
     FOLIO_WGMMA_SUMS(0), FOLIO_WGMMA_SUMS(8), FOLIO_WGMMA_SUMS(16), FOLIO_WGMMA_SUMS(24), FOLIO_WGMMA_SUMS(32)
-#define FOLIO_WGMMA_SUMS_64                                                                                     \
-    FOLIO_WGMMA_SUMS(0), FOLIO_WGMMA_SUMS(8), FOLIO_WGMMA_SUMS(16), FOLIO_WGMMA_SUMS(24), FOLIO_WGMMA_SUMS(32), \
-        FOLIO_WGMMA_SUMS(40), FOLIO_WGMMA_SUMS(48), FOLIO_WGMMA_SUMS(56)
-#define FOLIO_WGMMA_SUMS_128                                                                                          \
-    FOLIO_WGMMA_SUMS(0), FOLIO_WGMMA_SUMS(8), FOLIO_WGMMA_SUMS(16), FOLIO_WGMMA_SUMS(24), FOLIO_WGMMA_SUMS(32),       \
-        FOLIO_WGMMA_SUMS(40), FOLIO_WGMMA_SUMS(48), FOLIO_WGMMA_SUMS(56), FOLIO_WGMMA_SUMS(64), FOLIO_WGMMA_SUMS(72), \
-        FOLIO_WGMMA_SUMS(80), FOLIO_WGMMA_SUMS(88), FOLIO_WGMMA_SUMS(96), FOLIO_WGMMA_SUMS(104),                      \
-        FOLIO_WGMMA_SUMS(112), FOLIO_WGMMA_SUMS(120)
+#define FOLIO_WGMMA_SUMS_48 FOLIO_WGMMA_SUMS_40, FOLIO_WGMMA_SUMS(40)
+#define FOLIO_WGMMA_SUMS_56 FOLIO_WGMMA_SUMS_48, FOLIO_WGMMA_SUMS(48)
+#define FOLIO_WGMMA_SUMS_64 FOLIO_WGMMA_SUMS_56, FOLIO_WGMMA_SUMS(56)
+#define FOLIO_WGMMA_SUMS_72 FOLIO_WGMMA_SUMS_64, FOLIO_WGMMA_SUMS(64)
+#define FOLIO_WGMMA_SUMS_80 FOLIO_WGMMA_SUMS_72, FOLIO_WGMMA_SUMS(72)
+#define FOLIO_WGMMA_SUMS_96 FOLIO_WGMMA_SUMS_80, FOLIO_WGMMA_SUMS(80), FOLIO_WGMMA_SUMS(88)
+#define FOLIO_WGMMA_SUMS_112 FOLIO_WGMMA_SUMS_96, FOLIO_WGMMA_SUMS(96), FOLIO_WGMMA_SUMS(104)
+#define FOLIO_WGMMA_SUMS_128 FOLIO_WGMMA_SUMS_112, FOLIO_WGMMA_SUMS(112), FOLIO_WGMMA_SUMS(120)
 
 #define FOLIO_WGMMA_TEXT(N, D, TYPE, PREDICATE, OPERANDS)             \
     "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #PREDICATE \
@@ -92,7 +92,13 @@ FOLIO_WGMMA(16, 8, 9, 10, 11, 12, 13, 14)
 FOLIO_WGMMA(48, 24, 25, 26, 27, 28, 29, 30)
 FOLIO_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)
 FOLIO_WGMMA(80, 40, 41, 42, 43, 44, 45, 46)
+FOLIO_WGMMA(96, 48, 49, 50, 51, 52, 53, 54)
+FOLIO_WGMMA(112, 56, 57, 58, 59, 60, 61, 62)
 FOLIO_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
+FOLIO_WGMMA(144, 72, 73, 74, 75, 76, 77, 78)
+FOLIO_WGMMA(160, 80, 81, 82, 83, 84, 85, 86)
+FOLIO_WGMMA(192, 96, 97, 98, 99, 100, 101, 102)
+FOLIO_WGMMA(224, 112, 113, 114, 115, 116, 117, 118)
 FOLIO_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 
 }  // namespace folio

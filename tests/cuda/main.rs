@@ -13,6 +13,7 @@ mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod head_dims;
 mod index;
 mod masks;
 mod merge;
@@ -54,6 +55,8 @@ fn main() -> ExitCode {
         ),
         case("decode_packed_rows", (), decode::decode_packed_rows),
         case("decode_logits", (), decode::decode_logits),
+        case("head_dims", (), head_dims::every_pair_of_widths),
+        case("head_dims_of_split_rows", (), head_dims::split_rows),
         case("split_keys", (), problems::split_keys),
         case("prefill_rows_pages", (), prefill_rows::pages),
         case("prefill_rows_strides", (), prefill_rows::strides),

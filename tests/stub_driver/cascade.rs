@@ -1,7 +1,8 @@
 //! Cascades on a device: which kernels a run launches, and on which of the two plans in the workspace.
 
 use folio::api::{BatchInput, Cascade, SharedPrefixes, Workspace};
-use folio::cuda::params::{AttentionParams, CombineParams, DecodeParams, PlanView};
+use folio::cuda::params::{CombineParams, DecodeParams, PlanView};
+use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Window};
 
@@ -101,7 +102,7 @@ impl Handle {
 
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
-    recorder.expect::<AttentionParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
     recorder.expect::<CombineParams>("folio_combine");
     recorder
@@ -114,7 +115,7 @@ fn names(launched: &[Launched]) -> Vec<&str> {
 /// The plan that a run's first kernel reads.
 fn plan_of(launched: &[Launched]) -> PlanView {
     match launched[0].name() {
-        "folio_prefill_sm90" => launched[0].params::<AttentionParams>().plan,
+        "folio_prefill_sm90" => launched[0].params::<PrefillParams>().attention.plan,
         _ => launched[0].params::<DecodeParams>().attention.plan,
     }
 }

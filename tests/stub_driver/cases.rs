@@ -16,9 +16,9 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, copy, gather, images, index, launches, merge, mla,
-    mla_cache, mla_context, mla_few, operators, prefill_rows, projections, rope_append, split_keys,
-    tree_mask,
+    backend, cascade, choice, context_parallel, copy, gather, head_dims, images, index, launches,
+    merge, mla, mla_cache, mla_context, mla_few, operators, prefill_rows, projections, rope_append,
+    split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -266,6 +266,16 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_prefill_from_rows",
         BACKEND,
         launches::prefill_from_rows,
+    ),
+    case(
+        "prefill_head_dims",
+        BACKEND,
+        head_dims::every_width_has_a_hopper_row,
+    ),
+    case(
+        "launch_prefill_of_narrow_rows",
+        BACKEND,
+        head_dims::narrow_rows_end_where_the_maps_do,
     ),
     case(
         "launch_prefill_of_small_pages",

@@ -8,6 +8,7 @@ use folio::cuda::params::{
     AttentionParams, Cache, CombineParams, DecodeParams, GenericParams, MaskMode, PlanParams,
     PlanView, Rows,
 };
+use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{
     AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask,
@@ -124,8 +125,8 @@ fn recorder() -> Recorder {
     let recorder = Recorder::new();
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
     recorder.expect::<DecodeParams>("folio_sm90_decode_gather");
-    recorder.expect::<AttentionParams>("folio_prefill_sm90");
-    recorder.expect::<AttentionParams>("folio_prefill_sm90_masked");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_masked");
     recorder.expect::<GenericParams>("folio_attention");
     recorder.expect::<CombineParams>("folio_combine");
     recorder.expect::<PlanParams>("folio_plan");
@@ -734,7 +735,7 @@ pub fn large_plan_on_the_device() {
     };
     let launched = launches(&recorder, &handle, &args);
     assert_eq!(launched[0].name(), "folio_prefill_sm90");
-    let attention = launched[0].params::<AttentionParams>();
+    let attention = launched[0].params::<PrefillParams>().attention;
     // Two thirds of the 50 MiB that the stub states.
     assert_eq!(attention.section_bytes, (50 << 20) / 3 * 2);
     let view = attention.plan;
@@ -772,7 +773,12 @@ pub fn prefill_from_pages() {
     let launched = launches(&recorder, &handle, &args);
     let launch = &launched[0];
     assert_eq!(launch.name(), "folio_prefill_sm90");
-    let params: AttentionParams = launch.params();
+    let PrefillParams {
+        attention: params,
+        head_dim_vo,
+        ..
+    } = launch.params();
+    assert_eq!(head_dim_vo, 128);
     assert_plain(&params);
     assert_rows(params.q, &args.q);
     assert_cache(params.v, V, [24 * TOKEN, TOKEN, DIM]);
@@ -792,13 +798,14 @@ pub fn prefill_from_pages() {
     );
     let [q, k, v] = launch.maps().try_into().unwrap();
     assert_eq!((q.address, q.swizzle), (Q as u64, 3));
-    assert_eq!(q.extents, [64, 16, 800, 2, 0]);
-    assert_eq!(q.strides, [512, 10000, 128, 0]);
-    assert_eq!(q.boxes, [64, 2, 32, 2, 0]);
+    assert_eq!(q.extents, [128, 16, 800, 0, 0]);
+    assert_eq!(q.strides, [512, 10000, 0, 0]);
+    assert_eq!(q.boxes, [64, 2, 32, 0, 0]);
     for (map, address, pages, apart) in [(k, K, PAGES, 2), (v, V, PAGES + 2, 3)] {
         assert_eq!(map.address, address as u64);
         // Groups of 8 tokens, the last dimension, of which one is a page.
-        assert_eq!(map.extents, [64, 8, 2, 8, (pages as u64 - 1) * apart + 1]);
+        let groups = (pages as u64 - 1) * apart + 1;
+        assert_eq!(map.extents, [64, 8, 2, 8, groups]);
         assert_eq!(map.strides, [2048, 128, 256, 16384]);
         assert_eq!(map.boxes, [64, 8, 2, 1, 1]);
     }
@@ -885,7 +892,7 @@ pub fn prefill_from_rows() {
         rows(O, 800),
     );
     let launched = launches(&recorder, &handle, &args);
-    let params: AttentionParams = launched[0].params();
+    let params = launched[0].params::<PrefillParams>().attention;
     assert_eq!((params.plan.page_ids, params.page_size), (0, 1));
     let upload = recorder.upload();
     for item in items(&upload, &params.plan) {

@@ -13,6 +13,7 @@ mod fixture;
 mod gather;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod head_dims;
 mod images;
 mod index;
 mod launches;

@@ -3,7 +3,8 @@
 
 use folio::api::{BatchInput, MlaContext, Workspace};
 use folio::cuda::mla_cache_params::MlaGatherParams;
-use folio::cuda::params::{AttentionParams, CombineParams, MergeStatesParams, PlanParams};
+use folio::cuda::params::{CombineParams, MergeStatesParams, PlanParams};
+use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::projection_params::{CopyWeightsParams, ProjectionParams};
 use folio::dtype::DType;
 use folio::error::Error;
@@ -119,8 +120,8 @@ impl Handle {
 
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
-    recorder.expect::<AttentionParams>("folio_prefill_sm90");
-    recorder.expect::<AttentionParams>("folio_prefill_sm90_split_keys");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_split_keys");
     recorder.expect::<CombineParams>("folio_combine");
     recorder.expect::<PlanParams>("folio_plan");
     recorder.expect::<MlaGatherParams>("folio_mla_gather");
@@ -166,10 +167,10 @@ pub fn a_run_goes_chunk_by_chunk() {
     assert_eq!(names(&launched), expected.concat());
     let workspace =
         WORKSPACE as u64..WORKSPACE as u64 + handle.context.workspace().device_bytes as u64;
-    let attends: Vec<AttentionParams> = launched
+    let attends: Vec<_> = launched
         .iter()
         .filter(|launch| launch.name() == NEW_TOKENS[0])
-        .map(Launched::params)
+        .map(|launch| launch.params::<PrefillParams>().attention)
         .collect();
     let [first, all, both] = attends.try_into().unwrap();
     // New tokens over themselves: to a sum in the workspace, and to the caller's lse.
@@ -213,19 +214,20 @@ pub fn rows_without_context_are_left_alone() {
     let mut handle = Handle::new(false);
     handle.plan([0, 300]);
     let launched = handle.run(&recorder);
-    let chunk: AttentionParams = launched
+    let chunk = launched
         .iter()
         .filter(|launch| launch.name() == NEW_TOKENS[0])
         .nth(1)
         .unwrap()
-        .params();
+        .params::<PrefillParams>()
+        .attention;
     let row = 500 * HEADS as u64 * 192 * 2;
     assert_eq!((chunk.q.data, chunk.num_tokens), (Q as u64 + row, 100));
     // Without any context the output is written at once.
     handle.plan([0, 0]);
     let launched = handle.run(&recorder);
     assert_eq!(names(&launched), ["folio_prefill_sm90_split_keys"]);
-    let alone: AttentionParams = launched[0].params();
+    let alone = launched[0].params::<PrefillParams>().attention;
     assert_eq!((alone.o.data, alone.lse), (O as u64, LSE as u64));
 }
 
@@ -248,7 +250,7 @@ pub fn a_graph_has_all_chunks() {
     assert_eq!(count(&recorder.launches()), 4);
     for launch in recorder.launches() {
         if launch.name() == NEW_TOKENS[0] {
-            assert_eq!(launch.params::<AttentionParams>().num_tokens, 700);
+            assert_eq!(launch.params::<PrefillParams>().attention.num_tokens, 700);
         }
     }
     // Without the flag a capture is refused.

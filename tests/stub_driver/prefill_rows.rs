@@ -2,7 +2,8 @@
 //! when not even that.
 
 use folio::api::BatchInput;
-use folio::cuda::params::{AttentionParams, GenericParams};
+use folio::cuda::params::GenericParams;
+use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
 use folio::tensor::Tensor;
@@ -63,8 +64,8 @@ fn cache(address: usize, dtype: DType, kv: KvStorage, apart: i64) -> Tensor {
 /// The first choice, and the launch of a run of two requests of 10 rows and 64 keys.
 fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
     let recorder = Recorder::new();
-    recorder.expect::<AttentionParams>("folio_prefill_sm90");
-    recorder.expect::<AttentionParams>("folio_prefill_sm90_rows");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
     recorder.expect::<GenericParams>("folio_attention");
     let mut handle = Handle::of(&context(), desc).unwrap();
     let columns = (KEYS as u32).div_ceil(desc.kv.page_size()) as i32;
@@ -117,7 +118,7 @@ pub fn small_pages() {
         );
         assert_eq!(launch.maps().len(), 1);
         assert_eq!(launch.maps()[0].address, Q as u64);
-        let params: AttentionParams = launch.params();
+        let params = launch.params::<PrefillParams>().attention;
         assert_eq!(
             (params.page_size, params.num_pages),
             (page_size, PAGES as u32)
@@ -146,7 +147,7 @@ pub fn strides() {
     let desc = prompts(RAGGED, DType::BF16);
     let same = cache(K, DType::BF16, RAGGED, 0);
     let launch = assert_taken(desc, same, same, "_ragged", "folio_prefill_sm90_rows");
-    let params: AttentionParams = launch.params();
+    let params = launch.params::<PrefillParams>().attention;
     assert_eq!((params.plan.page_ids, params.k.stride_page), (0, 0));
 }
 

@@ -2,7 +2,8 @@
 //! portable kernels where that one has no map or no row.
 
 use folio::api::BatchInput;
-use folio::cuda::params::{AttentionParams, GenericParams};
+use folio::cuda::params::GenericParams;
+use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
 use folio::tensor::Tensor;
@@ -70,8 +71,8 @@ fn k_rope(address: usize, rope_dim: i64) -> Tensor {
 }
 
 fn planned(recorder: &Recorder, desc: AttentionDesc) -> Handle {
-    recorder.expect::<AttentionParams>("folio_prefill_sm90");
-    recorder.expect::<AttentionParams>("folio_prefill_sm90_split_keys");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_split_keys");
     recorder.expect::<GenericParams>("folio_attention");
     let mut handle = Handle::of(&context(), desc).unwrap();
     let ids = [1; 8];
@@ -116,7 +117,7 @@ pub fn prefill_by_tma() {
     );
     let launch = launched(&recorder, &handle, &args(k_rope(K_ROPE, 64)));
     assert_eq!(launch.name(), "folio_prefill_sm90_split_keys");
-    let params: AttentionParams = launch.params();
+    let params = launch.params::<PrefillParams>().attention;
     // k_rope has the fewest pages; two groups of 8 tokens are a page, and its pages are two apart.
     assert_eq!((params.num_pages, params.k_rope_page_groups), (39, 4));
     assert_eq!(params.k.stride_token, HEADS * 128);

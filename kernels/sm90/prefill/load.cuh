@@ -124,9 +124,13 @@ private:
 
     __device__ __forceinline__ void load_queries(const Tile &tile, u32 consumer) const {
         const u32 buffer = wait_queries(consumer), full = shared + QUERY_FULL + 8 * buffer;
+        const u32 token = tile.token + consumer * (GROUP_ROWS / packed_heads(params));
         mbarrier_arrive_expect(full, QUERY_BYTES);
-        tma_load_4d(shared + QUERIES + buffer * QUERY_BYTES, q_map, full, 0, tile.head,
-                    tile.token + consumer * (GROUP_ROWS / packed_heads(params)), 0);
+#pragma unroll 1
+        for (u32 block = 0; block < KEY_COLUMN_BLOCKS; ++block) {
+            const u32 target = shared + QUERIES + buffer * QUERY_BYTES + block * QUERY_COLUMN_STRIDE;
+            tma_load_3d(target, q_map, full, BLOCK_COLUMNS * block, tile.head, token);
+        }
     }
 
     const FolioAttentionParams &params;
@@ -207,8 +211,10 @@ public:
     }
 
 private:
-    static constexpr u32 BYTES = BLOCK * Cache::row_bytes(DIM), LANES = ROPE > 0 ? 16 : 32;
+    static constexpr u32 COLUMN_BLOCKS = column_blocks(DIM), OWN_BLOCKS = column_blocks(DIM - ROPE);
+    static constexpr u32 BYTES = COLUMN_BLOCKS * COLUMN_BLOCK_BYTES, LANES = 16;
     static_assert(BLOCK / 8 <= LANES, "a lane per box of a page");
+    static_assert(ROPE == 0 || COLUMNS_TOGETHER || !PAGED, "half of the lanes load one box each");
 
     // For pages: whether this lane's boxes are of the rope columns.
     __device__ __forceinline__ bool loads_rope() const { return ROPE > 0 && lane >= LANES; }
@@ -222,25 +228,32 @@ private:
         return full;
     }
 
-    // The page id of the next step is fetched a step ahead.
+    // Lanes i and i + 16 load the same tokens: even and odd boxes of columns, or of split keys the keys' own columns and
+    // those of the rope tensor. The page id of the next step is fetched a step ahead.
     __device__ __forceinline__ void load_paged(const Work &work) {
-        const u32 tokens = box_tokens(params);
+        constexpr u32 BOXES = COLUMNS_TOGETHER ? 1 : OWN_BLOCKS, BOX_BLOCKS = COLUMNS_TOGETHER ? OWN_BLOCKS : 1;
+        const u32 tokens = box_tokens(params), place = lane % LANES, second = lane / LANES;
         const i32 *ids = params.plan.page_ids + work.source;
-        const u32 box = lane % LANES, row_bytes = Cache::row_bytes(loads_rope() ? ROPE : DIM - ROPE);
-        const u32 place = (loads_rope() ? ROPE_KEYS : 0) + box * tokens * row_bytes;
+        const u32 offset = loads_rope() ? ROPE_KEYS + place * tokens * BLOCK_ROW_BYTES
+                                        : place * tokens * BLOCK_ROW_BYTES * BOX_BLOCKS;
+        const u32 first_box = ROPE > 0 ? 0 : second, boxes = loads_rope() ? 1 : BOXES;
         const u32 head = loads_rope() ? 0 : work.kv_head;
         const TensorMap *source = loads_rope() ? rope_map : map;
-        int token = work.first_block * BLOCK + static_cast<int>(box * tokens);
-        const bool issues = box < BLOCK / tokens;
+        int token = work.first_block * BLOCK + static_cast<int>(place * tokens);
+        const bool issues = place < BLOCK / tokens && first_box < boxes;
         int group = issues ? group_of(ids, token, work.kv_end) : 0;
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining) {
             const int now = group;
             token -= BLOCK;
             if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
-            const u32 full = acquire();
+            const u32 full = acquire(), target = shared + BUFFERS + ring.index * BYTES + offset;
             if (issues) {
-                tma_load_5d(shared + BUFFERS + ring.index * BYTES + place, source, full, 0, 0, 0, head, now);
+#pragma unroll 1
+                for (u32 box = first_box; box < boxes; box += 2) {
+                    const u32 column = BLOCK_COLUMNS * box;
+                    tma_load_5d(target + box * COLUMN_BLOCK_BYTES, source, full, column, 0, 0, head, now);
+                }
             }
             ring.advance();
         }
@@ -258,11 +271,11 @@ private:
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining, row -= BLOCK) {
             const u32 full = acquire();
-            const u32 column = 64 * lane, target = shared + BUFFERS + ring.index * BYTES + lane * BLOCK * 128;
-            if (column < DIM - ROPE) {
-                tma_load_3d(target, map, full, column, row, work.kv_head);
-            } else if (column < DIM) {
-                tma_load_3d(target, rope_map, full, column - (DIM - ROPE), row, 0);
+            const u32 target = shared + BUFFERS + ring.index * BYTES + lane * COLUMN_BLOCK_BYTES;
+            if (lane < OWN_BLOCKS) {
+                tma_load_3d(target, map, full, BLOCK_COLUMNS * lane, row, work.kv_head);
+            } else if (lane < COLUMN_BLOCKS) {
+                tma_load_3d(target, rope_map, full, BLOCK_COLUMNS * (lane - OWN_BLOCKS), row, 0);
             }
             ring.advance();
         }

@@ -21,35 +21,42 @@ __device__ __forceinline__ void quad_transpose(u32 (&x)[4], u32 lane) {
     }
 }
 
-// One row (r = 0 or 1 of the thread's two) in 16-byte pieces. Every lane takes part; `keep` says who stores.
+// One row (r = 0 or 1 of the thread's two), `columns` of it, in 16-byte pieces. Every lane takes part; `keep` says who
+// stores.
 template <class T, int N>
-__device__ __forceinline__ void store_row(const float (&o)[N], int r, float weight, u16 *row, bool keep, u32 lane) {
+__device__ __forceinline__ void store_row(const float (&o)[N], int r, float weight, u16 *row, u32 columns, bool keep,
+                                          u32 lane) {
 #pragma unroll
     for (int j = 0; j < N; j += 16) {
         u32 x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+            if (j + 4 * i >= N) {
+                x[i] = 0;
+                continue;
+            }
             x[i] = T::pack(o[j + 4 * i + 2 * r] * weight, o[j + 4 * i + 2 * r + 1] * weight);
         }
         quad_transpose(x, lane);
-        if (keep) {
-            *reinterpret_cast<uint4 *>(row + 2 * j + 8 * (lane % 4)) = make_uint4(x[0], x[1], x[2], x[3]);
-        }
+        const u32 column = 2 * j + 8 * (lane % 4);
+        if (keep && column < columns) *reinterpret_cast<uint4 *>(row + column) = make_uint4(x[0], x[1], x[2], x[3]);
     }
 }
 
 template <int N>
-__device__ __forceinline__ void store_float_row(const float (&o)[N], int r, float weight, float *row, u32 lane) {
+__device__ __forceinline__ void store_float_row(const float (&o)[N], int r, float weight, float *row, u32 columns,
+                                                u32 lane) {
 #pragma unroll
     for (int j = 0; j < N; j += 4) {
+        if (2 * j >= columns) return;
         *reinterpret_cast<float2 *>(row + 2 * j + 2 * (lane % 4)) =
             make_float2(o[j + 2 * r] * weight, o[j + 2 * r + 1] * weight);
     }
 }
 
 template <int N>
-__device__ __forceinline__ void store_output(const FolioAttentionParams &params, const Tile &tile, const float (&o)[N],
-                                             const Rows &rows) {
+__device__ __forceinline__ void store_output(const FolioAttentionParams &params, u32 head_dim_vo, const Tile &tile,
+                                             const float (&o)[N], const Rows &rows) {
     const u32 lane = threadIdx.x % 32;
     const bool whole = tile.partial == FOLIO_NO_PARTIAL;
     const float v_scale =
@@ -74,9 +81,9 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
             auto *row = static_cast<Result::Storage *>(params.o.data) + q_row * params.o.stride_token +
                         head[r] * params.o.stride_head;
             if constexpr (sizeof(*row) == 4) {
-                if (keep) store_float_row(o, r, weight[r], row, lane);
+                if (keep) store_float_row(o, r, weight[r], row, head_dim_vo, lane);
             } else {
-                store_row<Result>(o, r, weight[r], row, keep, lane);
+                store_row<Result>(o, r, weight[r], row, head_dim_vo, keep, lane);
             }
             if (keep && lane % 4 == 0 && params.lse != nullptr) {
                 params.lse[q_row * params.lse_stride_token + head[r] * params.lse_stride_head] =
@@ -89,7 +96,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
     for (int r = 0; r < 2; ++r) {
         if (token[r] >= tile.num_tokens) continue;
         const i64 index = static_cast<i64>(tile.partial + token[r]) * params.num_qo_heads + head[r];
-        store_float_row(o, r, weight[r], params.plan.partial_o + index * DIM_VO, lane);
+        store_float_row(o, r, weight[r], params.plan.partial_o + index * head_dim_vo, head_dim_vo, lane);
         if (lane % 4 == 0) params.plan.partial_lse[index] = lse[r];
     }
 }

@@ -4,6 +4,8 @@
 // Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks, mm-prefix, causality by request and
 // ALiBi are a variant's, which takes registers for them.
 //
+// Rows of up to DIM_QK and DIM_VO columns: the maps end at the problem's.
+//
 // The kernel table's defines, FOLIO_KV_ROWS: how rows of K and V come, see tile.cuh, FOLIO_ROPE_DIM: the columns of keys
 // that come by a map of their own, 0 where keys are whole, and FOLIO_MASKED: 1 for that variant.
 #include "sm90/prefill/convert_rows.cuh"
@@ -24,8 +26,8 @@ using Output = float[DIM_VO / 2];
 // latter. Across tiles, the first Q K of a tile overlaps the output of the tile before.
 class Consumer {
 public:
-    __device__ __forceinline__ Consumer(const FolioAttentionParams &params, const u8 *shared_bytes)
-        : params(params), shared(shared_address(shared_bytes)) {
+    __device__ __forceinline__ Consumer(const FolioPrefillParams &params, const u8 *shared_bytes)
+        : params(params.attention), head_dim_vo(params.head_dim_vo), shared(shared_address(shared_bytes)) {
         group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0) - 1;
         tiles = reinterpret_cast<const Tile *>(shared_bytes + TILES);
     }
@@ -72,7 +74,7 @@ public:
             pin(o);
             release(VALUE_EMPTY + 8 * value.index);
             value.advance();
-            store_output(params, *tile, o, rows);
+            store_output(params, head_dim_vo, *tile, o, rows);
             if (!more) break;
             tile = next;
         }
@@ -142,19 +144,17 @@ private:
         u32 queries = shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES;
         // Computed anew, where registers do not suffice for what is the same for all tiles.
         if constexpr (MASKED) asm volatile("" : "+r"(queries));
-        const u64 q = wgmma_descriptor(queries, 16, 1024);
+        const u64 q = wgmma_descriptor(queries, 16, ATOM_BYTES);
         const u32 keys = shared + KEYS + key.index * KEY_BYTES;
         const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
-        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
+        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ATOM_BYTES);
         renew(s);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < DIM_QK / 16; ++i) {
-            const int column_block = i / 4, rope_block = column_block - DIM_NOPE / 64;
-            const u64 k = rope_block < 0 ? nope + column_block * KEY_COLUMN_STRIDE / 16
-                                         : rope + rope_block * KEY_COLUMN_STRIDE / 16;
-            wgmma_ss<Element>(s, q + (column_block * (GROUP_ROWS * 128) + i % 4 * 32) / 16, k + i % 4 * 32 / 16,
-                              i != 0);
+            const int block = i / 4, within = i % 4 * 32;
+            const u64 k = block < column_blocks(DIM_NOPE) ? nope + block * KEY_COLUMN_STRIDE / 16 : rope;
+            wgmma_ss<Element>(s, q + (block * QUERY_COLUMN_STRIDE + within) / 16, k + within / 16, i != 0);
         }
         wgmma_commit();
     }
@@ -258,7 +258,7 @@ private:
     // Rows of V past the last key have weight 0, but 0 * NaN is NaN, so each warpgroup clears them before its products;
     // that several clear the same rows does no harm. Boxes past the last key are zeros already.
     __device__ __forceinline__ void clear_stale_values(const Tile &tile) const {
-        constexpr int ROW_PIECES = DIM_VO / 8;
+        constexpr int ROW_PIECES = VALUE_COLUMN_BLOCKS * 8;
         const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
         const int begin = tile.kv_end - first_key;
         const int end = KV_ROWS == KvRows::RAGGED ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
@@ -278,6 +278,7 @@ private:
     }
 
     const FolioAttentionParams &params;
+    const u32 &head_dim_vo;
     u32 shared, group;
     Ring<TILE_SLOTS> slot;
     const Tile *tiles;
@@ -306,7 +307,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
 }
 
 // `k_rope_map` is not used where keys are whole, and of K and V no map is where rows come one by one.
-__device__ __forceinline__ void attend(const FolioAttentionParams &params, const TensorMap &q_map,
+__device__ __forceinline__ void attend(const FolioPrefillParams &params, const TensorMap &q_map,
                                        const TensorMap &k_map, const TensorMap &k_rope_map, const TensorMap &v_map) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     const u32 shared = shared_address(shared_bytes);
@@ -326,11 +327,11 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
         if constexpr (KV_ROWS != KvRows::ROWS) {
-            produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
+            produce(params.attention, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
         } else if constexpr (CONVERTS) {
-            produce_rows<RowConverter<FOLIO_KV>>(params, &q_map, shared_bytes);
+            produce_rows<RowConverter<FOLIO_KV>>(params.attention, &q_map, shared_bytes);
         } else {
-            produce_rows<RowCopier<Stored>>(params, &q_map, shared_bytes);
+            produce_rows<RowCopier<Stored>>(params.attention, &q_map, shared_bytes);
         }
     } else {
         registers_grow<CONSUMER_REGISTERS>();
@@ -345,13 +346,13 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
 // Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
 #if FOLIO_KV_ROWS == 2
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_sm90_rows(const __grid_constant__ FolioAttentionParams params,
+    folio_prefill_sm90_rows(const __grid_constant__ FolioPrefillParams params,
                             const __grid_constant__ folio::TensorMap q_map) {
     folio::prefill::attend(params, q_map, q_map, q_map, q_map);
 }
 #elif FOLIO_ROPE_DIM > 0
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_sm90_split_keys(const __grid_constant__ FolioAttentionParams params,
+    folio_prefill_sm90_split_keys(const __grid_constant__ FolioPrefillParams params,
                                   const __grid_constant__ folio::TensorMap q_map,
                                   const __grid_constant__ folio::TensorMap k_map,
                                   const __grid_constant__ folio::TensorMap v_map,
@@ -360,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
 }
 #elif FOLIO_MASKED
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_sm90_masked(const __grid_constant__ FolioAttentionParams params,
+    folio_prefill_sm90_masked(const __grid_constant__ FolioPrefillParams params,
                               const __grid_constant__ folio::TensorMap q_map,
                               const __grid_constant__ folio::TensorMap k_map,
                               const __grid_constant__ folio::TensorMap v_map) {
@@ -368,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
 }
 #else
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_sm90(const __grid_constant__ FolioAttentionParams params,
+    folio_prefill_sm90(const __grid_constant__ FolioPrefillParams params,
                        const __grid_constant__ folio::TensorMap q_map, const __grid_constant__ folio::TensorMap k_map,
                        const __grid_constant__ folio::TensorMap v_map) {
     folio::prefill::attend(params, q_map, k_map, k_map, v_map);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/cache.cuh"
+#include "params/prefill.h"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma_products.cuh"
 #include "sm90/prefill/tile_mask.cuh"
@@ -35,18 +36,18 @@ using Stored = CacheRows<FOLIO_KV>;
 static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
 constexpr bool CONVERTS = FOLIO_KV::IS_FP8;           // to Element, on the way to shared memory
 constexpr bool NARROWS = CONVERTS && Query::IS_BF16;  // queries to Element, in shared memory
-constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
+constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;  // a problem's may be smaller
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
 constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
 constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
-// Steps of K and of V in shared memory; rows to be converted are in a buffer beside them.
-constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 && !CONVERTS ? 3 : 2;
-// How rows of K and V come. RAGGED: boxes of consecutive rows. PAGED: boxes of a page. ROWS: one by one.
-enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2 };
+// How rows of K and V come. RAGGED: in boxes of consecutive rows, one for 64 columns. PAGED: in boxes of a page, one for
+// all columns. ROWS: one by one. PAGED_COLUMNS: in boxes of a page, one for 64 columns, since rows end within them.
+enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2, PAGED_COLUMNS = 3 };
 constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
-constexpr bool PAGED = KV_ROWS == KvRows::PAGED;
+constexpr bool COLUMNS_TOGETHER = KV_ROWS == KvRows::PAGED;
+constexpr bool PAGED = KV_ROWS == KvRows::PAGED || KV_ROWS == KvRows::PAGED_COLUMNS;
 static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert");
 constexpr bool MASKED = FOLIO_MASKED;  // what is seen does not follow from positions, or logits depend on distance
 static_assert(!MASKED || KV_ROWS != KvRows::ROWS, "masks are looked at where tensor maps load");
@@ -58,20 +59,49 @@ constexpr bool BY_COPIES = KV_ROWS == KvRows::ROWS && !CONVERTS;
 constexpr u32 FULL_ARRIVALS = FILLING_WARPS * (BY_COPIES ? 32 : 1);
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 
-static_assert(DIM_QK % 64 == 0 && DIM_VO % 64 == 0 && ROPE_DIM % 64 == 0 && BLOCK % 16 == 0);
+static_assert(DIM_QK % 16 == 0 && DIM_VO % 16 == 0 && BLOCK % 16 == 0);
+static_assert(ROPE_DIM == 0 || (ROPE_DIM == 64 && DIM_NOPE % 64 == 0), "rope columns are a block of columns");
+static_assert(!(COLUMNS_TOGETHER || KV_ROWS == KvRows::ROWS) || (DIM_QK % 64 == 0 && DIM_VO % 64 == 0),
+              "rows are whole blocks of columns");
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
 
+// Rows in shared memory lie in blocks of 64 columns, 128 bytes, which are swizzled in atoms of 8 rows. The last block of a
+// row may be wider than what is left of it: columns beyond the tensor's read as zeros, and of those beyond DIM_QK and
+// DIM_VO no product is made. Q is [column block][row]. So are K and V, unless a box has all columns of its tokens: then
+// they are [8-token group][column block][row], so that one box fills any number of groups.
+constexpr u32 BLOCK_COLUMNS = 64, BLOCK_ROW_BYTES = 128, ATOM_BYTES = 8 * BLOCK_ROW_BYTES;
+constexpr __device__ __forceinline__ int column_blocks(int dim) { return (dim + 63) / 64; }
+constexpr int KEY_COLUMN_BLOCKS = column_blocks(DIM_QK), VALUE_COLUMN_BLOCKS = column_blocks(DIM_VO);
+constexpr u32 QUERY_COLUMN_STRIDE = GROUP_ROWS * BLOCK_ROW_BYTES;
+constexpr u32 KEY_COLUMN_STRIDE = COLUMNS_TOGETHER ? ATOM_BYTES : BLOCK * BLOCK_ROW_BYTES;
+constexpr u32 VALUE_COLUMN_STRIDE = KEY_COLUMN_STRIDE;
+constexpr u32 KEY_GROUP_STRIDE = (COLUMNS_TOGETHER ? column_blocks(DIM_NOPE) : 1) * ATOM_BYTES;
+constexpr u32 VALUE_GROUP_STRIDE = (COLUMNS_TOGETHER ? VALUE_COLUMN_BLOCKS : 1) * ATOM_BYTES;
+// The rope columns of split keys are a tile of their own behind the other columns, [row][128 bytes].
+constexpr u32 ROPE_KEYS = column_blocks(DIM_NOPE) * BLOCK * BLOCK_ROW_BYTES;
+
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
-constexpr u32 QUERY_BYTES = GROUP_ROWS * DIM_QK * 2;
-constexpr u32 KEY_BYTES = BLOCK * Cache::row_bytes(DIM_QK), VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
+constexpr u32 QUERY_BYTES = KEY_COLUMN_BLOCKS * QUERY_COLUMN_STRIDE;
+constexpr u32 COLUMN_BLOCK_BYTES = BLOCK * BLOCK_ROW_BYTES;
+constexpr u32 KEY_BYTES = KEY_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
+constexpr u32 VALUE_BYTES = VALUE_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
+constexpr u32 STEP_BYTES = KEY_BYTES + VALUE_BYTES;
 constexpr u32 RAW_KEY_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_QK) : 0;
 constexpr u32 RAW_VALUE_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_VO) : 0;
 constexpr int RAW_STAGES = 2;  // steps of what is converted: one is under way while the other is converted
-constexpr u32 CACHE_BYTES = STAGES * (KEY_BYTES + VALUE_BYTES) + RAW_STAGES * (RAW_KEY_BYTES + RAW_VALUE_BYTES);
-constexpr u32 MOST_SHARED = 232448 - 1024;
-constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + CACHE_BYTES <= MOST_SHARED ? 2 : 1;
+// What step_mask.cuh keeps of a tile, for every thread of the consumers: masks of rows, then slopes.
+constexpr int ROW_MASKS_OF_THREAD = BLOCK <= 64 ? 1 : 2;
+constexpr u32 ROW_MASK_BYTES = 16 * ROW_MASKS_OF_THREAD * WARPGROUP * CONSUMERS;
+constexpr u32 MASK_BYTES = MASKED ? ROW_MASK_BYTES + 8 * WARPGROUP * CONSUMERS : 0;
+// Two buffers for Q where that leaves room for two steps of K and V; then as many steps as there is room for, up to
+// four. src/cuda/kernels/attention/sm90_prefill.rs computes the same.
+constexpr u32 MOST_BUFFER_BYTES = 232448 - 1024 - MASK_BYTES - RAW_STAGES * (RAW_KEY_BYTES + RAW_VALUE_BYTES);
+constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + 2 * STEP_BYTES <= MOST_BUFFER_BYTES ? 2 : 1;
+constexpr u32 QUERIES_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
+constexpr int ROOM = (MOST_BUFFER_BYTES - QUERIES_BYTES) / STEP_BYTES, STAGES = ROOM < 4 ? ROOM : 4;
+static_assert(STAGES >= 2, "the next step is loaded while this one is multiplied");
 constexpr u32 QUERIES = 0;
-constexpr u32 KEYS = QUERIES + QUERY_STAGES * CONSUMERS * QUERY_BYTES;
+constexpr u32 KEYS = QUERIES + QUERIES_BYTES;
 constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 RAW_KEYS = VALUES + STAGES * VALUE_BYTES;
 constexpr u32 RAW_VALUES = RAW_KEYS + RAW_STAGES * RAW_KEY_BYTES;
@@ -86,20 +116,8 @@ constexpr u32 KEY_FULL = QUERY_EMPTY + 8 * QUERY_STAGES * CONSUMERS;
 constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES;
 constexpr u32 VALUE_FULL = KEY_EMPTY + 8 * STAGES;
 constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
-constexpr u32 ROW_MASKS = TILES + 1024;  // what step_mask.cuh keeps of a tile, for every thread of the consumers
-constexpr int ROW_MASKS_OF_THREAD = BLOCK <= 64 ? 1 : 2;
-constexpr u32 SLOPES = ROW_MASKS + 16 * ROW_MASKS_OF_THREAD * WARPGROUP * CONSUMERS;
-constexpr u32 MASK_BYTES = MASKED ? SLOPES + 8 * WARPGROUP * CONSUMERS - ROW_MASKS : 0;
+constexpr u32 ROW_MASKS = TILES + 1024, SLOPES = ROW_MASKS + ROW_MASK_BYTES;
 static_assert(VALUE_EMPTY + 8 * STAGES <= ROW_MASKS && ROW_MASKS + MASK_BYTES == FOLIO_SHARED_BYTES);
-
-// K and V tiles in shared memory: paged ones as [8-token group][64-column block][8 rows][128 bytes], so that
-// one box fills any number of groups; others as [64-column block][row][128 bytes], for ragged ones a box per block.
-// The rope columns of split keys are a tile of their own behind the other columns.
-constexpr u32 KEY_GROUP_STRIDE = PAGED ? DIM_NOPE / 64 * 1024 : 1024;
-constexpr u32 ROPE_KEYS = BLOCK * DIM_NOPE * 2, ROPE_GROUP_STRIDE = PAGED ? ROPE_DIM / 64 * 1024 : 1024;
-constexpr u32 KEY_COLUMN_STRIDE = PAGED ? 1024 : BLOCK * 128;
-constexpr u32 VALUE_GROUP_STRIDE = PAGED ? DIM_VO / 64 * 1024 : 1024;
-constexpr u32 VALUE_COLUMN_STRIDE = PAGED ? 1024 : BLOCK * 128;
 
 // Position in a ring of DEPTH buffers, and the parity of its barriers.
 template <int DEPTH>

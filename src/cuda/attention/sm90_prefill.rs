@@ -12,14 +12,15 @@ use crate::cuda::kernels::attention::{
     AttentionRow, KeySource, KvRows, Masks, SPLIT_ROPE_DIM, Variant,
 };
 use crate::cuda::params::{AttentionParams, row_alignment};
+use crate::cuda::prefill_params::PrefillParams;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
 const MOST_PACKED_HEADS: u32 = 16;
-/// Columns of a swizzle atom, 128 bytes of 16-bit elements.
-const ATOM: u32 = 64;
+/// Columns of a box: a swizzle atom, 128 bytes of 16-bit elements. Where a row ends within a box, the rest is zeros.
+const BOX_COLUMNS: u32 = 64;
 const SWIZZLE: Swizzle = Swizzle::Span128;
 /// Rows are copied so many bytes at a time.
 const ROW_BYTES: u32 = 16;
@@ -33,6 +34,8 @@ pub struct Sm90Prefill {
     masks: Masks,
     /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
+    /// A box of a page has all columns of its rows.
+    columns_together: bool,
     whole_keys: Option<Function>,
     split_keys: Option<Function>,
     sm_count: u32,
@@ -55,12 +58,13 @@ impl Sm90Prefill {
     ) -> Result<OrLacks<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
-        let (kv, page_fits) = match (keys, desc.kv) {
-            (KeySource::Gather, _) => (KvRows::Rows, true),
-            (KeySource::Tma, KvStorage::Paged { page_size, .. }) => {
-                (KvRows::Paged, page_size % GROUP == 0)
-            }
-            (KeySource::Tma, KvStorage::Ragged) => (KvRows::Ragged, true),
+        let (forms, page_fits): (&[KvRows], bool) = match (keys, desc.kv) {
+            (KeySource::Gather, _) => (&[KvRows::Rows], true),
+            (KeySource::Tma, KvStorage::Paged { page_size, .. }) => (
+                &[KvRows::Paged, KvRows::PagedColumns],
+                page_size % GROUP == 0,
+            ),
+            (KeySource::Tma, KvStorage::Ragged) => (&[KvRows::Ragged], true),
         };
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let lacks = Features::default()
@@ -69,6 +73,23 @@ impl Sm90Prefill {
         if !lacks.is_empty() {
             return Ok(Err(lacks));
         }
+        let mut loaded = Err(Features::default());
+        for &kv in forms {
+            loaded = Self::load_form((keys, kv, masks), loader, context, desc)?;
+            if loaded.is_ok() {
+                break;
+            }
+        }
+        Ok(loaded)
+    }
+
+    /// The row that reads keys in one way.
+    fn load_form(
+        (keys, kv, masks): (KeySource, KvRows, Masks),
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
         let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
         let form = |rope_dim| {
@@ -90,6 +111,7 @@ impl Sm90Prefill {
             keys,
             masks,
             row,
+            columns_together: kv == KvRows::Paged,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
             sm_count: context.device().sm_count,
@@ -142,41 +164,42 @@ impl Sm90Prefill {
         }
     }
 
-    /// A box is the rows of a warpgroup: `[column block][position][packed head][column]`.
+    /// `[position][head][column]`; a box is a column block of a warpgroup's rows.
     fn query_map(&self, q: &Tensor) -> Map {
-        let head_dim = q.extent(2) as u32;
-        let column_blocks = head_dim / ATOM;
         Map::new(q)
-            .dimension(ATOM, ATOM, 1)
+            .dimension(q.extent(2) as u32, BOX_COLUMNS, 1)
             .dimension(q.extent(1) as u32, self.packed_heads, q.stride(1))
             .dimension(
                 q.extent(0) as u32,
                 WARPGROUP_ROWS / self.packed_heads,
                 q.stride(0),
             )
-            .dimension(column_blocks, column_blocks, i64::from(ATOM))
     }
 
     /// Paged: `[8-token group][head][column block][token][column]`, where the groups of a page follow one
     /// another and pages are a whole number of groups apart; a box is as many groups as a page and a step
-    /// have in common. Ragged: `[head][token][column]`, a box is a column block of a step.
+    /// have in common. Where columns do not come together, rows are one block, of which a box has a part.
+    /// Ragged: `[head][token][column]`, a box is 64 columns of a step.
     fn cache_map(&self, cache: &Tensor) -> Map {
         let heads = cache.extent(2) as u32;
-        let head_dim = cache.extent(3) as u32;
+        let columns = cache.extent(3) as u32;
         let kv_tile = self.row.shape.kv_tile;
         let KvStorage::Paged { page_size, .. } = self.kv else {
             return Map::new(cache)
-                .dimension(head_dim, ATOM, 1)
+                .dimension(columns, BOX_COLUMNS, 1)
                 .dimension(cache.extent(0) as u32, kv_tile, cache.stride(0))
                 .dimension(heads, 1, cache.stride(2));
         };
+        let (columns, blocks) = match self.columns_together {
+            true => (BOX_COLUMNS, columns / BOX_COLUMNS),
+            false => (columns, 1),
+        };
         let box_tokens = 1 << (page_size | kv_tile).trailing_zeros();
         let token = cache.stride(1);
-        let column_blocks = head_dim / ATOM;
         Map::new(cache)
-            .dimension(ATOM, ATOM, 1)
+            .dimension(columns, BOX_COLUMNS, 1)
             .dimension(GROUP, GROUP, token)
-            .dimension(column_blocks, column_blocks, i64::from(ATOM))
+            .dimension(blocks, blocks, i64::from(BOX_COLUMNS))
             .dimension(heads, 1, cache.stride(2))
             .dimension(
                 num_groups(cache, page_size) as u32,
@@ -260,25 +283,30 @@ impl AttentionKernel for Sm90Prefill {
         let function = self.function(run.args.k_rope.as_ref()).map_err(|lacks| {
             Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
         })?;
+        let params = |attention| PrefillParams {
+            attention,
+            head_dim_vo: run.args.v.extent(3) as u32,
+            reserved: 0,
+        };
         if self.keys == KeySource::Gather {
             let q = self
                 .query_map(&run.args.q)
                 .encode(current.driver(), SWIZZLE)?;
-            // SAFETY: the kernel takes a `FolioAttentionParams` and a map; their addresses are the caller's tensors,
+            // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors,
             // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
-            return unsafe { launch.enqueue(current, function, run.params, &[q]) };
+            return unsafe { launch.enqueue(current, function, &params(*run.params), &[q]) };
         }
         let maps = self.maps(current, run)?;
         let Some(k_rope) = &run.args.k_rope else {
-            // SAFETY: the kernel takes a `FolioAttentionParams` and three maps; their addresses are the
+            // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the
             // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
             // room for `num_items` items.
-            return unsafe { launch.enqueue(current, function, run.params, &maps) };
+            return unsafe { launch.enqueue(current, function, &params(*run.params), &maps) };
         };
-        let params = AttentionParams {
+        let params = params(AttentionParams {
             k_rope_page_groups: self.page_groups(k_rope),
             ..*run.params
-        };
+        });
         let [q, k, v] = maps;
         let k_rope = self.cache_map(k_rope).encode(current.driver(), SWIZZLE)?;
         // SAFETY: as above, and the map of k_rope.

@@ -67,8 +67,10 @@ pub enum KeySource {
 /// How the Hopper prefill kernel finds the rows of K and V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvRows {
-    /// Page by page.
+    /// Page by page, all columns together: rows are whole blocks of 64 columns.
     Paged,
+    /// Page by page, 64 columns at a time.
+    PagedColumns,
     /// They are consecutive.
     Ragged,
     /// One by one, wherever they are; ragged ones too.
@@ -76,12 +78,23 @@ pub enum KvRows {
 }
 
 impl KvRows {
+    /// The name in kernel names.
+    fn name(self) -> &'static str {
+        match self {
+            KvRows::Ragged => "ragged",
+            KvRows::Paged => "paged",
+            KvRows::Rows => "rows",
+            KvRows::PagedColumns => "paged_columns",
+        }
+    }
+
     /// Its number in `kernels/sm90/prefill/tile.cuh`.
     fn number(self) -> u32 {
         match self {
             KvRows::Ragged => 0,
             KvRows::Paged => 1,
             KvRows::Rows => 2,
+            KvRows::PagedColumns => 3,
         }
     }
 }
@@ -115,30 +128,22 @@ impl Variant {
     }
 
     /// The last part of a row's name, where rows differ in nothing else that the name says.
-    fn suffix(self) -> Option<&'static str> {
+    fn suffix(self) -> Option<String> {
         match self {
             Variant::Generic { .. } | Variant::GenericF32 => None,
             Variant::Sm90Decode { keys, .. } => Some(match keys {
-                KeySource::Tma => "tma",
-                KeySource::Gather => "gather",
+                KeySource::Tma => "tma".into(),
+                KeySource::Gather => "gather".into(),
             }),
             Variant::Sm90Prefill {
-                masks: Masks::Any,
                 kv,
-                ..
-            } => Some(match kv {
-                KvRows::Paged => "paged_masked",
-                KvRows::Ragged => "ragged_masked",
-                KvRows::Rows => "rows_masked",
-            }),
-            Variant::Sm90Prefill { kv, rope_dim, .. } => Some(match (kv, rope_dim) {
-                (KvRows::Paged, 0) => "paged",
-                (KvRows::Ragged, 0) => "ragged",
-                (KvRows::Rows, 0) => "rows",
-                (KvRows::Paged, _) => "paged_split_keys",
-                (KvRows::Ragged, _) => "ragged_split_keys",
-                (KvRows::Rows, _) => "rows_split_keys",
-            }),
+                rope_dim,
+                masks,
+            } => {
+                let keys = if rope_dim > 0 { "_split_keys" } else { "" };
+                let masks = if masks == Masks::Any { "_masked" } else { "" };
+                Some(format!("{}{keys}{masks}", kv.name()))
+            }
         }
     }
 }
@@ -288,7 +293,7 @@ impl Family {
             parts.push(format!("dv{}", shape.head_dim_vo));
         }
         parts.push(format!("q{}", shape.q_tile));
-        parts.extend(self.variant.suffix().map(str::to_owned));
+        parts.extend(self.variant.suffix());
         name(self.phase.name(), self.arch, (types.q, types.kv), &parts)
     }
 }

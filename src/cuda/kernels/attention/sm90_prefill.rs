@@ -8,7 +8,15 @@ use crate::cuda::kernels::row::Arch;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
-    whole_keys(KvRows::Paged),
+    Family {
+        shapes: &WHOLE_BLOCKS,
+        fit: Fit::Exact,
+        ..whole_keys(KvRows::Paged)
+    },
+    Family {
+        shapes: &WITHIN_BLOCKS,
+        ..whole_keys(KvRows::PagedColumns)
+    },
     whole_keys(KvRows::Ragged),
     masked(KvRows::Paged),
     masked(KvRows::Ragged),
@@ -40,12 +48,16 @@ const fn split_keys(kv: KvRows) -> Family {
         },
         symbol: "folio_prefill_sm90_split_keys",
         shapes: &[MLA],
+        // Where the two parts of a key meet is compiled in.
+        fit: Fit::Exact,
         ..whole_keys(kv)
     }
 }
 
 const fn rows() -> Family {
     Family {
+        shapes: &ONE_BY_ONE,
+        fit: Fit::Exact,
         symbol: "folio_prefill_sm90_rows",
         ..whole_keys(KvRows::Rows)
     }
@@ -65,7 +77,7 @@ const fn whole_keys(kv: KvRows) -> Family {
         types: HALF,
         any_output: false,
         shapes: &SHAPES,
-        fit: Fit::Exact,
+        fit: Fit::UpTo,
         shared_bytes,
         bundled: true,
     }
@@ -81,18 +93,39 @@ const fn masked(kv: KvRows) -> Family {
         },
         symbol: "folio_prefill_sm90_masked",
         shapes: &MASKED_SHAPES,
+        fit: Fit::Exact,
         shared_bytes: masked_shared_bytes,
         ..whole_keys(kv)
     }
 }
 
-const SHAPES: [Shape; 5] = [
-    shape(64, 64, 192, 128),
-    shape(128, 128, 192, 80),
-    shape(128, 128, 128, 128),
-    MLA,
-    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
+/// The cheapest first: a problem takes the first that it fits in, and is multiplied as if it were as wide. Three
+/// consumer warpgroups of 160 registers hold DIM_VO / 2 of the output and 3 / 4 of a step's keys, up to 132 in all; two of
+/// 232 hold up to 192.
+const SHAPES: [Shape; 12] = [
+    D64, D80, D96, D112, D128, D128_SHORT, D144, MLA, D160, D192, D224, D256,
 ];
+
+/// Problems whose rows are these, as they are.
+const WHOLE_BLOCKS: [Shape; 6] = [D64, D128, D128_SHORT, MLA, D192, D256];
+
+/// For rows that are loaded one by one.
+const ONE_BY_ONE: [Shape; 5] = [D64, D128, D128_SHORT, MLA, D256];
+
+/// For pages of all others.
+const WITHIN_BLOCKS: [Shape; 10] = [D64, D80, D96, D112, D128, D144, D160, D192, D224, D256];
+
+const D64: Shape = shape(64, 64, 192, 128);
+const D80: Shape = shape(80, 80, 192, 112);
+const D96: Shape = shape(96, 96, 192, 112);
+const D112: Shape = shape(112, 112, 192, 96);
+const D128: Shape = shape(128, 128, 192, 80);
+const D128_SHORT: Shape = shape(128, 128, 128, 128);
+const D144: Shape = shape(144, 144, 192, 64);
+const D160: Shape = shape(160, 160, 192, 64);
+const D192: Shape = shape(192, 192, 128, 112);
+const D224: Shape = shape(224, 224, 128, 80);
+const D256: Shape = shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80);
 
 /// With the query tiles of [`SHAPES`]. Masks take registers, and where those are full, steps have fewer keys.
 const MASKED_SHAPES: [Shape; 5] = [
@@ -125,26 +158,28 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
     }
 }
 
-/// Stages of K and V, two steps of their rows where they are converted, one or two stages of Q, and 1024 bytes of barriers
-/// and tile records; the kernel asserts that it comes to the same.
 fn shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
-    const MOST: u32 = 232_448 - 1024;
-    let converts = types.kv != types.q;
-    let stages = match (shape.head_dim_qk, shape.q_tile) {
-        (64, _) => 4,
-        (_, 192) if !converts => 3,
-        _ => 2,
-    };
-    let step = shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo);
-    let cache = stages * step * 2 + if converts { 2 * step } else { 0 };
-    let queries = shape.q_tile * shape.head_dim_qk * 2;
-    let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
-    cache + query_stages * queries + 1024
+    shared_bytes_beside(0, types, shape)
 }
 
 /// A row's mask by 16 bytes, for as many rows as words of 32 keys are a thread's, and the slopes of two rows, for every
 /// thread that multiplies.
 fn masked_shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
     let rows_of_thread = if shape.kv_tile <= 64 { 1 } else { 2 };
-    shared_bytes(types, shape) + (16 * rows_of_thread + 8) * 2 * shape.q_tile
+    shared_bytes_beside((16 * rows_of_thread + 8) * 2 * shape.q_tile, types, shape)
+}
+
+/// One or two buffers of Q, two to four stages of K and V, two steps of what is converted, 1024 bytes of barriers and tile
+/// records, and `others`. Rows lie in blocks of 64 columns. The kernel computes the same (`tile.cuh`), and asserts it.
+fn shared_bytes_beside(others: u32, types: AttentionTypes, shape: Shape) -> u32 {
+    const MOST: u32 = 232_448 - 1024;
+    let row = |dim: u32| dim.next_multiple_of(64);
+    let elements = shape.kv_tile * (row(shape.head_dim_qk) + row(shape.head_dim_vo));
+    let step = 2 * elements;
+    let raw = if types.kv == types.q { 0 } else { 2 * elements };
+    let queries = shape.q_tile * row(shape.head_dim_qk) * 2;
+    let most = MOST - raw - others;
+    let query_stages = if 2 * queries + 2 * step <= most { 2 } else { 1 };
+    let stages = ((most - query_stages * queries) / step).min(4);
+    query_stages * queries + stages * step + raw + 1024 + others
 }
