@@ -62,7 +62,7 @@ pub fn find(
         return Ok(Err(Feature::TypesAndDims.into()));
     }
     rows.sort_by_key(|row| row.shape.head_dim_qk + row.shape.head_dim_vo);
-    match loader.find(rows.into_iter(), || attention::unsupported(&query)) {
+    match loader.find(rows, || attention::unsupported(&query)) {
         Ok(found) => Ok(Ok(found)),
         Err(Error::Unsupported(_)) => Ok(Err(Feature::Code.into())),
         Err(error) => Err(error),
