@@ -10,8 +10,9 @@ namespace folio {
 
 typedef FolioKvGatherParams Params;
 
-// Pieces that a lane has on their way at once.
-constexpr u32 PIECES_OF_LANE = 2;
+// Pieces that a lane has on their way at once: up to 64 bytes.
+template <class Stored>
+constexpr u32 PIECES_OF_LANE = sizeof(typename Stored::Storage) == 4 ? 2 : 4;
 
 // Up to eight elements of a head: where they are in the cache, and where they go.
 template <class Stored, class Wanted>
@@ -51,17 +52,17 @@ __device__ __forceinline__ void gather_as(const Params &p, i64 page, u32 token, 
         return Move<Stored, Wanted>(is_k ? p.k : p.v, is_k ? i : i - k_pieces, page, token, row);
     };
 #pragma unroll 1
-    for (u32 first = lane; first < k_pieces + v_pieces; first += PIECES_OF_LANE * WARP) {
-        Piece<Stored> in[PIECES_OF_LANE];
+    for (u32 first = lane; first < k_pieces + v_pieces; first += PIECES_OF_LANE<Stored> * WARP) {
+        Piece<Stored> in[PIECES_OF_LANE<Stored>];
 #pragma unroll
-        for (u32 n = 0; n < PIECES_OF_LANE; n++) {
+        for (u32 n = 0; n < PIECES_OF_LANE<Stored>; n++) {
             const u32 i = first + n * WARP;
             if (i >= k_pieces + v_pieces) continue;
             const auto piece = move(i);
             in[n].load(piece.from, piece.count, p.vectors);
         }
 #pragma unroll
-        for (u32 n = 0; n < PIECES_OF_LANE; n++) {
+        for (u32 n = 0; n < PIECES_OF_LANE<Stored>; n++) {
             const u32 i = first + n * WARP;
             if (i < k_pieces + v_pieces) move(i).store(in[n], p.vectors);
         }

@@ -1,5 +1,7 @@
-// Lists the pages or slots of every request. Some blocks take a request. A list that is full ends, and so does kv_indptr.
-#include "core/integers.cuh"
+// Lists the pages or slots of every request. Threads take elements of the list, whoever's they are, so that neither one
+// long request nor many short ones leave threads idle. A list that is full ends, and so does kv_indptr.
+#include "core/quads.cuh"
+#include "core/starts.cuh"
 
 namespace folio {
 
@@ -29,28 +31,62 @@ struct Listed {
     }
 };
 
-// What a request's first block writes besides indices; that of the last one also what is beyond the batch.
-__device__ __forceinline__ void put_lengths(const Params &p, u32 b, i64 end, const Listed &own) {
-    if (threadIdx.x == 0) {
-        if (b == 0) put(p.kv_indptr, 0, 0, 0);
-        if (b < p.batch_size) {
-            put(p.kv_indptr, 0, b + 1, end);
-            if (p.last_page_len.data) put(p.last_page_len, 0, b, own.last_page_len(p));
-        }
+struct Count {
+    const Params &p;
+
+    __device__ __forceinline__ i64 operator()(u32 b) const { return Listed(p, b).count; }
+};
+
+// Index `index` of a row, counted from the first token on.
+__device__ __forceinline__ i64 index_of(const Params &p, i64 row, u32 index) {
+    if (p.page_size.divisor == p.rows.page_size.divisor) {
+        const i64 page = get(p.rows.table, row, index);
+        return has_slots(p.rows, page) && static_cast<i64>(page * p.page_size.divisor) >= 0 ? page : -1;
     }
-    if (b + 1 < p.batch_size) return;
-    for (i64 i = p.batch_size + 1ll + threadIdx.x; i < p.kv_indptr.columns; i += FOLIO_THREADS) {
-        put(p.kv_indptr, 0, i, end);
-    }
-    if (!p.last_page_len.data) return;
-    for (i64 i = p.batch_size + threadIdx.x; i < p.last_page_len.columns; i += FOLIO_THREADS) {
-        put(p.last_page_len, 0, i, 0);
-    }
+    const i64 slot = slot_of(p.rows, row, index * p.page_size.divisor);
+    return slot < 0 || p.page_size.divisor == 1 ? slot : slot / p.page_size.divisor;
 }
 
-__device__ __forceinline__ i64 index_of(const Params &p, const Listed &own, u32 index) {
-    const i64 slot = slot_of(p.rows, own.row, index * p.page_size.divisor);
-    return slot < 0 || p.page_size.divisor == 1 ? slot : slot / p.page_size.divisor;
+// What of the list is a request's.
+struct Span {
+    i64 begin, end;
+    i64 row;
+    u32 first;
+};
+
+struct Spans {
+    const Params &p;
+    const Starts &starts;
+
+    __device__ __forceinline__ Span at(i64 element) const {
+        Span span;
+        const Listed own(p, starts.find(element, span.begin, Count{p}));
+        span.end = span.begin + own.count;
+        span.row = own.row;
+        span.first = own.first;
+        return span;
+    }
+
+    __device__ __forceinline__ i64 id(const Span &span, i64 element) const {
+        return id_in(p.kv_indices, index_of(p, span.row, span.first + static_cast<u32>(element - span.begin)));
+    }
+};
+
+// All but the list.
+__device__ __forceinline__ void put_lengths(const Params &p, const Starts &starts) {
+    const i64 capacity = p.kv_indices.columns, thread = static_cast<i64>(blockIdx.x) * FOLIO_THREADS + threadIdx.x;
+    const i64 threads = static_cast<i64>(gridDim.x) * FOLIO_THREADS;
+    if (thread == 0) put(p.kv_indptr, 0, 0, 0);
+    starts.each(blockIdx.x, gridDim.x, Count{p}, [&](u32 b, i64, i64 end) {
+        put(p.kv_indptr, 0, b + 1, min(end, capacity));
+        if (p.last_page_len.data) put(p.last_page_len, 0, b, Listed(p, b).last_page_len(p));
+    });
+    // What is beyond the batch.
+    for (i64 i = p.batch_size + 1ll + thread; i < p.kv_indptr.columns; i += threads) {
+        put(p.kv_indptr, 0, i, min(starts.total(), capacity));
+    }
+    if (!p.last_page_len.data) return;
+    for (i64 i = p.batch_size + thread; i < p.last_page_len.columns; i += threads) put(p.last_page_len, 0, i, 0);
 }
 
 }  // namespace folio
@@ -59,14 +95,8 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     folio_kv_indices(const __grid_constant__ FolioKvIndicesParams p) {
     using namespace folio;
     wait_for_prerequisites();
-    const u32 b = blockIdx.x / p.parts, part = blockIdx.x % p.parts;
-    const Listed own = b < p.batch_size ? Listed(p, b) : Listed();
-    if (part > 0 && part * FOLIO_THREADS >= own.count) return;
-    const i64 before = sum_before(b, [&](u32 other) { return static_cast<i64>(Listed(p, other).count); });
-    const i64 capacity = p.kv_indices.columns;
-    if (part == 0) put_lengths(p, b, min(before + own.count, capacity), own);
-    for (u32 i = part * FOLIO_THREADS + threadIdx.x; i < own.count && before + i < capacity;
-         i += p.parts * FOLIO_THREADS) {
-        put_id(p.kv_indices, 0, before + i, index_of(p, own, own.first + i));
-    }
+    const Starts starts(p.batch_size, Count{p});
+    SpannedIds<Spans, Span> ids = {{p, starts}};
+    TiledRow(p.kv_indices, 0, min(starts.total(), p.kv_indices.columns)).put_all(blockIdx.x, gridDim.x, ids);
+    put_lengths(p, starts);
 }

@@ -4,8 +4,10 @@
 //
 // A row has a group of lanes, a power of two, and each lane 16 elements of it: eight pairs while RoPE lasts, and 16
 // neighbours behind. Groups take the rows of a token in turn: queries, keys, values. CTAs share a token where tokens are
-// few. The kernel is bound by the latency of memory, so a lane asks for its part of a row before it needs it: of the first
-// row before the angles are known, of each next one before the one before it is computed. Slots beyond the cache are skipped; positions beyond the table are those of its ends.
+// few. The kernel is bound by the latency of memory: a slot, a position and the angles there are waited for one after the
+// other. So a lane asks for its parts of several rows before it waits for any of that; they come to shared memory, since
+// registers for them would leave fewer CTAs. Slots beyond the cache are skipped; positions beyond the table are those of
+// its ends.
 //
 // With 32 and 8 heads of 128 in bf16 a token moves 12 KiB in and 12 KiB out, 10 KiB out where the cache is fp8.
 //
@@ -96,12 +98,13 @@ __device__ __forceinline__ Lane lane_of(const Params &p) {
 
 template <class T>
 __device__ __forceinline__ void scale_by(RowPieces &pieces, float factor, const void *weight, bool vectors) {
-    RowPieces weights = pieces;
-    weights.load<T>(static_cast<const typename T::Storage *>(weight), vectors);
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
+        const u32 count = pieces.count[half];
+        Piece<T> weights;
+        weights.load(static_cast<const typename T::Storage *>(weight) + pieces.begin[half], count, vectors && count > 0);
 #pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights.x[half][i];
+        for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights[i];
     }
 }
 
@@ -125,6 +128,36 @@ __device__ __forceinline__ void normalise(const Params &p, Lane &lane, const voi
 
 typedef RowPieces::Fetched<Source> Fetched;
 
+// Rows that a lane has asked for at a time. With 32 and 8 heads of 128 they are all that it has.
+constexpr u32 ROWS_AT_ONCE = 3;
+
+// Parts of rows that are on their way to shared memory, each lane's own: nobody else waits for them.
+struct Staged {
+    static constexpr u32 VECTORS = VECTOR * sizeof(Source::Storage) / 16;
+    uint4 vectors[ROWS_AT_ONCE][2][VECTORS][FOLIO_THREADS];
+
+    // Asks for half a part; for nothing where it is absent.
+    __device__ __forceinline__ void fetch(u32 row, u32 half, const Source::Storage *source, bool is_there) {
+#pragma unroll
+        for (u32 i = 0; i < VECTORS; i++) {
+            const u32 target = shared_address(&vectors[row][half][i][threadIdx.x]);
+            cp_async<16>(target, reinterpret_cast<const uint4 *>(source) + i, is_there ? 16 : 0);
+        }
+    }
+
+    __device__ __forceinline__ Fetched take(u32 row) const {
+        Fetched out;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+#pragma unroll
+            for (u32 i = 0; i < VECTORS; i++) {
+                out.halves[half].elements.vectors[i] = vectors[row][half][i][threadIdx.x];
+            }
+        }
+        return out;
+    }
+};
+
 // A row, normalised and rotated, in the lanes of its group. All of it is read before any of it is written, where the
 // norm needs it, and otherwise what a lane writes is what it has read.
 __device__ __forceinline__ void compute_row(const Params &p, Lane &lane, const Fetched &row, const void *weight,
@@ -145,28 +178,67 @@ __device__ __forceinline__ bool is_value(const Params &p, u32 row) {
     return row >= p.num_q_heads + p.append.num_kv_heads;
 }
 
-// Asks for a query or a key, if it is wanted.
-__device__ __forceinline__ Fetched fetch_row(const Params &p, const Token &token, u32 row, const Lane &lane) {
-    if (is_query(p, row) && token.index < p.num_q_rows) {
-        return lane.pieces.fetched<Source>(row_of<Source>(p.q, token.index, row), p.vectors);
-    }
-    if (!is_query(p, row) && !is_value(p, row) && token.is_key) {
-        const u32 head = row - p.num_q_heads;
-        return lane.pieces.fetched<Source>(row_of<Source>(p.append.k.source, token.index, head), p.vectors);
-    }
-    return Fetched();
+// Pieces of a value, which lanes take in turn: a lane has up to two of them at hand, as it has of queries and keys.
+typedef AppendPiece<VECTOR, Source, Cached> ValuePiece;
+
+__device__ __forceinline__ bool values_are_fetched(const Params &p, const Lane &lane) {
+    return p.append.vectors && p.append.v.pieces.divisor <= 2 * lane.count;
 }
 
-__device__ __forceinline__ void query(const Params &p, const Token &token, u32 head, const Fetched &row, Lane &lane) {
+template <class F>
+__device__ __forceinline__ void each_value_piece(const FolioAppendTensor &v, u32 head, const Lane &lane, const F &f) {
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 i = lane.index + half * lane.count;
+        if (i < v.pieces.divisor) f(half, ValuePiece(v, head * v.pieces.divisor + i));
+    }
+}
+
+// A query's or a key's row.
+__device__ __forceinline__ const Source::Storage *rotated_row(const Params &p, const Token &token, u32 row) {
+    if (is_query(p, row)) return row_of<Source>(p.q, token.index, row);
+    return row_of<Source>(p.append.k.source, token.index, row - p.num_q_heads);
+}
+
+// Asks for a row, if it is wanted and moves in vectors.
+__device__ __forceinline__ void fetch_row(const Params &p, const Token &token, u32 row, const Lane &lane, u32 at,
+                                          Staged &staged) {
+    const u32 heads = p.append.num_kv_heads;
+    if (row >= p.num_q_heads + 2 * heads) return;
+    if (is_value(p, row)) {
+        if (!token.is_key || !values_are_fetched(p, lane)) return;
+        each_value_piece(p.append.v, row - p.num_q_heads - heads, lane, [&](u32 half, const ValuePiece &piece) {
+            staged.fetch(at, half, piece.source(p.append.v, token.index), true);
+        });
+    } else if (p.vectors && (is_query(p, row) ? token.index < p.num_q_rows : token.is_key)) {
+        const Source::Storage *const source = rotated_row(p, token, row);
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            staged.fetch(at, half, source + lane.pieces.begin[half], lane.pieces.count[half] > 0);
+        }
+    }
+}
+
+// What was asked for, or what does not move in vectors.
+__device__ __forceinline__ Fetched fetched_row(const Params &p, const Token &token, u32 row, const Lane &lane, u32 at,
+                                               const Staged &staged) {
+    if (p.vectors) return staged.take(at);
+    return lane.pieces.fetched<Source>(rotated_row(p, token, row), false);
+}
+
+// `in` gives the row as it came.
+template <class In>
+__device__ __forceinline__ void query(const Params &p, const Token &token, u32 head, const In &in, Lane &lane) {
     if (token.index >= p.num_q_rows) return;
-    compute_row(p, lane, row, p.q_weight, p.q_weight_dtype);
+    compute_row(p, lane, in(), p.q_weight, p.q_weight_dtype);
     store_row<Source>(lane.pieces, row_of<Source>(p.q_out, token.index, head), p.vectors);
 }
 
-__device__ __forceinline__ void key(const Params &p, const Token &token, u32 head, const Fetched &row, Lane &lane) {
+template <class In>
+__device__ __forceinline__ void key(const Params &p, const Token &token, u32 head, const In &in, Lane &lane) {
     if (!token.is_key || (token.slot < 0 && !p.key_out.data)) return;
     const FolioAppendTensor &k = p.append.k;
-    compute_row(p, lane, row, p.k_weight, p.k_weight_dtype);
+    compute_row(p, lane, in(), p.k_weight, p.k_weight_dtype);
     if (p.key_out.data) store_row<Source>(lane.pieces, row_of<Source>(p.key_out, token.index, head), p.vectors);
     if (token.slot < 0) return;
     if constexpr (Cached::IS_FP8) {
@@ -179,7 +251,7 @@ __device__ __forceinline__ void key(const Params &p, const Token &token, u32 hea
 }
 
 template <u32 N>
-__device__ __forceinline__ void value(const Params &p, const Token &token, u32 head, const Lane &lane) {
+__device__ __forceinline__ void copy_value(const Params &p, const Token &token, u32 head, const Lane &lane) {
     const FolioAppendTensor &v = p.append.v;
     const CacheSlot slot = place(p.append, token.slot);
     for (u32 i = lane.index; i < v.pieces.divisor; i += lane.count) {
@@ -188,41 +260,70 @@ __device__ __forceinline__ void value(const Params &p, const Token &token, u32 h
     }
 }
 
-__device__ __forceinline__ void append_token(const Params &p, const Token &token, u32 block) {
+__device__ __forceinline__ void value(const Params &p, const Token &token, u32 head, u32 at, const Staged &staged,
+                                      const Lane &lane) {
+    if (token.slot < 0) return;
+    if (values_are_fetched(p, lane)) {
+        const CacheSlot slot = place(p.append, token.slot);
+        const Fetched row = staged.take(at);
+        each_value_piece(p.append.v, head, lane, [&](u32 half, const ValuePiece &piece) {
+            piece.store(p.append.v, slot, row.halves[half].elements);
+        });
+    } else if (p.append.vectors) {
+        copy_value<VECTOR>(p, token, head, lane);
+    } else {
+        copy_value<1>(p, token, head, lane);
+    }
+}
+
+__device__ __forceinline__ void append_token(const Params &p, const Token &token, u32 block, Staged &staged) {
     Lane lane = lane_of(p);
     const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
     const u32 groups = FOLIO_THREADS >> p.log2_lanes, step = p.blocks_of_token.divisor * groups;
-    u32 row = block * groups + (threadIdx.x >> p.log2_lanes);
-    Fetched next = fetch_row(p, token, row, lane);
-    if (lane.is_rotated) {
-        const u32 pairs = p.rotary_dim / 2, first = VECTOR * lane.index;
-        find_angles(p, token.index, first, min(VECTOR, pairs - first), lane.angles);
-    }
+    bool has_angles = !lane.is_rotated;
 #pragma unroll 1
-    for (; row < rows; row += step) {
-        const Fetched current = next;
-        next = fetch_row(p, token, row + step, lane);
-        if (is_query(p, row)) {
-            query(p, token, row, current, lane);
-        } else if (!is_value(p, row)) {
-            key(p, token, row - p.num_q_heads, current, lane);
-        } else if (token.slot >= 0) {
-            const u32 head = row - p.num_q_heads - heads;
-            if (p.append.vectors) {
-                value<VECTOR>(p, token, head, lane);
+    for (u32 first = block * groups + (threadIdx.x >> p.log2_lanes); first < rows; first += ROWS_AT_ONCE * step) {
+#pragma unroll 1
+        for (u32 at = 0; at < ROWS_AT_ONCE; at++) fetch_row(p, token, first + at * step, lane, at, staged);
+        if (!has_angles) {
+            const u32 pairs = p.rotary_dim / 2, pair = VECTOR * lane.index;
+            find_angles(p, token.index, pair, min(VECTOR, pairs - pair), lane.angles);
+            has_angles = true;
+        }
+        cp_async_commit();
+        cp_async_wait<0>();
+#pragma unroll 1
+        for (u32 at = 0, row = first; at < ROWS_AT_ONCE && row < rows; at++, row += step) {
+            const auto in = [&] { return fetched_row(p, token, row, lane, at, staged); };
+            if (is_query(p, row)) {
+                query(p, token, row, in, lane);
+            } else if (!is_value(p, row)) {
+                key(p, token, row - p.num_q_heads, in, lane);
             } else {
-                value<1>(p, token, head, lane);
+                value(p, token, row - p.num_q_heads - heads, at, staged, lane);
             }
         }
     }
 }
 
+// CTAs of a multiprocessor: as many as registers allow without spills.
+template <class From, class To>
+constexpr u32 BLOCKS = 4;
+template <class To>
+constexpr u32 BLOCKS<f16, To> = 5;
+template <class To>
+constexpr u32 BLOCKS<bf16, To> = 6;
+template <>
+constexpr u32 BLOCKS<bf16, bf16> = 7;
+
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::BLOCKS<folio::Source, folio::Cached>)
     folio_rope_append(const __grid_constant__ FolioRopeAppendParams p) {
     using namespace folio;
+    __shared__ Staged staged;
+    allow_dependents();  // what attends to the tokens prepares itself meanwhile
     wait_for_prerequisites();
     const u32 token = divide(blockIdx.x, p.blocks_of_token);
-    append_token(p, token_of(p, token), blockIdx.x - token * p.blocks_of_token.divisor);
+    append_token(p, token_of(p, token), blockIdx.x - token * p.blocks_of_token.divisor, staged);
 }
