@@ -1,6 +1,6 @@
-// Lists of requests, one behind another: where each begins, and whose an element is. Every block sums up the counts of the
-// whole batch for itself, so blocks need not wait for each other and there is no memory between them. A launch pays for
-// that with its blocks times the batch; so blocks are as many as run at once, and not some for each request.
+// Lists of requests, one behind another: where each begins, and who has which part of the whole. Every block sums up the
+// counts of the whole batch for itself, so blocks need not wait for each other and there is no memory between them. A
+// launch pays for that with its blocks times the batch; so blocks are as many as run at once, and not some for each request.
 #pragma once
 #include "core/integers.cuh"
 
@@ -19,6 +19,7 @@ struct Starts {
         __shared__ i64 starts[FOLIO_THREADS + 1];
         of_threads = starts;
         i64 own = 0;
+#pragma unroll 1
         for (u32 b = first_request(threadIdx.x); b < first_request(threadIdx.x + 1); b++) own += count(b);
         const BlockSums sums(own);
         starts[threadIdx.x] = sums.before;
@@ -33,56 +34,31 @@ struct Starts {
     // The elements of all requests.
     __device__ __forceinline__ i64 total() const { return of_threads[FOLIO_THREADS]; }
 
-    // Calls f(b, begin, end) for every request, in one of so many blocks each.
-    template <class Count, class F>
-    __device__ __forceinline__ void each(u32 block, u32 blocks, const Count &count, const F &f) const {
-        if (threadIdx.x / LANES % blocks != block) return;
-        i64 begin = of_threads[threadIdx.x];
-        for (u32 b = first_request(threadIdx.x); b < first_request(threadIdx.x + 1); b++) {
-            const i64 end = begin + count(b);
-            f(b, begin, end);
-            begin = end;
-        }
-    }
-
-    // The request of an element below total(), and where its elements begin.
-    template <class Count>
-    __device__ __forceinline__ u32 find(i64 element, i64 &begin, const Count &count) const {
+    // A request that has an element below total(), or one shortly before that; and where its elements begin.
+    __device__ __forceinline__ u32 at_or_before(i64 element, i64 &begin) const {
         u32 thread = 0;
-#pragma unroll
+#pragma unroll 1
         for (u32 step = FOLIO_THREADS / 2; step > 0; step /= 2) {
             if (of_threads[thread + step] <= element) thread += step;
         }
         begin = of_threads[thread];
-        u32 b = first_request(thread);
-        for (const u32 last = first_request(thread + 1) - 1; b < last; b++) {
-            const i64 end = begin + count(b);
-            if (element < end) break;
-            begin = end;
-        }
-        return b;
+        return first_request(thread);
     }
 };
 
-// Ids of a list in rising order, of which two spans are at hand: a quad (quads.cuh) seldom meets more. spans.at(element) is
-// the span that has it, from its `begin` to its `end`, and spans.id(span, element) an id of it, as the list holds it.
-template <class Spans, class Span>
-struct SpannedIds {
-    Spans spans;
-    Span near = {}, far = {};
+// The elements that a warp takes of a list that some blocks share, in whole quads but for the last.
+struct WarpSpan {
+    i64 begin, end;
 
-    __device__ __forceinline__ i64 reach(i64 from, i64 to) {
-        if (from >= near.end) near = from >= far.begin && from < far.end ? far : spans.at(from);
-        if (to <= near.end) return to;
-        far = spans.at(near.end);
-        return min(to, far.end);
-    }
-
-    __device__ __forceinline__ i64 operator[](i64 element) const {
-        Span span = far;
-        if (element < near.end) span = near;
-        return spans.id(span, element);
+    __device__ __forceinline__ WarpSpan(i64 total, u32 part, u32 parts) {
+        const i64 warps = static_cast<i64>(parts) * WARPS, warp = threadIdx.x / LANES * parts + part;
+        const i64 of_warp = ((total + warps - 1) / warps + 3) / 4 * 4;
+        begin = min(warp * of_warp, total);
+        end = min(begin + of_warp, total);
     }
 };
+
+// Whether this thread writes what there is of its requests besides lists: each does in one of the blocks.
+__device__ __forceinline__ bool is_writer(u32 part, u32 parts) { return threadIdx.x / LANES % parts == part; }
 
 }  // namespace folio

@@ -5,24 +5,27 @@ namespace folio {
 
 typedef FolioBlockTableParams Params;
 
-// A row of the table: its part of the list, and then what fills it.
-struct Row {
-    const Params &p;
-    i64 begin, end;
-
-    __device__ __forceinline__ Row(const Params &p, u32 b) : p(p), begin(0), end(0) {
-        if (b >= p.batch_size) return;
-        begin = clamp(get(p.kv_indptr, 0, b), p.kv_indices.columns);
-        end = clamp(get(p.kv_indptr, 0, b + 1), p.kv_indices.columns);
+// Writes columns [first, first + count) of a row by a warp: the row's part of the list, and then what fills it.
+__device__ __forceinline__ void put_columns(const Params &p, i64 b, i64 first, u32 count) {
+    const bool is_request = b < p.batch_size;
+    const i64 begin = is_request ? clamp(get(p.kv_indptr, 0, b), p.kv_indices.columns) : 0;
+    const i64 end = is_request ? clamp(get(p.kv_indptr, 0, b + 1), p.kv_indices.columns) : 0;
+    const u32 listed = static_cast<u32>(clamp(end - begin - first, count));
+    if (p.kv_indices.bytes == 4 && p.block_table.bytes == 4) {
+        const i32 *const ids = static_cast<const i32 *>(p.kv_indices.data) + begin + first;
+        i32 *const out = static_cast<i32 *>(p.block_table.data) + b * p.block_table.stride + first;
+        put_quads(out, count, [&](u32 i) { return i < listed ? max(__ldg(ids + i), -1) : p.fill; });
+        return;
     }
-
-    __device__ __forceinline__ i64 reach(i64, i64 to) const { return to; }
-
-    __device__ __forceinline__ i64 operator[](i64 column) const {
-        if (begin + column >= end) return p.fill;
-        return id_in(p.block_table, get(p.kv_indices, 0, begin + column));
+#pragma unroll 1
+    for (u32 i = threadIdx.x % LANES; i < count; i += LANES) {
+        if (i < listed) {
+            put_id(p.block_table, b, first + i, get(p.kv_indices, 0, begin + first + i));
+        } else {
+            put(p.block_table, b, first + i, p.fill);
+        }
     }
-};
+}
 
 }  // namespace folio
 
@@ -30,10 +33,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     folio_block_table(const __grid_constant__ FolioBlockTableParams p) {
     using namespace folio;
     wait_for_prerequisites();
-    const i64 warp = static_cast<i64>(blockIdx.x) * WARPS + threadIdx.x / LANES;
-    const i64 b = warp / p.parts;
+    const i64 warp = static_cast<i64>(blockIdx.x) * WARPS + threadIdx.x / LANES, b = warp / p.parts;
     if (b >= p.block_table.rows) return;
-    const Row row(p, static_cast<u32>(b));
-    const TiledRow tiled(p.block_table, b, p.block_table.columns);
-    for (i64 tile = warp - b * p.parts; tile < tiled.tiles(); tile += p.parts) tiled.put(tile, row);
+    const i64 columns = p.block_table.columns, of_warp = (columns + p.parts - 1) / p.parts;
+    const i64 first = (warp - b * p.parts) * of_warp;
+    if (first < columns) put_columns(p, b, first, static_cast<u32>(min(of_warp, columns - first)));
 }

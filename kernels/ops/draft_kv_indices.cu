@@ -1,4 +1,4 @@
-// Lists the slots of every branch of a draft for each of its steps. Some blocks take a step, and their threads elements of
+// Lists the slots of every branch of a draft for each of its steps. Some blocks take a step, and their warps equal parts of
 // its list, whoever's they are. A list that is full ends, and so does kv_indptr.
 #include "core/quads.cuh"
 #include "core/starts.cuh"
@@ -24,57 +24,74 @@ __device__ __forceinline__ i64 entry_of(const Params &p, u32 kv_len, u32 step, u
     return kv_len + branch * pages * p.page_size + step;
 }
 
-// The elements of all branches of a request.
-struct Count {
-    const Params &p;
-    u32 step;
-
-    __device__ __forceinline__ i64 of_branch(u32 b) const { return keys_of(p, b) + step + 1ll; }
-    __device__ __forceinline__ i64 operator()(u32 b) const { return of_branch(b) * p.topk; }
-};
-
-// What of a step's list is a branch's.
-struct Span {
-    i64 begin, end;
+// A branch of a request in a step, and its elements: the request's tokens and those that were drafted.
+struct Branch {
     i64 row;
-    u32 keys, branch;
+    u32 keys, index;
+    i64 count;
+
+    __device__ __forceinline__ Branch(const Params &p, u32 step, u32 b, u32 index)
+        : row(row_of(p.rows, b)), keys(keys_of(p, b)), index(index), count(keys + step + 1ll) {}
 };
 
-struct Spans {
-    const Params &p;
-    const Starts &starts;
-    Count count;
+__device__ __forceinline__ i64 slot_of(const Params &p, const Branch &branch, u32 index) {
+    const i64 entry = index < branch.keys ? index : entry_of(p, branch.keys, index - branch.keys, branch.index);
+    return branch.row >= 0 && entry < p.rows.table.columns ? get(p.rows.table, branch.row, entry) : -1;
+}
 
-    __device__ __forceinline__ Span at(i64 element) const {
-        i64 begin;
-        const u32 b = starts.find(element, begin, count);
-        const i64 of_branch = count.of_branch(b);
-        u32 branch = 0;
-        for (; element - begin >= of_branch; begin += of_branch) branch++;
-        return {begin, begin + of_branch, row_of(p.rows, b), static_cast<u32>(of_branch - count.step - 1), branch};
+// Lists slots of a branch from `index` on, as elements `at` and up; by a warp.
+__device__ __forceinline__ void put_slots(const Params &p, u32 step, const Branch &branch, u32 index, i64 at,
+                                          u32 count) {
+    u32 done = 0;
+    if (p.rows.table.bytes == 4 && p.kv_indices.bytes == 4 && index < branch.keys) {
+        const i32 *const slots = static_cast<const i32 *>(p.rows.table.data) + branch.row * p.rows.table.stride + index;
+        i32 *const out = static_cast<i32 *>(p.kv_indices.data) + step * p.kv_indices.stride + at;
+        done = min(count, branch.keys - index);
+        put_quads(out, done, [&](u32 i) { return max(__ldg(slots + i), -1); });
     }
-
-    __device__ __forceinline__ i64 id(const Span &span, i64 element) const {
-        const u32 index = static_cast<u32>(element - span.begin);
-        const i64 entry = index < span.keys ? index : entry_of(p, span.keys, index - span.keys, span.branch);
-        const bool is_there = span.row >= 0 && entry < p.rows.table.columns;
-        return is_there ? id_in(p.kv_indices, get(p.rows.table, span.row, entry)) : -1;
+#pragma unroll 1
+    for (u32 i = done + threadIdx.x % LANES; i < count; i += LANES) {
+        put_id(p.kv_indices, step, at + i, slot_of(p, branch, index + i));
     }
-};
+}
 
-__device__ __forceinline__ void put_indptr(const Params &p, const Starts &starts, const Count &count, u32 step) {
-    const i64 capacity = p.kv_indices.columns, branches = static_cast<i64>(p.batch_size) * p.topk;
-    const u32 part = blockIdx.x - step * p.parts;
-    if (part == 0 && threadIdx.x == 0) put(p.kv_indptr, step, 0, 0);
-    const u32 threads = p.parts * FOLIO_THREADS, thread = part * FOLIO_THREADS + threadIdx.x;
-    starts.each(part, p.parts, count, [&](u32 b, i64 begin, i64 end) {
-        const i64 of_branch = count.of_branch(b);
-        for (u32 branch = 0; branch < p.topk; branch++) {
-            begin += of_branch;
-            put(p.kv_indptr, step, static_cast<i64>(b) * p.topk + branch + 1, min(begin, capacity));
+// All of a step's list that is the warp's.
+__device__ __forceinline__ void put_list(const Params &p, const Starts &starts, u32 step, u32 part) {
+    const WarpSpan span(min(starts.total(), p.kv_indices.columns), part, p.parts);
+    if (span.begin == span.end) return;
+    i64 begin;
+    u32 b = starts.at_or_before(span.begin, begin), index = 0;
+#pragma unroll 1
+    for (i64 at = span.begin; at < span.end;) {
+        const Branch branch(p, step, b, index);
+        const i64 end = min(begin + branch.count, span.end);
+        if (at < end) {
+            put_slots(p, step, branch, static_cast<u32>(at - begin), at, static_cast<u32>(end - at));
+            at = end;
         }
-    });
-    for (i64 i = branches + 1 + thread; i < p.kv_indptr.columns; i += threads) {
+        begin += branch.count;
+        if (++index == p.topk) b++, index = 0;
+    }
+}
+
+__device__ __forceinline__ void put_indptr(const Params &p, const Starts &starts, u32 step, u32 part) {
+    const i64 capacity = p.kv_indices.columns;
+    const u32 threads = p.parts * FOLIO_THREADS, thread = part * FOLIO_THREADS + threadIdx.x;
+    if (thread == 0) put(p.kv_indptr, step, 0, 0);
+    if (is_writer(part, p.parts)) {
+        i64 end = starts.of_threads[threadIdx.x];
+#pragma unroll 1
+        for (u32 b = starts.first_request(threadIdx.x); b < starts.first_request(threadIdx.x + 1); b++) {
+            const i64 count = Branch(p, step, b, 0).count;
+#pragma unroll 1
+            for (u32 index = 0; index < p.topk; index++) {
+                end += count;
+                put(p.kv_indptr, step, static_cast<i64>(b) * p.topk + index + 1, min(end, capacity));
+            }
+        }
+    }
+#pragma unroll 1
+    for (i64 i = static_cast<i64>(p.batch_size) * p.topk + 1 + thread; i < p.kv_indptr.columns; i += threads) {
         put(p.kv_indptr, step, i, min(starts.total(), capacity));
     }
 }
@@ -86,9 +103,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     using namespace folio;
     wait_for_prerequisites();
     const u32 step = blockIdx.x / p.parts, part = blockIdx.x - step * p.parts;
-    const Count count = {p, step};
-    const Starts starts(p.batch_size, count);
-    SpannedIds<Spans, Span> ids = {{p, starts, count}};
-    TiledRow(p.kv_indices, step, min(starts.total(), p.kv_indices.columns)).put_all(part, p.parts, ids);
-    put_indptr(p, starts, count, step);
+    const Starts starts(p.batch_size, [&](u32 b) { return Branch(p, step, b, 0).count * p.topk; });
+    put_list(p, starts, step, part);
+    put_indptr(p, starts, step, part);
 }

@@ -1,5 +1,5 @@
-// Lists the pages or slots of every request. Threads take elements of the list, whoever's they are, so that neither one
-// long request nor many short ones leave threads idle. A list that is full ends, and so does kv_indptr.
+// Lists the pages or slots of every request. Warps take equal parts of the list, whoever's they are, so that neither one
+// long request nor many short ones leave warps idle. A list that is full ends, and so does kv_indptr.
 #include "core/quads.cuh"
 #include "core/starts.cuh"
 
@@ -31,61 +31,78 @@ struct Listed {
     }
 };
 
-struct Count {
-    const Params &p;
-
-    __device__ __forceinline__ i64 operator()(u32 b) const { return Listed(p, b).count; }
-};
-
 // Index `index` of a row, counted from the first token on.
 __device__ __forceinline__ i64 index_of(const Params &p, i64 row, u32 index) {
-    if (p.page_size.divisor == p.rows.page_size.divisor) {
-        const i64 page = get(p.rows.table, row, index);
-        return has_slots(p.rows, page) && static_cast<i64>(page * p.page_size.divisor) >= 0 ? page : -1;
-    }
     const i64 slot = slot_of(p.rows, row, index * p.page_size.divisor);
     return slot < 0 || p.page_size.divisor == 1 ? slot : slot / p.page_size.divisor;
 }
 
-// What of the list is a request's.
-struct Span {
-    i64 begin, end;
-    i64 row;
-    u32 first;
-};
-
-struct Spans {
-    const Params &p;
-    const Starts &starts;
-
-    __device__ __forceinline__ Span at(i64 element) const {
-        Span span;
-        const Listed own(p, starts.find(element, span.begin, Count{p}));
-        span.end = span.begin + own.count;
-        span.row = own.row;
-        span.first = own.first;
-        return span;
+// Lists indices of a row from `index` on, as elements `at` and up; by a warp.
+__device__ __forceinline__ void put_indices(const Params &p, i64 row, u32 index, i64 at, u32 count) {
+    if (p.rows.table.bytes == 4 && p.kv_indices.bytes == 4 && p.page_size.divisor <= p.rows.page_size.divisor) {
+        const i32 *const pages = static_cast<const i32 *>(p.rows.table.data) + row * p.rows.table.stride;
+        i32 *const out = static_cast<i32 *>(p.kv_indices.data) + at;
+        if (p.page_size.divisor == p.rows.page_size.divisor) {
+            put_quads(out, count, [&](u32 i) { return max(__ldg(pages + index + i), -1); });
+            return;
+        }
+        if (p.page_size.divisor == 1) {
+            put_quads(out, count, [&](u32 i) {
+                const u32 token = index + i, column = divide(token, p.rows.page_size);
+                const i32 page = __ldg(pages + column);
+                const u64 first = static_cast<u64>(static_cast<u32>(page)) * p.rows.page_size.divisor;
+                const u64 slot = first + (token - column * p.rows.page_size.divisor);
+                return page < 0 || slot > MOST_INT32 ? -1 : static_cast<i32>(slot);
+            });
+            return;
+        }
     }
-
-    __device__ __forceinline__ i64 id(const Span &span, i64 element) const {
-        return id_in(p.kv_indices, index_of(p, span.row, span.first + static_cast<u32>(element - span.begin)));
+#pragma unroll 1
+    for (u32 i = threadIdx.x % LANES; i < count; i += LANES) {
+        put_id(p.kv_indices, 0, at + i, index_of(p, row, index + i));
     }
-};
+}
+
+// All of the list that is the warp's.
+__device__ __forceinline__ void put_list(const Params &p, const Starts &starts) {
+    const WarpSpan span(min(starts.total(), p.kv_indices.columns), blockIdx.x, gridDim.x);
+    if (span.begin == span.end) return;
+    i64 begin;
+    u32 b = starts.at_or_before(span.begin, begin);
+#pragma unroll 1
+    for (i64 at = span.begin; at < span.end; b++) {
+        const Listed own(p, b);
+        const i64 end = min(begin + own.count, span.end);
+        if (at < end) {
+            put_indices(p, own.row, own.first + static_cast<u32>(at - begin), at, static_cast<u32>(end - at));
+            at = end;
+        }
+        begin += own.count;
+    }
+}
 
 // All but the list.
 __device__ __forceinline__ void put_lengths(const Params &p, const Starts &starts) {
     const i64 capacity = p.kv_indices.columns, thread = static_cast<i64>(blockIdx.x) * FOLIO_THREADS + threadIdx.x;
     const i64 threads = static_cast<i64>(gridDim.x) * FOLIO_THREADS;
     if (thread == 0) put(p.kv_indptr, 0, 0, 0);
-    starts.each(blockIdx.x, gridDim.x, Count{p}, [&](u32 b, i64, i64 end) {
-        put(p.kv_indptr, 0, b + 1, min(end, capacity));
-        if (p.last_page_len.data) put(p.last_page_len, 0, b, Listed(p, b).last_page_len(p));
-    });
+    if (is_writer(blockIdx.x, gridDim.x)) {
+        i64 end = starts.of_threads[threadIdx.x];
+#pragma unroll 1
+        for (u32 b = starts.first_request(threadIdx.x); b < starts.first_request(threadIdx.x + 1); b++) {
+            const Listed own(p, b);
+            end += own.count;
+            put(p.kv_indptr, 0, b + 1, min(end, capacity));
+            if (p.last_page_len.data) put(p.last_page_len, 0, b, own.last_page_len(p));
+        }
+    }
     // What is beyond the batch.
+#pragma unroll 1
     for (i64 i = p.batch_size + 1ll + thread; i < p.kv_indptr.columns; i += threads) {
         put(p.kv_indptr, 0, i, min(starts.total(), capacity));
     }
     if (!p.last_page_len.data) return;
+#pragma unroll 1
     for (i64 i = p.batch_size + thread; i < p.last_page_len.columns; i += threads) put(p.last_page_len, 0, i, 0);
 }
 
@@ -95,8 +112,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     folio_kv_indices(const __grid_constant__ FolioKvIndicesParams p) {
     using namespace folio;
     wait_for_prerequisites();
-    const Starts starts(p.batch_size, Count{p});
-    SpannedIds<Spans, Span> ids = {{p, starts}};
-    TiledRow(p.kv_indices, 0, min(starts.total(), p.kv_indices.columns)).put_all(blockIdx.x, gridDim.x, ids);
+    const Starts starts(p.batch_size, [&](u32 b) { return Listed(p, b).count; });
+    put_list(p, starts);
     put_lengths(p, starts);
 }

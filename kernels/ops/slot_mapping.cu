@@ -37,8 +37,11 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
             continue;
         }
         i64 begin;
-        const u32 b = starts.find(at - base, begin, count);
-        const i64 row = row_of(p.rows, b), position = length(p.kv_len, b) - count(b) + (at - base - begin);
+        u32 b = starts.at_or_before(at - base, begin);
+        i64 own = count(b);
+#pragma unroll 1
+        for (; at - base >= begin + own; own = count(++b)) begin += own;
+        const i64 row = row_of(p.rows, b), position = length(p.kv_len, b) - own + (at - base - begin);
         const bool is_there = row >= 0 && position >= 0 && position < tokens_of_row(p.rows);
         put_token(p, at, is_there ? slot_of(p.rows, row, static_cast<u32>(position)) : -1, position);
     }

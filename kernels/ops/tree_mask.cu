@@ -13,20 +13,23 @@ typedef FolioTreeMaskParams Params;
 constexpr u32 LOOKED_UP = 1024;
 
 // More bytes than a device has. Sums of wrong lengths end here, and a block's threads' sums of them are no overflow.
-constexpr i64 MOST_BYTES = 1ll << 55;
+constexpr i64 MOST_BYTES = 1ll << 54;
 
 constexpr u32 NONE = 0xffffffffu, WARPS = FOLIO_THREADS / WARP;
 
 // Tokens of a tile; src/cuda/ops/tree_mask.rs counts blocks by it. The bits of eight rows are whole bytes, whatever the
 // length of a row, so that no byte belongs to two tiles.
-constexpr u32 TOKENS = 16;
+constexpr u32 TOKENS = 32;
 static_assert(TOKENS % 8 == 0 && TOKENS <= WARP, "tiles end with bytes, and a warp walks from all their tokens");
+
+// The masks, of which a call wants some.
+enum MaskKind { MASK_BYTES, MASK_BITS, TREE_MASK, TREE_BITS, MASKS };
 
 // What a block finds out.
 struct Shared {
-    i32 parents[LOOKED_UP];                   // of the tree's first tokens
-    u32 seen[TOKENS][LOOKED_UP / 32];         // by each token of the tile: itself and its ancestors
-    u64 bytes_start, bits_start, tree_start;  // of the request in the masks
+    i32 parents[LOOKED_UP];            // of the tree's first tokens
+    u32 seen[TOKENS][LOOKED_UP / 32];  // by each token of the tile: itself and its ancestors
+    i64 before[TREE_BITS][WARPS];      // bytes of the first masks that the requests before have, by warp
 };
 
 // The tree of a request.
@@ -107,29 +110,36 @@ private:
     }
 };
 
-// Atomics of 64 bits in shared memory are loops: one per thread would take ten times as long as all else.
 __device__ __forceinline__ i64 warp_sum(i64 x) {
 #pragma unroll
     for (u32 lanes = WARP / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(FULL_WARP, x, lanes);
     return x;
 }
 
-// Bytes of the masks that the requests before have.
+__device__ __forceinline__ u8 *output_of(const Params &p, u32 kind) {
+    return kind == MASK_BYTES ? p.mask_bytes : kind == MASK_BITS ? p.mask_bits : kind == TREE_MASK ? p.tree_mask : p.tree_bits;
+}
+
+// Bytes that a request has of a mask that has no rows between requests.
+__device__ __forceinline__ i64 bytes_of(const Params &p, u32 kind, u32 request) {
+    const i64 size = Rows(p, request).count;
+    if (kind == TREE_MASK) return min(size * size, MOST_BYTES);
+    const i64 elements = size * (prefix_of(p, request, size) + size);
+    return min(kind == MASK_BITS ? (elements + 7) / 8 : elements, MOST_BYTES);
+}
+
+// Where the masks of a request begin.
 __device__ __forceinline__ void find_starts(const Params &p, u32 request, Shared &shared) {
-    i64 bytes = 0, bits = 0, tree = 0;
-    for (u32 before = threadIdx.x; before < request; before += FOLIO_THREADS) {
-        const i64 size = Rows(p, before).count, elements = size * (prefix_of(p, before, size) + size);
-        bytes = min(bytes + min(elements, MOST_BYTES), MOST_BYTES);
-        bits = min(bits + min((elements + 7) / 8, MOST_BYTES), MOST_BYTES);
-        tree = min(tree + min(size * size, MOST_BYTES), MOST_BYTES);
-    }
-    // Warps that have no request do not come here.
-    if (threadIdx.x / WARP * WARP >= request) return;
-    bytes = warp_sum(bytes), bits = warp_sum(bits), tree = warp_sum(tree);
-    if (threadIdx.x % WARP == 0) {
-        atomicAdd(&shared.bytes_start, static_cast<u64>(bytes));
-        atomicAdd(&shared.bits_start, static_cast<u64>(bits));
-        atomicAdd(&shared.tree_start, static_cast<u64>(tree));
+#pragma unroll 1
+    for (u32 kind = 0; kind < TREE_BITS; kind++) {
+        if (!output_of(p, kind)) continue;
+        i64 bytes = 0;
+#pragma unroll 1
+        for (u32 before = threadIdx.x; before < request; before += FOLIO_THREADS) {
+            bytes = min(bytes + bytes_of(p, kind, before), MOST_BYTES);
+        }
+        bytes = warp_sum(bytes);
+        if (threadIdx.x % WARP == 0) shared.before[kind][threadIdx.x / WARP] = bytes;
     }
 }
 
@@ -300,24 +310,22 @@ __device__ __forceinline__ void find_tokens(const Params &p, const Tree &tree, c
     }
 }
 
-constexpr u32 MASKS = 4;
-
-__device__ __forceinline__ Mask mask_of(const Params &p, const Tree &tree, const Rows &rows, u32 index) {
-    const Shared &shared = tree.shared;
-    const i64 prefix = tree.prefix_len, size = tree.size, row_bytes = p.row_bytes;
-    switch (index) {
-        case 0: return {p.mask_bytes, p.bytes_room, static_cast<i64>(shared.bytes_start), prefix, prefix + size, 0};
-        case 1: return {p.mask_bits, p.bits_room, static_cast<i64>(shared.bits_start), prefix, prefix + size, 3};
-        case 2: return {p.tree_mask, p.tree_room, static_cast<i64>(shared.tree_start), 0, size, 0};
-        default: return {p.tree_bits, p.num_tokens * row_bytes, rows.first * row_bytes, 0, 8 * row_bytes, 3};
-    }
+__device__ __forceinline__ Mask mask_of(const Params &p, const Tree &tree, const Rows &rows, u32 kind) {
+    u8 *const out = output_of(p, kind);
+    const i64 size = tree.size, prefix = kind < TREE_MASK ? tree.prefix_len : 0, row_bytes = p.row_bytes;
+    const u32 log2 = kind == MASK_BITS || kind == TREE_BITS ? 3 : 0;
+    if (kind == TREE_BITS) return {out, p.num_tokens * row_bytes, rows.first * row_bytes, 0, 8 * row_bytes, log2};
+    i64 start = 0;
+    for (u32 warp = 0; warp < WARPS; warp++) start += tree.shared.before[kind][warp];
+    const i64 room = kind == MASK_BYTES ? p.bytes_room : kind == MASK_BITS ? p.bits_room : p.tree_room;
+    return {out, room, start, prefix, prefix + size, log2};
 }
 
 __device__ __forceinline__ void write_masks(const Params &p, const Tree &tree, const Rows &rows, u32 first, u32 tokens) {
 #pragma unroll 1
-    for (u32 i = 0; i < MASKS; i++) {
-        const Mask mask = mask_of(p, tree, rows, i);
-        if (!mask.out) continue;
+    for (u32 kind = 0; kind < MASKS; kind++) {
+        if (!output_of(p, kind)) continue;
+        const Mask mask = mask_of(p, tree, rows, kind);
         const Elements elements = {tree, first, tokens, mask.prefix_len, mask.stride};
         Writer(elements, mask).write();
     }
@@ -336,12 +344,10 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     if (part * TOKENS >= size) return;
     const Tree tree = {p.parents + rows.first, shared, size, prefix_of(p, request, rows.count)};
 
-    if (threadIdx.x == 0) shared.bytes_start = shared.bits_start = shared.tree_start = 0;
     for (u32 token = threadIdx.x; token < min(size, LOOKED_UP); token += FOLIO_THREADS) {
         shared.parents[token] = tree.parents[token];
     }
-    __syncthreads();
-    if (p.mask_bytes || p.mask_bits || p.tree_mask) find_starts(p, request, shared);
+    find_starts(p, request, shared);
     for (u32 first = part * TOKENS; first < size; first += p.parts * TOKENS) {
         const u32 tokens = min(size - first, TOKENS);
         for (u32 i = threadIdx.x; i < TOKENS * LOOKED_UP / 32; i += FOLIO_THREADS) {

@@ -23,11 +23,6 @@ struct FolioKvCopyParams {
     folio_u32 src_pages, dst_pages;
     folio_u32 pair_bytes;
     folio_u32 unit_bytes;  // what a lane moves at a time: 16 where all pages are aligned to them, else 4, 2 or 1
-    // Pages that pieces would leave lanes idle of: a warp takes units of the pairs as they come. 0: it takes a piece.
-    FolioDivisor pair_units;
-    folio_u32 k_units;    // of a pair
-    folio_u32 num_units;  // of all pairs; divided as they are, below 2^31
-    folio_u32 reserved;
 };
 
 #define FOLIO_KV_COPY_PAIRS 480
@@ -40,5 +35,5 @@ struct FolioKvCopyList {
 
 // The numbers of src/cuda/copy_params.rs.
 static_assert(sizeof(FolioPagesToCopy) == 48, "pages");
-static_assert(sizeof(FolioKvCopyParams) == 160, "copy");
-static_assert(sizeof(FolioKvCopyList) == 4000, "copy by a list");
+static_assert(sizeof(FolioKvCopyParams) == 136, "copy");
+static_assert(sizeof(FolioKvCopyList) == 3976, "copy by a list");

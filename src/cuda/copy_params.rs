@@ -31,10 +31,6 @@ pub struct KvCopyParams {
     pub dst_pages: u32,
     pub pair_bytes: u32,
     pub unit_bytes: u32,
-    pub pair_units: Divisor,
-    pub k_units: u32,
-    pub num_units: u32,
-    pub reserved: u32,
 }
 
 /// `FOLIO_KV_COPY_PAIRS`.
@@ -52,6 +48,6 @@ pub struct KvCopyList {
 /// The numbers of the `static_assert`s at the end of `kernels/params/copy.h`.
 const _: () = {
     assert!(size_of::<PagesToCopy>() == 48);
-    assert!(size_of::<KvCopyParams>() == 160);
-    assert!(size_of::<KvCopyList>() == 4000);
+    assert!(size_of::<KvCopyParams>() == 136);
+    assert!(size_of::<KvCopyList>() == 3976);
 };

@@ -403,7 +403,6 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("operator_copy_by_a_tensor", BACKEND, copy::by_a_tensor),
     case("operator_copy_by_a_list", BACKEND, copy::by_a_list),
-    case("operator_copy_by_units", BACKEND, copy::by_units),
     case("operator_copy_of_swaps", BACKEND, copy::swaps),
     case("operator_gather", BACKEND, gather::gathers),
     case("operator_rope_append", BACKEND, rope_append::launch),

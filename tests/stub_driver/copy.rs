@@ -72,39 +72,6 @@ fn assert_params(p: &KvCopyParams, pairs: u32, unit: u32) {
     assert_eq!((p.num_pieces, divides(60, p.pair_pieces)), (25 * pairs, 2));
     assert_eq!((p.src_pages, p.dst_pages), (40, 30));
     assert_eq!(p.unit_bytes, unit);
-    assert_eq!((p.pair_units.divisor, p.k_units, p.num_units), (0, 0, 0));
-}
-
-/// Pages that are smaller than what a warp moves at a time.
-pub fn by_units() {
-    let recorder = Recorder::new();
-    recorder.expect::<KvCopyParams>("folio_kv_copy");
-    let context = context();
-    let bytes = |address, of_page| at(address, DType::U8, &[3000, 1, of_page], None);
-    let sides = |src, dst, of_page| PagesToCopy {
-        src: bytes(src, of_page),
-        dst: bytes(dst, of_page),
-    };
-    let args = CopyArgs {
-        k: sides(K, K_OUT, 656),
-        v: Some(sides(V, V_OUT, 48)),
-        page_pairs: at(PAIRS, DType::I32, &[1000, 2], None),
-    };
-    copy(&context, &args, OURS).unwrap();
-    recorder.forget();
-    copy(&context, &args, OURS).unwrap();
-    // 41 and 3 units of 16 bytes, 128 to a warp.
-    let launched = recorder.launches();
-    assert_eq!(
-        launched[0].grid,
-        [44_000_u32.div_ceil(128).div_ceil(4), 1, 1]
-    );
-    let p: KvCopyParams = launched[0].params();
-    assert_eq!(
-        (divides(90, p.pair_units), p.k_units, p.num_units),
-        (2, 41, 44_000)
-    );
-    assert_eq!(p.num_pieces, 344);
 }
 
 pub fn by_a_tensor() {

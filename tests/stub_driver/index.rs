@@ -200,15 +200,15 @@ pub fn block_table() {
         fill: -7,
     };
     let launch = launched(&recorder, "folio_block_table", api::block_table, &args);
-    // 33 tiles of 128 columns, and one that a row may begin in; eight warps to a block.
-    assert_eq!(launch.grid, [425, 1, 1]);
+    // 17 warps for 4097 columns, and eight to a block.
+    assert_eq!(launch.grid, [213, 1, 1]);
     let p: BlockTableParams = launch.params();
     assert_eq!(
         (p.kv_indptr, p.kv_indices),
         (of(INDPTR, 81, 4), of(LIST, 900, 8))
     );
     assert_eq!(p.block_table, table(4097).1);
-    assert_eq!((p.fill, p.batch_size, p.parts), (-7, 80, 34));
+    assert_eq!((p.fill, p.batch_size, p.parts), (-7, 80, 17));
 }
 
 pub fn slot_mapping() {

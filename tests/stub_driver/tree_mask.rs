@@ -57,7 +57,7 @@ fn ragged() -> TreeMaskArgs {
 fn launched(recorder: &Recorder, blocks: u32) -> TreeMaskParams {
     let launched = recorder.launches();
     assert_eq!((launched.len(), launched[0].name()), (1, "folio_tree_mask"));
-    // A block takes 16 tokens of a tree.
+    // A block takes 32 tokens of a tree.
     let size = (launched[0].grid, launched[0].block);
     assert_eq!(size, ([blocks, 1, 1], [256, 1, 1]));
     launched[0].params()
@@ -88,7 +88,7 @@ pub fn launches() {
     // Loaded by now: a capture takes it.
     recorder.forget();
     tree_mask(&context, &ragged(), CAPTURED).unwrap();
-    let p = launched(&recorder, 6);
+    let p = launched(&recorder, 3);
     assert_eq!(
         (p.qo_indptr, p.mask_bytes, p.mask_bits),
         (ENDS as u64, 0, 0)
@@ -97,7 +97,7 @@ pub fn launches() {
     assert_eq!([p.bytes_room, p.bits_room, p.tree_room], [0, 0, 900]);
     assert_eq!((p.num_tokens, p.batch_size, p.row_bytes), (77, 3, 4));
     // 26 tokens of a tree on average.
-    assert_eq!(p.parts, 2);
+    assert_eq!(p.parts, 1);
     assert_eq!(p.wide, WIDE_NEXT_TOKEN);
 }
 

@@ -20,9 +20,6 @@ const WARP: u32 = 32;
 /// Units that a warp copies of a page at once: `UNITS_OF_LANE` of the kernel for each lane.
 const UNITS_OF_PIECE: i64 = 4 * WARP as i64;
 
-/// What [`Divisor`] divides.
-const MOST_UNITS: i64 = i32::MAX as i64;
-
 /// The operator on one device.
 #[derive(Debug)]
 pub struct Copy {
@@ -115,42 +112,17 @@ impl Pages {
     fn params(&self, pairs: &Tensor, num_pairs: i64) -> Result<KvCopyParams> {
         let pieces = i64::from(self.k.pieces) + i64::from(self.v.pieces);
         let pair_pieces = count("page_pairs", "pieces of a pair", pieces)?;
-        let units = self.units(num_pairs);
-        let num_pieces = match units {
-            Some([_, units]) => i64::from(units.div_ceil(UNITS_OF_PIECE as u32)),
-            None => num_pairs.saturating_mul(pieces),
-        };
-        let [pair_units, num_units] = units.unwrap_or_default();
         Ok(KvCopyParams {
             k: self.k,
             v: self.v,
             pairs: pairs.address() as u64,
-            num_pieces: count("page_pairs", "pieces", num_pieces)?,
+            num_pieces: count("page_pairs", "pieces", num_pairs.saturating_mul(pieces))?,
             pair_pieces: Divisor::new(pair_pieces),
             src_pages: self.num_pages[0],
             dst_pages: self.num_pages[1],
             pair_bytes: 2 * pairs.dtype().size() as u32,
             unit_bytes: self.unit_bytes,
-            pair_units: Divisor::new(pair_units),
-            // Where units are taken, those of a page are fewer than those of all pairs.
-            k_units: units.map_or(0, |_| self.units_of(&self.k) as u32),
-            num_units,
-            reserved: 0,
         })
-    }
-
-    fn units_of(&self, pages: &copy_params::PagesToCopy) -> i64 {
-        pages.page_bytes / i64::from(self.unit_bytes)
-    }
-
-    /// Units of a pair and of all pairs, where pieces of pages would leave more than a tenth of the lanes idle and the
-    /// kernel can count the units.
-    fn units(&self, num_pairs: i64) -> Option<[u32; 2]> {
-        let of_pair = self.units_of(&self.k) + self.units_of(&self.v);
-        let lanes = (i64::from(self.k.pieces) + i64::from(self.v.pieces)) * UNITS_OF_PIECE;
-        let all = of_pair.saturating_mul(num_pairs);
-        let are_taken = 10 * of_pair <= 9 * lanes && all <= MOST_UNITS;
-        are_taken.then_some([of_pair as u32, all as u32])
     }
 }
 

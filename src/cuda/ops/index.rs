@@ -26,8 +26,8 @@ use crate::problem::{
 const NUMBERS_OF_BLOCK: u64 = 1024;
 /// The same of slots and positions, each of which waits for more loads.
 const TOKENS_OF_BLOCK: u64 = 256;
-/// Columns that a warp writes at a time: `TILE` of `kernels/core/quads.cuh`.
-const TILE: u64 = 128;
+/// Columns that a warp takes where more warps are to be had: two stores of 16 bytes for each lane.
+const COLUMNS_OF_WARP: u64 = 256;
 /// Warps that fill any device several times.
 const ENOUGH_WARPS: u64 = 1 << 16;
 
@@ -111,9 +111,8 @@ impl Index {
     /// Makes a block table.
     pub fn block_table(&self, args: &Checked<BlockTableArgs>, stream: Stream) -> Result<()> {
         let [rows, columns] = [0, 1].map(|axis| args.block_table.extent(axis) as u64);
-        // A row may begin within a tile.
-        let tiles = columns.div_ceil(TILE) + 1;
-        let parts = tiles.min(ENOUGH_WARPS / rows.max(1)).max(1) as u32;
+        let parts = columns.div_ceil(COLUMNS_OF_WARP);
+        let parts = parts.min(ENOUGH_WARPS / rows.max(1)).max(1) as u32;
         let params = BlockTableParams {
             kv_indptr: Integers::of(&args.kv_indptr),
             kv_indices: Integers::of(&args.kv_indices),

@@ -18,7 +18,7 @@ use crate::problem::{Checked, TreeMaskArgs};
 use crate::tensor::Tensor;
 
 /// `TOKENS` of the kernel.
-const TOKENS_OF_TILE: u64 = 16;
+const TOKENS_OF_TILE: u64 = 32;
 
 /// The operator on one device.
 #[derive(Debug)]
