@@ -43,8 +43,17 @@ __device__ __forceinline__ void put_id(const FolioIntegers &table, i64 row, i64 
 
 __device__ __forceinline__ i64 clamp(i64 x, i64 most) { return min(max(x, 0ll), most); }
 
-// A length of a request.
-__device__ __forceinline__ i64 length(const FolioIntegers &list, u32 b) { return clamp(get(list, 0, b), MOST_INT32); }
+// A length of a request: from 0 to MOST_INT32, by its halves.
+__device__ __forceinline__ u32 length_of(const FolioIntegers &list, u32 b) {
+    const bool is_wide = list.bytes == 8;
+    const i32 *const number = static_cast<const i32 *>(list.data) + (static_cast<u64>(b) << is_wide);
+    const i32 low = number[0];
+    if (!is_wide) return max(low, 0);
+    const i32 high = number[1];
+    return high < 0 ? 0 : high > 0 || low < 0 ? 0x7fffffffu : low;
+}
+
+__device__ __forceinline__ i64 length(const FolioIntegers &list, u32 b) { return length_of(list, b); }
 
 // The sum of one number of each lane.
 __device__ __forceinline__ i64 warp_sum(i64 value) {

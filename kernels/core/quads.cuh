@@ -4,11 +4,11 @@
 
 namespace folio {
 
-// Writes `count` numbers: id(i) is the i-th one. It may be asked for numbers before those before it are written.
-template <class Id>
+// Writes `count` numbers: id(i) is the i-th one. It is asked for those of AT_ONCE quads before they are written.
+template <u32 AT_ONCE, class Id>
 __device__ __forceinline__ void put_quads(i32 *out, u32 count, const Id &id) {
     const i32 lead = static_cast<i32>(reinterpret_cast<u64>(out) / sizeof(i32) % 4);
-#pragma unroll 2
+#pragma unroll AT_ONCE
     for (i32 first = 4 * static_cast<i32>(threadIdx.x % LANES) - lead; first < static_cast<i32>(count);
          first += 4 * LANES) {
         i32 ids[4];

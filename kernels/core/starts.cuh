@@ -51,14 +51,13 @@ struct WarpSpan {
     i64 begin, end;
 
     __device__ __forceinline__ WarpSpan(i64 total, u32 part, u32 parts) {
-        const i64 warps = static_cast<i64>(parts) * WARPS, warp = threadIdx.x / LANES * parts + part;
-        const i64 of_warp = ((total + warps - 1) / warps + 3) / 4 * 4;
+        const u32 warps = parts * WARPS, warp = threadIdx.x / LANES * parts + part;
+        const i64 all = total + warps - 1;
+        // A division of 64 bits takes longer than most of the lists.
+        const i64 of_warp = (all >> 32 == 0 ? static_cast<u32>(all) / warps : all / warps) + 3 & ~3ll;
         begin = min(warp * of_warp, total);
         end = min(begin + of_warp, total);
     }
 };
-
-// Whether this thread writes what there is of its requests besides lists: each does in one of the blocks.
-__device__ __forceinline__ bool is_writer(u32 part, u32 parts) { return threadIdx.x / LANES % parts == part; }
 
 }  // namespace folio

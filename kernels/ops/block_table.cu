@@ -14,7 +14,7 @@ __device__ __forceinline__ void put_columns(const Params &p, i64 b, i64 first, u
     if (p.kv_indices.bytes == 4 && p.block_table.bytes == 4) {
         const i32 *const ids = static_cast<const i32 *>(p.kv_indices.data) + begin + first;
         i32 *const out = static_cast<i32 *>(p.block_table.data) + b * p.block_table.stride + first;
-        put_quads(out, count, [&](u32 i) { return i < listed ? max(__ldg(ids + i), -1) : p.fill; });
+        put_quads<2>(out, count, [&](u32 i) { return i < listed ? max(__ldg(ids + i), -1) : p.fill; });
         return;
     }
 #pragma unroll 1

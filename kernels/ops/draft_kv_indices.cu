@@ -47,7 +47,7 @@ __device__ __forceinline__ void put_slots(const Params &p, u32 step, const Branc
         const i32 *const slots = static_cast<const i32 *>(p.rows.table.data) + branch.row * p.rows.table.stride + index;
         i32 *const out = static_cast<i32 *>(p.kv_indices.data) + step * p.kv_indices.stride + at;
         done = min(count, branch.keys - index);
-        put_quads(out, done, [&](u32 i) { return max(__ldg(slots + i), -1); });
+        put_quads<4>(out, done, [&](u32 i) { return max(__ldg(slots + i), -1); });
     }
 #pragma unroll 1
     for (u32 i = done + threadIdx.x % LANES; i < count; i += LANES) {
@@ -55,9 +55,9 @@ __device__ __forceinline__ void put_slots(const Params &p, u32 step, const Branc
     }
 }
 
-// All of a step's list that is the warp's.
+// All of a step's list that is the warp's; by all blocks of the step but the last.
 __device__ __forceinline__ void put_list(const Params &p, const Starts &starts, u32 step, u32 part) {
-    const WarpSpan span(min(starts.total(), p.kv_indices.columns), part, p.parts);
+    const WarpSpan span(min(starts.total(), p.kv_indices.columns), part, p.parts - 1);
     if (span.begin == span.end) return;
     i64 begin;
     u32 b = starts.at_or_before(span.begin, begin), index = 0;
@@ -74,24 +74,23 @@ __device__ __forceinline__ void put_list(const Params &p, const Starts &starts, 
     }
 }
 
-__device__ __forceinline__ void put_indptr(const Params &p, const Starts &starts, u32 step, u32 part) {
+// By the last block of the step, while others write the list.
+__device__ __forceinline__ void put_indptr(const Params &p, const Starts &starts, u32 step) {
     const i64 capacity = p.kv_indices.columns;
-    const u32 threads = p.parts * FOLIO_THREADS, thread = part * FOLIO_THREADS + threadIdx.x;
-    if (thread == 0) put(p.kv_indptr, step, 0, 0);
-    if (is_writer(part, p.parts)) {
-        i64 end = starts.of_threads[threadIdx.x];
+    if (threadIdx.x == 0) put(p.kv_indptr, step, 0, 0);
+    i64 end = starts.of_threads[threadIdx.x];
 #pragma unroll 1
-        for (u32 b = starts.first_request(threadIdx.x); b < starts.first_request(threadIdx.x + 1); b++) {
-            const i64 count = Branch(p, step, b, 0).count;
+    for (u32 b = starts.first_request(threadIdx.x); b < starts.first_request(threadIdx.x + 1); b++) {
+        const i64 count = Branch(p, step, b, 0).count;
 #pragma unroll 1
-            for (u32 index = 0; index < p.topk; index++) {
-                end += count;
-                put(p.kv_indptr, step, static_cast<i64>(b) * p.topk + index + 1, min(end, capacity));
-            }
+        for (u32 index = 0; index < p.topk; index++) {
+            end += count;
+            put(p.kv_indptr, step, static_cast<i64>(b) * p.topk + index + 1, min(end, capacity));
         }
     }
+    const i64 beyond = static_cast<i64>(p.batch_size) * p.topk + 1;
 #pragma unroll 1
-    for (i64 i = static_cast<i64>(p.batch_size) * p.topk + 1 + thread; i < p.kv_indptr.columns; i += threads) {
+    for (i64 i = beyond + threadIdx.x; i < p.kv_indptr.columns; i += FOLIO_THREADS) {
         put(p.kv_indptr, step, i, min(starts.total(), capacity));
     }
 }
@@ -104,6 +103,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     wait_for_prerequisites();
     const u32 step = blockIdx.x / p.parts, part = blockIdx.x - step * p.parts;
     const Starts starts(p.batch_size, [&](u32 b) { return Branch(p, step, b, 0).count * p.topk; });
-    put_list(p, starts, step, part);
-    put_indptr(p, starts, step, part);
+    if (part + 1 < p.parts) {
+        put_list(p, starts, step, part);
+    } else {
+        put_indptr(p, starts, step);
+    }
 }

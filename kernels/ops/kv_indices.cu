@@ -17,12 +17,12 @@ struct Listed {
     __device__ __forceinline__ Listed(const Params &p, u32 b) : Listed() {
         row = row_of(p.rows, b);
         if (row < 0) return;
-        const i64 keys = min(length(p.kv_len, b), tokens_of_row(p.rows));
-        i64 start = p.kv_start.data ? length(p.kv_start, b) : 0;
-        if (p.window > 0) start = max(start, keys - p.window);
+        const u32 keys = min(length_of(p.kv_len, b), static_cast<u32>(tokens_of_row(p.rows)));
+        u32 start = p.kv_start.data ? length_of(p.kv_start, b) : 0;
+        if (p.window > 0 && keys > p.window) start = max(start, keys - p.window);
         if (start >= keys) return;
-        kv_len = static_cast<u32>(keys);
-        first = divide(static_cast<u32>(start), p.page_size);
+        kv_len = keys;
+        first = divide(start, p.page_size);
         count = divide(kv_len - 1, p.page_size) + 1 - first;
     }
 
@@ -43,11 +43,11 @@ __device__ __forceinline__ void put_indices(const Params &p, i64 row, u32 index,
         const i32 *const pages = static_cast<const i32 *>(p.rows.table.data) + row * p.rows.table.stride;
         i32 *const out = static_cast<i32 *>(p.kv_indices.data) + at;
         if (p.page_size.divisor == p.rows.page_size.divisor) {
-            put_quads(out, count, [&](u32 i) { return max(__ldg(pages + index + i), -1); });
+            put_quads<1>(out, count, [&](u32 i) { return max(__ldg(pages + index + i), -1); });
             return;
         }
         if (p.page_size.divisor == 1) {
-            put_quads(out, count, [&](u32 i) {
+            put_quads<2>(out, count, [&](u32 i) {
                 const u32 token = index + i, column = divide(token, p.rows.page_size);
                 const i32 page = __ldg(pages + column);
                 const u64 first = static_cast<u64>(static_cast<u32>(page)) * p.rows.page_size.divisor;
@@ -63,9 +63,9 @@ __device__ __forceinline__ void put_indices(const Params &p, i64 row, u32 index,
     }
 }
 
-// All of the list that is the warp's.
+// All of the list that is the warp's; by all blocks but the last.
 __device__ __forceinline__ void put_list(const Params &p, const Starts &starts) {
-    const WarpSpan span(min(starts.total(), p.kv_indices.columns), blockIdx.x, gridDim.x);
+    const WarpSpan span(min(starts.total(), p.kv_indices.columns), blockIdx.x, gridDim.x - 1);
     if (span.begin == span.end) return;
     i64 begin;
     u32 b = starts.at_or_before(span.begin, begin);
@@ -81,29 +81,28 @@ __device__ __forceinline__ void put_list(const Params &p, const Starts &starts) 
     }
 }
 
-// All but the list.
+// All but the list; by the last block, while others write the list.
 __device__ __forceinline__ void put_lengths(const Params &p, const Starts &starts) {
-    const i64 capacity = p.kv_indices.columns, thread = static_cast<i64>(blockIdx.x) * FOLIO_THREADS + threadIdx.x;
-    const i64 threads = static_cast<i64>(gridDim.x) * FOLIO_THREADS;
-    if (thread == 0) put(p.kv_indptr, 0, 0, 0);
-    if (is_writer(blockIdx.x, gridDim.x)) {
-        i64 end = starts.of_threads[threadIdx.x];
+    const i64 capacity = p.kv_indices.columns;
+    if (threadIdx.x == 0) put(p.kv_indptr, 0, 0, 0);
+    i64 end = starts.of_threads[threadIdx.x];
 #pragma unroll 1
-        for (u32 b = starts.first_request(threadIdx.x); b < starts.first_request(threadIdx.x + 1); b++) {
-            const Listed own(p, b);
-            end += own.count;
-            put(p.kv_indptr, 0, b + 1, min(end, capacity));
-            if (p.last_page_len.data) put(p.last_page_len, 0, b, own.last_page_len(p));
-        }
+    for (u32 b = starts.first_request(threadIdx.x); b < starts.first_request(threadIdx.x + 1); b++) {
+        const Listed own(p, b);
+        end += own.count;
+        put(p.kv_indptr, 0, b + 1, min(end, capacity));
+        if (p.last_page_len.data) put(p.last_page_len, 0, b, own.last_page_len(p));
     }
     // What is beyond the batch.
 #pragma unroll 1
-    for (i64 i = p.batch_size + 1ll + thread; i < p.kv_indptr.columns; i += threads) {
+    for (i64 i = p.batch_size + 1ll + threadIdx.x; i < p.kv_indptr.columns; i += FOLIO_THREADS) {
         put(p.kv_indptr, 0, i, min(starts.total(), capacity));
     }
     if (!p.last_page_len.data) return;
 #pragma unroll 1
-    for (i64 i = p.batch_size + thread; i < p.last_page_len.columns; i += threads) put(p.last_page_len, 0, i, 0);
+    for (i64 i = p.batch_size + threadIdx.x; i < p.last_page_len.columns; i += FOLIO_THREADS) {
+        put(p.last_page_len, 0, i, 0);
+    }
 }
 
 }  // namespace folio
@@ -113,6 +112,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     using namespace folio;
     wait_for_prerequisites();
     const Starts starts(p.batch_size, [&](u32 b) { return Listed(p, b).count; });
-    put_list(p, starts);
-    put_lengths(p, starts);
+    if (blockIdx.x + 1 < gridDim.x) {
+        put_list(p, starts);
+    } else {
+        put_lengths(p, starts);
+    }
 }

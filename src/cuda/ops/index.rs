@@ -102,7 +102,7 @@ impl Index {
             batch_size: batch_size as u32,
             reserved: 0,
         };
-        let blocks = numbers.div_ceil(NUMBERS_OF_BLOCK).clamp(1, self.sm_count);
+        let blocks = list_blocks(numbers, self.sm_count);
         let of = ("kv_len", Workers::Blocks(blocks));
         // SAFETY: as above, of a `FolioKvIndicesParams`.
         unsafe { self.kv_indices.enqueue(&params, of, stream) }
@@ -163,8 +163,7 @@ impl Index {
         let batch_size = args.kv_len.extent(0);
         let steps = args.kv_indptr.extent(0) as u64;
         let numbers = args.kv_indices.extent(1) as u64;
-        let parts = numbers.div_ceil(NUMBERS_OF_BLOCK);
-        let parts = parts.clamp(1, self.sm_count.div_ceil(steps.max(1))) as u32;
+        let parts = list_blocks(numbers, self.sm_count / steps.max(1)) as u32;
         let (slot_layout, page_size) = match args.slots {
             DraftSlots::StepMajor => (0, 0),
             DraftSlots::BranchMajor => (1, 0),
@@ -189,4 +188,11 @@ impl Index {
         // SAFETY: as above, of a `FolioDraftKvIndicesParams`.
         unsafe { self.draft_kv_indices.enqueue(&params, of, stream) }
     }
+}
+
+/// Blocks of a list of up to `numbers`, at most `most` where that is enough for one: the last writes what there is beside
+/// the list.
+fn list_blocks(numbers: u64, most: u64) -> u64 {
+    let for_list = numbers.div_ceil(NUMBERS_OF_BLOCK).max(1);
+    for_list.min(most.saturating_sub(1).max(1)) + 1
 }
