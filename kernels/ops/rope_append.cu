@@ -4,10 +4,10 @@
 //
 // A row has a group of lanes, a power of two, and each lane 16 elements of it: eight pairs while RoPE lasts, and 16
 // neighbours behind. Groups take the rows of a token in turn: queries, keys, values. CTAs share a token where tokens are
-// few. The kernel is bound by the latency of memory: a slot, a position and the angles there are waited for one after the
-// other. So a lane asks for its parts of several rows before it waits for any of that; they come to shared memory, since
-// registers for them would leave fewer CTAs. Slots beyond the cache are skipped; positions beyond the table are those of
-// its ends.
+// few; where there are many, a CTA takes tokens in turn. The kernel is bound by the latency of memory: a position is waited
+// for, and then the angles there. So a lane asks for the rows and the angles of its next token before it computes those of
+// this one, and for slot and position of the one behind; they come to shared memory, since registers for them would leave
+// fewer CTAs. Slots beyond the cache are skipped; positions beyond the table are those of its ends.
 //
 // With 32 and 8 heads of 128 in bf16 a token moves 12 KiB in and 12 KiB out, 10 KiB out where the cache is fp8.
 //
@@ -26,6 +26,7 @@ typedef FOLIO_KV Cached;
 struct Token {
     i64 index;
     i64 slot;     // negative: not cached
+    i64 position;
     bool is_key;  // it has a key and a value
 };
 
@@ -38,38 +39,34 @@ struct Lane {
     PairAngles angles;
 };
 
-__device__ __forceinline__ Token token_of(const Params &p, i64 index) {
-    const bool is_key = index < p.append.num_tokens;
-    const i64 slot = is_key ? slot_index(p.append, index) : -1;
-    return {index, slot < p.append.num_slots ? slot : -1, is_key};
-}
-
 __device__ __forceinline__ i64 position_of(const Params &p, i64 token) {
+    if (!p.positions) return 0;
     const u64 position = integer(p.positions, p.position_bytes, token);
     return static_cast<i64>(p.offsets ? position + integer(p.offsets, p.offset_bytes, token) : position);
 }
 
+__device__ __forceinline__ i64 num_tokens(const Params &p) { return max(p.num_q_rows, p.append.num_tokens); }
+
+__device__ __forceinline__ Token token_of(const Params &p, i64 index) {
+    if (index >= num_tokens(p)) return {index, -1, 0, false};
+    const bool is_key = index < p.append.num_tokens;
+    const i64 slot = is_key ? slot_index(p.append, index) : -1;
+    return {index, slot < p.append.num_slots ? slot : -1, position_of(p, index), is_key};
+}
+
+// Where the table has the cosines or sines of a position, from pair `first` on; in elements.
+__device__ __forceinline__ i64 place_of_angles(const Params &p, i64 position, u32 first) {
+    return max(min(position, p.max_position - 1), 0ll) * p.cos_sin_stride + first;
+}
+
 // Of pairs from `first` on.
-__device__ __forceinline__ void find_angles(const Params &p, i64 token, u32 first, u32 count, PairAngles &angles) {
-    i64 position = position_of(p, token);
-    if (!p.cos) {
+__device__ __forceinline__ void compute_angles(const Params &p, i64 position, u32 first, PairAngles &angles) {
 #pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) {
-            // Modulo 2^64, which is one turn. Half turns from -1 to 1:
-            const u64 turns = static_cast<u64>(position) * p.turns[min(first + i, FOLIO_MOST_PAIRS - 1u)];
-            const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
-            sincospif(halves, &angles.sin[i], &angles.cos[i]);
-        }
-        return;
-    }
-    position = max(min(position, p.max_position - 1), 0ll);
-    const i64 at = position * p.cos_sin_stride + first;
-    if (p.cos_sin_dtype == FOLIO_F32) {
-        load_angles<f32>(angles.cos, static_cast<const float *>(p.cos) + at, count, p.vectors);
-        load_angles<f32>(angles.sin, static_cast<const float *>(p.sin) + at, count, p.vectors);
-    } else {
-        load_angles<Source>(angles.cos, static_cast<const Source::Storage *>(p.cos) + at, count, p.vectors);
-        load_angles<Source>(angles.sin, static_cast<const Source::Storage *>(p.sin) + at, count, p.vectors);
+    for (u32 i = 0; i < VECTOR; i++) {
+        // Modulo 2^64, which is one turn. Half turns from -1 to 1:
+        const u64 turns = static_cast<u64>(position) * p.turns[min(first + i, FOLIO_MOST_PAIRS - 1u)];
+        const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
+        sincospif(halves, &angles.sin[i], &angles.cos[i]);
     }
 }
 
@@ -128,20 +125,26 @@ __device__ __forceinline__ void normalise(const Params &p, Lane &lane, const voi
 
 typedef RowPieces::Fetched<Source> Fetched;
 
-// Rows that a lane has asked for at a time. With 32 and 8 heads of 128 they are all that it has.
-constexpr u32 ROWS_AT_ONCE = 3;
+// Rows that a lane has asked for at a time. With 32 and 8 heads of 128 they are all that it has of a token.
+constexpr u32 ROWS_AT_ONCE = sizeof(Source::Storage) == 4 ? 1 : 3;
 
-// Parts of rows that are on their way to shared memory, each lane's own: nobody else waits for them.
+constexpr u32 WARP = 32, WARPS = FOLIO_THREADS / WARP;
+
+__device__ __forceinline__ void fetch_vector(uint4 &target, const uint4 *source, bool is_there) {
+    cp_async<16>(shared_address(&target), source, is_there ? 16 : 0);
+}
+
+// Parts of rows and angles that are on their way to shared memory.
 struct Staged {
     static constexpr u32 VECTORS = VECTOR * sizeof(Source::Storage) / 16;
-    uint4 vectors[ROWS_AT_ONCE][2][VECTORS][FOLIO_THREADS];
+    uint4 rows[ROWS_AT_ONCE][2][VECTORS][FOLIO_THREADS];  // each lane's own
+    uint4 angles[WARPS][2][2][WARP];                      // cosines and sines, fp32 or half as many; for a warp's first group
 
     // Asks for half a part; for nothing where it is absent.
     __device__ __forceinline__ void fetch(u32 row, u32 half, const Source::Storage *source, bool is_there) {
 #pragma unroll
         for (u32 i = 0; i < VECTORS; i++) {
-            const u32 target = shared_address(&vectors[row][half][i][threadIdx.x]);
-            cp_async<16>(target, reinterpret_cast<const uint4 *>(source) + i, is_there ? 16 : 0);
+            fetch_vector(rows[row][half][i][threadIdx.x], reinterpret_cast<const uint4 *>(source) + i, is_there);
         }
     }
 
@@ -151,10 +154,26 @@ struct Staged {
         for (u32 half = 0; half < 2; half++) {
 #pragma unroll
             for (u32 i = 0; i < VECTORS; i++) {
-                out.halves[half].elements.vectors[i] = vectors[row][half][i][threadIdx.x];
+                out.halves[half].elements.vectors[i] = rows[row][half][i][threadIdx.x];
             }
         }
         return out;
+    }
+
+    // Cosines are plane 0, sines plane 1.
+    __device__ __forceinline__ void fetch_angles(u32 plane, u32 lane, const void *source, u32 vectors) {
+        for (u32 i = 0; i < vectors; i++) {
+            fetch_vector(angles[threadIdx.x / WARP][plane][i][lane], static_cast<const uint4 *>(source) + i, true);
+        }
+    }
+
+    template <class T>
+    __device__ __forceinline__ void take_angles(u32 plane, u32 lane, float (&out)[VECTOR]) const {
+        Elements<VECTOR, T> in;
+#pragma unroll
+        for (u32 i = 0; i < sizeof(in.vectors) / 16; i++) in.vectors[i] = angles[threadIdx.x / WARP][plane][i][lane];
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) out[i] = T::load(in.x[i]);
     }
 };
 
@@ -191,6 +210,42 @@ __device__ __forceinline__ void each_value_piece(const FolioAppendTensor &v, u32
     for (u32 half = 0; half < 2; half++) {
         const u32 i = lane.index + half * lane.count;
         if (i < v.pieces.divisor) f(half, ValuePiece(v, head * v.pieces.divisor + i));
+    }
+}
+
+// Whether the table's angles come through shared memory.
+__device__ __forceinline__ bool angles_are_fetched(const Params &p) { return p.cos && p.vectors; }
+
+__device__ __forceinline__ void fetch_angles(const Params &p, const Token &token, const Lane &lane, Staged &staged) {
+    // One group asks for all of its warp.
+    if (!angles_are_fetched(p) || !lane.is_rotated || threadIdx.x % WARP >= lane.count) return;
+    const i64 at = place_of_angles(p, token.position, VECTOR * lane.index);
+    const u32 bytes = p.cos_sin_dtype == FOLIO_F32 ? 4 : sizeof(Source::Storage);
+    staged.fetch_angles(0, lane.index, static_cast<const u8 *>(p.cos) + at * bytes, bytes * VECTOR / 16);
+    staged.fetch_angles(1, lane.index, static_cast<const u8 *>(p.sin) + at * bytes, bytes * VECTOR / 16);
+}
+
+template <class T>
+__device__ __forceinline__ void take_angles(const Params &p, const Token &token, Lane &lane, const Staged &staged) {
+    if (angles_are_fetched(p)) {
+        staged.take_angles<T>(0, lane.index, lane.angles.cos);
+        staged.take_angles<T>(1, lane.index, lane.angles.sin);
+        return;
+    }
+    const u32 first = VECTOR * lane.index, count = min(VECTOR, p.rotary_dim / 2 - first);
+    const i64 at = place_of_angles(p, token.position, first);
+    load_angles<T>(lane.angles.cos, static_cast<const typename T::Storage *>(p.cos) + at, count, false);
+    load_angles<T>(lane.angles.sin, static_cast<const typename T::Storage *>(p.sin) + at, count, false);
+}
+
+__device__ __forceinline__ void find_angles(const Params &p, const Token &token, Lane &lane, const Staged &staged) {
+    if (!lane.is_rotated) return;
+    if (!p.cos) {
+        compute_angles(p, token.position, VECTOR * lane.index, lane.angles);
+    } else if (p.cos_sin_dtype == FOLIO_F32) {
+        take_angles<f32>(p, token, lane, staged);
+    } else {
+        take_angles<Source>(p, token, lane, staged);
     }
 }
 
@@ -276,22 +331,20 @@ __device__ __forceinline__ void value(const Params &p, const Token &token, u32 h
     }
 }
 
-__device__ __forceinline__ void append_token(const Params &p, const Token &token, u32 block, Staged &staged) {
-    Lane lane = lane_of(p);
-    const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
-    const u32 groups = FOLIO_THREADS >> p.log2_lanes, step = p.blocks_of_token.divisor * groups;
-    bool has_angles = !lane.is_rotated;
-#pragma unroll 1
-    for (u32 first = block * groups + (threadIdx.x >> p.log2_lanes); first < rows; first += ROWS_AT_ONCE * step) {
+// The rows that a CTA's groups take of a token at a time.
+struct Unit {
+    Token token;
+    u32 first;  // row of this lane's group
+
+    __device__ __forceinline__ void fetch(const Params &p, const Lane &lane, u32 step, Staged &staged) const {
 #pragma unroll 1
         for (u32 at = 0; at < ROWS_AT_ONCE; at++) fetch_row(p, token, first + at * step, lane, at, staged);
-        if (!has_angles) {
-            const u32 pairs = p.rotary_dim / 2, pair = VECTOR * lane.index;
-            find_angles(p, token.index, pair, min(VECTOR, pairs - pair), lane.angles);
-            has_angles = true;
-        }
-        cp_async_commit();
-        cp_async_wait<0>();
+        fetch_angles(p, token, lane, staged);
+    }
+
+    __device__ __forceinline__ void compute(const Params &p, Lane &lane, u32 step, const Staged &staged) const {
+        const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
+        find_angles(p, token, lane, staged);
 #pragma unroll 1
         for (u32 at = 0, row = first; at < ROWS_AT_ONCE && row < rows; at++, row += step) {
             const auto in = [&] { return fetched_row(p, token, row, lane, at, staged); };
@@ -304,26 +357,50 @@ __device__ __forceinline__ void append_token(const Params &p, const Token &token
             }
         }
     }
+};
+
+// A block's share of some tokens: `part` of the rows of every `stride`-th token.
+__device__ __forceinline__ void append_tokens(const Params &p, i64 first_token, i64 stride, u32 part,
+                                              Staged (&staged)[2]) {
+    Lane lane = lane_of(p);
+    const u32 rows = p.num_q_heads + 2 * p.append.num_kv_heads;
+    const u32 groups = FOLIO_THREADS >> p.log2_lanes, step = p.blocks_of_token.divisor * groups;
+    // All lanes go the same way: a group without rows of its own takes part.
+    const u32 first = part * groups + (threadIdx.x >> p.log2_lanes), base = part * groups;
+    Unit unit = {token_of(p, first_token), first};
+    Token upcoming = token_of(p, first_token + stride);
+    unit.fetch(p, lane, step, staged[0]);
+    cp_async_commit();
+#pragma unroll 1
+    for (u32 n = 0;; n ^= 1) {
+        Unit next = {unit.token, unit.first + ROWS_AT_ONCE * step};
+        if (next.first - first + base >= rows) {
+            next = {upcoming, first};
+            upcoming = token_of(p, upcoming.index + stride);
+        }
+        const bool is_last = next.token.index >= num_tokens(p);
+        if (!is_last) next.fetch(p, lane, step, staged[n ^ 1]);
+        cp_async_commit();
+        cp_async_wait<1>();
+        __syncwarp();  // a group asked for the angles of all
+        unit.compute(p, lane, step, staged[n]);
+        if (is_last) return;
+        __syncwarp();  // all have read what is written next
+        unit = next;
+    }
 }
 
-// CTAs of a multiprocessor: as many as registers allow without spills.
-template <class From, class To>
-constexpr u32 BLOCKS = 4;
-template <class To>
-constexpr u32 BLOCKS<f16, To> = 5;
-template <class To>
-constexpr u32 BLOCKS<bf16, To> = 6;
-template <>
-constexpr u32 BLOCKS<bf16, bf16> = 7;
+// CTAs of a multiprocessor, which src/cuda/ops/rope_append.rs launches where tokens are many.
+constexpr u32 BLOCKS = 5;
 
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::BLOCKS<folio::Source, folio::Cached>)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::BLOCKS)
     folio_rope_append(const __grid_constant__ FolioRopeAppendParams p) {
     using namespace folio;
-    __shared__ Staged staged;
+    __shared__ Staged staged[2];
     allow_dependents();  // what attends to the tokens prepares itself meanwhile
     wait_for_prerequisites();
-    const u32 token = divide(blockIdx.x, p.blocks_of_token);
-    append_token(p, token_of(p, token), blockIdx.x - token * p.blocks_of_token.divisor, staged);
+    const u32 token = divide(blockIdx.x, p.blocks_of_token), stride = divide(gridDim.x, p.blocks_of_token);
+    append_tokens(p, token, stride, blockIdx.x - token * p.blocks_of_token.divisor, staged);
 }
