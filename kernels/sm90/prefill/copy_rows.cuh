@@ -1,5 +1,5 @@
-// Rows of K and V of q's type, copied by cp.async to where a box would have put them. Copies say themselves that they have
-// landed, so that every stage may be under way at once.
+// Rows of K and V of q's type, copied by cp.async to where a box would have put them. Copies say themselves that they
+// have landed, so that every stage may be under way at once.
 #pragma once
 
 #include "ptx/bulk.cuh"

@@ -1,7 +1,7 @@
-// The producer warpgroup of the Hopper prefill kernel where tensor maps do not describe K and V: pages of any size and at
-// any distance, rows of any stride, types that are converted. Three warps share the rows of every step, in pieces of as
-// many as a warp copies at once; the fourth schedules, as in load.cuh. Here is where rows are and who has which; what is
-// done with them is in copy_rows.cuh and convert_rows.cuh.
+// The producer warpgroup of the Hopper prefill kernel where tensor maps do not describe K and V: pages of any size and
+// at any distance, rows of any stride, types that are converted. Three warps share the rows of every step, in pieces of
+// as many as a warp copies at once; the fourth schedules, as in load.cuh. Here is where rows are and who has which; what
+// is done with them is in copy_rows.cuh and convert_rows.cuh.
 #pragma once
 
 #include "sm90/prefill/load.cuh"
