@@ -11,7 +11,8 @@ import sys
 import torch
 
 import folio
-from bench import captured, limits
+from bench import captured, error, folio_attention, limits
+from workloads import Workload, decode
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 
@@ -61,6 +62,32 @@ def rope_append(context, tokens, cache_dtype, normed, appends_alone):
     got = k_cache.reshape(-1, KV_HEADS, DIM).float()[slots]
     torch.testing.assert_close(got, want, rtol=tolerance, atol=1e-2)
     return captured(run)[0], moved
+
+
+def attended(context, requests, keys):
+    """RoPE and append of each request's last token, then decode over its keys: the attention alone, and both in a graph."""
+    w = Workload(decode(requests, keys))
+    qkv = torch.randn(requests, HEADS + 2 * KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    q, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    angles = torch.outer(torch.arange(8192, device="cuda"), 10000.0 ** (-torch.arange(0, DIM, 2, device="cuda") / DIM))
+    last = torch.full((requests,), keys - 1, device="cuda")
+    slots = w.block_table[:, (keys - 1) // PAGE].long() * PAGE + (keys - 1) % PAGE
+    handle, _, attend = folio_attention(context, w)
+    append = context.operator("rope_append", q=q, q_out=w.q, key=key, value=value, k_cache=w.k, v_cache=w.v, positions=last,
+                              slot_mapping=slots, cos_sin_cache=torch.cat([angles.cos(), angles.sin()], dim=-1).float())
+
+    def both():
+        append()
+        attend()
+
+    w.o.fill_(float("nan"))
+    both()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(w.v.flatten(0, 1)[slots], value)
+    assert error(w, w.o) < 4e-3
+    times = captured(attend)[0], captured(both)[0]
+    handle.close()
+    return times
 
 
 def indices(context, requests, longest):
@@ -162,6 +189,10 @@ def main():
         for dtype in (torch.bfloat16, torch.float8_e4m3fn):
             for name, normed, alone in (("append", False, True), ("RoPE + append", False, False), ("norm + RoPE + append", True, False)):
                 report(f"{name}, {tokens} tokens, {dtype}", *rope_append(context, tokens, dtype, normed, alone))
+    for requests, keys in ((1, 1024), (8, 1024), (64, 1024)):
+        alone, both = attended(context, requests, keys)
+        report(f"decode, {requests} x {keys}", alone)
+        report(f"RoPE + append, then decode, {requests} x {keys}", both)
     for requests, longest in ((64, 4096), (256, 8192), (1024, 8192), (4096, 2048)):
         for name, microseconds in indices(context, requests, longest).items():
             report(name, microseconds)

@@ -43,9 +43,13 @@ struct AppendPiece {
         d = N * (index - head * t.pieces.divisor);
     }
 
+    __device__ __forceinline__ const typename Source::Storage *source(const FolioAppendTensor &t, i64 token) const {
+        return row_of<Source>(t.source, token, head) + d;
+    }
+
     __device__ __forceinline__ Elements<N, Source> load(const FolioAppendTensor &t, i64 token) const {
         Elements<N, Source> in;
-        in.load(row_of<Source>(t.source, token, head) + d);
+        in.load(source(t, token));
         return in;
     }
 

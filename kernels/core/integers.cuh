@@ -9,9 +9,13 @@ namespace folio {
 constexpr i64 MOST_INT32 = 0x7fffffff;
 constexpr u32 LANES = 32, WARPS = FOLIO_THREADS / LANES;
 
+// Reads the halves of a number, without a branch: this is everywhere, and cold code costs more than a select.
 __device__ __forceinline__ i64 get(const FolioIntegers &table, i64 row, i64 column) {
-    const i64 at = row * table.stride + column;
-    return table.bytes == 4 ? static_cast<const i32 *>(table.data)[at] : static_cast<const i64 *>(table.data)[at];
+    const bool is_wide = table.bytes == 8;
+    const u32 *const number = static_cast<const u32 *>(table.data) + ((row * table.stride + column) << is_wide);
+    const u32 low = number[0];
+    const i32 high = is_wide ? static_cast<i32>(number[1]) : static_cast<i32>(low) >> 31;
+    return static_cast<i64>(static_cast<u64>(static_cast<u32>(high)) << 32 | low);
 }
 
 __device__ __forceinline__ void put(const FolioIntegers &table, i64 row, i64 column, i64 value) {
@@ -29,56 +33,57 @@ __device__ __forceinline__ void put_count(const FolioIntegers &table, i64 row, i
 }
 
 // A page or a slot: -1 where there is none, or where the type cannot hold it.
+__device__ __forceinline__ i64 id_in(const FolioIntegers &table, i64 id) {
+    return id < 0 || (table.bytes == 4 && id > MOST_INT32) ? -1 : id;
+}
+
 __device__ __forceinline__ void put_id(const FolioIntegers &table, i64 row, i64 column, i64 id) {
-    put(table, row, column, id < 0 || (table.bytes == 4 && id > MOST_INT32) ? -1 : id);
+    put(table, row, column, id_in(table, id));
 }
 
 __device__ __forceinline__ i64 clamp(i64 x, i64 most) { return min(max(x, 0ll), most); }
 
-// A length of a request.
-__device__ __forceinline__ i64 length(const FolioIntegers &list, u32 b) { return clamp(get(list, 0, b), MOST_INT32); }
+// A length of a request: from 0 to MOST_INT32, by its halves.
+__device__ __forceinline__ u32 length_of(const FolioIntegers &list, u32 b) {
+    const bool is_wide = list.bytes == 8;
+    const i32 *const number = static_cast<const i32 *>(list.data) + (static_cast<u64>(b) << is_wide);
+    const i32 low = number[0];
+    if (!is_wide) return max(low, 0);
+    const i32 high = number[1];
+    return high < 0 ? 0 : high > 0 || low < 0 ? 0x7fffffffu : low;
+}
 
-// The sum of all threads' values.
-__device__ __forceinline__ i64 block_sum(i64 value) {
-    __shared__ i64 of_warps[WARPS];
+__device__ __forceinline__ i64 length(const FolioIntegers &list, u32 b) { return length_of(list, b); }
+
+// The sum of one number of each lane.
+__device__ __forceinline__ i64 warp_sum(i64 value) {
 #pragma unroll
     for (u32 i = LANES / 2; i > 0; i /= 2) value += __shfl_xor_sync(FULL_WARP, value, i);
-    __syncthreads();  // nobody reads the sums of the call before any more
-    if (threadIdx.x % LANES == 0) of_warps[threadIdx.x / LANES] = value;
-    __syncthreads();
-    i64 sum = 0;
-#pragma unroll
-    for (u32 warp = 0; warp < WARPS; warp++) sum += of_warps[warp];
-    return sum;
+    return value;
 }
 
-// The sum of the values of the threads before.
-__device__ __forceinline__ i64 block_exclusive(i64 value) {
-    __shared__ i64 of_warps[WARPS];
-    const u32 lane = threadIdx.x % LANES;
-    i64 inclusive = value;
+// The sum of the values of the threads before, and that of all.
+struct BlockSums {
+    i64 before, all;
+
+    __device__ __forceinline__ explicit BlockSums(i64 value) {
+        __shared__ i64 of_warps[WARPS];
+        static_assert(WARPS <= LANES, "a warp adds up the sums of all");
+        const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+        i64 inclusive = value;
 #pragma unroll
-    for (u32 i = 1; i < LANES; i *= 2) {
-        const i64 other = __shfl_up_sync(FULL_WARP, inclusive, i);
-        if (lane >= i) inclusive += other;
+        for (u32 i = 1; i < LANES; i *= 2) {
+            const i64 other = __shfl_up_sync(FULL_WARP, inclusive, i);
+            if (lane >= i) inclusive += other;
+        }
+        __syncthreads();  // nobody reads the sums of a call before any more
+        if (lane == LANES - 1) of_warps[warp] = inclusive;
+        __syncthreads();
+        const i64 of_warp = lane < WARPS ? of_warps[lane] : 0;
+        before = warp_sum(lane < warp ? of_warp : 0) + inclusive - value;
+        all = warp_sum(of_warp);
     }
-    __syncthreads();
-    if (lane == LANES - 1) of_warps[threadIdx.x / LANES] = inclusive;
-    __syncthreads();
-    i64 sum = inclusive - value;
-#pragma unroll
-    for (u32 warp = 0; warp < WARPS; warp++) sum += warp < threadIdx.x / LANES ? of_warps[warp] : 0;
-    return sum;
-}
-
-// The sum over the requests before `end`. Every block computes the one that it needs from the lengths, which are few and
-// in the cache: so blocks need not wait for each other, and no memory is needed between them.
-template <class Value>
-__device__ __forceinline__ i64 sum_before(u32 end, const Value &value) {
-    i64 sum = 0;
-    for (u32 b = threadIdx.x; b < end; b += FOLIO_THREADS) sum += value(b);
-    return block_sum(sum);
-}
+};
 
 // The row of a request, or -1.
 __device__ __forceinline__ i64 row_of(const FolioTokenRows &rows, u32 b) {
@@ -91,12 +96,16 @@ __device__ __forceinline__ i64 tokens_of_row(const FolioTokenRows &rows) {
     return min(rows.table.columns * rows.page_size.divisor, MOST_INT32);
 }
 
+// Whether a page exists and int64 can hold its slots: the high half of the product says so, or the sign of a slot.
+__device__ __forceinline__ bool has_slots(const FolioTokenRows &rows, i64 page) {
+    return page >= 0 && (rows.table.bytes == 4 || __umul64hi(page, rows.page_size.divisor) == 0);
+}
+
 // The slot of a token that the row has an entry for, or something negative.
 __device__ __forceinline__ i64 slot_of(const FolioTokenRows &rows, i64 row, u32 token) {
     const u32 column = divide(token, rows.page_size);
     const i64 page = get(rows.table, row, column);
-    // Beyond int64 there is no slot: the high half says so, or the sum's sign.
-    if (page < 0 || __umul64hi(page, rows.page_size.divisor) != 0) return -1;
+    if (!has_slots(rows, page)) return -1;
     const u64 first = static_cast<u64>(page) * rows.page_size.divisor;
     return static_cast<i64>(first + (token - column * rows.page_size.divisor));
 }

@@ -26,6 +26,7 @@ __device__ __forceinline__ void append_token(const FolioAppendParams &p, i64 tok
 }  // namespace folio
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS) folio_append(const __grid_constant__ FolioAppendParams p) {
+    folio::allow_dependents();  // what attends to the tokens prepares itself meanwhile
     folio::wait_for_prerequisites();
     if (p.vectors) {
         folio::append_token<folio::VECTOR>(p, blockIdx.x);

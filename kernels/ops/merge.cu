@@ -94,6 +94,11 @@ struct Sum {
         for (u32 j = 0; j < N; j++) x[j] += weight * Element::load(counted.x[j]);
     }
 
+    __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+        for (u32 j = 0; j < N; j++) x[j] *= factor;
+    }
+
     // As elements of type T, times `factor`.
     template <class T>
     __device__ __forceinline__ void store(typename T::Storage *target, float factor) const {
@@ -172,6 +177,74 @@ __device__ __forceinline__ float merge_states(const FolioMergeStatesParams &p, c
     return weights.lse();
 }
 
+// States at the same distance from each other.
+struct StateRow {
+    State first;
+    i64 v_step, s_step;  // bytes
+
+    __device__ __forceinline__ StateRow(const FolioMergeStatesParams &p, const Position &at)
+        : first(p, at, 0), v_step(distance(first.v, State(p, at, 1).v)), s_step(distance(first.s, State(p, at, 1).s)) {}
+
+    __device__ __forceinline__ const float *s(u32 index) const { return moved(first.s, index * s_step); }
+    __device__ __forceinline__ const Storage *v(u32 index) const { return moved(first.v, index * v_step); }
+
+private:
+    static __device__ __forceinline__ i64 distance(const void *from, const void *to) {
+        return static_cast<const char *>(to) - static_cast<const char *>(from);
+    }
+
+    template <class T>
+    static __device__ __forceinline__ const T *moved(const T *from, i64 bytes) {
+        return reinterpret_cast<const T *>(reinterpret_cast<const char *>(from) + bytes);
+    }
+};
+
+// Any number of states in one pass, of which four are on their way at a time with their lse. What was summed up is scaled
+// down where a greater lse comes. Returns the lse.
+template <u32 N, class Output>
+__device__ __forceinline__ float merge_as_they_come(const FolioMergeStatesParams &p, const Position &at,
+                                                    const Range &states, const Output &out) {
+    constexpr u32 AT_ONCE = 4;
+    const StateRow row(p, at);
+    Weights weights(p, minus_infinity());
+    for (u32 d = N * at.lane; d < p.head_dim; d += N << p.log2_lanes) {
+        weights = Weights(p, minus_infinity());
+        Sum<N> sum = {};
+#pragma unroll 1
+        for (u32 i = states.begin; i < states.end; i += AT_ONCE) {
+            float lse[AT_ONCE];
+            Elements<N, Element> values[AT_ONCE];
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                // Those past the end are the last one once more, and do not count.
+                const u32 index = min(i + j, states.end - 1);
+                lse[j] = *row.s(index);
+                values[j].load(row.v(index) + d);
+            }
+            float max = weights.max;
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                lse[j] = i + j < states.end ? without_keys(lse[j]) : minus_infinity();
+                max = fmaxf(max, lse[j]);
+            }
+            Weights risen(p, max);
+            const float kept = risen.weight(weights.max);
+            risen.sum = weights.sum * kept;
+            sum.scale(kept);
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                const float weight = risen.weight(lse[j]);
+                risen.sum += weight;
+                sum.add(weight, values[j]);
+            }
+            weights = risen;
+        }
+        sum.scale(weights.factor());
+        out.store(d, sum);
+    }
+    return weights.lse();
+}
+
 // Two states in `first` and `second`, whose rows are at most a vector per lane. Returns the lse.
 template <class Output>
 __device__ __forceinline__ float merge_two(const FolioMergeStatesParams &p, const Position &at, bool has_first,
@@ -226,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     const Range states = states_of(p, at.token);
     const AnyType out(p, at);
     store_lse(p.merge, at,
-              p.merge.vectors ? merge_states<VECTOR, 4>(p.merge, at, states, out)
+              p.merge.vectors ? merge_as_they_come<VECTOR>(p.merge, at, states, out)
                               : merge_states<1, 4>(p.merge, at, states, out));
 }
 

@@ -4,8 +4,10 @@
 //
 // A row has a group of lanes, a power of two, and each lane 16 elements of it: eight pairs while RoPE lasts, and 16
 // neighbours behind. Groups take the rows of a token in turn: queries, keys, values. CTAs share a token where tokens are
-// few. The kernel is bound by the latency of memory, so a lane asks for its part of a row before it needs it: of the first
-// row before the angles are known, of each next one before the one before it is computed. Slots beyond the cache are skipped; positions beyond the table are those of its ends.
+// few; where there are many, a CTA takes tokens in turn. The kernel is bound by the latency of memory: a position is waited
+// for, and then the angles there. So a lane asks for the rows and the angles of its next token before it computes those of
+// this one, and for slot and position of the one behind; they come to shared memory, since registers for them would leave
+// fewer CTAs. Slots beyond the cache are skipped; positions beyond the table are those of its ends.
 //
 // With 32 and 8 heads of 128 in bf16 a token moves 12 KiB in and 12 KiB out, 10 KiB out where the cache is fp8.
 //
@@ -24,6 +26,7 @@ typedef FOLIO_KV Cached;
 struct Token {
     i64 index;
     i64 slot;     // negative: not cached
+    i64 position;
     bool is_key;  // it has a key and a value
 };
 
@@ -36,38 +39,34 @@ struct Lane {
     PairAngles angles;
 };
 
-__device__ __forceinline__ Token token_of(const Params &p, i64 index) {
-    const bool is_key = index < p.append.num_tokens;
-    const i64 slot = is_key ? slot_index(p.append, index) : -1;
-    return {index, slot < p.append.num_slots ? slot : -1, is_key};
-}
-
 __device__ __forceinline__ i64 position_of(const Params &p, i64 token) {
+    if (!p.positions) return 0;
     const u64 position = integer(p.positions, p.position_bytes, token);
     return static_cast<i64>(p.offsets ? position + integer(p.offsets, p.offset_bytes, token) : position);
 }
 
+__device__ __forceinline__ i64 num_tokens(const Params &p) { return max(p.num_q_rows, p.append.num_tokens); }
+
+__device__ __forceinline__ Token token_of(const Params &p, i64 index) {
+    if (index >= num_tokens(p)) return {index, -1, 0, false};
+    const bool is_key = index < p.append.num_tokens;
+    const i64 slot = is_key ? slot_index(p.append, index) : -1;
+    return {index, slot < p.append.num_slots ? slot : -1, position_of(p, index), is_key};
+}
+
+// Where the table has the cosines or sines of a position, from pair `first` on; in elements.
+__device__ __forceinline__ i64 place_of_angles(const Params &p, i64 position, u32 first) {
+    return max(min(position, p.max_position - 1), 0ll) * p.cos_sin_stride + first;
+}
+
 // Of pairs from `first` on.
-__device__ __forceinline__ void find_angles(const Params &p, i64 token, u32 first, u32 count, PairAngles &angles) {
-    i64 position = position_of(p, token);
-    if (!p.cos) {
+__device__ __forceinline__ void compute_angles(const Params &p, i64 position, u32 first, PairAngles &angles) {
 #pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) {
-            // Modulo 2^64, which is one turn. Half turns from -1 to 1:
-            const u64 turns = static_cast<u64>(position) * p.turns[min(first + i, FOLIO_MOST_PAIRS - 1u)];
-            const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
-            sincospif(halves, &angles.sin[i], &angles.cos[i]);
-        }
-        return;
-    }
-    position = max(min(position, p.max_position - 1), 0ll);
-    const i64 at = position * p.cos_sin_stride + first;
-    if (p.cos_sin_dtype == FOLIO_F32) {
-        load_angles<f32>(angles.cos, static_cast<const float *>(p.cos) + at, count, p.vectors);
-        load_angles<f32>(angles.sin, static_cast<const float *>(p.sin) + at, count, p.vectors);
-    } else {
-        load_angles<Source>(angles.cos, static_cast<const Source::Storage *>(p.cos) + at, count, p.vectors);
-        load_angles<Source>(angles.sin, static_cast<const Source::Storage *>(p.sin) + at, count, p.vectors);
+    for (u32 i = 0; i < VECTOR; i++) {
+        // Modulo 2^64, which is one turn. Half turns from -1 to 1:
+        const u64 turns = static_cast<u64>(position) * p.turns[min(first + i, FOLIO_MOST_PAIRS - 1u)];
+        const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
+        sincospif(halves, &angles.sin[i], &angles.cos[i]);
     }
 }
 
@@ -96,12 +95,13 @@ __device__ __forceinline__ Lane lane_of(const Params &p) {
 
 template <class T>
 __device__ __forceinline__ void scale_by(RowPieces &pieces, float factor, const void *weight, bool vectors) {
-    RowPieces weights = pieces;
-    weights.load<T>(static_cast<const typename T::Storage *>(weight), vectors);
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
+        const u32 count = pieces.count[half];
+        Piece<T> weights;
+        weights.load(static_cast<const typename T::Storage *>(weight) + pieces.begin[half], count, vectors && count > 0);
 #pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights.x[half][i];
+        for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights[i];
     }
 }
 
@@ -125,6 +125,58 @@ __device__ __forceinline__ void normalise(const Params &p, Lane &lane, const voi
 
 typedef RowPieces::Fetched<Source> Fetched;
 
+// Rows that a lane has asked for at a time. With 32 and 8 heads of 128 they are all that it has of a token.
+constexpr u32 ROWS_AT_ONCE = sizeof(Source::Storage) == 4 ? 1 : 3;
+
+constexpr u32 WARP = 32, WARPS = FOLIO_THREADS / WARP;
+
+__device__ __forceinline__ void fetch_vector(uint4 &target, const uint4 *source, bool is_there) {
+    cp_async<16>(shared_address(&target), source, is_there ? 16 : 0);
+}
+
+// Parts of rows and angles that are on their way to shared memory.
+struct Staged {
+    static constexpr u32 VECTORS = VECTOR * sizeof(Source::Storage) / 16;
+    uint4 rows[ROWS_AT_ONCE][2][VECTORS][FOLIO_THREADS];  // each lane's own
+    uint4 angles[WARPS][2][2][WARP];                      // cosines and sines, fp32 or half as many; for a warp's first group
+
+    // Asks for half a part; for nothing where it is absent.
+    __device__ __forceinline__ void fetch(u32 row, u32 half, const Source::Storage *source, bool is_there) {
+#pragma unroll
+        for (u32 i = 0; i < VECTORS; i++) {
+            fetch_vector(rows[row][half][i][threadIdx.x], reinterpret_cast<const uint4 *>(source) + i, is_there);
+        }
+    }
+
+    __device__ __forceinline__ Fetched take(u32 row) const {
+        Fetched out;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+#pragma unroll
+            for (u32 i = 0; i < VECTORS; i++) {
+                out.halves[half].elements.vectors[i] = rows[row][half][i][threadIdx.x];
+            }
+        }
+        return out;
+    }
+
+    // Cosines are plane 0, sines plane 1.
+    __device__ __forceinline__ void fetch_angles(u32 plane, u32 lane, const void *source, u32 vectors) {
+        for (u32 i = 0; i < vectors; i++) {
+            fetch_vector(angles[threadIdx.x / WARP][plane][i][lane], static_cast<const uint4 *>(source) + i, true);
+        }
+    }
+
+    template <class T>
+    __device__ __forceinline__ void take_angles(u32 plane, u32 lane, float (&out)[VECTOR]) const {
+        Elements<VECTOR, T> in;
+#pragma unroll
+        for (u32 i = 0; i < sizeof(in.vectors) / 16; i++) in.vectors[i] = angles[threadIdx.x / WARP][plane][i][lane];
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) out[i] = T::load(in.x[i]);
+    }
+};
+
 // A row, normalised and rotated, in the lanes of its group. All of it is read before any of it is written, where the
 // norm needs it, and otherwise what a lane writes is what it has read.
 __device__ __forceinline__ void compute_row(const Params &p, Lane &lane, const Fetched &row, const void *weight,
@@ -145,28 +197,103 @@ __device__ __forceinline__ bool is_value(const Params &p, u32 row) {
     return row >= p.num_q_heads + p.append.num_kv_heads;
 }
 
-// Asks for a query or a key, if it is wanted.
-__device__ __forceinline__ Fetched fetch_row(const Params &p, const Token &token, u32 row, const Lane &lane) {
-    if (is_query(p, row) && token.index < p.num_q_rows) {
-        return lane.pieces.fetched<Source>(row_of<Source>(p.q, token.index, row), p.vectors);
-    }
-    if (!is_query(p, row) && !is_value(p, row) && token.is_key) {
-        const u32 head = row - p.num_q_heads;
-        return lane.pieces.fetched<Source>(row_of<Source>(p.append.k.source, token.index, head), p.vectors);
-    }
-    return Fetched();
+// Pieces of a value, which lanes take in turn: a lane has up to two of them at hand, as it has of queries and keys.
+typedef AppendPiece<VECTOR, Source, Cached> ValuePiece;
+
+__device__ __forceinline__ bool values_are_fetched(const Params &p, const Lane &lane) {
+    return p.append.vectors && p.append.v.pieces.divisor <= 2 * lane.count;
 }
 
-__device__ __forceinline__ void query(const Params &p, const Token &token, u32 head, const Fetched &row, Lane &lane) {
+template <class F>
+__device__ __forceinline__ void each_value_piece(const FolioAppendTensor &v, u32 head, const Lane &lane, const F &f) {
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 i = lane.index + half * lane.count;
+        if (i < v.pieces.divisor) f(half, ValuePiece(v, head * v.pieces.divisor + i));
+    }
+}
+
+// Whether the table's angles come through shared memory.
+__device__ __forceinline__ bool angles_are_fetched(const Params &p) { return p.cos && p.vectors; }
+
+__device__ __forceinline__ void fetch_angles(const Params &p, const Token &token, const Lane &lane, Staged &staged) {
+    // One group asks for all of its warp.
+    if (!angles_are_fetched(p) || !lane.is_rotated || threadIdx.x % WARP >= lane.count) return;
+    const i64 at = place_of_angles(p, token.position, VECTOR * lane.index);
+    const u32 bytes = p.cos_sin_dtype == FOLIO_F32 ? 4 : sizeof(Source::Storage);
+    staged.fetch_angles(0, lane.index, static_cast<const u8 *>(p.cos) + at * bytes, bytes * VECTOR / 16);
+    staged.fetch_angles(1, lane.index, static_cast<const u8 *>(p.sin) + at * bytes, bytes * VECTOR / 16);
+}
+
+template <class T>
+__device__ __forceinline__ void take_angles(const Params &p, const Token &token, Lane &lane, const Staged &staged) {
+    if (angles_are_fetched(p)) {
+        staged.take_angles<T>(0, lane.index, lane.angles.cos);
+        staged.take_angles<T>(1, lane.index, lane.angles.sin);
+        return;
+    }
+    const u32 first = VECTOR * lane.index, count = min(VECTOR, p.rotary_dim / 2 - first);
+    const i64 at = place_of_angles(p, token.position, first);
+    load_angles<T>(lane.angles.cos, static_cast<const typename T::Storage *>(p.cos) + at, count, false);
+    load_angles<T>(lane.angles.sin, static_cast<const typename T::Storage *>(p.sin) + at, count, false);
+}
+
+__device__ __forceinline__ void find_angles(const Params &p, const Token &token, Lane &lane, const Staged &staged) {
+    if (!lane.is_rotated) return;
+    if (!p.cos) {
+        compute_angles(p, token.position, VECTOR * lane.index, lane.angles);
+    } else if (p.cos_sin_dtype == FOLIO_F32) {
+        take_angles<f32>(p, token, lane, staged);
+    } else {
+        take_angles<Source>(p, token, lane, staged);
+    }
+}
+
+// A query's or a key's row.
+__device__ __forceinline__ const Source::Storage *rotated_row(const Params &p, const Token &token, u32 row) {
+    if (is_query(p, row)) return row_of<Source>(p.q, token.index, row);
+    return row_of<Source>(p.append.k.source, token.index, row - p.num_q_heads);
+}
+
+// Asks for a row, if it is wanted and moves in vectors.
+__device__ __forceinline__ void fetch_row(const Params &p, const Token &token, u32 row, const Lane &lane, u32 at,
+                                          Staged &staged) {
+    const u32 heads = p.append.num_kv_heads;
+    if (row >= p.num_q_heads + 2 * heads) return;
+    if (is_value(p, row)) {
+        if (!token.is_key || !values_are_fetched(p, lane)) return;
+        each_value_piece(p.append.v, row - p.num_q_heads - heads, lane, [&](u32 half, const ValuePiece &piece) {
+            staged.fetch(at, half, piece.source(p.append.v, token.index), true);
+        });
+    } else if (p.vectors && (is_query(p, row) ? token.index < p.num_q_rows : token.is_key)) {
+        const Source::Storage *const source = rotated_row(p, token, row);
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            staged.fetch(at, half, source + lane.pieces.begin[half], lane.pieces.count[half] > 0);
+        }
+    }
+}
+
+// What was asked for, or what does not move in vectors.
+__device__ __forceinline__ Fetched fetched_row(const Params &p, const Token &token, u32 row, const Lane &lane, u32 at,
+                                               const Staged &staged) {
+    if (p.vectors) return staged.take(at);
+    return lane.pieces.fetched<Source>(rotated_row(p, token, row), false);
+}
+
+// `in` gives the row as it came.
+template <class In>
+__device__ __forceinline__ void query(const Params &p, const Token &token, u32 head, const In &in, Lane &lane) {
     if (token.index >= p.num_q_rows) return;
-    compute_row(p, lane, row, p.q_weight, p.q_weight_dtype);
+    compute_row(p, lane, in(), p.q_weight, p.q_weight_dtype);
     store_row<Source>(lane.pieces, row_of<Source>(p.q_out, token.index, head), p.vectors);
 }
 
-__device__ __forceinline__ void key(const Params &p, const Token &token, u32 head, const Fetched &row, Lane &lane) {
+template <class In>
+__device__ __forceinline__ void key(const Params &p, const Token &token, u32 head, const In &in, Lane &lane) {
     if (!token.is_key || (token.slot < 0 && !p.key_out.data)) return;
     const FolioAppendTensor &k = p.append.k;
-    compute_row(p, lane, row, p.k_weight, p.k_weight_dtype);
+    compute_row(p, lane, in(), p.k_weight, p.k_weight_dtype);
     if (p.key_out.data) store_row<Source>(lane.pieces, row_of<Source>(p.key_out, token.index, head), p.vectors);
     if (token.slot < 0) return;
     if constexpr (Cached::IS_FP8) {
@@ -179,7 +306,7 @@ __device__ __forceinline__ void key(const Params &p, const Token &token, u32 hea
 }
 
 template <u32 N>
-__device__ __forceinline__ void value(const Params &p, const Token &token, u32 head, const Lane &lane) {
+__device__ __forceinline__ void copy_value(const Params &p, const Token &token, u32 head, const Lane &lane) {
     const FolioAppendTensor &v = p.append.v;
     const CacheSlot slot = place(p.append, token.slot);
     for (u32 i = lane.index; i < v.pieces.divisor; i += lane.count) {
@@ -188,41 +315,92 @@ __device__ __forceinline__ void value(const Params &p, const Token &token, u32 h
     }
 }
 
-__device__ __forceinline__ void append_token(const Params &p, const Token &token, u32 block) {
-    Lane lane = lane_of(p);
-    const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
-    const u32 groups = FOLIO_THREADS >> p.log2_lanes, step = p.blocks_of_token.divisor * groups;
-    u32 row = block * groups + (threadIdx.x >> p.log2_lanes);
-    Fetched next = fetch_row(p, token, row, lane);
-    if (lane.is_rotated) {
-        const u32 pairs = p.rotary_dim / 2, first = VECTOR * lane.index;
-        find_angles(p, token.index, first, min(VECTOR, pairs - first), lane.angles);
-    }
-#pragma unroll 1
-    for (; row < rows; row += step) {
-        const Fetched current = next;
-        next = fetch_row(p, token, row + step, lane);
-        if (is_query(p, row)) {
-            query(p, token, row, current, lane);
-        } else if (!is_value(p, row)) {
-            key(p, token, row - p.num_q_heads, current, lane);
-        } else if (token.slot >= 0) {
-            const u32 head = row - p.num_q_heads - heads;
-            if (p.append.vectors) {
-                value<VECTOR>(p, token, head, lane);
-            } else {
-                value<1>(p, token, head, lane);
-            }
-        }
+__device__ __forceinline__ void value(const Params &p, const Token &token, u32 head, u32 at, const Staged &staged,
+                                      const Lane &lane) {
+    if (token.slot < 0) return;
+    if (values_are_fetched(p, lane)) {
+        const CacheSlot slot = place(p.append, token.slot);
+        const Fetched row = staged.take(at);
+        each_value_piece(p.append.v, head, lane, [&](u32 half, const ValuePiece &piece) {
+            piece.store(p.append.v, slot, row.halves[half].elements);
+        });
+    } else if (p.append.vectors) {
+        copy_value<VECTOR>(p, token, head, lane);
+    } else {
+        copy_value<1>(p, token, head, lane);
     }
 }
 
+// The rows that a CTA's groups take of a token at a time.
+struct Unit {
+    Token token;
+    u32 first;  // row of this lane's group
+
+    __device__ __forceinline__ void fetch(const Params &p, const Lane &lane, u32 step, Staged &staged) const {
+#pragma unroll 1
+        for (u32 at = 0; at < ROWS_AT_ONCE; at++) fetch_row(p, token, first + at * step, lane, at, staged);
+        fetch_angles(p, token, lane, staged);
+    }
+
+    __device__ __forceinline__ void compute(const Params &p, Lane &lane, u32 step, const Staged &staged) const {
+        const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
+        find_angles(p, token, lane, staged);
+#pragma unroll 1
+        for (u32 at = 0, row = first; at < ROWS_AT_ONCE && row < rows; at++, row += step) {
+            const auto in = [&] { return fetched_row(p, token, row, lane, at, staged); };
+            if (is_query(p, row)) {
+                query(p, token, row, in, lane);
+            } else if (!is_value(p, row)) {
+                key(p, token, row - p.num_q_heads, in, lane);
+            } else {
+                value(p, token, row - p.num_q_heads - heads, at, staged, lane);
+            }
+        }
+    }
+};
+
+// A block's share of some tokens: `part` of the rows of every `stride`-th token.
+__device__ __forceinline__ void append_tokens(const Params &p, i64 first_token, i64 stride, u32 part,
+                                              Staged (&staged)[2]) {
+    Lane lane = lane_of(p);
+    const u32 rows = p.num_q_heads + 2 * p.append.num_kv_heads;
+    const u32 groups = FOLIO_THREADS >> p.log2_lanes, step = p.blocks_of_token.divisor * groups;
+    // All lanes go the same way: a group without rows of its own takes part.
+    const u32 first = part * groups + (threadIdx.x >> p.log2_lanes), base = part * groups;
+    Unit unit = {token_of(p, first_token), first};
+    Token upcoming = token_of(p, first_token + stride);
+    unit.fetch(p, lane, step, staged[0]);
+    cp_async_commit();
+#pragma unroll 1
+    for (u32 n = 0;; n ^= 1) {
+        Unit next = {unit.token, unit.first + ROWS_AT_ONCE * step};
+        if (next.first - first + base >= rows) {
+            next = {upcoming, first};
+            upcoming = token_of(p, upcoming.index + stride);
+        }
+        const bool is_last = next.token.index >= num_tokens(p);
+        if (!is_last) next.fetch(p, lane, step, staged[n ^ 1]);
+        cp_async_commit();
+        cp_async_wait<1>();
+        __syncwarp();  // a group asked for the angles of all
+        unit.compute(p, lane, step, staged[n]);
+        if (is_last) return;
+        __syncwarp();  // all have read what is written next
+        unit = next;
+    }
+}
+
+// CTAs of a multiprocessor, which src/cuda/ops/rope_append.rs launches where tokens are many.
+constexpr u32 BLOCKS = 5;
+
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::BLOCKS)
     folio_rope_append(const __grid_constant__ FolioRopeAppendParams p) {
     using namespace folio;
+    __shared__ Staged staged[2];
+    allow_dependents();  // what attends to the tokens prepares itself meanwhile
     wait_for_prerequisites();
-    const u32 token = divide(blockIdx.x, p.blocks_of_token);
-    append_token(p, token_of(p, token), blockIdx.x - token * p.blocks_of_token.divisor);
+    const u32 token = divide(blockIdx.x, p.blocks_of_token), stride = divide(gridDim.x, p.blocks_of_token);
+    append_tokens(p, token, stride, blockIdx.x - token * p.blocks_of_token.divisor, staged);
 }

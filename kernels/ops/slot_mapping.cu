@@ -1,15 +1,19 @@
-// Finds the slots and positions of new tokens. Some blocks take a request; those of the last one also fill what is left.
-#include "core/integers.cuh"
+// Finds the slots and positions of new tokens, and fills what is left of the outputs. A thread takes a token.
+#include "core/starts.cuh"
 
 namespace folio {
 
 typedef FolioSlotMappingParams Params;
 
 // The new tokens of a request.
-__device__ __forceinline__ i64 count_of(const Params &p, u32 b) {
-    if (p.qo_len.data) return length(p.qo_len, b);
-    return clamp(length(p.qo_indptr, b + 1) - length(p.qo_indptr, b), MOST_INT32);
-}
+struct Count {
+    const Params &p;
+
+    __device__ __forceinline__ i64 operator()(u32 b) const {
+        if (p.qo_len.data) return length(p.qo_len, b);
+        return clamp(length(p.qo_indptr, b + 1) - length(p.qo_indptr, b), MOST_INT32);
+    }
+};
 
 __device__ __forceinline__ void put_token(const Params &p, i64 at, i64 slot, i64 position) {
     put_id(p.slot_mapping, 0, at, slot);
@@ -22,24 +26,23 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     folio_slot_mapping(const __grid_constant__ FolioSlotMappingParams p) {
     using namespace folio;
     wait_for_prerequisites();
-    const u32 b = blockIdx.x / p.parts, part = blockIdx.x % p.parts;
-    const bool is_request = b < p.batch_size, is_last = b + 1 >= p.batch_size;
-    const i64 count = is_request ? count_of(p, b) : 0, num_tokens = p.slot_mapping.columns;
-    const i64 first = part * FOLIO_THREADS, step = p.parts * FOLIO_THREADS;
-    if (first >= count && !is_last) return;
-    i64 begin = 0;
-    if (p.qo_len.data) {
-        begin = sum_before(b, [&](u32 other) { return count_of(p, other); });
-    } else if (is_request) {
-        begin = length(p.qo_indptr, b);
+    const Count count = {p};
+    const Starts starts(p.batch_size, count);
+    const i64 base = p.qo_indptr.data && p.batch_size > 0 ? length(p.qo_indptr, 0) : 0, end = base + starts.total();
+    const i64 warp = threadIdx.x / LANES * gridDim.x + blockIdx.x, step = static_cast<i64>(gridDim.x) * FOLIO_THREADS;
+    for (i64 at = warp * LANES + threadIdx.x % LANES; at < p.slot_mapping.columns; at += step) {
+        if (at < base) continue;
+        if (at >= end) {
+            put_token(p, at, -1, -1);
+            continue;
+        }
+        i64 begin;
+        u32 b = starts.at_or_before(at - base, begin);
+        i64 own = count(b);
+#pragma unroll 1
+        for (; at - base >= begin + own; own = count(++b)) begin += own;
+        const i64 row = row_of(p.rows, b), position = length(p.kv_len, b) - own + (at - base - begin);
+        const bool is_there = row >= 0 && position >= 0 && position < tokens_of_row(p.rows);
+        put_token(p, at, is_there ? slot_of(p.rows, row, static_cast<u32>(position)) : -1, position);
     }
-    const i64 row = is_request ? row_of(p.rows, b) : -1;
-    const i64 most = tokens_of_row(p.rows), skipped = is_request ? length(p.kv_len, b) - count : 0;
-    for (i64 i = first + threadIdx.x; i < count && begin + i < num_tokens; i += step) {
-        const i64 position = skipped + i;
-        const bool is_there = row >= 0 && position >= 0 && position < most;
-        put_token(p, begin + i, is_there ? slot_of(p.rows, row, static_cast<u32>(position)) : -1, position);
-    }
-    if (!is_last) return;
-    for (i64 i = begin + count + first + threadIdx.x; i < num_tokens; i += step) put_token(p, i, -1, -1);
 }

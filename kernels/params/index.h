@@ -34,14 +34,14 @@ struct FolioKvIndicesParams {
     FolioIntegers kv_indptr, kv_indices, last_page_len;  // the last one or null
     FolioDivisor page_size;                              // tokens per index
     folio_u32 window;                                    // 0: none
-    folio_u32 batch_size, parts;                         // blocks of a request
+    folio_u32 batch_size, reserved;
 };
 
 // kernels/ops/block_table.cu.
 struct FolioBlockTableParams {
     FolioIntegers kv_indptr, kv_indices, block_table;
     folio_i32 fill;
-    folio_u32 batch_size, parts;  // blocks of a row
+    folio_u32 batch_size, parts;  // warps of a row
     folio_u32 reserved;
 };
 
@@ -50,7 +50,7 @@ struct FolioSlotMappingParams {
     FolioTokenRows rows;
     FolioIntegers qo_indptr, qo_len;                // one of them null
     FolioIntegers kv_len, slot_mapping, positions;  // the last one or null
-    folio_u32 batch_size, parts;                    // blocks of a request
+    folio_u32 batch_size, reserved;
 };
 
 // src/problem/index.rs: DraftSlots.
@@ -64,7 +64,7 @@ struct FolioDraftKvIndicesParams {
     folio_u32 num_steps;    // that branches have slots for
     folio_u32 slot_layout;  // FolioDraftSlots
     folio_u32 page_size;
-    folio_u32 parts;  // blocks of a branch
+    folio_u32 parts;  // blocks of a step
 };
 
 // The numbers of src/cuda/index_params.rs.

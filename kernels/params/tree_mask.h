@@ -21,8 +21,8 @@ struct FolioTreeMaskParams {
     void *positions, *next_token, *next_sibling;  // [num_tokens]
     folio_i64 bytes_room, bits_room, tree_room;   // bytes of the three masks
     folio_u32 num_tokens, batch_size, tree_size, row_bytes;
-    folio_u32 wide;  // FolioTreeMaskWide
-    folio_u32 reserved;
+    folio_u32 wide;   // FolioTreeMaskWide
+    folio_u32 parts;  // blocks of a tree
 };
 
 // The numbers of src/cuda/tree_mask_params.rs.

@@ -59,7 +59,7 @@ pub struct KvIndicesParams {
     pub page_size: Divisor,
     pub window: u32,
     pub batch_size: u32,
-    pub parts: u32,
+    pub reserved: u32,
 }
 
 /// `FolioBlockTableParams`.
@@ -88,7 +88,7 @@ pub struct SlotMappingParams {
     pub slot_mapping: Integers,
     pub positions: Integers,
     pub batch_size: u32,
-    pub parts: u32,
+    pub reserved: u32,
 }
 
 /// `FolioDraftKvIndicesParams`.

@@ -31,7 +31,7 @@ pub struct TreeMaskParams {
     pub tree_size: u32,
     pub row_bytes: u32,
     pub wide: u32,
-    pub reserved: u32,
+    pub parts: u32,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/tree_mask.h`.

@@ -57,6 +57,21 @@ fn shapes() -> Vec<Copying> {
             lead: 3,
             ..plain()
         },
+        // Several pages of a piece, and pages that are a piece and a bit.
+        Copying {
+            dtype: DType::U8,
+            k_page: [1, 1, 656],
+            v_page: Some([1, 1, 48]),
+            num_pages: [3000, 2000],
+            num_pairs: 1500,
+            ..plain()
+        },
+        Copying {
+            dtype: DType::U8,
+            k_page: [1, 1, 2064],
+            v_page: None,
+            ..plain()
+        },
         Copying {
             dtype: DType::F8E4M3,
             k_page: [16, 8, 128],

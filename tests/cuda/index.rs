@@ -16,8 +16,34 @@ use folio::problem::{
 
 const INTEGERS: [DType; 2] = [DType::I32, DType::I64];
 
-/// Batches that are empty, small, around a block's threads, and larger than all of a device's blocks.
-const BATCHES: [usize; 8] = [0, 1, 37, 255, 256, 257, 1786, 5000];
+/// Batches that are empty, small, around a block's threads, and of several requests for each of them.
+const BATCHES: [usize; 8] = [0, 1, 37, 1023, 1024, 1025, 1786, 5000];
+
+/// How lengths are spread over a batch.
+#[derive(Debug, Clone, Copy)]
+enum Spread {
+    Evenly,
+    /// Most requests are empty, many neighbours of each other.
+    MostlyEmpty,
+    /// One request has nearly everything.
+    OneLong,
+}
+
+impl Spread {
+    fn of(self, mut lengths: Vec<i64>, most: i64) -> Vec<i64> {
+        let requests = lengths.len();
+        for (b, length) in lengths.iter_mut().enumerate() {
+            match self {
+                Spread::Evenly => {}
+                Spread::MostlyEmpty if b % 40 == 7 => {}
+                Spread::MostlyEmpty => *length = 0,
+                Spread::OneLong if b == requests / 3 => *length = most,
+                Spread::OneLong => *length = (*length).min(b as i64 % 3),
+            }
+        }
+        lengths
+    }
+}
 
 /// A number below `end` for each request.
 fn below(end: i64, requests: usize, seed: u64) -> Vec<i64> {
@@ -62,19 +88,22 @@ pub fn batch_lengths() {
 pub fn kv_indices() {
     let device = session();
     for requests in BATCHES {
-        for (columns, page_size, listed, window) in [
-            (4096, 1, 0, 0),
-            (4096, 1, 0, 1000),
-            (130, 16, 0, 0),
-            (130, 16, 1, 0),
-            (64, 16, 64, 100),
-            (1100, 1, 64, 0),
+        for (columns, page_size, listed, window, spread) in [
+            (4096, 1, 0, 0, Spread::Evenly),
+            (4096, 1, 0, 1000, Spread::OneLong),
+            (130, 16, 0, 0, Spread::Evenly),
+            (130, 16, 0, 0, Spread::MostlyEmpty),
+            (130, 16, 1, 0, Spread::Evenly),
+            (130, 16, 1, 0, Spread::MostlyEmpty),
+            (130, 16, 1, 0, Spread::OneLong),
+            (64, 16, 64, 100, Spread::Evenly),
+            (1100, 1, 64, 0, Spread::Evenly),
         ] {
             // What the test itself computes grows with the tokens.
             let columns = columns / (1 + requests as i64 / 500);
             let rows = rows(requests, columns, page_size);
             let tokens = columns * i64::from(page_size);
-            let kv_len = below(tokens + 1, requests, 3);
+            let kv_len = spread.of(below(tokens + 1, requests, 3), tokens);
             let start = |(len, part): (&i64, i64)| len * part / 4;
             let starts = kv_len.iter().zip(below(5, requests, 4)).map(start);
             let listing = Listing {
@@ -99,7 +128,7 @@ pub fn kv_indices() {
 pub fn block_table() {
     let device = session();
     for requests in BATCHES {
-        for (columns, dtypes) in [(40, INTEGERS), (9000, [DType::I64, DType::I32])] {
+        for (columns, fill, dtypes) in [(40, -1, INTEGERS), (9000, -7, [DType::I64, DType::I32])] {
             let columns = columns / (1 + requests as i64 / 20);
             let counts = below(columns + 1, requests, 3);
             // int64 lists have ids that an int32 table cannot hold.
@@ -110,7 +139,7 @@ pub fn block_table() {
                     .collect(),
                 columns,
                 spare_rows: 3,
-                fill: -1,
+                fill,
                 gap: 5,
                 dtypes,
             };
@@ -123,10 +152,15 @@ pub fn slot_mapping() {
     let device = session();
     assert_eq!(check_far_slots(&*device, &DeviceMemory), Ok(()));
     for requests in BATCHES {
-        for (columns, page_size, by_len) in [(300, 1, false), (20, 16, true), (40, 24, false)] {
+        for (columns, page_size, by_len, spread) in [
+            (300, 1, false, Spread::Evenly),
+            (20, 16, true, Spread::Evenly),
+            (20, 16, true, Spread::MostlyEmpty),
+            (40, 24, false, Spread::OneLong),
+        ] {
             let rows = rows(requests, columns, page_size);
             let tokens = columns * i64::from(page_size);
-            let all = below(tokens + 1, requests, 7);
+            let all = spread.of(below(tokens + 1, requests, 7), tokens);
             let new = |len: &i64| [len % 9, *len];
             let mut batch: Vec<[i64; 2]> = all.iter().map(new).collect();
             if let Some(request) = batch.first_mut() {
@@ -168,7 +202,7 @@ fn drafts(requests: usize, slots: DraftSlots, num_steps: u32) -> Drafts {
 
 pub fn draft_kv_indices() {
     let device = session();
-    for requests in [0, 1, 37, 300] {
+    for requests in [0, 1, 37, 300, 1025] {
         for (slots, num_steps) in [
             (DraftSlots::StepMajor, 0),
             (DraftSlots::BranchMajor, 5),

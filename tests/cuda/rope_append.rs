@@ -108,16 +108,16 @@ pub fn rope_append() {
     }
 }
 
-/// One token, whose rows several CTAs share, and many, of which each has one CTA.
+/// One token, whose rows several CTAs share, and many, of which each has one CTA; more heads than a lane has at a time.
 pub fn rope_append_of_one_and_of_many() {
     let device = session();
-    for num_tokens in [1, 1500] {
+    for (num_tokens, q_heads, heads) in [(1, 32, 8), (1500, 32, 8), (1300, 71, 9)] {
         let append = RopeAppend {
             source: DType::BF16,
             cache: DType::F8E4M3,
             as_bytes: false,
-            queries: Some((32, 0, true)),
-            heads: 8,
+            queries: Some((q_heads, 0, true)),
+            heads,
             dim: 128,
             dim_vo: 128,
             page_size: 16,

@@ -29,6 +29,11 @@ pub fn tree_mask() {
         (vec![6; 40], lens[..40].to_vec()),
         (vec![64, 33, 0, 16], vec![1000, 0, 7, 5003]),
         (vec![32; 3], vec![31, 32, 33]),
+        // Whole tiles and parts of one, with rows that begin at any bit of a store.
+        (
+            vec![16, 17, 48, 7, 31, 65],
+            vec![127, 128, 129, 1025, 250, 383],
+        ),
         (vec![1024], vec![129]),
         (vec![1500, 700, 1030], vec![3, 0, 17]),
         (many, lens),

@@ -54,8 +54,8 @@ fn on_host(numbers: &[[i32; 2]]) -> Tensor {
 
 fn assert_pages(launched: &Launched, name: &str, pairs: u32) {
     assert_eq!(launched.name(), name);
-    // 16 pieces of 2 KiB for a page of k and 9 for one of v; a warp takes each.
-    let blocks = (pairs * 25).div_ceil(4);
+    // 32 pieces of 1 KiB for a page of k and 18 for one of v; a warp takes each.
+    let blocks = (pairs * 50).div_ceil(4);
     assert_eq!(
         (launched.grid, launched.block),
         ([blocks, 1, 1], [128, 1, 1])
@@ -68,8 +68,8 @@ fn assert_params(p: &KvCopyParams, pairs: u32, unit: u32) {
     assert_eq!([p.k.src_stride, p.k.dst_stride], [65536; 2]);
     assert_eq!([p.v.src_stride, p.v.dst_stride], [36864; 2]);
     assert_eq!([p.k.page_bytes, p.v.page_bytes], [32768, 18432]);
-    assert_eq!((p.k.pieces, p.v.pieces), (16, 9));
-    assert_eq!((p.num_pieces, divides(60, p.pair_pieces)), (25 * pairs, 2));
+    assert_eq!((p.k.pieces, p.v.pieces), (32, 18));
+    assert_eq!((p.num_pieces, divides(120, p.pair_pieces)), (50 * pairs, 2));
     assert_eq!((p.src_pages, p.dst_pages), (40, 30));
     assert_eq!(p.unit_bytes, unit);
 }
@@ -107,7 +107,7 @@ pub fn by_a_tensor() {
     };
     copy(&context, &skew, OURS).unwrap();
     let p: KvCopyParams = recorder.launches()[0].params();
-    assert_eq!((p.k.pieces, p.v.pieces, p.unit_bytes), (164, 0, 2));
+    assert_eq!((p.k.pieces, p.v.pieces, p.unit_bytes), (328, 0, 2));
     // Nothing to copy.
     recorder.forget();
     copy(&context, &args(at(PAIRS, DType::I32, &[0, 2], None)), OURS).unwrap();
@@ -148,7 +148,7 @@ pub fn by_a_list() {
         .iter()
         .flat_map(|launched| {
             let list: KvCopyList = launched.params();
-            let count = list.copy.num_pieces as usize / 16;
+            let count = list.copy.num_pieces as usize / 32;
             list.pairs[..count].to_vec()
         })
         .collect();

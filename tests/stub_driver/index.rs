@@ -83,7 +83,12 @@ fn launched<A>(
     operator(&context, args, CAPTURED).unwrap();
     let mut launches = recorder.launches();
     assert_eq!((launches.len(), launches[0].name()), (1, name));
-    assert_eq!(launches[0].block, [256, 1, 1]);
+    let threads = if name == "folio_block_table" {
+        256
+    } else {
+        1024
+    };
+    assert_eq!(launches[0].block, [threads, 1, 1]);
     launches.remove(0)
 }
 
@@ -94,15 +99,15 @@ pub fn batch_lengths() {
         qo_len: i32s(LENS, 500),
         cached_len: Some(at(STARTS, DType::I64, &[500, 1], None)),
         encoder_len: None,
-        qo_indptr: Some(i32s(INDPTR, 513)),
+        qo_indptr: Some(i32s(INDPTR, 1025)),
         kv_len: None,
         kv_indptr: Some(i64s(LIST, 501)),
         row_kind: None,
     };
     let operator = api::batch_lengths;
     let launch = launched(&recorder, "folio_batch_lengths", operator, &args);
-    // A thread for each of 513 numbers.
-    assert_eq!(launch.grid, [3, 1, 1]);
+    // A thread for each of 1025 numbers.
+    assert_eq!(launch.grid, [2, 1, 1]);
     let p: BatchLengthsParams = launch.params();
     assert_eq!(
         (p.qo_len, p.cached_len),
@@ -110,7 +115,7 @@ pub fn batch_lengths() {
     );
     assert_eq!(
         (p.qo_indptr, p.kv_indptr),
-        (of(INDPTR, 513, 4), of(LIST, 501, 8))
+        (of(INDPTR, 1025, 4), of(LIST, 501, 8))
     );
     let absent = Integers::default();
     assert_eq!([p.encoder_len, p.kv_len, p.row_kind], [absent; 3]);
@@ -144,8 +149,8 @@ pub fn kv_indices() {
         last_page_len: Some(i32s(LAST, 8)),
     };
     let launch = launched(&recorder, "folio_kv_indices", api::kv_indices, &args);
-    // 20000 indices at most, by 16 of each thread: five blocks of a request.
-    assert_eq!(launch.grid, [15, 1, 1]);
+    // 20000 indices at most, a block for each 1024, and one for lengths.
+    assert_eq!(launch.grid, [21, 1, 1]);
     let p: KvIndicesParams = launch.params();
     assert_eq!(p.rows.table, table(4096).1);
     assert_eq!(p.rows.row_ids, of(IDS, 3, 8));
@@ -157,7 +162,7 @@ pub fn kv_indices() {
     );
     assert_eq!(p.last_page_len, of(LAST, 8, 4));
     assert_eq!((divides(100, p.page_size), p.page_size.divisor), (100, 1));
-    assert_eq!((p.window, p.batch_size, p.parts), (77, 3, 5));
+    assert_eq!((p.window, p.batch_size), (77, 3));
     // As many tokens per index as per entry, and no requests: kv_indptr is still written.
     args = KvIndicesArgs {
         rows: TokenRows {
@@ -172,16 +177,17 @@ pub fn kv_indices() {
     };
     let launch = launched(&recorder, "folio_kv_indices", api::kv_indices, &args);
     let p: KvIndicesParams = launch.params();
-    assert_eq!((launch.grid, p.parts, p.batch_size), ([2, 1, 1], 2, 0));
+    assert_eq!((launch.grid, p.batch_size), ([2, 1, 1], 0));
     assert_eq!(
         (p.page_size.divisor, p.rows.row_ids),
         (16, Integers::default())
     );
-    // Where requests fill the device, one block each is enough.
+    // However many requests and indices there are, blocks are as many as the device has multiprocessors.
     args.rows.table = at(TABLE, DType::I32, &[5000, 4096], None);
     (args.kv_len, args.kv_indptr) = (i32s(LENS, 5000), i32s(INDPTR, 5001));
+    args.kv_indices = i64s(LIST, 1_000_000);
     let launch = launched(&recorder, "folio_kv_indices", api::kv_indices, &args);
-    assert_eq!(launch.grid, [5000, 1, 1]);
+    assert_eq!(launch.grid, [132, 1, 1]);
 }
 
 pub fn block_table() {
@@ -194,14 +200,15 @@ pub fn block_table() {
         fill: -7,
     };
     let launch = launched(&recorder, "folio_block_table", api::block_table, &args);
-    assert_eq!(launch.grid, [200, 1, 1]);
+    // 17 warps for 4097 columns, and eight to a block.
+    assert_eq!(launch.grid, [213, 1, 1]);
     let p: BlockTableParams = launch.params();
     assert_eq!(
         (p.kv_indptr, p.kv_indices),
         (of(INDPTR, 81, 4), of(LIST, 900, 8))
     );
     assert_eq!(p.block_table, table(4097).1);
-    assert_eq!((p.fill, p.batch_size, p.parts), (-7, 80, 2));
+    assert_eq!((p.fill, p.batch_size, p.parts), (-7, 80, 17));
 }
 
 pub fn slot_mapping() {
@@ -223,7 +230,8 @@ pub fn slot_mapping() {
             positions: Some(i32s(LAST, 8193)),
         };
         let launch = launched(&recorder, "folio_slot_mapping", api::slot_mapping, &args);
-        assert_eq!(launch.grid, [9, 1, 1]);
+        // A block for each 256 tokens.
+        assert_eq!(launch.grid, [33, 1, 1]);
         let p: SlotMappingParams = launch.params();
         assert_eq!((p.rows.table, p.rows.row_ids), (table(64).1, of(IDS, 3, 8)));
         assert_eq!(divides(50, p.rows.page_size), 2);
@@ -233,7 +241,7 @@ pub fn slot_mapping() {
             (p.slot_mapping, p.positions),
             (of(LIST, 8193, 8), of(LAST, 8193, 4))
         );
-        assert_eq!((p.batch_size, p.parts), (3, 3));
+        assert_eq!(p.batch_size, 3);
     }
 }
 
@@ -256,8 +264,8 @@ pub fn draft_kv_indices() {
         };
         let operator = api::draft_kv_indices;
         let launch = launched(&recorder, "folio_draft_kv_indices", operator, &args);
-        // Two blocks for each of three times four branches in five steps.
-        assert_eq!(launch.grid, [120, 1, 1]);
+        // Five steps share 132 multiprocessors.
+        assert_eq!(launch.grid, [130, 1, 1]);
         let p: DraftKvIndicesParams = launch.params();
         assert_eq!(
             (p.rows.table, p.rows.row_ids),
@@ -270,7 +278,7 @@ pub fn draft_kv_indices() {
         assert_eq!((p.batch_size, p.topk, p.num_steps), (3, 4, 6));
         assert_eq!(
             (p.slot_layout, p.page_size, p.parts),
-            (layout, page_size, 2)
+            (layout, page_size, 26)
         );
     }
 }

@@ -57,9 +57,9 @@ fn ragged() -> TreeMaskArgs {
 fn launched(recorder: &Recorder, blocks: u32) -> TreeMaskParams {
     let launched = recorder.launches();
     assert_eq!((launched.len(), launched[0].name()), (1, "folio_tree_mask"));
-    // A block takes a token.
+    // A block takes 32 tokens of a tree.
     let size = (launched[0].grid, launched[0].block);
-    assert_eq!(size, ([blocks, 1, 1], [128, 1, 1]));
+    assert_eq!(size, ([blocks, 1, 1], [256, 1, 1]));
     launched[0].params()
 }
 
@@ -72,7 +72,7 @@ pub fn launches() {
 
     recorder.forget();
     tree_mask(&context, &equal(), OURS).unwrap();
-    let p = launched(&recorder, 30);
+    let p = launched(&recorder, 3);
     let inputs = [p.parents, p.prefix_lens, p.qo_indptr];
     assert_eq!(inputs, [PARENTS as u64, LENS as u64, 0]);
     let masks = [p.mask_bytes, p.mask_bits, p.tree_mask, p.tree_bits];
@@ -81,13 +81,14 @@ pub fn launches() {
     assert_eq!(rows, [POSITIONS, TOKENS, SIBLINGS].map(|a| a as u64));
     assert_eq!([p.bytes_room, p.bits_room, p.tree_room], [5000, 700, 300]);
     assert_eq!((p.num_tokens, p.batch_size, p.tree_size), (30, 3, 10));
+    assert_eq!(p.parts, 1);
     assert_eq!(p.row_bytes, 2);
     assert_eq!(p.wide, WIDE_POSITIONS | WIDE_NEXT_SIBLING);
 
     // Loaded by now: a capture takes it.
     recorder.forget();
     tree_mask(&context, &ragged(), CAPTURED).unwrap();
-    let p = launched(&recorder, 77);
+    let p = launched(&recorder, 3);
     assert_eq!(
         (p.qo_indptr, p.mask_bytes, p.mask_bits),
         (ENDS as u64, 0, 0)
@@ -95,6 +96,8 @@ pub fn launches() {
     assert_eq!((p.positions, p.next_sibling), (0, 0));
     assert_eq!([p.bytes_room, p.bits_room, p.tree_room], [0, 0, 900]);
     assert_eq!((p.num_tokens, p.batch_size, p.row_bytes), (77, 3, 4));
+    // 26 tokens of a tree on average.
+    assert_eq!(p.parts, 1);
     assert_eq!(p.wide, WIDE_NEXT_TOKEN);
 }
 

@@ -110,7 +110,7 @@ pub static TREE_MASK: Keyless = Keyless {
         [row(
             "tree_mask",
             ("ops/tree_mask.cu", "folio_tree_mask"),
-            128,
+            256,
         )]
     }),
 };
@@ -122,7 +122,7 @@ pub static BATCH_LENGTHS: Keyless = Keyless {
         [row(
             "batch_lengths",
             ("ops/batch_lengths.cu", "folio_batch_lengths"),
-            256,
+            1024,
         )]
     }),
 };
@@ -134,7 +134,7 @@ pub static KV_INDICES: Keyless = Keyless {
         [row(
             "kv_indices",
             ("ops/kv_indices.cu", "folio_kv_indices"),
-            256,
+            1024,
         )]
     }),
 };
@@ -158,7 +158,7 @@ pub static SLOT_MAPPING: Keyless = Keyless {
         [row(
             "slot_mapping",
             ("ops/slot_mapping.cu", "folio_slot_mapping"),
-            256,
+            1024,
         )]
     }),
 };
@@ -170,7 +170,7 @@ pub static DRAFT_KV_INDICES: Keyless = Keyless {
         [row(
             "draft_kv_indices",
             ("ops/draft_kv_indices.cu", "folio_draft_kv_indices"),
-            256,
+            1024,
         )]
     }),
 };
@@ -189,6 +189,11 @@ impl Keyless {
     /// All rows.
     pub fn rows(&'static self) -> &'static [Row] {
         &*self.rows
+    }
+
+    /// Threads of a block.
+    pub fn threads(&'static self) -> u32 {
+        self.rows()[0].threads
     }
 
     /// The rows that run on the device.

@@ -18,7 +18,7 @@ use crate::tensor::Tensor;
 const WARP: u32 = 32;
 
 /// Units that a warp copies of a page at once: `UNITS_OF_LANE` of the kernel for each lane.
-const UNITS_OF_PIECE: i64 = 4 * WARP as i64;
+const UNITS_OF_PIECE: i64 = 2 * WARP as i64;
 
 /// The operator on one device.
 #[derive(Debug)]

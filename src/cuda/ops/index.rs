@@ -21,12 +21,15 @@ use crate::problem::{
     QueryRows, SlotMappingArgs,
 };
 
-/// Threads of a block of these kernels.
-const THREADS: i64 = 256;
-/// Numbers that a thread writes at most where more blocks are to be had.
-const NUMBERS_OF_THREAD: i64 = 16;
-/// Blocks that are enough for any device. Every block sums up the lengths before its own, so more are no gain.
-const ENOUGH_BLOCKS: i64 = 4096;
+/// Numbers for which a list gets one block more, up to one block for every multiprocessor. Every block sums up the lengths
+/// of the whole batch, so more blocks than that are no gain.
+const NUMBERS_OF_BLOCK: u64 = 1024;
+/// The same of slots and positions, each of which waits for more loads.
+const TOKENS_OF_BLOCK: u64 = 256;
+/// Columns that a warp takes where more warps are to be had: two stores of 16 bytes for each lane.
+const COLUMNS_OF_WARP: u64 = 256;
+/// Warps that fill any device several times.
+const ENOUGH_WARPS: u64 = 1 << 16;
 
 /// The operators on one device.
 #[derive(Debug)]
@@ -36,6 +39,7 @@ pub struct Index {
     block_table: KeylessKernel,
     slot_mapping: KeylessKernel,
     draft_kv_indices: KeylessKernel,
+    sm_count: u64,
 }
 
 impl Index {
@@ -48,6 +52,7 @@ impl Index {
             block_table: kernel("block_table", &BLOCK_TABLE),
             slot_mapping: kernel("slot_mapping", &SLOT_MAPPING),
             draft_kv_indices: kernel("draft_kv_indices", &DRAFT_KV_INDICES),
+            sm_count: context.device().sm_count.into(),
         }
     }
 
@@ -70,7 +75,7 @@ impl Index {
             batch_size: args.qo_len.extent(0) as u32,
             reserved: 0,
         };
-        let blocks = (longest.unwrap_or(0) as u64).div_ceil(THREADS as u64);
+        let blocks = (longest.unwrap_or(0) as u64).div_ceil(BATCH_LENGTHS.threads().into());
         // SAFETY: the kernel takes a `FolioBatchLengthsParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
         unsafe {
@@ -83,7 +88,8 @@ impl Index {
     pub fn kv_indices(&self, args: &Checked<KvIndicesArgs>, stream: Stream) -> Result<()> {
         let batch_size = args.kv_len.extent(0);
         let of_row = args.rows.tokens() / i64::from(args.page_size) + 1;
-        let parts = parts(of_row.min(args.kv_indices.extent(0)), batch_size);
+        let most = of_row.saturating_mul(batch_size);
+        let numbers = most.min(args.kv_indices.extent(0)) as u64;
         let params = KvIndicesParams {
             rows: TokenRows::of(&args.rows),
             kv_len: Integers::of(&args.kv_len),
@@ -94,20 +100,19 @@ impl Index {
             page_size: Divisor::new(args.page_size),
             window: args.window,
             batch_size: batch_size as u32,
-            parts,
+            reserved: 0,
         };
-        let of = (
-            "kv_len",
-            Workers::Blocks(batch_size.max(1) as u64 * u64::from(parts)),
-        );
+        let blocks = list_blocks(numbers, self.sm_count);
+        let of = ("kv_len", Workers::Blocks(blocks));
         // SAFETY: as above, of a `FolioKvIndicesParams`.
         unsafe { self.kv_indices.enqueue(&params, of, stream) }
     }
 
     /// Makes a block table.
     pub fn block_table(&self, args: &Checked<BlockTableArgs>, stream: Stream) -> Result<()> {
-        let rows = args.block_table.extent(0);
-        let parts = parts(args.block_table.extent(1), rows);
+        let [rows, columns] = [0, 1].map(|axis| args.block_table.extent(axis) as u64);
+        let parts = columns.div_ceil(COLUMNS_OF_WARP);
+        let parts = parts.min(ENOUGH_WARPS / rows.max(1)).max(1) as u32;
         let params = BlockTableParams {
             kv_indptr: Integers::of(&args.kv_indptr),
             kv_indices: Integers::of(&args.kv_indices),
@@ -119,7 +124,7 @@ impl Index {
         };
         let of = (
             "block_table",
-            Workers::Blocks((rows as u64).saturating_mul(parts.into())),
+            Workers::Warps(rows.saturating_mul(parts.into())),
         );
         // SAFETY: as above, of a `FolioBlockTableParams`.
         unsafe { self.block_table.enqueue(&params, of, stream) }
@@ -128,7 +133,6 @@ impl Index {
     /// Finds slots and positions.
     pub fn slot_mapping(&self, args: &Checked<SlotMappingArgs>, stream: Stream) -> Result<()> {
         let batch_size = args.kv_len.extent(0);
-        let parts = parts(args.slot_mapping.extent(0), batch_size);
         let (qo_indptr, qo_len) = match &args.queries {
             QueryRows::Indptr(indptr) => (Integers::of(indptr), Integers::default()),
             QueryRows::Len(len) => (Integers::default(), Integers::of(len)),
@@ -141,12 +145,11 @@ impl Index {
             slot_mapping: Integers::of(&args.slot_mapping),
             positions: Integers::of_any(args.positions),
             batch_size: batch_size as u32,
-            parts,
+            reserved: 0,
         };
-        let of = (
-            "kv_len",
-            Workers::Blocks(batch_size.max(1) as u64 * u64::from(parts)),
-        );
+        let tokens = args.slot_mapping.extent(0) as u64;
+        let blocks = tokens.div_ceil(TOKENS_OF_BLOCK).min(self.sm_count);
+        let of = ("slot_mapping", Workers::Blocks(blocks));
         // SAFETY: as above, of a `FolioSlotMappingParams`.
         unsafe { self.slot_mapping.enqueue(&params, of, stream) }
     }
@@ -158,11 +161,9 @@ impl Index {
         stream: Stream,
     ) -> Result<()> {
         let batch_size = args.kv_len.extent(0);
-        let steps = args.kv_indptr.extent(0);
-        let rows = (batch_size * i64::from(args.topk))
-            .max(1)
-            .saturating_mul(steps);
-        let parts = parts(args.rows.tokens().min(args.kv_indices.extent(1)), rows);
+        let steps = args.kv_indptr.extent(0) as u64;
+        let numbers = args.kv_indices.extent(1) as u64;
+        let parts = list_blocks(numbers, self.sm_count / steps.max(1)) as u32;
         let (slot_layout, page_size) = match args.slots {
             DraftSlots::StepMajor => (0, 0),
             DraftSlots::BranchMajor => (1, 0),
@@ -182,15 +183,16 @@ impl Index {
         };
         let of = (
             "kv_indptr",
-            Workers::Blocks((rows as u64).saturating_mul(parts.into())),
+            Workers::Blocks(steps.saturating_mul(parts.into())),
         );
         // SAFETY: as above, of a `FolioDraftKvIndicesParams`.
         unsafe { self.draft_kv_indices.enqueue(&params, of, stream) }
     }
 }
 
-/// Blocks that share a row of up to `numbers`, of `rows` rows.
-fn parts(numbers: i64, rows: i64) -> u32 {
-    let useful = (numbers as u64).div_ceil((THREADS * NUMBERS_OF_THREAD) as u64);
-    useful.clamp(1, (ENOUGH_BLOCKS / rows.max(1)).max(1) as u64) as u32
+/// Blocks of a list of up to `numbers`, at most `most` where that is enough for one: the last writes what there is beside
+/// the list.
+fn list_blocks(numbers: u64, most: u64) -> u64 {
+    let for_list = numbers.div_ceil(NUMBERS_OF_BLOCK).max(1);
+    for_list.min(most.saturating_sub(1).max(1)) + 1
 }

@@ -22,8 +22,9 @@ const ELEMENTS_OF_LANE: u32 = 2 * VECTOR;
 /// Threads of a group that shares a row.
 const MOST_LANES: u32 = 32;
 
-/// CTAs for every multiprocessor, below which the rows of a token are dealt to several.
-const BLOCKS_OF_MULTIPROCESSOR: u64 = 8;
+/// CTAs of every multiprocessor, `BLOCKS` of the kernel: of fewer tokens the rows are dealt to several, and of more each CTA
+/// takes some in turn.
+const BLOCKS_OF_MULTIPROCESSOR: u64 = 5;
 
 /// The operator on one device.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl RopeAppend {
         let blocks = wanted.div_ceil(tokens.max(1));
         let blocks = blocks.clamp(1, u64::from(rows.div_ceil(groups).max(1)));
         params.blocks_of_token = Divisor::new(blocks as u32);
-        let blocks = blocks_of("q", tokens.saturating_mul(blocks))?;
+        let blocks = blocks_of("q", tokens.min(wanted) * blocks)?;
         // SAFETY: the kernel takes a `FolioRopeAppendParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
         unsafe { kernel.enqueue(&current, &params, blocks, stream) }

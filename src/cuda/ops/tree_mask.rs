@@ -17,6 +17,9 @@ use crate::error::Result;
 use crate::problem::{Checked, TreeMaskArgs};
 use crate::tensor::Tensor;
 
+/// `TOKENS` of the kernel.
+const TOKENS_OF_TILE: u64 = 32;
+
 /// The operator on one device.
 #[derive(Debug)]
 pub struct TreeMask(KeylessKernel);
@@ -27,15 +30,11 @@ impl TreeMask {
         TreeMask(KeylessKernel::new("tree_mask", &TREE_MASK, loader, context))
     }
 
-    /// Enqueues a block for each token.
+    /// Enqueues blocks for each tree.
     pub fn run(&self, args: &Checked<TreeMaskArgs>, stream: Stream) -> Result<()> {
         let params = params(args);
-        // Tokens of no request have no row.
-        let tokens = match params.batch_size {
-            0 => 0,
-            _ => params.num_tokens,
-        };
-        let of = ("parents", Workers::Blocks(tokens.into()));
+        let blocks = u64::from(params.batch_size) * u64::from(params.parts);
+        let of = ("prefix_lens", Workers::Blocks(blocks));
         // SAFETY: the kernel takes a `FolioTreeMaskParams`; the addresses are the caller's tensors, whose extents `api`
         // checked, and the kernel keeps to them.
         unsafe { self.0.enqueue(&params, of, stream) }
@@ -70,6 +69,13 @@ fn params(args: &TreeMaskArgs) -> TreeMaskParams {
         tree_size: args.tree_size() as u32,
         row_bytes: args.tree_bits.map_or(0, |bits| bits.extent(1)) as u32,
         wide: wide.map(|(_, flag)| flag).sum(),
-        reserved: 0,
+        parts: parts(args),
     }
+}
+
+/// Blocks of a tree: one for each tile where trees have one size, or on average, since sizes are the device's.
+fn parts(args: &TreeMaskArgs) -> u32 {
+    let trees = args.prefix_lens.extent(0).max(1) as u64;
+    let tokens = (args.parents.extent(0) as u64).div_ceil(trees);
+    tokens.div_ceil(TOKENS_OF_TILE) as u32
 }
