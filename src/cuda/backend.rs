@@ -6,6 +6,7 @@ use super::attention::handle::CudaAttention;
 use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
+use super::ops::append_stored::AppendStored;
 use super::ops::context_parallel::ContextParallel;
 use super::ops::copy::Copy;
 use super::ops::gather::Gather;
@@ -37,6 +38,7 @@ pub struct CudaBackend {
     context: Arc<Context>,
     loader: Arc<Loader>,
     append: Append,
+    append_stored: AppendStored,
     copy: Copy,
     gather: Gather,
     rope_append: RopeAppend,
@@ -59,6 +61,7 @@ impl CudaBackend {
         let loader = Arc::new(Loader::new(&context, logger)?);
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
+            append_stored: AppendStored::new(&loader, &context),
             copy: Copy::new(&loader, &context),
             gather: Gather::new(&loader, &context),
             rope_append: RopeAppend::new(&loader, &context),
@@ -106,8 +109,10 @@ impl AttentionOps for CudaBackend {
 
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
-        only_plain(args.format())?;
-        self.append.run(args, stream)
+        match args.form {
+            CacheForm::Plain => self.append.run(args, stream),
+            _ => self.append_stored.run(args, stream),
+        }
     }
 
     fn copy(&self, args: &Checked<CopyArgs>, stream: Stream) -> Result<()> {
@@ -115,7 +120,6 @@ impl CacheOps for CudaBackend {
     }
 
     fn gather(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
-        only_plain(args.format())?;
         self.gather.run(args, stream)
     }
 

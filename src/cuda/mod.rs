@@ -23,4 +23,5 @@ pub mod params;
 pub mod plan;
 pub mod projection_params;
 pub mod rope_append_params;
+pub mod stored_params;
 pub mod tree_mask_params;

@@ -8,6 +8,7 @@ mod cascade;
 mod common;
 mod context_parallel;
 mod copy;
+mod formats;
 mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
             copy::pairs_beyond_the_tensors,
         ),
         case("copy_graph", (), copy::copy_graph),
+        case("formats_append_and_gather", (), formats::append_and_gather),
         case("gather", (), gather::gather),
         case(
             "gathers_beyond_the_tensors",
