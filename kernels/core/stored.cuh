@@ -94,6 +94,16 @@ struct StoredRow {
         return (d >> t.log2_part) * t.part_stride + (d & ((1u << t.log2_part) - 1));
     }
 
+    // The bits of element d.
+    __device__ __forceinline__ u32 element_at(u32 d) const {
+        switch (bits) {
+            case 4: return data[d / 2] >> (4 * (d & 1)) & 15;
+            case 8: return data[place(d)];
+            case 16: return reinterpret_cast<const u16 *>(data)[place(d)];
+            default: return reinterpret_cast<const u32 *>(data)[place(d)];
+        }
+    }
+
     __device__ __forceinline__ float *scale() const { return static_cast<float *>(const_cast<void *>(t.scales)) + scales; }
     __device__ __forceinline__ u8 *block_scale(u32 d) const {
         return static_cast<u8 *>(const_cast<void *>(t.scales)) + scales + d / NVFP4_BLOCK;

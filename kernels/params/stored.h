@@ -60,6 +60,17 @@ struct FolioStoredGatherParams {
     FolioStored cache;
 };
 
+// kernels/generic/attention_stored.cu. Of `generic` k and v are not used.
+struct FolioStoredAttentionParams {
+    FolioGenericParams generic;
+    FolioStored cache;
+    // Rows have elements of a byte or fewer one after the other and are 16-byte aligned, and scales of blocks are 4-byte
+    // aligned: they are copied to shared memory ahead of their use.
+    folio_u32 copied_ahead;
+    folio_u32 reserved;
+};
+
 // The numbers of src/cuda/stored_params.rs.
 static_assert(sizeof(FolioStoredTensor) == 104 && sizeof(FolioStored) == 216, "stored caches");
+static_assert(sizeof(FolioStoredAttentionParams) == 680, "attention over stored caches");
 static_assert(sizeof(FolioStoredAppendParams) == 312 && sizeof(FolioStoredGatherParams) == 488, "their operators");

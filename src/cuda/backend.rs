@@ -22,13 +22,13 @@ use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, Tables,
     TreeOps,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, CacheForm, CacheFormat, Checked,
-    CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs,
-    KvIndicesArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
+    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, CacheForm, Checked, CopyArgs,
+    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs, KvIndicesArgs,
+    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
+    ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 
@@ -78,17 +78,6 @@ impl CudaBackend {
     }
 }
 
-/// Refuses formats that the kernels do not have.
-fn only_plain(format: CacheFormat) -> Result<()> {
-    match format.form() {
-        CacheForm::Plain => Ok(()),
-        form => Err(Error::Unsupported(format!(
-            "kv_format: FOLIO_KV_FORMAT_{} is not supported by a CUDA context; FOLIO_KV_FORMAT_PLAIN is",
-            form.name()
-        ))),
-    }
-}
-
 impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device::Cuda(self.context.device().ordinal)
@@ -97,7 +86,6 @@ impl Backend for CudaBackend {
 
 impl AttentionOps for CudaBackend {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        only_plain(desc.kv_format)?;
         let attention = CudaAttention::new(&self.loader, &self.context, desc)?;
         Ok(Box::new(attention))
     }

@@ -3,7 +3,7 @@
 
 use super::gather_params::KvGatherParams;
 use super::ops::rows::VECTOR;
-use super::params::{Cache, Divisor, Rows, address, dtype_code, row_alignment};
+use super::params::{Cache, Divisor, GenericParams, Rows, address, dtype_code, row_alignment};
 use crate::dtype::DType;
 use crate::problem::{CacheForm, RowTensors};
 use crate::tensor::Tensor;
@@ -73,12 +73,24 @@ pub struct StoredGatherParams {
     pub cache: Stored,
 }
 
+/// `FolioStoredAttentionParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct StoredAttentionParams {
+    pub generic: GenericParams,
+    pub cache: Stored,
+    pub copied_ahead: u32,
+    pub reserved: u32,
+}
+
 /// The numbers of the `static_assert`s at the end of `kernels/params/stored.h`.
 const _: () = {
     assert!(size_of::<StoredTensor>() == 104);
     assert!(size_of::<Stored>() == 216);
     assert!(size_of::<StoredAppendParams>() == 312);
     assert!(size_of::<StoredGatherParams>() == 488);
+    assert!(size_of::<StoredAttentionParams>() == 680);
 };
 
 impl StoredFormat {

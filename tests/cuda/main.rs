@@ -73,6 +73,16 @@ fn main() -> ExitCode {
         ),
         case("copy_graph", (), copy::copy_graph),
         case("formats_append_and_gather", (), formats::append_and_gather),
+        case(
+            "formats_attention_with_host_lengths",
+            (),
+            formats::attention_with_host_lengths,
+        ),
+        case(
+            "formats_attention_with_device_lengths",
+            (),
+            formats::attention_with_device_lengths,
+        ),
         case("gather", (), gather::gather),
         case(
             "gathers_beyond_the_tensors",

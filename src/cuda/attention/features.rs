@@ -43,12 +43,14 @@ pub enum Feature {
     LogitsScale,
     /// Keys in two parts.
     SplitKeys,
+    /// Rows that are not plain elements one after the other.
+    CacheForm,
 }
 
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 18] = [
+const ALL: [Feature; 19] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -67,6 +69,7 @@ const ALL: [Feature; 18] = [
     F::Rows,
     F::LogitsScale,
     F::SplitKeys,
+    F::CacheForm,
 ];
 
 impl Feature {
@@ -90,6 +93,7 @@ impl Feature {
             F::Rows => "as many rows of q, k or v",
             F::LogitsScale => "an sm_scale that is not positive",
             F::SplitKeys => "k_rope",
+            F::CacheForm => "kv_format",
         }
     }
 
