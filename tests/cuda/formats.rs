@@ -1,6 +1,7 @@
 //! Caches of other forms than rows of plain elements on the device: appends to the byte, gathers, and attention over random
 //! problems in every form.
 
+use crate::common::cascade::cascades_of_every_form;
 use crate::common::compare::{Tolerance, compare};
 use crate::common::dense;
 use crate::common::formats::cases;
@@ -66,4 +67,8 @@ fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), Str
             compare(problem, &dense::attention(problem), &got, tolerance)
         }
     }
+}
+
+pub fn cascades() {
+    cascades_of_every_form(&*session(), &DeviceMemory, Tolerance::of_codes);
 }

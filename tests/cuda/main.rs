@@ -83,6 +83,7 @@ fn main() -> ExitCode {
             (),
             formats::attention_with_device_lengths,
         ),
+        case("formats_cascades", (), formats::cascades),
         case("gather", (), gather::gather),
         case(
             "gathers_beyond_the_tensors",

@@ -16,8 +16,9 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, copy, formats, gather, images, index, launches, merge, mla,
-    mla_cache, mla_context, mla_few, operators, projections, rope_append, split_keys, tree_mask,
+    backend, cascade, choice, context_parallel, copy, formats, gather, images, index, launches,
+    merge, mla, mla_cache, mla_context, mla_few, operators, projections, rope_append, split_keys,
+    tree_mask,
 };
 
 /// The driver library that a process finds.

@@ -109,7 +109,11 @@ pub fn appends() {
         assert_eq!((k.cache.data, v.cache.data), (K as u64, V as u64));
         assert_eq!((p.key.data, p.value.data), (KEY as u64, VALUE as u64));
         assert_eq!((k.head_dim, k.scale), (128, 1.0));
-        let strides = [k.cache.stride_page, k.cache.stride_token, k.cache.stride_head];
+        let strides = [
+            k.cache.stride_page,
+            k.cache.stride_token,
+            k.cache.stride_head,
+        ];
         let scales = [k.scales_page, k.scales_token, k.scales_head];
         let (wanted, wanted_scales) = match form {
             CacheForm::TokenHeadScales => ([16384, 128, 2048], [128, 8, 1]),
@@ -128,10 +132,13 @@ pub fn appends() {
         // Eight elements of a packed value are not neighbours.
         assert_eq!((k.vectors, v.vectors), (1, u32::from(!is_packed)));
         let with_zeros = form == CacheForm::ChannelZeroPoints;
-        assert_eq!((k.zero_points, k.zero_points_head), match with_zeros {
-            true => (K_ZEROS as u64, 128),
-            false => (0, 0),
-        });
+        assert_eq!(
+            (k.zero_points, k.zero_points_head),
+            match with_zeros {
+                true => (K_ZEROS as u64, 128),
+                false => (0, 0),
+            }
+        );
         assert_eq!((p.num_slots, p.num_kv_heads, p.slot_bytes), (160, 8, 4));
         assert_eq!((p.row_dtype, p.row_vectors, p.log2_lanes), (2, 1, 4));
         assert_eq!(divides(159, p.page_size), 9);
@@ -201,7 +208,10 @@ pub fn gathers() {
         assert_eq!((launched.len(), launched[0].grid), (1, [3, 1, 1]));
         let p: StoredGatherParams = launched[0].params();
         assert_eq!(p.cache.format, format(form));
-        assert_eq!((p.cache.k.cache.data, p.gather.k.rows.data), (K as u64, KEY as u64));
+        assert_eq!(
+            (p.cache.k.cache.data, p.gather.k.rows.data),
+            (K as u64, KEY as u64)
+        );
         assert_eq!((p.gather.vectors, p.gather.num_rows), (1, 9));
     }
 }
@@ -236,7 +246,10 @@ pub fn attention() {
     let context = context();
     for form in FORMS {
         let mut handle = Handle::of(&context, desc_of(form)).unwrap();
-        assert_eq!(handle.attention.kernel(), "decode_sm80_bf16_kvu8_d128_q16_stored");
+        assert_eq!(
+            handle.attention.kernel(),
+            "decode_sm80_bf16_kvu8_d128_q16_stored"
+        );
         handle.plan_host(40, OURS).unwrap();
         recorder.forget();
         let args = attention_args(form, cache(form, true));
