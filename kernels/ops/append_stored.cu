@@ -49,6 +49,7 @@ struct Numbers {
     }
 
     __device__ __forceinline__ void divide_by(float divisor) {
+        if (divisor == 1.0f) return;
 #pragma unroll
         for (u32 i = 0; i < VECTOR; i++) x[i] /= divisor;
     }
@@ -93,11 +94,11 @@ __device__ __forceinline__ void append_row(const Params &p, bool is_key, i64 tok
     const bool is_head_scaled = form == FOLIO_FORM_PACKED_KEYS && t.scales;
     const float divisor = is_head_scaled ? t.scale * *row.scale() : t.scale;
     float row_scale = 1.0f;
+    Numbers numbers;
     if (form == FOLIO_FORM_TOKEN_HEAD_SCALES) {
         float largest = 0.0f;
 #pragma unroll 1
         for (u32 first = 0; first < dim; first += step) {
-            Numbers numbers;
             numbers.load(p, rows, token, head, first + VECTOR * group.lane, dim);
             numbers.divide_by(divisor);
             largest = fmaxf(largest, numbers.largest());
@@ -109,9 +110,11 @@ __device__ __forceinline__ void append_row(const Params &p, bool is_key, i64 tok
 #pragma unroll 1
     for (u32 first = 0; first < dim; first += step) {
         const u32 d = first + VECTOR * group.lane, count = d < dim ? min(VECTOR, dim - d) : 0;
-        Numbers numbers;
-        numbers.load(p, rows, token, head, d, dim);
-        numbers.divide_by(divisor);
+        // A row that the group has at once was read for its scale.
+        if (form != FOLIO_FORM_TOKEN_HEAD_SCALES || dim > step) {
+            numbers.load(p, rows, token, head, d, dim);
+            numbers.divide_by(divisor);
+        }
         quantise(numbers, row, form, head, d, count, group);
         numbers.divide_by(row_scale);
         StoredPiece piece;
