@@ -56,23 +56,24 @@ __device__ __forceinline__ u32 widen_e2m1(u32 word, u32 factor) {
 }
 
 // Sixteen elements, of which `raw` has the bytes: two words where they are nibbles. `factor`: of e2m1.
-template <class T>
-__device__ __forceinline__ void widen_16(u32 (&x)[8], u32 element, const u32 (&raw)[4], u32 factor) {
-    if (element == FOLIO_I8) {
+template <class T, u32 ELEMENT>
+__device__ __forceinline__ void widen_16(u32 (&x)[8], const u32 (&raw)[4], u32 factor) {
+    if constexpr (ELEMENT == FOLIO_I8) {
 #pragma unroll
         for (int i = 0; i < 4; i++) x[2 * i] = widen_i8<T, 0, 1>(raw[i]), x[2 * i + 1] = widen_i8<T, 2, 3>(raw[i]);
-    } else if (element == FOLIO_E4M3) {
+    } else if constexpr (ELEMENT == FOLIO_E4M3) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             x[2 * i] = e4m3::widen<T, 0, 1>(raw[i]), x[2 * i + 1] = e4m3::widen<T, 2, 3>(raw[i]);
         }
-    } else if (element == FOLIO_I4) {
+    } else if constexpr (ELEMENT == FOLIO_I4) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             x[4 * i] = widen_i4<T, 0>(raw[i]), x[4 * i + 1] = widen_i4<T, 1>(raw[i]);
             x[4 * i + 2] = widen_i4<T, 2>(raw[i]), x[4 * i + 3] = widen_i4<T, 3>(raw[i]);
         }
     } else {
+        static_assert(ELEMENT == FOLIO_E2M1, "elements of a byte or fewer");
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             x[4 * i] = widen_e2m1<T, 0>(raw[i], factor), x[4 * i + 1] = widen_e2m1<T, 1>(raw[i], factor);

@@ -36,6 +36,8 @@ template <class T, int KEYS, int ROWS, int DIM>
 struct StoredTile {
     static_assert(32 % ROWS == 0 && DIM % 128 == 0, "a row for each lane; rows of nibbles are rows of a tile");
     static constexpr u32 LANES_OF_ROW = 32 / ROWS;
+    // That are widened together; wider rows leave no registers for it.
+    static constexpr int UNITS_AT_ONCE = DIM == 128 ? 2 : 1;
     // 16-bit elements, and the bytes of rows that are copied ahead. Nibbles leave half of them for scales.
     static constexpr int TILE_BYTES = KEYS * 2 * DIM, RAW_BYTES = KEYS * DIM;
     static constexpr int SCALES_OFFSET = RAW_BYTES / 2, SCALES_OF_ROW = DIM / NVFP4_BLOCK;
@@ -65,26 +67,12 @@ struct StoredTile {
 
     // Widens what `copy` brought. Rows that the cache does not have become zeros.
     __device__ __forceinline__ void widen(u32 tile, u32 raw, bool holds) const {
-#pragma unroll 1
-        for (u32 unit = threadIdx.x % 32 / ROWS; unit < DIM / 16; unit += LANES_OF_ROW) {
-            u32 x[8] = {};
-            if (holds) {
-                u32 bytes[4] = {}, factor = 0;
-                if (is_nibbles()) {
-                    const uint2 v = ld_shared_v2(raw + TileRow<DIM / 2>::offset(row_of_tile(), unit / 2) + unit % 2 * 8);
-                    bytes[0] = v.x, bytes[1] = v.y;
-                    const u32 at = raw + SCALES_OFFSET + row_of_tile() * SCALES_OF_ROW + unit;
-                    if (format.form == FOLIO_FORM_NVFP4) {
-                        const float scale = e4m3::load(static_cast<u8>(ld_shared_byte(at)));
-                        factor = 16 * unit < t.head_dim ? T::pack(scale, scale) : 0;
-                    }
-                } else {
-                    const uint4 v = ld_shared_v4(raw + TileRow<DIM>::offset(row_of_tile(), unit));
-                    bytes[0] = v.x, bytes[1] = v.y, bytes[2] = v.z, bytes[3] = v.w;
-                }
-                widen_16<T>(x, format.element, bytes, factor);
-            }
-            store(tile, unit, x);
+        switch (holds ? format.element : static_cast<u32>(FOLIO_F32)) {
+            case FOLIO_I8: widen_as<FOLIO_I8>(tile, raw); break;
+            case FOLIO_E4M3: widen_as<FOLIO_E4M3>(tile, raw); break;
+            case FOLIO_I4: widen_as<FOLIO_I4>(tile, raw); break;
+            case FOLIO_E2M1: widen_as<FOLIO_E2M1>(tile, raw); break;
+            default: widen_as<FOLIO_F32>(tile, raw); break;
         }
     }
 
@@ -100,6 +88,30 @@ struct StoredTile {
     }
 
 private:
+    // FOLIO_F32: there is nothing to widen, and zeros are written.
+    template <u32 ELEMENT>
+    __device__ __forceinline__ void widen_as(u32 tile, u32 raw) const {
+        constexpr bool NIBBLES = ELEMENT == FOLIO_I4 || ELEMENT == FOLIO_E2M1;
+#pragma unroll UNITS_AT_ONCE
+        for (u32 unit = threadIdx.x % 32 / ROWS; unit < DIM / 16; unit += LANES_OF_ROW) {
+            u32 x[8] = {}, bytes[4] = {}, factor = 0;
+            if constexpr (NIBBLES) {
+                const uint2 v = ld_shared_v2(raw + TileRow<DIM / 2>::offset(row_of_tile(), unit / 2) + unit % 2 * 8);
+                bytes[0] = v.x, bytes[1] = v.y;
+            } else if constexpr (ELEMENT != FOLIO_F32) {
+                const uint4 v = ld_shared_v4(raw + TileRow<DIM>::offset(row_of_tile(), unit));
+                bytes[0] = v.x, bytes[1] = v.y, bytes[2] = v.z, bytes[3] = v.w;
+            }
+            if constexpr (ELEMENT == FOLIO_E2M1) {
+                const u32 at = raw + SCALES_OFFSET + row_of_tile() * SCALES_OF_ROW + unit;
+                const float scale = e4m3::load(static_cast<u8>(ld_shared_byte(at)));
+                factor = 16 * unit < t.head_dim ? T::pack(scale, scale) : 0;
+            }
+            if constexpr (ELEMENT != FOLIO_F32) widen_16<T, ELEMENT>(x, bytes, factor);
+            store(tile, unit, x);
+        }
+    }
+
     // Elements of the type of the tile, eight at a time.
     __device__ __forceinline__ void read_halves(u32 tile, const StoredRow &from, u32 dim) const {
         const u16 *row = reinterpret_cast<const u16 *>(from.data);
