@@ -73,6 +73,35 @@ __device__ __forceinline__ u32 element_of(u32 element, float x) {
     }
 }
 
+// Eight elements at once: what they are is asked once.
+template <class Use>
+__device__ __forceinline__ void with_element(u32 element, Use use) {
+    switch (element) {
+        case FOLIO_F32: use(FOLIO_F32); break;
+        case FOLIO_F16: use(FOLIO_F16); break;
+        case FOLIO_BF16: use(FOLIO_BF16); break;
+        case FOLIO_E4M3: use(FOLIO_E4M3); break;
+        case FOLIO_E5M2: use(FOLIO_E5M2); break;
+        case FOLIO_I8: use(FOLIO_I8); break;
+        case FOLIO_I4: use(FOLIO_I4); break;
+        default: use(FOLIO_E2M1); break;
+    }
+}
+
+__device__ __forceinline__ void element_values(float (&x)[VECTOR], u32 element, const u32 (&bits)[VECTOR]) {
+    with_element(element, [&](u32 known) {
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) x[i] = element_value(known, bits[i]);
+    });
+}
+
+__device__ __forceinline__ void elements_of(u32 (&bits)[VECTOR], u32 element, const float (&x)[VECTOR]) {
+    with_element(element, [&](u32 known) {
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) bits[i] = element_of(known, x[i]);
+    });
+}
+
 // --- rows -------------------------------------------------------------------------------------------
 
 // The row of a token and head, and the scales that go with it.
@@ -200,19 +229,22 @@ __device__ __forceinline__ void read_stored(float (&x)[VECTOR], const StoredRow 
                                             u32 count) {
     StoredPiece piece;
     piece.load(row, d, count);
-    const float *channels = static_cast<const float *>(row.t.scales) + row.scales + d;
-    const float *zeros = row.t.zero_points + head * row.t.zero_points_head + d;
-    const bool by_channel = form == FOLIO_FORM_CHANNEL_SCALES || form == FOLIO_FORM_CHANNEL_ZERO_POINTS;
+    element_values(x, row.element, piece.x);
+    if (form == FOLIO_FORM_CHANNEL_SCALES || form == FOLIO_FORM_CHANNEL_ZERO_POINTS) {
+        const float *scales = row.scale() + d, *zeros = row.t.zero_points + head * row.t.zero_points_head + d;
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) {
+            if (i >= count) continue;
+            if (form == FOLIO_FORM_CHANNEL_ZERO_POINTS) x[i] -= zeros[i];
+            x[i] *= scales[i];
+        }
+        return;
+    }
     float scale = 1.0f;
     if (form == FOLIO_FORM_TOKEN_HEAD_SCALES || (form == FOLIO_FORM_PACKED_KEYS && row.t.scales)) scale = *row.scale();
     if (form == FOLIO_FORM_NVFP4) scale = e4m3::load(*row.block_scale(d));
 #pragma unroll
-    for (u32 i = 0; i < VECTOR; i++) {
-        x[i] = element_value(row.element, piece.x[i]);
-        if (i >= count) continue;
-        if (form == FOLIO_FORM_CHANNEL_ZERO_POINTS) x[i] -= zeros[i];
-        x[i] *= by_channel ? channels[i] : scale;
-    }
+    for (u32 i = 0; i < VECTOR; i++) x[i] *= scale;
 }
 
 }  // namespace folio

@@ -118,8 +118,7 @@ __device__ __forceinline__ void append_row(const Params &p, bool is_key, i64 tok
         quantise(numbers, row, form, head, d, count, group);
         numbers.divide_by(row_scale);
         StoredPiece piece;
-#pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) piece.x[i] = element_of(row.element, numbers.x[i]);
+        elements_of(piece.x, row.element, numbers.x);
         if (count > 0) piece.store(row, d, count);
     }
 }
