@@ -132,6 +132,7 @@ fn special(
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |keys| Sm90Mla::load(keys, loader, context, desc).map(boxed);
+    let prefill = |keys| Sm90Prefill::load(keys, loader, context, desc).map(boxed);
     if desc.kv_format.form() != CacheForm::Plain {
         return Ok(vec![Err(Feature::CacheForm.into())]);
     }
@@ -142,6 +143,10 @@ fn special(
             Ok(vec![many(RecordSource::Boxes)?, many(RecordSource::Rows)?])
         }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
-        (_, Phase::Prefill) => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
+        // What is converted is loaded row by row.
+        (_, Phase::Prefill) if desc.kv_format.element != desc.q_dtype => {
+            Ok(vec![prefill(KeySource::Gather)?])
+        }
+        (_, Phase::Prefill) => Ok(vec![prefill(KeySource::Tma)?, prefill(KeySource::Gather)?]),
     }
 }
