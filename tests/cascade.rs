@@ -3,17 +3,17 @@
 
 mod common;
 
-use common::cascade::{Case, Data, EXTRAS, Extra, Handle, check, compare as compare_case, tree};
-use common::compare::{self, Tolerance};
-use common::dense;
+use common::cascade::{
+    Case, Data, EXTRAS, Extra, Handle, cascades_of_every_form, check, compare as compare_case, tree,
+};
+use common::compare::Tolerance;
 use common::door::DOORS;
-use common::instance::{LayerData, Step};
 use common::memory::HostMemory;
-use common::problem::{Problem, Storage, TableForm};
+use common::problem::Problem;
 use common::random;
 use folio::api::{SharedPrefixes, Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{AttentionDesc, CacheForm, KvLayout, LogBase};
+use folio::problem::{KvLayout, LogBase};
 use proptest::prelude::*;
 
 const TARGETS: [Target; 2] = [Target::Cpu { num_threads: 2 }, Target::Reference];
@@ -125,51 +125,10 @@ fn a_common_prefix() {
 /// Shared keys in caches of every form are those that the requests have.
 #[test]
 fn caches_of_every_form() {
-    for (form, kv_dtype) in [
-        (CacheForm::TokenHeadScales, DType::I8),
-        (CacheForm::TokenHeadScales, DType::F8E4M3),
-        (CacheForm::ChannelScales, DType::I8),
-        (CacheForm::ChannelZeroPoints, DType::I4x2),
-        (CacheForm::Nvfp4, DType::F4E2M1x2),
-        (CacheForm::PackedKeys, DType::BF16),
-        (CacheForm::PackedKeys, DType::F8E4M3),
-    ] {
-        let lens: Vec<(u32, u32)> = (0..4).map(|b| (1 + b % 2, 1210 + 20 * b)).collect();
-        let problem = Problem::plain(&lens).of(DType::BF16).heads(4, 2, 32);
-        let mut problem = problem.stored(form, kv_dtype);
-        problem.storage = Storage::Paged {
-            page_size: 16,
-            layout: KvLayout::Hnd,
-            form: TableForm::BlockTable { spare_columns: 1 },
-            unused_pages: 3,
-            shared_pages: 75,
-        };
-        let desc = AttentionDesc {
-            shared_levels: 1,
-            ..problem.desc()
-        };
-        let all = DOORS
-            .iter()
-            .flat_map(|door| TARGETS.map(|target| (door, target)));
-        for (door, target) in all {
-            let session = door.open(target).unwrap();
-            let mut handle = Handle::new(&*session, &HostMemory, desc).unwrap();
-            let step = Step::new(&HostMemory, &problem);
-            let prefixes = SharedPrefixes {
-                common_prefix_len: 1200,
-                ..SharedPrefixes::default()
-            };
-            let batch = step.input();
-            handle.plan(&batch, &prefixes, Stream::default()).unwrap();
-            assert_eq!(handle.cascade.shares(), Ok(true));
-            let layer = LayerData::new(&HostMemory, &problem);
-            let run = handle.cascade.run(&layer.input(), Stream::default());
-            run.unwrap();
-            let want = dense::attention(&problem);
-            let tolerance = Tolerance::fast(problem.q_dtype);
-            let result = compare::compare(&problem, &want, &layer.output(), tolerance);
-            assert_eq!(result, Ok(()), "{} door, {form:?}", door.name());
-        }
+    for (door, target) in DOORS.iter().flat_map(|door| TARGETS.map(|t| (door, t))) {
+        let session = door.open(target).unwrap();
+        let tolerance = |problem: &Problem| Tolerance::fast(problem.q_dtype);
+        cascades_of_every_form(&*session, &HostMemory, tolerance);
     }
 }
 

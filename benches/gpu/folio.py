@@ -49,7 +49,8 @@ ContextDesc = sized("ContextDesc", [("device_type", i32), ("device_id", i32), ("
 HEADS = [("q_dtype", DType), ("kv_dtype", DType), ("o_dtype", DType), ("kv_layout", i32), ("num_qo_heads", u32),
          ("num_kv_heads", u32), ("head_dim_qk", u32), ("head_dim_vo", u32)]
 DecodeDesc = sized("DecodeDesc", HEADS + [("page_size", u32), ("max_batch_size", u32), ("max_qo_len", u32),
-                                          ("max_kv_len", u32), ("max_num_pages", u64)])
+                                          ("max_kv_len", u32), ("max_num_pages", u64), ("kv_format", i32),
+                                          ("reserved", u32)])
 PrefillDesc = sized("PrefillDesc", HEADS + [("kv_storage", i32), ("page_size", u32), ("max_batch_size", u32),
                                             ("max_num_tokens", u32), ("max_qo_len", u32), ("max_kv_len", u32),
                                             ("max_num_pages", u64)])
@@ -75,14 +76,18 @@ Args = sized("Args", tensors("q", "k", "v", "o", "lse", "k_scales", "v_scales", 
                              "alibi_slopes", "sinks")
              + [(name, f32) for name in ("sm_scale", "q_scale", "k_scale", "v_scale", "o_scale", "logits_soft_cap")]
              + [("mask_mode", i32), ("window_left", i32), ("window_right", i32), ("reserved", u32)]
-             + tensors("k_rope", "custom_mask_indptr", "causal_requests"))
+             + tensors("k_rope", "custom_mask_indptr", "causal_requests")
+             + [("attention_chunk_size", u32), ("attention_chunk_look_back", u32)]
+             + tensors("k_zero_points", "v_zero_points"))
 MlaArgs = sized("MlaArgs", tensors("q_latent", "q_rope", "kv", "kv_rope", "o", "lse")
                 + [("sm_scale", f32), ("q_scale", f32), ("k_scale", f32), ("mask_mode", i32)])
 MlaContextArgs = sized("MlaContextArgs", tensors("q", "k_nope", "k_rope", "v", "kv", "kv_rope", "w_uk", "w_uv",
                                                  "context_latent", "context_rope", "context_k_nope", "context_v", "o",
                                                  "lse") + [("sm_scale", f32), ("k_scale", f32)])
+FORMAT = [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType), ("kv_format", i32),
+          ("reserved", u32)] + tensors("k_zero_points", "v_zero_points")
 AppendArgs = sized("AppendArgs", tensors("key", "value", "k_cache", "v_cache", "slot_mapping", "k_scales", "v_scales")
-                   + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
+                   + FORMAT)
 CopyArgs = sized("CopyArgs", tensors("k_src", "k_dst", "v_src", "v_dst", "page_pairs"))
 RopeAppendArgs = sized("RopeAppendArgs", tensors("q", "q_out", "key", "key_out", "value", "k_cache", "v_cache", "slot_mapping",
                                                  "k_scales", "v_scales", "q_norm_weight", "k_norm_weight", "positions",
@@ -105,7 +110,7 @@ TreeMaskArgs = sized("TreeMaskArgs", tensors("parents", "prefix_lens", "qo_indpt
 MergeVarlenArgs = sized("MergeVarlenArgs", tensors("v", "s", "indptr", "v_out", "s_out") + [("o_scale", f32), ("reserved", u32)])
 GatherArgs = sized("GatherArgs", tensors("key", "value", "k_cache", "v_cache", "cu_seq_lens", "seq_starts", "block_table",
                                          "kv_indptr", "kv_indices", "k_scales", "v_scales")
-                   + [("k_scale", f32), ("v_scale", f32), ("kv_layout", i32), ("kv_dtype", DType)])
+                   + FORMAT)
 MergeArgs = sized("MergeArgs", tensors("v_a", "s_a", "v_b", "s_b", "v_out", "s_out", "mask"))
 AbsorbWeightsArgs = sized("AbsorbWeightsArgs", tensors("kv_b_proj", "w_uk", "w_uv"))
 AbsorbQArgs = sized("AbsorbQArgs", tensors("q_nope", "w_uk", "q_latent"))

@@ -1953,7 +1953,7 @@ typedef struct folio_kv_append_args {
      */
     folio_dtype kv_dtype;
     /**
-     * FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+     * FOLIO_KV_FORMAT_…: how the rows of the caches are stored.
      */
     int32_t kv_format;
     /**
@@ -2164,7 +2164,7 @@ typedef struct folio_kv_gather_args {
      */
     folio_dtype kv_dtype;
     /**
-     * FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+     * FOLIO_KV_FORMAT_…: how the rows of the caches are stored.
      */
     int32_t kv_format;
     /**

@@ -6,6 +6,7 @@ use super::attention::handle::CudaAttention;
 use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
+use super::ops::append_stored::AppendStored;
 use super::ops::context_parallel::ContextParallel;
 use super::ops::copy::Copy;
 use super::ops::gather::Gather;
@@ -21,13 +22,13 @@ use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, Tables,
     TreeOps,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
-    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, CacheForm, CacheFormat, Checked,
-    CopyArgs, CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs,
-    KvIndicesArgs, LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
+    AppendArgs, AttentionDesc, BatchLengthsArgs, BlockTableArgs, CacheForm, Checked, CopyArgs,
+    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, DraftKvIndicesArgs, GatherArgs, KvIndicesArgs,
+    LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
+    ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
 };
 use crate::tensor::Device;
 
@@ -37,6 +38,7 @@ pub struct CudaBackend {
     context: Arc<Context>,
     loader: Arc<Loader>,
     append: Append,
+    append_stored: AppendStored,
     copy: Copy,
     gather: Gather,
     rope_append: RopeAppend,
@@ -59,6 +61,7 @@ impl CudaBackend {
         let loader = Arc::new(Loader::new(&context, logger)?);
         Ok(CudaBackend {
             append: Append::new(&loader, &context),
+            append_stored: AppendStored::new(&loader, &context),
             copy: Copy::new(&loader, &context),
             gather: Gather::new(&loader, &context),
             rope_append: RopeAppend::new(&loader, &context),
@@ -75,17 +78,6 @@ impl CudaBackend {
     }
 }
 
-/// Refuses formats that the kernels do not have.
-fn only_plain(format: CacheFormat) -> Result<()> {
-    match format.form() {
-        CacheForm::Plain => Ok(()),
-        form => Err(Error::Unsupported(format!(
-            "kv_format: FOLIO_KV_FORMAT_{} is not supported by a CUDA context; FOLIO_KV_FORMAT_PLAIN is",
-            form.name()
-        ))),
-    }
-}
-
 impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device::Cuda(self.context.device().ordinal)
@@ -94,7 +86,6 @@ impl Backend for CudaBackend {
 
 impl AttentionOps for CudaBackend {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        only_plain(desc.kv_format)?;
         let attention = CudaAttention::new(&self.loader, &self.context, desc)?;
         Ok(Box::new(attention))
     }
@@ -106,8 +97,10 @@ impl AttentionOps for CudaBackend {
 
 impl CacheOps for CudaBackend {
     fn append(&self, args: &Checked<AppendArgs>, stream: Stream) -> Result<()> {
-        only_plain(args.format())?;
-        self.append.run(args, stream)
+        match args.form {
+            CacheForm::Plain => self.append.run(args, stream),
+            _ => self.append_stored.run(args, stream),
+        }
     }
 
     fn copy(&self, args: &Checked<CopyArgs>, stream: Stream) -> Result<()> {
@@ -115,7 +108,6 @@ impl CacheOps for CudaBackend {
     }
 
     fn gather(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
-        only_plain(args.format())?;
         self.gather.run(args, stream)
     }
 

@@ -24,4 +24,5 @@ pub mod plan;
 pub mod prefill_params;
 pub mod projection_params;
 pub mod rope_append_params;
+pub mod stored_params;
 pub mod tree_mask_params;

@@ -48,7 +48,7 @@ pub struct folio_kv_append_args {
     /// What caches that are described as uint8 hold (an fp8 type, or one of kv_format); all zero: the tensors say it, and
     /// uint8 is the first type that a kv_format other than FOLIO_KV_FORMAT_PLAIN has.
     pub kv_dtype: folio_dtype,
-    /// FOLIO_KV_FORMAT_…; others than FOLIO_KV_FORMAT_PLAIN on the CPU alone.
+    /// FOLIO_KV_FORMAT_…: how the rows of the caches are stored.
     pub kv_format: i32,
     /// 0.
     pub reserved: u32,

@@ -2,16 +2,19 @@
 //! flat attention in float64 over the same table.
 
 use super::codec::{encode, unit_roundoff};
+use super::compare::{self, Tolerance};
+use super::dense;
 use super::door::{CascadeHandle, Session};
-use super::instance::for_each_index;
+use super::instance::{LayerData, Step, for_each_index};
 use super::memory::{HostMemory, Image, Memory, Resident, View, WorkspaceMemory};
 use super::pages::{page_table, prefix_sums};
+use super::problem::{Problem, Storage, TableForm};
 use super::values::{mix, normal, shuffled};
 use folio::api::{BatchInput, SharedPrefixes, Stream, Target, Workspace};
 use folio::dtype::DType;
 use folio::error::Result;
 use folio::problem::{
-    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask, Window,
+    AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, LogBase, Mask, Window,
 };
 
 /// What a run asks for beside causal attention.
@@ -453,5 +456,54 @@ fn grow(
             grow(hash, begin..end, (levels - 1, inner), most_pages, prefixes);
         }
         begin = end;
+    }
+}
+
+/// Shared keys in caches of every form are those that the requests have.
+pub fn cascades_of_every_form(
+    session: &dyn Session,
+    memory: &dyn Memory,
+    tolerance: impl Fn(&Problem) -> Tolerance,
+) {
+    for (form, kv_dtype) in [
+        (CacheForm::TokenHeadScales, DType::I8),
+        (CacheForm::TokenHeadScales, DType::F8E4M3),
+        (CacheForm::ChannelScales, DType::I8),
+        (CacheForm::ChannelZeroPoints, DType::I4x2),
+        (CacheForm::Nvfp4, DType::F4E2M1x2),
+        (CacheForm::PackedKeys, DType::BF16),
+        (CacheForm::PackedKeys, DType::F8E4M3),
+    ] {
+        let lens: Vec<(u32, u32)> = (0..4).map(|b| (1 + b % 2, 1210 + 20 * b)).collect();
+        let problem = Problem::plain(&lens).of(DType::BF16).heads(4, 2, 32);
+        let mut problem = problem.stored(form, kv_dtype);
+        problem.storage = Storage::Paged {
+            page_size: 16,
+            layout: KvLayout::Hnd,
+            form: TableForm::BlockTable { spare_columns: 1 },
+            unused_pages: 3,
+            shared_pages: 75,
+        };
+        let desc = AttentionDesc {
+            shared_levels: 1,
+            // A plan for a graph shares what there is.
+            graph: true,
+            ..problem.desc()
+        };
+        let mut handle = Handle::new(session, memory, desc).unwrap();
+        let step = Step::new(&HostMemory, &problem);
+        let prefixes = SharedPrefixes {
+            common_prefix_len: 1200,
+            ..SharedPrefixes::default()
+        };
+        let batch = step.input();
+        handle.plan(&batch, &prefixes, Stream::default()).unwrap();
+        assert_eq!(handle.cascade.shares(), Ok(true));
+        let layer = LayerData::new(memory, &problem);
+        let run = handle.cascade.run(&layer.input(), Stream::default());
+        run.unwrap();
+        let want = dense::attention(&problem);
+        let result = compare::compare(&problem, &want, &layer.output(), tolerance(&problem));
+        assert_eq!(result, Ok(()), "{form:?} of {kv_dtype}");
     }
 }

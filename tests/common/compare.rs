@@ -14,8 +14,10 @@ use super::codec::{decode, rounded, unit_roundoff};
 use super::dense::Row;
 use super::instance::Output;
 use super::problem::Problem;
+use super::stored::Side;
+use super::values::Values;
 use folio::dtype::DType;
-use folio::problem::LogBase;
+use folio::problem::{CacheForm, LogBase};
 
 /// The errors that a kind of code may make.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +34,8 @@ pub struct Tolerance {
     pub underflow: f64,
     /// Weights are rounded to fp16, denormal ones too.
     pub fp16_weights: bool,
+    /// Rounded weights meet codes, from whose sums zero points are subtracted.
+    pub sums_codes: bool,
 }
 
 impl Tolerance {
@@ -47,6 +51,7 @@ impl Tolerance {
             score_sum: 2f64.powi(-23),
             underflow: 2f64.powi(-150),
             fp16_weights: false,
+            sums_codes: false,
         }
     }
 
@@ -55,6 +60,26 @@ impl Tolerance {
         Tolerance {
             fp16_weights: q_dtype == DType::F16,
             ..Tolerance::fast(q_dtype)
+        }
+    }
+
+    /// The same over caches of other forms, whose codes a matrix unit takes as they are. Queries times channel scales are
+    /// sums of two numbers of q's type: what is lost of a term is `u²` of it.
+    pub fn of_codes(problem: &Problem) -> Tolerance {
+        let plain = Tolerance::of_matrix_unit(problem.q_dtype);
+        let by_channel = matches!(
+            problem.form,
+            CacheForm::ChannelScales | CacheForm::ChannelZeroPoints
+        );
+        let split = if by_channel {
+            unit_roundoff(problem.q_dtype).powi(2)
+        } else {
+            0.0
+        };
+        Tolerance {
+            score_sum: plain.score_sum + split,
+            sums_codes: true,
+            ..plain
         }
     }
 
@@ -67,6 +92,7 @@ impl Tolerance {
             score_sum: 0.0,
             underflow: 0.0,
             fp16_weights: false,
+            sums_codes: false,
         }
     }
 }
@@ -86,8 +112,15 @@ pub fn compare(
         for (head, row) in rows.iter().enumerate() {
             let at = token * heads + head;
             let name = |what: &str| format!("{what} of token {token}, head {head}");
-            compare_o(problem, row, &got.o[at * dim..][..dim], tolerance)
-                .map_err(|difference| format!("{}: {difference}", name("o")))?;
+            let zero_points = zero_points(problem, head, tolerance);
+            compare_o(
+                problem,
+                row,
+                &got.o[at * dim..][..dim],
+                tolerance,
+                &zero_points,
+            )
+            .map_err(|difference| format!("{}: {difference}", name("o")))?;
             if let Some(lse) = &got.lse {
                 compare_lse(problem, row, lse[at], tolerance)
                     .map_err(|difference| format!("{}: {difference}", name("lse")))?;
@@ -95,6 +128,35 @@ pub fn compare(
         }
     }
     Ok(())
+}
+
+/// Of a query head: what zero points of values are worth, where weights meet codes: a weighted sum of codes is by so much
+/// larger than one of values.
+fn zero_points(problem: &Problem, head: usize, tolerance: Tolerance) -> Vec<f64> {
+    if !tolerance.sums_codes || problem.form != CacheForm::ChannelZeroPoints {
+        return Vec::new();
+    }
+    let values = Values::of(problem);
+    let v_scale = match problem.layer.v_scale {
+        0.0 => 1.0,
+        stated => f64::from(stated).abs(),
+    };
+    let kv_head = head / problem.group_size as usize;
+    (0..problem.head_dim_vo as usize)
+        .map(|d| {
+            let stored = values.stored(Side::Value, 0, 0, [kv_head, d]);
+            (stored.zero * stored.scale).abs() * v_scale
+        })
+        .collect()
+}
+
+/// What rounding the weights of a row, which sum up to at most 1, adds to their sum.
+fn rounding(row: &Row, tolerance: Tolerance) -> f64 {
+    let denormal = match tolerance.fp16_weights {
+        true => row.keys as f64 * 2f64.powi(-25),
+        false => 0.0,
+    };
+    tolerance.weight + denormal
 }
 
 fn score_error(row: &Row, tolerance: Tolerance) -> f64 {
@@ -108,6 +170,7 @@ fn compare_o(
     row: &Row,
     got: &[u64],
     tolerance: Tolerance,
+    zero_points: &[f64],
 ) -> Result<(), String> {
     let dtype = problem.o_dtype;
     let o_scale = match problem.layer.o_scale {
@@ -121,7 +184,10 @@ fn compare_o(
         };
         let t = row.magnitude[d] * (tolerance.weight + 2.0 * score_error(row, tolerance))
             + row.keys as f64 * tolerance.underflow
-            + denormal;
+            + denormal
+            + zero_points
+                .get(d)
+                .map_or(0.0, |zero| zero * rounding(row, tolerance));
         let bound = |x: f64| rounded(dtype, x / o_scale);
         let (low, high) = (bound(row.o[d] - t), bound(row.o[d] + t));
         let value = decode(dtype, bits);

@@ -3,7 +3,7 @@
 
 use super::problem::{Alibi, HeadScales, MaskKind, Problem};
 use super::values::Values;
-use folio::problem::MaskColumns;
+use folio::problem::{CacheForm, MaskColumns};
 
 /// What one query row of one head must come to.
 #[derive(Debug, Clone)]
@@ -126,8 +126,9 @@ impl KvHead {
                 row.magnitude[d] += (weight * v).abs();
             }
             let relative = (logit - top).exp();
-            if relative < LEAST_NORMAL_FP16 {
-                let error = relative.min(LEAST_NORMAL_FP16 * 2f64.powi(-11))
+            let least_normal = LEAST_NORMAL_FP16 * weight_spread(problem);
+            if relative < least_normal {
+                let error = relative.min(least_normal * 2f64.powi(-11))
                     * (top - row.lse).exp()
                     * self.v_scale;
                 for (d, v) in v.iter().enumerate() {
@@ -141,6 +142,15 @@ impl KvHead {
 
 /// Weights below this, relative to the row's largest, are denormal in fp16: their rounding has an absolute error.
 const LEAST_NORMAL_FP16: f64 = 6.103515625e-5;
+
+/// Weights that take over scales of tokens are in units of the largest scale, rounded up to a power of two: at most twice
+/// the largest over the least, which `stored` draws from 0.6 to 1.6.
+fn weight_spread(problem: &Problem) -> f64 {
+    match problem.form {
+        CacheForm::TokenHeadScales => 2.0 * 1.6 / 0.6,
+        _ => 1.0,
+    }
+}
 
 /// NaN if either is.
 fn larger(a: f64, b: f64) -> f64 {

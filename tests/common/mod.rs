@@ -12,6 +12,7 @@ pub mod context_parallel;
 pub mod copy;
 pub mod dense;
 pub mod door;
+pub mod formats;
 pub mod gather;
 pub mod grids;
 pub mod index;

@@ -60,7 +60,7 @@ pub fn problems_of(dtype: DType) -> impl Strategy<Value = Problem> {
     })
 }
 
-/// The contract's problems over caches of other forms than rows of plain elements, which CPU contexts have.
+/// The contract's problems over caches of other forms than rows of plain elements.
 pub fn stored_problems() -> impl Strategy<Value = Problem> {
     let forms = prop::sample::select(vec![
         CacheForm::TokenHeadScales,

@@ -9,6 +9,7 @@ mod common;
 mod context_parallel;
 mod copy;
 mod decode;
+mod formats;
 mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
@@ -98,6 +99,18 @@ fn main() -> ExitCode {
             copy::pairs_beyond_the_tensors,
         ),
         case("copy_graph", (), copy::copy_graph),
+        case("formats_append_and_gather", (), formats::append_and_gather),
+        case(
+            "formats_attention_with_host_lengths",
+            (),
+            formats::attention_with_host_lengths,
+        ),
+        case(
+            "formats_attention_with_device_lengths",
+            (),
+            formats::attention_with_device_lengths,
+        ),
+        case("formats_cascades", (), formats::cascades),
         case("gather", (), gather::gather),
         case(
             "gathers_beyond_the_tensors",

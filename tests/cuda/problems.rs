@@ -51,7 +51,7 @@ pub fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(),
     compare(problem, &dense::attention(problem), &got, tolerance)
 }
 
-fn solve_with(
+pub fn solve_with(
     session: &dyn Session,
     index_memory: &dyn Memory,
     problem: &Problem,

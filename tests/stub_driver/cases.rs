@@ -16,9 +16,9 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, copy, gather, head_dims, images, index, launches,
-    merge, mla, mla_cache, mla_context, mla_few, operators, prefill_rows, projections, rope_append,
-    split_keys, tree_mask,
+    backend, cascade, choice, context_parallel, copy, formats, gather, head_dims, images, index,
+    launches, merge, mla, mla_cache, mla_context, mla_few, operators, prefill_rows, projections,
+    rope_append, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -349,10 +349,23 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         operators::append_of_no_keys,
     ),
+    case("formats_appends", BACKEND, formats::appends),
     case(
-        "operator_formats_that_kernels_lack",
+        "formats_appends_of_odd_rows",
         BACKEND,
-        operators::formats_that_kernels_lack,
+        formats::appends_of_odd_rows,
+    ),
+    case("formats_gathers", BACKEND, formats::gathers),
+    case("formats_attention", BACKEND, formats::attention),
+    case(
+        "formats_attention_over_odd_rows",
+        BACKEND,
+        formats::attention_over_odd_rows,
+    ),
+    case(
+        "formats_fp32_queries_are_refused",
+        BACKEND,
+        formats::fp32_queries_are_refused,
     ),
     case(
         "operator_append_to_an_empty_cache",

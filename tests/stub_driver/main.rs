@@ -10,6 +10,7 @@ mod choice;
 mod context_parallel;
 mod copy;
 mod fixture;
+mod formats;
 mod gather;
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -1,16 +1,13 @@
 //! What append and the merges are launched with, and what they do with extents that no kernel counts.
 
-use folio::api::{Attention, Cascade, Context, append, gather, merge, merge_states};
+use folio::api::{Context, append, merge, merge_states};
 use folio::cuda::params::{AppendParams, AppendTensor, MergeStatesParams};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
-use folio::problem::{
-    AppendArgs, AttentionDesc, CacheForm, GatherArgs, GatheredRequests, Kind, KvLayout, LogBase,
-    MergeArgs, MergeStatesArgs, RecordPages,
-};
+use folio::problem::{AppendArgs, CacheForm, KvLayout, LogBase, MergeArgs, MergeStatesArgs};
 use folio::tensor::Tensor;
 
-use crate::fixture::{OURS, at, context, desc, divides};
+use crate::fixture::{OURS, at, context, divides};
 use crate::stub::{Launched, Recorder};
 
 const KEY: usize = 0x1_0000_0000;
@@ -149,78 +146,6 @@ pub fn append_of_no_keys() {
     let params: AppendParams = launched[0].params();
     assert_eq!((params.k.head_dim, params.k.pieces.divisor), (0, 0));
     assert_eq!((params.v.head_dim, params.v.pieces.divisor), (64, 64));
-}
-
-/// Formats that no kernel has are refused by a sentence, and nothing is launched.
-pub fn formats_that_kernels_lack() {
-    let recorder = recorder();
-    let context = context();
-    let cache = |address, dim| at(address, DType::I8, &[10, 24, 2, dim], None);
-    let args = AppendArgs {
-        k_cache: cache(K_CACHE, 128),
-        v_cache: cache(V_CACHE, 64),
-        form: CacheForm::TokenHeadScales,
-        k_scales: Some(at(SCALES, DType::F32, &[10, 24, 2], None)),
-        v_scales: Some(at(SCALES + 0x1000_0000, DType::F32, &[10, 24, 2], None)),
-        ..tokens()
-    };
-    let is_refused = |result: Result<()>| {
-        let message = match &result {
-            Err(Error::Unsupported(message)) => message.clone(),
-            _ => panic!("{result:?}"),
-        };
-        assert!(
-            message.starts_with("kv_format: FOLIO_KV_FORMAT_"),
-            "{message}"
-        );
-        assert!(message.contains("FOLIO_KV_FORMAT_PLAIN is"), "{message}");
-    };
-    is_refused(append(&context, &args, OURS));
-    let ids = || at(SLOTS, DType::I32, &[2], None);
-    let gathered = GatherArgs {
-        key: args.key,
-        value: at(VALUE, DType::BF16, &[4, 2, 64], None),
-        k_cache: args.k_cache,
-        v_cache: args.v_cache,
-        layout: args.layout,
-        form: args.form,
-        kv_dtype: None,
-        requests: GatheredRequests {
-            cu_seq_lens: ids(),
-            seq_starts: None,
-            pages: RecordPages::Csr {
-                indptr: ids(),
-                indices: ids(),
-            },
-        },
-        k_scale: 0.0,
-        v_scale: 0.0,
-        k_scales: args.k_scales,
-        v_scales: args.v_scales,
-        k_zero_points: None,
-        v_zero_points: None,
-    };
-    is_refused(gather(&context, &gathered, OURS));
-    for form in [
-        CacheForm::TokenHeadScales,
-        CacheForm::ChannelScales,
-        CacheForm::ChannelZeroPoints,
-        CacheForm::Nvfp4,
-        CacheForm::PackedKeys,
-    ] {
-        let desc = AttentionDesc {
-            kv_format: form.of(form.elements(DType::BF16)[0]),
-            ..desc(false)
-        };
-        is_refused(Attention::new(&context, desc).map(drop));
-        let shared = AttentionDesc {
-            kind: Kind::Prefill,
-            shared_levels: 1,
-            ..desc
-        };
-        is_refused(Cascade::new(&context, shared).map(drop));
-    }
-    assert!(recorder.launches().is_empty());
 }
 
 /// All slots lie past an empty cache, whatever the size of its pages.

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::features::Features;
+use super::features::{Feature, Features};
 use super::generic::Generic;
 use super::kernel::{AttentionKernel, OrLacks, Run, packed_rows, phase};
 use super::mla::GenericMla;
@@ -12,6 +12,7 @@ use super::sm90_decode::Sm90Decode;
 use super::sm90_mla::Sm90Mla;
 use super::sm90_mla_few::Sm90MlaFew;
 use super::sm90_prefill::Sm90Prefill;
+use super::stored::Stored;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::kernels::Arch;
@@ -19,7 +20,7 @@ use crate::cuda::kernels::attention::{KeySource, Masks, Phase};
 use crate::cuda::kernels::mla::RecordSource;
 use crate::error::Result;
 use crate::log::{Level, Logger};
-use crate::problem::{AttentionDesc, Kind};
+use crate::problem::{AttentionDesc, CacheForm, Kind};
 
 /// The kernels of one problem, the preferred ones first.
 pub struct Candidates {
@@ -49,7 +50,10 @@ impl Candidates {
             preferred,
             portable: match desc.kind {
                 Kind::Mla => Box::new(GenericMla::load(loader, context, desc)?),
-                Kind::Decode | Kind::Prefill => Box::new(Generic::load(loader, context, desc)?),
+                Kind::Decode | Kind::Prefill => match desc.kv_format.form() {
+                    CacheForm::Plain => Box::new(Generic::load(loader, context, desc)?),
+                    _ => Box::new(Stored::load(loader, context, desc)?),
+                },
             },
             logger: loader.logger().clone(),
             told: AtomicU32::new(0),
@@ -129,6 +133,9 @@ fn special(
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |keys| Sm90Mla::load(keys, loader, context, desc).map(boxed);
     let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
+    if desc.kv_format.form() != CacheForm::Plain {
+        return Ok(vec![Err(Feature::CacheForm.into())]);
+    }
     match (desc.kind, phase(desc)) {
         (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(RecordSource::Records)?]),
         (Kind::Mla, Phase::Decode) => Ok(vec![few(RecordSource::Boxes)?, few(RecordSource::Rows)?]),

@@ -41,12 +41,14 @@ pub enum Feature {
     LogitsScale,
     /// Keys in two parts.
     SplitKeys,
+    /// Rows that are not plain elements one after the other.
+    CacheForm,
 }
 
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 17] = [
+const ALL: [Feature; 18] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -64,6 +66,7 @@ const ALL: [Feature; 17] = [
     F::Rows,
     F::LogitsScale,
     F::SplitKeys,
+    F::CacheForm,
 ];
 
 impl Feature {
@@ -86,6 +89,7 @@ impl Feature {
             F::Rows => "as many rows of q, k or v",
             F::LogitsScale => "an sm_scale that is not positive",
             F::SplitKeys => "k_rope",
+            F::CacheForm => "kv_format",
         }
     }
 

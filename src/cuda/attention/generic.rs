@@ -98,13 +98,27 @@ impl AttentionKernel for Generic {
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
+        let params = self.params(run);
+        // SAFETY: the kernel takes a `FolioGenericParams`; its addresses are the caller's tensors, which
+        // were checked against the plan, and the workspace.
+        unsafe { self.enqueue(current, run, &params, stream) }
+    }
+}
+
+impl Generic {
+    /// Row tiles that the largest item needs.
+    fn row_tiles(&self, run: &Run<'_>) -> u32 {
+        (run.q_tile * self.group_size).div_ceil(self.row.shape.q_tile)
+    }
+
+    /// The parameters of a run.
+    pub fn params(&self, run: &Run<'_>) -> GenericParams {
         let k_rope = run.args.k_rope.as_ref();
-        let row_tiles = (run.q_tile * self.group_size).div_ceil(self.row.shape.q_tile);
-        let params = GenericParams {
+        GenericParams {
             attention: *run.params,
             head_dim_qk: self.params.head_dim_qk,
             head_dim_vo: self.params.head_dim_vo,
-            row_tiles,
+            row_tiles: self.row_tiles(run),
             o_dtype: dtype_code(self.params.o_dtype),
             q_copy_bytes: row_alignment(&run.args.q),
             k_copy_bytes: row_alignment(&run.args.k),
@@ -117,8 +131,22 @@ impl AttentionKernel for Generic {
                 let seam = run.args.k.extent(3) as u32 * run.args.k.dtype().size() as u32;
                 row_alignment(k_rope).min(1 << seam.trailing_zeros())
             }),
-        };
-        let blocks = u64::from(run.num_items) * u64::from(row_tiles) * u64::from(self.num_kv_heads);
+        }
+    }
+
+    /// Enqueues the kernel with its parameter.
+    ///
+    /// # Safety
+    /// `P` is the kernel's parameter, and every address in it valid until the kernel has run.
+    pub unsafe fn enqueue<P: Copy>(
+        &self,
+        current: &Current<'_>,
+        run: &Run<'_>,
+        params: &P,
+        stream: Stream,
+    ) -> Result<()> {
+        let tiles = u64::from(self.row_tiles(run)) * u64::from(self.num_kv_heads);
+        let blocks = u64::from(run.num_items) * tiles;
         let launch = Launch {
             grid: [blocks_of("qo_indptr and kv_len", blocks)?, 1, 1],
             threads: self.row.shape.threads,
@@ -126,8 +154,7 @@ impl AttentionKernel for Generic {
             dependent: false,
             stream,
         };
-        // SAFETY: the kernel takes a `FolioGenericParams`; its addresses are the caller's tensors, which
-        // were checked against the plan, and the workspace.
-        unsafe { launch.enqueue(current, &self.function, &params, &[]) }
+        // SAFETY: the caller's promise.
+        unsafe { launch.enqueue(current, &self.function, params, &[]) }
     }
 }

@@ -207,6 +207,8 @@ impl CudaAttention {
             Mask::CausalByRequest(causal) => address(Some(causal)),
             _ => 0,
         };
+        let [k_scales, v_scales] =
+            [args.k_scales, args.v_scales].map(|scales| self.desc.kv_format.head_scales(scales));
         let side = |side: Option<u32>| side.and_then(|n| i32::try_from(n).ok()).unwrap_or(-1);
         AttentionParams {
             plan: planned.view,
@@ -219,8 +221,8 @@ impl CudaAttention {
             lse_stride_head: args.lse.map_or(0, |lse| lse.stride(1)),
             sinks: address(args.sinks),
             alibi_slopes: address(args.alibi_slopes),
-            k_scales: address(args.k_scales),
-            v_scales: address(args.v_scales),
+            k_scales: address(k_scales),
+            v_scales: address(v_scales),
             mask,
             mask_start,
             mm_prefix_ranges: address(args.mm_prefix_ranges),
@@ -232,8 +234,8 @@ impl CudaAttention {
             window_right: side(args.window.right),
             mask_mode,
             flags: run_flags(args),
-            k_scales_stride: scales_stride(args.k_scales),
-            v_scales_stride: scales_stride(args.v_scales),
+            k_scales_stride: scales_stride(k_scales),
+            v_scales_stride: scales_stride(v_scales),
             num_qo_heads: self.desc.num_qo_heads,
             num_kv_heads: self.desc.num_kv_heads,
             page_size: self.desc.kv.page_size(),

@@ -6,10 +6,12 @@ use super::features::{Feature, Features};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function};
-use crate::cuda::kernels::attention::{self, AttentionQuery, AttentionRow, AttentionTypes, Phase};
+use crate::cuda::kernels::attention::{
+    self, AttentionQuery, AttentionRow, AttentionTypes, Phase, STORED,
+};
 use crate::cuda::params::AttentionParams;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, Checked, Tiling};
+use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, Checked, Tiling};
 
 /// One run of a plan.
 #[derive(Debug)]
@@ -76,7 +78,11 @@ pub fn query(context: &Context, desc: &AttentionDesc) -> AttentionQuery {
         compute_capability: context.device().compute_capability,
         types: AttentionTypes {
             q: desc.q_dtype,
-            kv: desc.kv_format.element,
+            // Of other forms than plain rows a kernel takes all.
+            kv: match desc.kv_format.form() {
+                CacheForm::Plain => desc.kv_format.element,
+                _ => STORED,
+            },
             o: desc.o_dtype,
         },
         head_dim_qk: desc.head_dim_qk,

@@ -55,6 +55,24 @@ pub static KV_GATHER: Keyless = Keyless {
     }),
 };
 
+/// Writes new tokens to a cache in another form than plain rows.
+pub static APPEND_STORED: Keyless = Keyless {
+    noun: "append_stored kernel",
+    rows: LazyLock::new(|| {
+        let code = ("ops/append_stored.cu", "folio_append_stored");
+        [row("append_stored", code, 128)]
+    }),
+};
+
+/// Copies tokens of such a cache to dense rows.
+pub static GATHER_STORED: Keyless = Keyless {
+    noun: "gather_stored kernel",
+    rows: LazyLock::new(|| {
+        let code = ("ops/gather_stored.cu", "folio_gather_stored");
+        [row("gather_stored", code, 128)]
+    }),
+};
+
 /// Writes new tokens to a cache of latent records.
 pub static MLA_APPEND: Keyless = Keyless {
     noun: "mla_append kernel",

@@ -2,9 +2,9 @@
 
 use super::append::{APPEND, ROPE_APPEND};
 use super::keyless::{
-    BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER, DRAFT_KV_INDICES,
-    KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES, MLA_APPEND, MLA_GATHER, PLAN, SLOT_MAPPING,
-    TREE_MASK,
+    APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER,
+    DRAFT_KV_INDICES, GATHER_STORED, KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES, MLA_APPEND,
+    MLA_GATHER, PLAN, SLOT_MAPPING, TREE_MASK,
 };
 use super::row::Row;
 use super::{attention, merge, mla, projection};
@@ -21,6 +21,8 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(KV_COPY.rows())
         .chain(KV_COPY_LIST.rows())
         .chain(KV_GATHER.rows())
+        .chain(APPEND_STORED.rows())
+        .chain(GATHER_STORED.rows())
         .chain(MLA_APPEND.rows())
         .chain(MLA_GATHER.rows())
         .chain(CP_REORDER.rows())

@@ -10,35 +10,56 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::gather_params::{GatheredTensor, KvGatherParams};
-use crate::cuda::kernels::keyless::KV_GATHER;
+use crate::cuda::kernels::keyless::{GATHER_STORED, KV_GATHER};
 use crate::cuda::params::{
     Cache, Divisor, Rows, address, count, dtype_code, fewest, scales_stride,
 };
+use crate::cuda::stored_params::{Stored, StoredGatherParams};
 use crate::error::Result;
-use crate::problem::{Checked, GatherArgs};
+use crate::problem::{CacheForm, Checked, GatherArgs};
 use crate::tensor::Tensor;
 
 /// The operator on one device.
 #[derive(Debug)]
-pub struct Gather(KeylessKernel);
+pub struct Gather {
+    plain: KeylessKernel,
+    stored: KeylessKernel,
+}
 
 impl Gather {
     /// Loads nothing yet.
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> Gather {
-        Gather(KeylessKernel::new("kv_gather", &KV_GATHER, loader, context))
+        Gather {
+            plain: KeylessKernel::new("kv_gather", &KV_GATHER, loader, context),
+            stored: KeylessKernel::new("kv_gather", &GATHER_STORED, loader, context),
+        }
     }
 
     /// Copies tokens to dense rows.
     pub fn run(&self, args: &Checked<GatherArgs>, stream: Stream) -> Result<()> {
-        let params = params(args)?;
-        let rows = match params.batch_size {
+        let gather = params(args)?;
+        let rows = match gather.batch_size {
             0 => 0,
-            _ => params.num_rows as u64,
+            _ => gather.num_rows as u64,
         };
         let of = ("key", Workers::Warps(rows));
-        // SAFETY: the kernel takes a `FolioKvGatherParams`; the addresses are the caller's tensors, whose extents
-        // `api` checked.
-        unsafe { self.0.enqueue(&params, of, stream) }
+        if args.form == CacheForm::Plain {
+            // SAFETY: the kernel takes a `FolioKvGatherParams`; the addresses are the caller's tensors, whose extents
+            // `api` checked.
+            return unsafe { self.plain.enqueue(&gather, of, stream) };
+        }
+        let params = StoredGatherParams {
+            gather: KvGatherParams {
+                vectors: [&args.key, &args.value]
+                    .into_iter()
+                    .all(moves_vectors)
+                    .into(),
+                ..gather
+            },
+            cache: Stored::of(&args.caches(), [args.k_scale, args.v_scale]),
+        };
+        // SAFETY: the kernel takes a `FolioStoredGatherParams`; otherwise as above.
+        unsafe { self.stored.enqueue(&params, of, stream) }
     }
 }
 

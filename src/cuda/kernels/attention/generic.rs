@@ -2,7 +2,8 @@
 //! back to.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, MOST_HEAD_DIM, Phase, Shape, Variant, cached, same,
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_STORED, MOST_HEAD_DIM, Phase, Shape, Variant,
+    cached, same,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -28,6 +29,21 @@ pub(super) const FAMILIES: &[Family] = &[
         types: HALF_FP8,
         shapes: &PREFILL_FP8,
         ..PREFILL
+    },
+    Family {
+        types: HALF_STORED,
+        shapes: &DECODE_STORED,
+        variant: Variant::GenericStored { warps_m: 1 },
+        shared_bytes: stored_ring_per_warp,
+        ..STORED
+    },
+    Family {
+        types: HALF_STORED,
+        shapes: &PREFILL_STORED,
+        phase: Phase::Prefill,
+        variant: Variant::GenericStored { warps_m: 4 },
+        shared_bytes: one_stored_ring,
+        ..STORED
     },
     Family {
         phase: Phase::Decode,
@@ -59,6 +75,13 @@ const PREFILL: Family = Family {
     phase: Phase::Prefill,
     variant: Variant::Generic { warps_m: 4 },
     shared_bytes: one_ring,
+    ..DECODE
+};
+
+/// Attention over caches in other forms than plain rows.
+const STORED: Family = Family {
+    source: "generic/attention_stored.cu",
+    symbol: "folio_attention_stored",
     ..DECODE
 };
 
@@ -111,6 +134,16 @@ const PREFILL_FP8: [Shape; 4] = [
     shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 32, 128),
 ];
 
+/// Two sizes for all forms: queries take twice the room, and a tile is there twice, as it is stored and as it is multiplied.
+const DECODE_STORED: [Shape; 2] = [
+    shape((128, 128), 16, 16, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 64),
+];
+const PREFILL_STORED: [Shape; 2] = [
+    shape((128, 128), 64, 32, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 16, 128),
+];
+
 const fn shape(
     (head_dim_qk, head_dim_vo): (u32, u32),
     q_tile: u32,
@@ -142,6 +175,25 @@ fn queries(shape: Shape) -> u32 {
 
 fn ring(types: AttentionTypes, shape: Shape) -> u32 {
     2 * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * types.kv.size() as u32
+}
+
+/// Queries as sums of two 16-bit numbers with a number for each row, and keys and values that all warps share.
+fn one_stored_ring(_: AttentionTypes, shape: Shape) -> u32 {
+    stored_queries(shape) + stored_ring(shape)
+}
+
+/// The same queries, and keys and values of each warp.
+fn stored_ring_per_warp(_: AttentionTypes, shape: Shape) -> u32 {
+    stored_queries(shape) + shape.threads / 32 * stored_ring(shape)
+}
+
+fn stored_queries(shape: Shape) -> u32 {
+    2 * queries(shape) + 4 * shape.q_tile
+}
+
+/// A tile of 16-bit numbers, two stages of bytes, and two factors of each key.
+fn stored_ring(shape: Shape) -> u32 {
+    shape.kv_tile * (4 * (shape.head_dim_qk + shape.head_dim_vo) + 8)
 }
 
 /// Queries, keys in rows of four more, and values, all as fp32.

@@ -9,7 +9,7 @@ mod table;
 
 pub use row::{
     AttentionQuery, AttentionRow, AttentionTypes, Family, Fit, KeySource, KvRows, MOST_HEAD_DIM,
-    Masks, Phase, Shape, Variant,
+    Masks, Phase, STORED, Shape, Variant,
 };
 pub use sm90_prefill::SPLIT_ROPE_DIM;
 pub use table::{candidates, rows, unsupported};

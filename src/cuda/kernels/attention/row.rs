@@ -37,6 +37,11 @@ pub enum Variant {
     },
     /// `generic/attention_f32.cu`: fp32 arithmetic.
     GenericF32,
+    /// `generic/attention_stored.cu`: mma.sync on what other forms of caches are widened to.
+    GenericStored {
+        /// As in `Generic`.
+        warps_m: u32,
+    },
     /// `sm90/decode/decode.cu`.
     Sm90Decode {
         /// How keys come.
@@ -112,7 +117,9 @@ impl Variant {
     /// What the source is told, as `NAME=VALUE`.
     fn defines(self) -> Vec<String> {
         match self {
-            Variant::Generic { warps_m } => vec![format!("FOLIO_WARPS_M={warps_m}")],
+            Variant::Generic { warps_m } | Variant::GenericStored { warps_m } => {
+                vec![format!("FOLIO_WARPS_M={warps_m}")]
+            }
             Variant::GenericF32 => Vec::new(),
             Variant::Sm90Decode { heads, .. } => vec![format!("FOLIO_DECODE_HEADS={heads}")],
             Variant::Sm90Prefill {
@@ -131,6 +138,7 @@ impl Variant {
     fn suffix(self) -> Option<String> {
         match self {
             Variant::Generic { .. } | Variant::GenericF32 => None,
+            Variant::GenericStored { .. } => Some("stored".into()),
             Variant::Sm90Decode { keys, .. } => Some(match keys {
                 KeySource::Tma => "tma".into(),
                 KeySource::Gather => "gather".into(),
@@ -342,6 +350,13 @@ pub(super) const fn cached(q: DType, kv: DType) -> AttentionTypes {
 
 /// The 16-bit types.
 pub(super) const HALF: &[AttentionTypes] = &[same(DType::BF16), same(DType::F16)];
+
+/// What rows of the kernels say that take caches in other forms than plain rows: bytes, whatever the elements are.
+pub const STORED: DType = DType::U8;
+
+/// The 16-bit types over such caches.
+pub(super) const HALF_STORED: &[AttentionTypes] =
+    &[cached(DType::BF16, STORED), cached(DType::F16, STORED)];
 
 /// The 16-bit types with fp32 outputs.
 pub(super) const HALF_TO_F32: &[AttentionTypes] = &[to_f32(DType::BF16), to_f32(DType::F16)];

@@ -1,0 +1,312 @@
+//! What operators and attention over caches in other forms than rows of plain elements are launched with.
+
+use folio::api::{Attention, Cascade, append, gather};
+use folio::cuda::stored_params::{
+    StoredAppendParams, StoredAttentionParams, StoredFormat, StoredGatherParams,
+};
+use folio::dtype::DType;
+use folio::error::{Error, Result};
+use folio::problem::{
+    AppendArgs, AttentionArgs, AttentionDesc, CacheForm, GatherArgs, GatheredRequests, Kind,
+    KvLayout, RecordPages,
+};
+use folio::tensor::Tensor;
+
+use crate::fixture::{DIM, Handle, OURS, PAGE_SIZE, SOMEWHERE, at, context, desc, divides};
+use crate::stub::Recorder;
+
+const KEY: usize = 0x1_0000_0000;
+const VALUE: usize = 0x2_0000_0000;
+const K: usize = 0x3_0000_0000;
+const V: usize = 0x4_0000_0000;
+const K_SCALES: usize = 0x5_0000_0000;
+const V_SCALES: usize = 0x6_0000_0000;
+const K_ZEROS: usize = 0x7_0000_0000;
+const V_ZEROS: usize = 0x8_0000_0000;
+const SLOTS: usize = 0x9_0000_0000;
+
+const FORMS: [CacheForm; 5] = [
+    CacheForm::TokenHeadScales,
+    CacheForm::ChannelScales,
+    CacheForm::ChannelZeroPoints,
+    CacheForm::Nvfp4,
+    CacheForm::PackedKeys,
+];
+
+/// Ten pages of 16 tokens of eight heads of 128 elements, HND.
+fn cache(form: CacheForm, is_key: bool) -> Tensor {
+    let element = form.elements(DType::BF16)[0];
+    let address = if is_key { K } else { V };
+    let shape: &[i64] = match (form, is_key) {
+        (CacheForm::PackedKeys, true) => &[10, 8, 16, 16, 8],
+        (CacheForm::PackedKeys, false) => &[10, 8, 128, 16],
+        _ => &[10, 8, 16, 128 / i64::from(element.lanes())],
+    };
+    at(address, element, shape, None)
+}
+
+fn scales(form: CacheForm, address: usize) -> Option<Tensor> {
+    let tensor = |dtype, shape: &[i64]| Some(at(address, dtype, shape, None));
+    match form {
+        CacheForm::Plain | CacheForm::PackedKeys => None,
+        CacheForm::TokenHeadScales => tensor(DType::F32, &[10, 16, 8]),
+        CacheForm::Nvfp4 => tensor(DType::F8E4M3, &[10, 8, 16, 8]),
+        _ => tensor(DType::F32, &[8, 128]),
+    }
+}
+
+fn zeros(form: CacheForm, address: usize) -> Option<Tensor> {
+    (form == CacheForm::ChannelZeroPoints).then(|| at(address, DType::F32, &[8, 128], None))
+}
+
+fn tokens(form: CacheForm) -> AppendArgs {
+    AppendArgs {
+        key: at(KEY, DType::BF16, &[3, 8, 128], None),
+        value: at(VALUE, DType::BF16, &[3, 8, 128], None),
+        k_cache: cache(form, true),
+        v_cache: cache(form, false),
+        layout: KvLayout::Hnd,
+        form,
+        kv_dtype: None,
+        slot_mapping: at(SLOTS, DType::I32, &[3], None),
+        k_scale: 0.0,
+        v_scale: 0.0,
+        k_scales: scales(form, K_SCALES),
+        v_scales: scales(form, V_SCALES),
+        k_zero_points: zeros(form, K_ZEROS),
+        v_zero_points: zeros(form, V_ZEROS),
+    }
+}
+
+fn format(form: CacheForm) -> StoredFormat {
+    let (form, element) = match form {
+        CacheForm::Plain => (0, 2),
+        CacheForm::TokenHeadScales => (1, 5),
+        CacheForm::ChannelScales => (2, 5),
+        CacheForm::ChannelZeroPoints => (3, 6),
+        CacheForm::Nvfp4 => (4, 7),
+        CacheForm::PackedKeys => (5, 2),
+    };
+    StoredFormat { form, element }
+}
+
+pub fn appends() {
+    let recorder = Recorder::new();
+    recorder.expect::<StoredAppendParams>("folio_append_stored");
+    let context = context();
+    for form in FORMS {
+        recorder.forget();
+        append(&context, &tokens(form), OURS).unwrap();
+        let launched = recorder.launches();
+        assert_eq!(launched.len(), 1);
+        assert_eq!(
+            (launched[0].grid, launched[0].block),
+            ([3, 1, 1], [128, 1, 1])
+        );
+        let p: StoredAppendParams = launched[0].params();
+        assert_eq!(p.cache.format, format(form));
+        let (k, v) = (p.cache.k, p.cache.v);
+        assert_eq!((k.cache.data, v.cache.data), (K as u64, V as u64));
+        assert_eq!((p.key.data, p.value.data), (KEY as u64, VALUE as u64));
+        assert_eq!((k.head_dim, k.scale), (128, 1.0));
+        let strides = [
+            k.cache.stride_page,
+            k.cache.stride_token,
+            k.cache.stride_head,
+        ];
+        let scales = [k.scales_page, k.scales_token, k.scales_head];
+        let (wanted, wanted_scales) = match form {
+            CacheForm::TokenHeadScales => ([16384, 128, 2048], [128, 8, 1]),
+            CacheForm::ChannelScales => ([16384, 128, 2048], [0, 0, 128]),
+            CacheForm::ChannelZeroPoints => ([8192, 64, 1024], [0, 0, 128]),
+            CacheForm::Nvfp4 => ([8192, 64, 1024], [1024, 8, 128]),
+            _ => ([16384, 8, 2048], [0, 0, 0]),
+        };
+        assert_eq!((strides, scales), (wanted, wanted_scales), "{form:?}");
+        let is_packed = form == CacheForm::PackedKeys;
+        let parts = [(k.part_stride, k.log2_part), (v.part_stride, v.log2_part)];
+        match is_packed {
+            true => assert_eq!(parts, [(128, 3), (16, 0)]),
+            false => assert_eq!(parts, [(0, 31), (0, 31)]),
+        }
+        // Eight elements of a packed value are not neighbours.
+        assert_eq!((k.vectors, v.vectors), (1, u32::from(!is_packed)));
+        let with_zeros = form == CacheForm::ChannelZeroPoints;
+        assert_eq!(
+            (k.zero_points, k.zero_points_head),
+            match with_zeros {
+                true => (K_ZEROS as u64, 128),
+                false => (0, 0),
+            }
+        );
+        assert_eq!((p.num_slots, p.num_kv_heads, p.slot_bytes), (160, 8, 4));
+        assert_eq!((p.row_dtype, p.row_vectors, p.log2_lanes), (2, 1, 4));
+        assert_eq!(divides(159, p.page_size), 9);
+    }
+}
+
+/// Heads of one scale each, and rows at any address.
+pub fn appends_of_odd_rows() {
+    let recorder = Recorder::new();
+    recorder.expect::<StoredAppendParams>("folio_append_stored");
+    let element = DType::F8E4M3;
+    let args = AppendArgs {
+        key: at(KEY + 2, DType::BF16, &[3, 8, 128], None),
+        k_cache: at(K, element, &[10, 8, 8, 16, 16], None),
+        v_cache: at(V, element, &[10, 8, 128, 16], None),
+        k_scales: Some(at(K_SCALES, DType::F32, &[8], None)),
+        v_scales: Some(at(V_SCALES, DType::F32, &[1], None)),
+        k_scale: 0.5,
+        ..tokens(CacheForm::PackedKeys)
+    };
+    append(&context(), &args, OURS).unwrap();
+    let p: StoredAppendParams = recorder.launches()[0].params();
+    let (k, v) = (p.cache.k, p.cache.v);
+    assert_eq!((k.scales_head, v.scales_head), (1, 0));
+    assert_eq!((k.scale, v.scale, p.row_vectors), (0.5, 1.0, 0));
+    assert_eq!((k.part_stride, k.log2_part, k.vectors), (256, 4, 1));
+}
+
+pub fn gathers() {
+    let recorder = Recorder::new();
+    recorder.expect::<StoredGatherParams>("folio_gather_stored");
+    let context = context();
+    for form in FORMS {
+        let append = tokens(form);
+        let args = GatherArgs {
+            key: at(KEY, DType::F16, &[9, 8, 128], None),
+            value: at(VALUE, DType::F16, &[9, 8, 128], None),
+            k_cache: append.k_cache,
+            v_cache: append.v_cache,
+            layout: append.layout,
+            form,
+            kv_dtype: None,
+            requests: GatheredRequests {
+                cu_seq_lens: at(SLOTS, DType::I32, &[3], None),
+                seq_starts: None,
+                pages: RecordPages::Table(at(SOMEWHERE, DType::I32, &[2, 5], None)),
+            },
+            k_scale: 0.0,
+            v_scale: 0.0,
+            k_scales: append.k_scales,
+            v_scales: append.v_scales,
+            k_zero_points: append.k_zero_points,
+            v_zero_points: append.v_zero_points,
+        };
+        // Rows of the type of a packed cache, which are copied.
+        let args = match form {
+            CacheForm::PackedKeys => GatherArgs {
+                key: at(KEY, DType::BF16, &[9, 8, 128], None),
+                value: at(VALUE, DType::BF16, &[9, 8, 128], None),
+                ..args
+            },
+            _ => args,
+        };
+        recorder.forget();
+        gather(&context, &args, OURS).unwrap();
+        let launched = recorder.launches();
+        assert_eq!((launched.len(), launched[0].grid), (1, [3, 1, 1]));
+        let p: StoredGatherParams = launched[0].params();
+        assert_eq!(p.cache.format, format(form));
+        assert_eq!(
+            (p.cache.k.cache.data, p.gather.k.rows.data),
+            (K as u64, KEY as u64)
+        );
+        assert_eq!((p.gather.vectors, p.gather.num_rows), (1, 9));
+    }
+}
+
+/// The caches of a form, in pages of the fixture's desc.
+fn attention_args(form: CacheForm, k: Tensor) -> AttentionArgs {
+    let q = |address| at(address, DType::BF16, &[2, 8, DIM.into()], None);
+    AttentionArgs {
+        k_scales: scales(form, K_SCALES),
+        v_scales: scales(form, V_SCALES),
+        k_zero_points: zeros(form, K_ZEROS),
+        v_zero_points: zeros(form, V_ZEROS),
+        ..AttentionArgs::new(q(KEY), k, cache(form, false), q(VALUE))
+    }
+}
+
+fn desc_of(form: CacheForm) -> AttentionDesc {
+    AttentionDesc {
+        kv_format: form.of(form.elements(DType::BF16)[0]),
+        kv: folio::problem::KvStorage::Paged {
+            page_size: PAGE_SIZE,
+            layout: KvLayout::Hnd,
+        },
+        ..desc(false)
+    }
+}
+
+/// The portable kernel is the first choice, with the scales of the form and none of heads.
+pub fn attention() {
+    let recorder = Recorder::new();
+    recorder.expect::<StoredAttentionParams>("folio_attention_stored");
+    let context = context();
+    for form in FORMS {
+        let mut handle = Handle::of(&context, desc_of(form)).unwrap();
+        assert_eq!(
+            handle.attention.kernel(),
+            "decode_sm80_bf16_kvu8_d128_q16_stored"
+        );
+        handle.plan_host(40, OURS).unwrap();
+        recorder.forget();
+        let args = attention_args(form, cache(form, true));
+        handle.attention.run(&args, OURS).unwrap();
+        let p: StoredAttentionParams = recorder.launches()[0].params();
+        assert_eq!(p.cache.format, format(form));
+        let attention = p.generic.attention;
+        assert_eq!((attention.k_scales, attention.v_scales), (0, 0));
+        let scales = args.k_scales.map_or(0, |_| K_SCALES as u64);
+        assert_eq!(p.cache.k.scales, scales);
+        let ahead = u32::from(form != CacheForm::PackedKeys);
+        assert_eq!(p.copied_ahead, ahead, "{form:?}");
+    }
+}
+
+/// Rows that no copy of 16 bytes reads are read by the element.
+pub fn attention_over_odd_rows() {
+    let recorder = Recorder::new();
+    recorder.expect::<StoredAttentionParams>("folio_attention_stored");
+    let form = CacheForm::TokenHeadScales;
+    let mut handle = Handle::of(&context(), desc_of(form)).unwrap();
+    handle.plan_host(40, OURS).unwrap();
+    recorder.forget();
+    let odd = at(K + 8, DType::I8, &[10, 8, 16, 128], None);
+    handle
+        .attention
+        .run(&attention_args(form, odd), OURS)
+        .unwrap();
+    let p: StoredAttentionParams = recorder.launches()[0].params();
+    assert_eq!(p.copied_ahead, 0);
+}
+
+/// Queries of fp32 are refused, and the refusal says with what they are not.
+pub fn fp32_queries_are_refused() {
+    let context = context();
+    let is_refused = |result: Result<()>, form: CacheForm| {
+        let message = match &result {
+            Err(Error::Unsupported(message)) => message.clone(),
+            _ => panic!("{result:?}"),
+        };
+        for part in ["kv_format", form.name(), "float32", "bfloat16 are"] {
+            assert!(message.contains(part), "{message}");
+        }
+    };
+    for form in FORMS {
+        let desc = AttentionDesc {
+            q_dtype: DType::F32,
+            o_dtype: DType::F32,
+            kv_format: form.of(form.elements(DType::F32)[0]),
+            ..desc(false)
+        };
+        is_refused(Attention::new(&context, desc).map(drop), form);
+        let shared = AttentionDesc {
+            kind: Kind::Prefill,
+            shared_levels: 1,
+            ..desc
+        };
+        is_refused(Cascade::new(&context, shared).map(drop), form);
+    }
+}
