@@ -70,7 +70,7 @@ impl Sm90Decode {
         let page_fits = keys == KeySource::Gather || page_size.is_multiple_of(GROUP);
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let row_bytes = [desc.head_dim_qk, desc.head_dim_vo].map(|dim| dim * element_bytes(desc));
-        let whole_dims = desc.head_dim_qk % 8 == 0 && desc.head_dim_vo % 8 == 0;
+        let whole_dims = desc.head_dim_qk.is_multiple_of(8) && desc.head_dim_vo.is_multiple_of(8);
         let dims_fit = whole_dims
             && match keys {
                 KeySource::Tma => row_bytes.iter().all(|bytes| bytes % MAPPED_BYTES == 0),
