@@ -41,11 +41,6 @@ fn paged(page_size: u32) -> KvStorage {
 pub fn creates_say_what_the_faster_kernels_lack() {
     let (logger, messages) = listener();
     let context = context_with(logger);
-    let odd = AttentionDesc {
-        head_dim_qk: 100,
-        head_dim_vo: 100,
-        ..desc(false)
-    };
     let fp32 = AttentionDesc {
         q_dtype: DType::F32,
         kv_format: DType::F32.into(),
@@ -75,7 +70,6 @@ pub fn creates_say_what_the_faster_kernels_lack() {
     for (desc, kernel, lacks) in [
         (desc(false), "decode_sm90a_bf16_d128_q8_tma", ""),
         (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
-        (odd, "decode_sm80_bf16_d128_q16", "head dims"),
         (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
         (prefill, "prefill_sm90a_bf16_d128_q128_rows", "page_size"),
         (long, "decode_sm80_bf16_d128_q16", "max_kv_len"),
@@ -236,7 +230,7 @@ pub fn head_dims_take_the_next_row() {
 
 /// Which kernel takes how many rows for each KV head: decode's, unless another reads keys once.
 pub fn packed_rows_choose_the_kernel() {
-    let many = |group, qo_len| AttentionDesc {
+    let many = |group: u32, qo_len: u32| AttentionDesc {
         num_qo_heads: 2 * group,
         num_kv_heads: 2,
         max_qo_len: qo_len,

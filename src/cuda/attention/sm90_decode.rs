@@ -70,12 +70,10 @@ impl Sm90Decode {
         let page_fits = keys == KeySource::Gather || page_size.is_multiple_of(GROUP);
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let row_bytes = [desc.head_dim_qk, desc.head_dim_vo].map(|dim| dim * element_bytes(desc));
-        let whole_dims = desc.head_dim_qk.is_multiple_of(8) && desc.head_dim_vo.is_multiple_of(8);
-        let dims_fit = whole_dims
-            && match keys {
-                KeySource::Tma => row_bytes.iter().all(|bytes| bytes % MAPPED_BYTES == 0),
-                KeySource::Gather => true,
-            };
+        let dims_fit = match keys {
+            KeySource::Tma => row_bytes.iter().all(|bytes| bytes % MAPPED_BYTES == 0),
+            KeySource::Gather => true,
+        };
         let lacks = Features::default()
             .and(Feature::TypesAndDims, !dims_fit)
             .and(Feature::PageSize, !page_fits)
