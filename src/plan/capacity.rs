@@ -161,6 +161,7 @@ mod tests {
                 .sum(),
             graph: false,
             batch_invariant,
+            fp8_products: false,
             shared_levels: 0,
         }
     }

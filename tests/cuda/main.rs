@@ -8,6 +8,7 @@ mod cascade;
 mod common;
 mod context_parallel;
 mod copy;
+mod fp8_queries;
 mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
@@ -36,6 +37,8 @@ fn main() -> ExitCode {
         case("device_lengths", (), problems::device_lengths),
         case("device_page_ids", (), problems::device_page_ids),
         case("long_splits", (), problems::long_splits),
+        case("fp8_queries", (), fp8_queries::random_shapes),
+        case("fp8_queries_long", (), fp8_queries::long),
         case("many_requests", (), problems::many_requests),
         case(
             "more_parts_than_there_is_room_for",

@@ -488,6 +488,7 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         choice::creates_say_what_the_faster_kernels_lack,
     ),
+    case("choice_queries_in_fp8", BACKEND, choice::queries_in_fp8),
     case(
         "choice_rows_wider_than_any_kernel",
         BACKEND,

@@ -5,6 +5,7 @@
 // part of an instruction is padding.
 #pragma once
 
+#include "params/query_type.h"
 #include "sm90/decode/work.cuh"
 
 namespace folio::decode {
@@ -68,7 +69,13 @@ private:
         const PackedRow row = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
         const i64 token = static_cast<i64>(item.work.q_token) + row.query;
         const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + row.head;
-        const char *bytes = static_cast<const char *>(q.data) + 2 * (token * q.stride_token + head * q.stride_head);
+        const i64 element = token * q.stride_token + head * q.stride_head;
+        if constexpr (Op::FP8 && !QueryType::IS_BF16) {
+            const u8 *fours = static_cast<const u8 *>(q.data) + element + 4 * (lane & 3);
+            if (params.attention.flags & FOLIO_QUERIES_E4M3) return read_fp8<e4m3>(fragments, fours);
+            if (params.attention.flags & FOLIO_QUERIES_E5M2) return read_fp8<e5m2>(fragments, fours);
+        }
+        const char *bytes = static_cast<const char *>(q.data) + 2 * element;
 #pragma unroll
         for (int k = 0; k < STEPS; ++k) {
             if constexpr (Op::FP8) {
@@ -78,6 +85,15 @@ private:
                 const char *two = bytes + 32 * k + 4 * (lane & 3);
                 fragments[k] = {{*reinterpret_cast<const u32 *>(two), *reinterpret_cast<const u32 *>(two + 16)}};
             }
+        }
+    }
+
+    // Queries in fp8 become f16, which has every number of theirs; `fours` is the lane's part of the first 16 elements.
+    template <class Stored>
+    static __device__ __forceinline__ void read_fp8(NarrowFragment (&fragments)[STEPS], const u8 *fours) {
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) {
+            widen<Stored>(*reinterpret_cast<const u32 *>(fours + 16 * k), fragments[k].r[0], fragments[k].r[1]);
         }
     }
 

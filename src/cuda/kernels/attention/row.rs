@@ -72,6 +72,13 @@ pub enum KvRows {
 }
 
 impl Variant {
+    /// Whether a row of the variant, compiled for these types, takes queries of another: those in fp8 become fp16, which holds
+    /// every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.)
+    fn converts(self, types: AttentionTypes, q: DType) -> bool {
+        let widens = matches!(self, Variant::Generic { .. } | Variant::Sm90Decode { .. });
+        widens && q.is_fp8() && types.q == DType::F16 && types.kv.is_fp8()
+    }
+
     /// What the source is told, as `NAME=VALUE`.
     fn defines(self) -> Vec<String> {
         match self {
@@ -268,7 +275,8 @@ impl Shape {
 impl AttentionRow {
     pub(super) fn fits(&self, query: &AttentionQuery) -> bool {
         self.phase == query.phase
-            && (self.types.q, self.types.kv) == (query.types.q, query.types.kv)
+            && (self.types.q == query.types.q || self.variant.converts(self.types, query.types.q))
+            && self.types.kv == query.types.kv
             && (self.any_output || self.types.o == query.types.o)
             && self.row.arch.runs_on(query.compute_capability)
             && self.fit.accepts(self.shape.head_dim_qk, query.head_dim_qk)
