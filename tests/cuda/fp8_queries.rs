@@ -33,7 +33,7 @@ fn in_fp8() -> impl Strategy<Value = Problem> {
     })
 }
 
-pub fn random_shapes() {
+pub fn fp8_queries() {
     let session = session();
     let mut runner = TestRunner::new(Config {
         source_file: Some(file!()),
@@ -51,7 +51,7 @@ pub fn random_shapes() {
 }
 
 /// Long enough to be split, on the kernels that take boxes of pages and on those that take rows.
-pub fn long() {
+pub fn long_fp8_queries() {
     let session = session();
     for (kind, lens) in [
         (Kind::Decode, [(1, 3000), (2, 17), (1, 1200)]),

@@ -37,8 +37,8 @@ fn main() -> ExitCode {
         case("device_lengths", (), problems::device_lengths),
         case("device_page_ids", (), problems::device_page_ids),
         case("long_splits", (), problems::long_splits),
-        case("fp8_queries", (), fp8_queries::random_shapes),
-        case("fp8_queries_long", (), fp8_queries::long),
+        case("fp8_queries", (), fp8_queries::fp8_queries),
+        case("long_fp8_queries", (), fp8_queries::long_fp8_queries),
         case("many_requests", (), problems::many_requests),
         case(
             "more_parts_than_there_is_room_for",
