@@ -8,6 +8,7 @@ mod cascade;
 mod common;
 mod context_parallel;
 mod copy;
+mod fp8_products;
 mod fp8_queries;
 mod gather;
 mod gpu;
@@ -39,6 +40,8 @@ fn main() -> ExitCode {
         case("long_splits", (), problems::long_splits),
         case("fp8_queries", (), fp8_queries::fp8_queries),
         case("long_fp8_queries", (), fp8_queries::long_fp8_queries),
+        case("fp8_products", (), fp8_products::fp8_products),
+        case("long_fp8_products", (), fp8_products::long_fp8_products),
         case("many_requests", (), problems::many_requests),
         case(
             "more_parts_than_there_is_room_for",

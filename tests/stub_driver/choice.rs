@@ -85,7 +85,34 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         max_num_tokens: 400,
         ..fp8_queries
     };
+    // Probabilities in e4m3 where the caller permits them and all types are e4m3; otherwise without a word.
+    let e4m3 = AttentionDesc {
+        kv_format: DType::F8E4M3.into(),
+        fp8_products: true,
+        ..fp8_prefill
+    };
+    let e5m2 = AttentionDesc {
+        fp8_products: true,
+        ..fp8_prefill
+    };
+    let e4m3_decode = AttentionDesc {
+        kv_format: DType::F8E4M3.into(),
+        fp8_products: true,
+        ..fp8_queries
+    };
+    let e4m3_small_pages = AttentionDesc {
+        kv: paged(5),
+        ..e4m3
+    };
     for (desc, kernel, lacks) in [
+        (e4m3, "prefill_sm90a_e4m3_d128_q192_paged", ""),
+        (e5m2, "prefill_sm80_f16_kve5m2_d128_q64", "dtypes"),
+        (e4m3_decode, "decode_sm90a_f16_kve4m3_d128_q8_tma", ""),
+        (
+            e4m3_small_pages,
+            "prefill_sm80_f16_kve4m3_d128_q64",
+            "page_size",
+        ),
         (desc(false), "decode_sm90a_bf16_d128_q8_tma", ""),
         (fp8_queries, "decode_sm90a_f16_kve5m2_d128_q8_tma", ""),
         (fp8_prefill, "prefill_sm80_f16_kve5m2_d128_q64", "dtypes"),

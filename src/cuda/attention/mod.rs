@@ -18,3 +18,4 @@ pub mod sm90_decode;
 mod sm90_mla;
 pub mod sm90_mla_few;
 pub mod sm90_prefill;
+mod sm90_prefill_fp8;

@@ -51,6 +51,8 @@ pub enum Variant {
         /// Elements of keys that come from a tensor of their own; 0 where keys are whole.
         rope_dim: u32,
     },
+    /// `sm90/prefill_fp8/prefill_fp8.cu`.
+    Sm90PrefillFp8,
 }
 
 /// How the Hopper decode kernel brings keys to shared memory.
@@ -83,7 +85,7 @@ impl Variant {
     fn defines(self) -> Vec<String> {
         match self {
             Variant::Generic { warps_m } => vec![format!("FOLIO_WARPS_M={warps_m}")],
-            Variant::GenericF32 => Vec::new(),
+            Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
             Variant::Sm90Decode { heads, .. } => vec![format!("FOLIO_DECODE_HEADS={heads}")],
             Variant::Sm90Prefill { kv, rope_dim } => vec![
                 format!("FOLIO_PAGED={}", u32::from(kv == KvRows::Paged)),
@@ -96,6 +98,7 @@ impl Variant {
     fn suffix(self) -> Option<&'static str> {
         match self {
             Variant::Generic { .. } | Variant::GenericF32 => None,
+            Variant::Sm90PrefillFp8 => Some("paged"),
             Variant::Sm90Decode { keys, .. } => Some(match keys {
                 KeySource::Tma => "tma",
                 KeySource::Gather => "gather",
