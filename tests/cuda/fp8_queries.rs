@@ -54,8 +54,8 @@ pub fn fp8_queries() {
 pub fn long_fp8_queries() {
     let session = session();
     for (kind, lens) in [
-        (Kind::Decode, [(1, 3000), (2, 17), (1, 1200)]),
-        (Kind::Prefill, [(70, 3000), (5, 17), (200, 1200)]),
+        (Kind::Decode, [(1, 3000), (2, 17), (1, 700)]),
+        (Kind::Prefill, [(20, 3000), (5, 17), (70, 300)]),
     ] {
         for dim in [64, 72, 128, 256] {
             for page_size in [16, 5] {
