@@ -7,10 +7,8 @@
 struct FolioPrefillFp8Params {
     FolioAttentionParams attention;
     folio_u32 o_dtype;  // FolioDtype
-    // From page to page of k and v, in groups of 8 tokens.
-    folio_u32 k_page_groups, v_page_groups;
-    folio_u32 reserved;
+    folio_u32 page_groups;  // groups of 8 tokens from page to page, of k as of v
 };
 
 // The number of src/cuda/prefill_fp8_params.rs.
-static_assert(sizeof(FolioPrefillFp8Params) == 392, "Hopper prefill in fp8");
+static_assert(sizeof(FolioPrefillFp8Params) == 384, "Hopper prefill in fp8");

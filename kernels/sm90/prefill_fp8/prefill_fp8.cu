@@ -91,10 +91,9 @@ private:
 // of the tile before.
 class Consumer {
 public:
-    __device__ __forceinline__ Consumer(const FolioPrefillFp8Params &params, const u8 *shared_bytes)
-        : all(params), params(params.attention), shared(shared_address(shared_bytes)) {
+    __device__ __forceinline__ Consumer(const FolioPrefillFp8Params &params, u32 shared)
+        : all(params), params(params.attention), shared(shared) {
         group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0) - 1;
-        tiles = reinterpret_cast<const Tile *>(shared_bytes + TILES);
     }
 
     __device__ __forceinline__ void run() {
@@ -166,13 +165,14 @@ private:
 
         __device__ __forceinline__ bool advance() { return --block >= last_block; }
         __device__ __forceinline__ bool last() const { return block == last_block; }
-        __device__ __forceinline__ bool masked() const { return block >= mask_from || block < mask_below; }
+        __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
+        __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
         __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
     };
 
     __device__ __forceinline__ const Tile *await_tile() const {
         mbarrier_wait(shared + TILE_FULL + 8 * slot.index(), slot.parity());
-        return tiles + slot.index();
+        return shared_tiles() + slot.index();
     }
 
     // Queries and the first keys of a tile.
@@ -212,7 +212,8 @@ private:
         release(shared + KEY_EMPTY + 8 * key.index());
         if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
         if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
-        if (steps.masked()) mask_keys(s, params, tile, steps.block);
+        const bool right = steps.masked_right(), left = steps.masked_left();
+        if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }
 
     __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
@@ -265,7 +266,6 @@ private:
     const FolioPrefillFp8Params &all;
     const FolioAttentionParams &params;
     u32 shared, group;
-    const Tile *tiles;
     Ring<TILE_SLOTS> slot;
     Ring<QUERY_STAGES> query;
     Ring<STAGES> key, value;
@@ -326,13 +326,13 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
         registers_shrink<32>();
         const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
         if (warp == 0) {
-            Loader(params, &q_map, &k_map, &v_map, shared_bytes).run();
+            Loader(params, &q_map, &k_map, &v_map, shared).run();
         } else {
             Transposer(shared).run();
         }
     } else {
         registers_grow<160>();
-        Consumer(params, shared_bytes).run();
+        Consumer(params, shared).run();
         // Not earlier: waiting CTAs of the next grid on idle multiprocessors slow this one down.
         allow_dependents();
     }

@@ -22,24 +22,31 @@ __device__ __forceinline__ float quad_max(float x) {
 // The thread's first row within the tile.
 __device__ __forceinline__ u32 first_row() { return (threadIdx.x - WARPGROUP) / 32 * 16 + threadIdx.x % 32 / 4; }
 
-// Keys outside [begin, end) become -inf for one of the thread's rows; both count from its first column.
-__device__ __forceinline__ void mask_row(Scores &s, int row, int begin, int end) {
+// Keys from `end` on become -inf for one of the thread's rows, or those before `begin`; both count from its first column.
+__device__ __forceinline__ void mask_right(Scores &s, int row, int end) {
 #pragma unroll
     for (int i = 2 * row; i < BLOCK / 2; i += i % 2 == 0 ? 1 : 3) {
-        const int column = 8 * (i / 4) + i % 2;
-        if (column < begin || column >= end) s[i] = minus_infinity();
+        if (8 * (i / 4) + i % 2 >= end) s[i] = minus_infinity();
+    }
+}
+
+__device__ __forceinline__ void mask_left(Scores &s, int row, int begin) {
+#pragma unroll
+    for (int i = 2 * row; i < BLOCK / 2; i += i % 2 == 0 ? 1 : 3) {
+        if (8 * (i / 4) + i % 2 < begin) s[i] = minus_infinity();
     }
 }
 
 // Masks what the thread's rows must not see of a block: keys outside their window, or past the end.
-__device__ __forceinline__ void mask_keys(Scores &s, const FolioAttentionParams &params, const Tile &tile, int block) {
+__device__ __forceinline__ void mask_keys(Scores &s, const FolioAttentionParams &params, const Tile &tile, int block,
+                                          bool right, bool left) {
     const Window<i32> window(params);
     const int first_column = block * BLOCK + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int position = tile.position + static_cast<int>(first_row() + 8 * r >> tile.pack_shift);
-        mask_row(s, r, window.begin(position) - first_column,
-                 min(tile.kv_end, window.end(position)) - first_column);
+        if (right) mask_right(s, r, min(tile.kv_end, window.end(position)) - first_column);
+        if (left) mask_left(s, r, window.begin(position) - first_column);
     }
 }
 

@@ -87,6 +87,11 @@ struct Tile {
 };
 static_assert(sizeof(Tile) == 48);
 
+__device__ __forceinline__ Tile *shared_tiles() {
+    extern __shared__ __align__(1024) u8 shared_bytes[];
+    return reinterpret_cast<Tile *>(shared_bytes + TILES);
+}
+
 // A tile that sees no key still takes one step, of nothing but masked keys.
 __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
     const Window<i32> window(params);

@@ -19,7 +19,7 @@ public:
         Ring<TILE_SLOTS> slot;
         while (true) {
             mbarrier_wait(shared + TILE_FULL + 8 * slot.index(), slot.parity());
-            const Tile &tile = tiles()[slot.index()];
+            const Tile &tile = shared_tiles()[slot.index()];
             int remaining = tile.num_steps, keys = tile.kv_end - tile.first_block * BLOCK;
             __syncwarp();
             if (lane() == 0) mbarrier_arrive(shared + TILE_READ + 8 * slot.index());
@@ -33,18 +33,15 @@ public:
 private:
     // Computed where they are used: this warp has 32 registers.
     static __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
-    static __device__ __forceinline__ const Tile *tiles() {
-        extern __shared__ __align__(1024) u8 shared_bytes[];
-        return reinterpret_cast<const Tile *>(shared_bytes + TILES);
-    }
 
     // One block, of which the first `keys` exist. This warp takes every third 16 keys.
     __device__ __forceinline__ void step(int keys) {
         mbarrier_wait(shared + RAW_FULL + 8 * block.index(), block.parity());
         mbarrier_wait(shared + VALUE_EMPTY + 8 * block.index(), block.parity() ^ 1);
-#pragma unroll 1
-        for (u32 sixteen = threadIdx.x / 32 - 1; sixteen < BLOCK / 16; sixteen += TRANSPOSERS) {
-            transpose(sixteen, keys - static_cast<int>(16 * sixteen));
+        const u32 first = threadIdx.x / 32 - 1;
+#pragma unroll
+        for (u32 i = 0; i < BLOCK / 16; i += TRANSPOSERS) {
+            transpose(first + i, keys - static_cast<int>(16 * (first + i)));
         }
         fence_proxy_async();
         __syncwarp();
