@@ -10,10 +10,8 @@ use super::params::AttentionParams;
 pub struct PrefillFp8Params {
     pub attention: AttentionParams,
     pub o_dtype: u32,
-    pub k_page_groups: u32,
-    pub v_page_groups: u32,
-    pub reserved: u32,
+    pub page_groups: u32,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/prefill_fp8.h`.
-const _: () = assert!(size_of::<PrefillFp8Params>() == 392);
+const _: () = assert!(size_of::<PrefillFp8Params>() == 384);

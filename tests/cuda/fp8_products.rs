@@ -13,11 +13,13 @@ use folio::problem::{Kind, LogBase};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-/// Rounding errors of a row's probabilities are up to 1/16, at random, and those near 0 vanish: the largest part of a row's
-/// norm that they may take. A row of two keys has no luck with its errors.
-const ROW_ERROR: f64 = 0.06;
+/// The largest part of a row's norm that its error may take: two equal probabilities whose errors, 1/16 each, have
+/// opposite signs, and a little for scores and sums.
+const ROW_ERROR: f64 = 0.068;
+/// An e4m3 output adds a rounding of its own.
+const E4M3_ERROR: f64 = 0.0625;
 /// Of log-sum-exps: the probabilities' own errors, and what is lost of their sum.
-const LSE_ERROR: f64 = 0.06;
+const LSE_ERROR: f64 = 0.07;
 
 fn check(problem: &Problem, got: &Output) -> Result<(), String> {
     let want = dense::attention(problem);
@@ -29,8 +31,10 @@ fn check(problem: &Problem, got: &Output) -> Result<(), String> {
         0.0 => 1.0,
         scale => f64::from(scale),
     };
-    // An output has errors of its own.
-    let bound = ROW_ERROR + if problem.o_dtype.is_fp8() { 0.04 } else { 0.0 };
+    let bound = match problem.o_dtype.is_fp8() {
+        true => ROW_ERROR + E4M3_ERROR,
+        false => ROW_ERROR,
+    };
     for (token, rows) in want.iter().enumerate() {
         for (head, row) in rows.iter().enumerate() {
             let at = token * heads + head;

@@ -24,8 +24,7 @@ public:
 
     // Warpgroups begin at different steps, so that they do not wait for shared memory together.
     __device__ __forceinline__ Stretches(u32 shared, u32 group)
-        : address(shared + SUMS + group * SUM_BYTES + threadIdx.x % WARPGROUP * 16),
-          step(group * PROMOTE_STEPS / CONSUMERS) {}
+        : shared(shared), steps(group * PROMOTE_STEPS / CONSUMERS) {}
 
     __device__ __forceinline__ void rescale(const float (&by)[2]) {
         factor[0] *= by[0];
@@ -34,15 +33,15 @@ public:
 
     // After a product of a block was added to `o`: true if `o` is a finished stretch, whose sums were taken over.
     __device__ __forceinline__ bool add_step(const Output &o) {
-        if (++step < PROMOTE_STEPS) return false;
-        step = 0;
+        const bool had_any = any();
+        if (++steps % PROMOTE_STEPS != 0) return false;
 #pragma unroll
         for (int i = 0; i < DIM / 8; ++i) {
             float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (any) sum = piece(i);
+            if (had_any) sum = piece(i);
             sum = make_float4(fmaf(sum.x, factor[0], o[4 * i]), fmaf(sum.y, factor[0], o[4 * i + 1]),
                               fmaf(sum.z, factor[1], o[4 * i + 2]), fmaf(sum.w, factor[1], o[4 * i + 3]));
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address + i * WARPGROUP * 16), "f"(sum.x),
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address(i)), "f"(sum.x),
                          "f"(sum.y), "f"(sum.z), "f"(sum.w)
                          : "memory");
         }
@@ -51,13 +50,12 @@ public:
             probabilities[r] = fmaf(probabilities[r], factor[r], probability_sum(o, r));
             factor[r] = 1.0f;
         }
-        any = true;
         return true;
     }
 
     // Adds all that was taken over to the last stretch.
     __device__ __forceinline__ void finish(Output &o) const {
-        if (!any) return;
+        if (!any()) return;
 #pragma unroll
         for (int i = 0; i < DIM / 8; ++i) {
             const float4 sum = piece(i);
@@ -71,18 +69,23 @@ public:
     }
 
 private:
+    __device__ __forceinline__ bool any() const { return steps >= PROMOTE_STEPS; }
+
+    __device__ __forceinline__ u32 address(int i) const {
+        const u32 group = threadIdx.x / WARPGROUP - 1;
+        return shared + SUMS + group * SUM_BYTES + (i * WARPGROUP + threadIdx.x % WARPGROUP) * 16;
+    }
+
     __device__ __forceinline__ float4 piece(int i) const {
         float4 v;
         asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                     : "r"(address + i * WARPGROUP * 16)
+                     : "r"(address(i))
                      : "memory");
         return v;
     }
 
-    u32 address;
-    int step;
-    bool any = false;
+    u32 shared, steps;
     float probabilities[2] = {}, factor[2] = {1.0f, 1.0f};
 };
 

@@ -51,11 +51,11 @@ __device__ __forceinline__ void mask_keys(Scores &s, const FolioAttentionParams 
 }
 
 // The references of the exponentials of the thread's two rows: P = 2^(logit - reference). A row's largest probability
-// lies between 2^HEADROOM and 2^(HEADROOM + LAG), within e4m3's 448; smaller ones keep their three bits down to 2^-6 and
-// vanish below 2^-10. The reference follows the maximum only where that exceeds the lag, because to follow costs a pass
-// over the output.
+// is at most 2^MOST, within e4m3's 448; smaller ones keep their three bits down to 2^-6 and vanish below 2^-10. The
+// reference follows the maximum only where that would exceed this, because to follow costs a pass over the output. Where
+// it is set the maximum becomes 2^HEADROOM: less the first time, when a row has seen few keys and is likely to rise.
 struct Rows {
-    static constexpr float LAG = 4.0f, HEADROOM = 4.0f;
+    static constexpr float MOST = 8.0f, HEADROOM = 4.0f, FIRST_HEADROOM = 2.0f;
     float limit[2] = {minus_infinity(), minus_infinity()};  // a product above it raises the reference
     float reference[2] = {};
     bool negative_limit = true;  // in some lane of the warp
@@ -109,11 +109,13 @@ private:
             largest[r] = quad_max(largest[r]);
             factor[r] = 1.0f;
             if (largest[r] > limit[r]) {
-                const float raised = fmaf(largest[r], scale, -HEADROOM);
+                const bool first = limit[r] == minus_infinity();
+                const float headroom = first ? FIRST_HEADROOM : HEADROOM;
+                const float raised = fmaf(largest[r], scale, -headroom);
                 // At the first keys of a row the reference is 0 and means nothing.
-                factor[r] = limit[r] == minus_infinity() ? 0.0f : exp2_approx(reference[r] - raised);
+                factor[r] = first ? 0.0f : exp2_approx(reference[r] - raised);
                 reference[r] = raised;
-                limit[r] = largest[r] + LAG * reciprocal_approx(scale);
+                limit[r] = largest[r] + (MOST - headroom) * reciprocal_approx(scale);
             }
         }
         negative_limit = __any_sync(FULL_WARP, limit[0] < 0.0f || limit[1] < 0.0f);

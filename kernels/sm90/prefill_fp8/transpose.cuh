@@ -59,30 +59,26 @@ private:
         const u32 source = shared + RAW_VALUES + block.index() * KEY_BYTES + (16 * sixteen + key) * ROW +
                            ((lane / 16 ^ key & 7) << 4);
         const u32 target = shared + VALUES + block.index() * VALUE_BYTES + lane * ROW + ((sixteen ^ lane & 7) << 4);
-        // Two instructions at a time: four would not fit into the registers.
+        u32 x[DIM / 32][4];
 #pragma unroll
-        for (u32 i = 0; i < DIM / 32; i += 2) {
-            u32 x[2][4];
-            ldmatrix_x4_trans(x[0], source ^ i << 5);
-            ldmatrix_x4_trans(x[1], source ^ (i + 1) << 5);
-            if (keys < 16) clear(x, keys);
+        for (u32 i = 0; i < DIM / 32; ++i) ldmatrix_x4_trans(x[i], source ^ i << 5);
+        if (keys < 16) clear(x, keys);
 #pragma unroll
-            for (u32 j = 0; j < 2; ++j) {
-                const u32 columns[4] = {__byte_perm(x[j][0], x[j][1], 0x6420), __byte_perm(x[j][0], x[j][1], 0x7531),
-                                        __byte_perm(x[j][2], x[j][3], 0x6420), __byte_perm(x[j][2], x[j][3], 0x7531)};
-                stmatrix_x4(target + (i + j) * 32 * ROW, columns);
-            }
+        for (u32 i = 0; i < DIM / 32; ++i) {
+            const u32 columns[4] = {__byte_perm(x[i][0], x[i][1], 0x6420), __byte_perm(x[i][0], x[i][1], 0x7531),
+                                    __byte_perm(x[i][2], x[i][3], 0x6420), __byte_perm(x[i][2], x[i][3], 0x7531)};
+            stmatrix_x4(target + i * 32 * ROW, columns);
         }
     }
 
     // A register has two dimensions of keys 2 (lane % 4) and the next, of the second eight keys where it is odd.
-    static __device__ __forceinline__ void clear(u32 (&x)[2][4], int keys) {
+    static __device__ __forceinline__ void clear(u32 (&x)[DIM / 32][4], int keys) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int existing = keys - 2 * static_cast<int>(lane() % 4) - 8 * (i % 2);
             const u32 kept = existing <= 0 ? 0 : existing == 1 ? 0xffff : 0xffffffff;
-            x[0][i] &= kept;
-            x[1][i] &= kept;
+#pragma unroll
+            for (u32 j = 0; j < DIM / 32; ++j) x[j][i] &= kept;
         }
     }
 

@@ -119,12 +119,18 @@ impl Sm90PrefillFp8 {
     }
 }
 
-/// 8-token groups from page to page; of a single page any number does.
+/// 8-token groups from page to page; 0 of a single page, of which any number does.
 fn page_groups(cache: &Tensor) -> u32 {
-    match cache.extent(0) {
-        0 | 1 => 0,
-        _ => (cache.stride(0) / (i64::from(GROUP) * cache.stride(1))) as u32,
+    match (cache.extent(0), i64::from(GROUP) * cache.stride(1)) {
+        (0 | 1, _) | (_, 0) => 0,
+        (_, group) => (cache.stride(0) / group) as u32,
     }
+}
+
+/// Pages of k and v are equally far apart in groups: the kernel counts them once.
+fn pages_agree(k: &Tensor, v: &Tensor) -> bool {
+    let steps = [page_groups(k), page_groups(v)];
+    steps[0] == steps[1] || steps.contains(&0)
 }
 
 impl AttentionKernel for Sm90PrefillFp8 {
@@ -157,6 +163,7 @@ impl AttentionKernel for Sm90PrefillFp8 {
             .and(Feature::QStrides, !rows_suit(&args.q))
             .and(Feature::OStrides, row_alignment(&args.o) < of_four)
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
+            .and(Feature::PageSteps, !pages_agree(&args.k, &args.v))
             | self.missing_of_cache(&args.k)
             | self.missing_of_cache(&args.v)
     }
@@ -173,9 +180,7 @@ impl AttentionKernel for Sm90PrefillFp8 {
         let params = PrefillFp8Params {
             attention: *run.params,
             o_dtype: dtype_code(self.o_dtype),
-            k_page_groups: page_groups(&args.k),
-            v_page_groups: page_groups(&args.v),
-            reserved: 0,
+            page_groups: page_groups(&args.k).max(page_groups(&args.v)),
         };
         let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
         let launch = Launch {
