@@ -46,15 +46,17 @@ fn check(problem: &Problem, got: &Output) -> Result<(), String> {
                 |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
             let error = norm(&mut o.iter().zip(&row.o).map(|(got, want)| got - want));
             let size = norm(&mut row.o.iter().copied());
-            // Where a row sees nothing only 0 passes.
-            if !(error <= bound * size) {
+            // Where a row sees nothing only 0 passes; NaN never does.
+            let right = error <= bound * size;
+            if !right {
                 return Err(format!(
                     "o of token {token}, head {head}: error {error:e} of {size:e}"
                 ));
             }
             let Some(lse) = &got.lse else { continue };
             let lse = f64::from(lse[at]);
-            if lse != row.lse && !((lse - row.lse).abs() <= LSE_ERROR) {
+            let right = lse == row.lse || (lse - row.lse).abs() <= LSE_ERROR;
+            if !right {
                 return Err(format!(
                     "lse of token {token}, head {head}: {lse}, not {}",
                     row.lse
@@ -167,7 +169,7 @@ pub fn fp8_products() {
 pub fn long_fp8_products() {
     let session = session();
     for sm_scale in [0.0, 0.35] {
-        for lens in [&[(20, 5000)][..], &[(210, 1700), (3, 4000), (97, 97)]] {
+        for lens in [&[(20, 5000)][..], &[(100, 1700), (3, 4000), (97, 97)]] {
             let problem = Problem {
                 layer: Layer {
                     sm_scale,

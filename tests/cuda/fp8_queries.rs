@@ -55,7 +55,7 @@ pub fn long_fp8_queries() {
     let session = session();
     for (kind, lens) in [
         (Kind::Decode, [(1, 3000), (2, 17), (1, 700)]),
-        (Kind::Prefill, [(20, 3000), (5, 17), (70, 300)]),
+        (Kind::Prefill, [(5, 3000), (5, 17), (70, 100)]),
     ] {
         for dim in [64, 72, 128, 256] {
             for page_size in [16, 5] {
