@@ -202,7 +202,7 @@ mod tests {
     use crate::dtype::DType;
     use crate::error::Result;
     use crate::log::Logger;
-    use crate::problem::{Batch, Checked, Kind, KvLayout, KvStorage, Tiling, WorkList};
+    use crate::problem::{Batch, Checked, Kind, KvLayout, KvStorage, Tiling, WorkList, Workers};
     use crate::tensor::Device;
     use std::ptr::{null, null_mut};
 
@@ -240,6 +240,7 @@ mod tests {
                 max_splits: 0,
                 invariant_chunk: 1,
                 combine_units: 0,
+                workers: Workers::ONE,
             }
         }
         fn workspace(&self) -> WorkspaceInfo {

@@ -74,7 +74,7 @@ impl Capacity {
                         .min(rows.saturating_mul(of_all)),
             )
         } else {
-            let splits = tiling.max_splits as usize;
+            let splits = most_splits(desc, tiling);
             let split_rows = splits.saturating_mul(tile.min(rows));
             let parts_in_levels = match levels {
                 0 => 0,
@@ -101,6 +101,17 @@ impl Capacity {
             },
             partial_rows,
         }
+    }
+}
+
+/// Splits that a balanced plan makes at most. The shared keys of a cascade are few long tiles, and items of two levels
+/// that end together are worth more parts.
+pub(super) fn most_splits(desc: &AttentionDesc, tiling: &Tiling) -> usize {
+    const OF_CASCADES: usize = 4;
+    let splits = tiling.max_splits as usize;
+    match desc.shared_levels {
+        0 => splits,
+        _ => splits.saturating_mul(OF_CASCADES),
     }
 }
 
@@ -133,7 +144,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::schedule;
-    use crate::problem::{KvLayout, PageIds, Pages};
+    use crate::problem::{KvLayout, PageIds, Pages, Workers};
     use proptest::prelude::*;
 
     fn desc(lens: &[(i32, i32)], batch_invariant: bool) -> AttentionDesc {
@@ -176,7 +187,7 @@ mod tests {
             batch_invariant: bool,
             mla: bool,
         ) {
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk, combine_units: 0 };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk, combine_units: 0, workers: Workers::ONE };
             let kind = if mla { Kind::Mla } else { Kind::Prefill };
             let desc = AttentionDesc { kind, ..desc(&lens, batch_invariant) };
             let mut qo_indptr = vec![0];

@@ -17,13 +17,13 @@
 //!
 //! **Batch-invariant.** What a request shares depends on the others, so there nothing is shared.
 
+use super::cascade_chunk::{Extent, LongSegments, best_chunk};
 use super::reserve::reserve;
-use super::schedule::{by_cost, smallest_chunk};
+use super::schedule::by_cost;
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::{
-    AttentionDesc, CombineItem, HostBatch, NO_PARTIAL, Pages, SharedPrefix, Tiling, WorkItem,
-    WorkList,
+    AttentionDesc, CombineItem, HostBatch, NO_PARTIAL, SharedPrefix, Tiling, WorkItem, WorkList,
 };
 use std::ops::Range;
 
@@ -49,9 +49,7 @@ pub struct CascadeScratch {
     segments: Vec<Segment>,
     /// Prefixes around the present one, the innermost last: which segment is theirs.
     around: Vec<(u32, Option<usize>)>,
-    /// Rows and keys of the segments, as a batch has them.
-    rows: Vec<i32>,
-    keys: Vec<i32>,
+    long: LongSegments,
 }
 
 /// Fills `work` with the cut of a batch that shares `prefixes`, each of which comes behind those around it. False where
@@ -72,8 +70,7 @@ pub fn cascade(
     let CascadeScratch {
         segments,
         around,
-        rows,
-        keys,
+        long,
     } = scratch;
     segments.clear();
     reserve(
@@ -89,7 +86,7 @@ pub fn cascade(
         return Ok(false);
     }
     own_keys(batch, segments);
-    let chunk = cut(batch, desc, tiling, segments, (rows, keys))?;
+    let chunk = cut(batch, desc, tiling, segments, long)?;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
     list(batch, (tiling.q_tile, chunk), segments, work)?;
     by_cost(work)?;
@@ -222,29 +219,17 @@ fn cut(
     desc: &AttentionDesc,
     tiling: &Tiling,
     segments: &mut [Segment],
-    (rows, keys): (&mut Vec<i32>, &mut Vec<i32>),
+    long: &mut LongSegments,
 ) -> Result<u32> {
-    rows.clear();
-    keys.clear();
-    reserve("segments", rows, segments.len() + 1)?;
-    reserve("segments", keys, segments.len())?;
-    rows.push(0);
-    let mut all = 0i32;
-    for segment in segments.iter() {
-        all = all.saturating_add_unsigned(rows_of(batch, &segment.requests));
-        rows.push(all);
-        keys.push((segment.keys.end - segment.keys.start) as i32);
-    }
-    let as_batch = HostBatch {
-        qo_indptr: rows,
-        kv_len: keys,
-        pages: Pages::Ragged { indptr: &[] },
-        num_pages: 0,
-        max_page_id: -1,
-    };
+    let shared = segments.len() - batch.batch_size();
+    let extents = segments.iter().enumerate().map(|(at, segment)| Extent {
+        rows: rows_of(batch, &segment.requests),
+        keys: segment.keys.end - segment.keys.start,
+        is_part: at < shared || segment.parent.is_some(),
+    });
     let chunk = match desc.batch_invariant {
         true => tiling.invariant_chunk,
-        false => smallest_chunk(&as_batch, tiling),
+        false => best_chunk(extents, desc, tiling, long)?,
     };
     for segment in segments {
         let keys = segment.keys.end - segment.keys.start;
@@ -373,7 +358,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::Capacity;
-    use crate::problem::{Kind, KvLayout, KvStorage, PageIds};
+    use crate::problem::{Kind, KvLayout, KvStorage, PageIds, Pages, Workers};
     use proptest::prelude::*;
 
     const PAGE: u32 = 4;
@@ -463,12 +448,12 @@ mod tests {
         fn rows_meet_their_keys_once(
             lens in prop::collection::vec((0i32..9, 0i32..400), 1..10),
             (first, step) in (0u32..200, 0u32..80),
-            (q_tile, max_splits) in (1u32..9, 0u32..20),
+            (q_tile, max_splits, workers) in (1u32..9, 0u32..20, 1u32..40),
             levels in 1u32..5,
         ) {
             let lens: Vec<(i32, i32)> = lens.into_iter().map(|(q, own)| (q, own.max(q))).collect();
             let desc = desc(&lens, levels);
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk: u32::MAX, combine_units: 0 };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk: u32::MAX, combine_units: 0, workers: Workers { all: workers, of_item: 3 } };
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();

@@ -4,6 +4,7 @@
 mod batch_order;
 mod capacity;
 mod cascade;
+mod cascade_chunk;
 mod context;
 mod context_chunks;
 mod image;

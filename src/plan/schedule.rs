@@ -297,7 +297,7 @@ impl Tile {
 }
 
 /// The chunk size of a batch; see the top of this file.
-pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
+fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
     let unit = tiling.kv_unit;
     let longest = batch.kv_len.iter().copied().max().unwrap_or(0) as u32;
     let most_units = longest.div_ceil(unit).max(1);
@@ -379,7 +379,7 @@ impl Divisor {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::problem::{Kind, KvLayout, KvStorage, PageIds, Pages};
+    use crate::problem::{Kind, KvLayout, KvStorage, PageIds, Pages, Workers};
     use proptest::prelude::*;
 
     fn desc(batch_invariant: bool, kind: Kind) -> AttentionDesc {
@@ -442,6 +442,7 @@ mod tests {
                 max_splits,
                 invariant_chunk: kv_unit * n,
                 combine_units: 0,
+                workers: Workers::ONE,
             }
         })
     }
@@ -471,6 +472,7 @@ mod tests {
             max_splits: 132,
             invariant_chunk: 2016,
             combine_units: 0,
+            workers: Workers::ONE,
         };
         let ragged = (0..64).map(|i| (1, 100 + (i * i * 37) % 30_000)).collect();
         let equal = [16, 64, 90, 128, 132, 133, 150, 200, 260, 300, 1000];
@@ -598,7 +600,7 @@ mod tests {
             max_splits in 1u32..200,
         ) {
             let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, invariant_chunk: 256, combine_units: 0 };
+            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
             let work = cut(&lens, &tiling, false);
             let total: i32 = kv.iter().sum();
             let budget = split_budget(max_splits, lens.len() as u64) as u32;
@@ -615,7 +617,7 @@ mod tests {
             max_splits in 1u32..200,
         ) {
             let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, invariant_chunk: 256, combine_units: 0 };
+            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
             let work = cut(&lens, &tiling, false);
             let most = (max_splits as usize).max(lens.len() + max_splits as usize / 2);
             prop_assert!(work.items.len() <= most);
@@ -629,6 +631,7 @@ mod tests {
             max_splits: 0,
             invariant_chunk: 256,
             combine_units: 0,
+            workers: Workers::ONE,
         };
         let work = cut_as(lens, &tiling, false, kind);
         work.items.iter().map(|i| (i.request, i.q_start)).collect()

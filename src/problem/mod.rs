@@ -51,4 +51,4 @@ pub use rope_append::{
 pub use row_tensors::RowTensors;
 pub use shared::SharedPrefix;
 pub use tree::TreeMaskArgs;
-pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList};
+pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList, Workers};

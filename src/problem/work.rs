@@ -109,4 +109,21 @@ pub struct Tiling {
     pub invariant_chunk: u32,
     /// Units of `kv_unit` keys that a worker could read in the time that putting parts together takes at least.
     pub combine_units: u32,
+    /// What runs the items.
+    pub workers: Workers,
+}
+
+/// Workers that run at a time, threads or blocks of a device, and how many of them an item occupies: a piece of it for
+/// each KV head or block of heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Workers {
+    /// At least one.
+    pub all: u32,
+    /// At least one.
+    pub of_item: u32,
+}
+
+impl Workers {
+    /// One worker that takes whole items.
+    pub const ONE: Workers = Workers { all: 1, of_item: 1 };
 }

@@ -23,6 +23,7 @@ use crate::problem::{
     CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, HostBatch, KvStorage, LatentRecords,
     LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
     MlaGatherArgs, PageIds, Pages, ProjectArgs, RopeAppendArgs, Tiling, TreeMaskArgs, WorkList,
+    Workers,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -333,6 +334,7 @@ impl Attention for ReferenceAttention {
             max_splits: 0,
             invariant_chunk: u32::MAX,
             combine_units: 0,
+            workers: Workers::ONE,
         }
     }
 

@@ -145,12 +145,17 @@ impl MlaProblem {
         }
     }
 
-    /// What a fast kernel may be off: its weights are rounded to the type of q. Beside 16-bit queries `fp8_ds_mla`
-    /// records are rounded once to bf16.
+    /// What a fast kernel may be off: its weights are rounded to the type of q, or to fp16 beside fp8 records
+    /// (`kernels/sm90/mla_few/format.cuh`). Beside 16-bit queries `fp8_ds_mla` records are rounded once to bf16.
     pub fn tolerance(&self) -> Tolerance {
-        let plain = Tolerance::of_matrix_unit(self.batch.q_dtype);
+        let of_queries = Tolerance::of_matrix_unit(self.batch.q_dtype);
+        let is_half = self.batch.q_dtype != DType::F32;
+        let plain = Tolerance {
+            fp16_weights: of_queries.fp16_weights || is_half && self.batch.kv_dtype.is_fp8(),
+            ..of_queries
+        };
         match self.cache {
-            Cache::DsMla if self.batch.q_dtype != DType::F32 => Tolerance {
+            Cache::DsMla if is_half => Tolerance {
                 weight: plain.weight + unit_roundoff(DType::BF16),
                 score_sum: plain.score_sum + unit_roundoff(DType::BF16),
                 ..plain

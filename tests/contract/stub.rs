@@ -68,6 +68,7 @@ impl Attention for Stub {
             max_splits: 4,
             invariant_chunk: 64,
             combine_units: 0,
+            workers: Workers::ONE,
         }
     }
 

@@ -82,7 +82,12 @@ pub fn batches_beyond_the_tensors() {
         MaskKind::Bytes(Pattern::Causal),
         MaskKind::Bits(Pattern::Tree),
     ];
-    for dtype in [DType::BF16, DType::F16, DType::F32] {
+    for (dtype, kv_dtype) in [
+        (DType::BF16, DType::BF16),
+        (DType::F16, DType::F16),
+        (DType::F32, DType::F32),
+        (DType::BF16, DType::F8E4M3),
+    ] {
         for (kind, lens) in [
             (Kind::Decode, [(2, 100), (1, 50)]),
             (Kind::Prefill, [(70, 300), (130, 130)]),
@@ -94,6 +99,7 @@ pub fn batches_beyond_the_tensors() {
                 for &mask in &masks {
                     let problem = Problem {
                         kind,
+                        kv_dtype,
                         storage,
                         layer: Layer {
                             mask,

@@ -21,6 +21,7 @@ mod mla_cache;
 mod mla_context;
 mod mla_few;
 mod operators;
+mod prefill_rows;
 mod problems;
 mod projections;
 mod rope_append;
@@ -50,6 +51,10 @@ fn main() -> ExitCode {
         ),
         case("any_group", (), problems::any_group),
         case("split_keys", (), problems::split_keys),
+        case("prefill_rows_pages", (), prefill_rows::pages),
+        case("prefill_rows_strides", (), prefill_rows::strides),
+        case("prefill_rows_layers", (), prefill_rows::layers),
+        case("prefill_rows_long", (), prefill_rows::long),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),
         case("graph_replays", (), steps::graph_replays),

@@ -17,7 +17,8 @@ use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
     backend, cascade, choice, context_parallel, copy, gather, images, index, launches, merge, mla,
-    mla_cache, mla_context, mla_few, operators, projections, rope_append, split_keys, tree_mask,
+    mla_cache, mla_context, mla_few, operators, prefill_rows, projections, rope_append, split_keys,
+    tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -260,6 +261,18 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_prefill_from_rows",
         BACKEND,
         launches::prefill_from_rows,
+    ),
+    case(
+        "launch_prefill_of_small_pages",
+        BACKEND,
+        prefill_rows::small_pages,
+    ),
+    case("launch_prefill_strides", BACKEND, prefill_rows::strides),
+    case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
+    case(
+        "launch_prefill_portably",
+        BACKEND,
+        prefill_rows::portable_takes_the_rest,
     ),
     case(
         "launch_split_keys_by_tma",

@@ -119,7 +119,7 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
         (wide, "decode_sm80_bf16_d256_q16", "head dims"),
         (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
-        (prefill, "prefill_sm80_bf16_d128_q128", "page_size"),
+        (prefill, "prefill_sm90a_bf16_d128_q128_rows", "page_size"),
         (long, "decode_sm80_bf16_d128_q16", "max_kv_len"),
         (ragged, "decode_sm80_bf16_d128_q16", "ragged k and v"),
     ] {

@@ -22,6 +22,7 @@ mod mla_cache;
 mod mla_context;
 mod mla_few;
 mod operators;
+mod prefill_rows;
 mod projections;
 mod rope_append;
 mod split_keys;

@@ -42,7 +42,7 @@ public:
 private:
     // Head blocks of a section. The first item is one of the longest request.
     __device__ __forceinline__ u32 section_width(const FolioAttentionParams &params) const {
-        const float head_bytes = static_cast<float>(params.plan.items->kv_end) * Cache::row_bytes(DIM_QK + DIM_VO);
+        const float head_bytes = static_cast<float>(params.plan.items->kv_end) * Stored::row_bytes(DIM_QK + DIM_VO);
         const u32 kv_heads = params.num_kv_heads;
         const u32 sections =
             min(static_cast<u32>(head_bytes * kv_heads / static_cast<float>(params.section_bytes)) + 1, kv_heads);
@@ -137,6 +137,46 @@ private:
     Ring<TILE_SLOTS> slot;
 };
 
+// What a loader needs of a tile.
+struct Work {
+    int num_steps, first_block, kv_end;
+    u32 kv_head;
+    i64 source;
+};
+
+// The CTA's tiles, as a warp that loads reads them.
+class TileReader {
+public:
+    __device__ __forceinline__ explicit TileReader(const u8 *shared_bytes)
+        : shared(shared_address(shared_bytes)), tiles(reinterpret_cast<const Tile *>(shared_bytes + TILES)) {}
+
+    // The next one; without steps there is none.
+    __device__ __forceinline__ Work next() {
+        mbarrier_wait(shared + TILE_FULL + 8 * slot.index, slot.parity);
+        const Tile &tile = tiles[slot.index];
+        const Work work = {read(tile.num_steps), read(tile.first_block), read(tile.kv_end), read(tile.kv_head),
+                           read(tile.source)};
+        if (is_reader()) mbarrier_arrive(shared + TILE_READ + 8 * slot.index);
+        slot.advance();
+        return work;
+    }
+
+private:
+    static __device__ __forceinline__ bool is_reader() { return threadIdx.x % 32 == 0; }
+
+    // One lane reads, so that one arrival says that the warp has.
+    template <class T>
+    __device__ __forceinline__ T read(const T &field) const {
+        T x = 0;
+        if (is_reader()) x = field;
+        return __shfl_sync(FULL_WARP, x, 0);
+    }
+
+    u32 shared;
+    const Tile *tiles;
+    Ring<TILE_SLOTS> slot;
+};
+
 // One of K and V: `DIM` columns, buffers and barriers at the given offsets. A whole warp. Of split keys the last `ROPE`
 // columns are in a tensor without heads; half of the warp loads their boxes.
 template <int DIM, int ROPE, u32 BUFFERS, u32 FULL, u32 EMPTY>
@@ -148,46 +188,25 @@ public:
           map(map),
           rope_map(rope_map),
           shared(shared_address(shared_bytes)),
-          tiles(reinterpret_cast<const Tile *>(shared_bytes + TILES)),
+          reader(shared_bytes),
           lane(threadIdx.x % 32),
           groups_per_page(static_cast<u32>(cache.stride_page >> 3) / static_cast<u32>(cache.stride_token)) {
         if (loads_rope()) groups_per_page = params.k_rope_page_groups;
     }
 
     __device__ __forceinline__ void run() {
-        Ring<TILE_SLOTS> slot;
         while (true) {
-            mbarrier_wait(shared + TILE_FULL + 8 * slot.index, slot.parity);
-            const Tile &tile = tiles[slot.index];
-            const Work work = {read(tile.num_steps), read(tile.first_block), read(tile.kv_end), read(tile.kv_head),
-                               read(tile.source)};
-            if (lane == 0) mbarrier_arrive(shared + TILE_READ + 8 * slot.index);
+            const Work work = reader.next();
             if (work.num_steps == 0) return;
             if constexpr (PAGED) {
                 load_paged(work);
             } else {
                 load_ragged(work);
             }
-            slot.advance();
         }
     }
 
 private:
-    // What a loader needs of a tile.
-    struct Work {
-        int num_steps, first_block, kv_end;
-        u32 kv_head;
-        i64 source;
-    };
-
-    // One lane reads, so that one arrival says that the warp has.
-    template <class T>
-    __device__ __forceinline__ T read(const T &field) const {
-        T x = 0;
-        if (lane == 0) x = field;
-        return __shfl_sync(FULL_WARP, x, 0);
-    }
-
     static constexpr u32 BYTES = BLOCK * Cache::row_bytes(DIM), LANES = ROPE > 0 ? 16 : 32;
     static_assert(BLOCK / 8 <= LANES, "a lane per box of a page");
 
@@ -252,7 +271,7 @@ private:
     const FolioAttentionParams &params;
     const TensorMap *map, *rope_map;
     u32 shared;
-    const Tile *tiles;
+    TileReader reader;
     u32 lane, groups_per_page;
     Ring<STAGES> ring;
 };

@@ -22,14 +22,14 @@ __device__ __forceinline__ void quad_transpose(u32 (&x)[4], u32 lane) {
 }
 
 // One row (r = 0 or 1 of the thread's two) in 16-byte pieces. Every lane takes part; `keep` says who stores.
-template <int N>
+template <class T, int N>
 __device__ __forceinline__ void store_row(const float (&o)[N], int r, float weight, u16 *row, bool keep, u32 lane) {
 #pragma unroll
     for (int j = 0; j < N; j += 16) {
         u32 x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            x[i] = Element::pack(o[j + 4 * i + 2 * r] * weight, o[j + 4 * i + 2 * r + 1] * weight);
+            x[i] = T::pack(o[j + 4 * i + 2 * r] * weight, o[j + 4 * i + 2 * r + 1] * weight);
         }
         quad_transpose(x, lane);
         if (keep) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
             if constexpr (sizeof(*row) == 4) {
                 if (keep) store_float_row(o, r, weight[r], row, lane);
             } else {
-                store_row(o, r, weight[r], row, keep, lane);
+                store_row<Result>(o, r, weight[r], row, keep, lane);
             }
             if (keep && lane % 4 == 0 && params.lse != nullptr) {
                 params.lse[q_row * params.lse_stride_token + head[r] * params.lse_stride_head] =

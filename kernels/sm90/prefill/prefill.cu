@@ -1,13 +1,17 @@
-// Prefill attention on Hopper: TMA loads tiles of Q, K and V, wgmma multiplies them, one persistent CTA per
-// multiprocessor goes through the plan's items. 16-bit q, k and v, 16-bit or fp32 o; paged caches with pages of a multiple of 8
-// tokens, or ragged K/V. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom
-// masks, mm-prefix, ALiBi and fp8 are the generic kernel's.
+// Prefill attention on Hopper: tiles of Q, K and V are loaded, wgmma multiplies them, one persistent CTA per
+// multiprocessor goes through the plan's items. 16-bit q, 16-bit or fp32 o; k and v of q's type or fp8, paged or ragged. TMA
+// loads K and V where tensor maps describe them: pages of a multiple of 8 tokens, or ragged. Else they come row by row.
+// Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks, mm-prefix and ALiBi are the
+// generic kernel's.
 //
-// The kernel table's defines, FOLIO_PAGED: 1 for paged caches, 0 for ragged K/V, and FOLIO_ROPE_DIM: the columns of
+// The kernel table's defines, FOLIO_KV_ROWS: how rows of K and V come, see tile.cuh, and FOLIO_ROPE_DIM: the columns of
 // keys that come by a map of their own, 0 where keys are whole.
+#include "sm90/prefill/convert_rows.cuh"
+#include "sm90/prefill/copy_rows.cuh"
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/output.cuh"
 #include "sm90/prefill/softmax.cuh"
+#include "sm90/prefill/split_queries.cuh"
 
 namespace folio::prefill {
 
@@ -32,11 +36,13 @@ public:
         Output o;
         const Tile *tile = await_tile();
         if (tile->num_steps == 0) return;
-        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        split();
+        await_keys();
+        see_copies();
         start_scores(s);
         while (true) {
             Rows rows;
-            TileSteps steps(params, *tile, group);
+            TileSteps steps(params, *tile, group, power);
             first_step(*tile, steps, s, p, rows);
 #pragma unroll
             for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
@@ -45,14 +51,19 @@ public:
 #pragma unroll 1
             while (steps.idle && steps.advance()) idle_step(steps);
 
-            mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+            await_values();
+            see_copies();
             start_output(p, o);
             key.advance();
             query.advance();
             slot.advance();
             const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
-            if (more) mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+            if (more) {
+                split();
+                await_keys();
+                see_copies();
+            }
             // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
             // branch would serialise the pipeline.
             start_scores(s);
@@ -73,13 +84,18 @@ private:
     // its rows must not see.
     struct TileSteps {
         int block, last_block, mask_from, mask_below;
-        bool idle;  // the item ends before the warpgroup's rows
-        float scale;
+        bool idle;        // the item ends before the warpgroup's rows
+        bool transforms;  // scores, before exponents are taken
+        // Of the thread's rows: what exponents multiply scores by, and what queries were divided by.
+        float scale[2], power[2];
 
-        __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group)
-            : block(tile.first_block),
-              last_block(block - tile.num_steps + 1),
-              scale(FoldedLogits(params, tile.kv_head).exponent) {
+        __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group,
+                                             const float (&power)[2])
+            : block(tile.first_block), last_block(block - tile.num_steps + 1), power{power[0], power[1]} {
+            const float exponent = FoldedLogits(params, tile.kv_head).exponent;
+            transforms = exponent == 1.0f;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) scale[r] = SPLITS && !transforms ? exponent * power[r] : exponent;
             const Window<i32> window(params);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
@@ -93,12 +109,32 @@ private:
         __device__ __forceinline__ bool last() const { return block == last_block; }
         __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
         __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
-        __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
     };
 
     __device__ __forceinline__ const Tile *await_tile() const {
         mbarrier_wait(shared + QUERY_FULL + 8 * (query.index * CONSUMERS + group), query.parity);
         return tiles + slot.index;
+    }
+
+    // The queries that were awaited, where they become two terms.
+    __device__ __forceinline__ void split() {
+        if constexpr (SPLITS) {
+            split_queries(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, power);
+            asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(WARPGROUP) : "memory");
+        }
+    }
+
+    __device__ __forceinline__ void await_keys() const {
+        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+    }
+
+    __device__ __forceinline__ void await_values() const {
+        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+    }
+
+    // What cp.async wrote, to wgmma, which reads by the asynchronous proxy: who loads does not wait for it to land.
+    __device__ __forceinline__ void see_copies() const {
+        if constexpr (BY_COPIES) fence_proxy_async();
     }
 
     // Once per warp: the barriers count warps.
@@ -110,10 +146,19 @@ private:
     __device__ __forceinline__ void start_scores(Scores &s) const {
         const u64 q = wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, 1024);
         const u32 keys = shared + KEYS + key.index * KEY_BYTES;
-        const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
-        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
         renew(s);
         wgmma_fence();
+        if constexpr (SPLITS) {
+            add_split_scores<FOLIO_KV>(s, q, keys);
+        } else {
+            add_scores(s, q, keys);
+        }
+        wgmma_commit();
+    }
+
+    static __device__ __forceinline__ void add_scores(Scores &s, u64 q, u32 keys) {
+        const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
+        const u64 rope = wgmma_descriptor(keys + ROPE_KEYS, 16, ROPE_GROUP_STRIDE);
 #pragma unroll
         for (int i = 0; i < DIM_QK / 16; ++i) {
             const int column_block = i / 4, rope_block = column_block - DIM_NOPE / 64;
@@ -122,7 +167,6 @@ private:
             wgmma_ss<Element>(s, q + (column_block * (GROUP_ROWS * 128) + i % 4 * 32) / 16, k + i % 4 * 32 / 16,
                               i != 0);
         }
-        wgmma_commit();
     }
 
     // O += P V of the step in `value`.
@@ -147,7 +191,13 @@ private:
 
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release_scores(steps);
-        if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
+        if (steps.transforms) {
+            if constexpr (SPLITS) {
+#pragma unroll
+                for (int i = 0; i < BLOCK / 2; ++i) s[i] *= steps.power[i / 2 % 2];
+            }
+            FoldedLogits(params, tile.kv_head).transform(s);
+        }
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }
@@ -166,9 +216,14 @@ private:
     __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
                                               Output &o, Rows &rows) {
         key.advance();
-        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        await_keys();
+        if constexpr (BY_COPIES) {
+            // V of the step before was requested earlier: one fence for both.
+            await_values();
+            see_copies();
+        }
         start_scores(s);
-        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        await_values();
         start_output(p, o);
         wgmma_wait<1>();
         pin(s);
@@ -191,9 +246,9 @@ private:
     // A warpgroup without rows releases the buffers unread, and leaves the tensor cores to the others.
     __device__ __forceinline__ void idle_step(const TileSteps &steps) {
         key.advance();
-        mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity);
+        await_keys();
         release_scores(steps);
-        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        await_values();
         release(VALUE_EMPTY + 8 * value.index);
         value.advance();
     }
@@ -212,9 +267,10 @@ private:
         constexpr int ROW_PIECES = DIM_VO / 8;
         const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
         const int begin = tile.kv_end - first_key;
-        const int end = PAGED ? min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key) : BLOCK;
+        const int end =
+            KV_ROWS == KvRows::RAGGED ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
         if (begin >= end) return;
-        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
+        await_values();
         const u32 buffer = shared + VALUES + value.index * VALUE_BYTES;
         for (int i = begin * ROW_PIECES + threadIdx.x % WARPGROUP; i < end * ROW_PIECES; i += WARPGROUP) {
             const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
@@ -234,6 +290,7 @@ private:
     const Tile *tiles;
     Ring<QUERY_STAGES> query;
     Ring<STAGES> key, value;
+    float power[2] = {1.0f, 1.0f};  // what the queries of the thread's rows were divided by
 };
 
 __device__ __forceinline__ void init_barriers(u32 shared) {
@@ -243,19 +300,19 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + QUERY_EMPTY + 8 * i, WARPGROUP);
     }
     for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared + KEY_FULL + 8 * i, 1);
-        mbarrier_init(shared + VALUE_FULL + 8 * i, 1);
+        mbarrier_init(shared + KEY_FULL + 8 * i, FULL_ARRIVALS);
+        mbarrier_init(shared + VALUE_FULL + 8 * i, FULL_ARRIVALS);
         mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS * CONSUMERS);
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS * CONSUMERS);
     }
     for (int i = 0; i < TILE_SLOTS; ++i) {
         mbarrier_init(shared + TILE_FULL + 8 * i, 1);
-        mbarrier_init(shared + TILE_READ + 8 * i, 2);
+        mbarrier_init(shared + TILE_READ + 8 * i, LOADING_WARPS);
     }
     mbarrier_init_fence();
 }
 
-// `k_rope_map` is not used where keys are whole.
+// `k_rope_map` is not used where keys are whole, and of K and V no map is where rows come one by one.
 __device__ __forceinline__ void attend(const FolioAttentionParams &params, const TensorMap &q_map,
                                        const TensorMap &k_map, const TensorMap &k_rope_map, const TensorMap &v_map) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
@@ -267,12 +324,20 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
     if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
     __syncthreads();
     wait_for_prerequisites();
-    // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 and
-    // 4 * 128 = 32 + 3 * 160.
-    constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+    // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 = 56 + 2 * 224 and
+    // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows.
+    constexpr bool SHIFTED = KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256;
+    constexpr int PRODUCER_REGISTERS = SHIFTED ? 56 : CONSUMERS == 2 ? 40 : 32;
+    constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? SHIFTED ? 224 : 232 : SHIFTED ? 152 : 160;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
-        produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
+        if constexpr (KV_ROWS != KvRows::ROWS) {
+            produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
+        } else if constexpr (CONVERTS) {
+            produce_rows<RowConverter<FOLIO_KV>>(params, &q_map, shared_bytes);
+        } else {
+            produce_rows<RowCopier<Stored>>(params, &q_map, shared_bytes);
+        }
     } else {
         registers_grow<CONSUMER_REGISTERS>();
         Consumer(params, shared_bytes).run();
@@ -284,7 +349,13 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
 }  // namespace folio::prefill
 
 // Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
-#if FOLIO_ROPE_DIM > 0
+#if FOLIO_KV_ROWS == 2
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90_rows(const __grid_constant__ FolioAttentionParams params,
+                            const __grid_constant__ folio::TensorMap q_map) {
+    folio::prefill::attend(params, q_map, q_map, q_map, q_map);
+}
+#elif FOLIO_ROPE_DIM > 0
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_prefill_sm90_split_keys(const __grid_constant__ FolioAttentionParams params,
                                   const __grid_constant__ folio::TensorMap q_map,

@@ -62,7 +62,7 @@ struct Rows {
 
     // s becomes exp2(s scale - row_max). True if the output must be multiplied by `factor`.
     template <int N>
-    __device__ __forceinline__ bool update(float (&s)[N], float scale, float (&factor)[2]) {
+    __device__ __forceinline__ bool update(float (&s)[N], const float (&scale)[2], float (&factor)[2]) {
         float largest[2];
         block_max(s, largest);
         const bool rescales = __any_sync(FULL_WARP, largest[0] > rescale_above[0] || largest[1] > rescale_above[1]);
@@ -70,8 +70,8 @@ struct Rows {
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
             const int r = i / 2 % 2;
-            s[i] = exp2_approx(fmaf(s[i], scale, -row_max[r]));
-            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -row_max[r]));
+            s[i] = exp2_approx(fmaf(s[i], scale[r], -row_max[r]));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale[r], -row_max[r]));
             sum[r] += s[i] + s[i + 1];
         }
         return rescales;
@@ -89,17 +89,17 @@ private:
         }
     }
 
-    __device__ __forceinline__ void rescale(float (&largest)[2], float scale, float (&factor)[2]) {
+    __device__ __forceinline__ void rescale(float (&largest)[2], const float (&scale)[2], float (&factor)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             largest[r] = quad_max(largest[r]);
             factor[r] = 1.0f;
             if (largest[r] > rescale_above[r]) {
-                const float new_max = largest[r] * scale;
+                const float new_max = largest[r] * scale[r];
                 // At the first keys of a row, row_max is 0 and means nothing.
                 factor[r] = rescale_above[r] == minus_infinity() ? 0.0f : exp2_approx(row_max[r] - new_max);
                 row_max[r] = new_max;
-                rescale_above[r] = largest[r] + RESCALE_THRESHOLD * reciprocal_approx(scale);
+                rescale_above[r] = largest[r] + RESCALE_THRESHOLD * reciprocal_approx(scale[r]);
                 sum[r] *= factor[r];
             }
         }

@@ -13,19 +13,48 @@
 
 namespace folio::prefill {
 
-using Element = FOLIO_Q;
-using Result = FOLIO_O;  // Element, or f32
-using Cache = CacheRows<Element>;
-static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
+// The type that products are taken in: that of 16-bit keys, fp16 for fp8, each of whose values it has.
+template <class Key>
+struct MathOf {
+    using Type = Key;
+};
+template <>
+struct MathOf<e4m3> {
+    using Type = f16;
+};
+template <>
+struct MathOf<e5m2> {
+    using Type = f16;
+};
+
+using Query = FOLIO_Q;
+using Element = MathOf<FOLIO_KV>::Type;
+using Result = FOLIO_O;            // Query, or f32
+using Cache = CacheRows<Element>;  // rows of K and V in shared memory
+using Stored = CacheRows<FOLIO_KV>;
+static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
+constexpr bool CONVERTS = FOLIO_KV::IS_FP8;  // to Element, on the way to shared memory
+// Beside fp8 keys bf16 queries become two terms of e4m3, and keys stay as they are: see split_queries.cuh.
+constexpr bool SPLITS = CONVERTS && Query::IS_BF16;
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
 constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
 constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;                               // keys of a step
-constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 ? 3 : 2;  // steps of K and of V in shared memory
-constexpr bool PAGED = FOLIO_PAGED;
+// Steps of K and of V in shared memory; rows to be converted are in a buffer beside them.
+constexpr int STAGES = DIM_QK == 64 ? 4 : CONSUMERS == 3 && (SPLITS || !CONVERTS) ? 3 : 2;
+// How rows of K and V come. RAGGED: boxes of consecutive rows. PAGED: boxes of a page. ROWS: one by one.
+enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2 };
+constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
+constexpr bool PAGED = KV_ROWS == KvRows::PAGED;
+static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert");
 constexpr int WARPGROUP = 128;
+// Warps that read the records of tiles to load keys, those of them that fill a stage of K or of V, and how often it is
+// said that a stage is full: by a box, by every thread's copies as they land, or by every warp that converted its rows.
+constexpr u32 LOADING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 2, FILLING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 1;
+constexpr bool BY_COPIES = KV_ROWS == KvRows::ROWS && !CONVERTS;
+constexpr u32 FULL_ARRIVALS = FILLING_WARPS * (BY_COPIES ? 32 : 1);
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 
 static_assert(DIM_QK % 64 == 0 && DIM_VO % 64 == 0 && ROPE_DIM % 64 == 0 && BLOCK % 16 == 0);
@@ -33,13 +62,20 @@ static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CO
 
 // Bytes of shared memory, in this order. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr u32 QUERY_BYTES = GROUP_ROWS * DIM_QK * 2;
-constexpr u32 KEY_BYTES = BLOCK * Cache::row_bytes(DIM_QK), VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
+constexpr u32 KEY_BYTES = BLOCK * (SPLITS ? Stored::row_bytes(DIM_QK) : Cache::row_bytes(DIM_QK));
+constexpr u32 VALUE_BYTES = BLOCK * Cache::row_bytes(DIM_VO);
+constexpr u32 RAW_KEY_BYTES = CONVERTS && !SPLITS ? BLOCK * Stored::row_bytes(DIM_QK) : 0;
+constexpr u32 RAW_VALUE_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_VO) : 0;
+constexpr int RAW_STAGES = 2;  // steps of what is converted: one is under way while the other is converted
+constexpr u32 CACHE_BYTES = STAGES * (KEY_BYTES + VALUE_BYTES) + RAW_STAGES * (RAW_KEY_BYTES + RAW_VALUE_BYTES);
 constexpr u32 MOST_SHARED = 232448 - 1024;
-constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + STAGES * (KEY_BYTES + VALUE_BYTES) <= MOST_SHARED ? 2 : 1;
+constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + CACHE_BYTES <= MOST_SHARED ? 2 : 1;
 constexpr u32 QUERIES = 0;
 constexpr u32 KEYS = QUERIES + QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
-constexpr u32 TILES = VALUES + STAGES * VALUE_BYTES;
+constexpr u32 RAW_KEYS = VALUES + STAGES * VALUE_BYTES;
+constexpr u32 RAW_VALUES = RAW_KEYS + RAW_STAGES * RAW_KEY_BYTES;
+constexpr u32 TILES = RAW_VALUES + RAW_STAGES * RAW_VALUE_BYTES;
 constexpr u32 BARRIERS = TILES + 48 * TILE_SLOTS;
 constexpr u32 TILE_FULL = BARRIERS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
@@ -52,7 +88,7 @@ constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
 static_assert(VALUE_EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
 
 // K and V tiles in shared memory: paged ones as [8-token group][64-column block][8 rows][128 bytes], so that
-// one box fills any number of groups; ragged ones as [64-column block][row][128 bytes], a box per block.
+// one box fills any number of groups; others as [64-column block][row][128 bytes], for ragged ones a box per block.
 // The rope columns of split keys are a tile of their own behind the other columns.
 constexpr u32 KEY_GROUP_STRIDE = PAGED ? DIM_NOPE / 64 * 1024 : 1024;
 constexpr u32 ROPE_KEYS = BLOCK * DIM_NOPE * 2, ROPE_GROUP_STRIDE = PAGED ? ROPE_DIM / 64 * 1024 : 1024;
@@ -72,6 +108,15 @@ struct Ring {
     }
 };
 
+__device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 // Query heads that are packed into a tile: the largest power of two that divides a group, up to 16. More
 // would only make the list of items longer.
 __device__ __forceinline__ u32 packed_heads(const FolioAttentionParams &params) {
@@ -79,9 +124,10 @@ __device__ __forceinline__ u32 packed_heads(const FolioAttentionParams &params) 
     return group & -group;
 }
 
-// Tokens of a TMA box: the largest power of two that divides a page and a step.
+// Tokens of a TMA box: the largest power of two that divides a page and a step. Rows one by one are boxes of one.
 __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
-    if constexpr (!PAGED) return BLOCK;
+    if constexpr (KV_ROWS == KvRows::RAGGED) return BLOCK;
+    if constexpr (KV_ROWS == KvRows::ROWS) return 1;
     const u32 both = params.page_size | BLOCK;
     return both & -both;
 }

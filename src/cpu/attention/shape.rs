@@ -7,7 +7,7 @@ use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
 use crate::dtype::DType;
 use crate::plan::{Capacity, Regions, UNITS_NOT_SPLIT};
-use crate::problem::{AttentionDesc, CacheFormat, Kind, Tiling, WorkItem};
+use crate::problem::{AttentionDesc, CacheFormat, Kind, Tiling, WorkItem, Workers};
 use std::ops::Range;
 
 /// Widest rows of queries and keys, and of values and outputs: those of absorbed MLA. They bound the products of
@@ -460,6 +460,10 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         },
         invariant_chunk: invariant_chunk(desc),
         combine_units: 1,
+        workers: Workers {
+            all: threads.max(1),
+            of_item: desc.num_kv_heads,
+        },
     }
 }
 

@@ -129,6 +129,7 @@ fn special(
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |keys| Sm90Mla::load(keys, loader, context, desc).map(boxed);
+    let prefill = |keys| Sm90Prefill::load(keys, loader, context, desc).map(boxed);
     match (desc.kind, phase(desc)) {
         (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(RecordSource::Records)?]),
         (Kind::Mla, Phase::Decode) => Ok(vec![few(RecordSource::Boxes)?, few(RecordSource::Rows)?]),
@@ -139,6 +140,10 @@ fn special(
         (_, Phase::Prefill) if Sm90PrefillFp8::is_for(desc) => {
             Ok(vec![boxed(Sm90PrefillFp8::load(loader, context, desc)?)])
         }
-        (_, Phase::Prefill) => Ok(vec![boxed(Sm90Prefill::load(loader, context, desc)?)]),
+        // What is converted is loaded row by row.
+        (_, Phase::Prefill) if desc.kv_format.element != desc.q_dtype => {
+            Ok(vec![prefill(KeySource::Gather)?])
+        }
+        (_, Phase::Prefill) => Ok(vec![prefill(KeySource::Tma)?, prefill(KeySource::Gather)?]),
     }
 }

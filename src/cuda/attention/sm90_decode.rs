@@ -12,7 +12,7 @@ use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap
 use crate::cuda::kernels::attention::{AttentionRow, KeySource, Variant};
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling};
+use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Blocks in z direction that a launch can have.
@@ -180,6 +180,10 @@ impl AttentionKernel for Sm90Decode {
                 Kind::Prefill => u32::MAX,
             },
             combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: 2 * self.sm_count,
+                of_item: self.desc.num_kv_heads,
+            },
         }
     }
 

@@ -13,7 +13,7 @@ use crate::cuda::kernels::mla::{MlaRow, MlaVariant, RecordSource, candidates, un
 use crate::cuda::mla_few_params::MlaFewParams;
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, Tiling};
+use crate::problem::{AttentionDesc, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Tokens of a slot of the ring, which a box fills where pages allow it.
@@ -159,6 +159,10 @@ impl AttentionKernel for Sm90MlaFew {
             max_splits: (self.sm_count / self.row_tiles(self.desc.max_qo_len)).max(1),
             invariant_chunk: 2048,
             combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: self.sm_count,
+                of_item: self.row_tiles(self.desc.max_qo_len),
+            },
         }
     }
 

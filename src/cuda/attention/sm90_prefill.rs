@@ -1,5 +1,5 @@
-//! The Hopper prefill kernel, `kernels/sm90/prefill/prefill.cu`: what it takes, and the tensor maps that it reads
-//! Q, K and V by.
+//! The Hopper prefill kernels, `kernels/sm90/prefill/prefill.cu`: what they take, and the tensor maps that Q, K and V
+//! are read by. Where maps do not describe K and V, another loads them row by row.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
@@ -8,10 +8,10 @@ use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::attention::{AttentionRow, KvRows, SPLIT_ROPE_DIM, Variant};
+use crate::cuda::kernels::attention::{AttentionRow, KeySource, KvRows, SPLIT_ROPE_DIM, Variant};
 use crate::cuda::params::{AttentionParams, row_alignment};
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
+use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
@@ -19,12 +19,15 @@ const MOST_PACKED_HEADS: u32 = 16;
 /// Columns of a swizzle atom, 128 bytes of 16-bit elements.
 const ATOM: u32 = 64;
 const SWIZZLE: Swizzle = Swizzle::Span128;
+/// Rows are copied so many bytes at a time.
+const ROW_BYTES: u32 = 16;
 /// Rows of a consumer warpgroup.
 const WARPGROUP_ROWS: u32 = 64;
 
-/// The kernel for one problem.
+/// One of the kernels for one problem.
 #[derive(Debug)]
 pub struct Sm90Prefill {
+    keys: KeySource,
     /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
     whole_keys: Option<Function>,
@@ -40,12 +43,20 @@ impl Sm90Prefill {
     ///
     /// # Errors
     /// As [`find`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
+    pub fn load(
+        keys: KeySource,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
-        let (kv, page_fits) = match desc.kv {
-            KvStorage::Paged { page_size, .. } => (KvRows::Paged, page_size % GROUP == 0),
-            KvStorage::Ragged => (KvRows::Ragged, true),
+        let (kv, page_fits) = match (keys, desc.kv) {
+            (KeySource::Gather, _) => (KvRows::Rows, true),
+            (KeySource::Tma, KvStorage::Paged { page_size, .. }) => {
+                (KvRows::Paged, page_size % GROUP == 0)
+            }
+            (KeySource::Tma, KvStorage::Ragged) => (KvRows::Ragged, true),
         };
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let lacks = Features::default()
@@ -68,6 +79,7 @@ impl Sm90Prefill {
             (Err(lacks), Err(_)) => return Ok(Err(*lacks)),
         };
         Ok(Ok(Sm90Prefill {
+            keys,
             row,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
@@ -159,9 +171,12 @@ impl Sm90Prefill {
             )
     }
 
-    /// Why the maps cannot describe the cache.
+    /// Why the maps cannot describe the cache, or its rows not be copied.
     fn missing_of_cache(&self, cache: &Tensor) -> Features {
         const MOST_COORDINATES: i64 = i32::MAX as i64;
+        if self.keys == KeySource::Gather {
+            return Features::default().and(Feature::KvStrides, row_alignment(cache) < ROW_BYTES);
+        }
         if cache.is_empty() {
             return Feature::EmptyKv.into();
         }
@@ -194,6 +209,10 @@ impl AttentionKernel for Sm90Prefill {
             max_splits: self.sm_count * 3 / 4 / self.head_blocks,
             invariant_chunk: u32::MAX,
             combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: self.sm_count,
+                of_item: self.head_blocks,
+            },
         }
     }
 
@@ -219,7 +238,6 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
-        let maps = self.maps(current, run)?;
         let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
         let launch = Launch {
             grid: [tiles.min(u64::from(self.sm_count)) as u32, 1, 1],
@@ -231,6 +249,15 @@ impl AttentionKernel for Sm90Prefill {
         let function = self.function(run.args.k_rope.as_ref()).map_err(|lacks| {
             Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
         })?;
+        if self.keys == KeySource::Gather {
+            let q = self
+                .query_map(&run.args.q)
+                .encode(current.driver(), SWIZZLE)?;
+            // SAFETY: the kernel takes a `FolioAttentionParams` and a map; their addresses are the caller's tensors,
+            // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
+            return unsafe { launch.enqueue(current, function, run.params, &[q]) };
+        }
+        let maps = self.maps(current, run)?;
         let Some(k_rope) = &run.args.k_rope else {
             // SAFETY: the kernel takes a `FolioAttentionParams` and three maps; their addresses are the
             // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
@@ -254,7 +281,8 @@ impl AttentionKernel for Sm90Prefill {
 fn tile_suits(row: &AttentionRow, packed_heads: u32, max_qo_len: u32) -> bool {
     const WIDE: u32 = 192;
     let short = packed_heads == 1 && max_qo_len < 2048;
-    row.shape.head_dim_qk != 128 || short == (row.shape.q_tile < WIDE)
+    let is_only = row.shape.head_dim_qk != 128 || row.types.kv != row.types.q;
+    is_only || short == (row.shape.q_tile < WIDE)
 }
 
 /// Heads of a group that share a tile: the largest power of two that divides the group.
@@ -271,7 +299,7 @@ pub(super) fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
     (cache.extent(0) - 1).max(0) * per_page + i64::from(page_size / GROUP)
 }
 
-/// Rows are copied 16 bytes at a time. An empty tensor has no rows that a map could describe.
+/// Rows start at whole pieces. An empty tensor has no rows that a map could describe.
 pub(super) fn rows_suit(tensor: &Tensor) -> bool {
-    !tensor.is_empty() && row_alignment(tensor) >= 16 && rows_are_distinct(tensor)
+    !tensor.is_empty() && row_alignment(tensor) >= ROW_BYTES && rows_are_distinct(tensor)
 }

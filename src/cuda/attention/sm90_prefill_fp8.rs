@@ -14,7 +14,7 @@ use crate::cuda::params::{dtype_code, row_alignment};
 use crate::cuda::prefill_fp8_params::PrefillFp8Params;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling};
+use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Columns of a swizzle atom, 128 bytes.
@@ -146,6 +146,10 @@ impl AttentionKernel for Sm90PrefillFp8 {
             max_splits: self.sm_count * 3 / 4 / self.head_blocks,
             invariant_chunk: u32::MAX,
             combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: self.sm_count,
+                of_item: self.head_blocks,
+            },
         }
     }
 

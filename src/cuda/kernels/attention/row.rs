@@ -55,7 +55,7 @@ pub enum Variant {
     Sm90PrefillFp8,
 }
 
-/// How the Hopper decode kernel brings keys to shared memory.
+/// How a Hopper kernel brings keys to shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeySource {
     /// By TMA, in boxes.
@@ -71,6 +71,19 @@ pub enum KvRows {
     Paged,
     /// They are consecutive.
     Ragged,
+    /// One by one, wherever they are; ragged ones too.
+    Rows,
+}
+
+impl KvRows {
+    /// Its number in `kernels/sm90/prefill/tile.cuh`.
+    fn number(self) -> u32 {
+        match self {
+            KvRows::Ragged => 0,
+            KvRows::Paged => 1,
+            KvRows::Rows => 2,
+        }
+    }
 }
 
 impl Variant {
@@ -88,7 +101,7 @@ impl Variant {
             Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
             Variant::Sm90Decode { heads, .. } => vec![format!("FOLIO_DECODE_HEADS={heads}")],
             Variant::Sm90Prefill { kv, rope_dim } => vec![
-                format!("FOLIO_PAGED={}", u32::from(kv == KvRows::Paged)),
+                format!("FOLIO_KV_ROWS={}", kv.number()),
                 format!("FOLIO_ROPE_DIM={rope_dim}"),
             ],
         }
@@ -106,8 +119,10 @@ impl Variant {
             Variant::Sm90Prefill { kv, rope_dim } => Some(match (kv, rope_dim) {
                 (KvRows::Paged, 0) => "paged",
                 (KvRows::Ragged, 0) => "ragged",
+                (KvRows::Rows, 0) => "rows",
                 (KvRows::Paged, _) => "paged_split_keys",
                 (KvRows::Ragged, _) => "ragged_split_keys",
+                (KvRows::Rows, _) => "rows_split_keys",
             }),
         }
     }

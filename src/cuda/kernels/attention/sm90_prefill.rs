@@ -2,13 +2,33 @@
 
 use super::row::{
     AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
+    cached,
 };
 use crate::cuda::kernels::row::Arch;
+use crate::dtype::DType;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
     whole_keys(KvRows::Paged),
     whole_keys(KvRows::Ragged),
+    rows(),
+    // fp8 values, converted when they are loaded; keys too where queries are fp16.
+    Family {
+        types: &[
+            cached(DType::BF16, DType::F8E4M3),
+            cached(DType::BF16, DType::F8E5M2),
+        ],
+        shapes: &SPLITTING,
+        ..rows()
+    },
+    Family {
+        types: &[
+            cached(DType::F16, DType::F8E4M3),
+            cached(DType::F16, DType::F8E5M2),
+        ],
+        shapes: &CONVERTING,
+        ..rows()
+    },
     split_keys(KvRows::Paged),
     split_keys(KvRows::Ragged),
     // Parts of a context, whose outputs are merged.
@@ -30,6 +50,13 @@ const fn split_keys(kv: KvRows) -> Family {
         symbol: "folio_prefill_sm90_split_keys",
         shapes: &[MLA],
         ..whole_keys(kv)
+    }
+}
+
+const fn rows() -> Family {
+    Family {
+        symbol: "folio_prefill_sm90_rows",
+        ..whole_keys(KvRows::Rows)
     }
 }
 
@@ -57,6 +84,22 @@ const SHAPES: [Shape; 5] = [
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
 ];
 
+/// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
+const SPLITTING: [Shape; 4] = [
+    shape(64, 64, 192, 80),
+    shape(128, 128, 192, 80),
+    shape(192, 128, 128, 80),
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64),
+];
+
+/// As above, with keys that are converted.
+const CONVERTING: [Shape; 4] = [
+    SPLITTING[0],
+    SPLITTING[1],
+    SPLITTING[2],
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 48),
+];
+
 /// Queries and keys of 128 elements and a rotary part of 64: MLA in its multi-head form.
 const MLA: Shape = shape(192, 128, 128, 128);
 
@@ -71,16 +114,29 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
     }
 }
 
-/// Stages of K and V, one or two of Q, and 1024 bytes of barriers and tile records; the kernel asserts
-/// that it comes to the same.
-fn shared_bytes(_: AttentionTypes, shape: Shape) -> u32 {
+/// Stages of K and V, two steps of what is converted, one or two stages of Q, and 1024 bytes of barriers and tile records;
+/// the kernel asserts that it comes to the same. fp8 values are converted to fp16, and keys where queries are fp16; bf16
+/// queries are split.
+fn shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
     const MOST: u32 = 232_448 - 1024;
+    let converts = types.kv != types.q;
+    let splits = converts && types.q == DType::BF16;
     let stages = match (shape.head_dim_qk, shape.q_tile) {
         (64, _) => 4,
-        (_, 192) => 3,
+        (_, 192) if splits || !converts => 3,
         _ => 2,
     };
-    let cache = stages * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * 2;
+    let (keys, values) = (
+        shape.kv_tile * shape.head_dim_qk,
+        shape.kv_tile * shape.head_dim_vo,
+    );
+    let staged = if splits { keys } else { 2 * keys } + 2 * values;
+    let raw = match (converts, splits) {
+        (false, _) => 0,
+        (true, false) => keys + values,
+        (true, true) => values,
+    };
+    let cache = stages * staged + 2 * raw;
     let queries = shape.q_tile * shape.head_dim_qk * 2;
     let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
     cache + query_stages * queries + 1024

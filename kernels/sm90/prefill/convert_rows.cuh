@@ -1,0 +1,130 @@
+// Rows of K and V in fp8, converted to fp16 on the way to shared memory; every fp8 value is one of fp16.
+// A lane copies 16 bytes at a time to a place of its own, and converts them a step later: nobody else reads them. Beside
+// queries in two terms (split_queries.cuh) keys stay as they are.
+#pragma once
+
+#include "sm90/prefill/rows.cuh"
+
+namespace folio::prefill {
+
+// Four fp8 values as two pairs of fp16.
+template <class Fp8>
+__device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair);
+template <>
+__device__ __forceinline__ void widen<e4m3>(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(low_pair), "=r"(high_pair)
+        : "r"(bytes));
+}
+template <>
+__device__ __forceinline__ void widen<e5m2>(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    low_pair = spread_bytes<0, 1>(bytes);
+    high_pair = spread_bytes<2, 3>(bytes);
+}
+
+template <class Fp8>
+class RowConverter {
+    static_assert(CacheRows<Fp8>::row_bytes(64) == 64, "the rows of a piece are those of an atom");
+
+public:
+    __device__ __forceinline__ explicit RowConverter(const RowWarp &rows) : rows(rows) {}
+
+    // K and V of the next step are under way while those of this one are converted, and page ids of the step after it.
+    __device__ __forceinline__ void fill(const Work &work) {
+        const int last_block = work.first_block - work.num_steps + 1;
+        int block = work.first_block;
+        Places next = rows.find(work, block);
+        request(work, block, next, stage);
+        if (block > last_block) next = rows.find(work, block - 1);
+#pragma unroll 1
+        for (; block >= last_block; --block) {
+            Ring<STAGES> following = stage;
+            following.advance();
+            cp_async_wait<0>();
+            if constexpr (SPLITS) rows.hand_over(KEY_FULL, stage);
+            if (block > last_block) request(work, block - 1, next, following);
+            if (block > last_block + 1) next = rows.find(work, block - 2);
+            if constexpr (!SPLITS) {
+                rows.await_empty(KEY_EMPTY, stage);
+                convert<DIM_QK>(raw(RAW_KEYS, RAW_KEY_BYTES, block), KEYS + stage.index * KEY_BYTES);
+                rows.hand_over(KEY_FULL, stage);
+            }
+            rows.await_empty(VALUE_EMPTY, stage);
+            convert<DIM_VO>(raw(RAW_VALUES, RAW_VALUE_BYTES, block), VALUES + stage.index * VALUE_BYTES);
+            rows.hand_over(VALUE_FULL, stage);
+            stage = following;
+        }
+    }
+
+private:
+    static __device__ __forceinline__ u32 raw(u32 first, u32 bytes, int block) { return first + block % RAW_STAGES * bytes; }
+
+    // Raw bytes of a lane: [piece][64-column block][lane][16 bytes].
+    template <int DIM>
+    __device__ __forceinline__ u32 raw_chunk(u32 raw, u32 piece, u32 block) const {
+        return rows.shared + raw + (((piece * FILLING_WARPS + rows.warp) * (DIM / 64) + block) * 32 + rows.lane) * 16;
+    }
+
+    // Values and keys to the lane's own places, or keys, where they stay as they are, to the tile: there chunk c of row r
+    // of an atom of 8 lies at c ^ r / 2.
+    __device__ __forceinline__ void request(const Work &work, int block, const Places &places,
+                                            const Ring<STAGES> &stage) const {
+        if constexpr (SPLITS) {
+            rows.await_empty(KEY_EMPTY, stage);
+            const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES;
+            const u32 tile = rows.shared + KEYS + stage.index * KEY_BYTES + rows.warp * 512 + row * 64 + ((chunk ^ row / 2) << 4);
+            copy<DIM_QK>(rows.params.k, work, places, [&](u32 piece, u32 columns) {
+                return tile + piece * FILLING_WARPS * 512 + columns * BLOCK * 64;
+            });
+        } else {
+            const u32 keys = raw(RAW_KEYS, RAW_KEY_BYTES, block);
+            copy<DIM_QK>(rows.params.k, work, places,
+                         [&](u32 piece, u32 columns) { return raw_chunk<DIM_QK>(keys, piece, columns); });
+        }
+        const u32 values = raw(RAW_VALUES, RAW_VALUE_BYTES, block);
+        copy<DIM_VO>(rows.params.v, work, places,
+                     [&](u32 piece, u32 columns) { return raw_chunk<DIM_VO>(values, piece, columns); });
+        cp_async_commit();
+    }
+
+    template <int DIM, class Target>
+    __device__ __forceinline__ void copy(const FolioCache &cache, const Work &work, const Places &places,
+                                         const Target &target) const {
+        const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
+        rows.for_pieces([&](u32 piece) {
+            const u64 source = addresses.of_piece(piece, rows.lane);
+            const u32 bytes = source != 0 ? 16 : 0;
+#pragma unroll
+            for (u32 columns = 0; columns < DIM / 64; ++columns) {
+                cp_async<16>(target(piece, columns),
+                             reinterpret_cast<const u8 *>(source) + 16 * (rows.lane % ROW_LANES) + 64 * columns, bytes);
+            }
+        });
+    }
+
+    template <int DIM>
+    __device__ __forceinline__ void convert(u32 raw, u32 tile) const {
+        // 16 bytes become two chunks. Swizzled: chunk c of row r of an atom lies at c ^ r.
+        const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES * 2;
+        const u32 first = rows.shared + tile + rows.warp * 1024 + row * 128 + ((chunk ^ row) << 4);
+        rows.for_pieces([&](u32 piece) {
+#pragma unroll
+            for (u32 block = 0; block < DIM / 64; ++block) {
+                const uint4 bytes = ld_shared_v4(raw_chunk<DIM>(raw, piece, block));
+                const u32 target = first + piece * FILLING_WARPS * 1024 + block * KEY_COLUMN_STRIDE;
+                u32 x[4];
+                widen<Fp8>(bytes.x, x[0], x[1]);
+                widen<Fp8>(bytes.y, x[2], x[3]);
+                st_shared_v4(target, x);
+                widen<Fp8>(bytes.z, x[0], x[1]);
+                widen<Fp8>(bytes.w, x[2], x[3]);
+                st_shared_v4(target ^ 16, x);
+            }
+        });
+    }
+
+    const RowWarp rows;
+    Ring<STAGES> stage;
+};
+
+}  // namespace folio::prefill

@@ -1,0 +1,173 @@
+//! Prefill whose keys and values come row by row: pages of any size, rows and pages at distances that no tensor map
+//! describes, fp8 caches. And what stays beside them: boxes of the same problems.
+
+use crate::common::door::Session;
+use crate::common::instance::solve;
+use crate::common::problem::{
+    Gaps, HeadScales, Layer, MaskKind, MemoryShape, Problem, Storage, TableForm,
+};
+use crate::gpu::DeviceMemory;
+use crate::problems::{assert_right, session};
+use folio::dtype::DType;
+use folio::problem::KvLayout;
+
+const DIMS: [(u32, u32); 4] = [(64, 64), (128, 128), (192, 128), (256, 256)];
+
+const TYPES: [(DType, DType); 6] = [
+    (DType::BF16, DType::BF16),
+    (DType::F16, DType::F16),
+    (DType::BF16, DType::F8E4M3),
+    (DType::F16, DType::F8E4M3),
+    (DType::BF16, DType::F8E5M2),
+    (DType::F16, DType::F8E5M2),
+];
+
+/// Around a step of keys and a tile of rows, and without either.
+const LENS: [(u32, u32); 7] = [
+    (70, 200),
+    (65, 65),
+    (1, 81),
+    (0, 50),
+    (70, 0),
+    (40, 128),
+    (33, 7),
+];
+
+fn paged(page_size: u32, layout: KvLayout) -> Storage {
+    Storage::Paged {
+        page_size,
+        layout,
+        form: TableForm::BlockTable { spare_columns: 1 },
+        unused_pages: 3,
+        shared_pages: 0,
+    }
+}
+
+fn problem((dim_qk, dim_vo): (u32, u32), (q_dtype, kv_dtype): (DType, DType)) -> Problem {
+    Problem {
+        kv_dtype,
+        head_dim_vo: dim_vo,
+        ..Problem::plain(&LENS).of(q_dtype).heads(4, 2, dim_qk)
+    }
+}
+
+fn check(session: &dyn Session, problem: &Problem) {
+    let got = solve(session, &DeviceMemory, problem);
+    let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
+    assert_right(problem, &got);
+}
+
+/// Every page size, dim and type, in both layouts.
+pub fn pages() {
+    let session = session();
+    for dims in DIMS {
+        for types in TYPES {
+            for (n, page_size) in [1, 2, 3, 5, 7, 8, 16].into_iter().enumerate() {
+                let layout = [KvLayout::Nhd, KvLayout::Hnd][n % 2];
+                let problem = Problem {
+                    storage: paged(page_size, layout),
+                    ..problem(dims, types)
+                };
+                check(&*session, &problem);
+            }
+        }
+    }
+}
+
+/// Pages, tokens and heads with gaps of 16 bytes: keys and values that interleave, pages that are no whole number of
+/// 8-token groups apart.
+pub fn strides() {
+    let session = session();
+    for types in TYPES {
+        let unit = 16 / types.1.size() as u32;
+        for (n, page_size) in [1, 3, 8, 16].into_iter().enumerate() {
+            for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+                let dims = DIMS[n % DIMS.len()];
+                let gaps = |outer| Gaps {
+                    inner: unit,
+                    middle: dims.0,
+                    outer: outer * unit,
+                    lead: unit,
+                };
+                let problem = Problem {
+                    storage: paged(page_size, layout),
+                    memory: MemoryShape {
+                        k: gaps(3),
+                        v: gaps(1),
+                        ..MemoryShape::default()
+                    },
+                    ..problem(dims, types)
+                };
+                check(&*session, &problem);
+            }
+        }
+    }
+}
+
+/// What a layer may add, ragged rows, and groups of heads of every kind.
+pub fn layers() {
+    let session = session();
+    let layers = [
+        Layer {
+            mask: MaskKind::Full,
+            k_scale: 0.5,
+            v_scale: 3.0,
+            sinks: true,
+            ..Layer::plain()
+        },
+        Layer {
+            window: Some((90, 0)),
+            k_scales: HeadScales::PerHead,
+            v_scales: HeadScales::PerHead,
+            ..Layer::plain()
+        },
+        Layer {
+            window: Some((40, 30)),
+            mask: MaskKind::Full,
+            logits_soft_cap: 5.0,
+            v_scales: HeadScales::One,
+            ..Layer::plain()
+        },
+    ];
+    for types in TYPES {
+        for layer in &layers {
+            for storage in [
+                Storage::Ragged,
+                paged(1, KvLayout::Nhd),
+                paged(6, KvLayout::Hnd),
+            ] {
+                for (heads, kv_heads) in [(3, 3), (6, 2), (16, 1)] {
+                    let problem = Problem {
+                        storage,
+                        layer: layer.clone(),
+                        kv_dtype: types.1,
+                        ..Problem::plain(&LENS)
+                            .of(types.0)
+                            .heads(heads, kv_heads, 128)
+                    };
+                    check(&*session, &problem);
+                }
+            }
+        }
+    }
+}
+
+/// Few rows over many keys: split, and many steps in the ring.
+pub fn long() {
+    let session = session();
+    for dims in DIMS {
+        for types in TYPES {
+            for page_size in [1, 5, 16] {
+                let problem = Problem {
+                    storage: paged(page_size, KvLayout::Nhd),
+                    kv_dtype: types.1,
+                    head_dim_vo: dims.1,
+                    ..Problem::plain(&[(20, 3000), (17, 17), (30, 1200)])
+                        .of(types.0)
+                        .heads(4, 1, dims.0)
+                };
+                check(&*session, &problem);
+            }
+        }
+    }
+}

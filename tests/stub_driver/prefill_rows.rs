@@ -1,0 +1,183 @@
+//! When prefill on Hopper loads keys and values row by row: pages and strides that no tensor map describes, and fp8. And
+//! when not even that.
+
+use folio::api::BatchInput;
+use folio::cuda::params::{AttentionParams, GenericParams};
+use folio::dtype::DType;
+use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::tensor::Tensor;
+
+use crate::fixture::{DIM, HEADS, Handle, OURS, at, context, desc, host_tensor};
+use crate::stub::{Launched, Recorder};
+
+const Q: usize = 0x1_0000_0000;
+const K: usize = 0x2_0000_0000;
+const V: usize = 0x3_0000_0000;
+const O: usize = 0x4_0000_0000;
+
+const PAGES: i64 = 40;
+const KEYS: i32 = 64;
+/// Elements from token to token.
+const TOKEN: i64 = HEADS as i64 * DIM as i64;
+
+const RAGGED: KvStorage = KvStorage::Ragged;
+
+fn pages(page_size: u32) -> KvStorage {
+    KvStorage::Paged {
+        page_size,
+        layout: KvLayout::Nhd,
+    }
+}
+
+fn prompts(kv: KvStorage, kv_dtype: DType) -> AttentionDesc {
+    AttentionDesc {
+        kind: Kind::Prefill,
+        kv_format: kv_dtype.into(),
+        max_batch_size: 2,
+        max_qo_len: 4096,
+        max_num_tokens: 8192,
+        kv,
+        ..desc(false)
+    }
+}
+
+/// Keys or values whose pages (ragged: rows) are so many elements apart.
+fn cache(address: usize, dtype: DType, kv: KvStorage, apart: i64) -> Tensor {
+    let (heads, dim) = (i64::from(HEADS), i64::from(DIM));
+    match kv {
+        KvStorage::Ragged => at(
+            address,
+            dtype,
+            &[2 * 64, heads, dim],
+            Some(&[apart, dim, 1]),
+        ),
+        KvStorage::Paged { page_size, .. } => at(
+            address,
+            dtype,
+            &[PAGES, i64::from(page_size), heads, dim],
+            Some(&[apart, TOKEN, dim, 1]),
+        ),
+    }
+}
+
+/// The first choice, and the launch of a run of two requests of 10 rows and 64 keys.
+fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
+    let recorder = Recorder::new();
+    recorder.expect::<AttentionParams>("folio_prefill_sm90");
+    recorder.expect::<AttentionParams>("folio_prefill_sm90_rows");
+    recorder.expect::<GenericParams>("folio_attention");
+    let mut handle = Handle::of(&context(), desc).unwrap();
+    let columns = (KEYS as u32).div_ceil(desc.kv.page_size()) as i32;
+    let ids = vec![1; 2 * columns as usize];
+    let mut batch = BatchInput {
+        qo_indptr: host_tensor(&[0, 10, 20], &[3]),
+        ..BatchInput::default()
+    };
+    let lens = [KEYS; 2];
+    if desc.kv == RAGGED {
+        batch.kv_indptr = host_tensor(&[0, 64, 128], &[3]);
+        handle.plan(&batch, OURS).unwrap();
+    } else {
+        batch.kv_len = host_tensor(&lens, &[2]);
+        batch.block_table = host_tensor(&ids, &[2, i64::from(columns)]);
+        handle.plan(&batch, OURS).unwrap();
+    }
+    let rows = |address| {
+        let shape = [20, i64::from(HEADS), i64::from(DIM)];
+        at(address, DType::BF16, &shape, None)
+    };
+    let args = AttentionArgs::new(rows(Q), k, v, rows(O));
+    recorder.forget();
+    handle.attention.run(&args, OURS).unwrap();
+    let launch = recorder.launches().swap_remove(0);
+    (handle.attention.kernel().to_owned(), launch)
+}
+
+/// The handle's first choice ends so, and so is the symbol of what runs.
+fn assert_taken(desc: AttentionDesc, k: Tensor, v: Tensor, first: &str, taken: &str) -> Launched {
+    let (kernel, launch) = run(desc, k, v);
+    assert!(kernel.ends_with(first), "{kernel}");
+    assert_eq!(launch.name(), taken, "{kernel}");
+    launch
+}
+
+/// Pages of sizes that no box has: the first choice, with no map but that of q.
+pub fn small_pages() {
+    for page_size in [1, 2, 3, 4, 5, 7, 12] {
+        let kv = pages(page_size);
+        let apart = i64::from(page_size) * TOKEN;
+        let [k, v] = [(K, apart), (V, 3 * apart)]
+            .map(|(address, apart)| cache(address, DType::BF16, kv, apart));
+        let launch = assert_taken(
+            prompts(kv, DType::BF16),
+            k,
+            v,
+            "bf16_d128_q192_rows",
+            "folio_prefill_sm90_rows",
+        );
+        assert_eq!(launch.maps().len(), 1);
+        assert_eq!(launch.maps()[0].address, Q as u64);
+        let params: AttentionParams = launch.params();
+        assert_eq!(
+            (params.page_size, params.num_pages),
+            (page_size, PAGES as u32)
+        );
+        assert_eq!((params.k.data, params.v.data), (K as u64, V as u64));
+        assert_eq!(
+            (params.k.stride_page, params.v.stride_page),
+            (apart, 3 * apart)
+        );
+        assert_eq!(params.k.stride_token, TOKEN);
+    }
+}
+
+/// Boxes are the first choice, and a run that they do not describe goes row by row: pages that are no whole number of
+/// 8-token groups apart, and ragged rows that coincide.
+pub fn strides() {
+    let kv = pages(16);
+    let regular = || cache(K, DType::BF16, kv, 16 * TOKEN);
+    let desc = prompts(kv, DType::BF16);
+    let launch = assert_taken(desc, regular(), regular(), "_paged", "folio_prefill_sm90");
+    assert_eq!(launch.maps().len(), 3);
+    let apart = cache(V, DType::BF16, kv, 17 * TOKEN);
+    for (k, v) in [(regular(), apart), (apart, regular())] {
+        assert_taken(desc, k, v, "_paged", "folio_prefill_sm90_rows");
+    }
+    let desc = prompts(RAGGED, DType::BF16);
+    let same = cache(K, DType::BF16, RAGGED, 0);
+    let launch = assert_taken(desc, same, same, "_ragged", "folio_prefill_sm90_rows");
+    let params: AttentionParams = launch.params();
+    assert_eq!((params.plan.page_ids, params.k.stride_page), (0, 0));
+}
+
+/// Whatever the pages are, fp8 is converted row by row.
+pub fn fp8() {
+    for (dtype, name) in [(DType::F8E4M3, "kve4m3"), (DType::F8E5M2, "kve5m2")] {
+        for kv in [pages(16), pages(1), RAGGED] {
+            let apart = i64::from(kv.page_size()) * TOKEN;
+            let [k, v] = [K, V].map(|address| cache(address, dtype, kv, apart));
+            let first = format!("bf16_{name}_d128_q192_rows");
+            let desc = prompts(kv, dtype);
+            assert_taken(desc, k, v, &first, "folio_prefill_sm90_rows");
+        }
+    }
+}
+
+/// Rows that do not start at 16 bytes are the portable kernel's.
+pub fn portable_takes_the_rest() {
+    for (kv, dtype) in [
+        (pages(16), DType::BF16),
+        (pages(1), DType::BF16),
+        (pages(1), DType::F8E4M3),
+        (RAGGED, DType::F8E5M2),
+    ] {
+        let apart = i64::from(kv.page_size()) * TOKEN;
+        let even = cache(K, dtype, kv, apart);
+        let skew = cache(V + 8, dtype, kv, apart);
+        let desc = prompts(kv, dtype);
+        for (k, v) in [(even, skew), (skew, even)] {
+            let (_, launch) = run(desc, k, v);
+            assert_eq!(launch.name(), "folio_attention");
+        }
+    }
+}
