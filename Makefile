@@ -15,7 +15,9 @@
 #   make wheel                        the Python package, with the library inside, to build/wheels
 #   make test-torch-ops, test-vllm, test-sglang
 #                                     the integrations, in a virtual environment of 7 GB with PyTorch and vLLM
+#   make test-python-gpu              the Python packages on a GPU, with the PyTorch of PYTHON
 #   make bench                        the CPU benchmarks
+#   make pictures                     the pictures of the benchmarks, from the figures in the repository
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
 #   make test-paddle                  the Paddle ops and the FastDeploy plugin, with PaddlePaddle's CPU wheel from PyPI
 
@@ -24,7 +26,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist test-aarch64 wheel test-python test-torch-ops test-vllm test-sglang test-paddle clean
+    test-torch test-memory dist test-dist test-aarch64 wheel test-python test-python-gpu pictures test-torch-ops test-vllm test-sglang test-paddle clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -182,6 +184,19 @@ test-python: wheel
 	$(PYTHON_TEST)/bin/pip --disable-pip-version-check install --quiet $(BUILD)/wheels/*.whl pytest numpy ml_dtypes
 	cd python && env -u FOLIO_LIBRARY -u PYTHONPATH $(PYTHON_TEST)/bin/python -m pytest --quiet
 
+# On a machine with a GPU, whose Python has PyTorch, NumPy, cffi and pytest: nothing is installed. The library is that of
+# `make demo`, or FOLIO_LIBRARY's.
+GPU_SOURCES := $(CURDIR)/python/src:$(CURDIR)/integrations/torch/src:$(CURDIR)/integrations/sglang/src
+test-python-gpu: export PYTHONPATH := $(GPU_SOURCES)
+test-python-gpu: export FOLIO_LIBRARY ?= $(CARGO_TARGET_DIR)/release/libfolio.so
+test-python-gpu:
+	$(call say,The Python packages on a GPU)
+	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available(), "PyTorch finds no GPU"'
+	cd python && $(PYTHON) -m pytest --quiet tests/test_gpu.py
+	cd integrations/torch && $(PYTHON) -m pytest --quiet tests -k "not cpu"
+	cd integrations/sglang && $(PYTHON) -m pytest --quiet tests -k "not cpu"
+	cd integrations/vllm && $(PYTHON) -m pytest --quiet tests/test_plans_gpu.py
+
 # --- PyTorch, vLLM and SGLang --------------------------------------------------------------------
 
 ENGINES := $(BUILD)/venv-vllm
@@ -257,6 +272,16 @@ test-aarch64:
 
 bench:
 	$(CARGO) bench --locked --bench cpu
+
+# Byte for byte the same wherever they are made, as long as matplotlib is the same.
+PICTURES := $(BUILD)/venv-pictures
+pictures: $(PICTURES)/bin/python
+	$(PICTURES)/bin/python benches/gpu/plot.py
+	$(PICTURES)/bin/python benches/cpu/plot.py
+
+$(PICTURES)/bin/python:
+	$(PYTHON) -m venv $(PICTURES)
+	$(PICTURES)/bin/pip --disable-pip-version-check install --quiet matplotlib==3.11.2
 
 clean:
 	rm -rf $(BUILD)

@@ -3,7 +3,7 @@
 Method: each call is captured in a CUDA graph; before each replay 256 MB are written, so that the L2 holds nothing of
 the call's; the median of 30 replays counts, every kernel of the call included, plan not; each measurement begins after
 a rest. Decode rates count KV bytes once, prefill rates exact unmasked FLOPs. Limits are measured in the same run.
-Writes JSON lines, a table and a roofline picture to the folder given as the first argument.
+Writes JSON lines and a table to the folder given as the first argument; plot.py makes pictures of them.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import torch
 
 import folio
 import peers
-import roofline
 from workloads import ROWS, Workload
 
 REPLAYS = 30
@@ -65,24 +64,25 @@ def captured(function):
 
 
 def limits():
-    """Bytes per second of a copy (read and written), FLOP/s of a bf16 matrix product, and an empty graph."""
+    """Bytes per second of a copy (read and written) and of reads, and FLOP/s of a bf16 matrix product."""
     a = torch.randn(1 << 28, device="cuda")
     b = torch.empty_like(a)
     # A kernel, since a captured copy_ becomes a copy engine's work, which is slower.
     copy = 2 * a.nbytes / captured(lambda: torch.add(a, 1.0, out=b))[0] * 1e6
+    read = a.nbytes / captured(lambda: torch.amax(a))[0] * 1e6
     x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = 2 * 8192**3 / captured(lambda: x @ y)[0] * 1e6
-    return {"copy_bytes_per_s": copy, "bf16_flops": product}
+    return {"copy_bytes_per_s": copy, "read_bytes_per_s": read, "bf16_flops": product}
 
 
 def error(workload, out):
     """Worst relative error of sampled rows against float64."""
-    row = workload.row
-    rows = sorted({0, row.q // 2, row.q - 1})
     worst = 0.0
-    for request in {0, row.batch - 1}:
+    for request in {0, workload.row.batch - 1}:
+        q = workload.row.qo_lens[request]
+        rows = sorted({0, q // 2, q - 1})
         want = workload.reference(request, rows)
-        got = out.view(row.batch, row.q, *out.shape[1:])[request, rows].double()
+        got = out[workload.rows(request, rows)].double()
         worst = max(worst, ((got - want).flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max().item())
     return worst
 
@@ -97,15 +97,17 @@ def folio_attention(context, w):
         desc["kv_storage"] = folio.KV_RAGGED
     else:
         desc["page_size"] = row.page
-    if row.kind == "prefill":
-        desc["max_num_tokens"] = row.batch * row.q
-    handle = folio.Attention(context, row.kind, **desc)
     batch = dict(kv_indptr=w.kv_indptr, kv_indices=w.kv_indices, last_page_len=w.last_page_len)
-    if row.kind == "prefill":
-        batch["qo_indptr"] = w.qo_indptr
+    if row.handle == "prefill":
+        desc["max_num_tokens"], batch["qo_indptr"] = len(w.q), w.qo_indptr
+    else:
+        desc["max_qo_len"] = batch["qo_len"] = row.q
+    handle = folio.Attention(context, row.handle, **desc)
     handle.plan(**batch)
-    mask = folio.MASK_CAUSAL if row.causal else folio.MASK_FULL
-    return handle, batch, handle.run(q=w.q, k=w.k, v=w.v, o=w.o, sm_scale=w.sm_scale, mask_mode=mask)
+    args = dict(mask_mode=folio.MASK_CAUSAL if row.causal else folio.MASK_FULL, logits_soft_cap=row.soft_cap, sinks=w.sinks)
+    if row.window:
+        args |= dict(flags=folio.RUN_WINDOW, window_left=row.window - 1, window_right=-1)
+    return handle, batch, handle.run(q=w.q, k=w.k, v=w.v, o=w.o, sm_scale=w.sm_scale, **args)
 
 
 def host_microseconds(function, rounds=200):
@@ -231,7 +233,8 @@ def decode_batch(batch):
     return SimpleNamespace(kv_indptr=indptr, kv_indices=torch.randperm(total).int(),
                            last_page_len=((lens - 1) % 16 + 1).int(), num_qo_heads=32, num_kv_heads=8, head_dim_qk=128,
                            page_size=16, q=torch.zeros(batch, 32, 128, dtype=torch.bfloat16, device="cuda"), k=k, v=v,
-                           kv_dtype=torch.bfloat16, sm_scale=128**-0.5, ragged=False, is_decode=True)
+                           kv_dtype=torch.bfloat16, sm_scale=128**-0.5, ragged=False, is_decode=True, window=0,
+                           soft_cap=0.0, sinks=None)
 
 
 FIRST_CALL = """
@@ -305,7 +308,6 @@ def main():
         for entry in [{"kind": "limits", **ceilings}, *results]:
             out.write(json.dumps(entry) + "\n")
     (options.out / "table.md").write_text(table(results))
-    (options.out / "roofline.svg").write_text(roofline.picture(results, ceilings))
     sys.exit(1 if failures else 0)
 
 

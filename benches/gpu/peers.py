@@ -1,5 +1,5 @@
-"""What Folio is measured against, where it is installed: FlashAttention-3, cuDNN through PyTorch, FlashInfer, and
-vLLM's Triton kernel.
+"""What Folio is measured against, where it is installed: FlashAttention-3, cuDNN and FlashAttention-2 through PyTorch,
+FlashInfer, and vLLM's Triton kernel.
 
 Each peer answers a workload with a function of no arguments, or with None where it has no such kernel. What is called
 writes `out`, or returns its answer in a layout that its attribute `rows` turns into `out`'s. The tables at the end name
@@ -52,20 +52,47 @@ def fa3_paged(w, out):
         return None
     longest_q, longest_kv = int(w.qo_lens.max()), int(w.kv_lens.max())
     cu, used = w.qo_indptr_device, w.kv_len_device
+    sinks = None if w.sinks is None else w.sinks.to(w.q.dtype)
     return lambda: FA3(w.q, w.k, w.v, None, None, None, out, cu, None, None, None, used, longest_q, longest_kv,
-                       w.block_table, None, None, None, None, None, None, None, None, w.sm_scale, w.causal, -1, -1, 0.0,
-                       True, None, 0, None, 0, None, 1, 0, None)
+                       w.block_table, None, None, None, None, None, None, None, None, w.sm_scale, w.causal,
+                       w.window - 1, -1, w.soft_cap, True, None, 0, None, 0, sinks, 1, 0, None)
+
+
+def fa2(w, out):
+    """FlashAttention-2 as PyTorch has it, over dense [batch, token, head, dim] copies of the same tokens, or over packed
+    ones where requests differ."""
+    row = w.row
+    if row.soft_cap or row.sinks or w.kv_dtype != w.q.dtype or w.head_dim_qk != w.head_dim_vo:
+        return None
+    # A window of w keys is w - 1 to the left; -1 is none, which a row without a window has too.
+    options = dict(scale=w.sm_scale, window_size_left=row.window - 1 if row.window else None)
+    if row.window and row.causal:
+        options["window_size_right"] = 0
+    op = torch.ops.aten._flash_attention_forward
+    if w.dense is None:
+        k, v = (torch.cat(parts) for parts in zip(*(w.tokens(b) for b in range(row.batch))))
+        ends = torch.arange(row.batch + 1, dtype=torch.int32, device="cuda") * row.kv
+        run = lambda: op(w.q, k, v, w.qo_indptr_device, ends, max(row.qo_lens), row.kv, 0.0, row.causal, False, **options)[0]
+        run.rows = lambda packed: packed
+        return run
+    q, k, v = (t.transpose(1, 2).contiguous() for t in w.dense)
+    run = lambda: op(q, k, v, None, None, row.q, row.kv, 0.0, row.causal, False, **options)[0]
+    run.rows = lambda dense: dense.flatten(0, 1)
+    return run
 
 
 def cudnn(w, _out):
-    """Dense [batch, head, token, dim] copies of the same tokens, where all requests are alike."""
-    if w.dense is None:
+    """Dense [batch, head, token, dim] copies of the same tokens, where all requests are alike. Its causal mask is that of
+    as many rows as keys."""
+    row = w.row
+    causal = row.causal and row.q > 1
+    if row.soft_cap or row.sinks or row.window or (causal and row.q != row.kv) or w.dense is None:
         return None
     q, k, v = w.dense
 
     def run():
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=w.causal, scale=w.sm_scale, enable_gqa=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=w.sm_scale, enable_gqa=True)
 
     run.rows = lambda dense: dense.transpose(1, 2).flatten(0, 1)
     return run
@@ -80,7 +107,7 @@ def flashinfer_decode(w):
     wrapper = FLASHINFER.BatchDecodeWithPagedKVCacheWrapper(flashinfer_space(), "NHD", use_tensor_cores=True)
     return wrapper, lambda: wrapper.plan(w.kv_indptr, w.kv_indices, w.last_page_len, w.num_qo_heads, w.num_kv_heads,
                                          w.head_dim_qk, w.page_size, q_data_type=w.q.dtype, kv_data_type=w.kv_dtype,
-                                         sm_scale=w.sm_scale)
+                                         sm_scale=w.sm_scale, window_left=w.window - 1, logits_soft_cap=w.soft_cap)
 
 
 def flashinfer_paged(w):
@@ -88,7 +115,7 @@ def flashinfer_paged(w):
     return wrapper, lambda: wrapper.plan(w.qo_indptr, w.kv_indptr, w.kv_indices, w.last_page_len, w.num_qo_heads,
                                          w.num_kv_heads, w.head_dim_qk, w.page_size, head_dim_vo=w.head_dim_vo,
                                          causal=w.causal, sm_scale=w.sm_scale, q_data_type=w.q.dtype,
-                                         kv_data_type=w.kv_dtype)
+                                         kv_data_type=w.kv_dtype, window_left=w.window - 1, logits_soft_cap=w.soft_cap)
 
 
 def flashinfer_ragged(w):
@@ -99,8 +126,8 @@ def flashinfer_ragged(w):
 
 
 def flashinfer(w, out):
-    """Its own choice of backend: its FA3 kernels where it has them."""
-    if FLASHINFER is None:
+    """Its own choice of backend: its FA3 kernels where it has them. Sinks would need a kernel of another wrapper."""
+    if FLASHINFER is None or w.sinks is not None:
         return None
     if w.ragged:
         wrapper, plan = flashinfer_ragged(w)
@@ -125,7 +152,8 @@ def triton_unified(w, out):
     return lambda: TRITON(q=w.q, k=w.k, v=w.v, out=out, cu_seqlens_q=w.qo_indptr_device,
                           max_seqlen_q=int(w.qo_lens.max()), seqused_k=w.kv_len_device,
                           max_seqlen_k=int(w.kv_lens.max()), softmax_scale=w.sm_scale, causal=True,
-                          window_size=(-1, -1), block_table=w.block_table, softcap=0, q_descale=None, k_descale=None,
+                          window_size=(w.window - 1, 0 if w.window else -1), block_table=w.block_table,
+                          softcap=w.soft_cap, sinks=w.sinks, q_descale=None, k_descale=None,
                           v_descale=None, seq_threshold_3D=requests, num_par_softmax_segments=TRITON_SEGMENTS,
                           softmax_segm_output=split, softmax_segm_max=largest, softmax_segm_expsum=total)
 
@@ -155,7 +183,13 @@ def flashinfer_run(w):
     return flashinfer(w, torch.empty_like(w.q))
 
 
-PEERS = {"fa3": fa3_paged, "cudnn": cudnn, "flashinfer": flashinfer, "triton": triton_unified}
+PEERS = {"fa3": fa3_paged, "cudnn": cudnn, "fa2": fa2, "flashinfer": flashinfer, "triton": triton_unified}
 APPEND = {"flashinfer": flashinfer_append}
 MERGE = {"flashinfer": flashinfer_merge}
 HOST = {"plan": {"flashinfer": flashinfer_plan}, "run_host": {"flashinfer": flashinfer_run}}
+
+
+def installed():
+    """Names of the peers of PEERS that this machine has; those of PyTorch are always there."""
+    missing = {"fa3": FA3, "flashinfer": FLASHINFER, "triton": TRITON}
+    return [name for name in PEERS if missing.get(name, name) is not None]

@@ -14,10 +14,11 @@ else
     (cd "$root" && cargo build --release --lib && cargo test --release --test cuda)
 fi
 python3 "$here/bench.py" "$out"
+python3 "$here/models.py" "$out"
 python3 "$here/mla.py" "$out/mla.jsonl"
 python3 "$here/mla_prefill.py" "$out/mla_prefill.jsonl"
 python3 "$here/projections.py" "$out/projections.jsonl"
 python3 "$here/cascade.py" "$out/cascade.jsonl"
 python3 "$here/pages.py" "$out/pages.jsonl"
 python3 "$here/steps.py" "$out/steps.jsonl"
-echo "table: $out/table.md, numbers: $out/results.jsonl, roofline: $out/roofline.svg"
+echo "tables: $out/table.md and models.md, numbers: $out/*.jsonl; plot.py makes pictures of those in results/"

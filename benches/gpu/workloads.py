@@ -4,6 +4,7 @@ A workload is what decode and prefill have in common: query rows per request aga
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -11,12 +12,22 @@ import torch
 
 @dataclasses.dataclass
 class Row:
-    """One line of the table. `kind` is decode, prefill, append, merge, plan or first_call."""
+    """One line of the table. `kind` is decode, verify, prefill or mixed.
+
+    Attributes:
+        q, kv: new tokens and keys of each request.
+        chunk: new tokens of the first request, where they are others.
+        window: keys that a row sees, its own among them; 0: all.
+        soft_cap: 0: none.
+        sinks: whether each head has one.
+        model: which model this is a layer of.
+    """
 
     kind: str
     batch: int
     q: int
     kv: int
+    chunk: int = 0
     hq: int = 32
     hk: int = 8
     d: int = 128
@@ -25,13 +36,31 @@ class Row:
     causal: bool = True
     kv_dtype: torch.dtype = torch.bfloat16
     ragged: bool = False
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: bool = False
+    model: str = ""
+
+    @property
+    def handle(self):
+        """The kind of handle that computes it."""
+        return "decode" if self.kind in ("decode", "verify") else "prefill"
+
+    @property
+    def qo_lens(self):
+        return [self.chunk or self.q] + [self.q] * (self.batch - 1)
 
     @property
     def name(self):
         heads = f"hq={self.hq} hk={self.hk} d={self.d}" + (f" dv={self.dv}" if self.dv else "")
         fp8 = " fp8" if self.kv_dtype != torch.bfloat16 else ""
-        q = "" if self.kind == "decode" else f" qlen={self.q}" + ("" if self.causal else " full")
-        return f"bs={self.batch}{q} kv={self.kv} {heads}{fp8}" + (" ragged" if self.ragged else "")
+        lengths = f"{self.chunk}+{self.batch - 1}×{self.q}" if self.chunk else self.q
+        q = "" if self.kind == "decode" else f" qlen={lengths}" + ("" if self.causal else " full")
+        extras = (f" window={self.window}" if self.window else "") + (f" cap={self.soft_cap:g}" if self.soft_cap else "")
+        extras += (" sinks" if self.sinks else "") + (" ragged" if self.ragged else "")
+        page = f" page={self.page}" if self.page != 16 else ""
+        model = f"{self.model}: " if self.model else ""
+        return f"{model}bs={self.batch}{q} kv={self.kv} {heads}{fp8}{extras}{page}"
 
 
 def decode(batch, kv, **more):
@@ -68,15 +97,18 @@ class Workload:
         dv = row.dv or row.d
         self.row, self.causal, self.page_size = row, row.causal, row.page
         self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo = row.hq, row.hk, row.d, dv
+        self.window, self.soft_cap = row.window, row.soft_cap
         self.kv_dtype, self.sm_scale = row.kv_dtype, 1 / math.sqrt(row.d)
         self.is_decode, self.ragged = row.kind == "decode", row.ragged
-        self.qo_lens, self.kv_lens = (torch.full((row.batch,), n, dtype=torch.int32) for n in (row.q, row.kv))
+        self.qo_lens = torch.tensor(row.qo_lens, dtype=torch.int32)
+        self.kv_lens = torch.full((row.batch,), row.kv, dtype=torch.int32)
 
         def normal(*shape):
             return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
 
-        self.q = normal(row.batch * row.q, row.hq, row.d)
-        self.qo_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * row.q
+        self.q = normal(sum(row.qo_lens), row.hq, row.d)
+        self.qo_indptr = torch.zeros(row.batch + 1, dtype=torch.int32)
+        self.qo_indptr[1:] = self.qo_lens.cumsum(0)
         if row.ragged:
             tokens, self.block_table = (row.batch * row.kv,), None
             self.kv_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * row.kv
@@ -91,8 +123,8 @@ class Workload:
         self.k = normal(*tokens, row.hk, row.d).to(row.kv_dtype)
         self.v = normal(*tokens, row.hk, dv).to(row.kv_dtype)
         self.qo_indptr_device, self.kv_len_device = self.qo_indptr.cuda(), self.kv_lens.cuda()
-        self.o = torch.empty(row.batch * row.q, row.hq, dv, device=device, dtype=torch.bfloat16)
-        self.dense = self._dense() if row.kind == "prefill" and row.q == row.kv and row.kv_dtype == torch.bfloat16 else None
+        self.o = torch.empty(len(self.q), row.hq, dv, device=device, dtype=torch.bfloat16)
+        self.sinks = torch.randn(row.hq, generator=generator, device=device) if row.sinks else None
 
     def tokens(self, request):
         """K and V of one request, in order: [kv, heads, dim]."""
@@ -102,30 +134,54 @@ class Workload:
         kv = int(self.kv_lens[request])
         return tuple(cache[pages].flatten(0, 1)[:kv] for cache in (self.k, self.v))
 
-    def _dense(self):
+    @functools.cached_property
+    def dense(self):
+        """q, K and V of all requests as [batch, head, token, dim]; None where requests differ, or fp8 would be copied."""
         batch = self.row.batch
+        if self.row.chunk or self.kv_dtype != torch.bfloat16:
+            return None
         k, v = zip(*(self.tokens(b) for b in range(batch)))
         q = self.q.view(batch, -1, *self.q.shape[1:])
         return tuple(t.transpose(1, 2).contiguous() for t in (q, torch.stack(k), torch.stack(v)))
 
+    def rows(self, request, rows):
+        """Where some query rows of a request are."""
+        return [int(self.qo_indptr[request]) + row for row in rows]
+
     def reference(self, request, rows):
         """Float64 attention of some query rows of a request: [rows, heads, dim]."""
         k, v = (t.double().repeat_interleave(self.num_qo_heads // self.num_kv_heads, 1) for t in self.tokens(request))
-        q = self.q.view(self.row.batch, -1, *self.q.shape[1:])[request, rows].double()
-        s = torch.einsum("qhd,khd->hqk", q, k) * self.sm_scale
+        s = torch.einsum("qhd,khd->hqk", self.q[self.rows(request, rows)].double(), k) * self.sm_scale
+        cap = self.row.soft_cap
+        if cap:
+            s = cap * torch.tanh(s / cap)
+        own = torch.tensor(rows, device="cuda")[:, None] + self.row.kv - int(self.qo_lens[request])
+        key = torch.arange(self.row.kv, device="cuda")
         if self.causal:
-            last = torch.tensor(rows, device="cuda")[:, None] + self.row.kv - self.row.q
-            s.masked_fill_(torch.arange(self.row.kv, device="cuda") > last, -math.inf)
+            s.masked_fill_(key > own, -math.inf)
+        if self.row.window:
+            s.masked_fill_(key <= own - self.row.window, -math.inf)
+        if self.sinks is not None:
+            sink = self.sinks.double()[:, None, None].expand(-1, len(rows), 1)
+            return torch.einsum("hqk,khd->qhd", torch.cat([s, sink], 2).softmax(-1)[..., :-1], v)
         return torch.einsum("hqk,khd->qhd", s.softmax(-1), v)
 
     @property
     def kv_bytes(self):
-        per_token = self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo) * self.k.element_size()
-        return int(self.kv_lens.sum()) * per_token
+        """Bytes of the keys and values that some row sees, counted once."""
+        kv, window = self.row.kv, self.row.window
+        keys = sum(min(kv, q + window - 1) if window else kv for q in self.row.qo_lens)
+        return keys * self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo) * self.k.element_size()
 
     @property
     def flops(self):
         """Exact: unmasked (row, key) pairs only."""
-        q, kv = self.row.q, self.row.kv
-        pairs = q * kv - q * (q - 1) // 2 if self.causal else q * kv
-        return 2 * self.row.batch * self.num_qo_heads * pairs * (self.head_dim_qk + self.head_dim_vo)
+        pairs = sum(self._pairs(q) for q in self.row.qo_lens)
+        return 2 * self.num_qo_heads * pairs * (self.head_dim_qk + self.head_dim_vo)
+
+    def _pairs(self, q):
+        """Rows and keys of a request with q rows that see each other."""
+        kv, window = self.row.kv, self.row.window or self.row.kv
+        if not self.causal:
+            return q * kv
+        return sum(min(kv - q + i + 1, window) for i in range(q))

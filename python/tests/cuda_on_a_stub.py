@@ -5,6 +5,7 @@ and a current stream. The driver (tests/stub_driver/stub.c) knows 0x1000 as a st
 another CUDA context, 0x3000 as one that is being captured.
 """
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -48,7 +49,7 @@ def empty(size, dtype, device=None, pin_memory=False):
     host = np.zeros(size + 256, np.uint8) if pin_memory else None
     if pin_memory:
         host = host[-host.ctypes.data % 256 :][:size]
-    allocated.append((device or "pinned", size))
+    allocated.append(("pinned" if pin_memory else device, size))
     return Tensor((size,), dtype, host)
 
 
@@ -56,7 +57,26 @@ stream = types.SimpleNamespace(cuda_stream=OURS)
 torch = types.ModuleType("torch")
 torch.Tensor, torch.strided, torch.empty = Tensor, "strided", empty
 torch.uint8, torch.int32, torch.bfloat16, torch.float8_e4m3fn = "uint8", "int32", "bfloat16", "float8_e4m3fn"
-torch.cuda = types.SimpleNamespace(current_stream=lambda device_id: stream)
+entered, recorded = [], []
+
+
+class Event:
+    """torch.cuda.Event, behind which the device never gets."""
+
+    def record(self, stream):
+        recorded.append(stream)
+
+    def query(self):
+        return False
+
+
+torch.cuda = types.SimpleNamespace(
+    current_stream=lambda device_id: stream,
+    ExternalStream=lambda number, device: (number, device),
+    Event=Event,
+    is_current_stream_capturing=lambda: False,
+    stream=lambda external: contextlib.nullcontext(entered.append(external)),
+)
 
 import folio  # noqa: E402
 
@@ -140,6 +160,7 @@ def main():
     allocated.clear()
     decode.plan(**batch, stream=OURS)
     assert allocated == [("cuda:0", info.device_bytes), ("pinned", info.host_bytes)]
+    assert entered == [(OURS, "cuda:0")]
     assert b"cuMemcpyHtoDAsync" in driver.folio_stub_calls()
 
     # The current stream of the tensors' library, unless one is given.
@@ -182,7 +203,11 @@ def main():
     pinned = folio.Tensor(empty(4 * 1024, "uint8", pin_memory=True), device="cuda_host")
     assert "cuda_host:0" in repr(pinned)
 
+    # The page-locked memory of a workspace outlives it, until the device is past its last copy.
+    assert not recorded
     decode.close()
+    gc.collect()
+    assert recorded == [(OURS, "cuda:0")]
     ctx.close()
     print("as it should be")
 

@@ -61,7 +61,7 @@ class Engine:
         slots = (order[:, None] * page_size + torch.arange(page_size)).view(self.rows, self.longest)
         self.req_to_token = slots.to(torch.int32)
         self.runner = SimpleNamespace(
-            device="cpu",
+            device=torch.get_default_device(),
             page_size=page_size,
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token, size=self.rows),
             token_to_kv_pool=self.pool,

@@ -148,7 +148,7 @@ def test_steps_of_graphs_keep_their_addresses(page_size):
     assert backend.get_cuda_graph_seq_len_fill_value() == 1
 
 
-TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
+TREE = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
 
 
 @PAGE_SIZES
@@ -161,7 +161,8 @@ def test_verify(page_size, tree, graph):
     for row, tokens in zip(ROWS, seq_lens):
         engine.fill(row, tokens)
     # What the mask says of the prefix does not count.
-    masks = [torch.cat([torch.rand(4, n) > 0.5, TREE], dim=1) for n in seq_lens]
+    drafts = torch.tensor(TREE, dtype=torch.bool)
+    masks = [torch.cat([torch.rand(4, n) > 0.5, drafts], dim=1) for n in seq_lens]
     spec = SimpleNamespace(custom_mask=torch.cat([m.flatten() for m in masks]) if tree else None, num_tokens_per_req=4)
     batch = step(Mode.TARGET_VERIFY, engine, ROWS, seq_lens, [(n, 4) for n in seq_lens], spec)
     if graph:
@@ -173,7 +174,7 @@ def test_verify(page_size, tree, graph):
     o = backend.forward_extend(q, k, v, layer, batch)
     parts = []
     for row, rows, keys in zip(ROWS, q.split(4), seq_lens):
-        mask = torch.cat([torch.ones(4, keys, dtype=torch.bool), TREE], dim=1) if tree else None
+        mask = torch.cat([torch.ones(4, keys, dtype=torch.bool), drafts], dim=1) if tree else None
         parts.append(request(engine, layer, rows, engine.req_to_token[row, : keys + 4], mask=mask))
     close(o, torch.cat(parts))
 

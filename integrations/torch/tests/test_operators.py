@@ -12,25 +12,21 @@ from folio_torch.operators import HANDLES, OPERATORS
 
 PAGE, PAGES, HEADS, KV_HEADS, DIM = 16, 8, 4, 2, 32
 LENGTHS = ((3, 20), (1, 33), (5, 5))
-TABLE = torch.tensor([[3, 1, 0], [2, 4, 5], [7, 0, 0]], dtype=torch.int32)
+TABLE = [[3, 1, 0], [2, 4, 5], [7, 0, 0]]
 SCALE = DIM**-0.5
 
 
 @pytest.fixture
 def tensors():
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator)
-
+    torch.manual_seed(0)
     rows = sum(rows for rows, _ in LENGTHS)
-    return normal(rows, HEADS, DIM), normal(PAGES, PAGE, KV_HEADS, DIM), normal(PAGES, PAGE, KV_HEADS, DIM)
+    return torch.randn(rows, HEADS, DIM), *(torch.randn(PAGES, PAGE, KV_HEADS, DIM) for _ in range(2))
 
 
 @pytest.fixture
-def prefill():
+def prefill(device):
     handle = folio.Prefill(
-        folio_torch.context_of("cpu"),
+        folio_torch.context_of(device),
         q_dtype=torch.float32,
         num_qo_heads=HEADS,
         num_kv_heads=KV_HEADS,
@@ -42,13 +38,14 @@ def prefill():
     )
     rows, keys = zip(*LENGTHS)
     indptr = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
-    handle.plan(qo_indptr=indptr, kv_len=torch.tensor(keys, dtype=torch.int32), block_table=TABLE)
+    kv_len, table = (torch.tensor(numbers, dtype=torch.int32) for numbers in (keys, TABLE))
+    handle.plan(qo_indptr=indptr, kv_len=kv_len, block_table=table)
     return handle
 
 
 def expected(q, k, v, **options):
     outputs, begin = [], 0
-    for (rows, keys), table in zip(LENGTHS, TABLE):
+    for (rows, keys), table in zip(LENGTHS, torch.tensor(TABLE)):
         request = q[begin : begin + rows]
         outputs.append(
             oracle.attention(request, *(oracle.paged(c, table, keys) for c in (k, v)), sm_scale=SCALE, **options)
@@ -95,8 +92,9 @@ def test_compiled(tensors, prefill):
     close(torch.compile(layer, fullgraph=True)(q, k, v, 5.0), want)
 
 
-def test_a_compiled_append_writes_the_cache(tensors):
-    _, k, v = tensors
+@pytest.mark.parametrize("caches", ["apart", "in one tensor"])
+def test_a_compiled_append_writes_the_cache(tensors, caches):
+    k, v = tensors[1:] if caches == "apart" else torch.stack(tensors[1:])
     key, value = torch.randn(2, 3, KV_HEADS, DIM)
     slots = torch.tensor([5, -1, PAGE + 2])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional, TypeVar
 
@@ -42,7 +43,7 @@ class Workspace:
         host: compact tensor on the host, page-locked for CUDA; None where host_bytes is 0.
     """
 
-    __slots__ = ("_kept", "c")
+    __slots__ = ("__weakref__", "_kept", "c")
 
     def __init__(self, device: Optional[TensorLike] = None, host: Optional[TensorLike] = None):
         self.c = ffi.new("folio_workspace *")
@@ -65,8 +66,11 @@ class Workspace:
         self._kept.append(owner)
 
     @classmethod
-    def allocate(cls, info: WorkspaceInfo, context: Context) -> Workspace:
-        """Memory of the process for the CPU; of torch, where that is loaded, for a CUDA device."""
+    def allocate(cls, info: WorkspaceInfo, context: Context, stream: int) -> Workspace:
+        """Memory of the process for the CPU; of torch, where that is loaded, for a CUDA device.
+
+        torch gives memory again in the order of the stream that it was allocated on, so that is the plan's.
+        """
         if context.on_cuda:
             torch = sys.modules.get("torch")
             if torch is None:
@@ -74,14 +78,37 @@ class Workspace:
                     f"workspace is None, and no torch is loaded to allocate it; folio.Workspace(device=, host=) of"
                     f" {info.device_bytes} bytes on the device and {info.host_bytes} on the host is accepted"
                 )
-            device = torch.empty(info.device_bytes, dtype=torch.uint8, device=f"cuda:{context.device_id}")
-            return cls(device, torch.empty(info.host_bytes, dtype=torch.uint8, pin_memory=True))
+            device = f"cuda:{context.device_id}"
+            used_on = torch.cuda.ExternalStream(stream, device=device)
+            with torch.cuda.stream(used_on):
+                memory = torch.empty(info.device_bytes, dtype=torch.uint8, device=device)
+            # Whatever torch's default device is.
+            host = torch.empty(info.host_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            workspace = cls(memory, host)
+            weakref.finalize(workspace, _retire, torch.cuda, host, used_on).atexit = False
+            return workspace
         workspace = cls()
         if info.host_bytes:
             # Pages that are never touched take no memory, and nothing is zeroed twice.
             memory = ffi.from_buffer(mmap.mmap(-1, info.host_bytes))
             workspace._take("host", memory, info.host_bytes, memory)
         return workspace
+
+
+#: Page-locked memory of workspaces that ended, and the event behind the last copy out of it; None: it stays.
+_retired: list[tuple[Any, Any]] = []
+
+
+def _retire(cuda: Any, host: Any, stream: Any) -> None:
+    """Keeps page-locked memory until the device has read it: torch would give it to the next who asks."""
+    if cuda.is_current_stream_capturing():
+        # A capture may neither ask events nor, on another stream, record them.
+        _retired.append((None, host))
+        return
+    _retired[:] = [(event, memory) for event, memory in _retired if event is None or not event.query()]
+    event = cuda.Event()
+    event.record(stream)
+    _retired.append((event, host))
 
 
 class Handle:
@@ -134,8 +161,10 @@ class Handle:
         if prefixes is not None:
             shared = values["prefixes"]
             bound.append(ffi.NULL if shared is None else prefixes.bind_mapping("prefixes", shared, borrowed))
-        workspace = values["workspace"] or self._workspace or Workspace.allocate(self.workspace_info, self.context)
         stream = stream_pointer(self.context, values["stream"], borrowed)
+        workspace = values["workspace"] or self._workspace
+        if workspace is None:
+            workspace = Workspace.allocate(self.workspace_info, self.context, int(ffi.cast("uintptr_t", stream)))
         call(self._function("plan"), self.c, *bound, workspace.c, stream)
         # Page ids on a device, and the workspace, are read until the next plan.
         self._workspace, self._planned = workspace, borrowed

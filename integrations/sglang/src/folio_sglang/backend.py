@@ -238,7 +238,8 @@ class _Planned:
         else:
             batch_size = max(batch_size, backend.max_bs)
         self.batch_size, self.num_tokens = batch_size, num_tokens
-        self._batch: Batch | None = None
+        #: The batch in force, and whether its plan is part of a capture.
+        self._in_force: tuple[Batch | None, bool] = (None, False)
         desc = dict(
             flags=("graph",) if problem.graph else (),
             q_dtype=problem.q_dtype,
@@ -261,10 +262,13 @@ class _Planned:
         return batch.batch_size <= self.batch_size and (self._decodes or batch.num_tokens <= self.num_tokens)
 
     def plan(self, batch: Batch):
-        """The handle, planned for the batch once."""
-        if self._batch is not batch:
+        """The handle, planned for the batch once; and once more in a capture, whose replays plan what they compute,
+        where a warm-up computed the batch before."""
+        capturing = batch.kv_len.is_cuda and torch.cuda.is_current_stream_capturing()
+        known, captured = self._in_force
+        if known is not batch or captured != capturing:
             self._handle.plan(**batch.planned())
-            self._batch = batch
+            self._in_force = (batch, capturing)
         return self._handle
 
 

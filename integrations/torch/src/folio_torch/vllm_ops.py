@@ -285,17 +285,27 @@ def merge_attn_states(
 
 #: Prefill handles by what decides their code, with the maxima that they were made for.
 _handles: dict[tuple, tuple[tuple[int, int, int], folio.Prefill]] = {}
+#: Those of captures, for as long as the process: a graph reads their memory whenever it is replayed.
+_captured: list[folio.Prefill] = []
 
 
-def _prefill(context: folio.Context, wanted: tuple[int, int, int], **desc: Any) -> folio.Prefill:
-    """A handle for batches of (requests, rows, keys of a request); larger batches than before get a larger one."""
-    key = (context, *desc.items())
+def _prefill(context: folio.Context, wanted: tuple[int, int, int], page_ids: int, **desc: Any) -> folio.Prefill:
+    """A handle for batches of (requests, rows, keys of a request); larger batches than before get a larger one.
+
+    Captures have handles of their own, one for each address of page ids: graphs bind it.
+    """
+    capturing = context.on_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing:
+        desc["flags"] = ("graph",)
+    key = (context, page_ids if capturing else None, *desc.items())
     maxima, handle = _handles.get(key, ((0, 0, 0), None))
     if handle is None or any(want > most for want, most in zip(wanted, maxima)):
         maxima = tuple(max(most, 1 << max(want - 1, 0).bit_length()) for want, most in zip(wanted, maxima))
         batch_size, num_tokens, kv_len = maxima
         handle = folio.Prefill(context, max_batch_size=batch_size, max_num_tokens=num_tokens, max_kv_len=kv_len, **desc)
         _handles[key] = (maxima, handle)
+        if capturing:
+            _captured.append(handle)
     return handle
 
 
@@ -340,8 +350,9 @@ def flash_attn_varlen_func(
     """Attention of packed rows over a paged cache (`block_table`, `seqused_k`) or over packed keys (`cu_seqlens_k`).
 
     Every call plans its batch; hosts that run many layers with one batch are faster with `folio.Prefill`. The plan is
-    made on the device where lengths are there. Handles are kept by shape and grow with the batches, so a capture needs
-    a call with the largest batch before it.
+    made on the device where lengths are there, so a capture holds the plan with the run: replays compute the lengths
+    that the tensors hold then, up to the `max_seqlen_q` and `max_seqlen_k` of the capture. Handles are kept by shape
+    and grow with the batches. A capture needs a call of the same types and shapes before it, which loads their code.
 
     Args:
         q: `[total_q, num_heads, head_size]` float32, float16 or bfloat16; fp8 queries are refused.
@@ -391,7 +402,8 @@ def flash_attn_varlen_func(
     else:
         desc["page_size"] = k.shape[1]
         lengths = dict(kv_len=seqused_k, block_table=block_table)
-    handle = _prefill(context, (batch_size, num_tokens, max_seqlen_k), **desc)
+    page_ids = 0 if block_table is None else block_table.data_ptr()
+    handle = _prefill(context, (batch_size, num_tokens, max_seqlen_k), page_ids, **desc)
     handle.plan(qo_indptr=cu_seqlens_q, **lengths)
 
     if out is None:
