@@ -11,8 +11,8 @@ import torch
 
 ABI_VERSION = 1
 DEVICE_CPU, DEVICE_CUDA, DEVICE_CUDA_HOST = 1, 2, 3
-MASK_CAUSAL, MASK_FULL = 0, 1
-RUN_WINDOW, RUN_LSE_BASE_2 = 1, 2
+MASK_CAUSAL, MASK_FULL, MASK_BYTES, MASK_BITS, MASK_CAUSAL_BY_REQUEST = range(5)
+RUN_WINDOW, RUN_LSE_BASE_2, RUN_MASK_NEW_KEYS = 1, 2, 16
 PLAN_GRAPH, PLAN_BATCH_INVARIANT = 1, 2
 KV_PAGED, KV_RAGGED = 0, 1
 
@@ -74,7 +74,8 @@ Batch = sized("Batch", [("qo_len", u32), ("reserved", u32)] + tensors("qo_indptr
 Args = sized("Args", tensors("q", "k", "v", "o", "lse", "k_scales", "v_scales", "custom_mask", "mm_prefix_ranges",
                              "alibi_slopes", "sinks")
              + [(name, f32) for name in ("sm_scale", "q_scale", "k_scale", "v_scale", "o_scale", "logits_soft_cap")]
-             + [("mask_mode", i32), ("window_left", i32), ("window_right", i32), ("reserved", u32)] + tensors("k_rope"))
+             + [("mask_mode", i32), ("window_left", i32), ("window_right", i32), ("reserved", u32)]
+             + tensors("k_rope", "custom_mask_indptr", "causal_requests"))
 MlaArgs = sized("MlaArgs", tensors("q_latent", "q_rope", "kv", "kv_rope", "o", "lse")
                 + [("sm_scale", f32), ("q_scale", f32), ("k_scale", f32), ("mask_mode", i32)])
 MlaContextArgs = sized("MlaContextArgs", tensors("q", "k_nope", "k_rope", "v", "kv", "kv_rope", "w_uk", "w_uv",

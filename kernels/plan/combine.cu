@@ -1,8 +1,9 @@
 // Puts the partial results of split rows together: the second kernel of a run. It adds the sink, once,
 // scales and rounds the output. (Merging the caller's own states is ops/merge.cu.)
 //
-// One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, in
-// an order that depends on nothing but their number; lane i has columns 4i .. 4i + 3 and, above 128, 128 + 4i ..
+// One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, or
+// take a head each where one of them has all parts in flight; either way in an order that depends on nothing but their
+// number. Lane i has columns 4i .. 4i + 3 and, above 128, 128 + 4i ..
 // 128 + 4i + 3. The kernel is short, so its time is the loads that wait for one another: what the split kernel did not
 // write, the list of parts included, is read before that kernel has ended.
 #include "core/softmax.cuh"
@@ -27,34 +28,40 @@ struct PartSum {
     float4 values[PASSES];
 };
 
-// The partial rows of a split row, of which a warp has numbers warp, warp + WARPS and so on. The first ones are read
+// The partial rows of a split row, of which a warp has numbers begin, begin + step and so on. The first ones are read
 // with the row, further ones when they are needed.
 struct Parts {
     const u32 *rows;
-    u32 count;
+    u32 count, begin, step;
     u32 first_rows[IN_FLIGHT];
 
     __device__ __forceinline__ Parts(const FolioCombineParams &p, const FolioCombineItem &item, u32 warp)
-        : rows(p.plan.partials + item.first), count(item.count) {
+        : rows(p.plan.partials + item.first),
+          count(item.count),
+          begin(few() ? 0 : warp),
+          step(few() ? 1 : WARPS) {
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) {
-            const u32 part = warp + i * WARPS;
+            const u32 part = begin + i * step;
             first_rows[i] = part < count ? rows[part] : 0;
         }
     }
 
-    __device__ __forceinline__ PartSum sum(const FolioCombineParams &p, u32 head, u32 warp, u32 lane) const {
+    // A warp has all of them.
+    __device__ __forceinline__ bool few() const { return count <= IN_FLIGHT; }
+
+    __device__ __forceinline__ PartSum sum(const FolioCombineParams &p, u32 head, u32 lane) const {
         const u32 pieces = p.head_dim_vo / 4;
         const float4 *const o = reinterpret_cast<const float4 *>(p.plan.partial_o);
         PartSum sum = {{minus_infinity(), 0.0f}, {}};
-        for (u32 first = warp; first < count; first += WARPS * IN_FLIGHT) {
+        for (u32 first = begin; first < count; first += step * IN_FLIGHT) {
             float logits[IN_FLIGHT], max = sum.state.max;
             float4 x[IN_FLIGHT][PASSES];
 #pragma unroll
             for (u32 i = 0; i < IN_FLIGHT; i++) {
-                const u32 part = first + i * WARPS;
+                const u32 part = first + i * step;
                 const bool there = part < count;
-                const u32 row = first == warp ? first_rows[i] : there ? rows[part] : 0;
+                const u32 row = first == begin ? first_rows[i] : there ? rows[part] : 0;
                 const i64 at = static_cast<i64>(row) * p.num_qo_heads + head;
                 logits[i] = there ? p.plan.partial_lse[at] : minus_infinity();
 #pragma unroll
@@ -133,7 +140,7 @@ struct Target {
 __device__ __forceinline__ void combine_head(const FolioCombineParams &p, const Parts &parts, const Target &target,
                                              Sums &sums) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const PartSum sum = parts.sum(p, target.head, warp, lane);
+    const PartSum sum = parts.sum(p, target.head, lane);
     if (lane == 0) sums.states[warp] = sum.state;
 #pragma unroll
     for (u32 n = 0; n < PASSES; n++) sums.values[warp][lane + 32 * n] = sum.values[n];
@@ -146,9 +153,26 @@ __device__ __forceinline__ void combine_head(const FolioCombineParams &p, const 
     __syncthreads();
 }
 
+// Every warp takes heads of its own.
+__device__ __forceinline__ void combine_few(const FolioCombineParams &p, const FolioCombineItem &item,
+                                            const Parts &parts, u32 block) {
+    const u32 lane = threadIdx.x % 32, pieces = p.head_dim_vo / 4;
+    wait_for_prerequisites();
+    allow_dependents();
+    for (u32 head = block * WARPS + threadIdx.x / 32; head < p.num_qo_heads; head += p.blocks_of_row * WARPS) {
+        const Target target(p, item, head);
+        const PartSum sum = parts.sum(p, head, lane);
+#pragma unroll
+        for (u32 n = 0; n < PASSES; n++) {
+            const u32 piece = lane + 32 * n;
+            if (piece < pieces) target.store(p, 4 * piece, sum.values[n], sum.state);
+        }
+    }
+}
+
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(32 * folio::WARPS)
+extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, 4)
     folio_combine(const __grid_constant__ FolioCombineParams p) {
     using namespace folio;
     __shared__ Sums sums;
@@ -163,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS)
         wait_for_prerequisites();
         return;
     }
+    if (parts.few()) return combine_few(p, item, parts, first);
     for (u32 head = first; head < p.num_qo_heads; head += p.blocks_of_row) {
         const Target target(p, item, head);
         if (head == first) {

@@ -165,45 +165,67 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
             __reduce_max_sync(FULL_WARP, maxima.get(0, 1))};
 }
 
-// The smallest chunk that makes no more splits than the budget. Each round tries three sizes, which leaves a
-// quarter of the range; one barrier a round, since the next one writes the other buffer.
-__device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Requests &all, const Batch &batch) {
+// What chunks of one size are kept to: so many splits, or so many chunks of tiles that are split.
+struct Limit {
+    u32 not_counted;  // chunks of a tile that is split
+    u64 most;
+};
+
+// Units of the smallest chunk from `low` on that keeps to a limit, where `high` is enough or the last resort. Each round
+// tries three sizes, which leaves a quarter of the range; one barrier a round, since the next one writes the other buffer.
+__device__ __forceinline__ u32 smallest_that_fits(const FolioPlanParams &p, const Requests &all, u32 low, u32 high,
+                                                  const Limit &limit) {
     __shared__ BlockReduce sums;
-    // All items together come to max_splits, but half as many splits are always allowed.
-    const u64 budget =
-        max(p.max_splits - min(batch.tiles, static_cast<u64>(p.max_splits)), static_cast<u64>(p.max_splits / 2));
-    const u64 most_units = max(1u, divide_up(batch.longest, p.kv_unit));
-    if (budget == 0 || most_units <= UNITS_NOT_SPLIT) return 0x7fffffffu;
-    const u64 fewest = batch.tile_keys / ((budget + batch.tiles) * p.kv_unit);
-    const u64 enough = (batch.tile_keys + budget * p.kv_unit - 1) / (budget * p.kv_unit);
-    u32 low = static_cast<u32>(min(max(fewest, 1ull), most_units));
-    u32 high = static_cast<u32>(min(max(enough, 1ull), most_units));
-    const u32 too_many = static_cast<u32>(min(budget + 1, 1ull << 26));  // 32 of them fit a u32
+    const u32 too_many = static_cast<u32>(min(limit.most + 1, 1ull << 26));  // 32 of them fit a u32
     for (u32 buffer = 0; low < high; buffer ^= 1) {
         const u32 range = high - low, sizes[3] = {low + range / 4, low + range / 2, high - 1 - (range - 1) / 4};
         const Reciprocal chunks[3] = {Reciprocal(sizes[0] * p.kv_unit), Reciprocal(sizes[1] * p.kv_unit),
                                       Reciprocal(sizes[2] * p.kv_unit)};
-        u32 splits[3] = {};
+        u32 counted[3] = {};
 #pragma unroll 1
         for (u32 b = all.begin; b < all.end; b++) {
             const u32 keys = all.request[b].keys, tiles = all.request[b].tiles;
             if (tiles == 0) continue;
 #pragma unroll
             for (u32 n = 0; n < 3; n++) {
-                const u64 more = static_cast<u64>(tiles) * (max(1u, chunks[n].divide_up(keys)) - 1);
-                splits[n] = static_cast<u32>(min(splits[n] + more, static_cast<u64>(too_many)));
+                const u32 of_tile = chunks[n].divide_up(keys);
+                if (of_tile <= 1) continue;
+                const u64 more = static_cast<u64>(tiles) * (of_tile - limit.not_counted);
+                counted[n] = static_cast<u32>(min(counted[n] + more, static_cast<u64>(too_many)));
             }
         }
 #pragma unroll
-        for (u32 n = 0; n < 3; n++) sums.put(buffer, n, min(__reduce_add_sync(FULL_WARP, splits[n]), too_many));
+        for (u32 n = 0; n < 3; n++) sums.put(buffer, n, min(__reduce_add_sync(FULL_WARP, counted[n]), too_many));
         __syncthreads();
         bool fits[3];
 #pragma unroll
-        for (u32 n = 0; n < 3; n++) fits[n] = __reduce_add_sync(FULL_WARP, sums.get(buffer, n)) <= budget;
+        for (u32 n = 0; n < 3; n++) fits[n] = __reduce_add_sync(FULL_WARP, sums.get(buffer, n)) <= limit.most;
         high = fits[0] ? sizes[0] : fits[1] ? sizes[1] : fits[2] ? sizes[2] : high;
         low = fits[0] ? low : fits[1] ? sizes[0] + 1 : fits[2] ? sizes[1] + 1 : sizes[2] + 1;
     }
-    return high * p.kv_unit;
+    return high;
+}
+
+__device__ __forceinline__ bool is_much_longer(u32 chunk, u32 than) {
+    return 8 * static_cast<u64>(chunk) > 9 * static_cast<u64>(than);
+}
+
+// The smallest chunk that makes no more splits than the budget, or one near the fair share where that is much less.
+__device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Requests &all, const Batch &batch) {
+    // All items together come to max_splits, but half as many splits are always allowed.
+    const u64 budget =
+        max(p.max_splits - min(batch.tiles, static_cast<u64>(p.max_splits)), static_cast<u64>(p.max_splits / 2));
+    const u64 most_units = max(1u, divide_up(batch.longest, p.kv_unit));
+    if (budget == 0 || most_units <= UNITS_NOT_SPLIT) return 0x7fffffffu;
+    const auto units = [&](u64 share) { return static_cast<u32>(min(max(share, 1ull), most_units)); };
+    const auto divided_up = [&](u64 among) { return (batch.tile_keys + among * p.kv_unit - 1) / (among * p.kv_unit); };
+    const u32 least = units(batch.tile_keys / ((budget + batch.tiles) * p.kv_unit)), enough = units(divided_up(budget));
+    const u32 by_splits = smallest_that_fits(p, all, least, enough, {1, budget});
+    const u32 fair = units(divided_up(p.max_splits));
+    if (!is_much_longer(by_splits, fair)) return by_splits * p.kv_unit;
+    __syncthreads();  // before the second search writes the first one's buffers
+    const u32 by_share = smallest_that_fits(p, all, fair, by_splits, {0, p.max_splits});
+    return (is_much_longer(by_splits, by_share) ? by_share : by_splits) * p.kv_unit;
 }
 
 struct Counts {

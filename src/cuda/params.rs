@@ -148,7 +148,7 @@ pub struct GenericParams {
     pub k_rope_copy_bytes: u32,
 }
 
-/// `FolioDecodeParams`.
+/// `FolioPaddedDecodeParams`, with its base.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -162,6 +162,12 @@ pub struct DecodeParams {
     pub v_page_step: u32,
     pub pages_by_head: u32,
     pub reserved: u32,
+    pub head_dim_qk: u32,
+    pub head_dim_vo: u32,
+    pub k_column_boxes: u32,
+    pub v_column_boxes: u32,
+    pub row_alignment: u32,
+    pub padding: u32,
 }
 
 /// `FolioCombineParams`.
@@ -305,7 +311,7 @@ const _: () = {
     assert!(size_of::<AttentionParams>() == 376);
     assert!(size_of::<GenericParams>() == 456);
     assert!(size_of::<CombineParams>() == 184);
-    assert!(size_of::<DecodeParams>() == 408);
+    assert!(size_of::<DecodeParams>() == 432);
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);

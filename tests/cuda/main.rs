@@ -8,6 +8,7 @@ mod cascade;
 mod common;
 mod context_parallel;
 mod copy;
+mod decode;
 mod fp8_products;
 mod fp8_queries;
 mod gather;
@@ -15,6 +16,7 @@ mod gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod index;
+mod masks;
 mod merge;
 mod mla;
 mod mla_cache;
@@ -50,6 +52,14 @@ fn main() -> ExitCode {
             problems::more_parts_than_there_is_room_for,
         ),
         case("any_group", (), problems::any_group),
+        case("decode_head_dims", (), decode::decode_head_dims),
+        case(
+            "decode_head_dims_of_models",
+            (),
+            decode::decode_head_dims_of_models,
+        ),
+        case("decode_packed_rows", (), decode::decode_packed_rows),
+        case("decode_logits", (), decode::decode_logits),
         case("split_keys", (), problems::split_keys),
         case("prefill_rows_pages", (), prefill_rows::pages),
         case("prefill_rows_strides", (), prefill_rows::strides),
@@ -57,6 +67,15 @@ fn main() -> ExitCode {
         case("prefill_rows_long", (), prefill_rows::long),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),
+        case("masks_of_many_rows", (), masks::masks_of_many_rows),
+        case("masks_of_few_rows", (), masks::masks_of_few_rows),
+        case("custom_masks", (), masks::custom_masks),
+        case("rows_that_see_nothing", (), masks::rows_that_see_nothing),
+        case(
+            "masks_of_split_requests",
+            (),
+            masks::masks_of_split_requests,
+        ),
         case("graph_replays", (), steps::graph_replays),
         case(
             "graph_plans_on_the_device",

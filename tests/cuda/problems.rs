@@ -45,7 +45,7 @@ fn for_random_problems(cases: u32, check: impl Fn(&Problem) -> Result<(), String
     }
 }
 
-fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), String> {
+pub fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), String> {
     let got = got.map_err(|error| error.to_string())?;
     let tolerance = Tolerance::of_matrix_unit(problem.q_dtype);
     compare(problem, &dense::attention(problem), &got, tolerance)

@@ -258,6 +258,11 @@ pub const CASES: &[Case<Setup>] = &[
         launches::prefill_from_pages,
     ),
     case(
+        "launch_prefill_with_masks",
+        BACKEND,
+        launches::prefill_with_masks,
+    ),
+    case(
         "launch_prefill_from_rows",
         BACKEND,
         launches::prefill_from_rows,
@@ -502,6 +507,16 @@ pub const CASES: &[Case<Setup>] = &[
         choice::creates_say_what_the_faster_kernels_lack,
     ),
     case("choice_queries_in_fp8", BACKEND, choice::queries_in_fp8),
+    case(
+        "choice_head_dims_take_the_next_row",
+        BACKEND,
+        choice::head_dims_take_the_next_row,
+    ),
+    case(
+        "choice_packed_rows_choose_the_kernel",
+        BACKEND,
+        choice::packed_rows_choose_the_kernel,
+    ),
     case(
         "choice_rows_wider_than_any_kernel",
         BACKEND,

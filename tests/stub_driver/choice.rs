@@ -44,9 +44,9 @@ fn paged(page_size: u32) -> KvStorage {
 pub fn creates_say_what_the_faster_kernels_lack() {
     let (logger, messages) = listener();
     let context = context_with(logger);
-    let wide = AttentionDesc {
-        head_dim_qk: 136,
-        head_dim_vo: 136,
+    let odd = AttentionDesc {
+        head_dim_qk: 100,
+        head_dim_vo: 100,
         ..desc(false)
     };
     let fp32 = AttentionDesc {
@@ -117,7 +117,7 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         (fp8_queries, "decode_sm90a_f16_kve5m2_d128_q8_tma", ""),
         (fp8_prefill, "prefill_sm80_f16_kve5m2_d128_q64", "dtypes"),
         (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
-        (wide, "decode_sm80_bf16_d256_q16", "head dims"),
+        (odd, "decode_sm80_bf16_d128_q16", "head dims"),
         (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
         (prefill, "prefill_sm90a_bf16_d128_q128_rows", "page_size"),
         (long, "decode_sm80_bf16_d128_q16", "max_kv_len"),
@@ -248,14 +248,14 @@ pub fn runs_say_what_the_first_choice_lacks() {
     };
     for (args, symbol, reason) in [
         (plain(), "folio_sm90_decode_tma", None),
-        (masked, "folio_attention", Some("custom_mask")),
-        (by_request, "folio_attention", Some("causal_requests")),
+        (masked, "folio_sm90_decode_tma", None),
+        (by_request, "folio_sm90_decode_tma", None),
         (
             far_pages,
             "folio_sm90_decode_gather",
             Some("pages of k and v"),
         ),
-        (ranges, "folio_attention", Some("mm_prefix_ranges")),
+        (ranges, "folio_sm90_decode_tma", None),
         (misaligned, "folio_attention", Some("q with this address")),
     ] {
         for run in 0..3 {
@@ -275,8 +275,8 @@ pub fn runs_say_what_the_first_choice_lacks() {
     let mut other = Handle::new(&context, false).unwrap();
     other.plan_host(100, OURS).unwrap();
     take(&messages, "");
-    taken(&other, &masked);
-    assert_eq!(take(&messages, "custom_mask").len(), 1);
+    taken(&other, &misaligned);
+    assert_eq!(take(&messages, "q with this address").len(), 1);
 }
 
 /// 2^32 ranges of a request are not none.
@@ -293,6 +293,68 @@ pub fn more_ranges_than_a_kernel_counts() {
         matches!(&refused, Err(Error::Shape(m)) if m.contains("mm_prefix_ranges: shape [2, 4294967296")),
         "{refused:?}"
     );
+}
+
+/// Narrower heads take the narrowest row that they fit in, by boxes where rows are whole sectors of the L2.
+pub fn head_dims_take_the_next_row() {
+    for (qk, vo, kernel) in [
+        (64, 64, "d64_q8_tma"),
+        (8, 8, "d64_q8_gather"),
+        (80, 80, "d80_q8_tma"),
+        (72, 72, "d80_q8_gather"),
+        (96, 80, "d96_q8_tma"),
+        (104, 104, "d112_q8_gather"),
+        (120, 120, "d128_q8_gather"),
+        (64, 128, "d128_q8_tma"),
+        (136, 136, "d160_q8_gather"),
+        (192, 128, "d192_dv128_q8_tma"),
+        (192, 192, "d224_q8_tma"),
+        (240, 256, "d256_q8_tma"),
+    ] {
+        let desc = AttentionDesc {
+            head_dim_qk: qk,
+            head_dim_vo: vo,
+            ..desc(false)
+        };
+        let handle = Handle::of(&context(), desc).unwrap();
+        let name = handle.attention.kernel();
+        assert_eq!(name, format!("decode_sm90a_bf16_{kernel}"), "{qk} / {vo}");
+    }
+}
+
+/// Which kernel takes how many rows for each KV head: decode's, unless another reads keys once.
+pub fn packed_rows_choose_the_kernel() {
+    let many = |group: u32, qo_len: u32| AttentionDesc {
+        num_qo_heads: 2 * group,
+        num_kv_heads: 2,
+        max_qo_len: qo_len,
+        max_num_tokens: 4 * qo_len,
+        ..desc(false)
+    };
+    let fp8 = |desc| AttentionDesc {
+        kv_format: DType::F8E4M3.into(),
+        ..desc
+    };
+    let small_pages = |desc| AttentionDesc {
+        kv: paged(5),
+        ..desc
+    };
+    for (desc, kernel) in [
+        (many(16, 1), "decode_sm90a_bf16_d128_q16_tma"),
+        (many(17, 1), "decode_sm90a_bf16_d128_q32_tma"),
+        (many(7, 4), "decode_sm90a_bf16_d128_q32_tma"),
+        (many(4, 5), "prefill_sm90a_bf16_d128_q192_paged"),
+        (fp8(many(4, 5)), "decode_sm90a_bf16_kve4m3_d128_q32_tma"),
+        (small_pages(many(4, 5)), "decode_sm90a_bf16_d128_q32_gather"),
+        (many(64, 1), "decode_sm90a_bf16_d128_q64_tma"),
+        (many(128, 1), "decode_sm90a_bf16_d128_q64_tma"),
+        (many(16, 5), "prefill_sm90a_bf16_d128_q192_paged"),
+        (many(43, 3), "prefill_sm90a_bf16_d128"),
+    ] {
+        let handle = Handle::of(&context(), desc).unwrap();
+        let name = handle.attention.kernel();
+        assert!(name.starts_with(kernel), "{name} for {kernel}");
+    }
 }
 
 /// What a run is launched with, to the byte.

@@ -125,6 +125,7 @@ fn recorder() -> Recorder {
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
     recorder.expect::<DecodeParams>("folio_sm90_decode_gather");
     recorder.expect::<AttentionParams>("folio_prefill_sm90");
+    recorder.expect::<AttentionParams>("folio_prefill_sm90_masked");
     recorder.expect::<GenericParams>("folio_attention");
     recorder.expect::<CombineParams>("folio_combine");
     recorder.expect::<PlanParams>("folio_plan");
@@ -318,11 +319,14 @@ pub fn decode_by_tma() {
         let map = &launch.maps()[map];
         assert_eq!((map.address, map.swizzle), (address as u64, 3));
         let groups = (pages as u64 - 1) * apart + 1;
-        assert_eq!(map.extents, [64, 8, 2, groups, 8]);
+        assert_eq!(map.extents, [DIM as u64, 8, groups, 8, 1]);
         let token = 2 * TOKEN as u64;
-        assert_eq!(map.strides, [token, 128, 8 * token, 2 * DIM as u64]);
-        assert_eq!(map.boxes, [64, 8, 2, 1, 1]);
+        assert_eq!(map.strides, [token, 8 * token, 2 * DIM as u64, 16]);
+        assert_eq!(map.boxes, [64, 8, 1, 1, 1]);
     }
+    // A box for each half of a row: two of a tile's boxes do not lie next to each other in both halves.
+    assert_eq!([params.k_column_boxes, params.v_column_boxes], [2, 2]);
+    assert_eq!([params.head_dim_qk, params.head_dim_vo], [128, 128]);
 }
 
 pub fn decode_by_tma_from_pages_by_head() {
@@ -347,9 +351,10 @@ pub fn decode_by_tma_from_pages_by_head() {
     assert_eq!([params.k_page_step, params.v_page_step], [8, 8]);
     assert_eq!((params.boxes_log2, params.pages_by_head), (0, 1));
     let map = &launched[0].maps()[0];
-    assert_eq!(map.extents, [64, 8, 2, 2, 8 * PAGES as u64]);
-    assert_eq!(map.strides, [256, 128, 2048, 4096]);
-    assert_eq!(map.boxes, [64, 8, 2, 2, 1]);
+    assert_eq!(map.extents, [64, 8, 2, 8 * PAGES as u64, 2]);
+    assert_eq!(map.strides, [256, 2048, 4096, 128]);
+    assert_eq!(map.boxes, [64, 8, 2, 1, 2]);
+    assert_eq!([params.k_column_boxes, params.v_column_boxes], [1, 1]);
 }
 
 /// A page that is no whole number of 8-token groups, and pages that are not, once the handle is made.
@@ -412,8 +417,9 @@ pub fn portable_copies_by_alignment() {
         v: at(V + 2, DType::BF16, &shape, Some(&[16384, 2048, 136, 1])),
         ..plain(8)
     };
+    // The kernels for this device do not store to such rows.
     let aligned = AttentionArgs {
-        mask: Mask::Bytes(at(MASK, DType::U8, &[137], None)),
+        o: rows(O + 2, 5),
         ..plain(8)
     };
     for (args, copies) in [(misaligned, [8, 4, 2]), (aligned, [16, 16, 16])] {
@@ -432,6 +438,7 @@ pub fn portable_copies_by_alignment() {
         let [items, _] = assert_plan(&recorder, &handle, &params.attention.plan, 8);
         assert_plain(&params.attention);
         assert_rows(params.attention.q, &args.q);
+        assert_rows(params.attention.o, &args.o);
         assert_eq!((params.head_dim_qk, params.head_dim_vo), (128, 128));
         assert_eq!((params.row_tiles, params.o_dtype), (1, 2));
         assert_eq!(launched[0].grid, [items as u32 * 8, 1, 1]);
@@ -460,7 +467,7 @@ pub fn masks_are_found_by_request() {
             ..full(8)
         };
         let launched = launches(&recorder, &handle, &args);
-        let params = launched[0].params::<GenericParams>().attention;
+        let params = launched[0].params::<DecodeParams>().attention;
         assert_eq!((params.mask, params.mask_mode), (MASK as u64, mode));
         assert_eq!(params.mask_bytes, len);
         assert_eq!(recorder.upload().i64s(params.mask_start, 2), starts);
@@ -476,7 +483,7 @@ pub fn masks_are_found_by_request() {
         mm_prefix_in_window: true,
         ..full(8)
     };
-    let params = launches(&recorder, &handle, &stated)[0].params::<GenericParams>();
+    let params = launches(&recorder, &handle, &stated)[0].params::<DecodeParams>();
     assert_eq!(params.attention.mask_start, MASK as u64 + 64);
     // With FOLIO_RUN_MASK_NEW_KEYS and FOLIO_RUN_MM_PREFIX_IN_WINDOW.
     assert_eq!(params.attention.flags, 1 | 2 | 8 | 16);
@@ -485,7 +492,7 @@ pub fn masks_are_found_by_request() {
         alibi_slopes: Some(at(SLOPES, DType::F32, &[2, 16], None)),
         ..full(8)
     };
-    let params = launches(&recorder, &handle, &by_request)[0].params::<GenericParams>();
+    let params = launches(&recorder, &handle, &by_request)[0].params::<DecodeParams>();
     assert_eq!(params.attention.causal_requests, MASK as u64);
     assert_eq!(params.attention.mask_mode, MaskMode::Full);
     assert_eq!(params.attention.alibi_request_stride, 16);
@@ -794,6 +801,66 @@ pub fn prefill_from_pages() {
         assert_eq!(map.extents, [64, 8, 2, 8, (pages as u64 - 1) * apart + 1]);
         assert_eq!(map.strides, [2048, 128, 256, 16384]);
         assert_eq!(map.boxes, [64, 8, 2, 1, 1]);
+    }
+}
+
+/// What positions do not say goes to the kernel beside the plain one, run by run: on the same items, by maps of its own
+/// steps.
+pub fn prefill_with_masks() {
+    let recorder = recorder();
+    for (kv, rows_of_box) in [(grouped(8).kv, 8), (KvStorage::Ragged, 64)] {
+        let mut handle = Handle::of(&context(), prefill(kv)).unwrap();
+        let table = vec![1; 2 * 125];
+        let mut batch = BatchInput {
+            qo_indptr: host_tensor(&[0, 500, 800], &[3]),
+            ..BatchInput::default()
+        };
+        match kv {
+            KvStorage::Ragged => batch.kv_indptr = host_tensor(&[0, 1000, 1300], &[3]),
+            KvStorage::Paged { .. } => {
+                batch.kv_len = host_tensor(&[1000, 300], &[2]);
+                batch.block_table = host_tensor(&table, &[2, 125]);
+            }
+        }
+        handle.plan(&batch, OURS).unwrap();
+        let plain = match kv {
+            KvStorage::Ragged => {
+                let keys = |address| at(address, DType::BF16, &[1300, KV_HEADS, DIM], None);
+                AttentionArgs::new(rows(Q, 800), keys(K), keys(V), rows(O, 800))
+            }
+            KvStorage::Paged { .. } => AttentionArgs {
+                q: rows(Q, 800),
+                o: rows(O, 900),
+                ..plain(8)
+            },
+        };
+        let first = launches(&recorder, &handle, &plain);
+        assert_eq!(first[0].name(), "folio_prefill_sm90");
+        let args = |change: fn(&mut AttentionArgs)| {
+            let mut args = plain;
+            change(&mut args);
+            args
+        };
+        for args in [
+            args(|args| args.mask = Mask::Bits(at(MASK, DType::U8, &[73_750], None))),
+            args(|args| args.mask = Mask::CausalByRequest(at(MASK, DType::U8, &[2], None))),
+            args(|args| args.mm_prefix_ranges = Some(at(RANGES, DType::I32, &[2, 3, 2], None))),
+            args(|args| args.alibi_slopes = Some(at(SLOPES, DType::F32, &[QO_HEADS], None))),
+        ] {
+            let launched = launches(&recorder, &handle, &args);
+            let launch = &launched[0];
+            assert_eq!(launch.name(), "folio_prefill_sm90_masked");
+            assert_eq!((launch.grid, launch.block), (first[0].grid, first[0].block));
+            let [before, after] = [&first[0], launch].map(|it| it.params::<AttentionParams>().plan);
+            assert_eq!((before.items, before.counts), (after.items, after.counts));
+            let name = format!("{}_masked", handle.attention.kernel());
+            let row = kernels::table().find(|row| row.name == name).unwrap();
+            assert_eq!(launch.shared_bytes, row.shared_bytes);
+            assert!(row.defines.iter().any(|define| define == "FOLIO_MASKED=1"));
+            // Rows of a box: a group of a page, or all keys of a step, of which the plain kernel has 80.
+            let [_, k, v] = launch.maps().try_into().unwrap();
+            assert_eq!([k.boxes[1], v.boxes[1]], [rows_of_box; 2]);
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 // Split-KV decode attention for Hopper: a few packed query rows (q_len x group) per KV head, the keys streamed
 // through per-warp rings, products by mma.sync. Memory-bound by design: every key is read once per row tile and the
-// arithmetic hides behind it. Long queries belong to the prefill kernel; custom masks and mm-prefix to the generic one.
+// arithmetic hides behind it. Long queries belong to the prefill kernel.
 //
 // Grid (num_kv_heads / FOLIO_DECODE_HEADS, row tiles of the largest item, items): heads fastest, so that CTAs that run
-// together read the same pages. A CTA takes items z, z + gridDim.z, ... below counts[0]; the rest exit. Warp w takes
-// tiles w, w + WARPS, ... of an item's keys on its own, without a barrier; the warps' results are merged through
-// shared memory.
+// together read the same pages. A CTA takes items z, z + gridDim.z, ... below counts[0]; the rest exit. Key group g of
+// its warps takes tiles g, g + KEY_GROUPS, ... of an item's keys on its own: a warp for up to 16 or 32 rows, without a
+// barrier, or several that wait for each other after every tile. The results are merged through shared memory.
 //
 // The kernel table's defines (FOLIO_Q_TILE: packed rows per KV head; FOLIO_KV_TILE: keys of a warp's step), and
 // FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each.
@@ -14,14 +14,14 @@
 namespace folio::decode {
 
 // Shared memory: rings, barriers, MergeState, queries.
-constexpr int BARRIER_BYTES = (WARPS * Shape::STAGES * 8 + 15) / 16 * 16;
-constexpr int MERGE_OFFSET = Shape::RING_BYTES + BARRIER_BYTES;
+constexpr int BARRIER_BYTES = (KEY_GROUPS * Shape::STAGES * 8 + 15) / 16 * 16;
+constexpr int MERGE_OFFSET = Shape::ALL_RINGS_BYTES + BARRIER_BYTES;
 constexpr int QUERY_OFFSET = MERGE_OFFSET + static_cast<int>(sizeof(MergeState));
-static_assert(QUERY_OFFSET + QueryRows::SHARED_BYTES == FOLIO_SHARED_BYTES, "the row's shared memory");
+static_assert(QUERY_OFFSET + QUERY_BYTES == FOLIO_SHARED_BYTES, "the row's shared memory");
 
 // Writes zeros over the values of keys that no row sees: 0 x NaN would reach the output.
 __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 token, const KeySpan &span, u32 lane) {
-    const StageStrides<Shape, Shape::V_ROW_BYTES> strides(boxes_log2);
+    const StageStrides<Shape, VTile> strides(boxes_log2);
     const u32 zeros[4] = {0, 0, 0, 0};
 #pragma unroll 1
     for (u32 piece = lane; piece < HEADS * TILE_TOKENS * VTile::ROW_CHUNKS; piece += 32) {
@@ -39,14 +39,15 @@ __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 toke
 }
 
 template <class Loader>
-__device__ __forceinline__ void run(const FolioDecodeParams &params, const TensorMap *k_map, const TensorMap *v_map) {
+__device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const TensorMap *k_map, const TensorMap *v_map) {
     extern __shared__ __align__(1024) u8 shared[];
     MergeState &merge = *reinterpret_cast<MergeState *>(shared + MERGE_OFFSET);
     NarrowFragment *query = reinterpret_cast<NarrowFragment *>(shared + QUERY_OFFSET);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 ring = shared_address(shared) + warp * Shape::WARP_BYTES;
-    Loader loader(k_map, v_map, params, ring, shared_address(shared) + Shape::RING_BYTES + warp * Shape::STAGES * 8,
-                  warp, lane);
+    const WarpPlace place = {warp / ROW_GROUPS, warp % ROW_GROUPS};
+    const u32 ring = shared_address(shared) + place.key_group * Shape::RING_BYTES;
+    const u32 barriers = shared_address(shared) + Shape::ALL_RINGS_BYTES + place.key_group * Shape::STAGES * 8;
+    Loader loader(k_map, v_map, params, ring, barriers, place, lane);
     const TileAddress at(params.boxes_log2, lane);
     int stage = 0;
     u32 parity = 0;
@@ -62,34 +63,40 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
             allow_dependents();
         }
         if (item.num_rows == 0) continue;
-        const TileSpan span(params, item, warp);
+        const TileSpan span(params, item, place.key_group);
         loader.begin(span.keys, span.tiles);
         for (int i = 0; i < Shape::STAGES; ++i) {
             loader.issue(i, stage + i < Shape::STAGES ? stage + i : stage + i - Shape::STAGES);
         }
-        const LaneRows rows(params, item, lane);
-        LaneLogits logits(params, item, lane);
+        const Item part = item.part(place.row_group);
+        const LaneRows rows(params, part, lane);
+        const KeyRange some = {span.keys.begin, span.keys.end};
+        const OwnRow own(params, part, some, lane);
+        LaneLogits logits(params, part, lane);
         QueryRows q;
-        q.load(params, item, query, warp, lane, logits);
+        q.load(params, part, query, place, lane, logits);
         WarpState state;
         state.reset();
-        i32 token = span.keys.first + static_cast<i32>(warp) * TILE_TOKENS;
+        i32 token = span.keys.first + static_cast<i32>(place.key_group) * TILE_TOKENS;
 #pragma unroll 1
         for (int i = 0; i < span.tiles; ++i) {
             loader.wait(stage, parity);
             const u32 tile = ring + stage * Shape::STAGE_BYTES;
             const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
             if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
-            state.add_tile(q, logits, rows, tile, at, token, edge, lane);
-            __syncwarp();
+            SeenKeys seen;
+            if (edge) seen.gather(own.seen(params.attention, part, some, token), lane);
+            state.add_tile(q, logits, rows, seen, tile, at, token, edge, lane);
+            place.sync_group<Shape>();
             loader.issue(i + Shape::STAGES, stage);
             if (++stage == Shape::STAGES) {
                 stage = 0;
                 parity ^= 1;
             }
-            token += WARPS * TILE_TOKENS;
+            token += KEY_GROUPS * TILE_TOKENS;
         }
-        publish(state, merge, reinterpret_cast<float *>(shared + warp * Shape::WARP_BYTES), item.num_rows, warp, lane);
+        publish(state, merge, reinterpret_cast<float *>(shared + warp * MERGE_BYTES), item.rows_of(place.row_group), warp,
+                lane);
         __syncthreads();
         merge_warps(params, item, merge, shared);
         fence_proxy_async();
@@ -100,13 +107,13 @@ __device__ __forceinline__ void run(const FolioDecodeParams &params, const Tenso
 }  // namespace folio::decode
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
-    folio_sm90_decode_tma(const __grid_constant__ FolioDecodeParams params,
+    folio_sm90_decode_tma(const __grid_constant__ FolioPaddedDecodeParams params,
                           const __grid_constant__ folio::TensorMap k_map,
                           const __grid_constant__ folio::TensorMap v_map) {
     folio::decode::run<folio::decode::TmaLoader<folio::decode::Shape>>(params, &k_map, &v_map);
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
-    folio_sm90_decode_gather(const __grid_constant__ FolioDecodeParams params) {
+    folio_sm90_decode_gather(const __grid_constant__ FolioPaddedDecodeParams params) {
     folio::decode::run<folio::decode::GatherLoader<folio::decode::Shape>>(params, nullptr, nullptr);
 }

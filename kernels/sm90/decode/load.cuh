@@ -1,45 +1,65 @@
-// How a warp of the decode kernel fills its own ring of K/V stages: by TMA boxes, or by gathering rows with
+// How the warps of the decode kernel fill their rings of K/V stages, of which a key group of warps has one: by TMA boxes, or by gathering rows with
 // cp.async where pages are too small for a box, or strides do not fit a tensor map. Both leave zeros for keys in pages
 // that no row sees or that the cache does not have. No arithmetic on keys or values.
 //
-// A stage is K then V, each [box][KV head][tokens of a box / 8][8 rows]. Neighbouring heads are loaded together
-// because their rows are neighbours in memory: at 128 bytes a row, DRAM gives 5 % more for two heads at a time.
+// A stage is K then V, each [swizzle atom][box][KV head][tokens of a box / 8][8 rows]. Neighbouring heads are loaded
+// together because their rows are neighbours in memory: at 128 bytes a row, DRAM gives 5 % more for two heads at a time.
+//
+// The problem's rows may be narrower than the kernel's. The columns that are not there are not read; they are zeros.
 #pragma once
 
 #include "core/cache.cuh"
+#include "params/decode.h"
 #include "ptx/tma.cuh"
 #include "sm90/decode/tile.cuh"
 
 namespace folio::decode {
 
-// Heads and tokens per tile, dims and storage of rows, and the rings of one instantiation.
-template <int HEADS_, int TILE_TOKENS_, int DIM_QK, int DIM_VO, class Cache_, int WARPS_>
+// Heads and tokens per tile, dims and storage of rows, and the rings of one instantiation. Warps of a key group read the
+// same tiles for different query rows.
+template <int HEADS_, int TILE_TOKENS_, int DIM_QK, int DIM_VO, class Cache_, int KEY_GROUPS_, int GROUP_WARPS_,
+          int ROOM>
 struct RingShape {
     using Cache = Cache_;
     static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
     static constexpr int HEADS = HEADS_, TILE_TOKENS = TILE_TOKENS_;
     static constexpr int K_ROW_BYTES = Cache::row_bytes(DIM_QK), V_ROW_BYTES = Cache::row_bytes(DIM_VO);
-    static constexpr int WARPS = WARPS_;
+    using KTile = RowTile<K_ROW_BYTES, HEADS * TILE_TOKENS>;
+    using VTile = RowTile<V_ROW_BYTES, HEADS * TILE_TOKENS>;
+    static constexpr int KEY_GROUPS = KEY_GROUPS_, GROUP_WARPS = GROUP_WARPS_;
     static constexpr int K_BYTES = HEADS * TILE_TOKENS * K_ROW_BYTES, V_BYTES = HEADS * TILE_TOKENS * V_ROW_BYTES;
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
-    // 96 KiB in flight hide the latency of DRAM, and two CTAs have room on a multiprocessor.
-    static constexpr int MOST_STAGES = 96 * 1024 / (WARPS * STAGE_BYTES);
-    static constexpr int STAGES = MOST_STAGES < 4 ? MOST_STAGES : 4;
-    static constexpr int WARP_BYTES = STAGES * STAGE_BYTES;
-    static constexpr int RING_BYTES = WARPS * WARP_BYTES;
+    static constexpr int STAGES = ROOM / (KEY_GROUPS * STAGE_BYTES);
+    static constexpr int RING_BYTES = STAGES * STAGE_BYTES;
+    static constexpr int ALL_RINGS_BYTES = KEY_GROUPS * RING_BYTES;
     // A lane holds the place of one token in GatherLoader; strides between groups are worked out for 16 tokens.
     static_assert(TILE_TOKENS % 16 == 0 && TILE_TOKENS <= 32 && (HEADS == 1 || TILE_TOKENS == 16));
     static_assert(STAGES >= 2);
 };
 
-// Byte distances inside a stage, for rows of ROW_BYTES.
-template <class Shape, int ROW_BYTES>
+// Byte distances inside a stage, for rows of a RowTile.
+template <class Shape, class Rows>
 struct StageStrides {
     u32 group, head;  // from 8 tokens to the next 8 of the same head; from head to head
 
     explicit __device__ __forceinline__ StageStrides(u32 boxes_log2)
-        : group(Shape::HEADS == 1 ? 8 * ROW_BYTES : 8 * ROW_BYTES << boxes_log2),
-          head(Shape::TILE_TOKENS * ROW_BYTES >> boxes_log2) {}
+        : group(Shape::HEADS == 1 ? Rows::GROUP_BYTES : Rows::GROUP_BYTES << boxes_log2),
+          head(Shape::TILE_TOKENS * Rows::ATOM_BYTES >> boxes_log2) {}
+};
+
+// A warp's place: warps of a key group share a ring, which the one of row group 0 fills.
+struct WarpPlace {
+    u32 key_group, row_group;
+
+    // Until all warps of the key group are here. What they did to shared memory is then seen by all of them.
+    template <class Shape>
+    __device__ __forceinline__ void sync_group() const {
+        if constexpr (Shape::GROUP_WARPS == 1) {
+            __syncwarp();
+        } else {
+            asm volatile("bar.sync %0, %1;" ::"r"(key_group + 1), "n"(32 * Shape::GROUP_WARPS) : "memory");
+        }
+    }
 };
 
 // The keys of one work item, as a loader needs them.
@@ -58,26 +78,27 @@ public:
     static constexpr bool ZERO_FILLS_ROWS = false;
 
     __device__ __forceinline__ TmaLoader(const TensorMap *k_map, const TensorMap *v_map,
-                                         const FolioDecodeParams &params, u32 ring, u32 barriers, u32 warp, u32 lane)
-        : k_map(k_map), v_map(v_map), params(params), ring(ring), barriers(barriers), warp(warp), lane(lane) {
-        if (lane == 0) {
+                                         const FolioPaddedDecodeParams &params, u32 ring, u32 barriers, WarpPlace place,
+                                         u32 lane)
+        : k_map(k_map), v_map(v_map), params(params), ring(ring), barriers(barriers), place(place), lane(lane) {
+        if (place.row_group == 0 && lane == 0) {
             for (int i = 0; i < Shape::STAGES; ++i) mbarrier_init(barriers + 8 * i, 1);
             mbarrier_init_fence();
             tensor_map_prefetch(k_map);
             tensor_map_prefetch(v_map);
         }
-        __syncwarp();
+        place.sync_group<Shape>();
     }
 
     __device__ __forceinline__ void begin(const KeySpan &span, int tiles) {
         this->span = span;
-        this->tiles = tiles;
+        this->tiles = place.row_group == 0 ? tiles : 0;
         const Box first = fetch(0);
         next = fetch(32);
         current = inside(first);
     }
 
-    // Starts the load of the warp's tile `i` into `stage`, if there is one. Called with i = 0, 1, 2 ...
+    // Starts the load of the key group's tile `i` into `stage`, if there is one. Called with i = 0, 1, 2 ...
     __device__ __forceinline__ void issue(int i, int stage) {
         if (i >= tiles) return;
         const u32 boxes = 1u << params.boxes_log2;
@@ -93,10 +114,10 @@ public:
             const int page = __shfl_sync(FULL_WARP, current.page, slot + b);
             const int group = __shfl_sync(FULL_WARP, current.group, slot + b);
             if (lane == 0) {
-                load(k_map, k + (b * Shape::K_BYTES >> params.boxes_log2), barrier,
-                     page * static_cast<int>(params.k_page_step), group);
-                load(v_map, k + Shape::K_BYTES + (b * Shape::V_BYTES >> params.boxes_log2), barrier,
-                     page * static_cast<int>(params.v_page_step), group);
+                load<typename Shape::KTile>(k_map, k, b, barrier, page * static_cast<int>(params.k_page_step), group,
+                                            params.k_column_boxes);
+                load<typename Shape::VTile>(v_map, k + Shape::K_BYTES, b, barrier,
+                                            page * static_cast<int>(params.v_page_step), group, params.v_column_boxes);
             }
         }
     }
@@ -109,12 +130,13 @@ private:
         int page, group;  // page id, or -1: a box outside the tensor, which arrives as zeros; group of 8 tokens
     };
 
-    // Box `n` + lane of this warp's boxes.
+    // Box `n` + lane of this key group's boxes.
     __device__ __forceinline__ Box fetch(int n) const {
         const int box = n + static_cast<int>(lane);
         const int tile = box >> params.boxes_log2;
         const int box_tokens = Shape::TILE_TOKENS >> params.boxes_log2;
-        const int token = span.first + (tile * Shape::WARPS + static_cast<int>(warp)) * Shape::TILE_TOKENS +
+        const int token = span.first +
+                          (tile * Shape::KEY_GROUPS + static_cast<int>(place.key_group)) * Shape::TILE_TOKENS +
                           (box - (tile << params.boxes_log2)) * box_tokens;
         if (token >= span.end || token + box_tokens <= span.begin) return {-1, 0};
         const u32 page = static_cast<u32>(token) / params.attention.page_size;
@@ -127,48 +149,59 @@ private:
         return static_cast<u32>(box.page) < params.attention.num_pages ? box : Box{-1, 0};
     }
 
-    __device__ __forceinline__ void load(const TensorMap *map, u32 dst, u32 barrier, int page_base, int group) const {
+    // A box of tokens, or of each atom of their rows: what of an atom is outside the tensor arrives as zeros.
+    template <class Rows>
+    __device__ __forceinline__ void load(const TensorMap *map, u32 tile, u32 box, u32 barrier, int page_base, int group,
+                                         u32 column_boxes) const {
         const int head = static_cast<int>(span.head);
-        const int c3 = params.pages_by_head ? group : page_base + group;
-        const int c4 = params.pages_by_head ? page_base + head : head;
-        tma_load_5d(dst, map, barrier, 0, 0, 0, c3, c4, params.kv_evict_first ? EVICT_FIRST : EVICT_NORMAL);
+        const int c2 = params.pages_by_head ? group : page_base + group;
+        const int c3 = params.pages_by_head ? page_base + head : head;
+        u32 dst = tile + (box * Rows::ATOM_STRIDE >> params.boxes_log2);
+#pragma unroll 1
+        for (u32 atom = 0; atom < column_boxes; ++atom) {
+            tma_load_5d(dst, map, barrier, atom * (Rows::ATOM_BYTES / static_cast<int>(sizeof(typename Shape::Cache::Unit))),
+                        0, c2, c3, 0, params.kv_evict_first ? EVICT_FIRST : EVICT_NORMAL);
+            dst += Rows::ATOM_STRIDE;
+        }
     }
 
     const TensorMap *k_map, *v_map;
-    const FolioDecodeParams &params;
-    u32 ring, barriers, warp, lane;
+    const FolioPaddedDecodeParams &params;
+    u32 ring, barriers;
+    WarpPlace place;
+    u32 lane;
     KeySpan span;
     int tiles;
     Box current, next;
 };
 
-// Every lane copies 16-byte pieces of rows, wherever the rows are; lane t holds the place of token t of the
-// next tile. Keys that no row sees are not read and become zeros.
+// Every lane copies 16-byte pieces of rows, or of 8 bytes where rows begin at odd multiples of 8, wherever the rows are;
+// lane t holds the place of token t of the next tile. Keys that no row sees are not read and become zeros.
 template <class Shape>
 class GatherLoader {
 public:
     static constexpr bool ZERO_FILLS_ROWS = true;
 
-    __device__ __forceinline__ GatherLoader(const TensorMap *, const TensorMap *, const FolioDecodeParams &params,
-                                            u32 ring, u32, u32 warp, u32 lane)
-        : params(params), ring(ring), warp(warp), lane(lane) {}
+    __device__ __forceinline__ GatherLoader(const TensorMap *, const TensorMap *, const FolioPaddedDecodeParams &params,
+                                            u32 ring, u32, WarpPlace place, u32 lane)
+        : params(params), ring(ring), place(place), lane(lane) {}
 
     __device__ __forceinline__ void begin(const KeySpan &span, int tiles) {
         this->span = span;
-        this->tiles = tiles;
+        this->tiles = place.row_group == 0 ? tiles : 0;
         next = fetch(0);
     }
 
     __device__ __forceinline__ void issue(int i, int stage) {
         if (i < tiles) {
             // A page that the cache does not have is none.
-            const Place place = static_cast<u32>(next.page) < params.attention.num_pages ? next : Place{-1, 0};
+            const Token token = static_cast<u32>(next.page) < params.attention.num_pages ? next : Token{-1, 0};
             next = fetch(i + 1);
             const u32 k = ring + stage * Shape::STAGE_BYTES;
-#pragma unroll 1
-            for (int h = 0; h < Shape::HEADS; ++h) {
-                copy<Shape::K_ROW_BYTES>(params.attention.k, k, h, place);
-                copy<Shape::V_ROW_BYTES>(params.attention.v, k + Shape::K_BYTES, h, place);
+            if (params.row_alignment >= 16) {
+                copy<16>(k, token);
+            } else {
+                copy<8>(k, token);
             }
         }
         // A group per call, empty or not: wait() counts calls.
@@ -177,44 +210,61 @@ public:
 
     __device__ __forceinline__ void wait(int, u32) const {
         cp_async_wait<Shape::STAGES - 1>();
-        __syncwarp();
+        place.sync_group<Shape>();
     }
 
 private:
-    struct Place {
+    struct Token {
         int page, token;  // page id, or -1 for a key that no row sees; token within the page
     };
 
-    __device__ __forceinline__ Place fetch(int tile) const {
+    __device__ __forceinline__ Token fetch(int tile) const {
         const int token =
-            span.first + (tile * Shape::WARPS + static_cast<int>(warp)) * Shape::TILE_TOKENS + static_cast<int>(lane);
+            span.first + (tile * Shape::KEY_GROUPS + static_cast<int>(place.key_group)) * Shape::TILE_TOKENS +
+            static_cast<int>(lane);
         if (lane >= Shape::TILE_TOKENS || token >= span.end || token < span.begin) return {-1, 0};
         const u32 page = static_cast<u32>(token) / params.attention.page_size;
         return {span.page_ids[page], static_cast<int>(token - page * params.attention.page_size)};
     }
 
-    template <int ROW_BYTES>
-    __device__ __forceinline__ void copy(const FolioCache &cache, u32 tile, int h, const Place &place) const {
-        using Rows = RowTile<ROW_BYTES>;
-        const auto *first_row = Shape::Cache::first_row(cache, span.head + h);
-        const u32 rows = tile + h * Shape::TILE_TOKENS * ROW_BYTES;
-        static_assert(Shape::TILE_TOKENS * Rows::ROW_CHUNKS % 32 == 0);
-#pragma unroll
-        for (int n = 0; n < Shape::TILE_TOKENS * Rows::ROW_CHUNKS / 32; ++n) {
-            const u32 piece = n * 32 + lane;
-            const u32 row = piece / Rows::ROW_CHUNKS, chunk = piece % Rows::ROW_CHUNKS;
-            const i64 page = __shfl_sync(FULL_WARP, place.page, row), token = __shfl_sync(FULL_WARP, place.token, row);
-            const auto *source = first_row + Shape::Cache::offset(cache, page < 0 ? 0 : page, token);
-            cp_async<16>(rows + row / 8 * Rows::GROUP_BYTES + Rows::at(row & 7, chunk),
-                         reinterpret_cast<const u8 *>(source) + chunk * 16, page >= 0 ? 16 : 0);
+    template <u32 PIECE_BYTES>
+    __device__ __forceinline__ void copy(u32 stage, const Token &from) const {
+        const FolioAttentionParams &p = params.attention;
+#pragma unroll 1
+        for (int h = 0; h < Shape::HEADS; ++h) {
+            copy<PIECE_BYTES, typename Shape::KTile>(p.k, Shape::Cache::row_bytes(params.head_dim_qk), stage, h, from);
+            copy<PIECE_BYTES, typename Shape::VTile>(p.v, Shape::Cache::row_bytes(params.head_dim_vo),
+                                                     stage + Shape::K_BYTES, h, from);
         }
     }
 
-    const FolioDecodeParams &params;
-    u32 ring, warp, lane;
+    // A head's rows, of which row_bytes are there.
+    template <u32 PIECE_BYTES, class Rows>
+    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile, int h,
+                                         const Token &from) const {
+        constexpr u32 PIECES = Rows::ROW_CHUNKS * 16 / PIECE_BYTES, ROUNDS = Shape::TILE_TOKENS * PIECES / 32;
+        static_assert(Shape::TILE_TOKENS * PIECES % 32 == 0);
+        const auto *first_row = Shape::Cache::first_row(cache, span.head + h);
+        const u32 rows = tile + h * Shape::TILE_TOKENS * Rows::ATOM_BYTES;
+#pragma unroll(PIECE_BYTES == 16 ? ROUNDS : 4)
+        for (u32 n = 0; n < ROUNDS; ++n) {
+            const u32 piece = n * 32 + lane;
+            const u32 row = piece / PIECES, begin = piece % PIECES * PIECE_BYTES;
+            const i64 page = __shfl_sync(FULL_WARP, from.page, row), token = __shfl_sync(FULL_WARP, from.token, row);
+            const auto *source = first_row + Shape::Cache::offset(cache, page < 0 ? 0 : page, token);
+            cp_async<PIECE_BYTES>(rows + row / 8 * Rows::GROUP_BYTES + Rows::at(row & 7, begin / 16) + begin % 16,
+                                  reinterpret_cast<const u8 *>(source) + begin,
+                                  page >= 0 && begin < row_bytes ? min(PIECE_BYTES, row_bytes - begin) : 0);
+        }
+    }
+
+    const FolioPaddedDecodeParams &params;
+    u32 ring;
+    WarpPlace place;
+    u32 lane;
     KeySpan span;
     int tiles;
-    Place next;
+    Token next;
 };
 
 }  // namespace folio::decode

@@ -8,15 +8,18 @@ namespace folio::decode {
 
 // A warp's rows in shared memory; four floats of padding spread the stores over the banks.
 constexpr int MERGE_PITCH = HEAD_DIM_VO + 4;
-static_assert(8 * COLUMN_TILES * MERGE_PITCH * 4 <= Shape::WARP_BYTES);
+// Where they lie: a warp's part of its ring.
+constexpr int MERGE_BYTES = Shape::ALL_RINGS_BYTES / WARPS;
+static_assert(8 * COLUMN_TILES * MERGE_PITCH * 4 <= MERGE_BYTES && MERGE_BYTES % 16 == 0);
 
 struct alignas(16) MergeState {
     float max[WARPS][8 * COLUMN_TILES], sum[WARPS][8 * COLUMN_TILES];
 };
+static_assert(sizeof(MergeState) == SUMS_BYTES);
 
 __device__ __forceinline__ float4 scaled(float4 x, float f) { return make_float4(x.x * f, x.y * f, x.z * f, x.w * f); }
 
-// Leaves a warp's rows in shared memory, over its own ring, which is drained.
+// Leaves a warp's rows in shared memory, over its part of the rings, which are drained.
 __device__ __forceinline__ void publish(const WarpState &state, MergeState &merge, float *rows, u32 num_rows, u32 warp,
                                         u32 lane) {
     const u32 g = lane >> 2;
@@ -68,7 +71,7 @@ __device__ __forceinline__ void store_four(void *base, u32 dtype, i64 index, flo
 }
 
 // Columns column .. column + 3 of row `row` of a KV head: `sum`, relative to the state's maximum.
-__device__ __forceinline__ void store_row(const FolioDecodeParams &params, const Item &item, u32 kv_head, u32 row,
+__device__ __forceinline__ void store_row(const FolioPaddedDecodeParams &params, const Item &item, u32 kv_head, u32 row,
                                           u32 column, float4 sum, RowState state) {
     const FolioAttentionParams &p = params.attention;
     const PackedRow packed = packed_row(params, item, row);
@@ -76,7 +79,7 @@ __device__ __forceinline__ void store_row(const FolioDecodeParams &params, const
     if (item.work.partial != FOLIO_NO_PARTIAL) {
         const i64 at = static_cast<i64>(item.work.partial + packed.query) * p.num_qo_heads + head;
         const float factor = state.sum == 0.0f ? 0.0f : 1.0f / state.sum;
-        *reinterpret_cast<float4 *>(p.plan.partial_o + at * HEAD_DIM_VO + column) = scaled(sum, factor);
+        *reinterpret_cast<float4 *>(p.plan.partial_o + at * params.head_dim_vo + column) = scaled(sum, factor);
         if (column == 0) p.plan.partial_lse[at] = log_sum_exp(state);
         return;
     }
@@ -92,22 +95,26 @@ __device__ __forceinline__ void store_row(const FolioDecodeParams &params, const
     }
 }
 
-// Sums the warps' rows in the order of the warps and stores them.
-__device__ __forceinline__ void merge_warps(const FolioDecodeParams &params, const Item &item, const MergeState &merge,
+// Sums the rows of the key groups in their order and stores them.
+__device__ __forceinline__ void merge_warps(const FolioPaddedDecodeParams &params, const Item &item, const MergeState &merge,
                                             const u8 *rings) {
     constexpr u32 PIECES = HEAD_DIM_VO / 4;
     for (u32 n = threadIdx.x; n < HEADS * item.num_rows * PIECES; n += THREADS) {
         const u32 head = HEADS == 2 && n >= item.num_rows * PIECES;
         const u32 row = n / PIECES - head * item.num_rows, column = n % PIECES * 4;
-        const u32 slot = head * ROWS + row;
-        RowState state = {merge.max[0][slot], 0.0f};
+        if (column >= params.head_dim_vo) continue;
+        const u32 slot = head * ROWS + row % WARP_ROWS, row_group = row / WARP_ROWS;
+        RowState state = {merge.max[row_group][slot], 0.0f};
 #pragma unroll
-        for (int w = 1; w < WARPS; ++w) state.max = fmaxf(state.max, merge.max[w][slot]);
+        for (int g = 1; g < KEY_GROUPS; ++g) {
+            state.max = fmaxf(state.max, merge.max[g * ROW_GROUPS + row_group][slot]);
+        }
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
+        for (int g = 0; g < KEY_GROUPS; ++g) {
+            const u32 w = g * ROW_GROUPS + row_group;
             const float weight = exp2_approx(merge.max[w][slot] - state.max);
-            const float4 x = *reinterpret_cast<const float4 *>(rings + w * Shape::WARP_BYTES +
+            const float4 x = *reinterpret_cast<const float4 *>(rings + w * MERGE_BYTES +
                                                                (slot * MERGE_PITCH + column) * sizeof(float));
             sum.x += weight * x.x;
             sum.y += weight * x.y;

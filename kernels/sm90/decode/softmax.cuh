@@ -6,7 +6,7 @@
 #pragma once
 
 #include "params/query_type.h"
-#include "sm90/decode/work.cuh"
+#include "sm90/decode/mask.cuh"
 
 namespace folio::decode {
 
@@ -19,19 +19,18 @@ constexpr float NO_MAX = -1e30f;
 // A row maximum is kept until a score exceeds it by this much: probabilities stay below 2^8.
 constexpr float RESCALE_THRESHOLD = 8.0f;
 
-// The packed rows as mma operands. Every warp has the same; where they would not fit in registers beside the
+// The packed rows as mma operands. Warps of a row group have the same; where they would not fit in registers beside the
 // accumulators they live in shared memory.
 class QueryRows {
 public:
     static constexpr int STEPS = HEAD_DIM_QK / 16;
-    static constexpr bool SHARED = HEAD_DIM_QK > 192;
-    static constexpr int SHARED_BYTES =
-        SHARED ? COLUMN_TILES * STEPS * 32 * static_cast<int>(sizeof(NarrowFragment)) : 0;
+    static constexpr int GROUP_FRAGMENTS = COLUMN_TILES * STEPS * 32;
+    static_assert(!SHARED_QUERIES || ROW_GROUPS * GROUP_FRAGMENTS * sizeof(NarrowFragment) == QUERY_BYTES);
 
     // What the rows were divided by is multiplied into the scales of `logits`. All warps call this together.
-    __device__ __forceinline__ void load(const FolioDecodeParams &params, const Item &item, NarrowFragment *shared,
-                                         u32 warp, u32 lane, LaneLogits &logits) {
-        lane_fragments = shared + lane;
+    __device__ __forceinline__ void load(const FolioPaddedDecodeParams &params, const Item &item, NarrowFragment *shared,
+                                         const WarpPlace &place, u32 lane, LaneLogits &logits) {
+        lane_fragments = shared + place.row_group * GROUP_FRAGMENTS + lane;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
             NarrowFragment fragments[STEPS];
@@ -43,18 +42,18 @@ public:
             }
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
-                if constexpr (!SHARED) {
+                if constexpr (!SHARED_QUERIES) {
                     held[c * STEPS + k] = fragments[k];
-                } else if (k % WARPS == warp) {
+                } else if (k % KEY_GROUPS == place.key_group) {
                     lane_fragments[(c * STEPS + k) * 32] = fragments[k];
                 }
             }
         }
-        if constexpr (SHARED) __syncthreads();
+        if constexpr (SHARED_QUERIES) __syncthreads();
     }
 
     __device__ __forceinline__ NarrowFragment step(int column_tile, int k) const {
-        if constexpr (SHARED) {
+        if constexpr (SHARED_QUERIES) {
             return lane_fragments[(column_tile * STEPS + k) * 32];
         } else {
             return held[column_tile * STEPS + k];
@@ -62,38 +61,50 @@ public:
     }
 
 private:
-    // From global memory: lane 4g + i reads its part of row g.
-    static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS], const FolioDecodeParams &params,
+    // From global memory: lane 4g + i reads its part of row g. Columns beyond the problem's are zeros.
+    static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS], const FolioPaddedDecodeParams &params,
                                                 const Item &item, int column_tile, u32 lane) {
         const FolioRows &q = params.attention.q;
-        const PackedRow row = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
-        const i64 token = static_cast<i64>(item.work.q_token) + row.query;
-        const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + row.head;
+        const PackedRow packed = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
+        const i64 token = static_cast<i64>(item.work.q_token) + packed.query;
+        const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + packed.head;
         const i64 element = token * q.stride_token + head * q.stride_head;
         if constexpr (Op::FP8 && !QueryType::IS_BF16) {
-            const u8 *fours = static_cast<const u8 *>(q.data) + element + 4 * (lane & 3);
-            if (params.attention.flags & FOLIO_QUERIES_E4M3) return read_fp8<e4m3>(fragments, fours);
-            if (params.attention.flags & FOLIO_QUERIES_E5M2) return read_fp8<e5m2>(fragments, fours);
+            const u8 *row = static_cast<const u8 *>(q.data) + element;
+            const u32 flags = params.attention.flags, dim = params.head_dim_qk;
+            if (flags & FOLIO_QUERIES_E4M3) return read_fp8<e4m3>(fragments, row, dim, lane);
+            if (flags & FOLIO_QUERIES_E5M2) return read_fp8<e5m2>(fragments, row, dim, lane);
         }
         const char *bytes = static_cast<const char *>(q.data) + 2 * element;
 #pragma unroll
         for (int k = 0; k < STEPS; ++k) {
+            fragments[k] = {{0, 0}};
             if constexpr (Op::FP8) {
-                const uint2 four = *reinterpret_cast<const uint2 *>(bytes + 32 * k + 8 * (lane & 3));
+                const u32 column = 16 * k + 4 * (lane & 3);
+                if (column >= params.head_dim_qk) continue;
+                const uint2 four = *reinterpret_cast<const uint2 *>(bytes + 2 * column);
                 fragments[k] = {{four.x, four.y}};
             } else {
-                const char *two = bytes + 32 * k + 4 * (lane & 3);
-                fragments[k] = {{*reinterpret_cast<const u32 *>(two), *reinterpret_cast<const u32 *>(two + 16)}};
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const u32 column = 16 * k + 8 * half + 2 * (lane & 3);
+                    if (column >= params.head_dim_qk) continue;
+                    fragments[k].r[half] = *reinterpret_cast<const u32 *>(bytes + 2 * column);
+                }
             }
         }
     }
 
-    // Queries in fp8 become f16, which has every number of theirs; `fours` is the lane's part of the first 16 elements.
+    // Queries in fp8 become f16, which has every number of theirs.
     template <class Stored>
-    static __device__ __forceinline__ void read_fp8(NarrowFragment (&fragments)[STEPS], const u8 *fours) {
+    static __device__ __forceinline__ void read_fp8(NarrowFragment (&fragments)[STEPS], const u8 *row, u32 dim,
+                                                    u32 lane) {
 #pragma unroll
         for (int k = 0; k < STEPS; ++k) {
-            widen<Stored>(*reinterpret_cast<const u32 *>(fours + 16 * k), fragments[k].r[0], fragments[k].r[1]);
+            fragments[k] = {{0, 0}};
+            const u32 column = 16 * k + 4 * (lane & 3);
+            if (column >= dim) continue;
+            widen<Stored>(*reinterpret_cast<const u32 *>(row + column), fragments[k].r[0], fragments[k].r[1]);
         }
     }
 
@@ -119,7 +130,7 @@ private:
         return __uint_as_float(exponent << 23);
     }
 
-    NarrowFragment held[SHARED ? 1 : COLUMN_TILES * STEPS];
+    NarrowFragment held[SHARED_QUERIES ? 1 : COLUMN_TILES * STEPS];
     NarrowFragment *lane_fragments;
 };
 
@@ -129,8 +140,8 @@ struct TileAddress {
     u32 k, v, k_head, v_head;
 
     __device__ __forceinline__ TileAddress(u32 boxes_log2, u32 lane) {
-        const StageStrides<Shape, Shape::K_ROW_BYTES> key(boxes_log2);
-        const StageStrides<Shape, Shape::V_ROW_BYTES> value(boxes_log2);
+        const StageStrides<Shape, KTile> key(boxes_log2);
+        const StageStrides<Shape, VTile> value(boxes_log2);
         k = Op::key_row(lane) / 8 * key.group + KTile::at(Op::key_row(lane) & 7, Op::key_chunk(lane));
         v = Shape::K_BYTES + Op::value_row(lane) / 8 * value.group +
             VTile::at(Op::value_row(lane) & 7, Op::value_chunk(lane));
@@ -156,12 +167,13 @@ struct WarpState {
         }
     }
 
-    // `edge` says that some row does not see all of the tile that starts at `token`.
+    // `edge` says that some row may not see all of the tile that starts at `token`; `seen` holds nothing otherwise.
     __device__ __forceinline__ void add_tile(const QueryRows &q, const LaneLogits &logits, const LaneRows &rows,
-                                             u32 stage, const TileAddress &at, int token, bool edge, u32 lane) {
+                                             const SeenKeys &seen, u32 stage, const TileAddress &at, int token,
+                                             bool edge, u32 lane) {
         float s[COLUMN_TILES][TILE_TOKENS / 16][4];
         scores(s, q, stage, at);
-        finish_scores(s, logits, rows, token + static_cast<int>(lane / 4), edge);
+        finish_scores(s, logits, rows, seen, token, edge, lane);
         NarrowFragment p[COLUMN_TILES][TILE_TOKENS / 16];
         probabilities(p, s);
         add_values(p, stage, at);
@@ -201,28 +213,38 @@ private:
         }
     }
 
-    // `key` is the lane's first token.
-    static __device__ __forceinline__ void finish_scores(float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4],
-                                                         const LaneLogits &logits, const LaneRows &rows, int key,
-                                                         bool edge) {
+    // Calls `use` with each score, its column tile, its row of two and its token; `key` is the lane's first token.
+    template <class Use>
+    static __device__ __forceinline__ void for_scores(float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4], int key, Use use) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
 #pragma unroll
             for (int t = 0; t < TILE_TOKENS / 16; ++t) {
 #pragma unroll
-                for (int n = 0; n < 4; ++n) {
-                    const int j = n & 1, token = key + 16 * t + 8 * (n >> 1), r = c % ROW_TILES;
-                    float x = logits(s[c][t][n], c, j, rows.position[r][j] - token);
-                    if (edge && !rows.keys[r][j].holds(token)) x = minus_infinity();
-                    s[c][t][n] = x;
-                }
+                for (int n = 0; n < 4; ++n) use(s[c][t][n], c, n & 1, key + 16 * t + 8 * (n >> 1));
             }
         }
     }
 
+    static __device__ __forceinline__ void finish_scores(float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4],
+                                                         const LaneLogits &logits, const LaneRows &rows,
+                                                         const SeenKeys &seen, int token, bool edge, u32 lane) {
+        const int first = static_cast<int>(lane / 4);
+        logits.with_rule([&](const LogitRule &rule) {
+            for_scores(s, token + first, [&](float &x, int c, int j, int token) {
+                x = rule(x, logits.scale[c][j], logits.slope[c][j], rows.position[c % ROW_TILES][j] - token);
+            });
+        });
+        if (!edge) return;
+        for_scores(s, first, [&](float &x, int c, int j, int key) {
+            if (!(seen.words[c % ROW_TILES][j] >> key & 1)) x = minus_infinity();
+        });
+    }
+
     __device__ __forceinline__ void probabilities(NarrowFragment (&p)[COLUMN_TILES][TILE_TOKENS / 16],
                                                   const float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4]) {
-        float new_max[COLUMN_TILES][2];
+        // The largest of the lane's own scores. Lanes compare theirs only where one of them is above the threshold.
+        float lane_max[COLUMN_TILES][2];
         bool stale = false;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
@@ -231,13 +253,11 @@ private:
                 float x = row_max[c][j];
 #pragma unroll
                 for (int t = 0; t < TILE_TOKENS / 16; ++t) x = fmaxf(x, fmaxf(s[c][t][j], s[c][t][2 + j]));
-#pragma unroll
-                for (int lanes = 4; lanes <= 16; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, lanes));
-                new_max[c][j] = x;
+                lane_max[c][j] = x;
                 stale |= x - row_max[c][j] > RESCALE_THRESHOLD;
             }
         }
-        if (__any_sync(FULL_WARP, stale)) rescale(new_max);
+        if (__any_sync(FULL_WARP, stale)) rescale(lane_max);
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
 #pragma unroll
@@ -254,13 +274,20 @@ private:
         }
     }
 
-    __device__ __forceinline__ void rescale(const float (&new_max)[COLUMN_TILES][2]) {
+    // Rows refer to the largest of all lanes' scores from now on.
+    __device__ __forceinline__ void rescale(const float (&lane_max)[COLUMN_TILES][2]) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
-            const float f[2] = {exp2_approx(row_max[c][0] - new_max[c][0]), exp2_approx(row_max[c][1] - new_max[c][1])};
+            float f[2];
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                row_max[c][j] = new_max[c][j];
+                float new_max = lane_max[c][j];
+#pragma unroll
+                for (int lanes = 4; lanes <= 16; lanes *= 2) {
+                    new_max = fmaxf(new_max, __shfl_xor_sync(FULL_WARP, new_max, lanes));
+                }
+                f[j] = exp2_approx(row_max[c][j] - new_max);
+                row_max[c][j] = new_max;
                 row_sum[c][j] *= f[j];
             }
 #pragma unroll

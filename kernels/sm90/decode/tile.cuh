@@ -6,27 +6,29 @@
 
 namespace folio::decode {
 
-// Rows of ROW_BYTES as [row / 8][atom][8 rows][atom bytes] with the swizzle of the tensor map: groups of
-// eight rows, so that one rank-5 TMA box fills any multiple of eight rows, and ldmatrix has no conflicts.
-template <int ROW_BYTES>
+// NUM_ROWS rows of ROW_BYTES as [atom][row / 8][8 rows][atom bytes] with the swizzle of the tensor map: groups of eight
+// rows, so that a TMA box fills any multiple of eight rows, and ldmatrix has no conflicts. Atoms lie outermost, so that a
+// box may bring one of them or all.
+template <int ROW_BYTES, int NUM_ROWS>
 struct RowTile {
-    static constexpr int ATOM_BYTES = ROW_BYTES % 128 == 0 ? 128 : 64;
+    static constexpr int ATOM_BYTES = ROW_BYTES % 128 == 0 ? 128 : ROW_BYTES % 64 == 0 ? 64 : 32;
     static constexpr int ATOM_CHUNKS = ATOM_BYTES / 16;
-    static constexpr int GROUP_BYTES = 8 * ROW_BYTES;
+    static constexpr int ATOM_STRIDE = NUM_ROWS * ATOM_BYTES;
+    static constexpr int GROUP_BYTES = 8 * ATOM_BYTES;
     static constexpr int ROW_CHUNKS = ROW_BYTES / 16;
-    static_assert(ROW_BYTES % ATOM_BYTES == 0);
+    static_assert(ROW_BYTES % ATOM_BYTES == 0 && NUM_ROWS % 8 == 0);
 
     // Byte offset of 16-byte chunk `chunk` of row `row` of a group.
     static __device__ __forceinline__ u32 at(u32 row, u32 chunk) {
-        const u32 flip = ATOM_BYTES == 128 ? row : row >> 1;
-        return chunk / ATOM_CHUNKS * (8 * ATOM_BYTES) + row * ATOM_BYTES + ((chunk % ATOM_CHUNKS ^ flip) << 4);
+        const u32 flip = row * ATOM_BYTES / 128;
+        return chunk / ATOM_CHUNKS * ATOM_STRIDE + row * ATOM_BYTES + ((chunk % ATOM_CHUNKS ^ flip) << 4);
     }
 
     // From `origin`, the address of chunk 0 or 1 of a row, to chunk 2 * pair or 2 * pair + 1 of it: the swizzle is
     // an exclusive or, and groups are aligned to their atoms.
     static __device__ __forceinline__ u32 chunk_pair(u32 origin, int pair) {
         const u32 chunk = 2 * pair;
-        return (origin ^ (chunk % ATOM_CHUNKS << 4)) + chunk / ATOM_CHUNKS * (8 * ATOM_BYTES);
+        return (origin ^ (chunk % ATOM_CHUNKS << 4)) + chunk / ATOM_CHUNKS * ATOM_STRIDE;
     }
 };
 

@@ -13,27 +13,55 @@ using QueryType = FOLIO_Q;
 using CacheType = FOLIO_KV;
 using Op = Operands<CacheType>;
 using Math = Op::Math;
-using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO, CacheRows<CacheType>,
-                        FOLIO_THREADS / 32>;
-using KTile = RowTile<Shape::K_ROW_BYTES>;
-using VTile = RowTile<Shape::V_ROW_BYTES>;
 
+// Of the kernel's rows; the problem's may be less.
 constexpr int HEAD_DIM_QK = FOLIO_HEAD_DIM_QK, HEAD_DIM_VO = FOLIO_HEAD_DIM_VO;
-constexpr int TILE_TOKENS = Shape::TILE_TOKENS;
-constexpr int WARPS = Shape::WARPS, THREADS = FOLIO_THREADS;
+constexpr int THREADS = FOLIO_THREADS, WARPS = THREADS / 32;
+// Packed rows per KV head: of the CTA, and of a warp, which has registers for 32 outputs of 128 columns or 16 of 256.
+constexpr int ROWS = FOLIO_Q_TILE, MOST_WARP_ROWS = HEAD_DIM_QK <= 128 && HEAD_DIM_VO <= 128 ? 32 : 16;
+constexpr int WARP_ROWS = ROWS < MOST_WARP_ROWS ? ROWS : MOST_WARP_ROWS, ROW_GROUPS = ROWS / WARP_ROWS;
+static_assert(ROWS % WARP_ROWS == 0 && WARPS % ROW_GROUPS == 0);
+// Queries that registers have no room for beside the outputs live in shared memory.
+constexpr bool SHARED_QUERIES = HEAD_DIM_QK > 192 || WARP_ROWS > 16;
+constexpr int QUERY_BYTES = SHARED_QUERIES ? FOLIO_DECODE_HEADS * ROWS * HEAD_DIM_QK * 2 : 0;
+// 96 KiB of rings in flight hide the latency of DRAM. Two CTAs are to have room on a multiprocessor: 113 KiB each, of which
+// 128 bytes are for barriers.
+constexpr int SUMS_BYTES = WARPS * FOLIO_DECODE_HEADS * WARP_ROWS * 8;
+constexpr int MOST_RING_BYTES = 96 * 1024, FREE_BYTES = 113 * 1024 - 128 - SUMS_BYTES - QUERY_BYTES;
+constexpr int ROOM = FREE_BYTES < MOST_RING_BYTES ? FREE_BYTES : MOST_RING_BYTES;
+using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, HEAD_DIM_QK, HEAD_DIM_VO, CacheRows<CacheType>,
+                        WARPS / ROW_GROUPS, ROW_GROUPS, ROOM>;
+using KTile = Shape::KTile;
+using VTile = Shape::VTile;
+
+constexpr int TILE_TOKENS = Shape::TILE_TOKENS, KEY_GROUPS = Shape::KEY_GROUPS;
 constexpr int HEADS = Shape::HEADS;
-// Packed rows per KV head, in eights, and the columns of the products altogether: one KV head with up to 16 rows, or
-// two with up to 8 each.
-constexpr int ROWS = FOLIO_Q_TILE, ROW_TILES = ROWS / 8;
+// A warp's packed rows per KV head, in eights, and the columns of its products altogether: one KV head with up to 32
+// rows, or two with up to 8 each.
+constexpr int ROW_TILES = WARP_ROWS / 8;
 constexpr int COLUMN_TILES = HEADS * ROW_TILES;
 
 struct Item {
     FolioWorkItem work;
     // Rows first_row .. first_row + num_rows of the item's q_len x group, for each of the CTA's KV heads.
     u32 kv_head, first_row, num_rows;
+
+    // Rows that a row group has, of which there may be none.
+    __device__ __forceinline__ u32 rows_of(u32 row_group) const {
+        const u32 before = row_group * WARP_ROWS;
+        return num_rows <= before ? 0 : min(num_rows - before, static_cast<u32>(WARP_ROWS));
+    }
+
+    // The item for the rows of one row group; for the last row where it has none.
+    __device__ __forceinline__ Item part(u32 row_group) const {
+        Item of_group = *this;
+        of_group.first_row += min(row_group * WARP_ROWS, num_rows - 1);
+        of_group.num_rows = max(rows_of(row_group), 1u);
+        return of_group;
+    }
 };
 
-__device__ __forceinline__ Item read_item(const FolioDecodeParams &params, u32 index) {
+__device__ __forceinline__ Item read_item(const FolioPaddedDecodeParams &params, u32 index) {
     Item item;
     const FolioPlanView &plan = params.attention.plan;
     const uint4 *words = reinterpret_cast<const uint4 *>(plan.items + index);
@@ -66,8 +94,8 @@ struct PackedRow {
     u32 query, head;
 };
 
-// Row `row` of the CTA; rows past the last repeat the last, and their results are dropped.
-__device__ __forceinline__ PackedRow packed_row(const FolioDecodeParams &params, const Item &item, u32 row) {
+// Row `row` of an item; rows past the last repeat the last, and their results are dropped.
+__device__ __forceinline__ PackedRow packed_row(const FolioPaddedDecodeParams &params, const Item &item, u32 row) {
     const u32 packed = item.first_row + min(row, item.num_rows - 1);
     const u32 query = packed / params.group_size;
     return {query, packed - query * params.group_size};
@@ -75,18 +103,15 @@ __device__ __forceinline__ PackedRow packed_row(const FolioDecodeParams &params,
 
 // The rows whose scores a lane holds: 8t + 2i and 8t + 2i + 1 for i = lane % 4, the same of every KV head.
 struct LaneRows {
-    KeyRange keys[ROW_TILES][2];
     i32 position[ROW_TILES][2];
 
-    __device__ __forceinline__ LaneRows(const FolioDecodeParams &params, const Item &item, u32 lane) {
-        const Window<i64> window(params.attention);
+    __device__ __forceinline__ LaneRows(const FolioPaddedDecodeParams &params, const Item &item, u32 lane) {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; ++t) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const PackedRow row = packed_row(params, item, 8 * t + 2 * (lane & 3) + j);
                 position[t][j] = item.work.position + static_cast<i32>(row.query);
-                keys[t][j] = window.keys(position[t][j], item_keys(item));
             }
         }
     }
@@ -96,10 +121,9 @@ struct LaneRows {
 struct LaneLogits {
     LogitRule rule;
     float scale[COLUMN_TILES][2], slope[COLUMN_TILES][2];
-    bool plain;
 
-    __device__ __forceinline__ LaneLogits(const FolioDecodeParams &params, const Item &item, u32 lane)
-        : rule(params.attention), plain(rule.plain()) {
+    __device__ __forceinline__ LaneLogits(const FolioPaddedDecodeParams &params, const Item &item, u32 lane)
+        : rule(params.attention) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
             const u32 kv_head = item.kv_head + c / ROW_TILES;
@@ -113,32 +137,22 @@ struct LaneLogits {
         }
     }
 
-    // `distance` is from the key to the row.
-    __device__ __forceinline__ float operator()(float product, int column_tile, int j, i32 distance) const {
-        const float factor = scale[column_tile][j];
-        return plain ? product * factor : rule(product, factor, slope[column_tile][j], distance);
-    }
-};
-
-// The keys that any row of the CTA sees, and those that all rows see.
-struct TileSpan {
-    KeySpan keys;
-    KeyRange inner;
-    i32 tiles;  // of this warp
-
-    __device__ __forceinline__ TileSpan(const FolioDecodeParams &params, const Item &item, u32 warp) {
-        const u32 first = item.first_row / params.group_size;
-        const u32 last = (item.first_row + item.num_rows - 1) / params.group_size;
-        const RowsKeys visible(Window<i64>(params.attention), static_cast<i64>(item.work.position) + first,
-                               static_cast<i64>(item.work.position) + last, item_keys(item));
-        inner = visible.all;
-        keys.begin = visible.some.begin;
-        keys.end = visible.some.end;
-        keys.page_ids = params.attention.plan.page_ids + item.work.page_start;
-        keys.first = keys.begin / TILE_TOKENS * TILE_TOKENS;
-        keys.head = item.kv_head;
-        const i32 all = keys.end <= keys.begin ? 0 : (keys.end - keys.first + TILE_TOKENS - 1) / TILE_TOKENS;
-        tiles = max(0, all - static_cast<i32>(warp) + WARPS - 1) / WARPS;
+    // Calls `use` with the rule, whose parts that are off are known to be: a test for every logit would keep the
+    // logits of a lane, which depend on nothing of each other, from being computed at the same time.
+    template <class Use>
+    __device__ __forceinline__ void with_rule(Use use) const {
+        LogitRule known = rule;
+        if (rule.plain()) {
+            known.cap = 0.0f, known.alibi = false;
+            use(known);
+        } else if (!rule.alibi) {
+            __builtin_assume(known.cap > 0.0f);
+            known.alibi = false;
+            use(known);
+        } else {
+            known.alibi = true;
+            use(known);
+        }
     }
 };
 

@@ -1,17 +1,17 @@
 // Prefill attention on Hopper: tiles of Q, K and V are loaded, wgmma multiplies them, one persistent CTA per
 // multiprocessor goes through the plan's items. 16-bit q, 16-bit or fp32 o; k and v of q's type or fp8, paged or ragged. TMA
 // loads K and V where tensor maps describe them: pages of a multiple of 8 tokens, or ragged. Else they come row by row.
-// Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks, mm-prefix and ALiBi are the
-// generic kernel's.
+// Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks, mm-prefix, causality by request and
+// ALiBi are a variant's, which takes registers for them.
 //
-// The kernel table's defines, FOLIO_KV_ROWS: how rows of K and V come, see tile.cuh, and FOLIO_ROPE_DIM: the columns of
-// keys that come by a map of their own, 0 where keys are whole.
+// The kernel table's defines, FOLIO_KV_ROWS: how rows of K and V come, see tile.cuh, FOLIO_ROPE_DIM: the columns of keys
+// that come by a map of their own, 0 where keys are whole, and FOLIO_MASKED: 1 for that variant.
 #include "sm90/prefill/convert_rows.cuh"
 #include "sm90/prefill/copy_rows.cuh"
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/output.cuh"
-#include "sm90/prefill/softmax.cuh"
 #include "sm90/prefill/split_queries.cuh"
+#include "sm90/prefill/step_mask.cuh"
 
 namespace folio::prefill {
 
@@ -43,6 +43,7 @@ public:
         while (true) {
             Rows rows;
             TileSteps steps(params, *tile, group, power);
+            StepMask::begin(params, *tile, shared, steps.scale[0]);
             first_step(*tile, steps, s, p, rows);
 #pragma unroll
             for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
@@ -80,10 +81,10 @@ public:
     }
 
 private:
-    // Where the warpgroup is in a tile. Blocks from `mask_from` and below `mask_below` hold keys that some of
-    // its rows must not see.
+    // Where the warpgroup is in a tile.
     struct TileSteps {
-        int block, last_block, mask_from, mask_below;
+        int block, last_block;
+        MaskedBlocks masked;
         bool idle;        // the item ends before the warpgroup's rows
         bool transforms;  // scores, before exponents are taken
         // Of the thread's rows: what exponents multiply scores by, and what queries were divided by.
@@ -96,19 +97,15 @@ private:
             transforms = exponent == 1.0f;
 #pragma unroll
             for (int r = 0; r < 2; ++r) scale[r] = SPLITS && !transforms ? exponent * power[r] : exponent;
-            const Window<i32> window(params);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
             const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
             idle = before >= static_cast<int>(tile.num_tokens);
-            mask_from = max(min(tile.kv_end, window.end(first)), 0) / BLOCK;
-            mask_below = (max(window.begin(last), 0) + BLOCK - 1) / BLOCK;
+            masked = MaskedBlocks(tile.all(params, first, last, tile.kv_end));
         }
 
         __device__ __forceinline__ bool advance() { return --block >= last_block; }
         __device__ __forceinline__ bool last() const { return block == last_block; }
-        __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
-        __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
     };
 
     __device__ __forceinline__ const Tile *await_tile() const {
@@ -144,7 +141,10 @@ private:
 
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
-        const u64 q = wgmma_descriptor(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, 16, 1024);
+        u32 queries = shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES;
+        // Computed anew, where registers do not suffice for what is the same for all tiles.
+        if constexpr (MASKED) asm volatile("" : "+r"(queries));
+        const u64 q = wgmma_descriptor(queries, 16, 1024);
         const u32 keys = shared + KEYS + key.index * KEY_BYTES;
         renew(s);
         wgmma_fence();
@@ -189,7 +189,8 @@ private:
         if (steps.last()) mbarrier_arrive(shared + QUERY_EMPTY + 8 * (query.index * CONSUMERS + group));
     }
 
-    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
+    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask,
+                                                  Scores &s) {
         release_scores(steps);
         if (steps.transforms) {
             if constexpr (SPLITS) {
@@ -198,15 +199,16 @@ private:
             }
             FoldedLogits(params, tile.kv_head).transform(s);
         }
-        const bool right = steps.masked_right(), left = steps.masked_left();
-        if (right || left) mask_keys(s, params, tile, steps.block, right, left);
+        mask.apply(s, params, tile, shared, steps.masked, steps.block);
     }
 
     __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
                                                Rows &rows) {
+        StepMask mask;
+        mask.prepare(params, tile, shared, steps.masked, steps.block);
         wgmma_wait<0>();
         pin(s);
-        finish_scores(tile, steps, s);
+        finish_scores(tile, steps, mask, s);
         float unused[2];
         rows.update(s, steps.scale, unused);
         pack_probabilities(p, s);
@@ -225,9 +227,11 @@ private:
         start_scores(s);
         await_values();
         start_output(p, o);
+        StepMask mask;
+        mask.prepare(params, tile, shared, steps.masked, steps.block);
         wgmma_wait<1>();
         pin(s);
-        finish_scores(tile, steps, s);
+        finish_scores(tile, steps, mask, s);
         float factor[2];
         const bool rescales = rows.update(s, steps.scale, factor);
         keep_before_wait(rows);
@@ -325,8 +329,9 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &params, const
     __syncthreads();
     wait_for_prerequisites();
     // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 = 56 + 2 * 224 and
-    // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows.
-    constexpr bool SHIFTED = KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256;
+    // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows; to find out what any mask
+    // shows takes the producer more.
+    constexpr bool SHIFTED = MASKED || (KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256);
     constexpr int PRODUCER_REGISTERS = SHIFTED ? 56 : CONSUMERS == 2 ? 40 : 32;
     constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? SHIFTED ? 224 : 232 : SHIFTED ? 152 : 160;
     if (threadIdx.x < WARPGROUP) {
@@ -363,6 +368,14 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
                                   const __grid_constant__ folio::TensorMap v_map,
                                   const __grid_constant__ folio::TensorMap k_rope_map) {
     folio::prefill::attend(params, q_map, k_map, k_rope_map, v_map);
+}
+#elif FOLIO_MASKED
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90_masked(const __grid_constant__ FolioAttentionParams params,
+                              const __grid_constant__ folio::TensorMap q_map,
+                              const __grid_constant__ folio::TensorMap k_map,
+                              const __grid_constant__ folio::TensorMap v_map) {
+    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
 }
 #else
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)

@@ -7,9 +7,9 @@
 #pragma once
 
 #include "core/cache.cuh"
-#include "core/mask.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma_products.cuh"
+#include "sm90/prefill/tile_mask.cuh"
 
 namespace folio::prefill {
 
@@ -49,6 +49,8 @@ enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2 };
 constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
 constexpr bool PAGED = KV_ROWS == KvRows::PAGED;
 static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert");
+constexpr bool MASKED = FOLIO_MASKED;  // what is seen does not follow from positions, or logits depend on distance
+static_assert(!MASKED || KV_ROWS != KvRows::ROWS, "masks are looked at where tensor maps load");
 constexpr int WARPGROUP = 128;
 // Warps that read the records of tiles to load keys, those of them that fill a stage of K or of V, and how often it is
 // said that a stage is full: by a box, by every thread's copies as they land, or by every warp that converted its rows.
@@ -76,7 +78,8 @@ constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 RAW_KEYS = VALUES + STAGES * VALUE_BYTES;
 constexpr u32 RAW_VALUES = RAW_KEYS + RAW_STAGES * RAW_KEY_BYTES;
 constexpr u32 TILES = RAW_VALUES + RAW_STAGES * RAW_VALUE_BYTES;
-constexpr u32 BARRIERS = TILES + 48 * TILE_SLOTS;
+constexpr u32 TILE_BYTES = MASKED ? 72 : 48;
+constexpr u32 BARRIERS = TILES + TILE_BYTES * TILE_SLOTS;
 constexpr u32 TILE_FULL = BARRIERS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
 constexpr u32 QUERY_FULL = TILE_READ + 8 * TILE_SLOTS;
@@ -85,7 +88,11 @@ constexpr u32 KEY_FULL = QUERY_EMPTY + 8 * QUERY_STAGES * CONSUMERS;
 constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES;
 constexpr u32 VALUE_FULL = KEY_EMPTY + 8 * STAGES;
 constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
-static_assert(VALUE_EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
+constexpr u32 ROW_MASKS = TILES + 1024;  // what step_mask.cuh keeps of a tile, for every thread of the consumers
+constexpr int ROW_MASKS_OF_THREAD = BLOCK <= 64 ? 1 : 2;
+constexpr u32 SLOPES = ROW_MASKS + 16 * ROW_MASKS_OF_THREAD * WARPGROUP * CONSUMERS;
+constexpr u32 MASK_BYTES = MASKED ? SLOPES + 8 * WARPGROUP * CONSUMERS - ROW_MASKS : 0;
+static_assert(VALUE_EMPTY + 8 * STAGES <= ROW_MASKS && ROW_MASKS + MASK_BYTES == FOLIO_SHARED_BYTES);
 
 // K and V tiles in shared memory: paged ones as [8-token group][64-column block][8 rows][128 bytes], so that
 // one box fills any number of groups; others as [64-column block][row][128 bytes], for ragged ones a box per block.
@@ -134,7 +141,7 @@ __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
 
 // A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
 // last block of keys down.
-struct Tile {
+struct Tile : TileMask<MASKED> {
     int num_steps;  // 0: no more work
     int first_block;
     int kv_end;
@@ -147,11 +154,10 @@ struct Tile {
     int pack_shift;  // row r is position r >> pack_shift
     i64 source;      // first entry of page_ids, or first row of ragged K/V
 };
-static_assert(sizeof(Tile) == 48);
+static_assert(sizeof(Tile) == TILE_BYTES);
 
 // A tile that sees no key still takes one step, of nothing but masked keys.
 __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
-    const Window<i32> window(params);
     const FolioWorkItem item = params.plan.items[item_index];
     Tile tile;
     tile.token = item.q_token;
@@ -159,10 +165,9 @@ __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u3
     tile.position = item.position;
     tile.kv_end = item.kv_end;
     const int kv_start = item.kv_start;
-    const int end = min(tile.kv_end, window.end(tile.position + static_cast<int>(item.q_len) - 1));
-    const int start = max(kv_start, window.begin(tile.position));
-    tile.first_block = (end > start ? end - 1 : kv_start) / BLOCK;
-    tile.num_steps = end > start ? tile.first_block - start / BLOCK + 1 : 1;
+    const KeyRange seen = tile.some(params, item);
+    tile.first_block = (seen.end > seen.begin ? seen.end - 1 : kv_start) / BLOCK;
+    tile.num_steps = seen.end > seen.begin ? tile.first_block - seen.begin / BLOCK + 1 : 1;
     tile.head = head_block * packed_heads(params);
     tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
     tile.partial = item.partial;

@@ -25,8 +25,6 @@ pub enum Feature {
     MmPrefix,
     /// A bias by distance.
     Alibi,
-    /// A factor on an fp8 output.
-    OScale,
     /// Addresses and strides of q.
     QStrides,
     /// Addresses and strides of o.
@@ -48,7 +46,7 @@ pub enum Feature {
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 18] = [
+const ALL: [Feature; 17] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -58,7 +56,6 @@ const ALL: [Feature; 18] = [
     F::CausalByRequest,
     F::MmPrefix,
     F::Alibi,
-    F::OScale,
     F::QStrides,
     F::OStrides,
     F::KvStrides,
@@ -81,7 +78,6 @@ impl Feature {
             F::CausalByRequest => "causal_requests",
             F::MmPrefix => "mm_prefix_ranges",
             F::Alibi => "alibi_slopes",
-            F::OScale => "o_scale",
             F::QStrides => "q with this address and these strides",
             F::OStrides => "o with this address and these strides",
             F::KvStrides => "k and v with these addresses and strides",

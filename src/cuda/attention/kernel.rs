@@ -45,7 +45,8 @@ pub trait AttentionKernel: Send + Sync {
 /// What was wanted, or what the wanted one lacks.
 pub type OrLacks<T> = std::result::Result<T, Features>;
 
-/// The preferred row of a problem that `accept` agrees to, with its kernel.
+/// The preferred row of a problem that `accept` agrees to, with its kernel: of rows that are as wide, the first of the
+/// table, and a narrow one before a wide one.
 ///
 /// # Errors
 /// As [`Loader::find`], but for [`Error::Unsupported`].
@@ -54,12 +55,13 @@ pub fn find(
     query: AttentionQuery,
     accept: impl Fn(&AttentionRow) -> bool,
 ) -> Result<OrLacks<(&'static AttentionRow, Function)>> {
-    let mut rows = attention::candidates(query)
+    let mut rows: Vec<_> = attention::candidates(query)
         .filter(|row| accept(row))
-        .peekable();
-    if rows.peek().is_none() {
+        .collect();
+    if rows.is_empty() {
         return Ok(Err(Feature::TypesAndDims.into()));
     }
+    rows.sort_by_key(|row| row.shape.head_dim_qk + row.shape.head_dim_vo);
     match loader.find(rows, || attention::unsupported(&query)) {
         Ok(found) => Ok(Ok(found)),
         Err(Error::Unsupported(_)) => Ok(Err(Feature::Code.into())),
@@ -86,10 +88,15 @@ pub fn query(context: &Context, desc: &AttentionDesc) -> AttentionQuery {
 /// 1024 shared keys would lose 0.3 µs and 64 of 256 lose 4; 16 of 2048 win 3.
 pub const COMBINE_UNITS: u32 = 5;
 
+/// Query rows that read the keys of one KV head, at most.
+pub fn packed_rows(desc: &AttentionDesc) -> u32 {
+    desc.group_size().saturating_mul(desc.max_qo_len)
+}
+
 /// Rows of the tile that all warps share suffice for short queries; more rows are divided among warps.
 pub fn phase(desc: &AttentionDesc) -> Phase {
     const SHARED_ROWS: u32 = 16;
-    if desc.group_size().saturating_mul(desc.max_qo_len) <= SHARED_ROWS {
+    if packed_rows(desc) <= SHARED_ROWS {
         Phase::Decode
     } else {
         Phase::Prefill

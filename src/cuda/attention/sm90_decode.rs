@@ -4,17 +4,22 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, find, query};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, find, packed_rows, query};
 use super::sm90::{GROUP, Map, evict_first_bytes, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::attention::{AttentionRow, KeySource, Variant};
+use crate::cuda::kernels::attention::{
+    AttentionQuery, AttentionRow, KeySource, Phase, Shape, Variant,
+};
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
+/// Boxes bring rows of multiples of these, a sector of the L2. Others straddle sectors, and are gathered faster (head_dim
+/// 120, 64 × 4k on an H200: 309 against 378 µs).
+const MAPPED_BYTES: u32 = 32;
 /// Blocks in z direction that a launch can have.
 const MOST_ITEMS: u32 = 65_535;
 
@@ -35,6 +40,18 @@ pub struct Sm90Decode {
 }
 
 impl Sm90Decode {
+    /// Packed query rows of its largest tile: keys are read once for all of them.
+    const TILE_ROWS: u32 = 64;
+
+    /// Packed query rows that it should be given. Two tiles that read the same keys at about the same time are better
+    /// than a kernel that reads them for every few heads.
+    pub fn most_rows(another_reads_keys_once: bool) -> u32 {
+        match another_reads_keys_once {
+            true => Self::TILE_ROWS,
+            false => 2 * Self::TILE_ROWS,
+        }
+    }
+
     /// Loads the row for a problem.
     ///
     /// # Errors
@@ -52,18 +69,30 @@ impl Sm90Decode {
         };
         let page_fits = keys == KeySource::Gather || page_size.is_multiple_of(GROUP);
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
+        let row_bytes = [desc.head_dim_qk, desc.head_dim_vo].map(|dim| dim * element_bytes(desc));
+        let whole_dims = desc.head_dim_qk % 8 == 0 && desc.head_dim_vo % 8 == 0;
+        let dims_fit = whole_dims
+            && match keys {
+                KeySource::Tma => row_bytes.iter().all(|bytes| bytes % MAPPED_BYTES == 0),
+                KeySource::Gather => true,
+            };
         let lacks = Features::default()
+            .and(Feature::TypesAndDims, !dims_fit)
             .and(Feature::PageSize, !page_fits)
             .and(Feature::Lengths, is_long);
         if !lacks.is_empty() {
             return Ok(Err(lacks));
         }
-        let rows = desc.group_size().saturating_mul(desc.max_qo_len);
+        let rows = packed_rows(desc);
         let wanted = |row: &AttentionRow| {
             heads(row, keys).is_some_and(|heads| desc.num_kv_heads.is_multiple_of(heads))
-                && row.shape.q_tile >= rows
+                && row.shape.q_tile >= rows.min(Self::TILE_ROWS)
         };
-        let found = find(loader, query(context, desc), wanted)?;
+        let query = AttentionQuery {
+            phase: Phase::Decode,
+            ..query(context, desc)
+        };
+        let found = find(loader, query, wanted)?;
         Ok(found.map(|(row, function)| Sm90Decode {
             desc: *desc,
             page_size,
@@ -75,6 +104,11 @@ impl Sm90Decode {
             sm_count: context.device().sm_count,
             evict_first_bytes: evict_first_bytes(context.device().l2_bytes),
         }))
+    }
+
+    /// Tiles of the rows of so many query tokens.
+    fn row_tiles(&self, qo_len: u32) -> u32 {
+        (qo_len * self.desc.group_size()).div_ceil(self.row.shape.q_tile)
     }
 
     /// Tokens of a box: as many as a page and a tile have in common.
@@ -108,15 +142,20 @@ impl Sm90Decode {
         (step >= i64::from(in_page) && end <= i64::from(i32::MAX)).then_some(step as u32)
     }
 
-    /// A box is `[head][8-token group][swizzle atom][token][byte]`, for the heads of a block.
-    fn map(&self, current: &Current<'_>, cache: &Tensor, page_step: u32) -> Result<TensorMap> {
-        let size = cache.dtype().size() as u32;
-        let row_bytes = cache.extent(3) as u32 * size;
-        let (atom_bytes, swizzle) = match row_bytes % 128 {
-            0 => (128, Swizzle::Span128),
-            _ => (64, Swizzle::Span64),
+    /// A box is `[swizzle atom][head][8-token group][token][byte]`, for the heads of a block: of all atoms of a row, or
+    /// of one, which `columns` says.
+    fn map(
+        &self,
+        current: &Current<'_>,
+        cache: &Tensor,
+        page_step: u32,
+        columns: &Columns,
+    ) -> Result<TensorMap> {
+        let swizzle = match columns.atom_bytes {
+            128 => Swizzle::Span128,
+            64 => Swizzle::Span64,
+            _ => Swizzle::Span32,
         };
-        let (atom, atoms) = (atom_bytes / size, row_bytes / atom_bytes);
         // `page_step` counts these, and all of them together are within i32.
         let pages = (cache.extent(0) as u32 - 1) * page_step;
         let (groups, kv_heads) = (self.page_size / GROUP, self.desc.num_kv_heads);
@@ -125,18 +164,40 @@ impl Sm90Decode {
             KvLayout::Hnd => (groups, pages + kv_heads),
         };
         let token = cache.stride(1);
+        let (row, atom) = (cache.extent(3) as u32, columns.atom());
+        let (extent, atoms, atoms_of_box) = match columns.whole {
+            true => (atom, row / atom, columns.atoms),
+            false => (row, 1, 1),
+        };
         Map::new(cache)
-            .dimension(atom, atom, 1)
+            .dimension(extent, atom, 1)
             .dimension(GROUP, GROUP, token)
-            .dimension(atoms, atoms, i64::from(atom))
             .dimension(groups, self.box_tokens() / GROUP, i64::from(GROUP) * token)
             .dimension(kv_heads, self.heads, cache.stride(2))
+            .dimension(atoms, atoms_of_box, i64::from(atom))
             .encode(current.driver(), swizzle)
+    }
+
+    /// How the rows of a tensor are read that are `dim` elements wide in the kernel.
+    fn columns(&self, cache: &Tensor, dim: u32) -> Columns {
+        let element_bytes = cache.dtype().size() as u32;
+        let row_bytes = dim * element_bytes;
+        let atom_bytes = (1 << row_bytes.trailing_zeros()).min(128);
+        let atoms = row_bytes / atom_bytes;
+        // Boxes of a tile lie next to each other in every atom, and a box writes its atoms next to each other.
+        let whole = self.box_tokens() == self.row.shape.kv_tile
+            && (cache.extent(3) as u32 * element_bytes).is_multiple_of(atom_bytes);
+        Columns {
+            element_bytes,
+            atom_bytes,
+            atoms,
+            whole,
+        }
     }
 
     fn grid(&self, run: &Run<'_>) -> [u32; 3] {
         let heads = self.desc.num_kv_heads / self.heads;
-        let row_tiles = (run.q_tile * self.desc.group_size()).div_ceil(self.row.shape.q_tile);
+        let row_tiles = self.row_tiles(run.q_tile);
         // Blocks take items in turn. A graph is launched for the largest batch, and blocks without an
         // item cost a little too: as many as run at a time, and as many again for balance.
         let most = match self.desc.graph {
@@ -152,6 +213,20 @@ impl Sm90Decode {
     fn evict_first(&self, run: &Run<'_>) -> bool {
         let bytes_per_key = u64::from(self.desc.num_kv_heads) * self.desc.kv_bytes();
         run.num_keys.saturating_mul(bytes_per_key) <= self.evict_first_bytes
+    }
+
+    /// What every row's address in k and v is a multiple of, up to 16.
+    fn row_alignment(&self, run: &Run<'_>) -> u32 {
+        row_alignment(&run.args.k).min(row_alignment(&run.args.v))
+    }
+
+    /// Maps count in 16 bytes. fp8 rows of 72 elements, or 88, begin at every odd multiple of 8 where they are
+    /// neighbours, and are gathered.
+    fn least_alignment(&self) -> u32 {
+        match self.keys {
+            KeySource::Tma => 16,
+            KeySource::Gather => 8,
+        }
     }
 
     /// How the maps of k and v count pages; `None` for the kernel that needs no maps.
@@ -173,7 +248,10 @@ impl AttentionKernel for Sm90Decode {
             q_tile: self.desc.max_qo_len,
             kv_unit: 64,
             // Two blocks, of one KV head each, run on a multiprocessor.
-            max_splits: (2 * self.sm_count / self.desc.num_kv_heads).max(1),
+            max_splits: (2 * self.sm_count
+                / self.desc.num_kv_heads
+                / self.row_tiles(self.desc.max_qo_len))
+            .max(1),
             invariant_chunk: match self.desc.kind {
                 Kind::Decode | Kind::Mla => 2048,
                 // As in the generic kernel: splits of prefill would need memory for the largest batch.
@@ -192,14 +270,13 @@ impl AttentionKernel for Sm90Decode {
         let of_four = (4 * args.o.dtype().size() as u32).min(16);
         let caches = [&args.k, &args.v];
         let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
-        let by_request = matches!(args.mask, Mask::CausalByRequest(_));
+        let masks = takes_masks(self.row);
         let is_empty = caches.iter().any(|cache| cache.is_empty());
-        let aligned = caches.iter().all(|cache| row_alignment(cache) >= 16);
+        let aligned = self.row_alignment(run) >= self.least_alignment();
         let mapped = is_empty || self.keys == KeySource::Gather || self.page_steps(run).is_some();
         Features::default()
-            .and(Feature::CustomMask, custom)
-            .and(Feature::CausalByRequest, by_request)
-            .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
+            .and(Feature::CustomMask, custom && !masks)
+            .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some() && !masks)
             .and(
                 Feature::QStrides,
                 row_alignment(&args.q) < 4 * args.q.dtype().size() as u32,
@@ -213,6 +290,13 @@ impl AttentionKernel for Sm90Decode {
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
         let steps = self.page_steps(run);
+        let Shape {
+            head_dim_qk,
+            head_dim_vo,
+            ..
+        } = self.row.shape;
+        let k_columns = self.columns(&run.args.k, head_dim_qk);
+        let v_columns = self.columns(&run.args.v, head_dim_vo);
         let [k_page_step, v_page_step] = steps.unwrap_or_default();
         let boxes = match steps {
             Some(_) => self.row.shape.kv_tile / self.box_tokens(),
@@ -228,6 +312,12 @@ impl AttentionKernel for Sm90Decode {
             v_page_step,
             pages_by_head: u32::from(self.layout == KvLayout::Hnd),
             reserved: 0,
+            head_dim_qk: self.desc.head_dim_qk,
+            head_dim_vo: self.desc.head_dim_vo,
+            k_column_boxes: k_columns.boxes(),
+            v_column_boxes: v_columns.boxes(),
+            row_alignment: self.row_alignment(run),
+            padding: 0,
         };
         let launch = Launch {
             grid: self.grid(run),
@@ -243,12 +333,44 @@ impl AttentionKernel for Sm90Decode {
             return unsafe { launch.enqueue(current, &self.function, &params, &[]) };
         }
         let maps = [
-            self.map(current, &run.args.k, k_page_step)?,
-            self.map(current, &run.args.v, v_page_step)?,
+            self.map(current, &run.args.k, k_page_step, &k_columns)?,
+            self.map(current, &run.args.v, v_page_step, &v_columns)?,
         ];
         // SAFETY: as above, and two tensor maps.
         unsafe { launch.enqueue(current, &self.function, &params, &maps) }
     }
+}
+
+/// Of an element of the cache.
+fn element_bytes(desc: &AttentionDesc) -> u32 {
+    desc.kv_format.element.size() as u32
+}
+
+/// How the rows of a tensor come to shared memory, where they lie in atoms of the swizzle.
+struct Columns {
+    element_bytes: u32,
+    atom_bytes: u32,
+    /// Of a row of the kernel.
+    atoms: u32,
+    /// One box brings all of them, or each has a box.
+    whole: bool,
+}
+
+impl Columns {
+    /// Elements of an atom.
+    fn atom(&self) -> u32 {
+        self.atom_bytes / self.element_bytes
+    }
+
+    /// Boxes that bring the rows of a page.
+    fn boxes(&self) -> u32 {
+        if self.whole { 1 } else { self.atoms }
+    }
+}
+
+/// Many rows leave no registers for masks that do not follow from positions; also in the kernel.
+fn takes_masks(row: &AttentionRow) -> bool {
+    row.shape.q_tile <= 16
 }
 
 /// KV heads of a block of the row, where it brings keys in this way.

@@ -8,10 +8,12 @@ use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::attention::{AttentionRow, KeySource, KvRows, SPLIT_ROPE_DIM, Variant};
+use crate::cuda::kernels::attention::{
+    AttentionRow, KeySource, KvRows, Masks, SPLIT_ROPE_DIM, Variant,
+};
 use crate::cuda::params::{AttentionParams, row_alignment};
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling, Workers};
+use crate::problem::{AttentionArgs, AttentionDesc, KvStorage, Mask, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
@@ -28,6 +30,7 @@ const WARPGROUP_ROWS: u32 = 64;
 #[derive(Debug)]
 pub struct Sm90Prefill {
     keys: KeySource,
+    masks: Masks,
     /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
     whole_keys: Option<Function>,
@@ -45,6 +48,7 @@ impl Sm90Prefill {
     /// As [`find`].
     pub fn load(
         keys: KeySource,
+        masks: Masks,
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
@@ -68,9 +72,13 @@ impl Sm90Prefill {
         let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
         let form = |rope_dim| {
+            let wanted = Variant::Sm90Prefill {
+                kv,
+                rope_dim,
+                masks,
+            };
             find(loader, query, |row: &AttentionRow| {
-                row.variant == Variant::Sm90Prefill { kv, rope_dim }
-                    && tile_suits(row, packed_heads, desc.max_qo_len)
+                row.variant == wanted && tile_suits(row, packed_heads, desc.max_qo_len)
             })
         };
         let (whole, split) = (form(0)?, form(SPLIT_ROPE_DIM)?);
@@ -80,6 +88,7 @@ impl Sm90Prefill {
         };
         Ok(Ok(Sm90Prefill {
             keys,
+            masks,
             row,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
@@ -88,6 +97,11 @@ impl Sm90Prefill {
             head_blocks: desc.num_qo_heads / packed_heads,
             kv: desc.kv,
         }))
+    }
+
+    /// Whether one tile has all heads of a group, as long as its rows are no more than the tile's.
+    pub fn reads_keys_once(desc: &AttentionDesc) -> bool {
+        packed_heads(desc.group_size()) == desc.group_size()
     }
 
     /// Maps of q, k and v.
@@ -218,14 +232,11 @@ impl AttentionKernel for Sm90Prefill {
 
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
-        let by_request = matches!(args.mask, Mask::CausalByRequest(_));
-        Features::default()
-            .and(Feature::CustomMask, custom)
-            .and(Feature::CausalByRequest, by_request)
-            .and(Feature::Alibi, args.alibi_slopes.is_some())
-            .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
-            .and(Feature::OScale, args.o_scale != 1.0)
+        let by_mask = match self.masks {
+            Masks::ByPosition => not_by_position(args),
+            Masks::Any => Features::default(),
+        };
+        by_mask
             .and(Feature::QStrides, !rows_suit(&args.q))
             .and(Feature::OStrides, !rows_suit(&args.o))
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
@@ -273,6 +284,17 @@ impl AttentionKernel for Sm90Prefill {
         // SAFETY: as above, and the map of k_rope.
         unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) }
     }
+}
+
+/// What a run asks for beside masks that follow from positions.
+fn not_by_position(args: &AttentionArgs) -> Features {
+    let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
+    let by_request = matches!(args.mask, Mask::CausalByRequest(_));
+    Features::default()
+        .and(Feature::CustomMask, custom)
+        .and(Feature::CausalByRequest, by_request)
+        .and(Feature::Alibi, args.alibi_slopes.is_some())
+        .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
 }
 
 /// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of

@@ -10,7 +10,7 @@ mod table;
 
 pub use row::{
     AttentionQuery, AttentionRow, AttentionTypes, Family, Fit, KeySource, KvRows, MOST_HEAD_DIM,
-    Phase, Shape, Variant,
+    Masks, Phase, Shape, Variant,
 };
 pub use sm90_prefill::SPLIT_ROPE_DIM;
 pub use table::{candidates, rows, unsupported};

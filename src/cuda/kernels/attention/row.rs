@@ -50,6 +50,8 @@ pub enum Variant {
         kv: KvRows,
         /// Elements of keys that come from a tensor of their own; 0 where keys are whole.
         rope_dim: u32,
+        /// Which masks it has.
+        masks: Masks,
     },
     /// `sm90/prefill_fp8/prefill_fp8.cu`.
     Sm90PrefillFp8,
@@ -86,6 +88,15 @@ impl KvRows {
     }
 }
 
+/// Which keys the rows of the Hopper prefill kernel may see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Masks {
+    /// Those that follow from positions: causal or all, windows, chunks.
+    ByPosition,
+    /// Also those of a mask in memory, by request and by ranges; and logits may depend on distance.
+    Any,
+}
+
 impl Variant {
     /// Whether a row of the variant, compiled for these types, takes queries of another: those in fp8 become fp16, which holds
     /// every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.)
@@ -100,9 +111,14 @@ impl Variant {
             Variant::Generic { warps_m } => vec![format!("FOLIO_WARPS_M={warps_m}")],
             Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
             Variant::Sm90Decode { heads, .. } => vec![format!("FOLIO_DECODE_HEADS={heads}")],
-            Variant::Sm90Prefill { kv, rope_dim } => vec![
+            Variant::Sm90Prefill {
+                kv,
+                rope_dim,
+                masks,
+            } => vec![
                 format!("FOLIO_KV_ROWS={}", kv.number()),
                 format!("FOLIO_ROPE_DIM={rope_dim}"),
+                format!("FOLIO_MASKED={}", u32::from(masks == Masks::Any)),
             ],
         }
     }
@@ -116,7 +132,16 @@ impl Variant {
                 KeySource::Tma => "tma",
                 KeySource::Gather => "gather",
             }),
-            Variant::Sm90Prefill { kv, rope_dim } => Some(match (kv, rope_dim) {
+            Variant::Sm90Prefill {
+                masks: Masks::Any,
+                kv,
+                ..
+            } => Some(match kv {
+                KvRows::Paged => "paged_masked",
+                KvRows::Ragged => "ragged_masked",
+                KvRows::Rows => "rows_masked",
+            }),
+            Variant::Sm90Prefill { kv, rope_dim, .. } => Some(match (kv, rope_dim) {
                 (KvRows::Paged, 0) => "paged",
                 (KvRows::Ragged, 0) => "ragged",
                 (KvRows::Rows, 0) => "rows",

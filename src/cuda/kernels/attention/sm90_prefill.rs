@@ -1,8 +1,8 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Phase, Shape, Variant,
-    cached,
+    AttentionTypes, Family, Fit, HALF, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Masks, Phase, Shape,
+    Variant, cached,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -11,6 +11,8 @@ use crate::dtype::DType;
 pub(super) const FAMILIES: &[Family] = &[
     whole_keys(KvRows::Paged),
     whole_keys(KvRows::Ragged),
+    masked(KvRows::Paged),
+    masked(KvRows::Ragged),
     rows(),
     // fp8 values, converted when they are loaded; keys too where queries are fp16.
     Family {
@@ -46,6 +48,7 @@ const fn split_keys(kv: KvRows) -> Family {
         variant: Variant::Sm90Prefill {
             kv,
             rope_dim: SPLIT_ROPE_DIM,
+            masks: Masks::ByPosition,
         },
         symbol: "folio_prefill_sm90_split_keys",
         shapes: &[MLA],
@@ -63,7 +66,11 @@ const fn rows() -> Family {
 const fn whole_keys(kv: KvRows) -> Family {
     Family {
         phase: Phase::Prefill,
-        variant: Variant::Sm90Prefill { kv, rope_dim: 0 },
+        variant: Variant::Sm90Prefill {
+            kv,
+            rope_dim: 0,
+            masks: Masks::ByPosition,
+        },
         arch: Arch::Sm90a,
         source: "sm90/prefill/prefill.cu",
         symbol: "folio_prefill_sm90",
@@ -76,12 +83,36 @@ const fn whole_keys(kv: KvRows) -> Family {
     }
 }
 
+/// Runs with masks that do not follow from positions take these beside those of [`whole_keys`], on the same work items.
+const fn masked(kv: KvRows) -> Family {
+    Family {
+        variant: Variant::Sm90Prefill {
+            kv,
+            rope_dim: 0,
+            masks: Masks::Any,
+        },
+        symbol: "folio_prefill_sm90_masked",
+        shapes: &MASKED_SHAPES,
+        shared_bytes: masked_shared_bytes,
+        ..whole_keys(kv)
+    }
+}
+
 const SHAPES: [Shape; 5] = [
     shape(64, 64, 192, 128),
     shape(128, 128, 192, 80),
     shape(128, 128, 128, 128),
     MLA,
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80),
+];
+
+/// With the query tiles of [`SHAPES`]. Masks take registers, and where those are full, steps have fewer keys.
+const MASKED_SHAPES: [Shape; 5] = [
+    shape(64, 64, 192, 64),
+    shape(128, 128, 192, 64),
+    shape(128, 128, 128, 128),
+    MLA,
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64),
 ];
 
 /// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
@@ -140,4 +171,11 @@ fn shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
     let queries = shape.q_tile * shape.head_dim_qk * 2;
     let query_stages = if cache + 2 * queries <= MOST { 2 } else { 1 };
     cache + query_stages * queries + 1024
+}
+
+/// A row's mask by 16 bytes, for as many rows as words of 32 keys are a thread's, and the slopes of two rows, for every
+/// thread that multiplies.
+fn masked_shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
+    let rows_of_thread = if shape.kv_tile <= 64 { 1 } else { 2 };
+    shared_bytes(types, shape) + (16 * rows_of_thread + 8) * 2 * shape.q_tile
 }

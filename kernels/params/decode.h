@@ -1,0 +1,17 @@
+// The parameters of the Hopper decode kernels beyond FolioDecodeParams: the problem's head dims, which may be less than
+// those that a kernel is compiled for. src/cuda/params.rs mirrors both as one struct; sizes are asserted on both sides. No
+// code here.
+#pragma once
+
+#include "params/params.h"
+
+struct FolioPaddedDecodeParams : FolioDecodeParams {
+    folio_u32 head_dim_qk, head_dim_vo;
+    // Boxes that bring the rows of a page: 1, or one for each swizzle atom of a row, where a page is less than a tile of
+    // keys or the last atom is not full.
+    folio_u32 k_column_boxes, v_column_boxes;
+    folio_u32 row_alignment;  // 8 or 16: what every row's address in k and v is a multiple of, for the gathering kernel
+    folio_u32 padding;
+};
+
+static_assert(sizeof(FolioPaddedDecodeParams) == 432, "mirrored in src/cuda/params.rs");
