@@ -44,11 +44,6 @@ fn paged(page_size: u32) -> KvStorage {
 pub fn creates_say_what_the_faster_kernels_lack() {
     let (logger, messages) = listener();
     let context = context_with(logger);
-    let odd = AttentionDesc {
-        head_dim_qk: 100,
-        head_dim_vo: 100,
-        ..desc(false)
-    };
     let fp32 = AttentionDesc {
         q_dtype: DType::F32,
         kv_format: DType::F32.into(),
@@ -117,7 +112,6 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         (fp8_queries, "decode_sm90a_f16_kve5m2_d128_q8_tma", ""),
         (fp8_prefill, "prefill_sm80_f16_kve5m2_d128_q64", "dtypes"),
         (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
-        (odd, "decode_sm80_bf16_d128_q16", "head dims"),
         (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
         (prefill, "prefill_sm90a_bf16_d128_q128_rows", "page_size"),
         (long, "decode_sm80_bf16_d128_q16", "max_kv_len"),
