@@ -8,12 +8,12 @@ use common::dense;
 use common::door::{DOORS, Door, RustDoor, Session};
 use common::instance::solve;
 use common::memory::HostMemory;
-use common::problem::{MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
+use common::problem::{Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
 use common::random;
 use common::strategy::{problems, stored_problems};
 use folio::api::Target;
 use folio::dtype::DType;
-use folio::problem::{CacheForm, Kind};
+use folio::problem::{CacheForm, Kind, LogBase};
 use proptest::prelude::*;
 
 const CPU: Target = Target::Cpu { num_threads: 2 };
@@ -85,6 +85,38 @@ fn check_on_cpu(problem: &Problem) {
         let tolerance = Tolerance::fast(problem.q_dtype);
         let result = check(&*open(door, CPU), problem, tolerance);
         assert_eq!(result, Ok(()), "{} door: {problem:?}", door.name());
+    }
+}
+
+/// Queries in fp8, of few rows and of many, over both types of caches and with every type of output.
+#[test]
+fn queries_in_fp8() {
+    let (e4m3, e5m2) = (DType::F8E4M3, DType::F8E5M2);
+    for (q_dtype, kv_dtype) in [(e4m3, e4m3), (e4m3, e5m2), (e5m2, e4m3), (e5m2, e5m2)] {
+        for o_dtype in [DType::BF16, DType::F16, DType::F32, e4m3] {
+            for (kind, lens) in [
+                (Kind::Decode, [(1, 800), (3, 715)]),
+                (Kind::Prefill, [(40, 800), (150, 790)]),
+            ] {
+                let problem = Problem {
+                    kind,
+                    q_dtype,
+                    kv_dtype,
+                    o_dtype,
+                    layer: Layer {
+                        sinks: true,
+                        lse: Some(LogBase::E),
+                        q_scale: 0.75,
+                        k_scale: 1.5,
+                        v_scale: 0.5,
+                        window: Some((600, -1)),
+                        ..Layer::plain()
+                    },
+                    ..Problem::plain(&lens).heads(4, 2, 72)
+                };
+                check_on_cpu(&problem);
+            }
+        }
     }
 }
 

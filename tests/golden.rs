@@ -48,6 +48,7 @@ fn desc(max_kv_len: u32, rows: u32) -> AttentionDesc {
         max_num_pages: 0,
         graph: false,
         batch_invariant: false,
+        fp8_products: false,
         shared_levels: 0,
     }
 }

@@ -198,6 +198,7 @@ impl Layer<'_> {
             max_num_pages: 0,
             graph: false,
             batch_invariant: false,
+            fp8_products: false,
             shared_levels: 0,
         };
         let mut handle = self.session.attention(desc).unwrap();

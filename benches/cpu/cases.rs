@@ -250,6 +250,7 @@ fn desc(shape: &Shape) -> AttentionDesc {
         max_num_pages: 0,
         graph: false,
         batch_invariant: false,
+        fp8_products: false,
         shared_levels: 0,
     }
 }

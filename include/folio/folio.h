@@ -613,6 +613,14 @@ typedef struct folio_tensor {
 #define FOLIO_PLAN_BATCH_INVARIANT 2
 
 /**
+ * Decode, prefill and cascade: where q and the cache are float8_e4m3, probabilities may be rounded to float8_e4m3 too, and
+ * their products with values summed in the matrix unit's own precision for up to 768 keys at a time. A permission, which
+ * kernels that gain nothing by it do not use; without it probabilities keep 8 significant bits or more. The error: a
+ * probability is off by up to 1/16 of itself, at random, and an output is too small by up to 1 % of its values' mean.
+ */
+#define FOLIO_PLAN_FP8_PRODUCTS 4
+
+/**
  * One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be
  * apart. The page table comes in one of these forms:
  *
@@ -974,7 +982,8 @@ typedef struct folio_decode folio_decode;
  * What a decode handle is made from: a few query rows per request over a paged cache.
  *
  * Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the
- * type of q, float32, or fp8. num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
+ * type of q, float32, or fp8. Over an fp8 cache q may be fp8 as well, of either type, and then o is of any of these types.
+ * num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
  * h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8: on the
  * CPU head_dim_qk up to 576 and head_dim_vo up to 512, on CUDA both up to 256.
  * The maxima bound every later batch and fix the workspace.

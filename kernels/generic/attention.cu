@@ -9,8 +9,9 @@
 //     own, and merge their states at the end.
 //
 // Compiled once per row of the kernel table, with
-//   FOLIO_Q (f16, bf16), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
+//   FOLIO_Q (f16, bf16; f16 over fp8 also reads queries in fp8), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
 //   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
+#include "core/fp8_queries.cuh"
 #include "core/tile.cuh"
 #include "generic/fragments.cuh"
 #include "generic/work.cuh"
@@ -62,11 +63,18 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     constexpr int WARPS = WARPS_M * WARPS_N, PER_WARP = ROWS / WARPS;
     const u32 group = p.num_qo_heads / p.num_kv_heads, first = threadIdx.x / 32 * PER_WARP;
     const u32 row = work.first_row + first + threadIdx.x % 32;
+    const bool fp8 = !Query::IS_BF16 && FP8 && queries_are_fp8(p);
     const void *address = nullptr;
     if (threadIdx.x % 32 < PER_WARP && row < work.num_rows) {
         const i64 token = static_cast<i64>(work.item->q_token) + row / group;
         const i64 head = work.kv_head * group + row % group;
-        address = static_cast<const Query::Storage *>(p.q.data) + token * p.q.stride_token + head * p.q.stride_head;
+        const i64 element = token * p.q.stride_token + head * p.q.stride_head;
+        address = static_cast<const u8 *>(p.q.data) + (fp8 ? element : 2 * element);
+    }
+    if (fp8) {
+        const bool is_e4m3 = p.flags & FOLIO_QUERIES_E4M3;
+        copy_fp8_rows<PER_WARP, Q_BYTES>(q_tile, first, address, g.head_dim_qk, g.q_copy_bytes, is_e4m3);
+        return;
     }
     copy_rows<PER_WARP, Q_BYTES>(q_tile, first, address, 2 * g.head_dim_qk, g.q_copy_bytes);
 }

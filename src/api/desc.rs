@@ -58,9 +58,12 @@ pub(super) fn check(mut desc: AttentionDesc) -> Result<AttentionDesc> {
 }
 
 fn dtypes(desc: &AttentionDesc) -> Result<()> {
+    if desc.q_dtype.is_fp8() {
+        return beside_fp8_queries(desc);
+    }
     if !desc.q_dtype.is_float() {
         return Err(Error::Unsupported(format!(
-            "q_dtype: {} is not supported; float32, float16 and bfloat16 are",
+            "q_dtype: {} is not supported; float32, float16, bfloat16, float8_e4m3 and float8_e5m2 are",
             desc.q_dtype
         )));
     }
@@ -79,6 +82,28 @@ fn dtypes(desc: &AttentionDesc) -> Result<()> {
                 desc.q_dtype
             )));
         }
+    }
+    Ok(())
+}
+
+/// Whether the cache and the output have types that queries in fp8 may stand beside.
+fn beside_fp8_queries(desc: &AttentionDesc) -> Result<()> {
+    let (q, kv, o) = (desc.q_dtype, desc.kv_format, desc.o_dtype);
+    if !matches!(kv.form(), CacheForm::Plain | CacheForm::PackedKeys) {
+        return Err(Error::Unsupported(format!(
+            "kv_format: FOLIO_KV_FORMAT_{} is not supported with q_dtype {q}; FOLIO_KV_FORMAT_PLAIN and FOLIO_KV_FORMAT_PACKED_KEYS are",
+            kv.form().name()
+        )));
+    }
+    if !kv.element.is_fp8() {
+        return Err(Error::Unsupported(format!(
+            "kv_dtype: {kv} is not supported with q_dtype {q}; float8_e4m3 and float8_e5m2 are"
+        )));
+    }
+    if !(o.is_float() || o.is_fp8()) {
+        return Err(Error::Unsupported(format!(
+            "o_dtype: {o} is not supported with q_dtype {q}; float32, float16, bfloat16, float8_e4m3 and float8_e5m2 are"
+        )));
     }
     Ok(())
 }

@@ -178,6 +178,7 @@ fn found(input: &BatchInput, page_size: u32) -> Result<Vec<SharedPrefix>> {
         max_num_pages: ANY.into(),
         graph: false,
         batch_invariant: false,
+        fp8_products: false,
         shared_levels: 0,
     })?;
     let mut scratch = Scratch::for_desc(&desc)?;

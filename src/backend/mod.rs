@@ -83,6 +83,7 @@ mod tests {
             max_num_pages: 1,
             graph: false,
             batch_invariant: false,
+            fp8_products: false,
             shared_levels: 0,
         };
         let Some(Error::Unsupported(message)) = Empty.attention(&desc).err() else {

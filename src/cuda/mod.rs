@@ -21,6 +21,7 @@ pub mod mla_params;
 pub mod ops;
 pub mod params;
 pub mod plan;
+pub mod prefill_fp8_params;
 pub mod prefill_params;
 pub mod projection_params;
 pub mod rope_append_params;

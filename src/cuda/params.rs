@@ -16,6 +16,10 @@ pub const MASK_SKIP_PREFIX: u32 = 4;
 pub const MASK_NEW_KEYS: u32 = 8;
 /// `FOLIO_RUN_MM_PREFIX_IN_WINDOW`.
 pub const MM_PREFIX_IN_WINDOW: u32 = 16;
+/// `FOLIO_QUERIES_E4M3` of `kernels/params/query_type.h`.
+pub const QUERIES_E4M3: u32 = 0x100;
+/// `FOLIO_QUERIES_E5M2` of `kernels/params/query_type.h`.
+pub const QUERIES_E5M2: u32 = 0x200;
 
 /// `FolioMask`.
 #[repr(i32)]

@@ -1,7 +1,10 @@
 //! `folio_cascade`: attention over batches whose requests share prefixes, and finding what they share.
 
 use super::args::folio_attention_args;
-use super::attention::{self, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_GRAPH, Handle, Planner, or};
+use super::attention::{
+    self, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_FP8_PRODUCTS, FOLIO_PLAN_GRAPH, Handle, Planner,
+    or,
+};
 use super::batch::folio_batch;
 use super::context::folio_context;
 use super::error::folio_error;
@@ -73,7 +76,7 @@ const _: () = assert!(size_of::<folio_cascade_desc>() == 80);
 unsafe impl Input for folio_cascade_desc {
     const NAME: &'static str = "folio_cascade_desc";
     const FIRST_SIZE: usize = 72;
-    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT;
+    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT | FOLIO_PLAN_FP8_PRODUCTS;
     type Parsed = AttentionDesc;
 
     unsafe fn parse(&self) -> Result<AttentionDesc> {
@@ -99,6 +102,7 @@ unsafe impl Input for folio_cascade_desc {
             max_num_pages: self.max_num_pages,
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
+            fp8_products: self.flags & FOLIO_PLAN_FP8_PRODUCTS != 0,
             shared_levels: self.max_shared_levels,
         })
     }

@@ -1,7 +1,10 @@
 //! `folio_decode`: few query rows per request over a paged cache.
 
 use super::args::folio_attention_args;
-use super::attention::{self, AttentionHandle, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_GRAPH, or};
+use super::attention::{
+    self, AttentionHandle, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_FP8_PRODUCTS, FOLIO_PLAN_GRAPH,
+    or,
+};
 use super::batch::folio_batch;
 use super::context::folio_context;
 use super::error::folio_error;
@@ -18,7 +21,8 @@ use std::ffi::{c_char, c_void};
 /// What a decode handle is made from: a few query rows per request over a paged cache.
 ///
 /// Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the
-/// type of q, float32, or fp8. num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
+/// type of q, float32, or fp8. Over an fp8 cache q may be fp8 as well, of either type, and then o is of any of these types.
+/// num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
 /// h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8: on the
 /// CPU head_dim_qk up to 576 and head_dim_vo up to 512, on CUDA both up to 256.
 /// The maxima bound every later batch and fix the workspace.
@@ -68,7 +72,7 @@ const _: () = assert!(size_of::<folio_decode_desc>() == 72);
 unsafe impl Input for folio_decode_desc {
     const NAME: &'static str = "folio_decode_desc";
     const FIRST_SIZE: usize = 64;
-    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT;
+    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT | FOLIO_PLAN_FP8_PRODUCTS;
     type Parsed = AttentionDesc;
 
     unsafe fn parse(&self) -> Result<AttentionDesc> {
@@ -94,6 +98,7 @@ unsafe impl Input for folio_decode_desc {
             max_num_pages: self.max_num_pages,
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
+            fp8_products: self.flags & FOLIO_PLAN_FP8_PRODUCTS != 0,
             shared_levels: 0,
         })
     }

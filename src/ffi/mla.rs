@@ -96,6 +96,7 @@ unsafe impl Input for folio_mla_desc {
             max_num_pages: self.max_num_pages,
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
+            fp8_products: false,
             shared_levels: 0,
         })
     }

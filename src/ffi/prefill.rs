@@ -1,7 +1,10 @@
 //! `folio_prefill`: any number of query rows per request, over a paged cache or ragged K and V.
 
 use super::args::folio_attention_args;
-use super::attention::{self, AttentionHandle, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_GRAPH, or};
+use super::attention::{
+    self, AttentionHandle, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_FP8_PRODUCTS, FOLIO_PLAN_GRAPH,
+    or,
+};
 use super::batch::folio_batch;
 use super::context::folio_context;
 use super::error::folio_error;
@@ -68,7 +71,7 @@ const _: () = assert!(size_of::<folio_prefill_desc>() == 80);
 unsafe impl Input for folio_prefill_desc {
     const NAME: &'static str = "folio_prefill_desc";
     const FIRST_SIZE: usize = 72;
-    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT;
+    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT | FOLIO_PLAN_FP8_PRODUCTS;
     type Parsed = AttentionDesc;
 
     unsafe fn parse(&self) -> Result<AttentionDesc> {
@@ -91,6 +94,7 @@ unsafe impl Input for folio_prefill_desc {
             max_num_pages: self.max_num_pages,
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
+            fp8_products: self.flags & FOLIO_PLAN_FP8_PRODUCTS != 0,
             shared_levels: 0,
         })
     }

@@ -172,6 +172,7 @@ mod tests {
                 .sum(),
             graph: false,
             batch_invariant,
+            fp8_products: false,
             shared_levels: 0,
         }
     }

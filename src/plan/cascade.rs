@@ -385,6 +385,7 @@ mod tests {
             max_num_pages: lens.iter().map(|l| u64::from(keys(l).div_ceil(PAGE))).sum(),
             graph: true,
             batch_invariant: false,
+            fp8_products: false,
             shared_levels: levels,
         }
     }

@@ -170,6 +170,7 @@ mod tests {
             max_num_pages: 1 << 20,
             graph: false,
             batch_invariant: false,
+            fp8_products: false,
             shared_levels: 2,
         }
     }

@@ -447,6 +447,7 @@ mod tests {
             max_num_pages: 1 << 20,
             graph: false,
             batch_invariant,
+            fp8_products: false,
             shared_levels: 0,
         }
     }

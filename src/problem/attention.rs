@@ -57,11 +57,11 @@ impl KvStorage {
 pub struct AttentionDesc {
     /// Whose problem it is.
     pub kind: Kind,
-    /// Type of q: fp32, fp16 or bf16.
+    /// Type of q: fp32, fp16 or bf16; fp8 over caches of fp8.
     pub q_dtype: DType,
     /// How rows of k and v are stored: in the type of q, or in fp8.
     pub kv_format: CacheFormat,
-    /// Type of o: that of q, fp32, or fp8 e4m3 / e5m2.
+    /// Type of o: that of q, fp32, or fp8 e4m3 / e5m2; where q is fp8 also fp16 and bf16.
     pub o_dtype: DType,
     /// Query heads; a multiple of `num_kv_heads`.
     pub num_qo_heads: u32,
@@ -87,6 +87,8 @@ pub struct AttentionDesc {
     pub graph: bool,
     /// A request's result does not depend on the rest of the batch, to the bit.
     pub batch_invariant: bool,
+    /// Probabilities may be rounded to e4m3, where queries and the cache are e4m3. A permission: a backend may do better.
+    pub fp8_products: bool,
     /// Most levels of keys that several requests share, one within the other: the parts of a query row beside its
     /// request's own. 0 but for cascades.
     pub shared_levels: u32,

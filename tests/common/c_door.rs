@@ -689,6 +689,9 @@ fn plan_flags(desc: &AttentionDesc) -> u32 {
     if desc.batch_invariant {
         flags |= FOLIO_PLAN_BATCH_INVARIANT;
     }
+    if desc.fp8_products {
+        flags |= FOLIO_PLAN_FP8_PRODUCTS;
+    }
     flags
 }
 

@@ -144,6 +144,7 @@ impl Case {
             max_num_pages: requests.map(num_pages).sum::<u64>().max(1),
             graph: self.graph,
             batch_invariant: self.batch_invariant,
+            fp8_products: false,
             shared_levels: self.levels,
         }
     }
@@ -359,6 +360,7 @@ fn flat(case: &Case) -> (Image, Option<Image>) {
         shared_levels: 0,
         graph: false,
         batch_invariant: false,
+        fp8_products: false,
         ..case.desc()
     };
     let mut handle = session.attention(desc).unwrap();

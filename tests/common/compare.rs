@@ -44,6 +44,8 @@ impl Tolerance {
         Tolerance {
             weight: match q_dtype {
                 DType::F32 => 0.0,
+                // Weights keep 8 bits beside queries in fp8 too.
+                DType::F8E4M3 | DType::F8E5M2 => unit_roundoff(DType::BF16),
                 _ => unit_roundoff(q_dtype),
             },
             score: if q_dtype == DType::F32 { 1e-5 } else { 1e-4 },
@@ -57,9 +59,14 @@ impl Tolerance {
 
     /// Fast code whose weights go through a matrix unit in the type of q.
     pub fn of_matrix_unit(q_dtype: DType) -> Tolerance {
+        // That of queries in fp8 is fp16.
+        let weights = match q_dtype.is_fp8() {
+            true => DType::F16,
+            false => q_dtype,
+        };
         Tolerance {
-            fp16_weights: q_dtype == DType::F16,
-            ..Tolerance::fast(q_dtype)
+            fp16_weights: weights == DType::F16,
+            ..Tolerance::fast(weights)
         }
     }
 

@@ -26,6 +26,7 @@ pub struct Problem {
     pub memory: MemoryShape,
     pub layer: Layer,
     pub batch_invariant: bool,
+    pub fp8_products: bool,
     pub graph: bool,
     /// The maxima of the desc exceed what the batch needs.
     pub slack: bool,
@@ -252,6 +253,7 @@ impl Problem {
             memory: MemoryShape::default(),
             layer: Layer::plain(),
             batch_invariant: false,
+            fp8_products: false,
             graph: false,
             slack: false,
             values: ValueRows::Normal,
@@ -388,6 +390,7 @@ impl Problem {
             max_num_pages: if self.slack { 0 } else { num_pages.max(1) },
             graph: self.graph,
             batch_invariant: self.batch_invariant,
+            fp8_products: self.fp8_products,
             shared_levels: 0,
         }
     }

@@ -37,6 +37,7 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 memory,
                 layer,
                 batch_invariant: flags[2],
+                fp8_products: false,
                 graph: flags[3],
                 slack: flags[4],
                 values: ValueRows::Normal,
@@ -69,7 +70,12 @@ pub fn stored_problems() -> impl Strategy<Value = Problem> {
         CacheForm::Nvfp4,
         CacheForm::PackedKeys,
     ]);
-    (problems(), forms, any::<u8>()).prop_map(|(problem, form, pick)| {
+    (problems(), forms, any::<u8>()).prop_map(|(mut problem, form, pick)| {
+        // Queries in fp8 stand beside elements of fp8 only.
+        if problem.q_dtype.is_fp8() && form != CacheForm::PackedKeys {
+            (problem.q_dtype, problem.o_dtype) = (DType::BF16, DType::BF16);
+            problem.layer.o_scale = 0.0;
+        }
         let elements = form.elements(problem.q_dtype);
         let mut problem = problem.stored(form, elements[pick as usize % elements.len()]);
         let format = form.of(problem.kv_dtype);
@@ -125,7 +131,21 @@ fn types() -> impl Strategy<Value = (DType, DType, DType)> {
         ]
     };
     let output = prop_oneof![6 => other(), 1 => Just(Some(DType::F32))];
-    (float, other(), output).prop_map(|(q, kv, o)| (q, kv.unwrap_or(q), o.unwrap_or(q)))
+    let plain =
+        (float, other(), output).prop_map(|(q, kv, o)| (q, kv.unwrap_or(q), o.unwrap_or(q)));
+    prop_oneof![8 => plain, 1 => fp8_queries()]
+}
+
+/// Types of queries in fp8, of their cache and of the output.
+fn fp8_queries() -> impl Strategy<Value = (DType, DType, DType)> {
+    let fp8 = || prop_oneof![3 => Just(DType::F8E4M3), 1 => Just(DType::F8E5M2)];
+    let output = prop_oneof![
+        3 => Just(DType::BF16),
+        1 => Just(DType::F16),
+        1 => Just(DType::F32),
+        1 => Just(DType::F8E4M3),
+    ];
+    (fp8(), fp8(), output)
 }
 
 fn heads() -> impl Strategy<Value = (u32, u32, u32, u32)> {

@@ -33,6 +33,7 @@ fn desc(kind: Kind, max_batch_size: u32) -> AttentionDesc {
         max_num_pages: 0,
         graph: false,
         batch_invariant: false,
+        fp8_products: false,
         shared_levels: 0,
     }
 }

@@ -161,7 +161,7 @@ fn create(context: &Context, desc: *const Desc) -> Reply {
 fn descs() {
     let context = Context::cpu();
     let right = c_cascade_desc(&case().desc());
-    let flags = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT;
+    let flags = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT | FOLIO_PLAN_FP8_PRODUCTS;
     sizes_from("folio_cascade_desc", &right, 72, flags, |desc| {
         create(&context, desc)
     });
@@ -274,9 +274,32 @@ fn types_and_heads_of_descs() {
                 &["o_dtype", "77"],
             ),
             (
-                &|d: &mut Desc| d.q_dtype = dtype(DType::F8E4M3),
+                &|d: &mut Desc| d.q_dtype = dtype(DType::I8),
                 UNSUPPORTED,
-                &["q_dtype", "float8_e4m3"],
+                &["q_dtype", "int8", "float8_e4m3"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E4M3), dtype(DType::BF16));
+                },
+                UNSUPPORTED,
+                &["kv_dtype", "bfloat16", "float8_e4m3"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E4M3), dtype(DType::F8E5M2));
+                    d.o_dtype = dtype(DType::I32);
+                },
+                UNSUPPORTED,
+                &["o_dtype", "int32", "float8_e4m3"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E4M3), dtype(DType::F8E4M3));
+                    d.kv_format = FOLIO_KV_FORMAT_TOKEN_HEAD_SCALES;
+                },
+                UNSUPPORTED,
+                &["kv_format", "TOKEN_HEAD_SCALES", "float8_e4m3"],
             ),
             (
                 &|d: &mut Desc| d.kv_dtype = dtype(DType::F16),

@@ -253,9 +253,32 @@ fn decode_descs() {
                 &["q_dtype", "lanes 4"],
             ),
             (
-                &|d: &mut Desc| d.q_dtype = dtype(DType::F8E4M3),
+                &|d: &mut Desc| d.q_dtype = dtype(DType::I8),
                 UNSUPPORTED,
-                &["q_dtype", "float8_e4m3"],
+                &["q_dtype", "int8", "float8_e4m3"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E4M3), dtype(DType::BF16));
+                },
+                UNSUPPORTED,
+                &["kv_dtype", "bfloat16", "float8_e4m3"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E4M3), dtype(DType::F8E5M2));
+                    d.o_dtype = dtype(DType::I32);
+                },
+                UNSUPPORTED,
+                &["o_dtype", "int32", "float8_e4m3"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E4M3), dtype(DType::F8E4M3));
+                    d.kv_format = FOLIO_KV_FORMAT_TOKEN_HEAD_SCALES;
+                },
+                UNSUPPORTED,
+                &["kv_format", "TOKEN_HEAD_SCALES", "float8_e4m3"],
             ),
             (
                 &|d: &mut Desc| d.q_dtype = dtype(DType::I32),

@@ -10,6 +10,8 @@ mod context_parallel;
 mod copy;
 mod decode;
 mod formats;
+mod fp8_products;
+mod fp8_queries;
 mod gather;
 mod gpu;
 #[path = "../harness/mod.rs"]
@@ -41,6 +43,10 @@ fn main() -> ExitCode {
         case("device_lengths", (), problems::device_lengths),
         case("device_page_ids", (), problems::device_page_ids),
         case("long_splits", (), problems::long_splits),
+        case("fp8_queries", (), fp8_queries::fp8_queries),
+        case("long_fp8_queries", (), fp8_queries::long_fp8_queries),
+        case("fp8_products", (), fp8_products::fp8_products),
+        case("long_fp8_products", (), fp8_products::long_fp8_products),
         case("many_requests", (), problems::many_requests),
         case(
             "more_parts_than_there_is_room_for",

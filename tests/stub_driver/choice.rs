@@ -3,12 +3,15 @@
 
 use std::sync::{Arc, Mutex};
 
+use folio::cuda::params::{DecodeParams, GenericParams, QUERIES_E4M3, QUERIES_E5M2};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::log::{Level, Logger};
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvStorage, Mask};
 
-use crate::fixture::{CAPTURED, Handle, OURS, at, context, context_with, desc, plain};
+use crate::fixture::{
+    CAPTURED, Handle, OURS, SOMEWHERE, at, context, context_with, desc, device_tensor, plain,
+};
 use crate::stub::Recorder;
 
 type Messages = Arc<Mutex<Vec<String>>>;
@@ -67,8 +70,47 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         max_num_tokens: 8,
         ..prefill
     };
+    let fp8_queries = AttentionDesc {
+        q_dtype: DType::F8E4M3,
+        kv_format: DType::F8E5M2.into(),
+        ..desc(false)
+    };
+    let fp8_prefill = AttentionDesc {
+        max_qo_len: 100,
+        max_num_tokens: 400,
+        ..fp8_queries
+    };
+    // Probabilities in e4m3 where the caller permits them and all types are e4m3; otherwise without a word.
+    let e4m3 = AttentionDesc {
+        kv_format: DType::F8E4M3.into(),
+        fp8_products: true,
+        ..fp8_prefill
+    };
+    let e5m2 = AttentionDesc {
+        fp8_products: true,
+        ..fp8_prefill
+    };
+    let e4m3_decode = AttentionDesc {
+        kv_format: DType::F8E4M3.into(),
+        fp8_products: true,
+        ..fp8_queries
+    };
+    let e4m3_small_pages = AttentionDesc {
+        kv: paged(5),
+        ..e4m3
+    };
     for (desc, kernel, lacks) in [
+        (e4m3, "prefill_sm90a_e4m3_d128_q192_paged", ""),
+        (e5m2, "prefill_sm80_f16_kve5m2_d128_q64", "dtypes"),
+        (e4m3_decode, "decode_sm90a_f16_kve4m3_d128_q8_tma", ""),
+        (
+            e4m3_small_pages,
+            "prefill_sm80_f16_kve4m3_d128_q64",
+            "page_size",
+        ),
         (desc(false), "decode_sm90a_bf16_d128_q8_tma", ""),
+        (fp8_queries, "decode_sm90a_f16_kve5m2_d128_q8_tma", ""),
+        (fp8_prefill, "prefill_sm80_f16_kve5m2_d128_q64", "dtypes"),
         (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
         (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
         (prefill, "prefill_sm90a_bf16_d128_q128_rows", "page_size"),
@@ -89,6 +131,52 @@ pub fn creates_say_what_the_faster_kernels_lack() {
                 "{message}"
             );
         }
+    }
+}
+
+/// Kernels for fp16 queries over fp8 caches take queries in fp8, and are told of their type.
+pub fn queries_in_fp8() {
+    let context = context();
+    let recorder = Recorder::new();
+    recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
+    recorder.expect::<GenericParams>("folio_attention");
+    let [q, k, o] = [plain().q, plain().k, plain().o].map(|tensor| tensor.shape().to_vec());
+    for (q_dtype, flag) in [
+        (DType::F16, 0),
+        (DType::F8E4M3, QUERIES_E4M3),
+        (DType::F8E5M2, QUERIES_E5M2),
+    ] {
+        let kv_dtype = DType::F8E4M3;
+        let desc = AttentionDesc {
+            q_dtype,
+            kv_format: kv_dtype.into(),
+            o_dtype: DType::F16,
+            ..desc(false)
+        };
+        let mut handle = Handle::of(&context, desc).unwrap();
+        handle.plan_host(100, OURS).unwrap();
+        let args = AttentionArgs::new(
+            device_tensor(q_dtype, &q),
+            device_tensor(kv_dtype, &k),
+            device_tensor(kv_dtype, &k),
+            device_tensor(DType::F16, &o),
+        );
+        recorder.forget();
+        handle.attention.run(&args, OURS).unwrap();
+        let launched = &recorder.launches()[0];
+        assert_eq!(launched.name(), "folio_sm90_decode_tma");
+        assert_eq!(launched.params::<DecodeParams>().attention.flags, flag);
+        // The decode kernel reads four elements of q at a time, the portable one any.
+        let misaligned = AttentionArgs {
+            q: at(SOMEWHERE + 2, q_dtype, &q, None),
+            ..args
+        };
+        recorder.forget();
+        handle.attention.run(&misaligned, OURS).unwrap();
+        let launched = &recorder.launches()[0];
+        assert_eq!(launched.name(), "folio_attention");
+        let params = launched.params::<GenericParams>();
+        assert_eq!((params.attention.flags, params.q_copy_bytes), (flag, 2));
     }
 }
 

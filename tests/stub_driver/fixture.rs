@@ -56,6 +56,7 @@ pub fn desc(graph: bool) -> AttentionDesc {
         max_num_pages: 0,
         graph,
         batch_invariant: false,
+        fp8_products: false,
         shared_levels: 0,
     }
 }

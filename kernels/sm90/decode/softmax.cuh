@@ -5,6 +5,7 @@
 // part of an instruction is padding.
 #pragma once
 
+#include "params/query_type.h"
 #include "sm90/decode/mask.cuh"
 
 namespace folio::decode {
@@ -64,10 +65,17 @@ private:
     static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS], const FolioPaddedDecodeParams &params,
                                                 const Item &item, int column_tile, u32 lane) {
         const FolioRows &q = params.attention.q;
-        const PackedRow row = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
-        const i64 token = static_cast<i64>(item.work.q_token) + row.query;
-        const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + row.head;
-        const char *bytes = static_cast<const char *>(q.data) + 2 * (token * q.stride_token + head * q.stride_head);
+        const PackedRow packed = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
+        const i64 token = static_cast<i64>(item.work.q_token) + packed.query;
+        const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + packed.head;
+        const i64 element = token * q.stride_token + head * q.stride_head;
+        if constexpr (Op::FP8 && !QueryType::IS_BF16) {
+            const u8 *row = static_cast<const u8 *>(q.data) + element;
+            const u32 flags = params.attention.flags, dim = params.head_dim_qk;
+            if (flags & FOLIO_QUERIES_E4M3) return read_fp8<e4m3>(fragments, row, dim, lane);
+            if (flags & FOLIO_QUERIES_E5M2) return read_fp8<e5m2>(fragments, row, dim, lane);
+        }
+        const char *bytes = static_cast<const char *>(q.data) + 2 * element;
 #pragma unroll
         for (int k = 0; k < STEPS; ++k) {
             fragments[k] = {{0, 0}};
@@ -84,6 +92,19 @@ private:
                     fragments[k].r[half] = *reinterpret_cast<const u32 *>(bytes + 2 * column);
                 }
             }
+        }
+    }
+
+    // Queries in fp8 become f16, which has every number of theirs.
+    template <class Stored>
+    static __device__ __forceinline__ void read_fp8(NarrowFragment (&fragments)[STEPS], const u8 *row, u32 dim,
+                                                    u32 lane) {
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) {
+            fragments[k] = {{0, 0}};
+            const u32 column = 16 * k + 4 * (lane & 3);
+            if (column >= dim) continue;
+            widen<Stored>(*reinterpret_cast<const u32 *>(row + column), fragments[k].r[0], fragments[k].r[1]);
         }
     }
 

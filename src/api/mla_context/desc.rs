@@ -83,6 +83,7 @@ fn attention(desc: &MlaContextDesc, kv: KvStorage) -> AttentionDesc {
         max_num_pages: desc.max_num_pages,
         graph: desc.graph,
         batch_invariant: false,
+        fp8_products: false,
         shared_levels: 0,
     }
 }

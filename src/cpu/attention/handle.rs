@@ -290,6 +290,7 @@ mod tests {
                 max_num_pages: self.pages() as u64,
                 graph: false,
                 batch_invariant: false,
+                fp8_products: false,
                 shared_levels: 0,
             }
         }

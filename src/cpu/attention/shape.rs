@@ -525,6 +525,7 @@ mod tests {
             max_num_pages: 4096,
             graph: false,
             batch_invariant: false,
+            fp8_products: false,
             shared_levels: 0,
         }
     }

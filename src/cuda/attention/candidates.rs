@@ -12,6 +12,7 @@ use super::sm90_decode::Sm90Decode;
 use super::sm90_mla::Sm90Mla;
 use super::sm90_mla_few::Sm90MlaFew;
 use super::sm90_prefill::Sm90Prefill;
+use super::sm90_prefill_fp8::Sm90PrefillFp8;
 use super::stored::Stored;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
@@ -143,6 +144,9 @@ fn special(
             Ok(vec![many(RecordSource::Boxes)?, many(RecordSource::Rows)?])
         }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
+        (_, Phase::Prefill) if Sm90PrefillFp8::is_for(desc) => {
+            Ok(vec![boxed(Sm90PrefillFp8::load(loader, context, desc)?)])
+        }
         (_, Phase::Prefill) => {
             // What is converted is loaded row by row.
             let mut boxes = match desc.kv_format.element == desc.q_dtype {

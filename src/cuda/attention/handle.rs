@@ -14,7 +14,7 @@ use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, MASK_NEW_KEYS, MASK_SKIP_PREFIX, MM_PREFIX_IN_WINDOW,
-    MaskMode, PlanView, Rows, address, fewest, lse_flag, scales_stride,
+    MaskMode, PlanView, QUERIES_E4M3, QUERIES_E5M2, Rows, address, fewest, lse_flag, scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
@@ -269,7 +269,13 @@ fn run_flags(args: &AttentionArgs) -> u32 {
         MaskColumns::KeysAfterPrefix => MASK_SKIP_PREFIX,
         MaskColumns::NewKeys => MASK_NEW_KEYS,
     };
+    let queries = match args.q.dtype() {
+        DType::F8E4M3 => QUERIES_E4M3,
+        DType::F8E5M2 => QUERIES_E5M2,
+        _ => 0,
+    };
     lse_flag(args.lse_base)
+        | queries
         | when(args.alibi_sqrt, ALIBI_SQRT)
         | columns
         | when(args.mm_prefix_in_window, MM_PREFIX_IN_WINDOW)

@@ -18,4 +18,5 @@ pub mod sm90_decode;
 mod sm90_mla;
 pub mod sm90_mla_few;
 pub mod sm90_prefill;
+mod sm90_prefill_fp8;
 pub mod stored;

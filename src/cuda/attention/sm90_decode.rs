@@ -275,7 +275,10 @@ impl AttentionKernel for Sm90Decode {
         Features::default()
             .and(Feature::CustomMask, custom && !masks)
             .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some() && !masks)
-            .and(Feature::QStrides, row_alignment(&args.q) < 8)
+            .and(
+                Feature::QStrides,
+                row_alignment(&args.q) < 4 * args.q.dtype().size() as u32,
+            )
             .and(Feature::OStrides, row_alignment(&args.o) < of_four)
             .and(Feature::EmptyKv, is_empty)
             .and(Feature::KvStrides, !aligned)

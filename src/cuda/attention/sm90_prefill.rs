@@ -336,12 +336,12 @@ fn tile_suits(row: &AttentionRow, packed_heads: u32, max_qo_len: u32) -> bool {
 }
 
 /// Heads of a group that share a tile: the largest power of two that divides the group.
-fn packed_heads(group_size: u32) -> u32 {
+pub(super) fn packed_heads(group_size: u32) -> u32 {
     1 << (group_size | MOST_PACKED_HEADS).trailing_zeros()
 }
 
 /// 8-token groups from the first to the last page.
-fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
+pub(super) fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
     let per_page = match cache.extent(0) {
         0 | 1 => 0,
         _ => cache.stride(0) / (i64::from(GROUP) * cache.stride(1)),
@@ -350,6 +350,6 @@ fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
 }
 
 /// Rows start at whole pieces. An empty tensor has no rows that a map could describe.
-fn rows_suit(tensor: &Tensor) -> bool {
+pub(super) fn rows_suit(tensor: &Tensor) -> bool {
     !tensor.is_empty() && row_alignment(tensor) >= ROW_BYTES && rows_are_distinct(tensor)
 }

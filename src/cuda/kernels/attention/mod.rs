@@ -5,6 +5,7 @@ mod generic;
 mod row;
 mod sm90_decode;
 mod sm90_prefill;
+mod sm90_prefill_fp8;
 mod table;
 
 pub use row::{

@@ -58,6 +58,8 @@ pub enum Variant {
         /// Which masks it has.
         masks: Masks,
     },
+    /// `sm90/prefill_fp8/prefill_fp8.cu`.
+    Sm90PrefillFp8,
 }
 
 /// How a Hopper kernel brings keys to shared memory.
@@ -114,13 +116,20 @@ pub enum Masks {
 }
 
 impl Variant {
+    /// Whether a row of the variant, compiled for these types, takes queries of another: those in fp8 become fp16, which holds
+    /// every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.)
+    fn converts(self, types: AttentionTypes, q: DType) -> bool {
+        let widens = matches!(self, Variant::Generic { .. } | Variant::Sm90Decode { .. });
+        widens && q.is_fp8() && types.q == DType::F16 && types.kv.is_fp8()
+    }
+
     /// What the source is told, as `NAME=VALUE`.
     fn defines(self) -> Vec<String> {
         match self {
             Variant::Generic { warps_m } | Variant::GenericStored { warps_m } => {
                 vec![format!("FOLIO_WARPS_M={warps_m}")]
             }
-            Variant::GenericF32 => Vec::new(),
+            Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
             Variant::Sm90Decode { heads, .. } => vec![format!("FOLIO_DECODE_HEADS={heads}")],
             Variant::Sm90Prefill {
                 kv,
@@ -139,6 +148,7 @@ impl Variant {
         match self {
             Variant::Generic { .. } | Variant::GenericF32 => None,
             Variant::GenericStored { .. } => Some("stored".into()),
+            Variant::Sm90PrefillFp8 => Some("paged".into()),
             Variant::Sm90Decode { keys, .. } => Some(match keys {
                 KeySource::Tma => "tma".into(),
                 KeySource::Gather => "gather".into(),
@@ -321,7 +331,8 @@ impl Shape {
 impl AttentionRow {
     pub(super) fn fits(&self, query: &AttentionQuery) -> bool {
         self.phase == query.phase
-            && (self.types.q, self.types.kv) == (query.types.q, query.types.kv)
+            && (self.types.q == query.types.q || self.variant.converts(self.types, query.types.q))
+            && self.types.kv == query.types.kv
             && (self.any_output || self.types.o == query.types.o)
             && self.row.arch.runs_on(query.compute_capability)
             && self.fit.accepts(self.shape.head_dim_qk, query.head_dim_qk)

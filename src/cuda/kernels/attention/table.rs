@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::row::{AttentionQuery, AttentionRow, Family};
-use super::{generic, sm90_decode, sm90_prefill};
+use super::{generic, sm90_decode, sm90_prefill, sm90_prefill_fp8};
 use crate::cuda::kernels::row::refusal;
 use crate::error::Error;
 
@@ -13,6 +13,7 @@ pub fn rows() -> &'static [AttentionRow] {
         [
             sm90_decode::FAMILIES,
             sm90_prefill::FAMILIES,
+            sm90_prefill_fp8::FAMILIES,
             generic::FAMILIES,
         ]
         .into_iter()

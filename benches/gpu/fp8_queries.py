@@ -1,0 +1,109 @@
+"""Queries in e4m3 over e4m3 caches: answers against float64, then times as bench.py takes them.
+
+Decode beside the same rows with bf16 queries, which read the same bytes. Prefill with probabilities in e4m3 where the
+handle permits them, beside the accuracy of values whose mean is 1 and of logits four times as wide. PyTorch has no
+attention in fp8; the goals are those of a skeleton that was measured apart.
+
+    FOLIO_LIBRARY=… python3 benches/gpu/fp8_queries.py [decode] [accuracy] [prefill]
+"""
+
+import sys
+
+import torch
+
+import folio
+from bench import captured, error
+from workloads import E4M3, Workload, decode, prefill
+
+FP8_PRODUCTS = 4
+DECODE = [decode(1, 8192, kv_dtype=E4M3), decode(64, 8192, kv_dtype=E4M3), decode(256, 4096, kv_dtype=E4M3),
+          decode(64, 4096, hq=64, d=64, kv_dtype=E4M3), decode(64, 4096, hq=16, d=256, kv_dtype=E4M3)]
+# With the PFLOP/s to reach.
+PREFILL = [(prefill(1, 16384, 16384, kv_dtype=E4M3), 1.05), (prefill(4, 4096, 4096, kv_dtype=E4M3), 0.97),
+           (prefill(16, 1024, 1024, kv_dtype=E4M3), 0.70), (prefill(4, 4096, 4096, causal=False, kv_dtype=E4M3), None),
+           (prefill(8, 512, 8192, kv_dtype=E4M3), None)]
+
+
+def attention(context, w, flags=0):
+    """A planned handle over the workload, and its run into `w.o`."""
+    row = w.row
+    desc = dict(flags=folio.PLAN_GRAPH | flags, q_dtype=folio.dtype(w.q.dtype), kv_dtype=folio.dtype(w.kv_dtype),
+                o_dtype=folio.dtype(w.o.dtype), num_qo_heads=row.hq, num_kv_heads=row.hk, head_dim_qk=row.d,
+                head_dim_vo=row.d, max_batch_size=row.batch, max_kv_len=row.kv, page_size=row.page)
+    batch = dict(kv_indptr=w.kv_indptr, kv_indices=w.kv_indices, last_page_len=w.last_page_len)
+    if row.kind == "prefill":
+        desc["max_num_tokens"] = row.batch * row.q
+        batch["qo_indptr"] = w.qo_indptr
+    handle = folio.Attention(context, row.kind, **desc)
+    handle.plan(**batch)
+    mask = folio.MASK_CAUSAL if row.causal else folio.MASK_FULL
+    return handle, handle.run(q=w.q, k=w.k, v=w.v, o=w.o, sm_scale=w.sm_scale, mask_mode=mask)
+
+
+def answered(run, w):
+    w.o.fill_(float("nan"))
+    run()
+    torch.cuda.synchronize()
+    return error(w, w.o)
+
+
+def measure_decode(context, row):
+    w = Workload(row)
+    handle, run = attention(context, w)
+    wrong, times = [answered(run, w)], [captured(run)[0]]
+    w.q = w.q.to(E4M3)
+    fp8, run = attention(context, w)
+    wrong.append(answered(run, w))
+    times.append(captured(run)[0])
+    print(f"{row.name}: bf16 q {times[0]:.1f} us, e4m3 q {times[1]:.1f} us, errors {wrong[0]:.4f} {wrong[1]:.4f}, "
+          f"{fp8.kernel}", flush=True)
+    assert max(wrong) < 4e-3
+
+
+def in_e4m3(row, mean=0.0, width=1.0):
+    """A workload whose queries are e4m3, and whose values have a mean."""
+    w = Workload(row)
+    w.q = w.q.to(E4M3)
+    w.v = (w.v.float() + mean).to(E4M3) if mean else w.v
+    w.sm_scale *= width
+    return w
+
+
+def show_accuracy(context):
+    """Relative errors of sampled rows, and what is missing of the mean, at 16k keys."""
+    row = prefill(1, 16384, 16384, kv_dtype=E4M3)
+    for mean, width in [(0, 1), (1, 1), (0, 4), (1, 4)]:
+        w = in_e4m3(row, mean, width)
+        handle, run = attention(context, w, FP8_PRODUCTS)
+        wrong = answered(run, w)
+        rows = [0, 777, 8191, 16383]
+        want, got = w.reference(0, rows), w.o[rows].double()
+        bias = ((got.mean((1, 2)) - want.mean((1, 2))) / want.mean((1, 2))).tolist() if mean else []
+        print(f"mean {mean} width {width}: error {wrong:.4f}, bias {[f'{x:.4f}' for x in bias]}, {handle.kernel}",
+              flush=True)
+
+
+def measure_prefill(context, row, goal):
+    w = in_e4m3(row)
+    handle, run = attention(context, w, FP8_PRODUCTS)
+    wrong = answered(run, w)
+    median, best = captured(run)
+    print(f"{row.name}: {median:.1f} us (best {best:.1f}), {w.flops / median * 1e-9:.3f} PFLOP/s"
+          + (f" of {goal}" if goal else "") + f", error {wrong:.4f}, {handle.kernel}", flush=True)
+
+
+def main(parts):
+    torch.manual_seed(0)
+    context = folio.Context()
+    if "decode" in parts:
+        for row in DECODE:
+            measure_decode(context, row)
+    if "accuracy" in parts:
+        show_accuracy(context)
+    if "prefill" in parts:
+        for row, goal in PREFILL:
+            measure_prefill(context, row, goal)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["decode", "accuracy", "prefill"])

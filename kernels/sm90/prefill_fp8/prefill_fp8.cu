@@ -1,0 +1,342 @@
+// Prefill attention on Hopper with queries, keys, probabilities and values in e4m3: wgmma multiplies them at twice the
+// rate of 16 bits. Only for handles that permit probabilities in e4m3. Paged caches with pages of a multiple of 8 tokens,
+// head_dim 128, any type of output. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks,
+// mm-prefix and ALiBi are the portable kernel's.
+//
+// Four warpgroups, one CTA per multiprocessor, persistent: a warp loads, three transpose values, and three warpgroups of
+// 64 query rows each consume. docs/kernels/sm90_prefill_fp8.md says why so.
+//
+// The sums of wgmma in e4m3 lose small addends, more the longer a sum is: uninterrupted over 16k keys 14 % of an output
+// whose values have a mean of 1. So they are stretches of PROMOTE_STEPS blocks, which are added up in fp32 in shared
+// memory. Row sums of P go the same way, by a row of ones, and lose alike: most of what is left cancels.
+#include "sm90/prefill_fp8/load.cuh"
+#include "sm90/prefill_fp8/output.cuh"
+#include "sm90/prefill_fp8/transpose.cuh"
+
+namespace folio::prefill_fp8 {
+
+// Finished stretches of a warpgroup's sums, in shared memory that each thread has for itself: P V of both rows in pieces
+// of 16 bytes. What they are short of, by references that rose since, waits in `factor` for the next stretch.
+class Stretches {
+public:
+    // 768 keys: the output is too small by 0.54 % of the values' mean at 16k keys; 384 keys: 0.25 %, for 3 % of time.
+    static constexpr int PROMOTE_STEPS = 8;
+
+    // Warpgroups begin at different steps, so that they do not wait for shared memory together.
+    __device__ __forceinline__ Stretches(u32 shared, u32 group)
+        : shared(shared), steps(group * PROMOTE_STEPS / CONSUMERS) {}
+
+    __device__ __forceinline__ void rescale(const float (&by)[2]) {
+        factor[0] *= by[0];
+        factor[1] *= by[1];
+    }
+
+    // After a product of a block was added to `o`: true if `o` is a finished stretch, whose sums were taken over.
+    __device__ __forceinline__ bool add_step(const Output &o) {
+        const bool had_any = any();
+        if (++steps % PROMOTE_STEPS != 0) return false;
+#pragma unroll
+        for (int i = 0; i < DIM / 8; ++i) {
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (had_any) sum = piece(i);
+            sum = make_float4(fmaf(sum.x, factor[0], o[4 * i]), fmaf(sum.y, factor[0], o[4 * i + 1]),
+                              fmaf(sum.z, factor[1], o[4 * i + 2]), fmaf(sum.w, factor[1], o[4 * i + 3]));
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address(i)), "f"(sum.x),
+                         "f"(sum.y), "f"(sum.z), "f"(sum.w)
+                         : "memory");
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            probabilities[r] = fmaf(probabilities[r], factor[r], probability_sum(o, r));
+            factor[r] = 1.0f;
+        }
+        return true;
+    }
+
+    // Adds all that was taken over to the last stretch.
+    __device__ __forceinline__ void finish(Output &o) const {
+        if (!any()) return;
+#pragma unroll
+        for (int i = 0; i < DIM / 8; ++i) {
+            const float4 sum = piece(i);
+            o[4 * i] = fmaf(sum.x, factor[0], o[4 * i]);
+            o[4 * i + 1] = fmaf(sum.y, factor[0], o[4 * i + 1]);
+            o[4 * i + 2] = fmaf(sum.z, factor[1], o[4 * i + 2]);
+            o[4 * i + 3] = fmaf(sum.w, factor[1], o[4 * i + 3]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) o[DIM / 2 + 2 * r] = fmaf(probabilities[r], factor[r], o[DIM / 2 + 2 * r]);
+    }
+
+private:
+    __device__ __forceinline__ bool any() const { return steps >= PROMOTE_STEPS; }
+
+    __device__ __forceinline__ u32 address(int i) const {
+        const u32 group = threadIdx.x / WARPGROUP - 1;
+        return shared + SUMS + group * SUM_BYTES + (i * WARPGROUP + threadIdx.x % WARPGROUP) * 16;
+    }
+
+    __device__ __forceinline__ float4 piece(int i) const {
+        float4 v;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                     : "r"(address(i))
+                     : "memory");
+        return v;
+    }
+
+    u32 shared, steps;
+    float probabilities[2] = {}, factor[2] = {1.0f, 1.0f};
+};
+
+// A consumer warpgroup: 64 packed query rows of every tile. While the matrix unit multiplies P V of one step and Q K of
+// the next, the softmax of the next waits only for the latter. Across tiles, the first Q K of a tile overlaps the output
+// of the tile before.
+class Consumer {
+public:
+    __device__ __forceinline__ Consumer(const FolioPrefillFp8Params &params, u32 shared)
+        : all(params), params(params.attention), shared(shared) {
+        group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0) - 1;
+    }
+
+    __device__ __forceinline__ void run() {
+        Scores s;
+        Probabilities p;
+        Output o;
+        const Tile *tile = await_tile();
+        if (tile->num_steps == 0) return;
+        await_operands();
+        start_scores(s);
+        while (true) {
+            Rows rows;
+            Stretches stretches(shared, group);
+            TileSteps steps(params, *tile, group);
+            bool continues = false;  // o holds sums
+            first_step(*tile, steps, s, p, rows);
+#pragma unroll 1
+            while (!steps.idle && steps.advance()) next_step(*tile, steps, s, p, o, rows, stretches, continues);
+#pragma unroll 1
+            while (steps.idle && steps.advance()) idle_step(steps);
+
+            mbarrier_wait(shared + VALUE_FULL + 8 * value.index(), value.parity());
+            start_output(p, o, continues);
+            key.advance();
+            query.advance();
+            const u32 read = shared + TILE_READ + 8 * slot.index();
+            slot.advance();
+            const Tile *next = await_tile();
+            const bool more = next->num_steps != 0;
+            if (more) await_operands();
+            wgmma_wait<0>();
+            pin(o);
+            release(shared + VALUE_EMPTY + 8 * value.index());
+            value.advance();
+            stretches.finish(o);
+            // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
+            // branch would serialise the pipeline.
+            start_scores(s);
+            store_output(all, *tile, o, rows);
+            __syncwarp();
+            release(read);
+            if (!more) break;
+            tile = next;
+        }
+        wgmma_wait<0>();
+        pin(s);
+    }
+
+private:
+    // Where the warpgroup is in a tile. Blocks from `mask_from` and below `mask_below` hold keys that some of its rows
+    // must not see.
+    struct TileSteps {
+        int block, last_block, mask_from, mask_below;
+        bool idle;  // the item ends before the warpgroup's rows
+        float scale;
+
+        __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group)
+            : block(tile.first_block),
+              last_block(block - tile.num_steps + 1),
+              scale(FoldedLogits(params, tile.kv_head).exponent) {
+            const Window<i32> window(params);
+            const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
+            const int first = tile.position + before;
+            const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
+            idle = before >= static_cast<int>(tile.num_tokens);
+            mask_from = max(min(tile.kv_end, window.end(first)), 0) / BLOCK;
+            mask_below = (max(window.begin(last), 0) + BLOCK - 1) / BLOCK;
+        }
+
+        __device__ __forceinline__ bool advance() { return --block >= last_block; }
+        __device__ __forceinline__ bool last() const { return block == last_block; }
+        __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
+        __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
+        __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
+    };
+
+    __device__ __forceinline__ const Tile *await_tile() const {
+        mbarrier_wait(shared + TILE_FULL + 8 * slot.index(), slot.parity());
+        return shared_tiles() + slot.index();
+    }
+
+    // Queries and the first keys of a tile.
+    __device__ __forceinline__ void await_operands() const {
+        mbarrier_wait(shared + QUERY_FULL + 8 * query.index(), query.parity());
+        mbarrier_wait(shared + KEY_FULL + 8 * key.index(), key.parity());
+    }
+
+    // Once per warp: the barriers count warps.
+    __device__ __forceinline__ void release(u32 barrier) const {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+    }
+
+    // S = Q K of the step in `key`.
+    __device__ __forceinline__ void start_scores(Scores &s) const {
+        const u64 q = wgmma_descriptor(shared + QUERIES + (query.index() * CONSUMERS + group) * QUERY_BYTES, 16, 8 * ROW);
+        const u64 k = wgmma_descriptor(shared + KEYS + key.index() * KEY_BYTES, 16, 8 * ROW);
+        renew(s);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < DIM / 32; ++i) wgmma_e4m3_ss(s, q + 2 * i, k + 2 * i, i != 0);
+        wgmma_commit();
+    }
+
+    // O += P V of the step in `value`, or O = P V.
+    __device__ __forceinline__ void start_output(Probabilities &p, Output &o, bool continues) const {
+        const u64 v = wgmma_descriptor(shared + VALUES + value.index() * VALUE_BYTES, 16, 8 * ROW);
+        pin(o);
+        pin(p);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < BLOCK / 32; ++i) wgmma_e4m3_rs(o, p + 4 * i, v + 2 * i, i == 0 ? continues : 1);
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
+        release(shared + KEY_EMPTY + 8 * key.index());
+        if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
+        if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
+        const bool right = steps.masked_right(), left = steps.masked_left();
+        if (right || left) mask_keys(s, params, tile, steps.block, right, left);
+    }
+
+    __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
+                                               Rows &rows) {
+        wgmma_wait<0>();
+        pin(s);
+        finish_scores(tile, steps, s);
+        float unused[2];
+        rows.update(s, steps.scale, unused);
+        pack_probabilities(p, s);
+    }
+
+    __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
+                                              Output &o, Rows &rows, Stretches &stretches, bool &continues) {
+        key.advance();
+        mbarrier_wait(shared + KEY_FULL + 8 * key.index(), key.parity());
+        start_scores(s);
+        mbarrier_wait(shared + VALUE_FULL + 8 * value.index(), value.parity());
+        start_output(p, o, continues);
+        wgmma_wait<1>();
+        pin(s);
+        finish_scores(tile, steps, s);
+        float factor[2];
+        const bool rises = rows.update(s, steps.scale, factor);
+        wgmma_wait<0>();
+        pin(o);
+        pin(p);
+        release(shared + VALUE_EMPTY + 8 * value.index());
+        value.advance();
+        pack_probabilities(p, s);
+        if (rises) {
+#pragma unroll
+            for (int i = 0; i < DIM / 2 + 4; ++i) o[i] *= factor[i / 2 % 2];
+            stretches.rescale(factor);
+        }
+        continues = !stretches.add_step(o);
+    }
+
+    // A warpgroup without rows releases the buffers unread, and leaves the matrix unit to the others.
+    __device__ __forceinline__ void idle_step(const TileSteps &steps) {
+        key.advance();
+        mbarrier_wait(shared + KEY_FULL + 8 * key.index(), key.parity());
+        release(shared + KEY_EMPTY + 8 * key.index());
+        if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
+        mbarrier_wait(shared + VALUE_FULL + 8 * value.index(), value.parity());
+        release(shared + VALUE_EMPTY + 8 * value.index());
+        value.advance();
+    }
+
+    const FolioPrefillFp8Params &all;
+    const FolioAttentionParams &params;
+    u32 shared, group;
+    Ring<TILE_SLOTS> slot;
+    Ring<QUERY_STAGES> query;
+    Ring<STAGES> key, value;
+};
+
+__device__ __forceinline__ void init_barriers(u32 shared) {
+    constexpr u32 WARPS = 4 * CONSUMERS;
+    for (int i = 0; i < TILE_SLOTS; ++i) {
+        mbarrier_init(shared + TILE_FULL + 8 * i, 1);
+        mbarrier_init(shared + TILE_READ + 8 * i, WARPS + TRANSPOSERS);
+    }
+    for (int i = 0; i < QUERY_STAGES; ++i) {
+        mbarrier_init(shared + QUERY_FULL + 8 * i, 1);
+        mbarrier_init(shared + QUERY_EMPTY + 8 * i, WARPS);
+    }
+    for (int i = 0; i < STAGES; ++i) {
+        mbarrier_init(shared + KEY_FULL + 8 * i, 1);
+        mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS);
+        mbarrier_init(shared + RAW_FULL + 8 * i, 1);
+        mbarrier_init(shared + RAW_EMPTY + 8 * i, TRANSPOSERS);
+        mbarrier_init(shared + VALUE_FULL + 8 * i, TRANSPOSERS);
+        mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS);
+    }
+    mbarrier_init_fence();
+}
+
+// The rows behind transposed values, for the sums of P.
+__device__ __forceinline__ void write_ones(u32 shared) {
+    constexpr u32 FOUR_ONES = 0x38383838, PIECES = ONES_BYTES / 16;
+    const u32 ones[4] = {FOUR_ONES, FOUR_ONES, FOUR_ONES, FOUR_ONES};
+    for (u32 i = threadIdx.x; i < STAGES * PIECES; i += FOLIO_THREADS) {
+        st_shared_v4(shared + VALUES + i / PIECES * VALUE_BYTES + ONES_OFFSET + i % PIECES * 16, ones);
+    }
+    fence_proxy_async();
+}
+
+}  // namespace folio::prefill_fp8
+
+// Grid: any number of CTAs, FOLIO_THREADS each.
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_fp8_sm90(const __grid_constant__ FolioPrefillFp8Params params,
+                           const __grid_constant__ folio::TensorMap q_map,
+                           const __grid_constant__ folio::TensorMap k_map,
+                           const __grid_constant__ folio::TensorMap v_map) {
+    using namespace folio;
+    using namespace folio::prefill_fp8;
+    extern __shared__ __align__(1024) u8 shared_bytes[];
+    const u32 shared = shared_address(shared_bytes);
+    if (threadIdx.x == 0) init_barriers(shared);
+    if (threadIdx.x == 32) tensor_map_prefetch(&q_map);
+    if (threadIdx.x == 64) tensor_map_prefetch(&k_map);
+    if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
+    write_ones(shared);
+    __syncthreads();
+    wait_for_prerequisites();
+    // The launch bound gives 512 threads 128 registers each: 4 * 128 = 32 + 3 * 160.
+    if (threadIdx.x < WARPGROUP) {
+        registers_shrink<32>();
+        const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
+        if (warp == 0) {
+            Loader(params, &q_map, &k_map, &v_map, shared).run();
+        } else {
+            Transposer(shared).run();
+        }
+    } else {
+        registers_grow<160>();
+        Consumer(params, shared).run();
+        // Not earlier: waiting CTAs of the next grid on idle multiprocessors slow this one down.
+        allow_dependents();
+    }
+}

@@ -1,0 +1,135 @@
+// The softmax of one warpgroup of the Hopper fp8 prefill kernel on wgmma accumulators: a thread holds two rows, row(0) =
+// 16 warp + lane / 4 and row(1) = row(0) + 8, of each of them columns 8 j + 2 (lane % 4) + {0, 1} in
+// s[4 j + 2 row + {0, 1}]; a row is spread over the four lanes of a quad. Registers only.
+//
+// Sums of exponentials are not taken here: the matrix unit sums P as it rounded it, by the rows of ones behind V.
+#pragma once
+
+#include "core/softmax.cuh"
+#include "ptx/wgmma_fp8.cuh"
+#include "sm90/prefill_fp8/tile.cuh"
+
+namespace folio::prefill_fp8 {
+
+using Scores = float[BLOCK / 2];
+using Probabilities = u32[BLOCK / 8];
+
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
+}
+
+// The thread's first row within the tile.
+__device__ __forceinline__ u32 first_row() { return (threadIdx.x - WARPGROUP) / 32 * 16 + threadIdx.x % 32 / 4; }
+
+// Keys from `end` on become -inf for one of the thread's rows, or those before `begin`; both count from its first column.
+__device__ __forceinline__ void mask_right(Scores &s, int row, int end) {
+#pragma unroll
+    for (int i = 2 * row; i < BLOCK / 2; i += i % 2 == 0 ? 1 : 3) {
+        if (8 * (i / 4) + i % 2 >= end) s[i] = minus_infinity();
+    }
+}
+
+__device__ __forceinline__ void mask_left(Scores &s, int row, int begin) {
+#pragma unroll
+    for (int i = 2 * row; i < BLOCK / 2; i += i % 2 == 0 ? 1 : 3) {
+        if (8 * (i / 4) + i % 2 < begin) s[i] = minus_infinity();
+    }
+}
+
+// Masks what the thread's rows must not see of a block: keys outside their window, or past the end.
+__device__ __forceinline__ void mask_keys(Scores &s, const FolioAttentionParams &params, const Tile &tile, int block,
+                                          bool right, bool left) {
+    const Window<i32> window(params);
+    const int first_column = block * BLOCK + 2 * static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int position = tile.position + static_cast<int>(first_row() + 8 * r >> tile.pack_shift);
+        if (right) mask_right(s, r, min(tile.kv_end, window.end(position)) - first_column);
+        if (left) mask_left(s, r, window.begin(position) - first_column);
+    }
+}
+
+// The references of the exponentials of the thread's two rows: P = 2^(logit - reference). A row's largest probability
+// is at most 2^MOST, within e4m3's 448; smaller ones keep their three bits down to 2^-6 and vanish below 2^-10. The
+// reference follows the maximum only where that would exceed this, because to follow costs a pass over the output. Where
+// it is set the maximum becomes 2^HEADROOM: less the first time, when a row has seen few keys and is likely to rise.
+struct Rows {
+    static constexpr float MOST = 8.0f, HEADROOM = 4.0f, FIRST_HEADROOM = 2.0f;
+    float limit[2] = {minus_infinity(), minus_infinity()};  // a product above it raises the reference
+    float reference[2] = {};
+    bool negative_limit = true;  // in some lane of the warp
+
+    // s becomes P in fp32. True if the output must be multiplied by `factor`.
+    __device__ __forceinline__ bool update(Scores &s, float scale, float (&factor)[2]) {
+        float largest[2];
+        if (negative_limit) {
+            block_max(s, largest);
+        } else {
+            block_max_above_zero(s, largest);
+        }
+        const bool rises = __any_sync(FULL_WARP, largest[0] > limit[0] || largest[1] > limit[1]);
+        if (rises) raise(largest, scale, factor);
+#pragma unroll
+        for (int i = 0; i < BLOCK / 2; ++i) s[i] = exp2_approx(fmaf(s[i], scale, -reference[i / 2 % 2]));
+        return rises;
+    }
+
+private:
+    static __device__ __forceinline__ void block_max(const Scores &s, float (&largest)[2]) {
+        largest[0] = fmaxf(s[0], s[1]);
+        largest[1] = fmaxf(s[2], s[3]);
+#pragma unroll
+        for (int i = 4; i < BLOCK / 2; i += 4) {
+            largest[0] = fmaxf(largest[0], fmaxf(s[i], s[i + 1]));
+            largest[1] = fmaxf(largest[1], fmaxf(s[i + 2], s[i + 3]));
+        }
+    }
+
+    // By integers, of which one instruction takes three: their order is that of floats from 0 on, so that the result is
+    // right wherever the maximum exceeds a limit that is not negative. Two chains for each row.
+    static __device__ __forceinline__ void block_max_above_zero(const Scores &s, float (&largest)[2]) {
+        int x[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[k] = max(__float_as_int(s[2 * k]), __float_as_int(s[2 * k + 1]));
+#pragma unroll
+        for (int i = 8; i < BLOCK / 2; i += 8) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                x[k] = max(max(x[k], __float_as_int(s[i + 2 * k])), __float_as_int(s[i + 2 * k + 1]));
+            }
+        }
+        largest[0] = __int_as_float(max(x[0], x[2]));
+        largest[1] = __int_as_float(max(x[1], x[3]));
+    }
+
+    __device__ __forceinline__ void raise(float (&largest)[2], float scale, float (&factor)[2]) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            largest[r] = quad_max(largest[r]);
+            factor[r] = 1.0f;
+            if (largest[r] > limit[r]) {
+                const bool first = limit[r] == minus_infinity();
+                const float headroom = first ? FIRST_HEADROOM : HEADROOM;
+                const float raised = fmaf(largest[r], scale, -headroom);
+                // At the first keys of a row the reference is 0 and means nothing.
+                factor[r] = first ? 0.0f : exp2_approx(reference[r] - raised);
+                reference[r] = raised;
+                limit[r] = largest[r] + (MOST - headroom) * reciprocal_approx(scale);
+            }
+        }
+        negative_limit = __any_sync(FULL_WARP, limit[0] < 0.0f || limit[1] < 0.0f);
+    }
+};
+
+// P as an operand of P V. The four probabilities of a register belong to keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of 16, q
+// being lane % 4: that is the order of the keys of transposed values.
+__device__ __forceinline__ void pack_probabilities(Probabilities &p, const Scores &s) {
+#pragma unroll
+    for (int i = 0; i < BLOCK / 8; ++i) {
+        const int first = i / 2 * 8 + i % 2 * 2;
+        p[i] = pack_e4m3(s[first], s[first + 1], s[first + 4], s[first + 5]);
+    }
+}
+
+}  // namespace folio::prefill_fp8

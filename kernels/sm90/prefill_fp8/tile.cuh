@@ -1,0 +1,117 @@
+// Which work a CTA of the Hopper fp8 prefill kernel does, and where everything lies in its shared memory. Index
+// arithmetic only.
+//
+// A tile is one work item for one block of query heads, as in sm90/prefill: row r is position r / pack of the item for
+// head r % pack of the block, whose heads share a KV head.
+#pragma once
+
+#include "core/mask.cuh"
+#include "params/prefill_fp8.h"
+#include "ptx/tma.cuh"
+
+namespace folio::prefill_fp8 {
+
+constexpr int DIM = FOLIO_HEAD_DIM_QK;
+constexpr int WARPGROUP = 128, GROUP_ROWS = 64;  // threads and query rows of a consumer warpgroup
+constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
+constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
+constexpr int STAGES = 2, QUERY_STAGES = 2;
+constexpr int TILE_SLOTS = 4;  // records of tiles that some warp of the CTA still reads
+constexpr int TRANSPOSERS = 3;
+
+static_assert(DIM == 128 && FOLIO_HEAD_DIM_VO == DIM && BLOCK == 96 && CONSUMERS == 3);
+static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
+
+// Rows of 128 bytes with the 128-byte swizzle. Queries and keys are [row][dimension]. Values are [key][dimension] as
+// loaded, and then transposed: [dimension][key], followed by 8 rows of ones, whose product with P is the sum of P.
+constexpr u32 ROW = 128;
+constexpr u32 QUERY_BYTES = GROUP_ROWS * ROW, KEY_BYTES = BLOCK * ROW;
+constexpr u32 ONES_OFFSET = DIM * ROW, ONES_BYTES = 8 * ROW, VALUE_BYTES = ONES_OFFSET + ONES_BYTES;
+constexpr u32 SUM_BYTES = GROUP_ROWS * DIM * 4;
+
+// Offsets in shared memory. Buffers are multiples of 1024 bytes: the swizzle needs that.
+constexpr u32 QUERIES = 0;
+constexpr u32 KEYS = QUERIES + QUERY_STAGES * CONSUMERS * QUERY_BYTES;
+constexpr u32 RAW_VALUES = KEYS + STAGES * KEY_BYTES;
+constexpr u32 VALUES = RAW_VALUES + STAGES * KEY_BYTES;
+constexpr u32 SUMS = VALUES + STAGES * VALUE_BYTES;  // of finished stretches of keys, fp32
+constexpr u32 TILES = SUMS + CONSUMERS * SUM_BYTES;
+constexpr u32 TILE_FULL = TILES + 48 * TILE_SLOTS;
+constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
+constexpr u32 QUERY_FULL = TILE_READ + 8 * TILE_SLOTS;
+constexpr u32 QUERY_EMPTY = QUERY_FULL + 8 * QUERY_STAGES;
+constexpr u32 KEY_FULL = QUERY_EMPTY + 8 * QUERY_STAGES;
+constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES;
+constexpr u32 RAW_FULL = KEY_EMPTY + 8 * STAGES;
+constexpr u32 RAW_EMPTY = RAW_FULL + 8 * STAGES;
+constexpr u32 VALUE_FULL = RAW_EMPTY + 8 * STAGES;
+constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
+static_assert(VALUE_EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
+
+// Position in a ring of DEPTH buffers, and the parity of its barriers: one register.
+template <u32 DEPTH>
+struct Ring {
+    static_assert((DEPTH & DEPTH - 1) == 0, "a power of two");
+    u32 count = 0;
+
+    __device__ __forceinline__ u32 index() const { return count % DEPTH; }
+    __device__ __forceinline__ u32 parity() const { return count / DEPTH % 2; }
+    __device__ __forceinline__ void advance() { ++count; }
+};
+
+// Query heads that are packed into a tile: the largest power of two that divides a group, up to 16.
+__device__ __forceinline__ u32 packed_heads(const FolioAttentionParams &params) {
+    const u32 group = params.num_qo_heads / params.num_kv_heads | 16;
+    return group & -group;
+}
+
+// Tokens of a TMA box: the largest power of two that divides a page and a step.
+__device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
+    const u32 both = params.page_size | BLOCK;
+    return both & -both;
+}
+
+// What the warps of a CTA know of a tile. Its steps go from the last block of keys down.
+struct Tile {
+    int num_steps;  // 0: no more work
+    int first_block;
+    int kv_end;
+    int position;    // of the first row; negative where there are more queries than keys
+    u32 token;       // row of q and o
+    u32 num_tokens;  // positions
+    u32 head;        // first query head
+    u32 kv_head;
+    u32 partial;
+    int pack_shift;  // row r is position r >> pack_shift
+    i64 source;      // first entry of page_ids
+};
+static_assert(sizeof(Tile) == 48);
+
+__device__ __forceinline__ Tile *shared_tiles() {
+    extern __shared__ __align__(1024) u8 shared_bytes[];
+    return reinterpret_cast<Tile *>(shared_bytes + TILES);
+}
+
+// A tile that sees no key still takes one step, of nothing but masked keys.
+__device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
+    const Window<i32> window(params);
+    const FolioWorkItem item = params.plan.items[item_index];
+    Tile tile;
+    tile.token = item.q_token;
+    tile.num_tokens = existing_rows(params, tile.token, item.q_len);
+    tile.position = item.position;
+    tile.kv_end = item.kv_end;
+    const int kv_start = item.kv_start;
+    const int end = min(tile.kv_end, window.end(tile.position + static_cast<int>(item.q_len) - 1));
+    const int start = max(kv_start, window.begin(tile.position));
+    tile.first_block = (end > start ? end - 1 : kv_start) / BLOCK;
+    tile.num_steps = end > start ? tile.first_block - start / BLOCK + 1 : 1;
+    tile.head = head_block * packed_heads(params);
+    tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
+    tile.partial = item.partial;
+    tile.source = item.page_start;
+    tile.pack_shift = __ffs(packed_heads(params)) - 1;
+    return tile;
+}
+
+}  // namespace folio::prefill_fp8

@@ -1,0 +1,89 @@
+// The transposing warps of the Hopper fp8 prefill kernel. wgmma takes values in e4m3 only with their keys contiguous,
+// which no cache has: three warps turn [key][dimension] as TMA loaded it into [dimension][key].
+//
+// The order within 16 keys becomes 0 1 8 9 | 2 3 10 11 | 4 5 12 13 | 6 7 14 15. It is what a thread's accumulators of
+// Q K give as an operand without a shuffle (softmax.cuh). Of 16 dimensions the even ones come first, in rows 0 to 7,
+// then the odd ones: stores meet all banks, and a thread's outputs are four neighbours (output.cuh).
+#pragma once
+
+#include "ptx/tma_store.cuh"
+#include "sm90/prefill_fp8/tile.cuh"
+
+namespace folio::prefill_fp8 {
+
+class Transposer {
+public:
+    __device__ __forceinline__ explicit Transposer(u32 shared) : shared(shared) {}
+
+    __device__ __forceinline__ void run() {
+        Ring<TILE_SLOTS> slot;
+        while (true) {
+            mbarrier_wait(shared + TILE_FULL + 8 * slot.index(), slot.parity());
+            const Tile &tile = shared_tiles()[slot.index()];
+            int remaining = tile.num_steps, keys = tile.kv_end - tile.first_block * BLOCK;
+            __syncwarp();
+            if (lane() == 0) mbarrier_arrive(shared + TILE_READ + 8 * slot.index());
+            slot.advance();
+            if (remaining == 0) return;
+#pragma unroll 1
+            for (; remaining > 0; --remaining, keys = BLOCK) step(keys);
+        }
+    }
+
+private:
+    // Computed where they are used: this warp has 32 registers.
+    static __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
+
+    // One block, of which the first `keys` exist. This warp takes every third 16 keys.
+    __device__ __forceinline__ void step(int keys) {
+        mbarrier_wait(shared + RAW_FULL + 8 * block.index(), block.parity());
+        mbarrier_wait(shared + VALUE_EMPTY + 8 * block.index(), block.parity() ^ 1);
+        const u32 first = threadIdx.x / 32 - 1;
+#pragma unroll
+        for (u32 i = 0; i < BLOCK / 16; i += TRANSPOSERS) {
+            transpose(first + i, keys - static_cast<int>(16 * (first + i)));
+        }
+        fence_proxy_async();
+        __syncwarp();
+        if (lane() == 0) {
+            mbarrier_arrive(shared + RAW_EMPTY + 8 * block.index());
+            mbarrier_arrive(shared + VALUE_FULL + 8 * block.index());
+        }
+        block.advance();
+    }
+
+    // 16 keys in all dimensions, of which the first `keys` exist: the others become zeros, because 0 x NaN would reach the
+    // output.
+    __device__ __forceinline__ void transpose(u32 sixteen, int keys) const {
+        const u32 lane = this->lane(), key = lane % 16;
+        const u32 source = shared + RAW_VALUES + block.index() * KEY_BYTES + (16 * sixteen + key) * ROW +
+                           ((lane / 16 ^ key & 7) << 4);
+        const u32 target = shared + VALUES + block.index() * VALUE_BYTES + lane * ROW + ((sixteen ^ lane & 7) << 4);
+        u32 x[DIM / 32][4];
+#pragma unroll
+        for (u32 i = 0; i < DIM / 32; ++i) ldmatrix_x4_trans(x[i], source ^ i << 5);
+        if (keys < 16) clear(x, keys);
+#pragma unroll
+        for (u32 i = 0; i < DIM / 32; ++i) {
+            const u32 columns[4] = {__byte_perm(x[i][0], x[i][1], 0x6420), __byte_perm(x[i][0], x[i][1], 0x7531),
+                                    __byte_perm(x[i][2], x[i][3], 0x6420), __byte_perm(x[i][2], x[i][3], 0x7531)};
+            stmatrix_x4(target + i * 32 * ROW, columns);
+        }
+    }
+
+    // A register has two dimensions of keys 2 (lane % 4) and the next, of the second eight keys where it is odd.
+    static __device__ __forceinline__ void clear(u32 (&x)[DIM / 32][4], int keys) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int existing = keys - 2 * static_cast<int>(lane() % 4) - 8 * (i % 2);
+            const u32 kept = existing <= 0 ? 0 : existing == 1 ? 0xffff : 0xffffffff;
+#pragma unroll
+            for (u32 j = 0; j < DIM / 32; ++j) x[j][i] &= kept;
+        }
+    }
+
+    u32 shared;
+    Ring<STAGES> block;
+};
+
+}  // namespace folio::prefill_fp8

@@ -1,0 +1,201 @@
+//! The Hopper prefill kernel in e4m3, `kernels/sm90/prefill_fp8/prefill_fp8.cu`: what it takes, and the tensor maps that it
+//! reads Q, K and V by. It is for handles that permit probabilities in e4m3, and for no others.
+#![allow(unsafe_code)]
+
+use super::features::{Feature, Features};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, find, query};
+use super::sm90::{GROUP, Map};
+use super::sm90_prefill::{num_groups, packed_heads, rows_suit};
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
+use crate::cuda::kernels::attention::{AttentionRow, Variant};
+use crate::cuda::params::{dtype_code, row_alignment};
+use crate::cuda::prefill_fp8_params::PrefillFp8Params;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling, Workers};
+use crate::tensor::Tensor;
+
+/// Columns of a swizzle atom, 128 bytes.
+const ATOM: u32 = 128;
+/// Rows of a consumer warpgroup.
+const WARPGROUP_ROWS: u32 = 64;
+
+/// The kernel for one problem.
+#[derive(Debug)]
+pub struct Sm90PrefillFp8 {
+    row: &'static AttentionRow,
+    function: Function,
+    sm_count: u32,
+    packed_heads: u32,
+    head_blocks: u32,
+    page_size: u32,
+    o_dtype: DType,
+}
+
+impl Sm90PrefillFp8 {
+    /// Whether the problem's types are the kernel's, and its caller permits what the kernel rounds.
+    pub fn is_for(desc: &AttentionDesc) -> bool {
+        let types = [desc.q_dtype, desc.kv_format.element];
+        desc.fp8_products && types == [DType::F8E4M3; 2]
+    }
+
+    /// Loads the row for a problem.
+    ///
+    /// # Errors
+    /// As [`find`].
+    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
+        // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
+        const MOST_KEYS: u32 = 1 << 29;
+        let KvStorage::Paged { page_size, .. } = desc.kv else {
+            return Ok(Err(Feature::RaggedKv.into()));
+        };
+        let lacks = Features::default()
+            .and(Feature::PageSize, page_size % GROUP != 0)
+            .and(
+                Feature::Lengths,
+                desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS,
+            );
+        if !lacks.is_empty() {
+            return Ok(Err(lacks));
+        }
+        let wanted = |row: &AttentionRow| row.variant == Variant::Sm90PrefillFp8;
+        let packed_heads = packed_heads(desc.group_size());
+        let found = find(loader, query(context, desc), wanted)?;
+        Ok(found.map(|(row, function)| Sm90PrefillFp8 {
+            row,
+            function,
+            sm_count: context.device().sm_count,
+            packed_heads,
+            head_blocks: desc.num_qo_heads / packed_heads,
+            page_size,
+            o_dtype: desc.o_dtype,
+        }))
+    }
+
+    /// A box is the rows of a warpgroup: `[column block][position][packed head][column]`.
+    fn query_map(&self, q: &Tensor) -> Map {
+        Map::new(q)
+            .dimension(ATOM, ATOM, 1)
+            .dimension(q.extent(1) as u32, self.packed_heads, q.stride(1))
+            .dimension(
+                q.extent(0) as u32,
+                WARPGROUP_ROWS / self.packed_heads,
+                q.stride(0),
+            )
+            .dimension(1, 1, i64::from(ATOM))
+    }
+
+    /// `[8-token group][head][column block][token][column]`, where the groups of a page follow one another and pages are a
+    /// whole number of groups apart; a box is as many groups as a page and a step have in common.
+    fn cache_map(&self, cache: &Tensor) -> Map {
+        let box_tokens = 1 << (self.page_size | self.row.shape.kv_tile).trailing_zeros();
+        let token = cache.stride(1);
+        Map::new(cache)
+            .dimension(ATOM, ATOM, 1)
+            .dimension(GROUP, GROUP, token)
+            .dimension(1, 1, i64::from(ATOM))
+            .dimension(cache.extent(2) as u32, 1, cache.stride(2))
+            .dimension(
+                num_groups(cache, self.page_size) as u32,
+                box_tokens / GROUP,
+                i64::from(GROUP) * token,
+            )
+    }
+
+    /// Why the map cannot describe the cache.
+    fn missing_of_cache(&self, cache: &Tensor) -> Features {
+        if cache.is_empty() {
+            return Feature::EmptyKv.into();
+        }
+        if !rows_suit(cache) {
+            return Feature::KvStrides.into();
+        }
+        let group = i64::from(GROUP) * cache.stride(1);
+        let in_groups = cache.extent(0) <= 1 || cache.stride(0) % group == 0;
+        let within = num_groups(cache, self.page_size) <= i64::from(i32::MAX);
+        Features::default().and(Feature::PageSteps, !(in_groups && within))
+    }
+}
+
+/// 8-token groups from page to page; 0 of a single page, of which any number does.
+fn page_groups(cache: &Tensor) -> u32 {
+    match (cache.extent(0), i64::from(GROUP) * cache.stride(1)) {
+        (0 | 1, _) | (_, 0) => 0,
+        (_, group) => (cache.stride(0) / group) as u32,
+    }
+}
+
+/// Pages of k and v are equally far apart in groups: the kernel counts them once.
+fn pages_agree(k: &Tensor, v: &Tensor) -> bool {
+    let steps = [page_groups(k), page_groups(v)];
+    steps[0] == steps[1] || steps.contains(&0)
+}
+
+impl AttentionKernel for Sm90PrefillFp8 {
+    fn name(&self) -> &str {
+        &self.row.row.name
+    }
+
+    fn tiling(&self) -> Tiling {
+        Tiling {
+            q_tile: self.row.shape.q_tile / self.packed_heads,
+            kv_unit: self.row.shape.kv_tile,
+            // One tile per multiprocessor, with room for the tiles that are there without splits.
+            max_splits: self.sm_count * 3 / 4 / self.head_blocks,
+            invariant_chunk: u32::MAX,
+            combine_units: COMBINE_UNITS,
+            workers: Workers {
+                all: self.sm_count,
+                of_item: self.head_blocks,
+            },
+        }
+    }
+
+    fn missing(&self, run: &Run<'_>) -> Features {
+        let args = run.args;
+        let of_four = (4 * args.o.dtype().size() as u32).min(16);
+        let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
+        let by_request = matches!(args.mask, Mask::CausalByRequest(_));
+        Features::default()
+            .and(Feature::CustomMask, custom)
+            .and(Feature::CausalByRequest, by_request)
+            .and(Feature::Alibi, args.alibi_slopes.is_some())
+            .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
+            .and(Feature::SplitKeys, args.k_rope.is_some())
+            .and(Feature::QStrides, !rows_suit(&args.q))
+            .and(Feature::OStrides, row_alignment(&args.o) < of_four)
+            .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
+            .and(Feature::PageSteps, !pages_agree(&args.k, &args.v))
+            | self.missing_of_cache(&args.k)
+            | self.missing_of_cache(&args.v)
+    }
+
+    fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
+        let args = run.args;
+        let encode =
+            |map: Map| -> Result<TensorMap> { map.encode(current.driver(), Swizzle::Span128) };
+        let maps = [
+            encode(self.query_map(&args.q))?,
+            encode(self.cache_map(&args.k))?,
+            encode(self.cache_map(&args.v))?,
+        ];
+        let params = PrefillFp8Params {
+            attention: *run.params,
+            o_dtype: dtype_code(self.o_dtype),
+            page_groups: page_groups(&args.k).max(page_groups(&args.v)),
+        };
+        let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
+        let launch = Launch {
+            grid: [tiles.min(u64::from(self.sm_count)) as u32, 1, 1],
+            threads: self.row.shape.threads,
+            cluster: 1,
+            dependent: false,
+            stream,
+        };
+        // SAFETY: the kernel takes a `FolioPrefillFp8Params` and three maps; their addresses are the caller's tensors,
+        // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
+        unsafe { launch.enqueue(current, &self.function, &params, &maps) }
+    }
+}

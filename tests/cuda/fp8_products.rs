@@ -1,0 +1,188 @@
+//! Prefill with probabilities in e4m3, where the caller permits them: a row's error is that of probabilities with four
+//! bits, and the same code paths as elsewhere decide what a row sees.
+
+use crate::common::codec::decode;
+use crate::common::dense;
+use crate::common::instance::{Output, solve};
+use crate::common::problem::{HeadScales, Layer, MaskKind, Problem, Storage, ValueRows};
+use crate::common::random;
+use crate::gpu::DeviceMemory;
+use crate::problems::session;
+use folio::dtype::DType;
+use folio::problem::{Kind, LogBase};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+/// The largest part of a row's norm that its error may take: two equal probabilities whose errors, 1/16 each, have
+/// opposite signs, and a little for scores and sums.
+const ROW_ERROR: f64 = 0.068;
+/// An e4m3 output adds a rounding of its own.
+const E4M3_ERROR: f64 = 0.0625;
+/// Of log-sum-exps: the probabilities' own errors, and what is lost of their sum.
+const LSE_ERROR: f64 = 0.07;
+
+fn check(problem: &Problem, got: &Output) -> Result<(), String> {
+    let want = dense::attention(problem);
+    let (heads, dim) = (
+        problem.num_qo_heads() as usize,
+        problem.head_dim_vo as usize,
+    );
+    let o_scale = match problem.layer.o_scale {
+        0.0 => 1.0,
+        scale => f64::from(scale),
+    };
+    let bound = match problem.o_dtype.is_fp8() {
+        true => ROW_ERROR + E4M3_ERROR,
+        false => ROW_ERROR,
+    };
+    for (token, rows) in want.iter().enumerate() {
+        for (head, row) in rows.iter().enumerate() {
+            let at = token * heads + head;
+            let o = got.o[at * dim..][..dim].iter();
+            let o: Vec<f64> = o
+                .map(|&bits| decode(problem.o_dtype, bits) * o_scale)
+                .collect();
+            let norm =
+                |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+            let error = norm(&mut o.iter().zip(&row.o).map(|(got, want)| got - want));
+            let size = norm(&mut row.o.iter().copied());
+            // Where a row sees nothing only 0 passes; NaN never does.
+            let right = error <= bound * size;
+            if !right {
+                return Err(format!(
+                    "o of token {token}, head {head}: error {error:e} of {size:e}"
+                ));
+            }
+            let Some(lse) = &got.lse else { continue };
+            let lse = f64::from(lse[at]);
+            let right = lse == row.lse || (lse - row.lse).abs() <= LSE_ERROR;
+            if !right {
+                return Err(format!(
+                    "lse of token {token}, head {head}: {lse}, not {}",
+                    row.lse
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn problem(lens: &[(u32, u32)]) -> Problem {
+    Problem {
+        kind: Kind::Prefill,
+        q_dtype: DType::F8E4M3,
+        kv_dtype: DType::F8E4M3,
+        o_dtype: DType::BF16,
+        fp8_products: true,
+        ..Problem::plain(lens).heads(8, 2, 128)
+    }
+}
+
+fn layers() -> impl Strategy<Value = Layer> {
+    let window = prop::option::weighted(
+        0.4,
+        (
+            prop::sample::select(vec![-1, 0, 7, 95, 96, 200]),
+            prop::sample::select(vec![-1, 0, 5, 130]),
+        ),
+    );
+    let mask = prop::sample::select(vec![MaskKind::Causal, MaskKind::Full]);
+    let scale = prop::sample::select(vec![0.0f32, 0.02, 0.2, -0.05]);
+    let cap = prop::sample::select(vec![0.0f32, 0.0, 5.0, 30.0]);
+    let chunks = prop::option::weighted(0.2, Just((130u32, 1u32)));
+    (window, mask, scale, cap, chunks, any::<[bool; 3]>()).prop_map(
+        |(window, mask, sm_scale, logits_soft_cap, chunks, [sinks, scales, lse])| Layer {
+            window,
+            mask,
+            sm_scale,
+            logits_soft_cap,
+            chunks,
+            sinks,
+            q_scale: if scales { 0.75 } else { 0.0 },
+            v_scale: if scales { 0.5 } else { 0.0 },
+            k_scales: if scales {
+                HeadScales::PerHead
+            } else {
+                HeadScales::Absent
+            },
+            lse: lse.then_some(LogBase::E),
+            ..Layer::plain()
+        },
+    )
+}
+
+fn problems() -> impl Strategy<Value = Problem> {
+    // Several tiles of 192 rows at most, and steps of 96 keys.
+    let request = prop_oneof![
+        4 => (0u32..=60, 0u32..=300),
+        1 => (100u32..=260, 90u32..=400),
+    ];
+    let heads = prop::sample::select(vec![(1u32, 1u32), (2, 2), (4, 1), (6, 2), (5, 1), (16, 1)]);
+    let page = prop::sample::select(vec![8u32, 16, 24, 32, 64, 128]);
+    let o_dtype = prop::sample::select(vec![DType::BF16, DType::F16, DType::F32, DType::F8E4M3]);
+    let requests = prop::collection::vec(request, 1..=3);
+    (
+        requests,
+        heads,
+        page,
+        o_dtype,
+        layers(),
+        any::<bool>(),
+        any::<u64>(),
+    )
+        .prop_map(
+            |(lens, (num_qo_heads, num_kv_heads), page_size, o_dtype, layer, one_hot, seed)| {
+                Problem {
+                    o_dtype,
+                    layer,
+                    storage: Storage::paged(page_size),
+                    // Of ones an output is the weight of few keys, so that a wrong key shows in short
+                    // rows. e4m3 has no numbers for such small weights.
+                    values: if one_hot && !o_dtype.is_fp8() {
+                        ValueRows::OneHot
+                    } else {
+                        ValueRows::Normal
+                    },
+                    seed,
+                    ..problem(&lens).heads(num_qo_heads, num_kv_heads, 128)
+                }
+            },
+        )
+}
+
+pub fn fp8_products() {
+    let session = session();
+    let mut runner = TestRunner::new(Config {
+        source_file: Some(file!()),
+        ..random::cases(120)
+    });
+    let result = runner.run(&problems(), |problem| {
+        let got = solve(&*session, &DeviceMemory, &problem)
+            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+        check(&problem, &got).map_err(TestCaseError::fail)
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+/// Long enough for several stretches of sums, and for requests that are split; logits as normal ones, and 4 times as wide.
+pub fn long_fp8_products() {
+    let session = session();
+    for sm_scale in [0.0, 0.35] {
+        for lens in [&[(20, 5000)][..], &[(100, 1700), (3, 4000), (97, 97)]] {
+            let problem = Problem {
+                layer: Layer {
+                    sm_scale,
+                    lse: Some(LogBase::E),
+                    ..Layer::plain()
+                },
+                ..problem(lens).heads(4, 2, 128)
+            };
+            let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+            if let Err(difference) = check(&problem, &got) {
+                panic!("{difference}\n{problem:?}");
+            }
+        }
+    }
+}
