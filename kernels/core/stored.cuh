@@ -133,7 +133,9 @@ struct StoredRow {
         }
     }
 
-    __device__ __forceinline__ float *scale() const { return static_cast<float *>(const_cast<void *>(t.scales)) + scales; }
+    __device__ __forceinline__ float *scale() const {
+        return static_cast<float *>(const_cast<void *>(t.scales)) + scales;
+    }
     __device__ __forceinline__ u8 *block_scale(u32 d) const {
         return static_cast<u8 *>(const_cast<void *>(t.scales)) + scales + d / NVFP4_BLOCK;
     }

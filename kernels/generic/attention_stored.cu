@@ -101,7 +101,8 @@ __device__ __forceinline__ float power_of_two_above(float x) {
 struct Channels {
     const float *scales, *zeros;  // null where the form has none
 
-    __device__ __forceinline__ Channels(const FolioStoredTensor &t, u32 form, u32 head) : scales(nullptr), zeros(nullptr) {
+    __device__ __forceinline__ Channels(const FolioStoredTensor &t, u32 form, u32 head)
+        : scales(nullptr), zeros(nullptr) {
         if (form == FOLIO_FORM_CHANNEL_SCALES || form == FOLIO_FORM_CHANNEL_ZERO_POINTS) {
             scales = static_cast<const float *>(t.scales) + head * t.scales_head;
         }
@@ -376,8 +377,8 @@ __device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o) 
 // --- results ----------------------------------------------------------------------------------------
 
 // Two neighbouring columns of a row, of whose probabilities `sum` is the sum.
-__device__ __forceinline__ void store_columns(const OutputRow &out, const Channels &channels, u32 column, float x, float y,
-                                              float sum) {
+__device__ __forceinline__ void store_columns(const OutputRow &out, const Channels &channels, u32 column, float x,
+                                              float y, float sum) {
     if (channels.zeros) x -= channels.zeros[column] * sum, y -= channels.zeros[column + 1] * sum;
     if (channels.scales) x *= channels.scales[column], y *= channels.scales[column + 1];
     out.store(column, x, y);

@@ -47,7 +47,9 @@ struct StoredTile {
     u32 first, head;
 
     __device__ __forceinline__ u32 row_of_tile() const { return first + threadIdx.x % ROWS; }
-    __device__ __forceinline__ bool is_nibbles() const { return format.element == FOLIO_I4 || format.element == FOLIO_E2M1; }
+    __device__ __forceinline__ bool is_nibbles() const {
+        return format.element == FOLIO_I4 || format.element == FOLIO_E2M1;
+    }
 
     // Starts the copies of a tile's rows; `holds`: this lane's row is in the cache.
     __device__ __forceinline__ void copy(u32 raw, const KeySlot &slot, bool holds) const {

@@ -25,7 +25,7 @@ typedef FOLIO_KV Cached;
 // What the rows of one token have in common.
 struct Token {
     i64 index;
-    i64 slot;     // negative: not cached
+    i64 slot;  // negative: not cached
     i64 position;
     bool is_key;  // it has a key and a value
 };
@@ -99,7 +99,8 @@ __device__ __forceinline__ void scale_by(RowPieces &pieces, float factor, const 
     for (u32 half = 0; half < 2; half++) {
         const u32 count = pieces.count[half];
         Piece<T> weights;
-        weights.load(static_cast<const typename T::Storage *>(weight) + pieces.begin[half], count, vectors && count > 0);
+        weights.load(static_cast<const typename T::Storage *>(weight) + pieces.begin[half], count,
+                     vectors && count > 0);
 #pragma unroll
         for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights[i];
     }
@@ -138,7 +139,7 @@ __device__ __forceinline__ void fetch_vector(uint4 &target, const uint4 *source,
 struct Staged {
     static constexpr u32 VECTORS = VECTOR * sizeof(Source::Storage) / 16;
     uint4 rows[ROWS_AT_ONCE][2][VECTORS][FOLIO_THREADS];  // each lane's own
-    uint4 angles[WARPS][2][2][WARP];                      // cosines and sines, fp32 or half as many; for a warp's first group
+    uint4 angles[WARPS][2][2][WARP];  // cosines and sines, fp32 or half as many; for a warp's first group
 
     // Asks for half a part; for nothing where it is absent.
     __device__ __forceinline__ void fetch(u32 row, u32 half, const Source::Storage *source, bool is_there) {

@@ -117,7 +117,10 @@ __device__ __forceinline__ i64 warp_sum(i64 x) {
 }
 
 __device__ __forceinline__ u8 *output_of(const Params &p, u32 kind) {
-    return kind == MASK_BYTES ? p.mask_bytes : kind == MASK_BITS ? p.mask_bits : kind == TREE_MASK ? p.tree_mask : p.tree_bits;
+    return kind == MASK_BYTES  ? p.mask_bytes
+           : kind == MASK_BITS ? p.mask_bits
+           : kind == TREE_MASK ? p.tree_mask
+                               : p.tree_bits;
 }
 
 // Bytes that a request has of a mask that has no rows between requests.
@@ -175,7 +178,7 @@ private:
     static constexpr i64 MOST_TOKENS = 0xffffffffll - 32;
 
     __device__ __forceinline__ u32 of_tree(u32 row, u32 other) const {
-        const u32 (&seen)[LOOKED_UP / 32] = tree.shared.seen[row];
+        const u32(&seen)[LOOKED_UP / 32] = tree.shared.seen[row];
         const u32 word = other / 32;
         if (other + 32 <= LOOKED_UP) {
             return __funnelshift_r(seen[word], other % 32 == 0 ? 0 : seen[word + 1], other % 32);
@@ -202,9 +205,9 @@ struct Mask {
 struct Writer {
     const Elements &elements;
     u32 log2, log2_of_unit;
-    u8 *out;       // the tile's first byte
-    i64 bytes;     // of the tile
-    u32 head;      // bytes before the first unit
+    u8 *out;    // the tile's first byte
+    i64 bytes;  // of the tile
+    u32 head;   // bytes before the first unit
     i64 units;
 
     __device__ __forceinline__ Writer(const Elements &elements, const Mask &mask)
@@ -321,7 +324,8 @@ __device__ __forceinline__ Mask mask_of(const Params &p, const Tree &tree, const
     return {out, room, start, prefix, prefix + size, log2};
 }
 
-__device__ __forceinline__ void write_masks(const Params &p, const Tree &tree, const Rows &rows, u32 first, u32 tokens) {
+__device__ __forceinline__ void write_masks(const Params &p, const Tree &tree, const Rows &rows, u32 first,
+                                            u32 tokens) {
 #pragma unroll 1
     for (u32 kind = 0; kind < MASKS; kind++) {
         if (!output_of(p, kind)) continue;

@@ -6,7 +6,7 @@
 
 struct FolioPrefillFp8Params {
     FolioAttentionParams attention;
-    folio_u32 o_dtype;  // FolioDtype
+    folio_u32 o_dtype;      // FolioDtype
     folio_u32 page_groups;  // groups of 8 tokens from page to page, of k as of v
 };
 

@@ -36,10 +36,7 @@ struct Parts {
     u32 first_rows[IN_FLIGHT];
 
     __device__ __forceinline__ Parts(const FolioCombineParams &p, const FolioCombineItem &item, u32 warp)
-        : rows(p.plan.partials + item.first),
-          count(item.count),
-          begin(few() ? 0 : warp),
-          step(few() ? 1 : WARPS) {
+        : rows(p.plan.partials + item.first), count(item.count), begin(few() ? 0 : warp), step(few() ? 1 : WARPS) {
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) {
             const u32 part = begin + i * step;

@@ -25,11 +25,13 @@ enum class Major { DEPTH = 0, WIDTH = 1 };
 #define FOLIO_WGMMA_D64 FOLIO_WGMMA_D56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define FOLIO_WGMMA_D72 FOLIO_WGMMA_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define FOLIO_WGMMA_D80 FOLIO_WGMMA_D72 ", %72, %73, %74, %75, %76, %77, %78, %79"
-#define FOLIO_WGMMA_D96 FOLIO_WGMMA_D80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FOLIO_WGMMA_D96 \
+    FOLIO_WGMMA_D80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define FOLIO_WGMMA_D112 \
     FOLIO_WGMMA_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define FOLIO_WGMMA_D128 \
-    FOLIO_WGMMA_D112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define FOLIO_WGMMA_D128                                                                                            \
+    FOLIO_WGMMA_D112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+                     "%127"
 
 // The sums as operands.
 #define FOLIO_WGMMA_SUMS(i)                                                                                     \

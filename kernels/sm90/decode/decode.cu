@@ -39,7 +39,8 @@ __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 toke
 }
 
 template <class Loader>
-__device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const TensorMap *k_map, const TensorMap *v_map) {
+__device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const TensorMap *k_map,
+                                    const TensorMap *v_map) {
     extern __shared__ __align__(1024) u8 shared[];
     MergeState &merge = *reinterpret_cast<MergeState *>(shared + MERGE_OFFSET);
     NarrowFragment *query = reinterpret_cast<NarrowFragment *>(shared + QUERY_OFFSET);
@@ -95,8 +96,8 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
             }
             token += KEY_GROUPS * TILE_TOKENS;
         }
-        publish(state, merge, reinterpret_cast<float *>(shared + warp * MERGE_BYTES), item.rows_of(place.row_group), warp,
-                lane);
+        publish(state, merge, reinterpret_cast<float *>(shared + warp * MERGE_BYTES), item.rows_of(place.row_group),
+                warp, lane);
         __syncthreads();
         merge_warps(params, item, merge, shared);
         fence_proxy_async();

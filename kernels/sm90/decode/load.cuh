@@ -159,8 +159,9 @@ private:
         u32 dst = tile + (box * Rows::ATOM_STRIDE >> params.boxes_log2);
 #pragma unroll 1
         for (u32 atom = 0; atom < column_boxes; ++atom) {
-            tma_load_5d(dst, map, barrier, atom * (Rows::ATOM_BYTES / static_cast<int>(sizeof(typename Shape::Cache::Unit))),
-                        0, c2, c3, 0, params.kv_evict_first ? EVICT_FIRST : EVICT_NORMAL);
+            tma_load_5d(dst, map, barrier,
+                        atom * (Rows::ATOM_BYTES / static_cast<int>(sizeof(typename Shape::Cache::Unit))), 0, c2, c3, 0,
+                        params.kv_evict_first ? EVICT_FIRST : EVICT_NORMAL);
             dst += Rows::ATOM_STRIDE;
         }
     }
@@ -219,9 +220,9 @@ private:
     };
 
     __device__ __forceinline__ Token fetch(int tile) const {
-        const int token =
-            span.first + (tile * Shape::KEY_GROUPS + static_cast<int>(place.key_group)) * Shape::TILE_TOKENS +
-            static_cast<int>(lane);
+        const int token = span.first +
+                          (tile * Shape::KEY_GROUPS + static_cast<int>(place.key_group)) * Shape::TILE_TOKENS +
+                          static_cast<int>(lane);
         if (lane >= Shape::TILE_TOKENS || token >= span.end || token < span.begin) return {-1, 0};
         const u32 page = static_cast<u32>(token) / params.attention.page_size;
         return {span.page_ids[page], static_cast<int>(token - page * params.attention.page_size)};

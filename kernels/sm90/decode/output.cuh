@@ -96,8 +96,8 @@ __device__ __forceinline__ void store_row(const FolioPaddedDecodeParams &params,
 }
 
 // Sums the rows of the key groups in their order and stores them.
-__device__ __forceinline__ void merge_warps(const FolioPaddedDecodeParams &params, const Item &item, const MergeState &merge,
-                                            const u8 *rings) {
+__device__ __forceinline__ void merge_warps(const FolioPaddedDecodeParams &params, const Item &item,
+                                            const MergeState &merge, const u8 *rings) {
     constexpr u32 PIECES = HEAD_DIM_VO / 4;
     for (u32 n = threadIdx.x; n < HEADS * item.num_rows * PIECES; n += THREADS) {
         const u32 head = HEADS == 2 && n >= item.num_rows * PIECES;

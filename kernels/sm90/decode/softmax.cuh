@@ -28,8 +28,8 @@ public:
     static_assert(!SHARED_QUERIES || ROW_GROUPS * GROUP_FRAGMENTS * sizeof(NarrowFragment) == QUERY_BYTES);
 
     // What the rows were divided by is multiplied into the scales of `logits`. All warps call this together.
-    __device__ __forceinline__ void load(const FolioPaddedDecodeParams &params, const Item &item, NarrowFragment *shared,
-                                         const WarpPlace &place, u32 lane, LaneLogits &logits) {
+    __device__ __forceinline__ void load(const FolioPaddedDecodeParams &params, const Item &item,
+                                         NarrowFragment *shared, const WarpPlace &place, u32 lane, LaneLogits &logits) {
         lane_fragments = shared + place.row_group * GROUP_FRAGMENTS + lane;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
@@ -62,8 +62,9 @@ public:
 
 private:
     // From global memory: lane 4g + i reads its part of row g. Columns beyond the problem's are zeros.
-    static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS], const FolioPaddedDecodeParams &params,
-                                                const Item &item, int column_tile, u32 lane) {
+    static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS],
+                                                const FolioPaddedDecodeParams &params, const Item &item,
+                                                int column_tile, u32 lane) {
         const FolioRows &q = params.attention.q;
         const PackedRow packed = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
         const i64 token = static_cast<i64>(item.work.q_token) + packed.query;

@@ -234,8 +234,8 @@ private:
         constexpr u32 BOXES = COLUMNS_TOGETHER ? 1 : OWN_BLOCKS, BOX_BLOCKS = COLUMNS_TOGETHER ? OWN_BLOCKS : 1;
         const u32 tokens = box_tokens(params), place = lane % LANES, second = lane / LANES;
         const i32 *ids = params.plan.page_ids + work.source;
-        const u32 offset = loads_rope() ? ROPE_KEYS + place * tokens * BLOCK_ROW_BYTES
-                                        : place * tokens * BLOCK_ROW_BYTES * BOX_BLOCKS;
+        const u32 offset =
+            loads_rope() ? ROPE_KEYS + place * tokens * BLOCK_ROW_BYTES : place * tokens * BLOCK_ROW_BYTES * BOX_BLOCKS;
         const u32 first_box = ROPE > 0 ? 0 : second, boxes = loads_rope() ? 1 : BOXES;
         const u32 head = loads_rope() ? 0 : work.kv_head;
         const TensorMap *source = loads_rope() ? rope_map : map;

@@ -307,8 +307,8 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
 }
 
 // `k_rope_map` is not used where keys are whole, and of K and V no map is where rows come one by one.
-__device__ __forceinline__ void attend(const FolioPrefillParams &params, const TensorMap &q_map,
-                                       const TensorMap &k_map, const TensorMap &k_rope_map, const TensorMap &v_map) {
+__device__ __forceinline__ void attend(const FolioPrefillParams &params, const TensorMap &q_map, const TensorMap &k_map,
+                                       const TensorMap &k_rope_map, const TensorMap &v_map) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     const u32 shared = shared_address(shared_bytes);
     if (threadIdx.x == 0) init_barriers(shared);

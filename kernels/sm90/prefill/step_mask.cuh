@@ -135,9 +135,8 @@ private:
         for (int r = 0; r < 2; ++r) {
             float slope;
             asm volatile("ld.shared.f32 %0, [%1];" : "=f"(slope) : "r"(Own(shared).slope(r)));
-            const float distance = static_cast<float>(tile.position +
-                                                      static_cast<int>(first_row() + 8 * r >> tile.pack_shift) -
-                                                      first_column);
+            const float distance = static_cast<float>(
+                tile.position + static_cast<int>(first_row() + 8 * r >> tile.pack_shift) - first_column);
 #pragma unroll
             for (int i = 2 * r; i < N; i += i % 2 == 0 ? 1 : 3) {
                 const float d = distance - static_cast<float>(8 * (i / 4) + i % 2);

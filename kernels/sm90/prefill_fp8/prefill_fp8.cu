@@ -41,8 +41,8 @@ public:
             if (had_any) sum = piece(i);
             sum = make_float4(fmaf(sum.x, factor[0], o[4 * i]), fmaf(sum.y, factor[0], o[4 * i + 1]),
                               fmaf(sum.z, factor[1], o[4 * i + 2]), fmaf(sum.w, factor[1], o[4 * i + 3]));
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address(i)), "f"(sum.x),
-                         "f"(sum.y), "f"(sum.z), "f"(sum.w)
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address(i)), "f"(sum.x), "f"(sum.y),
+                         "f"(sum.z), "f"(sum.w)
                          : "memory");
         }
 #pragma unroll
@@ -191,7 +191,8 @@ private:
 
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
-        const u64 q = wgmma_descriptor(shared + QUERIES + (query.index() * CONSUMERS + group) * QUERY_BYTES, 16, 8 * ROW);
+        const u64 q =
+            wgmma_descriptor(shared + QUERIES + (query.index() * CONSUMERS + group) * QUERY_BYTES, 16, 8 * ROW);
         const u64 k = wgmma_descriptor(shared + KEYS + key.index() * KEY_BYTES, 16, 8 * ROW);
         renew(s);
         wgmma_fence();

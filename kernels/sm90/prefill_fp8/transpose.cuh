@@ -56,8 +56,8 @@ private:
     // output.
     __device__ __forceinline__ void transpose(u32 sixteen, int keys) const {
         const u32 lane = this->lane(), key = lane % 16;
-        const u32 source = shared + RAW_VALUES + block.index() * KEY_BYTES + (16 * sixteen + key) * ROW +
-                           ((lane / 16 ^ key & 7) << 4);
+        const u32 source =
+            shared + RAW_VALUES + block.index() * KEY_BYTES + (16 * sixteen + key) * ROW + ((lane / 16 ^ key & 7) << 4);
         const u32 target = shared + VALUES + block.index() * VALUE_BYTES + lane * ROW + ((sixteen ^ lane & 7) << 4);
         u32 x[DIM / 32][4];
 #pragma unroll

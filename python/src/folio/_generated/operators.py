@@ -135,7 +135,7 @@ def kv_append(
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
         kv_dtype: What caches that are described as uint8 hold (an fp8 type, or one of kv_format); None: the tensors
             say it, and uint8 is the first type that a kv_format other than `KvFormat.PLAIN` has.
-        kv_format: `KvFormat`; others than `KvFormat.PLAIN` on the CPU alone.
+        kv_format: `KvFormat`: how the rows of the caches are stored.
         k_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_qk]` float32. None otherwise.
         v_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_vo]` float32. None otherwise.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
@@ -259,7 +259,7 @@ def kv_gather(
         kv_layout: `KvLayout.NHD` or `KvLayout.HND`.
         kv_dtype: What caches that are described as uint8 hold (an fp8 type, or one of kv_format); None: the tensors
             say it, and uint8 is the first type that a kv_format other than `KvFormat.PLAIN` has.
-        kv_format: `KvFormat`; others than `KvFormat.PLAIN` on the CPU alone.
+        kv_format: `KvFormat`: how the rows of the caches are stored.
         k_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_qk]` float32. None otherwise.
         v_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_vo]` float32. None otherwise.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
