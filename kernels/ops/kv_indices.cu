@@ -107,7 +107,7 @@ __device__ __forceinline__ void put_lengths(const Params &p, const Starts &start
 
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_kv_indices(const __grid_constant__ FolioKvIndicesParams p) {
     using namespace folio;
     wait_for_prerequisites();

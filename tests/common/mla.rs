@@ -589,7 +589,12 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = MlaProblem> {
         queries,
         cache,
     )
-        .prop_map(move |(other, (rank, rope), heads, queries, cache)| {
+        .prop_map(move |(mut other, (rank, rope), heads, queries, cache)| {
+            // Its queries are not in fp8.
+            if other.q_dtype.is_fp8() {
+                (other.q_dtype, other.o_dtype) = (DType::BF16, DType::BF16);
+                other.layer.o_scale = 0.0;
+            }
             let (rank, rope) = match cache {
                 Cache::DsMla => (512, 64),
                 _ => (rank, rope),

@@ -56,11 +56,12 @@ fn attention(cases: u32, index_memory: &dyn Memory, change: impl Fn(&Problem) ->
     }
 }
 
-/// fp32 queries are refused.
+/// Queries that do not have 16 bits are refused.
 fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), String> {
+    let is_refused = !matches!(problem.q_dtype, DType::F16 | DType::BF16);
     match got {
-        Err(Error::Unsupported(_)) if problem.q_dtype == DType::F32 => Ok(()),
-        Ok(_) if problem.q_dtype == DType::F32 => Err("fp32 queries are taken".into()),
+        Err(Error::Unsupported(_)) if is_refused => Ok(()),
+        Ok(_) if is_refused => Err(format!("queries in {} are taken", problem.q_dtype.name())),
         Err(error) => Err(error.to_string()),
         Ok(got) => {
             let tolerance = Tolerance::of_codes(problem);
