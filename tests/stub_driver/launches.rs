@@ -858,7 +858,8 @@ pub fn prefill_with_masks() {
             let launch = &launched[0];
             assert_eq!(launch.name(), "folio_prefill_sm90_masked");
             assert_eq!((launch.grid, launch.block), (first[0].grid, first[0].block));
-            let [before, after] = [&first[0], launch].map(|it| it.params::<AttentionParams>().plan);
+            let [before, after] =
+                [&first[0], launch].map(|it| it.params::<PrefillParams>().attention.plan);
             assert_eq!((before.items, before.counts), (after.items, after.counts));
             let name = format!("{}_masked", handle.attention.kernel());
             let row = kernels::table().find(|row| row.name == name).unwrap();
