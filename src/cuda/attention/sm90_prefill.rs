@@ -239,18 +239,7 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     fn tiling(&self) -> Tiling {
-        Tiling {
-            q_tile: self.row.shape.q_tile / self.packed_heads,
-            kv_unit: self.row.shape.kv_tile,
-            // One tile per multiprocessor, with room for the tiles that are there without splits.
-            max_splits: self.sm_count * 3 / 4 / self.head_blocks,
-            invariant_chunk: u32::MAX,
-            combine_units: COMBINE_UNITS,
-            workers: Workers {
-                all: self.sm_count,
-                of_item: self.head_blocks,
-            },
-        }
+        tiling(self.row, self.packed_heads, self.sm_count, self.head_blocks)
     }
 
     fn missing(&self, run: &Run<'_>) -> Features {
@@ -314,8 +303,29 @@ impl AttentionKernel for Sm90Prefill {
     }
 }
 
+/// How work is cut for a kernel whose tiles have so many heads in each of so many blocks.
+pub(super) fn tiling(
+    row: &AttentionRow,
+    packed_heads: u32,
+    sm_count: u32,
+    head_blocks: u32,
+) -> Tiling {
+    Tiling {
+        q_tile: row.shape.q_tile / packed_heads,
+        kv_unit: row.shape.kv_tile,
+        // One tile per multiprocessor, with room for the tiles that are there without splits.
+        max_splits: sm_count * 3 / 4 / head_blocks,
+        invariant_chunk: u32::MAX,
+        combine_units: COMBINE_UNITS,
+        workers: Workers {
+            all: sm_count,
+            of_item: head_blocks,
+        },
+    }
+}
+
 /// What a run asks for beside masks that follow from positions.
-fn not_by_position(args: &AttentionArgs) -> Features {
+pub(super) fn not_by_position(args: &AttentionArgs) -> Features {
     let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
     let by_request = matches!(args.mask, Mask::CausalByRequest(_));
     Features::default()

@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, find, query};
+use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
 use super::sm90::{GROUP, Map};
-use super::sm90_prefill::{num_groups, packed_heads, rows_suit};
+use super::sm90_prefill::{not_by_position, num_groups, packed_heads, rows_suit, tiling};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
@@ -14,7 +14,7 @@ use crate::cuda::params::{dtype_code, row_alignment};
 use crate::cuda::prefill_fp8_params::PrefillFp8Params;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, KvStorage, Mask, Tiling, Workers};
+use crate::problem::{AttentionDesc, KvStorage, Tiling};
 use crate::tensor::Tensor;
 
 /// Columns of a swizzle atom, 128 bytes.
@@ -139,30 +139,13 @@ impl AttentionKernel for Sm90PrefillFp8 {
     }
 
     fn tiling(&self) -> Tiling {
-        Tiling {
-            q_tile: self.row.shape.q_tile / self.packed_heads,
-            kv_unit: self.row.shape.kv_tile,
-            // One tile per multiprocessor, with room for the tiles that are there without splits.
-            max_splits: self.sm_count * 3 / 4 / self.head_blocks,
-            invariant_chunk: u32::MAX,
-            combine_units: COMBINE_UNITS,
-            workers: Workers {
-                all: self.sm_count,
-                of_item: self.head_blocks,
-            },
-        }
+        tiling(self.row, self.packed_heads, self.sm_count, self.head_blocks)
     }
 
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         let of_four = (4 * args.o.dtype().size() as u32).min(16);
-        let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
-        let by_request = matches!(args.mask, Mask::CausalByRequest(_));
-        Features::default()
-            .and(Feature::CustomMask, custom)
-            .and(Feature::CausalByRequest, by_request)
-            .and(Feature::Alibi, args.alibi_slopes.is_some())
-            .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
+        not_by_position(args)
             .and(Feature::SplitKeys, args.k_rope.is_some())
             .and(Feature::QStrides, !rows_suit(&args.q))
             .and(Feature::OStrides, row_alignment(&args.o) < of_four)
