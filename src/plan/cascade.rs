@@ -18,8 +18,8 @@
 //! **Batch-invariant.** What a request shares depends on the others, so there nothing is shared.
 
 use super::cascade_chunk::{Extent, LongSegments, best_chunk};
+use super::item_order::by_cost;
 use super::reserve::reserve;
-use super::schedule::by_cost;
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::{

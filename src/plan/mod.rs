@@ -5,9 +5,12 @@ mod batch_order;
 mod capacity;
 mod cascade;
 mod cascade_chunk;
+mod chunk_size;
 mod context;
 mod context_chunks;
+mod divisor;
 mod image;
+mod item_order;
 mod peers;
 mod reserve;
 mod schedule;
@@ -18,6 +21,7 @@ mod starts;
 pub use batch_order::{BatchOrder, decodes_extends_prefills, decodes_first};
 pub use capacity::{Capacity, Counts};
 pub use cascade::{CascadeScratch, cascade};
+pub use chunk_size::UNITS_NOT_SPLIT;
 pub use context::{ChunkTables, Ranks, context_tokens, least_workspace};
 pub use context_chunks::{ContextChunks, Piece, default_chunk_tokens, most_chunks};
 pub use image::{Layout, PARTS_ALIGNMENT, Regions, write};
@@ -25,6 +29,6 @@ pub use peers::{
     BatchSplit, FLASHMLA_RECORD, Machine, balanced_kv_splits, flashmla_metadata, flashmla_parts,
     keys_per_split, num_kv_splits, split_decodes_and_prefills, takes_cascade,
 };
-pub use schedule::{UNITS_NOT_SPLIT, schedule};
+pub use schedule::schedule;
 pub use shared_prefixes::shared_prefixes;
 pub use starts::{device_page_ids, num_copied_page_ids};

@@ -4,21 +4,7 @@
 //! Masks are not known here: layers with different masks and windows share a plan, so an item covers a
 //! range of keys and each run clips it. Costs assume a causal mask, which is what most batches have.
 //!
-//! **Chunk size.** One chunk size serves the whole batch: the smallest multiple of `kv_unit` for which
-//! the splits, Σ tiles · (⌈kv_len / chunk⌉ − 1), stay within a budget. So the longest request bounds
-//! the tail, few long requests are split finely, and many requests not at all. With budget S, n tiles and
-//! K = Σ tiles · kv_len, K / (S + n) ≤ chunk ≤ K / S: the bisection is short. A tile that is split m ≥ 2
-//! ways has m partial results and m − 1 splits, so at most 2 · S tiles' rows of partial results exist, and by the budget
-//! no more than `max_splits` tiles' rows.
-//!
-//! **Budget.** `max_splits` less the tiles, so that all items together come to `max_splits`, which is what
-//! runs at a time: a few items more than that cost a second wave (8 requests of 8192 keys on an H200:
-//! 78.7 µs in 32 items, 87.1 in 40). But no less than half, for one long request among many.
-//!
-//! **Fair share.** Where that chunk is still much longer than K / `max_splits`, which each of the items that run at a time
-//! would have if all ended together, the chunk is as near to this as `max_splits` chunks of split tiles allow. Short
-//! requests then fill the time after the first chunks, and are not counted (one request of 200k keys among 31 of 2k: 25
-//! chunks of 8k, where half of the budget makes 17 of 12k).
+//! **Chunks** have one size for the whole batch, which `chunk_size` chooses; `item_order` puts the items in order.
 //!
 //! **MLA.** All heads read one row of keys, so items are few and long: a batch that chunks of one size would leave
 //! unbalanced is cut into equal shares instead (`shares`).
@@ -26,15 +12,15 @@
 //! **Batch-invariant.** Tiles always start at the request's first row, and the chunk is fixed, so a
 //! request is cut the same way in every batch.
 
+use super::chunk_size::smallest_chunk;
+use super::divisor::Divisor;
+use super::item_order::sort;
 use super::reserve::reserve;
 use super::shares::Shares;
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::Tiling;
 use crate::problem::{AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, WorkItem, WorkList};
-
-/// A longest request of so many units is not split: putting the rows together again costs more.
-pub const UNITS_NOT_SPLIT: u32 = 2;
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
 ///
@@ -164,77 +150,6 @@ fn make_room_for_shares(batch: &HostBatch<'_>, tiling: &Tiling, work: &mut WorkL
     )
 }
 
-/// The order decides only the time: every item writes its own memory. Both orders are stable.
-fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) -> Result<()> {
-    match kind {
-        Kind::Decode | Kind::Mla => by_cost(work),
-        Kind::Prefill => by_request(work, batch),
-    }
-}
-
-/// Costs are compared by their leading eight bits: a counting sort, since sorting 1024 keys exactly costs a
-/// quarter of their plan.
-pub(super) fn by_cost(work: &mut WorkList) -> Result<()> {
-    const CLASSES: usize = 256;
-    let largest = work.items.iter().map(|item| item.cost).max().unwrap_or(0);
-    let shift = (u32::BITS - largest.leading_zeros()).saturating_sub(CLASSES.ilog2());
-    let class = |item: &WorkItem| CLASSES - 1 - (item.cost >> shift) as usize;
-    if work.items.is_sorted_by_key(class) {
-        return Ok(());
-    }
-    let mut next = [0; CLASSES];
-    for item in &work.items {
-        next[class(item)] += 1;
-    }
-    let mut before = 0;
-    for count in &mut next {
-        before += std::mem::replace(count, before);
-    }
-    set_aside(work)?;
-    for item in &work.unordered {
-        let at = &mut next[class(item)];
-        work.items[*at] = *item;
-        *at += 1;
-    }
-    Ok(())
-}
-
-/// Copies the items, to be put into order.
-fn set_aside(work: &mut WorkList) -> Result<()> {
-    work.unordered.clear();
-    reserve("work items", &mut work.unordered, work.items.len())?;
-    work.unordered.extend_from_slice(&work.items);
-    Ok(())
-}
-
-/// Many tiles of a prefill read the same keys, so those of a request stay together, and a device's cache
-/// serves all but the first. What is sorted are 16-byte keys that end in the item's index, which also settles
-/// ties by row and key.
-fn by_request(work: &mut WorkList, batch: &HostBatch<'_>) -> Result<()> {
-    work.order.clear();
-    reserve("work items", &mut work.order, work.items.len())?;
-    work.order
-        .extend(work.items.iter().zip(0..).map(|(item, index)| {
-            let longest_first = !(batch.kv_len[item.request as usize] as u32);
-            u128::from(longest_first) << 96
-                | u128::from(item.request) << 64
-                | u128::from(!item.cost) << 32
-                | index
-        }));
-    if work.order.is_sorted() {
-        return Ok(());
-    }
-    work.order.sort_unstable();
-    set_aside(work)?;
-    work.items.clear();
-    let ordered = work
-        .order
-        .iter()
-        .map(|&key| work.unordered[key as u32 as usize]);
-    work.items.extend(ordered);
-    Ok(())
-}
-
 /// Query rows of one request, before its keys are cut.
 struct Tile {
     request: u32,
@@ -301,128 +216,11 @@ impl Tile {
     }
 }
 
-/// The chunk size of a batch; see the top of this file.
-fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
-    let unit = tiling.kv_unit;
-    let longest = batch.kv_len.iter().copied().max().unwrap_or(0) as u32;
-    let most_units = longest.div_ceil(unit).max(1);
-    let whole = most_units.saturating_mul(unit);
-    if most_units <= UNITS_NOT_SPLIT || whole < longest {
-        return u32::MAX;
-    }
-    let q_tile = Divisor::new(tiling.q_tile);
-    let (mut tiles, mut tile_keys) = (0u64, 0u64);
-    for b in 0..batch.batch_size() {
-        let n = u64::from(q_tile.divide_up(batch.qo_len(b)));
-        tiles += n;
-        tile_keys += n * batch.kv_len[b] as u64;
-    }
-    let splits = split_budget(tiling.max_splits, tiles);
-    if splits == 0 {
-        return u32::MAX;
-    }
-    let units = |share: u64| share.clamp(1, u64::from(most_units)) as u32;
-    let unit64 = u64::from(unit);
-    let least = units(tile_keys / ((splits + tiles) * unit64));
-    let enough = units(tile_keys.div_ceil(splits * unit64));
-    let by_splits = smallest_that_fits(batch, tiling, least, enough, Limit::Splits(splits));
-    let most = u64::from(tiling.max_splits);
-    let fair = units(tile_keys.div_ceil(most * unit64));
-    if !is_much_longer(by_splits, fair) {
-        return by_splits * unit;
-    }
-    let by_share = smallest_that_fits(batch, tiling, fair, by_splits, Limit::Chunks(most));
-    match is_much_longer(by_splits, by_share) {
-        true => by_share * unit,
-        false => by_splits * unit,
-    }
-}
-
-/// By an eighth: what ends late has the memory to itself, so that less does not show.
-fn is_much_longer(chunk: u32, than: u32) -> bool {
-    8 * u64::from(chunk) > 9 * u64::from(than)
-}
-
-/// Units of the smallest chunk from `low` on that keeps to a limit, where `high` is enough or the last resort.
-fn smallest_that_fits(
-    batch: &HostBatch<'_>,
-    tiling: &Tiling,
-    mut low: u32,
-    mut high: u32,
-    limit: Limit,
-) -> u32 {
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if fits(batch, tiling, middle * tiling.kv_unit, limit) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    high
-}
-
-/// What chunks of one size are kept to.
-#[derive(Clone, Copy)]
-enum Limit {
-    /// So many splits.
-    Splits(u64),
-    /// So many chunks of tiles that are split.
-    Chunks(u64),
-}
-
-/// Splits that a batch of so many tiles may make.
-fn split_budget(max_splits: u32, tiles: u64) -> u64 {
-    let max_splits = u64::from(max_splits);
-    max_splits.saturating_sub(tiles).max(max_splits / 2)
-}
-
-/// Whether chunks of this size keep to the limit.
-fn fits(batch: &HostBatch<'_>, tiling: &Tiling, chunk: u32, limit: Limit) -> bool {
-    let (chunk, q_tile) = (Divisor::new(chunk), Divisor::new(tiling.q_tile));
-    let (not_counted, most) = match limit {
-        Limit::Splits(most) => (1, most),
-        Limit::Chunks(most) => (0, most),
-    };
-    let mut counted = 0;
-    (0..batch.batch_size()).all(|b| {
-        let chunks = chunk.divide_up(batch.kv_len[b] as u32);
-        if chunks > 1 {
-            let of_tile = u64::from(chunks - not_counted);
-            counted += u64::from(q_tile.divide_up(batch.qo_len(b))) * of_tile;
-        }
-        counted <= most
-    })
-}
-
-/// Divides many numbers by one: with m = ⌈2^64 / d⌉, n / d is the upper half of n · m for every 32-bit n.
-#[derive(Clone, Copy)]
-struct Divisor {
-    divisor: u32,
-    reciprocal: u64,
-}
-
-impl Divisor {
-    fn new(divisor: u32) -> Divisor {
-        Divisor {
-            divisor,
-            // Not used for 1, whose reciprocal does not fit.
-            reciprocal: (u64::MAX / u64::from(divisor)).wrapping_add(1),
-        }
-    }
-
-    fn divide_up(self, n: u32) -> u32 {
-        match (n, self.divisor) {
-            (0, _) | (_, 1) => n,
-            _ => ((u128::from(n - 1) * u128::from(self.reciprocal)) >> u64::BITS) as u32 + 1,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dtype::DType;
+    use crate::plan::chunk_size::{UNITS_NOT_SPLIT, split_budget};
     use crate::problem::{Kind, KvLayout, KvStorage, PageIds, Pages, Workers};
     use proptest::prelude::*;
 
@@ -718,13 +516,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn a_divisor_rounds_up(n: u32, d in 1u32.., q in 0u32..1000) {
-            for n in [n, q.saturating_mul(d), q.saturating_mul(d).saturating_add(1)] {
-                prop_assert_eq!(Divisor::new(d).divide_up(n), n.div_ceil(d));
-            }
-        }
-
         #[test]
         fn decode_goes_by_cost(kv in prop::collection::vec(0i32..100_000, 1..400)) {
             let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
