@@ -2,9 +2,9 @@
 // and there are many heads; combine.cu does the same for narrower rows, and for sinks and fp8 outputs.
 //
 // A warp takes 128 columns of a head, four for each lane, and all parts of the row; of a row with many parts eight warps
-// share them. The kernel is short, so its time is the loads that wait for one another, and how many warps there are to
-// wait at the same time: few registers are worth more than many loads in flight. The list of parts is read before the
-// kernel that computes them has ended.
+// share them. The kernel is short, so its time is the loads that wait for one another. All blocks run at the same time
+// and share the rows that there are. A row's item and list of parts are read before the kernel that computes the parts
+// has ended, and parts are asked for together with what they are weighted by.
 #include "core/softmax.cuh"
 
 namespace folio {
@@ -66,32 +66,47 @@ public:
             const i64 at = static_cast<i64>(entries.rows[i]) * p.num_qo_heads + head;
             weights[i] = 32 * i + lane < count ? p.plan.partial_lse[at] : minus_infinity();
         }
+        const bool inside = column < p.head_dim_vo;
+        const float *const columns = p.plan.partial_o + head * p.head_dim_vo + (inside ? column : 0);
+        Parts parts(p, columns, min(count, 32u), entries.rows[0], share);
         weigh(weights);
 #pragma unroll
         for (int i = 0; i < BATCHES<SHARES>; ++i) {
             const u32 here = count > 32 * i ? min(count - 32 * i, 32u) : 0;
 #pragma unroll 1
             for (u32 first = share; first < here; first += SHARES * IN_FLIGHT) {
-                float4 x[IN_FLIGHT];
-#pragma unroll
-                for (u32 n = 0; n < IN_FLIGHT; ++n) {
-                    const u32 part = first + n * SHARES;
-                    const i64 row = __shfl_sync(FULL_WARP, entries.rows[i], part & 31);
-                    const i64 from = (row * p.num_qo_heads + head) * p.head_dim_vo + column;
-                    const bool exists = part < here && column < p.head_dim_vo;
-                    x[n] = exists ? *reinterpret_cast<const float4 *>(p.plan.partial_o + from) : float4{};
-                }
-#pragma unroll
-                for (u32 n = 0; n < IN_FLIGHT; ++n) {
-                    const u32 part = first + n * SHARES;
-                    const float weight = __shfl_sync(FULL_WARP, weights[i], part & 31);
-                    if (part < here) add_scaled(values, weight, x[n]);
-                }
+                if (i > 0 || first != share) parts = Parts(p, columns, here, entries.rows[i], first);
+                parts.add_to(values, here, weights[i], first);
             }
         }
     }
 
 private:
+    // What a lane has of a few parts of a batch, from the first on.
+    struct Parts {
+        float4 x[IN_FLIGHT];
+
+        __device__ __forceinline__ Parts(const FolioCombineParams &p, const float *columns, u32 here, u32 rows,
+                                         u32 first) {
+#pragma unroll
+            for (u32 n = 0; n < IN_FLIGHT; ++n) {
+                const u32 part = first + n * SHARES;
+                const u64 row = __shfl_sync(FULL_WARP, rows, part & 31);
+                const float *const from = columns + row * (p.num_qo_heads * p.head_dim_vo);
+                x[n] = part < here ? *reinterpret_cast<const float4 *>(from) : float4{};
+            }
+        }
+
+        __device__ __forceinline__ void add_to(float4 &sum, u32 here, float weights, u32 first) const {
+#pragma unroll
+            for (u32 n = 0; n < IN_FLIGHT; ++n) {
+                const u32 part = first + n * SHARES;
+                const float weight = __shfl_sync(FULL_WARP, weights, part & 31);
+                if (part < here) add_scaled(sum, weight, x[n]);
+            }
+        }
+    };
+
     // Makes weights of the lse, and takes them into the state.
     __device__ __forceinline__ void weigh(float (&lse)[BATCHES<SHARES>]) {
         float max = lse[0], sum = 0.0f;
@@ -118,25 +133,30 @@ __device__ __forceinline__ void store(const FolioCombineParams &p, u32 token, u3
     }
 }
 
-// Takes a row's heads and columns in turn with the row's other CTAs.
+// What block `block` of `blocks` has of a row: units of 128 columns of a head are dealt to the blocks in turn.
 template <u32 SHARES>
-__device__ __forceinline__ void combine_row(const FolioCombineParams &p, const FolioCombineItem &item, u32 block) {
+__device__ __forceinline__ void combine_row(const FolioCombineParams &p, const FolioCombineItem &item, u32 block,
+                                            u32 blocks) {
     __shared__ float4 sums[WARPS][32];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, share = warp % SHARES;
+    constexpr u32 AT_ONCE = WARPS / SHARES, ENTRIES = 32 * BATCHES<SHARES>;
     const u32 *const list = p.plan.partials + item.first;
     const Entries<SHARES> first_entries(list, 0, item.count, lane);
+    // Nothing after the first row.
     wait_for_prerequisites();
     allow_dependents();
-    constexpr u32 AT_ONCE = WARPS / SHARES, ENTRIES = 32 * BATCHES<SHARES>;
     const u32 pieces = (p.head_dim_vo + WARP_COLUMNS - 1) / WARP_COLUMNS, units = p.num_qo_heads * pieces;
-    for (u32 first = block * AT_ONCE; first < units; first += p.blocks_of_row * AT_ONCE) {
-        const u32 unit = min(first + warp / SHARES, units - 1);
+#pragma unroll 1
+    for (u32 unit = warp / SHARES * blocks + block; unit < units; unit += AT_ONCE * blocks) {
         const u32 head = unit / pieces, column = (unit - head * pieces) * WARP_COLUMNS + 4 * lane;
         WarpSum<SHARES> sum;
-        sum.add(p, item.count, first_entries, head, column, share, lane);
+        Entries<SHARES> entries = first_entries;
 #pragma unroll 1
-        for (u32 done = ENTRIES; done < item.count; done += ENTRIES) {
-            sum.add(p, item.count - done, Entries<SHARES>(list, done, item.count, lane), head, column, share, lane);
+        for (u32 done = 0;;) {
+            sum.add(p, item.count - done, entries, head, column, share, lane);
+            done += ENTRIES;
+            if (SHARES == 1 || done >= item.count) break;
+            entries = Entries<SHARES>(list, done, item.count, lane);
         }
         if (SHARES > 1) {
             sums[warp][lane] = sum.values;
@@ -144,9 +164,7 @@ __device__ __forceinline__ void combine_row(const FolioCombineParams &p, const F
             for (u32 i = 1; share == 0 && i < SHARES; ++i) add_scaled(sum.values, 1.0f, sums[warp + i][lane]);
             __syncthreads();
         }
-        if (share == 0 && first + warp / SHARES < units && column < p.head_dim_vo) {
-            store(p, item.q_token, head, column, sum.values, sum.state);
-        }
+        if (share == 0 && column < p.head_dim_vo) store(p, item.q_token, head, column, sum.values, sum.state);
     }
 }
 
@@ -156,14 +174,21 @@ __device__ __forceinline__ void combine_row(const FolioCombineParams &p, const F
 extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, 4)
     folio_combine_latent(const __grid_constant__ FolioCombineParams p) {
     using namespace folio;
-    const u32 index = blockIdx.x / p.blocks_of_row, block = blockIdx.x - index * p.blocks_of_row;
-    FolioCombineItem item = {};
-    if (index < p.plan.counts[1]) item = p.plan.combines[index];
-    if (item.count == 0 || item.q_token >= p.num_tokens) {
-        wait_for_prerequisites();
-    } else if (item.count <= MOST_PARTS_OF_A_WARP) {
-        combine_row<1>(p, item, block);
-    } else {
-        combine_row<WARPS>(p, item, block);
+    const u32 rows = p.plan.counts[1], blocks_of_row = max(gridDim.x / max(rows, 1u), 1u);
+    const u32 rows_at_once = gridDim.x / blocks_of_row, first = blockIdx.x / blocks_of_row;
+    const u32 block = blockIdx.x - first * blocks_of_row;
+    // Of blocks without a row one waits: what comes after this grid comes after the one before it.
+    if (blockIdx.x == 0 && rows == 0) wait_for_prerequisites();
+    if (first >= rows_at_once) return;
+#pragma unroll 1
+    for (u32 row = first; row < rows; row += rows_at_once) {
+        const FolioCombineItem item = p.plan.combines[row];
+        if (item.q_token >= p.num_tokens) {
+            wait_for_prerequisites();
+        } else if (item.count <= MOST_PARTS_OF_A_WARP) {
+            combine_row<1>(p, item, block, blocks_of_row);
+        } else {
+            combine_row<WARPS>(p, item, block, blocks_of_row);
+        }
     }
 }

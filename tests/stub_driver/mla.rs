@@ -281,8 +281,8 @@ pub fn split_rows_are_combined() {
     assert_eq!((params.num_qo_heads, params.group_size), (20, 20));
     assert_eq!((params.v_scale, params.o_scale), (0.25, 1.0));
     assert_eq!((params.flags, params.num_tokens), (1, 6));
-    // Six rows of 20 heads in four chunks.
-    assert_eq!((params.blocks_of_row, combine.grid), (80, [480, 1, 1]));
+    // A block for each of four chunks of 20 heads of six rows. The kernel deals them.
+    assert_eq!((params.blocks_of_row, combine.grid), (0, [480, 1, 1]));
 }
 
 /// The kernel that plans cuts by the same tiles.

@@ -118,7 +118,7 @@ pub fn whole_records_by_tma() {
         );
         let launched = launches(&recorder, &handle, &run);
         assert_eq!(launched.len(), 1);
-        assert_launch(&launched[0], "folio_sm90_mla_few_tma", 2, 5);
+        assert_launch(&launched[0], "folio_sm90_mla_few_tma", 2, 9);
         let params: MlaFewParams = launched[0].params();
         let attention = params.mla.attention;
         assert_eq!((attention.q.data, attention.q.stride_head), (Q as u64, 576));
@@ -153,7 +153,7 @@ pub fn split_records_by_tma() {
     let strides = [2 * 16 * 72, 72, 1];
     let rope = at(KV_ROPE, DType::BF16, &[PAGES, 16, ROPE], Some(&strides));
     let launched = launches(&recorder, &handle, &args(latent, Some(rope)));
-    assert_launch(&launched[0], "folio_sm90_mla_few_tma", 2, 5);
+    assert_launch(&launched[0], "folio_sm90_mla_few_tma", 2, 9);
     let params: MlaFewParams = launched[0].params();
     assert_eq!((params.one_record, params.boxes_log2), (0, 1));
     assert_eq!([params.page_step, params.rope_page_step], [2, 4]);
@@ -182,7 +182,7 @@ pub fn gathers_where_tma_cannot() {
         let page = i64::from(page_size) * RECORD + 8;
         let run = args(records(DType::BF16, page_size.into(), RECORD, page), None);
         let launched = launches(&recorder, &handle, &run);
-        assert_launch(&launched[0], "folio_sm90_mla_few_gather", 2, 8);
+        assert_launch(&launched[0], "folio_sm90_mla_few_gather", 2, 12);
         assert!(launched[0].maps().is_empty());
         let params: MlaFewParams = launched[0].params();
         let k = params.mla.attention.k;

@@ -10,6 +10,8 @@
 namespace folio::mla_few {
 
 constexpr int LATENT = 512, ROPE = 64, ROWS = 16, TILE_TOKENS = 64;
+// Warpgroups that multiply, a tile each at a time.
+constexpr int CONSUMERS = 2;
 // Of latent elements that share a scale in fp8_ds_mla; output dims are taken in such blocks too.
 constexpr int BLOCK = 128, BLOCKS = LATENT / BLOCK;
 
@@ -26,7 +28,6 @@ struct Halves {
     // Most slots of a tile. Fewer would keep more loads in flight, and take more clocks for a token's scores.
     static constexpr int TILE_SLOTS = 4;
     static constexpr bool WRAPS = false;
-    static constexpr int CONSUMERS = 1;
 
     // Offset of 16-byte chunk `chunk` of the record of token `token` of the slot.
     static __device__ __forceinline__ u32 chunk(u32 token, u32 chunk) {
@@ -35,7 +36,7 @@ struct Halves {
 };
 
 // fp8 records, one after the other. The pitch is an odd number of 16-byte chunks: eight records begin in eight different
-// bank groups, and ldmatrix has no conflicts.
+// bank groups, and ldmatrix has no conflicts. Those of fp8_ds_mla are so many by themselves, and lie as in the cache.
 template <class T, bool SCALED_>
 struct Bytes {
     using Element = T;
@@ -49,14 +50,12 @@ struct Bytes {
     static constexpr int SLOT_TOKENS = 32, SLOT_BYTES = SLOT_TOKENS * PITCH, SLOTS = SCALED ? 9 : 10;
     static constexpr int TILE_SLOTS = 2;
     static constexpr bool WRAPS = true;
-    static constexpr int CONSUMERS = 2;
 };
 
 // Shared memory: queries (and at the end of a unit its output), ring, weights, statistics, barriers.
 template <class Format>
 struct Memory {
     static_assert(Format::TILE_SLOTS * Format::SLOT_TOKENS <= TILE_TOKENS);
-    static constexpr int CONSUMERS = Format::CONSUMERS;
     // [atom of 64 elements][row][128 bytes], swizzled by 128 bytes.
     static constexpr int QUERY_ATOM_BYTES = ROWS * 128, QUERY_BYTES = 9 * QUERY_ATOM_BYTES;
     static constexpr int RING = QUERY_BYTES, RING_BYTES = Format::SLOTS * Format::SLOT_BYTES;

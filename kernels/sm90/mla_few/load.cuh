@@ -201,7 +201,7 @@ private:
     u32 warp, lane;
 };
 
-// A lane copies a record.
+// A lane copies a record; of fp8_ds_mla as many as are neighbours in the cache.
 template <class Format>
 class RecordLoader {
 public:
@@ -238,23 +238,38 @@ public:
 private:
     __device__ __forceinline__ void copy(u32 target, u32 barrier, const KeySlot &place) const {
         const bool there = place.page >= 0;
-        const u32 records = __popc(__ballot_sync(FULL_WARP, there));
+        const u32 exist = __ballot_sync(FULL_WARP, there), records = __popc(exist);
         if (!there) clear(target);
         __syncwarp();
         if (lane == 0) mbarrier_arrive_expect(barrier, records * Format::RECORD_BYTES);
         __syncwarp();
-        if (!there) return;
         const FolioCache &cache = params.mla.attention.k;
         const u8 *record = static_cast<const u8 *>(cache.data) + record_offset(cache, place);
-        if (Format::SCALED || params.one_record) {
-            bulk_load(target, record, Format::RECORD_BYTES, barrier, policy(params));
-            return;
+        if constexpr (Format::SCALED) {
+            const u32 run = run_records(params), first = lane & ~(run - 1);
+            const u32 of_run = (0xffffffffu >> (32 - run)) << first;
+            const bool whole = (exist & of_run) == of_run;
+            if (!there || (whole && lane != first)) return;
+            bulk_load(target, record, (whole ? run : 1) * Format::RECORD_BYTES, barrier, policy(params));
+        } else {
+            if (!there) return;
+            if (params.one_record) {
+                bulk_load(target, record, Format::RECORD_BYTES, barrier, policy(params));
+                return;
+            }
+            const FolioCache &ropes = params.mla.k_rope;
+            const u8 *rope = static_cast<const u8 *>(ropes.data) + record_offset(ropes, place);
+            bulk_load(target, record, Format::LATENT_BYTES, barrier, policy(params));
+            bulk_load(target + Format::LATENT_BYTES, rope, Format::RECORD_BYTES - Format::LATENT_BYTES, barrier,
+                      policy(params));
         }
-        const FolioCache &ropes = params.mla.k_rope;
-        const u8 *rope = static_cast<const u8 *>(ropes.data) + record_offset(ropes, place);
-        bulk_load(target, record, Format::LATENT_BYTES, barrier, policy(params));
-        bulk_load(target + Format::LATENT_BYTES, rope, Format::RECORD_BYTES - Format::LATENT_BYTES, barrier,
-                  policy(params));
+    }
+
+    // Records of a page that are neighbours in memory too, as far as a slot goes: a power of two.
+    static __device__ __forceinline__ u32 run_records(const FolioMlaFewParams &params) {
+        const u32 page = params.mla.page_size.divisor;
+        const bool neighbours = params.mla.attention.k.stride_token == Format::RECORD_BYTES;
+        return neighbours ? min(page & (0 - page), static_cast<u32>(Format::SLOT_TOKENS)) : 1;
     }
 
     static __device__ __forceinline__ void clear(u32 target) {

@@ -1,8 +1,8 @@
 // Absorbed MLA decode for Hopper where a request has few rows (heads x query tokens): 576-element latent records in pages,
 // rows in tiles of 16. Bound by memory: a record is read once per row tile, and the arithmetic hides behind it.
 //
-// Grid: as many CTAs as multiprocessors. A CTA takes units (a row tile of a work item) in rounds. One
-// or two consumer warpgroups take a unit's tiles of 64 tokens in turn; the warps behind them load, across units.
+// Grid: as many CTAs as multiprocessors. A CTA takes units (a row tile of a work item) in rounds. Two consumer
+// warpgroups take a unit's tiles of 64 tokens in turn; the warps behind them load, across units.
 // Both products have records as the wide operand of wgmma and the 16 rows as the narrow one (products.cuh).
 //
 // Clocks of a multiprocessor for 64 tokens, at 18.3 bytes per clock (4.1 TB/s over 132 at 1.7 GHz):
@@ -13,10 +13,11 @@
 //   fp8             2014    36 K in, 54 K scores, 48 K outputs:    544           336 per quarter, two clocks each: 672
 //                           1104
 //
-// One warpgroup in sequence takes about 1900 clocks for 16 bits (scores 780, softmax 300, outputs 700), half of the time
-// that the loads take. For fp8, about 2300 (1000, 300, 1000): hence two, a tile each at a time. In flight while a tile
-// is computed: 7 of 11 slots, 129 KB (16 bits), 6 of 10 or 5 of 9 slots, 114 or 105 KB (fp8). 96 KB hide DRAM.
-#include "sm90/mla_few/output.cuh"
+// One warpgroup in sequence takes 2950 clocks for 16 bits (measured), and less than the loads; but late CTAs, which have the
+// memory to themselves, then wait for products. Two, a tile each at a time, need 2000 clocks for a tile of fp8 (measured).
+// In flight while a tile is computed: 7 of 11 slots, 129 KB (16 bits), 6 of 10 or 5 of 9 slots, 114 or 105 KB (fp8).
+// 96 KB hide DRAM.
+#include "sm90/mla_few/output_staged.cuh"
 
 namespace folio::mla_few {
 
@@ -35,7 +36,7 @@ using Format = FormatOf<FOLIO_KV, FOLIO_KV::IS_FP8>::Type;
 #endif
 
 using Layout = Memory<Format>;
-constexpr int CONSUMER_WARPS = 4 * Format::CONSUMERS;
+constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int BARRIERS = Layout::STATISTICS + static_cast<int>(sizeof(Statistics<Format>));
 static_assert(BARRIERS % 8 == 0 && BARRIERS + 16 * Format::SLOTS <= FOLIO_SHARED_BYTES, "the row's shared memory");
 static_assert(FOLIO_SHARED_BYTES <= 232448);
@@ -72,9 +73,9 @@ __device__ __forceinline__ void consume(const FolioMlaFewParams &params, const R
     const u32 weights = queries + Layout::WEIGHTS + group * Layout::WEIGHT_COPIES * Layout::WEIGHT_BYTES;
     Softmax<Format> softmax;
     Cursor<Format> cursor;
-    for_each_unit(params, [&](const Unit &unit, bool is_last) {
+    for_each_unit(params, [&](const Unit &unit) {
         QueryRows<Format>::load(params, unit, queries, statistics.powers, 4 * group + warp, lane);
-        group_sync(1 + Format::CONSUMERS, CONSUMER_WARPS * 32);
+        group_sync(1 + CONSUMERS, CONSUMER_WARPS * 32);
         softmax.begin(params, unit, statistics, lane);
         const Span<Format> span(params, unit);
         i32 token = span.first;
@@ -112,10 +113,8 @@ __device__ __forceinline__ void consume(const FolioMlaFewParams &params, const R
             }
             left -= slots;
             token += static_cast<i32>(slots * Format::SLOT_TOKENS);
-            if (Format::CONSUMERS > 1) turn ^= 1;
+            turn ^= 1;
         }
-        // The combine kernel may start and read its part of the plan; it waits for the results itself.
-        if (is_last) allow_dependents();
         Output<Format>::store(params, unit, softmax, statistics, shared, group, warp, lane);
     });
 }
@@ -136,8 +135,10 @@ __device__ __forceinline__ void run(const FolioMlaFewParams &params, const Tenso
     if (warp == CONSUMER_WARPS && lane == 0) Loader::prepare(latent, rope);
     __syncthreads();
     wait_for_prerequisites();
+    // The combine kernel may start where there is room: it reads its part of the plan and waits for the results itself.
+    allow_dependents();
     // Two consumer warpgroups and one that loads share 504 registers for each of 128 threads.
-    constexpr bool DIVIDED = Format::CONSUMERS > 1;
+    constexpr bool DIVIDED = Format::FP8;
     static_assert(!DIVIDED || Loader::WARPS == 4, "whole warpgroups divide registers");
     if (warp < CONSUMER_WARPS) {
         if constexpr (DIVIDED) registers_grow<232>();
@@ -146,7 +147,7 @@ __device__ __forceinline__ void run(const FolioMlaFewParams &params, const Tenso
         if constexpr (DIVIDED) registers_shrink<40>();
         const Loader loader(params, ring, latent, rope, warp - CONSUMER_WARPS, lane);
         Cursor<Format> cursor;
-        for_each_unit(params, [&](const Unit &unit, bool) { loader.load(unit, cursor); });
+        for_each_unit(params, [&](const Unit &unit) { loader.load(unit, cursor); });
     }
 }
 

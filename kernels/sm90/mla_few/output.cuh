@@ -1,22 +1,24 @@
-// The end of a unit: the warpgroups' sums become one, and rows are stored to the output, or to the partial results where
-// the item is one chunk of several. Outputs lie in registers dim by dim; they pass through the memory of the queries,
-// eight rows at a time, and leave it in neighbouring vectors.
+// The end of a unit of 16-bit records: the warpgroups' sums become one, and rows are stored to the output, or to the partial
+// results where the item is one chunk of several. Rows go to memory straight from registers: a unit ends once, so that
+// most of what this costs is to fetch its code.
 #pragma once
 
-#include "sm90/mla_few/softmax.cuh"
+#include "sm90/mla_few/output_rows.cuh"
 
 namespace folio::mla_few {
-
-// A row on its way; four floats of padding spread a warp's stores over the banks.
-constexpr u32 OUTPUT_PITCH = LATENT + 4;
-static_assert(8 * OUTPUT_PITCH * sizeof(float) <= Memory<Halves<bf16>>::QUERY_BYTES);
 
 template <class Format>
 class Output {
     using P = Products<Format>;
-    static constexpr u32 CONSUMERS = Format::CONSUMERS, THREADS = CONSUMERS * GROUP_THREADS;
+    static constexpr u32 THREADS = CONSUMERS * GROUP_THREADS;
     // The barrier of all consumers; 1 and the next are those of the warpgroups.
     static constexpr u32 BARRIER = 1 + CONSUMERS;
+    // A warpgroup stores so many tiles of 64 dims; the others it hands on.
+    static constexpr int OWN_TILES = OUTPUT_TILES / CONSUMERS;
+    // Handed on at a time: a float4 for each thread and half of a tile. Both ways they fit where the queries were.
+    static constexpr int TILES_AT_ONCE = 2;
+    static constexpr u32 PIECE_BYTES = GROUP_THREADS * 16, HANDED_BYTES = 2 * TILES_AT_ONCE * PIECE_BYTES;
+    static_assert(2 * HANDED_BYTES <= Memory<Format>::QUERY_BYTES);
 
 public:
     // All consumer warps together. Nobody may read the queries any more after the first barrier in here.
@@ -25,27 +27,22 @@ public:
                                                  u32 group, u32 warp, u32 lane) {
         publish(softmax, shared, group, warp, lane);
         group_sync(BARRIER, THREADS);
-        const bool partial = unit.work.partial != FOLIO_NO_PARTIAL;
-        float factor[4];
+        // Once for a row and warpgroup, not by every lane that has a part of the row.
+        if (threadIdx.x < ROWS * CONSUMERS) weigh(params, unit, shared, threadIdx.x / ROWS, threadIdx.x % ROWS);
+        group_sync(BARRIER, THREADS);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            const u32 row = lane_row(n, lane);
-            const RowState state = total(shared, row);
-            const float own = exp2_approx(softmax.max[n] - state.max);
-            factor[n] =
-                state.sum == 0.0f ? 0.0f : __fdividef(own, state.sum) * (partial ? 1.0f : params.mla.attention.v_scale);
-            if (group == 0 && warp == 0 && lane < 4 && row < unit.num_rows) store_lse(params, unit, row, state);
-        }
-        float *staged = reinterpret_cast<float *>(queries);
+            const float factor = shared.factor[group][lane_row(n, lane)];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 g = CONSUMERS; g-- > 0;) {
-                if (group == g) stage(softmax, factor, staged, half, g + 1 < CONSUMERS, warp, lane);
-                group_sync(BARRIER, THREADS);
+            for (int j = 0; j < OUTPUT_TILES; ++j) {
+                softmax.o[j][n / 2 * 4 + n % 2] *= factor;
+                softmax.o[j][n / 2 * 4 + n % 2 + 2] *= factor;
             }
-            store_rows(params, unit, staged, half);
-            group_sync(BARRIER, THREADS);
+        }
+        if (group == 0) {
+            finish<0>(params, unit, softmax.o, shared_address(queries), warp, lane);
+        } else {
+            finish<OUTPUT_TILES - OWN_TILES>(params, unit, softmax.o, shared_address(queries), warp, lane);
         }
     }
 
@@ -63,73 +60,107 @@ private:
         }
     }
 
-    static __device__ __forceinline__ RowState total(const Statistics<Format> &shared, u32 row) {
+    // What a warpgroup's sums of a row are multiplied by. The row's lse is stored with it.
+    static __device__ __forceinline__ void weigh(const FolioMlaFewParams &params, const Unit &unit,
+                                                 Statistics<Format> &shared, u32 group, u32 row) {
         RowState state = {shared.max[0][row], 0.0f};
 #pragma unroll
-        for (u32 g = 1; g < CONSUMERS; ++g) state.max = fmaxf(state.max, shared.max[g][row]);
+        for (int g = 1; g < CONSUMERS; ++g) state.max = fmaxf(state.max, shared.max[g][row]);
 #pragma unroll
-        for (u32 g = 0; g < CONSUMERS; ++g) {
+        for (int g = 0; g < CONSUMERS; ++g) {
             const float weight = exp2_approx(shared.max[g][row] - state.max);
 #pragma unroll
             for (int w = 0; w < 4; ++w) state.sum += weight * shared.sum[g][w][row];
         }
-        return state;
+        const float scale = unit.work.partial != FOLIO_NO_PARTIAL ? 1.0f : params.mla.attention.v_scale;
+        const float own = exp2_approx(shared.max[group][row] - state.max);
+        shared.factor[group][row] = state.sum == 0.0f ? 0.0f : __fdividef(own, state.sum) * scale;
+        if (group == 0 && row < unit.num_rows) store_lse(params, unit, row, state);
     }
 
-    // Rows 8 half .. 8 half + 7, beside what another warpgroup has put there where `add`.
-    static __device__ __forceinline__ void stage(const Softmax<Format> &softmax, const float (&factor)[4],
-                                                 float *staged, int half, bool add, u32 warp, u32 lane) {
+    // Tiles FIRST .. of a warpgroup, once it has the other's part of them.
+    template <int FIRST>
+    static __device__ __forceinline__ void finish(const FolioMlaFewParams &params, const Unit &unit,
+                                                  float (&o)[OUTPUT_TILES][8], u32 queries, u32 warp, u32 lane) {
+        exchange<FIRST>(o, queries);
+        if (unit.work.partial == FOLIO_NO_PARTIAL) {
+            store_rows<FIRST>(params, unit, o, warp, lane);
+        } else {
+            store_partial<FIRST>(params, unit, o, warp, lane);
+        }
+    }
+
+    template <int FIRST>
+    static __device__ __forceinline__ void exchange(float (&o)[OUTPUT_TILES][8], u32 queries) {
+        constexpr int OTHERS = OWN_TILES - FIRST;
+        constexpr u32 TO = FIRST == 0 ? 0 : HANDED_BYTES, FROM = HANDED_BYTES - TO;
+        const u32 mine = queries + threadIdx.x % GROUP_THREADS * 16;
 #pragma unroll
-        for (int j = 0; j < OUTPUT_TILES; ++j) {
-            const float scale = Format::SCALED ? softmax.reference[j / 2] : 1.0f;
+        for (int tile = 0; tile < OWN_TILES; tile += TILES_AT_ONCE) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float *at = staged + (2 * (lane % 4) + i % 2) * OUTPUT_PITCH + P::first_dim(j, warp, lane / 4) +
-                            i / 2 * P::DIM_STEP;
-                const float x = softmax.o[j][4 * half + i] * (factor[2 * half + i % 2] * scale);
-                *at = add ? *at + x : x;
+            for (int n = 0; n < 2 * TILES_AT_ONCE; ++n) {
+                const float(&x)[8] = o[OTHERS + tile + n / 2];
+                const int i = n % 2 * 4;
+                const u32 words[4] = {__float_as_uint(x[i]), __float_as_uint(x[i + 1]), __float_as_uint(x[i + 2]),
+                                      __float_as_uint(x[i + 3])};
+                st_shared_v4(mine + TO + n * PIECE_BYTES, words);
+            }
+            group_sync(BARRIER, THREADS);
+#pragma unroll
+            for (int n = 0; n < 2 * TILES_AT_ONCE; ++n) {
+                float(&x)[8] = o[FIRST + tile + n / 2];
+                const int i = n % 2 * 4;
+                const float4 more = ld_shared_f4(mine + FROM + n * PIECE_BYTES);
+                x[i] += more.x, x[i + 1] += more.y, x[i + 2] += more.z, x[i + 3] += more.w;
+            }
+            group_sync(BARRIER, THREADS);
+        }
+    }
+
+    // 32 bytes of neighbouring dims of each of four rows at a time.
+    template <int FIRST>
+    static __device__ __forceinline__ void store_partial(const FolioMlaFewParams &params, const Unit &unit,
+                                                         const float (&o)[OUTPUT_TILES][8], u32 warp, u32 lane) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const u32 row = lane_row(n, lane);
+            if (row >= unit.num_rows) continue;
+            const i64 at = partial_row(params, unit, token_head(params, unit, row));
+            float *const to = params.mla.attention.plan.partial_o + at * LATENT + P::first_dim(FIRST, warp, lane / 4);
+#pragma unroll
+            for (int j = FIRST; j < FIRST + OWN_TILES; ++j) {
+                float *const tile = to + P::tile_dim(j) - P::tile_dim(FIRST);
+                const float x = o[j][n / 2 * 4 + n % 2], y = o[j][n / 2 * 4 + n % 2 + 2];
+                tile[0] = x;
+                tile[P::DIM_STEP] = y;
             }
         }
     }
 
+    template <int FIRST>
     static __device__ __forceinline__ void store_rows(const FolioMlaFewParams &params, const Unit &unit,
-                                                      const float *staged, int half) {
-        constexpr u32 PIECES = LATENT / 4;
-        const FolioAttentionParams &p = params.mla.attention;
-#pragma unroll 2
-        for (u32 n = threadIdx.x; n < 8 * PIECES; n += THREADS) {
-            const u32 row = 8 * half + n / PIECES, column = n % PIECES * 4;
-            if (row >= unit.num_rows) break;
-            const float4 x = *reinterpret_cast<const float4 *>(staged + n / PIECES * OUTPUT_PITCH + column);
-            const TokenHead at = token_head(params, unit, row);
-            if (unit.work.partial != FOLIO_NO_PARTIAL) {
-                float *const to = p.plan.partial_o + partial_row(params, unit, at) * LATENT + column;
-                *reinterpret_cast<float4 *>(to) = x;
-                continue;
+                                                      const float (&o)[OUTPUT_TILES][8], u32 warp, u32 lane) {
+        // A lane has two rows of a dim; transposed, two dims of a row.
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const u32 row = 8 * half + lane / 4;
+            const bool exists = row < unit.num_rows;
+            u16 *const to = output_row(params, unit, row) + P::first_dim(FIRST, warp, 0) + 2 * (lane % 4);
+#pragma unroll
+            for (int n = 0; n < 2 * OWN_TILES; ++n) {
+                const float(&x)[8] = o[FIRST + n / 2];
+                const int i = 4 * half + n % 2 * 2;
+                const u32 pair = transpose_8x8(QueryType::pack(x[i], x[i + 1]));
+                if (exists) *reinterpret_cast<u32 *>(to + P::tile_dim(n / 2) + n % 2 * P::DIM_STEP) = pair;
             }
-            const i64 token = static_cast<i64>(unit.work.q_token) + at.token;
-            u16 *const to =
-                static_cast<u16 *>(p.o.data) + token * p.o.stride_token + at.head * p.o.stride_head + column;
-            *reinterpret_cast<uint2 *>(to) = make_uint2(QueryType::pack(x.x, x.y), QueryType::pack(x.z, x.w));
         }
     }
 
-    static __device__ __forceinline__ i64 partial_row(const FolioMlaFewParams &params, const Unit &unit,
-                                                      const TokenHead &at) {
-        return static_cast<i64>(unit.work.partial + at.token) * params.mla.attention.num_qo_heads + at.head;
-    }
-
-    static __device__ __forceinline__ void store_lse(const FolioMlaFewParams &params, const Unit &unit, u32 row,
-                                                     const RowState &state) {
-        const FolioAttentionParams &p = params.mla.attention;
+    static __device__ __forceinline__ u16 *output_row(const FolioMlaFewParams &params, const Unit &unit, u32 row) {
+        const FolioRows &o = params.mla.attention.o;
         const TokenHead at = token_head(params, unit, row);
-        const float lse = log_sum_exp(state);
-        if (unit.work.partial != FOLIO_NO_PARTIAL) {
-            p.plan.partial_lse[partial_row(params, unit, at)] = lse;
-        } else if (p.lse) {
-            const i64 token = static_cast<i64>(unit.work.q_token) + at.token;
-            p.lse[token * p.lse_stride_token + at.head * p.lse_stride_head] = lse_in_base(lse, p.flags);
-        }
+        const i64 token = static_cast<i64>(unit.work.q_token) + at.token;
+        return static_cast<u16 *>(o.data) + token * o.stride_token + at.head * o.stride_head;
     }
 };
 

@@ -83,7 +83,8 @@ struct Products {
     }
 
     // The dim of tile j that a lane's accumulators with r = 0 are of, and the distance to those with r = 1.
-    static __device__ __forceinline__ u32 first_dim(int j, u32 warp, u32 g) { return 64 * j + 16 * warp + g; }
+    static __device__ __forceinline__ u32 first_dim(int j, u32 warp, u32 g) { return tile_dim(j) + 16 * warp + g; }
+    static __device__ constexpr u32 tile_dim(int j) { return 64 * j; }
     static constexpr u32 DIM_STEP = 8;
 };
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ float2 unpack_bf16(u32 pair) {
 template <class Format>
 class QueryRows {
     static constexpr bool DIVIDED = Format::FP8 && QueryType::IS_BF16;
-    static constexpr u32 WARPS = 4 * Format::CONSUMERS, ROWS_OF_WARP = ROWS / WARPS, LATENT_STEPS = LATENT / 16,
+    static constexpr u32 WARPS = 4 * CONSUMERS, ROWS_OF_WARP = ROWS / WARPS, LATENT_STEPS = LATENT / 16,
                          ROPE_STEPS = ROPE / 16;
     static_assert(!Format::SCALED || QueryType::IS_BF16, "the rotary part is multiplied as it is stored");
 

@@ -22,12 +22,12 @@ constexpr u32 GROUP_THREADS = 128;
 // In shared memory.
 template <class Format>
 struct Statistics {
-    static constexpr int CONSUMERS = Format::CONSUMERS;
     float powers[ROWS];                      // what query rows were divided by
     float warp_max[CONSUMERS][4][ROWS];      // for agreeing on maxima
     float warp_scale[CONSUMERS][4][BLOCKS];  // and on reference scales
     float max[CONSUMERS][ROWS];              // at the end of a unit
     float sum[CONSUMERS][4][ROWS];
+    float factor[CONSUMERS][ROWS];  // what sums are multiplied by then (16-bit records)
 };
 
 // The row of a lane's accumulators with index n = 2 j + c.

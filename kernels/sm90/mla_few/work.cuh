@@ -20,7 +20,8 @@ __device__ __forceinline__ u32 num_units(const FolioMlaFewParams &params) {
 
 __device__ __forceinline__ Unit read_unit(const FolioMlaFewParams &params, u32 index) {
     const FolioAttentionParams &p = params.mla.attention;
-    const u32 item = index / params.mla.row_tiles;
+    // Nearly always one tile: a division would delay the first load.
+    const u32 item = params.mla.row_tiles == 1 ? index : index / params.mla.row_tiles;
     const uint4 *words = reinterpret_cast<const uint4 *>(p.plan.items + item);
     const uint4 a = words[0], b = words[1], c = words[2];
     Unit unit;
@@ -41,21 +42,21 @@ __device__ __forceinline__ Unit read_unit(const FolioMlaFewParams &params, u32 i
     return unit;
 }
 
-// Calls `work(unit, is_last)` for the CTA's units, in an order that all of its warps have in common.
+// Calls `work` for the CTA's units, in an order that all of its warps have in common. Items are sorted, the largest
+// first: every other round goes backwards, so that a CTA that got a large one gets a small one next.
 template <class Work>
 __device__ __forceinline__ void for_each_unit(const FolioMlaFewParams &params, Work &&work) {
+    // Asked for at once: a unit that the number of units says is not there is one round trip cheaper than to wait for it.
+    Unit unit = read_unit(params, blockIdx.x);
     const u32 count = num_units(params);
+    u32 index = blockIdx.x;
+    bool backwards = false;
 #pragma unroll 1
-    for (u32 first = 0; first == 0 || first < count; first += gridDim.x) {
-        // Items are sorted, the largest first: every other round goes backwards, so that a CTA that got a large one gets
-        // a small one next.
-        const bool backwards = first / gridDim.x & 1;
-        const u32 index = first + (backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        if (first > 0 && index >= count) continue;
-        // Read before it is known whether there is such a unit: one round trip less.
-        const Unit unit = read_unit(params, index);
-        if (index >= count) return;
-        if (unit.num_rows > 0) work(unit, count - first <= gridDim.x);
+    for (u32 first = 0; first < count; first += gridDim.x) {
+        if (index < count && unit.num_rows > 0) work(unit);
+        backwards = !backwards;
+        index = first + gridDim.x + (backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (index < count) unit = read_unit(params, index);
     }
 }
 

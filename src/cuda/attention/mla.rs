@@ -13,7 +13,7 @@ use crate::cuda::kernels::mla::{
 use crate::cuda::mla_params::MlaParams;
 use crate::cuda::params::{Cache, Divisor, Rows, dtype_code, row_alignment};
 use crate::error::Result;
-use crate::problem::{AttentionDesc, CacheFormat, Tiling, Workers};
+use crate::problem::{AttentionDesc, CacheFormat, SmallItems, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// What of [`MlaParams`] the desc decides.
@@ -140,6 +140,7 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
         workers: Workers {
             all: slots,
             of_item: row_tiles,
+            small: SmallItems::NONE,
         },
     }
 }

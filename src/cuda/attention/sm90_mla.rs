@@ -13,7 +13,7 @@ use crate::cuda::kernels::mla::{MlaRow, MlaVariant, RecordSource, candidates, un
 use crate::cuda::mla_params::MlaHopperParams;
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, Tiling, Workers};
+use crate::problem::{AttentionDesc, SmallItems, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Columns of a swizzle atom, 128 bytes of 16-bit elements.
@@ -140,6 +140,7 @@ impl AttentionKernel for Sm90Mla {
             workers: Workers {
                 all: self.sm_count,
                 of_item: row_tiles,
+                small: SmallItems::NONE,
             },
         }
     }

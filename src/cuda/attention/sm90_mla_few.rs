@@ -13,7 +13,7 @@ use crate::cuda::kernels::mla::{MlaRow, MlaVariant, RecordSource, candidates, un
 use crate::cuda::mla_few_params::MlaFewParams;
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, Tiling, Workers};
+use crate::problem::{AttentionDesc, SmallItems, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Tokens of a slot of the ring, which a box fills where pages allow it.
@@ -162,6 +162,7 @@ impl AttentionKernel for Sm90MlaFew {
             workers: Workers {
                 all: self.sm_count,
                 of_item: self.row_tiles(self.desc.max_qo_len),
+                small: SmallItems::NONE,
             },
         }
     }

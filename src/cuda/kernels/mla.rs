@@ -282,18 +282,18 @@ fn few_rows() -> impl Iterator<Item = MlaRow> {
 }
 
 fn few(q: DType, format: RecordFormat, keys: RecordSource) -> MlaRow {
-    // Warps that multiply, four or twice four, and those that load.
-    let (warps, symbol, suffix) = match keys {
-        RecordSource::Boxes => (4 + 1, "folio_sm90_mla_few_tma", "tma"),
-        RecordSource::Rows => (4 + 4, "folio_sm90_mla_few_gather", "gather"),
-        RecordSource::Records => (8 + 4, "folio_sm90_mla_few_records", "records"),
+    // Warps that load, beside two warpgroups that multiply.
+    let (loaders, symbol, suffix) = match keys {
+        RecordSource::Boxes => (1, "folio_sm90_mla_few_tma", "tma"),
+        RecordSource::Rows => (4, "folio_sm90_mla_few_gather", "gather"),
+        RecordSource::Records => (4, "folio_sm90_mla_few_records", "records"),
     };
     let shape = MlaShape {
         kv_lora_rank: 512,
         qk_rope_head_dim: 64,
         q_tile: 16,
         kv_tile: 64,
-        threads: 32 * warps,
+        threads: 32 * (8 + loaders),
     };
     let (arch, latent) = (Arch::Sm90a, format.latent());
     let is_ds_mla = format == RecordFormat::DsMla;

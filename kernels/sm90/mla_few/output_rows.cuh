@@ -1,0 +1,26 @@
+// Where a row of a unit goes, and its lse: what both ways to end a unit have in common.
+#pragma once
+
+#include "sm90/mla_few/softmax.cuh"
+
+namespace folio::mla_few {
+
+// Of the partial results.
+__device__ __forceinline__ i64 partial_row(const FolioMlaFewParams &params, const Unit &unit, const TokenHead &at) {
+    return static_cast<i64>(unit.work.partial + at.token) * params.mla.attention.num_qo_heads + at.head;
+}
+
+__device__ __forceinline__ void store_lse(const FolioMlaFewParams &params, const Unit &unit, u32 row,
+                                          const RowState &state) {
+    const FolioAttentionParams &p = params.mla.attention;
+    const TokenHead at = token_head(params, unit, row);
+    const float lse = log_sum_exp(state);
+    if (unit.work.partial != FOLIO_NO_PARTIAL) {
+        p.plan.partial_lse[partial_row(params, unit, at)] = lse;
+    } else if (p.lse) {
+        const i64 token = static_cast<i64>(unit.work.q_token) + at.token;
+        p.lse[token * p.lse_stride_token + at.head * p.lse_stride_head] = lse_in_base(lse, p.flags);
+    }
+}
+
+}  // namespace folio::mla_few
