@@ -73,10 +73,12 @@ pub fn up_project(context: &Context, args: &UpProjectArgs, stream: Stream) -> Re
             rows_of_heads(kv_c, w_uv, ("v", v), device)
         })
         .transpose()?;
-    for product in [keys, values].iter().flatten() {
-        context.backend().project(product, stream)?;
+    match (keys, values) {
+        (Some(keys), Some(values)) => context.backend().project_pair(&[keys, values], stream),
+        (one, other) => one.or(other).map_or(Ok(()), |product| {
+            context.backend().project(&product, stream)
+        }),
     }
-    Ok(())
 }
 
 /// Cuts the up-projection into the weights of the other operators.

@@ -15,6 +15,16 @@ pub trait ProjectionOps {
         refused("mla_project")
     }
 
+    /// Computes two products of the same rows, which all heads share.
+    ///
+    /// # Errors
+    /// As [`ProjectionOps::project`].
+    fn project_pair(&self, products: &[Checked<ProjectArgs>; 2], stream: Stream) -> Result<()> {
+        products
+            .iter()
+            .try_for_each(|args| self.project(args, stream))
+    }
+
     /// Copies weights to where and how products read them best.
     ///
     /// # Errors

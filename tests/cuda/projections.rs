@@ -24,6 +24,7 @@ pub fn products() {
         (131, 1, [128, 256, 512]),
         (3, 128, [64, 64, 128]),
         (70, 1, [64, 72, 648]),
+        (300, 3, [200, 72, 64]),
     ];
     for case in grid(&HALF, &sizes) {
         case.check(&*session, &DeviceMemory);
@@ -47,6 +48,7 @@ pub fn products_of_every_tile() {
         (300, 132, [128, 128, 128]),
         (515, 40, [128, 128, 128]),
         (700, 132, [128, 128, 128]),
+        (4400, 3, [64, 128, 128]),
     ];
     for (n, (tokens, heads, widths)) in narrow.into_iter().chain(wide).enumerate() {
         for operator in [Operator::AbsorbQ, Operator::ProjectO, Operator::UpProject] {

@@ -6,6 +6,7 @@ use folio::cuda::mla_cache_params::MlaGatherParams;
 use folio::cuda::params::{CombineParams, MergeStatesParams, PlanParams};
 use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::projection_params::{CopyWeightsParams, ProjectionParams};
+use folio::cuda::up_projection_params::UpProjectionParams;
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::problem::{
@@ -132,6 +133,7 @@ fn recorder() -> Recorder {
     ] {
         recorder.expect::<ProjectionParams>(kernel);
     }
+    recorder.expect::<UpProjectionParams>("folio_up_project");
     recorder.expect::<MergeStatesParams>("folio_merge_state");
     recorder.expect::<CopyWeightsParams>("folio_copy_weights");
     recorder
@@ -153,6 +155,15 @@ const CHUNK_KERNELS: [&str; 6] = [
     "folio_merge_state",
 ];
 
+/// Of whole tiles: both products are one launch.
+const FULL_CHUNK_KERNELS: [&str; 5] = [
+    "folio_mla_gather",
+    "folio_up_project",
+    "folio_plan",
+    "folio_prefill_sm90_split_keys",
+    "folio_merge_state",
+];
+
 pub fn a_run_goes_chunk_by_chunk() {
     let recorder = recorder();
     let mut handle = Handle::new(false);
@@ -160,7 +171,7 @@ pub fn a_run_goes_chunk_by_chunk() {
     let launched = handle.run(&recorder);
     let expected = [
         &NEW_TOKENS[..],
-        &CHUNK_KERNELS,
+        &FULL_CHUNK_KERNELS,
         &CHUNK_KERNELS,
         &["folio_copy_weights"],
     ];

@@ -3,6 +3,7 @@
 use folio::api::{absorb_q, absorb_weights, project_o, up_project};
 use folio::cuda::params::Rows;
 use folio::cuda::projection_params::{CopyWeightsParams, ProjectionParams};
+use folio::cuda::up_projection_params::UpProjectionParams;
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::problem::{AbsorbQArgs, AbsorbWeightsArgs, ProjectOArgs, UpProjectArgs};
@@ -18,14 +19,24 @@ const VALUES: usize = 0x4_0000_0000;
 const COLUMNS_FIRST: &str = "folio_project_columns_first";
 const DEPTH_FIRST: &str = "folio_project_depth_first";
 const PORTABLE: &str = "folio_project";
+const FEW_COLUMNS_FIRST: &str = "folio_project_few_columns_first";
+const FEW_DEPTH_FIRST: &str = "folio_project_few_depth_first";
+const SHARED_ROWS: &str = "folio_up_project";
 /// Multiprocessors of the stub's device.
 const MULTIPROCESSORS: u32 = 132;
 
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
-    for kernel in [COLUMNS_FIRST, DEPTH_FIRST, PORTABLE] {
+    for kernel in [
+        COLUMNS_FIRST,
+        DEPTH_FIRST,
+        PORTABLE,
+        FEW_COLUMNS_FIRST,
+        FEW_DEPTH_FIRST,
+    ] {
         recorder.expect::<ProjectionParams>(kernel);
     }
+    recorder.expect::<UpProjectionParams>(SHARED_ROWS);
     recorder.expect::<CopyWeightsParams>("folio_copy_weights");
     recorder
 }
@@ -77,16 +88,26 @@ fn assert_rows(rows: Rows, data: usize, stride_token: i64, stride_head: i64) {
     );
 }
 
+/// Few tokens need no tensor map. The warps of a CTA share the depth.
 pub fn absorption_of_one_token() {
     let recorder = recorder();
     let launched = launches(&recorder, || absorb_q(&context(), &absorption(1), OURS));
     assert_eq!(launched.len(), 1);
     let launch = &launched[0];
-    assert_eq!((launch.name(), launch.dependent), (COLUMNS_FIRST, 1));
-    // 4 tiles of 128 columns per head are 512: two CTAs each multiprocessor take two.
-    assert_eq!(launch.grid, [2 * MULTIPROCESSORS, 1, 1]);
-    assert_eq!(launch.block, [192, 1, 1]);
+    assert_eq!((launch.name(), launch.dependent), (FEW_COLUMNS_FIRST, 1));
+    // 16 blocks of 32 columns per head; 4 warps of 32 along the depth.
+    assert_eq!(launch.grid, [16 * 128, 1, 1]);
+    assert_eq!(launch.block, [128, 1, 1]);
+    assert!(launch.maps().is_empty());
     let params: ProjectionParams = launch.params();
+    assert_absorption(&params, 1);
+    let launched = launches(&recorder, || project_o(&context(), &projection(8), OURS));
+    let launch = &launched[0];
+    assert_eq!(launch.name(), FEW_DEPTH_FIRST);
+    assert_eq!((launch.grid, launch.block), ([4 * 128, 1, 1], [512, 1, 1]));
+}
+
+fn assert_absorption(params: &ProjectionParams, tokens: u32) {
     assert_rows(params.x, X, 128 * 192, 192);
     assert_rows(params.out, OUT, 128 * 576, 576);
     assert_eq!(params.weight, WEIGHT as u64);
@@ -102,24 +123,35 @@ pub fn absorption_of_one_token() {
         params.depth,
         params.columns,
     ];
-    assert_eq!(extents, [1, 128, 128, 512]);
+    assert_eq!(extents, [tokens, 128, 128, 512]);
     assert_eq!((params.x_heads, params.x_vectors), (128, 1));
+}
+
+pub fn absorption_by_tensor_maps() {
+    let recorder = recorder();
+    let launched = launches(&recorder, || absorb_q(&context(), &absorption(9), OURS));
+    assert_eq!(launched.len(), 1);
+    let launch = &launched[0];
+    assert_eq!((launch.name(), launch.dependent), (COLUMNS_FIRST, 1));
+    // 8 tiles of 64 columns per head are 1024, for two CTAs on each multiprocessor.
+    assert_eq!(launch.grid, [2 * MULTIPROCESSORS, 1, 1]);
+    assert_eq!(launch.block, [192, 1, 1]);
+    assert_absorption(&launch.params(), 9);
     let maps = launch.maps();
     assert_eq!(
         maps.iter().map(|map| map.address).collect::<Vec<_>>(),
         [X as u64, WEIGHT as u64, OUT as u64]
     );
     assert!(maps.iter().all(|map| map.swizzle == 3));
-    assert_eq!(maps[0].extents[..3], [128, 1, 128]);
+    assert_eq!(maps[0].extents[..3], [128, 9, 128]);
     assert_eq!(maps[0].boxes[..3], [64, 16, 1]);
-    // One token: its stride is no one's.
-    assert_eq!(maps[0].strides[1], 192 * 2);
+    assert_eq!(maps[0].strides[..2], [128 * 192 * 2, 192 * 2]);
     assert_eq!(maps[1].extents[..3], [512, 128, 128]);
     assert_eq!(maps[1].boxes[..3], [64, 64, 1]);
     assert_eq!(maps[1].strides[..2], [512 * 2, 128 * 512 * 2]);
-    assert_eq!(maps[2].extents[..3], [512, 1, 128]);
+    assert_eq!(maps[2].extents[..3], [512, 9, 128]);
     assert_eq!(maps[2].boxes[..3], [64, 16, 1]);
-    assert_eq!(maps[2].strides[1], 576 * 2);
+    assert_eq!(maps[2].strides[..2], [128 * 576 * 2, 576 * 2]);
 }
 
 /// The depth of these weights is contiguous: their map has it first.
@@ -138,45 +170,52 @@ pub fn projection_by_parts_of_the_up_projection() {
     assert_eq!(maps[2].boxes[..3], [64, 64, 1]);
 }
 
-/// The tile grows with the tokens, and shrinks where few heads would leave multiprocessors idle.
+/// Tiles of weights whose columns are contiguous were timed; others are chosen by arithmetic. Both grow with the tokens, and
+/// shrink where few heads would leave multiprocessors idle.
 pub fn tiles_suit_the_number_of_tokens() {
     let recorder = recorder();
     let context = context();
-    for (tokens, heads, tile, blocks) in [
-        (1, 128, [16, 128], 264),
-        (16, 128, [16, 128], 264),
-        (32, 128, [64, 128], 264),
-        (64, 128, [64, 128], 264),
-        (128, 128, [128, 128], 132),
-        (512, 128, [256, 128], 132),
-        (1, 16, [16, 64], 128),
-        (64, 16, [64, 64], 128),
+    // Tokens and columns of a tile, and CTAs.
+    for (tokens, heads, timed, by_arithmetic) in [
+        (9, 128, (16, 64, 264), (16, 128, 264)),
+        (32, 128, (32, 64, 264), (64, 128, 264)),
+        (64, 128, (64, 64, 264), (64, 128, 264)),
+        (128, 128, (64, 128, 264), (128, 128, 132)),
+        (512, 128, (64, 128, 264), (256, 128, 132)),
+        (9, 16, (16, 64, 128), (16, 64, 128)),
+        (64, 16, (64, 64, 128), (64, 64, 128)),
+        (64, 8, (32, 64, 128), (16, 128, 128)),
     ] {
-        let w_uk = at(WEIGHT, DType::F16, &[heads, 128, 512], None);
-        // Depth first, so that the map's box says how many columns a tile has.
-        let w_uk = at(
-            w_uk.address(),
-            DType::F16,
-            &[heads, 128, 512],
-            Some(&[128 * 512, 1, 128]),
-        );
-        let args = AbsorbQArgs {
-            q_nope: at(X, DType::F16, &[tokens, heads, 128], None),
-            w_uk,
-            q_latent: at(OUT, DType::F16, &[tokens, heads, 512], None),
-        };
-        let launched = launches(&recorder, || absorb_q(&context, &args, OURS));
-        let maps = launched[0].maps();
-        let got = [maps[0].boxes[1], maps[1].boxes[1]];
-        assert_eq!(
-            (got, launched[0].grid[0]),
-            (tile, blocks),
-            "{tokens} tokens, {heads} heads"
-        );
+        let depth_first = [128 * 512, 1, 128];
+        for (strides, (tile_tokens, tile_columns, blocks)) in
+            [(None, timed), (Some(&depth_first[..]), by_arithmetic)]
+        {
+            let args = AbsorbQArgs {
+                q_nope: at(X, DType::BF16, &[tokens, heads, 128], None),
+                w_uk: at(WEIGHT, DType::BF16, &[heads, 128, 512], strides),
+                q_latent: at(OUT, DType::BF16, &[tokens, heads, 512], None),
+            };
+            let launched = launches(&recorder, || absorb_q(&context, &args, OURS));
+            let launch = &launched[0];
+            let maps = launch.maps();
+            let what = format!("{tokens} tokens, {heads} heads, {strides:?}");
+            assert_eq!(maps[0].boxes[1], tile_tokens, "{what}");
+            assert_eq!(launch.grid[0], blocks, "{what}");
+            match strides {
+                // The box says how many columns a tile has, or the memory of the stages does.
+                Some(_) => assert_eq!(maps[1].boxes[1], tile_columns, "{what}"),
+                None => {
+                    let stage = (tile_tokens + tile_columns) * 128;
+                    let results = tile_tokens * tile_columns * 2 + 1024;
+                    let stages = launch.shared_bytes - results;
+                    assert_eq!(stages % stage, 0, "{what}");
+                }
+            }
+        }
     }
 }
 
-/// Heads that share their rows have one in the map, and a stride of nothing.
+/// Keys and values are one launch of clusters of two CTAs. Heads that share their rows have one in the map.
 pub fn up_projection_of_shared_rows() {
     let recorder = recorder();
     let context = context();
@@ -203,25 +242,70 @@ pub fn up_projection_of_shared_rows() {
         v: Some(at(VALUES, DType::BF16, &[1024, 16, 128], None)),
     };
     let launched = launches(&recorder, || up_project(&context, &args, OURS));
-    assert_eq!(launched.len(), 2);
-    for (launch, out) in launched.iter().zip([OUT, VALUES]) {
-        assert_eq!(launch.name(), DEPTH_FIRST);
-        let params: ProjectionParams = launch.params();
-        assert_rows(params.x, X, 576, 0);
-        assert_eq!((params.x_heads, params.num_heads), (1, 16));
-        assert_eq!((params.depth, params.columns), (512, 128));
-        assert_eq!(params.out.data, out as u64);
-        let maps = launch.maps();
-        assert_eq!(maps[0].extents[..3], [512, 1024, 1]);
-        assert_eq!(maps[0].strides[0], 576 * 2);
+    assert_eq!(launched.len(), 1);
+    let launch = &launched[0];
+    assert_eq!((launch.name(), launch.cluster), (SHARED_ROWS, 2));
+    // 4 pairs of token blocks times 16 blocks of four chunks, for 66 pairs of multiprocessors.
+    assert_eq!((launch.grid, launch.block), ([128, 1, 1], [288, 1, 1]));
+    let params: UpProjectionParams = launch.params();
+    assert_eq!(
+        [params.num_tokens, params.num_heads, params.depth],
+        [1024, 16, 512]
+    );
+    for part in [params.keys, params.values] {
+        assert_eq!((part.columns, part.depth_first), (128, 1));
     }
+    let maps = launch.maps();
+    let addresses = [X, WEIGHT, WEIGHT + 128 * 512 * 2, OUT, VALUES];
+    assert_eq!(
+        maps.iter().map(|map| map.address).collect::<Vec<_>>(),
+        addresses.map(|address| address as u64)
+    );
+    assert_eq!(maps[0].extents[..3], [512, 1024, 1]);
+    assert_eq!(maps[0].boxes[..3], [64, 128, 1]);
+    assert_eq!(maps[0].strides[0], 576 * 2);
+    for (map, [token, head]) in maps[3..].iter().zip([[16 * 192, 192], [16 * 128, 128]]) {
+        assert_eq!(map.boxes[..3], [64, 64, 1]);
+        assert_eq!(map.strides[..2], [token * 2, head * 2]);
+    }
+    // The order of each weight is its own.
+    let copied = UpProjectArgs {
+        w_uv: Some(at(WEIGHT, DType::BF16, &[16, 512, 128], None)),
+        ..args
+    };
+    let launched = launches(&recorder, || up_project(&context, &copied, OURS));
+    let params: UpProjectionParams = launched[0].params();
+    assert_eq!([params.keys.depth_first, params.values.depth_first], [1, 0]);
+    // One product alone, and tiles that are not whole.
     let keys_alone = UpProjectArgs {
         w_uv: None,
         v: None,
         ..args
     };
-    let launched = launches(&recorder, || up_project(&context, &keys_alone, OURS));
-    assert_eq!(launched.len(), 1);
+    let part_of_a_tile = UpProjectArgs {
+        kv_c: at(X, DType::BF16, &[1000, 512], Some(&[576, 1])),
+        k_nope: Some(at(OUT, DType::BF16, &[1000, 16, 128], None)),
+        v: Some(at(VALUES, DType::BF16, &[1000, 16, 128], None)),
+        ..args
+    };
+    for (args, count) in [(keys_alone, 1), (part_of_a_tile, 2)] {
+        let launched = launches(&recorder, || up_project(&context, &args, OURS));
+        assert_eq!(launched.len(), count);
+        for launch in &launched {
+            assert_eq!(launch.name(), DEPTH_FIRST);
+            let params: ProjectionParams = launch.params();
+            assert_rows(params.x, X, 576, 0);
+            assert_eq!((params.x_heads, params.num_heads), (1, 16));
+        }
+    }
+    // What no tensor map describes goes one product after the other.
+    let skew = UpProjectArgs {
+        kv_c: at(X + 8, DType::BF16, &[1024, 512], None),
+        ..args
+    };
+    let launched = launches(&recorder, || up_project(&context, &skew, OURS));
+    assert_eq!(launched.len(), 2);
+    assert!(launched.iter().all(|launch| launch.name() == PORTABLE));
 }
 
 /// What no tensor map describes is the portable kernel's.

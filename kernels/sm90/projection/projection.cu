@@ -261,8 +261,9 @@ __device__ __forceinline__ void project(const FolioProjectionParams &p, const Te
         tensor_map_prefetch(out_map);
     }
     __syncthreads();
-    // A thread that has nothing to do before data arrive.
-    if (threadIdx.x == 32) prefetch<DEPTH_FIRST>(p, weight_map);
+    // A thread that has nothing to do before data arrive. Columns first it was measured not to pay, but for the tiles of
+    // more than 64 tokens.
+    if (DEPTH_FIRST && threadIdx.x == 32) prefetch<DEPTH_FIRST>(p, weight_map);
     wait_for_prerequisites();
     if (threadIdx.x < WEIGHTS) {
         Consumer<DEPTH_FIRST>(p, out_map, shared).run();

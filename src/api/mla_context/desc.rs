@@ -85,6 +85,7 @@ fn attention(desc: &MlaContextDesc, kv: KvStorage) -> AttentionDesc {
         batch_invariant: false,
         fp8_products: false,
         shared_levels: 0,
+        new_kv: None,
     }
 }
 

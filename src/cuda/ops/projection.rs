@@ -1,28 +1,27 @@
-//! Products per head on a device, each one launch: the projections of MLA, and the copy that prepares their weights.
+//! Products per head on a device, each one launch: the projections of MLA, and the copy that prepares their weights. Which
+//! kernel takes a product is decided here; how those for few tokens and for rows that all heads share are launched is in
+//! `projection_few` and `up_projection`.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use super::kernels::{Kernel, Kernels};
-use crate::backend::Stream;
-use crate::cuda::attention::sm90::{Map, rows_are_distinct};
-use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{
-    Context, Current, Driver, Function, Launch, Swizzle, TensorMap, blocks_of,
+use super::projection_few::FewTokens;
+use super::projection_maps::{
+    ATOM, Order, Ordered, map_of_rows, map_of_weight, order_for_maps, order_of_aligned,
 };
+use super::up_projection::UpProjection;
+use crate::backend::Stream;
+use crate::cuda::compiler::loader::Loader;
+use crate::cuda::driver::{Context, Current, Driver, Function, Launch, TensorMap, blocks_of};
 use crate::cuda::kernels::projection::{
     COPY_TILE, CopyTypes, PORTABLE_TILE, ProjectRow, Tile, blocks_per_multiprocessor, candidates,
-    copy_candidates, unsupported, unsupported_copy,
+    copy_candidates, tile, unsupported, unsupported_copy,
 };
-use crate::cuda::params::row_alignment;
-use crate::cuda::projection_params::{CopyWeightsParams, ProjectionParams, WeightOrder};
+use crate::cuda::projection_params::{CopyWeightsParams, ProjectionParams};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{Checked, CopyWeightsArgs, ProjectArgs};
-use crate::tensor::Tensor;
-
-/// Columns of a swizzle atom, 128 bytes of 16-bit elements, and the step along the depth of the Hopper kernel.
-const ATOM: u32 = 64;
 
 /// The operators on one device.
 #[derive(Debug)]
@@ -36,6 +35,8 @@ pub struct Projections {
 /// and any later one may be captured.
 #[derive(Debug)]
 struct Products {
+    few_tokens: FewTokens,
+    shared_rows: Option<UpProjection>,
     hopper: Vec<Hopper>,
     portable: Kernel,
 }
@@ -61,23 +62,37 @@ impl Projections {
     /// Computes a product per head.
     pub fn project(&self, args: &Checked<ProjectArgs>, stream: Stream) -> Result<()> {
         let current = self.products.enter(stream)?;
+        let products = self.load(&current, args, stream)?;
+        products.project(&current, args, self.sm_count, stream)
+    }
+
+    /// Computes two products of the same rows, which all heads share.
+    pub fn project_pair(&self, products: &[Checked<ProjectArgs>; 2], stream: Stream) -> Result<()> {
+        let current = self.products.enter(stream)?;
+        let [keys, values] = products;
+        let kernels = self.load(&current, keys, stream)?;
+        if let (Some(kernel), Some(keys), Some(values)) = (
+            &kernels.shared_rows,
+            for_shared_rows(keys),
+            for_shared_rows(values),
+        ) && kernel.takes(&[keys, values])
+        {
+            return kernel.enqueue(&current, &[keys, values], self.sm_count, stream);
+        }
+        let mut each = products.iter();
+        each.try_for_each(|args| kernels.project(&current, args, self.sm_count, stream))
+    }
+
+    fn load(
+        &self,
+        current: &Current<'_>,
+        args: &Checked<ProjectArgs>,
+        stream: Stream,
+    ) -> Result<Arc<Products>> {
         let dtype = args.x.dtype();
-        let products = self.products.get(&current, dtype, stream, |loader, cc| {
+        self.products.get(current, dtype, stream, |loader, cc| {
             Products::load(loader, dtype, cc)
-        })?;
-        if args.is_empty() {
-            return Ok(());
-        }
-        let params = ProjectionParams::of(args);
-        match products.hopper_for(args, &params, self.sm_count) {
-            Some(kernel) => kernel.enqueue(&current, args, &params, self.sm_count, stream),
-            None => {
-                let blocks = blocks_of("num_tokens", tiles(PORTABLE_TILE, &params))?;
-                // SAFETY: the kernel takes a `FolioProjectionParams`; the addresses are the caller's tensors,
-                // whose extents `api` checked.
-                unsafe { products.portable.enqueue(&current, &params, blocks, stream) }
-            }
-        }
+        })
     }
 
     /// Copies weights.
@@ -120,9 +135,39 @@ impl Products {
         let portable = candidates(dtype, cc).filter(|row| row.tile.is_none());
         let found = loader.find(portable, || unsupported(dtype, cc));
         Ok(Products {
+            few_tokens: FewTokens::load(loader, dtype, cc)?,
+            shared_rows: UpProjection::load(loader, dtype, cc)?,
             hopper,
             portable: found.map(Kernel::new)?,
         })
+    }
+
+    fn project(
+        &self,
+        current: &Current<'_>,
+        args: &Checked<ProjectArgs>,
+        sm_count: u32,
+        stream: Stream,
+    ) -> Result<()> {
+        if args.is_empty() {
+            return Ok(());
+        }
+        let params = ProjectionParams::of(args);
+        if let Some(order) = order_of_aligned(args)
+            && args.x.extent(1) == args.weight.extent(0)
+            && self.few_tokens.enqueue(current, &params, order, stream)?
+        {
+            return Ok(());
+        }
+        match self.hopper_for(args, &params, sm_count) {
+            Some(kernel) => kernel.enqueue(current, args, &params, sm_count, stream),
+            None => {
+                let blocks = blocks_of("num_tokens", tiles(PORTABLE_TILE, &params))?;
+                // SAFETY: the kernel takes a `FolioProjectionParams`; the addresses are the caller's tensors,
+                // whose extents `api` checked.
+                unsafe { self.portable.enqueue(current, &params, blocks, stream) }
+            }
+        }
     }
 
     /// The Hopper kernel whose tile suits best, where tensor maps can describe the tensors.
@@ -132,38 +177,30 @@ impl Products {
         params: &ProjectionParams,
         sm_count: u32,
     ) -> Option<&Hopper> {
-        let order = WeightOrder::of(&args.weight);
-        let tensors = [&args.x, &args.weight, &args.out];
-        let described = order != WeightOrder::Elements
-            && tensors.into_iter().all(map_describes)
-            && [&args.x, &args.out]
-                .map(row_alignment)
-                .iter()
-                .all(|&a| a >= 16);
-        if !described {
-            return None;
-        }
-        let depth_first = order == WeightOrder::DepthFirst;
-        self.hopper
+        let order = order_for_maps(args)?;
+        let mut kernels = self
+            .hopper
             .iter()
-            .filter(|kernel| kernel.row.depth_first == depth_first)
-            .filter(|kernel| tiles(kernel.tile, params) < MOST_TILES)
+            .filter(|kernel| kernel.row.depth_first == (order == Order::DepthFirst))
+            .filter(|kernel| tiles(kernel.tile, params) < MOST_TILES);
+        if is_timed(args, order) {
+            return kernels.find(|kernel| kernel.tile == best_tile(params, sm_count));
+        }
+        kernels
+            .filter(|kernel| kernel.tile.tokens != 32)
             .min_by_key(|kernel| cost(kernel.tile, params, sm_count))
     }
 }
 
+/// The product with the order of its weight, where the kernels for rows that all heads share take it.
+fn for_shared_rows(args: &Checked<ProjectArgs>) -> Option<Ordered<'_>> {
+    let shared = args.x.extent(1) == 1 && !args.is_empty();
+    let order = order_for_maps(args).filter(|_| shared)?;
+    Some((args, order))
+}
+
 /// Tiles that the Hopper kernel counts, sixteen times over, in 32 bits.
 const MOST_TILES: u64 = 1 << 27;
-
-fn map_describes(tensor: &Tensor) -> bool {
-    const MOST_BYTES: i64 = 1 << 40;
-    let bytes = |stride: &i64| stride.saturating_mul(tensor.dtype().size() as i64);
-    rows_are_distinct(tensor)
-        && tensor
-            .strides()
-            .iter()
-            .all(|stride| bytes(stride) < MOST_BYTES)
-}
 
 fn tiles(tile: Tile, params: &ProjectionParams) -> u64 {
     let tokens = u64::from(params.num_tokens.div_ceil(tile.tokens));
@@ -178,6 +215,28 @@ fn cost(tile: Tile, params: &ProjectionParams, sm_count: u32) -> u64 {
     let bytes = 2 * (depth * (tokens + columns) + tokens * columns);
     let flop = 2 * tokens.max(64) * columns * depth;
     tiles(tile, params).div_ceil(u64::from(sm_count)) * (bytes / 32).max(flop / 4096)
+}
+
+/// Whether all tiles were timed for such a product, so that `best_tile` knows better than `cost`.
+fn is_timed(args: &Checked<ProjectArgs>, order: Order) -> bool {
+    let [tokens, heads, ..] = args.extents();
+    order == Order::ColumnsFirst
+        && args.x.dtype() == DType::BF16
+        && args.x.extent(1) == heads
+        && tokens <= 512
+}
+
+/// The least tile that all tokens fit, or one of 64: of 128 columns where each multiprocessor has several, and of 32 tokens
+/// where half of the multiprocessors would have none. Found by timing all tiles on an H200.
+fn best_tile(params: &ProjectionParams, sm_count: u32) -> Tile {
+    let sm_count = u64::from(sm_count);
+    match params.num_tokens {
+        0..=16 => tile(16, 64),
+        17..=32 => tile(32, 64),
+        _ if tiles(tile(64, 64), params) * 2 <= sm_count => tile(32, 64),
+        _ if tiles(tile(64, 128), params) >= sm_count * 4 => tile(64, 128),
+        _ => tile(64, 64),
+    }
 }
 
 impl Hopper {
@@ -205,26 +264,14 @@ impl Hopper {
 
     /// Boxes of x and of the results are rows of 64 columns; those of the weight 64 along what is contiguous.
     fn maps(&self, driver: Driver, args: &Checked<ProjectArgs>) -> Result<[TensorMap; 3]> {
-        let rows = |tensor: &Tensor, tokens| {
-            Map::new(tensor)
-                .dimension(tensor.extent(2) as u32, ATOM, 1)
-                .dimension(tensor.extent(0) as u32, tokens, tensor.stride(0))
-                .dimension(tensor.extent(1) as u32, 1, tensor.stride(1))
-                .encode(driver, Swizzle::Span128)
+        let order = match self.row.depth_first {
+            true => Order::DepthFirst,
+            false => Order::ColumnsFirst,
         };
-        let (weight, in_box) = match self.row.depth_first {
-            true => (args.weight.swap_dims(1, 2), self.tile.columns),
-            false => (args.weight, ATOM),
-        };
-        let weight_map = Map::new(&weight)
-            .dimension(weight.extent(2) as u32, ATOM, 1)
-            .dimension(weight.extent(1) as u32, in_box, weight.stride(1))
-            .dimension(weight.extent(0) as u32, 1, weight.stride(0))
-            .encode(driver, Swizzle::Span128)?;
         Ok([
-            rows(&args.x, self.tile.tokens)?,
-            weight_map,
-            rows(&args.out, self.tile.tokens.min(ATOM))?,
+            map_of_rows(driver, &args.x, self.tile.tokens)?,
+            map_of_weight(driver, (args, order), self.tile.columns)?,
+            map_of_rows(driver, &args.out, self.tile.tokens.min(ATOM))?,
         ])
     }
 }

@@ -1,0 +1,18 @@
+// What host and device agree on for the up-projection of latent rows: a struct that src/cuda/up_projection_params.rs
+// mirrors. Its size is asserted on both sides.
+#pragma once
+#include "params/params.h"
+
+// The keys of all heads, or the values. Nothing is computed where `columns` is 0.
+struct FolioUpProjectionPart {
+    folio_u32 columns;      // of a head
+    folio_u32 depth_first;  // the weight's depth has the unit stride and not its columns
+};
+
+// out[t, h] = x[t] weight[h] of both parts, where x is [num_tokens, depth] and weight[h] is [depth, columns].
+struct FolioUpProjectionParams {
+    folio_u32 num_tokens, num_heads, depth, reserved;
+    FolioUpProjectionPart keys, values;
+};
+
+static_assert(sizeof(FolioUpProjectionParams) == 32, "up-projection");
