@@ -1,0 +1,165 @@
+// Keys and values of a batch from an fp8 cache to dense 16-bit rows, request after request, which the Hopper prefill kernel
+// then reads as ragged ones. Every tile of queries converts the keys that it reads, unless they were converted before: with
+// many tiles that is cheaper. Two launches: where requests and their work items begin, then the rows. No products.
+#include "core/requests.cuh"
+#include "core/starts.cuh"
+#include "params/widen.h"
+
+namespace folio {
+
+typedef FolioWidenParams Params;
+
+constexpr u32 CHUNK = FOLIO_WIDENED_ROWS;  // keys that a warp widens of one head
+static_assert(CHUNK == LANES, "a lane finds a key");
+
+// Rows of a request. One without queries has none: there is no item that would say where its pages are.
+__device__ __forceinline__ i64 rows_of(const FolioPlanView &plan, u32 b) {
+    const bool asks = plan.qo_indptr[b + 1] > plan.qo_indptr[b];
+    return asks ? (plan.kv_len[b] + CHUNK - 1) / CHUNK * CHUNK : 0;
+}
+
+// Where a request's rows begin.
+__device__ __forceinline__ i64 first_row_of(const FolioPlanView &plan, const Starts &starts, u32 request) {
+    const u32 thread = request / starts.requests_of_thread;
+    i64 row = starts.of_threads[thread];
+#pragma unroll 1
+    for (u32 b = starts.first_request(thread); b < request; b++) row += rows_of(plan, b);
+    return row;
+}
+
+__device__ __forceinline__ void place_requests(const Params &p, const Starts &starts) {
+    i64 row = starts.of_threads[threadIdx.x];
+#pragma unroll 1
+    for (u32 b = starts.first_request(threadIdx.x); b < starts.first_request(threadIdx.x + 1); b++) {
+        p.first_row[b] = static_cast<i32>(min(row, MOST_INT32));
+        row += rows_of(p.plan, b);
+    }
+    if (threadIdx.x == 0) p.first_row[starts.batch_size] = static_cast<i32>(min(starts.total(), MOST_INT32));
+}
+
+__device__ __forceinline__ void place_items(const Params &p, const Starts &starts) {
+    const u32 num_items = p.plan.counts[0];
+    for (u32 i = blockIdx.x * FOLIO_THREADS + threadIdx.x; i < num_items; i += gridDim.x * FOLIO_THREADS) {
+        FolioWorkItem item = p.plan.items[i];
+        // Every request with rows has such an item.
+        if (item.q_start == 0 && item.kv_start == 0) p.page_start[item.request] = item.page_start;
+        item.page_start = first_row_of(p.plan, starts, item.request);
+        p.items[i] = item;
+    }
+}
+
+// What a warp widens of K or of V: a lane's row in the cache, or null where there is none, and the first of the chunk's
+// rows to write, those of one head.
+template <class Stored, class Wanted>
+__device__ __forceinline__ void widen_chunk(const u8 *from, u16 *to, u32 pieces, u32 num_heads) {
+    constexpr u32 AT_ONCE = 8;
+    const u32 lane = threadIdx.x % LANES;
+    uint4 *const rows = reinterpret_cast<uint4 *>(to);
+    // Exact: numbers below 1280 by at most 32.
+    const u32 reciprocal = (65536 + pieces - 1) / pieces;
+#pragma unroll 1
+    for (u32 first = 0; first < pieces; first += AT_ONCE) {
+        uint2 in[AT_ONCE];
+#pragma unroll
+        for (u32 n = 0; n < AT_ONCE; n++) {
+            const u32 index = (first + n) * LANES + lane, row = index * reciprocal >> 16;
+            const u64 source = __shfl_sync(FULL_WARP, reinterpret_cast<u64>(from), row % LANES);
+            in[n] = make_uint2(0, 0);
+            if (row < CHUNK && source != 0) in[n] = reinterpret_cast<const uint2 *>(source)[index - row * pieces];
+        }
+#pragma unroll
+        for (u32 n = 0; n < AT_ONCE; n++) {
+            const u32 index = (first + n) * LANES + lane, row = index * reciprocal >> 16;
+            const uint4 out = make_uint4(
+                Stored::template widen<Wanted, 0, 1>(in[n].x), Stored::template widen<Wanted, 2, 3>(in[n].x),
+                Stored::template widen<Wanted, 0, 1>(in[n].y), Stored::template widen<Wanted, 2, 3>(in[n].y));
+            if (row < CHUNK) rows[row * num_heads * pieces + index - row * pieces] = out;
+        }
+    }
+}
+
+// A lane's key of a chunk: its page and its place there.
+struct Key {
+    i32 page;  // that of no cache: past the last key
+    u32 token;
+
+    __device__ __forceinline__ Key(const Params &p, u32 request, u32 key) : page(-1), token(0) {
+        if (key >= static_cast<u32>(p.plan.kv_len[request])) return;
+        const u32 index = divide(key, p.page_size);
+        const i64 at = p.page_start[request] + index;
+        page = p.plan.page_ids ? p.plan.page_ids[at] : static_cast<i32>(at);
+        token = key - index * p.page_size.divisor;
+    }
+
+    template <class Stored>
+    __device__ __forceinline__ const u8 *row(const Params &p, const FolioCache &cache, u32 head) const {
+        return static_cast<u32>(page) < p.num_pages ? CacheRows<Stored>::row(cache, page, token, head) : nullptr;
+    }
+};
+
+// Whether some row of the request may see a key of the chunk that begins at `key`. The steps of a tile begin with up to 127
+// keys before the first that is seen, whose values are multiplied by zero.
+__device__ __forceinline__ bool is_seen(const Params &p, u32 request, i32 key) {
+    constexpr i32 STEP = 128;
+    if (p.window_left < 0) return true;
+    const FolioPlanView &plan = p.plan;
+    const i32 position = plan.kv_len[request] - (plan.qo_indptr[request + 1] - plan.qo_indptr[request]);
+    return static_cast<i64>(key) + static_cast<i32>(CHUNK) + STEP > static_cast<i64>(position) - p.window_left;
+}
+
+template <class Stored, class Wanted>
+__device__ __forceinline__ void widen_rows(const Params &p) {
+    const u32 batch_size = p.plan.counts[2], num_heads = p.num_kv_heads.divisor;
+    const u32 num_chunks = min(static_cast<u32>(p.first_row[batch_size]), p.most_rows) / CHUNK;
+    const u32 lane = threadIdx.x % LANES, warp = blockIdx.x * WARPS + threadIdx.x / LANES;
+#pragma unroll 1
+    for (u32 unit = warp; unit < num_chunks * num_heads; unit += gridDim.x * WARPS) {
+        const u32 chunk = divide(unit, p.num_kv_heads), head = unit - chunk * num_heads;
+        const i64 first_row = static_cast<i64>(chunk) * CHUNK;
+        const u32 request = request_of_row(p.first_row, batch_size, first_row);
+        const u32 first_key = static_cast<u32>(first_row) - p.first_row[request];
+        if (!is_seen(p, request, first_key)) continue;
+        const Key key(p, request, first_key + lane);
+#pragma unroll 1
+        for (u32 of_values = 0; of_values < 2; of_values++) {
+            const u32 pieces = of_values ? p.v_pieces : p.k_pieces;
+            const u8 *from = key.row<Stored>(p, of_values ? p.v : p.k, head);
+            u16 *to = static_cast<u16 *>(of_values ? p.v_rows : p.k_rows);
+            widen_chunk<Stored, Wanted>(from, to + (first_row * num_heads + head) * pieces * 8, pieces, num_heads);
+        }
+    }
+}
+
+template <class Stored>
+__device__ __forceinline__ void widen_from(const Params &p) {
+    if (p.row_dtype == FOLIO_F16) {
+        widen_rows<Stored, f16>(p);
+    } else {
+        widen_rows<Stored, bf16>(p);
+    }
+}
+
+}  // namespace folio
+
+// Grid: any number of CTAs.
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_widen_places(const __grid_constant__ FolioWidenParams p) {
+    using namespace folio;
+    allow_dependents();
+    const Starts starts(p.plan.counts[2], [&](u32 b) { return rows_of(p.plan, b); });
+    if (blockIdx.x == 0) place_requests(p, starts);
+    place_items(p, starts);
+}
+
+// Grid: any number of CTAs.
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
+    folio_widen_rows(const __grid_constant__ FolioWidenParams p) {
+    using namespace folio;
+    allow_dependents();
+    wait_for_prerequisites();
+    if (p.cache_dtype == FOLIO_E4M3) {
+        widen_from<e4m3>(p);
+    } else {
+        widen_from<e5m2>(p);
+    }
+}
