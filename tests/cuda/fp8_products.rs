@@ -6,6 +6,7 @@ use crate::common::dense;
 use crate::common::instance::{Output, solve};
 use crate::common::problem::{HeadScales, Layer, MaskKind, Problem, Storage, ValueRows};
 use crate::common::random;
+use crate::common::values::Values;
 use crate::gpu::DeviceMemory;
 use crate::problems::session;
 use folio::dtype::DType;
@@ -28,10 +29,7 @@ fn check(problem: &Problem, got: &Output) -> Result<(), String> {
         problem.num_qo_heads() as usize,
         problem.head_dim_vo as usize,
     );
-    let o_scale = match problem.layer.o_scale {
-        0.0 => 1.0,
-        scale => f64::from(scale),
-    };
+    let o_scale = Values::of(problem).o_divisor();
     let (bound, least) = match problem.o_dtype.is_fp8() {
         true => (
             ROW_ERROR + E4M3_ERROR,

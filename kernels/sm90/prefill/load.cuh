@@ -3,58 +3,11 @@
 // clocks for each. Warp 2 picks tiles, publishes them and loads Q. No arithmetic on their elements.
 #pragma once
 
-#include "sm90/prefill/tile.cuh"
+#include "sm90/prefill/own_keys.cuh"
 
 namespace folio::prefill {
 
 constexpr int OUTSIDE = -256;  // a coordinate whose box, of at most 256 groups, reads as zeros
-
-// Numbers tiles, which are items times head blocks. Where the keys of all heads exceed the L2, heads come in sections
-// whose keys do not: the items of one section, then those of the next, so that most tiles find their keys there. Within
-// a section neighbours have the same item. Under a causal mask the last quarter of the items, the short ones, is left
-// for the end with all heads: it fills the gaps that long tiles of the last section leave.
-//
-// Derived anew for every tile, off the critical path: its one lane has few registers.
-class TileOrder {
-public:
-    __device__ __forceinline__ explicit TileOrder(const FolioAttentionParams &params)
-        : num_items(params.plan.counts[0]), num_heads(head_blocks(params)) {}
-
-    // Prefetches the item that the CTA's first tile most often is of.
-    static __device__ __forceinline__ void prefetch_first(const FolioAttentionParams &params) {
-        const u32 item = blockIdx.x / head_blocks(params);
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + item));
-        // An item may lie across two cache lines.
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(&params.plan.items[item].position));
-    }
-
-    __device__ __forceinline__ u32 num_tiles() const { return num_items * num_heads; }
-
-    __device__ __forceinline__ Tile tile(const FolioAttentionParams &params, u32 index) const {
-        const u32 sectioned = params.mask_mode == FOLIO_MASK_CAUSAL ? num_items - num_items / 4 : num_items;
-        if (index >= sectioned * num_heads) return make_tile(params, index / num_heads, index % num_heads);
-        const u32 width = section_width(params);
-        const u32 first = index / (sectioned * width) * width, within = index - first * sectioned;
-        const u32 heads = min(width, num_heads - first), item = within / heads;
-        return make_tile(params, item, first + within - item * heads);
-    }
-
-private:
-    // Head blocks of a section. The first item is one of the longest request.
-    __device__ __forceinline__ u32 section_width(const FolioAttentionParams &params) const {
-        const float head_bytes = static_cast<float>(params.plan.items->kv_end) * Stored::row_bytes(DIM_QK + DIM_VO);
-        const u32 kv_heads = params.num_kv_heads;
-        const u32 sections =
-            min(static_cast<u32>(head_bytes * kv_heads / static_cast<float>(params.section_bytes)) + 1, kv_heads);
-        return (kv_heads + sections - 1) / sections * (num_heads / kv_heads);
-    }
-
-    static __device__ __forceinline__ u32 head_blocks(const FolioAttentionParams &params) {
-        return params.num_qo_heads / packed_heads(params);
-    }
-
-    u32 num_items, num_heads;
-};
 
 // Picks tiles: the first by the CTA's index, further ones from a counter that all CTAs share. One lane does it.
 class Scheduler {
@@ -71,7 +24,7 @@ public:
         u32 index = blockIdx.x;
 #pragma unroll 1
         while (true) {
-            const TileOrder order(params);
+            const Order order(params);
             if (index >= order.num_tiles()) break;
             const Tile &tile = announce(order.tile(params, index));
 #pragma unroll 1
@@ -99,7 +52,7 @@ private:
         }
         u32 *counter = params.plan.next_tile;
         const u32 drawn = atomicAdd(counter, 1);
-        if (drawn == TileOrder(params).num_tiles() - 1) *counter = 0;
+        if (drawn == Order(params).num_tiles() - 1) *counter = 0;
         return drawn + gridDim.x;
     }
 
@@ -109,11 +62,12 @@ private:
     __device__ __forceinline__ const Tile &announce(const Tile &tile) {
         static_assert(QUERY_STAGES <= 2 && TILE_SLOTS >= 4);
         mbarrier_wait(shared + TILE_READ + 8 * slot.index, slot.parity ^ 1);
-        Tile &announced = tiles[slot.index];
-        announced = tile;
+        Tile *const announced = tiles + slot.index * TILE_RECORDS;
+#pragma unroll 1
+        for (u32 i = 0; i < TILE_RECORDS; ++i) announced[i] = record_of(tile, i);
         mbarrier_arrive(shared + TILE_FULL + 8 * slot.index);
         slot.advance();
-        return announced;
+        return *announced;
     }
 
     __device__ __forceinline__ u32 wait_queries(u32 consumer) const {
@@ -124,12 +78,13 @@ private:
 
     __device__ __forceinline__ void load_queries(const Tile &tile, u32 consumer) const {
         const u32 buffer = wait_queries(consumer), full = shared + QUERY_FULL + 8 * buffer;
-        const u32 token = tile.token + consumer * (GROUP_ROWS / packed_heads(params));
+        const Tile &own = (&tile)[OWN_KEYS ? consumer : 0];
+        const u32 token = own.token + (OWN_KEYS ? 0 : consumer * (GROUP_ROWS / packed_heads(params)));
         mbarrier_arrive_expect(full, QUERY_BYTES);
 #pragma unroll 1
         for (u32 block = 0; block < KEY_COLUMN_BLOCKS; ++block) {
             const u32 target = shared + QUERIES + buffer * QUERY_BYTES + block * QUERY_COLUMN_STRIDE;
-            tma_load_3d(target, q_map, full, BLOCK_COLUMNS * block, tile.head, token);
+            tma_load_3d(target, q_map, full, BLOCK_COLUMNS * block, own.head, token);
         }
     }
 
@@ -146,6 +101,7 @@ struct Work {
     int num_steps, first_block, kv_end;
     u32 kv_head;
     i64 source;
+    u32 key_sets;
 };
 
 // The CTA's tiles, as a warp that loads reads them.
@@ -157,9 +113,9 @@ public:
     // The next one; without steps there is none.
     __device__ __forceinline__ Work next() {
         mbarrier_wait(shared + TILE_FULL + 8 * slot.index, slot.parity);
-        const Tile &tile = tiles[slot.index];
-        const Work work = {read(tile.num_steps), read(tile.first_block), read(tile.kv_end), read(tile.kv_head),
-                           read(tile.source)};
+        const Tile &tile = tiles[slot.index * TILE_RECORDS];
+        const Work work = {read(tile.num_steps), read(tile.first_block), read(tile.kv_end),
+                           read(tile.kv_head),   read(tile.source),      OWN_KEYS ? read(tile.key_sets) : 1};
         if (is_reader()) mbarrier_arrive(shared + TILE_READ + 8 * slot.index);
         slot.advance();
         return work;
@@ -219,10 +175,10 @@ private:
     // For pages: whether this lane's boxes are of the rope columns.
     __device__ __forceinline__ bool loads_rope() const { return ROPE > 0 && lane >= LANES; }
 
-    // Waits for a free buffer and announces its bytes; boxes that read as zeros count in full.
-    __device__ __forceinline__ u32 acquire() {
+    // Waits for a free buffer and announces its bytes; boxes that read as zeros count in full. `owner` as in own_keys.cuh.
+    __device__ __forceinline__ u32 acquire(u32 owner = 0) {
         mbarrier_wait(shared + EMPTY + 8 * ring.index, ring.parity ^ 1);
-        const u32 full = shared + FULL + 8 * ring.index;
+        const u32 full = shared + FULL + 8 * (owner * STAGES + ring.index);
         if (lane == 0) mbarrier_arrive_expect(full, BYTES);
         __syncwarp();
         return full;
@@ -247,15 +203,19 @@ private:
             const int now = group;
             token -= BLOCK;
             if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
-            const u32 full = acquire(), target = shared + BUFFERS + ring.index * BYTES + offset;
-            if (issues) {
 #pragma unroll 1
-                for (u32 box = first_box; box < boxes; box += 2) {
-                    const u32 column = BLOCK_COLUMNS * box;
-                    tma_load_5d(target + box * COLUMN_BLOCK_BYTES, source, full, column, 0, 0, head, now);
+            for (u32 set = 0; set < work.key_sets; ++set) {
+                const u32 owner = work.key_sets > 1 ? 1 + set : 0;
+                const u32 full = acquire(owner), target = shared + BUFFERS + ring.index * BYTES + offset;
+                if (issues) {
+#pragma unroll 1
+                    for (u32 box = first_box; box < boxes; box += 2) {
+                        const u32 column = BLOCK_COLUMNS * box;
+                        tma_load_5d(target + box * COLUMN_BLOCK_BYTES, source, full, column, 0, 0, head + set, now);
+                    }
                 }
+                ring.advance();
             }
-            ring.advance();
         }
     }
 

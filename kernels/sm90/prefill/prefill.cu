@@ -13,6 +13,7 @@
 #include "sm90/prefill/load.cuh"
 #include "sm90/prefill/narrow_queries.cuh"
 #include "sm90/prefill/output.cuh"
+#include "sm90/prefill/step_logits.cuh"
 #include "sm90/prefill/step_mask.cuh"
 
 namespace folio::prefill {
@@ -39,6 +40,9 @@ public:
         const Tile *tile = await_tile();
         if (tile->num_steps == 0) return;
         narrow();
+        turn = Turn(*tile, group);
+        key.enter(turn);
+        value.enter(turn);
         await_keys();
         see_copies();
         start_scores(s);
@@ -57,14 +61,16 @@ public:
             await_values();
             see_copies();
             start_output(p, o);
-            key.advance();
+            key.leave(turn);
             query.advance();
             slot.advance();
             const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
             if (more) {
                 narrow();
-                await_keys();
+                const Turn first(*next, group);
+                key.enter(first);
+                key.await(first, shared + KEY_FULL);
                 see_copies();
             }
             // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
@@ -72,11 +78,13 @@ public:
             start_scores(s);
             wgmma_wait<1>();
             pin(o);
-            release(VALUE_EMPTY + 8 * value.index);
-            value.advance();
+            value.release(turn, shared + VALUE_EMPTY);
+            value.leave(turn);
             store_output(params, head_dim_vo, *tile, o, rows);
             if (!more) break;
             tile = next;
+            turn = Turn(*tile, group);
+            value.enter(turn);
         }
         wgmma_wait<0>();
         pin(s);
@@ -95,11 +103,11 @@ private:
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group,
                                              const float (&power)[2])
             : block(tile.first_block), last_block(block - tile.num_steps + 1), power{power[0], power[1]} {
-            const float exponent = FoldedLogits(params, tile.kv_head).exponent;
-            transforms = exponent == 1.0f;
+            const StepLogits logits(params, tile.kv_head);
+            transforms = logits.transforms;
 #pragma unroll
-            for (int r = 0; r < 2; ++r) scale[r] = NARROWS && !transforms ? exponent * power[r] : exponent;
-            const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
+            for (int r = 0; r < 2; ++r) scale[r] = logits.exponent * (NARROWS && !transforms ? power[r] : 1.0f);
+            const int positions = GROUP_ROWS >> tile.pack_shift, before = OWN_KEYS ? 0 : group * positions;
             const int first = tile.position + before;
             const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
             idle = before >= static_cast<int>(tile.num_tokens);
@@ -112,7 +120,7 @@ private:
 
     __device__ __forceinline__ const Tile *await_tile() const {
         mbarrier_wait(shared + QUERY_FULL + 8 * (query.index * CONSUMERS + group), query.parity);
-        return tiles + slot.index;
+        return tiles + slot.index * TILE_RECORDS + (OWN_KEYS ? group : 0);
     }
 
     // The queries that were awaited, to the type of keys.
@@ -123,27 +131,19 @@ private:
         }
     }
 
-    __device__ __forceinline__ void await_keys() const { mbarrier_wait(shared + KEY_FULL + 8 * key.index, key.parity); }
-
-    __device__ __forceinline__ void await_values() const {
-        mbarrier_wait(shared + VALUE_FULL + 8 * value.index, value.parity);
-    }
+    __device__ __forceinline__ void await_keys() const { key.await(turn, shared + KEY_FULL); }
+    __device__ __forceinline__ void await_values() const { value.await(turn, shared + VALUE_FULL); }
 
     // What cp.async wrote, to wgmma, which reads by the asynchronous proxy: who loads does not wait for it to land.
     __device__ __forceinline__ void see_copies() const {
         if constexpr (BY_COPIES) fence_proxy_async();
     }
 
-    // Once per warp: the barriers count warps.
-    __device__ __forceinline__ void release(u32 empty) const {
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared + empty);
-    }
-
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
         u32 queries = shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES;
         // Computed anew, where registers do not suffice for what is the same for all tiles.
-        if constexpr (MASKED) asm volatile("" : "+r"(queries));
+        if constexpr (MASKED || (HAS_SERIES && DIM_QK > 128)) asm volatile("" : "+r"(queries));
         const u64 q = wgmma_descriptor(queries, 16, ATOM_BYTES);
         const u32 keys = shared + KEYS + key.index * KEY_BYTES;
         const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
@@ -174,7 +174,7 @@ private:
     }
 
     __device__ __forceinline__ void release_scores(const TileSteps &steps) const {
-        release(KEY_EMPTY + 8 * key.index);
+        key.release(turn, shared + KEY_EMPTY);
         // Every thread arrives, because this also says that the thread has read the record of the tile before.
         if (steps.last()) mbarrier_arrive(shared + QUERY_EMPTY + 8 * (query.index * CONSUMERS + group));
     }
@@ -187,7 +187,7 @@ private:
 #pragma unroll
                 for (int i = 0; i < BLOCK / 2; ++i) s[i] *= steps.power[i / 2 % 2];
             }
-            FoldedLogits(params, tile.kv_head).transform(s);
+            StepLogits(params, tile.kv_head).transform(s, params, tile.kv_head);
         }
         mask.apply(s, params, tile, shared, steps.masked, steps.block);
     }
@@ -207,7 +207,7 @@ private:
 
     __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
                                               Output &o, Rows &rows) {
-        key.advance();
+        key.advance(turn);
         await_keys();
         if constexpr (BY_COPIES) {
             // V of the step before was requested earlier: one fence for both.
@@ -228,8 +228,8 @@ private:
         wgmma_wait<0>();
         pin(o);
         pin(p);
-        release(VALUE_EMPTY + 8 * value.index);
-        value.advance();
+        value.release(turn, shared + VALUE_EMPTY);
+        value.advance(turn);
         pack_probabilities(p, s);
         if (rescales) {
 #pragma unroll
@@ -239,12 +239,12 @@ private:
 
     // A warpgroup without rows releases the buffers unread, and leaves the tensor cores to the others.
     __device__ __forceinline__ void idle_step(const TileSteps &steps) {
-        key.advance();
+        key.advance(turn);
         await_keys();
         release_scores(steps);
         await_values();
-        release(VALUE_EMPTY + 8 * value.index);
-        value.advance();
+        value.release(turn, shared + VALUE_EMPTY);
+        value.advance(turn);
     }
 
     // ptxas would move the wait for P V up to the wait for Q K, above all exponentials. A store that depends on them
@@ -262,7 +262,7 @@ private:
         const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
         const int begin = tile.kv_end - first_key;
         const int end = KV_ROWS == KvRows::RAGGED ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
-        if (begin >= end) return;
+        if (begin >= end || !turn.has_keys()) return;
         await_values();
         const u32 buffer = shared + VALUES + value.index * VALUE_BYTES;
         for (int i = begin * ROW_PIECES + threadIdx.x % WARPGROUP; i < end * ROW_PIECES; i += WARPGROUP) {
@@ -283,7 +283,8 @@ private:
     Ring<TILE_SLOTS> slot;
     const Tile *tiles;
     Ring<QUERY_STAGES> query;
-    Ring<STAGES> key, value;
+    StageRing<OWN_KEYS> key, value;
+    Turn turn;
     float power[2] = {1.0f, 1.0f};  // what the queries of the thread's rows were divided by
 };
 
@@ -293,9 +294,11 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + QUERY_FULL + 8 * i, 1);
         mbarrier_init(shared + QUERY_EMPTY + 8 * i, WARPGROUP);
     }
-    for (int i = 0; i < STAGES; ++i) {
+    for (int i = 0; i < STAGES * FULL_BARRIERS; ++i) {
         mbarrier_init(shared + KEY_FULL + 8 * i, FULL_ARRIVALS);
         mbarrier_init(shared + VALUE_FULL + 8 * i, FULL_ARRIVALS);
+    }
+    for (int i = 0; i < STAGES; ++i) {
         mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS * CONSUMERS);
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS * CONSUMERS);
     }
@@ -321,7 +324,7 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
     // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 = 56 + 2 * 224 and
     // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows; to find out what any mask
     // shows takes the producer more.
-    constexpr bool SHIFTED = MASKED || (KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256);
+    constexpr bool SHIFTED = MASKED || OWN_KEYS || (KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256);
     constexpr int PRODUCER_REGISTERS = SHIFTED ? 56 : CONSUMERS == 2 ? 40 : 32;
     constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? SHIFTED ? 224 : 232 : SHIFTED ? 152 : 160;
     if (threadIdx.x < WARPGROUP) {

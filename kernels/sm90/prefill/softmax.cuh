@@ -18,8 +18,10 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(FULL_WARP, x, 2);
 }
 
-// The thread's first row within the tile.
-__device__ __forceinline__ u32 first_row() { return (threadIdx.x - WARPGROUP) / 32 * 16 + threadIdx.x % 32 / 4; }
+// The thread's first row within the tile that the record is of.
+__device__ __forceinline__ u32 first_row() {
+    return (OWN_KEYS ? threadIdx.x % WARPGROUP : threadIdx.x - WARPGROUP) / 32 * 16 + threadIdx.x % 32 / 4;
+}
 
 // Keys from `end` on become -inf, or those before `begin`; both count from the first key of the block.
 template <int N>

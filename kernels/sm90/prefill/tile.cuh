@@ -10,6 +10,7 @@
 #include "params/prefill.h"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma_products.cuh"
+#include "sm90/prefill/tile_keys.cuh"
 #include "sm90/prefill/tile_mask.cuh"
 
 namespace folio::prefill {
@@ -44,13 +45,16 @@ constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
 // How rows of K and V come. RAGGED: in boxes of consecutive rows, one for 64 columns. PAGED: in boxes of a page, one for
 // all columns. ROWS: one by one. PAGED_COLUMNS: in boxes of a page, one for 64 columns, since rows end within them.
-enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2, PAGED_COLUMNS = 3 };
+// PAGED_OWN: as PAGED, where warpgroups may have keys of their own.
+enum class KvRows { RAGGED = 0, PAGED = 1, ROWS = 2, PAGED_COLUMNS = 3, PAGED_OWN = 4 };
 constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
-constexpr bool COLUMNS_TOGETHER = KV_ROWS == KvRows::PAGED;
-constexpr bool PAGED = KV_ROWS == KvRows::PAGED || KV_ROWS == KvRows::PAGED_COLUMNS;
+constexpr bool OWN_KEYS = KV_ROWS == KvRows::PAGED_OWN;
+constexpr bool COLUMNS_TOGETHER = KV_ROWS == KvRows::PAGED || OWN_KEYS;
+constexpr bool PAGED = COLUMNS_TOGETHER || KV_ROWS == KvRows::PAGED_COLUMNS;
 static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert");
 constexpr bool MASKED = FOLIO_MASKED;  // what is seen does not follow from positions, or logits depend on distance
 static_assert(!MASKED || KV_ROWS != KvRows::ROWS, "masks are looked at where tensor maps load");
+static_assert(!MASKED || !OWN_KEYS, "what rows of several requests see does not depend on positions");
 constexpr int WARPGROUP = 128;
 // Warps that read the records of tiles to load keys, those of them that fill a stage of K or of V, and how often it is
 // said that a stage is full: by a box, by every thread's copies as they land, or by every warp that converted its rows.
@@ -58,6 +62,8 @@ constexpr u32 LOADING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 2, FILLING_WARPS = K
 constexpr bool BY_COPIES = KV_ROWS == KvRows::ROWS && !CONVERTS;
 constexpr u32 FULL_ARRIVALS = FILLING_WARPS * (BY_COPIES ? 32 : 1);
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
+// Records of a tile, and barriers of a stage that say that it is full: of all warpgroups' keys, and of those of each.
+constexpr int TILE_RECORDS = OWN_KEYS ? CONSUMERS : 1, FULL_BARRIERS = OWN_KEYS ? 1 + CONSUMERS : 1;
 
 static_assert(DIM_QK % 16 == 0 && DIM_VO % 16 == 0 && BLOCK % 16 == 0);
 static_assert(ROPE_DIM == 0 || (ROPE_DIM == 64 && DIM_NOPE % 64 == 0), "rope columns are a block of columns");
@@ -95,8 +101,9 @@ constexpr u32 ROW_MASK_BYTES = 16 * ROW_MASKS_OF_THREAD * WARPGROUP * CONSUMERS;
 constexpr u32 MASK_BYTES = MASKED ? ROW_MASK_BYTES + 8 * WARPGROUP * CONSUMERS : 0;
 // Two buffers for Q where that leaves room for two steps of K and V; then as many steps as there is room for, up to
 // four. src/cuda/kernels/attention/sm90_prefill.rs computes the same.
-constexpr u32 MOST_BUFFER_BYTES = 232448 - 1024 - MASK_BYTES - RAW_STAGES * (RAW_KEY_BYTES + RAW_VALUE_BYTES);
-constexpr int QUERY_STAGES = 2 * CONSUMERS * QUERY_BYTES + 2 * STEP_BYTES <= MOST_BUFFER_BYTES ? 2 : 1;
+constexpr u32 RECORD_BYTES = OWN_KEYS ? 2048 : 1024;  // tile records and barriers
+constexpr u32 MOST_BUFFER_BYTES = 232448 - RECORD_BYTES - MASK_BYTES - RAW_STAGES * (RAW_KEY_BYTES + RAW_VALUE_BYTES);
+constexpr int QUERY_STAGES = !OWN_KEYS && 2 * CONSUMERS * QUERY_BYTES + 2 * STEP_BYTES <= MOST_BUFFER_BYTES ? 2 : 1;
 constexpr u32 QUERIES_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 constexpr int ROOM = (MOST_BUFFER_BYTES - QUERIES_BYTES) / STEP_BYTES, STAGES = ROOM < 4 ? ROOM : 4;
 static_assert(STAGES >= 2, "the next step is loaded while this one is multiplied");
@@ -106,17 +113,17 @@ constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 RAW_KEYS = VALUES + STAGES * VALUE_BYTES;
 constexpr u32 RAW_VALUES = RAW_KEYS + RAW_STAGES * RAW_KEY_BYTES;
 constexpr u32 TILES = RAW_VALUES + RAW_STAGES * RAW_VALUE_BYTES;
-constexpr u32 TILE_BYTES = MASKED ? 72 : 48;
-constexpr u32 BARRIERS = TILES + TILE_BYTES * TILE_SLOTS;
+constexpr u32 TILE_BYTES = MASKED ? 72 : OWN_KEYS ? 56 : 48;
+constexpr u32 BARRIERS = TILES + TILE_BYTES * TILE_SLOTS * TILE_RECORDS;
 constexpr u32 TILE_FULL = BARRIERS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
 constexpr u32 QUERY_FULL = TILE_READ + 8 * TILE_SLOTS;
 constexpr u32 QUERY_EMPTY = QUERY_FULL + 8 * QUERY_STAGES * CONSUMERS;
 constexpr u32 KEY_FULL = QUERY_EMPTY + 8 * QUERY_STAGES * CONSUMERS;
-constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES;
+constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES * FULL_BARRIERS;
 constexpr u32 VALUE_FULL = KEY_EMPTY + 8 * STAGES;
-constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
-constexpr u32 ROW_MASKS = TILES + 1024, SLOPES = ROW_MASKS + ROW_MASK_BYTES;
+constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES * FULL_BARRIERS;
+constexpr u32 ROW_MASKS = TILES + RECORD_BYTES, SLOPES = ROW_MASKS + ROW_MASK_BYTES;
 static_assert(VALUE_EMPTY + 8 * STAGES <= ROW_MASKS && ROW_MASKS + MASK_BYTES == FOLIO_SHARED_BYTES);
 
 // Position in a ring of DEPTH buffers, and the parity of its barriers.
@@ -157,7 +164,7 @@ __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
 
 // A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
 // last block of keys down.
-struct Tile : TileMask<MASKED> {
+struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS> {
     int num_steps;  // 0: no more work
     int first_block;
     int kv_end;

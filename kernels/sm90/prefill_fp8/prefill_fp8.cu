@@ -330,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
         registers_shrink<32>();
         const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
         if (warp == 0) {
-            Loader(params, &q_map, &k_map, &v_map, shared).run();
+            Loader(params, &q_map, &k_map, &v_map, shared_bytes).run();
         } else {
             Transposer(shared).run();
         }

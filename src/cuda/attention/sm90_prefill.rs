@@ -14,7 +14,7 @@ use crate::cuda::kernels::attention::{
 use crate::cuda::params::{AttentionParams, row_alignment};
 use crate::cuda::prefill_params::PrefillParams;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, KvStorage, Mask, Tiling, Workers};
+use crate::problem::{AttentionArgs, AttentionDesc, KvStorage, Mask, SmallItems, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Query heads that share a tile at most; also in the kernel.
@@ -24,6 +24,9 @@ const BOX_COLUMNS: u32 = 64;
 const SWIZZLE: Swizzle = Swizzle::Span128;
 /// Rows are copied so many bytes at a time.
 const ROW_BYTES: u32 = 16;
+/// Items of more steps are as fast one head at a time, and balance better (H200: 64 requests of 2048 keys, 162 µs side by side,
+/// 145 one at a time; of 256, 36.2 and 38.4).
+const MOST_STEPS_OF_SMALL: u32 = 8;
 /// Rows of a consumer warpgroup.
 const WARPGROUP_ROWS: u32 = 64;
 
@@ -36,12 +39,24 @@ pub struct Sm90Prefill {
     row: &'static AttentionRow,
     /// A box of a page has all columns of its rows.
     columns_together: bool,
+    /// Warpgroups take heads of small items side by side.
+    own_keys: bool,
     whole_keys: Option<Function>,
     split_keys: Option<Function>,
     sm_count: u32,
     packed_heads: u32,
     head_blocks: u32,
     kv: KvStorage,
+}
+
+/// Keys and values of a launch.
+pub(super) struct Keys<'a> {
+    pub k: &'a Tensor,
+    pub v: &'a Tensor,
+    /// Of the run, with work items that say where these keys are.
+    pub params: AttentionParams,
+    /// Another kernel of the run, before this one on the stream, writes them.
+    pub dependent: bool,
 }
 
 impl Sm90Prefill {
@@ -61,7 +76,10 @@ impl Sm90Prefill {
         let (forms, page_fits): (&[KvRows], bool) = match (keys, desc.kv) {
             (KeySource::Gather, _) => (&[KvRows::Rows], true),
             (KeySource::Tma, KvStorage::Paged { page_size, .. }) => (
-                &[KvRows::Paged, KvRows::PagedColumns],
+                match desc.shared_levels > 0 && Self::reads_keys_once(desc) {
+                    true => &[KvRows::PagedOwn, KvRows::Paged, KvRows::PagedColumns],
+                    false => &[KvRows::Paged, KvRows::PagedColumns],
+                },
                 page_size % GROUP == 0,
             ),
             (KeySource::Tma, KvStorage::Ragged) => (&[KvRows::Ragged], true),
@@ -111,7 +129,8 @@ impl Sm90Prefill {
             keys,
             masks,
             row,
-            columns_together: kv == KvRows::Paged,
+            columns_together: matches!(kv, KvRows::Paged | KvRows::PagedOwn),
+            own_keys: kv == KvRows::PagedOwn,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
             sm_count: context.device().sm_count,
@@ -126,13 +145,65 @@ impl Sm90Prefill {
         packed_heads(desc.group_size()) == desc.group_size()
     }
 
-    /// Maps of q, k and v.
-    fn maps(&self, current: &Current<'_>, run: &Run<'_>) -> Result<[TensorMap; 3]> {
+    /// What a run asks for, its keys and values apart.
+    pub(super) fn missing_beside_keys(&self, args: &AttentionArgs) -> Features {
+        let by_mask = match self.masks {
+            Masks::ByPosition => not_by_position(args),
+            Masks::Any => Features::default(),
+        };
+        by_mask
+            .and(Feature::QStrides, !rows_suit(&args.q))
+            .and(Feature::OStrides, !rows_suit(&args.o))
+            .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
+    }
+
+    /// Enqueues the kernel for keys and values that maps describe, and that are whole.
+    pub(super) fn launch_over(
+        &self,
+        keys: &Keys<'_>,
+        current: &Current<'_>,
+        run: &Run<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        let function = self.function(None).map_err(wrong_choice)?;
+        let launch = Launch {
+            dependent: keys.dependent,
+            ..self.shape_of_launch(run, stream)
+        };
+        let params = PrefillParams {
+            attention: keys.params,
+            head_dim_vo: keys.v.extent(3) as u32,
+            reserved: 0,
+        };
+        let maps = self.maps(current, &run.args.q, keys.k, keys.v)?;
+        // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors,
+        // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
+        unsafe { launch.enqueue(current, function, &params, &maps) }
+    }
+
+    fn shape_of_launch(&self, run: &Run<'_>, stream: Stream) -> Launch {
+        let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
+        Launch {
+            grid: [tiles.min(u64::from(self.sm_count)) as u32, 1, 1],
+            threads: self.row.shape.threads,
+            cluster: 1,
+            dependent: false,
+            stream,
+        }
+    }
+
+    fn maps(
+        &self,
+        current: &Current<'_>,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> Result<[TensorMap; 3]> {
         let driver = current.driver();
         Ok([
-            self.query_map(&run.args.q).encode(driver, SWIZZLE)?,
-            self.cache_map(&run.args.k).encode(driver, SWIZZLE)?,
-            self.cache_map(&run.args.v).encode(driver, SWIZZLE)?,
+            self.query_map(q).encode(driver, SWIZZLE)?,
+            self.cache_map(k).encode(driver, SWIZZLE)?,
+            self.cache_map(v).encode(driver, SWIZZLE)?,
         ])
     }
 
@@ -239,19 +310,22 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     fn tiling(&self) -> Tiling {
-        tiling(self.row, self.packed_heads, self.sm_count, self.head_blocks)
+        let mut tiling = tiling(self.row, self.packed_heads, self.sm_count, self.head_blocks);
+        if self.own_keys {
+            tiling.workers.small = SmallItems {
+                rows: WARPGROUP_ROWS / self.packed_heads,
+                keys: MOST_STEPS_OF_SMALL * self.row.shape.kv_tile,
+                of_item: self
+                    .head_blocks
+                    .div_ceil(self.row.shape.q_tile / WARPGROUP_ROWS),
+            };
+        }
+        tiling
     }
 
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        let by_mask = match self.masks {
-            Masks::ByPosition => not_by_position(args),
-            Masks::Any => Features::default(),
-        };
-        by_mask
-            .and(Feature::QStrides, !rows_suit(&args.q))
-            .and(Feature::OStrides, !rows_suit(&args.o))
-            .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
+        self.missing_beside_keys(args)
             | self.missing_of_cache(&args.k)
             | self.missing_of_cache(&args.v)
             | self
@@ -261,46 +335,42 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
-        let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
-        let launch = Launch {
-            grid: [tiles.min(u64::from(self.sm_count)) as u32, 1, 1],
-            threads: self.row.shape.threads,
-            cluster: 1,
-            dependent: false,
-            stream,
-        };
-        let function = self.function(run.args.k_rope.as_ref()).map_err(|lacks| {
-            Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
-        })?;
+        let args = run.args;
+        if self.keys == KeySource::Tma && args.k_rope.is_none() {
+            let keys = Keys {
+                k: &args.k,
+                v: &args.v,
+                params: *run.params,
+                dependent: false,
+            };
+            return self.launch_over(&keys, current, run, stream);
+        }
+        let function = self.function(args.k_rope.as_ref()).map_err(wrong_choice)?;
+        let launch = self.shape_of_launch(run, stream);
         let params = |attention| PrefillParams {
             attention,
-            head_dim_vo: run.args.v.extent(3) as u32,
+            head_dim_vo: args.v.extent(3) as u32,
             reserved: 0,
         };
-        if self.keys == KeySource::Gather {
-            let q = self
-                .query_map(&run.args.q)
-                .encode(current.driver(), SWIZZLE)?;
+        let Some(k_rope) = &args.k_rope else {
+            let q = self.query_map(&args.q).encode(current.driver(), SWIZZLE)?;
             // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors,
             // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
             return unsafe { launch.enqueue(current, function, &params(*run.params), &[q]) };
-        }
-        let maps = self.maps(current, run)?;
-        let Some(k_rope) = &run.args.k_rope else {
-            // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the
-            // caller's tensors, which were checked against the plan, and the workspace. The plan's list has
-            // room for `num_items` items.
-            return unsafe { launch.enqueue(current, function, &params(*run.params), &maps) };
         };
         let params = params(AttentionParams {
             k_rope_page_groups: self.page_groups(k_rope),
             ..*run.params
         });
-        let [q, k, v] = maps;
+        let [q, k, v] = self.maps(current, &args.q, &args.k, &args.v)?;
         let k_rope = self.cache_map(k_rope).encode(current.driver(), SWIZZLE)?;
-        // SAFETY: as above, and the map of k_rope.
+        // SAFETY: as above, with maps of the caller's tensors.
         unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) }
     }
+}
+
+fn wrong_choice(lacks: Features) -> Error {
+    Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
 }
 
 /// How work is cut for a kernel whose tiles have so many heads in each of so many blocks.
@@ -320,6 +390,7 @@ pub(super) fn tiling(
         workers: Workers {
             all: sm_count,
             of_item: head_blocks,
+            small: SmallItems::NONE,
         },
     }
 }

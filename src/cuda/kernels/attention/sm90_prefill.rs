@@ -8,6 +8,14 @@ use crate::cuda::kernels::row::Arch;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
+    // Cascades, whose plans name the items of few rows. At head_dim 64 registers would not suffice for the steps of the other
+    // kernels that may take the same plan.
+    Family {
+        shapes: &[D128],
+        fit: Fit::Exact,
+        shared_bytes: own_keys_shared_bytes,
+        ..whole_keys(KvRows::PagedOwn)
+    },
     Family {
         shapes: &WHOLE_BLOCKS,
         fit: Fit::Exact,
@@ -169,9 +177,24 @@ fn masked_shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
     shared_bytes_beside((16 * rows_of_thread + 8) * 2 * shape.q_tile, types, shape)
 }
 
+/// A record of a tile for every warpgroup, and barriers of their own keys. The more stages, the more keys are under way:
+/// Q has one buffer.
+fn own_keys_shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
+    shared_bytes_with(1, 1024, types, shape)
+}
+
 /// One or two buffers of Q, two to four stages of K and V, two steps of what is converted, 1024 bytes of barriers and tile
 /// records, and `others`. Rows lie in blocks of 64 columns. The kernel computes the same (`tile.cuh`), and asserts it.
 fn shared_bytes_beside(others: u32, types: AttentionTypes, shape: Shape) -> u32 {
+    shared_bytes_with(2, others, types, shape)
+}
+
+fn shared_bytes_with(
+    most_query_stages: u32,
+    others: u32,
+    types: AttentionTypes,
+    shape: Shape,
+) -> u32 {
     const MOST: u32 = 232_448 - 1024;
     let row = |dim: u32| dim.next_multiple_of(64);
     let elements = shape.kv_tile * (row(shape.head_dim_qk) + row(shape.head_dim_vo));
@@ -179,7 +202,8 @@ fn shared_bytes_beside(others: u32, types: AttentionTypes, shape: Shape) -> u32 
     let raw = if types.kv == types.q { 0 } else { 2 * elements };
     let queries = shape.q_tile * row(shape.head_dim_qk) * 2;
     let most = MOST - raw - others;
-    let query_stages = if 2 * queries + 2 * step <= most { 2 } else { 1 };
+    let fits_twice = 2 * queries + 2 * step <= most;
+    let query_stages = most_query_stages.min(if fits_twice { 2 } else { 1 });
     let stages = ((most - query_stages * queries) / step).min(4);
     query_stages * queries + stages * step + raw + 1024 + others
 }

@@ -1,0 +1,59 @@
+// In which order the tiles of the Hopper prefill kernel are taken. Index arithmetic only.
+#pragma once
+
+#include "sm90/prefill/tile.cuh"
+
+namespace folio::prefill {
+
+// Numbers tiles, which are items times head blocks. Where the keys of all heads exceed the L2, heads come in sections
+// whose keys do not: the items of one section, then those of the next, so that most tiles find their keys there. Within
+// a section neighbours have the same item. Under a causal mask the last quarter of the items, the short ones, is left
+// for the end with all heads: it fills the gaps that long tiles of the last section leave.
+//
+// Derived anew for every tile, off the critical path: its one lane has few registers.
+class TileOrder {
+public:
+    __device__ __forceinline__ explicit TileOrder(const FolioAttentionParams &params)
+        : TileOrder(params, params.plan.counts[0]) {}
+
+    // Of the first items.
+    __device__ __forceinline__ TileOrder(const FolioAttentionParams &params, u32 num_items)
+        : num_items(num_items), num_heads(head_blocks(params)) {}
+
+    // Prefetches the item that the CTA's first tile most often is of.
+    static __device__ __forceinline__ void prefetch_first(const FolioAttentionParams &params) {
+        const u32 item = blockIdx.x / head_blocks(params);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + item));
+        // An item may lie across two cache lines.
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(&params.plan.items[item].position));
+    }
+
+    __device__ __forceinline__ u32 num_tiles() const { return num_items * num_heads; }
+
+    __device__ __forceinline__ Tile tile(const FolioAttentionParams &params, u32 index) const {
+        const u32 sectioned = params.mask_mode == FOLIO_MASK_CAUSAL ? num_items - num_items / 4 : num_items;
+        if (index >= sectioned * num_heads) return make_tile(params, index / num_heads, index % num_heads);
+        const u32 width = section_width(params);
+        const u32 first = index / (sectioned * width) * width, within = index - first * sectioned;
+        const u32 heads = min(width, num_heads - first), item = within / heads;
+        return make_tile(params, item, first + within - item * heads);
+    }
+
+    static __device__ __forceinline__ u32 head_blocks(const FolioAttentionParams &params) {
+        return params.num_qo_heads / packed_heads(params);
+    }
+
+private:
+    // Head blocks of a section. The first item is one of the longest request.
+    __device__ __forceinline__ u32 section_width(const FolioAttentionParams &params) const {
+        const float head_bytes = static_cast<float>(params.plan.items->kv_end) * Stored::row_bytes(DIM_QK + DIM_VO);
+        const u32 kv_heads = params.num_kv_heads;
+        const u32 sections =
+            min(static_cast<u32>(head_bytes * kv_heads / static_cast<float>(params.section_bytes)) + 1, kv_heads);
+        return (kv_heads + sections - 1) / sections * (num_heads / kv_heads);
+    }
+
+    u32 num_items, num_heads;
+};
+
+}  // namespace folio::prefill
