@@ -3,7 +3,9 @@
 
 use super::gather_params::KvGatherParams;
 use super::ops::rows::VECTOR;
-use super::params::{Cache, Divisor, GenericParams, Rows, address, dtype_code, row_alignment};
+use super::params::{
+    Cache, DecodeParams, Divisor, GenericParams, Rows, address, dtype_code, row_alignment,
+};
 use crate::dtype::DType;
 use crate::problem::{CacheForm, RowTensors};
 use crate::tensor::Tensor;
@@ -84,13 +86,25 @@ pub struct StoredAttentionParams {
     pub reserved: u32,
 }
 
-/// The numbers of the `static_assert`s at the end of `kernels/params/stored.h`.
+/// `FolioStoredDecodeParams` of `kernels/params/stored_decode.h`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct StoredDecodeParams {
+    pub decode: DecodeParams,
+    pub cache: Stored,
+    pub bf16_queries: u32,
+    pub reserved: u32,
+}
+
+/// The numbers of the `static_assert`s at the ends of `kernels/params/stored.h` and `stored_decode.h`.
 const _: () = {
     assert!(size_of::<StoredTensor>() == 104);
     assert!(size_of::<Stored>() == 216);
     assert!(size_of::<StoredAppendParams>() == 312);
     assert!(size_of::<StoredGatherParams>() == 488);
     assert!(size_of::<StoredAttentionParams>() == 680);
+    assert!(size_of::<StoredDecodeParams>() == 656);
 };
 
 impl StoredFormat {

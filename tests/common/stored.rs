@@ -70,6 +70,16 @@ impl Stored {
         }
     }
 
+    /// An element as it is.
+    pub fn plain(element: DType) -> Stored {
+        Stored {
+            form: CacheForm::Plain,
+            element,
+            scale: 1.0,
+            zero: 0.0,
+        }
+    }
+
     /// The bits of an element; four where two share a byte.
     pub fn encode(&self, value: f64) -> u64 {
         // Adding 0 would lose the sign of another 0.

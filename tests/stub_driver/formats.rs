@@ -2,7 +2,7 @@
 
 use folio::api::{Attention, Cascade, append, gather};
 use folio::cuda::stored_params::{
-    StoredAppendParams, StoredAttentionParams, StoredFormat, StoredGatherParams,
+    StoredAppendParams, StoredAttentionParams, StoredDecodeParams, StoredFormat, StoredGatherParams,
 };
 use folio::dtype::DType;
 use folio::error::{Error, Result};
@@ -239,12 +239,13 @@ fn desc_of(form: CacheForm) -> AttentionDesc {
     }
 }
 
-/// The portable kernel is the first choice, with the scales of the form and none of heads.
+/// Of forms that Hopper's decode kernel does not take, the portable kernel is the first choice, with the scales of the form
+/// and none of heads.
 pub fn attention() {
     let recorder = Recorder::new();
     recorder.expect::<StoredAttentionParams>("folio_attention_stored");
     let context = context();
-    for form in FORMS {
+    for form in [CacheForm::Nvfp4, CacheForm::PackedKeys] {
         let mut handle = Handle::of(&context, desc_of(form)).unwrap();
         assert_eq!(
             handle.attention.kernel(),
@@ -265,21 +266,93 @@ pub fn attention() {
     }
 }
 
-/// Rows that no copy of 16 bytes reads are read by the element.
+/// Scales and zero points of the form come with Hopper's decode kernel, and maps of the bytes of its rows.
+pub fn decode() {
+    let recorder = Recorder::new();
+    recorder.expect::<StoredDecodeParams>("folio_sm90_decode_tma");
+    let context = context();
+    for (form, name) in [
+        (CacheForm::TokenHeadScales, "i8_d128_q8_token_scales"),
+        (CacheForm::ChannelScales, "i8_d128_q8_channel_scales"),
+        (CacheForm::ChannelZeroPoints, "i4_d128_q8_zero_points"),
+    ] {
+        for q_dtype in [DType::BF16, DType::F16] {
+            let desc = AttentionDesc {
+                q_dtype,
+                o_dtype: q_dtype,
+                ..desc_of(form)
+            };
+            let mut handle = Handle::of(&context, desc).unwrap();
+            assert_eq!(
+                handle.attention.kernel(),
+                format!("decode_sm90a_f16_kv{name}_tma")
+            );
+            handle.plan_host(40, OURS).unwrap();
+            recorder.forget();
+            let rows = |address| at(address, q_dtype, &[2, 8, DIM.into()], None);
+            let args = AttentionArgs {
+                q: rows(KEY),
+                o: rows(VALUE),
+                ..attention_args(form, cache(form, true))
+            };
+            handle.attention.run(&args, OURS).unwrap();
+            let launched = &recorder.launches()[0];
+            let p: StoredDecodeParams = launched.params();
+            assert_eq!(p.cache.format, format(form));
+            assert_eq!(p.bf16_queries, u32::from(q_dtype == DType::BF16));
+            assert_eq!(
+                [p.cache.k.scales, p.cache.v.scales],
+                [K_SCALES as u64, V_SCALES as u64]
+            );
+            let zeros = match form {
+                CacheForm::ChannelZeroPoints => [K_ZEROS as u64, V_ZEROS as u64],
+                _ => [0; 2],
+            };
+            assert_eq!([p.cache.k.zero_points, p.cache.v.zero_points], zeros);
+            let attention = p.decode.attention;
+            assert_eq!((attention.k_scales, attention.v_scales), (0, 0));
+            assert_eq!((attention.k.data, attention.v.data), (K as u64, V as u64));
+            assert_eq!((p.decode.k_page_step, p.decode.pages_by_head), (8, 1));
+            // Two heads of a block, whose rows are as many bytes.
+            assert_eq!(launched.grid[0], 4);
+            let row_bytes = form.of(form.elements(q_dtype)[0]).row_bytes(DIM) as u64;
+            for (map, address) in launched.maps().iter().zip([K, V]) {
+                assert_eq!(map.address, address as u64);
+                assert_eq!(map.extents, [row_bytes, 8, 2, 80, 1]);
+                assert_eq!(map.boxes, [row_bytes as u32, 8, 2, 2, 1]);
+            }
+        }
+    }
+}
+
+/// What Hopper's kernel lacks the portable one takes: rows that no copy of 8 bytes reads are read by the element.
 pub fn attention_over_odd_rows() {
     let recorder = Recorder::new();
     recorder.expect::<StoredAttentionParams>("folio_attention_stored");
+    recorder.expect::<StoredDecodeParams>("folio_sm90_decode_gather");
     let form = CacheForm::TokenHeadScales;
     let mut handle = Handle::of(&context(), desc_of(form)).unwrap();
     handle.plan_host(40, OURS).unwrap();
-    recorder.forget();
-    let odd = at(K + 8, DType::I8, &[10, 8, 16, 128], None);
-    handle
-        .attention
-        .run(&attention_args(form, odd), OURS)
-        .unwrap();
-    let p: StoredAttentionParams = recorder.launches()[0].params();
-    assert_eq!(p.copied_ahead, 0);
+    for (bytes, name) in [
+        (8, "folio_sm90_decode_gather"),
+        (4, "folio_attention_stored"),
+    ] {
+        recorder.forget();
+        let odd = at(K + bytes, DType::I8, &[10, 8, 16, 128], None);
+        handle
+            .attention
+            .run(&attention_args(form, odd), OURS)
+            .unwrap();
+        let launched = &recorder.launches()[0];
+        assert_eq!(launched.name(), name);
+        match bytes {
+            8 => assert_eq!(
+                launched.params::<StoredDecodeParams>().decode.row_alignment,
+                8
+            ),
+            _ => assert_eq!(launched.params::<StoredAttentionParams>().copied_ahead, 0),
+        }
+    }
 }
 
 /// Queries of fp32 are refused, and the refusal says with what they are not.

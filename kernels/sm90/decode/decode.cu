@@ -8,16 +8,18 @@
 // barrier, or several that wait for each other after every tile. The results are merged through shared memory.
 //
 // The kernel table's defines (FOLIO_Q_TILE: packed rows per KV head; FOLIO_KV_TILE: keys of a warp's step), and
-// FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each.
+// FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each. FOLIO_CACHE_FORM: form.cuh.
 #include "sm90/decode/output.cuh"
 
 namespace folio::decode {
 
-// Shared memory: rings, barriers, MergeState, queries.
+// Shared memory: rings of rows, and of what is beside them; barriers, MergeState, queries.
+constexpr int BARRIER_OFFSET = Shape::ALL_RINGS_BYTES + Shape::ALL_RINGS_BYTES_BESIDE;
 constexpr int BARRIER_BYTES = (KEY_GROUPS * Shape::STAGES * 8 + 15) / 16 * 16;
-constexpr int MERGE_OFFSET = Shape::ALL_RINGS_BYTES + BARRIER_BYTES;
+constexpr int MERGE_OFFSET = BARRIER_OFFSET + BARRIER_BYTES;
 constexpr int QUERY_OFFSET = MERGE_OFFSET + static_cast<int>(sizeof(MergeState));
 static_assert(QUERY_OFFSET + QUERY_BYTES == FOLIO_SHARED_BYTES, "the row's shared memory");
+static_assert(FOLIO_SHARED_BYTES <= BLOCK_BYTES, "two CTAs have room on a multiprocessor");
 
 // Writes zeros over the values of keys that no row sees: 0 x NaN would reach the output.
 __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 token, const KeySpan &span, u32 lane) {
@@ -47,8 +49,9 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const WarpPlace place = {warp / ROW_GROUPS, warp % ROW_GROUPS};
     const u32 ring = shared_address(shared) + place.key_group * Shape::RING_BYTES;
-    const u32 barriers = shared_address(shared) + Shape::ALL_RINGS_BYTES + place.key_group * Shape::STAGES * 8;
-    Loader loader(k_map, v_map, params, ring, barriers, place, lane);
+    const u32 beside = shared_address(shared) + Shape::ALL_RINGS_BYTES + place.key_group * Shape::RING_BYTES_BESIDE;
+    const u32 barriers = shared_address(shared) + BARRIER_OFFSET + place.key_group * Shape::STAGES * 8;
+    Loader loader(k_map, v_map, params, ring, beside, barriers, place, lane);
     const TileAddress at(params.boxes_log2, lane);
     int stage = 0;
     u32 parity = 0;
@@ -87,7 +90,8 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
             if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
             SeenKeys seen;
             if (edge) seen.gather(own.seen(params.attention, part, some, token), lane);
-            state.add_tile(q, logits, rows, seen, tile, at, token, edge, lane);
+            const TokenFactors factors(beside + stage * Shape::STAGE_BYTES_BESIDE, lane);
+            state.add_tile(q, logits, rows, seen, factors, tile, at, token, edge, lane);
             place.sync_group<Shape>();
             loader.issue(i + Shape::STAGES, stage);
             if (++stage == Shape::STAGES) {
@@ -108,13 +112,15 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
 }  // namespace folio::decode
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
-    folio_sm90_decode_tma(const __grid_constant__ FolioPaddedDecodeParams params,
+    folio_sm90_decode_tma(const __grid_constant__ folio::decode::Params params,
                           const __grid_constant__ folio::TensorMap k_map,
                           const __grid_constant__ folio::TensorMap v_map) {
-    folio::decode::run<folio::decode::TmaLoader<folio::decode::Shape>>(params, &k_map, &v_map);
+    using folio::decode::Shape;
+    folio::decode::run<folio::decode::TileLoader<Shape, folio::decode::TmaLoader<Shape>>>(params, &k_map, &v_map);
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
-    folio_sm90_decode_gather(const __grid_constant__ FolioPaddedDecodeParams params) {
-    folio::decode::run<folio::decode::GatherLoader<folio::decode::Shape>>(params, nullptr, nullptr);
+    folio_sm90_decode_gather(const __grid_constant__ folio::decode::Params params) {
+    using folio::decode::Shape;
+    folio::decode::run<folio::decode::TileLoader<Shape, folio::decode::GatherLoader<Shape>>>(params, nullptr, nullptr);
 }

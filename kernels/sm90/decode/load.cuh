@@ -15,13 +15,13 @@
 
 namespace folio::decode {
 
-// Heads and tokens per tile, dims and storage of rows, and the rings of one instantiation. Warps of a key group read the
-// same tiles for different query rows.
-template <int HEADS_, int TILE_TOKENS_, int DIM_QK, int DIM_VO, class Cache_, int KEY_GROUPS_, int GROUP_WARPS_,
-          int ROOM>
+// Heads and tokens per tile, dims and storage of rows, bytes beside the rows of a token and head, and the rings of one
+// instantiation: up to MOST_BYTES of rows, and FREE_BYTES for all that a stage has. Warps of a key group read the same
+// tiles for different query rows.
+template <int HEADS_, int TILE_TOKENS_, int DIM_QK, int DIM_VO, class Cache_, int BYTES_BESIDE, int KEY_GROUPS_,
+          int GROUP_WARPS_, int MOST_BYTES, int FREE_BYTES>
 struct RingShape {
     using Cache = Cache_;
-    static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
     static constexpr int HEADS = HEADS_, TILE_TOKENS = TILE_TOKENS_;
     static constexpr int K_ROW_BYTES = Cache::row_bytes(DIM_QK), V_ROW_BYTES = Cache::row_bytes(DIM_VO);
     using KTile = RowTile<K_ROW_BYTES, HEADS * TILE_TOKENS>;
@@ -29,9 +29,14 @@ struct RingShape {
     static constexpr int KEY_GROUPS = KEY_GROUPS_, GROUP_WARPS = GROUP_WARPS_;
     static constexpr int K_BYTES = HEADS * TILE_TOKENS * K_ROW_BYTES, V_BYTES = HEADS * TILE_TOKENS * V_ROW_BYTES;
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
-    static constexpr int STAGES = ROOM / (KEY_GROUPS * STAGE_BYTES);
+    static constexpr int STAGE_BYTES_BESIDE = HEADS * TILE_TOKENS * BYTES_BESIDE;
+    static constexpr int MOST_STAGES = MOST_BYTES / (KEY_GROUPS * STAGE_BYTES);
+    static constexpr int STAGES_WITH_ROOM = FREE_BYTES / (KEY_GROUPS * (STAGE_BYTES + STAGE_BYTES_BESIDE));
+    static constexpr int STAGES = MOST_STAGES < STAGES_WITH_ROOM ? MOST_STAGES : STAGES_WITH_ROOM;
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES;
     static constexpr int ALL_RINGS_BYTES = KEY_GROUPS * RING_BYTES;
+    static constexpr int RING_BYTES_BESIDE = STAGES * STAGE_BYTES_BESIDE;
+    static constexpr int ALL_RINGS_BYTES_BESIDE = KEY_GROUPS * RING_BYTES_BESIDE;
     // A lane holds the place of one token in GatherLoader; strides between groups are worked out for 16 tokens.
     static_assert(TILE_TOKENS % 16 == 0 && TILE_TOKENS <= 32 && (HEADS == 1 || TILE_TOKENS == 16));
     static_assert(STAGES >= 2);
@@ -75,7 +80,7 @@ struct KeySpan {
 template <class Shape>
 class TmaLoader {
 public:
-    static constexpr bool ZERO_FILLS_ROWS = false;
+    static constexpr bool ZERO_FILLS_ROWS = false, BY_CP_ASYNC = false;
 
     __device__ __forceinline__ TmaLoader(const TensorMap *k_map, const TensorMap *v_map,
                                          const FolioPaddedDecodeParams &params, u32 ring, u32 barriers, WarpPlace place,
@@ -181,7 +186,7 @@ private:
 template <class Shape>
 class GatherLoader {
 public:
-    static constexpr bool ZERO_FILLS_ROWS = true;
+    static constexpr bool ZERO_FILLS_ROWS = true, BY_CP_ASYNC = true;
 
     __device__ __forceinline__ GatherLoader(const TensorMap *, const TensorMap *, const FolioPaddedDecodeParams &params,
                                             u32 ring, u32, WarpPlace place, u32 lane)

@@ -2,6 +2,7 @@
 // or to the partial results where the item is one chunk of several. No keys or values here.
 #pragma once
 
+#include "sm90/decode/channels.cuh"
 #include "sm90/decode/softmax.cuh"
 
 namespace folio::decode {
@@ -39,8 +40,8 @@ __device__ __forceinline__ void publish(const WarpState &state, MergeState &merg
             float *out = rows + (8 * c + row) * MERGE_PITCH + Op::first_dim(g);
 #pragma unroll
             for (int b = 0; b < WarpState::BLOCKS; ++b) {
-                out[16 * b] = state.o[c][b][j];
-                out[16 * b + Op::DIM_STEP] = state.o[c][b][2 + j];
+                out[Op::block_dim(b)] = state.o[c][b][j];
+                out[Op::block_dim(b) + Op::DIM_STEP] = state.o[c][b][2 + j];
             }
         }
     }
@@ -76,6 +77,7 @@ __device__ __forceinline__ void store_row(const FolioPaddedDecodeParams &params,
     const FolioAttentionParams &p = params.attention;
     const PackedRow packed = packed_row(params, item, row);
     const u32 head = kv_head * params.group_size + packed.head;
+    if constexpr (CHANNEL_SCALES) sum = channel_values(stored_params(params).cache.v, kv_head, column, sum, state.sum);
     if (item.work.partial != FOLIO_NO_PARTIAL) {
         const i64 at = static_cast<i64>(item.work.partial + packed.query) * p.num_qo_heads + head;
         const float factor = state.sum == 0.0f ? 0.0f : 1.0f / state.sum;

@@ -7,6 +7,8 @@
 
 #include "params/query_type.h"
 #include "sm90/decode/mask.cuh"
+#include "sm90/decode/stored_query.cuh"
+#include "sm90/decode/token_scales.cuh"
 
 namespace folio::decode {
 
@@ -23,8 +25,8 @@ constexpr float RESCALE_THRESHOLD = 8.0f;
 // accumulators they live in shared memory.
 class QueryRows {
 public:
-    static constexpr int STEPS = HEAD_DIM_QK / 16;
-    static constexpr int GROUP_FRAGMENTS = COLUMN_TILES * STEPS * 32;
+    static constexpr int STEPS = QUERY_STEPS;
+    static constexpr int GROUP_FRAGMENTS = COLUMN_TILES * QUERY_PARTS * STEPS * 32;
     static_assert(!SHARED_QUERIES || ROW_GROUPS * GROUP_FRAGMENTS * sizeof(NarrowFragment) == QUERY_BYTES);
 
     // What the rows were divided by is multiplied into the scales of `logits`. All warps call this together.
@@ -33,34 +35,61 @@ public:
         lane_fragments = shared + place.row_group * GROUP_FRAGMENTS + lane;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
-            NarrowFragment fragments[STEPS];
-            read(fragments, params, item, c, lane);
-            if constexpr (Op::FP8 && QueryType::IS_BF16) {
-                const float power = narrow_to_f16(fragments);
-                logits.scale[c][0] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3));
-                logits.scale[c][1] *= __shfl_sync(FULL_WARP, power, 8 * (lane & 3) + 4);
+            NarrowFragment fragments[QUERY_PARTS][STEPS];
+            if constexpr (STORED) {
+                read_stored(fragments, params, item, c, lane, logits);
+            } else {
+                read(fragments[0], params, item, c, lane);
+                if constexpr (Op::BITS == 8 && QueryType::IS_BF16) {
+                    of_lane(narrow_to_f16(fragments[0]), lane,
+                            [&](int j, float power) { logits.scale[c][j] *= power; });
+                }
             }
 #pragma unroll
-            for (int k = 0; k < STEPS; ++k) {
-                if constexpr (!SHARED_QUERIES) {
-                    held[c * STEPS + k] = fragments[k];
-                } else if (k % KEY_GROUPS == place.key_group) {
-                    lane_fragments[(c * STEPS + k) * 32] = fragments[k];
+            for (int part = 0; part < QUERY_PARTS; ++part) {
+#pragma unroll
+                for (int k = 0; k < STEPS; ++k) {
+                    const int at = index(c, part, k);
+                    if constexpr (!SHARED_QUERIES) {
+                        held[at] = fragments[part][k];
+                    } else if (k % KEY_GROUPS == place.key_group) {
+                        lane_fragments[at * 32] = fragments[part][k];
+                    }
                 }
             }
         }
         if constexpr (SHARED_QUERIES) __syncthreads();
     }
 
-    __device__ __forceinline__ NarrowFragment step(int column_tile, int k) const {
+    // One of the numbers that the query is the sum of.
+    __device__ __forceinline__ NarrowFragment step(int column_tile, int part, int k) const {
         if constexpr (SHARED_QUERIES) {
-            return lane_fragments[(column_tile * STEPS + k) * 32];
+            return lane_fragments[index(column_tile, part, k) * 32];
         } else {
-            return held[column_tile * STEPS + k];
+            return held[index(column_tile, part, k)];
         }
     }
 
 private:
+    static constexpr __device__ __forceinline__ int index(int column_tile, int part, int k) {
+        return (column_tile * QUERY_PARTS + part) * STEPS + k;
+    }
+
+    // Calls `use` with the numbers of the two rows whose scores a lane holds; x is that of row lane / 4.
+    template <class Use>
+    static __device__ __forceinline__ void of_lane(float x, u32 lane, Use use) {
+        use(0, __shfl_sync(FULL_WARP, x, 8 * (lane & 3)));
+        use(1, __shfl_sync(FULL_WARP, x, 8 * (lane & 3) + 4));
+    }
+
+    static __device__ __forceinline__ void read_stored(NarrowFragment (&fragments)[QUERY_PARTS][STEPS],
+                                                       const FolioPaddedDecodeParams &params, const Item &item, int c,
+                                                       u32 lane, LaneLogits &logits) {
+        const StoredQuery query(fragments, stored_params(params), item, c, lane);
+        of_lane(query.unit, lane, [&](int j, float unit) { logits.scale[c][j] *= unit; });
+        if constexpr (ZERO_POINTS) of_lane(query.bias, lane, [&](int j, float bias) { logits.bias[c][j] = bias; });
+    }
+
     // From global memory: lane 4g + i reads its part of row g. Columns beyond the problem's are zeros.
     static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS],
                                                 const FolioPaddedDecodeParams &params, const Item &item,
@@ -70,7 +99,7 @@ private:
         const i64 token = static_cast<i64>(item.work.q_token) + packed.query;
         const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + packed.head;
         const i64 element = token * q.stride_token + head * q.stride_head;
-        if constexpr (Op::FP8 && !QueryType::IS_BF16) {
+        if constexpr (Op::BITS == 8 && !QueryType::IS_BF16) {
             const u8 *row = static_cast<const u8 *>(q.data) + element;
             const u32 flags = params.attention.flags, dim = params.head_dim_qk;
             if (flags & FOLIO_QUERIES_E4M3) return read_fp8<e4m3>(fragments, row, dim, lane);
@@ -80,7 +109,7 @@ private:
 #pragma unroll
         for (int k = 0; k < STEPS; ++k) {
             fragments[k] = {{0, 0}};
-            if constexpr (Op::FP8) {
+            if constexpr (Op::BITS == 8) {
                 const u32 column = 16 * k + 4 * (lane & 3);
                 if (column >= params.head_dim_qk) continue;
                 const uint2 four = *reinterpret_cast<const uint2 *>(bytes + 2 * column);
@@ -131,7 +160,7 @@ private:
         return __uint_as_float(exponent << 23);
     }
 
-    NarrowFragment held[SHARED_QUERIES ? 1 : COLUMN_TILES * STEPS];
+    NarrowFragment held[SHARED_QUERIES ? 1 : COLUMN_TILES * QUERY_PARTS * STEPS];
     NarrowFragment *lane_fragments;
 };
 
@@ -170,13 +199,14 @@ struct WarpState {
 
     // `edge` says that some row may not see all of the tile that starts at `token`; `seen` holds nothing otherwise.
     __device__ __forceinline__ void add_tile(const QueryRows &q, const LaneLogits &logits, const LaneRows &rows,
-                                             const SeenKeys &seen, u32 stage, const TileAddress &at, int token,
-                                             bool edge, u32 lane) {
+                                             const SeenKeys &seen, const TokenFactors &factors, u32 stage,
+                                             const TileAddress &at, int token, bool edge, u32 lane) {
         float s[COLUMN_TILES][TILE_TOKENS / 16][4];
-        scores(s, q, stage, at);
+        scores(s, q, logits, stage, at);
+        factors.scale(s);
         finish_scores(s, logits, rows, seen, token, edge, lane);
         NarrowFragment p[COLUMN_TILES][TILE_TOKENS / 16];
-        probabilities(p, s);
+        probabilities(p, s, factors);
         add_values(p, stage, at);
     }
 
@@ -186,11 +216,14 @@ private:
     }
 
     static __device__ __forceinline__ void scores(float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4], const QueryRows &q,
-                                                  u32 stage, const TileAddress &at) {
+                                                  const LaneLogits &logits, u32 stage, const TileAddress &at) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
 #pragma unroll
-            for (int t = 0; t < TILE_TOKENS / 16; ++t) s[c][t][0] = s[c][t][1] = s[c][t][2] = s[c][t][3] = 0.0f;
+            for (int t = 0; t < TILE_TOKENS / 16; ++t) {
+#pragma unroll
+                for (int n = 0; n < 4; ++n) s[c][t][n] = ZERO_POINTS ? -logits.bias[c][n & 1] : 0.0f;
+            }
         }
 #pragma unroll
         for (int h = 0; h < HEADS; ++h) {
@@ -205,8 +238,9 @@ private:
                     for (int r = 0; r < ROW_TILES; ++r) {
                         const int c = h * ROW_TILES + r;
 #pragma unroll
-                        for (int i = 0; i < Op::STEPS_PER_PAIR; ++i) {
-                            multiply(s[c][t], a[i], q.step(c, pair * Op::STEPS_PER_PAIR + i));
+                        for (int i = 0; i < Op::STEPS_PER_PAIR * QUERY_PARTS; ++i) {
+                            const int step = i / QUERY_PARTS, part = i % QUERY_PARTS;
+                            multiply(s[c][t], a[step], q.step(c, part, pair * Op::STEPS_PER_PAIR + step));
                         }
                     }
                 }
@@ -243,8 +277,9 @@ private:
     }
 
     __device__ __forceinline__ void probabilities(NarrowFragment (&p)[COLUMN_TILES][TILE_TOKENS / 16],
-                                                  const float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4]) {
-        // The largest of the lane's own scores. Lanes compare theirs only where one of them is above the threshold.
+                                                  const float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4],
+                                                  const TokenFactors &factors) {
+        // The largest of the lane's own weights, in base 2. Lanes compare theirs only where one of them is above the threshold.
         float lane_max[COLUMN_TILES][2];
         bool stale = false;
 #pragma unroll
@@ -253,7 +288,10 @@ private:
             for (int j = 0; j < 2; ++j) {
                 float x = row_max[c][j];
 #pragma unroll
-                for (int t = 0; t < TILE_TOKENS / 16; ++t) x = fmaxf(x, fmaxf(s[c][t][j], s[c][t][2 + j]));
+                for (int t = 0; t < TILE_TOKENS / 16; ++t) {
+                    x = fmaxf(
+                        x, fmaxf(factors.log_weight(s[c][t][j], c, t, 0), factors.log_weight(s[c][t][2 + j], c, t, 1)));
+                }
                 lane_max[c][j] = x;
                 stale |= x - row_max[c][j] > RESCALE_THRESHOLD;
             }
@@ -268,6 +306,7 @@ private:
                 for (int n = 0; n < 4; ++n) {
                     e[n] = exp2_approx(s[c][t][n] - row_max[c][n & 1]);
                     row_sum[c][n & 1] += e[n];
+                    e[n] = factors.weight(e[n], c, t, n >> 1);
                 }
                 // Rows in pairs, a token per quad of lanes; the operand wants tokens in pairs, a row per quad.
                 p[c][t] = {{transpose_8x8(Math::pack(e[0], e[1])), transpose_8x8(Math::pack(e[2], e[3]))}};

@@ -2,7 +2,7 @@
 // them into mma.sync operands. No global memory here.
 #pragma once
 
-#include "core/dtype.cuh"
+#include "sm90/decode/integers.cuh"
 
 namespace folio::decode {
 
@@ -40,21 +40,22 @@ struct alignas(8) NarrowFragment {
     u32 r[2];
 };
 
-// The type that products are taken in: that of a 16-bit cache, fp16 for fp8.
-template <class T>
+// The type that products are taken in: that of a 16-bit cache, fp16 for narrower elements.
+template <class T, u32 BYTES = sizeof(typename T::Storage)>
 struct MathOf {
     using Type = T;
 };
-template <>
-struct MathOf<e4m3> {
-    using Type = f16;
-};
-template <>
-struct MathOf<e5m2> {
+template <class T>
+struct MathOf<T, 1> {
     using Type = f16;
 };
 
-// Four fp8 values as two fp16 pairs: exact, every fp8 value is one of fp16.
+template <class T>
+constexpr int ELEMENT_BITS = 8 * sizeof(typename T::Storage);
+template <>
+constexpr int ELEMENT_BITS<i4> = 4;
+
+// Four elements of a byte as two fp16 pairs: exact, every value of theirs is one of fp16.
 template <class T>
 __device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair);
 template <>
@@ -68,20 +69,28 @@ __device__ __forceinline__ void widen<e5m2>(u32 bytes, u32 &low_pair, u32 &high_
     low_pair = spread_bytes<0, 1>(bytes);
     high_pair = spread_bytes<2, 3>(bytes);
 }
+template <>
+__device__ __forceinline__ void widen<i8>(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    widen_bytes(bytes, low_pair, high_pair);
+}
 
 // How the bytes of T (the cache) become 16-row operands. k^T q has tokens as rows and query rows as columns,
 // v p has value dimensions as rows: eight query rows fill an instruction.
 //
-// 16-bit caches are the operands as they are. fp8 caches widen to f16, which holds every fp8 value. A 16-byte
-// chunk of an fp8 row spans 16 dimensions, one k step of k^T q: a lane gets dimensions 4i .. 4i + 3 of it where the
+// 16-bit caches are the operands as they are. Narrower elements widen to fp16, which holds every value of theirs. A 16-byte
+// chunk of bytes spans 16 dimensions, one k step of k^T q: a lane gets dimensions 4i .. 4i + 3 of it where the
 // instruction has 2i, 2i + 1, 2i + 8, 2i + 9, and the query is loaded in the same order. For v p, ldmatrix transposes
 // pairs of dimensions: rows 0 .. 7 become the even and rows 8 .. 15 the odd dimensions of a chunk.
+//
+// A chunk of nibbles spans 32 dimensions, two steps: a lane gets 8i .. 8i + 7 of it, in the first step n and n + 4 of
+// them for n = 0 and 1, in the second for 2 and 3. For v p, ldmatrix transposes fours of dimensions, which the two blocks
+// share: 4g and 4g + 1 of the chunk are rows of the first, 4g + 2 and 4g + 3 of the second.
 template <class T>
 struct Operands {
-    static constexpr bool FP8 = T::IS_FP8;
+    static constexpr int BITS = ELEMENT_BITS<T>;
     using Math = typename MathOf<T>::Type;
     // k16 steps, or blocks of 16 value dimensions, in a pair of 16-byte chunks.
-    static constexpr int STEPS_PER_PAIR = FP8 ? 2 : 1;
+    static constexpr int STEPS_PER_PAIR = 16 / BITS;
 
     // The lane's row (token) and chunk for ldmatrix over 16 tokens and a pair of chunks.
     static __device__ __forceinline__ u32 key_row(u32 lane) { return lane & 15; }
@@ -93,7 +102,16 @@ struct Operands {
     static __device__ __forceinline__ void load_keys(WideFragment (&a)[STEPS_PER_PAIR], u32 address) {
         u32 x[4];
         ldmatrix_x4(x, address);
-        if constexpr (FP8) {
+        if constexpr (BITS == 4) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 pairs[4];
+                widen_nibbles(x[i], pairs);
+                WideFragment *of_chunk = a + i / 2 * 2;
+                of_chunk[0].r[i % 2] = pairs[0], of_chunk[0].r[2 + i % 2] = pairs[1];
+                of_chunk[1].r[i % 2] = pairs[2], of_chunk[1].r[2 + i % 2] = pairs[3];
+            }
+        } else if constexpr (BITS == 8) {
             widen<T>(x[0], a[0].r[0], a[0].r[2]);
             widen<T>(x[1], a[0].r[1], a[0].r[3]);
             widen<T>(x[2], a[1].r[0], a[1].r[2]);
@@ -107,7 +125,18 @@ struct Operands {
     static __device__ __forceinline__ void load_values(WideFragment (&a)[STEPS_PER_PAIR], u32 address) {
         u32 x[4];
         ldmatrix_x4_trans(x, address);
-        if constexpr (FP8) {
+        if constexpr (BITS == 4) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 pairs[4];
+                widen_nibbles(x[i], pairs);
+                // Chunk i % 2, tokens from 8 (i / 2) on.
+                WideFragment *of_chunk = a + i % 2 * 2;
+                const int first = i / 2 * 2;
+                of_chunk[0].r[first] = pairs[0], of_chunk[0].r[first + 1] = pairs[1];
+                of_chunk[1].r[first] = pairs[2], of_chunk[1].r[first + 1] = pairs[3];
+            }
+        } else if constexpr (BITS == 8) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 widen<T>(__byte_perm(x[i], x[2 + i], 0x6420), a[i].r[0], a[i].r[2]);
@@ -118,9 +147,13 @@ struct Operands {
         }
     }
 
-    // The two value dimensions, within a block of 16, that lane quad `g` accumulates.
-    static __device__ __forceinline__ u32 first_dim(u32 g) { return FP8 ? 2 * g : g; }
-    static constexpr u32 DIM_STEP = FP8 ? 1 : 8;
+    // Of the two value dimensions that lane quad `g` accumulates of a block: where the block has them, the first behind that,
+    // and the way to the second.
+    static constexpr __device__ __forceinline__ int block_dim(int block) {
+        return BITS == 4 ? block / 2 * 32 + block % 2 * 2 : 16 * block;
+    }
+    static __device__ __forceinline__ u32 first_dim(u32 g) { return BITS == 4 ? 4 * g : BITS == 8 ? 2 * g : g; }
+    static constexpr u32 DIM_STEP = BITS == 16 ? 8 : 1;
 };
 
 }  // namespace folio::decode

@@ -4,6 +4,7 @@
 
 #include "core/mask.cuh"
 #include "core/softmax.cuh"
+#include "sm90/decode/form.cuh"
 #include "sm90/decode/load.cuh"
 #include "sm90/decode/tile.cuh"
 
@@ -23,14 +24,15 @@ constexpr int WARP_ROWS = ROWS < MOST_WARP_ROWS ? ROWS : MOST_WARP_ROWS, ROW_GRO
 static_assert(ROWS % WARP_ROWS == 0 && WARPS % ROW_GROUPS == 0);
 // Queries that registers have no room for beside the outputs live in shared memory.
 constexpr bool SHARED_QUERIES = HEAD_DIM_QK > 192 || WARP_ROWS > 16;
-constexpr int QUERY_BYTES = SHARED_QUERIES ? FOLIO_DECODE_HEADS * ROWS * HEAD_DIM_QK * 2 : 0;
+constexpr int QUERY_BYTES = SHARED_QUERIES ? QUERY_PARTS * FOLIO_DECODE_HEADS * ROWS * HEAD_DIM_QK * 2 : 0;
+// Two scales for each token and head.
+constexpr int BYTES_BESIDE = TOKEN_SCALES ? 8 : 0;
 // 96 KiB of rings in flight hide the latency of DRAM. Two CTAs are to have room on a multiprocessor: 113 KiB each, of which
-// 128 bytes are for barriers.
-constexpr int SUMS_BYTES = WARPS * FOLIO_DECODE_HEADS * WARP_ROWS * 8;
-constexpr int MOST_RING_BYTES = 96 * 1024, FREE_BYTES = 113 * 1024 - 128 - SUMS_BYTES - QUERY_BYTES;
-constexpr int ROOM = FREE_BYTES < MOST_RING_BYTES ? FREE_BYTES : MOST_RING_BYTES;
-using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, HEAD_DIM_QK, HEAD_DIM_VO, CacheRows<CacheType>,
-                        WARPS / ROW_GROUPS, ROW_GROUPS, ROOM>;
+// 128 bytes are for barriers where the rings do not end before.
+constexpr int SUMS_BYTES = WARPS * FOLIO_DECODE_HEADS * WARP_ROWS * 8, BLOCK_BYTES = 113 * 1024;
+constexpr int MOST_RING_BYTES = 96 * 1024, FREE_BYTES = BLOCK_BYTES - 128 - SUMS_BYTES - QUERY_BYTES;
+using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, HEAD_DIM_QK, HEAD_DIM_VO, RowsOf<CacheType>::Type,
+                        BYTES_BESIDE, WARPS / ROW_GROUPS, ROW_GROUPS, MOST_RING_BYTES, FREE_BYTES>;
 using KTile = Shape::KTile;
 using VTile = Shape::VTile;
 
@@ -40,6 +42,7 @@ constexpr int HEADS = Shape::HEADS;
 // rows, or two with up to 8 each.
 constexpr int ROW_TILES = WARP_ROWS / 8;
 constexpr int COLUMN_TILES = HEADS * ROW_TILES;
+constexpr int QUERY_STEPS = HEAD_DIM_QK / 16;
 
 struct Item {
     FolioWorkItem work;
@@ -121,6 +124,7 @@ struct LaneRows {
 struct LaneLogits {
     LogitRule rule;
     float scale[COLUMN_TILES][2], slope[COLUMN_TILES][2];
+    float bias[COLUMN_TILES][2];  // of products, by zero points of keys; for such forms only
 
     __device__ __forceinline__ LaneLogits(const FolioPaddedDecodeParams &params, const Item &item, u32 lane)
         : rule(params.attention) {

@@ -10,11 +10,15 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{
-    AttentionQuery, AttentionRow, KeySource, Phase, Shape, Variant,
+    AttentionQuery, AttentionRow, AttentionTypes, CacheScales, KeySource, Phase, Shape, Variant,
 };
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
+use crate::cuda::stored_params::{Stored, StoredDecodeParams};
+use crate::dtype::DType;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Kind, KvLayout, KvStorage, Mask, Tiling, Workers};
+use crate::problem::{
+    AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, Mask, SmallItems, Tiling, Workers,
+};
 use crate::tensor::Tensor;
 
 /// Boxes bring rows of multiples of these, a sector of the L2. Others straddle sectors, and are gathered faster (head_dim
@@ -34,6 +38,7 @@ pub struct Sm90Decode {
     keys: KeySource,
     /// KV heads of a block.
     heads: u32,
+    scales: CacheScales,
     sm_count: u32,
     /// Bytes of keys and values up to which they are loaded with the evict-first policy.
     evict_first_bytes: u64,
@@ -67,9 +72,13 @@ impl Sm90Decode {
         let KvStorage::Paged { page_size, layout } = desc.kv else {
             return Ok(Err(Feature::RaggedKv.into()));
         };
+        let Some(scales) = scales(desc.kv_format.form()) else {
+            return Ok(Err(Feature::CacheForm.into()));
+        };
         let page_fits = keys == KeySource::Gather || page_size.is_multiple_of(GROUP);
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
-        let row_bytes = [desc.head_dim_qk, desc.head_dim_vo].map(|dim| dim * element_bytes(desc));
+        let row_bytes =
+            [desc.head_dim_qk, desc.head_dim_vo].map(|dim| desc.kv_format.row_bytes(dim) as u32);
         let dims_fit = match keys {
             KeySource::Tma => row_bytes.iter().all(|bytes| bytes % MAPPED_BYTES == 0),
             KeySource::Gather => true,
@@ -83,19 +92,25 @@ impl Sm90Decode {
         }
         let rows = packed_rows(desc);
         let wanted = |row: &AttentionRow| {
-            heads(row, keys).is_some_and(|heads| desc.num_kv_heads.is_multiple_of(heads))
+            heads(row, keys, scales).is_some_and(|heads| desc.num_kv_heads.is_multiple_of(heads))
                 && row.shape.q_tile >= rows.min(Self::TILE_ROWS)
         };
+        let any = query(context, desc);
         let query = AttentionQuery {
             phase: Phase::Decode,
-            ..query(context, desc)
+            types: AttentionTypes {
+                kv: desc.kv_format.element,
+                ..any.types
+            },
+            ..any
         };
         let found = find(loader, query, wanted)?;
         Ok(found.map(|(row, function)| Sm90Decode {
             desc: *desc,
             page_size,
             layout,
-            heads: heads(row, keys).unwrap_or(1),
+            heads: heads(row, keys, scales).unwrap_or(1),
+            scales,
             row,
             function,
             keys,
@@ -179,7 +194,7 @@ impl Sm90Decode {
     /// How the rows of a tensor are read that are `dim` elements wide in the kernel.
     fn columns(&self, cache: &Tensor, dim: u32) -> Columns {
         let element_bytes = cache.dtype().size() as u32;
-        let row_bytes = dim * element_bytes;
+        let row_bytes = self.desc.kv_format.row_bytes(dim) as u32;
         let atom_bytes = (1 << row_bytes.trailing_zeros()).min(128);
         let atoms = row_bytes / atom_bytes;
         // Boxes of a tile lie next to each other in every atom, and a box writes its atoms next to each other.
@@ -259,6 +274,7 @@ impl AttentionKernel for Sm90Decode {
             workers: Workers {
                 all: 2 * self.sm_count,
                 of_item: self.desc.num_kv_heads,
+                small: SmallItems::NONE,
             },
         }
     }
@@ -324,24 +340,47 @@ impl AttentionKernel for Sm90Decode {
             dependent: true,
             stream,
         };
-        if steps.is_none() {
-            // SAFETY: the kernel takes a `FolioDecodeParams`; its addresses are the caller's tensors,
-            // which were checked against the plan, and the workspace, whose list of items and places has
-            // room for the grid.
-            return unsafe { launch.enqueue(current, &self.function, &params, &[]) };
+        let maps = match steps {
+            None => None,
+            Some(_) => Some([
+                self.map(current, &run.args.k, k_page_step, &k_columns)?,
+                self.map(current, &run.args.v, v_page_step, &v_columns)?,
+            ]),
+        };
+        let maps: &[TensorMap] = maps.as_ref().map_or(&[], |maps| maps);
+        // SAFETY: the kernel takes a `FolioPaddedDecodeParams`, or a `FolioStoredDecodeParams` over caches of other forms, and
+        // two tensor maps if it reads by them; their addresses are the caller's tensors, which were checked against the
+        // plan, and the workspace, whose list of items and places has room for the grid.
+        unsafe {
+            match self.scales {
+                CacheScales::Heads => launch.enqueue(current, &self.function, &params, maps),
+                _ => launch.enqueue(current, &self.function, &self.stored(run, params), maps),
+            }
         }
-        let maps = [
-            self.map(current, &run.args.k, k_page_step, &k_columns)?,
-            self.map(current, &run.args.v, v_page_step, &v_columns)?,
-        ];
-        // SAFETY: as above, and two tensor maps.
-        unsafe { launch.enqueue(current, &self.function, &params, &maps) }
     }
 }
 
-/// Of an element of the cache.
-fn element_bytes(desc: &AttentionDesc) -> u32 {
-    desc.kv_format.element.size() as u32
+impl Sm90Decode {
+    /// The parameters of a run over a cache in another form than plain rows.
+    fn stored(&self, run: &Run<'_>, decode: DecodeParams) -> StoredDecodeParams {
+        StoredDecodeParams {
+            decode,
+            cache: Stored::of(&run.args.caches(self.desc.kv_format), [1.0; 2]),
+            bf16_queries: u32::from(self.desc.q_dtype == DType::BF16),
+            reserved: 0,
+        }
+    }
+}
+
+/// What the scales cover of a form that there are rows for.
+fn scales(form: CacheForm) -> Option<CacheScales> {
+    match form {
+        CacheForm::Plain => Some(CacheScales::Heads),
+        CacheForm::TokenHeadScales => Some(CacheScales::Tokens),
+        CacheForm::ChannelScales => Some(CacheScales::Channels),
+        CacheForm::ChannelZeroPoints => Some(CacheScales::ZeroPoints),
+        CacheForm::Nvfp4 | CacheForm::PackedKeys => None,
+    }
 }
 
 /// How the rows of a tensor come to shared memory, where they lie in atoms of the swizzle.
@@ -371,10 +410,14 @@ fn takes_masks(row: &AttentionRow) -> bool {
     row.shape.q_tile <= 16
 }
 
-/// KV heads of a block of the row, where it brings keys in this way.
-fn heads(row: &AttentionRow, wanted: KeySource) -> Option<u32> {
+/// KV heads of a block of the row, where it brings keys in this way and takes these scales.
+fn heads(row: &AttentionRow, wanted: KeySource, of: CacheScales) -> Option<u32> {
     match row.variant {
-        Variant::Sm90Decode { keys, heads } if keys == wanted => Some(heads),
+        Variant::Sm90Decode {
+            keys,
+            heads,
+            scales,
+        } if keys == wanted && scales == of => Some(heads),
         _ => None,
     }
 }

@@ -9,8 +9,8 @@ mod sm90_prefill_fp8;
 mod table;
 
 pub use row::{
-    AttentionQuery, AttentionRow, AttentionTypes, Family, Fit, KeySource, KvRows, MOST_HEAD_DIM,
-    Masks, Phase, STORED, Shape, Variant,
+    AttentionQuery, AttentionRow, AttentionTypes, CacheScales, Family, Fit, KeySource, KvRows,
+    MOST_HEAD_DIM, Masks, Phase, STORED, Shape, Variant,
 };
 pub use sm90_prefill::SPLIT_ROPE_DIM;
 pub use table::{candidates, rows, unsupported};

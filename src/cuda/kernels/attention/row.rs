@@ -48,6 +48,8 @@ pub enum Variant {
         keys: KeySource,
         /// KV heads of a block, one or two neighbours.
         heads: u32,
+        /// How keys and values are scaled.
+        scales: CacheScales,
     },
     /// `sm90/prefill/prefill.cu`.
     Sm90Prefill {
@@ -71,6 +73,41 @@ pub enum KeySource {
     Gather,
 }
 
+/// What the scales of a cache cover that Hopper's decode kernel is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CacheScales {
+    /// Whole heads, or nothing: plain rows.
+    Heads,
+    /// A token and head.
+    Tokens,
+    /// An element of a head's rows.
+    Channels,
+    /// The same, with a zero point each.
+    ZeroPoints,
+}
+
+impl CacheScales {
+    /// Its number among `FolioForm` of `kernels/params/stored.h`; 0 for plain rows.
+    fn form(self) -> u32 {
+        match self {
+            CacheScales::Heads => 0,
+            CacheScales::Tokens => 1,
+            CacheScales::Channels => 2,
+            CacheScales::ZeroPoints => 3,
+        }
+    }
+
+    /// What stands before the source of keys in a row's name.
+    fn prefix(self) -> &'static str {
+        match self {
+            CacheScales::Heads => "",
+            CacheScales::Tokens => "token_scales_",
+            CacheScales::Channels => "channel_scales_",
+            CacheScales::ZeroPoints => "zero_points_",
+        }
+    }
+}
+
 /// How the Hopper prefill kernel finds the rows of K and V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvRows {
@@ -78,6 +115,8 @@ pub enum KvRows {
     Paged,
     /// Page by page, 64 columns at a time.
     PagedColumns,
+    /// As `Paged`, and warpgroups may have keys of their own.
+    PagedOwn,
     /// They are consecutive.
     Ragged,
     /// One by one, wherever they are; ragged ones too.
@@ -92,6 +131,7 @@ impl KvRows {
             KvRows::Paged => "paged",
             KvRows::Rows => "rows",
             KvRows::PagedColumns => "paged_columns",
+            KvRows::PagedOwn => "paged_own",
         }
     }
 
@@ -102,6 +142,7 @@ impl KvRows {
             KvRows::Paged => 1,
             KvRows::Rows => 2,
             KvRows::PagedColumns => 3,
+            KvRows::PagedOwn => 4,
         }
     }
 }
@@ -117,8 +158,12 @@ pub enum Masks {
 
 impl Variant {
     /// Whether a row of the variant, compiled for these types, takes queries of another: those in fp8 become fp16, which holds
-    /// every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.)
+    /// every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.) Hopper's
+    /// decode over other forms divides rows of queries in bf16 so that fp16 holds them.
     fn converts(self, types: AttentionTypes, q: DType) -> bool {
+        if matches!(self, Variant::Sm90Decode { scales, .. } if scales != CacheScales::Heads) {
+            return q == DType::BF16;
+        }
         let widens = matches!(self, Variant::Generic { .. } | Variant::Sm90Decode { .. });
         widens && q.is_fp8() && types.q == DType::F16 && types.kv.is_fp8()
     }
@@ -130,7 +175,10 @@ impl Variant {
                 vec![format!("FOLIO_WARPS_M={warps_m}")]
             }
             Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
-            Variant::Sm90Decode { heads, .. } => vec![format!("FOLIO_DECODE_HEADS={heads}")],
+            Variant::Sm90Decode { heads, scales, .. } => vec![
+                format!("FOLIO_DECODE_HEADS={heads}"),
+                format!("FOLIO_CACHE_FORM={}", scales.form()),
+            ],
             Variant::Sm90Prefill {
                 kv,
                 rope_dim,
@@ -149,10 +197,13 @@ impl Variant {
             Variant::Generic { .. } | Variant::GenericF32 => None,
             Variant::GenericStored { .. } => Some("stored".into()),
             Variant::Sm90PrefillFp8 => Some("paged".into()),
-            Variant::Sm90Decode { keys, .. } => Some(match keys {
-                KeySource::Tma => "tma".into(),
-                KeySource::Gather => "gather".into(),
-            }),
+            Variant::Sm90Decode { keys, scales, .. } => {
+                let keys = match keys {
+                    KeySource::Tma => "tma",
+                    KeySource::Gather => "gather",
+                };
+                Some(format!("{}{keys}", scales.prefix()))
+            }
             Variant::Sm90Prefill {
                 kv,
                 rope_dim,

@@ -9,9 +9,11 @@
 //! H200: head_dim 96 takes 205 µs, in the row of 128 268).
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, KeySource, MOST_HEAD_DIM, Phase, Shape, Variant,
+    AttentionTypes, CacheScales, Family, Fit, HALF, HALF_FP8, KeySource, MOST_HEAD_DIM, Phase,
+    Shape, Variant, cached,
 };
 use crate::cuda::kernels::row::Arch;
+use crate::dtype::DType;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
@@ -29,6 +31,18 @@ pub(super) const FAMILIES: &[Family] = &[
     SIXTEEN_ROWS_FP8,
     MANY_ROWS_HALF,
     MANY_ROWS_FP8,
+    by_tma(PAIRS_BY_TOKEN),
+    by_tma(ROWS_BY_TOKEN),
+    by_tma(PAIRS_BY_CHANNEL),
+    by_tma(ROWS_BY_CHANNEL),
+    by_tma(PAIRS_WITH_ZERO_POINTS),
+    by_tma(ROWS_WITH_ZERO_POINTS),
+    PAIRS_BY_TOKEN,
+    ROWS_BY_TOKEN,
+    PAIRS_BY_CHANNEL,
+    ROWS_BY_CHANNEL,
+    PAIRS_WITH_ZERO_POINTS,
+    ROWS_WITH_ZERO_POINTS,
 ];
 
 const PAIRS_HALF: Family = Family {
@@ -112,23 +126,83 @@ const MANY_ROWS_FP8: Family = Family {
     ..MANY_ROWS_HALF
 };
 
+/// Caches with scales of their own, whose rows are narrow. Queries in bf16 become fp16, so that one row serves both.
+const PAIRS_BY_TOKEN: Family = Family {
+    variant: gathered_stored(2, CacheScales::Tokens),
+    types: &[
+        cached(DType::F16, DType::I8),
+        cached(DType::F16, DType::F8E4M3),
+    ],
+    shapes: &[shape((64, 64), 8, 16, 4), shape((128, 128), 8, 16, 4)],
+    shared_bytes: stored_bytes::<2, 1, BYTES_OF_TOKEN>,
+    ..PAIRS_HALF
+};
+
+const ROWS_BY_TOKEN: Family = Family {
+    variant: gathered_stored(1, CacheScales::Tokens),
+    shapes: &[
+        shape((64, 64), 16, 32, 4),
+        shape((128, 128), 16, 32, 4),
+        shape((128, 128), 32, 16, 4),
+        shape((128, 128), 64, 16, 4),
+    ],
+    shared_bytes: stored_bytes::<1, 1, BYTES_OF_TOKEN>,
+    ..PAIRS_BY_TOKEN
+};
+
+/// Queries times scales are sums of two numbers.
+const PAIRS_BY_CHANNEL: Family = Family {
+    variant: gathered_stored(2, CacheScales::Channels),
+    types: &[cached(DType::F16, DType::I8)],
+    shared_bytes: stored_bytes::<2, 2, 0>,
+    ..PAIRS_BY_TOKEN
+};
+
+const ROWS_BY_CHANNEL: Family = Family {
+    variant: gathered_stored(1, CacheScales::Channels),
+    types: PAIRS_BY_CHANNEL.types,
+    shared_bytes: stored_bytes::<1, 2, 0>,
+    ..ROWS_BY_TOKEN
+};
+
+const PAIRS_WITH_ZERO_POINTS: Family = Family {
+    variant: gathered_stored(2, CacheScales::ZeroPoints),
+    types: &[cached(DType::F16, DType::I4x2)],
+    ..PAIRS_BY_CHANNEL
+};
+
+const ROWS_WITH_ZERO_POINTS: Family = Family {
+    variant: gathered_stored(1, CacheScales::ZeroPoints),
+    types: PAIRS_WITH_ZERO_POINTS.types,
+    ..ROWS_BY_CHANNEL
+};
+
+/// The scales of a key and of a value.
+const BYTES_OF_TOKEN: u32 = 8;
+
 /// So many KV heads of a block, neighbours where they are two.
 const fn gathered(heads: u32) -> Variant {
+    gathered_stored(heads, CacheScales::Heads)
+}
+
+const fn gathered_stored(heads: u32, scales: CacheScales) -> Variant {
     Variant::Sm90Decode {
         keys: KeySource::Gather,
         heads,
+        scales,
     }
 }
 
 /// The family with keys brought by TMA.
 const fn by_tma(family: Family) -> Family {
-    let Variant::Sm90Decode { heads, .. } = family.variant else {
+    let Variant::Sm90Decode { heads, scales, .. } = family.variant else {
         panic!("not a family of this kernel");
     };
     Family {
         variant: Variant::Sm90Decode {
             keys: KeySource::Tma,
             heads,
+            scales,
         },
         symbol: "folio_sm90_decode_tma",
         ..family
@@ -146,9 +220,17 @@ const fn shape(dims: (u32, u32), q_tile: u32, kv_tile: u32, warps: u32) -> Shape
     }
 }
 
-/// Rings of two stages and more for every warp, or for the warps that read the same keys; barriers, the warps' softmax sums, and queries where
-/// registers do not hold them. The kernel asserts that it comes to the same.
 fn shared_bytes<const HEADS: u32>(types: AttentionTypes, shape: Shape) -> u32 {
+    stored_bytes::<HEADS, 1, 0>(types, shape)
+}
+
+/// Rings of two stages and more for every warp, or for the warps that read the same keys, with so many bytes beside the
+/// rows of a token and head; barriers, the warps' softmax sums, and queries, in so many numbers each, where registers do
+/// not hold them. The kernel asserts that it comes to the same.
+fn stored_bytes<const HEADS: u32, const QUERY_PARTS: u32, const BYTES_BESIDE: u32>(
+    types: AttentionTypes,
+    shape: Shape,
+) -> u32 {
     let warps = shape.threads / 32;
     let widest = shape.head_dim_qk.max(shape.head_dim_vo);
     let warp_rows = shape.q_tile.min(if widest <= 128 { 32 } else { 16 });
@@ -156,13 +238,14 @@ fn shared_bytes<const HEADS: u32>(types: AttentionTypes, shape: Shape) -> u32 {
     let sums = warps * HEADS * warp_rows * 8;
     let queries = match (shape.head_dim_qk, warp_rows) {
         (..=192, ..=16) => 0,
-        (dim, _) => HEADS * shape.q_tile * dim * 2,
+        (dim, _) => QUERY_PARTS * HEADS * shape.q_tile * dim * 2,
     };
     // Two blocks are to have room on a multiprocessor.
-    let room = (96 * 1024).min(113 * 1024 - 128 - sums - queries);
-    let stage =
-        HEADS * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo) * types.kv.size() as u32;
-    let stages = room / (rings * stage);
+    let free = 113 * 1024 - 128 - sums - queries;
+    let elements = HEADS * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo);
+    let rows = elements / u32::from(types.kv.lanes()) * types.kv.size() as u32;
+    let beside = HEADS * shape.kv_tile * BYTES_BESIDE;
+    let stages = (96 * 1024 / (rings * rows)).min(free / (rings * (rows + beside)));
     let barriers = (rings * stages * 8).next_multiple_of(16);
-    rings * stages * stage + barriers + sums + queries
+    rings * stages * (rows + beside) + barriers + sums + queries
 }
