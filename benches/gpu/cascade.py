@@ -95,7 +95,8 @@ class Workload:
                     for cache in (self.k, self.v))
             scores = torch.einsum("hd,khd->hk", self.q[b].double(), k) / math.sqrt(DIM)
             want = torch.einsum("hk,khd->hd", scores.softmax(1), v)
-            worst = max(worst, ((out[b].double() - want).norm() / want.norm()).item())
+            relative = (out[b].double() - want).norm() / want.norm()
+            worst = max(worst, relative.nan_to_num(nan=torch.inf).item())
         return worst
 
 

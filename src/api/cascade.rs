@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 use crate::log::Level;
 use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Kind, KvStorage, Mask, Window, WorkList,
+    AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, Kind, KvStorage, Mask, MaskColumns,
+    WorkList,
 };
 
 /// One problem on one context, with its current plan.
@@ -181,7 +182,7 @@ impl Cascade {
         }
         let args = args::check(args, &self.desc, &planned, self.context.device())?;
         let is_planned = shares || self.desc.graph;
-        let part = match is_planned && ignores_positions(&args) {
+        let part = match is_planned && sees_what_is_shared(&args, self.desc.kv_format) {
             true => &self.shared,
             false => &self.flat,
         };
@@ -234,11 +235,16 @@ fn check_device_lengths(desc: &AttentionDesc, prefixes: &SharedPrefixes<'_>) -> 
     Ok(())
 }
 
-/// A row sees all shared keys, and what it sees of them does not depend on where it stands.
-fn ignores_positions(args: &AttentionArgs) -> bool {
-    let is_plain = matches!(args.mask, Mask::Causal | Mask::Full);
-    let has_window = args.window != Window::default() || args.chunks.is_some();
-    is_plain && !has_window && args.alibi_slopes.is_none() && args.mm_prefix_ranges.is_none()
+/// Every row sees all shared keys, which lie before its request's new tokens, and their logits depend neither on where it
+/// stands nor on its request. What is only added to a row's keys, as ranges are, takes none away.
+fn sees_what_is_shared(args: &Checked<AttentionArgs>, format: CacheFormat) -> bool {
+    let by_mask = match args.mask {
+        Mask::Causal | Mask::Full | Mask::CausalByRequest(_) => true,
+        Mask::Bytes(_) | Mask::Bits(_) => args.mask_columns != MaskColumns::Keys,
+        Mask::Items { .. } => false,
+    };
+    let by_window = args.window.left.is_none() && args.chunks.is_none();
+    by_mask && by_window && args.alibi_slopes.is_none() && !args.has_request_scales(format)
 }
 
 fn checked(desc: AttentionDesc) -> Result<AttentionDesc> {
@@ -248,6 +254,11 @@ fn checked(desc: AttentionDesc) -> Result<AttentionDesc> {
             "kv_storage: ragged keys and values are not supported by cascades; a paged cache is"
                 .into(),
         ));
+    }
+    if let Some(new_kv) = desc.new_kv {
+        return Err(Error::Unsupported(format!(
+            "new_kv_dtype: {new_kv} is not supported by cascades; all keys in the cache are"
+        )));
     }
     if desc.shared_levels > MOST_LEVELS {
         return Err(Error::Unsupported(format!(

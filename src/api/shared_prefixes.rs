@@ -180,6 +180,7 @@ fn found(input: &BatchInput, page_size: u32) -> Result<Vec<SharedPrefix>> {
         batch_invariant: false,
         fp8_products: false,
         shared_levels: 0,
+        new_kv: None,
     })?;
     let mut scratch = Scratch::for_desc(&desc)?;
     let Batch::Host(batch) = batch::check(input, &desc, Device::Cpu, &mut scratch)? else {

@@ -104,6 +104,7 @@ unsafe impl Input for folio_cascade_desc {
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
             fp8_products: self.flags & FOLIO_PLAN_FP8_PRODUCTS != 0,
             shared_levels: self.max_shared_levels,
+            new_kv: None,
         })
     }
 }
@@ -208,9 +209,9 @@ unsafe impl Input for folio_find_shared_prefixes_args {
 /// attention. Shared keys are read once for all rows that see them, and the parts of every row are put together by one
 /// kernel. Results are those of folio_prefill on the same batch, up to rounding.
 ///
-/// A plan shares what pays and leaves the rest to the requests. Runs with a window, ALiBi, mm_prefix_ranges or a custom
-/// mask depend on positions, which rows of several requests do not have in common: they read the keys request by
-/// request. With FOLIO_PLAN_GRAPH, runs without them always take the kernel for shared keys, also where nothing pays: steps
+/// A plan shares what pays and leaves the rest to the requests. Runs with a window to the left, chunks, ALiBi or a custom
+/// mask of all keys depend on positions, which rows of several requests do not have in common: they read the keys request
+/// by request. With FOLIO_PLAN_GRAPH, runs without them always take the kernel for shared keys, also where nothing pays: steps
 /// that share nothing are faster with folio_decode. With FOLIO_PLAN_BATCH_INVARIANT nothing is shared, since what a request
 /// shares depends on the others. One handle serves every batch within its desc, and one plan every layer of a step.
 pub struct folio_cascade {

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::schedule;
-    use crate::problem::{KvLayout, PageIds, Pages, Workers};
+    use crate::problem::{Keys, KvLayout, PageIds, Pages, Workers};
     use proptest::prelude::*;
 
     fn desc(lens: &[(i32, i32)], batch_invariant: bool) -> AttentionDesc {
@@ -174,6 +174,7 @@ mod tests {
             batch_invariant,
             fp8_products: false,
             shared_levels: 0,
+            new_kv: None,
         }
     }
 
@@ -196,6 +197,7 @@ mod tests {
             let batch = HostBatch {
                 qo_indptr: &qo_indptr,
                 kv_len: &kv_len,
+                keys: Keys::All,
                 pages: Pages::Table { ids: PageIds::Host(&[]), row_stride: 0 },
                 num_pages: 0,
                 max_page_id: -1,

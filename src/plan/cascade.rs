@@ -13,12 +13,13 @@
 //! slower than the flat plan but for what the estimate is off.
 //!
 //! **Windows and masks** are not known to a plan, and rows of several requests stand at different positions. Items of
-//! shared keys say nothing of positions: a run with a window, ALiBi, mm-prefix or a custom mask takes the flat plan.
+//! shared keys say nothing of positions: a run that may hide some of these keys, or whose logits depend on distance, takes
+//! the flat plan.
 //!
 //! **Batch-invariant.** What a request shares depends on the others, so there nothing is shared.
 
 use super::cascade_chunk::{Extent, LongSegments, best_chunk};
-use super::item_order::by_cost;
+use super::item_order::{by_cost, small_last};
 use super::reserve::reserve;
 use super::starts::request_starts;
 use crate::error::Result;
@@ -88,8 +89,9 @@ pub fn cascade(
     own_keys(batch, segments);
     let chunk = cut(batch, desc, tiling, segments, long)?;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
-    list(batch, (tiling.q_tile, chunk), segments, work)?;
+    list(batch, (tiling, chunk), segments, work)?;
     by_cost(work)?;
+    small_last(work, tiling.workers.small)?;
     Ok(shares)
 }
 
@@ -241,7 +243,7 @@ fn cut(
 /// Lists the items of all segments, and the parts of every row.
 fn list(
     batch: &HostBatch<'_>,
-    (q_tile, chunk): (u32, u32),
+    (tiling, chunk): (&Tiling, u32),
     segments: &mut [Segment],
     work: &mut WorkList,
 ) -> Result<()> {
@@ -250,7 +252,7 @@ fn list(
     for (at, segment) in segments.iter_mut().enumerate() {
         let rows = rows_of(batch, &segment.requests);
         let is_split = at < shared || segment.parent.is_some() || segment.chunks > 1;
-        let tiles = rows.div_ceil(q_tile) as usize;
+        let tiles = rows.div_ceil(tiling.q_tile) as usize;
         items = items.saturating_add(tiles.saturating_mul(segment.chunks as usize));
         segment.partial = match is_split {
             true => partial_rows,
@@ -266,7 +268,7 @@ fn list(
     }
     reserve("partial rows", &mut work.partials, parts)?;
     for (at, segment) in segments.iter().enumerate() {
-        push_items(batch, (q_tile, chunk), segment, at < shared, work);
+        push_items(batch, (tiling, chunk), segment, at < shared, work);
     }
     for own in &segments[shared..] {
         if own.partial != NO_PARTIAL {
@@ -289,7 +291,7 @@ fn parts_of(segments: &[Segment], own: &Segment) -> u32 {
 
 fn push_items(
     batch: &HostBatch<'_>,
-    (q_tile, chunk): (u32, u32),
+    (tiling, chunk): (&Tiling, u32),
     segment: &Segment,
     is_shared: bool,
     work: &mut WorkList,
@@ -301,8 +303,12 @@ fn push_items(
         true => segment.keys.end as i32,
         false => batch.kv_len[b] - batch.qo_len(b) as i32,
     };
-    for q_start in (0..rows).step_by(q_tile as usize) {
-        let q_len = q_tile.min(rows - q_start);
+    for Range {
+        start: q_start,
+        end,
+    } in row_tiles(rows, tiling)
+    {
+        let q_len = end - q_start;
         for c in 0..segment.chunks {
             let kv_start = segment.keys.start + c * chunk;
             let kv_end = kv_start.saturating_add(chunk).min(segment.keys.end);
@@ -325,6 +331,20 @@ fn push_items(
             });
         }
     }
+}
+
+/// As many tiles as rows need. Where there are small items, tiles have a multiple of their rows, as equal as may be.
+fn row_tiles(rows: u32, tiling: &Tiling) -> impl Iterator<Item = Range<u32>> {
+    let unit = match tiling.workers.small.rows {
+        0 => tiling.q_tile,
+        rows => rows,
+    };
+    let (units, tiles) = (rows.div_ceil(unit), rows.div_ceil(tiling.q_tile));
+    let start = move |tile: u32| {
+        let units = u64::from(units) * u64::from(tile) / u64::from(tiles);
+        (units as u32).saturating_mul(unit).min(rows)
+    };
+    (0..tiles).map(move |tile| start(tile)..start(tile + 1))
 }
 
 /// Combine items of a request's rows: the parts in the order of the keys.
@@ -358,7 +378,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::Capacity;
-    use crate::problem::{Kind, KvLayout, KvStorage, PageIds, Pages, Workers};
+    use crate::problem::{Keys, Kind, KvLayout, KvStorage, PageIds, Pages, SmallItems, Workers};
     use proptest::prelude::*;
 
     const PAGE: u32 = 4;
@@ -387,6 +407,7 @@ mod tests {
             batch_invariant: false,
             fp8_products: false,
             shared_levels: levels,
+            new_kv: None,
         }
     }
 
@@ -448,12 +469,12 @@ mod tests {
         fn rows_meet_their_keys_once(
             lens in prop::collection::vec((0i32..9, 0i32..400), 1..10),
             (first, step) in (0u32..200, 0u32..80),
-            (q_tile, max_splits, workers) in (1u32..9, 0u32..20, 1u32..40),
+            (q_tile, max_splits, workers, small) in (1u32..9, 0u32..20, 1u32..40, (0usize..3, 0u32..100)),
             levels in 1u32..5,
         ) {
             let lens: Vec<(i32, i32)> = lens.into_iter().map(|(q, own)| (q, own.max(q))).collect();
             let desc = desc(&lens, levels);
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk: u32::MAX, combine_units: 0, workers: Workers { all: workers, of_item: 3 } };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk: u32::MAX, combine_units: 0, workers: Workers { all: workers, of_item: 3, small: SmallItems { rows: [0, 1, q_tile][small.0], keys: small.1, of_item: 2 } } };
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();
@@ -462,6 +483,7 @@ mod tests {
             let batch = HostBatch {
                 qo_indptr: &qo_indptr,
                 kv_len: &kv_len,
+                keys: Keys::All,
                 pages: Pages::Table { ids: PageIds::Host(&ids), row_stride: columns },
                 num_pages: 0,
                 max_page_id: 0,
@@ -477,6 +499,11 @@ mod tests {
             prop_assert!(work.items.len() <= capacity.counts.items);
             prop_assert!(work.combines.len() <= capacity.counts.combines);
             prop_assert!(work.partials.len() <= capacity.counts.partials);
+            let (large, last) = work.items.split_at(work.items.len() - work.small as usize);
+            let is_small = |item: &WorkItem| tiling.workers.small.include(item.q_len, item.kv_end - item.kv_start);
+            prop_assert!(last.iter().all(is_small));
+            prop_assert!(tiling.workers.small.rows == 0 || !large.iter().any(is_small));
+            prop_assert!(large.iter().all(|item| item.q_len <= q_tile));
 
             let counts = lens.iter().flat_map(|l| vec![vec![0; l.1 as usize]; l.0 as usize]).collect();
             let mut met = Met { lens: &lens, qo_indptr: &qo_indptr, counts };

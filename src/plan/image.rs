@@ -29,7 +29,7 @@ impl Cursor {
 /// buffer on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// `[4]` u32: work items, combine items, batch size, 0.
+    /// `[4]` u32: work items, combine items, batch size, the last items, which are small.
     pub counts: usize,
     /// `[1]` u32: 0 between runs; kernels draw tiles by it.
     pub next_tile: usize,
@@ -170,8 +170,9 @@ pub fn write<'a>(
         bytes: image,
         layout,
     };
-    let counts = [work.items.len(), work.combines.len(), n, 0].map(|count| count as u32);
+    let counts = [work.items.len(), work.combines.len(), n].map(|count| count as u32);
     image.put(layout.counts, &counts);
+    image.put(layout.counts + size_of_val(&counts), &[work.small]);
     image.put(layout.next_tile, &[0u32]);
     image.put(layout.qo_indptr, batch.qo_indptr);
     image.put(layout.kv_len, batch.kv_len);
@@ -235,7 +236,7 @@ fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{PageIds, Pages, RequestStarts};
+    use crate::problem::{Keys, PageIds, Pages, RequestStarts};
 
     fn i32s(image: &[u8], at: usize, count: usize) -> Vec<i32> {
         let words = image[at..at + 4 * count].as_chunks::<4>().0;
@@ -248,6 +249,7 @@ mod tests {
         let batch = HostBatch {
             qo_indptr: &[0, 1, 1, 4],
             kv_len: &[17, 0, 16],
+            keys: Keys::All,
             pages: Pages::Table {
                 ids: PageIds::Host(&ids),
                 row_stride: 2,
@@ -273,6 +275,7 @@ mod tests {
         };
         let work = WorkList {
             items: vec![item],
+            small: 1,
             combines: vec![combine],
             partials: vec![5, 9],
             starts: RequestStarts {
@@ -292,7 +295,7 @@ mod tests {
         let layout = Layout::new(&counts);
         let mut image = vec![0xaa; layout.end];
         write(&mut image, &layout, &batch, &work, work.items.iter(), 16).unwrap();
-        assert_eq!(i32s(&image, layout.counts, 4), [1, 1, 3, 0]);
+        assert_eq!(i32s(&image, layout.counts, 4), [1, 1, 3, 1]);
         assert_eq!(i32s(&image, layout.next_tile, 1), [0]);
         assert_eq!(i32s(&image, layout.qo_indptr, 4), [0, 1, 1, 4]);
         assert_eq!(i32s(&image, layout.kv_len, 3), [17, 0, 16]);
@@ -315,6 +318,7 @@ mod tests {
         let batch = HostBatch {
             qo_indptr: &[0, 1],
             kv_len: &[1],
+            keys: Keys::All,
             pages: Pages::Ragged { indptr: &[0, 1] },
             num_pages: 0,
             max_page_id: -1,

@@ -2,7 +2,7 @@
 
 use super::reserve::reserve;
 use crate::error::Result;
-use crate::problem::{HostBatch, Kind, WorkItem, WorkList};
+use crate::problem::{HostBatch, Kind, SmallItems, WorkItem, WorkList};
 
 /// The order decides only the time: every item writes its own memory. Both orders are stable.
 pub(super) fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) -> Result<()> {
@@ -36,6 +36,22 @@ pub(super) fn by_cost(work: &mut WorkList) -> Result<()> {
         work.items[*at] = *item;
         *at += 1;
     }
+    Ok(())
+}
+
+/// Puts the small items behind the others, each in the order that they have, and counts them.
+pub(super) fn small_last(work: &mut WorkList, small: SmallItems) -> Result<()> {
+    if small.rows == 0 {
+        return Ok(());
+    }
+    set_aside(work)?;
+    work.items.clear();
+    let is_small = |item: &&WorkItem| small.include(item.q_len, item.kv_end - item.kv_start);
+    let large = work.unordered.iter().filter(|item| !is_small(item));
+    work.items.extend(large);
+    let before = work.items.len();
+    work.items.extend(work.unordered.iter().filter(is_small));
+    work.small = (work.items.len() - before) as u32;
     Ok(())
 }
 

@@ -21,6 +21,7 @@ use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::Tiling;
 use crate::problem::{AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, WorkItem, WorkList};
+use std::ops::Range;
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
 ///
@@ -45,7 +46,7 @@ pub fn schedule(
                 request: b as u32,
                 q_start,
                 q_len: tiling.q_tile.min(qo_len - q_start),
-                kv_len: batch.kv_len[b] as u32,
+                keys: batch.keys(b),
                 page_start: work.starts.page[b],
                 first_token: batch.qo_indptr[b],
                 past: i64::from(batch.kv_len[b]) - i64::from(qo_len),
@@ -86,15 +87,15 @@ impl Cut {
     }
 
     /// End of the piece of a tile that begins at key `start`.
-    fn end(&mut self, start: u32, kv_len: u32) -> u32 {
+    fn end(&mut self, start: u32, last: u32) -> u32 {
         let keys = match self {
             Cut::Chunks(chunk) => chunk.divisor,
             Cut::Shares { shares, unit } => {
-                let left = (kv_len - start).div_ceil(*unit);
+                let left = (last - start).div_ceil(*unit);
                 shares.next(left).saturating_mul(*unit)
             }
         };
-        start.saturating_add(keys).min(kv_len)
+        start.saturating_add(keys).min(last)
     }
 }
 
@@ -102,7 +103,7 @@ impl Cut {
 fn cost_of_chunks(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> u64 {
     let (mut items, mut longest) = (0u64, 0);
     for b in 0..batch.batch_size() {
-        let keys = batch.kv_len[b] as u32;
+        let keys = batch.num_keys(b);
         let chunks = u64::from(chunk.divide_up(keys).max(1));
         items += u64::from(batch.qo_len(b).div_ceil(tiling.q_tile)) * chunks;
         longest = longest.max(keys.min(chunk.divisor));
@@ -120,7 +121,7 @@ fn make_room(batch: &HostBatch<'_>, tiling: &Tiling, cut: Cut, work: &mut WorkLi
     let (mut items, mut combines, mut partials) = (0usize, 0usize, 0usize);
     for b in 0..batch.batch_size() {
         let rows = batch.qo_len(b);
-        let chunks = chunk.divide_up(batch.kv_len[b] as u32).max(1) as usize;
+        let chunks = chunk.divide_up(batch.num_keys(b)).max(1) as usize;
         items = items.saturating_add((q_tile.divide_up(rows) as usize).saturating_mul(chunks));
         if chunks > 1 {
             combines += rows as usize;
@@ -155,7 +156,7 @@ struct Tile {
     request: u32,
     q_start: u32,
     q_len: u32,
-    kv_len: u32,
+    keys: Range<u32>,
     page_start: i64,
     /// The request's first row within the batch.
     first_token: i32,
@@ -165,11 +166,11 @@ struct Tile {
 
 impl Tile {
     fn push(&self, work: &mut WorkList, partial_rows: &mut u32, cut: &mut Cut) {
-        let (mut kv_start, mut num_chunks) = (0, 0);
+        let (mut kv_start, mut num_chunks) = (self.keys.start, 0);
         // A request without keys still has rows to write: one item with an empty range.
-        while kv_start < self.kv_len || num_chunks == 0 {
-            let kv_end = cut.end(kv_start, self.kv_len);
-            let split = num_chunks > 0 || kv_end < self.kv_len;
+        while kv_start < self.keys.end || num_chunks == 0 {
+            let kv_end = cut.end(kv_start, self.keys.end);
+            let split = num_chunks > 0 || kv_end < self.keys.end;
             work.items.push(WorkItem {
                 request: self.request,
                 q_start: self.q_start,
@@ -221,7 +222,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::chunk_size::{UNITS_NOT_SPLIT, split_budget};
-    use crate::problem::{Kind, KvLayout, KvStorage, PageIds, Pages, Workers};
+    use crate::problem::{Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Workers};
     use proptest::prelude::*;
 
     fn desc(batch_invariant: bool, kind: Kind) -> AttentionDesc {
@@ -247,6 +248,7 @@ mod tests {
             batch_invariant,
             fp8_products: false,
             shared_levels: 0,
+            new_kv: None,
         }
     }
 
@@ -255,6 +257,10 @@ mod tests {
     }
 
     fn cut_as(lens: &[(i32, i32)], tiling: &Tiling, batch_invariant: bool, kind: Kind) -> WorkList {
+        cut_of(lens, tiling, Keys::All, &desc(batch_invariant, kind))
+    }
+
+    fn cut_of(lens: &[(i32, i32)], tiling: &Tiling, keys: Keys, desc: &AttentionDesc) -> WorkList {
         let mut qo_indptr = vec![0];
         let mut kv_len = Vec::new();
         for &(q, kv) in lens {
@@ -264,15 +270,19 @@ mod tests {
         let batch = HostBatch {
             qo_indptr: &qo_indptr,
             kv_len: &kv_len,
-            pages: Pages::Table {
-                ids: PageIds::Host(&[]),
-                row_stride: 0,
+            keys,
+            pages: match keys {
+                Keys::New => Pages::Ragged { indptr: &qo_indptr },
+                _ => Pages::Table {
+                    ids: PageIds::Host(&[]),
+                    row_stride: 0,
+                },
             },
             num_pages: 0,
             max_page_id: -1,
         };
         let mut work = WorkList::default();
-        schedule(&batch, &desc(batch_invariant, kind), tiling, &mut work).unwrap();
+        schedule(&batch, desc, tiling, &mut work).unwrap();
         work
     }
 
@@ -346,6 +356,38 @@ mod tests {
                     let keys = if kv_len == 0 { 0..1 } else { item.kv_start..item.kv_end };
                     for k in keys {
                         seen[item.request as usize][(q as i32 * kv_len.max(1)) as usize + k as usize] += 1;
+                    }
+                }
+            }
+            for row in seen {
+                prop_assert!(row.iter().all(|&count| count == 1));
+            }
+        }
+
+        /// The plans over cached and over new keys have every key of every row once between them, at the positions of a
+        /// plan over all; a new key's row is that of its query.
+        #[test]
+        fn cached_and_new_keys_are_all_keys(
+            lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
+            tiling in tilings(),
+        ) {
+            let lens: Vec<(i32, i32)> = lens.iter().map(|&(q, kv)| (q, kv + q)).collect();
+            let mut seen: Vec<Vec<u8>> = lens.iter().map(|&(q, kv)| vec![0; (q * kv) as usize]).collect();
+            for keys in [Keys::Cached, Keys::New] {
+                let work = cut_of(&lens, &tiling, keys, &desc(false, Kind::Prefill));
+                for item in &work.items {
+                    let (qo_len, kv_len) = lens[item.request as usize];
+                    let cached = kv_len - qo_len;
+                    prop_assert_eq!(item.position, cached + item.q_start as i32);
+                    if keys == Keys::New {
+                        let first_row = item.q_token - item.q_start as i32;
+                        prop_assert_eq!(item.page_start + i64::from(cached), i64::from(first_row));
+                    }
+                    for q in item.q_start..item.q_start + item.q_len {
+                        for key in item.kv_start..item.kv_end {
+                            prop_assert_eq!((key as i32) < cached, keys == Keys::Cached);
+                            seen[item.request as usize][(q as i32 * kv_len + key as i32) as usize] += 1;
+                        }
                     }
                 }
             }

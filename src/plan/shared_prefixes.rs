@@ -58,7 +58,7 @@ fn common_pages(batch: &HostBatch<'_>, page_size: u32, b: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{PageIds, Pages};
+    use crate::problem::{Keys, PageIds, Pages};
     use proptest::prelude::*;
 
     const PAGE: u32 = 4;
@@ -74,6 +74,7 @@ mod tests {
         let batch = HostBatch {
             qo_indptr: &(0..=tables.len() as i32).collect::<Vec<_>>(),
             kv_len,
+            keys: Keys::All,
             pages: Pages::Csr {
                 indptr: &indptr,
                 ids: PageIds::Host(&ids),

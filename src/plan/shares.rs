@@ -82,6 +82,6 @@ impl Shares {
 fn tiles(batch: &HostBatch<'_>, tiling: &Tiling) -> impl Iterator<Item = u32> {
     (0..batch.batch_size()).flat_map(|b| {
         let tiles = batch.qo_len(b).div_ceil(tiling.q_tile) as usize;
-        std::iter::repeat_n((batch.kv_len[b] as u32).div_ceil(tiling.kv_unit), tiles)
+        std::iter::repeat_n(batch.num_keys(b).div_ceil(tiling.kv_unit), tiles)
     })
 }

@@ -3,6 +3,7 @@
 use super::reserve::reserve;
 use crate::error::Result;
 use crate::problem::{HostBatch, PageIds, Pages, RequestStarts};
+use crate::tensor::Tensor;
 
 /// Fills `starts` for `batch`. Page ids that lie on the host are copied by a plan without gaps, request by
 /// request; others stay where the caller has them.
@@ -25,17 +26,18 @@ pub fn request_starts(
     reserve("requests", mask_bits, n + 1)?;
     let (mut copied, mut bytes, mut bits) = (0, 0, 0);
     for b in 0..n {
-        let keys = batch.kv_len[b] as u32;
+        let keys = batch.keys(b);
         page.push(match batch.pages {
-            Pages::Ragged { indptr } => i64::from(indptr[b]),
+            // Key `keys.start` is in the first row.
+            Pages::Ragged { indptr } => i64::from(indptr[b]) - i64::from(keys.start),
             Pages::Csr { ids, indptr } if ids.is_device() => i64::from(indptr[b]),
             Pages::Table { ids, row_stride } if ids.is_device() => (b * row_stride) as i64,
             Pages::Csr { .. } | Pages::Table { .. } => copied,
         });
-        copied += i64::from(keys.div_ceil(page_size));
+        copied += i64::from(keys.end.div_ceil(page_size));
         mask_bytes.push(bytes);
         mask_bits.push(bits);
-        let elements = i64::from(batch.qo_len(b)) * i64::from(keys);
+        let elements = i64::from(batch.qo_len(b)) * i64::from(batch.kv_len[b]);
         // Masks of so many elements are never passed: a run without one does not read their ends.
         bytes = i64::saturating_add(bytes, elements);
         bits = i64::saturating_add(bits, (elements + 7) / 8);
@@ -53,11 +55,11 @@ pub fn num_copied_page_ids(batch: &HostBatch<'_>) -> usize {
     }
 }
 
-/// The address of the caller's page ids, where they are on the device.
-pub fn device_page_ids(batch: &HostBatch<'_>) -> Option<u64> {
+/// The caller's page ids, where they are on the device.
+pub fn device_page_ids(batch: &HostBatch<'_>) -> Option<Tensor> {
     match batch.pages {
         Pages::Csr { ids, .. } | Pages::Table { ids, .. } => match ids {
-            PageIds::Device(address) => Some(address as u64),
+            PageIds::Device(ids) => Some(ids),
             PageIds::Host(_) => None,
         },
         Pages::Ragged { .. } => None,
@@ -67,11 +69,31 @@ pub fn device_page_ids(batch: &HostBatch<'_>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::DType;
+    use crate::problem::Keys;
+    use crate::tensor::Device;
+
+    #[allow(unsafe_code)]
+    fn on_device() -> Tensor {
+        // SAFETY: never read.
+        unsafe {
+            Tensor::new(
+                "ids",
+                4096 as *mut u8,
+                Device::Cuda(0),
+                DType::I32,
+                &[30],
+                None,
+            )
+        }
+        .unwrap()
+    }
 
     fn starts(pages: Pages<'_>) -> RequestStarts {
         let batch = HostBatch {
             qo_indptr: &[0, 1, 1, 4],
             kv_len: &[17, 0, 16],
+            keys: Keys::All,
             pages,
             num_pages: 3,
             max_page_id: 8,
@@ -92,7 +114,7 @@ mod tests {
 
     #[test]
     fn page_ids_on_the_device_and_ragged_rows_stay() {
-        let (device, indptr) = (PageIds::Device(4096), &[0, 9, 9, 30][..]);
+        let (device, indptr) = (PageIds::Device(on_device()), &[0, 9, 9, 30][..]);
         let csr = Pages::Csr {
             indptr,
             ids: device,

@@ -14,7 +14,8 @@ use folio::api::{BatchInput, SharedPrefixes, Stream, Target, Workspace};
 use folio::dtype::DType;
 use folio::error::Result;
 use folio::problem::{
-    AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, LogBase, Mask, Window,
+    AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, LogBase, Mask, MaskColumns,
+    Window,
 };
 
 /// What a run asks for beside causal attention.
@@ -29,9 +30,15 @@ pub enum Extra {
     Alibi,
     MmPrefix,
     CustomMask,
+    /// What follows hides none of the keys before the new tokens.
+    LaterKeys,
+    CausalByRequest,
+    MmPrefixAlone,
+    MaskOfNewKeys,
+    MaskAfterPrefix,
 }
 
-pub const EXTRAS: [Extra; 9] = [
+pub const EXTRAS: [Extra; 14] = [
     Extra::Nothing,
     Extra::Full,
     Extra::SoftCap,
@@ -41,6 +48,11 @@ pub const EXTRAS: [Extra; 9] = [
     Extra::Alibi,
     Extra::MmPrefix,
     Extra::CustomMask,
+    Extra::LaterKeys,
+    Extra::CausalByRequest,
+    Extra::MmPrefixAlone,
+    Extra::MaskOfNewKeys,
+    Extra::MaskAfterPrefix,
 ];
 
 /// One problem.
@@ -146,6 +158,7 @@ impl Case {
             batch_invariant: self.batch_invariant,
             fp8_products: false,
             shared_levels: self.levels,
+            new_kv: None,
         }
     }
 }
@@ -195,6 +208,9 @@ pub struct Data<'m> {
     scales: Resident<'m>,
     ranges: Resident<'m>,
     mask: Resident<'m>,
+    /// Where the masks of the new keys start.
+    new_keys_start: Resident<'m>,
+    causal: Resident<'m>,
     columns: [Vec<i32>; 3],
 }
 
@@ -256,6 +272,18 @@ impl<'m> Data<'m> {
             scales: floats((0..case.kv_heads).map(|h| 0.5 + 0.25 * h as f32).collect()),
             ranges: Resident::new(memory, Image::of_i32(&[batch_size as i64, 1, 2], &ranges)),
             mask: Resident::new(memory, Image::of_bits(DType::U8, &[elements], bytes)),
+            new_keys_start: Resident::new(memory, {
+                let squares = case.requests.iter().map(|r| (r.0 * r.0) as u64);
+                let starts = std::iter::once(0).chain(squares.scan(0, |end, n| {
+                    *end += n;
+                    Some(*end)
+                }));
+                Image::of_bits(DType::I64, &[batch_size as i64 + 1], starts)
+            }),
+            causal: Resident::new(memory, {
+                let causal = (0..batch_size as u64).map(|b| b % 3 / 2);
+                Image::of_bits(DType::U8, &[batch_size as i64], causal)
+            }),
             columns,
             case: case.clone(),
         }
@@ -316,6 +344,23 @@ impl<'m> Data<'m> {
                 };
             }
             Extra::CustomMask => args.mask = Mask::Bytes(self.mask.tensor()),
+            Extra::LaterKeys => {
+                args.mask = Mask::Full;
+                args.window.right = Some(2);
+            }
+            Extra::CausalByRequest => {
+                args.mask = Mask::CausalByRequest(self.causal.tensor());
+            }
+            Extra::MmPrefixAlone => args.mm_prefix_ranges = Some(self.ranges.tensor()),
+            Extra::MaskOfNewKeys => {
+                args.mask = Mask::Bytes(self.mask.tensor());
+                args.mask_columns = MaskColumns::NewKeys;
+                args.custom_mask_indptr = Some(self.new_keys_start.tensor());
+            }
+            Extra::MaskAfterPrefix => {
+                args.mask = Mask::Bytes(self.mask.tensor());
+                args.mask_columns = MaskColumns::KeysAfterPrefix;
+            }
         }
         args
     }

@@ -71,6 +71,36 @@ pub fn cascade() {
     }
 }
 
+/// More items of few rows than run at a time: Hopper's kernel takes one to three of their heads in a tile, in the last one
+/// what is left. Beside them are prefixes of many rows.
+pub fn cascade_of_many() {
+    for (seed, (kv_heads, group, rows, requests)) in [
+        (8, 4, 1, 60),
+        (5, 4, 1, 100),
+        (4, 2, 3, 90),
+        (2, 8, 1, 150),
+        (3, 16, 4, 60),
+        (1, 4, 1, 200),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let own = (0..requests)
+            .map(|b| (1 + b % rows, rows + 17 * b % 300))
+            .collect();
+        let case = Case {
+            kv_heads,
+            group,
+            requests: own,
+            prefixes: vec![(0, requests, 20), (3, requests / 2, 41), (3, 8, 60)],
+            page_size: 8 << (seed % 2),
+            seed: seed as u64,
+            ..decodes(DType::BF16)
+        };
+        assert!(assert_right(&case), "nothing was shared");
+    }
+}
+
 /// Types, head dimensions and page sizes that Hopper's prefill kernel does not take; fp32.
 pub fn cascade_on_every_kernel() {
     for (dtype, kv_dtype, dim, page_size) in [

@@ -4,7 +4,9 @@ use folio::api::{BatchInput, Cascade, SharedPrefixes, Workspace};
 use folio::cuda::params::{CombineParams, DecodeParams, PlanView};
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
-use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Window};
+use folio::problem::{
+    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask, MaskColumns, Window,
+};
 
 use crate::fixture::{OURS, WORKSPACE, at, context, desc, host_tensor};
 use crate::stub::{Launched, Recorder};
@@ -41,6 +43,22 @@ fn args() -> AttentionArgs {
         of(0x4_0000_0000, &cache),
         of(0x9_0000_0000, &rows),
     )
+}
+
+/// A mask of bytes, one for every row and new key, or for every row and key.
+fn with_mask(mask_columns: MaskColumns) -> AttentionArgs {
+    let of_row = match mask_columns {
+        MaskColumns::NewKeys => 1,
+        _ => i64::from(KEYS),
+    };
+    let bytes = [REQUESTS as i64 * of_row];
+    let starts = at(0xc_0000_0000, DType::I64, &[REQUESTS as i64 + 1], None);
+    AttentionArgs {
+        mask: Mask::Bytes(at(0xb_0000_0000, DType::U8, &bytes, None)),
+        custom_mask_indptr: Some(starts),
+        mask_columns,
+        ..args()
+    }
 }
 
 fn with_window() -> AttentionArgs {
@@ -103,6 +121,7 @@ impl Handle {
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_masked");
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
     recorder.expect::<CombineParams>("folio_combine");
     recorder
@@ -115,7 +134,9 @@ fn names(launched: &[Launched]) -> Vec<&str> {
 /// The plan that a run's first kernel reads.
 fn plan_of(launched: &[Launched]) -> PlanView {
     match launched[0].name() {
-        "folio_prefill_sm90" => launched[0].params::<PrefillParams>().attention.plan,
+        "folio_prefill_sm90" | "folio_prefill_sm90_masked" => {
+            launched[0].params::<PrefillParams>().attention.plan
+        }
         _ => launched[0].params::<DecodeParams>().attention.plan,
     }
 }
@@ -136,6 +157,37 @@ pub fn what_pays_is_one_kernel_and_a_combine() {
     let flat = handle.run(&recorder, &with_window());
     assert_eq!(flat[0].name(), "folio_sm90_decode_tma");
     assert!(plan_of(&flat).items < plan_of(&shared).items);
+}
+
+/// What hides none of the shared keys reads them once, whatever it says of others.
+pub fn masks_of_later_keys_share() {
+    let recorder = recorder();
+    let mut handle = Handle::new(false);
+    handle.plan(SHARED);
+    let shared = plan_of(&handle.run(&recorder, &args()));
+    for columns in [MaskColumns::NewKeys, MaskColumns::KeysAfterPrefix] {
+        let launched = handle.run(&recorder, &with_mask(columns));
+        let expected = ["folio_prefill_sm90_masked", "folio_combine"];
+        assert_eq!(names(&launched), expected, "{columns:?}");
+        assert_eq!(plan_of(&launched).items, shared.items, "{columns:?}");
+    }
+    let flat = handle.run(&recorder, &with_mask(MaskColumns::Keys));
+    assert!(plan_of(&flat).items < shared.items);
+}
+
+/// Heads that do not share a tile's rows have no keys of their own in it.
+pub fn the_kernel_follows_from_the_heads() {
+    for (heads, kernel) in [
+        (32, "prefill_sm90a_bf16_d128_q192_paged_own"),
+        (56, "prefill_sm90a_bf16_d128_q128_paged"),
+    ] {
+        let desc = AttentionDesc {
+            num_qo_heads: heads,
+            ..cascade_desc(true)
+        };
+        let cascade = Cascade::new(&context(), desc).unwrap();
+        assert_eq!(cascade.kernel(), kernel, "{heads}");
+    }
 }
 
 pub fn what_does_not_pay_is_flat() {
