@@ -54,6 +54,15 @@ pub fn unit_roundoff(dtype: DType) -> f64 {
     }
 }
 
+/// Half the least number above 0 of a type of 16 or 32 bits: what rounding a number near 0 may add.
+pub fn half_of_least(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-25),
+        DType::BF16 => 2f64.powi(-134),
+        _ => 2f64.powi(-150),
+    }
+}
+
 /// Bit patterns that must never reach an output: NaN of several kinds and both infinities (e4m3 has only
 /// its two NaN). Integers get values that no index may have.
 pub fn poison(dtype: DType, element: usize) -> u64 {

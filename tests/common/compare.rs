@@ -10,7 +10,7 @@
 //! denormals have an absolute error as well: half the least float32 per term, and where a matrix unit takes weights
 //! in fp16, half the least float16 per weight that is denormal there.
 
-use super::codec::{decode, rounded, unit_roundoff};
+use super::codec::{decode, half_of_least, rounded, unit_roundoff};
 use super::dense::Row;
 use super::instance::Output;
 use super::problem::Problem;
@@ -32,6 +32,8 @@ pub struct Tolerance {
     pub score_sum: f64,
     /// Absolute error per term of a weighted sum.
     pub underflow: f64,
+    /// Absolute error of a sum that is rounded to a type of its own: half the least number of that type.
+    pub least_part: f64,
     /// Weights are rounded to fp16, denormal ones too.
     pub fp16_weights: bool,
     /// Rounded weights meet codes, from whose sums zero points are subtracted.
@@ -52,6 +54,7 @@ impl Tolerance {
             score_growth: 2f64.powi(-22),
             score_sum: 2f64.powi(-23),
             underflow: 2f64.powi(-150),
+            least_part: 0.0,
             fp16_weights: false,
             sums_codes: false,
         }
@@ -90,6 +93,25 @@ impl Tolerance {
         }
     }
 
+    /// The same where a run is of two parts, over the cache and over the keys beside it: a part of an output is rounded to
+    /// the output's type, or q's where that is fp8, before they are added up. Their weights sum up to 1.
+    pub fn of_parts(self, problem: &Problem) -> Tolerance {
+        let of_part = match (problem.o_dtype, problem.q_dtype) {
+            (o, _) if !o.is_fp8() => o,
+            (_, q) if !q.is_fp8() => q,
+            _ => DType::BF16,
+        };
+        let (rounding, least_part) = match problem.new_kv {
+            None => (0.0, 0.0),
+            Some(_) => (unit_roundoff(of_part), half_of_least(of_part)),
+        };
+        Tolerance {
+            weight: self.weight + rounding,
+            least_part,
+            ..self
+        }
+    }
+
     /// The oracle: float64, rounded to float32 once. The scales reach it as one float32 product.
     pub fn oracle() -> Tolerance {
         Tolerance {
@@ -98,6 +120,7 @@ impl Tolerance {
             score_growth: 2f64.powi(-22),
             score_sum: 0.0,
             underflow: 0.0,
+            least_part: 0.0,
             fp16_weights: false,
             sums_codes: false,
         }
@@ -180,18 +203,21 @@ fn compare_o(
     zero_points: &[f64],
 ) -> Result<(), String> {
     let dtype = problem.o_dtype;
-    let o_scale = match problem.layer.o_scale {
-        0.0 => 1.0,
-        stated => f64::from(stated),
-    };
+    let o_scale = Values::of(problem).o_divisor();
     for (d, &bits) in got.iter().enumerate() {
         let denormal = match tolerance.fp16_weights {
             true => row.denormal_weights[d],
             false => 0.0,
         };
+        // A sum of nothing is 0 in every type.
+        let least_part = match row.magnitude[d] > 0.0 {
+            true => tolerance.least_part,
+            false => 0.0,
+        };
         let t = row.magnitude[d] * (tolerance.weight + 2.0 * score_error(row, tolerance))
             + row.keys as f64 * tolerance.underflow
             + denormal
+            + least_part
             + zero_points
                 .get(d)
                 .map_or(0.0, |zero| zero * rounding(row, tolerance));
