@@ -90,9 +90,13 @@ fn runs_allocate_nothing(session: &dyn Session) {
         kind: Kind::Decode,
         ..Problem::plain(&[(1, 900), (1, 1), (1, 0)])
     };
-    for problem in [prefill, decode] {
+    let extend = Problem::plain(&[(40, 300), (1, 700), (0, 0), (5, 5)]).extend(DType::F32);
+    for problem in [prefill, decode, extend] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let problem = problem.clone().of(dtype);
+            let problem = Problem {
+                new_kv: problem.new_kv.map(|_| dtype),
+                ..problem.clone().of(dtype)
+            };
             let handle = session.attention(problem.desc()).expect("supported");
             let planned = Planned::new(handle, &HostMemory, &HostMemory, &problem).expect("a plan");
             let layer = LayerData::new(&HostMemory, &problem);

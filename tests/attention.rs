@@ -10,7 +10,7 @@ use common::instance::solve;
 use common::memory::HostMemory;
 use common::problem::{Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
 use common::random;
-use common::strategy::{problems, stored_problems};
+use common::strategy::{host_problems, stored_problems};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::{CacheForm, Kind, LogBase};
@@ -32,7 +32,7 @@ proptest! {
     #![proptest_config(random::cases(400))]
 
     #[test]
-    fn the_oracle_agrees_with_dense_attention(problem in problems()) {
+    fn the_oracle_agrees_with_dense_attention(problem in host_problems()) {
         let session = open(&RustDoor, Target::Reference);
         let result = check(&*session, &problem, Tolerance::oracle());
         prop_assert_eq!(result, Ok(()));
@@ -43,7 +43,7 @@ proptest! {
     #![proptest_config(random::cases(600))]
 
     #[test]
-    fn the_cpu_agrees_with_dense_attention(problem in problems()) {
+    fn the_cpu_agrees_with_dense_attention(problem in host_problems()) {
         for door in DOORS {
             let session = open(door, CPU);
             let tolerance = Tolerance::fast(problem.q_dtype);

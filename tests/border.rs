@@ -19,6 +19,13 @@ fn number() -> impl Strategy<Value = u32> {
 }
 
 /// Mostly types that Folio knows.
+/// The default, or none.
+const NO_DTYPE: folio_dtype = folio_dtype {
+    code: 0,
+    bits: 0,
+    lanes: 0,
+};
+
 fn dtype() -> impl Strategy<Value = folio_dtype> {
     let known = [
         (2, 32),
@@ -140,6 +147,7 @@ proptest! {
     #[test]
     fn any_prefill_desc_is_taken_or_explained(
         (q_dtype, kv_dtype, o_dtype) in (dtype(), dtype(), dtype()),
+        new_kv_dtype in prop_oneof![3 => Just(NO_DTYPE), 1 => dtype()],
         kv_format in prop_oneof![2 => Just(0), 2 => -1i32..7],
         (num_qo_heads, num_kv_heads) in heads(),
         (head_dim_qk, head_dim_vo) in (dim(), dim()),
@@ -149,7 +157,7 @@ proptest! {
         let desc = folio_prefill_desc {
             struct_size: size_of::<folio_prefill_desc>() as u32,
             flags, q_dtype, kv_dtype, o_dtype, kv_layout, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo,
-            kv_storage, page_size, max_batch_size, max_num_tokens, max_qo_len, max_kv_len, max_num_pages: 0, kv_format, reserved: 0,
+            kv_storage, page_size, max_batch_size, max_num_tokens, max_qo_len, max_kv_len, max_num_pages: 0, kv_format, new_kv_dtype,
         };
         let (mut err, mut handle, mut info) = (error(), null_mut(), info());
         let context = context();

@@ -50,6 +50,7 @@ fn desc(max_kv_len: u32, rows: u32) -> AttentionDesc {
         batch_invariant: false,
         fp8_products: false,
         shared_levels: 0,
+        new_kv: None,
     }
 }
 

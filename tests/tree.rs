@@ -200,6 +200,7 @@ impl Layer<'_> {
             batch_invariant: false,
             fp8_products: false,
             shared_levels: 0,
+            new_kv: None,
         };
         let mut handle = self.session.attention(desc).unwrap();
         let ends: Vec<i32> = (0..=slots.len())

@@ -621,7 +621,7 @@ typedef struct folio_tensor {
 #define FOLIO_PLAN_FP8_PRODUCTS 4
 
 /**
- * One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be
+ * One step's lengths and page table. Index tensors are contiguous, each int32 or int64; block_table's rows may be
  * apart. The page table comes in one of these forms:
  *
  * | form | fields | known from |
@@ -637,6 +637,10 @@ typedef struct folio_tensor {
  * device; page ids (kv_indices, block_table) on either. Lengths on a device need page ids on it. Host tensors
  * are only read during plan. Device tensors must stay as they are until the last run of the plan has finished:
  * plan's kernel reads the lengths, runs read the page ids.
+ *
+ * Numbers of int64 are copied as int32. On the host those in use that do not fit are refused. On a device one more launch
+ * of plan copies them to the workspace, page ids where there is room for max_num_pages of them (a block table's first
+ * max_kv_len / page_size columns; more are refused), so runs do not read them.
  *
  * Numbers on the host are checked. Numbers on a device cannot be: lengths beyond the desc's maxima, beyond the
  * page table or beyond the rows of a tensor, and page ids beyond the cache, give wrong results, but no access
@@ -677,7 +681,7 @@ typedef struct folio_batch {
      */
     const folio_tensor *last_page_len;
     /**
-     * `[batch_size]` keys per request, those of this step included; 0 or more.
+     * `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype, those in the cache.
      */
     const folio_tensor *kv_len;
     /**
@@ -805,15 +809,22 @@ typedef struct folio_workspace {
 #define FOLIO_MASK_CAUSAL_BY_REQUEST 4
 
 /**
+ * Multi-item scoring (FlashInfer): the keys before item_starts are a prefix, the others items one after the other. The row at
+ * position p sees key j iff `j <= p && (j < item_starts[request] || p - j <= item_positions[request, p - item_starts])`.
+ * On CUDA devices it is FOLIO_ERR_UNSUPPORTED.
+ */
+#define FOLIO_MASK_ITEMS 5
+
+/**
  * Tensors and parameters of one attention call; one plan serves many, with different values.
  *
  * For query row i (position p = kv_len - qo_len + i) and key j:
  *
  * ```text
- * s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+ * s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
  * around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
  * seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
- * o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+ * o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
  * lse = log(Σ e^s [+ e^sink])
  * ```
  *
@@ -861,8 +872,9 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *lse;
     /**
-     * `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k. Where the desc's kv_format has scales of its own:
-     * those, in the shape that FOLIO_KV_FORMAT_… says.
+     * `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of k, read by the run
+     * where it computes. Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_…
+     * says.
      */
     const folio_tensor *k_scales;
     /**
@@ -963,6 +975,40 @@ typedef struct folio_attention_args {
      * `[num_kv_heads, head_dim_vo]` float32, for FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS. NULL otherwise.
      */
     const folio_tensor *v_zero_points;
+    /**
+     * Where a prefill desc has a new_kv_dtype, else NULL: the keys of the query rows, `[num_tokens or more, num_kv_heads,
+     * head_dim_qk]` of that type, in the order of the rows; any strides but a unit last one. They follow the request's
+     * keys in the cache, which are all that the batch's lengths and page table tell of, and kv_len above counts both. So
+     * positions, masks with their columns, windows, chunks, ranges and biases are those of a cache that had the new keys at
+     * the end. k_scale, v_scale, k_scales, v_scales and zero points are the cache's: new keys and values are as they are.
+     * Not with k_rope.
+     */
+    const folio_tensor *k_new;
+    /**
+     * As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
+     */
+    const folio_tensor *v_new;
+    /**
+     * `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of q. On a device they are
+     * read when the run gets there, so they may change under a captured graph, as k_scales and v_scales may. On CUDA this
+     * field, o_scales, and scales of each request cost one more small launch. No number is checked.
+     */
+    const folio_tensor *q_scales;
+    /**
+     * `[1]` float32, or NULL: a further divisor of o; only for fp8 outputs. As q_scales.
+     */
+    const folio_tensor *o_scales;
+    /**
+     * `[batch_size]` int64, for FOLIO_MASK_ITEMS: the key that a request's first item begins with (FlashInfer's prefix_len_ptr).
+     * NULL otherwise.
+     */
+    const folio_tensor *item_starts;
+    /**
+     * `[batch_size, columns]` int32, for FOLIO_MASK_ITEMS: the positions within their items of the tokens from item_starts on,
+     * the delimiter before an item at 0 (FlashInfer's token_pos_in_items_ptr). A row without a column sees the prefix
+     * alone. NULL otherwise.
+     */
+    const folio_tensor *item_positions;
 } folio_attention_args;
 
 /**
@@ -1255,7 +1301,7 @@ typedef struct folio_prefill_desc {
      */
     uint32_t max_qo_len;
     /**
-     * Most keys of a request.
+     * Most keys of a request, those beside the cache included.
      */
     uint32_t max_kv_len;
     /**
@@ -1268,9 +1314,10 @@ typedef struct folio_prefill_desc {
      */
     int32_t kv_format;
     /**
-     * 0.
+     * Type of k_new and v_new, that of q or fp8; all zero: there are none. With it the keys and values of the query rows are
+     * beside the paged cache, in every run of the handle: see folio_attention_args.k_new.
      */
-    uint32_t reserved;
+    folio_dtype new_kv_dtype;
 } folio_prefill_desc;
 
 /**
@@ -1359,9 +1406,9 @@ void folio_prefill_destroy(folio_prefill *handle);
  * attention. Shared keys are read once for all rows that see them, and the parts of every row are put together by one
  * kernel. Results are those of folio_prefill on the same batch, up to rounding.
  *
- * A plan shares what pays and leaves the rest to the requests. Runs with a window, ALiBi, mm_prefix_ranges or a custom
- * mask depend on positions, which rows of several requests do not have in common: they read the keys request by
- * request. With FOLIO_PLAN_GRAPH, runs without them always take the kernel for shared keys, also where nothing pays: steps
+ * A plan shares what pays and leaves the rest to the requests. Runs with a window to the left, chunks, ALiBi or a custom
+ * mask of all keys depend on positions, which rows of several requests do not have in common: they read the keys request
+ * by request. With FOLIO_PLAN_GRAPH, runs without them always take the kernel for shared keys, also where nothing pays: steps
  * that share nothing are faster with folio_decode. With FOLIO_PLAN_BATCH_INVARIANT nothing is shared, since what a request
  * shares depends on the others. One handle serves every batch within its desc, and one plan every layer of a step.
  */

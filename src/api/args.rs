@@ -2,11 +2,12 @@
 
 use super::beside::{Beside, Side, packed};
 use super::check::{
-    Extent, MOST_OUTPUT_SCALE, Named, finite, head_scales, named, output_scale, scale,
+    Extent, MOST_OUTPUT_SCALE, Named, finite, named, output_scale, output_scales, request_scales,
+    scale,
 };
 use super::desc::HEAD_DIM_UNIT;
-use super::mla;
 use super::planned::Planned;
+use super::{mla, new_keys};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
@@ -24,6 +25,7 @@ pub(super) fn check(
     if desc.kind == Kind::Mla {
         return mla::args(args, desc, planned, device);
     }
+    new_keys::unwanted(args)?;
     if args.q_rope.is_some() {
         return Err(Error::InvalidArgument(
             "q_rope: a tensor is not accepted but by MLA; none is".into(),
@@ -96,8 +98,14 @@ pub(super) fn check(
     let (of_k, of_v) = (beside(&k, desc.head_dim_qk), beside(&v, desc.head_dim_vo));
     let scales = |name, scales, of: &Beside| match desc.kv_format.has_scales_beside() {
         true => of.scales(name, scales),
-        false => head_scales(name, scales, kv_heads, device),
+        false => request_scales(name, scales, [planned.batch_size, kv_heads], device),
     };
+    let q_scales = request_scales(
+        "q_scales",
+        args.q_scales,
+        [planned.batch_size, kv_heads],
+        device,
+    )?;
     let [sm_scale, q_scale, k_scale] = logits_scales(args, desc)?;
     Ok(Checked::new(AttentionArgs {
         q,
@@ -109,12 +117,14 @@ pub(super) fn check(
         sm_scale,
         q_scale,
         k_scale,
+        q_scales,
         k_scales: scales("k_scales", args.k_scales, &of_k)?,
         k_zero_points: of_k.zero_points("k_zero_points", args.k_zero_points)?,
         v_scale: value_scale(args.v_scale)?,
         v_scales: scales("v_scales", args.v_scales, &of_v)?,
         v_zero_points: of_v.zero_points("v_zero_points", args.v_zero_points)?,
         o_scale: output_scale(args.o_scale, desc.o_dtype)?,
+        o_scales: output_scales(args.o_scales, desc.o_dtype, device)?,
         logits_soft_cap: soft_cap(args.logits_soft_cap)?,
         mask: mask(args, planned, device)?,
         custom_mask_indptr: custom_mask_indptr(args, planned, device)?,
@@ -252,7 +262,7 @@ fn cache(
 const MOST_LOGITS_SCALE: f32 = (1u64 << 60) as f32;
 
 /// sm_scale, q_scale and k_scale, none of them 0, whose product is no larger than 2^60.
-fn logits_scales(args: &AttentionArgs, desc: &AttentionDesc) -> Result<[f32; 3]> {
+pub(super) fn logits_scales(args: &AttentionArgs, desc: &AttentionDesc) -> Result<[f32; 3]> {
     let sm_scale = match finite("sm_scale", args.sm_scale)? {
         0.0 => 1.0 / (desc.head_dim_qk as f32).sqrt(),
         stated => stated,
@@ -315,6 +325,21 @@ fn mask(args: &AttentionArgs, planned: &Planned, device: Device) -> Result<Mask>
             let extents = [Extent::Is(planned.batch_size)];
             let causal = named("causal_requests", causal);
             Mask::CausalByRequest(dense(causal, DType::U8, &extents, device)?)
+        }
+        Mask::Items { starts, positions } => {
+            let requests = Extent::Is(planned.batch_size);
+            let starts = dense(
+                named("item_starts", starts),
+                DType::I64,
+                &[requests],
+                device,
+            )?;
+            let positions = named("item_positions", positions);
+            let extents = [requests, Extent::CountFrom(0)];
+            Mask::Items {
+                starts,
+                positions: dense(positions, DType::I32, &extents, device)?,
+            }
         }
         Mask::Bytes(tensor) => Mask::Bytes(custom(tensor, planned.mask_bytes)?),
         Mask::Bits(tensor) => Mask::Bits(custom(tensor, planned.mask_bits)?),

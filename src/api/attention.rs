@@ -2,7 +2,8 @@
 
 use super::args;
 use super::batch::{self, BatchInput, Scratch};
-use super::planned::Planned;
+use super::extend::Extend;
+use super::planned::{Planned, no_plan};
 use super::{Context, desc};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
@@ -17,10 +18,20 @@ use crate::problem::{AttentionArgs, AttentionDesc, WorkList};
 pub struct Attention {
     context: Context,
     desc: AttentionDesc,
-    kernel: Box<dyn Kernel>,
+    code: Code,
     scratch: Scratch,
     work: WorkList,
-    planned: Option<Planned>,
+}
+
+/// What computes, and what runs of the current plan are checked against.
+enum Code {
+    /// All keys are in the cache, or ragged.
+    One {
+        kernel: Box<dyn Kernel>,
+        planned: Option<Planned>,
+    },
+    /// The keys of the query rows are beside the cache.
+    Extend(Box<Extend>),
 }
 
 impl Attention {
@@ -31,18 +42,23 @@ impl Attention {
     /// build or device has no code for.
     pub fn new(context: &Context, desc: AttentionDesc) -> Result<Attention> {
         let desc = desc::check(desc)?;
-        let kernel = context.backend().attention(&desc)?;
+        let code = match desc.new_kv {
+            None => Code::One {
+                kernel: context.backend().attention(&desc)?,
+                planned: None,
+            },
+            Some(_) => Code::Extend(Box::new(Extend::new(context, &desc)?)),
+        };
         context.log(
             Level::Info,
-            format_args!("{:?}: kernel {}", desc.kind, kernel.kernel()),
+            format_args!("{:?}: kernel {}", desc.kind, code.kernel()),
         );
         Ok(Attention {
             context: context.clone(),
             scratch: Scratch::for_desc(&desc)?,
             work: WorkList::default(),
-            planned: None,
             desc,
-            kernel,
+            code,
         })
     }
 
@@ -53,12 +69,12 @@ impl Attention {
 
     /// Name of the kernel that was picked.
     pub fn kernel(&self) -> &str {
-        self.kernel.kernel()
+        self.code.kernel()
     }
 
     /// Memory that suffices for every batch within the desc.
     pub fn workspace(&self) -> WorkspaceInfo {
-        self.kernel.workspace()
+        self.code.workspace()
     }
 
     /// Takes over a batch. Host tensors of the batch are not referred to afterwards; device tensors
@@ -75,13 +91,19 @@ impl Attention {
         stream: Stream,
     ) -> Result<()> {
         self.context.check_stream(stream)?;
-        check_workspace(&self.kernel.workspace(), workspace, workspace_bytes)?;
+        check_workspace(&self.code.workspace(), workspace, workspace_bytes)?;
         let device = self.context.device();
         let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
-        let planned = Planned::cut(&batch, &self.desc, &self.kernel.tiling(), &mut self.work)?;
-        self.kernel.plan(&batch, &self.work, workspace, stream)?;
-        self.planned = Some(planned);
-        Ok(())
+        let work = &mut self.work;
+        match &mut self.code {
+            Code::One { kernel, planned } => {
+                let cut = Planned::cut(&batch, &self.desc, &kernel.tiling(), work)?;
+                kernel.plan(&batch, work, workspace, stream)?;
+                *planned = Some(cut);
+                Ok(())
+            }
+            Code::Extend(extend) => extend.plan(&batch, work, workspace, stream),
+        }
     }
 
     /// Computes attention for the planned batch. Rows of the outputs beyond the batch keep what they
@@ -90,12 +112,29 @@ impl Attention {
     /// # Errors
     /// What is wrong with the arguments; then no output was touched.
     pub fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {
-        let planned = self.planned.ok_or_else(|| {
-            Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
-        })?;
+        let (kernel, planned) = match &self.code {
+            Code::One { kernel, planned } => (kernel, planned.ok_or_else(no_plan)?),
+            Code::Extend(extend) => return extend.run(args, stream),
+        };
         self.context.check_stream(stream)?;
         let args = args::check(args, &self.desc, &planned, self.context.device())?;
-        self.kernel.run(&args, stream)
+        kernel.run(&args, stream)
+    }
+}
+
+impl Code {
+    fn kernel(&self) -> &str {
+        match self {
+            Code::One { kernel, .. } => kernel.kernel(),
+            Code::Extend(extend) => extend.kernel(),
+        }
+    }
+
+    fn workspace(&self) -> WorkspaceInfo {
+        match self {
+            Code::One { kernel, .. } => kernel.workspace(),
+            Code::Extend(extend) => extend.workspace(),
+        }
     }
 }
 

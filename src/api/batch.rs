@@ -3,39 +3,64 @@
 //! Lengths are all on the host or all on the context's device. Host lengths are checked here to the
 //! last value; of device lengths only the shapes can be.
 
-use super::check::{Extent, Named, required};
+use super::check::{Extent, Named, named, required};
 use super::largest::largest_of;
+use super::narrow::{self, Narrowed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, Batch, DeviceBatch, HostBatch, KvStorage, PageIds, Pages};
-use crate::tensor::{Device, Tensor};
+use crate::problem::{
+    AttentionDesc, Batch, DeviceBatch, HostBatch, Keys, KvStorage, PageIds, Pages,
+};
+use crate::tensor::{Device, Slots, Tensor};
 
 /// A step's batch as the caller states it. Page tables come in three forms:
 /// CSR (`kv_indptr`, `kv_indices` and `last_page_len` or `kv_len`; token slots are CSR with page size 1,
 /// where neither is needed), block table (`block_table`, `kv_len`), and ragged (`kv_indptr`).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BatchInput {
-    /// `[batch_size + 1]` int32 query-row offsets; decode may leave it out.
+    /// `[batch_size + 1]` int32 or int64, as all of these: query-row offsets; decode may leave it out.
     pub qo_indptr: Option<Tensor>,
     /// Rows of every request where `qo_indptr` is absent; 0 means 1.
     pub qo_len: u32,
-    /// `[batch_size + 1]` int32, in pages (ragged: in tokens).
+    /// `[batch_size + 1]`, in pages (ragged: in tokens).
     pub kv_indptr: Option<Tensor>,
-    /// `[num_pages]` int32 page ids.
+    /// `[num_pages]` page ids.
     pub kv_indices: Option<Tensor>,
-    /// `[batch_size]` int32, 1 to page_size; not read for requests without pages.
+    /// `[batch_size]`, 1 to page_size; not read for requests without pages.
     pub last_page_len: Option<Tensor>,
-    /// `[batch_size]` int32 keys per request.
+    /// `[batch_size]` keys per request; where new keys are beside the cache, those in it.
     pub kv_len: Option<Tensor>,
-    /// `[batch_size, columns]` int32 page ids.
+    /// `[batch_size, columns]` page ids.
     pub block_table: Option<Tensor>,
 }
 
-/// Lengths that a batch states only indirectly; kept from step to step to save the allocation.
+impl BatchInput {
+    /// Where int32 is the only type: operators that hand the tensors on.
+    pub(super) fn check_int32(&self) -> Result<()> {
+        for (name, tensor) in [
+            ("qo_indptr", self.qo_indptr),
+            ("kv_indptr", self.kv_indptr),
+            ("kv_indices", self.kv_indices),
+            ("kv_len", self.kv_len),
+            ("last_page_len", self.last_page_len),
+            ("block_table", self.block_table),
+        ] {
+            if let Some(tensor) = tensor {
+                named(name, tensor).of(DType::I32)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lengths that a batch states only indirectly or in int64; kept from step to step to save the allocation.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     qo_indptr: Vec<i32>,
     kv_len: Vec<i32>,
+    /// With the keys that are beside the cache.
+    all_keys: Vec<i32>,
+    narrowed: Narrowed,
 }
 
 impl Scratch {
@@ -57,9 +82,17 @@ impl Scratch {
         Ok(Scratch {
             qo_indptr: lengths(desc.max_batch_size as usize + 1)?,
             kv_len: lengths(desc.max_batch_size as usize)?,
+            all_keys: match desc.new_kv {
+                None => Vec::new(),
+                Some(_) => lengths(desc.max_batch_size as usize)?,
+            },
+            narrowed: Narrowed::default(),
         })
     }
 }
+
+/// Types of index tensors.
+const INTEGERS: [DType; 2] = [DType::I32, DType::I64];
 
 /// How the caller states the page table.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -162,7 +195,7 @@ fn shapes(input: &BatchInput, desc: &AttentionDesc, form: Form, batch_size: i64)
     ] {
         if let Some(tensor) = tensor {
             Named { name, tensor }
-                .of(DType::I32)?
+                .one_of(&INTEGERS)?
                 .shaped(extents)?
                 .compact()?;
         }
@@ -172,7 +205,7 @@ fn shapes(input: &BatchInput, desc: &AttentionDesc, form: Form, batch_size: i64)
             name: "block_table",
             tensor,
         }
-        .of(DType::I32)?
+        .one_of(&INTEGERS)?
         .shaped(&[Extent::Is(batch_size), Extent::Any])?
         .unit_last_stride()?;
     }
@@ -225,17 +258,23 @@ fn host<'a>(
     device: Device,
     scratch: &'a mut Scratch,
 ) -> Result<HostBatch<'a>> {
-    let kv_indptr = values("kv_indptr", &input.kv_indptr)?;
+    let Scratch {
+        qo_indptr: uniform_indptr,
+        kv_len: derived_kv_len,
+        all_keys,
+        narrowed,
+    } = scratch;
+    let kv_indptr = narrow::lengths("kv_indptr", &input.kv_indptr, &mut narrowed.kv_indptr)?;
     if let Some(kv_indptr) = kv_indptr {
         offsets("kv_indptr", kv_indptr)?;
     }
-    let stated_kv_len = values("kv_len", &input.kv_len)?;
+    let stated_kv_len = narrow::lengths("kv_len", &input.kv_len, &mut narrowed.kv_len)?;
     let kv_len: &[i32] = match (stated_kv_len, kv_indptr) {
         (Some(kv_len), _) => kv_len,
         (None, Some(kv_indptr)) => {
-            let last = values("last_page_len", &input.last_page_len)?;
-            derive_kv_len(kv_indptr, last, desc, &mut scratch.kv_len)?;
-            &scratch.kv_len
+            let last = input.last_page_len.as_ref().and_then(Tensor::as_slots);
+            derive_kv_len(kv_indptr, last, desc, derived_kv_len)?;
+            derived_kv_len
         }
         (None, None) => {
             return Err(Error::Internal(
@@ -244,23 +283,40 @@ fn host<'a>(
         }
     };
     bounded("kv_len", kv_len, 0, desc.max_kv_len, "max_kv_len")?;
-    let qo_indptr: &[i32] = match values("qo_indptr", &input.qo_indptr)? {
+    let stated = narrow::lengths("qo_indptr", &input.qo_indptr, &mut narrowed.qo_indptr)?;
+    let qo_indptr: &[i32] = match stated {
         Some(qo_indptr) => qo_indptr,
         None => {
-            uniform_rows(
-                kv_len.len(),
-                input.qo_len.max(1),
-                desc,
-                &mut scratch.qo_indptr,
-            )?;
-            &scratch.qo_indptr
+            uniform_rows(kv_len.len(), input.qo_len.max(1), desc, uniform_indptr)?;
+            uniform_indptr
         }
     };
     rows(qo_indptr, desc)?;
-    let pages = pages(input, form, device, kv_indptr)?;
+    let table = PageTable {
+        desc,
+        device,
+        kv_len,
+        indptr: kv_indptr.unwrap_or_default(),
+        copy: &mut narrowed.page_ids,
+    };
+    let pages = match (form, &input.kv_indices, &input.block_table) {
+        (Form::Csr, Some(ids), _) => table.list(ids)?,
+        (Form::Table, _, Some(ids)) => table.rows(ids)?,
+        _ => Pages::Ragged {
+            indptr: table.indptr,
+        },
+    };
+    let (keys, kv_len) = match desc.new_kv {
+        None => (Keys::All, kv_len),
+        Some(_) => {
+            add_new_keys(kv_len, qo_indptr, desc, all_keys)?;
+            (Keys::Cached, &all_keys[..])
+        }
+    };
     let mut batch = HostBatch {
         qo_indptr,
         kv_len,
+        keys,
         pages,
         num_pages: 0,
         max_page_id: -1,
@@ -270,12 +326,23 @@ fn host<'a>(
     Ok(batch)
 }
 
-fn values<'a>(name: &str, tensor: &'a Option<Tensor>) -> Result<Option<&'a [i32]>> {
-    tensor.as_ref().map_or(Ok(None), |tensor| {
-        tensor.as_i32().map(Some).ok_or_else(|| {
-            Error::Internal(format!("{name} passed its checks and is no host int32"))
-        })
-    })
+/// All keys of requests whose batch counts those in the cache: every query row has one more.
+fn add_new_keys(
+    cached: &[i32],
+    qo_indptr: &[i32],
+    desc: &AttentionDesc,
+    all: &mut Vec<i32>,
+) -> Result<()> {
+    all.clear();
+    for (b, (&cached, rows)) in cached.iter().zip(qo_indptr.windows(2)).enumerate() {
+        let keys = i64::from(cached) + i64::from(rows[1] - rows[0]);
+        if keys > i64::from(desc.max_kv_len) {
+            let name = format!("kv_len[{b}]: {cached} keys in the cache and new ones, together");
+            return Err(exceeds(&name, keys, "max_kv_len", desc.max_kv_len.into()));
+        }
+        all.push(keys as i32);
+    }
+    Ok(())
 }
 
 /// Offsets start at 0 and never fall.
@@ -301,7 +368,7 @@ fn offsets(name: &str, indptr: &[i32]) -> Result<()> {
 /// `last_page_len` (FlashInfer's rule).
 fn derive_kv_len(
     kv_indptr: &[i32],
-    last_page_len: Option<&[i32]>,
+    last_page_len: Option<Slots<'_>>,
     desc: &AttentionDesc,
     kv_len: &mut Vec<i32>,
 ) -> Result<()> {
@@ -309,8 +376,8 @@ fn derive_kv_len(
     kv_len.clear();
     for (b, span) in kv_indptr.windows(2).enumerate() {
         let pages = i64::from(span[1]) - i64::from(span[0]);
-        let last = last_page_len.map_or(1, |last| last[b]);
-        if pages > 0 && !(1..=i64::from(page_size)).contains(&i64::from(last)) {
+        let last = last_page_len.map_or(1, |last| last.get(b));
+        if pages > 0 && !(1..=i64::from(page_size)).contains(&last) {
             return Err(Error::InvalidArgument(format!(
                 "last_page_len[{b}]: {last} is not accepted; 1 to page_size ({page_size}) is"
             )));
@@ -318,7 +385,7 @@ fn derive_kv_len(
         let len = if pages == 0 {
             0
         } else {
-            (pages - 1) * i64::from(page_size) + i64::from(last)
+            (pages - 1) * i64::from(page_size) + last
         };
         kv_len.push(i32::try_from(len).map_err(|_| {
             let name = format!("kv_indptr: keys of request {b}");
@@ -388,37 +455,80 @@ fn rows(qo_indptr: &[i32], desc: &AttentionDesc) -> Result<()> {
     }
 }
 
-fn pages<'a>(
-    input: &'a BatchInput,
-    form: Form,
+/// What page ids are read by.
+struct PageTable<'s, 'a> {
+    desc: &'s AttentionDesc,
     device: Device,
-    kv_indptr: Option<&'a [i32]>,
-) -> Result<Pages<'a>> {
-    let indptr = kv_indptr.unwrap_or_default();
-    match form {
-        Form::Ragged => Ok(Pages::Ragged { indptr }),
-        Form::Csr => Ok(Pages::Csr {
-            indptr,
-            ids: page_ids("kv_indices", &input.kv_indices, device)?,
-        }),
-        Form::Table => Ok(Pages::Table {
-            ids: page_ids("block_table", &input.block_table, device)?,
-            row_stride: input
-                .block_table
-                .map_or(0, |table| table.stride(0) as usize),
-        }),
-    }
+    kv_len: &'a [i32],
+    indptr: &'a [i32],
+    copy: &'a mut Vec<i32>,
 }
 
-fn page_ids<'a>(name: &str, ids: &'a Option<Tensor>, device: Device) -> Result<PageIds<'a>> {
-    let ids = ids
-        .as_ref()
-        .ok_or_else(|| Error::Internal(format!("{name} passed its checks and is absent")))?;
-    match ids.as_i32_rows() {
-        Some(ids) => Ok(PageIds::Host(ids)),
-        None => Named { name, tensor: *ids }
-            .on(device)
-            .map(|ids| PageIds::Device(ids.tensor.address())),
+impl<'a> PageTable<'_, 'a> {
+    fn list(self, ids: &'a Tensor) -> Result<Pages<'a>> {
+        let PageTable { indptr, .. } = self;
+        if ids.device() != Device::Cpu {
+            let ids = self.on_device("kv_indices", ids)?;
+            return Ok(Pages::Csr { indptr, ids });
+        }
+        let ids = match ids.as_i32() {
+            Some(ids) => ids,
+            None => {
+                let needed = self.needed();
+                let in_use = indptr.windows(2).zip(needed).map(|(span, needed)| {
+                    let owned = (span[1] - span[0]) as usize;
+                    (span[0] as usize, needed.min(owned))
+                });
+                narrow::listed_ids(ids, in_use, self.copy)?
+            }
+        };
+        Ok(Pages::Csr {
+            indptr,
+            ids: PageIds::Host(ids),
+        })
+    }
+
+    fn rows(self, table: &'a Tensor) -> Result<Pages<'a>> {
+        if table.device() != Device::Cpu {
+            let ids = self.on_device("block_table", table)?;
+            let row_stride = match table.dtype() {
+                DType::I64 => self.desc.copied_columns(table.extent(1)),
+                _ => table.stride(0),
+            };
+            return Ok(Pages::Table {
+                ids,
+                row_stride: row_stride as usize,
+            });
+        }
+        let (ids, row_stride) = match table.as_i32_rows() {
+            Some(ids) => (ids, table.stride(0)),
+            None => {
+                let needed = self.needed();
+                (
+                    narrow::table_ids(table, needed, self.copy)?,
+                    table.extent(1),
+                )
+            }
+        };
+        Ok(Pages::Table {
+            ids: PageIds::Host(ids),
+            row_stride: row_stride as usize,
+        })
+    }
+
+    fn on_device(&self, name: &str, ids: &Tensor) -> Result<PageIds<'a>> {
+        let ids = Named { name, tensor: *ids }.on(self.device)?.tensor;
+        if ids.dtype() == DType::I64 {
+            narrow::check_room(name, &ids, self.desc)?;
+        }
+        Ok(PageIds::Device(ids))
+    }
+
+    /// Pages that the keys of each request need.
+    fn needed(&self) -> impl Iterator<Item = usize> + use<'a> {
+        let page_size = self.desc.kv.page_size();
+        let pages = move |&keys: &i32| (keys as u32).div_ceil(page_size) as usize;
+        self.kv_len.iter().map(pages)
     }
 }
 
@@ -429,8 +539,9 @@ fn spans(batch: &HostBatch<'_>, desc: &AttentionDesc, input: &BatchInput) -> Res
     }
     let page_size = desc.kv.page_size();
     let mut total = 0u64;
-    for (b, &kv_len) in batch.kv_len.iter().enumerate() {
-        let needed = i64::from((kv_len as u32).div_ceil(page_size));
+    for b in 0..batch.batch_size() {
+        let kv_len = batch.num_keys(b);
+        let needed = i64::from(kv_len.div_ceil(page_size));
         total += needed as u64;
         let (owned, field) = match batch.pages {
             Pages::Csr { indptr, .. } => (i64::from(indptr[b + 1] - indptr[b]), "kv_indptr"),
@@ -519,6 +630,14 @@ fn device_batch(
     ] {
         if let Some(tensor) = tensor {
             Named { name, tensor }.on(device)?;
+        }
+    }
+    for (name, ids) in [
+        ("kv_indices", input.kv_indices),
+        ("block_table", input.block_table),
+    ] {
+        if let Some(ids) = ids.filter(|ids| ids.dtype() == DType::I64) {
+            narrow::check_room(name, &ids, desc)?;
         }
     }
     let qo_len = input.qo_len.max(1);

@@ -202,6 +202,41 @@ pub(super) fn rising(name: &str, offsets: &[i32], rows: i64, what: impl Display)
     Ok(())
 }
 
+/// A factor for each KV head of each request, for each KV head, or one for all.
+pub(super) fn request_scales(
+    name: &str,
+    scales: Option<Tensor>,
+    [batch_size, num_kv_heads]: [i64; 2],
+    device: Device,
+) -> Result<Option<Tensor>> {
+    match scales {
+        Some(tensor) if tensor.rank() == 2 => {
+            let scales = Named { name, tensor }.on(device)?.of(DType::F32)?;
+            let shape = [Extent::Is(batch_size), Extent::Is(num_kv_heads)];
+            Ok(Some(scales.shaped(&shape)?.compact()?.tensor))
+        }
+        _ => head_scales(name, scales, num_kv_heads, device),
+    }
+}
+
+/// The divisor of an fp8 output that is known at run only.
+pub(super) fn output_scales(
+    scales: Option<Tensor>,
+    output: DType,
+    device: Device,
+) -> Result<Option<Tensor>> {
+    let Some(tensor) = scales else {
+        return Ok(None);
+    };
+    if !output.is_fp8() {
+        return Err(Error::InvalidArgument(format!(
+            "o_scales: a tensor is not accepted with an output of {output}; only fp8 outputs are scaled"
+        )));
+    }
+    let scales = named("o_scales", tensor).on(device)?.of(DType::F32)?;
+    Ok(Some(scales.shaped(&[Extent::Is(1)])?.tensor))
+}
+
 /// A factor per KV head, or one for all.
 pub(super) fn head_scales(
     name: &str,

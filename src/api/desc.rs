@@ -1,7 +1,7 @@
 //! Checks of what picks code and bounds memory.
 
 use super::beside::{Side, whole_parts};
-use super::mla;
+use super::{mla, new_keys};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionDesc, CacheForm, Kind, KvStorage};
@@ -54,6 +54,7 @@ pub(super) fn check(mut desc: AttentionDesc) -> Result<AttentionDesc> {
     }
     let stated = u32::try_from(desc.max_num_pages).unwrap_or(u32::MAX);
     within("max_num_pages", stated, 1, MAX_LENGTH)?;
+    new_keys::check(&desc)?;
     Ok(desc)
 }
 

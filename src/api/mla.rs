@@ -146,6 +146,8 @@ fn unused(args: &AttentionArgs) -> Result<()> {
         ("v", args.v.address() != args.k.address()),
         ("v_scale", args.v_scale != 0.0),
         ("o_scale", args.o_scale != 0.0),
+        ("q_scales", args.q_scales.is_some()),
+        ("o_scales", args.o_scales.is_some()),
         ("k_scales", args.k_scales.is_some()),
         ("k_zero_points", args.k_zero_points.is_some()),
         ("v_zero_points", args.v_zero_points.is_some()),

@@ -1,6 +1,6 @@
 //! What of the current plan a run is checked against.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::schedule;
 use crate::problem::{
     AttentionDesc, Batch, DeviceBatch, HostBatch, Pages, RequestStarts, Tiling, WorkList,
@@ -74,4 +74,9 @@ impl Planned {
         }
         planned
     }
+}
+
+/// The refusal of a run before the first plan.
+pub(super) fn no_plan() -> Error {
+    Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
 }

@@ -85,6 +85,7 @@ mod tests {
             batch_invariant: false,
             fp8_products: false,
             shared_levels: 0,
+            new_kv: None,
         };
         let Some(Error::Unsupported(message)) = Empty.attention(&desc).err() else {
             panic!("not refused");

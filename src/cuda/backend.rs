@@ -181,6 +181,10 @@ impl ProjectionOps for CudaBackend {
         self.projections.project(args, stream)
     }
 
+    fn project_pair(&self, products: &[Checked<ProjectArgs>; 2], stream: Stream) -> Result<()> {
+        self.projections.project_pair(products, stream)
+    }
+
     fn copy_weights(&self, args: &Checked<CopyWeightsArgs>, stream: Stream) -> Result<()> {
         self.projections.copy_weights(args, stream)
     }

@@ -35,16 +35,20 @@ pub const FOLIO_MASK_CUSTOM_BYTES: i32 = 2;
 pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
 /// Requests whose element of causal_requests is not 0 are causal, the others full.
 pub const FOLIO_MASK_CAUSAL_BY_REQUEST: i32 = 4;
+/// Multi-item scoring (FlashInfer): the keys before item_starts are a prefix, the others items one after the other. The row at
+/// position p sees key j iff `j <= p && (j < item_starts[request] || p - j <= item_positions[request, p - item_starts])`.
+/// On CUDA devices it is FOLIO_ERR_UNSUPPORTED.
+pub const FOLIO_MASK_ITEMS: i32 = 5;
 
 /// Tensors and parameters of one attention call; one plan serves many, with different values.
 ///
 /// For query row i (position p = kv_len - qo_len + i) and key j:
 ///
 /// ```text
-/// s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+/// s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
 /// around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
 /// seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
-/// o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+/// o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
 /// lse = log(Σ e^s [+ e^sink])
 /// ```
 ///
@@ -78,8 +82,9 @@ pub struct folio_attention_args {
     pub o: *const folio_tensor,
     /// Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or NULL.
     pub lse: *const folio_tensor,
-    /// `[1]` or `[num_kv_heads]` float32, or NULL: further factors of k. Where the desc's kv_format has scales of its own:
-    /// those, in the shape that FOLIO_KV_FORMAT_… says.
+    /// `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of k, read by the run
+    /// where it computes. Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_…
+    /// says.
     pub k_scales: *const folio_tensor,
     /// As k_scales, for v.
     pub v_scales: *const folio_tensor,
@@ -135,9 +140,31 @@ pub struct folio_attention_args {
     pub k_zero_points: *const folio_tensor,
     /// `[num_kv_heads, head_dim_vo]` float32, for FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS. NULL otherwise.
     pub v_zero_points: *const folio_tensor,
+    /// Where a prefill desc has a new_kv_dtype, else NULL: the keys of the query rows, `[num_tokens or more, num_kv_heads,
+    /// head_dim_qk]` of that type, in the order of the rows; any strides but a unit last one. They follow the request's
+    /// keys in the cache, which are all that the batch's lengths and page table tell of, and kv_len above counts both. So
+    /// positions, masks with their columns, windows, chunks, ranges and biases are those of a cache that had the new keys at
+    /// the end. k_scale, v_scale, k_scales, v_scales and zero points are the cache's: new keys and values are as they are.
+    /// Not with k_rope.
+    pub k_new: *const folio_tensor,
+    /// As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
+    pub v_new: *const folio_tensor,
+    /// `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of q. On a device they are
+    /// read when the run gets there, so they may change under a captured graph, as k_scales and v_scales may. On CUDA this
+    /// field, o_scales, and scales of each request cost one more small launch. No number is checked.
+    pub q_scales: *const folio_tensor,
+    /// `[1]` float32, or NULL: a further divisor of o; only for fp8 outputs. As q_scales.
+    pub o_scales: *const folio_tensor,
+    /// `[batch_size]` int64, for FOLIO_MASK_ITEMS: the key that a request's first item begins with (FlashInfer's prefix_len_ptr).
+    /// NULL otherwise.
+    pub item_starts: *const folio_tensor,
+    /// `[batch_size, columns]` int32, for FOLIO_MASK_ITEMS: the positions within their items of the tokens from item_starts on,
+    /// the delimiter before an item at 0 (FlashInfer's token_pos_in_items_ptr). A row without a column sees the prefix
+    /// alone. NULL otherwise.
+    pub item_positions: *const folio_tensor,
 }
 
-const _: () = assert!(size_of::<folio_attention_args>() == 184);
+const _: () = assert!(size_of::<folio_attention_args>() == 232);
 
 // SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_attention_args {
@@ -169,15 +196,21 @@ unsafe impl Input for folio_attention_args {
                 k_scale: self.k_scale,
                 v_scale: self.v_scale,
                 o_scale: self.o_scale,
+                q_scales: tensor("q_scales", self.q_scales)?,
                 k_scales: tensor("k_scales", self.k_scales)?,
                 k_zero_points: tensor("k_zero_points", self.k_zero_points)?,
                 v_scales: tensor("v_scales", self.v_scales)?,
                 v_zero_points: tensor("v_zero_points", self.v_zero_points)?,
+                o_scales: tensor("o_scales", self.o_scales)?,
                 logits_soft_cap: self.logits_soft_cap,
                 mask: mask(
                     self.mask_mode,
                     tensor("custom_mask", self.custom_mask)?,
                     tensor("causal_requests", self.causal_requests)?,
+                    [
+                        tensor("item_starts", self.item_starts)?,
+                        tensor("item_positions", self.item_positions)?,
+                    ],
                 )?,
                 custom_mask_indptr: tensor("custom_mask_indptr", self.custom_mask_indptr)?,
                 mask_columns: self.mask_columns()?,
@@ -188,6 +221,8 @@ unsafe impl Input for folio_attention_args {
                 alibi_slopes: tensor("alibi_slopes", self.alibi_slopes)?,
                 alibi_sqrt: self.flags & FOLIO_RUN_ALIBI_SQRT != 0,
                 sinks: tensor("sinks", self.sinks)?,
+                k_new: tensor("k_new", self.k_new)?,
+                v_new: tensor("v_new", self.v_new)?,
             })
         }
     }
@@ -248,15 +283,37 @@ fn window_side(name: &str, value: i32) -> Result<Option<u32>> {
     }
 }
 
-fn mask(mode: i32, custom_mask: Option<Tensor>, causal_requests: Option<Tensor>) -> Result<Mask> {
-    if (mode == FOLIO_MASK_CAUSAL_BY_REQUEST) != causal_requests.is_some() {
-        let (given, accepted) = match causal_requests {
-            None => ("NULL", "a tensor"),
-            Some(_) => ("a tensor", "NULL"),
-        };
-        return Err(Error::InvalidArgument(format!(
-            "causal_requests: {given} is not accepted with mask_mode {mode}; {accepted} is"
-        )));
+/// A tensor that comes with one mode and with no other.
+fn check_presence(name: &str, tensor: Option<Tensor>, mode: i32, of_mode: i32) -> Result<()> {
+    let (given, accepted) = match (mode == of_mode, tensor.is_some()) {
+        (true, false) => ("NULL", "a tensor"),
+        (false, true) => ("a tensor", "NULL"),
+        _ => return Ok(()),
+    };
+    Err(Error::InvalidArgument(format!(
+        "{name}: {given} is not accepted with mask_mode {mode}; {accepted} is"
+    )))
+}
+
+fn mask(
+    mode: i32,
+    custom_mask: Option<Tensor>,
+    causal_requests: Option<Tensor>,
+    [starts, positions]: [Option<Tensor>; 2],
+) -> Result<Mask> {
+    for (name, tensor, of_mode) in [
+        (
+            "causal_requests",
+            causal_requests,
+            FOLIO_MASK_CAUSAL_BY_REQUEST,
+        ),
+        ("item_starts", starts, FOLIO_MASK_ITEMS),
+        ("item_positions", positions, FOLIO_MASK_ITEMS),
+    ] {
+        check_presence(name, tensor, mode, of_mode)?;
+    }
+    if let (Some(starts), Some(positions), None) = (starts, positions, custom_mask) {
+        return Ok(Mask::Items { starts, positions });
     }
     match (mode, custom_mask) {
         (FOLIO_MASK_CAUSAL_BY_REQUEST, None) => {
@@ -266,16 +323,17 @@ fn mask(mode: i32, custom_mask: Option<Tensor>, causal_requests: Option<Tensor>)
         (FOLIO_MASK_FULL, None) => Ok(Mask::Full),
         (FOLIO_MASK_CUSTOM_BYTES, Some(mask)) => Ok(Mask::Bytes(mask)),
         (FOLIO_MASK_CUSTOM_BITS, Some(mask)) => Ok(Mask::Bits(mask)),
-        (FOLIO_MASK_CAUSAL | FOLIO_MASK_FULL | FOLIO_MASK_CAUSAL_BY_REQUEST, Some(_)) => {
-            Err(Error::InvalidArgument(format!(
-                "custom_mask: a tensor is not accepted with mask_mode {mode}; NULL is"
-            )))
-        }
+        (
+            FOLIO_MASK_CAUSAL | FOLIO_MASK_FULL | FOLIO_MASK_CAUSAL_BY_REQUEST | FOLIO_MASK_ITEMS,
+            Some(_),
+        ) => Err(Error::InvalidArgument(format!(
+            "custom_mask: a tensor is not accepted with mask_mode {mode}; NULL is"
+        ))),
         (FOLIO_MASK_CUSTOM_BYTES | FOLIO_MASK_CUSTOM_BITS, None) => Err(Error::InvalidArgument(
             format!("custom_mask: NULL is not accepted with mask_mode {mode}; a tensor is"),
         )),
         _ => Err(Error::InvalidArgument(format!(
-            "mask_mode: {mode} is not accepted; FOLIO_MASK_CAUSAL (0) to FOLIO_MASK_CAUSAL_BY_REQUEST (4) is"
+            "mask_mode: {mode} is not accepted; FOLIO_MASK_CAUSAL (0) to FOLIO_MASK_ITEMS (5) is"
         ))),
     }
 }

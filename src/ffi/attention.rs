@@ -283,6 +283,7 @@ mod tests {
             batch_invariant: false,
             fp8_products: false,
             shared_levels: 0,
+            new_kv: None,
         }
     }
 

@@ -5,7 +5,7 @@ use super::tensor::{folio_tensor, tensor};
 use crate::api::BatchInput;
 use crate::error::Result;
 
-/// One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be
+/// One step's lengths and page table. Index tensors are contiguous, each int32 or int64; block_table's rows may be
 /// apart. The page table comes in one of these forms:
 ///
 /// | form | fields | known from |
@@ -21,6 +21,10 @@ use crate::error::Result;
 /// device; page ids (kv_indices, block_table) on either. Lengths on a device need page ids on it. Host tensors
 /// are only read during plan. Device tensors must stay as they are until the last run of the plan has finished:
 /// plan's kernel reads the lengths, runs read the page ids.
+///
+/// Numbers of int64 are copied as int32. On the host those in use that do not fit are refused. On a device one more launch
+/// of plan copies them to the workspace, page ids where there is room for max_num_pages of them (a block table's first
+/// max_kv_len / page_size columns; more are refused), so runs do not read them.
 ///
 /// Numbers on the host are checked. Numbers on a device cannot be: lengths beyond the desc's maxima, beyond the
 /// page table or beyond the rows of a tensor, and page ids beyond the cache, give wrong results, but no access
@@ -45,7 +49,7 @@ pub struct folio_batch {
     /// `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without pages. Refused
     /// together with kv_len.
     pub last_page_len: *const folio_tensor,
-    /// `[batch_size]` keys per request, those of this step included; 0 or more.
+    /// `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype, those in the cache.
     pub kv_len: *const folio_tensor,
     /// `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
     pub block_table: *const folio_tensor,

@@ -100,6 +100,7 @@ unsafe impl Input for folio_decode_desc {
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
             fp8_products: self.flags & FOLIO_PLAN_FP8_PRODUCTS != 0,
             shared_levels: 0,
+            new_kv: None,
         })
     }
 }

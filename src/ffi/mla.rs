@@ -98,6 +98,7 @@ unsafe impl Input for folio_mla_desc {
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
             fp8_products: false,
             shared_levels: 0,
+            new_kv: None,
         })
     }
 }

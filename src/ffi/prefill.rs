@@ -10,7 +10,7 @@ use super::context::folio_context;
 use super::error::folio_error;
 use super::handle::{self, Object};
 use super::kv_storage::{FOLIO_KV_PAGED, FOLIO_KV_RAGGED, cache_format, layout};
-use super::sized::{Input, reserved};
+use super::sized::Input;
 use super::status::folio_status;
 use super::tensor::folio_dtype;
 use super::workspace::{folio_workspace, folio_workspace_info};
@@ -54,15 +54,16 @@ pub struct folio_prefill_desc {
     pub max_num_tokens: u32,
     /// Most query rows of a request; 0: max_num_tokens.
     pub max_qo_len: u32,
-    /// Most keys of a request.
+    /// Most keys of a request, those beside the cache included.
     pub max_kv_len: u32,
     /// Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
     pub max_num_pages: u64,
     /// FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
     /// the CPU; on CUDA they are UNSUPPORTED.
     pub kv_format: i32,
-    /// 0.
-    pub reserved: u32,
+    /// Type of k_new and v_new, that of q or fp8; all zero: there are none. With it the keys and values of the query rows are
+    /// beside the paged cache, in every run of the handle: see folio_attention_args.k_new.
+    pub new_kv_dtype: folio_dtype,
 }
 
 const _: () = assert!(size_of::<folio_prefill_desc>() == 80);
@@ -75,7 +76,6 @@ unsafe impl Input for folio_prefill_desc {
     type Parsed = AttentionDesc;
 
     unsafe fn parse(&self) -> Result<AttentionDesc> {
-        reserved("folio_prefill_desc.reserved", self.reserved)?;
         let q_dtype = self.q_dtype.parse("q_dtype")?;
         Ok(AttentionDesc {
             kind: Kind::Prefill,
@@ -96,6 +96,7 @@ unsafe impl Input for folio_prefill_desc {
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
             fp8_products: self.flags & FOLIO_PLAN_FP8_PRODUCTS != 0,
             shared_levels: 0,
+            new_kv: self.new_kv_dtype.parse_optional("new_kv_dtype")?,
         })
     }
 }

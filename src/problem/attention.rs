@@ -92,12 +92,20 @@ pub struct AttentionDesc {
     /// Most levels of keys that several requests share, one within the other: the parts of a query row beside its
     /// request's own. 0 but for cascades.
     pub shared_levels: u32,
+    /// Type of the keys and values that are beside the cache, those of each request's query rows, or none: then the cache
+    /// has all. Backends know of none; `api` makes problems over one of the two.
+    pub new_kv: Option<DType>,
 }
 
 impl AttentionDesc {
     /// Query heads per KV head.
     pub fn group_size(&self) -> u32 {
         self.num_qo_heads / self.num_kv_heads
+    }
+
+    /// Columns of a block table that are copied where it is int64 on a device: those that a request may need.
+    pub fn copied_columns(&self, columns: i64) -> i64 {
+        columns.min(self.max_kv_len.div_ceil(self.kv.page_size()).into())
     }
 
     /// Elements of the rotary part of MLA's queries and keys; 0 for other kinds, which do not know of one.
@@ -133,6 +141,14 @@ pub enum Mask {
     /// One bit per (row, key), little-endian within a byte; each request starts on a byte
     /// (FlashInfer's packing).
     Bits(Tensor),
+    /// Multi-item scoring: causal, but of the keys from a request's first item on, a row sees those of its own item only.
+    /// Key `j <= p` is seen iff `j < start` or `p - j <= position`, the position of the row's token in its item.
+    Items {
+        /// `[batch_size]` int64: the key that the first item begins with.
+        starts: Tensor,
+        /// `[batch_size, columns]` int32, of the tokens from `start` on. Without a column a row sees no item.
+        positions: Tensor,
+    },
 }
 
 /// The columns of a custom mask's rows.
@@ -208,8 +224,9 @@ pub struct AttentionArgs {
     pub q_scale: f32,
     /// Further factor on q·k; 0 means 1.
     pub k_scale: f32,
-    /// Further factor per KV head, or one for all (fp32, 1 or `num_kv_heads` elements). Formats with scales beside the
-    /// cache: those scales, as [`RowTensors`] says.
+    /// As `q_scale`, for what is known at run only: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` fp32.
+    pub q_scales: Option<Tensor>,
+    /// As `q_scales`, of k. Formats with scales beside the cache: those scales, as [`RowTensors`] says.
     pub k_scales: Option<Tensor>,
     /// As `k_scales`, where the format has zero points.
     pub k_zero_points: Option<Tensor>,
@@ -221,6 +238,8 @@ pub struct AttentionArgs {
     pub v_zero_points: Option<Tensor>,
     /// What an fp8 output is divided by before it is rounded; 0 means 1.
     pub o_scale: f32,
+    /// As `o_scale`, for what is known at run only: `[1]` fp32.
+    pub o_scales: Option<Tensor>,
     /// `cap · tanh(s / cap)` after the scale; 0 is off.
     pub logits_soft_cap: f32,
     /// The base mask.
@@ -244,6 +263,11 @@ pub struct AttentionArgs {
     pub alibi_sqrt: bool,
     /// `[num_qo_heads]` fp32: one more logit per head, with no value behind it.
     pub sinks: Option<Tensor>,
+    /// Where the desc has `new_kv`: the keys of the query rows, `[num_tokens or more, num_kv_heads, head_dim_qk]`. No scale
+    /// of `k` is theirs. Checked: in no run of a backend.
+    pub k_new: Option<Tensor>,
+    /// As `k_new`, with `head_dim_vo`.
+    pub v_new: Option<Tensor>,
 }
 
 impl AttentionArgs {
@@ -261,12 +285,14 @@ impl AttentionArgs {
             sm_scale: 0.0,
             q_scale: 0.0,
             k_scale: 0.0,
+            q_scales: None,
             k_scales: None,
             k_zero_points: None,
             v_scale: 0.0,
             v_scales: None,
             v_zero_points: None,
             o_scale: 0.0,
+            o_scales: None,
             logits_soft_cap: 0.0,
             mask: Mask::Causal,
             custom_mask_indptr: None,
@@ -278,6 +304,8 @@ impl AttentionArgs {
             alibi_slopes: None,
             alibi_sqrt: false,
             sinks: None,
+            k_new: None,
+            v_new: None,
         }
     }
 }
@@ -312,7 +340,19 @@ impl super::Checked<AttentionArgs> {
         )
     }
 
-    /// Factor on q·k, apart from `k_scales`.
+    /// Scales of q, of k and of v that multiply whole rows.
+    pub fn row_scales(&self, format: CacheFormat) -> [Option<Tensor>; 3] {
+        let [k, v] = [self.k_scales, self.v_scales].map(|scales| format.head_scales(scales));
+        [self.q_scales, k, v]
+    }
+
+    /// Some request has scales of its own.
+    pub fn has_request_scales(&self, format: CacheFormat) -> bool {
+        let mut scales = self.row_scales(format).into_iter().flatten();
+        scales.any(|scales| scales.rank() == 2)
+    }
+
+    /// Factor on q·k, apart from `q_scales` and `k_scales`.
     pub fn logits_scale(&self) -> f32 {
         self.sm_scale * self.q_scale * self.k_scale
     }

@@ -1,6 +1,7 @@
 //! One step's lengths and page table, checked.
 
 use crate::tensor::Tensor;
+use std::ops::Range;
 
 /// The lengths of a batch: on the host, where `plan` reads them, or on the device, where a planning
 /// kernel does.
@@ -21,12 +22,25 @@ pub struct HostBatch<'a> {
     pub qo_indptr: &'a [i32],
     /// `[batch_size]` keys per request, those of this step included.
     pub kv_len: &'a [i32],
+    /// Those of them that the batch is over.
+    pub keys: Keys,
     /// Where the keys are.
     pub pages: Pages<'a>,
     /// Pages that the keys need; 0 for ragged tensors.
     pub num_pages: usize,
     /// The largest page id in use, or -1: the cache tensors of a run need more pages than this.
     pub max_page_id: i32,
+}
+
+/// Keys of every request. Positions count all keys, whichever they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keys {
+    /// All.
+    All,
+    /// All but the last `qo_len`, which are in no cache. There are at least as many.
+    Cached,
+    /// The last `qo_len`. There are at least as many.
+    New,
 }
 
 /// A page table.
@@ -46,7 +60,7 @@ pub enum Pages<'a> {
         /// Elements from row to row.
         row_stride: usize,
     },
-    /// Request `b` owns rows `indptr[b]..indptr[b + 1]` of the ragged K and V.
+    /// Request `b` owns rows `indptr[b]..indptr[b + 1]` of the ragged K and V: those of its [`Keys`].
     Ragged {
         /// `[batch_size + 1]`.
         indptr: &'a [i32],
@@ -58,8 +72,11 @@ pub enum Pages<'a> {
 pub enum PageIds<'a> {
     /// Host ids.
     Host(&'a [i32]),
-    /// Address of device ids; they must stay as they are until the last run of the plan.
-    Device(usize),
+    /// Device ids; they must stay as they are until the last run of the plan. Those of int64 are copied by plan, of a block
+    /// table [`AttentionDesc::copied_columns`] without gaps between rows.
+    ///
+    /// [`AttentionDesc::copied_columns`]: super::AttentionDesc::copied_columns
+    Device(Tensor),
 }
 
 impl PageIds<'_> {
@@ -83,6 +100,22 @@ impl<'a> HostBatch<'a> {
     /// Query rows of request `b`.
     pub fn qo_len(&self, b: usize) -> u32 {
         (self.qo_indptr[b + 1] - self.qo_indptr[b]) as u32
+    }
+
+    /// Those keys of request `b` that the batch is over.
+    pub fn keys(&self, b: usize) -> Range<u32> {
+        let (all, new) = (self.kv_len[b] as u32, self.qo_len(b));
+        match self.keys {
+            Keys::All => 0..all,
+            Keys::Cached => 0..all - new,
+            Keys::New => all - new..all,
+        }
+    }
+
+    /// Their number.
+    pub fn num_keys(&self, b: usize) -> u32 {
+        let keys = self.keys(b);
+        keys.end - keys.start
     }
 
     /// Page ids that only the device knows.
@@ -110,7 +143,7 @@ impl<'a> HostBatch<'a> {
     /// The host page ids of request `b`, of pages of `page_size` tokens; `None` when there are none on
     /// the host.
     pub fn page_ids(&self, b: usize, page_size: u32) -> Option<&'a [i32]> {
-        let count = (self.kv_len[b] as u32).div_ceil(page_size) as usize;
+        let count = self.keys(b).end.div_ceil(page_size) as usize;
         let (ids, start) = match self.pages {
             Pages::Csr { indptr, ids } => (ids, indptr[b] as usize),
             Pages::Table { ids, row_stride } => (ids, b * row_stride),
@@ -125,20 +158,20 @@ impl<'a> HostBatch<'a> {
     }
 }
 
-/// Lengths in device memory.
+/// Lengths in device memory: int32, or int64, which plan copies.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceBatch {
     /// Requests.
     pub batch_size: u32,
     /// Query rows of every request where `qo_indptr` is absent.
     pub qo_len: u32,
-    /// `[batch_size + 1]` int32; `None` for decode with a fixed number of rows per request.
+    /// `[batch_size + 1]`; `None` for decode with a fixed number of rows per request.
     pub qo_indptr: Option<Tensor>,
-    /// `[batch_size + 1]` int32 page (or ragged token) offsets, for CSR and ragged.
+    /// `[batch_size + 1]` page (or ragged token) offsets, for CSR and ragged.
     pub kv_indptr: Option<Tensor>,
-    /// `[batch_size]` int32 keys per request.
+    /// `[batch_size]` keys per request.
     pub kv_len: Option<Tensor>,
-    /// `[batch_size]` int32 tokens in the last page, where `kv_len` is absent.
+    /// `[batch_size]` tokens in the last page, where `kv_len` is absent.
     pub last_page_len: Option<Tensor>,
     /// The ids: `[num_ids]`, or `[batch_size, columns]` for a block table; `None` for ragged.
     pub page_ids: Option<Tensor>,

@@ -26,7 +26,7 @@ pub use attention::{
     AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask,
     MaskColumns, Window,
 };
-pub use batch::{Batch, DeviceBatch, HostBatch, PageIds, Pages};
+pub use batch::{Batch, DeviceBatch, HostBatch, Keys, PageIds, Pages};
 pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use context_parallel::{CpCorrectArgs, CpReorderArgs};
@@ -51,4 +51,6 @@ pub use rope_append::{
 pub use row_tensors::RowTensors;
 pub use shared::SharedPrefix;
 pub use tree::TreeMaskArgs;
-pub use work::{CombineItem, NO_PARTIAL, RequestStarts, Tiling, WorkItem, WorkList, Workers};
+pub use work::{
+    CombineItem, NO_PARTIAL, RequestStarts, SmallItems, Tiling, WorkItem, WorkList, Workers,
+};

@@ -54,6 +54,8 @@ pub struct CombineItem {
 pub struct WorkList {
     /// Work, the largest first.
     pub items: Vec<WorkItem>,
+    /// How many of the items, the last ones, are [`SmallItems`].
+    pub small: u32,
     /// Split rows, in the order of the batch.
     pub combines: Vec<CombineItem>,
     /// Partial rows of the combine items.
@@ -70,6 +72,7 @@ impl WorkList {
     /// Nothing to do.
     pub fn clear(&mut self) {
         self.items.clear();
+        self.small = 0;
         self.combines.clear();
         self.partials.clear();
         self.starts.clear();
@@ -121,9 +124,40 @@ pub struct Workers {
     pub all: u32,
     /// At least one.
     pub of_item: u32,
+    /// Items of which a worker takes several pieces at a time. In cascades they stand last.
+    pub small: SmallItems,
+}
+
+/// Items of few query rows and few keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SmallItems {
+    /// So many rows at most; 0: there are no such items.
+    pub rows: u32,
+    /// So many keys at most.
+    pub keys: u32,
+    /// Workers that one of them occupies.
+    pub of_item: u32,
+}
+
+impl SmallItems {
+    /// Whether items of so many rows and keys are small.
+    pub fn include(&self, rows: u32, keys: u32) -> bool {
+        rows <= self.rows && keys <= self.keys
+    }
+
+    /// Every worker takes one piece at a time.
+    pub const NONE: SmallItems = SmallItems {
+        rows: 0,
+        keys: 0,
+        of_item: 1,
+    };
 }
 
 impl Workers {
     /// One worker that takes whole items.
-    pub const ONE: Workers = Workers { all: 1, of_item: 1 };
+    pub const ONE: Workers = Workers {
+        all: 1,
+        of_item: 1,
+        small: SmallItems::NONE,
+    };
 }

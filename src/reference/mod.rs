@@ -26,6 +26,7 @@ use crate::problem::{
     Workers,
 };
 use crate::tensor::{Device, Tensor};
+use std::ops::Range;
 
 /// The operators of [`Backend`], in float64 on the calling thread.
 #[derive(Debug)]
@@ -43,9 +44,11 @@ struct Request {
     q_start: i64,
     qo_len: i64,
     kv_len: i64,
+    /// Those keys that the batch is over.
+    keys: Range<i64>,
     /// Paged: the page ids. Ragged: empty.
     page_ids: Vec<i32>,
-    /// Ragged: the first K/V row.
+    /// Ragged: the row of the first of `keys`.
     kv_start: i64,
     /// First element of the request's custom mask, as bytes and as bit-packed bytes.
     mask_bytes_start: i64,
@@ -65,7 +68,7 @@ impl ReferenceAttention {
         let kv_head = head / i64::from(self.desc.group_size());
         let position = request.kv_len - request.qo_len + i;
         let mut keys: Vec<(i64, f64)> = Vec::new();
-        for j in 0..request.kv_len {
+        for j in request.keys.clone() {
             if allowed(args, request, b, i, j) {
                 let score = self.score(args, request, b, i, j, head, kv_head, position);
                 keys.push((j, score));
@@ -81,8 +84,8 @@ impl ReferenceAttention {
             return (o, max);
         }
         let sum = keys.iter().map(|key| (key.1 - max).exp()).sum::<f64>() + (sink - max).exp();
-        let v_scale = f64::from(args.v_scale)
-            * head_scale(self.desc.kv_format.head_scales(args.v_scales), kv_head);
+        let [_, _, v_scales] = args.row_scales(self.desc.kv_format);
+        let v_scale = f64::from(args.v_scale) * row_scale(v_scales, b, kv_head);
         for &(j, score) in &keys {
             let weight = (score - max).exp() / sum * v_scale;
             let (page, slot) = self.locate(request, j);
@@ -116,8 +119,9 @@ impl ReferenceAttention {
                 q * self.key(args, [page, slot, kv_head, d])
             })
             .sum();
-        let k_scale = head_scale(self.desc.kv_format.head_scales(args.k_scales), kv_head);
-        let mut s = dot * f64::from(args.logits_scale()) * k_scale;
+        let [q_scales, k_scales, _] = args.row_scales(self.desc.kv_format);
+        let scales = row_scale(q_scales, b, kv_head) * row_scale(k_scales, b, kv_head);
+        let mut s = dot * f64::from(args.logits_scale()) * scales;
         if args.logits_soft_cap > 0.0 {
             let cap = f64::from(args.logits_soft_cap);
             s = cap * (s / cap).tanh();
@@ -173,7 +177,7 @@ impl ReferenceAttention {
     /// Page and offset in the page of key `j`.
     fn locate(&self, request: &Request, j: i64) -> (i64, i64) {
         match self.desc.kv {
-            KvStorage::Ragged => (request.kv_start + j, 0),
+            KvStorage::Ragged => (request.kv_start + j - request.keys.start, 0),
             KvStorage::Paged { page_size, .. } => {
                 let page_size = i64::from(page_size);
                 let page = request.page_ids[(j / page_size) as usize];
@@ -214,6 +218,13 @@ fn allowed(args: &Checked<AttentionArgs>, request: &Request, b: usize, i: i64, j
         Mask::Causal => j <= position,
         Mask::Full => true,
         Mask::CausalByRequest(causal) => causal.get(&[b as i64]) == 0.0 || j <= position,
+        Mask::Items { starts, positions } => {
+            let start = starts.integer(&[b as i64]);
+            let of_items = position - start;
+            let in_item = (0..positions.extent(1)).contains(&of_items)
+                && position - j <= positions.integer(&[b as i64, of_items]);
+            j <= position && (j < start || in_item)
+        }
         Mask::Bytes(mask) => in_custom_mask(args, request, b, i, j, |at, start| {
             mask.get(&[start.unwrap_or(request.mask_bytes_start) + at]) != 0.0
         }),
@@ -308,6 +319,14 @@ fn head_scale(scales: Option<Tensor>, kv_head: i64) -> f64 {
     })
 }
 
+/// The same from scales that each request may have of its own.
+fn row_scale(scales: Option<Tensor>, b: usize, kv_head: i64) -> f64 {
+    match scales {
+        Some(scales) if scales.rank() == 2 => f64::from(scales.get(&[b as i64, kv_head])),
+        _ => head_scale(scales, kv_head),
+    }
+}
+
 fn in_base(lse: f64, base: LogBase) -> f32 {
     match base {
         LogBase::E => lse as f32,
@@ -366,7 +385,8 @@ impl Attention for ReferenceAttention {
                     let (o, lse) = self.attend(args, b, i, head);
                     let row = request.q_start + i;
                     for (d, value) in o.iter().enumerate() {
-                        let value = value / f64::from(args.o_scale);
+                        let value =
+                            value / (f64::from(args.o_scale) * head_scale(args.o_scales, 0));
                         args.o.set(&[row, head, d as i64], value as f32);
                     }
                     if let Some(out) = args.lse {
@@ -383,10 +403,12 @@ fn requests(batch: &HostBatch<'_>, page_size: u32) -> Result<Vec<Request>> {
     let (mut bytes, mut bits) = (0, 0);
     let mut requests = Vec::new();
     for b in 0..batch.batch_size() {
+        let keys = batch.keys(b);
         let mut request = Request {
             q_start: i64::from(batch.qo_indptr[b]),
             qo_len: i64::from(batch.qo_len(b)),
             kv_len: i64::from(batch.kv_len[b]),
+            keys: i64::from(keys.start)..i64::from(keys.end),
             mask_bytes_start: bytes,
             mask_bits_start: bits,
             ..Request::default()

@@ -50,6 +50,7 @@ SAME(FOLIO_MASK_FULL, 1);
 SAME(FOLIO_MASK_CUSTOM_BYTES, 2);
 SAME(FOLIO_MASK_CUSTOM_BITS, 3);
 SAME(FOLIO_MASK_CAUSAL_BY_REQUEST, 4);
+SAME(FOLIO_MASK_ITEMS, 5);
 SAME(FOLIO_MERGE_LSE_BASE_2, 1);
 SAME(FOLIO_MLA_CACHE_PLAIN, 0);
 SAME(FOLIO_MLA_CACHE_FP8_DS_MLA, 1);
@@ -171,7 +172,7 @@ AT(folio_workspace, device_bytes, 16);
 AT(folio_workspace, host, 24);
 AT(folio_workspace, host_bytes, 32);
 
-SIZE(folio_attention_args, 184);
+SIZE(folio_attention_args, 232);
 AT(folio_attention_args, struct_size, 0);
 AT(folio_attention_args, flags, 4);
 AT(folio_attention_args, q, 8);
@@ -202,6 +203,12 @@ AT(folio_attention_args, attention_chunk_size, 160);
 AT(folio_attention_args, attention_chunk_look_back, 164);
 AT(folio_attention_args, k_zero_points, 168);
 AT(folio_attention_args, v_zero_points, 176);
+AT(folio_attention_args, k_new, 184);
+AT(folio_attention_args, v_new, 192);
+AT(folio_attention_args, q_scales, 200);
+AT(folio_attention_args, o_scales, 208);
+AT(folio_attention_args, item_starts, 216);
+AT(folio_attention_args, item_positions, 224);
 
 SIZE(folio_prefill_desc, 80);
 AT(folio_prefill_desc, struct_size, 0);
@@ -222,7 +229,7 @@ AT(folio_prefill_desc, max_qo_len, 56);
 AT(folio_prefill_desc, max_kv_len, 60);
 AT(folio_prefill_desc, max_num_pages, 64);
 AT(folio_prefill_desc, kv_format, 72);
-AT(folio_prefill_desc, reserved, 76);
+AT(folio_prefill_desc, new_kv_dtype, 76);
 
 SIZE(folio_mla_desc, 72);
 AT(folio_mla_desc, struct_size, 0);

@@ -172,6 +172,10 @@ pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args 
     let flag = |on: bool, flag: u32| if on { flag } else { 0 };
     let [window_left, window_right] = c_window(input.window);
     let (mask_mode, custom_mask, causal_requests) = c_mask(input.mask);
+    let (item_starts, item_positions) = match input.mask {
+        Mask::Items { starts, positions } => (Some(starts), Some(positions)),
+        _ => (None, None),
+    };
     folio_attention_args {
         struct_size: size_of::<folio_attention_args>() as u32,
         flags: flag(input.window != Window::default(), FOLIO_RUN_WINDOW)
@@ -211,6 +215,12 @@ pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args 
         attention_chunk_look_back: input.chunks.map_or(0, |chunks| chunks.look_back),
         k_zero_points: tensors.of(input.k_zero_points),
         v_zero_points: tensors.of(input.v_zero_points),
+        k_new: tensors.of(input.k_new),
+        v_new: tensors.of(input.v_new),
+        q_scales: tensors.of(input.q_scales),
+        o_scales: tensors.of(input.o_scales),
+        item_starts: tensors.of(item_starts),
+        item_positions: tensors.of(item_positions),
     }
 }
 
@@ -231,6 +241,7 @@ fn c_mask(mask: Mask) -> (i32, Option<Tensor>, Option<Tensor>) {
         Mask::Causal => (FOLIO_MASK_CAUSAL, None, None),
         Mask::Full => (FOLIO_MASK_FULL, None, None),
         Mask::CausalByRequest(causal) => (FOLIO_MASK_CAUSAL_BY_REQUEST, None, Some(causal)),
+        Mask::Items { .. } => (FOLIO_MASK_ITEMS, None, None),
         Mask::Bytes(mask) => (FOLIO_MASK_CUSTOM_BYTES, Some(mask), None),
         Mask::Bits(mask) => (FOLIO_MASK_CUSTOM_BITS, Some(mask), None),
     }
@@ -746,7 +757,7 @@ pub fn c_prefill_desc(desc: &AttentionDesc) -> folio_prefill_desc {
         max_kv_len: desc.max_kv_len,
         max_num_pages: if ragged { 0 } else { desc.max_num_pages },
         kv_format: desc.kv_format.form() as i32,
-        reserved: 0,
+        new_kv_dtype: desc.new_kv.map_or(NO_DTYPE, dtype),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Attention over plain dense arrays in float64: a second reading of the contract, to check the oracle
 //! with. It knows no pages, strides or tensors, and shares no code with the library.
 
-use super::problem::{Alibi, HeadScales, MaskKind, Problem};
-use super::values::Values;
+use super::problem::{Alibi, MaskKind, Problem};
+use super::values::{ScaleOf, Values};
 use folio::problem::{CacheForm, MaskColumns};
 
 /// What one query row of one head must come to.
@@ -49,8 +49,11 @@ pub fn attention(problem: &Problem) -> Vec<Vec<Row>> {
 struct KvHead {
     k: Vec<Vec<f64>>,
     v: Vec<Vec<f64>>,
-    k_scale: f64,
-    v_scale: f64,
+    /// Of keys in the cache, and of those beside it.
+    k_scales: [f64; 2],
+    v_scales: [f64; 2],
+    /// Keys in the cache.
+    cached: usize,
 }
 
 impl KvHead {
@@ -58,13 +61,8 @@ impl KvHead {
         let (values, layer) = (Values::of(problem), &problem.layer);
         let kv_len = problem.requests[b].kv_len as usize;
         let (dims_k, dims_v) = (problem.head_dim_qk as usize, problem.head_dim_vo as usize);
-        let index = |scales| match scales {
-            HeadScales::Absent => None,
-            HeadScales::One => Some(0),
-            HeadScales::PerHead => Some(head),
-        };
-        let k_scales = index(layer.k_scales).map_or(1.0, |n| values.k_scale(n).into());
-        let v_scales = index(layer.v_scales).map_or(1.0, |n| values.v_scale(n).into());
+        let [q_scales, k_scales, v_scales] = [ScaleOf::Query, ScaleOf::Key, ScaleOf::Value]
+            .map(|of| f64::from(values.scale(of, b, head)));
         let one_if_zero = |scale: f32| if scale == 0.0 { 1.0 } else { f64::from(scale) };
         let sm_scale = match layer.sm_scale {
             0.0 => 1.0 / f64::from(problem.head_dim_qk).sqrt(),
@@ -77,9 +75,19 @@ impl KvHead {
             v: (0..kv_len)
                 .map(|j| (0..dims_v).map(|d| values.v(b, j, head, d)).collect())
                 .collect(),
-            k_scale: sm_scale * one_if_zero(layer.q_scale) * one_if_zero(layer.k_scale) * k_scales,
-            v_scale: one_if_zero(layer.v_scale) * v_scales,
+            k_scales: [one_if_zero(layer.k_scale) * k_scales, 1.0]
+                .map(|scale| sm_scale * one_if_zero(layer.q_scale) * q_scales * scale),
+            v_scales: [one_if_zero(layer.v_scale) * v_scales, 1.0],
+            cached: problem.cached_len(b) as usize,
         }
+    }
+
+    fn k_scale(&self, j: usize) -> f64 {
+        self.k_scales[usize::from(j >= self.cached)]
+    }
+
+    fn v_scale(&self, j: usize) -> f64 {
+        self.v_scales[usize::from(j >= self.cached)]
     }
 
     fn attend(&self, problem: &Problem, b: usize, i: usize, head: usize) -> Row {
@@ -94,10 +102,10 @@ impl KvHead {
                 if !is_visible(problem, b, i, j) {
                     return f64::NEG_INFINITY;
                 }
-                let score = dot(&q, &self.k[j]) * self.k_scale;
+                let score = dot(&q, &self.k[j]) * self.k_scale(j);
                 largest_score = largest_score.max(score.abs());
                 let terms = q.iter().zip(&self.k[j]).map(|(q, k)| (q * k).abs());
-                score_magnitude = score_magnitude.max(terms.sum::<f64>() * self.k_scale.abs());
+                score_magnitude = score_magnitude.max(terms.sum::<f64>() * self.k_scale(j).abs());
                 capped(score, layer.logits_soft_cap.into()) + bias(problem, b, i, j, head)
             })
             .collect();
@@ -119,8 +127,8 @@ impl KvHead {
             return row;
         }
         row.lse = top + logits.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
-        for (v, logit) in self.v.iter().zip(&logits) {
-            let weight = (logit - row.lse).exp() * self.v_scale;
+        for (j, (v, logit)) in self.v.iter().zip(&logits).enumerate() {
+            let weight = (logit - row.lse).exp() * self.v_scale(j);
             for (d, v) in v.iter().enumerate() {
                 row.o[d] += weight * v;
                 row.magnitude[d] += (weight * v).abs();
@@ -130,7 +138,7 @@ impl KvHead {
             if relative < least_normal {
                 let error = relative.min(least_normal * 2f64.powi(-11))
                     * (top - row.lse).exp()
-                    * self.v_scale;
+                    * self.v_scale(j);
                 for (d, v) in v.iter().enumerate() {
                     row.denormal_weights[d] += (error * v).abs();
                 }
@@ -212,6 +220,11 @@ fn is_visible(problem: &Problem, b: usize, i: usize, j: usize) -> bool {
         MaskKind::Full => true,
         MaskKind::Causal => key <= p,
         MaskKind::CausalByRequest => !values.is_causal(b) || key <= p,
+        MaskKind::Items => {
+            let start = values.item_start(b);
+            let in_item = |n| p - key <= values.item_position(b, n);
+            key <= p && (key < start || in_item(p - start))
+        }
         MaskKind::Bytes(_) | MaskKind::Bits(_) => match layer.mask_columns {
             MaskColumns::Keys => values.mask(b, i, j),
             _ => is_old || values.mask(b, i, j),

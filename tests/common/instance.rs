@@ -5,9 +5,9 @@ use super::codec::encode;
 use super::door::{Handle, Session};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
-use super::problem::{Alibi, Gaps, MaskKind, Pattern, Problem, Storage, TableForm};
+use super::problem::{Alibi, Gaps, HeadScales, MaskKind, Pattern, Problem, Storage, TableForm};
 use super::stored::{BLOCK, Side as StoredSide};
-use super::values::{Values, is_hole, num_scales};
+use super::values::{ScaleOf, Values, is_hole};
 use folio::api::{BatchInput, Stream, Workspace, WorkspaceInfo};
 use folio::dtype::DType;
 use folio::error::Result;
@@ -130,13 +130,17 @@ pub struct Step<'m> {
 
 impl<'m> Step<'m> {
     pub fn new(memory: &'m dyn Memory, problem: &Problem) -> Step<'m> {
+        let dtype = index_dtype(problem);
         let indices = |values: &[i32]| {
+            let bits = values.iter().map(|&value| index_bits(dtype, value));
             Some(Resident::new(
                 memory,
-                Image::of_i32(&[values.len() as i64], values),
+                Image::of_bits(dtype, &[values.len() as i64], bits),
             ))
         };
-        let kv_lens: Vec<i32> = problem.requests.iter().map(|r| r.kv_len as i32).collect();
+        let kv_lens: Vec<i32> = (0..problem.requests.len())
+            .map(|b| problem.cached_len(b) as i32)
+            .collect();
         let stated_qo_len = problem.stated_qo_len();
         let mut step = Step {
             qo_indptr: match stated_qo_len {
@@ -156,7 +160,7 @@ impl<'m> Step<'m> {
             Storage::Paged { form, .. } => match form {
                 TableForm::BlockTable { spare_columns } => {
                     step.kv_len = indices(&kv_lens);
-                    let image = block_table(&table, spare_columns);
+                    let image = block_table(&table, spare_columns, dtype);
                     step.block_table = Some(Resident::new(memory, image));
                 }
                 _ => {
@@ -236,10 +240,26 @@ fn csr(table: &PageTable, spare: u32) -> (Vec<i32>, Vec<i32>) {
     (indptr, ids)
 }
 
-fn block_table(table: &PageTable, spare: u32) -> Image {
+fn index_dtype(problem: &Problem) -> DType {
+    match problem.wide_indices {
+        true => DType::I64,
+        false => DType::I32,
+    }
+}
+
+/// An index as it is stored. What nobody may follow does not fit int32 where it need not.
+fn index_bits(dtype: DType, value: i32) -> u64 {
+    match (dtype, value) {
+        (DType::I64, UNREACHED | UNREAD) => 1 << 40,
+        (DType::I64, _) => value as i64 as u64,
+        _ => value as u32 as u64,
+    }
+}
+
+fn block_table(table: &PageTable, spare: u32, dtype: DType) -> Image {
     let columns = table.ids.iter().map(Vec::len).max().unwrap_or(0) as i64 + i64::from(spare);
     let shape = [table.ids.len() as i64, columns];
-    let mut image = Image::poisoned(View::gapped(DType::I32, &shape, &[spare, 0], 0));
+    let mut image = Image::poisoned(View::gapped(dtype, &shape, &[spare, 0], 0));
     for (b, ids) in table.ids.iter().enumerate() {
         for (n, &id) in ids.iter().enumerate() {
             image.put(&[b as i64, n as i64], id as u64);
@@ -254,15 +274,20 @@ pub struct LayerData<'m> {
     k: Resident<'m>,
     k_rope: Option<Resident<'m>>,
     v: Resident<'m>,
+    k_new: Option<Resident<'m>>,
+    v_new: Option<Resident<'m>>,
     o: Resident<'m>,
     lse: Option<Resident<'m>>,
+    q_scales: Option<Resident<'m>>,
     k_scales: Option<Resident<'m>>,
     v_scales: Option<Resident<'m>>,
+    o_scales: Option<Resident<'m>>,
     k_zero_points: Option<Resident<'m>>,
     v_zero_points: Option<Resident<'m>>,
     custom_mask: Option<Resident<'m>>,
     custom_mask_indptr: Option<Resident<'m>>,
     causal_requests: Option<Resident<'m>>,
+    items: Option<[Resident<'m>; 2]>,
     mm_prefix_ranges: Option<Resident<'m>>,
     alibi_slopes: Option<Resident<'m>>,
     sinks: Option<Resident<'m>>,
@@ -272,7 +297,7 @@ pub struct LayerData<'m> {
 impl<'m> LayerData<'m> {
     pub fn new(memory: &'m dyn Memory, problem: &Problem) -> LayerData<'m> {
         let (layer, values) = (&problem.layer, Values::of(problem));
-        let (heads, kv_heads) = (problem.num_qo_heads() as usize, problem.num_kv_heads);
+        let heads = problem.num_qo_heads() as usize;
         let resident = |image| Resident::new(memory, image);
         let floats = |count: Option<usize>, value: &dyn Fn(usize) -> f32| {
             let numbers: Vec<f32> = (0..count?).map(value).collect();
@@ -284,6 +309,8 @@ impl<'m> LayerData<'m> {
             k: resident(cache(problem, Side::Key)),
             k_rope: (problem.split_keys).map(|_| resident(cache(problem, Side::KeyRope))),
             v: resident(cache(problem, Side::Value)),
+            k_new: new_rows(problem, Side::Key).map(resident),
+            v_new: new_rows(problem, Side::Value).map(resident),
             o: resident(Image::poisoned(rows(
                 problem,
                 problem.o_dtype,
@@ -293,12 +320,14 @@ impl<'m> LayerData<'m> {
             lse: layer
                 .lse
                 .map(|_| resident(Image::poisoned(lse_view(problem)))),
+            q_scales: row_scales(problem, ScaleOf::Query).map(resident),
+            o_scales: (values.o_scales()).map(|scale| resident(Image::of_f32(&[1], &[scale]))),
             k_scales: scales_beside(problem, StoredSide::Key)
                 .map(resident)
-                .or_else(|| floats(num_scales(layer.k_scales, kv_heads), &|n| values.k_scale(n))),
+                .or_else(|| row_scales(problem, ScaleOf::Key).map(resident)),
             v_scales: scales_beside(problem, StoredSide::Value)
                 .map(resident)
-                .or_else(|| floats(num_scales(layer.v_scales, kv_heads), &|n| values.v_scale(n))),
+                .or_else(|| row_scales(problem, ScaleOf::Value).map(resident)),
             k_zero_points: zero_points(problem, StoredSide::Key).map(resident),
             v_zero_points: zero_points(problem, StoredSide::Value).map(resident),
             custom_mask: custom_mask.as_ref().map(|mask| resident(mask.image())),
@@ -306,6 +335,7 @@ impl<'m> LayerData<'m> {
                 .filter(|_| layer.masks_apart)
                 .map(|mask| resident(mask.indptr())),
             causal_requests: causal_requests(problem).map(resident),
+            items: items(problem).map(|images| images.map(resident)),
             mm_prefix_ranges: mm_prefix_ranges(problem).map(resident),
             alibi_slopes: alibi_slopes(problem).map(resident),
             sinks: floats(layer.sinks.then_some(heads), &|h| values.sink(h)),
@@ -327,6 +357,8 @@ impl<'m> LayerData<'m> {
             k_scale: layer.k_scale,
             v_scale: layer.v_scale,
             o_scale: layer.o_scale,
+            q_scales: tensor(&self.q_scales),
+            o_scales: tensor(&self.o_scales),
             k_scales: tensor(&self.k_scales),
             v_scales: tensor(&self.v_scales),
             k_zero_points: tensor(&self.k_zero_points),
@@ -338,6 +370,13 @@ impl<'m> LayerData<'m> {
                 MaskKind::CausalByRequest => Mask::CausalByRequest(
                     tensor(&self.causal_requests).expect("a byte per request"),
                 ),
+                MaskKind::Items => {
+                    let [starts, positions] = self.items.as_ref().expect("starts and positions");
+                    Mask::Items {
+                        starts: starts.tensor(),
+                        positions: positions.tensor(),
+                    }
+                }
                 MaskKind::Bytes(_) => Mask::Bytes(mask.expect("a custom mask")),
                 MaskKind::Bits(_) => Mask::Bits(mask.expect("a custom mask")),
             },
@@ -358,6 +397,8 @@ impl<'m> LayerData<'m> {
             alibi_slopes: tensor(&self.alibi_slopes),
             alibi_sqrt: layer.alibi == Some(Alibi::Sqrt),
             sinks: tensor(&self.sinks),
+            k_new: tensor(&self.k_new),
+            v_new: tensor(&self.v_new),
             ..AttentionArgs::new(
                 self.q.tensor(),
                 self.k.tensor(),
@@ -376,8 +417,13 @@ impl<'m> LayerData<'m> {
         }
         self.v.copy_from(&other.v);
         for (part, other) in [
+            (&self.k_new, &other.k_new),
+            (&self.v_new, &other.v_new),
+            (&self.q_scales, &other.q_scales),
             (&self.k_scales, &other.k_scales),
             (&self.v_scales, &other.v_scales),
+            (&self.o_scales, &other.o_scales),
+            (&self.sinks, &other.sinks),
         ] {
             if let (Some(part), Some(other)) = (part, other) {
                 part.copy_from(other);
@@ -412,6 +458,10 @@ impl<'m> LayerData<'m> {
         let inputs = [Some(&self.q), Some(&self.k), Some(&self.v)];
         let optional = [
             &self.k_rope,
+            &self.k_new,
+            &self.v_new,
+            &self.q_scales,
+            &self.o_scales,
             &self.k_scales,
             &self.v_scales,
             &self.k_zero_points,
@@ -425,6 +475,9 @@ impl<'m> LayerData<'m> {
         ];
         for input in inputs.into_iter().chain(optional.map(Option::as_ref)) {
             assert!(input.is_none_or(Resident::is_untouched), "an input changed");
+        }
+        for input in self.items.iter().flatten() {
+            assert!(input.is_untouched(), "an input changed");
         }
         let tokens = self.problem.num_tokens() as i64;
         Output {
@@ -540,8 +593,8 @@ fn cache(problem: &Problem, side: Side) -> Image {
         CacheForm::PackedKeys => packed_view(problem, side, table.num_pages as i64, gaps),
         _ => cache_view(problem, &table, (heads, dim / lanes), gaps),
     });
-    for (b, request) in problem.requests.iter().enumerate() {
-        let shape = [request.kv_len, heads, dim].map(i64::from);
+    for (b, &first) in token_indptr[..problem.requests.len()].iter().enumerate() {
+        let shape = [problem.cached_len(b), heads, dim].map(i64::from);
         for_each_index(&shape, |index| {
             let [j, head, d] = [0, 1, 2].map(|n| index[n] as usize);
             if is_hidden(problem, j) {
@@ -557,7 +610,7 @@ fn cache(problem: &Problem, side: Side) -> Image {
                 Side::Value => StoredSide::Value,
             };
             let bits = values.stored(of, b, j, [head, d]).encode(value);
-            let row = i64::from(token_indptr[b]) + index[0];
+            let row = i64::from(first) + index[0];
             put_element(problem, &mut image, side, (&table, b, row, index), bits);
         });
     }
@@ -565,6 +618,41 @@ fn cache(problem: &Problem, side: Side) -> Image {
         (Side::KeyRope, Some(split)) if !split.has_head => without_heads(image, problem),
         _ => image,
     }
+}
+
+/// Keys or values beside the cache: those of the query rows, in their order.
+fn new_rows(problem: &Problem, side: Side) -> Option<Image> {
+    let dtype = problem.new_kv?;
+    let values = Values::of(problem);
+    let (dim, gaps) = match side {
+        Side::Value => (problem.head_dim_vo, problem.memory.v),
+        _ => (problem.head_dim_qk, problem.memory.k),
+    };
+    let tokens = problem.num_tokens() as i64 + i64::from(problem.memory.padded_rows);
+    let shape = [tokens, problem.num_kv_heads.into(), dim.into()];
+    let mut image = Image::poisoned(View::gapped(
+        dtype,
+        &shape,
+        &[gaps.middle, gaps.inner, 0],
+        gaps.lead,
+    ));
+    for (b, request) in problem.requests.iter().enumerate() {
+        let start = i64::from(problem.qo_indptr()[b]);
+        let shape = [request.qo_len, problem.num_kv_heads, dim].map(i64::from);
+        for_each_index(&shape, |index| {
+            let [i, head, d] = [0, 1, 2].map(|n| index[n] as usize);
+            let j = problem.cached_len(b) as usize + i;
+            let value = match side {
+                Side::Value => values.v(b, j, head, d),
+                _ => values.k(b, j, head, d),
+            };
+            image.put(
+                &[start + index[0], index[1], index[2]],
+                encode(dtype, value),
+            );
+        });
+    }
+    Some(image)
 }
 
 /// An image of one head without its dimension of heads.
@@ -659,8 +747,8 @@ fn scales_beside(problem: &Problem, side: StoredSide) -> Option<Image> {
             (Image::poisoned(view), blocks)
         }
     };
-    for (b, request) in problem.requests.iter().enumerate() {
-        let shape = [request.kv_len, heads, width].map(i64::from);
+    for b in 0..problem.requests.len() {
+        let shape = [problem.cached_len(b), heads, width].map(i64::from);
         for_each_index(&shape, |index| {
             let [j, head, block] = [0, 1, 2].map(|n| index[n] as usize);
             if is_hidden(problem, j) {
@@ -889,6 +977,23 @@ fn causal_requests(problem: &Problem) -> Option<Image> {
 }
 
 /// ALiBi slopes of all heads, for all requests or for each.
+/// Scales of rows of q, k or v, where there are some.
+fn row_scales(problem: &Problem, of: ScaleOf) -> Option<Image> {
+    let values = Values::of(problem);
+    let (count, heads) = (problem.requests.len(), problem.num_kv_heads as usize);
+    let shape: &[i64] = match of.kind(&problem.layer) {
+        HeadScales::Absent => return None,
+        HeadScales::One => &[1],
+        HeadScales::PerHead => &[heads as i64],
+        HeadScales::PerRequest => &[count as i64, heads as i64],
+    };
+    let numbers = shape.iter().product::<i64>() as usize;
+    let all: Vec<f32> = (0..numbers)
+        .map(|n| values.scale(of, n / heads, n % heads))
+        .collect();
+    Some(Image::of_f32(shape, &all))
+}
+
 fn alibi_slopes(problem: &Problem) -> Option<Image> {
     problem.layer.alibi?;
     let values = Values::of(problem);
@@ -901,6 +1006,37 @@ fn alibi_slopes(problem: &Problem) -> Option<Image> {
             Image::of_f32(&[count as i64, heads as i64], &all)
         }
     })
+}
+
+/// Starts of items, and positions in them; padding is poisoned by what shows.
+fn items(problem: &Problem) -> Option<[Image; 2]> {
+    if problem.layer.mask != MaskKind::Items {
+        return None;
+    }
+    let values = Values::of(problem);
+    let count = problem.requests.len();
+    let starts: Vec<i64> = (0..count).map(|b| values.item_start(b)).collect();
+    let tokens = |b: usize| i64::from(problem.requests[b].kv_len) - starts[b];
+    let columns = (0..count).map(tokens).max().unwrap_or(0);
+    let positions = (0..count).flat_map(|b| {
+        let len = tokens(b);
+        (0..columns).map(move |n| match n < len {
+            true => values.item_position(b, n) as u64,
+            false => i32::MAX as u64,
+        })
+    });
+    Some([
+        Image::of_bits(
+            DType::I64,
+            &[count as i64],
+            starts.iter().map(|&n| n as u64),
+        ),
+        Image::of_bits(
+            DType::I32,
+            &[count as i64, columns],
+            positions.collect::<Vec<u64>>(),
+        ),
+    ])
 }
 
 fn mm_prefix_ranges(problem: &Problem) -> Option<Image> {

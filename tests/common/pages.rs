@@ -22,7 +22,7 @@ impl PageTable {
                 num_pages: 0,
             };
         };
-        let count = |b: usize| problem.requests[b].kv_len.div_ceil(problem.page_size()) as usize;
+        let count = |b: usize| problem.cached_len(b).div_ceil(problem.page_size()) as usize;
         let shared = |b: usize| shared_pages(problem, b);
         let num_requests = problem.requests.len();
         let own: usize = (0..num_requests).map(|b| count(b) - shared(b)).sum();
@@ -49,7 +49,7 @@ pub fn shared_pages(problem: &Problem, b: usize) -> usize {
             shared_pages,
             ..
         } if b > 0 => {
-            let full = |r: usize| problem.requests[r].kv_len / page_size;
+            let full = |r: usize| problem.cached_len(r) / page_size;
             shared_pages.min(full(0)).min(full(b)) as usize
         }
         _ => 0,

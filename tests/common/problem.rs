@@ -23,6 +23,8 @@ pub struct Problem {
     pub requests: Vec<Request>,
     /// Decode and MLA: `qo_indptr` is left out and `qo_len` stated instead, where all are equal.
     pub uniform_rows: bool,
+    /// Index tensors are int64.
+    pub wide_indices: bool,
     pub memory: MemoryShape,
     pub layer: Layer,
     pub batch_invariant: bool,
@@ -30,6 +32,9 @@ pub struct Problem {
     pub graph: bool,
     /// The maxima of the desc exceed what the batch needs.
     pub slack: bool,
+    /// The keys of the query rows, each request's last, are beside the cache, in this type. Prefill over pages, and no
+    /// request has fewer keys than rows.
+    pub new_kv: Option<DType>,
     pub values: ValueRows,
     pub seed: u64,
 }
@@ -138,9 +143,12 @@ pub struct Layer {
     pub q_scale: f32,
     pub k_scale: f32,
     pub v_scale: f32,
+    pub q_scales: HeadScales,
     pub k_scales: HeadScales,
     pub v_scales: HeadScales,
     pub o_scale: f32,
+    /// A tensor divides the output as well, if that is fp8.
+    pub o_scales: bool,
     pub logits_soft_cap: f32,
     pub lse: Option<LogBase>,
     /// Draws this layer's numbers apart from those of other layers.
@@ -156,6 +164,8 @@ pub enum MaskKind {
     CausalByRequest,
     Bytes(Pattern),
     Bits(Pattern),
+    /// A prefix, and items that see themselves and it.
+    Items,
 }
 
 impl MaskKind {
@@ -194,6 +204,8 @@ pub enum HeadScales {
     Absent,
     One,
     PerHead,
+    /// One for each KV head of each request.
+    PerRequest,
 }
 
 impl Layer {
@@ -214,9 +226,11 @@ impl Layer {
             q_scale: 0.0,
             k_scale: 0.0,
             v_scale: 0.0,
+            q_scales: HeadScales::Absent,
             k_scales: HeadScales::Absent,
             v_scales: HeadScales::Absent,
             o_scale: 0.0,
+            o_scales: false,
             logits_soft_cap: 0.0,
             lse: Some(LogBase::E),
             tag: 0,
@@ -250,12 +264,14 @@ impl Problem {
             storage: Storage::paged(16),
             requests: requests.collect(),
             uniform_rows: false,
+            wide_indices: false,
             memory: MemoryShape::default(),
             layer: Layer::plain(),
             batch_invariant: false,
             fp8_products: false,
             graph: false,
             slack: false,
+            new_kv: None,
             values: ValueRows::Normal,
             seed: 1,
         }
@@ -318,6 +334,28 @@ impl Problem {
         }
     }
 
+    /// The same with the keys of the query rows beside the cache.
+    pub fn extend(self, new_kv: DType) -> Problem {
+        Problem {
+            new_kv: Some(new_kv),
+            ..self
+        }
+    }
+
+    /// Keys of request `b` that are in the cache, its first ones.
+    pub fn cached_len(&self, b: usize) -> u32 {
+        let request = self.requests[b];
+        match self.new_kv {
+            None => request.kv_len,
+            Some(_) => request.kv_len - request.qo_len,
+        }
+    }
+
+    /// The type of key `j` of request `b`, where it is beside the cache.
+    pub fn new_kv_of(&self, b: usize, j: usize) -> Option<DType> {
+        self.new_kv.filter(|_| j >= self.cached_len(b) as usize)
+    }
+
     /// Elements of keys that all heads share; 0 where keys are whole.
     pub fn rope_dim(&self) -> u32 {
         self.split_keys.map_or(0, |split| split.rope_dim)
@@ -356,14 +394,32 @@ impl Problem {
         (self.uniform_rows && self.kind != Kind::Prefill && equal && first > 0).then_some(first)
     }
 
+    /// Page ids of the table, those that no key has reached included: copies of int64 on a device need room for all.
+    fn most_page_ids(&self) -> u64 {
+        let pages = |r: &Request| u64::from(r.kv_len.div_ceil(self.page_size()));
+        let in_use: u64 = self.requests.iter().map(pages).sum();
+        let count = self.requests.len() as u64;
+        match self.storage {
+            Storage::Paged { form, .. } => match form {
+                TableForm::CsrKvLen { spare_pages } => {
+                    in_use + (count + 1) * u64::from(spare_pages)
+                }
+                TableForm::BlockTable { spare_columns } => {
+                    let most = self.requests.iter().map(pages).max().unwrap_or(0);
+                    count * (most + u64::from(spare_columns))
+                }
+                _ => in_use,
+            },
+            Storage::Ragged => 0,
+        }
+    }
+
     /// The desc that fits the batch.
     pub fn desc(&self) -> AttentionDesc {
         let slack = if self.slack { 3 } else { 0 };
         let most = |f: fn(&Request) -> u32| self.requests.iter().map(f).max().unwrap_or(0).max(1);
-        let num_pages: u64 = self
-            .requests
-            .iter()
-            .map(|r| u64::from(r.kv_len.div_ceil(self.page_size())))
+        let num_pages: u64 = (0..self.requests.len())
+            .map(|b| u64::from(self.cached_len(b).div_ceil(self.page_size())))
             .sum();
         AttentionDesc {
             kind: self.kind,
@@ -387,11 +443,16 @@ impl Problem {
                 Kind::Prefill | Kind::Mla => (self.num_tokens() as u32).max(1) + slack,
             },
             max_kv_len: most(|r| r.kv_len) + slack,
-            max_num_pages: if self.slack { 0 } else { num_pages.max(1) },
+            max_num_pages: match self.slack {
+                _ if self.wide_indices => self.most_page_ids().max(1),
+                true => 0,
+                false => num_pages.max(1),
+            },
             graph: self.graph,
             batch_invariant: self.batch_invariant,
             fp8_products: self.fp8_products,
             shared_levels: 0,
+            new_kv: self.new_kv,
         }
     }
 }

@@ -13,7 +13,7 @@ pub fn problems() -> impl Strategy<Value = Problem> {
 /// The same with at most so many multiplications in the oracle.
 pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
     let shape = (types(), heads(), splits(), storages(), requests(), memory());
-    (shape, layers(), any::<[bool; 5]>(), any::<u64>()).prop_map(
+    (shape, layers(), any::<[bool; 6]>(), any::<u64>()).prop_map(
         move |((types, heads, split, storage, requests, memory), layer, flags, seed)| {
             let (q_dtype, kv_dtype, o_dtype) = types;
             let (num_kv_heads, group_size, head_dim_qk, head_dim_vo) = heads;
@@ -34,12 +34,14 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 storage,
                 requests,
                 uniform_rows: flags[1],
+                wide_indices: flags[5],
                 memory,
                 layer,
                 batch_invariant: flags[2],
                 fp8_products: false,
                 graph: flags[3],
                 slack: flags[4],
+                new_kv: None,
                 values: ValueRows::Normal,
                 seed,
             };
@@ -48,6 +50,31 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 problem.layer.o_scale = 0.0;
             }
             within_budget(problem, budget)
+        },
+    )
+}
+
+/// The same with what only hosts compute: scales of each request, and items.
+pub fn host_problems() -> impl Strategy<Value = Problem> {
+    let often = || prop::bool::weighted(0.15);
+    (problems(), [often(), often(), often(), often()]).prop_map(
+        |(mut problem, [q, k, v, items])| {
+            let layer = &mut problem.layer;
+            for (is_there, scales) in [
+                (q, &mut layer.q_scales),
+                (k, &mut layer.k_scales),
+                (v, &mut layer.v_scales),
+            ] {
+                if is_there {
+                    *scales = HeadScales::PerRequest;
+                }
+            }
+            if items {
+                layer.mask = MaskKind::Items;
+                layer.mask_columns = MaskColumns::Keys;
+                layer.masks_apart = false;
+            }
+            problem
         },
     )
 }
@@ -92,6 +119,33 @@ pub fn stored_problems() -> impl Strategy<Value = Problem> {
         }
         problem
     })
+}
+
+/// The contract's problems with the keys of the query rows beside the cache, of any form.
+pub fn extends() -> impl Strategy<Value = Problem> {
+    let any = prop_oneof![3 => problems().boxed(), 1 => stored_problems().boxed()];
+    any.prop_map(extended)
+}
+
+/// A prefill over pages with the keys of its query rows beside the cache, in a type that the seed picks.
+pub fn extended(mut problem: Problem) -> Problem {
+    problem.kind = Kind::Prefill;
+    problem.split_keys = None;
+    // Refused: the merge takes a number.
+    problem.layer.o_scales = false;
+    if problem.storage == Storage::Ragged {
+        problem.storage = Storage::paged(16);
+    }
+    for request in &mut problem.requests {
+        request.kv_len = request.kv_len.max(request.qo_len);
+    }
+    let new_kv = match problem.seed % 5 {
+        0 => DType::F8E4M3,
+        1 => DType::F8E5M2,
+        _ if problem.q_dtype.is_fp8() => DType::F8E4M3,
+        _ => problem.q_dtype,
+    };
+    problem.extend(new_kv)
 }
 
 /// Multiplications that one problem may take in the oracle.
@@ -274,7 +328,8 @@ pub fn layers() -> impl Strategy<Value = Layer> {
                 true => columns,
                 false => MaskColumns::Keys,
             };
-            let ([sm_scale, q_scale, k_scale, v_scale, o_scale], k_scales, v_scales) = scales;
+            let ([sm_scale, q_scale, k_scale, v_scale, o_scale], tensors, o_scales) = scales;
+            let [q_scales, k_scales, v_scales] = tensors;
             Layer {
                 mask,
                 mask_columns,
@@ -290,9 +345,11 @@ pub fn layers() -> impl Strategy<Value = Layer> {
                 q_scale,
                 k_scale,
                 v_scale,
+                q_scales,
                 k_scales,
                 v_scales,
                 o_scale,
+                o_scales,
                 logits_soft_cap,
                 lse,
                 ..Layer::plain()
@@ -346,7 +403,7 @@ fn alibis() -> impl Strategy<Value = Option<Alibi>> {
     prop_oneof![3 => Just(None), 1 => Just(Some(Alibi::Linear)), 1 => Just(Some(Alibi::Sqrt))]
 }
 
-fn scales() -> impl Strategy<Value = ([f32; 5], HeadScales, HeadScales)> {
+fn scales() -> impl Strategy<Value = ([f32; 5], [HeadScales; 3], bool)> {
     let factor = || prop_oneof![3 => Just(0.0f32), 1 => 0.25f32..1.5];
     let per_head = || {
         prop_oneof![
@@ -359,7 +416,9 @@ fn scales() -> impl Strategy<Value = ([f32; 5], HeadScales, HeadScales)> {
     let sm_scale = prop_oneof![4 => Just(0.0f32), 2 => 0.02f32..0.5, 1 => -0.3f32..-0.02];
     let o_scale = prop_oneof![1 => Just(0.0f32), 3 => 0.002f32..0.5];
     let factors = (sm_scale, factor(), factor(), factor(), o_scale);
-    (factors, per_head(), per_head()).prop_map(|((a, b, c, d, e), k, v)| ([a, b, c, d, e], k, v))
+    let tensors = [per_head(), per_head(), per_head()];
+    (factors, tensors, prop::bool::weighted(0.3))
+        .prop_map(|((a, b, c, d, e), tensors, o)| ([a, b, c, d, e], tensors, o))
 }
 
 fn caps() -> impl Strategy<Value = f32> {

@@ -27,6 +27,8 @@ enum Of {
     ValueScale,
     BlockScale,
     Page,
+    QueryScale,
+    OutputScale,
 }
 
 impl<'a> Values<'a> {
@@ -63,11 +65,14 @@ impl<'a> Values<'a> {
 
     /// What an element is read as that was stored for `value`.
     fn element(&self, side: Side, b: usize, j: usize, at: [usize; 2], value: f64) -> f64 {
-        let stored = self.stored(side, b, j, at);
+        let stored = match self.problem.new_kv_of(b, j) {
+            None => self.stored(side, b, j, at),
+            Some(dtype) => Stored::plain(dtype),
+        };
         stored.decode(stored.encode(value))
     }
 
-    /// How element `[head, d]` of key or value `j` is stored.
+    /// How element `[head, d]` of key or value `j` is stored in the cache.
     pub fn stored(&self, side: Side, b: usize, j: usize, [head, d]: [usize; 2]) -> Stored {
         // What is stored alike for all tokens needs none.
         let token = match self.problem.form {
@@ -89,7 +94,7 @@ impl<'a> Values<'a> {
         let pattern = match self.layer().mask {
             MaskKind::Bytes(pattern) | MaskKind::Bits(pattern) => pattern,
             MaskKind::Causal | MaskKind::CausalByRequest => Pattern::Causal,
-            MaskKind::Full => Pattern::Range(0, 256),
+            MaskKind::Full | MaskKind::Items => Pattern::Range(0, 256),
         };
         let past = kv_len - qo_len;
         match pattern {
@@ -113,6 +118,21 @@ impl<'a> Values<'a> {
     pub fn is_causal(&self, b: usize) -> bool {
         let tag = self.problem.requests[b].tag;
         self.hash(Of::Mask, [tag, 0, 0, 2]) & 1 == 1
+    }
+
+    /// The key that the items of request `b` begin with.
+    pub fn item_start(&self, b: usize) -> i64 {
+        let request = self.problem.requests[b];
+        let hash = self.hash(Of::Mask, [request.tag, 0, 0, 3]);
+        (hash % u64::from(request.kv_len + 1)) as i64
+    }
+
+    /// The position of token `n` from there on in its item, of six tokens on average.
+    pub fn item_position(&self, b: usize, n: i64) -> i64 {
+        let tag = self.problem.requests[b].tag;
+        let begins =
+            |n: i64| n == 0 || self.hash(Of::Mask, [tag, n as u64, 0, 4]).is_multiple_of(6);
+        (0..=n).rev().position(begins).unwrap_or(0) as i64
     }
 
     /// mm-prefix range `r` of request `b`; some are unused ones, with start >= end.
@@ -139,16 +159,37 @@ impl<'a> Values<'a> {
         (7.0 * uniform(hash) - 2.0) as f32
     }
 
-    /// Element `index` of `k_scales`.
-    pub fn k_scale(&self, index: usize) -> f32 {
-        let hash = self.hash(Of::KeyScale, [index as u64, 0, 0, 0]);
+    /// What `q_scales`, `k_scales` or `v_scales` say of a KV head of request `b`.
+    pub fn scale(&self, of: ScaleOf, b: usize, head: usize) -> f32 {
+        let (head, tag) = match of.kind(self.layer()) {
+            HeadScales::Absent => return 1.0,
+            HeadScales::One => (0, 0),
+            HeadScales::PerHead => (head, 0),
+            HeadScales::PerRequest => (head, self.problem.requests[b].tag),
+        };
+        let of = match of {
+            ScaleOf::Query => Of::QueryScale,
+            ScaleOf::Key => Of::KeyScale,
+            ScaleOf::Value => Of::ValueScale,
+        };
+        let hash = self.hash(of, [head as u64, tag, 0, 0]);
         (0.25 + uniform(hash)) as f32
     }
 
-    /// Element `index` of `v_scales`.
-    pub fn v_scale(&self, index: usize) -> f32 {
-        let hash = self.hash(Of::ValueScale, [index as u64, 0, 0, 0]);
-        (0.25 + uniform(hash)) as f32
+    /// Element 0 of `o_scales`, if there is one.
+    pub fn o_scales(&self) -> Option<f32> {
+        let is_there = self.layer().o_scales && self.problem.o_dtype.is_fp8();
+        let hash = self.hash(Of::OutputScale, [0; 4]);
+        is_there.then_some((0.25 + uniform(hash)) as f32)
+    }
+
+    /// What outputs are divided by.
+    pub fn o_divisor(&self) -> f64 {
+        let o_scale = match self.layer().o_scale {
+            0.0 => 1.0,
+            scale => f64::from(scale),
+        };
+        o_scale * self.o_scales().map_or(1.0, f64::from)
     }
 
     /// The scale of a block of elements of key `j` in a format that has one for each.
@@ -181,12 +222,21 @@ pub fn is_hole(from: u32, j: usize) -> bool {
     j >= from as usize && j % 7 == 3
 }
 
-/// The number of elements of a scale tensor.
-pub fn num_scales(scales: HeadScales, num_kv_heads: u32) -> Option<usize> {
-    match scales {
-        HeadScales::Absent => None,
-        HeadScales::One => Some(1),
-        HeadScales::PerHead => Some(num_kv_heads as usize),
+/// What a scale tensor multiplies.
+#[derive(Debug, Clone, Copy)]
+pub enum ScaleOf {
+    Query,
+    Key,
+    Value,
+}
+
+impl ScaleOf {
+    pub fn kind(self, layer: &Layer) -> HeadScales {
+        match self {
+            ScaleOf::Query => layer.q_scales,
+            ScaleOf::Key => layer.k_scales,
+            ScaleOf::Value => layer.v_scales,
+        }
     }
 }
 

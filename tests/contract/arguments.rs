@@ -169,6 +169,26 @@ fn arguments_of_a_run() {
                     &["causal_requests", "NULL", "a tensor"],
                 ),
                 (
+                    &|a: &mut Args| a.item_positions = a.custom_mask,
+                    INVALID,
+                    &["item_positions", "mask_mode 3", "NULL"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        (a.mask_mode, a.item_positions) = (FOLIO_MASK_ITEMS, a.custom_mask);
+                    },
+                    INVALID,
+                    &["item_starts", "NULL", "mask_mode 5"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        a.mask_mode = FOLIO_MASK_ITEMS;
+                        (a.item_starts, a.item_positions) = (a.custom_mask, a.custom_mask);
+                    },
+                    INVALID,
+                    &["custom_mask", "mask_mode 5"],
+                ),
+                (
                     &|a: &mut Args| a.flags |= FOLIO_RUN_MASK_NEW_KEYS,
                     INVALID,
                     &["MASK_NEW_KEYS", "custom_mask_indptr"],
@@ -237,6 +257,8 @@ fn arguments_of_a_run() {
     let fixture = Fixture::new(&unscaled);
     let reply = fixture.run_as(|args, _| args.o_scale = 0.5);
     reply.assert("o_scale", INVALID, &["o_scale", "0.5", "float32"]);
+    let reply = fixture.run_as(|args, _| args.o_scales = args.q);
+    reply.assert("o_scales", INVALID, &["o_scales", "float32"]);
     assert!(fixture.layer.is_untouched());
 }
 

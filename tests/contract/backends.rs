@@ -35,6 +35,7 @@ fn desc(kind: Kind, max_batch_size: u32) -> AttentionDesc {
         batch_invariant: false,
         fp8_products: false,
         shared_levels: 0,
+        new_kv: None,
     }
 }
 

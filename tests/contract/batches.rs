@@ -7,7 +7,7 @@ use crate::common::memory::{HostMemory, Image, Resident};
 use crate::common::problem::{Problem, Storage, TableForm};
 use crate::fixture::{Fixture, plain, plain_with};
 use crate::stub::Stub;
-use crate::table::{INVALID, UNKNOWN, poke};
+use crate::table::{INVALID, UNKNOWN, poke, poke_wide};
 use folio::api::{Attention, BatchInput, Stream, Target, Workspace};
 use folio::dtype::DType;
 use folio::error::Error;
@@ -91,7 +91,48 @@ fn lengths_and_ids_of_a_batch() {
             for kind in [Kind::Decode, Kind::Prefill] {
                 let change = |batch: &mut folio_batch, _: &Tensors| poke(tensor(batch), at, value);
                 refuse_plan(&plain_with(kind, form), change, INVALID, words);
+                let change = |batch: &mut folio_batch, _: &Tensors| {
+                    poke_wide(tensor(batch), at, value.into())
+                };
+                refuse_plan(&wide(kind, form), change, INVALID, words);
             }
+        }
+    }
+}
+
+fn wide(kind: Kind, form: TableForm) -> Problem {
+    Problem {
+        wide_indices: true,
+        ..plain_with(kind, form)
+    }
+}
+
+/// Numbers of int64 that are no int32, where they are used.
+#[test]
+fn indices_that_do_not_fit() {
+    type Wide = (
+        TableForm,
+        fn(&folio_batch) -> *const folio_tensor,
+        usize,
+        &'static str,
+    );
+    let csr = TableForm::CsrLastPageLen;
+    let table = TableForm::BlockTable { spare_columns: 1 };
+    let rows: [Wide; 7] = [
+        (csr, |b| b.kv_indptr, 3, "kv_indptr[3]"),
+        (csr, |b| b.qo_indptr, 1, "qo_indptr[1]"),
+        (csr, |b| b.kv_indices, 4, "kv_indices[4]"),
+        (csr, |b| b.last_page_len, 2, "last_page_len[2]"),
+        (table, |b| b.kv_len, 1, "kv_len[1]"),
+        (table, |b| b.block_table, 0, "block_table[0][0]"),
+        // Rows of four ids, an element apart.
+        (table, |b| b.block_table, 11, "block_table[2][1]"),
+    ];
+    for (form, tensor, at, field) in rows {
+        for value in [1 << 31, (1 << 32) + 1, i64::MIN] {
+            let change = |batch: &mut folio_batch, _: &Tensors| poke_wide(tensor(batch), at, value);
+            let words = [field, &value.to_string()];
+            refuse_plan(&wide(Kind::Prefill, form), change, INVALID, &words);
         }
     }
 }

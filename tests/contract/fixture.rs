@@ -91,9 +91,11 @@ pub fn everything(kind: Kind) -> Problem {
         mm_prefix_ranges: 2,
         alibi: Some(Alibi::Sqrt),
         sinks: true,
+        q_scales: HeadScales::PerHead,
         k_scales: HeadScales::PerHead,
         v_scales: HeadScales::PerHead,
         o_scale: 0.5,
+        o_scales: true,
         logits_soft_cap: 30.0,
         lse: Some(LogBase::Two),
         ..Layer::plain()

@@ -13,6 +13,7 @@ mod cascade;
 mod context_parallel;
 mod copy;
 mod descs;
+mod extend;
 mod figures;
 mod fixture;
 mod formats;

@@ -21,6 +21,15 @@ pub fn check<T: Copy>(right: &T, call: impl Fn(&T) -> Reply, rows: &[Row<'_, T>]
     call(right).assert_ok("the right call after the wrong ones");
 }
 
+/// One int64 of a tensor of a batch.
+pub fn poke_wide(tensor: *const folio_tensor, at: usize, value: i64) {
+    // SAFETY: as in `poke`.
+    unsafe {
+        let data = (*tensor).data.byte_add((*tensor).byte_offset as usize);
+        data.cast::<i64>().add(at).write(value);
+    }
+}
+
 /// One int32 of a tensor of a batch.
 pub fn poke(tensor: *const folio_tensor, at: usize, value: i32) {
     // SAFETY: an index tensor of the fixture, on the host; nobody else uses it.

@@ -4,7 +4,9 @@ use crate::common::c_door::{
     Tensors, c_absorb_q, c_absorb_weights, c_append, c_merge, c_merge_states, c_merge_varlen,
     c_project_o, c_up_project,
 };
-use crate::common::problem::{Alibi, Layer, MaskKind, Pattern, Problem, Storage, TableForm};
+use crate::common::problem::{
+    Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Storage, TableForm,
+};
 use crate::fixture::{Append, Fixture, Merge, Projections, Reply, everything, plain, plain_with};
 use folio::dtype::DType;
 use folio::ffi::*;
@@ -302,7 +304,7 @@ fn tensor_at<T>(args: &T, offset: usize) -> *const folio_tensor {
     }
 }
 
-const RUN: [Field; 11] = [
+const RUN: [Field; 13] = [
     input(
         "q",
         offset_of!(folio_attention_args, q),
@@ -336,6 +338,16 @@ const RUN: [Field; 11] = [
     optional(
         "v_scales",
         offset_of!(folio_attention_args, v_scales),
+        &[Exact],
+    ),
+    optional(
+        "q_scales",
+        offset_of!(folio_attention_args, q_scales),
+        &[Exact],
+    ),
+    optional(
+        "o_scales",
+        offset_of!(folio_attention_args, o_scales),
         &[Exact],
     ),
     optional(
@@ -382,6 +394,37 @@ const CAUSAL_REQUESTS: [Field; 1] = [optional(
     &[Exact],
 )];
 
+const ITEMS: [Field; 2] = [
+    input(
+        "item_starts",
+        offset_of!(folio_attention_args, item_starts),
+        &[Exact],
+    ),
+    input(
+        "item_positions",
+        offset_of!(folio_attention_args, item_positions),
+        &[Exact, Free],
+    ),
+];
+
+const SCALES_BY_REQUEST: [Field; 3] = [
+    optional(
+        "q_scales",
+        offset_of!(folio_attention_args, q_scales),
+        &[Exact, Exact],
+    ),
+    optional(
+        "k_scales",
+        offset_of!(folio_attention_args, k_scales),
+        &[Exact, Exact],
+    ),
+    optional(
+        "v_scales",
+        offset_of!(folio_attention_args, v_scales),
+        &[Exact, Exact],
+    ),
+];
+
 const SLOPES_BY_REQUEST: [Field; 1] = [optional(
     "alibi_slopes",
     offset_of!(folio_attention_args, alibi_slopes),
@@ -395,17 +438,27 @@ fn tensors_by_request() {
         alibi_by_request: true,
         masks_apart: true,
         mask: MaskKind::Bytes(Pattern::Causal),
+        q_scales: HeadScales::PerRequest,
+        k_scales: HeadScales::PerRequest,
+        v_scales: HeadScales::PerRequest,
         ..Layer::plain()
     };
     let by_request = Layer {
         mask: MaskKind::CausalByRequest,
         ..Layer::plain()
     };
-    for (layer, fields) in [
+    let items = Layer {
+        mask: MaskKind::Items,
+        ..Layer::plain()
+    };
+    let cases: [(&Layer, &[Field]); 5] = [
+        (&items, &ITEMS),
         (&layer, &MASK_STARTS),
         (&layer, &SLOPES_BY_REQUEST),
+        (&layer, &SCALES_BY_REQUEST),
         (&by_request, &CAUSAL_REQUESTS),
-    ] {
+    ];
+    for (layer, fields) in cases {
         let problem = everything(Kind::Prefill)
             .of(DType::F32)
             .with_layer(layer.clone());

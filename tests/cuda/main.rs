@@ -9,6 +9,7 @@ mod common;
 mod context_parallel;
 mod copy;
 mod decode;
+mod extend;
 mod formats;
 mod fp8_products;
 mod fp8_queries;
@@ -25,11 +26,15 @@ mod mla_cache;
 mod mla_context;
 mod mla_few;
 mod operators;
+mod prefill_logits;
 mod prefill_rows;
+mod prefill_widened;
 mod problems;
 mod projections;
 mod rope_append;
+mod scales;
 mod steps;
+mod stored_decode;
 mod tree;
 
 use folio::api::cuda_device_count;
@@ -45,6 +50,13 @@ fn main() -> ExitCode {
         case("long_splits", (), problems::long_splits),
         case("fp8_queries", (), fp8_queries::fp8_queries),
         case("long_fp8_queries", (), fp8_queries::long_fp8_queries),
+        case("wide_indices", (), problems::wide_indices),
+        case("scales_in_tensors", (), scales::scales_in_tensors),
+        case(
+            "scales_change_under_a_graph",
+            (),
+            scales::scales_change_under_a_graph,
+        ),
         case("fp8_products", (), fp8_products::fp8_products),
         case("long_fp8_products", (), fp8_products::long_fp8_products),
         case("many_requests", (), problems::many_requests),
@@ -65,10 +77,15 @@ fn main() -> ExitCode {
         case("head_dims", (), head_dims::every_pair_of_widths),
         case("head_dims_of_split_rows", (), head_dims::split_rows),
         case("split_keys", (), problems::split_keys),
+        case("prefill_soft_caps", (), prefill_logits::soft_caps),
+        case("prefill_distances", (), prefill_logits::distances),
         case("prefill_rows_pages", (), prefill_rows::pages),
         case("prefill_rows_strides", (), prefill_rows::strides),
         case("prefill_rows_layers", (), prefill_rows::layers),
         case("prefill_rows_long", (), prefill_rows::long),
+        case("prefill_widened_widths", (), prefill_widened::widths),
+        case("prefill_widened_layers", (), prefill_widened::layers),
+        case("prefill_widened_batches", (), prefill_widened::batches),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),
         case("masks_of_many_rows", (), masks::masks_of_many_rows),
@@ -80,6 +97,12 @@ fn main() -> ExitCode {
             (),
             masks::masks_of_split_requests,
         ),
+        case("extend_random", (), extend::extend_random),
+        case("extend_layers", (), extend::extend_layers),
+        case("extend_types", (), extend::extend_types),
+        case("extend_long", (), extend::extend_long),
+        case("extend_device_page_ids", (), extend::extend_device_page_ids),
+        case("extend_graph_replays", (), extend::extend_graph_replays),
         case("graph_replays", (), steps::graph_replays),
         case(
             "graph_plans_on_the_device",
@@ -117,6 +140,13 @@ fn main() -> ExitCode {
             formats::attention_with_device_lengths,
         ),
         case("formats_cascades", (), formats::cascades),
+        case("formats_packed_rows", (), stored_decode::packed_rows),
+        case("formats_splits", (), stored_decode::splits),
+        case(
+            "formats_batch_invariant",
+            (),
+            stored_decode::batch_invariant,
+        ),
         case("gather", (), gather::gather),
         case(
             "gathers_beyond_the_tensors",
@@ -181,6 +211,7 @@ fn main() -> ExitCode {
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
         case("cascade", (), cascade::cascade),
+        case("cascade_of_many", (), cascade::cascade_of_many),
         case(
             "cascade_on_every_kernel",
             (),

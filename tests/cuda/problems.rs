@@ -25,7 +25,7 @@ pub fn session() -> Box<dyn Session> {
 }
 
 pub fn assert_right(problem: &Problem, got: &Output) {
-    let tolerance = Tolerance::of_matrix_unit(problem.q_dtype);
+    let tolerance = Tolerance::of_matrix_unit(problem.q_dtype).of_parts(problem);
     if let Err(difference) = compare(problem, &dense::attention(problem), got, tolerance) {
         panic!("{difference}\n{problem:?}");
     }
@@ -47,7 +47,7 @@ fn for_random_problems(cases: u32, check: impl Fn(&Problem) -> Result<(), String
 
 pub fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), String> {
     let got = got.map_err(|error| error.to_string())?;
-    let tolerance = Tolerance::of_matrix_unit(problem.q_dtype);
+    let tolerance = Tolerance::of_matrix_unit(problem.q_dtype).of_parts(problem);
     compare(problem, &dense::attention(problem), &got, tolerance)
 }
 
@@ -101,27 +101,67 @@ pub fn with_a_page(problem: &Problem) -> Problem {
 pub fn device_page_ids() {
     let session = session();
     for_random_problems(100, |problem| {
-        let result = (|| {
-            let mut handle = session.attention(problem.desc())?;
-            let info = handle.workspace()?;
-            let scratch = Scratch::new(&DeviceMemory, &info);
-            let (host, device) = (
-                Step::new(&HostMemory, problem),
-                Step::new(&DeviceMemory, problem),
-            );
-            let mut input = host.input();
-            input.kv_indices = device.input().kv_indices;
-            input.block_table = device.input().block_table;
-            let bytes = (info.device_bytes, info.host_bytes);
-            handle.plan(&input, &scratch.workspace(), bytes, Stream::default())?;
-            let layer = LayerData::new(&DeviceMemory, problem);
-            handle.run(&layer.input(), Stream::default())?;
-            let output = layer.output();
-            scratch.assert_within_bounds();
-            Ok(output)
-        })();
-        check(problem, result)
+        check(problem, solve_with_ids_on_the_device(&*session, problem))
     });
+}
+
+/// Lengths on the host and page ids on the device.
+fn solve_with_ids_on_the_device(
+    session: &dyn Session,
+    problem: &Problem,
+) -> folio::error::Result<Output> {
+    let mut handle = session.attention(problem.desc())?;
+    let info = handle.workspace()?;
+    let scratch = Scratch::new(&DeviceMemory, &info);
+    let (host, device) = (
+        Step::new(&HostMemory, problem),
+        Step::new(&DeviceMemory, problem),
+    );
+    let mut input = host.input();
+    input.kv_indices = device.input().kv_indices;
+    input.block_table = device.input().block_table;
+    let bytes = (info.device_bytes, info.host_bytes);
+    handle.plan(&input, &scratch.workspace(), bytes, Stream::default())?;
+    let layer = LayerData::new(&DeviceMemory, problem);
+    handle.run(&layer.input(), Stream::default())?;
+    let output = layer.output();
+    scratch.assert_within_bounds();
+    Ok(output)
+}
+
+/// Index tensors of int64, wherever lengths and page ids are.
+pub fn wide_indices() {
+    let session = session();
+    for kind in [Kind::Decode, Kind::Prefill] {
+        for form in [
+            TableForm::CsrLastPageLen,
+            TableForm::CsrKvLen { spare_pages: 2 },
+            TableForm::BlockTable { spare_columns: 3 },
+        ] {
+            let problem = Problem {
+                kind,
+                wide_indices: true,
+                storage: Storage::Paged {
+                    page_size: 16,
+                    layout: KvLayout::Nhd,
+                    form,
+                    unused_pages: 3,
+                    shared_pages: 0,
+                },
+                ..Problem::plain(&[(1, 900), (5, 17), (0, 4), (2, 130)]).heads(8, 2, 128)
+            };
+            assert_right(
+                &problem,
+                &solve(&*session, &DeviceMemory, &problem).unwrap(),
+            );
+            let ids = solve_with_ids_on_the_device(&*session, &problem).unwrap();
+            assert_right(&problem, &ids);
+            let handle = session.attention(problem.desc()).unwrap();
+            let planned = Planned::new(handle, &DeviceMemory, &DeviceMemory, &problem).unwrap();
+            let layer = LayerData::new(&DeviceMemory, &problem);
+            assert_right(&problem, &planned.run(&layer).unwrap());
+        }
+    }
 }
 
 /// Decode and prefill long enough to be split, with sinks, windows and fp8.

@@ -82,7 +82,7 @@ impl Slot<'_> {
 }
 
 /// A run captured over the tensors of the largest batch. Other batches' tensors are moved to their addresses.
-struct Captured {
+pub struct Captured {
     layer: LayerData<'static>,
     graph: gpu::Graph,
     stream: Stream,
@@ -90,7 +90,11 @@ struct Captured {
 
 impl Captured {
     fn new(slot: &mut Slot<'_>, problem: &Problem, stream: Stream) -> Captured {
-        let largest = with_lens(problem, &[(3, 2000); 6]);
+        Captured::of_largest(slot, with_lens(problem, &[(3, 2000); 6]), stream)
+    }
+
+    /// The run of this batch.
+    pub fn of_largest(slot: &mut Slot<'_>, largest: Problem, stream: Stream) -> Captured {
         let layer = LayerData::new(&DeviceMemory, &largest);
         slot.plan(&Step::new(&HostMemory, &largest), stream)
             .unwrap();
@@ -104,7 +108,7 @@ impl Captured {
     }
 
     /// Plans a batch and replays the run.
-    fn replay(&self, slot: &mut Slot<'_>, batch: &Problem) -> Output {
+    pub fn replay(&self, slot: &mut Slot<'_>, batch: &Problem) -> Output {
         let step = Step::new(&HostMemory, batch);
         slot.plan(&step, self.stream).unwrap();
         let layer = LayerData::new(&DeviceMemory, batch);

@@ -37,13 +37,15 @@ impl Rng {
 
 /// Tensors whose own extent says how much the call reads: claiming more of them is a lie that nothing else
 /// in the call contradicts.
-const DECIDE_ALONE: [&str; 11] = [
+const DECIDE_ALONE: [&str; 13] = [
     "kv",
     "slot_mapping",
     "page_pairs",
     "mm_prefix_ranges",
     "kv_indptr",
     "kv_len",
+    "item_positions",
+    "q_scales",
     "k_scales",
     "v_scales",
     // Of absorbed weights, where one of the outputs is left out.

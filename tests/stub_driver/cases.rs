@@ -16,9 +16,9 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, copy, formats, gather, head_dims, images, index,
-    launches, merge, mla, mla_cache, mla_context, mla_few, operators, prefill_rows, projections,
-    rope_append, split_keys, tree_mask,
+    backend, cascade, choice, context_parallel, copy, extend, formats, gather, head_dims, images,
+    index, launches, merge, mla, mla_cache, mla_context, mla_few, narrow, operators, prefill_rows,
+    projections, rope_append, scales, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -285,6 +285,11 @@ pub const CASES: &[Case<Setup>] = &[
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
     case(
+        "launch_prefill_fp8_of_long_queries",
+        BACKEND,
+        prefill_rows::fp8_of_long_queries,
+    ),
+    case(
         "launch_prefill_portably",
         BACKEND,
         prefill_rows::portable_takes_the_rest,
@@ -305,9 +310,41 @@ pub const CASES: &[Case<Setup>] = &[
         split_keys::portable_takes_the_rest,
     ),
     case(
+        "plan_of_int64_on_the_device",
+        BACKEND,
+        narrow::everything_on_the_device,
+    ),
+    case("plan_of_int64_page_ids", BACKEND, narrow::page_ids_alone),
+    case(
+        "plan_of_too_many_int64_page_ids",
+        BACKEND,
+        narrow::more_than_there_is_room_for,
+    ),
+    case("launch_scales_of_heads", BACKEND, scales::of_heads),
+    case(
+        "launch_nothing_for_scales_of_requests_and_items",
+        BACKEND,
+        scales::what_no_kernel_takes,
+    ),
+    case(
+        "launch_scales_of_keys_alone",
+        BACKEND,
+        scales::of_keys_alone,
+    ),
+    case(
         "launch_cascade_that_pays",
         BACKEND,
         cascade::what_pays_is_one_kernel_and_a_combine,
+    ),
+    case(
+        "launch_cascade_with_masks_of_later_keys",
+        BACKEND,
+        cascade::masks_of_later_keys_share,
+    ),
+    case(
+        "launch_cascade_by_heads",
+        BACKEND,
+        cascade::the_kernel_follows_from_the_heads,
     ),
     case(
         "launch_cascade_that_does_not_pay",
@@ -318,6 +355,22 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_cascade_in_a_graph",
         BACKEND,
         cascade::a_graph_has_one_kernel_for_all_plans,
+    ),
+    case("launch_extend", BACKEND, extend::two_passes_and_a_merge),
+    case(
+        "launch_extend_by_position",
+        BACKEND,
+        extend::positions_take_other_kernels,
+    ),
+    case(
+        "launch_extend_without_a_cache",
+        BACKEND,
+        extend::without_a_cache_there_is_one_pass,
+    ),
+    case(
+        "launch_extend_refuses_lengths_on_the_device",
+        BACKEND,
+        extend::lengths_on_the_device_are_refused,
     ),
     case(
         "launch_mla_context_chunk_by_chunk",
@@ -357,6 +410,7 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("formats_gathers", BACKEND, formats::gathers),
     case("formats_attention", BACKEND, formats::attention),
+    case("formats_decode", BACKEND, formats::decode),
     case(
         "formats_attention_over_odd_rows",
         BACKEND,
@@ -488,6 +542,11 @@ pub const CASES: &[Case<Setup>] = &[
         "projection_absorption_of_one_token",
         BACKEND,
         projections::absorption_of_one_token,
+    ),
+    case(
+        "projection_absorption_by_tensor_maps",
+        BACKEND,
+        projections::absorption_by_tensor_maps,
     ),
     case(
         "projection_projection_by_parts_of_the_up_projection",
@@ -775,7 +834,7 @@ fn launch_attributes() {
     );
 
     assert!(matches!(
-        launch(1, false, &[map; 5]).0,
+        launch(1, false, &[map; 6]).0,
         Err(Error::Internal(_))
     ));
 

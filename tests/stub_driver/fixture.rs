@@ -58,6 +58,7 @@ pub fn desc(graph: bool) -> AttentionDesc {
         batch_invariant: false,
         fp8_products: false,
         shared_levels: 0,
+        new_kv: None,
     }
 }
 

@@ -66,7 +66,7 @@ struct launch {
     unsigned grid[3], block[3], shared, cluster, dependent, num_maps;
     uint64_t stream, bytes;
     unsigned char params[4096];
-    uint64_t maps[4][16];
+    uint64_t maps[5][16];
 };
 static struct launch launches[64];
 static unsigned num_launches;
@@ -239,7 +239,7 @@ static void keep_launch(const struct config *c, const struct kernel *kernel, voi
         if (c->attributes[i].id == 6) l->dependent = c->attributes[i].value.words[0];
     }
     memcpy(l->params, params[0], kernel->bytes);
-    for (; l->num_maps < 4 && params[1 + l->num_maps]; ++l->num_maps)
+    for (; l->num_maps < 5 && params[1 + l->num_maps]; ++l->num_maps)
         memcpy(l->maps[l->num_maps], params[1 + l->num_maps], sizeof l->maps[0]);
 }
 

@@ -85,7 +85,7 @@ pub struct Launched {
     pub stream: u64,
     param_bytes: u64,
     params: [u8; 4096],
-    maps: [[u64; 16]; 4],
+    maps: [[u64; 16]; 5],
 }
 
 /// What the stub's driver encoded in a tensor map.

@@ -17,7 +17,8 @@ impl Run<'_> {
         for head in kv_head * group..(kv_head + 1) * group {
             let (max, sum) = self.combine_parts(parts, head, scratch);
             let values = &scratch.o[..self.shape.ld_vo];
-            self.output(i64::from(row.q_token), head, values, max, sum);
+            let v_scale = self.v_scales.of_parts_together(kv_head);
+            self.output(i64::from(row.q_token), head, values, max, sum, v_scale);
         }
     }
 

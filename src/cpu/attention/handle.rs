@@ -123,6 +123,7 @@ impl CpuAttention {
         unsafe {
             let plan = Plan {
                 base: base as *const u8,
+                qo_indptr: slice(base, layout.qo_indptr, n + 1),
                 kv_len: slice(base, layout.kv_len, n),
                 mask_bytes_start: slice(base, layout.mask_bytes_start, n),
                 mask_bits_start: slice(base, layout.mask_bits_start, n),
@@ -180,9 +181,8 @@ impl Attention for CpuAttention {
             args,
             items.iter().map(|item| {
                 let b = item.request as usize;
-                let past = i64::from(item.position) - i64::from(item.q_start);
-                let kv_len = i64::from(plan.kv_len[b]);
-                (b, kv_len - past, kv_len)
+                let rows = plan.qo_indptr[b + 1] - plan.qo_indptr[b];
+                (b, rows.into(), plan.kv_len[b].into())
             }),
         )?;
         let run = Run::new(&self.desc, &self.shape, self.isa.kernels(), plan, args);
@@ -249,7 +249,7 @@ mod tests {
     use crate::cpu::isa::for_each_isa;
     use crate::dtype::{self, DType};
     use crate::plan::schedule;
-    use crate::problem::{Checked, Kind, KvLayout, KvStorage, LogBase, PageIds, Pages};
+    use crate::problem::{Checked, Keys, Kind, KvLayout, KvStorage, LogBase, PageIds, Pages};
     use crate::reference::ReferenceBackend;
     use crate::tensor::{Device, Tensor};
 
@@ -292,6 +292,7 @@ mod tests {
                 batch_invariant: false,
                 fp8_products: false,
                 shared_levels: 0,
+                new_kv: None,
             }
         }
 
@@ -333,6 +334,7 @@ mod tests {
             HostBatch {
                 qo_indptr: &self.qo_indptr,
                 kv_len: &self.kv_len,
+                keys: Keys::All,
                 pages: Pages::Csr {
                     indptr: &self.page_indptr,
                     ids: PageIds::Host(&self.page_ids),
@@ -623,7 +625,18 @@ mod tests {
         let mut on_device = lengths.batch();
         on_device.pages = Pages::Csr {
             indptr: &lengths.page_indptr,
-            ids: PageIds::Device(64),
+            // SAFETY: never read.
+            ids: PageIds::Device(unsafe {
+                Tensor::new(
+                    "ids",
+                    64 as *mut u8,
+                    Device::Cuda(0),
+                    DType::I32,
+                    &[8],
+                    None,
+                )
+                .unwrap()
+            }),
         };
         let refused = planned.plan(&on_device, &WorkList::default());
         assert!(matches!(refused, Err(Error::Unsupported(_))));

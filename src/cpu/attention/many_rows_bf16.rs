@@ -277,7 +277,7 @@ impl<'a> Strip<'a> {
         let (open, has_holes) = item.visible_to_all(&tokens, keys);
         Strip {
             groups: visible.start / SIDE..visible.end.div_ceil(SIDE),
-            logits: run.logits(walk.head),
+            logits: run.logits(item, walk.head),
             walk,
             keys,
             rows,

@@ -3,7 +3,7 @@
 //!
 //! The contract is `(base AND window) OR mm-prefix`, or `(base OR mm-prefix) AND window` for runs that say so. Base and
 //! window of a row give one range, whose bounds never fall from row to row. Chunks of local attention are a window whose
-//! left side depends on the row. Only custom masks and mm-prefix ranges make holes.
+//! left side depends on the row. Only custom masks, items and mm-prefix ranges make holes.
 
 use crate::problem::{AttentionArgs, AttentionChunks, Checked, Mask, MaskColumns, Window};
 use crate::tensor::Tensor;
@@ -18,6 +18,11 @@ enum Base<'a> {
     Bytes(&'a [u8]),
     /// A bit per (row, column), little-endian within a byte.
     Bits(&'a [u8]),
+    /// Causal; the keys from `start` on are items, in which these are their positions.
+    Items {
+        start: i64,
+        positions: &'a [i32],
+    },
 }
 
 /// What is around a row's own position.
@@ -85,7 +90,11 @@ pub struct Masks<'a> {
     surroundings: Surroundings,
     /// A custom mask, or a byte per request.
     bytes: &'a [u8],
+    /// Of custom masks, in bytes; of items, in keys.
     starts: Option<&'a [i64]>,
+    /// Positions in items, `columns` of each request.
+    positions: &'a [i32],
+    positions_per_request: usize,
     ranges: &'a [i32],
     ranges_per_request: usize,
     clip_ranges: bool,
@@ -108,7 +117,11 @@ impl<'a> Masks<'a> {
             Mask::Bytes(tensor) | Mask::Bits(tensor) | Mask::CausalByRequest(tensor) => {
                 tensor.as_bytes().unwrap_or_default()
             }
-            Mask::Causal | Mask::Full => &[],
+            Mask::Causal | Mask::Full | Mask::Items { .. } => &[],
+        };
+        let (starts, positions) = match &args.mask {
+            Mask::Items { starts, positions } => (Some(starts), Some(positions)),
+            _ => (args.custom_mask_indptr.as_ref(), None),
         };
         let ranges = args.mm_prefix_ranges.as_ref();
         Masks {
@@ -116,7 +129,9 @@ impl<'a> Masks<'a> {
             columns: args.mask_columns,
             surroundings: Surroundings::of(args.window, args.chunks),
             bytes,
-            starts: args.custom_mask_indptr.as_ref().and_then(Tensor::as_i64),
+            starts: starts.and_then(Tensor::as_i64),
+            positions: positions.and_then(Tensor::as_i32).unwrap_or_default(),
+            positions_per_request: positions.map_or(0, |t| t.extent(1) as usize),
             ranges: ranges.and_then(|t| t.as_i32()).unwrap_or_default(),
             ranges_per_request: ranges.map_or(0, |t| t.extent(1) as usize),
             clip_ranges: args.mm_prefix_in_window,
@@ -141,6 +156,11 @@ impl<'a> Masks<'a> {
                 Mask::CausalByRequest(_) => Base::Causal,
                 Mask::Bytes(_) => Base::Bytes(custom(mask_start[0])),
                 Mask::Bits(_) => Base::Bits(custom(mask_start[1])),
+                Mask::Items { .. } => Base::Items {
+                    start: self.starts.map_or(0, |starts| starts[b]),
+                    positions: &self.positions[b * self.positions_per_request..]
+                        [..self.positions_per_request],
+                },
             },
             columns: self.columns,
             surroundings: self.surroundings,
@@ -168,7 +188,7 @@ impl RequestMask<'_> {
     fn bounds(&self, row: i64) -> (i64, i64) {
         let around = self.around(row);
         match self.base {
-            Base::Causal => (around.0, around.1.min(self.position(row) + 1)),
+            Base::Causal | Base::Items { .. } => (around.0, around.1.min(self.position(row) + 1)),
             _ => around,
         }
     }
@@ -199,16 +219,33 @@ impl RequestMask<'_> {
     /// Whether the keys of `keys` that a row sees may differ from those of [`RequestMask::row`].
     pub fn has_holes(&self, row: i64, keys: &Range<i64>) -> bool {
         let seen = self.row(row);
-        self.is_custom(keys)
+        self.is_custom(row, keys)
             || self
                 .prefixes(row)
                 .any(|prefix| prefix.start < seen.start || prefix.end > seen.end)
     }
 
-    /// Whether a custom mask decides on some of `keys`.
-    fn is_custom(&self, keys: &Range<i64>) -> bool {
-        let custom = matches!(self.base, Base::Bytes(_) | Base::Bits(_));
-        custom && (self.columns == MaskColumns::Keys || keys.end > self.past)
+    /// Whether a custom mask decides on some of `keys`, or some are of items before the row's.
+    fn is_custom(&self, row: i64, keys: &Range<i64>) -> bool {
+        match self.base {
+            Base::Causal | Base::Full => false,
+            Base::Bytes(_) | Base::Bits(_) => {
+                self.columns == MaskColumns::Keys || keys.end > self.past
+            }
+            Base::Items { start, positions } => {
+                keys.end > start && keys.start < self.item_begin(row, start, positions)
+            }
+        }
+    }
+
+    /// The first key of the row's item; `start` at least.
+    fn item_begin(&self, row: i64, start: i64, positions: &[i32]) -> i64 {
+        let p = self.position(row);
+        let of_items = usize::try_from(p - start).ok();
+        let position = of_items.map_or(Some(&0), |at| positions.get(at));
+        position
+            .map_or(p + 1, |&position| p - i64::from(position))
+            .max(start)
     }
 
     /// The smallest known range that holds every key that one of `rows` sees. Keys outside of it are not read.
@@ -247,11 +284,14 @@ impl RequestMask<'_> {
     }
 
     fn custom(&self, row: i64, j: i64) -> bool {
+        if let Base::Items { start, positions } = self.base {
+            return j < start || j >= self.item_begin(row, start, positions);
+        }
         let Some(element) = self.element(row, j) else {
             return true;
         };
         match self.base {
-            Base::Causal | Base::Full => true,
+            Base::Causal | Base::Full | Base::Items { .. } => true,
             Base::Bytes(bytes) => bytes[element] != 0,
             Base::Bits(bits) => bits[element / 8] >> (element % 8) & 1 == 1,
         }
@@ -374,6 +414,27 @@ mod tests {
         };
         chunked.surroundings = Surroundings::of(Window::default(), Some(far));
         assert_eq!(chunked.row(2), 0..9);
+    }
+
+    #[test]
+    fn items_see_the_prefix_and_themselves() {
+        // Keys 0 to 3 are the prefix; items of two, one and three tokens.
+        let positions: &[i32] = &[0, 1, 0, 0, 1];
+        let base = Base::Items {
+            start: 4,
+            positions,
+        };
+        let items = mask(base, Window::default(), &[]);
+        assert_eq!(seen(&items, 0), [0, 1, 2, 3, 6]);
+        assert_eq!(seen(&items, 2), [0, 1, 2, 3, 7, 8]);
+        // The last has no column.
+        assert_eq!(seen(&items, 3), [0, 1, 2, 3]);
+        assert!(!items.has_holes(2, &(0..4)) && items.has_holes(2, &(0..5)));
+        assert!(!items.has_holes(2, &(7..10)));
+        let mut prompt = items;
+        prompt.past = 0;
+        assert_eq!(seen(&prompt, 2), [0, 1, 2]);
+        assert_eq!(seen(&prompt, 5), [0, 1, 2, 3, 4, 5]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod next_tile;
 mod outputs;
 #[cfg(folio_avx512)]
 mod pack;
+mod row_scales;
 mod row_softmax;
 mod run;
 mod scratch;

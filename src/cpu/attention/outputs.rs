@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::item::Item;
-use super::run::{Run, per_head};
+use super::run::Run;
 use crate::cpu::kernels::convert::Store;
 use crate::dtype::DType;
 use crate::problem::{LogBase, NO_PARTIAL};
@@ -26,7 +26,8 @@ impl Run<'_> {
             let (token, qo_head) = self.token_and_head(item, head, row);
             let values = &o[i * self.shape.ld_vo..][..self.shape.ld_vo];
             if item.partial == NO_PARTIAL {
-                self.output(token, qo_head, values, max[i], sum[i]);
+                let v_scale = self.v_scales.of_head(item.request, head);
+                self.output(token, qo_head, values, max[i], sum[i], v_scale);
             } else {
                 let at = item.partial as usize + (token - item.token) as usize;
                 self.partial(
@@ -34,16 +35,17 @@ impl Run<'_> {
                     values,
                     max[i],
                     sum[i],
+                    self.v_scales.of_part(item.request, head),
                 );
             }
         }
     }
 
-    fn partial(&self, at: usize, values: &[f32], max: f32, sum: f32) {
+    fn partial(&self, at: usize, values: &[f32], max: f32, sum: f32, v_scale: f32) {
         let empty = saw_nothing(max, sum);
         let store = Store {
             src: values.as_ptr(),
-            factor: if empty { 0.0 } else { 1.0 / sum },
+            factor: if empty { 0.0 } else { v_scale / sum },
             dst: self
                 .plan
                 .partial_o
@@ -60,11 +62,19 @@ impl Run<'_> {
         }
     }
 
-    /// Stores o and lse of a row. `max` and `sum` are in base 2.
-    pub fn output(&self, token: i64, head: usize, values: &[f32], max: f32, sum: f32) {
+    /// Stores o and lse of a row. `max` and `sum` are in base 2. `v_scale` is what of `v_scales` its values lack.
+    pub fn output(
+        &self,
+        token: i64,
+        head: usize,
+        values: &[f32],
+        max: f32,
+        sum: f32,
+        v_scale: f32,
+    ) {
         let store = Store {
             src: values.as_ptr(),
-            factor: self.row_factor(token, head, max, sum),
+            factor: self.row_factor(token, head, max, sum, v_scale),
             dst: self.o.at(token, head),
             dim: self.shape.dim_vo,
         };
@@ -72,8 +82,9 @@ impl Run<'_> {
         unsafe { self.kernels.store[self.o_dtype as usize](&store) };
     }
 
-    /// Stores the lse of a row. Returns the factor that turns its weighted sum of values into its output.
-    fn row_factor(&self, token: i64, head: usize, max: f32, sum: f32) -> f32 {
+    /// Stores the lse of a row. Returns the factor that turns its weighted sum of values into its output. `v_scale` is
+    /// what of `v_scales` the sum lacks.
+    fn row_factor(&self, token: i64, head: usize, max: f32, sum: f32, v_scale: f32) -> f32 {
         let sink = self
             .sinks
             .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
@@ -96,7 +107,7 @@ impl Run<'_> {
             // SAFETY: as in `output`, of lse.
             unsafe { lse.at(token, head).cast::<f32>().write(value) };
         }
-        let v_scale = self.v_factor * per_head(self.v_scales, head / self.shape.group);
+        let v_scale = self.v_factor * v_scale;
         if empty { 0.0 } else { keep / total * v_scale }
     }
 
@@ -118,7 +129,8 @@ impl Run<'_> {
     ) {
         for (i, row) in rows.enumerate() {
             let (token, qo_head) = self.token_and_head(item, head, row);
-            factors[i] = self.row_factor(token, qo_head, max[i], sum[i]);
+            let v_scale = self.v_scales.of_head(item.request, head);
+            factors[i] = self.row_factor(token, qo_head, max[i], sum[i], v_scale);
         }
     }
 

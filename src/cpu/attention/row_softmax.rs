@@ -40,7 +40,7 @@ impl Run<'_> {
             lds: rows.lds,
             rows: count,
             n,
-            logits: self.logits(heads.start),
+            logits: self.logits(item, heads.start),
             low: 0,
             high: n,
             limits: std::ptr::null(),
@@ -50,7 +50,7 @@ impl Run<'_> {
             sum: rows.sum.as_mut_ptr(),
             alpha: rows.alpha.as_mut_ptr(),
         };
-        let alike = !self.has_slopes() && (heads.len() == 1 || self.k_scales.len() == 1);
+        let alike = !self.has_slopes() && (heads.len() == 1 || self.are_logits_alike());
         if alike && item.sees_all(tokens, keys) {
             // SAFETY: the arrays have room for the rows, as just asserted.
             unsafe { (self.kernels.softmax)(&task) };
@@ -58,7 +58,7 @@ impl Run<'_> {
         }
         task.rows = group;
         for head in heads {
-            task.logits = self.logits(head);
+            task.logits = self.logits(item, head);
             task.slopes = self
                 .slopes(item, head)
                 .map_or(std::ptr::null(), <[f32]>::as_ptr);

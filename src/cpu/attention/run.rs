@@ -6,6 +6,7 @@ use super::addresses::{Cache, Grid};
 use super::item::Item;
 use super::keys::Keys;
 use super::mask::{Extents, Masks};
+use super::row_scales::RowScales;
 use super::scratch::{Scratch, Tile};
 use super::shape::Shape;
 use super::whole_rows::{Queries, Records, copy_row};
@@ -25,6 +26,7 @@ use std::ops::Range;
 pub struct Plan<'a> {
     /// The start of the workspace.
     pub base: *const u8,
+    pub qo_indptr: &'a [i32],
     pub kv_len: &'a [i32],
     /// First byte of a custom mask of bytes.
     pub mask_bytes_start: &'a [i64],
@@ -55,9 +57,10 @@ pub struct Run<'a> {
     pub lse: Option<(Grid, LogBase)>,
     masks: Masks<'a>,
     pub logits: Logits,
-    pub k_scales: &'a [f32],
+    q_scales: RowScales<'a>,
+    k_scales: RowScales<'a>,
     pub v_factor: f32,
-    pub v_scales: &'a [f32],
+    pub v_scales: RowScales<'a>,
     slopes: Option<Slopes<'a>>,
     pub sinks: Option<&'a [f32]>,
 }
@@ -75,7 +78,8 @@ impl<'a> Run<'a> {
         plan: Plan<'a>,
         args: &'a Checked<AttentionArgs>,
     ) -> Run<'a> {
-        let head_scales = |scales| desc.kv_format.head_scales(floats(scales));
+        let of_rows = |scales: &'a Option<Tensor>| desc.kv_format.head_scales(scales.as_ref());
+        let o_scale = args.o_scale * RowScales::of(args.o_scales.as_ref()).of_head(0, 0);
         let records = Records::of(desc, args, kernels);
         let (k, v) = match records {
             Records::Whole if desc.kind == Kind::Mla => (
@@ -119,9 +123,10 @@ impl<'a> Run<'a> {
                 cap: args.logits_soft_cap,
                 alibi_sqrt: args.alibi_sqrt,
             },
-            k_scales: head_scales(&args.k_scales).unwrap_or(&[1.0]),
-            v_factor: args.v_scale / args.o_scale,
-            v_scales: head_scales(&args.v_scales).unwrap_or(&[1.0]),
+            q_scales: RowScales::of(args.q_scales.as_ref()),
+            k_scales: RowScales::of(of_rows(&args.k_scales)),
+            v_factor: args.v_scale / o_scale,
+            v_scales: RowScales::of(of_rows(&args.v_scales)),
             slopes: Slopes::of(args),
             sinks: floats(&args.sinks),
         }
@@ -325,11 +330,17 @@ impl<'a> Run<'a> {
     }
 
     /// How the raw scores of a KV head become logits.
-    pub fn logits(&self, head: usize) -> Logits {
+    pub fn logits(&self, item: &Item<'_>, head: usize) -> Logits {
+        let scales = [&self.q_scales, &self.k_scales].map(|s| s.of_head(item.request, head));
         Logits {
-            scale: self.logits.scale * per_head(self.k_scales, head),
+            scale: self.logits.scale * scales[0] * scales[1],
             ..self.logits
         }
+    }
+
+    /// Whether the raw scores of all KV heads become logits in the same way.
+    pub fn are_logits_alike(&self) -> bool {
+        self.q_scales.are_alike() && self.k_scales.are_alike()
     }
 }
 
@@ -355,9 +366,4 @@ impl Slopes<'_> {
 
 fn floats(tensor: &Option<Tensor>) -> Option<&[f32]> {
     tensor.as_ref().and_then(Tensor::as_f32)
-}
-
-/// A scale for all heads, or one each.
-pub fn per_head(scales: &[f32], head: usize) -> f32 {
-    scales[if scales.len() == 1 { 0 } else { head }]
 }

@@ -7,7 +7,7 @@ use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
 use crate::dtype::DType;
 use crate::plan::{Capacity, Regions, UNITS_NOT_SPLIT};
-use crate::problem::{AttentionDesc, CacheFormat, Kind, Tiling, WorkItem, Workers};
+use crate::problem::{AttentionDesc, CacheFormat, Kind, SmallItems, Tiling, WorkItem, Workers};
 use std::ops::Range;
 
 /// Widest rows of queries and keys, and of values and outputs: those of absorbed MLA. They bound the products of
@@ -463,6 +463,7 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         workers: Workers {
             all: threads.max(1),
             of_item: desc.num_kv_heads,
+            small: SmallItems::NONE,
         },
     }
 }
@@ -527,6 +528,7 @@ mod tests {
             batch_invariant: false,
             fp8_products: false,
             shared_levels: 0,
+            new_kv: None,
         }
     }
 

@@ -13,6 +13,7 @@ use super::sm90_mla::Sm90Mla;
 use super::sm90_mla_few::Sm90MlaFew;
 use super::sm90_prefill::Sm90Prefill;
 use super::sm90_prefill_fp8::Sm90PrefillFp8;
+use super::sm90_prefill_widened::Sm90PrefillWidened;
 use super::stored::Stored;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
@@ -80,11 +81,20 @@ impl Candidates {
         }
     }
 
+    /// Memory that the one that takes a run may need.
+    pub fn scratch_bytes(&self, most_items: usize) -> usize {
+        let of_each = self
+            .preferred
+            .iter()
+            .map(|kernel| kernel.scratch_bytes(most_items));
+        of_each.max().unwrap_or(0)
+    }
+
     /// The kernel that takes a run.
     pub fn pick(&self, run: &Run<'_>) -> &dyn AttentionKernel {
         let mut missing = Features::default();
         for kernel in &self.preferred {
-            let lacks = kernel.missing(run);
+            let lacks = kernel.missing(run) | only_portable(run);
             if lacks.is_empty() {
                 self.tell(missing, kernel.as_ref());
                 return kernel.as_ref();
@@ -115,6 +125,11 @@ impl Candidates {
     }
 }
 
+/// What a run asks for that the portable kernels alone have.
+fn only_portable(run: &Run<'_>) -> Features {
+    Features::default().and(Feature::StartsInBlocks, run.starts_in_blocks)
+}
+
 /// What there is for this device beside the portable kernel: nothing, or Hopper's kernels, of which few
 /// rows are decode's, as many as it has a row for, and many prefill's.
 fn special(
@@ -135,7 +150,10 @@ fn special(
     let many = |keys| Sm90Mla::load(keys, loader, context, desc).map(boxed);
     let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
     if desc.kv_format.form() != CacheForm::Plain {
-        return Ok(vec![Err(Feature::CacheForm.into())]);
+        return match packed_rows(desc) <= Sm90Decode::most_rows(false) {
+            true => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
+            false => Ok(vec![Err(Feature::CacheForm.into())]),
+        };
     }
     match (desc.kind, phase(desc)) {
         (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(RecordSource::Records)?]),
@@ -148,13 +166,13 @@ fn special(
             Ok(vec![boxed(Sm90PrefillFp8::load(loader, context, desc)?)])
         }
         (_, Phase::Prefill) => {
-            // What is converted is loaded row by row.
+            // What is converted is widened before, or with every tile.
             let mut boxes = match desc.kv_format.element == desc.q_dtype {
                 true => vec![
                     prefill(KeySource::Tma, Masks::ByPosition)?,
                     prefill(KeySource::Tma, Masks::Any)?,
                 ],
-                false => Vec::new(),
+                false => vec![Sm90PrefillWidened::load(loader, context, desc).map(boxed)?],
             };
             let rows = prefill(KeySource::Gather, Masks::ByPosition)?;
             let reads_keys_once = Sm90Prefill::reads_keys_once(desc);

@@ -17,6 +17,10 @@ const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 /// Columns of a head that a warp of `combine_latent.cu` takes.
 const LATENT_CHUNK: u32 = 128;
 
+/// Blocks of `combine_latent.cu` that a multiprocessor runs at a time. They share the split rows that there are, so that
+/// no block begins after others have ended: each begins with loads that wait for one another.
+const LATENT_BLOCKS_PER_MULTIPROCESSOR: usize = 4;
+
 /// The kernel for one problem.
 #[derive(Debug)]
 pub struct Combine {
@@ -25,7 +29,7 @@ pub struct Combine {
     desc: AttentionDesc,
     /// The device starts a kernel while the one before it drains.
     dependent: bool,
-    most_blocks: usize,
+    sm_count: usize,
 }
 
 impl Combine {
@@ -45,20 +49,24 @@ impl Combine {
             function,
             desc: *desc,
             dependent: cc >= (9, 0),
-            most_blocks: BLOCKS_PER_MULTIPROCESSOR * context.device().sm_count as usize,
+            sm_count: context.device().sm_count as usize,
         })
     }
 
-    /// Blocks that share the heads of a row.
-    fn blocks_of_row(&self, num_combines: usize) -> u32 {
+    /// Blocks of the grid, and how many of them share the heads of a row; 0 where the kernel deals rows itself.
+    fn blocks(&self, num_combines: usize) -> (u64, u32) {
         let heads = self.desc.num_qo_heads;
-        let share = self.most_blocks.div_ceil(num_combines) as u32;
         match self.desc.kind {
-            Kind::Decode | Kind::Prefill => share.min(heads),
-            // A block takes two heads of a row of few parts at a time, or a chunk of a head's columns.
+            Kind::Decode | Kind::Prefill => {
+                let most = BLOCKS_PER_MULTIPROCESSOR * self.sm_count;
+                let of_row = (most.div_ceil(num_combines) as u32).min(heads);
+                (num_combines as u64 * u64::from(of_row), of_row)
+            }
             Kind::Mla => {
                 let chunks = heads * self.desc.head_dim_vo.div_ceil(LATENT_CHUNK);
-                share.max(heads.div_ceil(2)).min(chunks)
+                let most = LATENT_BLOCKS_PER_MULTIPROCESSOR * self.sm_count;
+                let units = num_combines as u64 * u64::from(chunks);
+                (units.min(most as u64), 0)
             }
         }
     }
@@ -71,7 +79,7 @@ impl Combine {
         num_combines: usize,
         stream: Stream,
     ) -> Result<()> {
-        let blocks_of_row = self.blocks_of_row(num_combines);
+        let (blocks, blocks_of_row) = self.blocks(num_combines);
         let combine = CombineParams {
             plan: params.plan,
             o: params.o,
@@ -91,7 +99,6 @@ impl Combine {
             blocks_of_row,
             num_tokens: params.num_tokens,
         };
-        let blocks = num_combines as u64 * u64::from(blocks_of_row);
         let launch = Launch {
             grid: [blocks_of("qo_indptr and kv_len", blocks)?, 1, 1],
             threads: self.row.threads,

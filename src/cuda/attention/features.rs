@@ -43,12 +43,16 @@ pub enum Feature {
     SplitKeys,
     /// Rows that are not plain elements one after the other.
     CacheForm,
+    /// Few queries for so many keys, or keys that its part of the workspace has no room for.
+    Widening,
+    /// Requests whose first key is within a block.
+    StartsInBlocks,
 }
 
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 18] = [
+const ALL: [Feature; 20] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -67,6 +71,8 @@ const ALL: [Feature; 18] = [
     F::LogitsScale,
     F::SplitKeys,
     F::CacheForm,
+    F::Widening,
+    F::StartsInBlocks,
 ];
 
 impl Feature {
@@ -90,6 +96,8 @@ impl Feature {
             F::LogitsScale => "an sm_scale that is not positive",
             F::SplitKeys => "k_rope",
             F::CacheForm => "kv_format",
+            F::StartsInBlocks => "new keys by position",
+            F::Widening => "a batch of so few queries or so many keys",
         }
     }
 

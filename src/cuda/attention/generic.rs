@@ -12,7 +12,7 @@ use crate::cuda::kernels::attention::{AttentionRow, Phase, candidates, unsupport
 use crate::cuda::params::{Cache, Divisor, GenericParams, dtype_code, row_alignment};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Kind, Tiling, Workers};
+use crate::problem::{AttentionDesc, Kind, SmallItems, Tiling, Workers};
 
 /// The portable kernel: takes every run. It is fast where rows are aligned to 16 bytes.
 #[derive(Debug)]
@@ -80,6 +80,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
         workers: Workers {
             all: slots,
             of_item: desc.num_kv_heads,
+            small: SmallItems::NONE,
         },
     }
 }

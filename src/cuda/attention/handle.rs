@@ -1,12 +1,15 @@
 //! The attention handle on a device: plans go to the workspace by one copy, or by one kernel where the
-//! lengths are on the device; a run is one kernel, and a second where rows were split.
+//! lengths are on the device; a run is one kernel, a second where rows were split, and one before them where it has scales
+//! that have to be folded.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::candidates::Candidates;
 use super::combine::Combine;
+use super::fold_scales::FoldScales;
 use super::kernel::Run;
+use super::narrow::{Narrow, Room};
 use super::planner::Planner;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
@@ -22,8 +25,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Kind, KvStorage, Mask,
-    MaskColumns, Pages, Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Keys, Kind, KvStorage,
+    Mask, MaskColumns, Pages, Tiling, WorkList,
 };
 use crate::tensor::Tensor;
 
@@ -34,6 +37,8 @@ pub struct CudaAttention {
     candidates: Candidates,
     combine: Combine,
     planner: Planner,
+    fold_scales: FoldScales,
+    narrow: Narrow,
     tiling: Tiling,
     capacity: Capacity,
     regions: Regions,
@@ -54,10 +59,19 @@ struct Planned {
     /// Device addresses of the custom masks' starts.
     mask_bytes_start: u64,
     mask_bits_start: u64,
+    /// Where factors of k and v have room.
+    scales: u64,
     num_items: usize,
     num_combines: usize,
     /// The most there can be where only the device knows, and where it changes under a graph.
     num_keys: u64,
+    /// The plan is over new keys, at the numbers that they have among all.
+    starts_in_blocks: bool,
+    /// The same of query rows and requests.
+    num_rows: u64,
+    num_requests: u32,
+    /// Address of what kernels asked for.
+    scratch: u64,
 }
 
 impl CudaAttention {
@@ -78,7 +92,8 @@ impl CudaAttention {
             &capacity,
             desc.num_qo_heads as usize,
             desc.head_dim_vo as usize,
-            PlanningRegions::bytes(capacity.counts.batch_size),
+            scratch_at(&capacity, desc)
+                .saturating_add(candidates.scratch_bytes(capacity.counts.items)),
         );
         let places = (&capacity, &regions);
         Ok(CudaAttention {
@@ -86,6 +101,8 @@ impl CudaAttention {
             desc: *desc,
             candidates,
             combine: Combine::load(loader, context, desc)?,
+            fold_scales: FoldScales::load(loader, context, desc)?,
+            narrow: Narrow::load(loader, context, desc)?,
             planner: Planner::load(loader, context, desc, &tiling, places)?,
             tiling,
             capacity,
@@ -112,6 +129,9 @@ impl CudaAttention {
                     .into(),
             ));
         }
+        let copies = self
+            .narrow
+            .page_ids(device_page_ids(batch), self.room(workspace))?;
         let counts = Counts::of(batch, work);
         // A graph has the addresses of its first plan, so there every part has room for its maximum.
         let layout = if self.desc.graph {
@@ -135,11 +155,16 @@ impl CudaAttention {
                 },
             )?;
         }
+        // SAFETY: as above; the ids are the caller's.
+        unsafe { self.narrow.launch(current, &copies, stream)? };
         let mut planned = self.planned(&layout, base, page_ids);
+        planned.starts_in_blocks = batch.keys == Keys::New;
         if !self.desc.graph {
             planned.num_items = counts.items;
             planned.num_combines = counts.combines;
             planned.num_keys = batch.kv_len.iter().map(|&keys| keys as u64).sum();
+            planned.num_rows = batch.qo_indptr.last().map_or(0, |&rows| rows as u64);
+            planned.num_requests = batch.batch_size() as u32;
         }
         Ok(planned)
     }
@@ -160,10 +185,23 @@ impl CudaAttention {
         }
         let base = workspace.device as u64;
         let layout = self.regions.plan;
+        let (batch, copies) = self.narrow.batch(batch, self.room(workspace))?;
         // SAFETY: the lengths are the caller's, of the shapes that `api` checked, and the workspace has room
         // for the largest plan.
-        unsafe { self.planner.launch(current, batch, base, stream)? };
+        unsafe {
+            self.narrow.launch(current, &copies, stream)?;
+            self.planner.launch(current, &batch, base, stream)?;
+        }
         Ok(self.planned(&layout, base, page_ids))
+    }
+
+    /// Where the device keeps copies of lengths and page ids.
+    fn room(&self, workspace: &Workspace) -> Room {
+        let base = workspace.device as u64;
+        Room {
+            lengths: base + (self.regions.own + lengths_at(&self.capacity, &self.desc)) as u64,
+            page_ids: base + self.regions.plan.page_ids as u64,
+        }
     }
 
     /// A graph has the address of the page ids of its plan.
@@ -185,9 +223,14 @@ impl CudaAttention {
             view: view(&self.regions, layout, base, page_ids),
             mask_bytes_start: base + layout.mask_bytes_start as u64,
             mask_bits_start: base + layout.mask_bits_start as u64,
+            scales: base + (self.regions.own + scales_at(&self.capacity)) as u64,
             num_items: self.capacity.counts.items,
             num_combines: self.capacity.counts.combines,
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
+            starts_in_blocks: false,
+            num_rows: u64::from(self.desc.max_num_tokens),
+            num_requests: self.desc.max_batch_size,
+            scratch: base + (self.regions.own + scratch_at(&self.capacity, &self.desc)) as u64,
         }
     }
 
@@ -195,7 +238,8 @@ impl CudaAttention {
         let custom =
             |mode, mask: &Tensor, start| (mode, mask.address() as u64, mask.extent(0), start);
         let (mask_mode, mask, mask_bytes, mask_start) = match &args.mask {
-            Mask::Causal => (MaskMode::Causal, 0, 0, 0),
+            // Items are refused before.
+            Mask::Causal | Mask::Items { .. } => (MaskMode::Causal, 0, 0, 0),
             Mask::Full | Mask::CausalByRequest(_) => (MaskMode::Full, 0, 0, 0),
             Mask::Bytes(mask) => custom(MaskMode::Bytes, mask, planned.mask_bytes_start),
             Mask::Bits(mask) => custom(MaskMode::Bits, mask, planned.mask_bits_start),
@@ -313,6 +357,7 @@ impl Attention for CudaAttention {
         let page_ids = match self.desc.kv {
             // Ragged tensors have no ids.
             KvStorage::Ragged => Some(0),
+            KvStorage::Paged { .. } if given.is_wide => Some(self.room(workspace).page_ids),
             KvStorage::Paged { .. } => given.address,
         };
         let planned = match batch {
@@ -341,13 +386,19 @@ impl Attention for CudaAttention {
                     .into(),
             ));
         }
-        let params = self.params(&planned, args);
+        check_run(args, &self.desc)?;
+        let mut params = self.params(&planned, args);
+        let folded = self.fold_scales.fold(args, planned.scales, &mut params);
         let run = Run {
             args,
             params: &params,
             num_items: blocks_of("qo_indptr and kv_len", planned.num_items as u64)?,
             q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
             num_keys: planned.num_keys,
+            num_rows: planned.num_rows,
+            num_requests: planned.num_requests,
+            starts_in_blocks: planned.starts_in_blocks,
+            scratch: planned.scratch,
         };
         // Before the lock: it may log, and the host's sink may do anything.
         let kernel = self.candidates.pick(&run);
@@ -355,6 +406,9 @@ impl Attention for CudaAttention {
             .enqueuing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        if let Some(folded) = folded {
+            self.fold_scales.launch(&current, &folded, stream)?;
+        }
         kernel.launch(&current, &run, stream)?;
         if planned.num_combines == 0 {
             return Ok(());
@@ -370,29 +424,54 @@ struct GivenPageIds {
     field: &'static str,
     /// Where runs find them: where the host keeps them, or in the workspace (`None`).
     address: Option<u64>,
+    /// They are int64 on the device, and copied there.
+    is_wide: bool,
 }
 
 impl GivenPageIds {
     fn of(batch: &Batch<'_>) -> GivenPageIds {
-        let (is_table, address) = match batch {
+        let (is_table, ids) = match batch {
             Batch::Host(batch) => (
                 matches!(batch.pages, Pages::Table { .. }),
                 device_page_ids(batch),
             ),
             Batch::Device(batch) => (
                 batch.page_ids.is_some_and(|ids| ids.rank() == 2),
-                batch.page_ids.map(|ids| ids.address() as u64),
+                batch.page_ids,
             ),
         };
+        let is_wide = ids.is_some_and(|ids| ids.dtype() == DType::I64);
         GivenPageIds {
             field: if is_table {
                 "block_table"
             } else {
                 "kv_indices"
             },
-            address,
+            address: ids.filter(|_| !is_wide).map(|ids| ids.address() as u64),
+            is_wide,
         }
     }
+}
+
+/// Where factors of k and v lie in what is the backend's own, behind the planning kernel's records.
+fn scales_at(capacity: &Capacity) -> usize {
+    aligned(PlanningRegions::bytes(capacity.counts.batch_size))
+}
+
+/// Where copies of lengths lie there, behind the factors.
+fn lengths_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
+    aligned(scales_at(capacity).saturating_add(FoldScales::bytes(desc)))
+}
+
+/// Where the memory of kernels begins there, behind the lengths.
+fn scratch_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
+    aligned(lengths_at(capacity, desc).saturating_add(Narrow::bytes(desc)))
+}
+
+fn aligned(bytes: usize) -> usize {
+    bytes
+        .checked_next_multiple_of(PARTS_ALIGNMENT)
+        .unwrap_or(usize::MAX)
 }
 
 /// Two thirds of the L2: the rest is for queries and outputs. (40 of the 60 MiB that an H200 states.)
@@ -403,7 +482,7 @@ fn section_bytes(l2_bytes: u32) -> u32 {
 fn describe_page_ids(ids: Option<u64>) -> String {
     match ids {
         Some(address) => format!("at device address {address:#x}"),
-        None => "in the workspace, copied from the host by plan".into(),
+        None => "in the workspace, copied there by plan".into(),
     }
 }
 
@@ -420,6 +499,27 @@ fn check(desc: &AttentionDesc) -> Result<()> {
         )),
         Kind::Mla => Ok(()),
     }
+}
+
+/// What no kernel takes.
+fn check_run(args: &Checked<AttentionArgs>, desc: &AttentionDesc) -> Result<()> {
+    if let Mask::Items { .. } = args.mask {
+        return Err(Error::Unsupported(
+            "mask_mode: FOLIO_MASK_ITEMS (5) is not supported by the CUDA backend; a custom mask that says the same is".into(),
+        ));
+    }
+    let fields = ["q_scales", "k_scales", "v_scales"];
+    let scales = args.row_scales(desc.kv_format);
+    for (name, scales) in fields.into_iter().zip(scales) {
+        if let Some(scales) = scales.filter(|scales| scales.rank() == 2) {
+            return Err(Error::Unsupported(format!(
+                "{name}: shape {:?} is not supported by the CUDA backend; [1] or [{}] is",
+                scales.shape(),
+                desc.num_kv_heads
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn within(name: &str, dim: u32) -> Result<()> {

@@ -26,6 +26,14 @@ pub struct Run<'a> {
     pub q_tile: u32,
     /// Keys of all requests together, or the most there can be where only the device knows.
     pub num_keys: u64,
+    /// Query rows of all requests together, or the most there can be.
+    pub num_rows: u64,
+    /// Requests, or the most there can be.
+    pub num_requests: u32,
+    /// A request's first key may be within a block, since keys before it are elsewhere.
+    pub starts_in_blocks: bool,
+    /// Address of the memory that kernels asked for ([`AttentionKernel::scratch_bytes`]).
+    pub scratch: u64,
 }
 
 /// A loaded kernel that computes attention.
@@ -39,6 +47,11 @@ pub trait AttentionKernel: Send + Sync {
     /// What the run asks for and the kernel lacks; nothing where it takes the run. Asked before every
     /// launch: a few comparisons, and no memory.
     fn missing(&self, run: &Run<'_>) -> Features;
+
+    /// Memory that a launch needs beside the plan, for plans of up to so many work items. The kernels of a problem share it.
+    fn scratch_bytes(&self, _most_items: usize) -> usize {
+        0
+    }
 
     /// Enqueues the kernel.
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()>;

@@ -8,10 +8,12 @@
 pub mod candidates;
 pub mod combine;
 pub mod features;
+mod fold_scales;
 pub mod generic;
 pub mod handle;
 pub mod kernel;
 pub mod mla;
+pub mod narrow;
 pub mod planner;
 pub(in crate::cuda) mod sm90;
 pub mod sm90_decode;
@@ -19,4 +21,5 @@ mod sm90_mla;
 pub mod sm90_mla_few;
 pub mod sm90_prefill;
 mod sm90_prefill_fp8;
+mod sm90_prefill_widened;
 pub mod stored;

@@ -193,10 +193,43 @@ pub static DRAFT_KV_INDICES: Keyless = Keyless {
     }),
 };
 
+/// Folds scales that a run finds in device memory.
+pub static FOLD_SCALES: Keyless = Keyless {
+    noun: "fold_scales kernel",
+    rows: LazyLock::new(|| {
+        let code = ("ops/fold_scales.cu", "folio_fold_scales");
+        [row("fold_scales", code, 128)]
+    }),
+};
+
+/// Copies lengths and page ids of int64 as int32.
+pub static NARROW: Keyless = Keyless {
+    noun: "narrow kernel",
+    rows: LazyLock::new(|| [row("narrow", ("plan/narrow.cu", "folio_narrow"), 256)]),
+};
+
 /// Cuts work on the device.
 pub static PLAN: Keyless = Keyless {
     noun: "plan kernel",
     rows: LazyLock::new(|| [row("plan", ("plan/plan.cu", "folio_plan"), 1024)]),
+};
+
+/// Where the rows of a batch begin that is widened for Hopper prefill.
+pub static WIDEN_PLACES: Keyless = Keyless {
+    noun: "widen_places kernel",
+    rows: LazyLock::new(|| {
+        let code = ("sm90/widen/widen.cu", "folio_widen_places");
+        [Row::for_hopper("widen_places", code, 256)]
+    }),
+};
+
+/// Those rows, of keys and values.
+pub static WIDEN_ROWS: Keyless = Keyless {
+    noun: "widen_rows kernel",
+    rows: LazyLock::new(|| {
+        let code = ("sm90/widen/widen.cu", "folio_widen_rows");
+        [Row::for_hopper("widen_rows", code, 256)]
+    }),
 };
 
 fn row(name: &'static str, code: (&'static str, &'static str), threads: u32) -> Row {

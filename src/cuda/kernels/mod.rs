@@ -26,8 +26,10 @@ pub mod keyless;
 pub mod merge;
 pub mod mla;
 pub mod projection;
+pub mod projection_few;
 mod row;
 mod table;
+pub mod up_projection;
 
 pub use row::{Arch, Row, target};
 pub use table::table;

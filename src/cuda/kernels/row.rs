@@ -96,15 +96,34 @@ impl Row {
     /// A portable kernel that takes rows of any size, compiled for element types of q, kv and o.
     pub(super) fn of_any_size(
         operator: &'static str,
+        code: (&'static str, &'static str),
+        types: [DType; 3],
+        threads: u32,
+    ) -> Row {
+        Row::of_any_size_on(Arch::Sm80, operator, code, types, threads)
+    }
+
+    /// One that only Hopper's kernels need, and takes types at run time too.
+    pub(super) fn for_hopper(
+        operator: &'static str,
+        code: (&'static str, &'static str),
+        threads: u32,
+    ) -> Row {
+        Row::of_any_size_on(Arch::Sm90a, operator, code, [DType::F32; 3], threads)
+    }
+
+    fn of_any_size_on(
+        arch: Arch,
+        operator: &'static str,
         (source, symbol): (&'static str, &'static str),
         types: [DType; 3],
         threads: u32,
     ) -> Row {
         let [q, kv, o] = types;
         Row {
-            name: name(operator, Arch::Sm80, (q, kv), &[]),
+            name: name(operator, arch, (q, kv), &[]),
             operator,
-            arch: Arch::Sm80,
+            arch,
             source,
             symbol,
             defines: defines((q, kv, Some(o)), &Sizes::of_threads(threads), 0),

@@ -3,11 +3,11 @@
 use super::append::{APPEND, ROPE_APPEND};
 use super::keyless::{
     APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER,
-    DRAFT_KV_INDICES, GATHER_STORED, KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES, MLA_APPEND,
-    MLA_GATHER, PLAN, SLOT_MAPPING, TREE_MASK,
+    DRAFT_KV_INDICES, FOLD_SCALES, GATHER_STORED, KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES,
+    MLA_APPEND, MLA_GATHER, NARROW, PLAN, SLOT_MAPPING, TREE_MASK, WIDEN_PLACES, WIDEN_ROWS,
 };
 use super::row::Row;
-use super::{attention, merge, mla, projection};
+use super::{attention, merge, mla, projection, projection_few, up_projection};
 
 /// All rows.
 pub fn table() -> impl Iterator<Item = &'static Row> {
@@ -17,7 +17,11 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(mla::rows().iter().map(|row| &row.row))
         .chain(COMBINE.rows())
         .chain(COMBINE_LATENT.rows())
+        .chain(FOLD_SCALES.rows())
+        .chain(NARROW.rows())
         .chain(PLAN.rows())
+        .chain(WIDEN_PLACES.rows())
+        .chain(WIDEN_ROWS.rows())
         .chain(KV_COPY.rows())
         .chain(KV_COPY_LIST.rows())
         .chain(KV_GATHER.rows())
@@ -38,6 +42,8 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))
         .chain(projection::copy_rows().iter().map(|row| &row.row))
+        .chain(projection_few::rows().iter().map(|row| &row.row))
+        .chain(up_projection::rows().iter().map(|row| &row.row))
 }
 
 #[cfg(test)]

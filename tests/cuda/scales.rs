@@ -1,0 +1,97 @@
+//! Scales in tensors: of queries, keys, values and outputs; of all heads and of each.
+
+use crate::common::instance::{LayerData, Step, solve};
+use crate::common::memory::HostMemory;
+use crate::common::problem::{HeadScales, Layer, Problem, Storage};
+use crate::gpu::{self, DeviceMemory};
+use crate::problems::{assert_right, session};
+use crate::steps::Slot;
+use folio::dtype::DType;
+use folio::problem::{CacheForm, Kind};
+
+const KINDS: [HeadScales; 2] = [HeadScales::One, HeadScales::PerHead];
+
+/// Rows that are split, on the kernels of decode and of prefill.
+fn problem(kind: Kind, layer: Layer) -> Problem {
+    let lens = match kind {
+        Kind::Decode => [(1, 3000), (2, 17), (1, 700)],
+        _ => [(5, 3000), (5, 17), (70, 100)],
+    };
+    Problem {
+        kind,
+        o_dtype: DType::F8E4M3,
+        storage: Storage::paged(16),
+        layer: Layer {
+            sinks: true,
+            o_scale: 0.02,
+            ..layer
+        },
+        ..Problem::plain(&lens).of(DType::BF16).heads(8, 2, 128)
+    }
+}
+
+fn scaled(q_scales: HeadScales, k_scales: HeadScales, o_scales: bool) -> Layer {
+    Layer {
+        q_scales,
+        k_scales,
+        v_scales: k_scales,
+        o_scales,
+        ..Layer::plain()
+    }
+}
+
+pub fn scales_in_tensors() {
+    let session = session();
+    for kind in [Kind::Decode, Kind::Prefill] {
+        for scales in KINDS {
+            for layer in [
+                scaled(scales, HeadScales::Absent, false),
+                scaled(scales, HeadScales::PerHead, true),
+                scaled(HeadScales::Absent, scales, false),
+                scaled(HeadScales::Absent, scales, true),
+            ] {
+                let plain = problem(kind, layer);
+                let stored = plain.clone().stored(CacheForm::TokenHeadScales, DType::I8);
+                for problem in [plain, stored] {
+                    let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                    assert_right(&problem, &got);
+                }
+            }
+        }
+    }
+}
+
+/// A graph reads the scales that are there when it is launched.
+pub fn scales_change_under_a_graph() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for kind in [Kind::Decode, Kind::Prefill] {
+        for scales in KINDS {
+            let first = Problem {
+                graph: true,
+                ..problem(kind, scaled(scales, scales, true))
+            };
+            let mut slot = Slot::new(session.attention(first.desc()).unwrap());
+            let step = Step::new(&HostMemory, &first);
+            slot.plan(&step, stream).unwrap();
+            let captured = LayerData::new(&DeviceMemory, &first);
+            let input = captured.input();
+            let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+            for tag in [0, 5, 6] {
+                let other = first.with_layer(Layer {
+                    tag,
+                    ..first.layer.clone()
+                });
+                let layer = LayerData::new(&DeviceMemory, &other);
+                gpu::synchronize_all();
+                captured.take_inputs_of(&layer);
+                captured.reset_outputs();
+                graph.launch(stream);
+                gpu::synchronize_all();
+                layer.take_outputs_of(&captured);
+                assert_right(&other, &layer.output());
+            }
+            slot.scratch.assert_within_bounds();
+        }
+    }
+}
