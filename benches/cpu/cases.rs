@@ -252,6 +252,7 @@ fn desc(shape: &Shape) -> AttentionDesc {
         batch_invariant: false,
         fp8_products: false,
         shared_levels: 0,
+        new_kv: None,
     }
 }
 

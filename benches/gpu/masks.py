@@ -20,7 +20,7 @@ class Masked:
     """A run's arguments beside q, k, v, o, and what each (row, key) of a request adds to the logit."""
 
     def __init__(self, name, bias, **args):
-        self.name, self.bias, self.args = name, bias, args
+        self.name, self.bias, self.args, self.cap = name, bias, args, args.get("logits_soft_cap")
 
 
 def positions(w):
@@ -48,6 +48,7 @@ def forms(w):
     yield Masked("full", torch.zeros_like(causal), mask_mode=folio.MASK_FULL)
     yield Masked("window 1024", hidden((j <= p) & (p - j <= 1023)), mask_mode=folio.MASK_CAUSAL, flags=folio.RUN_WINDOW,
                  window_left=1023, window_right=-1)
+    yield Masked("causal, soft cap", causal, mask_mode=folio.MASK_CAUSAL, logits_soft_cap=50.0)
     slopes = torch.tensor([2.0 ** (-8 * (h + 1) / row.hq) for h in range(row.hq)], device="cuda")
     yield Masked("causal, ALiBi", causal + slopes.double()[:, None, None] * (j - p), mask_mode=folio.MASK_CAUSAL,
                  alibi_slopes=slopes)
@@ -83,10 +84,14 @@ def error(w, form):
         bias = form.bias(b) if callable(form.bias) else form.bias
         k, v = (t.double().repeat_interleave(row.hq // row.hk, 1) for t in w.tokens(b))
         q = w.q.view(row.batch, row.q, row.hq, -1)[b, rows].double()
-        s = torch.einsum("qhd,khd->hqk", q, k) * w.sm_scale + bias[..., rows, :]
+        s = torch.einsum("qhd,khd->hqk", q, k) * w.sm_scale
+        if form.cap:
+            s = form.cap * torch.tanh(s / form.cap)
+        s += bias[..., rows, :]
         want = torch.einsum("hqk,khd->qhd", s.softmax(-1), v)
         got = w.o.view(row.batch, row.q, row.hq, -1)[b, rows].double()
-        worst = max(worst, ((got - want).flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max().item())
+        relative = (got - want).flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)
+        worst = max(worst, relative.nan_to_num(nan=torch.inf).max().item())
     return worst
 
 

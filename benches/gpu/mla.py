@@ -99,7 +99,8 @@ class Workload:
                 scores = self.q[token].double() @ keys[:end].T * self.sm_scale
                 want = scores.softmax(1) @ keys[:end, :RANK]
                 got = out.view(-1, self.row.heads, RANK)[token].double()
-                worst = max(worst, ((got - want).norm() / want.norm()).item())
+                relative = (got - want).norm() / want.norm()
+                worst = max(worst, relative.nan_to_num(nan=torch.inf).item())
         return worst
 
 

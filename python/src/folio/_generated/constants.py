@@ -254,6 +254,11 @@ class MaskMode(IntEnum):
     CAUSAL_BY_REQUEST = 4
     """Requests whose element of causal_requests is not 0 are causal, the others full."""
 
+    ITEMS = 5
+    """Multi-item scoring (FlashInfer): the keys before item_starts are a prefix, the others items one after the other.
+    The row at position p sees key j iff `j <= p && (j < item_starts[request] || p - j <= item_positions[request, p
+    - item_starts])`. On CUDA devices it is `Status.ERR_UNSUPPORTED`."""
+
 
 class MlaCacheFormat(IntEnum):
     """Records of a cache of latent rows."""

@@ -113,7 +113,8 @@ class Decode(Handle):
             kv_indices: `[num_pages or more]` page ids, 0 or more.
             last_page_len: `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without
                 pages. Refused together with kv_len.
-            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more.
+            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
+                those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
@@ -158,6 +159,12 @@ class Decode(Handle):
         attention_chunk_look_back: int = 0,
         k_zero_points: TensorLike | None = None,
         v_zero_points: TensorLike | None = None,
+        k_new: TensorLike | None = None,
+        v_new: TensorLike | None = None,
+        q_scales: TensorLike | None = None,
+        o_scales: TensorLike | None = None,
+        item_starts: TensorLike | None = None,
+        item_positions: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing. On the
@@ -167,10 +174,10 @@ class Decode(Handle):
 
         For query row i (position p = kv_len - qo_len + i) and key j:
 
-            s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
             around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
             seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
-            o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+            o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
             lse = log(Σ e^s [+ e^sink])
 
         with chunk(x) = floor(x / attention_chunk_size), and cap(s) = logits_soft_cap · tanh(s / logits_soft_cap),
@@ -196,8 +203,9 @@ class Decode(Handle):
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
             lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
-            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k. Where the desc's kv_format
-                has scales of its own: those, in the shape that `KvFormat` says.
+            k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
+                k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
+                the shape that `KvFormat` says.
             v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
@@ -233,6 +241,24 @@ class Decode(Handle):
                 otherwise.
             v_zero_points: `[num_kv_heads, head_dim_vo]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
                 otherwise.
+            k_new: Where a prefill desc has a new_kv_dtype, else None: the keys of the query rows, `[num_tokens or
+                more, num_kv_heads, head_dim_qk]` of that type, in the order of the rows; any strides but a unit
+                last one. They follow the request's keys in the cache, which are all that the batch's lengths and
+                page table tell of, and kv_len above counts both. So positions, masks with their columns, windows,
+                chunks, ranges and biases are those of a cache that had the new keys at the end. k_scale, v_scale,
+                k_scales, v_scales and zero points are the cache's: new keys and values are as they are. Not with
+                k_rope.
+            v_new: As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
+            q_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
+                q. On a device they are read when the run gets there, so they may change under a captured graph, as
+                k_scales and v_scales may. On CUDA this field, o_scales, and scales of each request cost one more
+                small launch. No number is checked.
+            o_scales: `[1]` float32, or None: a further divisor of o; only for fp8 outputs. As q_scales.
+            item_starts: `[batch_size]` int64, for `MaskMode.ITEMS`: the key that a request's first item begins with
+                (FlashInfer's prefix_len_ptr). None otherwise.
+            item_positions: `[batch_size, columns]` int32, for `MaskMode.ITEMS`: the positions within their items of
+                the tokens from item_starts on, the delimiter before an item at 0 (FlashInfer's
+                token_pos_in_items_ptr). A row without a column sees the prefix alone. None otherwise.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:
@@ -269,10 +295,12 @@ class Prefill(Handle):
         max_batch_size: Most requests of a batch.
         max_num_tokens: Most query rows of a batch, over all requests.
         max_qo_len: Most query rows of a request; 0: max_num_tokens.
-        max_kv_len: Most keys of a request.
+        max_kv_len: Most keys of a request, those beside the cache included.
         max_num_pages: Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
         kv_format: `KvFormat`: how rows of the cache are stored. Other formats than `KvFormat.PLAIN` are for paged
             caches on the CPU; on CUDA they are `UnsupportedError`.
+        new_kv_dtype: Type of k_new and v_new, that of q or fp8; None: there are none. With it the keys and values
+            of the query rows are beside the paged cache, in every run of the handle: see `Decode.run`.k_new.
     """
 
     _name = "prefill"
@@ -298,6 +326,7 @@ class Prefill(Handle):
         max_kv_len: int,
         max_num_pages: int = 0,
         kv_format: KvFormat | str = KvFormat.PLAIN,
+        new_kv_dtype: DtypeLike | None = None,
     ) -> None:
         super().__init__(ctx, structs.PREFILL_DESC, locals())
 
@@ -325,7 +354,8 @@ class Prefill(Handle):
             kv_indices: `[num_pages or more]` page ids, 0 or more.
             last_page_len: `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without
                 pages. Refused together with kv_len.
-            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more.
+            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
+                those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
@@ -370,6 +400,12 @@ class Prefill(Handle):
         attention_chunk_look_back: int = 0,
         k_zero_points: TensorLike | None = None,
         v_zero_points: TensorLike | None = None,
+        k_new: TensorLike | None = None,
+        v_new: TensorLike | None = None,
+        q_scales: TensorLike | None = None,
+        o_scales: TensorLike | None = None,
+        item_starts: TensorLike | None = None,
+        item_positions: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch.
@@ -378,10 +414,10 @@ class Prefill(Handle):
 
         For query row i (position p = kv_len - qo_len + i) and key j:
 
-            s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
             around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
             seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
-            o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+            o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
             lse = log(Σ e^s [+ e^sink])
 
         with chunk(x) = floor(x / attention_chunk_size), and cap(s) = logits_soft_cap · tanh(s / logits_soft_cap),
@@ -407,8 +443,9 @@ class Prefill(Handle):
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
             lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
-            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k. Where the desc's kv_format
-                has scales of its own: those, in the shape that `KvFormat` says.
+            k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
+                k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
+                the shape that `KvFormat` says.
             v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
@@ -444,6 +481,24 @@ class Prefill(Handle):
                 otherwise.
             v_zero_points: `[num_kv_heads, head_dim_vo]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
                 otherwise.
+            k_new: Where a prefill desc has a new_kv_dtype, else None: the keys of the query rows, `[num_tokens or
+                more, num_kv_heads, head_dim_qk]` of that type, in the order of the rows; any strides but a unit
+                last one. They follow the request's keys in the cache, which are all that the batch's lengths and
+                page table tell of, and kv_len above counts both. So positions, masks with their columns, windows,
+                chunks, ranges and biases are those of a cache that had the new keys at the end. k_scale, v_scale,
+                k_scales, v_scales and zero points are the cache's: new keys and values are as they are. Not with
+                k_rope.
+            v_new: As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
+            q_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
+                q. On a device they are read when the run gets there, so they may change under a captured graph, as
+                k_scales and v_scales may. On CUDA this field, o_scales, and scales of each request cost one more
+                small launch. No number is checked.
+            o_scales: `[1]` float32, or None: a further divisor of o; only for fp8 outputs. As q_scales.
+            item_starts: `[batch_size]` int64, for `MaskMode.ITEMS`: the key that a request's first item begins with
+                (FlashInfer's prefix_len_ptr). None otherwise.
+            item_positions: `[batch_size, columns]` int32, for `MaskMode.ITEMS`: the positions within their items of
+                the tokens from item_starts on, the delimiter before an item at 0 (FlashInfer's
+                token_pos_in_items_ptr). A row without a column sees the prefix alone. None otherwise.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:
@@ -461,11 +516,11 @@ class Cascade(Handle):
     cascade attention. Shared keys are read once for all rows that see them, and the parts of every row are put
     together by one kernel. Results are those of `Prefill` on the same batch, up to rounding.
 
-    A plan shares what pays and leaves the rest to the requests. Runs with a window, ALiBi, mm_prefix_ranges or a
-    custom mask depend on positions, which rows of several requests do not have in common: they read the keys
-    request by request. With `PlanFlag.GRAPH`, runs without them always take the kernel for shared keys, also where
-    nothing pays: steps that share nothing are faster with `Decode`. With `PlanFlag.BATCH_INVARIANT` nothing is
-    shared, since what a request shares depends on the others. One handle serves every batch within its desc, and
+    A plan shares what pays and leaves the rest to the requests. Runs with a window to the left, chunks, ALiBi or a
+    custom mask of all keys depend on positions, which rows of several requests do not have in common: they read the
+    keys request by request. With `PlanFlag.GRAPH`, runs without them always take the kernel for shared keys, also
+    where nothing pays: steps that share nothing are faster with `Decode`. With `PlanFlag.BATCH_INVARIANT` nothing
+    is shared, since what a request shares depends on the others. One handle serves every batch within its desc, and
     one plan every layer of a step.
 
     What a cascade handle is made from: any number of query rows per request, over a paged cache, where neighbouring
@@ -548,7 +603,8 @@ class Cascade(Handle):
             kv_indices: `[num_pages or more]` page ids, 0 or more.
             last_page_len: `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without
                 pages. Refused together with kv_len.
-            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more.
+            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
+                those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             prefixes: what requests share; None: nothing.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
@@ -594,6 +650,12 @@ class Cascade(Handle):
         attention_chunk_look_back: int = 0,
         k_zero_points: TensorLike | None = None,
         v_zero_points: TensorLike | None = None,
+        k_new: TensorLike | None = None,
+        v_new: TensorLike | None = None,
+        q_scales: TensorLike | None = None,
+        o_scales: TensorLike | None = None,
+        item_starts: TensorLike | None = None,
+        item_positions: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch.
@@ -602,10 +664,10 @@ class Cascade(Handle):
 
         For query row i (position p = kv_len - qo_len + i) and key j:
 
-            s = cap(q·k · sm_scale · q_scale · k_scale · k_scales[kv_head]) + alibi(j - p)
+            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
             around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
             seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
-            o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale and saturated for fp8
+            o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
             lse = log(Σ e^s [+ e^sink])
 
         with chunk(x) = floor(x / attention_chunk_size), and cap(s) = logits_soft_cap · tanh(s / logits_soft_cap),
@@ -631,8 +693,9 @@ class Cascade(Handle):
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
             lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
-            k_scales: `[1]` or `[num_kv_heads]` float32, or None: further factors of k. Where the desc's kv_format
-                has scales of its own: those, in the shape that `KvFormat` says.
+            k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
+                k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
+                the shape that `KvFormat` says.
             v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
@@ -668,6 +731,24 @@ class Cascade(Handle):
                 otherwise.
             v_zero_points: `[num_kv_heads, head_dim_vo]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
                 otherwise.
+            k_new: Where a prefill desc has a new_kv_dtype, else None: the keys of the query rows, `[num_tokens or
+                more, num_kv_heads, head_dim_qk]` of that type, in the order of the rows; any strides but a unit
+                last one. They follow the request's keys in the cache, which are all that the batch's lengths and
+                page table tell of, and kv_len above counts both. So positions, masks with their columns, windows,
+                chunks, ranges and biases are those of a cache that had the new keys at the end. k_scale, v_scale,
+                k_scales, v_scales and zero points are the cache's: new keys and values are as they are. Not with
+                k_rope.
+            v_new: As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
+            q_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
+                q. On a device they are read when the run gets there, so they may change under a captured graph, as
+                k_scales and v_scales may. On CUDA this field, o_scales, and scales of each request cost one more
+                small launch. No number is checked.
+            o_scales: `[1]` float32, or None: a further divisor of o; only for fp8 outputs. As q_scales.
+            item_starts: `[batch_size]` int64, for `MaskMode.ITEMS`: the key that a request's first item begins with
+                (FlashInfer's prefix_len_ptr). None otherwise.
+            item_positions: `[batch_size, columns]` int32, for `MaskMode.ITEMS`: the positions within their items of
+                the tokens from item_starts on, the delimiter before an item at 0 (FlashInfer's
+                token_pos_in_items_ptr). A row without a column sees the prefix alone. None otherwise.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:
@@ -762,7 +843,8 @@ class Mla(Handle):
             kv_indices: `[num_pages or more]` page ids, 0 or more.
             last_page_len: `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without
                 pages. Refused together with kv_len.
-            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more.
+            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
+                those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
@@ -930,7 +1012,8 @@ class MlaContext(Handle):
             kv_indices: `[num_pages or more]` page ids, 0 or more.
             last_page_len: `[batch_size]` tokens in the last page, 1 to page_size; not read for requests without
                 pages. Refused together with kv_len.
-            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more.
+            kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
+                those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.

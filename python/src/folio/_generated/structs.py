@@ -79,6 +79,12 @@ ATTENTION_ARGS = Struct(
         "attention_chunk_look_back": NUMBER,
         "k_zero_points": INPUT,
         "v_zero_points": INPUT,
+        "k_new": INPUT,
+        "v_new": INPUT,
+        "q_scales": INPUT,
+        "o_scales": INPUT,
+        "item_starts": INPUT,
+        "item_positions": INPUT,
     },
 )
 
@@ -123,6 +129,7 @@ PREFILL_DESC = Struct(
         "max_kv_len": NUMBER,
         "max_num_pages": NUMBER,
         "kv_format": OneOf(KvFormat),
+        "new_kv_dtype": DTYPE,
     },
 )
 

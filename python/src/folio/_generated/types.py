@@ -9,8 +9,8 @@ from folio._tensors import TensorLike
 
 
 class Batch(TypedDict, total=False):
-    """One step's lengths and page table. Index tensors are contiguous int32; block_table's rows may be apart. The page
-    table comes in one of these forms:
+    """One step's lengths and page table. Index tensors are contiguous, each int32 or int64; block_table's rows may be
+    apart. The page table comes in one of these forms:
 
     | form | fields | known from |
     |---|---|---|
@@ -25,6 +25,10 @@ class Batch(TypedDict, total=False):
     ids (kv_indices, block_table) on either. Lengths on a device need page ids on it. Host tensors are only read
     during plan. Device tensors must stay as they are until the last run of the plan has finished: plan's kernel
     reads the lengths, runs read the page ids.
+
+    Numbers of int64 are copied as int32. On the host those in use that do not fit are refused. On a device one more
+    launch of plan copies them to the workspace, page ids where there is room for max_num_pages of them (a block
+    table's first max_kv_len / page_size columns; more are refused), so runs do not read them.
 
     Numbers on the host are checked. Numbers on a device cannot be: lengths beyond the desc's maxima, beyond the
     page table or beyond the rows of a tensor, and page ids beyond the cache, give wrong results, but no access
@@ -48,7 +52,8 @@ class Batch(TypedDict, total=False):
     with kv_len."""
 
     kv_len: TensorLike | None
-    """`[batch_size]` keys per request, those of this step included; 0 or more."""
+    """`[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype, those in the
+    cache."""
 
     block_table: TensorLike | None
     """`[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read."""
