@@ -18,6 +18,7 @@
 #   make test-python-gpu              the Python packages on a GPU, with the PyTorch of PYTHON
 #   make bench                        the CPU benchmarks
 #   make pictures                     the pictures of the benchmarks, from the figures in the repository
+#   make test SEED=7                  the same with other random cases
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
 #   make test-paddle                  the Paddle ops and the FastDeploy plugin, with PaddlePaddle's CPU wheel from PyPI
 
@@ -80,6 +81,10 @@ lint:
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --all-targets --no-default-features -- -D warnings
 
+# Random cases are the same in every `make test`; `cargo test` and another SEED draw others.
+SEED ?= 1
+test-rust test-rows: export PROPTEST_RNG_SEED ?= $(SEED)
+
 test-rust:
 	$(call say,Rust tests with and without the CUDA backend)
 	$(CARGO) test --locked --all-features
@@ -94,9 +99,8 @@ test-msrv:
 	$(call say,The oldest Rust compiles everything)
 	.ci/test-msrv
 
-# The same cases in every `make test`.
+# How long, and from which seed.
 SECONDS ?= 120
-SEED ?= 1
 fuzz:
 	$(call say,Fuzzing the C functions for $(SECONDS) seconds with seed $(SEED))
 	.ci/fuzz $(SECONDS) $(SEED)
