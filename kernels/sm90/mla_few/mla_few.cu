@@ -47,7 +47,7 @@ __device__ __forceinline__ void clear_values(u32 tile, i32 token, i32 tokens, i3
     constexpr u32 CHUNKS = Format::LATENT_BYTES / 16;
     const u32 zeros[4] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (u32 piece = threadIdx.x; piece < static_cast<u32>(tokens) * CHUNKS; piece += GROUP_THREADS) {
+    for (u32 piece = threadIdx.x % GROUP_THREADS; piece < static_cast<u32>(tokens) * CHUNKS; piece += GROUP_THREADS) {
         const u32 row = piece / CHUNKS;
         const i32 key = token + static_cast<i32>(row);
         if (key < begin || key >= end) st_shared_v4(tile + Format::chunk(row, piece % CHUNKS), zeros);
