@@ -2,11 +2,20 @@
 
 use super::refusal::refused;
 use super::stream::Stream;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{Checked, CpCorrectArgs, MergeArgs, MergeStatesArgs, MergeVarlenArgs};
 
 /// Operators that merge attention states of the caller.
 pub trait MergeOps {
+    /// Loads what merges of states of this type need, so that the first of them can be captured.
+    ///
+    /// # Errors
+    /// `Unsupported` where the backend cannot merge them.
+    fn prepare_merges(&self, _states: DType) -> Result<()> {
+        Ok(())
+    }
+
     /// Merges two attention states.
     ///
     /// # Errors

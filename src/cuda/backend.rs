@@ -22,6 +22,7 @@ use crate::backend::{
     Attention, AttentionOps, Backend, CacheOps, IndexOps, MergeOps, ProjectionOps, Stream, Tables,
     TreeOps,
 };
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::log::Logger;
 use crate::problem::{
@@ -161,6 +162,10 @@ impl IndexOps for CudaBackend {
 impl MergeOps for CudaBackend {
     fn cp_correct(&self, args: &Checked<CpCorrectArgs>, stream: Stream) -> Result<()> {
         self.context_parallel.correct(args, stream)
+    }
+
+    fn prepare_merges(&self, states: DType) -> Result<()> {
+        self.merges.prepare(states)
     }
 
     fn merge(&self, args: &Checked<MergeArgs>, stream: Stream) -> Result<()> {

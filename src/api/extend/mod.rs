@@ -75,6 +75,7 @@ impl Extend {
     /// As [`Attention::new`](super::Attention::new).
     pub fn new(context: &Context, desc: &AttentionDesc) -> Result<Extend> {
         let problems = Problems::of(desc);
+        context.backend().prepare_merges(problems.cached.o_dtype)?;
         let mut memory = Memory::new(&problems, context.device());
         let mut pass = |desc: AttentionDesc| {
             let kernel = context.backend().attention(&desc)?;

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -91,8 +91,7 @@ impl<K: Copy + Eq + Hash, V> Kernels<K, V> {
         stream: Stream,
         load: impl FnOnce(&Loader, (u32, u32)) -> Result<V>,
     ) -> Result<Arc<V>> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = loaded.get(&key) {
+        if let Some(kernels) = self.loaded().get(&key) {
             return Ok(Arc::clone(kernels));
         }
         if current.is_capturing(stream)? {
@@ -100,6 +99,28 @@ impl<K: Copy + Eq + Hash, V> Kernels<K, V> {
                 "{}: its first call on a device loads code and is not accepted while the stream is captured; a call before the capture is",
                 self.operator
             )));
+        }
+        self.load(key, load)
+    }
+
+    /// The same where no stream is captured: a handle that is being created makes its later runs calls that can be.
+    pub fn prepare(
+        &self,
+        key: K,
+        load: impl FnOnce(&Loader, (u32, u32)) -> Result<V>,
+    ) -> Result<()> {
+        let _current = self.context.enter()?;
+        self.load(key, load).map(|_| ())
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, HashMap<K, Arc<V>>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn load(&self, key: K, load: impl FnOnce(&Loader, (u32, u32)) -> Result<V>) -> Result<Arc<V>> {
+        let mut loaded = self.loaded();
+        if let Some(kernels) = loaded.get(&key) {
+            return Ok(Arc::clone(kernels));
         }
         let kernels = Arc::new(load(
             &self.loader,

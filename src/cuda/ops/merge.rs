@@ -32,6 +32,15 @@ struct OfType {
     general: Pair,
 }
 
+impl OfType {
+    fn load(loader: &Loader, dtype: DType, cc: (u32, u32)) -> Result<OfType> {
+        Ok(OfType {
+            plain: Pair::load(loader, dtype, Form::Plain, cc)?,
+            general: Pair::load(loader, dtype, Form::General, cc)?,
+        })
+    }
+}
+
 #[derive(Debug)]
 struct Pair {
     two: Kernel,
@@ -65,6 +74,12 @@ impl Merges {
         Merges {
             kernels: Kernels::new("merge", loader, context),
         }
+    }
+
+    /// Loads what merges of states of this type need.
+    pub fn prepare(&self, states: DType) -> Result<()> {
+        let load = |loader: &Loader, cc| OfType::load(loader, states, cc);
+        self.kernels.prepare(states, load)
     }
 
     /// Merges two attention states.
@@ -132,12 +147,8 @@ impl Merges {
         let rows = count("v_out", "rows", rows)?;
         let current = self.kernels.enter(stream)?;
         let dtype = merge.dtype();
-        let of_type = self.kernels.get(&current, dtype, stream, |loader, cc| {
-            Ok(OfType {
-                plain: Pair::load(loader, dtype, Form::Plain, cc)?,
-                general: Pair::load(loader, dtype, Form::General, cc)?,
-            })
-        })?;
+        let load = |loader: &Loader, cc| OfType::load(loader, dtype, cc);
+        let of_type = self.kernels.get(&current, dtype, stream, load)?;
         let params = merge.params();
         let pair = match merge.form() {
             Form::Plain => &of_type.plain,
