@@ -8,7 +8,8 @@
 //! its own score and in the sum that it is divided by. For unit values this is
 //! 2e-5 in float32, 7e-4 in float16 and 4e-3 in bfloat16; the peers' own tests allow 1e-3 and 1e-2. Sums of
 //! denormals have an absolute error as well: half the least float32 per term, and where a matrix unit takes weights
-//! in fp16, half the least float16 per weight that is denormal there.
+//! in fp16, half the least float16 per weight that is denormal there. Where exponentials flush to zero, weights that are
+//! denormal in float32 are lost.
 
 use super::codec::{decode, half_of_least, rounded, unit_roundoff};
 use super::dense::Row;
@@ -36,6 +37,8 @@ pub struct Tolerance {
     pub least_part: f64,
     /// Weights are rounded to fp16, denormal ones too.
     pub fp16_weights: bool,
+    /// Weights below the least normal float32 are 0.
+    pub flushes_weights: bool,
     /// Rounded weights meet codes, from whose sums zero points are subtracted.
     pub sums_codes: bool,
 }
@@ -56,27 +59,32 @@ impl Tolerance {
             underflow: 2f64.powi(-150),
             least_part: 0.0,
             fp16_weights: false,
+            flushes_weights: false,
             sums_codes: false,
         }
     }
 
-    /// Fast code whose weights go through a matrix unit in the type of q.
-    pub fn of_matrix_unit(q_dtype: DType) -> Tolerance {
-        // That of queries in fp8 is fp16.
-        let weights = match q_dtype.is_fp8() {
+    /// Fast code whose weights go through a matrix unit in the type of q, and whose exponentials flush to zero. Beside
+    /// queries or keys in fp8 the weights are fp16.
+    pub fn of_matrix_unit(problem: &Problem) -> Tolerance {
+        let of_queries = match problem.q_dtype.is_fp8() {
             true => DType::F16,
-            false => q_dtype,
+            false => problem.q_dtype,
         };
+        let is_plain = problem.form == CacheForm::Plain;
+        let mut keys = problem.new_kv.into_iter().chain([problem.kv_dtype]);
+        let has_fp8_keys = is_plain && of_queries != DType::F32 && keys.any(DType::is_fp8);
         Tolerance {
-            fp16_weights: weights == DType::F16,
-            ..Tolerance::fast(weights)
+            fp16_weights: of_queries == DType::F16 || has_fp8_keys,
+            flushes_weights: true,
+            ..Tolerance::fast(of_queries)
         }
     }
 
     /// The same over caches of other forms, whose codes a matrix unit takes as they are. Queries times channel scales are
     /// sums of two numbers of q's type: what is lost of a term is `u²` of it.
     pub fn of_codes(problem: &Problem) -> Tolerance {
-        let plain = Tolerance::of_matrix_unit(problem.q_dtype);
+        let plain = Tolerance::of_matrix_unit(problem);
         let by_channel = matches!(
             problem.form,
             CacheForm::ChannelScales | CacheForm::ChannelZeroPoints
@@ -122,6 +130,7 @@ impl Tolerance {
             underflow: 0.0,
             least_part: 0.0,
             fp16_weights: false,
+            flushes_weights: false,
             sums_codes: false,
         }
     }
@@ -214,9 +223,14 @@ fn compare_o(
             true => tolerance.least_part,
             false => 0.0,
         };
+        let flushed = match tolerance.flushes_weights {
+            true => row.flushed_weights[d],
+            false => 0.0,
+        };
         let t = row.magnitude[d] * (tolerance.weight + 2.0 * score_error(row, tolerance))
             + row.keys as f64 * tolerance.underflow
             + denormal
+            + flushed
             + least_part
             + zero_points
                 .get(d)

@@ -15,6 +15,8 @@ pub struct Row {
     /// What weights that are denormal in fp16 add to the error per element, where weights are rounded to fp16: half the
     /// least fp16 number, or the weight itself, times `|v|`.
     pub denormal_weights: Vec<f64>,
+    /// What weights that are denormal in float32 add to a sum, per element: all that is lost where they are 0.
+    pub flushed_weights: Vec<f64>,
     /// Keys that the row sees: the terms of its sums.
     pub keys: usize,
     /// In base e.
@@ -118,6 +120,7 @@ impl KvHead {
             o: vec![0.0; problem.head_dim_vo as usize],
             magnitude: vec![0.0; problem.head_dim_vo as usize],
             denormal_weights: vec![0.0; problem.head_dim_vo as usize],
+            flushed_weights: vec![0.0; problem.head_dim_vo as usize],
             keys,
             lse: f64::NEG_INFINITY,
             largest_score,
@@ -134,6 +137,11 @@ impl KvHead {
                 row.magnitude[d] += (weight * v).abs();
             }
             let relative = (logit - top).exp();
+            if relative < f32::MIN_POSITIVE.into() {
+                for (d, v) in v.iter().enumerate() {
+                    row.flushed_weights[d] += (weight * v).abs();
+                }
+            }
             let least_normal = LEAST_NORMAL_FP16 * weight_spread(problem);
             if relative < least_normal {
                 let error = relative.min(least_normal * 2f64.powi(-11))

@@ -148,7 +148,7 @@ impl MlaProblem {
     /// What a fast kernel may be off: its weights are rounded to the type of q, or to fp16 beside fp8 records
     /// (`kernels/sm90/mla_few/format.cuh`). Beside 16-bit queries `fp8_ds_mla` records are rounded once to bf16.
     pub fn tolerance(&self) -> Tolerance {
-        let of_queries = Tolerance::of_matrix_unit(self.batch.q_dtype);
+        let of_queries = Tolerance::of_matrix_unit(&self.batch);
         let is_half = self.batch.q_dtype != DType::F32;
         let plain = Tolerance {
             fp16_weights: of_queries.fp16_weights || is_half && self.batch.kv_dtype.is_fp8(),
@@ -279,6 +279,7 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
     let mut row = Row {
         o: zeros.clone(),
         magnitude: zeros.clone(),
+        flushed_weights: zeros.clone(),
         denormal_weights: zeros,
         keys: records.len(),
         lse: f64::NEG_INFINITY,
@@ -313,6 +314,9 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
             row.o[d] += weight * v;
             row.magnitude[d] += (weight * v).abs();
             row.denormal_weights[d] += (denormal * v).abs();
+            if relative < f32::MIN_POSITIVE.into() {
+                row.flushed_weights[d] += (weight * v).abs();
+            }
         }
     }
     row

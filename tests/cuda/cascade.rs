@@ -92,7 +92,7 @@ pub fn cascade_of_many() {
             kv_heads,
             group,
             requests: own,
-            prefixes: vec![(0, requests, 20), (3, requests / 2, 41), (3, 8, 60)],
+            prefixes: vec![(0, requests, 60), (3, requests / 2, 81), (3, 8, 100)],
             page_size: 8 << (seed % 2),
             seed: seed as u64,
             ..decodes(DType::BF16)

@@ -25,7 +25,7 @@ pub fn session() -> Box<dyn Session> {
 }
 
 pub fn assert_right(problem: &Problem, got: &Output) {
-    let tolerance = Tolerance::of_matrix_unit(problem.q_dtype).of_parts(problem);
+    let tolerance = Tolerance::of_matrix_unit(problem).of_parts(problem);
     if let Err(difference) = compare(problem, &dense::attention(problem), got, tolerance) {
         panic!("{difference}\n{problem:?}");
     }
@@ -47,7 +47,7 @@ fn for_random_problems(cases: u32, check: impl Fn(&Problem) -> Result<(), String
 
 pub fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), String> {
     let got = got.map_err(|error| error.to_string())?;
-    let tolerance = Tolerance::of_matrix_unit(problem.q_dtype).of_parts(problem);
+    let tolerance = Tolerance::of_matrix_unit(problem).of_parts(problem);
     compare(problem, &dense::attention(problem), &got, tolerance)
 }
 

@@ -40,6 +40,18 @@ fn scaled(q_scales: HeadScales, k_scales: HeadScales, o_scales: bool) -> Layer {
     }
 }
 
+/// The same over a cache whose tokens have scales, in the place of those of heads.
+fn by_token(plain: Problem) -> Problem {
+    let layer = Layer {
+        k_scales: HeadScales::Absent,
+        v_scales: HeadScales::Absent,
+        ..plain.layer.clone()
+    };
+    plain
+        .with_layer(layer)
+        .stored(CacheForm::TokenHeadScales, DType::I8)
+}
+
 pub fn scales_in_tensors() {
     let session = session();
     for kind in [Kind::Decode, Kind::Prefill] {
@@ -51,8 +63,7 @@ pub fn scales_in_tensors() {
                 scaled(HeadScales::Absent, scales, true),
             ] {
                 let plain = problem(kind, layer);
-                let stored = plain.clone().stored(CacheForm::TokenHeadScales, DType::I8);
-                for problem in [plain, stored] {
+                for problem in [plain.clone(), by_token(plain)] {
                     let got = solve(&*session, &DeviceMemory, &problem).unwrap();
                     assert_right(&problem, &got);
                 }
