@@ -1,7 +1,7 @@
 //! New keys beside the cache on a device: the kernels of both passes and the merge, what of the arguments each gets, and the
 //! lengths that are refused.
 
-use folio::api::BatchInput;
+use folio::api::{BatchInput, Stream};
 use folio::cuda::params::{AttentionParams, CombineParams, GenericParams, MergeStatesParams};
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
@@ -9,7 +9,7 @@ use folio::error::Error;
 use folio::problem::{AttentionArgs, AttentionChunks, AttentionDesc, Kind};
 use std::num::NonZeroU32;
 
-use crate::fixture::{Handle, OURS, at, context, desc, host_tensor};
+use crate::fixture::{CAPTURED, Handle, OURS, at, context, desc, host_tensor};
 use crate::stub::{Launched, Recorder};
 
 const Q: usize = 0x1_0000_0000;
@@ -66,8 +66,17 @@ fn planned(recorder: &Recorder, cached: i32, graph: bool) -> Handle {
 }
 
 fn launched(recorder: &Recorder, handle: &Handle, args: &AttentionArgs) -> Vec<Launched> {
+    launched_on(OURS, recorder, handle, args)
+}
+
+fn launched_on(
+    stream: Stream,
+    recorder: &Recorder,
+    handle: &Handle,
+    args: &AttentionArgs,
+) -> Vec<Launched> {
     recorder.forget();
-    handle.attention.run(args, OURS).unwrap();
+    handle.attention.run(args, stream).unwrap();
     let launches = recorder.launches().into_iter();
     launches.filter(|l| l.name() != "folio_combine").collect()
 }
@@ -125,7 +134,7 @@ pub fn positions_take_other_kernels() {
     assert_eq!(portable.attention.k.data, K_NEW as u64);
 }
 
-/// Where nothing is cached there is one pass; a captured run has both, for plans to come.
+/// Where nothing is cached there is one pass; a captured run, were it the first, has both, for plans to come.
 pub fn without_a_cache_there_is_one_pass() {
     let recorder = Recorder::new();
     let handle = planned(&recorder, 0, false);
@@ -133,7 +142,7 @@ pub fn without_a_cache_there_is_one_pass() {
     assert_eq!(names(&launches), ["folio_prefill_sm90"]);
     assert_eq!(params(&launches[0]).k.data, K_NEW as u64);
     let handle = planned(&recorder, 0, true);
-    let launches = launched(&recorder, &handle, &args());
+    let launches = launched_on(CAPTURED, &recorder, &handle, &args());
     assert_eq!(launches.len(), 3);
     // Its merge knows the batch's rows by marks.
     assert_ne!(launches[2].params::<MergeStatesParams>().mask, 0);
