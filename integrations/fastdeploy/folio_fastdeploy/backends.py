@@ -184,8 +184,9 @@ class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
 
     def forward_mixed(self, q, k, v, qkv, compressed_kv, k_pe, layer, forward_meta):
         """
-        With k and v: prompts without a cached context, [T, H, v's width]. Without: requests with one, [T, H kv_lora_rank].
-        Each leaves the other's rows 0, so that models may add the two or merge them.
+        With k and v: prompts without a cached context, [T, H, v's width]. Without: requests with one, [T, H kv_lora_rank];
+        other rows are 0. Models merge the two, or add them under a mask that is true for all prompts; so where prompts
+        have a context, the first leaves the rows of the second 0.
         """
         meta = forward_meta
         cache = meta.caches[layer.layer_id]

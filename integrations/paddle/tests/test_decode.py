@@ -89,6 +89,27 @@ def test_decodes_are_rotated_written_and_attended(op, dtype, options):
     assert (array(out)[prompts] == 7).all() and not array(out)[np.setdiff1d(others, prompts)].any()
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_prompts_and_decodes_as_flash_attn_runs_them(dtype):
+    """
+    R2: FastDeploy's FLASH_ATTN on the newest decode path. Prompts and chunks are attended over ragged keys, into the output that
+    decodes are then written to; together they are append_attention.
+    """
+    step = Step(MIXED, padded=0)
+    layer, one = Layer(step, dtype), tensor([0])
+    batch_ids, cu, table = step.tensors()
+    encoder, decoder, this_time = lengths = step.lengths()
+    attended = layer.attended()
+    cu_k, _, _, _, total = ops.folio_pre_cache_len_concat(*lengths, 64, step.page_size)
+    q, k, v, _ = ops.folio_gqa_rope_write_cache(
+        layer.qkv, layer.k_cache, layer.v_cache, cu, cu_k, layer.rotary_embs, this_time, encoder, decoder, batch_ids, table,
+        *[one] * 6, *[None] * 9, total.item(), 128, EPS, False, "none", False)
+    out = ops.folio_flash_attention_varlen(q, k, v, cu, cu_k, layer.dim ** -0.5, True)[0].reshape([step.num_tokens, -1])
+    ops.folio_decoder_write_cache_with_rope(*write_arguments(layer))
+    ops.folio_decode_unified_attention(*attention_arguments(layer, [out]))
+    close(out, attended, dtype)
+
+
 @pytest.mark.parametrize("options", [{"window": 5}, {"causal": False}, {}], ids=str)
 def test_older_name_gives_zeros_for_other_rows(op, options):
     layer = Layer(Step(MIXED))
