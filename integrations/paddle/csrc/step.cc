@@ -1,7 +1,8 @@
 // FastDeploy's ops that are called once per step: tile lists and maxima, slots and positions, cumulative key lengths.
 //
-// Results that live in CPU tensors need the lengths on the host. They are copied there, which waits for the device; while
-// a graph is captured such outputs are left as they are, as FastDeploy does it, and no op of this library reads them.
+// Results that live in CPU tensors, and lists of tiles, need the lengths on the host. They are copied there, which waits for
+// the device; while a graph is captured such outputs are left as they are, as FastDeploy does it, and no op of this library
+// reads them.
 #include "grouped.h"
 #include "ops.h"
 
@@ -18,14 +19,6 @@ namespace folio_paddle {
 namespace {
 
 using Ints = std::vector<int32_t>;
-
-Ints on_host(const char *name, const Tensor &tensor, int64_t batch_size)
-{
-    const Tensor values = lengths(name, tensor, batch_size);
-    const Tensor host = values.is_cpu() ? values : values.copy_to(paddle::CPUPlace(), true);
-    const auto *first = host.data<int32_t>();
-    return Ints(first, first + batch_size);
-}
 
 /** Writes the first rows of an int32 tensor, wherever it is. */
 void write(const char *name, Tensor &target, const Ints &values)
@@ -54,10 +47,17 @@ struct Step {
 
     Step(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time)
     {
+        // One copy of all three, since each waits for the device.
         const int64_t batch_size = seq_lens_this_time.numel();
-        encoder = on_host("seq_lens_encoder", seq_lens_encoder, batch_size);
-        decoder = on_host("seq_lens_decoder", seq_lens_decoder, batch_size);
-        this_time = on_host("seq_lens_this_time", seq_lens_this_time, batch_size);
+        const Tensor all = px::concat({lengths("seq_lens_encoder", seq_lens_encoder, batch_size),
+                                       lengths("seq_lens_decoder", seq_lens_decoder, batch_size),
+                                       lengths("seq_lens_this_time", seq_lens_this_time, batch_size)},
+                                      0);
+        const Tensor host = all.is_cpu() ? all : all.copy_to(paddle::CPUPlace(), true);
+        const auto *first = host.data<int32_t>();
+        encoder.assign(first, first + batch_size);
+        decoder.assign(first + batch_size, first + 2 * batch_size);
+        this_time.assign(first + 2 * batch_size, first + 3 * batch_size);
     }
 
     size_t size() const { return this_time.size(); }
