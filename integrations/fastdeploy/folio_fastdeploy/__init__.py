@@ -2,7 +2,8 @@
 
     FD_ATTENTION_BACKEND=FOLIO_MLA_ATTN   Folio's backend for MLA models, or an error
     FD_ATTENTION_BACKEND=FOLIO_ATTN       Folio's backend for other models, or an error
-    FD_FOLIO_PREFER=1 with MLA_ATTN       FastDeploy's backend, whose ops run on Folio; a warning where they cannot
+    FD_FOLIO_PREFER=1 with MLA_ATTN or DECODE_UNIFIED_ATTN
+                                          FastDeploy's backend, whose ops run on Folio; a warning where they cannot
     FD_FOLIO_PREFER=1 with TRITON_MLA_ATTN
                                           Folio's backend for MLA models; a warning where it cannot run
     any other value                       FastDeploy as it is

@@ -6,6 +6,7 @@ layers look at no scalar of the host, so that captured steps can be replayed.
 """
 
 from dataclasses import dataclass, field
+from typing import Optional
 
 import folio_paddle_ops
 import paddle
@@ -24,6 +25,14 @@ class FolioMetadata(AttentionMetadata):
     has_prompts: bool = False
     has_decodes: bool = False
     max_lengths: list = field(default_factory=list)
+    #: MLA: which requests have no cached context, [B], in steps where a prompt has one; else None.
+    fresh: Optional[paddle.Tensor] = None
+    #: MLA: a prompt among them.
+    has_fresh_prompts: bool = True
+    #: MLA: what FastDeploy's newest models ask for before they read latents back and put them before the new ones.
+    has_prefix_cache: bool = False
+    #: The backends that have it.
+    readers: set = field(default_factory=set)
 
 
 class FolioBackend(AttentionBackend):
@@ -32,7 +41,7 @@ class FolioBackend(AttentionBackend):
     __infer_dynamic_dims_fields__ = ["attention_metadata"]
 
     def __init__(self, fd_config, kv_num_heads, num_heads, head_dim, encoder_block_shape_q=-1, decoder_block_shape_q=-1):
-        super().__init__()
+        AttentionBackend.__init__(self)
         model = fd_config.model_config
         mode = getattr(fd_config.parallel_config, "pd_disaggregation_mode", None)
         if mode not in (None, "None", ""):
@@ -50,12 +59,19 @@ class FolioBackend(AttentionBackend):
         self.encoder_block_shape_q, self.decoder_block_shape_q = encoder_block_shape_q, decoder_block_shape_q
 
     def init_attention_metadata(self, forward_meta):
-        """Once per step: fills max_len_tensor_cpu, by which models decide between prompts and decodes."""
-        meta = forward_meta
+        """Once per step. Newer runners have a backend for each layer: the first of them looks at the lengths for all."""
+        step = getattr(forward_meta, "folio_step", None)
+        if step is None or id(self) in step.readers:
+            step = forward_meta.folio_step = self.metadata_of(forward_meta)
+        step.readers.add(id(self))
+        self.attention_metadata = step
+
+    def metadata_of(self, meta):
+        """What a step is; fills max_len_tensor_cpu, by which models decide between prompts and decodes."""
         folio_paddle_ops.folio_max_lengths(meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time,
                                            meta.max_len_tensor_cpu)
         lengths = meta.max_len_tensor_cpu.numpy().tolist()
-        self.attention_metadata = FolioMetadata(has_prompts=lengths[1] > 0, has_decodes=lengths[4] > 0, max_lengths=lengths)
+        return FolioMetadata(has_prompts=lengths[1] > 0, has_decodes=lengths[4] > 0, max_lengths=lengths)
 
     def get_attntion_meta(self):
         """FastDeploy's spelling."""
@@ -113,13 +129,18 @@ class FolioAttentionBackend(FolioBackend):
             self.use_speculate, window)
 
 
-class FolioMLAAttentionBackend(FolioBackend):
-    """FOLIO_MLA_ATTN: multi-head latent attention over caches of latent records."""
+class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
+    """
+    FOLIO_MLA_ATTN: multi-head latent attention over caches of latent records. FastDeploy's runner computes positions for
+    instances of its own MLA backend, so this is one; nothing but the caches' shape is taken from there.
+    """
 
     def __init__(self, fd_config, *args, **kwargs):
         super().__init__(fd_config, *args, **kwargs)
         model = fd_config.model_config
         self.kv_lora_rank, self.qk_rope_head_dim = model.kv_lora_rank, model.qk_rope_head_dim
+        self.awaited = None  # the layer whose call with k=None has to come
+        ops.replace_merge()
         # The scale of the heads before absorption, with YaRN's factor where the model has it.
         self.softmax_scale = (model.qk_nope_head_dim + model.qk_rope_head_dim) ** -0.5 * yarn_mscale(model.rope_scaling) ** 2
 
@@ -130,33 +151,81 @@ class FolioMLAAttentionBackend(FolioBackend):
         return MLAAttentionBackend.get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type)
 
     def init_attention_metadata(self, forward_meta):
-        """Chunks of prompts over a cached context are refused: k and v of a step hold its new tokens only."""
+        """As every backend's; a call that the last step has left out is found here."""
+        self.require_absorbed_call()
         super().init_attention_metadata(forward_meta)
-        lengths = self.attention_metadata.max_lengths
-        if lengths[1] > 0 and lengths[2] > 0 and not forward_meta.step_use_cudagraph:
-            chunks = paddle.logical_and(forward_meta.seq_lens_encoder.flatten() > 0, forward_meta.seq_lens_decoder.flatten() > 0)
-            if bool(chunks.any()):
-                raise NotImplementedError("a prompt of this step has a cached context; FOLIO_MLA_ATTN attends the new keys "
-                                          "of prompts only, so chunked prefill and prefix caching must be off")
+
+    def metadata_of(self, meta):
+        """
+        Prompts with a cached context (chunked prefill, prefix caching) are attended in the absorbed form, as decodes are:
+        k and v of a step hold its new tokens only, the cache holds the latents of all of them.
+        """
+        step = super().metadata_of(meta)
+        if step.max_lengths[1] <= 0 or step.max_lengths[2] <= 0:
+            return step
+        encoder, decoder, this_time = (
+            part.flatten() for part in (meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time))
+        prompts = paddle.logical_and(encoder > 0, this_time > 0)
+        kinds = paddle.stack([paddle.logical_and(prompts, decoder > 0), paddle.logical_and(prompts, decoder <= 0)])
+        chunks, fresh = kinds.any(axis=1).tolist()
+        if chunks:
+            if meta.step_use_cudagraph:
+                raise NotImplementedError("a prompt of a step that is replayed from a graph has a cached context; graphs of "
+                                          "prompts must be off for chunked prefill and prefix caching")
+            step.fresh, step.has_fresh_prompts = decoder <= 0, fresh
+        return step
+
+    def require_absorbed_call(self):
+        """A layer whose absorbed call did not come has left out the prompts with a cached context."""
+        layer, self.awaited = self.awaited, None
+        if layer is not None:
+            raise RuntimeError(f"layer {layer} has prompts over a cached context, and its model did not call with k=None for "
+                               "them; chunked prefill and prefix caching must be off for this model")
 
     def forward_mixed(self, q, k, v, qkv, compressed_kv, k_pe, layer, forward_meta):
-        """With k and v: prompts, [T, H, v's width]. Without: decodes, [T, H kv_lora_rank]; other rows are 0."""
+        """
+        With k and v: prompts without a cached context, [T, H, v's width]. Without: requests with one, [T, H kv_lora_rank];
+        other rows are 0. Models merge the two, or add them under a mask that is true for all prompts; so where prompts
+        have a context, the first leaves the rows of the second 0.
+        """
         meta = forward_meta
         cache = meta.caches[layer.layer_id]
         if k is not None:
+            self.require_absorbed_call()
+            if k.shape[0] != q.shape[0]:
+                raise NotImplementedError(f"k has {k.shape[0]} rows and q {q.shape[0]}: a model that puts keys of the cached "
+                                          "context before the new ones has no code; as many as q's are accepted")
             ops.op("prefill_mla_write_cache")(
                 compressed_kv, k_pe, cache, meta.seq_lens_encoder, meta.seq_lens_decoder, meta.batch_id_per_token,
                 meta.cu_seqlens_q, meta.block_tables, None, "none", self.max_seq_len)
-            return ops.flash_attention_v3_varlen(q, k, v, meta.cu_seqlens_q, meta.cu_seqlens_k, None, None,
-                                                 causal=self.causal, softmax_scale=self.softmax_scale)[0]
+            return self.prompts(q, k, v, layer, meta)
+        self.awaited = None
         ops.op("decode_mla_write_cache")(
             compressed_kv, k_pe, cache, meta.seq_lens_decoder, meta.seq_lens_encoder, meta.batch_id_per_token,
             meta.cu_seqlens_q, meta.block_tables, "none", self.max_seq_len, self.use_speculate)
         # The signature that says which requests are prompts, so that no list of tiles is read: any tensor stands for them.
+        # Here none is: all with a cached context are decoded.
         return ops.op("multi_head_latent_attention", "_v1")(
-            q, cache, cache, meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time, meta.cu_seqlens_q,
-            meta.batch_id_per_token, meta.block_tables, *[meta.max_len_tensor_cpu] * 14, *[None] * 11, COMPUTE[q.dtype], "none", self.kv_lora_rank,
-            self.max_seq_len, self.softmax_scale, 0.0, 0.0, 0.0, self.max_draft_tokens, True, self.use_speculate)
+            q, cache, cache, paddle.zeros_like(meta.seq_lens_encoder), meta.seq_lens_decoder, meta.seq_lens_this_time,
+            meta.cu_seqlens_q, meta.batch_id_per_token, meta.block_tables, *[meta.max_len_tensor_cpu] * 14, *[None] * 11,
+            COMPUTE[q.dtype], "none", self.kv_lora_rank, self.max_seq_len, self.softmax_scale, 0.0, 0.0, 0.0,
+            self.max_draft_tokens, True, self.use_speculate)
+
+    def prompts(self, q, k, v, layer, meta):
+        """Attention of prompts over their own new tokens; in steps with cached contexts, 0 for the requests that have one."""
+        fresh = self.attention_metadata.fresh
+        if fresh is not None:
+            self.awaited = layer.layer_id
+            if not self.attention_metadata.has_fresh_prompts:
+                return paddle.zeros([q.shape[0], *v.shape[1:]], dtype=q.dtype)
+        out = ops.flash_attention_v3_varlen(q, k, v, meta.cu_seqlens_q, meta.cu_seqlens_k, None, None, causal=self.causal,
+                                            softmax_scale=self.softmax_scale)[0]
+        if fresh is None:
+            return out
+        token = paddle.arange(q.shape[0], dtype="int32")
+        request = paddle.searchsorted(meta.cu_seqlens_q[1:], token, right=True)
+        rows = paddle.concat([fresh, paddle.zeros([1], dtype="bool")])[request]
+        return paddle.where(rows[:, None, None], out, paddle.zeros_like(out))
 
 
 def yarn_mscale(rope_scaling):

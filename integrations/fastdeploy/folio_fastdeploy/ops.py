@@ -25,6 +25,10 @@ SIGNATURES = {
     "append_attention_with_output": ("",),
     "gqa_rope_write_cache": ("", "_v1"),
     "pre_cache_len_concat": ("",),
+    "config_for_attention": ("",),
+    "decoder_write_cache_with_rope": ("",),
+    "decode_unified_attention": ("",),
+    "decode_append_attention": ("",),
 }
 
 
@@ -90,6 +94,21 @@ def flash_attn_unpadded(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_s
     if return_softmax or (training and dropout != 0.0):
         raise ValueError("flash_attn_unpadded: return_softmax and dropout have no code on Folio; False and 0 are accepted")
     return folio_paddle_ops.folio_flash_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)[0], None
+
+
+def merge_rows_with_a_past(encoder_res, decoder_res, seq_lens_encoder, *more):
+    """merge_prefill_decode_output for FolioMLAAttentionBackend, which decodes every row with a cached context: these are copied."""
+    no_prompts = paddle.zeros_like(seq_lens_encoder)
+    return op("merge_prefill_decode_output")(encoder_res, decoder_res, no_prompts, *more)
+
+
+def replace_merge():
+    """Puts merge_rows_with_a_past in place of the merge in every module of FastDeploy. Early versions have none."""
+    from fastdeploy.model_executor.ops import gpu
+
+    installed = getattr(gpu, "merge_prefill_decode_output", None)
+    if installed not in (None, merge_rows_with_a_past):
+        replace(installed, merge_rows_with_a_past)
 
 
 def rebind():

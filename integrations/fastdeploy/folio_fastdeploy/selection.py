@@ -15,7 +15,7 @@ BACKENDS = {
     "FOLIO_MLA_ATTN": ("FolioMLAAttentionBackend", "MLA_ATTN"),
 }
 #: Backends of FastDeploy that FD_FOLIO_PREFER=1 puts on Folio: by their ops, or, where those are Triton functions, whole.
-PREFERABLE = {"MLA_ATTN": None, "TRITON_MLA_ATTN": "FOLIO_MLA_ATTN"}
+PREFERABLE = {"MLA_ATTN": None, "DECODE_UNIFIED_ATTN": None, "TRITON_MLA_ATTN": "FOLIO_MLA_ATTN"}
 
 
 def requested():

@@ -81,50 +81,166 @@ def test_scale_with_yarn(load):
     assert 192 ** -0.5 * yarn_mscale({"factor": 40, "mscale_all_dim": 1}) ** 2 == pytest.approx(0.1352337788608801, rel=1e-12)
 
 
-@pytest.mark.parametrize("rows", [[DECODE, PROMPT, IDLE, DRAFT, (3, 0, 3), INACTIVE], [PROMPT], [DECODE, DRAFT]])
-def test_mla_of_a_step(load, rows):
-    """R16: prompts in the form with heads, decodes absorbed, merged: every row as attention over all its keys gives it."""
+class MlaLayer:
+    """Weights and new tokens of an MLA layer, run as FastDeploy's models run it."""
+
     heads, latent, rope, nope, value = 3, 32, 8, 24, 16
+
+    def __init__(self, step):
+        rng, T = np.random.default_rng(2), step.num_tokens
+        self.step = step
+        self.w_uk = rng.standard_normal((self.heads, self.nope, self.latent)) / 6
+        self.w_uv = rng.standard_normal((self.heads, self.latent, self.value)) / 6
+        self.q = rng.standard_normal((T, self.heads, self.nope + self.rope))
+        self.c, self.k_pe = rng.standard_normal((T, self.latent)), rng.standard_normal((T, self.rope))
+        self.cache = step.cache([1, "BS", self.latent + self.rope], "float32")
+
+    def run(self, backend, meta, absorbed_call=True, merge=True):
+        """[T, H v]. `merge`: by the op of FastDeploy's newer models; else by the sum of its early ones."""
+        T, layer = self.step.num_tokens, types.SimpleNamespace(layer_id=0)
+        call = lambda query, k, v: backend.forward(
+            query, k, v, None, tensor(self.c, "float32"), tensor(self.k_pe, "float32"), layer, meta)
+        out = paddle.zeros([T, self.heads * self.value])
+        if meta.max_len_tensor_cpu[1] > 0:
+            k = np.concatenate([np.einsum("tl,hpl->thp", self.c, self.w_uk), np.repeat(self.k_pe[:, None], self.heads, 1)], -1)
+            v = np.einsum("tl,hlv->thv", self.c, self.w_uv)
+            out = call(tensor(self.q, "float32"), tensor(k, "float32"), tensor(v, "float32")).reshape([T, -1])
+        if meta.max_len_tensor_cpu[2] > 0 and absorbed_call:
+            q_latent = np.einsum("thp,hpl->thl", self.q[..., :self.nope], self.w_uk)
+            absorbed = np.concatenate([q_latent, self.q[..., self.nope:]], -1)
+            latents = array(call(tensor(absorbed.reshape(T, -1), "float32"), None, None)).reshape(T, self.heads, self.latent)
+            decoded = tensor(np.einsum("thl,hlv->thv", latents, self.w_uv).reshape(T, -1), "float32")
+            if not merge:
+                prompt = np.repeat(self.step.encoder > 0, self.step.this_time)
+                return out * tensor(prompt[:, None], "float32") + decoded
+            from fastdeploy.model_executor.ops import gpu
+
+            gpu.merge_prefill_decode_output(out, decoded, *self.step.lengths(), tensor(self.step.cu), self.heads, self.value, 4)
+        return out
+
+    def expected(self, scale):
+        """Every row over all keys of its request, in the form with heads."""
+        step, records = self.step, array(self.cache)
+        out = np.zeros((step.num_tokens, self.heads, self.value))
+        for b in range(len(step.rows)):
+            tokens = slice(step.cu[b], step.cu[b + 1])
+            if tokens.start == tokens.stop:
+                continue
+            past = np.stack([records[page, 0, offset] for page, offset in
+                             (step.place(b, position) for position in range(step.kv_len[b]))])
+            for h in range(self.heads):
+                k = np.concatenate([past[:, :self.latent] @ self.w_uk[h].T, past[:, self.latent:]], -1)
+                out[tokens, h] = oracle.attention(self.q[tokens, h], k, past[:, :self.latent] @ self.w_uv[h], scale)
+        return out.reshape(step.num_tokens, -1)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("rows", [
+    [DECODE, PROMPT, IDLE, DRAFT, (3, 0, 3), INACTIVE], [PROMPT], [DECODE, DRAFT],
+    [CHUNK], [CHUNK, DECODE], [CHUNK, PROMPT], [PROMPT, CHUNK, DECODE, INACTIVE, DRAFT, (17, 40, 17), IDLE, (1, 16, 1)],
+], ids=str)
+def test_mla_of_a_step(load, rows, merge):
+    """
+    R6, R16: prompts in the form with heads; decodes, and prompts over a cached context, absorbed; then put together. Every
+    row is as attention over all its keys gives it.
+    """
     backend, step = mla_backend(load), Step(rows, padded=0)
-    rng, T = np.random.default_rng(2), step.num_tokens
-    w_uk, w_uv = rng.standard_normal((heads, nope, latent)) / 6, rng.standard_normal((heads, latent, value)) / 6
-    q, c, k_pe = rng.standard_normal((T, heads, nope + rope)), rng.standard_normal((T, latent)), rng.standard_normal((T, rope))
-    cache = step.cache([1, "BS", latent + rope], "float32")
-    meta, layer = forward_meta(step, [cache]), types.SimpleNamespace(layer_id=0)
+    layer = MlaLayer(step)
+    meta = forward_meta(step, [layer.cache])
     backend.init_attention_metadata(meta)
-    call = lambda query, k, v: backend.forward(query, k, v, None, tensor(c, "float32"), tensor(k_pe, "float32"), layer, meta)
-
-    out = paddle.zeros([T, heads * value])
-    if backend.attention_metadata.has_prompts:
-        k = np.concatenate([np.einsum("tl,hpl->thp", c, w_uk), np.repeat(k_pe[:, None], heads, 1)], -1)
-        v = np.einsum("tl,hlv->thv", c, w_uv)
-        out = call(tensor(q, "float32"), tensor(k, "float32"), tensor(v, "float32")).reshape([T, -1])
-    if backend.attention_metadata.has_decodes:
-        absorbed = np.concatenate([np.einsum("thp,hpl->thl", q[..., :nope], w_uk), q[..., nope:]], -1)
-        latents = array(call(tensor(absorbed.reshape(T, -1), "float32"), None, None)).reshape(T, heads, latent)
-        decoded = tensor(np.einsum("thl,hlv->thv", latents, w_uv).reshape(T, -1), "float32")
-        from folio_fastdeploy import ops
-
-        ops.op("merge_prefill_decode_output")(out, decoded, *step.lengths(), tensor(step.cu), heads, value, 4)
-
-    records = array(cache)
-    for b in range(len(rows)):
-        tokens = slice(step.cu[b], step.cu[b + 1])
-        if tokens.start == tokens.stop:
-            continue
-        past = np.stack([records[page, 0, offset] for page, offset in
-                         (step.place(b, position) for position in range(step.kv_len[b]))])
-        for h in range(heads):
-            k = np.concatenate([past[:, :latent] @ w_uk[h].T, past[:, latent:]], -1)
-            expected = oracle.attention(q[tokens, h], k, past[:, :latent] @ w_uv[h], backend.softmax_scale)
-            np.testing.assert_allclose(array(out).reshape(T, heads, value)[tokens, h], expected, atol=3e-5, rtol=3e-5)
+    assert backend.attention_metadata.has_prefix_cache is False  # newer models would lengthen k by latents read back
+    out = layer.run(backend, meta, merge=merge)
+    np.testing.assert_allclose(array(out), layer.expected(backend.softmax_scale), atol=3e-5, rtol=3e-5)
+    backend.init_attention_metadata(meta)
 
 
-def test_prompts_over_a_cached_context_are_refused_when_they_are_planned(load):
-    """R6: k and v of a step hold the new tokens only, so a chunk's past would be left out without a word."""
+def test_backends_of_a_step_look_at_its_lengths_once(load):
+    """FastDeploy's newest runner has one for each layer. What calls again has a new step."""
+    backend, step = mla_backend(load), Step([CHUNK, PROMPT])
+    other = type(backend)(config(head_dim=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=24), 1, 3, 32)
+    meta = forward_meta(step, [])
+    backend.init_attention_metadata(meta)
+    other.init_attention_metadata(meta)
+    assert other.attention_metadata is backend.attention_metadata and backend.attention_metadata.fresh is not None
+    meta.seq_lens_decoder.set_value(paddle.zeros_like(meta.seq_lens_decoder))
+    backend.init_attention_metadata(meta)
+    assert backend.attention_metadata.fresh is None and other.attention_metadata.fresh is not None
+    other.init_attention_metadata(meta)
+    assert other.attention_metadata is backend.attention_metadata
+
+
+def test_padded_rows_of_a_chunk_are_zero(load):
+    backend, step = mla_backend(load), Step([PROMPT, CHUNK], padded=3)
+    layer = MlaLayer(step)
+    meta = forward_meta(step, [layer.cache])
+    backend.init_attention_metadata(meta)
+    out = layer.run(backend, meta)
+    np.testing.assert_allclose(array(out), layer.expected(backend.softmax_scale), atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.parametrize("rows", [[CHUNK], [CHUNK, PROMPT, DECODE]], ids=str)
+def test_a_model_that_leaves_out_chunks_is_found(load, rows):
+    """R6: a model that makes no absorbed call for prompts over a cached context gets an error, not zeros."""
+    backend, step = mla_backend(load), Step(rows, padded=0)
+    layer = MlaLayer(step)
+    meta = forward_meta(step, [layer.cache])
+    backend.init_attention_metadata(meta)
+    layer.run(backend, meta, absorbed_call=False)
+    with pytest.raises(RuntimeError, match="layer 0 has prompts over a cached context, and its model did not call"):
+        layer.run(backend, meta)
+    layer.run(backend, meta, absorbed_call=False)
+    with pytest.raises(RuntimeError, match="layer 0 has prompts over a cached context"):
+        backend.init_attention_metadata(meta)
+    backend.init_attention_metadata(meta)
+
+
+def test_chunks_in_replayed_steps_are_refused(load):
+    """R6: a replay makes the calls of its capture, not those that this step needs."""
     backend, step = mla_backend(load), Step([DECODE, CHUNK])
-    with pytest.raises(NotImplementedError, match="a prompt of this step has a cached context"):
-        backend.init_attention_metadata(forward_meta(step, []))
+    with pytest.raises(NotImplementedError, match="a prompt of a step that is replayed from a graph has a cached context"):
+        backend.init_attention_metadata(forward_meta(step, [], step_use_cudagraph=True))
+
+
+def test_the_runner_takes_it_for_an_mla_backend(load):
+    """FastDeploy's runner asks by class whether a step needs positions and slots."""
+    from_runner = mla_backend(load)
+    from fastdeploy.model_executor.layers.attention import MLAAttentionBackend
+
+    assert isinstance(from_runner, MLAAttentionBackend)
+
+
+def test_keys_of_the_context_before_the_new_ones_are_refused(load):
+    """R6: what FastDeploy's newest models read back for its own backend."""
+    backend, step = mla_backend(load), Step([CHUNK], padded=0)
+    meta, layer = forward_meta(step, [step.cache([1, "BS", 40], "float32")]), types.SimpleNamespace(layer_id=0)
+    backend.init_attention_metadata(meta)
+    q, k, v = (paddle.zeros([rows, 3, width]) for rows, width in ((6, 32), (25, 32), (25, 16)))
+    with pytest.raises(NotImplementedError, match="k has 25 rows and q 6"):
+        backend.forward(q, k, v, None, paddle.zeros([6, 32]), paddle.zeros([6, 8]), layer, meta)
+
+
+@pytest.mark.parametrize("name", ["FOLIO_ATTN", "FOLIO_MLA_ATTN"])
+def test_no_backend_asks_for_the_device(load, monkeypatch, name):
+    """R15: there is a backend for each layer; what a device can do is the context's, of which there is one per device."""
+    def asked(*args, **kwargs):
+        raise AssertionError("a backend has asked for the device's properties")
+
+    for function in ("get_device_properties", "get_device_capability", "get_device_name"):
+        monkeypatch.setattr(paddle.device.cuda, function, asked)
+    backend = load(FD_ATTENTION_BACKEND=name).backend()
+    made = backend(config(head_dim=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=24), 1, 3, 32)
+    made.init_attention_metadata(forward_meta(Step([DECODE, PROMPT]), []))
+
+
+def test_the_merge_of_other_backends_stays(load):
+    """Only FOLIO_MLA_ATTN decodes prompts over a cached context; FastDeploy's own backend has their rows from the prompts' call."""
+    load(FD_ATTENTION_BACKEND="MLA_ATTN", FD_FOLIO_PREFER="1")
+    from fastdeploy.model_executor.ops import gpu
+
+    step = Step([CHUNK, DECODE], padded=0)
+    out, decoded = paddle.zeros([step.num_tokens, 4]), paddle.ones([step.num_tokens, 4])
+    gpu.merge_prefill_decode_output(out, decoded, *step.lengths(), tensor(step.cu), 2, 2, 4)
+    assert array(out).sum(axis=1).tolist() == [0] * 6 + [4]
 
 
 @pytest.mark.parametrize("name", ["FOLIO_ATTN", "FOLIO_MLA_ATTN"])

@@ -76,6 +76,14 @@ def test_preferred_ops_are_replaced_wherever_they_were_imported(load):
     assert cu.numpy().tolist() == [0, 0, 8]
 
 
+def test_the_newest_decode_path_can_be_preferred(load):
+    """FastDeploy's DECODE_UNIFIED_ATTN keeps its backend, and its three ops run on Folio."""
+    load(FD_ATTENTION_BACKEND="DECODE_UNIFIED_ATTN", FD_FOLIO_PREFER="1")
+    gpu = module("fastdeploy.model_executor.ops.gpu")
+    for name in ("config_for_attention", "decoder_write_cache_with_rope", "decode_unified_attention"):
+        assert is_folio(getattr(gpu, name))
+
+
 def test_a_preferred_backend_of_triton_functions_is_replaced_whole(load):
     runner = load(FD_ATTENTION_BACKEND="TRITON_MLA_ATTN", FD_FOLIO_PREFER="1")
     assert runner.backend().__name__ == "FolioMLAAttentionBackend"

@@ -4,7 +4,6 @@
 #include "rows.h"
 
 #include <functional>
-#include <limits>
 #include <numeric>
 
 namespace folio_paddle {
@@ -268,13 +267,10 @@ std::vector<Tensor> multi_head_latent_attention_v1(
                       {"out_linear_smooths", &out_linear_smooths}});
         require(value_cache.data() == key_cache.data(), "value_cache is not key_cache, whose records hold the values");
         const int64_t batch_size = seq_lens_this_time.numel();
-        const Tensor decodes =
-            px::logical_and(positive(lengths("seq_lens_decoder", seq_lens_decoder, batch_size)),
-                            not_positive(lengths("seq_lens_encoder", seq_lens_encoder, batch_size)));
         const LatentAttention op{query, key_cache, seq_lens_decoder, seq_lens_this_time, cu_seqlens_q, block_tables,
                                  compute_dtype, cache_quant_type_str, nope_size, softmax_scale, out_linear_in_scale,
                                  causal};
-        return {attend_latents(op, decodes)};
+        return {attend_latents(op, decoding(seq_lens_encoder, seq_lens_decoder, batch_size))};
     });
 }
 
@@ -291,25 +287,9 @@ void merge_prefill_decode_output(Tensor &encoder_res, const Tensor &decoder_res,
                 "rows of encoder_res do not have head_num * head_dim elements");
         if (num_tokens == 0)
             return;
-        const Tensor decodes = px::logical_and(positive(lengths("seq_lens_decoder", seq_lens_decoder, batch_size)),
-                                               not_positive(lengths("seq_lens_encoder", seq_lens_encoder, batch_size)));
-        // A merge with an empty state leaves the other one as it is, and a mask leaves rows as they are.
-        const Tensor mask = spread(decodes, cu_seq_q, num_tokens);
-        const Tensor whole = px::full({num_tokens, head_num}, 0, paddle::DataType::FLOAT32, encoder_res.place());
-        const Tensor empty = px::full({num_tokens, head_num}, -std::numeric_limits<double>::infinity(),
-                                      paddle::DataType::FLOAT32, encoder_res.place());
-        const folio::Tensor taken = view(decoder_res, {num_tokens, head_num, head_dim}),
-                            out = view(encoder_res, {num_tokens, head_num, head_dim}),
-                            s_whole = view(whole, {num_tokens, head_num}), s_empty = view(empty, {num_tokens, head_num}),
-                            rows = flat(mask);
-        auto args = FOLIO_INIT(folio_merge_state_args);
-        args.v_a = taken;
-        args.s_a = s_whole;
-        args.v_b = taken;
-        args.s_b = s_empty;
-        args.v_out = out;
-        args.mask = rows;
-        context_of(encoder_res).merge(args, stream_of(encoder_res));
+        const Tensor rows = spread(decoding(seq_lens_encoder, seq_lens_decoder, batch_size), cu_seq_q, num_tokens);
+        copy_rows(view(decoder_res, {num_tokens, head_num, head_dim}), view(encoder_res, {num_tokens, head_num, head_dim}),
+                  rows, head_num);
     });
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 namespace folio_paddle {
 
@@ -85,6 +86,31 @@ void overwrite(Tensor &target, const Tensor &values)
     require(target.numel() == values.numel() && target.dtype() == values.dtype(),
             "an output has another shape or type than its input");
     target.copy_(target.shape() == values.shape() ? values : px::reshape(values, target.shape()), target.place(), false);
+}
+
+Tensor decoding(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, int64_t batch_size)
+{
+    return px::logical_and(positive(lengths("seq_lens_decoder", seq_lens_decoder, batch_size)),
+                           not_positive(lengths("seq_lens_encoder", seq_lens_encoder, batch_size)));
+}
+
+void copy_rows(const folio::Tensor &taken, const folio::Tensor &target, const Tensor &rows, int64_t num_heads)
+{
+    // A merge with an empty state leaves the other one as it is, and a mask leaves rows as they are.
+    const int64_t num_tokens = rows.numel();
+    const Tensor whole = px::full({num_tokens, num_heads}, 0, paddle::DataType::FLOAT32, rows.place());
+    const Tensor empty = px::full({num_tokens, num_heads}, -std::numeric_limits<double>::infinity(),
+                                  paddle::DataType::FLOAT32, rows.place());
+    const folio::Tensor s_whole = view(whole, {num_tokens, num_heads}), s_empty = view(empty, {num_tokens, num_heads}),
+                        mask = flat(rows);
+    auto args = FOLIO_INIT(folio_merge_state_args);
+    args.v_a = taken;
+    args.s_a = s_whole;
+    args.v_b = taken;
+    args.s_b = s_empty;
+    args.v_out = target;
+    args.mask = mask;
+    context_of(rows).merge(args, stream_of(rows));
 }
 
 void refuse_given(std::initializer_list<std::pair<const char *, const OptionalTensor *>> arguments)

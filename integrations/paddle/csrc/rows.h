@@ -44,6 +44,12 @@ Tensor spread(const Tensor &of_request, const Tensor &cu_seqlens_q, int64_t num_
 /** Writes `values` into the memory of `target`, on its device and in the order of its stream. */
 void overwrite(Tensor &target, const Tensor &values);
 
+/** The requests that decode: no new prompt, and keys in the cache. [B] bool */
+Tensor decoding(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, int64_t batch_size);
+
+/** Copies the rows of `taken` that `rows` [T] names to `target`; both are [T, H, d] on the device of `rows`. */
+void copy_rows(const folio::Tensor &taken, const folio::Tensor &target, const Tensor &rows, int64_t num_heads);
+
 /** Refuses optional arguments that Folio has no use for, by name. */
 void refuse_given(std::initializer_list<std::pair<const char *, const OptionalTensor *>> arguments);
 

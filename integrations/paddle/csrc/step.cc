@@ -1,9 +1,10 @@
 // FastDeploy's ops that are called once per step: tile lists and maxima, slots and positions, cumulative key lengths.
 //
-// Results that live in CPU tensors need the lengths on the host. They are copied there, which waits for the device; while
-// a graph is captured such outputs are left as they are, as FastDeploy does it, and no op of this library reads them.
+// Results that live in CPU tensors, and lists of tiles, need the lengths on the host. They are copied there, which waits for
+// the device; while a graph is captured such outputs are left as they are, as FastDeploy does it, and no op of this library
+// reads them.
+#include "grouped.h"
 #include "ops.h"
-#include "rows.h"
 
 #include "folio_backend.h"
 
@@ -19,15 +20,7 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-Ints on_host(const char *name, const Tensor &tensor, int64_t batch_size)
-{
-    const Tensor values = lengths(name, tensor, batch_size);
-    const Tensor host = values.is_cpu() ? values : values.copy_to(paddle::CPUPlace(), true);
-    const auto *first = host.data<int32_t>();
-    return Ints(first, first + batch_size);
-}
-
-/** Writes the first elements of an int32 tensor, wherever it is. */
+/** Writes the first rows of an int32 tensor, wherever it is. */
 void write(const char *name, Tensor &target, const Ints &values)
 {
     require(target.dtype() == paddle::DataType::INT32 && target.numel() >= static_cast<int64_t>(values.size()),
@@ -40,9 +33,9 @@ void write(const char *name, Tensor &target, const Ints &values)
         return;
     }
     const int64_t count = static_cast<int64_t>(values.size());
-    Tensor host = px::empty({count}, paddle::DataType::INT32, paddle::CPUPlace());
+    Tensor part = target.numel() == count ? target : target.slice(0, count * target.shape()[0] / target.numel());
+    Tensor host = px::empty(part.shape(), paddle::DataType::INT32, paddle::CPUPlace());
     std::copy(values.begin(), values.end(), host.data<int32_t>());
-    Tensor part = target.numel() == count ? target : target.slice(0, count);
     part.copy_(host, target.place(), true);
 }
 
@@ -54,10 +47,17 @@ struct Step {
 
     Step(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time)
     {
+        // One copy of all three, since each waits for the device.
         const int64_t batch_size = seq_lens_this_time.numel();
-        encoder = on_host("seq_lens_encoder", seq_lens_encoder, batch_size);
-        decoder = on_host("seq_lens_decoder", seq_lens_decoder, batch_size);
-        this_time = on_host("seq_lens_this_time", seq_lens_this_time, batch_size);
+        const Tensor all = px::concat({lengths("seq_lens_encoder", seq_lens_encoder, batch_size),
+                                       lengths("seq_lens_decoder", seq_lens_decoder, batch_size),
+                                       lengths("seq_lens_this_time", seq_lens_this_time, batch_size)},
+                                      0);
+        const Tensor host = all.is_cpu() ? all : all.copy_to(paddle::CPUPlace(), true);
+        const auto *first = host.data<int32_t>();
+        encoder.assign(first, first + batch_size);
+        decoder.assign(first + batch_size, first + 2 * batch_size);
+        this_time.assign(first + 2 * batch_size, first + 3 * batch_size);
     }
 
     size_t size() const { return this_time.size(); }
@@ -108,8 +108,8 @@ Tiles tiles_of(const Step &step, Count count)
     return Tiles(counts);
 }
 
-/** Keys of a row that MLA decodes. */
-int32_t latent_keys(int32_t encoder, int32_t decoder, int32_t this_time)
+/** Keys of a row that decodes. */
+int32_t decode_keys(int32_t encoder, int32_t decoder, int32_t this_time)
 {
     return this_time > 0 && encoder <= 0 ? decoder + this_time : 0;
 }
@@ -122,7 +122,7 @@ int32_t latent_chunk(const Step &step, int32_t block_size, int32_t num_sms)
     for (int i = 1; i < 12; i++) {
         int64_t items = 0;
         for (size_t b = 0; b < step.size(); b++)
-            items += ceil_div(latent_keys(step.encoder[b], step.decoder[b], step.this_time[b]), int64_t{block_size} << i);
+            items += ceil_div(decode_keys(step.encoder[b], step.decoder[b], step.this_time[b]), int64_t{block_size} << i);
         if (items % num_sms >= fullest) {
             fullest = items % num_sms;
             best = block_size << i;
@@ -154,7 +154,7 @@ AllTiles cut(const Step &step, const Tensor &like, int encoder_block_shape_q, in
     // MLA backends have no block shapes, or say -1.
     if (folio_backend::keeps_latent_cache() || (encoder_block_shape_q < 0 && decoder_block_shape_q < 0)) {
         const int32_t chunk = latent_chunk(step, block_size, num_sms(like));
-        return {tiles_of(step, [&](int32_t e, int32_t d, int32_t t) { return ceil_div(latent_keys(e, d, t), chunk); }),
+        return {tiles_of(step, [&](int32_t e, int32_t d, int32_t t) { return ceil_div(decode_keys(e, d, t), chunk); }),
                 Tiles({}), Tiles({}), chunk};
     }
     require(encoder_block_shape_q > 0 && decoder_block_shape_q > 0 && group_size > 0,
@@ -164,6 +164,41 @@ AllTiles cut(const Step &step, const Tensor &like, int encoder_block_shape_q, in
             tiles_of(step, [&](int32_t e, int32_t, int32_t) { return ceil_div(int64_t{e} * group_size, encoder_block_shape_q); }),
             tiles_of(step, [&](int32_t e, int32_t d, int32_t) { return e > 0 ? ceil_div(e + d % block_size, block_size) : 0; }),
             block_size};
+}
+
+/** Work items of FastDeploy's decode kernels: four numbers each, request, key head, chunk of keys, tile of 16 queries. */
+struct WorkItems {
+    Ints items;
+    int32_t chunk;
+};
+
+/** How many work items chunks of `chunk` keys make of the requests that decode. */
+int64_t count_items(const Step &step, int32_t chunk, int group_size, int kv_num_heads)
+{
+    int64_t count = 0;
+    for (size_t b = 0; b < step.size(); b++)
+        count += int64_t{ceil_div(decode_keys(step.encoder[b], step.decoder[b], step.this_time[b]), chunk)} *
+                 ceil_div(int64_t{step.this_time[b]} * group_size, 16) * kv_num_heads;
+    return count;
+}
+
+/**
+ * The longest chunks, of 512 to 16384 keys, that leave three work items to each multiprocessor; 512 where none do.
+ * FastDeploy's buffers of partial results have room for chunks of 512.
+ */
+WorkItems decode_items(const Step &step, int group_size, int kv_num_heads, int32_t num_multiprocessors)
+{
+    WorkItems made{{}, 16384};
+    while (made.chunk > 512 && count_items(step, made.chunk, group_size, kv_num_heads) < 3 * num_multiprocessors)
+        made.chunk -= 128;
+    for (int32_t b = 0; b < static_cast<int32_t>(step.size()); b++) {
+        const int32_t chunks = ceil_div(decode_keys(step.encoder[b], step.decoder[b], step.this_time[b]), made.chunk);
+        for (int32_t head = 0; head < kv_num_heads; head++)
+            for (int32_t chunk = 0; chunk < chunks; chunk++)
+                for (int32_t tile = 0; tile < ceil_div(int64_t{step.this_time[b]} * group_size, 16); tile++)
+                    made.items.insert(made.items.end(), {b, head, chunk, tile});
+    }
+    return made;
 }
 
 void write_tiles(Tensor &batch_ids, Tensor &tile_ids, const Tiles &tiles)
@@ -274,6 +309,29 @@ void max_lengths(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
     });
 }
 
+void config_for_attention(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
+                          const Tensor &seq_lens_this_time, Tensor &block_indices, Tensor &num_blocks, Tensor &chunk_size,
+                          Tensor &max_len_tensor_cpu, const std::string &cache_quant_type, const int group_size,
+                          const int kv_num_heads, const int max_tokens_per_batch)
+{
+    (void)max_tokens_per_batch; /* seq_lens_this_time says how many tokens each row has */
+    guarded("config_for_attention", [&] {
+        refuse_other_caches(cache_quant_type);
+        require(group_size > 0 && kv_num_heads > 0, "group_size is " + std::to_string(group_size) +
+                                                        " and kv_num_heads is " + std::to_string(kv_num_heads) +
+                                                        "; 1 or more is accepted for both");
+        require(block_indices.shape().size() == 2 && block_indices.shape()[1] == 4, "block_indices is not [n, 4]");
+        if (capturing())
+            return;
+        const Step step(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time);
+        const WorkItems made = decode_items(step, group_size, kv_num_heads, num_sms(seq_lens_this_time));
+        write("block_indices", block_indices, made.items);
+        write("num_blocks", num_blocks, {static_cast<int32_t>(made.items.size() / 4)});
+        write("chunk_size", chunk_size, {made.chunk});
+        write_maxima(max_len_tensor_cpu, step);
+    });
+}
+
 void get_position_ids_and_slot_mapping(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
                                        const Tensor &seq_lens_this_time, const Tensor &batch_id_per_token,
                                        const Tensor &block_tables, Tensor &position_ids, Tensor &slot_mapping,
@@ -335,6 +393,8 @@ void bind_step(pybind11::module_ &module)
     module.def("folio_get_block_shape_and_split_kv_block_v1", &get_block_shape_and_split_kv_block_v1, "Nine outputs.");
     module.def("folio_get_block_shape_and_split_kv_block_v2", &get_block_shape_and_split_kv_block_v2,
                "In place, with max_len_kv_cpu.");
+    module.def("folio_config_for_attention", &config_for_attention,
+               "Maxima of a step and work items of its decodes, in place.");
     module.def("folio_max_lengths", &max_lengths, "Maxima of a step, in place.");
     module.def("folio_get_position_ids_and_slot_mapping", &get_position_ids_and_slot_mapping,
                "Positions and slots of new tokens, in place.");
@@ -371,6 +431,15 @@ PD_BUILD_OP(static_op_folio_get_block_shape_and_split_kv_block)
     .Outputs({})
     .Attrs({"encoder_block_shape_q: int", "decoder_block_shape_q: int", "group_size: int", "block_size: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::get_block_shape_and_split_kv_block))
+    .SetInferShapeFn(folio_paddle::nothing)
+    .SetInferDtypeFn(folio_paddle::no_type);
+
+PD_BUILD_OP(static_op_folio_config_for_attention)
+    .Inputs({"seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "block_indices", "num_blocks", "chunk_size",
+             "max_len_tensor_cpu"})
+    .Outputs({})
+    .Attrs({"cache_quant_type: std::string", "group_size: int", "kv_num_heads: int", "max_tokens_per_batch: int"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::config_for_attention))
     .SetInferShapeFn(folio_paddle::nothing)
     .SetInferDtypeFn(folio_paddle::no_type);
 

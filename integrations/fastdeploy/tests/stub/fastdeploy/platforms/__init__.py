@@ -2,7 +2,8 @@
 
 import enum
 
-_Backend = enum.Enum("_Backend", ["NATIVE_ATTN", "APPEND_ATTN", "MLA_ATTN", "FLASH_ATTN", "TRITON_MLA_ATTN"])
+_Backend = enum.Enum("_Backend", ["NATIVE_ATTN", "APPEND_ATTN", "MLA_ATTN", "FLASH_ATTN", "TRITON_MLA_ATTN",
+                                 "DECODE_UNIFIED_ATTN"])
 
 
 class current_platform:

@@ -1,0 +1,57 @@
+"""The patch for a fork: it applies to files that have the lines of its hunks, and what is Python of it does what it says."""
+
+import enum
+import os
+import re
+import subprocess
+
+import pytest
+
+PATCH = os.path.join(os.path.dirname(__file__), "..", "fastdeploy.patch")
+
+
+@pytest.fixture
+def fork(tmp_path):
+    """Files of FastDeploy's names with nothing but the lines that the patch shows, the patch applied."""
+    with open(PATCH) as patch:
+        parts = re.split(r"^--- a/", patch.read(), flags=re.M)[1:]
+    for part in parts:
+        name, rest = part.split("\n", 1)
+        lines = []
+        for hunk in re.split(r"^@@.*@@.*\n", rest, flags=re.M)[1:]:
+            lines += [line[1:] for line in hunk.splitlines() if not line.startswith("+")] + [""]
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines[:-1]) + "\n")
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    subprocess.run(["git", "apply", os.path.abspath(PATCH)], cwd=tmp_path, env=environment, check=True)
+    return tmp_path
+
+
+def test_both_names_are_backends_on_both_platforms(fork):
+    base = (fork / "fastdeploy/platforms/base.py").read_text()
+    cuda = (fork / "fastdeploy/platforms/cuda.py").read_text()
+    for name in ("FOLIO_ATTN", "FOLIO_MLA_ATTN"):
+        assert f"    {name} = enum.auto()\n" in base and f"selected_backend == _Backend.{name}:" in cuda
+
+    module = {"Platform": object}
+    exec((fork / "fastdeploy/platforms/cpu.py").read_text(), module)
+    backends = enum.Enum("_Backend", ["APPEND_ATTN", "FOLIO_ATTN", "FOLIO_MLA_ATTN"])
+    chosen = [module["CPUPlatform"].get_attention_backend_cls(backend) for backend in [None, *backends]]
+    assert chosen == ["", "", "folio_fastdeploy.backends.FolioAttentionBackend",
+                      "folio_fastdeploy.backends.FolioMLAAttentionBackend"]
+    assert all(path in cuda for path in chosen[2:])
+
+
+@pytest.mark.parametrize("file, attribute", [("fastdeploy/config.py", "use_mla_cache"),
+                                             ("fastdeploy/worker/gpu_model_runner.py", "mla_cache")])
+@pytest.mark.parametrize("name, latent", [("FOLIO_MLA_ATTN", True), ("MLA_ATTN", True), ("TRITON_MLA_ATTN", True),
+                                          ("FOLIO_ATTN", False), ("APPEND_ATTN", False)])
+def test_names_of_latent_caches(fork, file, attribute, name, latent):
+    class Space:
+        FD_ATTENTION_BACKEND = name
+
+    this = Space()
+    line = re.search(rf"self\.{attribute} = .*", (fork / file).read_text())[0]
+    exec(line, {"self": this, "envs": Space})
+    assert getattr(this, attribute) is latent
