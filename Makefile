@@ -10,6 +10,8 @@
 #   make dist                         a tarball and a .deb of the same for machines without Rust, in build/dist;
 #                                     DIST_ARCH=aarch64 for ARM
 #   make test-dist                    the x86-64 ones on bare Debian roots; needs root
+#   make dist-wheel                   the Python package with the library of `make dist`, for the same machines
+#   make test-dist-wheel              its tag, its library, and a program that loads it; DIST_ARCH=aarch64 under qemu
 #   make test-aarch64                 the CPU tests for ARM under qemu
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
 #   make wheel                        the Python package, with the library inside, to build/wheels
@@ -27,7 +29,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist test-aarch64 wheel test-python test-python-gpu pictures test-torch-ops test-vllm test-sglang test-paddle clean
+    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu pictures test-torch-ops test-vllm test-sglang test-paddle clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -245,6 +247,7 @@ kernels: nvrtc
 
 # The library alone, out of the build folder that `make demo` uses too: no test and no example is built.
 install: $(if $(filter OFF,$(FOLIO_CUDA)),,nvrtc)
+	@.ci/need cc=gcc $(CMAKE)=cmake
 	$(CMAKE) -S . -B $(BUILD)/install -DCMAKE_INSTALL_PREFIX=$(PREFIX) -DFOLIO_CARGO_DIR=$(CARGO_TARGET_DIR) \
 	    -DFOLIO_CUDA=$(FOLIO_CUDA) -DFOLIO_BUILD_TESTS=OFF -DFOLIO_BUILD_EXAMPLES=OFF
 	$(CMAKE) --build $(BUILD)/install
@@ -266,6 +269,16 @@ test-dist: DIST_ARCH := x86_64
 test-dist: dist
 	$(call say,The tarball and the .deb on bare Debian)
 	.ci/test-dist $(DIST) $(DIST_SUITES)
+
+dist-wheel: dist
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/need ensurepip=python3-venv
+	packaging/wheel $(DIST_ARCH) $(DIST) $(PYTHON)
+
+test-dist-wheel: dist-wheel
+	$(call say,The wheel for $(DIST_ARCH))
+	@$(if $(filter $(shell uname -m),$(DIST_ARCH)),,.ci/need qemu-$(DIST_ARCH)=qemu-user \
+	    /usr/$(DIST_ARCH)-linux-gnu/include/stdio.h=libc6-dev-$(if $(filter aarch64,$(DIST_ARCH)),arm64,amd64)-cross)
+	.ci/test-dist-wheel $(DIST) $(DIST_ARCH) 2.28
 
 test-aarch64:
 	$(call say,CPU tests for AArch64 under emulation)

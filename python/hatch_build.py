@@ -57,3 +57,7 @@ class LibraryHook(BuildHookInterface):
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform(library)}"
         build_data["force_include"][str(library)] = "folio/libfolio.so"
+        # An installed library has the licences of what is linked into it beside it.
+        licences = library.parent.parent / "share" / "licenses" / "folio"
+        if licences.is_dir():
+            build_data["force_include"][str(licences)] = "folio/licenses"

@@ -1096,8 +1096,8 @@ typedef struct folio_decode_desc {
      */
     uint64_t max_num_pages;
     /**
-     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
-     * the CPU; on CUDA they are UNSUPPORTED.
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches; on
+     * CUDA q has 16 bits there.
      */
     int32_t kv_format;
     /**
@@ -1309,8 +1309,8 @@ typedef struct folio_prefill_desc {
      */
     uint64_t max_num_pages;
     /**
-     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
-     * the CPU; on CUDA they are UNSUPPORTED.
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches; on
+     * CUDA q has 16 bits there.
      */
     int32_t kv_format;
     /**
@@ -1489,8 +1489,8 @@ typedef struct folio_cascade_desc {
      */
     uint64_t max_num_pages;
     /**
-     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
-     * the CPU; on CUDA they are UNSUPPORTED.
+     * FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches; on
+     * CUDA q has 16 bits there.
      */
     int32_t kv_format;
     /**

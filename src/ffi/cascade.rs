@@ -63,8 +63,8 @@ pub struct folio_cascade_desc {
     /// Most page-table entries of a batch, over all requests, where shared pages count for each of them; 0:
     /// max_batch_size times the pages of max_kv_len.
     pub max_num_pages: u64,
-    /// FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
-    /// the CPU; on CUDA they are UNSUPPORTED.
+    /// FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches; on
+    /// CUDA q has 16 bits there.
     pub kv_format: i32,
     /// 0.
     pub reserved: u32,

@@ -59,8 +59,8 @@ pub struct folio_decode_desc {
     pub max_kv_len: u32,
     /// Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
     pub max_num_pages: u64,
-    /// FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
-    /// the CPU; on CUDA they are UNSUPPORTED.
+    /// FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches; on
+    /// CUDA q has 16 bits there.
     pub kv_format: i32,
     /// 0.
     pub reserved: u32,

@@ -58,8 +58,8 @@ pub struct folio_prefill_desc {
     pub max_kv_len: u32,
     /// Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
     pub max_num_pages: u64,
-    /// FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches on
-    /// the CPU; on CUDA they are UNSUPPORTED.
+    /// FOLIO_KV_FORMAT_…: how rows of the cache are stored. Other formats than FOLIO_KV_FORMAT_PLAIN are for paged caches; on
+    /// CUDA q has 16 bits there.
     pub kv_format: i32,
     /// Type of k_new and v_new, that of q or fp8; all zero: there are none. With it the keys and values of the query rows are
     /// beside the paged cache, in every run of the handle: see folio_attention_args.k_new.

@@ -54,7 +54,7 @@ class Decode(Handle):
         max_kv_len: Most keys of a request.
         max_num_pages: Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
         kv_format: `KvFormat`: how rows of the cache are stored. Other formats than `KvFormat.PLAIN` are for paged
-            caches on the CPU; on CUDA they are `UnsupportedError`.
+            caches; on CUDA q has 16 bits there.
     """
 
     _name = "decode"
@@ -298,7 +298,7 @@ class Prefill(Handle):
         max_kv_len: Most keys of a request, those beside the cache included.
         max_num_pages: Most pages of a batch, over all requests; 0: max_batch_size times the pages of max_kv_len.
         kv_format: `KvFormat`: how rows of the cache are stored. Other formats than `KvFormat.PLAIN` are for paged
-            caches on the CPU; on CUDA they are `UnsupportedError`.
+            caches; on CUDA q has 16 bits there.
         new_kv_dtype: Type of k_new and v_new, that of q or fp8; None: there are none. With it the keys and values
             of the query rows are beside the paged cache, in every run of the handle: see `Decode.run`.k_new.
     """
@@ -547,7 +547,7 @@ class Cascade(Handle):
         max_num_pages: Most page-table entries of a batch, over all requests, where shared pages count for each of
             them; 0: max_batch_size times the pages of max_kv_len.
         kv_format: `KvFormat`: how rows of the cache are stored. Other formats than `KvFormat.PLAIN` are for paged
-            caches on the CPU; on CUDA they are `UnsupportedError`.
+            caches; on CUDA q has 16 bits there.
     """
 
     _name = "cascade"
