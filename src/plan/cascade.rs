@@ -38,7 +38,8 @@ struct Segment {
     keys: Range<u32>,
     /// The segment around this one, among the segments.
     parent: Option<usize>,
-    /// Pieces that the keys are cut into.
+    /// Keys of the pieces that it is cut into, and how many these are.
+    chunk: u32,
     chunks: u32,
     /// Its first partial row.
     partial: u32,
@@ -87,9 +88,9 @@ pub fn cascade(
         return Ok(false);
     }
     own_keys(batch, segments);
-    let chunk = cut(batch, desc, tiling, segments, long)?;
+    cut(batch, desc, tiling, segments, long)?;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
-    list(batch, (tiling, chunk), segments, work)?;
+    list(batch, tiling, segments, work)?;
     by_cost(work)?;
     small_last(work, tiling.workers.small)?;
     Ok(shares)
@@ -138,6 +139,7 @@ fn share(
                     requests,
                     keys,
                     parent,
+                    chunk: u32::MAX,
                     chunks: 1,
                     partial: 0,
                 });
@@ -209,6 +211,7 @@ fn own_keys(batch: &HostBatch<'_>, segments: &mut Vec<Segment>) {
             requests: b..b + 1,
             keys: start..(batch.kv_len[b] as u32).max(start),
             parent: innermost,
+            chunk: u32::MAX,
             chunks: 1,
             partial: 0,
         });
@@ -222,7 +225,7 @@ fn cut(
     tiling: &Tiling,
     segments: &mut [Segment],
     long: &mut LongSegments,
-) -> Result<u32> {
+) -> Result<()> {
     let shared = segments.len() - batch.batch_size();
     let extents = segments.iter().enumerate().map(|(at, segment)| Extent {
         rows: rows_of(batch, &segment.requests),
@@ -235,15 +238,16 @@ fn cut(
     };
     for segment in segments {
         let keys = segment.keys.end - segment.keys.start;
+        segment.chunk = chunk;
         segment.chunks = keys.div_ceil(chunk).max(1);
     }
-    Ok(chunk)
+    Ok(())
 }
 
 /// Lists the items of all segments, and the parts of every row.
 fn list(
     batch: &HostBatch<'_>,
-    (tiling, chunk): (&Tiling, u32),
+    tiling: &Tiling,
     segments: &mut [Segment],
     work: &mut WorkList,
 ) -> Result<()> {
@@ -268,7 +272,7 @@ fn list(
     }
     reserve("partial rows", &mut work.partials, parts)?;
     for (at, segment) in segments.iter().enumerate() {
-        push_items(batch, (tiling, chunk), segment, at < shared, work);
+        push_items(batch, tiling, segment, at < shared, work);
     }
     for own in &segments[shared..] {
         if own.partial != NO_PARTIAL {
@@ -291,7 +295,7 @@ fn parts_of(segments: &[Segment], own: &Segment) -> u32 {
 
 fn push_items(
     batch: &HostBatch<'_>,
-    (tiling, chunk): (&Tiling, u32),
+    tiling: &Tiling,
     segment: &Segment,
     is_shared: bool,
     work: &mut WorkList,
@@ -310,8 +314,8 @@ fn push_items(
     {
         let q_len = end - q_start;
         for c in 0..segment.chunks {
-            let kv_start = segment.keys.start + c * chunk;
-            let kv_end = kv_start.saturating_add(chunk).min(segment.keys.end);
+            let kv_start = segment.keys.start + c * segment.chunk;
+            let kv_end = kv_start.saturating_add(segment.chunk).min(segment.keys.end);
             work.items.push(WorkItem {
                 request: b as u32,
                 q_start,

@@ -29,7 +29,8 @@ impl Cursor {
 /// buffer on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// `[4]` u32: work items, combine items, batch size, the last items, which are small.
+    /// `[6]` u32: work items, combine items, batch size, the last items, which are small, those before them of few rows,
+    /// and pieces of the others in a wave.
     pub counts: usize,
     /// `[1]` u32: 0 between runs; kernels draw tiles by it.
     pub next_tile: usize,
@@ -59,7 +60,7 @@ impl Layout {
         let mut cursor = Cursor::default();
         let mut part = |count, size| cursor.take(count, size);
         Layout {
-            counts: part(4, 4),
+            counts: part(6, 4),
             next_tile: part(1, 4),
             qo_indptr: part(counts.batch_size.saturating_add(1), 4),
             kv_len: part(counts.batch_size, 4),
@@ -172,7 +173,7 @@ pub fn write<'a>(
     };
     let counts = [work.items.len(), work.combines.len(), n].map(|count| count as u32);
     image.put(layout.counts, &counts);
-    image.put(layout.counts + size_of_val(&counts), &[work.small]);
+    image.put(layout.counts + size_of_val(&counts), &[work.small, work.few_rows, work.wave]);
     image.put(layout.next_tile, &[0u32]);
     image.put(layout.qo_indptr, batch.qo_indptr);
     image.put(layout.kv_len, batch.kv_len);
