@@ -18,7 +18,7 @@
 //!
 //! **Batch-invariant.** What a request shares depends on the others, so there nothing is shared.
 
-use super::cascade_chunk::{Extent, LongSegments, best_chunk};
+use super::cascade_chunk::{Cuts, Extent, LongSegments, best_cuts};
 use super::item_order::{by_cost, small_last};
 use super::reserve::reserve;
 use super::starts::request_starts;
@@ -88,11 +88,12 @@ pub fn cascade(
         return Ok(false);
     }
     own_keys(batch, segments);
-    cut(batch, desc, tiling, segments, long)?;
+    let cuts = cut(batch, desc, tiling, segments, long)?;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
     list(batch, tiling, segments, work)?;
     by_cost(work)?;
-    small_last(work, tiling.workers.small)?;
+    small_last(work, cuts.small)?;
+    work.wave = cuts.wave;
     Ok(shares)
 }
 
@@ -218,30 +219,34 @@ fn own_keys(batch: &HostBatch<'_>, segments: &mut Vec<Segment>) {
     }
 }
 
-/// Decides into chunks of how many keys segments are cut.
+/// Decides how segments are cut.
 fn cut(
     batch: &HostBatch<'_>,
     desc: &AttentionDesc,
     tiling: &Tiling,
     segments: &mut [Segment],
     long: &mut LongSegments,
-) -> Result<()> {
+) -> Result<Cuts> {
     let shared = segments.len() - batch.batch_size();
     let extents = segments.iter().enumerate().map(|(at, segment)| Extent {
         rows: rows_of(batch, &segment.requests),
         keys: segment.keys.end - segment.keys.start,
         is_part: at < shared || segment.parent.is_some(),
     });
-    let chunk = match desc.batch_invariant {
-        true => tiling.invariant_chunk,
-        false => best_chunk(extents, desc, tiling, long)?,
+    let cuts = match desc.batch_invariant {
+        true => Cuts {
+            chunk: tiling.invariant_chunk,
+            wave: 0,
+            small: tiling.workers.small,
+        },
+        false => best_cuts(extents, desc, tiling, long)?,
     };
     for segment in segments {
         let keys = segment.keys.end - segment.keys.start;
-        segment.chunk = chunk;
-        segment.chunks = keys.div_ceil(chunk).max(1);
+        segment.chunk = cuts.chunk;
+        segment.chunks = keys.div_ceil(cuts.chunk).max(1);
     }
-    Ok(())
+    Ok(cuts)
 }
 
 /// Lists the items of all segments, and the parts of every row.
@@ -504,10 +509,15 @@ mod tests {
             prop_assert!(work.combines.len() <= capacity.counts.combines);
             prop_assert!(work.partials.len() <= capacity.counts.partials);
             let (large, last) = work.items.split_at(work.items.len() - work.small as usize);
-            let is_small = |item: &WorkItem| tiling.workers.small.include(item.q_len, item.kv_end - item.kv_start);
-            prop_assert!(last.iter().all(is_small));
-            prop_assert!(tiling.workers.small.rows == 0 || !large.iter().any(is_small));
-            prop_assert!(large.iter().all(|item| item.q_len <= q_tile));
+            let (many, few) = large.split_at(large.len() - work.few_rows as usize);
+            let rows = tiling.workers.small.rows;
+            let keys = |item: &WorkItem| item.kv_end - item.kv_start;
+            prop_assert!(last.iter().chain(few).all(|item| item.q_len <= rows));
+            prop_assert!(rows == 0 || many.iter().all(|item| item.q_len > rows));
+            prop_assert!(few.iter().all(|item| keys(item) > tiling.workers.small.keys));
+            let is_any = last.iter().any(|item| keys(item) > tiling.workers.small.keys);
+            prop_assert!(few.is_empty() || !is_any, "few rows and more keys are of one kind");
+            prop_assert!(many.iter().all(|item| item.q_len <= q_tile));
 
             let counts = lens.iter().flat_map(|l| vec![vec![0; l.1 as usize]; l.0 as usize]).collect();
             let mut met = Met { lens: &lens, qo_indptr: &qo_indptr, counts };

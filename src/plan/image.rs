@@ -173,7 +173,10 @@ pub fn write<'a>(
     };
     let counts = [work.items.len(), work.combines.len(), n].map(|count| count as u32);
     image.put(layout.counts, &counts);
-    image.put(layout.counts + size_of_val(&counts), &[work.small, work.few_rows, work.wave]);
+    image.put(
+        layout.counts + size_of_val(&counts),
+        &[work.small, work.few_rows, work.wave],
+    );
     image.put(layout.next_tile, &[0u32]);
     image.put(layout.qo_indptr, batch.qo_indptr);
     image.put(layout.kv_len, batch.kv_len);
@@ -277,6 +280,8 @@ mod tests {
         let work = WorkList {
             items: vec![item],
             small: 1,
+            few_rows: 6,
+            wave: 72,
             combines: vec![combine],
             partials: vec![5, 9],
             starts: RequestStarts {
@@ -296,7 +301,7 @@ mod tests {
         let layout = Layout::new(&counts);
         let mut image = vec![0xaa; layout.end];
         write(&mut image, &layout, &batch, &work, work.items.iter(), 16).unwrap();
-        assert_eq!(i32s(&image, layout.counts, 4), [1, 1, 3, 1]);
+        assert_eq!(i32s(&image, layout.counts, 6), [1, 1, 3, 1, 6, 72]);
         assert_eq!(i32s(&image, layout.next_tile, 1), [0]);
         assert_eq!(i32s(&image, layout.qo_indptr, 4), [0, 1, 1, 4]);
         assert_eq!(i32s(&image, layout.kv_len, 3), [17, 0, 16]);
