@@ -18,7 +18,7 @@
 //!
 //! **Batch-invariant.** What a request shares depends on the others, so there nothing is shared.
 
-use super::cascade_chunk::{Extent, LongSegments, best_chunk};
+use super::cascade_chunk::{Cuts, Extent, LongSegments, best_cuts};
 use super::item_order::{by_cost, small_last};
 use super::reserve::reserve;
 use super::starts::request_starts;
@@ -38,7 +38,8 @@ struct Segment {
     keys: Range<u32>,
     /// The segment around this one, among the segments.
     parent: Option<usize>,
-    /// Pieces that the keys are cut into.
+    /// Keys of the pieces that it is cut into, and how many these are.
+    chunk: u32,
     chunks: u32,
     /// Its first partial row.
     partial: u32,
@@ -87,11 +88,12 @@ pub fn cascade(
         return Ok(false);
     }
     own_keys(batch, segments);
-    let chunk = cut(batch, desc, tiling, segments, long)?;
+    let cuts = cut(batch, desc, tiling, segments, long)?;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
-    list(batch, (tiling, chunk), segments, work)?;
+    list(batch, tiling, segments, work)?;
     by_cost(work)?;
-    small_last(work, tiling.workers.small)?;
+    small_last(work, cuts.small)?;
+    work.wave = cuts.wave;
     Ok(shares)
 }
 
@@ -138,6 +140,7 @@ fn share(
                     requests,
                     keys,
                     parent,
+                    chunk: u32::MAX,
                     chunks: 1,
                     partial: 0,
                 });
@@ -209,41 +212,47 @@ fn own_keys(batch: &HostBatch<'_>, segments: &mut Vec<Segment>) {
             requests: b..b + 1,
             keys: start..(batch.kv_len[b] as u32).max(start),
             parent: innermost,
+            chunk: u32::MAX,
             chunks: 1,
             partial: 0,
         });
     }
 }
 
-/// Decides into chunks of how many keys segments are cut.
+/// Decides how segments are cut.
 fn cut(
     batch: &HostBatch<'_>,
     desc: &AttentionDesc,
     tiling: &Tiling,
     segments: &mut [Segment],
     long: &mut LongSegments,
-) -> Result<u32> {
+) -> Result<Cuts> {
     let shared = segments.len() - batch.batch_size();
     let extents = segments.iter().enumerate().map(|(at, segment)| Extent {
         rows: rows_of(batch, &segment.requests),
         keys: segment.keys.end - segment.keys.start,
         is_part: at < shared || segment.parent.is_some(),
     });
-    let chunk = match desc.batch_invariant {
-        true => tiling.invariant_chunk,
-        false => best_chunk(extents, desc, tiling, long)?,
+    let cuts = match desc.batch_invariant {
+        true => Cuts {
+            chunk: tiling.invariant_chunk,
+            wave: 0,
+            small: tiling.workers.small,
+        },
+        false => best_cuts(extents, desc, tiling, long)?,
     };
     for segment in segments {
         let keys = segment.keys.end - segment.keys.start;
-        segment.chunks = keys.div_ceil(chunk).max(1);
+        segment.chunk = cuts.chunk;
+        segment.chunks = keys.div_ceil(cuts.chunk).max(1);
     }
-    Ok(chunk)
+    Ok(cuts)
 }
 
 /// Lists the items of all segments, and the parts of every row.
 fn list(
     batch: &HostBatch<'_>,
-    (tiling, chunk): (&Tiling, u32),
+    tiling: &Tiling,
     segments: &mut [Segment],
     work: &mut WorkList,
 ) -> Result<()> {
@@ -268,7 +277,7 @@ fn list(
     }
     reserve("partial rows", &mut work.partials, parts)?;
     for (at, segment) in segments.iter().enumerate() {
-        push_items(batch, (tiling, chunk), segment, at < shared, work);
+        push_items(batch, tiling, segment, at < shared, work);
     }
     for own in &segments[shared..] {
         if own.partial != NO_PARTIAL {
@@ -291,7 +300,7 @@ fn parts_of(segments: &[Segment], own: &Segment) -> u32 {
 
 fn push_items(
     batch: &HostBatch<'_>,
-    (tiling, chunk): (&Tiling, u32),
+    tiling: &Tiling,
     segment: &Segment,
     is_shared: bool,
     work: &mut WorkList,
@@ -310,8 +319,8 @@ fn push_items(
     {
         let q_len = end - q_start;
         for c in 0..segment.chunks {
-            let kv_start = segment.keys.start + c * chunk;
-            let kv_end = kv_start.saturating_add(chunk).min(segment.keys.end);
+            let kv_start = segment.keys.start + c * segment.chunk;
+            let kv_end = kv_start.saturating_add(segment.chunk).min(segment.keys.end);
             work.items.push(WorkItem {
                 request: b as u32,
                 q_start,
@@ -500,10 +509,15 @@ mod tests {
             prop_assert!(work.combines.len() <= capacity.counts.combines);
             prop_assert!(work.partials.len() <= capacity.counts.partials);
             let (large, last) = work.items.split_at(work.items.len() - work.small as usize);
-            let is_small = |item: &WorkItem| tiling.workers.small.include(item.q_len, item.kv_end - item.kv_start);
-            prop_assert!(last.iter().all(is_small));
-            prop_assert!(tiling.workers.small.rows == 0 || !large.iter().any(is_small));
-            prop_assert!(large.iter().all(|item| item.q_len <= q_tile));
+            let (many, few) = large.split_at(large.len() - work.few_rows as usize);
+            let rows = tiling.workers.small.rows;
+            let keys = |item: &WorkItem| item.kv_end - item.kv_start;
+            prop_assert!(last.iter().chain(few).all(|item| item.q_len <= rows));
+            prop_assert!(rows == 0 || many.iter().all(|item| item.q_len > rows));
+            prop_assert!(few.iter().all(|item| keys(item) > tiling.workers.small.keys));
+            let is_any = last.iter().any(|item| keys(item) > tiling.workers.small.keys);
+            prop_assert!(few.is_empty() || !is_any, "few rows and more keys are of one kind");
+            prop_assert!(many.iter().all(|item| item.q_len <= q_tile));
 
             let counts = lens.iter().flat_map(|l| vec![vec![0; l.1 as usize]; l.0 as usize]).collect();
             let mut met = Met { lens: &lens, qo_indptr: &qo_indptr, counts };

@@ -1,28 +1,36 @@
-//! The size of the chunks that the segments of a cascade are cut into: one for all of them, the one whose estimated time
-//! is the least. What segments are, and their items, is `cascade`'s.
+//! The size of the chunks that the segments of a cascade are cut into, one for all of them, and the order in which workers
+//! take the pieces: what is estimated to take the least time. What segments are, and their items, is `cascade`'s.
 //!
-//! Time is counted in keys that one worker reads. No run is faster than its keys divided by its workers. Nor is it
+//! Time is counted in keys that one worker reads. No run is faster than its work divided by its workers. Nor is it
 //! faster than whole chunks dealt out in rounds: items of shared keys are few and long, so that one more of them than
-//! there are workers takes twice as long. Shorter items fill what longer ones leave. Small items, several pieces of which a
-//! worker may take at a time, come last. And every part of a row is written
+//! there are workers takes twice as long. Other items fill what these leave. And every part of a row is written
 //! and read, in the time of as many bytes of keys.
+//!
+//! **Waves.** Items of many rows are limited by their products, and their keys come out of the L2 for all tiles but one. Items
+//! of few rows are limited by memory. Taken one kind after the other, either leaves idle what the other needs. So where
+//! several pieces of few rows go to a worker at a time, pieces of many rows may be taken in waves that leave workers to
+//! the others: no more waves than chunks need, or more of fewer pieces.
 
 use super::capacity::most_splits;
 use super::reserve::reserve;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Tiling};
+use crate::problem::{AttentionDesc, SmallItems, Tiling};
 
 /// What the first keys of an item take longer than further ones, in units of `kv_unit` keys. Loads of the next item hide it
 /// from all but the items of a round that wait for one another.
 const ITEM_UNITS: u64 = 2;
 
-/// A key of small pieces that a worker takes side by side costs so many of others: those of several heads are loaded. With
-/// this number the fastest of 28 cuts that were measured on an H200 are chosen. (By a fit to their times it is 2.4: 3.2 µs
-/// for 80 keys of three heads, 1.35 for 80 of 192 rows.)
+/// A key of small pieces that a worker takes side by side costs so many of others, where nothing but memory limits: those of
+/// several heads are loaded. With this number the fastest of 28 cuts that were measured on an H200 are chosen. (By a fit to
+/// their times it is 2.4: 3.2 µs for 80 keys of three heads, of which the bytes at 4.2 TB/s are 2.6 to 3.9, and 1.35 for 80 of
+/// 192 rows.) While others multiply it costs as much as theirs: 1.25 µs for 80.
 const SMALL_KEY: u64 = 2;
 
 /// Chunks that the longest segment is cut into at most.
 const MOST_CHUNKS: u32 = 32;
+
+/// Waves beyond those that are needed; in more of them there are too few pieces.
+const MORE_WAVES: u64 = 4;
 
 /// What of a segment decides about its time.
 #[derive(Debug, Clone, Copy)]
@@ -37,13 +45,25 @@ pub(super) struct Extent {
 #[derive(Debug, Default)]
 pub struct LongSegments(Vec<Extent>);
 
-/// The best size, a multiple of `kv_unit`, or one that cuts nothing.
-pub(super) fn best_chunk(
+/// How all segments are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cuts {
+    /// Keys of a chunk, a multiple of `kv_unit`, or more than any segment has.
+    pub chunk: u32,
+    /// Pieces of many rows in a wave; 0: as many as there are workers.
+    pub wave: u32,
+    /// The items of which a worker takes several pieces at a time.
+    pub small: SmallItems,
+}
+
+/// The best cuts.
+pub(super) fn best_cuts(
     segments: impl Iterator<Item = Extent> + Clone,
     desc: &AttentionDesc,
     tiling: &Tiling,
     LongSegments(long): &mut LongSegments,
-) -> Result<u32> {
+) -> Result<Cuts> {
+    let small = small_items(segments.clone(), tiling);
     let longest = segments.clone().map(|s| s.keys).max().unwrap_or(0);
     let shortest = chunk_of(longest, MOST_CHUNKS, tiling);
     long.clear();
@@ -56,22 +76,47 @@ pub(super) fn best_chunk(
     for segment in segments {
         match segment.keys > shortest {
             true => long.push(segment),
-            false => short.add(&Pieces::of(&segment, u32::MAX, tiling)),
+            false => short.add(&Pieces::of(&segment, u32::MAX, (tiling, small))),
         }
     }
-    let mut best = (u64::MAX, u32::MAX);
+    let (mut least, mut best) = (u64::MAX, (u32::MAX, 0));
     for chunks in 1..=MOST_CHUNKS {
         let chunk = chunk_of(longest, chunks, tiling);
-        let cut = Cut::of(long, chunk, tiling);
+        let cut = Cut::of(long, chunk, &short, (tiling, small));
         if cut.splits > most_splits(desc, tiling) as u64 {
             break;
         }
-        let time = cut.time(&short, chunk, desc, tiling);
-        if time < best.0 {
-            best = (time, if chunks == 1 { u32::MAX } else { chunk });
+        let (time, wave) = cut.time(chunk, desc, tiling);
+        if time < least {
+            (least, best) = (time, (if chunks == 1 { u32::MAX } else { chunk }, wave));
         }
     }
-    Ok(best.1)
+    Ok(Cuts {
+        chunk: best.0,
+        wave: best.1,
+        small,
+    })
+}
+
+/// Items of few rows are taken several pieces at a time whatever their keys, where products take longer than memory: that
+/// spares workers. Where memory limits, it is slower.
+fn small_items(segments: impl Iterator<Item = Extent>, tiling: &Tiling) -> SmallItems {
+    let small = tiling.workers.small;
+    let (mut products, mut memory) = (0u64, 0u64);
+    for segment in segments {
+        let keys = u64::from(segment.keys);
+        match segment.rows > small.rows {
+            true => products += u64::from(segment.rows.div_ceil(tiling.q_tile)) * keys,
+            false => memory += keys,
+        }
+    }
+    match small.rows > 0 && products > memory {
+        true => SmallItems {
+            keys: u32::MAX,
+            ..small
+        },
+        false => small,
+    }
 }
 
 /// Keys of a chunk where the longest segment has so many.
@@ -84,41 +129,51 @@ fn chunk_of(longest: u32, chunks: u32, tiling: &Tiling) -> u32 {
 #[derive(Debug, Clone, Copy, Default)]
 struct Pieces {
     count: u64,
-    /// Keys of all of them, small ones at their price.
+    /// Keys of all of them.
     keys: u64,
-    /// Those of whole chunks, or nearly so, that are not small.
+    /// Of these, those of small ones.
+    small_keys: u64,
+    /// Pieces of whole chunks, or nearly so, that are not small.
     whole: u64,
+    /// Those of more rows than small ones have.
+    many_rows: u64,
 }
 
 impl Pieces {
-    fn of(segment: &Extent, chunk: u32, tiling: &Tiling) -> Pieces {
-        let workers = &tiling.workers;
-        let is_small = (workers.small).include(segment.rows, segment.keys.min(chunk));
-        let (of_item, price) = match is_small {
-            true => (workers.small.of_item, SMALL_KEY),
-            false => (workers.of_item, 1),
+    fn of(segment: &Extent, chunk: u32, (tiling, small): (&Tiling, SmallItems)) -> Pieces {
+        let is_small = small.include(segment.rows, segment.keys.min(chunk));
+        let of_item = match is_small {
+            true => small.of_item,
+            false => tiling.workers.of_item,
         };
         let (keys, chunk) = (u64::from(segment.keys), u64::from(chunk));
-        let pieces = u64::from(segment.rows.div_ceil(tiling.q_tile)) * u64::from(of_item);
+        let tiles = u64::from(segment.rows.div_ceil(tiling.q_tile)) * u64::from(of_item);
+        let (count, keys, whole) = (
+            tiles * keys.div_ceil(chunk).max(1),
+            tiles.saturating_mul(keys),
+            tiles * ((2 * keys + chunk) / (2 * chunk)),
+        );
+        let only = |is: bool, number| if is { number } else { 0 };
         Pieces {
-            count: pieces * keys.div_ceil(chunk).max(1),
-            keys: (pieces * price).saturating_mul(keys),
-            whole: match is_small {
-                true => 0,
-                false => pieces * ((2 * keys + chunk) / (2 * chunk)),
-            },
+            count,
+            keys,
+            small_keys: only(is_small, keys),
+            whole: only(!is_small, whole),
+            many_rows: only(segment.rows > small.rows, count),
         }
     }
 
     fn add(&mut self, more: &Pieces) {
         self.count += more.count;
         self.keys = self.keys.saturating_add(more.keys);
+        self.small_keys = self.small_keys.saturating_add(more.small_keys);
         self.whole += more.whole;
+        self.many_rows += more.many_rows;
     }
 }
 
-/// What a size of chunks makes of the long segments.
-#[derive(Debug, Default)]
+/// What a size of chunks makes of the segments.
+#[derive(Debug)]
 struct Cut {
     pieces: Pieces,
     /// Items more than there are tiles.
@@ -128,29 +183,59 @@ struct Cut {
 }
 
 impl Cut {
-    fn of(long: &[Extent], chunk: u32, tiling: &Tiling) -> Cut {
-        let mut cut = Cut::default();
+    fn of(long: &[Extent], chunk: u32, short: &Pieces, how: (&Tiling, SmallItems)) -> Cut {
+        let mut cut = Cut {
+            pieces: *short,
+            splits: 0,
+            parts: 0,
+        };
         for segment in long {
-            cut.pieces.add(&Pieces::of(segment, chunk, tiling));
+            cut.pieces.add(&Pieces::of(segment, chunk, how));
             let more = u64::from(segment.keys.div_ceil(chunk).max(1) - 1);
-            cut.splits += u64::from(segment.rows.div_ceil(tiling.q_tile)) * more;
+            cut.splits += u64::from(segment.rows.div_ceil(how.0.q_tile)) * more;
             let first = u64::from(!segment.is_part && more > 0);
             cut.parts += u64::from(segment.rows) * (more + first);
         }
         cut
     }
 
-    /// In keys of a worker, times the number of workers.
-    fn time(&self, short: &Pieces, chunk: u32, desc: &AttentionDesc, tiling: &Tiling) -> u64 {
+    /// In keys of a worker, times the number of workers; and the best wave.
+    fn time(&self, chunk: u32, desc: &AttentionDesc, tiling: &Tiling) -> (u64, u32) {
         let workers = u64::from(tiling.workers.all);
-        let item = ITEM_UNITS * u64::from(tiling.kv_unit);
-        let rounds = |pieces: u64| pieces.div_ceil(workers) * workers;
-        let whole = rounds(self.pieces.whole).saturating_mul(u64::from(chunk));
-        let keys = short.keys.saturating_add(self.pieces.keys).max(whole);
-        let items = rounds(short.count + self.pieces.count).saturating_mul(item);
         let part = 2 * u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
         let parts = (self.parts * part).div_ceil(desc.kv_bytes().max(1));
-        keys.saturating_add(items).saturating_add(parts)
+        let rounds = self.pieces.whole.div_ceil(workers);
+        let has_kinds = self.pieces.small_keys > 0 && self.pieces.many_rows > 0;
+        let most = rounds + if has_kinds { MORE_WAVES } else { 0 };
+        let times = (rounds..=most).map(|rounds| (self.time_in(rounds, chunk, tiling), rounds));
+        let (time, rounds) = times.min().unwrap_or((u64::MAX, rounds));
+        let wave = match has_kinds && rounds > 1 {
+            true => self.pieces.many_rows.div_ceil(rounds) as u32,
+            false => 0,
+        };
+        (time.saturating_add(parts), wave)
+    }
+
+    /// The time of whole chunks in so many rounds. What else there is fills these, and what is left over comes behind; then small
+    /// pieces are among themselves.
+    fn time_in(&self, rounds: u64, chunk: u32, tiling: &Tiling) -> u64 {
+        let Pieces {
+            count,
+            keys,
+            small_keys,
+            whole,
+            ..
+        } = self.pieces;
+        let workers = u64::from(tiling.workers.all);
+        let item = ITEM_UNITS * u64::from(tiling.kv_unit);
+        let of_whole = u64::from(chunk).saturating_add(item);
+        let all = keys.saturating_add(count.saturating_mul(item));
+        let first = (rounds * workers).saturating_mul(of_whole);
+        let others = all.saturating_sub(whole.saturating_mul(of_whole));
+        let left = all.saturating_sub(first);
+        let alone = u128::from(small_keys) * u128::from(left) / u128::from(others.max(1));
+        let dearer = (alone as u64).saturating_mul(SMALL_KEY - 1);
+        first.saturating_add(left).saturating_add(dearer)
     }
 }
 
@@ -201,6 +286,10 @@ mod tests {
         }
     }
 
+    fn cuts(segments: impl Iterator<Item = Extent> + Clone, tiling: &Tiling) -> Cuts {
+        best_cuts(segments, &desc(), tiling, &mut LongSegments::default()).unwrap()
+    }
+
     fn chunk(shared: &[(u32, u32)], own: (u32, u32)) -> u32 {
         let part = |rows, keys| Extent {
             rows,
@@ -209,13 +298,7 @@ mod tests {
         };
         let shared = shared.iter().map(|&(rows, keys)| part(rows, keys));
         let own = (0..own.0).map(|_| part(1, own.1));
-        best_chunk(
-            shared.chain(own),
-            &desc(),
-            &TILING,
-            &mut LongSegments::default(),
-        )
-        .unwrap()
+        cuts(shared.chain(own), &TILING).chunk
     }
 
     /// The longest item takes no longer than all of them by 132 multiprocessors.
@@ -252,44 +335,57 @@ mod tests {
         assert!(1040u32.div_ceil(chunk) + 8 <= 16, "{chunk}");
     }
 
-    /// Of the cuts that were measured on an H200, these were the fastest.
-    #[test]
-    fn small_items_beside_long_ones_are_cut_as_is_fastest() {
-        let tiling = Tiling {
-            workers: Workers {
-                small: SmallItems {
-                    rows: 16,
-                    keys: 640,
-                    of_item: 3,
-                },
-                ..TILING.workers
+    /// The same kernel over pages: it takes three heads of a few rows at a time.
+    const SIDE_BY_SIDE: Tiling = Tiling {
+        workers: Workers {
+            small: SmallItems {
+                rows: 16,
+                keys: 640,
+                of_item: 3,
             },
-            ..TILING
-        };
-        let part = |rows, keys| Extent {
+            ..TILING.workers
+        },
+        ..TILING
+    };
+
+    fn parts(count: usize, rows: u32, keys: u32) -> Vec<Extent> {
+        let part = Extent {
             rows,
             keys,
             is_part: true,
         };
-        let documents = vec![part(16, 4080); 8];
-        for (shared, own, chunks) in [
-            (vec![part(256, 8160)], (256, 288), 2..=2),
-            (vec![part(256, 32720)], (256, 304), 5..=5),
-            (vec![part(64, 8160)], (64, 288), 5..=6),
-            (
-                [vec![part(128, 32720)], documents].concat(),
-                (128, 304),
-                4..=4,
-            ),
-        ] {
-            let longest = shared[0].keys;
-            let all = (shared.into_iter()).chain((0..own.0).map(|_| part(1, own.1)));
-            let chunk = best_chunk(all.clone(), &desc(), &tiling, &mut LongSegments::default());
-            let cut = longest.div_ceil(chunk.unwrap());
-            assert!(
-                chunks.contains(&cut),
-                "{cut} chunks of {longest}, not {chunks:?}"
-            );
+        vec![part; count]
+    }
+
+    /// Waves of long pieces end no later than all there is to do, so that others run beside them, and the last wave is full.
+    #[test]
+    fn waves_leave_workers_to_few_rows() {
+        for (rows, keys, own) in [(256, 8160, 288), (256, 32720, 304), (512, 16000, 200)] {
+            let segments = [parts(1, rows, keys), parts(rows as usize, 1, own)].concat();
+            let cuts = cuts(segments.into_iter(), &SIDE_BY_SIDE);
+            let of_chunk = u64::from(rows.div_ceil(48)) * 8;
+            let pieces = of_chunk * u64::from(keys.div_ceil(cuts.chunk));
+            let wave = match cuts.wave {
+                0 => pieces,
+                wave => u64::from(wave),
+            };
+            assert!(wave < 132, "{cuts:?}");
+            let waves = pieces.div_ceil(wave);
+            let all = of_chunk * u64::from(keys) + u64::from(3 * rows * (own + 160));
+            let busy = 132 * waves * u64::from(cuts.chunk.min(keys));
+            assert!(busy < all + all / 10, "{cuts:?}: {busy} against {all}");
+            assert!(waves * wave < pieces + waves, "{cuts:?}");
+        }
+    }
+
+    /// Documents of few rows go to a worker three heads at a time where shared keys take longer than memory.
+    #[test]
+    fn few_rows_are_side_by_side_while_others_multiply() {
+        for (shared, keys, is_long) in [(128, 32720, true), (32, 2000, false)] {
+            let documents = [parts(1, shared, keys), parts(8, 16, 4080)].concat();
+            let cuts = cuts(documents.into_iter(), &SIDE_BY_SIDE);
+            assert_eq!(cuts.small.include(16, 4080), is_long, "{shared}");
+            assert_eq!(cuts.small.include(17, 80), false);
         }
     }
 
