@@ -79,6 +79,8 @@ fn main() -> ExitCode {
         case("split_keys", (), problems::split_keys),
         case("prefill_soft_caps", (), prefill_logits::soft_caps),
         case("prefill_distances", (), prefill_logits::distances),
+        case("prefill_caps_alone", (), prefill_logits::caps_alone),
+        case("prefill_slopes_alone", (), prefill_logits::slopes_alone),
         case("prefill_rows_pages", (), prefill_rows::pages),
         case("prefill_rows_strides", (), prefill_rows::strides),
         case("prefill_rows_layers", (), prefill_rows::layers),

@@ -38,7 +38,7 @@ fn check(n: usize, layer: Layer) {
     let q_dtype = [DType::BF16, DType::F16][n % 3 % 2];
     let (qk, vo) = DIMS[n % DIMS.len()];
     let (qo_heads, kv_heads) = [(4, 1), (3, 3), (6, 2)][n % 3];
-    let problem = Problem {
+    solve_and_check(Problem {
         kv_dtype: cached.unwrap_or(q_dtype),
         head_dim_vo: vo,
         storage,
@@ -46,7 +46,10 @@ fn check(n: usize, layer: Layer) {
         ..Problem::plain(&LENS)
             .of(q_dtype)
             .heads(qo_heads, kv_heads, qk)
-    };
+    });
+}
+
+fn solve_and_check(problem: Problem) {
     let got = solve(&*session(), &DeviceMemory, &problem);
     let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
     assert_right(&problem, &got);
@@ -91,5 +94,72 @@ pub fn distances() {
             ..Layer::plain()
         };
         check(n, layer);
+    }
+}
+
+/// The same on the kernels whose runs all have a soft cap: every size of theirs, paged and ragged, and the cap above which
+/// they are not asked. Logits are where the series holds, partly or all beyond it, of either sign, and wider than float's
+/// exponents would be without a cap.
+pub fn caps_alone() {
+    let mut n = 0;
+    for (heads, dim) in [((8, 2), 128), ((3, 3), 128), ((4, 2), 256)] {
+        for storage in [Storage::paged(16), Storage::Ragged, Storage::paged(64)] {
+            for (cap, spread) in [
+                (50.0, 1.0),
+                (30.0, -1.0),
+                (64.0, 9.0),
+                (50.0, -30.0),
+                (5.0, 300.0),
+                (64.5, 1.0),
+            ] {
+                let layer = Layer {
+                    mask: [MaskKind::Causal, MaskKind::Full][n % 3 / 2],
+                    window: (n % 4 == 1).then_some((70, 0)),
+                    logits_soft_cap: cap,
+                    sm_scale: spread / (dim as f32).sqrt(),
+                    sinks: n % 5 == 0,
+                    ..Layer::plain()
+                };
+                solve_and_check(alone(DType::BF16, heads, dim, storage, layer));
+                n += 1;
+            }
+        }
+    }
+}
+
+/// The same of biases by distance.
+pub fn slopes_alone() {
+    let mut n = 0;
+    for q_dtype in [DType::BF16, DType::F16] {
+        for storage in [Storage::paged(16), Storage::Ragged, Storage::paged(8)] {
+            for heads in [(8, 2), (16, 16), (12, 4)] {
+                let layer = Layer {
+                    mask: [MaskKind::Causal, MaskKind::Full][n % 2],
+                    window: (n % 4 == 1).then_some((100, 30)),
+                    alibi: Some(Alibi::Linear),
+                    sm_scale: [0.0, -0.1, 0.3][n % 3],
+                    sinks: n % 5 == 0,
+                    ..Layer::plain()
+                };
+                solve_and_check(alone(q_dtype, heads, 128, storage, layer));
+                n += 1;
+            }
+        }
+    }
+}
+
+fn alone(
+    q_dtype: DType,
+    (qo_heads, kv_heads): (u32, u32),
+    dim: u32,
+    storage: Storage,
+    layer: Layer,
+) -> Problem {
+    Problem {
+        storage,
+        layer,
+        ..Problem::plain(&LENS)
+            .of(q_dtype)
+            .heads(qo_heads, kv_heads, dim)
     }
 }

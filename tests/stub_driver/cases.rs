@@ -258,6 +258,11 @@ pub const CASES: &[Case<Setup>] = &[
         launches::prefill_from_pages,
     ),
     case(
+        "launch_prefill_with_logits",
+        BACKEND,
+        launches::prefill_with_logits,
+    ),
+    case(
         "launch_prefill_with_masks",
         BACKEND,
         launches::prefill_with_masks,

@@ -852,7 +852,7 @@ pub fn prefill_with_masks() {
             args(|args| args.mask = Mask::Bits(at(MASK, DType::U8, &[73_750], None))),
             args(|args| args.mask = Mask::CausalByRequest(at(MASK, DType::U8, &[2], None))),
             args(|args| args.mm_prefix_ranges = Some(at(RANGES, DType::I32, &[2, 3, 2], None))),
-            args(|args| args.alibi_slopes = Some(at(SLOPES, DType::F32, &[QO_HEADS], None))),
+            args(|args| args.alibi_slopes = Some(at(SLOPES, DType::F32, &[2, QO_HEADS], None))),
         ] {
             let launched = launches(&recorder, &handle, &args);
             let launch = &launched[0];
@@ -869,6 +869,42 @@ pub fn prefill_with_masks() {
             let [_, k, v] = launch.maps().try_into().unwrap();
             assert_eq!([k.boxes[1], v.boxes[1]], [rows_of_box; 2]);
         }
+    }
+}
+
+/// Runs with a soft cap, or with ALiBi, have kernels of their own for what positions say, which take what the plain one takes.
+pub fn prefill_with_logits() {
+    let recorder = recorder();
+    let mut handle = Handle::of(&context(), prefill(grouped(8).kv)).unwrap();
+    let table = vec![1; 2 * 125];
+    let batch = BatchInput {
+        qo_indptr: host_tensor(&[0, 500, 800], &[3]),
+        kv_len: host_tensor(&[1000, 300], &[2]),
+        block_table: host_tensor(&table, &[2, 125]),
+        ..BatchInput::default()
+    };
+    handle.plan(&batch, OURS).unwrap();
+    let slopes = at(SLOPES, DType::F32, &[QO_HEADS], None);
+    for (cap, slopes, root, suffix) in [
+        (0.0, None, false, ""),
+        (50.0, None, false, "_capped"),
+        (64.0, None, false, "_capped"),
+        (65.0, None, false, ""),
+        (0.0, Some(slopes), false, "_biased"),
+        (50.0, Some(slopes), false, "_masked"),
+        (0.0, Some(slopes), true, "_masked"),
+    ] {
+        let args = AttentionArgs {
+            q: rows(Q, 800),
+            o: rows(O, 900),
+            logits_soft_cap: cap,
+            alibi_slopes: slopes,
+            alibi_sqrt: root,
+            ..plain(8)
+        };
+        let launched = launches(&recorder, &handle, &args);
+        let name = format!("folio_prefill_sm90{suffix}");
+        assert_eq!(launched[0].name(), name, "{cap} {root}");
     }
 }
 

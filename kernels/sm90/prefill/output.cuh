@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_float_row(const float (&o)[N], int r, floa
     }
 }
 
-template <int N>
+template <int N, class Rows>
 __device__ __forceinline__ void store_output(const FolioAttentionParams &params, u32 head_dim_vo, const Tile &tile,
                                              const float (&o)[N], const Rows &rows) {
     const u32 lane = threadIdx.x % 32;

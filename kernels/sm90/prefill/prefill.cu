@@ -2,12 +2,14 @@
 // multiprocessor goes through the plan's items. 16-bit q, 16-bit or fp32 o; k and v of q's type or fp8, paged or ragged. TMA
 // loads K and V where tensor maps describe them: pages of a multiple of 8 tokens, or ragged. Else they come row by row.
 // Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks, mm-prefix, causality by request and
-// ALiBi are a variant's, which takes registers for them.
+// ALiBi are a variant's, which takes registers for them. Others are for runs with a soft cap, or with ALiBi: faster.
 //
 // Rows of up to DIM_QK and DIM_VO columns: the maps end at the problem's.
 //
 // The kernel table's defines, FOLIO_KV_ROWS: how rows of K and V come, see tile.cuh, FOLIO_ROPE_DIM: the columns of keys
-// that come by a map of their own, 0 where keys are whole, and FOLIO_MASKED: 1 for that variant.
+// that come by a map of their own, 0 where keys are whole, FOLIO_MASKED: 1 for any masks, and FOLIO_LOGITS: see tile.cuh.
+#include "sm90/prefill/biased.cuh"
+#include "sm90/prefill/capped.cuh"
 #include "sm90/prefill/convert_rows.cuh"
 #include "sm90/prefill/copy_rows.cuh"
 #include "sm90/prefill/load.cuh"
@@ -21,6 +23,7 @@ namespace folio::prefill {
 using Scores = float[BLOCK / 2];
 using Probabilities = u32[BLOCK / 4];
 using Output = float[DIM_VO / 2];
+using State = StateOf<CAPPED>::Type;
 
 // A consumer warpgroup: 64 packed query rows of every tile. Steps are pipelined within the warpgroup: while
 // the tensor cores multiply P V of one step and Q K of the next, the softmax of the next step waits only for the
@@ -47,7 +50,7 @@ public:
         see_copies();
         start_scores(s);
         while (true) {
-            Rows rows;
+            State rows;
             TileSteps steps(params, *tile, group, power);
             StepMask::begin(params, *tile, shared, steps.scale[0]);
             first_step(*tile, steps, s, p, rows);
@@ -99,12 +102,16 @@ private:
         bool transforms;  // scores, before exponents are taken
         // Of the thread's rows: what exponents multiply scores by, and what queries were divided by.
         float scale[2], power[2];
+        CapSeries series;  // where all runs have a cap
+        Slopes slopes;     // where all have a bias
 
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group,
                                              const float (&power)[2])
             : block(tile.first_block), last_block(block - tile.num_steps + 1), power{power[0], power[1]} {
             const StepLogits logits(params, tile.kv_head);
             transforms = logits.transforms;
+            if constexpr (CAPPED) series = CapSeries(params, tile.kv_head);
+            if constexpr (BIASED) slopes = Slopes(params, tile, logits.exponent);
 #pragma unroll
             for (int r = 0; r < 2; ++r) scale[r] = logits.exponent * (NARROWS && !transforms ? power[r] : 1.0f);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = OWN_KEYS ? 0 : group * positions;
@@ -179,8 +186,18 @@ private:
         if (steps.last()) mbarrier_arrive(shared + QUERY_EMPTY + 8 * (query.index * CONSUMERS + group));
     }
 
-    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask,
-                                                  Scores &s) {
+    // Scores become probabilities. True if the output must be multiplied by `factor`.
+    __device__ __forceinline__ bool finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask, Scores &s,
+                                                  CappedRows &rows, float (&)[2]) const {
+        release_scores(steps);
+        const bool hides = steps.masked.right(steps.block) || steps.masked.left(steps.block);
+        rows.add(s, steps.series, params, tile.kv_head, hides,
+                 [&](Scores &s) { mask.apply(s, params, tile, shared, steps.masked, steps.block); });
+        return false;
+    }
+
+    __device__ __forceinline__ bool finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask, Scores &s,
+                                                  Rows &rows, float (&factor)[2]) const {
         release_scores(steps);
         if (steps.transforms) {
             if constexpr (NARROWS) {
@@ -190,23 +207,25 @@ private:
             StepLogits(params, tile.kv_head).transform(s, params, tile.kv_head);
         }
         mask.apply(s, params, tile, shared, steps.masked, steps.block);
+        float of_block[2] = {};
+        if constexpr (BIASED) steps.slopes.add(s, of_block, tile, steps.block);
+        return rows.update(s, steps.scale, of_block, factor);
     }
 
     __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
-                                               Rows &rows) {
+                                               State &rows) {
         StepMask mask;
         mask.prepare(params, tile, shared, steps.masked, steps.block);
         wgmma_wait<0>();
         pin(s);
-        finish_scores(tile, steps, mask, s);
         float unused[2];
-        rows.update(s, steps.scale, unused);
+        finish_scores(tile, steps, mask, s, rows, unused);
         pack_probabilities(p, s);
         clear_stale_values(tile);
     }
 
     __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
-                                              Output &o, Rows &rows) {
+                                              Output &o, State &rows) {
         key.advance(turn);
         await_keys();
         if constexpr (BY_COPIES) {
@@ -215,15 +234,15 @@ private:
             see_copies();
         }
         start_scores(s);
-        await_values();
-        start_output(p, o);
+        // Not after the products of V: to start them, which read registers, waits for those of K to end.
         StepMask mask;
         mask.prepare(params, tile, shared, steps.masked, steps.block);
+        await_values();
+        start_output(p, o);
         wgmma_wait<1>();
         pin(s);
-        finish_scores(tile, steps, mask, s);
         float factor[2];
-        const bool rescales = rows.update(s, steps.scale, factor);
+        const bool rescales = finish_scores(tile, steps, mask, s, rows, factor);
         keep_before_wait(rows);
         wgmma_wait<0>();
         pin(o);
@@ -249,7 +268,7 @@ private:
 
     // ptxas would move the wait for P V up to the wait for Q K, above all exponentials. A store that depends on them
     // keeps it below; the store never happens, because a sum of exponentials is not negative.
-    __device__ __forceinline__ void keep_before_wait(const Rows &rows) const {
+    __device__ __forceinline__ void keep_before_wait(const State &rows) const {
         if (rows.sum[0] + rows.sum[1] < 0.0f) {
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(rows.sum[1]) : "memory");
         }
@@ -365,6 +384,22 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
 #elif FOLIO_MASKED
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_prefill_sm90_masked(const __grid_constant__ FolioPrefillParams params,
+                              const __grid_constant__ folio::TensorMap q_map,
+                              const __grid_constant__ folio::TensorMap k_map,
+                              const __grid_constant__ folio::TensorMap v_map) {
+    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
+}
+#elif FOLIO_LOGITS == 1
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90_capped(const __grid_constant__ FolioPrefillParams params,
+                              const __grid_constant__ folio::TensorMap q_map,
+                              const __grid_constant__ folio::TensorMap k_map,
+                              const __grid_constant__ folio::TensorMap v_map) {
+    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
+}
+#elif FOLIO_LOGITS == 2
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90_biased(const __grid_constant__ FolioPrefillParams params,
                               const __grid_constant__ folio::TensorMap q_map,
                               const __grid_constant__ folio::TensorMap k_map,
                               const __grid_constant__ folio::TensorMap v_map) {

@@ -62,18 +62,26 @@ struct Rows {
     float rescale_above[2] = {minus_infinity(), minus_infinity()};
     float row_max[2] = {}, sum[2] = {};
 
-    // s becomes exp2(s scale - row_max). True if the output must be multiplied by `factor`.
+    // s becomes exp2(s scale - row_max), `offset` being added to s where logits have a bias. True if the output must be
+    // multiplied by `factor`.
     template <int N>
-    __device__ __forceinline__ bool update(float (&s)[N], const float (&scale)[2], float (&factor)[2]) {
-        float largest[2];
+    __device__ __forceinline__ bool update(float (&s)[N], const float (&scale)[2], const float (&offset)[2],
+                                           float (&factor)[2]) {
+        float largest[2], base[2];
         block_max(s, largest);
+        if constexpr (BIASED) {
+            largest[0] += offset[0];
+            largest[1] += offset[1];
+        }
         const bool rescales = __any_sync(FULL_WARP, largest[0] > rescale_above[0] || largest[1] > rescale_above[1]);
         if (rescales) rescale(largest, scale, factor);
 #pragma unroll
+        for (int r = 0; r < 2; ++r) base[r] = BIASED ? fmaf(offset[r], scale[r], -row_max[r]) : -row_max[r];
+#pragma unroll
         for (int i = 0; i < N; i += 2) {
             const int r = i / 2 % 2;
-            s[i] = exp2_approx(fmaf(s[i], scale[r], -row_max[r]));
-            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale[r], -row_max[r]));
+            s[i] = exp2_approx(fmaf(s[i], scale[r], base[r]));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale[r], base[r]));
             sum[r] += s[i] + s[i + 1];
         }
         return rescales;

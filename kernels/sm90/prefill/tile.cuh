@@ -55,6 +55,12 @@ static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert"
 constexpr bool MASKED = FOLIO_MASKED;  // what is seen does not follow from positions, or logits depend on distance
 static_assert(!MASKED || KV_ROWS != KvRows::ROWS, "masks are looked at where tensor maps load");
 static_assert(!MASKED || !OWN_KEYS, "what rows of several requests see does not depend on positions");
+// What logits are beside products times a factor. SOME: soft caps, by the way. CAPPED: all runs have one, of at most 64.
+// BIASED: all runs have ALiBi.
+enum class Logits { SOME = 0, CAPPED = 1, BIASED = 2 };
+constexpr Logits LOGITS = static_cast<Logits>(FOLIO_LOGITS);
+constexpr bool CAPPED = LOGITS == Logits::CAPPED, BIASED = LOGITS == Logits::BIASED;
+static_assert(LOGITS == Logits::SOME || !(MASKED || OWN_KEYS || NARROWS), "where they were measured");
 constexpr int WARPGROUP = 128;
 // Warps that read the records of tiles to load keys, those of them that fill a stage of K or of V, and how often it is
 // said that a stage is full: by a box, by every thread's copies as they land, or by every warp that converted its rows.

@@ -9,7 +9,7 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{
-    AttentionRow, KeySource, KvRows, Masks, SPLIT_ROPE_DIM, Variant,
+    AttentionRow, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, SPLIT_ROPE_DIM, Variant,
 };
 use crate::cuda::params::{AttentionParams, row_alignment};
 use crate::cuda::prefill_params::PrefillParams;
@@ -43,6 +43,9 @@ pub struct Sm90Prefill {
     own_keys: bool,
     whole_keys: Option<Function>,
     split_keys: Option<Function>,
+    /// Over whole keys, for runs with a soft cap, and with ALiBi.
+    capped: Option<Function>,
+    biased: Option<Function>,
     sm_count: u32,
     packed_heads: u32,
     head_blocks: u32,
@@ -110,20 +113,25 @@ impl Sm90Prefill {
     ) -> Result<OrLacks<Self>> {
         let query = query(context, desc);
         let packed_heads = packed_heads(desc.group_size());
-        let form = |rope_dim| {
+        let form = |rope_dim, logits| {
             let wanted = Variant::Sm90Prefill {
                 kv,
                 rope_dim,
                 masks,
+                logits,
             };
             find(loader, query, |row: &AttentionRow| {
                 row.variant == wanted && tile_suits(row, packed_heads, desc.max_qo_len)
             })
         };
-        let (whole, split) = (form(0)?, form(SPLIT_ROPE_DIM)?);
+        let (whole, split) = (form(0, Logits::Some)?, form(SPLIT_ROPE_DIM, Logits::Some)?);
         let row = match (&whole, &split) {
             (Ok((row, _)), _) | (_, Ok((row, _))) => *row,
             (Err(lacks), Err(_)) => return Ok(Err(*lacks)),
+        };
+        let with = |logits| -> Result<Option<Function>> {
+            let found = form(0, logits)?.ok();
+            Ok(found.and_then(|(of, function)| (of.shape == row.shape).then_some(function)))
         };
         Ok(Ok(Sm90Prefill {
             keys,
@@ -133,6 +141,8 @@ impl Sm90Prefill {
             own_keys: kv == KvRows::PagedOwn,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
+            capped: with(Logits::Capped)?,
+            biased: with(Logits::Biased)?,
             sm_count: context.device().sm_count,
             packed_heads,
             head_blocks: desc.num_qo_heads / packed_heads,
@@ -148,7 +158,10 @@ impl Sm90Prefill {
     /// What a run asks for, its keys and values apart.
     pub(super) fn missing_beside_keys(&self, args: &AttentionArgs) -> Features {
         let by_mask = match self.masks {
-            Masks::ByPosition => not_by_position(args),
+            Masks::ByPosition => other_masks(args).and(
+                Feature::Alibi,
+                args.alibi_slopes.is_some() && self.with_bias(args).is_none(),
+            ),
             Masks::Any => Features::default(),
         };
         by_mask
@@ -165,7 +178,7 @@ impl Sm90Prefill {
         run: &Run<'_>,
         stream: Stream,
     ) -> Result<()> {
-        let function = self.function(None).map_err(wrong_choice)?;
+        let function = self.of_whole_keys(run.args).map_err(wrong_choice)?;
         let launch = Launch {
             dependent: keys.dependent,
             ..self.shape_of_launch(run, stream)
@@ -208,9 +221,9 @@ impl Sm90Prefill {
     }
 
     /// The kernel for a run's form of keys, where there is one and the maps can describe the second part.
-    fn function(&self, k_rope: Option<&Tensor>) -> OrLacks<&Function> {
-        let Some(k_rope) = k_rope else {
-            return self.whole_keys.as_ref().ok_or(Feature::TypesAndDims.into());
+    fn function(&self, args: &AttentionArgs) -> OrLacks<&Function> {
+        let Some(k_rope) = &args.k_rope else {
+            return self.of_whole_keys(args);
         };
         let lacks = self.missing_of_cache(k_rope);
         match &self.split_keys {
@@ -223,6 +236,26 @@ impl Sm90Prefill {
             }
             _ => Err(Feature::SplitKeys.into()),
         }
+    }
+
+    /// The kernel for a run over whole keys: the one for its logits, or for any.
+    fn of_whole_keys(&self, args: &AttentionArgs) -> OrLacks<&Function> {
+        let any = self.whole_keys.as_ref().ok_or(Feature::TypesAndDims.into());
+        match self.with_cap(args).or(self.with_bias(args)) {
+            Some(function) => Ok(function),
+            None => any,
+        }
+    }
+
+    fn with_cap(&self, args: &AttentionArgs) -> Option<&Function> {
+        let suits = args.logits_soft_cap > 0.0 && args.logits_soft_cap <= MOST_SOFT_CAP;
+        self.capped.as_ref().filter(|_| suits)
+    }
+
+    fn with_bias(&self, args: &AttentionArgs) -> Option<&Function> {
+        let of_heads = args.alibi_slopes.is_some_and(|slopes| slopes.rank() == 1);
+        let suits = of_heads && !args.alibi_sqrt && args.logits_soft_cap == 0.0;
+        self.biased.as_ref().filter(|_| suits)
     }
 
     /// 8-token groups from page to page of k_rope.
@@ -328,10 +361,7 @@ impl AttentionKernel for Sm90Prefill {
         self.missing_beside_keys(args)
             | self.missing_of_cache(&args.k)
             | self.missing_of_cache(&args.v)
-            | self
-                .function(args.k_rope.as_ref())
-                .err()
-                .unwrap_or_default()
+            | self.function(args).err().unwrap_or_default()
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
@@ -345,7 +375,7 @@ impl AttentionKernel for Sm90Prefill {
             };
             return self.launch_over(&keys, current, run, stream);
         }
-        let function = self.function(args.k_rope.as_ref()).map_err(wrong_choice)?;
+        let function = self.function(args).map_err(wrong_choice)?;
         let launch = self.shape_of_launch(run, stream);
         let params = |attention| PrefillParams {
             attention,
@@ -395,14 +425,17 @@ pub(super) fn tiling(
     }
 }
 
-/// What a run asks for beside masks that follow from positions.
+/// What a run asks for beside masks that follow from positions, and ALiBi.
 pub(super) fn not_by_position(args: &AttentionArgs) -> Features {
+    other_masks(args).and(Feature::Alibi, args.alibi_slopes.is_some())
+}
+
+fn other_masks(args: &AttentionArgs) -> Features {
     let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
     let by_request = matches!(args.mask, Mask::CausalByRequest(_));
     Features::default()
         .and(Feature::CustomMask, custom)
         .and(Feature::CausalByRequest, by_request)
-        .and(Feature::Alibi, args.alibi_slopes.is_some())
         .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
 }
 

@@ -59,6 +59,8 @@ pub enum Variant {
         rope_dim: u32,
         /// Which masks it has.
         masks: Masks,
+        /// What its logits are.
+        logits: Logits,
     },
     /// `sm90/prefill_fp8/prefill_fp8.cu`.
     Sm90PrefillFp8,
@@ -156,6 +158,40 @@ pub enum Masks {
     Any,
 }
 
+/// What logits of the Hopper prefill kernel are beside products times a factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Logits {
+    /// Whatever its masks allow; a soft cap takes longer.
+    Some,
+    /// All runs have a soft cap of at most [`MOST_SOFT_CAP`], and no bias.
+    Capped,
+    /// All runs have a bias by distance, a slope for a query head, and no soft cap.
+    Biased,
+}
+
+impl Logits {
+    /// The last part of a row's name.
+    fn suffix(self) -> &'static str {
+        match self {
+            Logits::Some => "",
+            Logits::Capped => "_capped",
+            Logits::Biased => "_biased",
+        }
+    }
+
+    /// Its number in `kernels/sm90/prefill/tile.cuh`.
+    fn number(self) -> u32 {
+        match self {
+            Logits::Some => 0,
+            Logits::Capped => 1,
+            Logits::Biased => 2,
+        }
+    }
+}
+
+/// What [`Logits::Capped`] has exponents for; also in the kernel.
+pub const MOST_SOFT_CAP: f32 = 64.0;
+
 impl Variant {
     /// Whether a row of the variant, compiled for these types, takes queries of another: those in fp8 become fp16, which holds
     /// every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.) Hopper's
@@ -183,10 +219,12 @@ impl Variant {
                 kv,
                 rope_dim,
                 masks,
+                logits,
             } => vec![
                 format!("FOLIO_KV_ROWS={}", kv.number()),
                 format!("FOLIO_ROPE_DIM={rope_dim}"),
                 format!("FOLIO_MASKED={}", u32::from(masks == Masks::Any)),
+                format!("FOLIO_LOGITS={}", logits.number()),
             ],
         }
     }
@@ -208,10 +246,11 @@ impl Variant {
                 kv,
                 rope_dim,
                 masks,
+                logits,
             } => {
                 let keys = if rope_dim > 0 { "_split_keys" } else { "" };
                 let masks = if masks == Masks::Any { "_masked" } else { "" };
-                Some(format!("{}{keys}{masks}", kv.name()))
+                Some(format!("{}{keys}{masks}{}", kv.name(), logits.suffix()))
             }
         }
     }

@@ -1,10 +1,11 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KvRows, MOST_HEAD_DIM, Masks, Phase,
-    Shape, Variant,
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KvRows, Logits, MOST_HEAD_DIM, Masks,
+    Phase, Shape, Variant, same,
 };
 use crate::cuda::kernels::row::Arch;
+use crate::dtype::DType;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
@@ -28,6 +29,10 @@ pub(super) const FAMILIES: &[Family] = &[
     whole_keys(KvRows::Ragged),
     masked(KvRows::Paged),
     masked(KvRows::Ragged),
+    capped(KvRows::Paged),
+    capped(KvRows::Ragged),
+    biased(KvRows::Paged),
+    biased(KvRows::Ragged),
     rows(),
     // fp8 keys and values, converted when they are loaded.
     Family {
@@ -53,6 +58,7 @@ const fn split_keys(kv: KvRows) -> Family {
             kv,
             rope_dim: SPLIT_ROPE_DIM,
             masks: Masks::ByPosition,
+            logits: Logits::Some,
         },
         symbol: "folio_prefill_sm90_split_keys",
         shapes: &[MLA],
@@ -78,6 +84,7 @@ const fn whole_keys(kv: KvRows) -> Family {
             kv,
             rope_dim: 0,
             masks: Masks::ByPosition,
+            logits: Logits::Some,
         },
         arch: Arch::Sm90a,
         source: "sm90/prefill/prefill.cu",
@@ -98,11 +105,45 @@ const fn masked(kv: KvRows) -> Family {
             kv,
             rope_dim: 0,
             masks: Masks::Any,
+            logits: Logits::Some,
         },
         symbol: "folio_prefill_sm90_masked",
         shapes: &MASKED_SHAPES,
         fit: Fit::Exact,
         shared_bytes: masked_shared_bytes,
+        ..whole_keys(kv)
+    }
+}
+
+/// Runs with a soft cap take these instead of those of [`whole_keys`]: the same tiles and steps, and no maxima of rows. Only
+/// bf16 holds all their exponentials.
+const fn capped(kv: KvRows) -> Family {
+    Family {
+        types: BF16,
+        shapes: &CAPPED_SHAPES,
+        symbol: "folio_prefill_sm90_capped",
+        ..with_logits(kv, Logits::Capped)
+    }
+}
+
+/// Runs with ALiBi take these instead of those of [`masked`], whose steps have fewer keys.
+const fn biased(kv: KvRows) -> Family {
+    Family {
+        shapes: &[D128],
+        symbol: "folio_prefill_sm90_biased",
+        ..with_logits(kv, Logits::Biased)
+    }
+}
+
+const fn with_logits(kv: KvRows, logits: Logits) -> Family {
+    Family {
+        variant: Variant::Sm90Prefill {
+            kv,
+            rope_dim: 0,
+            masks: Masks::ByPosition,
+            logits,
+        },
+        fit: Fit::Exact,
         ..whole_keys(kv)
     }
 }
@@ -143,6 +184,11 @@ const MASKED_SHAPES: [Shape; 5] = [
     MLA,
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64),
 ];
+
+const BF16: &[AttentionTypes] = &[same(DType::BF16)];
+
+/// Models with soft caps.
+const CAPPED_SHAPES: [Shape; 3] = [D128, D128_SHORT, D256];
 
 /// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
 const CONVERTING: [Shape; 4] = [
