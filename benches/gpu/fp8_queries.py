@@ -2,11 +2,13 @@
 
 Decode beside the same rows with bf16 queries, which read the same bytes. Prefill with probabilities in e4m3 where the
 handle permits them, beside the accuracy of values whose mean is 1 and of logits four times as wide. PyTorch has no
-attention in fp8; the goals are those of a skeleton that was measured apart.
+attention in fp8; the goals are those of a skeleton that was measured apart. Prefill whose queries and keys are widened to
+rows, beside the same rows with all in 16 bits, and keys of small pages that are copied beside larger pages.
 
-    FOLIO_LIBRARY=… python3 benches/gpu/fp8_queries.py [decode] [accuracy] [prefill]
+    FOLIO_LIBRARY=… python3 benches/gpu/fp8_queries.py [decode] [accuracy] [prefill] [widened] [copied]
 """
 
+import dataclasses
 import sys
 
 import torch
@@ -22,6 +24,10 @@ DECODE = [decode(1, 8192, kv_dtype=E4M3), decode(64, 8192, kv_dtype=E4M3), decod
 PREFILL = [(prefill(1, 16384, 16384, kv_dtype=E4M3), 1.05), (prefill(4, 4096, 4096, kv_dtype=E4M3), 0.97),
            (prefill(16, 1024, 1024, kv_dtype=E4M3), 0.70), (prefill(4, 4096, 4096, causal=False, kv_dtype=E4M3), None),
            (prefill(8, 512, 8192, kv_dtype=E4M3), None)]
+WIDENED = [prefill(batch, tokens, tokens, **dims) for batch, tokens in [(4, 4096), (16, 1024)]
+           for dims in [dict(), dict(hq=64, d=64), dict(hq=16, d=256), dict(d=96), dict(page=1)]]
+COPIED = [prefill(4, 4096, 4096, **dims) for dims in [dict(), dict(hq=64, d=64), dict(d=96), dict(hq=16, d=256)]]
+COPIED += [prefill(16, 1024, 1024)]
 
 
 def attention(context, w, flags=0):
@@ -92,6 +98,34 @@ def measure_prefill(context, row, goal):
           + (f" of {goal}" if goal else "") + f", error {wrong:.4f}, {handle.kernel}", flush=True)
 
 
+def timed(context, row, q_dtype=torch.bfloat16, o_dtype=torch.bfloat16, bound=4e-3):
+    """Microseconds and the kernel of a row whose queries and outputs have these types."""
+    w = Workload(row)
+    w.q, w.o = w.q.to(q_dtype), w.o.to(o_dtype)
+    handle, run = attention(context, w)
+    wrong = answered(run, w)
+    us = captured(run)[0]
+    assert wrong < bound, (row.name, wrong, handle.kernel)
+    kernel, mebibytes = handle.kernel, handle.workspace_bytes >> 20
+    handle.close()
+    return us, f"{us:.1f} us (err {wrong:.4f}, {mebibytes} MiB, {kernel[8:]})"
+
+
+def measure_widened(context, row):
+    in_fp8 = dataclasses.replace(row, kv_dtype=E4M3)
+    base, told = timed(context, row)
+    print(f"{row.name}: 16 bits {told}")
+    for name, o_dtype, bound in [("o bf16", torch.bfloat16, 4e-3), ("o e4m3", E4M3, 6e-2)]:
+        us, told = timed(context, in_fp8, E4M3, o_dtype, bound)
+        print(f"    all in e4m3, {name}: {told} {us / base:.3f}", flush=True)
+
+
+def measure_copied(context, row):
+    base, _ = timed(context, row)
+    us, told = timed(context, dataclasses.replace(row, page=1))
+    print(f"{row.name}: pages of 16 {base:.1f} us, of 1 {told} {us / base:.3f}", flush=True)
+
+
 def main(parts):
     torch.manual_seed(0)
     context = folio.Context()
@@ -103,7 +137,13 @@ def main(parts):
     if "prefill" in parts:
         for row, goal in PREFILL:
             measure_prefill(context, row, goal)
+    if "widened" in parts:
+        for row in WIDENED:
+            measure_widened(context, row)
+    if "copied" in parts:
+        for row in COPIED:
+            measure_copied(context, row)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["decode", "accuracy", "prefill"])
+    main(sys.argv[1:] or ["decode", "accuracy", "prefill", "widened", "copied"])

@@ -1,4 +1,4 @@
-// The parameters of kernels/sm90/widen. src/cuda/widen_params.rs mirrors them field by field; the size is asserted on both
+// The parameters of kernels/sm90/widen. src/cuda/widen_params.rs mirrors them field by field; the sizes are asserted on both
 // sides. No code here.
 #pragma once
 
@@ -9,20 +9,39 @@
 
 struct FolioWidenParams {
     FolioPlanView plan;
-    FolioCache k, v;        // fp8
+    FolioRows q;            // fp8
+    FolioCache k, v;        // fp8, or of the rows' type
+    void *q_rows;           // [tokens][num_qo_heads][dim] of fp16, where q is fp8
     void *k_rows, *v_rows;  // [most_rows][num_kv_heads][dim], of 16-bit elements
     // [batch_size + 1], and the first entry of page_ids (ragged: row) of each request that has rows.
     folio_i32 *first_row;
     folio_i64 *page_start;
     FolioWorkItem *items;  // the plan's, whose page_start is the first of the widened rows
-    FolioDivisor page_size, num_kv_heads;
+    FolioDivisor page_size, num_qo_heads, num_kv_heads;
     folio_u32 k_pieces, v_pieces;  // of 8 elements, of a row
     folio_u32 num_pages;           // that k and v have; ragged: rows
     folio_u32 most_rows;
-    folio_i32 window_left;             // keys before the window of a request's first row are left out; -1: none
-    folio_u32 cache_dtype, row_dtype;  // FolioDtype
+    folio_u32 num_tokens;                       // that q has, and q_rows has room for
+    folio_u32 q_dtype, cache_dtype, row_dtype;  // FolioDtype
     folio_u32 reserved;
 };
 
-// The number of src/cuda/widen_params.rs.
-static_assert(sizeof(FolioWidenParams) == 240, "widening");
+// kernels/sm90/widen/round_outputs.cu: outputs in fp8, from rows that have no factor of v yet.
+struct FolioRoundOutputsParams {
+    FolioPlanView plan;
+    const void *rows;  // [token][num_qo_heads], rows of row_pieces, of fp16
+    FolioRows o;       // fp8
+    const float *v_scales;
+    float v_scale, o_scale;
+    folio_i32 v_scales_stride;
+    folio_u32 num_tokens;  // that o has and there are rows for
+    FolioDivisor num_heads, pieces;
+    folio_u32 row_pieces;  // of 8 elements: a row has at least as many as one of o
+    folio_u32 group_size;
+    folio_u32 o_dtype;  // FolioDtype
+    folio_u32 reserved;
+};
+
+// The numbers of src/cuda/widen_params.rs.
+static_assert(sizeof(FolioWidenParams) == 288, "widening");
+static_assert(sizeof(FolioRoundOutputsParams) == 176, "outputs in fp8");

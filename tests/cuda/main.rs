@@ -88,6 +88,22 @@ fn main() -> ExitCode {
         case("prefill_widened_widths", (), prefill_widened::widths),
         case("prefill_widened_layers", (), prefill_widened::layers),
         case("prefill_widened_batches", (), prefill_widened::batches),
+        case(
+            "prefill_widened_fp8_queries",
+            (),
+            prefill_widened::fp8_queries,
+        ),
+        case(
+            "prefill_widened_fp8_queries_layers",
+            (),
+            prefill_widened::fp8_queries_layers,
+        ),
+        case(
+            "prefill_widened_fp8_queries_splits",
+            (),
+            prefill_widened::fp8_queries_splits,
+        ),
+        case("prefill_widened_copies", (), prefill_widened::copies),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),
         case("masks_of_many_rows", (), masks::masks_of_many_rows),

@@ -1,4 +1,5 @@
-//! Prefill over fp8 caches whose keys are widened to rows in the workspace first: problems of so many queries that it pays.
+//! Prefill whose keys become rows in the workspace first: problems of so many queries that it pays. Keys in fp8 are widened,
+//! with queries in 16 bits or in fp8, and those of small pages are copied.
 
 use crate::common::door::Session;
 use crate::common::instance::{LayerData, Planned, solve};
@@ -10,7 +11,7 @@ use crate::common::problem::{
 use crate::gpu::DeviceMemory;
 use crate::problems::{assert_right, session, solve_with, with_a_page};
 use folio::dtype::DType;
-use folio::problem::KvLayout;
+use folio::problem::{KvLayout, LogBase};
 
 const DIMS: [(u32, u32); 7] = [
     (64, 64),
@@ -27,6 +28,18 @@ const TYPES: [(DType, DType); 4] = [
     (DType::F16, DType::F8E4M3),
     (DType::BF16, DType::F8E5M2),
     (DType::F16, DType::F8E5M2),
+];
+
+const FP8: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
+
+/// Of queries, keys and outputs, where queries are in fp8.
+const FP8_TYPES: [(DType, DType, DType); 6] = [
+    (FP8[0], FP8[0], DType::BF16),
+    (FP8[1], FP8[0], DType::F16),
+    (FP8[0], FP8[1], FP8[0]),
+    (FP8[1], FP8[1], FP8[1]),
+    (FP8[0], FP8[0], FP8[0]),
+    (FP8[0], FP8[1], DType::F32),
 ];
 
 /// Around the keys that a warp widens and the steps of a tile; requests without keys and without queries. With groups of
@@ -70,6 +83,22 @@ fn problem((dim_qk, dim_vo): (u32, u32), (q_dtype, kv_dtype): (DType, DType)) ->
     }
 }
 
+/// Every other one with keys and values 8 elements apart: of fp8, not at multiples of 16 bytes.
+fn memory(n: usize) -> MemoryShape {
+    match n % 2 {
+        0 => MemoryShape::default(),
+        _ => MemoryShape {
+            k: Gaps {
+                inner: 8,
+                middle: 24,
+                outer: 8,
+                lead: 8,
+            },
+            ..MemoryShape::default()
+        },
+    }
+}
+
 fn check(session: &dyn Session, problem: &Problem) {
     let got = solve(session, &DeviceMemory, problem);
     let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
@@ -82,22 +111,9 @@ pub fn widths() {
     for dims in DIMS {
         for types in TYPES {
             for (n, storage) in storages().into_iter().enumerate() {
-                let memory = match n % 2 {
-                    0 => MemoryShape::default(),
-                    // Keys and values 8 bytes apart are not at multiples of 16.
-                    _ => MemoryShape {
-                        k: Gaps {
-                            inner: 8,
-                            middle: 24,
-                            outer: 8,
-                            lead: 8,
-                        },
-                        ..MemoryShape::default()
-                    },
-                };
                 let problem = Problem {
                     storage,
-                    memory,
+                    memory: memory(n),
                     ..problem(dims, types)
                 };
                 check(&*session, &problem);
@@ -166,15 +182,146 @@ pub fn layers() {
     }
 }
 
+/// Queries in fp8 of every width. Those of other types, and where they lie, come with them in turn.
+pub fn fp8_queries() {
+    let session = session();
+    let mut n = 0;
+    for dims in DIMS {
+        for (q_dtype, kv_dtype, o_dtype) in FP8_TYPES {
+            let problem = Problem {
+                o_dtype,
+                storage: storages()[n % 5],
+                memory: MemoryShape {
+                    q: memory(n / 2).k,
+                    o: memory(n / 3).k,
+                    ..memory(n)
+                },
+                ..problem(dims, (q_dtype, kv_dtype))
+            };
+            check(&*session, &problem);
+            n += 1;
+        }
+    }
+}
+
+/// Queries in fp8 under what a layer may add: scales of every operand, windows and chunks over many keys and over few, and
+/// what goes to other kernels.
+pub fn fp8_queries_layers() {
+    let session = session();
+    let scaled = Layer {
+        q_scale: 0.75,
+        k_scale: 1.5,
+        v_scale: 3.0,
+        sinks: true,
+        lse: Some(LogBase::Two),
+        ..Layer::plain()
+    };
+    let layers = [
+        scaled.clone(),
+        Layer {
+            mask: MaskKind::Full,
+            q_scales: HeadScales::PerHead,
+            k_scales: HeadScales::PerHead,
+            v_scales: HeadScales::PerHead,
+            logits_soft_cap: 5.0,
+            ..scaled.clone()
+        },
+        Layer {
+            window: Some((90, 0)),
+            ..scaled.clone()
+        },
+        Layer {
+            chunks: Some((64, 1)),
+            ..scaled.clone()
+        },
+        Layer {
+            mask: MaskKind::Bits(Pattern::Random(0.5)),
+            alibi: Some(Alibi::Linear),
+            ..scaled
+        },
+    ];
+    let lens: [&[(u32, u32)]; 2] = [
+        &[(120, 700), (100, 1500), (0, 40), (150, 150)],
+        &[(150, 150), (200, 90), (90, 300)],
+    ];
+    for (n, (q_dtype, kv_dtype, o_dtype)) in FP8_TYPES.into_iter().enumerate() {
+        for layer in &layers {
+            let of_fp8 = o_dtype.is_fp8();
+            let problem = Problem {
+                storage: paged(16, KvLayout::Hnd),
+                o_dtype,
+                kv_dtype,
+                layer: Layer {
+                    o_scale: if of_fp8 { 0.125 } else { 0.0 },
+                    o_scales: of_fp8,
+                    ..layer.clone()
+                },
+                ..Problem::plain(lens[n % 2]).of(q_dtype).heads(16, 2, 128)
+            };
+            check(&*session, &problem);
+        }
+    }
+}
+
+/// Few tiles over many keys: rows are split, and the parts put together.
+pub fn fp8_queries_splits() {
+    let session = session();
+    for (q_dtype, kv_dtype, o_dtype) in FP8_TYPES {
+        let problem = Problem {
+            storage: paged(16, KvLayout::Nhd),
+            o_dtype,
+            kv_dtype,
+            layer: Layer {
+                sinks: true,
+                v_scale: 2.0,
+                lse: Some(LogBase::E),
+                o_scale: if o_dtype.is_fp8() { 0.25 } else { 0.0 },
+                ..Layer::plain()
+            },
+            ..Problem::plain(&[(40, 6000), (30, 100)])
+                .of(q_dtype)
+                .heads(8, 1, 128)
+        };
+        check(&*session, &problem);
+    }
+}
+
+/// Pages of sizes that no box has, in 16 bits: keys are copied, where another kernel would load them one by one and
+/// where it would be the portable one.
+pub fn copies() {
+    let session = session();
+    for (n, dims) in DIMS.into_iter().enumerate() {
+        for dtype in [DType::BF16, DType::F16] {
+            for (page_size, layout) in [(1, KvLayout::Nhd), (3, KvLayout::Hnd), (12, KvLayout::Nhd)]
+            {
+                let problem = Problem {
+                    storage: paged(page_size, layout),
+                    memory: memory(n),
+                    head_dim_vo: dims.1,
+                    ..Problem::plain(&[(450, 470), (340, 90), (400, 400)])
+                        .of(dtype)
+                        .heads(16, 1, dims.0)
+                };
+                check(&*session, &problem);
+            }
+        }
+    }
+}
+
 /// Lengths on the device, for a graph and not, and more requests than a block has threads. The same handle then takes a
 /// batch that does not pay, and the first again.
 pub fn batches() {
     let session = session();
-    for (graph, batch_invariant) in [(false, false), (true, false), (false, true), (true, true)] {
+    let types = [TYPES[0], (FP8[0], FP8[0])];
+    let flags = [(false, false), (true, false), (false, true), (true, true)];
+    for (types, (graph, batch_invariant)) in types
+        .into_iter()
+        .flat_map(|types| flags.map(|flags| (types, flags)))
+    {
         let problem = with_a_page(&Problem {
             graph,
             batch_invariant,
-            ..problem((128, 128), TYPES[0])
+            ..problem((128, 128), types)
         });
         let got = solve_with(&*session, &DeviceMemory, &problem).unwrap();
         assert_right(&problem, &got);

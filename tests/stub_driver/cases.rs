@@ -18,7 +18,7 @@ use crate::stub::{Recorder, Stub};
 use crate::{
     backend, cascade, choice, context_parallel, copy, extend, formats, gather, head_dims, images,
     index, launches, merge, mla, mla_cache, mla_context, mla_few, narrow, operators, prefill_rows,
-    projections, rope_append, scales, split_keys, tree_mask,
+    prefill_widened, projections, rope_append, scales, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -290,9 +290,29 @@ pub const CASES: &[Case<Setup>] = &[
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
     case(
-        "launch_prefill_fp8_of_long_queries",
+        "launch_prefill_widened_keys_in_fp8",
         BACKEND,
-        prefill_rows::fp8_of_long_queries,
+        prefill_widened::keys_in_fp8,
+    ),
+    case(
+        "launch_prefill_widened_queries_in_fp8",
+        BACKEND,
+        prefill_widened::queries_in_fp8,
+    ),
+    case(
+        "launch_prefill_of_other_queries_in_fp8",
+        BACKEND,
+        prefill_widened::portable_takes_other_queries_in_fp8,
+    ),
+    case(
+        "launch_prefill_widened_without_fp8_products",
+        BACKEND,
+        prefill_widened::without_fp8_products,
+    ),
+    case(
+        "launch_prefill_copied_from_small_pages",
+        BACKEND,
+        prefill_widened::small_pages,
     ),
     case(
         "launch_prefill_portably",

@@ -27,6 +27,7 @@ mod mla_few;
 mod narrow;
 mod operators;
 mod prefill_rows;
+mod prefill_widened;
 mod projections;
 mod rope_append;
 mod scales;

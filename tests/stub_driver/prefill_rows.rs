@@ -4,9 +4,8 @@
 use folio::api::BatchInput;
 use folio::cuda::params::GenericParams;
 use folio::cuda::prefill_params::PrefillParams;
-use folio::cuda::widen_params::WidenParams;
 use folio::dtype::DType;
-use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Window};
+use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
 use folio::tensor::Tensor;
 
 use crate::fixture::{DIM, HEADS, Handle, OURS, at, context, desc, host_tensor};
@@ -169,84 +168,6 @@ pub fn fp8() {
                 assert_taken(desc, k, v, &first, "folio_prefill_sm90_rows");
             }
         }
-    }
-}
-
-/// Long queries over fp8 widen all keys of the batch first, to rows that the kernel over ragged rows reads by the work items
-/// that were written beside them.
-pub fn fp8_of_long_queries() {
-    let recorder = Recorder::new();
-    recorder.expect::<WidenParams>("folio_widen_places");
-    recorder.expect::<WidenParams>("folio_widen_rows");
-    recorder.expect::<PrefillParams>("folio_prefill_sm90");
-    for graph in [false, true] {
-        let kv = pages(16);
-        let desc = AttentionDesc {
-            max_num_tokens: 2000,
-            max_qo_len: 1000,
-            max_kv_len: 1000,
-            graph,
-            ..prompts(kv, DType::F8E4M3)
-        };
-        let mut handle = Handle::of(&context(), desc).unwrap();
-        let ids = vec![1; 2 * 63];
-        let batch = BatchInput {
-            qo_indptr: host_tensor(&[0, 1000, 2000], &[3]),
-            kv_len: host_tensor(&[1000; 2], &[2]),
-            block_table: host_tensor(&ids, &[2, 63]),
-            ..BatchInput::default()
-        };
-        handle.plan(&batch, OURS).unwrap();
-        let rows = |address| {
-            let shape = [2000, i64::from(HEADS), i64::from(DIM)];
-            at(address, DType::BF16, &shape, None)
-        };
-        let apart = 16 * TOKEN;
-        let [k, v] = [K, V].map(|address| cache(address, DType::F8E4M3, kv, apart));
-        let args = AttentionArgs::new(rows(Q), k, v, rows(O));
-        recorder.forget();
-        handle.attention.run(&args, OURS).unwrap();
-        let launches = recorder.launches();
-        let names: Vec<&str> = launches.iter().map(Launched::name).collect();
-        let expected = [
-            "folio_widen_places",
-            "folio_widen_rows",
-            "folio_prefill_sm90",
-        ];
-        assert_eq!(names[..3], expected);
-        assert_eq!(
-            launches[..3]
-                .iter()
-                .map(|l| l.dependent)
-                .collect::<Vec<_>>(),
-            [0, 1, 1]
-        );
-        let widened = launches[1].params::<WidenParams>();
-        assert_eq!((widened.k.data, widened.v.data), (K as u64, V as u64));
-        assert_eq!((widened.k_pieces, widened.v_pieces), (DIM / 8, DIM / 8));
-        // 2 * 1000 keys, and 31 for each request, in whole 32s.
-        assert_eq!(widened.most_rows, 2080);
-        assert_eq!((widened.cache_dtype, widened.row_dtype), (3, 2));
-        let taken = launches[2].params::<PrefillParams>().attention;
-        assert_eq!((taken.plan.items, taken.plan.page_ids), (widened.items, 0));
-        assert_eq!(
-            (taken.k.data, taken.v.data),
-            (widened.k_rows, widened.v_rows)
-        );
-        assert_eq!(launches[2].maps()[1].address, widened.k_rows);
-        assert_eq!(launches[2].maps()[2].address, widened.v_rows);
-        // A window is not widened.
-        recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
-        let windowed = AttentionArgs {
-            window: Window {
-                left: Some(100),
-                right: None,
-            },
-            ..args
-        };
-        recorder.forget();
-        handle.attention.run(&windowed, OURS).unwrap();
-        assert_eq!(recorder.launches()[0].name(), "folio_prefill_sm90_rows");
     }
 }
 

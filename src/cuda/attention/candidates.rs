@@ -162,22 +162,31 @@ fn special(
             Ok(vec![many(RecordSource::Boxes)?, many(RecordSource::Rows)?])
         }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
-        (_, Phase::Prefill) if Sm90PrefillFp8::is_for(desc) => {
-            Ok(vec![boxed(Sm90PrefillFp8::load(loader, context, desc)?)])
-        }
         (_, Phase::Prefill) => {
-            // What is converted is widened before, or with every tile.
-            let mut boxes = match desc.kv_format.element == desc.q_dtype {
-                true => vec![
-                    prefill(KeySource::Tma, Masks::ByPosition)?,
-                    prefill(KeySource::Tma, Masks::Any)?,
-                ],
-                false => vec![Sm90PrefillWidened::load(loader, context, desc).map(boxed)?],
-            };
+            let mut boxes = Vec::new();
+            if Sm90PrefillFp8::is_for(desc) {
+                boxes.push(boxed(Sm90PrefillFp8::load(loader, context, desc)?));
+                if boxes[0].is_ok() {
+                    return Ok(boxes);
+                }
+            }
             let rows = prefill(KeySource::Gather, Masks::ByPosition)?;
+            // Maps of queries are of 16 bits.
+            if !desc.q_dtype.is_fp8() && desc.kv_format.element == desc.q_dtype {
+                boxes.push(prefill(KeySource::Tma, Masks::ByPosition)?);
+                boxes.push(prefill(KeySource::Tma, Masks::Any)?);
+            }
+            // What no box describes becomes rows before, or with every tile.
+            if Sm90PrefillWidened::is_for(desc) {
+                let loaded = Sm90PrefillWidened::load(loader, context, desc, rows.is_ok())?;
+                boxes.push(boxed(loaded));
+            }
             let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
             if packed_rows(desc) > Sm90Decode::most_rows(reads_keys_once) {
-                boxes.push(rows);
+                // What another one takes, it need not.
+                if rows.is_ok() || !boxes.iter().any(OrLacks::is_ok) {
+                    boxes.push(rows);
+                }
                 return Ok(boxes);
             }
             // Where both read keys once, prefill is 3 % faster (32 rows of 64 requests of 4k on an H200), else decode, up

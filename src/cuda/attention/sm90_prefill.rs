@@ -52,13 +52,14 @@ pub struct Sm90Prefill {
     kv: KvStorage,
 }
 
-/// Keys and values of a launch.
-pub(super) struct Keys<'a> {
+/// What maps of a launch describe.
+pub(super) struct Inputs<'a> {
+    pub q: &'a Tensor,
     pub k: &'a Tensor,
     pub v: &'a Tensor,
     /// Of the run, with work items that say where these keys are.
     pub params: AttentionParams,
-    /// Another kernel of the run, before this one on the stream, writes them.
+    /// Another kernel of the run, before this one on the stream, writes some of them.
     pub dependent: bool,
 }
 
@@ -156,7 +157,7 @@ impl Sm90Prefill {
     }
 
     /// What a run asks for, its keys and values apart.
-    pub(super) fn missing_beside_keys(&self, args: &AttentionArgs) -> Features {
+    fn missing_beside_keys(&self, args: &AttentionArgs) -> Features {
         let by_mask = match self.masks {
             Masks::ByPosition => other_masks(args).and(
                 Feature::Alibi,
@@ -170,25 +171,25 @@ impl Sm90Prefill {
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
     }
 
-    /// Enqueues the kernel for keys and values that maps describe, and that are whole.
+    /// Enqueues the kernel for inputs that maps describe, with whole keys.
     pub(super) fn launch_over(
         &self,
-        keys: &Keys<'_>,
+        inputs: &Inputs<'_>,
         current: &Current<'_>,
         run: &Run<'_>,
         stream: Stream,
     ) -> Result<()> {
         let function = self.of_whole_keys(run.args).map_err(wrong_choice)?;
         let launch = Launch {
-            dependent: keys.dependent,
+            dependent: inputs.dependent,
             ..self.shape_of_launch(run, stream)
         };
         let params = PrefillParams {
-            attention: keys.params,
-            head_dim_vo: keys.v.extent(3) as u32,
+            attention: inputs.params,
+            head_dim_vo: inputs.v.extent(3) as u32,
             reserved: 0,
         };
-        let maps = self.maps(current, &run.args.q, keys.k, keys.v)?;
+        let maps = self.maps(current, inputs.q, inputs.k, inputs.v)?;
         // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors,
         // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
         unsafe { launch.enqueue(current, function, &params, &maps) }
@@ -367,13 +368,14 @@ impl AttentionKernel for Sm90Prefill {
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
         let args = run.args;
         if self.keys == KeySource::Tma && args.k_rope.is_none() {
-            let keys = Keys {
+            let inputs = Inputs {
+                q: &args.q,
                 k: &args.k,
                 v: &args.v,
                 params: *run.params,
                 dependent: false,
             };
-            return self.launch_over(&keys, current, run, stream);
+            return self.launch_over(&inputs, current, run, stream);
         }
         let function = self.function(args).map_err(wrong_choice)?;
         let launch = self.shape_of_launch(run, stream);

@@ -1,34 +1,40 @@
-//! Hopper prefill over fp8 caches whose keys many tiles of queries read: all keys of the batch are widened to rows of q's
-//! type first, `kernels/sm90/widen/widen.cu`, and the kernel over ragged rows reads those. The rows lie in the workspace. What
-//! does not pay, or has no room there, is converted tile by tile, in `sm90_prefill.rs`.
+//! Hopper prefill over keys that many tiles of queries read, and that no tensor map describes as they are: all keys of the
+//! batch become 16-bit rows first, `kernels/sm90/widen/widen.cu`, and the kernel over ragged rows reads those. Keys in fp8 are
+//! widened, those of small pages copied. Queries in fp8 become rows too, and outputs in fp8 are rounded from rows after the
+//! kernel. The rows lie in the workspace. For what does not pay, or has no room there, other kernels stand behind this one.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run, packed_rows};
-use super::sm90_prefill::{Keys, Sm90Prefill, not_by_position};
+use super::sm90::GROUP;
+use super::sm90_prefill::{Inputs, Sm90Prefill, not_by_position, rows_suit};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
 use crate::cuda::kernels::attention::{KeySource, Masks};
-use crate::cuda::kernels::keyless::{Keyless, WIDEN_PLACES, WIDEN_ROWS};
-use crate::cuda::params::{AttentionParams, Cache, Divisor, PlanView, dtype_code, row_alignment};
-use crate::cuda::widen_params::{ROWS_TOGETHER, WidenParams};
+use crate::cuda::kernels::keyless::{
+    COPY_ROWS, Keyless, ROUND_OUTPUTS, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS,
+};
+use crate::cuda::params::{
+    AttentionParams, Cache, Divisor, PlanView, Rows, dtype_code, row_alignment,
+};
+use crate::cuda::widen_params::{ROWS_TOGETHER, RoundOutputsParams, WidenParams};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::PARTS_ALIGNMENT;
 use crate::problem::{AttentionDesc, KvStorage, Tiling, WorkItem};
 use crate::tensor::Tensor;
 
-/// Of widened rows: 80 Ki keys of 8 heads of 128.
+/// Of rows of keys and values: 80 Ki keys of 8 heads of 128. Of rows of queries as many: 40 Ki tokens of 32 heads of 128.
 const MOST_BYTES: u64 = 320 << 20;
-/// Head dims that are widened. The kernels take every multiple of 8; these ran on a device, with checked answers.
-const DIMS: [u32; 2] = [64, 128];
 /// Elements that a lane reads at a time.
 const PIECE: u32 = 8;
-/// Query rows of a request that share keys, at least: four tiles. To widen a key once takes the multiprocessors about as
-/// long as to convert it for three.
-const LEAST_ROWS: u64 = 4 * 192;
+/// Rows of the kernel's tiles.
+const TILE: u64 = 192;
 /// Blocks of 8 warps that run at a time on a multiprocessor.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
+/// The same of what rounds outputs, whose threads are few registers large and read 16 bytes at a time.
+const BLOCKS_TO_ROUND: u32 = 8;
 /// Work items that a block places at a time.
 const ITEMS_OF_BLOCK: u32 = 256;
 
@@ -38,14 +44,22 @@ pub struct Sm90PrefillWidened {
     name: String,
     prefill: Sm90Prefill,
     places: Function,
+    /// What widens or copies keys and values.
     rows: Function,
+    queries: Function,
+    round_outputs: Function,
     desc: AttentionDesc,
+    /// Of rows.
+    dtype: DType,
     parts: Parts,
     choice: Choice,
+    /// Another Hopper kernel takes the problem too, which loads keys one by one for each tile. Otherwise the portable kernel
+    /// stands behind this one.
+    one_by_one: bool,
     sm_count: u32,
 }
 
-/// Which batches are widened.
+/// Which batches become rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Choice {
     /// All within the desc.
@@ -59,24 +73,36 @@ enum Choice {
 struct Parts {
     /// Rows of K and of V that there is room for.
     num_rows: u32,
+    /// Tokens of Q that there is room for.
+    num_tokens: u32,
     v_rows: usize,
+    q_rows: usize,
     first_row: usize,
     page_start: usize,
     items: usize,
 }
 
 impl Parts {
-    fn new(desc: &AttentionDesc, num_rows: u32) -> Parts {
+    fn new(desc: &AttentionDesc, num_rows: u32, num_tokens: u32) -> Parts {
         let after = |start: usize, count: usize, size: usize| {
             (start + count * size).next_multiple_of(PARTS_ALIGNMENT)
         };
         let (rows, requests) = (num_rows as usize, desc.max_batch_size as usize);
         let v_rows = after(0, rows, row_bytes(desc, desc.head_dim_qk) as usize);
-        let first_row = after(v_rows, rows, row_bytes(desc, desc.head_dim_vo) as usize);
+        let q_rows = after(v_rows, rows, row_bytes(desc, desc.head_dim_vo) as usize);
+        // Rows of query heads are written in whole chunks.
+        let spare = ROWS_TOGETHER as usize * desc.head_dim_qk as usize * ROW_ELEMENT as usize;
+        let q_bytes = match num_tokens {
+            0 => 0,
+            tokens => tokens as usize * query_bytes(desc) as usize + spare,
+        };
+        let first_row = after(q_rows, q_bytes, 1);
         let page_start = after(first_row, requests + 1, 4);
         Parts {
             num_rows,
+            num_tokens,
             v_rows,
+            q_rows,
             first_row,
             page_start,
             items: after(page_start, requests, 8),
@@ -85,20 +111,41 @@ impl Parts {
 }
 
 impl Sm90PrefillWidened {
-    /// Loads the kernels for a problem.
+    /// Whether keys of the problem are not what boxes are of.
+    pub fn is_for(desc: &AttentionDesc) -> bool {
+        match desc.kv {
+            _ if desc.kv_format.element.is_fp8() => true,
+            KvStorage::Paged { page_size, .. } => page_size % GROUP != 0,
+            KvStorage::Ragged => false,
+        }
+    }
+
+    /// Loads the kernels for a problem. `one_by_one`: another Hopper kernel that loads keys one by one takes it too.
     ///
     /// # Errors
     /// As [`Loader::find`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
-        let Some((parts, choice)) = room(desc) else {
+    pub fn load(
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+        one_by_one: bool,
+    ) -> Result<OrLacks<Self>> {
+        let Some((parts, choice)) = room(desc, least_rows(desc, one_by_one)) else {
             return Ok(Err(Feature::Widening.into()));
         };
-        if desc.head_dim_qk != desc.head_dim_vo || !DIMS.contains(&desc.head_dim_qk) {
+        if rounds_outputs(desc) && desc.head_dim_vo > desc.head_dim_qk {
             return Ok(Err(Feature::TypesAndDims.into()));
         }
+        let dtype = row_dtype(desc);
         let over_rows = AttentionDesc {
+            q_dtype: dtype,
             kv: KvStorage::Ragged,
-            kv_format: desc.q_dtype.into(),
+            kv_format: dtype.into(),
+            o_dtype: if rounds_outputs(desc) {
+                dtype
+            } else {
+                desc.o_dtype
+            },
             ..*desc
         };
         let (source, masks) = (KeySource::Tma, Masks::ByPosition);
@@ -111,75 +158,79 @@ impl Sm90PrefillWidened {
             let found = loader.find(kernel.candidates(cc), || kernel.unsupported(cc));
             found.map(|(_, function)| function)
         };
+        let element = desc.kv_format.element;
+        let (rows, from) = match element.is_fp8() {
+            true => (&WIDEN_ROWS, format!("widened_from_{}", element.name())),
+            false => (&COPY_ROWS, "copied_from_pages".to_owned()),
+        };
         Ok(Ok(Sm90PrefillWidened {
-            name: format!(
-                "{}_widened_from_{}",
-                prefill.name(),
-                desc.kv_format.element.name()
-            ),
+            name: format!("{}_{from}", prefill.name()),
             prefill,
             places: find(&WIDEN_PLACES)?,
-            rows: find(&WIDEN_ROWS)?,
+            rows: find(rows)?,
+            queries: find(&WIDEN_QUERIES)?,
+            round_outputs: find(&ROUND_OUTPUTS)?,
             desc: *desc,
+            dtype,
             parts,
             choice,
+            one_by_one,
             sm_count: context.device().sm_count,
         }))
     }
 
-    /// Enqueues what widens, and says where the rows are.
+    /// Enqueues what writes the rows, and says where they are.
     fn widen(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<WidenParams> {
-        let params = self.params(run);
-        let launch = |blocks: u32, dependent| Launch {
-            grid: [blocks, 1, 1],
-            threads: WIDEN_ROWS.threads(),
-            cluster: 1,
-            dependent,
-            stream,
-        };
+        let params = self.widen_params(run);
         let for_items = run
             .num_items
             .div_ceil(ITEMS_OF_BLOCK)
             .clamp(1, self.sm_count);
-        let resident = BLOCKS_PER_MULTIPROCESSOR * self.sm_count;
-        // SAFETY: both kernels take a `FolioWidenParams`. Its addresses are the caller's tensors, the plan, and the memory
-        // that `scratch_bytes` asked for, which has room for the plan's requests and items and for `most_rows` rows.
+        let of_all = launch(BLOCKS_PER_MULTIPROCESSOR * self.sm_count, true, stream);
+        // SAFETY: these kernels take a `FolioWidenParams`. Its addresses are the caller's tensors, the plan, and the memory
+        // that `scratch_bytes` asked for, which has room for the plan's requests and items, for `most_rows` rows of keys and
+        // for `num_tokens` of queries.
         unsafe {
-            launch(for_items, false).enqueue(current, &self.places, &params, &[])?;
-            launch(resident, true).enqueue(current, &self.rows, &params, &[])?;
+            launch(for_items, false, stream).enqueue(current, &self.places, &params, &[])?;
+            of_all.enqueue(current, &self.rows, &params, &[])?;
+            if widens_queries(&self.desc) {
+                of_all.enqueue(current, &self.queries, &params, &[])?;
+            }
         }
         Ok(params)
     }
 
-    fn params(&self, run: &Run<'_>) -> WidenParams {
+    fn widen_params(&self, run: &Run<'_>) -> WidenParams {
         let (args, given) = (run.args, run.params);
         let at = |offset: usize| run.scratch + offset as u64;
         WidenParams {
             plan: given.plan,
+            q: Rows::of(&args.q),
             k: Cache::of(&args.k),
             v: Cache::of(&args.v),
+            q_rows: at(self.parts.q_rows),
             k_rows: at(0),
             v_rows: at(self.parts.v_rows),
             first_row: at(self.parts.first_row),
             page_start: at(self.parts.page_start),
             items: at(self.parts.items),
             page_size: Divisor::new(given.page_size),
+            num_qo_heads: Divisor::new(given.num_qo_heads),
             num_kv_heads: Divisor::new(given.num_kv_heads),
             k_pieces: self.desc.head_dim_qk / PIECE,
             v_pieces: self.desc.head_dim_vo / PIECE,
             num_pages: given.num_pages,
             most_rows: self.parts.num_rows,
-            // All keys: a chunk of keys that a tile does not see at all is multiplied by zero, and memory that nobody wrote
-            // may hold NaN.
-            window_left: -1,
+            num_tokens: given.num_tokens.min(self.parts.num_tokens),
+            q_dtype: dtype_code(self.desc.q_dtype),
             cache_dtype: dtype_code(self.desc.kv_format.element),
-            row_dtype: dtype_code(self.desc.q_dtype),
+            row_dtype: dtype_code(self.dtype),
             reserved: 0,
         }
     }
 
     /// `[row, 1, head, dim]`: ragged rows, as they are checked.
-    fn rows(&self, name: &str, address: u64, dim: u32, run: &Run<'_>) -> Result<Tensor> {
+    fn key_rows(&self, name: &str, address: u64, dim: u32, run: &Run<'_>) -> Result<Tensor> {
         let shape = [
             i64::from(self.parts.num_rows),
             1,
@@ -187,16 +238,108 @@ impl Sm90PrefillWidened {
             i64::from(dim),
         ];
         // SAFETY: that memory of the workspace is the launch's.
-        unsafe {
-            Tensor::new(
-                name,
-                address as *mut u8,
-                run.args.k.device(),
-                self.desc.q_dtype,
-                &shape,
-                None,
-            )
+        unsafe { self.rows_at(name, address, &shape, run) }
+    }
+
+    /// `[token, head, dim]`.
+    fn query_rows(&self, address: u64, run: &Run<'_>) -> Result<Tensor> {
+        let shape = [
+            i64::from(self.parts.num_tokens),
+            i64::from(self.desc.num_qo_heads),
+            i64::from(self.desc.head_dim_qk),
+        ];
+        // SAFETY: as in `key_rows`.
+        unsafe { self.rows_at("q", address, &shape, run) }
+    }
+
+    /// # Safety
+    /// So many elements must be there.
+    unsafe fn rows_at(
+        &self,
+        name: &str,
+        address: u64,
+        shape: &[i64],
+        run: &Run<'_>,
+    ) -> Result<Tensor> {
+        let (address, device) = (address as *mut u8, run.args.k.device());
+        // SAFETY: the caller's promise.
+        unsafe { Tensor::new(name, address, device, self.dtype, shape, None) }
+    }
+
+    /// What the kernel over rows writes instead of outputs in fp8. A tile's rows of q are its own, and it writes their outputs
+    /// over them. Factors of v stay out.
+    fn unrounded(&self, q_rows: &Tensor, params: AttentionParams) -> AttentionParams {
+        AttentionParams {
+            o: Rows::of(q_rows),
+            v_scales: 0,
+            v_scale: 1.0,
+            ..params
         }
+    }
+
+    /// Enqueues what makes outputs in fp8 of those.
+    fn round(
+        &self,
+        current: &Current<'_>,
+        widened: &WidenParams,
+        run: &Run<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        let given = run.params;
+        let params = RoundOutputsParams {
+            plan: given.plan,
+            rows: widened.q_rows,
+            o: Rows::of(&run.args.o),
+            v_scales: given.v_scales,
+            v_scale: given.v_scale,
+            o_scale: given.o_scale,
+            v_scales_stride: given.v_scales_stride,
+            num_tokens: widened.num_tokens,
+            num_heads: widened.num_qo_heads,
+            pieces: Divisor::new(widened.v_pieces),
+            row_pieces: widened.k_pieces,
+            group_size: self.desc.group_size(),
+            o_dtype: dtype_code(self.desc.o_dtype),
+            reserved: 0,
+        };
+        let blocks = BLOCKS_TO_ROUND * self.sm_count;
+        // SAFETY: the kernel takes a `FolioRoundOutputsParams`; its addresses are the caller's tensors, the plan, and rows of
+        // the workspace.
+        unsafe { launch(blocks, false, stream).enqueue(current, &self.round_outputs, &params, &[]) }
+    }
+
+    /// Rows of q and o as they are, or as the kernels read and write them that make rows of them.
+    fn missing_of_queries(&self, q: &Tensor, o: &Tensor) -> Features {
+        let in_pieces = |tensor: &Tensor| !tensor.is_empty() && row_alignment(tensor) >= PIECE;
+        let q_suits = match widens_queries(&self.desc) {
+            true => in_pieces(q),
+            false => rows_suit(q),
+        };
+        let o_suits = match rounds_outputs(&self.desc) {
+            true => in_pieces(o),
+            false => rows_suit(o),
+        };
+        Features::default()
+            .and(Feature::QStrides, !q_suits)
+            .and(Feature::OStrides, !o_suits)
+            .and(Feature::Rows, q.extent(0) > i64::from(i32::MAX))
+    }
+
+    /// Whether the batch is one that pays, and that there is room for.
+    fn suits(&self, run: &Run<'_>) -> bool {
+        let requests = u64::from(run.num_requests);
+        let has_room = rows_of(run.num_keys, requests) <= u64::from(self.parts.num_rows)
+            && (!widens_queries(&self.desc) || run.num_rows <= u64::from(self.parts.num_tokens));
+        let least_rows = least_rows(&self.desc, self.one_by_one);
+        has_room && pays(run.num_rows, requests, &self.desc, least_rows)
+    }
+
+    /// Whether tiles load so few of the keys that a window or chunks leave that it pays not to touch the others. Not beside the
+    /// portable kernel where most keys are those of query rows: every tile's own.
+    fn leaves_keys(&self, run: &Run<'_>) -> bool {
+        let windowed = run.args.window.left.is_some() || run.args.chunks.is_some();
+        let all_have_tiles = self.choice == Choice::ByBatch && run.num_keys <= 2 * run.num_rows;
+        windowed && (self.one_by_one || !all_have_tiles)
     }
 }
 
@@ -211,22 +354,13 @@ impl AttentionKernel for Sm90PrefillWidened {
 
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        let aligned = row_alignment(&args.k).min(row_alignment(&args.v)) >= PIECE;
-        let suits = match self.choice {
-            Choice::All => true,
-            Choice::ByBatch => {
-                let requests = u64::from(run.num_requests);
-                pays(run.num_rows, requests, &self.desc)
-                    && rows_of(run.num_keys, requests) <= u64::from(self.parts.num_rows)
-            }
-        };
-        // Of a window's or a chunk's keys a tile loads few.
-        let windowed = args.window.left.is_some() || args.chunks.is_some();
-        (self.prefill.missing_beside_keys(args) | not_by_position(args))
-            .and(Feature::Widening, windowed)
+        let piece = PIECE * self.desc.kv_format.element.size() as u32;
+        let aligned = row_alignment(&args.k).min(row_alignment(&args.v)) >= piece;
+        let suits = self.choice == Choice::All || self.suits(run);
+        (self.missing_of_queries(&args.q, &args.o) | not_by_position(args))
             .and(Feature::SplitKeys, args.k_rope.is_some())
             .and(Feature::KvStrides, !aligned)
-            .and(Feature::Widening, !suits)
+            .and(Feature::Widening, !suits || self.leaves_keys(run))
     }
 
     fn scratch_bytes(&self, most_items: usize) -> usize {
@@ -236,35 +370,88 @@ impl AttentionKernel for Sm90PrefillWidened {
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
         let widened = self.widen(current, run, stream)?;
-        let k = self.rows("k", widened.k_rows, self.desc.head_dim_qk, run)?;
-        let v = self.rows("v", widened.v_rows, self.desc.head_dim_vo, run)?;
-        let keys = Keys {
+        let k = self.key_rows("k", widened.k_rows, self.desc.head_dim_qk, run)?;
+        let v = self.key_rows("v", widened.v_rows, self.desc.head_dim_vo, run)?;
+        let q = match widens_queries(&self.desc) {
+            true => self.query_rows(widened.q_rows, run)?,
+            false => run.args.q,
+        };
+        let over_rows = AttentionParams {
+            plan: PlanView {
+                items: widened.items,
+                page_ids: 0,
+                ..run.params.plan
+            },
+            q: Rows::of(&q),
+            k: Cache::of(&k),
+            v: Cache::of(&v),
+            num_pages: self.parts.num_rows,
+            page_size: 1,
+            ..*run.params
+        };
+        let rounds = rounds_outputs(&self.desc);
+        let inputs = Inputs {
+            q: &q,
             k: &k,
             v: &v,
-            params: AttentionParams {
-                plan: PlanView {
-                    items: widened.items,
-                    page_ids: 0,
-                    ..run.params.plan
-                },
-                k: Cache::of(&k),
-                v: Cache::of(&v),
-                num_pages: self.parts.num_rows,
-                page_size: 1,
-                ..*run.params
+            params: match rounds {
+                true => self.unrounded(&q, over_rows),
+                false => over_rows,
             },
             dependent: true,
         };
-        self.prefill.launch_over(&keys, current, run, stream)
+        self.prefill.launch_over(&inputs, current, run, stream)?;
+        match rounds {
+            true => self.round(current, &widened, run, stream),
+            false => Ok(()),
+        }
     }
 }
 
-/// How the memory is divided, and for which batches; `None` where none would be widened.
-fn room(desc: &AttentionDesc) -> Option<(Parts, Choice)> {
-    if desc.kv_format.element == desc.q_dtype
-        || desc.shared_levels > 0
-        || u64::from(packed_rows(desc)) < LEAST_ROWS
-    {
+/// Bytes of an element of a row.
+const ROW_ELEMENT: u64 = 2;
+
+fn launch(blocks: u32, dependent: bool, stream: Stream) -> Launch {
+    Launch {
+        grid: [blocks, 1, 1],
+        threads: WIDEN_ROWS.threads(),
+        cluster: 1,
+        dependent,
+        stream,
+    }
+}
+
+fn widens_queries(desc: &AttentionDesc) -> bool {
+    desc.q_dtype.is_fp8()
+}
+
+/// Of queries in 16 bits there are no rows that outputs could be written over.
+fn rounds_outputs(desc: &AttentionDesc) -> bool {
+    widens_queries(desc) && desc.o_dtype.is_fp8()
+}
+
+/// The type of q; fp16 for fp8, each of whose numbers it has.
+fn row_dtype(desc: &AttentionDesc) -> DType {
+    match widens_queries(desc) {
+        true => DType::F16,
+        false => desc.q_dtype,
+    }
+}
+
+/// Query rows of a request that share keys, from which on rows pay. Beside the portable kernel, which multiplies at a fifth
+/// of the rate, a tile of them is enough. To widen a key once takes the multiprocessors about as long as to convert it for
+/// three tiles. What is only copied costs a third more, and a tile saves a tenth of its time.
+fn least_rows(desc: &AttentionDesc, one_by_one: bool) -> u64 {
+    match (one_by_one, desc.kv_format.element.is_fp8()) {
+        (false, _) => TILE,
+        (true, true) => 4 * TILE,
+        (true, false) => 32 * TILE,
+    }
+}
+
+/// How the memory is divided, and for which batches; `None` where there would be none.
+fn room(desc: &AttentionDesc, least_rows: u64) -> Option<(Parts, Choice)> {
+    if desc.shared_levels > 0 || u64::from(packed_rows(desc)) < least_rows {
         return None;
     }
     let requests = u64::from(desc.max_batch_size);
@@ -277,14 +464,24 @@ fn room(desc: &AttentionDesc) -> Option<(Parts, Choice)> {
     };
     let most_rows = rows_of(most_keys, requests);
     let room = MOST_BYTES / row_bytes(desc, desc.head_dim_qk + desc.head_dim_vo);
-    let parts = Parts::new(desc, most_rows.min(room) as u32);
+    let most_tokens = match widens_queries(desc) {
+        true => u64::from(desc.max_num_tokens),
+        false => 0,
+    };
+    let query_room = MOST_BYTES / query_bytes(desc);
+    let parts = Parts::new(
+        desc,
+        most_rows.min(room) as u32,
+        most_tokens.min(query_room) as u32,
+    );
     // A graph launches what it captured whatever its batches are, and where requests do not depend on the batch, neither
     // does the kernel.
     if !desc.graph && !desc.batch_invariant {
         return Some((parts, Choice::ByBatch));
     }
-    let pays = pays(desc.max_num_tokens.into(), requests, desc);
-    (pays && most_rows <= room).then_some((parts, Choice::All))
+    let pays = pays(desc.max_num_tokens.into(), requests, desc, least_rows);
+    let has_room = most_rows <= room && most_tokens <= query_room;
+    (pays && has_room).then_some((parts, Choice::All))
 }
 
 /// Rows that so many keys take: those of a request begin at a multiple of [`ROWS_TOGETHER`].
@@ -294,11 +491,16 @@ fn rows_of(keys: u64, requests: u64) -> u64 {
         .next_multiple_of(ROWS_TOGETHER.into())
 }
 
-fn pays(rows: u64, requests: u64, desc: &AttentionDesc) -> bool {
-    rows.saturating_mul(desc.group_size().into()) >= LEAST_ROWS.saturating_mul(requests)
+fn pays(rows: u64, requests: u64, desc: &AttentionDesc, least_rows: u64) -> bool {
+    rows.saturating_mul(desc.group_size().into()) >= least_rows.saturating_mul(requests)
 }
 
-/// Bytes of `dim` widened elements of every KV head.
+/// Bytes of `dim` elements in rows of every KV head.
 fn row_bytes(desc: &AttentionDesc, dim: u32) -> u64 {
-    u64::from(desc.num_kv_heads) * u64::from(dim) * desc.q_dtype.size() as u64
+    u64::from(desc.num_kv_heads) * u64::from(dim) * ROW_ELEMENT
+}
+
+/// Bytes of the rows of a token's query heads.
+fn query_bytes(desc: &AttentionDesc) -> u64 {
+    u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_qk) * ROW_ELEMENT
 }

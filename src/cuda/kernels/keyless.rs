@@ -223,12 +223,39 @@ pub static WIDEN_PLACES: Keyless = Keyless {
     }),
 };
 
-/// Those rows, of keys and values.
+/// Those rows, of keys and values in fp8.
 pub static WIDEN_ROWS: Keyless = Keyless {
     noun: "widen_rows kernel",
     rows: LazyLock::new(|| {
         let code = ("sm90/widen/widen.cu", "folio_widen_rows");
         [Row::for_hopper("widen_rows", code, 256)]
+    }),
+};
+
+/// The same of keys and values in 16 bits.
+pub static COPY_ROWS: Keyless = Keyless {
+    noun: "copy_rows kernel",
+    rows: LazyLock::new(|| {
+        let code = ("sm90/widen/widen.cu", "folio_copy_rows");
+        [Row::for_hopper("copy_rows", code, 256)]
+    }),
+};
+
+/// Rows of queries in fp8.
+pub static WIDEN_QUERIES: Keyless = Keyless {
+    noun: "widen_queries kernel",
+    rows: LazyLock::new(|| {
+        let code = ("sm90/widen/widen.cu", "folio_widen_queries");
+        [Row::for_hopper("widen_queries", code, 256)]
+    }),
+};
+
+/// Outputs of such a batch in fp8.
+pub static ROUND_OUTPUTS: Keyless = Keyless {
+    noun: "round_outputs kernel",
+    rows: LazyLock::new(|| {
+        let code = ("sm90/widen/round_outputs.cu", "folio_round_outputs");
+        [Row::for_hopper("round_outputs", code, 256)]
     }),
 };
 

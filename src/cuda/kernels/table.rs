@@ -2,9 +2,10 @@
 
 use super::append::{APPEND, ROPE_APPEND};
 use super::keyless::{
-    APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, CP_CORRECT, CP_REORDER,
-    DRAFT_KV_INDICES, FOLD_SCALES, GATHER_STORED, KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES,
-    MLA_APPEND, MLA_GATHER, NARROW, PLAN, SLOT_MAPPING, TREE_MASK, WIDEN_PLACES, WIDEN_ROWS,
+    APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, COPY_ROWS, CP_CORRECT,
+    CP_REORDER, DRAFT_KV_INDICES, FOLD_SCALES, GATHER_STORED, KV_COPY, KV_COPY_LIST, KV_GATHER,
+    KV_INDICES, MLA_APPEND, MLA_GATHER, NARROW, PLAN, ROUND_OUTPUTS, SLOT_MAPPING, TREE_MASK,
+    WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS,
 };
 use super::row::Row;
 use super::{attention, merge, mla, projection, projection_few, up_projection};
@@ -22,6 +23,9 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(PLAN.rows())
         .chain(WIDEN_PLACES.rows())
         .chain(WIDEN_ROWS.rows())
+        .chain(COPY_ROWS.rows())
+        .chain(WIDEN_QUERIES.rows())
+        .chain(ROUND_OUTPUTS.rows())
         .chain(KV_COPY.rows())
         .chain(KV_COPY_LIST.rows())
         .chain(KV_GATHER.rows())

@@ -27,6 +27,11 @@ pub(super) const FAMILIES: &[Family] = &[
         ..whole_keys(KvRows::PagedColumns)
     },
     whole_keys(KvRows::Ragged),
+    // Widened rows of problems whose queries are in fp8, which become fp16 too.
+    Family {
+        types: &[F16_TO_BF16],
+        ..whole_keys(KvRows::Ragged)
+    },
     masked(KvRows::Paged),
     masked(KvRows::Ragged),
     capped(KvRows::Paged),
@@ -48,6 +53,11 @@ pub(super) const FAMILIES: &[Family] = &[
         ..split_keys(KvRows::Ragged)
     },
 ];
+
+const F16_TO_BF16: AttentionTypes = AttentionTypes {
+    o: DType::BF16,
+    ..same(DType::F16)
+};
 
 /// The rotary part of keys in two parts, which is DeepSeek's.
 pub const SPLIT_ROPE_DIM: u32 = 64;

@@ -1,0 +1,301 @@
+//! When prefill on Hopper makes rows of the keys of a batch first, and of queries in fp8: which launches there are, and what
+//! goes from one to the next.
+
+use folio::api::BatchInput;
+use folio::cuda::params::GenericParams;
+use folio::cuda::prefill_params::PrefillParams;
+use folio::cuda::widen_params::{RoundOutputsParams, WidenParams};
+use folio::dtype::DType;
+use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Window};
+
+use crate::fixture::{DIM, HEADS, Handle, OURS, at, context, desc, host_tensor};
+use crate::stub::{Launched, Recorder};
+
+const Q: usize = 0x1_0000_0000;
+const K: usize = 0x2_0000_0000;
+const V: usize = 0x3_0000_0000;
+const O: usize = 0x4_0000_0000;
+
+const E4M3: DType = DType::F8E4M3;
+const E5M2: DType = DType::F8E5M2;
+
+/// Two prompts of up to 1000 tokens, over pages.
+fn prompts(page_size: u32, [q_dtype, kv_dtype, o_dtype]: [DType; 3]) -> AttentionDesc {
+    AttentionDesc {
+        kind: Kind::Prefill,
+        q_dtype,
+        kv_format: kv_dtype.into(),
+        o_dtype,
+        max_batch_size: 2,
+        max_num_tokens: 2000,
+        max_qo_len: 1000,
+        max_kv_len: 1000,
+        kv: KvStorage::Paged {
+            page_size,
+            layout: KvLayout::Nhd,
+        },
+        ..desc(false)
+    }
+}
+
+/// Two requests of so many rows and 1000 keys.
+fn planned(desc: AttentionDesc, rows: i32) -> Handle {
+    let mut handle = Handle::of(&context(), desc).unwrap();
+    let pages = 1000_usize.div_ceil(desc.kv.page_size() as usize);
+    let ids = vec![1; 2 * pages];
+    let batch = BatchInput {
+        qo_indptr: host_tensor(&[0, rows, 2 * rows], &[3]),
+        kv_len: host_tensor(&[1000; 2], &[2]),
+        block_table: host_tensor(&ids, &[2, pages as i64]),
+        ..BatchInput::default()
+    };
+    handle.plan(&batch, OURS).unwrap();
+    handle
+}
+
+fn arguments(desc: &AttentionDesc, rows: i64) -> AttentionArgs {
+    let page_size = i64::from(desc.kv.page_size());
+    let of_rows = |address, dtype, dim: u32| {
+        let shape = [2 * rows, desc.num_qo_heads.into(), dim.into()];
+        at(address, dtype, &shape, None)
+    };
+    let cache = |address, dim: u32| {
+        let shape = [40, page_size, desc.num_kv_heads.into(), dim.into()];
+        at(address, desc.kv_format.element, &shape, None)
+    };
+    AttentionArgs::new(
+        of_rows(Q, desc.q_dtype, desc.head_dim_qk),
+        cache(K, desc.head_dim_qk),
+        cache(V, desc.head_dim_vo),
+        of_rows(O, desc.o_dtype, desc.head_dim_vo),
+    )
+}
+
+fn recorder() -> Recorder {
+    let recorder = Recorder::new();
+    for kernel in ["places", "rows", "queries"] {
+        recorder.expect::<WidenParams>(&format!("folio_widen_{kernel}"));
+    }
+    recorder.expect::<WidenParams>("folio_copy_rows");
+    recorder.expect::<RoundOutputsParams>("folio_round_outputs");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
+    recorder.expect::<GenericParams>("folio_attention");
+    recorder
+}
+
+/// What a run enqueues.
+fn launches(recorder: &Recorder, handle: &Handle, args: &AttentionArgs) -> Vec<Launched> {
+    recorder.forget();
+    handle.attention.run(args, OURS).unwrap();
+    recorder.launches()
+}
+
+fn names(launches: &[Launched]) -> Vec<&str> {
+    launches.iter().map(Launched::name).collect()
+}
+
+fn under_a_window(args: &AttentionArgs) -> AttentionArgs {
+    AttentionArgs {
+        window: Window {
+            left: Some(100),
+            right: None,
+        },
+        ..*args
+    }
+}
+
+/// Keys in fp8 become rows that the kernel over ragged rows reads by the work items that were written beside them.
+pub fn keys_in_fp8() {
+    let recorder = recorder();
+    for graph in [false, true] {
+        let desc = AttentionDesc {
+            graph,
+            ..prompts(16, [DType::BF16, E4M3, DType::BF16])
+        };
+        let handle = planned(desc, 1000);
+        let args = arguments(&desc, 1000);
+        let launches = launches(&recorder, &handle, &args);
+        let expected = [
+            "folio_widen_places",
+            "folio_widen_rows",
+            "folio_prefill_sm90",
+        ];
+        assert_eq!(names(&launches)[..3], expected);
+        let dependent: Vec<_> = launches[..3].iter().map(|l| l.dependent).collect();
+        assert_eq!(dependent, [0, 1, 1]);
+        let widened = launches[1].params::<WidenParams>();
+        assert_eq!((widened.k.data, widened.v.data), (K as u64, V as u64));
+        assert_eq!((widened.k_pieces, widened.v_pieces), (DIM / 8, DIM / 8));
+        // 2 * 1000 keys, and 31 for each request, in whole 32s.
+        assert_eq!(widened.most_rows, 2080);
+        assert_eq!((widened.cache_dtype, widened.row_dtype), (3, 2));
+        assert_eq!(widened.num_tokens, 0);
+        let taken = launches[2].params::<PrefillParams>().attention;
+        assert_eq!((taken.plan.items, taken.plan.page_ids), (widened.items, 0));
+        assert_eq!(
+            (taken.k.data, taken.v.data),
+            (widened.k_rows, widened.v_rows)
+        );
+        let maps = launches[2].maps();
+        let addresses: Vec<_> = maps.iter().map(|map| map.address).collect();
+        assert_eq!(addresses, [Q as u64, widened.k_rows, widened.v_rows]);
+        // A window is not widened.
+        recorder.forget();
+        handle.attention.run(&under_a_window(&args), OURS).unwrap();
+        assert_eq!(recorder.launches()[0].name(), "folio_prefill_sm90_rows");
+    }
+}
+
+/// Queries in fp8 become rows of fp16 too. Outputs in fp8 are rounded from what was written over those.
+pub fn queries_in_fp8() {
+    let recorder = recorder();
+    for (types, kernel) in [
+        (
+            [E4M3, E4M3, DType::BF16],
+            "f16_obf16_d128_q128_ragged_widened_from_float8_e4m3",
+        ),
+        (
+            [E5M2, E4M3, DType::F16],
+            "f16_d128_q128_ragged_widened_from_float8_e4m3",
+        ),
+        (
+            [E4M3, E5M2, E5M2],
+            "f16_d128_q128_ragged_widened_from_float8_e5m2",
+        ),
+    ] {
+        let rounds = types[2].is_fp8();
+        let desc = prompts(16, types);
+        let handle = planned(desc, 1000);
+        let name = handle.attention.kernel();
+        assert!(name.ends_with(kernel), "{name}");
+        let args = AttentionArgs {
+            v_scale: 3.0,
+            o_scale: if rounds { 0.5 } else { 0.0 },
+            ..arguments(&desc, 1000)
+        };
+        let launches = launches(&recorder, &handle, &args);
+        let mut expected = vec![
+            "folio_widen_places",
+            "folio_widen_rows",
+            "folio_widen_queries",
+            "folio_prefill_sm90",
+        ];
+        expected.extend(rounds.then_some("folio_round_outputs"));
+        assert_eq!(names(&launches)[..expected.len()], expected);
+        let dependent: Vec<_> = launches[..4].iter().map(|l| l.dependent).collect();
+        assert_eq!(dependent, [0, 1, 1, 1]);
+        let widened = launches[2].params::<WidenParams>();
+        assert_eq!((widened.q.data, widened.num_tokens), (Q as u64, 2000));
+        assert_eq!(widened.row_dtype, 1);
+        assert_eq!(widened.num_qo_heads.divisor, HEADS);
+        // Behind the rows of values.
+        let row = u64::from(HEADS * DIM) * 2;
+        assert!(widened.q_rows >= widened.v_rows + 2080 * row);
+        assert!(widened.first_row >= widened.q_rows + 2000 * row);
+        assert_eq!(launches[3].maps()[0].address, widened.q_rows);
+        let taken = launches[3].params::<PrefillParams>().attention;
+        if !rounds {
+            assert_eq!((taken.o.data, taken.v_scale), (O as u64, 3.0));
+            continue;
+        }
+        assert_eq!((taken.o.data, taken.v_scale), (widened.q_rows, 1.0));
+        let rounded = launches[4].params::<RoundOutputsParams>();
+        assert_eq!((rounded.rows, rounded.o.data), (widened.q_rows, O as u64));
+        assert_eq!((rounded.v_scale, rounded.o_scale), (3.0, 0.5));
+        assert_eq!((rounded.o_dtype, rounded.num_tokens), (4, 2000));
+    }
+}
+
+/// Which queries in fp8 do not: windows over many more keys than rows, outputs in fp32, few rows, and rows that do not start
+/// at 8 bytes.
+pub fn portable_takes_other_queries_in_fp8() {
+    let recorder = recorder();
+    let desc = prompts(16, [E4M3, E4M3, DType::BF16]);
+    let args = arguments(&desc, 1000);
+    let long = planned(desc, 1000);
+    let skewed = AttentionArgs {
+        q: at(Q + 4, E4M3, args.q.shape(), None),
+        ..args
+    };
+    let to_f32 = AttentionDesc {
+        o_dtype: DType::F32,
+        ..desc
+    };
+    for (handle, args) in [
+        (&planned(desc, 300), under_a_window(&arguments(&desc, 300))),
+        (&long, skewed),
+        (&planned(desc, 100), arguments(&desc, 100)),
+        (&planned(to_f32, 1000), arguments(&to_f32, 1000)),
+    ] {
+        let launches = launches(&recorder, handle, &args);
+        assert_eq!(launches[0].name(), "folio_attention");
+    }
+    for (handle, args) in [
+        (&long, under_a_window(&args)),
+        (&planned(desc, 300), arguments(&desc, 300)),
+    ] {
+        let launches = launches(&recorder, handle, &args);
+        assert_eq!(launches[2].name(), "folio_widen_queries");
+    }
+}
+
+/// The cases in which `FOLIO_PLAN_FP8_PRODUCTS` finds no kernel of its own: other head_dims and small pages.
+pub fn without_fp8_products() {
+    let recorder = recorder();
+    let desc = AttentionDesc {
+        fp8_products: true,
+        ..prompts(16, [E4M3, E4M3, DType::BF16])
+    };
+    let narrow = AttentionDesc {
+        head_dim_qk: 64,
+        head_dim_vo: 64,
+        ..desc
+    };
+    let small_pages = AttentionDesc {
+        kv: prompts(1, [E4M3; 3]).kv,
+        ..desc
+    };
+    for desc in [narrow, small_pages] {
+        let launches = launches(&recorder, &planned(desc, 1000), &arguments(&desc, 1000));
+        assert_eq!(launches[2].name(), "folio_widen_queries");
+    }
+}
+
+/// Keys in 16 bits on pages that no box has are copied: where otherwise they would be loaded one by one, for many more rows
+/// than where the portable kernel would.
+pub fn small_pages() {
+    let recorder = recorder();
+    for dtype in [DType::BF16, DType::F16] {
+        let many = AttentionDesc {
+            num_kv_heads: 1,
+            ..prompts(3, [dtype; 3])
+        };
+        let other_width = AttentionDesc {
+            head_dim_qk: 96,
+            head_dim_vo: 96,
+            ..prompts(3, [dtype; 3])
+        };
+        for (desc, rows, otherwise) in [
+            (many, 1000, "folio_prefill_sm90_rows"),
+            (other_width, 200, "folio_attention"),
+        ] {
+            let name = planned(desc, rows).attention.kernel().to_owned();
+            assert!(name.ends_with("_ragged_copied_from_pages"), "{name}");
+            let args = arguments(&desc, rows.into());
+            let copied = launches(&recorder, &planned(desc, rows), &args);
+            let expected = [
+                "folio_widen_places",
+                "folio_copy_rows",
+                "folio_prefill_sm90",
+            ];
+            assert_eq!(names(&copied)[..3], expected);
+            let params = copied[1].params::<WidenParams>();
+            assert_eq!(params.cache_dtype, params.row_dtype);
+            let few = launches(&recorder, &planned(desc, 100), &arguments(&desc, 100));
+            assert_eq!(few[0].name(), otherwise);
+            let windowed = launches(&recorder, &planned(desc, rows), &under_a_window(&args));
+            assert_eq!(windowed[0].name(), otherwise);
+        }
+    }
+}
