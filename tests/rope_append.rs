@@ -8,6 +8,7 @@ use common::instance::for_each_index;
 use common::memory::{HostMemory, Image, Resident, View};
 use common::random;
 use common::rope_append::{MAX_POSITION, RopeAppend, Rotation, Source};
+use common::rope_append_forms::appends_in_forms;
 use common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
@@ -134,6 +135,17 @@ proptest! {
         for session in sessions() {
             let got = append.run(&*session, &HostMemory).unwrap();
             prop_assert_eq!(append.check(&got), Ok(()));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(random::cases(200))]
+
+    #[test]
+    fn caches_of_other_forms_get_the_bytes_of_two_steps(append in appends_in_forms()) {
+        for session in sessions() {
+            prop_assert_eq!(append.check(&*session, &HostMemory), Ok(()));
         }
     }
 }

@@ -2284,8 +2284,9 @@ folio_status folio_kv_gather(const folio_context *ctx,
  * 2. with RoPE: pair i of the first rotary_dim elements, (x, y), becomes `(x · cos_i - y · sin_i, y · cos_i + x · sin_i)`.
  *    Elements behind rotary_dim stay.
  *
- * Then it is rounded once for each output: to the tensor's type, or to fp8 after the division by its scale. Values are
- * appended as folio_kv_append does it. Without norm and RoPE queries and keys are copied.
+ * Then it is rounded once for each output: to the tensor's type, or for the cache as folio_kv_append does it, to fp8 after
+ * the division by its scale or as kv_format says. Values are appended as folio_kv_append does it. Without norm and RoPE
+ * queries and keys are copied.
  *
  * Angles come from cos_sin_cache, or are computed where rope_theta is not 0: pair i at position p has the angle
  * `p · f_i`, with `f_i = rope_theta^(-2i / rotary_dim)` (Su et al., RoFormer, 2021), divided by rope_scale. With
@@ -2419,14 +2420,22 @@ typedef struct folio_rope_append_args {
      */
     uint32_t old_context_len;
     /**
-     * 0.
+     * FOLIO_KV_FORMAT_…: how the rows of the caches are stored.
      */
-    uint32_t reserved;
+    int32_t kv_format;
+    /**
+     * As in folio_kv_append_args.
+     */
+    const folio_tensor *k_zero_points;
+    /**
+     * As in folio_kv_append_args.
+     */
+    const folio_tensor *v_zero_points;
 } folio_rope_append_args;
 
 /**
- * Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache, quantising to fp8
- * where the cache is fp8.
+ * Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache, quantising where the
+ * cache is fp8 or of a kv_format that does.
  *
  * On CUDA the first call on a context with given types loads code and answers CAPTURE in a capture. Later ones
  * can be captured: they are one launch each. On the CPU the results are there on return.

@@ -1,139 +1,25 @@
 // Writes new tokens to a paged cache in another form than rows of plain elements, keys and values in one launch, and
-// computes the scales that the form has beside the cache. A CTA takes one token, and a group of lanes, a power of two, a row
-// of it: eight elements of a lane at a time. Tokens with negative slots, or with slots past the cache, are skipped.
-//
-// A row is divided by the scale of the tensor, and what is computed from it is computed after that. Divisions are IEEE's, so
-// that every byte is the one that the host writes.
-#include "core/stored.cuh"
+// computes the scales that the form has beside the cache. A CTA takes one token, and a group of lanes a row of it. Tokens
+// with negative slots, or with slots past the cache, are skipped.
+#include "core/append_stored.cuh"
 
 namespace folio {
 
 typedef FolioStoredAppendParams Params;
 
-// The lanes that share a row.
-struct Group {
-    u32 lane, count, mask;
-
-    __device__ __forceinline__ explicit Group(u32 log2_lanes)
-        : lane(threadIdx.x & ((1u << log2_lanes) - 1)), count(1u << log2_lanes) {
-        mask = (count == 32 ? FULL_WARP : (1u << count) - 1) << (threadIdx.x % 32 & ~(count - 1));
-    }
-
-    // fmaxf leaves NaN out.
-    __device__ __forceinline__ float largest_of(float x, u32 lanes) const {
-        for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
-            x = fmaxf(x, __shfl_xor_sync(mask, x, distance));
-        }
-        return x;
-    }
-};
-
-// What a lane has of a row at a time, divided by the scale of the tensor; zeros behind the row.
-struct Numbers {
-    float x[VECTOR];
-
-    __device__ __forceinline__ void load(const Params &p, const FolioRows &rows, i64 token, u32 head, u32 d, u32 dim) {
-        switch (p.row_dtype) {
-            case FOLIO_F32: load_as<f32>(row_of<f32>(rows, token, head), d, dim, p.row_vectors); break;
-            case FOLIO_F16: load_as<f16>(row_of<f16>(rows, token, head), d, dim, p.row_vectors); break;
-            default: load_as<bf16>(row_of<bf16>(rows, token, head), d, dim, p.row_vectors); break;
-        }
-    }
-
-    template <class Source>
-    __device__ __forceinline__ void load_as(const typename Source::Storage *row, u32 d, u32 dim, bool vectors) {
-        Piece<Source> piece;
-        if (d < dim) piece.load(row + d, min(VECTOR, dim - d), vectors);
-#pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) x[i] = d + i < dim ? piece[i] : 0.0f;
-    }
-
-    __device__ __forceinline__ void divide_by(float divisor) {
-        if (divisor == 1.0f) return;
-#pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) x[i] /= divisor;
-    }
-
-    __device__ __forceinline__ float largest() const {
-        float most = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) most = fmaxf(most, fabsf(x[i]));
-        return most;
-    }
-};
-
-// Divides by what is a lane's own of the scales, and computes those of blocks.
-__device__ __forceinline__ void quantise(Numbers &numbers, const StoredRow &row, u32 form, u32 head, u32 d, u32 count,
-                                         const Group &group) {
-    if (form == FOLIO_FORM_NVFP4) {
-        // A block's two lanes are neighbours, and either both have elements or neither.
-        const float largest = group.largest_of(numbers.largest(), NVFP4_BLOCK / VECTOR);
-        const u8 scale = e4m3::store(largest / MOST_E2M1);
-        if (count > 0 && d % NVFP4_BLOCK == 0) *row.block_scale(d) = scale;
-        const float divisor = e4m3::load(scale);
-#pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) numbers.x[i] = divisor == 0.0f ? 0.0f : numbers.x[i] / divisor;
-    } else if (form != FOLIO_FORM_PACKED_KEYS && form != FOLIO_FORM_TOKEN_HEAD_SCALES) {
-        const float *scales = row.scale() + d, *zeros = row.t.zero_points + head * row.t.zero_points_head + d;
-#pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) {
-            if (i >= count) continue;
-            numbers.x[i] /= scales[i];
-            if (form == FOLIO_FORM_CHANNEL_ZERO_POINTS) numbers.x[i] += zeros[i];
-        }
-    }
-}
-
-__device__ __forceinline__ void append_row(const Params &p, bool is_key, i64 token, i64 page, u32 slot, u32 head) {
-    const FolioStoredTensor &t = is_key ? p.cache.k : p.cache.v;
-    const FolioRows &rows = is_key ? p.key : p.value;
-    const u32 form = p.cache.format.form, dim = t.head_dim;
-    const Group group(p.log2_lanes);
-    const StoredRow row(t, p.cache.format.element, page, slot, head);
-    const u32 step = VECTOR * group.count;
-    const bool is_head_scaled = form == FOLIO_FORM_PACKED_KEYS && t.scales;
-    const float divisor = is_head_scaled ? t.scale * *row.scale() : t.scale;
-    float row_scale = 1.0f;
-    Numbers numbers;
-    if (form == FOLIO_FORM_TOKEN_HEAD_SCALES) {
-        float largest = 0.0f;
-#pragma unroll 1
-        for (u32 first = 0; first < dim; first += step) {
-            numbers.load(p, rows, token, head, first + VECTOR * group.lane, dim);
-            numbers.divide_by(divisor);
-            largest = fmaxf(largest, numbers.largest());
-        }
-        largest = group.largest_of(largest, group.count);
-        row_scale = fmaxf(largest / (row.element == FOLIO_I8 ? MOST_I8 : MOST_E4M3), LEAST_SCALE);
-        if (group.lane == 0) *row.scale() = row_scale;
-    }
-#pragma unroll 1
-    for (u32 first = 0; first < dim; first += step) {
-        const u32 d = first + VECTOR * group.lane, count = d < dim ? min(VECTOR, dim - d) : 0;
-        // A row that the group has at once was read for its scale.
-        if (form != FOLIO_FORM_TOKEN_HEAD_SCALES || dim > step) {
-            numbers.load(p, rows, token, head, d, dim);
-            numbers.divide_by(divisor);
-        }
-        quantise(numbers, row, form, head, d, count, group);
-        numbers.divide_by(row_scale);
-        StoredPiece piece;
-        elements_of(piece.x, row.element, numbers.x);
-        if (count > 0) piece.store(row, d, count);
-    }
-}
-
 __device__ __forceinline__ void append_token(const Params &p, i64 token) {
     const i64 index = integer(p.slots, p.slot_bytes, token);
     if (index < 0 || index >= p.num_slots) return;
-    i64 page = index / p.page_size.divisor;
-    if (index < 1ll << 31) page = divide(static_cast<u32>(index), p.page_size);
-    const u32 slot = static_cast<u32>(index - page * p.page_size.divisor);
+    const StoredSlot slot = stored_slot(index, p.page_size);
+    const Group group(p.log2_lanes);
     // Keys of all heads, and then values.
     for (u32 row = threadIdx.x >> p.log2_lanes; row < 2 * p.num_kv_heads; row += FOLIO_THREADS >> p.log2_lanes) {
         const bool is_key = row < p.num_kv_heads;
         const u32 head = is_key ? row : row - p.num_kv_heads;
-        append_row(p, is_key, token, page, slot, head);
+        const FolioStoredTensor &t = is_key ? p.cache.k : p.cache.v;
+        const FolioRows &rows = is_key ? p.key : p.value;
+        const NumberRow from = NumberRow::of(rows, token, head, p.row_dtype, p.row_vectors);
+        append_row(t, p.cache.format, slot, head, group, from);
     }
 }
 

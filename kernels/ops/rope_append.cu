@@ -13,8 +13,7 @@
 //
 // Compiled per pair of types: FOLIO_Q of the tokens, FOLIO_KV of the cache (that, or fp8).
 #include "core/append.cuh"
-#include "core/rope.cuh"
-#include "params/rope_append.h"
+#include "core/rope_rows.cuh"
 
 namespace folio {
 
@@ -30,21 +29,6 @@ struct Token {
     bool is_key;  // it has a key and a value
 };
 
-// The part of every row that this lane has.
-struct Lane {
-    u32 index, count;  // of the group
-    u32 group;         // lanes of it in the warp's mask
-    bool is_rotated;
-    RowPieces pieces;
-    PairAngles angles;
-};
-
-__device__ __forceinline__ i64 position_of(const Params &p, i64 token) {
-    if (!p.positions) return 0;
-    const u64 position = integer(p.positions, p.position_bytes, token);
-    return static_cast<i64>(p.offsets ? position + integer(p.offsets, p.offset_bytes, token) : position);
-}
-
 __device__ __forceinline__ i64 num_tokens(const Params &p) { return max(p.num_q_rows, p.append.num_tokens); }
 
 __device__ __forceinline__ Token token_of(const Params &p, i64 index) {
@@ -52,76 +36,6 @@ __device__ __forceinline__ Token token_of(const Params &p, i64 index) {
     const bool is_key = index < p.append.num_tokens;
     const i64 slot = is_key ? slot_index(p.append, index) : -1;
     return {index, slot < p.append.num_slots ? slot : -1, position_of(p, index), is_key};
-}
-
-// Where the table has the cosines or sines of a position, from pair `first` on; in elements.
-__device__ __forceinline__ i64 place_of_angles(const Params &p, i64 position, u32 first) {
-    return max(min(position, p.max_position - 1), 0ll) * p.cos_sin_stride + first;
-}
-
-// Of pairs from `first` on.
-__device__ __forceinline__ void compute_angles(const Params &p, i64 position, u32 first, PairAngles &angles) {
-#pragma unroll
-    for (u32 i = 0; i < VECTOR; i++) {
-        // Modulo 2^64, which is one turn. Half turns from -1 to 1:
-        const u64 turns = static_cast<u64>(position) * p.turns[min(first + i, FOLIO_MOST_PAIRS - 1u)];
-        const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
-        sincospif(halves, &angles.sin[i], &angles.cos[i]);
-    }
-}
-
-__device__ __forceinline__ Lane lane_of(const Params &p) {
-    const u32 pairs = p.rotary_dim / 2, first = VECTOR * (threadIdx.x & ((1u << p.log2_lanes) - 1));
-    const u32 rotated_lanes = (pairs + VECTOR - 1) / VECTOR;
-    Lane lane;
-    lane.count = 1u << p.log2_lanes;
-    lane.index = first / VECTOR;
-    const u32 in_warp = threadIdx.x % 32;
-    lane.group = (lane.count == 32 ? 0xffffffffu : (1u << lane.count) - 1) << (in_warp & ~(lane.count - 1));
-    lane.is_rotated = first < pairs;
-    if (lane.is_rotated) {
-        lane.pieces = RowPieces::of_pairs(first, pairs, p.is_interleaved);
-        return lane;
-    }
-    const u32 dim = p.append.k.head_dim;
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const u32 begin = min(p.rotary_dim + 2 * VECTOR * (lane.index - rotated_lanes) + VECTOR * half, dim);
-        lane.pieces.begin[half] = begin;
-        lane.pieces.count[half] = min(VECTOR, dim - begin);
-    }
-    return lane;
-}
-
-template <class T>
-__device__ __forceinline__ void scale_by(RowPieces &pieces, float factor, const void *weight, bool vectors) {
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const u32 count = pieces.count[half];
-        Piece<T> weights;
-        weights.load(static_cast<const typename T::Storage *>(weight) + pieces.begin[half], count,
-                     vectors && count > 0);
-#pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights[i];
-    }
-}
-
-// RMS norm. Lanes without elements have zeros.
-__device__ __forceinline__ void normalise(const Params &p, Lane &lane, const void *weight, u32 dtype) {
-    float squares = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < VECTOR; i++) {
-        squares += lane.pieces.x[0][i] * lane.pieces.x[0][i] + lane.pieces.x[1][i] * lane.pieces.x[1][i];
-    }
-    for (u32 lanes = lane.count / 2; lanes > 0; lanes /= 2) {
-        squares += __shfl_xor_sync(lane.group, squares, lanes);
-    }
-    const float factor = __frsqrt_rn(squares / static_cast<float>(p.append.k.head_dim) + p.rms_norm_eps);
-    if (dtype == FOLIO_F32) {
-        scale_by<f32>(lane.pieces, factor, weight, p.vectors);
-    } else {
-        scale_by<Source>(lane.pieces, factor, weight, p.vectors);
-    }
 }
 
 typedef RowPieces::Fetched<Source> Fetched;
@@ -177,20 +91,6 @@ struct Staged {
         for (u32 i = 0; i < VECTOR; i++) out[i] = T::load(in.x[i]);
     }
 };
-
-// A row, normalised and rotated, in the lanes of its group. All of it is read before any of it is written, where the
-// norm needs it, and otherwise what a lane writes is what it has read.
-__device__ __forceinline__ void compute_row(const Params &p, Lane &lane, const Fetched &row, const void *weight,
-                                            u32 dtype) {
-    lane.pieces.take(row);
-    if (weight) normalise(p, lane, weight, dtype);
-    if (lane.is_rotated) lane.pieces.rotate(lane.angles, p.is_interleaved);
-}
-
-template <class T>
-__device__ __forceinline__ void store_row(const RowPieces &pieces, typename T::Storage *row, bool vectors) {
-    pieces.each([&](u32 d, const float(&x)[VECTOR], u32 count) { Piece<T>(x).store(row + d, count, vectors); });
-}
 
 // Rows of a token: its queries, then its keys, then its values.
 __device__ __forceinline__ bool is_query(const Params &p, u32 row) { return row < p.num_q_heads; }
@@ -286,7 +186,7 @@ __device__ __forceinline__ Fetched fetched_row(const Params &p, const Token &tok
 template <class In>
 __device__ __forceinline__ void query(const Params &p, const Token &token, u32 head, const In &in, Lane &lane) {
     if (token.index >= p.num_q_rows) return;
-    compute_row(p, lane, in(), p.q_weight, p.q_weight_dtype);
+    compute_row<Source>(p, lane, in(), p.q_weight, p.q_weight_dtype);
     store_row<Source>(lane.pieces, row_of<Source>(p.q_out, token.index, head), p.vectors);
 }
 
@@ -294,7 +194,7 @@ template <class In>
 __device__ __forceinline__ void key(const Params &p, const Token &token, u32 head, const In &in, Lane &lane) {
     if (!token.is_key || (token.slot < 0 && !p.key_out.data)) return;
     const FolioAppendTensor &k = p.append.k;
-    compute_row(p, lane, in(), p.k_weight, p.k_weight_dtype);
+    compute_row<Source>(p, lane, in(), p.k_weight, p.k_weight_dtype);
     if (p.key_out.data) store_row<Source>(lane.pieces, row_of<Source>(p.key_out, token.index, head), p.vectors);
     if (token.slot < 0) return;
     if constexpr (Cached::IS_FP8) {

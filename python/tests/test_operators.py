@@ -141,6 +141,19 @@ def test_rope_append(ctx, rng, interleaved):
     assert (k_cache.reshape(-1, kv_heads, dim)[slots[kept]] == key_out[kept]).all()
     assert (v_cache.reshape(-1, kv_heads, dim)[slots[kept]] == value[kept]).all()
 
+    # Another form of the cache gets the bytes that an append of the rotated keys writes.
+    def quantised():
+        codes, scales = np.zeros((2, 2, 4, kv_heads, dim), np.int8), np.zeros((2, 2, 4, kv_heads), np.float32)
+        form = {"k_cache": codes[0], "v_cache": codes[1], "k_scales": scales[0], "v_scales": scales[1]}
+        return codes, scales, {**form, "slot_mapping": slots, "kv_format": "token_head_scales"}
+
+    rotation = {"positions": positions, "rope_theta": theta, "flags": "interleaved" if interleaved else 0}
+    codes, scales, form = quantised()
+    folio.rope_append(ctx, key=key, value=value, k_norm_weight=weight, rms_norm_eps=eps, **rotation, **form)
+    two_steps, two_scales, form = quantised()
+    folio.kv_append(ctx, key=key_out, value=value, **form)
+    assert codes.any() and (codes == two_steps).all() and (scales == two_scales).all()
+
     # In place, where no q_out is given: then q must be writable.
     q.flags.writeable = False
     arguments = {"key": key, "value": value, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slots}

@@ -7,8 +7,7 @@ use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    Angles, CacheForm, Checked, Frequencies, Llama3Scaling, MOST_ROW_ELEMENTS, Norm, Rope,
-    RopeAppendArgs,
+    Angles, Checked, Frequencies, Llama3Scaling, MOST_ROW_ELEMENTS, Norm, Rope, RopeAppendArgs,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -18,13 +17,6 @@ use crate::tensor::{Device, Tensor};
 /// What is wrong with the arguments; then nothing was written.
 pub fn rope_append(context: &Context, args: &RopeAppendArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
-    let form = args.append.form;
-    if form != CacheForm::Plain {
-        return Err(Error::Unsupported(format!(
-            "kv_format: FOLIO_KV_FORMAT_{} is not supported by rope_append; FOLIO_KV_FORMAT_PLAIN is",
-            form.name()
-        )));
-    }
     let device = context.device();
     let append = checked_append(&args.append, device)?;
     let rows = Rows {

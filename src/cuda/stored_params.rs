@@ -6,6 +6,7 @@ use super::ops::rows::VECTOR;
 use super::params::{
     Cache, DecodeParams, Divisor, GenericParams, Rows, address, dtype_code, row_alignment,
 };
+use super::rope_append_params::RopeAppendParams;
 use crate::dtype::DType;
 use crate::problem::{CacheForm, RowTensors};
 use crate::tensor::Tensor;
@@ -66,6 +67,17 @@ pub struct StoredAppendParams {
     pub log2_lanes: u32,
 }
 
+/// `FolioStoredRopeAppendParams` of `kernels/params/stored_rope_append.h`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct StoredRopeAppendParams {
+    pub rope: RopeAppendParams,
+    pub cache: Stored,
+    pub row_dtype: u32,
+    pub value_vectors: u32,
+}
+
 /// `FolioStoredGatherParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +109,8 @@ pub struct StoredDecodeParams {
     pub reserved: u32,
 }
 
-/// The numbers of the `static_assert`s at the ends of `kernels/params/stored.h` and `stored_decode.h`.
+/// The numbers of the `static_assert`s at the ends of `kernels/params/stored.h`, `stored_decode.h` and
+/// `stored_rope_append.h`.
 const _: () = {
     assert!(size_of::<StoredTensor>() == 104);
     assert!(size_of::<Stored>() == 216);
@@ -105,6 +118,7 @@ const _: () = {
     assert!(size_of::<StoredGatherParams>() == 488);
     assert!(size_of::<StoredAttentionParams>() == 680);
     assert!(size_of::<StoredDecodeParams>() == 656);
+    assert!(size_of::<StoredRopeAppendParams>() == 2696);
 };
 
 impl StoredFormat {

@@ -2,15 +2,13 @@
 
 use super::context::{folio_context, operate};
 use super::error::folio_error;
-use super::kv_storage::layout;
-use super::sized::{Input, reserved};
+use super::kv_storage::{cache_form, layout};
+use super::sized::Input;
 use super::status::folio_status;
 use super::tensor::{folio_dtype, folio_tensor, required, tensor};
 use crate::api;
 use crate::error::{Error, Result};
-use crate::problem::{
-    Angles, AppendArgs, CacheForm, Frequencies, Llama3Scaling, Norm, Rope, RopeAppendArgs,
-};
+use crate::problem::{Angles, AppendArgs, Frequencies, Llama3Scaling, Norm, Rope, RopeAppendArgs};
 use crate::tensor::Tensor;
 use std::ffi::c_void;
 
@@ -27,8 +25,9 @@ pub const FOLIO_ROPE_INTERLEAVED: u32 = 1;
 /// 2. with RoPE: pair i of the first rotary_dim elements, (x, y), becomes `(x · cos_i - y · sin_i, y · cos_i + x · sin_i)`.
 ///    Elements behind rotary_dim stay.
 ///
-/// Then it is rounded once for each output: to the tensor's type, or to fp8 after the division by its scale. Values are
-/// appended as folio_kv_append does it. Without norm and RoPE queries and keys are copied.
+/// Then it is rounded once for each output: to the tensor's type, or for the cache as folio_kv_append does it, to fp8 after
+/// the division by its scale or as kv_format says. Values are appended as folio_kv_append does it. Without norm and RoPE
+/// queries and keys are copied.
 ///
 /// Angles come from cos_sin_cache, or are computed where rope_theta is not 0: pair i at position p has the angle
 /// `p · f_i`, with `f_i = rope_theta^(-2i / rotary_dim)` (Su et al., RoFormer, 2021), divided by rope_scale. With
@@ -106,11 +105,15 @@ pub struct folio_rope_append_args {
     pub high_freq_factor: f32,
     /// Llama 3.1: tokens of the context before it was extended, such as 8192.
     pub old_context_len: u32,
-    /// 0.
-    pub reserved: u32,
+    /// FOLIO_KV_FORMAT_…: how the rows of the caches are stored.
+    pub kv_format: i32,
+    /// As in folio_kv_append_args.
+    pub k_zero_points: *const folio_tensor,
+    /// As in folio_kv_append_args.
+    pub v_zero_points: *const folio_tensor,
 }
 
-const _: () = assert!(size_of::<folio_rope_append_args>() == 176);
+const _: () = assert!(size_of::<folio_rope_append_args>() == 192);
 
 // SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_rope_append_args {
@@ -120,7 +123,6 @@ unsafe impl Input for folio_rope_append_args {
     type Parsed = RopeAppendArgs;
 
     unsafe fn parse(&self) -> Result<RopeAppendArgs> {
-        reserved("reserved", self.reserved)?;
         // SAFETY: the caller's promise about the tensors.
         unsafe {
             Ok(RopeAppendArgs {
@@ -130,15 +132,15 @@ unsafe impl Input for folio_rope_append_args {
                     k_cache: required("k_cache", self.k_cache)?,
                     v_cache: required("v_cache", self.v_cache)?,
                     layout: layout("kv_layout", self.kv_layout)?,
-                    form: CacheForm::Plain,
+                    form: cache_form(self.kv_format)?,
                     kv_dtype: self.kv_dtype.parse_optional("kv_dtype")?,
                     slot_mapping: required("slot_mapping", self.slot_mapping)?,
                     k_scale: self.k_scale,
                     v_scale: self.v_scale,
                     k_scales: tensor("k_scales", self.k_scales)?,
                     v_scales: tensor("v_scales", self.v_scales)?,
-                    k_zero_points: None,
-                    v_zero_points: None,
+                    k_zero_points: tensor("k_zero_points", self.k_zero_points)?,
+                    v_zero_points: tensor("v_zero_points", self.v_zero_points)?,
                 },
                 key_out: tensor("key_out", self.key_out)?,
                 q: tensor("q", self.q)?,
@@ -247,8 +249,8 @@ fn zeros(numbers: impl IntoIterator<Item = (&'static str, f64)>, when: &str) -> 
     }
 }
 
-/// Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache, quantising to fp8
-/// where the cache is fp8.
+/// Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache, quantising where the
+/// cache is fp8 or of a kv_format that does.
 ///
 /// On CUDA the first call on a context with given types loads code and answers CAPTURE in a capture. Later ones
 /// can be captured: they are one launch each. On the CPU the results are there on return.

@@ -691,7 +691,7 @@ AT(folio_tree_mask_args, positions, 64);
 AT(folio_tree_mask_args, next_token, 72);
 AT(folio_tree_mask_args, next_sibling, 80);
 
-SIZE(folio_rope_append_args, 176);
+SIZE(folio_rope_append_args, 192);
 AT(folio_rope_append_args, struct_size, 0);
 AT(folio_rope_append_args, flags, 4);
 AT(folio_rope_append_args, q, 8);
@@ -720,7 +720,9 @@ AT(folio_rope_append_args, rope_scale, 156);
 AT(folio_rope_append_args, low_freq_factor, 160);
 AT(folio_rope_append_args, high_freq_factor, 164);
 AT(folio_rope_append_args, old_context_len, 168);
-AT(folio_rope_append_args, reserved, 172);
+AT(folio_rope_append_args, kv_format, 172);
+AT(folio_rope_append_args, k_zero_points, 176);
+AT(folio_rope_append_args, v_zero_points, 184);
 
 SIZE(folio_api, 584);
 AT(folio_api, struct_size, 0);

@@ -333,7 +333,9 @@ pub fn c_rope_append(input: &RopeAppendArgs, tensors: &Tensors) -> folio_rope_ap
         low_freq_factor: llama3.map_or(0.0, |llama3| llama3.low_freq_factor),
         high_freq_factor: llama3.map_or(0.0, |llama3| llama3.high_freq_factor),
         old_context_len: llama3.map_or(0, |llama3| llama3.old_context_len),
-        reserved: 0,
+        kv_format: append.kv_format,
+        k_zero_points: append.k_zero_points,
+        v_zero_points: append.v_zero_points,
     }
 }
 

@@ -10,6 +10,7 @@ use super::values::{mix, normal, shuffled, uniform};
 use folio::api::Stream;
 use folio::dtype::DType;
 use folio::problem::{AppendArgs, CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages};
+use folio::tensor::Tensor;
 use proptest::prelude::*;
 
 /// One append, and what is gathered of it, as plain data.
@@ -19,18 +20,18 @@ pub struct Case {
     element: DType,
     /// The caches are tensors of bytes.
     as_bytes: bool,
-    source: DType,
+    pub source: DType,
     rows: DType,
-    heads: i64,
+    pub heads: i64,
     /// Of keys and of values.
-    dims: [i64; 2],
-    page_size: i64,
-    num_pages: i64,
-    layout: KvLayout,
-    num_tokens: i64,
+    pub dims: [i64; 2],
+    pub page_size: i64,
+    pub num_pages: i64,
+    pub layout: KvLayout,
+    pub num_tokens: i64,
     k_scale: f32,
     gaps: [u32; 4],
-    seed: u64,
+    pub seed: u64,
 }
 
 pub fn cases() -> impl Strategy<Value = Case> {
@@ -87,7 +88,80 @@ struct Written {
     scales: Option<Image>,
 }
 
+/// The caches of a case, and what is beside them.
+pub struct Caches<'m> {
+    rows: [Resident<'m>; 2],
+    scales: [Option<Resident<'m>>; 2],
+    zeros: [Option<Resident<'m>>; 2],
+}
+
+impl Caches<'_> {
+    /// The append of these tokens.
+    pub fn append(
+        &self,
+        case: &Case,
+        [key, value]: [Tensor; 2],
+        slot_mapping: Tensor,
+    ) -> AppendArgs {
+        let tensors = |all: &[Option<Resident<'_>>; 2]| {
+            all.each_ref().map(|one| one.as_ref().map(Resident::tensor))
+        };
+        let ([k_scales, v_scales], [k_zero_points, v_zero_points]) =
+            (tensors(&self.scales), tensors(&self.zeros));
+        AppendArgs {
+            key,
+            value,
+            k_cache: self.rows[0].tensor(),
+            v_cache: self.rows[1].tensor(),
+            layout: case.layout,
+            kv_dtype: case.as_bytes.then_some(case.element),
+            form: case.form,
+            slot_mapping,
+            k_scale: case.k_scale,
+            v_scale: case.k_scale,
+            k_scales,
+            v_scales,
+            k_zero_points,
+            v_zero_points,
+        }
+    }
+
+    /// Whether others hold the same bytes.
+    pub fn same_as(&self, other: &Caches<'_>, element: DType) -> Result<(), String> {
+        for side in [0, 1] {
+            same(
+                &self.rows[side].current(),
+                &other.rows[side].current(),
+                element,
+            )?;
+            if let (Some(scales), Some(want)) = (&self.scales[side], &other.scales[side]) {
+                let want = want.current();
+                same(&scales.current(), &want, want.view.dtype)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Case {
+    /// Caches to which nothing was appended yet.
+    pub fn caches<'m>(&self, memory: &'m dyn Memory) -> Caches<'m> {
+        let resident = |image| Resident::new(memory, image);
+        Caches {
+            rows: [0, 1].map(|side| resident(self.cache(side))),
+            scales: [0, 1].map(|side| self.scales(side).map(resident)),
+            zeros: [0, 1].map(|side| {
+                (self.form == CacheForm::ChannelZeroPoints)
+                    .then(|| resident(self.channels(side, 1)))
+            }),
+        }
+    }
+
+    /// The type of the elements.
+    pub fn element(&self) -> DType {
+        self.element
+    }
+
     /// The slot of each token: no two alike, some negative.
     fn slots(&self) -> Vec<i64> {
         let free = shuffled(self.seed, (self.num_pages * self.page_size) as usize);
@@ -331,39 +405,18 @@ impl Case {
     pub fn check(&self, session: &dyn Session, memory: &dyn Memory) -> Result<(), String> {
         let resident = |image| Resident::new(memory, image);
         let sources = [0, 1].map(|side| resident(self.source_image(side)));
-        let caches = [0, 1].map(|side| resident(self.cache(side)));
-        let scales = [0, 1].map(|side| self.scales(side).map(resident));
-        let zeros = [0, 1].map(|side| {
-            (self.form == CacheForm::ChannelZeroPoints).then(|| resident(self.channels(side, 1)))
-        });
+        let caches = self.caches(memory);
         let slots = self.slots();
         let bits = slots.iter().map(|&slot| slot as u64);
         let slot_mapping = resident(Image::of_bits(DType::I64, &[self.num_tokens], bits));
-        let [k_scales, v_scales] = scales.each_ref().map(|s| s.as_ref().map(Resident::tensor));
-        let [k_zero_points, v_zero_points] =
-            zeros.each_ref().map(|s| s.as_ref().map(Resident::tensor));
-        let input = AppendArgs {
-            key: sources[0].tensor(),
-            value: sources[1].tensor(),
-            k_cache: caches[0].tensor(),
-            v_cache: caches[1].tensor(),
-            layout: self.layout,
-            kv_dtype: self.as_bytes.then_some(self.element),
-            form: self.form,
-            slot_mapping: slot_mapping.tensor(),
-            k_scale: self.k_scale,
-            v_scale: self.k_scale,
-            k_scales,
-            v_scales,
-            k_zero_points,
-            v_zero_points,
-        };
+        let rows = sources.each_ref().map(Resident::tensor);
+        let input = caches.append(self, rows, slot_mapping.tensor());
         let failed = |error: folio::error::Error| error.to_string();
         session.append(&input, Stream::default()).map_err(failed)?;
         for side in [0, 1] {
             let want = self.expected(side);
-            same(&caches[side].current(), &want.cache, self.element)?;
-            if let (Some(scales), Some(want)) = (&scales[side], &want.scales) {
+            same(&caches.rows[side].current(), &want.cache, self.element)?;
+            if let (Some(scales), Some(want)) = (&caches.scales[side], &want.scales) {
                 same(&scales.current(), want, want.view.dtype)?;
             }
         }

@@ -27,6 +27,7 @@ pub mod projections;
 pub mod random;
 pub mod reserved;
 pub mod rope_append;
+pub mod rope_append_forms;
 pub mod stored;
 pub mod strategy;
 pub mod tree;

@@ -280,6 +280,16 @@ impl RopeAppend {
         Image::poisoned(View::gapped(dtype, &shape, &[outer, middle, 0, 0], lead))
     }
 
+    /// What `slot_mapping` holds.
+    pub fn slot_mapping(&self) -> Image {
+        Self::integers(self.slots().into_iter(), self.wide_slots)
+    }
+
+    /// The new values.
+    pub fn new_values(&self) -> Image {
+        self.rows(Of::Value)
+    }
+
     fn integers(values: impl Iterator<Item = i64>, wide: bool) -> Image {
         let dtype = if wide { DType::I64 } else { DType::I32 };
         let bits: Vec<u64> = values.map(|value| value as u64).collect();
@@ -319,7 +329,19 @@ impl RopeAppend {
     }
 
     pub fn run(&self, session: &dyn Session, memory: &dyn Memory) -> Result<Written> {
-        let resident = |image| Resident::new(memory, image);
+        self.run_into(session, memory, |image| image, |append| append)
+    }
+
+    /// Runs with tensors of floats that `hold` has changed, and what `store` makes of the append.
+    pub fn run_into(
+        &self,
+        session: &dyn Session,
+        memory: &dyn Memory,
+        hold: impl Fn(Image) -> Image,
+        store: impl Fn(AppendArgs) -> AppendArgs,
+    ) -> Result<Written> {
+        let integers = |image| Resident::new(memory, image);
+        let resident = |image| Resident::new(memory, hold(image));
         let [key, value] = [Of::Key, Of::Value].map(|of| resident(self.rows(of)));
         let caches = [Of::Key, Of::Value].map(|of| resident(self.cache_image(of)));
         let q = self.queries.map(|_| resident(self.rows(Of::Query)));
@@ -327,19 +349,19 @@ impl RopeAppend {
         let new_q = new_q.map(|_| resident(self.blank(Of::Query)));
         let new_key = (self.key_out == Some(false)).then(|| resident(self.blank(Of::Key)));
         let key_out = self.key_out.map(|_| new_key.as_ref().unwrap_or(&key));
-        let slots = resident(Self::integers(self.slots().into_iter(), self.wide_slots));
+        let slots = integers(self.slot_mapping());
         let scales = [Of::Key, Of::Value].map(|of| self.scale_tensor(of).map(resident));
         let weights = [Of::Query, Of::Key].map(|of| self.weights(of).map(resident));
         let table = self.table().map(resident);
         let places = self.rotation.map(|rotation| {
             [0, 1].map(|part| {
                 let all = (0..self.num_rows()).map(|row| self.position(row)[part]);
-                resident(Self::integers(all, rotation.wide_positions))
+                integers(Self::integers(all, rotation.wide_positions))
             })
         });
         let tensor = |resident: &Option<Resident<'_>>| resident.as_ref().map(Resident::tensor);
         let input = RopeAppendArgs {
-            append: AppendArgs {
+            append: store(AppendArgs {
                 key: key.tensor(),
                 value: value.tensor(),
                 k_cache: caches[0].tensor(),
@@ -354,7 +376,7 @@ impl RopeAppend {
                 v_scale: self.scale,
                 k_scales: tensor(&scales[0]),
                 v_scales: tensor(&scales[1]),
-            },
+            }),
             key_out: key_out.map(Resident::tensor),
             q: tensor(&q),
             q_out: tensor(&new_q),
@@ -396,6 +418,11 @@ impl RopeAppend {
     pub fn check(&self, got: &Written) -> std::result::Result<(), String> {
         self.check_cache(Of::Key, &got.k_cache)?;
         self.check_cache(Of::Value, &got.v_cache)?;
+        self.check_rows(got)
+    }
+
+    /// The same of queries and of `key_out`.
+    pub fn check_rows(&self, got: &Written) -> std::result::Result<(), String> {
         let in_place = [
             self.queries.is_some_and(|queries| queries.2),
             self.key_out == Some(true),

@@ -2,6 +2,7 @@
 
 use crate::common::c_door::{
     Tensors, c_append, c_args, c_cascade_desc, c_decode_desc, c_gather, c_prefill_desc,
+    c_rope_append,
 };
 use crate::common::memory::{HostMemory, Image, Resident, View};
 use crate::common::problem::{Problem, Storage};
@@ -12,7 +13,8 @@ use crate::tensors::{Field, any_strides, field, input, output, walk};
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::{
-    AppendArgs, CacheForm, GatherArgs, GatheredRequests, Kind, KvLayout, RecordPages,
+    AppendArgs, CacheForm, GatherArgs, GatheredRequests, Kind, KvLayout, Norm, RecordPages,
+    RopeAppendArgs,
 };
 use std::ptr::{null, null_mut};
 
@@ -338,6 +340,22 @@ impl Cache {
         }
     }
 
+    /// Without queries, norm and RoPE.
+    fn rope_append(&self) -> RopeAppendArgs {
+        RopeAppendArgs {
+            append: self.append(),
+            key_out: None,
+            q: None,
+            q_out: None,
+            norm: Norm {
+                q_weight: None,
+                k_weight: None,
+                eps: 0.0,
+            },
+            rope: None,
+        }
+    }
+
     fn gather(&self) -> GatherArgs {
         let append = self.append();
         GatherArgs {
@@ -370,6 +388,13 @@ impl Cache {
         self.reset_after(reply)
     }
 
+    fn call_rope_append(&self, args: *const folio_rope_append_args) -> Reply {
+        // SAFETY: as above.
+        let reply =
+            Reply::of(|err| unsafe { folio_rope_append(self.context.0, args, null_mut(), err) });
+        self.reset_after(reply)
+    }
+
     fn call_gather(&self, args: *const folio_kv_gather_args) -> Reply {
         // SAFETY: as above.
         let reply =
@@ -394,27 +419,44 @@ impl Cache {
     }
 }
 
+/// The tensors that an append writes, of a form.
+macro_rules! written {
+    ($args:ident, $form:expr) => {{
+        let mut fields: Vec<Field> = beside!($args, $form, output);
+        if $form == CacheForm::PackedKeys {
+            fields.push(field!(
+                output,
+                $args,
+                k_cache,
+                [Free, Exact, Exact, Free, Exact]
+            ));
+            let value = field!(output, $args, v_cache, [Exact, Exact, Exact, Exact]);
+            fields.push(any_strides(value));
+        }
+        fields
+    }};
+}
+
 #[test]
 fn tensors_of_an_append_and_a_gather() {
     for form in FORMS {
         let cache = Cache::new(form);
         type Append = folio_kv_append_args;
-        let mut fields: Vec<Field> = beside!(Append, form, output);
-        if form == CacheForm::PackedKeys {
-            fields.push(field!(
-                output,
-                Append,
-                k_cache,
-                [Free, Exact, Exact, Free, Exact]
-            ));
-            let value = field!(output, Append, v_cache, [Exact, Exact, Exact, Exact]);
-            fields.push(any_strides(value));
-        }
+        let fields: Vec<Field> = written!(Append, form);
         walk(
             form.name(),
             &fields,
             |tensors| c_append(&cache.append(), tensors),
             |args| cache.call_append(args),
+            || cache.is_untouched(),
+        );
+        type RopeAppend = folio_rope_append_args;
+        let fields: Vec<Field> = written!(RopeAppend, form);
+        walk(
+            form.name(),
+            &fields,
+            |tensors| c_rope_append(&cache.rope_append(), tensors),
+            |args| cache.call_rope_append(args),
             || cache.is_untouched(),
         );
         type Gather = folio_kv_gather_args;
@@ -460,6 +502,28 @@ fn arguments_of_an_append_and_a_gather() {
                     &|a: &mut Append| a.k_scale = f32::NAN,
                     INVALID,
                     &["k_scale", "NaN"],
+                ),
+            ],
+        );
+        type RopeAppend = folio_rope_append_args;
+        check(
+            &c_rope_append(&cache.rope_append(), &tensors),
+            |args| cache.call_rope_append(args),
+            &[
+                (
+                    &|a: &mut RopeAppend| a.kv_format = -1,
+                    INVALID,
+                    &["kv_format", "-1"],
+                ),
+                (
+                    &|a: &mut RopeAppend| a.kv_dtype = other,
+                    FOLIO_ERR_DTYPE,
+                    &["k_cache", "dtype"],
+                ),
+                (
+                    &|a: &mut RopeAppend| a.v_scale = f32::INFINITY,
+                    INVALID,
+                    &["v_scale", "inf"],
                 ),
             ],
         );

@@ -4,7 +4,7 @@ use crate::common::c_door::{Tensors, c_rope_append};
 use crate::common::memory::{HostMemory, Image, Resident};
 use crate::fixture::{Context, Reply, floats};
 use crate::structs::sizes;
-use crate::table::{INVALID, UNKNOWN, check};
+use crate::table::{INVALID, check};
 use crate::tensors::Dim::{AtLeast, Exact, Free};
 use crate::tensors::{field, input, optional, output, walk};
 use folio::dtype::DType;
@@ -198,7 +198,16 @@ fn arguments() {
                 INVALID,
                 &["kv_layout", "5"],
             ),
-            (&|a: &mut Args| a.reserved = 7, UNKNOWN, &["reserved", "7"]),
+            (
+                &|a: &mut Args| a.kv_format = 6,
+                INVALID,
+                &["kv_format", "6"],
+            ),
+            (
+                &|a: &mut Args| a.v_zero_points = a.k_cache,
+                INVALID,
+                &["v_zero_points", "FOLIO_KV_FORMAT_PLAIN", "NULL"],
+            ),
         ],
     );
 }

@@ -217,6 +217,11 @@ fn main() -> ExitCode {
         case("tree_mask_replays", (), tree::tree_mask_replays),
         case("rope_append", (), rope_append::rope_append),
         case(
+            "rope_append_to_every_form",
+            (),
+            rope_append::rope_append_to_every_form,
+        ),
+        case(
             "rope_append_of_one_and_of_many",
             (),
             rope_append::rope_append_of_one_and_of_many,

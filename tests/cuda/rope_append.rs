@@ -3,7 +3,9 @@
 use crate::common::codec::encode;
 use crate::common::instance::for_each_index;
 use crate::common::memory::{Image, Resident, View};
+use crate::common::random;
 use crate::common::rope_append::{RopeAppend, Rotation, Source};
+use crate::common::rope_append_forms::appends_in_forms;
 use crate::gpu::DeviceMemory;
 use crate::problems::session;
 use folio::api::Stream;
@@ -11,6 +13,8 @@ use folio::dtype::DType;
 use folio::problem::{
     Angles, AppendArgs, CacheForm, Frequencies, KvLayout, Llama3Scaling, Norm, Rope, RopeAppendArgs,
 };
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -105,6 +109,22 @@ pub fn rope_append() {
                 }
             }
         }
+    }
+}
+
+pub fn rope_append_to_every_form() {
+    let session = session();
+    let mut runner = TestRunner::new(Config {
+        source_file: Some(file!()),
+        ..random::cases(400)
+    });
+    let result = runner.run(&appends_in_forms(), |append| {
+        append
+            .check(&*session, &DeviceMemory)
+            .map_err(TestCaseError::fail)
+    });
+    if let Err(error) = result {
+        panic!("{error}");
     }
 }
 

@@ -433,6 +433,11 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         formats::appends_of_odd_rows,
     ),
+    case(
+        "rope_appends_to_other_forms",
+        BACKEND,
+        formats::rope_appends,
+    ),
     case("formats_gathers", BACKEND, formats::gathers),
     case("formats_attention", BACKEND, formats::attention),
     case("formats_decode", BACKEND, formats::decode),

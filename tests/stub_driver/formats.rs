@@ -1,18 +1,21 @@
 //! What operators and attention over caches in other forms than rows of plain elements are launched with.
 
-use folio::api::{Attention, Cascade, append, gather};
+use folio::api::{Attention, Cascade, append, gather, rope_append};
 use folio::cuda::stored_params::{
-    StoredAppendParams, StoredAttentionParams, StoredDecodeParams, StoredFormat, StoredGatherParams,
+    StoredAppendParams, StoredAttentionParams, StoredDecodeParams, StoredFormat,
+    StoredGatherParams, StoredRopeAppendParams,
 };
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, CacheForm, GatherArgs, GatheredRequests, Kind,
-    KvLayout, RecordPages,
+    KvLayout, Norm, RecordPages, RopeAppendArgs,
 };
 use folio::tensor::Tensor;
 
-use crate::fixture::{DIM, Handle, OURS, PAGE_SIZE, SOMEWHERE, at, context, desc, divides};
+use crate::fixture::{
+    CAPTURED, DIM, Handle, OURS, PAGE_SIZE, SOMEWHERE, at, context, desc, divides,
+};
 use crate::stub::Recorder;
 
 const KEY: usize = 0x1_0000_0000;
@@ -143,6 +146,91 @@ pub fn appends() {
         assert_eq!((p.row_dtype, p.row_vectors, p.log2_lanes), (2, 1, 4));
         assert_eq!(divides(159, p.page_size), 9);
     }
+}
+
+/// Rows of queries are four, of which three are tokens; the parts of the launch are those of a plain one and of an append.
+pub fn rope_appends() {
+    let recorder = Recorder::new();
+    recorder.expect::<StoredRopeAppendParams>("folio_rope_append_stored");
+    let context = context();
+    for form in FORMS {
+        let args = RopeAppendArgs {
+            append: tokens(form),
+            key_out: None,
+            q: Some(at(SOMEWHERE, DType::BF16, &[4, 9, 128], None)),
+            q_out: None,
+            norm: Norm {
+                q_weight: None,
+                k_weight: None,
+                eps: 0.0,
+            },
+            rope: None,
+        };
+        recorder.forget();
+        let captured = rope_append(&context, &args, CAPTURED);
+        assert_eq!(captured.is_ok(), form != FORMS[0], "{form:?}");
+        recorder.forget();
+        rope_append(&context, &args, OURS).unwrap();
+        let launched = recorder.launches();
+        assert_eq!(launched.len(), 1);
+        assert_eq!(
+            (launched[0].grid, launched[0].block),
+            ([4, 1, 1], [128, 1, 1])
+        );
+        let p: StoredRopeAppendParams = launched[0].params();
+        assert_eq!(p.cache.format, format(form));
+        let (k, v) = (p.cache.k, p.cache.v);
+        assert_eq!((k.cache.data, v.cache.data), (K as u64, V as u64));
+        let wanted = scales(form, V_SCALES).map_or(0, |_| V_SCALES as u64);
+        assert_eq!((v.scales, v.head_dim), (wanted, 128));
+        let wanted = zeros(form, K_ZEROS).map_or(0, |_| K_ZEROS as u64);
+        assert_eq!(k.zero_points, wanted);
+        assert_eq!((p.row_dtype, p.value_vectors), (2, 1));
+        let (q, append) = (p.rope.q, p.rope.append);
+        assert_eq!(
+            (q.data, p.rope.q_out.data),
+            (SOMEWHERE as u64, SOMEWHERE as u64)
+        );
+        assert_eq!((p.rope.num_q_rows, p.rope.num_q_heads), (4, 9));
+        let sources = (append.k.source.data, append.v.source.data);
+        assert_eq!(sources, (KEY as u64, VALUE as u64));
+        assert_eq!((append.num_tokens, append.num_slots), (3, 160));
+        assert_eq!((append.slots, append.slot_bytes), (SLOTS as u64, 4));
+        assert_eq!(divides(159, append.page_size), 9);
+        // What moves the rows of a cache is a matter of its own parameters.
+        assert_eq!((p.rope.vectors, p.rope.log2_lanes), (1, 3));
+    }
+    // A block of NVFP4 has two lanes, also where a row has no more than a block.
+    let short = |address| at(address, DType::BF16, &[3, 8, 16], None);
+    let cache = |address| at(address, DType::F4E2M1x2, &[10, 8, 16, 8], None);
+    let scales = |address| Some(at(address, DType::F8E4M3, &[10, 8, 16, 1], None));
+    let args = RopeAppendArgs {
+        append: AppendArgs {
+            key: short(KEY + 2),
+            value: short(VALUE),
+            k_cache: cache(K),
+            v_cache: cache(V),
+            k_scales: scales(K_SCALES),
+            v_scales: scales(V_SCALES),
+            ..tokens(CacheForm::Nvfp4)
+        },
+        key_out: None,
+        q: None,
+        q_out: None,
+        norm: Norm {
+            q_weight: None,
+            k_weight: None,
+            eps: 0.0,
+        },
+        rope: None,
+    };
+    recorder.forget();
+    rope_append(&context, &args, OURS).unwrap();
+    let p: StoredRopeAppendParams = recorder.launches()[0].params();
+    assert_eq!(
+        (p.rope.log2_lanes, p.rope.vectors, p.value_vectors),
+        (1, 0, 1)
+    );
 }
 
 /// Heads of one scale each, and rows at any address.

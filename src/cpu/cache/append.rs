@@ -165,14 +165,18 @@ impl Side<'_> {
     /// Writes a row of a token that was computed; the length of `values` is a multiple of 16.
     pub fn write_computed(&self, slot: i64, head: i64, values: &[f32]) {
         let page_size = self.to.extent(1);
-        let to = Row::of(self.to, &[slot / page_size, slot % page_size, head]);
+        let place = [slot / page_size, slot % page_size, head];
         let dim = self.from.extent(2) as usize;
         let from = Row {
             at: values.as_ptr().cast_mut().cast(),
             dtype: DType::F32,
         };
-        // SAFETY: as in `copy`; `quantise` only reads `values`.
+        // SAFETY: as in `copy`; `store` and `quantise` only read `values`.
         unsafe {
+            if let Some(stored) = &self.stored {
+                return stored.store(place, from, self.divisor(head as usize));
+            }
+            let to = Row::of(self.to, &place);
             match self.is_scaled {
                 true => to.quantise(self.kernels, dim, from, self.divisor(head as usize)),
                 false => to.store(self.kernels, dim, values, 1.0),

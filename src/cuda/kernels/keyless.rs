@@ -64,6 +64,15 @@ pub static APPEND_STORED: Keyless = Keyless {
     }),
 };
 
+/// Normalises and rotates queries and keys first.
+pub static ROPE_APPEND_STORED: Keyless = Keyless {
+    noun: "rope_append_stored kernel",
+    rows: LazyLock::new(|| {
+        let code = ("ops/rope_append_stored.cu", "folio_rope_append_stored");
+        [row("rope_append_stored", code, 128)]
+    }),
+};
+
 /// Copies tokens of such a cache to dense rows.
 pub static GATHER_STORED: Keyless = Keyless {
     noun: "gather_stored kernel",

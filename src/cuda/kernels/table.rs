@@ -4,8 +4,8 @@ use super::append::{APPEND, ROPE_APPEND};
 use super::keyless::{
     APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, COPY_ROWS, CP_CORRECT,
     CP_REORDER, DRAFT_KV_INDICES, FOLD_SCALES, GATHER_STORED, KV_COPY, KV_COPY_LIST, KV_GATHER,
-    KV_INDICES, MLA_APPEND, MLA_GATHER, NARROW, PLAN, ROUND_OUTPUTS, SLOT_MAPPING, TREE_MASK,
-    WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS,
+    KV_INDICES, MLA_APPEND, MLA_GATHER, NARROW, PLAN, ROPE_APPEND_STORED, ROUND_OUTPUTS,
+    SLOT_MAPPING, TREE_MASK, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS,
 };
 use super::row::Row;
 use super::{attention, merge, mla, projection, projection_few, up_projection};
@@ -30,6 +30,7 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(KV_COPY_LIST.rows())
         .chain(KV_GATHER.rows())
         .chain(APPEND_STORED.rows())
+        .chain(ROPE_APPEND_STORED.rows())
         .chain(GATHER_STORED.rows())
         .chain(MLA_APPEND.rows())
         .chain(MLA_GATHER.rows())

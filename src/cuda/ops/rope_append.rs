@@ -1,19 +1,23 @@
-//! Norm, RoPE and append on a device: new tokens go from a projection to the attention by one launch.
+//! Norm, RoPE and append on a device: new tokens go from a projection to the attention by one launch. Caches in other forms
+//! than rows of plain elements have a kernel of their own.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use super::append::append_params;
 use super::kernels::{Kernel, Kernels};
+use super::keyless_kernel::{KeylessKernel, Workers};
 use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, blocks_of};
 use crate::cuda::kernels::append::{AppendTypes, ROPE_APPEND};
+use crate::cuda::kernels::keyless::ROPE_APPEND_STORED;
 use crate::cuda::params::{Divisor, Rows, address, count, dtype_code};
 use crate::cuda::rope_append_params::RopeAppendParams;
+use crate::cuda::stored_params::{Stored, StoredRopeAppendParams};
 use crate::error::{Error, Result};
-use crate::problem::{Angles, Checked, MOST_PAIRS, RopeAppendArgs};
+use crate::problem::{Angles, CacheForm, CacheFormat, Checked, MOST_PAIRS, RopeAppendArgs};
 use crate::tensor::Tensor;
 
 /// Elements of a row that a thread takes.
@@ -21,6 +25,9 @@ const ELEMENTS_OF_LANE: u32 = 2 * VECTOR;
 
 /// Threads of a group that shares a row.
 const MOST_LANES: u32 = 32;
+
+/// The lanes that have a block of NVFP4.
+const LEAST_LANES_OF_STORED: u32 = CacheFormat::NVFP4_BLOCK / VECTOR;
 
 /// CTAs of every multiprocessor, `BLOCKS` of the kernel: of fewer tokens the rows are dealt to several, and of more each CTA
 /// takes some in turn.
@@ -30,6 +37,7 @@ const BLOCKS_OF_MULTIPROCESSOR: u64 = 5;
 #[derive(Debug)]
 pub struct RopeAppend {
     kernels: Kernels<AppendTypes, Kernel>,
+    stored: KeylessKernel,
     sm_count: u32,
 }
 
@@ -38,12 +46,28 @@ impl RopeAppend {
     pub fn new(loader: &Arc<Loader>, context: &Arc<Context>) -> RopeAppend {
         RopeAppend {
             kernels: Kernels::new("rope_append", loader, context),
+            stored: KeylessKernel::new("rope_append", &ROPE_APPEND_STORED, loader, context),
             sm_count: context.device().sm_count,
         }
     }
 
     /// Computes rows, and writes keys and values to a paged cache.
     pub fn run(&self, args: &Checked<RopeAppendArgs>, stream: Stream) -> Result<()> {
+        match args.append.form {
+            CacheForm::Plain => self.plain(args, stream),
+            _ => self.stored(args, stream),
+        }
+    }
+
+    fn stored(&self, args: &RopeAppendArgs, stream: Stream) -> Result<()> {
+        let params = stored_params(args)?;
+        let of = ("q", Workers::Blocks(args.num_rows() as u64));
+        // SAFETY: the kernel takes a `FolioStoredRopeAppendParams`; the addresses are the caller's tensors, whose extents
+        // `api` checked.
+        unsafe { self.stored.enqueue(&params, of, stream) }
+    }
+
+    fn plain(&self, args: &RopeAppendArgs, stream: Stream) -> Result<()> {
         let types = AppendTypes {
             source: args.append.key.dtype(),
             cache: args.append.k_cache.dtype(),
@@ -67,6 +91,25 @@ impl RopeAppend {
         // `api` checked.
         unsafe { kernel.enqueue(&current, &params, blocks, stream) }
     }
+}
+
+fn stored_params(args: &RopeAppendArgs) -> Result<StoredRopeAppendParams> {
+    let append = &args.append;
+    let mut rope = params(args)?;
+    rope.log2_lanes = rope.log2_lanes.max(LEAST_LANES_OF_STORED.ilog2());
+    // The kernel counts the elements of a row, and those of its last step.
+    let dim = append.value.extent(2);
+    count(
+        "value",
+        "elements of a row",
+        dim + i64::from(MOST_LANES * VECTOR),
+    )?;
+    Ok(StoredRopeAppendParams {
+        rope,
+        cache: Stored::of(&append.caches(), [append.k_scale, append.v_scale]),
+        row_dtype: dtype_code(append.key.dtype()),
+        value_vectors: moves_vectors(&append.value).into(),
+    })
 }
 
 /// All but how many CTAs share a token.
@@ -136,11 +179,11 @@ fn lanes(rotary_dim: u32, dim: u32) -> Result<u32> {
     )))
 }
 
-/// Those whose rows move in pieces, but for values.
+/// Those whose rows move in pieces, but for values. Rows of other forms than plain ones move as their own parameters say.
 fn tensors(args: &RopeAppendArgs, table: Option<Tensor>) -> impl Iterator<Item = Tensor> {
     [
         Some(args.append.key),
-        Some(args.append.k_cache),
+        (args.append.form == CacheForm::Plain).then_some(args.append.k_cache),
         args.key_out,
         args.q,
         args.q_out,

@@ -302,10 +302,13 @@ def rope_append(
     low_freq_factor: float = 0,
     high_freq_factor: float = 0,
     old_context_len: int = 0,
+    kv_format: KvFormat | str = KvFormat.PLAIN,
+    k_zero_points: TensorLike | None = None,
+    v_zero_points: TensorLike | None = None,
     stream: StreamLike | None = None,
 ) -> Call:
     """Normalises and rotates queries and keys of new tokens, and writes keys and values to a paged cache, quantising
-    to fp8 where the cache is fp8.
+    where the cache is fp8 or of a kv_format that does.
 
     On CUDA the first call on a context with given types loads code and answers `CaptureError` in a capture. Later
     ones can be captured: they are one launch each. On the CPU the results are there on return.
@@ -319,8 +322,9 @@ def rope_append(
     2. with RoPE: pair i of the first rotary_dim elements, (x, y), becomes `(x · cos_i - y · sin_i, y · cos_i + x · sin_i)`.
        Elements behind rotary_dim stay.
 
-    Then it is rounded once for each output: to the tensor's type, or to fp8 after the division by its scale. Values
-    are appended as `kv_append` does it. Without norm and RoPE queries and keys are copied.
+    Then it is rounded once for each output: to the tensor's type, or for the cache as `kv_append` does it, to fp8
+    after the division by its scale or as kv_format says. Values are appended as `kv_append` does it. Without norm
+    and RoPE queries and keys are copied.
 
     Angles come from cos_sin_cache, or are computed where rope_theta is not 0: pair i at position p has the angle `p
     · f_i`, with `f_i = rope_theta^(-2i / rotary_dim)` (Su et al., RoFormer, 2021), divided by rope_scale. With
@@ -377,6 +381,9 @@ def rope_append(
             rope_scale divides all.
         high_freq_factor: Llama 3.1: turns in old_context_len from which on rope_scale does not divide.
         old_context_len: Llama 3.1: tokens of the context before it was extended, such as 8192.
+        kv_format: `KvFormat`: how the rows of the caches are stored.
+        k_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_qk]` float32. None otherwise.
+        v_zero_points: `KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_vo]` float32. None otherwise.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
     Raises:

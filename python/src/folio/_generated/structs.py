@@ -302,6 +302,9 @@ ROPE_APPEND_ARGS = Struct(
         "low_freq_factor": NUMBER,
         "high_freq_factor": NUMBER,
         "old_context_len": NUMBER,
+        "kv_format": OneOf(KvFormat),
+        "k_zero_points": INPUT,
+        "v_zero_points": INPUT,
     },
 )
 
