@@ -1,10 +1,13 @@
-"""The contexts of this process: one per device, with as many threads on the CPU as PyTorch has."""
+"""The contexts of this process: one per device, on the CPU with as many threads as PyTorch has, and with the same ones where
+that can be."""
 
 import os
 from functools import cache
 
 import folio
 import torch
+
+from folio_torch.openmp import parallel_for
 
 
 def context_of(device: torch.device | str) -> folio.Context:
@@ -24,7 +27,8 @@ def _cuda(index: int) -> folio.Context:
 
 @cache
 def _cpu() -> folio.Context:
-    return folio.Context("cpu", num_threads=torch.get_num_threads(), cpus=_cpus())
+    threads = parallel_for() or dict(cpus=_cpus())
+    return folio.Context("cpu", num_threads=torch.get_num_threads(), **threads)
 
 
 def _cpus() -> list[int]:
