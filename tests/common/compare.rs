@@ -120,6 +120,18 @@ impl Tolerance {
         }
     }
 
+    /// The same where prefill rounds outputs in fp8 from fp16, in which it wrote them: of queries that are in fp8 too.
+    pub fn of_rounded_rows(self, problem: &Problem) -> Tolerance {
+        let rounding = match problem.q_dtype.is_fp8() && problem.o_dtype.is_fp8() {
+            true => unit_roundoff(DType::F16),
+            false => 0.0,
+        };
+        Tolerance {
+            weight: self.weight + rounding,
+            ..self
+        }
+    }
+
     /// The oracle: float64, rounded to float32 once. The scales reach it as one float32 product.
     pub fn oracle() -> Tolerance {
         Tolerance {

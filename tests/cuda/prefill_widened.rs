@@ -1,15 +1,17 @@
 //! Prefill whose keys become rows in the workspace first: problems of so many queries that it pays. Keys in fp8 are widened,
 //! with queries in 16 bits or in fp8, and those of small pages are copied.
 
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
 use crate::common::door::Session;
-use crate::common::instance::{LayerData, Planned, solve};
+use crate::common::instance::{LayerData, Output, Planned, solve};
 use crate::common::memory::HostMemory;
 use crate::common::problem::{
     Alibi, Gaps, HeadScales, Layer, MaskKind, MemoryShape, Pattern, Problem, Request, Storage,
     TableForm,
 };
 use crate::gpu::DeviceMemory;
-use crate::problems::{assert_right, session, solve_with, with_a_page};
+use crate::problems::{session, solve_with, with_a_page};
 use folio::dtype::DType;
 use folio::problem::{KvLayout, LogBase};
 
@@ -103,6 +105,13 @@ fn check(session: &dyn Session, problem: &Problem) {
     let got = solve(session, &DeviceMemory, problem);
     let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
     assert_right(problem, &got);
+}
+
+fn assert_right(problem: &Problem, got: &Output) {
+    let tolerance = Tolerance::of_matrix_unit(problem.q_dtype).of_rounded_rows(problem);
+    if let Err(difference) = compare(problem, &dense::attention(problem), got, tolerance) {
+        panic!("{difference}\n{problem:?}");
+    }
 }
 
 /// Widths, types, and where the cache has its rows.

@@ -27,6 +27,8 @@ use crate::tensor::Tensor;
 
 /// Of rows of keys and values: 80 Ki keys of 8 heads of 128. Of rows of queries as many: 40 Ki tokens of 32 heads of 128.
 const MOST_BYTES: u64 = 320 << 20;
+/// Bytes of an element of a row.
+const ROW_ELEMENT: u64 = 2;
 /// Elements that a lane reads at a time.
 const PIECE: u32 = 8;
 /// Rows of the kernel's tiles.
@@ -407,9 +409,6 @@ impl AttentionKernel for Sm90PrefillWidened {
         }
     }
 }
-
-/// Bytes of an element of a row.
-const ROW_ELEMENT: u64 = 2;
 
 fn launch(blocks: u32, dependent: bool, stream: Stream) -> Launch {
     Launch {
