@@ -187,8 +187,8 @@ private:
     }
 
     // Scores become probabilities. True if the output must be multiplied by `factor`.
-    __device__ __forceinline__ bool finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask, Scores &s,
-                                                  CappedRows &rows, float (&)[2]) const {
+    __device__ __forceinline__ bool finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask,
+                                                  Scores &s, CappedRows &rows, float (&)[2]) const {
         release_scores(steps);
         const bool hides = steps.masked.right(steps.block) || steps.masked.left(steps.block);
         rows.add(s, steps.series, params, tile.kv_head, hides,
@@ -196,8 +196,8 @@ private:
         return false;
     }
 
-    __device__ __forceinline__ bool finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask, Scores &s,
-                                                  Rows &rows, float (&factor)[2]) const {
+    __device__ __forceinline__ bool finish_scores(const Tile &tile, const TileSteps &steps, const StepMask &mask,
+                                                  Scores &s, Rows &rows, float (&factor)[2]) const {
         release_scores(steps);
         if (steps.transforms) {
             if constexpr (NARROWS) {
@@ -234,11 +234,10 @@ private:
             see_copies();
         }
         start_scores(s);
-        // Not after the products of V: to start them, which read registers, waits for those of K to end.
-        StepMask mask;
-        mask.prepare(params, tile, shared, steps.masked, steps.block);
         await_values();
         start_output(p, o);
+        StepMask mask;
+        mask.prepare(params, tile, shared, steps.masked, steps.block);
         wgmma_wait<1>();
         pin(s);
         float factor[2];
