@@ -108,7 +108,7 @@ fn check(session: &dyn Session, problem: &Problem) {
 }
 
 fn assert_right(problem: &Problem, got: &Output) {
-    let tolerance = Tolerance::of_matrix_unit(problem.q_dtype).of_rounded_rows(problem);
+    let tolerance = Tolerance::of_matrix_unit(problem).of_rounded_rows(problem);
     if let Err(difference) = compare(problem, &dense::attention(problem), got, tolerance) {
         panic!("{difference}\n{problem:?}");
     }
