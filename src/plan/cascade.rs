@@ -38,8 +38,7 @@ struct Segment {
     keys: Range<u32>,
     /// The segment around this one, among the segments.
     parent: Option<usize>,
-    /// Keys of the pieces that it is cut into, and how many these are.
-    chunk: u32,
+    /// Pieces that the keys are cut into.
     chunks: u32,
     /// Its first partial row.
     partial: u32,
@@ -88,12 +87,11 @@ pub fn cascade(
         return Ok(false);
     }
     own_keys(batch, segments);
-    let cuts = cut(batch, desc, tiling, segments, long)?;
+    let Cuts { chunk, small } = cut(batch, desc, tiling, segments, long)?;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
-    list(batch, tiling, segments, work)?;
+    list(batch, (tiling, chunk), segments, work)?;
     by_cost(work)?;
-    small_last(work, cuts.small)?;
-    work.wave = cuts.wave;
+    small_last(work, small)?;
     Ok(shares)
 }
 
@@ -140,7 +138,6 @@ fn share(
                     requests,
                     keys,
                     parent,
-                    chunk: u32::MAX,
                     chunks: 1,
                     partial: 0,
                 });
@@ -212,14 +209,13 @@ fn own_keys(batch: &HostBatch<'_>, segments: &mut Vec<Segment>) {
             requests: b..b + 1,
             keys: start..(batch.kv_len[b] as u32).max(start),
             parent: innermost,
-            chunk: u32::MAX,
             chunks: 1,
             partial: 0,
         });
     }
 }
 
-/// Decides how segments are cut.
+/// Decides into chunks of how many keys segments are cut, and which items are small.
 fn cut(
     batch: &HostBatch<'_>,
     desc: &AttentionDesc,
@@ -236,14 +232,12 @@ fn cut(
     let cuts = match desc.batch_invariant {
         true => Cuts {
             chunk: tiling.invariant_chunk,
-            wave: 0,
             small: tiling.workers.small,
         },
         false => best_cuts(extents, desc, tiling, long)?,
     };
     for segment in segments {
         let keys = segment.keys.end - segment.keys.start;
-        segment.chunk = cuts.chunk;
         segment.chunks = keys.div_ceil(cuts.chunk).max(1);
     }
     Ok(cuts)
@@ -252,7 +246,7 @@ fn cut(
 /// Lists the items of all segments, and the parts of every row.
 fn list(
     batch: &HostBatch<'_>,
-    tiling: &Tiling,
+    (tiling, chunk): (&Tiling, u32),
     segments: &mut [Segment],
     work: &mut WorkList,
 ) -> Result<()> {
@@ -277,7 +271,7 @@ fn list(
     }
     reserve("partial rows", &mut work.partials, parts)?;
     for (at, segment) in segments.iter().enumerate() {
-        push_items(batch, tiling, segment, at < shared, work);
+        push_items(batch, (tiling, chunk), segment, at < shared, work);
     }
     for own in &segments[shared..] {
         if own.partial != NO_PARTIAL {
@@ -300,7 +294,7 @@ fn parts_of(segments: &[Segment], own: &Segment) -> u32 {
 
 fn push_items(
     batch: &HostBatch<'_>,
-    tiling: &Tiling,
+    (tiling, chunk): (&Tiling, u32),
     segment: &Segment,
     is_shared: bool,
     work: &mut WorkList,
@@ -319,8 +313,8 @@ fn push_items(
     {
         let q_len = end - q_start;
         for c in 0..segment.chunks {
-            let kv_start = segment.keys.start + c * segment.chunk;
-            let kv_end = kv_start.saturating_add(segment.chunk).min(segment.keys.end);
+            let kv_start = segment.keys.start + c * chunk;
+            let kv_end = kv_start.saturating_add(chunk).min(segment.keys.end);
             work.items.push(WorkItem {
                 request: b as u32,
                 q_start,
@@ -509,15 +503,14 @@ mod tests {
             prop_assert!(work.combines.len() <= capacity.counts.combines);
             prop_assert!(work.partials.len() <= capacity.counts.partials);
             let (large, last) = work.items.split_at(work.items.len() - work.small as usize);
-            let (many, few) = large.split_at(large.len() - work.few_rows as usize);
-            let rows = tiling.workers.small.rows;
-            let keys = |item: &WorkItem| item.kv_end - item.kv_start;
-            prop_assert!(last.iter().chain(few).all(|item| item.q_len <= rows));
-            prop_assert!(rows == 0 || many.iter().all(|item| item.q_len > rows));
-            prop_assert!(few.iter().all(|item| keys(item) > tiling.workers.small.keys));
-            let is_any = last.iter().any(|item| keys(item) > tiling.workers.small.keys);
-            prop_assert!(few.is_empty() || !is_any, "few rows and more keys are of one kind");
-            prop_assert!(many.iter().all(|item| item.q_len <= q_tile));
+            let small = tiling.workers.small;
+            prop_assert!(last.iter().all(|item| item.q_len <= small.rows));
+            prop_assert!(large.iter().all(|item| item.q_len <= q_tile));
+            // Those of few rows and more keys are of one kind.
+            let is_small = |item: &WorkItem| small.include(item.q_len, item.kv_end - item.kv_start);
+            prop_assert!(small.rows == 0 || !large.iter().any(is_small));
+            let all_small = large.iter().all(|item| item.q_len > small.rows);
+            prop_assert!(all_small || last.iter().all(is_small));
 
             let counts = lens.iter().flat_map(|l| vec![vec![0; l.1 as usize]; l.0 as usize]).collect();
             let mut met = Met { lens: &lens, qo_indptr: &qo_indptr, counts };

@@ -1,15 +1,14 @@
-//! The size of the chunks that the segments of a cascade are cut into, one for all of them, and the order in which workers
-//! take the pieces: what is estimated to take the least time. What segments are, and their items, is `cascade`'s.
+//! The size of the chunks that the segments of a cascade are cut into, one for all of them, and which items are small: what is
+//! estimated to take the least time. What segments are, and their items, is `cascade`'s.
 //!
-//! Time is counted in keys that one worker reads. No run is faster than its work divided by its workers. Nor is it
+//! Time is counted in keys that one worker reads. No run is faster than its keys divided by its workers. Nor is it
 //! faster than whole chunks dealt out in rounds: items of shared keys are few and long, so that one more of them than
-//! there are workers takes twice as long. Other items fill what these leave. And every part of a row is written
+//! there are workers takes twice as long. Shorter items fill what longer ones leave. Small items, several pieces of which a
+//! worker may take at a time, come last. And every part of a row is written
 //! and read, in the time of as many bytes of keys.
 //!
-//! **Waves.** Items of many rows are limited by their products, and their keys come out of the L2 for all tiles but one. Items
-//! of few rows are limited by memory. Taken one kind after the other, either leaves idle what the other needs. So where
-//! several pieces of few rows go to a worker at a time, pieces of many rows may be taken in waves that leave workers to
-//! the others: no more waves than chunks need, or more of fewer pieces.
+//! A worker chooses its next piece when it begins one. So those that begin the run with a long piece have a small one behind it:
+//! one of the longest, if these are not all begun at once with the others.
 
 use super::capacity::most_splits;
 use super::reserve::reserve;
@@ -20,17 +19,18 @@ use crate::problem::{AttentionDesc, SmallItems, Tiling};
 /// from all but the items of a round that wait for one another.
 const ITEM_UNITS: u64 = 2;
 
-/// A key of small pieces that a worker takes side by side costs so many of others, where nothing but memory limits: those of
-/// several heads are loaded. With this number the fastest of 28 cuts that were measured on an H200 are chosen. (By a fit to
-/// their times it is 2.4: 3.2 µs for 80 keys of three heads, of which the bytes at 4.2 TB/s are 2.6 to 3.9, and 1.35 for 80 of
-/// 192 rows.) While others multiply it costs as much as theirs: 1.25 µs for 80.
+/// A key of small pieces that a worker takes side by side costs so many of others: those of several heads are loaded. With
+/// this number the cuts that were the fastest of some twenty on an H200 are chosen, or those within 2 % of them. (By a fit to
+/// their times it is 2.4: 3.2 µs for 80 keys of three heads, of which 2.7 to 4 are the bytes of 132 workers at 4.2 TB/s, and
+/// 1.35 for 80 of 192 rows.)
 const SMALL_KEY: u64 = 2;
+
+/// Where all pieces are small, shorter ones than so many units save nothing: of 16 requests of 2k shared keys and 128 of their
+/// own, pieces of 560, 400, 320, 240 and 160 keys took 21.8, 19.2, 18.8, 19.2 and 19.3 µs on an H200.
+const LEAST_UNITS: u32 = 4;
 
 /// Chunks that the longest segment is cut into at most.
 const MOST_CHUNKS: u32 = 32;
-
-/// Waves beyond those that are needed; in more of them there are too few pieces.
-const MORE_WAVES: u64 = 4;
 
 /// What of a segment decides about its time.
 #[derive(Debug, Clone, Copy)]
@@ -50,8 +50,6 @@ pub struct LongSegments(Vec<Extent>);
 pub(super) struct Cuts {
     /// Keys of a chunk, a multiple of `kv_unit`, or more than any segment has.
     pub chunk: u32,
-    /// Pieces of many rows in a wave; 0: as many as there are workers.
-    pub wave: u32,
     /// The items of which a worker takes several pieces at a time.
     pub small: SmallItems,
 }
@@ -79,27 +77,27 @@ pub(super) fn best_cuts(
             false => short.add(&Pieces::of(&segment, u32::MAX, (tiling, small))),
         }
     }
-    let (mut least, mut best) = (u64::MAX, (u32::MAX, 0));
+    let mut best = (u64::MAX, u32::MAX);
     for chunks in 1..=MOST_CHUNKS {
         let chunk = chunk_of(longest, chunks, tiling);
         let cut = Cut::of(long, chunk, &short, (tiling, small));
         if cut.splits > most_splits(desc, tiling) as u64 {
             break;
         }
-        let (time, wave) = cut.time(chunk, desc, tiling);
-        if time < least {
-            (least, best) = (time, (if chunks == 1 { u32::MAX } else { chunk }, wave));
+        let time = cut.time(chunk, desc, tiling);
+        if time < best.0 {
+            best = (time, if chunks == 1 { u32::MAX } else { chunk });
         }
     }
     Ok(Cuts {
-        chunk: best.0,
-        wave: best.1,
+        chunk: best.1,
         small,
     })
 }
 
 /// Items of few rows are taken several pieces at a time whatever their keys, where products take longer than memory: that
-/// spares workers. Where memory limits, it is slower.
+/// spares workers (128 requests of 32k shared keys, eight documents of 4k and 256 keys, on an H200: 180 µs instead of 194).
+/// Where memory limits it is slower (64 requests of 2k keys: 151 instead of 145).
 fn small_items(segments: impl Iterator<Item = Extent>, tiling: &Tiling) -> SmallItems {
     let small = tiling.workers.small;
     let (mut products, mut memory) = (0u64, 0u64);
@@ -129,46 +127,61 @@ fn chunk_of(longest: u32, chunks: u32, tiling: &Tiling) -> u32 {
 #[derive(Debug, Clone, Copy, Default)]
 struct Pieces {
     count: u64,
-    /// Keys of all of them.
+    /// Keys of all of them, small ones at their price.
     keys: u64,
-    /// Of these, those of small ones.
-    small_keys: u64,
-    /// Pieces of whole chunks, or nearly so, that are not small.
+    /// Those of whole chunks, or nearly so, that are not small.
     whole: u64,
-    /// Those of more rows than small ones have.
-    many_rows: u64,
+    small: u64,
+    /// Keys of the small ones, at their price; of the longest; and how many are at least half as long.
+    small_keys: u64,
+    longest_small: u64,
+    long_small: u64,
 }
 
 impl Pieces {
     fn of(segment: &Extent, chunk: u32, (tiling, small): (&Tiling, SmallItems)) -> Pieces {
         let is_small = small.include(segment.rows, segment.keys.min(chunk));
-        let of_item = match is_small {
-            true => small.of_item,
-            false => tiling.workers.of_item,
+        let (of_item, price) = match is_small {
+            true => (small.of_item, SMALL_KEY),
+            false => (tiling.workers.of_item, 1),
         };
         let (keys, chunk) = (u64::from(segment.keys), u64::from(chunk));
         let tiles = u64::from(segment.rows.div_ceil(tiling.q_tile)) * u64::from(of_item);
-        let (count, keys, whole) = (
-            tiles * keys.div_ceil(chunk).max(1),
-            tiles.saturating_mul(keys),
-            tiles * ((2 * keys + chunk) / (2 * chunk)),
-        );
-        let only = |is: bool, number| if is { number } else { 0 };
-        Pieces {
+        let count = tiles * keys.div_ceil(chunk).max(1);
+        let all = (tiles * price).saturating_mul(keys);
+        let pieces = Pieces {
             count,
-            keys,
-            small_keys: only(is_small, keys),
-            whole: only(!is_small, whole),
-            many_rows: only(segment.rows > small.rows, count),
+            keys: all,
+            ..Pieces::default()
+        };
+        match is_small {
+            true => Pieces {
+                small: count,
+                small_keys: all,
+                longest_small: price * keys.min(chunk),
+                long_small: count,
+                ..pieces
+            },
+            false => Pieces {
+                whole: tiles * ((2 * keys + chunk) / (2 * chunk)),
+                ..pieces
+            },
         }
     }
 
     fn add(&mut self, more: &Pieces) {
         self.count += more.count;
         self.keys = self.keys.saturating_add(more.keys);
-        self.small_keys = self.small_keys.saturating_add(more.small_keys);
         self.whole += more.whole;
-        self.many_rows += more.many_rows;
+        self.small += more.small;
+        self.small_keys = self.small_keys.saturating_add(more.small_keys);
+        if 2 * self.longest_small < more.longest_small {
+            self.long_small = 0;
+        }
+        if 2 * more.longest_small >= self.longest_small {
+            self.long_small += more.long_small;
+        }
+        self.longest_small = self.longest_small.max(more.longest_small);
     }
 }
 
@@ -199,43 +212,37 @@ impl Cut {
         cut
     }
 
-    /// In keys of a worker, times the number of workers; and the best wave.
-    fn time(&self, chunk: u32, desc: &AttentionDesc, tiling: &Tiling) -> (u64, u32) {
-        let workers = u64::from(tiling.workers.all);
-        let part = 2 * u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
-        let parts = (self.parts * part).div_ceil(desc.kv_bytes().max(1));
-        let rounds = self.pieces.whole.div_ceil(workers);
-        let has_kinds = self.pieces.small_keys > 0 && self.pieces.many_rows > 0;
-        let most = rounds + if has_kinds { MORE_WAVES } else { 0 };
-        let times = (rounds..=most).map(|rounds| (self.time_in(rounds, chunk, tiling), rounds));
-        let (time, rounds) = times.min().unwrap_or((u64::MAX, rounds));
-        let wave = match has_kinds && rounds > 1 {
-            true => self.pieces.many_rows.div_ceil(rounds) as u32,
-            false => 0,
-        };
-        (time.saturating_add(parts), wave)
-    }
-
-    /// The time of whole chunks in so many rounds. What else there is fills these, and what is left over comes behind; then small
-    /// pieces are among themselves.
-    fn time_in(&self, rounds: u64, chunk: u32, tiling: &Tiling) -> u64 {
-        let Pieces {
-            count,
-            keys,
-            small_keys,
-            whole,
-            ..
-        } = self.pieces;
+    /// In keys of a worker, times the number of workers.
+    fn time(&self, chunk: u32, desc: &AttentionDesc, tiling: &Tiling) -> u64 {
         let workers = u64::from(tiling.workers.all);
         let item = ITEM_UNITS * u64::from(tiling.kv_unit);
-        let of_whole = u64::from(chunk).saturating_add(item);
-        let all = keys.saturating_add(count.saturating_mul(item));
-        let first = (rounds * workers).saturating_mul(of_whole);
-        let others = all.saturating_sub(whole.saturating_mul(of_whole));
-        let left = all.saturating_sub(first);
-        let alone = u128::from(small_keys) * u128::from(left) / u128::from(others.max(1));
-        let dearer = (alone as u64).saturating_mul(SMALL_KEY - 1);
-        first.saturating_add(left).saturating_add(dearer)
+        let longest = workers.saturating_mul(self.longest(chunk, tiling));
+        let keys = self.pieces.keys.max(longest);
+        let items = self
+            .pieces
+            .count
+            .next_multiple_of(workers)
+            .saturating_mul(item);
+        let part = 2 * u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
+        let parts = (self.parts * part).div_ceil(desc.kv_bytes().max(1));
+        keys.saturating_add(items).saturating_add(parts)
+    }
+
+    /// What no worker with the longest pieces is faster than. Where all are small, shorter ones than some steps save nothing.
+    fn longest(&self, chunk: u32, tiling: &Tiling) -> u64 {
+        let (pieces, workers) = (&self.pieces, u64::from(tiling.workers.all));
+        if pieces.whole == 0 {
+            let least = SMALL_KEY * u64::from(LEAST_UNITS * tiling.kv_unit);
+            return pieces.longest_small.max(least);
+        }
+        let behind = match pieces.whole % workers + pieces.long_small > workers {
+            true => pieces.longest_small,
+            false => pieces.small_keys / pieces.small.max(1),
+        };
+        let rounds = pieces.whole.div_ceil(workers);
+        rounds
+            .saturating_mul(u64::from(chunk))
+            .saturating_add(behind)
     }
 }
 
@@ -357,24 +364,31 @@ mod tests {
         vec![part; count]
     }
 
-    /// Waves of long pieces end no later than all there is to do, so that others run beside them, and the last wave is full.
+    /// Small pieces of shared keys are as short as lets all run at a time, whatever it adds to their number.
     #[test]
-    fn waves_leave_workers_to_few_rows() {
-        for (rows, keys, own) in [(256, 8160, 288), (256, 32720, 304), (512, 16000, 200)] {
-            let segments = [parts(1, rows, keys), parts(rows as usize, 1, own)].concat();
-            let cuts = cuts(segments.into_iter(), &SIDE_BY_SIDE);
-            let of_chunk = u64::from(rows.div_ceil(48)) * 8;
-            let pieces = of_chunk * u64::from(keys.div_ceil(cuts.chunk));
-            let wave = match cuts.wave {
-                0 => pieces,
-                wave => u64::from(wave),
-            };
-            assert!(wave < 132, "{cuts:?}");
-            let waves = pieces.div_ceil(wave);
-            let all = of_chunk * u64::from(keys) + u64::from(3 * rows * (own + 160));
-            let busy = 132 * waves * u64::from(cuts.chunk.min(keys));
-            assert!(busy < all + all / 10, "{cuts:?}: {busy} against {all}");
-            assert!(waves * wave < pieces + waves, "{cuts:?}");
+    fn no_small_piece_takes_longer_than_others_wait() {
+        let segments = [parts(1, 16, 2000), parts(16, 1, 176)].concat();
+        let cuts = cuts(segments.into_iter(), &SIDE_BY_SIDE);
+        assert!(cuts.chunk <= 400, "{cuts:?}");
+    }
+
+    /// The cuts that were the fastest of those that were set by hand on an H200 (6 of 64 x 8k; 7 was not tried).
+    #[test]
+    fn the_fastest_cuts_are_chosen() {
+        for (shared, own, chunks) in [
+            (parts(1, 256, 8160), 288, 2..=2),
+            (parts(1, 256, 32720), 304, 5..=5),
+            (parts(1, 64, 8160), 288, 6..=7),
+            (
+                [parts(1, 128, 32720), parts(8, 16, 4080)].concat(),
+                304,
+                4..=4,
+            ),
+        ] {
+            let Extent { rows, keys, .. } = shared[0];
+            let all = [shared, parts(rows as usize, 1, own)].concat();
+            let cuts = cuts(all.into_iter(), &SIDE_BY_SIDE);
+            assert!(chunks.contains(&keys.div_ceil(cuts.chunk)), "{cuts:?}");
         }
     }
 

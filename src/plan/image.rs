@@ -29,8 +29,7 @@ impl Cursor {
 /// buffer on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// `[6]` u32: work items, combine items, batch size, the last items, which are small, those before them of few rows,
-    /// and pieces of the others in a wave.
+    /// `[4]` u32: work items, combine items, batch size, the last items, which are small.
     pub counts: usize,
     /// `[1]` u32: 0 between runs; kernels draw tiles by it.
     pub next_tile: usize,
@@ -60,7 +59,7 @@ impl Layout {
         let mut cursor = Cursor::default();
         let mut part = |count, size| cursor.take(count, size);
         Layout {
-            counts: part(6, 4),
+            counts: part(4, 4),
             next_tile: part(1, 4),
             qo_indptr: part(counts.batch_size.saturating_add(1), 4),
             kv_len: part(counts.batch_size, 4),
@@ -173,10 +172,7 @@ pub fn write<'a>(
     };
     let counts = [work.items.len(), work.combines.len(), n].map(|count| count as u32);
     image.put(layout.counts, &counts);
-    image.put(
-        layout.counts + size_of_val(&counts),
-        &[work.small, work.few_rows, work.wave],
-    );
+    image.put(layout.counts + size_of_val(&counts), &[work.small]);
     image.put(layout.next_tile, &[0u32]);
     image.put(layout.qo_indptr, batch.qo_indptr);
     image.put(layout.kv_len, batch.kv_len);
@@ -280,8 +276,6 @@ mod tests {
         let work = WorkList {
             items: vec![item],
             small: 1,
-            few_rows: 6,
-            wave: 72,
             combines: vec![combine],
             partials: vec![5, 9],
             starts: RequestStarts {
@@ -301,7 +295,7 @@ mod tests {
         let layout = Layout::new(&counts);
         let mut image = vec![0xaa; layout.end];
         write(&mut image, &layout, &batch, &work, work.items.iter(), 16).unwrap();
-        assert_eq!(i32s(&image, layout.counts, 6), [1, 1, 3, 1, 6, 72]);
+        assert_eq!(i32s(&image, layout.counts, 4), [1, 1, 3, 1]);
         assert_eq!(i32s(&image, layout.next_tile, 1), [0]);
         assert_eq!(i32s(&image, layout.qo_indptr, 4), [0, 1, 1, 4]);
         assert_eq!(i32s(&image, layout.kv_len, 3), [17, 0, 16]);

@@ -39,27 +39,19 @@ pub(super) fn by_cost(work: &mut WorkList) -> Result<()> {
     Ok(())
 }
 
-/// Puts the items of few rows behind those of many, and small ones last, each in the order that they have, and counts
-/// them.
+/// Puts the small items behind the others, each in the order that they have, and counts them.
 pub(super) fn small_last(work: &mut WorkList, small: SmallItems) -> Result<()> {
     if small.rows == 0 {
         return Ok(());
     }
     set_aside(work)?;
     work.items.clear();
-    let is_small = |item: &WorkItem| small.include(item.q_len, item.kv_end - item.kv_start);
-    let kind = |item: &WorkItem| match is_small(item) {
-        true => 2,
-        false => usize::from(item.q_len <= small.rows),
-    };
-    let mut counts = [0; 3];
-    for (wanted, count) in counts.iter_mut().enumerate() {
-        let before = work.items.len();
-        let of_kind = work.unordered.iter().filter(|item| kind(item) == wanted);
-        work.items.extend(of_kind);
-        *count = (work.items.len() - before) as u32;
-    }
-    [_, work.few_rows, work.small] = counts;
+    let is_small = |item: &&WorkItem| small.include(item.q_len, item.kv_end - item.kv_start);
+    let large = work.unordered.iter().filter(|item| !is_small(item));
+    work.items.extend(large);
+    let before = work.items.len();
+    work.items.extend(work.unordered.iter().filter(is_small));
+    work.small = (work.items.len() - before) as u32;
     Ok(())
 }
 

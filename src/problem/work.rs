@@ -56,10 +56,6 @@ pub struct WorkList {
     pub items: Vec<WorkItem>,
     /// How many of the items, the last ones, are [`SmallItems`].
     pub small: u32,
-    /// How many before those have as few rows as they and more keys.
-    pub few_rows: u32,
-    /// Pieces of the items before those, of many rows, that workers take before they take some of the others; 0: all.
-    pub wave: u32,
     /// Split rows, in the order of the batch.
     pub combines: Vec<CombineItem>,
     /// Partial rows of the combine items.
@@ -77,8 +73,6 @@ impl WorkList {
     pub fn clear(&mut self) {
         self.items.clear();
         self.small = 0;
-        self.few_rows = 0;
-        self.wave = 0;
         self.combines.clear();
         self.partials.clear();
         self.starts.clear();

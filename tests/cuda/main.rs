@@ -235,7 +235,7 @@ fn main() -> ExitCode {
         case("mla_gather", (), mla_cache::mla_gather),
         case("cascade", (), cascade::cascade),
         case("cascade_of_many", (), cascade::cascade_of_many),
-        case("cascade_in_waves", (), cascade::cascade_in_waves),
+        case("cascade_of_documents", (), cascade::cascade_of_documents),
         case(
             "cascade_on_every_kernel",
             (),

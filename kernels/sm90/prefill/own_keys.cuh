@@ -30,65 +30,42 @@ __device__ __forceinline__ Tile record_of(const Tile &tile, u32 group) {
     return own;
 }
 
-// Three kinds of items, in the order of the plan's list: those of many rows, which products limit, in the order of TileOrder;
-// those of few rows, which memory limits; and small ones, of which a tile has as many heads as it takes for all tiles to run
-// at a time, up to one for each warpgroup. The list as it stands would leave memory idle first and the tensor cores then.
-// So tiles of the first kind are taken in waves that do not fill the device, and tiles of the others in between.
+// The other items, as TileOrder has them, and behind those the small ones, which the plan puts last and counts: as many heads
+// in a tile as it takes for all tiles to run at a time, up to one for each warpgroup.
 template <class Tile>
 class SmallItemsOrder {
 public:
     __device__ __forceinline__ explicit SmallItemsOrder(const FolioAttentionParams &params)
         : small(params.plan.counts[3]),
-          few(small > 0 ? params.plan.counts[4] : 0),
-          many(params, params.plan.counts[0] - small - few),
-          wave(small > 0 ? params.plan.counts[5] : 0),
+          large(params, params.plan.counts[0] - small),
           num_heads(TileOrder::head_blocks(params)) {
         tiles_of_item = num_heads;
 #pragma unroll
         for (u32 heads = 2; heads <= CONSUMERS; ++heads) {
             if (num_tiles() > gridDim.x) tiles_of_item = (num_heads + heads - 1) / heads;
         }
-        waves = wave > 0 ? (many.num_tiles() + wave - 1) / wave : 0;
     }
 
-    __device__ __forceinline__ u32 num_tiles() const { return many.num_tiles() + others(); }
+    __device__ __forceinline__ u32 num_tiles() const { return large.num_tiles() + small * tiles_of_item; }
 
     __device__ __forceinline__ Tile tile(const FolioAttentionParams &params, u32 index) const {
-        index = in_list(index);
-        if (index < many.num_tiles()) {
-            Tile tile = many.tile(params, index);
+        if (index < large.num_tiles()) {
+            Tile tile = large.tile(params, index);
             tile.key_sets = 1;
             return tile;
         }
-        const u32 other = index - many.num_tiles(), first_item = params.plan.counts[0] - small - few;
-        if (other < few * num_heads) {
-            Tile tile = make_tile(params, first_item + other / num_heads, other % num_heads);
-            tile.key_sets = 1;
-            return tile;
-        }
-        const u32 of_small = other - few * num_heads, item = of_small / tiles_of_item;
+        const u32 of_small = index - large.num_tiles(), item = of_small / tiles_of_item;
         const u32 heads = (num_heads + tiles_of_item - 1) / tiles_of_item;
         const u32 first = (of_small - item * tiles_of_item) * heads;
-        Tile tile = make_tile(params, first_item + few + item, first);
+        Tile tile = make_tile(params, params.plan.counts[0] - small + item, first);
         tile.key_sets = min(heads, num_heads - first);
         return tile;
     }
 
 private:
-    __device__ __forceinline__ u32 others() const { return few * num_heads + small * tiles_of_item; }
-
-    // Behind every wave but the last comes its share of the others, and behind the last all that are left.
-    __device__ __forceinline__ u32 in_list(u32 index) const {
-        if (waves <= 1) return index;
-        const u32 share = others() / waves, period = wave + share;
-        const u32 before = min(index / period, waves - 1), within = index - before * period;
-        const u32 of_wave = before + 1 < waves ? wave : many.num_tiles() - before * wave;
-        return within < of_wave ? before * wave + within : many.num_tiles() + before * share + within - of_wave;
-    }
-
-    u32 small, few;
-    TileOrder many;
-    u32 wave, waves, num_heads, tiles_of_item;
+    u32 small;
+    TileOrder large;
+    u32 num_heads, tiles_of_item;
 };
 
 template <bool OWN_KEYS>
