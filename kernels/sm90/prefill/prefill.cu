@@ -234,10 +234,11 @@ private:
             see_copies();
         }
         start_scores(s);
-        await_values();
-        start_output(p, o);
+        // Not after the products of V: to start them, which read registers, waits for those of K to end.
         StepMask mask;
         mask.prepare(params, tile, shared, steps.masked, steps.block);
+        await_values();
+        start_output(p, o);
         wgmma_wait<1>();
         pin(s);
         float factor[2];
