@@ -51,8 +51,10 @@ def largest_difference(some, others) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_as_vllms_own(name, own, folios):
     case, mine, theirs = CASES[name], folios[name], own[name]
-    assert not isinstance(theirs, str), f"vLLM's own backend: {theirs}"
     assert not isinstance(mine, str), mine
+    if isinstance(theirs, str) and theirs.startswith("NotImplementedError"):
+        pytest.skip(f"vLLM's own backend: {theirs}")  # fp8 caches without AVX-512
+    assert not isinstance(theirs, str), f"vLLM's own backend: {theirs}"
     if case.exact is not None:
         exact = own[case.exact]
         assert distance(mine, exact) <= 1.15 * distance(theirs, exact)
