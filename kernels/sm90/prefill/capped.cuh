@@ -1,22 +1,47 @@
-// Soft caps in a kernel of their own: from products of a step to probabilities, at about the cost of plain logits.
+// Soft caps in a kernel of their own: from products of a step to probabilities.
 //
 // Capped logits are bounded. So exponentials need no maximum of a row: they are taken relative to a power of two that is
-// the same for all. The comparisons that this saves are the time for tanh by a polynomial, which is part of the exponent.
-// Registers only; the layout of logits is softmax.cuh's.
+// the same for all. The comparisons that this saves are part of the time for tanh by a polynomial, which belongs to the
+// exponent. Registers only; the layout of logits is softmax.cuh's.
 #pragma once
 
+#include "core/logits.cuh"
 #include "sm90/prefill/softmax.cuh"
-#include "sm90/prefill/step_logits.cuh"
 
 namespace folio::prefill {
 
-// Of a tile: cap * log2(e) * tanh(k s) as s (terms[0] + u (terms[1] + u terms[2])) at u = s^2, for |k s| up to NEAR_TO.
-struct CapSeries {
-    // The error of tanh is below 1e-6.
-    static constexpr float TANH[] = {0.99998424f, -0.33244488f, 0.12068123f}, NEAR_TO = 0.38f;
+// Polynomials for tanh(x) up to `TO`, of odd powers of x. Their errors are below 1e-6.
+struct NearTanh {
+    static constexpr int TERMS = 3;
+    static constexpr float TO = 0.38f, FACTORS[TERMS] = {0.99998424f, -0.33244488f, 0.12068123f};
+};
+struct FarTanh {
+    static constexpr int TERMS = 6;
+    static constexpr float TO = 1.1f, FACTORS[TERMS] = {0.99999216f,  -0.33313901f, 0.13194175f,
+                                                        -0.04957426f, 0.0146902f,   -0.00231711f};
+};
 
-    float terms[3];
-    float most_squares;  // of products whose magnitudes are all known to be near enough; negative: none are
+// Sums of squares of a thread's products: bounds of their magnitudes, for half of what comparisons take.
+struct Squares {
+    float sums[4];
+
+    template <int N>
+    explicit __device__ __forceinline__ Squares(const float (&s)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sums[i % 4] = i < 4 ? s[i] * s[i] : fmaf(s[i], s[i], sums[i % 4]);
+    }
+
+    // Whether those of all of a warp's products are. Not so for NaN.
+    __device__ __forceinline__ bool all_within(float most) const {
+        return __all_sync(FULL_WARP, sums[0] <= most && sums[1] <= most && sums[2] <= most && sums[3] <= most);
+    }
+};
+
+// Logits in base 2 of a tile: cap * log2(e) * tanh(k s) as s times a polynomial of s^2, whose factors have those of k.
+template <class Tanh>
+struct CapSeries {
+    float factors[Tanh::TERMS];
+    float most_squares;  // for which it holds
 
     CapSeries() = default;
 
@@ -24,62 +49,50 @@ struct CapSeries {
         const float cap = params.logits_soft_cap, k = __fdividef(product_scale(params, kv_head), cap);
         float factor = k * cap * LOG2_E;
 #pragma unroll
-        for (int t = 0; t < 3; ++t) {
-            terms[t] = TANH[t] * factor;
+        for (int t = 0; t < Tanh::TERMS; ++t) {
+            factors[t] = Tanh::FACTORS[t] * factor;
             factor *= k * k;
         }
-        const float farthest = __fdividef(NEAR_TO, k);
-        // Elsewhere the fifth power of k is not a number, or a limit is not.
-        most_squares = fabsf(k) > 1e-6f && fabsf(k) < 1e6f ? farthest * farthest : -1.0f;
-    }
-
-    // Whether the series is right for all of a warp's products: by sums of their squares, since additions take half as long
-    // as comparisons. Not so for NaN.
-    template <int N>
-    __device__ __forceinline__ bool is_near(const float (&s)[N]) const {
-        constexpr int SUMS = 4;
-        float squares[SUMS];
-#pragma unroll
-        for (int i = 0; i < N; ++i) squares[i % SUMS] = fmaf(s[i], s[i], i < SUMS ? 0.0f : squares[i % SUMS]);
-        bool near = true;
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) near = near && squares[i] <= most_squares;
-        return __all_sync(FULL_WARP, near);
+        const float farthest = __fdividef(Tanh::TO, k);
+        // Else powers of k are not numbers, or lose digits.
+        const float last = fabsf(factors[Tanh::TERMS - 1]);
+        const bool holds = last > 1e-36f && last < 1e36f;
+        most_squares = holds ? farthest * farthest : -1.0f;
     }
 
     __device__ __forceinline__ float exponent(float s, float reference) const {
         const float u = s * s;
-        return fmaf(s, fmaf(fmaf(terms[2], u, terms[1]), u, terms[0]), -reference);
+        float polynomial = factors[Tanh::TERMS - 1];
+#pragma unroll
+        for (int t = Tanh::TERMS - 2; t >= 0; --t) polynomial = fmaf(polynomial, u, factors[t]);
+        return fmaf(s, polynomial, -reference);
     }
 };
 
-// The softmax state of the thread's two rows under a cap of at most 64: of exponentials relative to 2^REFERENCE, whose sum
-// of 2^30 is a number, and none of which is 0.
+// The softmax state of the thread's two rows under a cap of at most 64: of exponentials relative to 2^REFERENCE, none of
+// which is 0, and 2^30 of which have a sum.
 struct CappedRows {
     static constexpr float REFERENCE = 32.0f;
     float row_max[2] = {REFERENCE, REFERENCE}, sum[2] = {};
 
     // s becomes exp2(logit - REFERENCE). `hide` masks logits of a block of which not all keys are seen.
     template <int N, class Hide>
-    __device__ __forceinline__ void add(float (&s)[N], const CapSeries &series, const FolioAttentionParams &params,
-                                        u32 kv_head, bool hides, const Hide &hide) {
-        const bool near = series.is_near(s);
-        if (near && !hides) {
+    __device__ __forceinline__ void add(float (&s)[N], const CapSeries<NearTanh> &near,
+                                        const FolioAttentionParams &params, u32 kv_head, bool hides, const Hide &hide) {
+        const Squares squares(s);
+        const bool is_near = squares.all_within(near.most_squares);
+        if (is_near && !hides) {
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                s[i] = exp2_approx(series.exponent(s[i], REFERENCE));
+                s[i] = exp2_approx(near.exponent(s[i], REFERENCE));
                 sum[i / 2 % 2] += s[i];
             }
             return;
         }
-        if (near) {
-#pragma unroll
-            for (int i = 0; i < N; ++i) s[i] = series.exponent(s[i], REFERENCE);
+        if (is_near) {
+            take_exponents(s, near);
         } else {
-            const StepLogits logits(params, kv_head);
-            logits.transform(s, params, kv_head);
-#pragma unroll
-            for (int i = 0; i < N; ++i) s[i] = fmaf(s[i], logits.exponent, -REFERENCE);
+            take_wider_exponents(s, squares, params, kv_head);
         }
         if (hides) hide(s);
 #pragma unroll
@@ -87,6 +100,23 @@ struct CappedRows {
             s[i] = exp2_approx(s[i]);
             sum[i / 2 % 2] += s[i];
         }
+    }
+
+private:
+    template <int N, class Tanh>
+    static __device__ __forceinline__ void take_exponents(float (&s)[N], const CapSeries<Tanh> &series) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) s[i] = series.exponent(s[i], REFERENCE);
+    }
+
+    template <int N>
+    static __device__ __forceinline__ void take_wider_exponents(float (&s)[N], const Squares &squares,
+                                                                const FolioAttentionParams &params, u32 kv_head) {
+        const CapSeries<FarTanh> far(params, kv_head);
+        if (squares.all_within(far.most_squares)) return take_exponents(s, far);
+        FoldedLogits(params, kv_head).transform(s);
+#pragma unroll
+        for (int i = 0; i < N; ++i) s[i] -= REFERENCE;
     }
 };
 

@@ -102,15 +102,15 @@ private:
         bool transforms;  // scores, before exponents are taken
         // Of the thread's rows: what exponents multiply scores by, and what queries were divided by.
         float scale[2], power[2];
-        CapSeries series;  // where all runs have a cap
-        Slopes slopes;     // where all have a bias
+        CapSeries<NearTanh> series;  // where all runs have a cap
+        Slopes slopes;               // where all have a bias
 
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group,
                                              const float (&power)[2])
             : block(tile.first_block), last_block(block - tile.num_steps + 1), power{power[0], power[1]} {
             const StepLogits logits(params, tile.kv_head);
             transforms = logits.transforms;
-            if constexpr (CAPPED) series = CapSeries(params, tile.kv_head);
+            if constexpr (CAPPED) series = CapSeries<NearTanh>(params, tile.kv_head);
             if constexpr (BIASED) slopes = Slopes(params, tile, logits.exponent);
 #pragma unroll
             for (int r = 0; r < 2; ++r) scale[r] = logits.exponent * (NARROWS && !transforms ? power[r] : 1.0f);
