@@ -234,11 +234,10 @@ private:
             see_copies();
         }
         start_scores(s);
-        // Not after the products of V: to start them, which read registers, waits for those of K to end.
-        StepMask mask;
-        mask.prepare(params, tile, shared, steps.masked, steps.block);
         await_values();
         start_output(p, o);
+        StepMask mask;
+        mask.prepare(params, tile, shared, steps.masked, steps.block);
         wgmma_wait<1>();
         pin(s);
         float factor[2];

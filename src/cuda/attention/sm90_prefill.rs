@@ -156,6 +156,11 @@ impl Sm90Prefill {
         packed_heads(desc.group_size()) == desc.group_size()
     }
 
+    /// Whether keys may be one tensor. Of some types there are kernels for keys in two parts alone.
+    pub(super) fn takes_whole_keys(&self) -> bool {
+        self.whole_keys.is_some()
+    }
+
     /// What a run asks for, its keys and values apart.
     fn missing_beside_keys(&self, args: &AttentionArgs) -> Features {
         let by_mask = match self.masks {

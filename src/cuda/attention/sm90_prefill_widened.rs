@@ -152,7 +152,8 @@ impl Sm90PrefillWidened {
         };
         let (source, masks) = (KeySource::Tma, Masks::ByPosition);
         let prefill = match Sm90Prefill::load(source, masks, loader, context, &over_rows)? {
-            Ok(prefill) => prefill,
+            Ok(prefill) if prefill.takes_whole_keys() => prefill,
+            Ok(_) => return Ok(Err(Feature::TypesAndDims.into())),
             Err(lacks) => return Ok(Err(lacks)),
         };
         let cc = context.device().compute_capability;
