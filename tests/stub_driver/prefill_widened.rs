@@ -222,11 +222,20 @@ pub fn portable_takes_other_queries_in_fp8() {
         o_dtype: DType::F32,
         ..desc
     };
+    // Of these there is a kernel, but for keys in two parts.
+    let of_split_keys = AttentionDesc {
+        head_dim_qk: 192,
+        ..to_f32
+    };
     for (handle, args) in [
         (&planned(desc, 300), under_a_window(&arguments(&desc, 300))),
         (&long, skewed),
         (&planned(desc, 100), arguments(&desc, 100)),
         (&planned(to_f32, 1000), arguments(&to_f32, 1000)),
+        (
+            &planned(of_split_keys, 1000),
+            arguments(&of_split_keys, 1000),
+        ),
     ] {
         let launches = launches(&recorder, handle, &args);
         assert_eq!(launches[0].name(), "folio_attention");
