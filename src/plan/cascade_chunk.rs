@@ -399,7 +399,7 @@ mod tests {
             let documents = [parts(1, shared, keys), parts(8, 16, 4080)].concat();
             let cuts = cuts(documents.into_iter(), &SIDE_BY_SIDE);
             assert_eq!(cuts.small.include(16, 4080), is_long, "{shared}");
-            assert_eq!(cuts.small.include(17, 80), false);
+            assert!(!cuts.small.include(17, 80));
         }
     }
 
