@@ -35,6 +35,8 @@ pub struct Tolerance {
     pub underflow: f64,
     /// Absolute error of a sum that is rounded to a type of its own: half the least number of that type.
     pub least_part: f64,
+    /// Error of the lse of parts, for each unit of it and for one more.
+    pub part_lse: f64,
     /// Weights are rounded to fp16, denormal ones too.
     pub fp16_weights: bool,
     /// Weights below the least normal float32 are 0.
@@ -58,6 +60,7 @@ impl Tolerance {
             score_sum: 2f64.powi(-23),
             underflow: 2f64.powi(-150),
             least_part: 0.0,
+            part_lse: 0.0,
             fp16_weights: false,
             flushes_weights: false,
             sums_codes: false,
@@ -102,20 +105,21 @@ impl Tolerance {
     }
 
     /// The same where a run is of two parts, over the cache and over the keys beside it: a part of an output is rounded to
-    /// the output's type, or q's where that is fp8, before they are added up. Their weights sum up to 1.
+    /// the output's type, or q's where that is fp8, before they are added up. Their weights sum up to 1. These come from the
+    /// parts' lse in float32.
     pub fn of_parts(self, problem: &Problem) -> Tolerance {
         let of_part = match (problem.o_dtype, problem.q_dtype) {
             (o, _) if !o.is_fp8() => o,
             (_, q) if !q.is_fp8() => q,
             _ => DType::BF16,
         };
-        let (rounding, least_part) = match problem.new_kv {
-            None => (0.0, 0.0),
-            Some(_) => (unit_roundoff(of_part), half_of_least(of_part)),
-        };
+        if problem.new_kv.is_none() {
+            return self;
+        }
         Tolerance {
-            weight: self.weight + rounding,
-            least_part,
+            weight: self.weight + unit_roundoff(of_part),
+            least_part: half_of_least(of_part),
+            part_lse: unit_roundoff(DType::F32),
             ..self
         }
     }
@@ -141,6 +145,7 @@ impl Tolerance {
             score_sum: 0.0,
             underflow: 0.0,
             least_part: 0.0,
+            part_lse: 0.0,
             fp16_weights: false,
             flushes_weights: false,
             sums_codes: false,
@@ -216,6 +221,15 @@ fn score_error(row: &Row, tolerance: Tolerance) -> f64 {
         + tolerance.score_sum * row.score_magnitude
 }
 
+/// What the lse of parts are off by, as far as it shows: that of a part with weight w is `|lse| - ln w` at most, and
+/// `-w ln w` below 1.
+fn part_error(row: &Row, tolerance: Tolerance) -> f64 {
+    match row.lse.is_finite() {
+        true => tolerance.part_lse * (row.lse.abs() + 1.0),
+        false => 0.0,
+    }
+}
+
 fn compare_o(
     problem: &Problem,
     row: &Row,
@@ -239,7 +253,8 @@ fn compare_o(
             true => row.flushed_weights[d],
             false => 0.0,
         };
-        let t = row.magnitude[d] * (tolerance.weight + 2.0 * score_error(row, tolerance))
+        let t = row.magnitude[d]
+            * (tolerance.weight + 2.0 * (score_error(row, tolerance) + part_error(row, tolerance)))
             + row.keys as f64 * tolerance.underflow
             + denormal
             + flushed
@@ -268,7 +283,8 @@ fn compare_lse(problem: &Problem, row: &Row, got: f32, tolerance: Tolerance) -> 
         _ => 1.0,
     };
     let (want, got) = (row.lse * unit, f64::from(got));
-    let t = score_error(row, tolerance) * unit + want.abs() * 2f64.powi(-23);
+    let t = (score_error(row, tolerance) + part_error(row, tolerance)) * unit
+        + want.abs() * 2f64.powi(-23);
     let equal = want == got || (want - got).abs() <= t || (want.is_nan() && got.is_nan());
     equal
         .then_some(())
