@@ -314,7 +314,9 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
             row.o[d] += weight * v;
             row.magnitude[d] += (weight * v).abs();
             row.denormal_weights[d] += (denormal * v).abs();
-            if relative < f32::MIN_POSITIVE.into() {
+        }
+        if relative < f32::MIN_POSITIVE.into() {
+            for (d, v) in record[..row.o.len()].iter().enumerate() {
                 row.flushed_weights[d] += (weight * v).abs();
             }
         }
