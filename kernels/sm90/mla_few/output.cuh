@@ -47,19 +47,6 @@ public:
     }
 
 private:
-    static __device__ __forceinline__ void publish(const Softmax<Format> &softmax, Statistics<Format> &shared,
-                                                   u32 group, u32 warp, u32 lane) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            float sum = softmax.sum[n];
-#pragma unroll
-            for (int lanes = 4; lanes <= 16; lanes *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, lanes);
-            if (lane >= 4) continue;
-            shared.sum[group][warp][lane_row(n, lane)] = sum;
-            if (warp == 0) shared.max[group][lane_row(n, lane)] = softmax.max[n];
-        }
-    }
-
     // What a warpgroup's sums of a row are multiplied by. The row's lse is stored with it.
     static __device__ __forceinline__ void weigh(const FolioMlaFewParams &params, const Unit &unit,
                                                  Statistics<Format> &shared, u32 group, u32 row) {

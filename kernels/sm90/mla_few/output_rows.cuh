@@ -5,6 +5,21 @@
 
 namespace folio::mla_few {
 
+// A warpgroup's sums and maxima, for the others to see.
+template <class Format>
+__device__ __forceinline__ void publish(const Softmax<Format> &softmax, Statistics<Format> &shared, u32 group, u32 warp,
+                                        u32 lane) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        float sum = softmax.sum[n];
+#pragma unroll
+        for (int lanes = 4; lanes <= 16; lanes *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, lanes);
+        if (lane >= 4) continue;
+        shared.sum[group][warp][lane_row(n, lane)] = sum;
+        if (warp == 0) shared.max[group][lane_row(n, lane)] = softmax.max[n];
+    }
+}
+
 // Of the partial results.
 __device__ __forceinline__ i64 partial_row(const FolioMlaFewParams &params, const Unit &unit, const TokenHead &at) {
     return static_cast<i64>(unit.work.partial + at.token) * params.mla.attention.num_qo_heads + at.head;

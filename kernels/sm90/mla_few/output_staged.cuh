@@ -50,19 +50,6 @@ public:
     }
 
 private:
-    static __device__ __forceinline__ void publish(const Softmax<Format> &softmax, Statistics<Format> &shared,
-                                                   u32 group, u32 warp, u32 lane) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            float sum = softmax.sum[n];
-#pragma unroll
-            for (int lanes = 4; lanes <= 16; lanes *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, lanes);
-            if (lane >= 4) continue;
-            shared.sum[group][warp][lane_row(n, lane)] = sum;
-            if (warp == 0) shared.max[group][lane_row(n, lane)] = softmax.max[n];
-        }
-    }
-
     static __device__ __forceinline__ RowState total(const Statistics<Format> &shared, u32 row) {
         RowState state = {shared.max[0][row], 0.0f};
 #pragma unroll
