@@ -50,15 +50,7 @@ private:
     // What a warpgroup's sums of a row are multiplied by. The row's lse is stored with it.
     static __device__ __forceinline__ void weigh(const FolioMlaFewParams &params, const Unit &unit,
                                                  Statistics<Format> &shared, u32 group, u32 row) {
-        RowState state = {shared.max[0][row], 0.0f};
-#pragma unroll
-        for (int g = 1; g < CONSUMERS; ++g) state.max = fmaxf(state.max, shared.max[g][row]);
-#pragma unroll
-        for (int g = 0; g < CONSUMERS; ++g) {
-            const float weight = exp2_approx(shared.max[g][row] - state.max);
-#pragma unroll
-            for (int w = 0; w < 4; ++w) state.sum += weight * shared.sum[g][w][row];
-        }
+        const RowState state = total(shared, row);
         const float scale = unit.work.partial != FOLIO_NO_PARTIAL ? 1.0f : params.mla.attention.v_scale;
         const float own = exp2_approx(shared.max[group][row] - state.max);
         shared.factor[group][row] = state.sum == 0.0f ? 0.0f : __fdividef(own, state.sum) * scale;

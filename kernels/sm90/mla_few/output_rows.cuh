@@ -1,4 +1,4 @@
-// Where a row of a unit goes, and its lse: what both ways to end a unit have in common.
+// The state of a row over all warpgroups, its lse, and where the row goes: what both ways to end a unit have in common.
 #pragma once
 
 #include "sm90/mla_few/softmax.cuh"
@@ -18,6 +18,21 @@ __device__ __forceinline__ void publish(const Softmax<Format> &softmax, Statisti
         shared.sum[group][warp][lane_row(n, lane)] = sum;
         if (warp == 0) shared.max[group][lane_row(n, lane)] = softmax.max[n];
     }
+}
+
+// Of a row, over all warpgroups, once they have published.
+template <class Format>
+__device__ __forceinline__ RowState total(const Statistics<Format> &shared, u32 row) {
+    RowState state = {shared.max[0][row], 0.0f};
+#pragma unroll
+    for (int g = 1; g < CONSUMERS; ++g) state.max = fmaxf(state.max, shared.max[g][row]);
+#pragma unroll
+    for (int g = 0; g < CONSUMERS; ++g) {
+        const float weight = exp2_approx(shared.max[g][row] - state.max);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) state.sum += weight * shared.sum[g][w][row];
+    }
+    return state;
 }
 
 // Of the partial results.

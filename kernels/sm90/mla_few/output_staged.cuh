@@ -50,19 +50,6 @@ public:
     }
 
 private:
-    static __device__ __forceinline__ RowState total(const Statistics<Format> &shared, u32 row) {
-        RowState state = {shared.max[0][row], 0.0f};
-#pragma unroll
-        for (int g = 1; g < CONSUMERS; ++g) state.max = fmaxf(state.max, shared.max[g][row]);
-#pragma unroll
-        for (int g = 0; g < CONSUMERS; ++g) {
-            const float weight = exp2_approx(shared.max[g][row] - state.max);
-#pragma unroll
-            for (int w = 0; w < 4; ++w) state.sum += weight * shared.sum[g][w][row];
-        }
-        return state;
-    }
-
     // Rows 8 half .. 8 half + 7, beside what another warpgroup has put there where `add`.
     static __device__ __forceinline__ void stage(const Softmax<Format> &softmax, const float (&factor)[4],
                                                  float *staged, int half, bool add, u32 warp, u32 lane) {
