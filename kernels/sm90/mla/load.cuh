@@ -28,9 +28,6 @@ struct Box {
 
 class BoxLoader {
 public:
-    // Arrivals that fill a stage, beside its bytes.
-    static constexpr u32 ARRIVALS = 1;
-
     __device__ __forceinline__ BoxLoader(const FolioMlaHopperParams &p, const TensorMap *latent, const TensorMap *rope,
                                          Shared &shared)
         : p(p), latent(latent), rope(rope), shared(shared), key(0), page(OUTSIDE) {}

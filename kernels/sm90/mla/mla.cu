@@ -5,42 +5,18 @@
 //
 // Grid (row tiles of the largest item, CTAs that share the items). One CTA runs on a multiprocessor. Neighbours have the
 // same keys, which the second one finds in L2.
-#include "sm90/mla/gather.cuh"
-#include "sm90/mla/load.cuh"
 #include "sm90/mla/outputs.cuh"
 #include "sm90/mla/scores.cuh"
 
 namespace folio::mla {
 
-__device__ __forceinline__ void make_barriers(Shared &shared, u32 arrivals) {
+__device__ __forceinline__ void make_barriers(Shared &shared) {
     for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared_address(&shared.filled[i]), arrivals);
+        mbarrier_init(shared_address(&shared.filled[i]), 1);
         mbarrier_init(shared_address(&shared.weighted[i]), 4);
         mbarrier_init(shared_address(&shared.released[i]), 1);
     }
     mbarrier_init_fence();
-}
-
-template <class Loader>
-__device__ __forceinline__ void run(const FolioMlaHopperParams &params, Shared &shared, Loader loader) {
-    if (threadIdx.x == 0) make_barriers(shared, Loader::ARRIVALS);
-    __syncthreads();
-    wait_for_prerequisites();
-    // The combine kernel may start and read its part of the plan; it waits for the results itself.
-    allow_dependents();
-    const int warpgroup = __shfl_sync(FULL_WARP, threadIdx.x / 128, 0);
-    // 184 + 2 x 160 = 3 x 168, what the block was launched with.
-    if (warpgroup == 0) {
-        registers_grow<184>();
-        Scores(params, shared).run();
-    } else {
-        registers_shrink<160>();
-        if (warpgroup == 1) {
-            Outputs<0, Loader>(params, shared, loader).run();
-        } else {
-            Outputs<1, Loader>(params, shared, loader).run();
-        }
-    }
 }
 
 }  // namespace folio::mla
@@ -51,15 +27,27 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_sm90_mla(const __grid_constant__ FolioMlaHopperParams params,
                    const __grid_constant__ folio::TensorMap latent_map,
                    const __grid_constant__ folio::TensorMap rope_map) {
+    using namespace folio;
     using namespace folio::mla;
     Shared &shared = *reinterpret_cast<Shared *>(shared_bytes);
-    if (threadIdx.x == 32) folio::tensor_map_prefetch(&latent_map), folio::tensor_map_prefetch(&rope_map);
-    run(params, shared, BoxLoader(params, &latent_map, &rope_map, shared));
-}
-
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_sm90_mla_gather(const __grid_constant__ FolioMlaHopperParams params) {
-    using namespace folio::mla;
-    Shared &shared = *reinterpret_cast<Shared *>(shared_bytes);
-    run(params, shared, Gather(params, shared));
+    if (threadIdx.x == 0) make_barriers(shared);
+    if (threadIdx.x == 32) tensor_map_prefetch(&latent_map), tensor_map_prefetch(&rope_map);
+    __syncthreads();
+    wait_for_prerequisites();
+    // The combine kernel may start and read its part of the plan; it waits for the results itself.
+    allow_dependents();
+    BoxLoader loader(params, &latent_map, &rope_map, shared);
+    const int warpgroup = __shfl_sync(FULL_WARP, threadIdx.x / 128, 0);
+    // 184 + 2 x 160 = 3 x 168, what the block was launched with.
+    if (warpgroup == 0) {
+        registers_grow<184>();
+        Scores(params, shared).run();
+    } else {
+        registers_shrink<160>();
+        if (warpgroup == 1) {
+            Outputs<0>(params, shared, loader).run();
+        } else {
+            Outputs<1>(params, shared, loader).run();
+        }
+    }
 }

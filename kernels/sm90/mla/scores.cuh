@@ -4,32 +4,13 @@
 // that order both products would start together and every softmax would stand alone (benches/gpu/NOTES.md).
 #pragma once
 
+#include "sm90/mla/softmax.cuh"
 #include "sm90/mla/tile.cuh"
 
 namespace folio::mla {
 
 // Steps of 16 columns in the registers, and in all; after how many of them the weights before are handed on.
 constexpr int REGISTER_STEPS = RANK / 16, STEPS = (RANK + ROPE) / 16, HAND_ON_AFTER = 30;
-// Sums are rescaled only when a maximum grew by more than this, in base 2: weights stay below 2^8.
-constexpr float SLACK = 8.0f;
-constexpr float LOWEST = -1e30f;
-
-// The lanes of a row in a fragment are a quad.
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
-    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(FULL_WARP, x, 1);
-    return x + __shfl_xor_sync(FULL_WARP, x, 2);
-}
-
-// Four 8x8 matrices of 16-bit elements from registers; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
-                 "r"(d)
-                 : "memory");
-}
 
 class Scores {
 public:
@@ -55,20 +36,20 @@ private:
             load_queries(tile);
             left = tile.num_keys();
         }
-        float max[2] = {LOWEST, LOWEST}, sum[2] = {0.0f, 0.0f};
+        RowStates states;
 #pragma unroll 1
         for (; left > 0; left -= KEYS) {
             const bool hides = left < shared.hidden_below;
             mbarrier_wait(shared_address(&shared.filled[turn.stage()]), turn.parity());
             multiply();
-            if (hides) hide(left);
+            if (hides) RowStates::hide(s, shared.unseen, left);
             if (left < KEYS) clear_values(left);
-            weigh(max, sum);
+            weigh(states);
             const bool last = left <= KEYS;
-            if (last) finish_sums(sum);
+            if (last) states.finish(shared.rows[turn.stage()]);
             advance(last);
         }
-        write_lse(max, sum);
+        states.write_lse(p, shared.outputs[0]);
     }
 
     // All rows through shared memory, eight columns of operands at a time: coalesced loads in flight together.
@@ -159,17 +140,6 @@ private:
         if ((thread_of_warpgroup() & 31) == 0) mbarrier_arrive(shared_address(&shared.weighted[of_stage]));
     }
 
-    // Keys that a row does not see.
-    __device__ __forceinline__ void hide(i32 left) {
-        const u32 thread = thread_of_warpgroup(), row = 16 * (thread >> 5) + (thread & 31) / 4;
-        const i32 end0 = left - shared.unseen[row], end1 = left - shared.unseen[row + 8];
-#pragma unroll
-        for (int i = 0; i < KEYS / 2; ++i) {
-            const i32 key = 8 * (i >> 2) + 2 * (thread & 3) + (i & 1);
-            if (key >= (i & 2 ? end1 : end0)) s[i] = minus_infinity();
-        }
-    }
-
     // Zeros for the values of keys past the last one: 0 x NaN would reach the output. Beyond the last box of 16 tokens
     // there are zeros already.
     __device__ __forceinline__ void clear_values(u32 keys) {
@@ -183,54 +153,15 @@ private:
         }
     }
 
-    // Scores to weights, relative to the running maxima, in place of the stage's rotary atoms.
-    __device__ __forceinline__ void weigh(float (&max)[2], float (&sum)[2]) {
-        const u32 thread = thread_of_warpgroup(), lane = thread & 31, warp = thread >> 5;
-        float largest[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])};
+    // Scores to weights, in place of the stage's rotary atoms.
+    __device__ __forceinline__ void weigh(RowStates &states) {
+        states.weigh(s, scale, shared.rows[turn.stage()]);
+        const u32 stage = shared_address(shared.stages[turn.stage()]);
 #pragma unroll
-        for (int i = 4; i < KEYS / 2; i += 4) {
-            largest[0] = fmaxf(largest[0], fmaxf(s[i], s[i + 1]));
-            largest[1] = fmaxf(largest[1], fmaxf(s[i + 2], s[i + 3]));
-        }
-        StageRows &rows = shared.rows[turn.stage()];
-        bool rescale = false;
-        if (__any_sync(FULL_WARP, largest[0] * scale > max[0] + SLACK || largest[1] * scale > max[1] + SLACK)) {
-            rescale = true;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float larger = fmaxf(max[half], quad_max(largest[half]) * scale);
-                const float factor = exp2_approx(max[half] - larger);
-                max[half] = larger, sum[half] *= factor;
-                if ((lane & 3) == 0) rows.scale[16 * warp + lane / 4 + 8 * half] = factor;
-            }
-        }
-        if (lane == 0) rows.rescale[warp] = rescale;
-#pragma unroll
-        for (int i = 0; i < KEYS / 2; i += 2) {
-            const int half = i >> 1 & 1;
-            s[i] = exp2_approx(fmaf(s[i], scale, -max[half]));
-            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -max[half]));
-            sum[half] += s[i] + s[i + 1];
-        }
-        // The keys 8 g .. 8 g + 7 of all rows are the core matrices of group g: 8 rows x 8 keys each.
-        const u32 to = shared_address(shared.stages[turn.stage()]) + ROPE_OFFSET + (lane >> 4) * GROUP_BYTES +
-                       (2 * warp + (lane >> 3 & 1)) * 128 + (lane & 7) * 16;
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; ++k) {
-            stmatrix_x4(to + 2 * k * GROUP_BYTES, Element::pack(s[8 * k], s[8 * k + 1]),
-                        Element::pack(s[8 * k + 2], s[8 * k + 3]), Element::pack(s[8 * k + 4], s[8 * k + 5]),
-                        Element::pack(s[8 * k + 6], s[8 * k + 7]));
-        }
-    }
-
-    __device__ __forceinline__ void finish_sums(float (&sum)[2]) {
-        const u32 thread = thread_of_warpgroup(), lane = thread & 31, row = 16 * (thread >> 5) + lane / 4;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            sum[half] = quad_sum(sum[half]);
-            if ((lane & 3) == 0) {
-                shared.rows[turn.stage()].inverse[row + 8 * half] = sum[half] == 0.0f ? 0.0f : 1.0f / sum[half];
-            }
+        for (int step = 0; step < KEYS / 16; ++step) {
+            u32 packed[4];
+            pack_weights(s, step, packed);
+            store_weights(stage, step, packed);
         }
     }
 
@@ -244,26 +175,6 @@ private:
             hand_on(current);
         } else {
             pending = current;
-        }
-    }
-
-    __device__ __forceinline__ void write_lse(const float (&max)[2], const float (&sum)[2]) const {
-        const OutputRows rows = shared.outputs[0];
-        const u32 thread = thread_of_warpgroup();
-        const FolioAttentionParams &a = p.mla.attention;
-        if ((thread & 3) != 0) return;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const u32 row = 16 * (thread >> 5) + (thread & 31) / 4 + 8 * half;
-            if (row >= rows.num_rows) continue;
-            const u32 token = rows.token(p, row), head = rows.head(p, row, token);
-            const i64 at_token = static_cast<i64>(rows.first_token) + token;
-            const float lse = log_sum_exp({max[half], sum[half]});
-            if (rows.is_partial) {
-                a.plan.partial_lse[at_token * a.num_qo_heads + head] = lse;
-            } else if (a.lse) {
-                a.lse[at_token * a.lse_stride_token + head * a.lse_stride_head] = lse_in_base(lse, a.flags);
-            }
         }
     }
 

@@ -19,7 +19,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{KeySource, Masks, Phase};
-use crate::cuda::kernels::mla::RecordSource;
+use crate::cuda::kernels::mla::{MlaVariant, RecordSource};
 use crate::error::Result;
 use crate::log::{Level, Logger};
 use crate::problem::{AttentionDesc, CacheForm, Kind};
@@ -147,7 +147,7 @@ fn special(
     }
     let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
-    let many = |keys| Sm90Mla::load(keys, loader, context, desc).map(boxed);
+    let many = |variant| Sm90Mla::load(variant, loader, context, desc).map(boxed);
     let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
     if desc.kv_format.form() != CacheForm::Plain {
         return match packed_rows(desc) <= Sm90Decode::most_rows(false) {
@@ -156,10 +156,15 @@ fn special(
         };
     }
     match (desc.kind, phase(desc)) {
-        (Kind::Mla, _) if desc.kv_format.is_scaled() => Ok(vec![few(RecordSource::Records)?]),
+        (Kind::Mla, Phase::Decode) if desc.kv_format.is_scaled() => {
+            Ok(vec![few(RecordSource::Records)?])
+        }
         (Kind::Mla, Phase::Decode) => Ok(vec![few(RecordSource::Boxes)?, few(RecordSource::Rows)?]),
+        (Kind::Mla, Phase::Prefill) if desc.kv_format.is_scaled() => {
+            Ok(vec![many(MlaVariant::Sm90Gather)?])
+        }
         (Kind::Mla, Phase::Prefill) => {
-            Ok(vec![many(RecordSource::Boxes)?, many(RecordSource::Rows)?])
+            Ok(vec![many(MlaVariant::Sm90)?, many(MlaVariant::Sm90Gather)?])
         }
         (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
         (_, Phase::Prefill) => {

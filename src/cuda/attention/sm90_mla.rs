@@ -1,5 +1,6 @@
-//! The Hopper MLA kernels, `kernels/sm90/mla/mla.cu`: what they take, and the tensor maps that one of them reads records
-//! by. Where a map cannot describe the cache, the other gathers them row by row.
+//! The Hopper MLA kernels of 64 rows, `kernels/sm90/mla` and `mla_gather`: what they take, and the tensor maps that the
+//! first reads records by. Where a map cannot describe the cache, or records are not of 16 bits, the second takes them
+//! token by token.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
@@ -9,7 +10,7 @@ use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::mla::{MlaRow, MlaVariant, RecordSource, candidates, unsupported};
+use crate::cuda::kernels::mla::{MlaRow, MlaVariant, candidates, unsupported};
 use crate::cuda::mla_params::MlaHopperParams;
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
@@ -23,15 +24,14 @@ const ATOM: u32 = 64;
 /// once from memory. (On an H200, 64 requests of 2 × 128 rows on 4k keys: 218 µs in items of 256 rows, 225 in 128.)
 const ROWS_SIDE_BY_SIDE: u32 = 256;
 
-/// Chunk of keys of a batch-invariant plan: a multiple of the kernel's tile of keys.
-const INVARIANT_CHUNK: u32 = 2016;
+/// Keys of a chunk of a batch-invariant plan, rounded down to whole tiles.
+const INVARIANT_CHUNK: u32 = 2048;
 
 /// One of the kernels for one problem.
 #[derive(Debug)]
 pub struct Sm90Mla {
     row: &'static MlaRow,
     function: Function,
-    keys: RecordSource,
     dims: MlaDims,
     q_tile: u32,
     page_size: u32,
@@ -39,23 +39,23 @@ pub struct Sm90Mla {
 }
 
 impl Sm90Mla {
-    /// Loads the row for a problem.
+    /// Loads the row of a variant for a problem: [`MlaVariant::Sm90`] or [`MlaVariant::Sm90Gather`].
     ///
     /// # Errors
     /// As [`Loader::find`], but for [`Error::Unsupported`].
     pub fn load(
-        keys: RecordSource,
+        variant: MlaVariant,
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
     ) -> Result<OrLacks<Self>> {
         let page_size = desc.kv.page_size();
-        if keys == RecordSource::Boxes && !page_size.is_multiple_of(GROUP) {
+        if variant == MlaVariant::Sm90 && !page_size.is_multiple_of(GROUP) {
             return Ok(Err(Feature::PageSize.into()));
         }
         let query = query(context, desc);
         let mut rows = candidates(query)
-            .filter(|row| row.variant == MlaVariant::Sm90 { keys })
+            .filter(|row| row.variant == variant)
             .peekable();
         let Some(&first) = rows.peek() else {
             return Ok(Err(Feature::TypesAndDims.into()));
@@ -68,12 +68,15 @@ impl Sm90Mla {
         Ok(Ok(Sm90Mla {
             row,
             function,
-            keys,
             dims: MlaDims::of(desc),
             q_tile: tokens_of_item(desc, first.shape.q_tile),
             page_size,
             sm_count: context.device().sm_count,
         }))
+    }
+
+    fn has_maps(&self) -> bool {
+        self.row.variant == MlaVariant::Sm90
     }
 
     /// Groups of tokens in a box: two where pages allow it, and latent and rotary rows come together.
@@ -135,7 +138,7 @@ impl AttentionKernel for Sm90Mla {
             q_tile: self.q_tile,
             kv_unit: self.row.shape.kv_tile,
             max_splits: self.slots(row_tiles),
-            invariant_chunk: INVARIANT_CHUNK,
+            invariant_chunk: INVARIANT_CHUNK - INVARIANT_CHUNK % self.row.shape.kv_tile,
             combine_units: COMBINE_UNITS,
             workers: Workers {
                 all: self.sm_count,
@@ -150,7 +153,7 @@ impl AttentionKernel for Sm90Mla {
         let rows_suit = |tensor: &Tensor| row_alignment(tensor) >= 16;
         let queries = [Some(&args.q), args.q_rope.as_ref()];
         let caches = [Some(&args.k), args.k_rope.as_ref()];
-        let by_maps = self.keys == RecordSource::Boxes;
+        let by_maps = self.has_maps();
         let cache_suits =
             |cache: &Tensor| rows_suit(cache) && (!by_maps || rows_are_distinct(cache));
         let is_empty = by_maps && caches.iter().flatten().any(|cache| cache.is_empty());
@@ -195,7 +198,7 @@ impl AttentionKernel for Sm90Mla {
             dependent: true,
             stream,
         };
-        if self.keys == RecordSource::Rows {
+        if !self.has_maps() {
             // SAFETY: the kernel takes a `FolioMlaHopperParams`; its addresses are the caller's tensors, which were
             // checked against the plan, and the workspace, whose list has room for `num_items` items.
             return unsafe { launch.enqueue(current, &self.function, &params, &[]) };

@@ -21,13 +21,8 @@ const SLOT_TOKENS: u32 = 16;
 /// Elements of a swizzle atom, 128 bytes.
 const ATOM: u32 = 64;
 /// Rows (heads x tokens) of a request up to which tiles of 16 serve it well: each further tile reads the keys again, from
-/// L2. No other Hopper kernel takes fp8 records, so those of more rows are taken too.
-fn most_rows(keys: RecordSource) -> u32 {
-    match keys {
-        RecordSource::Boxes | RecordSource::Rows => 32,
-        RecordSource::Records => 4096,
-    }
-}
+/// L2.
+const MOST_ROWS: u32 = 32;
 
 /// One of the kernels for one problem.
 #[derive(Debug)]
@@ -62,7 +57,7 @@ impl Sm90MlaFew {
         let rows = desc.num_qo_heads.saturating_mul(desc.max_qo_len);
         let lacks = Features::default()
             .and(Feature::PageSize, !page_fits)
-            .and(Feature::Lengths, is_long || rows > most_rows(keys));
+            .and(Feature::Lengths, is_long || rows > MOST_ROWS);
         if !lacks.is_empty() {
             return Ok(Err(lacks));
         }

@@ -14,11 +14,10 @@ const MOST_QK_ROPE_HEAD_DIM: u32 = 64;
 /// Which kernel a row is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MlaVariant {
-    /// `sm90/mla/mla.cu`: wgmma, for the widths that it is compiled for. Boxes or rows.
-    Sm90 {
-        /// How records come.
-        keys: RecordSource,
-    },
+    /// `sm90/mla/mla.cu`: Hopper, tiles of 64 rows, 16-bit records in boxes of tensor maps.
+    Sm90,
+    /// `sm90/mla_gather/mla_gather.cu`: the same rows, records token by token and in every format.
+    Sm90Gather,
     /// `generic/mla.cu`: mma.sync, for these widths and narrower ones.
     Generic,
     /// `sm90/mla_few/mla_few.cu`: Hopper, tiles of 16 rows.
@@ -28,7 +27,7 @@ pub enum MlaVariant {
     },
 }
 
-/// How a Hopper kernel brings records to shared memory; the numbers are `FOLIO_MLA_KEYS`.
+/// How the Hopper kernel for few rows brings records to shared memory; the numbers are `FOLIO_MLA_KEYS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RecordSource {
     /// In boxes of tensor maps.
@@ -113,8 +112,8 @@ pub fn rows() -> &'static [MlaRow] {
         };
         let types = [DType::BF16, DType::F16];
         few_rows()
-            .chain(types.map(|q| sm90(q, RecordSource::Boxes)))
-            .chain(types.map(|q| sm90(q, RecordSource::Rows)))
+            .chain(types.map(sm90))
+            .chain(sm90_gather())
             .chain(types.into_iter().flat_map(of_type))
             .collect()
     });
@@ -171,45 +170,93 @@ impl MlaRow {
     fn takes(&self, width: u32, wanted: u32) -> bool {
         match self.variant {
             MlaVariant::Generic => width >= wanted,
-            MlaVariant::Sm90 { .. } | MlaVariant::Sm90Few { .. } => width == wanted,
+            _ => width == wanted,
         }
     }
 }
 
-/// A row of the Hopper kernel: four stages of 48 records, the rotary queries, and 3 KiB that its warpgroups tell each
-/// other by.
-fn sm90(q: DType, keys: RecordSource) -> MlaRow {
-    let (symbol, suffix) = match keys {
-        RecordSource::Boxes => ("folio_sm90_mla", "tma"),
-        _ => ("folio_sm90_mla_gather", "gather"),
-    };
-    let shape = MlaShape {
+/// Query rows and threads of a block of the two Hopper kernels for many rows.
+const MANY_ROWS: u32 = 64;
+const MANY_THREADS: u32 = 384;
+/// What their warpgroups tell each other by, and the alignment of their stages.
+const MANY_SHARED_BYTES: u32 = 3072;
+
+fn many_shape(kv_tile: u32) -> MlaShape {
+    MlaShape {
         kv_lora_rank: MOST_KV_LORA_RANK,
         qk_rope_head_dim: MOST_QK_ROPE_HEAD_DIM,
-        q_tile: 64,
-        kv_tile: 48,
-        threads: 384,
-    };
-    let record = (shape.kv_lora_rank + shape.qk_rope_head_dim) * q.size() as u32;
-    let rope_queries = shape.q_tile * shape.qk_rope_head_dim * q.size() as u32;
-    let shared_bytes = 4 * shape.kv_tile * record + rope_queries + 3072;
+        q_tile: MANY_ROWS,
+        kv_tile,
+        threads: MANY_THREADS,
+    }
+}
+
+/// A row of the Hopper kernel for boxes: four stages of 48 records, and the rotary queries.
+fn sm90(q: DType) -> MlaRow {
+    let shape = many_shape(48);
+    let records = 4 * shape.kv_tile * shape.row_bytes();
+    let rope_queries = shape.q_tile * shape.qk_rope_head_dim * 2;
+    let shared_bytes = records + rope_queries + MANY_SHARED_BYTES;
     let mut parts = shape.name_parts();
-    parts.push(suffix.into());
+    parts.push("tma".into());
     MlaRow {
         row: Row {
             name: name("mla", Arch::Sm90a, (q, q), &parts),
             operator: "mla",
             arch: Arch::Sm90a,
             source: "sm90/mla/mla.cu",
-            symbol,
+            symbol: "folio_sm90_mla",
             defines: defines((q, q, None), &shape.sizes(), shared_bytes),
             threads: shape.threads,
             shared_bytes,
             bundled: true,
         },
-        variant: MlaVariant::Sm90 { keys },
+        variant: MlaVariant::Sm90,
         q,
         format: RecordFormat::Plain(q),
+        shape,
+    }
+}
+
+/// Rows of the Hopper kernel that takes records token by token: 16-bit ones in any pages, and all others. The rotary
+/// part of `fp8_ds_mla` is bf16, and is multiplied as it is.
+fn sm90_gather() -> impl Iterator<Item = MlaRow> {
+    let of_type = |q| {
+        let kv_types = [q, DType::F8E4M3, DType::F8E5M2];
+        kv_types.map(|kv| gather(q, RecordFormat::Plain(kv)))
+    };
+    let plain = [DType::BF16, DType::F16].into_iter().flat_map(of_type);
+    plain.chain([gather(DType::BF16, RecordFormat::DsMla)])
+}
+
+/// Two stages of 64 records as 16-bit elements, and the queries.
+fn gather(q: DType, format: RecordFormat) -> MlaRow {
+    let shape = many_shape(64);
+    let shared_bytes = (2 * shape.kv_tile + shape.q_tile) * shape.row_bytes() + MANY_SHARED_BYTES;
+    let (arch, latent) = (Arch::Sm90a, format.latent());
+    let is_ds_mla = format == RecordFormat::DsMla;
+    let mut defines = defines((q, latent, None), &shape.sizes(), shared_bytes);
+    defines.push(format!("FOLIO_DS_MLA={}", u32::from(is_ds_mla)));
+    let mut parts = shape.name_parts();
+    if is_ds_mla {
+        parts.insert(0, "ds".into());
+    }
+    parts.push("gather".into());
+    MlaRow {
+        row: Row {
+            name: name("mla", arch, (q, latent), &parts),
+            operator: "mla",
+            arch,
+            source: "sm90/mla_gather/mla_gather.cu",
+            symbol: "folio_sm90_mla_gather",
+            defines,
+            threads: shape.threads,
+            shared_bytes,
+            bundled: true,
+        },
+        variant: MlaVariant::Sm90Gather,
+        q,
+        format,
         shape,
     }
 }
@@ -326,6 +373,11 @@ fn few(q: DType, format: RecordFormat, keys: RecordSource) -> MlaRow {
 }
 
 impl MlaShape {
+    /// Of a query, and of a record once its elements have 16 bits.
+    fn row_bytes(&self) -> u32 {
+        2 * (self.kv_lora_rank + self.qk_rope_head_dim)
+    }
+
     fn name_parts(&self) -> Vec<String> {
         vec![
             format!("r{}", self.kv_lora_rank),

@@ -1,0 +1,133 @@
+// What the two Hopper MLA kernels of 64 rows have in common: the atoms that records lie in, the work items of a CTA, its
+// rows of an item, and where their results go. No loads of keys and no arithmetic here.
+#pragma once
+
+#include "core/mask.cuh"
+#include "core/paged.cuh"
+#include "core/softmax.cuh"
+#include "params/mla_hopper.h"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma_products.cuh"
+
+namespace folio::mla {
+
+using Element = FOLIO_Q;  // of queries, of keys as they are multiplied, and of the output
+
+constexpr int RANK = FOLIO_HEAD_DIM_VO, ROPE = FOLIO_HEAD_DIM_QK - RANK;
+constexpr int ROWS = FOLIO_Q_TILE, KEYS = FOLIO_KV_TILE;
+static_assert(RANK == 512 && ROPE == 64 && ROWS == 64, "the registers are counted for these");
+
+// Records lie in groups of 8 tokens. A group is nine swizzled atoms of 8 tokens x 128 bytes: eight latent ones and then
+// the rotary one. Once scores are computed nobody needs the rotary atoms: the weights of the group's keys take their
+// place.
+constexpr int ATOM = 1024, GROUP = 8, GROUPS = KEYS / GROUP, LATENT_ATOMS = RANK / 64;
+constexpr int ROPE_OFFSET = LATENT_ATOMS * ATOM, GROUP_BYTES = ROPE_OFFSET + ATOM, STAGE_BYTES = GROUPS * GROUP_BYTES;
+
+// What the warpgroups tell each other of a stage.
+struct StageRows {
+    float scale[ROWS];    // of what was summed before this tile, where its warp has `rescale` set
+    float inverse[ROWS];  // the last tile of an item: 1 / sum of weights
+    u32 rescale[4];       // for each warp's 16 rows
+};
+
+// Where the rows of an item go: what a warpgroup keeps of a RowTile while its operands and sums fill the registers. Every
+// thread writes it, and reads what it wrote itself: its fellows wrote the same.
+struct OutputRows {
+    u32 first_row, num_rows, first_token;  // of the partial results, or of the batch
+    bool is_partial;
+
+    __device__ __forceinline__ u32 token(const FolioMlaHopperParams &p, u32 row) const {
+        return divide(first_row + row, p.mla.num_heads);
+    }
+    __device__ __forceinline__ u32 head(const FolioMlaHopperParams &p, u32 row, u32 token) const {
+        return first_row + row - token * p.mla.num_heads.divisor;
+    }
+};
+
+// The rows of this CTA in one work item, and the keys that they see.
+struct RowTile {
+    u32 first_row, num_rows;  // among the item's q_len x num_heads
+    u32 q_token, partial;     // of the item's first row
+    i32 position;             // of the item's first token
+    i32 begin, end;           // keys that any of the rows sees
+    i64 page_start;
+
+    __device__ __forceinline__ RowTile(const FolioMlaHopperParams &p, u32 index) {
+        const FolioAttentionParams &a = p.mla.attention;
+        const uint4 *words = reinterpret_cast<const uint4 *>(a.plan.items + index);
+        const uint4 x = words[0], y = words[1], z = words[2];
+        page_start = static_cast<i64>(static_cast<u64>(z.y) << 32 | z.x);
+        q_token = z.z, position = static_cast<i32>(z.w), partial = y.y;
+        begin = static_cast<i32>(x.w), end = static_cast<i32>(y.x);
+        first_row = blockIdx.x * ROWS;
+        const u32 rows = existing_rows(a, q_token, x.z) * a.num_qo_heads;
+        num_rows = rows <= first_row ? 0 : min(rows - first_row, static_cast<u32>(ROWS));
+        if (num_rows > 0) end = begin + row_end(p, num_rows - 1);
+    }
+
+    __device__ __forceinline__ u32 token(const FolioMlaHopperParams &p, u32 row) const {
+        return divide(first_row + row, p.mla.num_heads);
+    }
+
+    __device__ __forceinline__ u32 head(const FolioMlaHopperParams &p, u32 row, u32 token) const {
+        return first_row + row - token * p.mla.num_heads.divisor;
+    }
+
+    // Keys that the row sees: they are the item's first ones.
+    __device__ __forceinline__ i32 row_end(const FolioMlaHopperParams &p, u32 row) const {
+        i32 last = end;
+        if (p.mla.attention.mask_mode == FOLIO_MASK_CAUSAL) {
+            last = min(last, position + static_cast<i32>(token(p, row)) + 1);
+        }
+        return max(last - begin, 0);
+    }
+
+    __device__ __forceinline__ i32 num_keys() const { return end - begin; }
+
+    __device__ __forceinline__ OutputRows outputs() const {
+        const bool is_partial = partial != FOLIO_NO_PARTIAL;
+        return {first_row, num_rows, is_partial ? partial : q_token, is_partial};
+    }
+};
+
+// The work items of a CTA. CTAs of the same blockIdx.y have the same items and different rows. Items are sorted by their
+// cost, the largest first; every other round goes backwards, so that a CTA that got a large one next gets a small one.
+class Items {
+public:
+    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p, u32 round = 0) : p(p), round(round) {}
+
+    __device__ __forceinline__ u32 index() const {
+        return round * gridDim.y + (round & 1 ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
+    }
+    __device__ __forceinline__ bool any() const { return round * gridDim.y < p.mla.attention.plan.counts[0]; }
+    __device__ __forceinline__ bool holds() const { return index() < p.mla.attention.plan.counts[0]; }
+    __device__ __forceinline__ void next() { ++round; }
+    __device__ __forceinline__ u32 current() const { return round; }
+
+private:
+    const FolioMlaHopperParams &p;
+    u32 round;
+};
+
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Which of the stages a role is at, and the phase of its barriers, from the number of tiles before.
+template <int STAGES>
+struct TurnOf {
+    u32 tiles = 0;
+
+    __device__ __forceinline__ u32 stage() const { return tiles % STAGES; }
+    __device__ __forceinline__ u32 parity() const { return tiles / STAGES & 1; }
+};
+
+// Read anew where it is used, so that what is derived from it occupies no registers in between.
+__device__ __forceinline__ u32 thread_of_block() {
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+__device__ __forceinline__ u32 thread_of_warpgroup() { return thread_of_block() & 127; }
+
+}  // namespace folio::mla

@@ -1,0 +1,79 @@
+// The third warpgroup: it brings the records of every tile of the CTA's items to the stages, one tile after another. What
+// goes through registers is asked for a tile ahead, and where the tokens are another tile ahead.
+#pragma once
+
+#include "sm90/mla_gather/records.cuh"
+
+namespace folio::mla {
+
+// The tiles of keys of the CTA's items, in order.
+class KeyTiles {
+public:
+    __device__ __forceinline__ explicit KeyTiles(const FolioMlaHopperParams &p) : p(p), items(p) { find(); }
+
+    __device__ __forceinline__ bool any() const { return key < end; }
+    __device__ __forceinline__ void next() {
+        key += KEYS;
+        if (key < end) return;
+        items.next();
+        find();
+    }
+
+    // The place of a token of the tile.
+    __device__ __forceinline__ Place place(u32 token) const {
+        const u32 at = static_cast<u32>(key) + token;
+        if (at >= static_cast<u32>(end)) return {-1, 0};
+        const u32 page = divide(at, p.mla.page_size);
+        return {p.mla.attention.plan.page_ids[page_start + page], at - page * p.mla.page_size.divisor};
+    }
+
+private:
+    // The first item from there on in which the CTA's rows see keys.
+    __device__ __forceinline__ void find() {
+        for (; items.any(); items.next()) {
+            if (!items.holds()) continue;
+            const RowTile tile(p, items.index());
+            if (tile.num_rows == 0 || tile.num_keys() == 0) continue;
+            page_start = tile.page_start, key = tile.begin, end = tile.end;
+            return;
+        }
+        key = end = 0;
+    }
+
+    const FolioMlaHopperParams &p;
+    Items items;
+    i64 page_start;
+    i32 key, end;
+};
+
+// Records: the format.
+template <class Records>
+__device__ __forceinline__ void load_keys(const FolioMlaHopperParams &p, Shared &shared) {
+    // A quad of lanes has a token of each half of a tile.
+    constexpr u32 HALF = KEYS / 2;
+    const u32 thread = threadIdx.x % 128, token = thread / LANES_OF_TOKEN, lane = thread % LANES_OF_TOKEN;
+    KeyTiles tiles(p);
+    Records records[2];
+    bool exists = tiles.any();
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) records[i].fetch(p, tiles.place(token + i * HALF), lane);
+    tiles.next();
+    Turn turn;
+#pragma unroll 1
+    while (exists) {
+        const Place places[2] = {tiles.place(token), tiles.place(token + HALF)};
+        exists = tiles.any();
+        tiles.next();
+        const u32 stage = shared_address(shared.stages[turn.stage()]);
+        mbarrier_wait(shared_address(&shared.released[turn.stage()]), turn.parity() ^ 1);
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            records[i].put(p, StageRow(stage, token + i * HALF), lane);
+            records[i].fetch(p, places[i], lane);
+        }
+        Records::arrive(shared_address(&shared.filled[turn.stage()]));
+        ++turn.tiles;
+    }
+}
+
+}  // namespace folio::mla

@@ -1,0 +1,67 @@
+// Absorbed MLA for Hopper where no box of a tensor map brings records as they are multiplied: fp8 records and pages of
+// fewer than 8 tokens, with more rows than sm90/mla_few is for. 64 rows (heads x tokens) x 64 keys at a time, latent rank
+// 512 and 64 rotary columns. One warpgroup computes scores, softmax and half of the output's columns, one the other half,
+// and one takes records from the cache and makes 16-bit elements of them, once for all 64 rows. Values are the keys' own
+// atoms in shared memory, read transposed.
+//
+// Clocks of a multiprocessor for a tile: tensor unit 2176, shared memory 2370 (queries 72 KB, keys 72 KB, values and
+// weights 80 KB, stores 72 KB at 128 bytes a clock), widening about 800 issue slots of the third warpgroup's schedulers.
+//
+// Grid (row tiles of the largest item, CTAs that share the items). One CTA runs on a multiprocessor. Neighbours have the
+// same keys, which the second one finds in L2.
+#include "sm90/mla_gather/load.cuh"
+#include "sm90/mla_gather/outputs.cuh"
+#include "sm90/mla_gather/scores.cuh"
+
+namespace folio::mla {
+
+template <class T, bool FP8>
+struct RecordsOf {
+    using Type = Halves;
+};
+template <class T>
+struct RecordsOf<T, true> {
+    using Type = Bytes<T>;
+};
+#if FOLIO_DS_MLA
+using Records = ScaledBytes;
+#else
+using Records = RecordsOf<FOLIO_KV, FOLIO_KV::IS_FP8>::Type;
+#endif
+
+__device__ __forceinline__ void make_barriers(Shared &shared) {
+    for (int i = 0; i < STAGES; ++i) {
+        mbarrier_init(shared_address(&shared.filled[i]), Records::ARRIVALS);
+        mbarrier_init(shared_address(&shared.weighted[i]), 4);
+        mbarrier_init(shared_address(&shared.released[i]), 8);
+    }
+    mbarrier_init_fence();
+}
+
+}  // namespace folio::mla
+
+extern __shared__ __align__(1024) folio::u8 shared_bytes[];
+
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_sm90_mla_gather(const __grid_constant__ FolioMlaHopperParams params) {
+    using namespace folio;
+    using namespace folio::mla;
+    Shared &shared = *reinterpret_cast<Shared *>(shared_bytes);
+    if (threadIdx.x == 0) make_barriers(shared);
+    __syncthreads();
+    wait_for_prerequisites();
+    // The combine kernel may start and read its part of the plan; it waits for the results itself.
+    allow_dependents();
+    const int warpgroup = __shfl_sync(FULL_WARP, threadIdx.x / 128, 0);
+    // 216 + 160 + 128 = 3 x 168, what the block was launched with.
+    if (warpgroup == 0) {
+        registers_grow<216>();
+        Scores(params, shared).run();
+    } else if (warpgroup == 1) {
+        registers_shrink<160>();
+        RightOutputs(params, shared).run();
+    } else {
+        registers_shrink<128>();
+        load_keys<Records>(params, shared);
+    }
+}

@@ -1,0 +1,172 @@
+// Records on their way from the cache to a stage, format by format: four lanes share a token, and what a lane has of it
+// goes through registers where it becomes 16-bit elements, and past them where it is that already. Tokens without a page
+// become zeros. Where tokens are is not decided here.
+#pragma once
+
+#include "ptx/bulk.cuh"
+#include "sm90/mla_gather/tile.cuh"
+
+namespace folio::mla {
+
+constexpr int LANES_OF_TOKEN = 4;
+
+// Where a token is. Its page may be one that the cache does not have, or -1 where there is no token.
+struct Place {
+    i32 page;
+    u32 token;
+
+    __device__ __forceinline__ bool exists(const FolioMlaHopperParams &p) const {
+        return static_cast<u32>(page) < p.mla.attention.num_pages;
+    }
+    __device__ __forceinline__ i64 offset(const FolioCache &cache) const {
+        return page * cache.stride_page + token * cache.stride_token;
+    }
+};
+
+// Where a token lies in a stage. Chunk c of 16 bytes of row r of an atom is at c ^ r.
+struct StageRow {
+    u32 address, row;
+
+    __device__ __forceinline__ StageRow(u32 stage, u32 token)
+        : address(stage + token / GROUP * GROUP_BYTES + token % GROUP * 128), row(token % GROUP) {}
+
+    __device__ __forceinline__ u32 chunk(u32 atom, u32 chunk) const {
+        return address + atom * ATOM + ((chunk ^ row) << 4);
+    }
+};
+
+// 16-bit records: cp.async brings them to the stage, and says so to its barrier by itself.
+struct Halves {
+    static constexpr u32 ARRIVALS = 128;
+
+    Place place;
+
+    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &, const Place &of_token, u32) {
+        place = of_token;
+    }
+
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &p, const StageRow &to, u32 lane) const {
+        const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
+        const bool exists = place.exists(p);
+        const u32 bytes = exists ? 16 : 0;
+        const u16 *const latent = static_cast<const u16 *>(k.data) + (exists ? place.offset(k) : 0) + 8 * lane;
+        const u16 *const rope = static_cast<const u16 *>(k_rope.data) + (exists ? place.offset(k_rope) : 0) + 8 * lane;
+        const u32 near = to.chunk(0, lane), far = to.chunk(0, lane + LANES_OF_TOKEN);
+#pragma unroll
+        for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
+            const u16 *const from = atom < LATENT_ATOMS ? latent + 64 * atom : rope;
+            cp_async<16>(near + atom * ATOM, from, bytes);
+            cp_async<16>(far + atom * ATOM, from + 8 * LANES_OF_TOKEN, bytes);
+        }
+    }
+
+    // All copies of the thread belong to the stage.
+    static __device__ __forceinline__ void arrive(u32 barrier) { mbarrier_arrive_by_copies(barrier); }
+};
+
+// Sixteen elements of one byte as two chunks of 16 bits.
+template <class T>
+__device__ __forceinline__ void widen(const uint4 &bytes, u32 (&first)[4], u32 (&second)[4]) {
+    const u32 in[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        u32 *const out = i < 2 ? first + 2 * i : second + 2 * (i - 2);
+        out[0] = T::template widen<Element, 0, 1>(in[i]);
+        out[1] = T::template widen<Element, 2, 3>(in[i]);
+    }
+}
+
+// What the formats of one byte have in common: stores by every lane, which a lane of the warp then reports.
+struct Stored {
+    static constexpr u32 ARRIVALS = 4;
+
+    static __device__ __forceinline__ void arrive(u32 barrier) {
+        fence_proxy_async();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+    }
+};
+
+// fp8 records. Of every 64 bytes a lane has 16, which are chunks 2 lane and 2 lane + 1 of an atom.
+template <class T>
+struct Bytes : Stored {
+    uint4 latent[LATENT_ATOMS], rope;
+
+    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place &place, u32 lane) {
+        const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
+        rope = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = rope;
+        if (!place.exists(p)) return;
+        const u8 *const from = static_cast<const u8 *>(k.data) + place.offset(k) + 16 * lane;
+#pragma unroll
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = reinterpret_cast<const uint4 *>(from)[4 * atom];
+        rope = *reinterpret_cast<const uint4 *>(static_cast<const u8 *>(k_rope.data) + place.offset(k_rope) + 16 * lane);
+    }
+
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &, const StageRow &to, u32 lane) const {
+        const u32 even = to.chunk(0, 2 * lane), odd = to.chunk(0, 2 * lane + 1);
+#pragma unroll
+        for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
+            u32 first[4], second[4];
+            widen<T>(atom < LATENT_ATOMS ? latent[atom] : rope, first, second);
+            st_shared_v4(even + atom * ATOM, first);
+            st_shared_v4(odd + atom * ATOM, second);
+        }
+    }
+};
+
+// Records of fp8_ds_mla: 512 latent bytes, a fp32 scale for each 128 of them, 64 rotary elements in bf16. Values become
+// bf16 once they are multiplied by their scale.
+struct ScaledBytes : Stored {
+    static constexpr int BLOCKS = 4, SCALES_AT = RANK, ROPE_AT = SCALES_AT + 4 * BLOCKS;
+
+    uint4 latent[LATENT_ATOMS], rope[2];
+    float4 scales;
+
+    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place &place, u32 lane) {
+        const FolioCache &k = p.mla.attention.k;
+        scales = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        rope[0] = rope[1] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = make_uint4(0, 0, 0, 0);
+        if (!place.exists(p)) return;
+        const u8 *const record = static_cast<const u8 *>(k.data) + place.offset(k), *const from = record + 16 * lane;
+#pragma unroll
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = reinterpret_cast<const uint4 *>(from)[4 * atom];
+        scales = *reinterpret_cast<const float4 *>(record + SCALES_AT);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) rope[i] = reinterpret_cast<const uint4 *>(from + ROPE_AT)[LANES_OF_TOKEN * i];
+    }
+
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &, const StageRow &to, u32 lane) const {
+        const u32 even = to.chunk(0, 2 * lane), odd = to.chunk(0, 2 * lane + 1);
+        const float scale[BLOCKS] = {scales.x, scales.y, scales.z, scales.w};
+#pragma unroll
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) {
+            u32 first[4], second[4];
+            widen<e4m3>(latent[atom], first, second);
+            multiply(first, scale[atom / 2]);
+            multiply(second, scale[atom / 2]);
+            st_shared_v4(even + atom * ATOM, first);
+            st_shared_v4(odd + atom * ATOM, second);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u32 chunk[4] = {rope[i].x, rope[i].y, rope[i].z, rope[i].w};
+            st_shared_v4(to.chunk(LATENT_ATOMS, lane + LANES_OF_TOKEN * i), chunk);
+        }
+    }
+
+private:
+    // e4m3 is exact in bf16, and a product in fp32 is rounded once.
+    static __device__ __forceinline__ void multiply(u32 (&pairs)[4], float scale) {
+#pragma unroll
+        for (u32 &pair : pairs) {
+            const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+            pair = Element::pack(low * scale, high * scale);
+        }
+    }
+};
+
+}  // namespace folio::mla

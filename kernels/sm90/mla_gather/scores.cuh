@@ -1,0 +1,143 @@
+// The first warpgroup: scores, softmax, and the left half of the outputs. The scores of a tile are begun behind the outputs
+// of the tile before, so that the tensor unit goes from one to the other without a wait.
+#pragma once
+
+#include "ptx/bulk.cuh"
+#include "sm90/mla/half_outputs.cuh"
+#include "sm90/mla/softmax.cuh"
+#include "sm90/mla_gather/tile.cuh"
+
+namespace folio::mla {
+
+class Scores {
+public:
+    __device__ __forceinline__ Scores(const FolioMlaHopperParams &p, Shared &shared)
+        : p(p), shared(shared), scale(p.mla.attention.logits_scale * LOG2_E) {}
+
+    __device__ __forceinline__ void run() {
+#pragma unroll 1
+        for (Items items(p); items.any(); items.next()) {
+            if (!items.holds()) continue;
+            attend(items);
+        }
+    }
+
+private:
+    __device__ __forceinline__ void attend(const Items &items) {
+        i32 left, hidden_below;
+        {
+            const RowTile tile(p, items.index());
+            if (tile.num_rows == 0) return;
+            left = tile.num_keys();
+            // The first row sees the fewest keys.
+            hidden_below = left - tile.row_end(p, 0) + KEYS;
+            load_queries(tile);
+        }
+        RowStates states;
+        sums.clear();
+        if (left > 0) begin_scores();
+#pragma unroll 1
+        for (; left > 0; left -= KEYS) {
+            const bool last = left <= KEYS;
+            const u32 stage = turn.stage();
+            wgmma_wait<0>();
+            pin(s);
+            if (left < hidden_below) RowStates::hide(s, shared.unseen, left);
+            const bool rescaled = states.weigh(s, scale, shared.rows[stage]);
+            if (rescaled) sums.rescale(states.factor[0], states.factor[1]);
+            if (last) states.finish(shared.rows[stage]);
+            u32 weights[KEYS / 16][4];
+            hand_on(stage, weights);
+            sums.begin_add(shared_address(shared.stages[stage]), weights);
+            ++turn.tiles;
+            if (last) {
+                wgmma_wait<0>();
+            } else {
+                begin_scores();
+                wgmma_wait<1>();
+            }
+            pin(sums.o);
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; ++k) pin(weights[k]);
+            release(stage);
+            if (last) sums.rescale(states.factor[0], states.factor[1]);
+        }
+        sums.store(p, shared.outputs[0]);
+        states.write_lse(p, shared.outputs[0]);
+    }
+
+    // Rows beyond the last are zeros.
+    __device__ __forceinline__ void load_queries(const RowTile &tile) {
+        const u32 thread = thread_of_warpgroup();
+        const FolioAttentionParams &a = p.mla.attention;
+        group_sync(1, 128);  // the item before is done with what is written now
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 row = (thread >> 3) + 16 * i, chunk = thread & 7, token = tile.token(p, row);
+            const i64 t = static_cast<i64>(tile.q_token) + token, h = tile.head(p, row, token);
+            const bool exists = row < tile.num_rows;
+            const u16 *latent = static_cast<const u16 *>(a.q.data), *rope = static_cast<const u16 *>(p.mla.q_rope.data);
+            if (exists) {
+                latent += t * a.q.stride_token + h * a.q.stride_head + 8 * chunk;
+                rope += t * p.mla.q_rope.stride_token + h * p.mla.q_rope.stride_head + 8 * chunk;
+            }
+            const u32 to = shared_address(shared.queries) + row * 128 + ((chunk ^ (row & 7)) << 4);
+#pragma unroll
+            for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
+                const u16 *const from = atom < LATENT_ATOMS ? latent + 64 * atom : rope;
+                cp_async<16>(to + atom * QUERY_ATOM_BYTES, from, exists ? 16 : 0);
+            }
+        }
+        if (thread < ROWS) shared.unseen[thread] = tile.num_keys() - tile.row_end(p, min(thread, tile.num_rows - 1));
+        shared.outputs[0] = tile.outputs();
+        cp_async_commit();
+        cp_async_wait<0>();
+        fence_proxy_async();
+        group_sync(1, 128);
+    }
+
+    // Of the stage whose turn it is.
+    __device__ __forceinline__ void begin_scores() {
+        mbarrier_wait(shared_address(&shared.filled[turn.stage()]), turn.parity());
+        fence_proxy_async();  // what cp.async wrote, for wgmma
+        const u64 keys = wgmma_descriptor(shared_address(shared.stages[turn.stage()]), 16, GROUP_BYTES),
+                  queries = wgmma_descriptor(shared_address(shared.queries), 16, ATOM);
+        renew(s);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < (RANK + ROPE) / 16; ++step) {
+            // Steps of 16 columns are 32 bytes apart within an atom; descriptors count 16 bytes.
+            const u64 within = 2 * (step % 4);
+            wgmma_ss<Element>(s, queries + step / 4 * (QUERY_ATOM_BYTES / 16) + within,
+                              keys + step / 4 * (ATOM / 16) + within, step != 0);
+        }
+        wgmma_commit();
+    }
+
+    // Weights, in registers and in the place of the stage's rotary atoms, which no warp reads any more.
+    __device__ __forceinline__ void hand_on(u32 stage, u32 (&weights)[KEYS / 16][4]) {
+        const u32 at = shared_address(shared.stages[stage]);
+        group_sync(1, 128);
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; ++k) {
+            pack_weights(s, k, weights[k]);
+            store_weights(at, k, weights[k]);
+        }
+        fence_proxy_async();
+        __syncwarp();
+        if ((thread_of_warpgroup() & 31) == 0) mbarrier_arrive(shared_address(&shared.weighted[stage]));
+    }
+
+    __device__ __forceinline__ void release(u32 stage) {
+        if ((thread_of_warpgroup() & 31) == 0) mbarrier_arrive(shared_address(&shared.released[stage]));
+    }
+
+    const FolioMlaHopperParams &p;
+    Shared &shared;
+    const float scale;
+    Turn turn;
+    float s[KEYS / 2];
+    HalfOutputs<0> sums;
+};
+
+}  // namespace folio::mla
