@@ -24,51 +24,72 @@ __device__ __forceinline__ void transpose_in_quad(u32 (&v)[4], u32 lane) {
     exchange<2>(v[1], v[3], lane);
 }
 
-// HALF: 0 or 1. A lane has the rows 16 warp + lane / 4 and the one 8 further.
-template <int HALF>
+// HALF: 0 or 1. A lane has the rows 16 warp + lane / 4 and the one 8 further. COLUMNS: of one instruction. 256 need more
+// registers than a thread of four warpgroups is launched with, so that the compiler refuses them there.
+template <int HALF, int COLUMNS = HALF_COLUMNS>
 struct HalfOutputs {
-    float o[HALF_COLUMNS / 2];
+    static constexpr int PARTS = HALF_COLUMNS / COLUMNS;
+
+    float o[PARTS][COLUMNS / 2];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < HALF_COLUMNS / 2; ++i) o[i] = 0.0f;
+        for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+            for (float &x : o[part]) x = 0.0f;
+        }
     }
 
     __device__ __forceinline__ void rescale(float upper, float lower) {
 #pragma unroll
-        for (int i = 0; i < HALF_COLUMNS / 2; ++i) o[i] *= i & 2 ? lower : upper;
+        for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 2; ++i) o[part][i] *= i & 2 ? lower : upper;
+        }
     }
 
-    // The values of the stage's first keys; 16 keys are 2 * GROUP_BYTES further.
-    static __device__ __forceinline__ u64 values(u32 stage) {
-        return wgmma_descriptor(stage + HALF * HALF_COLUMNS / 64 * ATOM, ATOM, GROUP_BYTES);
+    // While products are in flight they stay where they are.
+    __device__ __forceinline__ void pin_sums() {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) pin(o[part]);
+    }
+
+    // The values of 16 keys of the stage, and the columns of a part.
+    static __device__ __forceinline__ u64 values(u32 stage, int step, int part) {
+        const u64 first = wgmma_descriptor(stage + HALF * HALF_COLUMNS / 64 * ATOM, ATOM, GROUP_BYTES);
+        return first + step * (2 * GROUP_BYTES / 16) + part * (COLUMNS / 64 * ATOM / 16);
     }
 
     // Adds a stage's products. Its weights are in shared memory.
     __device__ __forceinline__ void add(u32 stage) {
-        const u64 weights = wgmma_plain_descriptor(stage + ROPE_OFFSET, GROUP_BYTES, 128), first = values(stage);
-        pin(o);
+        const u64 weights = wgmma_plain_descriptor(stage + ROPE_OFFSET, GROUP_BYTES, 128);
+        pin_sums();
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) {
-            wgmma_ss<Element, Major::DEPTH, Major::WIDTH>(o, weights + k * (2 * GROUP_BYTES / 16),
-                                                          first + k * (2 * GROUP_BYTES / 16), 1);
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+                wgmma_ss<Element, Major::DEPTH, Major::WIDTH>(o[part], weights + k * (2 * GROUP_BYTES / 16),
+                                                              values(stage, k, part), 1);
+            }
         }
         wgmma_commit();
         wgmma_wait<0>();
-        pin(o);
+        pin_sums();
     }
 
     // Begins to add a stage's products, with its weights in registers. The caller waits.
     __device__ __forceinline__ void begin_add(u32 stage, u32 (&weights)[KEYS / 16][4]) {
-        const u64 first = values(stage);
-        pin(o);
+        pin_sums();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) pin(weights[k]);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) {
-            wgmma_rs<Element, Major::WIDTH>(o, weights[k], first + k * (2 * GROUP_BYTES / 16), 1);
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+                wgmma_rs<Element, Major::WIDTH>(o[part], weights[k], values(stage, k, part), 1);
+            }
         }
         wgmma_commit();
     }
@@ -90,7 +111,8 @@ struct HalfOutputs {
                 if (!exists) continue;
 #pragma unroll
                 for (int j = 0; j < HALF_COLUMNS / 8; ++j) {
-                    *reinterpret_cast<float2 *>(to + 8 * j) = make_float2(o[4 * j + 2 * half], o[4 * j + 2 * half + 1]);
+                    const float *x = sums_of(j, half);
+                    *reinterpret_cast<float2 *>(to + 8 * j) = make_float2(x[0], x[1]);
                 }
                 continue;
             }
@@ -101,13 +123,19 @@ struct HalfOutputs {
                 u32 v[4];
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
-                    const float *x = o + 16 * j + 4 * t + 2 * half;
+                    const float *x = sums_of(4 * j + t, half);
                     v[t] = Element::pack(x[0] * a.v_scale, x[1] * a.v_scale);
                 }
                 transpose_in_quad(v, quad_lane);
                 if (exists) *reinterpret_cast<uint4 *>(to + 32 * j) = make_uint4(v[0], v[1], v[2], v[3]);
             }
         }
+    }
+
+private:
+    // Of columns 8 j + 2 (lane % 4) and the next, in the upper or the lower row.
+    __device__ __forceinline__ const float *sums_of(int j, int half) const {
+        return o[j / (COLUMNS / 8)] + 4 * (j % (COLUMNS / 8)) + 2 * half;
     }
 };
 

@@ -1,5 +1,5 @@
-// The third warpgroup: it brings the records of every tile of the CTA's items to the stages, one tile after another. What
-// goes through registers is asked for a tile ahead, and where the tokens are another tile ahead.
+// The third and fourth warpgroup: they bring the records of every tile of the CTA's items to the stages, one tile after
+// another. What goes through registers is asked for a tile ahead, and where the tokens are another tile ahead.
 #pragma once
 
 #include "sm90/mla_gather/records.cuh"
@@ -46,32 +46,34 @@ private:
     i32 key, end;
 };
 
+// Where a thread's tokens of the tile are.
+template <u32 TOKENS>
+__device__ __forceinline__ void find_places(const KeyTiles &tiles, u32 token, Place (&places)[TOKENS]) {
+#pragma unroll
+    for (u32 i = 0; i < TOKENS; ++i) places[i] = tiles.place(token + i * (KEYS / TOKENS));
+}
+
 // Records: the format.
 template <class Records>
 __device__ __forceinline__ void load_keys(const FolioMlaHopperParams &p, Shared &shared) {
-    // A quad of lanes has a token of each half of a tile.
-    constexpr u32 HALF = KEYS / 2;
-    const u32 thread = threadIdx.x % 128, token = thread / LANES_OF_TOKEN, lane = thread % LANES_OF_TOKEN;
+    const u32 thread = threadIdx.x % LOADING_THREADS, token = thread / Records::LANES, lane = thread % Records::LANES;
     KeyTiles tiles(p);
-    Records records[2];
+    Place places[Records::TOKENS];
+    Records records;
+    find_places(tiles, token, places);
+    records.fetch(p, places, lane);
     bool exists = tiles.any();
-#pragma unroll
-    for (u32 i = 0; i < 2; ++i) records[i].fetch(p, tiles.place(token + i * HALF), lane);
     tiles.next();
     Turn turn;
 #pragma unroll 1
     while (exists) {
-        const Place places[2] = {tiles.place(token), tiles.place(token + HALF)};
+        find_places(tiles, token, places);
         exists = tiles.any();
         tiles.next();
-        const u32 stage = shared_address(shared.stages[turn.stage()]);
         mbarrier_wait(shared_address(&shared.released[turn.stage()]), turn.parity() ^ 1);
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            records[i].put(p, StageRow(stage, token + i * HALF), lane);
-            records[i].fetch(p, places[i], lane);
-        }
-        Records::arrive(shared_address(&shared.filled[turn.stage()]));
+        records.put(p, shared_address(shared.stages[turn.stage()]), shared_address(&shared.filled[turn.stage()]), token,
+                    lane);
+        records.fetch(p, places, lane);
         ++turn.tiles;
     }
 }

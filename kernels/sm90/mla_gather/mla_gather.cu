@@ -1,11 +1,11 @@
 // Absorbed MLA for Hopper where no box of a tensor map brings records as they are multiplied: fp8 records and pages of
 // fewer than 8 tokens, with more rows than sm90/mla_few is for. 64 rows (heads x tokens) x 64 keys at a time, latent rank
 // 512 and 64 rotary columns. One warpgroup computes scores, softmax and half of the output's columns, one the other half,
-// and one takes records from the cache and makes 16-bit elements of them, once for all 64 rows. Values are the keys' own
+// and two take records from the cache and make 16-bit elements of them, once for all 64 rows. Values are the keys' own
 // atoms in shared memory, read transposed.
 //
 // Clocks of a multiprocessor for a tile: tensor unit 2176, shared memory 2370 (queries 72 KB, keys 72 KB, values and
-// weights 80 KB, stores 72 KB at 128 bytes a clock), widening about 800 issue slots of the third warpgroup's schedulers.
+// weights 80 KB, stores 72 KB at 128 bytes a clock), widening about 800 issue slots of every scheduler.
 //
 // Grid (row tiles of the largest item, CTAs that share the items). One CTA runs on a multiprocessor. Neighbours have the
 // same keys, which the second one finds in L2.
@@ -53,15 +53,15 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     // The combine kernel may start and read its part of the plan; it waits for the results itself.
     allow_dependents();
     const int warpgroup = __shfl_sync(FULL_WARP, threadIdx.x / 128, 0);
-    // 216 + 160 + 128 = 3 x 168, what the block was launched with.
+    // 208 + 160 + 2 x 72 = 4 x 128, what the block was launched with.
     if (warpgroup == 0) {
-        registers_grow<216>();
+        registers_grow<208>();
         Scores(params, shared).run();
     } else if (warpgroup == 1) {
-        registers_shrink<160>();
+        registers_grow<160>();
         RightOutputs(params, shared).run();
     } else {
-        registers_shrink<128>();
+        registers_shrink<72>();
         load_keys<Records>(params, shared);
     }
 }

@@ -48,7 +48,7 @@ private:
     const FolioMlaHopperParams &p;
     Shared &shared;
     Turn turn;
-    HalfOutputs<1> sums;
+    HalfOutputs<1, 128> sums;
 };
 
 }  // namespace folio::mla

@@ -1,6 +1,10 @@
-// Records on their way from the cache to a stage, format by format: four lanes share a token, and what a lane has of it
+// Records on their way from the cache to a stage, format by format: a few lanes share a token, and what a lane has of it
 // goes through registers where it becomes 16-bit elements, and past them where it is that already. Tokens without a page
 // become zeros. Where tokens are is not decided here.
+//
+// A format has so many lanes for a token, and so many tokens of a tile for a lane. It is given places by `fetch`, and
+// what is there goes to a stage by `put`, which ends with an arrival at the stage's barrier. Loads of `fetch` may be in
+// flight until then, but not over `put`: the fence in it waits for all of them.
 #pragma once
 
 #include "ptx/bulk.cuh"
@@ -8,7 +12,7 @@
 
 namespace folio::mla {
 
-constexpr int LANES_OF_TOKEN = 4;
+constexpr u32 LOADING_THREADS = 256;
 
 // Where a token is. Its page may be one that the cache does not have, or -1 where there is no token.
 struct Place {
@@ -35,33 +39,34 @@ struct StageRow {
     }
 };
 
-// 16-bit records: cp.async brings them to the stage, and says so to its barrier by itself.
+// 16-bit records: cp.async brings them to the stage, and says so to its barrier by itself. Eight lanes have a line of 128
+// bytes, an atom's row.
 struct Halves {
-    static constexpr u32 ARRIVALS = 128;
+    static constexpr u32 ARRIVALS = LOADING_THREADS, LANES = 8, TOKENS = LANES * KEYS / LOADING_THREADS;
 
-    Place place;
+    Place places[TOKENS];
 
-    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &, const Place &of_token, u32) {
-        place = of_token;
-    }
-
-    __device__ __forceinline__ void put(const FolioMlaHopperParams &p, const StageRow &to, u32 lane) const {
-        const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
-        const bool exists = place.exists(p);
-        const u32 bytes = exists ? 16 : 0;
-        const u16 *const latent = static_cast<const u16 *>(k.data) + (exists ? place.offset(k) : 0) + 8 * lane;
-        const u16 *const rope = static_cast<const u16 *>(k_rope.data) + (exists ? place.offset(k_rope) : 0) + 8 * lane;
-        const u32 near = to.chunk(0, lane), far = to.chunk(0, lane + LANES_OF_TOKEN);
+    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &, const Place (&of_tokens)[TOKENS], u32) {
 #pragma unroll
-        for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
-            const u16 *const from = atom < LATENT_ATOMS ? latent + 64 * atom : rope;
-            cp_async<16>(near + atom * ATOM, from, bytes);
-            cp_async<16>(far + atom * ATOM, from + 8 * LANES_OF_TOKEN, bytes);
-        }
+        for (u32 i = 0; i < TOKENS; ++i) places[i] = of_tokens[i];
     }
 
-    // All copies of the thread belong to the stage.
-    static __device__ __forceinline__ void arrive(u32 barrier) { mbarrier_arrive_by_copies(barrier); }
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &p, u32 stage, u32 barrier, u32 token,
+                                        u32 lane) const {
+        const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
+#pragma unroll
+        for (u32 i = 0; i < TOKENS; ++i) {
+            const bool exists = places[i].exists(p);
+            const u32 bytes = exists ? 16 : 0, to = StageRow(stage, token + i * (KEYS / TOKENS)).chunk(0, lane);
+            const u16 *latent = static_cast<const u16 *>(k.data), *rope = static_cast<const u16 *>(k_rope.data);
+            if (exists) latent += places[i].offset(k) + 8 * lane, rope += places[i].offset(k_rope) + 8 * lane;
+#pragma unroll
+            for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
+                cp_async<16>(to + atom * ATOM, atom < LATENT_ATOMS ? latent + 64 * atom : rope, bytes);
+            }
+        }
+        mbarrier_arrive_by_copies(barrier);
+    }
 };
 
 // Sixteen elements of one byte as two chunks of 16 bits.
@@ -76,10 +81,25 @@ __device__ __forceinline__ void widen(const uint4 &bytes, u32 (&first)[4], u32 (
     }
 }
 
-// What the formats of one byte have in common: stores by every lane, which a lane of the warp then reports.
-struct Stored {
-    static constexpr u32 ARRIVALS = 4;
+// What the formats of one byte have in common: four lanes have a token, each 16 of every 64 bytes, which are chunks 2 lane
+// and 2 lane + 1 of an atom's row.
+struct InRegisters {
+    static constexpr u32 ARRIVALS = LOADING_THREADS / 32, LANES = 4, TOKENS = 1;
+    static_assert(LANES * KEYS == LOADING_THREADS);
 
+    uint4 latent[LATENT_ATOMS];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ __forceinline__ void read(const u8 *from) {
+#pragma unroll
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = reinterpret_cast<const uint4 *>(from)[4 * atom];
+    }
+
+    // The warp's stores are done.
     static __device__ __forceinline__ void arrive(u32 barrier) {
         fence_proxy_async();
         __syncwarp();
@@ -87,24 +107,24 @@ struct Stored {
     }
 };
 
-// fp8 records. Of every 64 bytes a lane has 16, which are chunks 2 lane and 2 lane + 1 of an atom.
+// fp8 records.
 template <class T>
-struct Bytes : Stored {
-    uint4 latent[LATENT_ATOMS], rope;
+struct Bytes : InRegisters {
+    uint4 rope;
 
-    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place &place, u32 lane) {
+    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
         const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
+        clear();
         rope = make_uint4(0, 0, 0, 0);
-#pragma unroll
-        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = rope;
-        if (!place.exists(p)) return;
-        const u8 *const from = static_cast<const u8 *>(k.data) + place.offset(k) + 16 * lane;
-#pragma unroll
-        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = reinterpret_cast<const uint4 *>(from)[4 * atom];
-        rope = *reinterpret_cast<const uint4 *>(static_cast<const u8 *>(k_rope.data) + place.offset(k_rope) + 16 * lane);
+        if (!place[0].exists(p)) return;
+        read(static_cast<const u8 *>(k.data) + place[0].offset(k) + 16 * lane);
+        const u8 *const of_rope = static_cast<const u8 *>(k_rope.data) + place[0].offset(k_rope);
+        rope = reinterpret_cast<const uint4 *>(of_rope)[lane];
     }
 
-    __device__ __forceinline__ void put(const FolioMlaHopperParams &, const StageRow &to, u32 lane) const {
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &, u32 stage, u32 barrier, u32 token,
+                                        u32 lane) const {
+        const StageRow to(stage, token);
         const u32 even = to.chunk(0, 2 * lane), odd = to.chunk(0, 2 * lane + 1);
 #pragma unroll
         for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
@@ -113,33 +133,34 @@ struct Bytes : Stored {
             st_shared_v4(even + atom * ATOM, first);
             st_shared_v4(odd + atom * ATOM, second);
         }
+        arrive(barrier);
     }
 };
 
 // Records of fp8_ds_mla: 512 latent bytes, a fp32 scale for each 128 of them, 64 rotary elements in bf16. Values become
 // bf16 once they are multiplied by their scale.
-struct ScaledBytes : Stored {
+struct ScaledBytes : InRegisters {
     static constexpr int BLOCKS = 4, SCALES_AT = RANK, ROPE_AT = SCALES_AT + 4 * BLOCKS;
 
-    uint4 latent[LATENT_ATOMS], rope[2];
+    uint4 rope[2];
     float4 scales;
 
-    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place &place, u32 lane) {
+    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
         const FolioCache &k = p.mla.attention.k;
+        clear();
         scales = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         rope[0] = rope[1] = make_uint4(0, 0, 0, 0);
-#pragma unroll
-        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = make_uint4(0, 0, 0, 0);
-        if (!place.exists(p)) return;
-        const u8 *const record = static_cast<const u8 *>(k.data) + place.offset(k), *const from = record + 16 * lane;
-#pragma unroll
-        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = reinterpret_cast<const uint4 *>(from)[4 * atom];
+        if (!place[0].exists(p)) return;
+        const u8 *const record = static_cast<const u8 *>(k.data) + place[0].offset(k);
+        read(record + 16 * lane);
         scales = *reinterpret_cast<const float4 *>(record + SCALES_AT);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rope[i] = reinterpret_cast<const uint4 *>(from + ROPE_AT)[LANES_OF_TOKEN * i];
+        for (int i = 0; i < 2; ++i) rope[i] = reinterpret_cast<const uint4 *>(record + ROPE_AT)[lane + LANES * i];
     }
 
-    __device__ __forceinline__ void put(const FolioMlaHopperParams &, const StageRow &to, u32 lane) const {
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &, u32 stage, u32 barrier, u32 token,
+                                        u32 lane) const {
+        const StageRow to(stage, token);
         const u32 even = to.chunk(0, 2 * lane), odd = to.chunk(0, 2 * lane + 1);
         const float scale[BLOCKS] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll
@@ -154,8 +175,9 @@ struct ScaledBytes : Stored {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const u32 chunk[4] = {rope[i].x, rope[i].y, rope[i].z, rope[i].w};
-            st_shared_v4(to.chunk(LATENT_ATOMS, lane + LANES_OF_TOKEN * i), chunk);
+            st_shared_v4(to.chunk(LATENT_ATOMS, lane + LANES * i), chunk);
         }
+        arrive(barrier);
     }
 
 private:

@@ -34,36 +34,42 @@ private:
             load_queries(tile);
         }
         RowStates states;
+        u32 weights[KEYS / 16][4];
         sums.clear();
         if (left > 0) begin_scores();
+        // The last tile stands for itself: where paths with and without scores in flight meet, the compiler waits for them.
 #pragma unroll 1
-        for (; left > 0; left -= KEYS) {
-            const bool last = left <= KEYS;
+        for (; left > KEYS; left -= KEYS) {
             const u32 stage = turn.stage();
-            wgmma_wait<0>();
-            pin(s);
-            if (left < hidden_below) RowStates::hide(s, shared.unseen, left);
-            const bool rescaled = states.weigh(s, scale, shared.rows[stage]);
-            if (rescaled) sums.rescale(states.factor[0], states.factor[1]);
-            if (last) states.finish(shared.rows[stage]);
-            u32 weights[KEYS / 16][4];
+            weigh(states, left, hidden_below);
             hand_on(stage, weights);
             sums.begin_add(shared_address(shared.stages[stage]), weights);
             ++turn.tiles;
-            if (last) {
-                wgmma_wait<0>();
-            } else {
-                begin_scores();
-                wgmma_wait<1>();
-            }
-            pin(sums.o);
-#pragma unroll
-            for (int k = 0; k < KEYS / 16; ++k) pin(weights[k]);
-            release(stage);
-            if (last) sums.rescale(states.factor[0], states.factor[1]);
+            begin_scores();
+            wgmma_wait<1>();
+            release(stage, weights);
+        }
+        if (left > 0) {
+            const u32 stage = turn.stage();
+            weigh(states, left, hidden_below);
+            states.finish(shared.rows[stage]);
+            hand_on(stage, weights);
+            sums.begin_add(shared_address(shared.stages[stage]), weights);
+            ++turn.tiles;
+            wgmma_wait<0>();
+            release(stage, weights);
+            sums.rescale(states.factor[0], states.factor[1]);
         }
         sums.store(p, shared.outputs[0]);
         states.write_lse(p, shared.outputs[0]);
+    }
+
+    // Weights of the tile whose scores were begun last, and sums relative to the same maxima.
+    __device__ __forceinline__ void weigh(RowStates &states, i32 left, i32 hidden_below) {
+        wgmma_wait<0>();
+        pin(s);
+        if (left < hidden_below) RowStates::hide(s, shared.unseen, left);
+        if (states.weigh(s, scale, shared.rows[turn.stage()])) sums.rescale(states.factor[0], states.factor[1]);
     }
 
     // Rows beyond the last are zeros.
@@ -128,7 +134,11 @@ private:
         if ((thread_of_warpgroup() & 31) == 0) mbarrier_arrive(shared_address(&shared.weighted[stage]));
     }
 
-    __device__ __forceinline__ void release(u32 stage) {
+    // The left half's products of the stage are complete.
+    __device__ __forceinline__ void release(u32 stage, u32 (&weights)[KEYS / 16][4]) {
+        sums.pin_sums();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; ++k) pin(weights[k]);
         if ((thread_of_warpgroup() & 31) == 0) mbarrier_arrive(shared_address(&shared.released[stage]));
     }
 
@@ -137,7 +147,7 @@ private:
     const float scale;
     Turn turn;
     float s[KEYS / 2];
-    HalfOutputs<0> sums;
+    HalfOutputs<0, 128> sums;
 };
 
 }  // namespace folio::mla

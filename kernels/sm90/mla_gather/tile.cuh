@@ -7,7 +7,7 @@
 namespace folio::mla {
 
 constexpr int STAGES = 2;
-static_assert(KEYS == 64, "two tokens of a tile for each of 32 quads of lanes");
+static_assert(KEYS == 64, "the registers are counted for it");
 
 using Turn = TurnOf<STAGES>;
 

@@ -175,25 +175,24 @@ impl MlaRow {
     }
 }
 
-/// Query rows and threads of a block of the two Hopper kernels for many rows.
+/// Query rows of a block of the two Hopper kernels for many rows.
 const MANY_ROWS: u32 = 64;
-const MANY_THREADS: u32 = 384;
 /// What their warpgroups tell each other by, and the alignment of their stages.
 const MANY_SHARED_BYTES: u32 = 3072;
 
-fn many_shape(kv_tile: u32) -> MlaShape {
+fn many_shape(kv_tile: u32, threads: u32) -> MlaShape {
     MlaShape {
         kv_lora_rank: MOST_KV_LORA_RANK,
         qk_rope_head_dim: MOST_QK_ROPE_HEAD_DIM,
         q_tile: MANY_ROWS,
         kv_tile,
-        threads: MANY_THREADS,
+        threads,
     }
 }
 
 /// A row of the Hopper kernel for boxes: four stages of 48 records, and the rotary queries.
 fn sm90(q: DType) -> MlaRow {
-    let shape = many_shape(48);
+    let shape = many_shape(48, 384);
     let records = 4 * shape.kv_tile * shape.row_bytes();
     let rope_queries = shape.q_tile * shape.qk_rope_head_dim * 2;
     let shared_bytes = records + rope_queries + MANY_SHARED_BYTES;
@@ -231,7 +230,7 @@ fn sm90_gather() -> impl Iterator<Item = MlaRow> {
 
 /// Two stages of 64 records as 16-bit elements, and the queries.
 fn gather(q: DType, format: RecordFormat) -> MlaRow {
-    let shape = many_shape(64);
+    let shape = many_shape(64, 512);
     let shared_bytes = (2 * shape.kv_tile + shape.q_tile) * shape.row_bytes() + MANY_SHARED_BYTES;
     let (arch, latent) = (Arch::Sm90a, format.latent());
     let is_ds_mla = format == RecordFormat::DsMla;
