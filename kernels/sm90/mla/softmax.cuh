@@ -118,7 +118,8 @@ __device__ __forceinline__ void pack_weights(const float (&s)[KEYS / 2], int ste
 // of group g, 8 rows x 8 keys each.
 __device__ __forceinline__ void store_weights(u32 stage, int step, const u32 (&packed)[4]) {
     const u32 thread = thread_of_warpgroup(), lane = thread & 31, warp = thread >> 5;
-    const u32 to = stage + ROPE_OFFSET + (lane >> 4) * GROUP_BYTES + (2 * warp + (lane >> 3 & 1)) * 128 + (lane & 7) * 16;
+    const u32 to =
+        stage + ROPE_OFFSET + (lane >> 4) * GROUP_BYTES + (2 * warp + (lane >> 3 & 1)) * 128 + (lane & 7) * 16;
     stmatrix_x4(to + 2 * step * GROUP_BYTES, packed);
 }
 

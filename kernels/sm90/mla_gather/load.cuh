@@ -72,8 +72,7 @@ __device__ __forceinline__ void load_keys(const FolioMlaHopperParams &p, Shared 
         tiles.next();
         mbarrier_wait(shared_address(&shared.released[turn.stage()]), turn.parity() ^ 1);
         records.put(p, shared_address(shared.stages[turn.stage()]), shared_address(&shared.filled[turn.stage()]), token,
-                    lane);
-        records.fetch(p, places, lane);
+                    lane, places);
         ++turn.tiles;
     }
 }

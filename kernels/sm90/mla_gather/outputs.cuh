@@ -34,7 +34,7 @@ private:
             const u32 thread = thread_of_warpgroup(), row = 16 * (thread >> 5) + (thread & 31) / 4;
             const StageRows &rows = shared.rows[turn.stage()];
             mbarrier_wait(shared_address(&shared.weighted[turn.stage()]), turn.parity());
-            fence_proxy_async();  // what cp.async wrote, for wgmma
+            fence_proxy_async();  // between what the loading warps wrote and wgmma
             if (rows.rescale[thread >> 5]) sums.rescale(rows.scale[row], rows.scale[row + 8]);
             sums.add(shared_address(shared.stages[turn.stage()]));
             if (left <= KEYS) sums.rescale(rows.inverse[row], rows.inverse[row + 8]);

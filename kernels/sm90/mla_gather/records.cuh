@@ -2,9 +2,10 @@
 // goes through registers where it becomes 16-bit elements, and past them where it is that already. Tokens without a page
 // become zeros. Where tokens are is not decided here.
 //
-// A format has so many lanes for a token, and so many tokens of a tile for a lane. It is given places by `fetch`, and
-// what is there goes to a stage by `put`, which ends with an arrival at the stage's barrier. Loads of `fetch` may be in
-// flight until then, but not over `put`: the fence in it waits for all of them.
+// A format has so many lanes for a token, and so many tokens of a tile for a lane. `fetch` is given the places of the first
+// tile; `put` brings a tile to a stage, ends with an arrival at the stage's barrier, and is given the places of the tile
+// after it, which it asks for as registers become free. Who multiplies has to have the fence between stores and the
+// tensor unit: here it would wait for the loads too.
 #pragma once
 
 #include "ptx/bulk.cuh"
@@ -51,8 +52,8 @@ struct Halves {
         for (u32 i = 0; i < TOKENS; ++i) places[i] = of_tokens[i];
     }
 
-    __device__ __forceinline__ void put(const FolioMlaHopperParams &p, u32 stage, u32 barrier, u32 token,
-                                        u32 lane) const {
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &p, u32 stage, u32 barrier, u32 token, u32 lane,
+                                        const Place (&next)[TOKENS]) {
         const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
 #pragma unroll
         for (u32 i = 0; i < TOKENS; ++i) {
@@ -66,6 +67,7 @@ struct Halves {
             }
         }
         mbarrier_arrive_by_copies(barrier);
+        fetch(p, next, lane);
     }
 };
 
@@ -87,51 +89,55 @@ struct InRegisters {
     static constexpr u32 ARRIVALS = LOADING_THREADS / 32, LANES = 4, TOKENS = 1;
     static_assert(LANES * KEYS == LOADING_THREADS);
 
-    uint4 latent[LATENT_ATOMS];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = make_uint4(0, 0, 0, 0);
-    }
-
-    __device__ __forceinline__ void read(const u8 *from) {
-#pragma unroll
-        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = reinterpret_cast<const uint4 *>(from)[4 * atom];
-    }
-
     // The warp's stores are done.
     static __device__ __forceinline__ void arrive(u32 barrier) {
-        fence_proxy_async();
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+    }
+
+    static __device__ __forceinline__ uint4 read(bool exists, const u8 *from) {
+        return exists ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
     }
 };
 
 // fp8 records.
 template <class T>
 struct Bytes : InRegisters {
-    uint4 rope;
+    uint4 pieces[LATENT_ATOMS + 1];  // the last one is rotary
+
+    // Where a lane's pieces of a token are.
+    struct Source {
+        const u8 *latent, *rope;
+        bool exists;
+
+        __device__ __forceinline__ Source(const FolioMlaHopperParams &p, const Place &place, u32 lane)
+            : latent(static_cast<const u8 *>(p.mla.attention.k.data) + place.offset(p.mla.attention.k) + 16 * lane),
+              rope(static_cast<const u8 *>(p.mla.k_rope.data) + place.offset(p.mla.k_rope) + 16 * lane),
+              exists(place.exists(p)) {}
+
+        __device__ __forceinline__ uint4 piece(int atom) const {
+            return read(exists, atom < LATENT_ATOMS ? latent + 64 * atom : rope);
+        }
+    };
 
     __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
-        const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
-        clear();
-        rope = make_uint4(0, 0, 0, 0);
-        if (!place[0].exists(p)) return;
-        read(static_cast<const u8 *>(k.data) + place[0].offset(k) + 16 * lane);
-        const u8 *const of_rope = static_cast<const u8 *>(k_rope.data) + place[0].offset(k_rope);
-        rope = reinterpret_cast<const uint4 *>(of_rope)[lane];
+        const Source source(p, place[0], lane);
+#pragma unroll
+        for (int atom = 0; atom <= LATENT_ATOMS; ++atom) pieces[atom] = source.piece(atom);
     }
 
-    __device__ __forceinline__ void put(const FolioMlaHopperParams &, u32 stage, u32 barrier, u32 token,
-                                        u32 lane) const {
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &p, u32 stage, u32 barrier, u32 token, u32 lane,
+                                        const Place (&next)[1]) {
         const StageRow to(stage, token);
+        const Source source(p, next[0], lane);
         const u32 even = to.chunk(0, 2 * lane), odd = to.chunk(0, 2 * lane + 1);
 #pragma unroll
         for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
             u32 first[4], second[4];
-            widen<T>(atom < LATENT_ATOMS ? latent[atom] : rope, first, second);
+            widen<T>(pieces[atom], first, second);
             st_shared_v4(even + atom * ATOM, first);
             st_shared_v4(odd + atom * ATOM, second);
+            pieces[atom] = source.piece(atom);
         }
         arrive(barrier);
     }
@@ -142,45 +148,60 @@ struct Bytes : InRegisters {
 struct ScaledBytes : InRegisters {
     static constexpr int BLOCKS = 4, SCALES_AT = RANK, ROPE_AT = SCALES_AT + 4 * BLOCKS;
 
-    uint4 rope[2];
-    float4 scales;
+    uint4 latent[LATENT_ATOMS], rope[2];
+    uint4 scales;
+
+    // A token's record.
+    struct Source {
+        const u8 *record;
+        bool exists;
+
+        __device__ __forceinline__ Source(const FolioMlaHopperParams &p, const Place &place)
+            : record(static_cast<const u8 *>(p.mla.attention.k.data) + place.offset(p.mla.attention.k)),
+              exists(place.exists(p)) {}
+
+        __device__ __forceinline__ uint4 chunk(u32 byte) const { return read(exists, record + byte); }
+    };
 
     __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
-        const FolioCache &k = p.mla.attention.k;
-        clear();
-        scales = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        rope[0] = rope[1] = make_uint4(0, 0, 0, 0);
-        if (!place[0].exists(p)) return;
-        const u8 *const record = static_cast<const u8 *>(k.data) + place[0].offset(k);
-        read(record + 16 * lane);
-        scales = *reinterpret_cast<const float4 *>(record + SCALES_AT);
+        const Source source(p, place[0]);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) rope[i] = reinterpret_cast<const uint4 *>(record + ROPE_AT)[lane + LANES * i];
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = source.chunk(64 * atom + 16 * lane);
+        read_rest(source, lane);
     }
 
-    __device__ __forceinline__ void put(const FolioMlaHopperParams &, u32 stage, u32 barrier, u32 token,
-                                        u32 lane) const {
+    __device__ __forceinline__ void put(const FolioMlaHopperParams &p, u32 stage, u32 barrier, u32 token, u32 lane,
+                                        const Place (&next)[1]) {
         const StageRow to(stage, token);
+        const Source source(p, next[0]);
         const u32 even = to.chunk(0, 2 * lane), odd = to.chunk(0, 2 * lane + 1);
-        const float scale[BLOCKS] = {scales.x, scales.y, scales.z, scales.w};
+        const u32 scale[BLOCKS] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll
         for (int atom = 0; atom < LATENT_ATOMS; ++atom) {
             u32 first[4], second[4];
             widen<e4m3>(latent[atom], first, second);
-            multiply(first, scale[atom / 2]);
-            multiply(second, scale[atom / 2]);
+            multiply(first, __uint_as_float(scale[atom / 2]));
+            multiply(second, __uint_as_float(scale[atom / 2]));
             st_shared_v4(even + atom * ATOM, first);
             st_shared_v4(odd + atom * ATOM, second);
+            latent[atom] = source.chunk(64 * atom + 16 * lane);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const u32 chunk[4] = {rope[i].x, rope[i].y, rope[i].z, rope[i].w};
             st_shared_v4(to.chunk(LATENT_ATOMS, lane + LANES * i), chunk);
         }
+        read_rest(source, lane);
         arrive(barrier);
     }
 
 private:
+    __device__ __forceinline__ void read_rest(const Source &source, u32 lane) {
+        scales = source.chunk(SCALES_AT);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) rope[i] = source.chunk(ROPE_AT + 16 * (lane + LANES * i));
+    }
+
     // e4m3 is exact in bf16, and a product in fp32 is rounded once.
     static __device__ __forceinline__ void multiply(u32 (&pairs)[4], float scale) {
 #pragma unroll

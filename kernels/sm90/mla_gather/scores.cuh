@@ -105,7 +105,7 @@ private:
     // Of the stage whose turn it is.
     __device__ __forceinline__ void begin_scores() {
         mbarrier_wait(shared_address(&shared.filled[turn.stage()]), turn.parity());
-        fence_proxy_async();  // what cp.async wrote, for wgmma
+        fence_proxy_async();  // between what the loading warps wrote and wgmma
         const u64 keys = wgmma_descriptor(shared_address(shared.stages[turn.stage()]), 16, GROUP_BYTES),
                   queries = wgmma_descriptor(shared_address(shared.queries), 16, ATOM);
         renew(s);

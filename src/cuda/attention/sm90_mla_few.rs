@@ -20,10 +20,6 @@ use crate::tensor::Tensor;
 const SLOT_TOKENS: u32 = 16;
 /// Elements of a swizzle atom, 128 bytes.
 const ATOM: u32 = 64;
-/// Rows (heads x tokens) of a request up to which tiles of 16 serve it well: each further tile reads the keys again, from
-/// L2.
-const MOST_ROWS: u32 = 32;
-
 /// One of the kernels for one problem.
 #[derive(Debug)]
 pub struct Sm90MlaFew {
@@ -39,6 +35,10 @@ pub struct Sm90MlaFew {
 }
 
 impl Sm90MlaFew {
+    /// Rows (heads x tokens) of a request up to which tiles of 16 may serve it well: each further tile reads the keys again,
+    /// from L2.
+    pub const MOST_ROWS: u32 = 32;
+
     /// Loads the row for a problem.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Sm90MlaFew {
         let rows = desc.num_qo_heads.saturating_mul(desc.max_qo_len);
         let lacks = Features::default()
             .and(Feature::PageSize, !page_fits)
-            .and(Feature::Lengths, is_long || rows > MOST_ROWS);
+            .and(Feature::Lengths, is_long || rows > Self::MOST_ROWS);
         if !lacks.is_empty() {
             return Ok(Err(lacks));
         }
