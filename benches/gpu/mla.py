@@ -57,7 +57,10 @@ ROWS = [
     equal(8, 128, 4096), equal(32, 64, 4096), equal(32, 128, 4096), equal(64, 64, 4096), equal(64, 128, 4096),
 ] + [equal(16, batch, kv, cache=cache) for cache in ("e4m3", "ds_mla")
      for batch, kv in ((16, 4096), (64, 4096), (128, 4096), (128, 16384), (1, 8192))] + [
-    equal(128, 128, 4096, cache="e4m3"), equal(128, 128, 4096, page=1),
+    equal(heads, batch, 4096, cache=cache) for cache in ("e4m3", "ds_mla")
+    for heads, batch in ((32, 128), (64, 128), (128, 128), (128, 32))] + [
+    equal(128, 64, 4096, q=2, cache="e4m3"), equal(128, 1, 131072, cache="e4m3"),
+    equal(128, 128, 4096, page=1), equal(64, 128, 4096, page=1),
 ]
 
 
