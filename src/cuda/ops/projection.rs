@@ -22,6 +22,7 @@ use crate::cuda::projection_params::{CopyWeightsParams, ProjectionParams};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{Checked, CopyWeightsArgs, ProjectArgs};
+use crate::tensor::Tensor;
 
 /// The operators on one device.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ pub struct Projections {
 #[derive(Debug)]
 struct Products {
     few_tokens: FewTokens,
-    shared_rows: Option<UpProjection>,
+    shared_rows: UpProjection,
     hopper: Vec<Hopper>,
     portable: Kernel,
 }
@@ -66,18 +67,26 @@ impl Projections {
         products.project(&current, args, self.sm_count, stream)
     }
 
-    /// Computes two products of the same rows, which all heads share.
-    pub fn project_pair(&self, products: &[Checked<ProjectArgs>; 2], stream: Stream) -> Result<()> {
+    /// Computes two products of the same rows, which all heads share. Rows from `existing_tokens` on need no results.
+    pub fn project_pair(
+        &self,
+        products: &[Checked<ProjectArgs>; 2],
+        existing_tokens: Option<&Tensor>,
+        stream: Stream,
+    ) -> Result<()> {
         let current = self.products.enter(stream)?;
         let [keys, values] = products;
         let kernels = self.load(&current, keys, stream)?;
-        if let (Some(kernel), Some(keys), Some(values)) = (
-            &kernels.shared_rows,
-            for_shared_rows(keys),
-            for_shared_rows(values),
-        ) && kernel.takes(&[keys, values])
+        if let (Some(keys), Some(values)) = (for_shared_rows(keys), for_shared_rows(values))
+            && kernels.shared_rows.enqueue(
+                &current,
+                &[keys, values],
+                existing_tokens,
+                self.sm_count,
+                stream,
+            )?
         {
-            return kernel.enqueue(&current, &[keys, values], self.sm_count, stream);
+            return Ok(());
         }
         let mut each = products.iter();
         each.try_for_each(|args| kernels.project(&current, args, self.sm_count, stream))
