@@ -2,9 +2,9 @@
 // a matrix product that the matrix units bound. Products whose heads have rows of their own are in projection.cu.
 //
 // Two warpgroups multiply 64 tokens by all columns of a tile each. Columns come in chunks of 64, which belong to one head
-// each, so FOLIO_KV_TILE columns of any heads are a tile. Tiles of four chunks read L2 the least: a cluster of two CTAs has
-// the same columns of 256 tokens, and each CTA loads half of the chunks and sends them to both. Smaller tiles, of CTAs
-// alone, are for so few tokens that the large ones would leave multiprocessors without any.
+// each, so FOLIO_KV_TILE columns of any heads are a tile. FOLIO_Q_TILE tokens are those of a CTA, or of a cluster of two that
+// has the same columns: each CTA loads half of the chunks and sends them to both. Smaller tiles are for so few tokens that
+// large ones would leave multiprocessors without any.
 //
 // The second warpgroup starts some steps after the first. From then on one multiplies while the other stores.
 #include "core/dtype.cuh"
@@ -20,10 +20,9 @@ typedef FOLIO_Q Element;
 
 constexpr u32 WARPGROUP = 128, CONSUMERS = 2;
 constexpr u32 ROWS = 64, TOKENS = CONSUMERS * ROWS;
-static_assert(TOKENS == FOLIO_Q_TILE, "tokens of a CTA");
 // Of 64 columns each.
 constexpr u32 CHUNK = 64, COLUMNS = FOLIO_KV_TILE, CHUNKS = COLUMNS / CHUNK;
-constexpr u32 CLUSTER = CHUNKS == 4 ? 2 : 1;
+constexpr u32 CLUSTER = FOLIO_Q_TILE / TOKENS;
 // A step along the depth, 128 bytes: a row of the swizzle atom. STEPS of the matrix unit.
 constexpr u32 DEPTH = 64, STEPS = DEPTH / 16, ROW_BYTES = 128, ATOM_BYTES = 1024;
 
@@ -38,8 +37,8 @@ static_assert(STAGES >= 2 && STAGES <= 32, "ring");
 
 // Token blocks that are taken together before the next columns: their rows stay in L2.
 constexpr u32 TOKEN_BLOCKS = 16;
-// Steps of the first warpgroup before the second one's first. A CTA of one tile gains nothing by them.
-constexpr bool STAGGERED = CLUSTER > 1;
+// Steps of the first warpgroup before the second one's first. CTAs that have one tile or two gain nothing by them.
+constexpr bool STAGGERED = CHUNKS == 4;
 constexpr u32 HEAD_START = 2, STARTER = (HEAD_START - 1) * DEPTH, STARTED = 3;
 
 __device__ __forceinline__ u32 rank() { return CLUSTER > 1 ? cluster_rank() : 0; }
@@ -130,33 +129,36 @@ __device__ __forceinline__ void load_weight(u32 target, const TensorMap *map, u3
     }
 }
 
-// One warp: x of the CTA, and its chunks for the cluster. The stages are filled for the first time by a lane each, since a
-// lane takes 370 cycles from one step to the next, and then by one lane as they become free.
+// One thread: x of the CTA, and its chunks for the cluster.
 __device__ __forceinline__ void produce(const FolioUpProjectionParams &p, const Maps &maps, u32 shared) {
     constexpr u32 OWN = CHUNKS / CLUSTER;
     const Tiles tiles(p);
-    const u32 first_own = rank() * OWN, steps_of_tile = (p.depth - 1) / DEPTH + 1;
-    const auto fill = [&](u32 step) {
-        const Tile tile = tiles.at(tile_of_cta(step / steps_of_tile));
+    const u32 first_own = rank() * OWN, count = tiles.of_cta();
+    Ring ring;
+    for (u32 nth = 0; nth < count; ++nth) {
+        const Tile tile = tiles.at(tile_of_cta(nth));
         const FolioUpProjectionPart &part = part_of(p, tile.part);
-        const u32 per_head = chunks_of_head(part), depth = step % steps_of_tile * DEPTH;
-        const u32 full = shared + FULL + 8 * (step % STAGES), stage = shared + step % STAGES * STAGE_BYTES;
-        mbarrier_arrive_expect(full, STAGE_BYTES);
-        tma_load_3d(stage, maps.x, full, depth, tile.token, 0);
+        const u32 per_head = chunks_of_head(part);
+        u32 heads[OWN], columns[OWN];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c) {
-            const u32 chunk = tile.chunk + first_own + c, column = chunk % per_head * CHUNK;
-            const u32 target = stage + X_BYTES + (first_own + c) * CHUNK_BYTES;
-            const u32 c0 = part.depth_first ? depth : column, c1 = part.depth_first ? column : depth;
-            load_weight(target, maps.weight(tile.part), full, c0, c1, chunk / per_head);
+            const u32 chunk = tile.chunk + first_own + c;
+            heads[c] = chunk / per_head;
+            columns[c] = chunk % per_head * CHUNK;
         }
-    };
-    const u32 steps = tiles.of_cta() * steps_of_tile, lane = threadIdx.x % 32;
-    if (lane < STAGES && lane < steps) fill(lane);
-    if (lane > 0) return;
-    for (u32 step = STAGES; step < steps; ++step) {
-        mbarrier_wait(shared + EMPTY + 8 * (step % STAGES), (step / STAGES - 1) & 1);
-        fill(step);
+        for (u32 depth = 0; depth < p.depth; depth += DEPTH) {
+            const u32 full = shared + FULL + 8 * ring.stage, stage = shared + ring.stage * STAGE_BYTES;
+            mbarrier_wait(shared + EMPTY + 8 * ring.stage, ring.parity ^ 1);
+            mbarrier_arrive_expect(full, STAGE_BYTES);
+            tma_load_3d(stage, maps.x, full, depth, tile.token, 0);
+#pragma unroll
+            for (u32 c = 0; c < OWN; ++c) {
+                const u32 target = stage + X_BYTES + (first_own + c) * CHUNK_BYTES;
+                const u32 c0 = part.depth_first ? depth : columns[c], c1 = part.depth_first ? columns[c] : depth;
+                load_weight(target, maps.weight(tile.part), full, c0, c1, heads[c]);
+            }
+            ring.advance();
+        }
     }
 }
 
@@ -172,8 +174,9 @@ struct Consumer {
 
     __device__ __forceinline__ void run() {
         const Tiles tiles(p);
-        if (STAGGERED && group == 1 && tiles.of_cta() > 0) group_sync(STARTED, CONSUMERS * WARPGROUP);
-        for (u32 nth = 0; nth < tiles.of_cta(); ++nth) {
+        const u32 count = tiles.of_cta();
+        if (STAGGERED && group == 1 && count > 0) group_sync(STARTED, CONSUMERS * WARPGROUP);
+        for (u32 nth = 0; nth < count; ++nth) {
             const Tile tile = tiles.at(tile_of_cta(nth));
             const bool starts_other = STAGGERED && nth == 0 && group == 0;
             if (part_of(p, tile.part).depth_first) {
@@ -304,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     if (threadIdx.x < PRODUCER) {
         Consumer(p, maps, shared).run();
         allow_dependents();
-    } else {
+    } else if (threadIdx.x == PRODUCER) {
         produce(p, maps, shared);
     }
     // The other CTA may still write to this one's shared memory.

@@ -13,28 +13,31 @@ pub struct UpProjectRow {
     pub row: Row,
     /// Of all tensors.
     pub dtype: DType,
-    /// What a CTA computes at a time: so many chunks of columns, of [`TOKENS`] tokens.
+    /// What a cluster computes at a time.
+    pub tile: UpProjectTile,
+}
+
+/// [`TOKENS`] of each CTA of a cluster, by chunks of columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UpProjectTile {
+    /// CTAs, which share weights.
+    pub cluster: u32,
+    /// Of [`CHUNK`] columns.
     pub chunks: u32,
 }
 
-impl UpProjectRow {
-    /// CTAs of a cluster, which share weights; also in `kernels/sm90/projection/up_projection.cu`, as what follows is.
-    pub fn cluster(&self) -> u32 {
-        match self.chunks {
-            4 => 2,
-            _ => 1,
-        }
-    }
-}
-
-/// Tokens that a CTA computes at a time.
+/// Tokens that a CTA computes at a time; also in `kernels/sm90/projection/up_projection.cu`, as the next is.
 pub const TOKENS: u32 = 128;
 
 /// Columns of a chunk, which belong to one head.
 pub const CHUNK: u32 = 64;
 
-/// The sizes of tiles in chunks. Large tiles read the least, small ones leave the fewest multiprocessors idle.
-const CHUNKS: [u32; 3] = [4, 2, 1];
+/// Large tiles read the least, small ones leave the fewest multiprocessors idle.
+const TILES: [UpProjectTile; 4] = [tile(2, 4), tile(1, 4), tile(1, 2), tile(1, 1)];
+
+const fn tile(cluster: u32, chunks: u32) -> UpProjectTile {
+    UpProjectTile { cluster, chunks }
+}
 
 /// Two warpgroups that multiply, and a warp that loads.
 const THREADS: u32 = 2 * 128 + 32;
@@ -58,8 +61,8 @@ fn shared_bytes(chunks: u32) -> u32 {
 /// All rows.
 pub fn rows() -> &'static [UpProjectRow] {
     // What was run on a device: nothing in the code is bf16's alone.
-    static ROWS: LazyLock<[UpProjectRow; 3]> =
-        LazyLock::new(|| CHUNKS.map(|chunks| row(DType::BF16, chunks)));
+    static ROWS: LazyLock<[UpProjectRow; 4]> =
+        LazyLock::new(|| TILES.map(|tile| row(DType::BF16, tile)));
     &*ROWS
 }
 
@@ -73,12 +76,12 @@ pub fn candidates(
     rows().iter().filter(fits)
 }
 
-fn row(dtype: DType, chunks: u32) -> UpProjectRow {
+fn row(dtype: DType, tile: UpProjectTile) -> UpProjectRow {
     let sizes = Sizes {
         head_dim_qk: 0,
         head_dim_vo: 0,
-        q_tile: TOKENS,
-        kv_tile: CHUNK * chunks,
+        q_tile: TOKENS * tile.cluster,
+        kv_tile: CHUNK * tile.chunks,
         threads: THREADS,
     };
     UpProjectRow {
@@ -87,18 +90,22 @@ fn row(dtype: DType, chunks: u32) -> UpProjectRow {
                 "mla_up_project",
                 Arch::Sm90a,
                 (dtype, dtype),
-                &[format!("n{}", CHUNK * chunks)],
+                &[format!("t{}", sizes.q_tile), format!("n{}", sizes.kv_tile)],
             ),
             operator: "mla_up_project",
             arch: Arch::Sm90a,
             source: "sm90/projection/up_projection.cu",
             symbol: "folio_up_project",
-            defines: defines((dtype, dtype, Some(dtype)), &sizes, shared_bytes(chunks)),
+            defines: defines(
+                (dtype, dtype, Some(dtype)),
+                &sizes,
+                shared_bytes(tile.chunks),
+            ),
             threads: THREADS,
-            shared_bytes: shared_bytes(chunks),
+            shared_bytes: shared_bytes(tile.chunks),
             bundled: true,
         },
         dtype,
-        chunks,
+        tile,
     }
 }

@@ -192,7 +192,7 @@ impl Products {
             .iter()
             .filter(|kernel| kernel.row.depth_first == (order == Order::DepthFirst))
             .filter(|kernel| tiles(kernel.tile, params) < MOST_TILES);
-        if is_timed(args, order) {
+        if is_timed(args) {
             return kernels.find(|kernel| kernel.tile == best_tile(params, sm_count));
         }
         kernels
@@ -227,12 +227,9 @@ fn cost(tile: Tile, params: &ProjectionParams, sm_count: u32) -> u64 {
 }
 
 /// Whether all tiles were timed for such a product, so that `best_tile` knows better than `cost`.
-fn is_timed(args: &Checked<ProjectArgs>, order: Order) -> bool {
+fn is_timed(args: &Checked<ProjectArgs>) -> bool {
     let [tokens, heads, ..] = args.extents();
-    order == Order::ColumnsFirst
-        && args.x.dtype() == DType::BF16
-        && args.x.extent(1) == heads
-        && tokens <= 512
+    args.x.dtype() == DType::BF16 && args.x.extent(1) == heads && tokens <= 512
 }
 
 /// The least tile that all tokens fit, or one of 64: of 128 columns where each multiprocessor has several, and of 32 tokens
@@ -243,7 +240,7 @@ fn best_tile(params: &ProjectionParams, sm_count: u32) -> Tile {
         0..=16 => tile(16, 64),
         17..=32 => tile(32, 64),
         _ if tiles(tile(64, 64), params) * 2 <= sm_count => tile(32, 64),
-        _ if tiles(tile(64, 128), params) >= sm_count * 4 => tile(64, 128),
+        _ if tiles(tile(64, 128), params) >= sm_count * 3 => tile(64, 128),
         _ => tile(64, 64),
     }
 }

@@ -6,7 +6,7 @@ use super::projection_maps::{ATOM, Order, Ordered, map_of_rows, map_of_weight};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Current, Function, Launch};
-use crate::cuda::kernels::up_projection::{CHUNK, TOKENS, UpProjectRow, candidates};
+use crate::cuda::kernels::up_projection::{CHUNK, TOKENS, UpProjectRow, UpProjectTile, candidates};
 use crate::cuda::params::address;
 use crate::cuda::up_projection_params::{UpProjectionParams, UpProjectionPart};
 use crate::dtype::DType;
@@ -72,7 +72,7 @@ impl UpProjection {
             map_of_rows(driver, &keys.0.out, ATOM)?,
             map_of_rows(driver, &values.0.out, ATOM)?,
         ];
-        let cluster = row.cluster();
+        let cluster = row.tile.cluster;
         let clusters = tiles(row, &params).min(u64::from((sm_count / cluster).max(1))) as u32;
         let launch = Launch {
             grid: [clusters * cluster, 1, 1],
@@ -92,19 +92,21 @@ impl UpProjection {
 fn tiles(row: &UpProjectRow, params: &UpProjectionParams) -> u64 {
     let blocks = |part: UpProjectionPart| {
         let chunks = u64::from(params.num_heads) * u64::from(part.columns.div_ceil(CHUNK));
-        chunks.div_ceil(row.chunks.into())
+        chunks.div_ceil(row.tile.chunks.into())
     };
-    let tokens = u64::from(params.num_tokens.div_ceil(row.cluster() * TOKENS));
+    let tokens = u64::from(params.num_tokens.div_ceil(row.tile.cluster * TOKENS));
     tokens * (blocks(params.keys) + blocks(params.values))
 }
 
-/// The time of the cluster with the most tiles, in tenths of what a tile of four chunks takes.
+/// The time of the cluster with the most tiles, in tenths of a microsecond of an H200: what a launch takes, and each tile.
 fn cost(row: &UpProjectRow, params: &UpProjectionParams, sm_count: u32) -> u64 {
-    let of_a_tile = match row.chunks {
-        4 => 10,
-        2 => 6,
-        _ => 4,
+    let UpProjectTile { cluster, chunks } = row.tile;
+    let (launch, of_a_tile) = match (cluster, chunks) {
+        (2, _) => (65, 66),
+        (_, 4) => (60, 68),
+        (_, 2) => (45, 52),
+        _ => (42, 38),
     };
-    let clusters = u64::from((sm_count / row.cluster()).max(1));
-    tiles(row, params).div_ceil(clusters) * of_a_tile
+    let clusters = u64::from((sm_count / cluster).max(1));
+    launch + tiles(row, params).div_ceil(clusters) * of_a_tile
 }
