@@ -17,8 +17,8 @@ from bench import captured, limits
 
 P, V, L = 128, 128, 512
 HEADS = (16, 128)
-TOKENS = (1, 8, 32, 128, 512)
-CHUNKS = (512, 4096, 32768)
+TOKENS = (1, 8, 16, 32, 128, 512)
+CHUNKS = (16, 128, 512, 4096, 32768)
 # Relative error (Frobenius) against float64: one rounding to bf16 is 0.0017.
 TOLERANCE = 3e-3
 LAYER_BYTES = 256 << 20

@@ -7,7 +7,7 @@
 //
 // Two states, the most common case, have a kernel of their own. It is bound by the latency of memory: few registers and
 // many blocks make it fast. So what is asked for less often (another number of states for every token, tokens that
-// have the second state alone, outputs in fp8) has kernels of its own too, the general ones.
+// have the second state alone, outputs in fp8 or of fp32 states in 16 bits) has kernels of its own too, the general ones.
 #include "core/elements.cuh"
 #include "core/paged.cuh"
 #include "core/softmax.cuh"
@@ -122,7 +122,12 @@ struct SameType {
     }
 };
 
-// A row of an output that has the states' type or is fp8.
+template <class T>
+constexpr bool IS_F32 = false;
+template <>
+constexpr bool IS_F32<f32> = true;
+
+// A row of an output that has the states' type, is fp8, or is what fp32 states are rounded to.
 struct AnyType {
     const FolioMergeGeneralParams &p;
     i64 row;
@@ -133,6 +138,11 @@ struct AnyType {
     template <u32 N>
     __device__ __forceinline__ void store(u32 d, const Sum<N> &sum) const {
         void *const out = p.merge.v_out.data;
+        if constexpr (IS_F32<Element>) {
+            u16 *const half = static_cast<u16 *>(out) + row + d;
+            if (p.o_dtype == FOLIO_BF16) return sum.template store<bf16>(half, 1.0f);
+            if (p.o_dtype == FOLIO_F16) return sum.template store<f16>(half, 1.0f);
+        }
         switch (p.o_dtype) {
             case FOLIO_E4M3: sum.template store<e4m3>(static_cast<u8 *>(out) + row + d, p.o_factor); break;
             case FOLIO_E5M2: sum.template store<e5m2>(static_cast<u8 *>(out) + row + d, p.o_factor); break;

@@ -11,8 +11,9 @@ struct FolioUpProjectionPart {
 
 // out[t, h] = x[t] weight[h] of both parts, where x is [num_tokens, depth] and weight[h] is [depth, columns].
 struct FolioUpProjectionParams {
+    const folio_i32 *existing_tokens;  // how many of the tokens are looked at, unchecked; all of them where it is null
     folio_u32 num_tokens, num_heads, depth, reserved;
     FolioUpProjectionPart keys, values;
 };
 
-static_assert(sizeof(FolioUpProjectionParams) == 32, "up-projection");
+static_assert(sizeof(FolioUpProjectionParams) == 40, "up-projection");

@@ -49,6 +49,16 @@ pub fn project_o(context: &Context, args: &ProjectOArgs, stream: Stream) -> Resu
 /// # Errors
 /// What is wrong with the arguments; then nothing was written.
 pub fn up_project(context: &Context, args: &UpProjectArgs, stream: Stream) -> Result<()> {
+    up_project_existing(context, args, None, stream)
+}
+
+/// The same of as many rows as a number in the device's memory says; what the others come to is not wanted.
+pub(super) fn up_project_existing(
+    context: &Context,
+    args: &UpProjectArgs,
+    existing_tokens: Option<&Tensor>,
+    stream: Stream,
+) -> Result<()> {
     context.check_stream(stream)?;
     let device = context.device();
     let kv_c = activations("kv_c", args.kv_c, 2, device)?;
@@ -74,7 +84,10 @@ pub fn up_project(context: &Context, args: &UpProjectArgs, stream: Stream) -> Re
         })
         .transpose()?;
     match (keys, values) {
-        (Some(keys), Some(values)) => context.backend().project_pair(&[keys, values], stream),
+        (Some(keys), Some(values)) => {
+            let backend = context.backend();
+            backend.project_pair(&[keys, values], existing_tokens, stream)
+        }
         (one, other) => one.or(other).map_or(Ok(()), |product| {
             context.backend().project(&product, stream)
         }),

@@ -31,7 +31,7 @@ use crate::problem::{
     LatentRecords, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs, MlaGatherArgs,
     ProjectArgs, RopeAppendArgs, SlotMappingArgs, TreeMaskArgs,
 };
-use crate::tensor::Device;
+use crate::tensor::{Device, Tensor};
 
 /// Operators on one CUDA device.
 #[derive(Debug)]
@@ -186,8 +186,14 @@ impl ProjectionOps for CudaBackend {
         self.projections.project(args, stream)
     }
 
-    fn project_pair(&self, products: &[Checked<ProjectArgs>; 2], stream: Stream) -> Result<()> {
-        self.projections.project_pair(products, stream)
+    fn project_pair(
+        &self,
+        products: &[Checked<ProjectArgs>; 2],
+        existing_tokens: Option<&Tensor>,
+        stream: Stream,
+    ) -> Result<()> {
+        self.projections
+            .project_pair(products, existing_tokens, stream)
     }
 
     fn copy_weights(&self, args: &Checked<CopyWeightsArgs>, stream: Stream) -> Result<()> {

@@ -14,6 +14,7 @@ pub struct UpProjectionPart {
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub struct UpProjectionParams {
+    pub existing_tokens: u64,
     pub num_tokens: u32,
     pub num_heads: u32,
     pub depth: u32,
@@ -23,4 +24,4 @@ pub struct UpProjectionParams {
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/up_projection.h`.
-const _: () = assert!(size_of::<UpProjectionParams>() == 32);
+const _: () = assert!(size_of::<UpProjectionParams>() == 40);

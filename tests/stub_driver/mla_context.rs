@@ -2,10 +2,11 @@
 //! the workspace's tensors.
 
 use folio::api::{BatchInput, MlaContext, Workspace};
+use folio::cuda::merge_params::MergeGeneralParams;
 use folio::cuda::mla_cache_params::MlaGatherParams;
 use folio::cuda::params::{CombineParams, MergeStatesParams, PlanParams};
 use folio::cuda::prefill_params::PrefillParams;
-use folio::cuda::projection_params::{CopyWeightsParams, ProjectionParams};
+use folio::cuda::projection_params::CopyWeightsParams;
 use folio::cuda::up_projection_params::UpProjectionParams;
 use folio::dtype::DType;
 use folio::error::Error;
@@ -126,15 +127,9 @@ fn recorder() -> Recorder {
     recorder.expect::<CombineParams>("folio_combine");
     recorder.expect::<PlanParams>("folio_plan");
     recorder.expect::<MlaGatherParams>("folio_mla_gather");
-    for kernel in [
-        "folio_project",
-        "folio_project_columns_first",
-        "folio_project_depth_first",
-    ] {
-        recorder.expect::<ProjectionParams>(kernel);
-    }
     recorder.expect::<UpProjectionParams>("folio_up_project");
     recorder.expect::<MergeStatesParams>("folio_merge_state");
+    recorder.expect::<MergeGeneralParams>("folio_merge_state_general");
     recorder.expect::<CopyWeightsParams>("folio_copy_weights");
     recorder
 }
@@ -146,17 +141,7 @@ fn names(launched: &[Launched]) -> Vec<&str> {
 }
 
 const NEW_TOKENS: [&str; 1] = ["folio_prefill_sm90_split_keys"];
-const CHUNK_KERNELS: [&str; 6] = [
-    "folio_mla_gather",
-    "folio_project_depth_first",
-    "folio_project_columns_first",
-    "folio_plan",
-    "folio_prefill_sm90_split_keys",
-    "folio_merge_state",
-];
-
-/// Of whole tiles: both products are one launch.
-const FULL_CHUNK_KERNELS: [&str; 5] = [
+const CHUNK_KERNELS: [&str; 5] = [
     "folio_mla_gather",
     "folio_up_project",
     "folio_plan",
@@ -164,17 +149,21 @@ const FULL_CHUNK_KERNELS: [&str; 5] = [
     "folio_merge_state",
 ];
 
+/// Merges to the output.
+const LAST_CHUNK_KERNELS: [&str; 5] = [
+    "folio_mla_gather",
+    "folio_up_project",
+    "folio_plan",
+    "folio_prefill_sm90_split_keys",
+    "folio_merge_state_general",
+];
+
 pub fn a_run_goes_chunk_by_chunk() {
     let recorder = recorder();
     let mut handle = Handle::new(false);
     handle.plan([1100, 300]);
     let launched = handle.run(&recorder);
-    let expected = [
-        &NEW_TOKENS[..],
-        &FULL_CHUNK_KERNELS,
-        &CHUNK_KERNELS,
-        &["folio_copy_weights"],
-    ];
+    let expected = [&NEW_TOKENS[..], &CHUNK_KERNELS, &LAST_CHUNK_KERNELS];
     assert_eq!(names(&launched), expected.concat());
     let workspace =
         WORKSPACE as u64..WORKSPACE as u64 + handle.context.workspace().device_bytes as u64;
@@ -208,23 +197,49 @@ pub fn a_run_goes_chunk_by_chunk() {
     assert_eq!(gathers.len(), 2);
     let merge: MergeStatesParams = launched
         .iter()
-        .find(|launch| launch.name() == CHUNK_KERNELS[5])
+        .find(|launch| launch.name() == CHUNK_KERNELS[4])
         .unwrap()
         .params();
     // In place: of the sum, and of the lse.
     assert_eq!((merge.first.v, merge.first.s), (first.o.data, LSE as u64));
     assert_eq!((merge.v_out.data, merge.s_out), (first.o.data, LSE as u64));
     assert_eq!(merge.second.v, all.o.data);
-    let copy: CopyWeightsParams = launched.last().unwrap().params();
-    assert_eq!((copy.source, copy.target), (first.o.data, O as u64));
+    let last = launched.last().unwrap().params::<MergeGeneralParams>();
+    assert_eq!(last.merge.first.v, first.o.data);
+    assert_eq!((last.merge.v_out.data, last.o_dtype), (O as u64, 2));
+    // Of the up-projected rows as many exist as the chunk's table says.
+    let tables: Vec<u64> = launched
+        .iter()
+        .filter(|launch| launch.name() == CHUNK_KERNELS[1])
+        .map(|launch| launch.params::<UpProjectionParams>().existing_tokens)
+        .collect();
+    for (gather, end) in gathers.iter().zip(tables) {
+        let offsets = u64::from(gather.batch_size) * 4;
+        assert_eq!(end, gather.cu_seq_lens + offsets);
+    }
 }
 
-/// Only the last request has a context: nothing of the other one's rows is touched for it.
+/// Only the last request has a context: nothing of the other one's rows is touched for it but that its sum is rounded. A
+/// chunk alone was planned with the batch.
 pub fn rows_without_context_are_left_alone() {
     let recorder = recorder();
     let mut handle = Handle::new(false);
     handle.plan([0, 300]);
     let launched = handle.run(&recorder);
+    let expected = [
+        "folio_prefill_sm90_split_keys",
+        "folio_mla_gather",
+        "folio_up_project",
+        "folio_prefill_sm90_split_keys",
+        "folio_merge_state_general",
+        "folio_copy_weights",
+    ];
+    assert_eq!(names(&launched), expected);
+    let merge = launched[launched.len() - 2].params::<MergeGeneralParams>();
+    let row = 500 * HEADS as u64 * 128 * 2;
+    assert_eq!(merge.merge.v_out.data, O as u64 + row);
+    let copy: CopyWeightsParams = launched.last().unwrap().params();
+    assert_eq!((copy.target, copy.num_heads), (O as u64, 500));
     let chunk = launched
         .iter()
         .filter(|launch| launch.name() == NEW_TOKENS[0])

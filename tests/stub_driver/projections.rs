@@ -161,17 +161,20 @@ pub fn projection_by_parts_of_the_up_projection() {
     let launch = &launched[0];
     assert_eq!(launch.name(), DEPTH_FIRST);
     let maps = launch.maps();
-    // Two tiles of 256 tokens per head.
-    assert_eq!(maps[0].boxes[..3], [64, 256, 1]);
-    assert_eq!((launch.grid[0], launch.block[0]), (MULTIPROCESSORS, 320));
+    // Eight tiles of 64 tokens per head, for two CTAs on each multiprocessor.
+    assert_eq!(maps[0].boxes[..3], [64, 64, 1]);
+    assert_eq!(
+        (launch.grid[0], launch.block[0]),
+        (2 * MULTIPROCESSORS, 192)
+    );
     assert_eq!(maps[1].extents[..3], [512, 128, 128]);
     assert_eq!(maps[1].boxes[..3], [64, 128, 1]);
     assert_eq!(maps[1].strides[..2], [512 * 2, 256 * 512 * 2]);
     assert_eq!(maps[2].boxes[..3], [64, 64, 1]);
 }
 
-/// Tiles of weights whose columns are contiguous were timed; others are chosen by arithmetic. Both grow with the tokens, and
-/// shrink where few heads would leave multiprocessors idle.
+/// Tiles were timed in bf16; others are chosen by arithmetic. Both grow with the tokens, and shrink where few heads would
+/// leave multiprocessors idle.
 pub fn tiles_suit_the_number_of_tokens() {
     let recorder = recorder();
     let context = context();
@@ -179,7 +182,7 @@ pub fn tiles_suit_the_number_of_tokens() {
     for (tokens, heads, timed, by_arithmetic) in [
         (9, 128, (16, 64, 264), (16, 128, 264)),
         (32, 128, (32, 64, 264), (64, 128, 264)),
-        (64, 128, (64, 64, 264), (64, 128, 264)),
+        (64, 128, (64, 128, 264), (64, 128, 264)),
         (128, 128, (64, 128, 264), (128, 128, 132)),
         (512, 128, (64, 128, 264), (256, 128, 132)),
         (9, 16, (16, 64, 128), (16, 64, 128)),
@@ -187,18 +190,20 @@ pub fn tiles_suit_the_number_of_tokens() {
         (64, 8, (32, 64, 128), (16, 128, 128)),
     ] {
         let depth_first = [128 * 512, 1, 128];
-        for (strides, (tile_tokens, tile_columns, blocks)) in
-            [(None, timed), (Some(&depth_first[..]), by_arithmetic)]
-        {
+        for (dtype, strides, (tile_tokens, tile_columns, blocks)) in [
+            (DType::BF16, None, timed),
+            (DType::BF16, Some(&depth_first[..]), timed),
+            (DType::F16, Some(&depth_first[..]), by_arithmetic),
+        ] {
             let args = AbsorbQArgs {
-                q_nope: at(X, DType::BF16, &[tokens, heads, 128], None),
-                w_uk: at(WEIGHT, DType::BF16, &[heads, 128, 512], strides),
-                q_latent: at(OUT, DType::BF16, &[tokens, heads, 512], None),
+                q_nope: at(X, dtype, &[tokens, heads, 128], None),
+                w_uk: at(WEIGHT, dtype, &[heads, 128, 512], strides),
+                q_latent: at(OUT, dtype, &[tokens, heads, 512], None),
             };
             let launched = launches(&recorder, || absorb_q(&context, &args, OURS));
             let launch = &launched[0];
             let maps = launch.maps();
-            let what = format!("{tokens} tokens, {heads} heads, {strides:?}");
+            let what = format!("{tokens} tokens, {heads} heads, {dtype}, {strides:?}");
             assert_eq!(maps[0].boxes[1], tile_tokens, "{what}");
             assert_eq!(launch.grid[0], blocks, "{what}");
             match strides {
@@ -220,7 +225,7 @@ pub fn up_projection_of_shared_rows() {
     let recorder = recorder();
     let context = context();
     let args = UpProjectArgs {
-        kv_c: at(X, DType::BF16, &[1024, 512], Some(&[576, 1])),
+        kv_c: at(X, DType::BF16, &[4096, 512], Some(&[576, 1])),
         w_uk: Some(at(
             WEIGHT,
             DType::BF16,
@@ -236,21 +241,24 @@ pub fn up_projection_of_shared_rows() {
         k_nope: Some(at(
             OUT,
             DType::BF16,
-            &[1024, 16, 128],
+            &[4096, 16, 128],
             Some(&[16 * 192, 192, 1]),
         )),
-        v: Some(at(VALUES, DType::BF16, &[1024, 16, 128], None)),
+        v: Some(at(VALUES, DType::BF16, &[4096, 16, 128], None)),
     };
     let launched = launches(&recorder, || up_project(&context, &args, OURS));
     assert_eq!(launched.len(), 1);
     let launch = &launched[0];
     assert_eq!((launch.name(), launch.cluster), (SHARED_ROWS, 2));
-    // 4 pairs of token blocks times 16 blocks of four chunks, for 66 pairs of multiprocessors.
-    assert_eq!((launch.grid, launch.block), ([128, 1, 1], [288, 1, 1]));
+    // 16 pairs of token blocks times 16 blocks of four chunks, for 66 pairs of multiprocessors.
+    assert_eq!(
+        (launch.grid, launch.block),
+        ([MULTIPROCESSORS, 1, 1], [288, 1, 1])
+    );
     let params: UpProjectionParams = launch.params();
     assert_eq!(
         [params.num_tokens, params.num_heads, params.depth],
-        [1024, 16, 512]
+        [4096, 16, 512]
     );
     for part in [params.keys, params.values] {
         assert_eq!((part.columns, part.depth_first), (128, 1));
@@ -261,7 +269,7 @@ pub fn up_projection_of_shared_rows() {
         maps.iter().map(|map| map.address).collect::<Vec<_>>(),
         addresses.map(|address| address as u64)
     );
-    assert_eq!(maps[0].extents[..3], [512, 1024, 1]);
+    assert_eq!(maps[0].extents[..3], [512, 4096, 1]);
     assert_eq!(maps[0].boxes[..3], [64, 128, 1]);
     assert_eq!(maps[0].strides[0], 576 * 2);
     for (map, [token, head]) in maps[3..].iter().zip([[16 * 192, 192], [16 * 128, 128]]) {
@@ -276,31 +284,41 @@ pub fn up_projection_of_shared_rows() {
     let launched = launches(&recorder, || up_project(&context, &copied, OURS));
     let params: UpProjectionParams = launched[0].params();
     assert_eq!([params.keys.depth_first, params.values.depth_first], [1, 0]);
-    // One product alone, and tiles that are not whole.
+    // Fewer tokens have smaller tiles, of CTAs alone; some of them rows that do not fill their tiles.
+    for (tokens, blocks) in [(1, 64), (200, 128), (512, 128), (1000, 128)] {
+        let rows = |address, heads| at(address, DType::BF16, &[tokens, heads, 128], None);
+        let few = UpProjectArgs {
+            kv_c: at(X, DType::BF16, &[tokens, 512], None),
+            k_nope: Some(rows(OUT, 16)),
+            v: Some(rows(VALUES, 16)),
+            ..args
+        };
+        let launched = launches(&recorder, || up_project(&context, &few, OURS));
+        assert_eq!(launched.len(), 1);
+        let launch = &launched[0];
+        let shape = (launch.name(), launch.cluster, launch.grid[0]);
+        assert_eq!(shape, (SHARED_ROWS, 1, blocks), "{tokens} tokens");
+        assert_eq!(launch.maps()[0].extents[..3], [512, tokens as u64, 1]);
+        let params: UpProjectionParams = launch.params();
+        let expected = (tokens as u32, 0);
+        assert_eq!((params.num_tokens, params.existing_tokens), expected);
+    }
+    // One product alone.
     let keys_alone = UpProjectArgs {
         w_uv: None,
         v: None,
         ..args
     };
-    let part_of_a_tile = UpProjectArgs {
-        kv_c: at(X, DType::BF16, &[1000, 512], Some(&[576, 1])),
-        k_nope: Some(at(OUT, DType::BF16, &[1000, 16, 128], None)),
-        v: Some(at(VALUES, DType::BF16, &[1000, 16, 128], None)),
-        ..args
-    };
-    for (args, count) in [(keys_alone, 1), (part_of_a_tile, 2)] {
-        let launched = launches(&recorder, || up_project(&context, &args, OURS));
-        assert_eq!(launched.len(), count);
-        for launch in &launched {
-            assert_eq!(launch.name(), DEPTH_FIRST);
-            let params: ProjectionParams = launch.params();
-            assert_rows(params.x, X, 576, 0);
-            assert_eq!((params.x_heads, params.num_heads), (1, 16));
-        }
-    }
+    let launched = launches(&recorder, || up_project(&context, &keys_alone, OURS));
+    assert_eq!(launched.len(), 1);
+    let launch = &launched[0];
+    assert_eq!(launch.name(), DEPTH_FIRST);
+    let params: ProjectionParams = launch.params();
+    assert_rows(params.x, X, 576, 0);
+    assert_eq!((params.x_heads, params.num_heads), (1, 16));
     // What no tensor map describes goes one product after the other.
     let skew = UpProjectArgs {
-        kv_c: at(X + 8, DType::BF16, &[1024, 512], None),
+        kv_c: at(X + 8, DType::BF16, &[4096, 512], None),
         ..args
     };
     let launched = launches(&recorder, || up_project(&context, &skew, OURS));

@@ -88,17 +88,6 @@ __device__ __forceinline__ void for_each_box(const Tile &tile, u32 depth, Load l
     }
 }
 
-// Brings the weight of the first tile to L2. It reads nothing, and so need not wait for the grid before.
-template <bool DEPTH_FIRST>
-__device__ __forceinline__ void prefetch(const FolioProjectionParams &p, const TensorMap *weight_map) {
-    const Tile tile = Tiles(p).at(blockIdx.x);
-#pragma unroll 1
-    for (u32 depth = 0; depth < p.depth; depth += DEPTH) {
-        for_each_box<DEPTH_FIRST>(tile, depth,
-                                  [&](u32, int c0, int c1, int c2) { tma_prefetch_3d(weight_map, c0, c1, c2); });
-    }
-}
-
 // Calls `load(tile, depth, stage, full)` for every step of the CTA's tiles; `bytes` will arrive at the barrier `full`. The
 // stages are filled for the first time by a lane each, since a lane takes 370 cycles from one step to the next, and then
 // by one lane as they become free.
@@ -261,9 +250,6 @@ __device__ __forceinline__ void project(const FolioProjectionParams &p, const Te
         tensor_map_prefetch(out_map);
     }
     __syncthreads();
-    // A thread that has nothing to do before data arrive. Columns first it was measured not to pay, but for the tiles of
-    // more than 64 tokens.
-    if (DEPTH_FIRST && threadIdx.x == 32) prefetch<DEPTH_FIRST>(p, weight_map);
     wait_for_prerequisites();
     if (threadIdx.x < WEIGHTS) {
         Consumer<DEPTH_FIRST>(p, out_map, shared).run();

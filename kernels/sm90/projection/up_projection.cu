@@ -1,9 +1,10 @@
 // The up-projection on Hopper: keys and values of every head from latent rows that all heads share, in one launch. It is
 // a matrix product that the matrix units bound. Products whose heads have rows of their own are in projection.cu.
 //
-// Two warpgroups multiply 64 tokens by 256 columns each. Columns come in chunks of 64, which belong to one head each, so
-// four chunks of any heads are a tile. A cluster of two CTAs has the same columns of 256 tokens: each CTA loads two chunks
-// and sends them to both.
+// Two warpgroups multiply 64 tokens by all columns of a tile each. Columns come in chunks of 64, which belong to one head
+// each, so FOLIO_KV_TILE columns of any heads are a tile. FOLIO_Q_TILE tokens are those of a CTA, or of a cluster of two that
+// has the same columns: each CTA loads half of the chunks and sends them to both. Smaller tiles are for so few tokens that
+// large ones would leave multiprocessors without any.
 //
 // The second warpgroup starts some steps after the first. From then on one multiplies while the other stores.
 #include "core/dtype.cuh"
@@ -17,24 +18,39 @@ namespace folio::up_projection {
 
 typedef FOLIO_Q Element;
 
-constexpr u32 WARPGROUP = 128, CONSUMERS = 2, CLUSTER = 2;
+constexpr u32 WARPGROUP = 128, CONSUMERS = 2;
 constexpr u32 ROWS = 64, TOKENS = CONSUMERS * ROWS;
 // Of 64 columns each.
-constexpr u32 CHUNK = 64, CHUNKS = 4, COLUMNS = CHUNK * CHUNKS;
+constexpr u32 CHUNK = 64, COLUMNS = FOLIO_KV_TILE, CHUNKS = COLUMNS / CHUNK;
+constexpr u32 CLUSTER = FOLIO_Q_TILE / TOKENS;
 // A step along the depth, 128 bytes: a row of the swizzle atom. STEPS of the matrix unit.
 constexpr u32 DEPTH = 64, STEPS = DEPTH / 16, ROW_BYTES = 128, ATOM_BYTES = 1024;
 
 constexpr u32 X_BYTES = TOKENS * ROW_BYTES, CHUNK_BYTES = CHUNK * ROW_BYTES;
-constexpr u32 STAGE_BYTES = X_BYTES + CHUNKS * CHUNK_BYTES, STAGES = 4;
+constexpr u32 STAGE_BYTES = X_BYTES + CHUNKS * CHUNK_BYTES;
 // A warpgroup stores a chunk while it writes the next one.
-constexpr u32 OUT_BYTES = ROWS * ROW_BYTES, OUT_BUFFERS = 2;
-constexpr u32 OUT = STAGES * STAGE_BYTES, FULL = OUT + CONSUMERS * OUT_BUFFERS * OUT_BYTES, EMPTY = FULL + 8 * STAGES;
-static_assert(EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES, "shared memory");
+constexpr u32 CHUNK_OUT_BYTES = ROWS * ROW_BYTES, OUT_BUFFERS = CHUNKS > 1 ? 2 : 1;
+constexpr u32 OUT_BYTES = CONSUMERS * OUT_BUFFERS * CHUNK_OUT_BYTES, BARRIER_BYTES = 1024;
+constexpr u32 STAGES = (FOLIO_SHARED_BYTES - OUT_BYTES - BARRIER_BYTES) / STAGE_BYTES;
+constexpr u32 OUT = STAGES * STAGE_BYTES, FULL = OUT + OUT_BYTES, EMPTY = FULL + 8 * STAGES;
+static_assert(STAGES >= 2 && STAGES <= 32, "ring");
 
 // Token blocks that are taken together before the next columns: their rows stay in L2.
 constexpr u32 TOKEN_BLOCKS = 16;
-// Steps of the first warpgroup before the second one's first.
+// Steps of the first warpgroup before the second one's first. CTAs that have one tile or two gain nothing by them.
+constexpr bool STAGGERED = CHUNKS == 4;
 constexpr u32 HEAD_START = 2, STARTER = (HEAD_START - 1) * DEPTH, STARTED = 3;
+
+__device__ __forceinline__ u32 rank() { return CLUSTER > 1 ? cluster_rank() : 0; }
+
+// All threads of the cluster.
+__device__ __forceinline__ void synchronize_cluster() {
+    if constexpr (CLUSTER > 1) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
+}
 
 struct Maps {
     const TensorMap *x, *w_uk, *w_uv, *k_nope, *v;
@@ -43,7 +59,7 @@ struct Maps {
     __device__ __forceinline__ const TensorMap *out(u32 part) const { return part == 0 ? k_nope : v; }
 };
 
-// Four chunks of the keys or of the values.
+// The first of the chunks of a tile, all of the keys or all of the values.
 struct Tile {
     u32 token, chunk, part;
 };
@@ -56,28 +72,40 @@ __device__ __forceinline__ u32 chunks_of_head(const FolioUpProjectionPart &part)
     return (part.columns + CHUNK - 1) / CHUNK;
 }
 
+// The index of a CTA's tile of all: its cluster's, which the cluster shares.
+__device__ __forceinline__ u32 tile_of_cta(u32 nth) { return blockIdx.x / CLUSTER + nth * (gridDim.x / CLUSTER); }
+
 // Tiles of a cluster, in token blocks of all its CTAs. Those of a group of token blocks follow one another, the token
 // block fastest.
 struct Tiles {
     u32 token_blocks, key_blocks, column_blocks;
 
     __device__ __forceinline__ Tiles(const FolioUpProjectionParams &p)
-        : token_blocks((p.num_tokens - 1) / (CLUSTER * TOKENS) + 1),
+        : token_blocks((existing_tokens(p) + CLUSTER * TOKENS - 1) / (CLUSTER * TOKENS)),
           key_blocks(blocks(p, p.keys)),
           column_blocks(key_blocks + blocks(p, p.values)) {}
+
+    // Rows past the last token that exists are not looked at.
+    static __device__ __forceinline__ u32 existing_tokens(const FolioUpProjectionParams &p) {
+        return p.existing_tokens ? min(static_cast<u32>(max(*p.existing_tokens, 0)), p.num_tokens) : p.num_tokens;
+    }
 
     static __device__ __forceinline__ u32 blocks(const FolioUpProjectionParams &p, const FolioUpProjectionPart &part) {
         return (p.num_heads * chunks_of_head(part) + CHUNKS - 1) / CHUNKS;
     }
 
-    __device__ __forceinline__ u32 count() const { return token_blocks * column_blocks; }
+    // How many a CTA has.
+    __device__ __forceinline__ u32 of_cta() const {
+        const u32 count = token_blocks * column_blocks, first = tile_of_cta(0), clusters = gridDim.x / CLUSTER;
+        return first < count ? (count - 1 - first) / clusters + 1 : 0;
+    }
 
     __device__ __forceinline__ Tile at(u32 index) const {
         const u32 first = index / (TOKEN_BLOCKS * column_blocks) * TOKEN_BLOCKS;
         const u32 together = min(TOKEN_BLOCKS, token_blocks - first), rest = index - first * column_blocks;
         const u32 block = rest / together, part = block >= key_blocks;
-        return {((first + rest % together) * CLUSTER + cluster_rank()) * TOKENS,
-                (block - (part ? key_blocks : 0)) * CHUNKS, part};
+        return {((first + rest % together) * CLUSTER + rank()) * TOKENS, (block - (part ? key_blocks : 0)) * CHUNKS,
+                part};
     }
 };
 
@@ -92,23 +120,29 @@ struct Ring {
     }
 };
 
-__device__ __forceinline__ u32 first_tile() { return blockIdx.x / CLUSTER; }
-__device__ __forceinline__ u32 next_tile(u32 tile) { return tile + gridDim.x / CLUSTER; }
+// To all CTAs of the cluster.
+__device__ __forceinline__ void load_weight(u32 target, const TensorMap *map, u32 full, int c0, int c1, int c2) {
+    if constexpr (CLUSTER > 1) {
+        tma_multicast_3d(target, map, full, c0, c1, c2, (1 << CLUSTER) - 1);
+    } else {
+        tma_load_3d(target, map, full, c0, c1, c2);
+    }
+}
 
 // One thread: x of the CTA, and its chunks for the cluster.
 __device__ __forceinline__ void produce(const FolioUpProjectionParams &p, const Maps &maps, u32 shared) {
     constexpr u32 OWN = CHUNKS / CLUSTER;
     const Tiles tiles(p);
-    const u32 rank = cluster_rank();
+    const u32 first_own = rank() * OWN, count = tiles.of_cta();
     Ring ring;
-    for (u32 index = first_tile(); index < tiles.count(); index = next_tile(index)) {
-        const Tile tile = tiles.at(index);
+    for (u32 nth = 0; nth < count; ++nth) {
+        const Tile tile = tiles.at(tile_of_cta(nth));
         const FolioUpProjectionPart &part = part_of(p, tile.part);
         const u32 per_head = chunks_of_head(part);
         u32 heads[OWN], columns[OWN];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c) {
-            const u32 chunk = tile.chunk + rank * OWN + c;
+            const u32 chunk = tile.chunk + first_own + c;
             heads[c] = chunk / per_head;
             columns[c] = chunk % per_head * CHUNK;
         }
@@ -119,9 +153,9 @@ __device__ __forceinline__ void produce(const FolioUpProjectionParams &p, const 
             tma_load_3d(stage, maps.x, full, depth, tile.token, 0);
 #pragma unroll
             for (u32 c = 0; c < OWN; ++c) {
-                const u32 target = stage + X_BYTES + (rank * OWN + c) * CHUNK_BYTES;
+                const u32 target = stage + X_BYTES + (first_own + c) * CHUNK_BYTES;
                 const u32 c0 = part.depth_first ? depth : columns[c], c1 = part.depth_first ? columns[c] : depth;
-                tma_multicast_3d(target, maps.weight(tile.part), full, c0, c1, heads[c], (1 << CLUSTER) - 1);
+                load_weight(target, maps.weight(tile.part), full, c0, c1, heads[c]);
             }
             ring.advance();
         }
@@ -140,16 +174,16 @@ struct Consumer {
 
     __device__ __forceinline__ void run() {
         const Tiles tiles(p);
-        if (group == 1) group_sync(STARTED, CONSUMERS * WARPGROUP);
-        bool first = true;
-        for (u32 index = first_tile(); index < tiles.count(); index = next_tile(index)) {
-            const Tile tile = tiles.at(index);
+        const u32 count = tiles.of_cta();
+        if (STAGGERED && group == 1 && count > 0) group_sync(STARTED, CONSUMERS * WARPGROUP);
+        for (u32 nth = 0; nth < count; ++nth) {
+            const Tile tile = tiles.at(tile_of_cta(nth));
+            const bool starts_other = STAGGERED && nth == 0 && group == 0;
             if (part_of(p, tile.part).depth_first) {
-                multiply<true>(first);
+                multiply<true>(starts_other);
             } else {
-                multiply<false>(first);
+                multiply<false>(starts_other);
             }
-            first = false;
             store(tile);
         }
         if (is_leader()) tma_store_wait_read();
@@ -157,7 +191,7 @@ struct Consumer {
 
     // Sums of a tile. A stage is given back when the products after it have been issued.
     template <bool DEPTH_FIRST>
-    __device__ __forceinline__ void multiply(bool first) {
+    __device__ __forceinline__ void multiply(bool starts_other) {
         u32 before = 0;
 #pragma unroll 1
         for (u32 depth = 0; depth < p.depth; depth += DEPTH) {
@@ -168,7 +202,7 @@ struct Consumer {
                 give_back(before);
             }
             // After the step of the head start, or the last one.
-            if (first && group == 0 && (depth == STARTER || (depth < STARTER && depth + DEPTH >= p.depth))) {
+            if (starts_other && (depth == STARTER || (depth < STARTER && depth + DEPTH >= p.depth))) {
                 asm volatile("bar.arrive %0, %1;" ::"n"(STARTED), "n"(CONSUMERS * WARPGROUP) : "memory");
             }
             before = ring.stage;
@@ -197,8 +231,13 @@ struct Consumer {
 
     // To the producers of all CTAs that write the stage.
     __device__ __forceinline__ void give_back(u32 stage) {
-        const u32 lane = threadIdx.x % 32;
-        if (lane < CLUSTER) mbarrier_arrive_at(shared + EMPTY + 8 * stage, lane);
+        const u32 lane = threadIdx.x % 32, empty = shared + EMPTY + 8 * stage;
+        if (lane >= CLUSTER) return;
+        if constexpr (CLUSTER > 1) {
+            mbarrier_arrive_at(empty, lane);
+        } else {
+            mbarrier_arrive(empty);
+        }
     }
 
     __device__ __forceinline__ bool is_leader() const { return threadIdx.x % WARPGROUP == 0; }
@@ -207,7 +246,7 @@ struct Consumer {
         const u32 per_head = chunks_of_head(part_of(p, tile.part)), token = tile.token + group * ROWS;
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; ++c) {
-            const u32 out = shared + OUT + (group * OUT_BUFFERS + c % OUT_BUFFERS) * OUT_BYTES;
+            const u32 out = shared + OUT + (group * OUT_BUFFERS + c % OUT_BUFFERS) * CHUNK_OUT_BYTES;
             // The store of the chunk before the last has read what is overwritten now.
             if (is_leader()) tma_store_wait_read<OUT_BUFFERS - 1>();
             group_sync(group + 1, WARPGROUP);
@@ -240,7 +279,7 @@ struct Consumer {
 
 }  // namespace folio::up_projection
 
-// Grid: clusters of CTAs, up to as many as there are tiles.
+// Grid: clusters of CTAs, or CTAs, up to as many as there are tiles.
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_up_project(const __grid_constant__ FolioUpProjectionParams p, const __grid_constant__ folio::TensorMap x_map,
                      const __grid_constant__ folio::TensorMap w_uk_map,
@@ -263,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
         tensor_map_prefetch(maps.w_uk);
         tensor_map_prefetch(maps.w_uv);
     }
-    cluster_sync();
+    synchronize_cluster();
     wait_for_prerequisites();
     if (threadIdx.x < PRODUCER) {
         Consumer(p, maps, shared).run();
@@ -273,5 +312,5 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     }
     // The other CTA may still write to this one's shared memory.
     __syncwarp();
-    cluster_sync();
+    synchronize_cluster();
 }

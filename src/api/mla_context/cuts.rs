@@ -91,6 +91,11 @@ impl Cuts {
         &self.list
     }
 
+    /// Whether one plan of the chunk's attention serves all runs.
+    pub fn has_one_chunk(&self) -> bool {
+        self.list.len() == 1
+    }
+
     /// Lists the chunks of another batch. Allocates nothing within the room.
     pub fn cut(&mut self, batch: &HostBatch<'_>) {
         let batch_size = batch.batch_size();

@@ -163,12 +163,14 @@ impl MlaContext {
         let bytes = (info.device_bytes, info.host_bytes);
         new_tokens.plan(&itself, &part, bytes, stream)?;
         self.planned = Some(planned);
-        self.rehearse(stream)
+        self.plan_chunks(stream)
     }
 
-    /// Plans every chunk once, where that is done on the host: what runs need grows here.
-    fn rehearse(&mut self, stream: Stream) -> Result<()> {
-        if self.operators.context.device() != Device::Cpu {
+    /// Plans a chunk that is alone, for all runs. Several are planned once where that is done on the host: what runs
+    /// need grows here.
+    fn plan_chunks(&mut self, stream: Stream) -> Result<()> {
+        let on_host = self.operators.context.device() == Device::Cpu;
+        if !on_host && !self.operators.cuts.has_one_chunk() {
             return Ok(());
         }
         let Some(planned) = &self.planned else {

@@ -21,7 +21,7 @@ pub(super) struct Operators {
     pub alone: Attention,
     /// The same as the first part of a sum.
     pub first: Attention,
-    /// New tokens over a chunk. It is planned anew for every chunk of every run.
+    /// New tokens over a chunk. A chunk alone is planned with the batch, one of several anew for every run.
     pub chunk: Mutex<Attention>,
     pub tables: Box<dyn Tables>,
     pub memory: Memory,
@@ -68,10 +68,15 @@ impl Operators {
             ..BatchInput::default()
         };
         let part = part(&planned.workspace, self.memory.chunk);
-        let mut chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut chunk = self.planned_chunk();
         let info = chunk.workspace();
         let bytes = (info.device_bytes, info.host_bytes);
         chunk.plan(&batch, &part, bytes, stream)?;
         Ok(chunk)
+    }
+
+    /// Attention over the chunk that was planned last.
+    pub fn planned_chunk(&self) -> MutexGuard<'_, Attention> {
+        self.chunk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

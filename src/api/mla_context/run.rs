@@ -3,9 +3,8 @@
 
 use super::cuts::Cut;
 use super::operators::{Operators, Planned};
-use crate::api::merge;
 use crate::api::mla_cache::{checked_gather, mla_gather};
-use crate::api::projection::up_project;
+use crate::api::projection::up_project_existing;
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -61,7 +60,7 @@ impl<'a> Run<'a> {
         for cut in cuts {
             let rows = self.chunk_rows(cut);
             self.gather(cut, &rows)?;
-            self.unpack(&rows)?;
+            self.unpack(cut, &rows)?;
             self.attend(cut, &rows)?;
         }
         self.finish()
@@ -166,7 +165,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn unpack(&self, rows: &ChunkRows) -> Result<()> {
+    /// Keys and values of a chunk. One of a graph has room for more rows than a plan fills.
+    fn unpack(&self, cut: &Cut, rows: &ChunkRows) -> Result<()> {
         let Unpacking::Weights(weights) = self.args.unpacking else {
             return Ok(());
         };
@@ -177,15 +177,15 @@ impl<'a> Run<'a> {
             k_nope: Some(rows.k_nope),
             v: Some(rows.v),
         };
-        up_project(&self.operators.context, &project, self.stream)
+        let tables = self.operators.tables(self.planned, cut)?;
+        let existing = tables.kv_indptr.narrow(0, cut.requests.len() as i64, 1);
+        let context = &self.operators.context;
+        up_project_existing(context, &project, Some(&existing), self.stream)
     }
 
-    /// Attention over a chunk, added to the sum.
+    /// Attention over a chunk, added to the sum. With the last chunk the sum is rounded to the output.
     pub fn attend(&self, cut: &Cut, rows: &ChunkRows) -> Result<()> {
-        let tokens = match self.operators.desc.graph {
-            true => 0..self.tokens,
-            false => cut.tokens.clone(),
-        };
+        let tokens = self.tokens_of(cut);
         let of_chunk = |rows: Tensor| rows.narrow(0, tokens.start, tokens.end - tokens.start);
         let buffers = &self.planned.buffers;
         let count = tokens.end - tokens.start;
@@ -208,34 +208,61 @@ impl<'a> Run<'a> {
             s_a: sum_lse,
             v_b: part_o,
             s_b: part_lse,
-            v_out: sum_o,
+            v_out: match self.is_last(cut) {
+                true => of_chunk(self.args.o),
+                false => sum_o,
+            },
             s_out: Some(sum_lse),
             mask: None,
             lse_base: self.args.lse_base,
             num_tokens_without_a: 0,
             o_scale: 1.0,
         };
-        merge(&self.operators.context, &add, self.stream)
+        let backend = self.operators.context.backend();
+        backend.merge(&Checked::new(add), self.stream)
+    }
+
+    fn is_last(&self, cut: &Cut) -> bool {
+        let last = self.operators.cuts.list().last();
+        last.is_some_and(|last| std::ptr::eq(last, cut))
+    }
+
+    /// The rows that attend a chunk.
+    fn tokens_of(&self, cut: &Cut) -> Range<i64> {
+        match self.operators.desc.graph {
+            true => 0..self.tokens,
+            false => cut.tokens.clone(),
+        }
     }
 
     /// Attention over a chunk alone.
     fn attend_part(&self, cut: &Cut, args: &AttentionArgs) -> Result<()> {
-        let chunk = self.operators.plan_chunk(self.planned, cut, self.stream)?;
+        let chunk = match self.operators.cuts.has_one_chunk() {
+            true => self.operators.planned_chunk(),
+            false => self.operators.plan_chunk(self.planned, cut, self.stream)?,
+        };
         chunk.run(args, self.stream)
     }
 
-    /// Rounds the sum to the output.
+    /// Rounds the sums of the rows that the last chunk was not for.
     pub fn finish(&self) -> Result<()> {
-        if self.operators.cuts.list().is_empty() || self.args.o.dtype() == DType::F32 {
+        let Some(last) = self.operators.cuts.list().last() else {
+            return Ok(());
+        };
+        if self.args.o.dtype() == DType::F32 {
             return Ok(());
         }
-        let rows = |tensor: Tensor| tensor.narrow(0, 0, self.tokens);
-        let copy = CopyWeightsArgs {
-            source: rows(self.sum()),
-            target: rows(self.args.o),
-        };
-        let backend = self.operators.context.backend();
-        backend.copy_weights(&Checked::new(copy), self.stream)
+        let rounded = self.tokens_of(last);
+        for tokens in [0..rounded.start, rounded.end..self.tokens] {
+            let rows = |tensor: Tensor| tensor.narrow(0, tokens.start, tokens.end - tokens.start);
+            let copy = CopyWeightsArgs {
+                source: rows(self.sum()),
+                target: rows(self.args.o),
+            };
+            let backend = self.operators.context.backend();
+            backend.copy_weights(&Checked::new(copy), self.stream)?;
+        }
+        Ok(())
     }
 }
 

@@ -21,6 +21,7 @@ pub struct Map {
     extents: [u64; 5],
     boxes: [u32; 5],
     strides: [u64; 5],
+    l2_promotion: L2Promotion,
 }
 
 impl Map {
@@ -32,6 +33,7 @@ impl Map {
             extents: [1; 5],
             boxes: [1; 5],
             strides: [16; 5],
+            l2_promotion: L2Promotion::Bytes128,
         }
     }
 
@@ -47,6 +49,12 @@ impl Map {
         self
     }
 
+    /// Brings more to L2 around each request than 128 bytes, or less.
+    pub fn promoting(mut self, l2_promotion: L2Promotion) -> Map {
+        self.l2_promotion = l2_promotion;
+        self
+    }
+
     /// The map as the hardware reads it.
     pub fn encode(&self, driver: Driver, swizzle: Swizzle) -> Result<TensorMap> {
         TensorMap::encode(
@@ -59,7 +67,7 @@ impl Map {
                 box_extents: &self.boxes[..self.rank],
                 element_strides: &[1; 5][..self.rank],
                 swizzle,
-                l2_promotion: L2Promotion::Bytes128,
+                l2_promotion: self.l2_promotion,
             },
         )
     }

@@ -63,7 +63,7 @@ impl AsRef<Row> for CopyRow {
 const TYPES: [DType; 2] = [DType::BF16, DType::F16];
 
 /// The tiles of the Hopper kernel. One of 16 tokens leaves the most room for weights that are under way. One of 32
-/// tokens was run columns first in bf16 alone.
+/// tokens was run in bf16 alone.
 const TILES: [Tile; 7] = [
     tile(16, 64),
     tile(16, 128),
@@ -114,9 +114,7 @@ pub fn rows() -> &'static [ProjectRow] {
             TILES
                 .into_iter()
                 .flat_map(move |tile| [true, false].map(|order| hopper(dtype, tile, order)))
-                .filter(|row| {
-                    row.tile != Some(OF_32_TOKENS) || (!row.depth_first && row.dtype == DType::BF16)
-                })
+                .filter(|row| row.tile != Some(OF_32_TOKENS) || row.dtype == DType::BF16)
         };
         let portable = TYPES.map(portable);
         TYPES.into_iter().flat_map(hopper).chain(portable).collect()

@@ -22,6 +22,7 @@ use crate::cuda::projection_params::{CopyWeightsParams, ProjectionParams};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{Checked, CopyWeightsArgs, ProjectArgs};
+use crate::tensor::Tensor;
 
 /// The operators on one device.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ pub struct Projections {
 #[derive(Debug)]
 struct Products {
     few_tokens: FewTokens,
-    shared_rows: Option<UpProjection>,
+    shared_rows: UpProjection,
     hopper: Vec<Hopper>,
     portable: Kernel,
 }
@@ -66,18 +67,26 @@ impl Projections {
         products.project(&current, args, self.sm_count, stream)
     }
 
-    /// Computes two products of the same rows, which all heads share.
-    pub fn project_pair(&self, products: &[Checked<ProjectArgs>; 2], stream: Stream) -> Result<()> {
+    /// Computes two products of the same rows, which all heads share. Rows from `existing_tokens` on need no results.
+    pub fn project_pair(
+        &self,
+        products: &[Checked<ProjectArgs>; 2],
+        existing_tokens: Option<&Tensor>,
+        stream: Stream,
+    ) -> Result<()> {
         let current = self.products.enter(stream)?;
         let [keys, values] = products;
         let kernels = self.load(&current, keys, stream)?;
-        if let (Some(kernel), Some(keys), Some(values)) = (
-            &kernels.shared_rows,
-            for_shared_rows(keys),
-            for_shared_rows(values),
-        ) && kernel.takes(&[keys, values])
+        if let (Some(keys), Some(values)) = (for_shared_rows(keys), for_shared_rows(values))
+            && kernels.shared_rows.enqueue(
+                &current,
+                &[keys, values],
+                existing_tokens,
+                self.sm_count,
+                stream,
+            )?
         {
-            return kernel.enqueue(&current, &[keys, values], self.sm_count, stream);
+            return Ok(());
         }
         let mut each = products.iter();
         each.try_for_each(|args| kernels.project(&current, args, self.sm_count, stream))
@@ -183,7 +192,7 @@ impl Products {
             .iter()
             .filter(|kernel| kernel.row.depth_first == (order == Order::DepthFirst))
             .filter(|kernel| tiles(kernel.tile, params) < MOST_TILES);
-        if is_timed(args, order) {
+        if is_timed(args) {
             return kernels.find(|kernel| kernel.tile == best_tile(params, sm_count));
         }
         kernels
@@ -218,12 +227,9 @@ fn cost(tile: Tile, params: &ProjectionParams, sm_count: u32) -> u64 {
 }
 
 /// Whether all tiles were timed for such a product, so that `best_tile` knows better than `cost`.
-fn is_timed(args: &Checked<ProjectArgs>, order: Order) -> bool {
+fn is_timed(args: &Checked<ProjectArgs>) -> bool {
     let [tokens, heads, ..] = args.extents();
-    order == Order::ColumnsFirst
-        && args.x.dtype() == DType::BF16
-        && args.x.extent(1) == heads
-        && tokens <= 512
+    args.x.dtype() == DType::BF16 && args.x.extent(1) == heads && tokens <= 512
 }
 
 /// The least tile that all tokens fit, or one of 64: of 128 columns where each multiprocessor has several, and of 32 tokens
@@ -234,7 +240,7 @@ fn best_tile(params: &ProjectionParams, sm_count: u32) -> Tile {
         0..=16 => tile(16, 64),
         17..=32 => tile(32, 64),
         _ if tiles(tile(64, 64), params) * 2 <= sm_count => tile(32, 64),
-        _ if tiles(tile(64, 128), params) >= sm_count * 4 => tile(64, 128),
+        _ if tiles(tile(64, 128), params) >= sm_count * 3 => tile(64, 128),
         _ => tile(64, 64),
     }
 }

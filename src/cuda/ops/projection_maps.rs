@@ -2,7 +2,7 @@
 //! the tensor maps. The kernels are chosen in `projection`.
 
 use crate::cuda::attention::sm90::{Map, rows_are_distinct};
-use crate::cuda::driver::{Driver, Swizzle, TensorMap};
+use crate::cuda::driver::{Driver, L2Promotion, Swizzle, TensorMap};
 use crate::cuda::params::row_alignment;
 use crate::cuda::projection_params::WeightOrder;
 use crate::error::Result;
@@ -61,7 +61,8 @@ pub fn map_of_rows(driver: Driver, tensor: &Tensor, tokens: u32) -> Result<Tenso
         .encode(driver, Swizzle::Span128)
 }
 
-/// Of a weight: boxes are 64 along what is contiguous, by `columns`, or by 64 of the depth.
+/// Of a weight: boxes are 64 along what is contiguous, by `columns`, or by 64 of the depth. L2 gets the next box with
+/// each: most calls take as long as their weights take to arrive.
 pub fn map_of_weight(
     driver: Driver,
     (args, order): Ordered<'_>,
@@ -75,5 +76,6 @@ pub fn map_of_weight(
         .dimension(weight.extent(2) as u32, ATOM, 1)
         .dimension(weight.extent(1) as u32, in_box, weight.stride(1))
         .dimension(weight.extent(0) as u32, 1, weight.stride(0))
+        .promoting(L2Promotion::Bytes256)
         .encode(driver, Swizzle::Span128)
 }

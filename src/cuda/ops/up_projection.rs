@@ -6,55 +6,43 @@ use super::projection_maps::{ATOM, Order, Ordered, map_of_rows, map_of_weight};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Current, Function, Launch};
-use crate::cuda::kernels::Row;
-use crate::cuda::kernels::up_projection::{CHUNK, CHUNKS, CLUSTER, TOKENS, candidates};
+use crate::cuda::kernels::up_projection::{CHUNK, TOKENS, UpProjectRow, UpProjectTile, candidates};
+use crate::cuda::params::address;
 use crate::cuda::up_projection_params::{UpProjectionParams, UpProjectionPart};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::Tensor;
 
-/// The kernel of a type.
+/// The kernels of a type, one for each size of a tile.
 #[derive(Debug)]
 pub struct UpProjection {
-    row: &'static Row,
-    function: Function,
+    kernels: Vec<(&'static UpProjectRow, Function)>,
 }
 
 impl UpProjection {
-    /// The kernel, where it can be had.
-    pub fn load(loader: &Loader, dtype: DType, cc: (u32, u32)) -> Result<Option<UpProjection>> {
-        let Some(found) = candidates(dtype, cc).next() else {
-            return Ok(None);
-        };
-        match loader.load(&found.row) {
-            Ok(function) => Ok(Some(UpProjection {
-                row: &found.row,
-                function,
-            })),
-            Err(Error::Unsupported(_)) => Ok(None),
-            Err(error) => Err(error),
+    /// Kernels that cannot be had are left out.
+    pub fn load(loader: &Loader, dtype: DType, cc: (u32, u32)) -> Result<UpProjection> {
+        let mut kernels = Vec::new();
+        for found in candidates(dtype, cc) {
+            match loader.load(&found.row) {
+                Ok(function) => kernels.push((found, function)),
+                Err(Error::Unsupported(_)) => {}
+                Err(error) => return Err(error),
+            }
         }
+        Ok(UpProjection { kernels })
     }
 
-    /// Whether both are made of whole tiles of a cluster: others have not been run on a device yet.
-    pub fn takes(&self, products: &[Ordered<'_>; 2]) -> bool {
-        products.iter().all(|(args, _)| {
-            let [tokens, heads, depth, columns] = args.extents();
-            let chunks = heads * (columns / i64::from(CHUNK));
-            tokens % i64::from(CLUSTER * TOKENS) == 0
-                && depth % i64::from(ATOM) == 0
-                && columns % i64::from(CHUNK) == 0
-                && chunks % i64::from(CHUNKS) == 0
-        })
-    }
-
-    /// Enqueues two products of the same rows and number of heads.
+    /// Enqueues two products of the same rows and number of heads, where there is a kernel for them. Of the rows only
+    /// those are looked at that exist, where a number on the device says how many.
     pub fn enqueue(
         &self,
         current: &Current<'_>,
         products: &[Ordered<'_>; 2],
+        existing_tokens: Option<&Tensor>,
         sm_count: u32,
         stream: Stream,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let [keys, values] = *products;
         let (args, _) = keys;
         let [num_tokens, num_heads, depth, _] = args.extents().map(|extent| extent as u32);
@@ -63,12 +51,18 @@ impl UpProjection {
             depth_first: (order == Order::DepthFirst).into(),
         };
         let params = UpProjectionParams {
+            existing_tokens: address(existing_tokens.copied()),
             num_tokens,
             num_heads,
             depth,
             reserved: 0,
             keys: part(keys),
             values: part(values),
+        };
+        let kernels = self.kernels.iter();
+        let best = kernels.min_by_key(|(row, _)| cost(row, &params, sm_count));
+        let Some((row, function)) = best else {
+            return Ok(false);
         };
         let driver = current.driver();
         let maps = [
@@ -78,26 +72,41 @@ impl UpProjection {
             map_of_rows(driver, &keys.0.out, ATOM)?,
             map_of_rows(driver, &values.0.out, ATOM)?,
         ];
-        let clusters = tiles(&params).min(u64::from(sm_count / CLUSTER).max(1)) as u32;
+        let cluster = row.tile.cluster;
+        let clusters = tiles(row, &params).min(u64::from((sm_count / cluster).max(1))) as u32;
         let launch = Launch {
-            grid: [clusters * CLUSTER, 1, 1],
-            threads: self.row.threads,
-            cluster: CLUSTER,
+            grid: [clusters * cluster, 1, 1],
+            threads: row.row.threads,
+            cluster,
             dependent: true,
             stream,
         };
         // SAFETY: the kernel takes a `FolioUpProjectionParams` and five maps; the addresses are the caller's
         // tensors, whose extents `api` checked. It waits for the grid before it before it reads or writes.
-        unsafe { launch.enqueue(current, &self.function, &params, &maps) }
+        unsafe { launch.enqueue(current, function, &params, &maps) }?;
+        Ok(true)
     }
 }
 
 /// Tiles of a cluster: the tokens of all its CTAs, by chunks of one part.
-fn tiles(params: &UpProjectionParams) -> u64 {
+fn tiles(row: &UpProjectRow, params: &UpProjectionParams) -> u64 {
     let blocks = |part: UpProjectionPart| {
         let chunks = u64::from(params.num_heads) * u64::from(part.columns.div_ceil(CHUNK));
-        chunks.div_ceil(CHUNKS.into())
+        chunks.div_ceil(row.tile.chunks.into())
     };
-    let tokens = u64::from(params.num_tokens.div_ceil(CLUSTER * TOKENS));
+    let tokens = u64::from(params.num_tokens.div_ceil(row.tile.cluster * TOKENS));
     tokens * (blocks(params.keys) + blocks(params.values))
+}
+
+/// The time of the cluster with the most tiles, in tenths of a microsecond of an H200: what a launch takes, and each tile.
+fn cost(row: &UpProjectRow, params: &UpProjectionParams, sm_count: u32) -> u64 {
+    let UpProjectTile { cluster, chunks } = row.tile;
+    let (launch, of_a_tile) = match (cluster, chunks) {
+        (2, _) => (65, 66),
+        (_, 4) => (60, 68),
+        (_, 2) => (45, 52),
+        _ => (42, 38),
+    };
+    let clusters = u64::from((sm_count / cluster).max(1));
+    launch + tiles(row, params).div_ceil(clusters) * of_a_tile
 }
