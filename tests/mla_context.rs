@@ -41,6 +41,25 @@ fn chunks_of_every_size() {
     }
 }
 
+/// The sum over the chunks has an lse of float32, whatever the caller's is.
+#[test]
+fn an_lse_of_16_bits() {
+    for lse_dtype in [DType::F16, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16] {
+            for lens in [&MIXED[..], &[(3, 0), (20, 0)]] {
+                for in_steps in [false, true] {
+                    check_everywhere(&Case {
+                        chunk_tokens: 24,
+                        in_steps,
+                        lse_dtype,
+                        ..Case::plain(lens).of(dtype)
+                    });
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn every_type_of_record() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -14,6 +14,7 @@ pub mod driver;
 pub mod gather_params;
 pub mod index_params;
 pub mod kernels;
+pub mod lse_params;
 pub mod merge_params;
 pub mod mla_cache_params;
 pub mod mla_few_params;

@@ -80,7 +80,8 @@ pub struct folio_attention_args {
     /// Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
     /// not overlap another tensor, q neither.
     pub o: *const folio_tensor,
-    /// Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or NULL.
+    /// Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or NULL. It is computed in
+    /// float32 and rounded once; what is beyond the type becomes infinite.
     pub lse: *const folio_tensor,
     /// `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of k, read by the run
     /// where it computes. Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_…

@@ -36,6 +36,7 @@ pub struct Case {
     pub in_steps: bool,
     pub graph: bool,
     pub lse: Option<LogBase>,
+    pub lse_dtype: DType,
     pub sm_scale: f32,
     pub k_scale: f32,
     /// Rows of q and o beyond the batch.
@@ -75,6 +76,7 @@ impl Case {
             in_steps: false,
             graph: false,
             lse: Some(LogBase::E),
+            lse_dtype: DType::F32,
             sm_scale: 0.0,
             k_scale: 0.0,
             padded_rows: 2,
@@ -262,7 +264,7 @@ impl<'m> Data<'m> {
             ),
             lse: case.lse.map(|_| {
                 // As [head, token] in memory.
-                let mut view = View::compact(DType::F32, &[h, rows]);
+                let mut view = View::compact(case.lse_dtype, &[h, rows]);
                 view.shape.swap(0, 1);
                 view.strides.swap(0, 1);
                 Resident::new(memory, Image::poisoned(view))
@@ -414,7 +416,11 @@ impl<'m> Data<'m> {
                             Some(LogBase::Two) => std::f64::consts::LOG2_E,
                             _ => 1.0,
                         };
-                        errors.add_lse(got / base, want_lse);
+                        let rounding = match self.case.lse_dtype {
+                            DType::F32 => 0.0,
+                            dtype => unit_roundoff(dtype) * got.abs(),
+                        };
+                        errors.add_lse(got / base, want_lse, rounding / base);
                     }
                 }
             }
@@ -676,9 +682,10 @@ impl Errors {
         self.want += want * want;
     }
 
-    fn add_lse(&mut self, got: f64, want: f64) {
+    /// `rounding` is what rounding to a type of 16 bits may change.
+    fn add_lse(&mut self, got: f64, want: f64, rounding: f64) {
         self.has_nan |= !got.is_finite();
-        self.lse = self.lse.max((got - want).abs());
+        self.lse = self.lse.max((got - want).abs() - rounding);
     }
 
     /// The angle between result and truth is bounded as FlashMLA's tests do for 16-bit types.

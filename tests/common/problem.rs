@@ -151,6 +151,7 @@ pub struct Layer {
     pub o_scales: bool,
     pub logits_soft_cap: f32,
     pub lse: Option<LogBase>,
+    pub lse_dtype: DType,
     /// Draws this layer's numbers apart from those of other layers.
     pub tag: u64,
 }
@@ -233,6 +234,7 @@ impl Layer {
             o_scales: false,
             logits_soft_cap: 0.0,
             lse: Some(LogBase::E),
+            lse_dtype: DType::F32,
             tag: 0,
         }
     }

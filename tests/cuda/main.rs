@@ -19,6 +19,7 @@ mod gpu;
 mod harness;
 mod head_dims;
 mod index;
+mod lse;
 mod masks;
 mod merge;
 mod mla;
@@ -57,6 +58,8 @@ fn main() -> ExitCode {
             (),
             scales::scales_change_under_a_graph,
         ),
+        case("lse_of_16_bits", (), lse::lse_of_16_bits),
+        case("lse_of_16_bits_of_sums", (), lse::lse_of_16_bits_of_sums),
         case("fp8_products", (), fp8_products::fp8_products),
         case("long_fp8_products", (), fp8_products::long_fp8_products),
         case("many_requests", (), problems::many_requests),

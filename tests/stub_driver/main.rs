@@ -19,6 +19,7 @@ mod head_dims;
 mod images;
 mod index;
 mod launches;
+mod lse;
 mod merge;
 mod mla;
 mod mla_cache;

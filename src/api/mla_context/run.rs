@@ -93,8 +93,10 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Its lse: the caller's, where it is fp32.
     fn sum_lse(&self) -> Tensor {
-        self.args.lse.unwrap_or(self.planned.buffers.sum_lse)
+        let lse = self.args.lse.filter(|lse| lse.dtype() == DType::F32);
+        lse.unwrap_or(self.planned.buffers.sum_lse)
     }
 
     /// A chunk's rows: the caller's, or the workspace's.
@@ -224,18 +226,28 @@ impl<'a> Run<'a> {
         chunk.run(args, self.stream)
     }
 
-    /// Rounds the sum to the output.
+    /// Rounds the sum to the output, and its lse.
     pub fn finish(&self) -> Result<()> {
-        if self.operators.cuts.list().is_empty() || self.args.o.dtype() == DType::F32 {
+        if self.operators.cuts.list().is_empty() {
             return Ok(());
         }
-        let rows = |tensor: Tensor| tensor.narrow(0, 0, self.tokens);
-        let copy = CopyWeightsArgs {
-            source: rows(self.sum()),
-            target: rows(self.args.o),
-        };
+        if self.args.o.dtype() != DType::F32 {
+            let rows = |tensor: Tensor| tensor.narrow(0, 0, self.tokens);
+            self.round(rows(self.sum()), rows(self.args.o))?;
+        }
+        match self.args.lse {
+            Some(lse) if lse.dtype() != DType::F32 => {
+                let rows = |lse: Tensor| lse.narrow(0, 0, self.tokens).insert_dim(0);
+                self.round(rows(self.sum_lse()), rows(lse))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn round(&self, source: Tensor, target: Tensor) -> Result<()> {
+        let copy = Checked::new(CopyWeightsArgs { source, target });
         let backend = self.operators.context.backend();
-        backend.copy_weights(&Checked::new(copy), self.stream)
+        backend.copy_weights(&copy, self.stream)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The attention handle on a device: plans go to the workspace by one copy, or by one kernel where the
-//! lengths are on the device; a run is one kernel, a second where rows were split, and one before them where it has scales
-//! that have to be folded.
+//! lengths are on the device; a run is one kernel, a second where rows were split, one before them where it has scales
+//! that have to be folded, and one after them where its lse has to be rounded.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +11,7 @@ use super::fold_scales::FoldScales;
 use super::kernel::Run;
 use super::narrow::{Narrow, Room};
 use super::planner::Planner;
+use super::round_lse::RoundLse;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
@@ -38,13 +39,14 @@ pub struct CudaAttention {
     combine: Combine,
     planner: Planner,
     fold_scales: FoldScales,
+    round_lse: RoundLse,
     narrow: Narrow,
     tiling: Tiling,
     capacity: Capacity,
     regions: Regions,
     ring: Ring,
     planned: Option<Planned>,
-    /// Held while a run is enqueued: its two kernels share the workspace's partial results, so those of
+    /// Held while a run is enqueued: its kernels share the workspace's partial results, so those of
     /// another thread may not come between them.
     enqueuing: Mutex<()>,
     /// Where the page ids of the plan are: `None` before the first plan, then `None` for ids in the
@@ -61,6 +63,8 @@ struct Planned {
     mask_bits_start: u64,
     /// Where factors of k and v have room.
     scales: u64,
+    /// Where an lse of fp32 has room.
+    lse: u64,
     num_items: usize,
     num_combines: usize,
     /// The most there can be where only the device knows, and where it changes under a graph.
@@ -102,6 +106,7 @@ impl CudaAttention {
             candidates,
             combine: Combine::load(loader, context, desc)?,
             fold_scales: FoldScales::load(loader, context, desc)?,
+            round_lse: RoundLse::load(loader, context, desc)?,
             narrow: Narrow::load(loader, context, desc)?,
             planner: Planner::load(loader, context, desc, &tiling, places)?,
             tiling,
@@ -224,6 +229,7 @@ impl CudaAttention {
             mask_bytes_start: base + layout.mask_bytes_start as u64,
             mask_bits_start: base + layout.mask_bits_start as u64,
             scales: base + (self.regions.own + scales_at(&self.capacity)) as u64,
+            lse: base + (self.regions.own + lse_at(&self.capacity, &self.desc)) as u64,
             num_items: self.capacity.counts.items,
             num_combines: self.capacity.counts.combines,
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
@@ -389,6 +395,7 @@ impl Attention for CudaAttention {
         check_run(args, &self.desc)?;
         let mut params = self.params(&planned, args);
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
+        let rounded = self.round_lse.redirect(args, planned.lse, &mut params);
         let run = Run {
             args,
             params: &params,
@@ -410,11 +417,17 @@ impl Attention for CudaAttention {
             self.fold_scales.launch(&current, &folded, stream)?;
         }
         kernel.launch(&current, &run, stream)?;
-        if planned.num_combines == 0 {
-            return Ok(());
+        if planned.num_combines > 0 {
+            self.combine
+                .launch(&current, &params, planned.num_combines, stream)?;
         }
-        self.combine
-            .launch(&current, &params, planned.num_combines, stream)
+        match rounded {
+            None => Ok(()),
+            Some(rounded) => {
+                let num_rows = planned.num_rows;
+                self.round_lse.launch(&current, &rounded, num_rows, stream)
+            }
+        }
     }
 }
 
@@ -463,9 +476,14 @@ fn lengths_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
     aligned(scales_at(capacity).saturating_add(FoldScales::bytes(desc)))
 }
 
-/// Where the memory of kernels begins there, behind the lengths.
-fn scratch_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
+/// Where an lse of fp32 lies there, behind the lengths.
+fn lse_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
     aligned(lengths_at(capacity, desc).saturating_add(Narrow::bytes(desc)))
+}
+
+/// Where the memory of kernels begins there, behind the lse.
+fn scratch_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
+    aligned(lse_at(capacity, desc).saturating_add(RoundLse::bytes(desc)))
 }
 
 fn aligned(bytes: usize) -> usize {

@@ -15,6 +15,7 @@ pub mod kernel;
 pub mod mla;
 pub mod narrow;
 pub mod planner;
+mod round_lse;
 pub(in crate::cuda) mod sm90;
 pub mod sm90_decode;
 mod sm90_mla;
