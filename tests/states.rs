@@ -481,9 +481,7 @@ fn two_states_merge(session: &dyn Session, states: &States, asked: &Asked) {
     let [v_a, s_a, v_b, s_b] = [v_a, s_a, v_b, s_b].map(resident);
     let dtype = asked.format.dtype(states.dtype);
     let v_new = View::gapped(dtype, &[tokens, heads, dim], &[5, 3, 0], 1);
-    let s_new = asked
-        .layout
-        .view(states.lse_dtypes[1], &[tokens, heads], 2);
+    let s_new = asked.layout.view(states.lse_dtypes[1], &[tokens, heads], 2);
     let [v_new, s_new] = [v_new, s_new].map(|view| resident(Image::poisoned(view)));
     let (v_out, s_out) = match asked.in_place {
         true => (&v_a, &s_a),

@@ -320,9 +320,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     const Range states = {0, p.num_states};
     const Floats type;
     const SameType out(p, at);
-    store_lse(p, at, type,
-              p.vectors ? merge_states<VECTOR, 2>(p, at, states, type, out)
-                        : merge_states<1, 2>(p, at, states, type, out));
+    store_lse(
+        p, at, type,
+        p.vectors ? merge_states<VECTOR, 2>(p, at, states, type, out) : merge_states<1, 2>(p, at, states, type, out));
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
@@ -356,6 +356,5 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     const Position at(p.merge);
     if (!at.wanted) return;
     const AnyFloats type(p);
-    store_lse(p.merge, at, type,
-              merge_two(p.merge, at, at.token < p.num_tokens_with_first, type, AnyType(p, at)));
+    store_lse(p.merge, at, type, merge_two(p.merge, at, at.token < p.num_tokens_with_first, type, AnyType(p, at)));
 }
