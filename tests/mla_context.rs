@@ -61,6 +61,18 @@ fn an_lse_of_16_bits() {
 }
 
 #[test]
+fn lengths_of_int64() {
+    for csr in [false, true] {
+        check_everywhere(&Case {
+            csr,
+            wide_lengths: true,
+            chunk_tokens: 24,
+            ..Case::plain(&MIXED)
+        });
+    }
+}
+
+#[test]
 fn every_type_of_record() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for cache in [
@@ -219,6 +231,7 @@ fn cases() -> impl Strategy<Value = Case> {
                     value,
                     page_size: sizes.1,
                     csr: flags[1],
+                    wide_lengths: seed % 4 == 1,
                     chunk_tokens: sizes.2,
                     in_steps: flags[2],
                     graph: flags[3] && !lens.is_empty(),
