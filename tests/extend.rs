@@ -100,6 +100,10 @@ fn positions_are_those_among_all_keys() {
             ..plain.clone()
         },
         Layer {
+            mask: MaskKind::Items,
+            ..plain.clone()
+        },
+        Layer {
             mask: MaskKind::CausalByRequest,
             sinks: true,
             logits_soft_cap: 20.0,

@@ -37,7 +37,7 @@ pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
 pub const FOLIO_MASK_CAUSAL_BY_REQUEST: i32 = 4;
 /// Multi-item scoring (FlashInfer): the keys before item_starts are a prefix, the others items one after the other. The row at
 /// position p sees key j iff `j <= p && (j < item_starts[request] || p - j <= item_positions[request, p - item_starts])`.
-/// On CUDA devices it is FOLIO_ERR_UNSUPPORTED.
+/// On CUDA devices it is for handles with FOLIO_PLAN_MASK_ITEMS.
 pub const FOLIO_MASK_ITEMS: i32 = 5;
 
 /// Tensors and parameters of one attention call; one plan serves many, with different values.

@@ -97,6 +97,7 @@ unsafe impl Input for folio_mla_desc {
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
             fp8_products: false,
+            mask_items: false,
             shared_levels: 0,
             new_kv: None,
         })

@@ -159,6 +159,7 @@ impl Case {
             graph: self.graph,
             batch_invariant: self.batch_invariant,
             fp8_products: false,
+            mask_items: false,
             shared_levels: self.levels,
             new_kv: None,
         }
@@ -412,6 +413,7 @@ fn flat(case: &Case) -> (Image, Option<Image>) {
         graph: false,
         batch_invariant: false,
         fp8_products: false,
+        mask_items: false,
         ..case.desc()
     };
     let mut handle = session.attention(desc).unwrap();

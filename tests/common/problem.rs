@@ -453,6 +453,7 @@ impl Problem {
             graph: self.graph,
             batch_invariant: self.batch_invariant,
             fp8_products: self.fp8_products,
+            mask_items: self.layer.mask == MaskKind::Items && self.new_kv.is_none(),
             shared_levels: 0,
             new_kv: self.new_kv,
         }

@@ -430,7 +430,6 @@ fn caps() -> impl Strategy<Value = f32> {
 fn lse() -> impl Strategy<Value = (Option<LogBase>, DType)> {
     let base =
         prop_oneof![2 => Just(Some(LogBase::E)), 1 => Just(Some(LogBase::Two)), 1 => Just(None)];
-    let dtype =
-        prop_oneof![2 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::BF16)];
+    let dtype = prop_oneof![2 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::BF16)];
     (base, dtype)
 }

@@ -112,6 +112,8 @@ fn main() -> ExitCode {
         case("masks_of_many_rows", (), masks::masks_of_many_rows),
         case("masks_of_few_rows", (), masks::masks_of_few_rows),
         case("custom_masks", (), masks::custom_masks),
+        case("items", (), masks::items),
+        case("items_under_a_graph", (), masks::items_under_a_graph),
         case("rows_that_see_nothing", (), masks::rows_that_see_nothing),
         case(
             "masks_of_split_requests",

@@ -18,6 +18,7 @@ mod harness;
 mod head_dims;
 mod images;
 mod index;
+mod items;
 mod launches;
 mod lse;
 mod merge;

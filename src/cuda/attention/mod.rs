@@ -12,6 +12,7 @@ mod fold_scales;
 pub mod generic;
 pub mod handle;
 pub mod kernel;
+mod mask_items;
 pub mod mla;
 pub mod narrow;
 pub mod planner;
