@@ -120,6 +120,26 @@ fn queries_in_fp8() {
     }
 }
 
+/// An lse in 16 bits, of few rows and of many, of rows that are split and of those that see nothing.
+#[test]
+fn an_lse_of_16_bits() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for lse_dtype in [DType::F16, DType::BF16] {
+            for (lse, kind, lens) in [
+                (LogBase::E, Kind::Decode, [(1, 4000), (2, 0), (3, 715)]),
+                (LogBase::Two, Kind::Prefill, [(40, 800), (3, 0), (150, 790)]),
+            ] {
+                let mut problem = Problem::plain(&lens).of(dtype).heads(4, 2, 64);
+                problem.kind = kind;
+                problem.memory.lse_head_major = lse == LogBase::Two;
+                problem.layer.lse = Some(lse);
+                problem.layer.lse_dtype = lse_dtype;
+                check_on_cpu(&problem);
+            }
+        }
+    }
+}
+
 /// What no row sees may be infinite or no number, in any tile of keys; its weight of 0 must not meet it.
 #[test]
 fn hidden_memory_between_seen_keys_is_not_used() {

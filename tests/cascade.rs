@@ -92,6 +92,20 @@ fn every_type_and_extra() {
     }
 }
 
+#[test]
+fn an_lse_of_16_bits() {
+    for lse_dtype in [DType::F16, DType::BF16] {
+        for extra in [Extra::Nothing, Extra::Window] {
+            let own: Vec<(i32, i32)> = (0..6).map(|b| (1 + b % 2, 9 + 11 * b)).collect();
+            check_everywhere(&Case {
+                extra,
+                lse_dtype,
+                ..Case::plain(&own, &[(0, 6, 60), (0, 3, 100)]).of(DType::BF16)
+            });
+        }
+    }
+}
+
 /// New tokens are never shared, whatever is stated; requests may have none, and no keys of their own beyond them.
 #[test]
 fn prefixes_end_before_new_tokens() {

@@ -100,6 +100,10 @@ fn positions_are_those_among_all_keys() {
             ..plain.clone()
         },
         Layer {
+            mask: MaskKind::Items,
+            ..plain.clone()
+        },
+        Layer {
             mask: MaskKind::CausalByRequest,
             sinks: true,
             logits_soft_cap: 20.0,
@@ -110,6 +114,23 @@ fn positions_are_those_among_all_keys() {
         for dtype in [DType::F32, DType::BF16] {
             let problem = Problem::plain(&LENS).of(dtype).extend(dtype);
             check_on_cpu(&problem.with_layer(layer.clone()));
+        }
+    }
+}
+
+/// The lse of the parts stay float32 where the caller's has 16 bits.
+#[test]
+fn an_lse_of_16_bits() {
+    for lse_dtype in [DType::F16, DType::BF16] {
+        let layer = Layer {
+            lse_dtype,
+            ..Layer::plain()
+        };
+        for lens in [&LENS[..], &[(33, 33), (5, 5)]] {
+            for dtype in [DType::F32, DType::BF16] {
+                let problem = Problem::plain(lens).of(dtype).extend(dtype);
+                check_on_cpu(&problem.with_layer(layer.clone()));
+            }
         }
     }
 }

@@ -49,6 +49,7 @@ fn desc(max_kv_len: u32, rows: u32) -> AttentionDesc {
         graph: false,
         batch_invariant: false,
         fp8_products: false,
+        mask_items: false,
         shared_levels: 0,
         new_kv: None,
     }

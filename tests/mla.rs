@@ -353,6 +353,18 @@ fn the_absorbed_form_is_that_of_the_heads() {
     }
 }
 
+/// An lse in 16 bits, of few rows and of many.
+#[test]
+fn an_lse_of_16_bits() {
+    for dtype in FLOATS {
+        for lse_dtype in [DType::F16, DType::BF16] {
+            let mut problem = MlaProblem::plain(&[(1, 900), (2, 0), (40, 70)]).of(dtype);
+            problem.batch.layer.lse_dtype = lse_dtype;
+            check_on_cpu(&problem);
+        }
+    }
+}
+
 /// Requests with equal numbers in any order give equal rows: the tag says which numbers.
 #[test]
 fn a_request_that_comes_twice_gives_the_same_rows_twice() {

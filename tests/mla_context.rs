@@ -41,6 +41,37 @@ fn chunks_of_every_size() {
     }
 }
 
+/// The sum over the chunks has an lse of float32, whatever the caller's is.
+#[test]
+fn an_lse_of_16_bits() {
+    for lse_dtype in [DType::F16, DType::BF16] {
+        for dtype in [DType::F32, DType::BF16] {
+            for lens in [&MIXED[..], &[(3, 0), (20, 0)]] {
+                for in_steps in [false, true] {
+                    check_everywhere(&Case {
+                        chunk_tokens: 24,
+                        in_steps,
+                        lse_dtype,
+                        ..Case::plain(lens).of(dtype)
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_of_int64() {
+    for csr in [false, true] {
+        check_everywhere(&Case {
+            csr,
+            wide_lengths: true,
+            chunk_tokens: 24,
+            ..Case::plain(&MIXED)
+        });
+    }
+}
+
 #[test]
 fn every_type_of_record() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -200,6 +231,7 @@ fn cases() -> impl Strategy<Value = Case> {
                     value,
                     page_size: sizes.1,
                     csr: flags[1],
+                    wide_lengths: seed % 4 == 1,
                     chunk_tokens: sizes.2,
                     in_steps: flags[2],
                     graph: flags[3] && !lens.is_empty(),

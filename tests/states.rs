@@ -37,16 +37,16 @@ enum Layout {
 impl Layout {
     /// A tensor whose first dimension is tokens and whose last one heads, with `gap` elements after each slice of the
     /// outermost in memory.
-    fn view(self, shape: &[i64], gap: u32) -> View {
+    fn view(self, dtype: DType, shape: &[i64], gap: u32) -> View {
         let last = shape.len() - 1;
         let mut gaps = vec![0; shape.len()];
         gaps[0] = gap;
         match self {
-            Layout::TokensFirst => View::gapped(DType::F32, shape, &gaps, 0),
+            Layout::TokensFirst => View::gapped(dtype, shape, &gaps, 0),
             Layout::HeadsFirst => {
                 let mut shape = shape.to_vec();
                 shape.swap(0, last);
-                let mut view = View::gapped(DType::F32, &shape, &gaps, 1);
+                let mut view = View::gapped(dtype, &shape, &gaps, 1);
                 view.shape.swap(0, last);
                 view.strides.swap(0, last);
                 view
@@ -97,6 +97,8 @@ struct States {
     /// tokens, n, heads, dim
     shape: [i64; 4],
     lse_base: LogBase,
+    /// Types of the states' lse, and of the merged one where it is a tensor of its own.
+    lse_dtypes: [DType; 2],
     seed: u64,
 }
 
@@ -112,7 +114,7 @@ impl States {
             0 => f32::NEG_INFINITY,
             1 => f32::INFINITY,
             2 => f32::NAN,
-            _ => (12.0 * uniform(hash) - 4.0) as f32,
+            _ => rounded(self.lse_dtypes[0], 12.0 * uniform(hash) - 4.0) as f32,
         }
     }
 
@@ -164,9 +166,10 @@ impl States {
                 v.put(index, encode(self.dtype, self.value(&at)));
             }
         });
-        let mut s = Image::poisoned(layout.view(&s_shape, 0));
+        let dtype = self.lse_dtypes[0];
+        let mut s = Image::poisoned(layout.view(dtype, &s_shape, 0));
         for_each_index(&s_shape, |index| {
-            s.put(index, self.lse(&whole(index)).to_bits().into());
+            s.put(index, encode(dtype, self.lse(&whole(index)).into()));
         });
         (v, s)
     }
@@ -193,10 +196,12 @@ impl States {
         }
         if let Some(s) = s {
             let got = s.value(&[token, head]);
-            assert!(
-                got == lse || (got - lse).abs() < 2e-6,
-                "lse {got} is not {lse}"
-            );
+            let bound = |lse| match s.view.dtype {
+                DType::F32 => lse,
+                dtype => rounded(dtype, lse),
+            };
+            let within = bound(lse - 2e-6) <= got && got <= bound(lse + 2e-6);
+            assert!(got == lse || within, "lse {got} is not {lse}");
         }
     }
 
@@ -213,7 +218,7 @@ impl States {
         if !lse.is_finite() {
             return;
         }
-        assert_eq!(s.value(&[token, head]), f64::from(lse));
+        assert_eq!(s.value(&[token, head]), rounded(s.view.dtype, lse.into()));
         if matches!(format, Format::Same) {
             for d in 0..self.shape[3] {
                 let want = self.value(&[token, n, head, d]);
@@ -223,8 +228,20 @@ impl States {
     }
 }
 
+/// A number of every type that outweighs all others.
+const HEAVIEST: f64 = 6e4;
+
 /// Of every problem of the grid.
 const TOKENS: i64 = 39;
+
+/// Of the states' lse, and of the merged one.
+const LSE_DTYPES: [[DType; 2]; 5] = [
+    [DType::F32; 2],
+    [DType::BF16; 2],
+    [DType::F32, DType::F16],
+    [DType::F16; 2],
+    [DType::BF16, DType::F32],
+];
 
 fn grid() -> Vec<States> {
     let mut grid = Vec::new();
@@ -242,6 +259,7 @@ fn grid() -> Vec<States> {
                         true => LogBase::Two,
                         false => LogBase::E,
                     },
+                    lse_dtypes: LSE_DTYPES[(seed as usize + n as usize) % LSE_DTYPES.len()],
                     seed: 10 * seed + n as u64,
                 });
             }
@@ -268,7 +286,7 @@ fn n_states_merge_as_the_formula_says() {
                 let dtype = format.dtype(states.dtype);
                 let gapped = View::gapped(dtype, &[tokens, heads, dim], &[5, 3, 0], 1);
                 let v_out = Resident::new(&HostMemory, Image::poisoned(gapped));
-                let s_out = Image::poisoned(layout.view(&[tokens, heads], 2));
+                let s_out = Image::poisoned(layout.view(states.lse_dtypes[1], &[tokens, heads], 2));
                 let s_out = Resident::new(&HostMemory, s_out);
                 let input = MergeStatesArgs {
                     v: v.tensor(),
@@ -319,13 +337,14 @@ fn numbers_of_states_of_their_own_merge_as_the_formula_says() {
             ] {
                 let compact = View::compact(states.dtype, &[all, heads, dim]);
                 let mut v = Image::poisoned(compact);
-                let mut s = Image::poisoned(layout.view(&[all, heads], 1));
+                let lse_dtype = states.lse_dtypes[0];
+                let mut s = Image::poisoned(layout.view(lse_dtype, &[all, heads], 1));
                 // What no token names weighs more than all that one does.
-                for_each_index(&[all, heads], |at| s.put(at, 1e30f32.to_bits().into()));
+                for_each_index(&[all, heads], |at| s.put(at, encode(lse_dtype, HEAVIEST)));
                 for_each_index(&[tokens, heads], |at| {
                     for n in 0..count(at[0]) {
                         let (from, to) = ([at[0], n, at[1]], [start(at[0]) + n, at[1]]);
-                        s.put(&to, states.lse(&from).to_bits().into());
+                        s.put(&to, encode(lse_dtype, states.lse(&from).into()));
                         for d in (0..dim).filter(|_| states.lse(&from).is_finite()) {
                             let value = states.value(&[at[0], n, at[1], d]);
                             v.put(&[to[0], to[1], d], encode(states.dtype, value));
@@ -334,7 +353,7 @@ fn numbers_of_states_of_their_own_merge_as_the_formula_says() {
                 });
                 let dtype = format.dtype(states.dtype);
                 let v_out = View::gapped(dtype, &[tokens, heads, dim], &[5, 3, 0], 1);
-                let s_out = layout.view(&[tokens, heads], 2);
+                let s_out = layout.view(states.lse_dtypes[1], &[tokens, heads], 2);
                 let resident = |image| Resident::new(&HostMemory, image);
                 let (v, s) = (resident(v), resident(s));
                 let offsets = resident(Image::of_i32(&[tokens + 1], &indptr));
@@ -455,14 +474,14 @@ fn two_states_merge(session: &dyn Session, states: &States, asked: &Asked) {
     for_each_index(&[tokens, heads, dim], |at| {
         if !has_a(at[0]) {
             v_a.put(at, encode(states.dtype, f64::NAN));
-            s_a.put(&at[..2], 1e30f32.to_bits().into());
+            s_a.put(&at[..2], encode(states.lse_dtypes[0], HEAVIEST));
         }
     });
     let (v_b, s_b) = states.images(Some(1), asked.layout);
     let [v_a, s_a, v_b, s_b] = [v_a, s_a, v_b, s_b].map(resident);
     let dtype = asked.format.dtype(states.dtype);
     let v_new = View::gapped(dtype, &[tokens, heads, dim], &[5, 3, 0], 1);
-    let s_new = asked.layout.view(&[tokens, heads], 2);
+    let s_new = asked.layout.view(states.lse_dtypes[1], &[tokens, heads], 2);
     let [v_new, s_new] = [v_new, s_new].map(|view| resident(Image::poisoned(view)));
     let (v_out, s_out) = match asked.in_place {
         true => (&v_a, &s_a),

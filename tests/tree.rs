@@ -199,6 +199,7 @@ impl Layer<'_> {
             graph: false,
             batch_invariant: false,
             fp8_products: false,
+            mask_items: false,
             shared_levels: 0,
             new_kv: None,
         };

@@ -251,6 +251,7 @@ fn desc(shape: &Shape) -> AttentionDesc {
         graph: false,
         batch_invariant: false,
         fp8_products: false,
+        mask_items: false,
         shared_levels: 0,
         new_kv: None,
     }

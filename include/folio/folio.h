@@ -621,6 +621,12 @@ typedef struct folio_tensor {
 #define FOLIO_PLAN_FP8_PRODUCTS 4
 
 /**
+ * Decode, prefill and cascade, without new_kv_dtype: runs may have FOLIO_MASK_ITEMS. On CUDA devices the workspace is larger by
+ * max_num_tokens · max_kv_len bits, for the mask that such a run makes. No effect on the CPU, which needs none.
+ */
+#define FOLIO_PLAN_MASK_ITEMS 8
+
+/**
  * One step's lengths and page table. Index tensors are contiguous, each int32 or int64; block_table's rows may be
  * apart. The page table comes in one of these forms:
  *
@@ -811,7 +817,7 @@ typedef struct folio_workspace {
 /**
  * Multi-item scoring (FlashInfer): the keys before item_starts are a prefix, the others items one after the other. The row at
  * position p sees key j iff `j <= p && (j < item_starts[request] || p - j <= item_positions[request, p - item_starts])`.
- * On CUDA devices it is FOLIO_ERR_UNSUPPORTED.
+ * On CUDA devices it is for handles with FOLIO_PLAN_MASK_ITEMS.
  */
 #define FOLIO_MASK_ITEMS 5
 
@@ -868,7 +874,8 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *o;
     /**
-     * Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or NULL.
+     * Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or NULL. It is computed in
+     * float32 and rounded once; what is beyond the type becomes infinite.
      */
     const folio_tensor *lse;
     /**
@@ -1840,7 +1847,8 @@ typedef struct folio_mla_args {
      */
     const folio_tensor *o;
     /**
-     * Output: `[num_tokens or more, num_heads]` float32 of any strides, or NULL.
+     * Output: `[num_tokens or more, num_heads]` float32, float16 or bfloat16 of any strides, or NULL, as that of
+     * folio_attention_args.
      */
     const folio_tensor *lse;
     /**
@@ -2494,7 +2502,7 @@ typedef struct folio_merge_state_args {
      */
     const folio_tensor *v_a;
     /**
-     * `[num_tokens, num_heads]` float32.
+     * `[num_tokens, num_heads]` float32, float16 or bfloat16.
      */
     const folio_tensor *s_a;
     /**
@@ -2502,7 +2510,7 @@ typedef struct folio_merge_state_args {
      */
     const folio_tensor *v_b;
     /**
-     * As s_a.
+     * As s_a, and of its type.
      */
     const folio_tensor *s_b;
     /**
@@ -2510,7 +2518,7 @@ typedef struct folio_merge_state_args {
      */
     const folio_tensor *v_out;
     /**
-     * Output: as s_a; may be s_a or s_b itself; or NULL.
+     * Output: as s_a, in any of those types; may be s_a or s_b itself; or NULL.
      */
     const folio_tensor *s_out;
     /**
@@ -2546,7 +2554,7 @@ typedef struct folio_merge_states_args {
      */
     const folio_tensor *v;
     /**
-     * `[num_tokens, n, num_heads]` float32.
+     * `[num_tokens, n, num_heads]` float32, float16 or bfloat16.
      */
     const folio_tensor *s;
     /**
@@ -2554,7 +2562,7 @@ typedef struct folio_merge_states_args {
      */
     const folio_tensor *v_out;
     /**
-     * Output: `[num_tokens, num_heads]` float32, or NULL.
+     * Output: `[num_tokens, num_heads]` float32, float16 or bfloat16, or NULL.
      */
     const folio_tensor *s_out;
     /**
@@ -2588,7 +2596,7 @@ typedef struct folio_merge_varlen_args {
      */
     const folio_tensor *v;
     /**
-     * `[num_states, num_heads]` float32.
+     * `[num_states, num_heads]` float32, float16 or bfloat16.
      */
     const folio_tensor *s;
     /**
@@ -2601,7 +2609,7 @@ typedef struct folio_merge_varlen_args {
      */
     const folio_tensor *v_out;
     /**
-     * Output: `[num_tokens, num_heads]` float32, or NULL.
+     * Output: `[num_tokens, num_heads]` float32, float16 or bfloat16, or NULL.
      */
     const folio_tensor *s_out;
     /**
@@ -3268,7 +3276,8 @@ typedef struct folio_mla_context_args {
      */
     const folio_tensor *o;
     /**
-     * Output: `[T or more, H]` float32 of any strides, or NULL.
+     * Output: `[T or more, H]` float32, float16 or bfloat16 of any strides, or NULL. The sum over the chunks is kept in
+     * float32.
      */
     const folio_tensor *lse;
     /**

@@ -7,7 +7,8 @@
 //
 // Two states, the most common case, have a kernel of their own. It is bound by the latency of memory: few registers and
 // many blocks make it fast. So what is asked for less often (another number of states for every token, tokens that
-// have the second state alone, outputs in fp8 or of fp32 states in 16 bits) has kernels of its own too, the general ones.
+// have the second state alone, outputs in fp8 or of fp32 states in 16 bits, an lse in 16 bits) has kernels of its own too,
+// the general ones.
 #include "core/elements.cuh"
 #include "core/paged.cuh"
 #include "core/softmax.cuh"
@@ -32,20 +33,53 @@ struct Position {
     }
 };
 
-// One state of a token and head.
+// Every lse in fp32.
+struct Floats {
+    __device__ __forceinline__ i64 bytes(i64 elements) const { return elements * static_cast<i64>(sizeof(float)); }
+    __device__ __forceinline__ float load(const void *s) const { return *static_cast<const float *>(s); }
+    __device__ __forceinline__ void store(void *s, i64 at, float lse) const { static_cast<float *>(s)[at] = lse; }
+};
+
+// Those of the states in one type, the merged one in one of its own.
+struct AnyFloats {
+    u32 states, merged;  // FolioDtype: FOLIO_F32, FOLIO_F16 or FOLIO_BF16
+
+    __device__ __forceinline__ explicit AnyFloats(const FolioMergeGeneralParams &p)
+        : states(p.s_dtype), merged(p.s_out_dtype) {}
+
+    __device__ __forceinline__ i64 bytes(i64 elements) const { return elements << (states == FOLIO_F32 ? 2 : 1); }
+    __device__ __forceinline__ float load(const void *s) const {
+        switch (states) {
+            case FOLIO_F16: return f16::load(*static_cast<const u16 *>(s));
+            case FOLIO_BF16: return bf16::load(*static_cast<const u16 *>(s));
+            default: return *static_cast<const float *>(s);
+        }
+    }
+    __device__ __forceinline__ void store(void *s, i64 at, float lse) const {
+        switch (merged) {
+            case FOLIO_F16: static_cast<u16 *>(s)[at] = f16::store(lse); break;
+            case FOLIO_BF16: static_cast<u16 *>(s)[at] = bf16::store(lse); break;
+            default: static_cast<float *>(s)[at] = lse;
+        }
+    }
+};
+
+// One state of a token and head. Lse says of what type its lse is.
+template <class Lse>
 struct State {
     const Storage *v;
-    const float *s;
+    const char *s;
 
-    __device__ __forceinline__ State(const FolioState &states, const Position &at, u32 index)
+    __device__ __forceinline__ State(const FolioState &states, const Position &at, u32 index, const Lse &type)
         : v(static_cast<const Storage *>(states.v) + at.token * states.v_stride_token + index * states.v_stride_state +
             at.head * states.v_stride_head),
-          s(states.s + at.token * states.s_stride_token + index * states.s_stride_state +
-            at.head * states.s_stride_head) {}
+          s(reinterpret_cast<const char *>(states.s) +
+            type.bytes(at.token * states.s_stride_token + index * states.s_stride_state +
+                       at.head * states.s_stride_head)) {}
 
     // State `index` of all.
-    __device__ __forceinline__ State(const FolioMergeStatesParams &p, const Position &at, u32 index)
-        : State(p.second.v && index ? State(p.second, at, 0) : State(p.first, at, index)) {}
+    __device__ __forceinline__ State(const FolioMergeStatesParams &p, const Position &at, u32 index, const Lse &type)
+        : State(p.second.v && index ? State(p.second, at, 0, type) : State(p.first, at, index, type)) {}
 };
 
 // Where the first element of the merged row is, from the start of the output.
@@ -55,9 +89,13 @@ __device__ __forceinline__ i64 output_row(const FolioMergeStatesParams &p, const
 
 // s_out may be an s: no lane of the row reads one after this barrier, which orders its reads before the store. Lanes
 // that have left are not waited for, and all others come here.
-__device__ __forceinline__ void store_lse(const FolioMergeStatesParams &p, const Position &at, float lse) {
+template <class Lse>
+__device__ __forceinline__ void store_lse(const FolioMergeStatesParams &p, const Position &at, const Lse &type,
+                                          float lse) {
     __syncwarp();
-    if (p.s_out && at.lane == 0) p.s_out[at.token * p.s_out_stride_token + at.head * p.s_out_stride_head] = lse;
+    if (p.s_out && at.lane == 0) {
+        type.store(p.s_out, at.token * p.s_out_stride_token + at.head * p.s_out_stride_head, lse);
+    }
 }
 
 __device__ __forceinline__ float without_keys(float lse) {
@@ -165,22 +203,22 @@ __device__ __forceinline__ Range states_of(const FolioMergeGeneralParams &p, u32
 }
 
 // Any number of states, of which UNROLL are loaded at a time. Returns the lse.
-template <u32 N, u32 UNROLL, class Output>
+template <u32 N, u32 UNROLL, class Lse, class Output>
 __device__ __forceinline__ float merge_states(const FolioMergeStatesParams &p, const Position &at, const Range &states,
-                                              const Output &out) {
+                                              const Lse &type, const Output &out) {
+    const auto lse = [&](u32 i) { return without_keys(type.load(State<Lse>(p, at, i, type).s)); };
     float max = minus_infinity();
-    for (u32 i = states.begin; i < states.end; i++) max = fmaxf(max, without_keys(*State(p, at, i).s));
+    for (u32 i = states.begin; i < states.end; i++) max = fmaxf(max, lse(i));
     Weights weights(p, max);
-    for (u32 i = states.begin; i < states.end; i++) weights.sum += weights.weight(without_keys(*State(p, at, i).s));
+    for (u32 i = states.begin; i < states.end; i++) weights.sum += weights.weight(lse(i));
     const float factor = weights.factor();
     for (u32 d = N * at.lane; d < p.head_dim; d += N << p.log2_lanes) {
         Sum<N> sum = {};
 #pragma unroll UNROLL
         for (u32 i = states.begin; i < states.end; i++) {
-            const State state(p, at, i);
             Elements<N, Element> values;
-            values.load(state.v + d);
-            sum.add(weights.weight(without_keys(*state.s)) * factor, values);
+            values.load(State<Lse>(p, at, i, type).v + d);
+            sum.add(weights.weight(lse(i)) * factor, values);
         }
         out.store(d, sum);
     }
@@ -188,14 +226,18 @@ __device__ __forceinline__ float merge_states(const FolioMergeStatesParams &p, c
 }
 
 // States at the same distance from each other.
+template <class Lse>
 struct StateRow {
-    State first;
+    State<Lse> first;
     i64 v_step, s_step;  // bytes
 
-    __device__ __forceinline__ StateRow(const FolioMergeStatesParams &p, const Position &at)
-        : first(p, at, 0), v_step(distance(first.v, State(p, at, 1).v)), s_step(distance(first.s, State(p, at, 1).s)) {}
+    __device__ __forceinline__ StateRow(const FolioMergeStatesParams &p, const Position &at, const Lse &type)
+        : first(p, at, 0, type) {
+        const State<Lse> second(p, at, 1, type);
+        v_step = distance(first.v, second.v), s_step = distance(first.s, second.s);
+    }
 
-    __device__ __forceinline__ const float *s(u32 index) const { return moved(first.s, index * s_step); }
+    __device__ __forceinline__ const void *s(u32 index) const { return first.s + index * s_step; }
     __device__ __forceinline__ const Storage *v(u32 index) const { return moved(first.v, index * v_step); }
 
 private:
@@ -211,11 +253,11 @@ private:
 
 // Any number of states in one pass, of which four are on their way at a time with their lse. What was summed up is scaled
 // down where a greater lse comes. Returns the lse.
-template <u32 N, class Output>
+template <u32 N, class Lse, class Output>
 __device__ __forceinline__ float merge_as_they_come(const FolioMergeStatesParams &p, const Position &at,
-                                                    const Range &states, const Output &out) {
+                                                    const Range &states, const Lse &type, const Output &out) {
     constexpr u32 AT_ONCE = 4;
-    const StateRow row(p, at);
+    const StateRow<Lse> row(p, at, type);
     Weights weights(p, minus_infinity());
     for (u32 d = N * at.lane; d < p.head_dim; d += N << p.log2_lanes) {
         weights = Weights(p, minus_infinity());
@@ -228,7 +270,7 @@ __device__ __forceinline__ float merge_as_they_come(const FolioMergeStatesParams
             for (u32 j = 0; j < AT_ONCE; j++) {
                 // Those past the end are the last one once more, and do not count.
                 const u32 index = min(i + j, states.end - 1);
-                lse[j] = *row.s(index);
+                lse[j] = type.load(row.s(index));
                 values[j].load(row.v(index) + d);
             }
             float max = weights.max;
@@ -256,13 +298,13 @@ __device__ __forceinline__ float merge_as_they_come(const FolioMergeStatesParams
 }
 
 // Two states in `first` and `second`, whose rows are at most a vector per lane. Returns the lse.
-template <class Output>
+template <class Lse, class Output>
 __device__ __forceinline__ float merge_two(const FolioMergeStatesParams &p, const Position &at, bool has_first,
-                                           const Output &out) {
+                                           const Lse &type, const Output &out) {
     // Lanes past the end of the row read its last vector and store nothing.
     const u32 d = min(VECTOR * at.lane, p.head_dim - VECTOR);
-    const State a(p.first, at, 0), b(p.second, at, 0);
-    const float stated_a = has_first ? *a.s : minus_infinity(), stated_b = *b.s;
+    const State<Lse> a(p.first, at, 0, type), b(p.second, at, 0, type);
+    const float stated_a = has_first ? type.load(a.s) : minus_infinity(), stated_b = type.load(b.s);
     Elements<VECTOR, Element> of_a = {}, of_b;
     if (has_first) of_a.load(a.v + d);
     of_b.load(b.v + d);
@@ -287,8 +329,11 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     const Position at(p);
     if (!at.wanted) return;
     const Range states = {0, p.num_states};
+    const Floats type;
     const SameType out(p, at);
-    store_lse(p, at, p.vectors ? merge_states<VECTOR, 2>(p, at, states, out) : merge_states<1, 2>(p, at, states, out));
+    store_lse(
+        p, at, type,
+        p.vectors ? merge_states<VECTOR, 2>(p, at, states, type, out) : merge_states<1, 2>(p, at, states, type, out));
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
@@ -297,7 +342,8 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     wait_for_prerequisites();
     const Position at(p);
     if (!at.wanted) return;
-    store_lse(p, at, merge_two(p, at, true, SameType(p, at)));
+    const Floats type;
+    store_lse(p, at, type, merge_two(p, at, true, type, SameType(p, at)));
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
@@ -307,10 +353,11 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     const Position at(p.merge);
     if (!at.wanted) return;
     const Range states = states_of(p, at.token);
+    const AnyFloats type(p);
     const AnyType out(p, at);
-    store_lse(p.merge, at,
-              p.merge.vectors ? merge_as_they_come<VECTOR>(p.merge, at, states, out)
-                              : merge_states<1, 4>(p.merge, at, states, out));
+    store_lse(p.merge, at, type,
+              p.merge.vectors ? merge_as_they_come<VECTOR>(p.merge, at, states, type, out)
+                              : merge_states<1, 4>(p.merge, at, states, type, out));
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
@@ -319,5 +366,6 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     wait_for_prerequisites();
     const Position at(p.merge);
     if (!at.wanted) return;
-    store_lse(p.merge, at, merge_two(p.merge, at, at.token < p.num_tokens_with_first, AnyType(p, at)));
+    const AnyFloats type(p);
+    store_lse(p.merge, at, type, merge_two(p.merge, at, at.token < p.num_tokens_with_first, type, AnyType(p, at)));
 }

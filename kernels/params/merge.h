@@ -11,7 +11,8 @@ struct FolioMergeGeneralParams {
     folio_i64 num_tokens_with_first;  // two states: tokens from here on have the second alone
     float o_factor;                   // 1 / o_scale
     folio_u32 o_dtype;                // FolioDtype of v_out
+    folio_u32 s_dtype, s_out_dtype;   // of every s of the states, and of s_out: FOLIO_F32, FOLIO_F16 or FOLIO_BF16
 };
 
 // The number of src/cuda/merge_params.rs.
-static_assert(sizeof(FolioMergeGeneralParams) == 256, "general merges");
+static_assert(sizeof(FolioMergeGeneralParams) == 264, "general merges");

@@ -2,8 +2,8 @@
 
 use super::beside::{Beside, Side, packed};
 use super::check::{
-    Extent, MOST_OUTPUT_SCALE, Named, finite, named, output_scale, output_scales, request_scales,
-    scale,
+    Extent, MOST_OUTPUT_SCALE, Named, finite, named, optional_lse, output_scale, output_scales,
+    request_scales, scale,
 };
 use super::desc::HEAD_DIM_UNIT;
 use super::planned::Planned;
@@ -44,18 +44,7 @@ pub(super) fn check(
     let o = rows("o", args.o, desc.o_dtype, desc.head_dim_vo)?
         .writable()?
         .tensor;
-    let lse = match args.lse {
-        None => None,
-        Some(tensor) => {
-            let lse = Named {
-                name: "lse",
-                tensor,
-            }
-            .on(device)?
-            .of(DType::F32)?;
-            Some(lse.shaped(&[tokens, heads])?.writable()?.tensor)
-        }
-    };
+    let lse = optional_lse("lse", args.lse, &[tokens, heads], device)?;
     let per_head = |name, tensor: Option<Tensor>| {
         tensor
             .map(|tensor| dense(named(name, tensor), DType::F32, &[heads], device))

@@ -35,14 +35,10 @@ pub struct BatchInput {
 }
 
 impl BatchInput {
-    /// Where int32 is the only type: operators that hand the tensors on.
-    pub(super) fn check_int32(&self) -> Result<()> {
+    /// Where int32 is the only type of page ids: operators that hand them on.
+    pub(super) fn check_int32_ids(&self) -> Result<()> {
         for (name, tensor) in [
-            ("qo_indptr", self.qo_indptr),
-            ("kv_indptr", self.kv_indptr),
             ("kv_indices", self.kv_indices),
-            ("kv_len", self.kv_len),
-            ("last_page_len", self.last_page_len),
             ("block_table", self.block_table),
         ] {
             if let Some(tensor) = tensor {

@@ -72,6 +72,8 @@ impl Cascade {
         // A tile has rows of several requests.
         let shared_desc = AttentionDesc {
             max_qo_len: desc.max_num_tokens,
+            // Runs with items take the flat plan.
+            mask_items: false,
             ..desc
         };
         let flat = context.backend().attention(&flat_desc)?;

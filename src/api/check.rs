@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::tensor::{Device, Tensor};
 use std::fmt::Display;
 
-/// Types that attention computes with.
+/// Types that attention computes with, and that an lse may have.
 pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// A tensor under its field's name.
@@ -152,6 +152,20 @@ impl Named<'_> {
             self.tensor.shape()
         )))
     }
+}
+
+/// An output that holds an lse, where the caller wants one.
+pub(super) fn optional_lse(
+    name: &str,
+    tensor: Option<Tensor>,
+    extents: &[Extent],
+    device: Device,
+) -> Result<Option<Tensor>> {
+    let Some(tensor) = tensor else {
+        return Ok(None);
+    };
+    let lse = named(name, tensor).on(device)?.one_of(&FLOATS)?;
+    Ok(Some(lse.shaped(extents)?.writable()?.tensor))
 }
 
 /// `value`, or 1 where the caller left it 0; finite.

@@ -1,7 +1,7 @@
 //! Merging attention states: the checks, and the call of the backend.
 
 use super::Context;
-use super::check::{Extent, FLOATS, named, output_scale, rising};
+use super::check::{Extent, FLOATS, named, optional_lse, output_scale, rising};
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -28,12 +28,12 @@ pub fn merge(context: &Context, args: &MergeArgs, stream: Stream) -> Result<()> 
         .shaped(&extents)?
         .unit_last_stride()?
         .tensor;
-    let like_s = |name, tensor| {
-        named(name, tensor)
-            .on(device)?
-            .of(DType::F32)?
-            .shaped(&extents[..2])
-    };
+    let s_a = lse("s_a", args.s_a, &extents[..2], device)?;
+    let s_b = named("s_b", args.s_b)
+        .on(device)?
+        .of(s_a.dtype())?
+        .shaped(&extents[..2])?
+        .tensor;
     let mask = match args.mask {
         None => None,
         Some(tensor) => {
@@ -51,11 +51,11 @@ pub fn merge(context: &Context, args: &MergeArgs, stream: Stream) -> Result<()> 
     }
     let checked = Checked::new(MergeArgs {
         v_a,
-        s_a: like_s("s_a", args.s_a)?.tensor,
+        s_a,
         v_b,
-        s_b: like_s("s_b", args.s_b)?.tensor,
+        s_b,
         v_out,
-        s_out: optional_output("s_out", args.s_out, &extents[..2], device)?,
+        s_out: optional_lse("s_out", args.s_out, &extents[..2], device)?,
         mask,
         lse_base: args.lse_base,
         num_tokens_without_a: args.num_tokens_without_a,
@@ -78,16 +78,13 @@ pub fn merge_states(context: &Context, args: &MergeStatesArgs, stream: Stream) -
         .unit_last_stride()?
         .tensor;
     let [tokens, n, heads, dim] = [0, 1, 2, 3].map(|d| Extent::Is(v.extent(d)));
-    let s = named("s", args.s)
-        .on(device)?
-        .of(DType::F32)?
-        .shaped(&[tokens, n, heads])?;
+    let s = lse("s", args.s, &[tokens, n, heads], device)?;
     let v_out = merged(args.v_out, v.dtype(), &[tokens, heads, dim], device)?;
     let checked = Checked::new(MergeStatesArgs {
         v,
-        s: s.tensor,
+        s,
         v_out,
-        s_out: optional_output("s_out", args.s_out, &[tokens, heads], device)?,
+        s_out: optional_lse("s_out", args.s_out, &[tokens, heads], device)?,
         lse_base: args.lse_base,
         o_scale: output_scale(args.o_scale, v_out.dtype())?,
     });
@@ -108,10 +105,7 @@ pub fn merge_varlen(context: &Context, args: &MergeVarlenArgs, stream: Stream) -
         .unit_last_stride()?
         .tensor;
     let [num_states, heads, dim] = [0, 1, 2].map(|d| Extent::Is(v.extent(d)));
-    let s = named("s", args.s)
-        .on(device)?
-        .of(DType::F32)?
-        .shaped(&[num_states, heads])?;
+    let s = lse("s", args.s, &[num_states, heads], device)?;
     let indptr = named("indptr", args.indptr)
         .on(device)?
         .of(DType::I32)?
@@ -120,14 +114,14 @@ pub fn merge_varlen(context: &Context, args: &MergeVarlenArgs, stream: Stream) -
         .tensor;
     let tokens = Extent::Is(indptr.extent(0) - 1);
     let v_out = merged(args.v_out, v.dtype(), &[tokens, heads, dim], device)?;
-    let s_out = optional_output("s_out", args.s_out, &[tokens, heads], device)?;
+    let s_out = optional_lse("s_out", args.s_out, &[tokens, heads], device)?;
     // Numbers on the host are checked one by one; on a device the kernel keeps within the states.
     if let Some(offsets) = indptr.as_i32() {
         rising("indptr", offsets, v.extent(0), "states")?;
     }
     let checked = Checked::new(MergeVarlenArgs {
         v,
-        s: s.tensor,
+        s,
         indptr,
         v_out,
         s_out,
@@ -135,6 +129,12 @@ pub fn merge_varlen(context: &Context, args: &MergeVarlenArgs, stream: Stream) -
         o_scale: output_scale(args.o_scale, v_out.dtype())?,
     });
     context.backend().merge_varlen(&checked, stream)
+}
+
+/// The lse of states.
+fn lse(name: &str, tensor: Tensor, extents: &[Extent], device: Device) -> Result<Tensor> {
+    let lse = named(name, tensor).on(device)?.one_of(&FLOATS)?;
+    Ok(lse.shaped(extents)?.tensor)
 }
 
 /// The output of states of a type.
@@ -146,17 +146,4 @@ fn merged(v_out: Tensor, states: DType, extents: &[Extent], device: Device) -> R
         .unit_last_stride()?
         .writable()?;
     Ok(v_out.tensor)
-}
-
-fn optional_output(
-    name: &str,
-    tensor: Option<Tensor>,
-    extents: &[Extent],
-    device: Device,
-) -> Result<Option<Tensor>> {
-    let Some(tensor) = tensor else {
-        return Ok(None);
-    };
-    let output = named(name, tensor).on(device)?.of(DType::F32)?;
-    Ok(Some(output.shaped(extents)?.writable()?.tensor))
 }

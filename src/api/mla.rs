@@ -1,6 +1,6 @@
 //! Checks of multi-head latent attention: its desc, and the tensors of a run, whose queries and keys come in two parts.
 
-use super::check::{Extent, Named, finite, scale};
+use super::check::{Extent, Named, finite, optional_lse, scale};
 use super::planned::Planned;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -112,14 +112,7 @@ pub(super) fn args(
         (Some(_), _) => return Err(no_rope("q_rope")),
     };
     let o = rows("o", args.o, desc.head_dim_vo)?.writable()?.tensor;
-    let lse = match args.lse {
-        None => None,
-        Some(tensor) => {
-            let name = "lse";
-            let lse = Named { name, tensor }.on(device)?.of(DType::F32)?;
-            Some(lse.shaped(&[tokens, heads])?.writable()?.tensor)
-        }
-    };
+    let lse = optional_lse("lse", args.lse, &[tokens, heads], device)?;
     let [sm_scale, q_scale, k_scale] = scales(args)?;
     let (k, k_rope) = cache(args, desc, planned, device)?;
     Ok(Checked::new(AttentionArgs {

@@ -31,6 +31,11 @@ pub(super) fn check(desc: &AttentionDesc) -> Result<()> {
             desc.q_dtype
         )));
     }
+    if desc.mask_items {
+        return Err(Error::Unsupported(
+            "flags: FOLIO_PLAN_MASK_ITEMS (8) is not supported with new_kv_dtype; a handle without the flag is, whose runs have FOLIO_MASK_ITEMS on the CPU".into(),
+        ));
+    }
     if desc.max_kv_len > MOST_KEYS {
         return Err(Error::Unsupported(format!(
             "max_kv_len: {} is not supported with new_kv_dtype; up to {MOST_KEYS} is",

@@ -179,6 +179,7 @@ fn found(input: &BatchInput, page_size: u32) -> Result<Vec<SharedPrefix>> {
         graph: false,
         batch_invariant: false,
         fp8_products: false,
+        mask_items: false,
         shared_levels: 0,
         new_kv: None,
     })?;

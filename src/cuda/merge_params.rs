@@ -13,7 +13,9 @@ pub struct MergeGeneralParams {
     pub num_tokens_with_first: i64,
     pub o_factor: f32,
     pub o_dtype: u32,
+    pub s_dtype: u32,
+    pub s_out_dtype: u32,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/merge.h`.
-const _: () = assert!(size_of::<MergeGeneralParams>() == 256);
+const _: () = assert!(size_of::<MergeGeneralParams>() == 264);

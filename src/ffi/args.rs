@@ -37,7 +37,7 @@ pub const FOLIO_MASK_CUSTOM_BITS: i32 = 3;
 pub const FOLIO_MASK_CAUSAL_BY_REQUEST: i32 = 4;
 /// Multi-item scoring (FlashInfer): the keys before item_starts are a prefix, the others items one after the other. The row at
 /// position p sees key j iff `j <= p && (j < item_starts[request] || p - j <= item_positions[request, p - item_starts])`.
-/// On CUDA devices it is FOLIO_ERR_UNSUPPORTED.
+/// On CUDA devices it is for handles with FOLIO_PLAN_MASK_ITEMS.
 pub const FOLIO_MASK_ITEMS: i32 = 5;
 
 /// Tensors and parameters of one attention call; one plan serves many, with different values.
@@ -80,7 +80,8 @@ pub struct folio_attention_args {
     /// Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
     /// not overlap another tensor, q neither.
     pub o: *const folio_tensor,
-    /// Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or NULL.
+    /// Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or NULL. It is computed in
+    /// float32 and rounded once; what is beyond the type becomes infinite.
     pub lse: *const folio_tensor,
     /// `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of k, read by the run
     /// where it computes. Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_…

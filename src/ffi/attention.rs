@@ -26,6 +26,9 @@ pub const FOLIO_PLAN_BATCH_INVARIANT: u32 = 2;
 /// kernels that gain nothing by it do not use; without it probabilities keep 8 significant bits or more. The error: a
 /// probability is off by up to 1/16 of itself, at random, and an output is too small by up to 1 % of its values' mean.
 pub const FOLIO_PLAN_FP8_PRODUCTS: u32 = 4;
+/// Decode, prefill and cascade, without new_kv_dtype: runs may have FOLIO_MASK_ITEMS. On CUDA devices the workspace is larger by
+/// max_num_tokens · max_kv_len bits, for the mask that such a run makes. No effect on the CPU, which needs none.
+pub const FOLIO_PLAN_MASK_ITEMS: u32 = 8;
 
 /// A handle of the API that is made for a problem, and planned.
 pub(super) trait Handle: Sized {
@@ -282,6 +285,7 @@ mod tests {
             graph: false,
             batch_invariant: false,
             fp8_products: false,
+            mask_items: false,
             shared_levels: 0,
             new_kv: None,
         }

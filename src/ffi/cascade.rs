@@ -2,8 +2,8 @@
 
 use super::args::folio_attention_args;
 use super::attention::{
-    self, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_FP8_PRODUCTS, FOLIO_PLAN_GRAPH, Handle, Planner,
-    or,
+    self, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_FP8_PRODUCTS, FOLIO_PLAN_GRAPH,
+    FOLIO_PLAN_MASK_ITEMS, Handle, Planner, or,
 };
 use super::batch::folio_batch;
 use super::context::folio_context;
@@ -76,7 +76,10 @@ const _: () = assert!(size_of::<folio_cascade_desc>() == 80);
 unsafe impl Input for folio_cascade_desc {
     const NAME: &'static str = "folio_cascade_desc";
     const FIRST_SIZE: usize = 72;
-    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT | FOLIO_PLAN_FP8_PRODUCTS;
+    const FLAGS: u32 = FOLIO_PLAN_GRAPH
+        | FOLIO_PLAN_BATCH_INVARIANT
+        | FOLIO_PLAN_FP8_PRODUCTS
+        | FOLIO_PLAN_MASK_ITEMS;
     type Parsed = AttentionDesc;
 
     unsafe fn parse(&self) -> Result<AttentionDesc> {
@@ -103,6 +106,7 @@ unsafe impl Input for folio_cascade_desc {
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
             fp8_products: self.flags & FOLIO_PLAN_FP8_PRODUCTS != 0,
+            mask_items: self.flags & FOLIO_PLAN_MASK_ITEMS != 0,
             shared_levels: self.max_shared_levels,
             new_kv: None,
         })

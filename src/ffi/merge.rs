@@ -31,15 +31,15 @@ pub struct folio_merge_state_args {
     pub flags: u32,
     /// `[num_tokens, num_heads, head_dim]` float32, float16 or bfloat16.
     pub v_a: *const folio_tensor,
-    /// `[num_tokens, num_heads]` float32.
+    /// `[num_tokens, num_heads]` float32, float16 or bfloat16.
     pub s_a: *const folio_tensor,
     /// As v_a.
     pub v_b: *const folio_tensor,
-    /// As s_a.
+    /// As s_a, and of its type.
     pub s_b: *const folio_tensor,
     /// Output: as v_a, and may be v_a or v_b itself; or in float8_e4m3 or float8_e5m2, which holds o / o_scale, saturated.
     pub v_out: *const folio_tensor,
-    /// Output: as s_a; may be s_a or s_b itself; or NULL.
+    /// Output: as s_a, in any of those types; may be s_a or s_b itself; or NULL.
     pub s_out: *const folio_tensor,
     /// `[num_tokens]` uint8 or bool, or NULL: a zero leaves the row of the outputs as it is.
     pub mask: *const folio_tensor,
@@ -61,11 +61,11 @@ pub struct folio_merge_states_args {
     pub flags: u32,
     /// `[num_tokens, n, num_heads, head_dim]` float32, float16 or bfloat16.
     pub v: *const folio_tensor,
-    /// `[num_tokens, n, num_heads]` float32.
+    /// `[num_tokens, n, num_heads]` float32, float16 or bfloat16.
     pub s: *const folio_tensor,
     /// Output: `[num_tokens, num_heads, head_dim]` of the type of v, or in fp8 as in folio_merge_state_args.
     pub v_out: *const folio_tensor,
-    /// Output: `[num_tokens, num_heads]` float32, or NULL.
+    /// Output: `[num_tokens, num_heads]` float32, float16 or bfloat16, or NULL.
     pub s_out: *const folio_tensor,
     /// As in folio_merge_state_args.
     pub o_scale: f32,
@@ -87,14 +87,14 @@ pub struct folio_merge_varlen_args {
     pub flags: u32,
     /// `[num_states, num_heads, head_dim]` float32, float16 or bfloat16: the states of all tokens.
     pub v: *const folio_tensor,
-    /// `[num_states, num_heads]` float32.
+    /// `[num_states, num_heads]` float32, float16 or bfloat16.
     pub s: *const folio_tensor,
     /// `[num_tokens + 1]` int32, contiguous, on the context's device: numbers from 0 to num_states, none below the one
     /// before it. On the CPU they are checked. On CUDA a token has those of its states that exist.
     pub indptr: *const folio_tensor,
     /// Output: `[num_tokens, num_heads, head_dim]` of the type of v, or in fp8 as in folio_merge_state_args.
     pub v_out: *const folio_tensor,
-    /// Output: `[num_tokens, num_heads]` float32, or NULL.
+    /// Output: `[num_tokens, num_heads]` float32, float16 or bfloat16, or NULL.
     pub s_out: *const folio_tensor,
     /// As in folio_merge_state_args.
     pub o_scale: f32,

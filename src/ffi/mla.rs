@@ -97,6 +97,7 @@ unsafe impl Input for folio_mla_desc {
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
             fp8_products: false,
+            mask_items: false,
             shared_levels: 0,
             new_kv: None,
         })
@@ -173,7 +174,8 @@ pub struct folio_mla_args {
     pub kv_rope: *const folio_tensor,
     /// Output: `[num_tokens or more, num_heads, kv_lora_rank]` of o_dtype. It may not overlap another tensor.
     pub o: *const folio_tensor,
-    /// Output: `[num_tokens or more, num_heads]` float32 of any strides, or NULL.
+    /// Output: `[num_tokens or more, num_heads]` float32, float16 or bfloat16 of any strides, or NULL, as that of
+    /// folio_attention_args.
     pub lse: *const folio_tensor,
     /// Factor of q·k, not 0: that of the model's heads before absorption, 1 / sqrt(qk_nope_head_dim +
     /// qk_rope_head_dim) and YaRN's mscale² where the model has it. It cannot be derived from the latent width.

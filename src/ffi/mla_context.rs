@@ -150,7 +150,8 @@ pub struct folio_mla_context_args {
     pub context_v: *const folio_tensor,
     /// Output: `[T or more, H, V]`. It may not overlap another tensor.
     pub o: *const folio_tensor,
-    /// Output: `[T or more, H]` float32 of any strides, or NULL.
+    /// Output: `[T or more, H]` float32, float16 or bfloat16 of any strides, or NULL. The sum over the chunks is kept in
+    /// float32.
     pub lse: *const folio_tensor,
     /// Factor of q·k. 0: 1 / sqrt(P + R).
     pub sm_scale: f32,

@@ -3,7 +3,7 @@
 use super::args::folio_attention_args;
 use super::attention::{
     self, AttentionHandle, FOLIO_PLAN_BATCH_INVARIANT, FOLIO_PLAN_FP8_PRODUCTS, FOLIO_PLAN_GRAPH,
-    or,
+    FOLIO_PLAN_MASK_ITEMS, or,
 };
 use super::batch::folio_batch;
 use super::context::folio_context;
@@ -72,7 +72,10 @@ const _: () = assert!(size_of::<folio_prefill_desc>() == 80);
 unsafe impl Input for folio_prefill_desc {
     const NAME: &'static str = "folio_prefill_desc";
     const FIRST_SIZE: usize = 72;
-    const FLAGS: u32 = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT | FOLIO_PLAN_FP8_PRODUCTS;
+    const FLAGS: u32 = FOLIO_PLAN_GRAPH
+        | FOLIO_PLAN_BATCH_INVARIANT
+        | FOLIO_PLAN_FP8_PRODUCTS
+        | FOLIO_PLAN_MASK_ITEMS;
     type Parsed = AttentionDesc;
 
     unsafe fn parse(&self) -> Result<AttentionDesc> {
@@ -95,6 +98,7 @@ unsafe impl Input for folio_prefill_desc {
             graph: self.flags & FOLIO_PLAN_GRAPH != 0,
             batch_invariant: self.flags & FOLIO_PLAN_BATCH_INVARIANT != 0,
             fp8_products: self.flags & FOLIO_PLAN_FP8_PRODUCTS != 0,
+            mask_items: self.flags & FOLIO_PLAN_MASK_ITEMS != 0,
             shared_levels: 0,
             new_kv: self.new_kv_dtype.parse_optional("new_kv_dtype")?,
         })

@@ -173,6 +173,7 @@ mod tests {
             graph: false,
             batch_invariant,
             fp8_products: false,
+            mask_items: false,
             shared_levels: 0,
             new_kv: None,
         }

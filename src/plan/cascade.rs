@@ -409,6 +409,7 @@ mod tests {
             graph: true,
             batch_invariant: false,
             fp8_products: false,
+            mask_items: false,
             shared_levels: levels,
             new_kv: None,
         }

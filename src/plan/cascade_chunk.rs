@@ -288,6 +288,7 @@ mod tests {
             graph: false,
             batch_invariant: false,
             fp8_products: false,
+            mask_items: false,
             shared_levels: 2,
             new_kv: None,
         }

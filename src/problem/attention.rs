@@ -89,6 +89,8 @@ pub struct AttentionDesc {
     pub batch_invariant: bool,
     /// Probabilities may be rounded to e4m3, where queries and the cache are e4m3. A permission: a backend may do better.
     pub fp8_products: bool,
+    /// Runs may have [`Mask::Items`]: backends that compute them by a mask need room for it.
+    pub mask_items: bool,
     /// Most levels of keys that several requests share, one within the other: the parts of a query row beside its
     /// request's own. 0 but for cascades.
     pub shared_levels: u32,

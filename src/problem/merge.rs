@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 pub struct MergeArgs {
     /// `[num_tokens, num_heads, head_dim]`.
     pub v_a: Tensor,
-    /// `[num_tokens, num_heads]` fp32.
+    /// `[num_tokens, num_heads]` fp32, fp16 or bf16.
     pub s_a: Tensor,
     /// As `v_a`.
     pub v_b: Tensor,
@@ -16,7 +16,7 @@ pub struct MergeArgs {
     pub s_b: Tensor,
     /// Merged outputs, of the states' type or fp8; may be `v_a` or `v_b` themselves.
     pub v_out: Tensor,
-    /// Merged lse; may be `s_a` or `s_b` themselves.
+    /// Merged lse, fp32, fp16 or bf16; may be `s_a` or `s_b` themselves.
     pub s_out: Option<Tensor>,
     /// `[num_tokens]` bytes; a zero leaves the row of the outputs as it is.
     pub mask: Option<Tensor>,
@@ -40,11 +40,11 @@ impl MergeArgs {
 pub struct MergeStatesArgs {
     /// `[num_tokens, n, num_heads, head_dim]`.
     pub v: Tensor,
-    /// `[num_tokens, n, num_heads]` fp32.
+    /// `[num_tokens, n, num_heads]` fp32, fp16 or bf16.
     pub s: Tensor,
     /// `[num_tokens, num_heads, head_dim]`, of the states' type or fp8.
     pub v_out: Tensor,
-    /// `[num_tokens, num_heads]` fp32.
+    /// `[num_tokens, num_heads]` fp32, fp16 or bf16, whatever the type of `s`.
     pub s_out: Option<Tensor>,
     /// Base of all lse.
     pub lse_base: LogBase,
@@ -57,14 +57,14 @@ pub struct MergeStatesArgs {
 pub struct MergeVarlenArgs {
     /// `[num_states, num_heads, head_dim]`.
     pub v: Tensor,
-    /// `[num_states, num_heads]` fp32.
+    /// `[num_states, num_heads]` fp32, fp16 or bf16.
     pub s: Tensor,
     /// `[num_tokens + 1]` int32: token t has the states `indptr[t]..indptr[t + 1]`. Checked: compact; on the host the
     /// numbers rise and end within `v`.
     pub indptr: Tensor,
     /// `[num_tokens, num_heads, head_dim]`, of the states' type or fp8.
     pub v_out: Tensor,
-    /// `[num_tokens, num_heads]` fp32.
+    /// `[num_tokens, num_heads]` fp32, fp16 or bf16, whatever the type of `s`.
     pub s_out: Option<Tensor>,
     /// Base of all lse.
     pub lse_base: LogBase,

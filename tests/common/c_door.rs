@@ -705,6 +705,9 @@ fn plan_flags(desc: &AttentionDesc) -> u32 {
     if desc.fp8_products {
         flags |= FOLIO_PLAN_FP8_PRODUCTS;
     }
+    if desc.mask_items {
+        flags |= FOLIO_PLAN_MASK_ITEMS;
+    }
     flags
 }
 

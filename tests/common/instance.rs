@@ -1,7 +1,7 @@
 //! A problem laid out in memory, and its way through a door. What no operator may read is poisoned; what
 //! no operator may write is compared afterwards, byte by byte.
 
-use super::codec::encode;
+use super::codec::{decode, encode};
 use super::door::{Handle, Session};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
@@ -482,10 +482,7 @@ impl<'m> LayerData<'m> {
         let tokens = self.problem.num_tokens() as i64;
         Output {
             o: take_rows(&self.o, tokens),
-            lse: self.lse.as_ref().map(|lse| {
-                let bits = take_rows(lse, tokens);
-                bits.iter().map(|&b| f32::from_bits(b as u32)).collect()
-            }),
+            lse: self.lse.as_ref().map(|lse| take_lse(lse, tokens)),
         }
     }
 }
@@ -516,6 +513,13 @@ pub fn take_rows(part: &Resident<'_>, rows: i64) -> Vec<u64> {
     bits
 }
 
+/// The lse of the leading rows, of whatever type, and as [`take_rows`].
+pub fn take_lse(part: &Resident<'_>, rows: i64) -> Vec<f32> {
+    let dtype = part.image().view.dtype;
+    let bits = take_rows(part, rows);
+    bits.iter().map(|&b| decode(dtype, b) as f32).collect()
+}
+
 /// Calls `f` with every index of a shape, the last dimension fastest.
 pub fn for_each_index(shape: &[i64], mut f: impl FnMut(&[i64])) {
     let mut index = vec![0; shape.len()];
@@ -540,13 +544,14 @@ pub fn lse_view(problem: &Problem) -> View {
     let gaps = problem.memory.lse;
     let tokens = problem.num_tokens() as i64 + i64::from(problem.memory.padded_rows);
     let heads = i64::from(problem.num_qo_heads());
+    let dtype = problem.layer.lse_dtype;
     if problem.memory.lse_head_major {
-        let mut view = View::gapped(DType::F32, &[heads, tokens], &[gaps.inner, 0], gaps.lead);
+        let mut view = View::gapped(dtype, &[heads, tokens], &[gaps.inner, 0], gaps.lead);
         view.shape.swap(0, 1);
         view.strides.swap(0, 1);
         return view;
     }
-    View::gapped(DType::F32, &[tokens, heads], &[gaps.inner, 0], gaps.lead)
+    View::gapped(dtype, &[tokens, heads], &[gaps.inner, 0], gaps.lead)
 }
 
 fn queries(problem: &Problem) -> Image {

@@ -7,7 +7,7 @@ use super::codec::{decode, encode, rounded, unit_roundoff};
 use super::compare::{self, Tolerance};
 use super::dense::Row;
 use super::door::Session;
-use super::instance::{Output, Planned, for_each_index, lse_view, rows, take_rows};
+use super::instance::{Output, Planned, for_each_index, lse_view, rows, take_lse, take_rows};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
 use super::problem::{Gaps, Layer, MaskKind, Problem, Storage, TableForm};
@@ -444,10 +444,7 @@ impl<'m> MlaLayer<'m> {
         let tokens = self.problem.batch.num_tokens() as i64;
         Output {
             o: take_rows(&self.o, tokens),
-            lse: self.lse.as_ref().map(|lse| {
-                let bits = take_rows(lse, tokens);
-                bits.iter().map(|&b| f32::from_bits(b as u32)).collect()
-            }),
+            lse: self.lse.as_ref().map(|lse| take_lse(lse, tokens)),
         }
     }
 }

@@ -151,6 +151,7 @@ pub struct Layer {
     pub o_scales: bool,
     pub logits_soft_cap: f32,
     pub lse: Option<LogBase>,
+    pub lse_dtype: DType,
     /// Draws this layer's numbers apart from those of other layers.
     pub tag: u64,
 }
@@ -233,6 +234,7 @@ impl Layer {
             o_scales: false,
             logits_soft_cap: 0.0,
             lse: Some(LogBase::E),
+            lse_dtype: DType::F32,
             tag: 0,
         }
     }
@@ -451,6 +453,7 @@ impl Problem {
             graph: self.graph,
             batch_invariant: self.batch_invariant,
             fp8_products: self.fp8_products,
+            mask_items: self.layer.mask == MaskKind::Items && self.new_kv.is_none(),
             shared_levels: 0,
             new_kv: self.new_kv,
         }

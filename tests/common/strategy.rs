@@ -323,6 +323,7 @@ pub fn layers() -> impl Strategy<Value = Layer> {
     let scores = (masks(), windows(), ranges(), alibis(), any::<bool>());
     (scores, forms, scales(), caps(), lse()).prop_map(
         |((mask, window, mm_prefix_ranges, alibi, sinks), forms, scales, logits_soft_cap, lse)| {
+            let (lse, lse_dtype) = lse;
             let (columns, [apart, in_window, by_request], chunks) = forms;
             let mask_columns = match mask.is_custom() {
                 true => columns,
@@ -352,6 +353,7 @@ pub fn layers() -> impl Strategy<Value = Layer> {
                 o_scales,
                 logits_soft_cap,
                 lse,
+                lse_dtype,
                 ..Layer::plain()
             }
         },
@@ -425,6 +427,9 @@ fn caps() -> impl Strategy<Value = f32> {
     prop_oneof![3 => Just(0.0f32), 1 => Just(30.0), 1 => 0.5f32..60.0]
 }
 
-fn lse() -> impl Strategy<Value = Option<LogBase>> {
-    prop_oneof![2 => Just(Some(LogBase::E)), 1 => Just(Some(LogBase::Two)), 1 => Just(None)]
+fn lse() -> impl Strategy<Value = (Option<LogBase>, DType)> {
+    let base =
+        prop_oneof![2 => Just(Some(LogBase::E)), 1 => Just(Some(LogBase::Two)), 1 => Just(None)];
+    let dtype = prop_oneof![2 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::BF16)];
+    (base, dtype)
 }

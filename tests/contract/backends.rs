@@ -34,6 +34,7 @@ fn desc(kind: Kind, max_batch_size: u32) -> AttentionDesc {
         graph: false,
         batch_invariant: false,
         fp8_products: false,
+        mask_items: false,
         shared_levels: 0,
         new_kv: None,
     }

@@ -161,7 +161,10 @@ fn create(context: &Context, desc: *const Desc) -> Reply {
 fn descs() {
     let context = Context::cpu();
     let right = c_cascade_desc(&case().desc());
-    let flags = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT | FOLIO_PLAN_FP8_PRODUCTS;
+    let flags = FOLIO_PLAN_GRAPH
+        | FOLIO_PLAN_BATCH_INVARIANT
+        | FOLIO_PLAN_FP8_PRODUCTS
+        | FOLIO_PLAN_MASK_ITEMS;
     sizes_from("folio_cascade_desc", &right, 72, flags, |desc| {
         create(&context, desc)
     });

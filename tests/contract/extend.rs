@@ -132,6 +132,11 @@ fn descs() {
                 UNSUPPORTED,
                 &["max_kv_len", "536870913", "new_kv_dtype"],
             ),
+            (
+                &|d: &mut Desc| d.flags |= FOLIO_PLAN_MASK_ITEMS,
+                UNSUPPORTED,
+                &["flags", "FOLIO_PLAN_MASK_ITEMS", "new_kv_dtype"],
+            ),
         ],
     );
     let half = plain(Kind::Prefill).of(DType::F16);

@@ -8,9 +8,14 @@ use folio::ffi::*;
 
 /// An output of fp8 in the place of one of the states' type.
 fn in_fp8(v_out: *const folio_tensor) {
+    of_type(v_out, DType::F8E4M3);
+}
+
+/// The same tensor of narrower elements.
+fn of_type(tensor: *const folio_tensor, dtype: DType) {
     // SAFETY: a tensor of the test's own, whose memory holds more bytes than are needed.
-    let tensor = unsafe { &mut *v_out.cast_mut() };
-    let (code, bits) = DType::F8E4M3.to_dlpack();
+    let tensor = unsafe { &mut *tensor.cast_mut() };
+    let (code, bits) = dtype.to_dlpack();
     (tensor.dtype.code, tensor.dtype.bits) = (code, bits);
 }
 
@@ -58,6 +63,28 @@ fn scales_of_outputs_that_have_none() {
             ),
         ],
     );
+}
+
+/// The lse of two states are of one type, which is not that of any other number.
+#[test]
+fn types_of_lse() {
+    let (merge, tensors) = (Merge::new(), Tensors::default());
+    for (dtype, words) in [
+        (DType::BF16, ["s_b", "bfloat16", "float32"]),
+        (DType::F8E4M3, ["s_b", "float8_e4m3", "float32"]),
+    ] {
+        let args = c_merge(&merge.two(), &tensors);
+        of_type(args.s_b, dtype);
+        merge
+            .call_two(&args)
+            .assert("merge_state", FOLIO_ERR_DTYPE, &words);
+    }
+    let args = c_merge_states(&merge.many(), &tensors);
+    of_type(args.s_out, DType::F8E5M2);
+    let words = ["s_out", "float8_e5m2", "float32 or float16 or bfloat16"];
+    merge
+        .call_many(&args)
+        .assert("merge_states", FOLIO_ERR_DTYPE, &words);
 }
 
 /// 1 is what 0 stands for, and no scale of an output.

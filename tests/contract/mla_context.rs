@@ -265,6 +265,17 @@ fn batches() {
     reply.assert("run", FOLIO_ERR_NOT_PLANNED, &["plan"]);
 }
 
+/// Runs read page ids where they lie, in int32.
+#[test]
+fn page_ids_of_int64() {
+    let (fixture, tensors) = (Fixture::new(false), Tensors::default());
+    let batch = c_batch(&fixture.data.batch(), &tensors);
+    // SAFETY: a tensor of the test's own, whose ids nobody reads.
+    unsafe { (*batch.block_table.cast_mut()).dtype.bits = 64 };
+    let reply = fixture.plan(&batch);
+    reply.assert("plan", FOLIO_ERR_DTYPE, &["block_table", "int64", "int32"]);
+}
+
 /// A page id beyond the cache is found before anything is written.
 #[test]
 fn page_ids() {

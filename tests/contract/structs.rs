@@ -108,7 +108,10 @@ fn descs() {
         },
     );
     let context = Context::cpu();
-    let flags = FOLIO_PLAN_GRAPH | FOLIO_PLAN_BATCH_INVARIANT | FOLIO_PLAN_FP8_PRODUCTS;
+    let flags = FOLIO_PLAN_GRAPH
+        | FOLIO_PLAN_BATCH_INVARIANT
+        | FOLIO_PLAN_FP8_PRODUCTS
+        | FOLIO_PLAN_MASK_ITEMS;
     let desc = c_decode_desc(&everything(Kind::Decode).desc());
     sizes_from("folio_decode_desc", &desc, 64, flags, |desc| {
         let mut decode = null_mut();

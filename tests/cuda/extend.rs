@@ -218,6 +218,7 @@ pub fn extend_graph_replays() {
         Layer {
             chunks: Some((64, 1)),
             sinks: true,
+            lse_dtype: DType::F16,
             ..Layer::plain()
         },
     ] {

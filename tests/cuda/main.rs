@@ -19,6 +19,7 @@ mod gpu;
 mod harness;
 mod head_dims;
 mod index;
+mod lse;
 mod masks;
 mod merge;
 mod mla;
@@ -57,6 +58,8 @@ fn main() -> ExitCode {
             (),
             scales::scales_change_under_a_graph,
         ),
+        case("lse_of_16_bits", (), lse::lse_of_16_bits),
+        case("lse_of_16_bits_of_sums", (), lse::lse_of_16_bits_of_sums),
         case("fp8_products", (), fp8_products::fp8_products),
         case("long_fp8_products", (), fp8_products::long_fp8_products),
         case("many_requests", (), problems::many_requests),
@@ -109,6 +112,8 @@ fn main() -> ExitCode {
         case("masks_of_many_rows", (), masks::masks_of_many_rows),
         case("masks_of_few_rows", (), masks::masks_of_few_rows),
         case("custom_masks", (), masks::custom_masks),
+        case("items", (), masks::items),
+        case("items_under_a_graph", (), masks::items_under_a_graph),
         case("rows_that_see_nothing", (), masks::rows_that_see_nothing),
         case(
             "masks_of_split_requests",

@@ -1,12 +1,14 @@
 //! Masks in memory, by request and by ranges, and biases by distance, on every attention kernel that there is for
 //! them: more keys than a step has, in every form. Against dense attention.
 
-use crate::common::instance::solve;
+use crate::common::instance::{LayerData, Step, solve};
+use crate::common::memory::{HostMemory, Memory};
 use crate::common::problem::{Alibi, Layer, MaskKind, Pattern, Problem, Storage, TableForm};
 use crate::common::random;
 use crate::common::strategy::layers;
-use crate::gpu::DeviceMemory;
-use crate::problems::{assert_right, check, session};
+use crate::gpu::{self, DeviceMemory};
+use crate::problems::{assert_right, check, session, solve_with, with_lens};
+use crate::steps::Slot;
 use folio::dtype::DType;
 use folio::problem::{Kind, KvLayout, LogBase, MaskColumns};
 use proptest::prelude::*;
@@ -230,4 +232,92 @@ pub fn masks_of_split_requests() {
             }
         }
     }
+}
+
+/// Items with all that goes with them, on the kernels that take masks and on those that do not, with lengths on either side.
+pub fn items() {
+    let session = session();
+    let plain = Layer {
+        mask: MaskKind::Items,
+        ..Layer::plain()
+    };
+    let layers = [
+        plain.clone(),
+        Layer {
+            window: Some((70, -1)),
+            sinks: true,
+            ..plain.clone()
+        },
+        Layer {
+            mm_prefix_ranges: 2,
+            logits_soft_cap: 20.0,
+            ..plain.clone()
+        },
+        Layer {
+            alibi: Some(Alibi::Linear),
+            ..plain
+        },
+    ];
+    for (kind, lens) in [
+        (
+            Kind::Decode,
+            &[(1, 900), (3, 3), (0, 40), (2, 0), (1, 77)][..],
+        ),
+        (
+            Kind::Prefill,
+            &[(200, 900), (70, 70), (3, 0), (5, 2), (130, 257)],
+        ),
+    ] {
+        for (dtype, dim, page_size) in [(DType::BF16, 128, 16), (DType::F16, 96, 5)] {
+            for layer in &layers {
+                let problem = Problem {
+                    kind,
+                    storage: Storage::paged(page_size),
+                    layer: layer.clone(),
+                    ..Problem::plain(lens).of(dtype).heads(8, 2, dim)
+                };
+                for memory in [&HostMemory as &dyn Memory, &DeviceMemory] {
+                    let got = solve_with(&*session, memory, &problem).unwrap();
+                    assert_right(&problem, &got);
+                }
+            }
+        }
+    }
+}
+
+/// A captured run makes its mask each time it is launched.
+pub fn items_under_a_graph() {
+    let session = session();
+    let stream = gpu::new_stream();
+    let problem = Problem {
+        graph: true,
+        layer: Layer {
+            mask: MaskKind::Items,
+            ..Layer::plain()
+        },
+        ..Problem::plain(&[]).of(DType::BF16).heads(8, 2, 128)
+    };
+    let largest = with_lens(&problem, &[(40, 400), (17, 390)]);
+    let mut slot = Slot::new(session.attention(largest.desc()).unwrap());
+    slot.plan(&Step::new(&HostMemory, &largest), stream)
+        .unwrap();
+    let captured = LayerData::new(&DeviceMemory, &largest);
+    let input = captured.input();
+    slot.handle.run(&input, stream).unwrap();
+    let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+    for tag in [0, 3, 4] {
+        let other = largest.with_layer(Layer {
+            tag,
+            ..largest.layer.clone()
+        });
+        let layer = LayerData::new(&DeviceMemory, &other);
+        gpu::synchronize_all();
+        captured.take_inputs_of(&layer);
+        captured.reset_outputs();
+        graph.launch(stream);
+        gpu::synchronize_all();
+        layer.take_outputs_of(&captured);
+        assert_right(&other, &layer.output());
+    }
+    slot.scratch.assert_within_bounds();
 }

@@ -1,7 +1,7 @@
-//! Merges with outputs in fp8, tokens without state a, a number of states for every token, and any layout of the lse, on
-//! the device. The oracle merges the same numbers in float32, so that its own rounding does not count.
+//! Merges with outputs in fp8, tokens without state a, a number of states for every token, and any layout and
+//! type of the lse, on the device. The oracle merges the same numbers in float32, so that its own rounding does not count.
 
-use crate::common::codec::rounded;
+use crate::common::codec::{encode, rounded};
 use crate::common::door::Session;
 use crate::common::instance::for_each_index;
 use crate::common::memory::{HostMemory, Image, Memory, Resident, View};
@@ -23,6 +23,16 @@ const SAME: Format = (None, 0.0);
 const E4M3: Format = (Some(DType::F8E4M3), 0.1);
 const E5M2: Format = (Some(DType::F8E5M2), 3e-4);
 
+/// Types of the states' lse, and of the merged one.
+const LSE_DTYPES: [[DType; 2]; 6] = [
+    [DType::F32; 2],
+    [DType::BF16; 2],
+    [DType::F32, DType::F16],
+    [DType::F32; 2],
+    [DType::F16; 2],
+    [DType::BF16, DType::F32],
+];
+
 /// A merge as plain data. The oracle's has `dtype` float32.
 #[derive(Clone, Copy, Debug)]
 struct Merge {
@@ -33,6 +43,10 @@ struct Merge {
     gap: u32,
     /// An lse lies as `[heads, tokens]`.
     heads_first: bool,
+    /// The type that the states' lse are rounded to, those that they and the merged one are kept in.
+    lse_of: DType,
+    lse_dtype: DType,
+    lse_out: DType,
     base: LogBase,
     seed: u64,
 }
@@ -52,14 +66,14 @@ impl Merge {
         wide
     }
 
-    fn lse_view(&self, outer: &[i64]) -> View {
+    fn lse_view(&self, dtype: DType, outer: &[i64]) -> View {
         let mut shape = [outer, &[self.heads]].concat();
         if !self.heads_first {
-            return View::compact(DType::F32, &shape);
+            return View::compact(dtype, &shape);
         }
         let last = outer.len();
         shape.swap(0, last);
-        let mut view = View::compact(DType::F32, &shape);
+        let mut view = View::compact(dtype, &shape);
         view.shape.swap(0, last);
         view.strides.swap(0, last);
         view
@@ -67,7 +81,7 @@ impl Merge {
 
     /// Around 0, and every seventh of an empty state in one of three ways.
     fn lse(&self, outer: &[i64], seed: u64) -> Image {
-        let mut image = Image::poisoned(self.lse_view(outer));
+        let mut image = Image::poisoned(self.lse_view(self.lse_dtype, outer));
         let shape = image.view.shape.clone();
         for_each_index(&shape, |at| {
             let hash = at
@@ -77,9 +91,9 @@ impl Merge {
                 0 => f32::NEG_INFINITY,
                 1 => f32::INFINITY,
                 2 => f32::NAN,
-                _ => (12.0 * uniform(hash) - 4.0) as f32,
+                _ => rounded(self.lse_of, 12.0 * uniform(hash) - 4.0) as f32,
             };
-            image.put(at, lse.to_bits().into());
+            image.put(at, encode(self.lse_dtype, lse.into()));
         });
         image
     }
@@ -88,7 +102,7 @@ impl Merge {
         let dtype = self.format.0.unwrap_or(self.dtype);
         let shape = [tokens, self.heads, self.dim];
         let v = View::gapped(dtype, &shape, &[self.gap, self.gap, 0], self.gap);
-        [v, self.lse_view(&[tokens])].map(Image::poisoned)
+        [v, self.lse_view(self.lse_out, &[tokens])].map(Image::poisoned)
     }
 
     /// The same in float32, unscaled.
@@ -96,6 +110,8 @@ impl Merge {
         Merge {
             dtype: DType::F32,
             format: SAME,
+            lse_dtype: DType::F32,
+            lse_out: DType::F32,
             ..self
         }
     }
@@ -116,7 +132,16 @@ impl Merge {
                 "{self:?} {at:?}: {got} is not {want} / {divisor}"
             );
         });
-        assert_close(want_s, s, &LSE_ERROR, &format!("s of {self:?} "));
+        if s.view.dtype == DType::F32 {
+            return assert_close(want_s, s, &LSE_ERROR, &format!("s of {self:?} "));
+        }
+        for_each_index(&s.view.shape, |at| {
+            let (got, want) = (s.value(at), want_s.value(at));
+            let t = LSE_ERROR.absolute + LSE_ERROR.relative * want.abs();
+            let [low, high] = [want - t, want + t].map(|lse| rounded(s.view.dtype, lse));
+            let right = got == want || low <= got && got <= high || got.is_nan() && want.is_nan();
+            assert!(right, "{self:?} {at:?}: lse {got} is not {want}");
+        });
     }
 }
 
@@ -139,9 +164,10 @@ fn run_two(
     let (mut v_a, mut s_a) = (merge.values(of, &outer, 1), merge.lse(&outer, 2));
     for_each_index(&[two.tokens, merge.heads], |at| {
         if at[0] >= two.tokens - two.without_a {
-            s_a.put(at, 1e30f32.to_bits().into());
+            // Of every type, and outweighs all others.
+            s_a.put(at, encode(merge.lse_dtype, rounded(merge.lse_of, 6e4)));
             for d in 0..merge.dim {
-                let nan = crate::common::codec::encode(merge.dtype, f64::NAN);
+                let nan = encode(merge.dtype, f64::NAN);
                 v_a.put(&[at[0], at[1], d], nan);
             }
         }
@@ -180,7 +206,8 @@ fn assert_copied([v, s]: &[Image; 2], [v_b, s_b]: &[Image; 2], first: i64) {
         if at[0] < first || !s_b.value(at).is_finite() {
             return;
         }
-        assert_eq!(s.value(at), s_b.value(at), "s{at:?}");
+        let want = rounded(s.view.dtype, s_b.value(at));
+        assert_eq!(s.value(at), want, "s{at:?}");
         for d in 0..v.view.shape[2] {
             let at = [at[0], at[1], d];
             assert_eq!(v.value(&at), v_b.value(&at), "v{at:?}");
@@ -205,9 +232,13 @@ fn merges(seed: u64) -> Vec<Merge> {
         .into_iter()
         .enumerate()
         {
+            let [lse_of, lse_out] = LSE_DTYPES[n % LSE_DTYPES.len()];
             merges.push(Merge {
                 dtype,
                 format,
+                lse_of,
+                lse_dtype: lse_of,
+                lse_out,
                 heads: 1 + (n as i64 * 3) % 7,
                 dim,
                 gap,

@@ -481,6 +481,7 @@ pub fn some_layers() -> [Layer; 2] {
             mask: MaskKind::Full,
             sinks: true,
             window: Some((50, 3)),
+            lse_dtype: DType::BF16,
             ..Layer::plain()
         },
     ]

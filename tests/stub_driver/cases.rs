@@ -17,8 +17,8 @@ use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
     backend, cascade, choice, context_parallel, copy, extend, formats, gather, head_dims, images,
-    index, launches, merge, mla, mla_cache, mla_context, mla_few, narrow, operators, prefill_rows,
-    prefill_widened, projections, rope_append, scales, split_keys, tree_mask,
+    index, items, launches, lse, merge, mla, mla_cache, mla_context, mla_few, narrow, operators,
+    prefill_rows, prefill_widened, projections, rope_append, scales, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -345,6 +345,10 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         narrow::more_than_there_is_room_for,
     ),
+    case("launch_items_as_a_mask", BACKEND, items::become_a_mask),
+    case("room_for_items", BACKEND, items::room_for_the_mask),
+    case("launch_lse_of_16_bits", BACKEND, lse::of_16_bits),
+    case("launch_lse_of_graphs", BACKEND, lse::of_graphs),
     case("launch_scales_of_heads", BACKEND, scales::of_heads),
     case(
         "launch_nothing_for_scales_of_requests_and_items",

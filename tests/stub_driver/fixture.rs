@@ -57,6 +57,7 @@ pub fn desc(graph: bool) -> AttentionDesc {
         graph,
         batch_invariant: false,
         fp8_products: false,
+        mask_items: false,
         shared_levels: 0,
         new_kv: None,
     }

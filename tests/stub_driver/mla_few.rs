@@ -227,17 +227,24 @@ pub fn bytes_by_record() {
     }
 }
 
-/// More rows than a tile become row tiles, which divide the multiprocessors; split rows are combined.
+/// More rows than a tile become row tiles, which divide the multiprocessors; split rows are combined. Records without
+/// scales of their own have the kernel of 64 rows then.
 pub fn row_tiles() {
     let recorder = recorder();
-    let desc = AttentionDesc {
+    let two_tokens = |kv_format| AttentionDesc {
         max_qo_len: 2,
         max_num_tokens: 8,
-        ..mla(DType::F8E4M3.into(), 64)
+        ..mla(kv_format, 64)
     };
-    let mut handle = Handle::of(&context(), desc).unwrap();
+    let plain = Handle::of(&context(), two_tokens(DType::F8E4M3.into())).unwrap();
+    assert_eq!(
+        plain.attention.kernel(),
+        "mla_sm90a_bf16_kve4m3_r512_q64_gather"
+    );
+    let mut handle = Handle::of(&context(), two_tokens(CacheFormat::DS_MLA)).unwrap();
     plan(&mut handle, 64, 50_000);
-    let run = args(records(DType::F8E4M3, 64, RECORD, 64 * RECORD), None);
+    let width = width(CacheFormat::DS_MLA);
+    let run = args(records(DType::U8, 64, width, 64 * width), None);
     let launched = launches(&recorder, &handle, &run);
     assert_eq!(launched.len(), 2);
     // The stub has 132 multiprocessors: 66 items of 2 row tiles.

@@ -123,7 +123,10 @@ pub fn what_no_kernel_takes() {
     };
     for (stated, words) in [
         (of_requests, ["k_scales", "[2, 8]", "[1] or [8]"]),
-        (of_items, ["mask_mode", "FOLIO_MASK_ITEMS", "custom mask"]),
+        (
+            of_items,
+            ["mask_mode", "FOLIO_PLAN_MASK_ITEMS", "custom mask"],
+        ),
     ] {
         recorder.forget();
         let refused = handle.attention.run(&stated, OURS);

@@ -47,9 +47,13 @@ pub(super) fn check(
 
 /// What a row sees of the new keys follows from how far they are from it.
 pub(super) fn go_by_distance(args: &AttentionArgs) -> bool {
-    let is_custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
-    let has_columns_of_cache = is_custom && args.mask_columns != MaskColumns::NewKeys;
-    !has_columns_of_cache && args.chunks.is_none() && args.mm_prefix_ranges.is_none()
+    let counts_cached_keys = match args.mask {
+        Mask::Bytes(_) | Mask::Bits(_) => args.mask_columns != MaskColumns::NewKeys,
+        // Items begin at a position among all keys.
+        Mask::Items { .. } => true,
+        Mask::Causal | Mask::Full | Mask::CausalByRequest(_) => false,
+    };
+    !counts_cached_keys && args.chunks.is_none() && args.mm_prefix_ranges.is_none()
 }
 
 /// The pass over the cache. Sinks are the other pass's: they count once.

@@ -30,7 +30,7 @@ pub(super) struct Buffers {
     pub cached_lse: Tensor,
     /// The same of the pass over the new keys. `None`: it writes to the output.
     pub new_o: Option<Tensor>,
-    /// Where the caller has no lse.
+    /// Where the caller has no lse of fp32.
     pub new_lse: Tensor,
 }
 

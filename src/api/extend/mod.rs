@@ -21,6 +21,7 @@ use super::parts::part;
 use super::planned::{Planned, no_plan};
 use super::{Context, merge};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, Keys, MergeArgs, Pages, WorkList,
@@ -206,7 +207,11 @@ impl Extend {
             return new.kernel.run(&Checked::new(alone), stream);
         }
         let new_o = buffers.new_o.unwrap_or(args.o);
-        let new_lse = args.lse.unwrap_or(buffers.new_lse);
+        // What is rounded once more is another number.
+        let new_lse = args
+            .lse
+            .filter(|lse| lse.dtype() == DType::F32)
+            .unwrap_or(buffers.new_lse);
         if has_cached {
             let over_cache = args::of_cache(&args, buffers.cached_o, buffers.cached_lse);
             self.cached.kernel.run(&Checked::new(over_cache), stream)?;

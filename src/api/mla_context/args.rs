@@ -1,12 +1,11 @@
 //! Checks of the arguments of a run of an MLA context handle. What the cache holds is checked by the gather.
 
-use crate::api::check::{Extent, Named, finite};
-use crate::dtype::DType;
+use crate::api::check::{Extent, Named, finite, optional_lse};
 use crate::error::{Error, Result};
 use crate::problem::{
     CacheFormat, ChunkRows, LatentCache, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection,
 };
-use crate::tensor::{Device, Tensor};
+use crate::tensor::Device;
 
 /// Checks the arguments for a batch of `num_tokens` new tokens and chunks of up to `chunk_tokens`. Checked: `k_rope` and
 /// the chunk's rows without a dimension of heads.
@@ -80,10 +79,7 @@ pub(super) fn check(
         o: rows_of("o", args.o, &[tokens, heads, value])?
             .writable()?
             .tensor,
-        lse: match args.lse {
-            None => None,
-            Some(tensor) => Some(lse(tensor, &[tokens, heads], device)?),
-        },
+        lse: optional_lse("lse", args.lse, &[tokens, heads], device)?,
         ..*args
     })
 }
@@ -110,13 +106,4 @@ fn cache(cache: &LatentCache, desc: &MlaContextDesc) -> Result<LatentCache> {
         kv_dtype: (!is_ds_mla).then_some(desc.cache.element),
         ..*cache
     })
-}
-
-fn lse(tensor: Tensor, extents: &[Extent], device: Device) -> Result<Tensor> {
-    let named = Named {
-        name: "lse",
-        tensor,
-    };
-    let lse = named.on(device)?.of(DType::F32)?.shaped(extents)?;
-    Ok(lse.writable()?.tensor)
 }

@@ -84,6 +84,7 @@ fn attention(desc: &MlaContextDesc, kv: KvStorage) -> AttentionDesc {
         graph: desc.graph,
         batch_invariant: false,
         fp8_products: false,
+        mask_items: false,
         shared_levels: 0,
         new_kv: None,
     }

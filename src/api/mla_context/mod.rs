@@ -22,8 +22,8 @@ use crate::backend::{Stream, Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::problem::{AttentionDesc, Batch, MlaContextArgs, MlaContextDesc};
-use crate::tensor::{Device, Tensor};
+use crate::problem::{AttentionDesc, Batch, MlaContextArgs, MlaContextDesc, Pages};
+use crate::tensor::Device;
 use contexts::{check_contexts, check_page_ids, record_pages};
 use cuts::{Cut, Cuts, PAGE_INDPTR, most_numbers};
 use desc::Problems;
@@ -119,7 +119,7 @@ impl MlaContext {
         operators.context.check_stream(stream)?;
         check_workspace(&operators.memory.info(), workspace, workspace_bytes)?;
         let device = operators.context.device();
-        input.check_int32()?;
+        input.check_int32_ids()?;
         let batch = match batch::check(input, &self.batch, device, &mut self.scratch)? {
             Batch::Host(batch) => batch,
             Batch::Device(_) => {
@@ -145,7 +145,10 @@ impl MlaContext {
         self.planned = None;
         operators.cuts.cut(&batch);
         let cuts = &operators.cuts;
-        let indptr = input.kv_indptr.as_ref().and_then(Tensor::as_i32);
+        let indptr = match batch.pages {
+            Pages::Csr { indptr, .. } => Some(indptr),
+            Pages::Table { .. } | Pages::Ragged { .. } => None,
+        };
         operators.tables.write(&tables, stream, &mut |numbers| {
             cuts.write_tables(numbers, &batch, indptr);
         })?;

@@ -92,8 +92,10 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Its lse: the caller's, where it is fp32.
     fn sum_lse(&self) -> Tensor {
-        self.args.lse.unwrap_or(self.planned.buffers.sum_lse)
+        let lse = self.args.lse.filter(|lse| lse.dtype() == DType::F32);
+        lse.unwrap_or(self.planned.buffers.sum_lse)
     }
 
     /// A chunk's rows: the caller's, or the workspace's.
@@ -244,25 +246,32 @@ impl<'a> Run<'a> {
         chunk.run(args, self.stream)
     }
 
-    /// Rounds the sums of the rows that the last chunk was not for.
+    /// Rounds the sums of the rows that the last chunk was not for, and the lse of all.
     pub fn finish(&self) -> Result<()> {
         let Some(last) = self.operators.cuts.list().last() else {
             return Ok(());
         };
-        if self.args.o.dtype() == DType::F32 {
-            return Ok(());
+        if self.args.o.dtype() != DType::F32 {
+            let rounded = self.tokens_of(last);
+            for tokens in [0..rounded.start, rounded.end..self.tokens] {
+                let count = tokens.end - tokens.start;
+                let rows = |tensor: Tensor| tensor.narrow(0, tokens.start, count);
+                self.round(rows(self.sum()), rows(self.args.o))?;
+            }
         }
-        let rounded = self.tokens_of(last);
-        for tokens in [0..rounded.start, rounded.end..self.tokens] {
-            let rows = |tensor: Tensor| tensor.narrow(0, tokens.start, tokens.end - tokens.start);
-            let copy = CopyWeightsArgs {
-                source: rows(self.sum()),
-                target: rows(self.args.o),
-            };
-            let backend = self.operators.context.backend();
-            backend.copy_weights(&Checked::new(copy), self.stream)?;
+        match self.args.lse {
+            Some(lse) if lse.dtype() != DType::F32 => {
+                let rows = |lse: Tensor| lse.narrow(0, 0, self.tokens).insert_dim(0);
+                self.round(rows(self.sum_lse()), rows(lse))
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    fn round(&self, source: Tensor, target: Tensor) -> Result<()> {
+        let copy = Checked::new(CopyWeightsArgs { source, target });
+        let backend = self.operators.context.backend();
+        backend.copy_weights(&copy, self.stream)
     }
 }
 

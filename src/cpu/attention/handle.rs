@@ -291,6 +291,7 @@ mod tests {
                 graph: false,
                 batch_invariant: false,
                 fp8_products: false,
+                mask_items: false,
                 shared_levels: 0,
                 new_kv: None,
             }

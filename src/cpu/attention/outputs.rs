@@ -5,7 +5,7 @@
 use super::item::Item;
 use super::run::Run;
 use crate::cpu::kernels::convert::Store;
-use crate::dtype::DType;
+use crate::dtype::{self, DType};
 use crate::problem::{LogBase, NO_PARTIAL};
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
@@ -98,14 +98,14 @@ impl Run<'_> {
             let keep = (max - top).exp2();
             (keep, sum * keep + (sink - top).exp2())
         };
-        if let Some((lse, base)) = &self.lse {
+        if let Some((lse, dtype, base)) = &self.lse {
             let value = if empty { top } else { top + total.log2() };
             let value = match base {
                 LogBase::E => value * LN_2,
                 LogBase::Two => value,
             };
             // SAFETY: as in `output`, of lse.
-            unsafe { lse.at(token, head).cast::<f32>().write(value) };
+            unsafe { dtype::store(lse.at(token, head), *dtype, 0, value) };
         }
         let v_scale = self.v_factor * v_scale;
         if empty { 0.0 } else { keep / total * v_scale }

@@ -54,7 +54,7 @@ pub struct Run<'a> {
     pub o_dtype: DType,
     q: Queries,
     pub o: Grid,
-    pub lse: Option<(Grid, LogBase)>,
+    pub lse: Option<(Grid, DType, LogBase)>,
     masks: Masks<'a>,
     pub logits: Logits,
     q_scales: RowScales<'a>,
@@ -116,7 +116,9 @@ impl<'a> Run<'a> {
             o_dtype: desc.o_dtype,
             q: Queries::of(desc, args),
             o: Grid::new(&args.o),
-            lse: args.lse.map(|lse| (Grid::new(&lse), args.lse_base)),
+            lse: args
+                .lse
+                .map(|lse| (Grid::new(&lse), lse.dtype(), args.lse_base)),
             masks: Masks::new(args),
             logits: Logits {
                 scale: args.logits_scale(),

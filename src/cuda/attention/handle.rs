@@ -1,6 +1,6 @@
 //! The attention handle on a device: plans go to the workspace by one copy, or by one kernel where the
-//! lengths are on the device; a run is one kernel, a second where rows were split, and one before them where it has scales
-//! that have to be folded.
+//! lengths are on the device; a run is one kernel, a second where rows were split, one before them each where it has scales
+//! that have to be folded or items that become a mask, and one after them where its lse has to be rounded.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,11 +9,14 @@ use super::candidates::Candidates;
 use super::combine::Combine;
 use super::fold_scales::FoldScales;
 use super::kernel::Run;
+use super::mask_items::{MaskItems, Places};
 use super::narrow::{Narrow, Room};
 use super::planner::Planner;
+use super::round_lse::RoundLse;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
+use crate::cuda::items_params::MaskItemsParams;
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, MASK_NEW_KEYS, MASK_SKIP_PREFIX, MM_PREFIX_IN_WINDOW,
@@ -38,13 +41,15 @@ pub struct CudaAttention {
     combine: Combine,
     planner: Planner,
     fold_scales: FoldScales,
+    round_lse: RoundLse,
+    mask_items: Option<MaskItems>,
     narrow: Narrow,
     tiling: Tiling,
     capacity: Capacity,
     regions: Regions,
     ring: Ring,
     planned: Option<Planned>,
-    /// Held while a run is enqueued: its two kernels share the workspace's partial results, so those of
+    /// Held while a run is enqueued: its kernels share the workspace's partial results, so those of
     /// another thread may not come between them.
     enqueuing: Mutex<()>,
     /// Where the page ids of the plan are: `None` before the first plan, then `None` for ids in the
@@ -61,6 +66,10 @@ struct Planned {
     mask_bits_start: u64,
     /// Where factors of k and v have room.
     scales: u64,
+    /// Where an lse of fp32 has room.
+    lse: u64,
+    /// Where a mask of items has room.
+    items_mask: u64,
     num_items: usize,
     num_combines: usize,
     /// The most there can be where only the device knows, and where it changes under a graph.
@@ -102,6 +111,8 @@ impl CudaAttention {
             candidates,
             combine: Combine::load(loader, context, desc)?,
             fold_scales: FoldScales::load(loader, context, desc)?,
+            round_lse: RoundLse::load(loader, context, desc)?,
+            mask_items: MaskItems::load(loader, context, desc)?,
             narrow: Narrow::load(loader, context, desc)?,
             planner: Planner::load(loader, context, desc, &tiling, places)?,
             tiling,
@@ -224,6 +235,8 @@ impl CudaAttention {
             mask_bytes_start: base + layout.mask_bytes_start as u64,
             mask_bits_start: base + layout.mask_bits_start as u64,
             scales: base + (self.regions.own + scales_at(&self.capacity)) as u64,
+            lse: base + (self.regions.own + lse_at(&self.capacity, &self.desc)) as u64,
+            items_mask: base + (self.regions.own + items_at(&self.capacity, &self.desc)) as u64,
             num_items: self.capacity.counts.items,
             num_combines: self.capacity.counts.combines,
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
@@ -234,11 +247,28 @@ impl CudaAttention {
         }
     }
 
+    /// What is launched before a run with items, and the run with the mask that comes of it.
+    fn items_as_mask(
+        &self,
+        args: &Checked<AttentionArgs>,
+        planned: &Planned,
+    ) -> Result<Option<(MaskItemsParams, Checked<AttentionArgs>)>> {
+        let Some(kernel) = &self.mask_items else {
+            return Ok(None);
+        };
+        let places = Places {
+            view: planned.view,
+            mask_start: planned.mask_bits_start,
+            mask: planned.items_mask,
+        };
+        kernel.as_mask(args, &places)
+    }
+
     fn params(&self, planned: &Planned, args: &Checked<AttentionArgs>) -> AttentionParams {
         let custom =
             |mode, mask: &Tensor, start| (mode, mask.address() as u64, mask.extent(0), start);
         let (mask_mode, mask, mask_bytes, mask_start) = match &args.mask {
-            // Items are refused before.
+            // Items are a mask of bits by now.
             Mask::Causal | Mask::Items { .. } => (MaskMode::Causal, 0, 0, 0),
             Mask::Full | Mask::CausalByRequest(_) => (MaskMode::Full, 0, 0, 0),
             Mask::Bytes(mask) => custom(MaskMode::Bytes, mask, planned.mask_bytes_start),
@@ -387,8 +417,14 @@ impl Attention for CudaAttention {
             ));
         }
         check_run(args, &self.desc)?;
+        let masked = self.items_as_mask(args, &planned)?;
+        let (items, args) = match &masked {
+            Some((items, masked)) => (Some(items), masked),
+            None => (None, args),
+        };
         let mut params = self.params(&planned, args);
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
+        let rounded = self.round_lse.redirect(args, planned.lse, &mut params);
         let run = Run {
             args,
             params: &params,
@@ -409,12 +445,21 @@ impl Attention for CudaAttention {
         if let Some(folded) = folded {
             self.fold_scales.launch(&current, &folded, stream)?;
         }
-        kernel.launch(&current, &run, stream)?;
-        if planned.num_combines == 0 {
-            return Ok(());
+        if let (Some(kernel), Some(items)) = (&self.mask_items, items) {
+            kernel.launch(&current, items, planned.num_requests, stream)?;
         }
-        self.combine
-            .launch(&current, &params, planned.num_combines, stream)
+        kernel.launch(&current, &run, stream)?;
+        if planned.num_combines > 0 {
+            self.combine
+                .launch(&current, &params, planned.num_combines, stream)?;
+        }
+        match rounded {
+            None => Ok(()),
+            Some(rounded) => {
+                let num_rows = planned.num_rows;
+                self.round_lse.launch(&current, &rounded, num_rows, stream)
+            }
+        }
     }
 }
 
@@ -463,9 +508,19 @@ fn lengths_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
     aligned(scales_at(capacity).saturating_add(FoldScales::bytes(desc)))
 }
 
-/// Where the memory of kernels begins there, behind the lengths.
-fn scratch_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
+/// Where an lse of fp32 lies there, behind the lengths.
+fn lse_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
     aligned(lengths_at(capacity, desc).saturating_add(Narrow::bytes(desc)))
+}
+
+/// Where a mask of items lies there, behind the lse.
+fn items_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
+    aligned(lse_at(capacity, desc).saturating_add(RoundLse::bytes(desc)))
+}
+
+/// Where the memory of kernels begins there, behind the mask.
+fn scratch_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
+    aligned(items_at(capacity, desc).saturating_add(MaskItems::bytes(desc)))
 }
 
 fn aligned(bytes: usize) -> usize {
@@ -503,9 +558,10 @@ fn check(desc: &AttentionDesc) -> Result<()> {
 
 /// What no kernel takes.
 fn check_run(args: &Checked<AttentionArgs>, desc: &AttentionDesc) -> Result<()> {
-    if let Mask::Items { .. } = args.mask {
+    let has_items = matches!(args.mask, Mask::Items { .. });
+    if has_items && !desc.mask_items {
         return Err(Error::Unsupported(
-            "mask_mode: FOLIO_MASK_ITEMS (5) is not supported by the CUDA backend; a custom mask that says the same is".into(),
+            "mask_mode: FOLIO_MASK_ITEMS (5) is not supported by the CUDA backend for a handle without FOLIO_PLAN_MASK_ITEMS; one with that flag is, and so is a custom mask that says the same".into(),
         ));
     }
     let fields = ["q_scales", "k_scales", "v_scales"];

@@ -217,6 +217,30 @@ pub static NARROW: Keyless = Keyless {
     rows: LazyLock::new(|| [row("narrow", ("plan/narrow.cu", "folio_narrow"), 256)]),
 };
 
+/// Writes the rule of items as a custom mask.
+pub static MASK_ITEMS: Keyless = Keyless {
+    noun: "mask_items kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "mask_items",
+            ("ops/mask_items.cu", "folio_mask_items"),
+            256,
+        )]
+    }),
+};
+
+/// Rounds the lse of a run to the type of the caller's tensor.
+pub static ROUND_LSE: Keyless = Keyless {
+    noun: "round_lse kernel",
+    rows: LazyLock::new(|| {
+        [row(
+            "round_lse",
+            ("plan/round_lse.cu", "folio_round_lse"),
+            256,
+        )]
+    }),
+};
+
 /// Cuts work on the device.
 pub static PLAN: Keyless = Keyless {
     noun: "plan kernel",

@@ -18,9 +18,9 @@ pub enum States {
 /// What a kernel can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// Every token has as many states, and the output is of their type.
+    /// Every token has as many states, the output is of their type, and every lse of fp32.
     Plain,
-    /// Tokens have numbers of states of their own, or the output is fp8.
+    /// Tokens have numbers of states of their own, the output is fp8, or an lse is of 16 bits.
     General,
 }
 

@@ -89,6 +89,7 @@ impl Merges {
             second: state(&args.v_b.insert_dim(1), &args.s_b.insert_dim(1)),
             num_states: 2,
             inputs: [args.v_a, args.v_b],
+            s_dtype: args.s_a.dtype(),
             v_out: args.v_out,
             s_out: args.s_out,
             mask: args.mask,
@@ -107,11 +108,12 @@ impl Merges {
         let merge = Merge {
             first,
             second: match num_states {
-                2 => next_state(first, dtype),
+                2 => next_state(first, dtype, args.s.dtype()),
                 _ => State::default(),
             },
             num_states,
             inputs: [args.v, args.v],
+            s_dtype: args.s.dtype(),
             v_out: args.v_out,
             s_out: args.s_out,
             mask: None,
@@ -131,6 +133,7 @@ impl Merges {
             second: State::default(),
             num_states: args.v.extent(0) as u32,
             inputs: [args.v, args.v],
+            s_dtype: args.s.dtype(),
             v_out: args.v_out,
             s_out: args.s_out,
             mask: None,
@@ -183,10 +186,10 @@ fn state(v: &Tensor, s: &Tensor) -> State {
 }
 
 /// The state after `state` of a tensor with several.
-fn next_state(state: State, dtype: DType) -> State {
+fn next_state(state: State, dtype: DType, s_dtype: DType) -> State {
     // Where there is no element a stride may be anything.
     let v_bytes = state.v_stride_state.wrapping_mul(dtype.size() as i64);
-    let s_bytes = state.s_stride_state.wrapping_mul(size_of::<f32>() as i64);
+    let s_bytes = state.s_stride_state.wrapping_mul(s_dtype.size() as i64);
     State {
         v: state.v.wrapping_add_signed(v_bytes),
         s: state.s.wrapping_add_signed(s_bytes),
@@ -200,6 +203,8 @@ struct Merge {
     second: State,
     num_states: u32,
     inputs: [Tensor; 2],
+    /// The type of the states' lse.
+    s_dtype: DType,
     v_out: Tensor,
     s_out: Option<Tensor>,
     mask: Option<Tensor>,
@@ -215,10 +220,17 @@ impl Merge {
         self.inputs[0].dtype()
     }
 
+    /// The types of the states' lse and of the merged one.
+    fn s_dtypes(&self) -> [DType; 2] {
+        let merged = self.s_out.map_or(DType::F32, |s| s.dtype());
+        [self.s_dtype, merged]
+    }
+
     fn form(&self) -> Form {
         let is_plain = self.indptr.is_none()
             && self.num_tokens_with_first == self.v_out.extent(0)
-            && self.v_out.dtype() == self.dtype();
+            && self.v_out.dtype() == self.dtype()
+            && self.s_dtypes() == [DType::F32; 2];
         if is_plain { Form::Plain } else { Form::General }
     }
 
@@ -235,12 +247,15 @@ impl Merge {
 
     /// Of a general kernel; a plain one takes the first field.
     fn params(&self) -> MergeGeneralParams {
+        let [s_dtype, s_out_dtype] = self.s_dtypes();
         MergeGeneralParams {
             merge: self.plain_params(),
             indptr: address(self.indptr),
             num_tokens_with_first: self.num_tokens_with_first,
             o_factor: 1.0 / self.o_scale,
             o_dtype: dtype_code(self.v_out.dtype()),
+            s_dtype: dtype_code(s_dtype),
+            s_out_dtype: dtype_code(s_out_dtype),
         }
     }
 

@@ -209,6 +209,11 @@ class PlanFlag(IntFlag):
     or more. The error: a probability is off by up to 1/16 of itself, at random, and an output is too small by up to
     1 % of its values' mean."""
 
+    MASK_ITEMS = 8
+    """Decode, prefill and cascade, without new_kv_dtype: runs may have `MaskMode.ITEMS`. On CUDA devices the workspace
+    is larger by max_num_tokens · max_kv_len bits, for the mask that such a run makes. No effect on the CPU, which
+    needs none."""
+
 
 class RunFlag(IntFlag):
     """Flags of attention calls."""
@@ -257,7 +262,7 @@ class MaskMode(IntEnum):
     ITEMS = 5
     """Multi-item scoring (FlashInfer): the keys before item_starts are a prefix, the others items one after the other.
     The row at position p sees key j iff `j <= p && (j < item_starts[request] || p - j <= item_positions[request, p
-    - item_starts])`. On CUDA devices it is `Status.ERR_UNSUPPORTED`."""
+    - item_starts])`. On CUDA devices it is for handles with `PlanFlag.MASK_ITEMS`."""
 
 
 class MlaCacheFormat(IntEnum):

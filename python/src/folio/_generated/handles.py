@@ -202,7 +202,8 @@ class Decode(Handle):
             v: Values: as k, with head_dim_vo and strides of its own.
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
-            lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
+            lse: Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or None.
+                It is computed in float32 and rounded once; what is beyond the type becomes infinite.
             k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
                 k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
                 the shape that `KvFormat` says.
@@ -442,7 +443,8 @@ class Prefill(Handle):
             v: Values: as k, with head_dim_vo and strides of its own.
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
-            lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
+            lse: Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or None.
+                It is computed in float32 and rounded once; what is beyond the type becomes infinite.
             k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
                 k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
                 the shape that `KvFormat` says.
@@ -692,7 +694,8 @@ class Cascade(Handle):
             v: Values: as k, with head_dim_vo and strides of its own.
             o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
                 not overlap another tensor, q neither.
-            lse: Output: `[num_tokens or more, num_qo_heads]` float32 of any strides, or None.
+            lse: Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or None.
+                It is computed in float32 and rounded once; what is beyond the type becomes infinite.
             k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
                 k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
                 the shape that `KvFormat` says.
@@ -904,7 +907,8 @@ class Mla(Handle):
                 holds whole records.
             o: Output: `[num_tokens or more, num_heads, kv_lora_rank]` of o_dtype. It may not overlap another
                 tensor.
-            lse: Output: `[num_tokens or more, num_heads]` float32 of any strides, or None.
+            lse: Output: `[num_tokens or more, num_heads]` float32, float16 or bfloat16 of any strides, or None, as
+                that of `Decode.run`.
             sm_scale: Factor of q·k, not 0: that of the model's heads before absorption, 1 / sqrt(qk_nope_head_dim +
                 qk_rope_head_dim) and YaRN's mscale² where the model has it. It cannot be derived from the latent
                 width. sm_scale · q_scale · k_scale is within ±2^60.
@@ -1082,7 +1086,8 @@ class MlaContext(Handle):
             context_k_nope: Read by attend: `[…, H, P]`.
             context_v: Read by attend: `[…, H, V]`.
             o: Output: `[T or more, H, V]`. It may not overlap another tensor.
-            lse: Output: `[T or more, H]` float32 of any strides, or None.
+            lse: Output: `[T or more, H]` float32, float16 or bfloat16 of any strides, or None. The sum over the
+                chunks is kept in float32.
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
@@ -1164,7 +1169,8 @@ class MlaContext(Handle):
             context_k_nope: Read by attend: `[…, H, P]`.
             context_v: Read by attend: `[…, H, V]`.
             o: Output: `[T or more, H, V]`. It may not overlap another tensor.
-            lse: Output: `[T or more, H]` float32 of any strides, or None.
+            lse: Output: `[T or more, H]` float32, float16 or bfloat16 of any strides, or None. The sum over the
+                chunks is kept in float32.
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
@@ -1223,7 +1229,8 @@ class MlaContext(Handle):
             context_k_nope: Read by attend: `[…, H, P]`.
             context_v: Read by attend: `[…, H, V]`.
             o: Output: `[T or more, H, V]`. It may not overlap another tensor.
-            lse: Output: `[T or more, H]` float32 of any strides, or None.
+            lse: Output: `[T or more, H]` float32, float16 or bfloat16 of any strides, or None. The sum over the
+                chunks is kept in float32.
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
@@ -1282,7 +1289,8 @@ class MlaContext(Handle):
             context_k_nope: Read by attend: `[…, H, P]`.
             context_v: Read by attend: `[…, H, V]`.
             o: Output: `[T or more, H, V]`. It may not overlap another tensor.
-            lse: Output: `[T or more, H]` float32 of any strides, or None.
+            lse: Output: `[T or more, H]` float32, float16 or bfloat16 of any strides, or None. The sum over the
+                chunks is kept in float32.
             sm_scale: Factor of q·k. 0: 1 / sqrt(P + R).
             k_scale: A plain fp8 cache holds records / k_scale. 0: 1.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.

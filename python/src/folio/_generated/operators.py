@@ -428,12 +428,12 @@ def merge_state(
         ctx: the device.
         flags: `MergeFlag`
         v_a: `[num_tokens, num_heads, head_dim]` float32, float16 or bfloat16.
-        s_a: `[num_tokens, num_heads]` float32.
+        s_a: `[num_tokens, num_heads]` float32, float16 or bfloat16.
         v_b: As v_a.
-        s_b: As s_a.
+        s_b: As s_a, and of its type.
         v_out: Output: as v_a, and may be v_a or v_b itself; or in float8_e4m3 or float8_e5m2, which holds o /
             o_scale, saturated.
-        s_out: Output: as s_a; may be s_a or s_b itself; or None.
+        s_out: Output: as s_a, in any of those types; may be s_a or s_b itself; or None.
         mask: `[num_tokens]` uint8 or bool, or None: a zero leaves the row of the outputs as it is.
         o_scale: Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
         num_tokens_without_a: The last so many tokens have no state a: nothing of it is read, and the outputs are
@@ -469,9 +469,9 @@ def merge_states(
         ctx: the device.
         flags: `MergeFlag`
         v: `[num_tokens, n, num_heads, head_dim]` float32, float16 or bfloat16.
-        s: `[num_tokens, n, num_heads]` float32.
+        s: `[num_tokens, n, num_heads]` float32, float16 or bfloat16.
         v_out: Output: `[num_tokens, num_heads, head_dim]` of the type of v, or in fp8 as in `merge_state`.
-        s_out: Output: `[num_tokens, num_heads]` float32, or None.
+        s_out: Output: `[num_tokens, num_heads]` float32, float16 or bfloat16, or None.
         o_scale: Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
@@ -507,12 +507,12 @@ def merge_varlen(
         ctx: the device.
         flags: `MergeFlag`
         v: `[num_states, num_heads, head_dim]` float32, float16 or bfloat16: the states of all tokens.
-        s: `[num_states, num_heads]` float32.
+        s: `[num_states, num_heads]` float32, float16 or bfloat16.
         indptr: `[num_tokens + 1]` int32, contiguous, on the context's device: numbers from 0 to num_states, none
             below the one before it. On the CPU they are checked. On CUDA a token has those of its states that
             exist.
         v_out: Output: `[num_tokens, num_heads, head_dim]` of the type of v, or in fp8 as in `merge_state`.
-        s_out: Output: `[num_tokens, num_heads]` float32, or None.
+        s_out: Output: `[num_tokens, num_heads]` float32, float16 or bfloat16, or None.
         o_scale: Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
         stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
