@@ -243,7 +243,7 @@ pub fn row_tiles() {
     );
     let mut handle = Handle::of(&context(), two_tokens(CacheFormat::DS_MLA)).unwrap();
     plan(&mut handle, 64, 50_000);
-    let width = width(CacheFormat::DS_MLA);
+    let width = 656;
     let run = args(records(DType::U8, 64, width, 64 * width), None);
     let launched = launches(&recorder, &handle, &run);
     assert_eq!(launched.len(), 2);

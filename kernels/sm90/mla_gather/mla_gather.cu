@@ -4,8 +4,8 @@
 // and two take records from the cache and make 16-bit elements of them, once for all 64 rows. Values are the keys' own
 // atoms in shared memory, read transposed.
 //
-// Clocks of a multiprocessor for a tile: tensor unit 2176, shared memory 2370 (queries 72 KB, keys 72 KB, values and
-// weights 80 KB, stores 72 KB at 128 bytes a clock), widening about 800 issue slots of every scheduler.
+// Clocks of a multiprocessor for a tile, by arithmetic: tensor unit 2176, shared memory 2370 (queries 72 KB, keys 72 KB,
+// values and weights 80 KB, stores 72 KB at 128 bytes a clock). Measured: 3100 without loads, 4100 with e4m3 records.
 //
 // Grid (row tiles of the largest item, CTAs that share the items). One CTA runs on a multiprocessor. Neighbours have the
 // same keys, which the second one finds in L2.
