@@ -429,6 +429,10 @@ impl<'m> LayerData<'m> {
                 part.copy_from(other);
             }
         }
+        let parts = self.items.iter().flatten();
+        for (part, other) in parts.zip(other.items.iter().flatten()) {
+            part.copy_from(other);
+        }
     }
 
     /// Takes over the leading rows of a larger batch's outputs.
@@ -1013,7 +1017,8 @@ fn alibi_slopes(problem: &Problem) -> Option<Image> {
     })
 }
 
-/// Starts of items, and positions in them; padding is poisoned by what shows.
+/// Starts of items, and positions in them; padding is poisoned by what shows. Those of a graph have one shape, wherever
+/// items start.
 fn items(problem: &Problem) -> Option<[Image; 2]> {
     if problem.layer.mask != MaskKind::Items {
         return None;
@@ -1022,7 +1027,12 @@ fn items(problem: &Problem) -> Option<[Image; 2]> {
     let count = problem.requests.len();
     let starts: Vec<i64> = (0..count).map(|b| values.item_start(b)).collect();
     let tokens = |b: usize| i64::from(problem.requests[b].kv_len) - starts[b];
-    let columns = (0..count).map(tokens).max().unwrap_or(0);
+    let needed = (0..count).map(tokens).max().unwrap_or(0);
+    let longest = problem.requests.iter().map(|request| request.kv_len).max();
+    let columns = match problem.graph {
+        true => longest.map_or(0, i64::from),
+        false => needed,
+    };
     let positions = (0..count).flat_map(|b| {
         let len = tokens(b);
         (0..columns).map(move |n| match n < len {
