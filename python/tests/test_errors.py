@@ -47,7 +47,7 @@ def test_failures_name_field_and_value(ctx):
         folio.Decode(ctx, **{**DECODE, "page_size": 4.5})
     with pytest.raises(folio.InvalidArgumentError, match='kv_layout is "nhdd"; "nhd", "hnd" are accepted'):
         folio.Decode(ctx, **DECODE, kv_layout="nhdd")
-    flags = 'flags is "graphs"; "graph", "batch_invariant", "fp8_products" are accepted'
+    flags = 'flags is "graphs"; "graph", "batch_invariant", "fp8_products", "mask_items" are accepted'
     with pytest.raises(folio.InvalidArgumentError, match=flags):
         folio.Decode(ctx, **DECODE, flags="graphs")
     with pytest.raises(folio.DtypeError, match="q_dtype: dtype is 'half'"):
