@@ -1,7 +1,7 @@
-"""Prepared calls: what they do, and what they cost."""
+"""Prepared calls: what they do, and how little Python."""
 
 import inspect
-import time
+import sys
 
 import numpy as np
 
@@ -60,18 +60,25 @@ def test_signatures_and_help():
     assert "slot_mapping: `[num_tokens]` int32 or int64" in inspect.getdoc(folio.kv_append)
 
 
-def seconds(call, repeats=1000, calls=50):
-    """The fastest mean of some calls: other processes only ever add to it."""
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        best = min(best, time.perf_counter() - start)
-    return best / calls
+def python_functions(call):
+    """Names of the Python functions that a call runs, in order. (What that takes is `python benchmark.py`'s to measure.)"""
+    names = []
+
+    def note(frame, event, argument):
+        if event == "call":
+            names.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return names
 
 
-def test_a_prepared_call_costs_less_than_3_microseconds():
-    """An append of no token is next to nothing in C, so what the whole call takes bounds what Python adds."""
-    context = folio.Context("cpu")
-    assert seconds(folio.prepare(folio.kv_append, context, **arguments())) <= 3e-6
+def test_a_prepared_call_only_calls_c(ctx):
+    """Arguments are converted when the call is prepared, and not again."""
+    prepared = folio.prepare(folio.kv_append, ctx, **arguments())
+    assert python_functions(prepared) == ["__call__", "c"]
+    assert len(python_functions(lambda: folio.kv_append(ctx, **arguments()))) > 20
