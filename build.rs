@@ -59,6 +59,7 @@ mod cuda {
         pub mod cubin_cache;
         pub mod hash;
         pub mod nvrtc;
+        pub mod packed;
         pub mod unit;
         pub mod workers;
     }
@@ -69,7 +70,7 @@ mod cuda {
 mod bundle {
     use std::path::{Path, PathBuf};
 
-    use crate::cuda::compiler::bundle::{Writer, compress};
+    use crate::cuda::compiler::bundle::Writer;
     use crate::cuda::compiler::unit::Sources;
     use crate::cuda::compiler::{compile, nvrtc, workers};
     use crate::cuda::kernels;
@@ -77,7 +78,7 @@ mod bundle {
 
     /// What decides about the bundle beside the environment. (`.tools/nvrtc` cannot be watched while it
     /// does not exist; whoever unpacks a wheel there touches this file.)
-    const WATCHED: [&str; 11] = [
+    const WATCHED: [&str; 12] = [
         "kernels",
         "src/dtype.rs",
         "src/error.rs",
@@ -86,6 +87,7 @@ mod bundle {
         "src/cuda/compiler/cubin_cache.rs",
         "src/cuda/compiler/hash.rs",
         "src/cuda/compiler/nvrtc.rs",
+        "src/cuda/compiler/packed.rs",
         "src/cuda/compiler/unit.rs",
         "src/cuda/compiler/workers.rs",
         "src/cuda/kernels",
@@ -133,7 +135,7 @@ mod bundle {
         let results = workers::compile_all(&units, sources, nvrtc, &cache, workers::jobs());
         let mut writer = with_sources(nvrtc.version(), sources);
         for (unit, compiled) in units.iter().zip(results) {
-            writer.image(unit, &compress(&compiled?.image));
+            writer.image(unit, &compiled?.image);
         }
         Ok(writer.finish())
     }

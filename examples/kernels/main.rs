@@ -14,7 +14,6 @@ use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
-use folio::cuda::compiler::bundle::compress;
 use folio::cuda::compiler::compile;
 use folio::cuda::compiler::nvrtc::{Compiled, Nvrtc};
 use folio::cuda::compiler::unit::Unit;
@@ -96,8 +95,8 @@ fn print_kernel(
         .map_err(Clone::clone)?;
     let sizes = format!(
         "{:>9} {:>9} {:>7}",
-        compiled.image.len(),
-        compress(&compiled.image).len(),
+        compiled.image.unpack()?.len(),
+        compiled.image.bytes().len(),
         compiled.millis
     );
     if unit.is_ptx() {
@@ -138,10 +137,10 @@ fn shared_limit(target: &str) -> u32 {
 
 fn print_total(results: &[folio::error::Result<Compiled>]) {
     let compiled: Vec<&Compiled> = results.iter().flatten().collect();
-    let images: usize = compiled.iter().map(|compiled| compiled.image.len()).sum();
-    let packed: usize = compiled
-        .iter()
-        .map(|compiled| compress(&compiled.image).len())
+    let images = compiled.iter().map(|compiled| &compiled.image);
+    let packed: usize = images.clone().map(|image| image.bytes().len()).sum();
+    let images: usize = images
+        .map(|image| image.unpack().map_or(0, |bytes| bytes.len()))
         .sum();
     let millis: u64 = compiled
         .iter()

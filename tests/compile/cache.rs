@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use folio::cuda::compiler::compile::build_cache;
 use folio::cuda::compiler::cubin_cache::CubinCache;
 use folio::cuda::compiler::nvrtc::Compiled;
+use folio::cuda::compiler::packed::Packed;
 
 /// An empty folder of this case.
 fn folder(name: &str) -> PathBuf {
@@ -18,8 +19,9 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn compiled(len: usize) -> Compiled {
+    let image: Vec<u8> = (0..len).map(|i| (i * i % 251) as u8).collect();
     Compiled {
-        image: (0..len).map(|i| (i * i % 251) as u8).collect(),
+        image: Packed::pack(&image),
         log: "ptxas info".into(),
         millis: 7,
     }

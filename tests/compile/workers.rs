@@ -59,11 +59,16 @@ fn units(texts: &[&str]) -> (Sources, Vec<Unit>) {
     )
 }
 
+/// The image of a result, which a stub wrote as text.
+fn text(result: &Result<Compiled>) -> String {
+    let image = result.as_ref().unwrap().image.unpack().unwrap();
+    String::from_utf8(image).unwrap()
+}
+
 /// The process that made a result.
 fn process(result: &Result<Compiled>) -> u32 {
-    let image = &result.as_ref().unwrap().image;
-    let text = std::str::from_utf8(image).unwrap();
-    let number = text.strip_prefix("process ").unwrap().split(',').next();
+    let number = text(result);
+    let number = number.strip_prefix("process ").unwrap().split(',').next();
     number.unwrap().parse().unwrap()
 }
 
@@ -97,8 +102,7 @@ pub fn one_job_is_one_process() {
     for (at, result) in results.iter().enumerate() {
         // Target, standard, ptxas and two macros.
         let told = format!(", {at}.cu, 1 headers, 5 options\0");
-        let image = result.as_ref().unwrap().image.clone();
-        assert!(String::from_utf8(image).unwrap().ends_with(&told));
+        assert!(text(result).ends_with(&told));
     }
 
     std::fs::remove_dir_all(&left).unwrap();
@@ -125,8 +129,7 @@ pub fn failures_keep_their_place() {
             }
         }
         for at in [0, 2, 4, 6] {
-            let image = results[at].as_ref().unwrap().image.clone();
-            let image = String::from_utf8(image).unwrap();
+            let image = text(&results[at]);
             assert!(image.contains(&format!(", {at}.cu,")), "{at}: {image}");
         }
     }

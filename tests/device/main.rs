@@ -215,7 +215,7 @@ fn probe(context: &Arc<Context>) -> Arc<Module> {
         target: kernels::target(context.device().compute_capability),
     };
     let compiled = compile::compile(&unit, &sources, &nvrtc, None).unwrap();
-    Module::load(context, &compiled.image).unwrap()
+    Module::load(context, &compiled.image.unpack().unwrap()).unwrap()
 }
 
 fn dependent_cluster_launch() {

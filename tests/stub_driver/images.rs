@@ -3,8 +3,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use folio::cuda::compiler::bundle::{Bundle, Writer, compress};
+use folio::cuda::compiler::bundle::{Bundle, Writer};
 use folio::cuda::compiler::loader::Loader;
+use folio::cuda::compiler::packed::Packed;
 use folio::cuda::compiler::unit::Unit;
 use folio::cuda::driver::{Context, Driver};
 use folio::cuda::kernels::attention::{self, AttentionQuery, AttentionTypes, Phase};
@@ -26,7 +27,7 @@ fn bundle() -> &'static Bundle {
         for target in row.arch.bundle_targets() {
             let unit = Unit::new(row, target);
             let image = if unit.is_ptx() { PTX } else { CUBIN };
-            writer.image(&unit, &compress(image));
+            writer.image(&unit, &Packed::pack(image));
         }
     }
     Box::leak(Box::new(Bundle::parse(writer.finish().leak()).unwrap()))

@@ -2,18 +2,12 @@
 //! the build had a compiler, each compressed on its own so that a look-up unpacks one. Written by `build.rs`, read here.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
 
-use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
-
+use super::packed::{Packed, unpack};
 use super::unit::{Sources, Unit};
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"folioKB2";
-
-/// LZMA's usual preset. With it an image of 128 KB is packed in 24 ms and unpacked in 0.9 ms; the highest one, and other
-/// numbers of position bits, are smaller by less than 1 %.
-const PRESET: u32 = 6;
 
 /// A bundle under construction. Little-endian throughout.
 #[derive(Debug)]
@@ -31,11 +25,11 @@ impl Writer {
 
     /// Adds the text of a file in `kernels/`.
     pub fn source(&mut self, path: &str, text: &str) {
-        self.entry(0, path, &compress(text.as_bytes()));
+        self.entry(0, path, &Packed::pack(text.as_bytes()));
     }
 
-    /// Adds an image that [`compress`] packed.
-    pub fn image(&mut self, unit: &Unit, packed: &[u8]) {
+    /// Adds an image.
+    pub fn image(&mut self, unit: &Unit, packed: &Packed) {
         self.entry(1, &unit.key(), packed);
     }
 
@@ -44,23 +38,14 @@ impl Writer {
         self.bytes
     }
 
-    fn entry(&mut self, kind: u8, name: &str, packed: &[u8]) {
+    fn entry(&mut self, kind: u8, name: &str, packed: &Packed) {
+        let packed = packed.bytes();
         self.bytes.push(kind);
         self.bytes.extend((name.len() as u32).to_le_bytes());
         self.bytes.extend((packed.len() as u32).to_le_bytes());
         self.bytes.extend(name.as_bytes());
         self.bytes.extend(packed);
     }
-}
-
-/// Packs bytes for [`Writer::image`]: an .lzma stream that states its length.
-pub fn compress(bytes: &[u8]) -> Vec<u8> {
-    let mut options = LzmaOptions::with_preset(PRESET);
-    // A reader allocates the dictionary, and no match reaches further back than the start.
-    options.dict_size = (bytes.len() as u32).max(4096);
-    let packed = LzmaWriter::new_use_header(Vec::new(), &options, Some(bytes.len() as u64))
-        .and_then(|mut writer| writer.write_all(bytes).and_then(|()| writer.finish()));
-    packed.expect("writing to memory does not fail")
 }
 
 /// A bundle that can be looked up.
@@ -151,14 +136,6 @@ impl Reader {
     }
 }
 
-fn unpack(packed: &[u8]) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    LzmaReader::new_mem_limit(packed, u32::MAX, None)
-        .and_then(|mut reader| reader.read_to_end(&mut bytes))
-        .map_err(|_| damaged())?;
-    Ok(bytes)
-}
-
 fn damaged() -> Error {
     Error::Internal("the kernel bundle inside the library is damaged".into())
 }
@@ -178,7 +155,7 @@ mod tests {
     fn written() -> &'static [u8] {
         let mut writer = Writer::new(13000);
         writer.source("a.cu", "int a;");
-        writer.image(&unit("sm_80"), &compress(&[7; 5000]));
+        writer.image(&unit("sm_80"), &Packed::pack(&[7; 5000]));
         writer.finish().leak()
     }
 

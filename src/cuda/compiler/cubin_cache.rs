@@ -9,11 +9,12 @@ use std::time::SystemTime;
 
 use super::hash::Hash;
 use super::nvrtc::Compiled;
+use super::packed::Packed;
 
 /// Names the folder, else it is `folio` in the user's cache folder. Empty: no cache.
 pub const VARIABLE: &str = "FOLIO_CACHE_DIR";
 
-const MAGIC: &[u8; 8] = b"folioCC1";
+const MAGIC: &[u8; 8] = b"folioCC2";
 
 /// A folder of compiled kernels, shared by any number of processes.
 #[derive(Debug, Clone)]
@@ -98,13 +99,13 @@ fn create_private(folder: &Path) -> std::io::Result<()> {
         .create(folder)
 }
 
-/// Magic, checksum of the rest, milliseconds, length of the log, log, image. Little-endian.
+/// Magic, checksum of the rest, milliseconds, length of the log, log, packed image. Little-endian.
 pub(super) fn encode(compiled: &Compiled) -> Vec<u8> {
-    let mut body = Vec::with_capacity(8 + compiled.log.len() + compiled.image.len());
+    let mut body = Vec::with_capacity(8 + compiled.log.len() + compiled.image.bytes().len());
     body.extend(compiled.millis.to_le_bytes());
     body.extend((compiled.log.len() as u32).to_le_bytes());
     body.extend(compiled.log.as_bytes());
-    body.extend(&compiled.image);
+    body.extend(compiled.image.bytes());
     let checksum = Hash::new().bytes(&body).finish();
     [&MAGIC[..], &checksum.to_le_bytes(), &body].concat()
 }
@@ -118,7 +119,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Compiled> {
     let (log_len, body) = body.split_first_chunk::<4>()?;
     let (log, image) = body.split_at_checked(u32::from_le_bytes(*log_len) as usize)?;
     Some(Compiled {
-        image: image.to_vec(),
+        image: Packed::from_bytes(image.to_vec()),
         log: String::from_utf8(log.to_vec()).ok()?,
         millis: u32::from_le_bytes(*millis),
     })

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use libloading::Library;
 
+use super::packed::Packed;
 use super::unit::{Closure, Unit};
 use crate::error::{Error, Result};
 
@@ -47,7 +48,7 @@ pub struct Nvrtc {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
     /// What the driver loads: a cubin, or for a virtual target PTX text with the zero that ends it.
-    pub image: Vec<u8>,
+    pub image: Packed,
     /// What compiler and assembler had to say: registers, spills, warnings.
     pub log: String,
     /// How long it took.
@@ -127,7 +128,7 @@ impl Nvrtc {
         let log = program.log();
         compiled.map_err(|reason| Error::Compile(format!("{}: {reason}\n{log}", unit.key())))?;
         Ok(Compiled {
-            image: program.image(unit.is_ptx())?,
+            image: Packed::pack(&program.image(unit.is_ptx())?),
             log,
             millis: start.elapsed().as_millis() as u32,
         })

@@ -260,6 +260,7 @@ fn damaged() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::compiler::packed::Packed;
 
     #[test]
     fn requests_survive_the_pipe() {
@@ -290,7 +291,7 @@ mod tests {
     #[test]
     fn replies_survive_the_pipe() {
         let compiled = Compiled {
-            image: vec![1, 2, 3],
+            image: Packed::pack(&[1, 2, 3]),
             log: "ptxas info".into(),
             millis: 7,
         };
