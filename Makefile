@@ -63,6 +63,8 @@ demo: $(if $(wildcard /dev/nvidiactl),nvrtc)
 
 # What could not be tested is written to this file (.ci/skip, tests/harness/skips.rs), and told at the end.
 test: export FOLIO_SKIPS := $(BUILD)/skips
+# Everything is compiled once. Incremental compilation would pay for a second time with more and smaller units now.
+test: export CARGO_INCREMENTAL := 0
 test: tools nvrtc lint test-rust test-rows test-msrv fuzz docs kernels test-c test-package test-torch test-memory \
     test-python
 	@printf '\nmake test: everything that ran passed; %s\n' "$$(.ci/skips $(FOLIO_SKIPS))"
