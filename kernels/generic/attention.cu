@@ -211,14 +211,15 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
             const RowMask mask(p, work.request, work.token(tile_row, group));
             const i32 position = static_cast<i32>(position_of(work.request, mask.row));
             const float slope = rule.slope(p, work.request.index, work.qo_head(tile_row, group));
+            const i32 first = first_key + 2 * static_cast<i32>(lane.pair);
+            const u32 seen = unmasked ? ~0u : seen_columns<KEYS / 8>(p, work.request, mask, keys, first);
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const i32 key = first_key + 8 * n + 2 * static_cast<i32>(lane.pair) + i;
+                    const i32 distance = position - (first + 8 * n + i);
                     float &x = s[m][n][2 * half + i];
-                    const bool seen = unmasked || mask.sees(p, work.request, keys, key);
-                    x = seen ? rule(x, scale, slope, position - key) : minus_infinity();
+                    x = seen >> (2 * n + i) & 1 ? rule(x, scale, slope, distance) : minus_infinity();
                 }
             }
         }
@@ -244,6 +245,7 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
     }
     __syncthreads();
     // One warp per row; the warps' order is fixed, so results are the same in every run.
+#pragma unroll 1
     for (u32 row = threadIdx.x / 32; row < ROWS && work.first_row + row < work.num_rows; row += WARPS_N) {
         RowState total = {minus_infinity(), 0.0f};
         float weights[WARPS_N];
@@ -255,6 +257,7 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
             total.sum += weights[w] * states[w * ROWS + row].sum;
         }
         const OutputRow out(p, g, *work.item, work.kv_head, work.first_row + row, total);
+#pragma unroll 1
         for (u32 column = 2 * (threadIdx.x % 32); column < g.head_dim_vo; column += 64) {
             float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -269,20 +272,36 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
     }
 }
 
-// Each warp has some rows and all keys.
+// Each warp has some rows and all keys. They go through shared memory, where queries and ring were: an output has one of
+// five types at any address, and what stores a pair of columns is compiled once and not for each pair of a thread.
 __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
                                            const Outputs &o, const Softmax &softmax, const Lane &lane) {
+    static_assert(WARPS_N > 1 || ROWS * DIM_VO * 4 <= FOLIO_SHARED_BYTES, "all rows");
+    float *values = reinterpret_cast<float *>(shared_memory);
+    // Lanes of neighbouring rows use different banks.
+    const auto at = [&](u32 tile_row, u32 column) {
+        return reinterpret_cast<float2 *>(values + tile_row * DIM_VO + (column ^ 8 * lane.row));
+    };
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const u32 row = work.first_row + lane.tile_row(m, half);
-            if (row >= work.num_rows) continue;
-            const OutputRow out(p, g, *work.item, work.kv_head, row, softmax.state[m][half]);
-            if (lane.pair == 0) out.store_lse();
             for_each_pair<Cached>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
-                if (column < g.head_dim_vo) out.store(column, x, y);
+                *at(lane.tile_row(m, half), column) = make_float2(x, y);
             });
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 2 * M_TILES; i++) {
+        const u32 tile_row = lane.tile_row(i / 2, i % 2), row = work.first_row + tile_row;
+        if (row >= work.num_rows) continue;
+        const OutputRow out(p, g, *work.item, work.kv_head, row, softmax.state_of(i));
+        if (lane.pair == 0) out.store_lse();
+#pragma unroll 1
+        for (u32 column = 2 * lane.pair; column < g.head_dim_vo; column += 8) {
+            const float2 pair = *at(tile_row, column);
+            out.store(column, pair.x, pair.y);
         }
     }
 }
@@ -342,9 +361,9 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     }
     allow_dependents();
     softmax.finish();
+    cp_async_wait<0>();
+    __syncthreads();
     if constexpr (WARPS_N > 1) {
-        cp_async_wait<0>();
-        __syncthreads();
         store_states_of_warps(p, g, work, o, softmax, lane);
     } else {
         store_rows(p, g, work, o, softmax, lane);

@@ -344,14 +344,15 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
             const RowMask mask(p, work.request, work.token(tile_row, group));
             const i32 position = static_cast<i32>(position_of(work.request, mask.row));
             const float slope = rule.slope(p, work.request.index, work.qo_head(tile_row, group));
+            const i32 first = first_key + 2 * static_cast<i32>(lane.pair);
+            const u32 seen = unmasked ? ~0u : seen_columns<KEYS / 8>(p, work.request, mask, keys, first);
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const i32 key = first_key + 8 * n + 2 * static_cast<i32>(lane.pair) + i;
+                    const i32 distance = position - (first + 8 * n + i);
                     float &x = s[m][n][2 * half + i];
-                    const bool seen = unmasked || mask.sees(p, work.request, keys, key);
-                    x = seen ? rule(x, scale, slope, position - key) : minus_infinity();
+                    x = seen >> (2 * n + i) & 1 ? rule(x, scale, slope, distance) : minus_infinity();
                 }
             }
         }

@@ -2,6 +2,7 @@
 // values: fragments of queries, O += P V, the softmax of a thread's rows, and which columns of the output it holds. What a
 // tile is, where it lies and what a row may see is the kernels' own.
 #pragma once
+#include "core/mask.cuh"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
 
@@ -68,6 +69,20 @@ __device__ __forceinline__ void multiply_values(float (&o)[M_TILES][D_TILES][4],
     }
 }
 
+// Which keys a row sees of a thread's columns of a tile: bit 2n + i is that of column 8n + i from `first` on. In a loop:
+// what asks for a custom mask or an mm-prefix range is compiled once, and not for each column.
+template <int N_TILES>
+__device__ __forceinline__ u32 seen_columns(const FolioAttentionParams &p, const Request &request, const RowMask &mask,
+                                            KeyRange tile, i32 first) {
+    static_assert(2 * N_TILES <= 32, "a bit per column");
+    u32 seen = 0;
+#pragma unroll 1
+    for (int i = 0; i < 2 * N_TILES; i++) {
+        seen |= static_cast<u32>(mask.sees(p, request, tile, first + 8 * (i / 2) + i % 2)) << i;
+    }
+    return seen;
+}
+
 // One thread's share of the softmax: of each 16-row tile two rows, 8 apart.
 template <int M_TILES, int N_TILES>
 struct FragmentSoftmax {
@@ -76,6 +91,16 @@ struct FragmentSoftmax {
     __device__ __forceinline__ FragmentSoftmax() {
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) state[m][0] = state[m][1] = {minus_infinity(), 0.0f};
+    }
+
+    // That of row `i` of the thread's, counted at run time.
+    __device__ __forceinline__ RowState state_of(int i) const {
+        RowState found = state[0][0];
+#pragma unroll
+        for (int j = 1; j < 2 * M_TILES; j++) {
+            if (i == j) found = state[j / 2][j % 2];
+        }
+        return found;
     }
 
     // A row's logits to probabilities, relative to its new maximum. Returns the factor for what was accumulated before.
