@@ -1,17 +1,9 @@
-// Stores by tensor maps, the way of results from registers through shared memory to them, and prefetches to L2. Beside
-// tma.cuh, which loads. Thin wrappers over PTX, no policy.
+// Stores by tensor maps, and the way of results from registers through shared memory to them. Beside tma.cuh, which
+// loads. Thin wrappers over PTX, no policy.
 #pragma once
 #include "ptx/tma.cuh"
 
 namespace folio {
-
-// Brings a box to L2. It reads nothing: what is written to the box afterwards is what later loads see.
-__device__ __forceinline__ void tma_prefetch_3d(const TensorMap *map, int c0, int c1, int c2) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
-                 :
-                 : "l"(map), "r"(c0), "r"(c1), "r"(c2)
-                 : "memory");
-}
 
 // What lies outside the tensor is not written.
 __device__ __forceinline__ void tma_store_3d(const TensorMap *map, u32 source, int c0, int c1, int c2) {

@@ -36,7 +36,7 @@ public:
     template <int HALF>
     __device__ __forceinline__ void begin() {
         if (HALF == 0 || !is_loading()) return;
-        find_keys(Items(p));
+        begin_item(Items(p));
 #pragma unroll 1
         for (u32 i = 0; i < STAGES && more(); ++i) issue(i);
     }
@@ -44,7 +44,7 @@ public:
     // The half has read the stage; when both have, its next keys are requested.
     template <int HALF>
     __device__ __forceinline__ void release(u32 stage, u32 parity) {
-        barrier_sync(2 + HALF, 128);
+        group_sync(2 + HALF, 128);
         if (HALF == 0) {
             if (thread_of_warpgroup() == 0) mbarrier_arrive(shared_address(&shared.released[stage]));
         } else if (is_loading() && more()) {
@@ -75,23 +75,20 @@ private:
         } else {
             Items items(p, shared.round);
             items.next();
-            find_keys(items);
+            begin_item(items);
         }
     }
 
-    // The first item from there on in which the CTA's rows see keys.
-    __device__ __forceinline__ void find_keys(Items items) {
-        for (; items.any(); items.next()) {
-            if (!items.holds()) continue;
-            const RowTile tile(p, items.index());
-            if (tile.num_rows == 0 || tile.num_keys() == 0) continue;
+    // The keys of the first item from there on that has any.
+    __device__ __forceinline__ void begin_item(Items items) {
+        const bool found = find_keys(p, items, [&](const RowTile &tile) {
             key = tile.begin;
             __syncwarp();
             shared.page_start = tile.page_start, shared.end = tile.end, shared.round = items.current();
             __syncwarp();
             look_up();
-            return;
-        }
+        });
+        if (found) return;
         shared.end = key = 0;
         __syncwarp();
     }

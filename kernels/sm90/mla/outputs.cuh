@@ -16,11 +16,7 @@ public:
 
     __device__ __forceinline__ void run() {
         loader.template begin<HALF>();
-#pragma unroll 1
-        for (Items items(p); items.any(); items.next()) {
-            if (!items.holds()) continue;
-            attend(items);
-        }
+        for_each_item(p, [&](const Items &items) { attend(items); });
     }
 
 private:
@@ -30,7 +26,7 @@ private:
             const RowTile tile(p, items.index());
             if (tile.num_rows == 0) return;
             left = tile.num_keys();
-            barrier_sync(4 + HALF, 128);  // the item before is stored
+            group_sync(4 + HALF, 128);  // the item before is stored
             shared.outputs[1 + HALF] = tile.outputs();
         }
         sums.clear();

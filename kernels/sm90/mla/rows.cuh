@@ -6,7 +6,7 @@
 #include "core/paged.cuh"
 #include "core/softmax.cuh"
 #include "params/mla_hopper.h"
-#include "ptx/tma.cuh"
+#include "ptx/bulk.cuh"
 #include "ptx/wgmma_products.cuh"
 
 namespace folio::mla {
@@ -109,8 +109,26 @@ private:
     u32 round;
 };
 
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+// Calls attend(items) at each item.
+template <class Attend>
+__device__ __forceinline__ void for_each_item(const FolioMlaHopperParams &p, Attend attend) {
+#pragma unroll 1
+    for (Items items(p); items.any(); items.next()) {
+        if (items.holds()) attend(items);
+    }
+}
+
+// Moves on to the first item in which the CTA's rows see keys, and calls found(its rows); false where there is none.
+template <class Found>
+__device__ __forceinline__ bool find_keys(const FolioMlaHopperParams &p, Items &items, Found found) {
+    for (; items.any(); items.next()) {
+        if (!items.holds()) continue;
+        const RowTile tile(p, items.index());
+        if (tile.num_rows == 0 || tile.num_keys() == 0) continue;
+        found(tile);
+        return true;
+    }
+    return false;
 }
 
 // Which of the stages a role is at, and the phase of its barriers, from the number of tiles before.

@@ -18,11 +18,7 @@ public:
         : p(p), shared(shared), scale(p.mla.attention.logits_scale * LOG2_E), pending(NONE) {}
 
     __device__ __forceinline__ void run() {
-#pragma unroll 1
-        for (Items items(p); items.any(); items.next()) {
-            if (!items.holds()) continue;
-            attend(items);
-        }
+        for_each_item(p, [&](const Items &items) { attend(items); });
     }
 
 private:
@@ -75,7 +71,7 @@ private:
                 to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
             }
         }
-        barrier_sync(1, 128);  // the item before is done with what is written now
+        group_sync(1, 128);  // the item before is done with what is written now
         shared.outputs[0] = tile.outputs();
         if (thread < ROWS) {
             const i32 unseen = tile.num_keys() - tile.row_end(p, min(thread, tile.num_rows - 1));
@@ -94,7 +90,7 @@ private:
                 st_shared_v4(put + 2048 * i, four);
             }
             if (c == LATENT_ATOMS) fence_proxy_async();
-            barrier_sync(1, 128);
+            group_sync(1, 128);
             if (c == LATENT_ATOMS) break;
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
@@ -103,7 +99,7 @@ private:
 #pragma unroll
                 for (int i = 0; i < 4; ++i) queries[16 * c + 4 * k + i] = operand[i];
             }
-            barrier_sync(1, 128);
+            group_sync(1, 128);
         }
     }
 

@@ -3,6 +3,7 @@
 // lanes the keys of a row.
 #pragma once
 
+#include "ptx/tma_store.cuh"
 #include "sm90/mla/rows.cuh"
 
 namespace folio::mla {
@@ -19,13 +20,6 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(FULL_WARP, x, 1);
     return x + __shfl_xor_sync(FULL_WARP, x, 2);
-}
-
-// Four 8x8 matrices of 16-bit elements from registers; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&matrices)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(matrices[0]),
-                 "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
-                 : "memory");
 }
 
 // A lane's two rows over an item's tiles.

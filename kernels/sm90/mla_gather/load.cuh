@@ -28,16 +28,10 @@ public:
     }
 
 private:
-    // The first item from there on in which the CTA's rows see keys.
+    // The keys of the first item from there on that has any.
     __device__ __forceinline__ void find() {
-        for (; items.any(); items.next()) {
-            if (!items.holds()) continue;
-            const RowTile tile(p, items.index());
-            if (tile.num_rows == 0 || tile.num_keys() == 0) continue;
-            page_start = tile.page_start, key = tile.begin, end = tile.end;
-            return;
-        }
-        key = end = 0;
+        const auto begin = [&](const RowTile &tile) { page_start = tile.page_start, key = tile.begin, end = tile.end; };
+        if (!find_keys(p, items, begin)) key = end = 0;
     }
 
     const FolioMlaHopperParams &p;

@@ -11,11 +11,7 @@ public:
     __device__ __forceinline__ RightOutputs(const FolioMlaHopperParams &p, Shared &shared) : p(p), shared(shared) {}
 
     __device__ __forceinline__ void run() {
-#pragma unroll 1
-        for (Items items(p); items.any(); items.next()) {
-            if (!items.holds()) continue;
-            attend(items);
-        }
+        for_each_item(p, [&](const Items &items) { attend(items); });
     }
 
 private:
@@ -25,7 +21,7 @@ private:
             const RowTile tile(p, items.index());
             if (tile.num_rows == 0) return;
             left = tile.num_keys();
-            barrier_sync(2, 128);  // the item before is stored
+            group_sync(2, 128);  // the item before is stored
             shared.outputs[1] = tile.outputs();
         }
         sums.clear();

@@ -2,7 +2,6 @@
 // of the tile before, so that the tensor unit goes from one to the other without a wait.
 #pragma once
 
-#include "ptx/bulk.cuh"
 #include "sm90/mla/half_outputs.cuh"
 #include "sm90/mla/softmax.cuh"
 #include "sm90/mla_gather/tile.cuh"
@@ -15,11 +14,7 @@ public:
         : p(p), shared(shared), scale(p.mla.attention.logits_scale * LOG2_E) {}
 
     __device__ __forceinline__ void run() {
-#pragma unroll 1
-        for (Items items(p); items.any(); items.next()) {
-            if (!items.holds()) continue;
-            attend(items);
-        }
+        for_each_item(p, [&](const Items &items) { attend(items); });
     }
 
 private:
