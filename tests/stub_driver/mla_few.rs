@@ -191,16 +191,18 @@ pub fn gathers_where_tma_cannot() {
     }
 }
 
+/// Bytes of a record.
+fn width(format: CacheFormat) -> i64 {
+    if format == CacheFormat::DS_MLA {
+        656
+    } else {
+        RECORD
+    }
+}
+
 /// fp8 records come one by one, in pages of any size.
 pub fn bytes_by_record() {
     let recorder = recorder();
-    let width = |format| {
-        if format == CacheFormat::DS_MLA {
-            656
-        } else {
-            RECORD
-        }
-    };
     for (format, dtype, name) in [
         (
             CacheFormat::from(DType::F8E4M3),
@@ -243,7 +245,7 @@ pub fn row_tiles() {
     );
     let mut handle = Handle::of(&context(), two_tokens(CacheFormat::DS_MLA)).unwrap();
     plan(&mut handle, 64, 50_000);
-    let width = 656;
+    let width = width(CacheFormat::DS_MLA);
     let run = args(records(DType::U8, 64, width, 64 * width), None);
     let launched = launches(&recorder, &handle, &run);
     assert_eq!(launched.len(), 2);

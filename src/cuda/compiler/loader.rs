@@ -80,6 +80,25 @@ impl Loader {
         Err(refusal.unwrap_or_else(unsupported))
     }
 
+    /// All of an operator's rows that can be had, with their kernels.
+    ///
+    /// # Errors
+    /// As [`Loader::find`], but for [`Error::Unsupported`].
+    pub fn find_all<R: AsRef<Row>>(
+        &self,
+        candidates: impl IntoIterator<Item = &'static R>,
+    ) -> Result<Vec<(&'static R, Function)>> {
+        let mut found = Vec::new();
+        for row in candidates {
+            match self.load(row.as_ref()) {
+                Ok(function) => found.push((row, function)),
+                Err(Error::Unsupported(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
     /// The kernel of one row.
     ///
     /// # Errors
@@ -157,7 +176,7 @@ impl Loader {
         let compile = |closure: &Closure<'_>| self.compile_now(row, unit, nvrtc, closure);
         let (sources, cache) = (self.bundle.sources(), self.cache.as_ref());
         let compiled = compile::through_cache(unit, sources, nvrtc.version(), cache, compile)?;
-        Ok(compiled.image)
+        compiled.image.unpack()
     }
 
     fn compile_now(

@@ -43,6 +43,12 @@ pub fn rows() -> &'static [FewRow] {
     &ROWS
 }
 
+impl AsRef<Row> for FewRow {
+    fn as_ref(&self) -> &Row {
+        &self.row
+    }
+}
+
 /// The rows for this type that run on the device.
 pub fn candidates(
     dtype: DType,

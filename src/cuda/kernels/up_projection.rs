@@ -66,6 +66,12 @@ pub fn rows() -> &'static [UpProjectRow] {
     &*ROWS
 }
 
+impl AsRef<Row> for UpProjectRow {
+    fn as_ref(&self) -> &Row {
+        &self.row
+    }
+}
+
 /// The rows for this type that run on the device.
 pub fn candidates(
     dtype: DType,

@@ -9,7 +9,7 @@ use crate::cuda::driver::{Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::projection_few::{COLUMNS, DEPTH, FewRow, TOKENS, candidates};
 use crate::cuda::projection_params::ProjectionParams;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The kernels of a type, one for each order of the weight.
 #[derive(Debug)]
@@ -20,14 +20,7 @@ pub struct FewTokens {
 impl FewTokens {
     /// Kernels that cannot be had are left out.
     pub fn load(loader: &Loader, dtype: DType, cc: (u32, u32)) -> Result<FewTokens> {
-        let mut kernels = Vec::new();
-        for found in candidates(dtype, cc) {
-            match loader.load(&found.row) {
-                Ok(function) => kernels.push((found, function)),
-                Err(Error::Unsupported(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let kernels = loader.find_all(candidates(dtype, cc))?;
         Ok(FewTokens { kernels })
     }
 

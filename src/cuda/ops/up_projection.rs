@@ -10,7 +10,7 @@ use crate::cuda::kernels::up_projection::{CHUNK, TOKENS, UpProjectRow, UpProject
 use crate::cuda::params::address;
 use crate::cuda::up_projection_params::{UpProjectionParams, UpProjectionPart};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// The kernels of a type, one for each size of a tile.
@@ -22,14 +22,7 @@ pub struct UpProjection {
 impl UpProjection {
     /// Kernels that cannot be had are left out.
     pub fn load(loader: &Loader, dtype: DType, cc: (u32, u32)) -> Result<UpProjection> {
-        let mut kernels = Vec::new();
-        for found in candidates(dtype, cc) {
-            match loader.load(&found.row) {
-                Ok(function) => kernels.push((found, function)),
-                Err(Error::Unsupported(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let kernels = loader.find_all(candidates(dtype, cc))?;
         Ok(UpProjection { kernels })
     }
 
