@@ -1,14 +1,14 @@
 //! Masks in memory, by request and by ranges, and biases by distance, on every attention kernel that there is for
 //! them: more keys than a step has, in every form. Against dense attention.
 
-use crate::common::instance::{LayerData, Step, solve};
+use crate::common::instance::solve;
 use crate::common::memory::{HostMemory, Memory};
 use crate::common::problem::{Alibi, Layer, MaskKind, Pattern, Problem, Storage, TableForm};
 use crate::common::random;
 use crate::common::strategy::layers;
 use crate::gpu::{self, DeviceMemory};
 use crate::problems::{assert_right, check, session, solve_with, with_lens};
-use crate::steps::Slot;
+use crate::steps::{Captured, Slot};
 use folio::dtype::DType;
 use folio::problem::{Kind, KvLayout, LogBase, MaskColumns};
 use proptest::prelude::*;
@@ -299,25 +299,13 @@ pub fn items_under_a_graph() {
     };
     let largest = with_lens(&problem, &[(40, 400), (17, 390)]);
     let mut slot = Slot::new(session.attention(largest.desc()).unwrap());
-    slot.plan(&Step::new(&HostMemory, &largest), stream)
-        .unwrap();
-    let captured = LayerData::new(&DeviceMemory, &largest);
-    let input = captured.input();
-    slot.handle.run(&input, stream).unwrap();
-    let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+    let captured = Captured::of_largest(&mut slot, largest.clone(), stream);
     for tag in [0, 3, 4] {
         let other = largest.with_layer(Layer {
             tag,
             ..largest.layer.clone()
         });
-        let layer = LayerData::new(&DeviceMemory, &other);
-        gpu::synchronize_all();
-        captured.take_inputs_of(&layer);
-        captured.reset_outputs();
-        graph.launch(stream);
-        gpu::synchronize_all();
-        layer.take_outputs_of(&captured);
-        assert_right(&other, &layer.output());
+        assert_right(&other, &captured.launch(&other));
     }
     slot.scratch.assert_within_bounds();
 }

@@ -1,11 +1,10 @@
 //! Scales in tensors: of queries, keys, values and outputs; of all heads and of each.
 
-use crate::common::instance::{LayerData, Step, solve};
-use crate::common::memory::HostMemory;
+use crate::common::instance::solve;
 use crate::common::problem::{HeadScales, Layer, Problem, Storage};
 use crate::gpu::{self, DeviceMemory};
 use crate::problems::{assert_right, session};
-use crate::steps::Slot;
+use crate::steps::{Captured, Slot};
 use folio::dtype::DType;
 use folio::problem::{CacheForm, Kind};
 
@@ -83,24 +82,13 @@ pub fn scales_change_under_a_graph() {
                 ..problem(kind, scaled(scales, scales, true))
             };
             let mut slot = Slot::new(session.attention(first.desc()).unwrap());
-            let step = Step::new(&HostMemory, &first);
-            slot.plan(&step, stream).unwrap();
-            let captured = LayerData::new(&DeviceMemory, &first);
-            let input = captured.input();
-            let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+            let captured = Captured::of_largest(&mut slot, first.clone(), stream);
             for tag in [0, 5, 6] {
                 let other = first.with_layer(Layer {
                     tag,
                     ..first.layer.clone()
                 });
-                let layer = LayerData::new(&DeviceMemory, &other);
-                gpu::synchronize_all();
-                captured.take_inputs_of(&layer);
-                captured.reset_outputs();
-                graph.launch(stream);
-                gpu::synchronize_all();
-                layer.take_outputs_of(&captured);
-                assert_right(&other, &layer.output());
+                assert_right(&other, &captured.launch(&other));
             }
             slot.scratch.assert_within_bounds();
         }

@@ -10,7 +10,7 @@ use crate::problems::{assert_right, session, some_layers, with_lens};
 use folio::api::{Stream, Workspace};
 use folio::dtype::DType;
 use folio::error::Error;
-use folio::problem::{AttentionDesc, Kind, KvLayout};
+use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout};
 
 /// Batches that change in every way within their maxima: 6 requests, 3 rows, 2000 keys.
 pub const BATCHES: [&[(u32, u32)]; 5] = [
@@ -95,11 +95,17 @@ impl Captured {
 
     /// The run of this batch.
     pub fn of_largest(slot: &mut Slot<'_>, largest: Problem, stream: Stream) -> Captured {
-        let layer = LayerData::new(&DeviceMemory, &largest);
         slot.plan(&Step::new(&HostMemory, &largest), stream)
             .unwrap();
-        let input = layer.input();
-        let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+        Captured::calls(&largest, stream, |input| {
+            slot.handle.run(input, stream).unwrap();
+        })
+    }
+
+    /// Calls over the tensors of the largest batch.
+    fn calls(largest: &Problem, stream: Stream, calls: impl FnOnce(&AttentionArgs)) -> Captured {
+        let layer = LayerData::new(&DeviceMemory, largest);
+        let graph = gpu::capture(stream, || calls(&layer.input()));
         Captured {
             layer,
             graph,
@@ -107,10 +113,15 @@ impl Captured {
         }
     }
 
-    /// Plans a batch and replays the run.
+    /// Plans a batch and launches the graph with it.
     pub fn replay(&self, slot: &mut Slot<'_>, batch: &Problem) -> Output {
         let step = Step::new(&HostMemory, batch);
         slot.plan(&step, self.stream).unwrap();
+        self.launch(batch)
+    }
+
+    /// Launches the graph with the tensors of a batch of the plan in force.
+    pub fn launch(&self, batch: &Problem) -> Output {
         let layer = LayerData::new(&DeviceMemory, batch);
         gpu::synchronize_all();
         self.layer.take_inputs_of(&layer);
@@ -204,26 +215,15 @@ pub fn graph_plans_on_the_device() {
         }
         let mut slot = Slot::new(session.attention(desc(&problem)).unwrap());
         let largest = with_lens(&problem, &[(3, 2000); 6]);
-        let captured = LayerData::new(&DeviceMemory, &largest);
         let step = Step::new(&DeviceMemory, &largest);
-        slot.plan(&step, stream).unwrap();
-        let input = captured.input();
-        slot.handle.run(&input, stream).unwrap();
-        let graph = gpu::capture(stream, || {
+        let captured = Captured::calls(&largest, stream, |input| {
             slot.plan(&step, stream).unwrap();
-            slot.handle.run(&input, stream).unwrap();
+            slot.handle.run(input, stream).unwrap();
         });
         for lens in SIX_REQUESTS {
             let batch = with_lens(&problem, lens);
-            let layer = LayerData::new(&DeviceMemory, &batch);
-            gpu::synchronize_all();
             step.take_lengths_of(&Step::new(&DeviceMemory, &batch));
-            captured.take_inputs_of(&layer);
-            captured.reset_outputs();
-            graph.launch(stream);
-            gpu::synchronize_all();
-            layer.take_outputs_of(&captured);
-            assert_right(&batch, &layer.output());
+            assert_right(&batch, &captured.launch(&batch));
         }
     }
 }
