@@ -49,12 +49,13 @@ fn gatherings() -> impl Strategy<Value = Gathering> {
         (1i64..6, [dim(), dim()]),
         pages,
         requests,
-        any::<[bool; 4]>(),
+        (any::<[bool; 4]>(), random::integers()),
         scales,
         (gaps, any::<u64>()),
     )
         .prop_map(
-            |((cache, rows), (heads, dims), pages, requests, flags, scales, (gaps, seed))| {
+            |(types, (heads, dims), pages, requests, (flags, integers), scales, (gaps, seed))| {
+                let (cache, rows) = types;
                 Gathering {
                     cache,
                     rows,
@@ -71,6 +72,7 @@ fn gatherings() -> impl Strategy<Value = Gathering> {
                     requests,
                     has_starts: flags[2],
                     as_table: flags[3],
+                    integers,
                     scale: if cache.is_fp8() { scales.0 } else { 0.0 },
                     scales: scales.1.filter(|_| cache.is_fp8()),
                     gaps,

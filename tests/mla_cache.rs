@@ -123,7 +123,7 @@ fn gathers() -> impl Strategy<Value = MlaGather> {
         records(None),
         prop::sample::select(FLOATS.to_vec()),
         requests,
-        any::<[bool; 3]>(),
+        (any::<[bool; 3]>(), random::integers()),
         (scale, gap(), [0i64..3, 0i64..3]),
         any::<u64>(),
     )
@@ -132,7 +132,7 @@ fn gathers() -> impl Strategy<Value = MlaGather> {
                 records,
                 dst,
                 requests,
-                [split, with_starts, as_table],
+                ([split, with_starts, as_table], integers),
                 (scale, gap, spare_rows),
                 seed,
             )| {
@@ -144,6 +144,7 @@ fn gathers() -> impl Strategy<Value = MlaGather> {
                     spare_rows,
                     with_starts,
                     as_table,
+                    integers,
                     k_scale: if scaled { scale } else { 0.0 },
                     gap,
                     seed,

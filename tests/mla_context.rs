@@ -61,11 +61,11 @@ fn an_lse_of_16_bits() {
 }
 
 #[test]
-fn lengths_of_int64() {
+fn indices_of_int64() {
     for csr in [false, true] {
         check_everywhere(&Case {
             csr,
-            wide_lengths: true,
+            wide_indices: true,
             chunk_tokens: 24,
             ..Case::plain(&MIXED)
         });
@@ -231,7 +231,7 @@ fn cases() -> impl Strategy<Value = Case> {
                     value,
                     page_size: sizes.1,
                     csr: flags[1],
-                    wide_lengths: seed % 4 == 1,
+                    wide_indices: seed % 4 == 1,
                     chunk_tokens: sizes.2,
                     in_steps: flags[2],
                     graph: flags[3] && !lens.is_empty(),

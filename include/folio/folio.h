@@ -2180,25 +2180,25 @@ typedef struct folio_kv_gather_args {
      */
     const folio_tensor *v_cache;
     /**
-     * `[batch_size + 1]` int32: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows. Rows of no
-     * request are left as they are.
+     * `[batch_size + 1]` int32 or int64: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows.
+     * Rows of no request are left as they are.
      */
     const folio_tensor *cu_seq_lens;
     /**
-     * `[batch_size]` int32: the token of request b that its first row gets; NULL: 0.
+     * `[batch_size]` int32 or int64: the token of request b that its first row gets; NULL: 0.
      */
     const folio_tensor *seq_starts;
     /**
-     * `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not asked for are not
-     * read.
+     * `[batch_size, columns]` int32 or int64 page ids; rows may be strided. Entries of tokens that are not asked for
+     * are not read.
      */
     const folio_tensor *block_table;
     /**
-     * `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
+     * `[batch_size + 1]` int32 or int64: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
      */
     const folio_tensor *kv_indptr;
     /**
-     * `[n]` int32 page ids.
+     * `[n]` int32 or int64 page ids.
      */
     const folio_tensor *kv_indices;
     /**
@@ -3008,25 +3008,25 @@ typedef struct folio_mla_gather_args {
      */
     const folio_tensor *dst_rope;
     /**
-     * `[batch_size + 1]` int32: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows. Rows of no
-     * request are left as they are.
+     * `[batch_size + 1]` int32 or int64: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows.
+     * Rows of no request are left as they are.
      */
     const folio_tensor *cu_seq_lens;
     /**
-     * `[batch_size]` int32: the token of request b that its first row gets; NULL: 0.
+     * `[batch_size]` int32 or int64: the token of request b that its first row gets; NULL: 0.
      */
     const folio_tensor *seq_starts;
     /**
-     * `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not asked for are not
-     * read.
+     * `[batch_size, columns]` int32 or int64 page ids; rows may be strided. Entries of tokens that are not asked for
+     * are not read.
      */
     const folio_tensor *block_table;
     /**
-     * `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
+     * `[batch_size + 1]` int32 or int64: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
      */
     const folio_tensor *kv_indptr;
     /**
-     * `[n]` int32 page ids.
+     * `[n]` int32 or int64 page ids.
      */
     const folio_tensor *kv_indices;
     /**
@@ -3318,8 +3318,8 @@ folio_status folio_mla_context_workspace(const folio_mla_context *handle,
 
 /**
  * Takes over a step's batch: kv_len counts the context of a request and its new tokens, of which it has qo_len. Lengths
- * are in host memory; page ids (block_table, or kv_indices) are on the context's device, and stay as they are until the
- * last run of the plan. For a graph, the batch has max_batch_size requests, some of them without tokens, and rows of the
+ * are in host memory; page ids (block_table, or kv_indices) are on the context's device, where runs read them: they stay
+ * as they are until the last run of the plan, and those of int64 are not copied. For a graph, the batch has max_batch_size requests, some of them without tokens, and rows of the
  * outputs beyond the batch may be written.
  *
  * @copydetails folio_decode_plan

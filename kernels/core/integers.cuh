@@ -1,6 +1,7 @@
-// Lists and tables of int32 or int64, sums over a block, and the slots of a request's tokens. Nobody has checked what the
+// Writing lists and tables of int32 or int64, lengths, sums over a block, and the slots of a request's tokens. Nobody has checked what the
 // caller's numbers say: they are clamped where they are read.
 #pragma once
+#include "core/integer_table.cuh"
 #include "core/paged.cuh"
 #include "params/index.h"
 
@@ -8,15 +9,6 @@ namespace folio {
 
 constexpr i64 MOST_INT32 = 0x7fffffff;
 constexpr u32 LANES = 32, WARPS = FOLIO_THREADS / LANES;
-
-// Reads the halves of a number, without a branch: this is everywhere, and cold code costs more than a select.
-__device__ __forceinline__ i64 get(const FolioIntegers &table, i64 row, i64 column) {
-    const bool is_wide = table.bytes == 8;
-    const u32 *const number = static_cast<const u32 *>(table.data) + ((row * table.stride + column) << is_wide);
-    const u32 low = number[0];
-    const i32 high = is_wide ? static_cast<i32>(number[1]) : static_cast<i32>(low) >> 31;
-    return static_cast<i64>(static_cast<u64>(static_cast<u32>(high)) << 32 | low);
-}
 
 __device__ __forceinline__ void put(const FolioIntegers &table, i64 row, i64 column, i64 value) {
     const i64 at = row * table.stride + column;

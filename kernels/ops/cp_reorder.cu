@@ -15,7 +15,7 @@ struct Source {
 };
 
 __device__ __forceinline__ bool find(const Params &p, i64 row, Source &source) {
-    const u32 request = request_of_row(p.cu_seq_lens, p.batch_size, row);
+    const u32 request = request_of_row([&](u32 b) { return p.cu_seq_lens[b]; }, p.batch_size, row);
     i64 in_request = row - p.cu_seq_lens[request];
     if (in_request < 0 || row >= p.cu_seq_lens[request + 1]) return false;
     const i64 first = p.cu_padded_lens[request], padded = p.cu_padded_lens[request + 1] - first;

@@ -2,7 +2,7 @@
 // field; sizes are asserted on both sides. No code here.
 #pragma once
 
-#include "params/params.h"
+#include "params/integers.h"
 
 // One of keys and values.
 struct FolioGatheredTensor {
@@ -18,12 +18,10 @@ struct FolioGatheredTensor {
 // kernels/ops/gather.cu.
 struct FolioKvGatherParams {
     FolioGatheredTensor k, v;
-    const folio_i32 *cu_seq_lens;  // [batch_size + 1]
-    const folio_i32 *seq_starts;   // [batch_size] or null
-    const folio_i32 *page_indptr;  // [batch_size + 1]; null: a block table
-    const folio_i32 *page_ids;
-    folio_i64 table_stride;  // block table: elements from row to row
-    folio_i64 num_page_ids;  // of kv_indices; block table: columns
+    FolioIntegers cu_seq_lens;  // [batch_size + 1]
+    FolioIntegers seq_starts;   // [batch_size] or null
+    FolioIntegers page_indptr;  // [batch_size + 1]; null: a block table
+    FolioIntegers page_ids;     // a list, or [batch_size][columns]
     folio_i64 num_rows;
     FolioDivisor page_size;
     folio_u32 batch_size, num_pages;  // num_pages: at most 2^31
@@ -35,4 +33,4 @@ struct FolioKvGatherParams {
 
 // The numbers of src/cuda/gather_params.rs.
 static_assert(sizeof(FolioGatheredTensor) == 88, "gathered tensor");
-static_assert(sizeof(FolioKvGatherParams) == 272, "KV gather");
+static_assert(sizeof(FolioKvGatherParams) == 384, "KV gather");

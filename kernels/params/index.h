@@ -2,15 +2,7 @@
 // are asserted on both sides. No code here.
 #pragma once
 
-#include "params/params.h"
-
-// A table of int32 or int64. A list is its one row.
-struct FolioIntegers {
-    void *data;                       // or null
-    folio_i64 rows, columns, stride;  // between rows
-    folio_u32 bytes;                  // of a number: 4 or 8
-    folio_u32 reserved;
-};
+#include "params/integers.h"
 
 // Where the tokens of requests are.
 struct FolioTokenRows {
@@ -68,7 +60,6 @@ struct FolioDraftKvIndicesParams {
 };
 
 // The numbers of src/cuda/index_params.rs.
-static_assert(sizeof(FolioIntegers) == 40, "integers");
 static_assert(sizeof(FolioTokenRows) == 96, "rows");
 static_assert(sizeof(FolioBatchLengthsParams) == 288, "lengths");
 static_assert(sizeof(FolioKvIndicesParams) == 320, "lists");

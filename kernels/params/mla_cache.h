@@ -2,7 +2,7 @@
 // them field by field; sizes are asserted on both sides. No code here.
 #pragma once
 
-#include "params/params.h"
+#include "params/integers.h"
 
 // The parts of records, each [page][token][element]; strides of heads are 0.
 struct FolioRecords {
@@ -34,13 +34,11 @@ struct FolioMlaAppendParams {
 // kernels/ops/mla_gather.cu.
 struct FolioMlaGatherParams {
     FolioRecords cache;
-    FolioRows dst, dst_rope;       // [row][element]; strides of heads are 0
-    const folio_i32 *cu_seq_lens;  // [batch_size + 1]
-    const folio_i32 *seq_starts;   // [batch_size] or null
-    const folio_i32 *page_indptr;  // [batch_size + 1]; null: a block table
-    const folio_i32 *page_ids;
-    folio_i64 table_stride;  // block table: elements from row to row
-    folio_i64 num_page_ids;  // of kv_indices; block table: columns
+    FolioRows dst, dst_rope;    // [row][element]; strides of heads are 0
+    FolioIntegers cu_seq_lens;  // [batch_size + 1]
+    FolioIntegers seq_starts;   // [batch_size] or null
+    FolioIntegers page_indptr;  // [batch_size + 1]; null: a block table
+    FolioIntegers page_ids;     // a list, or [batch_size][columns]
     folio_i64 num_rows;
     FolioDivisor page_size;
     folio_u32 batch_size, num_pages;  // num_pages: at most 2^31
@@ -53,4 +51,4 @@ struct FolioMlaGatherParams {
 // The numbers of src/cuda/mla_cache_params.rs.
 static_assert(sizeof(FolioRecords) == 104, "records");
 static_assert(sizeof(FolioMlaAppendParams) == 336, "MLA append");
-static_assert(sizeof(FolioMlaGatherParams) == 248, "MLA gather");
+static_assert(sizeof(FolioMlaGatherParams) == 360, "MLA gather");

@@ -216,7 +216,7 @@ pub(super) fn cache_scales(
 /// Slots on the host are checked one by one; on a device the kernel skips what lies outside. `cache` is
 /// `[num_pages, page_size, ..]`.
 pub(super) fn check_slots(slots: &Tensor, cache: &Tensor) -> Result<()> {
-    let Some(slots) = slots.as_slots() else {
+    let Some(slots) = slots.as_integers() else {
         return Ok(());
     };
     let num_slots = cache.extent(0).saturating_mul(cache.extent(1));

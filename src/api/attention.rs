@@ -94,6 +94,7 @@ impl Attention {
         check_workspace(&self.code.workspace(), workspace, workspace_bytes)?;
         let device = self.context.device();
         let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
+        input.check_room(&self.desc)?;
         let work = &mut self.work;
         match &mut self.code {
             Code::One { kernel, planned } => {

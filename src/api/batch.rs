@@ -3,7 +3,7 @@
 //! Lengths are all on the host or all on the context's device. Host lengths are checked here to the
 //! last value; of device lengths only the shapes can be.
 
-use super::check::{Extent, Named, named, required};
+use super::check::{Extent, INTEGERS, Named, required};
 use super::largest::largest_of;
 use super::narrow::{self, Narrowed};
 use crate::dtype::DType;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::problem::{
     AttentionDesc, Batch, DeviceBatch, HostBatch, Keys, KvStorage, PageIds, Pages,
 };
-use crate::tensor::{Device, Slots, Tensor};
+use crate::tensor::{Device, Integers, Tensor};
 
 /// A step's batch as the caller states it. Page tables come in three forms:
 /// CSR (`kv_indptr`, `kv_indices` and `last_page_len` or `kv_len`; token slots are CSR with page size 1,
@@ -35,14 +35,15 @@ pub struct BatchInput {
 }
 
 impl BatchInput {
-    /// Where int32 is the only type of page ids: operators that hand them on.
-    pub(super) fn check_int32_ids(&self) -> Result<()> {
-        for (name, tensor) in [
+    /// Where page ids on a device are copied as int32: there is room for them.
+    pub(super) fn check_room(&self, desc: &AttentionDesc) -> Result<()> {
+        for (name, ids) in [
             ("kv_indices", self.kv_indices),
             ("block_table", self.block_table),
         ] {
-            if let Some(tensor) = tensor {
-                named(name, tensor).of(DType::I32)?;
+            let copied = |ids: &Tensor| ids.device() != Device::Cpu && ids.dtype() == DType::I64;
+            if let Some(ids) = ids.filter(copied) {
+                narrow::check_room(name, &ids, desc)?;
             }
         }
         Ok(())
@@ -86,9 +87,6 @@ impl Scratch {
         })
     }
 }
-
-/// Types of index tensors.
-const INTEGERS: [DType; 2] = [DType::I32, DType::I64];
 
 /// How the caller states the page table.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -268,7 +266,7 @@ fn host<'a>(
     let kv_len: &[i32] = match (stated_kv_len, kv_indptr) {
         (Some(kv_len), _) => kv_len,
         (None, Some(kv_indptr)) => {
-            let last = input.last_page_len.as_ref().and_then(Tensor::as_slots);
+            let last = input.last_page_len.as_ref().and_then(Tensor::as_integers);
             derive_kv_len(kv_indptr, last, desc, derived_kv_len)?;
             derived_kv_len
         }
@@ -364,7 +362,7 @@ fn offsets(name: &str, indptr: &[i32]) -> Result<()> {
 /// `last_page_len` (FlashInfer's rule).
 fn derive_kv_len(
     kv_indptr: &[i32],
-    last_page_len: Option<Slots<'_>>,
+    last_page_len: Option<Integers<'_>>,
     desc: &AttentionDesc,
     kv_len: &mut Vec<i32>,
 ) -> Result<()> {
@@ -514,9 +512,6 @@ impl<'a> PageTable<'_, 'a> {
 
     fn on_device(&self, name: &str, ids: &Tensor) -> Result<PageIds<'a>> {
         let ids = Named { name, tensor: *ids }.on(self.device)?.tensor;
-        if ids.dtype() == DType::I64 {
-            narrow::check_room(name, &ids, self.desc)?;
-        }
         Ok(PageIds::Device(ids))
     }
 
@@ -626,14 +621,6 @@ fn device_batch(
     ] {
         if let Some(tensor) = tensor {
             Named { name, tensor }.on(device)?;
-        }
-    }
-    for (name, ids) in [
-        ("kv_indices", input.kv_indices),
-        ("block_table", input.block_table),
-    ] {
-        if let Some(ids) = ids.filter(|ids| ids.dtype() == DType::I64) {
-            narrow::check_room(name, &ids, desc)?;
         }
     }
     let qo_len = input.qo_len.max(1);

@@ -142,6 +142,7 @@ impl Cascade {
         check_workspace(&self.workspace, workspace, workspace_bytes)?;
         let device = self.context.device();
         let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
+        input.check_room(&self.desc)?;
         match &batch {
             Batch::Host(host) => self.prefixes.take_over(prefixes, host.batch_size())?,
             Batch::Device(_) => check_device_lengths(&self.desc, prefixes)?,

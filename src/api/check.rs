@@ -2,11 +2,14 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::{Device, Tensor};
+use crate::tensor::{Device, Integers, Tensor};
 use std::fmt::Display;
 
 /// Types that attention computes with, and that an lse may have.
 pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Types of lengths, offsets, pages, slots and positions.
+pub(super) const INTEGERS: [DType; 2] = [DType::I32, DType::I64];
 
 /// A tensor under its field's name.
 #[derive(Clone, Copy)]
@@ -203,10 +206,15 @@ pub(super) fn output_scale(o_scale: f32, output: DType) -> Result<f32> {
 }
 
 /// Offsets into so many rows: none is below the one before it.
-pub(super) fn rising(name: &str, offsets: &[i32], rows: i64, what: impl Display) -> Result<()> {
+pub(super) fn rising<'a>(
+    name: &str,
+    offsets: impl Into<Integers<'a>>,
+    rows: i64,
+    what: impl Display,
+) -> Result<()> {
     let mut before = 0;
-    for (at, &offset) in offsets.iter().enumerate() {
-        if offset < before || i64::from(offset) > rows {
+    for (at, offset) in offsets.into().iter().enumerate() {
+        if offset < before || offset > rows {
             return Err(Error::InvalidArgument(format!(
                 "{name}[{at}]: {offset} is not accepted; {before}, the value before it or 0, to {rows}, the {what}, is"
             )));

@@ -1,11 +1,13 @@
 //! The checks of requests whose tokens are gathered from a paged cache.
 
-use super::check::{Extent, named, rising};
-use crate::dtype::DType;
+use super::check::{Extent, INTEGERS, named, rising};
 use crate::error::{Error, Result};
 use crate::problem::{GatheredRequests, RecordPages};
 use crate::tensor::{Device, Tensor};
 use std::ops::Range;
+
+/// Tokens of a request are counted in 31 bits.
+const MOST_TOKENS: i64 = i32::MAX as i64;
 
 /// The requests as backends get them. `rows` are what they go to, the first of its dimensions; `cache` is
 /// `[num_pages, page_size, ..]`. Both stand under their fields' names.
@@ -15,7 +17,7 @@ pub(super) fn gathered_requests(
     rows: (&str, &Tensor),
     cache: (&str, &Tensor),
 ) -> Result<GatheredRequests> {
-    let lengths = |name, tensor| named(name, tensor).on(device)?.of(DType::I32);
+    let lengths = |name, tensor| named(name, tensor).on(device)?.one_of(&INTEGERS);
     let cu_seq_lens = lengths("cu_seq_lens", stated.cu_seq_lens)?;
     let cu_seq_lens = cu_seq_lens
         .shaped(&[Extent::CountFrom(1)])?
@@ -39,7 +41,7 @@ pub(super) fn gathered_requests(
 }
 
 fn pages(stated: &RecordPages, batch_size: i64, device: Device) -> Result<RecordPages> {
-    let ids = |name, tensor| named(name, tensor).on(device)?.of(DType::I32);
+    let ids = |name, tensor| named(name, tensor).on(device)?.one_of(&INTEGERS);
     Ok(match *stated {
         RecordPages::Table(table) => RecordPages::Table(
             ids("block_table", table)?
@@ -66,7 +68,7 @@ fn check_requests(
     (rows_name, rows): (&str, &Tensor),
     cache: (&str, &Tensor),
 ) -> Result<()> {
-    let Some(ends) = requests.cu_seq_lens.as_i32() else {
+    let Some(ends) = requests.cu_seq_lens.as_integers() else {
         return Ok(());
     };
     rising(
@@ -75,17 +77,17 @@ fn check_requests(
         rows.extent(0),
         format_args!("rows of {rows_name}"),
     )?;
-    let starts = requests.seq_starts.as_ref().and_then(Tensor::as_i32);
-    for (b, ends) in ends.windows(2).enumerate() {
-        let start = starts.map_or(0, |starts| starts[b]);
-        if start < 0 {
+    let starts = requests.seq_starts.as_ref().and_then(Tensor::as_integers);
+    for b in 0..ends.len() - 1 {
+        let start = starts.map_or(0, |starts| starts.get(b));
+        if !(0..=MOST_TOKENS).contains(&start) {
             return Err(Error::InvalidArgument(format!(
-                "seq_starts[{b}]: {start} is not accepted; 0 or more is"
+                "seq_starts[{b}]: {start} is not accepted; 0 to {MOST_TOKENS} is"
             )));
         }
-        if ends[0] < ends[1] {
-            let tokens = i64::from(start)..i64::from(start) + i64::from(ends[1] - ends[0]);
-            check_pages(&requests.pages, b, tokens, cache)?;
+        let count = ends.get(b + 1) - ends.get(b);
+        if count > 0 {
+            check_pages(&requests.pages, b, start..start + count, cache)?;
         }
     }
     Ok(())
@@ -99,46 +101,54 @@ fn check_pages(
     (cache_name, cache): (&str, &Tensor),
 ) -> Result<()> {
     let (num_pages, page_size) = (cache.extent(0), cache.extent(1));
-    let (ids, name) = match pages {
-        RecordPages::Table(table) => {
-            let row = table.stride(0) as usize * b;
-            let all = table.as_i32_rows().unwrap_or_default();
-            let columns = table.extent(1) as usize;
-            (
-                all.get(row..row + columns).unwrap_or_default(),
-                "block_table",
-            )
-        }
-        RecordPages::Csr { indptr, indices } => {
-            let (indptr, ids) = (indptr.as_i32(), indices.as_i32());
-            let (indptr, ids) = (indptr.unwrap_or_default(), ids.unwrap_or_default());
-            let (first, end) = (indptr[b], indptr[b + 1]);
-            if first < 0 || end < first || end as usize > ids.len() {
-                return Err(Error::InvalidArgument(format!(
-                    "kv_indptr[{b}], kv_indptr[{}]: {first} and {end} are not accepted; rising numbers up to {}, the entries of kv_indices, are",
-                    b + 1,
-                    ids.len()
-                )));
-            }
-            (&ids[first as usize..end as usize], "kv_indices")
-        }
-    };
-    let pages = (tokens.start / page_size) as usize..((tokens.end - 1) / page_size + 1) as usize;
-    let Some(ids) = ids.get(pages.clone()) else {
+    let listed = listed_pages(pages, b)?;
+    let pages = tokens.start / page_size..(tokens.end - 1) / page_size + 1;
+    let ListedPages { name, ids, columns } = listed;
+    if pages.end > columns.end - columns.start {
         return Err(Error::InvalidArgument(format!(
             "{name}: {} pages of request {b} are not accepted; {}, for its tokens up to {}, are",
-            ids.len(),
+            columns.end - columns.start,
             pages.end,
             tokens.end
         )));
-    };
-    match ids
-        .iter()
-        .find(|&&id| !(0..num_pages).contains(&i64::from(id)))
-    {
+    }
+    let id = |page: i64| ids.integer(&[columns.start + page]);
+    match pages.map(id).find(|id| !(0..num_pages).contains(id)) {
         None => Ok(()),
         Some(id) => Err(Error::InvalidArgument(format!(
             "{name}: page {id} of request {b} is not accepted; 0 or more and below {num_pages}, the pages of {cache_name}, is"
         ))),
+    }
+}
+
+/// The page ids of a request: columns of a list.
+struct ListedPages {
+    name: &'static str,
+    ids: Tensor,
+    columns: Range<i64>,
+}
+
+fn listed_pages(pages: &RecordPages, b: usize) -> Result<ListedPages> {
+    match pages {
+        RecordPages::Table(table) => Ok(ListedPages {
+            name: "block_table",
+            ids: table.narrow(0, b as i64, 1).remove_dim(0),
+            columns: 0..table.extent(1),
+        }),
+        RecordPages::Csr { indptr, indices } => {
+            let [first, end] = [b, b + 1].map(|at| indptr.integer(&[at as i64]));
+            let most = indices.extent(0);
+            if first < 0 || end < first || end > most {
+                return Err(Error::InvalidArgument(format!(
+                    "kv_indptr[{b}], kv_indptr[{}]: {first} and {end} are not accepted; rising numbers up to {most}, the entries of kv_indices, are",
+                    b + 1,
+                )));
+            }
+            Ok(ListedPages {
+                name: "kv_indices",
+                ids: *indices,
+                columns: first..end,
+            })
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! one by one; on a device kernels keep within the tensors.
 
 use super::Context;
-use super::check::{Extent, Named};
+use super::check::{Extent, INTEGERS, Named};
 use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -11,8 +11,6 @@ use crate::problem::{
     QueryRows, SlotMappingArgs, TokenRows,
 };
 use crate::tensor::{Device, Tensor};
-
-const INTEGERS: [DType; 2] = [DType::I32, DType::I64];
 
 /// Most tokens of a request, and of all where int32 counts them.
 const MOST: i64 = i32::MAX as i64;

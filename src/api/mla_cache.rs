@@ -350,7 +350,7 @@ fn rotary(stated: &Rotary, rope: &Tensor, tokens: i64, device: Device) -> Result
 
 /// As slots: on a device the kernel skips tokens whose position lies outside.
 fn check_positions(positions: &Tensor, max_position: i64) -> Result<()> {
-    let Some(positions) = positions.as_slots() else {
+    let Some(positions) = positions.as_integers() else {
         return Ok(());
     };
     match positions.position_of(|position| !(0..max_position).contains(&position)) {

@@ -244,10 +244,10 @@ fn positive(name: &str, value: f32) -> Result<f32> {
 
 /// Positions on the host are checked one by one; on a device the kernel takes the nearest one that the table has.
 fn check_positions(rope: &Rope, num_rows: i64, max_position: i64) -> Result<()> {
-    let Some(positions) = rope.positions.as_slots() else {
+    let Some(positions) = rope.positions.as_integers() else {
         return Ok(());
     };
-    let offsets = rope.position_offsets.as_ref().and_then(Tensor::as_slots);
+    let offsets = rope.position_offsets.as_ref().and_then(Tensor::as_integers);
     for row in 0..num_rows as usize {
         let (position, offset) = (positions.get(row), offsets.map_or(0, |all| all.get(row)));
         let at = position.checked_add(offset);

@@ -1,6 +1,7 @@
 //! Mirrors of the structs in `kernels/params/gather.h`, field by field; sizes are asserted on both sides. What the fields
 //! mean is written there.
 
+use super::integers_params::Integers;
 use super::params::{Cache, Divisor, Rows};
 
 /// `FolioGatheredTensor`.
@@ -24,12 +25,10 @@ pub struct GatheredTensor {
 pub struct KvGatherParams {
     pub k: GatheredTensor,
     pub v: GatheredTensor,
-    pub cu_seq_lens: u64,
-    pub seq_starts: u64,
-    pub page_indptr: u64,
-    pub page_ids: u64,
-    pub table_stride: i64,
-    pub num_page_ids: i64,
+    pub cu_seq_lens: Integers,
+    pub seq_starts: Integers,
+    pub page_indptr: Integers,
+    pub page_ids: Integers,
     pub num_rows: i64,
     pub page_size: Divisor,
     pub batch_size: u32,
@@ -44,5 +43,5 @@ pub struct KvGatherParams {
 /// The numbers of the `static_assert`s at the end of `kernels/params/gather.h`.
 const _: () = {
     assert!(size_of::<GatheredTensor>() == 88);
-    assert!(size_of::<KvGatherParams>() == 272);
+    assert!(size_of::<KvGatherParams>() == 384);
 };

@@ -1,22 +1,9 @@
 //! Mirrors of the structs in `kernels/params/index.h`, field by field; sizes are asserted on both sides. What the fields
 //! mean is written there.
 
+use super::integers_params::Integers;
 use super::params::Divisor;
 use crate::problem::TokenRows as Rows;
-use crate::tensor::Tensor;
-
-/// `FolioIntegers`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[allow(missing_docs)]
-pub struct Integers {
-    pub data: u64,
-    pub rows: i64,
-    pub columns: i64,
-    pub stride: i64,
-    pub bytes: u32,
-    pub reserved: u32,
-}
 
 /// `FolioTokenRows`.
 #[repr(C)]
@@ -110,7 +97,6 @@ pub struct DraftKvIndicesParams {
 
 /// The numbers of the `static_assert`s at the end of `kernels/params/index.h`.
 const _: () = {
-    assert!(size_of::<Integers>() == 40);
     assert!(size_of::<TokenRows>() == 96);
     assert!(size_of::<BatchLengthsParams>() == 288);
     assert!(size_of::<KvIndicesParams>() == 320);
@@ -118,29 +104,6 @@ const _: () = {
     assert!(size_of::<SlotMappingParams>() == 304);
     assert!(size_of::<DraftKvIndicesParams>() == 240);
 };
-
-impl Integers {
-    /// A list, or a table whose rows lie side by side in themselves.
-    pub fn of(tensor: &Tensor) -> Integers {
-        let (rows, stride) = match tensor.rank() {
-            1 => (1, 0),
-            _ => (tensor.extent(0), tensor.stride(0)),
-        };
-        Integers {
-            data: tensor.address() as u64,
-            rows,
-            columns: tensor.extent(tensor.rank() - 1),
-            stride,
-            bytes: tensor.dtype().size() as u32,
-            reserved: 0,
-        }
-    }
-
-    /// Absent: all 0.
-    pub fn of_any(tensor: Option<Tensor>) -> Integers {
-        tensor.as_ref().map(Integers::of).unwrap_or_default()
-    }
-}
 
 impl TokenRows {
     /// Rows of a table.

@@ -1,6 +1,7 @@
 //! Mirrors of the structs in `kernels/params/mla_cache.h`, field by field; sizes are asserted on both sides. What the
 //! fields mean is written there.
 
+use super::integers_params::Integers;
 use super::params::{Cache, Divisor, Rows, dtype_code};
 use crate::dtype::DType;
 use crate::problem::LatentRecords;
@@ -57,12 +58,10 @@ pub struct MlaGatherParams {
     pub cache: Records,
     pub dst: Rows,
     pub dst_rope: Rows,
-    pub cu_seq_lens: u64,
-    pub seq_starts: u64,
-    pub page_indptr: u64,
-    pub page_ids: u64,
-    pub table_stride: i64,
-    pub num_page_ids: i64,
+    pub cu_seq_lens: Integers,
+    pub seq_starts: Integers,
+    pub page_indptr: Integers,
+    pub page_ids: Integers,
     pub num_rows: i64,
     pub page_size: Divisor,
     pub batch_size: u32,
@@ -78,7 +77,7 @@ pub struct MlaGatherParams {
 const _: () = {
     assert!(size_of::<Records>() == 104);
     assert!(size_of::<MlaAppendParams>() == 336);
-    assert!(size_of::<MlaGatherParams>() == 248);
+    assert!(size_of::<MlaGatherParams>() == 360);
 };
 
 impl Records {

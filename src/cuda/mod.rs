@@ -13,6 +13,7 @@ pub mod copy_params;
 pub mod driver;
 pub mod gather_params;
 pub mod index_params;
+pub mod integers_params;
 pub mod items_params;
 pub mod kernels;
 pub mod lse_params;

@@ -96,17 +96,17 @@ pub struct folio_mla_gather_args {
     pub dst: *const folio_tensor,
     /// Output: `[num_rows, qk_rope_head_dim]` of dst's type; or NULL.
     pub dst_rope: *const folio_tensor,
-    /// `[batch_size + 1]` int32: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows. Rows of no
-    /// request are left as they are.
+    /// `[batch_size + 1]` int32 or int64: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most num_rows.
+    /// Rows of no request are left as they are.
     pub cu_seq_lens: *const folio_tensor,
-    /// `[batch_size]` int32: the token of request b that its first row gets; NULL: 0.
+    /// `[batch_size]` int32 or int64: the token of request b that its first row gets; NULL: 0.
     pub seq_starts: *const folio_tensor,
-    /// `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not asked for are not
-    /// read.
+    /// `[batch_size, columns]` int32 or int64 page ids; rows may be strided. Entries of tokens that are not asked for
+    /// are not read.
     pub block_table: *const folio_tensor,
-    /// `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
+    /// `[batch_size + 1]` int32 or int64: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
     pub kv_indptr: *const folio_tensor,
-    /// `[n]` int32 page ids.
+    /// `[n]` int32 or int64 page ids.
     pub kv_indices: *const folio_tensor,
     /// Values of a plain fp8 cache are multiplied by it. 0: 1.
     pub k_scale: f32,

@@ -1,6 +1,6 @@
 //! What copying pages of a cache is given.
 
-use crate::tensor::{Slots, Tensor};
+use crate::tensor::{Integers, Tensor};
 
 /// Pages to be copied bit by bit (`copy_blocks` and `swap_blocks` in vLLM).
 #[derive(Debug, Clone, Copy)]
@@ -25,12 +25,12 @@ pub struct PagesToCopy {
 
 /// Page pairs on the host.
 #[derive(Debug, Clone, Copy)]
-pub struct PagePairs<'a>(Slots<'a>);
+pub struct PagePairs<'a>(Integers<'a>);
 
 impl CopyArgs {
     /// The pairs where they are on the host.
     pub fn pairs_on_host(&self) -> Option<PagePairs<'_>> {
-        self.page_pairs.as_slots().map(PagePairs)
+        self.page_pairs.as_integers().map(PagePairs)
     }
 }
 

@@ -78,9 +78,9 @@ pub struct MlaGatherArgs<Cache = LatentCache> {
     pub dst: Tensor,
     /// `[num_rows, rope_dim]`. Checked: there iff the records have a rotary part.
     pub dst_rope: Option<Tensor>,
-    /// `[batch_size + 1]` int32: request `b` gets the rows from `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`.
+    /// `[batch_size + 1]` int32 or int64, as all of these: request `b` gets the rows from `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`.
     pub cu_seq_lens: Tensor,
-    /// `[batch_size]` int32: the token of each request that its first row holds; `None`: 0.
+    /// `[batch_size]`: the token of each request that its first row holds; `None`: 0.
     pub seq_starts: Option<Tensor>,
     /// Where the tokens of a request are.
     pub pages: RecordPages,
@@ -91,13 +91,13 @@ pub struct MlaGatherArgs<Cache = LatentCache> {
 /// Page ids of requests.
 #[derive(Debug, Clone, Copy)]
 pub enum RecordPages {
-    /// `[batch_size, columns]` int32; rows may be strided.
+    /// `[batch_size, columns]` int32 or int64; rows may be strided.
     Table(Tensor),
     /// Those of request `b` begin at `indices[indptr[b]]`.
     Csr {
-        /// `[batch_size + 1]` int32.
+        /// `[batch_size + 1]` int32 or int64.
         indptr: Tensor,
-        /// `[n]` int32.
+        /// `[n]` int32 or int64.
         indices: Tensor,
     },
 }

@@ -1,6 +1,6 @@
 //! The oracle's operators of decode context parallelism.
 
-use super::mla_cache::{index, values};
+use super::mla_cache::values;
 use super::{from_base, in_base};
 use crate::error::Result;
 use crate::problem::{CpCorrectArgs, CpReorderArgs};
@@ -9,10 +9,10 @@ pub(super) fn reorder(args: &CpReorderArgs) -> Result<()> {
     let world_size = args.gathered.extent(0);
     let round = world_size * i64::from(args.interleave);
     for b in 0..args.context_lens.extent(0) {
-        let len = index(&args.context_lens, &[b]);
-        let first = index(&args.cu_padded_lens, &[b]);
-        let padded = index(&args.cu_padded_lens, &[b + 1]) - first;
-        let mut row = index(&args.cu_seq_lens, &[b]);
+        let len = args.context_lens.integer(&[b]);
+        let first = args.cu_padded_lens.integer(&[b]);
+        let padded = args.cu_padded_lens.integer(&[b + 1]) - first;
+        let mut row = args.cu_seq_lens.integer(&[b]);
         for rank in 0..world_size {
             // One by one: the tokens that are the rank's.
             let is_own = |token: &i64| token % round / i64::from(args.interleave) == rank;

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::problem::CopyArgs;
 
 pub(super) fn copy(args: &CopyArgs) -> Result<()> {
-    let numbers = args.page_pairs.as_slots().ok_or_else(|| {
+    let numbers = args.page_pairs.as_integers().ok_or_else(|| {
         Error::Internal("page_pairs passed its checks and is no host integer".into())
     })?;
     for pair in 0..args.page_pairs.extent(0) as usize {

@@ -1,6 +1,5 @@
 //! The oracle's gather of keys and values: element by element.
 
-use super::mla_cache::index;
 use super::{head_scale, stored};
 use crate::problem::{GatherArgs, RecordPages, RowTensors};
 use crate::tensor::Tensor;
@@ -9,15 +8,15 @@ pub(super) fn gather(args: &GatherArgs) {
     let page_size = args.k_cache.extent(1);
     let requests = &args.requests;
     for b in 0..requests.cu_seq_lens.extent(0) - 1 {
-        let first = index(&requests.cu_seq_lens, &[b]);
-        let start = requests.seq_starts.map_or(0, |starts| index(&starts, &[b]));
-        for row in first..index(&requests.cu_seq_lens, &[b + 1]) {
+        let first = requests.cu_seq_lens.integer(&[b]);
+        let start = requests.seq_starts.map_or(0, |starts| starts.integer(&[b]));
+        for row in first..requests.cu_seq_lens.integer(&[b + 1]) {
             let token = start + row - first;
             let column = token / page_size;
             let page = match requests.pages {
-                RecordPages::Table(table) => index(&table, &[b, column]),
+                RecordPages::Table(table) => table.integer(&[b, column]),
                 RecordPages::Csr { indptr, indices } => {
-                    index(&indices, &[index(&indptr, &[b]) + column])
+                    indices.integer(&[indptr.integer(&[b]) + column])
                 }
             };
             let at = [page, token % page_size];

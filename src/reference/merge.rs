@@ -1,6 +1,5 @@
 //! The oracle's merges of attention states.
 
-use super::mla_cache::index;
 use super::{from_base, in_base};
 use crate::problem::{LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs};
 use crate::tensor::Tensor;
@@ -50,7 +49,7 @@ pub(super) fn merge_varlen(args: &MergeVarlenArgs) {
         o_scale: args.o_scale,
     };
     for token in 0..args.v_out.extent(0) {
-        let states = index(&args.indptr, &[token])..index(&args.indptr, &[token + 1]);
+        let states = args.indptr.integer(&[token])..args.indptr.integer(&[token + 1]);
         for head in 0..args.v_out.extent(1) {
             let parts = states.clone().map(|n| part(&args.v, &args.s, &[n, head]));
             output.write([token, head], &parts.collect::<Vec<_>>());

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::problem::{
     DS_MLA_BLOCK, LatentRecords, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary,
 };
-use crate::tensor::{Slots, Tensor};
+use crate::tensor::{Integers, Tensor};
 
 pub(super) fn append(args: &MlaAppendArgs<LatentRecords>) -> Result<()> {
     let slots = integers("slot_mapping", &args.slot_mapping)?;
@@ -99,14 +99,14 @@ fn store_blocks(to: &Tensor, scales: &Tensor, [page, at]: [i64; 2], row: &[f32])
 pub(super) fn gather(args: &MlaGatherArgs<LatentRecords>) -> Result<()> {
     let page_size = args.cache.latent.extent(1);
     for b in 0..args.cu_seq_lens.extent(0) - 1 {
-        let first = index(&args.cu_seq_lens, &[b]);
-        let start = args.seq_starts.map_or(0, |starts| index(&starts, &[b]));
-        for row in first..index(&args.cu_seq_lens, &[b + 1]) {
+        let first = args.cu_seq_lens.integer(&[b]);
+        let start = args.seq_starts.map_or(0, |starts| starts.integer(&[b]));
+        for row in first..args.cu_seq_lens.integer(&[b + 1]) {
             let token = start + row - first;
             let page = match args.pages {
-                RecordPages::Table(table) => index(&table, &[b, token / page_size]),
+                RecordPages::Table(table) => table.integer(&[b, token / page_size]),
                 RecordPages::Csr { indptr, indices } => {
-                    index(&indices, &[index(&indptr, &[b]) + token / page_size])
+                    indices.integer(&[indptr.integer(&[b]) + token / page_size])
                 }
             };
             load_record(args, row, [page, token % page_size]);
@@ -139,15 +139,8 @@ pub(super) fn values(tensor: &Tensor, at: &[i64]) -> Vec<f32> {
         .collect()
 }
 
-pub(super) fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Slots<'a>> {
+pub(super) fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Integers<'a>> {
     tensor
-        .as_slots()
+        .as_integers()
         .ok_or_else(|| Error::Internal(format!("{name} passed its checks and is no host integer")))
-}
-
-/// An int32 element. Page ids and lengths above 2^24 are no f32.
-pub(super) fn index(tensor: &Tensor, at: &[i64]) -> i64 {
-    let position: i64 = at.iter().zip(tensor.strides()).map(|(i, s)| i * s).sum();
-    let all = tensor.as_i32_rows().unwrap_or_default();
-    i64::from(all[position as usize])
 }

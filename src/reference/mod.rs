@@ -454,7 +454,7 @@ impl AttentionOps for ReferenceBackend {
 impl CacheOps for ReferenceBackend {
     fn append(&self, args: &Checked<AppendArgs>, _: Stream) -> Result<()> {
         let page_size = args.k_cache.extent(1);
-        let Some(slots) = args.slot_mapping.as_slots() else {
+        let Some(slots) = args.slot_mapping.as_integers() else {
             return Err(Error::Internal(
                 "slot_mapping passed its checks and is no host integer".into(),
             ));

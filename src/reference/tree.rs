@@ -1,6 +1,5 @@
 //! The oracle's operator on trees of draft tokens: what a token sees, asked for every token and key.
 
-use super::mla_cache::index;
 use crate::problem::TreeMaskArgs;
 use crate::tensor::Tensor;
 
@@ -25,13 +24,13 @@ pub(super) fn mask(args: &TreeMaskArgs) {
     for b in 0..args.prefix_lens.extent(0) {
         let (first, end) = match &args.qo_indptr {
             None => (b * args.tree_size(), (b + 1) * args.tree_size()),
-            Some(qo_indptr) => (index(qo_indptr, &[b]), index(qo_indptr, &[b + 1])),
+            Some(qo_indptr) => (qo_indptr.integer(&[b]), qo_indptr.integer(&[b + 1])),
         };
         let tree = Tree {
             args,
             first,
             size: end - first,
-            prefix_len: index(&args.prefix_lens, &[b]),
+            prefix_len: args.prefix_lens.integer(&[b]),
         };
         tree.masks(&starts);
         tree.rows();
@@ -48,7 +47,7 @@ impl Tree<'_> {
     }
 
     fn parent(&self, token: i64) -> i64 {
-        index(&self.args.parents, &[self.first + token])
+        self.args.parents.integer(&[self.first + token])
     }
 
     /// Whether a token sees a key, of which negative ones stand before the tree.

@@ -1,6 +1,6 @@
 //! Elements of host tensors: one by one, by index, and as slices. What a device holds is not read here.
 
-use super::slots::Slots;
+use super::integers::Integers;
 use super::{Device, Tensor};
 use crate::dtype::DType;
 
@@ -117,15 +117,15 @@ impl Tensor {
         host.then(|| unsafe { slice(self.address, span) })
     }
 
-    /// A compact host tensor of slots, `i32` or `i64`; `None` for any other tensor.
+    /// A compact host tensor of `i32` or `i64`; `None` for any other tensor.
     #[allow(unsafe_code)]
-    pub fn as_slots(&self) -> Option<Slots<'_>> {
+    pub fn as_integers(&self) -> Option<Integers<'_>> {
         if self.dtype == DType::I32 {
-            return self.as_i32().map(Slots::I32);
+            return self.as_i32().map(Integers::I32);
         }
         let host = self.device == Device::Cpu && self.dtype == DType::I64 && self.is_compact();
         // SAFETY: as in `as_i32`.
-        host.then(|| Slots::I64(unsafe { slice(self.address, self.num_elements()) }))
+        host.then(|| Integers::I64(unsafe { slice(self.address, self.num_elements()) }))
     }
 
     /// A compact host tensor of bytes as a slice; `None` for any other tensor.
@@ -183,10 +183,10 @@ mod tests {
         assert_eq!(rows.as_i32_rows(), Some(&all[..]));
         assert_eq!(of(DType::I32, &[3, 0], None).as_i32_rows(), Some(&[][..]));
         assert_eq!(of(DType::I32, &[3, 2], None).as_i32(), Some(&all[..6]));
-        assert_eq!(of(DType::I32, &[7], None).as_slots().unwrap().len(), 7);
+        assert_eq!(of(DType::I32, &[7], None).as_integers().unwrap().len(), 7);
         let wide = of(DType::I64, &[5], None);
-        assert_eq!(wide.as_slots().unwrap().len(), 5);
-        assert_eq!(wide.as_slots().unwrap().get(1), 2 | 3 << 32);
+        assert_eq!(wide.as_integers().unwrap().len(), 5);
+        assert_eq!(wide.as_integers().unwrap().get(1), 2 | 3 << 32);
         assert_eq!(of(DType::U8, &[9], None).as_bytes().unwrap().len(), 9);
         assert_eq!(of(DType::F32, &[2, 5], None).as_f32().unwrap().len(), 10);
         assert!(of(DType::F32, &[2, 5], None).as_i32_rows().is_none());

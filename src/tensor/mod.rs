@@ -6,10 +6,10 @@
 //! is `elements.rs`.
 
 mod elements;
-mod slots;
+mod integers;
 mod views;
 
-pub use slots::Slots;
+pub use integers::Integers;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};

@@ -239,7 +239,7 @@ impl<'m> Data<'m> {
         };
         let batch_size = case.requests.len();
         let kv_len: Vec<i32> = (0..batch_size).map(|b| case.kv_len(b)).collect();
-        let (indptr, ids) = page_table(case.csr, &tables);
+        let (indptr, ids) = page_table(case.csr, DType::I32, &tables);
         let floats = |numbers: Vec<f32>| {
             Resident::new(memory, Image::of_f32(&[numbers.len() as i64], &numbers))
         };

@@ -31,6 +31,8 @@ pub struct Gathering {
     pub scale: f32,
     /// Elements of the scale tensors: none, one, one per head.
     pub scales: Option<bool>,
+    /// Types of cu_seq_lens, seq_starts, kv_indptr and page ids.
+    pub integers: [DType; 4],
     /// After pages, tokens, heads of caches; after rows and heads of rows.
     pub gaps: [u32; 5],
     pub seed: u64,
@@ -138,7 +140,10 @@ impl Gathering {
     /// Gathers, and compares every bit.
     pub fn check(&self, session: &dyn Session, memory: &dyn Memory) -> Result<(), String> {
         let resident = |image| Resident::new(memory, image);
-        let integers = |values: &[i32]| resident(Image::of_i32(&[values.len() as i64], values));
+        let list = |dtype: DType, values: &[i32]| {
+            resident(Image::of_integers(dtype, &[values.len() as i64], values))
+        };
+        let [of_ends, of_starts, of_indptr, of_ids] = self.integers;
         let caches = [0, 1].map(|side| resident(self.cache_image(side)));
         let rows = [0, 1].map(|side| resident(self.rows_image(side)));
         let scales = [0, 1].map(|side| {
@@ -147,15 +152,15 @@ impl Gathering {
         });
         let batch = self.requests.len();
         let starts: Vec<i32> = self.requests.iter().map(|request| request.1).collect();
-        let (ends, starts) = (integers(&self.ends()), integers(&starts));
+        let (ends, starts) = (list(of_ends, &self.ends()), list(of_starts, &starts));
         let ids: Vec<Vec<i32>> = (0..batch).map(|b| self.page_ids(b)).collect();
         let mut indptr = vec![0];
         for ids in &ids {
             indptr.push(indptr[indptr.len() - 1] + ids.len() as i32);
         }
-        let (indptr, indices) = (integers(&indptr), integers(&ids.concat()));
+        let (indptr, indices) = (list(of_indptr, &indptr), list(of_ids, &ids.concat()));
         let columns = ids.iter().map(Vec::len).max().unwrap_or(0) as i64;
-        let view = View::gapped(DType::I32, &[batch as i64, columns], &[3, 0], 1);
+        let view = View::gapped(of_ids, &[batch as i64, columns], &[3, 0], 1);
         let mut table = Image::poisoned(view);
         for (b, ids) in (0..).zip(&ids) {
             for (column, id) in (0..).zip(ids) {

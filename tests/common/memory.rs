@@ -157,7 +157,12 @@ impl Image {
     }
 
     pub fn of_i32(shape: &[i64], values: &[i32]) -> Image {
-        Image::of_bits(DType::I32, shape, values.iter().map(|&v| v as u32 as u64))
+        Image::of_integers(DType::I32, shape, values)
+    }
+
+    /// Of int32 or int64.
+    pub fn of_integers(dtype: DType, shape: &[i64], values: &[i32]) -> Image {
+        Image::of_bits(dtype, shape, values.iter().map(|&v| i64::from(v) as u64))
     }
 
     pub fn of_f32(shape: &[i64], values: &[f32]) -> Image {

@@ -475,6 +475,8 @@ pub struct MlaGather {
     pub spare_rows: [i64; 2],
     pub with_starts: bool,
     pub as_table: bool,
+    /// Types of cu_seq_lens, seq_starts, kv_indptr and page ids.
+    pub integers: [DType; 4],
     pub k_scale: f32,
     pub gap: u32,
     pub seed: u64,
@@ -612,13 +614,14 @@ impl MlaGather {
         let caches: Vec<_> = self.caches().into_iter().map(resident).collect();
         let out: Vec<_> = self.blank().into_iter().map(resident).collect();
         let batch = self.requests.len() as i64;
-        let ends = resident(Image::of_i32(&[batch + 1], &self.ends()));
+        let [of_ends, of_starts, of_indptr, of_ids] = self.integers;
+        let ends = resident(Image::of_integers(of_ends, &[batch + 1], &self.ends()));
         let starts: Vec<i32> = self
             .requests
             .iter()
             .map(|request| request.1 as i32)
             .collect();
-        let starts = resident(Image::of_i32(&[batch], &starts));
+        let starts = resident(Image::of_integers(of_starts, &[batch], &starts));
         let ids = self.page_ids();
         let (first, second) = match self.as_table {
             true => (self.table(&ids), None),
@@ -628,8 +631,9 @@ impl MlaGather {
                     indptr.push(indptr[indptr.len() - 1] + ids.len() as i32);
                 }
                 let all = ids.concat();
-                let indices = Image::of_i32(&[all.len() as i64], &all);
-                (Image::of_i32(&[batch + 1], &indptr), Some(indices))
+                let indices = Image::of_integers(of_ids, &[all.len() as i64], &all);
+                let indptr = Image::of_integers(of_indptr, &[batch + 1], &indptr);
+                (indptr, Some(indices))
             }
         };
         let (first, second) = (resident(first), second.map(resident));
@@ -657,7 +661,7 @@ impl MlaGather {
     fn table(&self, ids: &[Vec<i32>]) -> Image {
         let columns = ids.iter().map(Vec::len).max().unwrap_or(0) as i64 + 1;
         let shape = [ids.len() as i64, columns];
-        let mut image = Image::poisoned(View::gapped(DType::I32, &shape, &[self.gap, 0], 0));
+        let mut image = Image::poisoned(View::gapped(self.integers[3], &shape, &[self.gap, 0], 0));
         for_each_index(&shape, |at| image.put(at, 2_147_480_000));
         for (b, ids) in (0..).zip(ids) {
             for (n, id) in (0..).zip(ids) {

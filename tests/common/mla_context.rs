@@ -30,8 +30,8 @@ pub struct Case {
     pub page_size: i64,
     /// The page table is CSR, not a block table.
     pub csr: bool,
-    /// Lengths and offsets are int64.
-    pub wide_lengths: bool,
+    /// Lengths, offsets and page ids are int64.
+    pub wide_indices: bool,
     /// New tokens and context of each request.
     pub lens: Vec<(u32, u32)>,
     pub chunk_tokens: u32,
@@ -73,7 +73,7 @@ impl Case {
             value: 24,
             page_size: 4,
             csr: false,
-            wide_lengths: false,
+            wide_indices: false,
             lens: lens.to_vec(),
             chunk_tokens: 64,
             in_steps: false,
@@ -237,16 +237,15 @@ impl<'m> Data<'m> {
         };
         let (owned, num_pages) = pages(case);
         let kv_lens: Vec<i32> = case.lens.iter().map(|r| (r.0 + r.1) as i32).collect();
+        let indices = match case.wide_indices {
+            true => DType::I64,
+            false => DType::I32,
+        };
         let host = |numbers: &[i32]| {
-            let dtype = match case.wide_lengths {
-                true => DType::I64,
-                false => DType::I32,
-            };
-            let bits = numbers.iter().map(|&n| encode(dtype, n.into()));
-            let image = Image::of_bits(dtype, &[numbers.len() as i64], bits);
+            let image = Image::of_integers(indices, &[numbers.len() as i64], numbers);
             Resident::new(&HostMemory, image)
         };
-        let (indptr, ids) = page_table(case.csr, &owned);
+        let (indptr, ids) = page_table(case.csr, indices, &owned);
         Data {
             q: filled(&[rows, h, case.nope + case.rope], tokens, Of::Query),
             k_nope: filled(&[rows, h, case.nope], tokens, Of::Key),

@@ -3,6 +3,7 @@
 use super::memory::Image;
 use super::problem::{Problem, Storage};
 use super::values::shuffled;
+use folio::dtype::DType;
 
 /// The pages of a batch.
 #[derive(Debug, Clone)]
@@ -60,11 +61,14 @@ pub fn shared_pages(problem: &Problem, b: usize) -> usize {
 const UNOWNED: i32 = 0x7fff_0000;
 
 /// CSR offsets and ids, where `csr`; else a block table, padded on the right.
-pub fn page_table(csr: bool, owned: &[Vec<i32>]) -> (Option<Vec<i32>>, Image) {
+pub fn page_table(csr: bool, dtype: DType, owned: &[Vec<i32>]) -> (Option<Vec<i32>>, Image) {
     if csr {
         let flat = owned.concat();
         let indptr = prefix_sums(owned.iter().map(|ids| ids.len() as i32));
-        return (Some(indptr), Image::of_i32(&[flat.len() as i64], &flat));
+        return (
+            Some(indptr),
+            Image::of_integers(dtype, &[flat.len() as i64], &flat),
+        );
     }
     let columns = owned.iter().map(Vec::len).max().unwrap_or(0);
     let table: Vec<i32> = (owned.iter())
@@ -72,7 +76,7 @@ pub fn page_table(csr: bool, owned: &[Vec<i32>]) -> (Option<Vec<i32>>, Image) {
         .collect();
     (
         None,
-        Image::of_i32(&[owned.len() as i64, columns as i64], &table),
+        Image::of_integers(dtype, &[owned.len() as i64, columns as i64], &table),
     )
 }
 

@@ -6,7 +6,7 @@ use crate::common::instance::for_each_index;
 use crate::common::memory::{Image, Resident, View};
 use crate::common::mla_cache::FLOATS;
 use crate::gpu::DeviceMemory;
-use crate::problems::session;
+use crate::problems::{integer_types, session};
 use folio::api::Stream;
 use folio::dtype::DType;
 use folio::problem::{CacheForm, GatherArgs, GatheredRequests, KvLayout, RecordPages};
@@ -44,6 +44,7 @@ pub fn gather() {
                     },
                     has_starts: seed % 3 != 0,
                     as_table: seed % 4 < 2,
+                    integers: integer_types(seed as usize),
                     scale: if cache.is_fp8() { 0.3 } else { 0.0 },
                     scales: [None, Some(false), Some(true)][seed as usize % 3]
                         .filter(|_| cache.is_fp8()),

@@ -5,7 +5,7 @@ use crate::common::instance::for_each_index;
 use crate::common::memory::{Image, Resident, View};
 use crate::common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
 use crate::gpu::DeviceMemory;
-use crate::problems::session;
+use crate::problems::{integer_types, session};
 use folio::api::Stream;
 use folio::dtype::DType;
 use folio::problem::{LatentCache, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary};
@@ -110,6 +110,7 @@ pub fn mla_gather() {
                         spare_rows: [n as i64 % 2, 2],
                         with_starts: n % 2 == 1,
                         as_table: n % 2 == 0,
+                        integers: integer_types(3 * n),
                         k_scale: match format {
                             Format::Plain(dtype) if dtype.is_fp8() => 0.3,
                             _ => 0.0,

@@ -42,6 +42,7 @@ pub fn mla_context() {
                         chunk_tokens,
                         csr,
                         in_steps,
+                        wide_indices: csr != in_steps,
                         lse: Some(if csr { LogBase::Two } else { LogBase::E }),
                         ..deepseek(lens, dtype)
                     });

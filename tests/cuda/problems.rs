@@ -486,3 +486,11 @@ pub fn some_layers() -> [Layer; 2] {
         },
     ]
 }
+
+/// Types of four index tensors, all of them for 16 numbers in a row.
+pub fn integer_types(n: usize) -> [DType; 4] {
+    [0, 1, 2, 3].map(|tensor| match n >> tensor & 1 {
+        0 => DType::I32,
+        _ => DType::I64,
+    })
+}

@@ -79,18 +79,23 @@ pub fn gathers() {
         [divides(33, p.k.head_pieces), divides(33, p.v.head_pieces)],
         [2, 4]
     );
-    assert_eq!((p.cu_seq_lens, p.seq_starts), (ENDS as u64, 0));
-    assert_eq!((p.page_indptr, p.page_ids), (0, TABLE as u64));
-    assert_eq!((p.table_stride, p.num_page_ids, p.num_rows), (7, 5, 9));
+    let requests = [p.cu_seq_lens, p.seq_starts, p.page_indptr, p.page_ids];
+    let expected = [ENDS as u64, 0, 0, TABLE as u64];
+    assert_eq!(requests.map(|tensor| tensor.data), expected);
+    assert_eq!(requests.map(|tensor| tensor.bytes), [4, 0, 0, 4]);
+    assert_eq!(
+        (p.page_ids.stride, p.page_ids.columns, p.num_rows),
+        (7, 5, 9)
+    );
     assert_eq!(divides(1000, p.page_size), 1000 / 24);
     assert_eq!((p.batch_size, p.num_pages, p.num_kv_heads), (2, 40, 8));
     assert_eq!((p.cache_dtype, p.row_dtype, p.vectors), (3, 2, 1));
     let csr = GatherArgs {
         requests: GatheredRequests {
-            seq_starts: Some(at(STARTS, DType::I32, &[2], None)),
+            seq_starts: Some(at(STARTS, DType::I64, &[2], None)),
             pages: RecordPages::Csr {
                 indptr: at(TABLE, DType::I32, &[3], None),
-                indices: at(IDS, DType::I32, &[11], None),
+                indices: at(IDS, DType::I64, &[11], None),
             },
             ..args().requests
         },
@@ -100,8 +105,13 @@ pub fn gathers() {
     recorder.forget();
     gather(&context, &csr, OURS).unwrap();
     let p: KvGatherParams = recorder.launches()[0].params();
-    assert_eq!((p.seq_starts, p.page_indptr), (STARTS as u64, TABLE as u64));
-    assert_eq!((p.page_ids, p.num_page_ids, p.vectors), (IDS as u64, 11, 0));
+    let requests = [p.seq_starts, p.page_indptr, p.page_ids];
+    let expected = [(STARTS, 8), (TABLE, 4), (IDS, 8)];
+    assert_eq!(
+        requests.map(|tensor| (tensor.data as usize, tensor.bytes)),
+        expected
+    );
+    assert_eq!((p.page_ids.columns, p.vectors), (11, 0));
     let none = GatherArgs {
         requests: GatheredRequests {
             cu_seq_lens: at(ENDS, DType::I32, &[1], None),

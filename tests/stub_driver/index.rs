@@ -3,9 +3,9 @@
 use folio::api::{self, Context};
 use folio::backend::Stream;
 use folio::cuda::index_params::{
-    BatchLengthsParams, BlockTableParams, DraftKvIndicesParams, Integers, KvIndicesParams,
-    SlotMappingParams,
+    BatchLengthsParams, BlockTableParams, DraftKvIndicesParams, KvIndicesParams, SlotMappingParams,
 };
+use folio::cuda::integers_params::Integers;
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::problem::{

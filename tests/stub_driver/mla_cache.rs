@@ -192,9 +192,14 @@ pub fn gather() {
         (p.dst_rope.data, p.dst_rope.stride_token),
         (OUT as u64 + 1024, 576)
     );
-    assert_eq!((p.cu_seq_lens, p.seq_starts), (SLOTS as u64, 0));
-    assert_eq!((p.page_indptr, p.page_ids), (0, TABLE as u64));
-    assert_eq!((p.table_stride, p.num_page_ids, p.num_rows), (7, 5, 9));
+    let requests = [p.cu_seq_lens, p.seq_starts, p.page_indptr, p.page_ids];
+    let expected = [SLOTS as u64, 0, 0, TABLE as u64];
+    assert_eq!(requests.map(|tensor| tensor.data), expected);
+    assert_eq!(requests.map(|tensor| tensor.bytes), [4, 0, 0, 4]);
+    assert_eq!(
+        (p.page_ids.stride, p.page_ids.columns, p.num_rows),
+        (7, 5, 9)
+    );
     assert_eq!(divides(1000, p.page_size), 1000 / 24);
     assert_eq!((p.batch_size, p.num_pages), (2, 10));
     assert_eq!((p.rank, p.rope_dim, p.dst_dtype), (512, 64, 2));
@@ -202,19 +207,21 @@ pub fn gather() {
     let csr = MlaGatherArgs {
         seq_starts: Some(at(POSITIONS, DType::I32, &[2], None)),
         pages: RecordPages::Csr {
-            indptr: at(TABLE, DType::I32, &[3], None),
-            indices: at(ROPE, DType::I32, &[11], None),
+            indptr: at(TABLE, DType::I64, &[3], None),
+            indices: at(ROPE, DType::I64, &[11], None),
         },
         ..records()
     };
     recorder.forget();
     mla_gather(&context, &csr, OURS).unwrap();
     let p: MlaGatherParams = recorder.launches()[0].params();
+    let requests = [p.seq_starts, p.page_indptr, p.page_ids];
+    let expected = [(POSITIONS, 4), (TABLE, 8), (ROPE, 8)];
     assert_eq!(
-        (p.seq_starts, p.page_indptr),
-        (POSITIONS as u64, TABLE as u64)
+        requests.map(|tensor| (tensor.data as usize, tensor.bytes)),
+        expected
     );
-    assert_eq!((p.page_ids, p.num_page_ids), (ROPE as u64, 11));
+    assert_eq!(p.page_ids.columns, 11);
 }
 
 pub fn gather_of_no_requests() {

@@ -215,7 +215,7 @@ pub fn a_run_goes_chunk_by_chunk() {
         .collect();
     for (gather, end) in gathers.iter().zip(tables) {
         let offsets = u64::from(gather.batch_size) * 4;
-        assert_eq!(end, gather.cu_seq_lens + offsets);
+        assert_eq!(end, gather.cu_seq_lens.data + offsets);
     }
 }
 

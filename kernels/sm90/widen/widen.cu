@@ -135,7 +135,7 @@ __device__ __forceinline__ void widen_rows(const Params &p) {
     for (u32 unit = warp; unit < num_chunks * num_heads; unit += gridDim.x * WARPS) {
         const u32 chunk = divide(unit, p.num_kv_heads), head = unit - chunk * num_heads;
         const i64 first_row = static_cast<i64>(chunk) * CHUNK;
-        const u32 request = request_of_row(p.first_row, batch_size, first_row);
+        const u32 request = request_of_row([&](u32 b) { return p.first_row[b]; }, batch_size, first_row);
         const u32 first_key = static_cast<u32>(first_row) - p.first_row[request];
         const Key key(p, request, first_key + lane);
 #pragma unroll 1

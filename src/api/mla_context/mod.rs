@@ -119,7 +119,6 @@ impl MlaContext {
         operators.context.check_stream(stream)?;
         check_workspace(&operators.memory.info(), workspace, workspace_bytes)?;
         let device = operators.context.device();
-        input.check_int32_ids()?;
         let batch = match batch::check(input, &self.batch, device, &mut self.scratch)? {
             Batch::Host(batch) => batch,
             Batch::Device(_) => {

@@ -11,7 +11,7 @@ use crate::cpu::threads::Pool;
 use crate::dtype::{self, DType};
 use crate::error::{Error, Result};
 use crate::problem::{AppendArgs, CacheForm, Checked, RowTensors};
-use crate::tensor::{Slots, Tensor};
+use crate::tensor::{Integers, Tensor};
 use std::ops::Range;
 
 /// Bytes per piece of work. One core copies fewer bytes as fast as another thread wakes up.
@@ -40,7 +40,7 @@ pub struct Side<'a> {
 
 /// Writes keys and values; negative slots are skipped.
 pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<AppendArgs>) -> Result<()> {
-    let Some(slots) = args.slot_mapping.as_slots() else {
+    let Some(slots) = args.slot_mapping.as_integers() else {
         return Err(Error::Internal(
             "slot_mapping passed its checks and is no host integer".into(),
         ));
@@ -99,7 +99,7 @@ fn token_bytes(rows: &Tensor) -> usize {
 
 impl Side<'_> {
     /// Writes tokens as they are; negative slots are skipped.
-    pub fn tokens(&self, tokens: Range<usize>, slots: &Slots<'_>) {
+    pub fn tokens(&self, tokens: Range<usize>, slots: &Integers<'_>) {
         let mut token = tokens.start;
         while token < tokens.end {
             let slot = slots.get(token);
@@ -112,7 +112,7 @@ impl Side<'_> {
     }
 
     /// How many of the first `tokens` are contiguous on both sides. One long copy is faster than one per token.
-    fn run(&self, tokens: Range<usize>, slots: &Slots<'_>) -> usize {
+    fn run(&self, tokens: Range<usize>, slots: &Integers<'_>) -> usize {
         let size = self.from.extent(1) * self.from.extent(2);
         let rows =
             self.is_copy_of_rows() && self.from.stride(0) == size && self.to.stride(1) == size;

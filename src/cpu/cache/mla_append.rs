@@ -9,7 +9,7 @@ use crate::cpu::threads::Pool;
 use crate::dtype::{DType, F8E4M3_MAX};
 use crate::error::{Error, Result};
 use crate::problem::{Checked, DS_MLA_BLOCK, LatentRecords, MlaAppendArgs, Rotary};
-use crate::tensor::{Slots, Tensor};
+use crate::tensor::{Integers, Tensor};
 
 /// Bytes per piece of work, as in `append`.
 const BYTES_PER_PIECE: usize = 64 << 10;
@@ -21,9 +21,9 @@ const _: () = assert!(CHUNK == DS_MLA_BLOCK);
 struct Append<'a> {
     kernels: &'a Kernels,
     args: &'a MlaAppendArgs<LatentRecords>,
-    slots: Slots<'a>,
+    slots: Integers<'a>,
     /// With the positions of the tokens.
-    rotary: Option<(&'a Rotary, Slots<'a>)>,
+    rotary: Option<(&'a Rotary, Integers<'a>)>,
 }
 
 /// Writes the records of new tokens; negative slots are skipped.
@@ -54,9 +54,9 @@ pub fn append(
     Ok(())
 }
 
-fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Slots<'a>> {
+fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Integers<'a>> {
     tensor
-        .as_slots()
+        .as_integers()
         .ok_or_else(|| Error::Internal(format!("{name} passed its checks and is no host integer")))
 }
 

@@ -9,7 +9,7 @@ use crate::cpu::kernels::table::Kernels;
 use crate::cpu::threads::Pool;
 use crate::error::{Error, Result};
 use crate::problem::{Angles, Checked, MOST_PAIRS, MOST_ROW_ELEMENTS, Rope, RopeAppendArgs};
-use crate::tensor::{Slots, Tensor};
+use crate::tensor::{Integers, Tensor};
 use std::ops::Range;
 
 /// Bytes per piece of work, as in `append`.
@@ -22,7 +22,7 @@ type Values = [f32; MOST_ROW_ELEMENTS];
 struct Call<'a> {
     kernels: &'a Kernels,
     args: &'a RopeAppendArgs,
-    slots: Slots<'a>,
+    slots: Integers<'a>,
     keys: Side<'a>,
     values: Side<'a>,
     q_norm: Option<Values>,
@@ -33,8 +33,8 @@ struct Call<'a> {
 /// RoPE of one call.
 struct Rotation<'a> {
     rope: &'a Rope,
-    positions: Slots<'a>,
-    offsets: Option<Slots<'a>>,
+    positions: Integers<'a>,
+    offsets: Option<Integers<'a>>,
     /// Of computed angles.
     turns: [u64; MOST_PAIRS],
 }
@@ -75,9 +75,9 @@ pub fn append(pool: &Pool, kernels: &Kernels, args: &Checked<RopeAppendArgs>) ->
     Ok(())
 }
 
-fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Slots<'a>> {
+fn integers<'a>(name: &str, tensor: &'a Tensor) -> Result<Integers<'a>> {
     tensor
-        .as_slots()
+        .as_integers()
         .ok_or_else(|| Error::Internal(format!("{name} passed its checks and is no host integer")))
 }
 

@@ -10,6 +10,7 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::gather_params::{GatheredTensor, KvGatherParams};
+use crate::cuda::integers_params::Integers;
 use crate::cuda::kernels::keyless::{GATHER_STORED, KV_GATHER};
 use crate::cuda::params::{
     Cache, Divisor, Rows, address, count, dtype_code, fewest, scales_stride,
@@ -74,12 +75,10 @@ fn params(args: &GatherArgs) -> Result<KvGatherParams> {
     Ok(KvGatherParams {
         k: side(k_cache, &args.key, args.k_scale, args.k_scales),
         v: side(v_cache, &args.value, args.v_scale, args.v_scales),
-        cu_seq_lens: requests.cu_seq_lens.address() as u64,
-        seq_starts: address(requests.seq_starts),
+        cu_seq_lens: Integers::of(&requests.cu_seq_lens),
+        seq_starts: Integers::of_any(requests.seq_starts),
         page_indptr: page_ids.indptr,
         page_ids: page_ids.ids,
-        table_stride: page_ids.table_stride,
-        num_page_ids: page_ids.count,
         num_rows: args.key.extent(0),
         page_size: Divisor::new(k_cache.extent(1) as u32),
         batch_size: (requests.cu_seq_lens.extent(0) - 1) as u32,

@@ -8,9 +8,10 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::index_params::{
-    BatchLengthsParams, BlockTableParams, DraftKvIndicesParams, Integers, KvIndicesParams,
-    SlotMappingParams, TokenRows,
+    BatchLengthsParams, BlockTableParams, DraftKvIndicesParams, KvIndicesParams, SlotMappingParams,
+    TokenRows,
 };
+use crate::cuda::integers_params::Integers;
 use crate::cuda::kernels::keyless::{
     BATCH_LENGTHS, BLOCK_TABLE, DRAFT_KV_INDICES, KV_INDICES, SLOT_MAPPING,
 };

@@ -9,9 +9,10 @@ use super::rows::moves_vectors;
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
+use crate::cuda::integers_params::Integers;
 use crate::cuda::kernels::keyless::MLA_GATHER;
 use crate::cuda::mla_cache_params::{MlaGatherParams, Records, rows};
-use crate::cuda::params::{Divisor, address, dtype_code, fewest};
+use crate::cuda::params::{Divisor, dtype_code, fewest};
 use crate::error::Result;
 use crate::problem::{Checked, LatentRecords, MlaGatherArgs};
 use crate::tensor::Tensor;
@@ -54,12 +55,10 @@ fn params(args: &MlaGatherArgs<LatentRecords>) -> MlaGatherParams {
         cache: Records::of(&args.cache),
         dst: rows(Some(args.dst)),
         dst_rope: rows(args.dst_rope),
-        cu_seq_lens: args.cu_seq_lens.address() as u64,
-        seq_starts: address(args.seq_starts),
+        cu_seq_lens: Integers::of(&args.cu_seq_lens),
+        seq_starts: Integers::of_any(args.seq_starts),
         page_indptr: page_ids.indptr,
         page_ids: page_ids.ids,
-        table_stride: page_ids.table_stride,
-        num_page_ids: page_ids.count,
         num_rows: args.dst.extent(0),
         page_size: Divisor::new(latent.extent(1) as u32),
         batch_size: (args.cu_seq_lens.extent(0) - 1) as u32,

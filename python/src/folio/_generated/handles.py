@@ -1003,9 +1003,10 @@ class MlaContext(Handle):
         stream: StreamLike | None = None,
     ) -> None:
         """Takes over a step's batch: kv_len counts the context of a request and its new tokens, of which it has
-        qo_len. Lengths are in host memory; page ids (block_table, or kv_indices) are on the context's device, and
-        stay as they are until the last run of the plan. For a graph, the batch has max_batch_size requests, some of
-        them without tokens, and rows of the outputs beyond the batch may be written.
+        qo_len. Lengths are in host memory; page ids (block_table, or kv_indices) are on the context's device, where
+        runs read them: they stay as they are until the last run of the plan, and those of int64 are not copied. For
+        a graph, the batch has max_batch_size requests, some of them without tokens, and rows of the outputs beyond
+        the batch may be written.
 
         The page table comes in the forms of `Batch`. On failure the previous plan stays in force.
 

@@ -244,13 +244,13 @@ def kv_gather(
             num_kv_heads, page_size, head_dim_qk]`, or `[num_slots, num_kv_heads, head_dim_qk]`; float32, float16,
             bfloat16 or fp8.
         v_cache: The value cache, as k_cache with head_dim_vo and strides of its own.
-        cu_seq_lens: `[batch_size + 1]` int32: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most
-            num_rows. Rows of no request are left as they are.
-        seq_starts: `[batch_size]` int32: the token of request b that its first row gets; None: 0.
-        block_table: `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not
-            asked for are not read.
-        kv_indptr: `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
-        kv_indices: `[n]` int32 page ids.
+        cu_seq_lens: `[batch_size + 1]` int32 or int64: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b +
+            1]`, at most num_rows. Rows of no request are left as they are.
+        seq_starts: `[batch_size]` int32 or int64: the token of request b that its first row gets; None: 0.
+        block_table: `[batch_size, columns]` int32 or int64 page ids; rows may be strided. Entries of tokens that
+            are not asked for are not read.
+        kv_indptr: `[batch_size + 1]` int32 or int64: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
+        kv_indices: `[n]` int32 or int64 page ids.
         k_scales: `[1]` or `[num_kv_heads]` float32, or None; fp8 caches only. Of formats with scales of their own:
             those, as the append wrote or took them.
         v_scales: As k_scales, for values.
@@ -769,13 +769,13 @@ def mla_gather(
         dst: Output: `[num_rows, kv_lora_rank + qk_rope_head_dim]`, with dst_rope `[num_rows, kv_lora_rank]`;
             float32, float16 or bfloat16, whatever kv's type.
         dst_rope: Output: `[num_rows, qk_rope_head_dim]` of dst's type; or None.
-        cu_seq_lens: `[batch_size + 1]` int32: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b + 1]`, at most
-            num_rows. Rows of no request are left as they are.
-        seq_starts: `[batch_size]` int32: the token of request b that its first row gets; None: 0.
-        block_table: `[batch_size, columns]` int32 page ids; rows may be strided. Entries of tokens that are not
-            asked for are not read.
-        kv_indptr: `[batch_size + 1]` int32: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
-        kv_indices: `[n]` int32 page ids.
+        cu_seq_lens: `[batch_size + 1]` int32 or int64: request b gets rows `cu_seq_lens[b]` to `cu_seq_lens[b +
+            1]`, at most num_rows. Rows of no request are left as they are.
+        seq_starts: `[batch_size]` int32 or int64: the token of request b that its first row gets; None: 0.
+        block_table: `[batch_size, columns]` int32 or int64 page ids; rows may be strided. Entries of tokens that
+            are not asked for are not read.
+        kv_indptr: `[batch_size + 1]` int32 or int64: the page ids of request b begin at `kv_indices[kv_indptr[b]]`.
+        kv_indices: `[n]` int32 or int64 page ids.
         k_scale: Values of a plain fp8 cache are multiplied by it. 0: 1.
         cache_format: `MlaCacheFormat`
         kv_dtype: What a plain cache that is described as uint8 holds (an fp8 type); None: the tensors say it.
