@@ -24,8 +24,13 @@ pub fn session() -> Box<dyn Session> {
     CDoor.open(target).expect("a CUDA context")
 }
 
+/// What kernels may be off by, over a cache of any form: `of_codes` is `of_matrix_unit` where elements are plain.
+fn tolerance(problem: &Problem) -> Tolerance {
+    Tolerance::of_codes(problem).of_parts(problem)
+}
+
 pub fn assert_right(problem: &Problem, got: &Output) {
-    let tolerance = Tolerance::of_matrix_unit(problem).of_parts(problem);
+    let tolerance = tolerance(problem);
     if let Err(difference) = compare(problem, &dense::attention(problem), got, tolerance) {
         panic!("{difference}\n{problem:?}");
     }
@@ -47,7 +52,7 @@ fn for_random_problems(cases: u32, check: impl Fn(&Problem) -> Result<(), String
 
 pub fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), String> {
     let got = got.map_err(|error| error.to_string())?;
-    let tolerance = Tolerance::of_matrix_unit(problem).of_parts(problem);
+    let tolerance = tolerance(problem);
     compare(problem, &dense::attention(problem), &got, tolerance)
 }
 
