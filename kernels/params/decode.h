@@ -1,6 +1,6 @@
 // The parameters of the Hopper decode kernels beyond FolioDecodeParams: the problem's head dims, which may be less than
-// those that a kernel is compiled for. src/cuda/params.rs mirrors both as one struct; sizes are asserted on both sides. No
-// code here.
+// those that a kernel is compiled for, and how its rows lie. src/cuda/params.rs mirrors both as one struct; sizes are
+// asserted on both sides. No code here.
 #pragma once
 
 #include "params/params.h"
@@ -11,7 +11,7 @@ struct FolioPaddedDecodeParams : FolioDecodeParams {
     // keys or the last atom is not full.
     folio_u32 k_column_boxes, v_column_boxes;
     folio_u32 row_alignment;  // 8 or 16: what every row's address in k and v is a multiple of, for the gathering kernel
-    folio_u32 padding;
+    folio_u32 bf16_queries;   // over a cache of 8 bits or less: q has bf16, otherwise fp16, or fp8 by its flag
 };
 
 static_assert(sizeof(FolioPaddedDecodeParams) == 432, "mirrored in src/cuda/params.rs");

@@ -6,9 +6,7 @@
 #include "params/stored.h"
 
 struct FolioStoredDecodeParams : FolioPaddedDecodeParams {
-    FolioStored cache;       // of whose tensors the scales and zero points are used
-    folio_u32 bf16_queries;  // q has bf16, otherwise fp16
-    folio_u32 reserved;
+    FolioStored cache;  // of whose tensors the scales and zero points are used
 };
 
-static_assert(sizeof(FolioStoredDecodeParams) == 656, "mirrored in src/cuda/stored_params.rs");
+static_assert(sizeof(FolioStoredDecodeParams) == 648, "mirrored in src/cuda/stored_params.rs");

@@ -167,7 +167,7 @@ pub struct DecodeParams {
     pub k_column_boxes: u32,
     pub v_column_boxes: u32,
     pub row_alignment: u32,
-    pub padding: u32,
+    pub bf16_queries: u32,
 }
 
 /// `FolioCombineParams`.

@@ -105,8 +105,6 @@ pub struct StoredAttentionParams {
 pub struct StoredDecodeParams {
     pub decode: DecodeParams,
     pub cache: Stored,
-    pub bf16_queries: u32,
-    pub reserved: u32,
 }
 
 /// The numbers of the `static_assert`s at the ends of `kernels/params/stored.h`, `stored_decode.h` and
@@ -117,7 +115,7 @@ const _: () = {
     assert!(size_of::<StoredAppendParams>() == 312);
     assert!(size_of::<StoredGatherParams>() == 600);
     assert!(size_of::<StoredAttentionParams>() == 680);
-    assert!(size_of::<StoredDecodeParams>() == 656);
+    assert!(size_of::<StoredDecodeParams>() == 648);
     assert!(size_of::<StoredRopeAppendParams>() == 2696);
 };
 

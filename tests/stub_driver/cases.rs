@@ -622,7 +622,7 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         choice::creates_say_what_the_faster_kernels_lack,
     ),
-    case("choice_queries_in_fp8", BACKEND, choice::queries_in_fp8),
+    case("choice_queries_over_fp8", BACKEND, choice::queries_over_fp8),
     case(
         "choice_head_dims_take_the_next_row",
         BACKEND,

@@ -134,8 +134,8 @@ pub fn creates_say_what_the_faster_kernels_lack() {
     }
 }
 
-/// Kernels for fp16 queries over fp8 caches take queries in fp8, and are told of their type.
-pub fn queries_in_fp8() {
+/// Kernels for fp16 queries over fp8 caches take queries in fp8, and Hopper's decode in bf16, and are told of their type.
+pub fn queries_over_fp8() {
     let context = context();
     let recorder = Recorder::new();
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
@@ -143,6 +143,7 @@ pub fn queries_in_fp8() {
     let [q, k, o] = [plain().q, plain().k, plain().o].map(|tensor| tensor.shape().to_vec());
     for (q_dtype, flag) in [
         (DType::F16, 0),
+        (DType::BF16, 0),
         (DType::F8E4M3, QUERIES_E4M3),
         (DType::F8E5M2, QUERIES_E5M2),
     ] {
@@ -165,7 +166,9 @@ pub fn queries_in_fp8() {
         handle.attention.run(&args, OURS).unwrap();
         let launched = &recorder.launches()[0];
         assert_eq!(launched.name(), "folio_sm90_decode_tma");
-        assert_eq!(launched.params::<DecodeParams>().attention.flags, flag);
+        let params = launched.params::<DecodeParams>();
+        let bf16_queries = u32::from(q_dtype == DType::BF16);
+        assert_eq!((params.attention.flags, params.bf16_queries), (flag, bf16_queries));
         // The decode kernel reads four elements of q at a time, the portable one any.
         let misaligned = AttentionArgs {
             q: at(SOMEWHERE + 2, q_dtype, &q, None),
@@ -338,7 +341,7 @@ pub fn packed_rows_choose_the_kernel() {
         (many(17, 1), "decode_sm90a_bf16_d128_q32_tma"),
         (many(7, 4), "decode_sm90a_bf16_d128_q32_tma"),
         (many(4, 5), "prefill_sm90a_bf16_d128_q192_paged"),
-        (fp8(many(4, 5)), "decode_sm90a_bf16_kve4m3_d128_q32_tma"),
+        (fp8(many(4, 5)), "decode_sm90a_f16_kve4m3_d128_q32_tma"),
         (small_pages(many(4, 5)), "decode_sm90a_bf16_d128_q32_gather"),
         (many(64, 1), "decode_sm90a_bf16_d128_q64_tma"),
         (many(128, 1), "decode_sm90a_bf16_d128_q64_tma"),

@@ -387,7 +387,7 @@ pub fn decode() {
             let launched = &recorder.launches()[0];
             let p: StoredDecodeParams = launched.params();
             assert_eq!(p.cache.format, format(form));
-            assert_eq!(p.bf16_queries, u32::from(q_dtype == DType::BF16));
+            assert_eq!(p.decode.bf16_queries, u32::from(q_dtype == DType::BF16));
             assert_eq!(
                 [p.cache.k.scales, p.cache.v.scales],
                 [K_SCALES as u64, V_SCALES as u64]

@@ -40,9 +40,11 @@ public:
                 read_stored(fragments, params, item, c, lane, logits);
             } else {
                 read(fragments[0], params, item, c, lane);
-                if constexpr (Op::BITS == 8 && QueryType::IS_BF16) {
-                    of_lane(narrow_to_f16(fragments[0]), lane,
-                            [&](int j, float power) { logits.scale[c][j] *= power; });
+                if constexpr (Op::BITS == 8) {
+                    if (params.bf16_queries) {
+                        of_lane(narrow_to_f16(fragments[0]), lane,
+                                [&](int j, float power) { logits.scale[c][j] *= power; });
+                    }
                 }
             }
 #pragma unroll
@@ -99,7 +101,7 @@ private:
         const i64 token = static_cast<i64>(item.work.q_token) + packed.query;
         const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + packed.head;
         const i64 element = token * q.stride_token + head * q.stride_head;
-        if constexpr (Op::BITS == 8 && !QueryType::IS_BF16) {
+        if constexpr (Op::BITS == 8) {
             const u8 *row = static_cast<const u8 *>(q.data) + element;
             const u32 flags = params.attention.flags, dim = params.head_dim_qk;
             if (flags & FOLIO_QUERIES_E4M3) return read_fp8<e4m3>(fragments, row, dim, lane);

@@ -10,7 +10,6 @@
 
 namespace folio::decode {
 
-using QueryType = FOLIO_Q;
 using CacheType = FOLIO_KV;
 using Op = Operands<CacheType>;
 using Math = Op::Math;

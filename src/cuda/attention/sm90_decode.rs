@@ -331,7 +331,7 @@ impl AttentionKernel for Sm90Decode {
             k_column_boxes: k_columns.boxes(),
             v_column_boxes: v_columns.boxes(),
             row_alignment: self.row_alignment(run),
-            padding: 0,
+            bf16_queries: u32::from(self.desc.q_dtype == DType::BF16),
         };
         let launch = Launch {
             grid: self.grid(run),
@@ -366,8 +366,6 @@ impl Sm90Decode {
         StoredDecodeParams {
             decode,
             cache: Stored::of(&run.args.caches(self.desc.kv_format), [1.0; 2]),
-            bf16_queries: u32::from(self.desc.q_dtype == DType::BF16),
-            reserved: 0,
         }
     }
 }

@@ -193,15 +193,19 @@ impl Logits {
 pub const MOST_SOFT_CAP: f32 = 64.0;
 
 impl Variant {
-    /// Whether a row of the variant, compiled for these types, takes queries of another: those in fp8 become fp16, which holds
-    /// every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.) Hopper's
-    /// decode over other forms divides rows of queries in bf16 so that fp16 holds them.
+    /// Whether a row of the variant, compiled for these types, takes queries of another. Those in fp8 become fp16, which
+    /// holds every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.)
+    /// Hopper's decode over elements of 8 bits or less divides rows of queries in bf16 so that fp16 holds them.
     fn converts(self, types: AttentionTypes, q: DType) -> bool {
-        if matches!(self, Variant::Sm90Decode { scales, .. } if scales != CacheScales::Heads) {
-            return q == DType::BF16;
+        let widens_fp8 = q.is_fp8() && types.q == DType::F16 && types.kv.is_fp8();
+        match self {
+            Variant::Generic { .. } => widens_fp8,
+            Variant::Sm90Decode { scales, .. } if scales == CacheScales::Heads => {
+                widens_fp8 || q == DType::BF16 && types.kv.is_fp8()
+            }
+            Variant::Sm90Decode { .. } => q == DType::BF16,
+            _ => false,
         }
-        let widens = matches!(self, Variant::Generic { .. } | Variant::Sm90Decode { .. });
-        widens && q.is_fp8() && types.q == DType::F16 && types.kv.is_fp8()
     }
 
     /// What the source is told, as `NAME=VALUE`.
@@ -468,6 +472,12 @@ const fn to_f32(dtype: DType) -> AttentionTypes {
         ..same(dtype)
     }
 }
+
+/// fp16 over fp8 keys and values, where rows take queries of other types too.
+pub(super) const F16_FP8: &[AttentionTypes] = &[
+    cached(DType::F16, DType::F8E4M3),
+    cached(DType::F16, DType::F8E5M2),
+];
 
 /// The 16-bit types over fp8 keys and values.
 pub(super) const HALF_FP8: &[AttentionTypes] = &[

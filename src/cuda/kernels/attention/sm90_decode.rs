@@ -4,12 +4,14 @@
 //! as fast one by one. Eight packed query rows fill an instruction: every further eight take as many
 //! registers again.
 //!
+//! Over elements of 8 bits or less queries become fp16 when they are loaded, so that one row serves all their types.
+//!
 //! A problem takes the narrowest row that it fits in, whose columns beyond the problem's are not read. Rows of
 //! their own have the head dims whose last swizzle atom would be half empty in the next one (64 × 4k on an
 //! H200: head_dim 96 takes 205 µs, in the row of 128 268).
 
 use super::row::{
-    AttentionTypes, CacheScales, Family, Fit, HALF, HALF_FP8, KeySource, MOST_HEAD_DIM, Phase,
+    AttentionTypes, CacheScales, F16_FP8, Family, Fit, HALF, KeySource, MOST_HEAD_DIM, Phase,
     Shape, Variant, cached,
 };
 use crate::cuda::kernels::row::Arch;
@@ -64,7 +66,7 @@ const PAIRS_HALF: Family = Family {
 };
 
 const PAIRS_FP8: Family = Family {
-    types: HALF_FP8,
+    types: F16_FP8,
     shapes: &[
         shape((64, 64), 8, 16, 4),
         shape((96, 96), 8, 16, 4),
@@ -100,7 +102,7 @@ const SIXTEEN_ROWS_HALF: Family = Family {
 };
 
 const SIXTEEN_ROWS_FP8: Family = Family {
-    types: HALF_FP8,
+    types: F16_FP8,
     shapes: &[
         shape((64, 64), 16, 32, 4),
         shape((128, 128), 16, 32, 4),
@@ -122,11 +124,11 @@ const MANY_ROWS_HALF: Family = Family {
 };
 
 const MANY_ROWS_FP8: Family = Family {
-    types: HALF_FP8,
+    types: F16_FP8,
     ..MANY_ROWS_HALF
 };
 
-/// Caches with scales of their own, whose rows are narrow. Queries in bf16 become fp16, so that one row serves both.
+/// Caches with scales of their own, whose rows are narrow.
 const PAIRS_BY_TOKEN: Family = Family {
     variant: gathered_stored(2, CacheScales::Tokens),
     types: &[
