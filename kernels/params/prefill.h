@@ -4,11 +4,21 @@
 
 #include "params/params.h"
 
+// Query heads that share the rows of a warpgroup: row r of its 64 is position r / heads. Where 64 is no multiple, the last
+// rows have none.
+struct FolioPacking {
+    unsigned short heads;    // divides a group, 1 to 16
+    unsigned short inverse;  // r / heads is r * inverse >> 15 for all rows of a warpgroup, 64 / heads likewise
+};
+
 struct FolioPrefillParams {
     FolioAttentionParams attention;
-    folio_u32 head_dim_vo;  // of the problem: rows of o and of partial results have so many columns
+    // Of the problem, at most those that the kernel is compiled for. Rows of o and of partial results have head_dim_vo
+    // columns; keys and values that are loaded row by row, so many.
+    folio_u32 head_dim_qk, head_dim_vo;
+    FolioPacking packing;
     folio_u32 reserved;
 };
 
 // The number of src/cuda/prefill_params.rs.
-static_assert(sizeof(FolioPrefillParams) == 384, "Hopper prefill");
+static_assert(sizeof(FolioPrefillParams) == 392, "Hopper prefill");

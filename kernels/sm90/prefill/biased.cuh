@@ -20,8 +20,7 @@ struct Slopes {
         const float factor = -LOG2_E * reciprocal_approx(exponent);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const u32 row = first_row() + 8 * r;
-            slope[r] = params.alibi_slopes[tile.head + row - (row >> tile.pack_shift << tile.pack_shift)] * factor;
+            slope[r] = params.alibi_slopes[tile.head_of(first_row() + 8 * r)] * factor;
         }
     }
 
@@ -31,7 +30,7 @@ struct Slopes {
         const int first_column = block * BLOCK + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int position = tile.position + static_cast<int>(first_row() + 8 * r >> tile.pack_shift);
+            const int position = tile.position + static_cast<int>(tile.position_of(first_row() + 8 * r));
             of_block[r] = slope[r] * static_cast<float>(position - first_column);
         }
 #pragma unroll

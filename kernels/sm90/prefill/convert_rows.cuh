@@ -62,22 +62,23 @@ private:
     }
 
     __device__ __forceinline__ void request(const Work &work, int block, const Places &places) const {
-        copy<DIM_QK>(rows.params.k, raw(RAW_KEYS, RAW_KEY_BYTES, block), work, places);
-        copy<DIM_VO>(rows.params.v, raw(RAW_VALUES, RAW_VALUE_BYTES, block), work, places);
+        copy<DIM_QK>(rows.params.k, rows.key_bytes, raw(RAW_KEYS, RAW_KEY_BYTES, block), work, places);
+        copy<DIM_VO>(rows.params.v, rows.value_bytes, raw(RAW_VALUES, RAW_VALUE_BYTES, block), work, places);
         cp_async_commit();
     }
 
     template <int DIM>
-    __device__ __forceinline__ void copy(const FolioCache &cache, u32 raw, const Work &work,
+    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 raw, const Work &work,
                                          const Places &places) const {
         const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
         rows.for_pieces([&](u32 piece) {
             const u64 source = addresses.of_piece(piece, rows.lane);
-            const u32 bytes = source != 0 ? 16 : 0;
+            const u32 end = source != 0 ? row_bytes : 0;
 #pragma unroll
             for (u32 columns = 0; columns < DIM / 64; ++columns) {
-                cp_async<16>(raw_chunk<DIM>(raw, piece, columns),
-                             reinterpret_cast<const u8 *>(source) + 16 * (rows.lane % ROW_LANES) + 64 * columns, bytes);
+                const u32 offset = 16 * (rows.lane % ROW_LANES) + 64 * columns;
+                cp_async<16>(raw_chunk<DIM>(raw, piece, columns), reinterpret_cast<const u8 *>(source) + offset,
+                             offset < end ? 16 : 0);
             }
         });
     }

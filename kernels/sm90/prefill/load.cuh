@@ -12,7 +12,7 @@ constexpr int OUTSIDE = -256;  // a coordinate whose box, of at most 256 groups,
 // Picks tiles: the first by the CTA's index, further ones from a counter that all CTAs share. One lane does it.
 class Scheduler {
 public:
-    __device__ __forceinline__ Scheduler(const FolioAttentionParams &params, const TensorMap *q_map, u8 *shared_bytes)
+    __device__ __forceinline__ Scheduler(const FolioPrefillParams &params, const TensorMap *q_map, u8 *shared_bytes)
         : params(params),
           q_map(q_map),
           shared(shared_address(shared_bytes)),
@@ -50,7 +50,7 @@ private:
 #pragma unroll 1
             for (u32 consumer = 0; consumer < CONSUMERS; ++consumer) wait_queries(consumer);
         }
-        u32 *counter = params.plan.next_tile;
+        u32 *counter = params.attention.plan.next_tile;
         const u32 drawn = atomicAdd(counter, 1);
         if (drawn == Order(params).num_tiles() - 1) *counter = 0;
         return drawn + gridDim.x;
@@ -79,8 +79,9 @@ private:
     __device__ __forceinline__ void load_queries(const Tile &tile, u32 consumer) const {
         const u32 buffer = wait_queries(consumer), full = shared + QUERY_FULL + 8 * buffer;
         const Tile &own = (&tile)[OWN_KEYS ? consumer : 0];
-        const u32 token = own.token + (OWN_KEYS ? 0 : consumer * (GROUP_ROWS / packed_heads(params)));
-        mbarrier_arrive_expect(full, QUERY_BYTES);
+        const u32 token = own.token + (OWN_KEYS ? 0 : consumer * own.group_positions());
+        // Rows that no position has keep what was there: finite or not, it stays in their own rows.
+        mbarrier_arrive_expect(full, own.group_positions() * own.packing.heads * (QUERY_BYTES / GROUP_ROWS));
 #pragma unroll 1
         for (u32 block = 0; block < KEY_COLUMN_BLOCKS; ++block) {
             const u32 target = shared + QUERIES + buffer * QUERY_BYTES + block * QUERY_COLUMN_STRIDE;
@@ -88,7 +89,7 @@ private:
         }
     }
 
-    const FolioAttentionParams &params;
+    const FolioPrefillParams &params;
     const TensorMap *q_map;
     u32 shared;
     Tile *tiles;
@@ -249,14 +250,15 @@ private:
     Ring<STAGES> ring;
 };
 
-__device__ __forceinline__ void produce(const FolioAttentionParams &params, const TensorMap *q_map,
+__device__ __forceinline__ void produce(const FolioPrefillParams &params, const TensorMap *q_map,
                                         const TensorMap *k_map, const TensorMap *k_rope_map, const TensorMap *v_map,
                                         u8 *shared_bytes) {
+    const FolioAttentionParams &attention = params.attention;
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
     if (warp == 0) {
-        Loader<DIM_QK, ROPE_DIM, KEYS, KEY_FULL, KEY_EMPTY>(params, params.k, k_map, k_rope_map, shared_bytes).run();
+        Loader<DIM_QK, ROPE_DIM, KEYS, KEY_FULL, KEY_EMPTY>(attention, attention.k, k_map, k_rope_map, shared_bytes).run();
     } else if (warp == 1) {
-        Loader<DIM_VO, 0, VALUES, VALUE_FULL, VALUE_EMPTY>(params, params.v, v_map, v_map, shared_bytes).run();
+        Loader<DIM_VO, 0, VALUES, VALUE_FULL, VALUE_EMPTY>(attention, attention.v, v_map, v_map, shared_bytes).run();
     } else if (warp == 2 && threadIdx.x % 32 == 0) {
         Scheduler(params, q_map, shared_bytes).run();
     }

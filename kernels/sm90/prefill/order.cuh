@@ -13,34 +13,34 @@ namespace folio::prefill {
 // Derived anew for every tile, off the critical path: its one lane has few registers.
 class TileOrder {
 public:
-    __device__ __forceinline__ explicit TileOrder(const FolioAttentionParams &params)
-        : TileOrder(params, params.plan.counts[0]) {}
+    __device__ __forceinline__ explicit TileOrder(const FolioPrefillParams &params)
+        : TileOrder(params, params.attention.plan.counts[0]) {}
 
     // Of the first items.
-    __device__ __forceinline__ TileOrder(const FolioAttentionParams &params, u32 num_items)
+    __device__ __forceinline__ TileOrder(const FolioPrefillParams &params, u32 num_items)
         : num_items(num_items), num_heads(head_blocks(params)) {}
 
     // Prefetches the item that the CTA's first tile most often is of.
-    static __device__ __forceinline__ void prefetch_first(const FolioAttentionParams &params) {
-        const u32 item = blockIdx.x / head_blocks(params);
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(params.plan.items + item));
+    static __device__ __forceinline__ void prefetch_first(const FolioPrefillParams &params) {
+        const FolioWorkItem *item = params.attention.plan.items + blockIdx.x / head_blocks(params);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(item));
         // An item may lie across two cache lines.
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(&params.plan.items[item].position));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(&item->position));
     }
 
     __device__ __forceinline__ u32 num_tiles() const { return num_items * num_heads; }
 
-    __device__ __forceinline__ Tile tile(const FolioAttentionParams &params, u32 index) const {
-        const u32 sectioned = params.mask_mode == FOLIO_MASK_CAUSAL ? num_items - num_items / 4 : num_items;
+    __device__ __forceinline__ Tile tile(const FolioPrefillParams &params, u32 index) const {
+        const u32 sectioned = params.attention.mask_mode == FOLIO_MASK_CAUSAL ? num_items - num_items / 4 : num_items;
         if (index >= sectioned * num_heads) return make_tile(params, index / num_heads, index % num_heads);
-        const u32 width = section_width(params);
+        const u32 width = section_width(params.attention);
         const u32 first = index / (sectioned * width) * width, within = index - first * sectioned;
         const u32 heads = min(width, num_heads - first), item = within / heads;
         return make_tile(params, item, first + within - item * heads);
     }
 
-    static __device__ __forceinline__ u32 head_blocks(const FolioAttentionParams &params) {
-        return params.num_qo_heads / packed_heads(params);
+    static __device__ __forceinline__ u32 head_blocks(const FolioPrefillParams &params) {
+        return params.attention.num_qo_heads / params.packing.heads;
     }
 
 private:

@@ -16,13 +16,13 @@ __device__ __forceinline__ Tile record_of(const Tile &tile, u32 group) {
     Tile own = tile;
     if constexpr (OWN_KEYS) {
         if (tile.key_sets == 1) {
-            const u32 positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
+            const u32 positions = tile.group_positions(), before = group * positions;
             own.token += before;
             own.position += static_cast<int>(before);
             own.num_tokens = before < tile.num_tokens ? min(tile.num_tokens - before, positions) : 0;
             if (tile.partial != FOLIO_NO_PARTIAL) own.partial += before;
         } else {
-            own.head += group << tile.pack_shift;
+            own.head += group * tile.packing.heads;
             own.kv_head += group;
             if (group >= tile.key_sets) own.num_tokens = 0;
         }
@@ -35,9 +35,9 @@ __device__ __forceinline__ Tile record_of(const Tile &tile, u32 group) {
 template <class Tile>
 class SmallItemsOrder {
 public:
-    __device__ __forceinline__ explicit SmallItemsOrder(const FolioAttentionParams &params)
-        : small(params.plan.counts[3]),
-          large(params, params.plan.counts[0] - small),
+    __device__ __forceinline__ explicit SmallItemsOrder(const FolioPrefillParams &params)
+        : small(params.attention.plan.counts[3]),
+          large(params, params.attention.plan.counts[0] - small),
           num_heads(TileOrder::head_blocks(params)) {
         tiles_of_item = num_heads;
 #pragma unroll
@@ -48,7 +48,7 @@ public:
 
     __device__ __forceinline__ u32 num_tiles() const { return large.num_tiles() + small * tiles_of_item; }
 
-    __device__ __forceinline__ Tile tile(const FolioAttentionParams &params, u32 index) const {
+    __device__ __forceinline__ Tile tile(const FolioPrefillParams &params, u32 index) const {
         if (index < large.num_tiles()) {
             Tile tile = large.tile(params, index);
             tile.key_sets = 1;
@@ -57,7 +57,7 @@ public:
         const u32 of_small = index - large.num_tiles(), item = of_small / tiles_of_item;
         const u32 heads = (num_heads + tiles_of_item - 1) / tiles_of_item;
         const u32 first = (of_small - item * tiles_of_item) * heads;
-        Tile tile = make_tile(params, params.plan.counts[0] - small + item, first);
+        Tile tile = make_tile(params, params.attention.plan.counts[0] - small + item, first);
         tile.key_sets = min(heads, num_heads - first);
         return tile;
     }

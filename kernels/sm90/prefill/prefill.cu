@@ -114,7 +114,7 @@ private:
             if constexpr (BIASED) slopes = Slopes(params, tile, logits.exponent);
 #pragma unroll
             for (int r = 0; r < 2; ++r) scale[r] = logits.exponent * (NARROWS && !transforms ? power[r] : 1.0f);
-            const int positions = GROUP_ROWS >> tile.pack_shift, before = OWN_KEYS ? 0 : group * positions;
+            const int positions = tile.group_positions(), before = OWN_KEYS ? 0 : group * positions;
             const int first = tile.position + before;
             const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
             idle = before >= static_cast<int>(tile.num_tokens);
@@ -348,11 +348,11 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
         if constexpr (KV_ROWS != KvRows::ROWS) {
-            produce(params.attention, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
+            produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
         } else if constexpr (CONVERTS) {
-            produce_rows<RowConverter<FOLIO_KV>>(params.attention, &q_map, shared_bytes);
+            produce_rows<RowConverter<FOLIO_KV>>(params, &q_map, shared_bytes);
         } else {
-            produce_rows<RowCopier<Stored>>(params.attention, &q_map, shared_bytes);
+            produce_rows<RowCopier<Stored>>(params, &q_map, shared_bytes);
         }
     } else {
         registers_grow<CONSUMER_REGISTERS>();

@@ -42,8 +42,13 @@ struct Addresses {
 // A warp of those that fill stages.
 class RowWarp {
 public:
-    __device__ __forceinline__ RowWarp(const FolioAttentionParams &params, const u8 *shared_bytes, u32 warp)
-        : params(params), shared(shared_address(shared_bytes)), warp(warp), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ RowWarp(const FolioPrefillParams &prefill, const u8 *shared_bytes, u32 warp)
+        : params(prefill.attention),
+          key_bytes(Stored::row_bytes(prefill.head_dim_qk)),
+          value_bytes(Stored::row_bytes(prefill.head_dim_vo)),
+          shared(shared_address(shared_bytes)),
+          warp(warp),
+          lane(threadIdx.x % 32) {}
 
     // Its rows of a block of keys. Page ids are not waited for.
     __device__ __forceinline__ Places find(const Work &work, int block) const {
@@ -81,6 +86,7 @@ public:
     }
 
     const FolioAttentionParams &params;
+    const u32 key_bytes, value_bytes;  // of a row of the problem: what a tile's has beyond them reads as zeros
     const u32 shared, warp, lane;
 
 private:
@@ -92,7 +98,7 @@ private:
 };
 
 template <class RowLoader>
-__device__ __forceinline__ void produce_rows(const FolioAttentionParams &params, const TensorMap *q_map,
+__device__ __forceinline__ void produce_rows(const FolioPrefillParams &params, const TensorMap *q_map,
                                              u8 *shared_bytes) {
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
     if (warp == FILLING_WARPS) {

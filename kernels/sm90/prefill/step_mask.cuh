@@ -61,8 +61,7 @@ public:
         if (!rule.alibi) return;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const u32 row = first_row() + 8 * r;
-            const u32 head = tile.head + row - (row >> tile.pack_shift << tile.pack_shift);
+            const u32 head = tile.head_of(first_row() + 8 * r);
             const float slope = -rule.slope(params, tile.request.index, head) * reciprocal_approx(exponent);
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(own.slope(r)), "f"(slope) : "memory");
         }
@@ -123,7 +122,7 @@ private:
     // The request's row, and the column of the block, that the lane's word n is of.
     static __device__ __forceinline__ i32 row_of(const Tile &tile, int n) {
         const u32 row = (threadIdx.x - WARPGROUP) / 32 * 16 + (32 * n + threadIdx.x % 32) / ROW_WORDS;
-        return tile.position - tile.request.past + min(row >> tile.pack_shift, tile.num_tokens - 1);
+        return tile.position - tile.request.past + min(tile.position_of(row), tile.num_tokens - 1);
     }
     static __device__ __forceinline__ int column_of(int n) { return 32 * (threadIdx.x % ROW_WORDS); }
 
@@ -136,7 +135,7 @@ private:
             float slope;
             asm volatile("ld.shared.f32 %0, [%1];" : "=f"(slope) : "r"(Own(shared).slope(r)));
             const float distance = static_cast<float>(
-                tile.position + static_cast<int>(first_row() + 8 * r >> tile.pack_shift) - first_column);
+                tile.position + static_cast<int>(tile.position_of(first_row() + 8 * r)) - first_column);
 #pragma unroll
             for (int i = 2 * r; i < N; i += i % 2 == 0 ? 1 : 3) {
                 const float d = distance - static_cast<float>(8 * (i / 4) + i % 2);

@@ -2,8 +2,8 @@
 // scheduler tells the other warps. Index arithmetic only.
 //
 // A tile is one work item for one block of query heads. The heads of a block share a KV head, and their rows
-// are packed: row r of a tile is position r / pack of the item for head r % pack of the block, so that a tile
-// of few positions still fills the tensor cores and a group's heads read their keys once.
+// are packed: row r of a warpgroup is position r / heads of its part of the item, for head r % heads of the block, so that
+// a tile of few positions still fills the tensor cores and a group's heads read their keys once.
 #pragma once
 
 #include "core/cache.cuh"
@@ -153,13 +153,6 @@ __device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
     return v;
 }
 
-// Query heads that are packed into a tile: the largest power of two that divides a group, up to 16. More
-// would only make the list of items longer.
-__device__ __forceinline__ u32 packed_heads(const FolioAttentionParams &params) {
-    const u32 group = params.num_qo_heads / params.num_kv_heads | 16;
-    return group & -group;
-}
-
 // Tokens of a TMA box: the largest power of two that divides a page and a step. Rows one by one are boxes of one.
 __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
     if constexpr (KV_ROWS == KvRows::RAGGED) return BLOCK;
@@ -180,13 +173,32 @@ struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS> {
     u32 head;        // first query head
     u32 kv_head;
     u32 partial;
-    int pack_shift;  // row r is position r >> pack_shift
-    i64 source;      // first entry of page_ids, or first row of ragged K/V
+    FolioPacking packing;
+    i64 source;  // first entry of page_ids, or first row of ragged K/V
+
+    // Positions of a warpgroup's rows.
+    __device__ __forceinline__ u32 group_positions() const { return GROUP_ROWS * packing.inverse >> 15; }
+
+    // The position of a row, counted from the tile's first; a row without one has that of the next warpgroup's first.
+    __device__ __forceinline__ u32 position_of(u32 row) const {
+        return row / GROUP_ROWS * group_positions() + (row % GROUP_ROWS * packing.inverse >> 15);
+    }
+
+    __device__ __forceinline__ u32 head_of(u32 row) const {
+        const u32 within = row % GROUP_ROWS;
+        return head + within - (within * packing.inverse >> 15) * packing.heads;
+    }
+
+    __device__ __forceinline__ bool has(u32 row) const {
+        const u32 of_group = row % GROUP_ROWS * packing.inverse >> 15;
+        return of_group < group_positions() && position_of(row) < num_tokens;
+    }
 };
 static_assert(sizeof(Tile) == TILE_BYTES);
 
 // A tile that sees no key still takes one step, of nothing but masked keys.
-__device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
+__device__ __forceinline__ Tile make_tile(const FolioPrefillParams &prefill, u32 item_index, u32 head_block) {
+    const FolioAttentionParams &params = prefill.attention;
     const FolioWorkItem item = params.plan.items[item_index];
     Tile tile;
     tile.token = item.q_token;
@@ -197,11 +209,11 @@ __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u3
     const KeyRange seen = tile.some(params, item);
     tile.first_block = (seen.end > seen.begin ? seen.end - 1 : kv_start) / BLOCK;
     tile.num_steps = seen.end > seen.begin ? tile.first_block - seen.begin / BLOCK + 1 : 1;
-    tile.head = head_block * packed_heads(params);
+    tile.head = head_block * prefill.packing.heads;
     tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
     tile.partial = item.partial;
     tile.source = item.page_start;
-    tile.pack_shift = __ffs(packed_heads(params)) - 1;
+    tile.packing = prefill.packing;
     return tile;
 }
 

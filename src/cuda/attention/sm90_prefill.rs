@@ -12,13 +12,11 @@ use crate::cuda::kernels::attention::{
     AttentionRow, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, SPLIT_ROPE_DIM, Variant,
 };
 use crate::cuda::params::{AttentionParams, row_alignment};
-use crate::cuda::prefill_params::PrefillParams;
+use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, KvStorage, Mask, SmallItems, Tiling, Workers};
 use crate::tensor::Tensor;
 
-/// Query heads that share a tile at most; also in the kernel.
-const MOST_PACKED_HEADS: u32 = 16;
 /// Columns of a box: a swizzle atom, 128 bytes of 16-bit elements. Where a row ends within a box, the rest is zeros.
 const BOX_COLUMNS: u32 = 64;
 const SWIZZLE: Swizzle = Swizzle::Span128;
@@ -27,8 +25,6 @@ const ROW_BYTES: u32 = 16;
 /// Items of more steps are as fast one head at a time, and balance better (H200: 64 requests of 2048 keys, 162 µs side by side,
 /// 145 one at a time; of 256, 36.2 and 38.4).
 const MOST_STEPS_OF_SMALL: u32 = 8;
-/// Rows of a consumer warpgroup.
-const WARPGROUP_ROWS: u32 = 64;
 
 /// One of the kernels for one problem.
 #[derive(Debug)]
@@ -47,7 +43,7 @@ pub struct Sm90Prefill {
     capped: Option<Function>,
     biased: Option<Function>,
     sm_count: u32,
-    packed_heads: u32,
+    packing: Packing,
     head_blocks: u32,
     kv: KvStorage,
 }
@@ -113,7 +109,7 @@ impl Sm90Prefill {
         desc: &AttentionDesc,
     ) -> Result<OrLacks<Self>> {
         let query = query(context, desc);
-        let packed_heads = packed_heads(desc.group_size());
+        let packing = Packing::of_group(desc.group_size());
         let form = |rope_dim, logits| {
             let wanted = Variant::Sm90Prefill {
                 kv,
@@ -122,7 +118,7 @@ impl Sm90Prefill {
                 logits,
             };
             find(loader, query, |row: &AttentionRow| {
-                row.variant == wanted && tile_suits(row, packed_heads, desc.max_qo_len)
+                row.variant == wanted && tile_suits(row, packing, desc.max_qo_len)
             })
         };
         let (whole, split) = (form(0, Logits::Some)?, form(SPLIT_ROPE_DIM, Logits::Some)?);
@@ -145,15 +141,15 @@ impl Sm90Prefill {
             capped: with(Logits::Capped)?,
             biased: with(Logits::Biased)?,
             sm_count: context.device().sm_count,
-            packed_heads,
-            head_blocks: desc.num_qo_heads / packed_heads,
+            packing,
+            head_blocks: desc.num_qo_heads / u32::from(packing.heads),
             kv: desc.kv,
         }))
     }
 
     /// Whether one tile has all heads of a group, as long as its rows are no more than the tile's.
     pub fn reads_keys_once(desc: &AttentionDesc) -> bool {
-        packed_heads(desc.group_size()) == desc.group_size()
+        u32::from(Packing::of_group(desc.group_size()).heads) == desc.group_size()
     }
 
     /// Whether keys may be one tensor. Of some types there are kernels for keys in two parts alone.
@@ -191,7 +187,9 @@ impl Sm90Prefill {
         };
         let params = PrefillParams {
             attention: inputs.params,
+            head_dim_qk: inputs.q.extent(2) as u32,
             head_dim_vo: inputs.v.extent(3) as u32,
+            packing: self.packing,
             reserved: 0,
         };
         let maps = self.maps(current, inputs.q, inputs.k, inputs.v)?;
@@ -278,12 +276,12 @@ impl Sm90Prefill {
     fn query_map(&self, q: &Tensor) -> Map {
         Map::new(q)
             .dimension(q.extent(2) as u32, BOX_COLUMNS, 1)
-            .dimension(q.extent(1) as u32, self.packed_heads, q.stride(1))
             .dimension(
-                q.extent(0) as u32,
-                WARPGROUP_ROWS / self.packed_heads,
-                q.stride(0),
+                q.extent(1) as u32,
+                self.packing.heads.into(),
+                q.stride(1),
             )
+            .dimension(q.extent(0) as u32, self.packing.positions(), q.stride(0))
     }
 
     /// Paged: `[8-token group][head][column block][token][column]`, where the groups of a page follow one
@@ -349,10 +347,15 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     fn tiling(&self) -> Tiling {
-        let mut tiling = tiling(self.row, self.packed_heads, self.sm_count, self.head_blocks);
+        let mut tiling = tiling(
+            self.row,
+            self.packing.positions(),
+            self.sm_count,
+            self.head_blocks,
+        );
         if self.own_keys {
             tiling.workers.small = SmallItems {
-                rows: WARPGROUP_ROWS / self.packed_heads,
+                rows: self.packing.positions(),
                 keys: MOST_STEPS_OF_SMALL * self.row.shape.kv_tile,
                 of_item: self
                     .head_blocks
@@ -386,7 +389,9 @@ impl AttentionKernel for Sm90Prefill {
         let launch = self.shape_of_launch(run, stream);
         let params = |attention| PrefillParams {
             attention,
+            head_dim_qk: args.q.extent(2) as u32,
             head_dim_vo: args.v.extent(3) as u32,
+            packing: self.packing,
             reserved: 0,
         };
         let Some(k_rope) = &args.k_rope else {
@@ -410,15 +415,15 @@ fn wrong_choice(lacks: Features) -> Error {
     Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
 }
 
-/// How work is cut for a kernel whose tiles have so many heads in each of so many blocks.
+/// How work is cut for a kernel whose warpgroups have so many positions in each of so many blocks of heads.
 pub(super) fn tiling(
     row: &AttentionRow,
-    packed_heads: u32,
+    positions: u32,
     sm_count: u32,
     head_blocks: u32,
 ) -> Tiling {
     Tiling {
-        q_tile: row.shape.q_tile / packed_heads,
+        q_tile: row.shape.q_tile / WARPGROUP_ROWS * positions,
         kv_unit: row.shape.kv_tile,
         // One tile per multiprocessor, with room for the tiles that are there without splits.
         max_splits: sm_count * 3 / 4 / head_blocks,
@@ -449,16 +454,11 @@ fn other_masks(args: &AttentionArgs) -> Features {
 /// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of
 /// 192 rows takes a third less from L2 for every product. But short requests whose heads do not share tiles
 /// come to few and unequal ones (on an H200, 8 × 1000 causal with 16/16 heads: 93 µs against 88).
-fn tile_suits(row: &AttentionRow, packed_heads: u32, max_qo_len: u32) -> bool {
+fn tile_suits(row: &AttentionRow, packing: Packing, max_qo_len: u32) -> bool {
     const WIDE: u32 = 192;
-    let short = packed_heads == 1 && max_qo_len < 2048;
+    let short = packing.heads == 1 && max_qo_len < 2048;
     let is_only = row.shape.head_dim_qk != 128 || row.types.kv != row.types.q;
     is_only || short == (row.shape.q_tile < WIDE)
-}
-
-/// Heads of a group that share a tile: the largest power of two that divides the group.
-pub(super) fn packed_heads(group_size: u32) -> u32 {
-    1 << (group_size | MOST_PACKED_HEADS).trailing_zeros()
 }
 
 /// 8-token groups from the first to the last page.

@@ -5,13 +5,14 @@
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
 use super::sm90::{GROUP, Map};
-use super::sm90_prefill::{not_by_position, num_groups, packed_heads, rows_suit, tiling};
+use super::sm90_prefill::{not_by_position, num_groups, rows_suit, tiling};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{AttentionRow, Variant};
 use crate::cuda::params::{dtype_code, row_alignment};
 use crate::cuda::prefill_fp8_params::PrefillFp8Params;
+use crate::cuda::prefill_params::WARPGROUP_ROWS;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{AttentionDesc, KvStorage, Tiling};
@@ -19,8 +20,8 @@ use crate::tensor::Tensor;
 
 /// Columns of a swizzle atom, 128 bytes.
 const ATOM: u32 = 128;
-/// Rows of a consumer warpgroup.
-const WARPGROUP_ROWS: u32 = 64;
+/// Query heads that share a tile at most; also in the kernel.
+const MOST_PACKED_HEADS: u32 = 16;
 
 /// The kernel for one problem.
 #[derive(Debug)]
@@ -119,6 +120,11 @@ impl Sm90PrefillFp8 {
     }
 }
 
+/// Heads of a group that share a tile: the largest power of two that divides the group.
+fn packed_heads(group_size: u32) -> u32 {
+    1 << (group_size | MOST_PACKED_HEADS).trailing_zeros()
+}
+
 /// 8-token groups from page to page; 0 of a single page, of which any number does.
 fn page_groups(cache: &Tensor) -> u32 {
     match (cache.extent(0), i64::from(GROUP) * cache.stride(1)) {
@@ -139,7 +145,12 @@ impl AttentionKernel for Sm90PrefillFp8 {
     }
 
     fn tiling(&self) -> Tiling {
-        tiling(self.row, self.packed_heads, self.sm_count, self.head_blocks)
+        tiling(
+            self.row,
+            WARPGROUP_ROWS / self.packed_heads,
+            self.sm_count,
+            self.head_blocks,
+        )
     }
 
     fn missing(&self, run: &Run<'_>) -> Features {

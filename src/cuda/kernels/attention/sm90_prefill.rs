@@ -81,7 +81,6 @@ const fn split_keys(kv: KvRows) -> Family {
 const fn rows() -> Family {
     Family {
         shapes: &ONE_BY_ONE,
-        fit: Fit::Exact,
         symbol: "folio_prefill_sm90_rows",
         ..whole_keys(KvRows::Rows)
     }
@@ -168,7 +167,7 @@ const SHAPES: [Shape; 12] = [
 /// Problems whose rows are these, as they are.
 const WHOLE_BLOCKS: [Shape; 6] = [D64, D128, D128_SHORT, MLA, D192, D256];
 
-/// For rows that are loaded one by one.
+/// For rows that are loaded one by one; what a problem's are narrower is zeros.
 const ONE_BY_ONE: [Shape; 5] = [D64, D128, D128_SHORT, MLA, D256];
 
 /// For pages of all others.
