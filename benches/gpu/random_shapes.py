@@ -1,0 +1,120 @@
+"""Random shapes, to find those that fall behind: the rows of the other tables are samples of this space.
+
+    random_shapes.py OUT.jsonl [--seed N] [--seconds S] [--peers]
+
+draws rows of decode, verify, prefill and mixed batches over the heads, head dims, pages, lengths and extras that models have.
+Every answer is compared with float64. A row's expectation is the time of its bytes or of its FLOPs at the rates of the same
+run, whichever is longer, and OVERHEAD_US. What took the longest for its expectation is printed last. --peers measures what
+bench.py's peers need for the same rows.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import random
+import sys
+import time
+
+import torch
+
+import bench
+import folio
+import peers
+from models import limit_microseconds
+from workloads import E4M3, Row
+
+HEADS = [(32, 8), (32, 8), (28, 4), (64, 8), (16, 16), (8, 1), (40, 8), (24, 8), (20, 20), (16, 2), (32, 1), (12, 12), (96, 8)]
+HEAD_DIMS = [64, 64, 72, 80, 96, 112, 120, 128, 128, 128, 128, 128, 160, 192, 256, 256]
+PAGES = [1, 8, 16, 16, 16, 32, 64, 128, 256]
+QUERY_TOKENS = [2, 3, 4, 5, 8, 12, 16]
+MOST_BYTES, MOST_FLOPS = 3e9, 2e12
+# An empty kernel in a graph, the first loads, and a second kernel where rows are split.
+OVERHEAD_US = 9.0
+
+
+def log_uniform(rng, low, high):
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def extras(rng):
+    """None in most rows, as in most models."""
+    return rng.choice([{}, {}, {}, {}, {"window": rng.choice([128, 1024])}, {"soft_cap": 50.0}, {"sinks": True}])
+
+
+def draw(rng):
+    kind = rng.choices(["decode", "verify", "prefill", "mixed"], [45, 15, 25, 15])[0]
+    hq, hk = rng.choice(HEADS)
+    common = dict(hq=hq, hk=hk, d=rng.choice(HEAD_DIMS), page=rng.choice(PAGES), **extras(rng))
+    if rng.random() < 0.2:
+        common["kv_dtype"] = E4M3
+    kv = log_uniform(rng, 100, 32768)
+    if kind == "prefill":
+        q = min(kv, log_uniform(rng, 16, 16384))
+        return Row(kind, log_uniform(rng, 1, 32), q, kv, causal=rng.random() < 0.8, **common)
+    batch = log_uniform(rng, 1, 256)
+    if kind == "mixed":
+        return Row(kind, batch + 1, 1, kv, chunk=min(kv, log_uniform(rng, 16, 2048)), **common)
+    q = 1 if kind == "decode" else rng.choice(QUERY_TOKENS)
+    return Row(kind, batch, min(q, kv), kv, **common)
+
+
+def cost(row):
+    """Bytes of keys and values, and products without masks."""
+    dim = row.d + (row.dv or row.d)
+    return 2 * row.batch * row.kv * row.hk * dim, 2 * row.hq * sum(row.qo_lens) * row.kv * dim
+
+
+def rows(seed):
+    rng = random.Random(seed)
+    while True:
+        row = draw(rng)
+        moved, flops = cost(row)
+        if moved <= MOST_BYTES and flops <= MOST_FLOPS:
+            yield row
+
+
+def measure(context, row, limits):
+    result = bench.measure(context, row)
+    result["expected_us"] = limit_microseconds(result, limits) + OVERHEAD_US
+    result["ratio"] = result["us"]["folio"] / result["expected_us"]
+    return result
+
+
+def line(result):
+    own, *others = (f"{name} {us:.1f}" for name, us in result["us"].items())
+    behind = "  BEHIND" if min(result["us"].values()) < result["us"]["folio"] else ""
+    return f"{result['ratio']:5.2f}  {own} of {result['expected_us']:.1f} {' '.join(others)}  {result['kind']} {result['name']}  {result['kernel']}{behind}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--peers", action="store_true")
+    options = parser.parse_args()
+    bench.REST_SECONDS = 0.05
+    if not options.peers:
+        peers.PEERS.clear()
+    context, limits = folio.Context(), bench.limits()
+    print(json.dumps(limits), torch.cuda.get_device_name(), "peers:", ", ".join(peers.PEERS), flush=True)
+    results, failures, end = [], 0, time.monotonic() + options.seconds
+    for row in rows(options.seed):
+        if time.monotonic() > end:
+            break
+        try:
+            results.append(measure(context, row, limits))
+        except Exception as failure:
+            failures += 1
+            print(f"FAILED {row.kind} {row.name}: {str(failure)[:200]}", flush=True)
+        torch.cuda.empty_cache()
+    options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
+    for result in sorted(results, key=lambda result: result["ratio"]):
+        print(line(result))
+    print(f"{len(results)} rows, {failures} failures")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
