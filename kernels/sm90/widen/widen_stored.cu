@@ -1,6 +1,6 @@
 // Keys and values of a batch to dense 16-bit rows, as widen.cu, from caches in other forms than rows of plain elements. Rows
-// hold the numbers that these are read as, rounded once to their type: exact are those of NVFP4 and of the x-packed layout,
-// whose scales of heads stay out.
+// hold the numbers that these are read as in float32, rounded to their type. Those of NVFP4 and of the x-packed layout, whose
+// scales of heads stay out, are exact.
 //
 // fp16 does not have the range of a float32 scale. So rows that are rounded to it are divided by units, a power of two for
 // each head of K and of V, which come back as factors of the head: a first launch finds for each the largest magnitude that the
