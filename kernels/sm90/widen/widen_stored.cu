@@ -90,8 +90,8 @@ __device__ __forceinline__ void write_factors(const Params &p) {
 
 // Where the rows of a chunk go. Those that the cache does not have become zeros.
 struct WidenedRows {
-    u16 *first;   // the head's, of the chunk's first row
-    i64 apart;    // elements from one row to the next
+    u16 *first;    // the head's, of the chunk's first row
+    i64 apart;     // elements from one row to the next
     float factor;  // 1 / unit
     bool is_f16;
 
@@ -122,10 +122,9 @@ __device__ __forceinline__ void widen_rows(const Params &p) {
         for (u32 of_values = 0; of_values < 2; of_values++) {
             const FolioStoredTensor &t = side_of(p, of_values);
             u16 *const rows = static_cast<u16 *>(of_values ? p.widen.v_rows : p.widen.k_rows);
-            const WidenedRows to = {rows + (first_row * num_heads + head) * t.head_dim,
-                                    static_cast<i64>(num_heads) * t.head_dim,
-                                    p.factors ? 1.0f / *unit_of(p, of_values, head) : 1.0f,
-                                    p.widen.row_dtype == FOLIO_F16};
+            const WidenedRows to = {
+                rows + (first_row * num_heads + head) * t.head_dim, static_cast<i64>(num_heads) * t.head_dim,
+                p.factors ? 1.0f / *unit_of(p, of_values, head) : 1.0f, p.widen.row_dtype == FOLIO_F16};
             bring_rows(t, p.cache.format, at, head, t.vectors, to);
         }
     });
