@@ -21,4 +21,18 @@ __device__ __forceinline__ u32 request_of_row(const FirstRow &first_row, u32 cou
     return first;
 }
 
+// The same of a row of the lane's own, which searches by itself.
+template <class FirstRow>
+__device__ __forceinline__ u32 request_of_own_row(const FirstRow &first_row, u32 count, i64 row) {
+    u32 first = 0;
+#pragma unroll 1
+    while (count > 1) {
+        const u32 half = count / 2;
+        const bool is_behind = first_row(first + half) <= row;
+        first += is_behind ? half : 0;
+        count = is_behind ? count - half : half;
+    }
+    return first;
+}
+
 }  // namespace folio

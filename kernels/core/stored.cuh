@@ -1,6 +1,6 @@
 // Rows of caches in other forms than rows of plain elements: where a row and its scales are, up to eight neighbouring
 // elements as bits, and what the bits mean. Forms and elements are known at run time only: every branch on them goes the
-// same way for a whole launch.
+// same way for a whole launch. Whole rows on their way out are stored_rows.cuh's.
 #pragma once
 #include "core/elements.cuh"
 #include "core/paged.cuh"
@@ -16,7 +16,7 @@ constexpr u32 NVFP4_BLOCK = 16;
 
 // --- elements ---------------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 element_bits(u32 element) {
+constexpr __device__ __forceinline__ u32 element_bits(u32 element) {
     switch (element) {
         case FOLIO_F32: return 32;
         case FOLIO_F16:
@@ -118,10 +118,11 @@ struct StoredRow {
         scales = page * t.scales_page + token * t.scales_token + head * t.scales_head;
     }
 
-    // The place of element d where elements are whole bytes, counted in elements.
-    __device__ __forceinline__ i64 place(u32 d) const {
+    // The place of element d, counted in elements; all rows of a tensor have it there.
+    static __device__ __forceinline__ i64 place(const FolioStoredTensor &t, u32 d) {
         return (d >> t.log2_part) * t.part_stride + (d & ((1u << t.log2_part) - 1));
     }
+    __device__ __forceinline__ i64 place(u32 d) const { return place(t, d); }
 
     // The bits of element d.
     __device__ __forceinline__ u32 element_at(u32 d) const {

@@ -13,6 +13,7 @@
 //
 // Compiled once per row of the kernel table, with FOLIO_Q (f16, bf16), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
 // FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
+#include "core/units.cuh"
 #include "generic/fragments.cuh"
 #include "generic/stored_tiles.cuh"
 #include "generic/work.cuh"
@@ -77,22 +78,10 @@ struct Lane {
     }
 };
 
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance));
-    return x;
-}
-
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_WARP, x, distance);
     return x;
-}
-
-// The least power of two that is not below x, away from the ends of fp32: divisions by it are exact.
-__device__ __forceinline__ float power_of_two_above(float x) {
-    const u32 bits = __float_as_uint(fminf(fmaxf(x, 0x1p-100f), 0x1p100f));
-    return __uint_as_float((bits + 0x007fffffu) & 0x7f800000u);
 }
 
 // --- queries ----------------------------------------------------------------------------------------

@@ -1,55 +1,73 @@
 // Copies tokens of many requests from a paged cache in another form than rows of plain elements to dense rows, keys and
-// values in one launch, and converts them. A warp takes a row, eight elements of a lane at a time: its keys and then its
-// values. A row whose token or page does not exist is left as it is.
+// values in one launch, and converts them. A warp takes 32 rows of the keys or of the values of one head: each lane finds one
+// of them. A row whose token or page does not exist is left as it is.
 #include "core/gathered.cuh"
-#include "core/stored.cuh"
+#include "core/stored_rows.cuh"
 
 namespace folio {
 
 typedef FolioStoredGatherParams Params;
 
-// Up to eight elements of a row that a lane moves.
-template <class Wanted>
-__device__ __forceinline__ void move(const Params &p, bool is_k, u32 index, i64 page, u32 token, i64 row) {
-    const FolioGatheredTensor &to = is_k ? p.gather.k : p.gather.v;
-    const FolioStoredTensor &t = is_k ? p.cache.k : p.cache.v;
-    const u32 head = divide(index, to.head_pieces), d = VECTOR * (index - head * to.head_pieces.divisor);
-    const u32 count = min(VECTOR, to.head_dim - d);
-    float x[VECTOR];
-    read_stored(x, StoredRow(t, p.cache.format.element, page, token, head), p.cache.format.form, head, d, count);
+// The row of each lane.
+__device__ __forceinline__ StoredPlace place_of(const FolioKvGatherParams &p, i64 row) {
+    StoredPlace at = {0, 0, false};
+    if (row >= p.num_rows) return at;
+    const auto first_row = [&](i64 request) { return first_row_of(p, request); };
+    const u32 request = request_of_own_row(first_row, p.batch_size, row);
+    at.exists = find_token_of(p, request, row, at.page, at.token);
+    return at;
+}
+
+// Where rows of keys, or of values, of one head go.
+struct GatheredRows {
+    const FolioGatheredTensor &to;
+    u32 row_dtype, head;
+    i64 first_row;
+    float scale;
+    bool vectors;
+
+    __device__ __forceinline__ void vector(u32 row, u32 d, const float (&x)[VECTOR], bool exists) const {
+        if (exists) store(row, d, VECTOR, x, true);
+    }
+    __device__ __forceinline__ void elements(u32 row, u32 d, u32 count, const float (&x)[VECTOR], bool exists) const {
+        if (exists) store(row, d, count, x, vectors);
+    }
+
+private:
+    __device__ __forceinline__ void store(u32 row, u32 d, u32 count, const float (&x)[VECTOR], bool at_once) const {
+        float y[VECTOR];
 #pragma unroll
-    for (u32 i = 0; i < VECTOR; i++) x[i] *= t.scale;
-    Piece<Wanted>(x).store(row_of<Wanted>(to.rows, row, head) + d, count, p.gather.vectors);
-}
-
-template <class Wanted>
-__device__ __forceinline__ void gather_as(const Params &p, i64 page, u32 token, i64 row) {
-    const u32 heads = p.gather.num_kv_heads;
-    const u32 k_pieces = heads * p.gather.k.head_pieces.divisor, v_pieces = heads * p.gather.v.head_pieces.divisor;
-#pragma unroll 1
-    for (u32 i = threadIdx.x % WARP; i < k_pieces + v_pieces; i += WARP) {
-        const bool is_k = i < k_pieces;
-        move<Wanted>(p, is_k, is_k ? i : i - k_pieces, page, token, row);
+        for (u32 i = 0; i < VECTOR; i++) y[i] = x[i] * scale;
+        switch (row_dtype) {
+            case FOLIO_F32: store_as<f32>(row, d, count, y, at_once); break;
+            case FOLIO_F16: store_as<f16>(row, d, count, y, at_once); break;
+            default: store_as<bf16>(row, d, count, y, at_once); break;
+        }
     }
-}
 
-__device__ __forceinline__ void gather_row(const Params &p, i64 row) {
-    i64 page;
-    u32 token;
-    if (!find_token(p.gather, row, page, token)) return;
-    switch (p.gather.row_dtype) {
-        case FOLIO_F32: gather_as<f32>(p, page, token, row); break;
-        case FOLIO_F16: gather_as<f16>(p, page, token, row); break;
-        default: gather_as<bf16>(p, page, token, row); break;
+    template <class Wanted>
+    __device__ __forceinline__ void store_as(u32 row, u32 d, u32 count, const float (&x)[VECTOR], bool at_once) const {
+        Piece<Wanted>(x).store(row_of<Wanted>(to.rows, first_row + row, head) + d, count, at_once);
     }
-}
+};
 
 }  // namespace folio
 
+// Grid: for 32 rows as many blocks as have a warp for the keys and one for the values of every head.
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     folio_gather_stored(const __grid_constant__ FolioStoredGatherParams p) {
     using namespace folio;
+    constexpr u32 WARPS = FOLIO_THREADS / WARP;
     wait_for_prerequisites();
-    const i64 row = static_cast<i64>(blockIdx.x) * (FOLIO_THREADS / WARP) + threadIdx.x / WARP;
-    if (row < p.gather.num_rows) gather_row(p, row);
+    const u32 heads = p.gather.num_kv_heads, blocks = (2 * heads + WARPS - 1) / WARPS;
+    const u32 chunk = blockIdx.x / blocks, unit = (blockIdx.x - chunk * blocks) * WARPS + threadIdx.x / WARP;
+    if (unit >= 2 * heads) return;
+    const bool is_k = unit < heads;
+    const u32 head = is_k ? unit : unit - heads;
+    const i64 first_row = static_cast<i64>(chunk) * STORED_ROWS;
+    const FolioStoredTensor &from = is_k ? p.cache.k : p.cache.v;
+    const GatheredRows to = {is_k ? p.gather.k : p.gather.v, p.gather.row_dtype, head, first_row, from.scale,
+                             p.gather.vectors != 0};
+    const StoredPlace at = place_of(p.gather, first_row + threadIdx.x % STORED_ROWS);
+    bring_rows(from, p.cache.format, at, head, from.vectors && to.vectors, to);
 }

@@ -23,7 +23,8 @@ struct FolioWidenParams {
     folio_u32 most_rows;
     folio_u32 num_tokens;                       // that q has, and q_rows has room for
     folio_u32 q_dtype, cache_dtype, row_dtype;  // FolioDtype
-    folio_u32 reserved;
+    folio_u32 num_units;
+    float *units;  // that the first launch sets to the least
 };
 
 // kernels/sm90/widen/round_outputs.cu: outputs in fp8, from rows that have no factor of v yet.
@@ -43,5 +44,5 @@ struct FolioRoundOutputsParams {
 };
 
 // The numbers of src/cuda/widen_params.rs.
-static_assert(sizeof(FolioWidenParams) == 288, "widening");
+static_assert(sizeof(FolioWidenParams) == 296, "widening");
 static_assert(sizeof(FolioRoundOutputsParams) == 176, "outputs in fp8");

@@ -7,6 +7,7 @@ use super::params::{
     Cache, DecodeParams, Divisor, GenericParams, Rows, address, dtype_code, row_alignment,
 };
 use super::rope_append_params::RopeAppendParams;
+use super::widen_params::WidenParams;
 use crate::dtype::DType;
 use crate::problem::{CacheForm, RowTensors};
 use crate::tensor::Tensor;
@@ -107,8 +108,22 @@ pub struct StoredDecodeParams {
     pub cache: Stored,
 }
 
-/// The numbers of the `static_assert`s at the ends of `kernels/params/stored.h`, `stored_decode.h` and
-/// `stored_rope_append.h`.
+/// `FolioStoredWidenParams` of `kernels/params/stored_widen.h`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct StoredWidenParams {
+    pub widen: WidenParams,
+    pub cache: Stored,
+    pub factors: u64,
+    pub k_scales: u64,
+    pub v_scales: u64,
+    pub k_scales_stride: i32,
+    pub v_scales_stride: i32,
+}
+
+/// The numbers of the `static_assert`s at the ends of `kernels/params/stored.h`, `stored_decode.h`, `stored_rope_append.h`
+/// and `stored_widen.h`.
 const _: () = {
     assert!(size_of::<StoredTensor>() == 104);
     assert!(size_of::<Stored>() == 216);
@@ -117,6 +132,7 @@ const _: () = {
     assert!(size_of::<StoredAttentionParams>() == 680);
     assert!(size_of::<StoredDecodeParams>() == 648);
     assert!(size_of::<StoredRopeAppendParams>() == 2696);
+    assert!(size_of::<StoredWidenParams>() == 544);
 };
 
 impl StoredFormat {
@@ -146,6 +162,15 @@ impl Stored {
         let [k, v] = [0, 1].map(|side| StoredTensor::of(&caches[side], scales[side]));
         let format = StoredFormat::of(&caches[0]);
         Stored { k, v, format }
+    }
+
+    /// The same without scales of whole heads, which a kernel applies elsewhere.
+    pub fn without_head_scales(caches: &[RowTensors; 2]) -> Stored {
+        let caches = caches.map(|cache| RowTensors {
+            scales: cache.scales.filter(|_| cache.format.has_scales_beside()),
+            ..cache
+        });
+        Stored::of(&caches, [1.0; 2])
     }
 }
 

@@ -32,7 +32,8 @@ pub struct WidenParams {
     pub q_dtype: u32,
     pub cache_dtype: u32,
     pub row_dtype: u32,
-    pub reserved: u32,
+    pub num_units: u32,
+    pub units: u64,
 }
 
 /// `FolioRoundOutputsParams`.
@@ -58,6 +59,6 @@ pub struct RoundOutputsParams {
 
 /// The numbers of the `static_assert`s at the end of `kernels/params/widen.h`.
 const _: () = {
-    assert!(size_of::<WidenParams>() == 288);
+    assert!(size_of::<WidenParams>() == 296);
     assert!(size_of::<RoundOutputsParams>() == 176);
 };

@@ -163,6 +163,7 @@ const LEAST_NORMAL_FP16: f64 = 6.103515625e-5;
 /// the largest over the least, which `stored` draws from 0.6 to 1.6.
 fn weight_spread(problem: &Problem) -> f64 {
     match problem.form {
+        _ if problem.rounds_rows => 1.0,
         CacheForm::TokenHeadScales => 2.0 * 1.6 / 0.6,
         _ => 1.0,
     }

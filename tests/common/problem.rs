@@ -35,6 +35,10 @@ pub struct Problem {
     /// The keys of the query rows, each request's last, are beside the cache, in this type. Prefill over pages, and no
     /// request has fewer keys than rows.
     pub new_kv: Option<DType>,
+    /// Attention is over what the cache holds rounded to the type of q, to as many bits but within no range.
+    pub rounds_rows: bool,
+    /// What the cache holds is so many powers of two larger. Only where its scales are float32, for numbers of any size.
+    pub cache_exponent: i32,
     pub values: ValueRows,
     pub seed: u64,
 }
@@ -274,6 +278,8 @@ impl Problem {
             graph: false,
             slack: false,
             new_kv: None,
+            rounds_rows: false,
+            cache_exponent: 0,
             values: ValueRows::Normal,
             seed: 1,
         }

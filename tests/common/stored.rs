@@ -45,7 +45,7 @@ impl Stored {
             _ => 7.0,
         };
         let any_token = [0, 0];
-        let unit = 3.5 / most;
+        let unit = 3.5 / most * 2f64.powi(problem.cache_exponent);
         let scale = match form {
             CacheForm::Plain | CacheForm::PackedKeys => 1.0,
             CacheForm::TokenHeadScales => unit * (0.6 + draw(token, [head, 0])),
@@ -98,16 +98,34 @@ impl Stored {
 
     /// What these bits are read as.
     pub fn decode(&self, bits: u64) -> f64 {
-        let code = match self.element {
+        (self.code(bits) - self.zero) * self.scale
+    }
+
+    /// The same by float32 arithmetic, rounded to the bits that a type of q has.
+    pub fn decode_rounded(&self, bits: u64, q_dtype: DType) -> f64 {
+        let value = (self.code(bits) as f32 - self.zero as f32) * self.scale as f32;
+        rounded_to_bits_of(q_dtype, value.into())
+    }
+
+    fn code(&self, bits: u64) -> f64 {
+        match self.element {
             DType::I4x2 => bits as f64 - if bits < 8 { 0.0 } else { 16.0 },
             DType::F4E2M1x2 => {
                 let magnitude = E2M1[bits as usize & 7];
                 if bits & 8 == 0 { magnitude } else { -magnitude }
             }
             dtype => decode(dtype, bits),
-        };
-        (code - self.zero) * self.scale
+        }
     }
+}
+
+/// `value` in the type that is as long, were its exponents without end.
+fn rounded_to_bits_of(dtype: DType, value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let unit = 2f64.powi(value.abs().log2().floor() as i32);
+    rounded(dtype, value / unit) * unit
 }
 
 /// The bits of the nearest e2m1, of two the even one.

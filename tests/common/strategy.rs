@@ -42,6 +42,8 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 graph: flags[3],
                 slack: flags[4],
                 new_kv: None,
+                rounds_rows: false,
+                cache_exponent: 0,
                 values: ValueRows::Normal,
                 seed,
             };

@@ -65,11 +65,21 @@ impl<'a> Values<'a> {
 
     /// What an element is read as that was stored for `value`.
     fn element(&self, side: Side, b: usize, j: usize, at: [usize; 2], value: f64) -> f64 {
-        let stored = match self.problem.new_kv_of(b, j) {
-            None => self.stored(side, b, j, at),
-            Some(dtype) => Stored::plain(dtype),
-        };
-        stored.decode(stored.encode(value))
+        if let Some(dtype) = self.problem.new_kv_of(b, j) {
+            let stored = Stored::plain(dtype);
+            return stored.decode(stored.encode(value));
+        }
+        let stored = self.stored(side, b, j, at);
+        let bits = stored.encode(self.cached(value));
+        match self.problem.rounds_rows {
+            true => stored.decode_rounded(bits, self.problem.q_dtype),
+            false => stored.decode(bits),
+        }
+    }
+
+    /// A number that is stored in the cache.
+    fn cached(&self, value: f64) -> f64 {
+        value * 2f64.powi(self.problem.cache_exponent)
     }
 
     /// How element `[head, d]` of key or value `j` is stored in the cache.

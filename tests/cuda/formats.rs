@@ -2,8 +2,7 @@
 //! problems in every form.
 
 use crate::common::cascade::cascades_of_every_form;
-use crate::common::compare::{Tolerance, compare};
-use crate::common::dense;
+use crate::common::compare::Tolerance;
 use crate::common::formats::cases;
 use crate::common::instance::Output;
 use crate::common::memory::{HostMemory, Memory};
@@ -11,7 +10,7 @@ use crate::common::problem::Problem;
 use crate::common::random;
 use crate::common::strategy::stored_problems;
 use crate::gpu::DeviceMemory;
-use crate::problems::{session, solve_with, with_a_page};
+use crate::problems::{compare_with_either, session, solve_with, with_a_page};
 use folio::dtype::DType;
 use folio::error::Error;
 use proptest::prelude::*;
@@ -63,10 +62,7 @@ fn check(problem: &Problem, got: folio::error::Result<Output>) -> Result<(), Str
         Err(Error::Unsupported(_)) if is_refused => Ok(()),
         Ok(_) if is_refused => Err(format!("queries in {} are taken", problem.q_dtype.name())),
         Err(error) => Err(error.to_string()),
-        Ok(got) => {
-            let tolerance = Tolerance::of_codes(problem);
-            compare(problem, &dense::attention(problem), &got, tolerance)
-        }
+        Ok(got) => compare_with_either(problem, &got),
     }
 }
 

@@ -30,6 +30,7 @@ mod operators;
 mod prefill_logits;
 mod prefill_rows;
 mod prefill_widened;
+mod prefill_widened_forms;
 mod problems;
 mod projections;
 mod rope_append;
@@ -107,6 +108,36 @@ fn main() -> ExitCode {
             prefill_widened::fp8_queries_splits,
         ),
         case("prefill_widened_copies", (), prefill_widened::copies),
+        case(
+            "prefill_widened_forms_widths",
+            (),
+            prefill_widened_forms::widths,
+        ),
+        case(
+            "prefill_widened_forms_layers",
+            (),
+            prefill_widened_forms::layers,
+        ),
+        case(
+            "prefill_widened_forms_splits",
+            (),
+            prefill_widened_forms::splits,
+        ),
+        case(
+            "prefill_widened_forms_of_any_size",
+            (),
+            prefill_widened_forms::numbers_of_any_size,
+        ),
+        case(
+            "prefill_widened_forms_batches",
+            (),
+            prefill_widened_forms::batches,
+        ),
+        case(
+            "prefill_widened_forms_batch_invariant",
+            (),
+            prefill_widened_forms::batch_invariant,
+        ),
         case("batch_invariant", (), problems::batch_invariant),
         case("far_offsets", (), problems::far_offsets),
         case("masks_of_many_rows", (), masks::masks_of_many_rows),

@@ -310,6 +310,21 @@ pub const CASES: &[Case<Setup>] = &[
         prefill_widened::without_fp8_products,
     ),
     case(
+        "launch_prefill_widened_other_forms",
+        BACKEND,
+        prefill_widened::other_forms,
+    ),
+    case(
+        "launch_prefill_widened_head_scales_stay_out",
+        BACKEND,
+        prefill_widened::head_scales_stay_out,
+    ),
+    case(
+        "launch_prefill_of_other_runs_over_forms",
+        BACKEND,
+        prefill_widened::portable_takes_other_runs_over_forms,
+    ),
+    case(
         "launch_prefill_copied_from_small_pages",
         BACKEND,
         prefill_widened::small_pages,

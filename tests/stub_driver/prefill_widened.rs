@@ -1,12 +1,13 @@
-//! When prefill on Hopper makes rows of the keys of a batch first, and of queries in fp8: which launches there are, and what
+//! When prefill on Hopper makes rows of the keys of a batch first, of whatever form, and of queries in fp8: which launches there are, and what
 //! goes from one to the next.
 
 use folio::api::BatchInput;
 use folio::cuda::params::GenericParams;
 use folio::cuda::prefill_params::PrefillParams;
+use folio::cuda::stored_params::{StoredAttentionParams, StoredWidenParams};
 use folio::cuda::widen_params::{RoundOutputsParams, WidenParams};
 use folio::dtype::DType;
-use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Window};
+use folio::problem::{AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, Window};
 
 use crate::fixture::{DIM, HEADS, Handle, OURS, at, context, desc, host_tensor};
 use crate::stub::{Launched, Recorder};
@@ -306,5 +307,193 @@ pub fn small_pages() {
             let windowed = launches(&recorder, &planned(desc, rows), &under_a_window(&args));
             assert_eq!(windowed[0].name(), otherwise);
         }
+    }
+}
+
+const K_SCALES: usize = 0x5_0000_0000;
+const V_SCALES: usize = 0x6_0000_0000;
+const K_ZEROS: usize = 0x7_0000_0000;
+const V_ZEROS: usize = 0x8_0000_0000;
+
+/// The same prompts over another form, with the first of its elements.
+fn prompts_over(form: CacheForm, q_dtype: DType) -> AttentionDesc {
+    AttentionDesc {
+        kv_format: form.of(form.elements(q_dtype)[0]),
+        ..prompts(16, [q_dtype; 3])
+    }
+}
+
+fn arguments_over(desc: &AttentionDesc, rows: i64) -> AttentionArgs {
+    let (form, element) = (desc.kv_format.form(), desc.kv_format.element);
+    let (heads, dim) = (i64::from(HEADS), i64::from(DIM));
+    let rows_of = |address, is_key| {
+        let shape: &[i64] = match (form, is_key) {
+            (CacheForm::PackedKeys, true) => &[40, heads, 16, 16, 8],
+            (CacheForm::PackedKeys, false) => &[40, heads, dim, 16],
+            _ => &[40, 16, heads, dim / i64::from(element.lanes())],
+        };
+        at(address, element, shape, None)
+    };
+    let scales = |address| {
+        let tensor = |dtype, shape: &[i64]| Some(at(address, dtype, shape, None));
+        match form {
+            CacheForm::TokenHeadScales => tensor(DType::F32, &[40, 16, heads]),
+            CacheForm::Nvfp4 => tensor(E4M3, &[40, 16, heads, dim / 16]),
+            CacheForm::PackedKeys | CacheForm::Plain => None,
+            _ => tensor(DType::F32, &[heads, dim]),
+        }
+    };
+    let zeros = |address| {
+        (form == CacheForm::ChannelZeroPoints).then(|| at(address, DType::F32, &[heads, dim], None))
+    };
+    let of_rows = |address| at(address, desc.q_dtype, &[2 * rows, heads, dim], None);
+    AttentionArgs {
+        k_scales: scales(K_SCALES),
+        v_scales: scales(V_SCALES),
+        k_zero_points: zeros(K_ZEROS),
+        v_zero_points: zeros(V_ZEROS),
+        ..AttentionArgs::new(of_rows(Q), rows_of(K, true), rows_of(V, false), of_rows(O))
+    }
+}
+
+fn recorder_of_forms() -> Recorder {
+    let recorder = Recorder::new();
+    recorder.expect::<WidenParams>("folio_widen_places");
+    recorder.expect::<StoredWidenParams>("folio_widen_units");
+    recorder.expect::<StoredWidenParams>("folio_widen_stored");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<StoredAttentionParams>("folio_attention_stored");
+    recorder
+}
+
+/// Keys of every form become rows of q's type. In fp16 the rows of forms with float32 scales are divided by units, whose factors
+/// the kernel over rows, and no other, is given.
+pub fn other_forms() {
+    let recorder = recorder_of_forms();
+    let forms = [
+        (CacheForm::TokenHeadScales, "token_head_scales", true),
+        (CacheForm::ChannelScales, "channel_scales", true),
+        (CacheForm::ChannelZeroPoints, "channel_zero_points", true),
+        (CacheForm::Nvfp4, "nvfp4", false),
+        (CacheForm::PackedKeys, "packed_keys", false),
+    ];
+    for (form, name, has_scales) in forms {
+        for q_dtype in [DType::BF16, DType::F16] {
+            let desc = prompts_over(form, q_dtype);
+            let handle = planned(desc, 1000);
+            let kernel = handle.attention.kernel();
+            let suffix = format!("d128_q128_ragged_widened_from_{name}");
+            assert!(kernel.ends_with(&suffix), "{kernel}");
+            let launches = launches(&recorder, &handle, &arguments_over(&desc, 1000));
+            let has_units = has_scales && q_dtype == DType::F16;
+            let mut expected = vec!["folio_widen_places"];
+            expected.extend(has_units.then_some("folio_widen_units"));
+            expected.extend(["folio_widen_stored", "folio_prefill_sm90"]);
+            assert_eq!(names(&launches)[..expected.len()], expected);
+            let prefill = expected.len() - 1;
+            let dependent = launches[..=prefill].iter().map(|l| l.dependent);
+            assert!(dependent.eq((0..=prefill).map(|n| u32::from(n > 0))));
+            let places = launches[0].params::<WidenParams>();
+            let widened = launches[prefill - 1].params::<StoredWidenParams>();
+            assert_eq!(widened.widen.k_rows, places.k_rows);
+            assert_eq!((places.k_pieces, places.v_pieces), (DIM / 8, DIM / 8));
+            let row_dtype = if q_dtype == DType::F16 { 1 } else { 2 };
+            assert_eq!(widened.widen.row_dtype, row_dtype);
+            let of_form = |address, is_there| if is_there { address as u64 } else { 0 };
+            let is_packed = form == CacheForm::PackedKeys;
+            assert_eq!(widened.cache.k.scales, of_form(K_SCALES, !is_packed));
+            assert_eq!(widened.cache.v.scales, of_form(V_SCALES, !is_packed));
+            let has_zeros = form == CacheForm::ChannelZeroPoints;
+            assert_eq!(widened.cache.v.zero_points, of_form(V_ZEROS, has_zeros));
+            let taken = launches[prefill].params::<PrefillParams>().attention;
+            assert_eq!(
+                (taken.k.data, taken.plan.items),
+                (places.k_rows, places.items)
+            );
+            // One for keys and one for values of a head, and behind them the factors.
+            let bytes = u64::from(HEADS) * 4;
+            assert_eq!(places.num_units, if has_units { 2 * HEADS } else { 0 });
+            let factors = if has_units {
+                places.units + 2 * bytes
+            } else {
+                0
+            };
+            assert_eq!(widened.factors, factors);
+            let of_values = if has_units { factors + bytes } else { 0 };
+            assert_eq!((taken.k_scales, taken.v_scales), (factors, of_values));
+            assert!(places.units >= places.page_start + 2 * 8);
+            assert!(places.items >= places.units + u64::from(places.num_units) * 8);
+        }
+    }
+}
+
+/// Scales of whole heads, which an x-packed cache of fp8 has, stay out of the rows.
+pub fn head_scales_stay_out() {
+    let recorder = recorder_of_forms();
+    let desc = AttentionDesc {
+        kv_format: CacheForm::PackedKeys.of(E4M3),
+        ..prompts(16, [DType::BF16; 3])
+    };
+    let (heads, dim) = (i64::from(HEADS), i64::from(DIM));
+    let scales = |address| Some(at(address, DType::F32, &[heads], None));
+    let args = AttentionArgs {
+        k: at(K, E4M3, &[40, heads, 8, 16, 16], None),
+        v: at(V, E4M3, &[40, heads, dim, 16], None),
+        k_scales: scales(K_SCALES),
+        v_scales: scales(V_SCALES),
+        ..arguments(&prompts(16, [DType::BF16; 3]), 1000)
+    };
+    let launches = launches(&recorder, &planned(desc, 1000), &args);
+    let widened = launches[1].params::<StoredWidenParams>();
+    assert_eq!((widened.cache.k.scales, widened.cache.v.scales), (0, 0));
+    let taken = launches[2].params::<PrefillParams>().attention;
+    let scales = (taken.k_scales, taken.v_scales);
+    assert_eq!(scales, (K_SCALES as u64, V_SCALES as u64));
+}
+
+/// What the portable kernel keeps: few rows, windows over many more keys than rows, masks in memory, and, where results may not
+/// depend on the batch, units that are found in it.
+pub fn portable_takes_other_runs_over_forms() {
+    let recorder = recorder_of_forms();
+    let form = CacheForm::TokenHeadScales;
+    let desc = prompts_over(form, DType::F16);
+    let alone = |q_dtype| AttentionDesc {
+        batch_invariant: true,
+        ..prompts_over(form, q_dtype)
+    };
+    let cases = [
+        (desc, 127, false, false),
+        (desc, 128, false, true),
+        (desc, 300, true, false),
+        (desc, 1000, true, true),
+        (alone(DType::F16), 1000, false, false),
+        (alone(DType::BF16), 1000, false, true),
+        (
+            AttentionDesc {
+                batch_invariant: true,
+                ..prompts_over(CacheForm::ChannelScales, DType::F16)
+            },
+            1000,
+            false,
+            true,
+        ),
+    ];
+    for (desc, rows, windowed, is_widened) in cases {
+        let args = arguments_over(&desc, rows.into());
+        let args = match windowed {
+            true => under_a_window(&args),
+            false => args,
+        };
+        let launches = launches(&recorder, &planned(desc, rows), &args);
+        let first = match is_widened {
+            true => "folio_widen_places",
+            false => "folio_attention_stored",
+        };
+        assert_eq!(
+            launches[0].name(),
+            first,
+            "{rows} rows of {:?}",
+            desc.kv_format
+        );
     }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "sm90/decode/integers.cuh"
+#include "sm90/fp8_pairs.cuh"
 
 namespace folio::decode {
 
@@ -57,17 +58,8 @@ constexpr int ELEMENT_BITS<i4> = 4;
 
 // Four elements of a byte as two fp16 pairs: exact, every value of theirs is one of fp16.
 template <class T>
-__device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair);
-template <>
-__device__ __forceinline__ void widen<e4m3>(u32 bytes, u32 &low_pair, u32 &high_pair) {
-    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
-        : "=r"(low_pair), "=r"(high_pair)
-        : "r"(bytes));
-}
-template <>
-__device__ __forceinline__ void widen<e5m2>(u32 bytes, u32 &low_pair, u32 &high_pair) {
-    low_pair = spread_bytes<0, 1>(bytes);
-    high_pair = spread_bytes<2, 3>(bytes);
+__device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair) {
+    widen_fp8<T>(bytes, low_pair, high_pair);
 }
 template <>
 __device__ __forceinline__ void widen<i8>(u32 bytes, u32 &low_pair, u32 &high_pair) {

@@ -2,24 +2,10 @@
 // bytes at a time to a place of its own, and converts them a step later: nobody else reads them.
 #pragma once
 
+#include "sm90/fp8_pairs.cuh"
 #include "sm90/prefill/rows.cuh"
 
 namespace folio::prefill {
-
-// Four fp8 values as two pairs of fp16.
-template <class Fp8>
-__device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair);
-template <>
-__device__ __forceinline__ void widen<e4m3>(u32 bytes, u32 &low_pair, u32 &high_pair) {
-    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
-        : "=r"(low_pair), "=r"(high_pair)
-        : "r"(bytes));
-}
-template <>
-__device__ __forceinline__ void widen<e5m2>(u32 bytes, u32 &low_pair, u32 &high_pair) {
-    low_pair = spread_bytes<0, 1>(bytes);
-    high_pair = spread_bytes<2, 3>(bytes);
-}
 
 template <class Fp8>
 class RowConverter {
@@ -94,11 +80,11 @@ private:
                 const uint4 bytes = ld_shared_v4(raw_chunk<DIM>(raw, piece, block));
                 const u32 target = first + piece * FILLING_WARPS * 1024 + block * KEY_COLUMN_STRIDE;
                 u32 x[4];
-                widen<Fp8>(bytes.x, x[0], x[1]);
-                widen<Fp8>(bytes.y, x[2], x[3]);
+                widen_fp8<Fp8>(bytes.x, x[0], x[1]);
+                widen_fp8<Fp8>(bytes.y, x[2], x[3]);
                 st_shared_v4(target, x);
-                widen<Fp8>(bytes.z, x[0], x[1]);
-                widen<Fp8>(bytes.w, x[2], x[3]);
+                widen_fp8<Fp8>(bytes.z, x[0], x[1]);
+                widen_fp8<Fp8>(bytes.w, x[2], x[3]);
                 st_shared_v4(target ^ 16, x);
             }
         });

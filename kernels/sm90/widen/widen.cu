@@ -1,17 +1,13 @@
 // Keys and values of a batch to dense 16-bit rows, request after request, which the Hopper prefill kernel then reads as ragged
-// ones: widened from an fp8 cache, or copied from small pages. Every tile of queries brings the keys that it reads in this
+// ones: widened from an fp8 cache, or copied from small pages; from caches in other forms by widen_stored.cu. Every tile of queries brings the keys that it reads in this
 // form, unless that was done before: with many tiles that is cheaper. Two launches: where requests and their work items begin,
 // then the rows. A third makes rows of queries in fp8. No products.
-#include "core/requests.cuh"
 #include "core/starts.cuh"
-#include "params/widen.h"
+#include "sm90/widen/chunks.cuh"
 
 namespace folio {
 
 typedef FolioWidenParams Params;
-
-constexpr u32 CHUNK = FOLIO_WIDENED_ROWS;  // keys that a warp widens of one head
-static_assert(CHUNK == LANES, "a lane finds a key");
 
 // Rows of a request. One without queries has none: there is no item that would say where its pages are.
 __device__ __forceinline__ i64 rows_of(const FolioPlanView &plan, u32 b) {
@@ -106,38 +102,10 @@ __device__ __forceinline__ void widen_chunk(const typename Stored::Storage *from
     }
 }
 
-// A lane's key of a chunk: its page and its place there.
-struct Key {
-    i32 page;  // that of no cache: past the last key
-    u32 token;
-
-    __device__ __forceinline__ Key(const Params &p, u32 request, u32 key) : page(-1), token(0) {
-        if (key >= static_cast<u32>(p.plan.kv_len[request])) return;
-        const u32 index = divide(key, p.page_size);
-        const i64 at = p.page_start[request] + index;
-        page = p.plan.page_ids ? p.plan.page_ids[at] : static_cast<i32>(at);
-        token = key - index * p.page_size.divisor;
-    }
-
-    template <class Stored>
-    __device__ __forceinline__ const typename Stored::Storage *row(const Params &p, const FolioCache &cache,
-                                                                   u32 head) const {
-        return static_cast<u32>(page) < p.num_pages ? CacheRows<Stored>::row(cache, page, token, head) : nullptr;
-    }
-};
-
 template <class Stored, class Wanted>
 __device__ __forceinline__ void widen_rows(const Params &p) {
-    const u32 batch_size = p.plan.counts[2], num_heads = p.num_kv_heads.divisor;
-    const u32 num_chunks = min(static_cast<u32>(p.first_row[batch_size]), p.most_rows) / CHUNK;
-    const u32 lane = threadIdx.x % LANES, warp = blockIdx.x * WARPS + threadIdx.x / LANES;
-#pragma unroll 1
-    for (u32 unit = warp; unit < num_chunks * num_heads; unit += gridDim.x * WARPS) {
-        const u32 chunk = divide(unit, p.num_kv_heads), head = unit - chunk * num_heads;
-        const i64 first_row = static_cast<i64>(chunk) * CHUNK;
-        const u32 request = request_of_row([&](u32 b) { return p.first_row[b]; }, batch_size, first_row);
-        const u32 first_key = static_cast<u32>(first_row) - p.first_row[request];
-        const Key key(p, request, first_key + lane);
+    const u32 num_heads = p.num_kv_heads.divisor;
+    for_each_chunk(p, [&](const Key &key, u32 head, i64 first_row) {
 #pragma unroll 1
         for (u32 of_values = 0; of_values < 2; of_values++) {
             const u32 pieces = of_values ? p.v_pieces : p.k_pieces;
@@ -145,7 +113,7 @@ __device__ __forceinline__ void widen_rows(const Params &p) {
             u16 *to = static_cast<u16 *>(of_values ? p.v_rows : p.k_rows);
             widen_chunk<Stored, Wanted>(from, to + (first_row * num_heads + head) * pieces * 8, pieces, num_heads);
         }
-    }
+    });
 }
 
 // Queries of the plan: heads of a token follow each other, as those of the next token do.
@@ -181,7 +149,10 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     using namespace folio;
     allow_dependents();
     const Starts starts(p.plan.counts[2], [&](u32 b) { return rows_of(p.plan, b); });
-    if (blockIdx.x == 0) place_requests(p, starts);
+    if (blockIdx.x == 0) {
+        place_requests(p, starts);
+        for (u32 i = threadIdx.x; i < p.num_units; i += FOLIO_THREADS) p.units[i] = LEAST_UNIT;
+    }
     place_items(p, starts);
 }
 

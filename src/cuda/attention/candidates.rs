@@ -149,11 +149,21 @@ fn special(
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |variant| Sm90Mla::load(variant, loader, context, desc).map(boxed);
     let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
+    let widened =
+        |one_by_one| Sm90PrefillWidened::load(loader, context, desc, one_by_one).map(boxed);
     if desc.kv_format.form() != CacheForm::Plain {
-        return match packed_rows(desc) <= Sm90Decode::most_rows(false) {
-            true => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
-            false => Ok(vec![Err(Feature::CacheForm.into())]),
+        let mut kernels = match packed_rows(desc) <= Sm90Decode::most_rows(false) {
+            true => vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?],
+            false => Vec::new(),
         };
+        // What decode takes, rows would not make faster.
+        if !kernels.iter().any(OrLacks::is_ok) {
+            kernels.push(widened(false)?);
+            if kernels.iter().any(OrLacks::is_ok) {
+                kernels.retain(OrLacks::is_ok);
+            }
+        }
+        return Ok(kernels);
     }
     match (desc.kind, phase(desc)) {
         (Kind::Mla, Phase::Decode) if desc.kv_format.is_scaled() => {
@@ -190,8 +200,7 @@ fn special(
             }
             // What no box describes becomes rows before, or with every tile.
             if Sm90PrefillWidened::is_for(desc) {
-                let loaded = Sm90PrefillWidened::load(loader, context, desc, rows.is_ok())?;
-                boxes.push(boxed(loaded));
+                boxes.push(widened(rows.is_ok())?);
             }
             let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
             if packed_rows(desc) > Sm90Decode::most_rows(reads_keys_once) {

@@ -450,8 +450,9 @@ impl Attention for CudaAttention {
         }
         kernel.launch(&current, &run, stream)?;
         if planned.num_combines > 0 {
+            let of_parts = kernel.of_parts(&run);
             self.combine
-                .launch(&current, &params, planned.num_combines, stream)?;
+                .launch(&current, &of_parts, planned.num_combines, stream)?;
         }
         match rounded {
             None => Ok(()),

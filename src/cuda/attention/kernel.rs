@@ -55,6 +55,11 @@ pub trait AttentionKernel: Send + Sync {
 
     /// Enqueues the kernel.
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()>;
+
+    /// What rows are put together by whose keys were split: those of the run, but for factors of v that a launch finds.
+    fn of_parts(&self, run: &Run<'_>) -> AttentionParams {
+        *run.params
+    }
 }
 
 /// What was wanted, or what the wanted one lacks.

@@ -25,3 +25,4 @@ pub mod sm90_prefill;
 mod sm90_prefill_fp8;
 mod sm90_prefill_widened;
 pub mod stored;
+mod widen_stored;

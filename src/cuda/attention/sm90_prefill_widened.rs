@@ -1,6 +1,6 @@
 //! Hopper prefill over keys that many tiles of queries read, and that no tensor map describes as they are: all keys of the
-//! batch become 16-bit rows first, `kernels/sm90/widen/widen.cu`, and the kernel over ragged rows reads those. Keys in fp8 are
-//! widened, those of small pages copied. Queries in fp8 become rows too, and outputs in fp8 are rounded from rows after the
+//! batch become 16-bit rows first, `kernels/sm90/widen/widen.cu`, and the kernel over ragged rows reads those. Keys in fp8 and in
+//! other forms than plain rows are widened, those of small pages copied. Queries in fp8 become rows too, and outputs in fp8 are rounded from rows after the
 //! kernel. The rows lie in the workspace. For what does not pay, or has no room there, other kernels stand behind this one.
 #![allow(unsafe_code)]
 
@@ -8,6 +8,7 @@ use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run, packed_rows};
 use super::sm90::GROUP;
 use super::sm90_prefill::{Inputs, Sm90Prefill, not_by_position, rows_suit};
+use super::widen_stored::{WidenStored, num_units, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
@@ -22,7 +23,7 @@ use crate::cuda::widen_params::{ROWS_TOGETHER, RoundOutputsParams, WidenParams};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::PARTS_ALIGNMENT;
-use crate::problem::{AttentionDesc, KvStorage, Tiling, WorkItem};
+use crate::problem::{AttentionDesc, CacheForm, KvStorage, Tiling, WorkItem};
 use crate::tensor::Tensor;
 
 /// Of rows of keys and values: 80 Ki keys of 8 heads of 128. Of rows of queries as many: 40 Ki tokens of 32 heads of 128.
@@ -33,6 +34,8 @@ const ROW_ELEMENT: u64 = 2;
 const PIECE: u32 = 8;
 /// Rows of the kernel's tiles.
 const TILE: u64 = 192;
+/// The same of the portable kernel over caches in other forms.
+const TILE_OF_STORED: u64 = 64;
 /// Blocks of 8 warps that run at a time on a multiprocessor.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
 /// The same of what rounds outputs, whose threads are few registers large and read 16 bytes at a time.
@@ -46,8 +49,7 @@ pub struct Sm90PrefillWidened {
     name: String,
     prefill: Sm90Prefill,
     places: Function,
-    /// What widens or copies keys and values.
-    rows: Function,
+    rows: Keys,
     queries: Function,
     round_outputs: Function,
     desc: AttentionDesc,
@@ -59,6 +61,14 @@ pub struct Sm90PrefillWidened {
     /// stands behind this one.
     one_by_one: bool,
     sm_count: u32,
+}
+
+/// What writes rows of keys and values.
+#[derive(Debug)]
+enum Keys {
+    /// Of plain rows, widened or copied.
+    Plain(Function),
+    Stored(WidenStored),
 }
 
 /// Which batches become rows.
@@ -81,6 +91,7 @@ struct Parts {
     q_rows: usize,
     first_row: usize,
     page_start: usize,
+    units: usize,
     items: usize,
 }
 
@@ -100,6 +111,7 @@ impl Parts {
         };
         let first_row = after(q_rows, q_bytes, 1);
         let page_start = after(first_row, requests + 1, 4);
+        let units = after(page_start, requests, 8);
         Parts {
             num_rows,
             num_tokens,
@@ -107,7 +119,8 @@ impl Parts {
             q_rows,
             first_row,
             page_start,
-            items: after(page_start, requests, 8),
+            units,
+            items: after(units, unit_bytes(desc), 1),
         }
     }
 }
@@ -116,6 +129,7 @@ impl Sm90PrefillWidened {
     /// Whether keys of the problem are not what boxes are of.
     pub fn is_for(desc: &AttentionDesc) -> bool {
         match desc.kv {
+            _ if desc.kv_format.form() != CacheForm::Plain => true,
             _ if desc.kv_format.element.is_fp8() => true,
             KvStorage::Paged { page_size, .. } => page_size % GROUP != 0,
             KvStorage::Ragged => false,
@@ -161,16 +175,25 @@ impl Sm90PrefillWidened {
             let found = loader.find(kernel.candidates(cc), || kernel.unsupported(cc));
             found.map(|(_, function)| function)
         };
-        let element = desc.kv_format.element;
-        let (rows, from) = match element.is_fp8() {
-            true => (&WIDEN_ROWS, format!("widened_from_{}", element.name())),
-            false => (&COPY_ROWS, "copied_from_pages".to_owned()),
+        let (element, form) = (desc.kv_format.element, desc.kv_format.form());
+        let rows = match (form, element.is_fp8()) {
+            (CacheForm::Plain, true) => Keys::Plain(find(&WIDEN_ROWS)?),
+            (CacheForm::Plain, false) => Keys::Plain(find(&COPY_ROWS)?),
+            _ => match WidenStored::load(desc, find)? {
+                Ok(stored) => Keys::Stored(stored),
+                Err(lacks) => return Ok(Err(lacks)),
+            },
+        };
+        let from = match (form, element.is_fp8()) {
+            (CacheForm::Plain, true) => format!("widened_from_{}", element.name()),
+            (CacheForm::Plain, false) => "copied_from_pages".to_owned(),
+            _ => format!("widened_from_{}", form.name().to_lowercase()),
         };
         Ok(Ok(Sm90PrefillWidened {
             name: format!("{}_{from}", prefill.name()),
             prefill,
             places: find(&WIDEN_PLACES)?,
-            rows: find(rows)?,
+            rows,
             queries: find(&WIDEN_QUERIES)?,
             round_outputs: find(&ROUND_OUTPUTS)?,
             desc: *desc,
@@ -195,7 +218,10 @@ impl Sm90PrefillWidened {
         // for `num_tokens` of queries.
         unsafe {
             launch(for_items, false, stream).enqueue(current, &self.places, &params, &[])?;
-            of_all.enqueue(current, &self.rows, &params, &[])?;
+            match &self.rows {
+                Keys::Plain(rows) => of_all.enqueue(current, rows, &params, &[])?,
+                Keys::Stored(stored) => stored.enqueue(&of_all, current, &params, run)?,
+            }
             if widens_queries(&self.desc) {
                 of_all.enqueue(current, &self.queries, &params, &[])?;
             }
@@ -228,7 +254,8 @@ impl Sm90PrefillWidened {
             q_dtype: dtype_code(self.desc.q_dtype),
             cache_dtype: dtype_code(self.desc.kv_format.element),
             row_dtype: dtype_code(self.dtype),
-            reserved: 0,
+            num_units: num_units(&self.desc),
+            units: at(self.parts.units),
         }
     }
 
@@ -358,7 +385,10 @@ impl AttentionKernel for Sm90PrefillWidened {
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         let piece = PIECE * self.desc.kv_format.element.size() as u32;
-        let aligned = row_alignment(&args.k).min(row_alignment(&args.v)) >= piece;
+        let aligned = match self.rows {
+            Keys::Plain(_) => row_alignment(&args.k).min(row_alignment(&args.v)) >= piece,
+            Keys::Stored(_) => true,
+        };
         let suits = self.choice == Choice::All || self.suits(run);
         (self.missing_of_queries(&args.q, &args.o) | not_by_position(args))
             .and(Feature::SplitKeys, args.k_rope.is_some())
@@ -390,7 +420,7 @@ impl AttentionKernel for Sm90PrefillWidened {
             v: Cache::of(&v),
             num_pages: self.parts.num_rows,
             page_size: 1,
-            ..*run.params
+            ..self.of_parts(run)
         };
         let rounds = rounds_outputs(&self.desc);
         let inputs = Inputs {
@@ -407,6 +437,15 @@ impl AttentionKernel for Sm90PrefillWidened {
         match rounds {
             true => self.round(current, &widened, run, stream),
             false => Ok(()),
+        }
+    }
+
+    fn of_parts(&self, run: &Run<'_>) -> AttentionParams {
+        match &self.rows {
+            Keys::Plain(_) => *run.params,
+            Keys::Stored(stored) => {
+                stored.with_factors(run.params, run.scratch + self.parts.units as u64)
+            }
         }
     }
 }
@@ -439,9 +478,12 @@ fn row_dtype(desc: &AttentionDesc) -> DType {
 }
 
 /// Query rows of a request that share keys, from which on rows pay. Beside the portable kernel, which multiplies at a fifth
-/// of the rate, a tile of them is enough. To widen a key once takes the multiprocessors about as long as to convert it for
+/// of the rate, a tile of them is enough; over caches in other forms, whose portable kernel has tiles of 64, two of those. To widen a key once takes the multiprocessors about as long as to convert it for
 /// three tiles. What is only copied costs a third more, and a tile saves a tenth of its time.
 fn least_rows(desc: &AttentionDesc, one_by_one: bool) -> u64 {
+    if desc.kv_format.form() != CacheForm::Plain {
+        return 2 * TILE_OF_STORED;
+    }
     match (one_by_one, desc.kv_format.element.is_fp8()) {
         (false, _) => TILE,
         (true, true) => 4 * TILE,

@@ -274,6 +274,24 @@ pub static COPY_ROWS: Keyless = Keyless {
     }),
 };
 
+/// The same of keys and values in other forms than plain rows.
+pub static WIDEN_STORED: Keyless = Keyless {
+    noun: "widen_stored kernel",
+    rows: LazyLock::new(|| {
+        let code = ("sm90/widen/widen_stored.cu", "folio_widen_stored");
+        [Row::for_hopper("widen_stored", code, 256)]
+    }),
+};
+
+/// What those rows are divided by, where fp16 has to hold them.
+pub static WIDEN_UNITS: Keyless = Keyless {
+    noun: "widen_units kernel",
+    rows: LazyLock::new(|| {
+        let code = ("sm90/widen/widen_stored.cu", "folio_widen_units");
+        [Row::for_hopper("widen_units", code, 256)]
+    }),
+};
+
 /// Rows of queries in fp8.
 pub static WIDEN_QUERIES: Keyless = Keyless {
     noun: "widen_queries kernel",

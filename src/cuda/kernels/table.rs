@@ -5,7 +5,8 @@ use super::keyless::{
     APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, COPY_ROWS, CP_CORRECT,
     CP_REORDER, DRAFT_KV_INDICES, FOLD_SCALES, GATHER_STORED, KV_COPY, KV_COPY_LIST, KV_GATHER,
     KV_INDICES, MASK_ITEMS, MLA_APPEND, MLA_GATHER, NARROW, PLAN, ROPE_APPEND_STORED, ROUND_LSE,
-    ROUND_OUTPUTS, SLOT_MAPPING, TREE_MASK, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS,
+    ROUND_OUTPUTS, SLOT_MAPPING, TREE_MASK, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS, WIDEN_STORED,
+    WIDEN_UNITS,
 };
 use super::row::Row;
 use super::{attention, merge, mla, projection, projection_few, up_projection};
@@ -26,6 +27,8 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(WIDEN_PLACES.rows())
         .chain(WIDEN_ROWS.rows())
         .chain(COPY_ROWS.rows())
+        .chain(WIDEN_STORED.rows())
+        .chain(WIDEN_UNITS.rows())
         .chain(WIDEN_QUERIES.rows())
         .chain(ROUND_OUTPUTS.rows())
         .chain(KV_COPY.rows())

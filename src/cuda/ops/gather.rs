@@ -20,6 +20,10 @@ use crate::error::Result;
 use crate::problem::{CacheForm, Checked, GatherArgs};
 use crate::tensor::Tensor;
 
+/// Rows that a warp converts together; also in the kernel.
+const ROWS_OF_WARP: u64 = 32;
+const WARP: u32 = 32;
+
 /// The operator on one device.
 #[derive(Debug)]
 pub struct Gather {
@@ -43,12 +47,13 @@ impl Gather {
             0 => 0,
             _ => gather.num_rows as u64,
         };
-        let of = ("key", Workers::Warps(rows));
         if args.form == CacheForm::Plain {
+            let of = ("key", Workers::Warps(rows));
             // SAFETY: the kernel takes a `FolioKvGatherParams`; the addresses are the caller's tensors, whose extents
             // `api` checked.
             return unsafe { self.plain.enqueue(&gather, of, stream) };
         }
+        let of = ("key", Workers::Blocks(blocks_of_stored(rows, &gather)));
         let params = StoredGatherParams {
             gather: KvGatherParams {
                 vectors: [&args.key, &args.value]
@@ -62,6 +67,12 @@ impl Gather {
         // SAFETY: the kernel takes a `FolioStoredGatherParams`; otherwise as above.
         unsafe { self.stored.enqueue(&params, of, stream) }
     }
+}
+
+/// A warp takes [`ROWS_OF_WARP`] rows of the keys or of the values of one head; heads of other rows are other blocks'.
+fn blocks_of_stored(rows: u64, gather: &KvGatherParams) -> u64 {
+    let warps = 2 * u64::from(gather.num_kv_heads);
+    rows.div_ceil(ROWS_OF_WARP) * warps.div_ceil(u64::from(GATHER_STORED.threads() / WARP))
 }
 
 fn params(args: &GatherArgs) -> Result<KvGatherParams> {

@@ -1,0 +1,18 @@
+// The parameters of kernels/sm90/widen/widen_stored.cu. src/cuda/stored_params.rs mirrors them field by field; the size is
+// asserted on both sides. No code here.
+#pragma once
+
+#include "params/stored.h"
+#include "params/widen.h"
+
+struct FolioStoredWidenParams {
+    FolioWidenParams widen;  // k, v and cache_dtype are not used
+    FolioStored cache;       // without scales of whole heads
+    // Where widen.units are: [2][num_kv_heads], what rows of k and of v are to be multiplied by, scales of whole heads included.
+    float *factors;
+    const float *k_scales, *v_scales;  // of whole heads, or null
+    folio_i32 k_scales_stride, v_scales_stride;
+};
+
+// The number of src/cuda/stored_params.rs.
+static_assert(sizeof(FolioStoredWidenParams) == 544, "widening of other forms");
