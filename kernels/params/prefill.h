@@ -7,7 +7,7 @@
 // Query heads that share the rows of a warpgroup: row r of its 64 is position r / heads. Where 64 is no multiple, the last
 // rows have none.
 struct FolioPacking {
-    unsigned short heads;    // divides a group, 1 to 16
+    unsigned short heads;    // divides a group, 1 to 64
     unsigned short inverse;  // r / heads is r * inverse >> 15 for all rows of a warpgroup, 64 / heads likewise
 };
 

@@ -16,15 +16,19 @@ pub struct Packing {
 pub const WARPGROUP_ROWS: u32 = 64;
 
 impl Packing {
-    /// Of the heads of a group. Of 16 heads a tile has few positions already: more would only make the list of items longer.
-    /// Rows that are left are multiplied for nothing, so that there are at most four.
-    pub fn of_group(group_size: u32) -> Packing {
+    /// Of the heads of a group, for queries of up to so many tokens. Rows that are left are multiplied for nothing, so that
+    /// there are at most four. Of 16 heads a tile has few positions already: more would only make the list of items longer,
+    /// unless a warpgroup has all rows of a request.
+    pub fn new(group_size: u32, max_qo_len: u32) -> Packing {
         const MOST_HEADS: u32 = 16;
         const MOST_LEFT: u32 = 4;
-        let suits = |heads: &u32| {
-            group_size.is_multiple_of(*heads) && WARPGROUP_ROWS % heads <= MOST_LEFT
+        let suits =
+            |heads: &u32| group_size.is_multiple_of(*heads) && WARPGROUP_ROWS % heads <= MOST_LEFT;
+        let most = match group_size.saturating_mul(max_qo_len) <= WARPGROUP_ROWS {
+            true => WARPGROUP_ROWS,
+            false => MOST_HEADS,
         };
-        let heads = (1..=MOST_HEADS).rev().find(suits).unwrap_or(1) as u16;
+        let heads = (1..=most).rev().find(suits).unwrap_or(1) as u16;
         Packing {
             heads,
             inverse: (1 << 15) / heads + 1,
@@ -56,22 +60,38 @@ const _: () = assert!(size_of::<PrefillParams>() == 392);
 mod tests {
     use super::*;
 
+    const LONG: u32 = 1000;
+
     #[test]
     fn heads_of_a_group_share_rows_where_few_are_left() {
-        let heads = |group| Packing::of_group(group).heads;
-        let own = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16];
-        assert!(own.iter().all(|&group| heads(group) == group as u16));
-        let others = [(11, 1), (13, 1), (14, 7), (20, 10), (24, 12), (28, 7), (32, 16), (71, 1), (128, 16)];
-        assert!(others.iter().all(|&(group, packed)| heads(group) == packed));
+        let heads = |group| Packing::new(group, LONG).heads;
+        let whole = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16];
+        assert!(whole.iter().all(|&group| heads(group) == group as u16));
+        for (group, packed) in [
+            (11, 1),
+            (13, 1),
+            (14, 7),
+            (20, 10),
+            (24, 12),
+            (28, 7),
+            (71, 1),
+        ] {
+            assert_eq!(heads(group), packed, "{group}");
+        }
+        for (group, max_qo_len, packed) in [(32, 2, 32), (32, 3, 16), (64, 1, 64), (128, 1, 16)] {
+            assert_eq!(Packing::new(group, max_qo_len).heads, packed, "{group}");
+        }
     }
 
     /// What kernels compute of rows is the quotient.
     #[test]
     fn the_inverse_divides() {
-        for packing in (1..=128).map(Packing::of_group) {
-            for row in 0..=WARPGROUP_ROWS {
-                let quotient = row * u32::from(packing.inverse) >> 15;
-                assert_eq!(quotient, row / u32::from(packing.heads), "{packing:?}");
+        for group in 1..=128 {
+            for packing in [1, LONG].map(|max_qo_len| Packing::new(group, max_qo_len)) {
+                for row in 0..=WARPGROUP_ROWS {
+                    let quotient = (row * u32::from(packing.inverse)) >> 15;
+                    assert_eq!(quotient, row / u32::from(packing.heads), "{packing:?}");
+                }
             }
         }
     }

@@ -168,7 +168,10 @@ pub fn queries_over_fp8() {
         assert_eq!(launched.name(), "folio_sm90_decode_tma");
         let params = launched.params::<DecodeParams>();
         let bf16_queries = u32::from(q_dtype == DType::BF16);
-        assert_eq!((params.attention.flags, params.bf16_queries), (flag, bf16_queries));
+        assert_eq!(
+            (params.attention.flags, params.bf16_queries),
+            (flag, bf16_queries)
+        );
         // The decode kernel reads four elements of q at a time, the portable one any.
         let misaligned = AttentionArgs {
             q: at(SOMEWHERE + 2, q_dtype, &q, None),

@@ -11,7 +11,7 @@ use super::mla::GenericMla;
 use super::sm90_decode::Sm90Decode;
 use super::sm90_mla::Sm90Mla;
 use super::sm90_mla_few::Sm90MlaFew;
-use super::sm90_prefill::Sm90Prefill;
+use super::sm90_prefill::{Beside, Sm90Prefill};
 use super::sm90_prefill_fp8::Sm90PrefillFp8;
 use super::sm90_prefill_widened::Sm90PrefillWidened;
 use super::stored::Stored;
@@ -149,8 +149,7 @@ fn special(
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |variant| Sm90Mla::load(variant, loader, context, desc).map(boxed);
     let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
-    let widened =
-        |one_by_one| Sm90PrefillWidened::load(loader, context, desc, one_by_one).map(boxed);
+    let widened = |beside| Sm90PrefillWidened::load(loader, context, desc, beside).map(boxed);
     if desc.kv_format.form() != CacheForm::Plain {
         let mut kernels = match packed_rows(desc) <= Sm90Decode::most_rows(false) {
             true => vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?],
@@ -158,7 +157,7 @@ fn special(
         };
         // What decode takes, rows would not make faster.
         if !kernels.iter().any(OrLacks::is_ok) {
-            kernels.push(widened(false)?);
+            kernels.push(widened(Beside::Portable)?);
             if kernels.iter().any(OrLacks::is_ok) {
                 kernels.retain(OrLacks::is_ok);
             }
@@ -192,7 +191,13 @@ fn special(
                     return Ok(boxes);
                 }
             }
-            let rows = prefill(KeySource::Gather, Masks::ByPosition)?;
+            let rows =
+                Sm90Prefill::load(KeySource::Gather, Masks::ByPosition, loader, context, desc)?;
+            let beside = match &rows {
+                Ok(rows) => rows.beside(desc),
+                Err(_) => Beside::Portable,
+            };
+            let rows = boxed(rows);
             // Maps of queries are of 16 bits.
             if !desc.q_dtype.is_fp8() && desc.kv_format.element == desc.q_dtype {
                 boxes.push(prefill(KeySource::Tma, Masks::ByPosition)?);
@@ -200,7 +205,7 @@ fn special(
             }
             // What no box describes becomes rows before, or with every tile.
             if Sm90PrefillWidened::is_for(desc) {
-                boxes.push(widened(rows.is_ok())?);
+                boxes.push(widened(beside)?);
             }
             let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
             if packed_rows(desc) > Sm90Decode::most_rows(reads_keys_once) {
@@ -211,13 +216,13 @@ fn special(
                 return Ok(boxes);
             }
             // Where both read keys once, prefill is 3 % faster (32 rows of 64 requests of 4k on an H200), else decode, up
-            // to four times (28/4 heads, 4 query tokens: 149 against 516 µs).
+            // to four times.
             let few = [decode(KeySource::Tma)?, decode(KeySource::Gather)?];
+            boxes.push(rows);
             let mut kernels: Vec<_> = match reads_keys_once {
                 true => boxes.into_iter().chain(few).collect(),
                 false => few.into_iter().chain(boxes).collect(),
             };
-            kernels.push(rows);
             // What another one takes, nobody lacks.
             if kernels.iter().any(OrLacks::is_ok) {
                 kernels.retain(OrLacks::is_ok);

@@ -48,6 +48,17 @@ pub struct Sm90Prefill {
     kv: KvStorage,
 }
 
+/// What takes the runs of a problem that another kernel leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beside {
+    /// The portable kernel.
+    Portable,
+    /// This one, which loads keys one by one with every tile of queries.
+    Rows,
+    /// The same, in tiles that are wider than the problem's rows.
+    WiderRows,
+}
+
 /// What maps of a launch describe.
 pub(super) struct Inputs<'a> {
     pub q: &'a Tensor,
@@ -109,7 +120,7 @@ impl Sm90Prefill {
         desc: &AttentionDesc,
     ) -> Result<OrLacks<Self>> {
         let query = query(context, desc);
-        let packing = Packing::of_group(desc.group_size());
+        let packing = packing(desc);
         let form = |rope_dim, logits| {
             let wanted = Variant::Sm90Prefill {
                 kv,
@@ -149,7 +160,17 @@ impl Sm90Prefill {
 
     /// Whether one tile has all heads of a group, as long as its rows are no more than the tile's.
     pub fn reads_keys_once(desc: &AttentionDesc) -> bool {
-        u32::from(Packing::of_group(desc.group_size()).heads) == desc.group_size()
+        u32::from(packing(desc).heads) == desc.group_size()
+    }
+
+    /// What is beside another kernel for a problem that this one takes too.
+    pub(super) fn beside(&self, desc: &AttentionDesc) -> Beside {
+        let shape = &self.row.shape;
+        let dims = [desc.head_dim_qk, desc.head_dim_vo];
+        match dims == [shape.head_dim_qk, shape.head_dim_vo] {
+            true => Beside::Rows,
+            false => Beside::WiderRows,
+        }
     }
 
     /// Whether keys may be one tensor. Of some types there are kernels for keys in two parts alone.
@@ -276,11 +297,7 @@ impl Sm90Prefill {
     fn query_map(&self, q: &Tensor) -> Map {
         Map::new(q)
             .dimension(q.extent(2) as u32, BOX_COLUMNS, 1)
-            .dimension(
-                q.extent(1) as u32,
-                self.packing.heads.into(),
-                q.stride(1),
-            )
+            .dimension(q.extent(1) as u32, self.packing.heads.into(), q.stride(1))
             .dimension(q.extent(0) as u32, self.packing.positions(), q.stride(0))
     }
 
@@ -449,6 +466,10 @@ fn other_masks(args: &AttentionArgs) -> Features {
         .and(Feature::CustomMask, custom)
         .and(Feature::CausalByRequest, by_request)
         .and(Feature::MmPrefix, args.mm_prefix_ranges.is_some())
+}
+
+fn packing(desc: &AttentionDesc) -> Packing {
+    Packing::new(desc.group_size(), desc.max_qo_len)
 }
 
 /// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of

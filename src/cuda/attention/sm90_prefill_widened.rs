@@ -7,7 +7,7 @@
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run, packed_rows};
 use super::sm90::GROUP;
-use super::sm90_prefill::{Inputs, Sm90Prefill, not_by_position, rows_suit};
+use super::sm90_prefill::{Beside, Inputs, Sm90Prefill, not_by_position, rows_suit};
 use super::widen_stored::{WidenStored, num_units, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -57,9 +57,8 @@ pub struct Sm90PrefillWidened {
     dtype: DType,
     parts: Parts,
     choice: Choice,
-    /// Another Hopper kernel takes the problem too, which loads keys one by one for each tile. Otherwise the portable kernel
-    /// stands behind this one.
-    one_by_one: bool,
+    /// What stands behind this one.
+    beside: Beside,
     sm_count: u32,
 }
 
@@ -136,7 +135,7 @@ impl Sm90PrefillWidened {
         }
     }
 
-    /// Loads the kernels for a problem. `one_by_one`: another Hopper kernel that loads keys one by one takes it too.
+    /// Loads the kernels for a problem. `beside`: what else takes it.
     ///
     /// # Errors
     /// As [`Loader::find`].
@@ -144,9 +143,9 @@ impl Sm90PrefillWidened {
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
-        one_by_one: bool,
+        beside: Beside,
     ) -> Result<OrLacks<Self>> {
-        let Some((parts, choice)) = room(desc, least_rows(desc, one_by_one)) else {
+        let Some((parts, choice)) = room(desc, least_rows(desc, beside)) else {
             return Ok(Err(Feature::Widening.into()));
         };
         if rounds_outputs(desc) && desc.head_dim_vo > desc.head_dim_qk {
@@ -200,7 +199,7 @@ impl Sm90PrefillWidened {
             dtype,
             parts,
             choice,
-            one_by_one,
+            beside,
             sm_count: context.device().sm_count,
         }))
     }
@@ -360,7 +359,7 @@ impl Sm90PrefillWidened {
         let requests = u64::from(run.num_requests);
         let has_room = rows_of(run.num_keys, requests) <= u64::from(self.parts.num_rows)
             && (!widens_queries(&self.desc) || run.num_rows <= u64::from(self.parts.num_tokens));
-        let least_rows = least_rows(&self.desc, self.one_by_one);
+        let least_rows = least_rows(&self.desc, self.beside);
         has_room && pays(run.num_rows, requests, &self.desc, least_rows)
     }
 
@@ -369,7 +368,7 @@ impl Sm90PrefillWidened {
     fn leaves_keys(&self, run: &Run<'_>) -> bool {
         let windowed = run.args.window.left.is_some() || run.args.chunks.is_some();
         let all_have_tiles = self.choice == Choice::ByBatch && run.num_keys <= 2 * run.num_rows;
-        windowed && (self.one_by_one || !all_have_tiles)
+        windowed && (self.beside != Beside::Portable || !all_have_tiles)
     }
 }
 
@@ -478,16 +477,19 @@ fn row_dtype(desc: &AttentionDesc) -> DType {
 }
 
 /// Query rows of a request that share keys, from which on rows pay. Beside the portable kernel, which multiplies at a fifth
-/// of the rate, a tile of them is enough; over caches in other forms, whose portable kernel has tiles of 64, two of those. To widen a key once takes the multiprocessors about as long as to convert it for
-/// three tiles. What is only copied costs a third more, and a tile saves a tenth of its time.
-fn least_rows(desc: &AttentionDesc, one_by_one: bool) -> u64 {
+/// of the rate, a tile of them is enough; over caches in other forms, whose portable kernel has tiles of 64, two of those. To
+/// widen a key once takes the multiprocessors about as long as to convert it for three tiles. What is only copied costs a third
+/// more, and a tile saves a tenth of its time; a third of it and more where the other kernel's tiles are wider than the rows.
+fn least_rows(desc: &AttentionDesc, beside: Beside) -> u64 {
     if desc.kv_format.form() != CacheForm::Plain {
         return 2 * TILE_OF_STORED;
     }
-    match (one_by_one, desc.kv_format.element.is_fp8()) {
-        (false, _) => TILE,
-        (true, true) => 4 * TILE,
-        (true, false) => 32 * TILE,
+    match (beside, desc.kv_format.element.is_fp8()) {
+        (Beside::Portable, _) => TILE,
+        (Beside::WiderRows, true) => 2 * TILE,
+        (Beside::WiderRows, false) => 8 * TILE,
+        (Beside::Rows, true) => 4 * TILE,
+        (Beside::Rows, false) => 32 * TILE,
     }
 }
 
