@@ -639,6 +639,11 @@ pub const CASES: &[Case<Setup>] = &[
         choice::rows_wider_than_any_kernel,
     ),
     case(
+        "choice_wide_rows_are_portable",
+        BACKEND,
+        choice::wide_rows_are_portable,
+    ),
+    case(
         "choice_runs_say_what_the_first_choice_lacks",
         BACKEND,
         choice::runs_say_what_the_first_choice_lacks,

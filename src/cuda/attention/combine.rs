@@ -5,7 +5,8 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
-use crate::cuda::kernels::keyless::{COMBINE, COMBINE_LATENT};
+use crate::cuda::kernels::attention::MOST_HEAD_DIM;
+use crate::cuda::kernels::keyless::{COMBINE, COMBINE_LATENT, COMBINE_WIDE};
 use crate::cuda::params::{AttentionParams, CombineParams, dtype_code};
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind};
@@ -40,8 +41,9 @@ impl Combine {
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Combine> {
         let cc = context.device().compute_capability;
         let kernel = match desc.kind {
-            Kind::Decode | Kind::Prefill => &COMBINE,
             Kind::Mla => &COMBINE_LATENT,
+            _ if desc.head_dim_vo > MOST_HEAD_DIM => &COMBINE_WIDE,
+            Kind::Decode | Kind::Prefill => &COMBINE,
         };
         let (row, function) = loader.find(kernel.candidates(cc), || kernel.unsupported(cc))?;
         Ok(Combine {

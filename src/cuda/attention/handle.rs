@@ -17,7 +17,7 @@ use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::items_params::MaskItemsParams;
-use crate::cuda::kernels::attention::MOST_HEAD_DIM;
+use crate::cuda::kernels::attention::{MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM};
 use crate::cuda::params::{
     ALIBI_SQRT, AttentionParams, Cache, MASK_NEW_KEYS, MASK_SKIP_PREFIX, MM_PREFIX_IN_WINDOW,
     MaskMode, PlanView, QUERIES_E4M3, QUERIES_E5M2, Rows, address, fewest, lse_flag, scales_stride,
@@ -28,8 +28,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Keys, Kind, KvStorage,
-    Mask, MaskColumns, Pages, Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, DeviceBatch, HostBatch,
+    Keys, Kind, KvStorage, Mask, MaskColumns, Pages, Tiling, WorkList,
 };
 use crate::tensor::Tensor;
 
@@ -545,8 +545,8 @@ fn describe_page_ids(ids: Option<u64>) -> String {
 fn check(desc: &AttentionDesc) -> Result<()> {
     match desc.kind {
         Kind::Decode | Kind::Prefill => {
-            within("head_dim_qk", desc.head_dim_qk)?;
-            within("head_dim_vo", desc.head_dim_vo)
+            within("head_dim_qk", desc.head_dim_qk, desc.kv_format)?;
+            within("head_dim_vo", desc.head_dim_vo, desc.kv_format)
         }
         Kind::Mla if desc.q_dtype == DType::F32 => Err(Error::Unsupported(
             "q_dtype: float32 is not supported for MLA by the CUDA backend; float16 and bfloat16 are"
@@ -578,11 +578,18 @@ fn check_run(args: &Checked<AttentionArgs>, desc: &AttentionDesc) -> Result<()> 
     Ok(())
 }
 
-fn within(name: &str, dim: u32) -> Result<()> {
-    if dim <= MOST_HEAD_DIM {
+fn within(name: &str, dim: u32, format: CacheFormat) -> Result<()> {
+    let (most, cache) = match format.form() {
+        CacheForm::Plain => (MOST_WIDE_HEAD_DIM, String::new()),
+        form => (
+            MOST_HEAD_DIM,
+            format!(" with FOLIO_KV_FORMAT_{}", form.name()),
+        ),
+    };
+    if dim <= most {
         return Ok(());
     }
     Err(Error::Unsupported(format!(
-        "{name}: {dim} is not supported by the CUDA backend; up to {MOST_HEAD_DIM} is"
+        "{name}: {dim} is not supported{cache} by the CUDA backend; up to {most} is"
     )))
 }
