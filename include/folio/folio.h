@@ -880,8 +880,8 @@ typedef struct folio_attention_args {
     const folio_tensor *lse;
     /**
      * `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of k, read by the run
-     * where it computes. Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_…
-     * says.
+     * where it computes. Contiguous, but strides of 0 may expand one row, or one number, to the last of these shapes.
+     * Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_… says.
      */
     const folio_tensor *k_scales;
     /**
@@ -996,9 +996,9 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *v_new;
     /**
-     * `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of q. On a device they are
-     * read when the run gets there, so they may change under a captured graph, as k_scales and v_scales may. On CUDA this
-     * field, o_scales, and scales of each request cost one more small launch. No number is checked.
+     * `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of q, as k_scales. On a
+     * device they are read when the run gets there, so they may change under a captured graph, as k_scales and v_scales
+     * may. On CUDA this field and o_scales cost one more small launch. No number is checked.
      */
     const folio_tensor *q_scales;
     /**

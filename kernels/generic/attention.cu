@@ -349,7 +349,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     }
 
     const LogitRule rule(p);
-    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head);
+    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index);
     Softmax softmax;
     Outputs o = {};
     for (int stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage = stage + 1 == STAGES ? 0 : stage + 1) {

@@ -177,7 +177,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0, group), work.token(ROWS - 1, group));
     const PageTable table(p, *work.item, g.page_size);
     const LogitRule rule(p);
-    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head);
+    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index);
     RowState state[ROWS_PER_WARP];
     for (RowState &row : state) row = {minus_infinity(), 0.0f};
     Outputs o = {};

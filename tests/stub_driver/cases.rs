@@ -355,6 +355,22 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         scales::what_no_kernel_takes,
     ),
+    case("launch_scales_of_requests", BACKEND, scales::of_requests),
+    case(
+        "launch_scales_of_requests_alone",
+        BACKEND,
+        scales::of_requests_alone,
+    ),
+    case(
+        "launch_scales_of_requests_in_prefill",
+        BACKEND,
+        scales::of_requests_in_prefill,
+    ),
+    case(
+        "launch_scales_expanded_to_requests",
+        BACKEND,
+        scales::expanded_to_requests,
+    ),
     case(
         "launch_scales_of_keys_alone",
         BACKEND,
