@@ -880,8 +880,8 @@ typedef struct folio_attention_args {
     const folio_tensor *lse;
     /**
      * `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of k, read by the run
-     * where it computes. Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_…
-     * says.
+     * where it computes. Contiguous, but strides of 0 may expand one row, or one number, to the last of these shapes.
+     * Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_… says.
      */
     const folio_tensor *k_scales;
     /**
@@ -996,9 +996,9 @@ typedef struct folio_attention_args {
      */
     const folio_tensor *v_new;
     /**
-     * `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of q. On a device they are
-     * read when the run gets there, so they may change under a captured graph, as k_scales and v_scales may. On CUDA this
-     * field, o_scales, and scales of each request cost one more small launch. No number is checked.
+     * `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of q, as k_scales. On a
+     * device they are read when the run gets there, so they may change under a captured graph, as k_scales and v_scales
+     * may. On CUDA this field and o_scales cost one more small launch. No number is checked.
      */
     const folio_tensor *q_scales;
     /**
@@ -1037,8 +1037,8 @@ typedef struct folio_decode folio_decode;
  * Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the
  * type of q, float32, or fp8. Over an fp8 cache q may be fp8 as well, of either type, and then o is of any of these types.
  * num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
- * h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8: on the
- * CPU head_dim_qk up to 576 and head_dim_vo up to 512, on CUDA both up to 256.
+ * h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8 up to 512, on the
+ * CPU head_dim_qk up to 576; on CUDA up to 256 with another kv_format than plain rows.
  * The maxima bound every later batch and fix the workspace.
  */
 typedef struct folio_decode_desc {

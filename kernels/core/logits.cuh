@@ -5,22 +5,12 @@
 // There are two forms. LogitRule gives finished logits. FoldedLogits leaves the scale to the exponent, where it costs
 // nothing, for a kernel that is bound by arithmetic; it has no ALiBi.
 #pragma once
-#include "core/dtype.cuh"
+#include "core/scales.cuh"
 
 namespace folio {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
-
-// Factor of a KV head from one or num_kv_heads scales, or none.
-__device__ __forceinline__ float head_scale(const float *scales, i32 stride, u32 kv_head) {
-    return scales ? scales[static_cast<i64>(stride) * kv_head] : 1.0f;
-}
-
-// What q . k of a KV head is multiplied by, in base e.
-__device__ __forceinline__ float product_scale(const FolioAttentionParams &p, u32 kv_head) {
-    return p.logits_scale * head_scale(p.k_scales, p.k_scales_stride, kv_head);
-}
 
 // 1 / (2^x + 1). With x = 2 log2(e) y, tanh(y) is 1 minus twice this: the absolute error is near 1e-7, against 5e-4 of
 // tanh.approx, which a cap of 50 makes 0.02 of a logit. Saturates, as 2^x overflows to inf.
@@ -49,10 +39,10 @@ struct LogitRule {
     // A logit is a product times the scale, and no more.
     __device__ __forceinline__ bool plain() const { return cap == 0.0f && !alibi; }
 
-    // What products of a KV head are multiplied by: with log2(e), or with 1 / cap.
+    // What products of a KV head are multiplied by: with log2(e), or with 1 / cap. `request` as in product_scale.
     template <CapDivision DIVISION>
-    __device__ __forceinline__ float scale(const FolioAttentionParams &p, u32 kv_head) const {
-        const float factor = product_scale(p, kv_head);
+    __device__ __forceinline__ float scale(const FolioAttentionParams &p, u32 kv_head, u32 request = 0) const {
+        const float factor = product_scale(p, kv_head, request);
         if (DIVISION == CapDivision::BY_RECIPROCAL) return factor * (cap > 0.0f ? 1.0f / soft_cap : LOG2_E);
         return cap > 0.0f ? factor / soft_cap : factor * LOG2_E;
     }

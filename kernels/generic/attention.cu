@@ -7,10 +7,13 @@
 //   prefill: WARPS_M warps share a tile of keys and divide the rows.
 //   decode: one row tile, WARPS_N warps that take every WARPS_N-th tile of keys, each with a ring of its
 //     own, and merge their states at the end.
+//   rows wider than 256, in both: as prefill, but the output of WARPS_M warps is too wide for their registers.
+//     WARPS_D warps with the same rows have a part of its columns each. Each computes all logits of its rows,
+//     so that none waits for another's.
 //
 // Compiled once per row of the kernel table, with
 //   FOLIO_Q (f16, bf16; f16 over fp8 also reads queries in fp8), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
-//   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
+//   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M, FOLIO_WARPS_D.
 #include "core/fp8_queries.cuh"
 #include "core/tile.cuh"
 #include "generic/fragments.cuh"
@@ -23,17 +26,21 @@ typedef FOLIO_KV Cached;
 typedef CacheRows<Cached> Cache;
 
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
-constexpr int WARPS_M = FOLIO_WARPS_M, WARPS_N = FOLIO_THREADS / 32 / WARPS_M;
+constexpr int WARPS_M = FOLIO_WARPS_M, WARPS_D = FOLIO_WARPS_D;
+constexpr int SHARERS = WARPS_M * WARPS_D,
+              WARPS_N = FOLIO_THREADS / 32 / SHARERS;  // warps that share a ring, and rings
 constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS_M, M_TILES = ROWS_PER_WARP / 16;
-constexpr int KEYS = FOLIO_KV_TILE, STAGES = 2;
+constexpr int KEYS = FOLIO_KV_TILE, STAGES = 2, COLUMNS = DIM_VO / WARPS_D;
 constexpr bool FP8 = Cached::IS_FP8;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
-static_assert(WARPS_M == 1 || WARPS_N == 1, "warps divide rows or keys, not both");
-static_assert(M_TILES * WARPS_M * 16 == ROWS && WARPS_M * WARPS_N * 32 == FOLIO_THREADS, "whole tiles and warps");
-static_assert(KEYS % 16 == 0 && KEYS / WARPS_M <= 32 && ROWS / (WARPS_M * WARPS_N) <= 32, "copies: a lane per row");
+static_assert(SHARERS == 1 || WARPS_N == 1, "warps divide rows and columns, or keys");
+static_assert(M_TILES * WARPS_M * 16 == ROWS && SHARERS * WARPS_N * 32 == FOLIO_THREADS, "whole tiles and warps");
+static_assert(KEYS % 16 == 0 && KEYS / SHARERS <= 32 && ROWS / (SHARERS * WARPS_N) <= 32, "copies: a lane per row");
 
 constexpr int Q_BYTES = DIM_QK * 2, K_BYTES = Cache::row_bytes(DIM_QK), V_BYTES = Cache::row_bytes(DIM_VO);
 constexpr int STAGE_BYTES = KEYS * (K_BYTES + V_BYTES), RING_BYTES = STAGES * STAGE_BYTES;
+static_assert(WARPS_D == 1 || Cache::row_bytes(COLUMNS) % 128 == 0,
+              "the swizzle of a warp's columns is that of whole rows");
 typedef TileRow<Q_BYTES> QRow;
 typedef TileRow<K_BYTES> KRow;
 typedef TileRow<V_BYTES> VRow;
@@ -44,11 +51,13 @@ extern __shared__ __align__(128) u8 shared_memory[];
 
 // Where a thread stands, and its fragment's rows and columns.
 struct Lane {
-    u32 warp_m, warp_n, row, pair;
+    u32 sharer, warp_m, warp_d, warp_n, row, pair;
 
     __device__ __forceinline__ Lane()
-        : warp_m(threadIdx.x / 32 % WARPS_M),
-          warp_n(threadIdx.x / 32 / WARPS_M),
+        : sharer(threadIdx.x / 32 % SHARERS),
+          warp_m(sharer % WARPS_M),
+          warp_d(sharer / WARPS_M),
+          warp_n(threadIdx.x / 32 / SHARERS),
           row(threadIdx.x % 32 / 4),
           pair(threadIdx.x % 4) {}
 
@@ -60,7 +69,7 @@ struct Lane {
 
 __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, const FolioGenericParams &g,
                                              const Work &work, u32 q_tile) {
-    constexpr int WARPS = WARPS_M * WARPS_N, PER_WARP = ROWS / WARPS;
+    constexpr int WARPS = SHARERS * WARPS_N, PER_WARP = ROWS / WARPS;
     const u32 group = p.num_qo_heads / p.num_kv_heads, first = threadIdx.x / 32 * PER_WARP;
     const u32 row = work.first_row + first + threadIdx.x % 32;
     const bool fp8 = !Query::IS_BF16 && FP8 && queries_are_fp8(p);
@@ -81,7 +90,7 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
 
 // Copies tiles of keys and values. The slot of the next tile's key is looked up one tile ahead.
 struct KeyLoader {
-    static constexpr int PER_WARP = KEYS / WARPS_M;
+    static constexpr int PER_WARP = KEYS / SHARERS;
     const FolioAttentionParams &p;
     const FolioGenericParams &g;
     PageTable table;
@@ -91,13 +100,13 @@ struct KeyLoader {
     KeySlot slot;
 
     __device__ __forceinline__ KeyLoader(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
-                                         KeyRange keys, i32 first_tile, u32 warp_m)
+                                         KeyRange keys, i32 first_tile, u32 sharer)
         : p(p),
           g(g),
           table(p, *work.item, g.page_size),
           keys(keys),
           kv_head(work.kv_head),
-          key(first_tile * KEYS + warp_m * PER_WARP + threadIdx.x % 32) {
+          key(first_tile * KEYS + sharer * PER_WARP + threadIdx.x % 32) {
         look_up();
     }
 
@@ -110,7 +119,7 @@ struct KeyLoader {
     }
 
     // Keys outside the visible range or the cache become zeros, values too: 0 * NaN must not happen in P * V.
-    __device__ __forceinline__ void copy(u32 stage, u32 warp_m) {
+    __device__ __forceinline__ void copy(u32 stage, u32 sharer) {
         const Cache::Unit *k = nullptr, *k_rope = nullptr, *v = nullptr;
         if (valid() && table.holds(slot)) {
             k = Cache::row(p.k, slot.page, slot.token, kv_head);
@@ -119,20 +128,20 @@ struct KeyLoader {
         }
         const u32 k_bytes = Cache::row_bytes(g.head_dim_qk), v_bytes = Cache::row_bytes(g.head_dim_vo);
         if (g.rope_dim == 0) {
-            copy_rows<PER_WARP, K_BYTES>(stage, warp_m * PER_WARP, k, k_bytes, g.k_copy_bytes);
+            copy_rows<PER_WARP, K_BYTES>(stage, sharer * PER_WARP, k, k_bytes, g.k_copy_bytes);
         } else {
-            copy_split_rows<PER_WARP, K_BYTES>(stage, warp_m * PER_WARP, k, k_rope,
+            copy_split_rows<PER_WARP, K_BYTES>(stage, sharer * PER_WARP, k, k_rope,
                                                k_bytes - Cache::row_bytes(g.rope_dim), k_bytes,
                                                min(g.k_copy_bytes, g.k_rope_copy_bytes));
         }
-        copy_rows<PER_WARP, V_BYTES>(stage + KEYS * K_BYTES, warp_m * PER_WARP, v, v_bytes, g.v_copy_bytes);
+        copy_rows<PER_WARP, V_BYTES>(stage + KEYS * K_BYTES, sharer * PER_WARP, v, v_bytes, g.v_copy_bytes);
         key += KEYS * WARPS_N;
         look_up();
     }
 };
 
 typedef float Scores[M_TILES][KEYS / 8][4];
-typedef float Outputs[M_TILES][DIM_VO / 8][4];
+typedef float Outputs[M_TILES][COLUMNS / 8][4];      // columns [warp_d * COLUMNS, + COLUMNS)
 typedef FragmentSoftmax<M_TILES, KEYS / 8> Softmax;  // of the rows `lane.tile_row(m, half)`
 
 // S = Q K^T of one tile.
@@ -179,7 +188,7 @@ __device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o) 
         for (int half = 0; half < 2; half++) {
             const float correction = softmax.update(s, m, half);
 #pragma unroll
-            for (int d = 0; d < DIM_VO / 8; d++) {
+            for (int d = 0; d < COLUMNS / 8; d++) {
                 o[m][d][2 * half] *= correction;
                 o[m][d][2 * half + 1] *= correction;
             }
@@ -277,6 +286,7 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
 __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
                                            const Outputs &o, const Softmax &softmax, const Lane &lane) {
     static_assert(WARPS_N > 1 || ROWS * DIM_VO * 4 <= FOLIO_SHARED_BYTES, "all rows");
+    static_assert(WARPS_D == 1 || COLUMNS % 64 == 0, "a warp finds its own columns again");
     float *values = reinterpret_cast<float *>(shared_memory);
     // Lanes of neighbouring rows use different banks.
     const auto at = [&](u32 tile_row, u32 column) {
@@ -287,7 +297,7 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const 
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             for_each_pair<Cached>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
-                *at(lane.tile_row(m, half), column) = make_float2(x, y);
+                *at(lane.tile_row(m, half), lane.warp_d * COLUMNS + column) = make_float2(x, y);
             });
         }
     }
@@ -297,9 +307,10 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const 
         const u32 tile_row = lane.tile_row(i / 2, i % 2), row = work.first_row + tile_row;
         if (row >= work.num_rows) continue;
         const OutputRow out(p, g, *work.item, work.kv_head, row, softmax.state_of(i));
-        if (lane.pair == 0) out.store_lse();
+        if (lane.pair == 0 && lane.warp_d == 0) out.store_lse();
+        const u32 end = WARPS_D == 1 ? g.head_dim_vo : min(g.head_dim_vo, (lane.warp_d + 1) * COLUMNS);
 #pragma unroll 1
-        for (u32 column = 2 * lane.pair; column < g.head_dim_vo; column += 8) {
+        for (u32 column = lane.warp_d * COLUMNS + 2 * lane.pair; column < end; column += 8) {
             const float2 pair = *at(tile_row, column);
             out.store(column, pair.x, pair.y);
         }
@@ -308,7 +319,7 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const 
 
 __device__ __forceinline__ void wait_for_tile() {
     cp_async_wait<STAGES - 2>();
-    if constexpr (WARPS_M > 1) {
+    if constexpr (SHARERS > 1) {
         __syncthreads();
     } else {
         __syncwarp();
@@ -324,11 +335,11 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     const i32 first_row = work.token(lane.warp_m * ROWS_PER_WARP, group);
     const i32 last_row = work.token(lane.warp_m * ROWS_PER_WARP + ROWS_PER_WARP - 1, group);
     i32 tile = keys.begin / KEYS + lane.warp_n;
-    KeyLoader loader(p, g, work, keys, tile, lane.warp_m);
+    KeyLoader loader(p, g, work, keys, tile, lane.sharer);
 
     copy_queries(p, g, work, q_tile);
     for (int stage = 0; stage < STAGES - 1; stage++) {
-        if ((tile + stage * WARPS_N) * KEYS < keys.end) loader.copy(ring + stage * STAGE_BYTES, lane.warp_m);
+        if ((tile + stage * WARPS_N) * KEYS < keys.end) loader.copy(ring + stage * STAGE_BYTES, lane.sharer);
         cp_async_commit();
     }
     if constexpr (WARPS_N > 1) {
@@ -338,14 +349,14 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     }
 
     const LogitRule rule(p);
-    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head);
+    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index);
     Softmax softmax;
     Outputs o = {};
     for (int stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage = stage + 1 == STAGES ? 0 : stage + 1) {
         wait_for_tile();
         const i32 ahead = tile + (STAGES - 1) * WARPS_N;
         if (ahead * KEYS < keys.end) {
-            loader.copy(ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES, lane.warp_m);
+            loader.copy(ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES, lane.sharer);
         }
         cp_async_commit();
 
@@ -357,7 +368,8 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         make_logits(s, p, work, rule, scale, lane, keys, span.begin,
                     inside && all_see(p, work.request, first_row, last_row, span));
         update(softmax, s, o);
-        multiply_values<Query, Cached, VRow>(o, s, k_tile + KEYS * K_BYTES);
+        const u32 v_tile = k_tile + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS);
+        multiply_values<Query, Cached, VRow>(o, s, v_tile);
     }
     allow_dependents();
     softmax.finish();

@@ -2,7 +2,8 @@
 // tf32 products keep 11 bits only. Complete for the contract, simple, and not tuned.
 //
 // A CTA has 16 rows (row = token * group + head in group), four per warp. Scores: a lane takes a key.
-// Values: a lane takes pairs of columns, and gets each key's probability by a shuffle.
+// Values: a lane takes pairs of columns, and gets each key's probability by a shuffle. Where rows are wider than 256,
+// keys and values take turns in one place: both would be more than 99 KiB.
 //
 // Compiled once per row of the kernel table, with FOLIO_KV (f32, e4m3, e5m2), FOLIO_HEAD_DIM_QK,
 // FOLIO_HEAD_DIM_VO (padded dims), FOLIO_Q_TILE (16), FOLIO_KV_TILE (32), FOLIO_THREADS (128),
@@ -24,7 +25,9 @@ constexpr int K_PITCH = DIM_QK + 4, COLUMN_PAIRS = DIM_VO / 64;
 // registers at head_dim 128, depending on the offsets of the parameters.
 constexpr int CTAS = DIM_QK <= 128 ? 5 : 2;
 static_assert(KEYS == 32, "a lane per key");
-static_assert(FOLIO_SHARED_BYTES == 4 * (ROWS * DIM_QK + KEYS * (K_PITCH + DIM_VO)),
+constexpr bool TURNS = DIM_QK > 256;
+static_assert(!TURNS || DIM_VO <= K_PITCH, "values have room where keys were");
+static_assert(FOLIO_SHARED_BYTES == 4 * (ROWS * DIM_QK + KEYS * (K_PITCH + (TURNS ? 0 : DIM_VO))),
               "the kernel table's shared memory");
 
 extern __shared__ __align__(16) float shared_memory[];
@@ -32,7 +35,7 @@ extern __shared__ __align__(16) float shared_memory[];
 struct Tiles {
     float *q, *k, *v;
 
-    __device__ __forceinline__ Tiles() : q(shared_memory), k(q + ROWS * DIM_QK), v(k + KEYS * K_PITCH) {}
+    __device__ __forceinline__ Tiles() : q(shared_memory), k(q + ROWS * DIM_QK), v(TURNS ? k : k + KEYS * K_PITCH) {}
 };
 
 // A row of `count` elements, then zeros up to LENGTH; null is all zeros.
@@ -62,25 +65,39 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     }
 }
 
-// Keys outside the visible range or the cache become zeros: nothing there may reach a product.
-__device__ __forceinline__ void copy_keys(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
-                                          const PageTable &table, const Tiles &tiles, KeyRange keys, i32 first_key) {
+// Calls copy(row, slot, there) for the keys of a tile that the warp copies. Keys outside the visible range or the cache
+// are not there, and become zeros: nothing of them may reach a product.
+template <class Copy>
+__device__ __forceinline__ void for_each_key(const PageTable &table, KeyRange keys, i32 first_key, Copy copy) {
     for (u32 row = threadIdx.x / 32; row < KEYS; row += WARPS) {
         const i32 key = first_key + row;
-        const Cache::Unit *k = nullptr, *k_rope = nullptr, *v = nullptr;
-        if (key >= keys.begin && key < keys.end) {
-            const KeySlot slot = table[key];
-            if (table.holds(slot)) {
-                k = Cache::row(p.k, slot.page, slot.token, work.kv_head);
-                k_rope = Cache::row(g.k_rope, slot.page, slot.token, 0);
-                v = Cache::row(p.v, slot.page, slot.token, work.kv_head);
-            }
-        }
-        copy_row<DIM_QK, Cached>(tiles.k + row * K_PITCH, k, g.head_dim_qk - g.rope_dim);
-        if (k && g.rope_dim != 0) copy_rope(tiles.k + row * K_PITCH + g.head_dim_qk - g.rope_dim, k_rope, g.rope_dim);
-        copy_row<DIM_VO, Cached>(tiles.v + row * DIM_VO, v, g.head_dim_vo);
+        const bool visible = key >= keys.begin && key < keys.end;
+        const KeySlot slot = visible ? table[key] : KeySlot{0, 0};
+        copy(row, slot, visible && table.holds(slot));
     }
 }
+
+struct TileCopy {
+    const FolioAttentionParams &p;
+    const FolioGenericParams &g;
+    const Tiles &tiles;
+    u32 kv_head;
+
+    __device__ __forceinline__ void key(u32 row, const KeySlot &slot, bool there) const {
+        float *target = tiles.k + row * K_PITCH;
+        const Cache::Unit *k = there ? Cache::row(p.k, slot.page, slot.token, kv_head) : nullptr;
+        copy_row<DIM_QK, Cached>(target, k, g.head_dim_qk - g.rope_dim);
+        if (there && g.rope_dim != 0) {
+            const Cache::Unit *k_rope = Cache::row(g.k_rope, slot.page, slot.token, 0);
+            copy_rope(target + g.head_dim_qk - g.rope_dim, k_rope, g.rope_dim);
+        }
+    }
+
+    __device__ __forceinline__ void value(u32 row, const KeySlot &slot, bool there) const {
+        const Cache::Unit *v = there ? Cache::row(p.v, slot.page, slot.token, kv_head) : nullptr;
+        copy_row<DIM_VO, Cached>(tiles.v + row * DIM_VO, v, g.head_dim_vo);
+    }
+};
 
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
@@ -129,21 +146,50 @@ __device__ __forceinline__ void multiply_pv(Outputs &o, const float (&probabilit
     }
 }
 
+// A lane's columns go through shared memory, where the warp's queries were: an output has one of five types at any address,
+// and what stores a pair of columns is compiled once for a row and not for each pair.
+__device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
+                                           const Outputs &o, const RowState (&state)[ROWS_PER_WARP], float *q,
+                                           u32 warp_row) {
+    static_assert(DIM_VO <= DIM_QK, "outputs have room where queries were");
+#pragma unroll
+    for (int r = 0; r < ROWS_PER_WARP; r++) {
+        float2 *const values = reinterpret_cast<float2 *>(q + (warp_row + r) * DIM_QK);
+#pragma unroll
+        for (int c = 0; c < COLUMN_PAIRS; c++) {
+            values[32 * c + threadIdx.x % 32] = make_float2(o[r][c][0], o[r][c][1]);
+        }
+        const u32 row = work.first_row + warp_row + r;
+        if (row >= work.num_rows) continue;
+        const OutputRow out(p, g, *work.item, work.kv_head, row, state[r]);
+#pragma unroll 1
+        for (u32 pair = threadIdx.x % 32; 2 * pair < g.head_dim_vo; pair += 32) {
+            const float2 value = values[pair];
+            out.store(2 * pair, value.x, value.y);
+        }
+        if (threadIdx.x % 32 == 0) out.store_lse();
+    }
+}
+
 __device__ __forceinline__ void attend(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
     const Tiles tiles;
     const u32 group = p.num_qo_heads / p.num_kv_heads, warp_row = threadIdx.x / 32 * ROWS_PER_WARP;
     const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0, group), work.token(ROWS - 1, group));
     const PageTable table(p, *work.item, g.page_size);
     const LogitRule rule(p);
-    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head);
+    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index);
     RowState state[ROWS_PER_WARP];
     for (RowState &row : state) row = {minus_infinity(), 0.0f};
     Outputs o = {};
     copy_queries(p, g, work, tiles.q);
+    const TileCopy copy = {p, g, tiles, work.kv_head};
 
     for (i32 first_key = keys.begin / KEYS * KEYS; first_key < keys.end; first_key += KEYS) {
         __syncthreads();
-        copy_keys(p, g, work, table, tiles, keys, first_key);
+        for_each_key(table, keys, first_key, [&](u32 row, const KeySlot &slot, bool there) {
+            copy.key(row, slot, there);
+            if constexpr (!TURNS) copy.value(row, slot, there);
+        });
         __syncthreads();
         float score[ROWS_PER_WARP] = {};
         multiply_qk(score, tiles, warp_row, g.head_dim_qk);
@@ -165,22 +211,18 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
                 o[r][c][1] *= correction;
             }
         }
+        if constexpr (TURNS) {
+            __syncthreads();
+            for_each_key(table, keys, first_key,
+                         [&](u32 row, const KeySlot &slot, bool there) { copy.value(row, slot, there); });
+            __syncthreads();
+        }
         multiply_pv(o, score, tiles);
     }
     allow_dependents();
-
-#pragma unroll
-    for (int r = 0; r < ROWS_PER_WARP; r++) {
-        const u32 row = work.first_row + warp_row + r;
-        if (row >= work.num_rows) continue;
-        const OutputRow out(p, g, *work.item, work.kv_head, row, state[r]);
-#pragma unroll
-        for (int c = 0; c < COLUMN_PAIRS; c++) {
-            const u32 column = 64 * c + 2 * (threadIdx.x % 32);
-            if (column < g.head_dim_vo) out.store(column, o[r][c][0], o[r][c][1]);
-        }
-        if (threadIdx.x % 32 == 0) out.store_lse();
-    }
+    // The copies of queries, where there was no key.
+    __syncthreads();
+    store_rows(p, g, work, o, state, tiles.q, warp_row);
 }
 
 }  // namespace folio

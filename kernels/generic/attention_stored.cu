@@ -444,7 +444,7 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
     }
 
     const LogitRule rule(p);
-    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head) * q_unit;
+    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index) * q_unit;
     Softmax softmax;
     ValueScales value_scales;
     Outputs o = {};

@@ -24,14 +24,14 @@ struct OutputRow {
             values = p.plan.partial_o + at * g.head_dim_vo;
             lse_at = p.plan.partial_lse + at;
             lse = log_sum_exp(state);
-            factor = state.sum == 0.0f ? 0.0f : 1.0f / state.sum;
+            factor = state.sum == 0.0f ? 0.0f : part_scale(p, kv_head, item.request) / state.sum;
             dtype = FOLIO_F32;
             return;
         }
         const i64 out_token = static_cast<i64>(item.q_token) + token;
         float correction = 1.0f;
         if (p.sinks) correction = add_sink(state, p.sinks[head] * LOG2_E);
-        const float v_scale = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, kv_head) / p.o_scale;
+        const float v_scale = p.v_scale * value_scale(p, kv_head, item.request) / p.o_scale;
         values = advance(p.o, g.o_dtype, out_token, head);
         lse_at = p.lse ? p.lse + out_token * p.lse_stride_token + head * p.lse_stride_head : nullptr;
         lse = lse_in_base(log_sum_exp(state), p.flags);

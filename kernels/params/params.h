@@ -36,6 +36,9 @@ enum FolioRunFlag {
     FOLIO_RUN_MASK_SKIP_PREFIX = 4,
     FOLIO_RUN_MASK_NEW_KEYS = 8,
     FOLIO_RUN_MM_PREFIX_IN_WINDOW = 16,
+    // k_scales, v_scales: [batch_size][num_kv_heads]. (0x100 and 0x200 are query_type.h's.)
+    FOLIO_RUN_K_SCALES_OF_REQUESTS = 0x400,
+    FOLIO_RUN_V_SCALES_OF_REQUESTS = 0x800,
 };
 
 // src/dtype.rs: DType, the element types of tensors.

@@ -4,17 +4,18 @@
 
 #include "params/params.h"
 
-// A factor for each KV head, or with a stride of 0 for all. Null: 1.
+// A factor for each KV head of each request, or with a stride of 0 for all heads or requests. Null: 1.
 struct FolioRowScales {
     const float *data;
-    folio_u32 stride, reserved;
+    folio_u32 stride, request_stride;
 };
 
 struct FolioFoldScalesParams {
     FolioRowScales q, k, v;
     const float *o;        // a divisor, or null: 1
-    float *k_out, *v_out;  // [num_kv_heads]
-    folio_u32 num_kv_heads, reserved;
+    float *k_out, *v_out;  // [num_requests][num_kv_heads]
+    folio_u32 num_kv_heads;
+    folio_u32 num_requests;  // 1 where no scale is a request's
 };
 
 // The numbers of src/cuda/scales_params.rs.

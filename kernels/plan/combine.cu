@@ -3,14 +3,17 @@
 //
 // One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, or
 // take a head each where one of them has all parts in flight; either way in an order that depends on nothing but their
-// number. Lane i has columns 4i .. 4i + 3 and, above 128, 128 + 4i ..
-// 128 + 4i + 3. The kernel is short, so its time is the loads that wait for one another: what the split kernel did not
-// write, the list of parts included, is read before that kernel has ended.
+// number. Lane i has columns 4i .. 4i + 3 of every 128. The kernel is short, so its time is the loads that wait for one
+// another: what the split kernel did not write, the list of parts included, is read before that kernel has ended.
+//
+// Compiled once per row of the kernel table, with FOLIO_MOST_COLUMNS, those of the widest rows.
 #include "core/softmax.cuh"
 
 namespace folio {
 
-constexpr u32 WARPS = 8, IN_FLIGHT = 4, MAX_DIM = 256, PIECES = MAX_DIM / 4, PASSES = PIECES / 32;
+constexpr u32 WARPS = 8, IN_FLIGHT = 4, PIECES = FOLIO_MOST_COLUMNS / 4, PASSES = PIECES / 32;
+constexpr u32 CTAS = PASSES <= 2 ? 4 : 2;  // per multiprocessor: a lane holds so many registers
+static_assert(PIECES <= 32 * WARPS, "a thread per piece");
 
 __device__ __forceinline__ void add_scaled(float4 &sum, float factor, float4 x) {
     sum.x += factor * x.x;
@@ -169,7 +172,7 @@ __device__ __forceinline__ void combine_few(const FolioCombineParams &p, const F
 
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, 4)
+extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, folio::CTAS)
     folio_combine(const __grid_constant__ FolioCombineParams p) {
     using namespace folio;
     __shared__ Sums sums;

@@ -224,7 +224,8 @@ pub(super) fn rising<'a>(
     Ok(())
 }
 
-/// A factor for each KV head of each request, for each KV head, or one for all.
+/// A factor for each KV head of each request, for each KV head, or one for all. Where a tensor of requests' scales was
+/// expanded from fewer, backends get those.
 pub(super) fn request_scales(
     name: &str,
     scales: Option<Tensor>,
@@ -235,10 +236,23 @@ pub(super) fn request_scales(
         Some(tensor) if tensor.rank() == 2 => {
             let scales = Named { name, tensor }.on(device)?.of(DType::F32)?;
             let shape = [Extent::Is(batch_size), Extent::Is(num_kv_heads)];
-            Ok(Some(scales.shaped(&shape)?.compact()?.tensor))
+            let scales = scales.shaped(&shape)?;
+            match expanded_from(scales.tensor) {
+                Some(fewer) => head_scales(name, Some(fewer), num_kv_heads, device),
+                None => Ok(Some(scales.compact()?.tensor)),
+            }
         }
         _ => head_scales(name, scales, num_kv_heads, device),
     }
+}
+
+/// The row, or the number, that all rows of scales are by their strides. (A stride of one row says nothing.)
+fn expanded_from(scales: Tensor) -> Option<Tensor> {
+    let [num_rows, num_heads] = [scales.extent(0), scales.extent(1)];
+    let is_number = num_heads > 1 && scales.stride(1) == 0;
+    let is_row = num_rows > 0 && scales.stride(0) == 0 || num_rows == 1 && is_number;
+    let row = is_row.then(|| scales.narrow(0, 0, 1).remove_dim(0))?;
+    Some(if is_number { row.narrow(0, 0, 1) } else { row })
 }
 
 /// The divisor of an fp8 output that is known at run only.

@@ -16,6 +16,10 @@ pub const MASK_SKIP_PREFIX: u32 = 4;
 pub const MASK_NEW_KEYS: u32 = 8;
 /// `FOLIO_RUN_MM_PREFIX_IN_WINDOW`.
 pub const MM_PREFIX_IN_WINDOW: u32 = 16;
+/// `FOLIO_RUN_K_SCALES_OF_REQUESTS`.
+pub const K_SCALES_OF_REQUESTS: u32 = 0x400;
+/// `FOLIO_RUN_V_SCALES_OF_REQUESTS`.
+pub const V_SCALES_OF_REQUESTS: u32 = 0x800;
 /// `FOLIO_QUERIES_E4M3` of `kernels/params/query_type.h`.
 pub const QUERIES_E4M3: u32 = 0x100;
 /// `FOLIO_QUERIES_E5M2` of `kernels/params/query_type.h`.
@@ -408,9 +412,16 @@ pub fn fewest<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u32 {
     fewest.map_or(0, |extent| extent.min(1 << 31) as u32)
 }
 
-/// Stride of scales: one for all has none.
+/// Stride of scales from head to head: one for all has none.
 pub fn scales_stride(scales: Option<Tensor>) -> i32 {
-    scales.map_or(0, |scales| i32::from(scales.extent(0) > 1))
+    scales.map_or(0, |scales| {
+        i32::from(scales.extent(0) > 1 || are_of_requests(&scales))
+    })
+}
+
+/// Whether scales are `[batch_size, num_kv_heads]`.
+pub fn are_of_requests(scales: &Tensor) -> bool {
+    scales.rank() == 2
 }
 
 /// The largest power of two, up to 16, that divides the address of every row of `tensor` in bytes. (Rows

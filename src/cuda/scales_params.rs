@@ -1,6 +1,7 @@
 //! Mirrors of the structs in `kernels/params/scales.h`, field by field; sizes are asserted on both sides. What the fields
 //! mean is written there.
 
+use super::params::{address, are_of_requests, scales_stride};
 use crate::tensor::Tensor;
 
 /// `FolioRowScales`.
@@ -10,7 +11,7 @@ use crate::tensor::Tensor;
 pub struct RowScales {
     pub data: u64,
     pub stride: u32,
-    pub reserved: u32,
+    pub request_stride: u32,
 }
 
 /// `FolioFoldScalesParams`.
@@ -25,7 +26,7 @@ pub struct FoldScalesParams {
     pub k_out: u64,
     pub v_out: u64,
     pub num_kv_heads: u32,
-    pub reserved: u32,
+    pub num_requests: u32,
 }
 
 /// The numbers of the `static_assert` at the end of `kernels/params/scales.h`.
@@ -35,12 +36,13 @@ const _: () = {
 };
 
 impl RowScales {
-    /// `[1]` or `[num_kv_heads]`.
+    /// `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]`.
     pub fn of(scales: Option<Tensor>) -> RowScales {
-        scales.map_or_else(RowScales::default, |scales| RowScales {
-            data: scales.address() as u64,
-            stride: u32::from(scales.extent(0) > 1),
-            reserved: 0,
-        })
+        let of_requests = scales.filter(are_of_requests);
+        RowScales {
+            data: address(scales),
+            stride: scales_stride(scales) as u32,
+            request_stride: of_requests.map_or(0, |scales| scales.extent(1) as u32),
+        }
     }
 }

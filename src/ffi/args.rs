@@ -84,8 +84,8 @@ pub struct folio_attention_args {
     /// float32 and rounded once; what is beyond the type becomes infinite.
     pub lse: *const folio_tensor,
     /// `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of k, read by the run
-    /// where it computes. Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_…
-    /// says.
+    /// where it computes. Contiguous, but strides of 0 may expand one row, or one number, to the last of these shapes.
+    /// Where the desc's kv_format has scales of its own: those, in the shape that FOLIO_KV_FORMAT_… says.
     pub k_scales: *const folio_tensor,
     /// As k_scales, for v.
     pub v_scales: *const folio_tensor,
@@ -150,9 +150,9 @@ pub struct folio_attention_args {
     pub k_new: *const folio_tensor,
     /// As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
     pub v_new: *const folio_tensor,
-    /// `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of q. On a device they are
-    /// read when the run gets there, so they may change under a captured graph, as k_scales and v_scales may. On CUDA this
-    /// field, o_scales, and scales of each request cost one more small launch. No number is checked.
+    /// `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or NULL: further factors of q, as k_scales. On a
+    /// device they are read when the run gets there, so they may change under a captured graph, as k_scales and v_scales
+    /// may. On CUDA this field and o_scales cost one more small launch. No number is checked.
     pub q_scales: *const folio_tensor,
     /// `[1]` float32, or NULL: a further divisor of o; only for fp8 outputs. As q_scales.
     pub o_scales: *const folio_tensor,

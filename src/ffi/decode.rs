@@ -23,8 +23,8 @@ use std::ffi::{c_char, c_void};
 /// Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the
 /// type of q, float32, or fp8. Over an fp8 cache q may be fp8 as well, of either type, and then o is of any of these types.
 /// num_qo_heads is a multiple of num_kv_heads; query head h reads KV head
-/// h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8: on the
-/// CPU head_dim_qk up to 576 and head_dim_vo up to 512, on CUDA both up to 256.
+/// h / (num_qo_heads / num_kv_heads). Head dimensions are multiples of 8 up to 512, on the
+/// CPU head_dim_qk up to 576; on CUDA up to 256 with another kv_format than plain rows.
 /// The maxima bound every later batch and fix the workspace.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

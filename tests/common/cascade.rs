@@ -26,6 +26,7 @@ pub enum Extra {
     SoftCap,
     Sinks,
     Scales,
+    RequestScales,
     Window,
     Alibi,
     MmPrefix,
@@ -38,12 +39,13 @@ pub enum Extra {
     MaskAfterPrefix,
 }
 
-pub const EXTRAS: [Extra; 14] = [
+pub const EXTRAS: [Extra; 15] = [
     Extra::Nothing,
     Extra::Full,
     Extra::SoftCap,
     Extra::Sinks,
     Extra::Scales,
+    Extra::RequestScales,
     Extra::Window,
     Extra::Alibi,
     Extra::MmPrefix,
@@ -209,6 +211,7 @@ pub struct Data<'m> {
     slopes: Resident<'m>,
     sinks: Resident<'m>,
     scales: Resident<'m>,
+    request_scales: Resident<'m>,
     ranges: Resident<'m>,
     mask: Resident<'m>,
     /// Where the masks of the new keys start.
@@ -273,6 +276,7 @@ impl<'m> Data<'m> {
             slopes: floats((0..heads).map(|h| 0.02 * (h + 1) as f32).collect()),
             sinks: floats((0..heads).map(|h| h as f32 - 1.0).collect()),
             scales: floats((0..case.kv_heads).map(|h| 0.5 + 0.25 * h as f32).collect()),
+            request_scales: request_scales(memory, batch_size as i64, case.kv_heads),
             ranges: Resident::new(memory, Image::of_i32(&[batch_size as i64, 1, 2], &ranges)),
             mask: Resident::new(memory, Image::of_bits(DType::U8, &[elements], bytes)),
             new_keys_start: Resident::new(memory, {
@@ -337,6 +341,11 @@ impl<'m> Data<'m> {
                 args.k_scales = Some(self.scales.tensor());
                 args.v_scales = Some(self.scales.tensor());
             }
+            Extra::RequestScales => {
+                args.q_scales = Some(self.request_scales.tensor());
+                args.k_scales = Some(self.request_scales.tensor());
+                args.v_scales = Some(self.request_scales.tensor());
+            }
             Extra::Window => args.window.left = Some(37),
             Extra::Alibi => args.alibi_slopes = Some(self.slopes.tensor()),
             Extra::MmPrefix => {
@@ -367,6 +376,14 @@ impl<'m> Data<'m> {
         }
         args
     }
+}
+
+/// A factor for each KV head of each request.
+fn request_scales(memory: &dyn Memory, batch_size: i64, kv_heads: i64) -> Resident<'_> {
+    let numbers: Vec<f32> = (0..batch_size * kv_heads)
+        .map(|n| 0.5 + 0.125 * (n % 5) as f32)
+        .collect();
+    Resident::new(memory, Image::of_f32(&[batch_size, kv_heads], &numbers))
 }
 
 /// A handle with its workspace.

@@ -56,29 +56,17 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
     )
 }
 
-/// The same with what only hosts compute: scales of each request, and items.
+/// The same with what only hosts compute without being asked for it at create: items.
 pub fn host_problems() -> impl Strategy<Value = Problem> {
-    let often = || prop::bool::weighted(0.15);
-    (problems(), [often(), often(), often(), often()]).prop_map(
-        |(mut problem, [q, k, v, items])| {
+    (problems(), prop::bool::weighted(0.15)).prop_map(|(mut problem, items)| {
+        if items {
             let layer = &mut problem.layer;
-            for (is_there, scales) in [
-                (q, &mut layer.q_scales),
-                (k, &mut layer.k_scales),
-                (v, &mut layer.v_scales),
-            ] {
-                if is_there {
-                    *scales = HeadScales::PerRequest;
-                }
-            }
-            if items {
-                layer.mask = MaskKind::Items;
-                layer.mask_columns = MaskColumns::Keys;
-                layer.masks_apart = false;
-            }
-            problem
-        },
-    )
+            layer.mask = MaskKind::Items;
+            layer.mask_columns = MaskColumns::Keys;
+            layer.masks_apart = false;
+        }
+        problem
+    })
 }
 
 /// The contract's problems in one type.
@@ -414,6 +402,7 @@ fn scales() -> impl Strategy<Value = ([f32; 5], [HeadScales; 3], bool)> {
             4 => Just(HeadScales::Absent),
             1 => Just(HeadScales::One),
             1 => Just(HeadScales::PerHead),
+            1 => Just(HeadScales::PerRequest),
         ]
     };
     // sm_scale may be negative: nothing in the contract forbids it.

@@ -85,6 +85,33 @@ fn scales_are_one_or_one_per_head() {
     one.assert_ok("one scale");
 }
 
+/// Scales of all requests may be one row, or one number, expanded by strides of 0: the same bits as that row or number.
+#[test]
+fn scales_may_be_expanded_to_requests() {
+    let problem = everything(Kind::Decode);
+    let mut shape = [problem.requests.len() as i64, 3];
+    for (heads, mut strides) in [(3, [0, 1]), (1, [0, 0])] {
+        let fixture = Fixture::new(&problem);
+        let of_heads = |args: &mut folio_attention_args, _: &Tensors| {
+            // SAFETY: the fixture's own tensor, which nobody else refers to.
+            unsafe { *(*args.v_scales).shape = heads };
+        };
+        fixture.run_as(of_heads).assert_ok("scales of heads");
+        let wanted = fixture.layer.output();
+        let fixture = Fixture::new(&problem);
+        let expanded = |args: &mut folio_attention_args, _: &Tensors| {
+            // SAFETY: as above; the extents and strides outlive the run.
+            let scales = unsafe { &mut *args.v_scales.cast_mut() };
+            scales.ndim = 2;
+            scales.shape = shape.as_mut_ptr();
+            scales.strides = strides.as_mut_ptr();
+        };
+        fixture.run_as(expanded).assert_ok("expanded scales");
+        let got = fixture.layer.output();
+        assert!(got.o == wanted.o, "{strides:?}");
+    }
+}
+
 /// A `[token, head, element]` tensor with its heads outermost in memory.
 struct HeadsFirst {
     data: Vec<u8>,

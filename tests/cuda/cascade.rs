@@ -71,6 +71,22 @@ pub fn cascade() {
     }
 }
 
+/// Rows above 256, which are the portable kernels'.
+pub fn cascade_of_wide_rows() {
+    for dtype in [DType::BF16, DType::F32] {
+        for extra in [Extra::Nothing, Extra::Scales, Extra::Window] {
+            let is_shared = assert_right(&Case {
+                dim_qk: 512,
+                dim_vo: 320,
+                extra,
+                lse: Some(LogBase::E),
+                ..decodes(dtype)
+            });
+            assert!(is_shared, "nothing was shared");
+        }
+    }
+}
+
 /// More items of few rows than run at a time: Hopper's kernel takes one to three of their heads in a tile, in the last one
 /// what is left. Beside them are prefixes of many rows.
 pub fn cascade_of_many() {

@@ -1,12 +1,19 @@
 //! Prefill at every head dim, which Hopper's kernel takes by rows of ten widths: keys and values of equal and of other
-//! widths, over pages and ragged rows, with gaps behind every row. Gaps hold NaN, and what is written to them shows.
+//! widths, over pages and ragged rows, with gaps behind every row. Gaps hold NaN, and what is written to them shows. And
+//! rows above 256, which are the portable kernels'.
 
 use crate::common::instance::solve;
-use crate::common::problem::{Gaps, Layer, MaskKind, MemoryShape, Problem, Storage, TableForm};
+use crate::common::problem::{
+    Gaps, HeadScales, Layer, MaskKind, MemoryShape, Problem, Storage, TableForm,
+};
+use crate::common::random;
+use crate::common::strategy::{problems, within_budget};
 use crate::gpu::DeviceMemory;
-use crate::problems::{assert_right, session};
+use crate::problems::{assert_right, check, session};
 use folio::dtype::DType;
-use folio::problem::KvLayout;
+use folio::problem::{Kind, KvLayout};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 
 const WIDTHS: u32 = 32;
 
@@ -126,5 +133,85 @@ pub fn split_rows() {
             let got = solve(&*session, &DeviceMemory, &problem).unwrap();
             assert_right(&problem, &got);
         }
+    }
+}
+
+const WIDE: [(u32, u32); 6] = [
+    (264, 264),
+    (512, 512),
+    (320, 512),
+    (512, 64),
+    (64, 512),
+    (392, 296),
+];
+
+/// Every pair of types that the portable kernels are compiled for, and queries in fp8.
+fn types_of_wide_rows() -> Vec<(DType, DType)> {
+    let over_fp8 = |q| [(q, DType::F8E4M3), (q, DType::F8E5M2)];
+    [DType::BF16, DType::F16, DType::F32]
+        .into_iter()
+        .flat_map(|q| [(q, q)].into_iter().chain(over_fp8(q)))
+        .chain(over_fp8(DType::F8E4M3))
+        .collect()
+}
+
+/// Few rows against many keys, whose partial results are as wide as o, and more rows than a tile has.
+pub fn wide_rows() {
+    let session = session();
+    for (n, (q_dtype, kv_dtype)) in types_of_wide_rows().into_iter().enumerate() {
+        for (m, (qk, vo)) in WIDE.into_iter().enumerate() {
+            for (kind, lens) in [
+                (Kind::Decode, [(1, 3000), (2, 17), (0, 40)]),
+                (Kind::Prefill, [(50, 90), (1, 1500), (33, 20)]),
+            ] {
+                let layer = &layers()[(n + m) % 4];
+                let problem = Problem {
+                    kind,
+                    kv_dtype,
+                    o_dtype: if q_dtype.is_fp8() {
+                        DType::BF16
+                    } else {
+                        q_dtype
+                    },
+                    head_dim_vo: vo,
+                    storage: Storage::paged([16, 1, 64][m % 3]),
+                    layer: Layer {
+                        k_scales: HeadScales::PerHead,
+                        ..layer.clone()
+                    },
+                    ..Problem::plain(&lens).of(q_dtype).heads(6, 2, qk)
+                };
+                let problem = Problem {
+                    memory: gapped(&problem, (m % 2) as u32, n % 2 == 0),
+                    ..problem
+                };
+                let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                assert_right(&problem, &got);
+            }
+        }
+    }
+}
+
+/// Random problems whose keys, values or both are wider by 256.
+pub fn random_wide_rows() {
+    let session = session();
+    let wide = (problems(), 0..3).prop_map(|(problem, which)| {
+        let wider = |dim: u32, is_wider| if is_wider { dim + 256 } else { dim };
+        let problem = Problem {
+            head_dim_qk: wider(problem.head_dim_qk, which != 1),
+            head_dim_vo: wider(problem.head_dim_vo, which != 2),
+            ..problem
+        };
+        within_budget(problem, 1 << 23)
+    });
+    let mut runner = TestRunner::new(Config {
+        source_file: Some(file!()),
+        ..random::cases(300)
+    });
+    let result = runner.run(&wide, |problem| {
+        check(&problem, solve(&*session, &DeviceMemory, &problem)).map_err(TestCaseError::fail)
+    });
+    if let Err(error) = result {
+        panic!("{error}");
     }
 }

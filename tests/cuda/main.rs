@@ -80,6 +80,8 @@ fn main() -> ExitCode {
         case("decode_logits", (), decode::decode_logits),
         case("head_dims", (), head_dims::every_pair_of_widths),
         case("head_dims_of_split_rows", (), head_dims::split_rows),
+        case("wide_rows", (), head_dims::wide_rows),
+        case("random_wide_rows", (), head_dims::random_wide_rows),
         case("split_keys", (), problems::split_keys),
         case("prefill_soft_caps", (), prefill_logits::soft_caps),
         case("prefill_distances", (), prefill_logits::distances),
@@ -271,6 +273,7 @@ fn main() -> ExitCode {
         case("mla_gather", (), mla_cache::mla_gather),
         case("cascade", (), cascade::cascade),
         case("cascade_of_many", (), cascade::cascade_of_many),
+        case("cascade_of_wide_rows", (), cascade::cascade_of_wide_rows),
         case("cascade_of_documents", (), cascade::cascade_of_documents),
         case(
             "cascade_on_every_kernel",

@@ -8,7 +8,9 @@ use crate::common::door::{Door, Session};
 use crate::common::grids::{GRIDS, Place};
 use crate::common::instance::{LayerData, Output, Planned, Scratch, Step, solve};
 use crate::common::memory::{HostMemory, Memory};
-use crate::common::problem::{Layer, MaskKind, Problem, Request, Storage, TableForm, ValueRows};
+use crate::common::problem::{
+    HeadScales, Layer, MaskKind, Problem, Request, Storage, TableForm, ValueRows,
+};
 use crate::common::random;
 use crate::common::strategy::problems;
 use crate::gpu::{self, DeviceMemory};
@@ -499,8 +501,8 @@ pub fn with_lens(problem: &Problem, lens: &[(u32, u32)]) -> Problem {
     }
 }
 
-/// Causal, and with a sink and a custom mask that depends on lengths.
-pub fn some_layers() -> [Layer; 2] {
+/// Causal, with a sink and a custom mask that depends on lengths, and with scales of each request.
+pub fn some_layers() -> [Layer; 3] {
     [
         Layer::plain(),
         Layer {
@@ -508,6 +510,11 @@ pub fn some_layers() -> [Layer; 2] {
             sinks: true,
             window: Some((50, 3)),
             lse_dtype: DType::BF16,
+            ..Layer::plain()
+        },
+        Layer {
+            q_scales: HeadScales::PerRequest,
+            v_scales: HeadScales::PerRequest,
             ..Layer::plain()
         },
     ]

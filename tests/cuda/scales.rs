@@ -1,4 +1,4 @@
-//! Scales in tensors: of queries, keys, values and outputs; of all heads and of each.
+//! Scales in tensors: of queries, keys, values and outputs; of all heads, of each, and of each of every request.
 
 use crate::common::instance::solve;
 use crate::common::problem::{HeadScales, Layer, Problem, Storage};
@@ -8,7 +8,7 @@ use crate::steps::{Captured, Slot};
 use folio::dtype::DType;
 use folio::problem::{CacheForm, Kind};
 
-const KINDS: [HeadScales; 2] = [HeadScales::One, HeadScales::PerHead];
+const KINDS: [HeadScales; 3] = [HeadScales::One, HeadScales::PerHead, HeadScales::PerRequest];
 
 /// Rows that are split, on the kernels of decode and of prefill.
 fn problem(kind: Kind, layer: Layer) -> Problem {
@@ -39,6 +39,15 @@ fn scaled(q_scales: HeadScales, k_scales: HeadScales, o_scales: bool) -> Layer {
     }
 }
 
+/// The same on the portable kernel of fp32.
+fn in_fp32(problem: Problem) -> Problem {
+    Problem {
+        q_dtype: DType::F32,
+        kv_dtype: DType::F32,
+        ..problem
+    }
+}
+
 /// The same over a cache whose tokens have scales, in the place of those of heads.
 fn by_token(plain: Problem) -> Problem {
     let layer = Layer {
@@ -58,11 +67,12 @@ pub fn scales_in_tensors() {
             for layer in [
                 scaled(scales, HeadScales::Absent, false),
                 scaled(scales, HeadScales::PerHead, true),
+                scaled(HeadScales::PerHead, scales, false),
                 scaled(HeadScales::Absent, scales, false),
                 scaled(HeadScales::Absent, scales, true),
             ] {
                 let plain = problem(kind, layer);
-                for problem in [plain.clone(), by_token(plain)] {
+                for problem in [plain.clone(), in_fp32(plain.clone()), by_token(plain)] {
                     let got = solve(&*session, &DeviceMemory, &problem).unwrap();
                     assert_right(&problem, &got);
                 }

@@ -370,6 +370,22 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         scales::what_no_kernel_takes,
     ),
+    case("launch_scales_of_requests", BACKEND, scales::of_requests),
+    case(
+        "launch_scales_of_requests_alone",
+        BACKEND,
+        scales::of_requests_alone,
+    ),
+    case(
+        "launch_scales_of_requests_in_prefill",
+        BACKEND,
+        scales::of_requests_in_prefill,
+    ),
+    case(
+        "launch_scales_expanded_to_requests",
+        BACKEND,
+        scales::expanded_to_requests,
+    ),
     case(
         "launch_scales_of_keys_alone",
         BACKEND,
@@ -652,6 +668,11 @@ pub const CASES: &[Case<Setup>] = &[
         "choice_rows_wider_than_any_kernel",
         BACKEND,
         choice::rows_wider_than_any_kernel,
+    ),
+    case(
+        "choice_wide_rows_are_portable",
+        BACKEND,
+        choice::wide_rows_are_portable,
     ),
     case(
         "choice_runs_say_what_the_first_choice_lacks",

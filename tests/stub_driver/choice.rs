@@ -3,11 +3,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use folio::cuda::params::{DecodeParams, GenericParams, QUERIES_E4M3, QUERIES_E5M2};
+use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, QUERIES_E4M3, QUERIES_E5M2};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::log::{Level, Logger};
-use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvStorage, Mask};
+use folio::problem::{AttentionArgs, AttentionDesc, CacheForm, Kind, KvStorage, Mask};
 
 use crate::fixture::{
     CAPTURED, Handle, OURS, SOMEWHERE, at, context, context_with, desc, device_tensor, plain,
@@ -190,20 +190,100 @@ pub fn queries_over_fp8() {
 pub fn rows_wider_than_any_kernel() {
     let context = context();
     let keys = AttentionDesc {
-        head_dim_qk: 576,
+        head_dim_qk: 520,
         ..desc(false)
     };
-    let values = AttentionDesc {
-        head_dim_vo: 512,
+    let codes = AttentionDesc {
+        head_dim_vo: 264,
+        kv_format: CacheForm::TokenHeadScales.of(DType::I8),
         ..desc(false)
     };
-    for (desc, part) in [(keys, "head_dim_qk: 576"), (values, "head_dim_vo: 512")] {
+    for (desc, words) in [
+        (keys, ["head_dim_qk: 520", "up to 512"]),
+        (codes, ["head_dim_vo: 264", "up to 256"]),
+    ] {
         let refused = Handle::of(&context, desc).err();
-        let named = |m: &str| m.contains(part) && m.contains("up to 256");
+        let named = |m: &str| words.iter().all(|word| m.contains(word));
         assert!(
             matches!(&refused, Some(Error::Unsupported(m)) if named(m)),
             "{refused:?}"
         );
+        let names_form =
+            matches!(&refused, Some(Error::Unsupported(m)) if m.contains("TOKEN_HEAD_SCALES"));
+        assert_eq!(names_form, words[1] == "up to 256", "{refused:?}");
+    }
+}
+
+/// Rows above 256 are the portable kernel's, one for few and for many rows, with their own combine kernel.
+pub fn wide_rows_are_portable() {
+    let recorder = Recorder::new();
+    recorder.expect::<GenericParams>("folio_attention");
+    recorder.expect::<GenericParams>("folio_attention_f32");
+    recorder.expect::<CombineParams>("folio_combine");
+    let context = context();
+    for (q_dtype, kv_dtype, symbol, row) in [
+        (DType::BF16, DType::BF16, "folio_attention", "bf16_d512_q32"),
+        (
+            DType::F16,
+            DType::F8E4M3,
+            "folio_attention",
+            "f16_kve4m3_d512_q32",
+        ),
+        (
+            DType::F8E5M2,
+            DType::F8E5M2,
+            "folio_attention",
+            "f16_kve5m2_d512_q32",
+        ),
+        (
+            DType::F32,
+            DType::F32,
+            "folio_attention_f32",
+            "f32_d512_q16",
+        ),
+    ] {
+        let o_dtype = if q_dtype.is_fp8() {
+            DType::F16
+        } else {
+            q_dtype
+        };
+        for (qk, vo) in [(264, 264), (512, 64), (128, 512)] {
+            let wide = AttentionDesc {
+                q_dtype,
+                kv_format: kv_dtype.into(),
+                o_dtype,
+                head_dim_qk: qk,
+                head_dim_vo: vo,
+                ..desc(false)
+            };
+            let many = AttentionDesc {
+                kind: Kind::Prefill,
+                max_qo_len: 100,
+                max_num_tokens: 400,
+                ..wide
+            };
+            let prefill = Handle::of(&context, many).unwrap();
+            assert_eq!(prefill.attention.kernel(), format!("prefill_sm80_{row}"));
+            let mut handle = Handle::of(&context, wide).unwrap();
+            assert_eq!(handle.attention.kernel(), format!("decode_sm80_{row}"));
+            handle.plan_host(5000, OURS).unwrap();
+            let rows = |dtype, dim: u32| device_tensor(dtype, &[4, 8, dim.into()]);
+            let pages = |dim: u32| device_tensor(kv_dtype, &[1 << 14, 16, 8, dim.into()]);
+            let args =
+                AttentionArgs::new(rows(q_dtype, qk), pages(qk), pages(vo), rows(o_dtype, vo));
+            recorder.forget();
+            handle.attention.run(&args, OURS).unwrap();
+            let launched = recorder.launches();
+            let names: Vec<_> = launched.iter().map(|launch| launch.name()).collect();
+            assert_eq!(names, [symbol, "folio_combine"]);
+            let params: GenericParams = launched[0].params();
+            assert_eq!(
+                (params.head_dim_qk, params.head_dim_vo, params.row_tiles),
+                (qk, vo, 1)
+            );
+            assert_eq!((launched[0].block[0], launched[0].grid[0] % 8), (128, 0));
+            assert_eq!(launched[1].params::<CombineParams>().head_dim_vo, vo);
+        }
     }
 }
 

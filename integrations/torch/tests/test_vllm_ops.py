@@ -248,10 +248,11 @@ def test_flash_attn_varlen_func_reads_fp8_caches():
         **call | dict(k=k.float() * 0.5, v=v.float() * 0.5, return_softmax_lse=False)
     )
     scale = torch.tensor([0.5]).expand(3, KV_HEADS)
-    o = vllm_ops.flash_attn_varlen_func(
-        **call | dict(k=k, v=v, k_descale=scale, v_descale=scale, return_softmax_lse=False)
-    )
-    torch.testing.assert_close(o, exact, rtol=1e-5, atol=2e-6)
+    for scale in (scale, scale.contiguous()):
+        o = vllm_ops.flash_attn_varlen_func(
+            **call | dict(k=k, v=v, k_descale=scale, v_descale=scale, return_softmax_lse=False)
+        )
+        torch.testing.assert_close(o, exact, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
-use crate::cuda::kernels::keyless::{COMBINE, COMBINE_LATENT};
-use crate::cuda::params::{AttentionParams, CombineParams, dtype_code};
+use crate::cuda::kernels::attention::MOST_HEAD_DIM;
+use crate::cuda::kernels::keyless::{COMBINE, COMBINE_LATENT, COMBINE_WIDE};
+use crate::cuda::params::{AttentionParams, CombineParams, V_SCALES_OF_REQUESTS, dtype_code};
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind};
 
@@ -40,8 +41,9 @@ impl Combine {
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Combine> {
         let cc = context.device().compute_capability;
         let kernel = match desc.kind {
-            Kind::Decode | Kind::Prefill => &COMBINE,
             Kind::Mla => &COMBINE_LATENT,
+            _ if desc.head_dim_vo > MOST_HEAD_DIM => &COMBINE_WIDE,
+            Kind::Decode | Kind::Prefill => &COMBINE,
         };
         let (row, function) = loader.find(kernel.candidates(cc), || kernel.unsupported(cc))?;
         Ok(Combine {
@@ -87,7 +89,11 @@ impl Combine {
             lse_stride_token: params.lse_stride_token,
             lse_stride_head: params.lse_stride_head,
             sinks: params.sinks,
-            v_scales: params.v_scales,
+            v_scales: match params.flags & V_SCALES_OF_REQUESTS {
+                0 => params.v_scales,
+                // They are in the parts.
+                _ => 0,
+            },
             v_scale: params.v_scale,
             o_scale: params.o_scale,
             v_scales_stride: params.v_scales_stride,

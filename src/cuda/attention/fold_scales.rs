@@ -7,7 +7,9 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
 use crate::cuda::kernels::keyless::FOLD_SCALES;
-use crate::cuda::params::{AttentionParams, address};
+use crate::cuda::params::{
+    AttentionParams, K_SCALES_OF_REQUESTS, V_SCALES_OF_REQUESTS, address, are_of_requests,
+};
 use crate::cuda::scales_params::{FoldScalesParams, RowScales};
 use crate::error::Result;
 use crate::problem::{AttentionArgs, AttentionDesc, Checked, Kind};
@@ -36,11 +38,11 @@ impl FoldScales {
         })
     }
 
-    /// Bytes of the factors of k and v.
+    /// Bytes of the factors of k and v, each for every head of every request.
     pub fn bytes(desc: &AttentionDesc) -> usize {
         match desc.kind {
             Kind::Mla => 0,
-            Kind::Decode | Kind::Prefill => 2 * factor_bytes(desc),
+            Kind::Decode | Kind::Prefill => 2 * factor_bytes(desc, desc.max_batch_size),
         }
     }
 
@@ -55,19 +57,26 @@ impl FoldScales {
         if args.q_scales.is_none() && args.o_scales.is_none() {
             return None;
         }
-        let [q, k, v] = args.row_scales(self.desc.kv_format).map(RowScales::of);
+        let scales = args.row_scales(self.desc.kv_format);
+        let mut all = scales.into_iter().flatten();
+        let of_requests = all.find(are_of_requests);
+        let num_requests = of_requests.map_or(1, |scales| scales.extent(0) as u32);
+        let [q, k, v] = scales.map(RowScales::of);
         let fold = FoldScalesParams {
             q,
             k,
             v,
             o: address(args.o_scales),
             k_out: at,
-            v_out: at + factor_bytes(&self.desc) as u64,
+            v_out: at + factor_bytes(&self.desc, num_requests) as u64,
             num_kv_heads: self.desc.num_kv_heads,
-            reserved: 0,
+            num_requests,
         };
         (params.k_scales, params.v_scales) = (fold.k_out, fold.v_out);
         (params.k_scales_stride, params.v_scales_stride) = (1, 1);
+        if of_requests.is_some() {
+            params.flags |= K_SCALES_OF_REQUESTS | V_SCALES_OF_REQUESTS;
+        }
         Some(fold)
     }
 
@@ -78,7 +87,8 @@ impl FoldScales {
         fold: &FoldScalesParams,
         stream: Stream,
     ) -> Result<()> {
-        let blocks = u64::from(fold.num_kv_heads.div_ceil(self.row.threads));
+        let factors = u64::from(fold.num_requests) * u64::from(fold.num_kv_heads);
+        let blocks = factors.div_ceil(self.row.threads.into());
         let launch = Launch {
             grid: [blocks_of("k_scales", blocks)?, 1, 1],
             threads: self.row.threads,
@@ -92,7 +102,8 @@ impl FoldScales {
     }
 }
 
-/// Bytes of the factors of k, or of v.
-fn factor_bytes(desc: &AttentionDesc) -> usize {
-    desc.num_kv_heads as usize * size_of::<f32>()
+/// Bytes of the factors of k, or of v, of so many requests.
+fn factor_bytes(desc: &AttentionDesc, num_requests: u32) -> usize {
+    let bytes_of_request = desc.num_kv_heads as usize * size_of::<f32>();
+    bytes_of_request.saturating_mul(num_requests as usize)
 }

@@ -17,10 +17,11 @@ use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::items_params::MaskItemsParams;
-use crate::cuda::kernels::attention::MOST_HEAD_DIM;
+use crate::cuda::kernels::attention::{MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM};
 use crate::cuda::params::{
-    ALIBI_SQRT, AttentionParams, Cache, MASK_NEW_KEYS, MASK_SKIP_PREFIX, MM_PREFIX_IN_WINDOW,
-    MaskMode, PlanView, QUERIES_E4M3, QUERIES_E5M2, Rows, address, fewest, lse_flag, scales_stride,
+    ALIBI_SQRT, AttentionParams, Cache, K_SCALES_OF_REQUESTS, MASK_NEW_KEYS, MASK_SKIP_PREFIX,
+    MM_PREFIX_IN_WINDOW, MaskMode, PlanView, QUERIES_E4M3, QUERIES_E5M2, Rows,
+    V_SCALES_OF_REQUESTS, address, are_of_requests, fewest, lse_flag, scales_stride,
 };
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
@@ -28,8 +29,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, DeviceBatch, HostBatch, Keys, Kind, KvStorage,
-    Mask, MaskColumns, Pages, Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, DeviceBatch, HostBatch,
+    Keys, Kind, KvStorage, Mask, MaskColumns, Pages, Tiling, WorkList,
 };
 use crate::tensor::Tensor;
 
@@ -307,7 +308,7 @@ impl CudaAttention {
             window_left: side(args.window.left),
             window_right: side(args.window.right),
             mask_mode,
-            flags: run_flags(args),
+            flags: run_flags(args) | scales_flags(k_scales, v_scales),
             k_scales_stride: scales_stride(k_scales),
             v_scales_stride: scales_stride(v_scales),
             num_qo_heads: self.desc.num_qo_heads,
@@ -353,6 +354,15 @@ fn run_flags(args: &AttentionArgs) -> u32 {
         | when(args.alibi_sqrt, ALIBI_SQRT)
         | columns
         | when(args.mm_prefix_in_window, MM_PREFIX_IN_WINDOW)
+}
+
+/// Which of the scales each request has of its own.
+fn scales_flags(k_scales: Option<Tensor>, v_scales: Option<Tensor>) -> u32 {
+    let flag = |scales: Option<Tensor>, flag| match scales.as_ref().is_some_and(are_of_requests) {
+        true => flag,
+        false => 0,
+    };
+    flag(k_scales, K_SCALES_OF_REQUESTS) | flag(v_scales, V_SCALES_OF_REQUESTS)
 }
 
 impl Attention for CudaAttention {
@@ -546,8 +556,8 @@ fn describe_page_ids(ids: Option<u64>) -> String {
 fn check(desc: &AttentionDesc) -> Result<()> {
     match desc.kind {
         Kind::Decode | Kind::Prefill => {
-            within("head_dim_qk", desc.head_dim_qk)?;
-            within("head_dim_vo", desc.head_dim_vo)
+            within("head_dim_qk", desc.head_dim_qk, desc.kv_format)?;
+            within("head_dim_vo", desc.head_dim_vo, desc.kv_format)
         }
         Kind::Mla if desc.q_dtype == DType::F32 => Err(Error::Unsupported(
             "q_dtype: float32 is not supported for MLA by the CUDA backend; float16 and bfloat16 are"
@@ -565,25 +575,21 @@ fn check_run(args: &Checked<AttentionArgs>, desc: &AttentionDesc) -> Result<()> 
             "mask_mode: FOLIO_MASK_ITEMS (5) is not supported by the CUDA backend for a handle without FOLIO_PLAN_MASK_ITEMS; one with that flag is, and so is a custom mask that says the same".into(),
         ));
     }
-    let fields = ["q_scales", "k_scales", "v_scales"];
-    let scales = args.row_scales(desc.kv_format);
-    for (name, scales) in fields.into_iter().zip(scales) {
-        if let Some(scales) = scales.filter(|scales| scales.rank() == 2) {
-            return Err(Error::Unsupported(format!(
-                "{name}: shape {:?} is not supported by the CUDA backend; [1] or [{}] is",
-                scales.shape(),
-                desc.num_kv_heads
-            )));
-        }
-    }
     Ok(())
 }
 
-fn within(name: &str, dim: u32) -> Result<()> {
-    if dim <= MOST_HEAD_DIM {
+fn within(name: &str, dim: u32, format: CacheFormat) -> Result<()> {
+    let (most, cache) = match format.form() {
+        CacheForm::Plain => (MOST_WIDE_HEAD_DIM, String::new()),
+        form => (
+            MOST_HEAD_DIM,
+            format!(" with FOLIO_KV_FORMAT_{}", form.name()),
+        ),
+    };
+    if dim <= most {
         return Ok(());
     }
     Err(Error::Unsupported(format!(
-        "{name}: {dim} is not supported by the CUDA backend; up to {MOST_HEAD_DIM} is"
+        "{name}: {dim} is not supported{cache} by the CUDA backend; up to {most} is"
     )))
 }

@@ -9,7 +9,7 @@ use crate::cuda::driver::{Context, Current, Function};
 use crate::cuda::kernels::attention::{
     self, AttentionQuery, AttentionRow, AttentionTypes, Phase, STORED,
 };
-use crate::cuda::params::AttentionParams;
+use crate::cuda::params::{AttentionParams, K_SCALES_OF_REQUESTS, V_SCALES_OF_REQUESTS};
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, Checked, Tiling};
 
@@ -34,6 +34,13 @@ pub struct Run<'a> {
     pub starts_in_blocks: bool,
     /// Address of the memory that kernels asked for ([`AttentionKernel::scratch_bytes`]).
     pub scratch: u64,
+}
+
+impl Run<'_> {
+    /// Requests have scales of k or v of their own.
+    pub fn has_request_scales(&self) -> bool {
+        self.params.flags & (K_SCALES_OF_REQUESTS | V_SCALES_OF_REQUESTS) != 0
+    }
 }
 
 /// A loaded kernel that computes attention.

@@ -391,6 +391,7 @@ impl AttentionKernel for Sm90PrefillWidened {
         let suits = self.choice == Choice::All || self.suits(run);
         (self.missing_of_queries(&args.q, &args.o) | not_by_position(args))
             .and(Feature::SplitKeys, args.k_rope.is_some())
+            .and(Feature::RequestScales, run.has_request_scales())
             .and(Feature::KvStrides, !aligned)
             .and(Feature::Widening, !suits || self.leaves_keys(run))
     }

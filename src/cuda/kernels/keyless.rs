@@ -4,6 +4,7 @@
 
 use std::sync::LazyLock;
 
+use super::attention::{MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM};
 use super::row::{Row, refusal};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -19,10 +20,16 @@ pub struct Keyless {
 /// Puts the partial results of split rows together.
 pub static COMBINE: Keyless = Keyless {
     noun: "combine kernel",
-    rows: LazyLock::new(|| [row("combine", ("plan/combine.cu", "folio_combine"), 256)]),
+    rows: LazyLock::new(|| [combine("combine", MOST_HEAD_DIM)]),
 };
 
-/// The same for the rows of MLA, which are wider.
+/// The same for rows wider than those.
+pub static COMBINE_WIDE: Keyless = Keyless {
+    noun: "combine kernel",
+    rows: LazyLock::new(|| [combine("combine_wide", MOST_WIDE_HEAD_DIM)]),
+};
+
+/// The same for the rows of MLA, which are as wide.
 pub static COMBINE_LATENT: Keyless = Keyless {
     noun: "combine kernel",
     rows: LazyLock::new(|| {
@@ -312,6 +319,14 @@ pub static ROUND_OUTPUTS: Keyless = Keyless {
 
 fn row(name: &'static str, code: (&'static str, &'static str), threads: u32) -> Row {
     Row::of_any_size(name, code, [DType::F32; 3], threads)
+}
+
+/// For rows of up to `most_columns` columns.
+fn combine(name: &'static str, most_columns: u32) -> Row {
+    let mut row = row(name, ("plan/combine.cu", "folio_combine"), 256);
+    row.defines
+        .push(format!("FOLIO_MOST_COLUMNS={most_columns}"));
+    row
 }
 
 impl Keyless {

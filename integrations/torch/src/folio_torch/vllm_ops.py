@@ -362,7 +362,7 @@ def flash_attn_varlen_func(
         window_size: (left, right), -1 for unlimited.
         alibi_slopes: `[num_heads]` or `[batch_size, num_heads]` float32. The bias is slope · (j - p), which for rows
             that see keys behind them is not FlashAttention's; it is refused without `causal`.
-        k_descale, v_descale: `[batch_size, num_kv_heads]` of which all rows are alike, as vLLM makes them.
+        k_descale, v_descale: `[batch_size, num_kv_heads]` float32, contiguous or expanded from one row or one number.
         s_aux: sinks, `[num_heads]`.
         deterministic, num_splits, fa_version, scheduler_metadata: how, not what is computed: no effect.
         dynamic_causal: `[batch_size]` bool, causality by request.
@@ -424,18 +424,18 @@ def flash_attn_varlen_func(
         logits_soft_cap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=None if s_aux is None else s_aux.to(torch.float32),
-        k_scales=_of_a_request(k_descale),
-        v_scales=_of_a_request(v_descale),
+        k_scales=_of_heads(k_descale),
+        v_scales=_of_heads(v_descale),
         **arguments,
     )
     return (out, lse) if return_softmax_lse else out
 
 
-def _of_a_request(descale: torch.Tensor | None) -> torch.Tensor | None:
-    """The scales of heads from those of requests and heads, which vLLM makes by expanding one row or one number."""
+def _of_heads(descale: torch.Tensor | None) -> torch.Tensor | None:
+    """The scales of heads, where vLLM expanded one row or one number to requests and heads; others as they are."""
     if descale is None or descale.ndim < 2:
         return descale
     if descale.stride(0) != 0 and descale.shape[0] > 1:
-        raise NotImplementedError("scales differ by request; one row, expanded to all requests, is accepted by Folio")
+        return descale
     row = descale[0]
     return row[:1] if row.stride(0) == 0 else row

@@ -37,7 +37,7 @@ from folio_vllm.selection import NAME
 FP8 = {"fp8": "float8_e4m3", "fp8_e4m3": "float8_e4m3", "fp8_e5m2": "float8_e5m2"}
 
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
-_LARGEST_HEAD = {"CPU": 512, "CUDA": 256}
+_LARGEST_HEAD = 512
 
 
 def cache_dtype(name: str, model_dtype: torch.dtype) -> str | torch.dtype:
@@ -71,9 +71,7 @@ class FolioBackend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        from vllm.platforms import current_platform
-
-        return head_size % 8 == 0 and 0 < head_size <= _LARGEST_HEAD[current_platform._enum.name]
+        return head_size % 8 == 0 and 0 < head_size <= _LARGEST_HEAD
 
     @classmethod
     def supports_compute_capability(cls, capability) -> bool:

@@ -34,8 +34,8 @@ class Decode(Handle):
     Types: q float32, float16 or bfloat16; the cache the same type, or float8_e4m3 / float8_e5m2; o the type of q,
     float32, or fp8. Over an fp8 cache q may be fp8 as well, of either type, and then o is of any of these types.
     num_qo_heads is a multiple of num_kv_heads; query head h reads KV head h / (num_qo_heads / num_kv_heads). Head
-    dimensions are multiples of 8: on the CPU head_dim_qk up to 576 and head_dim_vo up to 512, on CUDA both up to
-    256. The maxima bound every later batch and fix the workspace.
+    dimensions are multiples of 8 up to 512, on the CPU head_dim_qk up to 576; on CUDA up to 256 with another
+    kv_format than plain rows. The maxima bound every later batch and fix the workspace.
 
     Args:
         ctx: the device.
@@ -205,8 +205,9 @@ class Decode(Handle):
             lse: Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or None.
                 It is computed in float32 and rounded once; what is beyond the type becomes infinite.
             k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
-                k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
-                the shape that `KvFormat` says.
+                k, read by the run where it computes. Contiguous, but strides of 0 may expand one row, or one
+                number, to the last of these shapes. Where the desc's kv_format has scales of its own: those, in the
+                shape that `KvFormat` says.
             v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
@@ -251,9 +252,9 @@ class Decode(Handle):
                 k_rope.
             v_new: As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
             q_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
-                q. On a device they are read when the run gets there, so they may change under a captured graph, as
-                k_scales and v_scales may. On CUDA this field, o_scales, and scales of each request cost one more
-                small launch. No number is checked.
+                q, as k_scales. On a device they are read when the run gets there, so they may change under a
+                captured graph, as k_scales and v_scales may. On CUDA this field and o_scales cost one more small
+                launch. No number is checked.
             o_scales: `[1]` float32, or None: a further divisor of o; only for fp8 outputs. As q_scales.
             item_starts: `[batch_size]` int64, for `MaskMode.ITEMS`: the key that a request's first item begins with
                 (FlashInfer's prefix_len_ptr). None otherwise.
@@ -446,8 +447,9 @@ class Prefill(Handle):
             lse: Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or None.
                 It is computed in float32 and rounded once; what is beyond the type becomes infinite.
             k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
-                k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
-                the shape that `KvFormat` says.
+                k, read by the run where it computes. Contiguous, but strides of 0 may expand one row, or one
+                number, to the last of these shapes. Where the desc's kv_format has scales of its own: those, in the
+                shape that `KvFormat` says.
             v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
@@ -492,9 +494,9 @@ class Prefill(Handle):
                 k_rope.
             v_new: As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
             q_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
-                q. On a device they are read when the run gets there, so they may change under a captured graph, as
-                k_scales and v_scales may. On CUDA this field, o_scales, and scales of each request cost one more
-                small launch. No number is checked.
+                q, as k_scales. On a device they are read when the run gets there, so they may change under a
+                captured graph, as k_scales and v_scales may. On CUDA this field and o_scales cost one more small
+                launch. No number is checked.
             o_scales: `[1]` float32, or None: a further divisor of o; only for fp8 outputs. As q_scales.
             item_starts: `[batch_size]` int64, for `MaskMode.ITEMS`: the key that a request's first item begins with
                 (FlashInfer's prefix_len_ptr). None otherwise.
@@ -697,8 +699,9 @@ class Cascade(Handle):
             lse: Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or None.
                 It is computed in float32 and rounded once; what is beyond the type becomes infinite.
             k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
-                k, read by the run where it computes. Where the desc's kv_format has scales of its own: those, in
-                the shape that `KvFormat` says.
+                k, read by the run where it computes. Contiguous, but strides of 0 may expand one row, or one
+                number, to the last of these shapes. Where the desc's kv_format has scales of its own: those, in the
+                shape that `KvFormat` says.
             v_scales: As k_scales, for v.
             custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
                 says for the batch. None otherwise.
@@ -743,9 +746,9 @@ class Cascade(Handle):
                 k_rope.
             v_new: As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
             q_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
-                q. On a device they are read when the run gets there, so they may change under a captured graph, as
-                k_scales and v_scales may. On CUDA this field, o_scales, and scales of each request cost one more
-                small launch. No number is checked.
+                q, as k_scales. On a device they are read when the run gets there, so they may change under a
+                captured graph, as k_scales and v_scales may. On CUDA this field and o_scales cost one more small
+                launch. No number is checked.
             o_scales: `[1]` float32, or None: a further divisor of o; only for fp8 outputs. As q_scales.
             item_starts: `[batch_size]` int64, for `MaskMode.ITEMS`: the key that a request's first item begins with
                 (FlashInfer's prefix_len_ptr). None otherwise.

@@ -2,8 +2,8 @@
 //! back to.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_STORED, MOST_HEAD_DIM, Phase, Shape, Variant,
-    cached, same,
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_STORED, MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM,
+    Phase, Shape, Variant, cached, same,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -53,12 +53,39 @@ pub(super) const FAMILIES: &[Family] = &[
         phase: Phase::Prefill,
         ..ATTENTION_F32
     },
+    Family {
+        phase: Phase::Decode,
+        ..WIDE
+    },
+    Family {
+        phase: Phase::Prefill,
+        ..WIDE
+    },
+    Family {
+        phase: Phase::Decode,
+        ..WIDE_FP8
+    },
+    Family {
+        phase: Phase::Prefill,
+        ..WIDE_FP8
+    },
+    Family {
+        phase: Phase::Decode,
+        ..WIDE_F32
+    },
+    Family {
+        phase: Phase::Prefill,
+        ..WIDE_F32
+    },
 ];
 
 /// Attention by mma.sync, the warps dividing the keys.
 const DECODE: Family = Family {
     phase: Phase::Decode,
-    variant: Variant::Generic { warps_m: 1 },
+    variant: Variant::Generic {
+        warps_m: 1,
+        warps_d: 1,
+    },
     arch: Arch::Sm80,
     source: "generic/attention.cu",
     symbol: "folio_attention",
@@ -73,7 +100,10 @@ const DECODE: Family = Family {
 /// The same, the four warps dividing the rows.
 const PREFILL: Family = Family {
     phase: Phase::Prefill,
-    variant: Variant::Generic { warps_m: 4 },
+    variant: Variant::Generic {
+        warps_m: 4,
+        warps_d: 1,
+    },
     shared_bytes: one_ring,
     ..DECODE
 };
@@ -103,6 +133,30 @@ const ATTENTION_F32: Family = Family {
     shared_bytes: one_tile_f32,
     ..DECODE
 };
+
+/// Rows above [`MOST_HEAD_DIM`], compiled alike for both phases. A warp's registers hold half of 16 rows of outputs. 32 rows
+/// of queries and two stages are 96 KiB, of which a Hopper multiprocessor holds two.
+const WIDE: Family = Family {
+    variant: Variant::Generic {
+        warps_m: 2,
+        warps_d: 2,
+    },
+    types: HALF,
+    shapes: &[shape(WIDEST, 32, 16, 128)],
+    shared_bytes: one_ring,
+    ..DECODE
+};
+const WIDE_FP8: Family = Family {
+    types: HALF_FP8,
+    shapes: &[shape(WIDEST, 32, 32, 128)],
+    ..WIDE
+};
+const WIDE_F32: Family = Family {
+    shapes: &[shape(WIDEST, 16, 32, 128)],
+    shared_bytes: keys_or_values_f32,
+    ..ATTENTION_F32
+};
+const WIDEST: (u32, u32) = (MOST_WIDE_HEAD_DIM, MOST_WIDE_HEAD_DIM);
 
 /// A warp has its own 16 (fp8: 32) keys; fewer warps where dims are large, to stay within 99 KiB, which
 /// is what sm_86 and sm_89 have.
@@ -197,7 +251,24 @@ fn stored_ring(shape: Shape) -> u32 {
 }
 
 /// Queries, keys in rows of four more, and values, all as fp32.
-fn one_tile_f32(_: AttentionTypes, shape: Shape) -> u32 {
-    let keys = shape.kv_tile * (shape.head_dim_qk + 4 + shape.head_dim_vo);
-    4 * (shape.q_tile * shape.head_dim_qk + keys)
+fn one_tile_f32(types: AttentionTypes, shape: Shape) -> u32 {
+    keys_or_values_f32(types, shape) + 4 * shape.kv_tile * shape.head_dim_vo
+}
+
+/// The same where values take the place of keys.
+fn keys_or_values_f32(_: AttentionTypes, shape: Shape) -> u32 {
+    4 * (shape.q_tile * shape.head_dim_qk + shape.kv_tile * (shape.head_dim_qk + 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// sm_86 and sm_89 have 99 KiB for a block.
+    #[test]
+    fn every_row_has_room_on_every_device() {
+        for row in FAMILIES.iter().flat_map(Family::rows) {
+            assert!(row.row.shared_bytes <= 99 << 10, "{}", row.row.name);
+        }
+    }
 }

@@ -3,9 +3,12 @@
 use crate::cuda::kernels::row::{Arch, Row, Sizes, defines, name, type_name};
 use crate::dtype::DType;
 
-/// The widest rows of q, k, v and o that attention kernels exist for. Wider problems pass every layer above
-/// this table, and are refused here.
+/// The widest rows of q, k, v and o that every kind of attention kernels exists for.
 pub const MOST_HEAD_DIM: u32 = 256;
+
+/// The widest that the portable kernels over rows of plain elements exist for. Wider problems pass every layer above this
+/// table, and are refused here.
+pub const MOST_WIDE_HEAD_DIM: u32 = 512;
 
 /// How a kernel divides its tile of query rows. It is not the handle that the problem came by: short
 /// prompts decode.
@@ -34,12 +37,14 @@ pub enum Variant {
     Generic {
         /// Warps along the rows of a tile; where it is one, the warps divide the keys.
         warps_m: u32,
+        /// Warps along the columns of the output.
+        warps_d: u32,
     },
     /// `generic/attention_f32.cu`: fp32 arithmetic.
     GenericF32,
     /// `generic/attention_stored.cu`: mma.sync on what other forms of caches are widened to.
     GenericStored {
-        /// As in `Generic`.
+        /// As in `Generic`, with one warp along the columns.
         warps_m: u32,
     },
     /// `sm90/decode/decode.cu`.
@@ -211,9 +216,11 @@ impl Variant {
     /// What the source is told, as `NAME=VALUE`.
     fn defines(self) -> Vec<String> {
         match self {
-            Variant::Generic { warps_m } | Variant::GenericStored { warps_m } => {
-                vec![format!("FOLIO_WARPS_M={warps_m}")]
-            }
+            Variant::Generic { warps_m, warps_d } => vec![
+                format!("FOLIO_WARPS_M={warps_m}"),
+                format!("FOLIO_WARPS_D={warps_d}"),
+            ],
+            Variant::GenericStored { warps_m } => vec![format!("FOLIO_WARPS_M={warps_m}")],
             Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
             Variant::Sm90Decode { heads, scales, .. } => vec![
                 format!("FOLIO_DECODE_HEADS={heads}"),

@@ -51,7 +51,9 @@ pub fn unsupported(query: &AttentionQuery) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::kernels::attention::row::{MOST_HEAD_DIM, Phase, same};
+    use crate::cuda::kernels::attention::row::{
+        AttentionTypes, HALF, HALF_FP8, MOST_WIDE_HEAD_DIM, Phase, cached, same,
+    };
     use crate::cuda::kernels::row::Arch;
     use crate::dtype::DType;
 
@@ -63,6 +65,19 @@ mod tests {
             head_dim_qk: head_dim,
             head_dim_vo: head_dim,
         }
+    }
+
+    fn queries_of_every_kind(compute_capability: (u32, u32), head_dim: u32) -> Vec<AttentionQuery> {
+        let of_f32 = [DType::F32, DType::F8E4M3, DType::F8E5M2].map(|kv| cached(DType::F32, kv));
+        let types = HALF.iter().chain(HALF_FP8).chain(&of_f32);
+        let of_types = |&types: &AttentionTypes| {
+            [Phase::Decode, Phase::Prefill].map(|phase| AttentionQuery {
+                phase,
+                types,
+                ..query(compute_capability, head_dim)
+            })
+        };
+        types.flat_map(of_types).collect()
     }
 
     #[test]
@@ -84,12 +99,16 @@ mod tests {
         }
     }
 
-    /// Up to the stated width every device has a row, and none beyond.
+    /// Up to the stated width every device has a row of every kind, and none beyond.
     #[test]
     fn the_widest_rows_are_as_wide_as_stated() {
         for cc in [(8, 0), (9, 0)] {
-            assert!(candidates(query(cc, MOST_HEAD_DIM)).next().is_some());
-            assert_eq!(candidates(query(cc, MOST_HEAD_DIM + 8)).count(), 0);
+            for query in queries_of_every_kind(cc, MOST_WIDE_HEAD_DIM) {
+                assert!(candidates(query).next().is_some(), "{query:?}");
+            }
+            for query in queries_of_every_kind(cc, MOST_WIDE_HEAD_DIM + 8) {
+                assert_eq!(candidates(query).count(), 0, "{query:?}");
+            }
         }
     }
 
