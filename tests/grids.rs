@@ -71,6 +71,11 @@ fn caps_and_alibi() {
 }
 
 #[test]
+fn score_biases() {
+    run("score_biases");
+}
+
+#[test]
 fn sinks() {
     run("sinks");
 }

@@ -14,6 +14,7 @@
 #include "core/fp8_queries.cuh"
 #include "core/tile.cuh"
 #include "generic/fragments.cuh"
+#include "generic/score_bias.cuh"
 #include "generic/work.cuh"
 
 namespace folio {
@@ -356,6 +357,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         const bool inside = span.begin >= keys.begin && span.end <= keys.end;
         make_logits(s, p, work, rule, scale, lane, keys, span.begin,
                     inside && all_see(p, work.request, first_row, last_row, span));
+        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, lane.warp_m * ROWS_PER_WARP, span.begin);
         update(softmax, s, o);
         multiply_values<Query, Cached, VRow>(o, s, k_tile + KEYS * K_BYTES);
     }

@@ -14,6 +14,7 @@
 // Compiled once per row of the kernel table, with FOLIO_Q (f16, bf16), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
 // FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
 #include "generic/fragments.cuh"
+#include "generic/score_bias.cuh"
 #include "generic/stored_tiles.cuh"
 #include "generic/work.cuh"
 
@@ -488,6 +489,7 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
         const bool inside = span.begin >= keys.begin && span.end <= keys.end;
         make_logits(s, p, work, rule, scale, lane, keys, span.begin,
                     inside && all_see(p, work.request, first_row, last_row, span));
+        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, lane.warp_m * ROWS_PER_WARP, span.begin);
         update(softmax, s, o);
         if (by_token) {
             const float factor = value_scales.update(loader.factors());

@@ -3,7 +3,9 @@
 
 use super::codec::rounded;
 use super::pages::shared_pages;
-use super::problem::{HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
+use super::problem::{
+    BiasHeads, HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows,
+};
 use super::stored::{Side, Stored};
 use folio::problem::CacheForm;
 
@@ -29,6 +31,7 @@ enum Of {
     Page,
     QueryScale,
     OutputScale,
+    Bias,
 }
 
 impl<'a> Values<'a> {
@@ -152,6 +155,35 @@ impl<'a> Values<'a> {
         };
         let hash = self.hash(Of::Slope, [head as u64, tag, 0, 0]);
         (0.01 + 0.5 * uniform(hash)) as f32
+    }
+
+    /// The column of a bias that belongs to key `j` of request `b`, if there is one.
+    pub fn bias_column(&self, b: usize, j: usize) -> Option<i64> {
+        let request = self.problem.requests[b];
+        let past = i64::from(request.kv_len) - i64::from(request.qo_len);
+        let first = if self.layer().bias?.new_keys { past } else { 0 };
+        let column = j as i64 - first;
+        (column >= 0).then_some(column)
+    }
+
+    /// What is added to the logit of row `i` and key `j`. Some keys are hidden.
+    pub fn bias(&self, b: usize, i: usize, j: usize, head: usize) -> f64 {
+        let (Some(bias), Some(column)) = (self.layer().bias, self.bias_column(b, j)) else {
+            return 0.0;
+        };
+        let tag = match bias.request_rows {
+            true => 0,
+            false => self.problem.requests[b].tag,
+        };
+        let head = match bias.heads {
+            BiasHeads::Each => head as u64,
+            _ => 0,
+        };
+        let hash = self.hash(Of::Bias, [tag, i as u64, column as u64, head]);
+        match hash % 16 {
+            0 => f64::NEG_INFINITY,
+            _ => rounded(bias.dtype, 2.0 * normal(hash)),
+        }
     }
 
     pub fn sink(&self, head: usize) -> f32 {

@@ -47,12 +47,14 @@ pub enum Feature {
     Widening,
     /// Requests whose first key is within a block.
     StartsInBlocks,
+    /// Numbers that are added to logits.
+    ScoreBias,
 }
 
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 20] = [
+const ALL: [Feature; 21] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -73,6 +75,7 @@ const ALL: [Feature; 20] = [
     F::CacheForm,
     F::Widening,
     F::StartsInBlocks,
+    F::ScoreBias,
 ];
 
 impl Feature {
@@ -97,6 +100,7 @@ impl Feature {
             F::SplitKeys => "k_rope",
             F::CacheForm => "kv_format",
             F::StartsInBlocks => "new keys by position",
+            F::ScoreBias => "score_bias",
             F::Widening => "a batch of so few queries or so many keys",
         }
     }
