@@ -436,7 +436,7 @@ const SLOPES_BY_REQUEST: [Field; 1] = [optional(
     &[Exact, Exact],
 )];
 
-const BIAS: [Field; 1] = [any_strides(input(
+const BIAS: [Field; 1] = [any_strides(optional(
     "score_bias",
     offset_of!(folio_attention_args, score_bias),
     &[AtLeast, AtLeast],

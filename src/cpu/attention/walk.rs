@@ -18,10 +18,7 @@ pub fn heads(run: &Run<'_>, work: &WorkItem, heads: Range<usize>, memory: &mut T
 pub fn head(run: &Run<'_>, work: &WorkItem, head: usize, memory: &mut ThreadMemory<'_>) {
     let item = run.item(work);
     #[cfg(folio_avx512)]
-    // That walk's scores are transposed, and rows of a bias are not.
-    if let Some(matrix) = run.shape.matrix
-        && run.bias(&item, &item.keys).is_none()
-    {
+    if let Some(matrix) = run.shape.matrix {
         return many_rows_bf16::walk(run, &item, head, matrix, memory);
     }
     many_rows::walk(run, &item, head, &mut memory.many());

@@ -183,10 +183,7 @@ unsafe fn to_logits<S: Simd>(task: &Softmax, r: usize, s: *mut f32, begin: usize
             x = S::add(x, alibi::<S>(slope, distance, task.logits.alibi_sqrt));
         }
         if !task.biases.is_null() {
-            let bias = S::load(task.biases.add(i));
-            let hidden = S::splat(f32::NEG_INFINITY);
-            x = S::fma(bias, S::splat(LOG2_E), x);
-            x = S::select_lt(bias, S::splat(LEAST_BIAS), hidden, x);
+            x = with_bias::<S>(x, S::load(task.biases.add(i)));
         }
         if !task.limits.is_null() {
             x = S::min(x, S::load(task.limits.add(i)));
@@ -216,6 +213,14 @@ pub unsafe fn alibi<S: Simd>(slope: S::V, distance: S::V, sqrt: bool) -> S::V {
     let zero = S::splat(0.0);
     let past = S::max(S::sub(zero, distance), zero);
     S::mul(S::sub(zero, slope), S::sqrt(past))
+}
+
+/// A logit in base 2 and what is added to it, in base e.
+#[inline(always)]
+pub unsafe fn with_bias<S: Simd>(x: S::V, bias: S::V) -> S::V {
+    let sum = S::fma(bias, S::splat(LOG2_E), x);
+    let hidden = S::splat(f32::NEG_INFINITY);
+    S::select_lt(bias, S::splat(LEAST_BIAS), hidden, sum)
 }
 
 /// Masks keys outside of `low..high`: their scores become -inf.
