@@ -72,6 +72,7 @@ fn bias(heads: BiasHeads, new_keys: bool) -> Option<Bias> {
         new_keys,
         transposed: false,
         spare: 1,
+        reach: None,
     })
 }
 

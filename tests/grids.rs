@@ -119,5 +119,5 @@ fn rows_as_wide_as_mla() {
 
 #[test]
 fn no_grid_is_forgotten() {
-    assert_eq!(GRIDS.len(), 13);
+    assert_eq!(GRIDS.len(), 14);
 }

@@ -20,18 +20,11 @@ pub fn image(problem: &Problem) -> Option<Image> {
         BiasHeads::Each => problem.num_qo_heads() as usize,
         _ => 1,
     };
-    let qo_indptr = problem.qo_indptr();
     for (b, request) in problem.requests.iter().enumerate() {
         for i in 0..request.qo_len as usize {
-            let row = match bias.request_rows {
-                true => i as i64,
-                false => i64::from(qo_indptr[b]) + i as i64,
-            };
             for j in 0..request.kv_len as usize {
-                let Some(column) = values
-                    .bias_column(b, j)
-                    .filter(|_| is_visible(problem, b, i, j))
-                else {
+                let place = values.bias_place(b, i, j);
+                let Some([row, column]) = place.filter(|_| is_visible(problem, b, i, j)) else {
                     continue;
                 };
                 for head in 0..heads {
@@ -67,7 +60,10 @@ fn view(problem: &Problem) -> Option<View> {
         _ => 1,
     };
     let spare = bias.spare;
-    let [rows, columns] = [rows, columns].map(|extent| extent + i64::from(spare));
+    let [rows, columns] = [rows, columns].map(|extent| match bias.reach {
+        Some(reach) => extent.min(reach.into()),
+        None => extent + i64::from(spare),
+    });
     let mut view = match bias.transposed {
         true => View::gapped(
             bias.dtype,

@@ -304,6 +304,7 @@ fn score_biases(place: &Place<'_>) {
                 new_keys: true,
                 transposed: false,
                 spare: 0,
+                reach: None,
             };
             let of_heads = Bias {
                 dtype,

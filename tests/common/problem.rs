@@ -213,6 +213,8 @@ pub struct Bias {
     pub transposed: bool,
     /// Rows and columns beyond the batch's, and elements between rows and heads.
     pub spare: u32,
+    /// Rows and columns that it has, and no more: for lengths on a device.
+    pub reach: Option<u32>,
 }
 
 /// A bias's dimension of heads.

@@ -419,6 +419,7 @@ fn biases() -> impl Strategy<Value = Option<Bias>> {
             new_keys,
             transposed,
             spare,
+            reach: None,
         },
     );
     prop_oneof![4 => Just(None), 1 => bias.prop_map(Some)]

@@ -157,18 +157,20 @@ impl<'a> Values<'a> {
         (0.01 + 0.5 * uniform(hash)) as f32
     }
 
-    /// The column of a bias that belongs to key `j` of request `b`, if there is one.
-    pub fn bias_column(&self, b: usize, j: usize) -> Option<i64> {
-        let request = self.problem.requests[b];
-        let past = i64::from(request.kv_len) - i64::from(request.qo_len);
-        let first = if self.layer().bias?.new_keys { past } else { 0 };
-        let column = j as i64 - first;
-        (column >= 0).then_some(column)
+    /// Row and column of a bias that belong to row `i` and key `j` of request `b`, if there are such.
+    pub fn bias_place(&self, b: usize, i: usize, j: usize) -> Option<[i64; 2]> {
+        let (bias, requests) = (self.layer().bias?, &self.problem.requests);
+        let past = i64::from(requests[b].kv_len) - i64::from(requests[b].qo_len);
+        let before: u32 = requests[..b].iter().map(|request| request.qo_len).sum();
+        let row = i as i64 + if bias.request_rows { 0 } else { before.into() };
+        let column = j as i64 - if bias.new_keys { past } else { 0 };
+        let reaches = |n: i64| bias.reach.is_none_or(|reach| n < i64::from(reach));
+        (column >= 0 && reaches(row) && reaches(column)).then_some([row, column])
     }
 
     /// What is added to the logit of row `i` and key `j`. Some keys are hidden.
     pub fn bias(&self, b: usize, i: usize, j: usize, head: usize) -> f64 {
-        let (Some(bias), Some(column)) = (self.layer().bias, self.bias_column(b, j)) else {
+        let (Some(bias), Some([_, column])) = (self.layer().bias, self.bias_place(b, i, j)) else {
             return 0.0;
         };
         let tag = match bias.request_rows {

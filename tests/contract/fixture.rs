@@ -99,6 +99,7 @@ pub fn everything(kind: Kind) -> Problem {
             new_keys: false,
             transposed: false,
             spare: 0,
+            reach: None,
         }),
         sinks: true,
         q_scales: HeadScales::PerHead,

@@ -453,6 +453,7 @@ fn biases_of_requests() {
             new_keys: true,
             transposed: false,
             spare: 0,
+            reach: None,
         }),
         ..Layer::plain()
     };
