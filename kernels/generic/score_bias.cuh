@@ -1,8 +1,8 @@
 // Numbers of the caller that are added to logits of visible keys, on the portable kernels. They are added to finished
 // logits, in a pass of its own: runs without a bias pay one test for a tile of keys.
 //
-// Registers are scarce beside logits and outputs. So a lane knows where one row lies and asks the others for theirs, and
-// there are no branches between rows.
+// Registers are scarce beside logits and outputs. So a lane knows where one row lies and asks the others for theirs;
+// rows that each thread computed for itself spilled 252 bytes at head_dim 128.
 //
 // Lengths may be the device's alone, so rows and columns that the tensor lacks are not read. They add nothing.
 #pragma once
@@ -57,7 +57,8 @@ __device__ __forceinline__ i32 bias_column(const FolioScoreBias &bias, const Req
     return bias.flags & FOLIO_BIAS_NEW_KEYS ? key - request.past : key;
 }
 
-// To a thread's fragment of a tile's logits, of the 16 M_TILES tile rows from `first_row` on and the keys from `first_key` on.
+// To a thread's fragment of a tile's logits: 16 M_TILES tile rows from `first_row` on, and keys from `first_key` on. All
+// lanes of the warp take part.
 template <int M_TILES, int N_TILES>
 __device__ __forceinline__ void add_bias(float (&s)[M_TILES][N_TILES][4], const FolioScoreBias &bias, const Work &work,
                                          u32 first_row, i32 first_key) {
