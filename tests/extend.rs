@@ -8,7 +8,9 @@ use common::dense;
 use common::door::{DOORS, Door, RustDoor, Session};
 use common::instance::{LayerData, Output, Planned, solve};
 use common::memory::HostMemory;
-use common::problem::{Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, TableForm};
+use common::problem::{
+    Alibi, Bias, BiasHeads, HeadScales, Layer, MaskKind, Pattern, Problem, TableForm,
+};
 use common::random;
 use common::strategy::extends;
 use folio::api::Target;
@@ -61,6 +63,19 @@ fn check_on_cpu(problem: &Problem) {
 /// Prefixes that end within a page and at its end, prompts without one, and a request without rows.
 const LENS: [(u32, u32); 6] = [(70, 400), (33, 33), (1, 513), (0, 40), (9, 73), (48, 64)];
 
+/// Of each request's rows, over all keys or the new ones.
+fn bias(heads: BiasHeads, new_keys: bool) -> Option<Bias> {
+    Some(Bias {
+        dtype: DType::F32,
+        heads,
+        request_rows: new_keys,
+        new_keys,
+        transposed: false,
+        spare: 1,
+        reach: None,
+    })
+}
+
 /// Each thing that positions count for, with new keys that do not begin on a block of a kernel.
 #[test]
 fn positions_are_those_among_all_keys() {
@@ -101,6 +116,14 @@ fn positions_are_those_among_all_keys() {
         },
         Layer {
             mask: MaskKind::Items,
+            ..plain.clone()
+        },
+        Layer {
+            bias: bias(BiasHeads::Each, false),
+            ..plain.clone()
+        },
+        Layer {
+            bias: bias(BiasHeads::Absent, true),
             ..plain.clone()
         },
         Layer {

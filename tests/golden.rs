@@ -10,7 +10,7 @@ use folio::api::{BatchInput, Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{
     AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask,
-    MaskColumns, Window,
+    MaskColumns, ScoreBias, Window,
 };
 use std::num::NonZeroU32;
 
@@ -393,6 +393,61 @@ fn alibi_and_its_square_root_form() {
         let sum = 0.25 + 0.5 + 1.0 + 1.0;
         let want = [0.25 / sum, 0., 0., 0.5 / sum, 1. / sum, 1. / sum];
         assert_row(&rows[0], &want, sum.ln());
+    }
+}
+
+#[test]
+fn a_bias_is_added_to_what_a_row_sees() {
+    // Of three keys, 1 and 2 are new. Rows 0 and 1 of a tensor with other rows and columns beyond them.
+    let (low, nan) = (f32::NEG_INFINITY, f32::NAN);
+    let [two, three, five] = [2f32, 3., 5.].map(f32::ln);
+    let keys = f32s(
+        &[3, 4],
+        &[two, low, nan, 9., 0., three, five, 9., 9., 9., 9., 9.],
+    );
+    let new_keys = f32s(&[1, 3, 3], &[two, nan, 9., three, low, 9., 9., 9., 9.]);
+    let hides = f32s(&[2, 3], &[-1e35, 0., 0., f32::MIN, -1e35, -1e35]);
+    let bias = |tensor: &Resident<'_>, new_keys| {
+        Some(ScoreBias {
+            tensor: tensor.tensor(),
+            request_rows: false,
+            new_keys,
+        })
+    };
+    for session in sessions() {
+        let rows = weights(&*session, &[0., 0., 0.], 2, |args| {
+            args.score_bias = bias(&keys, false);
+        });
+        assert_row(&rows[0], &[1., 0., 0.], two);
+        let sum = 1. + 3. + 5.;
+        assert_row(&rows[1], &[1. / sum, 3. / sum, 5. / sum], f32::ln(sum));
+        let rows = weights(&*session, &[0., 0., 0.], 2, |args| {
+            args.score_bias = bias(&new_keys, true);
+        });
+        assert_row(&rows[0], &[1. / 3., 2. / 3., 0.], f32::ln(3.));
+        assert_row(&rows[1], &[1. / 4., 3. / 4., 0.], f32::ln(4.));
+        let rows = weights(&*session, &[0., 0., 0.], 2, |args| {
+            args.score_bias = bias(&hides, false);
+        });
+        assert_row(&rows[0], &[0., 1., 0.], 0.);
+        // What is below -2^127 hides a key, and other numbers do not, however low.
+        assert_eq!(rows[1].0, [0., 0.5, 0.5]);
+    }
+}
+
+/// A hidden key may hold anything, and so may its bias where a mask hides it.
+#[test]
+fn a_bias_hides_keys_as_masks_do() {
+    let bias = f32s(&[1, 3], &[0., f32::NEG_INFINITY, 0.]);
+    for session in sessions() {
+        let rows = weights(&*session, &[0., f32::NAN, 0.], 1, |args| {
+            args.score_bias = Some(ScoreBias {
+                tensor: bias.tensor(),
+                request_rows: true,
+                new_keys: false,
+            });
+        });
+        assert_row(&rows[0], &[0.5, 0., 0.5], f32::ln(2.));
     }
 }
 

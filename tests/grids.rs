@@ -71,6 +71,11 @@ fn caps_and_alibi() {
 }
 
 #[test]
+fn score_biases() {
+    run("score_biases");
+}
+
+#[test]
 fn sinks() {
     run("sinks");
 }
@@ -114,5 +119,5 @@ fn rows_as_wide_as_mla() {
 
 #[test]
 fn no_grid_is_forgotten() {
-    assert_eq!(GRIDS.len(), 13);
+    assert_eq!(GRIDS.len(), 14);
 }

@@ -788,6 +788,18 @@ typedef struct folio_workspace {
 #define FOLIO_RUN_MM_PREFIX_IN_WINDOW 32
 
 /**
+ * Columns of score_bias are a request's last qo_len keys; those before them get nothing. With
+ * FOLIO_RUN_BIAS_REQUEST_ROWS and a tensor of rank 2 it is vLLM's qq_bias. Needs score_bias.
+ */
+#define FOLIO_RUN_BIAS_NEW_KEYS 64
+
+/**
+ * Rows of score_bias count within a request, so that all requests share them; without the flag they are the rows of q.
+ * Needs score_bias.
+ */
+#define FOLIO_RUN_BIAS_REQUEST_ROWS 128
+
+/**
  * Row i of a request sees key j iff j <= kv_len - qo_len + i: the last row sees the last key.
  */
 #define FOLIO_MASK_CAUSAL 0
@@ -827,7 +839,7 @@ typedef struct folio_workspace {
  * For query row i (position p = kv_len - qo_len + i) and key j:
  *
  * ```text
- * s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
+ * s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p) + score_bias[row, j]
  * around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
  * seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
  * o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
@@ -840,7 +852,7 @@ typedef struct folio_workspace {
  *
  * The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
  * resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
- * ranges vLLM's, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
+ * ranges vLLM's, as is the bias of new keys, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
  *
  * A scale or factor of 0 stands for its default, so 0 itself cannot be said.
  */
@@ -1016,6 +1028,15 @@ typedef struct folio_attention_args {
      * alone. NULL otherwise.
      */
     const folio_tensor *item_positions;
+    /**
+     * `[rows, columns]` for all heads or `[num_qo_heads or 1, rows, columns]`, float32, float16 or bfloat16 of any strides,
+     * or NULL: adds its elements to the logits of keys that a row sees, after the cap and beside ALiBi, in base e. Rows are
+     * those of q, or with FOLIO_RUN_BIAS_REQUEST_ROWS a request's; columns are a request's keys, or with
+     * FOLIO_RUN_BIAS_NEW_KEYS its last qo_len ones. There are as many as the batch has, or more, in each dimension; of lengths on
+     * a device, what the tensor lacks adds nothing. -inf hides a key. Elements of keys that a row does not see
+     * may be anything. Others may be neither NaN nor +inf, which give NaN.
+     */
+    const folio_tensor *score_bias;
 } folio_attention_args;
 
 /**

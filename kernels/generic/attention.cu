@@ -17,6 +17,7 @@
 #include "core/fp8_queries.cuh"
 #include "core/tile.cuh"
 #include "generic/fragments.cuh"
+#include "generic/score_bias.cuh"
 #include "generic/work.cuh"
 
 namespace folio {
@@ -367,6 +368,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         const bool inside = span.begin >= keys.begin && span.end <= keys.end;
         make_logits(s, p, work, rule, scale, lane, keys, span.begin,
                     inside && all_see(p, work.request, first_row, last_row, span));
+        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, lane.warp_m * ROWS_PER_WARP, span.begin);
         update(softmax, s, o);
         const u32 v_tile = k_tile + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS);
         multiply_values<Query, Cached, VRow>(o, s, v_tile);

@@ -9,6 +9,7 @@
 // FOLIO_HEAD_DIM_VO (padded dims), FOLIO_Q_TILE (16), FOLIO_KV_TILE (32), FOLIO_THREADS (128),
 // FOLIO_SHARED_BYTES.
 #include "core/paged.cuh"
+#include "generic/score_bias.cuh"
 #include "generic/work.cuh"
 
 namespace folio {
@@ -194,13 +195,18 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         float score[ROWS_PER_WARP] = {};
         multiply_qk(score, tiles, warp_row, g.head_dim_qk);
         const i32 key = first_key + threadIdx.x % 32;
+        const bool biased = is_biased(g.bias, work.request, {first_key, first_key + KEYS});
 #pragma unroll
         for (int r = 0; r < ROWS_PER_WARP; r++) {
             const RowMask mask(p, work.request, work.token(warp_row + r, group));
             const i32 position = static_cast<i32>(position_of(work.request, mask.row));
             const float slope = rule.slope(p, work.request.index, work.qo_head(warp_row + r, group));
             const bool seen = mask.sees(p, work.request, keys, key);
-            const float logit = seen ? rule(score[r], scale, slope, position - key) : minus_infinity();
+            float logit = seen ? rule(score[r], scale, slope, position - key) : minus_infinity();
+            if (biased) {
+                const i32 column = bias_column(g.bias, work.request, key);
+                logit = BiasRow(g.bias, work, warp_row + r).add_to(logit, g.bias, column);
+            }
             const float max = fmaxf(state[r].max, warp_max(logit)), base = exponent_base(max);
             const float correction = exp2_approx(state[r].max - base);
             score[r] = exp2_approx(logit - base);

@@ -15,6 +15,7 @@
 // FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
 #include "core/units.cuh"
 #include "generic/fragments.cuh"
+#include "generic/score_bias.cuh"
 #include "generic/stored_tiles.cuh"
 #include "generic/work.cuh"
 
@@ -477,6 +478,7 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
         const bool inside = span.begin >= keys.begin && span.end <= keys.end;
         make_logits(s, p, work, rule, scale, lane, keys, span.begin,
                     inside && all_see(p, work.request, first_row, last_row, span));
+        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, lane.warp_m * ROWS_PER_WARP, span.begin);
         update(softmax, s, o);
         if (by_token) {
             const float factor = value_scales.update(loader.factors());

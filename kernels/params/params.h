@@ -1,7 +1,7 @@
 // What host and device agree on: plain structs that src/cuda/params.rs mirrors field by field.
 // Sizes are asserted on both sides. No code here.
 //
-// Strides are in elements and 64 bits wide everywhere. Pointers that may be absent are null.
+// Strides are in elements, where nothing else is said, and 64 bits wide everywhere. Pointers that may be absent are null.
 #pragma once
 
 typedef signed int folio_i32;
@@ -109,6 +109,19 @@ struct FolioDivisor {
     folio_u32 divisor, multiplier, shift;
 };
 
+enum FolioBiasFlag { FOLIO_BIAS_NEW_KEYS = 1, FOLIO_BIAS_REQUEST_ROWS = 2 };
+
+// Numbers that are added to logits. What lies beyond rows and columns is not read.
+struct FolioScoreBias {
+    const void *data;                                  // or null
+    folio_i64 stride_head, stride_row, stride_column;  // in bytes
+    folio_u32 rows, columns;
+    folio_u32 dtype;  // FolioDtype: fp32, fp16 or bf16
+    folio_u32 flags;  // FolioBiasFlag
+    FolioDivisor group_size;
+    folio_u32 reserved;
+};
+
 // What the generic attention kernels take.
 struct FolioGenericParams {
     FolioAttentionParams attention;
@@ -120,6 +133,7 @@ struct FolioGenericParams {
     // Split keys: k has the first head_dim_qk - rope_dim elements of a key, and k_rope, of one head, the others.
     FolioCache k_rope;
     folio_u32 rope_dim, k_rope_copy_bytes;  // 0: k has whole keys
+    FolioScoreBias bias;
 };
 
 // kernels/sm90/decode/decode.cu. Keys come by TMA in boxes of a page's tokens, a tile of keys being 1 << boxes_log2
@@ -227,7 +241,8 @@ struct FolioPlanParams {
 // The numbers of src/cuda/params.rs.
 static_assert(sizeof(FolioWorkItem) == 48 && sizeof(FolioCombineItem) == 16, "plan records");
 static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 376, "attention");
-static_assert(sizeof(FolioGenericParams) == 456 && sizeof(FolioCombineParams) == 184, "generic kernels");
+static_assert(sizeof(FolioGenericParams) == 520 && sizeof(FolioCombineParams) == 184, "generic kernels");
+static_assert(sizeof(FolioScoreBias) == 64, "biases");
 static_assert(sizeof(FolioDecodeParams) == 408, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");

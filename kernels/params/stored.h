@@ -72,5 +72,5 @@ struct FolioStoredAttentionParams {
 
 // The numbers of src/cuda/stored_params.rs.
 static_assert(sizeof(FolioStoredTensor) == 104 && sizeof(FolioStored) == 216, "stored caches");
-static_assert(sizeof(FolioStoredAttentionParams) == 680, "attention over stored caches");
+static_assert(sizeof(FolioStoredAttentionParams) == 744, "attention over stored caches");
 static_assert(sizeof(FolioStoredAppendParams) == 312 && sizeof(FolioStoredGatherParams) == 600, "their operators");

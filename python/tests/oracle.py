@@ -26,6 +26,7 @@ def attend(
     soft_cap: float = 0,
     slopes: Optional[np.ndarray] = None,
     sinks: Optional[np.ndarray] = None,
+    bias: Optional[Callable[[int, int, int], float]] = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Output `[qo_len, heads, dim_vo]` and lse `[qo_len, heads]` of one request.
 
@@ -34,6 +35,7 @@ def attend(
         k: `[kv_len, num_kv_heads, dim_qk]`.
         v: `[kv_len, num_kv_heads, dim_vo]`.
         sees: whether the row at position p sees key j; causal by default.
+        bias: what is added to the logit of a head, the row at position p and key j.
     """
     q, k, v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
     qo_len, heads, dim = q.shape
@@ -50,6 +52,8 @@ def attend(
                 scores = soft_cap * np.tanh(scores / soft_cap)
             if slopes is not None:
                 scores = scores + slopes[h] * (seen - p)
+            if bias is not None:
+                scores = scores + np.array([bias(h, p, j) for j in seen], dtype=np.float64)
             values = v[seen, h // group]
             if sinks is not None:
                 scores, values = np.append(scores, sinks[h]), np.vstack([values, np.zeros((1, v.shape[2]))])

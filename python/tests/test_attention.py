@@ -186,6 +186,39 @@ def test_masks_and_scores_of_one_plan(ctx, rng):
     check(o, lse * np.log(2), wanted, 3e-6)
 
 
+def test_score_bias(ctx, rng):
+    made = batch(rng, *MIXED, heads=4, kv_heads=2, dim=32)
+    handle = prefill(ctx, made)
+    handle.plan(qo_indptr=made.qo_indptr, kv_len=made.kv_len, block_table=made.block_table)
+    of_rows = rng.standard_normal((4, len(made.q), max(made.kv_lens))).astype(np.float32)
+    of_rows[rng.random(of_rows.shape) < 0.1] = -np.inf
+    of_trees = rng.standard_normal((max(made.qo_lens),) * 2).astype(np.float16)
+    new_keys = ["bias_new_keys", "bias_request_rows"]
+
+    def attended(bias):
+        """`bias` is of a request's first row in the batch, its first new key, a head, a row's position and a key."""
+        parts = [
+            attend(
+                made.q[made.rows(b)],
+                made.keys(made.k, b),
+                made.keys(made.v, b),
+                bias=lambda h, p, j, b=b: bias(made.qo_indptr[b], made.kv_lens[b] - made.qo_lens[b], h, p, j),
+            )
+            for b in range(len(made.kv_lens))
+        ]
+        return tuple(np.concatenate(part) for part in zip(*parts))
+
+    for tensor, flags, wanted in (
+        (of_rows, None, attended(lambda row, past, h, p, j: of_rows[h, row + p - past, j])),
+        (of_trees, new_keys, attended(lambda row, past, h, p, j: of_trees[p - past, j - past] if j >= past else 0)),
+    ):
+        o, lse = outputs(made)
+        handle.run(q=made.q, k=made.k, v=made.v, o=o, lse=lse, score_bias=tensor, flags=flags)
+        check(o, lse, wanted, 3e-6)
+    with pytest.raises(folio.Error, match="score_bias"):
+        handle.run(q=made.q, k=made.k, v=made.v, o=o, lse=lse, flags=new_keys)
+
+
 def test_custom_mask(ctx, rng):
     made = batch(rng, [4, 3], [10, 7], heads=4, kv_heads=2, dim=32)
     handle = prefill(ctx, made)

@@ -2,8 +2,8 @@
 
 use super::beside::{Beside, Side, packed};
 use super::check::{
-    Extent, MOST_OUTPUT_SCALE, Named, finite, named, optional_lse, output_scale, output_scales,
-    request_scales, scale,
+    Extent, FLOATS, MOST_OUTPUT_SCALE, Named, finite, named, optional_lse, output_scale,
+    output_scales, request_scales, scale,
 };
 use super::desc::HEAD_DIM_UNIT;
 use super::planned::Planned;
@@ -12,6 +12,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AttentionArgs, AttentionDesc, CacheForm, Checked, Kind, KvLayout, KvStorage, Mask, MaskColumns,
+    ScoreBias,
 };
 use crate::tensor::{Device, Tensor};
 
@@ -119,6 +120,7 @@ pub(super) fn check(
         custom_mask_indptr: custom_mask_indptr(args, planned, device)?,
         mm_prefix_ranges: mm_prefix(args, planned, device)?,
         alibi_slopes,
+        score_bias: score_bias(args, desc, planned, device)?,
         sinks: per_head("sinks", args.sinks)?,
         ..*args
     }))
@@ -245,6 +247,41 @@ fn cache(
         } => tensor.swap_dims(1, 2),
         _ => tensor,
     })
+}
+
+/// The bias with a dimension of heads.
+fn score_bias(
+    args: &AttentionArgs,
+    desc: &AttentionDesc,
+    planned: &Planned,
+    device: Device,
+) -> Result<Option<ScoreBias>> {
+    let Some(bias) = args.score_bias else {
+        return Ok(None);
+    };
+    let rows = Extent::CountFrom(match bias.request_rows {
+        true => planned.most_rows,
+        false => planned.num_tokens,
+    });
+    let columns = Extent::CountFrom(match bias.new_keys {
+        true => planned.most_rows,
+        false => planned.most_keys,
+    });
+    let named = named("score_bias", bias.tensor)
+        .on(device)?
+        .one_of(&FLOATS)?;
+    let tensor = match bias.tensor.rank() {
+        2 => named.shaped(&[rows, columns])?.tensor.insert_dim(0),
+        _ if bias.tensor.shape().first() == Some(&1) => {
+            let one_head = named.shaped(&[Extent::Is(1), rows, columns])?.tensor;
+            one_head.remove_dim(0).insert_dim(0)
+        }
+        _ => {
+            let heads = Extent::Is(desc.num_qo_heads.into());
+            named.shaped(&[heads, rows, columns])?.tensor
+        }
+    };
+    Ok(Some(ScoreBias { tensor, ..bias }))
 }
 
 /// Beyond it logits of ordinary rows come near the end of float32, and a difference of infinities is no number.

@@ -247,7 +247,10 @@ fn sees_what_is_shared(args: &Checked<AttentionArgs>, format: CacheFormat) -> bo
         Mask::Items { .. } => false,
     };
     let by_window = args.window.left.is_none() && args.chunks.is_none();
-    by_mask && by_window && args.alibi_slopes.is_none() && !args.has_request_scales(format)
+    // Rows of the batch and numbers of shared keys are the same in every cut; rows of a request are not.
+    let by_bias = (args.score_bias).is_none_or(|bias| bias.new_keys || !bias.request_rows);
+    let by_logits = by_bias && args.alibi_slopes.is_none() && !args.has_request_scales(format);
+    by_mask && by_window && by_logits
 }
 
 fn checked(desc: AttentionDesc) -> Result<AttentionDesc> {

@@ -158,6 +158,7 @@ fn unused(args: &AttentionArgs) -> Result<()> {
         ("mm_prefix_ranges", args.mm_prefix_ranges.is_some()),
         ("alibi_slopes", args.alibi_slopes.is_some()),
         ("flags: ALIBI_SQRT", args.alibi_sqrt),
+        ("score_bias", args.score_bias.is_some()),
         ("sinks", args.sinks.is_some()),
     ];
     match stated.iter().find(|field| field.1) {

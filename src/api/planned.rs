@@ -17,6 +17,9 @@ pub(super) struct Planned {
     pub max_page_id: i64,
     /// Rows of ragged K and V in use.
     pub kv_rows: i64,
+    /// Most rows of a request, and most keys of one with rows, as far as the host knows.
+    pub most_rows: i64,
+    pub most_keys: i64,
     /// Elements of a custom mask of bytes, and of bits.
     pub mask_bytes: i64,
     pub mask_bits: i64,
@@ -52,17 +55,26 @@ impl Planned {
                 Some(_) => 0,
             },
             max_page_id: if num_ids > 0 { 0 } else { -1 },
+            most_rows: match batch.qo_indptr {
+                None => i64::from(batch.qo_len),
+                Some(_) => 0,
+            },
             ..Planned::default()
         }
     }
 
     fn of(batch: &HostBatch<'_>, starts: &RequestStarts) -> Planned {
         let n = batch.batch_size();
+        let busy = (0..n).filter(|&b| batch.qo_len(b) > 0);
+        let most_keys = busy.clone().map(|b| i64::from(batch.kv_len[b])).max();
+        let most_rows = busy.map(|b| i64::from(batch.qo_len(b))).max();
         let mut planned = Planned {
             batch_size: n as i64,
             mask_bytes: starts.mask_bytes[n],
             mask_bits: starts.mask_bits[n],
             num_tokens: batch.num_tokens() as i64,
+            most_rows: most_rows.unwrap_or(0),
+            most_keys: most_keys.unwrap_or(0),
             max_page_id: match batch.are_page_ids_on_device() {
                 true if batch.num_pages > 0 => 0,
                 _ => i64::from(batch.max_page_id),

@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::LogBase;
+use crate::problem::{LogBase, ScoreBias};
 use crate::tensor::Tensor;
 
 /// `FolioRunFlag`.
@@ -133,6 +133,28 @@ pub struct Divisor {
     pub shift: u32,
 }
 
+/// `FOLIO_BIAS_NEW_KEYS`.
+pub const BIAS_NEW_KEYS: u32 = 1;
+/// `FOLIO_BIAS_REQUEST_ROWS`.
+pub const BIAS_REQUEST_ROWS: u32 = 2;
+
+/// `FolioScoreBias`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct BiasParams {
+    pub data: u64,
+    pub stride_head: i64,
+    pub stride_row: i64,
+    pub stride_column: i64,
+    pub rows: u32,
+    pub columns: u32,
+    pub dtype: u32,
+    pub flags: u32,
+    pub group_size: Divisor,
+    pub reserved: u32,
+}
+
 /// `FolioGenericParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -150,6 +172,7 @@ pub struct GenericParams {
     pub k_rope: Cache,
     pub rope_dim: u32,
     pub k_rope_copy_bytes: u32,
+    pub bias: BiasParams,
 }
 
 /// `FolioPaddedDecodeParams`, with its base.
@@ -313,7 +336,8 @@ const _: () = {
     assert!(size_of::<crate::problem::CombineItem>() == 16);
     assert!(size_of::<PlanView>() == 80);
     assert!(size_of::<AttentionParams>() == 376);
-    assert!(size_of::<GenericParams>() == 456);
+    assert!(size_of::<GenericParams>() == 520);
+    assert!(size_of::<BiasParams>() == 64);
     assert!(size_of::<CombineParams>() == 184);
     assert!(size_of::<DecodeParams>() == 432);
     assert!(size_of::<MergeStatesParams>() == 232);
@@ -341,6 +365,40 @@ impl Cache {
             stride_page: tensor.stride(0),
             stride_token: tensor.stride(1),
             stride_head: tensor.stride(2),
+        }
+    }
+}
+
+impl BiasParams {
+    /// Of a bias that `api` checked, if there is one with elements: of rank 3, and counted in 32 bits.
+    pub fn of(bias: Option<ScoreBias>, group_size: u32) -> BiasParams {
+        let Some(bias) = bias.filter(|bias| !bias.tensor.is_empty()) else {
+            return BiasParams {
+                data: 0,
+                stride_head: 0,
+                stride_row: 0,
+                stride_column: 0,
+                rows: 0,
+                columns: 0,
+                dtype: 0,
+                flags: 0,
+                group_size: Divisor::new(0),
+                reserved: 0,
+            };
+        };
+        let bytes = |dim| bias.tensor.stride(dim) * bias.tensor.dtype().size() as i64;
+        let when = |stated: bool, flag| if stated { flag } else { 0 };
+        BiasParams {
+            data: bias.tensor.address() as u64,
+            stride_head: bytes(0),
+            stride_row: bytes(1),
+            stride_column: bytes(2),
+            rows: bias.tensor.extent(1) as u32,
+            columns: bias.tensor.extent(2) as u32,
+            dtype: dtype_code(bias.tensor.dtype()),
+            flags: when(bias.new_keys, BIAS_NEW_KEYS) | when(bias.request_rows, BIAS_REQUEST_ROWS),
+            group_size: Divisor::new(group_size),
+            reserved: 0,
         }
     }
 }

@@ -129,7 +129,7 @@ const _: () = {
     assert!(size_of::<Stored>() == 216);
     assert!(size_of::<StoredAppendParams>() == 312);
     assert!(size_of::<StoredGatherParams>() == 600);
-    assert!(size_of::<StoredAttentionParams>() == 680);
+    assert!(size_of::<StoredAttentionParams>() == 744);
     assert!(size_of::<StoredDecodeParams>() == 648);
     assert!(size_of::<StoredRopeAppendParams>() == 2696);
     assert!(size_of::<StoredWidenParams>() == 544);

@@ -3,7 +3,7 @@
 use super::sized::{Input, reserved};
 use super::tensor::{folio_tensor, log_base, required, tensor};
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionChunks, Mask, MaskColumns, Window};
+use crate::problem::{AttentionArgs, AttentionChunks, Mask, MaskColumns, ScoreBias, Window};
 use crate::tensor::Tensor;
 use std::num::NonZeroU32;
 
@@ -22,6 +22,12 @@ pub const FOLIO_RUN_MASK_SKIP_PREFIX: u32 = 8;
 pub const FOLIO_RUN_MASK_NEW_KEYS: u32 = 16;
 /// Window and chunks hold inside mm_prefix_ranges too.
 pub const FOLIO_RUN_MM_PREFIX_IN_WINDOW: u32 = 32;
+/// Columns of score_bias are a request's last qo_len keys; those before them get nothing. With
+/// FOLIO_RUN_BIAS_REQUEST_ROWS and a tensor of rank 2 it is vLLM's qq_bias. Needs score_bias.
+pub const FOLIO_RUN_BIAS_NEW_KEYS: u32 = 64;
+/// Rows of score_bias count within a request, so that all requests share them; without the flag they are the rows of q.
+/// Needs score_bias.
+pub const FOLIO_RUN_BIAS_REQUEST_ROWS: u32 = 128;
 
 /// Row i of a request sees key j iff j <= kv_len - qo_len + i: the last row sees the last key.
 pub const FOLIO_MASK_CAUSAL: i32 = 0;
@@ -45,7 +51,7 @@ pub const FOLIO_MASK_ITEMS: i32 = 5;
 /// For query row i (position p = kv_len - qo_len + i) and key j:
 ///
 /// ```text
-/// s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
+/// s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p) + score_bias[row, j]
 /// around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
 /// seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
 /// o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
@@ -58,7 +64,7 @@ pub const FOLIO_MASK_ITEMS: i32 = 5;
 ///
 /// The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
 /// resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
-/// ranges vLLM's, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
+/// ranges vLLM's, as is the bias of new keys, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of FlashAttention-2.
 ///
 /// A scale or factor of 0 stands for its default, so 0 itself cannot be said.
 #[repr(C)]
@@ -163,9 +169,16 @@ pub struct folio_attention_args {
     /// the delimiter before an item at 0 (FlashInfer's token_pos_in_items_ptr). A row without a column sees the prefix
     /// alone. NULL otherwise.
     pub item_positions: *const folio_tensor,
+    /// `[rows, columns]` for all heads or `[num_qo_heads or 1, rows, columns]`, float32, float16 or bfloat16 of any strides,
+    /// or NULL: adds its elements to the logits of keys that a row sees, after the cap and beside ALiBi, in base e. Rows are
+    /// those of q, or with FOLIO_RUN_BIAS_REQUEST_ROWS a request's; columns are a request's keys, or with
+    /// FOLIO_RUN_BIAS_NEW_KEYS its last qo_len ones. There are as many as the batch has, or more, in each dimension; of lengths on
+    /// a device, what the tensor lacks adds nothing. -inf hides a key. Elements of keys that a row does not see
+    /// may be anything. Others may be neither NaN nor +inf, which give NaN.
+    pub score_bias: *const folio_tensor,
 }
 
-const _: () = assert!(size_of::<folio_attention_args>() == 232);
+const _: () = assert!(size_of::<folio_attention_args>() == 240);
 
 // SAFETY: repr(C), two u32 first, numbers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_attention_args {
@@ -176,7 +189,9 @@ unsafe impl Input for folio_attention_args {
         | FOLIO_RUN_ALIBI_SQRT
         | FOLIO_RUN_MASK_SKIP_PREFIX
         | FOLIO_RUN_MASK_NEW_KEYS
-        | FOLIO_RUN_MM_PREFIX_IN_WINDOW;
+        | FOLIO_RUN_MM_PREFIX_IN_WINDOW
+        | FOLIO_RUN_BIAS_NEW_KEYS
+        | FOLIO_RUN_BIAS_REQUEST_ROWS;
     type Parsed = AttentionArgs;
 
     unsafe fn parse(&self) -> Result<AttentionArgs> {
@@ -221,6 +236,7 @@ unsafe impl Input for folio_attention_args {
                 mm_prefix_in_window: self.flags & FOLIO_RUN_MM_PREFIX_IN_WINDOW != 0,
                 alibi_slopes: tensor("alibi_slopes", self.alibi_slopes)?,
                 alibi_sqrt: self.flags & FOLIO_RUN_ALIBI_SQRT != 0,
+                score_bias: self.bias(tensor("score_bias", self.score_bias)?)?,
                 sinks: tensor("sinks", self.sinks)?,
                 k_new: tensor("k_new", self.k_new)?,
                 v_new: tensor("v_new", self.v_new)?,
@@ -258,6 +274,22 @@ impl folio_attention_args {
             FOLIO_RUN_MASK_NEW_KEYS => Ok(MaskColumns::NewKeys),
             _ => Err(Error::InvalidArgument(
                 "flags: FOLIO_RUN_MASK_SKIP_PREFIX with FOLIO_RUN_MASK_NEW_KEYS is not accepted; one of them is".into(),
+            )),
+        }
+    }
+
+    fn bias(&self, tensor: Option<Tensor>) -> Result<Option<ScoreBias>> {
+        const ROWS_AND_COLUMNS: u32 = FOLIO_RUN_BIAS_NEW_KEYS | FOLIO_RUN_BIAS_REQUEST_ROWS;
+        match tensor {
+            Some(tensor) => Ok(Some(ScoreBias {
+                tensor,
+                request_rows: self.flags & FOLIO_RUN_BIAS_REQUEST_ROWS != 0,
+                new_keys: self.flags & FOLIO_RUN_BIAS_NEW_KEYS != 0,
+            })),
+            None if self.flags & ROWS_AND_COLUMNS == 0 => Ok(None),
+            None => Err(Error::InvalidArgument(
+                "flags: BIAS_NEW_KEYS or BIAS_REQUEST_ROWS is not accepted without score_bias"
+                    .into(),
             )),
         }
     }

@@ -165,6 +165,23 @@ pub enum MaskColumns {
     NewKeys,
 }
 
+/// Less is added to hide a key, as -inf is: -2^127, which in base 2 is still a number of float32.
+pub const LEAST_BIAS: f32 = -f32::from_bits(0x7f00_0000);
+
+/// Numbers that are added to the logits of visible keys, in base e. Those below [`LEAST_BIAS`] hide a key.
+#[derive(Debug, Clone, Copy)]
+pub struct ScoreBias {
+    /// fp32, fp16 or bf16, of any strides: `[rows, columns]` for all heads, or `[num_qo_heads or 1, rows, columns]`.
+    /// Checked: of rank 3, and without a stride between heads where there is one. Rows and columns are as many as the
+    /// batch's, as far as the host knows them; what only a device knows may lie outside, and adds nothing.
+    pub tensor: Tensor,
+    /// Rows count within a request, so that all requests share them; otherwise they are the batch's rows.
+    pub request_rows: bool,
+    /// Columns are a request's last `qo_len` keys, and those before get nothing (vLLM's qq_bias); otherwise they are all
+    /// keys.
+    pub new_keys: bool,
+}
+
 /// Chunked local attention (Llama 4): the row at position `p` sees no key before the chunk that lies `look_back` chunks
 /// before its own. Chunks count from the request's first key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -263,6 +280,8 @@ pub struct AttentionArgs {
     pub alibi_slopes: Option<Tensor>,
     /// ALiBi takes the square-root form.
     pub alibi_sqrt: bool,
+    /// Added after the cap, as ALiBi is.
+    pub score_bias: Option<ScoreBias>,
     /// `[num_qo_heads]` fp32: one more logit per head, with no value behind it.
     pub sinks: Option<Tensor>,
     /// Where the desc has `new_kv`: the keys of the query rows, `[num_tokens or more, num_kv_heads, head_dim_qk]`. No scale
@@ -305,6 +324,7 @@ impl AttentionArgs {
             mm_prefix_in_window: false,
             alibi_slopes: None,
             alibi_sqrt: false,
+            score_bias: None,
             sinks: None,
             k_new: None,
             v_new: None,

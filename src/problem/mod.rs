@@ -23,8 +23,8 @@ mod tree;
 mod work;
 
 pub use attention::{
-    AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask,
-    MaskColumns, Window,
+    AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LEAST_BIAS, LogBase,
+    Mask, MaskColumns, ScoreBias, Window,
 };
 pub use batch::{Batch, DeviceBatch, HostBatch, Keys, PageIds, Pages};
 pub use cache::AppendArgs;

@@ -20,10 +20,10 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, CopyArgs,
-    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, HostBatch, KvStorage, LatentRecords,
-    LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs, MlaAppendArgs,
-    MlaGatherArgs, PageIds, Pages, ProjectArgs, RopeAppendArgs, Tiling, TreeMaskArgs, WorkList,
-    Workers,
+    CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, HostBatch, KvStorage, LEAST_BIAS,
+    LatentRecords, LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs,
+    MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, RopeAppendArgs, Tiling,
+    TreeMaskArgs, WorkList, Workers,
 };
 use crate::tensor::{Device, Tensor};
 use std::ops::Range;
@@ -69,10 +69,15 @@ impl ReferenceAttention {
         let position = request.kv_len - request.qo_len + i;
         let mut keys: Vec<(i64, f64)> = Vec::new();
         for j in request.keys.clone() {
-            if allowed(args, request, b, i, j) {
-                let score = self.score(args, request, b, i, j, head, kv_head, position);
-                keys.push((j, score));
+            if !allowed(args, request, b, i, j) {
+                continue;
             }
+            let bias = bias(args, request, head, i, j);
+            if bias < f64::from(LEAST_BIAS) {
+                continue;
+            }
+            let score = self.score(args, request, b, i, j, head, kv_head, position);
+            keys.push((j, score + bias));
         }
         let sink = args
             .sinks
@@ -251,6 +256,26 @@ fn allowed(args: &Checked<AttentionArgs>, request: &Request, b: usize, i: i64, j
         true => (base || in_range) && window,
         false => (base && window) || in_range,
     }
+}
+
+/// What is added to the logit of row `i` and key `j`: nothing where there is no column.
+fn bias(args: &Checked<AttentionArgs>, request: &Request, head: i64, i: i64, j: i64) -> f64 {
+    let Some(bias) = args.score_bias else {
+        return 0.0;
+    };
+    let row = match bias.request_rows {
+        true => i,
+        false => request.q_start + i,
+    };
+    let column = match bias.new_keys {
+        true => j - (request.kv_len - request.qo_len),
+        false => j,
+    };
+    if column < 0 {
+        return 0.0;
+    }
+    let head = head.min(bias.tensor.extent(0) - 1);
+    f64::from(bias.tensor.get(&[head, row, column]))
 }
 
 /// What a custom mask says of row `i` and key `j`. `element` reads one, given where the request's elements start if that

@@ -46,6 +46,8 @@ SAME(FOLIO_RUN_ALIBI_SQRT, 4);
 SAME(FOLIO_RUN_MASK_SKIP_PREFIX, 8);
 SAME(FOLIO_RUN_MASK_NEW_KEYS, 16);
 SAME(FOLIO_RUN_MM_PREFIX_IN_WINDOW, 32);
+SAME(FOLIO_RUN_BIAS_NEW_KEYS, 64);
+SAME(FOLIO_RUN_BIAS_REQUEST_ROWS, 128);
 SAME(FOLIO_MASK_CAUSAL, 0);
 SAME(FOLIO_MASK_FULL, 1);
 SAME(FOLIO_MASK_CUSTOM_BYTES, 2);
@@ -173,7 +175,7 @@ AT(folio_workspace, device_bytes, 16);
 AT(folio_workspace, host, 24);
 AT(folio_workspace, host_bytes, 32);
 
-SIZE(folio_attention_args, 232);
+SIZE(folio_attention_args, 240);
 AT(folio_attention_args, struct_size, 0);
 AT(folio_attention_args, flags, 4);
 AT(folio_attention_args, q, 8);
@@ -210,6 +212,7 @@ AT(folio_attention_args, q_scales, 200);
 AT(folio_attention_args, o_scales, 208);
 AT(folio_attention_args, item_starts, 216);
 AT(folio_attention_args, item_positions, 224);
+AT(folio_attention_args, score_bias, 232);
 
 SIZE(folio_prefill_desc, 80);
 AT(folio_prefill_desc, struct_size, 0);

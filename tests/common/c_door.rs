@@ -182,6 +182,10 @@ pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args 
             | flag(input.lse_base == LogBase::Two, FOLIO_RUN_LSE_BASE_2)
             | flag(input.alibi_sqrt, FOLIO_RUN_ALIBI_SQRT)
             | flag(input.mm_prefix_in_window, FOLIO_RUN_MM_PREFIX_IN_WINDOW)
+            | input.score_bias.map_or(0, |bias| {
+                flag(bias.new_keys, FOLIO_RUN_BIAS_NEW_KEYS)
+                    | flag(bias.request_rows, FOLIO_RUN_BIAS_REQUEST_ROWS)
+            })
             | match input.mask_columns {
                 MaskColumns::Keys => 0,
                 MaskColumns::KeysAfterPrefix => FOLIO_RUN_MASK_SKIP_PREFIX,
@@ -221,6 +225,7 @@ pub fn c_args(input: &AttentionArgs, tensors: &Tensors) -> folio_attention_args 
         o_scales: tensors.of(input.o_scales),
         item_starts: tensors.of(item_starts),
         item_positions: tensors.of(item_positions),
+        score_bias: tensors.of(input.score_bias.map(|bias| bias.tensor)),
     }
 }
 

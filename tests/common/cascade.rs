@@ -15,7 +15,7 @@ use folio::dtype::DType;
 use folio::error::Result;
 use folio::problem::{
     AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, LogBase, Mask, MaskColumns,
-    Window,
+    ScoreBias, Window,
 };
 
 /// What a run asks for beside causal attention.
@@ -37,9 +37,14 @@ pub enum Extra {
     MmPrefixAlone,
     MaskOfNewKeys,
     MaskAfterPrefix,
+    /// Of the rows of the batch, which all cuts have in common.
+    BiasOfKeys,
+    BiasOfNewKeys,
+    /// Of the rows of each request, which a cut of several does not know.
+    BiasOfRequestRows,
 }
 
-pub const EXTRAS: [Extra; 15] = [
+pub const EXTRAS: [Extra; 18] = [
     Extra::Nothing,
     Extra::Full,
     Extra::SoftCap,
@@ -55,6 +60,9 @@ pub const EXTRAS: [Extra; 15] = [
     Extra::MmPrefixAlone,
     Extra::MaskOfNewKeys,
     Extra::MaskAfterPrefix,
+    Extra::BiasOfKeys,
+    Extra::BiasOfNewKeys,
+    Extra::BiasOfRequestRows,
 ];
 
 /// One problem.
@@ -209,6 +217,7 @@ pub struct Data<'m> {
     indptr: Option<Resident<'m>>,
     ids: Resident<'m>,
     slopes: Resident<'m>,
+    bias: Resident<'m>,
     sinks: Resident<'m>,
     scales: Resident<'m>,
     request_scales: Resident<'m>,
@@ -242,6 +251,7 @@ impl<'m> Data<'m> {
         };
         let batch_size = case.requests.len();
         let kv_len: Vec<i32> = (0..batch_size).map(|b| case.kv_len(b)).collect();
+        let most_keys = kv_len.iter().copied().max().map_or(0, i64::from);
         let (indptr, ids) = page_table(case.csr, DType::I32, &tables);
         let floats = |numbers: Vec<f32>| {
             Resident::new(memory, Image::of_f32(&[numbers.len() as i64], &numbers))
@@ -273,6 +283,7 @@ impl<'m> Data<'m> {
             kv_len: host(&kv_len),
             indptr: indptr.as_deref().map(host),
             ids: Resident::new(memory, ids),
+            bias: filled(4, DType::F32, &[heads, tokens, most_keys]),
             slopes: floats((0..heads).map(|h| 0.02 * (h + 1) as f32).collect()),
             sinks: floats((0..heads).map(|h| h as f32 - 1.0).collect()),
             scales: floats((0..case.kv_heads).map(|h| 0.5 + 0.25 * h as f32).collect()),
@@ -348,6 +359,9 @@ impl<'m> Data<'m> {
             }
             Extra::Window => args.window.left = Some(37),
             Extra::Alibi => args.alibi_slopes = Some(self.slopes.tensor()),
+            Extra::BiasOfKeys => args.score_bias = Some(self.bias(false, false)),
+            Extra::BiasOfNewKeys => args.score_bias = Some(self.bias(true, true)),
+            Extra::BiasOfRequestRows => args.score_bias = Some(self.bias(true, false)),
             Extra::MmPrefix => {
                 args.mm_prefix_ranges = Some(self.ranges.tensor());
                 args.window = Window {
@@ -384,6 +398,16 @@ fn request_scales(memory: &dyn Memory, batch_size: i64, kv_heads: i64) -> Reside
         .map(|n| 0.5 + 0.125 * (n % 5) as f32)
         .collect();
     Resident::new(memory, Image::of_f32(&[batch_size, kv_heads], &numbers))
+}
+
+impl Data<'_> {
+    fn bias(&self, request_rows: bool, new_keys: bool) -> ScoreBias {
+        ScoreBias {
+            tensor: self.bias.tensor(),
+            request_rows,
+            new_keys,
+        }
+    }
 }
 
 /// A handle with its workspace.

@@ -108,7 +108,8 @@ impl KvHead {
                 largest_score = largest_score.max(score.abs());
                 let terms = q.iter().zip(&self.k[j]).map(|(q, k)| (q * k).abs());
                 score_magnitude = score_magnitude.max(terms.sum::<f64>() * self.k_scale(j).abs());
-                capped(score, layer.logits_soft_cap.into()) + bias(problem, b, i, j, head)
+                let distance = alibi(problem, b, i, j, head);
+                capped(score, layer.logits_soft_cap.into()) + distance + values.bias(b, i, j, head)
             })
             .collect();
         let keys = logits.iter().filter(|s| **s > f64::NEG_INFINITY).count();
@@ -196,7 +197,7 @@ fn capped(score: f64, cap: f64) -> f64 {
     }
 }
 
-fn bias(problem: &Problem, b: usize, i: usize, j: usize, head: usize) -> f64 {
+fn alibi(problem: &Problem, b: usize, i: usize, j: usize, head: usize) -> f64 {
     let slope = f64::from(Values::of(problem).alibi_slope(b, head));
     let distance = position(problem, b, i) - j as i64;
     match problem.layer.alibi {
@@ -214,7 +215,7 @@ fn position(problem: &Problem, b: usize, i: usize) -> i64 {
 }
 
 /// `(base AND window) OR mm-prefix`, or `(base OR mm-prefix) AND window`.
-fn is_visible(problem: &Problem, b: usize, i: usize, j: usize) -> bool {
+pub fn is_visible(problem: &Problem, b: usize, i: usize, j: usize) -> bool {
     let (values, layer) = (Values::of(problem), &problem.layer);
     let (p, key) = (position(problem, b, i), j as i64);
     let within = |limit: i32, distance: i64| limit < 0 || distance <= i64::from(limit);

@@ -7,7 +7,9 @@ use super::dense;
 use super::door::Session;
 use super::instance::{LayerData, Planned, solve};
 use super::memory::{HostMemory, Memory};
-use super::problem::{Alibi, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, Storage, TableForm};
+use super::problem::{
+    Alibi, Bias, BiasHeads, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, Storage, TableForm,
+};
 use folio::dtype::DType;
 use folio::problem::{Kind, KvLayout};
 
@@ -45,7 +47,7 @@ impl Place<'_> {
 }
 
 /// All of them, by name.
-pub const GRIDS: [(&str, Grid); 13] = [
+pub const GRIDS: [(&str, Grid); 14] = [
     ("unified_attention", unified_attention),
     ("unified_attention_over_fp8", unified_attention_over_fp8),
     ("encoder_attention", encoder_attention),
@@ -55,6 +57,7 @@ pub const GRIDS: [(&str, Grid); 13] = [
     ("batch_prefill", batch_prefill),
     ("sliding_windows", sliding_windows),
     ("caps_and_alibi", caps_and_alibi),
+    ("score_biases", score_biases),
     ("sinks", sinks),
     ("draft_trees", draft_trees),
     ("nan_queries", nan_queries),
@@ -275,6 +278,67 @@ fn caps_and_alibi(place: &Place<'_>) {
                 ..Layer::plain()
             });
             place.check_layers(&problem, capped.into_iter().chain(biased));
+        }
+    }
+}
+
+/// vLLM's qq_bias, and biases over all keys, of one row per KV head up to tiles of many.
+fn score_biases(place: &Place<'_>) {
+    for (qo_len, kv_len, heads) in [
+        (1, 729, (8, 4)),
+        (5, 133, (4, 4)),
+        (7, 300, (32, 2)),
+        (81, 81, (8, 4)),
+        (70, 987, (6, 2)),
+    ] {
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            let lens = [(qo_len, kv_len), (1, 40), (0, 9), (3, 2)];
+            let problem = Problem {
+                storage: block_table(8),
+                ..Problem::plain(&lens).of(dtype).heads(heads.0, heads.1, 64)
+            };
+            let qq_bias = Bias {
+                dtype: DType::F32,
+                heads: BiasHeads::Absent,
+                request_rows: true,
+                new_keys: true,
+                transposed: false,
+                spare: 0,
+                reach: None,
+            };
+            let of_heads = Bias {
+                dtype,
+                heads: BiasHeads::Each,
+                request_rows: false,
+                new_keys: false,
+                spare: 3,
+                ..qq_bias
+            };
+            let transposed = Bias {
+                heads: BiasHeads::One,
+                transposed: true,
+                ..of_heads
+            };
+            let with = |bias, mask| Layer {
+                bias: Some(bias),
+                mask,
+                ..Layer::plain()
+            };
+            let capped = Layer {
+                logits_soft_cap: 20.0,
+                alibi: Some(Alibi::Linear),
+                sinks: true,
+                ..with(of_heads, MaskKind::Full)
+            };
+            place.check_layers(
+                &problem,
+                [
+                    with(qq_bias, MaskKind::Causal),
+                    with(of_heads, MaskKind::Causal),
+                    with(transposed, MaskKind::Bits(Pattern::Random(0.5))),
+                    capped,
+                ],
+            );
         }
     }
 }

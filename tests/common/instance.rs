@@ -1,6 +1,7 @@
 //! A problem laid out in memory, and its way through a door. What no operator may read is poisoned; what
 //! no operator may write is compared afterwards, byte by byte.
 
+use super::bias;
 use super::codec::{decode, encode};
 use super::door::{Handle, Session};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
@@ -290,6 +291,7 @@ pub struct LayerData<'m> {
     items: Option<[Resident<'m>; 2]>,
     mm_prefix_ranges: Option<Resident<'m>>,
     alibi_slopes: Option<Resident<'m>>,
+    score_bias: Option<Resident<'m>>,
     sinks: Option<Resident<'m>>,
     problem: Problem,
 }
@@ -338,6 +340,7 @@ impl<'m> LayerData<'m> {
             items: items(problem).map(|images| images.map(resident)),
             mm_prefix_ranges: mm_prefix_ranges(problem).map(resident),
             alibi_slopes: alibi_slopes(problem).map(resident),
+            score_bias: bias::image(problem).map(resident),
             sinks: floats(layer.sinks.then_some(heads), &|h| values.sink(h)),
             problem: problem.clone(),
         }
@@ -396,6 +399,7 @@ impl<'m> LayerData<'m> {
             mm_prefix_in_window: layer.mm_prefix_in_window,
             alibi_slopes: tensor(&self.alibi_slopes),
             alibi_sqrt: layer.alibi == Some(Alibi::Sqrt),
+            score_bias: bias::argument(&self.problem, tensor(&self.score_bias)),
             sinks: tensor(&self.sinks),
             k_new: tensor(&self.k_new),
             v_new: tensor(&self.v_new),
@@ -424,6 +428,7 @@ impl<'m> LayerData<'m> {
             (&self.v_scales, &other.v_scales),
             (&self.o_scales, &other.o_scales),
             (&self.sinks, &other.sinks),
+            (&self.score_bias, &other.score_bias),
         ] {
             if let (Some(part), Some(other)) = (part, other) {
                 part.copy_from(other);
@@ -475,6 +480,7 @@ impl<'m> LayerData<'m> {
             &self.causal_requests,
             &self.mm_prefix_ranges,
             &self.alibi_slopes,
+            &self.score_bias,
             &self.sinks,
         ];
         for input in inputs.into_iter().chain(optional.map(Option::as_ref)) {

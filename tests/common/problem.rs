@@ -142,6 +142,7 @@ pub struct Layer {
     pub alibi: Option<Alibi>,
     /// Every request has slopes of its own.
     pub alibi_by_request: bool,
+    pub bias: Option<Bias>,
     pub sinks: bool,
     pub sm_scale: f32,
     pub q_scale: f32,
@@ -203,6 +204,31 @@ pub enum Alibi {
     Sqrt,
 }
 
+/// Numbers that are added to logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bias {
+    pub dtype: DType,
+    pub heads: BiasHeads,
+    /// Rows count within a request.
+    pub request_rows: bool,
+    /// Columns are the new keys.
+    pub new_keys: bool,
+    /// Rows lie side by side in memory.
+    pub transposed: bool,
+    /// Rows and columns beyond the batch's, and elements between rows and heads.
+    pub spare: u32,
+    /// Rows and columns that it has, and no more: for lengths on a device.
+    pub reach: Option<u32>,
+}
+
+/// A bias's dimension of heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BiasHeads {
+    Absent,
+    One,
+    Each,
+}
+
 /// A scale tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadScales {
@@ -226,6 +252,7 @@ impl Layer {
             mm_prefix_in_window: false,
             alibi: None,
             alibi_by_request: false,
+            bias: None,
             sinks: false,
             sm_scale: 0.0,
             q_scale: 0.0,

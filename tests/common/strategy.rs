@@ -311,8 +311,10 @@ fn memory() -> impl Strategy<Value = MemoryShape> {
 pub fn layers() -> impl Strategy<Value = Layer> {
     let forms = (columns(), any::<[bool; 3]>(), chunks());
     let scores = (masks(), windows(), ranges(), alibis(), any::<bool>());
-    (scores, forms, scales(), caps(), lse()).prop_map(
-        |((mask, window, mm_prefix_ranges, alibi, sinks), forms, scales, logits_soft_cap, lse)| {
+    let logits = (caps(), biases());
+    (scores, forms, scales(), logits, lse()).prop_map(
+        |((mask, window, mm_prefix_ranges, alibi, sinks), forms, scales, logits, lse)| {
+            let (logits_soft_cap, bias) = logits;
             let (lse, lse_dtype) = lse;
             let (columns, [apart, in_window, by_request], chunks) = forms;
             let mask_columns = match mask.is_custom() {
@@ -331,6 +333,7 @@ pub fn layers() -> impl Strategy<Value = Layer> {
                 mm_prefix_in_window: in_window && mm_prefix_ranges > 0,
                 alibi,
                 alibi_by_request: by_request,
+                bias,
                 sinks,
                 sm_scale,
                 q_scale,
@@ -393,6 +396,23 @@ fn ranges() -> impl Strategy<Value = u32> {
 
 fn alibis() -> impl Strategy<Value = Option<Alibi>> {
     prop_oneof![3 => Just(None), 1 => Just(Some(Alibi::Linear)), 1 => Just(Some(Alibi::Sqrt))]
+}
+
+fn biases() -> impl Strategy<Value = Option<Bias>> {
+    let dtypes = prop::sample::select(vec![DType::F32, DType::F16, DType::BF16]);
+    let heads = prop::sample::select(vec![BiasHeads::Absent, BiasHeads::One, BiasHeads::Each]);
+    let bias = (dtypes, heads, any::<[bool; 3]>(), 0u32..4).prop_map(
+        |(dtype, heads, [request_rows, new_keys, transposed], spare)| Bias {
+            dtype,
+            heads,
+            request_rows,
+            new_keys,
+            transposed,
+            spare,
+            reach: None,
+        },
+    );
+    prop_oneof![4 => Just(None), 1 => bias.prop_map(Some)]
 }
 
 fn scales() -> impl Strategy<Value = ([f32; 5], [HeadScales; 3], bool)> {

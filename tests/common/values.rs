@@ -3,7 +3,9 @@
 
 use super::codec::rounded;
 use super::pages::shared_pages;
-use super::problem::{HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
+use super::problem::{
+    BiasHeads, HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows,
+};
 use super::stored::{Side, Stored};
 use folio::problem::CacheForm;
 
@@ -29,6 +31,7 @@ enum Of {
     Page,
     QueryScale,
     OutputScale,
+    Bias,
 }
 
 impl<'a> Values<'a> {
@@ -162,6 +165,37 @@ impl<'a> Values<'a> {
         };
         let hash = self.hash(Of::Slope, [head as u64, tag, 0, 0]);
         (0.01 + 0.5 * uniform(hash)) as f32
+    }
+
+    /// Row and column of a bias that belong to row `i` and key `j` of request `b`, if there are such.
+    pub fn bias_place(&self, b: usize, i: usize, j: usize) -> Option<[i64; 2]> {
+        let (bias, requests) = (self.layer().bias?, &self.problem.requests);
+        let past = i64::from(requests[b].kv_len) - i64::from(requests[b].qo_len);
+        let before: u32 = requests[..b].iter().map(|request| request.qo_len).sum();
+        let row = i as i64 + if bias.request_rows { 0 } else { before.into() };
+        let column = j as i64 - if bias.new_keys { past } else { 0 };
+        let reaches = |n: i64| bias.reach.is_none_or(|reach| n < i64::from(reach));
+        (column >= 0 && reaches(row) && reaches(column)).then_some([row, column])
+    }
+
+    /// What is added to the logit of row `i` and key `j`. Some keys are hidden.
+    pub fn bias(&self, b: usize, i: usize, j: usize, head: usize) -> f64 {
+        let (Some(bias), Some([_, column])) = (self.layer().bias, self.bias_place(b, i, j)) else {
+            return 0.0;
+        };
+        let tag = match bias.request_rows {
+            true => 0,
+            false => self.problem.requests[b].tag,
+        };
+        let head = match bias.heads {
+            BiasHeads::Each => head as u64,
+            _ => 0,
+        };
+        let hash = self.hash(Of::Bias, [tag, i as u64, column as u64, head]);
+        match hash % 16 {
+            0 => f64::NEG_INFINITY,
+            _ => rounded(bias.dtype, 2.0 * normal(hash)),
+        }
     }
 
     pub fn sink(&self, head: usize) -> f32 {

@@ -225,6 +225,22 @@ fn arguments_of_a_run() {
                     &["MM_PREFIX_IN_WINDOW", "mm_prefix_ranges"],
                 ),
                 (
+                    &|a: &mut Args| {
+                        a.score_bias = null();
+                        a.flags |= FOLIO_RUN_BIAS_NEW_KEYS;
+                    },
+                    INVALID,
+                    &["BIAS_NEW_KEYS", "score_bias"],
+                ),
+                (
+                    &|a: &mut Args| {
+                        a.score_bias = null();
+                        a.flags |= FOLIO_RUN_BIAS_REQUEST_ROWS;
+                    },
+                    INVALID,
+                    &["BIAS_REQUEST_ROWS", "score_bias"],
+                ),
+                (
                     &|a: &mut Args| a.attention_chunk_look_back = 2,
                     INVALID,
                     &["attention_chunk_look_back", "2", "attention_chunk_size"],

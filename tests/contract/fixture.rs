@@ -5,7 +5,9 @@ use crate::common::c_door::{c_args, c_batch, c_context_desc, c_decode_desc, c_pr
 use crate::common::instance::{LayerData, Output, Step};
 use crate::common::memory::{HostMemory, Image, Resident, View};
 use crate::common::problem::TableForm;
-use crate::common::problem::{Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Storage};
+use crate::common::problem::{
+    Alibi, Bias, BiasHeads, HeadScales, Layer, MaskKind, Pattern, Problem, Storage,
+};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::ffi::*;
@@ -90,6 +92,15 @@ pub fn everything(kind: Kind) -> Problem {
         window: Some((5, 2)),
         mm_prefix_ranges: 2,
         alibi: Some(Alibi::Sqrt),
+        bias: Some(Bias {
+            dtype: DType::BF16,
+            heads: BiasHeads::Each,
+            request_rows: false,
+            new_keys: false,
+            transposed: false,
+            spare: 0,
+            reach: None,
+        }),
         sinks: true,
         q_scales: HeadScales::PerHead,
         k_scales: HeadScales::PerHead,

@@ -158,7 +158,9 @@ fn batches_workspaces_and_args() {
             | FOLIO_RUN_ALIBI_SQRT
             | FOLIO_RUN_MASK_SKIP_PREFIX
             | FOLIO_RUN_MASK_NEW_KEYS
-            | FOLIO_RUN_MM_PREFIX_IN_WINDOW;
+            | FOLIO_RUN_MM_PREFIX_IN_WINDOW
+            | FOLIO_RUN_BIAS_NEW_KEYS
+            | FOLIO_RUN_BIAS_REQUEST_ROWS;
         sizes_from("folio_attention_args", &args, 136, flags, |args| {
             fixture.run(args)
         });

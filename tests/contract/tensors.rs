@@ -5,7 +5,7 @@ use crate::common::c_door::{
     c_project_o, c_up_project,
 };
 use crate::common::problem::{
-    Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Storage, TableForm,
+    Alibi, Bias, BiasHeads, HeadScales, Layer, MaskKind, Pattern, Problem, Storage, TableForm,
 };
 use crate::fixture::{Append, Fixture, Merge, Projections, Reply, everything, plain, plain_with};
 use folio::dtype::DType;
@@ -304,7 +304,7 @@ fn tensor_at<T>(args: &T, offset: usize) -> *const folio_tensor {
     }
 }
 
-const RUN: [Field; 13] = [
+const RUN: [Field; 14] = [
     input(
         "q",
         offset_of!(folio_attention_args, q),
@@ -365,6 +365,11 @@ const RUN: [Field; 13] = [
         offset_of!(folio_attention_args, alibi_slopes),
         &[Exact],
     ),
+    any_strides(optional(
+        "score_bias",
+        offset_of!(folio_attention_args, score_bias),
+        &[Exact, AtLeast, AtLeast],
+    )),
     optional("sinks", offset_of!(folio_attention_args, sinks), &[Exact]),
 ];
 
@@ -430,6 +435,44 @@ const SLOPES_BY_REQUEST: [Field; 1] = [optional(
     offset_of!(folio_attention_args, alibi_slopes),
     &[Exact, Exact],
 )];
+
+const BIAS: [Field; 1] = [any_strides(optional(
+    "score_bias",
+    offset_of!(folio_attention_args, score_bias),
+    &[AtLeast, AtLeast],
+))];
+
+/// Its rows are those of a request, its columns the new keys: both are as many as the longest request's three.
+#[test]
+fn biases_of_requests() {
+    let layer = Layer {
+        bias: Some(Bias {
+            dtype: DType::F16,
+            heads: BiasHeads::Absent,
+            request_rows: true,
+            new_keys: true,
+            transposed: false,
+            spare: 0,
+            reach: None,
+        }),
+        ..Layer::plain()
+    };
+    for kind in [Kind::Decode, Kind::Prefill] {
+        let fixture = Fixture::new(&plain(kind).with_layer(layer.clone()));
+        let tensors = Tensors::default();
+        let args = fixture.args(&tensors);
+        // SAFETY: the fixture's own tensor.
+        let shape = unsafe { std::slice::from_raw_parts((*args.score_bias).shape, 2) };
+        assert_eq!(shape, [3, 3]);
+        walk(
+            "run",
+            &BIAS,
+            |tensors| fixture.args(tensors),
+            |args| fixture.run(args),
+            || fixture.layer.is_untouched(),
+        );
+    }
+}
 
 #[test]
 fn tensors_by_request() {

@@ -142,7 +142,14 @@ pub fn cascade_on_every_kernel() {
         (DType::F16, DType::F16, 256, 32),
     ] {
         for batch_invariant in [false, true] {
-            for extra in [Extra::Nothing, Extra::Scales, Extra::Window] {
+            for extra in [
+                Extra::Nothing,
+                Extra::Scales,
+                Extra::Window,
+                Extra::BiasOfKeys,
+                Extra::BiasOfNewKeys,
+                Extra::BiasOfRequestRows,
+            ] {
                 assert_right(&Case {
                     kv_dtype,
                     dim_qk: dim,

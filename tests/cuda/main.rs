@@ -2,6 +2,7 @@
 //! problems as the CPU, and what only a device has: streams, graphs, lengths in device memory. Skipped
 //! without a device.
 
+mod biases;
 mod bounds;
 mod cascade;
 #[path = "../common/mod.rs"]
@@ -145,6 +146,18 @@ fn main() -> ExitCode {
         case("masks_of_many_rows", (), masks::masks_of_many_rows),
         case("masks_of_few_rows", (), masks::masks_of_few_rows),
         case("custom_masks", (), masks::custom_masks),
+        case("biases", (), biases::biases),
+        case(
+            "biases_of_split_requests",
+            (),
+            biases::biases_of_split_requests,
+        ),
+        case(
+            "biases_beyond_the_tensor",
+            (),
+            biases::biases_beyond_the_tensor,
+        ),
+        case("biases_under_a_graph", (), biases::biases_under_a_graph),
         case("items", (), masks::items),
         case("items_under_a_graph", (), masks::items_under_a_graph),
         case("rows_that_see_nothing", (), masks::rows_that_see_nothing),

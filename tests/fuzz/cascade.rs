@@ -101,6 +101,7 @@ fn worth_sharing(problem: &mut Problem, rng: &mut Rng) {
     layer.mask = rng.pick(&[MaskKind::Causal, MaskKind::Full]);
     (layer.window, layer.chunks, layer.alibi) = (None, None, None);
     layer.mm_prefix_ranges = 0;
+    layer.bias = None;
 }
 
 /// Gives every request the pages of the longest one.

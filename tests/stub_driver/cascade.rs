@@ -1,11 +1,11 @@
 //! Cascades on a device: which kernels a run launches, and on which of the two plans in the workspace.
 
 use folio::api::{BatchInput, Cascade, SharedPrefixes, Workspace};
-use folio::cuda::params::{CombineParams, DecodeParams, PlanView};
+use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, PlanView};
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{
-    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask, MaskColumns, Window,
+    AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask, MaskColumns, ScoreBias, Window,
 };
 
 use crate::fixture::{OURS, WORKSPACE, at, context, desc, host_tensor};
@@ -123,6 +123,7 @@ fn recorder() -> Recorder {
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_masked");
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
+    recorder.expect::<GenericParams>("folio_attention");
     recorder.expect::<CombineParams>("folio_combine");
     recorder
 }
@@ -173,6 +174,36 @@ pub fn masks_of_later_keys_share() {
     }
     let flat = handle.run(&recorder, &with_mask(MaskColumns::Keys));
     assert!(plan_of(&flat).items < shared.items);
+}
+
+/// Rows of a request are another thing in a cut of several; those before its new keys get nothing in any.
+pub fn biases_of_rows_of_the_batch_share() {
+    let recorder = recorder();
+    let mut handle = Handle::new(false);
+    handle.plan(SHARED);
+    let shared = plan_of(&handle.run(&recorder, &args()));
+    let shape = [REQUESTS as i64, i64::from(KEYS)];
+    for (request_rows, new_keys, shares) in [
+        (false, false, true),
+        (true, true, true),
+        (false, true, true),
+        (true, false, false),
+    ] {
+        let launched = handle.run(
+            &recorder,
+            &AttentionArgs {
+                score_bias: Some(ScoreBias {
+                    tensor: at(0xb_0000_0000, DType::F32, &shape, None),
+                    request_rows,
+                    new_keys,
+                }),
+                ..args()
+            },
+        );
+        assert_eq!(launched[0].name(), "folio_attention");
+        let plan = launched[0].params::<GenericParams>().attention.plan;
+        assert_eq!(plan.items == shared.items, shares);
+    }
 }
 
 /// Heads that do not share a tile's rows have no keys of their own in it.

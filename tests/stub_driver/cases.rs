@@ -16,9 +16,10 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, cascade, choice, context_parallel, copy, extend, formats, gather, head_dims, images,
-    index, items, launches, lse, merge, mla, mla_cache, mla_context, mla_few, narrow, operators,
-    prefill_rows, prefill_widened, projections, rope_append, scales, split_keys, tree_mask,
+    backend, biases, cascade, choice, context_parallel, copy, extend, formats, gather, head_dims,
+    images, index, items, launches, lse, merge, mla, mla_cache, mla_context, mla_few, narrow,
+    operators, prefill_rows, prefill_widened, projections, rope_append, scales, split_keys,
+    tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -360,6 +361,7 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         narrow::more_than_there_is_room_for,
     ),
+    case("launch_biases", BACKEND, biases::portable_takes_them),
     case("launch_items_as_a_mask", BACKEND, items::become_a_mask),
     case("room_for_items", BACKEND, items::room_for_the_mask),
     case("launch_lse_of_16_bits", BACKEND, lse::of_16_bits),
@@ -395,6 +397,11 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_cascade_that_pays",
         BACKEND,
         cascade::what_pays_is_one_kernel_and_a_combine,
+    ),
+    case(
+        "launch_cascade_with_biases",
+        BACKEND,
+        cascade::biases_of_rows_of_the_batch_share,
     ),
     case(
         "launch_cascade_with_masks_of_later_keys",

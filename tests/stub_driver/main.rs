@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod backend;
+mod biases;
 mod cascade;
 mod cases;
 mod choice;

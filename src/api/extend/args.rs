@@ -53,16 +53,21 @@ pub(super) fn go_by_distance(args: &AttentionArgs) -> bool {
         Mask::Items { .. } => true,
         Mask::Causal | Mask::Full | Mask::CausalByRequest(_) => false,
     };
-    !counts_cached_keys && args.chunks.is_none() && args.mm_prefix_ranges.is_none()
+    let biases_cached_keys = args.score_bias.is_some_and(|bias| !bias.new_keys);
+    !counts_cached_keys
+        && !biases_cached_keys
+        && args.chunks.is_none()
+        && args.mm_prefix_ranges.is_none()
 }
 
-/// The pass over the cache. Sinks are the other pass's: they count once.
+/// The pass over the cache. Sinks are the other pass's: they count once. So is a bias of new keys.
 pub(super) fn of_cache(args: &AttentionArgs, o: Tensor, lse: Tensor) -> AttentionArgs {
     AttentionArgs {
         o,
         lse: Some(lse),
         o_scale: 1.0,
         sinks: None,
+        score_bias: args.score_bias.filter(|bias| !bias.new_keys),
         k_new: None,
         v_new: None,
         ..*args

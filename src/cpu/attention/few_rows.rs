@@ -118,13 +118,15 @@ impl Walk<'_> {
             s: scratch.s,
             lds: run.shape.few_rows_keys,
             limits: scratch.limits,
+            biases: scratch.biases,
             max: &mut scratch.max[all.clone()],
             sum: &mut scratch.sum[all],
             alpha: scratch.alpha,
         };
         let heads = self.heads.clone();
         run.softmax(self.item, heads, &tokens, keys, state);
-        let whole = self.item.sees_all(&tokens, keys);
+        // A bias may hide keys as masks do.
+        let whole = run.bias(self.item, keys).is_none() && self.item.sees_all(&tokens, keys);
         for head in self.heads.clone() {
             let prefetch = self.prefetch(
                 head,

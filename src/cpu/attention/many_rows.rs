@@ -151,6 +151,7 @@ impl Walk<'_> {
             s: scratch.s,
             lds: SCORE_LD,
             limits: scratch.limits,
+            biases: scratch.biases,
             max: &mut scratch.max[rows.start..],
             sum: &mut scratch.sum[rows.start..],
             alpha: scratch.alpha,

@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 use super::amx_products::{PendingScores, Products};
+use super::bias::Bias;
 use super::item::Item;
 use super::many_rows;
 use super::next_tile::NextTile;
@@ -350,7 +351,7 @@ impl<'a> Strip<'a> {
         let fused = self.can_fuse(scratch);
         let is_scaled = scale == 1.0;
         if !fused && !is_scaled {
-            self.scale_cap_bias(group, None, scratch);
+            self.finish_logits(group, None, None, scratch);
         }
         let scale = if fused { scale } else { 1.0 };
         self.compute_weights(group, scale, true, scratch, ());
@@ -399,9 +400,11 @@ impl<'a> Strip<'a> {
     fn to_logits(&self, group: Group, fused: bool, scratch: &mut Scratch<'_>) -> f32 {
         let keys = group.index * SIDE..(group.index + 1) * SIDE;
         let slopes = self.walk.run.slopes(self.walk.item, self.walk.head);
-        let plain = fused && self.logits.cap == 0.0 && self.logits.scale > 0.0 && slopes.is_none();
+        let bias = self.walk.run.bias(self.walk.item, &self.keys_of(group));
+        let bent = self.logits.cap != 0.0 || slopes.is_some() || bias.is_some();
+        let plain = fused && self.logits.scale > 0.0 && !bent;
         if !plain {
-            self.scale_cap_bias(group, slopes, scratch);
+            self.finish_logits(group, slopes, bias, scratch);
         }
         if self.has_holes {
             self.mask_holes(group, scratch);
@@ -419,12 +422,27 @@ impl<'a> Strip<'a> {
         self.keys.start + (group.index * SIDE) as i64
     }
 
+    /// The keys of a group that the tile has.
+    fn keys_of(&self, group: Group) -> Range<i64> {
+        let start = self.key(group);
+        start..self.keys.end.min(start + SIDE as i64)
+    }
+
     /// The query row that a row of the strip belongs to.
     fn token(&self, row: usize) -> i64 {
         self.walk.item.q_start + (row / self.walk.run.shape.group) as i64
     }
 
-    fn scale_cap_bias(&self, group: Group, slopes: Option<&[f32]>, scratch: &mut Scratch<'_>) {
+    /// Scale, soft cap, ALiBi and bias.
+    fn finish_logits(
+        &self,
+        group: Group,
+        slopes: Option<&[f32]>,
+        bias: Option<Bias>,
+        scratch: &mut Scratch<'_>,
+    ) {
+        let biases = bias.map(|bias| self.biases(&bias, group));
+        let biases = biases.as_ref();
         let mut distances = [0.0; SIDE];
         let mut row_slopes = [0.0; SIDE];
         for (i, row) in self.rows.clone().enumerate() {
@@ -437,7 +455,22 @@ impl<'a> Strip<'a> {
             logits: self.logits,
             slopes: slopes.map_or(std::ptr::null(), |_| row_slopes.as_ptr()),
             distances: distances.as_ptr(),
+            biases: biases.map_or(std::ptr::null(), |biases| biases.as_ptr()),
         });
+    }
+
+    /// What is added to the logits of a group, a row per key as scores are.
+    fn biases(&self, bias: &Bias, group: Group) -> [f32; ELEMENTS] {
+        let (run, keys) = (self.walk.run, self.keys_of(group));
+        let mut rows = [0.0; ELEMENTS];
+        for (row, to) in self.rows.clone().zip(rows.chunks_exact_mut(SIDE)) {
+            let (token, member) = (row / run.shape.group, row % run.shape.group);
+            let qo_head = self.walk.head * run.shape.group + member;
+            bias.load(run.kernels, self.walk.item, (token, qo_head), &keys, to);
+        }
+        let mut biases = [0.0; ELEMENTS];
+        to_rows(run, rows.as_ptr(), SIDE, &mut biases);
+        biases
     }
 
     fn mask_range(&self, group: Group, scratch: &mut Scratch<'_>) {
@@ -461,8 +494,7 @@ impl<'a> Strip<'a> {
     }
 
     fn mask_holes(&self, group: Group, scratch: &mut Scratch<'_>) {
-        let start = self.key(group);
-        let keys = start..self.keys.end.min(start + SIDE as i64);
+        let keys = self.keys_of(group);
         let s = block(scratch.s, group.block);
         let mut token = -1;
         for (i, row) in self.rows.clone().enumerate() {

@@ -14,6 +14,7 @@ pub struct Scores<'a> {
     pub s: &'a mut [f32],
     pub lds: usize,
     pub limits: &'a mut [f32],
+    pub biases: &'a mut [f32],
     pub max: &'a mut [f32],
     pub sum: &'a mut [f32],
     pub alpha: &'a mut [f32],
@@ -33,7 +34,8 @@ impl Run<'_> {
         let n = (keys.end - keys.start) as usize;
         let count = heads.len() * tokens.len() * group;
         let room = (count - 1) * rows.lds + n.next_multiple_of(32);
-        assert!(rows.s.len() >= room && n <= KEY_TILE && rows.limits.len() >= KEY_TILE);
+        assert!(rows.s.len() >= room && n <= KEY_TILE);
+        assert!(rows.limits.len() >= KEY_TILE && rows.biases.len() >= KEY_TILE);
         assert!(rows.max.len() >= count && rows.sum.len() >= count && rows.alpha.len() >= count);
         let mut task = Softmax {
             s: rows.s.as_mut_ptr(),
@@ -45,31 +47,44 @@ impl Run<'_> {
             high: n,
             limits: std::ptr::null(),
             slopes: std::ptr::null(),
+            biases: std::ptr::null(),
             distance: 0.0,
             max: rows.max.as_mut_ptr(),
             sum: rows.sum.as_mut_ptr(),
             alpha: rows.alpha.as_mut_ptr(),
         };
-        let alike = !self.has_slopes() && (heads.len() == 1 || self.are_logits_alike());
+        let bias = self.bias(item, keys);
+        let bent = self.has_slopes() || bias.is_some();
+        let alike = !bent && (heads.len() == 1 || self.are_logits_alike());
         if alike && item.sees_all(tokens, keys) {
             // SAFETY: the arrays have room for the rows, as just asserted.
             unsafe { (self.kernels.softmax)(&task) };
             return;
         }
-        task.rows = group;
+        task.rows = match bias {
+            Some(bias) if bias.is_of_heads() => 1,
+            _ => group,
+        };
+        let together = task.rows;
         for head in heads {
             task.logits = self.logits(item, head);
-            task.slopes = self
-                .slopes(item, head)
-                .map_or(std::ptr::null(), <[f32]>::as_ptr);
+            let slopes = self.slopes(item, head);
             for token in tokens.clone() {
                 self.set_visibility(item, token, keys, rows.limits, &mut task);
-                // SAFETY: as above; the pointers stay within the rows.
-                unsafe { (self.kernels.softmax)(&task) };
-                task.s = task.s.wrapping_add(group * rows.lds);
-                task.max = task.max.wrapping_add(group);
-                task.sum = task.sum.wrapping_add(group);
-                task.alpha = task.alpha.wrapping_add(group);
+                for first in (0..group).step_by(together) {
+                    task.slopes = slopes.map_or(std::ptr::null(), |all| all[first..].as_ptr());
+                    if let Some(bias) = &bias {
+                        let row = (token, head * group + first);
+                        bias.load(self.kernels, item, row, keys, rows.biases);
+                        task.biases = rows.biases.as_ptr();
+                    }
+                    // SAFETY: as above; the pointers stay within the rows.
+                    unsafe { (self.kernels.softmax)(&task) };
+                    task.s = task.s.wrapping_add(together * rows.lds);
+                    task.max = task.max.wrapping_add(together);
+                    task.sum = task.sum.wrapping_add(together);
+                    task.alpha = task.alpha.wrapping_add(together);
+                }
             }
         }
     }

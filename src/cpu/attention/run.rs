@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::addresses::{Cache, Grid};
+use super::bias::Bias;
 use super::item::Item;
 use super::keys::Keys;
 use super::mask::{Extents, Masks};
@@ -62,6 +63,7 @@ pub struct Run<'a> {
     pub v_factor: f32,
     pub v_scales: RowScales<'a>,
     slopes: Option<Slopes<'a>>,
+    bias: Option<Bias>,
     pub sinks: Option<&'a [f32]>,
 }
 
@@ -130,6 +132,7 @@ impl<'a> Run<'a> {
             v_factor: args.v_scale / o_scale,
             v_scales: RowScales::of(of_rows(&args.v_scales)),
             slopes: Slopes::of(args),
+            bias: args.score_bias.as_ref().map(Bias::of),
             sinks: floats(&args.sinks),
         }
     }
@@ -329,6 +332,11 @@ impl<'a> Run<'a> {
     /// Whether slopes bend logits.
     pub fn has_slopes(&self) -> bool {
         self.slopes.is_some()
+    }
+
+    /// What is added to logits of `keys`, if anything is.
+    pub fn bias(&self, item: &Item<'_>, keys: &Range<i64>) -> Option<Bias> {
+        self.bias.filter(|bias| bias.is_over(item, keys))
     }
 
     /// How the raw scores of a KV head become logits.

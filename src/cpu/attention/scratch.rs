@@ -59,6 +59,7 @@ pub struct Scratch<'a> {
     pub p16: &'a mut [u16],
     pub staged16: &'a mut [u16],
     pub limits: &'a mut [f32],
+    pub biases: &'a mut [f32],
     pub q_offsets: &'a mut [i64],
     pub o_offsets: &'a mut [i64],
     /// Bytes of copied query rows.
@@ -127,6 +128,7 @@ impl<'a> Scratch<'a> {
                 p16: halves(&layout.p16),
                 staged16: halves(&layout.staged16),
                 limits: floats(&layout.limits),
+                biases: floats(&layout.biases),
                 q_offsets: integers(&layout.q_offsets),
                 o_offsets: integers(&layout.o_offsets),
                 q_rows: base.add(layout.q_rows.start),

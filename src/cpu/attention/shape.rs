@@ -149,6 +149,8 @@ pub struct ScratchLayout {
     pub p16: Range<usize>,
     pub staged16: Range<usize>,
     pub limits: Range<usize>,
+    /// What is added to the logits of a row.
+    pub biases: Range<usize>,
     pub q_offsets: Range<usize>,
     pub o_offsets: Range<usize>,
     /// Keys and values of a tile, and as much again of the next tile.
@@ -338,6 +340,7 @@ impl Shape {
         layout.s = floats(rows * self.few_rows_keys);
         layout.values = floats(self.ld_vo.next_multiple_of(strip) * self.few_rows_keys);
         layout.limits = floats(KEY_TILE);
+        layout.biases = floats(KEY_TILE);
         cursor.end(layout)
     }
 
@@ -357,6 +360,7 @@ impl Shape {
         layout.v = floats(2 * self.ld_vo.next_multiple_of(strip) * keys);
         layout.staged = floats(32 * self.widest_ld());
         layout.limits = floats(KEY_TILE);
+        layout.biases = floats(KEY_TILE);
         cursor.end(layout)
     }
 

@@ -18,6 +18,7 @@
 
 use super::exp::{exp2, tanh};
 use super::simd::{Simd, Task};
+use crate::problem::LEAST_BIAS;
 use std::f32::consts::LOG2_E;
 
 /// How raw scores become logits. The same for all rows of a KV head.
@@ -61,6 +62,8 @@ pub struct Softmax {
     pub limits: *const f32,
     /// Null, or one slope per row.
     pub slopes: *const f32,
+    /// Null, or one float per key (room for a multiple of 16) that is added to the logits of all rows, in base e.
+    pub biases: *const f32,
     /// Position of the first key of the tile minus that of the row.
     pub distance: f32,
     /// Row maximum, row sum, and the factor that rescales what was accumulated so far; one per row.
@@ -93,6 +96,7 @@ unsafe fn block<S: Simd, const R: usize>(task: &Softmax, first: usize) {
     let rows: [*mut f32; R] = std::array::from_fn(|r| task.s.wrapping_add((first + r) * task.lds));
     let plain = task.logits.cap == 0.0
         && task.slopes.is_null()
+        && task.biases.is_null()
         && task.limits.is_null()
         && task.logits.scale > 0.0;
     if !plain {
@@ -168,7 +172,7 @@ unsafe fn update_max<S: Simd, const R: usize>(
     negated
 }
 
-/// Scale, soft cap, ALiBi and limits, in place and in base 2.
+/// Scale, soft cap, ALiBi, bias and limits, in place and in base 2.
 #[inline(always)]
 unsafe fn to_logits<S: Simd>(task: &Softmax, r: usize, s: *mut f32, begin: usize, end: usize) {
     for i in (begin..end).step_by(S::LANES) {
@@ -177,6 +181,9 @@ unsafe fn to_logits<S: Simd>(task: &Softmax, r: usize, s: *mut f32, begin: usize
             let slope = S::splat(*task.slopes.add(r) * LOG2_E);
             let distance = S::add(S::iota(), S::splat(task.distance + i as f32));
             x = S::add(x, alibi::<S>(slope, distance, task.logits.alibi_sqrt));
+        }
+        if !task.biases.is_null() {
+            x = with_bias::<S>(x, S::load(task.biases.add(i)));
         }
         if !task.limits.is_null() {
             x = S::min(x, S::load(task.limits.add(i)));
@@ -206,6 +213,14 @@ pub unsafe fn alibi<S: Simd>(slope: S::V, distance: S::V, sqrt: bool) -> S::V {
     let zero = S::splat(0.0);
     let past = S::max(S::sub(zero, distance), zero);
     S::mul(S::sub(zero, slope), S::sqrt(past))
+}
+
+/// A logit in base 2 and what is added to it, in base e.
+#[inline(always)]
+pub unsafe fn with_bias<S: Simd>(x: S::V, bias: S::V) -> S::V {
+    let sum = S::fma(bias, S::splat(LOG2_E), x);
+    let hidden = S::splat(f32::NEG_INFINITY);
+    S::select_lt(bias, S::splat(LEAST_BIAS), hidden, sum)
 }
 
 /// Masks keys outside of `low..high`: their scores become -inf.

@@ -18,7 +18,7 @@
 use super::bf16_block::SIDE;
 use super::exp::{exp2, exp2_short};
 use super::simd::{Simd, Task};
-use super::softmax::{Logits, alibi, logit};
+use super::softmax::{Logits, alibi, logit, with_bias};
 use std::f32::consts::LOG2_E;
 
 /// Times that other work is interleaved with a step.
@@ -190,7 +190,7 @@ impl Task for RoundPairs {
     }
 }
 
-/// Raw scores to logits in base 2, in place: scale, soft cap and ALiBi.
+/// Raw scores to logits in base 2, in place: scale, soft cap, ALiBi and bias.
 #[derive(Clone, Copy)]
 pub struct ToLogits {
     pub s: *mut f32,
@@ -199,6 +199,8 @@ pub struct ToLogits {
     pub slopes: *const f32,
     /// Position of each row minus that of the first key.
     pub distances: *const f32,
+    /// Null, or what is added to each, in base e.
+    pub biases: *const f32,
 }
 
 impl Task for ToLogits {
@@ -215,6 +217,9 @@ impl Task for ToLogits {
                     let row_distance = S::load(self.distances.add(row));
                     let distance = S::sub(S::splat(key as f32), row_distance);
                     x = S::add(x, alibi::<S>(slope, distance, self.logits.alibi_sqrt));
+                }
+                if !self.biases.is_null() {
+                    x = with_bias::<S>(x, S::load(self.biases.add(key * SIDE + row)));
                 }
                 S::store(at, x);
             }

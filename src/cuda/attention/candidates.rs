@@ -127,7 +127,9 @@ impl Candidates {
 
 /// What a run asks for that the portable kernels alone have.
 fn only_portable(run: &Run<'_>) -> Features {
-    Features::default().and(Feature::StartsInBlocks, run.starts_in_blocks)
+    Features::default()
+        .and(Feature::StartsInBlocks, run.starts_in_blocks)
+        .and(Feature::ScoreBias, run.args.score_bias.is_some())
 }
 
 /// What there is for this device beside the portable kernel: nothing, or Hopper's kernels, of which few

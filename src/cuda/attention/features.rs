@@ -49,12 +49,14 @@ pub enum Feature {
     StartsInBlocks,
     /// Scales of k or v that differ from request to request.
     RequestScales,
+    /// Numbers that are added to logits.
+    ScoreBias,
 }
 
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 21] = [
+const ALL: [Feature; 22] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -76,6 +78,7 @@ const ALL: [Feature; 21] = [
     F::Widening,
     F::StartsInBlocks,
     F::RequestScales,
+    F::ScoreBias,
 ];
 
 impl Feature {
@@ -101,6 +104,7 @@ impl Feature {
             F::CacheForm => "kv_format",
             F::StartsInBlocks => "new keys by position",
             F::RequestScales => "scales of each request",
+            F::ScoreBias => "score_bias",
             F::Widening => "a batch of so few queries or so many keys",
         }
     }

@@ -9,7 +9,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{AttentionRow, Phase, candidates, unsupported};
-use crate::cuda::params::{Cache, Divisor, GenericParams, dtype_code, row_alignment};
+use crate::cuda::params::{BiasParams, Cache, Divisor, GenericParams, dtype_code, row_alignment};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind, SmallItems, Tiling, Workers};
@@ -132,6 +132,7 @@ impl Generic {
                 let seam = run.args.k.extent(3) as u32 * run.args.k.dtype().size() as u32;
                 row_alignment(k_rope).min(1 << seam.trailing_zeros())
             }),
+            bias: BiasParams::of(run.args.score_bias, self.group_size),
         }
     }
 

@@ -238,6 +238,14 @@ class RunFlag(IntFlag):
     MM_PREFIX_IN_WINDOW = 32
     """Window and chunks hold inside mm_prefix_ranges too."""
 
+    BIAS_NEW_KEYS = 64
+    """Columns of score_bias are a request's last qo_len keys; those before them get nothing. With
+    `RunFlag.BIAS_REQUEST_ROWS` and a tensor of rank 2 it is vLLM's qq_bias. Needs score_bias."""
+
+    BIAS_REQUEST_ROWS = 128
+    """Rows of score_bias count within a request, so that all requests share them; without the flag they are the rows
+    of q. Needs score_bias."""
+
 
 class MaskMode(IntEnum):
     """Which keys a row sees."""

@@ -165,6 +165,7 @@ class Decode(Handle):
         o_scales: TensorLike | None = None,
         item_starts: TensorLike | None = None,
         item_positions: TensorLike | None = None,
+        score_bias: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch: once per layer. Allocates nothing, synchronises nothing. On the
@@ -174,7 +175,7 @@ class Decode(Handle):
 
         For query row i (position p = kv_len - qo_len + i) and key j:
 
-            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
+            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p) + score_bias[row, j]
             around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
             seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
             o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
@@ -186,8 +187,8 @@ class Decode(Handle):
 
         The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
         resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
-        ranges vLLM's, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of
-        FlashAttention-2.
+        ranges vLLM's, as is the bias of new keys, chunks those of Llama 4's local attention, sinks those of
+        gpt-oss, the lse of parts that of FlashAttention-2.
 
         A scale or factor of 0 stands for its default, so 0 itself cannot be said.
 
@@ -261,6 +262,13 @@ class Decode(Handle):
             item_positions: `[batch_size, columns]` int32, for `MaskMode.ITEMS`: the positions within their items of
                 the tokens from item_starts on, the delimiter before an item at 0 (FlashInfer's
                 token_pos_in_items_ptr). A row without a column sees the prefix alone. None otherwise.
+            score_bias: `[rows, columns]` for all heads or `[num_qo_heads or 1, rows, columns]`, float32, float16 or
+                bfloat16 of any strides, or None: adds its elements to the logits of keys that a row sees, after the
+                cap and beside ALiBi, in base e. Rows are those of q, or with `RunFlag.BIAS_REQUEST_ROWS` a
+                request's; columns are a request's keys, or with `RunFlag.BIAS_NEW_KEYS` its last qo_len ones. There
+                are as many as the batch has, or more, in each dimension; of lengths on a device, what the tensor
+                lacks adds nothing. -inf hides a key. Elements of keys that a row does not see may be anything.
+                Others may be neither NaN nor +inf, which give NaN.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:
@@ -408,6 +416,7 @@ class Prefill(Handle):
         o_scales: TensorLike | None = None,
         item_starts: TensorLike | None = None,
         item_positions: TensorLike | None = None,
+        score_bias: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch.
@@ -416,7 +425,7 @@ class Prefill(Handle):
 
         For query row i (position p = kv_len - qo_len + i) and key j:
 
-            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
+            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p) + score_bias[row, j]
             around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
             seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
             o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
@@ -428,8 +437,8 @@ class Prefill(Handle):
 
         The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
         resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
-        ranges vLLM's, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of
-        FlashAttention-2.
+        ranges vLLM's, as is the bias of new keys, chunks those of Llama 4's local attention, sinks those of
+        gpt-oss, the lse of parts that of FlashAttention-2.
 
         A scale or factor of 0 stands for its default, so 0 itself cannot be said.
 
@@ -503,6 +512,13 @@ class Prefill(Handle):
             item_positions: `[batch_size, columns]` int32, for `MaskMode.ITEMS`: the positions within their items of
                 the tokens from item_starts on, the delimiter before an item at 0 (FlashInfer's
                 token_pos_in_items_ptr). A row without a column sees the prefix alone. None otherwise.
+            score_bias: `[rows, columns]` for all heads or `[num_qo_heads or 1, rows, columns]`, float32, float16 or
+                bfloat16 of any strides, or None: adds its elements to the logits of keys that a row sees, after the
+                cap and beside ALiBi, in base e. Rows are those of q, or with `RunFlag.BIAS_REQUEST_ROWS` a
+                request's; columns are a request's keys, or with `RunFlag.BIAS_NEW_KEYS` its last qo_len ones. There
+                are as many as the batch has, or more, in each dimension; of lengths on a device, what the tensor
+                lacks adds nothing. -inf hides a key. Elements of keys that a row does not see may be anything.
+                Others may be neither NaN nor +inf, which give NaN.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:
@@ -660,6 +676,7 @@ class Cascade(Handle):
         o_scales: TensorLike | None = None,
         item_starts: TensorLike | None = None,
         item_positions: TensorLike | None = None,
+        score_bias: TensorLike | None = None,
         stream: StreamLike | None = None,
     ) -> Call:
         """Computes attention for the planned batch.
@@ -668,7 +685,7 @@ class Cascade(Handle):
 
         For query row i (position p = kv_len - qo_len + i) and key j:
 
-            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p)
+            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p) + score_bias[row, j]
             around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
             seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
             o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
@@ -680,8 +697,8 @@ class Cascade(Handle):
 
         The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
         resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
-        ranges vLLM's, chunks those of Llama 4's local attention, sinks those of gpt-oss, the lse of parts that of
-        FlashAttention-2.
+        ranges vLLM's, as is the bias of new keys, chunks those of Llama 4's local attention, sinks those of
+        gpt-oss, the lse of parts that of FlashAttention-2.
 
         A scale or factor of 0 stands for its default, so 0 itself cannot be said.
 
@@ -755,6 +772,13 @@ class Cascade(Handle):
             item_positions: `[batch_size, columns]` int32, for `MaskMode.ITEMS`: the positions within their items of
                 the tokens from item_starts on, the delimiter before an item at 0 (FlashInfer's
                 token_pos_in_items_ptr). A row without a column sees the prefix alone. None otherwise.
+            score_bias: `[rows, columns]` for all heads or `[num_qo_heads or 1, rows, columns]`, float32, float16 or
+                bfloat16 of any strides, or None: adds its elements to the logits of keys that a row sees, after the
+                cap and beside ALiBi, in base e. Rows are those of q, or with `RunFlag.BIAS_REQUEST_ROWS` a
+                request's; columns are a request's keys, or with `RunFlag.BIAS_NEW_KEYS` its last qo_len ones. There
+                are as many as the batch has, or more, in each dimension; of lengths on a device, what the tensor
+                lacks adds nothing. -inf hides a key. Elements of keys that a row does not see may be anything.
+                Others may be neither NaN nor +inf, which give NaN.
             stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
 
         Raises:

@@ -85,6 +85,7 @@ ATTENTION_ARGS = Struct(
         "o_scales": INPUT,
         "item_starts": INPUT,
         "item_positions": INPUT,
+        "score_bias": INPUT,
     },
 )
 
