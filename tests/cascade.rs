@@ -4,7 +4,8 @@
 mod common;
 
 use common::cascade::{
-    Case, Data, EXTRAS, Extra, Handle, cascades_of_every_form, check, compare as compare_case, tree,
+    Case, Data, EXTRAS, Extra, Handle, cascades_of_every_form, check, compare as compare_case,
+    short_requests, tree,
 };
 use common::compare::Tolerance;
 use common::door::DOORS;
@@ -103,6 +104,19 @@ fn an_lse_of_16_bits() {
                 ..Case::plain(&own, &[(0, 6, 60), (0, 3, 100)]).of(DType::BF16)
             });
         }
+    }
+}
+
+/// Keys that a request does not have are not shared, whatever is stated.
+#[test]
+fn requests_without_all_keys_of_their_prefixes() {
+    for seed in 0..6 {
+        let like = Case {
+            graph: seed % 4 != 3,
+            csr: seed % 4 < 2,
+            ..Case::plain(&[], &[])
+        };
+        check_everywhere(&short_requests(seed, like));
     }
 }
 

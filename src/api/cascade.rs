@@ -11,7 +11,7 @@ use super::{Context, args, desc};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade};
+use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade, cascade_on_device};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, Kind, KvStorage, Mask, MaskColumns,
     WorkList,
@@ -126,7 +126,7 @@ impl Cascade {
     }
 
     /// Takes over a batch, whose page table has the shared pages in the rows of every request, and what its requests
-    /// share. Lengths are on the host where they share something.
+    /// share.
     ///
     /// # Errors
     /// What is wrong with the batch, the prefixes or the workspace.
@@ -143,25 +143,23 @@ impl Cascade {
         let device = self.context.device();
         let batch = batch::check(input, &self.desc, device, &mut self.scratch)?;
         input.check_room(&self.desc)?;
-        match &batch {
-            Batch::Host(host) => self.prefixes.take_over(prefixes, host.batch_size())?,
-            Batch::Device(_) => check_device_lengths(&self.desc, prefixes)?,
-        }
+        let batch_size = match &batch {
+            Batch::Host(host) => host.batch_size(),
+            Batch::Device(device) => device.batch_size as usize,
+        };
+        self.prefixes.take_over(prefixes, batch_size)?;
         let tiling = self.flat.kernel.tiling();
         let planned = Planned::cut(&batch, &self.flat_desc, &tiling, &mut self.work)?;
         self.flat.plan(&batch, &self.work, workspace, stream)?;
         // From here on only memory and the device can fail, and then there is no plan.
         self.planned = None;
+        let (desc, tiling) = (&self.desc, &self.shared.kernel.tiling());
+        let (list, scratch, work) = (self.prefixes.list(), &mut self.cascade, &mut self.work);
         let shares = match &batch {
-            Batch::Device(_) => false,
-            Batch::Host(host) => cascade(
-                host,
-                &self.desc,
-                &self.shared.kernel.tiling(),
-                self.prefixes.list(),
-                &mut self.cascade,
-                &mut self.work,
-            )?,
+            Batch::Host(host) => cascade(host, desc, tiling, list, scratch, work)?,
+            Batch::Device(device) => {
+                cascade_on_device(device.batch_size, desc, tiling, list, scratch, work)?
+            }
         };
         if shares || self.desc.graph {
             self.shared.plan(&batch, &self.work, workspace, stream)?;
@@ -220,22 +218,6 @@ impl Part {
         self.kernel
             .plan(batch, work, &part(workspace, self.at), stream)
     }
-}
-
-/// Lengths that only the device knows cannot be cut where prefixes end. Runs in graphs always take the plan that shares.
-fn check_device_lengths(desc: &AttentionDesc, prefixes: &SharedPrefixes<'_>) -> Result<()> {
-    if desc.graph {
-        return Err(Error::Unsupported(
-            "kv_len: lengths on a device are not supported by a cascade for graphs; host tensors are".into(),
-        ));
-    }
-    if !prefixes.is_empty() {
-        return Err(Error::Unsupported(
-            "kv_len: lengths on a device are not supported together with shared prefixes; host tensors are"
-                .into(),
-        ));
-    }
-    Ok(())
 }
 
 /// Every row sees all shared keys, which lie before its request's new tokens, and their logits depend neither on where it

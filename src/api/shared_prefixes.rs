@@ -21,13 +21,6 @@ pub struct SharedPrefixes<'a> {
     pub kv_len: &'a [i32],
 }
 
-impl SharedPrefixes<'_> {
-    /// Nothing is shared.
-    pub fn is_empty(&self) -> bool {
-        self.common_prefix_len == 0 && self.request_begin.is_empty()
-    }
-}
-
 /// The prefixes of the current batch.
 #[derive(Default)]
 pub(super) struct Prefixes {

@@ -7,6 +7,7 @@
 
 pub mod attention;
 pub mod backend;
+pub mod cascade_params;
 pub mod compiler;
 pub mod context_parallel_params;
 pub mod copy_params;

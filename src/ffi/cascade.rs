@@ -290,7 +290,8 @@ pub unsafe extern "C" fn folio_cascade_workspace(
 }
 
 /// Takes over a step's batch, whose page table has shared pages in the rows of every request that has them, and what its
-/// requests share. With prefixes, and with FOLIO_PLAN_GRAPH, lengths are on the host; page ids may be on the device.
+/// requests share. Lengths may be on the device, where prefixes end at the last key that all of their requests have: what was
+/// stated bounds that. A plan that was captured keeps its prefixes.
 ///
 /// @param prefixes what requests share; NULL: nothing
 ///

@@ -33,11 +33,11 @@ const REREAD: u64 = 2;
 
 /// Some query rows against a range of keys.
 #[derive(Debug, Clone)]
-struct Segment {
-    requests: Range<usize>,
-    keys: Range<u32>,
+pub(super) struct Segment {
+    pub requests: Range<usize>,
+    pub keys: Range<u32>,
     /// The segment around this one, among the segments.
-    parent: Option<usize>,
+    pub parent: Option<usize>,
     /// Pieces that the keys are cut into.
     chunks: u32,
     /// Its first partial row.
@@ -47,10 +47,12 @@ struct Segment {
 /// What cutting cascades needs from step to step.
 #[derive(Debug, Default)]
 pub struct CascadeScratch {
-    segments: Vec<Segment>,
+    pub(super) segments: Vec<Segment>,
     /// Prefixes around the present one, the innermost last: which segment is theirs.
     around: Vec<(u32, Option<usize>)>,
     long: LongSegments,
+    /// Query rows and keys that requests are taken to have whose lengths are on the device.
+    pub(super) imagined: [Vec<i32>; 2],
 }
 
 /// Fills `work` with the cut of a batch that shares `prefixes`, each of which comes behind those around it. False where
@@ -68,20 +70,8 @@ pub fn cascade(
     work: &mut WorkList,
 ) -> Result<bool> {
     work.clear();
-    let CascadeScratch {
-        segments,
-        around,
-        long,
-    } = scratch;
-    segments.clear();
-    reserve(
-        "segments",
-        segments,
-        prefixes.len().saturating_add(batch.batch_size()),
-    )?;
-    if !desc.batch_invariant {
-        share(batch, desc, tiling, prefixes, segments, around)?;
-    }
+    share(batch, desc, tiling, prefixes, scratch)?;
+    let CascadeScratch { segments, long, .. } = scratch;
     let shares = !segments.is_empty();
     if !shares && !desc.graph {
         return Ok(false);
@@ -95,15 +85,23 @@ pub fn cascade(
     Ok(shares)
 }
 
-/// Lists the shared segments that pay.
-fn share(
+/// Lists the shared segments that pay, with room for the own keys of every request behind them.
+pub(super) fn share(
     batch: &HostBatch<'_>,
     desc: &AttentionDesc,
     tiling: &Tiling,
     prefixes: &[SharedPrefix],
-    segments: &mut Vec<Segment>,
-    around: &mut Vec<(u32, Option<usize>)>,
+    scratch: &mut CascadeScratch,
 ) -> Result<()> {
+    let CascadeScratch {
+        segments, around, ..
+    } = scratch;
+    segments.clear();
+    let most = prefixes.len().saturating_add(batch.batch_size());
+    reserve("segments", segments, most)?;
+    if desc.batch_invariant {
+        return Ok(());
+    }
     around.clear();
     reserve("shared prefixes", around, prefixes.len())?;
     let unit = tiling.kv_unit;
@@ -377,7 +375,7 @@ fn combine(batch: &HostBatch<'_>, segments: &[Segment], own: &Segment, work: &mu
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::Capacity;
@@ -386,7 +384,7 @@ mod tests {
 
     const PAGE: u32 = 4;
 
-    fn desc(lens: &[(i32, i32)], levels: u32) -> AttentionDesc {
+    pub fn desc(lens: &[(i32, i32)], levels: u32) -> AttentionDesc {
         let keys = |l: &(i32, i32)| l.1 as u32;
         AttentionDesc {
             kind: Kind::Prefill,
@@ -416,7 +414,7 @@ mod tests {
     }
 
     /// Prefixes that halve the requests, each longer than the one around it.
-    fn prefixes(requests: Range<u32>, kv_len: u32, step: u32, list: &mut Vec<SharedPrefix>) {
+    pub fn prefixes(requests: Range<u32>, kv_len: u32, step: u32, list: &mut Vec<SharedPrefix>) {
         if requests.len() < 2 {
             return;
         }
@@ -467,6 +465,67 @@ mod tests {
         }
     }
 
+    /// In parts that are combined, within the memory of the desc.
+    #[track_caller]
+    pub fn assert_rows_meet_their_keys_once(
+        lens: &[(i32, i32)],
+        desc: &AttentionDesc,
+        tiling: &Tiling,
+        shared: &[SharedPrefix],
+        work: &WorkList,
+    ) {
+        // As kernels for shared keys are created: a tile has rows of several requests.
+        let kernel = AttentionDesc {
+            max_qo_len: desc.max_num_tokens,
+            ..*desc
+        };
+        let capacity = Capacity::new(&kernel, tiling);
+        assert!(work.items.len() <= capacity.counts.items);
+        assert!(work.combines.len() <= capacity.counts.combines);
+        assert!(work.partials.len() <= capacity.counts.partials);
+        let qo_indptr = offsets(lens);
+        let rows = |l: &(i32, i32)| vec![vec![0; l.1 as usize]; l.0 as usize];
+        let mut met = Met {
+            lens,
+            qo_indptr: &qo_indptr,
+            counts: lens.iter().flat_map(rows).collect(),
+        };
+        let mut rows_of_parts = std::collections::HashMap::new();
+        let mut alone = std::collections::HashSet::new();
+        for item in &work.items {
+            met.add(item, shared);
+            for i in 0..item.q_len {
+                let token = item.q_token as u32 + i;
+                match item.partial {
+                    NO_PARTIAL => assert!(alone.insert(token)),
+                    partial => assert!(rows_of_parts.insert(partial + i, token).is_none()),
+                }
+            }
+        }
+        assert!(met.counts.iter().flatten().all(|&n| n == 1));
+        let has_room = |row: &u32| (*row as usize) < capacity.partial_rows;
+        assert!(rows_of_parts.keys().all(has_room));
+        for combine in &work.combines {
+            assert!(!alone.contains(&combine.q_token) && combine.count >= 2);
+            let parts = &work.partials[combine.first as usize..][..combine.count as usize];
+            for part in parts {
+                assert_eq!(rows_of_parts.remove(part), Some(combine.q_token));
+            }
+        }
+        assert!(rows_of_parts.is_empty());
+        assert_eq!(alone.len() + work.combines.len(), met.counts.len());
+    }
+
+    /// Of the query rows.
+    pub fn offsets(lens: &[(i32, i32)]) -> Vec<i32> {
+        let mut offsets = vec![0];
+        offsets.extend(lens.iter().scan(0, |sum, l| {
+            *sum += l.0;
+            Some(*sum)
+        }));
+        offsets
+    }
+
     proptest! {
         /// Every row meets every key of its request once, in parts that are combined, within the memory of the desc.
         #[test]
@@ -479,8 +538,7 @@ mod tests {
             let lens: Vec<(i32, i32)> = lens.into_iter().map(|(q, own)| (q, own.max(q))).collect();
             let desc = desc(&lens, levels);
             let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk: u32::MAX, combine_units: 0, workers: Workers { all: workers, of_item: 3, small: SmallItems { rows: [0, 1, q_tile][small.0], keys: small.1, of_item: 2 } } };
-            let mut qo_indptr = vec![0];
-            qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
+            let qo_indptr = offsets(&lens);
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();
             let columns = kv_len.iter().map(|&n| (n as u32).div_ceil(PAGE)).max().unwrap_or(0) as usize;
             let ids = vec![0; columns * lens.len()];
@@ -497,14 +555,8 @@ mod tests {
             let mut work = WorkList::default();
             cascade(&batch, &desc, &tiling, &list, &mut CascadeScratch::default(), &mut work).unwrap();
 
-            // As kernels for shared keys are created: a tile has rows of several requests.
-            let kernel = AttentionDesc { max_qo_len: desc.max_num_tokens, ..desc };
-            let capacity = Capacity::new(&kernel, &tiling);
-            prop_assert!(work.items.len() <= capacity.counts.items);
-            prop_assert!(work.combines.len() <= capacity.counts.combines);
-            prop_assert!(work.partials.len() <= capacity.counts.partials);
-            let (large, last) = work.items.split_at(work.items.len() - work.small as usize);
             let small = tiling.workers.small;
+            let (large, last) = work.items.split_at(work.items.len() - work.small as usize);
             prop_assert!(last.iter().all(|item| item.q_len <= small.rows));
             prop_assert!(large.iter().all(|item| item.q_len <= q_tile));
             // Those of few rows and more keys are of one kind.
@@ -513,31 +565,7 @@ mod tests {
             let all_small = large.iter().all(|item| item.q_len > small.rows);
             prop_assert!(all_small || last.iter().all(is_small));
 
-            let counts = lens.iter().flat_map(|l| vec![vec![0; l.1 as usize]; l.0 as usize]).collect();
-            let mut met = Met { lens: &lens, qo_indptr: &qo_indptr, counts };
-            let mut rows_of_parts = std::collections::HashMap::new();
-            let mut alone = std::collections::HashSet::new();
-            for item in &work.items {
-                met.add(item, &list);
-                for i in 0..item.q_len {
-                    let token = item.q_token as u32 + i;
-                    match item.partial {
-                        NO_PARTIAL => prop_assert!(alone.insert(token)),
-                        partial => prop_assert!(rows_of_parts.insert(partial + i, token).is_none()),
-                    }
-                }
-            }
-            prop_assert!(met.counts.iter().flatten().all(|&n| n == 1));
-            prop_assert!(rows_of_parts.keys().all(|&row| (row as usize) < capacity.partial_rows));
-            for combine in &work.combines {
-                prop_assert!(!alone.contains(&combine.q_token) && combine.count >= 2);
-                let parts = &work.partials[combine.first as usize..][..combine.count as usize];
-                for part in parts {
-                    prop_assert_eq!(rows_of_parts.remove(part), Some(combine.q_token));
-                }
-            }
-            prop_assert!(rows_of_parts.is_empty());
-            prop_assert_eq!(alone.len() + work.combines.len(), desc.max_num_tokens as usize * usize::from(!met.counts.is_empty()));
+            assert_rows_meet_their_keys_once(&lens, &desc, &tiling, &list, &work);
         }
     }
 }

@@ -49,7 +49,7 @@ pub use rope_append::{
     Angles, Frequencies, Llama3Scaling, MOST_PAIRS, MOST_ROW_ELEMENTS, Norm, Rope, RopeAppendArgs,
 };
 pub use row_tensors::RowTensors;
-pub use shared::SharedPrefix;
+pub use shared::{SharedPrefix, SharedSegment};
 pub use tree::TreeMaskArgs;
 pub use work::{
     CombineItem, NO_PARTIAL, RequestStarts, SmallItems, Tiling, WorkItem, WorkList, Workers,

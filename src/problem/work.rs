@@ -1,6 +1,8 @@
 //! What a plan consists of: work items, and the combine items that put split rows together again. Workers on the
 //! CPU and kernels read the same records (`kernels/params/params.h` mirrors them).
 
+use super::shared::SharedSegment;
+
 /// `WorkItem::partial` of an item that covers all keys of its rows and writes the output itself.
 pub const NO_PARTIAL: u32 = u32::MAX;
 
@@ -49,7 +51,8 @@ pub struct CombineItem {
     pub reserved: u32,
 }
 
-/// A whole plan. The vectors keep their capacity from step to step.
+/// A whole plan, or, of a batch whose lengths are on the device, what the host has to say about it. The vectors keep their
+/// capacity from step to step.
 #[derive(Debug, Clone, Default)]
 pub struct WorkList {
     /// Work, the largest first.
@@ -62,6 +65,9 @@ pub struct WorkList {
     pub partials: Vec<u32>,
     /// Where the parts of each request start.
     pub starts: RequestStarts,
+    /// What the device shares when it cuts the batch, in the order of the first requests, the wider ones first. Of a batch
+    /// with lengths on the host: empty, since its items say it.
+    pub segments: Vec<SharedSegment>,
     /// Scratch of the scheduler: the order of the items, and the items before they were ordered.
     pub order: Vec<u128>,
     /// See `order`.
@@ -76,6 +82,7 @@ impl WorkList {
         self.combines.clear();
         self.partials.clear();
         self.starts.clear();
+        self.segments.clear();
     }
 }
 

@@ -78,7 +78,7 @@ pub struct Case {
     pub layout: KvLayout,
     /// The page table is CSR, not a block table.
     pub csr: bool,
-    /// Query rows and own keys of each request, the rows' included.
+    /// Query rows and own keys of each request, the rows' included; below 0 where it has not all keys of its prefixes.
     pub requests: Vec<(i32, i32)>,
     /// First request, end, and pages, those of the prefixes around it included; the wider ones first.
     pub prefixes: Vec<(i32, i32, i32)>,
@@ -193,7 +193,7 @@ fn pages(case: &Case) -> (Vec<Vec<i32>>, i64) {
     }
     for (b, table) in tables.iter_mut().enumerate() {
         let own = i64::from(case.requests[b].1).div_euclid(case.page_size) as i32 + 1;
-        table.extend(take(own));
+        table.extend(take(own.max(0)));
     }
     let ids = shuffled(case.seed, next as usize + 3);
     for table in &mut tables {
@@ -230,7 +230,16 @@ pub struct Data<'m> {
 }
 
 impl<'m> Data<'m> {
+    /// With lengths on the host.
     pub fn new(memory: &'m dyn Memory, case: &Case) -> Data<'m> {
+        Data::with_lengths(memory, &HostMemory, case)
+    }
+
+    pub fn with_lengths(
+        memory: &'m dyn Memory,
+        of_lengths: &'m dyn Memory,
+        case: &Case,
+    ) -> Data<'m> {
         let filled = |salt: u64, dtype: DType, shape: &[i64]| {
             let mut image = Image::poisoned(View::compact(dtype, shape));
             for_each_index(shape, |index| {
@@ -246,8 +255,8 @@ impl<'m> Data<'m> {
             KvLayout::Nhd => [num_pages, case.page_size, case.kv_heads, dim],
             KvLayout::Hnd => [num_pages, case.kv_heads, case.page_size, dim],
         };
-        let host = |numbers: &[i32]| {
-            Resident::new(&HostMemory, Image::of_i32(&[numbers.len() as i64], numbers))
+        let lengths = |numbers: &[i32]| {
+            Resident::new(of_lengths, Image::of_i32(&[numbers.len() as i64], numbers))
         };
         let batch_size = case.requests.len();
         let kv_len: Vec<i32> = (0..batch_size).map(|b| case.kv_len(b)).collect();
@@ -279,9 +288,9 @@ impl<'m> Data<'m> {
                 let view = View::compact(case.lse_dtype, &[tokens, heads]);
                 Resident::new(memory, Image::poisoned(view))
             }),
-            qo_indptr: host(&prefix_sums(case.requests.iter().map(|r| r.0))),
-            kv_len: host(&kv_len),
-            indptr: indptr.as_deref().map(host),
+            qo_indptr: lengths(&prefix_sums(case.requests.iter().map(|r| r.0))),
+            kv_len: lengths(&kv_len),
+            indptr: indptr.as_deref().map(lengths),
             ids: Resident::new(memory, ids),
             bias: filled(4, DType::F32, &[heads, tokens, most_keys]),
             slopes: floats((0..heads).map(|h| 0.02 * (h + 1) as f32).collect()),
@@ -321,6 +330,41 @@ impl<'m> Data<'m> {
             None => batch.block_table = Some(self.ids.tensor()),
         }
         batch
+    }
+
+    /// Other numbers in the place of the lengths.
+    pub fn set_lengths(&self, number: impl Fn(u64) -> i32) {
+        let count = self.case.requests.len() as u64 + 1;
+        let numbers: Vec<i32> = (0..2 * count).map(number).collect();
+        let [rows, keys] = [0, count as usize].map(|first| {
+            let numbers = &numbers[first..first + count as usize];
+            Resident::new(&HostMemory, Image::of_i32(&[count as i64], numbers))
+        });
+        self.qo_indptr.copy_from(&rows);
+        self.kv_len.copy_from(&keys);
+    }
+
+    /// The case's own.
+    pub fn reset_lengths(&self) {
+        self.qo_indptr.reset();
+        self.kv_len.reset();
+    }
+
+    /// Takes over what plans and runs read of another case, whose tensors have the same shapes.
+    pub fn take_inputs_of(&self, other: &Data<'_>) {
+        for (own, other) in [
+            (&self.q, &other.q),
+            (&self.k, &other.k),
+            (&self.v, &other.v),
+            (&self.qo_indptr, &other.qo_indptr),
+            (&self.kv_len, &other.kv_len),
+            (&self.ids, &other.ids),
+        ] {
+            own.copy_from(other);
+        }
+        if let (Some(indptr), Some(other)) = (&self.indptr, &other.indptr) {
+            indptr.copy_from(other);
+        }
     }
 
     pub fn prefixes(&self) -> SharedPrefixes<'_> {
@@ -439,6 +483,10 @@ impl<'m> Handle<'m> {
         self.cascade
             .plan(batch, prefixes, &workspace, bytes, stream)
     }
+
+    pub fn assert_within_bounds(&self) {
+        self.workspace.assert_within_bounds();
+    }
 }
 
 /// What flat attention in float64 makes of the case: o, and lse in float32.
@@ -520,7 +568,16 @@ pub fn check(
     memory: &dyn Memory,
     case: &Case,
 ) -> std::result::Result<bool, String> {
-    let data = Data::new(memory, case);
+    check_with(session, (memory, &HostMemory), case)
+}
+
+/// The same with lengths in a memory of their own.
+pub fn check_with(
+    session: &dyn Session,
+    (memory, of_lengths): (&dyn Memory, &dyn Memory),
+    case: &Case,
+) -> std::result::Result<bool, String> {
+    let data = Data::with_lengths(memory, of_lengths, case);
     let solve = || {
         let mut handle = Handle::new(session, memory, case.desc())?;
         handle.plan(&data.batch(), &data.prefixes(), Stream::default())?;
@@ -558,6 +615,29 @@ fn grow(
         }
         begin = end;
     }
+}
+
+/// A random tree over twenty requests: some have no rows, and in every other tree some have not all keys of their prefixes.
+pub fn short_requests(seed: u64, like: Case) -> Case {
+    let rows = if seed.is_multiple_of(3) { 20 } else { 3 };
+    let own = |b: i32| match seed % 2 == 1 && b % 4 == 3 {
+        true => -(3 * b % 17),
+        false => rows + 31 * b % 190,
+    };
+    let mut case = Case {
+        prefixes: tree(seed, 20, 3, 40),
+        requests: (0..20)
+            .map(|b| ((b + seed as i32) % rows, own(b)))
+            .collect(),
+        seed,
+        ..like
+    };
+    // All of them have their new tokens.
+    for b in 0..case.requests.len() {
+        let missing = case.requests[b].0 - case.kv_len(b);
+        case.requests[b].1 += missing.max(0);
+    }
+    case
 }
 
 /// Shared keys in caches of every form are those that the requests have.

@@ -299,4 +299,15 @@ impl<'m> WorkspaceMemory<'m> {
         };
         (workspace, (self.info.device_bytes, self.info.host_bytes))
     }
+
+    /// Nothing behind it was written.
+    pub fn assert_within_bounds(&self) {
+        for (part, bytes) in [
+            (&self.device, self.info.device_bytes),
+            (&self.host, self.info.host_bytes),
+        ] {
+            let (was, is) = (&part.image().bytes, part.current().bytes);
+            assert!(was[bytes..] == is[bytes..], "written behind the workspace");
+        }
+    }
 }

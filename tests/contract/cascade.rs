@@ -740,41 +740,51 @@ fn unread(device: Device, shape: &[i64]) -> Option<Tensor> {
     unsafe { Tensor::new("x", 4096 as *mut u8, device, DType::I32, shape, None) }.ok()
 }
 
-/// Where the lengths are on a device, nobody on the host knows where prefixes end.
+/// Prefixes are on the host wherever the lengths are: they are checked, and say what may be shared.
 #[test]
 fn lengths_on_a_device() {
     let device = Device::Cuda(0);
-    let context = Stub::new(device).context();
     let batch = BatchInput {
         qo_indptr: unread(device, &[5]),
         kv_len: unread(device, &[4]),
         block_table: unread(device, &[4, 300]),
         ..BatchInput::default()
     };
-    let shared = SharedPrefixes {
-        common_prefix_len: 640,
+    let plan = |of: Device, case: &Case, prefixes: &SharedPrefixes<'_>| {
+        let mut handle = Cascade::new(&Stub::new(of).context(), case.desc()).unwrap();
+        let memory = Workspace::default();
+        handle.plan(&batch, prefixes, &memory, (0, 0), Stream::default())?;
+        handle.shares()
+    };
+    let common = |common_prefix_len| SharedPrefixes {
+        common_prefix_len,
         ..SharedPrefixes::default()
     };
-    let none = SharedPrefixes::default();
-    for (graph, prefixes, word) in [
-        (false, none, None),
-        (false, shared, Some("shared prefixes")),
-        (true, none, Some("graphs")),
-        (true, shared, Some("graphs")),
-    ] {
-        let desc = Case { graph, ..case() }.desc();
-        let mut handle = Cascade::new(&context, desc).unwrap();
-        let memory = Workspace::default();
-        let planned = handle.plan(&batch, &prefixes, &memory, (0, 0), Stream::default());
-        let Some(word) = word else {
-            assert_eq!(planned, Ok(()));
-            assert_eq!(handle.shares(), Ok(false));
-            continue;
+    for graph in [false, true] {
+        let case = Case { graph, ..case() };
+        assert_eq!(plan(device, &case, &common(0)), Ok(false));
+        assert_eq!(plan(device, &case, &common(640)), Ok(true));
+        let invariant = Case {
+            batch_invariant: true,
+            ..case.clone()
         };
-        let named = |message: &str| message.starts_with("kv_len") && message.contains(word);
+        assert_eq!(plan(device, &invariant, &common(640)), Ok(false));
+        let too_many = SharedPrefixes {
+            request_begin: &[0],
+            request_end: &[5],
+            kv_len: &[640],
+            ..common(0)
+        };
+        let refused = plan(device, &case, &too_many);
+        let named = |message: &str| message.contains("request_end[0]: 5");
         assert!(
-            matches!(&planned, Err(Error::Unsupported(message)) if named(message)),
-            "{planned:?}"
+            matches!(&refused, Err(Error::InvalidArgument(message)) if named(message)),
+            "{refused:?}"
+        );
+        let elsewhere = plan(Device::Cpu, &case, &common(640));
+        assert!(
+            matches!(elsewhere, Err(Error::DeviceMismatch(_))),
+            "{elsewhere:?}"
         );
     }
 }

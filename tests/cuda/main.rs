@@ -294,6 +294,31 @@ fn main() -> ExitCode {
             cascade::cascade_on_every_kernel,
         ),
         case("cascade_graph", (), cascade::cascade_graph),
+        case(
+            "cascade_with_device_lengths",
+            (),
+            cascade::cascade_with_device_lengths,
+        ),
+        case(
+            "cascade_trees_with_device_lengths",
+            (),
+            cascade::cascade_trees_with_device_lengths,
+        ),
+        case(
+            "cascade_of_many_prefixes",
+            (),
+            cascade::cascade_of_many_prefixes,
+        ),
+        case(
+            "cascade_graph_plans_on_the_device",
+            (),
+            cascade::cascade_graph_plans_on_the_device,
+        ),
+        case(
+            "cascade_with_wrong_device_lengths",
+            (),
+            cascade::cascade_with_wrong_device_lengths,
+        ),
         case("mla_context", (), mla_context::mla_context),
         case("mla_context_graph", (), mla_context::mla_context_graph),
         case(

@@ -1,7 +1,8 @@
 //! Cascades on a device: which kernels a run launches, and on which of the two plans in the workspace.
 
 use folio::api::{BatchInput, Cascade, SharedPrefixes, Workspace};
-use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, PlanView};
+use folio::cuda::cascade_params::{NO_SEGMENT, PlanCascadeParams, SHARED_SEGMENTS};
+use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, PlanParams, PlanView};
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{
@@ -12,6 +13,8 @@ use crate::fixture::{OURS, WORKSPACE, at, context, desc, host_tensor};
 use crate::stub::{Launched, Recorder};
 
 const TABLE: usize = 0xa_0000_0000;
+const ROWS: usize = 0xd_0000_0000;
+const LENGTHS: usize = 0xe_0000_0000;
 const REQUESTS: usize = 64;
 const KEYS: i32 = 8192 + 100;
 const SHARED: u32 = 8192;
@@ -79,7 +82,18 @@ struct Handle {
 
 impl Handle {
     fn new(graph: bool) -> Handle {
-        let cascade = Cascade::new(&context(), cascade_desc(graph)).unwrap();
+        Handle::with_levels(1, graph)
+    }
+
+    fn with_levels(shared_levels: u32, graph: bool) -> Handle {
+        Handle::of(AttentionDesc {
+            shared_levels,
+            ..cascade_desc(graph)
+        })
+    }
+
+    fn of(desc: AttentionDesc) -> Handle {
+        let cascade = Cascade::new(&context(), desc).unwrap();
         let words = cascade.workspace().host_bytes / 8 + 1024;
         Handle {
             cascade,
@@ -87,13 +101,8 @@ impl Handle {
         }
     }
 
+    /// With lengths on the host.
     fn plan(&mut self, common_prefix_len: u32) {
-        let info = self.cascade.workspace();
-        let start = self.host.as_mut_ptr() as usize;
-        let workspace = Workspace {
-            device: WORKSPACE,
-            host: start.next_multiple_of(info.alignment),
-        };
         let qo_indptr: Vec<i32> = (0..=REQUESTS as i32).collect();
         let batch = BatchInput {
             qo_indptr: host_tensor(&qo_indptr, &[REQUESTS as i64 + 1]),
@@ -105,9 +114,46 @@ impl Handle {
             common_prefix_len,
             ..SharedPrefixes::default()
         };
+        self.plan_batch(&batch, &prefixes);
+    }
+
+    /// With lengths on the device.
+    fn plan_on_device(
+        &mut self,
+        recorder: &Recorder,
+        prefixes: &SharedPrefixes<'_>,
+    ) -> Vec<Launched> {
+        self.plan_requests_on_device(recorder, REQUESTS, prefixes)
+    }
+
+    fn plan_requests_on_device(
+        &mut self,
+        recorder: &Recorder,
+        requests: usize,
+        prefixes: &SharedPrefixes<'_>,
+    ) -> Vec<Launched> {
+        recorder.forget();
+        let lengths = |address, count: usize| Some(at(address, DType::I32, &[count as i64], None));
+        let batch = BatchInput {
+            qo_indptr: lengths(ROWS, requests + 1),
+            kv_len: lengths(LENGTHS, requests),
+            block_table: Some(at(TABLE, DType::I32, &[requests as i64, 600], None)),
+            ..BatchInput::default()
+        };
+        self.plan_batch(&batch, prefixes);
+        recorder.launches()
+    }
+
+    fn plan_batch(&mut self, batch: &BatchInput, prefixes: &SharedPrefixes<'_>) {
+        let info = self.cascade.workspace();
+        let start = self.host.as_mut_ptr() as usize;
+        let workspace = Workspace {
+            device: WORKSPACE,
+            host: start.next_multiple_of(info.alignment),
+        };
         let bytes = (info.device_bytes, info.host_bytes);
         self.cascade
-            .plan(&batch, &prefixes, &workspace, bytes, OURS)
+            .plan(batch, prefixes, &workspace, bytes, OURS)
             .unwrap();
     }
 
@@ -125,6 +171,8 @@ fn recorder() -> Recorder {
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
     recorder.expect::<GenericParams>("folio_attention");
     recorder.expect::<CombineParams>("folio_combine");
+    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<PlanCascadeParams>("folio_plan_cascade");
     recorder
 }
 
@@ -250,4 +298,112 @@ pub fn a_graph_has_one_kernel_for_all_plans() {
         }
     }
     assert!(names(&handle.run(&recorder, &with_window())).contains(&"folio_sm90_decode_tma"));
+}
+
+const PREFIXES: SharedPrefixes<'_> = SharedPrefixes {
+    common_prefix_len: 0,
+    request_begin: &[0, 8],
+    request_end: &[64, 40],
+    kv_len: &[SHARED as i32, SHARED as i32 + 4000],
+};
+
+/// A kernel for each plan; that of shared keys is told who shares how many, at most. Runs read where it writes.
+pub fn lengths_on_the_device_are_cut_there() {
+    let recorder = recorder();
+    let mut handle = Handle::with_levels(2, false);
+    let planned = handle.plan_on_device(&recorder, &PREFIXES);
+    assert_eq!(names(&planned), ["folio_plan", "folio_plan_cascade"]);
+    assert_eq!(handle.cascade.shares(), Ok(true));
+    let flat: PlanParams = planned[0].params();
+    let params: PlanCascadeParams = planned[1].params();
+    let plan = &params.plan;
+    for of in [&flat, plan] {
+        assert_eq!(
+            [of.qo_indptr, of.kv_len],
+            [ROWS as u64, LENGTHS as u64],
+            "{of:?}"
+        );
+        assert_eq!((of.table_stride, of.batch_size), (600, REQUESTS as u32));
+    }
+    assert_eq!((plan.max_qo_len, plan.by_request), (REQUESTS as u32, 0));
+    let unit = plan.kv_unit;
+    let listed: Vec<[u32; 4]> = params.segments[..params.num_segments as usize]
+        .iter()
+        .map(|of| [of.begin, of.end, of.keys, of.parent])
+        .collect();
+    let floor = |keys: u32| keys / unit * unit;
+    assert_eq!(
+        listed,
+        [
+            [0, 64, floor(SHARED), NO_SEGMENT],
+            [8, 40, floor(SHARED + 4000), 0]
+        ]
+    );
+    // Room for the records of all requests and of as many segments as there may be.
+    let entries = (REQUESTS + SHARED_SEGMENTS) as u64;
+    for (at, next, bytes) in [
+        (plan.requests, plan.first_item, 32),
+        (plan.first_item, plan.first_combine, 4),
+        (plan.first_combine, params.shares, 4),
+    ] {
+        assert!(next - at >= entries * bytes, "{at} {next}");
+    }
+    let end = WORKSPACE as u64 + handle.cascade.workspace().device_bytes as u64;
+    assert!(params.shares + 16 * entries <= end);
+
+    let shared = handle.run(&recorder, &args());
+    assert_eq!(names(&shared), ["folio_prefill_sm90", "folio_combine"]);
+    let view = plan_of(&shared);
+    assert_eq!(
+        [view.items, view.combines, view.partials, view.counts],
+        [plan.items, plan.combines, plan.partials, plan.counts]
+    );
+    let flat_run = handle.run(&recorder, &with_window());
+    assert_eq!(plan_of(&flat_run).items, flat.items);
+}
+
+/// Where nothing is shared there is one plan; runs of graphs need both.
+pub fn what_the_device_does_not_share() {
+    let recorder = recorder();
+    let nothing = SharedPrefixes::default();
+    let mut handle = Handle::new(false);
+    let planned = handle.plan_on_device(&recorder, &nothing);
+    assert_eq!(names(&planned), ["folio_plan"]);
+    assert_eq!(handle.cascade.shares(), Ok(false));
+    let mut handle = Handle::new(true);
+    let planned = handle.plan_on_device(&recorder, &nothing);
+    assert_eq!(names(&planned), ["folio_plan", "folio_plan_cascade"]);
+    assert_eq!(planned[1].params::<PlanCascadeParams>().num_segments, 0);
+    let before = handle.run(&recorder, &args());
+    // The desc has room for one level.
+    let planned = handle.plan_on_device(&recorder, &PREFIXES);
+    assert_eq!(planned[1].params::<PlanCascadeParams>().num_segments, 1);
+    for (one, other) in handle.run(&recorder, &args()).iter().zip(&before) {
+        assert_eq!((one.raw(), one.grid), (other.raw(), other.grid));
+    }
+}
+
+/// Segments that the kernel's parameters have no room for stay with their requests.
+pub fn more_segments_than_there_is_room_for() {
+    const MANY: usize = 600;
+    let recorder = recorder();
+    let desc = AttentionDesc {
+        max_batch_size: MANY as u32,
+        max_num_tokens: MANY as u32,
+        ..cascade_desc(true)
+    };
+    let mut handle = Handle::of(desc);
+    let begin: Vec<i32> = (0..MANY as i32).step_by(2).collect();
+    let end: Vec<i32> = begin.iter().map(|begin| begin + 2).collect();
+    let prefixes = SharedPrefixes {
+        common_prefix_len: 0,
+        request_begin: &begin,
+        request_end: &end,
+        kv_len: &vec![SHARED as i32; begin.len()],
+    };
+    let planned = handle.plan_requests_on_device(&recorder, MANY, &prefixes);
+    let params: PlanCascadeParams = planned[1].params();
+    assert_eq!(params.num_segments as usize, SHARED_SEGMENTS);
+    let last = params.segments[SHARED_SEGMENTS - 1];
+    assert_eq!((last.begin, last.end), (478, 480));
 }

@@ -423,6 +423,21 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         cascade::a_graph_has_one_kernel_for_all_plans,
     ),
+    case(
+        "launch_cascade_with_device_lengths",
+        BACKEND,
+        cascade::lengths_on_the_device_are_cut_there,
+    ),
+    case(
+        "launch_cascade_that_shares_nothing_on_the_device",
+        BACKEND,
+        cascade::what_the_device_does_not_share,
+    ),
+    case(
+        "launch_cascade_of_many_prefixes",
+        BACKEND,
+        cascade::more_segments_than_there_is_room_for,
+    ),
     case("launch_extend", BACKEND, extend::two_passes_and_a_merge),
     case(
         "launch_extend_by_position",

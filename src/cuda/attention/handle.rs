@@ -185,6 +185,7 @@ impl CudaAttention {
         &mut self,
         current: &Current<'_>,
         batch: &DeviceBatch,
+        work: &WorkList,
         page_ids: Option<u64>,
         workspace: &Workspace,
         stream: Stream,
@@ -202,7 +203,8 @@ impl CudaAttention {
         // for the largest plan.
         unsafe {
             self.narrow.launch(current, &copies, stream)?;
-            self.planner.launch(current, &batch, base, stream)?;
+            self.planner
+                .launch(current, &batch, &work.segments, base, stream)?;
         }
         Ok(self.planned(&layout, base, page_ids))
     }
@@ -235,7 +237,7 @@ impl CudaAttention {
             view: view(&self.regions, layout, base, page_ids),
             mask_bytes_start: base + layout.mask_bytes_start as u64,
             mask_bits_start: base + layout.mask_bits_start as u64,
-            scales: base + (self.regions.own + scales_at(&self.capacity)) as u64,
+            scales: base + (self.regions.own + scales_at(&self.capacity, &self.desc)) as u64,
             lse: base + (self.regions.own + lse_at(&self.capacity, &self.desc)) as u64,
             items_mask: base + (self.regions.own + items_at(&self.capacity, &self.desc)) as u64,
             num_items: self.capacity.counts.items,
@@ -405,7 +407,7 @@ impl Attention for CudaAttention {
                 self.plan_host(&current, batch, work, page_ids, workspace, stream)?
             }
             Batch::Device(batch) => {
-                self.plan_device(&current, batch, page_ids, workspace, stream)?
+                self.plan_device(&current, batch, work, page_ids, workspace, stream)?
             }
         };
         // Only now: what fails leaves the previous plan in force.
@@ -510,13 +512,13 @@ impl GivenPageIds {
 }
 
 /// Where factors of k and v lie in what is the backend's own, behind the planning kernel's records.
-fn scales_at(capacity: &Capacity) -> usize {
-    aligned(PlanningRegions::bytes(capacity.counts.batch_size))
+fn scales_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
+    PlanningRegions::at(0, capacity.counts.batch_size, desc).end
 }
 
 /// Where copies of lengths lie there, behind the factors.
 fn lengths_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
-    aligned(scales_at(capacity).saturating_add(FoldScales::bytes(desc)))
+    aligned(scales_at(capacity, desc).saturating_add(FoldScales::bytes(desc)))
 }
 
 /// Where an lse of fp32 lies there, behind the lengths.

@@ -1,17 +1,21 @@
 //! Planning on the device: one launch cuts a batch whose lengths are in device memory, and writes the plan
-//! where a copy from the host would put it.
+//! where a copy from the host would put it. That of a cascade has the segments that its requests share in its parameters, so
+//! that nothing is staged, and a captured plan keeps them.
 #![allow(unsafe_code)]
 
 use crate::backend::Stream;
+use crate::cuda::cascade_params::{
+    NO_SEGMENT, PlanCascadeParams, SHARED_SEGMENTS, SharedSegmentParams,
+};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
 use crate::cuda::kernels::Row;
-use crate::cuda::kernels::keyless::PLAN;
+use crate::cuda::kernels::keyless::{PLAN, PLAN_CASCADE};
 use crate::cuda::params::{Divisor, PlanParams, address};
 use crate::cuda::plan::regions::PlanningRegions;
 use crate::error::Result;
 use crate::plan::{Capacity, Regions};
-use crate::problem::{AttentionDesc, DeviceBatch, Kind, Tiling};
+use crate::problem::{AttentionDesc, DeviceBatch, Kind, SharedSegment, Tiling};
 
 /// Work items for which planning on the device takes [`FEW_THREADS`] threads.
 const FEW_ITEMS: u64 = 512;
@@ -42,7 +46,11 @@ impl Planner {
         (capacity, regions): (&Capacity, &Regions),
     ) -> Result<Planner> {
         let cc = context.device().compute_capability;
-        let (row, function) = loader.find(PLAN.candidates(cc), || PLAN.unsupported(cc))?;
+        let rows = match desc.shared_levels {
+            0 => &PLAN,
+            _ => &PLAN_CASCADE,
+        };
+        let (row, function) = loader.find(rows.candidates(cc), || rows.unsupported(cc))?;
         Ok(Planner {
             row,
             function,
@@ -53,7 +61,7 @@ impl Planner {
         })
     }
 
-    /// Enqueues the kernel for a workspace at `base`.
+    /// Enqueues the kernel for a workspace at `base`. Outside of cascades there are no segments.
     ///
     /// # Safety
     /// The workspace must have room for the largest plan, and the batch's tensors must be valid until the
@@ -62,6 +70,7 @@ impl Planner {
         &self,
         current: &Current<'_>,
         batch: &DeviceBatch,
+        segments: &[SharedSegment],
         base: u64,
         stream: Stream,
     ) -> Result<()> {
@@ -72,8 +81,24 @@ impl Planner {
             dependent: false,
             stream,
         };
-        let params = self.params(batch, base);
-        // SAFETY: the kernel takes a `FolioPlanParams`; the rest is the caller's promise.
+        let own = PlanningRegions::at(
+            self.regions.own,
+            self.capacity.counts.batch_size,
+            &self.desc,
+        );
+        let plan = self.params(batch, &own, base);
+        if self.desc.shared_levels == 0 {
+            // SAFETY: the kernel takes a `FolioPlanParams`; the rest is the caller's promise.
+            return unsafe { launch.enqueue(current, &self.function, &plan, &[]) };
+        }
+        let params = PlanCascadeParams {
+            plan,
+            shares: base + own.shares as u64,
+            num_segments: segments.len().min(SHARED_SEGMENTS) as u32,
+            reserved: 0,
+            segments: listed(segments),
+        };
+        // SAFETY: the kernel takes a `FolioPlanCascadeParams`; the rest is the caller's promise.
         unsafe { launch.enqueue(current, &self.function, &params, &[]) }
     }
 
@@ -87,9 +112,8 @@ impl Planner {
         }
     }
 
-    fn params(&self, batch: &DeviceBatch, base: u64) -> PlanParams {
+    fn params(&self, batch: &DeviceBatch, own: &PlanningRegions, base: u64) -> PlanParams {
         let layout = &self.regions.plan;
-        let own = PlanningRegions::at(self.regions.own, self.capacity.counts.batch_size);
         let at = |offset: usize| base + offset as u64;
         let table = batch.page_ids.filter(|ids| ids.rank() == 2);
         let Capacity {
@@ -131,9 +155,25 @@ impl Planner {
             max_items: at_most(counts.items),
             max_combines: at_most(counts.combines),
             max_partial_rows: at_most(partial_rows),
-            by_request: u32::from(self.desc.kind == Kind::Prefill),
+            // Rows of several requests may share keys in a cascade, so items go by their cost there.
+            by_request: u32::from(self.desc.kind == Kind::Prefill && self.desc.shared_levels == 0),
         }
     }
+}
+
+/// Segments as the kernel takes them. Those that its parameters have no room for stay with their requests: no segment has its
+/// parent behind it.
+fn listed(segments: &[SharedSegment]) -> [SharedSegmentParams; SHARED_SEGMENTS] {
+    let mut list = [SharedSegmentParams::default(); SHARED_SEGMENTS];
+    for (to, segment) in list.iter_mut().zip(segments) {
+        *to = SharedSegmentParams {
+            begin: segment.requests.start,
+            end: segment.requests.end,
+            keys: segment.kv_end,
+            parent: segment.parent.map_or(NO_SEGMENT, |parent| parent as u32),
+        };
+    }
+    list
 }
 
 /// The page ids that a request may need at most: all that there are, or its row of a block table. Ragged tensors have

@@ -254,6 +254,15 @@ pub static PLAN: Keyless = Keyless {
     rows: LazyLock::new(|| [row("plan", ("plan/plan.cu", "folio_plan"), 1024)]),
 };
 
+/// The same of a batch whose requests share keys.
+pub static PLAN_CASCADE: Keyless = Keyless {
+    noun: "plan_cascade kernel",
+    rows: LazyLock::new(|| {
+        let code = ("plan/plan_cascade.cu", "folio_plan_cascade");
+        [row("plan_cascade", code, 1024)]
+    }),
+};
+
 /// Where the rows of a batch begin that is widened for Hopper prefill.
 pub static WIDEN_PLACES: Keyless = Keyless {
     noun: "widen_places kernel",

@@ -4,9 +4,9 @@ use super::append::{APPEND, ROPE_APPEND};
 use super::keyless::{
     APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, COMBINE_WIDE, COPY_ROWS,
     CP_CORRECT, CP_REORDER, DRAFT_KV_INDICES, FOLD_SCALES, GATHER_STORED, KV_COPY, KV_COPY_LIST,
-    KV_GATHER, KV_INDICES, MASK_ITEMS, MLA_APPEND, MLA_GATHER, NARROW, PLAN, ROPE_APPEND_STORED,
-    ROUND_LSE, ROUND_OUTPUTS, SLOT_MAPPING, TREE_MASK, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS,
-    WIDEN_STORED, WIDEN_UNITS,
+    KV_GATHER, KV_INDICES, MASK_ITEMS, MLA_APPEND, MLA_GATHER, NARROW, PLAN, PLAN_CASCADE,
+    ROPE_APPEND_STORED, ROUND_LSE, ROUND_OUTPUTS, SLOT_MAPPING, TREE_MASK, WIDEN_PLACES,
+    WIDEN_QUERIES, WIDEN_ROWS, WIDEN_STORED, WIDEN_UNITS,
 };
 use super::row::Row;
 use super::{attention, merge, mla, projection, projection_few, up_projection};
@@ -25,6 +25,7 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(MASK_ITEMS.rows())
         .chain(ROUND_LSE.rows())
         .chain(PLAN.rows())
+        .chain(PLAN_CASCADE.rows())
         .chain(WIDEN_PLACES.rows())
         .chain(WIDEN_ROWS.rows())
         .chain(COPY_ROWS.rows())

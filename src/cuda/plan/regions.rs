@@ -1,40 +1,48 @@
 //! A plan in the caller's workspace as kernels see it: device addresses of its parts, and the records that the
 //! planning kernel keeps for itself. Where the parts lie is decided in `src/plan`.
 
+use crate::cuda::cascade_params::{PLAN_SHARE_BYTES, SHARED_SEGMENTS};
 use crate::cuda::params::{PLAN_REQUEST_BYTES, PlanView};
 use crate::plan::{Layout, PARTS_ALIGNMENT, Regions};
+use crate::problem::AttentionDesc;
 
 /// Offsets of what the planning kernel keeps between its steps, from the start of the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanningRegions {
-    /// `[max_batch_size]` `FolioPlanRequest`.
+    /// `[entries]` `FolioPlanRequest`: an entry for each request, and in a cascade for each segment.
     pub requests: usize,
-    /// `[max_batch_size]` u32.
+    /// `[entries]` u32.
     pub first_item: usize,
-    /// `[max_batch_size]` u32.
+    /// `[entries]` u32.
     pub first_combine: usize,
+    /// `[entries]` `FolioPlanShare`; none outside of cascades.
+    pub shares: usize,
+    /// One past the last.
+    pub end: usize,
 }
 
 impl PlanningRegions {
-    /// Bytes for so many requests.
-    pub fn bytes(max_batch_size: usize) -> usize {
-        let end = PlanningRegions::at(0, max_batch_size).first_combine;
-        end.saturating_add(4 * max_batch_size)
-    }
-
     /// Places the records from `start` on.
-    pub fn at(start: usize, max_batch_size: usize) -> PlanningRegions {
+    pub fn at(start: usize, max_batch_size: usize, desc: &AttentionDesc) -> PlanningRegions {
+        let (entries, share_bytes) = match desc.shared_levels {
+            0 => (max_batch_size, 0),
+            _ => (max_batch_size + SHARED_SEGMENTS, PLAN_SHARE_BYTES),
+        };
         let after = |start: usize, bytes: usize| {
             start
                 .saturating_add(bytes)
                 .checked_next_multiple_of(PARTS_ALIGNMENT)
                 .unwrap_or(usize::MAX)
         };
-        let first_item = after(start, PLAN_REQUEST_BYTES * max_batch_size);
+        let first_item = after(start, PLAN_REQUEST_BYTES * entries);
+        let first_combine = after(first_item, 4 * entries);
+        let shares = after(first_combine, 4 * entries);
         PlanningRegions {
             requests: start,
             first_item,
-            first_combine: after(first_item, 4 * max_batch_size),
+            first_combine,
+            shares,
+            end: after(shares, share_bytes * entries),
         }
     }
 }

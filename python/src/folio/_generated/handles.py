@@ -611,8 +611,8 @@ class Cascade(Handle):
         stream: StreamLike | None = None,
     ) -> None:
         """Takes over a step's batch, whose page table has shared pages in the rows of every request that has them, and
-        what its requests share. With prefixes, and with `PlanFlag.GRAPH`, lengths are on the host; page ids may be
-        on the device.
+        what its requests share. Lengths may be on the device, where prefixes end at the last key that all of their
+        requests have: what was stated bounds that. A plan that was captured keeps its prefixes.
 
         The page table comes in the forms of `Batch`. On failure the previous plan stays in force.
 

@@ -1,0 +1,342 @@
+// Cutting batches whose lengths are on the device: what plan.cu and plan_cascade.cu have in common. One CTA, no
+// synchronisation with the host. Nobody has checked these lengths: what exceeds the desc's maxima is cut off or dropped,
+// so that nothing is ever written outside the workspace.
+//
+// Its time is what waits for something else: the caller's lengths are read once, by one round of loads, and
+// then live in shared memory; a thread has neighbouring requests, so that prefix sums take few shuffles.
+#pragma once
+#include "core/paged.cuh"
+
+namespace folio {
+
+// The host takes fewer threads where there is little to do: they share one multiprocessor's instruction slots.
+constexpr u32 MAX_WARPS = FOLIO_THREADS / 32, CLASSES = 16;
+// A longest request of so many units is not split, as in src/plan/schedule.rs.
+constexpr u32 UNITS_NOT_SPLIT = 2;
+static_assert(MAX_WARPS <= 32, "a lane per warp");
+
+__device__ __forceinline__ u32 lane_index() { return threadIdx.x % 32; }
+__device__ __forceinline__ u32 warp_index() { return threadIdx.x / 32; }
+__device__ __forceinline__ u32 num_warps() { return blockDim.x / 32; }
+
+template <class T>
+__device__ __forceinline__ T warp_inclusive(T value) {
+#pragma unroll
+    for (u32 i = 1; i < 32; i *= 2) {
+        const T other = __shfl_up_sync(FULL_WARP, value, i);
+        if (lane_index() >= i) value += other;
+    }
+    return value;
+}
+
+// Exclusive prefixes over the block, in place, of N values of every thread. Warp n scans the warps' sums of
+// value n.
+template <u32 N>
+struct BlockScan {
+    u64 of_warps[N][MAX_WARPS], totals[N];
+
+    __device__ __forceinline__ void exclusive(u64 (&x)[N]) {
+        static_assert(N <= 4, "a warp per value");
+        const u32 lane = lane_index(), warp = warp_index();
+#pragma unroll
+        for (u32 n = 0; n < N; n++) {
+            const u64 inclusive = warp_inclusive(x[n]);
+            if (lane == 31) of_warps[n][warp] = inclusive;
+            x[n] = inclusive - x[n];
+        }
+        __syncthreads();
+        if (warp < N) {
+            const u64 own = lane < num_warps() ? of_warps[warp][lane] : 0, inclusive = warp_inclusive(own);
+            if (lane < num_warps()) of_warps[warp][lane] = inclusive - own;
+            if (lane == 31) totals[warp] = inclusive;
+        }
+        __syncthreads();
+#pragma unroll
+        for (u32 n = 0; n < N; n++) x[n] += of_warps[n][warp];
+    }
+};
+
+// Maxima and sums over the block, for which one barrier is enough.
+struct BlockReduce {
+    u32 of_warps[2][3][MAX_WARPS];
+
+    __device__ __forceinline__ void put(u32 buffer, u32 n, u32 of_warp) {
+        if (lane_index() == 0) of_warps[buffer][n][warp_index()] = of_warp;
+    }
+    __device__ __forceinline__ u32 get(u32 buffer, u32 n) const {
+        return lane_index() < num_warps() ? of_warps[buffer][n][lane_index()] : 0;
+    }
+};
+
+__device__ __forceinline__ u32 divide_up(u32 n, u32 d) { return n == 0 ? 0 : (n - 1) / d + 1; }
+__device__ __forceinline__ u32 divide_up(u32 n, const FolioDivisor &d) { return n == 0 ? 0 : divide(n - 1, d) + 1; }
+
+// Division of many numbers by one, for quotients up to 2^21: the estimate is then off by one at most.
+struct Reciprocal {
+    u32 divisor;
+    float estimate;
+
+    __device__ __forceinline__ explicit Reciprocal(u32 divisor)
+        : divisor(divisor), estimate(reciprocal_approx(static_cast<float>(divisor))) {}
+
+    __device__ __forceinline__ u32 divide(u32 n) const {
+        const u32 q = static_cast<u32>(static_cast<float>(n) * estimate);
+        const i32 rest = static_cast<i32>(n - q * divisor);
+        return rest < 0 ? q - 1 : rest >= static_cast<i32>(divisor) ? q + 1 : q;
+    }
+    __device__ __forceinline__ u32 divide_up(u32 n) const { return n == 0 ? 0 : divide(n - 1) + 1; }
+};
+
+__device__ __forceinline__ i32 clamp(i64 x, u32 most) {
+    return static_cast<i32>(min(max(x, 0ll), static_cast<i64>(most)));
+}
+
+// Records of all requests (in a cascade of its segments too), and what is summed over them.
+struct Requests {
+    FolioPlanRequest *request;
+    u32 *first_item, *first_combine;
+    u32 begin, end;  // the thread's
+};
+
+// What the chunk and the order of items are chosen from.
+struct Batch {
+    u64 tiles, tile_keys;
+    u32 longest, most_rows;
+};
+
+// What the caller says of a request; all of it is loaded before any of it is looked at.
+struct Lengths {
+    i64 row, next_row, page_start, next_page;
+    i32 stated, last;
+
+    __device__ __forceinline__ Lengths(const FolioPlanParams &p, u32 b)
+        : row(p.qo_indptr ? p.qo_indptr[b] : static_cast<i64>(b) * p.fixed_qo_len),
+          next_row(p.qo_indptr ? p.qo_indptr[b + 1] : static_cast<i64>(b + 1) * p.fixed_qo_len),
+          page_start(p.kv_indptr ? min(max(static_cast<i64>(p.kv_indptr[b]), 0ll), p.num_page_ids)
+                                 : static_cast<i64>(b) * p.table_stride),
+          next_page(p.kv_indptr ? p.kv_indptr[b + 1] : 0),
+          stated(p.kv_len ? p.kv_len[b] : 0),
+          last(p.last_page_len ? p.last_page_len[b] : 1) {}
+
+    __device__ __forceinline__ i32 keys(const FolioPlanParams &p) const {
+        const i64 pages = next_page - page_start, from_pages = pages <= 0 ? 0 : (pages - 1) * p.page_size + last;
+        // No key may need a page id beyond those that there are: a request's own row, or the end of all.
+        const i64 page_ids = p.kv_indptr ? p.num_page_ids - page_start : p.num_page_ids;
+        return clamp(min(p.kv_len ? stated : from_pages, page_ids * p.page_size), p.max_kv_len);
+    }
+};
+
+// The caller's lengths, within the maxima, and where custom masks start. A falling qo_indptr counts as no rows.
+__device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Requests &all) {
+    __shared__ BlockScan<4> scan;
+    __shared__ BlockReduce maxima;
+    u64 sums[4] = {};  // tiles, tiles times keys, and mask elements as bytes and as bits
+    const i32 q_tile = p.q_tile.divisor;
+    i32 longest = 0, most_rows = 0;
+#pragma unroll 1
+    for (u32 b = all.begin; b < all.end; b++) {
+        const Lengths lengths(p, b);
+        const i32 row = clamp(lengths.row, p.max_num_tokens), next_row = clamp(lengths.next_row, p.max_num_tokens);
+        const i32 rows = clamp(next_row - row, p.max_qo_len), keys = lengths.keys(p);
+        const i64 page_start = lengths.page_start;
+        const u32 tiles = divide_up(rows, p.q_tile);
+        const u64 elements = static_cast<u64>(rows) * keys;
+        all.request[b] = {page_start, static_cast<u32>(rows), static_cast<u32>(keys), tiles, 0, 0, row};
+        p.out_qo_indptr[b] = row, p.out_kv_len[b] = keys;
+        if (b + 1 == p.batch_size) p.out_qo_indptr[b + 1] = next_row;
+        sums[0] += tiles, sums[1] += static_cast<u64>(tiles) * keys;
+        sums[2] += elements, sums[3] += (elements + 7) / 8;
+        longest = max(longest, keys), most_rows = max(most_rows, min(rows, q_tile));
+    }
+    if (p.batch_size == 0 && threadIdx.x == 0) p.out_qo_indptr[0] = 0;
+    maxima.put(0, 0, __reduce_max_sync(FULL_WARP, static_cast<u32>(longest)));
+    maxima.put(0, 1, __reduce_max_sync(FULL_WARP, static_cast<u32>(most_rows)));
+    scan.exclusive(sums);
+    u64 bytes = sums[2], bits = sums[3];
+#pragma unroll 1
+    for (u32 b = all.begin; b < all.end; b++) {
+        const u64 elements = static_cast<u64>(all.request[b].rows) * all.request[b].keys;
+        p.out_mask_bytes_start[b] = bytes, p.out_mask_bits_start[b] = bits;
+        bytes += elements, bits += (elements + 7) / 8;
+    }
+    return {scan.totals[0], scan.totals[1], __reduce_max_sync(FULL_WARP, maxima.get(0, 0)),
+            __reduce_max_sync(FULL_WARP, maxima.get(0, 1))};
+}
+
+// What chunks of one size are kept to: so many splits, or so many chunks of tiles that are split.
+struct Limit {
+    u32 not_counted;  // chunks of a tile that is split
+    u64 most;
+};
+
+// Units of the smallest chunk from `low` on that keeps to a limit, where `high` is enough or the last resort. Each round
+// tries three sizes, which leaves a quarter of the range; one barrier a round, since the next one writes the other buffer.
+__device__ __forceinline__ u32 smallest_that_fits(const FolioPlanParams &p, const Requests &all, u32 low, u32 high,
+                                                  const Limit &limit) {
+    __shared__ BlockReduce sums;
+    const u32 too_many = static_cast<u32>(min(limit.most + 1, 1ull << 26));  // 32 of them fit a u32
+    for (u32 buffer = 0; low < high; buffer ^= 1) {
+        const u32 range = high - low, sizes[3] = {low + range / 4, low + range / 2, high - 1 - (range - 1) / 4};
+        const Reciprocal chunks[3] = {Reciprocal(sizes[0] * p.kv_unit), Reciprocal(sizes[1] * p.kv_unit),
+                                      Reciprocal(sizes[2] * p.kv_unit)};
+        u32 counted[3] = {};
+#pragma unroll 1
+        for (u32 b = all.begin; b < all.end; b++) {
+            const u32 keys = all.request[b].keys, tiles = all.request[b].tiles;
+            if (tiles == 0) continue;
+#pragma unroll
+            for (u32 n = 0; n < 3; n++) {
+                const u32 of_tile = chunks[n].divide_up(keys);
+                if (of_tile <= 1) continue;
+                const u64 more = static_cast<u64>(tiles) * (of_tile - limit.not_counted);
+                counted[n] = static_cast<u32>(min(counted[n] + more, static_cast<u64>(too_many)));
+            }
+        }
+#pragma unroll
+        for (u32 n = 0; n < 3; n++) sums.put(buffer, n, min(__reduce_add_sync(FULL_WARP, counted[n]), too_many));
+        __syncthreads();
+        bool fits[3];
+#pragma unroll
+        for (u32 n = 0; n < 3; n++) fits[n] = __reduce_add_sync(FULL_WARP, sums.get(buffer, n)) <= limit.most;
+        high = fits[0] ? sizes[0] : fits[1] ? sizes[1] : fits[2] ? sizes[2] : high;
+        low = fits[0] ? low : fits[1] ? sizes[0] + 1 : fits[2] ? sizes[1] + 1 : sizes[2] + 1;
+    }
+    return high;
+}
+
+__device__ __forceinline__ bool is_much_longer(u32 chunk, u32 than) {
+    return 8 * static_cast<u64>(chunk) > 9 * static_cast<u64>(than);
+}
+
+// The smallest chunk that makes no more splits than the budget, or one near the fair share where that is much less.
+__device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Requests &all, const Batch &batch) {
+    // All items together come to max_splits, but half as many splits are always allowed.
+    const u64 budget =
+        max(p.max_splits - min(batch.tiles, static_cast<u64>(p.max_splits)), static_cast<u64>(p.max_splits / 2));
+    const u64 most_units = max(1u, divide_up(batch.longest, p.kv_unit));
+    if (budget == 0 || most_units <= UNITS_NOT_SPLIT) return 0x7fffffffu;
+    const auto units = [&](u64 share) { return static_cast<u32>(min(max(share, 1ull), most_units)); };
+    const auto divided_up = [&](u64 among) { return (batch.tile_keys + among * p.kv_unit - 1) / (among * p.kv_unit); };
+    const u32 least = units(batch.tile_keys / ((budget + batch.tiles) * p.kv_unit)), enough = units(divided_up(budget));
+    const u32 by_splits = smallest_that_fits(p, all, least, enough, {1, budget});
+    const u32 fair = units(divided_up(p.max_splits));
+    if (!is_much_longer(by_splits, fair)) return by_splits * p.kv_unit;
+    __syncthreads();  // before the second search writes the first one's buffers
+    const u32 by_share = smallest_that_fits(p, all, fair, by_splits, {0, p.max_splits});
+    return (is_much_longer(by_splits, by_share) ? by_share : by_splits) * p.kv_unit;
+}
+
+struct Counts {
+    u32 items, combines;
+};
+
+// What runs read of the plan's size: no more than the workspace has room for.
+__device__ __forceinline__ Counts store_counts(const FolioPlanParams &p, u64 items, u64 combines) {
+    const Counts counts = {static_cast<u32>(min(items, static_cast<u64>(p.max_items))),
+                           static_cast<u32>(min(combines, static_cast<u64>(p.max_combines)))};
+    if (threadIdx.x == 0) {
+        p.counts[0] = counts.items, p.counts[1] = counts.combines, p.counts[2] = p.batch_size, p.counts[3] = 0;
+        *p.next_tile = 0;
+    }
+    return counts;
+}
+
+// As vectors; the records' parts of the workspace are aligned.
+template <class T>
+__device__ __forceinline__ void store_record(T *target, const T &record) {
+    union {
+        T whole;
+        uint4 vectors[sizeof(T) / 16];
+    } as = {record};
+#pragma unroll
+    for (u32 i = 0; i < sizeof(T) / 16; i++) reinterpret_cast<uint4 *>(target)[i] = as.vectors[i];
+}
+
+// The last request whose first record is not after `index`.
+__device__ __forceinline__ u32 find(const u32 *first, u32 num_requests, u32 index) {
+    u32 low = 0, high = num_requests;
+    while (high - low > 1) {
+        const u32 middle = low + (high - low) / 2;
+        if (first[middle] <= index) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// 0 comes first. Decode goes by the item's cost; prefill by the request's keys, so that tiles that read the
+// same keys stay together.
+__device__ __forceinline__ u32 order_class(u32 weight, float scale) {
+    return CLASSES - 1 - min(static_cast<u32>(static_cast<float>(weight) * scale), CLASSES - 1);
+}
+
+// Counters of a stable counting sort: of every class, the items of each warp.
+struct ClassCounters {
+    u32 next[CLASSES * MAX_WARPS];
+
+    __device__ __forceinline__ void clear() {
+        for (u32 i = threadIdx.x; i < CLASSES * MAX_WARPS; i += blockDim.x) next[i] = 0;
+    }
+
+    // Adds the lane's item, and returns how many came before it. The warp's lanes call together.
+    __device__ __forceinline__ u32 add(bool valid, u32 of_class) {
+        const u32 peers = __match_any_sync(FULL_WARP, valid ? of_class : CLASSES);
+        const u32 rank = __popc(peers & ((1u << lane_index()) - 1));
+        u32 &count = next[of_class * MAX_WARPS + warp_index()];
+        const u32 before = count;
+        __syncwarp();
+        if (valid && rank == 0) count = before + __popc(peers);
+        __syncwarp();
+        return before + rank;
+    }
+
+    // Counts become first places; one warp does it.
+    __device__ __forceinline__ void scan() {
+        constexpr u32 N = CLASSES * MAX_WARPS / 32;
+        u32 *const own = next + lane_index() * N;
+        u32 sum = 0;
+#pragma unroll
+        for (u32 i = 0; i < N; i++) sum += own[i];
+        u32 before = warp_inclusive(sum) - sum;
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            const u32 here = own[i];
+            own[i] = before;
+            before += here;
+        }
+    }
+};
+
+// Every warp has a run of neighbouring items, and goes over it twice: to count, and to write. make_item(index) is an item
+// in natural order.
+template <class MakeItem>
+__device__ __forceinline__ void write_items(const FolioPlanParams &p, const Requests &all, u32 num_items,
+                                            const MakeItem &make_item, float scale) {
+    __shared__ ClassCounters counters;
+    counters.clear();
+    __syncthreads();
+    const u32 run = 32 * divide_up(num_items, blockDim.x), begin = warp_index() * run,
+              end = min(begin + run, num_items);
+    FolioWorkItem item;
+#pragma unroll 1
+    for (u32 pass = 0; pass < 2; pass++) {
+#pragma unroll 1
+        for (u32 first = begin; first < end; first += 32) {
+            const u32 index = first + lane_index();
+            const bool valid = index < end;
+            if (pass == 0 || run > 32) item = make_item(min(index, end - 1));
+            const FolioPlanRequest &request = all.request[item.request];
+            const u32 at = counters.add(valid, order_class(p.by_request ? request.keys : item.cost, scale));
+            if (pass == 0 || !valid) continue;
+            store_record(p.items + at, item);
+        }
+        if (pass == 1) break;
+        __syncthreads();
+        if (warp_index() == 0) counters.scan();
+        __syncthreads();
+    }
+}
+
+}  // namespace folio
