@@ -25,10 +25,11 @@ struct FolioPlanShare {
     folio_u32 first_part;  // of a request: its first entry in the list of partial rows
 };
 
-// The entries that the kernel keeps are the requests and, behind them, the segments.
+// The entries that the kernel keeps are the requests and, behind them, the segments. `plan.requests`, `first_item` and
+// `first_combine` have one for each, as `shares` has.
 struct FolioPlanCascadeParams {
     FolioPlanParams plan;
-    FolioPlanShare *shares;  // [batch_size + num_segments], as many as the plan's records
+    FolioPlanShare *shares;  // [batch_size + num_segments]
     folio_u32 num_segments, reserved;
     FolioSharedSegment segments[FOLIO_SHARED_SEGMENTS];
 };

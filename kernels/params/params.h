@@ -207,7 +207,7 @@ struct FolioAppendParams {
     folio_u32 vectors;  // rows are 16-byte aligned and a multiple of 8 elements long
 };
 
-// What the kernels of kernels/plan/planning.cuh keep of a request.
+// What kernels/plan/plan.cu keeps of a request.
 struct FolioPlanRequest {
     folio_i64 page_start;
     folio_u32 rows, keys, tiles, chunks;
@@ -225,7 +225,7 @@ struct FolioPlanParams {
     folio_i64 num_page_ids;  // of kv_indices; block table: columns; ragged: more than any batch has
     folio_i32 *out_qo_indptr, *out_kv_len;
     folio_i64 *out_mask_bytes_start, *out_mask_bits_start;
-    FolioPlanRequest *requests;  // [batch_size] (plan_cascade.cu: and the segments), and as many u32: for the kernel itself
+    FolioPlanRequest *requests;  // [batch_size], and as many u32: for the kernel itself
     folio_u32 *first_item, *first_combine;
     FolioWorkItem *items;
     FolioCombineItem *combines;
