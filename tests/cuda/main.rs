@@ -272,6 +272,11 @@ fn main() -> ExitCode {
         case("mla_long_splits", (), mla::long_splits),
         case("mla_many_requests", (), mla::many_requests),
         case("mla_batch_invariant", (), mla::batch_invariant),
+        case(
+            "mla_batch_invariant_replays",
+            (),
+            mla::batch_invariant_replays,
+        ),
         case("mla_graph_replays", (), mla::graph_replays),
         case(
             "mla_graph_plans_on_the_device",
