@@ -213,6 +213,7 @@ fn main() -> ExitCode {
         case("indices_are_replayed", (), index::indices_are_replayed),
         case("cp_reorder", (), context_parallel::cp_reorder),
         case("cp_correct", (), context_parallel::cp_correct),
+        case("cp_attend", (), context_parallel::cp_attend),
         case("tree_mask", (), tree::tree_mask),
         case(
             "tree_mask_of_wrong_numbers",
