@@ -21,6 +21,7 @@ pub mod memory;
 pub mod mla;
 pub mod mla_cache;
 pub mod mla_context;
+pub mod mla_forms;
 pub mod pages;
 pub mod problem;
 pub mod projections;

@@ -7,6 +7,7 @@ use crate::common::door::Session;
 use crate::common::instance::{Output, Planned, Scratch, Step};
 use crate::common::memory::{HostMemory, Image, Memory, Resident};
 use crate::common::mla::{self, Cache, MlaLayer, MlaProblem, Queries, problems};
+use crate::common::mla_forms::forms_agree;
 use crate::common::pages::PageTable;
 use crate::common::problem::{Layer, MaskKind, TableForm};
 use crate::common::random;
@@ -377,6 +378,14 @@ pub fn graph_plans_on_the_device() {
             assert_right(&batch, &replay(&graph, &captured, &batch, stream));
         }
         slot.scratch.assert_within_bounds();
+    }
+}
+
+/// From `kv_b_proj` to the input of `o_proj`: the absorbed form is that of the heads.
+pub fn both_forms() {
+    let session = session();
+    for heads in [16, 128] {
+        forms_agree(&*session, &DeviceMemory, heads, &[DType::BF16, DType::F16]);
     }
 }
 
