@@ -290,6 +290,7 @@ fn main() -> ExitCode {
             mla::batches_beyond_the_tensors,
         ),
         case("mla_both_forms", (), mla::both_forms),
+        case("mla_far_pages", (), mla::far_pages),
         case("mla_few_pages", (), mla_few::pages),
         case(
             "mla_few_lengths_around_the_ring",

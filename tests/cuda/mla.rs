@@ -12,11 +12,11 @@ use crate::common::pages::PageTable;
 use crate::common::problem::{Layer, MaskKind, TableForm};
 use crate::common::random;
 use crate::gpu::{self, DeviceMemory};
-use crate::problems::{session, with_a_page, with_lens};
+use crate::problems::{session, spread, with_a_page, with_lens};
 use crate::steps::{BATCHES, SIX_REQUESTS, Slot};
 use folio::api::{BatchInput, Stream};
 use folio::dtype::DType;
-use folio::problem::AttentionDesc;
+use folio::problem::{AttentionArgs, AttentionDesc};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::ops::Range;
@@ -387,6 +387,49 @@ pub fn both_forms() {
     for heads in [16, 128] {
         forms_agree(&*session, &DeviceMemory, heads, &[DType::BF16, DType::F16]);
     }
+}
+
+/// Pages whose records begin more than 2^32 elements apart, by the kernels for few rows and for many.
+pub fn far_pages() {
+    // Whole groups of 8 records are what tensor maps count by.
+    const GROUP: usize = 8 * 576;
+    const BYTES: usize = 17 << 30;
+    let session = session();
+    if gpu::free_bytes() < BYTES + (1 << 30) {
+        crate::harness::skip("less than 18 GiB of device memory are free");
+    }
+    let far = DeviceMemory.alloc(BYTES);
+    for heads in [16, 128] {
+        for (cache, kv_dtype, page_size) in [
+            (Cache::Records, DType::BF16, 16),
+            (Cache::Records, DType::BF16, 1),
+            (Cache::Records, DType::F8E4M3, 16),
+            (Cache::DsMla, DType::F8E4M3, 16),
+        ] {
+            let form = TableForm::BlockTable { spare_columns: 0 };
+            let problem = MlaProblem::plain(&[(1, 75)]).heads(heads);
+            let mut problem = problem.pages(page_size, form).tensors(Queries::Two, cache);
+            problem.batch.kv_dtype = kv_dtype;
+            let handle = session.attention(problem.desc()).unwrap();
+            let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &problem.batch).unwrap();
+            let layer = MlaLayer::new(&DeviceMemory, &problem);
+            let near = layer.input();
+            let elements = BYTES / near.k.dtype().size() / near.k.extent(0) as usize;
+            let stride = elements / GROUP * GROUP;
+            assert!((near.k.extent(0) as usize - 1) * stride > u32::MAX as usize);
+            gpu::fill(far, 0xff, BYTES);
+            let kv = spread(&near.k, far, stride);
+            planned
+                .run_args(&AttentionArgs {
+                    k: kv,
+                    v: kv,
+                    ..near
+                })
+                .unwrap();
+            assert_right(&problem, &layer.output());
+        }
+    }
+    DeviceMemory.free(far, BYTES);
 }
 
 /// Page ids that no cache has.
