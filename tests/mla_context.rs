@@ -111,6 +111,23 @@ fn the_dimensions_of_deepseek() {
     }
 }
 
+/// The caller's products are Folio's, between the steps.
+#[test]
+fn steps_around_up_projections() {
+    for (dtype, cache) in [
+        (DType::F32, DType::F32.into()),
+        (DType::F16, DType::F8E4M3.into()),
+        (DType::BF16, CacheFormat::DS_MLA),
+    ] {
+        check_everywhere(&Case {
+            in_steps: true,
+            up_project: true,
+            chunk_tokens: 24,
+            ..Case::plain(&MIXED).of(dtype).over(cache)
+        });
+    }
+}
+
 /// A value near zero has most of the weight, whose sum over the latent row cancels.
 #[test]
 fn values_whose_sums_cancel() {
@@ -182,7 +199,8 @@ fn plans_follow_one_another() {
                 total.div_ceil(64)
             );
             for _ in 0..2 {
-                data.run(&*handle.context, Stream::default()).unwrap();
+                data.run(&*session, &*handle.context, Stream::default())
+                    .unwrap();
                 assert_eq!(data.check(), Ok(()));
             }
         }

@@ -249,6 +249,11 @@ fn main() -> ExitCode {
         ),
         case("cascade_graph", (), cascade::cascade_graph),
         case("mla_context", (), mla_context::mla_context),
+        case(
+            "mla_context_of_many_heads",
+            (),
+            mla_context::mla_context_of_many_heads,
+        ),
         case("mla_context_graph", (), mla_context::mla_context_graph),
         case(
             "mla_context_in_flight",
