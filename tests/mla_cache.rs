@@ -8,6 +8,7 @@ mod guarded;
 
 use common::codec::{encode, rounded, unit_roundoff};
 use common::door::{DOORS, Door, RustDoor, Session};
+use common::golden;
 use common::instance::for_each_index;
 use common::memory::{HostMemory, Image, Resident, View};
 use common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
@@ -165,71 +166,10 @@ fn sessions() -> Vec<Box<dyn Session>> {
         .collect()
 }
 
-/// Records that vLLM's writers make, by hand: one token of 512 + 64 elements.
 #[test]
 fn golden_records() {
-    // Blocks of the largest magnitudes 448, 896, 0 and 1.
-    let latent = |d: i64| match (d / 128, d % 128) {
-        (0, 0) => -448.0,
-        (0, 1) => 1.0,
-        (1, 5) => 896.0,
-        (1, 6) => 3.0,
-        (3, 127) => 1.0,
-        (3, 126) => -0.5,
-        _ => 0.0,
-    };
-    let mut record = [0u8; 656];
-    // e4m3: 448 is 0x7e, 1 is 0x38, 1.5 is 0x3c, 224 is 0x76.
-    for (at, byte) in [
-        (0, 0xfe),
-        (1, 0x38),
-        (133, 0x7e),
-        (134, 0x3c),
-        (511, 0x7e),
-        (510, 0xf6),
-    ] {
-        record[at] = byte;
-    }
-    // The smallest normal fp32 number where there is nothing, and 1 / 448.
-    let scales = [0x3f80_0000u32, 0x4000_0000, 0x0080_0000, 0x3b12_4925];
-    for (n, scale) in scales.into_iter().enumerate() {
-        record[512 + 4 * n..][..4].copy_from_slice(&scale.to_le_bytes());
-    }
-    // 1 and -2 in bf16.
-    record[528..532].copy_from_slice(&[0x80, 0x3f, 0x00, 0xc0]);
-    let rope = |d: i64| match d {
-        0 => 1.0,
-        1 => -2.0,
-        _ => 0.0,
-    };
-    let row = |dtype, dim, value: &dyn Fn(i64) -> f64| {
-        let bits = (0..dim).map(|d| encode(dtype, value(d)));
-        Resident::new(&HostMemory, Image::of_bits(dtype, &[1, dim], bits))
-    };
-    let slot = Resident::new(&HostMemory, Image::of_i32(&[1], &[1]));
     for session in sessions() {
-        for dtype in FLOATS {
-            let (latent, rope) = (row(dtype, 512, &latent), row(dtype, 64, &rope));
-            let view = View::compact(DType::U8, &[1, 2, 656]);
-            let cache = Resident::new(&HostMemory, Image::poisoned(view));
-            let input = MlaAppendArgs {
-                latent: latent.tensor(),
-                rope: Some(rope.tensor()),
-                cache: LatentCache {
-                    kv: cache.tensor(),
-                    kv_rope: None,
-                    kv_dtype: None,
-                    is_ds_mla: true,
-                },
-                slot_mapping: slot.tensor(),
-                k_scale: 0.0,
-                rotary: None,
-            };
-            session.mla_append(&input, Stream::default()).unwrap();
-            let bytes = cache.current().bytes;
-            assert_eq!(bytes[656..1312], record, "{dtype}");
-            assert_eq!(bytes[..656], cache.image().bytes[..656], "{dtype}");
-        }
+        golden::golden_records(&*session, &HostMemory);
     }
 }
 

@@ -14,6 +14,7 @@ pub mod dense;
 pub mod door;
 pub mod formats;
 pub mod gather;
+pub mod golden;
 pub mod grids;
 pub mod index;
 pub mod instance;

@@ -177,6 +177,7 @@ fn main() -> ExitCode {
             gather::gathers_beyond_the_tensors,
         ),
         case("merge", (), operators::merge),
+        case("golden_merge", (), operators::golden_merge),
         case("merge_general", (), merge::merge_general),
         case("merge_varlen", (), merge::merge_varlen),
         case(
@@ -239,6 +240,7 @@ fn main() -> ExitCode {
         ),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
+        case("golden_records", (), mla_cache::golden_records),
         case("cascade", (), cascade::cascade),
         case("cascade_of_many", (), cascade::cascade_of_many),
         case("cascade_of_documents", (), cascade::cascade_of_documents),
