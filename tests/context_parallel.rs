@@ -3,12 +3,14 @@
 
 mod common;
 
-use common::context_parallel::{Dealt, Shares};
+use common::context_parallel::{Dealt, Shares, ranks_attend};
 use common::door::{DOORS, Session};
 use common::memory::HostMemory;
+use common::mla::Cache;
 use common::mla_cache::FLOATS;
 use common::random;
 use folio::api::Target;
+use folio::dtype::DType;
 use folio::problem::LogBase;
 use proptest::prelude::*;
 
@@ -87,6 +89,22 @@ fn chunks_are_whole_rounds() {
     assert_eq!(dealt.tables().chunk_tokens, 16);
     for session in sessions() {
         assert_eq!(dealt.check_chunks(&*session, &HostMemory), Ok(()));
+    }
+}
+
+/// The heads are those of a rank of tensor parallelism, and more than a tile takes.
+#[test]
+fn ranks_attend_as_one() {
+    for door in DOORS {
+        let session = door.open(Target::Cpu { num_threads: 2 }).unwrap();
+        for (heads, dtype, cache) in [
+            (8, DType::F32, Cache::Records),
+            (5, DType::F16, Cache::Two),
+            (40, DType::BF16, Cache::Records),
+            (8, DType::BF16, Cache::DsMla),
+        ] {
+            ranks_attend(&*session, &HostMemory, heads, dtype, cache);
+        }
     }
 }
 

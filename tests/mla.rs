@@ -9,6 +9,7 @@ use common::door::{DOORS, Session};
 use common::instance::{Output, Planned};
 use common::memory::{HostMemory, Image, Resident, View};
 use common::mla::{self, Cache, MlaLayer, MlaProblem, Queries, check, problems, solve_on_host};
+use common::mla_forms::forms_agree;
 use common::problem::{MaskKind, Problem, Request, TableForm};
 use common::random;
 use common::reserved::Reserved;
@@ -350,6 +351,60 @@ fn the_absorbed_form_is_that_of_the_heads() {
                 }
             }
         }
+    }
+}
+
+/// The same by Folio's operators alone, from `kv_b_proj` to the input of `o_proj`: absorbed weights and queries, an append,
+/// `folio_mla` and the output's projection, against the up-projection and attention with keys in two parts.
+#[test]
+fn both_forms_come_to_the_same() {
+    for session in cpu(2) {
+        forms_agree(&*session, &HostMemory, 16, &FLOATS);
+    }
+}
+
+/// Scores and outputs of one query row of one head by both formulas: keys and values made of latent rows, or a query that is
+/// taken to those and an output that is taken from them.
+#[test]
+fn both_formulas_are_one() {
+    const NOPE: usize = 128;
+    const ROPE: usize = 64;
+    const VALUE: usize = 128;
+    const RANK: usize = 512;
+    const KEYS: usize = 200;
+    let w_uk = |p: usize, l: usize| number(1, [p, l, 0], 0.05);
+    let w_uv = |l: usize, v: usize| number(2, [l, v, 0], 0.05);
+    let latent = |j: usize, l: usize| number(3, [j, l, 0], 1.0);
+    let q: Vec<f64> = (0..NOPE).map(|p| number(5, [p, 0, 0], 1.0)).collect();
+    let rope = |j: usize| -> f64 {
+        (0..ROPE)
+            .map(|r| number(6, [r, 0, 0], 1.0) * number(4, [j, r, 0], 1.0))
+            .sum()
+    };
+    let absorbed: Vec<f64> = (0..RANK)
+        .map(|l| (0..NOPE).map(|p| q[p] * w_uk(p, l)).sum())
+        .collect();
+    let softmax = |score: &dyn Fn(usize) -> f64| {
+        let weights: Vec<f64> = (0..KEYS)
+            .map(|j| ((score(j) + rope(j)) / 192f64.sqrt()).exp())
+            .collect();
+        let sum: f64 = weights.iter().sum();
+        weights
+            .into_iter()
+            .map(move |weight| weight / sum)
+            .collect::<Vec<f64>>()
+    };
+    let key = |j: usize, p: usize| (0..RANK).map(|l| latent(j, l) * w_uk(p, l)).sum::<f64>();
+    let of_heads = softmax(&|j| (0..NOPE).map(|p| q[p] * key(j, p)).sum());
+    let of_latent = softmax(&|j| (0..RANK).map(|l| absorbed[l] * latent(j, l)).sum());
+    let o_latent: Vec<f64> = (0..RANK)
+        .map(|l| (0..KEYS).map(|j| of_latent[j] * latent(j, l)).sum())
+        .collect();
+    for v in 0..VALUE {
+        let value = |j: usize| (0..RANK).map(|l| latent(j, l) * w_uv(l, v)).sum::<f64>();
+        let want: f64 = (0..KEYS).map(|j| of_heads[j] * value(j)).sum();
+        let got: f64 = (0..RANK).map(|l| o_latent[l] * w_uv(l, v)).sum();
+        assert!((got - want).abs() < 1e-12, "{v}: {got} for {want}");
     }
 }
 

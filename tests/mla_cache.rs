@@ -8,15 +8,17 @@ mod guarded;
 
 use common::codec::{encode, rounded, unit_roundoff};
 use common::door::{DOORS, Door, RustDoor, Session};
+use common::golden;
 use common::instance::for_each_index;
 use common::memory::{HostMemory, Image, Resident, View};
 use common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
 use common::random;
+use common::reserved::Reserved;
 use common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{LatentCache, MlaAppendArgs, Rotary};
-use folio::tensor::Device;
+use folio::problem::{LatentCache, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary};
+use folio::tensor::{Device, Tensor};
 use guarded::Guarded;
 use proptest::prelude::*;
 
@@ -164,71 +166,10 @@ fn sessions() -> Vec<Box<dyn Session>> {
         .collect()
 }
 
-/// Records that vLLM's writers make, by hand: one token of 512 + 64 elements.
 #[test]
 fn golden_records() {
-    // Blocks of the largest magnitudes 448, 896, 0 and 1.
-    let latent = |d: i64| match (d / 128, d % 128) {
-        (0, 0) => -448.0,
-        (0, 1) => 1.0,
-        (1, 5) => 896.0,
-        (1, 6) => 3.0,
-        (3, 127) => 1.0,
-        (3, 126) => -0.5,
-        _ => 0.0,
-    };
-    let mut record = [0u8; 656];
-    // e4m3: 448 is 0x7e, 1 is 0x38, 1.5 is 0x3c, 224 is 0x76.
-    for (at, byte) in [
-        (0, 0xfe),
-        (1, 0x38),
-        (133, 0x7e),
-        (134, 0x3c),
-        (511, 0x7e),
-        (510, 0xf6),
-    ] {
-        record[at] = byte;
-    }
-    // The smallest normal fp32 number where there is nothing, and 1 / 448.
-    let scales = [0x3f80_0000u32, 0x4000_0000, 0x0080_0000, 0x3b12_4925];
-    for (n, scale) in scales.into_iter().enumerate() {
-        record[512 + 4 * n..][..4].copy_from_slice(&scale.to_le_bytes());
-    }
-    // 1 and -2 in bf16.
-    record[528..532].copy_from_slice(&[0x80, 0x3f, 0x00, 0xc0]);
-    let rope = |d: i64| match d {
-        0 => 1.0,
-        1 => -2.0,
-        _ => 0.0,
-    };
-    let row = |dtype, dim, value: &dyn Fn(i64) -> f64| {
-        let bits = (0..dim).map(|d| encode(dtype, value(d)));
-        Resident::new(&HostMemory, Image::of_bits(dtype, &[1, dim], bits))
-    };
-    let slot = Resident::new(&HostMemory, Image::of_i32(&[1], &[1]));
     for session in sessions() {
-        for dtype in FLOATS {
-            let (latent, rope) = (row(dtype, 512, &latent), row(dtype, 64, &rope));
-            let view = View::compact(DType::U8, &[1, 2, 656]);
-            let cache = Resident::new(&HostMemory, Image::poisoned(view));
-            let input = MlaAppendArgs {
-                latent: latent.tensor(),
-                rope: Some(rope.tensor()),
-                cache: LatentCache {
-                    kv: cache.tensor(),
-                    kv_rope: None,
-                    kv_dtype: None,
-                    is_ds_mla: true,
-                },
-                slot_mapping: slot.tensor(),
-                k_scale: 0.0,
-                rotary: None,
-            };
-            session.mla_append(&input, Stream::default()).unwrap();
-            let bytes = cache.current().bytes;
-            assert_eq!(bytes[656..1312], record, "{dtype}");
-            assert_eq!(bytes[..656], cache.image().bytes[..656], "{dtype}");
-        }
+        golden::golden_records(&*session, &HostMemory);
     }
 }
 
@@ -307,6 +248,142 @@ fn rotations_by_any_angle() {
                     );
                 }
             });
+        }
+    }
+}
+
+/// A cache that is larger than 32 bits count, and some of its slots in a row.
+struct FarCache {
+    format: Format,
+    page_size: i64,
+    /// Bytes from page to page.
+    stride: i64,
+    /// Those that the tokens go to.
+    pages: Vec<i64>,
+}
+
+impl FarCache {
+    const RANK: i64 = 512;
+    const ROPE: i64 = 64;
+    const TOKENS: i64 = 20;
+
+    fn slot(&self, token: i64) -> i64 {
+        self.pages[(token / self.page_size) as usize] * self.page_size + token % self.page_size
+    }
+
+    fn record(&self) -> (DType, i64) {
+        match self.format {
+            Format::Plain(dtype) => (dtype, Self::RANK + Self::ROPE),
+            Format::DsMla => (DType::U8, 656),
+        }
+    }
+
+    fn stated(&self, kv: Tensor) -> LatentCache {
+        LatentCache {
+            kv,
+            kv_rope: None,
+            kv_dtype: None,
+            is_ds_mla: self.format == Format::DsMla,
+        }
+    }
+
+    /// Appends tokens to these slots.
+    fn append(&self, session: &dyn Session, cache: Tensor, slots: &[i64]) {
+        let rows = |dim: i64, seed: u64| {
+            let numbers = 0..Self::TOKENS * dim;
+            let bits = numbers.map(|n| encode(DType::BF16, normal(mix(seed ^ n as u64))));
+            let image = Image::of_bits(DType::BF16, &[Self::TOKENS, dim], bits);
+            Resident::new(&HostMemory, image)
+        };
+        let (latent, rope) = (rows(Self::RANK, 3 << 32), rows(Self::ROPE, 4 << 32));
+        let slots = slots.iter().map(|&slot| slot as u64);
+        let slots = Image::of_bits(DType::I64, &[Self::TOKENS], slots);
+        let slots = Resident::new(&HostMemory, slots);
+        let input = MlaAppendArgs {
+            latent: latent.tensor(),
+            rope: Some(rope.tensor()),
+            cache: self.stated(cache),
+            slot_mapping: slots.tensor(),
+            k_scale: 0.0,
+            rotary: None,
+        };
+        session.mla_append(&input, Stream::default()).unwrap();
+    }
+
+    /// Gathers one request of these pages.
+    fn gather(&self, session: &dyn Session, cache: Tensor, pages: &[i64]) -> Image {
+        let view = View::compact(DType::BF16, &[Self::TOKENS, Self::RANK + Self::ROPE]);
+        let dst = Resident::new(&HostMemory, Image::poisoned(view));
+        let ends = Image::of_i32(&[2], &[0, Self::TOKENS as i32]);
+        let ends = Resident::new(&HostMemory, ends);
+        let ids = pages.iter().map(|&page| page as u64);
+        let table = Image::of_bits(DType::I64, &[1, pages.len() as i64], ids);
+        let table = Resident::new(&HostMemory, table);
+        let input = MlaGatherArgs {
+            cache: self.stated(cache),
+            dst: dst.tensor(),
+            dst_rope: None,
+            cu_seq_lens: ends.tensor(),
+            seq_starts: None,
+            pages: RecordPages::Table(table.tensor()),
+            k_scale: 0.0,
+        };
+        session.mla_gather(&input, Stream::default()).unwrap();
+        dst.current()
+    }
+
+    /// What comes to the slots, byte by byte, and what is read there is that of the first pages of a small cache.
+    fn check(&self, session: &dyn Session) {
+        let (dtype, width) = self.record();
+        let (num_pages, size) = (self.pages.len() as i64, dtype.size() as i64);
+        let small = View::compact(dtype, &[num_pages, self.page_size, width]);
+        let small = Resident::new(&HostMemory, Image::poisoned(small));
+        let slots: Vec<i64> = (0..Self::TOKENS).collect();
+        self.append(session, small.tensor(), &slots);
+        let bytes = small.current().bytes;
+
+        let shape = [self.pages.iter().max().unwrap() + 1, self.page_size, width];
+        let reserved = Reserved::new((shape[0] * self.stride) as usize);
+        let far = reserved.tensor(dtype, &shape, &[self.stride / size, width, 1]);
+        let slots: Vec<i64> = (0..Self::TOKENS).map(|token| self.slot(token)).collect();
+        self.append(session, far, &slots);
+        let record = (width * size) as usize;
+        for (token, slot) in slots.into_iter().enumerate() {
+            let page = slot / self.page_size * self.stride;
+            let start = page as usize + (slot % self.page_size) as usize * record;
+            let want = &bytes[token * record..][..record];
+            assert!(reserved.bytes(start, record) == want, "slot {slot}");
+        }
+        let pages: Vec<i64> = (0..num_pages).collect();
+        let want = self.gather(session, small.tensor(), &pages);
+        assert!(self.gather(session, far, &self.pages) == want, "rows");
+    }
+}
+
+/// Slots beyond 2^31, and pages more than 2^32 bytes apart.
+#[test]
+fn far_slots() {
+    for format in [
+        Format::Plain(DType::BF16),
+        Format::Plain(DType::F8E4M3),
+        Format::DsMla,
+    ] {
+        let single = FarCache {
+            format,
+            page_size: 1,
+            stride: 1152,
+            pages: (0..FarCache::TOKENS).map(|n| n * 113_025_777).collect(),
+        };
+        assert!(single.slot(FarCache::TOKENS - 1) > i64::from(i32::MAX));
+        let apart = FarCache {
+            format,
+            page_size: 16,
+            stride: 6 << 30,
+            pages: vec![4, 1],
+        };
+        for session in sessions() {
+            single.check(&*session);
+            apart.check(&*session);
         }
     }
 }

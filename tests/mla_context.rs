@@ -9,7 +9,7 @@ use common::mla_context::{Case, Data, Handle, check};
 use common::random;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
-use folio::problem::{CacheFormat, LogBase};
+use folio::problem::{CacheFormat, LogBase, MlaContextDesc};
 use proptest::prelude::*;
 
 const TARGETS: [Target; 2] = [Target::Cpu { num_threads: 2 }, Target::Reference];
@@ -111,6 +111,23 @@ fn the_dimensions_of_deepseek() {
     }
 }
 
+/// The caller's products are Folio's, between the steps.
+#[test]
+fn steps_around_up_projections() {
+    for (dtype, cache) in [
+        (DType::F32, DType::F32.into()),
+        (DType::F16, DType::F8E4M3.into()),
+        (DType::BF16, CacheFormat::DS_MLA),
+    ] {
+        check_everywhere(&Case {
+            in_steps: true,
+            up_project: true,
+            chunk_tokens: 24,
+            ..Case::plain(&MIXED).of(dtype).over(cache)
+        });
+    }
+}
+
 /// A value near zero has most of the weight, whose sum over the latent row cancels.
 #[test]
 fn values_whose_sums_cancel() {
@@ -182,9 +199,57 @@ fn plans_follow_one_another() {
                 total.div_ceil(64)
             );
             for _ in 0..2 {
-                data.run(&*handle.context, Stream::default()).unwrap();
+                data.run(&*session, &*handle.context, Stream::default())
+                    .unwrap();
                 assert_eq!(data.check(), Ok(()));
             }
+        }
+    }
+}
+
+/// Contexts of any length do with the memory of a chunk, apart from a chunk's five numbers in the tables; twice the tokens of
+/// a chunk take the rows of a chunk more, of latent, rotary, key and value elements.
+#[test]
+fn memory_is_bounded_by_the_chunk() {
+    const CHUNK: u32 = 4096;
+    let desc = MlaContextDesc {
+        max_chunk_tokens: CHUNK,
+        max_kv_len: 2 * CHUNK,
+        ..Case::plain(&[(3, 1), (20, 1)]).of(DType::BF16).desc()
+    };
+    let bytes = |target, desc| {
+        let session = DOORS[0].open(target).unwrap();
+        let info = session.mla_context(desc).unwrap().workspace().unwrap();
+        assert_eq!(info.device_bytes, 0);
+        info.host_bytes
+    };
+    for target in TARGETS {
+        for in_steps in [false, true] {
+            let desc = MlaContextDesc { in_steps, ..desc };
+            let small = bytes(target, desc);
+            let long = MlaContextDesc {
+                max_kv_len: 200 * CHUNK,
+                ..desc
+            };
+            let chunks = desc.max_batch_size * 200;
+            let tables = (chunks * 5 * 4) as usize;
+            let long = bytes(target, long);
+            assert!(
+                long <= small + tables,
+                "{target:?}: {long} bytes, not {small}"
+            );
+            let wide = MlaContextDesc {
+                max_chunk_tokens: 2 * CHUNK,
+                ..desc
+            };
+            let row = desc.kv_lora_rank
+                + desc.qk_rope_head_dim
+                + desc.num_heads * (desc.qk_nope_head_dim + desc.v_head_dim);
+            let rows = match in_steps {
+                true => 0,
+                false => (CHUNK * row * 2) as usize,
+            };
+            assert_eq!(bytes(target, wide), small + rows, "{target:?}");
         }
     }
 }

@@ -7,6 +7,7 @@ use common::codec::{decode, encode, rounded, unit_roundoff};
 use common::compare::{Tolerance, compare};
 use common::dense;
 use common::door::{DOORS, Session};
+use common::golden;
 use common::instance::{LayerData, Output, Planned, for_each_index, solve};
 use common::memory::{HostMemory, Image, Resident, View};
 use common::problem::{Layer, MaskKind, Pattern, Problem};
@@ -266,6 +267,13 @@ fn grid() -> Vec<States> {
         }
     }
     grid
+}
+
+#[test]
+fn golden_merge() {
+    for session in sessions() {
+        golden::golden_merge(&*session, &HostMemory);
+    }
 }
 
 #[test]

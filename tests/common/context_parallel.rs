@@ -1,15 +1,19 @@
 //! Several ranks in one process: what each holds of some contexts, and what the operators make of it.
 
 use super::codec::{decode, encode, rounded, unit_roundoff};
+use super::dense::Row;
 use super::door::Session;
-use super::instance::for_each_index;
-use super::memory::{Image, Memory, Resident, View};
+use super::instance::{Planned, for_each_index};
+use super::memory::{HostMemory, Image, Memory, Resident, View};
+use super::mla::{self, Cache, MlaLayer, MlaProblem, Queries, Share};
+use super::problem::MaskKind;
 use super::values::{mix, normal};
-use folio::api::{MlaContextChunks, Stream, mla_context_chunks};
+use folio::api::{CpLocalLengths, MlaContextChunks, Stream, cp_local_lengths, mla_context_chunks};
 use folio::dtype::DType;
 use folio::problem::{
-    CpCorrectArgs, CpReorderArgs, LatentCache, LogBase, MlaGatherArgs, RecordPages,
+    AttentionArgs, CpCorrectArgs, CpReorderArgs, LatentCache, LogBase, MlaGatherArgs, RecordPages,
 };
+use folio::tensor::Tensor;
 
 /// Contexts whose tokens are dealt to ranks.
 #[derive(Debug, Clone)]
@@ -413,6 +417,210 @@ impl Shares {
             }
         });
         result
+    }
+}
+
+/// Attention over a context that is dealt to ranks.
+#[derive(Debug, Clone)]
+pub struct DealtContext {
+    /// All keys, which every row sees; of queries as runtimes have them under context parallelism.
+    pub whole: MlaProblem,
+    pub world_size: usize,
+    pub interleave: usize,
+    pub base: LogBase,
+    /// lse is `[heads, tokens]` in memory.
+    pub heads_first: bool,
+}
+
+impl DealtContext {
+    /// What one rank has.
+    fn of_rank(&self, rank: usize) -> MlaProblem {
+        let requests = &self.whole.batch.requests;
+        let lengths: Vec<i32> = requests.iter().map(|r| r.kv_len as i32).collect();
+        let mut own = vec![-1; lengths.len()];
+        cp_local_lengths(CpLocalLengths {
+            lengths: &lengths,
+            world_size: self.world_size as u32,
+            interleave: self.interleave as u32,
+            rank: rank as i32,
+            out: &mut own,
+        })
+        .unwrap();
+        let mut problem = self.whole.clone();
+        for (request, own) in problem.batch.requests.iter_mut().zip(own) {
+            request.kv_len = own as u32;
+        }
+        problem.share = Some(Share {
+            rank,
+            world_size: self.world_size,
+            interleave: self.interleave,
+        });
+        problem
+    }
+
+    /// Every rank attends to its own keys; their outputs are corrected as they come out, and added up: as one rank's
+    /// attention over all keys, whose rows are `want`.
+    pub fn check(
+        &self,
+        session: &dyn Session,
+        memory: &dyn Memory,
+        want: &[Vec<Row>],
+    ) -> Result<(), String> {
+        let batch = &self.whole.batch;
+        let shape = [
+            self.world_size,
+            batch.num_tokens(),
+            batch.num_qo_heads() as usize,
+        ];
+        let [ranks, tokens, heads] = shape.map(|n| n as i64);
+        let mut lse_all = View::compact(DType::F32, &[ranks, tokens, heads]);
+        if self.heads_first {
+            lse_all.strides = vec![tokens * heads, 1, tokens];
+        }
+        let lse_all = Resident::new(memory, Image::poisoned(lse_all));
+        let layers: Vec<MlaLayer<'_>> = (0..self.world_size)
+            .map(|rank| {
+                let of_rank = lse_all.tensor().narrow(0, rank as i64, 1).remove_dim(0);
+                self.attend(session, memory, rank, of_rank)
+            })
+            .collect();
+        let mut sums = vec![0.0; tokens as usize * heads as usize * batch.head_dim_vo as usize];
+        for (rank, layer) in layers.iter().enumerate() {
+            let lse_out = View::compact(DType::F32, &[tokens, heads]);
+            let lse_out = Resident::new(memory, Image::poisoned(lse_out));
+            let o = layer.input().o;
+            let input = CpCorrectArgs {
+                lse_all: lse_all.tensor(),
+                rank: rank as u32,
+                o,
+                o_out: o,
+                lse_out: Some(lse_out.tensor()),
+                lse_base: self.base,
+            };
+            session.cp_correct(&input, Stream::default()).unwrap();
+            self.check_lse(want, &lse_out.current())?;
+            for (sum, bits) in sums.iter_mut().zip(layer.output().o) {
+                *sum += decode(batch.o_dtype, bits);
+            }
+        }
+        self.check_sum_of_ranks(want, &sums)
+    }
+
+    /// One rank's attention over its own keys.
+    fn attend<'m>(
+        &self,
+        session: &dyn Session,
+        memory: &'m dyn Memory,
+        rank: usize,
+        lse: Tensor,
+    ) -> MlaLayer<'m> {
+        let problem = self.of_rank(rank);
+        let handle = session.attention(self.whole.desc()).unwrap();
+        let planned = Planned::new(handle, memory, &HostMemory, &problem.batch).unwrap();
+        let layer = MlaLayer::new(memory, &problem);
+        let args = AttentionArgs {
+            lse: Some(lse),
+            lse_base: self.base,
+            ..layer.input()
+        };
+        planned.run_args(&args).unwrap();
+        layer
+    }
+
+    fn check_lse(&self, want: &[Vec<Row>], lse: &Image) -> Result<(), String> {
+        let unit = match self.base {
+            LogBase::E => 1.0,
+            LogBase::Two => std::f64::consts::LOG2_E,
+        };
+        for (token, rows) in want.iter().enumerate() {
+            for (head, row) in rows.iter().enumerate() {
+                let (is, want) = (lse.value(&[token as i64, head as i64]), row.lse * unit);
+                // Of the ranks' lse, of their sum, and a rounding of each.
+                let bound = (self.lse_error(row) + 2e-6) * unit + want.abs() * 2f64.powi(-22);
+                if is != want && (is - want).abs() > bound || is.is_nan() {
+                    return Err(format!(
+                        "lse of row {token}, head {head} is {is}, not {want}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn lse_error(&self, row: &Row) -> f64 {
+        let tolerance = self.whole.tolerance();
+        tolerance.score
+            + tolerance.score_growth * row.largest_score
+            + tolerance.score_sum * row.score_magnitude
+    }
+
+    /// A rank's share of the weights comes from two lse; its output is rounded twice.
+    fn check_sum_of_ranks(&self, want: &[Vec<Row>], sums: &[f64]) -> Result<(), String> {
+        let (batch, tolerance) = (&self.whole.batch, self.whole.tolerance());
+        let (unit, dim) = (unit_roundoff(batch.o_dtype), batch.head_dim_vo as usize);
+        let heads = batch.num_qo_heads() as usize;
+        let ranks = self.world_size as f64;
+        for (n, &sum) in sums.iter().enumerate() {
+            let row = &want[n / dim / heads][n / dim % heads];
+            let d = n % dim;
+            let relative = tolerance.weight + 4.0 * self.lse_error(row) + 2.02 * unit + 4e-6;
+            let denormal = match tolerance.fp16_weights {
+                true => row.denormal_weights[d],
+                false => 0.0,
+            };
+            let bound = relative * row.magnitude[d]
+                + row.keys as f64 * tolerance.underflow
+                + denormal
+                + row.flushed_weights[d]
+                + 2.0 * ranks * subnormal(batch.o_dtype);
+            // A row without keys is 0 on every rank.
+            let is_close = match row.keys {
+                0 => sum == 0.0,
+                _ => (sum - row.o[d]).abs() <= bound,
+            };
+            if !is_close {
+                return Err(format!(
+                    "the sum of the ranks' element {n} is {sum:e}, not within {bound:e} of {:e}",
+                    row.o[d]
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As many ranks as one: by every number of ranks, interleave, base and layout of lse. Some ranks have no keys of some
+/// requests, or of none.
+pub fn ranks_attend(
+    session: &dyn Session,
+    memory: &dyn Memory,
+    heads: u32,
+    dtype: DType,
+    cache: Cache,
+) {
+    let lens = [(1, 0), (1, 3), (2, 17), (1, 1000)];
+    let mut whole = MlaProblem::plain(&lens).of(dtype).heads(heads);
+    whole = whole.tensors(Queries::Two, cache);
+    whole.batch.layer.mask = MaskKind::Full;
+    whole.batch.layer.lse = None;
+    let want = mla::attention(&whole);
+    for world_size in [2, 4, 8] {
+        for (interleave, base, heads_first) in [
+            (1, LogBase::E, false),
+            (1, LogBase::Two, true),
+            (4, LogBase::E, true),
+            (4, LogBase::Two, false),
+        ] {
+            let dealt = DealtContext {
+                whole: whole.clone(),
+                world_size,
+                interleave,
+                base,
+                heads_first,
+            };
+            let checked = dealt.check(session, memory, &want);
+            assert_eq!(checked, Ok(()), "{dealt:?}");
+        }
     }
 }
 

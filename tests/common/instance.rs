@@ -4,7 +4,7 @@
 use super::bias;
 use super::codec::{decode, encode};
 use super::door::{Handle, Session};
-use super::memory::{HostMemory, Image, Memory, Resident, View};
+use super::memory::{HostMemory, Image, Memory, Resident, View, WorkspaceMemory};
 use super::pages::PageTable;
 use super::problem::{Alibi, Gaps, HeadScales, MaskKind, Pattern, Problem, Storage, TableForm};
 use super::stored::{BLOCK, Side as StoredSide};
@@ -72,49 +72,27 @@ impl<'m> Planned<'m> {
     }
 }
 
-/// A workspace of exactly the size asked for, full of ones; what lies behind it is watched.
-pub struct Scratch<'m> {
-    info: WorkspaceInfo,
-    device: Resident<'m>,
-    host: Resident<'m>,
-}
+/// A workspace for plans of an attention handle.
+pub struct Scratch<'m>(WorkspaceMemory<'m>);
 
 impl<'m> Scratch<'m> {
     pub fn new(memory: &'m dyn Memory, info: &WorkspaceInfo) -> Scratch<'m> {
-        let bytes = |n: usize| Image::poisoned(View::compact(DType::U8, &[n as i64]));
-        let scratch = Scratch {
-            info: *info,
-            device: Resident::new(memory, bytes(info.device_bytes)),
-            host: Resident::new(&HostMemory, bytes(info.host_bytes)),
-        };
-        let address = scratch.workspace();
-        assert!(address.device.is_multiple_of(info.alignment));
-        assert!(address.host.is_multiple_of(info.alignment));
-        scratch
+        Scratch(WorkspaceMemory::new(memory, *info))
     }
 
     pub fn workspace(&self) -> Workspace {
-        Workspace {
-            device: self.device.tensor().address(),
-            host: self.host.tensor().address(),
-        }
+        self.0.place().0
     }
 
     /// Plans with all of it.
     pub fn plan(&self, handle: &mut dyn Handle, batch: &BatchInput) -> Result<()> {
-        let bytes = (self.info.device_bytes, self.info.host_bytes);
-        handle.plan(batch, &self.workspace(), bytes, Stream::default())
+        let (workspace, bytes) = self.0.place();
+        handle.plan(batch, &workspace, bytes, Stream::default())
     }
 
     /// Nothing behind the workspace was written.
     pub fn assert_within_bounds(&self) {
-        for (part, bytes) in [
-            (&self.device, self.info.device_bytes),
-            (&self.host, self.info.host_bytes),
-        ] {
-            let (was, is) = (&part.image().bytes, part.current().bytes);
-            assert!(was[bytes..] == is[bytes..], "written behind the workspace");
-        }
+        self.0.assert_within_bounds();
     }
 }
 

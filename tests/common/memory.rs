@@ -274,21 +274,32 @@ impl Drop for Resident<'_> {
     }
 }
 
-/// A workspace as large as a handle asks for: poisoned memory on its device and on the host.
+/// A workspace of exactly the size that a handle asks for, poisoned; what lies behind it is watched until it goes.
 pub struct WorkspaceMemory<'m> {
     info: WorkspaceInfo,
     device: Resident<'m>,
     host: Resident<'m>,
 }
 
+/// Bytes behind a workspace that are watched.
+const WATCHED: usize = 4096;
+
 impl<'m> WorkspaceMemory<'m> {
     pub fn new(memory: &'m dyn Memory, info: WorkspaceInfo) -> WorkspaceMemory<'m> {
-        let bytes = |n: usize| Image::poisoned(View::compact(DType::U8, &[n as i64]));
-        WorkspaceMemory {
-            device: Resident::new(memory, bytes(info.device_bytes)),
-            host: Resident::new(&HostMemory, bytes(info.host_bytes)),
-            info,
+        fn part(memory: &dyn Memory, bytes: usize) -> Resident<'_> {
+            let watched = if memory.is_guarded() { 0 } else { WATCHED };
+            let view = View::compact(DType::U8, &[(bytes + watched) as i64]);
+            Resident::new(memory, Image::poisoned(view))
         }
+        let workspace = WorkspaceMemory {
+            device: part(memory, info.device_bytes),
+            host: part(&HostMemory, info.host_bytes),
+            info,
+        };
+        let (address, _) = workspace.place();
+        assert!(address.device.is_multiple_of(info.alignment));
+        assert!(address.host.is_multiple_of(info.alignment));
+        workspace
     }
 
     /// Where it is, and how large its parts are.
@@ -300,7 +311,7 @@ impl<'m> WorkspaceMemory<'m> {
         (workspace, (self.info.device_bytes, self.info.host_bytes))
     }
 
-    /// Nothing behind it was written.
+    /// Nothing behind the workspace was written.
     pub fn assert_within_bounds(&self) {
         for (part, bytes) in [
             (&self.device, self.info.device_bytes),
@@ -308,6 +319,14 @@ impl<'m> WorkspaceMemory<'m> {
         ] {
             let (was, is) = (&part.image().bytes, part.current().bytes);
             assert!(was[bytes..] == is[bytes..], "written behind the workspace");
+        }
+    }
+}
+
+impl Drop for WorkspaceMemory<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.assert_within_bounds();
         }
     }
 }

@@ -29,6 +29,25 @@ pub struct MlaProblem {
     pub batch: Problem,
     pub queries: Queries,
     pub cache: Cache,
+    /// The keys are one rank's of a context that is dealt to several: `kv_len` counts those.
+    pub share: Option<Share>,
+}
+
+/// The part of a context that a rank holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Share {
+    pub rank: usize,
+    pub world_size: usize,
+    /// Tokens that are dealt to a rank at a time.
+    pub interleave: usize,
+}
+
+impl Share {
+    /// The position in the context of a rank's `j`th key.
+    fn position(self, j: usize) -> usize {
+        let round = j / self.interleave * self.world_size + self.rank;
+        round * self.interleave + j % self.interleave
+    }
 }
 
 /// The tensors that hold queries.
@@ -73,6 +92,7 @@ impl MlaProblem {
             batch,
             queries: Queries::One,
             cache: Cache::Records,
+            share: None,
         };
         problem.heads(16).dims(512, 64)
     }
@@ -228,12 +248,18 @@ fn cosine_distance(problem: &MlaProblem, want: &[Vec<Row>], got: &Output) -> f64
 /// Element `d` of the record of key `j`, as the cache holds it.
 fn record(problem: &MlaProblem, b: usize, j: usize, d: usize) -> f64 {
     let values = Values::of(&problem.batch);
+    let j = position(problem, j);
     match problem.cache {
         // The rotary part is none of e4m3's numbers.
         Cache::DsMla if d >= 512 => rounded(DType::BF16, 1.1 * values.v(b, j, 0, d)),
         Cache::DsMla => values.k(b, j, 0, d) * f64::from(values.block_scale(b, j, d / 128)),
         _ => values.k(b, j, 0, d),
     }
+}
+
+/// The position of key `j` of a request among the keys that numbers are drawn for.
+fn position(problem: &MlaProblem, j: usize) -> usize {
+    problem.share.map_or(j, |share| share.position(j))
 }
 
 /// Every row of the batch, `[token][head]`.
@@ -502,9 +528,9 @@ fn elements(problem: &MlaProblem, range: Range<usize>, gaps: Gaps) -> Image {
 fn ds_mla(problem: &MlaProblem) -> Image {
     let values = Values::of(&problem.batch);
     let byte = |b: usize, j: usize, at: usize| match at {
-        0..512 => encode(DType::F8E4M3, values.k(b, j, 0, at)),
+        0..512 => encode(DType::F8E4M3, values.k(b, position(problem, j), 0, at)),
         512..528 => {
-            let scale = values.block_scale(b, j, (at - 512) / 4);
+            let scale = values.block_scale(b, position(problem, j), (at - 512) / 4);
             u64::from(scale.to_le_bytes()[(at - 512) % 4])
         }
         _ => {
@@ -606,6 +632,7 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = MlaProblem> {
                 batch: absorbed(other),
                 queries,
                 cache: Cache::Records,
+                share: None,
             };
             let problem = problem.heads(heads).dims(rank, rope);
             let mut problem = problem.tensors(queries, cache);

@@ -1,7 +1,8 @@
 //! Address space that is reserved and not touched: caches whose pages lie far apart, or must not be read.
 #![allow(unsafe_code)]
 
-use folio::tensor::Tensor;
+use folio::dtype::DType;
+use folio::tensor::{Device, Tensor};
 
 /// Reserved address space.
 pub struct Reserved {
@@ -33,18 +34,31 @@ impl Reserved {
         }
         let mut strides = cache.strides().to_vec();
         strides[0] = stride / size;
+        self.tensor(cache.dtype(), cache.shape(), &strides)
+    }
+
+    /// A tensor over the reserved space from its start on.
+    pub fn tensor(&self, dtype: DType, shape: &[i64], strides: &[i64]) -> Tensor {
+        let last: i64 = (shape.iter().zip(strides))
+            .map(|(n, stride)| (n - 1) * stride)
+            .sum();
+        assert!((last + 1) as usize * dtype.size() <= self.bytes);
+        let data = self.address.cast();
         // SAFETY: the reserved space holds the whole extent and outlives the test's runs.
-        let far = unsafe {
-            Tensor::new(
-                "far",
-                self.address.cast(),
-                cache.device(),
-                cache.dtype(),
-                cache.shape(),
-                Some(&strides),
-            )
-        };
+        let far = unsafe { Tensor::new("far", data, Device::Cpu, dtype, shape, Some(strides)) };
         far.expect("a valid tensor")
+    }
+
+    /// What is there now.
+    pub fn bytes(&self, start: usize, count: usize) -> Vec<u8> {
+        assert!(start + count <= self.bytes);
+        let mut bytes = vec![0; count];
+        // SAFETY: within the mapping, which nobody writes meanwhile.
+        unsafe {
+            let from = self.address.byte_add(start).cast::<u8>();
+            from.copy_to_nonoverlapping(bytes.as_mut_ptr(), count);
+        }
+        bytes
     }
 
     /// From now on whoever reads or writes these bytes, whole pages of the system's, is killed.

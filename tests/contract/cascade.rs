@@ -7,6 +7,7 @@ use crate::fixture::{Context, Reply, bytes};
 use crate::structs::{sizes, sizes_from};
 use crate::stub::Stub;
 use crate::table::{INVALID, UNSUPPORTED, check, poke};
+use crate::workspaces::refuse_workspaces;
 use folio::api::{BatchInput, Cascade, SharedPrefixes, Stream, Workspace};
 use folio::dtype::DType;
 use folio::error::Error;
@@ -706,32 +707,11 @@ fn workspaces() {
     let prefixes = c_prefixes(&fixture.data.prefixes());
     let (right, info) = (fixture.workspace(), fixture.info());
     assert!(info.host_bytes > 0 && info.device_bytes == 0 && info.alignment > 1);
-    let refused = |workspace: *const folio_workspace, words: &[&str]| {
+    refuse_workspaces(&right, &info, |workspace| {
         let reply = fixture.plan(&batch, &prefixes, workspace);
-        reply.assert("plan", FOLIO_ERR_WORKSPACE_TOO_SMALL, words);
-        assert!(
-            fixture.output() == before,
-            "{words:?}: the plan before is gone"
-        );
-    };
-    let needed = info.host_bytes.to_string();
-    let given = (info.host_bytes - 1).to_string();
-    let too_small = folio_workspace {
-        host_bytes: info.host_bytes - 1,
-        ..right
-    };
-    refused(&too_small, &["workspace.host", &needed, &given]);
-    let missing = folio_workspace {
-        host: null_mut(),
-        ..right
-    };
-    refused(&missing, &["workspace.host", &needed, " 0 "]);
-    refused(null(), &["workspace.host", &needed, " 0 "]);
-    let skew = folio_workspace {
-        host: right.host.wrapping_byte_add(4),
-        ..right
-    };
-    refused(&skew, &["workspace.host", &info.alignment.to_string()]);
+        assert!(fixture.output() == before, "the plan before is gone");
+        reply
+    });
 }
 
 /// An int32 tensor of which nobody reads an element.

@@ -10,6 +10,7 @@ use crate::structs::sizes;
 use crate::table::{INVALID, UNKNOWN, UNSUPPORTED, check};
 use crate::tensors::Dim::{AtLeast, Exact};
 use crate::tensors::{Field, input, optional, optional_output, output, walk};
+use crate::workspaces::refuse_workspaces;
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::LogBase;
@@ -159,6 +160,32 @@ fn null_pointers() {
     // SAFETY: a live handle, and a static string.
     let name = unsafe { std::ffi::CStr::from_ptr(folio_mla_kernel(fixture.handle)) };
     assert!(name.to_str().unwrap().starts_with("cpu/"));
+}
+
+/// Missing, too small and skew workspaces leave the plan before in force.
+#[test]
+fn workspaces() {
+    // Long enough to be split, and with room for it.
+    let form = TableForm::BlockTable { spare_columns: 0 };
+    let problem = MlaProblem::plain(&[(1, 4096)]).of(DType::F16).heads(3);
+    let problem = problem.dims(32, 8).pages(4, form);
+    let (fixture, tensors) = (Fixture::new(&problem), Tensors::default());
+    let run = || {
+        fixture.run(&fixture.args(&tensors)).assert_ok("run");
+        fixture.layer.output()
+    };
+    let before = run();
+    let batch = c_batch(&fixture.step.input(), &tensors);
+    let right = fixture.given_workspace();
+    // SAFETY: integers behind the size.
+    let mut info: folio_workspace_info = unsafe { init() };
+    fixture.query(&mut info).assert_ok("workspace");
+    assert!(info.host_bytes > 0 && info.device_bytes == 0 && info.alignment > 1);
+    refuse_workspaces(&right, &info, |workspace| {
+        let reply = fixture.plan(&batch, workspace);
+        assert!(run() == before, "the plan before is gone");
+        reply
+    });
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! MLA over a cached context with callers who err.
 
-use crate::common::c_door::{Tensors, c_batch, c_mla_context, c_mla_context_desc, dtype};
-use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::c_door::{Tensors, c_batch, c_mla_context, c_mla_context_desc, dtype, init};
+use crate::common::memory::{HostMemory, Resident};
 use crate::common::mla_context::{Case, Data};
-use crate::fixture::{Context, Reply};
+use crate::fixture::{Context, Reply, bytes};
 use crate::structs::sizes;
 use crate::table::{INVALID, UNSUPPORTED, check, poke};
 use crate::tensors::Dim::{AtLeast, Exact};
 use crate::tensors::{field, input, optional, output, walk};
+use crate::workspaces::refuse_workspaces;
 use folio::dtype::DType;
 use folio::ffi::*;
 use folio::problem::LogBase;
@@ -50,23 +51,23 @@ impl Fixture {
         // SAFETY: live structs and a live context.
         Reply::of(|err| unsafe { folio_mla_context_create(context.0, &desc, &mut handle, err) })
             .assert_ok("create");
-        let mut info = folio_workspace_info {
-            struct_size: 32,
-            reserved: 0,
-            device_bytes: 0,
-            host_bytes: 0,
-            alignment: 0,
-        };
-        // SAFETY: as above.
-        Reply::of(|err| unsafe { folio_mla_context_workspace(handle, &mut info, err) })
-            .assert_ok("workspace");
-        let bytes = View::compact(DType::U8, &[info.host_bytes as i64]);
-        Fixture {
+        let mut fixture = Fixture {
             handle,
-            workspace: Resident::new(&HostMemory, Image::poisoned(bytes)),
+            workspace: bytes(0),
             data: Data::new(&HostMemory, case),
             _context: context,
-        }
+        };
+        fixture.workspace = bytes(fixture.info().host_bytes as i64);
+        fixture
+    }
+
+    fn info(&self) -> folio_workspace_info {
+        // SAFETY: integers behind the size.
+        let mut info: folio_workspace_info = unsafe { init() };
+        // SAFETY: a live handle and a live struct.
+        Reply::of(|err| unsafe { folio_mla_context_workspace(self.handle, &mut info, err) })
+            .assert_ok("workspace");
+        info
     }
 
     fn new(in_steps: bool) -> Fixture {
@@ -77,19 +78,26 @@ impl Fixture {
         fixture
     }
 
-    fn plan(&self, batch: *const folio_batch) -> Reply {
+    fn given_workspace(&self) -> folio_workspace {
         let memory = self.workspace.tensor();
-        let workspace = folio_workspace {
+        folio_workspace {
             struct_size: size_of::<folio_workspace>() as u32,
             flags: 0,
             device: null_mut(),
             device_bytes: 0,
             host: memory.address() as *mut _,
             host_bytes: memory.extent(0) as u64,
-        };
-        // SAFETY: live structs, and a handle that nobody else uses.
+        }
+    }
+
+    fn plan(&self, batch: *const folio_batch) -> Reply {
+        self.plan_in(batch, &self.given_workspace())
+    }
+
+    fn plan_in(&self, batch: *const folio_batch, workspace: *const folio_workspace) -> Reply {
+        // SAFETY: live structs or NULL, and a handle that nobody else uses.
         Reply::of(|err| unsafe {
-            folio_mla_context_plan(self.handle, batch, &workspace, null_mut(), err)
+            folio_mla_context_plan(self.handle, batch, workspace, null_mut(), err)
         })
     }
 
@@ -118,6 +126,21 @@ impl Fixture {
             }
         })
     }
+}
+
+/// Missing, too small and skew workspaces leave the plan before in force.
+#[test]
+fn workspaces() {
+    let (fixture, tensors) = (Fixture::new(false), Tensors::default());
+    let batch = c_batch(&fixture.data.batch(), &tensors);
+    let (right, info) = (fixture.given_workspace(), fixture.info());
+    assert!(info.host_bytes > 0 && info.device_bytes == 0 && info.alignment > 1);
+    refuse_workspaces(&right, &info, |workspace| {
+        let reply = fixture.plan_in(&batch, workspace);
+        fixture.run(&fixture.args(&tensors)).assert_ok("run");
+        assert_eq!(fixture.data.check(), Ok(()), "the plan before is gone");
+        reply
+    });
 }
 
 #[derive(Clone, Copy)]

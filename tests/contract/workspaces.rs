@@ -4,7 +4,7 @@
 use crate::common::c_door::Tensors;
 use crate::common::instance::Step;
 use crate::common::memory::HostMemory;
-use crate::fixture::{Fixture, everything, plain};
+use crate::fixture::{Fixture, Reply, everything, plain};
 use crate::stub::Stub;
 use folio::api::{Attention as Handle, Stream, Workspace, WorkspaceInfo};
 use folio::error::Error;
@@ -94,36 +94,37 @@ fn the_cpu_checks_its_own_need() {
                     .assert_ok("no workspace");
                 continue;
             }
-            let status = FOLIO_ERR_WORKSPACE_TOO_SMALL;
-            let needed = info.host_bytes.to_string();
-            let given = (info.host_bytes - 1).to_string();
-            let too_small = folio_workspace {
-                host_bytes: info.host_bytes - 1,
-                ..right
-            };
-            let reply = fixture.plan(&batch, &too_small);
-            reply.assert("too small", status, &["workspace.host", &needed, &given]);
-            let missing = folio_workspace {
-                host: null_mut(),
-                ..right
-            };
-            let reply = fixture.plan(&batch, &missing);
-            reply.assert("missing", status, &["workspace.host", &needed, " 0 "]);
-            let reply = fixture.plan(&batch, std::ptr::null());
-            reply.assert("none", status, &["workspace.host", &needed, " 0 "]);
-            if info.alignment > 1 {
-                let skew = folio_workspace {
-                    host: right.host.wrapping_byte_add(1),
-                    ..right
-                };
-                let reply = fixture.plan(&batch, &skew);
-                reply.assert(
-                    "skew",
-                    status,
-                    &["workspace.host", &info.alignment.to_string()],
-                );
-            }
+            refuse_workspaces(&right, &info, |workspace| fixture.plan(&batch, workspace));
             assert!(fixture.output() == before, "the plan before is gone");
         }
     }
+}
+
+/// Every workspace beside the right one is refused; `plan` looks whether the plan before is in force.
+pub fn refuse_workspaces(
+    right: &folio_workspace,
+    info: &folio_workspace_info,
+    plan: impl Fn(*const folio_workspace) -> Reply,
+) {
+    let refused = |workspace: *const folio_workspace, words: &[&str]| {
+        plan(workspace).assert("plan", FOLIO_ERR_WORKSPACE_TOO_SMALL, words);
+    };
+    let needed = info.host_bytes.to_string();
+    let given = (info.host_bytes - 1).to_string();
+    let too_small = folio_workspace {
+        host_bytes: info.host_bytes - 1,
+        ..*right
+    };
+    refused(&too_small, &["workspace.host", &needed, &given]);
+    let missing = folio_workspace {
+        host: null_mut(),
+        ..*right
+    };
+    refused(&missing, &["workspace.host", &needed, " 0 "]);
+    refused(std::ptr::null(), &["workspace.host", &needed, " 0 "]);
+    let skew = folio_workspace {
+        host: right.host.wrapping_byte_add(4),
+        ..*right
+    };
+    refused(&skew, &["workspace.host", &info.alignment.to_string()]);
 }

@@ -1,9 +1,11 @@
 //! Context parallelism on the device, with all ranks on one.
 
-use crate::common::context_parallel::{Dealt, Shares};
+use crate::common::context_parallel::{Dealt, Shares, ranks_attend};
+use crate::common::mla::Cache;
 use crate::common::mla_cache::FLOATS;
 use crate::gpu::DeviceMemory;
 use crate::problems::session;
+use folio::dtype::DType;
 use folio::problem::LogBase;
 
 pub fn cp_reorder() {
@@ -60,5 +62,19 @@ pub fn cp_correct() {
             };
             assert_eq!(shares.check(&*device, &DeviceMemory), Ok(()), "{shares:?}");
         }
+    }
+}
+
+/// Few rows and many, by every kernel that attends on the ranks.
+pub fn cp_attend() {
+    let device = session();
+    for (heads, dtype, cache) in [
+        (8, DType::BF16, Cache::Records),
+        (8, DType::F16, Cache::Two),
+        (8, DType::BF16, Cache::DsMla),
+        (40, DType::BF16, Cache::Records),
+        (40, DType::BF16, Cache::DsMla),
+    ] {
+        ranks_attend(&*device, &DeviceMemory, heads, dtype, cache);
     }
 }

@@ -223,6 +223,7 @@ fn main() -> ExitCode {
             gather::gathers_beyond_the_tensors,
         ),
         case("merge", (), operators::merge),
+        case("golden_merge", (), operators::golden_merge),
         case("merge_general", (), merge::merge_general),
         case("merge_varlen", (), merge::merge_varlen),
         case(
@@ -259,6 +260,7 @@ fn main() -> ExitCode {
         case("indices_are_replayed", (), index::indices_are_replayed),
         case("cp_reorder", (), context_parallel::cp_reorder),
         case("cp_correct", (), context_parallel::cp_correct),
+        case("cp_attend", (), context_parallel::cp_attend),
         case("tree_mask", (), tree::tree_mask),
         case(
             "tree_mask_of_wrong_numbers",
@@ -284,6 +286,7 @@ fn main() -> ExitCode {
         ),
         case("mla_append", (), mla_cache::mla_append),
         case("mla_gather", (), mla_cache::mla_gather),
+        case("golden_records", (), mla_cache::golden_records),
         case("cascade", (), cascade::cascade),
         case("cascade_of_many", (), cascade::cascade_of_many),
         case("cascade_of_wide_rows", (), cascade::cascade_of_wide_rows),
@@ -320,6 +323,11 @@ fn main() -> ExitCode {
             cascade::cascade_with_wrong_device_lengths,
         ),
         case("mla_context", (), mla_context::mla_context),
+        case(
+            "mla_context_of_many_heads",
+            (),
+            mla_context::mla_context_of_many_heads,
+        ),
         case("mla_context_graph", (), mla_context::mla_context_graph),
         case(
             "mla_context_in_flight",
@@ -344,6 +352,11 @@ fn main() -> ExitCode {
         case("mla_long_splits", (), mla::long_splits),
         case("mla_many_requests", (), mla::many_requests),
         case("mla_batch_invariant", (), mla::batch_invariant),
+        case(
+            "mla_batch_invariant_replays",
+            (),
+            mla::batch_invariant_replays,
+        ),
         case("mla_graph_replays", (), mla::graph_replays),
         case(
             "mla_graph_plans_on_the_device",
@@ -355,6 +368,8 @@ fn main() -> ExitCode {
             (),
             mla::batches_beyond_the_tensors,
         ),
+        case("mla_both_forms", (), mla::both_forms),
+        case("mla_far_pages", (), mla::far_pages),
         case("mla_few_pages", (), mla_few::pages),
         case(
             "mla_few_lengths_around_the_ring",

@@ -1,22 +1,25 @@
 //! Multi-head latent attention on a real GPU: random problems, every head count and format, splits, graphs, batch
 //! invariance, and lengths and page ids in device memory that are wrong. The first choice for 512 + 64 over pages that
-//! are multiples of 16 may be another kernel than for other problems, so every case has both kinds.
+//! are multiples of 16 may be another kernel than for other problems, and up to 16 rows of a request have kernels of their
+//! own, so every case has all kinds.
 
 use crate::common::door::Session;
 use crate::common::instance::{Output, Planned, Scratch, Step};
 use crate::common::memory::{HostMemory, Image, Memory, Resident};
 use crate::common::mla::{self, Cache, MlaLayer, MlaProblem, Queries, problems};
+use crate::common::mla_forms::forms_agree;
 use crate::common::pages::PageTable;
 use crate::common::problem::{Layer, MaskKind, TableForm};
 use crate::common::random;
 use crate::gpu::{self, DeviceMemory};
-use crate::problems::{session, with_a_page, with_lens};
+use crate::problems::{session, spread, with_a_page, with_lens};
 use crate::steps::{BATCHES, SIX_REQUESTS, Slot};
 use folio::api::{BatchInput, Stream};
 use folio::dtype::DType;
-use folio::problem::AttentionDesc;
+use folio::problem::{AttentionArgs, AttentionDesc};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use std::ops::Range;
 
 /// The ways to store records: as q's type, as fp8 per tensor, and as `fp8_ds_mla`.
 const FORMATS: [Option<(Cache, DType)>; 4] = [
@@ -47,6 +50,26 @@ fn every_format() -> impl Iterator<Item = (DType, Option<(Cache, DType)>)> {
 fn solve(session: &dyn Session, index_memory: &dyn Memory, problem: &MlaProblem) -> Output {
     mla::solve(session, &DeviceMemory, index_memory, problem)
         .unwrap_or_else(|error| panic!("{error}\n{problem:?}"))
+}
+
+/// Runs one plan five times: every run has the bits of the first.
+pub fn solve_five_times(session: &dyn Session, problem: &MlaProblem) -> Output {
+    let handle = session.attention(problem.desc()).unwrap();
+    let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &problem.batch).unwrap();
+    let layer = MlaLayer::new(&DeviceMemory, problem);
+    let first = mla::run(&planned, &layer).unwrap();
+    for n in 1..5 {
+        let again = mla::run(&planned, &layer).unwrap();
+        assert!(bits(&again) == bits(&first), "run {n} of {problem:?}");
+    }
+    first
+}
+
+/// The bits of outputs, which NaN has too.
+fn bits(output: &Output) -> (&[u64], Option<Vec<u32>>) {
+    let lse = output.lse.as_ref();
+    let lse = lse.map(|lse| lse.iter().map(|value| value.to_bits()).collect());
+    (&output.o, lse)
 }
 
 fn assert_right(problem: &MlaProblem, got: &Output) {
@@ -138,7 +161,7 @@ pub fn long_splits() {
             let form = TableForm::BlockTable { spare_columns: 2 };
             let problem = stored(problem.pages(page_size, form), format);
             // Both ways to a plan for one type: the oracle takes its time.
-            assert_right(&problem, &solve(&*session, &HostMemory, &problem));
+            assert_right(&problem, &solve_five_times(&*session, &problem));
             if dtype == DType::BF16 && heads == 5 {
                 assert_right(&problem, &solve(&*session, &DeviceMemory, &problem));
             }
@@ -157,56 +180,93 @@ pub fn many_requests() {
     }
 }
 
+/// Heads, page sizes and most rows of a request, in formats by which kernels are chosen: many rows, then up to 16.
+const KERNELS: [(u32, u32, u32, usize); 11] = [
+    (16, 16, 3, 0),
+    (128, 64, 3, 3),
+    (9, 5, 3, 1),
+    (9, 5, 3, 3),
+    (40, 16, 3, 2),
+    // Boxes of records, and rows.
+    (16, 64, 1, 0),
+    (16, 1, 1, 0),
+    // Records one by one.
+    (16, 64, 1, 1),
+    (16, 3, 1, 2),
+    (16, 64, 1, 3),
+    (5, 64, 3, 0),
+];
+
+/// A problem for each of [`KERNELS`] with as many of these rows as it takes.
+fn of_every_kernel(lens: &[(u32, u32)], form: TableForm) -> Vec<MlaProblem> {
+    let problem = |(heads, page_size, most_rows, format): (u32, u32, u32, usize)| {
+        let lens: Vec<_> = (lens.iter())
+            .map(|&(rows, keys)| (rows.min(most_rows), keys))
+            .collect();
+        let problem = MlaProblem::plain(&lens).heads(heads);
+        stored(problem.pages(page_size, form), FORMATS[format])
+    };
+    KERNELS.into_iter().map(problem).collect()
+}
+
+/// Where the values of request `b` are among those of the batch.
+fn values_of(problem: &MlaProblem, b: usize) -> Range<usize> {
+    let indptr = problem.batch.qo_indptr();
+    let row = (problem.batch.num_qo_heads() * problem.batch.head_dim_vo) as usize;
+    indptr[b] as usize * row..indptr[b + 1] as usize * row
+}
+
 /// A request's bits do not depend on the batch, with lengths on the host or the device.
 pub fn batch_invariant() {
     let session = session();
-    for (heads, page_size, graph) in [(16, 16, false), (128, 64, true), (9, 5, false)] {
-        let lens = [(1, 5000), (4, 900), (2, 2049), (1, 3)];
-        let problem = MlaProblem::plain(&lens).heads(heads);
-        let form = TableForm::CsrKvLen { spare_pages: 0 };
-        let mut problem = problem.pages(page_size, form);
-        (problem.batch.batch_invariant, problem.batch.graph) = (true, graph);
+    let lens = [(1, 5000), (3, 900), (2, 2049), (1, 3)];
+    let problems = of_every_kernel(&lens, TableForm::CsrKvLen { spare_pages: 0 });
+    for (n, mut problem) in problems.into_iter().enumerate() {
+        (problem.batch.batch_invariant, problem.batch.graph) = (true, n % 2 == 1);
         let whole = solve(&*session, &HostMemory, &problem);
         assert_right(&problem, &whole);
         let on_device = solve(&*session, &DeviceMemory, &problem);
-        assert!(whole == on_device, "lengths on the device");
-        let indptr = problem.batch.qo_indptr();
-        let row = (heads * problem.batch.head_dim_vo) as usize;
+        assert!(whole == on_device, "lengths on the device of {problem:?}");
         for b in 0..lens.len() {
             // The handle is the same: another desc may be given other code.
             let one = problem.alone(b);
             let handle = session.attention(problem.desc()).unwrap();
             let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &one.batch).unwrap();
             let alone = mla::run(&planned, &MlaLayer::new(&DeviceMemory, &one)).unwrap();
-            let rows = indptr[b] as usize * row..indptr[b + 1] as usize * row;
+            let rows = values_of(&problem, b);
             assert!(alone.o == whole.o[rows], "request {b} of {problem:?}");
         }
     }
 }
 
-/// Handles for graphs: 6 requests, 3 rows, 2000 keys.
-fn graph_problems() -> [MlaProblem; 3] {
-    [(16, 16, None), (128, 64, FORMATS[3]), (9, 5, FORMATS[1])].map(|(heads, page_size, format)| {
-        let problem = MlaProblem::plain(&[]).heads(heads);
-        let form = TableForm::BlockTable { spare_columns: 2 };
-        let mut problem = stored(problem.pages(page_size, form), format);
+/// Handles for graphs, with the largest batch: 6 requests, 3 rows or 1, 2000 keys.
+fn graph_problems() -> Vec<MlaProblem> {
+    let form = TableForm::BlockTable { spare_columns: 2 };
+    let mut problems = of_every_kernel(&[(3, 2000); 6], form);
+    for problem in &mut problems {
         problem.batch.graph = true;
-        problem
-    })
+    }
+    problems
 }
 
-fn graph_desc(problem: &MlaProblem) -> AttentionDesc {
+/// The desc that fits a largest batch and, of pages, whatever it may have.
+fn graph_desc(largest: &MlaProblem) -> AttentionDesc {
     AttentionDesc {
-        max_batch_size: 6,
-        max_qo_len: 3,
-        max_num_tokens: 18,
-        max_kv_len: 2000,
         max_num_pages: 0,
-        ..problem.desc()
+        ..largest.desc()
     }
 }
 
-/// A batch of other lengths for the same handle.
+/// A batch of other lengths for the same handle, and of as many rows as that takes.
+fn batch_within(largest: &MlaProblem, lens: &[(u32, u32)]) -> MlaProblem {
+    let most_rows = largest.desc().max_qo_len;
+    let lens: Vec<_> = (lens.iter())
+        .map(|&(rows, keys)| (rows.min(most_rows), keys))
+        .collect();
+    batch_of(largest, &lens)
+}
+
+/// A batch of other lengths.
 fn batch_of(problem: &MlaProblem, lens: &[(u32, u32)]) -> MlaProblem {
     MlaProblem {
         batch: with_lens(&problem.batch, lens),
@@ -215,7 +275,12 @@ fn batch_of(problem: &MlaProblem, lens: &[(u32, u32)]) -> MlaProblem {
 }
 
 /// Replays a graph over a batch's tensors, which are moved to those of the captured run.
-fn replay(graph: &gpu::Graph, captured: &MlaLayer<'_>, batch: &MlaProblem, stream: Stream) {
+fn replay(
+    graph: &gpu::Graph,
+    captured: &MlaLayer<'_>,
+    batch: &MlaProblem,
+    stream: Stream,
+) -> Output {
     let layer = MlaLayer::new(&DeviceMemory, batch);
     gpu::synchronize_all();
     captured.take_inputs_of(&layer);
@@ -223,28 +288,71 @@ fn replay(graph: &gpu::Graph, captured: &MlaLayer<'_>, batch: &MlaProblem, strea
     graph.launch(stream);
     gpu::synchronize_all();
     layer.take_outputs_of(captured);
-    assert_right(batch, &layer.output());
+    layer.output()
+}
+
+/// A run of a largest batch that was planned and captured.
+struct Captured {
+    slot: Slot<'static>,
+    layer: MlaLayer<'static>,
+    graph: gpu::Graph,
+    stream: Stream,
+}
+
+impl Captured {
+    fn new(session: &dyn Session, largest: &MlaProblem, stream: Stream) -> Captured {
+        let mut slot = Slot::new(session.attention(graph_desc(largest)).unwrap());
+        let layer = MlaLayer::new(&DeviceMemory, largest);
+        let step = Step::new(&HostMemory, &largest.batch);
+        slot.plan(&step, stream).unwrap();
+        let input = layer.input();
+        let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+        Captured {
+            slot,
+            layer,
+            graph,
+            stream,
+        }
+    }
+
+    /// Plans a batch and launches the graph with it.
+    fn replay(&mut self, batch: &MlaProblem) -> Output {
+        let step = Step::new(&HostMemory, &batch.batch);
+        self.slot.plan(&step, self.stream).unwrap();
+        replay(&self.graph, &self.layer, batch, self.stream)
+    }
 }
 
 /// A graph captured once serves every later plan.
 pub fn graph_replays() {
     let session = session();
     let stream = gpu::new_stream();
-    for problem in graph_problems() {
-        let mut slot = Slot::new(session.attention(graph_desc(&problem)).unwrap());
-        let largest = batch_of(&problem, &[(3, 2000); 6]);
-        let captured = MlaLayer::new(&DeviceMemory, &largest);
-        let step = Step::new(&HostMemory, &largest.batch);
-        slot.plan(&step, stream).unwrap();
-        let input = captured.input();
-        let graph = gpu::capture(stream, || slot.handle.run(&input, stream).unwrap());
+    for largest in graph_problems() {
+        let mut captured = Captured::new(&*session, &largest, stream);
         for lens in BATCHES {
-            let batch = batch_of(&problem, lens);
-            let step = Step::new(&HostMemory, &batch.batch);
-            slot.plan(&step, stream).unwrap();
-            replay(&graph, &captured, &batch, stream);
+            let batch = batch_within(&largest, lens);
+            assert_right(&batch, &captured.replay(&batch));
         }
-        slot.scratch.assert_within_bounds();
+        captured.slot.scratch.assert_within_bounds();
+    }
+}
+
+/// Under one captured graph too a request's bits do not depend on the batch that is replayed.
+pub fn batch_invariant_replays() {
+    let session = session();
+    let stream = gpu::new_stream();
+    for mut largest in graph_problems() {
+        largest.batch.batch_invariant = true;
+        let mut captured = Captured::new(&*session, &largest, stream);
+        let batch = batch_within(&largest, BATCHES[1]);
+        let whole = captured.replay(&batch);
+        assert_right(&batch, &whole);
+        for b in 0..batch.batch.requests.len() {
+            let alone = captured.replay(&batch.alone(b));
+            let rows = values_of(&batch, b);
+            assert!(alone.o == whole.o[rows], "request {b} of {batch:?}");
+        }
+        captured.slot.scratch.assert_within_bounds();
     }
 }
 
@@ -252,9 +360,8 @@ pub fn graph_replays() {
 pub fn graph_plans_on_the_device() {
     let session = session();
     let stream = gpu::new_stream();
-    for problem in graph_problems() {
-        let mut slot = Slot::new(session.attention(graph_desc(&problem)).unwrap());
-        let largest = batch_of(&problem, &[(3, 2000); 6]);
+    for largest in graph_problems() {
+        let mut slot = Slot::new(session.attention(graph_desc(&largest)).unwrap());
         let captured = MlaLayer::new(&DeviceMemory, &largest);
         let step = Step::new(&DeviceMemory, &largest.batch);
         slot.plan(&step, stream).unwrap();
@@ -265,13 +372,64 @@ pub fn graph_plans_on_the_device() {
             slot.handle.run(&input, stream).unwrap();
         });
         for lens in SIX_REQUESTS {
-            let batch = batch_of(&problem, lens);
+            let batch = batch_within(&largest, lens);
             gpu::synchronize_all();
             step.take_lengths_of(&Step::new(&DeviceMemory, &batch.batch));
-            replay(&graph, &captured, &batch, stream);
+            assert_right(&batch, &replay(&graph, &captured, &batch, stream));
         }
         slot.scratch.assert_within_bounds();
     }
+}
+
+/// From `kv_b_proj` to the input of `o_proj`: the absorbed form is that of the heads.
+pub fn both_forms() {
+    let session = session();
+    for heads in [16, 128] {
+        forms_agree(&*session, &DeviceMemory, heads, &[DType::BF16, DType::F16]);
+    }
+}
+
+/// Pages whose records begin more than 2^32 elements apart, by the kernels for few rows and for many.
+pub fn far_pages() {
+    // Whole groups of 8 records are what tensor maps count by.
+    const GROUP: usize = 8 * 576;
+    const BYTES: usize = 17 << 30;
+    let session = session();
+    if gpu::free_bytes() < BYTES + (1 << 30) {
+        crate::harness::skip("less than 18 GiB of device memory are free");
+    }
+    let far = DeviceMemory.alloc(BYTES);
+    for heads in [16, 128] {
+        for (cache, kv_dtype, page_size) in [
+            (Cache::Records, DType::BF16, 16),
+            (Cache::Records, DType::BF16, 1),
+            (Cache::Records, DType::F8E4M3, 16),
+            (Cache::DsMla, DType::F8E4M3, 16),
+        ] {
+            let form = TableForm::BlockTable { spare_columns: 0 };
+            let problem = MlaProblem::plain(&[(1, 75)]).heads(heads);
+            let mut problem = problem.pages(page_size, form).tensors(Queries::Two, cache);
+            problem.batch.kv_dtype = kv_dtype;
+            let handle = session.attention(problem.desc()).unwrap();
+            let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &problem.batch).unwrap();
+            let layer = MlaLayer::new(&DeviceMemory, &problem);
+            let near = layer.input();
+            let elements = BYTES / near.k.dtype().size() / near.k.extent(0) as usize;
+            let stride = elements / GROUP * GROUP;
+            assert!((near.k.extent(0) as usize - 1) * stride > u32::MAX as usize);
+            gpu::fill(far, 0xff, BYTES);
+            let kv = spread(&near.k, far, stride);
+            planned
+                .run_args(&AttentionArgs {
+                    k: kv,
+                    v: kv,
+                    ..near
+                })
+                .unwrap();
+            assert_right(&problem, &layer.output());
+        }
+    }
+    DeviceMemory.free(far, BYTES);
 }
 
 /// Page ids that no cache has.

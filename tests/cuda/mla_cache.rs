@@ -1,6 +1,7 @@
 //! The operators on caches of latent records on the device, by the formulas of the formats.
 
 use crate::common::door::Session;
+use crate::common::golden;
 use crate::common::instance::for_each_index;
 use crate::common::memory::{Image, Resident, View};
 use crate::common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
@@ -260,4 +261,9 @@ fn gathers_beyond(device: &dyn Session, records: &Resident<'_>) {
     assert_eq!(run(&[0, 2, 4], None, &[far, -far, 6], &[5; 6]), [0; 8]);
     // Numbers that do not rise: only that nothing else is written.
     run(&[7, -5, far], None, &[0, 4, 6], &[5; 6]);
+}
+
+/// Records by hand.
+pub fn golden_records() {
+    golden::golden_records(&*session(), &DeviceMemory);
 }

@@ -75,31 +75,60 @@ pub fn mla_context() {
     }
 }
 
-/// A captured run is planned again: more and fewer chunks, and none.
+/// Heads of whole models, over records of every form, whoever unpacks them.
+pub fn mla_context_of_many_heads() {
+    for (cache, in_steps) in [
+        (DType::BF16.into(), false),
+        (DType::F8E4M3.into(), true),
+        (CacheFormat::DS_MLA, false),
+    ] {
+        for (heads, lens) in [
+            (16, [(40, 660), (3, 40), (1, 90)]),
+            (128, [(17, 183), (1, 64), (5, 0)]),
+        ] {
+            assert_right(&Case {
+                heads,
+                in_steps,
+                up_project: in_steps,
+                chunk_tokens: 256,
+                ..deepseek(&lens, DType::BF16).over(cache)
+            });
+        }
+    }
+}
+
+/// A captured run is planned again: more and fewer chunks, and none. Captured steps have the caller's products between them.
 pub fn mla_context_graph() {
     let session = session();
     let stream = gpu::new_stream();
-    for dtype in [DType::BF16, DType::F16] {
+    for (dtype, cache, in_steps) in [
+        (DType::BF16, DType::BF16.into(), false),
+        (DType::F16, DType::F16.into(), true),
+        (DType::BF16, DType::F8E4M3.into(), true),
+        (DType::F16, DType::F8E4M3.into(), false),
+        (DType::BF16, CacheFormat::DS_MLA, false),
+        (DType::BF16, CacheFormat::DS_MLA, true),
+    ] {
+        let is_scaled = cache != CacheFormat::DS_MLA && cache.is_scaled();
         let case = Case {
             graph: true,
+            in_steps,
+            up_project: in_steps,
+            k_scale: if is_scaled { 0.5 } else { 0.0 },
             chunk_tokens: 256,
-            ..deepseek(&[(70, 500), (5, 40), (1, 700), (30, 130)], dtype)
+            ..deepseek(&[(70, 400), (5, 40), (1, 500), (30, 130)], dtype).over(cache)
         };
         let mut data = Data::new(&DeviceMemory, &case);
         let mut handle = Handle::new(&*session, &DeviceMemory, case.desc()).unwrap();
         handle.plan(&data.batch(), stream).unwrap();
-        let args = data.args();
         // Kernels are loaded before the capture.
-        handle.context.run(&args, stream).unwrap();
+        data.run(&*session, &*handle.context, stream).unwrap();
         gpu::synchronize_all();
-        assert_eq!(data.check(), Ok(()));
-        let graph = gpu::capture(stream, || handle.context.run(&args, stream).unwrap());
-        for contexts in [
-            [500, 40, 700, 130],
-            [0, 0, 0, 0],
-            [1, 0, 600, 3],
-            [257, 40, 0, 130],
-        ] {
+        assert_eq!(data.check(), Ok(()), "{case:?}");
+        let graph = gpu::capture(stream, || {
+            data.run(&*session, &*handle.context, stream).unwrap();
+        });
+        for contexts in [[400, 40, 500, 130], [0, 0, 0, 0], [257, 0, 300, 3]] {
             data.set_contexts(&contexts);
             data.reset_outputs();
             gpu::synchronize_all();
@@ -137,7 +166,7 @@ pub fn mla_context_in_flight() {
     gpu::synchronize_all();
     for layer in &layers {
         handle.plan(&layer.batch(), stream).unwrap();
-        layer.run(&*handle.context, stream).unwrap();
+        layer.run(&*session, &*handle.context, stream).unwrap();
     }
     gpu::synchronize_all();
     for layer in &layers {

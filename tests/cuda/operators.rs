@@ -2,6 +2,7 @@
 
 use crate::common::codec::{encode, rounded, unit_roundoff};
 use crate::common::door::{Door, RustDoor, Session};
+use crate::common::golden;
 use crate::common::instance::for_each_index;
 use crate::common::memory::{HostMemory, Image, Memory, Resident, View};
 use crate::common::values::{mix, normal, uniform};
@@ -285,4 +286,9 @@ pub fn merge() {
             assert_close(&want[1], &got[1], &LSE_ERROR, &format!("s {what}"));
         }
     }
+}
+
+/// States by hand.
+pub fn golden_merge() {
+    golden::golden_merge(&*session(), &DeviceMemory);
 }

@@ -382,7 +382,11 @@ pub fn far_offsets() {
 
 /// Copies a compact cache to pages that lie `stride` elements apart.
 #[allow(unsafe_code)]
-fn spread(cache: &folio::tensor::Tensor, target: usize, stride: usize) -> folio::tensor::Tensor {
+pub fn spread(
+    cache: &folio::tensor::Tensor,
+    target: usize,
+    stride: usize,
+) -> folio::tensor::Tensor {
     let size = cache.dtype().size();
     let page = cache.stride(0) as usize * size;
     for n in 0..cache.extent(0) as usize {
