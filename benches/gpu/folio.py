@@ -53,7 +53,7 @@ DecodeDesc = sized("DecodeDesc", HEADS + [("page_size", u32), ("max_batch_size",
                                           ("reserved", u32)])
 PrefillDesc = sized("PrefillDesc", HEADS + [("kv_storage", i32), ("page_size", u32), ("max_batch_size", u32),
                                             ("max_num_tokens", u32), ("max_qo_len", u32), ("max_kv_len", u32),
-                                            ("max_num_pages", u64)])
+                                            ("max_num_pages", u64), ("kv_format", i32), ("new_kv_dtype", DType)])
 MlaDesc = sized("MlaDesc", [("q_dtype", DType), ("kv_dtype", DType), ("o_dtype", DType), ("cache_format", i32),
                             ("num_heads", u32), ("kv_lora_rank", u32), ("qk_rope_head_dim", u32), ("page_size", u32),
                             ("max_batch_size", u32), ("max_qo_len", u32), ("max_num_tokens", u32), ("max_kv_len", u32),

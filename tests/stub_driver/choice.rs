@@ -151,7 +151,7 @@ pub fn queries_over_fp8() {
         let desc = AttentionDesc {
             q_dtype,
             kv_format: kv_dtype.into(),
-            o_dtype: DType::F16,
+            o_dtype: DType::F32,
             ..desc(false)
         };
         let mut handle = Handle::of(&context, desc).unwrap();
@@ -160,7 +160,7 @@ pub fn queries_over_fp8() {
             device_tensor(q_dtype, &q),
             device_tensor(kv_dtype, &k),
             device_tensor(kv_dtype, &k),
-            device_tensor(DType::F16, &o),
+            device_tensor(DType::F32, &o),
         );
         recorder.forget();
         handle.attention.run(&args, OURS).unwrap();
@@ -422,11 +422,12 @@ pub fn packed_rows_choose_the_kernel() {
     for (desc, kernel) in [
         (many(16, 1), "decode_sm90a_bf16_d128_q16_tma"),
         (many(17, 1), "decode_sm90a_bf16_d128_q32_tma"),
-        (many(7, 4), "decode_sm90a_bf16_d128_q32_tma"),
+        (many(7, 4), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(4, 5), "prefill_sm90a_bf16_d128_q192_paged"),
         (fp8(many(4, 5)), "decode_sm90a_f16_kve4m3_d128_q32_tma"),
-        (small_pages(many(4, 5)), "decode_sm90a_bf16_d128_q32_gather"),
-        (many(64, 1), "decode_sm90a_bf16_d128_q64_tma"),
+        (small_pages(many(4, 5)), "prefill_sm90a_bf16_d128_q192_rows"),
+        (small_pages(many(17, 2)), "decode_sm90a_bf16_d128_q64_gather"),
+        (many(64, 1), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(128, 1), "decode_sm90a_bf16_d128_q64_tma"),
         (many(16, 5), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(43, 3), "prefill_sm90a_bf16_d128"),

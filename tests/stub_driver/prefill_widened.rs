@@ -286,7 +286,7 @@ pub fn small_pages() {
             head_dim_vo: 96,
             ..many
         };
-        for (desc, rows) in [(many, 1000), (other_width, 250)] {
+        for (desc, rows, few_rows) in [(many, 1000, 100), (other_width, 120, 90)] {
             let name = planned(desc, rows).attention.kernel().to_owned();
             assert!(name.ends_with("_ragged_copied_from_pages"), "{name}");
             let args = arguments(&desc, rows.into());
@@ -299,7 +299,8 @@ pub fn small_pages() {
             assert_eq!(names(&copied)[..3], expected);
             let params = copied[1].params::<WidenParams>();
             assert_eq!(params.cache_dtype, params.row_dtype);
-            let few = launches(&recorder, &planned(desc, 100), &arguments(&desc, 100));
+            let few = planned(desc, few_rows);
+            let few = launches(&recorder, &few, &arguments(&desc, few_rows.into()));
             assert_eq!(few[0].name(), "folio_prefill_sm90_rows");
             let windowed = launches(&recorder, &planned(desc, rows), &under_a_window(&args));
             assert_eq!(windowed[0].name(), "folio_prefill_sm90_rows");

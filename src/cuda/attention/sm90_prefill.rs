@@ -95,9 +95,16 @@ impl Sm90Prefill {
             ),
             (KeySource::Tma, KvStorage::Ragged) => (&[KvRows::Ragged], true),
         };
+        // Rows as they lie in a compact cache.
+        let row_bytes = |dim: u32| dim * desc.kv_format.element.size() as u32;
+        let dims = [desc.head_dim_qk, desc.head_dim_vo];
+        let in_pieces = dims
+            .iter()
+            .all(|&dim| row_bytes(dim).is_multiple_of(ROW_BYTES));
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let lacks = Features::default()
             .and(Feature::PageSize, !page_fits)
+            .and(Feature::KvStrides, keys == KeySource::Gather && !in_pieces)
             .and(Feature::Lengths, is_long);
         if !lacks.is_empty() {
             return Ok(Err(lacks));
@@ -443,8 +450,8 @@ pub(super) fn tiling(
     Tiling {
         q_tile: row.shape.q_tile / WARPGROUP_ROWS * positions,
         kv_unit: row.shape.kv_tile,
-        // One tile per multiprocessor, with room for the tiles that are there without splits.
-        max_splits: sm_count * 3 / 4 / head_blocks,
+        // One tile per multiprocessor.
+        max_splits: sm_count / head_blocks,
         invariant_chunk: u32::MAX,
         combine_units: COMBINE_UNITS,
         workers: Workers {
