@@ -426,7 +426,10 @@ pub fn packed_rows_choose_the_kernel() {
         (many(4, 5), "prefill_sm90a_bf16_d128_q192_paged"),
         (fp8(many(4, 5)), "decode_sm90a_f16_kve4m3_d128_q32_tma"),
         (small_pages(many(4, 5)), "prefill_sm90a_bf16_d128_q192_rows"),
-        (small_pages(many(17, 2)), "decode_sm90a_bf16_d128_q64_gather"),
+        (
+            small_pages(many(17, 2)),
+            "decode_sm90a_bf16_d128_q64_gather",
+        ),
         (many(64, 1), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(128, 1), "decode_sm90a_bf16_d128_q64_tma"),
         (many(16, 5), "prefill_sm90a_bf16_d128_q192_paged"),

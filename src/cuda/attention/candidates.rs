@@ -22,7 +22,7 @@ use crate::cuda::kernels::attention::{KeySource, Masks, Phase};
 use crate::cuda::kernels::mla::{MlaVariant, RecordSource};
 use crate::error::Result;
 use crate::log::{Level, Logger};
-use crate::problem::{AttentionDesc, CacheForm, CacheFormat, Kind};
+use crate::problem::{AttentionDesc, CacheForm, CacheFormat, Kind, Tiling};
 
 /// The kernels of one problem, the preferred ones first.
 pub struct Candidates {
@@ -79,6 +79,15 @@ impl Candidates {
             Some(kernel) => kernel.as_ref(),
             None => self.portable.as_ref(),
         }
+    }
+
+    /// How plans are cut: as the first choice wants, in units that every other one takes.
+    pub fn tiling(&self) -> Tiling {
+        let mut tiling = self.first().tiling();
+        for kernel in &self.preferred {
+            tiling.kv_unit = least_common_multiple(tiling.kv_unit, kernel.starts_at());
+        }
+        tiling
     }
 
     /// Memory that the one that takes a run may need.
@@ -209,20 +218,18 @@ fn special(
             if Sm90PrefillWidened::is_for(desc) {
                 boxes.push(widened(beside)?);
             }
-            // It takes items that were cut for the first of them.
-            let first = boxes.iter().find_map(|kernel| kernel.as_ref().ok());
-            let most_rows = first.map_or(0, |kernel| kernel.tiling().q_tile);
-            let rows = rows.and_then(|rows| match rows.tiling().q_tile >= most_rows {
-                true => Ok(rows),
-                false => Err(Feature::TypesAndDims.into()),
-            });
             let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
             if packed_rows(desc) > Sm90Decode::most_rows(reads_keys_once) {
                 // What another one takes, it need not.
                 if rows.is_ok() || !boxes.iter().any(OrLacks::is_ok) {
                     boxes.push(rows);
                 }
-                return Ok(boxes);
+                // Not a multiple that a step of common caches would be coarse by.
+                let most_unit = match Sm90PrefillWidened::is_for(desc) {
+                    true => MOST_COMMON_UNIT,
+                    false => 0,
+                };
+                return Ok(that_take_items_of_the_first(desc, boxes, most_unit));
             }
             // Where both read keys once, prefill is up to 2.5 times as fast (20 to 64 rows on an H200; 64 requests of 4k and
             // 32 rows, 3 %), but not where it converts keys (8 × 5 rows of 12 heads on 5942: 92 against 125 µs). Else decode
@@ -238,7 +245,41 @@ fn special(
             if kernels.iter().any(OrLacks::is_ok) {
                 kernels.retain(OrLacks::is_ok);
             }
-            Ok(kernels)
+            Ok(that_take_items_of_the_first(desc, kernels, 0))
         }
     }
+}
+
+/// Keys of the largest unit that chunks are cut in for the sake of a kernel that is not the first choice.
+const MOST_COMMON_UNIT: u32 = 640;
+
+/// Without the kernels that could not take what is cut for the first that is there: tiles of more rows than theirs, or
+/// chunks that begin within their steps, where no unit up to `most_unit` serves both.
+fn that_take_items_of_the_first(
+    desc: &AttentionDesc,
+    mut kernels: Vec<OrLacks<Box<dyn AttentionKernel>>>,
+    most_unit: u32,
+) -> Vec<OrLacks<Box<dyn AttentionKernel>>> {
+    let Some(first) = kernels.iter().find_map(|kernel| kernel.as_ref().ok()) else {
+        return kernels;
+    };
+    let Tiling {
+        q_tile, kv_unit, ..
+    } = first.tiling();
+    let rows = q_tile.min(desc.max_qo_len);
+    kernels.retain(|kernel| {
+        kernel.as_ref().map_or(true, |kernel| {
+            let unit = least_common_multiple(kv_unit, kernel.starts_at());
+            kernel.most_rows() >= rows && (unit == kv_unit || unit <= most_unit)
+        })
+    });
+    kernels
+}
+
+fn least_common_multiple(a: u32, b: u32) -> u32 {
+    let (mut greatest, mut rest) = (a, b);
+    while rest != 0 {
+        (greatest, rest) = (rest, greatest % rest);
+    }
+    a / greatest * b
 }

@@ -96,7 +96,7 @@ impl CudaAttention {
     ) -> Result<CudaAttention> {
         check(desc)?;
         let candidates = Candidates::load(loader, context, desc)?;
-        let tiling = candidates.first().tiling();
+        let tiling = candidates.tiling();
         let capacity = Capacity::new(desc, &tiling);
         let regions = Regions::new(
             &capacity,

@@ -51,6 +51,16 @@ pub trait AttentionKernel: Send + Sync {
     /// How its work is cut best.
     fn tiling(&self) -> Tiling;
 
+    /// Query rows that an item may have for it.
+    fn most_rows(&self) -> u32 {
+        u32::MAX
+    }
+
+    /// Items that it takes begin at keys that are multiples of this. 1: anywhere where any kernel's chunks begin.
+    fn starts_at(&self) -> u32 {
+        1
+    }
+
     /// What the run asks for and the kernel lacks; nothing where it takes the run. Asked before every
     /// launch: a few comparisons, and no memory.
     fn missing(&self, run: &Run<'_>) -> Features;

@@ -389,6 +389,18 @@ impl AttentionKernel for Sm90Prefill {
         tiling
     }
 
+    fn most_rows(&self) -> u32 {
+        self.tiling().q_tile
+    }
+
+    /// Steps are of whole blocks. Only masks of any kind hide what is before an item's first key.
+    fn starts_at(&self) -> u32 {
+        match self.masks {
+            Masks::ByPosition => self.row.shape.kv_tile,
+            Masks::Any => 1,
+        }
+    }
+
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         self.missing_beside_keys(args)

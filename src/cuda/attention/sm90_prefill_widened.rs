@@ -381,6 +381,14 @@ impl AttentionKernel for Sm90PrefillWidened {
         self.prefill.tiling()
     }
 
+    fn most_rows(&self) -> u32 {
+        self.prefill.most_rows()
+    }
+
+    fn starts_at(&self) -> u32 {
+        self.prefill.starts_at()
+    }
+
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         let piece = PIECE * self.desc.kv_format.element.size() as u32;
