@@ -16,9 +16,9 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, biases, cascade, choice, context_parallel, copy, extend, formats, gather, head_dims,
-    images, index, items, launches, lse, merge, mla, mla_cache, mla_context, mla_few, narrow,
-    operators, prefill_rows, prefill_widened, projections, rope_append, scales, split_keys,
+    backend, biases, cascade, choice, context_parallel, copy, cuts, extend, formats, gather,
+    head_dims, images, index, items, launches, lse, merge, mla, mla_cache, mla_context, mla_few,
+    narrow, operators, prefill_rows, prefill_widened, projections, rope_append, scales, split_keys,
     tree_mask,
 };
 
@@ -674,6 +674,11 @@ pub const CASES: &[Case<Setup>] = &[
         "choice_creates_say_what_the_faster_kernels_lack",
         BACKEND,
         choice::creates_say_what_the_faster_kernels_lack,
+    ),
+    case(
+        "launch_cuts_are_what_the_kernel_that_takes_them_can",
+        BACKEND,
+        cuts::are_what_the_kernel_that_takes_them_can,
     ),
     case("choice_queries_over_fp8", BACKEND, choice::queries_over_fp8),
     case(

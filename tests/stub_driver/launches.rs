@@ -253,7 +253,7 @@ fn assert_plan(recorder: &Recorder, handle: &Handle, view: &PlanView, page_size:
 }
 
 /// The work items of an uploaded plan.
-fn items(upload: &Upload, view: &PlanView) -> Vec<WorkItem> {
+pub fn items(upload: &Upload, view: &PlanView) -> Vec<WorkItem> {
     let count = upload.i32s(view.counts, 1)[0] as u64;
     let size = size_of::<WorkItem>() as u64;
     let item = |index| {

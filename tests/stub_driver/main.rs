@@ -10,6 +10,7 @@ mod cases;
 mod choice;
 mod context_parallel;
 mod copy;
+mod cuts;
 mod extend;
 mod fixture;
 mod formats;
