@@ -20,7 +20,9 @@ struct Entries {
     u32 batch_size, count;
 
     __device__ __forceinline__ bool is_segment(u32 entry) const { return entry >= batch_size; }
-    __device__ __forceinline__ u32 first_key(u32 entry) const { return share[entry].end - requests.request[entry].keys; }
+    __device__ __forceinline__ u32 first_key(u32 entry) const {
+        return share[entry].end - requests.request[entry].keys;
+    }
 };
 
 // Rows, pages and the last key of every segment; a warp has a segment. Requests without rows are not asked: they may have
@@ -114,7 +116,8 @@ __device__ __forceinline__ u32 parts_of(const Entries &all, u32 request, u32 chu
 struct Added {
     u64 items, combines, partial_rows, parts;
 
-    __device__ __forceinline__ Added(const Entries &all, u32 entry, u32 chunk) : combines(0), partial_rows(0), parts(0) {
+    __device__ __forceinline__ Added(const Entries &all, u32 entry, u32 chunk)
+        : combines(0), partial_rows(0), parts(0) {
         const FolioPlanRequest &of = all.requests.request[entry];
         const u32 chunks = chunks_of(all, entry, chunk);
         const u64 rows = of.rows;
@@ -152,7 +155,8 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Entrie
 }
 
 // The partial row of an entry's chunk: a tile's rows lie together, once for every chunk.
-__device__ __forceinline__ u32 partial_row(const FolioPlanParams &p, const FolioPlanRequest &entry, u32 row, u32 chunk) {
+__device__ __forceinline__ u32 partial_row(const FolioPlanParams &p, const FolioPlanRequest &entry, u32 row,
+                                           u32 chunk) {
     const u32 q_start = divide(row, p.q_tile) * p.q_tile.divisor, q_len = min(p.q_tile.divisor, entry.rows - q_start);
     return entry.first_partial + q_start * entry.chunks + chunk * q_len + row - q_start;
 }

@@ -28,7 +28,8 @@ public:
             copy<DIM_QK>(rows.params.k, rows.key_bytes, rows.shared + KEYS + stage.index * KEY_BYTES, work, places);
             mbarrier_arrive_by_copies(rows.shared + KEY_FULL + 8 * stage.index);
             rows.await_empty(VALUE_EMPTY, stage);
-            copy<DIM_VO>(rows.params.v, rows.value_bytes, rows.shared + VALUES + stage.index * VALUE_BYTES, work, places);
+            copy<DIM_VO>(rows.params.v, rows.value_bytes, rows.shared + VALUES + stage.index * VALUE_BYTES, work,
+                         places);
             mbarrier_arrive_by_copies(rows.shared + VALUE_FULL + 8 * stage.index);
             stage.advance();
         }

@@ -256,7 +256,8 @@ __device__ __forceinline__ void produce(const FolioPrefillParams &params, const 
     const FolioAttentionParams &attention = params.attention;
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
     if (warp == 0) {
-        Loader<DIM_QK, ROPE_DIM, KEYS, KEY_FULL, KEY_EMPTY>(attention, attention.k, k_map, k_rope_map, shared_bytes).run();
+        Loader<DIM_QK, ROPE_DIM, KEYS, KEY_FULL, KEY_EMPTY>(attention, attention.k, k_map, k_rope_map, shared_bytes)
+            .run();
     } else if (warp == 1) {
         Loader<DIM_VO, 0, VALUES, VALUE_FULL, VALUE_EMPTY>(attention, attention.v, v_map, v_map, shared_bytes).run();
     } else if (warp == 2 && threadIdx.x % 32 == 0) {

@@ -205,9 +205,10 @@ impl Variant {
         let widens_fp8 = q.is_fp8() && types.q == DType::F16 && types.kv.is_fp8();
         match self {
             Variant::Generic { .. } => widens_fp8,
-            Variant::Sm90Decode { scales, .. } if scales == CacheScales::Heads => {
-                widens_fp8 || q == DType::BF16 && types.kv.is_fp8()
-            }
+            Variant::Sm90Decode {
+                scales: CacheScales::Heads,
+                ..
+            } => widens_fp8 || q == DType::BF16 && types.kv.is_fp8(),
             Variant::Sm90Decode { .. } => q == DType::BF16,
             _ => false,
         }
