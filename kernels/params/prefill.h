@@ -7,12 +7,13 @@
 // Query heads that share the rows of a warpgroup: row r of its 64 is position r / heads. Where 64 is no multiple, the last
 // rows have none.
 struct FolioPacking {
-    unsigned short heads;    // divides a group, 1 to 64
-    unsigned short inverse;  // r / heads is r * inverse >> 15 for all rows of a warpgroup, 64 / heads likewise
+    unsigned char heads;      // divides a group, 1 to 64
+    unsigned char positions;  // 64 / heads
+    unsigned short inverse;   // r / heads is r * inverse >> 15 for all rows of a warpgroup
 };
 
 struct FolioPrefillParams {
-    FolioAttentionParams attention;
+    FolioAttentionParams attention;  // first: who has these finds the packing
     // Of the problem, at most those that the kernel is compiled for. Rows of o and of partial results have head_dim_vo
     // columns; keys and values that are loaded row by row, so many.
     folio_u32 head_dim_qk, head_dim_vo;

@@ -8,7 +8,8 @@ use super::params::AttentionParams;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Packing {
-    pub heads: u16,
+    pub heads: u8,
+    pub positions: u8,
     pub inverse: u16,
 }
 
@@ -28,16 +29,17 @@ impl Packing {
             true => WARPGROUP_ROWS,
             false => MOST_HEADS,
         };
-        let heads = (1..=most).rev().find(suits).unwrap_or(1) as u16;
+        let heads = (1..=most).rev().find(suits).unwrap_or(1);
         Packing {
-            heads,
-            inverse: (1 << 15) / heads + 1,
+            heads: heads as u8,
+            positions: (WARPGROUP_ROWS / heads) as u8,
+            inverse: ((1 << 15) / heads + 1) as u16,
         }
     }
 
     /// Positions of a warpgroup's rows.
     pub fn positions(self) -> u32 {
-        WARPGROUP_ROWS / u32::from(self.heads)
+        self.positions.into()
     }
 }
 
@@ -66,7 +68,7 @@ mod tests {
     fn heads_of_a_group_share_rows_where_few_are_left() {
         let heads = |group| Packing::new(group, LONG).heads;
         let whole = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16];
-        assert!(whole.iter().all(|&group| heads(group) == group as u16));
+        assert!(whole.iter().all(|&group| heads(group) == group as u8));
         for (group, packed) in [
             (11, 1),
             (13, 1),

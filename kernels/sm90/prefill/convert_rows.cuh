@@ -48,8 +48,8 @@ private:
     }
 
     __device__ __forceinline__ void request(const Work &work, int block, const Places &places) const {
-        copy<DIM_QK>(rows.params.k, rows.key_bytes, raw(RAW_KEYS, RAW_KEY_BYTES, block), work, places);
-        copy<DIM_VO>(rows.params.v, rows.value_bytes, raw(RAW_VALUES, RAW_VALUE_BYTES, block), work, places);
+        copy<DIM_QK>(rows.params.k, rows.key_bytes(), raw(RAW_KEYS, RAW_KEY_BYTES, block), work, places);
+        copy<DIM_VO>(rows.params.v, rows.value_bytes(), raw(RAW_VALUES, RAW_VALUE_BYTES, block), work, places);
         cp_async_commit();
     }
 

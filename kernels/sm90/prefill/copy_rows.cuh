@@ -25,10 +25,10 @@ public:
             const Places places = next;
             if (more) next = rows.find(work, block - 1);
             rows.await_empty(KEY_EMPTY, stage);
-            copy<DIM_QK>(rows.params.k, rows.key_bytes, rows.shared + KEYS + stage.index * KEY_BYTES, work, places);
+            copy<DIM_QK>(rows.params.k, rows.key_bytes(), rows.shared + KEYS + stage.index * KEY_BYTES, work, places);
             mbarrier_arrive_by_copies(rows.shared + KEY_FULL + 8 * stage.index);
             rows.await_empty(VALUE_EMPTY, stage);
-            copy<DIM_VO>(rows.params.v, rows.value_bytes, rows.shared + VALUES + stage.index * VALUE_BYTES, work,
+            copy<DIM_VO>(rows.params.v, rows.value_bytes(), rows.shared + VALUES + stage.index * VALUE_BYTES, work,
                          places);
             mbarrier_arrive_by_copies(rows.shared + VALUE_FULL + 8 * stage.index);
             stage.advance();
@@ -45,13 +45,14 @@ private:
         const u32 first = tile + row * 128 + ((chunk ^ row % 8) << 4);
         rows.for_pieces([&](u32 piece) {
             const u64 source = addresses.of_piece(piece, rows.lane);
+            // Rows of one block are whole: the table has this kernel for no others, since registers do not suffice to compare.
             const u32 end = source != 0 ? row_bytes : 0;
             const u32 target = (piece % 2 == 0 ? first : first ^ 64) + piece * FILLING_WARPS * PIECE_ROWS * 128;
 #pragma unroll
             for (u32 block = 0; block < DIM / 64; ++block) {
                 const u32 offset = 16 * chunk + 128 * block;
                 cp_async<16>(target + block * KEY_COLUMN_STRIDE, reinterpret_cast<const u8 *>(source) + offset,
-                             offset < end ? 16 : 0);
+                             (DIM > 64 ? offset < end : source != 0) ? 16 : 0);
             }
         });
     }

@@ -62,14 +62,12 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
     const float v_scale =
         whole ? params.v_scale * head_scale(params.v_scales, params.v_scales_stride, tile.kv_head) : 1.0f;
     u32 token[2], head[2];
-    bool exists[2];
     float weight[2], lse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const u32 row = first_row() + 8 * r;
-        token[r] = tile.position_of(row);
+        token[r] = tile.stored_position_of(row);
         head[r] = tile.head_of(row);
-        exists[r] = tile.has(row);
         const float sink = whole && params.sinks != nullptr ? params.sinks[head[r]] * LOG2_E : minus_infinity();
         const RowEnd end(rows.row_max[r], quad_sum(rows.sum[r]), sink);
         weight[r] = end.weight * v_scale;
@@ -78,7 +76,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
     if (whole) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const bool keep = exists[r];
+            const bool keep = token[r] < tile.num_tokens;
             const i64 q_row = tile.token + token[r];
             auto *row = static_cast<Result::Storage *>(params.o.data) + q_row * params.o.stride_token +
                         head[r] * params.o.stride_head;
@@ -96,7 +94,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        if (!exists[r]) continue;
+        if (token[r] >= tile.num_tokens) continue;
         const i64 index = static_cast<i64>(tile.partial + token[r]) * params.num_qo_heads + head[r];
         store_float_row(o, r, weight[r], params.plan.partial_o + index * head_dim_vo, head_dim_vo, lane);
         if (lane % 4 == 0) params.plan.partial_lse[index] = lse[r];

@@ -44,8 +44,7 @@ class RowWarp {
 public:
     __device__ __forceinline__ RowWarp(const FolioPrefillParams &prefill, const u8 *shared_bytes, u32 warp)
         : params(prefill.attention),
-          key_bytes(Stored::row_bytes(prefill.head_dim_qk)),
-          value_bytes(Stored::row_bytes(prefill.head_dim_vo)),
+          prefill(prefill),
           shared(shared_address(shared_bytes)),
           warp(warp),
           lane(threadIdx.x % 32) {}
@@ -86,8 +85,12 @@ public:
     }
 
     const FolioAttentionParams &params;
-    const u32 key_bytes, value_bytes;  // of a row of the problem: what a tile's has beyond them reads as zeros
+    const FolioPrefillParams &prefill;
     const u32 shared, warp, lane;
+
+    // Of a row of the problem: what a tile's has beyond them reads as zeros.
+    __device__ __forceinline__ u32 key_bytes() const { return Stored::row_bytes(prefill.head_dim_qk); }
+    __device__ __forceinline__ u32 value_bytes() const { return Stored::row_bytes(prefill.head_dim_vo); }
 
 private:
     // Ragged rows are pages in order.

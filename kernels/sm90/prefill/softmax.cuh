@@ -48,7 +48,7 @@ __device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionPar
     const int first_column = block * BLOCK + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int position = tile.position + static_cast<int>(tile.position_of(first_row() + 8 * r));
+        const int position = tile.position + static_cast<int>(position_of(packing_of(params), first_row() + 8 * r));
         if (right) mask_right(s, r, min(tile.kv_end, window.end(position)) - first_column);
         if (left) mask_left(s, r, window.begin(position) - first_column);
     }

@@ -161,6 +161,16 @@ __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
     return both & -both;
 }
 
+// Of a launch, whose parameters begin with those of attention: from constant memory, where registers are few.
+__device__ __forceinline__ const FolioPacking &packing_of(const FolioAttentionParams &params) {
+    return reinterpret_cast<const FolioPrefillParams &>(params).packing;
+}
+
+// The position of a tile's row, counted from the tile's first; a row without one has that of the next warpgroup's first.
+__device__ __forceinline__ u32 position_of(const FolioPacking &packing, u32 row) {
+    return row / GROUP_ROWS * packing.positions + (row % GROUP_ROWS * packing.inverse >> 15);
+}
+
 // A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
 // last block of keys down.
 struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS> {
@@ -177,21 +187,19 @@ struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS> {
     i64 source;  // first entry of page_ids, or first row of ragged K/V
 
     // Positions of a warpgroup's rows.
-    __device__ __forceinline__ u32 group_positions() const { return GROUP_ROWS * packing.inverse >> 15; }
+    __device__ __forceinline__ u32 group_positions() const { return packing.positions; }
 
-    // The position of a row, counted from the tile's first; a row without one has that of the next warpgroup's first.
-    __device__ __forceinline__ u32 position_of(u32 row) const {
-        return row / GROUP_ROWS * group_positions() + (row % GROUP_ROWS * packing.inverse >> 15);
-    }
+    __device__ __forceinline__ u32 position_of(u32 row) const { return prefill::position_of(packing, row); }
 
     __device__ __forceinline__ u32 head_of(u32 row) const {
         const u32 within = row % GROUP_ROWS;
         return head + within - (within * packing.inverse >> 15) * packing.heads;
     }
 
-    __device__ __forceinline__ bool has(u32 row) const {
+    // The same for what is stored of a row: beyond all tokens where it has no position.
+    __device__ __forceinline__ u32 stored_position_of(u32 row) const {
         const u32 of_group = row % GROUP_ROWS * packing.inverse >> 15;
-        return of_group < group_positions() && position_of(row) < num_tokens;
+        return of_group < group_positions() ? position_of(row) : ~0u;
     }
 };
 static_assert(sizeof(Tile) == TILE_BYTES);

@@ -38,6 +38,11 @@ pub(super) const FAMILIES: &[Family] = &[
     capped(KvRows::Ragged),
     biased(KvRows::Paged),
     biased(KvRows::Ragged),
+    Family {
+        shapes: &[D64],
+        fit: Fit::Exact,
+        ..rows()
+    },
     rows(),
     // fp8 keys and values, converted when they are loaded.
     Family {
@@ -167,8 +172,9 @@ const SHAPES: [Shape; 12] = [
 /// Problems whose rows are these, as they are.
 const WHOLE_BLOCKS: [Shape; 6] = [D64, D128, D128_SHORT, MLA, D192, D256];
 
-/// For rows that are loaded one by one; what a problem's are narrower is zeros.
-const ONE_BY_ONE: [Shape; 5] = [D64, D128, D128_SHORT, MLA, D256];
+/// For rows that are loaded one by one; what a problem's are narrower is zeros. (Those of 64 columns are whole: the kernel
+/// has no registers to compare.)
+const ONE_BY_ONE: [Shape; 4] = [D128, D128_SHORT, MLA, D256];
 
 /// For pages of all others.
 const WITHIN_BLOCKS: [Shape; 10] = [D64, D80, D96, D112, D128, D144, D160, D192, D224, D256];
