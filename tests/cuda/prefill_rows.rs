@@ -3,11 +3,9 @@
 
 use crate::common::door::Session;
 use crate::common::instance::solve;
-use crate::common::problem::{
-    Gaps, HeadScales, Layer, MaskKind, MemoryShape, Problem, Storage, TableForm,
-};
+use crate::common::problem::{Gaps, HeadScales, Layer, MaskKind, MemoryShape, Problem, Storage};
 use crate::gpu::DeviceMemory;
-use crate::problems::{assert_right, session};
+use crate::problems::{assert_right, paged, session};
 use folio::dtype::DType;
 use folio::problem::KvLayout;
 
@@ -32,16 +30,6 @@ const LENS: [(u32, u32); 7] = [
     (40, 128),
     (33, 7),
 ];
-
-fn paged(page_size: u32, layout: KvLayout) -> Storage {
-    Storage::Paged {
-        page_size,
-        layout,
-        form: TableForm::BlockTable { spare_columns: 1 },
-        unused_pages: 3,
-        shared_pages: 0,
-    }
-}
 
 fn problem((dim_qk, dim_vo): (u32, u32), (q_dtype, kv_dtype): (DType, DType)) -> Problem {
     Problem {

@@ -8,10 +8,9 @@ use crate::common::instance::{LayerData, Output, Planned, solve};
 use crate::common::memory::HostMemory;
 use crate::common::problem::{
     Alibi, Gaps, HeadScales, Layer, MaskKind, MemoryShape, Pattern, Problem, Request, Storage,
-    TableForm,
 };
 use crate::gpu::DeviceMemory;
-use crate::problems::{session, solve_with, with_a_page};
+use crate::problems::{paged, session, solve_with, with_a_page};
 use folio::dtype::DType;
 use folio::problem::{KvLayout, LogBase};
 
@@ -46,7 +45,7 @@ const FP8_TYPES: [(DType, DType, DType); 6] = [
 
 /// Around the keys that a warp widens and the steps of a tile; requests without keys and without queries. With groups of
 /// 16 heads, a request has more than four tiles on average.
-const LENS: [(u32, u32); 8] = [
+pub const LENS: [(u32, u32); 8] = [
     (90, 200),
     (65, 65),
     (64, 0),
@@ -56,16 +55,6 @@ const LENS: [(u32, u32); 8] = [
     (80, 96),
     (33, 1),
 ];
-
-fn paged(page_size: u32, layout: KvLayout) -> Storage {
-    Storage::Paged {
-        page_size,
-        layout,
-        form: TableForm::BlockTable { spare_columns: 1 },
-        unused_pages: 3,
-        shared_pages: 0,
-    }
-}
 
 fn storages() -> [Storage; 5] {
     [

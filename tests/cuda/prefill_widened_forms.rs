@@ -6,10 +6,13 @@ use crate::common::instance::{LayerData, Output, Planned, solve};
 use crate::common::memory::HostMemory;
 use crate::common::problem::{
     Alibi, Gaps, HeadScales, Layer, MaskKind, MemoryShape, Pattern, Problem, Request, Storage,
-    TableForm,
 };
 use crate::gpu::DeviceMemory;
-use crate::problems::{assert_right, compare_with_rounded_rows, session, solve_with, with_a_page};
+use crate::prefill_widened::LENS;
+use crate::problems::{
+    assert_alone_is_the_same, assert_right, compare_with_rounded_rows, paged, session, solve_with,
+    with_a_page,
+};
 use folio::dtype::DType;
 use folio::problem::{CacheForm, KvLayout, LogBase};
 
@@ -37,28 +40,6 @@ const DIMS: [(u32, u32); 7] = [
     (80, 80),
     (160, 112),
 ];
-
-/// Around the keys that a warp widens and the steps of a tile; requests without keys and without queries.
-const LENS: [(u32, u32); 8] = [
-    (90, 200),
-    (65, 65),
-    (64, 0),
-    (0, 50),
-    (70, 33),
-    (120, 128),
-    (80, 96),
-    (33, 1),
-];
-
-fn paged(page_size: u32, layout: KvLayout) -> Storage {
-    Storage::Paged {
-        page_size,
-        layout,
-        form: TableForm::BlockTable { spare_columns: 1 },
-        unused_pages: 3,
-        shared_pages: 0,
-    }
-}
 
 fn storages() -> [Storage; 5] {
     [
@@ -303,17 +284,7 @@ pub fn batch_invariant() {
             };
             let whole = solve(&*session, &DeviceMemory, &problem).unwrap();
             assert_right(&problem, &whole);
-            let indptr = problem.qo_indptr();
-            let row = (problem.num_qo_heads() * problem.head_dim_vo) as usize;
-            for b in 0..problem.requests.len() {
-                // The handle is the same: another desc may be given other code.
-                let one = problem.alone(b);
-                let handle = session.attention(problem.desc()).unwrap();
-                let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &one).unwrap();
-                let alone = planned.run(&LayerData::new(&DeviceMemory, &one)).unwrap();
-                let rows = indptr[b] as usize * row..indptr[b + 1] as usize * row;
-                assert!(alone.o == whole.o[rows], "request {b}, {form:?} {q_dtype}");
-            }
+            assert_alone_is_the_same(&*session, &problem, &whole);
         }
     }
 }

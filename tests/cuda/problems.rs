@@ -309,6 +309,32 @@ pub fn any_group() {
     }
 }
 
+/// Pages in a block table, some of which no request has.
+pub fn paged(page_size: u32, layout: KvLayout) -> Storage {
+    Storage::Paged {
+        page_size,
+        layout,
+        form: TableForm::BlockTable { spare_columns: 1 },
+        unused_pages: 3,
+        shared_pages: 0,
+    }
+}
+
+/// Each request of the problem alone, by a handle that is made as for all of them, has the bits that it has among them.
+pub fn assert_alone_is_the_same(session: &dyn Session, problem: &Problem, whole: &Output) {
+    let indptr = problem.qo_indptr();
+    let row = (problem.num_qo_heads() * problem.head_dim_vo) as usize;
+    for b in 0..problem.requests.len() {
+        // The handle is the same: another desc may be given other code.
+        let one = problem.alone(b);
+        let handle = session.attention(problem.desc()).unwrap();
+        let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &one).unwrap();
+        let alone = planned.run(&LayerData::new(&DeviceMemory, &one)).unwrap();
+        let rows = indptr[b] as usize * row..indptr[b + 1] as usize * row;
+        assert!(alone.o == whole.o[rows], "request {b} of {problem:?}");
+    }
+}
+
 /// A request's bits do not depend on the batch, with lengths on the host or the device.
 pub fn batch_invariant() {
     let session = session();
@@ -330,17 +356,7 @@ pub fn batch_invariant() {
         assert_right(&problem, &whole);
         let on_device = solve_with(&*session, &DeviceMemory, &problem).unwrap();
         assert!(whole == on_device, "lengths on the device");
-        let indptr = problem.qo_indptr();
-        let row = (problem.num_qo_heads() * problem.head_dim_vo) as usize;
-        for b in 0..problem.requests.len() {
-            // The handle is the same: another desc may be given other code.
-            let one = problem.alone(b);
-            let handle = session.attention(problem.desc()).unwrap();
-            let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &one).unwrap();
-            let alone = planned.run(&LayerData::new(&DeviceMemory, &one)).unwrap();
-            let rows = indptr[b] as usize * row..indptr[b + 1] as usize * row;
-            assert!(alone.o == whole.o[rows], "request {b} of {problem:?}");
-        }
+        assert_alone_is_the_same(&*session, &problem, &whole);
     }
 }
 

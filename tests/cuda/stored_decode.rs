@@ -3,11 +3,10 @@
 
 use crate::common::compare::{Tolerance, compare};
 use crate::common::dense;
-use crate::common::instance::{LayerData, Planned, solve};
-use crate::common::memory::HostMemory;
+use crate::common::instance::solve;
 use crate::common::problem::{Alibi, Gaps, Layer, MemoryShape, Problem, Storage, TableForm};
 use crate::gpu::DeviceMemory;
-use crate::problems::{session, solve_with};
+use crate::problems::{assert_alone_is_the_same, session, solve_with};
 use folio::dtype::DType;
 use folio::problem::{CacheForm, Kind, KvLayout};
 
@@ -144,16 +143,6 @@ pub fn batch_invariant() {
         let whole = solve(&*session, &DeviceMemory, &problem).unwrap();
         let on_device = solve_with(&*session, &DeviceMemory, &problem).unwrap();
         assert!(whole == on_device, "lengths on the device, {form:?}");
-        let indptr = problem.qo_indptr();
-        let row = (problem.num_qo_heads() * problem.head_dim_vo) as usize;
-        for b in 0..problem.requests.len() {
-            // The handle is the same: another desc may be given other code.
-            let one = problem.alone(b);
-            let handle = session.attention(problem.desc()).unwrap();
-            let planned = Planned::new(handle, &DeviceMemory, &HostMemory, &one).unwrap();
-            let alone = planned.run(&LayerData::new(&DeviceMemory, &one)).unwrap();
-            let rows = indptr[b] as usize * row..indptr[b + 1] as usize * row;
-            assert!(alone.o == whole.o[rows], "request {b}, {form:?}");
-        }
+        assert_alone_is_the_same(&*session, &problem, &whole);
     }
 }
