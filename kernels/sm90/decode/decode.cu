@@ -103,7 +103,8 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
         publish(state, merge, reinterpret_cast<float *>(shared + warp * MERGE_BYTES), item.rows_of(place.row_group),
                 warp, lane);
         __syncthreads();
-        merge_warps(params, item, merge, shared);
+        // Scales of channels fill the registers: there the item is read once more instead of kept.
+        merge_warps(params, CHANNEL_SCALES ? read_item(params, index) : item, merge, shared);
         fence_proxy_async();
         __syncthreads();
     }

@@ -34,7 +34,4 @@ __device__ __forceinline__ const FolioStoredDecodeParams &stored_params(const Fo
     return static_cast<const FolioStoredDecodeParams &>(params);
 }
 
-// The request whose scales of whole rows count. Other forms have none, and no registers to look for them.
-__device__ __forceinline__ u32 scales_request(u32 request) { return STORED ? 0 : request; }
-
 }  // namespace folio::decode

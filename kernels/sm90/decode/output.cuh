@@ -80,14 +80,13 @@ __device__ __forceinline__ void store_row(const FolioPaddedDecodeParams &params,
     if constexpr (CHANNEL_SCALES) sum = channel_values(stored_params(params).cache.v, kv_head, column, sum, state.sum);
     if (item.work.partial != FOLIO_NO_PARTIAL) {
         const i64 at = static_cast<i64>(item.work.partial + packed.query) * p.num_qo_heads + head;
-        const float factor =
-            state.sum == 0.0f ? 0.0f : (STORED ? 1.0f : part_scale(p, kv_head, item.work.request)) / state.sum;
+        const float factor = state.sum == 0.0f ? 0.0f : part_scale(p, kv_head, item.work.request) / state.sum;
         *reinterpret_cast<float4 *>(p.plan.partial_o + at * params.head_dim_vo + column) = scaled(sum, factor);
         if (column == 0) p.plan.partial_lse[at] = log_sum_exp(state);
         return;
     }
     const i64 token = static_cast<i64>(item.work.q_token) + packed.query;
-    float factor = p.v_scale * value_scale(p, kv_head, scales_request(item.work.request));
+    float factor = p.v_scale * value_scale(p, kv_head, item.work.request);
     if (params.o_dtype >= FOLIO_E4M3) factor /= p.o_scale;
     if (p.sinks) factor *= add_sink(state, p.sinks[head] * LOG2_E);
     factor = state.sum == 0.0f ? 0.0f : factor / state.sum;

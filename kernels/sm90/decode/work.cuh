@@ -130,8 +130,7 @@ struct LaneLogits {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
             const u32 kv_head = item.kv_head + c / ROW_TILES;
-            const float factor =
-                rule.scale<CapDivision::BY_RECIPROCAL>(params.attention, kv_head, scales_request(item.work.request));
+            const float factor = rule.scale<CapDivision::BY_RECIPROCAL>(params.attention, kv_head, item.work.request);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const PackedRow row = packed_row(params, item, 8 * (c % ROW_TILES) + 2 * (lane & 3) + j);
