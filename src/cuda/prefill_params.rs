@@ -52,7 +52,7 @@ pub struct PrefillParams {
     pub head_dim_qk: u32,
     pub head_dim_vo: u32,
     pub packing: Packing,
-    pub reserved: u32,
+    pub row_alignment: u32,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/prefill.h`.

@@ -1,5 +1,6 @@
 // Rows of K and V in fp8, converted to fp16 on the way to shared memory; every fp8 value is one of fp16. A lane copies 16
-// bytes at a time to a place of its own, and converts them a step later: nobody else reads them.
+// bytes at a time to a place of its own, or 8 where rows are aligned to no more, and converts them a step later: nobody else
+// reads them.
 #pragma once
 
 #include "sm90/fp8_pairs.cuh"
@@ -63,8 +64,14 @@ private:
 #pragma unroll
             for (u32 columns = 0; columns < DIM / 64; ++columns) {
                 const u32 offset = 16 * (rows.lane % ROW_LANES) + 64 * columns;
-                cp_async<16>(raw_chunk<DIM>(raw, piece, columns), reinterpret_cast<const u8 *>(source) + offset,
-                             offset < end ? 16 : 0);
+                const u8 *bytes = reinterpret_cast<const u8 *>(source) + offset;
+                const u32 target = raw_chunk<DIM>(raw, piece, columns);
+                if (rows.prefill.row_alignment >= 16) {
+                    cp_async<16>(target, bytes, offset < end ? 16 : 0);
+                } else {
+                    cp_async<8>(target, bytes, offset < end ? 8 : 0);
+                    cp_async<8>(target + 8, bytes + 8, offset + 8 < end ? 8 : 0);
+                }
             }
         });
     }

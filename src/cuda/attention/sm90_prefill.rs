@@ -20,7 +20,8 @@ use crate::tensor::Tensor;
 /// Columns of a box: a swizzle atom, 128 bytes of 16-bit elements. Where a row ends within a box, the rest is zeros.
 const BOX_COLUMNS: u32 = 64;
 const SWIZZLE: Swizzle = Swizzle::Span128;
-/// Rows are copied so many bytes at a time.
+/// Rows are copied so many bytes at a time, and those that are converted by half as many where their addresses ask for it:
+/// fp8 rows of 72 elements, or 120, begin at every odd multiple of 8.
 const ROW_BYTES: u32 = 16;
 /// Items of more steps are as fast one head at a time, and balance better (H200: 64 requests of 2048 keys, 162 µs side by side,
 /// 145 one at a time; of 256, 36.2 and 38.4).
@@ -95,16 +96,9 @@ impl Sm90Prefill {
             ),
             (KeySource::Tma, KvStorage::Ragged) => (&[KvRows::Ragged], true),
         };
-        // Rows as they lie in a compact cache.
-        let row_bytes = |dim: u32| dim * desc.kv_format.element.size() as u32;
-        let dims = [desc.head_dim_qk, desc.head_dim_vo];
-        let in_pieces = dims
-            .iter()
-            .all(|&dim| row_bytes(dim).is_multiple_of(ROW_BYTES));
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let lacks = Features::default()
             .and(Feature::PageSize, !page_fits)
-            .and(Feature::KvStrides, keys == KeySource::Gather && !in_pieces)
             .and(Feature::Lengths, is_long);
         if !lacks.is_empty() {
             return Ok(Err(lacks));
@@ -218,7 +212,7 @@ impl Sm90Prefill {
             head_dim_qk: inputs.q.extent(2) as u32,
             head_dim_vo: inputs.v.extent(3) as u32,
             packing: self.packing,
-            reserved: 0,
+            row_alignment: ROW_BYTES,
         };
         let maps = self.maps(current, inputs.q, inputs.k, inputs.v)?;
         // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors,
@@ -344,7 +338,11 @@ impl Sm90Prefill {
     fn missing_of_cache(&self, cache: &Tensor) -> Features {
         const MOST_COORDINATES: i64 = i32::MAX as i64;
         if self.keys == KeySource::Gather {
-            return Features::default().and(Feature::KvStrides, row_alignment(cache) < ROW_BYTES);
+            let least = match self.row.types.kv == self.row.types.q {
+                true => ROW_BYTES,
+                false => ROW_BYTES / 2,
+            };
+            return Features::default().and(Feature::KvStrides, row_alignment(cache) < least);
         }
         if cache.is_empty() {
             return Feature::EmptyKv.into();
@@ -429,7 +427,7 @@ impl AttentionKernel for Sm90Prefill {
             head_dim_qk: args.q.extent(2) as u32,
             head_dim_vo: args.v.extent(3) as u32,
             packing: self.packing,
-            reserved: 0,
+            row_alignment: row_alignment(&args.k).min(row_alignment(&args.v)),
         };
         let Some(k_rope) = &args.k_rope else {
             let q = self.query_map(&args.q).encode(current.driver(), SWIZZLE)?;
