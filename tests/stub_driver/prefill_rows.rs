@@ -171,17 +171,33 @@ pub fn fp8() {
     }
 }
 
-/// Rows that do not start at 16 bytes are the portable kernel's.
+/// Rows in fp8 may begin at odd multiples of 8 bytes, as those of 72 elements or of 120 do; the kernel is told.
+pub fn fp8_rows_of_eight_bytes() {
+    let (kv, dtype) = (pages(1), DType::F8E4M3);
+    let desc = AttentionDesc {
+        max_qo_len: 512,
+        ..prompts(kv, dtype)
+    };
+    for (skew, alignment) in [(0, 16), (8, 8)] {
+        let k = cache(K, dtype, kv, TOKEN);
+        let v = cache(V + skew, dtype, kv, TOKEN);
+        let (_, launch) = run(desc, k, v);
+        assert_eq!(launch.name(), "folio_prefill_sm90_rows");
+        assert_eq!(launch.params::<PrefillParams>().row_alignment, alignment);
+    }
+}
+
+/// Rows of 16 bits that do not start at 16 bytes are the portable kernel's, and rows in fp8 that do not start at 8.
 pub fn portable_takes_the_rest() {
-    for (kv, dtype) in [
-        (pages(16), DType::BF16),
-        (pages(1), DType::BF16),
-        (pages(1), DType::F8E4M3),
-        (RAGGED, DType::F8E5M2),
+    for (kv, dtype, skew) in [
+        (pages(16), DType::BF16, 8),
+        (pages(1), DType::BF16, 8),
+        (pages(1), DType::F8E4M3, 4),
+        (RAGGED, DType::F8E5M2, 4),
     ] {
         let apart = i64::from(kv.page_size()) * TOKEN;
         let even = cache(K, dtype, kv, apart);
-        let skew = cache(V + 8, dtype, kv, apart);
+        let skew = cache(V + skew, dtype, kv, apart);
         let desc = prompts(kv, dtype);
         for (k, v) in [(even, skew), (skew, even)] {
             let (_, launch) = run(desc, k, v);
