@@ -207,17 +207,27 @@ impl Sm90Prefill {
             dependent: inputs.dependent,
             ..self.shape_of_launch(run, stream)
         };
-        let params = PrefillParams {
-            attention: inputs.params,
-            head_dim_qk: inputs.q.extent(2) as u32,
-            head_dim_vo: inputs.v.extent(3) as u32,
-            packing: self.packing,
-            row_alignment: ROW_BYTES,
-        };
+        let params = self.params(inputs.params, inputs.q, inputs.k, inputs.v);
         let maps = self.maps(current, inputs.q, inputs.k, inputs.v)?;
         // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors,
         // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
         unsafe { launch.enqueue(current, function, &params, &maps) }
+    }
+
+    fn params(
+        &self,
+        attention: AttentionParams,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> PrefillParams {
+        PrefillParams {
+            attention,
+            head_dim_qk: q.extent(2) as u32,
+            head_dim_vo: v.extent(3) as u32,
+            packing: self.packing,
+            row_alignment: row_alignment(k).min(row_alignment(v)),
+        }
     }
 
     fn shape_of_launch(&self, run: &Run<'_>, stream: Stream) -> Launch {
@@ -422,13 +432,7 @@ impl AttentionKernel for Sm90Prefill {
         }
         let function = self.function(args).map_err(wrong_choice)?;
         let launch = self.shape_of_launch(run, stream);
-        let params = |attention| PrefillParams {
-            attention,
-            head_dim_qk: args.q.extent(2) as u32,
-            head_dim_vo: args.v.extent(3) as u32,
-            packing: self.packing,
-            row_alignment: row_alignment(&args.k).min(row_alignment(&args.v)),
-        };
+        let params = |attention| self.params(attention, &args.q, &args.k, &args.v);
         let Some(k_rope) = &args.k_rope else {
             let q = self.query_map(&args.q).encode(current.driver(), SWIZZLE)?;
             // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors,
