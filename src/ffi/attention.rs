@@ -241,6 +241,7 @@ mod tests {
                 q_tile: 1,
                 kv_unit: 1,
                 max_splits: 0,
+                max_shares: 0,
                 invariant_chunk: 1,
                 combine_units: 0,
                 workers: Workers::ONE,

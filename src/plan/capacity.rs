@@ -1,7 +1,7 @@
 //! How much any plan within a desc can need. Pure arithmetic; where the parts lie is `image`'s concern.
 
 use super::starts::num_copied_page_ids;
-use crate::problem::{AttentionDesc, HostBatch, Kind, KvStorage, Tiling, WorkList};
+use crate::problem::{AttentionDesc, HostBatch, KvStorage, Tiling, WorkList};
 
 /// How many records of each kind a plan has, or can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -80,7 +80,7 @@ impl Capacity {
                 0 => 0,
                 _ => tokens.saturating_mul(levels + 1),
             };
-            let parts_of_splits = most_chunks(desc, splits, tiles).saturating_mul(tile.min(rows));
+            let parts_of_splits = most_chunks(tiling, splits, tiles).saturating_mul(tile.min(rows));
             (
                 tiles.saturating_mul(levels + 1).saturating_add(splits),
                 split_rows.saturating_add(parts_in_levels).min(tokens),
@@ -108,10 +108,9 @@ impl Capacity {
 /// that end together are worth more parts.
 pub(super) fn most_splits(desc: &AttentionDesc, tiling: &Tiling) -> usize {
     const OF_CASCADES: usize = 4;
-    let splits = tiling.max_splits as usize;
     match desc.shared_levels {
-        0 => splits,
-        _ => splits.saturating_mul(OF_CASCADES),
+        0 => tiling.max_splits.max(tiling.max_shares) as usize,
+        _ => (tiling.max_splits as usize).saturating_mul(OF_CASCADES),
     }
 }
 
@@ -119,11 +118,11 @@ pub(super) fn most_splits(desc: &AttentionDesc, tiling: &Tiling) -> usize {
 ///
 /// Chunks of one size: with M for `max_splits` and n tiles there are at most M - n splits, or M / 2 where that is more
 /// (`schedule`). k tiles that are split have k chunks more than splits, and k is at most the number of either. So they
-/// have M - n + n chunks at most, or 2 · M / 2. Shares of MLA: M splits, and each may be of a tile of its own.
-fn most_chunks(desc: &AttentionDesc, max_splits: usize, tiles: usize) -> usize {
-    match desc.kind {
-        Kind::Decode | Kind::Prefill => max_splits,
-        Kind::Mla => max_splits.saturating_add(max_splits.min(tiles)),
+/// have M - n + n chunks at most, or 2 · M / 2. Equal shares: as many splits, and each may be of a tile of its own.
+fn most_chunks(tiling: &Tiling, max_splits: usize, tiles: usize) -> usize {
+    match tiling.max_shares {
+        0 => max_splits,
+        _ => max_splits.saturating_add(max_splits.min(tiles)),
     }
 }
 
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::schedule;
-    use crate::problem::{Keys, KvLayout, PageIds, Pages, Workers};
+    use crate::problem::{Keys, Kind, KvLayout, PageIds, Pages, Workers};
     use proptest::prelude::*;
 
     fn desc(lens: &[(i32, i32)], batch_invariant: bool) -> AttentionDesc {
@@ -187,11 +186,10 @@ mod tests {
             max_splits in 0u32..50,
             invariant_chunk in 1u32..200,
             batch_invariant: bool,
-            mla: bool,
+            max_shares in 0u32..50,
         ) {
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, invariant_chunk, combine_units: 0, workers: Workers::ONE };
-            let kind = if mla { Kind::Mla } else { Kind::Prefill };
-            let desc = AttentionDesc { kind, ..desc(&lens, batch_invariant) };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, invariant_chunk, combine_units: 0, workers: Workers::ONE };
+            let desc = desc(&lens, batch_invariant);
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();

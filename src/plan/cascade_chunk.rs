@@ -257,11 +257,13 @@ mod tests {
         q_tile: 48,
         kv_unit: 80,
         max_splits: 12,
+        max_shares: 0,
         invariant_chunk: u32::MAX,
         combine_units: 8,
         workers: Workers {
             all: 132,
             of_item: 8,
+            side_by_side: 1,
             small: SmallItems::NONE,
         },
     };

@@ -82,11 +82,13 @@ mod tests {
             q_tile,
             kv_unit: 16,
             max_splits,
+            max_shares: 0,
             invariant_chunk: u32::MAX,
             combine_units: 0,
             workers: Workers {
                 all: 4,
                 of_item: 1,
+                side_by_side: 1,
                 small: SmallItems::NONE,
             },
         }

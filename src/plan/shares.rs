@@ -20,19 +20,18 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// The smallest shares of which there are no more than `Tiling::max_splits`, or nearly so: pieces that are too small
+    /// The smallest shares of which there are no more than `Tiling::max_shares`, or nearly so: pieces that are too small
     /// leave gaps.
     pub fn of(batch: &HostBatch<'_>, tiling: &Tiling) -> Shares {
-        let most = tiling.max_splits.max(1);
-        let units: u64 = tiles(batch, tiling).map(u64::from).sum();
-        let fair = units.div_ceil(u64::from(most));
+        let most = tiling.max_shares.max(1);
+        let fair = fair_share(batch, tiling);
         let mut share = u32::try_from(fair).unwrap_or(u32::MAX).max(FEWEST_UNITS);
         loop {
             let shares = Shares {
                 share,
                 room: share,
                 begun: 1,
-                splits_left: tiling.max_splits,
+                splits_left: tiling.max_shares,
             };
             if share == u32::MAX || shares.needed(batch, tiling) <= most {
                 return shares;
@@ -76,6 +75,12 @@ impl Shares {
         self.room = self.share;
         self.begun = self.begun.saturating_add(1);
     }
+}
+
+/// Units of keys that each of `Tiling::max_shares` workers has at least, where none is idle.
+pub fn fair_share(batch: &HostBatch<'_>, tiling: &Tiling) -> u64 {
+    let units: u64 = tiles(batch, tiling).map(u64::from).sum();
+    units.div_ceil(u64::from(tiling.max_shares.max(1)))
 }
 
 /// The keys of every tile of a batch, in units of `Tiling::kv_unit`.

@@ -115,6 +115,9 @@ pub struct Tiling {
     /// Splits of keys aim at this many items, and never make more than this many beyond one per query
     /// tile. 0: keys are not split.
     pub max_splits: u32,
+    /// Equal shares that a batch may be cut into where chunks of one size would leave workers idle: as many items as run
+    /// at a time. 0: chunks alone.
+    pub max_shares: u32,
     /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.
     pub invariant_chunk: u32,
     /// Units of `kv_unit` keys that a worker could read in the time that putting parts together takes at least.
@@ -131,6 +134,8 @@ pub struct Workers {
     pub all: u32,
     /// At least one.
     pub of_item: u32,
+    /// Workers that share a multiprocessor. At least one.
+    pub side_by_side: u32,
     /// Items of which a worker takes several pieces at a time. In cascades they stand last.
     pub small: SmallItems,
 }
@@ -165,6 +170,7 @@ impl Workers {
     pub const ONE: Workers = Workers {
         all: 1,
         of_item: 1,
+        side_by_side: 1,
         small: SmallItems::NONE,
     };
 }

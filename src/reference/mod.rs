@@ -376,6 +376,7 @@ impl Attention for ReferenceAttention {
             q_tile: u32::MAX,
             kv_unit: 1,
             max_splits: 0,
+            max_shares: 0,
             invariant_chunk: u32::MAX,
             combine_units: 0,
             workers: Workers::ONE,

@@ -66,6 +66,7 @@ impl Attention for Stub {
             q_tile: 16,
             kv_unit: 16,
             max_splits: 4,
+            max_shares: 0,
             invariant_chunk: 64,
             combine_units: 0,
             workers: Workers::ONE,

@@ -236,31 +236,35 @@ private:
     template <u32 PIECE_BYTES>
     __device__ __forceinline__ void copy(u32 stage, const Token &from) const {
         const FolioAttentionParams &p = params.attention;
-#pragma unroll 1
-        for (int h = 0; h < Shape::HEADS; ++h) {
-            copy<PIECE_BYTES, typename Shape::KTile>(p.k, Shape::Cache::row_bytes(params.head_dim_qk), stage, h, from);
-            copy<PIECE_BYTES, typename Shape::VTile>(p.v, Shape::Cache::row_bytes(params.head_dim_vo),
-                                                     stage + Shape::K_BYTES, h, from);
-        }
+        copy<PIECE_BYTES, typename Shape::KTile>(p.k, Shape::Cache::row_bytes(params.head_dim_qk), stage, from);
+        copy<PIECE_BYTES, typename Shape::VTile>(p.v, Shape::Cache::row_bytes(params.head_dim_vo),
+                                                 stage + Shape::K_BYTES, from);
     }
 
-    // A head's rows, of which row_bytes are there.
+    // Rows of which row_bytes are there. Those of a token's heads, neighbours in memory, are copied together: a line that
+    // two of them have a part of is then asked for once.
     template <u32 PIECE_BYTES, class Rows>
-    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile, int h,
-                                         const Token &from) const {
-        constexpr u32 PIECES = Rows::ROW_CHUNKS * 16 / PIECE_BYTES, ROUNDS = Shape::TILE_TOKENS * PIECES / 32;
-        static_assert(Shape::TILE_TOKENS * PIECES % 32 == 0);
-        const auto *first_row = Shape::Cache::first_row(cache, span.head + h);
-        const u32 rows = tile + h * Shape::TILE_TOKENS * Rows::ATOM_BYTES;
-#pragma unroll(PIECE_BYTES == 16 ? ROUNDS : 4)
+    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile, const Token &from) const {
+        constexpr u32 PIECES = Rows::ROW_CHUNKS * 16 / PIECE_BYTES, OF_TOKEN = Shape::HEADS * PIECES;
+        constexpr u32 ROUNDS = Shape::TILE_TOKENS * OF_TOKEN / 32;
+        static_assert(Shape::TILE_TOKENS * OF_TOKEN % 32 == 0);
+        // Two heads of 96 columns have registers for the addresses of no more.
+        constexpr u32 AT_ONCE = PIECE_BYTES == 16 && (Shape::HEADS == 1 || ROUNDS <= 8) ? ROUNDS : 4;
+        // Null for rows of zeros.
+        const u64 own = from.page < 0 ? 0
+                                      : reinterpret_cast<u64>(Shape::Cache::first_row(cache, span.head) +
+                                                              Shape::Cache::offset(cache, from.page, from.token));
+        const i64 head_bytes = cache.stride_head * static_cast<i64>(sizeof(typename Shape::Cache::Unit));
+#pragma unroll(AT_ONCE)
         for (u32 n = 0; n < ROUNDS; ++n) {
             const u32 piece = n * 32 + lane;
-            const u32 row = piece / PIECES, begin = piece % PIECES * PIECE_BYTES;
-            const i64 page = __shfl_sync(FULL_WARP, from.page, row), token = __shfl_sync(FULL_WARP, from.token, row);
-            const auto *source = first_row + Shape::Cache::offset(cache, page < 0 ? 0 : page, token);
-            cp_async<PIECE_BYTES>(rows + row / 8 * Rows::GROUP_BYTES + Rows::at(row & 7, begin / 16) + begin % 16,
-                                  reinterpret_cast<const u8 *>(source) + begin,
-                                  page >= 0 && begin < row_bytes ? min(PIECE_BYTES, row_bytes - begin) : 0);
+            const u32 token = piece / OF_TOKEN, head = piece / PIECES % Shape::HEADS;
+            const u32 begin = piece % PIECES * PIECE_BYTES;
+            const u64 source = __shfl_sync(FULL_WARP, own, token);
+            const u32 row = tile + head * (Shape::TILE_TOKENS * Rows::ATOM_BYTES) + token / 8 * Rows::GROUP_BYTES;
+            cp_async<PIECE_BYTES>(row + Rows::at(token & 7, begin / 16) + begin % 16,
+                                  reinterpret_cast<const u8 *>(source + head * head_bytes + begin),
+                                  source && begin < row_bytes ? min(PIECE_BYTES, row_bytes - begin) : 0);
         }
     }
 

@@ -450,23 +450,29 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
     let q_tile = if is_long { 2 * tile } else { tile };
     let q_tile = q_tile.min(desc.max_qo_len.max(1));
     let threads = u32::try_from(num_threads).unwrap_or(u32::MAX);
+    // Tiles of many rows are many already, and their partial results are large. Tiles of few rows may belong to
+    // a single long request.
+    let max_splits = match threads {
+        1 => 0,
+        _ if is_never_split(desc) => 0,
+        _ if is_long => threads / 2,
+        _ if q_tile > 16 => threads,
+        _ => threads.saturating_mul(2),
+    };
     Tiling {
         q_tile,
         kv_unit: KEY_UNIT,
-        // Tiles of many rows are many already, and their partial results are large. Tiles of few rows may belong to
-        // a single long request.
-        max_splits: match threads {
-            1 => 0,
-            _ if is_never_split(desc) => 0,
-            _ if is_long => threads / 2,
-            _ if q_tile > 16 => threads,
-            _ => threads.saturating_mul(2),
+        max_splits,
+        max_shares: match desc.kind {
+            Kind::Mla => max_splits,
+            Kind::Decode | Kind::Prefill => 0,
         },
         invariant_chunk: invariant_chunk(desc),
         combine_units: 1,
         workers: Workers {
             all: threads.max(1),
             of_item: desc.num_kv_heads,
+            side_by_side: 1,
             small: SmallItems::NONE,
         },
     }

@@ -71,6 +71,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
         q_tile: (row.shape.q_tile / desc.group_size()).max(1),
         kv_unit,
         max_splits: (waves * slots).div_ceil(desc.num_kv_heads),
+        max_shares: 0,
         invariant_chunk: match desc.kind {
             Kind::Decode | Kind::Mla => 2048,
             // Splitting prefill would need partial results for every row of the largest batch.
@@ -80,6 +81,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
         workers: Workers {
             all: slots,
             of_item: desc.num_kv_heads,
+            side_by_side: 1,
             small: SmallItems::NONE,
         },
     }

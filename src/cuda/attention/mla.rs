@@ -131,15 +131,18 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
     let rows = row.shape.q_tile;
     let q_tile = (rows / dims.num_heads).max(1);
     let row_tiles = dims.row_tiles(q_tile.min(max_qo_len), rows);
+    let at_a_time = slots.div_ceil(row_tiles);
     Tiling {
         q_tile,
         kv_unit: 128,
-        max_splits: slots.div_ceil(row_tiles),
+        max_splits: at_a_time,
+        max_shares: at_a_time,
         invariant_chunk: 2048,
         combine_units: COMBINE_UNITS,
         workers: Workers {
             all: slots,
             of_item: row_tiles,
+            side_by_side: 1,
             small: SmallItems::NONE,
         },
     }

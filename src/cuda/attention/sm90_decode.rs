@@ -21,9 +21,6 @@ use crate::problem::{
 };
 use crate::tensor::Tensor;
 
-/// Boxes bring rows of multiples of these, a sector of the L2. Others straddle sectors, and are gathered faster (head_dim
-/// 120, 64 × 4k on an H200: 309 against 378 µs).
-const MAPPED_BYTES: u32 = 32;
 /// Blocks in z direction that a launch can have.
 const MOST_ITEMS: u32 = 65_535;
 
@@ -77,14 +74,7 @@ impl Sm90Decode {
         };
         let page_fits = keys == KeySource::Gather || page_size.is_multiple_of(GROUP);
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
-        let row_bytes =
-            [desc.head_dim_qk, desc.head_dim_vo].map(|dim| desc.kv_format.row_bytes(dim) as u32);
-        let dims_fit = match keys {
-            KeySource::Tma => row_bytes.iter().all(|bytes| bytes % MAPPED_BYTES == 0),
-            KeySource::Gather => true,
-        };
         let lacks = Features::default()
-            .and(Feature::TypesAndDims, !dims_fit)
             .and(Feature::PageSize, !page_fits)
             .and(Feature::Lengths, is_long);
         if !lacks.is_empty() {
@@ -92,8 +82,10 @@ impl Sm90Decode {
         }
         let rows = packed_rows(desc);
         let wanted = |row: &AttentionRow| {
-            heads(row, keys, scales).is_some_and(|heads| desc.num_kv_heads.is_multiple_of(heads))
-                && row.shape.q_tile >= rows.min(Self::TILE_ROWS)
+            heads(row, keys, scales).is_some_and(|heads| {
+                desc.num_kv_heads.is_multiple_of(heads)
+                    && (keys == KeySource::Gather || suit_boxes(desc, heads, row.shape))
+            }) && row.shape.q_tile >= rows.min(Self::TILE_ROWS)
         };
         let any = query(context, desc);
         let query = AttentionQuery {
@@ -195,7 +187,7 @@ impl Sm90Decode {
     fn columns(&self, cache: &Tensor, dim: u32) -> Columns {
         let element_bytes = cache.dtype().size() as u32;
         let row_bytes = self.desc.kv_format.row_bytes(dim) as u32;
-        let atom_bytes = (1 << row_bytes.trailing_zeros()).min(128);
+        let atom_bytes = atom_bytes(row_bytes);
         let atoms = row_bytes / atom_bytes;
         // Boxes of a tile lie next to each other in every atom, and a box writes its atoms next to each other.
         let whole = self.box_tokens() == self.row.shape.kv_tile
@@ -257,14 +249,19 @@ impl AttentionKernel for Sm90Decode {
     }
 
     fn tiling(&self) -> Tiling {
+        // Two blocks run on a multiprocessor.
+        let (blocks, slots) = (self.desc.num_kv_heads / self.heads, 2 * self.sm_count);
+        let row_tiles = self.row_tiles(self.desc.max_qo_len);
         Tiling {
             q_tile: self.desc.max_qo_len,
             kv_unit: 64,
-            // Two blocks, of one KV head each, run on a multiprocessor.
-            max_splits: (2 * self.sm_count
-                / self.desc.num_kv_heads
-                / self.row_tiles(self.desc.max_qo_len))
-            .max(1),
+            // Chunks of fewer keys cost more to combine than what blocks of two heads gain by more of them (32 requests of
+            // 1024 keys, fp8, on an H200: 30.9 against 32.2 µs).
+            max_splits: (slots / self.desc.num_kv_heads / row_tiles).max(1),
+            max_shares: match self.desc.kind {
+                Kind::Decode | Kind::Mla => slots / (blocks * row_tiles),
+                Kind::Prefill => 0,
+            },
             invariant_chunk: match self.desc.kind {
                 Kind::Decode | Kind::Mla => 2048,
                 // As in the generic kernel: splits of prefill would need memory for the largest batch.
@@ -272,8 +269,9 @@ impl AttentionKernel for Sm90Decode {
             },
             combine_units: COMBINE_UNITS,
             workers: Workers {
-                all: 2 * self.sm_count,
-                of_item: self.desc.num_kv_heads,
+                all: slots,
+                of_item: blocks,
+                side_by_side: 2,
                 small: SmallItems::NONE,
             },
         }
@@ -406,6 +404,30 @@ impl Columns {
 /// Many rows leave no registers for masks that do not follow from positions; also in the kernel.
 fn takes_masks(row: &AttentionRow) -> bool {
     row.shape.q_tile <= 16
+}
+
+/// Bytes of a row within which the kernel's row swizzles, and of which boxes are made.
+fn atom_bytes(row_bytes: u32) -> u32 {
+    (1 << row_bytes.trailing_zeros()).min(128)
+}
+
+/// Whether boxes bring rows at least as fast as gathering does: rows that end where one of the kernel's atoms does, or that
+/// end a sector of the L2 where a box has two heads. Others take longer (on an H200 174 requests of 2454 keys, 96/8 heads,
+/// head_dim 112: 562 against 466 µs; 64 × 4k, head_dim 120: 378 against 309; but head_dim 32, two heads: 311 against 410).
+fn suit_boxes(desc: &AttentionDesc, heads: u32, shape: Shape) -> bool {
+    const SECTOR: u32 = 32;
+    let dims = [
+        (desc.head_dim_qk, shape.head_dim_qk),
+        (desc.head_dim_vo, shape.head_dim_vo),
+    ];
+    dims.into_iter().all(|(dim, of_row)| {
+        let bytes = |dim| desc.kv_format.row_bytes(dim) as u32;
+        let atom = match heads {
+            1 => atom_bytes(bytes(of_row)),
+            _ => SECTOR,
+        };
+        bytes(dim).is_multiple_of(atom)
+    })
 }
 
 /// KV heads of a block of the row, where it brings keys in this way and takes these scales.

@@ -138,11 +138,13 @@ impl AttentionKernel for Sm90Mla {
             q_tile: self.q_tile,
             kv_unit: self.row.shape.kv_tile,
             max_splits: self.slots(row_tiles),
+            max_shares: self.slots(row_tiles),
             invariant_chunk: INVARIANT_CHUNK - INVARIANT_CHUNK % self.row.shape.kv_tile,
             combine_units: COMBINE_UNITS,
             workers: Workers {
                 all: self.sm_count,
                 of_item: row_tiles,
+                side_by_side: 1,
                 small: SmallItems::NONE,
             },
         }

@@ -147,16 +147,20 @@ impl AttentionKernel for Sm90MlaFew {
     }
 
     fn tiling(&self) -> Tiling {
+        let row_tiles = self.row_tiles(self.desc.max_qo_len);
+        let at_a_time = (self.sm_count / row_tiles).max(1);
         Tiling {
             // The row tiles of an item are neighbouring units: all but the first find the keys in L2.
             q_tile: self.desc.max_qo_len,
             kv_unit: 128,
-            max_splits: (self.sm_count / self.row_tiles(self.desc.max_qo_len)).max(1),
+            max_splits: at_a_time,
+            max_shares: at_a_time,
             invariant_chunk: 2048,
             combine_units: COMBINE_UNITS,
             workers: Workers {
                 all: self.sm_count,
-                of_item: self.row_tiles(self.desc.max_qo_len),
+                of_item: row_tiles,
+                side_by_side: 1,
                 small: SmallItems::NONE,
             },
         }

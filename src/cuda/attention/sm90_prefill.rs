@@ -14,7 +14,9 @@ use crate::cuda::kernels::attention::{
 use crate::cuda::params::{AttentionParams, row_alignment};
 use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, KvStorage, Mask, SmallItems, Tiling, Workers};
+use crate::problem::{
+    AttentionArgs, AttentionDesc, Kind, KvStorage, Mask, SmallItems, Tiling, Workers,
+};
 use crate::tensor::Tensor;
 
 /// Columns of a box: a swizzle atom, 128 bytes of 16-bit elements. Where a row ends within a box, the rest is zeros.
@@ -46,6 +48,7 @@ pub struct Sm90Prefill {
     sm_count: u32,
     packing: Packing,
     head_blocks: u32,
+    kind: Kind,
     kv: KvStorage,
 }
 
@@ -155,6 +158,7 @@ impl Sm90Prefill {
             sm_count: context.device().sm_count,
             packing,
             head_blocks: desc.num_qo_heads / u32::from(packing.heads),
+            kind: desc.kind,
             kv: desc.kv,
         }))
     }
@@ -385,6 +389,9 @@ impl AttentionKernel for Sm90Prefill {
             self.sm_count,
             self.head_blocks,
         );
+        if self.kind == Kind::Decode {
+            tiling.max_shares = tiling.max_splits;
+        }
         if self.own_keys {
             tiling.workers.small = SmallItems {
                 rows: self.packing.positions(),
@@ -466,11 +473,13 @@ pub(super) fn tiling(
         kv_unit: row.shape.kv_tile,
         // One tile per multiprocessor.
         max_splits: sm_count / head_blocks,
+        max_shares: 0,
         invariant_chunk: u32::MAX,
         combine_units: COMBINE_UNITS,
         workers: Workers {
             all: sm_count,
             of_item: head_blocks,
+            side_by_side: 1,
             small: SmallItems::NONE,
         },
     }

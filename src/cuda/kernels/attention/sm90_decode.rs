@@ -1,14 +1,15 @@
-//! Rows of the Hopper decode kernels. Each comes twice, with keys brought by TMA and gathered row by row.
+//! Rows of the Hopper decode kernels. Most come twice, with keys brought by TMA and gathered row by row.
 //!
-//! Rows of at most 192 bytes are read for two KV heads at a time, as neighbours in memory; longer ones are
+//! Rows of at most 224 bytes are read for two KV heads at a time, as neighbours in memory; longer ones are
 //! as fast one by one. Eight packed query rows fill an instruction: every further eight take as many
 //! registers again.
 //!
 //! Over elements of 8 bits or less queries become fp16 when they are loaded, so that one row serves all their types.
 //!
 //! A problem takes the narrowest row that it fits in, whose columns beyond the problem's are not read. Rows of
-//! their own have the head dims whose last swizzle atom would be half empty in the next one (64 × 4k on an
-//! H200: head_dim 96 takes 205 µs, in the row of 128 268).
+//! their own by TMA have the head dims whose last swizzle atom would be half empty in the next one (64 × 4k on an
+//! H200: head_dim 96 takes 205 µs, in the row of 128 268). Gathered rows of atoms of 32 bytes would lie in the same banks:
+//! the next row is faster (head_dim 80: 199 against 226 µs).
 
 use super::row::{
     AttentionTypes, CacheScales, F16_FP8, Family, Fit, HALF, KeySource, MOST_HEAD_DIM, Phase,
@@ -19,8 +20,8 @@ use crate::dtype::DType;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
-    by_tma(PAIRS_HALF),
-    by_tma(PAIRS_FP8),
+    PAIRS_HALF_BY_TMA,
+    PAIRS_FP8_BY_TMA,
     by_tma(SINGLE_HALF),
     by_tma(SIXTEEN_ROWS_HALF),
     by_tma(SIXTEEN_ROWS_FP8),
@@ -55,21 +56,27 @@ const PAIRS_HALF: Family = Family {
     symbol: "folio_sm90_decode_gather",
     types: HALF,
     any_output: true,
+    shapes: &[shape((64, 64), 8, 16, 4), shape((96, 96), 8, 16, 4)],
+    fit: Fit::UpTo,
+    shared_bytes: shared_bytes::<2>,
+    bundled: true,
+};
+
+const PAIRS_HALF_BY_TMA: Family = Family {
     shapes: &[
         shape((64, 64), 8, 16, 4),
         shape((80, 80), 8, 16, 4),
         shape((96, 96), 8, 16, 4),
+        // Four warps have no room for two stages each.
+        shape((112, 112), 8, 16, 3),
     ],
-    fit: Fit::UpTo,
-    shared_bytes: shared_bytes::<2>,
-    bundled: true,
+    ..by_tma(PAIRS_HALF)
 };
 
 const PAIRS_FP8: Family = Family {
     types: F16_FP8,
     shapes: &[
         shape((64, 64), 8, 16, 4),
-        shape((96, 96), 8, 16, 4),
         shape((128, 128), 8, 16, 4),
         // Also for (192, 128), for whose pairs of heads registers do not suffice.
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
@@ -77,10 +84,19 @@ const PAIRS_FP8: Family = Family {
     ..PAIRS_HALF
 };
 
+const PAIRS_FP8_BY_TMA: Family = Family {
+    shapes: &[
+        shape((64, 64), 8, 16, 4),
+        shape((96, 96), 8, 16, 4),
+        shape((128, 128), 8, 16, 4),
+        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
+    ],
+    ..by_tma(PAIRS_FP8)
+};
+
 const SINGLE_HALF: Family = Family {
     variant: gathered(1),
     shapes: &[
-        shape((112, 112), 8, 16, 4),
         shape((128, 128), 8, 16, 4),
         shape((160, 160), 8, 16, 4),
         shape((192, 128), 8, 16, 4),
