@@ -263,7 +263,6 @@ mod tests {
         workers: Workers {
             all: 132,
             of_item: 8,
-            side_by_side: 1,
             small: SmallItems::NONE,
         },
     };

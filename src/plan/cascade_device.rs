@@ -88,7 +88,6 @@ mod tests {
             workers: Workers {
                 all: 4,
                 of_item: 1,
-                side_by_side: 1,
                 small: SmallItems::NONE,
             },
         }

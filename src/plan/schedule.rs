@@ -116,8 +116,7 @@ fn worthwhile_shares(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> 
 }
 
 /// Units of keys in the time of chunks: items of mean length are dealt out in rounds, none ends before the longest item,
-/// and rows that are split are combined. Workers that have a multiprocessor to themselves take three fifths of the time
-/// (133 blocks of two on an H200 read at 83 % of the rate of 264).
+/// and rows that are split are combined.
 fn cost_of_chunks(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> u64 {
     let (mut items, mut units, mut longest, mut whole) = (0u64, 0u64, 0, true);
     for b in 0..batch.batch_size() {
@@ -131,10 +130,8 @@ fn cost_of_chunks(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> u64
     let most = u64::from(tiling.max_shares);
     let in_rounds = items.div_ceil(most).saturating_mul(units) / items.max(1);
     let units = in_rounds.max(u64::from(longest.div_ceil(tiling.kv_unit)));
-    let side_by_side = u64::from(tiling.workers.side_by_side);
-    let is_alone = side_by_side > 1 && items * side_by_side <= most;
     let combine = if whole { 0 } else { tiling.combine_units };
-    if is_alone { units * 3 / 5 } else { units }.saturating_add(u64::from(combine))
+    units.saturating_add(u64::from(combine))
 }
 
 /// Room for the cut, so that making it does not allocate.

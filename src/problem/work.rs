@@ -134,8 +134,6 @@ pub struct Workers {
     pub all: u32,
     /// At least one.
     pub of_item: u32,
-    /// Workers that share a multiprocessor. At least one.
-    pub side_by_side: u32,
     /// Items of which a worker takes several pieces at a time. In cascades they stand last.
     pub small: SmallItems,
 }
@@ -170,7 +168,6 @@ impl Workers {
     pub const ONE: Workers = Workers {
         all: 1,
         of_item: 1,
-        side_by_side: 1,
         small: SmallItems::NONE,
     };
 }

@@ -248,8 +248,9 @@ private:
         constexpr u32 PIECES = Rows::ROW_CHUNKS * 16 / PIECE_BYTES, OF_TOKEN = Shape::HEADS * PIECES;
         constexpr u32 ROUNDS = Shape::TILE_TOKENS * OF_TOKEN / 32;
         static_assert(Shape::TILE_TOKENS * OF_TOKEN % 32 == 0);
-        // Two heads of 96 columns have registers for the addresses of no more.
-        constexpr u32 AT_ONCE = PIECE_BYTES == 16 && (Shape::HEADS == 1 || ROUNDS <= 8) ? ROUNDS : 4;
+        // Two heads of 96 columns have registers for the addresses of half of their pieces.
+        constexpr bool MANY = Shape::HEADS == 2 && sizeof(typename Shape::Cache::Unit) == 2 && ROUNDS > 8;
+        constexpr u32 AT_ONCE = PIECE_BYTES == 8 ? 4 : MANY ? ROUNDS / 2 : ROUNDS;
         // Null for rows of zeros.
         const u64 own = from.page < 0 ? 0
                                       : reinterpret_cast<u64>(Shape::Cache::first_row(cache, span.head) +

@@ -472,7 +472,6 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         workers: Workers {
             all: threads.max(1),
             of_item: desc.num_kv_heads,
-            side_by_side: 1,
             small: SmallItems::NONE,
         },
     }

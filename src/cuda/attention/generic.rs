@@ -81,7 +81,6 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
         workers: Workers {
             all: slots,
             of_item: desc.num_kv_heads,
-            side_by_side: 1,
             small: SmallItems::NONE,
         },
     }

@@ -142,7 +142,6 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
         workers: Workers {
             all: slots,
             of_item: row_tiles,
-            side_by_side: 1,
             small: SmallItems::NONE,
         },
     }

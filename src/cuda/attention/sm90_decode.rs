@@ -251,15 +251,13 @@ impl AttentionKernel for Sm90Decode {
     fn tiling(&self) -> Tiling {
         // Two blocks run on a multiprocessor.
         let (blocks, slots) = (self.desc.num_kv_heads / self.heads, 2 * self.sm_count);
-        let row_tiles = self.row_tiles(self.desc.max_qo_len);
+        let at_a_time = (slots / (blocks * self.row_tiles(self.desc.max_qo_len))).max(1);
         Tiling {
             q_tile: self.desc.max_qo_len,
             kv_unit: 64,
-            // Chunks of fewer keys cost more to combine than what blocks of two heads gain by more of them (32 requests of
-            // 1024 keys, fp8, on an H200: 30.9 against 32.2 µs).
-            max_splits: (slots / self.desc.num_kv_heads / row_tiles).max(1),
+            max_splits: at_a_time,
             max_shares: match self.desc.kind {
-                Kind::Decode | Kind::Mla => slots / (blocks * row_tiles),
+                Kind::Decode | Kind::Mla => at_a_time,
                 Kind::Prefill => 0,
             },
             invariant_chunk: match self.desc.kind {
@@ -271,7 +269,6 @@ impl AttentionKernel for Sm90Decode {
             workers: Workers {
                 all: slots,
                 of_item: blocks,
-                side_by_side: 2,
                 small: SmallItems::NONE,
             },
         }

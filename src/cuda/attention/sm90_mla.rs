@@ -144,7 +144,6 @@ impl AttentionKernel for Sm90Mla {
             workers: Workers {
                 all: self.sm_count,
                 of_item: row_tiles,
-                side_by_side: 1,
                 small: SmallItems::NONE,
             },
         }

@@ -160,7 +160,6 @@ impl AttentionKernel for Sm90MlaFew {
             workers: Workers {
                 all: self.sm_count,
                 of_item: row_tiles,
-                side_by_side: 1,
                 small: SmallItems::NONE,
             },
         }

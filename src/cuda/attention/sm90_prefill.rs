@@ -479,7 +479,6 @@ pub(super) fn tiling(
         workers: Workers {
             all: sm_count,
             of_item: head_blocks,
-            side_by_side: 1,
             small: SmallItems::NONE,
         },
     }
