@@ -103,6 +103,8 @@ def folio_attention(context, w):
         desc["max_num_tokens"], batch["qo_indptr"] = len(w.q), w.qo_indptr
     else:
         desc["max_qo_len"] = batch["qo_len"] = row.q
+    if row.window:
+        batch |= dict(flags=folio.BATCH_WINDOW, window_left=row.window - 1)
     handle = folio.Attention(context, row.handle, **desc)
     handle.plan(**batch)
     args = dict(mask_mode=folio.MASK_CAUSAL if row.causal else folio.MASK_FULL, logits_soft_cap=row.soft_cap, sinks=w.sinks)

@@ -14,6 +14,7 @@ DEVICE_CPU, DEVICE_CUDA, DEVICE_CUDA_HOST = 1, 2, 3
 MASK_CAUSAL, MASK_FULL, MASK_BYTES, MASK_BITS, MASK_CAUSAL_BY_REQUEST = range(5)
 RUN_WINDOW, RUN_LSE_BASE_2, RUN_MASK_NEW_KEYS = 1, 2, 16
 PLAN_GRAPH, PLAN_BATCH_INVARIANT = 1, 2
+BATCH_WINDOW = 1
 KV_PAGED, KV_RAGGED = 0, 1
 
 u8, u16, u32, i32, i64, u64, f32 = c.c_uint8, c.c_uint16, c.c_uint32, c.c_int32, c.c_int64, c.c_uint64, c.c_float
@@ -70,7 +71,7 @@ Prefixes = sized("Prefixes", [("common_prefix_len", u32), ("num_prefixes", u32),
                               ("request_end", ptr), ("kv_len", ptr)])
 WorkspaceInfo = sized("WorkspaceInfo", [("device_bytes", u64), ("host_bytes", u64), ("alignment", u64)])
 Workspace = sized("Workspace", [("device", ptr), ("device_bytes", u64), ("host", ptr), ("host_bytes", u64)])
-Batch = sized("Batch", [("qo_len", u32), ("reserved", u32)] + tensors("qo_indptr", "kv_indptr", "kv_indices",
+Batch = sized("Batch", [("qo_len", u32), ("window_left", i32)] + tensors("qo_indptr", "kv_indptr", "kv_indices",
                                                                        "last_page_len", "kv_len", "block_table"))
 Args = sized("Args", tensors("q", "k", "v", "o", "lse", "k_scales", "v_scales", "custom_mask", "mm_prefix_ranges",
                              "alibi_slopes", "sinks")

@@ -627,6 +627,11 @@ typedef struct folio_tensor {
 #define FOLIO_PLAN_MASK_ITEMS 8
 
 /**
+ * folio_batch.window_left is in force. Without the flag it must be 0 (or -1).
+ */
+#define FOLIO_BATCH_WINDOW 1
+
+/**
  * One step's lengths and page table. Index tensors are contiguous, each int32 or int64; block_table's rows may be
  * apart. The page table comes in one of these forms:
  *
@@ -658,7 +663,7 @@ typedef struct folio_batch {
      */
     uint32_t struct_size;
     /**
-     * 0.
+     * FOLIO_BATCH_WINDOW.
      */
     uint32_t flags;
     /**
@@ -666,9 +671,12 @@ typedef struct folio_batch {
      */
     uint32_t qo_len;
     /**
-     * 0.
+     * No run of the plan sees a key more than so many before its row's own position: a run with a wider window is refused,
+     * and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which saves time
+     * where it is short; where lengths are on a device, they are. -1: unlimited. Needs FOLIO_BATCH_WINDOW. For decode and
+     * prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it.
      */
-    uint32_t reserved;
+    int32_t window_left;
     /**
      * `[batch_size + 1]` query-row offsets from 0; decode accepts NULL.
      */

@@ -17,6 +17,7 @@ ENUMS: dict[str, tuple[str, str, str]] = {
     "KvStorage": ("FOLIO_KV_", "IntEnum", "How keys and values lie in memory."),
     "KvFormat": ("FOLIO_KV_FORMAT_", "IntEnum", "How rows of a cache are stored."),
     "PlanFlag": ("FOLIO_PLAN_", "IntFlag", "Flags of handles."),
+    "BatchFlag": ("FOLIO_BATCH_", "IntFlag", "Flags of batches."),
     "RunFlag": ("FOLIO_RUN_", "IntFlag", "Flags of attention calls."),
     "MaskMode": ("FOLIO_MASK_", "IntEnum", "Which keys a row sees."),
     "MlaCacheFormat": ("FOLIO_MLA_CACHE_", "IntEnum", "Records of a cache of latent rows."),

@@ -27,6 +27,9 @@ pub(super) fn check(
         return mla::args(args, desc, planned, device);
     }
     new_keys::unwanted(args)?;
+    if let Some(most) = planned.window_left {
+        sees_no_further(args, most)?;
+    }
     if args.q_rope.is_some() {
         return Err(Error::InvalidArgument(
             "q_rope: a tensor is not accepted but by MLA; none is".into(),
@@ -397,6 +400,26 @@ fn custom_mask_indptr(
     let indptr = named("custom_mask_indptr", tensor);
     let extents = [Extent::Is(planned.batch_size + 1)];
     dense(indptr, DType::I64, &extents, device).map(Some)
+}
+
+/// Keys further left than the window that was planned for have no items.
+fn sees_no_further(args: &AttentionArgs, most: u32) -> Result<()> {
+    let accepted = format!("by a plan for a window_left of {most}");
+    if args.mm_prefix_ranges.is_some() && !args.mm_prefix_in_window {
+        return Err(Error::InvalidArgument(format!(
+            "mm_prefix_ranges: a tensor is not accepted {accepted}; one with FOLIO_RUN_MM_PREFIX_IN_WINDOW is"
+        )));
+    }
+    if args.window.left.is_some_and(|left| left <= most) {
+        return Ok(());
+    }
+    let left = args
+        .window
+        .left
+        .map_or("-1 (unlimited)".into(), |left| left.to_string());
+    Err(Error::InvalidArgument(format!(
+        "window_left: {left} is not accepted {accepted}; 0 to {most} with FOLIO_RUN_WINDOW in flags is"
+    )))
 }
 
 fn mm_prefix(args: &AttentionArgs, planned: &Planned, device: Device) -> Result<Option<Tensor>> {

@@ -100,7 +100,10 @@ impl Attention {
             Code::One { kernel, planned } => {
                 let cut = Planned::cut(&batch, &self.desc, &kernel.tiling(), work)?;
                 kernel.plan(&batch, work, workspace, stream)?;
-                *planned = Some(cut);
+                *planned = Some(Planned {
+                    window_left: input.window_left,
+                    ..cut
+                });
                 Ok(())
             }
             Code::Extend(extend) => extend.plan(&batch, work, workspace, stream),

@@ -9,7 +9,7 @@ use super::narrow::{self, Narrowed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionDesc, Batch, DeviceBatch, HostBatch, Keys, KvStorage, PageIds, Pages,
+    AttentionDesc, Batch, DeviceBatch, HostBatch, Keys, Kind, KvStorage, PageIds, Pages,
 };
 use crate::tensor::{Device, Integers, Tensor};
 
@@ -32,6 +32,8 @@ pub struct BatchInput {
     pub kv_len: Option<Tensor>,
     /// `[batch_size, columns]` page ids.
     pub block_table: Option<Tensor>,
+    /// No run sees a key more than so many before its row's own position; `None`: unlimited.
+    pub window_left: Option<u32>,
 }
 
 impl BatchInput {
@@ -103,6 +105,9 @@ pub(super) fn check<'a>(
     device: Device,
     scratch: &'a mut Scratch,
 ) -> Result<Batch<'a>> {
+    if let Some(left) = input.window_left {
+        window_is_planned(left, desc)?;
+    }
     let form = form(input, desc)?;
     let batch_size = batch_size(input, form)?;
     if batch_size > i64::from(desc.max_batch_size) {
@@ -311,6 +316,7 @@ fn host<'a>(
         qo_indptr,
         kv_len,
         keys,
+        window_left: input.window_left,
         pages,
         num_pages: 0,
         max_page_id: -1,
@@ -318,6 +324,25 @@ fn host<'a>(
     batch.num_pages = spans(&batch, desc, input)?;
     batch.max_page_id = largest_page_id(&batch, desc.kv.page_size())?;
     Ok(batch)
+}
+
+/// Windows are of plans whose runs see all keys of the cache, row by row.
+fn window_is_planned(left: u32, desc: &AttentionDesc) -> Result<()> {
+    let of = match desc {
+        AttentionDesc {
+            kind: Kind::Mla, ..
+        } => "MLA",
+        AttentionDesc {
+            new_kv: Some(_), ..
+        } => "handles with a new_kv_dtype",
+        AttentionDesc {
+            shared_levels: 1.., ..
+        } => "cascades",
+        _ => return Ok(()),
+    };
+    Err(Error::Unsupported(format!(
+        "folio_batch.window_left: {left} is not accepted by plans of {of}; no FOLIO_BATCH_WINDOW in flags is"
+    )))
 }
 
 /// All keys of requests whose batch counts those in the cache: every query row has one more.

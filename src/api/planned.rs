@@ -20,6 +20,8 @@ pub(super) struct Planned {
     /// Most rows of a request, and most keys of one with rows, as far as the host knows.
     pub most_rows: i64,
     pub most_keys: i64,
+    /// No run sees further left.
+    pub window_left: Option<u32>,
     /// Elements of a custom mask of bytes, and of bits.
     pub mask_bytes: i64,
     pub mask_bits: i64,

@@ -318,7 +318,7 @@ mod tests {
             struct_size: size_of::<folio_batch>() as u32,
             flags: 0,
             qo_len: 0,
-            reserved: 0,
+            window_left: 0,
             qo_indptr: null(),
             kv_indptr: &kv_indptr,
             kv_indices: &kv_indices,

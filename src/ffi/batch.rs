@@ -1,9 +1,13 @@
 //! A step's batch: lengths and page table.
 
-use super::sized::{Input, reserved};
+use super::args::window_side;
+use super::sized::Input;
 use super::tensor::{folio_tensor, tensor};
 use crate::api::BatchInput;
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+/// folio_batch.window_left is in force. Without the flag it must be 0 (or -1).
+pub const FOLIO_BATCH_WINDOW: u32 = 1;
 
 /// One step's lengths and page table. Index tensors are contiguous, each int32 or int64; block_table's rows may be
 /// apart. The page table comes in one of these forms:
@@ -34,12 +38,15 @@ use crate::error::Result;
 pub struct folio_batch {
     /// sizeof(folio_batch).
     pub struct_size: u32,
-    /// 0.
+    /// FOLIO_BATCH_WINDOW.
     pub flags: u32,
     /// Query rows of every request where qo_indptr is NULL (decode only); 0: 1.
     pub qo_len: u32,
-    /// 0.
-    pub reserved: u32,
+    /// No run of the plan sees a key more than so many before its row's own position: a run with a wider window is refused,
+    /// and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which saves time
+    /// where it is short; where lengths are on a device, they are. -1: unlimited. Needs FOLIO_BATCH_WINDOW. For decode and
+    /// prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it.
+    pub window_left: i32,
     /// `[batch_size + 1]` query-row offsets from 0; decode accepts NULL.
     pub qo_indptr: *const folio_tensor,
     /// `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
@@ -61,11 +68,10 @@ const _: () = assert!(size_of::<folio_batch>() == 64);
 unsafe impl Input for folio_batch {
     const NAME: &'static str = "folio_batch";
     const FIRST_SIZE: usize = 64;
-    const FLAGS: u32 = 0;
+    const FLAGS: u32 = FOLIO_BATCH_WINDOW;
     type Parsed = BatchInput;
 
     unsafe fn parse(&self) -> Result<BatchInput> {
-        reserved("folio_batch.reserved", self.reserved)?;
         // SAFETY: the caller's promise.
         unsafe {
             Ok(BatchInput {
@@ -76,7 +82,19 @@ unsafe impl Input for folio_batch {
                 last_page_len: tensor("last_page_len", self.last_page_len)?,
                 kv_len: tensor("kv_len", self.kv_len)?,
                 block_table: tensor("block_table", self.block_table)?,
+                window_left: planned_window(self.flags, self.window_left)?,
             })
         }
+    }
+}
+
+fn planned_window(flags: u32, left: i32) -> Result<Option<u32>> {
+    const NAME: &str = "folio_batch.window_left";
+    match (flags & FOLIO_BATCH_WINDOW != 0, left) {
+        (true, _) => window_side(NAME, left),
+        (false, -1 | 0) => Ok(None),
+        (false, _) => Err(Error::InvalidArgument(format!(
+            "{NAME}: {left} is not accepted without FOLIO_BATCH_WINDOW in flags; 0 or -1 is"
+        ))),
     }
 }

@@ -197,6 +197,7 @@ mod tests {
                 qo_indptr: &qo_indptr,
                 kv_len: &kv_len,
                 keys: Keys::All,
+                window_left: None,
                 pages: Pages::Table { ids: PageIds::Host(&[]), row_stride: 0 },
                 num_pages: 0,
                 max_page_id: -1,

@@ -546,6 +546,7 @@ pub(super) mod tests {
                 qo_indptr: &qo_indptr,
                 kv_len: &kv_len,
                 keys: Keys::All,
+                window_left: None,
                 pages: Pages::Table { ids: PageIds::Host(&ids), row_stride: columns },
                 num_pages: 0,
                 max_page_id: 0,

@@ -34,6 +34,7 @@ pub fn cascade_on_device(
             qo_indptr: &qo_indptr,
             kv_len: &kv_len,
             keys: Keys::All,
+            window_left: None,
             pages: Pages::Ragged { indptr: &[] },
             num_pages: 0,
             max_page_id: -1,

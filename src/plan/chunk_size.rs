@@ -23,7 +23,8 @@ pub const UNITS_NOT_SPLIT: u32 = 2;
 /// The chunk size of a batch; `u32::MAX` where nothing is split.
 pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
     let unit = tiling.kv_unit;
-    let longest = (0..batch.batch_size()).map(|b| batch.num_keys(b)).max();
+    let num_keys = |b| batch.num_keys_in_window(b, unit);
+    let longest = (0..batch.batch_size()).map(num_keys).max();
     let longest = longest.unwrap_or(0);
     let most_units = longest.div_ceil(unit).max(1);
     let whole = most_units.saturating_mul(unit);
@@ -35,7 +36,7 @@ pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
     for b in 0..batch.batch_size() {
         let n = u64::from(q_tile.divide_up(batch.qo_len(b)));
         tiles += n;
-        tile_keys += n * u64::from(batch.num_keys(b));
+        tile_keys += n * u64::from(num_keys(b));
     }
     let splits = split_budget(tiling.max_splits, tiles);
     if splits == 0 {
@@ -106,7 +107,7 @@ fn fits(batch: &HostBatch<'_>, tiling: &Tiling, chunk: u32, limit: Limit) -> boo
     };
     let mut counted = 0;
     (0..batch.batch_size()).all(|b| {
-        let chunks = chunk.divide_up(batch.num_keys(b));
+        let chunks = chunk.divide_up(batch.num_keys_in_window(b, tiling.kv_unit));
         if chunks > 1 {
             let of_tile = u64::from(chunks - not_counted);
             counted += u64::from(q_tile.divide_up(batch.qo_len(b))) * of_tile;

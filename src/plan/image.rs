@@ -250,6 +250,7 @@ mod tests {
             qo_indptr: &[0, 1, 1, 4],
             kv_len: &[17, 0, 16],
             keys: Keys::All,
+            window_left: None,
             pages: Pages::Table {
                 ids: PageIds::Host(&ids),
                 row_stride: 2,
@@ -319,6 +320,7 @@ mod tests {
             qo_indptr: &[0, 1],
             kv_len: &[1],
             keys: Keys::All,
+            window_left: None,
             pages: Pages::Ragged { indptr: &[0, 1] },
             num_pages: 0,
             max_page_id: -1,

@@ -2,7 +2,8 @@
 //! the longest request first, its largest first), and lists the rows whose parts are to be combined.
 //!
 //! Masks are not known here: layers with different masks and windows share a plan, so an item covers a
-//! range of keys and each run clips it. Costs assume a causal mask, which is what most batches have.
+//! range of keys and each run clips it. Costs assume a causal mask, which is what most batches have. Where the batch says
+//! that no run sees further left than a window, keys before it have no items.
 //!
 //! **Chunks** have one size for the whole batch, which `chunk_size` chooses; `item_order` puts the items in order.
 //!
@@ -46,7 +47,7 @@ pub fn schedule(
                 request: b as u32,
                 q_start,
                 q_len: tiling.q_tile.min(qo_len - q_start),
-                keys: batch.keys(b),
+                keys: batch.keys_in_window(b, q_start, tiling.kv_unit),
                 page_start: work.starts.page[b],
                 first_token: batch.qo_indptr[b],
                 past: i64::from(batch.kv_len[b]) - i64::from(qo_len),
@@ -120,7 +121,7 @@ fn worthwhile_shares(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> 
 fn cost_of_chunks(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> u64 {
     let (mut items, mut units, mut longest, mut whole) = (0u64, 0u64, 0, true);
     for b in 0..batch.batch_size() {
-        let keys = batch.num_keys(b);
+        let keys = batch.num_keys_in_window(b, tiling.kv_unit);
         let tiles = u64::from(batch.qo_len(b).div_ceil(tiling.q_tile));
         items += tiles * u64::from(chunk.divide_up(keys).max(1));
         units += tiles * u64::from(keys.div_ceil(tiling.kv_unit));
@@ -144,7 +145,8 @@ fn make_room(batch: &HostBatch<'_>, tiling: &Tiling, cut: Cut, work: &mut WorkLi
     let (mut items, mut combines, mut partials) = (0usize, 0usize, 0usize);
     for b in 0..batch.batch_size() {
         let rows = batch.qo_len(b);
-        let chunks = chunk.divide_up(batch.num_keys(b)).max(1) as usize;
+        let keys = batch.num_keys_in_window(b, tiling.kv_unit);
+        let chunks = chunk.divide_up(keys).max(1) as usize;
         items = items.saturating_add((q_tile.divide_up(rows) as usize).saturating_mul(chunks));
         if chunks > 1 {
             combines += rows as usize;
@@ -285,6 +287,16 @@ mod tests {
     }
 
     fn cut_of(lens: &[(i32, i32)], tiling: &Tiling, keys: Keys, desc: &AttentionDesc) -> WorkList {
+        cut_within(None, lens, tiling, keys, desc)
+    }
+
+    fn cut_within(
+        window_left: Option<u32>,
+        lens: &[(i32, i32)],
+        tiling: &Tiling,
+        keys: Keys,
+        desc: &AttentionDesc,
+    ) -> WorkList {
         let mut qo_indptr = vec![0];
         let mut kv_len = Vec::new();
         for &(q, kv) in lens {
@@ -295,6 +307,7 @@ mod tests {
             qo_indptr: &qo_indptr,
             kv_len: &kv_len,
             keys,
+            window_left,
             pages: match keys {
                 Keys::New => Pages::Ragged { indptr: &qo_indptr },
                 _ => Pages::Table {
@@ -420,6 +433,40 @@ mod tests {
             }
             for row in seen {
                 prop_assert!(row.iter().all(|&count| count == 1));
+            }
+        }
+
+        /// What a row sees within a window has one item. Before that there is less than a unit.
+        #[test]
+        fn keys_before_the_window_have_no_items(
+            lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
+            left in 0u32..300,
+            tiling in tilings(),
+            batch_invariant: bool,
+        ) {
+            let desc = desc(batch_invariant, Kind::Decode);
+            let work = cut_within(Some(left), &lens, &tiling, Keys::All, &desc);
+            let mut seen: Vec<Vec<u8>> =
+                lens.iter().map(|&(q, kv)| vec![0; (q * kv) as usize]).collect();
+            for item in &work.items {
+                let (_, kv_len) = lens[item.request as usize];
+                let first = i64::from(item.position) - i64::from(left);
+                prop_assert!(i64::from(item.kv_start + tiling.kv_unit) > first);
+                for q in item.q_start..item.q_start + item.q_len {
+                    for k in item.kv_start..item.kv_end {
+                        seen[item.request as usize][(q as i32 * kv_len) as usize + k as usize] += 1;
+                    }
+                }
+            }
+            for (&(qo_len, kv_len), seen) in lens.iter().zip(&seen) {
+                for q in 0..qo_len {
+                    let position = kv_len - qo_len + q;
+                    let first = position.saturating_sub(left as i32).max(0);
+                    for key in 0..kv_len {
+                        let count = seen[(q * kv_len + key) as usize];
+                        prop_assert!(count == 1 || (count == 0 && key < first));
+                    }
+                }
             }
         }
 

@@ -75,6 +75,7 @@ mod tests {
             qo_indptr: &(0..=tables.len() as i32).collect::<Vec<_>>(),
             kv_len,
             keys: Keys::All,
+            window_left: None,
             pages: Pages::Csr {
                 indptr: &indptr,
                 ids: PageIds::Host(&ids),

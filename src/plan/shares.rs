@@ -87,6 +87,11 @@ pub fn fair_share(batch: &HostBatch<'_>, tiling: &Tiling) -> u64 {
 fn tiles(batch: &HostBatch<'_>, tiling: &Tiling) -> impl Iterator<Item = u32> {
     (0..batch.batch_size()).flat_map(|b| {
         let tiles = batch.qo_len(b).div_ceil(tiling.q_tile) as usize;
-        std::iter::repeat_n(batch.num_keys(b).div_ceil(tiling.kv_unit), tiles)
+        std::iter::repeat_n(
+            batch
+                .num_keys_in_window(b, tiling.kv_unit)
+                .div_ceil(tiling.kv_unit),
+            tiles,
+        )
     })
 }

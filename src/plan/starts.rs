@@ -94,6 +94,7 @@ mod tests {
             qo_indptr: &[0, 1, 1, 4],
             kv_len: &[17, 0, 16],
             keys: Keys::All,
+            window_left: None,
             pages,
             num_pages: 3,
             max_page_id: 8,

@@ -24,6 +24,8 @@ pub struct HostBatch<'a> {
     pub kv_len: &'a [i32],
     /// Those of them that the batch is over.
     pub keys: Keys,
+    /// No row sees a key more than so many before its own position; `None`: unlimited.
+    pub window_left: Option<u32>,
     /// Where the keys are.
     pub pages: Pages<'a>,
     /// Pages that the keys need; 0 for ragged tensors.
@@ -115,6 +117,23 @@ impl<'a> HostBatch<'a> {
     /// Their number.
     pub fn num_keys(&self, b: usize) -> u32 {
         let keys = self.keys(b);
+        keys.end - keys.start
+    }
+
+    /// Those that rows of request `b` from `q_start` on may see, and as many before them as are left of a unit.
+    pub fn keys_in_window(&self, b: usize, q_start: u32, unit: u32) -> Range<u32> {
+        let keys = self.keys(b);
+        let Some(left) = self.window_left else {
+            return keys;
+        };
+        let position = i64::from(self.kv_len[b]) - i64::from(self.qo_len(b)) + i64::from(q_start);
+        let seen = (position - i64::from(left)).clamp(0, i64::from(keys.end)) as u32;
+        keys.start.max(seen - seen % unit)..keys.end
+    }
+
+    /// The number of those of all its rows.
+    pub fn num_keys_in_window(&self, b: usize, unit: u32) -> u32 {
+        let keys = self.keys_in_window(b, 0, unit);
         keys.end - keys.start
     }
 

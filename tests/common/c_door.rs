@@ -155,9 +155,12 @@ pub fn c_layout(layout: KvLayout) -> i32 {
 pub fn c_batch(input: &BatchInput, tensors: &Tensors) -> folio_batch {
     folio_batch {
         struct_size: size_of::<folio_batch>() as u32,
-        flags: 0,
+        flags: match input.window_left {
+            Some(_) => FOLIO_BATCH_WINDOW,
+            None => 0,
+        },
         qo_len: input.qo_len,
-        reserved: 0,
+        window_left: input.window_left.map_or(-1, |left| left as i32),
         qo_indptr: tensors.of(input.qo_indptr),
         kv_indptr: tensors.of(input.kv_indptr),
         kv_indices: tensors.of(input.kv_indices),

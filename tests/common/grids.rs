@@ -34,8 +34,19 @@ impl Place<'_> {
     /// Several layers of one batch on one plan.
     #[track_caller]
     fn check_layers(&self, problem: &Problem, layers: impl IntoIterator<Item = Layer>) {
+        self.check_layers_within(None, problem, layers);
+    }
+
+    /// On a plan for a window.
+    #[track_caller]
+    fn check_layers_within(
+        &self,
+        left: Option<u32>,
+        problem: &Problem,
+        layers: impl IntoIterator<Item = Layer>,
+    ) {
         let handle = self.session.attention(problem.desc()).unwrap();
-        let planned = Planned::new(handle, self.memory, &HostMemory, problem).unwrap();
+        let planned = Planned::within(left, handle, self.memory, &HostMemory, problem).unwrap();
         for layer in layers {
             let problem = problem.with_layer(layer);
             let got = planned.run(&LayerData::new(self.memory, &problem)).unwrap();
@@ -249,7 +260,9 @@ fn sliding_windows(place: &Place<'_>) {
             let problem = Problem::plain(&uniform(2, qo_len, kv_len))
                 .of(DType::F16)
                 .heads(num_qo_heads, num_kv_heads, head_dim);
-            place.check_layers(&problem, [0, 13, 33, 111, 533].map(|left| window(left, 0)));
+            let windows = [0, 13, 33, 111, 533];
+            place.check_layers(&problem, windows.map(|left| window(left, 0)));
+            place.check_layers_within(Some(533), &problem, windows.map(|left| window(left, 0)));
         }
     }
 }

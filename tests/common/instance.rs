@@ -20,7 +20,13 @@ use std::num::NonZeroU32;
 /// Plans and runs a problem once.
 pub fn solve(session: &dyn Session, memory: &dyn Memory, problem: &Problem) -> Result<Output> {
     let handle = session.attention(problem.desc())?;
-    Planned::new(handle, memory, &HostMemory, problem)?.run(&LayerData::new(memory, problem))
+    // A plan for one layer may be for its window alone: every other one is.
+    let window = match problem.requests.len() % 2 {
+        0 => None,
+        _ => problem.window_to_plan_for(),
+    };
+    Planned::within(window, handle, memory, &HostMemory, problem)?
+        .run(&LayerData::new(memory, problem))
 }
 
 /// A handle with a plan, and the memory that the plan refers to.
@@ -34,6 +40,17 @@ pub struct Planned<'m> {
 impl<'m> Planned<'m> {
     /// Plans `problem`'s batch, with its index tensors in `index_memory`.
     pub fn new(
+        handle: Box<dyn Handle>,
+        memory: &'m dyn Memory,
+        index_memory: &'m dyn Memory,
+        problem: &Problem,
+    ) -> Result<Planned<'m>> {
+        Planned::within(None, handle, memory, index_memory, problem)
+    }
+
+    /// For runs that see no key more than so many before their row's position.
+    pub fn within(
+        window_left: Option<u32>,
         mut handle: Box<dyn Handle>,
         memory: &'m dyn Memory,
         index_memory: &'m dyn Memory,
@@ -41,7 +58,11 @@ impl<'m> Planned<'m> {
     ) -> Result<Planned<'m>> {
         let scratch = Scratch::new(memory, &handle.workspace()?);
         let step = Step::new(index_memory, problem);
-        scratch.plan(&mut *handle, &step.input())?;
+        let batch = BatchInput {
+            window_left,
+            ..step.input()
+        };
+        scratch.plan(&mut *handle, &batch)?;
         Ok(Planned {
             handle,
             scratch,
@@ -190,6 +211,7 @@ impl<'m> Step<'m> {
             last_page_len: tensor(&self.last_page_len),
             kv_len: tensor(&self.kv_len),
             block_table: tensor(&self.block_table),
+            window_left: None,
         }
     }
 }

@@ -449,6 +449,16 @@ impl Problem {
         }
     }
 
+    /// The layer's window, where plans take one and nothing lets the layer see further.
+    pub fn window_to_plan_for(&self) -> Option<u32> {
+        let layer = &self.layer;
+        let sees_further = layer.mm_prefix_ranges > 0 && !layer.mm_prefix_in_window;
+        if self.kind == Kind::Mla || self.new_kv.is_some() || sees_further {
+            return None;
+        }
+        layer.window.and_then(|(left, _)| u32::try_from(left).ok())
+    }
+
     /// The desc that fits the batch.
     pub fn desc(&self) -> AttentionDesc {
         let slack = if self.slack { 3 } else { 0 };

@@ -198,6 +198,45 @@ fn a_derived_length_beyond_31_bits_is_refused() {
     }
 }
 
+/// A plan for a window takes runs that see no further, whichever they are.
+#[test]
+fn runs_keep_to_the_window_that_was_planned_for() {
+    for kind in [Kind::Decode, Kind::Prefill] {
+        let mut problem = plain_with(kind, TableForm::CsrLastPageLen);
+        problem.layer.window = Some((5, -1));
+        let fixture = Fixture::new(&problem);
+        let plan = |left: i32| {
+            fixture
+                .plan_as(|batch, _| (batch.flags, batch.window_left) = (FOLIO_BATCH_WINDOW, left))
+                .assert_ok("plan");
+        };
+        plan(4);
+        let wider = ["window_left", "5", "4"];
+        fixture.run_as(|_, _| {}).assert("5 of 4", INVALID, &wider);
+        let unlimited = |args: &mut folio_attention_args, _: &Tensors| args.window_left = -1;
+        let reply = fixture.run_as(unlimited);
+        reply.assert(
+            "-1 of 4",
+            INVALID,
+            &["window_left", "-1", "4", "FOLIO_RUN_WINDOW"],
+        );
+        let prefixes = |args: &mut folio_attention_args, _: &Tensors| {
+            (args.window_left, args.mm_prefix_ranges) = (4, args.q);
+        };
+        let reply = fixture.run_as(prefixes);
+        reply.assert(
+            "mm-prefix",
+            INVALID,
+            &["mm_prefix_ranges", "MM_PREFIX_IN_WINDOW"],
+        );
+        assert!(fixture.layer.is_untouched());
+        for left in [5, 6, i32::MAX, -1] {
+            plan(left);
+            fixture.run_as(|_, _| {}).assert_ok("5");
+        }
+    }
+}
+
 /// Sets a field of a batch.
 type Set = fn(&mut folio_batch);
 
@@ -206,8 +245,19 @@ fn fields_of_a_batch_that_do_not_fit_together() {
     let csr = |kind| plain_with(kind, TableForm::CsrLastPageLen);
     let table = |kind| plain_with(kind, TableForm::BlockTable { spare_columns: 0 });
     for kind in [Kind::Decode, Kind::Prefill] {
-        let reserved = |b: &mut folio_batch, _: &Tensors| b.reserved = 7;
-        refuse_plan(&csr(kind), reserved, UNKNOWN, &["reserved", "7"]);
+        let flags = |b: &mut folio_batch, _: &Tensors| b.flags = 2;
+        refuse_plan(&csr(kind), flags, UNKNOWN, &["flags", "2"]);
+        let unsaid = |b: &mut folio_batch, _: &Tensors| b.window_left = 7;
+        refuse_plan(
+            &csr(kind),
+            unsaid,
+            INVALID,
+            &["window_left", "7", "FOLIO_BATCH_WINDOW"],
+        );
+        let negative = |b: &mut folio_batch, _: &Tensors| {
+            (b.flags, b.window_left) = (FOLIO_BATCH_WINDOW, -2);
+        };
+        refuse_plan(&csr(kind), negative, INVALID, &["window_left", "-2"]);
         let both = |b: &mut folio_batch, _: &Tensors| b.kv_len = b.last_page_len;
         refuse_plan(&csr(kind), both, INVALID, &["kv_len", "last_page_len"]);
         let neither = |b: &mut folio_batch, _: &Tensors| b.last_page_len = null();

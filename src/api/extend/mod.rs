@@ -152,6 +152,7 @@ impl Extend {
         };
         let placed = HostBatch {
             keys: Keys::New,
+            window_left: None,
             pages: rows,
             num_pages: 0,
             max_page_id: -1,
@@ -163,6 +164,7 @@ impl Extend {
         self.new_len.extend(lengths);
         let near = HostBatch {
             keys: Keys::All,
+            window_left: None,
             kv_len: &self.new_len,
             ..placed
         };

@@ -336,6 +336,7 @@ mod tests {
                 qo_indptr: &self.qo_indptr,
                 kv_len: &self.kv_len,
                 keys: Keys::All,
+                window_left: None,
                 pages: Pages::Csr {
                     indptr: &self.page_indptr,
                     ids: PageIds::Host(&self.page_ids),

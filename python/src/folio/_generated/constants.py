@@ -14,6 +14,7 @@ __all__ = [
     "KvStorage",
     "KvFormat",
     "PlanFlag",
+    "BatchFlag",
     "RunFlag",
     "MaskMode",
     "MlaCacheFormat",
@@ -213,6 +214,13 @@ class PlanFlag(IntFlag):
     """Decode, prefill and cascade, without new_kv_dtype: runs may have `MaskMode.ITEMS`. On CUDA devices the workspace
     is larger by max_num_tokens · max_kv_len bits, for the mask that such a run makes. No effect on the CPU, which
     needs none."""
+
+
+class BatchFlag(IntFlag):
+    """Flags of batches."""
+
+    WINDOW = 1
+    """`Batch`.window_left is in force. Without the flag it must be 0 (or -1)."""
 
 
 class RunFlag(IntFlag):

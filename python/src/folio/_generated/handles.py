@@ -8,6 +8,7 @@ from folio._calls import Call, operator, prepared
 from folio._context import Context
 from folio._generated import structs
 from folio._generated.constants import (
+    BatchFlag,
     KvFormat,
     KvLayout,
     KvStorage,
@@ -84,7 +85,9 @@ class Decode(Handle):
     def plan(
         self,
         *,
+        flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
+        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
@@ -107,7 +110,13 @@ class Decode(Handle):
         On the CPU the plan is complete on return.
 
         Args:
+            flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -343,7 +352,9 @@ class Prefill(Handle):
     def plan(
         self,
         *,
+        flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
+        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
@@ -358,7 +369,13 @@ class Prefill(Handle):
         The page table comes in the forms of `Batch`. On failure the previous plan stays in force.
 
         Args:
+            flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -599,7 +616,9 @@ class Cascade(Handle):
     def plan(
         self,
         *,
+        flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
+        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
@@ -617,7 +636,13 @@ class Cascade(Handle):
         The page table comes in the forms of `Batch`. On failure the previous plan stays in force.
 
         Args:
+            flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -852,7 +877,9 @@ class Mla(Handle):
     def plan(
         self,
         *,
+        flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
+        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
@@ -867,7 +894,13 @@ class Mla(Handle):
         The page table comes in the forms of `Batch`. On failure the previous plan stays in force.
 
         Args:
+            flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -1019,7 +1052,9 @@ class MlaContext(Handle):
     def plan(
         self,
         *,
+        flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
+        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
@@ -1038,7 +1073,13 @@ class MlaContext(Handle):
         The page table comes in the forms of `Batch`. On failure the previous plan stays in force.
 
         Args:
+            flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.

@@ -18,6 +18,7 @@ from folio._binding import (
 )
 from folio._generated.constants import (
     BalancedKvSplitsFlag,
+    BatchFlag,
     CpFlag,
     KvFormat,
     KvLayout,
@@ -38,7 +39,9 @@ from folio._generated.constants import (
 BATCH = Struct(
     "folio_batch",
     {
+        "flags": Flags(BatchFlag),
         "qo_len": NUMBER,
+        "window_left": NUMBER,
         "qo_indptr": INPUT,
         "kv_indptr": INPUT,
         "kv_indices": INPUT,
