@@ -331,6 +331,7 @@ mod tests {
                 kv_unit,
                 max_splits,
                 max_shares,
+                least_gain: 0,
                 invariant_chunk: kv_unit * n,
                 combine_units: 0,
                 workers: Workers::ONE,
@@ -362,6 +363,7 @@ mod tests {
             kv_unit: 48,
             max_splits: 132,
             max_shares: 132,
+            least_gain: 0,
             invariant_chunk: 2016,
             combine_units: 0,
             workers: Workers::ONE,
@@ -558,7 +560,7 @@ mod tests {
             max_splits in 1u32..200,
         ) {
             let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
+            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, least_gain: 0, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
             let work = cut(&lens, &tiling, false);
             let total: i32 = kv.iter().sum();
             let budget = split_budget(max_splits, lens.len() as u64) as u32;
@@ -575,7 +577,7 @@ mod tests {
             max_splits in 1u32..200,
         ) {
             let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
+            let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, least_gain: 0, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
             let work = cut(&lens, &tiling, false);
             let split = work.items.iter().filter(|item| item.partial != NO_PARTIAL).count();
             prop_assert!(split <= max_splits as usize);
@@ -597,6 +599,7 @@ mod tests {
             kv_unit: 64,
             max_splits: 33,
             max_shares: 33,
+            least_gain: 0,
             workers: Workers::ONE,
             invariant_chunk: 2048,
             combine_units: 5,
@@ -619,12 +622,38 @@ mod tests {
         }
     }
 
+    /// A chunk of 374 rows among decodes, under a window of 1024: tiles of 13 units, which ten and three would not spare more
+    /// than combining takes.
+    #[test]
+    fn a_split_that_gains_little_is_not_made() {
+        let splits = |least_gain| {
+            let tiling = Tiling {
+                q_tile: 48,
+                kv_unit: 112,
+                max_splits: 16,
+                max_shares: 0,
+                least_gain,
+                invariant_chunk: u32::MAX,
+                combine_units: 5,
+                workers: Workers::ONE,
+            };
+            let decodes = std::iter::repeat_n((1, 14_793), 6);
+            let lens: Vec<_> = std::iter::once((374, 14_793)).chain(decodes).collect();
+            let desc = desc(false, Kind::Prefill);
+            let work = cut_within(Some(1023), &lens, &tiling, Keys::All, &desc);
+            work.partials.len()
+        };
+        assert!(splits(0) > 0);
+        assert_eq!(splits(5), 0);
+    }
+
     fn order(lens: &[(i32, i32)], kind: Kind) -> Vec<(u32, u32)> {
         let tiling = Tiling {
             q_tile: 64,
             kv_unit: 16,
             max_splits: 0,
             max_shares: 0,
+            least_gain: 0,
             invariant_chunk: 256,
             combine_units: 0,
             workers: Workers::ONE,

@@ -118,6 +118,8 @@ pub struct Tiling {
     /// Equal shares that a batch may be cut into where chunks of one size would leave workers idle: as many items as run
     /// at a time. 0: chunks alone.
     pub max_shares: u32,
+    /// Units of `kv_unit` keys that chunks are to spare the longest request; where they spare no more, nothing is split.
+    pub least_gain: u32,
     /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.
     pub invariant_chunk: u32,
     /// Units of `kv_unit` keys that a worker could read in the time that putting parts together takes at least.

@@ -349,6 +349,17 @@ fn types_and_heads_of_descs() {
     );
 }
 
+/// Which levels a window leaves keys of, only its runs know.
+#[test]
+fn windows_are_not_planned_for() {
+    let (fixture, tensors) = (Fixture::new(&case()), Tensors::default());
+    let mut batch = c_batch(&fixture.data.batch(), &tensors);
+    (batch.flags, batch.window_left) = (FOLIO_BATCH_WINDOW, 5);
+    let prefixes = c_prefixes(&fixture.data.prefixes());
+    let reply = fixture.plan(&batch, &prefixes, &fixture.workspace());
+    reply.assert("a window", UNSUPPORTED, &["window_left", "5", "cascades"]);
+}
+
 #[test]
 fn struct_sizes() {
     let (fixture, tensors) = (Fixture::new(&case()), Tensors::default());

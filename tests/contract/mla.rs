@@ -162,6 +162,18 @@ fn null_pointers() {
     assert!(name.to_str().unwrap().starts_with("cpu/"));
 }
 
+/// MLA has no windows.
+#[test]
+fn windows_are_not_planned_for() {
+    let problem = MlaProblem::plain(&[(1, 40)]).of(DType::F16).heads(3);
+    let problem = problem.dims(32, 8).pages(4, TableForm::CsrLastPageLen);
+    let (fixture, tensors) = (Fixture::new(&problem), Tensors::default());
+    let mut batch = c_batch(&fixture.step.input(), &tensors);
+    (batch.flags, batch.window_left) = (FOLIO_BATCH_WINDOW, 5);
+    let reply = fixture.plan(&batch, &fixture.given_workspace());
+    reply.assert("a window", UNSUPPORTED, &["window_left", "5", "MLA"]);
+}
+
 /// Missing, too small and skew workspaces leave the plan before in force.
 #[test]
 fn workspaces() {

@@ -54,6 +54,7 @@ fn run_with_one_more(session: &dyn Session, of: &Problem) {
         last_page_len: None,
         kv_len: paged.then(|| kv_len.tensor()),
         block_table: None,
+        window_left: None,
     };
     let mut handle = session.attention(all.desc()).unwrap();
     let scratch = Scratch::new(&DeviceMemory, &handle.workspace().unwrap());

@@ -260,6 +260,7 @@ impl AttentionKernel for Sm90Decode {
                 Kind::Decode | Kind::Mla => at_a_time,
                 Kind::Prefill => 0,
             },
+            least_gain: 0,
             invariant_chunk: match self.desc.kind {
                 Kind::Decode | Kind::Mla => 2048,
                 // As in the generic kernel: splits of prefill would need memory for the largest batch.

@@ -474,6 +474,8 @@ pub(super) fn tiling(
         // One tile per multiprocessor.
         max_splits: sm_count / head_blocks,
         max_shares: 0,
+        // What combining takes at least.
+        least_gain: COMBINE_UNITS,
         invariant_chunk: u32::MAX,
         combine_units: COMBINE_UNITS,
         workers: Workers {
