@@ -644,7 +644,7 @@ mod tests {
             work.partials.len()
         };
         assert!(splits(0) > 0);
-        assert_eq!(splits(5), 0);
+        assert_eq!(splits(3), 0);
     }
 
     fn order(lens: &[(i32, i32)], kind: Kind) -> Vec<(u32, u32)> {

@@ -116,7 +116,8 @@ class Decode(Handle):
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
                 are not planned for, which saves time where it is short; where lengths are on a device, they are.
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it.
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -375,7 +376,8 @@ class Prefill(Handle):
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
                 are not planned for, which saves time where it is short; where lengths are on a device, they are.
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it.
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -642,7 +644,8 @@ class Cascade(Handle):
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
                 are not planned for, which saves time where it is short; where lengths are on a device, they are.
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it.
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -900,7 +903,8 @@ class Mla(Handle):
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
                 are not planned for, which saves time where it is short; where lengths are on a device, they are.
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it.
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -1079,7 +1083,8 @@ class MlaContext(Handle):
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
                 are not planned for, which saves time where it is short; where lengths are on a device, they are.
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it.
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
