@@ -671,13 +671,9 @@ typedef struct folio_batch {
      */
     uint32_t qo_len;
     /**
-     * No run of the plan sees a key more than so many before its row's own position: a run with a wider window is refused,
-     * and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which saves time
-     * where it is short; where lengths are on a device, they are. -1: unlimited. Needs FOLIO_BATCH_WINDOW. For decode and
-     * prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured runs are replayed,
-     * every plan is for the window of those runs or a wider one: a replay cannot be refused.
+     * 0.
      */
-    int32_t window_left;
+    uint32_t reserved;
     /**
      * `[batch_size + 1]` query-row offsets from 0; decode accepts NULL.
      */
@@ -703,6 +699,18 @@ typedef struct folio_batch {
      * `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
      */
     const folio_tensor *block_table;
+    /**
+     * No run of the plan sees a key more than so many before its row's own position: a run with a wider window is refused,
+     * and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which saves time
+     * where it is short; where lengths are on a device, they are. -1: unlimited. Needs FOLIO_BATCH_WINDOW. For decode and
+     * prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured runs are replayed,
+     * every plan is for the window of those runs or a wider one: a replay cannot be refused.
+     */
+    int32_t window_left;
+    /**
+     * 0.
+     */
+    uint32_t reserved_1;
 } folio_batch;
 
 /**

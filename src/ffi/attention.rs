@@ -319,13 +319,15 @@ mod tests {
             struct_size: size_of::<folio_batch>() as u32,
             flags: 0,
             qo_len: 0,
-            window_left: 0,
+            reserved: 0,
             qo_indptr: null(),
             kv_indptr: &kv_indptr,
             kv_indices: &kv_indices,
             last_page_len: null(),
             kv_len: null(),
             block_table: null(),
+            window_left: 0,
+            reserved_1: 0,
         };
         // SAFETY: a live handle that nobody else uses, and live structs.
         unsafe { plan(handle, &batch, null(), null_mut(), null_mut()) }

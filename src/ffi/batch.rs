@@ -1,7 +1,7 @@
 //! A step's batch: lengths and page table.
 
 use super::args::window_side;
-use super::sized::Input;
+use super::sized::{Input, reserved};
 use super::tensor::{folio_tensor, tensor};
 use crate::api::BatchInput;
 use crate::error::{Error, Result};
@@ -42,12 +42,8 @@ pub struct folio_batch {
     pub flags: u32,
     /// Query rows of every request where qo_indptr is NULL (decode only); 0: 1.
     pub qo_len: u32,
-    /// No run of the plan sees a key more than so many before its row's own position: a run with a wider window is refused,
-    /// and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which saves time
-    /// where it is short; where lengths are on a device, they are. -1: unlimited. Needs FOLIO_BATCH_WINDOW. For decode and
-    /// prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured runs are replayed,
-    /// every plan is for the window of those runs or a wider one: a replay cannot be refused.
-    pub window_left: i32,
+    /// 0.
+    pub reserved: u32,
     /// `[batch_size + 1]` query-row offsets from 0; decode accepts NULL.
     pub qo_indptr: *const folio_tensor,
     /// `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
@@ -61,9 +57,17 @@ pub struct folio_batch {
     pub kv_len: *const folio_tensor,
     /// `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
     pub block_table: *const folio_tensor,
+    /// No run of the plan sees a key more than so many before its row's own position: a run with a wider window is refused,
+    /// and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which saves time
+    /// where it is short; where lengths are on a device, they are. -1: unlimited. Needs FOLIO_BATCH_WINDOW. For decode and
+    /// prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured runs are replayed,
+    /// every plan is for the window of those runs or a wider one: a replay cannot be refused.
+    pub window_left: i32,
+    /// 0.
+    pub reserved_1: u32,
 }
 
-const _: () = assert!(size_of::<folio_batch>() == 64);
+const _: () = assert!(size_of::<folio_batch>() == 72);
 
 // SAFETY: repr(C), two u32 first, integers and pointers only, no padding (asserted by size).
 unsafe impl Input for folio_batch {
@@ -73,6 +77,8 @@ unsafe impl Input for folio_batch {
     type Parsed = BatchInput;
 
     unsafe fn parse(&self) -> Result<BatchInput> {
+        reserved("folio_batch.reserved", self.reserved)?;
+        reserved("folio_batch.reserved_1", self.reserved_1)?;
         // SAFETY: the caller's promise.
         unsafe {
             Ok(BatchInput {

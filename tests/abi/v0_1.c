@@ -35,6 +35,7 @@ SAME(FOLIO_CONTEXT_REFERENCE, 1);
 SAME(FOLIO_LOG_ERROR, 1);
 SAME(FOLIO_LOG_WARNING, 2);
 SAME(FOLIO_LOG_INFO, 3);
+SAME(FOLIO_BATCH_WINDOW, 1);
 SAME(FOLIO_PLAN_GRAPH, 1);
 SAME(FOLIO_PLAN_BATCH_INVARIANT, 2);
 SAME(FOLIO_PLAN_FP8_PRODUCTS, 4);
@@ -155,7 +156,7 @@ AT(folio_tensor, shape, 24);
 AT(folio_tensor, strides, 32);
 AT(folio_tensor, byte_offset, 40);
 
-SIZE(folio_batch, 64);
+SIZE(folio_batch, 72);
 AT(folio_batch, struct_size, 0);
 AT(folio_batch, flags, 4);
 AT(folio_batch, qo_len, 8);
@@ -166,6 +167,8 @@ AT(folio_batch, kv_indices, 32);
 AT(folio_batch, last_page_len, 40);
 AT(folio_batch, kv_len, 48);
 AT(folio_batch, block_table, 56);
+AT(folio_batch, window_left, 64);
+AT(folio_batch, reserved_1, 68);
 
 SIZE(folio_workspace, 40);
 AT(folio_workspace, struct_size, 0);

@@ -160,13 +160,15 @@ pub fn c_batch(input: &BatchInput, tensors: &Tensors) -> folio_batch {
             None => 0,
         },
         qo_len: input.qo_len,
-        window_left: input.window_left.map_or(-1, |left| left as i32),
+        reserved: 0,
         qo_indptr: tensors.of(input.qo_indptr),
         kv_indptr: tensors.of(input.kv_indptr),
         kv_indices: tensors.of(input.kv_indices),
         last_page_len: tensors.of(input.last_page_len),
         kv_len: tensors.of(input.kv_len),
         block_table: tensors.of(input.block_table),
+        window_left: input.window_left.map_or(-1, |left| left as i32),
+        reserved_1: 0,
     }
 }
 

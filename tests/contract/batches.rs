@@ -245,6 +245,10 @@ fn fields_of_a_batch_that_do_not_fit_together() {
     let csr = |kind| plain_with(kind, TableForm::CsrLastPageLen);
     let table = |kind| plain_with(kind, TableForm::BlockTable { spare_columns: 0 });
     for kind in [Kind::Decode, Kind::Prefill] {
+        let reserved = |b: &mut folio_batch, _: &Tensors| b.reserved = 7;
+        refuse_plan(&csr(kind), reserved, UNKNOWN, &["reserved", "7"]);
+        let last = |b: &mut folio_batch, _: &Tensors| b.reserved_1 = 7;
+        refuse_plan(&csr(kind), last, UNKNOWN, &["reserved_1", "7"]);
         let flags = |b: &mut folio_batch, _: &Tensors| b.flags = 2;
         refuse_plan(&csr(kind), flags, UNKNOWN, &["flags", "2"]);
         let unsaid = |b: &mut folio_batch, _: &Tensors| b.window_left = 7;

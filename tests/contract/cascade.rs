@@ -369,7 +369,7 @@ fn struct_sizes() {
     sizes("folio_shared_prefixes", &prefixes, 0, |prefixes| {
         fixture.plan(&batch, prefixes, &workspace)
     });
-    sizes("folio_batch", &batch, FOLIO_BATCH_WINDOW, |batch| {
+    sizes_from("folio_batch", &batch, 64, FOLIO_BATCH_WINDOW, |batch| {
         fixture.plan(batch, &prefixes, &workspace)
     });
     sizes("folio_workspace", &workspace, 0, |workspace| {

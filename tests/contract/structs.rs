@@ -142,7 +142,7 @@ fn batches_workspaces_and_args() {
         let fixture = Fixture::new(&plain_with(kind, TableForm::CsrLastPageLen));
         let tensors = Tensors::default();
         let (batch, workspace) = (fixture.batch(&tensors), fixture.workspace());
-        sizes("folio_batch", &batch, FOLIO_BATCH_WINDOW, |batch| {
+        sizes_from("folio_batch", &batch, 64, FOLIO_BATCH_WINDOW, |batch| {
             fixture.plan(batch, &workspace)
         });
         sizes("folio_workspace", &workspace, 0, |workspace| {

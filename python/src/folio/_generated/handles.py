@@ -87,13 +87,14 @@ class Decode(Handle):
         *,
         flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
-        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
         last_page_len: TensorLike | None = None,
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
+        window_left: int = 0,
+        reserved_1: int = 0,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
     ) -> None:
@@ -112,12 +113,6 @@ class Decode(Handle):
         Args:
             flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
-            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
-                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -126,6 +121,13 @@ class Decode(Handle):
             kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
                 those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
+            reserved_1: 0.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -355,13 +357,14 @@ class Prefill(Handle):
         *,
         flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
-        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
         last_page_len: TensorLike | None = None,
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
+        window_left: int = 0,
+        reserved_1: int = 0,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
     ) -> None:
@@ -372,12 +375,6 @@ class Prefill(Handle):
         Args:
             flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
-            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
-                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -386,6 +383,13 @@ class Prefill(Handle):
             kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
                 those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
+            reserved_1: 0.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -620,13 +624,14 @@ class Cascade(Handle):
         *,
         flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
-        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
         last_page_len: TensorLike | None = None,
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
+        window_left: int = 0,
+        reserved_1: int = 0,
         prefixes: SharedPrefixes | None = None,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
@@ -640,12 +645,6 @@ class Cascade(Handle):
         Args:
             flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
-            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
-                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -654,6 +653,13 @@ class Cascade(Handle):
             kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
                 those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
+            reserved_1: 0.
             prefixes: what requests share; None: nothing.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
@@ -882,13 +888,14 @@ class Mla(Handle):
         *,
         flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
-        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
         last_page_len: TensorLike | None = None,
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
+        window_left: int = 0,
+        reserved_1: int = 0,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
     ) -> None:
@@ -899,12 +906,6 @@ class Mla(Handle):
         Args:
             flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
-            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
-                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -913,6 +914,13 @@ class Mla(Handle):
             kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
                 those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
+            reserved_1: 0.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -1058,13 +1066,14 @@ class MlaContext(Handle):
         *,
         flags: BatchFlag | int | str | Iterable[str] = 0,
         qo_len: int = 0,
-        window_left: int = 0,
         qo_indptr: TensorLike | None = None,
         kv_indptr: TensorLike | None = None,
         kv_indices: TensorLike | None = None,
         last_page_len: TensorLike | None = None,
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
+        window_left: int = 0,
+        reserved_1: int = 0,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
     ) -> None:
@@ -1079,12 +1088,6 @@ class MlaContext(Handle):
         Args:
             flags: `BatchFlag.WINDOW`.
             qo_len: Query rows of every request where qo_indptr is None (decode only); 0: 1.
-            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
-                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
             qo_indptr: `[batch_size + 1]` query-row offsets from 0; decode accepts None.
             kv_indptr: `[batch_size + 1]` offsets from 0 into kv_indices, or into ragged K and V.
             kv_indices: `[num_pages or more]` page ids, 0 or more.
@@ -1093,6 +1096,13 @@ class MlaContext(Handle):
             kv_len: `[batch_size]` keys per request, those of this step included; 0 or more. With a new_kv_dtype,
                 those in the cache.
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
+            window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
+                wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
+                are not planned for, which saves time where it is short; where lengths are on a device, they are.
+                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
+                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+                window of those runs or a wider one: a replay cannot be refused.
+            reserved_1: 0.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It

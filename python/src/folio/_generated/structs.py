@@ -41,13 +41,14 @@ BATCH = Struct(
     {
         "flags": Flags(BatchFlag),
         "qo_len": NUMBER,
-        "window_left": NUMBER,
         "qo_indptr": INPUT,
         "kv_indptr": INPUT,
         "kv_indices": INPUT,
         "last_page_len": INPUT,
         "kv_len": INPUT,
         "block_table": INPUT,
+        "window_left": NUMBER,
+        "reserved_1": NUMBER,
     },
 )
 

@@ -41,13 +41,6 @@ class Batch(TypedDict, total=False):
     qo_len: int
     """Query rows of every request where qo_indptr is None (decode only); 0: 1."""
 
-    window_left: int
-    """No run of the plan sees a key more than so many before its row's own position: a run with a wider window is
-    refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which
-    saves time where it is short; where lengths are on a device, they are. -1: unlimited. Needs `BatchFlag.WINDOW`.
-    For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured
-    runs are replayed, every plan is for the window of those runs or a wider one: a replay cannot be refused."""
-
     qo_indptr: TensorLike | None
     """`[batch_size + 1]` query-row offsets from 0; decode accepts None."""
 
@@ -67,6 +60,16 @@ class Batch(TypedDict, total=False):
 
     block_table: TensorLike | None
     """`[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read."""
+
+    window_left: int
+    """No run of the plan sees a key more than so many before its row's own position: a run with a wider window is
+    refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which
+    saves time where it is short; where lengths are on a device, they are. -1: unlimited. Needs `BatchFlag.WINDOW`.
+    For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured
+    runs are replayed, every plan is for the window of those runs or a wider one: a replay cannot be refused."""
+
+    reserved_1: int
+    """0."""
 
 
 class SharedPrefixes(TypedDict, total=False):
