@@ -73,7 +73,7 @@ WorkspaceInfo = sized("WorkspaceInfo", [("device_bytes", u64), ("host_bytes", u6
 Workspace = sized("Workspace", [("device", ptr), ("device_bytes", u64), ("host", ptr), ("host_bytes", u64)])
 Batch = sized("Batch", [("qo_len", u32), ("reserved", u32)] + tensors("qo_indptr", "kv_indptr", "kv_indices",
                                                                        "last_page_len", "kv_len", "block_table")
-              + [("window_left", i32), ("reserved_1", u32)])
+              + [("window_left", i64)])
 Args = sized("Args", tensors("q", "k", "v", "o", "lse", "k_scales", "v_scales", "custom_mask", "mm_prefix_ranges",
                              "alibi_slopes", "sinks")
              + [(name, f32) for name in ("sm_scale", "q_scale", "k_scale", "v_scale", "o_scale", "logits_soft_cap")]

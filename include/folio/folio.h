@@ -706,11 +706,7 @@ typedef struct folio_batch {
      * prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured runs are replayed,
      * every plan is for the window of those runs or a wider one: a replay cannot be refused.
      */
-    int32_t window_left;
-    /**
-     * 0.
-     */
-    uint32_t reserved_1;
+    int64_t window_left;
 } folio_batch;
 
 /**

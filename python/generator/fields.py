@@ -139,7 +139,7 @@ class Fields:
             return f"Flags({', '.join(enums)})" if enums else "UNUSED"
         if name in _ENUM_FIELDS:
             return f"OneOf({self._enum(struct, field)})"
-        if type_ in ("uint32_t", "int32_t", "uint64_t", "float"):
+        if type_ in ("uint32_t", "int32_t", "int64_t", "uint64_t", "float"):
             return "NUMBER"
         raise ValueError(f"{struct.name}.{name} is of type {type_}, which the generator does not know")
 

@@ -306,8 +306,7 @@ impl folio_attention_args {
     }
 }
 
-/// One side of a window: unlimited, or so many keys.
-pub(super) fn window_side(name: &str, value: i32) -> Result<Option<u32>> {
+fn window_side(name: &str, value: i32) -> Result<Option<u32>> {
     match value {
         -1 => Ok(None),
         0.. => Ok(Some(value as u32)),

@@ -327,7 +327,6 @@ mod tests {
             kv_len: null(),
             block_table: null(),
             window_left: 0,
-            reserved_1: 0,
         };
         // SAFETY: a live handle that nobody else uses, and live structs.
         unsafe { plan(handle, &batch, null(), null_mut(), null_mut()) }

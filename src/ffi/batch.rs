@@ -1,6 +1,5 @@
 //! A step's batch: lengths and page table.
 
-use super::args::window_side;
 use super::sized::{Input, reserved};
 use super::tensor::{folio_tensor, tensor};
 use crate::api::BatchInput;
@@ -62,9 +61,7 @@ pub struct folio_batch {
     /// where it is short; where lengths are on a device, they are. -1: unlimited. Needs FOLIO_BATCH_WINDOW. For decode and
     /// prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured runs are replayed,
     /// every plan is for the window of those runs or a wider one: a replay cannot be refused.
-    pub window_left: i32,
-    /// 0.
-    pub reserved_1: u32,
+    pub window_left: i64,
 }
 
 const _: () = assert!(size_of::<folio_batch>() == 72);
@@ -78,7 +75,6 @@ unsafe impl Input for folio_batch {
 
     unsafe fn parse(&self) -> Result<BatchInput> {
         reserved("folio_batch.reserved", self.reserved)?;
-        reserved("folio_batch.reserved_1", self.reserved_1)?;
         // SAFETY: the caller's promise.
         unsafe {
             Ok(BatchInput {
@@ -95,13 +91,15 @@ unsafe impl Input for folio_batch {
     }
 }
 
-fn planned_window(flags: u32, left: i32) -> Result<Option<u32>> {
-    const NAME: &str = "folio_batch.window_left";
-    match (flags & FOLIO_BATCH_WINDOW != 0, left) {
-        (true, _) => window_side(NAME, left),
-        (false, -1 | 0) => Ok(None),
-        (false, _) => Err(Error::InvalidArgument(format!(
-            "{NAME}: {left} is not accepted without FOLIO_BATCH_WINDOW in flags; 0 or -1 is"
-        ))),
-    }
+fn planned_window(flags: u32, left: i64) -> Result<Option<u32>> {
+    let accepted = match (flags & FOLIO_BATCH_WINDOW != 0, left) {
+        (_, -1) | (false, 0) => return Ok(None),
+        // No run has a window that is wider than u32.
+        (true, 0..) => return Ok(Some(u32::try_from(left).unwrap_or(u32::MAX))),
+        (true, _) => "is not accepted; -1 (unlimited) or more is",
+        (false, _) => "is not accepted without FOLIO_BATCH_WINDOW in flags; 0 or -1 is",
+    };
+    Err(Error::InvalidArgument(format!(
+        "folio_batch.window_left: {left} {accepted}"
+    )))
 }

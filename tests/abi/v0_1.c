@@ -168,7 +168,6 @@ AT(folio_batch, last_page_len, 40);
 AT(folio_batch, kv_len, 48);
 AT(folio_batch, block_table, 56);
 AT(folio_batch, window_left, 64);
-AT(folio_batch, reserved_1, 68);
 
 SIZE(folio_workspace, 40);
 AT(folio_workspace, struct_size, 0);

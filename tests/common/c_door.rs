@@ -167,8 +167,7 @@ pub fn c_batch(input: &BatchInput, tensors: &Tensors) -> folio_batch {
         last_page_len: tensors.of(input.last_page_len),
         kv_len: tensors.of(input.kv_len),
         block_table: tensors.of(input.block_table),
-        window_left: input.window_left.map_or(-1, |left| left as i32),
-        reserved_1: 0,
+        window_left: input.window_left.map_or(-1, i64::from),
     }
 }
 

@@ -94,7 +94,6 @@ class Decode(Handle):
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
         window_left: int = 0,
-        reserved_1: int = 0,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
     ) -> None:
@@ -127,7 +126,6 @@ class Decode(Handle):
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
                 handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
                 window of those runs or a wider one: a replay cannot be refused.
-            reserved_1: 0.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -364,7 +362,6 @@ class Prefill(Handle):
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
         window_left: int = 0,
-        reserved_1: int = 0,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
     ) -> None:
@@ -389,7 +386,6 @@ class Prefill(Handle):
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
                 handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
                 window of those runs or a wider one: a replay cannot be refused.
-            reserved_1: 0.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -631,7 +627,6 @@ class Cascade(Handle):
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
         window_left: int = 0,
-        reserved_1: int = 0,
         prefixes: SharedPrefixes | None = None,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
@@ -659,7 +654,6 @@ class Cascade(Handle):
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
                 handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
                 window of those runs or a wider one: a replay cannot be refused.
-            reserved_1: 0.
             prefixes: what requests share; None: nothing.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
@@ -895,7 +889,6 @@ class Mla(Handle):
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
         window_left: int = 0,
-        reserved_1: int = 0,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
     ) -> None:
@@ -920,7 +913,6 @@ class Mla(Handle):
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
                 handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
                 window of those runs or a wider one: a replay cannot be refused.
-            reserved_1: 0.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -1073,7 +1065,6 @@ class MlaContext(Handle):
         kv_len: TensorLike | None = None,
         block_table: TensorLike | None = None,
         window_left: int = 0,
-        reserved_1: int = 0,
         workspace: Workspace | None = None,
         stream: StreamLike | None = None,
     ) -> None:
@@ -1102,7 +1093,6 @@ class MlaContext(Handle):
                 -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
                 handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
                 window of those runs or a wider one: a replay cannot be refused.
-            reserved_1: 0.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It

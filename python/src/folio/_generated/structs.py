@@ -48,7 +48,6 @@ BATCH = Struct(
         "kv_len": INPUT,
         "block_table": INPUT,
         "window_left": NUMBER,
-        "reserved_1": NUMBER,
     },
 )
 

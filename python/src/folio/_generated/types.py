@@ -68,9 +68,6 @@ class Batch(TypedDict, total=False):
     For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured
     runs are replayed, every plan is for the window of those runs or a wider one: a replay cannot be refused."""
 
-    reserved_1: int
-    """0."""
-
 
 class SharedPrefixes(TypedDict, total=False):
     """What requests of a batch share. Every prefix is the first keys of some neighbouring requests, which have them in
