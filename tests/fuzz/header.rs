@@ -26,7 +26,8 @@ impl Kind {
         match name.trim_start_matches("struct ").trim() {
             "uint32_t" => Kind::U32,
             "int32_t" => Kind::I32,
-            "uint64_t" => Kind::U64,
+            // Signed ones are no other to whoever spoils them.
+            "uint64_t" | "int64_t" => Kind::U64,
             "float" => Kind::F32,
             "folio_dtype" => Kind::Dtype,
             "folio_tensor *" => Kind::Tensor,
