@@ -1,6 +1,6 @@
 /* Host time per call of plan, run and append on CUDA device 0, from C, and of plan and run of MLA: what the calls cost
- * without an interpreter around them. The device is idle at every call, so that no call waits for it. Prints one JSON line per row, which
- * bench.py takes over.
+ * without an interpreter around them. The device is idle at every call, so that no call waits for it. Prints one JSON
+ * line per row, which bench.py takes over.
  *
  *   cc -O2 -Iinclude benches/gpu/host_times.c -Ltarget/release -lfolio -ldl -o host_times
  *
@@ -269,6 +269,7 @@ static void time_mla(const folio_context *context, void *stream, int batch_size)
              SHAPE(l.num_pages, MLA_PAGE, LATENT + ROPE));
     p.mla_run = FOLIO_INIT(folio_mla_args);
     p.mla_run.q_latent = &q_latent.tensor, p.mla_run.q_rope = &q_rope.tensor, p.mla_run.kv = &kv.tensor;
+    /* 1 / sqrt(192), of the rows that are not absorbed. */
     p.mla_run.o = &o.tensor, p.mla_run.sm_scale = 0.07216878f;
 
     measure(&p, mla_plan, "mla_plan", batch_size);

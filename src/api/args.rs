@@ -404,11 +404,16 @@ fn custom_mask_indptr(
 
 /// Keys further left than the window that was planned for have no items.
 fn sees_no_further(args: &AttentionArgs, most: u32) -> Result<()> {
-    let accepted = format!("by a plan for a window_left of {most}");
+    let refused = |what: &str, instead: &str| {
+        Err(Error::InvalidArgument(format!(
+            "{what} is not accepted by a plan for a window_left of {most}; {instead} is"
+        )))
+    };
     if args.mm_prefix_ranges.is_some() && !args.mm_prefix_in_window {
-        return Err(Error::InvalidArgument(format!(
-            "mm_prefix_ranges: a tensor is not accepted {accepted}; one with FOLIO_RUN_MM_PREFIX_IN_WINDOW is"
-        )));
+        return refused(
+            "mm_prefix_ranges: a tensor",
+            "one with FOLIO_RUN_MM_PREFIX_IN_WINDOW",
+        );
     }
     if args.window.left.is_some_and(|left| left <= most) {
         return Ok(());
@@ -417,9 +422,10 @@ fn sees_no_further(args: &AttentionArgs, most: u32) -> Result<()> {
         .window
         .left
         .map_or("-1 (unlimited)".into(), |left| left.to_string());
-    Err(Error::InvalidArgument(format!(
-        "window_left: {left} is not accepted {accepted}; 0 to {most} with FOLIO_RUN_WINDOW in flags is"
-    )))
+    refused(
+        &format!("window_left: {left}"),
+        &format!("0 to {most} with FOLIO_RUN_WINDOW in flags"),
+    )
 }
 
 fn mm_prefix(args: &AttentionArgs, planned: &Planned, device: Device) -> Result<Option<Tensor>> {

@@ -60,7 +60,7 @@ pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
             chunk = by_share;
         }
     }
-    match tiling.least_gain == 0 || chunk.saturating_add(tiling.least_gain) < most_units {
+    match chunk.saturating_add(tiling.least_gain) < most_units {
         true => chunk * unit,
         false => u32::MAX,
     }

@@ -109,10 +109,11 @@ fn worthwhile_shares(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> 
     }
     let chunks = cost_of_chunks(batch, tiling, chunk);
     let pay = |shares: u64| WORTH_SHARES * (shares + u64::from(tiling.combine_units)) < 10 * chunks;
-    if !pay(fair_share(batch, tiling)) {
+    let fair = fair_share(batch, tiling);
+    if !pay(fair) {
         return None;
     }
-    let shares = Shares::of(batch, tiling);
+    let shares = Shares::of(batch, tiling, fair);
     pay(shares.cost()).then_some(shares)
 }
 

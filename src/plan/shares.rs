@@ -20,11 +20,10 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// The smallest shares of which there are no more than `Tiling::max_shares`, or nearly so: pieces that are too small
-    /// leave gaps.
-    pub fn of(batch: &HostBatch<'_>, tiling: &Tiling) -> Shares {
+    /// The smallest shares from the fair one on of which there are no more than `Tiling::max_shares`, or nearly so: pieces
+    /// that are too small leave gaps.
+    pub fn of(batch: &HostBatch<'_>, tiling: &Tiling, fair: u64) -> Shares {
         let most = tiling.max_shares.max(1);
-        let fair = fair_share(batch, tiling);
         let mut share = u32::try_from(fair).unwrap_or(u32::MAX).max(FEWEST_UNITS);
         loop {
             let shares = Shares {

@@ -20,8 +20,10 @@ use crate::dtype::DType;
 
 /// All families, the preferred ones first.
 pub(super) const FAMILIES: &[Family] = &[
-    PAIRS_HALF_BY_TMA,
-    PAIRS_FP8_BY_TMA,
+    by_tma(PAIRS_HALF),
+    PAIRS_HALF_BY_TMA_ALONE,
+    by_tma(PAIRS_FP8),
+    PAIRS_FP8_BY_TMA_ALONE,
     by_tma(SINGLE_HALF),
     by_tma(SIXTEEN_ROWS_HALF),
     by_tma(SIXTEEN_ROWS_FP8),
@@ -62,11 +64,10 @@ const PAIRS_HALF: Family = Family {
     bundled: true,
 };
 
-const PAIRS_HALF_BY_TMA: Family = Family {
+/// Atoms of 32 bytes.
+const PAIRS_HALF_BY_TMA_ALONE: Family = Family {
     shapes: &[
-        shape((64, 64), 8, 16, 4),
         shape((80, 80), 8, 16, 4),
-        shape((96, 96), 8, 16, 4),
         // Four warps have no room for two stages each.
         shape((112, 112), 8, 16, 3),
     ],
@@ -84,13 +85,9 @@ const PAIRS_FP8: Family = Family {
     ..PAIRS_HALF
 };
 
-const PAIRS_FP8_BY_TMA: Family = Family {
-    shapes: &[
-        shape((64, 64), 8, 16, 4),
-        shape((96, 96), 8, 16, 4),
-        shape((128, 128), 8, 16, 4),
-        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
-    ],
+/// Atoms of 32 bytes.
+const PAIRS_FP8_BY_TMA_ALONE: Family = Family {
+    shapes: &[shape((96, 96), 8, 16, 4)],
     ..by_tma(PAIRS_FP8)
 };
 
