@@ -38,8 +38,8 @@ __device__ __forceinline__ void place_items(const Params &p, const Starts &start
     const u32 num_items = p.plan.counts[0];
     for (u32 i = blockIdx.x * FOLIO_THREADS + threadIdx.x; i < num_items; i += gridDim.x * FOLIO_THREADS) {
         FolioWorkItem item = p.plan.items[i];
-        // Every request with rows has such an item.
-        if (item.q_start == 0 && item.kv_start == 0) p.page_start[item.request] = item.page_start;
+        // Every request with rows has such an item. More than one say the same: keys before a window have none.
+        if (item.q_start == 0) p.page_start[item.request] = item.page_start;
         item.page_start = first_row_of(p.plan, starts, item.request);
         p.items[i] = item;
     }
