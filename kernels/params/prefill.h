@@ -19,7 +19,9 @@ struct FolioPrefillParams {
     folio_u32 head_dim_qk, head_dim_vo;
     FolioPacking packing;
     folio_u32 row_alignment;  // of rows of k and v that are loaded one by one, in bytes: 8 or 16
+    FolioDivisor page_size;
+    folio_u32 reserved;
 };
 
 // The number of src/cuda/prefill_params.rs.
-static_assert(sizeof(FolioPrefillParams) == 392, "Hopper prefill");
+static_assert(sizeof(FolioPrefillParams) == 408, "Hopper prefill");

@@ -45,6 +45,21 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
+// Whether a wait for it would be over.
+__device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
 // Orders ordinary shared-memory accesses before later ones of the async proxy (TMA).
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

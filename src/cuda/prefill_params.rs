@@ -1,7 +1,7 @@
 //! Mirror of the struct in `kernels/params/prefill.h`, field by field; its size is asserted on both sides. What the
 //! fields mean is written there.
 
-use super::params::AttentionParams;
+use super::params::{AttentionParams, Divisor};
 
 /// `FolioPacking`.
 #[repr(C)]
@@ -53,10 +53,12 @@ pub struct PrefillParams {
     pub head_dim_vo: u32,
     pub packing: Packing,
     pub row_alignment: u32,
+    pub page_size: Divisor,
+    pub reserved: u32,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/prefill.h`.
-const _: () = assert!(size_of::<PrefillParams>() == 392);
+const _: () = assert!(size_of::<PrefillParams>() == 408);
 
 #[cfg(test)]
 mod tests {

@@ -92,6 +92,7 @@ fn main() -> ExitCode {
         case("prefill_rows_strides", (), prefill_rows::strides),
         case("prefill_rows_layers", (), prefill_rows::layers),
         case("prefill_rows_long", (), prefill_rows::long),
+        case("prefill_rows_waves", (), prefill_rows::waves),
         case("prefill_widened_widths", (), prefill_widened::widths),
         case("prefill_widened_layers", (), prefill_widened::layers),
         case("prefill_widened_batches", (), prefill_widened::batches),

@@ -159,3 +159,25 @@ pub fn long() {
         }
     }
 }
+
+/// fp8 caches and more tiles than multiprocessors, some full and of many steps, most of one row: whoever loads is steps ahead
+/// of who multiplies, and in the next tile.
+pub fn waves() {
+    let session = session();
+    let singles = (0..60).map(|n| (1, 37 * n % 700));
+    let lens: Vec<_> = [(150, 1000), (130, 333)]
+        .into_iter()
+        .chain(singles)
+        .collect();
+    for dims in DIMS {
+        for types in TYPES.into_iter().filter(|types| types.1.is_fp8()) {
+            let problem = Problem {
+                storage: paged(16, KvLayout::Nhd),
+                kv_dtype: types.1,
+                head_dim_vo: dims.1,
+                ..Problem::plain(&lens).of(types.0).heads(3, 3, dims.0)
+            };
+            check(&*session, &problem);
+        }
+    }
+}

@@ -1,8 +1,13 @@
 // Rows of K and V in fp8, converted to fp16 on the way to shared memory; every fp8 value is one of fp16. A lane copies 16
-// bytes at a time to a place of its own, or 8 where rows are aligned to no more, and converts them a step later: nobody else
-// reads them.
+// bytes at a time to a place of its own, or 8 where rows are aligned to no more, and converts them when they have landed:
+// nobody else reads them.
+//
+// K and V of a step are two units, K first. Warps take units in turn, so that what a unit costs beside its rows, addresses
+// and barriers, is one warp's time. As many units are under way as there is room for, also those of the next tile: that
+// hides the latency of memory.
 #pragma once
 
+#include "ptx/bulk.cuh"
 #include "sm90/fp8_pairs.cuh"
 #include "sm90/prefill/rows.cuh"
 
@@ -13,92 +18,203 @@ class RowConverter {
     static_assert(CacheRows<Fp8>::row_bytes(64) == 64, "the rows of a piece are those of an atom");
 
 public:
-    __device__ __forceinline__ explicit RowConverter(const RowWarp &rows) : rows(rows) {}
+    __device__ __forceinline__ RowConverter(const RowWarp &rows, const TileReader &reader)
+        : rows(rows), reader(reader), position(rows.warp), requested(rows.warp), oldest(rows.warp), target(rows.warp) {}
 
-    // K and V of the next step are under way while those of this one are converted, and page ids of the step after it.
-    __device__ __forceinline__ void fill(const Work &work) {
-        const int last_block = work.first_block - work.num_steps + 1;
-        int block = work.first_block;
-        Places next = rows.find(work, block);
-        request(work, block, next);
-        if (block > last_block) next = rows.find(work, block - 1);
+    __device__ __forceinline__ void run() {
 #pragma unroll 1
-        for (; block >= last_block; --block) {
-            cp_async_wait<0>();
-            if (block > last_block) request(work, block - 1, next);
-            if (block > last_block + 1) next = rows.find(work, block - 2);
-            rows.await_empty(KEY_EMPTY, stage);
-            convert<DIM_QK>(raw(RAW_KEYS, RAW_KEY_BYTES, block), KEYS + stage.index * KEY_BYTES);
-            rows.hand_over(KEY_FULL, stage);
-            rows.await_empty(VALUE_EMPTY, stage);
-            convert<DIM_VO>(raw(RAW_VALUES, RAW_VALUE_BYTES, block), VALUES + stage.index * VALUE_BYTES);
-            rows.hand_over(VALUE_FULL, stage);
-            stage.advance();
+        while (true) {
+            request_units();
+            if (pending == 0) return;
+            convert_oldest();
         }
     }
 
 private:
-    static __device__ __forceinline__ u32 raw(u32 first, u32 bytes, int block) {
-        return first + block % RAW_STAGES * bytes;
-    }
+    // Of a warp: all are converted in turn, and who waits for a slot waits for a unit that another warp has.
+    static constexpr u32 MOST_PENDING = (RAW_STAGES + FILLING_WARPS - 1) / FILLING_WARPS;
 
-    // Raw bytes of a lane: [piece][64-column block][lane][16 bytes].
-    template <int DIM>
-    __device__ __forceinline__ u32 raw_chunk(u32 raw, u32 piece, u32 block) const {
-        return rows.shared + raw + (((piece * FILLING_WARPS + rows.warp) * (DIM / 64) + block) * 32 + rows.lane) * 16;
-    }
+    // A place of the ring of units that are not converted yet.
+    struct Slot {
+        u32 index, parity = 0;
 
-    __device__ __forceinline__ void request(const Work &work, int block, const Places &places) const {
-        copy<DIM_QK>(rows.params.k, rows.key_bytes(), raw(RAW_KEYS, RAW_KEY_BYTES, block), work, places);
-        copy<DIM_VO>(rows.params.v, rows.value_bytes(), raw(RAW_VALUES, RAW_VALUE_BYTES, block), work, places);
-        cp_async_commit();
-    }
+        __device__ __forceinline__ explicit Slot(u32 index) : index(index) {}
 
-    template <int DIM>
-    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 raw, const Work &work,
-                                         const Places &places) const {
-        const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
-        rows.for_pieces([&](u32 piece) {
-            const u64 source = addresses.of_piece(piece, rows.lane);
-            const u32 end = source != 0 ? row_bytes : 0;
-#pragma unroll
-            for (u32 columns = 0; columns < DIM / 64; ++columns) {
-                const u32 offset = 16 * (rows.lane % ROW_LANES) + 64 * columns;
-                const u8 *bytes = reinterpret_cast<const u8 *>(source) + offset;
-                const u32 target = raw_chunk<DIM>(raw, piece, columns);
-                if (rows.prefill.row_alignment >= 16) {
-                    cp_async<16>(target, bytes, offset < end ? 16 : 0);
-                } else {
-                    cp_async<8>(target, bytes, offset < end ? 8 : 0);
-                    cp_async<8>(target + 8, bytes + 8, offset + 8 < end ? 8 : 0);
-                }
+        // That of the warp's next unit.
+        __device__ __forceinline__ void advance() {
+            static_assert(!CONVERTS || RAW_STAGES > FILLING_WARPS, "a ring is not passed at once");
+            index += FILLING_WARPS;
+            if (index >= RAW_STAGES) index -= RAW_STAGES, parity ^= 1;
+        }
+    };
+
+    // Where a unit goes.
+    struct Target {
+        bool values;
+        Ring<STAGES> stage;
+
+        __device__ __forceinline__ explicit Target(u32 unit) : values(unit % 2 != 0) {
+            if (unit >= 2) stage.advance();
+        }
+
+        // That of the warp's next unit.
+        __device__ __forceinline__ void advance() {
+            static_assert(FILLING_WARPS == 3, "a step and half of the next");
+            stage.advance();
+            if (values) stage.advance();
+            values = !values;
+        }
+    };
+
+    // Nothing is waited for while units are pending: a tile may be announced only after they are converted, and its page ids
+    // come meanwhile.
+    __device__ __forceinline__ void request_units() {
+#pragma unroll 1
+        while (pending < MOST_PENDING) {
+            if (position >= units) {
+                if (!begin_tile() || pending > 0) return;
+            } else {
+                if (pending > 0 && !is_over(empty(requested.index), requested.parity ^ 1)) return;
+                request();
             }
-        });
+        }
     }
 
+    // False where there is none, or none yet.
+    __device__ __forceinline__ bool begin_tile() {
+        if (ended || (pending > 0 && !reader.announced())) return false;
+        position -= units;
+        work = reader.next();
+        units = 2 * work.num_steps;
+        ended = units == 0;
+        if (ended) return false;
+        find_places();
+        return true;
+    }
+
+    // Of the unit at `position`, where the tile has it.
+    __device__ __forceinline__ void find_places() {
+        if (position < units) places = rows.find(work, work.first_block - static_cast<int>(position / 2));
+    }
+
+    __device__ __forceinline__ void request() {
+        mbarrier_wait(empty(requested.index), requested.parity ^ 1);
+        if (position % 2 != 0) {
+            copy<DIM_VO>(rows.params.v, rows.value_bytes());
+        } else {
+            copy<DIM_QK>(rows.params.k, rows.key_bytes());
+        }
+        mbarrier_arrive_by_copies(full(requested.index));
+        ++pending;
+        requested.advance();
+        position += FILLING_WARPS;
+        find_places();
+    }
+
+    __device__ __forceinline__ void convert_oldest() {
+        mbarrier_wait(full(oldest.index), oldest.parity);
+        if (target.values) {
+            await_free(VALUE_FULL, VALUE_EMPTY);
+            convert<DIM_VO>(VALUES + target.stage.index * VALUE_BYTES);
+            rows.hand_over(VALUE_FULL, target.stage);
+        } else {
+            await_free(KEY_FULL, KEY_EMPTY);
+            convert<DIM_QK>(KEYS + target.stage.index * KEY_BYTES);
+            rows.hand_over(KEY_FULL, target.stage);
+        }
+        if (rows.lane == 0) mbarrier_arrive(empty(oldest.index));
+        --pending;
+        oldest.advance();
+        target.advance();
+    }
+
+    // Until what the stage had before was read. Barriers tell one round of the ring from the next only, and a warp may be ahead
+    // of the one that fills the stage in between: first that it is filled. That the round before is over follows from the
+    // warp's unit before: its stage was free, so that all older ones had been filled.
+    __device__ __forceinline__ void await_free(u32 full, u32 empty) const {
+        mbarrier_wait(rows.shared + full + 8 * target.stage.index, target.stage.parity ^ 1);
+        rows.await_empty(empty, target.stage);
+    }
+
+    __device__ __forceinline__ u32 full(u32 slot) const { return rows.shared + RAW_FULL + 8 * slot; }
+    __device__ __forceinline__ u32 empty(u32 slot) const { return rows.shared + RAW_EMPTY + 8 * slot; }
+
+    // Raw bytes of the lane: [piece][64-column block][lane][16 bytes].
+    __device__ __forceinline__ u32 raw(u32 slot) const { return rows.shared + RAW + slot * RAW_BYTES + 16 * rows.lane; }
+
     template <int DIM>
-    __device__ __forceinline__ void convert(u32 raw, u32 tile) const {
-        // 16 bytes become two chunks. Swizzled: chunk c of row r of an atom lies at c ^ r.
-        const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES * 2;
-        const u32 first = rows.shared + tile + rows.warp * 1024 + row * 128 + ((chunk ^ row) << 4);
-        rows.for_pieces([&](u32 piece) {
+    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes) const {
+        const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
+        if (rows.prefill.row_alignment >= 16) {
+            copy_by<16, DIM>(addresses, row_bytes, raw(requested.index));
+        } else {
+            copy_by<8, DIM>(addresses, row_bytes, raw(requested.index));
+        }
+    }
+
+    template <u32 BYTES, int DIM>
+    __device__ __forceinline__ void copy_by(const Addresses &addresses, u32 row_bytes, u32 raw) const {
+        const u32 column = 16 * (rows.lane % ROW_LANES);
+#pragma unroll
+        for (u32 piece = 0; piece < PIECES; ++piece) {
+            const u64 row = addresses.of_piece(piece, rows.lane);
+            const u8 *source = reinterpret_cast<const u8 *>(row) + column;
 #pragma unroll
             for (u32 block = 0; block < DIM / 64; ++block) {
-                const uint4 bytes = ld_shared_v4(raw_chunk<DIM>(raw, piece, block));
-                const u32 target = first + piece * FILLING_WARPS * 1024 + block * KEY_COLUMN_STRIDE;
-                u32 x[4];
-                widen_fp8<Fp8>(bytes.x, x[0], x[1]);
-                widen_fp8<Fp8>(bytes.y, x[2], x[3]);
-                st_shared_v4(target, x);
-                widen_fp8<Fp8>(bytes.z, x[0], x[1]);
-                widen_fp8<Fp8>(bytes.w, x[2], x[3]);
-                st_shared_v4(target ^ 16, x);
+#pragma unroll
+                for (u32 part = 0; part < 16; part += BYTES) {
+                    const bool exists = row != 0 && column + 64 * block + part < row_bytes;
+                    cp_async<BYTES>(raw + 512 * (piece * (DIM / 64) + block) + part, source + 64 * block + part,
+                                    exists ? BYTES : 0);
+                }
             }
-        });
+        }
+    }
+
+    // 16 bytes become two chunks. Four are read before the first is converted: one by one, each would wait for shared memory.
+    template <int DIM>
+    __device__ __forceinline__ void convert(u32 tile) const {
+        constexpr u32 BLOCKS = DIM / 64, TOGETHER = BLOCKS < 4 && PIECES % (4 / BLOCKS) == 0 ? 4 / BLOCKS : 1;
+        // Swizzled: chunk c of row r of an atom lies at c ^ r.
+        const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES * 2;
+        u32 raw = this->raw(oldest.index), target = rows.shared + tile + row * 128 + ((chunk ^ row) << 4);
+#pragma unroll 1
+        for (u32 piece = 0; piece < PIECES; piece += TOGETHER) {
+            uint4 bytes[TOGETHER][BLOCKS];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER * BLOCKS; ++i) bytes[i / BLOCKS][i % BLOCKS] = ld_shared_v4(raw + 512 * i);
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER * BLOCKS; ++i) {
+                const u32 of_piece = target + i / BLOCKS * ATOM_BYTES;
+                store_widened(bytes[i / BLOCKS][i % BLOCKS], of_piece + i % BLOCKS * KEY_COLUMN_STRIDE);
+            }
+            raw += 512 * TOGETHER * BLOCKS;
+            target += TOGETHER * ATOM_BYTES;
+        }
+    }
+
+    static __device__ __forceinline__ void store_widened(const uint4 &bytes, u32 target) {
+        u32 x[4];
+        widen_fp8<Fp8>(bytes.x, x[0], x[1]);
+        widen_fp8<Fp8>(bytes.y, x[2], x[3]);
+        st_shared_v4(target, x);
+        widen_fp8<Fp8>(bytes.z, x[0], x[1]);
+        widen_fp8<Fp8>(bytes.w, x[2], x[3]);
+        st_shared_v4(target ^ 16, x);
     }
 
     const RowWarp rows;
-    Ring<STAGES> stage;
+    TileReader reader;
+    // What is requested next: the unit of a tile at `position` of its `units`, or one of a later tile.
+    Work work;
+    u32 position, units = 0;
+    Places places;
+    bool ended = false;
+    Slot requested;
+    // What is converted next, and how many units were requested from there on.
+    Slot oldest;
+    Target target;
+    u32 pending = 0;
 };
 
 }  // namespace folio::prefill

@@ -13,8 +13,17 @@ class RowCopier {
     static_assert(Format::row_bytes(64) == 128 && FILLING_WARPS % 2 == 1);
 
 public:
-    __device__ __forceinline__ explicit RowCopier(const RowWarp &rows) : rows(rows) {}
+    __device__ __forceinline__ RowCopier(const RowWarp &rows, const TileReader &reader) : rows(rows), reader(reader) {}
 
+    __device__ __forceinline__ void run() {
+        while (true) {
+            const Work work = reader.next();
+            if (work.num_steps == 0) return;
+            fill(work);
+        }
+    }
+
+private:
     __device__ __forceinline__ void fill(const Work &work) {
         const int last_block = work.first_block - work.num_steps + 1;
         int block = work.first_block;
@@ -35,7 +44,6 @@ public:
         }
     }
 
-private:
     template <int DIM>
     __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile, const Work &work,
                                          const Places &places) const {
@@ -58,6 +66,7 @@ private:
     }
 
     const RowWarp rows;
+    TileReader reader;
     Ring<STAGES> stage;
 };
 

@@ -105,11 +105,21 @@ struct Work {
     u32 key_sets;
 };
 
+// Whether a warp would not wait.
+__device__ __forceinline__ bool is_over(u32 barrier, u32 parity) {
+    return __any_sync(FULL_WARP, mbarrier_test(barrier, parity));
+}
+
 // The CTA's tiles, as a warp that loads reads them.
 class TileReader {
 public:
     __device__ __forceinline__ explicit TileReader(const u8 *shared_bytes)
         : shared(shared_address(shared_bytes)), tiles(reinterpret_cast<const Tile *>(shared_bytes + TILES)) {}
+
+    // Whether `next` would not wait.
+    __device__ __forceinline__ bool announced() const {
+        return is_over(shared + TILE_FULL + 8 * slot.index, slot.parity);
+    }
 
     // The next one; without steps there is none.
     __device__ __forceinline__ Work next() {

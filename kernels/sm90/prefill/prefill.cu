@@ -47,7 +47,7 @@ public:
         key.enter(turn);
         value.enter(turn);
         await_keys();
-        see_copies();
+        see_rows();
         start_scores(s);
         while (true) {
             State rows;
@@ -62,7 +62,7 @@ public:
             while (steps.idle && steps.advance()) idle_step(steps);
 
             await_values();
-            see_copies();
+            see_rows();
             start_output(p, o);
             key.leave(turn);
             query.advance();
@@ -74,7 +74,7 @@ public:
                 const Turn first(*next, group);
                 key.enter(first);
                 key.await(first, shared + KEY_FULL);
-                see_copies();
+                see_rows();
             }
             // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
             // branch would serialise the pipeline.
@@ -141,16 +141,18 @@ private:
     __device__ __forceinline__ void await_keys() const { key.await(turn, shared + KEY_FULL); }
     __device__ __forceinline__ void await_values() const { value.await(turn, shared + VALUE_FULL); }
 
-    // What cp.async wrote, to wgmma, which reads by the asynchronous proxy: who loads does not wait for it to land.
-    __device__ __forceinline__ void see_copies() const {
-        if constexpr (BY_COPIES) fence_proxy_async();
+    // What cp.async or stores wrote, to wgmma, which reads by the asynchronous proxy. Who loads does not fence: cp.async arrives by
+    // itself, and a fence would wait for all copies that are under way.
+    __device__ __forceinline__ void see_rows() const {
+        if constexpr (!BY_BOXES) fence_proxy_async();
     }
 
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
         u32 queries = shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES;
         // Computed anew, where registers do not suffice for what is the same for all tiles.
-        if constexpr (MASKED || (HAS_SERIES && DIM_QK > 128)) asm volatile("" : "+r"(queries));
+        if constexpr (MASKED || (HAS_SERIES && DIM_QK > 128) || (CONVERTS && QUERY_STAGES == 1))
+            asm volatile("" : "+r"(queries));
         const u64 q = wgmma_descriptor(queries, 16, ATOM_BYTES);
         const u32 keys = shared + KEYS + key.index * KEY_BYTES;
         const u64 nope = wgmma_descriptor(keys, 16, KEY_GROUP_STRIDE);
@@ -228,10 +230,10 @@ private:
                                               Output &o, State &rows) {
         key.advance(turn);
         await_keys();
-        if constexpr (BY_COPIES) {
+        if constexpr (!BY_BOXES) {
             // V of the step before was requested earlier: one fence for both.
             await_values();
-            see_copies();
+            see_rows();
         }
         start_scores(s);
         await_values();
@@ -320,6 +322,10 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS * CONSUMERS);
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS * CONSUMERS);
     }
+    for (u32 i = 0; i < RAW_STAGES; ++i) {
+        mbarrier_init(shared + RAW_FULL + 8 * i, 32);
+        mbarrier_init(shared + RAW_EMPTY + 8 * i, 1);
+    }
     for (int i = 0; i < TILE_SLOTS; ++i) {
         mbarrier_init(shared + TILE_FULL + 8 * i, 1);
         mbarrier_init(shared + TILE_READ + 8 * i, LOADING_WARPS);
@@ -343,8 +349,8 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
     // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows; to find out what any mask
     // shows takes the producer more.
     constexpr bool SHIFTED = MASKED || OWN_KEYS || (KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256);
-    constexpr int PRODUCER_REGISTERS = SHIFTED ? 56 : CONSUMERS == 2 ? 40 : 32;
-    constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? SHIFTED ? 224 : 232 : SHIFTED ? 152 : 160;
+    constexpr int PRODUCER_REGISTERS = CONVERTS && CONSUMERS == 2 ? 72 : SHIFTED ? 56 : CONSUMERS == 2 ? 40 : 32;
+    constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (504 - PRODUCER_REGISTERS) / 2 : (512 - PRODUCER_REGISTERS) / 3;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
         if constexpr (KV_ROWS != KvRows::ROWS) {

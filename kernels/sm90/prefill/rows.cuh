@@ -1,16 +1,18 @@
 // The producer warpgroup of the Hopper prefill kernel where tensor maps do not describe K and V: pages of any size and
-// at any distance, rows of any stride, types that are converted. Three warps share the rows of every step, in pieces of
-// as many as a warp copies at once; the fourth schedules, as in load.cuh. Here is where rows are and who has which; what
-// is done with them is in copy_rows.cuh and convert_rows.cuh.
+// at any distance, rows of any stride, types that are converted. Three warps load, in pieces of as many rows as a warp
+// copies at once: they share the rows of every step, or take K or V of a step in turn; the fourth schedules, as in
+// load.cuh. Here is where rows are and who has which; what is done with them is in copy_rows.cuh and convert_rows.cuh.
 #pragma once
 
+#include "core/paged.cuh"
 #include "sm90/prefill/load.cuh"
 
 namespace folio::prefill {
 
 constexpr u32 ROW_LANES = Stored::row_bytes(64) / 16;  // lanes of 64 columns of a row, 16 bytes each
 constexpr u32 PIECE_ROWS = 32 / ROW_LANES;
-constexpr u32 PIECES = BLOCK / PIECE_ROWS, PIECES_OF_WARP = (PIECES + FILLING_WARPS - 1) / FILLING_WARPS;
+constexpr u32 SHARING_WARPS = CONVERTS ? 1 : FILLING_WARPS;
+constexpr u32 PIECES = BLOCK / PIECE_ROWS, PIECES_OF_WARP = (PIECES + SHARING_WARPS - 1) / SHARING_WARPS;
 constexpr u32 ROWS_OF_LANE = (PIECES_OF_WARP * PIECE_ROWS + 31) / 32;
 static_assert(BLOCK % PIECE_ROWS == 0);
 
@@ -55,12 +57,17 @@ public:
 #pragma unroll
         for (u32 n = 0; n < ROWS_OF_LANE; ++n) {
             const u32 index = 32 * n + lane;
-            const u32 row = (index / PIECE_ROWS * FILLING_WARPS + warp) * PIECE_ROWS + index % PIECE_ROWS;
-            const u32 key = block * BLOCK + row, page = key / params.page_size;
-            places.token[n] = key - page * params.page_size;
+            const u32 row = (index / PIECE_ROWS * SHARING_WARPS + share()) * PIECE_ROWS + index % PIECE_ROWS;
+            const u32 key = block * BLOCK + row, page = divide(key, prefill.page_size);
+            places.token[n] = key - page * prefill.page_size.divisor;
             places.page[n] = static_cast<int>(key) < work.kv_end ? page_id(work.source + page) : -1;
         }
         return places;
+    }
+
+    // Whether the warp has a piece of this number.
+    __device__ __forceinline__ bool has_piece(u32 piece) const {
+        return (piece + 1) * SHARING_WARPS <= PIECES || piece * SHARING_WARPS + share() < PIECES;
     }
 
     // Calls `each` with the number of every piece that the warp has.
@@ -68,7 +75,7 @@ public:
     __device__ __forceinline__ void for_pieces(const Each &each) const {
 #pragma unroll
         for (u32 piece = 0; piece < PIECES_OF_WARP; ++piece) {
-            if ((piece + 1) * FILLING_WARPS <= PIECES || piece * FILLING_WARPS + warp < PIECES) each(piece);
+            if (has_piece(piece)) each(piece);
         }
     }
 
@@ -76,10 +83,8 @@ public:
         mbarrier_wait(shared + empty + 8 * ring.index, ring.parity ^ 1);
     }
 
-    // The warp's rows of a stage are there. They were written as by ordinary stores, and wgmma reads them by the
-    // asynchronous proxy.
+    // The warp's rows of a stage are there, written by ordinary stores.
     __device__ __forceinline__ void hand_over(u32 full, const Ring<STAGES> &ring) const {
-        fence_proxy_async();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared + full + 8 * ring.index);
     }
@@ -93,6 +98,9 @@ public:
     __device__ __forceinline__ u32 value_bytes() const { return Stored::row_bytes(prefill.head_dim_vo); }
 
 private:
+    // Number of the warp among those that share a step.
+    __device__ __forceinline__ u32 share() const { return SHARING_WARPS > 1 ? warp : 0; }
+
     // Ragged rows are pages in order.
     __device__ __forceinline__ i32 page_id(i64 index) const {
         const i32 *ids = params.plan.page_ids;
@@ -108,13 +116,7 @@ __device__ __forceinline__ void produce_rows(const FolioPrefillParams &params, c
         if (threadIdx.x % 32 == 0) Scheduler(params, q_map, shared_bytes).run();
         return;
     }
-    TileReader reader(shared_bytes);
-    RowLoader loader(RowWarp(params, shared_bytes, warp));
-    while (true) {
-        const Work work = reader.next();
-        if (work.num_steps == 0) return;
-        loader.fill(work);
-    }
+    RowLoader(RowWarp(params, shared_bytes, warp), TileReader(shared_bytes)).run();
 }
 
 }  // namespace folio::prefill

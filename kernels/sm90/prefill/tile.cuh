@@ -63,10 +63,10 @@ constexpr bool CAPPED = LOGITS == Logits::CAPPED, BIASED = LOGITS == Logits::BIA
 static_assert(LOGITS == Logits::SOME || !(MASKED || OWN_KEYS || NARROWS), "where they were measured");
 constexpr int WARPGROUP = 128;
 // Warps that read the records of tiles to load keys, those of them that fill a stage of K or of V, and how often it is
-// said that a stage is full: by a box, by every thread's copies as they land, or by every warp that converted its rows.
+// said that a stage is full: by a box, by every thread's copies as they land, or by the warp that converted it.
 constexpr u32 LOADING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 2, FILLING_WARPS = KV_ROWS == KvRows::ROWS ? 3 : 1;
-constexpr bool BY_COPIES = KV_ROWS == KvRows::ROWS && !CONVERTS;
-constexpr u32 FULL_ARRIVALS = FILLING_WARPS * (BY_COPIES ? 32 : 1);
+constexpr bool BY_BOXES = KV_ROWS != KvRows::ROWS, BY_COPIES = !BY_BOXES && !CONVERTS;
+constexpr u32 FULL_ARRIVALS = BY_COPIES ? FILLING_WARPS * 32 : 1;
 constexpr int TILE_SLOTS = 4;  // tiles known to some warp of the CTA, see Scheduler
 // Records of a tile, and barriers of a stage that say that it is full: of all warpgroups' keys, and of those of each.
 constexpr int TILE_RECORDS = OWN_KEYS ? CONSUMERS : 1, FULL_BARRIERS = OWN_KEYS ? 1 + CONSUMERS : 1;
@@ -98,27 +98,31 @@ constexpr u32 COLUMN_BLOCK_BYTES = BLOCK * BLOCK_ROW_BYTES;
 constexpr u32 KEY_BYTES = KEY_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
 constexpr u32 VALUE_BYTES = VALUE_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
 constexpr u32 STEP_BYTES = KEY_BYTES + VALUE_BYTES;
-constexpr u32 RAW_KEY_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_QK) : 0;
-constexpr u32 RAW_VALUE_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_VO) : 0;
-constexpr int RAW_STAGES = 2;  // steps of what is converted: one is under way while the other is converted
+// What is converted: K or V of a step as it is in the cache.
+constexpr u32 RAW_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_QK > DIM_VO ? DIM_QK : DIM_VO) : 0;
 // What step_mask.cuh keeps of a tile, for every thread of the consumers: masks of rows, then slopes.
 constexpr int ROW_MASKS_OF_THREAD = BLOCK <= 64 ? 1 : 2;
 constexpr u32 ROW_MASK_BYTES = 16 * ROW_MASKS_OF_THREAD * WARPGROUP * CONSUMERS;
 constexpr u32 MASK_BYTES = MASKED ? ROW_MASK_BYTES + 8 * WARPGROUP * CONSUMERS : 0;
-// Two buffers for Q where that leaves room for two steps of K and V; then as many steps as there is room for, up to
-// four. src/cuda/kernels/attention/sm90_prefill.rs computes the same.
+// Two buffers for Q where that leaves room for two steps of K and V, and for what is not converted yet; then as much of
+// the latter as there is room for, since that is what is under way from memory; then as many steps, up to four. src/cuda/kernels/attention/sm90_prefill.rs computes the same.
 constexpr u32 RECORD_BYTES = OWN_KEYS ? 2048 : 1024;  // tile records and barriers
-constexpr u32 MOST_BUFFER_BYTES = 232448 - RECORD_BYTES - MASK_BYTES - RAW_STAGES * (RAW_KEY_BYTES + RAW_VALUE_BYTES);
-constexpr int QUERY_STAGES = !OWN_KEYS && 2 * CONSUMERS * QUERY_BYTES + 2 * STEP_BYTES <= MOST_BUFFER_BYTES ? 2 : 1;
+constexpr u32 MOST_BUFFER_BYTES = 232448 - RECORD_BYTES - MASK_BYTES;
+// Each warp converts one, and others are under way.
+constexpr u32 WANTED_RAW_STAGES = 2 * FILLING_WARPS, MOST_RAW_STAGES = 4 * FILLING_WARPS;
+constexpr u32 LEAST_STEPS_BYTES = 2 * STEP_BYTES + WANTED_RAW_STAGES * RAW_BYTES;
+constexpr int QUERY_STAGES = !OWN_KEYS && 2 * CONSUMERS * QUERY_BYTES + LEAST_STEPS_BYTES <= MOST_BUFFER_BYTES ? 2 : 1;
 constexpr u32 QUERIES_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
-constexpr int ROOM = (MOST_BUFFER_BYTES - QUERIES_BYTES) / STEP_BYTES, STAGES = ROOM < 4 ? ROOM : 4;
+constexpr u32 RAW_ROOM = CONVERTS ? (MOST_BUFFER_BYTES - QUERIES_BYTES - 2 * STEP_BYTES) / RAW_BYTES : 0;
+constexpr u32 RAW_STAGES = RAW_ROOM < MOST_RAW_STAGES ? RAW_ROOM : MOST_RAW_STAGES;
+constexpr int ROOM = (MOST_BUFFER_BYTES - QUERIES_BYTES - RAW_STAGES * RAW_BYTES) / STEP_BYTES;
+constexpr int STAGES = ROOM < 4 ? ROOM : 4;
 static_assert(STAGES >= 2, "the next step is loaded while this one is multiplied");
 constexpr u32 QUERIES = 0;
 constexpr u32 KEYS = QUERIES + QUERIES_BYTES;
 constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
-constexpr u32 RAW_KEYS = VALUES + STAGES * VALUE_BYTES;
-constexpr u32 RAW_VALUES = RAW_KEYS + RAW_STAGES * RAW_KEY_BYTES;
-constexpr u32 TILES = RAW_VALUES + RAW_STAGES * RAW_VALUE_BYTES;
+constexpr u32 RAW = VALUES + STAGES * VALUE_BYTES;
+constexpr u32 TILES = RAW + RAW_STAGES * RAW_BYTES;
 constexpr u32 TILE_BYTES = MASKED ? 72 : OWN_KEYS ? 56 : 48;
 constexpr u32 BARRIERS = TILES + TILE_BYTES * TILE_SLOTS * TILE_RECORDS;
 constexpr u32 TILE_FULL = BARRIERS;
@@ -129,8 +133,9 @@ constexpr u32 KEY_FULL = QUERY_EMPTY + 8 * QUERY_STAGES * CONSUMERS;
 constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES * FULL_BARRIERS;
 constexpr u32 VALUE_FULL = KEY_EMPTY + 8 * STAGES;
 constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES * FULL_BARRIERS;
+constexpr u32 RAW_FULL = VALUE_EMPTY + 8 * STAGES, RAW_EMPTY = RAW_FULL + 8 * RAW_STAGES;
 constexpr u32 ROW_MASKS = TILES + RECORD_BYTES, SLOPES = ROW_MASKS + ROW_MASK_BYTES;
-static_assert(VALUE_EMPTY + 8 * STAGES <= ROW_MASKS && ROW_MASKS + MASK_BYTES == FOLIO_SHARED_BYTES);
+static_assert(RAW_EMPTY + 8 * RAW_STAGES <= ROW_MASKS && ROW_MASKS + MASK_BYTES == FOLIO_SHARED_BYTES);
 
 // Position in a ring of DEPTH buffers, and the parity of its barriers.
 template <int DEPTH>

@@ -232,14 +232,16 @@ fn special(
                 return Ok(that_take_items_of_the_first(desc, boxes, most_unit));
             }
             // Where both read keys once, prefill is up to 2.5 times as fast (20 to 64 rows on an H200; 64 requests of 4k and
-            // 32 rows, 3 %), but not where it converts keys (8 × 5 rows of 12 heads on 5942: 92 against 125 µs). Else decode
-            // is, up to four times.
+            // 32 rows, 3 %). Where it converts keys, that holds for rows that decode has more than one warp for (33 to 64
+            // rows: 1.2 to 1.6 times as fast on average, at worst 0.95 of it; up to 32 at head_dim 128: 0.93, at worst 0.62).
+            // Else decode is, up to four times.
             let few = [decode(KeySource::Tma)?, decode(KeySource::Gather)?];
             let converts = desc.kv_format.element != desc.q_dtype;
-            let mut kernels: Vec<_> = match (reads_keys_once, converts) {
-                (true, false) => boxes.into_iter().chain([rows]).chain(few).collect(),
-                (true, true) => boxes.into_iter().chain(few).chain([rows]).collect(),
-                (false, _) => few.into_iter().chain(boxes).chain([rows]).collect(),
+            let decodes_first =
+                !reads_keys_once || (converts && packed_rows(desc) <= Sm90Decode::WARP_ROWS);
+            let mut kernels: Vec<_> = match decodes_first {
+                true => few.into_iter().chain(boxes).chain([rows]).collect(),
+                false => boxes.into_iter().chain([rows]).chain(few).collect(),
             };
             // What another one takes, nobody lacks.
             if kernels.iter().any(OrLacks::is_ok) {

@@ -44,6 +44,8 @@ pub struct Sm90Decode {
 impl Sm90Decode {
     /// Packed query rows of its largest tile: keys are read once for all of them.
     const TILE_ROWS: u32 = 64;
+    /// Those of a warp, at most: where a tile has more, each of its warps converts the same keys.
+    pub const WARP_ROWS: u32 = 32;
 
     /// Packed query rows that it should be given. Two tiles that read the same keys at about the same time are better
     /// than a kernel that reads them for every few heads.

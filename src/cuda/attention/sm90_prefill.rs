@@ -11,7 +11,7 @@ use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap
 use crate::cuda::kernels::attention::{
     AttentionRow, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, SPLIT_ROPE_DIM, Variant,
 };
-use crate::cuda::params::{AttentionParams, row_alignment};
+use crate::cuda::params::{AttentionParams, Divisor, row_alignment};
 use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::error::{Error, Result};
 use crate::problem::{
@@ -231,6 +231,8 @@ impl Sm90Prefill {
             head_dim_vo: v.extent(3) as u32,
             packing: self.packing,
             row_alignment: row_alignment(k).min(row_alignment(v)),
+            page_size: Divisor::new(attention.page_size),
+            reserved: 0,
         }
     }
 

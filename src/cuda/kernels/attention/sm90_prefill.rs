@@ -244,8 +244,9 @@ fn own_keys_shared_bytes(types: AttentionTypes, shape: Shape) -> u32 {
     shared_bytes_with(1, 1024, types, shape)
 }
 
-/// One or two buffers of Q, two to four stages of K and V, two steps of what is converted, 1024 bytes of barriers and tile
-/// records, and `others`. Rows lie in blocks of 64 columns. The kernel computes the same (`tile.cuh`), and asserts it.
+/// One or two buffers of Q, two to four stages of K and V, up to twelve of what is converted, K or V of a step, 1024 bytes of
+/// barriers and tile records, and `others`. Rows lie in blocks of 64 columns. The kernel computes the same
+/// (`tile.cuh`), and asserts it.
 fn shared_bytes_beside(others: u32, types: AttentionTypes, shape: Shape) -> u32 {
     shared_bytes_with(2, others, types, shape)
 }
@@ -257,14 +258,22 @@ fn shared_bytes_with(
     shape: Shape,
 ) -> u32 {
     const MOST: u32 = 232_448 - 1024;
+    const WANTED_RAW_STAGES: u32 = 6;
+    const MOST_RAW_STAGES: u32 = 12;
     let row = |dim: u32| dim.next_multiple_of(64);
-    let elements = shape.kv_tile * (row(shape.head_dim_qk) + row(shape.head_dim_vo));
-    let step = 2 * elements;
-    let raw = if types.kv == types.q { 0 } else { 2 * elements };
-    let queries = shape.q_tile * row(shape.head_dim_qk) * 2;
-    let most = MOST - raw - others;
-    let fits_twice = 2 * queries + 2 * step <= most;
+    let (keys, values) = (row(shape.head_dim_qk), row(shape.head_dim_vo));
+    let step = 2 * shape.kv_tile * (keys + values);
+    let unit = match types.kv == types.q {
+        true => 0,
+        false => shape.kv_tile * keys.max(values),
+    };
+    let queries = shape.q_tile * keys * 2;
+    let most = MOST - others;
+    let fits_twice = 2 * queries + 2 * step + WANTED_RAW_STAGES * unit <= most;
     let query_stages = most_query_stages.min(if fits_twice { 2 } else { 1 });
-    let stages = ((most - query_stages * queries) / step).min(4);
+    let room = most - query_stages * queries;
+    let raw_stages = (room - 2 * step).checked_div(unit).unwrap_or(0);
+    let raw = raw_stages.min(MOST_RAW_STAGES) * unit;
+    let stages = ((room - raw) / step).min(4);
     query_stages * queries + stages * step + raw + 1024 + others
 }
