@@ -141,8 +141,8 @@ private:
     __device__ __forceinline__ void await_keys() const { key.await(turn, shared + KEY_FULL); }
     __device__ __forceinline__ void await_values() const { value.await(turn, shared + VALUE_FULL); }
 
-    // What cp.async or stores wrote, to wgmma, which reads by the asynchronous proxy. Who loads does not fence: cp.async arrives by
-    // itself, and a fence would wait for all copies that are under way.
+    // What cp.async or stores wrote, to wgmma, which reads by the asynchronous proxy. Who loads does not fence: that would
+    // wait for all copies that are under way.
     __device__ __forceinline__ void see_rows() const {
         if constexpr (!BY_BOXES) fence_proxy_async();
     }

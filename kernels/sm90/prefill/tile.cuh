@@ -105,7 +105,8 @@ constexpr int ROW_MASKS_OF_THREAD = BLOCK <= 64 ? 1 : 2;
 constexpr u32 ROW_MASK_BYTES = 16 * ROW_MASKS_OF_THREAD * WARPGROUP * CONSUMERS;
 constexpr u32 MASK_BYTES = MASKED ? ROW_MASK_BYTES + 8 * WARPGROUP * CONSUMERS : 0;
 // Two buffers for Q where that leaves room for two steps of K and V, and for what is not converted yet; then as much of
-// the latter as there is room for, since that is what is under way from memory; then as many steps, up to four. src/cuda/kernels/attention/sm90_prefill.rs computes the same.
+// the latter as there is room for, since that is what is under way from memory; then as many steps, up to four.
+// src/cuda/kernels/attention/sm90_prefill.rs computes the same.
 constexpr u32 RECORD_BYTES = OWN_KEYS ? 2048 : 1024;  // tile records and barriers
 constexpr u32 MOST_BUFFER_BYTES = 232448 - RECORD_BYTES - MASK_BYTES;
 // Each warp converts one, and others are under way.
