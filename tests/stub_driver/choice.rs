@@ -426,6 +426,9 @@ pub fn packed_rows_choose_the_kernel() {
         (many(7, 4), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(4, 5), "prefill_sm90a_bf16_d128_q192_paged"),
         (fp8(many(4, 5)), "decode_sm90a_f16_kve4m3_d128_q32_tma"),
+        (fp8(many(8, 4)), "decode_sm90a_f16_kve4m3_d128_q32_tma"),
+        (fp8(many(8, 5)), "prefill_sm90a_bf16_kve4m3_d128_q192_rows"),
+        (fp8(many(17, 2)), "decode_sm90a_f16_kve4m3_d128_q64_tma"),
         (small_pages(many(4, 5)), "prefill_sm90a_bf16_d128_q192_rows"),
         (
             small_pages(many(17, 2)),
