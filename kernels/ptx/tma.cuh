@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-// Whether a wait for it would be over.
+// Whether the phase of that parity is complete, without waiting.
 __device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
     u32 done;
     asm volatile(

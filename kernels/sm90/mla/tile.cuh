@@ -28,19 +28,4 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= FOLIO_SHARED_BYTES, "the row's shared memory");
 
-// Whether the phase of that parity is complete, without waiting.
-__device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n"
-        "}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    return done;
-}
-
 }  // namespace folio::mla
