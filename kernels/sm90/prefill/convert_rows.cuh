@@ -31,7 +31,7 @@ public:
     }
 
 private:
-    // Of a warp: all are converted in turn, and who waits for a slot waits for a unit that another warp has.
+    // Units of a warp that have slots of the ring at a time, which the warps use in turn.
     static constexpr u32 MOST_PENDING = (RAW_STAGES + FILLING_WARPS - 1) / FILLING_WARPS;
 
     // A place of the ring of units that are not converted yet.

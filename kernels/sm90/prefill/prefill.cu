@@ -322,7 +322,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS * CONSUMERS);
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS * CONSUMERS);
     }
-    for (u32 i = 0; i < RAW_STAGES; ++i) {
+    for (u32 i = 0; i != RAW_STAGES; ++i) {
         mbarrier_init(shared + RAW_FULL + 8 * i, 32);
         mbarrier_init(shared + RAW_EMPTY + 8 * i, 1);
     }
@@ -345,9 +345,9 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
     if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
     __syncthreads();
     wait_for_prerequisites();
-    // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 = 56 + 2 * 224 and
-    // 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows; to find out what any mask
-    // shows takes the producer more.
+    // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 = 56 + 2 * 224
+    // = 72 + 2 * 216 and 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows, and
+    // more to those who convert them; to find out what any mask shows takes the producer more.
     constexpr bool SHIFTED = MASKED || OWN_KEYS || (KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256);
     constexpr int PRODUCER_REGISTERS = CONVERTS && CONSUMERS == 2 ? 72 : SHIFTED ? 56 : CONSUMERS == 2 ? 40 : 32;
     constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (504 - PRODUCER_REGISTERS) / 2 : (512 - PRODUCER_REGISTERS) / 3;
