@@ -17,7 +17,7 @@ use super::chunk_size::smallest_chunk;
 use super::divisor::Divisor;
 use super::item_order::sort;
 use super::reserve::reserve;
-use super::shares::{Shares, fair_share};
+use super::shares::Shares;
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::Tiling;
@@ -52,7 +52,8 @@ pub fn schedule(
                 first_token: batch.qo_indptr[b],
                 past: i64::from(batch.kv_len[b]) - i64::from(qo_len),
             };
-            tile.push(work, &mut partial_rows, &mut cut);
+            tile.push(work, &mut partial_rows, &cut);
+            cut.pass(batch.num_keys_in_window(b, tiling.kv_unit));
             q_start += tile.q_len;
         }
     }
@@ -65,7 +66,13 @@ enum Cut {
     /// Into chunks of one size.
     Chunks(Divisor),
     /// Where shares of the batch end.
-    Shares { shares: Shares, unit: u32 },
+    Shares {
+        shares: Shares,
+        /// Of units, the keys.
+        unit: u32,
+        /// Units of the tiles before this one.
+        before: u64,
+    },
 }
 
 /// Shares are worth their irregular pieces where chunks take this much longer, in tenths.
@@ -81,21 +88,34 @@ impl Cut {
             Some(shares) => Cut::Shares {
                 shares,
                 unit: tiling.kv_unit,
+                before: 0,
             },
             None => Cut::Chunks(chunk),
         }
     }
 
-    /// End of the piece of a tile that begins at key `start`.
-    fn end(&mut self, start: u32, last: u32) -> u32 {
-        let keys = match self {
+    /// End of the piece of a tile of `keys` that begins at key `start`.
+    fn end(&self, start: u32, keys: &Range<u32>) -> u32 {
+        let piece = match self {
             Cut::Chunks(chunk) => chunk.divisor,
-            Cut::Shares { shares, unit } => {
-                let left = (last - start).div_ceil(*unit);
-                shares.next(left).saturating_mul(*unit)
+            Cut::Shares {
+                shares,
+                unit,
+                before,
+            } => {
+                let units = (keys.end - keys.start).div_ceil(*unit);
+                let done = (start - keys.start) / unit;
+                shares.next(*before, done, units).saturating_mul(*unit)
             }
         };
-        start.saturating_add(keys).min(last)
+        start.saturating_add(piece).min(keys.end)
+    }
+
+    /// Goes to the next tile; the request of this one has so many keys.
+    fn pass(&mut self, keys: u32) {
+        if let Cut::Shares { unit, before, .. } = self {
+            *before += u64::from(keys.div_ceil(*unit));
+        }
     }
 }
 
@@ -107,14 +127,10 @@ fn worthwhile_shares(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> 
     if most <= 1 || batch.batch_size() / most >= ROUNDS {
         return None;
     }
-    let chunks = cost_of_chunks(batch, tiling, chunk);
-    let pay = |shares: u64| WORTH_SHARES * (shares + u64::from(tiling.combine_units)) < 10 * chunks;
-    let fair = fair_share(batch, tiling);
-    if !pay(fair) {
-        return None;
-    }
-    let shares = Shares::of(batch, tiling, fair);
-    pay(shares.cost()).then_some(shares)
+    let shares = Shares::of(batch, tiling);
+    let cost = shares.cost() + u64::from(tiling.combine_units);
+    let pay = WORTH_SHARES * cost < 10 * cost_of_chunks(batch, tiling, chunk);
+    pay.then_some(shares)
 }
 
 /// Units of keys in the time of chunks: items of mean length are dealt out in rounds, none ends before the longest item,
@@ -191,11 +207,11 @@ struct Tile {
 }
 
 impl Tile {
-    fn push(&self, work: &mut WorkList, partial_rows: &mut u32, cut: &mut Cut) {
+    fn push(&self, work: &mut WorkList, partial_rows: &mut u32, cut: &Cut) {
         let (mut kv_start, mut num_chunks) = (self.keys.start, 0);
         // A request without keys still has rows to write: one item with an empty range.
         while kv_start < self.keys.end || num_chunks == 0 {
-            let kv_end = cut.end(kv_start, self.keys.end);
+            let kv_end = cut.end(kv_start, &self.keys);
             let split = num_chunks > 0 || kv_end < self.keys.end;
             work.items.push(WorkItem {
                 request: self.request,

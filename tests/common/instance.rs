@@ -20,13 +20,22 @@ use std::num::NonZeroU32;
 /// Plans and runs a problem once.
 pub fn solve(session: &dyn Session, memory: &dyn Memory, problem: &Problem) -> Result<Output> {
     let handle = session.attention(problem.desc())?;
-    // A plan for one layer may be for its window alone: every other one is.
-    let window = match problem.requests.len() % 2 {
+    Planned::within(
+        window_of_plan(problem),
+        handle,
+        memory,
+        &HostMemory,
+        problem,
+    )?
+    .run(&LayerData::new(memory, problem))
+}
+
+/// A plan for one layer may be for its window alone: every other one is.
+pub fn window_of_plan(problem: &Problem) -> Option<u32> {
+    match problem.requests.len() % 2 {
         0 => None,
         _ => problem.window_to_plan_for(),
-    };
-    Planned::within(window, handle, memory, &HostMemory, problem)?
-        .run(&LayerData::new(memory, problem))
+    }
 }
 
 /// A handle with a plan, and the memory that the plan refers to.
