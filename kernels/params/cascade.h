@@ -36,4 +36,4 @@ struct FolioPlanCascadeParams {
 
 // The numbers of src/cuda/cascade_params.rs.
 static_assert(sizeof(FolioSharedSegment) == 16 && sizeof(FolioPlanShare) == 16, "segments");
-static_assert(sizeof(FolioPlanCascadeParams) == 4064, "planning cascades");
+static_assert(sizeof(FolioPlanCascadeParams) == 4080, "planning cascades");

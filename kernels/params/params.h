@@ -210,7 +210,15 @@ struct FolioAppendParams {
 // What kernels/plan/plan.cu keeps of a request.
 struct FolioPlanRequest {
     folio_i64 page_start;
-    folio_u32 rows, keys, tiles, chunks;
+    folio_u32 rows, keys;
+    union {
+        folio_u32 units;      // of those keys that have items
+        folio_u32 first_cut;  // as soon as the cut is known: units before the second piece
+    };
+    union {
+        folio_u32 units_before;  // of the requests before it, counted once each
+        folio_u32 pieces;        // as soon as the cut is known: of each of its tiles
+    };
     folio_u32 first_partial;
     folio_i32 q_token;
 };
@@ -233,7 +241,9 @@ struct FolioPlanParams {
     folio_u32 *counts, *next_tile;
     FolioDivisor q_tile;
     folio_u32 batch_size, fixed_qo_len, page_size;
-    folio_u32 kv_unit, max_splits, invariant_chunk;  // invariant_chunk 0: balance the batch
+    folio_u32 kv_unit, max_splits, invariant_chunk;   // invariant_chunk 0: balance the batch
+    folio_u32 max_shares, least_gain, combine_units;  // as those of `Tiling`
+    folio_i32 window_left;                            // no row sees further; -1: unlimited
     folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_combines, max_partial_rows;
     folio_u32 by_request;  // keep the items of a request together: prefill
 };
@@ -246,4 +256,4 @@ static_assert(sizeof(FolioScoreBias) == 64, "biases");
 static_assert(sizeof(FolioDecodeParams) == 408, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
-static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 208, "planning");
+static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 224, "planning");

@@ -1,5 +1,6 @@
-// Cuts a batch whose lengths are on the device. The rules are those of src/plan/schedule.rs; only the order of items is
-// coarser (sixteen classes, the natural order within a class).
+// Cuts a batch whose lengths are on the device. The rules are those of src/plan/schedule.rs, of its chunks and of its equal
+// shares. But all tiles of a request are cut alike, and the order of items is coarser (sixteen classes, the natural order
+// within a class).
 #include "plan/planning.cuh"
 
 namespace folio {
@@ -7,40 +8,122 @@ namespace folio {
 // Requests that are kept in shared memory; larger batches are kept in the workspace.
 constexpr u32 SHARED_REQUESTS = 1024;
 
-// Where each request's items, combine items and partial results start. Every split row has as many partial rows as its
-// request has chunks, so the list of partial rows has the layout of the partial rows themselves.
-__device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Requests &all, u32 chunk) {
+// Pieces of fewer units are not worth an item: a share does not end so near to the begin or the end of a tile.
+constexpr u32 FEWEST_UNITS = 3;
+
+// Where the keys of every request are cut: into chunks of one size, or at every multiple of a share of all their units. All
+// tiles of a request are cut alike.
+struct Cut {
+    Reciprocal size;  // units
+    bool is_shares;
+
+    // Units before the second piece, if there is one.
+    __device__ __forceinline__ u32 first_cut(u32 units_before) const {
+        if (!is_shares) return size.divisor;
+        return size.divide_up(units_before + FEWEST_UNITS) * size.divisor - units_before;
+    }
+    __device__ __forceinline__ u32 pieces(u32 first_cut, u32 units) const {
+        if (!is_shares) return max(1u, size.divide_up(units));
+        return units < first_cut + FEWEST_UNITS ? 1 : size.divide(units - first_cut - FEWEST_UNITS) + 2;
+    }
+};
+
+// What a request adds to the plan. Every split row has as many partial rows as its request has pieces, so the list of
+// partial rows has the layout of the partial rows themselves.
+struct Added {
+    u32 first_cut, pieces;
+    u64 items, combines, partials;
+
+    __device__ __forceinline__ Added(const FolioPlanParams &p, const FolioPlanRequest &request, const Cut &cut)
+        : first_cut(cut.first_cut(request.units_before)),
+          pieces(cut.pieces(first_cut, request.units)),
+          items(static_cast<u64>(divide_up(request.rows, p.q_tile)) * pieces),
+          combines(pieces > 1 ? request.rows : 0),
+          partials(combines * pieces) {}
+};
+
+// Of a cut: what all requests add, and those before the thread's.
+struct Counted {
+    u64 before[2];  // items, and combine items above bit 32; partial rows
+    u32 items, combines;
+
+    __device__ __forceinline__ void add(const Added &added) {
+        before[0] += added.items | added.combines << 32, before[1] += added.partials;
+    }
+};
+
+__device__ __forceinline__ Counted count(const FolioPlanParams &p, const Requests &all, const Cut &cut) {
     __shared__ BlockScan<2> scan;
-    u64 sums[2] = {};  // items, and combine items above bit 32; partial rows
+    Counted counted = {};
+#pragma unroll 1
+    for (u32 b = all.begin; b < all.end; b++) counted.add(Added(p, all.request[b], cut));
+    scan.exclusive(counted.before);
+    counted.items = static_cast<u32>(scan.totals[0]), counted.combines = static_cast<u32>(scan.totals[0] >> 32);
+    __syncthreads();  // before another cut is counted
+    return counted;
+}
+
+// Units in the time of chunks of one size: items of mean length are dealt out in rounds, none ends before the longest
+// item, and rows that are split are combined.
+__device__ __forceinline__ u64 cost_of_chunks(const FolioPlanParams &p, const Batch &batch, u32 chunk,
+                                              const Counted &counted) {
+    const u32 items = max(1u, counted.items), rounds = (items - 1) / p.max_shares + 1;
+    const u64 in_rounds = rounds * batch.tile_units / items, longest = min(chunk, batch.most_units);
+    return max(in_rounds, longest) + (counted.combines > 0 ? p.combine_units : 0);
+}
+
+// Units of equal shares, or 0 where chunks of one size do not take much longer. A share of requests of several tiles is that
+// of as many workers.
+__device__ __forceinline__ u32 worthwhile_share(const FolioPlanParams &p, const Batch &batch, u32 chunk,
+                                                const Counted &counted) {
+    // After so many rounds a last one that is not full costs less than a tenth.
+    constexpr u32 ROUNDS = 10;
+    if (p.max_shares <= 1 || p.batch_size / p.max_shares >= ROUNDS || !batch.is_even) return 0;
+    const u32 tiles = max(1u, batch.most_tiles), shares = p.max_shares / tiles;
+    const u64 units = batch.tile_units / tiles;
+    if (shares <= 1 || units >= 1u << 31) return 0;
+    const u32 share = max(divide_up(static_cast<u32>(units), shares), FEWEST_UNITS);
+    // Shares are worth their irregular pieces where chunks take this much longer, in tenths.
+    constexpr u64 WORTH_SHARES = 11;
+    const u64 cost = static_cast<u64>(share) + FEWEST_UNITS + p.combine_units;
+    return WORTH_SHARES * cost < 10 * cost_of_chunks(p, batch, chunk, counted) ? share : 0;
+}
+
+// Chunks of one size, or shares where those take much longer.
+__device__ __forceinline__ Cut choose(const FolioPlanParams &p, const Requests &all, const Batch &batch,
+                                      Counted &counted) {
+    u32 units = p.invariant_chunk ? p.invariant_chunk / p.kv_unit : smallest_chunk(p, all, batch);
+    bool is_shares = false;
+#pragma unroll 1  // one copy of the code
+    while (true) {
+        const Cut cut = {Reciprocal(units), is_shares};
+        counted = count(p, all, cut);
+        if (is_shares || p.invariant_chunk) return cut;
+        const u32 share = worthwhile_share(p, batch, units, counted);
+        if (share == 0) return cut;
+        units = share, is_shares = true;
+    }
+}
+
+// Where each request's items, combine items and partial results start.
+__device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Requests &all, const Cut &cut,
+                                          Counted counted) {
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
-        const u32 chunks = max(1u, divide_up(request.keys, chunk));
-        request.chunks = chunks;
-        sums[0] += static_cast<u64>(request.tiles) * chunks;
-        if (chunks > 1) {
-            sums[0] += static_cast<u64>(request.rows) << 32, sums[1] += static_cast<u64>(request.rows) * chunks;
-        }
+        const Added added(p, request, cut);
+        all.first_item[b] = static_cast<u32>(counted.before[0]);
+        all.first_combine[b] = static_cast<u32>(counted.before[0] >> 32);
+        request.first_partial = static_cast<u32>(counted.before[1]);
+        request.first_cut = added.first_cut, request.pieces = added.pieces;
+        counted.add(added);
     }
-    scan.exclusive(sums);
-#pragma unroll 1
-    for (u32 b = all.begin; b < all.end; b++) {
-        FolioPlanRequest &request = all.request[b];
-        all.first_item[b] = static_cast<u32>(sums[0]);
-        all.first_combine[b] = static_cast<u32>(sums[0] >> 32);
-        request.first_partial = static_cast<u32>(sums[1]);
-        sums[0] += static_cast<u64>(request.tiles) * request.chunks;
-        if (request.chunks > 1) {
-            sums[0] += static_cast<u64>(request.rows) << 32;
-            sums[1] += static_cast<u64>(request.rows) * request.chunks;
-        }
-    }
-    const Counts counts = store_counts(p, scan.totals[0] & 0xffffffffull, scan.totals[0] >> 32);
+    const Counts counts = store_counts(p, counted.items, counted.combines);
     __syncthreads();
     return counts;
 }
 
-// Row r of chunk c of a tile lies c times the tile's rows after row r of its first chunk. A row whose parts do not all
+// Row r of piece c of a tile lies c times the tile's rows after row r of its first piece. A row whose parts do not all
 // fit in the workspace is dropped: it has none.
 __device__ __forceinline__ void write_combines(const FolioPlanParams &p, const Requests &all, u32 num_combines) {
 #pragma unroll 1
@@ -49,30 +132,32 @@ __device__ __forceinline__ void write_combines(const FolioPlanParams &p, const R
         const FolioPlanRequest &request = all.request[index];
         const u32 row = n - all.first_combine[index], tile = divide(row, p.q_tile);
         const u32 q_start = tile * p.q_tile.divisor, q_len = min(p.q_tile.divisor, request.rows - q_start);
-        const u32 of_tile = request.first_partial + q_start * request.chunks;
-        const u32 first = request.first_partial + row * request.chunks;
-        const u32 count = of_tile + q_len * request.chunks <= p.max_partial_rows ? request.chunks : 0;
+        const u32 of_tile = request.first_partial + q_start * request.pieces;
+        const u32 first = request.first_partial + row * request.pieces;
+        const u32 count = of_tile + q_len * request.pieces <= p.max_partial_rows ? request.pieces : 0;
         store_record(p.combines + n, FolioCombineItem{static_cast<u32>(request.q_token) + row, first, count, 0});
         for (u32 c = 0; c < count; c++) p.partials[first + c] = of_tile + c * q_len + row - q_start;
     }
 }
 
-// Item `index` in natural order: by request, tile, chunk. Prefill takes a request's last tile first, as it
+// Item `index` in natural order: by request, tile, piece. Prefill takes a request's last tile first, as it
 // sees the most keys.
 __device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, const Requests &all, u32 index,
-                                                   u32 chunk) {
+                                                   u32 units) {
     FolioWorkItem item = {};
     item.request = find(all.first_item, p.batch_size, index);
     const FolioPlanRequest &request = all.request[item.request];
-    const u32 within = index - all.first_item[item.request], t = within / request.chunks,
-              c = within - t * request.chunks;
-    item.q_start = (p.by_request ? request.tiles - 1 - t : t) * p.q_tile.divisor;
+    const u32 within = index - all.first_item[item.request], t = within / request.pieces,
+              c = within - t * request.pieces;
+    item.q_start = (p.by_request ? divide_up(request.rows, p.q_tile) - 1 - t : t) * p.q_tile.divisor;
     item.q_len = min(p.q_tile.divisor, request.rows - item.q_start);
-    item.kv_start = c * chunk;
-    item.kv_end = static_cast<u32>(min(static_cast<u64>(chunk) * (c + 1), static_cast<u64>(request.keys)));
+    const u32 first = first_key(p, request.rows, request.keys),
+              next = first + (request.first_cut + c * units) * p.kv_unit;
+    item.kv_start = c == 0 ? first : next - units * p.kv_unit;
+    item.kv_end = c + 1 == request.pieces ? request.keys : next;
     item.partial = FOLIO_NO_PARTIAL;
-    if (request.chunks > 1) {
-        item.partial = request.first_partial + item.q_start * request.chunks + c * item.q_len;
+    if (request.pieces > 1) {
+        item.partial = request.first_partial + item.q_start * request.pieces + c * item.q_len;
         if (item.partial + item.q_len > p.max_partial_rows) item.q_len = 0;
     }
     const i64 last_visible = static_cast<i64>(request.keys) - request.rows + item.q_start + item.q_len;
@@ -96,12 +181,13 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_plan(const 
     const Requests all = {is_small ? requests : p.requests, is_small ? first_item : p.first_item,
                           is_small ? first_combine : p.first_combine, begin, min(begin + run, p.batch_size)};
     const Batch batch = read_lengths(p, all);
-    const u32 chunk = p.invariant_chunk ? p.invariant_chunk : smallest_chunk(p, all, batch);
-    const Counts counts = lay_out(p, all, chunk);
+    Counted counted;
+    const Cut cut = choose(p, all, batch, counted);
+    const Counts counts = lay_out(p, all, cut, counted);
     write_combines(p, all, counts.combines);
-    const float largest = p.by_request
-                              ? static_cast<float>(batch.longest)
-                              : static_cast<float>(min(chunk, batch.longest)) * static_cast<float>(batch.most_rows);
-    const auto item = [&](u32 index) { return make_item(p, all, index, chunk); };
+    const u32 units = cut.size.divisor;
+    const float largest =
+        p.by_request ? cost_of(p, batch.most_units, 1) : cost_of(p, min(units, batch.most_units), batch.most_rows);
+    const auto item = [&](u32 index) { return make_item(p, all, index, units); };
     write_items(p, all, counts.items, item, CLASSES / (largest + 1.0f));
 }

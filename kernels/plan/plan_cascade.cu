@@ -72,12 +72,12 @@ __device__ __forceinline__ u32 innermost_around(const FolioPlanCascadeParams &c,
     return segment == FOLIO_NO_SEGMENT ? FOLIO_NO_SEGMENT : c.plan.batch_size + segment;
 }
 
-// Leaves to every entry the keys behind those of the segment around it. A segment without such keys has no tiles.
+// Leaves to every entry the keys behind those of the segment around it. A segment without such keys has no rows.
 __device__ __forceinline__ Batch share_keys(const FolioPlanCascadeParams &c, const Entries &all) {
     __shared__ BlockScan<2> scan;
     __shared__ BlockReduce maxima;
-    u64 sums[2] = {};  // tiles, and tiles times keys
-    u32 longest = 0, most_rows = 0;
+    u64 sums[2] = {};  // tiles, and their units
+    u32 most_units = 0, most_rows = 0;
 #pragma unroll 1
     for (u32 e = all.requests.begin; e < all.requests.end; e++) {
         FolioPlanRequest &entry = all.requests.request[e];
@@ -85,24 +85,29 @@ __device__ __forceinline__ Batch share_keys(const FolioPlanCascadeParams &c, con
         if (!all.is_segment(e)) share = {entry.keys, e, innermost_around(c, e), 0};
         const u32 start = share.parent == FOLIO_NO_SEGMENT ? 0 : all.share[share.parent].end;
         entry.keys = share.end - min(start, share.end);
-        const bool has_tiles = !all.is_segment(e) || entry.keys > 0;
-        entry.tiles = has_tiles ? divide_up(entry.rows, c.plan.q_tile) : 0;
-        sums[0] += entry.tiles, sums[1] += static_cast<u64>(entry.tiles) * entry.keys;
-        if (entry.tiles == 0) continue;
-        longest = max(longest, entry.keys), most_rows = max(most_rows, min(entry.rows, c.plan.q_tile.divisor));
+        entry.units = divide_up(entry.keys, c.plan.kv_unit);
+        if (all.is_segment(e) && entry.keys == 0) entry.rows = 0;
+        const u32 tiles = divide_up(entry.rows, c.plan.q_tile);
+        sums[0] += tiles, sums[1] += static_cast<u64>(tiles) * entry.units;
+        if (tiles == 0) continue;
+        most_units = max(most_units, entry.units), most_rows = max(most_rows, min(entry.rows, c.plan.q_tile.divisor));
     }
-    maxima.put(0, 0, __reduce_max_sync(FULL_WARP, longest));
+    maxima.put(0, 0, __reduce_max_sync(FULL_WARP, most_units));
     maxima.put(0, 1, __reduce_max_sync(FULL_WARP, most_rows));
     scan.exclusive(sums);
-    return {scan.totals[0], scan.totals[1], __reduce_max_sync(FULL_WARP, maxima.get(0, 0)),
-            __reduce_max_sync(FULL_WARP, maxima.get(0, 1))};
+    return {scan.totals[0],
+            scan.totals[1],
+            __reduce_max_sync(FULL_WARP, maxima.get(0, 0)),
+            __reduce_max_sync(FULL_WARP, maxima.get(0, 1)),
+            0,
+            false};
 }
 
 // Chunks of an entry. Rows without keys have to be written; so a request has at least one.
 __device__ __forceinline__ u32 chunks_of(const Entries &all, u32 entry, u32 chunk) {
     const FolioPlanRequest &of = all.requests.request[entry];
     if (!all.is_segment(entry)) return max(1u, divide_up(of.keys, chunk));
-    return of.tiles == 0 ? 0 : divide_up(of.keys, chunk);
+    return of.rows == 0 ? 0 : divide_up(of.keys, chunk);
 }
 
 // Parts of a row of a request.
@@ -116,12 +121,12 @@ __device__ __forceinline__ u32 parts_of(const Entries &all, u32 request, u32 chu
 struct Added {
     u64 items, combines, partial_rows, parts;
 
-    __device__ __forceinline__ Added(const Entries &all, u32 entry, u32 chunk)
+    __device__ __forceinline__ Added(const FolioPlanParams &p, const Entries &all, u32 entry, u32 chunk)
         : combines(0), partial_rows(0), parts(0) {
         const FolioPlanRequest &of = all.requests.request[entry];
         const u32 chunks = chunks_of(all, entry, chunk);
         const u64 rows = of.rows;
-        items = static_cast<u64>(of.tiles) * chunks;
+        items = static_cast<u64>(divide_up(of.rows, p.q_tile)) * chunks;
         const u32 parts_of_row = all.is_segment(entry) ? 0 : parts_of(all, entry, chunk);
         if (all.is_segment(entry) || parts_of_row > 1) partial_rows = rows * chunks;
         if (parts_of_row > 1) combines = rows, parts = rows * parts_of_row;
@@ -134,15 +139,15 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Entrie
     u64 sums[4] = {};
 #pragma unroll 1
     for (u32 e = all.requests.begin; e < all.requests.end; e++) {
-        const Added added(all, e, chunk);
+        const Added added(p, all, e, chunk);
         sums[0] += added.items, sums[1] += added.combines, sums[2] += added.partial_rows, sums[3] += added.parts;
     }
     scan.exclusive(sums);
 #pragma unroll 1
     for (u32 e = all.requests.begin; e < all.requests.end; e++) {
-        const Added added(all, e, chunk);
+        const Added added(p, all, e, chunk);
         FolioPlanRequest &entry = all.requests.request[e];
-        entry.chunks = chunks_of(all, e, chunk);
+        entry.pieces = chunks_of(all, e, chunk);
         entry.first_partial = added.partial_rows > 0 ? static_cast<u32>(sums[2]) : FOLIO_NO_PARTIAL;
         all.share[e].first_part = static_cast<u32>(sums[3]);
         all.requests.first_item[e] = static_cast<u32>(sums[0]);
@@ -158,7 +163,7 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Entrie
 __device__ __forceinline__ u32 partial_row(const FolioPlanParams &p, const FolioPlanRequest &entry, u32 row,
                                            u32 chunk) {
     const u32 q_start = divide(row, p.q_tile) * p.q_tile.divisor, q_len = min(p.q_tile.divisor, entry.rows - q_start);
-    return entry.first_partial + q_start * entry.chunks + chunk * q_len + row - q_start;
+    return entry.first_partial + q_start * entry.pieces + chunk * q_len + row - q_start;
 }
 
 // The parts of a row in the order of the keys. One whose parts do not all fit in the workspace is dropped: it has none.
@@ -169,12 +174,12 @@ __device__ __forceinline__ void write_combines(const FolioPlanParams &p, const E
         const u32 request = find(all.requests.first_combine, p.batch_size, n);
         const u32 row = n - all.requests.first_combine[request], token = entries[request].q_token + row;
         u32 count = 0;
-        for (u32 e = request; e != FOLIO_NO_SEGMENT; e = all.share[e].parent) count += entries[e].chunks;
+        for (u32 e = request; e != FOLIO_NO_SEGMENT; e = all.share[e].parent) count += entries[e].pieces;
         const u64 first = all.share[request].first_part + static_cast<u64>(row) * count;
         bool fits = first + count <= p.max_partial_rows;
         u64 next = first + count;  // from the own keys outwards
         for (u32 e = request; fits && e != FOLIO_NO_SEGMENT; e = all.share[e].parent) {
-            for (u32 c = entries[e].chunks; c-- > 0;) {
+            for (u32 c = entries[e].pieces; c-- > 0;) {
                 const u32 partial = partial_row(p, entries[e], token - entries[e].q_token, c);
                 fits = fits && partial < p.max_partial_rows;
                 p.partials[--next] = partial;
@@ -191,7 +196,7 @@ __device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, con
     const u32 e = find(requests.first_item, all.count, index);
     const FolioPlanRequest &entry = requests.request[e];
     const FolioPlanShare &share = all.share[e];
-    const u32 within = index - requests.first_item[e], t = within / entry.chunks, c = within - t * entry.chunks;
+    const u32 within = index - requests.first_item[e], t = within / entry.pieces, c = within - t * entry.pieces;
     const i64 past = static_cast<i64>(share.end) - (all.is_segment(e) ? 0 : entry.rows);
     item.request = share.request;
     item.q_start = t * p.q_tile.divisor;
@@ -238,10 +243,11 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     read_lengths(p, of_threads(records, p.batch_size));
     measure_segments(c, all);
     const Batch batch = share_keys(c, all);
-    const u32 chunk = p.invariant_chunk ? p.invariant_chunk : smallest_chunk(p, all.requests, batch);
+    const u32 units = p.invariant_chunk ? p.invariant_chunk / p.kv_unit : smallest_chunk(p, all.requests, batch);
+    const u32 chunk = min(units, NOT_SPLIT / p.kv_unit) * p.kv_unit;
     const Counts counts = lay_out(p, all, chunk);
     write_combines(p, all, counts.combines);
-    const float largest = static_cast<float>(min(chunk, batch.longest)) * static_cast<float>(batch.most_rows);
+    const float largest = cost_of(p, min(units, batch.most_units), batch.most_rows);
     const auto item = [&](u32 index) { return make_item(p, all, index, chunk); };
     write_items(p, all.requests, counts.items, item, CLASSES / (largest + 1.0f));
 }

@@ -13,6 +13,8 @@ namespace folio {
 constexpr u32 MAX_WARPS = FOLIO_THREADS / 32, CLASSES = 16;
 // A longest request of so many units is not split, as in src/plan/schedule.rs.
 constexpr u32 UNITS_NOT_SPLIT = 2;
+// Units of a chunk that no request exceeds.
+constexpr u32 NOT_SPLIT = 0x7fffffffu;
 static_assert(MAX_WARPS <= 32, "a lane per warp");
 
 __device__ __forceinline__ u32 lane_index() { return threadIdx.x % 32; }
@@ -98,10 +100,11 @@ struct Requests {
     u32 begin, end;  // the thread's
 };
 
-// What the chunk and the order of items are chosen from.
+// What the cut and the order of items are chosen from. Units of keys are those of `p.kv_unit`.
 struct Batch {
-    u64 tiles, tile_keys;
-    u32 longest, most_rows;
+    u64 tiles, tile_units;
+    u32 most_units, most_rows, most_tiles;
+    bool is_even;  // every request with rows has the most tiles
 };
 
 // What the caller says of a request; all of it is loaded before any of it is looked at.
@@ -126,41 +129,61 @@ struct Lengths {
     }
 };
 
+// Where the keys begin that rows of a request may see, in whole units.
+__device__ __forceinline__ u32 first_key(const FolioPlanParams &p, u32 rows, u32 keys) {
+    if (p.window_left < 0) return 0;
+    const u32 seen = clamp(static_cast<i64>(keys) - rows - p.window_left, keys);
+    return seen - seen % p.kv_unit;
+}
+
 // The caller's lengths, within the maxima, and where custom masks start. A falling qo_indptr counts as no rows.
 __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Requests &all) {
     __shared__ BlockScan<4> scan;
     __shared__ BlockReduce maxima;
-    u64 sums[4] = {};  // tiles, tiles times keys, and mask elements as bytes and as bits
-    const i32 q_tile = p.q_tile.divisor;
-    i32 longest = 0, most_rows = 0;
+    u64 sums[4] = {};  // tiles, their units, and mask elements as bytes and as bits
+    const u32 q_tile = p.q_tile.divisor;
+    u32 most_units = 0, most_rows = 0, most_tiles = 0, not_fewest = 0;
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         const Lengths lengths(p, b);
         const i32 row = clamp(lengths.row, p.max_num_tokens), next_row = clamp(lengths.next_row, p.max_num_tokens);
-        const i32 rows = clamp(next_row - row, p.max_qo_len), keys = lengths.keys(p);
-        const i64 page_start = lengths.page_start;
-        const u32 tiles = divide_up(rows, p.q_tile);
+        const u32 rows = clamp(next_row - row, p.max_qo_len), keys = lengths.keys(p);
+        const u32 tiles = divide_up(rows, p.q_tile), units = divide_up(keys - first_key(p, rows, keys), p.kv_unit);
         const u64 elements = static_cast<u64>(rows) * keys;
-        all.request[b] = {page_start, static_cast<u32>(rows), static_cast<u32>(keys), tiles, 0, 0, row};
+        FolioPlanRequest &request = all.request[b];
+        request.page_start = lengths.page_start, request.q_token = row;
+        request.rows = rows, request.keys = keys, request.units = units;
         p.out_qo_indptr[b] = row, p.out_kv_len[b] = keys;
         if (b + 1 == p.batch_size) p.out_qo_indptr[b + 1] = next_row;
-        sums[0] += tiles, sums[1] += static_cast<u64>(tiles) * keys;
+        sums[0] += tiles, sums[1] += static_cast<u64>(tiles) * units;
         sums[2] += elements, sums[3] += (elements + 7) / 8;
-        longest = max(longest, keys), most_rows = max(most_rows, min(rows, q_tile));
+        most_units = max(most_units, units), most_rows = max(most_rows, min(rows, q_tile));
+        most_tiles = max(most_tiles, tiles), not_fewest = max(not_fewest, tiles == 0 ? 0 : ~tiles);
     }
     if (p.batch_size == 0 && threadIdx.x == 0) p.out_qo_indptr[0] = 0;
-    maxima.put(0, 0, __reduce_max_sync(FULL_WARP, static_cast<u32>(longest)));
-    maxima.put(0, 1, __reduce_max_sync(FULL_WARP, static_cast<u32>(most_rows)));
+    maxima.put(0, 0, __reduce_max_sync(FULL_WARP, most_units));
+    maxima.put(0, 1, __reduce_max_sync(FULL_WARP, most_rows));
+    maxima.put(0, 2, __reduce_max_sync(FULL_WARP, most_tiles));
+    maxima.put(1, 0, __reduce_max_sync(FULL_WARP, not_fewest));
     scan.exclusive(sums);
-    u64 bytes = sums[2], bits = sums[3];
+    most_tiles = __reduce_max_sync(FULL_WARP, maxima.get(0, 2));
+    u64 units_before = sums[1] / max(1u, most_tiles), bytes = sums[2], bits = sums[3];
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
-        const u64 elements = static_cast<u64>(all.request[b].rows) * all.request[b].keys;
+        FolioPlanRequest &request = all.request[b];
+        const u64 elements = static_cast<u64>(request.rows) * request.keys;
+        request.units_before = static_cast<u32>(units_before);
         p.out_mask_bytes_start[b] = bytes, p.out_mask_bits_start[b] = bits;
+        units_before += request.rows == 0 ? 0 : request.units;
         bytes += elements, bits += (elements + 7) / 8;
     }
-    return {scan.totals[0], scan.totals[1], __reduce_max_sync(FULL_WARP, maxima.get(0, 0)),
-            __reduce_max_sync(FULL_WARP, maxima.get(0, 1))};
+    const bool is_even = ~__reduce_max_sync(FULL_WARP, maxima.get(1, 0)) == most_tiles;
+    return {scan.totals[0],
+            scan.totals[1],
+            __reduce_max_sync(FULL_WARP, maxima.get(0, 0)),
+            __reduce_max_sync(FULL_WARP, maxima.get(0, 1)),
+            most_tiles,
+            is_even};
 }
 
 // What chunks of one size are kept to: so many splits, or so many chunks of tiles that are split.
@@ -177,16 +200,14 @@ __device__ __forceinline__ u32 smallest_that_fits(const FolioPlanParams &p, cons
     const u32 too_many = static_cast<u32>(min(limit.most + 1, 1ull << 26));  // 32 of them fit a u32
     for (u32 buffer = 0; low < high; buffer ^= 1) {
         const u32 range = high - low, sizes[3] = {low + range / 4, low + range / 2, high - 1 - (range - 1) / 4};
-        const Reciprocal chunks[3] = {Reciprocal(sizes[0] * p.kv_unit), Reciprocal(sizes[1] * p.kv_unit),
-                                      Reciprocal(sizes[2] * p.kv_unit)};
+        const Reciprocal chunks[3] = {Reciprocal(sizes[0]), Reciprocal(sizes[1]), Reciprocal(sizes[2])};
         u32 counted[3] = {};
 #pragma unroll 1
         for (u32 b = all.begin; b < all.end; b++) {
-            const u32 keys = all.request[b].keys, tiles = all.request[b].tiles;
-            if (tiles == 0) continue;
+            const u32 units = all.request[b].units, tiles = divide_up(all.request[b].rows, p.q_tile);
 #pragma unroll
             for (u32 n = 0; n < 3; n++) {
-                const u32 of_tile = chunks[n].divide_up(keys);
+                const u32 of_tile = chunks[n].divide_up(units);
                 if (of_tile <= 1) continue;
                 const u64 more = static_cast<u64>(tiles) * (of_tile - limit.not_counted);
                 counted[n] = static_cast<u32>(min(counted[n] + more, static_cast<u64>(too_many)));
@@ -208,22 +229,28 @@ __device__ __forceinline__ bool is_much_longer(u32 chunk, u32 than) {
     return 8 * static_cast<u64>(chunk) > 9 * static_cast<u64>(than);
 }
 
-// The smallest chunk that makes no more splits than the budget, or one near the fair share where that is much less.
+// Units of the smallest chunk that makes no more splits than the budget, or of one near the fair share where that is much
+// less.
 __device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Requests &all, const Batch &batch) {
     // All items together come to max_splits, but half as many splits are always allowed.
     const u64 budget =
         max(p.max_splits - min(batch.tiles, static_cast<u64>(p.max_splits)), static_cast<u64>(p.max_splits / 2));
-    const u64 most_units = max(1u, divide_up(batch.longest, p.kv_unit));
-    if (budget == 0 || most_units <= UNITS_NOT_SPLIT) return 0x7fffffffu;
-    const auto units = [&](u64 share) { return static_cast<u32>(min(max(share, 1ull), most_units)); };
-    const auto divided_up = [&](u64 among) { return (batch.tile_keys + among * p.kv_unit - 1) / (among * p.kv_unit); };
-    const u32 least = units(batch.tile_keys / ((budget + batch.tiles) * p.kv_unit)), enough = units(divided_up(budget));
-    const u32 by_splits = smallest_that_fits(p, all, least, enough, {1, budget});
+    const u32 most_units = max(1u, batch.most_units);
+    if (budget == 0 || most_units <= UNITS_NOT_SPLIT) return NOT_SPLIT;
+    const auto units = [&](u64 share) { return static_cast<u32>(min(max(share, 1ull), static_cast<u64>(most_units))); };
+    const auto divided_up = [&](u64 among) { return (batch.tile_units + among - 1) / among; };
     const u32 fair = units(divided_up(p.max_splits));
-    if (!is_much_longer(by_splits, fair)) return by_splits * p.kv_unit;
-    __syncthreads();  // before the second search writes the first one's buffers
-    const u32 by_share = smallest_that_fits(p, all, fair, by_splits, {0, p.max_splits});
-    return (is_much_longer(by_splits, by_share) ? by_share : by_splits) * p.kv_unit;
+    u32 low = units(batch.tile_units / (budget + batch.tiles)), high = units(divided_up(budget)), chunk = high;
+    Limit limit = {1, budget};
+#pragma unroll 1  // one copy of the code
+    for (u32 search = 0; search < 2; search++) {
+        const u32 found = smallest_that_fits(p, all, low, high, limit);
+        if (search == 0 || is_much_longer(chunk, found)) chunk = found;
+        if (!is_much_longer(chunk, fair)) break;
+        low = fair, high = chunk, limit = {0, p.max_splits};
+        __syncthreads();  // before the second search writes the first one's buffers
+    }
+    return chunk + p.least_gain < most_units ? chunk : NOT_SPLIT;
 }
 
 struct Counts {
@@ -264,6 +291,11 @@ __device__ __forceinline__ u32 find(const u32 *first, u32 num_requests, u32 inde
         }
     }
     return low;
+}
+
+// Of an item of so many units and rows.
+__device__ __forceinline__ float cost_of(const FolioPlanParams &p, u32 units, u32 rows) {
+    return static_cast<float>(units) * static_cast<float>(p.kv_unit * rows);
 }
 
 // 0 comes first. Decode goes by the item's cost; prefill by the request's keys, so that tiles that read the

@@ -668,6 +668,7 @@ fn device_batch(
             KvStorage::Ragged => None,
             KvStorage::Paged { .. } => input.block_table.or(input.kv_indices),
         },
+        window_left: input.window_left,
     })
 }
 

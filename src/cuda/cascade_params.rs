@@ -38,5 +38,5 @@ pub struct PlanCascadeParams {
 /// The numbers of the `static_assert`s at the end of `kernels/params/cascade.h`.
 const _: () = {
     assert!(size_of::<SharedSegmentParams>() == 16);
-    assert!(size_of::<PlanCascadeParams>() == 4064);
+    assert!(size_of::<PlanCascadeParams>() == 4080);
 };

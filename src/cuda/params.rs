@@ -321,6 +321,10 @@ pub struct PlanParams {
     pub kv_unit: u32,
     pub max_splits: u32,
     pub invariant_chunk: u32,
+    pub max_shares: u32,
+    pub least_gain: u32,
+    pub combine_units: u32,
+    pub window_left: i32,
     pub max_qo_len: u32,
     pub max_kv_len: u32,
     pub max_num_tokens: u32,
@@ -343,7 +347,7 @@ const _: () = {
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);
-    assert!(size_of::<PlanParams>() == 208);
+    assert!(size_of::<PlanParams>() == 224);
 };
 
 impl Rows {

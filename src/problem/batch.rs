@@ -194,4 +194,6 @@ pub struct DeviceBatch {
     pub last_page_len: Option<Tensor>,
     /// The ids: `[num_ids]`, or `[batch_size, columns]` for a block table; `None` for ragged.
     pub page_ids: Option<Tensor>,
+    /// No row sees a key more than so many before its own position; `None`: unlimited.
+    pub window_left: Option<u32>,
 }

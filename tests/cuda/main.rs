@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         case("fp8_products", (), fp8_products::fp8_products),
         case("long_fp8_products", (), fp8_products::long_fp8_products),
         case("many_requests", (), problems::many_requests),
+        case("equal_shares", (), problems::equal_shares),
         case(
             "more_parts_than_there_is_room_for",
             (),
@@ -352,6 +353,7 @@ fn main() -> ExitCode {
         case("mla_lengths_around_a_tile", (), mla::lengths_around_a_tile),
         case("mla_long_splits", (), mla::long_splits),
         case("mla_many_requests", (), mla::many_requests),
+        case("mla_equal_shares", (), mla::equal_shares),
         case("mla_batch_invariant", (), mla::batch_invariant),
         case(
             "mla_batch_invariant_replays",

@@ -180,6 +180,19 @@ pub fn many_requests() {
     }
 }
 
+/// More requests than run at a time, which are cut into equal shares.
+pub fn equal_shares() {
+    let session = session();
+    for (lens, heads) in [
+        ([(1, 1100); 150].to_vec(), 4),
+        ([(2, 1100); 75].to_vec(), 40),
+    ] {
+        let problem = MlaProblem::plain(&lens).heads(heads);
+        assert_right(&problem, &solve(&*session, &HostMemory, &problem));
+        assert_right(&problem, &solve(&*session, &DeviceMemory, &problem));
+    }
+}
+
 /// Heads, page sizes and most rows of a request, in formats by which kernels are chosen: many rows, then up to 16.
 const KERNELS: [(u32, u32, u32, usize); 11] = [
     (16, 16, 3, 0),

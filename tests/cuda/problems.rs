@@ -6,7 +6,7 @@ use crate::common::compare::{Tolerance, compare};
 use crate::common::dense;
 use crate::common::door::{Door, Session};
 use crate::common::grids::{GRIDS, Place};
-use crate::common::instance::{LayerData, Output, Planned, Scratch, Step, solve};
+use crate::common::instance::{LayerData, Output, Planned, Scratch, Step, solve, window_of_plan};
 use crate::common::memory::{HostMemory, Memory};
 use crate::common::problem::{
     HeadScales, Layer, MaskKind, Problem, Request, Storage, TableForm, ValueRows,
@@ -85,8 +85,9 @@ pub fn solve_with(
     problem: &Problem,
 ) -> folio::error::Result<Output> {
     let handle = session.attention(problem.desc())?;
-    let planned = Planned::new(handle, &DeviceMemory, index_memory, problem)?;
-    planned.run(&LayerData::new(&DeviceMemory, problem))
+    let window = window_of_plan(problem);
+    Planned::within(window, handle, &DeviceMemory, index_memory, problem)?
+        .run(&LayerData::new(&DeviceMemory, problem))
 }
 
 /// The grids of the peers' own tests.
@@ -249,6 +250,38 @@ pub fn many_requests() {
             };
             let got = solve_with(&*session, &DeviceMemory, &problem).unwrap();
             assert_right(&problem, &got);
+        }
+    }
+}
+
+/// More requests than run at a time, which are cut into equal shares: of one length or of many, of one tile or of several,
+/// and within windows.
+pub fn equal_shares() {
+    let session = session();
+    let equal = |requests, rows, keys| vec![(rows, keys); requests];
+    let ragged = (0..40).map(|b| (1 + b % 3, 900 + b * b * 37 % 2000));
+    for (lens, heads, kv_heads, window) in [
+        (equal(40, 1, 2048), 8, 8, None),
+        (equal(40, 1, 2048), 8, 8, Some((1500, 0))),
+        (equal(72, 20, 900), 12, 1, None),
+        (ragged.collect(), 8, 8, Some((1500, 0))),
+    ] {
+        let problem = Problem {
+            kind: Kind::Decode,
+            layer: Layer {
+                window,
+                ..Layer::plain()
+            },
+            ..Problem::plain(&lens)
+                .of(DType::BF16)
+                .heads(heads, kv_heads, 128)
+        };
+        for lengths in [&HostMemory as &dyn Memory, &DeviceMemory] {
+            let handle = session.attention(problem.desc()).unwrap();
+            let left = problem.window_to_plan_for();
+            let planned = Planned::within(left, handle, &DeviceMemory, lengths, &problem).unwrap();
+            let layer = LayerData::new(&DeviceMemory, &problem);
+            assert_right(&problem, &planned.run(&layer).unwrap());
         }
     }
 }

@@ -116,6 +116,7 @@ impl Planner {
         let layout = &self.regions.plan;
         let at = |offset: usize| base + offset as u64;
         let table = batch.page_ids.filter(|ids| ids.rank() == 2);
+        let is_cascade = self.desc.shared_levels > 0;
         let Capacity {
             counts,
             partial_rows,
@@ -149,6 +150,16 @@ impl Planner {
                 true => self.tiling.invariant_chunk,
                 false => 0,
             },
+            max_shares: match is_cascade {
+                true => 0,
+                false => self.tiling.max_shares,
+            },
+            least_gain: match is_cascade {
+                true => 0,
+                false => self.tiling.least_gain,
+            },
+            combine_units: self.tiling.combine_units,
+            window_left: self.window_left(batch),
             max_qo_len: self.desc.max_qo_len,
             max_kv_len: self.desc.max_kv_len,
             max_num_tokens: self.desc.max_num_tokens,
@@ -156,7 +167,19 @@ impl Planner {
             max_combines: at_most(counts.combines),
             max_partial_rows: at_most(partial_rows),
             // Rows of several requests may share keys in a cascade, so items go by their cost there.
-            by_request: u32::from(self.desc.kind == Kind::Prefill && self.desc.shared_levels == 0),
+            by_request: u32::from(self.desc.kind == Kind::Prefill && !is_cascade),
+        }
+    }
+
+    /// The window that keys without items are before. The many tiles of a prefill's request begin at keys of their own,
+    /// which the kernel would have to count tile by tile; there runs skip the items.
+    fn window_left(&self, batch: &DeviceBatch) -> i32 {
+        const UNLIMITED: i32 = -1;
+        match self.desc.kind {
+            Kind::Prefill => UNLIMITED,
+            Kind::Decode | Kind::Mla => batch
+                .window_left
+                .map_or(UNLIMITED, |left| i32::try_from(left).unwrap_or(UNLIMITED)),
         }
     }
 }
