@@ -28,6 +28,8 @@ REPLAYS = 30
 REST_SECONDS = 0.3
 # Relative error (Frobenius) that a bf16 answer may have against float64; peers are at 0.002 to 0.003.
 TOLERANCE = {torch.bfloat16: 4e-3}
+# Where the lengths of a batch are: "cpu", or "cuda", where a kernel plans.
+LENGTHS_ON = "cpu"
 FLUSH = None
 
 
@@ -103,6 +105,8 @@ def folio_attention(context, w):
         desc["max_num_tokens"], batch["qo_indptr"] = len(w.q), w.qo_indptr
     else:
         desc["max_qo_len"] = batch["qo_len"] = row.q
+    if LENGTHS_ON == "cuda":
+        batch = {name: part.cuda() if isinstance(part, torch.Tensor) else part for name, part in batch.items()}
     if row.window:
         batch |= dict(flags=folio.BATCH_WINDOW, window_left=row.window - 1)
     handle = folio.Attention(context, row.handle, **desc)

@@ -1,4 +1,5 @@
-"""Absorbed MLA on a GPU against FlashMLA and FlashAttention-3 in the same run: checks every answer, then times it.
+"""Absorbed MLA on a GPU against FlashMLA, FlashInfer and FlashAttention-3 in the same run: checks every answer, then times
+it.
 
 Method as in bench.py: a call in a CUDA graph, 256 MB written before each replay, the median of 30, combining included and
 planning not. Rates count 2 · rows · keys · (576 + 512) FLOP, and the bytes of every record once.
@@ -174,6 +175,24 @@ def fa3(w):
                              0.0, True, None, 0, None, 0, None, 1, 0, None)[0]
 
 
+def flashinfer(w):
+    """Its FA3 backend, over both parts of a record as views of it."""
+    if peers.FLASHINFER is None or w.row.cache == "ds_mla":
+        return None
+    row = w.row
+    pages = torch.tensor([0] + [len(table) for table in w.tables], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    rows = torch.arange(len(row.lens) + 1, dtype=torch.int32) * row.q
+    wrapper = peers.FLASHINFER.mla.BatchMLAPagedAttentionWrapper(peers.flashinfer_space(), backend="fa3")
+    wrapper.plan(rows.cuda(), pages.cuda(), torch.cat(w.tables), w.kv_len_device, row.heads, RANK, ROPE, row.page, True,
+                 w.sm_scale, torch.bfloat16, w.kv_dtype)
+    out = torch.empty_like(w.o)
+    tensors = w.q[..., :RANK], w.q[..., RANK:], w.kv[..., :RANK], w.kv[..., RANK:]
+    return lambda: wrapper.run(*tensors, out=out)
+
+
+PEERS = {"flashmla": flashmla, "flashinfer": flashinfer, "fa3": fa3}
+
+
 def measure(context, row):
     w = Workload(row)
     handle, batch, run = folio_mla(context, w)
@@ -188,7 +207,7 @@ def measure(context, row):
               "kv_bytes": keys * RECORD_BYTES[row.cache], "flops": 2 * row.heads * row.q * keys * (2 * RANK + ROPE),
               "plan_us": host_microseconds(lambda: handle.plan(**batch), 50),
               "run_host_us": host_microseconds(run, 50), "us": {"folio": captured(run)[0]}}
-    for name, peer in (("flashmla", flashmla), ("fa3", fa3)):
+    for name, peer in PEERS.items():
         try:
             function = peer(w)
             if function is None:

@@ -180,7 +180,7 @@ def layer_label(row):
 
 def mla_picture(folder):
     _, rows = load(folder, "mla")
-    names = ["folio", "flashmla", "fa3"]
+    names = [name for name in ("folio", "flashmla", "flashinfer", "fa3") if any(name in row["us"] for row in rows)]
     rows = [row for row in rows if len(row["us"]) > 1]
     figure, panels = plt.subplots(2, figsize=(10.4, 6.6), layout="constrained")
     few = [row for row in rows if int(properties(row)["heads"]) < 128]

@@ -1,11 +1,11 @@
 """Random shapes, to find those that fall behind: the rows of the other tables are samples of this space.
 
-    random_shapes.py OUT.jsonl [--seed N] [--seconds S] [--peers]
+    random_shapes.py OUT.jsonl [--seed N] [--seconds S] [--peers] [--device-lengths]
 
 draws rows of decode, verify, prefill and mixed batches over the heads, head dims, pages, lengths and extras that models have.
 Every answer is compared with float64. A row's expectation is the time of its bytes or of its FLOPs at the rates of the same
 run, whichever is longer, and OVERHEAD_US. What took the longest for its expectation is printed last. --peers measures what
-bench.py's peers need for the same rows.
+bench.py's peers need for the same rows. --device-lengths plans on the device.
 """
 
 import argparse
@@ -93,8 +93,10 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--device-lengths", action="store_true")
     options = parser.parse_args()
     bench.REST_SECONDS = 0.05
+    bench.LENGTHS_ON = "cuda" if options.device_lengths else "cpu"
     if not options.peers:
         peers.PEERS.clear()
     context, limits = folio.Context(), bench.limits()
