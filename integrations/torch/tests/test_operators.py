@@ -1,14 +1,16 @@
 """torch.ops.folio: the same results as folio's own functions and the formula, eager, compiled and exported."""
 
+import inspect
+
 import folio
 import oracle
 import pytest
 import torch
 from folio._binding import OUTPUT, InPlace
-from folio._generated import structs
+from folio._generated import handles, operators, structs
 
 import folio_torch
-from folio_torch.operators import HANDLES, OPERATORS
+from folio_torch.operators import OPERATORS, RUNS
 
 PAGE, PAGES, HEADS, KV_HEADS, DIM = 16, 8, 4, 2, 32
 LENGTHS = ((3, 20), (1, 33), (5, 5))
@@ -62,10 +64,31 @@ def test_what_operators_write_is_what_the_header_calls_outputs():
     for name, outputs in OPERATORS.items():
         fields = dict(getattr(structs, name.upper() + "_ARGS")._fields)
         assert {f for f, kind in fields.items() if kind is OUTPUT or isinstance(kind, InPlace)} == set(outputs), name
-    for name, (_, outputs) in HANDLES.items():
-        args = {"mla": structs.MLA_ARGS, "mla_context": structs.MLA_CONTEXT_ARGS}.get(name, structs.ATTENTION_ARGS)
-        written = {f for f, kind in args._fields if kind is OUTPUT}
-        assert written - {"context_latent", "context_rope"} == set(outputs), name
+    for name, (kind, _, outputs) in RUNS.items():
+        args = {folio.Mla: structs.MLA_ARGS, folio.MlaContext: structs.MLA_CONTEXT_ARGS}.get(
+            kind, structs.ATTENTION_ARGS
+        )
+        written = {field for field, kind in args._fields if kind is OUTPUT}
+        # The steps of MlaContext have one struct, of which each writes a part.
+        chunk = {"context_latent", "context_rope"}
+        assert (written & chunk if name.endswith("gather") else written - chunk) == set(outputs), name
+
+
+def has_a_stream(function) -> bool:
+    return inspect.isfunction(function) and "stream" in inspect.signature(function).parameters
+
+
+def test_every_operator_of_folio_with_a_stream_is_one_of_torch():
+    assert {name for name in operators.__all__ if has_a_stream(getattr(folio, name))} == set(OPERATORS)
+    methods = {
+        (getattr(folio, kind), name)
+        for kind in handles.__all__
+        for name, function in vars(getattr(folio, kind)).items()
+        if has_a_stream(function) and name != "plan" and not name.startswith("prepare_")
+    }
+    assert methods == {(kind, method) for kind, method, _ in RUNS.values()}
+    for name in (*OPERATORS, *RUNS):
+        assert hasattr(torch.ops.folio, name)
 
 
 def test_prefill(tensors, prefill):
@@ -131,6 +154,161 @@ def test_merge_in_place():
     want = (weights * o.double()).sum(0)
     torch.ops.folio.merge_state(v_a=o[0], s_a=s[0], v_b=o[1], s_b=s[1], v_out=o[0], s_out=s[0])
     close(o[0], want)
+
+
+def int32(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def filled(*shape, dtype=torch.int32):
+    """An output that nobody has written."""
+    return torch.full(shape, -9, dtype=dtype)
+
+
+def test_lengths_and_lists_of_a_step_in_a_compiled_function():
+    @torch.compile(fullgraph=True)
+    def step(table, qo_len, cached_len):
+        qo_indptr, kv_len, kv_indptr, last = filled(3), filled(2), filled(3), filled(2)
+        indices, slots, positions, back = filled(5), filled(5), filled(5), filled(2, 3)
+        torch.ops.folio.batch_lengths(qo_len=qo_len, cached_len=cached_len, qo_indptr=qo_indptr, kv_len=kv_len)
+        torch.ops.folio.kv_indices(
+            block_table=table, kv_len=kv_len, kv_indptr=kv_indptr, kv_indices=indices, last_page_len=last, page_size=4
+        )
+        torch.ops.folio.slot_mapping(
+            block_table=table,
+            qo_indptr=qo_indptr,
+            kv_len=kv_len,
+            slot_mapping=slots,
+            positions=positions,
+            page_size=4,
+        )
+        torch.ops.folio.block_table(kv_indptr=kv_indptr, kv_indices=indices, block_table=back, fill=-1)
+        return qo_indptr, kv_len, kv_indptr, last, indices, slots, positions, back
+
+    got = step(torch.tensor([[4, 7, 0], [2, 0, 0]], dtype=torch.int32), int32(3, 1), int32(5, 0))
+    assert [tensor.tolist() for tensor in got] == [
+        [0, 3, 4],
+        [8, 1],
+        [0, 2, 3],
+        [4, 1],
+        [4, 7, 2, -9, -9],
+        [29, 30, 31, 8, -1],
+        [5, 6, 7, 0, -1],
+        [[4, 7, -1], [2, -1, -1]],
+    ]
+
+
+def test_slots_of_drafts():
+    indptr, indices = filled(2, 3), filled(2, 10)
+    torch.ops.folio.draft_kv_indices(
+        req_to_token=torch.arange(100, 110, dtype=torch.int32)[None],
+        kv_len=int32(3),
+        kv_indptr=indptr,
+        kv_indices=indices,
+        topk=2,
+        num_steps=2,
+        slot_layout="branch_major",
+    )
+    assert indptr.tolist() == [[0, 4, 8], [0, 5, 10]]
+    assert indices.tolist() == [
+        [100, 101, 102, 103, 100, 101, 102, 105, -9, -9],
+        [100, 101, 102, 103, 104, 100, 101, 102, 105, 106],
+    ]
+
+
+def test_tree_masks():
+    tree, positions = filled(1, 4, 4, dtype=torch.int8).view(torch.uint8), filled(1, 4)
+    torch.ops.folio.tree_mask(
+        parents=int32(-1, 0, 0, 1)[None], prefix_lens=int32(2), tree_mask=tree, positions=positions
+    )
+    assert tree.tolist() == [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]]
+    assert positions.tolist() == [[2, 3, 3, 4]]
+
+
+def test_context_parallelism():
+    """Two ranks that hold the keys of two requests, of five and two tokens, in turn."""
+    gathered = torch.arange(2 * 4 * 8, dtype=torch.float32).view(2, 4, 8)
+    dst = torch.zeros(7, 8)
+    torch.ops.folio.cp_reorder(
+        gathered=gathered,
+        dst=dst,
+        context_lens=int32(5, 2),
+        cu_seq_lens=int32(0, 5, 7),
+        cu_padded_lens=int32(0, 3, 4),
+        local_start=0,
+    )
+    assert torch.equal(dst, torch.cat([gathered[0, :3], gathered[1, :2], gathered[0, 3:], gathered[1, 3:]]))
+
+    lse_all, o = torch.randn(2, 7, HEADS), torch.randn(7, HEADS, DIM)
+    lse_all[1, 0] = -torch.inf
+    scaled, lse = torch.empty_like(o), torch.empty(7, HEADS)
+    torch.ops.folio.cp_correct(lse_all=lse_all, o=o, o_out=scaled, lse_out=lse, rank=1)
+    total = torch.logsumexp(lse_all.double(), 0)
+    close(lse, total)
+    close(scaled, o.double() * (lse_all[1].double() - total).exp()[..., None])
+
+
+LATENT, NOPE, ROPE, VALUE, CHUNK = 64, 32, 16, 24, 24
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_steps_of_mlas_context(device, compiled):
+    """Eager and compiled steps give what a run gives."""
+    rows, keys = zip(*LENGTHS)
+    tokens = sum(rows)
+    made = torch.randn(tokens, HEADS, 2 * NOPE + ROPE + VALUE)
+    q, k_nope, v = made.split([NOPE + ROPE, NOPE, VALUE], dim=-1)
+    k_rope, kv = torch.randn(tokens, ROPE), torch.randn(PAGES, PAGE, LATENT + ROPE)
+    w_uk, w_uv = torch.randn(HEADS, NOPE, LATENT) / 8, torch.randn(HEADS, LATENT, VALUE) / 8
+
+    def planned(**flags):
+        handle = folio.MlaContext(
+            folio_torch.context_of(device),
+            dtype=torch.float32,
+            num_heads=HEADS,
+            qk_nope_head_dim=NOPE,
+            qk_rope_head_dim=ROPE,
+            v_head_dim=VALUE,
+            kv_lora_rank=LATENT,
+            page_size=PAGE,
+            max_batch_size=4,
+            max_num_tokens=64,
+            max_kv_len=64,
+            max_chunk_tokens=CHUNK,
+            **flags,
+        )
+        host = dict(dtype=torch.int32, device="cpu")
+        handle.plan(
+            qo_indptr=torch.tensor([0, rows[0], sum(rows[:2]), tokens], **host),
+            kv_len=torch.tensor(keys, **host),
+            block_table=torch.tensor(TABLE, dtype=torch.int32),
+        )
+        return handle
+
+    whole, in_steps = planned(), planned(flags="steps")
+    want, want_lse = torch.empty(tokens, HEADS, VALUE), torch.empty(tokens, HEADS)
+    arguments = dict(q=q, k_nope=k_nope, k_rope=k_rope, v=v, kv=kv)
+    torch.ops.folio.mla_context(folio_torch.number_of(whole), **arguments, w_uk=w_uk, w_uv=w_uv, o=want, lse=want_lse)
+    number, chunks = folio_torch.number_of(in_steps), in_steps.num_chunks()
+    assert chunks > 1
+
+    def steps(arguments, w_uk, w_uv):
+        latent, rope = torch.zeros(CHUNK, LATENT), torch.zeros(CHUNK, ROPE)
+        context_k, context_v = torch.zeros(CHUNK, HEADS, NOPE), torch.zeros(CHUNK, HEADS, VALUE)
+        o, lse = torch.zeros(tokens, HEADS, VALUE), torch.zeros(tokens, HEADS)
+        arguments = arguments | dict(o=o, lse=lse, context_latent=latent, context_rope=rope)
+        arguments |= dict(context_k_nope=context_k, context_v=context_v)
+        torch.ops.folio.mla_context_new_tokens(number, **arguments)
+        for chunk in range(chunks):
+            torch.ops.folio.mla_context_gather(number, chunk=chunk, **arguments)
+            context_k.copy_(torch.einsum("tl,hpl->thp", latent, w_uk))
+            context_v.copy_(torch.einsum("tl,hlv->thv", latent, w_uv))
+            torch.ops.folio.mla_context_attend(number, chunk=chunk, **arguments)
+        return o, lse
+
+    got = (torch.compile(steps, fullgraph=True) if compiled else steps)(arguments, w_uk, w_uv)
+    for ours, theirs in zip(got, (want, want_lse)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_meta_tensors_are_taken(prefill):

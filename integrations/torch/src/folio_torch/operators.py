@@ -19,7 +19,7 @@ else a capture needs. A plan is not a part of a compiled function: runs compute 
 import inspect
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import folio
@@ -42,15 +42,27 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "mla_absorb_q": ("q_latent",),
     "mla_project_o": ("out",),
     "mla_up_project": ("k_nope", "v"),
+    "cp_reorder": ("dst",),
+    "cp_correct": ("o_out", "lse_out"),
+    "tree_mask": ("mask_bytes", "mask_bits", "tree_mask", "tree_bits", "positions", "next_token", "next_sibling"),
+    "batch_lengths": ("qo_indptr", "kv_len", "kv_indptr", "row_kind"),
+    "kv_indices": ("kv_indptr", "kv_indices", "last_page_len"),
+    "block_table": ("block_table",),
+    "slot_mapping": ("slot_mapping", "positions"),
+    "draft_kv_indices": ("kv_indptr", "kv_indices"),
 }
 
-#: Handles whose `run` is an operator, and the tensors that it writes.
-HANDLES: dict[str, tuple[type, tuple[str, ...]]] = {
-    "decode": (folio.Decode, ("o", "lse")),
-    "prefill": (folio.Prefill, ("o", "lse")),
-    "cascade": (folio.Cascade, ("o", "lse")),
-    "mla": (folio.Mla, ("o", "lse")),
-    "mla_context": (folio.MlaContext, ("o", "lse")),
+#: Methods of handles that are operators, and the tensors that they write.
+RUNS: dict[str, tuple[type, str, tuple[str, ...]]] = {
+    "decode": (folio.Decode, "run", ("o", "lse")),
+    "prefill": (folio.Prefill, "run", ("o", "lse")),
+    "cascade": (folio.Cascade, "run", ("o", "lse")),
+    "mla": (folio.Mla, "run", ("o", "lse")),
+    "mla_context": (folio.MlaContext, "run", ("o", "lse")),
+    # The steps of such a run. All of them take o, which keeps them in their order when they are compiled.
+    "mla_context_new_tokens": (folio.MlaContext, "new_tokens", ("o", "lse")),
+    "mla_context_gather": (folio.MlaContext, "gather", ("context_latent", "context_rope")),
+    "mla_context_attend": (folio.MlaContext, "attend", ("o", "lse")),
 }
 
 _library = torch.library.Library("folio", "DEF")
@@ -110,24 +122,31 @@ def _define(name: str, function: Callable, outputs: tuple[str, ...], first: str,
     torch.library.register_fake(f"folio::{name}", lambda *args, **kwargs: None, lib=_library)
 
 
+def _device_of(tensors: Iterable[Any]) -> torch.device:
+    """The GPU that a call has tensors on, or else the CPU: lists of pages may be on the host of a GPU."""
+    devices = [tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    return max(devices, key=lambda device: device.type == "cuda")
+
+
 def _define_operator(name: str, outputs: tuple[str, ...]) -> None:
     function = getattr(folio, name)
 
     def kernel(**arguments):
-        written = next(arguments[output] for output in outputs if arguments.get(output) is not None)
-        function(context_of(written.device), **arguments)
+        function(context_of(_device_of(arguments.values())), **arguments)
 
     _define(name, function, outputs, "", kernel)
 
 
-def _define_run(name: str, kind: type, outputs: tuple[str, ...]) -> None:
-    def kernel(handle, **arguments):
-        kind.run(_handle(handle, kind), **arguments)
+def _define_run(name: str, kind: type, method: str, outputs: tuple[str, ...]) -> None:
+    function = getattr(kind, method)
 
-    _define(name, kind.run, outputs, "int handle, ", kernel)
+    def kernel(handle, **arguments):
+        function(_handle(handle, kind), **arguments)
+
+    _define(name, function, outputs, "int handle, ", kernel)
 
 
 for _name, _outputs in OPERATORS.items():
     _define_operator(_name, _outputs)
-for _name, (_kind, _outputs) in HANDLES.items():
-    _define_run(_name, _kind, _outputs)
+for _name, _run in RUNS.items():
+    _define_run(_name, *_run)
