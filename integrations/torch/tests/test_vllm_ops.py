@@ -87,6 +87,42 @@ def test_copy_blocks():
     assert torch.equal(k, want_k) and torch.equal(v, want_v)
 
 
+def host_cache(*shape):
+    """Memory that a device's copies can reach: page-locked where there is one."""
+    pinned = torch.get_default_device().type == "cuda"
+    return torch.randn(*shape, device="cpu").pin_memory() if pinned else torch.randn(*shape)
+
+
+@pytest.mark.parametrize("direction", ["out", "in", "within"])
+def test_swap_blocks(direction):
+    """Pages whose heads come first in memory are blocks as others are."""
+    device, host = torch.randn(BLOCKS, BLOCK, KV_HEADS, DIM).transpose(1, 2), host_cache(5, BLOCK, KV_HEADS, DIM).transpose(1, 2)
+    src, dst = {"out": (device, host), "in": (host, device), "within": (device, device)}[direction]
+    pairs = torch.tensor([[1, 3], [2, 4], [0, -1]], device="cpu")
+    want = dst.clone()
+    want[3], want[4] = src[1].clone(), src[2].clone()
+    vllm_ops.swap_blocks(src, dst, src[0].nbytes, pairs)
+    if src.is_cuda:
+        torch.cuda.synchronize()
+    assert torch.equal(dst, want)
+    halves = torch.randn(4, BLOCK)
+    want = halves.clone()
+    want[3, BLOCK // 2 :] = halves[0, : BLOCK // 2]
+    vllm_ops.swap_blocks(halves, halves, halves[0].nbytes // 2, torch.tensor([[0, 7]], device="cpu"))
+    assert torch.equal(halves, want)
+
+
+def test_swap_blocks_refuses():
+    cache, pairs = torch.zeros(BLOCKS, BLOCK, DIM), torch.tensor([[0, 1]], device="cpu")
+    with pytest.raises(NotImplementedError, match=r"dst has the strides .*; memory without gaps is accepted"):
+        vllm_ops.swap_blocks(cache, cache[:, 1:], cache[0].nbytes, pairs)
+    with pytest.raises(ValueError, match="block_size_in_bytes is 96; a divisor of the 16384 of src is accepted"):
+        vllm_ops.swap_blocks(cache, cache, 96, pairs)
+    if cache.is_cuda:
+        with pytest.raises(NotImplementedError, match="src is on cpu in pageable memory; page-locked memory"):
+            vllm_ops.swap_blocks(cache.cpu(), cache, cache[0].nbytes, pairs)
+
+
 LATENT, ROPE = 64, 16
 
 
@@ -247,12 +283,54 @@ def test_flash_attn_varlen_func_reads_fp8_caches():
     exact = vllm_ops.flash_attn_varlen_func(
         **call | dict(k=k.float() * 0.5, v=v.float() * 0.5, return_softmax_lse=False)
     )
-    scale = torch.tensor([0.5]).expand(3, KV_HEADS)
-    for scale in (scale, scale.contiguous()):
+    expanded = torch.tensor([0.5]).expand(3, KV_HEADS)
+    for scale in (expanded, expanded.contiguous()):
         o = vllm_ops.flash_attn_varlen_func(
             **call | dict(k=k, v=v, k_descale=scale, v_descale=scale, return_softmax_lse=False)
         )
         torch.testing.assert_close(o, exact, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_flash_attn_varlen_func_takes_fp8_queries(dtype, kv_dtype):
+    """Its default output is bfloat16, and others may be brought."""
+    call, _, _ = varlen(causal=True)
+    q, k, v = (quantised(call[x], 0.5, t) for x, t in zip("qkv", (dtype, kv_dtype, kv_dtype)))
+    factors = {name: torch.rand(3, KV_HEADS) + 0.5 for name in ("q_descale", "k_descale", "v_descale")}
+    parts, begin = [], 0
+    for request, (rows, keys) in enumerate(LENGTHS):
+        q_scale, k_scale, v_scale = (factor[request][:, None] for factor in factors.values())
+        dense = [
+            oracle.paged(c.float(), call["block_table"][request], keys) * s for c, s in ((k, k_scale), (v, v_scale))
+        ]
+        queries = q[begin : begin + rows].float() * q_scale.repeat_interleave(HEADS // KV_HEADS, 0)
+        parts.append(oracle.attention(queries, *dense, sm_scale=DIM**-0.5)[0])
+        begin += rows
+    want = torch.cat(parts)
+    call |= dict(q=q, k=k, v=v, return_softmax_lse=False, **factors)
+    o = vllm_ops.flash_attn_varlen_func(**call)
+    assert o.dtype == torch.bfloat16
+    torch.testing.assert_close(o.double(), want, rtol=0.02, atol=0.02)
+    out = torch.empty(q.shape, dtype=torch.float32)
+    assert vllm_ops.flash_attn_varlen_func(**call, out=out) is out
+    torch.testing.assert_close(out.double(), want, rtol=0.02, atol=0.02)
+
+
+def test_flash_attn_varlen_func_ignores_scales_of_queries_that_are_not_fp8():
+    call, want, _ = varlen(causal=True)
+    o, _ = vllm_ops.flash_attn_varlen_func(**call, q_descale=torch.full((3, KV_HEADS), 7.0))
+    torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own output", "given output"])
+def test_flash_attn_varlen_func_writes_fp8(own):
+    call, want, _ = varlen(causal=True)
+    call |= dict(return_softmax_lse=False, output_scale=torch.tensor(0.03))
+    if not own:
+        call["out"] = torch.zeros(want.shape, dtype=torch.uint8)
+    o = vllm_ops.flash_attn_varlen_func(**call)
+    torch.testing.assert_close(o.view(torch.float8_e4m3fn).double() * 0.03, want, rtol=0.07, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +339,6 @@ def test_flash_attn_varlen_func_reads_fp8_caches():
         dict(dropout_p=0.1),
         dict(q_v=torch.zeros(1)),
         dict(cp_world_size=2),
-        dict(output_scale=torch.ones(1)),
         dict(return_attn_probs=True),
         dict(mask_mod=lambda *_: True),
         dict(causal=False, alibi_slopes=torch.ones(HEADS)),

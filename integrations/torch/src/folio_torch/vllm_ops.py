@@ -3,9 +3,9 @@
 A host that calls `vllm._custom_ops` or `vllm.vllm_flash_attn` imports these names from here instead. What Folio has no
 counterpart for is refused with NotImplementedError, which names the parameter.
 
-Scales. vLLM passes them as float32 tensors. Those of keys and values stay tensors, and are read on the device. Scales
-of MLA's caches and of outputs are numbers to Folio: a tensor on a device is read once, at the first call, and
-remembered as long as it lives. So do that call before a capture.
+Scales. vLLM passes them as float32 tensors. Those of attention and of caches of keys and values stay tensors, and are
+read on the device. Those of MLA's caches and of merged outputs are numbers to Folio: a tensor on a device is read
+once, at the first call, and remembered as long as it lives. So do that call before a capture.
 """
 
 import weakref
@@ -122,9 +122,43 @@ def reshape_and_cache(
 
 def copy_blocks(key_caches: list[torch.Tensor], value_caches: list[torch.Tensor], block_mapping: torch.Tensor) -> None:
     """Copies blocks within the caches of each layer: `block_mapping` is `[num_pairs, 2]` int64, source and target."""
-    pairs = block_mapping.to(torch.int32)
     for k, v in zip(key_caches, value_caches, strict=True):
-        folio.kv_copy(context_of(k.device), k_src=k, k_dst=k, v_src=v, v_dst=v, page_pairs=pairs)
+        folio.kv_copy(context_of(k.device), k_src=k, k_dst=k, v_src=v, v_dst=v, page_pairs=block_mapping)
+
+
+def swap_blocks(src: torch.Tensor, dst: torch.Tensor, block_size_in_bytes: int, block_mapping: torch.Tensor) -> None:
+    """Copies blocks between a device and the host, or within either of them, in the order of the current stream.
+
+    Args:
+        src, dst: blocks one after the other in memory, of any type. On the CPU beside a tensor on CUDA: page-locked
+            memory, which has to stay until the copy has run.
+        block_size_in_bytes: bytes of a block.
+        block_mapping: `[num_pairs, 2]` int64 on the CPU: blocks of src, and of dst.
+    """
+    device = dst.device if src.device.type == "cpu" else src.device
+    folio.kv_copy(
+        context_of(device),
+        k_src=_blocks("src", src, block_size_in_bytes, device),
+        k_dst=_blocks("dst", dst, block_size_in_bytes, device),
+        page_pairs=block_mapping,
+    )
+
+
+def _blocks(name: str, tensor: torch.Tensor, block_size: int, device: torch.device) -> folio.Tensor:
+    """A tensor's memory as rows of bytes, a row for each block."""
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
+    if tensor.numel() != last + 1:
+        raise NotImplementedError(f"{name} has the strides {tensor.stride()}; memory without gaps is accepted by Folio")
+    if block_size <= 0 or tensor.nbytes % block_size:
+        raise ValueError(f"block_size_in_bytes is {block_size}; a divisor of the {tensor.nbytes} of {name} is accepted")
+    swapped = tensor.device != device
+    if swapped and not tensor.is_pinned():
+        raise NotImplementedError(
+            f"{name} is on {tensor.device} in pageable memory; page-locked memory (pin_memory) is accepted by Folio"
+            f" beside {device}"
+        )
+    blocks = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).view(-1, block_size)
+    return folio.Tensor(blocks, device="cuda_host" if swapped else None)
 
 
 # --- Caches of latent records -----------------------------------------------------------------------
@@ -355,14 +389,18 @@ def flash_attn_varlen_func(
     and grow with the batches. A capture needs a call of the same types and shapes before it, which loads their code.
 
     Args:
-        q: `[total_q, num_heads, head_size]` float32, float16 or bfloat16; fp8 queries are refused.
+        q: `[total_q, num_heads, head_size]` float32, float16 or bfloat16, or fp8 over fp8 keys.
         k, v: `[num_blocks, block_size, num_kv_heads, head_size]`, or packed `[total_k, num_kv_heads, head_size]`; uint8
-            stands for float8_e4m3.
+            stands for float8_e4m3, in q and out as well.
         max_seqlen_q, max_seqlen_k: the longest rows and keys of a request, or more.
         window_size: (left, right), -1 for unlimited.
         alibi_slopes: `[num_heads]` or `[batch_size, num_heads]` float32. The bias is slope · (j - p), which for rows
             that see keys behind them is not FlashAttention's; it is refused without `causal`.
-        k_descale, v_descale: `[batch_size, num_kv_heads]` float32, contiguous or expanded from one row or one number.
+        q_descale, k_descale, v_descale: `[batch_size, num_kv_heads]` float32, contiguous or expanded from one row or
+            one number; q_descale of fp8 queries only, and without effect for others.
+        out: of q's type, float32, or fp8; of any type over fp8 queries. None: one of q's type, of fp8 with
+            `output_scale`, otherwise bfloat16 over fp8 queries.
+        output_scale: one float32, which an fp8 output is divided by.
         s_aux: sinks, `[num_heads]`.
         deterministic, num_splits, fa_version, scheduler_metadata: how, not what is computed: no effect.
         dynamic_causal: `[batch_size]` bool, causality by request.
@@ -374,8 +412,6 @@ def flash_attn_varlen_func(
         q_v=(q_v, None),
         dropout_p=(dropout_p, 0.0),
         return_attn_probs=(return_attn_probs, False),
-        q_descale=(None if q.dtype.itemsize > 1 else q_descale, None),
-        output_scale=(output_scale, None),
         cp_world_size=(cp_world_size, 1),
         mask_mod=(mask_mod, None),
         block_sparse_tensors=(block_sparse_tensors, None),
@@ -388,14 +424,17 @@ def flash_attn_varlen_func(
     context = context_of(q.device)
     num_tokens, num_heads, _ = q.shape
     batch_size = cu_seqlens_q.shape[0] - 1
+    if out is None:
+        out = q.new_empty(num_tokens, num_heads, v.shape[-1], dtype=_output_type(q.dtype, output_scale))
     desc: dict[str, Any] = dict(
-        q_dtype=q.dtype,
+        q_dtype=_element_type(q.dtype),
+        kv_dtype=_element_type(k.dtype),
+        o_dtype=_element_type(out.dtype),
         num_qo_heads=num_heads,
         num_kv_heads=k.shape[-2],
         head_dim_qk=q.shape[-1],
         head_dim_vo=v.shape[-1],
     )
-    desc["kv_dtype"] = "float8_e4m3" if k.dtype == torch.uint8 else k.dtype
     if block_table is None:
         desc["kv_storage"] = "ragged"
         lengths = dict(kv_indptr=cu_seqlens_k)
@@ -406,8 +445,6 @@ def flash_attn_varlen_func(
     handle = _prefill(context, (batch_size, num_tokens, max_seqlen_k), page_ids, **desc)
     handle.plan(qo_indptr=cu_seqlens_q, **lengths)
 
-    if out is None:
-        out = q.new_empty(num_tokens, num_heads, v.shape[-1])
     lse = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=q.device) if return_softmax_lse else None
     arguments: dict[str, Any] = dict(mask_mode="causal" if causal else "full")
     if dynamic_causal is not None:
@@ -424,11 +461,28 @@ def flash_attn_varlen_func(
         logits_soft_cap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=None if s_aux is None else s_aux.to(torch.float32),
+        q_scales=_of_heads(q_descale) if _is_fp8(q.dtype) else None,
         k_scales=_of_heads(k_descale),
         v_scales=_of_heads(v_descale),
+        o_scales=None if output_scale is None else output_scale.reshape(-1),
         **arguments,
     )
     return (out, lse) if return_softmax_lse else out
+
+
+def _is_fp8(dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 1
+
+
+def _element_type(dtype: torch.dtype) -> torch.dtype | str:
+    return "float8_e4m3" if dtype == torch.uint8 else dtype
+
+
+def _output_type(q_dtype: torch.dtype, output_scale: torch.Tensor | None) -> torch.dtype:
+    """What an output has that the caller does not bring: FlashAttention's choice."""
+    if output_scale is not None:
+        return torch.float8_e4m3fn
+    return torch.bfloat16 if _is_fp8(q_dtype) else q_dtype
 
 
 def _of_heads(descale: torch.Tensor | None) -> torch.Tensor | None:
