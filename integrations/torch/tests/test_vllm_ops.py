@@ -96,7 +96,10 @@ def host_cache(*shape):
 @pytest.mark.parametrize("direction", ["out", "in", "within"])
 def test_swap_blocks(direction):
     """Pages whose heads come first in memory are blocks as others are."""
-    device, host = torch.randn(BLOCKS, BLOCK, KV_HEADS, DIM).transpose(1, 2), host_cache(5, BLOCK, KV_HEADS, DIM).transpose(1, 2)
+    device, host = (
+        torch.randn(BLOCKS, BLOCK, KV_HEADS, DIM).transpose(1, 2),
+        host_cache(5, BLOCK, KV_HEADS, DIM).transpose(1, 2),
+    )
     src, dst = {"out": (device, host), "in": (host, device), "within": (device, device)}[direction]
     pairs = torch.tensor([[1, 3], [2, 4], [0, -1]], device="cpu")
     want = dst.clone()
@@ -275,6 +278,33 @@ def test_flash_attn_varlen_func_over_packed_keys():
     rows = [tensor.split(lengths.tolist()) for tensor in (q, k, v)]
     want = torch.cat([oracle.attention(*parts, sm_scale=DIM**-0.5)[0] for parts in zip(*rows)])
     torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [[-1, -1], [-1, 0], [0, 0], [7, -1]], ids=str)
+@pytest.mark.parametrize("packed", [False, True], ids=["paged", "packed"])
+def test_flash_attn_varlen_func_plans_for_its_window(monkeypatch, window, packed):
+    """Calls with other windows come between, of the same handle."""
+    planned = []
+    plan = folio.Prefill.plan
+
+    def spy(self, **batch):
+        planned.append(batch.get("window_left", -1))
+        plan(self, **batch)
+
+    monkeypatch.setattr(folio.Prefill, "plan", spy)
+    for size in (window, [3, 0], window):
+        call, want, _ = varlen(causal=True, window_size=size)
+        if packed:
+            keys = torch.tensor([keys for _, keys in LENGTHS])
+            cu_seqlens_k = torch.cat([keys.new_zeros(1), keys.cumsum(0)]).to(torch.int32)
+            k, v = (
+                torch.cat([oracle.paged(call[x], ids, n) for ids, n in zip(call["block_table"], keys.tolist())])
+                for x in "kv"
+            )
+            call |= dict(k=k, v=v, cu_seqlens_k=cu_seqlens_k, seqused_k=None, block_table=None)
+        o, _ = vllm_ops.flash_attn_varlen_func(**call)
+        torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=2e-6)
+    assert planned == [window[0], 3, window[0]]
 
 
 def test_flash_attn_varlen_func_reads_fp8_caches():

@@ -442,15 +442,18 @@ def flash_attn_varlen_func(
         desc["page_size"] = k.shape[1]
         lengths = dict(kv_len=seqused_k, block_table=block_table)
     page_ids = 0 if block_table is None else block_table.data_ptr()
+    left, right = (-1, -1) if window_size is None else window_size
+    # Keys before the window are not planned for.
+    window = dict(flags=("window",), window_left=left) if left >= 0 else {}
     handle = _prefill(context, (batch_size, num_tokens, max_seqlen_k), page_ids, **desc)
-    handle.plan(qo_indptr=cu_seqlens_q, **lengths)
+    handle.plan(qo_indptr=cu_seqlens_q, **lengths, **window)
 
     lse = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=q.device) if return_softmax_lse else None
     arguments: dict[str, Any] = dict(mask_mode="causal" if causal else "full")
     if dynamic_causal is not None:
         arguments = dict(mask_mode="causal_by_request", causal_requests=dynamic_causal)
-    if window_size is not None and tuple(window_size) != (-1, -1):
-        arguments |= dict(flags=("window",), window_left=window_size[0], window_right=window_size[1])
+    if (left, right) != (-1, -1):
+        arguments |= dict(flags=("window",), window_left=left, window_right=right)
     handle.run(
         q=q,
         k=k,
