@@ -96,7 +96,8 @@ fn missing_paths(path: &Path, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every source of a test: `tests/name.rs`, `tests/name/*.rs`, the `name.py` of Python tests, or a rule of the Makefile.
+/// Every source of a test: `tests/name.rs`, `tests/name/*.rs`, the `name.py` of Python tests (of every folder that has one), or a
+/// rule of the Makefile.
 fn source_of_test(name: &str) -> Option<String> {
     let read = |path: PathBuf| std::fs::read_to_string(path).ok();
     if let Some(target) = name.strip_prefix("make ") {
@@ -110,8 +111,12 @@ fn source_of_test(name: &str) -> Option<String> {
     }
     let rust = root().join("tests").join(format!("{name}.rs"));
     let python = PYTHON_TESTS.map(|folder| root().join(folder).join(format!("{name}.py")));
-    if let Some(text) = std::iter::once(rust).chain(python).find_map(read) {
-        return Some(text);
+    let files: String = std::iter::once(rust)
+        .chain(python)
+        .filter_map(read)
+        .collect();
+    if !files.is_empty() {
+        return Some(files);
     }
     let files = std::fs::read_dir(root().join("tests").join(name)).ok()?;
     Some(files.filter_map(|file| read(file.ok()?.path())).collect())
