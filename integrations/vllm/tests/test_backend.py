@@ -1,5 +1,6 @@
 """The backend's parts without an engine: what small models do not reach, against the formula in float64."""
 
+import sys
 from types import SimpleNamespace
 
 import folio
@@ -7,14 +8,16 @@ import oracle
 import pytest
 import torch
 from folio_torch import context_of
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
-from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, FullAttentionSpec
 
 import folio_vllm
-from folio_vllm.attention import FolioBackend, FolioImpl, FolioMetadata, _mask
+from folio_vllm.attention import FolioBackend, FolioImpl, FolioMetadata, FolioMetadataBuilder, _mask
 from folio_vllm.mla import FolioMLABackend
 from folio_vllm.plans import Batch, Bounds, Planner, Problem
 from folio_vllm.selection import backend_for
@@ -215,6 +218,124 @@ def test_a_step_is_planned_again_after_another():
     for metadata, rows in ((first, ROWS), (second, (1, 1, 1)), (first, ROWS)):
         q, o = run(impl(), metadata, kv)
         close(o, expected(q, kv, rows))
+
+
+def builder(*impls, spec=FullAttentionSpec, **layer_fields):
+    """A group of layers; the configuration has what a builder reads of it."""
+    layers = {}
+    for number, made in enumerate(impls):
+        layers[f"layer{number}"] = attention = Attention.__new__(Attention)
+        attention.__dict__.update(impl=made, **layer_fields)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.float32, max_model_len=128),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=8),
+        compilation_config=SimpleNamespace(static_forward_context=layers, cudagraph_mode=CUDAGraphMode.NONE),
+    )
+    made = spec(block_size=PAGE, num_kv_heads=KV_HEADS, head_size=DIM, dtype=torch.float32)
+    return FolioMetadataBuilder(made, list(layers), config, torch.device("cpu"))
+
+
+def common(rows=ROWS, keys=KEYS, table=TABLE, **fields):
+    """A step as vLLM's runner states it."""
+    starts = int32(0, *rows).cumsum(0).to(torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=int32(*keys),
+        num_reqs=len(rows),
+        num_actual_tokens=sum(rows),
+        max_query_len=max(rows),
+        max_seq_len=max(keys),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(sum(rows), dtype=torch.int64),
+        **fields,
+    )
+
+
+def spy_on_plans(monkeypatch):
+    """The arguments of every plan from here on."""
+    plans = []
+    for kind in (folio.Decode, folio.Prefill, folio.Cascade):
+
+        def spy(self, plan=kind.plan, **batch):
+            plans.append(batch)
+            plan(self, **batch)
+
+        monkeypatch.setattr(kind, "plan", spy)
+    return plans
+
+
+@pytest.mark.parametrize(
+    "windows, planned", [((5, 5), 4), ((5, 20), 19), ((1,), 0), ((5, None), None), ((None,), None)], ids=str
+)
+@pytest.mark.parametrize("rows", [ROWS, (1, 1, 1)], ids=["prefill", "decode"])
+def test_steps_are_planned_for_the_widest_window_of_their_layers(monkeypatch, windows, planned, rows):
+    plans, kv = spy_on_plans(monkeypatch), cache()
+    impls = [impl(sliding_window=window) for window in windows]
+    metadata = builder(*impls).build(0, common(rows))
+    for window, made in zip(windows, impls):
+        q, o = run(made, metadata, kv)
+        close(o, expected(q, kv, rows, window=window and (window - 1, -1)))
+    assert [plan.get("window_left") for plan in plans] == [planned]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_encoders_are_planned_for_their_window(monkeypatch, causal):
+    plans = spy_on_plans(monkeypatch)
+    encoder = impl(sliding_window=3, attn_type=AttentionType.ENCODER_ONLY)
+    metadata = builder(encoder, spec=EncoderOnlyAttentionSpec).build(0, common(KEYS, causal=causal))
+    q, (k, v) = torch.randn(58, HEADS, DIM), torch.randn(2, 58, KV_HEADS, DIM)
+    o = torch.empty_like(q)
+    encoder.forward(layer(), q, k, v, torch.zeros(0), metadata, o)
+    options = dict(sm_scale=SCALE, causal=causal, window=(2, -1 if causal else 2))
+    close(o, torch.cat([oracle.attention(*part, **options)[0] for part in zip(*(x.split(KEYS) for x in (q, k, v)))]))
+    assert [plan["window_left"] for plan in plans] == [2]
+
+
+@pytest.mark.parametrize("clamped", [False, True])
+def test_multimodal_prefixes_beyond_the_window_are_planned_for(monkeypatch, clamped):
+    plans, windowed = spy_on_plans(monkeypatch), impl(sliding_window=2)
+    group, kv = builder(windowed, mm_prefix_clamp_sliding_window=clamped), cache()
+    for ranges in ({2: [(1, 4)]}, None):
+        metadata = group.build(0, common(mm_req_doc_ranges=ranges))
+        assert (metadata.mm_prefix_ranges is None) == (ranges is None)
+        run(windowed, metadata, kv, layer(mm_prefix_clamp_sliding_window=clamped))
+    assert [plan.get("window_left") for plan in plans] == [1 if clamped else None, 1]
+
+
+def test_a_step_is_one_plan_and_no_loop_over_requests(monkeypatch):
+    """As many functions run for two requests as for 64, and layers plan nothing."""
+    plans, group = spy_on_plans(monkeypatch), builder(impl(), impl())
+    table, kv = torch.arange(64 * 8, dtype=torch.int32).view(64, 8), torch.randn(64 * 8, KV_HEADS, PAGE, 2 * DIM)
+
+    def parts(requests):
+        return dict(rows=(3,) + (1,) * (requests - 1), keys=(9,) * requests, table=table[:requests])
+
+    group.build(0, common(**parts(64)))  # which makes the handle
+    calls = [calls_of(group.build, 0, common(**parts(n))) for n in (2, 64)]
+    assert calls[0] == calls[1]
+    plans.clear()
+    metadata = group.build(0, common(**parts(64)))
+    for made in (impl(), impl()):
+        q, o = run(made, metadata, kv)
+        close(o, expected(q, kv, **parts(64)))
+    assert len(plans) == 1
+
+
+def calls_of(function, *arguments) -> int:
+    """How many functions a call runs, those of C included."""
+    count = 0
+
+    def called(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def test_output_scales_are_refused():

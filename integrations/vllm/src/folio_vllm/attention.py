@@ -177,7 +177,8 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
         if kv_cache_spec.tokens_per_state != 1:
             raise NotImplementedError(f"tokens_per_state is {kv_cache_spec.tokens_per_state}; 1 is accepted by FOLIO")
         model = vllm_config.model_config
-        impls = [layer.impl for layer in get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()]
+        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()
+        impls = [layer.impl for layer in layers]
         problem = Problem(
             q_dtype=model.dtype,
             kv_dtype=cache_dtype(impls[0].kv_cache_dtype, model.dtype),
@@ -191,6 +192,9 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
             batch_invariant=envs.VLLM_BATCH_INVARIANT,
         )
         self._cached = not isinstance(kv_cache_spec, EncoderOnlyAttentionSpec)
+        windows = [impl.window_left for impl in impls]
+        self._window_left = max(windows) if min(windows) >= 0 else None
+        self._prefixes_in_window = all(_clamps_prefixes(layer) for layer in layers)
         self._planner = Planner(
             context_of(device),
             problem,
@@ -206,14 +210,16 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> FolioMetadata:
         common = common_attn_metadata
+        ranges = compute_mm_prefix_range_tensor(common.mm_req_doc_ranges, common.num_reqs, self.device)
         batch = Batch(
             size=Bounds(common.num_reqs, common.num_actual_tokens, common.max_seq_len),
             max_qo_len=common.max_query_len,
             qo_indptr=common.query_start_loc[: common.num_reqs + 1],
             kv_len=common.seq_lens[: common.num_reqs],
             block_table=common.block_table_tensor[: common.num_reqs] if self._cached else None,
+            # Tokens of a multimodal prefix see each other beyond the window.
+            window_left=self._window_left if ranges is None or self._prefixes_in_window else None,
         )
-        ranges = compute_mm_prefix_range_tensor(common.mm_req_doc_ranges, common.num_reqs, self.device)
         self._planner.planned(batch)
         return FolioMetadata(
             planner=self._planner,
@@ -236,6 +242,11 @@ def _bounds(vllm_config: VllmConfig, spec: AttentionSpec) -> Bounds:
     if isinstance(spec, CrossAttentionSpec):
         kv_len = max(kv_len, vllm_config.scheduler_config.max_num_encoder_input_tokens)
     return Bounds(batch_size, num_tokens, kv_len)
+
+
+def _clamps_prefixes(layer: AttentionLayer) -> bool:
+    """Whether tokens of a multimodal prefix see each other within the layer's window only."""
+    return getattr(layer, "mm_prefix_clamp_sliding_window", False)
 
 
 def _mask(causal: bool | torch.Tensor) -> dict[str, Any]:
@@ -269,6 +280,8 @@ class FolioImpl(AttentionImpl[FolioMetadata]):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.attn_type = attn_type
         self.sliding_window = sliding_window
+        # A window of w keys counts the row's own.
+        self.window_left = -1 if sliding_window is None else sliding_window - 1
         if sinks is not None and sinks.shape != (num_heads,):
             raise ValueError(f"sinks have the shape {tuple(sinks.shape)}; ({num_heads},) is accepted")
         self.sinks = sinks
@@ -277,9 +290,8 @@ class FolioImpl(AttentionImpl[FolioMetadata]):
         flags = []
         self._arguments: dict[str, Any] = dict(flags=flags, sm_scale=self.scale, logits_soft_cap=logits_soft_cap or 0.0)
         if sliding_window is not None:
-            # A window of w keys counts the row's own.
             flags.append("window")
-            self._arguments |= dict(window_left=sliding_window - 1, window_right=-1)
+            self._arguments |= dict(window_left=self.window_left, window_right=-1)
         if alibi_slopes is not None:
             self._arguments["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
         if use_alibi_sqrt:
@@ -323,10 +335,10 @@ class FolioImpl(AttentionImpl[FolioMetadata]):
             (k, v), scales = self._key_and_value_cache(kv_cache), self._scales(layer)
         arguments = self._arguments | attn_metadata.mask
         if self.sliding_window is not None and attn_metadata.sees_future:
-            arguments["window_right"] = self.sliding_window - 1
+            arguments["window_right"] = self.window_left
         if attn_metadata.mm_prefix_ranges is not None:
             arguments["mm_prefix_ranges"] = attn_metadata.mm_prefix_ranges
-            if getattr(layer, "mm_prefix_clamp_sliding_window", False):
+            if _clamps_prefixes(layer):
                 arguments["flags"] = [*arguments["flags"], "mm_prefix_in_window"]
         attn_metadata.handle().run(q=query, k=k, v=v, o=output, **scales, **arguments)
         return output

@@ -75,6 +75,7 @@ class Batch:
         qo_indptr: `[batch_size + 1]` int32.
         kv_len: `[batch_size]` int32, new tokens included.
         block_table: `[batch_size, pages]` int32; None where keys are not cached (encoders).
+        window_left: no layer sees a key more than so many before a row's own; None: some see all.
     """
 
     size: Bounds
@@ -82,6 +83,11 @@ class Batch:
     qo_indptr: torch.Tensor
     kv_len: torch.Tensor
     block_table: torch.Tensor | None
+    window_left: int | None = None
+
+    def window(self) -> dict[str, Any]:
+        """What keeps keys before the layers' windows out of a plan."""
+        return {} if self.window_left is None else dict(flags=("window",), window_left=self.window_left)
 
     def paged(self) -> dict[str, torch.Tensor]:
         return dict(qo_indptr=self.qo_indptr, kv_len=self.kv_len, block_table=self.block_table)
@@ -126,14 +132,14 @@ class Planner:
         self._grow(batch.size)
         if batch.block_table is None:
             handle = self._handle("ragged")
-            handle.plan(qo_indptr=batch.qo_indptr, kv_indptr=batch.qo_indptr)
+            handle.plan(qo_indptr=batch.qo_indptr, kv_indptr=batch.qo_indptr, **batch.window())
             return handle
         if self._share_prefixes and batch.size.batch_size > 1:
             cascade = self._cascade(batch)
             if cascade is not None:
                 return cascade
         handle = self._handle("decode" if batch.max_qo_len <= self._max_decode_len else "prefill")
-        handle.plan(**batch.paged())
+        handle.plan(**batch.paged(), **batch.window())
         return handle
 
     def _cascade(self, batch: Batch):
