@@ -1,4 +1,4 @@
-"""What the backend reads of SGLang's runner, pools, layers and batches."""
+"""What the backends read of SGLang's runner, pools, layers and batches."""
 
 from enum import Enum
 from types import SimpleNamespace
@@ -46,6 +46,25 @@ class Pool:
 
     def get_value_buffer(self, layer_id):
         return self.v
+
+
+class RecordPool:
+    """Latent records of token slots, of one layer."""
+
+    def __init__(self, slots, width, latent, dtype):
+        self.records, self.latent = torch.full((slots, 1, width), torch.nan).to(dtype), latent
+
+    def set_kv_buffer(self, layer, loc, k, v):
+        self.records[loc] = k.to(self.records.dtype)
+
+    def set_mla_kv_buffer(self, layer, loc, k_nope, k_rope):
+        self.records[loc] = torch.cat([k_nope, k_rope], dim=-1).to(self.records.dtype)
+
+    def get_key_buffer(self, layer_id):
+        return self.records
+
+    def get_value_buffer(self, layer_id):
+        return self.records[..., : self.latent]
 
 
 class Engine:
@@ -107,16 +126,49 @@ class Engine:
         return q, torch.randn(tokens, self.kv_heads, self.dim), torch.randn(tokens, self.kv_heads, self.v_dim)
 
 
-def step(mode, engine, rows, seq_lens, new=None, spec_info=None, padded=0):
+class MlaEngine(Engine):
+    """A model of MLA: `layer` is absorbed, `heads_layer` multi-head."""
+
+    LATENT, ROPE, NOPE, VALUE = 64, 16, 32, 24
+
+    def __init__(self, page_size=1, dtype=torch.float32, heads=4, **options):
+        width = self.LATENT + self.ROPE
+        super().__init__(page_size, heads, 1, width, self.LATENT, kv_lora_rank=64, qk_rope_head_dim=16, **options)
+        self.pool = self.runner.token_to_kv_pool = RecordPool(self.pool.k.shape[0], width, self.LATENT, dtype)
+        self.runner.use_mla_backend = True
+
+    def heads_layer(self):
+        width = self.NOPE + self.ROPE
+        return self.layer(tp_k_head_num=self.heads, qk_head_dim=width, v_head_dim=self.VALUE, scaling=width**-0.5)
+
+    def fill(self, row, tokens):
+        k = torch.randn(tokens, 1, self.dim)
+        self.pool.set_kv_buffer(None, self.req_to_token[row, :tokens].long(), k, k[..., : self.LATENT])
+
+    def cached(self, slots):
+        records = self.pool.records[slots.long()].float()
+        return records, records[..., : self.LATENT]
+
+    def new(self, tokens):
+        k = torch.randn(tokens, 1, self.dim)
+        return torch.randn(tokens, self.heads * self.dim), k, k[..., : self.LATENT]
+
+
+def step(mode, engine, rows, seq_lens, new=None, spec_info=None, encoder_lens=None):
     """A forward batch: `new` tokens of each request, written behind what the mode counts as cached.
 
     Args:
         rows: rows of req_to_token.
         seq_lens: as SGLang states them in this mode.
         new: (first position, count) of each request's new tokens.
+        encoder_lens: tokens of each request's encoder, which come before all others in its row.
     """
     rows, lens = torch.tensor(rows), torch.tensor(seq_lens)
-    loc = [engine.req_to_token[row, begin : begin + count] for row, (begin, count) in zip(rows, new or [])]
+    encoded = encoder_lens or [0] * len(seq_lens)
+    loc = [
+        engine.req_to_token[row, first + begin : first + begin + count]
+        for row, first, (begin, count) in zip(rows, encoded, new or [])
+    ]
     counts = [count for _, count in new or []]
     return SimpleNamespace(
         forward_mode=mode,
@@ -126,7 +178,14 @@ def step(mode, engine, rows, seq_lens, new=None, spec_info=None, padded=0):
         seq_lens_sum=int(lens.sum()),
         extend_seq_lens=torch.tensor(counts, dtype=torch.int32),
         extend_seq_lens_cpu=counts,
+        extend_prefix_lens_cpu=[begin for begin, _ in new or []],
         extend_num_tokens=sum(counts),
         out_cache_loc=torch.cat(loc).long() if loc else None,
         spec_info=spec_info,
+        encoder_lens=None if encoder_lens is None else torch.tensor(encoder_lens),
+        encoder_lens_cpu=encoder_lens,
+        encoder_out_cache_loc=torch.cat([engine.req_to_token[row, :n] for row, n in zip(rows, encoded)]).long()
+        if loc
+        else None,
+        cross_attention_custom_mask=None,
     )

@@ -3,12 +3,14 @@
 import functools
 from types import SimpleNamespace
 
+import folio
 import oracle
 import pytest
 import torch
 from standins import AttentionType, Engine, Mode, step
 
-from folio_sglang.backend import FolioAttnBackend, FolioMultiStepDraftBackend
+from folio_sglang.backend import FolioAttnBackend
+from folio_sglang.drafts import FolioMultiStepDraftBackend
 
 ROWS = (3, 0, 6)
 
@@ -74,6 +76,79 @@ def test_sinks():
 def test_values_of_another_width():
     engine = Engine(page_size=4, v_dim=16)
     extend(engine, engine.layer(), (0, 17, 40), (21, 5, 1), {})
+
+
+def test_layers_of_a_window_share_a_plan_for_it(monkeypatch):
+    """Whatever the order of layers is; keys before the window are not planned for."""
+    planned = []
+
+    def spy(self, plan=folio.Prefill.plan, **batch):
+        planned.append(batch.get("window_left"))
+        plan(self, **batch)
+
+    monkeypatch.setattr(folio.Prefill, "plan", spy)
+    engine = Engine(page_size=4)
+    backend = FolioAttnBackend(engine.runner)
+    batch = step(Mode.EXTEND, engine, ROWS, (9, 4, 36), [(0, 9), (0, 4), (30, 6)])
+    engine.fill(ROWS[2], 30)
+    backend.init_forward_metadata(batch)
+    for window in (7, -1, 7, 0, -1, 0):
+        layer = engine.layer(sliding_window_size=window)
+        q, k, v = engine.new(19)
+        o = backend.forward_extend(q, k, v, layer, batch)
+        parts = [
+            request(engine, layer, rows, engine.req_to_token[row, :keys], window=(window, -1))
+            for row, keys, rows in zip(ROWS, (9, 4, 36), q.split((9, 4, 6)))
+        ]
+        close(o, torch.cat(parts))
+    assert planned == [7, None, 0]
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("mode, new", [(Mode.DECODE, (1, 1, 1)), (Mode.EXTEND, (5, 1, 9))])
+def test_cross_attention(graph, mode, new):
+    """Layers over an encoder's keys and over a request's own, in turn; the second request has no encoder."""
+    if graph and mode is Mode.EXTEND:
+        pytest.skip("extends are not in graphs")
+    engine = Engine(page_size=16, is_encoder_decoder=True)
+    backend = FolioAttnBackend(engine.runner)
+    own, cross = engine.layer(), engine.layer(is_cross_attention=True)
+    encoder_lens, seq_lens = (21, 0, 5), (8, 16, 40)
+    for row, first, keys in zip(ROWS, encoder_lens, seq_lens):
+        engine.fill(row, first + keys)
+    news = [(total - count, count) for total, count in zip(seq_lens, new)]
+    batch = step(mode, engine, ROWS, seq_lens, news, encoder_lens=encoder_lens)
+    if graph:
+        backend.init_cuda_graph_state(4, 4)
+        backend.init_forward_metadata_out_graph(batch)
+    else:
+        backend.init_forward_metadata(batch)
+    forward = backend.forward_decode if mode is Mode.DECODE else backend.forward_extend
+    for layer in (cross, own, cross, own):
+        tokens = sum(encoder_lens) if layer is cross else sum(new)
+        q, k, v = engine.new(sum(new))[0], *engine.new(tokens)[1:]
+        o = forward(q, k, v, layer, batch)
+        parts = []
+        for row, first, keys, rows in zip(ROWS, encoder_lens, seq_lens, q.split(new)):
+            table = engine.req_to_token[row]
+            slots = table[:first] if layer is cross else table[first : first + keys]
+            parts.append(request(engine, layer, rows, slots, causal=layer is own))
+        close(o, torch.cat(parts))
+    # Later steps find the encoder's keys in the pool.
+    o = forward(q, None, None, cross, batch)
+    parts = [
+        request(engine, cross, rows, engine.req_to_token[row, :first], causal=False)
+        for row, first, rows in zip(ROWS, encoder_lens, q.split(new))
+    ]
+    close(o, torch.cat(parts))
+
+
+def test_masks_of_cross_attention_are_refused():
+    engine = Engine(is_encoder_decoder=True)
+    batch = step(Mode.DECODE, engine, (2,), (12,), [(11, 1)], encoder_lens=(3,))
+    batch.cross_attention_custom_mask = torch.ones(3)
+    with pytest.raises(NotImplementedError, match="cross_attention_custom_mask is a tensor; None is accepted"):
+        FolioAttnBackend(engine.runner).init_forward_metadata(batch)
 
 
 def test_layers_of_two_shapes_share_a_step():
@@ -220,6 +295,7 @@ def test_idle_steps_have_no_plan():
 @pytest.mark.parametrize(
     "fields, arguments",
     [
+        # Without an encoder's lengths.
         (dict(is_cross_attention=True), {}),
         (dict(attn_type=AttentionType.DECODER_BIDIRECTIONAL), {}),
         (dict(xai_temperature_len=100), {}),
@@ -241,9 +317,7 @@ def test_what_layers_may_not_bring(fields, arguments):
 
 
 def test_what_models_may_not_have():
-    with pytest.raises(NotImplementedError, match="encoders with decoders"):
-        FolioAttnBackend(Engine(is_encoder_decoder=True).runner)
     engine = Engine()
-    engine.runner.use_mla_backend = True
-    with pytest.raises(NotImplementedError, match="latent"):
+    engine.pool.translate_loc_from_full_to_swa = lambda loc: loc
+    with pytest.raises(NotImplementedError, match="a pool of its own for layers with a window"):
         FolioAttnBackend(engine.runner)

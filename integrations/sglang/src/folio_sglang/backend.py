@@ -1,36 +1,22 @@
-"""The attention backend: SGLang's interface over Folio's handles."""
+"""The attention backend for everything but MLA: SGLang's interface over Folio's handles."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import folio
 import torch
 from folio_torch import context_of
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
 from folio_sglang.batches import Batch, Buffers, equal_lengths, lists_of_pages, offsets
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What decides the code of a layer's handle."""
-
-    decodes: bool
-    graph: bool
-    page_size: int
-    q_dtype: torch.dtype
-    kv_dtype: torch.dtype
-    num_qo_heads: int
-    num_kv_heads: int
-    head_dim_qk: int
-    head_dim_vo: int
+from folio_sglang.handles import Bounds, Handles, Paged
 
 
 class FolioAttnBackend(AttentionBackend):
     """Decode, extend, mixed, verify and draft-extend steps over a pool of token slots.
 
-    A step is planned once for all layers of a shape, at the first of them. Layers bring their own window, cap, sinks
-    and scales.
+    A step is planned once for all layers of a shape and window, at the first of them. Layers bring their own cap, sinks
+    and scales. Layers of cross attention see the keys of an encoder, which come before a request's own in its row of
+    req_to_token.
 
     Args:
         model_runner: SGLang's. Its device, pools, page size and longest context are read.
@@ -41,47 +27,57 @@ class FolioAttnBackend(AttentionBackend):
 
     def __init__(self, model_runner):
         super().__init__()
-        _refuse_models(model_runner)
+        self._refuse_model(model_runner)
+        model = model_runner.model_config
         self.device = torch.device(model_runner.device)
         self.context = context_of(self.device)
         self.req_to_token = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
-        self.page_size = model_runner.page_size
-        self.max_context_len = model_runner.model_config.context_len
-        self.max_bs = model_runner.req_to_token_pool.size
+        self.has_encoder = getattr(model, "is_encoder_decoder", False)
+        # Where an encoder's keys end, a request's own begin, wherever that is in a page.
+        self.page_size = 1 if self.has_encoder else model_runner.page_size
+        self.max_context_len = model.context_len
         self.num_draft_tokens = model_runner.server_args.speculative_num_draft_tokens or 1
+        longest = self.req_to_token.shape[1] if self.has_encoder else self.max_context_len
+        self._longest = max(longest, self.max_context_len) + self.num_draft_tokens
         self.forward_metadata: Batch | None = None
-        self._eager = Buffers(self.device, self.max_bs)
+        self._eager = Buffers(self.device)
         self._graph: Buffers | None = None
+        self._graph_encoder: Buffers | None = None
         self._graph_mask: torch.Tensor | None = None
-        #: Requests and rows of the largest step of graphs.
-        self.graph_bounds = (0, 0)
-        self._handles: dict[Problem, _Planned] = {}
+        max_bs = model_runner.req_to_token_pool.size
+        self._handles = Handles(self.context, Bounds(max_bs, 0, self._longest, self.num_draft_tokens))
 
     # --- A step ---------------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch) -> None:
         """Takes over a step."""
-        self.forward_metadata = self._batch(forward_batch, self._eager, graph=False)
+        self.forward_metadata = self._batch(forward_batch, graph=False)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Makes what the steps of graphs have in common: buffers that stay where they are."""
-        self.graph_bounds = (max_bs, max_num_tokens)
-        longest = self.max_context_len + self.num_draft_tokens
-        self._graph = Buffers(self.device, max_bs, max_bs * -(-longest // self.page_size))
-        self._graph_mask = torch.zeros(max_num_tokens * longest, dtype=torch.uint8, device=self.device)
+        self.bound_graphs(max_bs, max_num_tokens)
+        max_pages = max_bs * -(-self._longest // self.page_size)
+        self._graph = Buffers(self.device, max_bs, max_pages)
+        if self.has_encoder:
+            self._graph_encoder = Buffers(self.device, max_bs, max_pages)
+        self._graph_mask = torch.zeros(max_num_tokens * self._longest, dtype=torch.uint8, device=self.device)
+
+    def bound_graphs(self, max_bs: int, max_num_tokens: int) -> None:
+        """States the requests and rows of the largest step of graphs."""
+        self._handles.graph_bounds = Bounds(max_bs, max_num_tokens, self._longest, self.num_draft_tokens)
 
     def init_forward_metadata_out_graph(self, forward_batch, in_capture: bool = False) -> None:
         """Writes a step into the buffers of graphs: before a capture, and before each replay.
 
         The plan is a part of the graph. It reads the lengths on the device.
         """
-        self.forward_metadata = self._batch(forward_batch, self._graph, graph=True)
+        self.forward_metadata = self._batch(forward_batch, graph=True)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
 
-    def _batch(self, forward_batch, buffers: Buffers, graph: bool) -> Batch | None:
+    def _batch(self, forward_batch, graph: bool) -> Batch | None:
         mode, spec = forward_batch.forward_mode, forward_batch.spec_info
         if mode.is_idle():
             return None
@@ -100,6 +96,7 @@ class FolioAttnBackend(AttentionBackend):
             mask = self._mask(spec, graph)
         else:
             qo_len, drafts = None, 0
+        buffers = self._graph if graph else self._eager
         tensors = buffers.of(batch_size, self._pages(forward_batch, batch_size, drafts))
         torch.add(seq_lens, drafts, out=tensors["kv_len"])
         if qo_len is not None:
@@ -110,8 +107,27 @@ class FolioAttnBackend(AttentionBackend):
             num_tokens = forward_batch.extend_num_tokens
             lengths = forward_batch.extend_seq_lens_cpu
             max_qo_len = num_tokens if lengths is None else max(lengths)
-        lists_of_pages(self.context, self.req_to_token, forward_batch.req_pool_indices, self.page_size, tensors)
-        return Batch(batch_size, num_tokens, max_qo_len, self.page_size, mask=mask, graph=graph, **tensors)
+        encoder_lens = forward_batch.encoder_lens
+        self._list(forward_batch, tensors, first=encoder_lens)
+        batch = Batch(batch_size, num_tokens, max_qo_len, self.page_size, mask=mask, graph=graph, **tensors)
+        return batch if encoder_lens is None else replace(batch, encoder=self._encoder(forward_batch, batch))
+
+    def _list(self, forward_batch, tensors: dict[str, torch.Tensor], first: torch.Tensor | None = None) -> None:
+        """Lists the pages of `kv_len` tokens of each request, from token `first` on."""
+        rows = forward_batch.req_pool_indices
+        lists_of_pages(self.context, self.req_to_token, rows, self.page_size, tensors, first)
+
+    def _encoder(self, forward_batch, batch: Batch) -> Batch:
+        """The rows of a step over the keys of an encoder."""
+        if forward_batch.cross_attention_custom_mask is not None:
+            raise NotImplementedError("cross_attention_custom_mask is a tensor; None is accepted by the backend folio")
+        buffers = self._graph_encoder if batch.graph else self._eager
+        lens = forward_batch.encoder_lens_cpu
+        total = batch.batch_size * self.req_to_token.shape[1] if lens is None else sum(lens)
+        tensors = buffers.of(batch.batch_size, total) | dict(qo_indptr=batch.qo_indptr)
+        tensors["kv_len"].copy_(forward_batch.encoder_lens)
+        self._list(forward_batch, tensors)
+        return replace(batch, mask=dict(mask_mode="full"), **tensors)
 
     def _draft_step(self, spec, graph: bool) -> Batch:
         """A step of a draft, whose slots FolioMultiStepDraftBackend has listed."""
@@ -160,25 +176,35 @@ class FolioAttnBackend(AttentionBackend):
         Returns:
             `[num_tokens or more, num_heads * v_head_dim]`
         """
-        _refuse_layers(layer, kwargs)
-        if k is not None and save_kv_cache:
-            self.token_to_kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer.k_scale, layer.v_scale)
-        elif k is not None:
-            raise NotImplementedError("save_kv_cache is False with new keys; keys that are in the pool are accepted")
-        k_pool = self._paged(self.token_to_kv_pool.get_key_buffer(layer.layer_id))
-        v_pool = self._paged(self.token_to_kv_pool.get_value_buffer(layer.layer_id))
+        _refuse_layer(layer, kwargs)
+        batch = self._keys_of(layer)
+        if k is not None:
+            self._save(layer, forward_batch, k, v, save_kv_cache)
+        k_pool = self._paged(batch, self.token_to_kv_pool.get_key_buffer(layer.layer_id))
+        v_pool = self._paged(batch, self.token_to_kv_pool.get_value_buffer(layer.layer_id))
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         o = q.new_empty(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        batch = self.forward_metadata
-        handle = self._planned(batch, q, k_pool, v_pool)
+        window_left = _window_left(layer)
+        problem = Paged(
+            decodes=self._decodes(batch),
+            graph=batch.graph,
+            page_size=batch.page_size,
+            q_dtype=q.dtype,
+            kv_dtype=k_pool.dtype,
+            num_qo_heads=q.shape[1],
+            num_kv_heads=k_pool.shape[-2],
+            head_dim_qk=q.shape[2],
+            head_dim_vo=v_pool.shape[-1],
+            encoder=layer.is_cross_attention,
+            window_left=window_left,
+        )
         arguments = dict(batch.mask)
-        if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
-            # SGLang's size does not count the row's own key.
+        if window_left is not None:
             arguments["flags"] = (*arguments.get("flags", ()), "window")
-            arguments |= dict(window_left=layer.sliding_window_size, window_right=-1)
+            arguments |= dict(window_left=window_left, window_right=-1)
         if layer.attn_type.value == "encoder_only":
             arguments["mask_mode"] = "full"
-        handle.run(
+        self._handles.planned(problem, batch).run(
             q=q,
             k=k_pool,
             v=v_pool,
@@ -198,182 +224,48 @@ class FolioAttnBackend(AttentionBackend):
     def support_triton(self) -> bool:
         return self.device.type == "cuda"
 
-    def _paged(self, pool: torch.Tensor) -> torch.Tensor:
+    def _keys_of(self, layer) -> Batch:
+        """The step over the keys that a layer sees: a request's own, or those of an encoder."""
+        batch = self.forward_metadata
+        if not layer.is_cross_attention:
+            return batch
+        if batch.encoder is None:
+            raise NotImplementedError(
+                f"layer {layer.layer_id} has is_cross_attention; encoder_lens are accepted with it"
+            )
+        return batch.encoder
+
+    def _save(self, layer, forward_batch, k, v, save_kv_cache: bool) -> None:
+        """Writes new keys and values to the pool."""
+        if not save_kv_cache:
+            raise NotImplementedError("save_kv_cache is False with new keys; keys that are in the pool are accepted")
+        slots = forward_batch.encoder_out_cache_loc if layer.is_cross_attention else forward_batch.out_cache_loc
+        self.token_to_kv_pool.set_kv_buffer(layer, slots, k, v, layer.k_scale, layer.v_scale)
+
+    def _decodes(self, batch: Batch) -> bool:
+        return batch.max_qo_len <= self.num_draft_tokens
+
+    def _paged(self, batch: Batch, pool: torch.Tensor) -> torch.Tensor:
         """A buffer of `[slots, heads, dim]` as pages of the step's page size."""
-        page_size = self.forward_metadata.page_size
-        return pool.unflatten(0, (pool.shape[0] // page_size, page_size))
+        return pool.unflatten(0, (pool.shape[0] // batch.page_size, batch.page_size))
 
-    def _planned(self, batch: Batch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-        """The handle of a layer's shape, planned for the step."""
-        problem = Problem(
-            decodes=batch.max_qo_len <= self.num_draft_tokens,
-            graph=batch.graph,
-            page_size=batch.page_size,
-            q_dtype=q.dtype,
-            kv_dtype=k.dtype,
-            num_qo_heads=q.shape[1],
-            num_kv_heads=k.shape[-2],
-            head_dim_qk=q.shape[2],
-            head_dim_vo=v.shape[-1],
-        )
-        planned = self._handles.get(problem)
-        if planned is None or not planned.holds(batch):
-            planned = self._handles[problem] = _Planned(self, problem, batch, planned)
-        return planned.plan(batch)
-
-
-class _Planned:
-    """A handle, the largest batch it was made for, and the batch in force."""
-
-    def __init__(self, backend: FolioAttnBackend, problem: Problem, batch: Batch, smaller: "_Planned | None"):
-        batch_size, num_tokens = batch.batch_size, batch.num_tokens
-        if smaller is not None:
-            if problem.graph:
-                raise RuntimeError(
-                    f"batch has {batch_size} requests and {num_tokens} rows, more than graphs were made for"
-                )
-            batch_size, num_tokens = max(batch_size, smaller.batch_size), max(num_tokens, 2 * smaller.num_tokens)
-        elif problem.graph:
-            batch_size, num_tokens = backend.graph_bounds
-        else:
-            batch_size = max(batch_size, backend.max_bs)
-        self.batch_size, self.num_tokens = batch_size, num_tokens
-        #: The batch in force, and whether its plan is part of a capture.
-        self._in_force: tuple[Batch | None, bool] = (None, False)
-        desc = dict(
-            flags=("graph",) if problem.graph else (),
-            q_dtype=problem.q_dtype,
-            kv_dtype=problem.kv_dtype,
-            num_qo_heads=problem.num_qo_heads,
-            num_kv_heads=problem.num_kv_heads,
-            head_dim_qk=problem.head_dim_qk,
-            head_dim_vo=problem.head_dim_vo,
-            page_size=problem.page_size,
-            max_batch_size=batch_size,
-            max_kv_len=backend.max_context_len + backend.num_draft_tokens,
-        )
-        if problem.decodes:
-            self._handle = folio.Decode(backend.context, max_qo_len=backend.num_draft_tokens, **desc)
-        else:
-            self._handle = folio.Prefill(backend.context, max_num_tokens=num_tokens, **desc)
-        self._decodes = problem.decodes
-
-    def holds(self, batch: Batch) -> bool:
-        return batch.batch_size <= self.batch_size and (self._decodes or batch.num_tokens <= self.num_tokens)
-
-    def plan(self, batch: Batch):
-        """The handle, planned for the batch once; and once more in a capture, whose replays plan what they compute,
-        where a warm-up computed the batch before."""
-        capturing = batch.kv_len.is_cuda and torch.cuda.is_current_stream_capturing()
-        known, captured = self._in_force
-        if known is not batch or captured != capturing:
-            self._handle.plan(**batch.planned())
-            self._in_force = (batch, capturing)
-        return self._handle
-
-
-class FolioMultiStepDraftBackend:
-    """The steps of a draft with `topk` branches: a backend per step, whose slots are listed for all steps at once.
-
-    Args:
-        model_runner: the draft model's.
-        topk: branches of each request.
-        speculative_num_steps: tokens of each branch.
-    """
-
-    needs_cpu_seq_lens = False
-
-    def __init__(self, model_runner, topk: int, speculative_num_steps: int):
-        self.topk, self.speculative_num_steps = topk, speculative_num_steps
-        self.attn_backends = [FolioAttnBackend(model_runner) for _ in range(speculative_num_steps - 1)]
-        first = self.attn_backends[0]
-        self.device, self.context, self.req_to_token = first.device, first.context, first.req_to_token
-        self.page_size, self.max_context_len = first.page_size, first.max_context_len
-        self._graph: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def init_forward_metadata(self, forward_batch) -> None:
-        """Takes over a draft: lists the slots of all steps."""
-        rows = forward_batch.batch_size * self.topk
-        total = forward_batch.seq_lens_sum
-        if total is None:
-            total = forward_batch.batch_size * self.max_context_len
-        self._steps(forward_batch, *self._lists(rows, total * self.topk + rows * self.speculative_num_steps))
-        for backend, step in zip(self.attn_backends, self._listed):
-            backend.forward_metadata = backend._draft_step(step, graph=False)
-
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Makes lists for the drafts of graphs that stay where they are."""
-        rows = max_bs * self.topk
-        self._graph = self._lists(rows, rows * (self.max_context_len + self.speculative_num_steps))
-        self._graph_lengths = [
-            torch.zeros(rows, dtype=torch.int32, device=self.device) for _ in range(self.speculative_num_steps - 1)
-        ]
-        self._graph_indptr = torch.arange(rows + 1, dtype=torch.int32, device=self.device)
-        for backend in self.attn_backends:
-            backend.graph_bounds = (rows, rows)
-
-    def init_forward_metadata_out_graph(self, forward_batch, in_capture: bool = False) -> None:
-        """Lists the slots of all steps where graphs read them: before a capture, and before each replay."""
-        rows = forward_batch.batch_size * self.topk
-        self._steps(forward_batch, *self._graph)
-        for backend, step, lengths in zip(self.attn_backends, self._listed, self._graph_lengths):
-            kv_indptr = step.kv_indptr[: rows + 1]
-            torch.sub(kv_indptr[1:], kv_indptr[:-1], out=lengths[:rows])
-            backend.forward_metadata = Batch(
-                rows, rows, 1, 1, self._graph_indptr[: rows + 1], lengths[:rows], kv_indptr, step.kv_indices, graph=True
+    def _refuse_model(self, model_runner) -> None:
+        """Refuses what no layer of a model could be computed for."""
+        # Such pools have slots of their own for layers with a window.
+        if hasattr(model_runner.token_to_kv_pool, "translate_loc_from_full_to_swa"):
+            raise NotImplementedError(
+                "the model has a pool of its own for layers with a window, which the backend folio does not support"
             )
 
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
 
-    def _lists(self, rows: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        steps = self.speculative_num_steps - 1
-        options = dict(dtype=torch.int32, device=self.device)
-        return torch.zeros(steps, rows + 1, **options), torch.zeros(steps, num_slots, **options)
-
-    def _steps(self, forward_batch, kv_indptr: torch.Tensor, kv_indices: torch.Tensor) -> None:
-        own_pages = self.page_size > 1 and self.topk > 1
-        folio.draft_kv_indices(
-            self.context,
-            req_to_token=self.req_to_token,
-            row_ids=forward_batch.req_pool_indices,
-            kv_len=forward_batch.seq_lens,
-            kv_indptr=kv_indptr,
-            kv_indices=kv_indices,
-            topk=self.topk,
-            num_steps=self.speculative_num_steps,
-            page_size=self.page_size if own_pages else 0,
-            slot_layout="paged" if own_pages else "branch_major",
-        )
-        self._listed = [_Step(*lists) for lists in zip(kv_indptr, kv_indices)]
+def _window_left(layer) -> int | None:
+    """Keys before a row's own that a layer sees; None: all. SGLang's size does not count the row's own key."""
+    size = layer.sliding_window_size
+    return None if layer.is_cross_attention or size is None or size < 0 else size
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The slots of a draft's step."""
-
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-
-
-def _refuse_models(model_runner) -> None:
-    """Refuses what no layer of a model could be computed for."""
+def _refuse_layer(layer, arguments: dict[str, Any]) -> None:
     refused = {
-        "multi-head latent attention": getattr(model_runner, "use_mla_backend", False),
-        "encoders with decoders": getattr(model_runner.model_config, "is_encoder_decoder", False),
-        # Such pools have slots of their own for layers with a window.
-        "a pool of its own for layers with a window": hasattr(
-            model_runner.token_to_kv_pool, "translate_loc_from_full_to_swa"
-        ),
-    }
-    for what, is_there in refused.items():
-        if is_there:
-            raise NotImplementedError(f"the model has {what}, which the backend folio does not support")
-
-
-def _refuse_layers(layer, arguments: dict[str, Any]) -> None:
-    refused = {
-        "is_cross_attention": layer.is_cross_attention,
         "attn_type decoder_bidirectional": layer.attn_type.value == "decoder_bidirectional",
         "xai_temperature_len": layer.xai_temperature_len > 0,
         "use_irope": layer.use_irope,
@@ -381,6 +273,11 @@ def _refuse_layers(layer, arguments: dict[str, Any]) -> None:
         "logit_capping_method": bool(layer.logit_cap) and layer.logit_capping_method != "tanh",
         **{name: value is not None for name, value in arguments.items()},
     }
+    refuse(layer, refused)
+
+
+def refuse(layer, refused: dict[str, bool]) -> None:
+    """Refuses a layer that has any of these."""
     for what, is_there in refused.items():
         if is_there:
             raise NotImplementedError(f"layer {layer.layer_id} has {what}, which the backend folio does not support")

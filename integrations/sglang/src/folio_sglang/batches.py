@@ -23,6 +23,7 @@ class Batch:
         kv_indptr, kv_indices: pages of `page_size` slots, listed by request; int32.
         mask: arguments of the runs that say which keys a row sees.
         graph: whether the tensors stay where they are, for graphs that are replayed.
+        encoder: the same rows over the keys of an encoder, where the model has one.
     """
 
     batch_size: int
@@ -35,6 +36,7 @@ class Batch:
     kv_indices: torch.Tensor
     mask: dict[str, Any] = field(default_factory=lambda: dict(mask_mode="causal"))
     graph: bool = False
+    encoder: "Batch | None" = None
 
     def planned(self) -> dict[str, torch.Tensor]:
         """The arguments of a handle's plan."""
@@ -44,7 +46,7 @@ class Batch:
 class Buffers:
     """Memory for the lengths and lists of steps: fresh for each step, or the same for all steps of graphs."""
 
-    def __init__(self, device: torch.device, max_batch_size: int, max_pages: int | None = None):
+    def __init__(self, device: torch.device, max_batch_size: int = 0, max_pages: int | None = None):
         self._device = device
         self._fixed = max_pages is not None
         if self._fixed:
@@ -73,13 +75,16 @@ def lists_of_pages(
     rows: torch.Tensor,
     page_size: int,
     tensors: dict[str, torch.Tensor],
+    first: torch.Tensor | None = None,
 ) -> None:
-    """Writes `kv_indptr` and `kv_indices` of the requests whose slots are in `rows` of `req_to_token`."""
+    """Writes `kv_indptr` and `kv_indices` of requests whose slots are in `rows` of `req_to_token`: of `kv_len` tokens
+    from `first` on."""
     folio.kv_indices(
         context,
         block_table=req_to_token,
         row_ids=rows,
-        kv_len=tensors["kv_len"],
+        kv_len=tensors["kv_len"] if first is None else tensors["kv_len"] + first,
+        kv_start=first,
         kv_indptr=tensors["kv_indptr"],
         kv_indices=tensors["kv_indices"],
         page_size=1,
