@@ -1,0 +1,139 @@
+"""The attention backend for multi-head latent attention: DeepSeek-V2 and its successors.
+
+SGLang multiplies queries and outputs with the weights. Decodes, verified drafts and prompts over a cached prefix run
+absorbed (`folio.Mla`). Prompts without one run in their multi-head form over their own keys and values, which SGLang
+has multiplied out.
+"""
+
+import torch
+
+from folio_sglang.backend import FolioAttnBackend, refuse
+from folio_sglang.batches import Batch
+from folio_sglang.handles import NewTokens, Records
+
+
+class FolioMLAAttnBackend(FolioAttnBackend):
+    """Steps over a pool of latent records.
+
+    Args:
+        model_runner: SGLang's; of its model_config the widths of a record are read, too.
+    """
+
+    def __init__(self, model_runner):
+        super().__init__(model_runner)
+        self.kv_lora_rank = model_runner.model_config.kv_lora_rank
+        self.qk_rope_head_dim = model_runner.model_config.qk_rope_head_dim
+
+    def _refuse_model(self, model_runner) -> None:
+        super()._refuse_model(model_runner)
+        model, pool = model_runner.model_config, model_runner.token_to_kv_pool
+        width = model.kv_lora_rank + model.qk_rope_head_dim
+        stored = getattr(pool, "kv_cache_dim", width)
+        if stored != width:
+            raise NotImplementedError(
+                f"kv_cache_dim is {stored}; {width}, kv_lora_rank + qk_rope_head_dim, is accepted by the backend folio"
+            )
+
+    def _mask(self, spec, graph: bool) -> dict[str, str]:
+        """The mask of drafts: a chain's only, which is causal."""
+        topk = getattr(spec, "topk", None)
+        if getattr(spec, "custom_mask", None) is not None and topk != 1:
+            raise NotImplementedError(f"topk is {topk} in a step that verifies drafts; 1 is accepted with MLA")
+        return dict(mask_mode="causal")
+
+    def forward_extend(
+        self, q, k, v, layer, forward_batch, save_kv_cache: bool = True, q_rope=None, k_rope=None, **kwargs
+    ):
+        """Attention of a layer, absorbed over the pool or over its new tokens alone.
+
+        Args:
+            q: `[num_tokens or more, num_heads * width]`: whole absorbed queries, their latent part with `q_rope`, or
+                the multi-head ones.
+            k: new records, as q of one head; None where the pool has them. The keys of multi-head layers.
+            v: the latent part of new records, or the values of multi-head layers.
+            layer: SGLang's RadixAttention: `attn_mqa` is absorbed, `attn_mha` multi-head.
+            save_kv_cache: whether new records are to be written to the pool.
+            q_rope, k_rope: the rotated parts, where q and k have none.
+            kwargs: refused, but for None.
+
+        Returns:
+            `[num_tokens or more, num_heads * v_head_dim]`
+        """
+        _refuse_layer(layer, kwargs)
+        if layer.v_head_dim == self.kv_lora_rank and layer.tp_k_head_num == 1:
+            if k is not None and save_kv_cache:
+                self._save_records(layer, forward_batch, k, v, k_rope)
+            return self._absorbed(q, q_rope, layer)
+        return self._over_new_tokens(q, k, v, layer, forward_batch, save_kv_cache)
+
+    forward_decode = forward_extend
+
+    def _save_records(self, layer, forward_batch, k, v, k_rope) -> None:
+        if layer.k_scale is not None:
+            k, k_rope = k / layer.k_scale, None if k_rope is None else k_rope / layer.k_scale
+        pool, slots = self.token_to_kv_pool, forward_batch.out_cache_loc
+        if k_rope is None:
+            pool.set_kv_buffer(layer, slots, k, v)
+        else:
+            pool.set_mla_kv_buffer(layer, slots, k, k_rope)
+
+    def _absorbed(self, q, q_rope, layer) -> torch.Tensor:
+        heads = layer.tp_q_head_num
+        if q_rope is None:
+            whole = q.view(-1, heads, self.kv_lora_rank + self.qk_rope_head_dim)
+            q_latent, q_rope = whole.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        else:
+            q_latent, q_rope = q.view(-1, heads, self.kv_lora_rank), q_rope.view(-1, heads, self.qk_rope_head_dim)
+        batch = self.forward_metadata
+        records = self._paged(batch, self.token_to_kv_pool.get_key_buffer(layer.layer_id)).squeeze(-2)
+        problem = Records(
+            decodes=self._decodes(batch),
+            graph=batch.graph,
+            page_size=batch.page_size,
+            q_dtype=q.dtype,
+            kv_dtype=records.dtype,
+            num_heads=heads,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+        )
+        o = q.new_empty(q_latent.shape)
+        self._handles.planned(problem, batch).run(
+            q_latent=q_latent,
+            q_rope=q_rope if self.qk_rope_head_dim else None,
+            kv=records,
+            o=o,
+            sm_scale=layer.scaling,
+            k_scale=layer.k_scale_float or 0.0,
+            **batch.mask,
+        )
+        return o.flatten(1)
+
+    def _over_new_tokens(self, q, k, v, layer, forward_batch, save_kv_cache: bool) -> torch.Tensor:
+        batch = self.forward_metadata
+        refuse(layer, _refused_with_new_tokens(batch, k, forward_batch, save_kv_cache))
+        heads, width = layer.tp_q_head_num, layer.qk_head_dim
+        q, k, v = q.view(-1, heads, width), k.view(-1, heads, width), v.view(-1, heads, layer.v_head_dim)
+        o = q.new_empty(q.shape[0], heads, layer.v_head_dim)
+        problem = NewTokens(q.dtype, heads, width, layer.v_head_dim)
+        self._handles.planned(problem, batch).run(q=q, k=k, v=v, o=o, sm_scale=layer.scaling)
+        return o.flatten(1)
+
+
+def _refused_with_new_tokens(batch: Batch, k, forward_batch, save_kv_cache: bool) -> dict[str, bool]:
+    prefixes = forward_batch.extend_prefix_lens_cpu
+    return {
+        "keys and values of all heads that are to be saved": k is None or save_kv_cache,
+        "keys and values of all heads in a graph": batch.graph,
+        "keys and values of all heads over a cached prefix": bool(prefixes) and max(prefixes) > 0,
+    }
+
+
+def _refuse_layer(layer, arguments) -> None:
+    refused = {
+        "is_cross_attention": layer.is_cross_attention,
+        "attn_type other than decoder": layer.attn_type.value != "decoder",
+        "sliding_window_size": layer.sliding_window_size is not None and layer.sliding_window_size > -1,
+        "logit_cap": bool(layer.logit_cap),
+        **{name: value is not None for name, value in arguments.items()},
+    }
+    refuse(layer, refused)
