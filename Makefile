@@ -212,8 +212,9 @@ INTEGRATIONS := integrations/torch integrations/vllm integrations/sglang
 
 # Not parts of `make test`, for their size: PyTorch and vLLM are downloaded.
 test-torch-ops: $(ENGINES)/folio
-	$(call say,PyTorch operators of the package)
+	$(call say,PyTorch operators and tensors of frameworks)
 	cd integrations/torch && $(ENGINES)/bin/python -m pytest --quiet tests
+	cd python && $(ENGINES)/bin/python -m pytest --quiet tests/test_frameworks.py -k "not paddle"
 
 test-sglang: $(ENGINES)/folio
 	$(call say,The SGLang backend)
