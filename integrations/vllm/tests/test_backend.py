@@ -14,11 +14,11 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
-from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, FullAttentionSpec
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, FullAttentionSpec, MLAAttentionSpec
 
 import folio_vllm
 from folio_vllm.attention import FolioBackend, FolioImpl, FolioMetadata, FolioMetadataBuilder, _mask
-from folio_vllm.mla import FolioMLABackend
+from folio_vllm.mla import FolioMLABackend, FolioMLAImpl, FolioMLAMetadataBuilder
 from folio_vllm.plans import Batch, Bounds, Planner, Problem
 from folio_vllm.selection import backend_for
 
@@ -248,6 +248,7 @@ def common(rows=ROWS, keys=KEYS, table=TABLE, **fields):
         max_seq_len=max(keys),
         block_table_tensor=table,
         slot_mapping=torch.zeros(sum(rows), dtype=torch.int64),
+        seq_lens_cpu_upper_bound=int32(*keys),
         **fields,
     )
 
@@ -322,6 +323,24 @@ def test_a_step_is_one_plan_and_no_loop_over_requests(monkeypatch):
     assert len(plans) == 1
 
 
+@pytest.mark.parametrize("rows", [ROWS, (1, 1, 1)], ids=["prefill", "decode"])
+def test_bits_of_a_request_do_not_depend_on_the_batch(monkeypatch, rows):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    layer, kv = impl(), cache()
+    group = builder(layer)
+    q = torch.randn(sum(rows), HEADS, DIM)
+
+    def attend(*requests):
+        picked = torch.cat([q.split(rows)[request] for request in requests])
+        parts = [[numbers[request] for request in requests] for numbers in (rows, KEYS)]
+        o = torch.empty_like(picked)
+        layer.forward(UNSCALED, picked, None, None, kv, group.build(0, common(*parts, TABLE[list(requests)])), o)
+        return o
+
+    assert group._planner._problem.batch_invariant
+    assert torch.equal(attend(0, 1, 2), torch.cat([attend(request) for request in range(3)]))
+
+
 def calls_of(function, *arguments) -> int:
     """How many functions a call runs, those of C included."""
     count = 0
@@ -336,6 +355,180 @@ def calls_of(function, *arguments) -> int:
     finally:
         sys.setprofile(None)
     return count
+
+
+#: Of a record those widths that vLLM's common code knows.
+LATENT, ROPE, NOPE, VALUE = 512, 64, 32, 24
+
+
+class Projection:
+    """As kv_b_proj: latent rows to keys without rotation, and values."""
+
+    quant_method = None
+
+    def __init__(self):
+        self.weight = torch.randn(HEADS * (NOPE + VALUE), LATENT) / LATENT**0.5
+
+    def __call__(self, latent):
+        return latent @ self.weight.T, None
+
+    def heads(self, latent):
+        """Keys and values in float64."""
+        rows = latent.double() @ self.weight.double().T
+        return rows.view(-1, HEADS, NOPE + VALUE).split([NOPE, VALUE], dim=-1)
+
+
+class Unused:
+    """vLLM's own prefill backend, which Folio's context handle replaces."""
+
+    def clone(self):
+        return self
+
+    def prepare_metadata(self, metadata):
+        pass
+
+
+def mla_builder(cache_dtype="auto", drafts=None):
+    layer = SimpleNamespace(
+        q_lora_rank=None,
+        kv_lora_rank=LATENT,
+        qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=ROPE,
+        v_head_dim=VALUE,
+        prefill_backend=Unused(),
+    )
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            dtype=torch.float32,
+            max_model_len=128,
+            get_num_attention_heads=lambda parallel: HEADS,
+            get_head_size=lambda: LATENT + ROPE,
+        ),
+        parallel_config=SimpleNamespace(
+            prefill_context_parallel_size=1, decode_context_parallel_size=1, cp_kv_cache_interleave_size=1
+        ),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=8),
+        compilation_config=SimpleNamespace(static_forward_context={"layer": layer}, cudagraph_mode=CUDAGraphMode.NONE),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype, block_size=PAGE),
+        attention_config=SimpleNamespace(use_prefill_query_quantization=False),
+        speculative_config=drafts
+        and SimpleNamespace(method="ngram", num_speculative_tokens=drafts, parallel_drafting=False),
+    )
+    spec = MLAAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=LATENT + ROPE, dtype=torch.float32)
+    return FolioMLAMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
+
+
+def mla_impl(projection, cache_dtype="auto", **options):
+    made = FolioMLAImpl(
+        HEADS,
+        LATENT + ROPE,
+        (NOPE + ROPE) ** -0.5,
+        1,
+        options.pop("alibi_slopes", None),
+        options.pop("sliding_window", None),
+        cache_dtype,
+        None,
+        options.pop("attn_type", AttentionType.DECODER),
+        None,
+        q_lora_rank=None,
+        kv_lora_rank=LATENT,
+        qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=ROPE,
+        qk_head_dim=NOPE + ROPE,
+        v_head_dim=VALUE,
+        kv_b_proj=projection,
+    )
+    made.process_weights_after_loading(torch.float32)
+    return made
+
+
+MLA_TABLE = torch.tensor([[3, 1, 0], [2, 4, 5], [7, 8, 10], [9, 6, 11]], dtype=torch.int32)
+
+
+def filled_records(layer, cache_dtype, scale):
+    """A cache that the layer has written, and the numbers in it."""
+    records = torch.zeros(PAGES, PAGE, LATENT + ROPE, dtype=torch.uint8 if cache_dtype == "fp8" else torch.float32)
+    slots = torch.randperm(PAGES * PAGE)
+    latent, rope = torch.randn(PAGES * PAGE, LATENT), torch.randn(PAGES * PAGE, ROPE)
+    layer.do_kv_cache_update(latent, rope.unsqueeze(1), records, slots, cache_dtype, scale)
+    stored = records.view(torch.float8_e4m3fn).float() * scale if cache_dtype == "fp8" else records
+    written = stored.view(-1, LATENT + ROPE)[slots]
+    torch.testing.assert_close(written, torch.cat([latent, rope], dim=-1), rtol=0.07, atol=0.01)
+    return records, stored
+
+
+def check_absorbed(layer, metadata, records, scale, rows, known):
+    """Rows of requests over the records that are known of each."""
+    q = torch.randn(sum(rows), HEADS, LATENT + ROPE)
+    o, _ = layer.forward_mqa(tuple(q.split([LATENT, ROPE], dim=-1)), records, metadata, SimpleNamespace(_k_scale=scale))
+    want = [
+        oracle.attention(queries, keys[:, None], keys[:, None, :LATENT], sm_scale=layer.scale)[0]
+        for queries, keys in zip(q.split(rows), known)
+    ]
+    torch.testing.assert_close(o.double(), torch.cat(want), rtol=1e-5, atol=1e-5)
+
+
+def check_prompts(layer, metadata, records, scale, rows, known):
+    """New rows of requests over their context in the cache and over themselves, whose records are not read there."""
+    q, new = torch.randn(sum(rows), HEADS, NOPE + ROPE), torch.randn(sum(rows), LATENT + ROPE)
+    output = torch.zeros(sum(rows), HEADS * VALUE)
+    layer.forward_mha(q, new[:, :LATENT], new[:, None, LATENT:], records, metadata, scale, output)
+    want = []
+    for queries, added, keys in zip(q.split(rows), new.split(rows), known):
+        keys = torch.cat([keys[: len(keys) - len(added)], added])
+        nope, v = layer.kv_b_proj.heads(keys[:, :LATENT])
+        k = torch.cat([nope, keys[:, None, LATENT:].double().expand(-1, HEADS, -1)], dim=-1)
+        want.append(oracle.attention(queries, k, v, sm_scale=layer.scale)[0])
+    torch.testing.assert_close(output.double(), torch.cat(want).flatten(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize(
+    "drafts, rows, decodes",
+    [(None, (1, 1, 5, 9), 2), (3, (4, 1, 5, 9), 2), (3, (4, 2, 1, 3), 4), (None, (7, 9, 5, 30), 0)],
+)
+def test_mla(cache_dtype, drafts, rows, decodes):
+    """Decodes and drafts absorbed; behind them prompts over a context, and the last one without."""
+    layer, scale = mla_impl(Projection(), cache_dtype), torch.tensor(0.25 if cache_dtype == "fp8" else 1.0)
+    records, stored = filled_records(layer, cache_dtype, scale)
+    keys = (20, 33, 46, rows[3])
+    metadata = mla_builder(cache_dtype, drafts).build(0, common(rows, keys, MLA_TABLE))
+    assert (metadata.num_decodes, metadata.num_prefills) == (decodes, 4 - decodes)
+    known = [oracle.paged(stored, ids, length) for ids, length in zip(MLA_TABLE, keys)]
+    if decodes:
+        check_absorbed(layer, metadata, records, scale, rows[:decodes], known[:decodes])
+    if decodes < 4:
+        check_prompts(layer, metadata, records, scale, rows[decodes:], known[decodes:])
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (dict(sliding_window=4), "sliding_window is 4 in a layer of MLA; none is accepted"),
+        (dict(alibi_slopes=[0.5]), r"alibi_slopes is \[0.5\] in a layer of MLA; none is accepted"),
+        (dict(attn_type=AttentionType.ENCODER), "attn_type is .* in a layer of MLA; decoder is accepted"),
+    ],
+    ids=str,
+)
+def test_what_layers_of_mla_may_not_have(options, reason):
+    with pytest.raises(NotImplementedError, match=reason):
+        mla_impl(Projection(), **options)
+
+
+def test_alibi_sqrt():
+    """The bias of past keys is -slope · sqrt(distance)."""
+    slopes, kv = torch.tensor([0.5, 0.25, 0.1, 0.05]), cache()
+    q, o = run(impl(alibi_slopes=slopes.tolist(), use_alibi_sqrt=True), step(), kv)
+    parts, begin = [], 0
+    for rows, keys, ids in zip(ROWS, KEYS, TABLE):
+        k, v = oracle.paged(kv.transpose(1, 2), ids, keys).double().repeat_interleave(2, dim=1).split(DIM, dim=-1)
+        scores = torch.einsum("ihd,jhd->hij", q[begin : begin + rows].double(), k) * SCALE
+        distance = torch.arange(rows)[:, None] + keys - rows - torch.arange(keys)[None, :]
+        scores -= slopes.double()[:, None, None] * distance.clamp(min=0).sqrt()
+        weights = torch.softmax(scores.masked_fill(distance < 0, -torch.inf), dim=-1)
+        parts.append(torch.einsum("hij,jhd->ihd", weights, v))
+        begin += rows
+    close(o, torch.cat(parts))
 
 
 def test_output_scales_are_refused():
