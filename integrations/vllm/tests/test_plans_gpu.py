@@ -30,7 +30,8 @@ def int32(numbers):
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_decode_steps(plans, graph):
+@pytest.mark.parametrize("window_left", [None, 0, 18])
+def test_decode_steps(plans, graph, window_left):
     torch.manual_seed(0)
     problem = plans.Problem(torch.bfloat16, torch.bfloat16, HEADS, KV_HEADS, DIM, DIM, PAGE, graph=graph)
     planner = plans.Planner(context_of("cuda"), problem, plans.Bounds(8, 64, 128))
@@ -39,13 +40,14 @@ def test_decode_steps(plans, graph):
     o = torch.empty_like(q)
 
     def plan(keys):
-        batch = plans.Batch(plans.Bounds(3, 3, 48), 1, int32([0, 1, 2, 3]), int32(keys), table)
+        batch = plans.Batch(plans.Bounds(3, 3, 48), 1, int32([0, 1, 2, 3]), int32(keys), table, window_left)
         return planner.planned(batch)
 
     with torch.cuda.stream(torch.cuda.Stream()):
 
         def run(handle):
-            handle.run(q=q, k=kv[..., :DIM], v=kv[..., DIM:], o=o)
+            window = {} if window_left is None else dict(flags="window", window_left=window_left, window_right=-1)
+            handle.run(q=q, k=kv[..., :DIM], v=kv[..., DIM:], o=o, **window)
 
         run(plan([20, 33, 5]))
         replays = None
@@ -62,5 +64,6 @@ def test_decode_steps(plans, graph):
             for request, length in enumerate(keys):
                 pages = oracle.paged(kv.transpose(1, 2), table[request], length).cpu()
                 k, v = pages.split(DIM, dim=-1)
-                want, _ = oracle.attention(q[request : request + 1].cpu(), k, v, sm_scale=DIM**-0.5)
+                window = None if window_left is None else (window_left, -1)
+                want, _ = oracle.attention(q[request : request + 1].cpu(), k, v, sm_scale=DIM**-0.5, window=window)
                 assert (o[request].cpu().double() - want[0]).abs().max() < 1.6e-2
