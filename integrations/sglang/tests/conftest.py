@@ -1,4 +1,4 @@
-"""Stands in for SGLang's base class where SGLang is not installed: the tests need nothing else of it. Runs every
+"""Stands in for two of SGLang's classes where SGLang is not installed: the tests import nothing else of it. Runs every
 test on both devices."""
 
 import importlib.util
@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "testing"))
+sys.path[:0] = [str(Path(__file__).parents[2] / "testing"), str(Path(__file__).parent)]
 
 import devices  # noqa: E402
 
+
+def stand_in(name: str, **contents) -> None:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__dict__.update(contents)
+
+
 if importlib.util.find_spec("sglang") is None:
-    base = types.ModuleType("sglang.srt.layers.attention.base_attn_backend")
-    base.AttentionBackend = type("AttentionBackend", (), {})
-    sys.modules[base.__name__] = base
+    import standins
+
+    stand_in("sglang.srt.layers.attention.base_attn_backend", AttentionBackend=type("AttentionBackend", (), {}))
+    stand_in("sglang.srt.mem_cache.memory_pool", KVWriteLoc=standins.KVWriteLoc)
 
 
 @pytest.fixture(autouse=True, params=["cpu", "cuda"])

@@ -1,5 +1,6 @@
 """What the backends read of SGLang's runner, pools, layers and batches."""
 
+from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
 
@@ -46,6 +47,46 @@ class Pool:
 
     def get_value_buffer(self, layer_id):
         return self.v
+
+
+@dataclass
+class KVWriteLoc:
+    """Slots of new tokens in both pools, as SGLang bundles them."""
+
+    loc: torch.Tensor
+    swa_loc: torch.Tensor
+
+    @classmethod
+    def for_batch(cls, forward_batch, *, swa_loc):
+        return cls(forward_batch.out_cache_loc, swa_loc)
+
+
+class WindowPool:
+    """Layer 0 has all tokens; layer 1, with a window, has slots of its own, in pages of another order."""
+
+    layers_mapping = {0: (0, False), 1: (0, True)}
+
+    def __init__(self, pages, page_size, *shape):
+        self.pools = [Pool(pages * page_size, *shape) for _ in range(2)]
+        moved = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randperm(pages - 1) + 1])
+        self.mapping = (moved[:, None] * page_size + torch.arange(page_size)).flatten()
+
+    def translate_loc_from_full_to_swa(self, slots):
+        return self.mapping[slots]
+
+    def set_kv_buffer(self, layer, loc, k, v, k_scale=None, v_scale=None):
+        window = self.layers_mapping[layer.layer_id][1]
+        self.pools[window].set_kv_buffer(layer, loc.swa_loc if window else loc, k, v, k_scale, v_scale)
+
+    def get_key_buffer(self, layer_id):
+        return self.pools[layer_id].k
+
+    def get_value_buffer(self, layer_id):
+        return self.pools[layer_id].v
+
+    def forget(self, slots):
+        """The window has passed these tokens: their slots in its pool are others' now."""
+        self.mapping[slots.long()] = 0
 
 
 class RecordPool:

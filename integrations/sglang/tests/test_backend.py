@@ -7,7 +7,7 @@ import folio
 import oracle
 import pytest
 import torch
-from standins import AttentionType, Engine, Mode, step
+from standins import AttentionType, Engine, Mode, WindowPool, step
 
 from folio_sglang.backend import FolioAttnBackend
 from folio_sglang.drafts import FolioMultiStepDraftBackend
@@ -102,6 +102,48 @@ def test_layers_of_a_window_share_a_plan_for_it(monkeypatch):
         ]
         close(o, torch.cat(parts))
     assert planned == [7, None, 0]
+
+
+@PAGE_SIZES
+@pytest.mark.parametrize("graph", [True, False])
+def test_layers_with_a_window_in_a_pool_of_their_own(page_size, graph):
+    """Extends, then decodes after the window has passed the first tokens, whose slots are others' by then."""
+    engine = Engine(page_size)
+    pages = engine.pool.k.shape[0] // page_size
+    pool = engine.runner.token_to_kv_pool = WindowPool(pages, page_size, 2, 32, 32, torch.float32)
+    backend, layers = FolioAttnBackend(engine.runner), (engine.layer(), engine.layer(layer_id=1, sliding_window_size=9))
+    backend.init_cuda_graph_state(4, 4)
+
+    def forward(batch, new):
+        for layer in layers:
+            q, k, v = engine.new(sum(new))
+            o = backend.forward_extend(q, k, v, layer, batch)
+            keys, values = kept[layer.layer_id]
+            parts, options = [], dict(sm_scale=layer.scaling, window=(layer.sliding_window_size, -1))
+            for request, parted in enumerate(zip(*(x.split(new) for x in (q, k, v)))):
+                keys[request], values[request] = (
+                    torch.cat([old, added]) for old, added in zip((keys[request], values[request]), parted[1:])
+                )
+                queries = parted[0].view(-1, engine.heads, engine.dim)
+                parts.append(oracle.attention(queries, keys[request], values[request], **options)[0])
+            close(o, torch.cat(parts))
+
+    kept = {layer.layer_id: [[torch.zeros(0, 2, 32)] * 3 for _ in range(2)] for layer in layers}
+    new = (21, 5, 40)
+    batch = step(Mode.EXTEND, engine, ROWS, new, [(0, count) for count in new])
+    backend.init_forward_metadata(batch)
+    forward(batch, new)
+    for row, count in zip(ROWS, new):
+        passed = max(count - 9, 0) // page_size * page_size
+        pool.forget(engine.req_to_token[row, :passed])
+    for number in (1, 2):
+        seq_lens = [count + number for count in new]
+        batch = step(Mode.DECODE, engine, ROWS, seq_lens, [(keys - 1, 1) for keys in seq_lens])
+        if graph:
+            backend.init_forward_metadata_out_graph(batch)
+        else:
+            backend.init_forward_metadata(batch)
+        forward(batch, (1, 1, 1))
 
 
 @pytest.mark.parametrize("graph", [True, False])
@@ -316,8 +358,16 @@ def test_what_layers_may_not_bring(fields, arguments):
     assert engine.pool.k.isnan().all()
 
 
-def test_what_models_may_not_have():
+@pytest.mark.parametrize("field", ["swa_req_ring_size", "request_window", "swa_uses_full_indices"])
+def test_what_pools_may_not_have(field):
     engine = Engine()
-    engine.pool.translate_loc_from_full_to_swa = lambda loc: loc
-    with pytest.raises(NotImplementedError, match="a pool of its own for layers with a window"):
+    setattr(engine.pool, field, 128)
+    with pytest.raises(NotImplementedError, match=f"{field}; pools of pages are accepted"):
         FolioAttnBackend(engine.runner)
+
+
+def test_pools_for_windows_are_refused_for_drafts():
+    engine = Engine()
+    engine.pool.translate_loc_from_full_to_swa = lambda slots: slots
+    with pytest.raises(NotImplementedError, match="the draft has a pool for layers with a window"):
+        FolioMultiStepDraftBackend(engine.runner, 1, 3)

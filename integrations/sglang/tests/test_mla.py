@@ -205,3 +205,10 @@ def test_sparse_pools_are_refused():
     engine.pool.kv_cache_dim = 656
     with pytest.raises(NotImplementedError, match="kv_cache_dim is 656; 80, .* is accepted"):
         FolioMLAAttnBackend(engine.runner)
+
+
+def test_pools_for_windows_are_refused():
+    engine = MlaEngine()
+    engine.pool.translate_loc_from_full_to_swa = lambda slots: slots
+    with pytest.raises(NotImplementedError, match="one pool is accepted with MLA"):
+        FolioMLAAttnBackend(engine.runner)

@@ -33,6 +33,8 @@ class FolioAttnBackend(AttentionBackend):
         self.context = context_of(self.device)
         self.req_to_token = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
+        #: Whether layers with a window have slots of their own.
+        self.has_window_pool = hasattr(self.token_to_kv_pool, "translate_loc_from_full_to_swa")
         self.has_encoder = getattr(model, "is_encoder_decoder", False)
         # Where an encoder's keys end, a request's own begin, wherever that is in a page.
         self.page_size = 1 if self.has_encoder else model_runner.page_size
@@ -44,6 +46,7 @@ class FolioAttnBackend(AttentionBackend):
         self._eager = Buffers(self.device)
         self._graph: Buffers | None = None
         self._graph_encoder: Buffers | None = None
+        self._graph_window: torch.Tensor | None = None
         self._graph_mask: torch.Tensor | None = None
         max_bs = model_runner.req_to_token_pool.size
         self._handles = Handles(self.context, Bounds(max_bs, 0, self._longest, self.num_draft_tokens))
@@ -61,6 +64,8 @@ class FolioAttnBackend(AttentionBackend):
         self._graph = Buffers(self.device, max_bs, max_pages)
         if self.has_encoder:
             self._graph_encoder = Buffers(self.device, max_bs, max_pages)
+        if self.has_window_pool:
+            self._graph_window = torch.zeros(max_pages, dtype=torch.int32, device=self.device)
         self._graph_mask = torch.zeros(max_num_tokens * self._longest, dtype=torch.uint8, device=self.device)
 
     def bound_graphs(self, max_bs: int, max_num_tokens: int) -> None:
@@ -87,30 +92,32 @@ class FolioAttnBackend(AttentionBackend):
             )
         if mode.is_decode() and getattr(spec, "kv_indptr", None) is not None:
             return self._draft_step(spec, graph)
-        batch_size, seq_lens = forward_batch.batch_size, forward_batch.seq_lens
-        mask: dict[str, Any] = dict(mask_mode="causal")
-        if mode.is_decode():
-            qo_len, drafts = 1, 0
-        elif mode.is_target_verify():
-            qo_len = drafts = self._verified(spec)
-            mask = self._mask(spec, graph)
-        else:
-            qo_len, drafts = None, 0
-        buffers = self._graph if graph else self._eager
-        tensors = buffers.of(batch_size, self._pages(forward_batch, batch_size, drafts))
-        torch.add(seq_lens, drafts, out=tensors["kv_len"])
-        if qo_len is not None:
-            equal_lengths(tensors["qo_indptr"], qo_len)
-            num_tokens, max_qo_len = batch_size * qo_len, qo_len
-        else:
-            offsets(tensors["qo_indptr"], forward_batch.extend_seq_lens)
-            num_tokens = forward_batch.extend_num_tokens
-            lengths = forward_batch.extend_seq_lens_cpu
-            max_qo_len = num_tokens if lengths is None else max(lengths)
-        encoder_lens = forward_batch.encoder_lens
-        self._list(forward_batch, tensors, first=encoder_lens)
-        batch = Batch(batch_size, num_tokens, max_qo_len, self.page_size, mask=mask, graph=graph, **tensors)
-        return batch if encoder_lens is None else replace(batch, encoder=self._encoder(forward_batch, batch))
+        drafts = self._verified(spec) if mode.is_target_verify() else 0
+        mask = self._mask(spec, graph) if drafts else dict(mask_mode="causal")
+        batch_size, num_pages = forward_batch.batch_size, self._pages(forward_batch, drafts)
+        tensors = (self._graph if graph else self._eager).of(batch_size, num_pages)
+        torch.add(forward_batch.seq_lens, drafts, out=tensors["kv_len"])
+        rows = self._rows(forward_batch, 1 if mode.is_decode() else drafts, tensors["qo_indptr"])
+        self._list(forward_batch, tensors, first=forward_batch.encoder_lens)
+        batch = Batch(batch_size, *rows, self.page_size, mask=mask, graph=graph, **tensors)
+        if forward_batch.encoder_lens is not None:
+            batch = replace(batch, encoder=self._encoder(forward_batch, batch))
+        if self.has_window_pool:
+            batch = replace(batch, window=self._window(batch, num_pages))
+        return batch
+
+    def _rows(self, forward_batch, qo_len: int, qo_indptr: torch.Tensor) -> tuple[int, int]:
+        """Writes the offsets of query rows: `qo_len` of each request, or those that it is extended by where that is 0.
+
+        Returns:
+            All rows, and those of the longest request or more.
+        """
+        if qo_len:
+            equal_lengths(qo_indptr, qo_len)
+            return forward_batch.batch_size * qo_len, qo_len
+        offsets(qo_indptr, forward_batch.extend_seq_lens)
+        lengths = forward_batch.extend_seq_lens_cpu
+        return forward_batch.extend_num_tokens, forward_batch.extend_num_tokens if lengths is None else max(lengths)
 
     def _list(self, forward_batch, tensors: dict[str, torch.Tensor], first: torch.Tensor | None = None) -> None:
         """Lists the pages of `kv_len` tokens of each request, from token `first` on."""
@@ -128,6 +135,15 @@ class FolioAttnBackend(AttentionBackend):
         tensors["kv_len"].copy_(forward_batch.encoder_lens)
         self._list(forward_batch, tensors)
         return replace(batch, mask=dict(mask_mode="full"), **tensors)
+
+    def _window(self, batch: Batch, num_pages: int) -> Batch:
+        """A step over the slots of a pool for layers with a window. Those of tokens that are before all windows may be
+        anywhere: they are not read."""
+        pages = batch.kv_indices[:num_pages]
+        slots = self.token_to_kv_pool.translate_loc_from_full_to_swa(pages.long() * batch.page_size)
+        into = self._graph_window if batch.graph else torch.empty_like(pages)
+        into[:num_pages] = slots // batch.page_size
+        return replace(batch, kv_indices=into)
 
     def _draft_step(self, spec, graph: bool) -> Batch:
         """A step of a draft, whose slots FolioMultiStepDraftBackend has listed."""
@@ -152,9 +168,9 @@ class FolioAttnBackend(AttentionBackend):
             mask = self._graph_mask
         return dict(mask_mode="custom_bytes", custom_mask=mask, flags=("mask_skip_prefix",))
 
-    def _pages(self, forward_batch, batch_size: int, drafts: int) -> int:
+    def _pages(self, forward_batch, drafts: int) -> int:
         """Pages that a step needs at most, without a look at the device."""
-        total = forward_batch.seq_lens_sum
+        batch_size, total = forward_batch.batch_size, forward_batch.seq_lens_sum
         if total is None:
             total = batch_size * self.max_context_len
         # Each request may begin a page of its own.
@@ -177,7 +193,7 @@ class FolioAttnBackend(AttentionBackend):
             `[num_tokens or more, num_heads * v_head_dim]`
         """
         _refuse_layer(layer, kwargs)
-        batch = self._keys_of(layer)
+        batch = self._step_of(layer)
         if k is not None:
             self._save(layer, forward_batch, k, v, save_kv_cache)
         k_pool = self._paged(batch, self.token_to_kv_pool.get_key_buffer(layer.layer_id))
@@ -195,7 +211,7 @@ class FolioAttnBackend(AttentionBackend):
             num_kv_heads=k_pool.shape[-2],
             head_dim_qk=q.shape[2],
             head_dim_vo=v_pool.shape[-1],
-            encoder=layer.is_cross_attention,
+            keys=self._keys_of(layer),
             window_left=window_left,
         )
         arguments = dict(batch.mask)
@@ -224,22 +240,34 @@ class FolioAttnBackend(AttentionBackend):
     def support_triton(self) -> bool:
         return self.device.type == "cuda"
 
-    def _keys_of(self, layer) -> Batch:
-        """The step over the keys that a layer sees: a request's own, or those of an encoder."""
-        batch = self.forward_metadata
-        if not layer.is_cross_attention:
-            return batch
-        if batch.encoder is None:
+    def _keys_of(self, layer) -> str:
+        """Which keys a layer sees: requests' own, an encoder's, or their own in a pool for layers with a window."""
+        if layer.is_cross_attention:
+            return "encoder"
+        in_window_pool = self.has_window_pool and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
+        return "window" if in_window_pool else "own"
+
+    def _step_of(self, layer) -> Batch:
+        """The step over the keys that a layer sees."""
+        keys = self._keys_of(layer)
+        batch = self.forward_metadata if keys == "own" else getattr(self.forward_metadata, keys)
+        if batch is None:
             raise NotImplementedError(
                 f"layer {layer.layer_id} has is_cross_attention; encoder_lens are accepted with it"
             )
-        return batch.encoder
+        return batch
 
     def _save(self, layer, forward_batch, k, v, save_kv_cache: bool) -> None:
         """Writes new keys and values to the pool."""
         if not save_kv_cache:
             raise NotImplementedError("save_kv_cache is False with new keys; keys that are in the pool are accepted")
         slots = forward_batch.encoder_out_cache_loc if layer.is_cross_attention else forward_batch.out_cache_loc
+        if self._keys_of(layer) == "window":
+            from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+            # In the layer, so that a graph reads the slots of its replay.
+            window_slots = self.token_to_kv_pool.translate_loc_from_full_to_swa(slots)
+            slots = KVWriteLoc.for_batch(forward_batch, swa_loc=window_slots)
         self.token_to_kv_pool.set_kv_buffer(layer, slots, k, v, layer.k_scale, layer.v_scale)
 
     def _decodes(self, batch: Batch) -> bool:
@@ -251,11 +279,17 @@ class FolioAttnBackend(AttentionBackend):
 
     def _refuse_model(self, model_runner) -> None:
         """Refuses what no layer of a model could be computed for."""
-        # Such pools have slots of their own for layers with a window.
-        if hasattr(model_runner.token_to_kv_pool, "translate_loc_from_full_to_swa"):
-            raise NotImplementedError(
-                "the model has a pool of its own for layers with a window, which the backend folio does not support"
-            )
+        pool = model_runner.token_to_kv_pool
+        refused = {
+            "swa_req_ring_size": getattr(pool, "swa_req_ring_size", None) is not None,
+            "request_window": getattr(pool, "request_window", None) is not None,
+            "swa_uses_full_indices": getattr(pool, "swa_uses_full_indices", False),
+        }
+        for what, is_there in refused.items():
+            if is_there:
+                raise NotImplementedError(
+                    f"the pool for layers with a window has {what}; pools of pages are accepted by the backend folio"
+                )
 
 
 def _window_left(layer) -> int | None:

@@ -24,6 +24,7 @@ class Batch:
         mask: arguments of the runs that say which keys a row sees.
         graph: whether the tensors stay where they are, for graphs that are replayed.
         encoder: the same rows over the keys of an encoder, where the model has one.
+        window: the same step over the pool of layers with a window, where they have one of their own.
     """
 
     batch_size: int
@@ -37,6 +38,7 @@ class Batch:
     mask: dict[str, Any] = field(default_factory=lambda: dict(mask_mode="causal"))
     graph: bool = False
     encoder: "Batch | None" = None
+    window: "Batch | None" = None
 
     def planned(self) -> dict[str, torch.Tensor]:
         """The arguments of a handle's plan."""

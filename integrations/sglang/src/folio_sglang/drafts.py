@@ -21,6 +21,8 @@ class FolioMultiStepDraftBackend:
     needs_cpu_seq_lens = False
 
     def __init__(self, model_runner, topk: int, speculative_num_steps: int):
+        if hasattr(model_runner.token_to_kv_pool, "translate_loc_from_full_to_swa"):
+            raise NotImplementedError("the draft has a pool for layers with a window; one pool is accepted for drafts")
         self.topk, self.speculative_num_steps = topk, speculative_num_steps
         self.attn_backends = [create(model_runner) for _ in range(speculative_num_steps - 1)]
         first = self.attn_backends[0]

@@ -36,7 +36,7 @@ class Paged:
     """Attention over a pool of keys and values.
 
     Attributes:
-        encoder: whether the keys are an encoder's, which have lists of their own.
+        keys: which of a step's lists the layer reads: those of requests, of their encoders, or of the pool for windows.
         window_left: keys before a row's own that the layer sees; None: all.
     """
 
@@ -49,7 +49,7 @@ class Paged:
     num_kv_heads: int
     head_dim_qk: int
     head_dim_vo: int
-    encoder: bool = False
+    keys: str = "own"
     window_left: int | None = None
 
     def make(self, context: folio.Context, bounds: Bounds) -> folio.Decode | folio.Prefill:

@@ -25,8 +25,9 @@ class FolioMLAAttnBackend(FolioAttnBackend):
         self.qk_rope_head_dim = model_runner.model_config.qk_rope_head_dim
 
     def _refuse_model(self, model_runner) -> None:
-        super()._refuse_model(model_runner)
         model, pool = model_runner.model_config, model_runner.token_to_kv_pool
+        if hasattr(pool, "translate_loc_from_full_to_swa"):
+            raise NotImplementedError("the model has a pool for layers with a window; one pool is accepted with MLA")
         width = model.kv_lora_rank + model.qk_rope_head_dim
         stored = getattr(pool, "kv_cache_dim", width)
         if stored != width:
