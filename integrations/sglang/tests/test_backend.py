@@ -7,6 +7,7 @@ import folio
 import oracle
 import pytest
 import torch
+from calls import calls_of
 from standins import AttentionType, Engine, Mode, WindowPool, step
 
 from folio_sglang.backend import FolioAttnBackend
@@ -325,6 +326,41 @@ def test_drafts(page_size, topk, graph):
             table = engine.req_to_token[row]
             parts.append(request(engine, layer, rows, torch.cat([table[:keys], table[first : first + number + 1]])))
         close(o, torch.cat(parts))
+
+
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND])
+def test_a_step_is_one_plan_and_no_loop_over_requests(monkeypatch, mode):
+    """As many functions run for one request as for eight, and later layers plan nothing."""
+    planned = []
+    for kind in (folio.Decode, folio.Prefill):
+
+        def spy(self, plan=kind.plan, **batch):
+            planned.append(batch)
+            plan(self, **batch)
+
+        monkeypatch.setattr(kind, "plan", spy)
+    engine = Engine(page_size=4)
+    backend, layer = FolioAttnBackend(engine.runner), engine.layer()
+    for row in range(8):
+        engine.fill(row, 12)
+
+    def run(requests):
+        batch = step(
+            mode, engine, range(requests), (12,) * requests, [(11 if mode is Mode.DECODE else 7, 1)] * requests
+        )
+        q = engine.new(requests)[0]
+
+        def forward():
+            backend.init_forward_metadata(batch)
+            for _ in range(3):
+                backend.forward_extend(q, None, None, layer, batch)
+
+        return calls_of(forward)
+
+    run(8)  # which makes the handle
+    planned.clear()
+    assert run(1) == run(8)
+    assert len(planned) == 2
 
 
 def test_idle_steps_have_no_plan():

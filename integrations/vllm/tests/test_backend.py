@@ -1,12 +1,12 @@
 """The backend's parts without an engine: what small models do not reach, against the formula in float64."""
 
-import sys
 from types import SimpleNamespace
 
 import folio
 import oracle
 import pytest
 import torch
+from calls import calls_of
 from folio_torch import context_of
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
@@ -339,22 +339,6 @@ def test_bits_of_a_request_do_not_depend_on_the_batch(monkeypatch, rows):
 
     assert group._planner._problem.batch_invariant
     assert torch.equal(attend(0, 1, 2), torch.cat([attend(request) for request in range(3)]))
-
-
-def calls_of(function, *arguments) -> int:
-    """How many functions a call runs, those of C included."""
-    count = 0
-
-    def called(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(called)
-    try:
-        function(*arguments)
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 #: Of a record those widths that vLLM's common code knows.
