@@ -68,7 +68,7 @@ def test_what_operators_write_is_what_the_header_calls_outputs():
         args = {folio.Mla: structs.MLA_ARGS, folio.MlaContext: structs.MLA_CONTEXT_ARGS}.get(
             kind, structs.ATTENTION_ARGS
         )
-        written = {field for field, kind in args._fields if kind is OUTPUT}
+        written = {field for field, role in args._fields if role is OUTPUT}
         # The steps of MlaContext have one struct, of which each writes a part.
         chunk = {"context_latent", "context_rope"}
         assert (written & chunk if name.endswith("gather") else written - chunk) == set(outputs), name

@@ -6,7 +6,7 @@ _DRAFTS = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backen
 
 def register() -> None:
     """Makes the backend known under the name folio. Further calls do nothing."""
-    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, DRAFT_ATTENTION_BACKEND_CHOICES
+    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -14,7 +14,6 @@ def register() -> None:
         return
     ATTENTION_BACKENDS[NAME] = create
     ATTENTION_BACKEND_CHOICES.append(NAME)
-    DRAFT_ATTENTION_BACKEND_CHOICES.append(NAME)
     HookRegistry.register(_DRAFTS, _know_folio, HookType.AROUND)
 
 
