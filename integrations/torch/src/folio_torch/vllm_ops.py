@@ -105,8 +105,8 @@ def reshape_and_cache(
     """As `reshape_and_cache_flash`, for vLLM's first layout or one with the heads before the tokens.
 
     Args:
-        key_cache: `[num_blocks, num_heads, head_size / x, block_size, x]` with x = 16 / bytes of an element, on the
-            CPU; or `[num_blocks, num_heads, block_size, head_size]`.
+        key_cache: `[num_blocks, num_heads, head_size / x, block_size, x]` with x = 16 / bytes of an element, or
+            `[num_blocks, num_heads, block_size, head_size]`.
         value_cache: `[num_blocks, num_heads, head_size, block_size]`, or of the shape of such a key_cache.
     """
     kv_format = "packed_keys" if key_cache.ndim == 5 else "plain"
