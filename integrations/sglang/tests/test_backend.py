@@ -371,25 +371,32 @@ def test_idle_steps_have_no_plan():
 
 
 @pytest.mark.parametrize(
-    "fields, arguments",
+    "fields, arguments, reason",
     [
-        # Without an encoder's lengths.
-        (dict(is_cross_attention=True), {}),
-        (dict(attn_type=AttentionType.DECODER_BIDIRECTIONAL), {}),
-        (dict(xai_temperature_len=100), {}),
-        (dict(use_irope=True), {}),
-        (dict(logit_cap=5.0, logit_capping_method="sigmoid"), {}),
-        ({}, dict(k_rope=torch.zeros(1))),
-        ({}, dict(save_kv_cache=False)),
+        (dict(is_cross_attention=True), {}, "is_cross_attention; encoder_lens are accepted with it"),
+        (
+            dict(attn_type=AttentionType.DECODER_BIDIRECTIONAL),
+            {},
+            "attn_type is 'decoder_bidirectional' in layer 0; 'dec",
+        ),
+        (dict(xai_temperature_len=100), {}, "xai_temperature_len is 100 in layer 0; -1 or 0 is accepted"),
+        (dict(use_irope=True), {}, "use_irope is True in layer 0; False is accepted"),
+        (
+            dict(logit_cap=5.0, logit_capping_method="sigmoid"),
+            {},
+            "logit_capping_method is 'sigmoid' in layer 0; 'tanh'",
+        ),
+        ({}, dict(k_rope=torch.zeros(1)), r"k_rope is a tensor of \[1\] in layer 0; None is accepted"),
+        ({}, dict(save_kv_cache=False), "save_kv_cache is False with new keys; True is accepted"),
     ],
     ids=str,
 )
-def test_what_layers_may_not_bring(fields, arguments):
+def test_what_layers_may_not_bring(fields, arguments, reason):
     engine = Engine()
     backend = FolioAttnBackend(engine.runner)
     batch = step(Mode.EXTEND, engine, (2,), (12,), [(0, 12)])
     backend.init_forward_metadata(batch)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match=reason):
         backend.forward_extend(*engine.new(12), engine.layer(**fields), batch, **arguments)
     assert engine.pool.k.isnan().all()
 

@@ -177,16 +177,19 @@ def test_a_step_is_planned_once(monkeypatch):
     assert len(planned) == 1
 
 
+HEADS_LAYER = dict(tp_k_head_num=4, v_head_dim=24)
+
+
 @pytest.mark.parametrize(
     "fields, arguments, prefix, reason",
     [
-        (dict(is_cross_attention=True), {}, 0, "is_cross_attention"),
-        (dict(attn_type=AttentionType.ENCODER_ONLY), {}, 0, "attn_type"),
-        (dict(sliding_window_size=3), {}, 0, "sliding_window_size"),
-        (dict(logit_cap=5.0), {}, 0, "logit_cap"),
-        ({}, dict(topk_indices=torch.zeros(1)), 0, "topk_indices"),
-        (dict(tp_k_head_num=4, v_head_dim=24), dict(save_kv_cache=False), 3, "over a cached prefix"),
-        (dict(tp_k_head_num=4, v_head_dim=24), {}, 0, "to be saved"),
+        (dict(is_cross_attention=True), {}, 0, "is_cross_attention is True in layer 0; False is accepted"),
+        (dict(attn_type=AttentionType.ENCODER_ONLY), {}, 0, "attn_type is 'encoder_only' in layer 0; 'decoder'"),
+        (dict(sliding_window_size=3), {}, 0, "sliding_window_size is 3 in layer 0; -1 or None is accepted"),
+        (dict(logit_cap=5.0), {}, 0, "logit_cap is 5.0 in layer 0; 0 or None is accepted"),
+        ({}, dict(topk_indices=torch.zeros(1)), 0, r"topk_indices is a tensor of \[1\] in layer 0; None is accepted"),
+        (HEADS_LAYER, dict(save_kv_cache=False), 3, "extend_prefix_lens is 3 in layer 0; 0 is accepted"),
+        (HEADS_LAYER, {}, 0, "save_kv_cache is True in layer 0; False is accepted"),
     ],
     ids=str,
 )

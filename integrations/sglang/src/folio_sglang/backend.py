@@ -260,7 +260,9 @@ class FolioAttnBackend(AttentionBackend):
     def _save(self, layer, forward_batch, k, v, save_kv_cache: bool) -> None:
         """Writes new keys and values to the pool."""
         if not save_kv_cache:
-            raise NotImplementedError("save_kv_cache is False with new keys; keys that are in the pool are accepted")
+            raise NotImplementedError(
+                "save_kv_cache is False with new keys; True is accepted, or keys in the pool alone"
+            )
         slots = forward_batch.encoder_out_cache_loc if layer.is_cross_attention else forward_batch.out_cache_loc
         if self._keys_of(layer) == "window":
             from sglang.srt.mem_cache.memory_pool import KVWriteLoc
@@ -299,19 +301,22 @@ def _window_left(layer) -> int | None:
 
 
 def _refuse_layer(layer, arguments: dict[str, Any]) -> None:
-    refused = {
-        "attn_type decoder_bidirectional": layer.attn_type.value == "decoder_bidirectional",
-        "xai_temperature_len": layer.xai_temperature_len > 0,
-        "use_irope": layer.use_irope,
-        "pos_encoding_mode": layer.pos_encoding_mode != "NONE",
-        "logit_capping_method": bool(layer.logit_cap) and layer.logit_capping_method != "tanh",
-        **{name: value is not None for name, value in arguments.items()},
+    accepted = {
+        "attn_type": (layer.attn_type.value, ("decoder", "encoder_only")),
+        "xai_temperature_len": (layer.xai_temperature_len, (-1, 0)),
+        "use_irope": (layer.use_irope, (False,)),
+        "pos_encoding_mode": (layer.pos_encoding_mode, ("NONE",)),
+        "logit_capping_method": (layer.logit_capping_method if layer.logit_cap else "tanh", ("tanh",)),
     }
-    refuse(layer, refused)
+    refuse(layer, accepted, arguments)
 
 
-def refuse(layer, refused: dict[str, bool]) -> None:
-    """Refuses a layer that has any of these."""
-    for what, is_there in refused.items():
-        if is_there:
-            raise NotImplementedError(f"layer {layer.layer_id} has {what}, which the backend folio does not support")
+def refuse(layer, accepted: dict[str, tuple[Any, tuple]], arguments: dict[str, Any]) -> None:
+    """Refuses a layer where a value is none of the accepted ones, and arguments of a call that are not None."""
+    for name, (value, values) in (accepted | {name: (value, (None,)) for name, value in arguments.items()}).items():
+        if value not in values:
+            said = f"a tensor of {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            raise NotImplementedError(
+                f"{name} is {said} in layer {layer.layer_id}; {' or '.join(map(repr, values))} is accepted by the"
+                " backend folio"
+            )

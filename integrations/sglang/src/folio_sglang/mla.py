@@ -8,7 +8,6 @@ has multiplied out.
 import torch
 
 from folio_sglang.backend import FolioAttnBackend, refuse
-from folio_sglang.batches import Batch
 from folio_sglang.handles import NewTokens, Records
 
 
@@ -111,7 +110,12 @@ class FolioMLAAttnBackend(FolioAttnBackend):
 
     def _over_new_tokens(self, q, k, v, layer, forward_batch, save_kv_cache: bool) -> torch.Tensor:
         batch = self.forward_metadata
-        refuse(layer, _refused_with_new_tokens(batch, k, forward_batch, save_kv_cache))
+        accepted = {
+            "save_kv_cache": (save_kv_cache, (False,)),
+            "graph": (batch.graph, (False,)),
+            "extend_prefix_lens": (max(forward_batch.extend_prefix_lens_cpu or (0,)), (0,)),
+        }
+        refuse(layer, accepted, {})
         heads, width = layer.tp_q_head_num, layer.qk_head_dim
         q, k, v = q.view(-1, heads, width), k.view(-1, heads, width), v.view(-1, heads, layer.v_head_dim)
         o = q.new_empty(q.shape[0], heads, layer.v_head_dim)
@@ -120,21 +124,11 @@ class FolioMLAAttnBackend(FolioAttnBackend):
         return o.flatten(1)
 
 
-def _refused_with_new_tokens(batch: Batch, k, forward_batch, save_kv_cache: bool) -> dict[str, bool]:
-    prefixes = forward_batch.extend_prefix_lens_cpu
-    return {
-        "keys and values of all heads that are to be saved": k is None or save_kv_cache,
-        "keys and values of all heads in a graph": batch.graph,
-        "keys and values of all heads over a cached prefix": bool(prefixes) and max(prefixes) > 0,
-    }
-
-
 def _refuse_layer(layer, arguments) -> None:
-    refused = {
-        "is_cross_attention": layer.is_cross_attention,
-        "attn_type other than decoder": layer.attn_type.value != "decoder",
-        "sliding_window_size": layer.sliding_window_size is not None and layer.sliding_window_size > -1,
-        "logit_cap": bool(layer.logit_cap),
-        **{name: value is not None for name, value in arguments.items()},
+    accepted = {
+        "is_cross_attention": (layer.is_cross_attention, (False,)),
+        "attn_type": (layer.attn_type.value, ("decoder",)),
+        "sliding_window_size": (layer.sliding_window_size, (-1, None)),
+        "logit_cap": (layer.logit_cap, (0, None)),
     }
-    refuse(layer, refused)
+    refuse(layer, accepted, arguments)
