@@ -325,7 +325,7 @@ impl CudaAttention {
             ),
             num_pages: fewest([&args.k, &args.v].into_iter().chain(&args.k_rope)),
             mask_bytes,
-            section_bytes: section_bytes(self.desc.kind, self.context.device().l2_bytes),
+            section_bytes: section_bytes(self.context.device().l2_bytes),
             k_rope_page_groups: 0,
             causal_requests,
             alibi_request_stride: args.alibi_slopes.map_or(0, |slopes| match slopes.rank() {
@@ -542,13 +542,9 @@ fn aligned(bytes: usize) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// Two thirds of the L2: the rest is for queries and outputs. (40 of the 60 MiB that an H200 states.) Rows of decode that a
-/// prefill kernel takes read their keys once, so all heads come together, the largest item first.
-fn section_bytes(kind: Kind, l2_bytes: u32) -> u32 {
-    match kind {
-        Kind::Decode | Kind::Mla => u32::MAX,
-        Kind::Prefill => l2_bytes / 3 * 2,
-    }
+/// Two thirds of the L2: the rest is for queries and outputs. (40 of the 60 MiB that an H200 states.)
+fn section_bytes(l2_bytes: u32) -> u32 {
+    l2_bytes / 3 * 2
 }
 
 fn describe_page_ids(ids: Option<u64>) -> String {
