@@ -187,7 +187,8 @@ def flashinfer(w):
                  w.sm_scale, torch.bfloat16, w.kv_dtype)
     out = torch.empty_like(w.o)
     tensors = w.q[..., :RANK], w.q[..., RANK:], w.kv[..., :RANK], w.kv[..., RANK:]
-    return lambda: wrapper.run(*tensors, out=out)
+    scales = dict(ckv_scale=1.0, kpe_scale=1.0) if row.cache == "e4m3" else {}
+    return lambda: wrapper.run(*tensors, out=out, **scales)
 
 
 PEERS = {"flashmla": flashmla, "flashinfer": flashinfer, "fa3": fa3}
