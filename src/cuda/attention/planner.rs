@@ -22,6 +22,9 @@ const FEW_ITEMS: u64 = 512;
 /// Threads of a small plan: 6.4 µs for one request on an H200, against 8.5 µs with 1024.
 const FEW_THREADS: u32 = 256;
 
+/// No window, and the left side of one that no request reaches.
+const UNLIMITED: i32 = -1;
+
 /// The kernel for one problem.
 #[derive(Debug)]
 pub struct Planner {
@@ -159,7 +162,9 @@ impl Planner {
                 false => self.tiling.least_gain,
             },
             combine_units: self.tiling.combine_units,
-            window_left: self.window_left(batch),
+            window_left: batch
+                .window_left
+                .map_or(UNLIMITED, |left| i32::try_from(left).unwrap_or(UNLIMITED)),
             max_qo_len: self.desc.max_qo_len,
             max_kv_len: self.desc.max_kv_len,
             max_num_tokens: self.desc.max_num_tokens,
@@ -168,18 +173,6 @@ impl Planner {
             max_partial_rows: at_most(partial_rows),
             // Rows of several requests may share keys in a cascade, so items go by their cost there.
             by_request: u32::from(self.desc.kind == Kind::Prefill && !is_cascade),
-        }
-    }
-
-    /// The window that keys without items are before. The many tiles of a prefill's request begin at keys of their own,
-    /// which the kernel would have to count tile by tile; there runs skip the items.
-    fn window_left(&self, batch: &DeviceBatch) -> i32 {
-        const UNLIMITED: i32 = -1;
-        match self.desc.kind {
-            Kind::Prefill => UNLIMITED,
-            Kind::Decode | Kind::Mla => batch
-                .window_left
-                .map_or(UNLIMITED, |left| i32::try_from(left).unwrap_or(UNLIMITED)),
         }
     }
 }
