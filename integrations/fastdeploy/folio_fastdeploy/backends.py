@@ -24,11 +24,11 @@ class FolioMetadata(AttentionMetadata):
 
     has_prompts: bool = False
     has_decodes: bool = False
-    max_lengths: list = field(default_factory=list)
+    #: Prompts over a cached context: chunked prefill, prefix caching.
+    has_chunks: bool = False
+    has_fresh_prompts: bool = False
     #: MLA: which requests have no cached context, [B], in steps where a prompt has one; else None.
     fresh: Optional[paddle.Tensor] = None
-    #: MLA: a prompt among them.
-    has_fresh_prompts: bool = True
     #: MLA: what FastDeploy's newest models ask for before they read latents back and put them before the new ones.
     has_prefix_cache: bool = False
     #: The backends that have it.
@@ -67,11 +67,15 @@ class FolioBackend(AttentionBackend):
         self.attention_metadata = step
 
     def metadata_of(self, meta):
-        """What a step is; fills max_len_tensor_cpu, by which models decide between prompts and decodes."""
-        folio_paddle_ops.folio_max_lengths(meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time,
-                                           meta.max_len_tensor_cpu)
-        lengths = meta.max_len_tensor_cpu.numpy().tolist()
-        return FolioMetadata(has_prompts=lengths[1] > 0, has_decodes=lengths[4] > 0, max_lengths=lengths)
+        """
+        What a step is; fills max_len_tensor_cpu, by which models decide between prompts and decodes. The lengths are copied to
+        the host once, here: whoever asks for them again waits for the device again.
+        """
+        chunks, fresh = folio_paddle_ops.folio_max_lengths(meta.seq_lens_encoder, meta.seq_lens_decoder,
+                                                           meta.seq_lens_this_time, meta.max_len_tensor_cpu)
+        lengths = meta.max_len_tensor_cpu.numpy()
+        return FolioMetadata(has_prompts=bool(lengths[1] > 0), has_decodes=bool(lengths[4] > 0), has_chunks=chunks,
+                             has_fresh_prompts=fresh)
 
     def get_attntion_meta(self):
         """FastDeploy's spelling."""
@@ -161,18 +165,11 @@ class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
         k and v of a step hold its new tokens only, the cache holds the latents of all of them.
         """
         step = super().metadata_of(meta)
-        if step.max_lengths[1] <= 0 or step.max_lengths[2] <= 0:
-            return step
-        encoder, decoder, this_time = (
-            part.flatten() for part in (meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time))
-        prompts = paddle.logical_and(encoder > 0, this_time > 0)
-        kinds = paddle.stack([paddle.logical_and(prompts, decoder > 0), paddle.logical_and(prompts, decoder <= 0)])
-        chunks, fresh = kinds.any(axis=1).tolist()
-        if chunks:
+        if step.has_chunks:
             if meta.step_use_cudagraph:
                 raise NotImplementedError("a prompt of a step that is replayed from a graph has a cached context; graphs of "
                                           "prompts must be off for chunked prefill and prefix caching")
-            step.fresh, step.has_fresh_prompts = decoder <= 0, fresh
+            step.fresh = meta.seq_lens_decoder.flatten() <= 0
         return step
 
     def require_absorbed_call(self):

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+import folio_paddle_ops as ops
 import oracle
 from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, array, tensor
 from test_append import Layer
@@ -167,6 +168,33 @@ def test_backends_of_a_step_look_at_its_lengths_once(load):
     assert backend.attention_metadata.fresh is None and other.attention_metadata.fresh is not None
     other.init_attention_metadata(meta)
     assert other.attention_metadata is backend.attention_metadata
+
+
+@pytest.mark.parametrize("rows", [[DECODE], [PROMPT], [CHUNK], [CHUNK, PROMPT, DECODE, DRAFT, IDLE]], ids=str)
+@pytest.mark.parametrize("name", ["FOLIO_ATTN", "FOLIO_MLA_ATTN"])
+def test_a_step_copies_its_lengths_to_the_host_once(load, monkeypatch, name, rows):
+    """
+    R1: of all that a step has on the device, one copy goes to the host, that of folio_max_lengths. Python reads no other tensor
+    than max_len_tensor_cpu, which FastDeploy keeps on the host.
+    """
+    backend = load(FD_ATTENTION_BACKEND=name).backend()
+    made = backend(config(head_dim=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=24), 1, 3, 32)
+    step = Step(rows, column=True)
+    meta = forward_meta(step, [])
+    copies, read = [], []
+    max_lengths = ops.folio_max_lengths
+    monkeypatch.setattr(ops, "folio_max_lengths", lambda *args: (copies.append(args), max_lengths(*args))[1])
+    for reader in ("numpy", "tolist", "item", "cpu", "__array__", "__bool__", "__int__", "__index__", "__float__"):
+        original = getattr(paddle.Tensor, reader)
+        monkeypatch.setattr(paddle.Tensor, reader, lambda self, *args, original=original, **more: (
+            read.append(self), original(self, *args, **more))[1])
+    made.init_attention_metadata(meta)
+    monkeypatch.undo()
+    assert len(copies) == 1 and all(one is meta.max_len_tensor_cpu for one in read)
+    metadata = made.get_attntion_meta()
+    assert [metadata.has_prompts, metadata.has_decodes, metadata.has_chunks, metadata.has_fresh_prompts] == [
+        any(min(e, t) > 0 for e, _, t in rows), any(not e and min(d, t) > 0 for e, d, t in rows),
+        any(min(e, d, t) > 0 for e, d, t in rows), any(min(e, t) > 0 and not d for e, d, t in rows)]
 
 
 def test_padded_rows_of_a_chunk_are_zero(load):

@@ -81,6 +81,16 @@ struct Step {
         }
         return most;
     }
+
+    /** Whether a request has a prompt over a cached context, and whether one has a prompt without. */
+    std::pair<bool, bool> prompts() const
+    {
+        std::pair<bool, bool> there{false, false};
+        for (size_t b = 0; b < size(); b++)
+            if (encoder[b] > 0 && this_time[b] > 0)
+                (decoder[b] > 0 ? there.first : there.second) = true;
+        return there;
+    }
 };
 
 /** Which tile of which request: one entry for each of counts[b] tiles. */
@@ -299,13 +309,19 @@ std::vector<Tensor> get_block_shape_and_split_kv_block_v1(
     });
 }
 
-/** max_len_tensor_cpu alone: what Folio's own backends need of a step. */
-void max_lengths(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time,
-                 Tensor &max_len_tensor_cpu)
+/**
+ * What Folio's own backends need of a step: max_len_tensor_cpu, and whether there are prompts over a cached context, and
+ * prompts without one. Both come of one copy of the lengths. In a capture nothing is written and both are false.
+ */
+std::pair<bool, bool> max_lengths(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
+                                  const Tensor &seq_lens_this_time, Tensor &max_len_tensor_cpu)
 {
-    guarded("max_lengths", [&] {
-        if (!capturing())
-            write_maxima(max_len_tensor_cpu, Step(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time));
+    return guarded("max_lengths", [&]() -> std::pair<bool, bool> {
+        if (capturing())
+            return {false, false};
+        const Step step(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time);
+        write_maxima(max_len_tensor_cpu, step);
+        return step.prompts();
     });
 }
 
@@ -395,7 +411,8 @@ void bind_step(pybind11::module_ &module)
                "In place, with max_len_kv_cpu.");
     module.def("folio_config_for_attention", &config_for_attention,
                "Maxima of a step and work items of its decodes, in place.");
-    module.def("folio_max_lengths", &max_lengths, "Maxima of a step, in place.");
+    module.def("folio_max_lengths", &max_lengths,
+               "Maxima of a step, in place; whether it has prompts over a cached context, and prompts without one.");
     module.def("folio_get_position_ids_and_slot_mapping", &get_position_ids_and_slot_mapping,
                "Positions and slots of new tokens, in place.");
     module.def("folio_pre_cache_len_concat", &pre_cache_len_concat, "Cumulative key lengths of prompts with a past.");

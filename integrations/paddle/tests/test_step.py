@@ -69,15 +69,17 @@ def test_tiles_of_append_attention(op):
     check_tiles(out.kv, out.kv_count, KV_TILES)
 
 
-@pytest.mark.parametrize("rows", [[DECODE, (6, 100, 6)], [(0, 90, 0), PROMPT], [IDLE], [(0, 5, 3), (2, 7, 2), (0, 3, 1)]])
+@pytest.mark.parametrize("rows", [[DECODE, (6, 100, 6)], [(0, 90, 0), PROMPT], [IDLE], [(0, 5, 3), (2, 7, 2), (0, 3, 1)],
+                                  [(4, 9, 0), (4, 0, 0), DECODE], [PROMPT, CHUNK]])
 def test_maxima(rows):
     """A chunk's past is not a decode's, and an inactive request counts for the lengths alone."""
     step, out = Step(rows), Outputs()
     ops.folio_get_block_shape_and_split_kv_block(*step.lengths(), *out.newest(), ENC_BLOCK, DEC_BLOCK, GROUP, PAGE)
     assert out.maxima.numpy().tolist() == maxima(rows) + [-7] * 3
     alone = tensor([-7] * 9)
-    ops.folio_max_lengths(*step.lengths(), alone)
+    chunks, fresh = ops.folio_max_lengths(*step.lengths(), alone)
     assert alone.numpy().tolist() == maxima(rows) + [-7] * 3
+    assert chunks is any(min(e, d, t) > 0 for e, d, t in rows) and fresh is any(min(e, t) > 0 and not d for e, d, t in rows)
 
 
 def test_middle_signature():
