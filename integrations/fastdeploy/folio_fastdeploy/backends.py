@@ -15,6 +15,8 @@ from fastdeploy.model_executor.layers.attention.base_attention_backend import At
 
 from . import ops
 
+#: FastDeploy's kinds of caches of keys and values that have code, by both of their names.
+CACHES = (None, "none", "float8_e4m3fn", "cache_fp8", "int8", "cache_int8", "int4_zp", "cache_int4_zp")
 COMPUTE = {paddle.bfloat16: "bf16", paddle.float16: "fp16", paddle.float32: "fp32"}
 
 
@@ -103,9 +105,9 @@ class FolioAttentionBackend(FolioBackend):
                 raise NotImplementedError(f"{name} is {getattr(model, name)}; windows of single heads have no code, 0 is accepted")
 
     def get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type=None):
-        """Those of FastDeploy's append attention."""
-        if kv_cache_quant_type not in (None, "none", "float8_e4m3fn", "cache_fp8"):
-            raise NotImplementedError(f"kv_cache_quant_type is {kv_cache_quant_type}; None and float8_e4m3fn are accepted")
+        """Those of FastDeploy's append attention, whose rows of int4 have half as many bytes as elements."""
+        if kv_cache_quant_type not in CACHES:
+            raise NotImplementedError(f"kv_cache_quant_type is {kv_cache_quant_type}; accepted are {', '.join(map(str, CACHES))}")
         return AppendAttentionBackend.get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type)
 
     def forward_mixed(self, q, k, v, qkv, compressed_kv, k_pe, layer, forward_meta):

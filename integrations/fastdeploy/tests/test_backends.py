@@ -8,6 +8,7 @@ import pytest
 
 import folio_paddle_ops as ops
 import oracle
+from formats import FORMATS
 from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, array, tensor
 from test_append import Layer
 
@@ -56,12 +57,31 @@ def test_attention_of_two_layers(load, mode):
         np.testing.assert_allclose(array(out), layer.attended(window=window), atol=3e-5, rtol=3e-5)
 
 
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_attention_over_quantised_caches(load, format):
+    """Scales and zero points are the layer's, under FastDeploy's names; its quantising ones are one over the others."""
+    backend = load(FD_ATTENTION_BACKEND="FOLIO_ATTN").backend()(config(head_dim=32), 2, 6, 32, 64, 16)
+    step = Step([CHUNK, DECODE], column=True)
+    layer = Layer(step)
+    filled = format.fill(layer)
+    meta = forward_meta(step, [layer.k_cache, layer.v_cache], rotary_embs=layer.rotary_embs)
+    options = types.SimpleNamespace(layer_id=0, cache_quant_type_str=format.quant, sliding_window=0)
+    (options.cache_k_out_scale, options.cache_v_out_scale), (options.cache_k_zp, options.cache_v_zp) = (
+        filled["scales"], filled["zero_points"])
+    options.cache_k_scale, options.cache_v_scale = (1 / scale.cast("float32") for scale in filled["scales"])
+    backend.init_attention_metadata(meta)
+    out = backend.forward(None, None, None, layer.qkv, None, None, options, meta)
+    np.testing.assert_allclose(array(out), layer.attended(caches=format.decoded(layer)), atol=3e-5, rtol=3e-5)
+
+
 def test_cache_shapes(load):
     """Those of FastDeploy's own backends; what has no code is refused."""
     backend = load(FD_ATTENTION_BACKEND="FOLIO_ATTN").backend()(config(head_dim=32), 2, 6, 32)
     assert backend.get_kv_cache_shape(9) == ([9, 2, 16, 32], [9, 2, 16, 32])
-    with pytest.raises(NotImplementedError, match="kv_cache_quant_type is int4_zp"):
-        backend.get_kv_cache_shape(9, "int4_zp")
+    assert backend.get_kv_cache_shape(9, "int4_zp") == ([9, 2, 16, 16], [9, 2, 16, 16])
+    assert backend.get_kv_cache_shape(9, "int8") == ([9, 2, 16, 32], [9, 2, 16, 32])
+    with pytest.raises(NotImplementedError, match="kv_cache_quant_type is block_wise_fp8; accepted are None, none, float8_e4m3fn"):
+        backend.get_kv_cache_shape(9, "block_wise_fp8")
     backend = mla_backend(load)
     assert backend.get_kv_cache_shape(9) == ([9, 1, 16, 40], [])
     with pytest.raises(NotImplementedError, match="kv_cache_quant_type is int8"):

@@ -23,12 +23,13 @@ struct Append {
 Tensor append(const Append &op, Tensor *out)
 {
     refuse_signals(&op.kv_signal_data);
-    refuse_given({{"attn_mask", &op.attn_mask}, {"qkv_out_scales", &op.qkv_out_scales}, {"cache_k_zp", &op.k_zp},
-                  {"cache_v_zp", &op.v_zp}, {"out_linear_shifts", &op.out_linear_shifts},
-                  {"out_linear_smooths", &op.out_linear_smooths}, {"mask_offset", &op.mask_offset}});
+    refuse_given({{"attn_mask", &op.attn_mask}, {"qkv_out_scales", &op.qkv_out_scales},
+                  {"out_linear_shifts", &op.out_linear_shifts}, {"out_linear_smooths", &op.out_linear_smooths},
+                  {"mask_offset", &op.mask_offset}});
     require(op.out_linear_in_scale <= 0, "out_linear_in_scale is " + std::to_string(op.out_linear_in_scale) +
                                              "; outputs are not quantised, 0 or less is accepted");
-    const Caches caches = caches_of(op.key_cache, op.value_cache, op.cache_quant_type, op.k_dequant, op.v_dequant);
+    const Caches caches = caches_of(op.key_cache, op.value_cache, op.cache_quant_type,
+                                    {op.k_dequant, op.v_dequant, op.k_zp, op.v_zp});
     const Projection projection(op.qkv, op.qkv_bias, caches);
     const Rotation rotation(op.rotary_embs, op.use_neox_rotary_style, op.rope_3d, caches.head_dim);
     const char *type = op.qkv.dtype() == paddle::DataType::BFLOAT16  ? "bf16"
@@ -131,10 +132,9 @@ std::vector<Tensor> gqa_rope_write_cache(
         (void)max_seq_len;
     return guarded("gqa_rope_write_cache", [&]() -> std::vector<Tensor> {
         refuse_signals(&kv_signal_data);
-        refuse_given({{"cache_k_zp", &cache_k_zp}, {"cache_v_zp", &cache_v_zp}});
         require(kv_token_num >= 0, "kv_token_num is " + std::to_string(kv_token_num) + "; 0 or more is accepted");
-        const Caches caches =
-            caches_of(key_cache, value_cache, cache_quant_type, cache_k_dequant_scales, cache_v_dequant_scales);
+        const Caches caches = caches_of(key_cache, value_cache, cache_quant_type,
+                                        {cache_k_dequant_scales, cache_v_dequant_scales, cache_k_zp, cache_v_zp});
         const Projection projection(qkv, paddle::none, caches);
         const Rotation rotation(rotary_embs, use_neox_rotary_style, rope_3d, caches.head_dim);
         const int64_t T = projection.num_tokens, d = caches.head_dim, Hq = projection.num_heads, Hkv = caches.num_kv_heads;
@@ -164,14 +164,10 @@ std::vector<Tensor> gqa_rope_write_cache(
         args.seq_starts = first;
         args.block_table = table;
         args.kv_layout = FOLIO_LAYOUT_HND;
-        args.kv_dtype = caches.kv_dtype;
-        std::unique_ptr<folio::Tensor> k_scales, v_scales;
-        if (caches.k_scales.initialized()) {
-            k_scales = std::make_unique<folio::Tensor>(flat(caches.k_scales));
-            v_scales = std::make_unique<folio::Tensor>(flat(caches.v_scales));
-            args.k_scales = *k_scales;
-            args.v_scales = *v_scales;
-        }
+        args.kv_dtype = caches.kind.kv_dtype;
+        args.kv_format = caches.kind.kv_format;
+        const FactorViews factors(caches);
+        factors.put(args);
         context_of(qkv).gather(args, stream_of(qkv));
         const Tensor values = px::slice(projection.qkv, {1}, {(Hq + Hkv) * d}, {projection.row}, {1}, {});
         const Tensor qkv_out =
@@ -265,14 +261,14 @@ namespace {
 using Attributes = std::vector<paddle::any>;
 using Types = std::vector<paddle::DataType>;
 
-/** [T, Hq d], from rows of (Hq + 2 Hkv) d and a cache [nb, Hkv, BS, d]. */
-Shapes append_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &)
+Shapes append_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &attributes)
 {
-    return {{inputs[0][0], inputs[0][1] - 2 * inputs[1][1] * inputs[1][3]}};
+    return {{inputs[0][0], attended_width(inputs[0][1], inputs[1], paddle::any_cast<std::string>(attributes[2]))}};
 }
 Shapes rotated_shapes(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &attributes)
 {
-    const int64_t heads = inputs[1][1], dim = inputs[1][3], keys = paddle::any_cast<int>(attributes[0]);
+    const int64_t heads = inputs[1][1], keys = paddle::any_cast<int>(attributes[0]);
+    const int64_t dim = inputs[1][3] * kind_of(paddle::any_cast<std::string>(attributes[4])).elements_per_byte;
     return {{inputs[0][0], inputs[0][1] / dim - 2 * heads, dim}, {keys, heads, dim}, {keys, heads, dim}, inputs[0]};
 }
 Shapes ragged_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &)

@@ -23,9 +23,9 @@ struct Decode {
 /** [T, Hq d]: rows of decodes; all others are 0. */
 Tensor decode(const Decode &op)
 {
-    refuse_given({{"attn_mask", &op.attn_mask}, {"cache_k_zp", &op.k_zp}, {"cache_v_zp", &op.v_zp},
-                  {"mask_offset", &op.mask_offset}});
-    const Caches caches = caches_of(op.key_cache, op.value_cache, op.cache_quant_type, op.k_dequant, op.v_dequant);
+    refuse_given({{"attn_mask", &op.attn_mask}, {"mask_offset", &op.mask_offset}});
+    const Caches caches = caches_of(op.key_cache, op.value_cache, op.cache_quant_type,
+                                    {op.k_dequant, op.v_dequant, op.k_zp, op.v_zp});
     const Projection projection(op.qkv, paddle::none, caches);
     const int64_t T = projection.num_tokens, Hq = projection.num_heads, d = caches.head_dim;
     Tensor out = px::full({T, Hq, d}, 0, op.qkv.dtype(), op.qkv.place());
@@ -56,9 +56,8 @@ std::vector<Tensor> decoder_write_cache_with_rope(
         (void)max_input_length, (void)quant_max_bound, (void)quant_min_bound, (void)speculate_decoder;
     return guarded("decoder_write_cache_with_rope", [&]() -> std::vector<Tensor> {
         refuse_signals(&kv_signal_data);
-        refuse_given({{"cache_k_zp", &cache_k_zp}, {"cache_v_zp", &cache_v_zp}});
-        const Caches caches =
-            caches_of(key_cache, value_cache, cache_quant_type, cache_k_dequant_scales, cache_v_dequant_scales);
+        const Caches caches = caches_of(key_cache, value_cache, cache_quant_type,
+                                        {cache_k_dequant_scales, cache_v_dequant_scales, cache_k_zp, cache_v_zp});
         const Projection projection(qkv, qkv_bias, caches);
         const Rotation rotation(rotary_embs, use_neox_rotary_style, rope_3d, caches.head_dim);
         const int64_t T = projection.num_tokens, Hq = projection.num_heads, d = caches.head_dim;
@@ -101,7 +100,8 @@ std::vector<Tensor> decode_unified_attention(
                     "] of qkv's type");
         if (result.numel() == 0)
             return {fmha_out};
-        const int64_t T = result.shape()[0], Hq = result.shape()[1] / key_cache.shape()[3], d = key_cache.shape()[3];
+        const int64_t T = result.shape()[0], d = key_cache.shape()[3] * kind_of(cache_quant_type).elements_per_byte,
+                      Hq = result.shape()[1] / d;
         const Tensor prompts = positive(lengths("seq_lens_encoder", seq_lens_encoder, seq_lens_this_time.numel()));
         copy_rows(view(result, {T, Hq, d}), view(fmha_out, {T, Hq, d}),
                   px::logical_not(spread(prompts, cu_seqlens_q, T)), Hq);
@@ -148,10 +148,9 @@ using Types = std::vector<paddle::DataType>;
 
 Shapes qkv_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &) { return {inputs[0]}; }
 
-/** [T, Hq d], from rows of (Hq + 2 Hkv) d and a cache [nb, Hkv, BS, d]. */
-Shapes decode_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &)
+Shapes decode_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &attributes)
 {
-    return {{inputs[0][0], inputs[0][1] - 2 * inputs[1][1] * inputs[1][3]}};
+    return {{inputs[0][0], attended_width(inputs[0][1], inputs[1], paddle::any_cast<std::string>(attributes[0]))}};
 }
 Types qkv_type(const Types &inputs, const std::vector<Types> &, const Attributes &) { return {inputs[0]}; }
 

@@ -17,41 +17,87 @@ Tensor normalised(const Tensor &x, const Tensor &weight, float eps, int64_t head
                     x.dtype());
 }
 
-}  // namespace
+/** FastDeploy's kinds of caches that have code. Its block_wise_fp8 has scales of 16 bits, which Folio does not write. */
+constexpr CacheKind kinds[] = {
+    {"none", FOLIO_KV_FORMAT_PLAIN, {}, 1, false, false},
+    {"cache_fp8", FOLIO_KV_FORMAT_PLAIN, FOLIO_FLOAT8_E4M3, 1, true, false},
+    {"cache_int8", FOLIO_KV_FORMAT_CHANNEL_SCALES, {}, 1, true, false},
+    {"cache_int4_zp", FOLIO_KV_FORMAT_CHANNEL_ZERO_POINTS, {}, 2, true, true},
+};
 
-void refuse_other_caches(const std::string &cache_quant_type)
+/** Factors of a cache in float32, in the shape that its kind has. One number and one for each head stand for all channels. */
+Tensor factors(const char *name, const OptionalTensor &given, const Caches &caches)
 {
-    require(cache_quant_type == "none" || cache_quant_type == "cache_fp8",
-            "cache_quant_type is \"" + cache_quant_type + "\"; \"none\" and \"cache_fp8\" are accepted");
+    require(static_cast<bool>(given), std::string(caches.kind.name) + " needs " + name);
+    const int64_t heads = caches.num_kv_heads, dim = caches.head_dim, count = given->numel();
+    const bool channels = caches.kind.kv_format != FOLIO_KV_FORMAT_PLAIN;
+    require(count == 1 || count == heads || (channels && count == heads * dim),
+            std::string(name) + " has " + std::to_string(count) + " elements; 1 or num_kv_heads, which is " +
+                std::to_string(heads) +
+                (channels ? ", or num_kv_heads * head_dim, which is " + std::to_string(heads * dim) : "") + ", are accepted");
+    const Tensor wide = px::cast(*given, paddle::DataType::FLOAT32);
+    if (!channels)
+        return px::reshape(wide, {count});
+    const int64_t rows = count == 1 ? 1 : heads;
+    return px::expand(px::reshape(wide, {rows, count / rows}), {heads, dim});
 }
 
-Caches caches_of(const Tensor &key, const Tensor &value, const std::string &cache_quant_type,
-                 const OptionalTensor &k_dequant, const OptionalTensor &v_dequant)
+}  // namespace
+
+const CacheKind &kind_of(const std::string &cache_quant_type)
 {
-    refuse_other_caches(cache_quant_type);
+    std::string names;
+    for (const CacheKind &kind : kinds) {
+        if (cache_quant_type == kind.name)
+            return kind;
+        names += (names.empty() ? "" : ", ") + std::string(kind.name);
+    }
+    refuse("cache_quant_type is \"" + cache_quant_type + "\"; accepted are " + names);
+}
+
+int64_t attended_width(int64_t row, const std::vector<int64_t> &key_cache, const std::string &cache_quant_type)
+{
+    return row - 2 * key_cache[1] * key_cache[3] * kind_of(cache_quant_type).elements_per_byte;
+}
+
+Caches caches_of(const Tensor &key, const Tensor &value, const std::string &cache_quant_type, const GivenFactors &given)
+{
+    const CacheKind &kind = kind_of(cache_quant_type);
     const auto shape = key.shape();
     require(shape.size() == 4 && value.shape() == shape,
             "key_cache and value_cache are not both [num_blocks, num_kv_heads, block_size, head_dim]");
-    Caches caches{key, value, shape[0], shape[1], shape[2], shape[3], {}, {}, {}};
-    if (cache_quant_type == "none") {
-        refuse_given({{"cache_k_dequant_scales", &k_dequant}, {"cache_v_dequant_scales", &v_dequant}});
-        return caches;
+    Caches caches{key, value, kind, shape[0], shape[1], shape[2], shape[3], shape[3] * kind.elements_per_byte, {}, {}, {}, {}};
+    if (kind.has_scales) {
+        caches.k_scales = factors("cache_k_dequant_scales", given.k_dequant, caches);
+        caches.v_scales = factors("cache_v_dequant_scales", given.v_dequant, caches);
+    } else {
+        refuse_given({{"cache_k_dequant_scales", &given.k_dequant}, {"cache_v_dequant_scales", &given.v_dequant}});
     }
-    require(k_dequant && v_dequant, "cache_fp8 needs cache_k_dequant_scales and cache_v_dequant_scales");
-    caches.kv_dtype = FOLIO_FLOAT8_E4M3;
-    auto scales = [&](const Tensor &given) {
-        require(given.numel() == 1 || given.numel() == caches.num_kv_heads,
-                "a scale has " + std::to_string(given.numel()) + " elements; 1 or num_kv_heads are accepted");
-        return px::reshape(px::cast(given, paddle::DataType::FLOAT32), {given.numel()});
-    };
-    caches.k_scales = scales(*k_dequant);
-    caches.v_scales = scales(*v_dequant);
+    if (kind.has_zero_points) {
+        caches.k_zero_points = factors("cache_k_zp", given.k_zp, caches);
+        caches.v_zero_points = factors("cache_v_zp", given.v_zp, caches);
+    } else {
+        refuse_given({{"cache_k_zp", &given.k_zp}, {"cache_v_zp", &given.v_zp}});
+    }
     return caches;
 }
 
 folio::Tensor pages(const Tensor &cache, const Caches &caches)
 {
-    return view(cache, {caches.num_pages, caches.num_kv_heads, caches.page_size, caches.head_dim});
+    return view(cache, {caches.num_pages, caches.num_kv_heads, caches.page_size, caches.row});
+}
+
+FactorViews::FactorViews(const Caches &caches)
+{
+    const auto viewed = [](const Tensor &factors) -> std::optional<folio::Tensor> {
+        if (!factors.initialized())
+            return std::nullopt;
+        return factors.shape().size() == 1 ? flat(factors) : view(factors, {factors.shape()[0], factors.shape()[1]});
+    };
+    k_scales = viewed(caches.k_scales);
+    v_scales = viewed(caches.v_scales);
+    k_zero_points = viewed(caches.k_zero_points);
+    v_zero_points = viewed(caches.v_zero_points);
 }
 
 Projection::Projection(const Tensor &given, const OptionalTensor &bias, const Caches &caches)
@@ -112,19 +158,16 @@ Rotated rotate_and_write(const Projection &projection, const Caches &caches, con
     args.v_cache = v_cache;
     args.slot_mapping = slots;
     args.kv_layout = FOLIO_LAYOUT_HND;
-    args.kv_dtype = caches.kv_dtype;
-    std::unique_ptr<folio::Tensor> table, k_scales, v_scales;
+    args.kv_dtype = caches.kind.kv_dtype;
+    args.kv_format = caches.kind.kv_format;
+    const FactorViews factors(caches);
+    factors.put(args);
+    std::unique_ptr<folio::Tensor> table;
     if (rotation.table) {
         table = std::make_unique<folio::Tensor>(rotation.angles());
         args.cos_sin_cache = *table;
         args.positions = place_of;
         args.flags = rotation.interleaved ? FOLIO_ROPE_INTERLEAVED : 0;
-    }
-    if (caches.k_scales.initialized()) {
-        k_scales = std::make_unique<folio::Tensor>(flat(caches.k_scales));
-        v_scales = std::make_unique<folio::Tensor>(flat(caches.v_scales));
-        args.k_scales = *k_scales;
-        args.v_scales = *v_scales;
     }
     context_of(qkv).append(args, stream_of(qkv));
     if (!q_norm_weight)
@@ -139,10 +182,10 @@ Rotated rotate_and_write(const Projection &projection, const Caches &caches, con
     append.k_cache = k_cache;
     append.v_cache = v_cache;
     append.slot_mapping = all_slots;
-    append.k_scales = args.k_scales;
-    append.v_scales = args.v_scales;
+    factors.put(append);
     append.kv_layout = FOLIO_LAYOUT_HND;
-    append.kv_dtype = caches.kv_dtype;
+    append.kv_format = caches.kind.kv_format;
+    append.kv_dtype = caches.kind.kv_dtype;
     context_of(qkv).append(append, stream_of(qkv));
     return made;
 }
@@ -166,7 +209,8 @@ void attend(const Tensor &storage, const folio::Tensor &queries, int64_t num_tok
     auto desc = FOLIO_INIT(folio_prefill_desc);
     desc.flags = storage.is_gpu() ? FOLIO_PLAN_GRAPH : 0;
     desc.q_dtype = dtype_of(storage);
-    desc.kv_dtype = caches.kv_dtype;
+    desc.kv_dtype = caches.kind.kv_dtype;
+    desc.kv_format = caches.kind.kv_format;
     desc.kv_layout = FOLIO_LAYOUT_HND;
     desc.num_qo_heads = static_cast<uint32_t>(num_heads);
     desc.num_kv_heads = static_cast<uint32_t>(caches.num_kv_heads);
@@ -196,18 +240,14 @@ void attend(const Tensor &storage, const folio::Tensor &queries, int64_t num_tok
         args.window_left = sliding_window - 1;
         args.window_right = -1;
     }
-    std::unique_ptr<folio::Tensor> sink_view, k_scales, v_scales;
+    const FactorViews factors(caches);
+    factors.put(args);
+    std::unique_ptr<folio::Tensor> sink_view;
     Tensor sink_logits;
     if (sinks) {
         sink_logits = px::cast(*sinks, paddle::DataType::FLOAT32);
         sink_view = std::make_unique<folio::Tensor>(flat(sink_logits));
         args.sinks = *sink_view;
-    }
-    if (caches.k_scales.initialized()) {
-        k_scales = std::make_unique<folio::Tensor>(flat(caches.k_scales));
-        v_scales = std::make_unique<folio::Tensor>(flat(caches.v_scales));
-        args.k_scales = *k_scales;
-        args.v_scales = *v_scales;
     }
     compute<Prefill>(storage, desc, batch, args, &lengths_of.block_tables);
 }

@@ -4,23 +4,59 @@
 
 #include "rows.h"
 
+#include <optional>
+
 namespace folio_paddle {
 
-/** Caches [nb, Hkv, BS, d] and what they hold. */
-struct Caches {
-    const Tensor &key, &value;
-    int64_t num_pages, num_kv_heads, page_size, head_dim;
-    folio_dtype kv_dtype{};     /**< an fp8 type, or all zero */
-    Tensor k_scales, v_scales;  /**< [1] or [Hkv] float32 factors of what is stored; empty: 1 */
+/** How a cache_quant_type of FastDeploy is stored. */
+struct CacheKind {
+    const char *name;
+    int32_t kv_format;
+    folio_dtype kv_dtype;      /**< an fp8 type; all zero: as q, or the default of kv_format */
+    int64_t elements_per_byte; /**< of quantised caches, which are bytes */
+    bool has_scales, has_zero_points;
 };
 
-/** Refuses kinds of caches other than "none" and "cache_fp8". */
-void refuse_other_caches(const std::string &cache_quant_type);
+/** Refuses kinds of caches that have no code. */
+const CacheKind &kind_of(const std::string &cache_quant_type);
 
-Caches caches_of(const Tensor &key, const Tensor &value, const std::string &cache_quant_type,
-                 const OptionalTensor &k_dequant, const OptionalTensor &v_dequant);
+/** Width of the output of attention over a fused projection: its rows without keys and values. */
+int64_t attended_width(int64_t row, const std::vector<int64_t> &key_cache, const std::string &cache_quant_type);
+
+/** What quantised elements are multiplied by, after zero points were taken from them. */
+struct GivenFactors {
+    const OptionalTensor &k_dequant, &v_dequant, &k_zp, &v_zp;
+};
+
+/** Caches [nb, Hkv, BS, d], of int4 [nb, Hkv, BS, d / 2], and what they hold. */
+struct Caches {
+    const Tensor &key, &value;
+    const CacheKind &kind;
+    int64_t num_pages, num_kv_heads, page_size, row, head_dim;
+    /** float32 factors of what is stored, [1] or [Hkv], of int8 and int4 [Hkv, d]; empty: 1. */
+    Tensor k_scales, v_scales;
+    Tensor k_zero_points, v_zero_points;
+};
+
+Caches caches_of(const Tensor &key, const Tensor &value, const std::string &cache_quant_type, const GivenFactors &given);
 
 folio::Tensor pages(const Tensor &cache, const Caches &caches);
+
+/** Views of the factors of caches, which live as long as the args that name them. */
+struct FactorViews {
+    std::optional<folio::Tensor> k_scales, v_scales, k_zero_points, v_zero_points;
+
+    explicit FactorViews(const Caches &caches);
+
+    template <class Args>
+    void put(Args &args) const
+    {
+        if (k_scales)
+            args.k_scales = *k_scales, args.v_scales = *v_scales;
+        if (k_zero_points)
+            args.k_zero_points = *k_zero_points, args.v_zero_points = *v_zero_points;
+    }
+};
 
 /** The fused projection [T, (Hq + 2 Hkv) d], with the bias added. */
 struct Projection {

@@ -332,7 +332,7 @@ void config_for_attention(const Tensor &seq_lens_encoder, const Tensor &seq_lens
 {
     (void)max_tokens_per_batch; /* seq_lens_this_time says how many tokens each row has */
     guarded("config_for_attention", [&] {
-        refuse_other_caches(cache_quant_type);
+        kind_of(cache_quant_type);
         require(group_size > 0 && kv_num_heads > 0, "group_size is " + std::to_string(group_size) +
                                                         " and kv_num_heads is " + std::to_string(kv_num_heads) +
                                                         "; 1 or more is accepted for both");

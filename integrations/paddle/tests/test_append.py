@@ -6,6 +6,7 @@ import pytest
 
 import folio_paddle_ops as ops
 import oracle
+from formats import FORMATS, Format
 from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, array, tensor
 
 TOLERANCE = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 4e-2}
@@ -74,13 +75,13 @@ class Layer:
                                                 None if sinks is None else sinks[h])
         return out.reshape(step.num_tokens, -1)
 
-    def arguments(self, *, extra=(), quant="none", scales=(None, None), sinks=None, mask_offset=None, signal=None,
-                  rope_3d=False, in_scale=-1.0, causal=True, window=0):
+    def arguments(self, *, extra=(), quant="none", scales=(None, None), zero_points=(None, None), sinks=None,
+                  mask_offset=None, signal=None, rope_3d=False, in_scale=-1.0, causal=True, window=0):
         """As FastDeploy passes them; scalars in CPU tensors are zeros, as stale ones of a graph's replay may be."""
         batch_ids, cu, table = self.step.tensors()
         one = tensor([0])
         return [self.qkv, self.k_cache, self.v_cache, *self.step.lengths(), batch_ids, cu, table, *[one] * 9, tensor([0] * 6),
-                *extra, self.rotary_embs, None, self.bias, None, None, None, *scales, None, None, None, None, mask_offset,
+                *extra, self.rotary_embs, None, self.bias, None, None, None, *scales, *zero_points, None, None, mask_offset,
                 signal, *self.norms, sinks, EPS, COMPUTE[self.dtype], quant, self.neox, rope_3d, 128, 448.0, -448.0,
                 in_scale, 64, 16, 1024, 32768, 3, causal, True, window]
 
@@ -116,27 +117,28 @@ def test_sinks(dtype):
     close(ops.folio_append_attention(*layer.arguments(sinks=sinks))[0], layer.attended(sinks=array(sinks)), dtype)
 
 
-def test_fp8_cache():
-    """Bytes of e4m3, with a scale per KV head; the new keys and the old ones are read back as they were rounded."""
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_quantised_caches(op, format):
+    """New keys and old ones are read back as they were rounded, with scales in the layouts of FastDeploy."""
     step = Step([CHUNK, DECODE])
     layer = Layer(step)
-    scales = [tensor([0.5, 0.25], "float32"), tensor([0.125, 1.0], "float32")]
-    pages = [paddle.to_tensor(step.rng.integers(0, 0x50, [step.num_pages, 2, 16, 32]), dtype="uint8") for _ in range(2)]
-    layer.k_cache, layer.v_cache = pages
-    out = ops.folio_append_attention(*layer.arguments(quant="cache_fp8", scales=scales))[0]
-
-    def decoded(page, scale):  # e4m3 without sign, subnormals included
-        code = page.numpy().astype(int)
-        sign, exponent, mantissa = np.where(code & 0x80, -1.0, 1.0), (code >> 3) & 15, code & 7
-        value = np.where(exponent, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0 ** -6)
-        return sign * value * array(scale)[None, :, None, None]
-
-    caches = [decoded(page, scale) for page, scale in zip(pages, scales)]
+    out = op("append_attention")(*layer.arguments(**format.fill(layer)))[0]
+    caches = format.decoded(layer)
     close(out, layer.attended(caches=caches), "float32")
-    for cache, new, scale in zip(caches, layer.rotated()[1:], scales):
+    for part, (cache, new) in enumerate(zip(caches, layer.rotated()[1:])):
         for token, request, position in step.tokens():
             page, offset = step.place(request, position)
-            np.testing.assert_allclose(cache[page, :, offset], new[token], rtol=2 ** -4, atol=2 ** -10 * array(scale).max())
+            nearest, tolerance = format.nearest(new[token], part)
+            assert (np.abs(cache[page, :, offset] - nearest) <= tolerance).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("quant", ["cache_int8", "cache_int4_zp"])
+def test_quantised_caches_beside_norms_and_16_bits(dtype, quant):
+    """With norms, keys are written after them. Factors come in the type of the model."""
+    layer, format = Layer(Step(MIXED), dtype, norm=True), Format(quant, "channels", dtype)
+    out = ops.folio_append_attention(*layer.arguments(**format.fill(layer)))[0]
+    close(out, layer.attended(caches=format.decoded(layer)), dtype)
 
 
 def test_older_signature():
@@ -156,7 +158,13 @@ def test_output_of_the_callers(op):
 @pytest.mark.parametrize("change, sentence", [
     (dict(signal=tensor([1])), "kv_signal_data is given"),
     (dict(mask_offset=tensor([1])), "mask_offset is given"),
-    (dict(quant="cache_int8"), 'cache_quant_type is "cache_int8"; "none" and "cache_fp8" are accepted'),
+    (dict(quant="block_wise_fp8"), 'is "block_wise_fp8"; accepted are none, cache_fp8, cache_int8, cache_int4_zp'),
+    (dict(quant="cache_int8"), "cache_int8 needs cache_k_dequant_scales"),
+    (dict(quant="cache_int8", scales=[tensor([1.0] * 3, "float32")] * 2),
+     r"cache_k_dequant_scales has 3 elements; 1 or num_kv_heads, which is 2, or num_kv_heads \* head_dim, which is 64, are"),
+    (dict(quant="cache_fp8", scales=[tensor([1.0] * 64, "float32")] * 2),
+     "cache_k_dequant_scales has 64 elements; 1 or num_kv_heads, which is 2, are accepted"),
+    (dict(zero_points=[tensor([0.0], "float32")] * 2), "cache_k_zp is given"),
     (dict(rope_3d=True), "rope_3d is true"),
     (dict(in_scale=0.5), "out_linear_in_scale is 0.5"),
 ])
@@ -203,6 +211,24 @@ def test_rope_and_keys_with_their_past(op, dtype, options):
     for dense, cache in zip(made[1:3], layer.caches_after()):
         rows = [layer.past(cache, b)[step.kv_len[b] - length:] for b, length in enumerate(lengths) if length]
         close(dense, np.concatenate(rows), dtype)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_keys_with_their_past_from_quantised_caches(op, format):
+    """gqa_rope_write_cache reads back what the cache holds, the new tokens as they were rounded."""
+    step = Step([CHUNK, PROMPT])
+    layer = Layer(step)
+    filled = format.fill(layer)
+    total = int(step.kv_len.sum())
+    (batch_ids, cu, table), one = step.tensors(), tensor([0])
+    encoder, decoder, this_time = step.lengths()
+    made = op("gqa_rope_write_cache")(
+        layer.qkv, layer.k_cache, layer.v_cache, cu, tensor([0, *np.cumsum(step.kv_len)]), layer.rotary_embs, this_time, encoder,
+        decoder, batch_ids, table, *[one] * 6, None, None, None, None, *filled["scales"], *filled["zero_points"], None, total, 128,
+        EPS, False, filled["quant"], False)
+    close(made[0], layer.rotated()[0], "float32")
+    for dense, cache in zip(made[1:3], format.decoded(layer)):
+        close(dense, np.concatenate([layer.past(cache, b) for b in range(2)]), "float32")
 
 
 def test_older_rope_and_keys():

@@ -5,6 +5,7 @@ import paddle
 import pytest
 
 import folio_paddle_ops as ops
+from formats import FORMATS
 from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, array, tensor
 from test_append import EPS, TOLERANCE, Layer, close
 from test_step import maxima
@@ -19,20 +20,20 @@ def tokens_of(step, which):
     return [token for token, request, _ in step.tokens() if which[request]]
 
 
-def write_arguments(layer, *, quant="none", scales=(None, None), signal=None, rope_3d=False, zp=None):
+def write_arguments(layer, *, quant="none", scales=(None, None), zero_points=(None, None), signal=None, rope_3d=False):
     batch_ids, cu, table = layer.step.tensors()
     return [layer.qkv, layer.k_cache, layer.v_cache, *layer.step.lengths(), batch_ids, cu, table, tensor([0] * 9),
-            layer.rotary_embs, layer.bias, None, None, *scales, zp, None, signal, *layer.norms, EPS, quant, layer.neox, rope_3d,
+            layer.rotary_embs, layer.bias, None, None, *scales, *zero_points, signal, *layer.norms, EPS, quant, layer.neox, rope_3d,
             128, 448.0, -448.0, True]
 
 
-def attention_arguments(layer, out=(), *, quant="none", scales=(None, None), sinks=None, mask=None, mask_offset=None,
-                        causal=True, window=0):
+def attention_arguments(layer, out=(), *, quant="none", scales=(None, None), zero_points=(None, None), sinks=None, mask=None,
+                        mask_offset=None, causal=True, window=0):
     """Work items are zeros, as stale ones of a graph's replay may be, and workspaces are too small: none is looked at."""
     batch_ids, cu, table = layer.step.tensors()
     workspaces = [paddle.zeros([1]) for _ in range(3)]
     return [layer.qkv, layer.k_cache, layer.v_cache, *workspaces, *layer.step.lengths(), batch_ids, cu, table,
-            tensor([[0] * 4]), tensor([0]), tensor([0]), tensor([0] * 9), mask, None, None, *scales, None, None, mask_offset,
+            tensor([[0] * 4]), tensor([0]), tensor([0]), tensor([0] * 9), mask, None, None, *scales, *zero_points, mask_offset,
             sinks, *out, quant, 128, 448.0, -448.0, 3, causal, window]
 
 
@@ -140,17 +141,18 @@ def test_sinks(dtype):
     close(ops.folio_decode_append_attention(*attention_arguments(layer, sinks=sinks))[0], wanted, dtype)
 
 
-def test_fp8_cache():
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_quantised_caches(op, format):
     """The path in two ops is append_attention in one, bit for bit: the same rounding of keys and of queries."""
-    scales = [tensor([0.5, 0.25], "float32"), tensor([0.125, 1.0], "float32")]
     layers = [Layer(Step([DRAFT, DECODE])) for _ in range(2)]
-    for layer in layers:
-        layer.k_cache, layer.v_cache = (
-            paddle.to_tensor(np.random.default_rng(seed).integers(0, 0x50, layer.k_cache.shape), dtype="uint8") for seed in (1, 2))
-    whole = ops.folio_append_attention(*layers[0].arguments(quant="cache_fp8", scales=scales))[0]
-    ops.folio_decoder_write_cache_with_rope(*write_arguments(layers[1], quant="cache_fp8", scales=scales))
-    parts = ops.folio_decode_append_attention(*attention_arguments(layers[1], quant="cache_fp8", scales=scales))[0]
+    options = [format.fill(layer) for layer in layers][1]
+    whole = ops.folio_append_attention(*layers[0].arguments(**options))[0]
+    op("decoder_write_cache_with_rope")(*write_arguments(layers[1], **options))
+    parts = op("decode_append_attention")(*attention_arguments(layers[1], **options))[0]
     np.testing.assert_array_equal(array(parts), array(whole))
+    out = paddle.full(parts.shape, 7.0)
+    op("decode_unified_attention")(*attention_arguments(layers[1], [out], **options))
+    np.testing.assert_array_equal(array(out), array(whole))
     assert array(whole).any()
     for one, other in zip((layers[0].k_cache, layers[0].v_cache), (layers[1].k_cache, layers[1].v_cache)):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
@@ -158,9 +160,10 @@ def test_fp8_cache():
 
 @pytest.mark.parametrize("change, sentence", [
     (dict(signal=tensor([1])), "decoder_write_cache_with_rope: kv_signal_data is given"),
-    (dict(quant="cache_int4_zp"), 'cache_quant_type is "cache_int4_zp"; "none" and "cache_fp8" are accepted'),
+    (dict(quant="block_wise_fp8"), 'is "block_wise_fp8"; accepted are none, cache_fp8, cache_int8, cache_int4_zp'),
+    (dict(quant="cache_int4_zp", scales=[tensor([1.0], "float32")] * 2), "cache_int4_zp needs cache_k_zp"),
     (dict(rope_3d=True), "rope_3d is true"),
-    (dict(zp=tensor([0], "float32")), "cache_k_zp is given"),
+    (dict(zero_points=[tensor([0], "float32"), None]), "cache_k_zp is given"),
     (dict(quant="cache_fp8"), "cache_fp8 needs cache_k_dequant_scales"),
 ])
 def test_writes_that_are_refused_write_nothing(op, change, sentence):
@@ -228,7 +231,8 @@ def test_work_items(op, rows, kv_heads, chunk):
 
 
 @pytest.mark.parametrize("change, sentence", [
-    (dict(quant="cache_int8"), 'cache_quant_type is "cache_int8"'), (dict(group=0), "group_size is 0 and kv_num_heads is 2"),
+    (dict(quant="block_wise_fp8"), 'cache_quant_type is "block_wise_fp8"'),
+    (dict(group=0), "group_size is 0 and kv_num_heads is 2"),
     (dict(room=1), "block_indices has room for 4 int32; 32 are needed"),
     (dict(indices=tensor([0] * 64)), r"block_indices is not \[n, 4\]"),
 ])
