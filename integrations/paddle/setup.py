@@ -24,7 +24,8 @@ setup(
     version="0.1.0",
     description="FastDeploy's attention ops on Folio",
     ext_modules=extension(
-        sources=[f"{here}/csrc/{name}.cc" for name in ("session", "rows", "grouped", "mla", "step", "append", "decode", "module")],
+        sources=[f"{here}/csrc/{name}.cc"
+                 for name in ("session", "rows", "grouped", "mla", "step", "append", "decode", "ragged", "module")],
         include_dirs=[f"{here}/csrc", f"{here}/../fastdeploy"],
         extra_compile_args={
             "cxx": ["-std=c++17", "-O2", "-Wall", "-Wextra", *pkg_config("--cflags"), f'-DFOLIO_INSTALLED="{installed}"'],

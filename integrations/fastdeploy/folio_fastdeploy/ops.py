@@ -25,6 +25,7 @@ SIGNATURES = {
     "append_attention_with_output": ("",),
     "gqa_rope_write_cache": ("", "_v1"),
     "pre_cache_len_concat": ("",),
+    "flash_mask_attention": ("", "_v1"),
     "config_for_attention": ("",),
     "decoder_write_cache_with_rope": ("",),
     "decode_unified_attention": ("",),

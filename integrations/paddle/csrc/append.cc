@@ -1,4 +1,4 @@
-// FastDeploy's ops of grouped-query attention: append_attention, gqa_rope_write_cache, and attention over ragged keys.
+// FastDeploy's ops of grouped-query attention over caches: append_attention and gqa_rope_write_cache.
 #include "grouped.h"
 #include "ops.h"
 
@@ -24,8 +24,7 @@ Tensor append(const Append &op, Tensor *out)
 {
     refuse_signals(&op.kv_signal_data);
     refuse_given({{"attn_mask", &op.attn_mask}, {"qkv_out_scales", &op.qkv_out_scales},
-                  {"out_linear_shifts", &op.out_linear_shifts}, {"out_linear_smooths", &op.out_linear_smooths},
-                  {"mask_offset", &op.mask_offset}});
+                  {"out_linear_shifts", &op.out_linear_shifts}, {"out_linear_smooths", &op.out_linear_smooths}});
     require(op.out_linear_in_scale <= 0, "out_linear_in_scale is " + std::to_string(op.out_linear_in_scale) +
                                              "; outputs are not quantised, 0 or less is accepted");
     const Caches caches = caches_of(op.key_cache, op.value_cache, op.cache_quant_type,
@@ -38,6 +37,7 @@ Tensor append(const Append &op, Tensor *out)
     require(op.compute_dtype == type,
             "compute_dtype is \"" + op.compute_dtype + "\"; that of qkv, \"" + type + "\", is accepted");
     const int64_t T = projection.num_tokens, width = projection.num_heads * caches.head_dim;
+    const Mask mask(op.causal, op.sliding_window, op.mask_offset, T);
 
     Tensor result = px::full({T, projection.num_heads, caches.head_dim}, 0, op.qkv.dtype(), op.qkv.place());
     if (out)
@@ -50,7 +50,7 @@ Tensor append(const Append &op, Tensor *out)
         const Rotated rotated = rotate_and_write(projection, caches, rotation, op.q_norm_weight, op.k_norm_weight,
                                                  op.rms_norm_eps, where);
         attend(rotated.q, view(rotated.q, {T, projection.num_heads, caches.head_dim}), T, projection.num_heads, result,
-               caches, batch, op.causal, op.sliding_window, op.sinks);
+               caches, batch, mask, op.sinks);
     }
     result = px::reshape(result, {T, width});
     if (out && T > 0)
@@ -195,52 +195,6 @@ std::vector<Tensor> gqa_rope_write_cache_v1(
                                 kv_token_num, max_seq_len, 1e-6F, false, cache_quant_type, rope_3d);
 }
 
-std::vector<Tensor> flash_attention_varlen(const Tensor &q, const Tensor &k, const Tensor &v, const Tensor &cu_seqlens_q,
-                                           const Tensor &cu_seqlens_k, const float softmax_scale, const bool causal)
-{
-    return guarded("flash_attention_varlen", [&]() -> std::vector<Tensor> {
-        const auto shape = q.shape(), keys = k.shape(), values = v.shape();
-        require(shape.size() == 3 && keys.size() == 3 && values.size() == 3 && keys[0] == values[0] &&
-                    keys[1] == values[1] && keys[2] == shape[2],
-                "q, k and v are not [T, H, D], [Tk, Hkv, D] and [Tk, Hkv, Dv]");
-        const int64_t batch_size = cu_seqlens_q.numel() - 1;
-        require(batch_size >= 0 && cu_seqlens_k.numel() == batch_size + 1,
-                "cu_seqlens_q and cu_seqlens_k are not both [batch_size + 1]");
-        Tensor out = px::full({shape[0], shape[1], values[2]}, 0, q.dtype(), q.place());
-        if (shape[0] == 0 || batch_size == 0)
-            return {out};
-
-        auto desc = FOLIO_INIT(folio_prefill_desc);
-        desc.flags = q.is_gpu() ? FOLIO_PLAN_GRAPH : 0;
-        desc.q_dtype = dtype_of(q);
-        desc.num_qo_heads = static_cast<uint32_t>(shape[1]);
-        desc.num_kv_heads = static_cast<uint32_t>(keys[1]);
-        desc.head_dim_qk = static_cast<uint32_t>(shape[2]);
-        desc.head_dim_vo = static_cast<uint32_t>(values[2]);
-        desc.kv_storage = FOLIO_KV_RAGGED;
-        desc.max_batch_size = rounded_up(batch_size);
-        desc.max_num_tokens = rounded_up(shape[0]);
-        desc.max_kv_len = rounded_up(keys[0]);
-
-        const folio::Tensor cu_q = flat(cu_seqlens_q), cu_k = flat(cu_seqlens_k);
-        auto batch = FOLIO_INIT(folio_batch);
-        batch.qo_indptr = cu_q;
-        batch.kv_indptr = cu_k;
-
-        const folio::Tensor queries = view(q, {shape[0], shape[1], shape[2]}), key = view(k, {keys[0], keys[1], keys[2]}),
-                            value = view(v, {values[0], values[1], values[2]}), o = view(out, {shape[0], shape[1], values[2]});
-        auto args = FOLIO_INIT(folio_attention_args);
-        args.q = queries;
-        args.k = key;
-        args.v = value;
-        args.o = o;
-        args.sm_scale = softmax_scale;
-        args.mask_mode = causal ? FOLIO_MASK_CAUSAL : FOLIO_MASK_FULL;
-        compute<Prefill>(q, desc, batch, args, nullptr);
-        return {out};
-    });
-}
-
 }  // namespace folio_paddle
 
 namespace folio_paddle {
@@ -252,8 +206,6 @@ void bind_append(pybind11::module_ &module)
     module.def("folio_append_attention_with_output", &append_attention_with_output, "Into a tensor of the caller's.");
     module.def("folio_gqa_rope_write_cache", &gqa_rope_write_cache, "RoPE, cache write, and keys with their past.");
     module.def("folio_gqa_rope_write_cache_v1", &gqa_rope_write_cache_v1, "Without norms.");
-    module.def("folio_flash_attention_varlen", &flash_attention_varlen,
-               "(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal): attention over ragged keys.");
 }
 
 namespace {
@@ -270,10 +222,6 @@ Shapes rotated_shapes(const Shapes &inputs, const std::vector<Shapes> &, const A
     const int64_t heads = inputs[1][1], keys = paddle::any_cast<int>(attributes[0]);
     const int64_t dim = inputs[1][3] * kind_of(paddle::any_cast<std::string>(attributes[4])).elements_per_byte;
     return {{inputs[0][0], inputs[0][1] / dim - 2 * heads, dim}, {keys, heads, dim}, {keys, heads, dim}, inputs[0]};
-}
-Shapes ragged_shape(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &)
-{
-    return {{inputs[0][0], inputs[0][1], inputs[2][2]}};
 }
 Types first_type(const Types &inputs, const std::vector<Types> &, const Attributes &) { return {inputs[0]}; }
 Types first_type_4(const Types &inputs, const std::vector<Types> &, const Attributes &) { return Types(4, inputs[0]); }
@@ -334,11 +282,3 @@ PD_BUILD_OP(static_op_folio_gqa_rope_write_cache)
     .SetKernelFn(PD_KERNEL(folio_paddle::gqa_rope_write_cache))
     .SetInferShapeFn(folio_paddle::rotated_shapes)
     .SetInferDtypeFn(folio_paddle::first_type_4);
-
-PD_BUILD_OP(static_op_folio_flash_attention_varlen)
-    .Inputs({"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})
-    .Outputs({"out"})
-    .Attrs({"softmax_scale: float", "causal: bool"})
-    .SetKernelFn(PD_KERNEL(folio_paddle::flash_attention_varlen))
-    .SetInferShapeFn(folio_paddle::ragged_shape)
-    .SetInferDtypeFn(folio_paddle::first_type);

@@ -23,17 +23,17 @@ struct Decode {
 /** [T, Hq d]: rows of decodes; all others are 0. */
 Tensor decode(const Decode &op)
 {
-    refuse_given({{"attn_mask", &op.attn_mask}, {"mask_offset", &op.mask_offset}});
+    refuse_given({{"attn_mask", &op.attn_mask}});
     const Caches caches = caches_of(op.key_cache, op.value_cache, op.cache_quant_type,
                                     {op.k_dequant, op.v_dequant, op.k_zp, op.v_zp});
     const Projection projection(op.qkv, paddle::none, caches);
     const int64_t T = projection.num_tokens, Hq = projection.num_heads, d = caches.head_dim;
+    const Mask mask(op.causal, op.sliding_window, op.mask_offset, T);
     Tensor out = px::full({T, Hq, d}, 0, op.qkv.dtype(), op.qkv.place());
     if (T > 0) {
         Batch batch(op.seq_lens_encoder, op.seq_lens_decoder, op.seq_lens_this_time, op.cu_seqlens_q, op.block_tables);
         batch.kv_len = keep_or(decoding(op.seq_lens_encoder, op.seq_lens_decoder, batch.size), batch.kv_len, 0);
-        attend(op.qkv, view(op.qkv, {T, Hq, d}, {projection.row, d, 1}), T, Hq, out, caches, batch, op.causal,
-               op.sliding_window, op.sinks);
+        attend(op.qkv, view(op.qkv, {T, Hq, d}, {projection.row, d, 1}), T, Hq, out, caches, batch, mask, op.sinks);
     }
     return px::reshape(out, {T, Hq * d});
 }

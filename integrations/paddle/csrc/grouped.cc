@@ -1,6 +1,8 @@
 // Caches, projections, RoPE with the cache write, and attention over pages (grouped.h).
 #include "grouped.h"
 
+#include <algorithm>
+
 namespace folio_paddle {
 namespace {
 
@@ -203,8 +205,40 @@ Batch::Batch(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, con
                         lengths("seq_lens_this_time", seq_lens_this_time, size));
 }
 
+int64_t longest(const Tensor &lengths, int64_t bound)
+{
+    if (!lengths.is_cpu() || lengths.numel() == 0)
+        return bound;
+    const auto *first = lengths.data<int32_t>();
+    return std::max(1, *std::max_element(first, first + lengths.numel()));
+}
+
+Mask::Mask(bool is_causal, int window, const OptionalTensor &pairs, int64_t num_tokens)
+    : causal(is_causal && !pairs), sliding_window(window), offsets(pairs)
+{
+    require(!pairs || (pairs->dtype() == paddle::DataType::INT32 && pairs->numel() >= 2 * num_tokens),
+            "mask_offset is not int32 with the first key of each token and the one behind its last, " +
+                std::to_string(2 * num_tokens) + " elements");
+}
+
+Tensor Mask::bias(int64_t num_tokens, int64_t columns) const
+{
+    const auto place = offsets->place();
+    const Tensor all = px::reshape(*offsets, {offsets->numel()});
+    const Tensor pairs = px::reshape(px::slice(all, {0}, {0}, {2 * num_tokens}, {1}, {}), {num_tokens, 2});
+    Tensor first = px::slice(pairs, {1}, {0}, {1}, {1}, {});
+    const Tensor end = px::slice(pairs, {1}, {1}, {2}, {1}, {});
+    if (sliding_window > 0)
+        first = px::maximum(first, px::subtract(end, px::full_like(end, sliding_window, end.dtype())));
+    const Tensor key = px::reshape(counting(columns, place), {1, columns});
+    const Tensor seen = px::logical_and(px::greater_equal(key, first), px::less_than(key, end));
+    // In 16 bits, which is half the memory, but where Paddle's CPU has no code for them.
+    const auto type = offsets->is_gpu() ? paddle::DataType::FLOAT16 : paddle::DataType::FLOAT32;
+    return px::log(px::cast(seen, type)); /* of 1 it is 0, and of 0 -inf */
+}
+
 void attend(const Tensor &storage, const folio::Tensor &queries, int64_t num_tokens, int64_t num_heads, Tensor &out,
-            const Caches &caches, const Batch &lengths_of, bool causal, int sliding_window, const OptionalTensor &sinks)
+            const Caches &caches, const Batch &lengths_of, const Mask &mask, const OptionalTensor &sinks)
 {
     auto desc = FOLIO_INIT(folio_prefill_desc);
     desc.flags = storage.is_gpu() ? FOLIO_PLAN_GRAPH : 0;
@@ -234,10 +268,17 @@ void attend(const Tensor &storage, const folio::Tensor &queries, int64_t num_tok
     args.k = k;
     args.v = v;
     args.o = o;
-    args.mask_mode = causal ? FOLIO_MASK_CAUSAL : FOLIO_MASK_FULL;
-    if (sliding_window > 0) { /* the last sliding_window keys, a row's own among them */
+    args.mask_mode = mask.causal ? FOLIO_MASK_CAUSAL : FOLIO_MASK_FULL;
+    Tensor bias;
+    std::optional<folio::Tensor> bias_view;
+    if (mask.offsets) {
+        const int64_t columns = longest(lengths_of.kv_len, desc.max_kv_len);
+        bias = mask.bias(num_tokens, columns);
+        bias_view = view(bias, {num_tokens, columns});
+        args.score_bias = *bias_view;
+    } else if (mask.sliding_window > 0) {
         args.flags |= FOLIO_RUN_WINDOW;
-        args.window_left = sliding_window - 1;
+        args.window_left = mask.sliding_window - 1;
         args.window_right = -1;
     }
     const FactorViews factors(caches);

@@ -98,8 +98,23 @@ struct Batch {
           const Tensor &cu, const Tensor &tables);
 };
 
+/** Which keys a token sees. */
+struct Mask {
+    bool causal;
+    int sliding_window;            /**< 0, or how many keys, its own among them */
+    const OptionalTensor &offsets; /**< the first key of each token and the one behind its last, in place of causality */
+
+    Mask(bool causal, int sliding_window, const OptionalTensor &offsets, int64_t num_tokens);
+
+    /** [T, columns] to add to logits where there are offsets: 0 for keys that a token sees, else -inf. */
+    Tensor bias(int64_t num_tokens, int64_t columns) const;
+};
+
+/** The largest length, where it can be had without waiting; else `bound`. */
+int64_t longest(const Tensor &lengths, int64_t bound);
+
 /** Attention of `queries` [T, Hq, d], which are views into `storage`, over the pages of a batch, to `out`. */
 void attend(const Tensor &storage, const folio::Tensor &queries, int64_t num_tokens, int64_t num_heads, Tensor &out,
-            const Caches &caches, const Batch &lengths_of, bool causal, int sliding_window, const OptionalTensor &sinks);
+            const Caches &caches, const Batch &lengths_of, const Mask &mask, const OptionalTensor &sinks);
 
 }  // namespace folio_paddle

@@ -8,4 +8,5 @@ PYBIND11_MODULE(PADDLE_EXTENSION_NAME, module)
     folio_paddle::bind_step(module);
     folio_paddle::bind_append(module);
     folio_paddle::bind_decode(module);
+    folio_paddle::bind_ragged(module);
 }

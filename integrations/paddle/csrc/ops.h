@@ -14,6 +14,7 @@ void bind_mla(pybind11::module_ &module);
 void bind_step(pybind11::module_ &module);
 void bind_append(pybind11::module_ &module);
 void bind_decode(pybind11::module_ &module);
+void bind_ragged(pybind11::module_ &module);
 
 /** Shapes and types that registered ops say in static graphs. */
 using Shapes = std::vector<std::vector<int64_t>>;

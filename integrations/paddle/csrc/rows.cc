@@ -69,12 +69,17 @@ Places places(const Tensor &cu_seqlens_q, const Tensor &kv_len, const Tensor &bl
     return result;
 }
 
+Tensor counting(int64_t count, const paddle::Place &place)
+{
+    const Tensor one = px::full({1}, 1, paddle::DataType::INT32, place);
+    return px::subtract(px::cumsum(px::full({count}, 1, paddle::DataType::INT32, place), 0), one);
+}
+
 Tensor spread(const Tensor &of_request, const Tensor &cu_seqlens_q, int64_t num_tokens)
 {
     const int64_t batch_size = of_request.numel();
     const auto place = of_request.place();
-    const Tensor count = px::cumsum(px::full({num_tokens}, 1, paddle::DataType::INT32, place), 0);
-    const Tensor token = px::subtract(count, px::full({1}, 1, paddle::DataType::INT32, place));
+    const Tensor token = counting(num_tokens, place);
     const Tensor ends = px::slice(px::reshape(cu_seqlens_q, {batch_size + 1}), {0}, {1}, {batch_size + 1}, {1}, {});
     const Tensor request = px::searchsorted(ends, token, true, true);
     const Tensor none = px::full({1}, 0, paddle::DataType::BOOL, place);

@@ -38,6 +38,9 @@ struct Places {
 Places places(const Tensor &cu_seqlens_q, const Tensor &kv_len, const Tensor &block_tables, const Tensor *keep,
               int64_t page_size, int64_t num_tokens);
 
+/** 0, 1, 2, ... as int32. */
+Tensor counting(int64_t count, const paddle::Place &place);
+
 /** What `of_request` [B] says of the request of each of num_tokens tokens; false beyond the batch. [T] */
 Tensor spread(const Tensor &of_request, const Tensor &cu_seqlens_q, int64_t num_tokens);
 

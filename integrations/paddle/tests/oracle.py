@@ -3,14 +3,20 @@
 import numpy as np
 
 
-def attention(q, k, v, scale, causal=True, window=0, sink=None):
-    """q [n, d], k [m, d], v [m, w] of one head; the last row of q sees the last key. sink: one more logit without a value."""
+def attention(q, k, v, scale, causal=True, window=0, sink=None, offsets=None):
+    """
+    q [n, d], k [m, d], v [m, w] of one head; the last row of q sees the last key. sink: one more logit without a value.
+    offsets [n, 2]: the first key of a row and the one behind its last, in place of causality.
+    """
     n, m = len(q), len(k)
     out = np.zeros((n, v.shape[1]))
     for i in range(n):
         position = m - n + i
         first = max(0, position - window + 1) if window else 0
         last = position + 1 if causal else m
+        if offsets is not None:
+            last = min(offsets[i, 1], m)
+            first = max(offsets[i, 0], offsets[i, 1] - window if window else 0)
         if last <= first:
             continue
         logits = k[first:last] @ q[i] * scale

@@ -63,6 +63,16 @@ class Step:
         """batch_id_per_token, cu_seqlens_q, block_tables."""
         return tensor(self.batch_ids), tensor(self.cu), tensor(self.table)
 
+    def offsets(self):
+        """[T, 2]: keys from here up to there, for each token. Some see the keys behind them, some none; padded ones are garbage."""
+        pairs = np.full((self.num_tokens, 2), 2147480000, dtype=np.int32)
+        for token, request, position in self.tokens():
+            keys = int(self.kv_len[request])
+            pairs[token] = self.rng.integers(0, keys), self.rng.integers(0, keys + 1)
+            if token % 3 == 0:
+                pairs[token] = 0, min(keys, position + 1 + token % 5)
+        return pairs
+
     def random(self, shape, dtype):
         return tensor(self.rng.standard_normal(shape), dtype)
 

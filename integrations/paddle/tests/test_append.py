@@ -1,4 +1,4 @@
-"""Grouped-query attention: append_attention and its variants, gqa_rope_write_cache, and ragged keys."""
+"""Grouped-query attention over caches: append_attention and its variants, and gqa_rope_write_cache."""
 
 import numpy as np
 import paddle
@@ -60,7 +60,7 @@ class Layer:
         places = [self.step.place(request, position) for position in range(self.step.kv_len[request])]
         return np.stack([cache[page, :, offset] for page, offset in places])
 
-    def attended(self, causal=True, window=0, sinks=None, caches=None):
+    def attended(self, causal=True, window=0, sinks=None, caches=None, offsets=None):
         q, step = self.rotated()[0], self.step
         out = np.zeros((step.num_tokens, self.heads, self.dim))
         caches = caches or self.caches_after()
@@ -72,16 +72,17 @@ class Layer:
             for h in range(self.heads):
                 kv = h * self.kv_heads // self.heads
                 out[rows, h] = oracle.attention(q[rows, h], k[:, kv], v[:, kv], self.dim ** -0.5, causal, window,
-                                                None if sinks is None else sinks[h])
+                                                None if sinks is None else sinks[h],
+                                                None if offsets is None else offsets[rows])
         return out.reshape(step.num_tokens, -1)
 
     def arguments(self, *, extra=(), quant="none", scales=(None, None), zero_points=(None, None), sinks=None,
-                  mask_offset=None, signal=None, rope_3d=False, in_scale=-1.0, causal=True, window=0):
+                  mask=None, mask_offset=None, signal=None, rope_3d=False, in_scale=-1.0, causal=True, window=0):
         """As FastDeploy passes them; scalars in CPU tensors are zeros, as stale ones of a graph's replay may be."""
         batch_ids, cu, table = self.step.tensors()
         one = tensor([0])
         return [self.qkv, self.k_cache, self.v_cache, *self.step.lengths(), batch_ids, cu, table, *[one] * 9, tensor([0] * 6),
-                *extra, self.rotary_embs, None, self.bias, None, None, None, *scales, *zero_points, None, None, mask_offset,
+                *extra, self.rotary_embs, mask, self.bias, None, None, None, *scales, *zero_points, None, None, mask_offset,
                 signal, *self.norms, sinks, EPS, COMPUTE[self.dtype], quant, self.neox, rope_3d, 128, 448.0, -448.0,
                 in_scale, 64, 16, 1024, 32768, 3, causal, True, window]
 
@@ -108,6 +109,17 @@ def test_append_attention(op, dtype, options):
 def test_masks(options):
     layer = Layer(Step(MIXED))
     close(ops.folio_append_attention(*layer.arguments(**options))[0], layer.attended(**options), "float32")
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_first_key_and_an_end_for_each_token(op, dtype, window):
+    """FastDeploy's mask_offset, with which tokens of an image see each other; in place of causality, within windows."""
+    layer = Layer(Step(MIXED), dtype)
+    offsets = layer.step.offsets()
+    given = tensor(offsets.reshape(-1))
+    close(op("append_attention")(*layer.arguments(mask_offset=given, window=window))[0],
+          layer.attended(offsets=offsets, window=window), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -157,7 +169,8 @@ def test_output_of_the_callers(op):
 
 @pytest.mark.parametrize("change, sentence", [
     (dict(signal=tensor([1])), "kv_signal_data is given"),
-    (dict(mask_offset=tensor([1])), "mask_offset is given"),
+    (dict(mask_offset=tensor([1])), "mask_offset is not int32 with the first key of each token and the one behind its last, 50"),
+    (dict(mask=paddle.zeros([8, 4, 4], dtype="bool")), "attn_mask is given"),
     (dict(quant="block_wise_fp8"), 'is "block_wise_fp8"; accepted are none, cache_fp8, cache_int8, cache_int4_zp'),
     (dict(quant="cache_int8"), "cache_int8 needs cache_k_dequant_scales"),
     (dict(quant="cache_int8", scales=[tensor([1.0] * 3, "float32")] * 2),
@@ -242,21 +255,3 @@ def test_older_rope_and_keys():
         encoder, decoder, batch_ids, table, one, one, one, one, one, one, *[None] * 7, sum(lengths), 128, "none", False)
     close(made[0], layer.rotated()[0], "float32")
     close(made[1], np.concatenate([layer.past(layer.caches_after()[0], b) for b in range(2)]), "float32")
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("causal", [True, False])
-def test_ragged_attention(op, dtype, causal):
-    """MLA's prompts in the form with heads: values narrower than keys, without padding. R6: more keys than queries."""
-    rng = np.random.default_rng(5)
-    q_len, kv_len = [5, 0, 1, 17], [5, 3, 40, 30]
-    cu_q, cu_k = np.cumsum([0, *q_len]), np.cumsum([0, *kv_len])
-    q, k, v = (tensor(rng.standard_normal(shape), dtype) for shape in
-               ([cu_q[-1] + 2, 4, 48], [cu_k[-1], 2, 48], [cu_k[-1], 2, 32]))
-    out = op("flash_attention_varlen")(q, k, v, tensor(cu_q), tensor(cu_k), 0.11, causal)[0]
-    expected = np.zeros((cu_q[-1] + 2, 4, 32))
-    for b in range(4):
-        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
-        for h in range(4):
-            expected[rows, h] = oracle.attention(array(q)[rows, h], array(k)[keys, h // 2], array(v)[keys, h // 2], 0.11, causal)
-    close(out, expected, dtype)

@@ -121,6 +121,15 @@ def test_older_name_gives_zeros_for_other_rows(op, options):
     assert not array(out)[~wanted.any(axis=1)].any()
 
 
+@pytest.mark.parametrize("window", [0, 5])
+def test_a_first_key_and_an_end_for_each_token(op, window):
+    layer = Layer(Step(MIXED))
+    offsets = layer.step.offsets()
+    wanted = expected_attention(layer, offsets=offsets, window=window)
+    ops.folio_decoder_write_cache_with_rope(*write_arguments(layer))
+    close(op("decode_append_attention")(*attention_arguments(layer, mask_offset=tensor(offsets), window=window))[0], wanted, "float32")
+
+
 @pytest.mark.parametrize("rows", [[DECODE] * 33, [DRAFT, DECODE], [PROMPT, CHUNK], [IDLE, INACTIVE], [(0, 0, 2), DECODE]])
 def test_batches_of_one_kind(rows):
     """A request without keys in the cache does not decode, though it has new tokens and no prompt: its rows are 0."""
@@ -177,7 +186,7 @@ def test_writes_that_are_refused_write_nothing(op, change, sentence):
 
 @pytest.mark.parametrize("change, sentence", [
     (dict(mask=paddle.zeros([1, 4, 4], dtype="bool")), "attn_mask is given; Folio has no code for it, None is accepted"),
-    (dict(mask_offset=tensor([1])), "mask_offset is given"),
+    (dict(mask_offset=tensor([1])), "mask_offset is not int32 with the first key of each token"),
     (dict(quant="block_wise_fp8"), 'cache_quant_type is "block_wise_fp8"'),
     (dict(scales=[tensor([1.0], "float32")] * 2), "cache_k_dequant_scales is given"),
 ])
