@@ -66,15 +66,10 @@ def choose(name, installed, version):
 def op(name, suffix=""):
     """An op as FastDeploy's modules have it: a list of one tensor comes as the tensor. Static graphs get the registered op."""
     function = getattr(folio_paddle_ops, f"folio_{name}{suffix}")
-    registered = None if suffix else getattr(folio_paddle_ops, f"static_op_folio_{name}")
+    registered = getattr(folio_paddle_ops, f"static_op_folio_{name}{suffix}")
 
     def call(*args):
-        if paddle.in_dynamic_mode():
-            result = function(*args)
-        elif registered is not None:
-            result = registered(*args)
-        else:
-            raise RuntimeError(f"{name}: this older signature has no op for static graphs")
+        result = (function if paddle.in_dynamic_mode() else registered)(*args)
         return result[0] if isinstance(result, list) and len(result) == 1 else result
 
     call.__name__ = name

@@ -102,6 +102,14 @@ def test_signatures_are_found_by_their_arguments(load, name, counts, suffix):
     assert ops.choose(name, gpu.compiled(name, *counts), "0.0.0") == suffix
 
 
+def test_every_signature_is_there_for_static_graphs_too(load):
+    load()
+    ops = module("folio_fastdeploy.ops")
+    for name, suffixes in ops.SIGNATURES.items():
+        for suffix in suffixes:
+            assert all(hasattr(ops.folio_paddle_ops, f"{kind}{name}{suffix}") for kind in ("folio_", "static_op_folio_"))
+
+
 @pytest.mark.parametrize("version, suffix", [("2.1.0", "_v1"), ("2.2.1", "_v1"), ("2.3.0", "_v2"), ("2.4.0", ""),
                                              ("3.0", ""), ("0.0.0.dev", ""), ("unknown", "")])
 def test_signatures_are_found_by_version_otherwise(load, version, suffix):

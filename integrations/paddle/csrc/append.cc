@@ -217,10 +217,11 @@ Shapes append_shape(const Shapes &inputs, const std::vector<Shapes> &, const Att
 {
     return {{inputs[0][0], attended_width(inputs[0][1], inputs[1], paddle::any_cast<std::string>(attributes[2]))}};
 }
+template <size_t QuantType> /* which attribute cache_quant_type is */
 Shapes rotated_shapes(const Shapes &inputs, const std::vector<Shapes> &, const Attributes &attributes)
 {
     const int64_t heads = inputs[1][1], keys = paddle::any_cast<int>(attributes[0]);
-    const int64_t dim = inputs[1][3] * kind_of(paddle::any_cast<std::string>(attributes[4])).elements_per_byte;
+    const int64_t dim = inputs[1][3] * kind_of(paddle::any_cast<std::string>(attributes[QuantType])).elements_per_byte;
     return {{inputs[0][0], inputs[0][1] / dim - 2 * heads, dim}, {keys, heads, dim}, {keys, heads, dim}, inputs[0]};
 }
 Types first_type(const Types &inputs, const std::vector<Types> &, const Attributes &) { return {inputs[0]}; }
@@ -259,6 +260,14 @@ PD_BUILD_OP(static_op_folio_append_attention)
     .SetInferShapeFn(folio_paddle::append_shape)
     .SetInferDtypeFn(folio_paddle::first_type);
 
+PD_BUILD_OP(static_op_folio_append_attention_v2)
+    .Inputs({FOLIO_APPEND_INPUTS, "max_len_kv", FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Outputs({"fmha_out"})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES})
+    .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_v2))
+    .SetInferShapeFn(folio_paddle::append_shape)
+    .SetInferDtypeFn(folio_paddle::first_type);
+
 PD_BUILD_OP(static_op_folio_append_attention_with_output)
     .Inputs({FOLIO_APPEND_INPUTS, "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS})
     .Outputs({"fmha_out_"})
@@ -268,17 +277,29 @@ PD_BUILD_OP(static_op_folio_append_attention_with_output)
     .SetInferShapeFn(folio_paddle::no_shapes)
     .SetInferDtypeFn(folio_paddle::no_types);
 
+#define FOLIO_ROPE_INPUTS                                                                                                \
+    "qkv", "key_cache", "value_cache", "cu_seqlens_q", "cu_seqlens_k", "rotary_embs", "seq_lens_this_time",              \
+        "seq_lens_encoder", "seq_lens_decoder", "batch_id_per_token", "block_tables", "kv_batch_ids", "kv_tile_ids",     \
+        "kv_num_blocks", "cache_batch_ids", "cache_tile_ids", "cache_num_blocks"
+#define FOLIO_ROPE_CACHE_INPUTS                                                                                          \
+    paddle::Optional("cache_k_quant_scales"), paddle::Optional("cache_v_quant_scales"),                                  \
+        paddle::Optional("cache_k_dequant_scales"), paddle::Optional("cache_v_dequant_scales"),                          \
+        paddle::Optional("cache_k_zp"), paddle::Optional("cache_v_zp"), paddle::Optional("kv_signal_data")
+
 PD_BUILD_OP(static_op_folio_gqa_rope_write_cache)
-    .Inputs({"qkv", "key_cache", "value_cache", "cu_seqlens_q", "cu_seqlens_k", "rotary_embs", "seq_lens_this_time",
-             "seq_lens_encoder", "seq_lens_decoder", "batch_id_per_token", "block_tables", "kv_batch_ids", "kv_tile_ids",
-             "kv_num_blocks", "cache_batch_ids", "cache_tile_ids", "cache_num_blocks", paddle::Optional("q_norm_weight"),
-             paddle::Optional("k_norm_weight"), paddle::Optional("cache_k_quant_scales"),
-             paddle::Optional("cache_v_quant_scales"), paddle::Optional("cache_k_dequant_scales"),
-             paddle::Optional("cache_v_dequant_scales"), paddle::Optional("cache_k_zp"), paddle::Optional("cache_v_zp"),
-             paddle::Optional("kv_signal_data")})
+    .Inputs({FOLIO_ROPE_INPUTS, paddle::Optional("q_norm_weight"), paddle::Optional("k_norm_weight"),
+             FOLIO_ROPE_CACHE_INPUTS})
     .Outputs({"q", "k", "v", "qkv_out"})
     .Attrs({"kv_token_num: int", "max_seq_len: int", "rms_norm_eps: float", "use_neox_rotary_style: bool",
             "cache_quant_type: std::string", "rope_3d: bool"})
     .SetKernelFn(PD_KERNEL(folio_paddle::gqa_rope_write_cache))
-    .SetInferShapeFn(folio_paddle::rotated_shapes)
+    .SetInferShapeFn(folio_paddle::rotated_shapes<4>)
+    .SetInferDtypeFn(folio_paddle::first_type_4);
+
+PD_BUILD_OP(static_op_folio_gqa_rope_write_cache_v1)
+    .Inputs({FOLIO_ROPE_INPUTS, FOLIO_ROPE_CACHE_INPUTS})
+    .Outputs({"q", "k", "v", "qkv_out"})
+    .Attrs({"kv_token_num: int", "max_seq_len: int", "cache_quant_type: std::string", "rope_3d: bool"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::gqa_rope_write_cache_v1))
+    .SetInferShapeFn(folio_paddle::rotated_shapes<2>)
     .SetInferDtypeFn(folio_paddle::first_type_4);

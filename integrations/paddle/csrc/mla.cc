@@ -342,6 +342,16 @@ PD_BUILD_OP(static_op_folio_prefill_mla_write_cache)
     .SetInferShapeFn(folio_paddle::cache_shape)
     .SetInferDtypeFn(folio_paddle::cache_type);
 
+PD_BUILD_OP(static_op_folio_prefill_mla_write_cache_v1)
+    .Inputs({"kv_nope", "kv_pe", "kv_cache", "seq_lens", "seq_lens_decoder", "batch_id_per_token", "cu_seqlens_q",
+             "block_tables"})
+    .Outputs({"kv_cache_out"})
+    .SetInplaceMap({{"kv_cache", "kv_cache_out"}})
+    .Attrs({"cache_quant_type_str: std::string", "max_seq_len: int"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::prefill_mla_write_cache_v1))
+    .SetInferShapeFn(folio_paddle::cache_shape)
+    .SetInferDtypeFn(folio_paddle::cache_type);
+
 PD_BUILD_OP(static_op_folio_decode_mla_write_cache)
     .Inputs({"kv_nope", "kv_pe", "kv_cache", "seq_lens", "seq_lens_encoder", "batch_id_per_token", "cu_seqlens_q",
              "block_tables"})
@@ -352,20 +362,38 @@ PD_BUILD_OP(static_op_folio_decode_mla_write_cache)
     .SetInferShapeFn(folio_paddle::cache_shape)
     .SetInferDtypeFn(folio_paddle::cache_type);
 
+// What both signatures of the attention op have in common.
+#define FOLIO_LATENT_OPTIONAL_INPUTS                                                                                     \
+    paddle::Optional("attn_mask"), paddle::Optional("query_bias"), paddle::Optional("query_out_scales"),                 \
+        paddle::Optional("cache_k_quant_scales"), paddle::Optional("cache_v_quant_scales"),                              \
+        paddle::Optional("cache_k_dequant_scales"), paddle::Optional("cache_v_dequant_scales"),                          \
+        paddle::Optional("cache_k_zp"), paddle::Optional("cache_v_zp"), paddle::Optional("out_linear_shifts"),           \
+        paddle::Optional("out_linear_smooths")
+#define FOLIO_LATENT_ATTRIBUTES                                                                                          \
+    "compute_dtype: std::string", "cache_quant_type_str: std::string", "nope_size: int", "max_input_length: int",        \
+        "softmax_scale: float", "quant_max_bound: float", "quant_min_bound: float", "out_linear_in_scale: float",        \
+        "speculate_max_draft_token_num: int", "causal: bool", "speculate_decoder: bool"
+
 PD_BUILD_OP(static_op_folio_multi_head_latent_attention)
     .Inputs({"query", "key_cache", "value_cache", "seq_lens_decoder", "seq_lens_this_time", "cu_seqlens_q",
              "batch_id_per_token", "block_tables", "kv_batch_ids", "kv_tile_ids_per_batch", "kv_num_blocks",
              "decoder_batch_ids", "decoder_tile_ids_per_batch", "decoder_num_blocks", "decoder_chunk_size_device",
-             "max_dec_len_this_time", "max_len_kv", paddle::Optional("attn_mask"), paddle::Optional("query_bias"),
-             paddle::Optional("query_out_scales"), paddle::Optional("cache_k_quant_scales"),
-             paddle::Optional("cache_v_quant_scales"), paddle::Optional("cache_k_dequant_scales"),
-             paddle::Optional("cache_v_dequant_scales"), paddle::Optional("cache_k_zp"), paddle::Optional("cache_v_zp"),
-             paddle::Optional("out_linear_shifts"), paddle::Optional("out_linear_smooths")})
+             "max_dec_len_this_time", "max_len_kv", FOLIO_LATENT_OPTIONAL_INPUTS})
     .Outputs({"out"})
-    .Attrs({"compute_dtype: std::string", "cache_quant_type_str: std::string", "nope_size: int",
-            "max_input_length: int", "softmax_scale: float", "quant_max_bound: float", "quant_min_bound: float",
-            "out_linear_in_scale: float", "speculate_max_draft_token_num: int", "causal: bool", "speculate_decoder: bool"})
+    .Attrs({FOLIO_LATENT_ATTRIBUTES})
     .SetKernelFn(PD_KERNEL(folio_paddle::multi_head_latent_attention))
+    .SetInferShapeFn(folio_paddle::latent_shape)
+    .SetInferDtypeFn(folio_paddle::query_type);
+
+PD_BUILD_OP(static_op_folio_multi_head_latent_attention_v1)
+    .Inputs({"query", "key_cache", "value_cache", "seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time",
+             "cu_seqlens_q", "batch_id_per_token", "block_tables", "encoder_batch_ids", "encoder_tile_ids_per_batch",
+             "encoder_num_blocks", "kv_batch_ids", "kv_tile_ids_per_batch", "kv_num_blocks", "decoder_batch_ids",
+             "decoder_tile_ids_per_batch", "decoder_num_blocks", "decoder_num_blocks_cpu", "decoder_chunk_size_cpu",
+             "max_enc_len_this_time", "max_dec_len_this_time", "max_len_kv", FOLIO_LATENT_OPTIONAL_INPUTS})
+    .Outputs({"out"})
+    .Attrs({FOLIO_LATENT_ATTRIBUTES})
+    .SetKernelFn(PD_KERNEL(folio_paddle::multi_head_latent_attention_v1))
     .SetInferShapeFn(folio_paddle::latent_shape)
     .SetInferDtypeFn(folio_paddle::query_type);
 

@@ -173,3 +173,13 @@ PD_BUILD_OP(static_op_folio_flash_mask_attention)
     .SetKernelFn(PD_KERNEL(folio_paddle::flash_mask_attention))
     .SetInferShapeFn(folio_paddle::in_place)
     .SetInferDtypeFn(folio_paddle::in_place_type);
+
+PD_BUILD_OP(static_op_folio_flash_mask_attention_v1)
+    .Inputs({"q_input", "k_input", "v_input", "cu_seq_q", "cu_seq_k", "seq_len_encoder", "attn_out", paddle::Optional("mask")})
+    .Outputs({"out"})
+    .SetInplaceMap({{"attn_out", "out"}})
+    .Attrs({"head_num: int", "kv_head_num: int", "head_dim: int", "max_seq_len: int", "max_enc_len_this_time: int",
+            "max_dec_len_this_time: int"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::flash_mask_attention_v1))
+    .SetInferShapeFn(folio_paddle::in_place)
+    .SetInferDtypeFn(folio_paddle::in_place_type);

@@ -430,11 +430,16 @@ Shapes concat_shapes(const Shapes &inputs, const std::vector<Shapes> &, const st
 {
     return {{inputs[0][0] + 1}, {-1}, {-1}, {1}, {1}};
 }
-std::vector<paddle::DataType> concat_types(const std::vector<paddle::DataType> &,
-                                           const std::vector<std::vector<paddle::DataType>> &,
-                                           const std::vector<paddle::any> &)
+Shapes split_shapes(const Shapes &, const std::vector<Shapes> &, const std::vector<paddle::any> &)
 {
-    return std::vector<paddle::DataType>(5, paddle::DataType::INT32);
+    return {{-1}, {-1}, {1}, {-1}, {-1}, {1}, {1}, {1}, {1}};
+}
+template <size_t Count>
+std::vector<paddle::DataType> int_types(const std::vector<paddle::DataType> &,
+                                        const std::vector<std::vector<paddle::DataType>> &,
+                                        const std::vector<paddle::any> &)
+{
+    return std::vector<paddle::DataType>(Count, paddle::DataType::INT32);
 }
 
 }  // namespace
@@ -450,6 +455,29 @@ PD_BUILD_OP(static_op_folio_get_block_shape_and_split_kv_block)
     .SetKernelFn(PD_KERNEL(folio_paddle::get_block_shape_and_split_kv_block))
     .SetInferShapeFn(folio_paddle::nothing)
     .SetInferDtypeFn(folio_paddle::no_type);
+
+PD_BUILD_OP(static_op_folio_get_block_shape_and_split_kv_block_v2)
+    .Inputs({"seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "decoder_batch_ids",
+             "decoder_tile_ids_per_batch", "decoder_num_blocks_cpu", "max_len_tensor_cpu", "encoder_batch_ids",
+             "encoder_tile_ids_per_batch", "encoder_num_blocks_x_cpu", "kv_batch_ids", "kv_tile_ids_per_batch",
+             "kv_num_blocks_x_cpu", "max_len_kv_cpu"})
+    .Outputs({})
+    .Attrs({"encoder_block_shape_q: int", "decoder_block_shape_q: int", "group_size: int", "block_size: int",
+            "decoder_step_token_num: int"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::get_block_shape_and_split_kv_block_v2))
+    .SetInferShapeFn(folio_paddle::nothing)
+    .SetInferDtypeFn(folio_paddle::no_type);
+
+PD_BUILD_OP(static_op_folio_get_block_shape_and_split_kv_block_v1)
+    .Inputs({"seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "decoder_batch_ids",
+             "decoder_tile_ids_per_batch", "decoder_num_blocks_cpu", "max_len_tensor_cpu"})
+    .Outputs({"encoder_batch_ids", "encoder_tile_ids_per_batch", "encoder_num_blocks", "kv_batch_ids",
+              "kv_tile_ids_per_batch", "kv_num_blocks", "decoder_num_blocks", "decoder_chunk_size_cpu", "max_len_kv"})
+    .Attrs({"encoder_block_shape_q: int", "decoder_block_shape_q: int", "group_size: int", "block_size: int",
+            "decoder_step_token_num: int"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::get_block_shape_and_split_kv_block_v1))
+    .SetInferShapeFn(folio_paddle::split_shapes)
+    .SetInferDtypeFn(folio_paddle::int_types<9>);
 
 PD_BUILD_OP(static_op_folio_config_for_attention)
     .Inputs({"seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "block_indices", "num_blocks", "chunk_size",
@@ -476,4 +504,4 @@ PD_BUILD_OP(static_op_folio_pre_cache_len_concat)
     .Attrs({"max_dec_len: int", "block_size: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::pre_cache_len_concat))
     .SetInferShapeFn(folio_paddle::concat_shapes)
-    .SetInferDtypeFn(folio_paddle::concat_types);
+    .SetInferDtypeFn(folio_paddle::int_types<5>);

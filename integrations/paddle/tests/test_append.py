@@ -153,9 +153,9 @@ def test_quantised_caches_beside_norms_and_16_bits(dtype, quant):
     close(out, layer.attended(caches=format.decoded(layer)), dtype)
 
 
-def test_older_signature():
+def test_older_signature(op):
     layer = Layer(Step(MIXED))
-    close(ops.folio_append_attention_v2(*layer.arguments(extra=[tensor([0])]))[0], layer.attended(), "float32")
+    close(op("append_attention_v2")(*layer.arguments(extra=[tensor([0])]))[0], layer.attended(), "float32")
 
 
 def test_output_of_the_callers(op):
@@ -244,13 +244,13 @@ def test_keys_with_their_past_from_quantised_caches(op, format):
         close(dense, np.concatenate([layer.past(cache, b) for b in range(2)]), "float32")
 
 
-def test_older_rope_and_keys():
+def test_older_rope_and_keys(op):
     step = Step([CHUNK, PROMPT])
     layer = Layer(step)
     lengths = [d + t for _, d, t in step.rows]
     (batch_ids, cu, table), one = step.tensors(), tensor([0])
     encoder, decoder, this_time = step.lengths()
-    made = ops.folio_gqa_rope_write_cache_v1(
+    made = op("gqa_rope_write_cache_v1")(
         layer.qkv, layer.k_cache, layer.v_cache, cu, tensor([0, *np.cumsum(lengths)]), layer.rotary_embs, this_time,
         encoder, decoder, batch_ids, table, one, one, one, one, one, one, *[None] * 7, sum(lengths), 128, "none", False)
     close(made[0], layer.rotated()[0], "float32")

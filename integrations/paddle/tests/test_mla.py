@@ -44,13 +44,13 @@ def test_writers_write_their_rows_and_nothing_else(op, dtype, name, attributes, 
     assert cache.data_ptr() == address
 
 
-def test_older_prefill_writer():
+def test_older_prefill_writer(op):
     step = Step(MIXED)
     cache = step.cache([1, "BS", 40], "float32")
     latents, ropes = step.random([step.num_tokens, 32], "float32"), step.random([step.num_tokens, 8], "float32")
     expected = expected_cache(step, array(cache), array(latents), array(ropes), lambda encoder, *_: encoder > 0)
     encoder, decoder, _ = step.lengths()
-    ops.folio_prefill_mla_write_cache_v1(latents, ropes, cache, encoder, decoder, *step.tensors(), "none", -1)
+    op("prefill_mla_write_cache_v1")(latents, ropes, cache, encoder, decoder, *step.tensors(), "none", -1)
     np.testing.assert_array_equal(array(cache), expected)
 
 
@@ -129,11 +129,11 @@ def test_attention_of_decode_rows(op, dtype, heads, latent, rope):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_older_attention(causal):
+def test_older_attention(op, causal):
     step = Step(MIXED)
     cache = filled_cache(step, 40, "float32")
     query = step.random([step.num_tokens, 2 * 40], "float32")
-    out = attend(lambda name: getattr(ops, "folio_" + name), step, cache, query, 0.1, 32, "float32", "v1", causal)
+    out = attend(op, step, cache, query, 0.1, 32, "float32", "v1", causal)
     np.testing.assert_allclose(array(out), expected_attention(step, array(cache), array(query), 2, 32, 0.1, causal),
                                atol=2e-5, rtol=2e-5)
 

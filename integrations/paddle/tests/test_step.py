@@ -82,9 +82,9 @@ def test_maxima(rows):
     assert chunks is any(min(e, d, t) > 0 for e, d, t in rows) and fresh is any(min(e, t) > 0 and not d for e, d, t in rows)
 
 
-def test_middle_signature():
+def test_middle_signature(op):
     step, out, max_len_kv = Step(MIXED), Outputs(), tensor([-7])
-    ops.folio_get_block_shape_and_split_kv_block_v2(
+    op("get_block_shape_and_split_kv_block_v2")(
         *step.lengths(), *out.decoder, out.counts[0], out.maxima, *out.encoder, out.encoder_count, *out.kv, out.kv_count,
         max_len_kv, ENC_BLOCK, DEC_BLOCK, GROUP, PAGE, 4)
     assert out.maxima.numpy().tolist()[:6] == maxima(MIXED) and max_len_kv.item() == maxima(MIXED)[5]
@@ -93,9 +93,9 @@ def test_middle_signature():
     check_tiles(out.kv, out.kv_count, KV_TILES)
 
 
-def test_oldest_signature_has_nine_outputs():
+def test_oldest_signature_has_nine_outputs(op):
     step, out = Step(MIXED), Outputs()
-    made = ops.folio_get_block_shape_and_split_kv_block_v1(
+    made = op("get_block_shape_and_split_kv_block_v1")(
         *step.lengths(), *out.decoder, out.counts[0], out.maxima, ENC_BLOCK, DEC_BLOCK, GROUP, PAGE, 4)
     assert len(made) == 9
     check_tiles(made[0:2], made[2], ENCODER_TILES)
