@@ -9,8 +9,10 @@
  *
  * Environment:
  *   FD_ATTENTION_BACKEND  FOLIO_ATTN or FOLIO_MLA_ATTN: Folio, or an error. Other names: not Folio.
- *   FD_FOLIO_PREFER       1: MLA_ATTN and TRITON_MLA_ATTN run on Folio too where it can be loaded; where not, a warning
- *                         is written once.
+ *   FD_FOLIO_BACKEND      FOLIO_ATTN or FOLIO_MLA_ATTN, set by Folio's plugin, which leaves FastDeploy's name for such
+ *                         caches in FD_ATTENTION_BACKEND: Folio, as long as that name is still there.
+ *   FD_FOLIO_PREFER       1: MLA_ATTN, TRITON_MLA_ATTN and DECODE_UNIFIED_ATTN run on Folio too where it can be loaded;
+ *                         where not, a warning is written once.
  *   FOLIO_LIBRARY         path of libfolio.so; unset: libfolio.so.0 by the loader's search path.
  *
  * The variables are read once, at the first call. Every function may be called from any thread.
@@ -48,30 +50,42 @@ struct Backend {
     const char *name;
     bool latent_cache; /**< the cache holds latent records, and decoder tiles are those of MLA */
     Library library;
+    bool preferable;  /**< FD_FOLIO_PREFER puts it on Folio */
+    const char *host; /**< of Folio's: FastDeploy's name for such caches; NULL of FastDeploy's own */
 };
 
-/** Every name that FastDeploy knows, and Folio's. */
+/** Every name that FastDeploy knows, and Folio's. The plugin's selection.py says the same. */
 inline constexpr std::array<Backend, 13> backends{{
-    {"NATIVE_ATTN", false, Library::Host},
-    {"APPEND_ATTN", false, Library::Host},
-    {"MLA_ATTN", true, Library::Host},
-    {"DSA_ATTN", false, Library::Host},
-    {"FLASH_ATTN", false, Library::Host},
-    {"BLOCK_ATTN", false, Library::Host},
-    {"PLAS_ATTN", false, Library::Host},
-    {"HPU_ATTN", false, Library::Host},
-    {"FLASH_MASK_ATTN", false, Library::Host},
-    {"TRITON_MLA_ATTN", true, Library::Host},
-    {"DECODE_UNIFIED_ATTN", false, Library::Host},
-    {"FOLIO_ATTN", false, Library::Folio},
-    {"FOLIO_MLA_ATTN", true, Library::Folio},
+    {"NATIVE_ATTN", false, Library::Host, false, nullptr},
+    {"APPEND_ATTN", false, Library::Host, false, nullptr},
+    {"MLA_ATTN", true, Library::Host, true, nullptr},
+    {"DSA_ATTN", false, Library::Host, false, nullptr},
+    {"FLASH_ATTN", false, Library::Host, false, nullptr},
+    {"BLOCK_ATTN", false, Library::Host, false, nullptr},
+    {"PLAS_ATTN", false, Library::Host, false, nullptr},
+    {"HPU_ATTN", false, Library::Host, false, nullptr},
+    {"FLASH_MASK_ATTN", false, Library::Host, false, nullptr},
+    {"TRITON_MLA_ATTN", true, Library::Host, true, nullptr},
+    {"DECODE_UNIFIED_ATTN", false, Library::Host, true, nullptr},
+    {"FOLIO_ATTN", false, Library::Folio, false, "APPEND_ATTN"},
+    {"FOLIO_MLA_ATTN", true, Library::Folio, false, "MLA_ATTN"},
 }};
+
+/** The backend of a name, or NULL. */
+inline const Backend *find(const std::string &name)
+{
+    for (const Backend &backend : backends)
+        if (name == backend.name)
+            return &backend;
+    return nullptr;
+}
 
 /** The variables that decide. An empty one counts as unset. */
 struct Environment {
     std::string attention_backend; /**< FD_ATTENTION_BACKEND */
     std::string prefer;            /**< FD_FOLIO_PREFER */
     std::string library;           /**< FOLIO_LIBRARY */
+    std::string folio_backend{};   /**< FD_FOLIO_BACKEND */
 
     static Environment read()
     {
@@ -79,9 +93,19 @@ struct Environment {
             const char *value = std::getenv(name);
             return std::string(value ? value : "");
         };
-        return {variable("FD_ATTENTION_BACKEND"), variable("FD_FOLIO_PREFER"), variable("FOLIO_LIBRARY")};
+        return {variable("FD_ATTENTION_BACKEND"), variable("FD_FOLIO_PREFER"), variable("FOLIO_LIBRARY"),
+                variable("FD_FOLIO_BACKEND")};
     }
 };
+
+/** Every name, for a sentence. */
+inline std::string names()
+{
+    std::string list;
+    for (const Backend &backend : backends)
+        list += (list.empty() ? "" : ", ") + std::string(backend.name);
+    return list;
+}
 
 /**
  * The backend that is asked for; unset: FastDeploy's default, APPEND_ATTN. A name that nobody knows is FastDeploy's to
@@ -89,19 +113,21 @@ struct Environment {
  */
 inline Backend requested(const Environment &environment)
 {
+    // The plugin has answered. Where somebody has changed FastDeploy's name since, that decides.
+    const Backend *answered = find(environment.folio_backend);
+    if (answered && answered->host && environment.attention_backend == answered->host)
+        return *answered;
+
     const std::string name = environment.attention_backend.empty() ? "APPEND_ATTN" : environment.attention_backend;
-    std::string known;
-    for (const Backend &backend : backends) {
-        if (name == backend.name) {
-            const bool preferred = backend.latent_cache && environment.prefer == "1";
-            return {backend.name, backend.latent_cache,
-                    preferred && backend.library == Library::Host ? Library::FolioOrHost : backend.library};
-        }
-        known += known.empty() ? backend.name : std::string(", ") + backend.name;
+    if (const Backend *known = find(name)) {
+        Backend asked = *known;
+        if (asked.preferable && environment.prefer == "1")
+            asked.library = Library::FolioOrHost;
+        return asked;
     }
     if (name.rfind("FOLIO", 0) == 0)
-        FOLIO_BACKEND_THROW("FD_ATTENTION_BACKEND is " + name + "; the names that are known are " + known);
-    return {"", false, Library::Host};
+        FOLIO_BACKEND_THROW("FD_ATTENTION_BACKEND is " + name + "; the names that are known are " + names());
+    return {"", false, Library::Host, false, nullptr};
 }
 
 /** The table of Folio's functions, or why there is none. */
@@ -178,6 +204,13 @@ inline const folio_api *resolve(const Environment &environment)
 inline bool keeps_latent_cache()
 {
     static const bool answer = requested(Environment::read()).latent_cache;
+    return answer;
+}
+
+/** Whether one of Folio's backends was asked for by name, so that no kernel of FastDeploy's attention runs. */
+inline bool asked_by_name()
+{
+    static const bool answer = requested(Environment::read()).library == Library::Folio;
     return answer;
 }
 

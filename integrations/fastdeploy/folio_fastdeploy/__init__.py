@@ -12,7 +12,6 @@ FastDeploy calls `register` once per process, when its models are imported.
 """
 
 import logging
-import os
 
 from . import selection
 
@@ -30,8 +29,8 @@ def register():
         logger.info("Folio answers FD_ATTENTION_BACKEND=%s", name)
         return
 
-    preferred = os.environ.get("FD_ATTENTION_BACKEND")
-    if os.environ.get("FD_FOLIO_PREFER") == "1" and preferred in selection.PREFERABLE:
+    preferred = selection.preferred()
+    if preferred is not None:
         try:
             from . import ops
 

@@ -15,6 +15,7 @@ BACKENDS = {
     "FOLIO_MLA_ATTN": ("FolioMLAAttentionBackend", "MLA_ATTN"),
 }
 #: Backends of FastDeploy that FD_FOLIO_PREFER=1 puts on Folio: by their ops, or, where those are Triton functions, whole.
+#: folio_backend.h, which a fork asks, has the same tables.
 PREFERABLE = {"MLA_ATTN": None, "DECODE_UNIFIED_ATTN": None, "TRITON_MLA_ATTN": "FOLIO_MLA_ATTN"}
 
 
@@ -31,6 +32,12 @@ def requested():
         names = ", ".join([*_Backend.__members__, *(name for name in BACKENDS if name not in _Backend.__members__)])
         raise ValueError(f"FD_ATTENTION_BACKEND is {asked}; the names that are known are {names}")
     return asked
+
+
+def preferred():
+    """The name of FastDeploy's backend that is to run on Folio where it can, or None."""
+    asked = os.environ.get("FD_ATTENTION_BACKEND", "")
+    return asked if os.environ.get("FD_FOLIO_PREFER") == "1" and asked in PREFERABLE else None
 
 
 def install(name):

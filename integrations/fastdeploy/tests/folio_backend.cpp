@@ -86,6 +86,16 @@ void names()
     EXPECT(asked("FOLIO_ATTN", "").library == Library::Folio && !asked("FOLIO_ATTN", "").latent_cache);
     EXPECT(asked("FOLIO_MLA_ATTN", "1").library == Library::Folio && asked("FOLIO_MLA_ATTN", "").latent_cache);
     EXPECT(asked("mla_attn", "1").library == Library::Host);
+    EXPECT(asked("DECODE_UNIFIED_ATTN", "1").library == Library::FolioOrHost);
+    EXPECT(asked("DECODE_UNIFIED_ATTN", "").library == Library::Host && !asked("DECODE_UNIFIED_ATTN", "1").latent_cache);
+
+    // What the plugin leaves, and what somebody has changed since.
+    auto answered = [](const char *backend, const char *by) { return folio_backend::requested({backend, "", "", by}); };
+    EXPECT(answered("MLA_ATTN", "FOLIO_MLA_ATTN").library == Library::Folio);
+    EXPECT(answered("APPEND_ATTN", "FOLIO_ATTN").library == Library::Folio);
+    EXPECT(answered("APPEND_ATTN", "FOLIO_MLA_ATTN").library == Library::Host);
+    EXPECT(answered("", "FOLIO_ATTN").library == Library::Host);
+    EXPECT(answered("MLA_ATTN", "MLA_ATTN").library == Library::Host);
     const std::string refusal = thrown([&] { asked("FOLIO_MLA", ""); });
     EXPECT(contains(refusal, "FOLIO_MLA;"));
     for (const auto &backend : folio_backend::backends)
@@ -128,7 +138,7 @@ void found_by_path()
     set("FD_ATTENTION_BACKEND", "FOLIO_MLA_ATTN");
     set("FOLIO_LIBRARY", real_library);
     const folio_api *api = folio_backend::folio_library();
-    EXPECT(api && useFolio() && checkAttentionBackend());
+    EXPECT(api && useFolio() && checkAttentionBackend() && isFolioBackend());
     auto desc = FOLIO_INIT(folio_context_desc);
     desc.device_type = FOLIO_DEVICE_CPU;
     folio_context *context = nullptr;
@@ -175,6 +185,7 @@ void preferred()
     set("FOLIO_LIBRARY", folder + "/absent.so");
     EXPECT(contains(written([] { EXPECT(!useFolio()); }), "/absent.so"));
     EXPECT(written([] { EXPECT(!useFolio()); }).empty());
+    EXPECT(!isFolioBackend());
 }
 
 // Not asked for: nothing is opened, whatever FOLIO_LIBRARY says.
@@ -182,7 +193,7 @@ void not_asked()
 {
     set("FD_ATTENTION_BACKEND", "MLA_ATTN");
     set("FOLIO_LIBRARY", folder + "/libfolio.so.0");
-    EXPECT(!useFolio() && checkAttentionBackend());
+    EXPECT(!useFolio() && checkAttentionBackend() && !isFolioBackend());
     EXPECT(!dlopen((folder + "/libfolio.so.0").c_str(), RTLD_NOW | RTLD_NOLOAD));
 }
 
@@ -197,6 +208,7 @@ int main(int argc, char **argv)
     EXPECT(argc == 4 && cases.count(argv[1]) == 1);
     unsetenv("FD_ATTENTION_BACKEND");
     unsetenv("FD_FOLIO_PREFER");
+    unsetenv("FD_FOLIO_BACKEND");
     unsetenv("FOLIO_LIBRARY");
     folder = argv[2];
     real_library = argv[3];
