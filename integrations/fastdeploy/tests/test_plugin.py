@@ -4,6 +4,8 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import pathlib
+import re
 
 import paddle
 import pytest
@@ -23,6 +25,17 @@ def test_fastdeploy_finds_the_plugin():
     """The entry point of the installed distribution."""
     points = importlib.metadata.entry_points(group="fastdeploy.model_register_plugins")
     assert [point.value for point in points if point.name == "folio"] == ["folio_fastdeploy:register"]
+
+
+def test_every_variable_is_documented():
+    """R12: the README, which is the distribution's, names every FD_… and FOLIO_… and every flag that a source names in quotes."""
+    fastdeploy = pathlib.Path(__file__).parents[1]
+    sources = [*fastdeploy.glob("folio_fastdeploy/*.py"), fastdeploy / "folio_backend.h", *fastdeploy.glob("../paddle/csrc/*")]
+    names = {name for source in sources for name in re.findall(r"""["']((?:FD|FOLIO|FLAGS)_\w+)["']""", source.read_text())}
+    assert {"FD_ATTENTION_BACKEND", "FD_FOLIO_BACKEND", "FD_FOLIO_PREFER", "FOLIO_LIBRARY", "FOLIO_NUM_THREADS"} <= names
+    described = (fastdeploy / "README.md").read_text()
+    assert [name for name in sorted(names) if f"`{name}`" not in described] == []
+    assert "## Variables of the environment" in importlib.metadata.metadata("folio-fastdeploy").get_payload()
 
 
 @pytest.mark.parametrize("name, class_name, latent", [("FOLIO_ATTN", "FolioAttentionBackend", False),
