@@ -29,7 +29,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu pictures test-torch-ops test-vllm test-sglang test-paddle clean
+    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -149,9 +149,14 @@ test-torch: test-package
 	    .ci/skip "PyTorch operators" "$(PYTHON) has no PyTorch with ninja"; \
 	fi
 
-test-paddle: test-package
+# Before anything is built: the package needs most of it. Python's headers are those of the ops' module.
+paddle-tools:
+	@.ci/need cc=gcc c++=g++ cmake=cmake pkg-config=pkg-config git=git $(PYTHON)=python3
+	@.ci/need "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h=python3-dev"
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/need ensurepip=python3-venv
+
+test-paddle: paddle-tools test-package
 	$(call say,Paddle ops and FastDeploy plugin)
-	@.ci/need c++=g++ pkg-config=pkg-config
 	.ci/test-paddle $(PACKAGE) $(BUILD) $(PYTHON)
 
 MEMORY_TESTS := -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_TEST_STANDARDS="C11;CXX17" -DCMAKE_BUILD_TYPE=Debug
