@@ -43,6 +43,40 @@ def test_both_names_are_backends_on_both_platforms(fork):
     assert all(path in cuda for path in chosen[2:])
 
 
+def test_the_library_is_opened_by_what_is_linked(fork):
+    """folio_backend.h calls dlopen; the headers of Folio are found by both compilers; libfolio itself is not linked."""
+    setup = (fork / "custom_ops/setup_ops.py").read_text()
+    arguments = re.search(r"extra_link_args=(\[.*?\])", setup)[1]
+    assert "-ldl" in eval(arguments) and "folio" not in arguments
+    assert setup.count('"-Ithird_party/folio/include"') == 2
+
+
+def test_variables_of_folio_are_fastdeploys(fork, monkeypatch):
+    """As module attributes of envs, with the defaults that the plugin and the header have."""
+    module = {"os": os}
+    exec("variables = {" + (fork / "fastdeploy/envs.py").read_text() + "}", module)
+    for name, default, value in [("FD_ATTENTION_BACKEND", "APPEND_ATTN", "FOLIO_ATTN"), ("FD_FOLIO_PREFER", "0", "1"),
+                                 ("FOLIO_LIBRARY", None, "/a/libfolio.so")]:
+        monkeypatch.delenv(name, raising=False)
+        assert module["variables"][name]() == default
+        monkeypatch.setenv(name, value)
+        assert module["variables"][name]() == value
+
+
+def test_backends_are_exported_where_fastdeploys_are(fork, load):
+    """When they are asked for: the plugin imports FastDeploy's backends from the same module."""
+    load()
+    text = (fork / "fastdeploy/model_executor/layers/attention/__init__.py").read_text()
+    module = {"__name__": "attention"}
+    exec(text[text.index("def __getattr__"):], module)
+    from folio_fastdeploy import backends
+
+    assert module["__getattr__"]("FolioAttentionBackend") is backends.FolioAttentionBackend
+    assert module["__getattr__"]("FolioMLAAttentionBackend") is backends.FolioMLAAttentionBackend
+    with pytest.raises(AttributeError, match="module 'attention' has no attribute 'Nothing'"):
+        module["__getattr__"]("Nothing")
+
+
 @pytest.mark.parametrize("file, attribute", [("fastdeploy/config.py", "use_mla_cache"),
                                              ("fastdeploy/worker/gpu_model_runner.py", "mla_cache")])
 @pytest.mark.parametrize("name, latent", [("FOLIO_MLA_ATTN", True), ("MLA_ATTN", True), ("TRITON_MLA_ATTN", True),
