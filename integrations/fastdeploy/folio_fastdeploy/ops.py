@@ -24,7 +24,7 @@ SIGNATURES = {
     "append_attention": ("", "_v2"),
     "append_attention_with_output": ("",),
     "gqa_rope_write_cache": ("", "_v1"),
-    "pre_cache_len_concat": ("",),
+    "pre_cache_len_concat": ("", "_v1"),
     "flash_mask_attention": ("", "_v1"),
     "config_for_attention": ("",),
     "decoder_write_cache_with_rope": ("",),

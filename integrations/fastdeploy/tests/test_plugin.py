@@ -107,7 +107,7 @@ def test_a_preferred_backend_of_triton_functions_is_replaced_whole(load):
     ("get_block_shape_and_split_kv_block", (19, 15), ""), ("get_block_shape_and_split_kv_block", (19, 14), "_v2"),
     ("get_block_shape_and_split_kv_block", (12, 7), "_v1"), ("multi_head_latent_attention", (45, 34), "_v1"),
     ("prefill_mla_write_cache", (10, 8), "_v1"), ("append_attention", (54, 37), "_v2"), ("gqa_rope_write_cache", (28, 24), "_v1"),
-    ("flash_mask_attention", (11, 8), ""), ("flash_mask_attention", (14, 8), "_v1"),
+    ("pre_cache_len_concat", (4, 2), "_v1"), ("flash_mask_attention", (11, 8), ""), ("flash_mask_attention", (14, 8), "_v1"),
 ])
 def test_signatures_are_found_by_their_arguments(load, name, counts, suffix):
     load()
@@ -141,7 +141,7 @@ def test_an_unknown_signature_is_refused_before_anything_is_replaced(load, monke
     ops = module("folio_fastdeploy.ops")
     monkeypatch.setattr(gpu, "pre_cache_len_concat", changed)
     before = gpu.append_attention
-    with pytest.raises(RuntimeError, match="FastDeploy 2.4.0 has pre_cache_len_concat with 6 arguments, 3 of them tensors; Folio has it with 5"):
+    with pytest.raises(RuntimeError, match="FastDeploy 2.4.0 has pre_cache_len_concat with 6 arguments, 3 of them tensors; Folio has it with 4"):
         ops.rebind()
     assert gpu.append_attention is before
     monkeypatch.setenv("FD_ATTENTION_BACKEND", "MLA_ATTN")

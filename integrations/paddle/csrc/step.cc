@@ -375,10 +375,10 @@ void get_position_ids_and_slot_mapping(const Tensor &seq_lens_encoder, const Ten
     });
 }
 
-std::vector<Tensor> pre_cache_len_concat(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
-                                         const Tensor &seq_lens_this_time, const int max_dec_len, const int block_size)
+/** pre_cache_len_concat in both signatures. `seq_lens_encoder` says whose cached keys count. */
+std::vector<Tensor> concatenate(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
+                                const Tensor &seq_lens_this_time, const int block_size)
 {
-    (void)max_dec_len; /* the lengths themselves are read */
     return guarded("pre_cache_len_concat", [&]() -> std::vector<Tensor> {
         require(!capturing(), "its outputs have sizes that depend on the lengths; it cannot be captured");
         require(block_size > 0, "block_size is " + std::to_string(block_size) + "; 1 or more is accepted");
@@ -396,6 +396,20 @@ std::vector<Tensor> pre_cache_len_concat(const Tensor &seq_lens_encoder, const T
         return {of_ints(cu_seqlens_k, place), of_ints(tiles.batch_ids, place), of_ints(tiles.tile_ids, place),
                 of_ints(tiles.count(), paddle::CPUPlace()), of_ints({cu_seqlens_k.back()}, paddle::CPUPlace())};
     });
+}
+
+std::vector<Tensor> pre_cache_len_concat(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
+                                         const Tensor &seq_lens_this_time, const int max_dec_len, const int block_size)
+{
+    (void)max_dec_len; /* the lengths themselves are read */
+    return concatenate(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, block_size);
+}
+
+std::vector<Tensor> pre_cache_len_concat_v1(const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time,
+                                            const int max_dec_len, const int block_size)
+{
+    (void)max_dec_len;
+    return concatenate(seq_lens_this_time, seq_lens_decoder, seq_lens_this_time, block_size);
 }
 
 }  // namespace folio_paddle
@@ -416,6 +430,7 @@ void bind_step(pybind11::module_ &module)
     module.def("folio_get_position_ids_and_slot_mapping", &get_position_ids_and_slot_mapping,
                "Positions and slots of new tokens, in place.");
     module.def("folio_pre_cache_len_concat", &pre_cache_len_concat, "Cumulative key lengths of prompts with a past.");
+    module.def("folio_pre_cache_len_concat_v1", &pre_cache_len_concat_v1, "Of all requests with new tokens.");
 }
 
 namespace {
@@ -503,5 +518,13 @@ PD_BUILD_OP(static_op_folio_pre_cache_len_concat)
     .Outputs({"cu_seqlens_k", "cache_batch_ids", "cache_tile_ids", "cache_num_blocks", "kv_token_num"})
     .Attrs({"max_dec_len: int", "block_size: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::pre_cache_len_concat))
+    .SetInferShapeFn(folio_paddle::concat_shapes)
+    .SetInferDtypeFn(folio_paddle::int_types<5>);
+
+PD_BUILD_OP(static_op_folio_pre_cache_len_concat_v1)
+    .Inputs({"seq_lens_decoder", "seq_lens_this_time"})
+    .Outputs({"cu_seqlens_k", "cache_batch_ids", "cache_tile_ids", "cache_num_blocks", "kv_token_num"})
+    .Attrs({"max_dec_len: int", "block_size: int"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::pre_cache_len_concat_v1))
     .SetInferShapeFn(folio_paddle::concat_shapes)
     .SetInferDtypeFn(folio_paddle::int_types<5>);

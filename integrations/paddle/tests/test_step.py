@@ -160,6 +160,13 @@ def test_lengths_of_keys_with_a_past(op, rows):
     check_tiles((ids, tile_ids), count, [ceil_div(d, PAGE) if e else 0 for e, d, _ in rows])
 
 
+def test_older_lengths_of_keys(op):
+    """FastDeploy's own example: 10, 7 and 3 keys, of which 8, 4 and 2 are cached; decodes count as prompts do."""
+    cu, ids, tile_ids, count, total = op("pre_cache_len_concat_v1")(tensor([8, 4, 2]), tensor([2, 3, 1]), 8, 4)
+    assert cu.numpy().tolist() == [0, 10, 17, 20] and total.item() == 20
+    check_tiles((ids, tile_ids), count, [2, 1, 1])
+
+
 def test_no_requests(op):
     """R7: B = 0 is a successful no-op."""
     none = tensor([])
