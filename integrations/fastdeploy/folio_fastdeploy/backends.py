@@ -132,7 +132,7 @@ class FolioAttentionBackend(FolioBackend):
             getattr(layer, "rms_norm_eps", 1e-6), COMPUTE[qkv.dtype], quant, getattr(layer, "use_neox_rotary_style", False),
             self.rope_3d, self.max_seq_len, 0.0, 0.0, getattr(layer, "out_scale", -1.0), self.encoder_block_shape_q,
             self.decoder_block_shape_q, 32768, self.max_seq_len, self.max_draft_tokens + 1, self.causal,
-            self.use_speculate, window)
+            self.use_speculate, window, 0)
 
 
 class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):

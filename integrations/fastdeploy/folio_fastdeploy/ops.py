@@ -13,19 +13,19 @@ import folio_paddle_ops
 
 from .rebinding import replace
 
-#: Suffixes of the signatures of each op, newest first.
+#: Suffixes of the signatures of each op, by generation, newest first; the last stands for all generations before.
 SIGNATURES = {
-    "get_block_shape_and_split_kv_block": ("", "_v2", "_v1"),
-    "prefill_mla_write_cache": ("", "_v1"),
+    "get_block_shape_and_split_kv_block": ("", "", "_v2", "_v1"),
+    "prefill_mla_write_cache": ("", "", "_v1"),
     "decode_mla_write_cache": ("",),
-    "multi_head_latent_attention": ("", "_v1"),
+    "multi_head_latent_attention": ("", "", "_v1"),
     "merge_prefill_decode_output": ("",),
     "get_position_ids_and_slot_mapping": ("",),
-    "append_attention": ("", "_v2"),
-    "append_attention_with_output": ("",),
-    "gqa_rope_write_cache": ("", "_v1"),
-    "pre_cache_len_concat": ("", "_v1"),
-    "flash_mask_attention": ("", "_v1"),
+    "append_attention": ("", "_v3", "_v2"),
+    "append_attention_with_output": ("", "_v3"),
+    "gqa_rope_write_cache": ("", "_v2", "_v1"),
+    "pre_cache_len_concat": ("", "", "_v1"),
+    "flash_mask_attention": ("", "", "_v1"),
     "config_for_attention": ("",),
     "decoder_write_cache_with_rope": ("",),
     "decode_unified_attention": ("",),
@@ -42,11 +42,11 @@ def arguments(function):
 
 
 def generation(version):
-    """How many signatures ago a FastDeploy version is: 0 now, 1 before, 2 for 2.1 and 2.2. Unknown versions are new."""
+    """How many generations ago a FastDeploy version is: 0 now, 1 for 2.4, 2 for 2.3, 3 before. Unknown versions are new."""
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     if len(numbers) < 2 or numbers[0] == 0:
         return 0
-    return 2 if numbers <= [2, 2] else 1 if numbers <= [2, 3] else 0
+    return sum(numbers <= last for last in ([2, 4], [2, 3], [2, 2]))
 
 
 def choose(name, installed, version):

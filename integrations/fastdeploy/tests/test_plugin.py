@@ -106,7 +106,9 @@ def test_a_preferred_backend_of_triton_functions_is_replaced_whole(load):
 @pytest.mark.parametrize("name, counts, suffix", [
     ("get_block_shape_and_split_kv_block", (19, 15), ""), ("get_block_shape_and_split_kv_block", (19, 14), "_v2"),
     ("get_block_shape_and_split_kv_block", (12, 7), "_v1"), ("multi_head_latent_attention", (45, 34), "_v1"),
-    ("prefill_mla_write_cache", (10, 8), "_v1"), ("append_attention", (54, 37), "_v2"), ("gqa_rope_write_cache", (28, 24), "_v1"),
+    ("prefill_mla_write_cache", (10, 8), "_v1"), ("append_attention", (54, 36), ""), ("append_attention", (53, 36), "_v3"),
+    ("append_attention", (54, 37), "_v2"), ("append_attention_with_output", (54, 37), "_v3"),
+    ("gqa_rope_write_cache", (31, 26), "_v2"), ("gqa_rope_write_cache", (28, 24), "_v1"),
     ("pre_cache_len_concat", (4, 2), "_v1"), ("flash_mask_attention", (11, 8), ""), ("flash_mask_attention", (14, 8), "_v1"),
 ])
 def test_signatures_are_found_by_their_arguments(load, name, counts, suffix):
@@ -130,6 +132,8 @@ def test_signatures_are_found_by_version_otherwise(load, version, suffix):
     ops = module("folio_fastdeploy.ops")
     assert ops.choose("get_block_shape_and_split_kv_block", lambda *args: None, version) == suffix
     assert ops.choose("merge_prefill_decode_output", lambda *args: None, version) == ""
+    appended = {"2.1.0": "_v2", "2.2.1": "_v2", "2.3.0": "_v2", "2.4.0": "_v3"}.get(version, "")
+    assert ops.choose("append_attention", lambda *args: None, version) == appended
 
 
 def test_an_unknown_signature_is_refused_before_anything_is_replaced(load, monkeypatch, caplog):
@@ -141,12 +145,12 @@ def test_an_unknown_signature_is_refused_before_anything_is_replaced(load, monke
     ops = module("folio_fastdeploy.ops")
     monkeypatch.setattr(gpu, "pre_cache_len_concat", changed)
     before = gpu.append_attention
-    with pytest.raises(RuntimeError, match="FastDeploy 2.4.0 has pre_cache_len_concat with 6 arguments, 3 of them tensors; Folio has it with 4"):
+    with pytest.raises(RuntimeError, match="FastDeploy 2.5.0 has pre_cache_len_concat with 6 arguments, 3 of them tensors; Folio has it with 4"):
         ops.rebind()
     assert gpu.append_attention is before
     monkeypatch.setenv("FD_ATTENTION_BACKEND", "MLA_ATTN")
     monkeypatch.setenv("FD_FOLIO_PREFER", "1")
     with caplog.at_level(logging.WARNING):
         module("folio_fastdeploy").register()
-    assert "FastDeploy keeps its own ops: FastDeploy 2.4.0 has pre_cache_len_concat" in caplog.text
+    assert "FastDeploy keeps its own ops: FastDeploy 2.5.0 has pre_cache_len_concat" in caplog.text
     assert gpu.append_attention is before

@@ -16,7 +16,7 @@ struct Append {
     bool use_neox_rotary_style, rope_3d;
     float out_linear_in_scale;
     bool causal;
-    int sliding_window;
+    int sliding_window, sink_size;
 };
 
 /** The whole op. `out` is written where it is given, which may not be touched before everything was checked. */
@@ -37,7 +37,7 @@ Tensor append(const Append &op, Tensor *out)
     require(op.compute_dtype == type,
             "compute_dtype is \"" + op.compute_dtype + "\"; that of qkv, \"" + type + "\", is accepted");
     const int64_t T = projection.num_tokens, width = projection.num_heads * caches.head_dim;
-    const Mask mask(op.causal, op.sliding_window, op.mask_offset, T);
+    const Mask mask(op.causal, op.sliding_window, op.mask_offset, T, op.sink_size);
 
     Tensor result = px::full({T, projection.num_heads, caches.head_dim}, 0, op.qkv.dtype(), op.qkv.place());
     if (out)
@@ -60,8 +60,8 @@ Tensor append(const Append &op, Tensor *out)
 
 }  // namespace
 
-// The list of append_attention's arguments up to its attributes; FastDeploy's two variants and the older signature
-// differ in what stands after set_max_lengths.
+// The list of append_attention's arguments up to its attributes; FastDeploy's two variants and the older signatures
+// differ in what stands after set_max_lengths, and in sink_size at the end.
 #define FOLIO_APPEND_TENSORS                                                                                             \
     const Tensor &qkv, const Tensor &key_cache, const Tensor &value_cache, const Tensor &seq_lens_encoder,               \
         const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time, const Tensor &batch_id_per_token,              \
@@ -94,10 +94,17 @@ Tensor append(const Append &op, Tensor *out)
                     block_tables, rotary_embs, attn_mask, qkv_bias, qkv_out_scales, cache_k_dequant_scales,              \
                     cache_v_dequant_scales, cache_k_zp, cache_v_zp, out_linear_shifts, out_linear_smooths, mask_offset,  \
                     kv_signal_data, q_norm_weight, k_norm_weight, sinks, rms_norm_eps, compute_dtype, cache_quant_type,  \
-                    use_neox_rotary_style, rope_3d, out_linear_in_scale, causal, sliding_window}
+                    use_neox_rotary_style, rope_3d, out_linear_in_scale, causal, sliding_window, sink_size}
 
-std::vector<Tensor> append_attention(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS)
+std::vector<Tensor> append_attention(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS, const int sink_size)
 {
+    FOLIO_APPEND_OP;
+    return guarded("append_attention", [&]() -> std::vector<Tensor> { return {append(op, nullptr)}; });
+}
+
+std::vector<Tensor> append_attention_v3(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS)
+{
+    const int sink_size = 0;
     FOLIO_APPEND_OP;
     return guarded("append_attention", [&]() -> std::vector<Tensor> { return {append(op, nullptr)}; });
 }
@@ -105,12 +112,20 @@ std::vector<Tensor> append_attention(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS)
 std::vector<Tensor> append_attention_v2(FOLIO_APPEND_TENSORS, const Tensor &max_len_kv, FOLIO_APPEND_OPTIONS)
 {
     (void)max_len_kv;
+    const int sink_size = 0;
     FOLIO_APPEND_OP;
     return guarded("append_attention", [&]() -> std::vector<Tensor> { return {append(op, nullptr)}; });
 }
 
-void append_attention_with_output(FOLIO_APPEND_TENSORS, Tensor &fmha_out, FOLIO_APPEND_OPTIONS)
+void append_attention_with_output(FOLIO_APPEND_TENSORS, Tensor &fmha_out, FOLIO_APPEND_OPTIONS, const int sink_size)
 {
+    FOLIO_APPEND_OP;
+    guarded("append_attention_with_output", [&] { append(op, &fmha_out); });
+}
+
+void append_attention_with_output_v3(FOLIO_APPEND_TENSORS, Tensor &fmha_out, FOLIO_APPEND_OPTIONS)
+{
+    const int sink_size = 0;
     FOLIO_APPEND_OP;
     guarded("append_attention_with_output", [&] { append(op, &fmha_out); });
 }
@@ -176,6 +191,26 @@ std::vector<Tensor> gqa_rope_write_cache(
     });
 }
 
+std::vector<Tensor> gqa_rope_write_cache_v2(
+    const Tensor &qkv, const Tensor &key_cache, const Tensor &value_cache, const Tensor &cu_seqlens_q,
+    const Tensor &cu_seqlens_k, const Tensor &rotary_embs, const Tensor &seq_lens_this_time,
+    const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &batch_id_per_token,
+    const Tensor &block_tables, const Tensor &kv_batch_ids, const Tensor &kv_tile_ids, const Tensor &kv_num_blocks,
+    const Tensor &cache_batch_ids, const Tensor &cache_tile_ids, const Tensor &cache_num_blocks,
+    const OptionalTensor &q_norm_weight, const OptionalTensor &k_norm_weight, const OptionalTensor &cache_k_quant_scales,
+    const OptionalTensor &cache_v_quant_scales, const OptionalTensor &cache_k_dequant_scales,
+    const OptionalTensor &cache_v_dequant_scales, const OptionalTensor &cache_k_zp, const OptionalTensor &cache_v_zp,
+    const OptionalTensor &kv_signal_data, const int kv_token_num, const int max_seq_len, const float rms_norm_eps,
+    const std::string &cache_quant_type, const bool rope_3d)
+{
+    return gqa_rope_write_cache(qkv, key_cache, value_cache, cu_seqlens_q, cu_seqlens_k, rotary_embs, seq_lens_this_time,
+                                seq_lens_encoder, seq_lens_decoder, batch_id_per_token, block_tables, kv_batch_ids,
+                                kv_tile_ids, kv_num_blocks, cache_batch_ids, cache_tile_ids, cache_num_blocks,
+                                q_norm_weight, k_norm_weight, cache_k_quant_scales, cache_v_quant_scales,
+                                cache_k_dequant_scales, cache_v_dequant_scales, cache_k_zp, cache_v_zp, kv_signal_data,
+                                kv_token_num, max_seq_len, rms_norm_eps, false, cache_quant_type, rope_3d);
+}
+
 std::vector<Tensor> gqa_rope_write_cache_v1(
     const Tensor &qkv, const Tensor &key_cache, const Tensor &value_cache, const Tensor &cu_seqlens_q,
     const Tensor &cu_seqlens_k, const Tensor &rotary_embs, const Tensor &seq_lens_this_time,
@@ -187,12 +222,12 @@ std::vector<Tensor> gqa_rope_write_cache_v1(
     const OptionalTensor &cache_k_zp, const OptionalTensor &cache_v_zp, const OptionalTensor &kv_signal_data,
     const int kv_token_num, const int max_seq_len, const std::string &cache_quant_type, const bool rope_3d)
 {
-    return gqa_rope_write_cache(qkv, key_cache, value_cache, cu_seqlens_q, cu_seqlens_k, rotary_embs, seq_lens_this_time,
-                                seq_lens_encoder, seq_lens_decoder, batch_id_per_token, block_tables, kv_batch_ids,
-                                kv_tile_ids, kv_num_blocks, cache_batch_ids, cache_tile_ids, cache_num_blocks,
-                                paddle::none, paddle::none, cache_k_quant_scales, cache_v_quant_scales,
-                                cache_k_dequant_scales, cache_v_dequant_scales, cache_k_zp, cache_v_zp, kv_signal_data,
-                                kv_token_num, max_seq_len, 1e-6F, false, cache_quant_type, rope_3d);
+    return gqa_rope_write_cache_v2(
+        qkv, key_cache, value_cache, cu_seqlens_q, cu_seqlens_k, rotary_embs, seq_lens_this_time, seq_lens_encoder,
+        seq_lens_decoder, batch_id_per_token, block_tables, kv_batch_ids, kv_tile_ids, kv_num_blocks, cache_batch_ids,
+        cache_tile_ids, cache_num_blocks, paddle::none, paddle::none, cache_k_quant_scales, cache_v_quant_scales,
+        cache_k_dequant_scales, cache_v_dequant_scales, cache_k_zp, cache_v_zp, kv_signal_data, kv_token_num, max_seq_len,
+        1e-6F, cache_quant_type, rope_3d);
 }
 
 }  // namespace folio_paddle
@@ -202,9 +237,12 @@ namespace folio_paddle {
 void bind_append(pybind11::module_ &module)
 {
     module.def("folio_append_attention", &append_attention, "Bias, RoPE, norms, cache write and attention.");
+    module.def("folio_append_attention_v3", &append_attention_v3, "Without sink_size.");
     module.def("folio_append_attention_v2", &append_attention_v2, "With max_len_kv.");
     module.def("folio_append_attention_with_output", &append_attention_with_output, "Into a tensor of the caller's.");
+    module.def("folio_append_attention_with_output_v3", &append_attention_with_output_v3, "Without sink_size.");
     module.def("folio_gqa_rope_write_cache", &gqa_rope_write_cache, "RoPE, cache write, and keys with their past.");
+    module.def("folio_gqa_rope_write_cache_v2", &gqa_rope_write_cache_v2, "Without the style of RoPE.");
     module.def("folio_gqa_rope_write_cache_v1", &gqa_rope_write_cache_v1, "Without norms.");
 }
 
@@ -255,8 +293,16 @@ Types no_types(const Types &, const std::vector<Types> &, const Attributes &) { 
 PD_BUILD_OP(static_op_folio_append_attention)
     .Inputs({FOLIO_APPEND_INPUTS, FOLIO_APPEND_OPTIONAL_INPUTS})
     .Outputs({"fmha_out"})
-    .Attrs({FOLIO_APPEND_ATTRIBUTES})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES, "sink_size: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::append_attention))
+    .SetInferShapeFn(folio_paddle::append_shape)
+    .SetInferDtypeFn(folio_paddle::first_type);
+
+PD_BUILD_OP(static_op_folio_append_attention_v3)
+    .Inputs({FOLIO_APPEND_INPUTS, FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Outputs({"fmha_out"})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES})
+    .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_v3))
     .SetInferShapeFn(folio_paddle::append_shape)
     .SetInferDtypeFn(folio_paddle::first_type);
 
@@ -272,8 +318,17 @@ PD_BUILD_OP(static_op_folio_append_attention_with_output)
     .Inputs({FOLIO_APPEND_INPUTS, "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS})
     .Outputs({"fmha_out_"})
     .SetInplaceMap({{"fmha_out", "fmha_out_"}})
-    .Attrs({FOLIO_APPEND_ATTRIBUTES})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES, "sink_size: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_with_output))
+    .SetInferShapeFn(folio_paddle::no_shapes)
+    .SetInferDtypeFn(folio_paddle::no_types);
+
+PD_BUILD_OP(static_op_folio_append_attention_with_output_v3)
+    .Inputs({FOLIO_APPEND_INPUTS, "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Outputs({"fmha_out_"})
+    .SetInplaceMap({{"fmha_out", "fmha_out_"}})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES})
+    .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_with_output_v3))
     .SetInferShapeFn(folio_paddle::no_shapes)
     .SetInferDtypeFn(folio_paddle::no_types);
 
@@ -294,6 +349,16 @@ PD_BUILD_OP(static_op_folio_gqa_rope_write_cache)
             "cache_quant_type: std::string", "rope_3d: bool"})
     .SetKernelFn(PD_KERNEL(folio_paddle::gqa_rope_write_cache))
     .SetInferShapeFn(folio_paddle::rotated_shapes<4>)
+    .SetInferDtypeFn(folio_paddle::first_type_4);
+
+PD_BUILD_OP(static_op_folio_gqa_rope_write_cache_v2)
+    .Inputs({FOLIO_ROPE_INPUTS, paddle::Optional("q_norm_weight"), paddle::Optional("k_norm_weight"),
+             FOLIO_ROPE_CACHE_INPUTS})
+    .Outputs({"q", "k", "v", "qkv_out"})
+    .Attrs({"kv_token_num: int", "max_seq_len: int", "rms_norm_eps: float", "cache_quant_type: std::string",
+            "rope_3d: bool"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::gqa_rope_write_cache_v2))
+    .SetInferShapeFn(folio_paddle::rotated_shapes<3>)
     .SetInferDtypeFn(folio_paddle::first_type_4);
 
 PD_BUILD_OP(static_op_folio_gqa_rope_write_cache_v1)

@@ -213,9 +213,11 @@ int64_t longest(const Tensor &lengths, int64_t bound)
     return std::max(1, *std::max_element(first, first + lengths.numel()));
 }
 
-Mask::Mask(bool is_causal, int window, const OptionalTensor &pairs, int64_t num_tokens)
-    : causal(is_causal && !pairs), sliding_window(window), offsets(pairs)
+Mask::Mask(bool is_causal, int window, const OptionalTensor &pairs, int64_t num_tokens, int sinks)
+    : causal(is_causal && !pairs), sliding_window(window), offsets(pairs), sink_size(sinks)
 {
+    require(sinks == 0 || (sinks > 0 && pairs),
+            "sink_size is " + std::to_string(sinks) + "; 0 is accepted, and more with mask_offset");
     require(!pairs || (pairs->dtype() == paddle::DataType::INT32 && pairs->numel() >= 2 * num_tokens),
             "mask_offset is not int32 with the first key of each token and the one behind its last, " +
                 std::to_string(2 * num_tokens) + " elements");
@@ -226,12 +228,14 @@ Tensor Mask::bias(int64_t num_tokens, int64_t columns) const
     const auto place = offsets->place();
     const Tensor all = px::reshape(*offsets, {offsets->numel()});
     const Tensor pairs = px::reshape(px::slice(all, {0}, {0}, {2 * num_tokens}, {1}, {}), {num_tokens, 2});
-    Tensor first = px::slice(pairs, {1}, {0}, {1}, {1}, {});
-    const Tensor end = px::slice(pairs, {1}, {1}, {2}, {1}, {});
-    if (sliding_window > 0)
-        first = px::maximum(first, px::subtract(end, px::full_like(end, sliding_window, end.dtype())));
+    const Tensor first = px::slice(pairs, {1}, {0}, {1}, {1}, {}), end = px::slice(pairs, {1}, {1}, {2}, {1}, {});
     const Tensor key = px::reshape(counting(columns, place), {1, columns});
-    const Tensor seen = px::logical_and(px::greater_equal(key, first), px::less_than(key, end));
+    Tensor seen = px::logical_and(px::greater_equal(key, first), px::less_than(key, end));
+    if (sliding_window > 0) {
+        const auto moved = [&](const Tensor &from, int by) { return px::add(from, px::full_like(from, by, from.dtype())); };
+        seen = px::logical_and(seen, px::logical_or(px::less_than(key, moved(first, sink_size)),
+                                                    px::greater_equal(key, moved(end, -sliding_window))));
+    }
     // In 16 bits, which is half the memory, but where Paddle's CPU has no code for them.
     const auto type = offsets->is_gpu() ? paddle::DataType::FLOAT16 : paddle::DataType::FLOAT32;
     return px::log(px::cast(seen, type)); /* of 1 it is 0, and of 0 -inf */

@@ -103,8 +103,9 @@ struct Mask {
     bool causal;
     int sliding_window;            /**< 0, or how many keys, its own among them */
     const OptionalTensor &offsets; /**< the first key of each token and the one behind its last, in place of causality */
+    int sink_size;                 /**< the first keys of those, which a token sees whatever the window says */
 
-    Mask(bool causal, int sliding_window, const OptionalTensor &offsets, int64_t num_tokens);
+    Mask(bool causal, int sliding_window, const OptionalTensor &offsets, int64_t num_tokens, int sink_size = 0);
 
     /** [T, columns] to add to logits where there are offsets: 0 for keys that a token sees, else -inf. */
     Tensor bias(int64_t num_tokens, int64_t columns) const;

@@ -1,6 +1,6 @@
 // Where the ops of each file are given to Python. Names of pybind functions are folio_<op>, those of registered ops are
 // static_op_folio_<op>: FastDeploy's own are loaded beside them, and Paddle ends the process at two ops of one name.
-// A suffix _v1 or _v2 stands for an older signature, of FastDeploy 2.1 and 2.2 or of the versions between those and now.
+// Suffixes _v1, _v2 and _v3 stand for older signatures, from those of FastDeploy 2.1 on; the plugin says which is whose.
 #pragma once
 
 #include <pybind11/pybind11.h>

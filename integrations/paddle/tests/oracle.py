@@ -3,10 +3,11 @@
 import numpy as np
 
 
-def attention(q, k, v, scale, causal=True, window=0, sink=None, offsets=None):
+def attention(q, k, v, scale, causal=True, window=0, sink=None, offsets=None, sink_size=0):
     """
     q [n, d], k [m, d], v [m, w] of one head; the last row of q sees the last key. sink: one more logit without a value.
-    offsets [n, 2]: the first key of a row and the one behind its last, in place of causality.
+    offsets [n, 2]: the first key of a row and the one behind its last, in place of causality; the first sink_size of those
+    are in every window.
     """
     n, m = len(q), len(k)
     out = np.zeros((n, v.shape[1]))
@@ -14,16 +15,18 @@ def attention(q, k, v, scale, causal=True, window=0, sink=None, offsets=None):
         position = m - n + i
         first = max(0, position - window + 1) if window else 0
         last = position + 1 if causal else m
+        keys = np.arange(first, last)
         if offsets is not None:
-            last = min(offsets[i, 1], m)
-            first = max(offsets[i, 0], offsets[i, 1] - window if window else 0)
-        if last <= first:
+            keys = np.arange(offsets[i, 0], min(offsets[i, 1], m))
+            if window:
+                keys = keys[(keys < offsets[i, 0] + sink_size) | (keys >= offsets[i, 1] - window)]
+        if len(keys) == 0:
             continue
-        logits = k[first:last] @ q[i] * scale
+        logits = k[keys] @ q[i] * scale
         shift = max(logits.max(), sink if sink is not None else -np.inf)
         weights = np.exp(logits - shift)
         total = weights.sum() + (np.exp(sink - shift) if sink is not None else 0)
-        out[i] = weights @ v[first:last] / total
+        out[i] = weights @ v[keys] / total
     return out
 
 

@@ -60,7 +60,7 @@ class Layer:
         places = [self.step.place(request, position) for position in range(self.step.kv_len[request])]
         return np.stack([cache[page, :, offset] for page, offset in places])
 
-    def attended(self, causal=True, window=0, sinks=None, caches=None, offsets=None):
+    def attended(self, causal=True, window=0, sinks=None, caches=None, offsets=None, sink_size=0):
         q, step = self.rotated()[0], self.step
         out = np.zeros((step.num_tokens, self.heads, self.dim))
         caches = caches or self.caches_after()
@@ -73,18 +73,21 @@ class Layer:
                 kv = h * self.kv_heads // self.heads
                 out[rows, h] = oracle.attention(q[rows, h], k[:, kv], v[:, kv], self.dim ** -0.5, causal, window,
                                                 None if sinks is None else sinks[h],
-                                                None if offsets is None else offsets[rows])
+                                                None if offsets is None else offsets[rows], sink_size)
         return out.reshape(step.num_tokens, -1)
 
     def arguments(self, *, extra=(), quant="none", scales=(None, None), zero_points=(None, None), sinks=None,
-                  mask=None, mask_offset=None, signal=None, rope_3d=False, in_scale=-1.0, causal=True, window=0):
-        """As FastDeploy passes them; scalars in CPU tensors are zeros, as stale ones of a graph's replay may be."""
+                  mask=None, mask_offset=None, signal=None, rope_3d=False, in_scale=-1.0, causal=True, window=0, sink_size=0):
+        """
+        As FastDeploy passes them; scalars in CPU tensors are zeros, as stale ones of a graph's replay may be. Older signatures
+        end without sink_size: None.
+        """
         batch_ids, cu, table = self.step.tensors()
         one = tensor([0])
         return [self.qkv, self.k_cache, self.v_cache, *self.step.lengths(), batch_ids, cu, table, *[one] * 9, tensor([0] * 6),
                 *extra, self.rotary_embs, mask, self.bias, None, None, None, *scales, *zero_points, None, None, mask_offset,
                 signal, *self.norms, sinks, EPS, COMPUTE[self.dtype], quant, self.neox, rope_3d, 128, 448.0, -448.0,
-                in_scale, 64, 16, 1024, 32768, 3, causal, True, window]
+                in_scale, 64, 16, 1024, 32768, 3, causal, True, window, *([] if sink_size is None else [sink_size])]
 
 
 def close(actual, expected, dtype):
@@ -111,15 +114,15 @@ def test_masks(options):
     close(ops.folio_append_attention(*layer.arguments(**options))[0], layer.attended(**options), "float32")
 
 
-@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("window, sink_size", [(0, 0), (5, 0), (5, 3)])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_a_first_key_and_an_end_for_each_token(op, dtype, window):
+def test_a_first_key_and_an_end_for_each_token(op, dtype, window, sink_size):
     """FastDeploy's mask_offset, with which tokens of an image see each other; in place of causality, within windows."""
     layer = Layer(Step(MIXED), dtype)
     offsets = layer.step.offsets()
     given = tensor(offsets.reshape(-1))
-    close(op("append_attention")(*layer.arguments(mask_offset=given, window=window))[0],
-          layer.attended(offsets=offsets, window=window), dtype)
+    close(op("append_attention")(*layer.arguments(mask_offset=given, window=window, sink_size=sink_size))[0],
+          layer.attended(offsets=offsets, window=window, sink_size=sink_size), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -153,9 +156,14 @@ def test_quantised_caches_beside_norms_and_16_bits(dtype, quant):
     close(out, layer.attended(caches=format.decoded(layer)), dtype)
 
 
-def test_older_signature(op):
-    layer = Layer(Step(MIXED))
-    close(op("append_attention_v2")(*layer.arguments(extra=[tensor([0])]))[0], layer.attended(), "float32")
+def test_older_signatures(op):
+    """Without sink_size; and before that with max_len_kv."""
+    for version, extra in (("_v3", []), ("_v2", [tensor([0])])):
+        layer = Layer(Step(MIXED))
+        close(op("append_attention" + version)(*layer.arguments(extra=extra, sink_size=None))[0], layer.attended(), "float32")
+    out = paddle.zeros([layer.step.num_tokens, layer.heads * layer.dim])
+    op("append_attention_with_output_v3")(*layer.arguments(extra=[out], sink_size=None))
+    close(out, layer.attended(), "float32")
 
 
 def test_output_of_the_callers(op):
@@ -179,6 +187,7 @@ def test_output_of_the_callers(op):
      "cache_k_dequant_scales has 64 elements; 1 or num_kv_heads, which is 2, are accepted"),
     (dict(zero_points=[tensor([0.0], "float32")] * 2), "cache_k_zp is given"),
     (dict(rope_3d=True), "rope_3d is true"),
+    (dict(sink_size=4, window=8), "sink_size is 4; 0 is accepted, and more with mask_offset"),
     (dict(in_scale=0.5), "out_linear_in_scale is 0.5"),
 ])
 def test_refusals_leave_everything_as_it_was(op, change, sentence):
@@ -255,3 +264,9 @@ def test_older_rope_and_keys(op):
         encoder, decoder, batch_ids, table, one, one, one, one, one, one, *[None] * 7, sum(lengths), 128, "none", False)
     close(made[0], layer.rotated()[0], "float32")
     close(made[1], np.concatenate([layer.past(layer.caches_after()[0], b) for b in range(2)]), "float32")
+
+    layer = Layer(step, norm=True)
+    made = op("gqa_rope_write_cache_v2")(
+        layer.qkv, layer.k_cache, layer.v_cache, cu, tensor([0, *np.cumsum(lengths)]), layer.rotary_embs, this_time,
+        encoder, decoder, batch_ids, table, *[one] * 6, *layer.norms, *[None] * 7, sum(lengths), 128, EPS, "none", False)
+    close(made[0], layer.rotated()[0], "float32")

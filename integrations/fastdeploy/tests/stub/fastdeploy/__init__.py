@@ -1,3 +1,3 @@
 """A stand-in for FastDeploy with the interface that Folio's plugin uses: names, signatures and who imports what."""
 
-__version__ = "2.4.0"
+__version__ = "2.5.0"

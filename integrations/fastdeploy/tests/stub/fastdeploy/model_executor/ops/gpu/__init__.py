@@ -4,7 +4,7 @@
 OPS = {
     "get_block_shape_and_split_kv_block": (19, 15), "prefill_mla_write_cache": (11, 9), "decode_mla_write_cache": (11, 8),
     "multi_head_latent_attention": (39, 28), "merge_prefill_decode_output": (9, 6),
-    "get_position_ids_and_slot_mapping": (8, 7), "append_attention": (53, 36), "append_attention_with_output": (54, 37),
+    "get_position_ids_and_slot_mapping": (8, 7), "append_attention": (54, 36), "append_attention_with_output": (55, 37),
     "gqa_rope_write_cache": (32, 26), "pre_cache_len_concat": (5, 3), "config_for_attention": (11, 7),
     "decoder_write_cache_with_rope": (29, 21), "decode_unified_attention": (33, 26),
     "flash_mask_attention": (11, 8),
