@@ -28,7 +28,7 @@ def test_fastdeploy_finds_the_plugin():
 
 
 def test_every_variable_is_documented():
-    """R12: the README, which is the distribution's, names every FD_… and FOLIO_… and every flag that a source names in quotes."""
+    """R12: the README of the distribution names every FD_…, FOLIO_… and FLAGS_… that a source has in quotes."""
     fastdeploy = pathlib.Path(__file__).parents[1]
     sources = [*fastdeploy.glob("folio_fastdeploy/*.py"), fastdeploy / "folio_backend.h", *fastdeploy.glob("../paddle/csrc/*")]
     names = {name for source in sources for name in re.findall(r"""["']((?:FD|FOLIO|FLAGS)_\w+)["']""", source.read_text())}

@@ -127,7 +127,8 @@ def test_a_first_key_and_an_end_for_each_token(op, window):
     offsets = layer.step.offsets()
     wanted = expected_attention(layer, offsets=offsets, window=window)
     ops.folio_decoder_write_cache_with_rope(*write_arguments(layer))
-    close(op("decode_append_attention")(*attention_arguments(layer, mask_offset=tensor(offsets), window=window))[0], wanted, "float32")
+    arguments = attention_arguments(layer, mask_offset=tensor(offsets), window=window)
+    close(op("decode_append_attention")(*arguments)[0], wanted, "float32")
 
 
 @pytest.mark.parametrize("rows", [[DECODE] * 33, [DRAFT, DECODE], [PROMPT, CHUNK], [IDLE, INACTIVE], [(0, 0, 2), DECODE]])

@@ -49,7 +49,8 @@ def check(run, name, arguments):
         assert all(told in (-1, size) for told, size in zip(shape, result.shape)) and len(shape) == result.ndim
 
 
-@pytest.mark.parametrize("name, extra", [("append_attention", []), ("append_attention_v3", []), ("append_attention_v2", [tensor([0])])])
+@pytest.mark.parametrize("name, extra", [("append_attention", []), ("append_attention_v3", []),
+                                         ("append_attention_v2", [tensor([0])])])
 @pytest.mark.parametrize("quant", ["none", "cache_int4_zp"])
 def test_append_attention(run, name, extra, quant):
     """Rows of int4 caches have half as many bytes as a head has elements; the output's have all."""
