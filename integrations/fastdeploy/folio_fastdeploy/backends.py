@@ -15,8 +15,8 @@ from fastdeploy.model_executor.layers.attention.base_attention_backend import At
 
 from . import ops
 
-#: FastDeploy's kinds of caches of keys and values that have code, by both of their names.
-CACHES = (None, "none", "float8_e4m3fn", "cache_fp8", "int8", "cache_int8", "int4_zp", "cache_int4_zp")
+#: FastDeploy's kinds of caches of keys and values that have code, as its runner names them.
+CACHES = (None, "none", "float8_e4m3fn", "cache_fp8", "int8", "int4_zp")
 COMPUTE = {paddle.bfloat16: "bf16", paddle.float16: "fp16", paddle.float32: "fp32"}
 
 

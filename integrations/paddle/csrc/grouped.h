@@ -51,10 +51,14 @@ struct FactorViews {
     template <class Args>
     void put(Args &args) const
     {
-        if (k_scales)
-            args.k_scales = *k_scales, args.v_scales = *v_scales;
-        if (k_zero_points)
-            args.k_zero_points = *k_zero_points, args.v_zero_points = *v_zero_points;
+        if (k_scales) {
+            args.k_scales = *k_scales;
+            args.v_scales = *v_scales;
+        }
+        if (k_zero_points) {
+            args.k_zero_points = *k_zero_points;
+            args.v_zero_points = *v_zero_points;
+        }
     }
 };
 
