@@ -263,6 +263,7 @@ __device__ __forceinline__ Counts store_counts(const FolioPlanParams &p, u64 ite
                            static_cast<u32>(min(combines, static_cast<u64>(p.max_combines)))};
     if (threadIdx.x == 0) {
         p.counts[0] = counts.items, p.counts[1] = counts.combines, p.counts[2] = p.batch_size, p.counts[3] = 0;
+        p.counts[4] = 0;  // shares
         *p.next_tile = 0;
     }
     return counts;

@@ -16,6 +16,8 @@ pub struct Counts {
     pub partials: usize,
     /// Page ids that are copied into the workspace.
     pub page_ids: usize,
+    /// Entries of the list of shares.
+    pub shares: usize,
 }
 
 impl Counts {
@@ -27,6 +29,7 @@ impl Counts {
             combines: work.combines.len(),
             partials: work.partials.len(),
             page_ids: num_copied_page_ids(batch),
+            shares: work.shares.len(),
         }
     }
 }
@@ -98,6 +101,10 @@ impl Capacity {
                 combines,
                 partials: partial_rows,
                 page_ids,
+                shares: match tiling.takes_shares {
+                    true => tiling.max_shares as usize + 2,
+                    false => 0,
+                },
             },
             partial_rows,
         }
@@ -188,7 +195,7 @@ mod tests {
             batch_invariant: bool,
             max_shares in 0u32..50,
         ) {
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, least_gain: 0, invariant_chunk, combine_units: 0, workers: Workers::ONE };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, workers: Workers::ONE };
             let desc = desc(&lens, batch_invariant);
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));

@@ -258,6 +258,7 @@ mod tests {
         kv_unit: 80,
         max_splits: 12,
         max_shares: 0,
+        takes_shares: false,
         least_gain: 0,
         invariant_chunk: u32::MAX,
         combine_units: 8,

@@ -84,6 +84,7 @@ mod tests {
             kv_unit: 16,
             max_splits,
             max_shares: 0,
+            takes_shares: false,
             least_gain: 0,
             invariant_chunk: u32::MAX,
             combine_units: 0,

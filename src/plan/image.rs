@@ -9,6 +9,9 @@ use crate::problem::{CombineItem, HostBatch, WorkItem, WorkList};
 /// Alignment of the parts.
 pub const PARTS_ALIGNMENT: usize = 256;
 
+/// Numbers before the list of shares.
+const COUNTS: usize = 5;
+
 /// Hands out consecutive parts, each aligned.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cursor(usize);
@@ -29,7 +32,8 @@ impl Cursor {
 /// buffer on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// `[4]` u32: work items, combine items, batch size, the last items, which are small.
+    /// `[5]` u32: work items, combine items, batch size, the last items, which are small, and shares; then the list of
+    /// shares, of which it is one less.
     pub counts: usize,
     /// `[1]` u32: 0 between runs; kernels draw tiles by it.
     pub next_tile: usize,
@@ -59,7 +63,7 @@ impl Layout {
         let mut cursor = Cursor::default();
         let mut part = |count, size| cursor.take(count, size);
         Layout {
-            counts: part(4, 4),
+            counts: part(COUNTS.saturating_add(counts.shares), 4),
             next_tile: part(1, 4),
             qo_indptr: part(counts.batch_size.saturating_add(1), 4),
             kv_len: part(counts.batch_size, 4),
@@ -76,6 +80,13 @@ impl Layout {
     /// Whether the parts have room for so many records.
     fn check(&self, counts: &Counts) -> Result<()> {
         for (name, count, size, start, end) in [
+            (
+                "shares",
+                counts.shares,
+                4,
+                self.counts + 4 * COUNTS,
+                self.next_tile,
+            ),
             (
                 "requests",
                 counts.batch_size,
@@ -170,9 +181,16 @@ pub fn write<'a>(
         bytes: image,
         layout,
     };
-    let counts = [work.items.len(), work.combines.len(), n].map(|count| count as u32);
+    let shares = work.shares.len().saturating_sub(1);
+    let counts: [u32; COUNTS] = [
+        work.items.len() as u32,
+        work.combines.len() as u32,
+        n as u32,
+        work.small,
+        shares as u32,
+    ];
     image.put(layout.counts, &counts);
-    image.put(layout.counts + size_of_val(&counts), &[work.small]);
+    image.put(layout.counts + size_of_val(&counts), &work.shares);
     image.put(layout.next_tile, &[0u32]);
     image.put(layout.qo_indptr, batch.qo_indptr);
     image.put(layout.kv_len, batch.kv_len);
@@ -284,6 +302,7 @@ mod tests {
                 mask_bytes: vec![0, 17, 17, 65],
                 mask_bits: vec![0, 3, 3, 9],
             },
+            shares: vec![1, 1],
             ..WorkList::default()
         };
         let counts = Counts {
@@ -292,11 +311,12 @@ mod tests {
             combines: 1,
             partials: 2,
             page_ids: 3,
+            shares: 2,
         };
         let layout = Layout::new(&counts);
         let mut image = vec![0xaa; layout.end];
         write(&mut image, &layout, &batch, &work, work.items.iter(), 16).unwrap();
-        assert_eq!(i32s(&image, layout.counts, 4), [1, 1, 3, 1]);
+        assert_eq!(i32s(&image, layout.counts, 7), [1, 1, 3, 1, 1, 1, 1]);
         assert_eq!(i32s(&image, layout.next_tile, 1), [0]);
         assert_eq!(i32s(&image, layout.qo_indptr, 4), [0, 1, 1, 4]);
         assert_eq!(i32s(&image, layout.kv_len, 3), [17, 0, 16]);

@@ -55,6 +55,27 @@ pub(super) fn small_last(work: &mut WorkList, small: SmallItems) -> Result<()> {
     Ok(())
 }
 
+/// Puts the first items of all shares before the others, each in the order that they have. Workers then know their first
+/// items by themselves. `shares` says where each begins among all items, and after that where its other items begin.
+pub(super) fn by_share(work: &mut WorkList) -> Result<()> {
+    set_aside(work)?;
+    work.items.clear();
+    let firsts = work.shares.iter().map(|&at| work.unordered[at as usize]);
+    work.items.extend(firsts);
+    let mut shares = work.shares.iter().map(|&at| at as usize).peekable();
+    for (at, item) in work.unordered.iter().enumerate() {
+        if shares.next_if_eq(&at).is_none() {
+            work.items.push(*item);
+        }
+    }
+    let count = work.shares.len() as u32;
+    for (share, at) in (0..).zip(&mut work.shares) {
+        *at += count - share;
+    }
+    work.shares.push(work.items.len() as u32);
+    Ok(())
+}
+
 /// Copies the items, to be put into order.
 fn set_aside(work: &mut WorkList) -> Result<()> {
     work.unordered.clear();

@@ -32,6 +32,12 @@ impl Shares {
         u64::from(self.share) + u64::from(FEWEST_UNITS)
     }
 
+    /// The share of a piece that begins behind so many units of the batch: where a cut is not made, pieces are as much
+    /// longer or shorter.
+    pub fn of_piece(self, begin: u64) -> u64 {
+        (begin + u64::from(FEWEST_UNITS) - 1) / u64::from(self.share)
+    }
+
     /// Units of the next piece of a tile of `units`, of which `done` are in pieces. `before` units of the batch are before
     /// the tile.
     pub fn next(self, before: u64, done: u32, units: u32) -> u32 {

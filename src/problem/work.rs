@@ -68,6 +68,9 @@ pub struct WorkList {
     /// What the device shares when it cuts the batch, in the order of the first requests, the wider ones first. Of a batch
     /// with lengths on the host: empty, since its items say it.
     pub segments: Vec<SharedSegment>,
+    /// Where workers take shares: item `n` is the first of share `n`, and the others of share `n` are the items from
+    /// `shares[n]` to `shares[n + 1]`. Empty where the batch is not cut into shares.
+    pub shares: Vec<u32>,
     /// Scratch of the scheduler: the order of the items, and the items before they were ordered.
     pub order: Vec<u128>,
     /// See `order`.
@@ -83,6 +86,7 @@ impl WorkList {
         self.partials.clear();
         self.starts.clear();
         self.segments.clear();
+        self.shares.clear();
     }
 }
 
@@ -118,6 +122,8 @@ pub struct Tiling {
     /// Equal shares that a batch may be cut into where chunks of one size would leave workers idle: as many items as run
     /// at a time. 0: chunks alone.
     pub max_shares: u32,
+    /// A worker takes the items of a share, as [`WorkList::shares`] lists them; else the largest item that is left.
+    pub takes_shares: bool,
     /// Units of `kv_unit` keys that chunks are to spare the longest request; where they spare no more, nothing is split.
     pub least_gain: u32,
     /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.

@@ -73,7 +73,7 @@ private:
         if (more()) {
             look_up();
         } else {
-            Items items(p, shared.round);
+            Items items(p, shared.item);
             items.next();
             begin_item(items);
         }
@@ -84,7 +84,7 @@ private:
         const bool found = find_keys(p, items, [&](const RowTile &tile) {
             key = tile.begin;
             __syncwarp();
-            shared.page_start = tile.page_start, shared.end = tile.end, shared.round = items.current();
+            shared.page_start = tile.page_start, shared.end = tile.end, shared.item = items.position();
             __syncwarp();
             look_up();
         });

@@ -90,39 +90,61 @@ struct RowTile {
     }
 };
 
-// The work items of a CTA. CTAs of the same blockIdx.y have the same items and different rows. Items are sorted by their
-// cost, the largest first; every other round goes backwards, so that a CTA that got a large one next gets a small one.
+// An item, and where in the CTA's items it is: how many rounds or shares were done before.
+struct ItemPosition {
+    u32 index, done;
+};
+
+// The work items of a CTA. CTAs of the same blockIdx.y have the same items and different rows. Item blockIdx.y is the first
+// in any case, so that it is read before the plan's counts are known. Then there are two ways:
+//
+// A batch that is cut into equal shares: a CTA has the items of a share, then those of the share gridDim.y further.
+// The first items of all shares are first in the list; counts[5 + share] says where the others are.
+//
+// Else items are sorted by their cost, the largest first, and dealt out in rounds. Every other round goes backwards, so that a
+// CTA that got a large one next gets a small one.
 class Items {
 public:
-    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p, u32 round = 0) : p(p), round(round) {}
+    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p) : Items(p, {blockIdx.y, 0}) {}
+    __device__ __forceinline__ Items(const FolioMlaHopperParams &p, ItemPosition at)
+        : counts(p.mla.attention.plan.counts), at(at) {}
 
-    __device__ __forceinline__ u32 index() const {
-        return round * gridDim.y + (round & 1 ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
+    __device__ __forceinline__ u32 index() const { return at.index; }
+    __device__ __forceinline__ bool any() const { return at.index < counts[0]; }
+    __device__ __forceinline__ ItemPosition position() const { return at; }
+
+    __device__ __forceinline__ void next() {
+        const u32 shares = counts[4];
+        if (shares == 0) {
+            ++at.done;
+            at.index = at.done * gridDim.y + (at.done & 1 ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
+            return;
+        }
+        const u32 share = blockIdx.y + at.done * gridDim.y;
+        at.index = at.index == share ? counts[5 + share] : at.index + 1;
+        if (at.index < counts[6 + share]) return;
+        ++at.done;
+        at.index = share + gridDim.y < shares ? share + gridDim.y : NONE;
     }
-    __device__ __forceinline__ bool any() const { return round * gridDim.y < p.mla.attention.plan.counts[0]; }
-    __device__ __forceinline__ bool holds() const { return index() < p.mla.attention.plan.counts[0]; }
-    __device__ __forceinline__ void next() { ++round; }
-    __device__ __forceinline__ u32 current() const { return round; }
 
 private:
-    const FolioMlaHopperParams &p;
-    u32 round;
+    static constexpr u32 NONE = 0xffffffff;
+
+    const u32 *counts;
+    ItemPosition at;
 };
 
 // Calls attend(items) at each item.
 template <class Attend>
 __device__ __forceinline__ void for_each_item(const FolioMlaHopperParams &p, Attend attend) {
 #pragma unroll 1
-    for (Items items(p); items.any(); items.next()) {
-        if (items.holds()) attend(items);
-    }
+    for (Items items(p); items.any(); items.next()) attend(items);
 }
 
 // Moves on to the first item in which the CTA's rows see keys, and calls found(its rows); false where there is none.
 template <class Found>
 __device__ __forceinline__ bool find_keys(const FolioMlaHopperParams &p, Items &items, Found found) {
     for (; items.any(); items.next()) {
-        if (!items.holds()) continue;
         const RowTile tile(p, items.index());
         if (tile.num_rows == 0 || tile.num_keys() == 0) continue;
         found(tile);

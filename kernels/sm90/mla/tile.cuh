@@ -21,10 +21,10 @@ struct alignas(1024) Shared {
     OutputRows outputs[3];  // for each warpgroup
     i32 unseen[ROWS];       // how many of the item's last keys a row does not see
     i32 hidden_below;       // keys left of the item, below which some row does not see all of the next tile
-    // Of the item whose keys are being loaded: its page ids, the end of its keys, and the items' round that it is of.
+    // Of the item whose keys are being loaded: its page ids, the end of its keys, and where it is among the CTA's.
     i64 page_start;
     i32 end;
-    u32 round;
+    ItemPosition item;
 };
 static_assert(sizeof(Shared) <= FOLIO_SHARED_BYTES, "the row's shared memory");
 

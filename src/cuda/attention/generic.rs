@@ -72,6 +72,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
         kv_unit,
         max_splits: (waves * slots).div_ceil(desc.num_kv_heads),
         max_shares: 0,
+        takes_shares: false,
         least_gain: 0,
         invariant_chunk: match desc.kind {
             Kind::Decode | Kind::Mla => 2048,

@@ -137,6 +137,7 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
         kv_unit: 128,
         max_splits: at_a_time,
         max_shares: at_a_time,
+        takes_shares: false,
         least_gain: 0,
         invariant_chunk: 2048,
         combine_units: COMBINE_UNITS,

@@ -262,6 +262,7 @@ impl AttentionKernel for Sm90Decode {
                 Kind::Decode | Kind::Mla => at_a_time,
                 Kind::Prefill => 0,
             },
+            takes_shares: false,
             least_gain: 0,
             invariant_chunk: match self.desc.kind {
                 Kind::Decode | Kind::Mla => 2048,

@@ -139,6 +139,7 @@ impl AttentionKernel for Sm90Mla {
             kv_unit: self.row.shape.kv_tile,
             max_splits: self.slots(row_tiles),
             max_shares: self.slots(row_tiles),
+            takes_shares: true,
             least_gain: 0,
             invariant_chunk: INVARIANT_CHUNK - INVARIANT_CHUNK % self.row.shape.kv_tile,
             combine_units: COMBINE_UNITS,

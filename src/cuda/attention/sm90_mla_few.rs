@@ -155,6 +155,7 @@ impl AttentionKernel for Sm90MlaFew {
             kv_unit: 128,
             max_splits: at_a_time,
             max_shares: at_a_time,
+            takes_shares: true,
             least_gain: 0,
             invariant_chunk: 2048,
             combine_units: COMBINE_UNITS,
