@@ -1,0 +1,458 @@
+"""Runs the attention problems of the grids: a batch, a handle, a plan, and a run and a comparison for each layer."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Optional
+
+import numpy as np
+import torch
+from grids import batches, formula
+from grids.storage import storage_of
+
+import folio
+
+#: Most scores, and numbers of keys, that the formula is computed of, by device. Longer problems are sampled by row.
+BUDGET = {"cpu": 1 << 20, "cuda": 48 << 20}
+#: Most multiplications of a layer, and numbers of a cache, of a problem that is run on the CPU. Longer ones are cut.
+MOST_ON_CPU = 1 << 28, 1 << 22
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What differs from run to run of one plan.
+
+    Attributes:
+        mask: causal, full, or causal in bytes or bits.
+        window: keys to the left and right that a row sees; -1: all.
+    """
+
+    mask: str = "causal"
+    window: Optional[tuple[int, int]] = None
+    cap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+    q_scale: float = 1.0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    o_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far results may be from the formula, in the peers' terms.
+
+    Attributes:
+        cosine: most of 1 - 2·(a·b) / (a·a + b·b), over all outputs.
+        either: the error is within atol or within rtol, as FlashMLA has it, and not within the sum of both.
+    """
+
+    atol: float = torch.inf
+    rtol: float = 0.0
+    cosine: float = torch.inf
+    lse_atol: float = 1e-3
+    lse_rtol: float = 1e-3
+    either: bool = False
+
+    def excess(self, got, want, atol, rtol):
+        """The largest error minus what is allowed of it, and NaN for any NaN."""
+        error = (got - want).abs()
+        near, far = torch.full_like(want, atol), want.abs() * rtol
+        return (error - (torch.maximum(near, far) if self.either else near + far)).max()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A batch over a cache. The fields of a table's rows are these, and those of `lens_of`."""
+
+    lens: tuple[tuple[int, int], ...]
+    heads: int
+    kv_heads: int = 1
+    dim: int = 128
+    dim_vo: int = 0
+    latent: int = 0
+    page: int = 16
+    dtype: str = "bfloat16"
+    kv_dtype: Optional[str] = None
+    o_dtype: Optional[str] = None
+    kind: str = "prefill"
+    layout: str = "nhd"
+    form: str = "block_table"
+    kv_format: str = "plain"
+    cache_format: str = "plain"
+    split: bool = False
+    num_pages: int = 0
+    prefix: int = 0
+    scale: float = 0.0
+    amplitude: float = 1.0
+    mean: float = 0.0
+    runs: int = 1
+    layers: tuple[Layer, ...] = (Layer(),)
+
+    @property
+    def width_vo(self):
+        return self.latent or self.dim_vo or self.dim
+
+    @property
+    def stored(self):
+        """The torch type of the cache."""
+        return getattr(torch, self.kv_dtype or self.dtype)
+
+    @property
+    def form_name(self):
+        return "ragged" if self.kind == "ragged" else self.form
+
+    @property
+    def qo_lens(self):
+        return [qo for qo, _ in self.lens]
+
+    @property
+    def kv_lens(self):
+        return [kv for _, kv in self.lens]
+
+    def for_cpu(self):
+        """The same with fewer requests and shorter ones, where it is too large for the CPU."""
+        problem = replace(self, num_pages=min(self.num_pages, 512))
+        while problem.work() > MOST_ON_CPU[0] or problem.numbers() > MOST_ON_CPU[1]:
+            if len(problem.lens) > 4:
+                lens = problem.lens[: (len(problem.lens) + 1) // 2]
+            else:
+                lens = tuple(((qo + 1) // 2, (kv + 1) // 2) for qo, kv in problem.lens)
+            problem = replace(problem, lens=lens)
+            if problem.prefix:
+                problem = replace(problem, prefix=min(problem.prefix, shared_by_all(problem)))
+        return problem
+
+    def work(self):
+        return sum(qo * kv for qo, kv in self.lens) * self.heads * (self.dim + self.width_vo) * self.runs
+
+    def numbers(self):
+        return sum(self.kv_lens) * self.kv_heads * self.dim
+
+
+def shared_by_all(problem):
+    """The whole pages that all requests have before their new tokens."""
+    return min(kv - qo for qo, kv in problem.lens) // problem.page * problem.page
+
+
+def lens_of(case):
+    """Lengths of a table's row: `lens`, or `batch`, `qo`, `kv`, and with `varlen` keys around kv as the peers draw them,
+    of which some are none with `zeros`."""
+    if "lens" in case:
+        return tuple(case.pop("lens"))
+    batch, qo, kv = (case.pop(name) for name in ("batch", "qo", "kv"))
+    varlen, zeros = case.pop("varlen", False), case.pop("zeros", False)
+    kv_lens = np.full(batch, kv)
+    rng = np.random.default_rng(zlib.crc32(repr((batch, qo, kv)).encode()))
+    if varlen:
+        kv_lens = rng.normal(kv, kv / 2, batch).astype(int).clip(min(qo, kv), 2 * kv)
+    if zeros:
+        kv_lens[rng.random(batch) < 0.3] = 0
+        kv_lens[:1] = 0
+    return tuple((qo, int(length)) for length in kv_lens)
+
+
+def problem_of(case):
+    """The problem of a table's row."""
+    case = dict(case)
+    lens = lens_of(case)
+    if "latent" in case:
+        case["dim"] = case["latent"] + case.pop("rope")
+    return Problem(lens=lens, **case)
+
+
+class Runner:
+    """A device, and the handles that were made last.
+
+    Attributes:
+        worst: the largest part of the allowed error that was met is not kept; what is kept is how many runs there were.
+    """
+
+    def __init__(self, device):
+        self.device = device
+        self.context = folio.Context(device, **({"num_threads": 2} if device == "cpu" else {}))
+        self.handles = OrderedDict()
+
+    def close(self):
+        for handle in self.handles.values():
+            handle.close()
+        self.context.close()
+
+    def handle(self, kind, **desc):
+        """A handle for a desc; equal descs have the same one."""
+        key = (kind, *sorted(desc.items()))
+        if key not in self.handles:
+            while len(self.handles) >= 6:
+                self.handles.popitem(last=False)[1].close()
+            self.handles[key] = kind(self.context, **desc)
+        self.handles.move_to_end(key)
+        return self.handles[key]
+
+    def check(self, problem, tolerance):
+        """Compares all layers of a problem with the formula; how many runs that was."""
+        problem = problem.for_cpu() if self.device == "cpu" else problem
+        attempt = Attempt(self, problem)
+        for layer in problem.layers:
+            attempt.check(layer, tolerance)
+        return len(problem.layers) * problem.runs
+
+
+class Attempt:
+    """A problem on its way: tensors, and a handle with a plan."""
+
+    def __init__(self, runner, problem):
+        self.runner, self.problem, self.device = runner, problem, runner.device
+        seed = zlib.crc32(repr(problem).encode())
+        self.rng = np.random.default_rng(seed)
+        self.generator = torch.Generator(runner.device).manual_seed(seed)
+        self.pages = self._pages()
+        self.storage = storage_of(problem)(self.generator, self.pages, problem)
+        self.qo_indptr = batches.indptr(problem.qo_lens)
+        # Rows behind the batch are nobody's.
+        shape = (int(self.qo_indptr[-1]), problem.heads)
+        self.q = batches.numbers(
+            self.generator, (*shape, problem.dim), getattr(torch, problem.dtype), problem.amplitude, problem.mean
+        )
+        self.slopes = torch.exp2(-8 * torch.arange(1, problem.heads + 1, device=self.device) / problem.heads)
+        self.sinks = torch.rand(problem.heads, generator=self.generator, device=self.device) * 5
+        self.handle = self._planned()
+
+    def _pages(self):
+        problem = self.problem
+        if problem.kind == "ragged":
+            return batches.Pages.in_order(problem.kv_lens)
+        return batches.Pages(
+            self.rng,
+            problem.kv_lens,
+            problem.page,
+            most_tokens=batches.MOST_NUMBERS[self.device] // (problem.kv_heads * problem.dim),
+            at_least=problem.num_pages,
+            prefix=problem.prefix,
+        )
+
+    # --- Handle and plan --------------------------------------------------------------------------
+
+    def _planned(self):
+        problem = self.problem
+        kind = {
+            "decode": folio.Decode,
+            "prefill": folio.Prefill,
+            "ragged": folio.Prefill,
+            "extend": folio.Prefill,
+            "cascade": folio.Cascade,
+            "mla": folio.Mla,
+        }["mla" if problem.latent else problem.kind]
+        handle = self.runner.handle(kind, **self._desc(kind))
+        lengths = {"qo_indptr": self.qo_indptr}
+        if kind in (folio.Decode, folio.Mla) and len(set(problem.qo_lens)) == 1:
+            lengths = {"qo_len": problem.qo_lens[0]}
+        cached = [kv - qo for qo, kv in problem.lens] if problem.kind == "extend" else None
+        shared = {"prefixes": {"common_prefix_len": problem.prefix}} if problem.kind == "cascade" else {}
+        stream = torch.cuda.current_stream() if self.device == "cuda" else None
+        handle.plan(**lengths, **self.pages.form(problem.form_name, cached), **shared, stream=stream)
+        return handle
+
+    def _desc(self, kind):
+        problem = self.problem
+        desc = {
+            "q_dtype": problem.dtype,
+            "kv_dtype": problem.kv_dtype,
+            "o_dtype": problem.o_dtype,
+            "max_batch_size": bucket(len(problem.lens), 4),
+            "max_kv_len": bucket(max(problem.kv_lens), 1024),
+            "max_qo_len": max(max(problem.qo_lens), 1),
+        }
+        if problem.kind != "ragged":
+            desc.update(page_size=problem.page, max_num_pages=bucket(int(self.pages.counts.sum()), 64))
+        if kind is folio.Mla:
+            return {
+                **desc,
+                "cache_format": problem.cache_format,
+                "num_heads": problem.heads // problem.kv_heads,
+                "kv_lora_rank": problem.latent,
+                "qk_rope_head_dim": problem.dim - problem.latent,
+            }
+        desc.update(
+            num_qo_heads=problem.heads,
+            num_kv_heads=problem.kv_heads,
+            head_dim_qk=problem.dim,
+            head_dim_vo=problem.width_vo,
+            kv_layout=problem.layout,
+            kv_format=problem.kv_format,
+        )
+        if kind is not folio.Decode:
+            desc["max_num_tokens"] = bucket(sum(problem.qo_lens), 64)
+        if problem.kind == "ragged":
+            desc["kv_storage"] = "ragged"
+        if problem.kind == "extend":
+            desc["new_kv_dtype"] = problem.dtype
+        return desc
+
+    # --- Runs -------------------------------------------------------------------------------------
+
+    def check(self, layer, tolerance):
+        """Runs a layer as often as the problem says, to the same bits, and compares it with the formula."""
+        o, lse = self.run(layer)
+        for _ in range(self.problem.runs - 1):
+            again = self.run(layer)
+            assert torch.equal(bits(again[0]), bits(o)) and torch.equal(bits(again[1]), bits(lse)), "other bits"
+        finite = o.float().isfinite().all() & ~lse.isnan().any()
+        found = torch.stack([finite.double(), *self.compare(layer, o, lse, tolerance)]).tolist()
+        names = ("all outputs finite", "outputs beyond tolerance", "lse beyond tolerance", "cosine")
+        limits = (1 - found[0], found[1], found[2], found[3] - tolerance.cosine)
+        wrong = [f"{name}: {value}" for name, value, by in zip(names, found, limits) if not by <= 0]
+        assert not wrong, f"{'; '.join(wrong)}; {layer} of {self.problem}"
+
+    def run(self, layer):
+        problem = self.problem
+        o_dtype = getattr(torch, problem.o_dtype or problem.dtype)
+        o = torch.full((*self.q.shape[:2], problem.width_vo), torch.nan, device=self.device, dtype=o_dtype)
+        lse = torch.full(self.q.shape[:2], torch.nan, device=self.device)
+        if problem.latent:
+            self._run_latent(layer, o, lse)
+            return o, lse
+        options = {}
+        if problem.kind == "extend":
+            options = self.storage.new_rows(self._new_slots())
+        self.handle.run(
+            q=self.q, o=o, lse=lse, sm_scale=self.scale, **self.storage.arguments(), **self._options(layer), **options
+        )
+        return o, lse
+
+    def _run_latent(self, layer, o, lse):
+        """Each KV head with its query heads is a run of its own: the peers' several KV heads are views."""
+        latent, group = self.problem.latent, self.problem.heads // self.problem.kv_heads
+        for head in range(self.problem.kv_heads):
+            of = slice(head * group, (head + 1) * group)
+            self.handle.run(
+                q_latent=self.q[:, of, :latent],
+                q_rope=self.q[:, of, latent:] if self.problem.dim > latent else None,
+                o=o[:, of],
+                lse=lse[:, of],
+                sm_scale=self.scale,
+                mask_mode=layer.mask,
+                q_scale=layer.q_scale,
+                k_scale=layer.k_scale,
+                **self.storage.arguments(head),
+            )
+
+    @property
+    def scale(self):
+        return self.problem.scale or self.problem.dim**-0.5
+
+    def _options(self, layer):
+        options = {"q_scale": layer.q_scale, "k_scale": layer.k_scale, "v_scale": layer.v_scale}
+        if layer.window:
+            options.update(flags="window", window_left=layer.window[0], window_right=layer.window[1])
+        if layer.cap:
+            options["logits_soft_cap"] = layer.cap
+        if layer.alibi:
+            options["alibi_slopes"] = self.slopes
+        if layer.sinks:
+            options["sinks"] = self.sinks
+        if layer.o_scale != 1:
+            options["o_scale"] = layer.o_scale
+        if layer.mask in ("bytes", "bits"):
+            return {**options, "mask_mode": f"custom_{layer.mask}", "custom_mask": self._mask(layer.mask == "bits")}
+        return {**options, "mask_mode": layer.mask}
+
+    def _mask(self, packed):
+        """The causal mask, as a caller writes it."""
+        return torch.cat([causal_mask(qo, kv, packed, self.device) for qo, kv in self.problem.lens])
+
+    def _new_slots(self):
+        tokens = [(b, t) for b, (qo, kv) in enumerate(self.problem.lens) for t in range(kv - qo, kv)]
+        request, token = np.array(tokens, np.int64).T
+        page = self.problem.page
+        slots = self.pages.tables[request, token // page].astype(np.int64) * page + token % page
+        return torch.from_numpy(slots).to(self.device)
+
+    # --- Comparison -------------------------------------------------------------------------------
+
+    def compare(self, layer, o, lse, tolerance):
+        """How far outputs and lse exceed the tolerance, and the cosine's difference, over the rows of a sample."""
+        problem = self.problem
+        width = problem.kv_heads * (problem.dim + problem.width_vo)
+        chunks = batches.sample(
+            self.rng, problem.qo_lens, problem.kv_lens, heads=problem.heads, width=width, budget=BUDGET[self.device]
+        )
+        zero = torch.zeros((), device=self.device, dtype=torch.float64)
+        if not chunks:
+            return zero, zero, zero
+        parts = [self._compare_part(layer, o, lse, tolerance, *part) for part in chunks]
+        o_excess, lse_excess, products, squares = torch.stack(parts).unbind(1)
+        return o_excess.max(), lse_excess.max(), 1 - 2 * products.sum() / squares.sum().clamp(min=1e-300)
+
+    def _compare_part(self, layer, o, lse, tolerance, requests, rows):
+        at, present, positions = self._rows(requests, rows)
+        want, want_lse = self._formula(layer, requests, at, positions)
+        got, got_lse = o[at].to(torch.float32).double() * layer.o_scale, lse[at].double()
+        got, want, got_lse, want_lse = (x[present] for x in (got, want, got_lse, want_lse))
+        # Infinities of one sign have no difference.
+        got_lse = torch.where(got_lse == want_lse, 0.0, got_lse - want_lse)
+        want_lse = torch.where(want_lse.isinf(), 0.0, want_lse)
+        return torch.stack(
+            [
+                tolerance.excess(got, want, tolerance.atol, tolerance.rtol),
+                tolerance.excess(got_lse + want_lse, want_lse, tolerance.lse_atol, tolerance.lse_rtol),
+                (got * want).sum(),
+                got.square().sum() + want.square().sum(),
+            ]
+        )
+
+    def _rows(self, requests, rows):
+        """Where rows of requests are in q, which of them there are, and their positions."""
+        lens = np.array(self.problem.lens)[requests]
+        at = self.qo_indptr[requests][:, None].astype(np.int64) + np.maximum(rows, 0)
+        positions = (lens[:, 1] - lens[:, 0])[:, None] + np.maximum(rows, 0)
+        return [torch.from_numpy(x).to(self.device) for x in (at, rows >= 0, positions)]
+
+    def _formula(self, layer, requests, at, positions):
+        problem = self.problem
+        lengths = self.pages.kv_lens[requests]
+        slots = self.pages.slots_of(requests, max(int(lengths.max()), 1), self.device)
+        k, v = self.storage.rows(slots)
+        if not lengths.any():
+            k, v = torch.zeros_like(k), torch.zeros_like(v)
+        want, lse = formula.attend(
+            self.q[at].to(torch.float32).double(),
+            k,
+            v,
+            positions=positions,
+            lengths=torch.from_numpy(lengths).to(self.device),
+            scale=self.scale * layer.q_scale * layer.k_scale,
+            mask="full" if layer.mask == "full" else "causal",
+            window=layer.window,
+            cap=layer.cap,
+            slopes=self.slopes if layer.alibi else None,
+            sinks=self.sinks if layer.sinks else None,
+        )
+        return want.mul_(layer.k_scale if problem.latent else layer.v_scale), lse
+
+
+def bucket(number, least):
+    """The next power of two: maxima that differ little make one handle."""
+    return max(least, 1 << (max(number, 1) - 1).bit_length())
+
+
+def bits(tensor):
+    """A tensor's bits as integers, which compare equal where NaN would not."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def causal_mask(qo_len, kv_len, packed, device):
+    """A request's causal mask: a byte for each row and key, or a bit, in little-endian bytes."""
+    keys = torch.arange(kv_len, device=device)
+    mask = (keys <= torch.arange(qo_len, device=device)[:, None] + (kv_len - qo_len)).flatten().to(torch.uint8)
+    if not packed:
+        return mask
+    mask = torch.nn.functional.pad(mask, (0, -len(mask) % 8)).view(-1, 8)
+    return (mask << torch.arange(8, device=device, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+
+
+def seed():
+    """What the sample for the CPU is drawn from, as in `make test SEED=7`."""
+    return int(os.environ.get("FOLIO_GRIDS_SEED", "1"))

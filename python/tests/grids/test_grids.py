@@ -1,0 +1,80 @@
+"""The grids against the formula: whole on a GPU, a sample of each on the CPU."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import oracle  # noqa: E402
+from grids import formula, gqa, mla, operators  # noqa: E402
+from grids.runner import problem_of, seed  # noqa: E402
+
+#: Combinations of a grid that run on the CPU.
+ON_CPU = 2
+GRIDS = [*gqa.GRIDS, *mla.GRIDS, *operators.GRIDS]
+
+
+def chosen(grid, device):
+    """All combinations of a grid, those of one handle after each other; on the CPU some at random."""
+    cases = list(grid.cases())
+    if device == "cpu":
+        cases = random.Random(f"{seed()} {grid.name}").sample(cases, min(ON_CPU, len(cases)))
+    if grid.check is None:
+        order = ("heads", "dim", "page", "dtype", "kv_dtype", "kind", "qo", "batch")
+        cases.sort(key=lambda case: [str(case.get(field)) for field in order])
+    return cases
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
+def test_grid(runner, counted, grid):
+    started, runs = time.perf_counter(), 0
+    for case in chosen(grid, runner.device):
+        if grid.check:
+            runs += grid.check(runner, case, grid.tolerance)
+        else:
+            runs += runner.check(problem_of(case), grid.tolerance)
+    counted(runner.device, grid.name, runs, time.perf_counter() - started)
+
+
+def test_names_of_grids_are_their_own():
+    assert len({grid.name for grid in GRIDS}) == len(GRIDS)
+
+
+@pytest.mark.parametrize(
+    "options, sees",
+    [
+        ({}, lambda p, j: j <= p),
+        ({"mask": "full"}, lambda p, j: True),
+        ({"window": (5, 0)}, lambda p, j: p - 5 <= j <= p),
+        ({"mask": "full", "window": (3, 4)}, lambda p, j: p - 3 <= j <= p + 4),
+        ({"cap": 1.5}, lambda p, j: j <= p),
+        ({"slopes": True, "sinks": True}, lambda p, j: j <= p),
+    ],
+)
+def test_formula_of_many_rows_is_that_of_one(options, sees):
+    """Requests of 20, 7 and no keys: their rows are at the end, and some of them before the first key."""
+    made = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(3, *shape, generator=made, dtype=torch.float64) for shape in ((9, 4, 8), (20, 2, 8), (20, 2, 6))
+    )
+    slopes, sinks = torch.rand(2, 4, generator=made, dtype=torch.float64)
+    options = {**options, **{name: x for name, x in (("slopes", slopes), ("sinks", sinks)) if name in options}}
+    lengths = torch.tensor([20, 7, 0])
+    positions = lengths[:, None] - 9 + torch.arange(9)
+    o, lse = formula.attend(q, k, v, positions=positions, lengths=lengths, scale=0.3, **options)
+    extras = {name: options[name].numpy() for name in ("slopes", "sinks") if name in options}
+    for b, length in enumerate(lengths.tolist()):
+        want, want_lse = oracle.attend(
+            q[b].numpy(),
+            k[b, :length].numpy(),
+            v[b, :length].numpy(),
+            sm_scale=0.3,
+            sees=sees,
+            soft_cap=options.get("cap", 0),
+            **extras,
+        )
+        np.testing.assert_allclose(o[b].numpy(), want, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(lse[b].numpy(), want_lse, rtol=0, atol=1e-12)
