@@ -83,7 +83,7 @@ VLLM = [
     ),
     *(
         Grid(
-            f"mla_decode_cpu_{dtype}",
+            f"small_batch_{dtype}",
             "vLLM test_mla_decode_cpu.py",
             {**DEEPSEEK, "batch": 4, "qo": 1, "kv": 256, "varlen": [False, True], "heads": 16, "dtype": dtype},
             tolerance,

@@ -56,6 +56,9 @@ def check_merge(runner, case, tolerance):
     empty = torch.rand((tokens, heads), generator=made, device=runner.device)
     s_a.masked_fill_(empty < 0.1, torch.inf)
     s_b.masked_fill_(empty > 0.9, torch.inf)
+    # What is empty may hold anything.
+    v_a.masked_fill_((empty < 0.1)[..., None], torch.nan)
+    v_b.masked_fill_((empty > 0.9)[..., None], torch.nan)
     o_dtype = torch.float8_e4m3fn if case.get("fp8") else dtype
     o_scale = 0.05 if case.get("fp8") else 0
     without = tokens - min(case.get("with_context") or tokens, tokens)
@@ -135,7 +138,7 @@ def check_append(runner, case, tolerance):
     slots[::7] = -1
     # Both caches in one tensor, as vLLM has them.
     shape = (2, pages, page, heads, dim) if case["layout"] == "nhd" else (2, pages, heads, page, dim)
-    caches = torch.full(shape, 3, device=runner.device, dtype=torch.uint8 if stored.itemsize == 1 else stored)
+    caches = torch.full(shape, 3, device=runner.device, dtype=storable(stored))
     scales = scales_of(case["scales"], key, value)
     k_cache, v_cache = caches.view(stored)
     folio.kv_append(
@@ -182,9 +185,6 @@ def check_slots(flat, rows, slots, stored, scale, tolerance):
     assert bool((flat[untouched] == 3).all())
 
 
-ROPE_LLAMA = 10000.0
-
-
 def check_rope_append(runner, case, tolerance):
     """Queries and keys are rotated by angles of a table and keys are cached; tokens without a slot are rotated too."""
     made, dtype, stored = generator_of(runner, case), getattr(torch, case["dtype"]), getattr(torch, case["kv_dtype"])
@@ -192,17 +192,15 @@ def check_rope_append(runner, case, tolerance):
     q, key, value = (numbers(made, (tokens, n, dim), dtype) for n in (heads, kv_heads, kv_heads))
     pages = tokens // page + 3
     positions = torch.randperm(4096, generator=made, device=runner.device)[:tokens]
-    angles = torch.arange(4096, device=runner.device)[:, None] * ROPE_LLAMA ** (
+    angles = torch.arange(4096, device=runner.device)[:, None] * 10000.0 ** (
         -torch.arange(0, dim, 2, device=runner.device) / dim
     )
     table = torch.cat([angles.cos(), angles.sin()], -1).float()
     slots = torch.randperm(pages * page, generator=made, device=runner.device)[:tokens]
     slots[::5] = -1
     want_q, want_k = (rotated(x, table[positions], case["interleaved"]) for x in (q, key))
-    k_cache, v_cache = torch.zeros((2, pages, page, kv_heads, dim), device=runner.device, dtype=torch.uint8).new_zeros(
-        (2, pages, page, kv_heads, dim * stored.itemsize)
-    )
-    k_cache, v_cache = k_cache.view(stored), v_cache.view(stored)
+    caches = torch.zeros((2, pages, page, kv_heads, dim), device=runner.device, dtype=storable(stored))
+    k_cache, v_cache = caches.view(stored)
     scale = {"k_scale": 0.5, "v_scale": 0.5} if stored is not dtype else {}
     folio.rope_append(
         runner.context,

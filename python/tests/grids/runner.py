@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import random
 import zlib
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -18,7 +19,9 @@ import folio
 #: Most scores, and numbers of keys, that the formula is computed of, by device. Longer problems are sampled by row.
 BUDGET = {"cpu": 1 << 20, "cuda": 48 << 20}
 #: Most multiplications of a layer, and numbers of a cache, of a problem that is run on the CPU. Longer ones are cut.
-MOST_ON_CPU = 1 << 28, 1 << 22
+MOST_ON_CPU = 1 << 25, 1 << 21
+#: Layers of a problem that are run on the CPU.
+LAYERS_ON_CPU = 3
 
 
 @dataclass(frozen=True)
@@ -113,18 +116,29 @@ class Problem:
     def kv_lens(self):
         return [kv for _, kv in self.lens]
 
+    @property
+    def table_entries(self):
+        """Pages of all requests."""
+        return sum(-(-kv // self.page) for kv in self.kv_lens)
+
     def for_cpu(self):
-        """The same with fewer requests and shorter ones, where it is too large for the CPU."""
-        problem = replace(self, num_pages=min(self.num_pages, 512))
+        """What of it the CPU runs: fewer requests with fewer rows and then fewer keys, where it is too large, and some
+        of its layers."""
+        layers = random.Random(f"{seed()} {self}").sample(self.layers, min(LAYERS_ON_CPU, len(self.layers)))
+        problem = replace(self, num_pages=min(self.num_pages, 512), layers=tuple(layers))
         while problem.work() > MOST_ON_CPU[0] or problem.numbers() > MOST_ON_CPU[1]:
-            if len(problem.lens) > 4:
-                lens = problem.lens[: (len(problem.lens) + 1) // 2]
-            else:
-                lens = tuple(((qo + 1) // 2, (kv + 1) // 2) for qo, kv in problem.lens)
-            problem = replace(problem, lens=lens)
+            problem = replace(problem, lens=problem.shorter_lens())
             if problem.prefix:
                 problem = replace(problem, prefix=min(problem.prefix, shared_by_all(problem)))
         return problem
+
+    def shorter_lens(self):
+        """Half of the requests, of their rows, or of their keys: the first that is more than enough."""
+        if len(self.lens) > 4:
+            return self.lens[: (len(self.lens) + 1) // 2]
+        if max(self.qo_lens) > 20 and all(kv >= qo for qo, kv in self.lens):
+            return tuple((qo - qo // 2, kv - qo // 2) for qo, kv in self.lens)
+        return tuple(((qo + 1) // 2, (kv + 1) // 2) for qo, kv in self.lens)
 
     def work(self):
         return sum(qo * kv for qo, kv in self.lens) * self.heads * (self.dim + self.width_vo) * self.runs
@@ -135,7 +149,7 @@ class Problem:
 
 def shared_by_all(problem):
     """The whole pages that all requests have before their new tokens."""
-    return min(kv - qo for qo, kv in problem.lens) // problem.page * problem.page
+    return max(min(kv - qo for qo, kv in problem.lens), 0) // problem.page * problem.page
 
 
 def lens_of(case):
@@ -165,45 +179,107 @@ def problem_of(case):
 
 
 class Runner:
-    """A device, and the handles that were made last.
-
-    Attributes:
-        worst: the largest part of the allowed error that was met is not kept; what is kept is how many runs there were.
-    """
+    """A device to run problems on."""
 
     def __init__(self, device):
         self.device = device
         self.context = folio.Context(device, **({"num_threads": 2} if device == "cpu" else {}))
-        self.handles = OrderedDict()
+        self.stream = None
+        if device == "cuda":
+            # Not the default stream, which waits for all others.
+            self.stream, self.stream_before = torch.cuda.Stream(), torch.cuda.current_stream()
+            torch.cuda.set_stream(self.stream)
 
     def close(self):
-        for handle in self.handles.values():
-            handle.close()
+        if self.stream:
+            self.stream.synchronize()
+            torch.cuda.set_stream(self.stream_before)
         self.context.close()
 
-    def handle(self, kind, **desc):
-        """A handle for a desc; equal descs have the same one."""
-        key = (kind, *sorted(desc.items()))
-        if key not in self.handles:
-            while len(self.handles) >= 6:
-                self.handles.popitem(last=False)[1].close()
-            self.handles[key] = kind(self.context, **desc)
-        self.handles.move_to_end(key)
-        return self.handles[key]
+    def check_all(self, problems, tolerance):
+        """Compares problems with the formula, those of one handle after each other; how many runs that was."""
+        if self.device == "cpu":
+            problems = [problem.for_cpu() for problem in problems]
+        runs = 0
+        for kind, desc, alike in by_handle(problems):
+            with kind(self.context, **desc) as handle:
+                runs += sum(self.check(handle, problem, tolerance) for problem in alike)
+        return runs
 
-    def check(self, problem, tolerance):
+    def check(self, handle, problem, tolerance):
         """Compares all layers of a problem with the formula; how many runs that was."""
-        problem = problem.for_cpu() if self.device == "cpu" else problem
-        attempt = Attempt(self, problem)
+        attempt = Attempt(self, handle, problem)
         for layer in problem.layers:
             attempt.check(layer, tolerance)
         return len(problem.layers) * problem.runs
 
 
+#: Handles by what a problem says of its kind.
+HANDLES = {
+    "decode": folio.Decode,
+    "prefill": folio.Prefill,
+    "ragged": folio.Prefill,
+    "extend": folio.Prefill,
+    "cascade": folio.Cascade,
+}
+
+
+def by_handle(problems):
+    """`(class, desc, problems)` of each handle: problems that differ in lengths alone share one, with the maxima of all.
+
+    Rows of a request are an exception: kernels are chosen by them.
+    """
+    alike = {}
+    for problem in problems:
+        kind, fixed, maxima = desc_of(problem)
+        group = alike.setdefault((kind.__name__, *fixed.items()), (kind, fixed, [], []))
+        group[2].append(maxima)
+        group[3].append(problem)
+    for kind, fixed, maxima, members in alike.values():
+        yield kind, {**fixed, **{name: max(each[name] for each in maxima) for name in maxima[0]}}, members
+
+
+def desc_of(problem):
+    """The class of a problem's handle, what it is made from, and the maxima of that."""
+    desc = {
+        "q_dtype": problem.dtype,
+        "kv_dtype": problem.kv_dtype,
+        "o_dtype": problem.o_dtype,
+        "max_qo_len": max(max(problem.qo_lens), 1),
+    }
+    maxima = {"max_batch_size": len(problem.lens), "max_kv_len": max(*problem.kv_lens, 1)}
+    if problem.kind != "ragged":
+        desc["page_size"] = problem.page
+        maxima["max_num_pages"] = max(problem.table_entries, 1)
+    if problem.latent:
+        desc.update(
+            cache_format=problem.cache_format,
+            num_heads=problem.heads // problem.kv_heads,
+            kv_lora_rank=problem.latent,
+            qk_rope_head_dim=problem.dim - problem.latent,
+        )
+        return folio.Mla, desc, maxima
+    desc.update(
+        num_qo_heads=problem.heads,
+        num_kv_heads=problem.kv_heads,
+        head_dim_qk=problem.dim,
+        head_dim_vo=problem.width_vo,
+        kv_layout=problem.layout,
+        kv_format=problem.kv_format,
+    )
+    if problem.kind != "decode":
+        maxima["max_num_tokens"] = sum(problem.qo_lens)
+    if problem.kind == "ragged":
+        desc["kv_storage"] = "ragged"
+    if problem.kind == "extend":
+        desc["new_kv_dtype"] = problem.dtype
+    return HANDLES[problem.kind], desc, maxima
+
+
 class Attempt:
     """A problem on its way: tensors, and a handle with a plan."""
 
-    def __init__(self, runner, problem):
+    def __init__(self, runner, handle, problem):
         self.runner, self.problem, self.device = runner, problem, runner.device
         seed = zlib.crc32(repr(problem).encode())
         self.rng = np.random.default_rng(seed)
@@ -218,7 +294,8 @@ class Attempt:
         )
         self.slopes = torch.exp2(-8 * torch.arange(1, problem.heads + 1, device=self.device) / problem.heads)
         self.sinks = torch.rand(problem.heads, generator=self.generator, device=self.device) * 5
-        self.handle = self._planned()
+        self.handle = handle
+        self._plan()
 
     def _pages(self):
         problem = self.problem
@@ -233,63 +310,14 @@ class Attempt:
             prefix=problem.prefix,
         )
 
-    # --- Handle and plan --------------------------------------------------------------------------
-
-    def _planned(self):
+    def _plan(self):
         problem = self.problem
-        kind = {
-            "decode": folio.Decode,
-            "prefill": folio.Prefill,
-            "ragged": folio.Prefill,
-            "extend": folio.Prefill,
-            "cascade": folio.Cascade,
-            "mla": folio.Mla,
-        }["mla" if problem.latent else problem.kind]
-        handle = self.runner.handle(kind, **self._desc(kind))
         lengths = {"qo_indptr": self.qo_indptr}
-        if kind in (folio.Decode, folio.Mla) and len(set(problem.qo_lens)) == 1:
+        if isinstance(self.handle, (folio.Decode, folio.Mla)) and len(set(problem.qo_lens)) == 1:
             lengths = {"qo_len": problem.qo_lens[0]}
         cached = [kv - qo for qo, kv in problem.lens] if problem.kind == "extend" else None
         shared = {"prefixes": {"common_prefix_len": problem.prefix}} if problem.kind == "cascade" else {}
-        stream = torch.cuda.current_stream() if self.device == "cuda" else None
-        handle.plan(**lengths, **self.pages.form(problem.form_name, cached), **shared, stream=stream)
-        return handle
-
-    def _desc(self, kind):
-        problem = self.problem
-        desc = {
-            "q_dtype": problem.dtype,
-            "kv_dtype": problem.kv_dtype,
-            "o_dtype": problem.o_dtype,
-            "max_batch_size": bucket(len(problem.lens), 4),
-            "max_kv_len": bucket(max(problem.kv_lens), 1024),
-            "max_qo_len": max(max(problem.qo_lens), 1),
-        }
-        if problem.kind != "ragged":
-            desc.update(page_size=problem.page, max_num_pages=bucket(int(self.pages.counts.sum()), 64))
-        if kind is folio.Mla:
-            return {
-                **desc,
-                "cache_format": problem.cache_format,
-                "num_heads": problem.heads // problem.kv_heads,
-                "kv_lora_rank": problem.latent,
-                "qk_rope_head_dim": problem.dim - problem.latent,
-            }
-        desc.update(
-            num_qo_heads=problem.heads,
-            num_kv_heads=problem.kv_heads,
-            head_dim_qk=problem.dim,
-            head_dim_vo=problem.width_vo,
-            kv_layout=problem.layout,
-            kv_format=problem.kv_format,
-        )
-        if kind is not folio.Decode:
-            desc["max_num_tokens"] = bucket(sum(problem.qo_lens), 64)
-        if problem.kind == "ragged":
-            desc["kv_storage"] = "ragged"
-        if problem.kind == "extend":
-            desc["new_kv_dtype"] = problem.dtype
-        return desc
+        self.handle.plan(**lengths, **self.pages.form(problem.form_name, cached), **shared, stream=self.runner.stream)
 
     # --- Runs -------------------------------------------------------------------------------------
 
@@ -364,8 +392,9 @@ class Attempt:
         return torch.cat([causal_mask(qo, kv, packed, self.device) for qo, kv in self.problem.lens])
 
     def _new_slots(self):
-        tokens = [(b, t) for b, (qo, kv) in enumerate(self.problem.lens) for t in range(kv - qo, kv)]
-        request, token = np.array(tokens, np.int64).T
+        qo_lens, kv_lens = np.array(self.problem.lens, np.int64).T
+        request = np.repeat(np.arange(len(qo_lens)), qo_lens)
+        token = np.arange(len(request)) - self.qo_indptr[request] + (kv_lens - qo_lens)[request]
         page = self.problem.page
         slots = self.pages.tables[request, token // page].astype(np.int64) * page + token % page
         return torch.from_numpy(slots).to(self.device)
@@ -433,16 +462,12 @@ class Attempt:
         return want.mul_(layer.k_scale if problem.latent else layer.v_scale), lse
 
 
-def bucket(number, least):
-    """The next power of two: maxima that differ little make one handle."""
-    return max(least, 1 << (max(number, 1) - 1).bit_length())
-
-
 def bits(tensor):
     """A tensor's bits as integers, which compare equal where NaN would not."""
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
+@functools.lru_cache(maxsize=2)
 def causal_mask(qo_len, kv_len, packed, device):
     """A request's causal mask: a byte for each row and key, or a bit, in little-endian bytes."""
     keys = torch.arange(kv_len, device=device)

@@ -64,7 +64,7 @@ class DsMla:
         count = pages.count * pages.page_size
         latent = numbers(generator, (count, 4, TILE), torch.float32, problem.amplitude)
         # The tiles of a record are of different sizes.
-        latent *= torch.rand((count, 4, 1), generator=generator, device=generator.device) * 2 + 0.05
+        latent *= torch.rand((count, 4, 1), generator=generator, device=generator.device) * 0.95 + 0.05
         self.records = ds_mla_records(latent, numbers(generator, (count, 64), torch.bfloat16, problem.amplitude))
         unused = torch.ones(count, dtype=torch.bool, device=generator.device)
         unused[torch.from_numpy(pages.slots).to(generator.device)] = False
