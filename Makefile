@@ -18,6 +18,8 @@
 #   make test-torch-ops, test-vllm, test-sglang
 #                                     the integrations, in a virtual environment of 7 GB with PyTorch and vLLM
 #   make test-python-gpu              the Python packages on a GPU, with the PyTorch of PYTHON
+#   make test-grids-gpu               of them, the grids of the peers' unit tests
+#   make test-grids                   a sample of these on the CPU
 #   make bench                        the CPU benchmarks
 #   make pictures                     the pictures of the benchmarks, from the figures in the repository
 #   make test SEED=7                  the same with other random cases
@@ -29,7 +31,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools clean
+    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -200,15 +202,27 @@ test-python: wheel
 # On a machine with a GPU, whose Python has PyTorch, NumPy, cffi and pytest: nothing is installed. The library is that of
 # `make demo`, or FOLIO_LIBRARY's.
 GPU_SOURCES := $(CURDIR)/python/src:$(CURDIR)/integrations/torch/src:$(CURDIR)/integrations/sglang/src
-test-python-gpu: export PYTHONPATH := $(GPU_SOURCES)
-test-python-gpu: export FOLIO_LIBRARY ?= $(CARGO_TARGET_DIR)/release/libfolio.so
-test-python-gpu:
+GPU_TESTS := test-python-gpu test-grids-gpu test-grids
+$(GPU_TESTS): export PYTHONPATH := $(GPU_SOURCES)
+$(GPU_TESTS): export FOLIO_LIBRARY ?= $(CARGO_TARGET_DIR)/release/libfolio.so
+test-python-gpu: test-grids-gpu
 	$(call say,The Python packages on a GPU)
-	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available(), "PyTorch finds no GPU"'
 	cd python && $(PYTHON) -m pytest --quiet tests/test_gpu.py
 	cd integrations/torch && $(PYTHON) -m pytest --quiet tests -k "not cpu"
 	cd integrations/sglang && $(PYTHON) -m pytest --quiet tests -k "not cpu"
 	cd integrations/vllm && $(PYTHON) -m pytest --quiet tests/test_plans_gpu.py
+
+# Grids of the peers' unit tests, whole; the last lines of the output say how many runs each was.
+test-grids-gpu:
+	$(call say,Grids of the peers on a GPU)
+	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available(), "PyTorch finds no GPU"'
+	cd python && $(PYTHON) -m pytest --quiet tests/grids -k "not cpu"
+
+# Some combinations of each, which SEED draws, on the CPU.
+test-grids: export FOLIO_GRIDS_SEED ?= $(SEED)
+test-grids:
+	$(call say,A sample of the grids of the peers)
+	cd python && $(PYTHON) -m pytest --quiet tests/grids -k "not cuda"
 
 # --- PyTorch, vLLM and SGLang --------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""Grids of multi-head latent attention, as the unit tests of FlashMLA, vLLM, FlashInfer, SGLang and FastDeploy have them.
+"""Grids of multi-head latent attention: those of FlashMLA, vLLM, FlashInfer, SGLang and FastDeploy, as tables.
 
-The scale is that of the tests, 1 / sqrt(576), where they say no other. Where a peer compares two of its kernels, or says
-no number, the tolerance is that of its tests of the same type.
+The scale is that of the tests, 1 / sqrt(576), where they say no other. Where a peer compares two of its kernels, or
+says no number, the tolerance is that of its tests of the same type.
 """
 
 from __future__ import annotations

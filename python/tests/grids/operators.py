@@ -1,5 +1,6 @@
-"""Grids of what writes and reads caches and merges states, as the unit tests of vLLM, FlashInfer, SGLang and FastDeploy
-have them."""
+"""Grids of what merges states, writes and reads caches and lists indices: those of vLLM, FlashInfer, SGLang and
+FastDeploy, as tables, and how a row of each is checked.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def check_combine(runner, case, tolerance):
     o = numbers(made, (ranks, *shape, case["dim"]), getattr(torch, case["dtype"]))
     lse_all = numbers(made, (ranks, *shape), torch.float32, 3.0)
     lse_all[0, 1] = -torch.inf
-    total, lse = torch.zeros((*shape, case["dim"]), device=runner.device, dtype=torch.float64), torch.empty_like(lse_all)
+    total = torch.zeros((*shape, case["dim"]), device=runner.device, dtype=torch.float64)
+    lse = torch.empty_like(lse_all)
     for rank in range(ranks):
         share = torch.empty_like(o[rank])
         folio.cp_correct(runner.context, lse_all=lse_all, o=o[rank], o_out=share, lse_out=lse[rank], rank=rank)

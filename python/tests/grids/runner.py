@@ -153,8 +153,10 @@ def shared_by_all(problem):
 
 
 def lens_of(case):
-    """Lengths of a table's row: `lens`, or `batch`, `qo`, `kv`, and with `varlen` keys around kv as the peers draw them,
-    of which some are none with `zeros`."""
+    """Lengths of a table's row: `lens`, or `batch`, `qo` and `kv`.
+
+    With `varlen` keys are drawn around kv as the peers do it; with `zeros` some requests have none.
+    """
     if "lens" in case:
         return tuple(case.pop("lens"))
     batch, qo, kv = (case.pop(name) for name in ("batch", "qo", "kv"))
@@ -225,9 +227,10 @@ HANDLES = {
 
 
 def by_handle(problems):
-    """`(class, desc, problems)` of each handle: problems that differ in lengths alone share one, with the maxima of all.
+    """`(class, desc, problems)` of each handle.
 
-    Rows of a request are an exception: kernels are chosen by them.
+    Problems that differ in lengths alone share one, with the maxima of all. The most rows of a request are an
+    exception: kernels are chosen by them.
     """
     alike = {}
     for problem in problems:
