@@ -33,9 +33,7 @@ class Pages:
         lasts = int((rest > 0).sum())
         self.count = max(own + lasts + 3, at_least)
         ids = rng.permutation(self.count)[: own + lasts]
-        filled = np.resize(ids[:own], full.sum()) if own else ids[:0]
-        if own < full.sum():
-            rng.shuffle(filled)
+        filled = ids[:own] if own == full.sum() else ids[rng.integers(own, size=full.sum())]
         self.tables = np.full((len(self.kv_lens), int(self.counts.max(initial=0)) + 2), GARBAGE, np.int32)
         columns = np.arange(self.tables.shape[1])
         self.tables[columns < full[:, None]] = filled

@@ -25,7 +25,9 @@ FLASHMLA = {
         for heads, kv_heads in product([1, 3, 9, 63, 64, 126, 128], [1, 2, 3, 8])
         if heads % kv_heads == 0
     ],
+    # The absolute tolerances are for small values and scores.
     "amplitude": 0.1,
+    "q_amplitude": 2.0,
     "layers": BOTH,
 }
 FLASHMLA_TOLERANCE = Tolerance(8e-4, 2.01 / 128, 5e-6, 1e-6, 8.01 / 65536, either=True)
