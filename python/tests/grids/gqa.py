@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+
 from grids.grid import Grid
 from grids.runner import Layer, Tolerance
 
@@ -42,10 +43,7 @@ def random_lens(seed, batch, rows, past):
 # --- vLLM ------------------------------------------------------------------------------------------
 
 UNIFIED = {
-    ("kind", "lens"): [
-        ("prefill", ((1, 1328), (5, 18), (129, 463))),
-        ("decode", ((1, 523), (1, 37), (1, 2011))),
-    ],
+    ("kind", "lens"): [("prefill", ((1, 1328), (5, 18), (129, 463))), ("decode", ((1, 523), (1, 37), (1, 2011)))],
     ("heads", "kv_heads"): [(4, 4), (8, 2), (5, 1)],
     "dim": [128, 256],
     "num_pages": [2048, 32768],

@@ -7,11 +7,11 @@ from __future__ import annotations
 import zlib
 
 import torch
-from grids.batches import as_bytes, numbers
-from grids.grid import Grid
-from grids.storage import TILE, ds_mla_rows
 
 import folio
+from grids.batches import GARBAGE, as_bytes, numbers
+from grids.grid import Grid
+from grids.storage import TILE, ds_mla_records, ds_mla_rows
 
 EXACT, ROUNDED = (0.0, 0.0), (1e-3, 0.1)
 #: Most numbers of a tensor on the CPU: tokens and pages are cut to it.
@@ -48,7 +48,7 @@ def quantised(x, dtype, scale):
 
 def check_merge(runner, case, tolerance):
     """Two states; a tenth of the lse of each is +inf, never both; lse lie as `[heads, tokens]`."""
-    made, (atol, rtol) = generator_of(runner, case), tolerance
+    made = generator_of(runner, case)
     heads, dim = case["heads"], case["dim"]
     tokens = cut(runner, case["tokens"], heads * dim)
     dtype = getattr(torch, case["dtype"])
@@ -156,6 +156,38 @@ def check_append(runner, case, tolerance):
     for part, rows, name in zip(caches, (key, value), ("k", "v")):
         part = part if case["layout"] == "nhd" else part.transpose(1, 2)
         check_slots(part.reshape(pages * page, heads, dim), rows, slots, stored, scale_of(scales, name), tolerance)
+    return 1
+
+
+def check_packed_append(runner, case, tolerance):
+    """The same to keys `[pages, heads, dim / x, page, x]` and values `[pages, heads, dim, page]`."""
+    made = generator_of(runner, case)
+    tokens, heads, dim, page = case["tokens"], 8, case["dim"], case["page"]
+    pages = cut(runner, case["pages"], page * heads * dim)
+    dtype, stored = (getattr(torch, case[name]) for name in ("dtype", "kv_dtype"))
+    key, value = numbers(made, (2, tokens, heads, dim), dtype)
+    slots = torch.randperm(pages * page, generator=made, device=runner.device)[:tokens]
+    slots[::7] = -1
+    together = 16 // stored.itemsize
+    k_cache, v_cache = (
+        torch.full((pages, heads, *shape), 3, device=runner.device, dtype=storable(stored))
+        for shape in ((dim // together, page, together), (dim, page))
+    )
+    scales = scales_of(case["scales"], key, value)
+    folio.kv_append(
+        runner.context,
+        key=key,
+        value=value,
+        k_cache=k_cache.view(stored),
+        v_cache=v_cache.view(stored),
+        slot_mapping=slots,
+        kv_format="packed_keys",
+        **scales,
+    )
+    flat_k = k_cache.permute(0, 3, 1, 2, 4).reshape(-1, heads, dim)
+    flat_v = v_cache.permute(0, 3, 1, 2).reshape(-1, heads, dim)
+    for flat, rows, name in ((flat_k, key, "k"), (flat_v, value, "v")):
+        check_slots(flat, rows, slots, stored, scale_of(scales, name), tolerance)
     return 1
 
 
@@ -283,9 +315,7 @@ def check_ds_mla_append(runner, case, tolerance):
     latent, rope = numbers(made, (tokens, 512), dtype), numbers(made, (tokens, 64), dtype)
     slots = torch.randperm(pages * page, generator=made, device=runner.device)[:tokens]
     cache = torch.full((pages, page, 656), 3, device=runner.device, dtype=torch.uint8)
-    folio.mla_append(
-        runner.context, latent=latent, rope=rope, kv=cache, slot_mapping=slots, cache_format="fp8_ds_mla"
-    )
+    folio.mla_append(runner.context, latent=latent, rope=rope, kv=cache, slot_mapping=slots, cache_format="fp8_ds_mla")
     records = cache.flatten(0, 1)
     got = ds_mla_rows(records[slots])
     scales = records[slots][:, 512:528].contiguous().view(torch.float32)
@@ -300,9 +330,8 @@ def check_ds_mla_append(runner, case, tolerance):
 def check_mla_gather(runner, case, tolerance):
     """Rows of requests from tokens on that begin within pages, converted; entries behind the last page are garbage."""
     made, page, pages = generator_of(runner, case), case["page"], case["pages"]
-    dtype, stored = (getattr(torch, case[name] or case["dtype"]) for name in ("dtype", "kv_dtype"))
-    batch, most = case["batch"], case["most"]
-    cache = numbers(made, (pages, page, 576), stored)
+    dtype, batch, most = getattr(torch, case["dtype"]), case["batch"], case["most"]
+    cache, exact, options = gathered_cache(made, pages * page, case["kv_dtype"] or case["dtype"], dtype)
     lengths = torch.randint(0, most + 1, (batch,), generator=made, device=runner.device)
     starts = torch.randint(0, 2 * page, (batch,), generator=made, device=runner.device) * case["starts"]
     columns = (most + 2 * page) // page + 1
@@ -310,22 +339,35 @@ def check_mla_gather(runner, case, tolerance):
     behind = torch.arange(columns, device=runner.device) * page >= (starts + lengths)[:, None]
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     dst = torch.full((int(ends[-1]) + 3, 576), 3, device=runner.device, dtype=dtype)
-    scale = 0.1 if stored is not dtype else 1.0
     folio.mla_gather(
         runner.context,
-        kv=cache,
+        kv=cache.view(pages, page, -1),
         dst=dst,
         cu_seq_lens=ends.int(),
         seq_starts=starts.int(),
-        block_table=table.masked_fill(behind, 2147480000).int(),
-        k_scale=scale if stored is not dtype else 0,
+        block_table=table.masked_fill(behind, GARBAGE).int(),
+        **options,
     )
     request = torch.arange(batch, device=runner.device).repeat_interleave(lengths)
     token = torch.arange(int(ends[-1]), device=runner.device) - ends[request] + starts[request]
-    rows = as_bytes(cache).flatten(0, 1)[table[request, token // page] * page + token % page].view(stored)
-    near(dst[:-3], rows.float() * scale, tolerance)
+    near(dst[:-3], exact(table[request, token // page] * page + token % page), tolerance)
     assert bool((dst[-3:] == 3).all())
     return 1
+
+
+def gathered_cache(made, count, stored, dtype):
+    """So many records of a type, what gives rows of them as numbers, and the options of a gather."""
+    if stored == "fp8_ds_mla":
+        latent = numbers(made, (count, 4, TILE), torch.float32)
+        records = ds_mla_records(latent, numbers(made, (count, 64), torch.bfloat16))
+        return records, lambda slots: ds_mla_rows(records[slots]), {"cache_format": stored}
+    records = numbers(made, (count, 576), getattr(torch, stored))
+    scale = 1.0 if records.dtype is dtype else 0.1
+
+    def rows(slots):
+        return as_bytes(records)[slots].view(records.dtype).float() * scale
+
+    return records, rows, {} if scale == 1 else {"k_scale": scale}
 
 
 # --- Indices ---------------------------------------------------------------------------------------
@@ -377,12 +419,7 @@ MERGES = [
     Grid(
         "merge_of_cascades",
         "vLLM test_cascade_flash_attn.py",
-        {
-            "tokens": [1, 39, 16912],
-            "heads": [4, 8, 16],
-            "dim": [128, 192, 256],
-            "dtype": ["float16", "bfloat16"],
-        },
+        {"tokens": [1, 39, 16912], "heads": [4, 8, 16], "dim": [128, 192, 256], "dtype": ["float16", "bfloat16"]},
         (1e-2, 1e-2),
         check_merge,
     ),
@@ -423,6 +460,20 @@ CACHES = [
             check_append,
         )
         for dtype in ("bfloat16", "float32")
+    ),
+    Grid(
+        "append_packed",
+        "vLLM test_cache.py",
+        {
+            "tokens": 42,
+            "dim": [64, 80, 256],
+            "page": [8, 16, 32],
+            "pages": [1024, 10000],
+            "dtype": "bfloat16",
+            ("kv_dtype", "scales"): [("bfloat16", None), ("float8_e4m3fn", "tensor")],
+        },
+        ROUNDED,
+        check_packed_append,
     ),
     *(
         Grid(
@@ -483,7 +534,7 @@ CACHES = [
             "pages": 1024,
             "starts": [0, 1],
             "dtype": ["float32", "float16", "bfloat16"],
-            "kv_dtype": [None, "float8_e4m3fn"],
+            "kv_dtype": [None, "float8_e4m3fn", "fp8_ds_mla"],
         },
         ROUNDED,
         check_mla_gather,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
 from grids.batches import cache, numbers, rows_of
 
 #: The numbers that four bits of e2m1 stand for.

@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import oracle  # noqa: E402
-from grids import formula, gqa, mla, operators  # noqa: E402
+
+from grids import batches, formula, gqa, mla, operators  # noqa: E402
 from grids.runner import problem_of, seed  # noqa: E402
 
 #: Combinations of a grid that run on the CPU.
@@ -33,6 +34,25 @@ def test_grid(runner, counted, grid):
     else:
         runs = runner.check_all([problem_of(case) for case in cases], grid.tolerance)
     counted(runner.device, grid.name, runs, time.perf_counter() - started)
+
+
+@pytest.mark.parametrize("most_tokens", [1000, 40])
+def test_nobody_has_what_is_nan(most_tokens):
+    """Pages of 16: keys of requests are numbers, all else is NaN or garbage, also where full pages come twice."""
+    kv_lens = [0, 1, 16, 50, 33, 64]
+    pages = batches.Pages(np.random.default_rng(1), kv_lens, 16, most_tokens=most_tokens)
+    cache = batches.cache(torch.Generator().manual_seed(1), pages, (2,), torch.float32)
+    seen = torch.zeros(pages.count, 16, dtype=torch.bool)
+    for table, kv_len in zip(pages.tables, kv_lens):
+        used = -(-kv_len // 16)
+        assert (table[used:] == batches.GARBAGE).all() and (table[:used] < pages.count).all()
+        tokens = np.arange(kv_len)
+        at = table[tokens // 16], tokens % 16
+        assert cache[at].isfinite().all()
+        seen[at] = True
+    assert cache[~seen].isnan().all() or most_tokens < sum(kv_lens)
+    lasts = [table[kv_len // 16] for table, kv_len in zip(pages.tables, kv_lens) if kv_len % 16]
+    assert cache[lasts].isnan().any(1).all() and len(set(lasts)) == len(lasts)
 
 
 def test_names_of_grids_are_their_own():
