@@ -110,7 +110,7 @@ def check_masked_merge(runner, case, tolerance):
 def check_combine(runner, case, tolerance):
     """Outputs of ranks, each scaled by its share of the softmax, add up to one over the keys of all."""
     made, ranks = generator_of(runner, case), case["ranks"]
-    shape = (case["tokens"], case["heads"])
+    shape = (cut(runner, case["tokens"], ranks * case["heads"] * case["dim"]), case["heads"])
     o = numbers(made, (ranks, *shape, case["dim"]), getattr(torch, case["dtype"]))
     lse_all = numbers(made, (ranks, *shape), torch.float32, 3.0)
     lse_all[0, 1] = -torch.inf
