@@ -190,12 +190,16 @@ def problem_of(case):
 
 
 class Runner:
-    """A device to run problems on."""
+    """A device to run problems on.
+
+    Attributes:
+        failures: what went wrong; whoever asks for checks looks at it.
+    """
 
     def __init__(self, device):
         self.device = device
         self.context = folio.Context(device, **({"num_threads": 2} if device == "cpu" else {}))
-        self.stream = None
+        self.stream, self.failures = None, []
         if device == "cuda":
             # Not the default stream, which waits for all others.
             self.stream, self.stream_before = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -212,14 +216,24 @@ class Runner:
         if self.device == "cpu":
             problems = [problem.for_cpu() for problem in problems]
             tolerance = replace(tolerance, lse_atol=max(tolerance.lse_atol, SCORES_ON_CPU))
-        runs = 0
-        for kind, desc, alike in by_handle(problems):
-            with kind(self.context, **desc) as handle:
-                runs += sum(self.check(handle, problem, tolerance) for problem in alike)
+        runs = sum(self.attempt(self.check_alike, *group, tolerance) for group in by_handle(problems))
         if self.device == "cuda":
             # The next grid has tensors of other sizes.
             torch.cuda.empty_cache()
         return runs
+
+    def check_alike(self, kind, desc, problems, tolerance):
+        """Those of one handle."""
+        with kind(self.context, **desc) as handle:
+            return sum(self.attempt(self.check, handle, problem, tolerance) for problem in problems)
+
+    def attempt(self, check, *arguments):
+        """What a check returns. If it fails, that is noted, and the next ones are made nevertheless."""
+        try:
+            return check(*arguments)
+        except (AssertionError, folio.Error) as failure:
+            self.failures.append(f"{type(failure).__name__}: {failure}")
+            return 0
 
     def check(self, handle, problem, tolerance):
         """Compares all layers of a problem with the formula; how many runs that was."""

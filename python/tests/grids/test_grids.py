@@ -15,6 +15,8 @@ from grids.runner import problem_of, seed  # noqa: E402
 
 #: Combinations of a grid that run on the CPU.
 ON_CPU = 2
+#: Failures of a grid that are printed.
+SHOWN = 5
 GRIDS = [*gqa.GRIDS, *mla.GRIDS, *operators.GRIDS]
 
 
@@ -29,11 +31,14 @@ def chosen(grid, device):
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
 def test_grid(runner, counted, grid):
     started, cases = time.perf_counter(), chosen(grid, runner.device)
+    runner.failures.clear()
     if grid.check:
-        runs = sum(grid.check(runner, case, grid.tolerance) for case in cases)
+        runs = sum(runner.attempt(grid.check, runner, case, grid.tolerance) for case in cases)
     else:
         runs = runner.check_all([problem_of(case) for case in cases], grid.tolerance)
     counted(runner.device, grid.name, runs, time.perf_counter() - started)
+    shown = "\n".join(runner.failures[:SHOWN])
+    assert not runner.failures, f"{len(runner.failures)} failures among {len(cases)} combinations:\n{shown}"
 
 
 @pytest.mark.parametrize("most_tokens", [1000, 40])
