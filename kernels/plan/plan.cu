@@ -8,23 +8,25 @@ namespace folio {
 // Requests that are kept in shared memory; larger batches are kept in the workspace.
 constexpr u32 SHARED_REQUESTS = 1024;
 
-// Pieces of fewer units are not worth an item: a share does not end so near to the begin or the end of a tile.
-constexpr u32 FEWEST_UNITS = 3;
+// Pieces of fewer keys are not worth an item: a share does not end so near to the begin or the end of a tile.
+constexpr u32 FEWEST_KEYS = 192;
+__device__ __forceinline__ u32 fewest_units(const FolioPlanParams &p) { return max(1u, FEWEST_KEYS / p.kv_unit); }
 
 // Where the keys of every request are cut: into chunks of one size, or at every multiple of a share of all their units. All
 // tiles of a request are cut alike.
 struct Cut {
     Reciprocal size;  // units
     bool is_shares;
+    u32 fewest;  // units of the smallest piece
 
     // Units before the second piece, if there is one.
     __device__ __forceinline__ u32 first_cut(u32 units_before) const {
         if (!is_shares) return size.divisor;
-        return size.divide_up(units_before + FEWEST_UNITS) * size.divisor - units_before;
+        return size.divide_up(units_before + fewest) * size.divisor - units_before;
     }
     __device__ __forceinline__ u32 pieces(u32 first_cut, u32 units) const {
         if (!is_shares) return max(1u, size.divide_up(units));
-        return units < first_cut + FEWEST_UNITS ? 1 : size.divide(units - first_cut - FEWEST_UNITS) + 2;
+        return units < first_cut + fewest ? 1 : size.divide(units - first_cut - fewest) + 2;
     }
 };
 
@@ -82,10 +84,10 @@ __device__ __forceinline__ u32 worthwhile_share(const FolioPlanParams &p, const 
     const u32 tiles = max(1u, batch.most_tiles), shares = p.max_shares / tiles;
     const u64 units = batch.tile_units / tiles;
     if (shares <= 1 || units >= 1u << 31) return 0;
-    const u32 share = max(divide_up(static_cast<u32>(units), shares), FEWEST_UNITS);
+    const u32 fewest = fewest_units(p), share = max(divide_up(static_cast<u32>(units), shares), fewest);
     // Shares are worth their irregular pieces where chunks take this much longer, in tenths.
     constexpr u64 WORTH_SHARES = 11;
-    const u64 cost = static_cast<u64>(share) + FEWEST_UNITS + p.combine_units;
+    const u64 cost = static_cast<u64>(share) + fewest + p.combine_units;
     return WORTH_SHARES * cost < 10 * cost_of_chunks(p, batch, chunk, counted) ? share : 0;
 }
 
@@ -96,7 +98,7 @@ __device__ __forceinline__ Cut choose(const FolioPlanParams &p, const Requests &
     bool is_shares = false;
 #pragma unroll 1  // one copy of the code
     while (true) {
-        const Cut cut = {Reciprocal(units), is_shares};
+        const Cut cut = {Reciprocal(units), is_shares, fewest_units(p)};
         counted = count(p, all, cut);
         if (is_shares || p.invariant_chunk) return cut;
         const u32 share = worthwhile_share(p, batch, units, counted);

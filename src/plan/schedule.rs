@@ -17,7 +17,7 @@ use super::chunk_size::smallest_chunk;
 use super::divisor::Divisor;
 use super::item_order::{by_share, sort};
 use super::reserve::reserve;
-use super::shares::Shares;
+use super::shares::{Shares, units_of_tile};
 use super::starts::request_starts;
 use crate::error::Result;
 use crate::problem::Tiling;
@@ -77,7 +77,7 @@ enum Cut {
         shares: Shares,
         /// Of units, the keys.
         unit: u32,
-        /// Units of the tiles before this one.
+        /// Units of the batch before the keys of the tile.
         before: u64,
         /// Shares of which pieces were cut.
         begun: u64,
@@ -97,7 +97,7 @@ impl Cut {
             Some(shares) => Cut::Shares {
                 shares,
                 unit: tiling.kv_unit,
-                before: 0,
+                before: shares.keys_of_tile(0),
                 begun: 0,
             },
             None => Cut::Chunks(chunk),
@@ -141,8 +141,14 @@ impl Cut {
 
     /// Goes to the next tile; the request of this one has so many keys.
     fn pass(&mut self, keys: u32) {
-        if let Cut::Shares { unit, before, .. } = self {
-            *before += u64::from(keys.div_ceil(*unit));
+        if let Cut::Shares {
+            shares,
+            unit,
+            before,
+            ..
+        } = self
+        {
+            *before = shares.keys_of_tile(*before + u64::from(keys.div_ceil(*unit)));
         }
     }
 }
@@ -174,10 +180,10 @@ fn cost_of_chunks(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> u64
         whole &= keys <= chunk.divisor;
     }
     let most = u64::from(tiling.max_shares);
-    let (rounds, longest) = (
-        items.div_ceil(most),
-        u64::from(longest.div_ceil(tiling.kv_unit)),
-    );
+    let of_tile = u64::from(units_of_tile(tiling));
+    let units = units + items * of_tile;
+    let longest = u64::from(longest.div_ceil(tiling.kv_unit)) + of_tile;
+    let rounds = items.div_ceil(most);
     let in_rounds = rounds.saturating_mul(units) / items.max(1);
     let units = match tiling.takes_shares {
         // Items are dealt out before it is known how long they take: who has the longest has one of each round.
@@ -445,9 +451,10 @@ mod tests {
         }
     }
 
-    /// Keys of the worker that has the most, against the mean: shares, or rounds of which every other one goes backwards.
+    /// The time of the worker that has the most, against the mean: shares, or rounds of which every other one goes
+    /// backwards. An item takes the time of 192 keys beside its own.
     fn imbalance_of_deal(work: &WorkList, workers: usize) -> f64 {
-        let keys = |item: &WorkItem| u64::from(item.kv_end - item.kv_start);
+        let time = |item: &WorkItem| u64::from(item.kv_end - item.kv_start + 192);
         let mut loads = vec![0; workers];
         for (at, item) in work.items.iter().enumerate() {
             let (round, place) = (at / workers, at % workers);
@@ -464,7 +471,7 @@ mod tests {
                 0 => of_rounds,
                 _ => share.unwrap_or(at),
             };
-            loads[worker] += keys(item);
+            loads[worker] += time(item);
         }
         let mean = loads.iter().sum::<u64>() as f64 / workers as f64;
         *loads.iter().max().unwrap() as f64 / mean

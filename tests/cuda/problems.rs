@@ -254,16 +254,14 @@ pub fn many_requests() {
     }
 }
 
-/// More requests than run at a time, which are cut into equal shares: of one length or of many, of one tile or of several,
-/// and within windows.
+/// More requests than run at a time, which are cut into equal shares: of one length or of many, and within windows.
 pub fn equal_shares() {
     let session = session();
     let equal = |requests, rows, keys| vec![(rows, keys); requests];
-    let ragged = (0..40).map(|b| (1 + b % 3, 900 + b * b * 37 % 2000));
+    let ragged = (0..80).map(|b| (1 + b % 3, 900 + b * b * 37 % 2000));
     for (lens, heads, kv_heads, window) in [
-        (equal(40, 1, 2048), 8, 8, None),
-        (equal(40, 1, 2048), 8, 8, Some((1500, 0))),
-        (equal(72, 20, 900), 12, 1, None),
+        (equal(80, 1, 2048), 8, 8, None),
+        (equal(80, 1, 2048), 8, 8, Some((1500, 0))),
         (ragged.collect(), 8, 8, Some((1500, 0))),
     ] {
         let problem = Problem {
@@ -274,7 +272,7 @@ pub fn equal_shares() {
             },
             ..Problem::plain(&lens)
                 .of(DType::BF16)
-                .heads(heads, kv_heads, 128)
+                .heads(heads, kv_heads, 64)
         };
         for lengths in [&HostMemory as &dyn Memory, &DeviceMemory] {
             let handle = session.attention(problem.desc()).unwrap();

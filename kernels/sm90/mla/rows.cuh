@@ -104,8 +104,13 @@ struct ItemPosition {
 // Else items are sorted by their cost, the largest first, and dealt out in rounds. Every other round goes backwards, so that a
 // CTA that got a large one next gets a small one.
 class Items {
+    static constexpr u32 NONE = 0xffffffff;
+
 public:
-    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p) : Items(p, {blockIdx.y, 0}) {}
+    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p) : Items(p, {blockIdx.y, 0}) {
+        // There may be fewer shares than CTAs.
+        if (counts[4] > 0 && blockIdx.y >= counts[4]) at.index = NONE;
+    }
     __device__ __forceinline__ Items(const FolioMlaHopperParams &p, ItemPosition at)
         : counts(p.mla.attention.plan.counts), at(at) {}
 
@@ -128,8 +133,6 @@ public:
     }
 
 private:
-    static constexpr u32 NONE = 0xffffffff;
-
     const u32 *counts;
     ItemPosition at;
 };

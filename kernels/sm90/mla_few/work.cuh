@@ -14,6 +14,10 @@ struct Unit {
     u32 first_row, num_rows;
 };
 
+__device__ __forceinline__ u32 num_units(const FolioMlaFewParams &params) {
+    return params.mla.attention.plan.counts[0] * params.mla.row_tiles;
+}
+
 __device__ __forceinline__ Unit read_unit(const FolioMlaFewParams &params, u32 index) {
     const FolioAttentionParams &p = params.mla.attention;
     // Nearly always one tile: a division would delay the first load.
@@ -38,56 +42,21 @@ __device__ __forceinline__ Unit read_unit(const FolioMlaFewParams &params, u32 i
     return unit;
 }
 
-// The units of a CTA. They are those of its share of the batch, as sm90/mla/rows.cuh says of items. Or items are sorted, the
-// largest first, and dealt out in rounds of which every other one goes backwards, so that a CTA that got a large one gets a
-// small one next.
-class Units {
-public:
-    __device__ __forceinline__ explicit Units(const FolioMlaFewParams &params)
-        : counts(params.mla.attention.plan.counts), tiles(params.mla.row_tiles), index(blockIdx.x), done(0) {
-        count = counts[0] * tiles, shares = counts[4];
-        // Some CTAs may be left over where an item has several tiles.
-        if (shares > 0 && tiles > 1 && blockIdx.x / tiles >= shares_at_a_time()) index = count;
-    }
-
-    __device__ __forceinline__ bool any() const { return index < count; }
-    __device__ __forceinline__ u32 current() const { return index; }
-
-    __device__ __forceinline__ void next() {
-        if (shares == 0) {
-            ++done;
-            index = done * gridDim.x + (done & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-            return;
-        }
-        const u32 tile = blockIdx.x % tiles, share = blockIdx.x / tiles + done * shares_at_a_time();
-        u32 item = index / tiles;
-        item = item == share ? counts[5 + share] : item + 1;
-        if (item >= counts[6 + share]) {
-            ++done;
-            item = share + shares_at_a_time();
-            if (item >= shares) item = counts[0];
-        }
-        index = item * tiles + tile;
-    }
-
-private:
-    __device__ __forceinline__ u32 shares_at_a_time() const { return max(gridDim.x / tiles, 1u); }
-
-    const u32 *counts;
-    u32 tiles, index, done, count, shares;
-};
-
-// Calls `work` for the CTA's units, in an order that all of its warps have in common.
+// Calls `work` for the CTA's units, in an order that all of its warps have in common. Items are sorted, the largest
+// first: every other round goes backwards, so that a CTA that got a large one gets a small one next.
 template <class Work>
 __device__ __forceinline__ void for_each_unit(const FolioMlaFewParams &params, Work &&work) {
     // Asked for at once: a unit that the number of units says is not there is one round trip cheaper than to wait for it.
     Unit unit = read_unit(params, blockIdx.x);
-    Units units(params);
+    const u32 count = num_units(params);
+    u32 index = blockIdx.x;
+    bool backwards = false;
 #pragma unroll 1
-    while (units.any()) {
-        if (unit.num_rows > 0) work(unit);
-        units.next();
-        if (units.any()) unit = read_unit(params, units.current());
+    for (u32 first = 0; first < count; first += gridDim.x) {
+        if (index < count && unit.num_rows > 0) work(unit);
+        backwards = !backwards;
+        index = first + gridDim.x + (backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (index < count) unit = read_unit(params, index);
     }
 }
 

@@ -155,7 +155,8 @@ impl AttentionKernel for Sm90MlaFew {
             kv_unit: 128,
             max_splits: at_a_time,
             max_shares: at_a_time,
-            takes_shares: true,
+            // Its memory is shared by whoever still has items, and those of fp8 records take longer beside their keys.
+            takes_shares: false,
             least_gain: 0,
             invariant_chunk: 2048,
             combine_units: COMBINE_UNITS,
