@@ -1,5 +1,5 @@
-//! The documents name files and tests that exist: links, paths in backticks, and the tests of docs/features.md and
-//! docs/coverage.md.
+//! The documents name files and tests that exist: links, paths in backticks, the tests of docs/features.md and
+//! docs/coverage.md, and Python tests, make targets and functions of suites wherever they are named.
 //! Whether what they say is true is for readers to see.
 
 use std::path::{Path, PathBuf};
@@ -100,7 +100,8 @@ fn missing_paths(path: &Path, text: &str) -> Vec<String> {
 /// rule of the Makefile.
 fn source_of_test(name: &str) -> Option<String> {
     let read = |path: PathBuf| std::fs::read_to_string(path).ok();
-    if let Some(target) = name.strip_prefix("make ") {
+    if let Some(command) = name.strip_prefix("make ") {
+        let target = command.split(' ').next()?;
         let rules = read(root().join("Makefile"))?;
         let mut lines = rules.lines();
         return Some(
@@ -134,13 +135,86 @@ fn missing_tests(cell: &str) -> Vec<String> {
         let functions = rest.trim_start().strip_prefix('(');
         let functions = functions.and_then(|rest| rest.split(')').next());
         for function in functions.into_iter().flat_map(|list| list.split(", ")) {
-            let is_there = |keyword| source.contains(&format!("{keyword} {function}("));
-            if !is_there("fn") && !is_there("def") {
+            if !defines(&source, function) {
                 missing.push(format!("{name} has no {function}"));
             }
         }
     }
     missing
+}
+
+/// Whether a test's source has that function or, for suites of several files, that module.
+fn defines(source: &str, name: &str) -> bool {
+    ["fn ", "def "]
+        .iter()
+        .any(|keyword| source.contains(&format!("{keyword}{name}(")))
+        || source.contains(&format!("\nmod {name};"))
+}
+
+/// Where the Python tests lie that a document names.
+fn python_tests_of(document: &Path) -> &'static [&'static str] {
+    match document.to_str() {
+        Some("docs/fastdeploy.md") => &PYTHON_TESTS[4..],
+        Some("docs/paddle.md") => &PYTHON_TESTS[4..5],
+        Some("docs/pytorch.md") => &PYTHON_TESTS[1..2],
+        Some("docs/sglang.md") => &PYTHON_TESTS[3..4],
+        Some("docs/vllm.md") => &PYTHON_TESTS[2..3],
+        _ => &PYTHON_TESTS,
+    }
+}
+
+/// Names and contents of the Python files of some folders.
+fn python_files(folders: &[&str]) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for folder in folders {
+        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "py") {
+                let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+                found.push((name, std::fs::read_to_string(path).unwrap()));
+            }
+        }
+    }
+    found
+}
+
+/// Names that begin with `test_`, in backticks or not, of which no Python test has the name of its file or function.
+fn missing_python_tests(path: &Path, text: &str) -> Vec<String> {
+    let files = python_files(python_tests_of(path));
+    let exists = |name: &str| {
+        let names_it = |(file, source): &(String, String)| file == name || defines(source, name);
+        files.iter().any(names_it)
+    };
+    text.lines()
+        .filter(|line| !line.starts_with("    "))
+        .flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'))
+        .filter(|word| word.starts_with("test_") && !exists(word))
+        .map(|word| format!("{}: there is no test {word}", path.display()))
+        .collect()
+}
+
+/// `` `make target` `` without a rule, and `` `tests/suite` (function) `` without the function.
+fn missing_suites(path: &Path, text: &str) -> Vec<String> {
+    let mut missing = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with("    ")) {
+        for part in line.split('`').collect::<Vec<_>>()[1..].chunks(2) {
+            let (name, rest) = (part[0], part.get(1).unwrap_or(&""));
+            let suite = name
+                .strip_prefix("tests/")
+                .filter(|_| rest.starts_with(" ("));
+            if suite.is_some() || name.starts_with("make ") {
+                let name = suite.unwrap_or(name);
+                let name = name.strip_suffix(".rs").unwrap_or(name);
+                let functions = if suite.is_some() { rest } else { &"" };
+                missing.extend(missing_tests(&format!("`{name}`{functions}")));
+            }
+        }
+    }
+    let page = path.display();
+    missing
+        .iter()
+        .map(|what| format!("{page}: {what}"))
+        .collect()
 }
 
 #[test]
@@ -149,7 +223,15 @@ fn documents_name_what_exists() {
     assert!(documents.len() > 10, "the documents were not found");
     let wrong: Vec<String> = documents
         .iter()
-        .flat_map(|(path, text)| [broken_links(path, text), missing_paths(path, text)].concat())
+        .flat_map(|(path, text)| {
+            [
+                broken_links(path, text),
+                missing_paths(path, text),
+                missing_python_tests(path, text),
+                missing_suites(path, text),
+            ]
+            .concat()
+        })
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -205,4 +287,14 @@ fn what_is_missing_is_found() {
     );
     assert_eq!(missing_tests(" `grids` (sinks); `cuda`").len(), 0);
     assert_eq!(missing_tests(" `grids` (no_such_grid), `grid`").len(), 2);
+    let page = Path::new("docs/vllm.md");
+    let tests = "`test_engine`, test_the_engine";
+    assert_eq!(missing_python_tests(page, tests).len(), 1);
+    let page = Path::new("docs/paddle.md");
+    assert_eq!(missing_python_tests(page, "`test_engine`").len(), 1);
+    let suites =
+        "`make dist DIST_ARCH=aarch64` `tests/contract` (tensors), `tests/grids.rs` (sinks)";
+    assert_eq!(missing_suites(page, suites).len(), 0);
+    let suites = "`make dists` `tests/contract` (no_module, tensors), `tests/grids.rs` (no_grid)";
+    assert_eq!(missing_suites(page, suites).len(), 3);
 }
