@@ -10,6 +10,7 @@
 #   make dist                         a tarball and a .deb of the same for machines without Rust, in build/dist;
 #                                     DIST_ARCH=aarch64 for ARM
 #   make test-dist                    the x86-64 ones on bare Debian roots; needs root
+#   make test-reproducible            tarball, .deb and wheel built twice, in two folders: the same bytes
 #   make dist-wheel                   the Python package with the library of `make dist`, for the same machines
 #   make test-dist-wheel              its tag, its library, and a program that loads it; DIST_ARCH=aarch64 under qemu
 #   make test-aarch64                 the CPU tests for ARM under qemu
@@ -31,7 +32,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools clean
+    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools test-reproducible \ clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -301,6 +302,11 @@ test-dist-wheel: dist-wheel
 	@$(if $(filter $(shell uname -m),$(DIST_ARCH)),,.ci/need qemu-$(DIST_ARCH)=qemu-user \
 	    /usr/$(DIST_ARCH)-linux-gnu/include/stdio.h=libc6-dev-$(if $(filter aarch64,$(DIST_ARCH)),arm64,amd64)-cross)
 	.ci/test-dist-wheel $(DIST) $(DIST_ARCH) 2.28
+
+# Compiles everything twice, kernels included where FOLIO_CACHE_DIR does not keep them.
+test-reproducible: dist-wheel
+	$(call say,A second build gives the same bytes)
+	.ci/test-reproducible $(DIST) $(DIST_ARCH) $(PYTHON)
 
 test-aarch64:
 	$(call say,CPU tests for AArch64 under emulation)
