@@ -10,6 +10,7 @@
 #   make dist                         a tarball and a .deb of the same for machines without Rust, in build/dist;
 #                                     DIST_ARCH=aarch64 for ARM
 #   make test-dist                    the x86-64 ones on bare Debian roots; needs root
+#   make test-dist-aarch64            the ARM ones under qemu
 #   make test-reproducible            tarball, .deb and wheel built twice, in two folders: the same bytes
 #   make dist-wheel                   the Python package with the library of `make dist`, for the same machines
 #   make test-dist-wheel              its tag, its library, and a program that loads it; DIST_ARCH=aarch64 under qemu
@@ -32,7 +33,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools test-reproducible \ clean
+    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools test-reproducible \ test-dist-aarch64 clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -292,6 +293,14 @@ test-dist: DIST_ARCH := x86_64
 test-dist: dist
 	$(call say,The tarball and the .deb on bare Debian)
 	.ci/test-dist $(DIST) $(DIST_SUITES)
+
+# ARM's under emulation, which needs no root.
+test-dist-aarch64: DIST_ARCH := aarch64
+test-dist-aarch64: dist
+	$(call say,The tarball and the .deb for AArch64 under emulation)
+	@.ci/need aarch64-linux-gnu-g++=g++-aarch64-linux-gnu pkg-config=pkg-config qemu-aarch64=qemu-user \
+	    /usr/aarch64-linux-gnu/include/stdio.h=libc6-dev-arm64-cross
+	.ci/test-dist-aarch64 $(DIST)
 
 dist-wheel: dist
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/need ensurepip=python3-venv
