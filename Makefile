@@ -33,7 +33,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools test-reproducible \ test-dist-aarch64 clean
+    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools test-reproducible \ test-dist-aarch64 test-readme clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -69,8 +69,8 @@ demo: $(if $(wildcard /dev/nvidiactl),nvrtc)
 test: export FOLIO_SKIPS := $(BUILD)/skips
 # Everything is compiled once. Incremental compilation would pay for a second time with more and smaller units now.
 test: export CARGO_INCREMENTAL := 0
-test: tools nvrtc lint test-rust test-rows test-msrv fuzz docs kernels test-c test-package test-torch test-memory \
-    test-python
+test: tools nvrtc lint test-rust test-rows test-msrv fuzz docs kernels test-c test-package test-readme test-torch \
+    test-memory test-python
 	@printf '\nmake test: everything that ran passed; %s\n' "$$(.ci/skips $(FOLIO_SKIPS))"
 
 tools:
@@ -144,6 +144,21 @@ test-package: cmake
 	    $(CC) $(STRICT) examples-c/01_decode.c -o $(BUILD)/pkg-config-consumer -lm \
 	        $$(pkg-config --cflags --libs folio) -Wl,-rpath,$$(pkg-config --variable=libdir folio); \
 	    $(BUILD)/pkg-config-consumer
+
+# The commands of the README for readers in C and C++, and those that build outside of the tree and without CUDA. The
+# latter have a build folder of Cargo's own, so that the others' stays up to date.
+OUTSIDE := $(BUILD)/readme/outside
+test-readme:
+	$(call say,The README's commands)
+	.ci/readme $(CURDIR) "Decode, in C"
+	rm -rf $(BUILD)/readme/local
+	mkdir -p $(OUTSIDE)
+	ln -sfn $(CURDIR) $(OUTSIDE)/folio
+	.ci/readme $(OUTSIDE) "In your build" 2
+	.ci/test-without-cuda $(BUILD)/readme/local
+	rm -rf $(BUILD)/readme/local
+	$(MAKE) install FOLIO_CUDA=OFF PREFIX=$(BUILD)/readme/local CARGO_TARGET_DIR=$(OUTSIDE)/build/cargo
+	.ci/test-without-cuda $(BUILD)/readme/local
 
 test-torch: test-package
 	$(call say,PyTorch operators)
