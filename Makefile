@@ -210,9 +210,12 @@ wheel: $(if $(FOLIO_WHEEL_LIBRARY)$(filter OFF,$(FOLIO_CUDA)),,nvrtc)
 	    --disable-pip-version-check wheel --quiet --no-deps --wheel-dir $(BUILD)/wheels ./python
 	@ls $(BUILD)/wheels/*.whl
 
-# The wheel in a virtual environment that has nothing else; the checkout's modules are not on its path.
-test-python: wheel
+# The commands of the README for readers in Python make the wheel. The tests run in a virtual environment that has
+# nothing else; the checkout's modules are not on its path.
+test-python:
 	$(call say,The Python package)
+	rm -rf $(BUILD)/env
+	.ci/readme $(CURDIR) "Decode, in Python"
 	$(PYTHON_TEST)/bin/pip --disable-pip-version-check install --quiet $(BUILD)/wheels/*.whl pytest numpy ml_dtypes
 	cd python && env -u FOLIO_LIBRARY -u PYTHONPATH $(PYTHON_TEST)/bin/python -m pytest --quiet
 
