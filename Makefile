@@ -150,6 +150,8 @@ test-package: cmake
 OUTSIDE := $(BUILD)/readme/outside
 test-readme:
 	$(call say,The README's commands)
+	@.ci/need c++=g++ cmake=cmake pkg-config=pkg-config /usr/include/nlohmann/json.hpp=nlohmann-json3-dev \
+	    /usr/share/doc/libopenblas-dev=libopenblas-dev
 	.ci/readme $(CURDIR) "Decode, in C"
 	rm -rf $(BUILD)/readme/local
 	mkdir -p $(OUTSIDE)
