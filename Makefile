@@ -14,7 +14,7 @@
 #   make test-reproducible            tarball, .deb and wheel built twice, in two folders: the same bytes
 #   make dist-wheel                   the Python package with the library of `make dist`, for the same machines
 #   make test-dist-wheel              its tag, its library, and a program that loads it; DIST_ARCH=aarch64 under qemu
-#   make test-aarch64                 the CPU tests for ARM under qemu
+#   make test-aarch64                 the CPU tests and the C and C++ programs for ARM under qemu
 #   make kernels                      compile every GPU kernel, without a GPU, and report on each
 #   make wheel                        the Python package, with the library inside, to build/wheels
 #   make test-torch-ops, test-vllm, test-sglang
@@ -339,8 +339,8 @@ test-reproducible: dist-wheel
 
 test-aarch64:
 	$(call say,CPU tests for AArch64 under emulation)
-	@.ci/need aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h=libc6-dev-arm64-cross \
-	    qemu-aarch64=qemu-user
+	@.ci/need aarch64-linux-gnu-g++=g++-aarch64-linux-gnu cmake=cmake qemu-aarch64=qemu-user \
+	    /usr/aarch64-linux-gnu/include/stdio.h=libc6-dev-arm64-cross
 	@.ci/need-rust-target aarch64-unknown-linux-gnu
 	.ci/test-aarch64
 

@@ -11,6 +11,7 @@ use common::golden;
 use common::instance::{LayerData, Output, Planned, for_each_index, solve};
 use common::memory::{HostMemory, Image, Resident, View};
 use common::problem::{Layer, MaskKind, Pattern, Problem};
+use common::random;
 use common::values::{mix, normal, uniform};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
@@ -266,7 +267,7 @@ fn grid() -> Vec<States> {
             }
         }
     }
-    grid
+    random::of_grid(grid)
 }
 
 #[test]

@@ -6,14 +6,26 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, FileFailurePersistence};
 
+/// The most cases of a test, where it is set: under emulation each takes some fifty times as long.
+fn limit() -> Option<u32> {
+    let limit = std::env::var("FOLIO_TEST_CASES").ok()?;
+    Some(limit.parse().expect("FOLIO_TEST_CASES is a number"))
+}
+
 /// So many cases. Seeds of failing ones go to a file beside the suite, for everybody to replay.
 pub fn cases(cases: u32) -> Config {
     let kept = FileFailurePersistence::WithSource("proptest-regressions");
     Config {
-        cases,
+        cases: limit().map_or(cases, |limit| cases.min(limit)),
         failure_persistence: Some(Box::new(kept)),
         ..Config::default()
     }
+}
+
+/// The cases of a grid, or as many of them as the limit allows, from all of its parts.
+pub fn of_grid<T>(grid: Vec<T>) -> Vec<T> {
+    let step = limit().map_or(1, |limit| grid.len().div_ceil(limit as usize));
+    grid.into_iter().step_by(step.max(1)).collect()
 }
 
 /// Types of four index tensors.
