@@ -32,8 +32,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := demo
-.PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c test-package \
-    test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle paddle-tools test-reproducible \ test-dist-aarch64 test-readme clean
+.PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c \
+    test-package test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python \
+    test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle \
+    paddle-tools test-reproducible test-dist-aarch64 test-readme clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
