@@ -258,11 +258,10 @@ pub fn many_requests() {
 pub fn equal_shares() {
     let session = session();
     let equal = |requests, rows, keys| vec![(rows, keys); requests];
-    let ragged = (0..80).map(|b| (1 + b % 3, 900 + b * b * 37 % 2000));
+    let ragged = (0..80).map(|b| (1 + b % 2, 400 + b * b * 37 % 1200));
     for (lens, heads, kv_heads, window) in [
-        (equal(80, 1, 2048), 8, 8, None),
-        (equal(80, 1, 2048), 8, 8, Some((1500, 0))),
-        (ragged.collect(), 8, 8, Some((1500, 0))),
+        (equal(80, 1, 1100), 8, 8, None),
+        (ragged.collect(), 8, 8, Some((700, 0))),
     ] {
         let problem = Problem {
             kind: Kind::Decode,

@@ -167,13 +167,19 @@ class Engine:
         return q, torch.randn(tokens, self.kv_heads, self.dim), torch.randn(tokens, self.kv_heads, self.v_dim)
 
 
+def mla_dtype():
+    """Of queries and records: float32 where Folio takes it for MLA, which CUDA does not."""
+    return torch.bfloat16 if torch.get_default_device().type == "cuda" else torch.float32
+
+
 class MlaEngine(Engine):
     """A model of MLA: `layer` is absorbed, `heads_layer` multi-head."""
 
     LATENT, ROPE, NOPE, VALUE = 64, 16, 32, 24
 
-    def __init__(self, page_size=1, dtype=torch.float32, heads=4, **options):
-        width = self.LATENT + self.ROPE
+    def __init__(self, page_size=1, dtype=None, heads=4, **options):
+        width, self.q_dtype = self.LATENT + self.ROPE, mla_dtype()
+        dtype = dtype or self.q_dtype
         super().__init__(page_size, heads, 1, width, self.LATENT, kv_lora_rank=64, qk_rope_head_dim=16, **options)
         self.pool = self.runner.token_to_kv_pool = RecordPool(self.pool.k.shape[0], width, self.LATENT, dtype)
         self.runner.use_mla_backend = True
@@ -191,8 +197,8 @@ class MlaEngine(Engine):
         return records, records[..., : self.LATENT]
 
     def new(self, tokens):
-        k = torch.randn(tokens, 1, self.dim)
-        return torch.randn(tokens, self.heads * self.dim), k, k[..., : self.LATENT]
+        k = torch.randn(tokens, 1, self.dim, dtype=self.q_dtype)
+        return torch.randn(tokens, self.heads * self.dim, dtype=self.q_dtype), k, k[..., : self.LATENT]
 
 
 def step(mode, engine, rows, seq_lens, new=None, spec_info=None, encoder_lens=None):

@@ -16,7 +16,8 @@ PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
 
 
 def close(got, want, atol=2e-6):
-    torch.testing.assert_close(got.double(), want.flatten(-2), rtol=1e-5, atol=atol)
+    rtol, atol = (2e-2, 2e-2) if got.dtype == torch.bfloat16 else (1e-5, atol)
+    torch.testing.assert_close(got.double(), want.flatten(-2), rtol=rtol, atol=atol)
 
 
 def absorbed(engine, layer, q, slots):
@@ -82,8 +83,8 @@ def test_prompts_without_a_prefix_are_computed_in_heads():
     new = (21, 5, 1)
     batch = step(Mode.EXTEND, engine, ROWS, new, [(0, n) for n in new])
     backend.init_forward_metadata(batch)
-    q, k = torch.randn(2, 27, engine.heads, engine.NOPE + engine.ROPE)
-    v = torch.randn(27, engine.heads, engine.NOPE + engine.VALUE)[..., engine.NOPE :]
+    q, k = torch.randn(2, 27, engine.heads, engine.NOPE + engine.ROPE, dtype=engine.q_dtype)
+    v = torch.randn(27, engine.heads, engine.NOPE + engine.VALUE, dtype=engine.q_dtype)[..., engine.NOPE :]
     o = backend.forward_extend(q, k, v, layer, batch, save_kv_cache=False)
     parts = [oracle.attention(*part, sm_scale=layer.scaling)[0] for part in zip(*(x.split(new) for x in (q, k, v)))]
     close(o, torch.cat(parts))
@@ -154,7 +155,7 @@ def test_fp8_records():
     o = backend.forward_extend(q, k, v, layer, batch)
     slots = engine.req_to_token[2, :12]
     records, latent = engine.cached(slots)
-    torch.testing.assert_close(records * 0.5, k, rtol=0.07, atol=0.01)
+    torch.testing.assert_close(records * 0.5, k.float(), rtol=0.07, atol=0.01)
     queries = q.view(12, engine.heads, -1)
     close(o, oracle.attention(queries, records * 0.5, latent * 0.5, sm_scale=layer.scaling)[0], atol=1e-5)
 
