@@ -18,6 +18,7 @@ class Grid:
         axes: by field, or by several fields that go together: a list is an axis, all else is one value of the field.
         tolerance: that of the peer's test.
         check: `check(runner, case, tolerance)` runs a combination and returns how many runs it was; attention if None.
+        refused_on: a device that Folio refuses these problems on, or None.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Grid:
     axes: dict[Any, Any]
     tolerance: Any = None
     check: Optional[Callable[..., int]] = None
+    refused_on: Optional[str] = None
 
     def cases(self) -> Iterator[dict[str, Any]]:
         values = [axis if isinstance(axis, list) else [axis] for axis in self.axes.values()]
