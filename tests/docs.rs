@@ -20,8 +20,9 @@ const FOLDERS: [&str; 11] = [
 ];
 
 /// Folders of Python tests.
-const PYTHON_TESTS: [&str; 6] = [
+const PYTHON_TESTS: [&str; 7] = [
     "python/tests",
+    "python/tests/grids",
     "integrations/torch/tests",
     "integrations/vllm/tests",
     "integrations/sglang/tests",
@@ -154,11 +155,13 @@ fn defines(source: &str, name: &str) -> bool {
 /// Where the Python tests lie that a document names.
 fn python_tests_of(document: &Path) -> &'static [&'static str] {
     match document.to_str() {
-        Some("docs/fastdeploy.md") => &PYTHON_TESTS[4..],
-        Some("docs/paddle.md") => &PYTHON_TESTS[4..5],
-        Some("docs/pytorch.md") => &PYTHON_TESTS[1..2],
-        Some("docs/sglang.md") => &PYTHON_TESTS[3..4],
-        Some("docs/vllm.md") => &PYTHON_TESTS[2..3],
+        Some("docs/fastdeploy.md") => {
+            &["integrations/paddle/tests", "integrations/fastdeploy/tests"]
+        }
+        Some("docs/paddle.md") => &["integrations/paddle/tests"],
+        Some("docs/pytorch.md") => &["integrations/torch/tests"],
+        Some("docs/sglang.md") => &["integrations/sglang/tests"],
+        Some("docs/vllm.md") => &["integrations/vllm/tests"],
         _ => &PYTHON_TESTS,
     }
 }
