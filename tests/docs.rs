@@ -289,7 +289,7 @@ fn what_is_missing_is_found() {
         1
     );
     assert_eq!(missing_tests(" `grids` (sinks); `cuda`").len(), 0);
-    assert_eq!(missing_tests(" `grids` (no_such_grid), `grid`").len(), 2);
+    assert_eq!(missing_tests(" `grids` (no_such_grid), `gird`").len(), 2);
     let page = Path::new("docs/vllm.md");
     let tests = "`test_engine`, test_the_engine";
     assert_eq!(missing_python_tests(page, tests).len(), 1);
