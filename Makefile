@@ -9,6 +9,7 @@
 #                                     FOLIO_CUDA=OFF leaves out the CUDA backend
 #   make dist                         a tarball and a .deb of the same for machines without Rust, in build/dist;
 #                                     DIST_ARCH=aarch64 for ARM
+#   make test-readme                  the README's commands for C and C++, also out of the tree and without CUDA
 #   make test-dist                    the x86-64 ones on bare Debian roots; needs root
 #   make test-dist-aarch64            the ARM ones under qemu
 #   make test-reproducible            tarball, .deb and wheel built twice, in two folders: the same bytes
@@ -71,8 +72,8 @@ demo: $(if $(wildcard /dev/nvidiactl),nvrtc)
 test: export FOLIO_SKIPS := $(BUILD)/skips
 # Everything is compiled once. Incremental compilation would pay for a second time with more and smaller units now.
 test: export CARGO_INCREMENTAL := 0
-test: tools nvrtc lint test-rust test-rows test-msrv fuzz docs kernels test-c test-package test-readme test-torch \
-    test-memory test-python
+test: tools nvrtc lint test-rust test-rows test-msrv fuzz docs kernels test-c test-package test-torch test-memory \
+    test-python
 	@printf '\nmake test: everything that ran passed; %s\n' "$$(.ci/skips $(FOLIO_SKIPS))"
 
 tools:
