@@ -122,10 +122,10 @@ class Decode(Handle):
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
+                are not planned for, which saves time where it is short. -1: unlimited. Needs `BatchFlag.WINDOW`.
+                For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it.
+                Where captured runs are replayed, every plan is for the window of those runs or a wider one: a
+                replay cannot be refused.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -382,10 +382,10 @@ class Prefill(Handle):
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
+                are not planned for, which saves time where it is short. -1: unlimited. Needs `BatchFlag.WINDOW`.
+                For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it.
+                Where captured runs are replayed, every plan is for the window of those runs or a wider one: a
+                replay cannot be refused.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -650,10 +650,10 @@ class Cascade(Handle):
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
+                are not planned for, which saves time where it is short. -1: unlimited. Needs `BatchFlag.WINDOW`.
+                For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it.
+                Where captured runs are replayed, every plan is for the window of those runs or a wider one: a
+                replay cannot be refused.
             prefixes: what requests share; None: nothing.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
@@ -909,10 +909,10 @@ class Mla(Handle):
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
+                are not planned for, which saves time where it is short. -1: unlimited. Needs `BatchFlag.WINDOW`.
+                For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it.
+                Where captured runs are replayed, every plan is for the window of those runs or a wider one: a
+                replay cannot be refused.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It
@@ -1089,10 +1089,10 @@ class MlaContext(Handle):
             block_table: `[batch_size, max_pages_per_request]` page ids; only those that kv_len needs are read.
             window_left: No run of the plan sees a key more than so many before its row's own position: a run with a
                 wider window is refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window
-                are not planned for, which saves time where it is short; where lengths are on a device, they are.
-                -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache; MLA, cascades and
-                handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
-                window of those runs or a wider one: a replay cannot be refused.
+                are not planned for, which saves time where it is short. -1: unlimited. Needs `BatchFlag.WINDOW`.
+                For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it.
+                Where captured runs are replayed, every plan is for the window of those runs or a wider one: a
+                replay cannot be refused.
             workspace: memory as workspace_info asks; None: that of the last plan, or at the first plan memory that
                 the handle allocates.
             stream: CUDA stream that later runs use or wait for; None: the current one of the tensors' framework. It

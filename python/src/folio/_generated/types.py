@@ -64,9 +64,9 @@ class Batch(TypedDict, total=False):
     window_left: int
     """No run of the plan sees a key more than so many before its row's own position: a run with a wider window is
     refused, and one with mm_prefix_ranges that reach beyond it. Keys before the window are not planned for, which
-    saves time where it is short; where lengths are on a device, they are. -1: unlimited. Needs `BatchFlag.WINDOW`.
-    For decode and prefill over the cache; MLA, cascades and handles with a new_kv_dtype refuse it. Where captured
-    runs are replayed, every plan is for the window of those runs or a wider one: a replay cannot be refused."""
+    saves time where it is short. -1: unlimited. Needs `BatchFlag.WINDOW`. For decode and prefill over the cache;
+    MLA, cascades and handles with a new_kv_dtype refuse it. Where captured runs are replayed, every plan is for the
+    window of those runs or a wider one: a replay cannot be refused."""
 
 
 class SharedPrefixes(TypedDict, total=False):
