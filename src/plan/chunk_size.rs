@@ -1,4 +1,4 @@
-//! The size of the chunks that `schedule` cuts keys into. One size serves the whole batch: the smallest multiple of
+//! The size of the chunks that `cut` cuts keys into. One size serves the whole batch: the smallest multiple of
 //! `kv_unit` for which the splits, Σ tiles · (⌈kv_len / chunk⌉ − 1), stay within a budget. So the longest request bounds
 //! the tail, few long requests are split finely, and many requests not at all. With budget S, n tiles and
 //! K = Σ tiles · kv_len, K / (S + n) ≤ chunk ≤ K / S: the bisection is short. A tile that is split m ≥ 2

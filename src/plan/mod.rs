@@ -9,6 +9,7 @@ mod cascade_device;
 mod chunk_size;
 mod context;
 mod context_chunks;
+mod cut;
 mod divisor;
 mod image;
 mod item_order;

@@ -1,7 +1,7 @@
 //! Cuts a batch into equal shares of keys: where the items of a batch are few and long, chunks of one size leave some
 //! workers idle while others take a second item (150 requests of one length on 132 workers: nearly half of the time).
 //! The tiles lie one behind the other, and every multiple of the share is a cut, whatever tile that is in. So a batch is
-//! cut at most once less than it has shares. Which cut is made, this or chunks of one size, is `schedule`'s choice.
+//! cut at most once less than it has shares. Which cut is made, this or chunks of one size, is `cut`'s choice.
 //!
 //! `kernels/plan/plan.cu` cuts by the same rule.
 

@@ -1,0 +1,525 @@
+//! Tests of `schedule`: what its cuts cover, how evenly, and in which order.
+
+use super::*;
+use crate::dtype::DType;
+use crate::plan::chunk_size::{UNITS_NOT_SPLIT, split_budget};
+use crate::problem::{Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Workers};
+use proptest::prelude::*;
+
+fn desc(batch_invariant: bool, kind: Kind) -> AttentionDesc {
+    AttentionDesc {
+        kind,
+        q_dtype: DType::F32,
+        kv_format: DType::F32.into(),
+        o_dtype: DType::F32,
+        num_qo_heads: 1,
+        num_kv_heads: 1,
+        head_dim_qk: 8,
+        head_dim_vo: 8,
+        kv: KvStorage::Paged {
+            page_size: 16,
+            layout: KvLayout::Nhd,
+        },
+        max_batch_size: 64,
+        max_qo_len: 1 << 20,
+        max_num_tokens: 1 << 20,
+        max_kv_len: 1 << 20,
+        max_num_pages: 1 << 20,
+        graph: false,
+        batch_invariant,
+        fp8_products: false,
+        mask_items: false,
+        shared_levels: 0,
+        new_kv: None,
+    }
+}
+
+fn cut(lens: &[(i32, i32)], tiling: &Tiling, batch_invariant: bool) -> WorkList {
+    cut_as(lens, tiling, batch_invariant, Kind::Prefill)
+}
+
+fn cut_as(lens: &[(i32, i32)], tiling: &Tiling, batch_invariant: bool, kind: Kind) -> WorkList {
+    cut_of(lens, tiling, Keys::All, &desc(batch_invariant, kind))
+}
+
+fn cut_of(lens: &[(i32, i32)], tiling: &Tiling, keys: Keys, desc: &AttentionDesc) -> WorkList {
+    cut_within(None, lens, tiling, keys, desc)
+}
+
+fn cut_within(
+    window_left: Option<u32>,
+    lens: &[(i32, i32)],
+    tiling: &Tiling,
+    keys: Keys,
+    desc: &AttentionDesc,
+) -> WorkList {
+    let mut qo_indptr = vec![0];
+    let mut kv_len = Vec::new();
+    for &(q, kv) in lens {
+        qo_indptr.push(qo_indptr.last().unwrap() + q);
+        kv_len.push(kv);
+    }
+    let batch = HostBatch {
+        qo_indptr: &qo_indptr,
+        kv_len: &kv_len,
+        keys,
+        window_left,
+        pages: match keys {
+            Keys::New => Pages::Ragged { indptr: &qo_indptr },
+            _ => Pages::Table {
+                ids: PageIds::Host(&[]),
+                row_stride: 0,
+            },
+        },
+        num_pages: 0,
+        max_page_id: -1,
+    };
+    let mut work = WorkList::default();
+    schedule(&batch, desc, tiling, &mut work).unwrap();
+    work
+}
+
+fn tilings() -> impl Strategy<Value = Tiling> {
+    let shares = prop_oneof![Just(0u32), 1u32..80];
+    (
+        1u32..40,
+        1u32..40,
+        0u32..50,
+        shares,
+        any::<bool>(),
+        1u32..20,
+    )
+        .prop_map(
+            |(q_tile, kv_unit, max_splits, max_shares, takes_shares, n)| Tiling {
+                q_tile,
+                kv_unit,
+                max_splits,
+                max_shares,
+                takes_shares,
+                least_gain: 0,
+                invariant_chunk: kv_unit * n,
+                combine_units: 0,
+                workers: Workers::ONE,
+            },
+        )
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::Prefill), Just(Kind::Decode), Just(Kind::Mla)]
+}
+
+/// Keys of the busiest of `workers` that take the largest item left, against the mean.
+fn imbalance(work: &WorkList, workers: usize) -> f64 {
+    let mut keys: Vec<u32> = work.items.iter().map(|i| i.kv_end - i.kv_start).collect();
+    keys.sort_unstable();
+    let mut loads = vec![0; workers];
+    for item in keys.into_iter().rev() {
+        *loads.iter_mut().min().unwrap() += item;
+    }
+    let mean = f64::from(loads.iter().sum::<u32>()) / workers as f64;
+    f64::from(*loads.iter().max().unwrap()) / mean
+}
+
+/// The numbers of requests that chunks of one size leave unbalanced, and lengths of all sizes.
+#[test]
+fn shares_keep_all_workers_busy() {
+    let tiling = Tiling {
+        q_tile: 1,
+        kv_unit: 48,
+        max_splits: 132,
+        max_shares: 132,
+        takes_shares: false,
+        least_gain: 0,
+        invariant_chunk: 2016,
+        combine_units: 0,
+        workers: Workers::ONE,
+    };
+    let ragged = (0..64).map(|i| (1, 100 + (i * i * 37) % 30_000)).collect();
+    let equal = [16, 64, 90, 128, 132, 133, 150, 200, 260, 300, 1000];
+    let equal = equal.map(|requests| vec![(1, 4096); requests]);
+    for lens in equal.into_iter().chain([ragged]) {
+        let work = cut_as(&lens, &tiling, false, Kind::Mla);
+        let busiest = imbalance(&work, 132);
+        assert!(busiest < 1.2, "{} requests: {busiest}", lens.len());
+    }
+}
+
+/// The time of the worker that has the most, against the mean: shares, or rounds of which every other one goes
+/// backwards. An item takes the time of 192 keys beside its own.
+fn imbalance_of_deal(work: &WorkList, workers: usize) -> f64 {
+    let time = |item: &WorkItem| u64::from(item.kv_end - item.kv_start + 192);
+    let mut loads = vec![0; workers];
+    for (at, item) in work.items.iter().enumerate() {
+        let (round, place) = (at / workers, at % workers);
+        let of_rounds = if round % 2 == 1 {
+            workers - 1 - place
+        } else {
+            place
+        };
+        let share = work
+            .shares
+            .windows(2)
+            .position(|others| (others[0]..others[1]).contains(&(at as u32)));
+        let worker = match work.shares.len() {
+            0 => of_rounds,
+            _ => share.unwrap_or(at),
+        };
+        loads[worker] += time(item);
+    }
+    let mean = loads.iter().sum::<u64>() as f64 / workers as f64;
+    *loads.iter().max().unwrap() as f64 / mean
+}
+
+/// Lengths of all sizes. Dealt out in two rounds, the largest first and the second backwards, they leave workers idle
+/// for a seventh to a third of the time.
+#[test]
+fn workers_take_shares_of_one_size() {
+    for (requests, workers) in [(64, 66), (200, 66), (64, 132), (200, 132)] {
+        let tiling = Tiling {
+            q_tile: 1,
+            kv_unit: 48,
+            max_splits: workers,
+            max_shares: workers,
+            takes_shares: true,
+            least_gain: 0,
+            invariant_chunk: 2016,
+            combine_units: 5,
+            workers: Workers::ONE,
+        };
+        // From 100 to 32k, as many between any two powers of two.
+        let length = |i: u32| {
+            (
+                1,
+                (100.0 * 327.0f64.powf(f64::from(i * 89 % requests) / f64::from(requests))) as i32,
+            )
+        };
+        let lens: Vec<_> = (0..requests).map(length).collect();
+        let work = cut_as(&lens, &tiling, false, Kind::Mla);
+        assert!(work.shares.len() as u32 <= workers + 1, "{requests}");
+        let last = work.shares.last().copied();
+        assert!(last.is_none_or(|last| last as usize == work.items.len()));
+        let busiest = imbalance_of_deal(&work, workers as usize);
+        assert!(
+            busiest < 1.1,
+            "{requests} requests, {workers} workers: {busiest}"
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_row_and_key_is_covered_once(
+        lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
+        tiling in tilings(),
+        kind in kinds(),
+        batch_invariant: bool,
+    ) {
+        let work = cut_as(&lens, &tiling, batch_invariant, kind);
+        let mut seen: Vec<Vec<u8>> =
+            lens.iter().map(|&(q, kv)| vec![0; (q * kv.max(1)) as usize]).collect();
+        for item in &work.items {
+            let (_, kv_len) = lens[item.request as usize];
+            prop_assert!(item.q_len >= 1 && item.q_len <= tiling.q_tile);
+            prop_assert_eq!(item.kv_start % tiling.kv_unit, 0);
+            prop_assert!(item.kv_end as i32 <= kv_len);
+            for q in item.q_start..item.q_start + item.q_len {
+                let keys = if kv_len == 0 { 0..1 } else { item.kv_start..item.kv_end };
+                for k in keys {
+                    seen[item.request as usize][(q as i32 * kv_len.max(1)) as usize + k as usize] += 1;
+                }
+            }
+        }
+        for row in seen {
+            prop_assert!(row.iter().all(|&count| count == 1));
+        }
+    }
+
+    /// The plans over cached and over new keys have every key of every row once between them, at the positions of a
+    /// plan over all; a new key's row is that of its query.
+    #[test]
+    fn cached_and_new_keys_are_all_keys(
+        lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
+        tiling in tilings(),
+    ) {
+        let lens: Vec<(i32, i32)> = lens.iter().map(|&(q, kv)| (q, kv + q)).collect();
+        let mut seen: Vec<Vec<u8>> = lens.iter().map(|&(q, kv)| vec![0; (q * kv) as usize]).collect();
+        for keys in [Keys::Cached, Keys::New] {
+            let work = cut_of(&lens, &tiling, keys, &desc(false, Kind::Prefill));
+            for item in &work.items {
+                let (qo_len, kv_len) = lens[item.request as usize];
+                let cached = kv_len - qo_len;
+                prop_assert_eq!(item.position, cached + item.q_start as i32);
+                if keys == Keys::New {
+                    let first_row = item.q_token - item.q_start as i32;
+                    prop_assert_eq!(item.page_start + i64::from(cached), i64::from(first_row));
+                }
+                for q in item.q_start..item.q_start + item.q_len {
+                    for key in item.kv_start..item.kv_end {
+                        prop_assert_eq!((key as i32) < cached, keys == Keys::Cached);
+                        seen[item.request as usize][(q as i32 * kv_len + key as i32) as usize] += 1;
+                    }
+                }
+            }
+        }
+        for row in seen {
+            prop_assert!(row.iter().all(|&count| count == 1));
+        }
+    }
+
+    /// What a row sees within a window has one item. Before that there is less than a unit.
+    #[test]
+    fn keys_before_the_window_have_no_items(
+        lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
+        left in 0u32..300,
+        tiling in tilings(),
+        batch_invariant: bool,
+    ) {
+        let desc = desc(batch_invariant, Kind::Decode);
+        let work = cut_within(Some(left), &lens, &tiling, Keys::All, &desc);
+        let mut seen: Vec<Vec<u8>> =
+            lens.iter().map(|&(q, kv)| vec![0; (q * kv) as usize]).collect();
+        for item in &work.items {
+            let (_, kv_len) = lens[item.request as usize];
+            let first = i64::from(item.position) - i64::from(left);
+            prop_assert!(i64::from(item.kv_start + tiling.kv_unit) > first);
+            for q in item.q_start..item.q_start + item.q_len {
+                for k in item.kv_start..item.kv_end {
+                    seen[item.request as usize][(q as i32 * kv_len) as usize + k as usize] += 1;
+                }
+            }
+        }
+        for (&(qo_len, kv_len), seen) in lens.iter().zip(&seen) {
+            for q in 0..qo_len {
+                let position = kv_len - qo_len + q;
+                let first = position.saturating_sub(left as i32).max(0);
+                for key in 0..kv_len {
+                    let count = seen[(q * kv_len + key) as usize];
+                    prop_assert!(count == 1 || (count == 0 && key < first));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn partial_rows_are_disjoint_and_within_the_bound(
+        lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
+        tiling in tilings(),
+        kind in kinds(),
+    ) {
+        let work = cut_as(&lens, &tiling, false, kind);
+        let rows = work.partials.len();
+        let splits: u32 = work.items.iter().filter(|i| i.kv_start > 0).count() as u32;
+        prop_assert!(splits <= tiling.max_splits.max(tiling.max_shares));
+        let chunks = tiling.max_splits.max(2 * tiling.max_shares);
+        prop_assert!(rows as u32 <= chunks * tiling.q_tile);
+        let mut used = vec![false; rows];
+        for item in work.items.iter().filter(|item| item.partial != NO_PARTIAL) {
+            for row in item.partial..item.partial + item.q_len {
+                prop_assert!(!std::mem::replace(&mut used[row as usize], true));
+            }
+        }
+        prop_assert!(used.iter().all(|&u| u));
+    }
+
+    /// A split row is listed once, and its partial rows are those of its items, by keys.
+    #[test]
+    fn combine_items_name_the_parts_of_their_row(
+        lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
+        tiling in tilings(),
+        kind in kinds(),
+        batch_invariant: bool,
+    ) {
+        let work = cut_as(&lens, &tiling, batch_invariant, kind);
+        let mut parts: Vec<(u32, u32, u32)> = Vec::new();
+        for item in work.items.iter().filter(|item| item.partial != NO_PARTIAL) {
+            let rows = (0..item.q_len).map(|r| (item.q_token as u32 + r, item.kv_start, item.partial + r));
+            parts.extend(rows);
+        }
+        parts.sort_unstable();
+        let listed = work.combines.iter().flat_map(|c| {
+            let rows = &work.partials[c.first as usize..][..c.count as usize];
+            rows.iter().map(|&row| (c.q_token, row))
+        });
+        prop_assert!(listed.eq(parts.iter().map(|&(token, _, row)| (token, row))));
+        prop_assert!(work.combines.iter().all(|c| c.count >= 2));
+    }
+
+    /// What an item says of where its rows and keys are follows from the batch.
+    #[test]
+    fn items_know_their_place(
+        lens in prop::collection::vec((0i32..90, 0i32..700), 1..12),
+        tiling in tilings(),
+        kind in kinds(),
+    ) {
+        let work = cut_as(&lens, &tiling, false, kind);
+        for item in &work.items {
+            let b = item.request as usize;
+            let tokens: i32 = lens[..b].iter().map(|l| l.0).sum();
+            let pages: i32 = lens[..b].iter().map(|l| (l.1 + 15) / 16).sum();
+            prop_assert_eq!(item.q_token, tokens + item.q_start as i32);
+            prop_assert_eq!(item.position, lens[b].1 - lens[b].0 + item.q_start as i32);
+            prop_assert_eq!(item.page_start, i64::from(pages));
+        }
+    }
+
+    #[test]
+    fn invariant_cuts_do_not_depend_on_the_batch(
+        lens in prop::collection::vec((0i32..90, 0i32..700), 1..8),
+        tiling in tilings(),
+        kind in kinds(),
+    ) {
+        let shape = |work: &WorkList, b: u32| {
+            let mut cuts: Vec<_> = work.items.iter().filter(|i| i.request == b)
+                .map(|i| (i.q_start, i.q_len, i.kv_start, i.kv_end, i.partial == NO_PARTIAL))
+                .collect();
+            cuts.sort_unstable();
+            cuts
+        };
+        let whole = cut_as(&lens, &tiling, true, kind);
+        for (b, &one) in lens.iter().enumerate() {
+            let alone = cut_as(&[one], &tiling, true, kind);
+            prop_assert_eq!(shape(&alone, 0), shape(&whole, b as u32));
+        }
+    }
+
+    #[test]
+    fn no_item_is_larger_than_the_fair_share_allows(
+        kv in prop::collection::vec(1i32..5000, 1..40),
+        max_splits in 1u32..200,
+    ) {
+        let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
+        let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
+        let work = cut(&lens, &tiling, false);
+        let total: i32 = kv.iter().sum();
+        let budget = split_budget(max_splits, lens.len() as u64) as u32;
+        let bound = match budget {
+            0 => u32::MAX,
+            budget => ((total as u32).div_ceil(budget) + 16).max(UNITS_NOT_SPLIT * 16),
+        };
+        prop_assert!(work.items.iter().all(|i| i.kv_end - i.kv_start <= bound));
+    }
+
+    #[test]
+    fn items_that_fit_at_a_time_are_not_exceeded_by_splits(
+        kv in prop::collection::vec(1i32..5000, 1..40),
+        max_splits in 1u32..200,
+    ) {
+        let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
+        let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
+        let work = cut(&lens, &tiling, false);
+        let split = work.items.iter().filter(|item| item.partial != NO_PARTIAL).count();
+        prop_assert!(split <= max_splits as usize);
+        // Short requests do not count where a long one takes its share.
+        let longest = work.items.iter().map(|item| item.kv_end - item.kv_start).max();
+        let total: u32 = kv.iter().map(|&kv| kv as u32).sum();
+        let fair = total.div_ceil(max_splits).next_multiple_of(16).max(UNITS_NOT_SPLIT * 16);
+        let most = (max_splits as usize).max(lens.len() + max_splits as usize / 2);
+        prop_assert!(work.items.len() <= most || longest >= Some(fair));
+    }
+}
+
+/// On the 33 workers that a KV head of 8 has on an H200. When half of the budget was all that a long request got, the
+/// first batch took 1.48 times the mean.
+#[test]
+fn unequal_lengths_keep_all_workers_busy() {
+    let tiling = Tiling {
+        q_tile: 1,
+        kv_unit: 64,
+        max_splits: 33,
+        max_shares: 33,
+        takes_shares: false,
+        least_gain: 0,
+        workers: Workers::ONE,
+        invariant_chunk: 2048,
+        combine_units: 5,
+    };
+    let one_long = std::iter::once((1, 200_000)).chain(std::iter::repeat_n((1, 2048), 31));
+    // From 128 to 32k, evenly by their logarithms.
+    let logarithmic = |requests: u32| {
+        let share = move |n| f64::from(n) / f64::from(requests);
+        let keys = move |n| (128.0 * 256f64.powf(share(n))) as i32;
+        (0..requests).map(move |n| (1, keys(n))).collect()
+    };
+    for lens in [
+        one_long.collect::<Vec<_>>(),
+        logarithmic(16),
+        logarithmic(64),
+    ] {
+        let work = cut_as(&lens, &tiling, false, Kind::Decode);
+        let busiest = imbalance(&work, 33);
+        assert!(busiest < 1.15, "{} requests: {busiest}", lens.len());
+    }
+}
+
+/// A chunk of 374 rows among decodes, under a window of 1024: tiles of 13 units, which ten and three would not spare more
+/// than combining takes.
+#[test]
+fn a_split_that_gains_little_is_not_made() {
+    let splits = |least_gain| {
+        let tiling = Tiling {
+            q_tile: 48,
+            kv_unit: 112,
+            max_splits: 16,
+            max_shares: 0,
+            takes_shares: false,
+            least_gain,
+            invariant_chunk: u32::MAX,
+            combine_units: 5,
+            workers: Workers::ONE,
+        };
+        let decodes = std::iter::repeat_n((1, 14_793), 6);
+        let lens: Vec<_> = std::iter::once((374, 14_793)).chain(decodes).collect();
+        let desc = desc(false, Kind::Prefill);
+        let work = cut_within(Some(1023), &lens, &tiling, Keys::All, &desc);
+        work.partials.len()
+    };
+    assert!(splits(0) > 0);
+    assert_eq!(splits(3), 0);
+}
+
+fn order(lens: &[(i32, i32)], kind: Kind) -> Vec<(u32, u32)> {
+    let tiling = Tiling {
+        q_tile: 64,
+        kv_unit: 16,
+        max_splits: 0,
+        max_shares: 0,
+        takes_shares: false,
+        least_gain: 0,
+        invariant_chunk: 256,
+        combine_units: 0,
+        workers: Workers::ONE,
+    };
+    let work = cut_as(lens, &tiling, false, kind);
+    work.items.iter().map(|i| (i.request, i.q_start)).collect()
+}
+
+proptest! {
+    #[test]
+    fn decode_goes_by_cost(kv in prop::collection::vec(0i32..100_000, 1..400)) {
+        let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
+        let order = order(&lens, Kind::Decode);
+        let most = kv.iter().max().unwrap();
+        for pair in order.windows(2) {
+            let [first, second] = [pair[0].0, pair[1].0].map(|b| kv[b as usize]);
+            prop_assert!(first + most / 64 >= second, "{first} before {second}");
+        }
+        let mut requests: Vec<u32> = order.iter().map(|&(request, _)| request).collect();
+        requests.sort_unstable();
+        prop_assert!(requests.into_iter().eq(0..kv.len() as u32));
+    }
+}
+
+#[test]
+fn the_largest_item_of_decode_comes_first() {
+    let lens = [(1, 10), (64, 640), (1, 700)];
+    assert_eq!(order(&lens, Kind::Decode), [(1, 0), (2, 0), (0, 0)]);
+}
+
+#[test]
+fn prefill_keeps_requests_together() {
+    let lens = [(128, 640), (128, 640), (1, 700)];
+    assert_eq!(
+        order(&lens, Kind::Prefill),
+        [(2, 0), (0, 64), (0, 0), (1, 64), (1, 0)]
+    );
+}
