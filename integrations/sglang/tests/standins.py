@@ -236,3 +236,19 @@ def step(mode, engine, rows, seq_lens, new=None, spec_info=None, encoder_lens=No
         else None,
         cross_attention_custom_mask=None,
     )
+
+
+def draft_steps(draft, engine, layer, rows, seq_lens, graph):
+    """The steps of a draft over pools that are full of what was drafted: `(number, queries, outputs)` of each."""
+    for row in rows:
+        engine.fill(row, 100)
+    batch = step(Mode.DECODE, engine, rows, seq_lens, spec_info=SimpleNamespace())
+    tokens = len(rows) * draft.topk
+    if graph:
+        draft.init_cuda_graph_state(len(rows), tokens)
+        draft.init_forward_metadata_out_graph(batch)
+    else:
+        draft.init_forward_metadata(batch)
+    for number, backend in enumerate(draft.attn_backends):
+        q, _, _ = engine.new(tokens)
+        yield number, q, backend.forward_decode(q, None, None, layer, batch)

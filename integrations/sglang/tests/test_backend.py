@@ -8,7 +8,7 @@ import oracle
 import pytest
 import torch
 from calls import calls_of
-from standins import AttentionType, Engine, Mode, WindowPool, step
+from standins import AttentionType, Engine, Mode, WindowPool, draft_steps, step
 
 from folio_sglang.backend import FolioAttnBackend
 from folio_sglang.drafts import FolioMultiStepDraftBackend
@@ -304,18 +304,8 @@ def test_drafts(page_size, topk, graph):
     engine = Engine(page_size)
     draft, layer = FolioMultiStepDraftBackend(engine.runner, topk, steps), engine.layer()
     seq_lens = (3, 16, 50)
-    for row in ROWS:
-        engine.fill(row, 100)  # where drafted tokens are, too
-    batch = step(Mode.DECODE, engine, ROWS, seq_lens, spec_info=SimpleNamespace())
-    if graph:
-        draft.init_cuda_graph_state(3, 3 * topk)
-        draft.init_forward_metadata_out_graph(batch)
-    else:
-        draft.init_forward_metadata(batch)
     assert len(draft.attn_backends) == steps - 1
-    for number, backend in enumerate(draft.attn_backends):
-        q, _, _ = engine.new(3 * topk)
-        o = backend.forward_decode(q, None, None, layer, batch)
+    for number, q, o in draft_steps(draft, engine, layer, ROWS, seq_lens, graph):
         parts = []
         for index, rows in enumerate(q.split(1)):
             row, keys, branch = ROWS[index // topk], seq_lens[index // topk], index % topk

@@ -6,7 +6,7 @@ import folio
 import oracle
 import pytest
 import torch
-from standins import AttentionType, MlaEngine, Mode, step
+from standins import AttentionType, MlaEngine, Mode, draft_steps, step
 
 from folio_sglang.drafts import FolioMultiStepDraftBackend
 from folio_sglang.mla import FolioMLAAttnBackend
@@ -125,17 +125,7 @@ def test_drafts(page_size, topk, graph):
     engine = MlaEngine(page_size)
     draft, layer = FolioMultiStepDraftBackend(engine.runner, topk, steps), engine.layer()
     seq_lens = (3, 16, 50)
-    for row in ROWS:
-        engine.fill(row, 100)  # where drafted tokens are, too
-    batch = step(Mode.DECODE, engine, ROWS, seq_lens, spec_info=SimpleNamespace())
-    if graph:
-        draft.init_cuda_graph_state(3, 3 * topk)
-        draft.init_forward_metadata_out_graph(batch)
-    else:
-        draft.init_forward_metadata(batch)
-    for number, backend in enumerate(draft.attn_backends):
-        q, _, _ = engine.new(3 * topk)
-        o = backend.forward_decode(q, None, None, layer, batch)
+    for number, q, o in draft_steps(draft, engine, layer, ROWS, seq_lens, graph):
         parts = []
         for index, rows in enumerate(q.split(1)):
             table, keys = engine.req_to_token[ROWS[index // topk]], seq_lens[index // topk]

@@ -136,8 +136,7 @@ def check_append(runner, case, tolerance):
     dtype, stored = (getattr(torch, case[name]) for name in ("dtype", "kv_dtype"))
     fused = numbers(made, (tokens, 3, heads, dim), dtype)
     key, value = fused[:, 1], fused[:, 2]
-    slots = torch.randperm(pages * page, generator=made, device=runner.device)[:tokens]
-    slots[::7] = -1
+    slots = some_slots(runner, made, pages * page, tokens)
     # Both caches in one tensor, as vLLM has them.
     shape = (2, pages, page, heads, dim) if case["layout"] == "nhd" else (2, pages, heads, page, dim)
     caches = torch.full(shape, 3, device=runner.device, dtype=storable(stored))
@@ -166,8 +165,7 @@ def check_packed_append(runner, case, tolerance):
     pages = cut(runner, case["pages"], page * heads * dim)
     dtype, stored = (getattr(torch, case[name]) for name in ("dtype", "kv_dtype"))
     key, value = numbers(made, (2, tokens, heads, dim), dtype)
-    slots = torch.randperm(pages * page, generator=made, device=runner.device)[:tokens]
-    slots[::7] = -1
+    slots = some_slots(runner, made, pages * page, tokens)
     together = 16 // stored.itemsize
     k_cache, v_cache = (
         torch.full((pages, heads, *shape), 3, device=runner.device, dtype=storable(stored))
@@ -189,6 +187,13 @@ def check_packed_append(runner, case, tolerance):
     for flat, rows, name in ((flat_k, key, "k"), (flat_v, value, "v")):
         check_slots(flat, rows, slots, stored, scale_of(scales, name), tolerance)
     return 1
+
+
+def some_slots(runner, generator, count, tokens):
+    """Slots of tokens at random; some tokens have none."""
+    slots = torch.randperm(count, generator=generator, device=runner.device)[:tokens]
+    slots[::7] = -1
+    return slots
 
 
 def scales_of(kind, key, value):
