@@ -2,7 +2,7 @@
 // on both sides. No code here.
 #pragma once
 
-#include "params/params.h"
+#include "params/plan.h"
 
 // Keys that neighbouring requests share, as src/plan/cascade_device.rs chose them: those up to `keys`, a multiple of kv_unit,
 // beyond those of the segment around it. They come in the order of their first requests, the wider ones first.
@@ -36,4 +36,4 @@ struct FolioPlanCascadeParams {
 
 // The numbers of src/cuda/cascade_params.rs.
 static_assert(sizeof(FolioSharedSegment) == 16 && sizeof(FolioPlanShare) == 16, "segments");
-static_assert(sizeof(FolioPlanCascadeParams) == 4080, "planning cascades");
+static_assert(sizeof(FolioPlanCascadeParams) == 4096, "planning cascades");

@@ -64,10 +64,12 @@ struct FolioPlanView {
     const FolioWorkItem *items;  // the largest first
     const FolioCombineItem *combines;
     const folio_u32 *partials;  // partial rows that the combine items name
-    const folio_u32 *counts;    // {number of items, number of combine items, batch size, 0}
-    folio_u32 *next_tile;       // 0 between runs: a kernel that takes tiles by it clears it again
-    float *partial_o;           // [partial row][num_qo_heads][head_dim_vo], normalised
-    float *partial_lse;         // [partial row][num_qo_heads], base 2, -inf where nothing was seen
+    // {items, combine items, requests, small items, shares}, and where the items of each share begin, see `Items` of
+    // sm90/mla/rows.cuh.
+    const folio_u32 *counts;
+    folio_u32 *next_tile;  // 0 between runs: a kernel that takes tiles by it clears it again
+    float *partial_o;      // [partial row][num_qo_heads][head_dim_vo], normalised
+    float *partial_lse;    // [partial row][num_qo_heads], base 2, -inf where nothing was seen
 };
 
 struct FolioAttentionParams {
@@ -207,47 +209,6 @@ struct FolioAppendParams {
     folio_u32 vectors;  // rows are 16-byte aligned and a multiple of 8 elements long
 };
 
-// What kernels/plan/plan.cu keeps of a request.
-struct FolioPlanRequest {
-    folio_i64 page_start;
-    folio_u32 rows, keys;
-    union {
-        folio_u32 units;      // of those keys that have items
-        folio_u32 first_cut;  // as soon as the cut is known: units before the second piece
-    };
-    union {
-        folio_u32 units_before;  // of the requests before it, counted once each
-        folio_u32 pieces;        // as soon as the cut is known: of each of its tiles
-    };
-    folio_u32 first_partial;
-    folio_i32 q_token;
-};
-
-// kernels/plan/plan.cu: cuts a batch whose lengths are on the device, as src/plan/schedule.rs does on the host.
-struct FolioPlanParams {
-    const folio_i32 *qo_indptr;  // or null: fixed_qo_len rows per request
-    const folio_i32 *kv_indptr;  // pages (ragged: tokens) before each request, or null
-    const folio_i32 *kv_len;     // or null: from kv_indptr and last_page_len
-    const folio_i32 *last_page_len;
-    folio_i64 table_stride;  // block table: elements from row to row
-    folio_i64 num_page_ids;  // of kv_indices; block table: columns; ragged: more than any batch has
-    folio_i32 *out_qo_indptr, *out_kv_len;
-    folio_i64 *out_mask_bytes_start, *out_mask_bits_start;
-    FolioPlanRequest *requests;  // [batch_size], and as many u32: for the kernel itself
-    folio_u32 *first_item, *first_combine;
-    FolioWorkItem *items;
-    FolioCombineItem *combines;
-    folio_u32 *partials;
-    folio_u32 *counts, *next_tile;
-    FolioDivisor q_tile;
-    folio_u32 batch_size, fixed_qo_len, page_size;
-    folio_u32 kv_unit, max_splits, invariant_chunk;   // invariant_chunk 0: balance the batch
-    folio_u32 max_shares, least_gain, combine_units;  // as those of `Tiling`
-    folio_i32 window_left;                            // no row sees further; -1: unlimited
-    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_combines, max_partial_rows;
-    folio_u32 by_request;  // keep the items of a request together: prefill
-};
-
 // The numbers of src/cuda/params.rs.
 static_assert(sizeof(FolioWorkItem) == 48 && sizeof(FolioCombineItem) == 16, "plan records");
 static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 376, "attention");
@@ -256,4 +217,3 @@ static_assert(sizeof(FolioScoreBias) == 64, "biases");
 static_assert(sizeof(FolioDecodeParams) == 408, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");
 static_assert(sizeof(FolioAppendTensor) == 88 && sizeof(FolioAppendParams) == 224, "append");
-static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 224, "planning");

@@ -6,6 +6,7 @@
 // then live in shared memory; a thread has neighbouring requests, so that prefix sums take few shuffles.
 #pragma once
 #include "core/paged.cuh"
+#include "params/plan.h"
 
 namespace folio {
 
@@ -136,11 +137,24 @@ __device__ __forceinline__ u32 first_key(const FolioPlanParams &p, u32 rows, u32
     return seen - seen % p.kv_unit;
 }
 
+// The requests that have items in this plan: decodes, prompts or all.
+struct Planned {
+    u32 least_rows, most_rows;
+
+    __device__ __forceinline__ explicit Planned(const FolioPlanParams &p) {
+        const bool decodes = p.decode_rows > 0 && !p.decode_counts;
+        least_rows = p.decode_counts && p.decode_counts[0] > 0 ? p.decode_rows + 1 : 0;
+        most_rows = decodes ? p.decode_rows : 0xffffffff;
+    }
+    __device__ __forceinline__ bool has(u32 rows) const { return rows >= least_rows && rows <= most_rows; }
+};
+
 // The caller's lengths, within the maxima, and where custom masks start. A falling qo_indptr counts as no rows.
 __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Requests &all) {
     __shared__ BlockScan<4> scan;
     __shared__ BlockReduce maxima;
     u64 sums[4] = {};  // tiles, their units, and mask elements as bytes and as bits
+    const Planned planned(p);
     const u32 q_tile = p.q_tile.divisor;
     u32 most_units = 0, most_rows = 0, most_tiles = 0, not_fewest = 0;
 #pragma unroll 1
@@ -148,16 +162,18 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
         const Lengths lengths(p, b);
         const i32 row = clamp(lengths.row, p.max_num_tokens), next_row = clamp(lengths.next_row, p.max_num_tokens);
         const u32 rows = clamp(next_row - row, p.max_qo_len), keys = lengths.keys(p);
-        const u32 tiles = divide_up(rows, p.q_tile), units = divide_up(keys - first_key(p, rows, keys), p.kv_unit);
+        const bool has_items = planned.has(rows);
+        const u32 tiles = has_items ? divide_up(rows, p.q_tile) : 0;
+        const u32 units = tiles > 0 ? divide_up(keys - first_key(p, rows, keys), p.kv_unit) : 0;
         const u64 elements = static_cast<u64>(rows) * keys;
         FolioPlanRequest &request = all.request[b];
         request.page_start = lengths.page_start, request.q_token = row;
         request.rows = rows, request.keys = keys, request.units = units;
-        p.out_qo_indptr[b] = row, p.out_kv_len[b] = keys;
+        p.out_qo_indptr[b] = row, p.out_kv_len[b] = has_items ? keys : 0;
         if (b + 1 == p.batch_size) p.out_qo_indptr[b + 1] = next_row;
         sums[0] += tiles, sums[1] += static_cast<u64>(tiles) * units;
         sums[2] += elements, sums[3] += (elements + 7) / 8;
-        most_units = max(most_units, units), most_rows = max(most_rows, min(rows, q_tile));
+        most_units = max(most_units, units), most_rows = max(most_rows, has_items ? min(rows, q_tile) : 0);
         most_tiles = max(most_tiles, tiles), not_fewest = max(not_fewest, tiles == 0 ? 0 : ~tiles);
     }
     if (p.batch_size == 0 && threadIdx.x == 0) p.out_qo_indptr[0] = 0;
@@ -166,17 +182,20 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
     maxima.put(0, 2, __reduce_max_sync(FULL_WARP, most_tiles));
     maxima.put(1, 0, __reduce_max_sync(FULL_WARP, not_fewest));
     scan.exclusive(sums);
+    const bool is_worth_it = scan.totals[1] >= p.least_units;
     most_tiles = __reduce_max_sync(FULL_WARP, maxima.get(0, 2));
     u64 units_before = sums[1] / max(1u, most_tiles), bytes = sums[2], bits = sums[3];
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
         const u64 elements = static_cast<u64>(request.rows) * request.keys;
+        if (!is_worth_it || !planned.has(request.rows)) request.rows = 0;
         request.units_before = static_cast<u32>(units_before);
         p.out_mask_bytes_start[b] = bytes, p.out_mask_bits_start[b] = bits;
-        units_before += request.rows == 0 ? 0 : request.units;
+        units_before += request.units;
         bytes += elements, bits += (elements + 7) / 8;
     }
+    if (!is_worth_it) return {};
     const bool is_even = ~__reduce_max_sync(FULL_WARP, maxima.get(1, 0)) == most_tiles;
     return {scan.totals[0],
             scan.totals[1],
@@ -299,8 +318,14 @@ __device__ __forceinline__ float cost_of(const FolioPlanParams &p, u32 units, u3
     return static_cast<float>(units) * static_cast<float>(p.kv_unit * rows);
 }
 
-// 0 comes first. Decode goes by the item's cost; prefill by the request's keys, so that tiles that read the
-// same keys stay together.
+// What an item is sorted by: in decode its cost; in prefill the request's keys, so that tiles that read the same keys stay
+// together.
+__device__ __forceinline__ u32 weight_of(const FolioPlanParams &p, const FolioPlanRequest &request,
+                                         const FolioWorkItem &item) {
+    return p.by_request ? request.keys - first_key(p, request.rows, request.keys) : item.cost;
+}
+
+// 0 comes first.
 __device__ __forceinline__ u32 order_class(u32 weight, float scale) {
     return CLASSES - 1 - min(static_cast<u32>(static_cast<float>(weight) * scale), CLASSES - 1);
 }
@@ -361,7 +386,7 @@ __device__ __forceinline__ void write_items(const FolioPlanParams &p, const Requ
             const bool valid = index < end;
             if (pass == 0 || run > 32) item = make_item(min(index, end - 1));
             const FolioPlanRequest &request = all.request[item.request];
-            const u32 at = counters.add(valid, order_class(p.by_request ? request.keys : item.cost, scale));
+            const u32 at = counters.add(valid, order_class(weight_of(p, request, item), scale));
             if (pass == 0 || !valid) continue;
             store_record(p.items + at, item);
         }

@@ -9,7 +9,7 @@ use super::narrow::{self, Narrowed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionDesc, Batch, DeviceBatch, HostBatch, Keys, Kind, KvStorage, PageIds, Pages,
+    AttentionDesc, Batch, DeviceBatch, HostBatch, Keys, Kind, KvStorage, PageIds, Pages, Requests,
 };
 use crate::tensor::{Device, Integers, Tensor};
 
@@ -320,6 +320,7 @@ fn host<'a>(
         pages,
         num_pages: 0,
         max_page_id: -1,
+        planned: Requests::All,
     };
     batch.num_pages = spans(&batch, desc, input)?;
     batch.max_page_id = largest_page_id(&batch, desc.kv.page_size())?;
@@ -669,6 +670,7 @@ fn device_batch(
             KvStorage::Paged { .. } => input.block_table.or(input.kv_indices),
         },
         window_left: input.window_left,
+        planned: Requests::All,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::attention::handle::CudaAttention;
+use super::attention::mixed::Mixed;
 use super::compiler::loader::Loader;
 use super::driver::{Context, Driver};
 use super::ops::append::Append;
@@ -87,8 +87,7 @@ impl Backend for CudaBackend {
 
 impl AttentionOps for CudaBackend {
     fn attention(&self, desc: &AttentionDesc) -> Result<Box<dyn Attention>> {
-        let attention = CudaAttention::new(&self.loader, &self.context, desc)?;
-        Ok(Box::new(attention))
+        Mixed::load(&self.loader, &self.context, desc)
     }
 
     fn tables(&self, count: usize) -> Result<Box<dyn Tables>> {

@@ -1,7 +1,7 @@
 //! The mirror of the structs in `kernels/params/cascade.h`, field by field; sizes are asserted on both sides. What the fields
 //! mean is written there.
 
-use super::params::PlanParams;
+use super::plan_params::PlanParams;
 
 /// `FOLIO_NO_SEGMENT`.
 pub const NO_SEGMENT: u32 = u32::MAX;
@@ -38,5 +38,5 @@ pub struct PlanCascadeParams {
 /// The numbers of the `static_assert`s at the end of `kernels/params/cascade.h`.
 const _: () = {
     assert!(size_of::<SharedSegmentParams>() == 16);
-    assert!(size_of::<PlanCascadeParams>() == 4080);
+    assert!(size_of::<PlanCascadeParams>() == 4096);
 };

@@ -26,6 +26,7 @@ pub mod narrow_params;
 pub mod ops;
 pub mod params;
 pub mod plan;
+pub mod plan_params;
 pub mod prefill_fp8_params;
 pub mod prefill_params;
 pub mod projection_params;

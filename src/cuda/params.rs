@@ -288,52 +288,6 @@ pub struct AppendParams {
     pub vectors: u32,
 }
 
-/// Bytes of a `FolioPlanRequest`, which only the kernel reads.
-pub const PLAN_REQUEST_BYTES: usize = 32;
-
-/// `FolioPlanParams`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
-pub struct PlanParams {
-    pub qo_indptr: u64,
-    pub kv_indptr: u64,
-    pub kv_len: u64,
-    pub last_page_len: u64,
-    pub table_stride: i64,
-    pub num_page_ids: i64,
-    pub out_qo_indptr: u64,
-    pub out_kv_len: u64,
-    pub out_mask_bytes_start: u64,
-    pub out_mask_bits_start: u64,
-    pub requests: u64,
-    pub first_item: u64,
-    pub first_combine: u64,
-    pub items: u64,
-    pub combines: u64,
-    pub partials: u64,
-    pub counts: u64,
-    pub next_tile: u64,
-    pub q_tile: Divisor,
-    pub batch_size: u32,
-    pub fixed_qo_len: u32,
-    pub page_size: u32,
-    pub kv_unit: u32,
-    pub max_splits: u32,
-    pub invariant_chunk: u32,
-    pub max_shares: u32,
-    pub least_gain: u32,
-    pub combine_units: u32,
-    pub window_left: i32,
-    pub max_qo_len: u32,
-    pub max_kv_len: u32,
-    pub max_num_tokens: u32,
-    pub max_items: u32,
-    pub max_combines: u32,
-    pub max_partial_rows: u32,
-    pub by_request: u32,
-}
-
 /// The numbers of the `static_assert`s at the end of `kernels/params/params.h`.
 const _: () = {
     assert!(size_of::<crate::problem::WorkItem>() == 48);
@@ -347,7 +301,6 @@ const _: () = {
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
     assert!(size_of::<AppendParams>() == 224);
-    assert!(size_of::<PlanParams>() == 224);
 };
 
 impl Rows {

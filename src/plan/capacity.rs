@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::schedule;
-    use crate::problem::{Keys, Kind, KvLayout, PageIds, Pages, Workers};
+    use crate::problem::{Keys, Kind, KvLayout, PageIds, Pages, Requests, Workers};
     use proptest::prelude::*;
 
     fn desc(lens: &[(i32, i32)], batch_invariant: bool) -> AttentionDesc {
@@ -208,6 +208,7 @@ mod tests {
                 pages: Pages::Table { ids: PageIds::Host(&[]), row_stride: 0 },
                 num_pages: 0,
                 max_page_id: -1,
+                planned: Requests::All,
             };
             let mut work = WorkList::default();
             schedule(&batch, &desc, &tiling, &mut work).unwrap();

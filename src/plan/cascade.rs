@@ -379,7 +379,9 @@ pub(super) mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::Capacity;
-    use crate::problem::{Keys, Kind, KvLayout, KvStorage, PageIds, Pages, SmallItems, Workers};
+    use crate::problem::{
+        Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Requests, SmallItems, Workers,
+    };
     use proptest::prelude::*;
 
     const PAGE: u32 = 4;
@@ -550,6 +552,7 @@ pub(super) mod tests {
                 pages: Pages::Table { ids: PageIds::Host(&ids), row_stride: columns },
                 num_pages: 0,
                 max_page_id: 0,
+                planned: Requests::All,
             };
             let mut list = Vec::new();
             prefixes(0..lens.len() as u32, first, step, &mut list);

@@ -12,7 +12,7 @@ use super::cascade::{CascadeScratch, share};
 use super::reserve::reserve;
 use crate::error::Result;
 use crate::problem::{
-    AttentionDesc, HostBatch, Keys, Pages, SharedPrefix, SharedSegment, Tiling, WorkList,
+    AttentionDesc, HostBatch, Keys, Pages, Requests, SharedPrefix, SharedSegment, Tiling, WorkList,
 };
 
 /// Lists in `work` the segments that pay of a batch with so many requests. False where none does.
@@ -38,6 +38,7 @@ pub fn cascade_on_device(
             pages: Pages::Ragged { indptr: &[] },
             num_pages: 0,
             max_page_id: -1,
+            planned: Requests::All,
         };
         share(&batch, desc, tiling, prefixes, scratch)
     });

@@ -28,7 +28,8 @@ pub const UNITS_NOT_SPLIT: u32 = 2;
 pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
     let unit = tiling.kv_unit;
     let num_keys = |b| batch.num_keys_in_window(b, unit);
-    let longest = (0..batch.batch_size()).map(num_keys).max();
+    let planned = (0..batch.batch_size()).filter(|&b| batch.planned_rows(b) > 0);
+    let longest = planned.map(num_keys).max();
     let longest = longest.unwrap_or(0);
     let most_units = longest.div_ceil(unit).max(1);
     let whole = most_units.saturating_mul(unit);
@@ -38,7 +39,7 @@ pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
     let q_tile = Divisor::new(tiling.q_tile);
     let (mut tiles, mut tile_keys) = (0u64, 0u64);
     for b in 0..batch.batch_size() {
-        let n = u64::from(q_tile.divide_up(batch.qo_len(b)));
+        let n = u64::from(q_tile.divide_up(batch.planned_rows(b)));
         tiles += n;
         tile_keys += n * u64::from(num_keys(b));
     }
@@ -114,10 +115,10 @@ fn fits(batch: &HostBatch<'_>, tiling: &Tiling, chunk: u32, limit: Limit) -> boo
     };
     let mut counted = 0;
     (0..batch.batch_size()).all(|b| {
+        let tiles = u64::from(q_tile.divide_up(batch.planned_rows(b)));
         let chunks = chunk.divide_up(batch.num_keys_in_window(b, tiling.kv_unit));
         if chunks > 1 {
-            let of_tile = u64::from(chunks - not_counted);
-            counted += u64::from(q_tile.divide_up(batch.qo_len(b))) * of_tile;
+            counted += tiles * u64::from(chunks - not_counted);
         }
         counted <= most
     })

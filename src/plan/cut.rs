@@ -114,9 +114,9 @@ fn worthwhile_shares(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> 
 /// and rows that are split are combined.
 fn cost_of_chunks(batch: &HostBatch<'_>, tiling: &Tiling, chunk: Divisor) -> u64 {
     let (mut items, mut units, mut longest, mut whole) = (0u64, 0u64, 0, true);
-    for b in 0..batch.batch_size() {
+    for b in (0..batch.batch_size()).filter(|&b| batch.planned_rows(b) > 0) {
         let keys = batch.num_keys_in_window(b, tiling.kv_unit);
-        let tiles = u64::from(batch.qo_len(b).div_ceil(tiling.q_tile));
+        let tiles = u64::from(batch.planned_rows(b).div_ceil(tiling.q_tile));
         items += tiles * u64::from(chunk.divide_up(keys).max(1));
         units += tiles * u64::from(keys.div_ceil(tiling.kv_unit));
         longest = longest.max(keys.min(chunk.divisor));

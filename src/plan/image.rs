@@ -193,7 +193,7 @@ pub fn write<'a>(
     image.put(layout.counts + size_of_val(&counts), &work.shares);
     image.put(layout.next_tile, &[0u32]);
     image.put(layout.qo_indptr, batch.qo_indptr);
-    image.put(layout.kv_len, batch.kv_len);
+    image.put_lengths(batch);
     image.put(layout.mask_bytes_start, &work.starts.mask_bytes[..n]);
     image.put(layout.mask_bits_start, &work.starts.mask_bits[..n]);
     image.put_items(items);
@@ -212,6 +212,17 @@ impl Image<'_> {
     fn put<T: Plain>(&mut self, at: usize, values: &[T]) {
         let bytes = bytes_of(values);
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Requests that are not planned have no keys.
+    fn put_lengths(&mut self, batch: &HostBatch<'_>) {
+        let at = self.layout.kv_len;
+        self.put(at, batch.kv_len);
+        for b in 0..batch.batch_size() {
+            if !batch.planned.include(batch.qo_len(b)) {
+                self.put(at + b * size_of::<i32>(), &[0i32]);
+            }
+        }
     }
 
     fn put_items<'a>(&mut self, items: impl Iterator<Item = &'a WorkItem>) {
@@ -254,7 +265,7 @@ fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{Keys, PageIds, Pages, RequestStarts};
+    use crate::problem::{Keys, PageIds, Pages, RequestStarts, Requests};
 
     fn i32s(image: &[u8], at: usize, count: usize) -> Vec<i32> {
         let words = image[at..at + 4 * count].as_chunks::<4>().0;
@@ -275,6 +286,7 @@ mod tests {
             },
             num_pages: 3,
             max_page_id: 8,
+            planned: Requests::All,
         };
         let item = WorkItem {
             request: 2,
@@ -344,6 +356,7 @@ mod tests {
             pages: Pages::Ragged { indptr: &[0, 1] },
             num_pages: 0,
             max_page_id: -1,
+            planned: Requests::All,
         };
         let layout = Layout::new(&Counts {
             batch_size: 1,

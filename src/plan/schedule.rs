@@ -38,7 +38,7 @@ pub fn schedule(
     make_room(batch, tiling, cut, work)?;
     let mut partial_rows = 0;
     for b in 0..batch.batch_size() {
-        let qo_len = batch.qo_len(b);
+        let qo_len = batch.planned_rows(b);
         let mut q_start = 0;
         while q_start < qo_len {
             let tile = Tile {
@@ -73,7 +73,7 @@ fn make_room(batch: &HostBatch<'_>, tiling: &Tiling, cut: Cut, work: &mut WorkLi
     let q_tile = Divisor::new(tiling.q_tile);
     let (mut items, mut combines, mut partials) = (0usize, 0usize, 0usize);
     for b in 0..batch.batch_size() {
-        let rows = batch.qo_len(b);
+        let rows = batch.planned_rows(b);
         let keys = batch.num_keys_in_window(b, tiling.kv_unit);
         let chunks = chunk.divide_up(keys).max(1) as usize;
         items = items.saturating_add((q_tile.divide_up(rows) as usize).saturating_mul(chunks));
@@ -92,8 +92,8 @@ fn make_room_for_shares(batch: &HostBatch<'_>, tiling: &Tiling, work: &mut WorkL
     let splits = tiling.max_shares as usize;
     let (mut tiles, mut rows) = (0usize, 0u32);
     for b in 0..batch.batch_size() {
-        tiles += batch.qo_len(b).div_ceil(tiling.q_tile) as usize;
-        rows = rows.max(batch.qo_len(b).min(tiling.q_tile));
+        tiles += batch.planned_rows(b).div_ceil(tiling.q_tile) as usize;
+        rows = rows.max(batch.planned_rows(b).min(tiling.q_tile));
     }
     let split_rows = splits.saturating_mul(rows as usize);
     reserve("work items", &mut work.items, tiles.saturating_add(splits))?;

@@ -58,7 +58,7 @@ fn common_pages(batch: &HostBatch<'_>, page_size: u32, b: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{Keys, PageIds, Pages};
+    use crate::problem::{Keys, PageIds, Pages, Requests};
     use proptest::prelude::*;
 
     const PAGE: u32 = 4;
@@ -82,6 +82,7 @@ mod tests {
             },
             num_pages: ids.len(),
             max_page_id: 100,
+            planned: Requests::All,
         };
         let mut found = Vec::new();
         shared_prefixes(&batch, PAGE, &mut found).unwrap();

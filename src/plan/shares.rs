@@ -31,7 +31,7 @@ impl Shares {
         let of_tile = units_of_tile(tiling);
         let of_request = |b: usize| {
             let units = batch.num_keys_in_window(b, unit).div_ceil(unit) + of_tile;
-            u64::from(units) * u64::from(batch.qo_len(b).div_ceil(tiling.q_tile))
+            u64::from(units) * u64::from(batch.planned_rows(b).div_ceil(tiling.q_tile))
         };
         let units: u64 = (0..batch.batch_size()).map(of_request).sum();
         let share = units.div_ceil(u64::from(tiling.max_shares.max(1)));

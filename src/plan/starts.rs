@@ -70,7 +70,7 @@ pub fn device_page_ids(batch: &HostBatch<'_>) -> Option<Tensor> {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::problem::Keys;
+    use crate::problem::{Keys, Requests};
     use crate::tensor::Device;
 
     #[allow(unsafe_code)]
@@ -98,6 +98,7 @@ mod tests {
             pages,
             num_pages: 3,
             max_page_id: 8,
+            planned: Requests::All,
         };
         let mut starts = RequestStarts::default();
         request_starts(&batch, 16, &mut starts).unwrap();

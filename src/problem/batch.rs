@@ -32,6 +32,41 @@ pub struct HostBatch<'a> {
     pub num_pages: usize,
     /// The largest page id in use, or -1: the cache tensors of a run need more pages than this.
     pub max_page_id: i32,
+    /// The requests that are planned.
+    pub planned: Requests,
+}
+
+/// Requests of a batch by their numbers of query rows. A batch may have two plans, each with all its lengths and with items of
+/// some requests alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requests {
+    /// All.
+    All,
+    /// Those of few rows.
+    Decodes {
+        /// So many.
+        most_rows: u32,
+        /// Where lengths are on the device: none, unless they have so many keys together.
+        least_keys: u64,
+    },
+    /// All but the decodes.
+    Prompts {
+        /// Rows of a decode.
+        decode_rows: u32,
+        /// Where lengths are on the device: the counts of the decodes' plan. Where it has no items, all requests are prompts.
+        decode_counts: u64,
+    },
+}
+
+impl Requests {
+    /// Whether one of so many rows is among them.
+    pub fn include(&self, qo_len: u32) -> bool {
+        match *self {
+            Requests::All => true,
+            Requests::Decodes { most_rows, .. } => qo_len <= most_rows,
+            Requests::Prompts { decode_rows, .. } => qo_len > decode_rows,
+        }
+    }
 }
 
 /// Keys of every request. Positions count all keys, whichever they are.
@@ -102,6 +137,13 @@ impl<'a> HostBatch<'a> {
     /// Query rows of request `b`.
     pub fn qo_len(&self, b: usize) -> u32 {
         (self.qo_indptr[b + 1] - self.qo_indptr[b]) as u32
+    }
+
+    /// Query rows of request `b` that are planned: all or none.
+    pub fn planned_rows(&self, b: usize) -> u32 {
+        Some(self.qo_len(b))
+            .filter(|&rows| self.planned.include(rows))
+            .unwrap_or(0)
     }
 
     /// Those keys of request `b` that the batch is over.
@@ -196,4 +238,6 @@ pub struct DeviceBatch {
     pub page_ids: Option<Tensor>,
     /// No row sees a key more than so many before its own position; `None`: unlimited.
     pub window_left: Option<u32>,
+    /// The requests that are planned.
+    pub planned: Requests,
 }

@@ -26,7 +26,7 @@ pub use attention::{
     AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LEAST_BIAS, LogBase,
     Mask, MaskColumns, ScoreBias, Window,
 };
-pub use batch::{Batch, DeviceBatch, HostBatch, Keys, PageIds, Pages};
+pub use batch::{Batch, DeviceBatch, HostBatch, Keys, PageIds, Pages, Requests};
 pub use cache::AppendArgs;
 pub use checked::Checked;
 pub use context_parallel::{CpCorrectArgs, CpReorderArgs};

@@ -160,27 +160,36 @@ pub fn compare(
     got: &Output,
     tolerance: Tolerance,
 ) -> Result<(), String> {
+    (0..want.len()).try_for_each(|token| compare_token(problem, want, got, token, tolerance))
+}
+
+/// The same of one query token.
+pub fn compare_token(
+    problem: &Problem,
+    want: &[Vec<Row>],
+    got: &Output,
+    token: usize,
+    tolerance: Tolerance,
+) -> Result<(), String> {
     let (heads, dim) = (
         problem.num_qo_heads() as usize,
         problem.head_dim_vo as usize,
     );
-    for (token, rows) in want.iter().enumerate() {
-        for (head, row) in rows.iter().enumerate() {
-            let at = token * heads + head;
-            let name = |what: &str| format!("{what} of token {token}, head {head}");
-            let zero_points = zero_points(problem, head, tolerance);
-            compare_o(
-                problem,
-                row,
-                &got.o[at * dim..][..dim],
-                tolerance,
-                &zero_points,
-            )
-            .map_err(|difference| format!("{}: {difference}", name("o")))?;
-            if let Some(lse) = &got.lse {
-                compare_lse(problem, row, lse[at], tolerance)
-                    .map_err(|difference| format!("{}: {difference}", name("lse")))?;
-            }
+    for (head, row) in want[token].iter().enumerate() {
+        let at = token * heads + head;
+        let name = |what: &str| format!("{what} of token {token}, head {head}");
+        let zero_points = zero_points(problem, head, tolerance);
+        compare_o(
+            problem,
+            row,
+            &got.o[at * dim..][..dim],
+            tolerance,
+            &zero_points,
+        )
+        .map_err(|difference| format!("{}: {difference}", name("o")))?;
+        if let Some(lse) = &got.lse {
+            compare_lse(problem, row, lse[at], tolerance)
+                .map_err(|difference| format!("{}: {difference}", name("lse")))?;
         }
     }
     Ok(())

@@ -23,6 +23,7 @@ mod index;
 mod lse;
 mod masks;
 mod merge;
+mod mixed;
 mod mla;
 mod mla_cache;
 mod mla_context;
@@ -97,6 +98,11 @@ fn main() -> ExitCode {
         case("prefill_widened_widths", (), prefill_widened::widths),
         case("prefill_widened_layers", (), prefill_widened::layers),
         case("prefill_widened_batches", (), prefill_widened::batches),
+        case("mixed_types", (), mixed::types),
+        case("mixed_forms", (), mixed::forms),
+        case("mixed_layers", (), mixed::layers),
+        case("mixed_batches", (), mixed::batches),
+        case("mixed_invariant", (), mixed::invariant),
         case(
             "prefill_widened_fp8_queries",
             (),

@@ -2,7 +2,7 @@
 //! are.
 
 use crate::common::c_door::CDoor;
-use crate::common::compare::{Tolerance, compare};
+use crate::common::compare::{Tolerance, compare, compare_token};
 use crate::common::dense;
 use crate::common::door::{Door, Session};
 use crate::common::grids::{GRIDS, Place};
@@ -37,28 +37,47 @@ pub fn assert_right(problem: &Problem, got: &Output) {
     }
 }
 
-/// Over other forms than plain rows a run takes codes as they are, or, where queries are long, the numbers that they are
-/// read as, rounded to rows of q's type. Each has bounds over its own numbers; how far rounded rows are from the codes is in
-/// none.
+/// Over other forms than plain rows a query takes codes as they are, or, where its request's queries are many, the numbers
+/// that they are read as, rounded to rows of q's type. Each has bounds over its own numbers; how far rounded rows are from the
+/// codes is in none.
 pub fn compare_with_either(problem: &Problem, got: &Output) -> Result<(), String> {
-    let of_codes = compare(problem, &dense::attention(problem), got, tolerance(problem));
+    let over_codes = dense::attention(problem);
+    let of_codes = compare(problem, &over_codes, got, tolerance(problem));
     if of_codes.is_ok() || problem.form == CacheForm::Plain {
         return of_codes;
     }
-    compare_with_rounded_rows(problem, got).map_err(|of_rows| {
-        let of_codes = of_codes.unwrap_err();
-        format!("over codes: {of_codes}; over rounded rows: {of_rows}")
-    })
+    let rounded = with_rounded_rows(problem);
+    let over_rows = dense::attention(&rounded);
+    for token in 0..over_codes.len() {
+        let of_codes = compare_token(problem, &over_codes, got, token, tolerance(problem));
+        let of_rows = || {
+            let tolerance = tolerance_of_rounded_rows(&rounded);
+            compare_token(&rounded, &over_rows, got, token, tolerance)
+        };
+        of_codes.or_else(|of_codes| {
+            of_rows()
+                .map_err(|of_rows| format!("over codes: {of_codes}; over rounded rows: {of_rows}"))
+        })?;
+    }
+    Ok(())
 }
 
 /// A run over rows of q's type that hold what the cache is read as.
 pub fn compare_with_rounded_rows(problem: &Problem, got: &Output) -> Result<(), String> {
-    let rounded = &Problem {
+    let rounded = with_rounded_rows(problem);
+    let tolerance = tolerance_of_rounded_rows(&rounded);
+    compare(&rounded, &dense::attention(&rounded), got, tolerance)
+}
+
+fn with_rounded_rows(problem: &Problem) -> Problem {
+    Problem {
         rounds_rows: true,
         ..problem.clone()
-    };
-    let tolerance = Tolerance::of_matrix_unit(rounded).of_parts(rounded);
-    compare(rounded, &dense::attention(rounded), got, tolerance)
+    }
+}
+
+fn tolerance_of_rounded_rows(rounded: &Problem) -> Tolerance {
+    Tolerance::of_matrix_unit(rounded).of_parts(rounded)
 }
 
 /// Random problems, shrunk where `check` fails.

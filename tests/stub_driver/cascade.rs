@@ -2,7 +2,8 @@
 
 use folio::api::{BatchInput, Cascade, SharedPrefixes, Workspace};
 use folio::cuda::cascade_params::{NO_SEGMENT, PlanCascadeParams, SHARED_SEGMENTS};
-use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, PlanParams, PlanView};
+use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, PlanView};
+use folio::cuda::plan_params::PlanParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{

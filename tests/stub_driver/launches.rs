@@ -5,9 +5,9 @@
 use folio::api::BatchInput;
 use folio::cuda::kernels::{self, Row};
 use folio::cuda::params::{
-    AttentionParams, Cache, CombineParams, DecodeParams, GenericParams, MaskMode, PlanParams,
-    PlanView, Rows,
+    AttentionParams, Cache, CombineParams, DecodeParams, GenericParams, MaskMode, PlanView, Rows,
 };
+use folio::cuda::plan_params::PlanParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{

@@ -3,7 +3,8 @@
 
 use folio::api::BatchInput;
 use folio::cuda::mla_params::{MlaHopperParams, MlaParams};
-use folio::cuda::params::{CombineParams, PlanParams};
+use folio::cuda::params::CombineParams;
+use folio::cuda::plan_params::PlanParams;
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::problem::{

@@ -4,7 +4,8 @@
 use folio::api::{BatchInput, MlaContext, Workspace};
 use folio::cuda::merge_params::MergeGeneralParams;
 use folio::cuda::mla_cache_params::MlaGatherParams;
-use folio::cuda::params::{CombineParams, MergeStatesParams, PlanParams};
+use folio::cuda::params::{CombineParams, MergeStatesParams};
+use folio::cuda::plan_params::PlanParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::projection_params::CopyWeightsParams;
 use folio::cuda::up_projection_params::UpProjectionParams;

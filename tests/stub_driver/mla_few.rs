@@ -4,7 +4,8 @@
 use folio::api::BatchInput;
 use folio::cuda::mla_few_params::MlaFewParams;
 use folio::cuda::mla_params::MlaParams;
-use folio::cuda::params::{CombineParams, PlanParams};
+use folio::cuda::params::CombineParams;
+use folio::cuda::plan_params::PlanParams;
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, CacheFormat, Kind, KvLayout, KvStorage};
 use folio::tensor::Tensor;

@@ -2,7 +2,8 @@
 
 use folio::api::BatchInput;
 use folio::cuda::narrow_params::{NarrowParams, NarrowTable};
-use folio::cuda::params::{DecodeParams, PlanParams};
+use folio::cuda::params::DecodeParams;
+use folio::cuda::plan_params::PlanParams;
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::problem::AttentionDesc;

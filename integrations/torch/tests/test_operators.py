@@ -257,7 +257,7 @@ def test_the_steps_of_mlas_context(device, compiled):
     rows, keys = zip(*LENGTHS)
     tokens = sum(rows)
     # CUDA has no float32 for MLA.
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
     def randn(*shape):
         return torch.randn(*shape).to(dtype)

@@ -95,8 +95,8 @@ struct ItemPosition {
     u32 index, done;
 };
 
-// The work items of a CTA. CTAs of the same blockIdx.y have the same items and different rows. Item blockIdx.y is the first
-// in any case, so that it is read before the plan's counts are known. Then there are two ways:
+// The work items of a CTA. CTAs of the same blockIdx.y have the same items and different rows. The first one, if
+// there is any, is item blockIdx.y, so that it is read before the plan's counts are known. Then there are two ways:
 //
 // A batch that is cut into equal shares: a CTA has the items of a share, then those of the share gridDim.y further.
 // The first items of all shares are first in the list; counts[5 + share] says where the others are.

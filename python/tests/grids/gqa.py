@@ -137,7 +137,8 @@ VLLM = [
             "kv_dtype": ["int8", "float8_e4m3fn"],
             "layers": combined(**UNIFIED_LAYERS),
         },
-        Tolerance(2e-2, 2e-2),
+        # The peer's test has no lse. Prefill on a GPU rounds keys to bfloat16: 2^-9 of logits that are up to 4.
+        Tolerance(2e-2, 2e-2, lse_atol=8e-3),
     ),
     Grid(
         "prefill",

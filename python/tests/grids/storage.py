@@ -116,7 +116,8 @@ class Scaled:
             codes = torch.randint(-127, 128, (*shape, dim), generator=generator, device=device, dtype=torch.int8)
             most = 127
         else:
-            codes, most = numbers(generator, (*shape, dim), self.dtype, 100.0), 448
+            # Beyond the largest number of e4m3 torch makes NaN.
+            codes, most = numbers(generator, (*shape, dim), torch.float32, 100.0).clamp_(-448, 448).to(self.dtype), 448
         scales = (torch.rand(shape, generator=generator, device=device) + 0.5) * 2 / most
         return codes, mark_unused(scales, pages)
 

@@ -249,7 +249,9 @@ mod tests {
     use crate::cpu::isa::for_each_isa;
     use crate::dtype::{self, DType};
     use crate::plan::schedule;
-    use crate::problem::{Checked, Keys, Kind, KvLayout, KvStorage, LogBase, PageIds, Pages};
+    use crate::problem::{
+        Checked, Keys, Kind, KvLayout, KvStorage, LogBase, PageIds, Pages, Requests,
+    };
     use crate::reference::ReferenceBackend;
     use crate::tensor::{Device, Tensor};
 
@@ -343,6 +345,7 @@ mod tests {
                 },
                 num_pages: self.page_ids.len(),
                 max_page_id: self.page_ids.len() as i32 - 1,
+                planned: Requests::All,
             }
         }
     }

@@ -80,6 +80,8 @@ struct Planned {
     /// The same of query rows and requests.
     num_rows: u64,
     num_requests: u32,
+    /// Query rows of the batch, those of other plans of it included; or the most there can be.
+    num_tokens: u64,
     /// Address of what kernels asked for.
     scratch: u64,
 }
@@ -169,14 +171,17 @@ impl CudaAttention {
         }
         // SAFETY: as above; the ids are the caller's.
         unsafe { self.narrow.launch(current, &copies, stream)? };
-        let mut planned = self.planned(&layout, base, page_ids);
+        let mut planned = self.largest(&layout, base, page_ids);
         planned.starts_in_blocks = batch.keys == Keys::New;
         if !self.desc.graph {
             planned.num_items = counts.items;
             planned.num_combines = counts.combines;
-            planned.num_keys = batch.kv_len.iter().map(|&keys| keys as u64).sum();
-            planned.num_rows = batch.qo_indptr.last().map_or(0, |&rows| rows as u64);
-            planned.num_requests = batch.batch_size() as u32;
+            let requests =
+                (0..batch.batch_size()).filter(|&b| batch.planned.include(batch.qo_len(b)));
+            planned.num_keys = requests.clone().map(|b| batch.kv_len[b] as u64).sum();
+            planned.num_rows = requests.clone().map(|b| u64::from(batch.qo_len(b))).sum();
+            planned.num_requests = requests.count() as u32;
+            planned.num_tokens = batch.num_tokens() as u64;
         }
         Ok(planned)
     }
@@ -206,7 +211,7 @@ impl CudaAttention {
             self.planner
                 .launch(current, &batch, &work.segments, base, stream)?;
         }
-        Ok(self.planned(&layout, base, page_ids))
+        Ok(self.largest(&layout, base, page_ids))
     }
 
     /// Where the device keeps copies of lengths and page ids.
@@ -232,7 +237,7 @@ impl CudaAttention {
     }
 
     /// A plan whose counts only the device knows: it may be the largest.
-    fn planned(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
+    fn largest(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
         Planned {
             view: view(&self.regions, layout, base, page_ids),
             mask_bytes_start: base + layout.mask_bytes_start as u64,
@@ -246,6 +251,7 @@ impl CudaAttention {
             starts_in_blocks: false,
             num_rows: u64::from(self.desc.max_num_tokens),
             num_requests: self.desc.max_batch_size,
+            num_tokens: u64::from(self.desc.max_num_tokens),
             scratch: base + (self.regions.own + scratch_at(&self.capacity, &self.desc)) as u64,
         }
     }
@@ -417,9 +423,20 @@ impl Attention for CudaAttention {
     }
 
     fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()> {
-        let planned = self
-            .planned
-            .ok_or_else(|| Error::Internal("run came before plan".into()))?;
+        self.run_before(None, args, stream)
+    }
+}
+
+impl CudaAttention {
+    /// Computes the requests that are planned. Where the batch has others, `last` computes those afterwards, and rounds the lse
+    /// of all.
+    pub(super) fn run_before(
+        &self,
+        last: Option<&CudaAttention>,
+        args: &Checked<AttentionArgs>,
+        stream: Stream,
+    ) -> Result<()> {
+        let planned = self.planned()?;
         let current = self.context.enter()?;
         current.check_stream(stream)?;
         if !self.desc.graph && current.is_capturing(stream)? {
@@ -436,7 +453,8 @@ impl Attention for CudaAttention {
         };
         let mut params = self.params(&planned, args);
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
-        let rounded = self.round_lse.redirect(args, planned.lse, &mut params);
+        let lse_room = last.map_or(Ok(planned), CudaAttention::planned)?.lse;
+        let rounded = self.round_lse.redirect(args, lse_room, &mut params);
         let run = Run {
             args,
             params: &params,
@@ -445,6 +463,7 @@ impl Attention for CudaAttention {
             num_keys: planned.num_keys,
             num_rows: planned.num_rows,
             num_requests: planned.num_requests,
+            num_tokens: planned.num_tokens,
             starts_in_blocks: planned.starts_in_blocks,
             scratch: planned.scratch,
         };
@@ -466,13 +485,24 @@ impl Attention for CudaAttention {
             self.combine
                 .launch(&current, &of_parts, planned.num_combines, stream)?;
         }
-        match rounded {
+        match rounded.filter(|_| last.is_none()) {
             None => Ok(()),
             Some(rounded) => {
-                let num_rows = planned.num_rows;
-                self.round_lse.launch(&current, &rounded, num_rows, stream)
+                let num_tokens = planned.num_tokens;
+                self.round_lse
+                    .launch(&current, &rounded, num_tokens, stream)
             }
         }
+    }
+
+    /// Device address of the counts of the current plan.
+    pub(super) fn counts(&self) -> Result<u64> {
+        Ok(self.planned()?.view.counts)
+    }
+
+    fn planned(&self) -> Result<Planned> {
+        self.planned
+            .ok_or_else(|| Error::Internal("run came before plan".into()))
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Run<'a> {
     pub num_rows: u64,
     /// Requests, or the most there can be.
     pub num_requests: u32,
+    /// Query rows that the tensors have for the batch: those of requests that are not this run's too.
+    pub num_tokens: u64,
     /// A request's first key may be within a block, since keys before it are elsewhere.
     pub starts_in_blocks: bool,
     /// Address of the memory that kernels asked for ([`AttentionKernel::scratch_bytes`]).

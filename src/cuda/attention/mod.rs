@@ -1,5 +1,6 @@
 //! Attention on a device: [`handle`] plans and runs one problem. [`planner`] plans where lengths are on the
-//! device, [`candidates`] picks the kernel of each run, and [`combine`] puts split rows together after it.
+//! device, [`candidates`] picks the kernel of each run, and [`combine`] puts split rows together after it. [`mixed`]
+//! plans and runs the decodes of a batch apart from its prompts.
 //!
 //! [`kernel`] says what a kernel that computes attention offers and [`features`] what it may lack;
 //! [`mod@generic`], [`sm90_decode`] and [`sm90_prefill`] are those that there are, and [`mla`] and
@@ -13,6 +14,7 @@ pub mod generic;
 pub mod handle;
 pub mod kernel;
 mod mask_items;
+pub mod mixed;
 pub mod mla;
 pub mod narrow;
 pub mod planner;

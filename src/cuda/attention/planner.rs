@@ -11,11 +11,12 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
 use crate::cuda::kernels::Row;
 use crate::cuda::kernels::keyless::{PLAN, PLAN_CASCADE};
-use crate::cuda::params::{Divisor, PlanParams, address};
+use crate::cuda::params::{Divisor, address};
 use crate::cuda::plan::regions::PlanningRegions;
+use crate::cuda::plan_params::PlanParams;
 use crate::error::Result;
 use crate::plan::{Capacity, Regions};
-use crate::problem::{AttentionDesc, DeviceBatch, Kind, SharedSegment, Tiling};
+use crate::problem::{AttentionDesc, DeviceBatch, Kind, Requests, SharedSegment, Tiling};
 
 /// Work items for which planning on the device takes [`FEW_THREADS`] threads.
 const FEW_ITEMS: u64 = 512;
@@ -120,6 +121,25 @@ impl Planner {
         let at = |offset: usize| base + offset as u64;
         let table = batch.page_ids.filter(|ids| ids.rank() == 2);
         let is_cascade = self.desc.shared_levels > 0;
+        // What is longer than a decode is none.
+        let max_qo_len = match batch.planned {
+            Requests::Decodes { .. } => i32::MAX as u32,
+            _ => self.desc.max_qo_len,
+        };
+        let (decode_rows, least_units, decode_counts) = match batch.planned {
+            Requests::All => (0, 0, 0),
+            Requests::Decodes {
+                most_rows,
+                least_keys,
+            } => {
+                let units = least_keys.div_ceil(u64::from(self.tiling.kv_unit));
+                (most_rows, u32::try_from(units).unwrap_or(u32::MAX), 0)
+            }
+            Requests::Prompts {
+                decode_rows,
+                decode_counts,
+            } => (decode_rows, 0, decode_counts),
+        };
         let Capacity {
             counts,
             partial_rows,
@@ -143,6 +163,7 @@ impl Planner {
             partials: at(layout.partials),
             counts: at(layout.counts),
             next_tile: at(layout.next_tile),
+            decode_counts,
             q_tile: Divisor::new(self.tiling.q_tile),
             batch_size: batch.batch_size,
             fixed_qo_len: batch.qo_len,
@@ -165,12 +186,14 @@ impl Planner {
             window_left: batch
                 .window_left
                 .map_or(UNLIMITED, |left| i32::try_from(left).unwrap_or(UNLIMITED)),
-            max_qo_len: self.desc.max_qo_len,
+            max_qo_len,
             max_kv_len: self.desc.max_kv_len,
             max_num_tokens: self.desc.max_num_tokens,
             max_items: at_most(counts.items),
             max_combines: at_most(counts.combines),
             max_partial_rows: at_most(partial_rows),
+            decode_rows,
+            least_units,
             // Rows of several requests may share keys in a cascade, so items go by their cost there.
             by_request: u32::from(self.desc.kind == Kind::Prefill && !is_cascade),
         }

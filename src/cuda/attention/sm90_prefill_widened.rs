@@ -358,7 +358,7 @@ impl Sm90PrefillWidened {
     fn suits(&self, run: &Run<'_>) -> bool {
         let requests = u64::from(run.num_requests);
         let has_room = rows_of(run.num_keys, requests) <= u64::from(self.parts.num_rows)
-            && (!widens_queries(&self.desc) || run.num_rows <= u64::from(self.parts.num_tokens));
+            && (!widens_queries(&self.desc) || run.num_tokens <= u64::from(self.parts.num_tokens));
         let least_rows = least_rows(&self.desc, self.beside);
         has_room && pays(run.num_rows, requests, &self.desc, least_rows)
     }

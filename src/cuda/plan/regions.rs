@@ -2,7 +2,8 @@
 //! planning kernel keeps for itself. Where the parts lie is decided in `src/plan`.
 
 use crate::cuda::cascade_params::{PLAN_SHARE_BYTES, SHARED_SEGMENTS};
-use crate::cuda::params::{PLAN_REQUEST_BYTES, PlanView};
+use crate::cuda::params::PlanView;
+use crate::cuda::plan_params::PLAN_REQUEST_BYTES;
 use crate::plan::{Layout, PARTS_ALIGNMENT, Regions};
 use crate::problem::AttentionDesc;
 

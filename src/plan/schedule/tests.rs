@@ -3,7 +3,7 @@
 use super::*;
 use crate::dtype::DType;
 use crate::plan::chunk_size::{UNITS_NOT_SPLIT, split_budget};
-use crate::problem::{Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Workers};
+use crate::problem::{Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Requests, Workers};
 use proptest::prelude::*;
 
 fn desc(batch_invariant: bool, kind: Kind) -> AttentionDesc {
@@ -73,6 +73,7 @@ fn cut_within(
         },
         num_pages: 0,
         max_page_id: -1,
+        planned: Requests::All,
     };
     let mut work = WorkList::default();
     schedule(&batch, desc, tiling, &mut work).unwrap();

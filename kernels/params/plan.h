@@ -1,0 +1,53 @@
+// The parameters of kernels/plan/plan.cu, which those of plan_cascade.cu begin with. src/cuda/plan_params.rs mirrors them field
+// by field; sizes are asserted on both sides. No code here.
+#pragma once
+
+#include "params/params.h"
+
+// What kernels/plan/plan.cu keeps of a request.
+struct FolioPlanRequest {
+    folio_i64 page_start;
+    folio_u32 rows, keys;
+    union {
+        folio_u32 units;      // of those keys that have items
+        folio_u32 first_cut;  // as soon as the cut is known: units before the second piece
+    };
+    union {
+        folio_u32 units_before;  // of the requests before it, counted once each
+        folio_u32 pieces;        // as soon as the cut is known: of each of its tiles
+    };
+    folio_u32 first_partial;
+    folio_i32 q_token;
+};
+
+// kernels/plan/plan.cu: cuts a batch whose lengths are on the device, as src/plan/schedule.rs does on the host.
+struct FolioPlanParams {
+    const folio_i32 *qo_indptr;  // or null: fixed_qo_len rows per request
+    const folio_i32 *kv_indptr;  // pages (ragged: tokens) before each request, or null
+    const folio_i32 *kv_len;     // or null: from kv_indptr and last_page_len
+    const folio_i32 *last_page_len;
+    folio_i64 table_stride;  // block table: elements from row to row
+    folio_i64 num_page_ids;  // of kv_indices; block table: columns; ragged: more than any batch has
+    folio_i32 *out_qo_indptr, *out_kv_len;
+    folio_i64 *out_mask_bytes_start, *out_mask_bits_start;
+    FolioPlanRequest *requests;  // [batch_size], and as many u32: for the kernel itself
+    folio_u32 *first_item, *first_combine;
+    FolioWorkItem *items;
+    FolioCombineItem *combines;
+    folio_u32 *partials;
+    folio_u32 *counts, *next_tile;
+    const folio_u32 *decode_counts;  // of prompts; or null
+    FolioDivisor q_tile;
+    folio_u32 batch_size, fixed_qo_len, page_size;
+    folio_u32 kv_unit, max_splits, invariant_chunk;   // invariant_chunk 0: balance the batch
+    folio_u32 max_shares, least_gain, combine_units;  // as those of `Tiling`
+    folio_i32 window_left;                            // no row sees further; -1: unlimited
+    folio_u32 max_qo_len, max_kv_len, max_num_tokens, max_items, max_combines, max_partial_rows;
+    // A batch in two plans (0: one): decodes are the requests of up to so many rows, and are planned where they have so many
+    // units of keys together. The plan of the prompts reads the counts of theirs, and has all requests where theirs has none.
+    folio_u32 decode_rows, least_units;
+    folio_u32 by_request;  // keep the items of a request together: prefill
+};
+
+// The numbers of src/cuda/plan_params.rs.
+static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 240, "planning");

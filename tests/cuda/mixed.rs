@@ -1,0 +1,217 @@
+//! Prompts and decodes in one batch, over caches for which Hopper plans the decodes apart.
+
+use crate::common::instance::{LayerData, Planned};
+use crate::common::memory::{HostMemory, Memory};
+use crate::common::problem::{
+    Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Request, Storage,
+};
+use crate::gpu::DeviceMemory;
+use crate::problems::{assert_alone_is_the_same, assert_right, paged, session, solve_with};
+use folio::dtype::DType;
+use folio::problem::{CacheForm, KvLayout, LogBase};
+
+/// Decodes of one and two tokens, short and long, with and without keys; prompts of one tile and of several; requests without
+/// queries.
+const LENS: [(u32, u32); 10] = [
+    (1, 700),
+    (90, 200),
+    (2, 300),
+    (0, 50),
+    (150, 150),
+    (1, 0),
+    (1, 1900),
+    (64, 0),
+    (3, 40),
+    (1, 1),
+];
+
+const TYPES: [(DType, DType); 4] = [
+    (DType::BF16, DType::F8E4M3),
+    (DType::F16, DType::F8E5M2),
+    (DType::F8E4M3, DType::F8E4M3),
+    (DType::BF16, DType::F8E5M2),
+];
+
+const FORMS: [(CacheForm, DType); 4] = [
+    (CacheForm::TokenHeadScales, DType::I8),
+    (CacheForm::TokenHeadScales, DType::F8E4M3),
+    (CacheForm::ChannelScales, DType::I8),
+    (CacheForm::ChannelZeroPoints, DType::I4x2),
+];
+
+/// Groups of 1, 4, 8 and 32 heads, so that 8, 2, 1 and 1 tokens are a decode.
+const HEADS: [(u32, u32, u32); 5] = [
+    (16, 16, 64),
+    (8, 2, 128),
+    (16, 2, 96),
+    (32, 1, 128),
+    (6, 2, 256),
+];
+
+fn storages() -> [Storage; 3] {
+    [
+        paged(16, KvLayout::Nhd),
+        paged(1, KvLayout::Nhd),
+        paged(48, KvLayout::Hnd),
+    ]
+}
+
+fn problem(
+    lens: &[(u32, u32)],
+    (q_dtype, kv_dtype): (DType, DType),
+    (qo, kv, dim): (u32, u32, u32),
+) -> Problem {
+    let o_dtype = if q_dtype.is_fp8() {
+        DType::BF16
+    } else {
+        q_dtype
+    };
+    Problem {
+        kv_dtype,
+        o_dtype,
+        ..Problem::plain(lens).of(q_dtype).heads(qo, kv, dim)
+    }
+}
+
+const ON_HOST: &dyn Memory = &HostMemory;
+const ON_DEVICE: &dyn Memory = &DeviceMemory;
+
+fn check(problem: &Problem) {
+    let session = session();
+    for memory in [ON_HOST, ON_DEVICE] {
+        let got = solve_with(&*session, memory, problem);
+        let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
+        assert_right(problem, &got);
+    }
+}
+
+/// Types, heads, pages; lengths on the host and on the device.
+pub fn types() {
+    for (n, types) in TYPES.into_iter().enumerate() {
+        for (m, heads) in HEADS.into_iter().enumerate() {
+            check(&Problem {
+                storage: storages()[(n + m) % 3],
+                ..problem(&LENS, types, heads)
+            });
+        }
+    }
+}
+
+/// Caches with scales of tokens or channels.
+pub fn forms() {
+    for (form, element) in FORMS {
+        for heads in &HEADS[1..4] {
+            let plain = problem(&LENS, (DType::BF16, DType::BF16), *heads);
+            check(&Problem {
+                storage: paged(16, KvLayout::Nhd),
+                ..plain.stored(form, element)
+            });
+        }
+    }
+}
+
+/// What a layer may add: both parts of the batch have it.
+pub fn layers() {
+    let scaled = Layer {
+        k_scale: 0.5,
+        v_scale: 3.0,
+        sinks: true,
+        lse: Some(LogBase::Two),
+        ..Layer::plain()
+    };
+    let layers = [
+        Layer {
+            lse_dtype: DType::BF16,
+            ..scaled.clone()
+        },
+        Layer {
+            mask: MaskKind::Full,
+            k_scales: HeadScales::PerHead,
+            v_scales: HeadScales::PerHead,
+            lse_dtype: DType::F16,
+            ..scaled.clone()
+        },
+        Layer {
+            window: Some((90, 0)),
+            ..scaled.clone()
+        },
+        Layer {
+            mask: MaskKind::Bits(Pattern::Random(0.5)),
+            ..scaled.clone()
+        },
+        Layer {
+            mask: MaskKind::Bytes(Pattern::Causal),
+            logits_soft_cap: 5.0,
+            ..scaled.clone()
+        },
+        Layer {
+            alibi: Some(Alibi::Linear),
+            ..scaled.clone()
+        },
+        Layer {
+            mask: MaskKind::CausalByRequest,
+            mm_prefix_ranges: 2,
+            ..scaled.clone()
+        },
+        Layer {
+            chunks: Some((64, 1)),
+            ..scaled
+        },
+    ];
+    for layer in layers {
+        check(&Problem {
+            storage: paged(16, KvLayout::Nhd),
+            layer,
+            ..problem(&LENS, TYPES[0], HEADS[1])
+        });
+    }
+}
+
+/// One handle with a batch of decodes, of prompts, and of both; for a graph and not; lengths on the host and on the device.
+pub fn batches() {
+    let session = session();
+    for (graph, batch_invariant) in [(false, false), (true, false), (false, true)] {
+        let mixed = Problem {
+            graph,
+            batch_invariant,
+            storage: paged(16, KvLayout::Nhd),
+            ..problem(&LENS, TYPES[0], HEADS[1])
+        };
+        let only = |is_wanted: &dyn Fn(&Request) -> bool| Problem {
+            requests: mixed.requests.iter().copied().filter(is_wanted).collect(),
+            ..mixed.clone()
+        };
+        let decodes = only(&|request| request.qo_len <= 2);
+        let prompts = only(&|request| request.qo_len > 2);
+        let handle = session.attention(mixed.desc()).unwrap();
+        let mut planned = Planned::new(handle, &DeviceMemory, &HostMemory, &mixed).unwrap();
+        // Graphs have the page ids where the first plan had them.
+        let memories = match graph {
+            true => &[ON_HOST][..],
+            false => &[ON_HOST, ON_DEVICE],
+        };
+        for problem in [&mixed, &decodes, &mixed, &prompts, &decodes, &mixed] {
+            for memory in memories {
+                planned.replan(*memory, problem).unwrap();
+                let got = planned
+                    .run(&LayerData::new(&DeviceMemory, problem))
+                    .unwrap();
+                assert_right(problem, &got);
+            }
+        }
+    }
+}
+
+/// A request has the same bits alone and among others.
+pub fn invariant() {
+    let session = session();
+    for types in [TYPES[0], TYPES[2]] {
+        let problem = Problem {
+            batch_invariant: true,
+            storage: paged(16, KvLayout::Nhd),
+            ..problem(&LENS, types, HEADS[1])
+        };
+        let whole = solve_with(&*session, ON_HOST, &problem).unwrap();
+        assert_alone_is_the_same(&*session, &problem, &whole);
+    }
+}
