@@ -69,6 +69,8 @@ fn problem(
     Problem {
         kv_dtype,
         o_dtype,
+        // Else decodes of so few keys are planned as prompts.
+        batch_invariant: true,
         ..Problem::plain(lens).of(q_dtype).heads(qo, kv, dim)
     }
 }
@@ -167,15 +169,40 @@ pub fn layers() {
     }
 }
 
-/// One handle with a batch of decodes, of prompts, and of both; for a graph and not; lengths on the host and on the device.
+/// Decodes of more keys than are worth a kernel of their own: 16384 of 4 heads of 256 in fp8.
+const MANY_KEYS: [(u32, u32); 11] = [
+    (1, 2300),
+    (90, 100),
+    (1, 2200),
+    (1, 1900),
+    (1, 2100),
+    (1, 2000),
+    (1, 2001),
+    (1, 2002),
+    (1, 1999),
+    (0, 7),
+    (40, 0),
+];
+
+/// One handle with a batch of decodes, of prompts, and of both; lengths on the host and on the device. Of a graph, and where the
+/// batch decides, too: decodes of many keys are planned apart, and of few not.
 pub fn batches() {
     let session = session();
-    for (graph, batch_invariant) in [(false, false), (true, false), (false, true)] {
+    let small = problem(&LENS, TYPES[0], HEADS[1]);
+    let large = Problem {
+        batch_invariant: false,
+        ..problem(&MANY_KEYS, TYPES[0], (4, 4, 256))
+    };
+    for (mixed, graph) in [
+        (&small, false),
+        (&small, true),
+        (&large, false),
+        (&large, true),
+    ] {
         let mixed = Problem {
             graph,
-            batch_invariant,
             storage: paged(16, KvLayout::Nhd),
-            ..problem(&LENS, TYPES[0], HEADS[1])
+            ..mixed.clone()
         };
         let only = |is_wanted: &dyn Fn(&Request) -> bool| Problem {
             requests: mixed.requests.iter().copied().filter(is_wanted).collect(),
@@ -183,6 +210,7 @@ pub fn batches() {
         };
         let decodes = only(&|request| request.qo_len <= 2);
         let prompts = only(&|request| request.qo_len > 2);
+        let few_decodes = only(&|request| request.qo_len > 2 || request.kv_len < 1950);
         let handle = session.attention(mixed.desc()).unwrap();
         let mut planned = Planned::new(handle, &DeviceMemory, &HostMemory, &mixed).unwrap();
         // Graphs have the page ids where the first plan had them.
@@ -190,7 +218,7 @@ pub fn batches() {
             true => &[ON_HOST][..],
             false => &[ON_HOST, ON_DEVICE],
         };
-        for problem in [&mixed, &decodes, &mixed, &prompts, &decodes, &mixed] {
+        for problem in [&mixed, &decodes, &few_decodes, &prompts, &mixed] {
             for memory in memories {
                 planned.replan(*memory, problem).unwrap();
                 let got = planned
@@ -207,7 +235,6 @@ pub fn invariant() {
     let session = session();
     for types in [TYPES[0], TYPES[2]] {
         let problem = Problem {
-            batch_invariant: true,
             storage: paged(16, KvLayout::Nhd),
             ..problem(&LENS, types, HEADS[1])
         };
