@@ -29,7 +29,7 @@ const SMALL_KEY: u64 = 2;
 /// own, pieces of 560, 400, 320, 240 and 160 keys took 21.8, 19.2, 18.8, 19.2 and 19.3 µs on an H200.
 const LEAST_UNITS: u32 = 4;
 
-/// Chunks that the longest segment is cut into at most.
+/// Chunks that the longest segment is cut into at most, unless more are needed for all workers.
 const MOST_CHUNKS: u32 = 32;
 
 /// What of a segment decides about its time.
@@ -63,7 +63,8 @@ pub(super) fn best_cuts(
 ) -> Result<Cuts> {
     let small = small_items(segments.clone(), tiling);
     let longest = segments.clone().map(|s| s.keys).max().unwrap_or(0);
-    let shortest = chunk_of(longest, MOST_CHUNKS, tiling);
+    let most_chunks = MOST_CHUNKS.max(tiling.workers.all / tiling.workers.of_item);
+    let shortest = chunk_of(longest, most_chunks, tiling);
     long.clear();
     reserve(
         "segments",
@@ -78,7 +79,7 @@ pub(super) fn best_cuts(
         }
     }
     let mut best = (u64::MAX, u32::MAX);
-    for chunks in 1..=MOST_CHUNKS {
+    for chunks in 1..=most_chunks {
         let chunk = chunk_of(longest, chunks, tiling);
         let cut = Cut::of(long, chunk, &short, (tiling, small));
         if cut.splits > most_splits(desc, tiling) as u64 {
