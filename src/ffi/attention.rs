@@ -246,6 +246,7 @@ mod tests {
                 least_gain: 0,
                 invariant_chunk: 1,
                 combine_units: 0,
+                own_key_bytes: 0,
                 workers: Workers::ONE,
             }
         }

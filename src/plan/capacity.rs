@@ -195,7 +195,7 @@ mod tests {
             batch_invariant: bool,
             max_shares in 0u32..50,
         ) {
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, workers: Workers::ONE };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
             let desc = desc(&lens, batch_invariant);
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));

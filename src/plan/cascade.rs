@@ -35,15 +35,11 @@ const REREAD: u64 = 2;
 const PART: u64 = 2;
 
 /// A launch more and the first loads of its kernel, as a factor of what [`Tiling::combine_units`] says, in quarters.
-const COMBINE_QUARTERS: u64 = 5;
-
-/// Bytes of a KV head in the time that a key of a request takes longer beside shared keys than in the flat plan: a tile has few
-/// rows of it.
 ///
-/// The three numbers are a choice among some: of 2809 random batches with one prefix on an H200, 32/8 to 8/1 heads of 64, 128 and
-/// 256, a cascade was more than 3 % slower than the flat plan in 83 without the last one, with `PART` 1 and four quarters. With
-/// these it is in 31, and its times are 0.2 % longer on average, for what is not shared.
-const OWN_KEY_BYTES: u64 = 32;
+/// This and `PART`, with `Tiling::own_key_bytes`, are a choice among some: of 2809 random batches with one prefix on an H200, 32/8
+/// to 8/1 heads of 64, 128 and 256, a cascade was more than 3 % slower than the flat plan in 83 with four quarters, 1 and 0. With
+/// 5, 2 and 32 it is in 31, and its times are 0.2 % longer on average, for what is not shared.
+const COMBINE_QUARTERS: u64 = 5;
 
 /// Some query rows against a range of keys.
 #[derive(Debug, Clone)]
@@ -192,8 +188,8 @@ fn pays(
     // The part of the shared keys and that of the row's own, which otherwise went to the output: written and read.
     let part = u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
     let parts_bytes = 4 * part * u64::from(rows);
-    // Runs of a graph take this plan in any case. Workers that launch nothing combine and read own keys as in the flat plan.
-    if desc.graph || tiling.combine_units == 0 {
+    // Runs of a graph take this plan in any case.
+    if desc.graph {
         return saved_bytes > parts_bytes;
     }
     let units = u64::from(tiling.combine_units) * u64::from(tiling.max_splits);
@@ -202,7 +198,7 @@ fn pays(
         .filter(|&b| batch.qo_len(b) > 0)
         .map(|b| u64::from((batch.kv_len[b] as u32).saturating_sub(keys.end)))
         .sum();
-    let own_bytes = own_keys * u64::from(desc.num_kv_heads) * OWN_KEY_BYTES;
+    let own_bytes = own_keys * u64::from(desc.num_kv_heads) * u64::from(tiling.own_key_bytes);
     saved_bytes > PART * parts_bytes + overhead + own_bytes
 }
 
@@ -560,7 +556,7 @@ pub(super) mod tests {
         ) {
             let lens: Vec<(i32, i32)> = lens.into_iter().map(|(q, own)| (q, own.max(q))).collect();
             let desc = desc(&lens, levels);
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: u32::MAX, combine_units: 0, workers: Workers { all: workers, of_item: 3, small: SmallItems { rows: [0, 1, q_tile][small.0], keys: small.1, of_item: 2 } } };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: u32::MAX, combine_units: 0, own_key_bytes: 0, workers: Workers { all: workers, of_item: 3, small: SmallItems { rows: [0, 1, q_tile][small.0], keys: small.1, of_item: 2 } } };
             let qo_indptr = offsets(&lens);
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();
             let columns = kv_len.iter().map(|&n| (n as u32).div_ceil(PAGE)).max().unwrap_or(0) as usize;

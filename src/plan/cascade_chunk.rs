@@ -263,6 +263,7 @@ mod tests {
         least_gain: 0,
         invariant_chunk: u32::MAX,
         combine_units: 8,
+        own_key_bytes: 0,
         workers: Workers {
             all: 132,
             of_item: 8,

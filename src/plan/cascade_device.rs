@@ -28,6 +28,11 @@ pub fn cascade_on_device(
     work: &mut WorkList,
 ) -> Result<bool> {
     work.clear();
+    // How many keys requests have of their own is not known.
+    let any_own_keys = Tiling {
+        own_key_bytes: 0,
+        ..*tiling
+    };
     let [mut qo_indptr, mut kv_len] = std::mem::take(&mut scratch.imagined);
     let shared = imagine(batch_size, desc.max_kv_len, &mut qo_indptr, &mut kv_len).and_then(|()| {
         let batch = HostBatch {
@@ -40,7 +45,7 @@ pub fn cascade_on_device(
             max_page_id: -1,
             planned: Requests::All,
         };
-        share(&batch, desc, tiling, prefixes, scratch)
+        share(&batch, desc, &any_own_keys, prefixes, scratch)
     });
     scratch.imagined = [qo_indptr, kv_len];
     shared?;
@@ -89,6 +94,7 @@ mod tests {
             least_gain: 0,
             invariant_chunk: u32::MAX,
             combine_units: 0,
+            own_key_bytes: 0,
             workers: Workers {
                 all: 4,
                 of_item: 1,

@@ -130,6 +130,8 @@ pub struct Tiling {
     pub invariant_chunk: u32,
     /// Units of `kv_unit` keys that a worker could read in the time that putting parts together takes at least.
     pub combine_units: u32,
+    /// Bytes of a KV head in the time that a request's own key takes longer beside shared keys than in a flat plan.
+    pub own_key_bytes: u32,
     /// What runs the items.
     pub workers: Workers,
 }

@@ -381,6 +381,7 @@ impl Attention for ReferenceAttention {
             least_gain: 0,
             invariant_chunk: u32::MAX,
             combine_units: 0,
+            own_key_bytes: 0,
             workers: Workers::ONE,
         }
     }

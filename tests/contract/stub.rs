@@ -71,6 +71,7 @@ impl Attention for Stub {
             least_gain: 0,
             invariant_chunk: 64,
             combine_units: 0,
+            own_key_bytes: 0,
             workers: Workers::ONE,
         }
     }

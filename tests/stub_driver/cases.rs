@@ -17,9 +17,9 @@ use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
     backend, biases, cascade, choice, context_parallel, copy, cuts, extend, formats, gather,
-    head_dims, images, index, items, launches, lse, merge, mla, mla_cache, mla_context, mla_few,
-    narrow, operators, prefill_rows, prefill_widened, projections, rope_append, scales, split_keys,
-    tree_mask,
+    head_dims, images, index, items, launches, lse, merge, mixed, mla, mla_cache, mla_context,
+    mla_few, narrow, operators, prefill_rows, prefill_widened, projections, rope_append, scales,
+    split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -290,6 +290,14 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
+    case("launch_mixed_by_the_batch", BACKEND, mixed::by_the_batch),
+    case("launch_mixed_of_a_graph", BACKEND, mixed::of_a_graph),
+    case("launch_mixed_on_the_device", BACKEND, mixed::on_the_device),
+    case(
+        "launch_mixed_lse_of_16_bits",
+        BACKEND,
+        mixed::lse_of_16_bits,
+    ),
     case(
         "launch_prefill_widened_keys_in_fp8",
         BACKEND,

@@ -24,6 +24,7 @@ mod items;
 mod launches;
 mod lse;
 mod merge;
+mod mixed;
 mod mla;
 mod mla_cache;
 mod mla_context;

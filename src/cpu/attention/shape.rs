@@ -471,6 +471,7 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         least_gain: 0,
         invariant_chunk: invariant_chunk(desc),
         combine_units: 1,
+        own_key_bytes: 0,
         workers: Workers {
             all: threads.max(1),
             of_item: desc.num_kv_heads,

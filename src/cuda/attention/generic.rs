@@ -80,6 +80,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
             Kind::Prefill => u32::MAX,
         },
         combine_units: COMBINE_UNITS,
+        own_key_bytes: 0,
         workers: Workers {
             all: slots,
             of_item: desc.num_kv_heads,

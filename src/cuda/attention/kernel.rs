@@ -131,6 +131,9 @@ pub fn query(context: &Context, desc: &AttentionDesc) -> AttentionQuery {
 /// 1024 shared keys would lose 0.3 µs and 64 of 256 lose 4; 16 of 2048 win 3.
 pub const COMBINE_UNITS: u32 = 5;
 
+/// [`Tiling::own_key_bytes`] of Hopper's kernels, whose tiles have few rows of a request.
+pub const OWN_KEY_BYTES: u32 = 32;
+
 /// Query rows that read the keys of one KV head, at most.
 pub fn packed_rows(desc: &AttentionDesc) -> u32 {
     desc.group_size().saturating_mul(desc.max_qo_len)

@@ -141,6 +141,7 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
         least_gain: 0,
         invariant_chunk: 2048,
         combine_units: COMBINE_UNITS,
+        own_key_bytes: 0,
         workers: Workers {
             all: slots,
             of_item: row_tiles,

@@ -4,7 +4,9 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, find, packed_rows, query};
+use super::kernel::{
+    AttentionKernel, COMBINE_UNITS, OWN_KEY_BYTES, OrLacks, Run, find, packed_rows, query,
+};
 use super::sm90::{GROUP, Map, evict_first_bytes, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -270,6 +272,7 @@ impl AttentionKernel for Sm90Decode {
                 Kind::Prefill => u32::MAX,
             },
             combine_units: COMBINE_UNITS,
+            own_key_bytes: OWN_KEY_BYTES,
             workers: Workers {
                 all: slots,
                 of_item: blocks,

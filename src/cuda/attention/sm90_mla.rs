@@ -143,6 +143,7 @@ impl AttentionKernel for Sm90Mla {
             least_gain: 0,
             invariant_chunk: INVARIANT_CHUNK - INVARIANT_CHUNK % self.row.shape.kv_tile,
             combine_units: COMBINE_UNITS,
+            own_key_bytes: 0,
             workers: Workers {
                 all: self.sm_count,
                 of_item: row_tiles,

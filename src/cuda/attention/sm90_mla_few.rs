@@ -160,6 +160,7 @@ impl AttentionKernel for Sm90MlaFew {
             least_gain: 0,
             invariant_chunk: 2048,
             combine_units: COMBINE_UNITS,
+            own_key_bytes: 0,
             workers: Workers {
                 all: self.sm_count,
                 of_item: row_tiles,

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, find, query};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, OWN_KEY_BYTES, OrLacks, Run, find, query};
 use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -481,6 +481,7 @@ pub(super) fn tiling(
         least_gain: 3,
         invariant_chunk: u32::MAX,
         combine_units: COMBINE_UNITS,
+        own_key_bytes: OWN_KEY_BYTES,
         workers: Workers {
             all: sm_count,
             of_item: head_blocks,

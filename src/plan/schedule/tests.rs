@@ -100,6 +100,7 @@ fn tilings() -> impl Strategy<Value = Tiling> {
                 least_gain: 0,
                 invariant_chunk: kv_unit * n,
                 combine_units: 0,
+                own_key_bytes: 0,
                 workers: Workers::ONE,
             },
         )
@@ -133,6 +134,7 @@ fn shares_keep_all_workers_busy() {
         least_gain: 0,
         invariant_chunk: 2016,
         combine_units: 0,
+        own_key_bytes: 0,
         workers: Workers::ONE,
     };
     let ragged = (0..64).map(|i| (1, 100 + (i * i * 37) % 30_000)).collect();
@@ -185,6 +187,7 @@ fn workers_take_shares_of_one_size() {
             least_gain: 0,
             invariant_chunk: 2016,
             combine_units: 5,
+            own_key_bytes: 0,
             workers: Workers::ONE,
         };
         // From 100 to 32k, as many between any two powers of two.
@@ -389,7 +392,7 @@ proptest! {
         max_splits in 1u32..200,
     ) {
         let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-        let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
+        let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: 256, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
         let work = cut(&lens, &tiling, false);
         let total: i32 = kv.iter().sum();
         let budget = split_budget(max_splits, lens.len() as u64) as u32;
@@ -406,7 +409,7 @@ proptest! {
         max_splits in 1u32..200,
     ) {
         let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-        let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: 256, combine_units: 0, workers: Workers::ONE };
+        let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: 256, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
         let work = cut(&lens, &tiling, false);
         let split = work.items.iter().filter(|item| item.partial != NO_PARTIAL).count();
         prop_assert!(split <= max_splits as usize);
@@ -433,6 +436,7 @@ fn unequal_lengths_keep_all_workers_busy() {
         workers: Workers::ONE,
         invariant_chunk: 2048,
         combine_units: 5,
+        own_key_bytes: 0,
     };
     let one_long = std::iter::once((1, 200_000)).chain(std::iter::repeat_n((1, 2048), 31));
     // From 128 to 32k, evenly by their logarithms.
@@ -466,6 +470,7 @@ fn a_split_that_gains_little_is_not_made() {
             least_gain,
             invariant_chunk: u32::MAX,
             combine_units: 5,
+            own_key_bytes: 0,
             workers: Workers::ONE,
         };
         let decodes = std::iter::repeat_n((1, 14_793), 6);
@@ -488,6 +493,7 @@ fn order(lens: &[(i32, i32)], kind: Kind) -> Vec<(u32, u32)> {
         least_gain: 0,
         invariant_chunk: 256,
         combine_units: 0,
+        own_key_bytes: 0,
         workers: Workers::ONE,
     };
     let work = cut_as(lens, &tiling, false, kind);

@@ -1,0 +1,171 @@
+//! Prompts and decodes of one batch over an fp8 cache: which plans there are, and which launches of a run.
+
+use folio::api::BatchInput;
+use folio::cuda::lse_params::RoundLseParams;
+use folio::cuda::params::{CombineParams, DecodeParams};
+use folio::cuda::plan_params::PlanParams;
+use folio::cuda::prefill_params::PrefillParams;
+use folio::dtype::DType;
+use folio::problem::{AttentionArgs, AttentionDesc, Kind};
+
+use crate::fixture::{DIM, HEADS, Handle, OURS, SOMEWHERE, at, context, desc, host_tensor};
+use crate::stub::{Launched, Recorder};
+
+const LSE: usize = 0x1_0000_0000;
+const REQUESTS: i32 = 4;
+const ROWS_OF_PROMPT: i32 = 300;
+/// Rows of a decode where every query head has a KV head.
+const DECODE_ROWS: u32 = 8;
+/// Of three decodes: their keys and values of 8 heads of 128 are 3 times 20 MiB, and of few keys 3 times 2.
+const MANY_KEYS: i32 = 10240;
+const FEW_KEYS: i32 = 1024;
+
+fn mixed(graph: bool) -> AttentionDesc {
+    AttentionDesc {
+        kind: Kind::Prefill,
+        kv_format: DType::F8E4M3.into(),
+        max_batch_size: REQUESTS as u32,
+        max_num_tokens: 1000,
+        max_qo_len: 1000,
+        ..desc(graph)
+    }
+}
+
+fn recorder() -> Recorder {
+    let recorder = Recorder::new();
+    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
+    recorder.expect::<CombineParams>("folio_combine");
+    recorder.expect::<RoundLseParams>("folio_round_lse");
+    recorder
+}
+
+/// A batch of requests with these rows and so many keys each.
+fn plan(handle: &mut Handle, rows: [i32; REQUESTS as usize], keys: i32) {
+    let mut indptr = vec![0];
+    indptr.extend(rows.iter().scan(0, |sum, rows| {
+        *sum += rows;
+        Some(*sum)
+    }));
+    let pages = (keys as usize).div_ceil(16);
+    let ids = vec![1; REQUESTS as usize * pages];
+    let batch = BatchInput {
+        qo_indptr: host_tensor(&indptr, &[i64::from(REQUESTS) + 1]),
+        kv_len: host_tensor(&[keys; REQUESTS as usize], &[REQUESTS.into()]),
+        block_table: host_tensor(&ids, &[REQUESTS.into(), pages as i64]),
+        ..BatchInput::default()
+    };
+    handle.plan(&batch, OURS).unwrap();
+}
+
+fn run(recorder: &Recorder, handle: &Handle, lse_dtype: Option<DType>) -> Vec<Launched> {
+    recorder.forget();
+    let tokens = i64::from(ROWS_OF_PROMPT + REQUESTS - 1);
+    let rows = |dtype| at(SOMEWHERE, dtype, &[tokens, HEADS.into(), DIM.into()], None);
+    let cache = at(
+        SOMEWHERE,
+        DType::F8E4M3,
+        &[4096, 16, HEADS.into(), DIM.into()],
+        None,
+    );
+    let args = AttentionArgs {
+        lse: lse_dtype.map(|dtype| at(LSE, dtype, &[tokens, HEADS.into()], None)),
+        ..AttentionArgs::new(rows(DType::BF16), cache, cache, rows(DType::BF16))
+    };
+    handle.attention.run(&args, OURS).unwrap();
+    recorder.launches()
+}
+
+fn names(launches: &[Launched]) -> Vec<&str> {
+    launches.iter().map(Launched::name).collect()
+}
+
+const DECODES: [&str; 2] = ["folio_sm90_decode_tma", "folio_combine"];
+const PROMPTS: [&str; 2] = ["folio_prefill_sm90_rows", "folio_combine"];
+
+/// By the batch: decodes of many keys beside a prompt are launched first, of few keys they are the prompts' kernel's.
+pub fn by_the_batch() {
+    let recorder = recorder();
+    let mut handle = Handle::of(&context(), mixed(false)).unwrap();
+    let beside = [1, ROWS_OF_PROMPT, 1, 1];
+    plan(&mut handle, beside, MANY_KEYS);
+    let launches = run(&recorder, &handle, None);
+    assert_eq!(names(&launches), [DECODES, PROMPTS].concat());
+    let of_decodes = launches[0].params::<DecodeParams>().attention;
+    let of_prompts = launches[2].params::<PrefillParams>().attention;
+    assert_ne!(of_decodes.plan.items, of_prompts.plan.items);
+    assert_ne!(of_decodes.plan.partial_o, of_prompts.plan.partial_o);
+    assert_eq!(of_decodes.q.data, of_prompts.q.data);
+    let combined = [&launches[1], &launches[3]].map(|launch| launch.params::<CombineParams>().plan);
+    assert_eq!(
+        combined.map(|plan| plan.partial_o),
+        [of_decodes.plan.partial_o, of_prompts.plan.partial_o]
+    );
+    plan(&mut handle, beside, FEW_KEYS);
+    assert_eq!(names(&run(&recorder, &handle, None))[..1], PROMPTS[..1]);
+    plan(&mut handle, [1; 4], FEW_KEYS);
+    assert_eq!(names(&run(&recorder, &handle, None))[..1], DECODES[..1]);
+    plan(&mut handle, [1, ROWS_OF_PROMPT, 0, 0], FEW_KEYS);
+    assert_eq!(names(&run(&recorder, &handle, None))[..1], PROMPTS[..1]);
+}
+
+/// A graph launches for every batch what it launched when it was captured.
+pub fn of_a_graph() {
+    let recorder = recorder();
+    let mut handle = Handle::of(&context(), mixed(true)).unwrap();
+    for keys in [MANY_KEYS, FEW_KEYS] {
+        plan(&mut handle, [1, ROWS_OF_PROMPT, 1, 1], keys);
+        let launches = run(&recorder, &handle, None);
+        assert_eq!(names(&launches), [DECODES, PROMPTS].concat());
+    }
+}
+
+/// Where only the device knows the lengths it plans both, and the prompts' plan reads how many decodes there are.
+pub fn on_the_device() {
+    let recorder = recorder();
+    let mut handle = Handle::of(&context(), mixed(false)).unwrap();
+    let list = |count| Some(at(SOMEWHERE, DType::I32, &[count], None));
+    let batch = BatchInput {
+        qo_indptr: list(i64::from(REQUESTS) + 1),
+        kv_len: list(REQUESTS.into()),
+        block_table: Some(at(SOMEWHERE, DType::I32, &[REQUESTS.into(), 640], None)),
+        ..BatchInput::default()
+    };
+    recorder.forget();
+    handle.plan(&batch, OURS).unwrap();
+    let planned = recorder.launches();
+    assert_eq!(names(&planned), ["folio_plan"; 2]);
+    let [decodes, prompts] = [0, 1].map(|n: usize| planned[n].params::<PlanParams>());
+    assert_eq!([decodes.decode_rows, prompts.decode_rows], [DECODE_ROWS; 2]);
+    assert_eq!(
+        [decodes.decode_counts, prompts.decode_counts],
+        [0, decodes.counts]
+    );
+    // 32 MiB of 8 heads of 128, and units of 64 keys.
+    assert_eq!([decodes.least_units, prompts.least_units], [256, 0]);
+    // What is longer is no decode, and is not cut off to be one.
+    assert!(decodes.max_qo_len > prompts.max_qo_len);
+    assert_ne!(decodes.items, prompts.items);
+    let launches = run(&recorder, &handle, None);
+    assert_eq!(names(&launches), [DECODES, PROMPTS].concat());
+}
+
+/// An lse in 16 bits is rounded once, of the rows of both.
+pub fn lse_of_16_bits() {
+    let recorder = recorder();
+    let mut handle = Handle::of(&context(), mixed(false)).unwrap();
+    plan(&mut handle, [1, ROWS_OF_PROMPT, 1, 1], MANY_KEYS);
+    let launches = run(&recorder, &handle, Some(DType::BF16));
+    let (last, before) = launches.split_last().unwrap();
+    assert_eq!(names(before), [DECODES, PROMPTS].concat());
+    let rounded = last.params::<RoundLseParams>();
+    let written = [
+        before[0].params::<DecodeParams>().attention.lse,
+        before[1].params::<CombineParams>().lse,
+        before[2].params::<PrefillParams>().attention.lse,
+        before[3].params::<CombineParams>().lse,
+    ];
+    assert_eq!(written, [rounded.from; 4]);
+    assert_eq!(rounded.to, LSE as u64);
+}
