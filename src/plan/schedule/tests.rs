@@ -53,6 +53,17 @@ fn cut_within(
     keys: Keys,
     desc: &AttentionDesc,
 ) -> WorkList {
+    cut_planned(Requests::All, window_left, lens, tiling, keys, desc)
+}
+
+fn cut_planned(
+    planned: Requests,
+    window_left: Option<u32>,
+    lens: &[(i32, i32)],
+    tiling: &Tiling,
+    keys: Keys,
+    desc: &AttentionDesc,
+) -> WorkList {
     let mut qo_indptr = vec![0];
     let mut kv_len = Vec::new();
     for &(q, kv) in lens {
@@ -73,7 +84,7 @@ fn cut_within(
         },
         num_pages: 0,
         max_page_id: -1,
-        planned: Requests::All,
+        planned,
     };
     let mut work = WorkList::default();
     schedule(&batch, desc, tiling, &mut work).unwrap();
@@ -211,6 +222,47 @@ fn workers_take_shares_of_one_size() {
 }
 
 proptest! {
+    /// Both plans of a batch together have every row once, each with the keys that it has in one plan; and a plan of some
+    /// requests is cut as if there were no others.
+    #[test]
+    fn a_batch_in_two_plans(
+        lens in prop::collection::vec((0i32..70, 0i32..400), 1..12),
+        tiling in tilings(),
+        batch_invariant: bool,
+        kind in kinds(),
+        decode_rows in 1u32..40,
+    ) {
+        let desc = desc(batch_invariant, kind);
+        let planned = |planned| cut_planned(planned, None, &lens, &tiling, Keys::All, &desc);
+        let decodes = Requests::Decodes { most_rows: decode_rows, least_keys: 0 };
+        let prompts = Requests::Prompts { decode_rows, decode_counts: 0 };
+        for some in [decodes, prompts] {
+            let is_planned = |rows: i32| some.include(rows as u32);
+            let work = planned(some);
+            // Others without rows and keys.
+            let alone: Vec<(i32, i32)> = lens.iter().map(|&(rows, keys)| match is_planned(rows) {
+                true => (rows, keys),
+                false => (0, 0),
+            }).collect();
+            let of = |work: &WorkList| -> Vec<_> {
+                let mut items: Vec<_> = work.items.iter().map(|i| (i.request, i.q_start, i.q_len, i.kv_start, i.kv_end)).collect();
+                items.sort_unstable();
+                items
+            };
+            let want = of(&cut_of(&alone, &tiling, Keys::All, &desc));
+            prop_assert_eq!(of(&work), want);
+            let mut first_row = vec![0];
+            first_row.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));
+            for item in &work.items {
+                prop_assert_eq!(item.q_token, first_row[item.request as usize] + item.q_start as i32);
+            }
+        }
+        let rows: i32 = [decodes, prompts].into_iter().map(|some| {
+            planned(some).items.iter().filter(|i| i.kv_start == 0).map(|i| i.q_len as i32).sum::<i32>()
+        }).sum();
+        prop_assert_eq!(rows, lens.iter().map(|l| l.0).sum::<i32>());
+    }
+
     #[test]
     fn every_row_and_key_is_covered_once(
         lens in prop::collection::vec((0i32..90, 0i32..700), 0..12),
