@@ -290,9 +290,13 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
-    case("launch_mixed_by_the_batch", BACKEND, mixed::by_the_batch),
+    case("launch_mixed_by_the_batch", BACKEND, mixed::decodes_apart),
     case("launch_mixed_of_a_graph", BACKEND, mixed::of_a_graph),
-    case("launch_mixed_on_the_device", BACKEND, mixed::on_the_device),
+    case(
+        "launch_mixed_on_the_device",
+        BACKEND,
+        mixed::decodes_apart_on_the_device,
+    ),
     case(
         "launch_mixed_lse_of_16_bits",
         BACKEND,

@@ -85,7 +85,7 @@ const DECODES: [&str; 2] = ["folio_sm90_decode_tma", "folio_combine"];
 const PROMPTS: [&str; 2] = ["folio_prefill_sm90_rows", "folio_combine"];
 
 /// By the batch: decodes of many keys beside a prompt are launched first, of few keys they are the prompts' kernel's.
-pub fn by_the_batch() {
+pub fn decodes_apart() {
     let recorder = recorder();
     let mut handle = Handle::of(&context(), mixed(false)).unwrap();
     let beside = [1, ROWS_OF_PROMPT, 1, 1];
@@ -122,7 +122,7 @@ pub fn of_a_graph() {
 }
 
 /// Where only the device knows the lengths it plans both, and the prompts' plan reads how many decodes there are.
-pub fn on_the_device() {
+pub fn decodes_apart_on_the_device() {
     let recorder = recorder();
     let mut handle = Handle::of(&context(), mixed(false)).unwrap();
     let list = |count| Some(at(SOMEWHERE, DType::I32, &[count], None));
