@@ -88,7 +88,7 @@ fn check(problem: &Problem) {
 }
 
 /// Types, heads, pages; lengths on the host and on the device.
-pub fn types() {
+pub fn mixed_types() {
     for (n, types) in TYPES.into_iter().enumerate() {
         for (m, heads) in HEADS.into_iter().enumerate() {
             check(&Problem {
@@ -100,7 +100,7 @@ pub fn types() {
 }
 
 /// Caches with scales of tokens or channels.
-pub fn forms() {
+pub fn mixed_forms() {
     for (form, element) in FORMS {
         for heads in &HEADS[1..4] {
             let plain = problem(&LENS, (DType::BF16, DType::BF16), *heads);
@@ -113,7 +113,7 @@ pub fn forms() {
 }
 
 /// What a layer may add: both parts of the batch have it.
-pub fn layers() {
+pub fn mixed_layers() {
     let scaled = Layer {
         k_scale: 0.5,
         v_scale: 3.0,
@@ -186,7 +186,7 @@ const MANY_KEYS: [(u32, u32); 11] = [
 
 /// One handle with a batch of decodes, of prompts, and of both; lengths on the host and on the device. Of a graph, and where the
 /// batch decides, too: decodes of many keys are planned apart, and of few not.
-pub fn batches() {
+pub fn mixed_batches() {
     let session = session();
     let small = problem(&LENS, TYPES[0], HEADS[1]);
     let large = Problem {
@@ -231,7 +231,7 @@ pub fn batches() {
 }
 
 /// A request has the same bits alone and among others.
-pub fn invariant() {
+pub fn mixed_invariant() {
     let session = session();
     for types in [TYPES[0], TYPES[2]] {
         let problem = Problem {
