@@ -4,6 +4,10 @@
 
 #include "params/params.h"
 
+// In which order items stand. By request: those of a request together, which is prefill. By share: where the batch is cut into
+// shares that workers take whole, see FolioPlanView::counts.
+enum FolioPlanOrder { FOLIO_PLAN_BY_COST = 0, FOLIO_PLAN_BY_REQUEST = 1, FOLIO_PLAN_BY_SHARE = 2 };
+
 // What kernels/plan/plan.cu keeps of a request.
 struct FolioPlanRequest {
     folio_i64 page_start;
@@ -46,7 +50,7 @@ struct FolioPlanParams {
     // A batch in two plans (0: one): decodes are the requests of up to so many rows, and are planned where they have so many
     // units of keys together. The plan of the prompts reads the counts of theirs, and has all requests where theirs has none.
     folio_u32 decode_rows, least_units;
-    folio_u32 by_request;  // keep the items of a request together: prefill
+    folio_u32 order;  // FolioPlanOrder
 };
 
 // The numbers of src/cuda/plan_params.rs.

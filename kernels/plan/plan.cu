@@ -1,6 +1,6 @@
 // Cuts a batch whose lengths are on the device. The rules are those of src/plan/schedule.rs, of its chunks and of its equal
 // shares. But all tiles of a request are cut alike, and the order of items is coarser (sixteen classes, the natural order
-// within a class).
+// within a class). Workers take whole shares where every request has one tile.
 #include "plan/planning.cuh"
 
 namespace folio {
@@ -24,6 +24,8 @@ struct Cut {
         if (!is_shares) return size.divisor;
         return size.divide_up(units_before + fewest) * size.divisor - units_before;
     }
+    // The share of the first piece; each next one begins the share after it.
+    __device__ __forceinline__ u32 share(u32 units_before) const { return size.divide(units_before + fewest - 1); }
     __device__ __forceinline__ u32 pieces(u32 first_cut, u32 units) const {
         if (!is_shares) return max(1u, size.divide_up(units));
         return units < first_cut + fewest ? 1 : size.divide(units - first_cut - fewest) + 2;
@@ -69,9 +71,13 @@ __device__ __forceinline__ Counted count(const FolioPlanParams &p, const Request
 // item, and rows that are split are combined.
 __device__ __forceinline__ u64 cost_of_chunks(const FolioPlanParams &p, const Batch &batch, u32 chunk,
                                               const Counted &counted) {
-    const u32 items = max(1u, counted.items), rounds = (items - 1) / p.max_shares + 1;
-    const u64 in_rounds = rounds * batch.tile_units / items, longest = min(chunk, batch.most_units);
-    return max(in_rounds, longest) + (counted.combines > 0 ? p.combine_units : 0);
+    const u32 items = max(1u, counted.items), rounds = (items - 1) / p.max_shares + 1, of_tile = units_of_tile(p);
+    const u64 units = batch.tile_units + static_cast<u64>(items) * of_tile;
+    const u64 in_rounds = rounds * units / items, longest = min(chunk, batch.most_units) + of_tile;
+    // Items of workers that take shares are dealt out before it is known how long they take: who has the longest has one of
+    // each round.
+    const u64 dealt = of_tile > 0 ? longest + in_rounds - in_rounds / rounds : max(in_rounds, longest);
+    return dealt + (counted.combines > 0 ? p.combine_units : 0);
 }
 
 // Units of equal shares, or 0 where chunks of one size do not take much longer. A share of requests of several tiles is that
@@ -81,8 +87,9 @@ __device__ __forceinline__ u32 worthwhile_share(const FolioPlanParams &p, const 
     // After so many rounds a last one that is not full costs less than a tenth.
     constexpr u32 ROUNDS = 10;
     if (p.max_shares <= 1 || p.batch_size / p.max_shares >= ROUNDS || !batch.is_even) return 0;
-    const u32 tiles = max(1u, batch.most_tiles), shares = p.max_shares / tiles;
-    const u64 units = batch.tile_units / tiles;
+    const u32 tiles = max(1u, batch.most_tiles), shares = p.max_shares / tiles, of_tile = units_of_tile(p);
+    if (of_tile > 0 && (tiles > 1 || p.batch_size > SHARED_REQUESTS)) return 0;
+    const u64 units = (batch.tile_units + of_tile * batch.tiles) / tiles;
     if (shares <= 1 || units >= 1u << 31) return 0;
     const u32 fewest = fewest_units(p), share = max(divide_up(static_cast<u32>(units), shares), fewest);
     // Shares are worth their irregular pieces where chunks take this much longer, in tenths.
@@ -107,6 +114,11 @@ __device__ __forceinline__ Cut choose(const FolioPlanParams &p, const Requests &
     }
 }
 
+// Of each request the share of its first piece, and then how many shares are before it. Small batches are kept in shared
+// memory, so that their places in the workspace are free.
+__device__ __forceinline__ u32 *own_shares(const FolioPlanParams &p) { return p.first_item; }
+__device__ __forceinline__ u32 *shares_before(const FolioPlanParams &p) { return p.first_combine; }
+
 // Where each request's items, combine items and partial results start.
 __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Requests &all, const Cut &cut,
                                           Counted counted) {
@@ -114,6 +126,7 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Reques
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
         const Added added(p, request, cut);
+        if (cut.is_shares && p.order == FOLIO_PLAN_BY_SHARE) own_shares(p)[b] = cut.share(request.units_before);
         all.first_item[b] = static_cast<u32>(counted.before[0]);
         all.first_combine[b] = static_cast<u32>(counted.before[0] >> 32);
         request.first_partial = static_cast<u32>(counted.before[1]);
@@ -151,7 +164,8 @@ __device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, con
     const FolioPlanRequest &request = all.request[item.request];
     const u32 within = index - all.first_item[item.request], t = within / request.pieces,
               c = within - t * request.pieces;
-    item.q_start = (p.by_request ? divide_up(request.rows, p.q_tile) - 1 - t : t) * p.q_tile.divisor;
+    item.q_start =
+        (p.order == FOLIO_PLAN_BY_REQUEST ? divide_up(request.rows, p.q_tile) - 1 - t : t) * p.q_tile.divisor;
     item.q_len = min(p.q_tile.divisor, request.rows - item.q_start);
     const u32 first = first_key(p, request.rows, request.keys),
               next = first + (request.first_cut + c * units) * p.kv_unit;
@@ -171,6 +185,60 @@ __device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, con
     return item;
 }
 
+// Set where the first piece of a request begins a share.
+constexpr u32 BEGINS_SHARE = 1u << 31;
+
+// Which pieces begin a share, those before which no piece has it; how many shares there are.
+__device__ __forceinline__ u32 find_shares(const FolioPlanParams &p, const Requests &all) {
+    __shared__ BlockScan<1> scan;
+    u32 next = 0;  // share after the last that has a piece
+#pragma unroll 1
+    for (u32 b = all.begin; b < all.end; b++) {
+        if (all.request[b].rows > 0) next = own_shares(p)[b] + all.request[b].pieces;
+    }
+    const u32 next_before = exclusive_maximum(next);
+    u64 begun[1] = {};
+    next = next_before;
+#pragma unroll 1
+    for (u32 b = all.begin; b < all.end; b++) {
+        const FolioPlanRequest &request = all.request[b];
+        if (request.rows == 0) continue;
+        const u32 share = own_shares(p)[b], begins = share >= next;
+        next = share + request.pieces;
+        shares_before(p)[b] = begins ? BEGINS_SHARE : 0;
+        begun[0] += request.pieces - 1 + begins;
+    }
+    scan.exclusive(begun);
+#pragma unroll 1
+    for (u32 b = all.begin; b < all.end; b++) {
+        const FolioPlanRequest &request = all.request[b];
+        if (request.rows == 0) continue;
+        const u32 begins = shares_before(p)[b];
+        shares_before(p)[b] = begins | static_cast<u32>(begun[0]);
+        begun[0] += request.pieces - 1 + (begins > 0);
+    }
+    __syncthreads();
+    return static_cast<u32>(scan.totals[0]);
+}
+
+// The first items of all shares, then the others, as src/plan/item_order.rs puts them; and where those of each share begin.
+template <class MakeItem>
+__device__ __forceinline__ void write_shares(const FolioPlanParams &p, const Requests &all, u32 num_items,
+                                             u32 num_shares, const MakeItem &make_item) {
+    u32 *const others = p.counts + 5;
+    if (threadIdx.x == 0) p.counts[4] = num_shares, others[num_shares] = num_items;
+#pragma unroll 1
+    for (u32 index = threadIdx.x; index < num_items; index += blockDim.x) {
+        const FolioWorkItem item = make_item(index);
+        const u32 piece = index - all.first_item[item.request], of_request = shares_before(p)[item.request];
+        const u32 begins = of_request >> 31,
+                  share = (of_request & ~BEGINS_SHARE) + (piece == 0 ? 0 : begins + piece - 1);
+        const bool is_first = piece > 0 || begins;
+        store_record(p.items + (is_first ? share : num_shares + index - share), item);
+        if (is_first) others[share] = num_shares + index - share;
+    }
+}
+
 }  // namespace folio
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_plan(const __grid_constant__ FolioPlanParams p) {
@@ -188,8 +256,13 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_plan(const 
     const Counts counts = lay_out(p, all, cut, counted);
     write_combines(p, all, counts.combines);
     const u32 units = cut.size.divisor;
-    const float largest =
-        p.by_request ? cost_of(p, batch.most_units, 1) : cost_of(p, min(units, batch.most_units), batch.most_rows);
+    const float largest = p.order == FOLIO_PLAN_BY_REQUEST ? cost_of(p, batch.most_units, 1)
+                                                           : cost_of(p, min(units, batch.most_units), batch.most_rows);
     const auto item = [&](u32 index) { return make_item(p, all, index, units); };
+    if (cut.is_shares && p.order == FOLIO_PLAN_BY_SHARE && counts.items == counted.items) {
+        const u32 num_shares = find_shares(p, all);
+        // The workspace has room for one more.
+        if (num_shares <= p.max_shares + 1) return write_shares(p, all, counts.items, num_shares, item);
+    }
     write_items(p, all, counts.items, item, CLASSES / (largest + 1.0f));
 }

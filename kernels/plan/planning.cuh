@@ -59,6 +59,22 @@ struct BlockScan {
     }
 };
 
+// The maximum of the threads before this one, or 0. One barrier; another is needed before the next call.
+__device__ __forceinline__ u32 exclusive_maximum(u32 x) {
+    __shared__ u32 of_warps[MAX_WARPS];
+    u32 before = __shfl_up_sync(FULL_WARP, x, 1);
+    if (lane_index() == 0) before = 0;
+#pragma unroll
+    for (u32 i = 1; i < 32; i *= 2) {
+        const u32 other = __shfl_up_sync(FULL_WARP, before, i);
+        if (lane_index() >= i) before = max(before, other);
+    }
+    if (lane_index() == 31) of_warps[warp_index()] = max(before, x);
+    __syncthreads();
+    const u32 of_warp = lane_index() < warp_index() ? of_warps[lane_index()] : 0;
+    return max(before, __reduce_max_sync(FULL_WARP, of_warp));
+}
+
 // Maxima and sums over the block, for which one barrier is enough.
 struct BlockReduce {
     u32 of_warps[2][3][MAX_WARPS];
@@ -137,6 +153,12 @@ __device__ __forceinline__ u32 first_key(const FolioPlanParams &p, u32 rows, u32
     return seen - seen % p.kv_unit;
 }
 
+// By how many units a tile is longer than its keys where workers take shares, and which are before them.
+__device__ __forceinline__ u32 units_of_tile(const FolioPlanParams &p) {
+    constexpr u32 KEYS_OF_TILE = 192;
+    return p.order == FOLIO_PLAN_BY_SHARE ? max(1u, KEYS_OF_TILE / p.kv_unit) : 0;
+}
+
 // The requests that have items in this plan: decodes, prompts or all.
 struct Planned {
     u32 least_rows, most_rows;
@@ -184,7 +206,9 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
     scan.exclusive(sums);
     const bool is_worth_it = scan.totals[1] >= p.least_units;
     most_tiles = __reduce_max_sync(FULL_WARP, maxima.get(0, 2));
-    u64 units_before = sums[1] / max(1u, most_tiles), bytes = sums[2], bits = sums[3];
+    const u32 of_tile = units_of_tile(p);
+    // Of tiles before it, and of its own.
+    u64 units_before = (sums[1] + of_tile * sums[0]) / max(1u, most_tiles) + of_tile, bytes = sums[2], bits = sums[3];
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
@@ -192,7 +216,7 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
         if (!is_worth_it || !planned.has(request.rows)) request.rows = 0;
         request.units_before = static_cast<u32>(units_before);
         p.out_mask_bytes_start[b] = bytes, p.out_mask_bits_start[b] = bits;
-        units_before += request.units;
+        units_before += request.rows == 0 ? 0 : request.units + of_tile;
         bytes += elements, bits += (elements + 7) / 8;
     }
     if (!is_worth_it) return {};
@@ -322,7 +346,7 @@ __device__ __forceinline__ float cost_of(const FolioPlanParams &p, u32 units, u3
 // together.
 __device__ __forceinline__ u32 weight_of(const FolioPlanParams &p, const FolioPlanRequest &request,
                                          const FolioWorkItem &item) {
-    return p.by_request ? request.keys - first_key(p, request.rows, request.keys) : item.cost;
+    return p.order == FOLIO_PLAN_BY_REQUEST ? request.keys - first_key(p, request.rows, request.keys) : item.cost;
 }
 
 // 0 comes first.

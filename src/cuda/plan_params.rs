@@ -6,6 +6,15 @@ use super::params::Divisor;
 /// Bytes of a `FolioPlanRequest`, which only the kernel reads.
 pub const PLAN_REQUEST_BYTES: usize = 32;
 
+/// `FolioPlanOrder`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum PlanOrder {
+    ByCost = 0,
+    ByRequest = 1,
+    ByShare = 2,
+}
+
 /// `FolioPlanParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +58,7 @@ pub struct PlanParams {
     pub max_partial_rows: u32,
     pub decode_rows: u32,
     pub least_units: u32,
-    pub by_request: u32,
+    pub order: u32,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/plan.h`.

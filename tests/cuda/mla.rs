@@ -183,9 +183,17 @@ pub fn many_requests() {
 /// More requests than run at a time, which are cut into equal shares.
 pub fn equal_shares() {
     let session = session();
+    // Requests without rows, without keys, and of fewer than a piece of a share has.
+    let ragged = (0..150).map(|b| match b % 25 {
+        3 => (0, 500),
+        9 => (1, 0),
+        14 | 15 => (1, 1 + b),
+        _ => (1, 900 + b * 37 % 400),
+    });
     for (lens, heads) in [
         ([(1, 1100); 150].to_vec(), 4),
         ([(2, 1100); 75].to_vec(), 40),
+        (ragged.collect(), 17),
     ] {
         let problem = MlaProblem::plain(&lens).heads(heads);
         assert_right(&problem, &solve(&*session, &HostMemory, &problem));

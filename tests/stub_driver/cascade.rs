@@ -326,7 +326,7 @@ pub fn lengths_on_the_device_are_cut_there() {
         );
         assert_eq!((of.table_stride, of.batch_size), (600, REQUESTS as u32));
     }
-    assert_eq!((plan.max_qo_len, plan.by_request), (REQUESTS as u32, 0));
+    assert_eq!((plan.max_qo_len, plan.order), (REQUESTS as u32, 0));
     let unit = plan.kv_unit;
     let listed: Vec<[u32; 4]> = params.segments[..params.num_segments as usize]
         .iter()

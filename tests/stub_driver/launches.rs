@@ -643,7 +643,7 @@ pub fn plan_on_the_device() {
     // Two blocks on each of 132 multiprocessors, for 8 heads.
     assert_eq!((params.max_splits, params.invariant_chunk), (33, 0));
     assert_eq!((params.max_qo_len, params.max_kv_len), (1, 1 << 16));
-    assert_eq!((params.max_num_tokens, params.by_request), (4, 0));
+    assert_eq!((params.max_num_tokens, params.order), (4, 0));
     // A tile for each of four requests and 33 splits, all of them partial.
     assert_eq!(params.max_items, 4 + 33);
     assert_eq!(params.max_combines, 4);
@@ -724,7 +724,7 @@ pub fn large_plan_on_the_device() {
         ],
         [LENGTHS as u64, INDPTR as u64, 0, MASK as u64]
     );
-    assert_eq!((params.table_stride, params.by_request), (0, 1));
+    assert_eq!((params.table_stride, params.order), (0, 1));
     assert_eq!(params.num_page_ids, 5000);
     assert_eq!((params.batch_size, params.page_size), (600, 8));
     assert_eq!(params.invariant_chunk, u32::MAX);

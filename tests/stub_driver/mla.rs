@@ -301,7 +301,7 @@ pub fn plan_on_the_device() {
     let params: PlanParams = planned[0].params();
     assert_eq!((params.q_tile.divisor, params.kv_unit), (1, 128));
     // Two blocks run on each of 132 multiprocessors, and an item has two.
-    assert_eq!((params.max_splits, params.by_request), (132, 0));
+    assert_eq!((params.max_splits, params.order), (132, 2));
     assert_eq!((params.max_qo_len, params.max_num_tokens), (3, 12));
 }
 

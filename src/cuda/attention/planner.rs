@@ -13,7 +13,7 @@ use crate::cuda::kernels::Row;
 use crate::cuda::kernels::keyless::{PLAN, PLAN_CASCADE};
 use crate::cuda::params::{Divisor, address};
 use crate::cuda::plan::regions::PlanningRegions;
-use crate::cuda::plan_params::PlanParams;
+use crate::cuda::plan_params::{PlanOrder, PlanParams};
 use crate::error::Result;
 use crate::plan::{Capacity, Regions};
 use crate::problem::{AttentionDesc, DeviceBatch, Kind, Requests, SharedSegment, Tiling};
@@ -116,6 +116,16 @@ impl Planner {
         }
     }
 
+    /// Rows of several requests may share keys in a cascade, so items go by their cost there.
+    fn order(&self) -> PlanOrder {
+        match self.desc.kind {
+            _ if self.desc.shared_levels > 0 => PlanOrder::ByCost,
+            Kind::Prefill => PlanOrder::ByRequest,
+            Kind::Decode | Kind::Mla if self.tiling.takes_shares => PlanOrder::ByShare,
+            Kind::Decode | Kind::Mla => PlanOrder::ByCost,
+        }
+    }
+
     fn params(&self, batch: &DeviceBatch, own: &PlanningRegions, base: u64) -> PlanParams {
         let layout = &self.regions.plan;
         let at = |offset: usize| base + offset as u64;
@@ -194,8 +204,7 @@ impl Planner {
             max_partial_rows: at_most(partial_rows),
             decode_rows,
             least_units,
-            // Rows of several requests may share keys in a cascade, so items go by their cost there.
-            by_request: u32::from(self.desc.kind == Kind::Prefill && !is_cascade),
+            order: self.order() as u32,
         }
     }
 }
