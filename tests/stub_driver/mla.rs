@@ -4,7 +4,7 @@
 use folio::api::BatchInput;
 use folio::cuda::mla_params::{MlaHopperParams, MlaParams};
 use folio::cuda::params::CombineParams;
-use folio::cuda::plan_params::PlanParams;
+use folio::cuda::plan_params::{PlanOrder, PlanParams};
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::problem::{
@@ -301,7 +301,10 @@ pub fn plan_on_the_device() {
     let params: PlanParams = planned[0].params();
     assert_eq!((params.q_tile.divisor, params.kv_unit), (1, 128));
     // Two blocks run on each of 132 multiprocessors, and an item has two.
-    assert_eq!((params.max_splits, params.order), (132, 2));
+    assert_eq!(
+        (params.max_splits, params.order),
+        (132, PlanOrder::ByCost as u32)
+    );
     assert_eq!((params.max_qo_len, params.max_num_tokens), (3, 12));
 }
 
@@ -412,8 +415,8 @@ pub fn hopper_tiles() {
         handle.plan_device(OURS).unwrap();
         let planned: PlanParams = recorder.launches()[0].params();
         assert_eq!(
-            (planned.max_splits, planned.kv_unit),
-            (slots, 48),
+            (planned.max_splits, planned.kv_unit, planned.order),
+            (slots, 48, PlanOrder::ByShare as u32),
             "{named}"
         );
     }
