@@ -111,7 +111,7 @@ test-msrv:
 	.ci/test-msrv
 
 # How long, and from which seed.
-SECONDS ?= 120
+SECONDS ?= 60
 fuzz:
 	$(call say,Fuzzing the C functions for $(SECONDS) seconds with seed $(SEED))
 	.ci/fuzz $(SECONDS) $(SEED)
