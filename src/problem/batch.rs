@@ -141,9 +141,10 @@ impl<'a> HostBatch<'a> {
 
     /// Query rows of request `b` that are planned: all or none.
     pub fn planned_rows(&self, b: usize) -> u32 {
-        Some(self.qo_len(b))
-            .filter(|&rows| self.planned.include(rows))
-            .unwrap_or(0)
+        match self.planned.include(self.qo_len(b)) {
+            true => self.qo_len(b),
+            false => 0,
+        }
     }
 
     /// Those keys of request `b` that the batch is over.
