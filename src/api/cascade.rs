@@ -4,7 +4,6 @@
 
 use super::attention::check_workspace;
 use super::batch::{self, BatchInput, Scratch};
-use super::parts::{part, place};
 use super::planned::Planned;
 use super::shared_prefixes::{Prefixes, SharedPrefixes};
 use super::{Context, args, desc};
@@ -91,7 +90,7 @@ impl Cascade {
             ..WorkspaceInfo::default()
         };
         let mut part = |kernel: Box<dyn Kernel>| Part {
-            at: place(&mut workspace, &kernel.workspace()),
+            at: workspace.place(&kernel.workspace()),
             kernel,
         };
         let (flat, shared) = (part(flat), part(shared));
@@ -216,7 +215,7 @@ impl Part {
         stream: Stream,
     ) -> Result<()> {
         self.kernel
-            .plan(batch, work, &part(workspace, self.at), stream)
+            .plan(batch, work, &workspace.part(self.at), stream)
     }
 }
 

@@ -25,7 +25,6 @@ mod mla_cache;
 mod mla_context;
 mod narrow;
 mod new_keys;
-mod parts;
 mod peers;
 mod planned;
 mod projection;

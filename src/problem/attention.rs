@@ -105,6 +105,17 @@ impl AttentionDesc {
         self.num_qo_heads / self.num_kv_heads
     }
 
+    /// Keys of a batch, at most.
+    pub fn most_keys(&self) -> u64 {
+        let of_requests = u64::from(self.max_batch_size).saturating_mul(self.max_kv_len.into());
+        match self.kv {
+            KvStorage::Paged { page_size, .. } => {
+                of_requests.min(self.max_num_pages.saturating_mul(page_size.into()))
+            }
+            KvStorage::Ragged => of_requests,
+        }
+    }
+
     /// Columns of a block table that are copied where it is int64 on a device: those that a request may need.
     pub fn copied_columns(&self, columns: i64) -> i64 {
         columns.min(self.max_kv_len.div_ceil(self.kv.page_size()).into())

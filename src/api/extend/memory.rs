@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use super::desc::Problems;
-use crate::api::parts::place;
 use crate::backend::{Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -63,7 +62,7 @@ impl Memory {
 
     /// Places a pass's workspace.
     pub fn place(&mut self, part: &WorkspaceInfo) -> Workspace {
-        place(&mut self.info, part)
+        self.info.place(part)
     }
 
     /// Places a tensor where the device has them.

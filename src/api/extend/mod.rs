@@ -17,7 +17,6 @@ mod desc;
 mod memory;
 mod rows;
 
-use super::parts::part;
 use super::planned::{Planned, no_plan};
 use super::{Context, merge};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
@@ -253,7 +252,7 @@ impl Pass {
         let batch = Batch::Host(*batch);
         let planned = Planned::cut(&batch, &self.desc, &self.kernel.tiling(), work)?;
         self.kernel
-            .plan(&batch, work, &part(workspace, self.at), stream)?;
+            .plan(&batch, work, &workspace.part(self.at), stream)?;
         Ok(planned)
     }
 }

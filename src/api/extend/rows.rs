@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use crate::api::Context;
-use crate::api::parts::part;
 use crate::backend::{Stream, Tables, Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -39,7 +38,7 @@ impl BatchRows {
         at: Workspace,
         stream: Stream,
     ) -> Result<Tensor> {
-        let workspace = part(workspace, at);
+        let workspace = workspace.part(at);
         self.tables.write(&workspace, stream, &mut |numbers| {
             for (first, four) in (0..).step_by(4).zip(numbers) {
                 let mark = |row: usize| u8::from(first + row < num_tokens);

@@ -1,7 +1,6 @@
 //! The workspace of an MLA context handle: the workspaces of its parts, and the tensors between them.
 #![allow(unsafe_code)]
 
-use crate::api::parts::place;
 use crate::backend::{Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -63,9 +62,9 @@ impl Memory {
             alignment: PARTS_ALIGNMENT,
             ..WorkspaceInfo::default()
         };
-        let new_tokens = place(&mut info, &parts.new_tokens);
-        let chunk = place(&mut info, &parts.chunk);
-        let tables = place(&mut info, &parts.tables);
+        let new_tokens = info.place(&parts.new_tokens);
+        let chunk = info.place(&parts.chunk);
+        let tables = info.place(&parts.tables);
         let shapes = Shapes::of(desc);
         let mut rows = |dtype: DType, shape: &[i64]| {
             let elements = shape
@@ -82,7 +81,7 @@ impl Memory {
                     ..WorkspaceInfo::default()
                 },
             };
-            let at = place(&mut info, &tensor);
+            let at = info.place(&tensor);
             match device {
                 Device::Cpu => at.host,
                 Device::Cuda(_) => at.device,

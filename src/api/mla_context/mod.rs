@@ -17,7 +17,6 @@ mod run;
 use super::Context;
 use super::attention::{Attention, check_workspace};
 use super::batch::{self, BatchInput, Scratch};
-use super::parts::part;
 use crate::backend::{Stream, Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -129,7 +128,7 @@ impl MlaContext {
         };
         check_contexts(&batch, &operators.desc)?;
         check_page_ids(input, device)?;
-        let tables = part(workspace, operators.memory.tables);
+        let tables = workspace.part(operators.memory.tables);
         let numbers = operators.tables.address(&tables);
         let indptr = operators
             .memory
@@ -156,7 +155,7 @@ impl MlaContext {
             kv_indptr: input.qo_indptr,
             ..BatchInput::default()
         };
-        let part = part(workspace, operators.memory.new_tokens);
+        let part = workspace.part(operators.memory.new_tokens);
         let new_tokens = match cuts.list().is_empty() {
             true => &mut operators.alone,
             false => &mut operators.first,

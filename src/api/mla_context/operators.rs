@@ -6,7 +6,6 @@ use super::memory::{Buffers, Memory};
 use crate::api::Context;
 use crate::api::attention::Attention;
 use crate::api::batch::BatchInput;
-use crate::api::parts::part;
 use crate::backend::{Stream, Tables, Workspace};
 use crate::error::Result;
 use crate::problem::{MlaContextDesc, RecordPages};
@@ -50,7 +49,7 @@ impl Operators {
 
     /// Where the numbers of the tables are.
     fn numbers(&self, planned: &Planned) -> usize {
-        let tables = part(&planned.workspace, self.memory.tables);
+        let tables = planned.workspace.part(self.memory.tables);
         self.tables.address(&tables)
     }
 
@@ -67,7 +66,7 @@ impl Operators {
             kv_indptr: Some(tables.kv_indptr),
             ..BatchInput::default()
         };
-        let part = part(&planned.workspace, self.memory.chunk);
+        let part = planned.workspace.part(self.memory.chunk);
         let mut chunk = self.planned_chunk();
         let info = chunk.workspace();
         let bytes = (info.device_bytes, info.host_bytes);

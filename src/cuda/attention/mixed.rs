@@ -32,13 +32,9 @@ const LEAST_BYTES: u64 = 32 << 20;
 
 /// One attention problem whose batches may be mixed.
 pub struct Mixed {
-    desc: AttentionDesc,
     prompts: Part,
     decodes: Part,
-    /// Rows of a decode.
-    decode_rows: u32,
-    /// Keys of decodes that are planned apart.
-    least_keys: u64,
+    workspace: WorkspaceInfo,
     planned: Option<Planned>,
 }
 
@@ -47,9 +43,8 @@ struct Part {
     attention: CudaAttention,
     desc: AttentionDesc,
     work: WorkList,
-    /// Where its memory begins in the workspace, on the device and on the host.
-    device_offset: usize,
-    host_offset: usize,
+    /// Its part of the workspace.
+    at: Workspace,
 }
 
 /// The parts that have requests, or may have some.
@@ -89,43 +84,36 @@ impl Mixed {
                 decodes.kernel()
             ),
         );
-        let WorkspaceInfo {
-            device_bytes,
-            host_bytes,
-            ..
-        } = all.workspace();
-        let after = |bytes: usize| {
-            bytes
-                .checked_next_multiple_of(PARTS_ALIGNMENT)
-                .unwrap_or(usize::MAX)
+        let mut workspace = WorkspaceInfo {
+            alignment: PARTS_ALIGNMENT,
+            ..WorkspaceInfo::default()
         };
+        let mut part = |attention: CudaAttention, desc: AttentionDesc| Part {
+            at: workspace.place(&attention.workspace()),
+            attention,
+            desc,
+            work: WorkList::default(),
+        };
+        let (prompts, decodes) = (part(all, *desc), part(decodes, decode_desc));
         Ok(Box::new(Mixed {
-            desc: *desc,
-            prompts: Part {
-                attention: all,
-                desc: *desc,
-                work: WorkList::default(),
-                device_offset: 0,
-                host_offset: 0,
-            },
-            decodes: Part {
-                attention: decodes,
-                desc: decode_desc,
-                work: WorkList::default(),
-                device_offset: after(device_bytes),
-                host_offset: after(host_bytes),
-            },
-            decode_rows: decode_desc.max_qo_len,
-            least_keys: least_keys(desc),
+            prompts,
+            decodes,
+            workspace,
             planned: None,
         }))
     }
 
+    /// Query rows of a decode, at most.
+    fn decode_rows(&self) -> u32 {
+        self.decodes.desc.max_qo_len
+    }
+
     /// Which parts a batch has, as far as the host knows, and the requests of both.
     fn parts_of(&self, batch: &Batch<'_>) -> (Planned, Requests) {
+        let least_keys = least_keys(&self.prompts.desc);
         let decodes = Requests::Decodes {
-            most_rows: self.decode_rows,
-            least_keys: self.least_keys,
+            most_rows: self.decode_rows(),
+            least_keys,
         };
         let Batch::Host(host) = batch else {
             return (Planned::Both, decodes);
@@ -137,11 +125,11 @@ impl Mixed {
                 false => has_prompts = true,
             }
         }
-        let is_worth_it = keys_of_decodes >= self.least_keys;
+        let is_worth_it = keys_of_decodes >= least_keys;
         match (has_prompts, is_worth_it) {
             // What a graph has captured, it launches for every batch.
-            (_, true) if self.desc.graph => (Planned::Both, decodes),
-            (_, false) if self.desc.graph => (Planned::Both, NO_DECODES),
+            (_, true) if self.prompts.desc.graph => (Planned::Both, decodes),
+            (_, false) if self.prompts.desc.graph => (Planned::Both, NO_DECODES),
             (true, true) => (Planned::Both, decodes),
             (false, _) => (Planned::Decodes, Requests::All),
             (true, false) => (Planned::Prompts, Requests::All),
@@ -153,7 +141,7 @@ impl Mixed {
         Ok(match decodes {
             NO_DECODES => Requests::All,
             _ => Requests::Prompts {
-                decode_rows: self.decode_rows,
+                decode_rows: self.decode_rows(),
                 decode_counts: self.decodes.attention.counts()?,
             },
         })
@@ -182,10 +170,7 @@ impl Part {
             }
             Batch::Device(device) => device.planned = planned,
         }
-        let workspace = Workspace {
-            device: workspace.device + self.device_offset,
-            host: workspace.host + self.host_offset,
-        };
+        let workspace = workspace.part(self.at);
         self.attention.plan(&batch, &self.work, &workspace, stream)
     }
 }
@@ -200,15 +185,7 @@ impl Attention for Mixed {
     }
 
     fn workspace(&self) -> WorkspaceInfo {
-        let decodes = self.decodes.attention.workspace();
-        WorkspaceInfo {
-            device_bytes: self
-                .decodes
-                .device_offset
-                .saturating_add(decodes.device_bytes),
-            host_bytes: self.decodes.host_offset.saturating_add(decodes.host_bytes),
-            alignment: PARTS_ALIGNMENT,
-        }
+        self.workspace
     }
 
     fn plan(
@@ -264,7 +241,7 @@ fn decodes_of(desc: &AttentionDesc) -> Option<AttentionDesc> {
         && desc.max_batch_size > 1
         && max_qo_len < desc.max_qo_len
         && packed_rows(desc) > most_rows_of_decode(desc);
-    let may_be_worth_it = most_keys(desc) >= least_keys(desc);
+    let may_be_worth_it = desc.most_keys() >= least_keys(desc);
     (converts && is_mixed && may_be_worth_it).then_some(AttentionDesc {
         kind: Kind::Decode,
         max_qo_len,
@@ -279,15 +256,6 @@ fn most_rows_of_decode(desc: &AttentionDesc) -> u32 {
         true => Sm90Decode::most_rows(false),
         false => Sm90Decode::WARP_ROWS,
     }
-}
-
-/// Keys of a batch within the desc.
-fn most_keys(desc: &AttentionDesc) -> u64 {
-    let of_requests = u64::from(desc.max_batch_size).saturating_mul(desc.max_kv_len.into());
-    let of_pages = desc
-        .max_num_pages
-        .saturating_mul(desc.kv.page_size().into());
-    of_requests.min(of_pages)
 }
 
 /// Keys of decodes that are planned apart. In a batch-invariant plan, all.

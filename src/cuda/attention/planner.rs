@@ -131,24 +131,22 @@ impl Planner {
         let at = |offset: usize| base + offset as u64;
         let table = batch.page_ids.filter(|ids| ids.rank() == 2);
         let is_cascade = self.desc.shared_levels > 0;
-        // What is longer than a decode is none.
-        let max_qo_len = match batch.planned {
-            Requests::Decodes { .. } => i32::MAX as u32,
-            _ => self.desc.max_qo_len,
-        };
-        let (decode_rows, least_units, decode_counts) = match batch.planned {
-            Requests::All => (0, 0, 0),
+        let most = self.desc.max_qo_len;
+        let (max_qo_len, decode_rows, least_units, decode_counts) = match batch.planned {
+            Requests::All => (most, 0, 0, 0),
             Requests::Decodes {
                 most_rows,
                 least_keys,
             } => {
                 let units = least_keys.div_ceil(u64::from(self.tiling.kv_unit));
-                (most_rows, u32::try_from(units).unwrap_or(u32::MAX), 0)
+                let least_units = u32::try_from(units).unwrap_or(u32::MAX);
+                // What is longer than a decode is none, and is not cut off to be one.
+                (i32::MAX as u32, most_rows, least_units, 0)
             }
             Requests::Prompts {
                 decode_rows,
                 decode_counts,
-            } => (decode_rows, 0, decode_counts),
+            } => (most, decode_rows, 0, decode_counts),
         };
         let Capacity {
             counts,

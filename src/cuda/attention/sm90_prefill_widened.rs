@@ -508,14 +508,7 @@ fn room(desc: &AttentionDesc, least_rows: u64) -> Option<(Parts, Choice)> {
         return None;
     }
     let requests = u64::from(desc.max_batch_size);
-    let by_requests = requests.saturating_mul(desc.max_kv_len.into());
-    let most_keys = match desc.kv {
-        KvStorage::Paged { page_size, .. } => {
-            by_requests.min(desc.max_num_pages.saturating_mul(page_size.into()))
-        }
-        KvStorage::Ragged => by_requests,
-    };
-    let most_rows = rows_of(most_keys, requests);
+    let most_rows = rows_of(desc.most_keys(), requests);
     let room = MOST_BYTES / row_bytes(desc, desc.head_dim_qk + desc.head_dim_vo);
     let most_tokens = match widens_queries(desc) {
         true => u64::from(desc.max_num_tokens),

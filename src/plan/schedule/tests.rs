@@ -91,6 +91,24 @@ fn cut_planned(
     work
 }
 
+/// Decodes on so many keys each.
+fn cut_into_splits(kv: &[i32], max_splits: u32) -> WorkList {
+    let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
+    let tiling = Tiling {
+        q_tile: 4,
+        kv_unit: 16,
+        max_splits,
+        max_shares: 0,
+        takes_shares: false,
+        least_gain: 0,
+        invariant_chunk: 256,
+        combine_units: 0,
+        own_key_bytes: 0,
+        workers: Workers::ONE,
+    };
+    cut(&lens, &tiling, false)
+}
+
 fn tilings() -> impl Strategy<Value = Tiling> {
     let shares = prop_oneof![Just(0u32), 1u32..80];
     (
@@ -443,11 +461,9 @@ proptest! {
         kv in prop::collection::vec(1i32..5000, 1..40),
         max_splits in 1u32..200,
     ) {
-        let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-        let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: 256, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
-        let work = cut(&lens, &tiling, false);
+        let work = cut_into_splits(&kv, max_splits);
         let total: i32 = kv.iter().sum();
-        let budget = split_budget(max_splits, lens.len() as u64) as u32;
+        let budget = split_budget(max_splits, kv.len() as u64) as u32;
         let bound = match budget {
             0 => u32::MAX,
             budget => ((total as u32).div_ceil(budget) + 16).max(UNITS_NOT_SPLIT * 16),
@@ -460,16 +476,14 @@ proptest! {
         kv in prop::collection::vec(1i32..5000, 1..40),
         max_splits in 1u32..200,
     ) {
-        let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
-        let tiling = Tiling { q_tile: 4, kv_unit: 16, max_splits, max_shares: 0, takes_shares: false, least_gain: 0, invariant_chunk: 256, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
-        let work = cut(&lens, &tiling, false);
+        let work = cut_into_splits(&kv, max_splits);
         let split = work.items.iter().filter(|item| item.partial != NO_PARTIAL).count();
         prop_assert!(split <= max_splits as usize);
         // Short requests do not count where a long one takes its share.
         let longest = work.items.iter().map(|item| item.kv_end - item.kv_start).max();
         let total: u32 = kv.iter().map(|&kv| kv as u32).sum();
         let fair = total.div_ceil(max_splits).next_multiple_of(16).max(UNITS_NOT_SPLIT * 16);
-        let most = (max_splits as usize).max(lens.len() + max_splits as usize / 2);
+        let most = (max_splits as usize).max(kv.len() + max_splits as usize / 2);
         prop_assert!(work.items.len() <= most || longest >= Some(fair));
     }
 }
