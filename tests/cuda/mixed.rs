@@ -1,12 +1,14 @@
 //! Prompts and decodes in one batch, over caches for which Hopper plans the decodes apart.
 
-use crate::common::instance::{LayerData, Planned};
+use crate::common::instance::Planned;
 use crate::common::memory::{HostMemory, Memory};
 use crate::common::problem::{
     Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Request, Storage,
 };
 use crate::gpu::DeviceMemory;
-use crate::problems::{assert_alone_is_the_same, assert_right, paged, session, solve_with};
+use crate::problems::{
+    assert_alone_is_the_same, assert_right, paged, run_again, session, solve_with,
+};
 use folio::dtype::DType;
 use folio::problem::{CacheForm, KvLayout, LogBase};
 
@@ -220,10 +222,7 @@ pub fn mixed_batches() {
         };
         for problem in [&mixed, &decodes, &few_decodes, &prompts, &mixed] {
             for memory in memories {
-                planned.replan(*memory, problem).unwrap();
-                let got = planned
-                    .run(&LayerData::new(&DeviceMemory, problem))
-                    .unwrap();
+                let got = run_again(&mut planned, *memory, problem);
                 assert_right(problem, &got);
             }
         }

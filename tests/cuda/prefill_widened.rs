@@ -4,13 +4,13 @@
 use crate::common::compare::{Tolerance, compare};
 use crate::common::dense;
 use crate::common::door::Session;
-use crate::common::instance::{LayerData, Output, Planned, solve};
+use crate::common::instance::{Output, Planned, solve};
 use crate::common::memory::HostMemory;
 use crate::common::problem::{
     Alibi, Gaps, HeadScales, Layer, MaskKind, MemoryShape, Pattern, Problem, Request, Storage,
 };
 use crate::gpu::DeviceMemory;
-use crate::problems::{paged, session, solve_with, with_a_page};
+use crate::problems::{paged, run_again, session, solve_with, with_a_page};
 use folio::dtype::DType;
 use folio::problem::{KvLayout, LogBase};
 
@@ -336,10 +336,7 @@ pub fn batches() {
         let handle = session.attention(problem.desc()).unwrap();
         let mut planned = Planned::new(handle, &DeviceMemory, &HostMemory, &problem).unwrap();
         for problem in [&few, &problem] {
-            planned.replan(&HostMemory, problem).unwrap();
-            let got = planned
-                .run(&LayerData::new(&DeviceMemory, problem))
-                .unwrap();
+            let got = run_again(&mut planned, &HostMemory, problem);
             assert_right(problem, &got);
         }
     }

@@ -2,7 +2,7 @@
 //! problems of so many queries that it pays. Where positions say the mask, results must be right over rounded rows.
 
 use crate::common::door::Session;
-use crate::common::instance::{LayerData, Output, Planned, solve};
+use crate::common::instance::{Output, Planned, solve};
 use crate::common::memory::HostMemory;
 use crate::common::problem::{
     Alibi, Gaps, HeadScales, Layer, MaskKind, MemoryShape, Pattern, Problem, Request, Storage,
@@ -10,8 +10,8 @@ use crate::common::problem::{
 use crate::gpu::DeviceMemory;
 use crate::prefill_widened::LENS;
 use crate::problems::{
-    assert_alone_is_the_same, assert_right, compare_with_rounded_rows, paged, session, solve_with,
-    with_a_page,
+    assert_alone_is_the_same, assert_right, compare_with_rounded_rows, paged, run_again, session,
+    solve_with, with_a_page,
 };
 use folio::dtype::DType;
 use folio::problem::{CacheForm, KvLayout, LogBase};
@@ -261,10 +261,7 @@ pub fn batches() {
         let handle = session.attention(problem.desc()).unwrap();
         let mut planned = Planned::new(handle, &DeviceMemory, &HostMemory, &problem).unwrap();
         for problem in [&few, &problem] {
-            planned.replan(&HostMemory, problem).unwrap();
-            let got = planned
-                .run(&LayerData::new(&DeviceMemory, problem))
-                .unwrap();
+            let got = run_again(&mut planned, &HostMemory, problem);
             assert_right(problem, &got);
         }
     }

@@ -109,6 +109,17 @@ pub fn solve_with(
         .run(&LayerData::new(&DeviceMemory, problem))
 }
 
+/// What a handle gives for another batch.
+pub fn run_again<'m>(
+    planned: &mut Planned<'m>,
+    index_memory: &'m dyn Memory,
+    problem: &Problem,
+) -> Output {
+    planned.replan(index_memory, problem).unwrap();
+    let layer = LayerData::new(&DeviceMemory, problem);
+    planned.run(&layer).unwrap()
+}
+
 /// The grids of the peers' own tests.
 pub fn peers_grids() {
     let session = session();
