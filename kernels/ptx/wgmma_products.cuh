@@ -17,7 +17,8 @@ enum class Major { DEPTH = 0, WIDTH = 1 };
 
 // The names of the first so many sums in the text of the instruction.
 #define FOLIO_WGMMA_D8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define FOLIO_WGMMA_D24 FOLIO_WGMMA_D8 ", %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define FOLIO_WGMMA_D16 FOLIO_WGMMA_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define FOLIO_WGMMA_D24 FOLIO_WGMMA_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define FOLIO_WGMMA_D32 FOLIO_WGMMA_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define FOLIO_WGMMA_D40 FOLIO_WGMMA_D32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define FOLIO_WGMMA_D48 FOLIO_WGMMA_D40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -39,7 +40,8 @@ enum class Major { DEPTH = 0, WIDTH = 1 };
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 #define FOLIO_WGMMA_SUMS_8 FOLIO_WGMMA_SUMS(0)
-#define FOLIO_WGMMA_SUMS_24 FOLIO_WGMMA_SUMS(0), FOLIO_WGMMA_SUMS(8), FOLIO_WGMMA_SUMS(16)
+#define FOLIO_WGMMA_SUMS_16 FOLIO_WGMMA_SUMS(0), FOLIO_WGMMA_SUMS(8)
+#define FOLIO_WGMMA_SUMS_24 FOLIO_WGMMA_SUMS_16, FOLIO_WGMMA_SUMS(16)
 #define FOLIO_WGMMA_SUMS_32 FOLIO_WGMMA_SUMS(0), FOLIO_WGMMA_SUMS(8), FOLIO_WGMMA_SUMS(16), FOLIO_WGMMA_SUMS(24)
 #define FOLIO_WGMMA_SUMS_40 \
     FOLIO_WGMMA_SUMS(0), FOLIO_WGMMA_SUMS(8), FOLIO_WGMMA_SUMS(16), FOLIO_WGMMA_SUMS(24), FOLIO_WGMMA_SUMS(32)
@@ -92,6 +94,7 @@ enum class Major { DEPTH = 0, WIDTH = 1 };
     }
 
 FOLIO_WGMMA(16, 8, 9, 10, 11, 12, 13, 14)
+FOLIO_WGMMA(32, 16, 17, 18, 19, 20, 21, 22)
 FOLIO_WGMMA(48, 24, 25, 26, 27, 28, 29, 30)
 FOLIO_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)
 FOLIO_WGMMA(80, 40, 41, 42, 43, 44, 45, 46)

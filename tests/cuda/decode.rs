@@ -138,6 +138,81 @@ pub fn decode_packed_rows() {
     solve_each(problems);
 }
 
+/// 9 to 64 packed rows over fp8 caches, which a warpgroup multiplies together: requests of more keys than the rings hold, steps
+/// of which some warps have no keys, rows that see different keys, and every form of a logit.
+pub fn decode_by_warpgroups() {
+    let layers = [
+        Layer::plain(),
+        Layer {
+            window: Some((100, 0)),
+            ..Layer::plain()
+        },
+        Layer {
+            logits_soft_cap: 5.0,
+            ..Layer::plain()
+        },
+        Layer {
+            alibi: Some(Alibi::Linear),
+            sinks: true,
+            ..Layer::plain()
+        },
+    ];
+    let rows = [
+        (3, 4),
+        (8, 2),
+        (8, 3),
+        (8, 4),
+        (5, 8),
+        (16, 3),
+        (1, 64),
+        (6, 9),
+        (32, 2),
+    ];
+    let types = [
+        (DType::BF16, DType::F8E4M3),
+        (DType::F16, DType::F8E5M2),
+        (DType::F8E4M3, DType::F8E4M3),
+    ];
+    let problems = rows
+        .into_iter()
+        .enumerate()
+        .flat_map(|(n, (group, qo_len))| {
+            let layers = layers.clone();
+            [64, 72, 96, 128]
+                .into_iter()
+                .enumerate()
+                .map(move |(m, dim)| {
+                    let lens = [
+                        (qo_len, 700),
+                        (qo_len, qo_len),
+                        (1, 0),
+                        (2, 1009),
+                        (qo_len, 65),
+                    ];
+                    let types = types[(n + m) % types.len()];
+                    Problem {
+                        layer: layers[(n + m / 2) % layers.len()].clone(),
+                        o_dtype: DType::F32,
+                        ..problem(&lens, types, PAGES[(n + m) % PAGES.len()]).heads(
+                            2 * group,
+                            2,
+                            dim,
+                        )
+                    }
+                })
+        });
+    solve_each(problems);
+    let split = [64, 128].into_iter().map(|dim| {
+        problem(
+            &[(6, 5000), (6, 300)],
+            (DType::BF16, DType::F8E4M3),
+            PAGES[0],
+        )
+        .heads(16, 2, dim)
+    });
+    solve_each(split);
+}
+
 /// Caps, slopes, both, and windows, at few and many rows: every form of a logit.
 pub fn decode_logits() {
     let layers = [(50.0, false), (0.0, true), (3.0, true)]

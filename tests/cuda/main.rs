@@ -80,6 +80,7 @@ fn main() -> ExitCode {
             decode::decode_head_dims_of_models,
         ),
         case("decode_packed_rows", (), decode::decode_packed_rows),
+        case("decode_by_warpgroups", (), decode::decode_by_warpgroups),
         case("decode_logits", (), decode::decode_logits),
         case("head_dims", (), head_dims::every_pair_of_widths),
         case("head_dims_of_split_rows", (), head_dims::split_rows),

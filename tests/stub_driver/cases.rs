@@ -709,6 +709,11 @@ pub const CASES: &[Case<Setup>] = &[
         choice::packed_rows_choose_the_kernel,
     ),
     case(
+        "choice_masks_over_fp8_choose_the_kernel",
+        BACKEND,
+        choice::masks_over_fp8_choose_the_kernel,
+    ),
+    case(
         "choice_rows_wider_than_any_kernel",
         BACKEND,
         choice::rows_wider_than_any_kernel,

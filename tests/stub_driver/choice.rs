@@ -10,7 +10,8 @@ use folio::log::{Level, Logger};
 use folio::problem::{AttentionArgs, AttentionDesc, CacheForm, Kind, KvStorage, Mask};
 
 use crate::fixture::{
-    CAPTURED, Handle, OURS, SOMEWHERE, at, context, context_with, desc, device_tensor, plain,
+    CAPTURED, DIM, Handle, OURS, PAGE_SIZE, SOMEWHERE, at, context, context_with, desc,
+    device_tensor, plain,
 };
 use crate::stub::Recorder;
 
@@ -420,15 +421,45 @@ pub fn packed_rows_choose_the_kernel() {
         kv: paged(5),
         ..desc
     };
+    let wide = |desc| AttentionDesc {
+        head_dim_qk: 256,
+        head_dim_vo: 256,
+        ..desc
+    };
     for (desc, kernel) in [
         (many(16, 1), "decode_sm90a_bf16_d128_q16_tma"),
         (many(17, 1), "decode_sm90a_bf16_d128_q32_tma"),
         (many(7, 4), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(4, 5), "prefill_sm90a_bf16_d128_q192_paged"),
-        (fp8(many(4, 5)), "decode_sm90a_f16_kve4m3_d128_q32_tma"),
-        (fp8(many(8, 4)), "decode_sm90a_f16_kve4m3_d128_q32_tma"),
-        (fp8(many(8, 5)), "prefill_sm90a_bf16_kve4m3_d128_q192_rows"),
-        (fp8(many(17, 2)), "decode_sm90a_f16_kve4m3_d128_q64_tma"),
+        (fp8(many(8, 1)), "decode_sm90a_f16_kve4m3_d128_q8_tma"),
+        (
+            fp8(many(9, 1)),
+            "decode_sm90a_f16_kve4m3_d128_q16_warpgroup_tma",
+        ),
+        (
+            fp8(many(4, 5)),
+            "decode_sm90a_f16_kve4m3_d128_q32_warpgroup_tma",
+        ),
+        (
+            fp8(many(8, 5)),
+            "decode_sm90a_f16_kve4m3_d128_q64_warpgroup_tma",
+        ),
+        (
+            fp8(many(17, 2)),
+            "decode_sm90a_f16_kve4m3_d128_q64_warpgroup_tma",
+        ),
+        (
+            small_pages(fp8(many(8, 8))),
+            "decode_sm90a_f16_kve4m3_d128_q64_warpgroup_gather",
+        ),
+        (
+            wide(fp8(many(8, 4))),
+            "decode_sm90a_f16_kve4m3_d256_q32_tma",
+        ),
+        (
+            wide(fp8(many(8, 5))),
+            "prefill_sm90a_bf16_kve4m3_d256_q128_rows",
+        ),
         (small_pages(many(4, 5)), "prefill_sm90a_bf16_d128_q192_rows"),
         (
             small_pages(many(17, 2)),
@@ -442,6 +473,44 @@ pub fn packed_rows_choose_the_kernel() {
         let handle = Handle::of(&context(), desc).unwrap();
         let name = handle.attention.kernel();
         assert!(name.starts_with(kernel), "{name} for {kernel}");
+    }
+}
+
+/// Warps that multiply together have no masks in memory: other decode kernels take those runs.
+pub fn masks_over_fp8_choose_the_kernel() {
+    let recorder = Recorder::new();
+    for kernel in [
+        "folio_sm90_decode_warpgroup_tma",
+        "folio_sm90_decode_warpgroup_gather",
+        "folio_sm90_decode_tma",
+        "folio_sm90_decode_gather",
+    ] {
+        recorder.expect::<DecodeParams>(kernel);
+    }
+    for (page_size, source) in [(PAGE_SIZE, "tma"), (5, "gather")] {
+        let desc = AttentionDesc {
+            num_qo_heads: 24,
+            num_kv_heads: 2,
+            kv_format: DType::F8E4M3.into(),
+            kv: paged(page_size),
+            ..desc(false)
+        };
+        let mut handle = Handle::of(&context(), desc).unwrap();
+        handle.plan_host(5, OURS).unwrap();
+        let dim = i64::from(DIM);
+        let rows = device_tensor(DType::BF16, &[4, 24, dim]);
+        let cache = device_tensor(DType::F8E4M3, &[1 << 14, i64::from(page_size), 2, dim]);
+        let plain = AttentionArgs::new(rows, cache, cache, rows);
+        let masked = AttentionArgs {
+            mask: Mask::Bytes(at(0x9_0000_0000, DType::U8, &[200], None)),
+            ..plain.clone()
+        };
+        for (args, products) in [(&plain, "decode_warpgroup"), (&masked, "decode")] {
+            recorder.forget();
+            handle.attention.run(args, OURS).unwrap();
+            let launched = &recorder.launches()[0];
+            assert_eq!(launched.name(), format!("folio_sm90_{products}_{source}"));
+        }
     }
 }
 

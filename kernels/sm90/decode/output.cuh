@@ -4,6 +4,7 @@
 
 #include "sm90/decode/channels.cuh"
 #include "sm90/decode/softmax.cuh"
+#include "sm90/decode/store.cuh"
 
 namespace folio::decode {
 
@@ -17,8 +18,6 @@ struct alignas(16) MergeState {
     float max[WARPS][8 * COLUMN_TILES], sum[WARPS][8 * COLUMN_TILES];
 };
 static_assert(sizeof(MergeState) == SUMS_BYTES);
-
-__device__ __forceinline__ float4 scaled(float4 x, float f) { return make_float4(x.x * f, x.y * f, x.z * f, x.w * f); }
 
 // Leaves a warp's rows in shared memory, over its part of the rings, which are drained.
 __device__ __forceinline__ void publish(const WarpState &state, MergeState &merge, float *rows, u32 num_rows, u32 warp,
@@ -44,56 +43,6 @@ __device__ __forceinline__ void publish(const WarpState &state, MergeState &merg
                 out[Op::block_dim(b) + Op::DIM_STEP] = state.o[c][b][2 + j];
             }
         }
-    }
-}
-
-// Four neighbouring elements; rows are aligned to four elements.
-__device__ __forceinline__ void store_four(void *base, u32 dtype, i64 index, float4 x) {
-    switch (dtype) {
-        case FOLIO_F32: *reinterpret_cast<float4 *>(static_cast<float *>(base) + index) = x; break;
-        case FOLIO_F16:
-            *reinterpret_cast<uint2 *>(static_cast<u16 *>(base) + index) =
-                make_uint2(f16::pack(x.x, x.y), f16::pack(x.z, x.w));
-            break;
-        case FOLIO_BF16:
-            *reinterpret_cast<uint2 *>(static_cast<u16 *>(base) + index) =
-                make_uint2(bf16::pack(x.x, x.y), bf16::pack(x.z, x.w));
-            break;
-        default: {
-            const float all[4] = {x.x, x.y, x.z, x.w};
-            u32 bytes = 0;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                bytes |= static_cast<u32>(dtype == FOLIO_E4M3 ? e4m3::store(all[i]) : e5m2::store(all[i])) << 8 * i;
-            }
-            *reinterpret_cast<u32 *>(static_cast<u8 *>(base) + index) = bytes;
-        }
-    }
-}
-
-// Columns column .. column + 3 of row `row` of a KV head: `sum`, relative to the state's maximum.
-__device__ __forceinline__ void store_row(const FolioPaddedDecodeParams &params, const Item &item, u32 kv_head, u32 row,
-                                          u32 column, float4 sum, RowState state) {
-    const FolioAttentionParams &p = params.attention;
-    const PackedRow packed = packed_row(params, item, row);
-    const u32 head = kv_head * params.group_size + packed.head;
-    if constexpr (CHANNEL_SCALES) sum = channel_values(stored_params(params).cache.v, kv_head, column, sum, state.sum);
-    if (item.work.partial != FOLIO_NO_PARTIAL) {
-        const i64 at = static_cast<i64>(item.work.partial + packed.query) * p.num_qo_heads + head;
-        const float factor = state.sum == 0.0f ? 0.0f : part_scale(p, kv_head, item.work.request) / state.sum;
-        *reinterpret_cast<float4 *>(p.plan.partial_o + at * params.head_dim_vo + column) = scaled(sum, factor);
-        if (column == 0) p.plan.partial_lse[at] = log_sum_exp(state);
-        return;
-    }
-    const i64 token = static_cast<i64>(item.work.q_token) + packed.query;
-    float factor = p.v_scale * value_scale(p, kv_head, item.work.request);
-    if (params.o_dtype >= FOLIO_E4M3) factor /= p.o_scale;
-    if (p.sinks) factor *= add_sink(state, p.sinks[head] * LOG2_E);
-    factor = state.sum == 0.0f ? 0.0f : factor / state.sum;
-    store_four(p.o.data, params.o_dtype, token * p.o.stride_token + head * p.o.stride_head + column,
-               scaled(sum, factor));
-    if (column == 0 && p.lse) {
-        p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = lse_in_base(log_sum_exp(state), p.flags);
     }
 }
 
@@ -124,7 +73,12 @@ __device__ __forceinline__ void merge_warps(const FolioPaddedDecodeParams &param
             sum.w += weight * x.w;
             state.sum += weight * merge.sum[w][slot];
         }
-        store_row(params, item, item.kv_head + head, row, column, sum, state);
+        const u32 kv_head = item.kv_head + head;
+        const RowTarget target(params, item, kv_head, row, state, column == 0);
+        if constexpr (CHANNEL_SCALES) {
+            sum = channel_values(stored_params(params).cache.v, kv_head, column, sum, state.sum);
+        }
+        target.store(params, item, column, sum);
     }
 }
 

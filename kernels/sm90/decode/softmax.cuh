@@ -5,21 +5,12 @@
 // part of an instruction is padding.
 #pragma once
 
-#include "params/query_type.h"
 #include "sm90/decode/mask.cuh"
+#include "sm90/decode/query.cuh"
 #include "sm90/decode/stored_query.cuh"
 #include "sm90/decode/token_scales.cuh"
 
 namespace folio::decode {
-
-__device__ __forceinline__ float2 unpack_bf16(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-
-// Below every finite score in base 2, and finite, so that a difference of two maxima is never NaN.
-constexpr float NO_MAX = -1e30f;
-// A row maximum is kept until a score exceeds it by this much: probabilities stay below 2^8.
-constexpr float RESCALE_THRESHOLD = 8.0f;
 
 // The packed rows as mma operands. Warps of a row group have the same; where they would not fit in registers beside the
 // accumulators they live in shared memory.
@@ -39,7 +30,7 @@ public:
             if constexpr (STORED) {
                 read_stored(fragments, params, item, c, lane, logits);
             } else {
-                read(fragments[0], params, item, c, lane);
+                read_query(fragments[0], params, item, c, lane);
                 if constexpr (Op::BITS == 8) {
                     if (params.bf16_queries) {
                         of_lane(narrow_to_f16(fragments[0]), lane,
@@ -90,76 +81,6 @@ private:
         const StoredQuery query(fragments, stored_params(params), item, c, lane);
         of_lane(query.unit, lane, [&](int j, float unit) { logits.scale[c][j] *= unit; });
         if constexpr (ZERO_POINTS) of_lane(query.bias, lane, [&](int j, float bias) { logits.bias[c][j] = bias; });
-    }
-
-    // From global memory: lane 4g + i reads its part of row g. Columns beyond the problem's are zeros.
-    static __device__ __forceinline__ void read(NarrowFragment (&fragments)[STEPS],
-                                                const FolioPaddedDecodeParams &params, const Item &item,
-                                                int column_tile, u32 lane) {
-        const FolioRows &q = params.attention.q;
-        const PackedRow packed = packed_row(params, item, 8 * (column_tile % ROW_TILES) + lane / 4);
-        const i64 token = static_cast<i64>(item.work.q_token) + packed.query;
-        const i64 head = (item.kv_head + column_tile / ROW_TILES) * params.group_size + packed.head;
-        const i64 element = token * q.stride_token + head * q.stride_head;
-        if constexpr (Op::BITS == 8) {
-            const u8 *row = static_cast<const u8 *>(q.data) + element;
-            const u32 flags = params.attention.flags, dim = params.head_dim_qk;
-            if (flags & FOLIO_QUERIES_E4M3) return read_fp8<e4m3>(fragments, row, dim, lane);
-            if (flags & FOLIO_QUERIES_E5M2) return read_fp8<e5m2>(fragments, row, dim, lane);
-        }
-        const char *bytes = static_cast<const char *>(q.data) + 2 * element;
-#pragma unroll
-        for (int k = 0; k < STEPS; ++k) {
-            fragments[k] = {{0, 0}};
-            if constexpr (Op::BITS == 8) {
-                const u32 column = 16 * k + 4 * (lane & 3);
-                if (column >= params.head_dim_qk) continue;
-                const uint2 four = *reinterpret_cast<const uint2 *>(bytes + 2 * column);
-                fragments[k] = {{four.x, four.y}};
-            } else {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const u32 column = 16 * k + 8 * half + 2 * (lane & 3);
-                    if (column >= params.head_dim_qk) continue;
-                    fragments[k].r[half] = *reinterpret_cast<const u32 *>(bytes + 2 * column);
-                }
-            }
-        }
-    }
-
-    // Queries in fp8 become f16, which has every number of theirs.
-    template <class Stored>
-    static __device__ __forceinline__ void read_fp8(NarrowFragment (&fragments)[STEPS], const u8 *row, u32 dim,
-                                                    u32 lane) {
-#pragma unroll
-        for (int k = 0; k < STEPS; ++k) {
-            fragments[k] = {{0, 0}};
-            const u32 column = 16 * k + 4 * (lane & 3);
-            if (column >= dim) continue;
-            widen<Stored>(*reinterpret_cast<const u32 *>(row + column), fragments[k].r[0], fragments[k].r[1]);
-        }
-    }
-
-    // bf16 becomes f16 without loss of range: the row is divided by a power of two, which is returned, that brings its
-    // largest element to [1, 2).
-    static __device__ __forceinline__ float narrow_to_f16(NarrowFragment (&fragments)[STEPS]) {
-        float largest = 0.0f;
-#pragma unroll
-        for (int k = 0; k < STEPS; ++k) {
-            const float2 a = unpack_bf16(fragments[k].r[0]), b = unpack_bf16(fragments[k].r[1]);
-            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y))));
-        }
-        largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
-        // Exponents are kept where both 2^e and 2^-e are normal; a row of zeros stays as it is.
-        const u32 exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
-        const float inverse = __uint_as_float((254 - exponent) << 23);
-#pragma unroll
-        for (int k = 0; k < STEPS; ++k) {
-            const float2 a = unpack_bf16(fragments[k].r[0]), b = unpack_bf16(fragments[k].r[1]);
-            fragments[k] = {{f16::pack(a.x * inverse, a.y * inverse), f16::pack(b.x * inverse, b.y * inverse)}};
-        }
-        return __uint_as_float(exponent << 23);
     }
 
     NarrowFragment held[SHARED_QUERIES ? 1 : COLUMN_TILES * QUERY_PARTS * STEPS];
@@ -267,7 +188,7 @@ private:
                                                          const LaneLogits &logits, const LaneRows &rows,
                                                          const SeenKeys &seen, int token, bool edge, u32 lane) {
         const int first = static_cast<int>(lane / 4);
-        logits.with_rule([&](const LogitRule &rule) {
+        with_rule(logits.rule, [&](const LogitRule &rule) {
             for_scores(s, token + first, [&](float &x, int c, int j, int token) {
                 x = rule(x, logits.scale[c][j], logits.slope[c][j], rows.position[c % ROW_TILES][j] - token);
             });

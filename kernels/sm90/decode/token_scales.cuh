@@ -5,7 +5,7 @@
 // loads of a tile ahead would wait behind the rows of all stages.
 #pragma once
 
-#include "sm90/decode/work.cuh"
+#include "sm90/decode/rings.cuh"
 
 namespace folio::decode {
 

@@ -4,8 +4,8 @@
 
 #include "core/mask.cuh"
 #include "core/softmax.cuh"
+#include "params/decode.h"
 #include "sm90/decode/form.cuh"
-#include "sm90/decode/load.cuh"
 #include "sm90/decode/tile.cuh"
 
 namespace folio::decode {
@@ -16,37 +16,27 @@ using Math = Op::Math;
 
 // Of the kernel's rows; the problem's may be less.
 constexpr int HEAD_DIM_QK = FOLIO_HEAD_DIM_QK, HEAD_DIM_VO = FOLIO_HEAD_DIM_VO;
-constexpr int THREADS = FOLIO_THREADS, WARPS = THREADS / 32;
-// Packed rows per KV head: of the CTA, and of a warp, which has registers for 32 outputs of 128 columns or 16 of 256.
-constexpr int ROWS = FOLIO_Q_TILE, MOST_WARP_ROWS = HEAD_DIM_QK <= 128 && HEAD_DIM_VO <= 128 ? 32 : 16;
-constexpr int WARP_ROWS = ROWS < MOST_WARP_ROWS ? ROWS : MOST_WARP_ROWS, ROW_GROUPS = ROWS / WARP_ROWS;
-static_assert(ROWS % WARP_ROWS == 0 && WARPS % ROW_GROUPS == 0);
-// Queries that registers have no room for beside the outputs live in shared memory.
-constexpr bool SHARED_QUERIES = HEAD_DIM_QK > 192 || WARP_ROWS > 16;
-constexpr int QUERY_BYTES = SHARED_QUERIES ? QUERY_PARTS * FOLIO_DECODE_HEADS * ROWS * HEAD_DIM_QK * 2 : 0;
-// Two scales for each token and head.
-constexpr int BYTES_BESIDE = TOKEN_SCALES ? 8 : 0;
-// 96 KiB of rings in flight hide the latency of DRAM. Two CTAs are to have room on a multiprocessor: 113 KiB each, of which
-// 128 bytes are for barriers where the rings do not end before.
-constexpr int SUMS_BYTES = WARPS * FOLIO_DECODE_HEADS * WARP_ROWS * 8, BLOCK_BYTES = 113 * 1024;
-constexpr int MOST_RING_BYTES = 96 * 1024, FREE_BYTES = BLOCK_BYTES - 128 - SUMS_BYTES - QUERY_BYTES;
-using Shape = RingShape<FOLIO_DECODE_HEADS, FOLIO_KV_TILE, HEAD_DIM_QK, HEAD_DIM_VO, RowsOf<CacheType>::Type,
-                        BYTES_BESIDE, WARPS / ROW_GROUPS, ROW_GROUPS, MOST_RING_BYTES, FREE_BYTES>;
-using KTile = Shape::KTile;
-using VTile = Shape::VTile;
-
-constexpr int TILE_TOKENS = Shape::TILE_TOKENS, KEY_GROUPS = Shape::KEY_GROUPS;
-constexpr int HEADS = Shape::HEADS;
+constexpr int THREADS = FOLIO_THREADS, HEADS = FOLIO_DECODE_HEADS;
+// Packed rows per KV head: of the CTA, and of a warp, which has registers for 32 outputs of 128 columns or 16 of 256. Warps
+// of a warpgroup that multiplies together (sm90/decode_warpgroup) have all rows, and a part of the keys or of the columns.
+constexpr bool BY_WARPGROUP = FOLIO_DECODE_WARPGROUP;
+constexpr int ROWS = FOLIO_Q_TILE, REGISTER_ROWS = HEAD_DIM_QK <= 128 && HEAD_DIM_VO <= 128 ? 32 : 16;
+constexpr int WARP_ROWS = BY_WARPGROUP || ROWS < REGISTER_ROWS ? ROWS : REGISTER_ROWS;
 // A warp's packed rows per KV head, in eights, and the columns of its products altogether: one KV head with up to 32
 // rows, or two with up to 8 each.
 constexpr int ROW_TILES = WARP_ROWS / 8;
 constexpr int COLUMN_TILES = HEADS * ROW_TILES;
 constexpr int QUERY_STEPS = HEAD_DIM_QK / 16;
+// Two CTAs are to have room on a multiprocessor.
+constexpr int BLOCK_BYTES = 113 * 1024;
 
 struct Item {
     FolioWorkItem work;
     // Rows first_row .. first_row + num_rows of the item's q_len x group, for each of the CTA's KV heads.
     u32 kv_head, first_row, num_rows;
+
+    // Whether its rows are to be combined with those of other chunks.
+    __device__ __forceinline__ bool is_part() const { return work.partial != FOLIO_NO_PARTIAL; }
 
     // Rows that a row group has, of which there may be none.
     __device__ __forceinline__ u32 rows_of(u32 row_group) const {
@@ -119,6 +109,24 @@ struct LaneRows {
     }
 };
 
+// Calls `use` with the rule, whose parts that are off are known to be: a test for every logit would keep the logits of a lane,
+// which depend on nothing of each other, from being computed at the same time.
+template <class Use>
+__device__ __forceinline__ void with_rule(const LogitRule &rule, Use use) {
+    LogitRule known = rule;
+    if (rule.plain()) {
+        known.cap = 0.0f, known.alibi = false;
+        use(known);
+    } else if (!rule.alibi) {
+        __builtin_assume(known.cap > 0.0f);
+        known.alibi = false;
+        use(known);
+    } else {
+        known.alibi = true;
+        use(known);
+    }
+}
+
 // The scales and slopes of a lane's scores.
 struct LaneLogits {
     LogitRule rule;
@@ -139,24 +147,11 @@ struct LaneLogits {
             }
         }
     }
-
-    // Calls `use` with the rule, whose parts that are off are known to be: a test for every logit would keep the
-    // logits of a lane, which depend on nothing of each other, from being computed at the same time.
-    template <class Use>
-    __device__ __forceinline__ void with_rule(Use use) const {
-        LogitRule known = rule;
-        if (rule.plain()) {
-            known.cap = 0.0f, known.alibi = false;
-            use(known);
-        } else if (!rule.alibi) {
-            __builtin_assume(known.cap > 0.0f);
-            known.alibi = false;
-            use(known);
-        } else {
-            known.alibi = true;
-            use(known);
-        }
-    }
 };
+
+// Below every finite score in base 2, and finite, so that a difference of two maxima is never NaN.
+constexpr float NO_MAX = -1e30f;
+// A row maximum is kept until a score exceeds it by this much: probabilities stay below 2^8.
+constexpr float RESCALE_THRESHOLD = 8.0f;
 
 }  // namespace folio::decode

@@ -156,7 +156,7 @@ fn special(
     if !Arch::Sm90a.runs_on(context.device().compute_capability) {
         return Ok(Vec::new());
     }
-    let decode = |keys| Sm90Decode::load(keys, loader, context, desc).map(boxed);
+    let decode = |keys| Sm90Decode::load(keys, Masks::ByPosition, loader, context, desc).map(boxed);
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |variant| Sm90Mla::load(variant, loader, context, desc).map(boxed);
     let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
@@ -193,7 +193,22 @@ fn special(
         (Kind::Mla, Phase::Prefill) => {
             Ok(vec![many(MlaVariant::Sm90)?, many(MlaVariant::Sm90Gather)?])
         }
-        (_, Phase::Decode) => Ok(vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?]),
+        (_, Phase::Decode) => {
+            let load = |keys, masks| Sm90Decode::load(keys, masks, loader, context, desc);
+            let mut kernels = Vec::new();
+            let mut lack_masks = Vec::new();
+            for keys in [KeySource::Tma, KeySource::Gather] {
+                let kernel = load(keys, Masks::ByPosition)?;
+                if kernel.as_ref().is_ok_and(|kernel| !kernel.takes_masks()) {
+                    lack_masks.push(keys);
+                }
+                kernels.push(boxed(kernel));
+            }
+            for keys in lack_masks {
+                kernels.push(boxed(load(keys, Masks::Any)?));
+            }
+            Ok(kernels)
+        }
         (_, Phase::Prefill) => {
             let mut boxes = Vec::new();
             if Sm90PrefillFp8::is_for(desc) {
@@ -237,8 +252,8 @@ fn special(
             // Else decode is, up to four times.
             let few = [decode(KeySource::Tma)?, decode(KeySource::Gather)?];
             let converts = desc.kv_format.element != desc.q_dtype;
-            let decodes_first =
-                !reads_keys_once || (converts && packed_rows(desc) <= Sm90Decode::WARP_ROWS);
+            let decodes_first = !reads_keys_once
+                || (converts && packed_rows(desc) <= Sm90Decode::most_converting_rows(desc));
             let mut kernels: Vec<_> = match decodes_first {
                 true => few.into_iter().chain(boxes).chain([rows]).collect(),
                 false => boxes.into_iter().chain([rows]).chain(few).collect(),

@@ -12,7 +12,8 @@ use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{
-    AttentionQuery, AttentionRow, AttentionTypes, CacheScales, KeySource, Phase, Shape, Variant,
+    AttentionQuery, AttentionRow, AttentionTypes, CacheScales, KeySource, Masks, Phase, Products,
+    Shape, Variant,
 };
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
 use crate::cuda::stored_params::{Stored, StoredDecodeParams};
@@ -46,9 +47,8 @@ pub struct Sm90Decode {
 impl Sm90Decode {
     /// Packed query rows of its largest tile: keys are read once for all of them.
     const TILE_ROWS: u32 = 64;
-    /// Those of a warp, at most: where a tile has more, each of its warps converts the same keys.
-    pub const WARP_ROWS: u32 = 32;
-
+    /// Up to so many, warps that multiply by themselves are at least as fast.
+    const FEW_ROWS: u32 = 8;
     /// Packed query rows that it should be given. Two tiles that read the same keys at about the same time are better
     /// than a kernel that reads them for every few heads.
     pub fn most_rows(another_reads_keys_once: bool) -> u32 {
@@ -58,12 +58,22 @@ impl Sm90Decode {
         }
     }
 
-    /// Loads the row for a problem.
+    /// Packed query rows up to which it comes before a kernel that reads keys once, where both convert them: those for
+    /// which it converts each key once, too.
+    pub fn most_converting_rows(desc: &AttentionDesc) -> u32 {
+        match desc.head_dim_qk.max(desc.head_dim_vo) {
+            0..=128 => Self::TILE_ROWS,
+            _ => 32,
+        }
+    }
+
+    /// Loads the row for a problem, of those that have such masks.
     ///
     /// # Errors
     /// As [`find`].
     pub fn load(
         keys: KeySource,
+        masks: Masks,
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
@@ -90,6 +100,8 @@ impl Sm90Decode {
                 desc.num_kv_heads.is_multiple_of(heads)
                     && (keys == KeySource::Gather || suit_boxes(desc, heads, row.shape))
             }) && row.shape.q_tile >= rows.min(Self::TILE_ROWS)
+                && (rows > Self::FEW_ROWS || !by_warpgroup(row))
+                && (masks == Masks::ByPosition || takes_masks(row))
         };
         let any = query(context, desc);
         let query = AttentionQuery {
@@ -113,6 +125,11 @@ impl Sm90Decode {
             sm_count: context.device().sm_count,
             evict_first_bytes: evict_first_bytes(context.device().l2_bytes),
         }))
+    }
+
+    /// Whether it takes masks that do not follow from positions.
+    pub fn takes_masks(&self) -> bool {
+        takes_masks(self.row)
     }
 
     /// Tiles of the rows of so many query tokens.
@@ -286,7 +303,7 @@ impl AttentionKernel for Sm90Decode {
         let of_four = (4 * args.o.dtype().size() as u32).min(16);
         let caches = [&args.k, &args.v];
         let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
-        let masks = takes_masks(self.row);
+        let masks = self.takes_masks();
         let is_empty = caches.iter().any(|cache| cache.is_empty());
         let aligned = self.row_alignment(run) >= self.least_alignment();
         let mapped = is_empty || self.keys == KeySource::Gather || self.page_steps(run).is_some();
@@ -405,9 +422,18 @@ impl Columns {
     }
 }
 
-/// Many rows leave no registers for masks that do not follow from positions; also in the kernel.
+/// Many rows leave no registers for masks that do not follow from positions; also in the kernels.
 fn takes_masks(row: &AttentionRow) -> bool {
-    row.shape.q_tile <= 16
+    row.shape.q_tile <= 16 && !by_warpgroup(row)
+}
+
+/// Whether all of its warps multiply together.
+fn by_warpgroup(row: &AttentionRow) -> bool {
+    let products = match row.variant {
+        Variant::Sm90Decode { products, .. } => products,
+        _ => Products::OfWarps,
+    };
+    products == Products::OfWarpgroup
 }
 
 /// Bytes of a row within which the kernel's row swizzles, and of which boxes are made.
@@ -441,6 +467,7 @@ fn heads(row: &AttentionRow, wanted: KeySource, of: CacheScales) -> Option<u32> 
             keys,
             heads,
             scales,
+            ..
         } if keys == wanted && scales == of => Some(heads),
         _ => None,
     }

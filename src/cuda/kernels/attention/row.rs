@@ -47,7 +47,7 @@ pub enum Variant {
         /// As in `Generic`, with one warp along the columns.
         warps_m: u32,
     },
-    /// `sm90/decode/decode.cu`.
+    /// `sm90/decode/decode.cu`, and `sm90/decode_warpgroup/decode_warpgroup.cu`.
     Sm90Decode {
         /// How keys come.
         keys: KeySource,
@@ -55,6 +55,8 @@ pub enum Variant {
         heads: u32,
         /// How keys and values are scaled.
         scales: CacheScales,
+        /// Who multiplies.
+        products: Products,
     },
     /// `sm90/prefill/prefill.cu`.
     Sm90Prefill {
@@ -78,6 +80,15 @@ pub enum KeySource {
     Tma,
     /// Row by row.
     Gather,
+}
+
+/// Who has the rows and keys of a product in Hopper's decode kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Products {
+    /// A warp by itself: keys of its own, or rows of its own where there are more than its registers hold.
+    OfWarps,
+    /// All warps together: every key is converted once, whatever the number of rows.
+    OfWarpgroup,
 }
 
 /// What the scales of a cache cover that Hopper's decode kernel is compiled for.
@@ -223,9 +234,18 @@ impl Variant {
             ],
             Variant::GenericStored { warps_m } => vec![format!("FOLIO_WARPS_M={warps_m}")],
             Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
-            Variant::Sm90Decode { heads, scales, .. } => vec![
+            Variant::Sm90Decode {
+                heads,
+                scales,
+                products,
+                ..
+            } => vec![
                 format!("FOLIO_DECODE_HEADS={heads}"),
                 format!("FOLIO_CACHE_FORM={}", scales.form()),
+                format!(
+                    "FOLIO_DECODE_WARPGROUP={}",
+                    u32::from(products == Products::OfWarpgroup)
+                ),
             ],
             Variant::Sm90Prefill {
                 kv,
@@ -247,12 +267,21 @@ impl Variant {
             Variant::Generic { .. } | Variant::GenericF32 => None,
             Variant::GenericStored { .. } => Some("stored".into()),
             Variant::Sm90PrefillFp8 => Some("paged".into()),
-            Variant::Sm90Decode { keys, scales, .. } => {
+            Variant::Sm90Decode {
+                keys,
+                scales,
+                products,
+                ..
+            } => {
                 let keys = match keys {
                     KeySource::Tma => "tma",
                     KeySource::Gather => "gather",
                 };
-                Some(format!("{}{keys}", scales.prefix()))
+                let products = match products {
+                    Products::OfWarps => "",
+                    Products::OfWarpgroup => "warpgroup_",
+                };
+                Some(format!("{}{products}{keys}", scales.prefix()))
             }
             Variant::Sm90Prefill {
                 kv,

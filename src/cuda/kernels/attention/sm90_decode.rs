@@ -13,7 +13,7 @@
 
 use super::row::{
     AttentionTypes, CacheScales, F16_FP8, Family, Fit, HALF, KeySource, MOST_HEAD_DIM, Phase,
-    Shape, Variant, cached,
+    Products, Shape, Variant, cached,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -26,6 +26,7 @@ pub(super) const FAMILIES: &[Family] = &[
     PAIRS_FP8_BY_TMA_ALONE,
     by_tma(SINGLE_HALF),
     by_tma(SIXTEEN_ROWS_HALF),
+    by_tma(WARPGROUP_FP8),
     by_tma(SIXTEEN_ROWS_FP8),
     by_tma(MANY_ROWS_HALF),
     by_tma(MANY_ROWS_FP8),
@@ -33,6 +34,7 @@ pub(super) const FAMILIES: &[Family] = &[
     PAIRS_FP8,
     SINGLE_HALF,
     SIXTEEN_ROWS_HALF,
+    WARPGROUP_FP8,
     SIXTEEN_ROWS_FP8,
     MANY_ROWS_HALF,
     MANY_ROWS_FP8,
@@ -136,8 +138,37 @@ const MANY_ROWS_HALF: Family = Family {
     ..SINGLE_HALF
 };
 
+/// More than eight rows of up to 128 columns: warps that multiply together convert every key once, and take masks by position
+/// alone.
+const WARPGROUP_FP8: Family = Family {
+    variant: Variant::Sm90Decode {
+        keys: KeySource::Gather,
+        heads: 1,
+        scales: CacheScales::Heads,
+        products: Products::OfWarpgroup,
+    },
+    source: "sm90/decode_warpgroup/decode_warpgroup.cu",
+    symbol: "folio_sm90_decode_warpgroup_gather",
+    types: F16_FP8,
+    shapes: &[
+        shape((64, 64), 16, 128, 8),
+        shape((128, 128), 16, 64, 8),
+        shape((64, 64), 32, 128, 8),
+        shape((128, 128), 32, 64, 8),
+        shape((64, 64), 64, 64, 8),
+        shape((128, 128), 64, 64, 8),
+    ],
+    shared_bytes: warpgroup_bytes,
+    ..MANY_ROWS_HALF
+};
+
+/// Outputs of 256 columns leave those no registers.
 const MANY_ROWS_FP8: Family = Family {
     types: F16_FP8,
+    shapes: &[
+        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 32, 16, 4),
+        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 16, 4),
+    ],
     ..MANY_ROWS_HALF
 };
 
@@ -205,12 +236,19 @@ const fn gathered_stored(heads: u32, scales: CacheScales) -> Variant {
         keys: KeySource::Gather,
         heads,
         scales,
+        products: Products::OfWarps,
     }
 }
 
 /// The family with keys brought by TMA.
 const fn by_tma(family: Family) -> Family {
-    let Variant::Sm90Decode { heads, scales, .. } = family.variant else {
+    let Variant::Sm90Decode {
+        heads,
+        scales,
+        products,
+        ..
+    } = family.variant
+    else {
         panic!("not a family of this kernel");
     };
     Family {
@@ -218,8 +256,12 @@ const fn by_tma(family: Family) -> Family {
             keys: KeySource::Tma,
             heads,
             scales,
+            products,
         },
-        symbol: "folio_sm90_decode_tma",
+        symbol: match products {
+            Products::OfWarps => "folio_sm90_decode_tma",
+            Products::OfWarpgroup => "folio_sm90_decode_warpgroup_tma",
+        },
         ..family
     }
 }
@@ -237,6 +279,18 @@ const fn shape(dims: (u32, u32), q_tile: u32, kv_tile: u32, warps: u32) -> Shape
 
 fn shared_bytes<const HEADS: u32>(types: AttentionTypes, shape: Shape) -> u32 {
     stored_bytes::<HEADS, 1, 0>(types, shape)
+}
+
+/// Stages in what the rest leaves room for; in the kernel too.
+fn warpgroup_bytes(types: AttentionTypes, shape: Shape) -> u32 {
+    const CONSUMERS: u32 = 4;
+    // Queries; two sets of weights; maxima and sums; where a row goes, the keys that it sees, its position, slope and power.
+    let of_row = shape.head_dim_qk * 2 + 2 * shape.kv_tile * 2 + CONSUMERS * 8 + 36;
+    let free = 113 * 1024 - 256 - shape.q_tile * of_row;
+    let dims = shape.head_dim_qk + shape.head_dim_vo;
+    let stage = shape.kv_tile * dims * types.kv.size() as u32;
+    let stages = (96 * 1024).min(free) / stage;
+    stages * stage + shape.q_tile * of_row + stages * 16
 }
 
 /// Rings of two stages and more for every warp, or for the warps that read the same keys, with so many bytes beside the
