@@ -103,6 +103,7 @@ fn main() -> ExitCode {
         case("mixed_forms", (), mixed::mixed_forms),
         case("mixed_layers", (), mixed::mixed_layers),
         case("mixed_batches", (), mixed::mixed_batches),
+        case("mixed_drafts", (), mixed::mixed_drafts),
         case("mixed_invariant", (), mixed::mixed_invariant),
         case(
             "prefill_widened_fp8_queries",

@@ -229,6 +229,52 @@ pub fn mixed_batches() {
     }
 }
 
+/// Drafts of 9 to 32 packed rows beside prompts, decodes and both, and alone: one handle for all batches.
+pub fn mixed_drafts() {
+    const DRAFTS: [(u32, u32); 8] = [
+        (12, 2300),
+        (90, 100),
+        (9, 2200),
+        (1, 1900),
+        (32, 2100),
+        (20, 2000),
+        (0, 7),
+        (40, 0),
+    ];
+    let session = session();
+    for (types, dim, layer) in [
+        (TYPES[0], 128, Layer::plain()),
+        (
+            TYPES[1],
+            72,
+            Layer {
+                window: Some((700, 0)),
+                ..Layer::plain()
+            },
+        ),
+        (TYPES[2], 96, Layer::plain()),
+    ] {
+        let mixed = Problem {
+            batch_invariant: false,
+            storage: paged(16, KvLayout::Nhd),
+            layer,
+            ..problem(&DRAFTS, types, (16, 16, dim))
+        };
+        let only = |is_wanted: &dyn Fn(&Request) -> bool| Problem {
+            requests: mixed.requests.iter().copied().filter(is_wanted).collect(),
+            ..mixed.clone()
+        };
+        let drafts = only(&|request| request.qo_len <= 32);
+        let long_drafts = only(&|request| (9..=32).contains(&request.qo_len));
+        let handle = session.attention(mixed.desc()).unwrap();
+        let mut planned = Planned::new(handle, &DeviceMemory, &HostMemory, &mixed).unwrap();
+        for problem in [&mixed, &drafts, &long_drafts, &mixed] {
+            let got = run_again(&mut planned, ON_HOST, problem);
+            assert_right(problem, &got);
+        }
+    }
+}
+
 /// A request has the same bits alone and among others.
 pub fn mixed_invariant() {
     let session = session();

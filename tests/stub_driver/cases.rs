@@ -291,6 +291,7 @@ pub const CASES: &[Case<Setup>] = &[
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
     case("launch_mixed_by_the_batch", BACKEND, mixed::decodes_apart),
+    case("launch_mixed_with_drafts", BACKEND, mixed::drafts_apart),
     case("launch_mixed_of_a_graph", BACKEND, mixed::of_a_graph),
     case(
         "launch_mixed_on_the_device",

@@ -503,7 +503,7 @@ pub fn masks_over_fp8_choose_the_kernel() {
         let plain = AttentionArgs::new(rows, cache, cache, rows);
         let masked = AttentionArgs {
             mask: Mask::Bytes(at(0x9_0000_0000, DType::U8, &[200], None)),
-            ..plain.clone()
+            ..plain
         };
         for (args, products) in [(&plain, "decode_warpgroup"), (&masked, "decode")] {
             recorder.forget();

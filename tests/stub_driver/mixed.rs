@@ -35,6 +35,7 @@ fn recorder() -> Recorder {
     let recorder = Recorder::new();
     recorder.expect::<PlanParams>("folio_plan");
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
+    recorder.expect::<DecodeParams>("folio_sm90_decode_warpgroup_tma");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
     recorder.expect::<CombineParams>("folio_combine");
     recorder.expect::<RoundLseParams>("folio_round_lse");
@@ -61,7 +62,7 @@ fn plan(handle: &mut Handle, rows: [i32; REQUESTS as usize], keys: i32) {
 
 fn run(recorder: &Recorder, handle: &Handle, lse_dtype: Option<DType>) -> Vec<Launched> {
     recorder.forget();
-    let tokens = i64::from(ROWS_OF_PROMPT + REQUESTS - 1);
+    let tokens = i64::from(ROWS_OF_PROMPT + 20);
     let rows = |dtype| at(SOMEWHERE, dtype, &[tokens, HEADS.into(), DIM.into()], None);
     let cache = at(
         SOMEWHERE,
@@ -108,6 +109,39 @@ pub fn decodes_apart() {
     assert_eq!(names(&run(&recorder, &handle, None))[..1], DECODES[..1]);
     plan(&mut handle, [1, ROWS_OF_PROMPT, 0, 0], FEW_KEYS);
     assert_eq!(names(&run(&recorder, &handle, None))[..1], PROMPTS[..1]);
+}
+
+/// Where most requests of few rows are drafts, or all requests, these and the decodes take the kernel of more rows.
+pub fn drafts_apart() {
+    const DRAFTS: [&str; 2] = ["folio_sm90_decode_warpgroup_tma", "folio_combine"];
+    let rows = DECODE_ROWS as i32 + 1;
+    let recorder = recorder();
+    for (desc, batch, keys, expected) in [
+        (
+            mixed(false),
+            [rows, ROWS_OF_PROMPT, rows, 1],
+            MANY_KEYS,
+            [DRAFTS, PROMPTS].concat(),
+        ),
+        (
+            mixed(false),
+            [rows, ROWS_OF_PROMPT, 1, 1],
+            MANY_KEYS,
+            [DECODES, PROMPTS].concat(),
+        ),
+        (mixed(false), [rows, rows, 1, 1], FEW_KEYS, DRAFTS.to_vec()),
+        (
+            mixed(true),
+            [rows, ROWS_OF_PROMPT, rows, 1],
+            MANY_KEYS,
+            [DECODES, PROMPTS].concat(),
+        ),
+    ] {
+        let mut handle = Handle::of(&context(), desc).unwrap();
+        plan(&mut handle, batch, keys);
+        let launches = run(&recorder, &handle, None);
+        assert_eq!(names(&launches), expected, "{batch:?} of {keys} keys");
+    }
 }
 
 /// A graph launches for every batch what it launched when it was captured.

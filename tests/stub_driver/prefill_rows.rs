@@ -61,7 +61,7 @@ fn cache(address: usize, dtype: DType, kv: KvStorage, apart: i64) -> Tensor {
     }
 }
 
-/// The first choice, and the launch of a run of two requests of 10 rows and 64 keys.
+/// The first choice, and the launch of a run of two requests of 40 rows, which no decode has, and 64 keys.
 fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
     let recorder = Recorder::new();
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
@@ -71,7 +71,7 @@ fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
     let columns = (KEYS as u32).div_ceil(desc.kv.page_size()) as i32;
     let ids = vec![1; 2 * columns as usize];
     let mut batch = BatchInput {
-        qo_indptr: host_tensor(&[0, 10, 20], &[3]),
+        qo_indptr: host_tensor(&[0, 40, 80], &[3]),
         ..BatchInput::default()
     };
     let lens = [KEYS; 2];
@@ -84,7 +84,7 @@ fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
         handle.plan(&batch, OURS).unwrap();
     }
     let rows = |address| {
-        let shape = [20, i64::from(HEADS), i64::from(DIM)];
+        let shape = [80, i64::from(HEADS), i64::from(DIM)];
         at(address, DType::BF16, &shape, None)
     };
     let args = AttentionArgs::new(rows(Q), k, v, rows(O));

@@ -4,6 +4,9 @@
 //! 30 rows, on an H200: 1250 µs, where the bytes are read in 230). A second kernel, and what combines its parts, take about
 //! 15 µs, and so decodes of few keys stay with the prompts.
 //!
+//! Drafts that are verified are too few rows for a prefill kernel as well, and too many for a tile of decodes: where the host sees
+//! that a batch has more of them, or nothing longer, a decode kernel with larger tiles takes drafts and decodes.
+//!
 //! Both plans have all lengths of the batch. In batch-invariant plans it depends on a request's query rows alone whose it is.
 
 use std::sync::Arc;
@@ -23,10 +26,12 @@ use crate::problem::{
     WorkList,
 };
 
-/// Packed rows of a decode: the least that decode kernels have tiles of. With 32, so that drafts are verified by the kernel that
-/// decodes, 200 random batches with drafts of 2 to 8 tokens took up to 2.4 times less, but those with decodes up to 1.3 times
-/// more (on an H200, fp8).
+/// Packed rows of a decode: the least that decode kernels have tiles of.
 const DECODE_ROWS: u32 = 8;
+
+/// Packed rows of drafts. Decodes in tiles of so many take up to 1.3 times as long as in tiles of [`DECODE_ROWS`], and drafts
+/// down to 0.4 of what prefill kernels take (random batches in fp8 on an H200, drafts of 2 to 8 tokens).
+const DRAFT_ROWS: u32 = 32;
 
 /// Bytes of the keys and values of decodes that are worth a kernel of their own. Of 186 random batches in fp8 on an H200,
 /// the 79 with so many were 1.27 times as fast with it, and the others 0.78 times.
@@ -36,6 +41,7 @@ const LEAST_BYTES: u64 = 32 << 20;
 pub struct Mixed {
     prompts: Part,
     decodes: Part,
+    drafts: Option<Part>,
     workspace: WorkspaceInfo,
     planned: Option<Planned>,
 }
@@ -49,14 +55,22 @@ struct Part {
     at: Workspace,
 }
 
+/// Which part has the requests of few rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Few {
+    Decodes,
+    /// Also decodes, if there are some.
+    Drafts,
+}
+
 /// The parts that have requests, or may have some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planned {
     /// All requests are planned as prompts.
     Prompts,
-    /// All are decodes.
-    Decodes,
-    Both,
+    /// All have few rows.
+    Few(Few),
+    Both(Few),
 }
 
 impl Mixed {
@@ -76,50 +90,97 @@ impl Mixed {
         if !decodes_on_hopper(loader, context, &decode_desc)? {
             return Ok(Box::new(all));
         }
-        let decodes = CudaAttention::new(loader, context, &decode_desc)?;
-        loader.logger().log(
-            Level::Info,
-            format_args!(
-                "{:?}: requests of up to {} query rows in a batch with longer ones: kernel {}",
-                desc.kind,
-                decode_desc.max_qo_len,
-                decodes.kernel()
-            ),
-        );
+        let few = |few_desc: AttentionDesc| -> Result<(CudaAttention, AttentionDesc)> {
+            let attention = CudaAttention::new(loader, context, &few_desc)?;
+            loader.logger().log(
+                Level::Info,
+                format_args!(
+                    "{:?}: requests of up to {} query rows in a batch with longer ones: kernel {}",
+                    desc.kind,
+                    few_desc.max_qo_len,
+                    attention.kernel()
+                ),
+            );
+            Ok((attention, few_desc))
+        };
+        let decodes = few(decode_desc)?;
+        let drafts = match drafts_of(desc) {
+            Some(draft_desc) if decodes_on_hopper(loader, context, &draft_desc)? => {
+                Some(few(draft_desc)?)
+            }
+            _ => None,
+        };
         let mut workspace = WorkspaceInfo {
             alignment: PARTS_ALIGNMENT,
             ..WorkspaceInfo::default()
         };
-        let mut part = |attention: CudaAttention, desc: AttentionDesc| Part {
+        let mut part = |(attention, desc): (CudaAttention, AttentionDesc)| Part {
             at: workspace.place(&attention.workspace()),
             attention,
             desc,
             work: WorkList::default(),
         };
-        let (prompts, decodes) = (part(all, *desc), part(decodes, decode_desc));
+        let (prompts, decodes, drafts) = (part((all, *desc)), part(decodes), drafts.map(part));
         Ok(Box::new(Mixed {
             prompts,
             decodes,
+            drafts,
             workspace,
             planned: None,
         }))
     }
 
-    /// Query rows of a decode, at most.
-    fn decode_rows(&self) -> u32 {
-        self.decodes.desc.max_qo_len
+    fn few(&self, few: Few) -> &Part {
+        match (few, &self.drafts) {
+            (Few::Drafts, Some(drafts)) => drafts,
+            _ => &self.decodes,
+        }
     }
 
-    /// Which parts a batch has, as far as the host knows, and the requests of both.
+    fn few_mut(&mut self, few: Few) -> &mut Part {
+        match (few, &mut self.drafts) {
+            (Few::Drafts, Some(drafts)) => drafts,
+            _ => &mut self.decodes,
+        }
+    }
+
+    /// Whose the requests of few rows are: the decodes', but where drafts have more keys, or nothing is longer.
+    fn few_of(&self, host: &HostBatch<'_>) -> Few {
+        let Some(drafts) = &self.drafts else {
+            return Few::Decodes;
+        };
+        let (mut keys_of_decodes, mut keys_of_drafts, mut longest) = (0, 0, 0);
+        for b in 0..host.batch_size() {
+            let rows = host.qo_len(b);
+            let keys = u64::from(host.num_keys_in_window(b, 1));
+            longest = longest.max(rows);
+            match rows {
+                0 => {}
+                _ if rows <= self.decodes.desc.max_qo_len => keys_of_decodes += keys,
+                _ if rows <= drafts.desc.max_qo_len => keys_of_drafts += keys,
+                _ => {}
+            }
+        }
+        let all_are_few = longest <= drafts.desc.max_qo_len && keys_of_drafts > 0;
+        let most_are_drafts = keys_of_drafts >= keys_of_decodes.max(least_keys(&self.prompts.desc));
+        match all_are_few || most_are_drafts {
+            true => Few::Drafts,
+            false => Few::Decodes,
+        }
+    }
+
+    /// Which parts a batch has, as far as the host knows, and the requests of few rows.
     fn parts_of(&self, batch: &Batch<'_>) -> (Planned, Requests) {
         let least_keys = least_keys(&self.prompts.desc);
-        let decodes = Requests::Decodes {
-            most_rows: self.decode_rows(),
+        let of_part = |few: Few| Requests::Decodes {
+            most_rows: self.few(few).desc.max_qo_len,
             least_keys,
         };
         let Batch::Host(host) = batch else {
-            return (Planned::Both, decodes);
+            return (Planned::Both(Few::Decodes), of_part(Few::Decodes));
         };
+        let few = self.few_of(host);
+        let decodes = of_part(few);
         let (mut has_prompts, mut keys_of_decodes) = (false, 0);
         for b in (0..host.batch_size()).filter(|&b| host.qo_len(b) > 0) {
             match decodes.include(host.qo_len(b)) {
@@ -130,21 +191,22 @@ impl Mixed {
         let is_worth_it = keys_of_decodes >= least_keys;
         match (has_prompts, is_worth_it) {
             // What a graph has captured, it launches for every batch.
-            (_, true) if self.prompts.desc.graph => (Planned::Both, decodes),
-            (_, false) if self.prompts.desc.graph => (Planned::Both, NO_DECODES),
-            (true, true) => (Planned::Both, decodes),
-            (false, _) => (Planned::Decodes, Requests::All),
+            (_, true) if self.prompts.desc.graph => (Planned::Both(few), decodes),
+            (_, false) if self.prompts.desc.graph => (Planned::Both(few), NO_DECODES),
+            (true, true) => (Planned::Both(few), decodes),
+            (false, _) => (Planned::Few(few), Requests::All),
             (true, false) => (Planned::Prompts, Requests::All),
         }
     }
 
     /// The others.
-    fn prompts_beside(&self, decodes: Requests) -> Result<Requests> {
+    fn prompts_beside(&self, few: Few, decodes: Requests) -> Result<Requests> {
+        let part = self.few(few);
         Ok(match decodes {
             NO_DECODES => Requests::All,
             _ => Requests::Prompts {
-                decode_rows: self.decode_rows(),
-                decode_counts: self.decodes.attention.counts()?,
+                decode_rows: part.desc.max_qo_len,
+                decode_counts: part.attention.counts()?,
             },
         })
     }
@@ -203,12 +265,12 @@ impl Attention for Mixed {
                 .prompts
                 .attention
                 .plan(batch, work, workspace, stream)?,
-            Planned::Decodes => self.decodes.plan(decodes, batch, workspace, stream)?,
-            Planned::Both => {
+            Planned::Few(few) => self.few_mut(few).plan(decodes, batch, workspace, stream)?,
+            Planned::Both(few) => {
                 // What is refused, both refuse, and the first one leaves the plan before in force.
-                self.decodes.plan(decodes, batch, workspace, stream)?;
+                self.few_mut(few).plan(decodes, batch, workspace, stream)?;
                 self.planned = None;
-                let prompts = self.prompts_beside(decodes)?;
+                let prompts = self.prompts_beside(few, decodes)?;
                 self.prompts.plan(prompts, batch, workspace, stream)?;
             }
         }
@@ -217,15 +279,16 @@ impl Attention for Mixed {
     }
 
     fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()> {
-        let (decodes, prompts) = (&self.decodes.attention, &self.prompts.attention);
+        let prompts = &self.prompts.attention;
+        let of_few = |few| &self.few(few).attention;
         match self.planned {
             None => Err(Error::NotPlanned(
                 "run: the last plan failed half-way; a successful plan is needed first".into(),
             )),
             Some(Planned::Prompts) => prompts.run(args, stream),
-            Some(Planned::Decodes) => decodes.run(args, stream),
-            Some(Planned::Both) => {
-                decodes.run_before(Some(prompts), args, stream)?;
+            Some(Planned::Few(few)) => of_few(few).run(args, stream),
+            Some(Planned::Both(few)) => {
+                of_few(few).run_before(Some(prompts), args, stream)?;
                 prompts.run(args, stream)
             }
         }
@@ -248,6 +311,21 @@ fn decodes_of(desc: &AttentionDesc) -> Option<AttentionDesc> {
         kind: Kind::Decode,
         max_qo_len,
         ..*desc
+    })
+}
+
+/// The problem of drafts and decodes, where batches choose: outside of graphs, and where it is the batch's affair who computes a
+/// request.
+fn drafts_of(desc: &AttentionDesc) -> Option<AttentionDesc> {
+    let chooses = !desc.graph && !desc.batch_invariant;
+    let decodes = decodes_of(desc).filter(|_| chooses)?;
+    let max_qo_len = DRAFT_ROWS / desc.group_size();
+    let is_fast = desc.kv_format.form() == CacheForm::Plain
+        && Sm90Decode::most_converting_rows(desc) > DRAFT_ROWS;
+    let is_between = max_qo_len > decodes.max_qo_len && max_qo_len < desc.max_qo_len;
+    (is_fast && is_between).then_some(AttentionDesc {
+        max_qo_len,
+        ..decodes
     })
 }
 
