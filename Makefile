@@ -97,13 +97,13 @@ SEED ?= 1
 test-rust test-rows: export PROPTEST_RNG_SEED ?= $(SEED)
 
 test-rust:
-	$(call say,Rust tests with and without the CUDA backend)
+	$(call say,Rust tests)
 	$(CARGO) test --locked --all-features
-	$(CARGO) test --locked --no-default-features --lib
 
-# The other instruction sets and the optimiser's other settings may each hide what the debug run would not.
+# The other instruction sets, the optimiser's other settings and a library without the CUDA backend may each hide what the
+# debug run would not.
 test-rows:
-	$(call say,CPU tests in release on each instruction set)
+	$(call say,CPU tests in release and without the CUDA backend on each instruction set)
 	.ci/test-rows
 
 test-msrv:
