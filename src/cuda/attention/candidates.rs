@@ -247,9 +247,9 @@ fn special(
                 return Ok(that_take_items_of_the_first(desc, boxes, most_unit));
             }
             // Where both read keys once, prefill is up to 2.5 times as fast (20 to 64 rows on an H200; 64 requests of 4k and
-            // 32 rows, 3 %). Where it converts keys, decode is that converts each once too (up to 64 rows at head_dim 128: 1.3 to
-            // 2.3 times for many keys, but 0.9 for few), or whose warps convert for themselves (up to 32 rows at 256). Else
-            // decode is, up to four times.
+            // 32 rows, 3 %). Where both convert keys, decode is faster: up to 64 rows where it converts each once (head_dims up to
+            // 128: 1.3 to 2.3 times as fast over many keys, but 0.9 over few), up to 32 where each of its warps converts for
+            // itself. Where prefill reads keys more than once, decode is up to four times as fast.
             let few = [decode(KeySource::Tma)?, decode(KeySource::Gather)?];
             let converts = desc.kv_format.element != desc.q_dtype;
             let decodes_first = !reads_keys_once

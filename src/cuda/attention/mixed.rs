@@ -4,8 +4,8 @@
 //! 30 rows, on an H200: 1250 µs, where the bytes are read in 230). A second kernel, and what combines its parts, take about
 //! 15 µs, and so decodes of few keys stay with the prompts.
 //!
-//! Drafts that are verified are too few rows for a prefill kernel as well, and too many for a tile of decodes: where the host sees
-//! that a batch has more of them, or nothing longer, a decode kernel with larger tiles takes drafts and decodes.
+//! Drafts that are verified are too few rows for a prefill kernel as well, but more than a tile of decodes has. Where the host sees
+//! that they have more keys than the decodes of a batch, or that nothing is longer, a decode kernel with larger tiles takes both.
 //!
 //! Both plans have all lengths of the batch. In batch-invariant plans it depends on a request's query rows alone whose it is.
 
@@ -314,8 +314,8 @@ fn decodes_of(desc: &AttentionDesc) -> Option<AttentionDesc> {
     })
 }
 
-/// The problem of drafts and decodes, where batches choose: outside of graphs, and where it is the batch's affair who computes a
-/// request.
+/// The problem of drafts and decodes, for handles whose batches choose between both: not those of graphs, which launch the same
+/// kernels for every batch, nor batch-invariant ones.
 fn drafts_of(desc: &AttentionDesc) -> Option<AttentionDesc> {
     let chooses = !desc.graph && !desc.batch_invariant;
     let decodes = decodes_of(desc).filter(|_| chooses)?;

@@ -49,6 +49,7 @@ impl Sm90Decode {
     const TILE_ROWS: u32 = 64;
     /// Up to so many, warps that multiply by themselves are at least as fast.
     const FEW_ROWS: u32 = 8;
+
     /// Packed query rows that it should be given. Two tiles that read the same keys at about the same time are better
     /// than a kernel that reads them for every few heads.
     pub fn most_rows(another_reads_keys_once: bool) -> u32 {
@@ -58,8 +59,8 @@ impl Sm90Decode {
         }
     }
 
-    /// Packed query rows up to which it comes before a kernel that reads keys once, where both convert them: those for
-    /// which it converts each key once, too.
+    /// Packed query rows up to which it comes before a prefill kernel that reads keys once, where both convert them. At
+    /// head_dims up to 128 it converts each key once for all of them.
     pub fn most_converting_rows(desc: &AttentionDesc) -> u32 {
         match desc.head_dim_qk.max(desc.head_dim_vo) {
             0..=128 => Self::TILE_ROWS,
