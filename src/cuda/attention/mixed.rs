@@ -63,6 +63,15 @@ enum Few {
     Drafts,
 }
 
+/// The keys of a batch by the query rows of their requests, and the most rows.
+#[derive(Debug, Default)]
+struct KeysByRows {
+    decodes: u64,
+    /// Of requests of more rows than a decode's.
+    drafts: u64,
+    longest: u32,
+}
+
 /// The parts that have requests, or may have some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planned {
@@ -144,26 +153,28 @@ impl Mixed {
         }
     }
 
-    /// Whose the requests of few rows are: the decodes', but where drafts have more keys, or nothing is longer.
-    fn few_of(&self, host: &HostBatch<'_>) -> Few {
-        let Some(drafts) = &self.drafts else {
-            return Few::Decodes;
-        };
-        let (mut keys_of_decodes, mut keys_of_drafts, mut longest) = (0, 0, 0);
-        for b in 0..host.batch_size() {
+    fn keys_by_rows(&self, host: &HostBatch<'_>) -> KeysByRows {
+        let [decode_rows, draft_rows] =
+            [Few::Decodes, Few::Drafts].map(|few| self.few(few).desc.max_qo_len);
+        let mut keys = KeysByRows::default();
+        for b in (0..host.batch_size()).filter(|&b| host.qo_len(b) > 0) {
             let rows = host.qo_len(b);
-            let keys = u64::from(host.num_keys_in_window(b, 1));
-            longest = longest.max(rows);
-            match rows {
-                0 => {}
-                _ if rows <= self.decodes.desc.max_qo_len => keys_of_decodes += keys,
-                _ if rows <= drafts.desc.max_qo_len => keys_of_drafts += keys,
-                _ => {}
+            keys.longest = keys.longest.max(rows);
+            let of_request = || u64::from(host.num_keys_in_window(b, 1));
+            if rows <= decode_rows {
+                keys.decodes += of_request();
+            } else if rows <= draft_rows {
+                keys.drafts += of_request();
             }
         }
-        let all_are_few = longest <= drafts.desc.max_qo_len && keys_of_drafts > 0;
-        let most_are_drafts = keys_of_drafts >= keys_of_decodes.max(least_keys(&self.prompts.desc));
-        match all_are_few || most_are_drafts {
+        keys
+    }
+
+    /// Whose the requests of few rows are: the decodes', but where drafts have more keys, or nothing is longer.
+    fn few_of(&self, keys: &KeysByRows) -> Few {
+        let nothing_is_longer = keys.longest <= self.few(Few::Drafts).desc.max_qo_len;
+        let most_are_drafts = keys.drafts >= keys.decodes.max(least_keys(&self.prompts.desc));
+        match keys.drafts > 0 && (nothing_is_longer || most_are_drafts) {
             true => Few::Drafts,
             false => Few::Decodes,
         }
@@ -179,16 +190,15 @@ impl Mixed {
         let Batch::Host(host) = batch else {
             return (Planned::Both(Few::Decodes), of_part(Few::Decodes));
         };
-        let few = self.few_of(host);
+        let keys = self.keys_by_rows(host);
+        let few = self.few_of(&keys);
         let decodes = of_part(few);
-        let (mut has_prompts, mut keys_of_decodes) = (false, 0);
-        for b in (0..host.batch_size()).filter(|&b| host.qo_len(b) > 0) {
-            match decodes.include(host.qo_len(b)) {
-                true => keys_of_decodes += u64::from(host.num_keys_in_window(b, 1)),
-                false => has_prompts = true,
-            }
-        }
-        let is_worth_it = keys_of_decodes >= least_keys;
+        let has_prompts = keys.longest > self.few(few).desc.max_qo_len;
+        let keys_of_few = match few {
+            Few::Decodes => keys.decodes,
+            Few::Drafts => keys.decodes + keys.drafts,
+        };
+        let is_worth_it = keys_of_few >= least_keys;
         match (has_prompts, is_worth_it) {
             // What a graph has captured, it launches for every batch.
             (_, true) if self.prompts.desc.graph => (Planned::Both(few), decodes),
