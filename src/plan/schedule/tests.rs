@@ -91,20 +91,27 @@ fn cut_planned(
     work
 }
 
+/// Neither splits nor shares; tests say what theirs has beside.
+const PLAIN: Tiling = Tiling {
+    q_tile: 64,
+    kv_unit: 16,
+    max_splits: 0,
+    max_shares: 0,
+    takes_shares: false,
+    least_gain: 0,
+    invariant_chunk: 256,
+    combine_units: 0,
+    own_key_bytes: 0,
+    workers: Workers::ONE,
+};
+
 /// Decodes on so many keys each.
 fn cut_into_splits(kv: &[i32], max_splits: u32) -> WorkList {
     let lens: Vec<_> = kv.iter().map(|&kv| (1, kv)).collect();
     let tiling = Tiling {
         q_tile: 4,
-        kv_unit: 16,
         max_splits,
-        max_shares: 0,
-        takes_shares: false,
-        least_gain: 0,
-        invariant_chunk: 256,
-        combine_units: 0,
-        own_key_bytes: 0,
-        workers: Workers::ONE,
+        ..PLAIN
     };
     cut(&lens, &tiling, false)
 }
@@ -126,11 +133,8 @@ fn tilings() -> impl Strategy<Value = Tiling> {
                 max_splits,
                 max_shares,
                 takes_shares,
-                least_gain: 0,
                 invariant_chunk: kv_unit * n,
-                combine_units: 0,
-                own_key_bytes: 0,
-                workers: Workers::ONE,
+                ..PLAIN
             },
         )
 }
@@ -159,12 +163,8 @@ fn shares_keep_all_workers_busy() {
         kv_unit: 48,
         max_splits: 132,
         max_shares: 132,
-        takes_shares: false,
-        least_gain: 0,
         invariant_chunk: 2016,
-        combine_units: 0,
-        own_key_bytes: 0,
-        workers: Workers::ONE,
+        ..PLAIN
     };
     let ragged = (0..64).map(|i| (1, 100 + (i * i * 37) % 30_000)).collect();
     let equal = [16, 64, 90, 128, 132, 133, 150, 200, 260, 300, 1000];
@@ -213,11 +213,9 @@ fn workers_take_shares_of_one_size() {
             max_splits: workers,
             max_shares: workers,
             takes_shares: true,
-            least_gain: 0,
             invariant_chunk: 2016,
             combine_units: 5,
-            own_key_bytes: 0,
-            workers: Workers::ONE,
+            ..PLAIN
         };
         // From 100 to 32k, as many between any two powers of two.
         let length = |i: u32| {
@@ -497,12 +495,9 @@ fn unequal_lengths_keep_all_workers_busy() {
         kv_unit: 64,
         max_splits: 33,
         max_shares: 33,
-        takes_shares: false,
-        least_gain: 0,
-        workers: Workers::ONE,
         invariant_chunk: 2048,
         combine_units: 5,
-        own_key_bytes: 0,
+        ..PLAIN
     };
     let one_long = std::iter::once((1, 200_000)).chain(std::iter::repeat_n((1, 2048), 31));
     // From 128 to 32k, evenly by their logarithms.
@@ -531,13 +526,10 @@ fn a_split_that_gains_little_is_not_made() {
             q_tile: 48,
             kv_unit: 112,
             max_splits: 16,
-            max_shares: 0,
-            takes_shares: false,
             least_gain,
             invariant_chunk: u32::MAX,
             combine_units: 5,
-            own_key_bytes: 0,
-            workers: Workers::ONE,
+            ..PLAIN
         };
         let decodes = std::iter::repeat_n((1, 14_793), 6);
         let lens: Vec<_> = std::iter::once((374, 14_793)).chain(decodes).collect();
@@ -550,19 +542,7 @@ fn a_split_that_gains_little_is_not_made() {
 }
 
 fn order(lens: &[(i32, i32)], kind: Kind) -> Vec<(u32, u32)> {
-    let tiling = Tiling {
-        q_tile: 64,
-        kv_unit: 16,
-        max_splits: 0,
-        max_shares: 0,
-        takes_shares: false,
-        least_gain: 0,
-        invariant_chunk: 256,
-        combine_units: 0,
-        own_key_bytes: 0,
-        workers: Workers::ONE,
-    };
-    let work = cut_as(lens, &tiling, false, kind);
+    let work = cut_as(lens, &PLAIN, false, kind);
     work.items.iter().map(|i| (i.request, i.q_start)).collect()
 }
 
