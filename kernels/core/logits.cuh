@@ -52,14 +52,19 @@ struct LogitRule {
         return alibi ? p.alibi_slopes[request * p.alibi_request_stride + qo_head] * LOG2_E : 0.0f;
     }
 
-    // `distance` is from the key to the row.
+    // Of a product times the scale.
+    __device__ __forceinline__ float capped(float x) const { return cap * tanh_accurate(x); }
+
+    // What ALiBi takes from a logit. `distance` is from the key to the row.
+    __device__ __forceinline__ float bias(float slope, i32 distance) const {
+        const float d = static_cast<float>(distance);
+        return slope * (alibi_sqrt ? sqrtf(fmaxf(d, 0.0f)) : d);
+    }
+
     __device__ __forceinline__ float operator()(float product, float scale, float slope, i32 distance) const {
         float x = product * scale;
-        if (cap > 0.0f) x = cap * tanh_accurate(x);
-        if (alibi) {
-            const float d = static_cast<float>(distance);
-            x -= slope * (alibi_sqrt ? sqrtf(fmaxf(d, 0.0f)) : d);
-        }
+        if (cap > 0.0f) x = capped(x);
+        if (alibi) x -= bias(slope, distance);
         return x;
     }
 };

@@ -100,9 +100,13 @@ __device__ __forceinline__ RowsKeys rows_keys(const FolioAttentionParams &p, con
                     {0, request.kv_len});
 }
 
-// Whether a custom mask leaves a key to all rows without having an element for it.
+// Keys that a custom mask leaves to all rows without having elements for them.
+__device__ __forceinline__ i32 visible_prefix(const FolioAttentionParams &p, const Request &request) {
+    return p.flags & (FOLIO_RUN_MASK_SKIP_PREFIX | FOLIO_RUN_MASK_NEW_KEYS) ? request.past : 0;
+}
+
 __device__ __forceinline__ bool in_visible_prefix(const FolioAttentionParams &p, const Request &request, i32 key) {
-    return p.flags & (FOLIO_RUN_MASK_SKIP_PREFIX | FOLIO_RUN_MASK_NEW_KEYS) && key < request.past;
+    return key < visible_prefix(p, request);
 }
 
 __device__ __forceinline__ bool in_custom_mask(const FolioAttentionParams &p, const Request &request, i32 row,
@@ -141,6 +145,8 @@ struct RowMask {
 
     __device__ __forceinline__ RowMask(const FolioAttentionParams &p, const Request &request, i32 row)
         : row(row), keys(Window<i64>(p, request).keys(position_of(request, row), {0, request.kv_len})) {}
+
+    __device__ __forceinline__ RowMask(i32 row, KeyRange keys) : row(row), keys(keys) {}
 
     // Only keys in `tile`, the visible keys of the CTA's rows, may be asked about.
     __device__ __forceinline__ bool sees(const FolioAttentionParams &p, const Request &request, KeyRange tile,

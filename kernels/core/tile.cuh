@@ -11,12 +11,19 @@ namespace folio {
 template <int BYTES>
 struct TileRow {
     static_assert(BYTES % 64 == 0, "rows are multiples of 64 bytes");
-    static constexpr int CHUNKS = BYTES / 16;
+    static constexpr int BYTES_OF_ROW = BYTES, CHUNKS = BYTES / 16;
 
     // Offset of 16-byte column `chunk` of row `row`.
     static __device__ __forceinline__ u32 offset(u32 row, u32 chunk) {
         const u32 swizzle = BYTES % 128 == 0 ? row & 7 : (row >> 1) & 3;
         return row * BYTES + ((chunk ^ swizzle) << 4);
+    }
+
+    // From the address of column 0 or 1 of a row, in a tile that is aligned as a swizzled line is, to that `chunks` (even)
+    // columns further: for constants one instruction, and none from one row to another that is swizzled alike.
+    static __device__ __forceinline__ u32 step(u32 address, u32 chunks) {
+        constexpr u32 SWIZZLED = BYTES % 128 == 0 ? 7 : 3;
+        return (address ^ ((chunks & SWIZZLED) << 4)) + ((chunks & ~SWIZZLED) << 4);
     }
 };
 
@@ -84,6 +91,51 @@ __device__ __forceinline__ void copy_rows(u32 tile, u32 first_row, const void *a
         for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk_bytewise>(i);
     }
 }
+
+// One warp's copies of ROWS rows into rows first_row... of tiles, where a lane knows by itself where the rows are that it
+// has a part of: LANES neighbouring lanes share a row, and each copies every LANES-th of its 16-byte columns. No address
+// goes from lane to lane, and one copy differs from the next by constants. KEEP: there is a register for the first address.
+template <int ROWS, int BYTES, int LANES, bool KEEP>
+struct LaneRows {
+    static constexpr int ROWS_OF_PASS = 32 / LANES, PASSES = ROWS / ROWS_OF_PASS;
+    static constexpr int COPIES = TileRow<BYTES>::CHUNKS / LANES;
+    static_assert(LANES == 4 || (LANES == 8 && BYTES % 128 == 0), "rows of all passes, or of every other, are swizzled alike");
+    static_assert(PASSES * ROWS_OF_PASS == ROWS && COPIES * LANES == TileRow<BYTES>::CHUNKS, "whole passes");
+    u32 first;  // where the lane's part of its first row is in a tile
+
+    // The row that the lane has a part of in a pass.
+    static __device__ __forceinline__ u32 row(int pass) { return threadIdx.x % 32 / LANES + pass * ROWS_OF_PASS; }
+
+    static __device__ __forceinline__ u32 column() { return threadIdx.x % LANES; }
+
+    __device__ __forceinline__ explicit LaneRows(u32 first_row)
+        : first(kept_if<KEEP>(TileRow<BYTES>::offset(first_row + row(0), column()))) {}
+
+    // Columns of `source`, which points at the lane's first, to the row of a pass. The lane's columns from `columns` on,
+    // counted in those of the row, become zeros.
+    __device__ __forceinline__ void copy(u32 tile, int pass, const u8 *source, i32 columns) const {
+        // Four rows further the third bit of the swizzle is another.
+        const u32 swizzle = ROWS_OF_PASS == 4 ? pass % 2 * 64 : 0, row = pass * ROWS_OF_PASS * BYTES;
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) {
+            const u32 target = TileRow<BYTES>::step((tile + first) ^ swizzle, LANES * i) + row;
+            cp_async_or_zeros(target, source + 16 * LANES * i, LANES * i < columns);
+        }
+    }
+
+    // What `of_pass(pass)` is for row r, to lane r.
+    template <class OfPass>
+    static __device__ __forceinline__ auto of_lane(OfPass of_pass) -> decltype(of_pass(0)) {
+        const u32 lane = threadIdx.x % 32;
+        decltype(of_pass(0)) mine = nullptr;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            const u64 address = __shfl_sync(FULL_WARP, reinterpret_cast<u64>(of_pass(pass)), lane % ROWS_OF_PASS * LANES);
+            if (lane / ROWS_OF_PASS == pass) mine = reinterpret_cast<decltype(mine)>(address);
+        }
+        return mine;
+    }
+};
 
 // The 16 bytes of a row in two places that begin at byte `at`: `split` bytes are at `leading`, the others at `trailing`.
 // Any of them may be in either place: slow, and complete when it returns.

@@ -4,7 +4,8 @@
 // A row of the tile is one query head of one token: row = token * group + head in group, so that a KV head
 // is read once for its whole group. A CTA takes one KV head of one work item (head fastest: neighbouring
 // CTAs read the same pages) and, for items of more rows than a tile, one row tile of it.
-//   prefill: WARPS_M warps share a tile of keys and divide the rows.
+//   prefill: WARPS_M warps share a tile of keys and divide the rows. With one stage, values of a tile come while its keys
+//     are multiplied, and keys of the next one while its values are: two blocks fit on a multiprocessor.
 //   decode: one row tile, WARPS_N warps that take every WARPS_N-th tile of keys, each with a ring of its
 //     own, and merge their states at the end.
 //   rows wider than 256, in both: as prefill, but the output of WARPS_M warps is too wide for their registers.
@@ -13,12 +14,13 @@
 //
 // Compiled once per row of the kernel table, with
 //   FOLIO_Q (f16, bf16; f16 over fp8 also reads queries in fp8), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
-//   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M, FOLIO_WARPS_D.
+//   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_STAGES, FOLIO_WARPS_M,
+//   FOLIO_WARPS_D.
 #include "core/fp8_queries.cuh"
 #include "core/tile.cuh"
 #include "generic/fragments.cuh"
+#include "generic/key_tiles.cuh"
 #include "generic/score_bias.cuh"
-#include "generic/work.cuh"
 
 namespace folio {
 
@@ -31,10 +33,13 @@ constexpr int WARPS_M = FOLIO_WARPS_M, WARPS_D = FOLIO_WARPS_D;
 constexpr int SHARERS = WARPS_M * WARPS_D,
               WARPS_N = FOLIO_THREADS / 32 / SHARERS;  // warps that share a ring, and rings
 constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS_M, M_TILES = ROWS_PER_WARP / 16;
-constexpr int KEYS = FOLIO_KV_TILE, STAGES = 2, COLUMNS = DIM_VO / WARPS_D;
+constexpr int KEYS = FOLIO_KV_TILE, STAGES = FOLIO_STAGES, COLUMNS = DIM_VO / WARPS_D;
 constexpr bool FP8 = Cached::IS_FP8;
+// Registers for addresses that all iterations of the loop over keys have in common.
+constexpr bool HAS_SPARE = WARPS_N > 1 || DIM_QK == DIM_VO;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
 static_assert(SHARERS == 1 || WARPS_N == 1, "warps divide rows and columns, or keys");
+static_assert(STAGES == 1 || STAGES == 2, "a tile's keys and values by turns, or a whole tile ahead");
 static_assert(M_TILES * WARPS_M * 16 == ROWS && SHARERS * WARPS_N * 32 == FOLIO_THREADS, "whole tiles and warps");
 static_assert(KEYS % 16 == 0 && KEYS / SHARERS <= 32 && ROWS / (SHARERS * WARPS_N) <= 32, "copies: a lane per row");
 
@@ -66,18 +71,21 @@ struct Lane {
     __device__ __forceinline__ u32 tile_row(int m, int half) const {
         return warp_m * ROWS_PER_WARP + 16 * m + 8 * half + row;
     }
+
+    // The same where few runs ask: what follows from it is not computed before the loop, in registers that all would lack.
+    __device__ __forceinline__ u32 seldom_tile_row(int m, int half) const { return kept(tile_row(m, half)); }
 };
 
 __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, const FolioGenericParams &g,
                                              const Work &work, u32 q_tile) {
     constexpr int WARPS = SHARERS * WARPS_N, PER_WARP = ROWS / WARPS;
-    const u32 group = p.num_qo_heads / p.num_kv_heads, first = threadIdx.x / 32 * PER_WARP;
+    const u32 first = threadIdx.x / 32 * PER_WARP;
     const u32 row = work.first_row + first + threadIdx.x % 32;
     const bool fp8 = !Query::IS_BF16 && FP8 && queries_are_fp8(p);
     const void *address = nullptr;
     if (threadIdx.x % 32 < PER_WARP && row < work.num_rows) {
-        const i64 token = static_cast<i64>(work.item->q_token) + row / group;
-        const i64 head = work.kv_head * group + row % group;
+        const i64 token = static_cast<i64>(work.item->q_token) + row / work.group;
+        const i64 head = work.kv_head * work.group + row % work.group;
         const i64 element = token * p.q.stride_token + head * p.q.stride_head;
         address = static_cast<const u8 *>(p.q.data) + (fp8 ? element : 2 * element);
     }
@@ -89,66 +97,14 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     copy_rows<PER_WARP, Q_BYTES>(q_tile, first, address, 2 * g.head_dim_qk, g.q_copy_bytes);
 }
 
-// Copies tiles of keys and values. The slot of the next tile's key is looked up one tile ahead.
-struct KeyLoader {
-    static constexpr int PER_WARP = KEYS / SHARERS;
-    const FolioAttentionParams &p;
-    const FolioGenericParams &g;
-    PageTable table;
-    KeyRange keys;
-    u32 kv_head;
-    i32 key;  // this lane's in the next tile
-    KeySlot slot;
-
-    __device__ __forceinline__ KeyLoader(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
-                                         KeyRange keys, i32 first_tile, u32 sharer)
-        : p(p),
-          g(g),
-          table(p, *work.item, g.page_size),
-          keys(keys),
-          kv_head(work.kv_head),
-          key(first_tile * KEYS + sharer * PER_WARP + threadIdx.x % 32) {
-        look_up();
-    }
-
-    __device__ __forceinline__ bool valid() const {
-        return threadIdx.x % 32 < PER_WARP && key >= keys.begin && key < keys.end;
-    }
-
-    __device__ __forceinline__ void look_up() {
-        if (valid()) slot = table[key];
-    }
-
-    // Keys outside the visible range or the cache become zeros, values too: 0 * NaN must not happen in P * V.
-    __device__ __forceinline__ void copy(u32 stage, u32 sharer) {
-        const Cache::Unit *k = nullptr, *k_rope = nullptr, *v = nullptr;
-        if (valid() && table.holds(slot)) {
-            k = Cache::row(p.k, slot.page, slot.token, kv_head);
-            k_rope = Cache::row(g.k_rope, slot.page, slot.token, 0);
-            v = Cache::row(p.v, slot.page, slot.token, kv_head);
-        }
-        const u32 k_bytes = Cache::row_bytes(g.head_dim_qk), v_bytes = Cache::row_bytes(g.head_dim_vo);
-        if (g.rope_dim == 0) {
-            copy_rows<PER_WARP, K_BYTES>(stage, sharer * PER_WARP, k, k_bytes, g.k_copy_bytes);
-        } else {
-            copy_split_rows<PER_WARP, K_BYTES>(stage, sharer * PER_WARP, k, k_rope,
-                                               k_bytes - Cache::row_bytes(g.rope_dim), k_bytes,
-                                               min(g.k_copy_bytes, g.k_rope_copy_bytes));
-        }
-        copy_rows<PER_WARP, V_BYTES>(stage + KEYS * K_BYTES, sharer * PER_WARP, v, v_bytes, g.v_copy_bytes);
-        key += KEYS * WARPS_N;
-        look_up();
-    }
-};
-
+typedef KeyTiles<Cache, KEYS, KEYS / SHARERS, DIM_QK, DIM_VO, HAS_SPARE> Keys;
 typedef float Scores[M_TILES][KEYS / 8][4];
 typedef float Outputs[M_TILES][COLUMNS / 8][4];      // columns [warp_d * COLUMNS, + COLUMNS)
 typedef FragmentSoftmax<M_TILES, KEYS / 8> Softmax;  // of the rows `lane.tile_row(m, half)`
 
-// S = Q K^T of one tile.
+// S = Q K^T of one tile, of which the lane's fragments are given.
 template <class Kv>
-__device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u32 first_row) {
-    const u32 lane = threadIdx.x % 32, key = lane % 8 + lane / 16 * 8;
+__device__ __forceinline__ void multiply_qk(Scores &s, u32 queries, u32 keys) {
     constexpr int STEPS = FP8 ? DIM_QK / 32 : DIM_QK / 16;
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
@@ -157,13 +113,13 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u
         for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
             for (int half = 0; half < (FP8 ? 2 : 1); half++) {
-                load_queries<Kv, QRow>(a[m][half], q_tile, first_row + 16 * m, (FP8 ? 2 : 1) * step + half);
+                load_queries<Kv, QRow>(a[m][half], queries + 16 * m * Q_BYTES, (FP8 ? 2 : 1) * step + half);
             }
         }
 #pragma unroll
         for (int n = 0; n < KEYS / 16; n++) {
             u32 b[4];
-            ldmatrix_x4(b, k_tile + KRow::offset(16 * n + key, 2 * step + lane / 8 % 2));
+            ldmatrix_x4(b, KRow::step(keys, 2 * step) + 16 * n * K_BYTES);
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 if constexpr (FP8) {
@@ -181,56 +137,120 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u
     }
 }
 
-// Takes over a tile's logits, which become probabilities; rescales what was accumulated before.
-__device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o) {
+// Takes over a tile's logits, which are `unit` times what is in s and become probabilities; rescales what was accumulated
+// before where the maximum of one of the warp's rows has grown.
+__device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o, float unit) {
+    float corrections[M_TILES][2];
+    bool rescale = false;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float correction = softmax.update(s, m, half);
+            corrections[m][half] = softmax.update(s, m, half, unit);
+            rescale |= corrections[m][half] != 1.0f;
+        }
+    }
+    if (!__any_sync(FULL_WARP, rescale)) return;
 #pragma unroll
-            for (int d = 0; d < COLUMNS / 8; d++) {
-                o[m][d][2 * half] *= correction;
-                o[m][d][2 * half + 1] *= correction;
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int d = 0; d < COLUMNS / 8; d++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[m][d][i] *= corrections[m][i / 2];
+        }
+    }
+}
+
+// How products become logits: by the softmax alone, which multiplies by `unit`, where a logit is a product times a
+// positive scale; else by the rule.
+struct Logits {
+    float scale;
+    bool are_products;
+
+    __device__ __forceinline__ Logits(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
+        const LogitRule rule(p);
+        scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index);
+        are_products = rule.plain() && scale > 0.0f && !g.bias.data;
+    }
+
+    __device__ __forceinline__ float unit() const { return are_products ? scale : 1.0f; }
+};
+
+template <class F>
+__device__ __forceinline__ void for_each_score(Scores &s, F f) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) f(s[m][n][i]);
+        }
+    }
+}
+
+// What each row of the tile sees by base mask and window. A row's range takes 64-bit arithmetic and a division: it is
+// computed once, and not for each tile of keys.
+__shared__ KeyRange row_keys[ROWS];
+
+__device__ __forceinline__ void write_row_keys(const FolioAttentionParams &p, const Work &work) {
+    for (u32 row = threadIdx.x; row < ROWS; row += FOLIO_THREADS) {
+        row_keys[row] = RowMask(p, work.request, work.token(row)).keys;
+    }
+}
+
+// The keys that each of the warp's rows sees. After write_row_keys; later rows see no less at the end and no more at the
+// beginning.
+__device__ __forceinline__ KeyRange keys_of_all_rows(const FolioAttentionParams &p, const Work &work, const Lane &lane,
+                                                     KeyRange keys) {
+    const u32 first = lane.warp_m * ROWS_PER_WARP;
+    const i32 end = p.mask_mode > FOLIO_MASK_FULL ? min(keys.end, visible_prefix(p, work.request)) : keys.end;
+    return {max(row_keys[first + ROWS_PER_WARP - 1].begin, keys.begin), min(row_keys[first].end, end)};
+}
+
+// What a row may not see becomes -inf. Only keys in `keys` may be asked about.
+__device__ __forceinline__ void hide(Scores &s, const FolioAttentionParams &p, const Work &work, const Lane &lane,
+                                     KeyRange keys, i32 first_key) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 row = lane.seldom_tile_row(m, half);
+            const RowMask mask(work.token(row), row_keys[row]);
+            const u32 seen =
+                seen_columns<KEYS / 8>(p, work.request, mask, keys, first_key + 2 * static_cast<i32>(lane.pair));
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (!(seen >> (2 * n + i) & 1)) s[m][n][2 * half + i] = minus_infinity();
+                }
             }
         }
     }
 }
 
-// Dot products to base-2 logits; what a row may not see becomes -inf.
-__device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParams &p, const Work &work,
-                                            const LogitRule &rule, float scale, const Lane &lane, KeyRange keys,
-                                            i32 first_key, bool unmasked) {
-    if (unmasked && rule.plain()) {
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) s[m][n][i] *= scale;
-            }
-        }
-        return;
+// Dot products to base-2 logits, where the softmax does not do that. What the run does not ask for costs one test for all.
+__device__ __forceinline__ void apply_rule(Scores &s, const FolioAttentionParams &p, const Work &work,
+                                           const Logits &logits, const Lane &lane, i32 first_key) {
+    const LogitRule rule(p);
+    if (rule.cap > 0.0f) {
+        for_each_score(s, [&](float &x) { x = rule.capped(x * logits.scale); });
+    } else {
+        for_each_score(s, [&](float &x) { x *= logits.scale; });
     }
-    const u32 group = p.num_qo_heads / p.num_kv_heads;
+    if (!rule.alibi) return;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const u32 tile_row = lane.tile_row(m, half);
-            const RowMask mask(p, work.request, work.token(tile_row, group));
-            const i32 position = static_cast<i32>(position_of(work.request, mask.row));
-            const float slope = rule.slope(p, work.request.index, work.qo_head(tile_row, group));
-            const i32 first = first_key + 2 * static_cast<i32>(lane.pair);
-            const u32 seen = unmasked ? ~0u : seen_columns<KEYS / 8>(p, work.request, mask, keys, first);
+            const u32 tile_row = lane.seldom_tile_row(m, half);
+            const float slope = rule.slope(p, work.request.index, work.qo_head(tile_row));
+            const i32 position = static_cast<i32>(position_of(work.request, work.token(tile_row)));
+            const i32 distance = position - first_key - 2 * static_cast<i32>(lane.pair);
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const i32 distance = position - (first + 8 * n + i);
-                    float &x = s[m][n][2 * half + i];
-                    x = seen >> (2 * n + i) & 1 ? rule(x, scale, slope, distance) : minus_infinity();
-                }
+                for (int i = 0; i < 2; i++) s[m][n][2 * half + i] -= rule.bias(slope, distance - 8 * n - i);
             }
         }
     }
@@ -282,44 +302,51 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
     }
 }
 
-// Each warp has some rows and all keys. They go through shared memory, where queries and ring were: an output has one of
-// five types at any address, and what stores a pair of columns is compiled once and not for each pair of a thread.
+// Each warp has some rows and all keys. They go through shared memory, where queries and ring were, 16 rows of a warp at a
+// time: an output has one of five types at any address, and what stores a pair of columns is compiled once and not for each
+// pair of a thread.
 __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
                                            const Outputs &o, const Softmax &softmax, const Lane &lane) {
-    static_assert(WARPS_N > 1 || ROWS * DIM_VO * 4 <= FOLIO_SHARED_BYTES, "all rows");
+    static_assert(WARPS_N > 1 || WARPS_M * 16 * DIM_VO * 4 <= FOLIO_SHARED_BYTES, "16 rows of every warp");
     static_assert(WARPS_D == 1 || COLUMNS % 64 == 0, "a warp finds its own columns again");
-    float *values = reinterpret_cast<float *>(shared_memory);
-    // Lanes of neighbouring rows use different banks.
-    const auto at = [&](u32 tile_row, u32 column) {
-        return reinterpret_cast<float2 *>(values + tile_row * DIM_VO + (column ^ 8 * lane.row));
+    float *values = reinterpret_cast<float *>(shared_memory) + lane.warp_m * 16 * DIM_VO;
+    // Lanes of neighbouring rows use different banks; a swizzled column stays within the row.
+    constexpr u32 SWIZZLED_ROWS = DIM_VO % 64 == 0 ? 8 : 4;
+    static_assert(DIM_VO % (8 * SWIZZLED_ROWS) == 0, "whole groups of columns");
+    const auto at = [&](u32 row, u32 column) {
+        return reinterpret_cast<float2 *>(values + row * DIM_VO + (column ^ 8 * (lane.row % SWIZZLED_ROWS)));
     };
-#pragma unroll
+#pragma unroll 1
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            for_each_pair<Cached>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
-                *at(lane.tile_row(m, half), lane.warp_d * COLUMNS + column) = make_float2(x, y);
+        for (int i = 0; i < 2 * M_TILES; i++) {
+            if (i / 2 != m) continue;
+            for_each_pair<Cached>(o, i / 2, i % 2, lane.pair, [&](u32 column, float x, float y) {
+                *at(8 * (i % 2) + lane.row, lane.warp_d * COLUMNS + column) = make_float2(x, y);
             });
         }
-    }
-    __syncwarp();
+        __syncwarp();
 #pragma unroll 1
-    for (int i = 0; i < 2 * M_TILES; i++) {
-        const u32 tile_row = lane.tile_row(i / 2, i % 2), row = work.first_row + tile_row;
-        if (row >= work.num_rows) continue;
-        const OutputRow out(p, g, *work.item, work.kv_head, row, softmax.state_of(i));
-        if (lane.pair == 0 && lane.warp_d == 0) out.store_lse();
-        const u32 end = WARPS_D == 1 ? g.head_dim_vo : min(g.head_dim_vo, (lane.warp_d + 1) * COLUMNS);
+        for (int half = 0; half < 2; half++) {
+            const u32 row = work.first_row + lane.tile_row(m, half);
+            if (row >= work.num_rows) continue;
+            const OutputRow out(p, g, *work.item, work.kv_head, row, softmax.state_of(2 * m + half));
+            if (lane.pair == 0 && lane.warp_d == 0) out.store_lse();
+            const u32 end = WARPS_D == 1 ? g.head_dim_vo : min(g.head_dim_vo, (lane.warp_d + 1) * COLUMNS);
 #pragma unroll 1
-        for (u32 column = lane.warp_d * COLUMNS + 2 * lane.pair; column < end; column += 8) {
-            const float2 pair = *at(tile_row, column);
-            out.store(column, pair.x, pair.y);
+            for (u32 column = lane.warp_d * COLUMNS + 2 * lane.pair; column < end; column += 8) {
+                const float2 pair = *at(8 * half + lane.row, column);
+                out.store(column, pair.x, pair.y);
+            }
         }
+        __syncwarp();
     }
 }
 
-__device__ __forceinline__ void wait_for_tile() {
-    cp_async_wait<STAGES - 2>();
+// Waits until what this thread asked for last is here, and with it what its sharers did: all have done with what they
+// read before.
+__device__ __forceinline__ void await_copies() {
+    cp_async_wait<0>();
     if constexpr (SHARERS > 1) {
         __syncthreads();
     } else {
@@ -329,49 +356,58 @@ __device__ __forceinline__ void wait_for_tile() {
 
 __device__ __forceinline__ void attend(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
     const Lane lane;
-    const u32 group = p.num_qo_heads / p.num_kv_heads;
     const u32 q_tile = shared_address(shared_memory);
     const u32 ring = q_tile + ROWS * Q_BYTES + lane.warp_n * RING_BYTES;
-    const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0, group), work.token(ROWS - 1, group));
-    const i32 first_row = work.token(lane.warp_m * ROWS_PER_WARP, group);
-    const i32 last_row = work.token(lane.warp_m * ROWS_PER_WARP + ROWS_PER_WARP - 1, group);
+    const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0), work.token(ROWS - 1));
     i32 tile = keys.begin / KEYS + lane.warp_n;
-    KeyLoader loader(p, g, work, keys, tile, lane.sharer);
+    Keys loader(p, g, work, keys, tile, lane.sharer * (KEYS / SHARERS));
 
+    write_row_keys(p, work);
     copy_queries(p, g, work, q_tile);
-    for (int stage = 0; stage < STAGES - 1; stage++) {
-        if ((tile + stage * WARPS_N) * KEYS < keys.end) loader.copy(ring + stage * STAGE_BYTES, lane.sharer);
-        cp_async_commit();
+    if (tile * KEYS < keys.end) {
+        loader.copy_keys(ring);
+        if constexpr (STAGES == 2) loader.copy_values(ring + KEYS * K_BYTES), loader.advance(WARPS_N);
     }
-    if constexpr (WARPS_N > 1) {
-        // The queries were copied by all warps, the keys by each for itself.
-        cp_async_wait<STAGES - 2>();
-        __syncthreads();
-    }
+    cp_async_commit();
+    // Where warps have keys of their own, they do not wait for each other's queries again.
+    if constexpr (WARPS_N > 1) cp_async_wait<0>();
+    __syncthreads();
 
-    const LogitRule rule(p);
-    const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index);
+    const u32 query_at = kept_if<HAS_SPARE>(query_fragment<Cached, QRow>(q_tile, lane.warp_m * ROWS_PER_WARP));
+    const u32 key_at = kept_if<HAS_SPARE>(key_fragment<KRow>(ring));
+    const u32 value_at = kept_if<HAS_SPARE>(value_fragment<VRow>(ring + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS)));
+    const KeyRange of_all = keys_of_all_rows(p, work, lane, keys);
+    const Logits logits(p, g, work);
     Softmax softmax;
     Outputs o = {};
-    for (int stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-        wait_for_tile();
-        const i32 ahead = tile + (STAGES - 1) * WARPS_N;
-        if (ahead * KEYS < keys.end) {
-            loader.copy(ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES, lane.sharer);
+    for (int stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage = STAGES - 1 - stage) {
+        const u32 k_tile = ring + stage * STAGE_BYTES, v_tile = k_tile + KEYS * K_BYTES;
+        const bool has_next = (tile + WARPS_N) * KEYS < keys.end;
+        await_copies();
+        if constexpr (STAGES == 1) {
+            loader.copy_values(v_tile);
+            loader.advance(WARPS_N);
+        } else if (has_next) {
+            const u32 next = ring + (STAGES - 1 - stage) * STAGE_BYTES;
+            loader.copy_keys(next);
+            loader.copy_values(next + KEYS * K_BYTES);
+            loader.advance(WARPS_N);
         }
         cp_async_commit();
 
-        Scores s = {};
-        const u32 k_tile = ring + stage * STAGE_BYTES;
-        multiply_qk<Cached>(s, q_tile, k_tile, lane.warp_m * ROWS_PER_WARP);
         const KeyRange span = {tile * KEYS, tile * KEYS + KEYS};
-        const bool inside = span.begin >= keys.begin && span.end <= keys.end;
-        make_logits(s, p, work, rule, scale, lane, keys, span.begin,
-                    inside && all_see(p, work.request, first_row, last_row, span));
-        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, lane.warp_m * ROWS_PER_WARP, span.begin);
-        update(softmax, s, o);
-        const u32 v_tile = k_tile + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS);
-        multiply_values<Query, Cached, VRow>(o, s, v_tile);
+        Scores s = {};
+        multiply_qk<Cached>(s, query_at, key_at + stage * STAGE_BYTES);
+        if (!logits.are_products) apply_rule(s, p, work, logits, lane, span.begin);
+        if (span.begin < of_all.begin || span.end > of_all.end) hide(s, p, work, lane, keys, span.begin);
+        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, kept(lane.warp_m * ROWS_PER_WARP), span.begin);
+        update(softmax, s, o, logits.unit());
+        if constexpr (STAGES == 1) {
+            await_copies();
+            if (has_next) loader.copy_keys(k_tile);
+            cp_async_commit();
+        }
+        multiply_values<Query, Cached, VRow>(o, s, value_at + stage * STAGE_BYTES);
     }
     allow_dependents();
     softmax.finish();
@@ -384,9 +420,12 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     }
 }
 
+// Decode is bound by how many copies are under way, prefill by registers.
+constexpr int BLOCKS = WARPS_N == 1 || DIM_QK > 128 ? 2 : DIM_QK > 64 ? 3 : 4;
+
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::BLOCKS)
     folio_attention(const __grid_constant__ FolioGenericParams g) {
     folio::wait_for_prerequisites();
     folio::Work work;

@@ -61,7 +61,7 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     for (u32 row = threadIdx.x / 32; row < ROWS; row += WARPS) {
         const i64 token = static_cast<i64>(work.item->q_token) + work.row(row) / group;
         const float *source = static_cast<const float *>(p.q.data) + token * p.q.stride_token +
-                              work.qo_head(row, group) * p.q.stride_head;
+                              work.qo_head(row) * p.q.stride_head;
         copy_row<DIM_QK, f32>(q + row * DIM_QK, source, g.head_dim_qk);
     }
 }
@@ -175,7 +175,7 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const 
 __device__ __forceinline__ void attend(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
     const Tiles tiles;
     const u32 group = p.num_qo_heads / p.num_kv_heads, warp_row = threadIdx.x / 32 * ROWS_PER_WARP;
-    const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0, group), work.token(ROWS - 1, group));
+    const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0), work.token(ROWS - 1));
     const PageTable table(p, *work.item, g.page_size);
     const LogitRule rule(p);
     const float scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index);
@@ -198,9 +198,9 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         const bool biased = is_biased(g.bias, work.request, {first_key, first_key + KEYS});
 #pragma unroll
         for (int r = 0; r < ROWS_PER_WARP; r++) {
-            const RowMask mask(p, work.request, work.token(warp_row + r, group));
+            const RowMask mask(p, work.request, work.token(warp_row + r));
             const i32 position = static_cast<i32>(position_of(work.request, mask.row));
-            const float slope = rule.slope(p, work.request.index, work.qo_head(warp_row + r, group));
+            const float slope = rule.slope(p, work.request.index, work.qo_head(warp_row + r));
             const bool seen = mask.sees(p, work.request, keys, key);
             float logit = seen ? rule(score[r], scale, slope, position - key) : minus_infinity();
             if (biased) {

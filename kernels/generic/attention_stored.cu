@@ -256,7 +256,7 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u
     for (int step = 0; step < DIM_QK / 16; step++) {
         u32 a[M_TILES][4];
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) load_queries<Query, QRow>(a[m], q_tile, first_row + 16 * m, step);
+        for (int m = 0; m < M_TILES; m++) load_queries<Query, QRow>(a[m], query_fragment<Query, QRow>(q_tile, first_row + 16 * m), step);
 #pragma unroll
         for (int n = 0; n < KEYS / 16; n++) {
             u32 b[4];
@@ -331,9 +331,9 @@ __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParam
                 continue;
             }
             const u32 tile_row = lane.tile_row(m, half);
-            const RowMask mask(p, work.request, work.token(tile_row, group));
+            const RowMask mask(p, work.request, work.token(tile_row));
             const i32 position = static_cast<i32>(position_of(work.request, mask.row));
-            const float slope = rule.slope(p, work.request.index, work.qo_head(tile_row, group));
+            const float slope = rule.slope(p, work.request.index, work.qo_head(tile_row));
             const i32 first = first_key + 2 * static_cast<i32>(lane.pair);
             const u32 seen = unmasked ? ~0u : seen_columns<KEYS / 8>(p, work.request, mask, keys, first);
 #pragma unroll
@@ -426,9 +426,9 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
     const u32 group = p.num_qo_heads / p.num_kv_heads, form = params.cache.format.form;
     const bool by_token = form == FOLIO_FORM_TOKEN_HEAD_SCALES;
     const u32 q_tile = shared_address(shared_memory), ring = q_tile + QUERY_BYTES + lane.warp_n * RING_BYTES;
-    const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0, group), work.token(ROWS - 1, group));
-    const i32 first_row = work.token(lane.warp_m * ROWS_PER_WARP, group);
-    const i32 last_row = work.token(lane.warp_m * ROWS_PER_WARP + ROWS_PER_WARP - 1, group);
+    const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0), work.token(ROWS - 1));
+    const i32 first_row = work.token(lane.warp_m * ROWS_PER_WARP);
+    const i32 last_row = work.token(lane.warp_m * ROWS_PER_WARP + ROWS_PER_WARP - 1);
     i32 tile = keys.begin / KEYS + lane.warp_n;
     KeyLoader loader(params, work, keys, tile, ring, lane.warp_m * KEYS_PER_WARP);
     if (tile * KEYS < keys.end) loader.copy(0);
@@ -485,7 +485,7 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
             if (factor != 1.0f) scale_outputs(o, factor);
             scale_keys<&KeyFactors::probability>(s, loader.factors(), lane.pair, 1.0f / value_scales.unit);
         }
-        multiply_values<Query, Query, VRow>(o, s, ring + KeyTile::TILE_BYTES);
+        multiply_values<Query, Query, VRow>(o, s, value_fragment<VRow>(ring + KeyTile::TILE_BYTES));
     }
     allow_dependents();
     softmax.finish();

@@ -8,29 +8,48 @@
 
 namespace folio {
 
-// A 16-row fragment of queries that goes with 16 elements of keys: in order for 16-bit keys; for fp8 keys in the order in
-// which ldmatrix hands out bytes, elements 4p..4p+3 of a row to lane p. `Row` is the tile's layout.
+// Where a lane's part of the fragments of 16 rows of queries is, from `row` of a tile on. It is a base: fragments further
+// right and in rows further down, in multiples of 8, are constants away. `Row` is the tile's layout.
 template <class Element, class Row>
-__device__ __forceinline__ void load_queries(u32 (&a)[4], u32 tile, u32 row, u32 step) {
+__device__ __forceinline__ u32 query_fragment(u32 tile, u32 row) {
     const u32 lane = threadIdx.x % 32;
+    if constexpr (Element::IS_FP8) return tile + Row::offset(row + lane / 4, lane % 4 / 2) + lane % 2 * 8;
+    return tile + Row::offset(row + lane % 16, lane / 16);
+}
+
+// A 16-row fragment of queries that goes with 16 elements of keys: in order for 16-bit keys; for fp8 keys in the order in
+// which ldmatrix hands out bytes, elements 4p..4p+3 of a row to lane p.
+template <class Element, class Row>
+__device__ __forceinline__ void load_queries(u32 (&a)[4], u32 fragment, u32 step) {
     if constexpr (Element::IS_FP8) {
-        const u32 chunk = 2 * step + lane % 4 / 2, within = lane % 2 * 8;
-        const uint2 upper = ld_shared_v2(tile + Row::offset(row + lane / 4, chunk) + within);
-        const uint2 lower = ld_shared_v2(tile + Row::offset(row + lane / 4 + 8, chunk) + within);
+        const uint2 upper = ld_shared_v2(Row::step(fragment, 2 * step));
+        const uint2 lower = ld_shared_v2(Row::step(fragment, 2 * step) + 8 * Row::BYTES_OF_ROW);
         a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
     } else {
-        ldmatrix_x4(a, tile + Row::offset(row + lane % 16, 2 * step + lane / 16));
+        ldmatrix_x4(a, Row::step(fragment, 2 * step));
     }
 }
 
-// O += P V of one tile of values of type `Element`, laid out as `Row`. For fp8 values, column block 2c holds the even and
-// 2c + 1 the odd ones of columns 16c..16c+15; see for_each_pair.
+// Where a lane's part of the fragments of 16 keys of values is; a base as query_fragment.
+template <class Row>
+__device__ __forceinline__ u32 value_fragment(u32 tile) {
+    return tile + Row::offset(threadIdx.x % 16, threadIdx.x % 32 / 16);
+}
+
+// The same of 16 keys, whose rows are columns of the products.
+template <class Row>
+__device__ __forceinline__ u32 key_fragment(u32 tile) {
+    const u32 lane = threadIdx.x % 32;
+    return tile + Row::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+// O += P V of one tile of values of type `Element`, laid out as `Row`, of which `fragment` is the lane's part. For fp8
+// values, column block 2c holds the even and 2c + 1 the odd ones of columns 16c..16c+15; see for_each_pair.
 template <class Query, class Element, class Row, int M_TILES, int N_TILES, int D_TILES>
 __device__ __forceinline__ void multiply_values(float (&o)[M_TILES][D_TILES][4], const float (&p)[M_TILES][N_TILES][4],
-                                                u32 tile) {
+                                                u32 fragment) {
     // Column blocks of 32 bytes of values.
     constexpr int BLOCKS = Element::IS_FP8 ? 4 : 2;
-    const u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < N_TILES / 2; t++) {
         u32 a[M_TILES][4];
@@ -44,7 +63,7 @@ __device__ __forceinline__ void multiply_values(float (&o)[M_TILES][D_TILES][4],
 #pragma unroll
         for (int d = 0; d < D_TILES / BLOCKS; d++) {
             u32 b[4];
-            ldmatrix_x4_trans(b, tile + Row::offset(16 * t + lane % 16, 2 * d + lane / 16));
+            ldmatrix_x4_trans(b, Row::step(fragment, 2 * d) + 16 * t * Row::BYTES_OF_ROW);
             if constexpr (Element::IS_FP8) {
 #pragma unroll
                 for (int i = 0; i < 4; i += 2) {
@@ -69,12 +88,25 @@ __device__ __forceinline__ void multiply_values(float (&o)[M_TILES][D_TILES][4],
     }
 }
 
-// Which keys a row sees of a thread's columns of a tile: bit 2n + i is that of column 8n + i from `first` on. In a loop:
-// what asks for a custom mask or an mm-prefix range is compiled once, and not for each column.
+// Of a thread's columns of a tile, which are 8n and 8n + 1 from `first` on, those before `key`, counted: bit 2n + i of a
+// word is that of column 8n + i.
+template <int N_TILES>
+__device__ __forceinline__ u32 columns_before(i32 key, i32 first) {
+    const i32 columns = min(max(key - first, 0), 8 * N_TILES);
+    return columns / 8 * 2 + min(columns % 8, 2);
+}
+
+// Which keys a row sees of a thread's columns of a tile. What asks for a custom mask or an mm-prefix range is in a loop:
+// it is compiled once, and not for each column.
 template <int N_TILES>
 __device__ __forceinline__ u32 seen_columns(const FolioAttentionParams &p, const Request &request, const RowMask &mask,
                                             KeyRange tile, i32 first) {
-    static_assert(2 * N_TILES <= 32, "a bit per column");
+    static_assert(2 * N_TILES < 32, "a bit per column");
+    if (p.mask_mode <= FOLIO_MASK_FULL && p.num_mm_prefix_ranges == 0) {
+        const u32 begin = columns_before<N_TILES>(max(mask.keys.begin, tile.begin), first);
+        const u32 end = columns_before<N_TILES>(min(mask.keys.end, tile.end), first);
+        return end > begin ? (1u << end) - (1u << begin) : 0;
+    }
     u32 seen = 0;
 #pragma unroll 1
     for (int i = 0; i < 2 * N_TILES; i++) {
@@ -82,6 +114,9 @@ __device__ __forceinline__ u32 seen_columns(const FolioAttentionParams &p, const
     }
     return seen;
 }
+
+// Probabilities stay below 2^8 of a row's first maximum: sums are as exact, and outputs are seldom rescaled.
+constexpr float MOST_GROWTH = 8.0f;
 
 // One thread's share of the softmax: of each 16-row tile two rows, 8 apart.
 template <int M_TILES, int N_TILES>
@@ -103,25 +138,31 @@ struct FragmentSoftmax {
         return found;
     }
 
-    // A row's logits to probabilities, relative to its new maximum. Returns the factor for what was accumulated before.
-    __device__ __forceinline__ float update(float (&s)[M_TILES][N_TILES][4], int m, int half) {
+    // A row's logits, which are `unit` (positive) times the numbers in s, to probabilities relative to the state's maximum.
+    // That is kept until a logit exceeds it by MOST_GROWTH. Returns the factor for what was accumulated before: mostly 1.
+    __device__ __forceinline__ float update(float (&s)[M_TILES][N_TILES][4], int m, int half, float unit = 1.0f) {
         RowState &row = state[m][half];
-        float max = row.max;
+        float max = minus_infinity();
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
         max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
-        const float base = exponent_base(max), correction = exp2_approx(row.max - base);
+        max = unit * fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
+        float correction = 1.0f;
+        if (max > row.max + MOST_GROWTH) {
+            correction = exp2_approx(row.max - max);
+            row = {max, row.sum * correction};
+        }
+        const float base = exponent_base(row.max);
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
             for (int i = 2 * half; i < 2 * half + 2; i++) {
-                s[m][n][i] = exp2_approx(s[m][n][i] - base);
+                s[m][n][i] = exp2_approx(fmaf(s[m][n][i], unit, -base));
                 sum += s[m][n][i];
             }
         }
-        row = {max, row.sum * correction + sum};
+        row.sum += sum;
         return correction;
     }
 

@@ -27,7 +27,9 @@ struct BiasRow {
     __device__ __forceinline__ BiasRow(const FolioScoreBias &bias, const Work &work, u32 tile_row) {
         const u32 of_item = work.row(tile_row), token = divide(of_item, bias.group_size);
         const u32 head = (work.kv_head - token) * bias.group_size.divisor + of_item;
-        const u32 row = token + (bias.flags & FOLIO_BIAS_REQUEST_ROWS ? work.item->q_start : work.item->q_token);
+        // Few runs have a bias: addresses are not computed before the loop, in registers that all would lack.
+        const FolioWorkItem *item = kept(work.item);
+        const u32 row = token + (bias.flags & FOLIO_BIAS_REQUEST_ROWS ? item->q_start : item->q_token);
         exists = row < bias.rows;
         data = static_cast<const u8 *>(bias.data) + head * bias.stride_head + (exists ? row : 0) * bias.stride_row;
     }

@@ -9,6 +9,24 @@ __device__ __forceinline__ u32 shared_address(const void *pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// What the compiler shall keep, and not compute anew in every iteration of a loop.
+__device__ __forceinline__ u32 kept(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+template <class T>
+__device__ __forceinline__ T *kept(T *x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
+template <bool KEEP, class T>
+__device__ __forceinline__ T kept_if(T x) {
+    if constexpr (KEEP) return kept(x);
+    return x;
+}
+
 // --- asynchronous copies, global to shared -------------------------------------------------------
 
 // Copies `source_bytes` (at most BYTES) and fills the rest of BYTES with zeros; nothing is read when
@@ -24,6 +42,15 @@ __device__ __forceinline__ void cp_async(u32 target, const void *source, u32 sou
                      "r"(source_bytes)
                      : "memory");
     }
+}
+
+// Copies 16 bytes, or writes zeros and reads nothing. One predicate; a size at run time is five instructions more.
+__device__ __forceinline__ void cp_async_or_zeros(u32 target, const void *source, bool copies) {
+    asm volatile(
+        "{\n.reg .pred zeros;\nsetp.eq.u32 zeros, %2, 0;\ncp.async.cg.shared.global [%0], [%1], 16, zeros;\n}" ::"r"(
+            target),
+        "l"(source), "r"(static_cast<u32>(copies))
+        : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

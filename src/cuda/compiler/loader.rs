@@ -104,7 +104,7 @@ impl Loader {
     /// # Errors
     /// As [`Loader::find`].
     pub fn load(&self, row: &Row) -> Result<Function> {
-        let target = kernels::target(self.context.device().compute_capability);
+        let target = kernels::target(self.context.device().own_compute_capability);
         let unit = Unit::new(row, &target);
         let module = match self.loaded(&unit) {
             Some(module) => module,
@@ -151,7 +151,7 @@ impl Loader {
     /// release and older ones only, and says so itself.
     fn load_ptx(&self, row: &Row, ptx: &[u8]) -> Result<Arc<Module>> {
         let device = self.context.device();
-        let (major, minor) = device.compute_capability;
+        let (major, minor) = device.own_compute_capability;
         self.logger.log(
             Level::Info,
             format_args!(

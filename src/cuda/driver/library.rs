@@ -77,14 +77,16 @@ impl Driver {
         self.check("cuDeviceGet", code)?;
         use sys::CUdevice_attribute as A;
         let attribute = |attribute| self.attribute(handle, attribute);
+        let own = (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
         Ok(DeviceInfo {
             ordinal,
             handle,
             name: self.device_name(handle)?,
-            compute_capability: (
-                attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
+            compute_capability: kernels_of(own, std::env::var(KERNELS_OF).ok().as_deref())?,
+            own_compute_capability: own,
             sm_count: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             l2_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
             shared_bytes_per_block: attribute(
@@ -142,14 +144,38 @@ pub struct DeviceInfo {
     pub(super) handle: sys::CUdevice,
     /// The product's name.
     pub name: String,
-    /// Major and minor compute capability.
+    /// Major and minor compute capability that kernels are chosen for: its own, or a lower one that
+    /// `FOLIO_COMPUTE_CAPABILITY` names.
     pub compute_capability: (u32, u32),
+    /// Its own, which machine code is for.
+    pub own_compute_capability: (u32, u32),
     /// Streaming multiprocessors.
     pub sm_count: u32,
     /// Bytes of L2 cache.
     pub l2_bytes: u32,
     /// Most dynamic shared memory of a block, in bytes.
     pub shared_bytes_per_block: u32,
+}
+
+/// Names a compute capability whose kernels a device of a higher one is to run.
+const KERNELS_OF: &str = "FOLIO_COMPUTE_CAPABILITY";
+
+/// The compute capability that kernels are chosen for on a device of `own`, where the environment says
+/// `named`.
+fn kernels_of(own: (u32, u32), named: Option<&str>) -> Result<(u32, u32)> {
+    let Some(named) = named.filter(|named| !named.is_empty()) else {
+        return Ok(own);
+    };
+    let parsed = named.split_once('.').and_then(|(major, minor)| {
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    });
+    parsed.filter(|capability| *capability <= own).ok_or_else(|| {
+        Error::InvalidArgument(format!(
+            "the environment variable {KERNELS_OF} is {named:?}; accepted: unset, or a compute capability up to the \
+             device's own, {}.{}, such as 8.0",
+            own.0, own.1
+        ))
+    })
 }
 
 /// The number of CUDA devices; 0 where there is no usable driver. Never fails.

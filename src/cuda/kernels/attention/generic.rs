@@ -22,6 +22,16 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         types: HALF,
+        shapes: &DECODE_WIDE_HALF,
+        ..DECODE_WIDE
+    },
+    Family {
+        types: HALF_FP8,
+        shapes: &DECODE_WIDE_FP8,
+        ..DECODE_WIDE
+    },
+    Family {
+        types: HALF,
         shapes: &PREFILL_HALF,
         ..PREFILL
     },
@@ -85,6 +95,7 @@ const DECODE: Family = Family {
     variant: Variant::Generic {
         warps_m: 1,
         warps_d: 1,
+        stages: 2,
     },
     arch: Arch::Sm80,
     source: "generic/attention.cu",
@@ -97,14 +108,26 @@ const DECODE: Family = Family {
     bundled: true,
 };
 
+/// The same with one stage: two are more than the 99 KiB that sm_86 and sm_89 have, and fewer warps are slower.
+const DECODE_WIDE: Family = Family {
+    variant: Variant::Generic {
+        warps_m: 1,
+        warps_d: 1,
+        stages: 1,
+    },
+    shared_bytes: tile_per_warp,
+    ..DECODE
+};
+
 /// The same, the four warps dividing the rows.
 const PREFILL: Family = Family {
     phase: Phase::Prefill,
     variant: Variant::Generic {
         warps_m: 4,
         warps_d: 1,
+        stages: 1,
     },
-    shared_bytes: one_ring,
+    shared_bytes: one_tile,
     ..DECODE
 };
 
@@ -140,6 +163,7 @@ const WIDE: Family = Family {
     variant: Variant::Generic {
         warps_m: 2,
         warps_d: 2,
+        stages: 2,
     },
     types: HALF,
     shapes: &[shape(WIDEST, 32, 16, 128)],
@@ -158,34 +182,38 @@ const WIDE_F32: Family = Family {
 };
 const WIDEST: (u32, u32) = (MOST_WIDE_HEAD_DIM, MOST_WIDE_HEAD_DIM);
 
-/// A warp has its own 16 (fp8: 32) keys; fewer warps where dims are large, to stay within 99 KiB, which
-/// is what sm_86 and sm_89 have.
-const DECODE_HALF: [Shape; 4] = [
+/// A warp has its own 16 (fp8: 32) keys.
+const DECODE_HALF: [Shape; 2] = [
     shape((64, 64), 16, 16, 128),
     shape((128, 128), 16, 16, 128),
-    shape((192, 128), 16, 16, 64),
-    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 64),
 ];
-const DECODE_FP8: [Shape; 4] = [
+const DECODE_FP8: [Shape; 2] = [
     shape((64, 64), 16, 32, 128),
     shape((128, 128), 16, 32, 128),
-    shape((192, 128), 16, 32, 64),
-    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 32, 64),
+];
+const DECODE_WIDE_HALF: [Shape; 2] = [
+    shape((192, 128), 16, 16, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 128),
+];
+const DECODE_WIDE_FP8: [Shape; 2] = [
+    shape((192, 128), 16, 32, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 32, 128),
 ];
 /// Two 16-row tiles for each warp where that is faster: every key that is read from shared memory is then
 /// used twice. Measured on an H200, 4 × 4k causal: 161 TFLOP/s against 143 at head_dim 128, 130 against 164
 /// at 64, where the softmax weighs more; fp8 keys leave no registers for it.
-const PREFILL_HALF: [Shape; 4] = [
-    shape((64, 64), 64, 64, 128),
+const PREFILL_HALF: [Shape; 5] = [
+    shape((64, 64), 128, 64, 128),
+    shape((96, 96), 128, 32, 128),
     shape((128, 128), 128, 32, 128),
-    shape((192, 128), 64, 32, 128),
+    shape((192, 128), 128, 32, 128),
     shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 32, 128),
 ];
 const PREFILL_FP8: [Shape; 4] = [
-    shape((64, 64), 64, 64, 128),
-    shape((128, 128), 64, 64, 128),
-    shape((192, 128), 64, 32, 128),
-    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 32, 128),
+    shape((64, 64), 128, 64, 128),
+    shape((128, 128), 128, 32, 128),
+    shape((192, 128), 64, 64, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 64, 128),
 ];
 
 /// Two sizes for all forms: queries take twice the room, and a tile is there twice, as it is stored and as it is multiplied.
@@ -213,9 +241,19 @@ const fn shape(
     }
 }
 
+/// Queries, and a tile of keys and values that all warps share.
+fn one_tile(types: AttentionTypes, shape: Shape) -> u32 {
+    queries(shape) + ring(types, shape) / 2
+}
+
 /// Queries, and two stages of keys and values that all warps share.
 fn one_ring(types: AttentionTypes, shape: Shape) -> u32 {
     queries(shape) + ring(types, shape)
+}
+
+/// Queries, and a tile of keys and values for each warp.
+fn tile_per_warp(types: AttentionTypes, shape: Shape) -> u32 {
+    queries(shape) + shape.threads / 32 * ring(types, shape) / 2
 }
 
 /// Queries, and two stages for each warp.

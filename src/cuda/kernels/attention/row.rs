@@ -39,6 +39,8 @@ pub enum Variant {
         warps_m: u32,
         /// Warps along the columns of the output.
         warps_d: u32,
+        /// Tiles of keys and values that there is room for.
+        stages: u32,
     },
     /// `generic/attention_f32.cu`: fp32 arithmetic.
     GenericF32,
@@ -228,7 +230,12 @@ impl Variant {
     /// What the source is told, as `NAME=VALUE`.
     fn defines(self) -> Vec<String> {
         match self {
-            Variant::Generic { warps_m, warps_d } => vec![
+            Variant::Generic {
+                warps_m,
+                warps_d,
+                stages,
+            } => vec![
+                format!("FOLIO_STAGES={stages}"),
                 format!("FOLIO_WARPS_M={warps_m}"),
                 format!("FOLIO_WARPS_D={warps_d}"),
             ],
