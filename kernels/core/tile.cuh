@@ -99,7 +99,8 @@ template <int ROWS, int BYTES, int LANES, bool KEEP>
 struct LaneRows {
     static constexpr int ROWS_OF_PASS = 32 / LANES, PASSES = ROWS / ROWS_OF_PASS;
     static constexpr int COPIES = TileRow<BYTES>::CHUNKS / LANES;
-    static_assert(LANES == 4 || (LANES == 8 && BYTES % 128 == 0), "rows of all passes, or of every other, are swizzled alike");
+    static_assert(LANES == 4 || (LANES == 8 && BYTES % 128 == 0),
+                  "rows of all passes, or of every other, are swizzled alike");
     static_assert(PASSES * ROWS_OF_PASS == ROWS && COPIES * LANES == TileRow<BYTES>::CHUNKS, "whole passes");
     u32 first;  // where the lane's part of its first row is in a tile
 
@@ -130,7 +131,8 @@ struct LaneRows {
         decltype(of_pass(0)) mine = nullptr;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
-            const u64 address = __shfl_sync(FULL_WARP, reinterpret_cast<u64>(of_pass(pass)), lane % ROWS_OF_PASS * LANES);
+            const u64 address =
+                __shfl_sync(FULL_WARP, reinterpret_cast<u64>(of_pass(pass)), lane % ROWS_OF_PASS * LANES);
             if (lane / ROWS_OF_PASS == pass) mine = reinterpret_cast<decltype(mine)>(address);
         }
         return mine;

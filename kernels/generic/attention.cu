@@ -375,7 +375,8 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
 
     const u32 query_at = kept_if<HAS_SPARE>(query_fragment<Cached, QRow>(q_tile, lane.warp_m * ROWS_PER_WARP));
     const u32 key_at = kept_if<HAS_SPARE>(key_fragment<KRow>(ring));
-    const u32 value_at = kept_if<HAS_SPARE>(value_fragment<VRow>(ring + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS)));
+    const u32 value_at =
+        kept_if<HAS_SPARE>(value_fragment<VRow>(ring + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS)));
     const KeyRange of_all = keys_of_all_rows(p, work, lane, keys);
     const Logits logits(p, g, work);
     Softmax softmax;
@@ -400,7 +401,8 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         multiply_qk<Cached>(s, query_at, key_at + stage * STAGE_BYTES);
         if (!logits.are_products) apply_rule(s, p, work, logits, lane, span.begin);
         if (span.begin < of_all.begin || span.end > of_all.end) hide(s, p, work, lane, keys, span.begin);
-        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, kept(lane.warp_m * ROWS_PER_WARP), span.begin);
+        if (is_biased(g.bias, work.request, span))
+            add_bias(s, g.bias, work, kept(lane.warp_m * ROWS_PER_WARP), span.begin);
         update(softmax, s, o, logits.unit());
         if constexpr (STAGES == 1) {
             await_copies();

@@ -60,8 +60,8 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     const u32 group = p.num_qo_heads / p.num_kv_heads;
     for (u32 row = threadIdx.x / 32; row < ROWS; row += WARPS) {
         const i64 token = static_cast<i64>(work.item->q_token) + work.row(row) / group;
-        const float *source = static_cast<const float *>(p.q.data) + token * p.q.stride_token +
-                              work.qo_head(row) * p.q.stride_head;
+        const float *source =
+            static_cast<const float *>(p.q.data) + token * p.q.stride_token + work.qo_head(row) * p.q.stride_head;
         copy_row<DIM_QK, f32>(q + row * DIM_QK, source, g.head_dim_qk);
     }
 }

@@ -256,7 +256,8 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u
     for (int step = 0; step < DIM_QK / 16; step++) {
         u32 a[M_TILES][4];
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) load_queries<Query, QRow>(a[m], query_fragment<Query, QRow>(q_tile, first_row + 16 * m), step);
+        for (int m = 0; m < M_TILES; m++)
+            load_queries<Query, QRow>(a[m], query_fragment<Query, QRow>(q_tile, first_row + 16 * m), step);
 #pragma unroll
         for (int n = 0; n < KEYS / 16; n++) {
             u32 b[4];

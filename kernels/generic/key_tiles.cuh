@@ -91,8 +91,8 @@ private:
     }
 
     template <int BYTES, class Rows>
-    __device__ __forceinline__ void copy(const Rows &rows, u32 tile, const FolioCache &cache, const Unit *first, u32 bytes,
-                                         u32 copy_bytes) const {
+    __device__ __forceinline__ void copy(const Rows &rows, u32 tile, const FolioCache &cache, const Unit *first,
+                                         u32 bytes, u32 copy_bytes) const {
         if (copy_bytes == 16 && bytes % 16 == 0) {
             const i32 columns = static_cast<i32>(bytes / 16 - KRows::column());
 #pragma unroll

@@ -178,7 +178,8 @@ struct Queries {
         const u32 memory = shared_address(lane.memory_of(lane.warp));
         latent = memory + QUERIES_AT, rope = memory + Q_ROPE_AT;
 #pragma unroll
-        for (int step = 0; step < COLUMNS / 16; step++) load_queries<Latent, QRow>(first[step], query_fragment<Latent, QRow>(latent, 0), step);
+        for (int step = 0; step < COLUMNS / 16; step++)
+            load_queries<Latent, QRow>(first[step], query_fragment<Latent, QRow>(latent, 0), step);
     }
 };
 
@@ -282,7 +283,8 @@ __device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32
     for (int step = 0; step < K_BYTES / 32; step++) {
         u32 second[FRAGMENTS][4];
 #pragma unroll
-        for (int f = 0; f < FRAGMENTS; f++) load_queries<Element, QRow>(second[f], query_fragment<Element, QRow>(q.latent, 16), FRAGMENTS * step + f);
+        for (int f = 0; f < FRAGMENTS; f++)
+            load_queries<Element, QRow>(second[f], query_fragment<Element, QRow>(q.latent, 16), FRAGMENTS * step + f);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 b[4];
@@ -303,7 +305,8 @@ template <class Element>
 __device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 tile, const KeyFragment &at) {
     u32 a[M_TILES][4];
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) load_queries<Element, RopeRow>(a[m], query_fragment<Element, RopeRow>(q.rope, 16 * m), 0);
+    for (int m = 0; m < M_TILES; m++)
+        load_queries<Element, RopeRow>(a[m], query_fragment<Element, RopeRow>(q.rope, 16 * m), 0);
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
         u32 b[4];

@@ -27,13 +27,9 @@ struct Work {
     __device__ __forceinline__ u32 row(u32 tile_row) const { return min(first_row + tile_row, num_rows - 1); }
 
     // The tile row's token within the request.
-    __device__ __forceinline__ i32 token(u32 tile_row) const {
-        return item->q_start + row(tile_row) / group;
-    }
+    __device__ __forceinline__ i32 token(u32 tile_row) const { return item->q_start + row(tile_row) / group; }
 
-    __device__ __forceinline__ u32 qo_head(u32 tile_row) const {
-        return kv_head * group + row(tile_row) % group;
-    }
+    __device__ __forceinline__ u32 qo_head(u32 tile_row) const { return kv_head * group + row(tile_row) % group; }
 };
 
 }  // namespace folio

@@ -102,16 +102,16 @@ pub fn creates_say_what_the_faster_kernels_lack() {
     };
     for (desc, kernel, lacks) in [
         (e4m3, "prefill_sm90a_e4m3_d128_q192_paged", ""),
-        (e5m2, "prefill_sm80_f16_kve5m2_d128_q64", "dtypes"),
+        (e5m2, "prefill_sm80_f16_kve5m2_d128_q128", "dtypes"),
         (e4m3_decode, "decode_sm90a_f16_kve4m3_d128_q8_tma", ""),
         (
             e4m3_small_pages,
-            "prefill_sm80_f16_kve4m3_d128_q64",
+            "prefill_sm80_f16_kve4m3_d128_q128",
             "page_size",
         ),
         (desc(false), "decode_sm90a_bf16_d128_q8_tma", ""),
         (fp8_queries, "decode_sm90a_f16_kve5m2_d128_q8_tma", ""),
-        (fp8_prefill, "prefill_sm80_f16_kve5m2_d128_q64", "dtypes"),
+        (fp8_prefill, "prefill_sm80_f16_kve5m2_d128_q128", "dtypes"),
         (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
         (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
         (prefill, "prefill_sm90a_bf16_d128_q128_rows", "page_size"),

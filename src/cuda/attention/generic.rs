@@ -64,7 +64,7 @@ impl Generic {
 /// once.
 fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
     let (kv_unit, waves) = match row.phase {
-        Phase::Decode => (128, 2),
+        Phase::Decode => (128, 3),
         Phase::Prefill => (256, 1),
     };
     Tiling {

@@ -166,9 +166,9 @@ fn kernels_of(own: (u32, u32), named: Option<&str>) -> Result<(u32, u32)> {
     let Some(named) = named.filter(|named| !named.is_empty()) else {
         return Ok(own);
     };
-    let parsed = named.split_once('.').and_then(|(major, minor)| {
-        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
-    });
+    let parsed = named
+        .split_once('.')
+        .and_then(|(major, minor)| Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?)));
     parsed.filter(|capability| *capability <= own).ok_or_else(|| {
         Error::InvalidArgument(format!(
             "the environment variable {KERNELS_OF} is {named:?}; accepted: unset, or a compute capability up to the \
@@ -285,6 +285,26 @@ fn describe(code: u32, call: &str, text: Option<String>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_are_for_the_device_or_for_a_lower_capability_that_is_named() {
+        let hopper = (9, 0);
+        for (named, chosen) in [
+            (None, hopper),
+            (Some(""), hopper),
+            (Some("9.0"), hopper),
+            (Some("8.0"), (8, 0)),
+        ] {
+            assert!(matches!(kernels_of(hopper, named), Ok(found) if found == chosen));
+        }
+        for named in ["10.0", "9.1", "8", "sm_80", "8.x", "-8.0"] {
+            let refused = kernels_of(hopper, Some(named));
+            assert!(
+                matches!(&refused, Err(Error::InvalidArgument(m)) if m.contains(named) && m.contains("9.0")),
+                "{named}: {refused:?}"
+            );
+        }
+    }
 
     #[test]
     fn codes_become_the_errors_that_hosts_act_on() {

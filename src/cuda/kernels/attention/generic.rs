@@ -183,14 +183,8 @@ const WIDE_F32: Family = Family {
 const WIDEST: (u32, u32) = (MOST_WIDE_HEAD_DIM, MOST_WIDE_HEAD_DIM);
 
 /// A warp has its own 16 (fp8: 32) keys.
-const DECODE_HALF: [Shape; 2] = [
-    shape((64, 64), 16, 16, 128),
-    shape((128, 128), 16, 16, 128),
-];
-const DECODE_FP8: [Shape; 2] = [
-    shape((64, 64), 16, 32, 128),
-    shape((128, 128), 16, 32, 128),
-];
+const DECODE_HALF: [Shape; 2] = [shape((64, 64), 16, 16, 128), shape((128, 128), 16, 16, 128)];
+const DECODE_FP8: [Shape; 2] = [shape((64, 64), 16, 32, 128), shape((128, 128), 16, 32, 128)];
 const DECODE_WIDE_HALF: [Shape; 2] = [
     shape((192, 128), 16, 16, 128),
     shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 128),
