@@ -99,28 +99,54 @@ template <int ROWS, int BYTES, int LANES, bool KEEP>
 struct LaneRows {
     static constexpr int ROWS_OF_PASS = 32 / LANES, PASSES = ROWS / ROWS_OF_PASS;
     static constexpr int COPIES = TileRow<BYTES>::CHUNKS / LANES;
+    typedef LaneRows<ROWS, 2 * BYTES, LANES, KEEP> Wide;  // of elements of twice the size
     static_assert(LANES == 4 || (LANES == 8 && BYTES % 128 == 0),
                   "rows of all passes, or of every other, are swizzled alike");
     static_assert(PASSES * ROWS_OF_PASS == ROWS && COPIES * LANES == TileRow<BYTES>::CHUNKS, "whole passes");
-    u32 first;  // where the lane's part of its first row is in a tile
+    u32 first;  // where the lane's first column of its first row is in a tile
 
     // The row that the lane has a part of in a pass.
     static __device__ __forceinline__ u32 row(int pass) { return threadIdx.x % 32 / LANES + pass * ROWS_OF_PASS; }
 
     static __device__ __forceinline__ u32 column() { return threadIdx.x % LANES; }
 
-    __device__ __forceinline__ explicit LaneRows(u32 first_row)
-        : first(kept_if<KEEP>(TileRow<BYTES>::offset(first_row + row(0), column()))) {}
+    // `stride`: columns from a lane's to the next one's.
+    __device__ __forceinline__ explicit LaneRows(u32 first_row, u32 stride = 1)
+        : first(kept_if<KEEP>(TileRow<BYTES>::offset(first_row + row(0), stride * column()))) {}
+
+    // Where the lane's column `i` in the row of a pass is. Four rows further the third bit of the swizzle is another.
+    __device__ __forceinline__ u32 at(u32 tile, int pass, int i) const {
+        const u32 swizzle = ROWS_OF_PASS == 4 ? pass % 2 * 64 : 0;
+        return TileRow<BYTES>::step((tile + first) ^ swizzle, LANES * i) + pass * ROWS_OF_PASS * BYTES;
+    }
 
     // Columns of `source`, which points at the lane's first, to the row of a pass. The lane's columns from `columns` on,
     // counted in those of the row, become zeros.
     __device__ __forceinline__ void copy(u32 tile, int pass, const u8 *source, i32 columns) const {
-        // Four rows further the third bit of the swizzle is another.
-        const u32 swizzle = ROWS_OF_PASS == 4 ? pass % 2 * 64 : 0, row = pass * ROWS_OF_PASS * BYTES;
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
-            const u32 target = TileRow<BYTES>::step((tile + first) ^ swizzle, LANES * i) + row;
-            cp_async_or_zeros(target, source + 16 * LANES * i, LANES * i < columns);
+            cp_async_or_zeros(at(tile, pass, i), source + 16 * LANES * i, LANES * i < columns);
+        }
+    }
+
+    // The lane's bytes, which are elements of the type, to rows of 16-bit numbers of another tile, where lanes are two columns
+    // apart.
+    template <class T, class Element>
+    __device__ __forceinline__ void widen(u32 tile, const Wide &wide, u32 wide_tile) const {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+#pragma unroll
+            for (int i = 0; i < COPIES; i++) {
+                const u32 from = at(tile, pass, i), to = wide.at(wide_tile, pass, 2 * i);
+                const uint2 pair[] = {ld_shared_v2(from), ld_shared_v2(from + 8)};
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const u32 x = pair[half].x, y = pair[half].y;
+                    const u32 numbers[] = {Element::template widen<T, 0, 1>(x), Element::template widen<T, 2, 3>(x),
+                                           Element::template widen<T, 0, 1>(y), Element::template widen<T, 2, 3>(y)};
+                    st_shared_v4(to ^ 16 * half, numbers);
+                }
+            }
         }
     }
 

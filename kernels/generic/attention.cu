@@ -5,7 +5,8 @@
 // is read once for its whole group. A CTA takes one KV head of one work item (head fastest: neighbouring
 // CTAs read the same pages) and, for items of more rows than a tile, one row tile of it.
 //   prefill: WARPS_M warps share a tile of keys and divide the rows. With one stage, values of a tile come while its keys
-//     are multiplied, and keys of the next one while its values are: two blocks fit on a multiprocessor.
+//     are multiplied, and keys of the next one while its values are: two blocks fit on a multiprocessor. Rows in fp8 are
+//     widened once for all warps, each its own part, to a tile that keys and values have by turns.
 //   decode: one row tile, WARPS_N warps that take every WARPS_N-th tile of keys, each with a ring of its
 //     own, and merge their states at the end.
 //   rows wider than 256, in both: as prefill, but the output of WARPS_M warps is too wide for their registers.
@@ -27,6 +28,14 @@ namespace folio {
 typedef FOLIO_Q Query;
 typedef FOLIO_KV Cached;
 typedef CacheRows<Cached> Cache;
+template <bool WIDENED>
+struct MultipliedAs {
+    typedef Cached Type;
+};
+template <>
+struct MultipliedAs<true> {
+    typedef Query Type;
+};
 
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
 constexpr int WARPS_M = FOLIO_WARPS_M, WARPS_D = FOLIO_WARPS_D;
@@ -34,7 +43,10 @@ constexpr int SHARERS = WARPS_M * WARPS_D,
               WARPS_N = FOLIO_THREADS / 32 / SHARERS;  // warps that share a ring, and rings
 constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS_M, M_TILES = ROWS_PER_WARP / 16;
 constexpr int KEYS = FOLIO_KV_TILE, STAGES = FOLIO_STAGES, COLUMNS = DIM_VO / WARPS_D;
-constexpr bool FP8 = Cached::IS_FP8;
+// Where warps share keys in fp8, they are multiplied as what they were widened to.
+constexpr bool WIDENS = Cached::IS_FP8 && WARPS_M == SHARERS && SHARERS > 1;
+constexpr bool FP8 = Cached::IS_FP8 && !WIDENS;
+typedef MultipliedAs<WIDENS>::Type Multiplied;
 // Registers for addresses that all iterations of the loop over keys have in common.
 constexpr bool HAS_SPARE = WARPS_N > 1 || DIM_QK == DIM_VO;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
@@ -48,9 +60,11 @@ constexpr int STAGE_BYTES = KEYS * (K_BYTES + V_BYTES), RING_BYTES = STAGES * ST
 static_assert(WARPS_D == 1 || Cache::row_bytes(COLUMNS) % 128 == 0,
               "the swizzle of a warp's columns is that of whole rows");
 typedef TileRow<Q_BYTES> QRow;
-typedef TileRow<K_BYTES> KRow;
-typedef TileRow<V_BYTES> VRow;
-static_assert(FOLIO_SHARED_BYTES == ROWS * Q_BYTES + WARPS_N * RING_BYTES, "the kernel table's shared memory");
+typedef TileRow<WIDENS ? 2 * K_BYTES : K_BYTES> KRow;  // of what is multiplied
+typedef TileRow<WIDENS ? 2 * V_BYTES : V_BYTES> VRow;
+constexpr int WIDE_BYTES = WIDENS ? KEYS * 2 * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES) : 0;
+static_assert(FOLIO_SHARED_BYTES == ROWS * Q_BYTES + WARPS_N * RING_BYTES + WIDE_BYTES,
+              "the kernel table's shared memory");
 static_assert(WARPS_N == 1 || WARPS_N * ROWS * (DIM_VO + 2) * 4 <= FOLIO_SHARED_BYTES, "states of all warps");
 
 extern __shared__ __align__(128) u8 shared_memory[];
@@ -81,7 +95,7 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     constexpr int WARPS = SHARERS * WARPS_N, PER_WARP = ROWS / WARPS;
     const u32 first = threadIdx.x / 32 * PER_WARP;
     const u32 row = work.first_row + first + threadIdx.x % 32;
-    const bool fp8 = !Query::IS_BF16 && FP8 && queries_are_fp8(p);
+    const bool fp8 = !Query::IS_BF16 && Cached::IS_FP8 && queries_are_fp8(p);
     const void *address = nullptr;
     if (threadIdx.x % 32 < PER_WARP && row < work.num_rows) {
         const i64 token = static_cast<i64>(work.item->q_token) + row / work.group;
@@ -119,7 +133,7 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 queries, u32 keys) {
 #pragma unroll
         for (int n = 0; n < KEYS / 16; n++) {
             u32 b[4];
-            ldmatrix_x4(b, KRow::step(keys, 2 * step) + 16 * n * K_BYTES);
+            ldmatrix_x4(b, KRow::step(keys, 2 * step) + 16 * n * KRow::BYTES_OF_ROW);
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 if constexpr (FP8) {
@@ -146,7 +160,7 @@ __device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o, 
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            corrections[m][half] = softmax.update(s, m, half, unit);
+            corrections[m][half] = softmax.update(s, m, half, unit, MOST_GROWTH);
             rescale |= corrections[m][half] != 1.0f;
         }
     }
@@ -268,7 +282,7 @@ __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams
         for (int half = 0; half < 2; half++) {
             const u32 row = lane.warp_n * ROWS + lane.tile_row(m, half);
             if (lane.pair == 0) states[row] = softmax.state[m][half];
-            for_each_pair<Cached>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
+            for_each_pair<Multiplied>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
                 *reinterpret_cast<float2 *>(values + row * DIM_VO + column) = make_float2(x, y);
             });
         }
@@ -321,7 +335,7 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const 
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++) {
             if (i / 2 != m) continue;
-            for_each_pair<Cached>(o, i / 2, i % 2, lane.pair, [&](u32 column, float x, float y) {
+            for_each_pair<Multiplied>(o, i / 2, i % 2, lane.pair, [&](u32 column, float x, float y) {
                 *at(8 * (i % 2) + lane.row, lane.warp_d * COLUMNS + column) = make_float2(x, y);
             });
         }
@@ -373,10 +387,11 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     if constexpr (WARPS_N > 1) cp_async_wait<0>();
     __syncthreads();
 
-    const u32 query_at = kept_if<HAS_SPARE>(query_fragment<Cached, QRow>(q_tile, lane.warp_m * ROWS_PER_WARP));
-    const u32 key_at = kept_if<HAS_SPARE>(key_fragment<KRow>(ring));
-    const u32 value_at =
-        kept_if<HAS_SPARE>(value_fragment<VRow>(ring + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS)));
+    const u32 query_at = kept_if<HAS_SPARE>(query_fragment<Multiplied, QRow>(q_tile, lane.warp_m * ROWS_PER_WARP));
+    const u32 wide = ring + RING_BYTES;
+    const u32 key_at = kept_if<HAS_SPARE>(key_fragment<KRow>(WIDENS ? wide : ring));
+    const u32 value_at = kept_if<HAS_SPARE>(
+        value_fragment<VRow>(WIDENS ? wide : ring + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS)));
     const KeyRange of_all = keys_of_all_rows(p, work, lane, keys);
     const Logits logits(p, g, work);
     Softmax softmax;
@@ -396,9 +411,13 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         }
         cp_async_commit();
 
+        if constexpr (WIDENS) {
+            loader.widen_keys<Query>(k_tile, wide);
+            __syncthreads();
+        }
         const KeyRange span = {tile * KEYS, tile * KEYS + KEYS};
         Scores s = {};
-        multiply_qk<Cached>(s, query_at, key_at + stage * STAGE_BYTES);
+        multiply_qk<Multiplied>(s, query_at, key_at + stage * STAGE_BYTES);
         if (!logits.are_products) apply_rule(s, p, work, logits, lane, span.begin);
         if (span.begin < of_all.begin || span.end > of_all.end) hide(s, p, work, lane, keys, span.begin);
         if (is_biased(g.bias, work.request, span))
@@ -409,7 +428,11 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
             if (has_next) loader.copy_keys(k_tile);
             cp_async_commit();
         }
-        multiply_values<Query, Cached, VRow>(o, s, value_at + stage * STAGE_BYTES);
+        if constexpr (WIDENS) {
+            loader.widen_values<Query>(v_tile, wide);
+            __syncthreads();
+        }
+        multiply_values<Query, Multiplied, VRow>(o, s, value_at + stage * STAGE_BYTES);
     }
     allow_dependents();
     softmax.finish();

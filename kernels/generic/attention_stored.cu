@@ -43,7 +43,8 @@ struct KeyFactors {
 
 // Shared memory: queries in two 16-bit numbers, what zero points add to a row's scores; and for each warp that has keys of
 // its own a tile, two stages of raw rows, and factors.
-constexpr int Q_BYTES = ROWS * 2 * DIM_QK, QUERY_BYTES = 2 * Q_BYTES + 4 * ROWS;
+// Tiles begin at swizzled lines.
+constexpr int Q_BYTES = ROWS * 2 * DIM_QK, QUERY_BYTES = 2 * Q_BYTES + (4 * ROWS + 127) / 128 * 128;
 constexpr int TILE_BYTES = KeyTile::TILE_BYTES + ValueTile::TILE_BYTES;
 constexpr int RAW_BYTES = KeyTile::RAW_BYTES + ValueTile::RAW_BYTES;
 constexpr int RING_BYTES = TILE_BYTES + 2 * RAW_BYTES + KEYS * static_cast<int>(sizeof(KeyFactors));

@@ -115,7 +115,8 @@ __device__ __forceinline__ u32 seen_columns(const FolioAttentionParams &p, const
     return seen;
 }
 
-// Probabilities stay below 2^8 of a row's first maximum: sums are as exact, and outputs are seldom rescaled.
+// How much the maximum of a row may grow before what was accumulated is rescaled, where probabilities of up to 2^8 are no
+// harm: sums are as exact, and factors are mostly 1.
 constexpr float MOST_GROWTH = 8.0f;
 
 // One thread's share of the softmax: of each 16-row tile two rows, 8 apart.
@@ -139,8 +140,9 @@ struct FragmentSoftmax {
     }
 
     // A row's logits, which are `unit` (positive) times the numbers in s, to probabilities relative to the state's maximum.
-    // That is kept until a logit exceeds it by MOST_GROWTH. Returns the factor for what was accumulated before: mostly 1.
-    __device__ __forceinline__ float update(float (&s)[M_TILES][N_TILES][4], int m, int half, float unit = 1.0f) {
+    // That is kept until a logit exceeds it by `growth`. Returns the factor for what was accumulated before.
+    __device__ __forceinline__ float update(float (&s)[M_TILES][N_TILES][4], int m, int half, float unit = 1.0f,
+                                            float growth = 0.0f) {
         RowState &row = state[m][half];
         float max = minus_infinity();
 #pragma unroll
@@ -148,7 +150,7 @@ struct FragmentSoftmax {
         max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
         max = unit * fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
         float correction = 1.0f;
-        if (max > row.max + MOST_GROWTH) {
+        if (max > row.max + growth) {
             correction = exp2_approx(row.max - max);
             row = {max, row.sum * correction};
         }

@@ -31,7 +31,7 @@ struct KeyTiles {
     i32 key;            // of the lane's first row
     KeySlot slots[PASSES];
 
-    // `first_row` is the warp's first of the tile's. `keys` are one or more.
+    // `first_row` is the warp's first of the tile's.
     __device__ __forceinline__ KeyTiles(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work,
                                         KeyRange keys, i32 tile, u32 first_row)
         : p(p),
@@ -45,7 +45,7 @@ struct KeyTiles {
           k(kept_if<KEEP>(Cache::first_row(p.k, kv_head) + KRows::column() * (16 / sizeof(Unit)))),
           v(kept_if<KEEP>(Cache::first_row(p.v, kv_head) + KRows::column() * (16 / sizeof(Unit)))),
           key(kept_if<KEEP>(tile * KEYS + first_row + KRows::row(0))) {
-        look_up();
+        if (keys.begin < keys.end) look_up();
     }
 
     __device__ __forceinline__ void copy_keys(u32 tile) const {
@@ -63,7 +63,18 @@ struct KeyTiles {
         copy<V_BYTES>(v_rows, tile, p.v, v, Cache::row_bytes(g.head_dim_vo), g.v_copy_bytes);
     }
 
-    // To the tile that is `tiles` further.
+    // The warp's rows of a tile as numbers of the type T of queries, in a tile of those.
+    template <class T>
+    __device__ __forceinline__ void widen_keys(u32 tile, u32 wide) const {
+        k_rows.template widen<T, typename Cache::Element>(tile, typename KRows::Wide(first_row, 2), wide);
+    }
+
+    template <class T>
+    __device__ __forceinline__ void widen_values(u32 tile, u32 wide) const {
+        v_rows.template widen<T, typename Cache::Element>(tile, typename VRows::Wide(first_row, 2), wide);
+    }
+
+    // To the tile that is `tiles` further. There are keys.
     __device__ __forceinline__ void advance(i32 tiles) {
         key += tiles * KEYS;
         look_up();
@@ -97,8 +108,11 @@ private:
             const i32 columns = static_cast<i32>(bytes / 16 - KRows::column());
 #pragma unroll
             for (int pass = 0; pass < PASSES; pass++) {
-                const Unit *row = first + Cache::offset(cache, static_cast<u32>(slots[pass].page), slots[pass].token);
-                rows.copy(tile, pass, reinterpret_cast<const u8 *>(row), is_there(pass) ? columns : 0);
+                // A page that the cache lacks may be any number: its address is not even formed.
+                const bool there = is_there(pass);
+                const KeySlot &slot = slots[pass];
+                const Unit *row = first + (there ? Cache::offset(cache, static_cast<u32>(slot.page), slot.token) : 0);
+                rows.copy(tile, pass, reinterpret_cast<const u8 *>(row), there ? columns : 0);
             }
         } else {
             copy_rows<PER_WARP, BYTES>(tile, first_row, row_of_lane(cache, kv_head), bytes, copy_bytes);

@@ -38,6 +38,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         types: HALF_FP8,
         shapes: &PREFILL_FP8,
+        shared_bytes: one_tile_and_wide,
         ..PREFILL
     },
     Family {
@@ -206,8 +207,8 @@ const PREFILL_HALF: [Shape; 5] = [
 const PREFILL_FP8: [Shape; 4] = [
     shape((64, 64), 128, 64, 128),
     shape((128, 128), 128, 32, 128),
-    shape((192, 128), 64, 64, 128),
-    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 64, 128),
+    shape((192, 128), 128, 32, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 32, 128),
 ];
 
 /// Two sizes for all forms: queries take twice the room, and a tile is there twice, as it is stored and as it is multiplied.
@@ -238,6 +239,11 @@ const fn shape(
 /// Queries, and a tile of keys and values that all warps share.
 fn one_tile(types: AttentionTypes, shape: Shape) -> u32 {
     queries(shape) + ring(types, shape) / 2
+}
+
+/// The same, and a tile of what keys or values are widened to.
+fn one_tile_and_wide(types: AttentionTypes, shape: Shape) -> u32 {
+    one_tile(types, shape) + shape.kv_tile * shape.head_dim_qk.max(shape.head_dim_vo) * 2
 }
 
 /// Queries, and two stages of keys and values that all warps share.
@@ -274,7 +280,7 @@ fn stored_ring_per_warp(_: AttentionTypes, shape: Shape) -> u32 {
 }
 
 fn stored_queries(shape: Shape) -> u32 {
-    2 * queries(shape) + 4 * shape.q_tile
+    2 * queries(shape) + (4 * shape.q_tile).next_multiple_of(128)
 }
 
 /// A tile of 16-bit numbers, two stages of bytes, and two factors of each key.
