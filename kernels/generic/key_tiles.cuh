@@ -108,11 +108,10 @@ private:
             const i32 columns = static_cast<i32>(bytes / 16 - KRows::column());
 #pragma unroll
             for (int pass = 0; pass < PASSES; pass++) {
-                // A page that the cache lacks may be any number: its address is not even formed.
-                const bool there = is_there(pass);
-                const KeySlot &slot = slots[pass];
-                const Unit *row = first + (there ? Cache::offset(cache, static_cast<u32>(slot.page), slot.token) : 0);
-                rows.copy(tile, pass, reinterpret_cast<const u8 *>(row), there ? columns : 0);
+                // A page that the cache lacks may be any number: no address is made of it.
+                const u32 page = min(static_cast<u32>(slots[pass].page), max(p.num_pages, 1u) - 1);
+                const Unit *row = first + Cache::offset(cache, page, slots[pass].token);
+                rows.copy(tile, pass, reinterpret_cast<const u8 *>(row), is_there(pass) ? columns : 0);
             }
         } else {
             copy_rows<PER_WARP, BYTES>(tile, first_row, row_of_lane(cache, kv_head), bytes, copy_bytes);

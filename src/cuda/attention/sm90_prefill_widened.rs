@@ -485,7 +485,7 @@ fn row_dtype(desc: &AttentionDesc) -> DType {
     }
 }
 
-/// Query rows of a request that share keys, from which on rows pay. Beside the portable kernel, which multiplies at a fifth
+/// Query rows of a request that share keys, from which on rows pay. Beside the portable kernel, which multiplies at a third
 /// of the rate, a tile of them is enough; over caches in other forms, whose portable kernel has tiles of 64, two of those. To
 /// widen a key once takes the multiprocessors about as long as to convert it for three tiles. What is only copied costs a third
 /// more, and a tile saves a tenth of its time; a third of it and more where the other kernel's tiles are wider than the rows
