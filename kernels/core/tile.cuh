@@ -19,8 +19,9 @@ struct TileRow {
         return row * BYTES + ((chunk ^ swizzle) << 4);
     }
 
-    // From the address of column 0 or 1 of a row, in a tile that is aligned as a swizzled line is, to that `chunks` (even)
-    // columns further: for constants one instruction, and none from one row to another that is swizzled alike.
+    // From the address of a column in a tile that is aligned as a swizzled line is, to that `chunks` columns further in the
+    // row. `chunks` is a multiple of a power of two that the column is below: of 2 from columns 0 and 1. For constants that is
+    // one instruction, and none from one row to another that is swizzled alike.
     static __device__ __forceinline__ u32 step(u32 address, u32 chunks) {
         constexpr u32 SWIZZLED = BYTES % 128 == 0 ? 7 : 3;
         return (address ^ ((chunks & SWIZZLED) << 4)) + ((chunks & ~SWIZZLED) << 4);

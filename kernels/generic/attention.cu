@@ -29,11 +29,11 @@ typedef FOLIO_Q Query;
 typedef FOLIO_KV Cached;
 typedef CacheRows<Cached> Cache;
 template <bool WIDENED>
-struct MultipliedAs {
+struct ProductType {
     typedef Cached Type;
 };
 template <>
-struct MultipliedAs<true> {
+struct ProductType<true> {
     typedef Query Type;
 };
 
@@ -45,8 +45,8 @@ constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS_M, M_TILES = ROW
 constexpr int KEYS = FOLIO_KV_TILE, STAGES = FOLIO_STAGES, COLUMNS = DIM_VO / WARPS_D;
 // Where warps share keys in fp8, they are multiplied as what they were widened to.
 constexpr bool WIDENS = Cached::IS_FP8 && WARPS_M == SHARERS && SHARERS > 1;
-constexpr bool FP8 = Cached::IS_FP8 && !WIDENS;
-typedef MultipliedAs<WIDENS>::Type Multiplied;
+typedef ProductType<WIDENS>::Type Multiplied;
+constexpr bool FP8 = Multiplied::IS_FP8;
 // Registers for addresses that all iterations of the loop over keys have in common.
 constexpr bool HAS_SPARE = WARPS_N > 1 || DIM_QK == DIM_VO;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
