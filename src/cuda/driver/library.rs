@@ -81,11 +81,12 @@ impl Driver {
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
+        let named = std::env::var_os(KERNELS_OF).map(|named| named.to_string_lossy().into_owned());
         Ok(DeviceInfo {
             ordinal,
             handle,
             name: self.device_name(handle)?,
-            compute_capability: kernels_of(own, std::env::var(KERNELS_OF).ok().as_deref())?,
+            compute_capability: kernels_of(own, named.as_deref())?,
             own_compute_capability: own,
             sm_count: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             l2_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
