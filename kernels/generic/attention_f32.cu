@@ -57,9 +57,8 @@ __device__ __forceinline__ void copy_rope(float *target, const Cache::Unit *sour
 
 __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, const FolioGenericParams &g,
                                              const Work &work, float *q) {
-    const u32 group = p.num_qo_heads / p.num_kv_heads;
     for (u32 row = threadIdx.x / 32; row < ROWS; row += WARPS) {
-        const i64 token = static_cast<i64>(work.item->q_token) + work.row(row) / group;
+        const i64 token = static_cast<i64>(work.item->q_token) + work.row(row) / work.group;
         const float *source =
             static_cast<const float *>(p.q.data) + token * p.q.stride_token + work.qo_head(row) * p.q.stride_head;
         copy_row<DIM_QK, f32>(q + row * DIM_QK, source, g.head_dim_qk);
@@ -174,7 +173,7 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &p, const 
 
 __device__ __forceinline__ void attend(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
     const Tiles tiles;
-    const u32 group = p.num_qo_heads / p.num_kv_heads, warp_row = threadIdx.x / 32 * ROWS_PER_WARP;
+    const u32 warp_row = threadIdx.x / 32 * ROWS_PER_WARP;
     const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0), work.token(ROWS - 1));
     const PageTable table(p, *work.item, g.page_size);
     const LogitRule rule(p);

@@ -143,12 +143,12 @@ __device__ __forceinline__ float write_query_chunk(const Piece<Query> &q, const 
 __device__ __forceinline__ void write_queries(const FolioGenericParams &g, const Work &work, const Channels &channels,
                                               float unit) {
     const FolioAttentionParams &p = g.attention;
-    const u32 group = p.num_qo_heads / p.num_kv_heads, q_tile = shared_address(shared_memory);
+    const u32 q_tile = shared_address(shared_memory);
 #pragma unroll 1
     for (u32 tile_row = threadIdx.x / 32; tile_row < ROWS; tile_row += WARPS) {
         const u32 row = work.first_row + tile_row;
-        const i64 token = static_cast<i64>(work.item->q_token) + row / group;
-        const Query::Storage *source = row_of<Query>(p.q, token, work.kv_head * group + row % group);
+        const i64 token = static_cast<i64>(work.item->q_token) + row / work.group;
+        const Query::Storage *source = row_of<Query>(p.q, token, work.kv_head * work.group + row % work.group);
         float bias = 0.0f;
         for (u32 chunk = threadIdx.x % 32; chunk < DIM_QK / VECTOR; chunk += 32) {
             const u32 d = VECTOR * chunk, target = q_tile + QRow::offset(tile_row, chunk);
@@ -252,7 +252,7 @@ typedef FragmentSoftmax<M_TILES, KEYS / 8> Softmax;  // of the rows `lane.tile_r
 
 // S += Q K^T of one tile.
 __device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u32 first_row) {
-    const u32 lane = threadIdx.x % 32, key = lane % 8 + lane / 16 * 8;
+    const KeyFragment at;
 #pragma unroll
     for (int step = 0; step < DIM_QK / 16; step++) {
         u32 a[M_TILES][4];
@@ -262,7 +262,7 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 q_tile, u32 k_tile, u
 #pragma unroll
         for (int n = 0; n < KEYS / 16; n++) {
             u32 b[4];
-            ldmatrix_x4(b, k_tile + QRow::offset(16 * n + key, 2 * step + lane / 8 % 2));
+            ldmatrix_x4(b, k_tile + QRow::offset(16 * n + at.key, 2 * step + at.chunk));
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
                 Query::mma(s[m][2 * n], a[m], b[0], b[1]);
@@ -322,7 +322,6 @@ __device__ __forceinline__ void scale_keys(Scores &s, u32 factors, u32 pair, flo
 __device__ __forceinline__ void make_logits(Scores &s, const FolioAttentionParams &p, const Work &work,
                                             const LogitRule &rule, float scale, const Lane &lane, KeyRange keys,
                                             i32 first_key, bool unmasked) {
-    const u32 group = p.num_qo_heads / p.num_kv_heads;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
@@ -425,7 +424,7 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
     const FolioGenericParams &g = params.generic;
     const FolioAttentionParams &p = g.attention;
     const Lane lane;
-    const u32 group = p.num_qo_heads / p.num_kv_heads, form = params.cache.format.form;
+    const u32 form = params.cache.format.form;
     const bool by_token = form == FOLIO_FORM_TOKEN_HEAD_SCALES;
     const u32 q_tile = shared_address(shared_memory), ring = q_tile + QUERY_BYTES + lane.warp_n * RING_BYTES;
     const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0), work.token(ROWS - 1));

@@ -36,11 +36,22 @@ __device__ __forceinline__ u32 value_fragment(u32 tile) {
     return tile + Row::offset(threadIdx.x % 16, threadIdx.x % 32 / 16);
 }
 
-// The same of 16 keys, whose rows are columns of the products.
+// The lane's part of the fragments of 16 keys, whose rows are columns of the products: its key, and its 16-byte column of two.
+struct KeyFragment {
+    u32 key, chunk;
+
+    __device__ __forceinline__ KeyFragment() {
+        const u32 lane = threadIdx.x % 32;
+        key = lane % 8 + lane / 16 * 8;
+        chunk = lane / 8 % 2;
+    }
+};
+
+// Where it is; a base as query_fragment.
 template <class Row>
 __device__ __forceinline__ u32 key_fragment(u32 tile) {
-    const u32 lane = threadIdx.x % 32;
-    return tile + Row::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const KeyFragment lane;
+    return tile + Row::offset(lane.key, lane.chunk);
 }
 
 // O += P V of one tile of values of type `Element`, laid out as `Row`, of which `fragment` is the lane's part. For fp8

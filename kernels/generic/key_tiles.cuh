@@ -51,9 +51,9 @@ struct KeyTiles {
     __device__ __forceinline__ void copy_keys(u32 tile) const {
         const u32 bytes = Cache::row_bytes(g.head_dim_qk);
         if (g.rope_dim != 0) {
-            const Unit *k = row_of_lane(p.k, kv_head), *k_rope = row_of_lane(g.k_rope, 0);
-            copy_split_rows<PER_WARP, K_BYTES>(tile, first_row, k, k_rope, bytes - Cache::row_bytes(g.rope_dim), bytes,
-                                               min(g.k_copy_bytes, g.k_rope_copy_bytes));
+            const Unit *leading = row_of_lane(p.k, kv_head), *trailing = row_of_lane(g.k_rope, 0);
+            copy_split_rows<PER_WARP, K_BYTES>(tile, first_row, leading, trailing, bytes - Cache::row_bytes(g.rope_dim),
+                                               bytes, min(g.k_copy_bytes, g.k_rope_copy_bytes));
         } else {
             copy<K_BYTES>(k_rows, tile, p.k, k, bytes, g.k_copy_bytes);
         }

@@ -267,14 +267,6 @@ __device__ __forceinline__ void multiply_by_key(Scores &s, float factor_of_lane,
     }
 }
 
-// Where the lane's part of a 16-key ldmatrix of keys is: its key and its 16-byte column of two.
-struct KeyFragment {
-    u32 key, chunk;
-
-    __device__ __forceinline__ explicit KeyFragment(const Lane &lane)
-        : key(lane.lane % 8 + lane.lane / 16 * 8), chunk(lane.lane / 8 % 2) {}
-};
-
 template <class Element>
 __device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32 tile, const KeyFragment &at) {
     // Fragments of queries that go with 32 bytes of keys.
@@ -321,7 +313,7 @@ __device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 t
 
 // The warp's part of S = Q K^T of one tile.
 __device__ __forceinline__ void multiply_qk(Scores &s, const Queries &q, u32 stage, float scale, const Lane &lane) {
-    const KeyFragment at(lane);
+    const KeyFragment at;
     multiply_latent<Latent>(s, q, stage, at);
     if constexpr (Keys::SCALED) multiply_by_key(s, scale, lane);
     multiply_rope<Rope>(s, q, stage + KEYS * K_BYTES, at);
