@@ -7,6 +7,7 @@ use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
 use crate::cuda::kernels::keyless::{COMBINE, COMBINE_LATENT, COMBINE_WIDE};
+use crate::cuda::kernels::waits_for_prerequisites;
 use crate::cuda::params::{AttentionParams, CombineParams, V_SCALES_OF_REQUESTS, dtype_code};
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind};
@@ -50,7 +51,7 @@ impl Combine {
             row,
             function,
             desc: *desc,
-            dependent: cc >= (9, 0),
+            dependent: waits_for_prerequisites(cc),
             sm_count: context.device().sm_count as usize,
         })
     }

@@ -7,6 +7,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
 use crate::cuda::kernels::keyless::ROUND_LSE;
+use crate::cuda::kernels::waits_for_prerequisites;
 use crate::cuda::lse_params::RoundLseParams;
 use crate::cuda::params::{AttentionParams, dtype_code};
 use crate::dtype::DType;
@@ -39,7 +40,7 @@ impl RoundLse {
             row,
             function,
             desc: *desc,
-            dependent: cc >= (9, 0),
+            dependent: waits_for_prerequisites(cc),
         })
     }
 

@@ -31,5 +31,5 @@ mod row;
 mod table;
 pub mod up_projection;
 
-pub use row::{Arch, Row, target};
+pub use row::{Arch, Row, target, waits_for_prerequisites};
 pub use table::table;

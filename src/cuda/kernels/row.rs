@@ -54,6 +54,12 @@ impl Arch {
     }
 }
 
+/// Whether every kernel that runs on a device waits for what it depends on, so that it may be launched before the kernel before
+/// it has ended. Those of other devices are, or may come from PTX, for architectures without that instruction.
+pub fn waits_for_prerequisites(compute_capability: (u32, u32)) -> bool {
+    compute_capability == (9, 0)
+}
+
 /// The compilation target for a device. A cubin runs on its own major version, from its minor upwards.
 pub fn target(compute_capability: (u32, u32)) -> String {
     match compute_capability {
