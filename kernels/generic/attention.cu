@@ -445,8 +445,9 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     }
 }
 
-// Decode is bound by how many copies are under way, prefill by registers.
-constexpr int BLOCKS = WARPS_N == 1 || DIM_QK > 128 ? 2 : DIM_QK > 64 ? 3 : 4;
+// Decode is bound by how many copies are under way, prefill by registers. A row has outputs and logits.
+constexpr int HELD = M_TILES * (DIM_QK + KEYS);
+constexpr int BLOCKS = WARPS_N == 1 || HELD > 160 ? 2 : HELD > 96 ? 3 : 4;
 
 }  // namespace folio
 

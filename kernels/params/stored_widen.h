@@ -1,4 +1,4 @@
-// The parameters of kernels/sm90/widen/widen_stored.cu. src/cuda/stored_params.rs mirrors them field by field; the size is
+// The parameters of kernels/widen/widen_stored.cu. src/cuda/stored_params.rs mirrors them field by field; the size is
 // asserted on both sides. No code here.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The parameters of kernels/sm90/widen. src/cuda/widen_params.rs mirrors them field by field; the sizes are asserted on both
+// The parameters of kernels/widen. src/cuda/widen_params.rs mirrors them field by field; the sizes are asserted on both
 // sides. No code here.
 #pragma once
 
@@ -27,7 +27,7 @@ struct FolioWidenParams {
     float *units;  // that the first launch sets to the least
 };
 
-// kernels/sm90/widen/round_outputs.cu: outputs in fp8, from rows that have no factor of v yet.
+// kernels/widen/round_outputs.cu: outputs in fp8, from rows that have no factor of v yet.
 struct FolioRoundOutputsParams {
     FolioPlanView plan;
     const void *rows;  // [token][num_qo_heads], rows of row_pieces, of fp16

@@ -30,6 +30,8 @@ pub struct Setup {
     pub mode: &'static str,
     /// Where kernels come from that the bundle lacks.
     pub compiler: Compiler,
+    /// Whose kernels run; empty: the device's own.
+    pub kernels_of: &'static str,
 }
 
 /// The run-time compiler that a process finds.
@@ -45,16 +47,19 @@ const ABSENT: Setup = Setup {
     stub: Stub::Absent,
     mode: "",
     compiler: Compiler::Absent,
+    kernels_of: "",
 };
 const INCOMPLETE: Setup = Setup {
     stub: Stub::WithoutTensorMaps,
     mode: "ok",
     compiler: Compiler::Absent,
+    kernels_of: "",
 };
 const INCOMPLETE_AND_OLD: Setup = Setup {
     stub: Stub::WithoutTensorMaps,
     mode: "old",
     compiler: Compiler::Absent,
+    kernels_of: "",
 };
 const WORKING: Setup = mode("ok");
 
@@ -63,6 +68,7 @@ const fn mode(mode: &'static str) -> Setup {
         stub: Stub::Complete,
         mode,
         compiler: Compiler::Absent,
+        kernels_of: "",
     }
 }
 
@@ -72,9 +78,15 @@ const fn with_compiler(mode: &'static str) -> Setup {
         stub: Stub::Complete,
         mode,
         compiler: Compiler::Stub,
+        kernels_of: "",
     }
 }
 const BACKEND: Setup = with_compiler("ok");
+/// A device that has the portable kernels alone.
+const PORTABLE: Setup = Setup {
+    kernels_of: "8.0",
+    ..BACKEND
+};
 
 /// All cases.
 pub const CASES: &[Case<Setup>] = &[
@@ -302,6 +314,12 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_mixed_lse_of_16_bits",
         BACKEND,
         mixed::lse_of_16_bits,
+    ),
+    case("launch_mixed_portably", PORTABLE, mixed::portably),
+    case(
+        "launch_prefill_widened_portably",
+        PORTABLE,
+        prefill_widened::forms_portably,
     ),
     case(
         "launch_prefill_widened_keys_in_fp8",

@@ -54,6 +54,9 @@ fn prepare(setup: &cases::Setup, command: &mut Command) -> Result<(), String> {
         .env("FOLIO_STUB", setup.mode)
         // What the stub compiles must not be found by anybody else.
         .env("FOLIO_CACHE_DIR", "");
+    if !setup.kernels_of.is_empty() {
+        command.env("FOLIO_COMPUTE_CAPABILITY", setup.kernels_of);
+    }
     match setup.compiler {
         Compiler::Absent => command.env("FOLIO_NVRTC", ""),
         Compiler::Stub => command.env("FOLIO_NVRTC", stub::build_compiler()?),

@@ -1,8 +1,8 @@
-//! Prompts and decodes of one batch over an fp8 cache: which plans there are, and which launches of a run.
+//! Prompts and decodes of one batch: which plans there are, and which launches of a run. On Hopper over an fp8 cache.
 
 use folio::api::BatchInput;
 use folio::cuda::lse_params::RoundLseParams;
-use folio::cuda::params::{CombineParams, DecodeParams};
+use folio::cuda::params::{CombineParams, DecodeParams, GenericParams};
 use folio::cuda::plan_params::PlanParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
@@ -62,20 +62,22 @@ fn plan(handle: &mut Handle, rows: [i32; REQUESTS as usize], keys: i32) {
 
 fn run(recorder: &Recorder, handle: &Handle, lse_dtype: Option<DType>) -> Vec<Launched> {
     recorder.forget();
-    let tokens = i64::from(ROWS_OF_PROMPT + 20);
-    let rows = |dtype| at(SOMEWHERE, dtype, &[tokens, HEADS.into(), DIM.into()], None);
-    let cache = at(
-        SOMEWHERE,
-        DType::F8E4M3,
-        &[4096, 16, HEADS.into(), DIM.into()],
-        None,
-    );
+    let args = arguments(DType::F8E4M3);
     let args = AttentionArgs {
-        lse: lse_dtype.map(|dtype| at(LSE, dtype, &[tokens, HEADS.into()], None)),
-        ..AttentionArgs::new(rows(DType::BF16), cache, cache, rows(DType::BF16))
+        lse: lse_dtype.map(|dtype| at(LSE, dtype, &[TOKENS, HEADS.into()], None)),
+        ..args
     };
     handle.attention.run(&args, OURS).unwrap();
     recorder.launches()
+}
+
+const TOKENS: i64 = ROWS_OF_PROMPT as i64 + 20;
+
+fn arguments(kv_dtype: DType) -> AttentionArgs {
+    let (heads, dim) = (i64::from(HEADS), i64::from(DIM));
+    let rows = at(SOMEWHERE, DType::BF16, &[TOKENS, heads, dim], None);
+    let cache = at(SOMEWHERE, kv_dtype, &[4096, 16, heads, dim], None);
+    AttentionArgs::new(rows, cache, cache, rows)
 }
 
 fn names(launches: &[Launched]) -> Vec<&str> {
@@ -183,6 +185,38 @@ pub fn decodes_apart_on_the_device() {
     assert_ne!(decodes.items, prompts.items);
     let launches = run(&recorder, &handle, None);
     assert_eq!(names(&launches), [DECODES, PROMPTS].concat());
+}
+
+/// The portable kernels do so over every cache, and with decodes of twice as many rows.
+pub fn portably() {
+    let recorder = recorder();
+    recorder.expect::<GenericParams>("folio_attention");
+    let both = ["folio_attention", "folio_combine", "folio_attention"];
+    for kv_dtype in [DType::BF16, DType::F8E4M3] {
+        let desc = AttentionDesc {
+            kv_format: kv_dtype.into(),
+            ..mixed(false)
+        };
+        let mut handle = Handle::of(&context(), desc).unwrap();
+        let run = |handle: &Handle| {
+            recorder.forget();
+            handle.attention.run(&arguments(kv_dtype), OURS).unwrap();
+            recorder.launches()
+        };
+        plan(
+            &mut handle,
+            [2 * DECODE_ROWS as i32, ROWS_OF_PROMPT, 1, 1],
+            MANY_KEYS,
+        );
+        let launches = run(&handle);
+        assert_eq!(names(&launches)[..3], both);
+        let [decodes, prompts] = [0, 2].map(|n: usize| launches[n].params::<GenericParams>());
+        assert_ne!(decodes.attention.plan.items, prompts.attention.plan.items);
+        // Tiles of 16 rows and of 128.
+        assert_eq!((decodes.row_tiles, prompts.row_tiles), (1, 1));
+        plan(&mut handle, [1, ROWS_OF_PROMPT, 0, 0], FEW_KEYS);
+        assert_eq!(names(&run(&handle)), [both[0], both[1]]);
+    }
 }
 
 /// An lse in 16 bits is rounded once, of the rows of both.

@@ -7,7 +7,9 @@ use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::stored_params::{StoredAttentionParams, StoredWidenParams};
 use folio::cuda::widen_params::{RoundOutputsParams, WidenParams};
 use folio::dtype::DType;
-use folio::problem::{AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, Window};
+use folio::problem::{
+    AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, Mask, Window,
+};
 
 use crate::fixture::{DIM, HEADS, Handle, OURS, at, context, desc, host_tensor};
 use crate::stub::{Launched, Recorder};
@@ -423,6 +425,40 @@ pub fn other_forms() {
             assert!(places.items >= places.units + u64::from(places.num_units) * 8);
         }
     }
+}
+
+/// Devices without Hopper's kernels make the same rows, and their own kernel takes them under any mask. No launch begins before
+/// the one before it has ended, since nothing waits there.
+pub fn forms_portably() {
+    let recorder = recorder_of_forms();
+    recorder.expect::<GenericParams>("folio_attention");
+    let desc = prompts_over(CacheForm::ChannelScales, DType::F16);
+    let handle = planned(desc, 1000);
+    let name = handle.attention.kernel();
+    assert!(name.ends_with("_widened_from_channel_scales"), "{name}");
+    let args = arguments_over(&desc, 1000);
+    let custom = AttentionArgs {
+        mask: Mask::Bytes(at(O, DType::U8, &[2 * 1000 * 1000], None)),
+        ..args
+    };
+    for args in [args, custom] {
+        let launches = launches(&recorder, &handle, &args);
+        let expected = [
+            "folio_widen_places",
+            "folio_widen_units",
+            "folio_widen_stored",
+            "folio_attention",
+        ];
+        assert_eq!(names(&launches)[..4], expected);
+        assert!(launches.iter().all(|launch| launch.dependent == 0));
+        let widened = launches[0].params::<WidenParams>();
+        let taken = launches[3].params::<GenericParams>();
+        assert_eq!(taken.attention.k.data, widened.k_rows);
+        assert_eq!(taken.attention.plan.items, widened.items);
+        assert_eq!((taken.k_copy_bytes, taken.page_size.divisor), (16, 1));
+    }
+    let few = launches(&recorder, &planned(desc, 100), &arguments_over(&desc, 100));
+    assert_eq!(few[0].name(), "folio_attention_stored");
 }
 
 /// Scales of whole heads, which an x-packed cache of fp8 has, stay out of the rows.

@@ -8,12 +8,12 @@ use super::features::{Feature, Features};
 use super::generic::Generic;
 use super::kernel::{AttentionKernel, OrLacks, Run, packed_rows, phase};
 use super::mla::GenericMla;
+use super::prefill_widened::PrefillWidened;
 use super::sm90_decode::Sm90Decode;
 use super::sm90_mla::Sm90Mla;
 use super::sm90_mla_few::Sm90MlaFew;
 use super::sm90_prefill::{Beside, Sm90Prefill};
 use super::sm90_prefill_fp8::Sm90PrefillFp8;
-use super::sm90_prefill_widened::Sm90PrefillWidened;
 use super::stored::Stored;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
@@ -141,8 +141,8 @@ fn only_portable(run: &Run<'_>) -> Features {
         .and(Feature::ScoreBias, run.args.score_bias.is_some())
 }
 
-/// What there is for this device beside the portable kernel: nothing, or Hopper's kernels, of which few
-/// rows are decode's, as many as it has a row for, and many prefill's.
+/// What there is for this device beside the portable kernel. On Hopper its kernels, of which few rows are decode's, as many as it
+/// has a row for, and many prefill's; elsewhere what makes plain rows of caches in other forms.
 fn special(
     loader: &Loader,
     context: &Context,
@@ -153,15 +153,19 @@ fn special(
     ) -> OrLacks<Box<dyn AttentionKernel>> {
         loaded.map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>)
     }
+    let is_stored = desc.kv_format.form() != CacheForm::Plain;
+    let widened = |beside| PrefillWidened::load(loader, context, desc, beside).map(boxed);
     if !Arch::Sm90a.runs_on(context.device().compute_capability) {
-        return Ok(Vec::new());
+        return Ok(match is_stored {
+            true => vec![widened(Beside::Portable)?],
+            false => Vec::new(),
+        });
     }
     let decode = |keys| Sm90Decode::load(keys, Masks::ByPosition, loader, context, desc).map(boxed);
     let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
     let many = |variant| Sm90Mla::load(variant, loader, context, desc).map(boxed);
     let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
-    let widened = |beside| Sm90PrefillWidened::load(loader, context, desc, beside).map(boxed);
-    if desc.kv_format.form() != CacheForm::Plain {
+    if is_stored {
         let mut kernels = match packed_rows(desc) <= Sm90Decode::most_rows(false) {
             true => vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?],
             false => Vec::new(),
@@ -230,7 +234,7 @@ fn special(
                 boxes.push(prefill(KeySource::Tma, Masks::Any)?);
             }
             // What no box describes becomes rows before, or with every tile.
-            if Sm90PrefillWidened::is_for(desc) {
+            if PrefillWidened::is_for(desc) {
                 boxes.push(widened(beside)?);
             }
             let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
@@ -240,7 +244,7 @@ fn special(
                     boxes.push(rows);
                 }
                 // Not a multiple that a step of common caches would be coarse by.
-                let most_unit = match Sm90PrefillWidened::is_for(desc) {
+                let most_unit = match PrefillWidened::is_for(desc) {
                     true => MOST_COMMON_UNIT,
                     false => 0,
                 };

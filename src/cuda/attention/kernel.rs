@@ -12,6 +12,7 @@ use crate::cuda::kernels::attention::{
 use crate::cuda::params::{AttentionParams, K_SCALES_OF_REQUESTS, V_SCALES_OF_REQUESTS};
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, Checked, Tiling};
+use crate::tensor::Tensor;
 
 /// One run of a plan.
 #[derive(Debug)]
@@ -36,6 +37,20 @@ pub struct Run<'a> {
     pub starts_in_blocks: bool,
     /// Address of the memory that kernels asked for ([`AttentionKernel::scratch_bytes`]).
     pub scratch: u64,
+}
+
+/// What a launch reads in place of the run's own tensors.
+pub struct Inputs<'a> {
+    /// Queries.
+    pub q: &'a Tensor,
+    /// Keys.
+    pub k: &'a Tensor,
+    /// Values.
+    pub v: &'a Tensor,
+    /// Of the run, with work items that say where these keys are.
+    pub params: AttentionParams,
+    /// Another kernel of the run, before this one on the stream, writes some of them.
+    pub dependent: bool,
 }
 
 impl Run<'_> {

@@ -1,8 +1,8 @@
 //! Mixed batches: the decodes of a batch, beside its prompts, are a plan of their own, and a run is a decode kernel and then a
-//! prefill kernel. For caches whose keys a prefill kernel converts: a tile of it has one warpgroup for the few rows of a
-//! decode, whose steps are longer than it takes to read their bytes (166 decodes on 30101 keys in fp8, 32/1 heads of 96, beside
-//! 30 rows, on an H200: 1250 µs, where the bytes are read in 230). A second kernel, and what combines its parts, take about
-//! 15 µs, and so decodes of few keys stay with the prompts.
+//! prefill kernel. For prefill kernels whose tiles take longer for the few rows of a decode than it takes to read their bytes:
+//! Hopper's where it converts keys (166 decodes on 30101 keys in fp8, 32/1 heads of 96, beside 30 rows, on an H200: 1250 µs, where
+//! the bytes are read in 230), and the portable one, of whose four warps one has all rows. A second kernel, and what combines its
+//! parts, take 15 to 20 µs, and so decodes of few keys stay with the prompts.
 //!
 //! Drafts that are verified are too few rows for a prefill kernel as well, but more than a tile of decodes has. Where the host sees
 //! that they have more keys than the decodes of a batch, or that nothing is longer, a decode kernel with larger tiles takes both.
@@ -11,12 +11,14 @@
 
 use std::sync::Arc;
 
+use super::generic::Generic;
 use super::handle::CudaAttention;
 use super::kernel::packed_rows;
 use super::sm90_decode::Sm90Decode;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
+use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{KeySource, Masks};
 use crate::error::{Error, Result};
 use crate::log::Level;
@@ -26,22 +28,29 @@ use crate::problem::{
     WorkList,
 };
 
-/// Packed rows of a decode: the least that decode kernels have tiles of.
-const DECODE_ROWS: u32 = 8;
+/// Packed rows of a decode: the least that Hopper's decode kernels have tiles of.
+const HOPPER_DECODE_ROWS: u32 = 8;
 
-/// Packed rows of drafts. Decodes in tiles of so many take up to 1.3 times as long as in tiles of [`DECODE_ROWS`], and drafts
+/// Packed rows of drafts. Decodes in tiles of so many take up to 1.3 times as long as in tiles of [`HOPPER_DECODE_ROWS`], and drafts
 /// down to 0.4 of what prefill kernels take (random batches in fp8 on an H200, drafts of 2 to 8 tokens).
 const DRAFT_ROWS: u32 = 32;
 
 /// Bytes of the keys and values of decodes that are worth a kernel of their own. Of 186 random batches in fp8 on an H200,
-/// the 79 with so many were 1.27 times as fast with it, and the others 0.78 times.
+/// the 79 with so many were 1.27 times as fast with it, and the others 0.78 times. By the portable kernels 36 of 96
+/// were 1.37 times as fast, and the others 0.73 times.
 const LEAST_BYTES: u64 = 32 << 20;
+
+/// The same of keys that no kernel converts: by the portable kernels, 185 of 407 random batches in bf16 were 1.29 times as fast, and
+/// the others 0.71 times.
+const LEAST_BYTES_UNCONVERTED: u64 = 64 << 20;
 
 /// One attention problem whose batches may be mixed.
 pub struct Mixed {
     prompts: Part,
     decodes: Part,
     drafts: Option<Part>,
+    /// Keys of requests of few rows that are planned apart.
+    least_keys: u64,
     workspace: WorkspaceInfo,
     planned: Option<Planned>,
 }
@@ -93,12 +102,9 @@ impl Mixed {
         desc: &AttentionDesc,
     ) -> Result<Box<dyn Attention>> {
         let all = CudaAttention::new(loader, context, desc)?;
-        let Some(decode_desc) = decodes_of(desc) else {
+        let Some(few_rows) = FewRows::of(loader, context, desc)? else {
             return Ok(Box::new(all));
         };
-        if !decodes_on_hopper(loader, context, &decode_desc)? {
-            return Ok(Box::new(all));
-        }
         let few = |few_desc: AttentionDesc| -> Result<(CudaAttention, AttentionDesc)> {
             let attention = CudaAttention::new(loader, context, &few_desc)?;
             loader.logger().log(
@@ -112,13 +118,8 @@ impl Mixed {
             );
             Ok((attention, few_desc))
         };
-        let decodes = few(decode_desc)?;
-        let drafts = match drafts_of(desc) {
-            Some(draft_desc) if decodes_on_hopper(loader, context, &draft_desc)? => {
-                Some(few(draft_desc)?)
-            }
-            _ => None,
-        };
+        let decodes = few(few_rows.decodes)?;
+        let drafts = few_rows.drafts.map(few).transpose()?;
         let mut workspace = WorkspaceInfo {
             alignment: PARTS_ALIGNMENT,
             ..WorkspaceInfo::default()
@@ -134,6 +135,7 @@ impl Mixed {
             prompts,
             decodes,
             drafts,
+            least_keys: few_rows.least_keys,
             workspace,
             planned: None,
         }))
@@ -173,7 +175,7 @@ impl Mixed {
     /// Whose the requests of few rows are: the decodes', but where drafts have more keys, or nothing is longer.
     fn few_of(&self, keys: &KeysByRows) -> Few {
         let nothing_is_longer = keys.longest <= self.few(Few::Drafts).desc.max_qo_len;
-        let most_are_drafts = keys.drafts >= keys.decodes.max(least_keys(&self.prompts.desc));
+        let most_are_drafts = keys.drafts >= keys.decodes.max(self.least_keys);
         match keys.drafts > 0 && (nothing_is_longer || most_are_drafts) {
             true => Few::Drafts,
             false => Few::Decodes,
@@ -182,7 +184,7 @@ impl Mixed {
 
     /// Which parts a batch has, as far as the host knows, and the requests of few rows.
     fn parts_of(&self, batch: &Batch<'_>) -> (Planned, Requests) {
-        let least_keys = least_keys(&self.prompts.desc);
+        let least_keys = self.least_keys;
         let of_part = |few: Few| Requests::Decodes {
             most_rows: self.few(few).desc.max_qo_len,
             least_keys,
@@ -305,19 +307,96 @@ impl Attention for Mixed {
     }
 }
 
-/// The problem of the decodes of a batch, where they are planned apart.
-fn decodes_of(desc: &AttentionDesc) -> Option<AttentionDesc> {
-    let converts = desc.kv_format.form() != CacheForm::Plain || desc.kv_format.element.is_fp8();
-    let max_qo_len = (DECODE_ROWS / desc.group_size()).max(1);
+/// The problems of the requests of few rows, where a device has kernels for them that pay.
+struct FewRows {
+    decodes: AttentionDesc,
+    drafts: Option<AttentionDesc>,
+    least_keys: u64,
+}
+
+impl FewRows {
+    fn of(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<FewRows>> {
+        match Arch::Sm90a.runs_on(context.device().compute_capability) {
+            true => FewRows::on_hopper(loader, context, desc),
+            false => Ok(FewRows::of_portable(desc)),
+        }
+    }
+
+    /// For caches whose keys the prefill kernel converts.
+    fn on_hopper(
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<Option<FewRows>> {
+        let is_plain = desc.kv_format.form() == CacheForm::Plain;
+        if is_plain && !desc.kv_format.element.is_fp8() {
+            return Ok(None);
+        }
+        let most_converting = Sm90Decode::most_converting_rows(desc);
+        // A graph of few rows most often verifies drafts, and would launch both kernels.
+        let most_rows = match desc.graph {
+            true => Sm90Decode::most_rows(false),
+            false => most_converting,
+        };
+        let least_keys = least_keys(desc, LEAST_BYTES);
+        let Some(decodes) = apart(desc, HOPPER_DECODE_ROWS, most_rows, least_keys) else {
+            return Ok(None);
+        };
+        if !decodes_on_hopper(loader, context, &decodes)? {
+            return Ok(None);
+        }
+        let is_fast = is_plain && most_converting > DRAFT_ROWS;
+        let drafts = match drafts_beside(&decodes, desc).filter(|_| is_fast) {
+            Some(drafts) if decodes_on_hopper(loader, context, &drafts)? => Some(drafts),
+            _ => None,
+        };
+        Ok(Some(FewRows {
+            decodes,
+            drafts,
+            least_keys,
+        }))
+    }
+
+    /// Not for graphs, which would launch both kernels for every batch.
+    fn of_portable(desc: &AttentionDesc) -> Option<FewRows> {
+        if desc.graph || !Generic::divides_warps(desc) {
+            return None;
+        }
+        let least_bytes = match desc.kv_format.element == desc.q_dtype {
+            true => LEAST_BYTES_UNCONVERTED,
+            false => LEAST_BYTES,
+        };
+        let (most_rows, least_keys) = (
+            Generic::most_rows_of_decode(desc),
+            least_keys(desc, least_bytes),
+        );
+        let takes = |few: &AttentionDesc| packed_rows(few) <= most_rows;
+        let decodes = apart(desc, Generic::DECODE_ROWS, most_rows, least_keys).filter(takes)?;
+        Some(FewRows {
+            decodes,
+            drafts: drafts_beside(&decodes, desc).filter(takes),
+            least_keys,
+        })
+    }
+}
+
+/// The problem of the decodes of a batch, which have up to so many packed rows, where they are planned apart. Where none of
+/// its requests have more than `most_rows`, no batch is taken for a mixed one.
+fn apart(
+    desc: &AttentionDesc,
+    packed: u32,
+    most_rows: u32,
+    least_keys: u64,
+) -> Option<AttentionDesc> {
+    let max_qo_len = (packed / desc.group_size()).max(1);
     let is_mixed = desc.kind == Kind::Prefill
         && desc.shared_levels == 0
         && !desc.mask_items
         && !desc.fp8_products
         && desc.max_batch_size > 1
         && max_qo_len < desc.max_qo_len
-        && packed_rows(desc) > most_rows_of_decode(desc);
-    let may_be_worth_it = desc.most_keys() >= least_keys(desc);
-    (converts && is_mixed && may_be_worth_it).then_some(AttentionDesc {
+        && packed_rows(desc) > most_rows;
+    (is_mixed && desc.most_keys() >= least_keys).then_some(AttentionDesc {
         kind: Kind::Decode,
         max_qo_len,
         ..*desc
@@ -326,33 +405,21 @@ fn decodes_of(desc: &AttentionDesc) -> Option<AttentionDesc> {
 
 /// The problem of drafts and decodes, for handles whose batches choose between both: not those of graphs, which launch the same
 /// kernels for every batch, nor batch-invariant ones.
-fn drafts_of(desc: &AttentionDesc) -> Option<AttentionDesc> {
+fn drafts_beside(decodes: &AttentionDesc, desc: &AttentionDesc) -> Option<AttentionDesc> {
     let chooses = !desc.graph && !desc.batch_invariant;
-    let decodes = decodes_of(desc).filter(|_| chooses)?;
     let max_qo_len = DRAFT_ROWS / desc.group_size();
-    let is_fast = desc.kv_format.form() == CacheForm::Plain
-        && Sm90Decode::most_converting_rows(desc) > DRAFT_ROWS;
     let is_between = max_qo_len > decodes.max_qo_len && max_qo_len < desc.max_qo_len;
-    (is_fast && is_between).then_some(AttentionDesc {
+    (chooses && is_between).then_some(AttentionDesc {
         max_qo_len,
-        ..decodes
+        ..*decodes
     })
 }
 
-/// Packed rows up to which no batch is taken for a mixed one. A graph of few rows most often verifies drafts, and would launch
-/// both kernels.
-fn most_rows_of_decode(desc: &AttentionDesc) -> u32 {
-    match desc.graph {
-        true => Sm90Decode::most_rows(false),
-        false => Sm90Decode::most_converting_rows(desc),
-    }
-}
-
-/// Keys of decodes that are planned apart. In a batch-invariant plan, all.
-fn least_keys(desc: &AttentionDesc) -> u64 {
+/// Keys that have so many bytes. In a batch-invariant plan none: all decodes are planned apart.
+fn least_keys(desc: &AttentionDesc, bytes: u64) -> u64 {
     match desc.batch_invariant {
         true => 0,
-        false => LEAST_BYTES.div_ceil(u64::from(desc.num_kv_heads) * desc.kv_bytes()),
+        false => bytes.div_ceil(u64::from(desc.num_kv_heads) * desc.kv_bytes()),
     }
 }
 

@@ -3,7 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, COMBINE_UNITS, OWN_KEY_BYTES, OrLacks, Run, find, query};
+use super::kernel::{
+    AttentionKernel, COMBINE_UNITS, Inputs, OWN_KEY_BYTES, OrLacks, Run, find, query,
+};
 use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -61,17 +63,6 @@ pub(super) enum Beside {
     Rows,
     /// The same, in tiles that are wider than the problem's rows.
     WiderRows,
-}
-
-/// What maps of a launch describe.
-pub(super) struct Inputs<'a> {
-    pub q: &'a Tensor,
-    pub k: &'a Tensor,
-    pub v: &'a Tensor,
-    /// Of the run, with work items that say where these keys are.
-    pub params: AttentionParams,
-    /// Another kernel of the run, before this one on the stream, writes some of them.
-    pub dependent: bool,
 }
 
 impl Sm90Prefill {

@@ -1,5 +1,5 @@
 //! Rows of 16 bits for Hopper prefill from caches in other forms than rows of plain elements:
-//! `kernels/sm90/widen/widen_stored.cu`.
+//! `kernels/widen/widen_stored.cu`.
 #![allow(unsafe_code)]
 
 use super::features::Feature;

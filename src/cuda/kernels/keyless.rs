@@ -263,12 +263,12 @@ pub static PLAN_CASCADE: Keyless = Keyless {
     }),
 };
 
-/// Where the rows of a batch begin that is widened for Hopper prefill.
+/// Where the rows of a batch begin that is widened for prefill.
 pub static WIDEN_PLACES: Keyless = Keyless {
     noun: "widen_places kernel",
     rows: LazyLock::new(|| {
-        let code = ("sm90/widen/widen.cu", "folio_widen_places");
-        [Row::for_hopper("widen_places", code, 256)]
+        let code = ("widen/places.cu", "folio_widen_places");
+        [row("widen_places", code, 256)]
     }),
 };
 
@@ -276,7 +276,7 @@ pub static WIDEN_PLACES: Keyless = Keyless {
 pub static WIDEN_ROWS: Keyless = Keyless {
     noun: "widen_rows kernel",
     rows: LazyLock::new(|| {
-        let code = ("sm90/widen/widen.cu", "folio_widen_rows");
+        let code = ("widen/widen.cu", "folio_widen_rows");
         [Row::for_hopper("widen_rows", code, 256)]
     }),
 };
@@ -285,7 +285,7 @@ pub static WIDEN_ROWS: Keyless = Keyless {
 pub static COPY_ROWS: Keyless = Keyless {
     noun: "copy_rows kernel",
     rows: LazyLock::new(|| {
-        let code = ("sm90/widen/widen.cu", "folio_copy_rows");
+        let code = ("widen/widen.cu", "folio_copy_rows");
         [Row::for_hopper("copy_rows", code, 256)]
     }),
 };
@@ -294,8 +294,8 @@ pub static COPY_ROWS: Keyless = Keyless {
 pub static WIDEN_STORED: Keyless = Keyless {
     noun: "widen_stored kernel",
     rows: LazyLock::new(|| {
-        let code = ("sm90/widen/widen_stored.cu", "folio_widen_stored");
-        [Row::for_hopper("widen_stored", code, 256)]
+        let code = ("widen/widen_stored.cu", "folio_widen_stored");
+        [row("widen_stored", code, 256)]
     }),
 };
 
@@ -303,8 +303,8 @@ pub static WIDEN_STORED: Keyless = Keyless {
 pub static WIDEN_UNITS: Keyless = Keyless {
     noun: "widen_units kernel",
     rows: LazyLock::new(|| {
-        let code = ("sm90/widen/widen_stored.cu", "folio_widen_units");
-        [Row::for_hopper("widen_units", code, 256)]
+        let code = ("widen/widen_stored.cu", "folio_widen_units");
+        [row("widen_units", code, 256)]
     }),
 };
 
@@ -312,7 +312,7 @@ pub static WIDEN_UNITS: Keyless = Keyless {
 pub static WIDEN_QUERIES: Keyless = Keyless {
     noun: "widen_queries kernel",
     rows: LazyLock::new(|| {
-        let code = ("sm90/widen/widen.cu", "folio_widen_queries");
+        let code = ("widen/widen.cu", "folio_widen_queries");
         [Row::for_hopper("widen_queries", code, 256)]
     }),
 };
@@ -321,7 +321,7 @@ pub static WIDEN_QUERIES: Keyless = Keyless {
 pub static ROUND_OUTPUTS: Keyless = Keyless {
     noun: "round_outputs kernel",
     rows: LazyLock::new(|| {
-        let code = ("sm90/widen/round_outputs.cu", "folio_round_outputs");
+        let code = ("widen/round_outputs.cu", "folio_round_outputs");
         [Row::for_hopper("round_outputs", code, 256)]
     }),
 };

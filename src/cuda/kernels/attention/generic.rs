@@ -22,6 +22,16 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         types: HALF,
+        shapes: &DECODE_MORE_HALF,
+        ..DECODE
+    },
+    Family {
+        types: HALF_FP8,
+        shapes: &DECODE_MORE_FP8,
+        ..DECODE
+    },
+    Family {
+        types: HALF,
         shapes: &DECODE_WIDE_HALF,
         ..DECODE_WIDE
     },
@@ -186,6 +196,9 @@ const WIDEST: (u32, u32) = (MOST_WIDE_HEAD_DIM, MOST_WIDE_HEAD_DIM);
 /// A warp has its own 16 (fp8: 32) keys.
 const DECODE_HALF: [Shape; 2] = [shape((64, 64), 16, 16, 128), shape((128, 128), 16, 16, 128)];
 const DECODE_FP8: [Shape; 2] = [shape((64, 64), 16, 32, 128), shape((128, 128), 16, 32, 128)];
+/// Two 16-row tiles, where a warp's registers hold the outputs.
+const DECODE_MORE_HALF: [Shape; 2] = [shape((64, 64), 32, 16, 128), shape((128, 128), 32, 16, 128)];
+const DECODE_MORE_FP8: [Shape; 2] = [shape((64, 64), 32, 32, 128), shape((128, 128), 32, 32, 128)];
 const DECODE_WIDE_HALF: [Shape; 2] = [
     shape((192, 128), 16, 16, 128),
     shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 128),

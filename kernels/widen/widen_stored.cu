@@ -9,7 +9,7 @@
 #include "core/stored_rows.cuh"
 #include "core/units.cuh"
 #include "params/stored_widen.h"
-#include "sm90/widen/chunks.cuh"
+#include "widen/chunks.cuh"
 
 namespace folio {
 

@@ -1,13 +1,15 @@
-//! Hopper prefill over keys that many tiles of queries read, and that no tensor map describes as they are: all keys of the
-//! batch become 16-bit rows first, `kernels/sm90/widen/widen.cu`, and the kernel over ragged rows reads those. Keys in fp8 and in
-//! other forms than plain rows are widened, those of small pages copied. Queries in fp8 become rows too, and outputs in fp8 are rounded from rows after the
-//! kernel. The rows lie in the workspace. For what does not pay, or has no room there, other kernels stand behind this one.
+//! Prefill over keys that many tiles of queries read, and that are not what a kernel multiplies: all keys of the batch become
+//! 16-bit rows first, `kernels/widen/`, and a kernel over ragged rows reads those. Keys in other forms than plain rows are
+//! widened on every device. For Hopper's kernel, keys in fp8 are too, and those of small pages, which no tensor map describes,
+//! copied; queries in fp8 become rows, and outputs in fp8 are rounded from rows after the kernel. The rows lie in the workspace.
+//! For what does not pay, or has no room there, other kernels stand behind this one.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, OrLacks, Run, packed_rows};
+use super::generic::Generic;
+use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, packed_rows};
 use super::sm90::GROUP;
-use super::sm90_prefill::{Beside, Inputs, Sm90Prefill, not_by_position, rows_suit};
+use super::sm90_prefill::{Beside, Sm90Prefill, not_by_position, rows_suit};
 use super::widen_stored::{WidenStored, num_units, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -16,6 +18,7 @@ use crate::cuda::kernels::attention::{KeySource, Masks};
 use crate::cuda::kernels::keyless::{
     COPY_ROWS, Keyless, ROUND_OUTPUTS, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS,
 };
+use crate::cuda::kernels::{Arch, waits_for_prerequisites};
 use crate::cuda::params::{
     AttentionParams, Cache, Divisor, PlanView, Rows, dtype_code, row_alignment,
 };
@@ -45,13 +48,15 @@ const ITEMS_OF_BLOCK: u32 = 256;
 
 /// The kernels for one problem.
 #[derive(Debug)]
-pub struct Sm90PrefillWidened {
+pub struct PrefillWidened {
     name: String,
-    prefill: Sm90Prefill,
+    prefill: OverRows,
     places: Function,
     rows: Keys,
-    queries: Function,
-    round_outputs: Function,
+    /// Where they are in fp8.
+    queries: Option<Function>,
+    /// Where they are in fp8.
+    round_outputs: Option<Function>,
     desc: AttentionDesc,
     /// Of rows.
     dtype: DType,
@@ -60,6 +65,15 @@ pub struct Sm90PrefillWidened {
     /// What stands behind this one.
     beside: Beside,
     sm_count: u32,
+    /// Whether a launch may begin while the one before it ends.
+    depends: bool,
+}
+
+/// What multiplies the rows.
+#[derive(Debug)]
+enum OverRows {
+    Hopper(Sm90Prefill),
+    Portable(Generic),
 }
 
 /// What writes rows of keys and values.
@@ -124,7 +138,50 @@ impl Parts {
     }
 }
 
-impl Sm90PrefillWidened {
+impl OverRows {
+    /// Loads the kernel for a problem over rows.
+    ///
+    /// # Errors
+    /// As [`Loader::find`].
+    fn load(
+        loader: &Loader,
+        context: &Context,
+        over_rows: &AttentionDesc,
+    ) -> Result<OrLacks<OverRows>> {
+        if !Arch::Sm90a.runs_on(context.device().compute_capability) {
+            let kernel = Generic::load(loader, context, over_rows)?;
+            return Ok(Ok(OverRows::Portable(kernel)));
+        }
+        let (source, masks) = (KeySource::Tma, Masks::ByPosition);
+        let loaded = Sm90Prefill::load(source, masks, loader, context, over_rows)?;
+        Ok(loaded.and_then(|kernel| match kernel.takes_whole_keys() {
+            true => Ok(OverRows::Hopper(kernel)),
+            false => Err(Feature::TypesAndDims.into()),
+        }))
+    }
+
+    fn kernel(&self) -> &dyn AttentionKernel {
+        match self {
+            OverRows::Hopper(kernel) => kernel,
+            OverRows::Portable(kernel) => kernel,
+        }
+    }
+
+    fn launch(
+        &self,
+        inputs: &Inputs<'_>,
+        current: &Current<'_>,
+        run: &Run<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        match self {
+            OverRows::Hopper(kernel) => kernel.launch_over(inputs, current, run, stream),
+            OverRows::Portable(kernel) => kernel.launch_over(inputs, current, run, stream),
+        }
+    }
+}
+
+impl PrefillWidened {
     /// Whether keys of the problem are not what boxes are of.
     pub fn is_for(desc: &AttentionDesc) -> bool {
         match desc.kv {
@@ -163,10 +220,8 @@ impl Sm90PrefillWidened {
             },
             ..*desc
         };
-        let (source, masks) = (KeySource::Tma, Masks::ByPosition);
-        let prefill = match Sm90Prefill::load(source, masks, loader, context, &over_rows)? {
-            Ok(prefill) if prefill.takes_whole_keys() => prefill,
-            Ok(_) => return Ok(Err(Feature::TypesAndDims.into())),
+        let prefill = match OverRows::load(loader, context, &over_rows)? {
+            Ok(prefill) => prefill,
             Err(lacks) => return Ok(Err(lacks)),
         };
         let cc = context.device().compute_capability;
@@ -188,19 +243,24 @@ impl Sm90PrefillWidened {
             (CacheForm::Plain, false) => "copied_from_pages".to_owned(),
             _ => format!("widened_from_{}", form.name().to_lowercase()),
         };
-        Ok(Ok(Sm90PrefillWidened {
-            name: format!("{}_{from}", prefill.name()),
+        Ok(Ok(PrefillWidened {
+            name: format!("{}_{from}", prefill.kernel().name()),
             prefill,
             places: find(&WIDEN_PLACES)?,
             rows,
-            queries: find(&WIDEN_QUERIES)?,
-            round_outputs: find(&ROUND_OUTPUTS)?,
+            queries: widens_queries(desc)
+                .then(|| find(&WIDEN_QUERIES))
+                .transpose()?,
+            round_outputs: rounds_outputs(desc)
+                .then(|| find(&ROUND_OUTPUTS))
+                .transpose()?,
             desc: *desc,
             dtype,
             parts,
             choice,
             beside,
             sm_count: context.device().sm_count,
+            depends: waits_for_prerequisites(cc),
         }))
     }
 
@@ -211,7 +271,8 @@ impl Sm90PrefillWidened {
             .num_items
             .div_ceil(ITEMS_OF_BLOCK)
             .clamp(1, self.sm_count);
-        let of_all = launch(BLOCKS_PER_MULTIPROCESSOR * self.sm_count, true, stream);
+        let blocks = BLOCKS_PER_MULTIPROCESSOR * self.sm_count;
+        let of_all = launch(blocks, self.depends, stream);
         // SAFETY: these kernels take a `FolioWidenParams`. Its addresses are the caller's tensors, the plan, and the memory
         // that `scratch_bytes` asked for, which has room for the plan's requests and items, for `most_rows` rows of keys and
         // for `num_tokens` of queries.
@@ -221,8 +282,8 @@ impl Sm90PrefillWidened {
                 Keys::Plain(rows) => of_all.enqueue(current, rows, &params, &[])?,
                 Keys::Stored(stored) => stored.enqueue(&of_all, current, &params, run)?,
             }
-            if widens_queries(&self.desc) {
-                of_all.enqueue(current, &self.queries, &params, &[])?;
+            if let Some(queries) = &self.queries {
+                of_all.enqueue(current, queries, &params, &[])?;
             }
         }
         Ok(params)
@@ -309,6 +370,7 @@ impl Sm90PrefillWidened {
     /// Enqueues what makes outputs in fp8 of those.
     fn round(
         &self,
+        function: &Function,
         current: &Current<'_>,
         widened: &WidenParams,
         run: &Run<'_>,
@@ -334,7 +396,7 @@ impl Sm90PrefillWidened {
         let blocks = BLOCKS_TO_ROUND * self.sm_count;
         // SAFETY: the kernel takes a `FolioRoundOutputsParams`; its addresses are the caller's tensors, the plan, and rows of
         // the workspace.
-        unsafe { launch(blocks, false, stream).enqueue(current, &self.round_outputs, &params, &[]) }
+        unsafe { launch(blocks, false, stream).enqueue(current, function, &params, &[]) }
     }
 
     /// Rows of q and o as they are, or as the kernels read and write them that make rows of them.
@@ -372,21 +434,21 @@ impl Sm90PrefillWidened {
     }
 }
 
-impl AttentionKernel for Sm90PrefillWidened {
+impl AttentionKernel for PrefillWidened {
     fn name(&self) -> &str {
         &self.name
     }
 
     fn tiling(&self) -> Tiling {
-        self.prefill.tiling()
+        self.prefill.kernel().tiling()
     }
 
     fn most_rows(&self) -> u32 {
-        self.prefill.most_rows()
+        self.prefill.kernel().most_rows()
     }
 
     fn starts_at(&self) -> u32 {
-        self.prefill.starts_at()
+        self.prefill.kernel().starts_at()
     }
 
     fn missing(&self, run: &Run<'_>) -> Features {
@@ -397,7 +459,13 @@ impl AttentionKernel for Sm90PrefillWidened {
             Keys::Stored(_) => true,
         };
         let suits = self.choice == Choice::All || self.suits(run);
-        (self.missing_of_queries(&args.q, &args.o) | not_by_position(args))
+        let of_kernel = match self.prefill {
+            OverRows::Hopper(_) => {
+                self.missing_of_queries(&args.q, &args.o) | not_by_position(args)
+            }
+            OverRows::Portable(_) => Features::default(),
+        };
+        of_kernel
             .and(Feature::SplitKeys, args.k_rope.is_some())
             .and(Feature::RequestScales, run.has_request_scales())
             .and(Feature::KvStrides, !aligned)
@@ -430,21 +498,20 @@ impl AttentionKernel for Sm90PrefillWidened {
             page_size: 1,
             ..self.of_parts(run)
         };
-        let rounds = rounds_outputs(&self.desc);
         let inputs = Inputs {
             q: &q,
             k: &k,
             v: &v,
-            params: match rounds {
+            params: match rounds_outputs(&self.desc) {
                 true => self.unrounded(&q, over_rows),
                 false => over_rows,
             },
-            dependent: true,
+            dependent: self.depends,
         };
-        self.prefill.launch_over(&inputs, current, run, stream)?;
-        match rounds {
-            true => self.round(current, &widened, run, stream),
-            false => Ok(()),
+        self.prefill.launch(&inputs, current, run, stream)?;
+        match &self.round_outputs {
+            Some(function) => self.round(function, current, &widened, run, stream),
+            None => Ok(()),
         }
     }
 
