@@ -22,6 +22,7 @@
 #                                     the integrations, in a virtual environment of 7 GB with PyTorch and vLLM
 #   make test-python-gpu              the Python packages on a GPU, with the PyTorch of PYTHON
 #   make test-grids-gpu               of them, the grids of the peers' unit tests
+#   make test-vllm-gpu                vLLM's engine on a GPU, with the vLLM of PYTHON
 #   make test-grids                   a sample of these on the CPU
 #   make bench                        the CPU benchmarks
 #   make pictures                     the pictures of the benchmarks, from the figures in the repository
@@ -35,7 +36,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c \
     test-package test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python \
-    test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-sglang test-paddle \
+    test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-vllm-gpu test-sglang test-paddle \
     paddle-tools test-reproducible test-dist-aarch64 test-readme clean
 
 CARGO ?= cargo
@@ -267,6 +268,12 @@ test-sglang: $(ENGINES)/folio
 test-vllm: $(ENGINES)/folio
 	$(call say,vLLM on Folio and on its own backend)
 	cd integrations/vllm && $(ENGINES)/bin/python -m pytest --quiet tests
+
+# On a machine with a GPU, whose Python has vLLM for CUDA, pytest, and Folio's packages as docs/vllm.md installs them.
+test-vllm-gpu:
+	$(call say,vLLM on a GPU: on Folio and on its own backends)
+	@$(PYTHON) -c 'from vllm.platforms import current_platform; assert current_platform.is_cuda(), "vLLM finds no GPU"'
+	cd integrations/vllm && $(PYTHON) -m pytest --quiet tests/test_engine.py
 
 .PHONY: $(ENGINES)/folio
 $(ENGINES)/folio: wheel $(ENGINES)/installed

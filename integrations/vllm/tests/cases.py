@@ -1,12 +1,15 @@
 """What is run on both backends: a model, options of the engine, prompts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from models import VOCABULARY
 
 #: Prompts of these many tokens, computed and decoded together.
 MIXED = (1, 5, 17, 40, 130, 300)
+
+#: What stands in a backend's place where types of few bits are judged.
+EXACT = "transformers"
 
 
 def tokens(seed: int, length: int) -> list[int]:
@@ -27,8 +30,8 @@ class Case:
         rounds: how often the prompts are given; later rounds find what is cached.
         tolerance: of logprobs, or of an embedding's elements; tokens are to be equal.
         distribution: the result is the logprob of every token of the vocabulary, in the place of the first token.
-        exact: for types of few bits, the case in float32 that shows what is right. The distribution is to be as
-            near to that one's as with vLLM's own backend.
+        few_bits: types of few bits: the distribution is to be as near to that of transformers in float32 as with vLLM's
+            own backend.
         embeds: the result is an embedding.
     """
 
@@ -40,7 +43,7 @@ class Case:
     rounds: int = 1
     tolerance: float = 2e-4
     distribution: bool = False
-    exact: str | None = None
+    few_bits: bool = False
     embeds: bool = False
 
     def prompts(self) -> list[dict]:
@@ -50,17 +53,29 @@ class Case:
 
 _FP32: dict[str, Any] = dict(dtype="float32", max_model_len=512, max_num_seqs=8)
 _CHUNKED = _FP32 | dict(enable_chunked_prefill=True, max_num_batched_tokens=64)
+_PREFIX = _FP32 | dict(enable_prefix_caching=True, block_size=32)
+_SPECULATIVE = _FP32 | dict(speculative_config=dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=2))
 _ALL: dict[str, Any] = dict(max_logprobs=-1)
-_EXACT = "llama-float32-distribution"
 
-CASES = {
+
+def _few_bits(model: str, **options) -> Case:
+    return Case(model, _FP32 | _ALL | options, distribution=True, few_bits=True)
+
+
+def _decodes(model: str, **options) -> Case:
+    """Few bits, too. In the second round one token of each prompt is left to compute: what is compared is decoded."""
+    cached = dict(enable_prefix_caching=True, block_size=16) | options
+    return replace(_few_bits(model, **cached), lengths=(17, 33, 65, 129, 257), rounds=2)
+
+
+_COMMON = {
     **{f"{model}-mixed": Case(model, _FP32) for model in ("llama", "gemma2", "mistral", "bloom")},
     **{f"{model}-chunked": Case(model, _CHUNKED) for model in ("llama", "gemma2", "mistral")},
     **{
         # 320 shared tokens are enough that decodes share the work.
         f"{model}-prefix": Case(
             model,
-            _FP32 | dict(enable_prefix_caching=True, block_size=32),
+            _PREFIX,
             lengths=(1, 5, 17, 40, 40, 90),
             shared=320,
             rounds=2,
@@ -69,18 +84,66 @@ CASES = {
     },
     "llama-small-pages": Case("llama", _FP32 | dict(block_size=32)),
     "llama-float32-distribution": Case("llama", _FP32 | _ALL, distribution=True),
-    "llama-bfloat16": Case("llama", _FP32 | _ALL | dict(dtype="bfloat16"), distribution=True, exact=_EXACT),
-    "llama-float16": Case("llama", _FP32 | _ALL | dict(dtype="float16"), distribution=True, exact=_EXACT),
-    "llama-fp8": Case("llama", _FP32 | _ALL | dict(kv_cache_dtype="fp8"), distribution=True, exact=_EXACT),
-    "llama-fp8-e5m2": Case("llama", _FP32 | _ALL | dict(kv_cache_dtype="fp8_e5m2"), distribution=True, exact=_EXACT),
+    "llama-bfloat16": _few_bits("llama", dtype="bfloat16"),
+    "llama-float16": _few_bits("llama", dtype="float16"),
+    "llama-fp8": _few_bits("llama", kv_cache_dtype="fp8"),
+    "llama-fp8-e5m2": _few_bits("llama", kv_cache_dtype="fp8_e5m2"),
     "bert-embed": Case(
         "bert", dict(dtype="float32", max_model_len=512, max_num_seqs=8, runner="pooling"), embeds=True, tolerance=1e-4
     ),
-    "deepseek-mixed": Case("deepseek", _FP32),
-    # The last one: it loads modules that vLLM stumbles over when the next engine of the process starts.
-    "llama-speculative": Case(
-        "llama",
-        _FP32 | dict(speculative_config=dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=2)),
-        lengths=(5, 17, 40),
-    ),
 }
+
+# The last one: it loads modules that vLLM stumbles over when the next engine of the process starts.
+_LAST = {"llama-speculative": Case("llama", _SPECULATIVE, lengths=(5, 17, 40))}
+
+CPU_CASES = _COMMON | {"deepseek-mixed": Case("deepseek", _FP32)} | _LAST
+
+#: Decodes are captured, in batches that are padded to the sizes of graphs.
+_GRAPHS: dict[str, Any] = dict(enforce_eager=False, compilation_config=dict(mode=0, cudagraph_mode="FULL_DECODE_ONLY"))
+
+GPU_CASES = (
+    _COMMON
+    | {
+        f"{model}-graphs": Case(model, _FP32 | _GRAPHS, max_tokens=48)
+        for model in ("llama", "gemma2", "mistral", "bloom")
+    }
+    | {
+        f"{model}-{name}{graphs}": _decodes(model, **types, **options)
+        for model in ("llama", "deepseek")
+        for name, types in {
+            "bfloat16": dict(dtype="bfloat16"),
+            "bfloat16-fp8": dict(dtype="bfloat16", kv_cache_dtype="fp8"),
+        }.items()
+        for graphs, options in {"-decodes": {}, "-graphs": _GRAPHS}.items()
+    }
+    # MLA takes 16-bit types only there.
+    | {
+        "deepseek-float16": _few_bits("deepseek", dtype="float16"),
+        "deepseek-chunked": _few_bits(
+            "deepseek", dtype="bfloat16", enable_chunked_prefill=True, max_num_batched_tokens=64
+        ),
+    }
+    | {"llama-speculative-graphs": Case("llama", _SPECULATIVE | _GRAPHS, lengths=(5, 17, 40))}
+    | _LAST
+)
+
+#: What is run in environments of its own.
+SPECIAL = {
+    # As vLLM is without options: compiled, with graphs of all parts but attention, and of whole decodes.
+    "llama-compiled": Case("llama", _FP32 | dict(enforce_eager=False)),
+} | {
+    # With batch invariance both give the same bits: all prompts together, and one after the other.
+    f"llama-{name}": Case(
+        "llama",
+        dict(dtype="bfloat16", max_model_len=1000, max_num_seqs=requests),
+        lengths=(900, 700, 500, 300, 100, 40, 17, 5),
+    )
+    for name, requests in {"together": 8, "alone": 1}.items()
+}
+
+
+def here() -> dict[str, Case]:
+    """The cases for the platform that vLLM finds."""
+    from vllm.platforms import current_platform
+
+    return GPU_CASES if current_platform.is_cuda() else CPU_CASES

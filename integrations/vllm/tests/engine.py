@@ -1,6 +1,7 @@
 """Runs cases on one backend and writes what they gave as JSON: `engine.py BACKEND MODELS OUTPUT CASE...`.
 
-A process of its own, since vLLM reads its environment once. Cases are those of cases.py.
+A process of its own, since vLLM reads its environment once. Cases are those of cases.py for the platform that vLLM
+finds. The backend `transformers` is that library in place of vLLM, in float32 on the CPU; it gives distributions.
 """
 
 import gc
@@ -15,38 +16,62 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Small models: what torch.compile saves in the sampler is less than compiling takes.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# Triton's products in float32 are to be those of float32, not of its upper 19 bits.
+os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", TOKENIZERS_PARALLELISM="false")
 
 import cases  # noqa: E402
 import models  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+
+def cache_size() -> dict[str, int | float]:
+    """Options for a small cache on a GPU, which others may be using. On the CPU an environment variable says it."""
+    from vllm.platforms import current_platform
+
+    return dict(kv_cache_memory_bytes=1 << 28, gpu_memory_utilization=0.02) if current_platform.is_cuda() else {}
 
 
 def run(case: cases.Case, backend: str, folder: Path) -> list:
     """What a case gives for each of its prompts: [tokens, logprobs], all logprobs, or an embedding."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        str(models.save(case.model, folder)),
-        enforce_eager=True,
-        attention_backend=backend,
-        disable_log_stats=True,
-        **case.options,
-    )
+    options = dict(enforce_eager=True, attention_backend=backend, disable_log_stats=True, **cache_size()) | case.options
+    llm = LLM(str(models.save(case.model, folder)), **options)
+    compilation = llm.llm_engine.vllm_config.compilation_config
+    if compilation.cudagraph_mode.has_full_cudagraphs() == options["enforce_eager"]:
+        raise RuntimeError(f"enforce_eager is {options['enforce_eager']}, but {compilation.cudagraph_mode} is in force")
     if case.embeds:
         outputs = llm.embed(case.prompts(), use_tqdm=False)
         return [output.outputs.embedding for output in outputs]
-    if case.distribution:
-        sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, detokenize=False)
-        outputs = llm.generate(case.prompts(), sampling, use_tqdm=False)
-        return [[logprob.logprob for _, logprob in sorted(output.outputs[0].logprobs[0].items())] for output in outputs]
-    sampling = SamplingParams(temperature=0, max_tokens=case.max_tokens, logprobs=1, ignore_eos=True, detokenize=False)
+    logprobs = -1 if case.distribution else 1
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=1 if case.distribution else case.max_tokens,
+        logprobs=logprobs,
+        ignore_eos=True,
+        detokenize=False,
+    )
     results = []
     for _ in range(case.rounds):
         for output in llm.generate(case.prompts(), sampling, use_tqdm=False):
             answer = output.outputs[0]
-            logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
-            results.append([list(answer.token_ids), logprobs])
+            if case.distribution:
+                results.append([logprob.logprob for _, logprob in sorted(answer.logprobs[0].items())])
+            else:
+                chosen = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
+                results.append([list(answer.token_ids), chosen])
     return results
+
+
+@torch.inference_mode()
+def exact(case: cases.Case, folder: Path) -> list:
+    """The distributions of a case by transformers."""
+    path = models.save(case.model, folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    prompts = [torch.tensor([prompt["prompt_token_ids"]]) for prompt in case.prompts()]
+    return [model(prompt).logits[0, -1].log_softmax(-1).tolist() for prompt in prompts] * case.rounds
 
 
 def main() -> None:
@@ -54,7 +79,8 @@ def main() -> None:
     results = {}
     for name in names:
         try:
-            results[name] = run(cases.CASES[name], backend, Path(folder))
+            case = (cases.here() | cases.SPECIAL)[name]
+            results[name] = exact(case, Path(folder)) if backend == cases.EXACT else run(case, backend, Path(folder))
         except Exception as error:
             results[name] = f"{type(error).__name__}: {error}"
         from vllm.distributed import cleanup_dist_env_and_memory

@@ -37,7 +37,7 @@ CONFIGS = {
     ),
     # Encoder only.
     "bert": transformers.BertConfig(**_SIZES, num_attention_heads=4, intermediate_size=256, pad_token_id=0, **_LENGTH),
-    # MLA with the widths of DeepSeek-V2's records, which vLLM's own CPU backend needs.
+    # MLA with the widths of DeepSeek-V2, which vLLM's own backends need.
     "deepseek": transformers.DeepseekV2Config(
         **_SIZES,
         **_TOKENS,
@@ -48,9 +48,9 @@ CONFIGS = {
         num_key_value_heads=4,
         q_lora_rank=None,
         kv_lora_rank=512,
-        qk_nope_head_dim=32,
+        qk_nope_head_dim=128,
         qk_rope_head_dim=64,
-        v_head_dim=32,
+        v_head_dim=128,
         first_k_dense_replace=2,
         n_routed_experts=2,
         n_shared_experts=1,

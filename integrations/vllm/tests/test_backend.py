@@ -555,3 +555,10 @@ def test_selection():
 def test_what_is_refused(fields, reason):
     with pytest.raises(ValueError, match=f"attention_backend is FOLIO, which cannot serve.*{reason}"):
         backend_for(type(current_platform), config(**fields))
+
+
+def test_mla_in_float32_is_refused_on_gpus(monkeypatch):
+    assert FolioMLABackend.supports_dtype(torch.float32)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    assert not FolioMLABackend.supports_dtype(torch.float32)
+    assert FolioMLABackend.supports_dtype(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""vLLM's CPU engine on Folio and on its own backend: equal tokens, equal logprobs.
+"""vLLM's engine on Folio and on its own backend: equal tokens, equal logprobs. It is run where vLLM is: CPU or CUDA.
 
 Each backend has one process that runs all cases (engine.py). It takes minutes.
 """
@@ -10,9 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases import CASES
+from cases import EXACT, here
+from vllm.platforms import current_platform
 
 HERE = Path(__file__).parent
+CASES = here()
+#: How vLLM's errors begin where it has no backend for a case: fp8 caches without AVX-512, and fp8_e5m2 on CUDA.
+NOT_OFFERED = ("NotImplementedError", "ValueError: No valid attention backend", "AssertionError")
+
+on_cuda = pytest.mark.skipif(not current_platform.is_cuda(), reason="vLLM has this on CUDA")
 
 
 def run(backend: str, folder: Path, names, **environment) -> dict:
@@ -38,6 +44,11 @@ def folios(folder, own):
     return run("FOLIO", folder, CASES)
 
 
+@pytest.fixture(scope="session")
+def exact(folder):
+    return run(EXACT, folder, [name for name, case in CASES.items() if case.few_bits])
+
+
 def distance(some, others) -> float:
     """The mean difference of logprobs."""
     pairs = [pair for prompt in zip(some, others, strict=True) for pair in zip(*prompt, strict=True)]
@@ -49,15 +60,14 @@ def largest_difference(some, others) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_as_vllms_own(name, own, folios):
+def test_the_same_as_vllms_own(name, own, folios, exact):
     case, mine, theirs = CASES[name], folios[name], own[name]
     assert not isinstance(mine, str), mine
-    if isinstance(theirs, str) and theirs.startswith("NotImplementedError"):
-        pytest.skip(f"vLLM's own backend: {theirs}")  # fp8 caches without AVX-512
+    if isinstance(theirs, str) and theirs.startswith(NOT_OFFERED):
+        pytest.skip(f"vLLM's own backend: {theirs}")
     assert not isinstance(theirs, str), f"vLLM's own backend: {theirs}"
-    if case.exact is not None:
-        exact = own[case.exact]
-        assert distance(mine, exact) <= 1.15 * distance(theirs, exact)
+    if case.few_bits:
+        assert distance(mine, exact[name]) <= 1.15 * distance(theirs, exact[name])
     elif case.embeds or case.distribution:
         assert all(largest_difference(*pair) <= case.tolerance for pair in zip(mine, theirs, strict=True))
     else:
@@ -72,3 +82,17 @@ def test_in_processes_of_their_own(folder, folios):
         "FOLIO", folder, ["llama-mixed"], VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="nobind"
     )
     assert [tokens for tokens, _ in result["llama-mixed"]] == [tokens for tokens, _ in folios["llama-mixed"]]
+
+
+@on_cuda
+def test_compiled(folder, folios):
+    result = run("FOLIO", folder, ["llama-compiled"], TORCHDYNAMO_DISABLE="0")
+    assert [tokens for tokens, _ in result["llama-compiled"]] == [tokens for tokens, _ in folios["llama-mixed"]]
+
+
+@on_cuda
+def test_batch_invariance(folder):
+    results = run("FOLIO", folder, ["llama-together", "llama-alone"], VLLM_BATCH_INVARIANT="1")
+    together, alone = results["llama-together"], results["llama-alone"]
+    assert not isinstance(together, str), together
+    assert together == alone

@@ -40,6 +40,13 @@ class FolioMLABackend(MLACommonBackend):
     supports_combination = FolioBackend.supports_combination
     supports_kv_connector = FolioBackend.supports_kv_connector
 
+    @classmethod
+    def supports_dtype(cls, dtype: torch.dtype) -> bool:
+        from vllm.platforms import current_platform
+
+        # GPUs have MLA for types of 16 bits.
+        return super().supports_dtype(dtype) and (dtype != torch.float32 or current_platform.is_cpu())
+
     @staticmethod
     def get_name() -> str:
         return NAME
