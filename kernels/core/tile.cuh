@@ -28,6 +28,10 @@ struct TileRow {
     }
 };
 
+__device__ __forceinline__ void st_shared_u32(u32 address, u32 x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 // Fills the 16 bytes at `target` with the first `bytes` (at most 16) from `source` and zeros after them, by
 // asynchronous copies of UNIT bytes, to which `source` and `bytes` are aligned.
 template <int UNIT>
@@ -39,15 +43,19 @@ __device__ __forceinline__ void copy_chunk(u32 target, const u8 *source, i32 byt
     }
 }
 
-// The same for rows that are not aligned to 4 bytes, which cp.async cannot read: slow, and complete when it
-// returns.
-__device__ __forceinline__ void copy_chunk_bytewise(u32 target, const u8 *source, i32 bytes) {
-    u32 words[4] = {};
+// The same for rows that are not aligned to 4 bytes, which cp.async cannot read, of bytes that `byte(i)` reads: slow, small,
+// and complete when it returns.
+template <class Byte>
+__device__ __forceinline__ void copy_chunk_bytewise(u32 target, i32 bytes, const Byte &byte) {
+#pragma unroll 1
+    for (i32 at = 0; at < 16; at += 4) {
+        u32 word = 0;
 #pragma unroll
-    for (i32 i = 0; i < 16; i++) {
-        if (i < bytes) words[i / 4] |= static_cast<u32>(source[i]) << (8 * (i % 4));
+        for (i32 i = 0; i < 4; i++) {
+            if (at + i < bytes) word |= static_cast<u32>(byte(at + i)) << 8 * i;
+        }
+        st_shared_u32(target + at, word);
     }
-    st_shared_v4(target, words);
 }
 
 // What one lane copies of a tile's rows: piece i is 16 bytes of the tile.
@@ -58,18 +66,38 @@ struct RowPieces {
     u64 address;
     i32 row_bytes;
 
-    template <void (*COPY)(u32, const u8 *, i32)>
-    __device__ __forceinline__ void copy(int i) const {
+    // copy(target, source, bytes): those bytes and zeros after them.
+    template <class Copy>
+    __device__ __forceinline__ void copy(int i, const Copy &copy) const {
         const u32 index = threadIdx.x % 32 + 32 * i;
         const u32 row = index / CHUNKS, chunk = index % CHUNKS;
         const u8 *source = reinterpret_cast<const u8 *>(__shfl_sync(FULL_WARP, address, row % 32));
         const i32 bytes = source ? min(max(row_bytes - static_cast<i32>(16 * chunk), 0), 16) : 0;
         if (ROWS * CHUNKS % 32 == 0 || row < ROWS) {
-            COPY(tile + TileRow<BYTES>::offset(first_row + row, chunk), bytes > 0 ? source + 16 * chunk : source,
+            copy(tile + TileRow<BYTES>::offset(first_row + row, chunk), bytes > 0 ? source + 16 * chunk : source,
                  bytes);
         }
     }
 };
+
+// copy_rows for any alignment. One loop: most runs skip this code, and it is there for keys and for values.
+template <int ROWS, int BYTES>
+__device__ __forceinline__ void copy_unaligned_rows(u32 tile, u32 first_row, const void *address, i32 row_bytes,
+                                                    u32 copy_bytes) {
+    const RowPieces<ROWS, BYTES> pieces = {tile, first_row, reinterpret_cast<u64>(address), row_bytes};
+#pragma unroll 1
+    for (int i = 0; i < pieces.COUNT; i++) {
+        pieces.copy(i, [=](u32 target, const u8 *source, i32 bytes) {
+            if (copy_bytes >= 8) {
+                copy_chunk<8>(target, source, bytes);
+            } else if (copy_bytes == 4) {
+                copy_chunk<4>(target, source, bytes);
+            } else {
+                copy_chunk_bytewise(target, bytes, [=](i32 i) { return source[i]; });
+            }
+        });
+    }
+}
 
 // One warp copies ROWS (at most 32) rows into rows first_row... of a tile. Lane r holds the address of row
 // r; null means zeros. Every row has `row_bytes` bytes, the rest of BYTES is zeros. Addresses are multiples
@@ -77,20 +105,13 @@ struct RowPieces {
 template <int ROWS, int BYTES>
 __device__ __forceinline__ void copy_rows(u32 tile, u32 first_row, const void *address, i32 row_bytes, u32 copy_bytes) {
     static_assert(ROWS <= 32, "a lane per row");
-    const RowPieces<ROWS, BYTES> pieces = {tile, first_row, reinterpret_cast<u64>(address), row_bytes};
-    if (copy_bytes == 16) {
-#pragma unroll
-        for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk<16>>(i);
-    } else if (copy_bytes == 8) {
-#pragma unroll 1
-        for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk<8>>(i);
-    } else if (copy_bytes == 4) {
-#pragma unroll 1
-        for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk<4>>(i);
-    } else {
-#pragma unroll 1
-        for (int i = 0; i < pieces.COUNT; i++) pieces.template copy<copy_chunk_bytewise>(i);
+    if (copy_bytes < 16) {
+        copy_unaligned_rows<ROWS, BYTES>(tile, first_row, address, row_bytes, copy_bytes);
+        return;
     }
+    const RowPieces<ROWS, BYTES> pieces = {tile, first_row, reinterpret_cast<u64>(address), row_bytes};
+#pragma unroll
+    for (int i = 0; i < pieces.COUNT; i++) pieces.copy(i, copy_chunk<16>);
 }
 
 // One warp's copies of ROWS rows into rows first_row... of tiles, where a lane knows by itself where the rows are that it
@@ -170,14 +191,8 @@ struct LaneRows {
 // Any of them may be in either place: slow, and complete when it returns.
 __device__ __forceinline__ void copy_split_chunk(u32 target, const u8 *leading, const u8 *trailing, i32 at, i32 split,
                                                  i32 bytes) {
-    u32 words[4] = {};
-#pragma unroll
-    for (i32 i = 0; i < 16; i++) {
-        if (i >= bytes) break;
-        const u8 byte = at + i < split ? leading[at + i] : trailing[at + i - split];
-        words[i / 4] |= static_cast<u32>(byte) << (8 * (i % 4));
-    }
-    st_shared_v4(target, words);
+    copy_chunk_bytewise(target, bytes,
+                        [=](i32 i) { return at + i < split ? leading[at + i] : trailing[at + i - split]; });
 }
 
 // The address of a row, which lane `row % 32` holds.

@@ -114,7 +114,7 @@ private:
                 rows.copy(tile, pass, reinterpret_cast<const u8 *>(row), is_there(pass) ? columns : 0);
             }
         } else {
-            copy_rows<PER_WARP, BYTES>(tile, first_row, row_of_lane(cache, kv_head), bytes, copy_bytes);
+            copy_unaligned_rows<PER_WARP, BYTES>(tile, first_row, row_of_lane(cache, kv_head), bytes, copy_bytes);
         }
     }
 };
