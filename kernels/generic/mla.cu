@@ -185,19 +185,28 @@ struct Queries {
 
 // Copies the warp's slices of tiles of keys. The slot of the next tile's key is looked up one tile ahead.
 struct KeyLoader {
+    // Of the latent slices, which eight lanes share; two lanes share a rotary one.
+    typedef LaneRows<KEYS, K_BYTES, 8, false> Rows;
+    static_assert(KEYS == 16, "two lanes for a rotary slice");
+
     const FolioMlaParams &g;
     PageTable table;
     KeyRange keys;
     u32 warp;
     i32 key;  // this lane's in the next tile
     KeySlot slot;
+    Rows rows;
+    bool in_pieces;  // slices are whole pieces at multiples of 16 bytes
 
     __device__ __forceinline__ KeyLoader(const FolioMlaParams &g, const Work &work, KeyRange keys, const Lane &lane)
         : g(g),
           table(g.attention, *work.item, g.page_size),
           keys(keys),
           warp(lane.warp),
-          key(keys.begin / KEYS * KEYS + lane.lane) {
+          key(keys.begin / KEYS * KEYS + lane.lane),
+          rows(0) {
+        in_pieces = g.k_copy_bytes == 16 && latent_bytes() % 16 == 0 && rope_bytes() % 16 == 0 &&
+                    (rope_bytes() == 0 || Keys::rope_copy_bytes(g) == 16);
         look_up();
     }
 
@@ -216,13 +225,39 @@ struct KeyLoader {
             address.latent += warp * K_BYTES;
             if (address.rope) address.rope += warp * ROPE_COLUMNS * sizeof(Rope::Storage);
         }
-        const i32 latent = elements_of(g.kv_lora_rank, warp, COLUMNS) * sizeof(Latent::Storage);
-        const i32 rope = elements_of(g.qk_rope_head_dim, warp, ROPE_COLUMNS) * sizeof(Rope::Storage);
-        copy_rows<KEYS, K_BYTES>(stage, 0, address.latent, latent, g.k_copy_bytes);
-        copy_rows<KEYS, ROPE_BYTES>(stage + KEYS * K_BYTES, 0, address.rope, rope, Keys::rope_copy_bytes(g));
+        if (in_pieces) {
+            copy_pieces(stage, address);
+        } else {
+            copy_unaligned_rows<KEYS, K_BYTES>(stage, 0, address.latent, latent_bytes(), g.k_copy_bytes);
+            copy_unaligned_rows<KEYS, ROPE_BYTES>(stage + KEYS * K_BYTES, 0, address.rope, rope_bytes(),
+                                                  Keys::rope_copy_bytes(g));
+        }
         key += KEYS;
         look_up();
         return address.scale;
+    }
+
+private:
+    // Of the warp's slices.
+    __device__ __forceinline__ i32 latent_bytes() const {
+        return elements_of(g.kv_lora_rank, warp, COLUMNS) * sizeof(Latent::Storage);
+    }
+    __device__ __forceinline__ i32 rope_bytes() const {
+        return elements_of(g.qk_rope_head_dim, warp, ROPE_COLUMNS) * sizeof(Rope::Storage);
+    }
+
+    __device__ __forceinline__ void copy_pieces(u32 stage, const KeyAddress &address) const {
+#pragma unroll
+        for (int pass = 0; pass < Rows::PASSES; pass++) {
+            const u8 *row = row_address(address.latent, Rows::row(pass));
+            const i32 pieces = latent_bytes() / 16 - static_cast<i32>(Rows::column());
+            rows.copy(stage, pass, row + 16 * Rows::column(), row ? pieces : 0);
+        }
+        const u32 lane = threadIdx.x % 32;
+        const u8 *row = row_address(address.rope, lane / 2);
+        const i32 piece = static_cast<i32>(lane % 2);
+        cp_async_or_zeros(stage + KEYS * K_BYTES + RopeRow::offset(lane / 2, piece), row + 16 * piece,
+                          row && 16 * piece < rope_bytes());
     }
 };
 
@@ -268,7 +303,7 @@ __device__ __forceinline__ void multiply_by_key(Scores &s, float factor_of_lane,
 }
 
 template <class Element>
-__device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32 tile, const KeyFragment &at) {
+__device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32 keys) {
     // Fragments of queries that go with 32 bytes of keys.
     constexpr int FRAGMENTS = Element::IS_FP8 ? 2 : 1;
 #pragma unroll
@@ -280,7 +315,7 @@ __device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 b[4];
-            ldmatrix_x4(b, tile + KRow::offset(8 * n + at.key, 2 * step + at.chunk));
+            ldmatrix_x4(b, KRow::step(keys, 2 * step) + 8 * n * KRow::BYTES_OF_ROW);
 #pragma unroll
             for (int f = 0; f < FRAGMENTS; f++) {
                 const u32(&first)[4] = q.first[FRAGMENTS * step + f];
@@ -294,7 +329,7 @@ __device__ __forceinline__ void multiply_latent(Scores &s, const Queries &q, u32
 }
 
 template <class Element>
-__device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 tile, const KeyFragment &at) {
+__device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 keys) {
     u32 a[M_TILES][4];
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
@@ -302,7 +337,7 @@ __device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 t
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
         u32 b[4];
-        ldmatrix_x4(b, tile + RopeRow::offset(8 * n + at.key, at.chunk));
+        ldmatrix_x4(b, keys + 8 * n * RopeRow::BYTES_OF_ROW);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
             multiply_keys<Element>(s, m, n, a[m], b[0], b[1]);
@@ -311,12 +346,23 @@ __device__ __forceinline__ void multiply_rope(Scores &s, const Queries &q, u32 t
     }
 }
 
-// The warp's part of S = Q K^T of one tile.
-__device__ __forceinline__ void multiply_qk(Scores &s, const Queries &q, u32 stage, float scale, const Lane &lane) {
-    const KeyFragment at;
-    multiply_latent<Latent>(s, q, stage, at);
+// Where the lane's fragments of a tile's slices are: of the first stage of the ring. To widen elements takes registers that
+// addresses would have.
+struct KeyFragments {
+    u32 latent, rope, values;
+
+    __device__ __forceinline__ explicit KeyFragments(u32 ring)
+        : latent(kept(key_fragment<KRow>(ring))),
+          rope(kept_if<!Latent::IS_FP8>(key_fragment<RopeRow>(ring + KEYS * K_BYTES))),
+          values(kept_if<!Latent::IS_FP8>(value_fragment<KRow>(ring))) {}
+};
+
+// The warp's part of S = Q K^T of one tile, `stage` bytes behind the ring's first.
+__device__ __forceinline__ void multiply_qk(Scores &s, const Queries &q, const KeyFragments &at, u32 stage, float scale,
+                                            const Lane &lane) {
+    multiply_latent<Latent>(s, q, at.latent + stage);
     if constexpr (Keys::SCALED) multiply_by_key(s, scale, lane);
-    multiply_rope<Rope>(s, q, stage + KEYS * K_BYTES, at);
+    multiply_rope<Rope>(s, q, at.rope + stage);
 }
 
 // The warps' parts of the dot products of a tile. Pairs of keys lie so that half a warp reads from all banks.
@@ -362,24 +408,25 @@ struct Products {
     }
 };
 
-// Dot products to base-2 logits; what a row may not see becomes -inf. Rows past the item's may see more: nobody looks
-// at them.
-__device__ __forceinline__ void make_logits(Scores &s, const FolioMlaParams &g, const Work &work, float scale,
-                                            const Lane &lane, KeyRange keys, i32 first_key, bool unmasked) {
+__device__ __forceinline__ void multiply(Scores &s, float factor) {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) s[m][n][i] *= scale;
+            for (int i = 0; i < 4; i++) s[m][n][i] *= factor;
         }
     }
-    if (unmasked) return;
+}
+
+// What a row may not see becomes -inf. Rows past the item's may see more: nobody looks at them.
+__device__ __forceinline__ void hide(Scores &s, const FolioMlaParams &g, const Work &work, const Lane &lane,
+                                     KeyRange keys, i32 first_key) {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const i32 token = work.token(g, work.first_row + lane.tile_row(m, half));
+            const i32 token = work.token(g, work.first_row + kept(lane.tile_row(m, half)));
             const KeyRange seen = {keys.begin, min(keys.end, work.end_of(g.attention, token))};
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
@@ -407,20 +454,23 @@ struct WeightUnit {
     }
 };
 
-// Takes over a tile's logits, which become probabilities; rescales what was accumulated before, and that by `factor` too.
-__device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o, float factor) {
+// Weights times scales of keys are multiples of a unit that fp16 has no room above (WeightUnit).
+constexpr float GROWTH = Keys::SCALED ? 0.0f : MOST_GROWTH;
+
+// Takes over a tile's logits, which are `unit` times what is in s and become probabilities; rescales what was accumulated
+// before, and that by `factor` too.
+__device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o, float unit, float factor) {
     float corrections[M_TILES][2];
-    bool same = factor == 1.0f;
+    bool rescale = false;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float max = softmax.state[m][half].max;
-            corrections[m][half] = softmax.update(s, m, half) * factor;
-            same = same && softmax.state[m][half].max == max;
+            corrections[m][half] = softmax.update(s, m, half, unit, GROWTH) * factor;
+            rescale |= corrections[m][half] != 1.0f;
         }
     }
-    if (__all_sync(FULL_WARP, same)) return;
+    if (!__any_sync(FULL_WARP, rescale)) return;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
@@ -520,7 +570,9 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
         cp_async_commit();
     }
 
+    const KeyFragments at(ring);
     const float scale = product_scale(p, 0) * LOG2_E;
+    const float unit = scale > 0.0f ? scale : 1.0f;  // what the softmax multiplies by
     Softmax softmax;
     WeightUnit weights;
     Outputs o = {};
@@ -535,17 +587,17 @@ __device__ __forceinline__ void attend(const FolioMlaParams &g, const Work &work
         cp_async_commit();
 
         Scores s = {};
-        multiply_qk(s, q, ring + stage * STAGE_BYTES, key_scale, lane);
+        multiply_qk(s, q, at, stage * STAGE_BYTES, key_scale, lane);
         // One barrier a tile: a buffer is written again after the barrier of the next tile.
         Products::put(s, lane, tile % 2);
         __syncthreads();
         Products::sum(s, lane, tile % 2);
         const i32 first_key = tile * KEYS;
-        make_logits(s, g, work, scale, lane, keys, first_key,
-                    first_key >= keys.begin && first_key + KEYS <= seen_by_all);
-        update(softmax, s, o, Keys::SCALED ? weights.update(key_scale) : 1.0f);
+        if (scale <= 0.0f) multiply(s, scale);
+        if (first_key < keys.begin || first_key + KEYS > seen_by_all) hide(s, g, work, lane, keys, first_key);
+        update(softmax, s, o, unit, Keys::SCALED ? weights.update(key_scale) : 1.0f);
         if constexpr (Keys::SCALED) multiply_by_key(s, key_scale / weights.unit, lane);
-        multiply_values<Query, Latent, KRow>(o, s, value_fragment<KRow>(ring + stage * STAGE_BYTES));
+        multiply_values<Query, Latent, KRow>(o, s, at.values + stage * STAGE_BYTES);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     allow_dependents();
