@@ -1,4 +1,4 @@
-//! Prompts and decodes in one batch, over caches for which Hopper plans the decodes apart.
+//! Prompts and decodes in one batch, over caches for which Hopper or the portable kernels plan the decodes apart.
 
 use crate::common::instance::Planned;
 use crate::common::memory::{HostMemory, Memory};
@@ -27,18 +27,22 @@ const LENS: [(u32, u32); 10] = [
     (1, 1),
 ];
 
-const TYPES: [(DType, DType); 4] = [
+const TYPES: [(DType, DType); 6] = [
     (DType::BF16, DType::F8E4M3),
     (DType::F16, DType::F8E5M2),
     (DType::F8E4M3, DType::F8E4M3),
     (DType::BF16, DType::F8E5M2),
+    (DType::BF16, DType::BF16),
+    (DType::F16, DType::F16),
 ];
 
-const FORMS: [(CacheForm, DType); 4] = [
+const FORMS: [(CacheForm, DType); 6] = [
     (CacheForm::TokenHeadScales, DType::I8),
     (CacheForm::TokenHeadScales, DType::F8E4M3),
     (CacheForm::ChannelScales, DType::I8),
     (CacheForm::ChannelZeroPoints, DType::I4x2),
+    (CacheForm::Nvfp4, DType::F4E2M1x2),
+    (CacheForm::PackedKeys, DType::BF16),
 ];
 
 /// Groups of 1, 4, 8 and 32 heads, so that 8, 2, 1 and 1 tokens are a decode.
@@ -101,7 +105,7 @@ pub fn mixed_types() {
     }
 }
 
-/// Caches with scales of tokens or channels.
+/// Caches in other forms.
 pub fn mixed_forms() {
     for (form, element) in FORMS {
         for heads in &HEADS[1..4] {
