@@ -22,6 +22,7 @@
 #include "generic/fragments.cuh"
 #include "generic/key_tiles.cuh"
 #include "generic/score_bias.cuh"
+#include "generic/scores.cuh"
 
 namespace folio {
 
@@ -151,124 +152,8 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 queries, u32 keys) {
     }
 }
 
-// Takes over a tile's logits, which are `unit` times what is in s and become probabilities; rescales what was accumulated
-// before where the maximum of one of the warp's rows has grown.
-__device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o, float unit) {
-    float corrections[M_TILES][2];
-    bool rescale = false;
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            corrections[m][half] = softmax.update(s, m, half, unit, MOST_GROWTH);
-            rescale |= corrections[m][half] != 1.0f;
-        }
-    }
-    if (!__any_sync(FULL_WARP, rescale)) return;
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-        for (int d = 0; d < COLUMNS / 8; d++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) o[m][d][i] *= corrections[m][i / 2];
-        }
-    }
-}
-
-// How products become logits: by the softmax alone, which multiplies by `unit`, where a logit is a product times a
-// positive scale; else by the rule.
-struct Logits {
-    float scale;
-    bool are_products;
-
-    __device__ __forceinline__ Logits(const FolioAttentionParams &p, const FolioGenericParams &g, const Work &work) {
-        const LogitRule rule(p);
-        scale = rule.scale<CapDivision::EXACT>(p, work.kv_head, work.request.index);
-        are_products = rule.plain() && scale > 0.0f && !g.bias.data;
-    }
-
-    __device__ __forceinline__ float unit() const { return are_products ? scale : 1.0f; }
-};
-
-template <class F>
-__device__ __forceinline__ void for_each_score(Scores &s, F f) {
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) f(s[m][n][i]);
-        }
-    }
-}
-
-// What each row of the tile sees by base mask and window. A row's range takes 64-bit arithmetic and a division: it is
-// computed once, and not for each tile of keys.
+// What each row of the tile sees by base mask and window.
 __shared__ KeyRange row_keys[ROWS];
-
-__device__ __forceinline__ void write_row_keys(const FolioAttentionParams &p, const Work &work) {
-    for (u32 row = threadIdx.x; row < ROWS; row += FOLIO_THREADS) {
-        row_keys[row] = RowMask(p, work.request, work.token(row)).keys;
-    }
-}
-
-// The keys that each of the warp's rows sees. After write_row_keys; later rows see no less at the end and no more at the
-// beginning.
-__device__ __forceinline__ KeyRange keys_of_all_rows(const FolioAttentionParams &p, const Work &work, const Lane &lane,
-                                                     KeyRange keys) {
-    const u32 first = lane.warp_m * ROWS_PER_WARP;
-    const i32 end = p.mask_mode > FOLIO_MASK_FULL ? min(keys.end, visible_prefix(p, work.request)) : keys.end;
-    return {max(row_keys[first + ROWS_PER_WARP - 1].begin, keys.begin), min(row_keys[first].end, end)};
-}
-
-// What a row may not see becomes -inf. Only keys in `keys` may be asked about.
-__device__ __forceinline__ void hide(Scores &s, const FolioAttentionParams &p, const Work &work, const Lane &lane,
-                                     KeyRange keys, i32 first_key) {
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const u32 row = lane.seldom_tile_row(m, half);
-            const RowMask mask(work.token(row), row_keys[row]);
-            const u32 seen =
-                seen_columns<KEYS / 8>(p, work.request, mask, keys, first_key + 2 * static_cast<i32>(lane.pair));
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    if (!(seen >> (2 * n + i) & 1)) s[m][n][2 * half + i] = minus_infinity();
-                }
-            }
-        }
-    }
-}
-
-// Dot products to base-2 logits, where the softmax does not do that. What the run does not ask for costs one test for all.
-__device__ __forceinline__ void apply_rule(Scores &s, const FolioAttentionParams &p, const Work &work,
-                                           const Logits &logits, const Lane &lane, i32 first_key) {
-    const LogitRule rule(p);
-    if (rule.cap > 0.0f) {
-        for_each_score(s, [&](float &x) { x = rule.capped(x * logits.scale); });
-    } else {
-        for_each_score(s, [&](float &x) { x *= logits.scale; });
-    }
-    if (!rule.alibi) return;
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const u32 tile_row = lane.seldom_tile_row(m, half);
-            const float slope = rule.slope(p, work.request.index, work.qo_head(tile_row));
-            const i32 position = static_cast<i32>(position_of(work.request, work.token(tile_row)));
-            const i32 distance = position - first_key - 2 * static_cast<i32>(lane.pair);
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) s[m][n][2 * half + i] -= rule.bias(slope, distance - 8 * n - i);
-            }
-        }
-    }
-}
 
 // Each warp has all rows and some keys: their states are merged through shared memory, where the ring was.
 __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams &p, const FolioGenericParams &g,
@@ -376,7 +261,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     i32 tile = keys.begin / KEYS + lane.warp_n;
     Keys loader(p, g, work, keys, tile, lane.sharer * (KEYS / SHARERS));
 
-    write_row_keys(p, work);
+    write_row_keys(row_keys, p, work);
     copy_queries(p, g, work, q_tile);
     if (tile * KEYS < keys.end) {
         loader.copy_keys(ring);
@@ -392,8 +277,8 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     const u32 key_at = kept_if<HAS_SPARE>(key_fragment<KRow>(WIDENS ? wide : ring));
     const u32 value_at = kept_if<HAS_SPARE>(
         value_fragment<VRow>(WIDENS ? wide : ring + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS)));
-    const KeyRange of_all = keys_of_all_rows(p, work, lane, keys);
-    const Logits logits(p, g, work);
+    const KeyRange of_all = keys_of_all_rows(row_keys, p, work, lane.warp_m * ROWS_PER_WARP, ROWS_PER_WARP, keys);
+    const Logits logits(p, work, g.bias.data);
     Softmax softmax;
     Outputs o = {};
     for (int stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage = STAGES - 1 - stage) {
@@ -419,7 +304,7 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         Scores s = {};
         multiply_qk<Multiplied>(s, query_at, key_at + stage * STAGE_BYTES);
         if (!logits.are_products) apply_rule(s, p, work, logits, lane, span.begin);
-        if (span.begin < of_all.begin || span.end > of_all.end) hide(s, p, work, lane, keys, span.begin);
+        if (span.begin < of_all.begin || span.end > of_all.end) hide(s, row_keys, p, work, lane, keys, span.begin);
         if (is_biased(g.bias, work.request, span))
             add_bias(s, g.bias, work, kept(lane.warp_m * ROWS_PER_WARP), span.begin);
         update(softmax, s, o, logits.unit());
