@@ -1,6 +1,6 @@
-// Attention for sm_80 and up with fp16 or bf16 queries over caches in other forms than rows of plain elements: mma.sync on
+// Prefill for sm_80 and up with fp16 or bf16 queries over caches in other forms than rows of plain elements: mma.sync on
 // tiles of 16-bit numbers, which stored_tiles.cuh makes of the cache. The form is known at run time, so that one kernel
-// serves all. Rows, work items and warps are divided as in attention.cu.
+// serves all. Rows, work items and warps are divided as in attention.cu's prefill. Decode is decode_stored.cu.
 //
 // What tiles hold is exact, and scales go where they are exact or nearly so:
 //   token and head: that of a key multiplies its logits, that of a value its probability;
@@ -12,12 +12,12 @@
 // 16-bit probabilities have anyway.
 //
 // Compiled once per row of the kernel table, with FOLIO_Q (f16, bf16), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
-// FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_WARPS_M.
-#include "core/units.cuh"
+// FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES.
 #include "generic/fragments.cuh"
 #include "generic/score_bias.cuh"
+#include "generic/stored_channels.cuh"
+#include "generic/stored_output.cuh"
 #include "generic/stored_tiles.cuh"
-#include "generic/work.cuh"
 
 namespace folio {
 
@@ -25,11 +25,10 @@ typedef FOLIO_Q Query;
 typedef FolioStoredAttentionParams Params;
 
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;
-constexpr int WARPS_M = FOLIO_WARPS_M, WARPS = FOLIO_THREADS / 32, WARPS_N = WARPS / WARPS_M;
-constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS_M, M_TILES = ROWS_PER_WARP / 16;
-constexpr int KEYS = FOLIO_KV_TILE, KEYS_PER_WARP = KEYS / WARPS_M;
-static_assert(WARPS_M == 1 || WARPS_N == 1, "warps divide rows or keys, not both");
-static_assert(M_TILES * WARPS_M * 16 == ROWS && KEYS % 16 == 0 && KEYS <= 32, "whole tiles, and a lane for each key");
+constexpr int WARPS = FOLIO_THREADS / 32;
+constexpr int ROWS = FOLIO_Q_TILE, ROWS_PER_WARP = ROWS / WARPS, M_TILES = ROWS_PER_WARP / 16;
+constexpr int KEYS = FOLIO_KV_TILE, KEYS_PER_WARP = KEYS / WARPS;
+static_assert(M_TILES * WARPS * 16 == ROWS && KEYS % 16 == 0 && KEYS <= 32, "whole tiles, and a lane for each key");
 
 typedef StoredTile<Query, KEYS, KEYS_PER_WARP, DIM_QK> KeyTile;
 typedef StoredTile<Query, KEYS, KEYS_PER_WARP, DIM_VO> ValueTile;
@@ -41,73 +40,32 @@ struct KeyFactors {
     float logit, probability;
 };
 
-// Shared memory: queries in two 16-bit numbers, what zero points add to a row's scores; and for each warp that has keys of
-// its own a tile, two stages of raw rows, and factors.
-// Tiles begin at swizzled lines.
+// Shared memory: queries in two 16-bit numbers, what zero points add to a row's scores; a tile, two stages of raw rows, and
+// factors. Tiles begin at swizzled lines.
 constexpr int Q_BYTES = ROWS * 2 * DIM_QK, QUERY_BYTES = 2 * Q_BYTES + (4 * ROWS + 127) / 128 * 128;
 constexpr int TILE_BYTES = KeyTile::TILE_BYTES + ValueTile::TILE_BYTES;
 constexpr int RAW_BYTES = KeyTile::RAW_BYTES + ValueTile::RAW_BYTES;
 constexpr int RING_BYTES = TILE_BYTES + 2 * RAW_BYTES + KEYS * static_cast<int>(sizeof(KeyFactors));
-static_assert(FOLIO_SHARED_BYTES == QUERY_BYTES + WARPS_N * RING_BYTES, "the kernel table's shared memory");
-static_assert(WARPS_N * ROWS * (DIM_VO + 2) * 4 <= FOLIO_SHARED_BYTES, "states of all warps");
+static_assert(FOLIO_SHARED_BYTES == QUERY_BYTES + RING_BYTES, "the kernel table's shared memory");
+static_assert(SharedStates<1, ROWS, DIM_VO>::BYTES <= FOLIO_SHARED_BYTES, "states of all warps");
 
 extern __shared__ __align__(128) u8 shared_memory[];
 
 __device__ __forceinline__ float *row_biases() { return reinterpret_cast<float *>(shared_memory + 2 * Q_BYTES); }
 
-// What one warp, or all of them, write and read together.
-__device__ __forceinline__ void sync_sharers_of_keys() {
-    if constexpr (WARPS_M > 1) {
-        __syncthreads();
-    } else {
-        __syncwarp();
-    }
-}
-
 // Where a thread stands, and its fragment's rows and columns.
 struct Lane {
-    u32 warp_m, warp_n, row, pair;
+    u32 warp, row, pair;
 
-    __device__ __forceinline__ Lane()
-        : warp_m(threadIdx.x / 32 % WARPS_M),
-          warp_n(threadIdx.x / 32 / WARPS_M),
-          row(threadIdx.x % 32 / 4),
-          pair(threadIdx.x % 4) {}
+    __device__ __forceinline__ Lane() : warp(threadIdx.x / 32), row(threadIdx.x % 32 / 4), pair(threadIdx.x % 4) {}
 
     // Tile row of half `half` (rows 0-7, 8-15) of 16-row tile m.
     __device__ __forceinline__ u32 tile_row(int m, int half) const {
-        return warp_m * ROWS_PER_WARP + 16 * m + 8 * half + row;
+        return warp * ROWS_PER_WARP + 16 * m + 8 * half + row;
     }
 };
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_WARP, x, distance);
-    return x;
-}
 
 // --- queries ----------------------------------------------------------------------------------------
-
-// Scales and zero points of a head's channels.
-struct Channels {
-    const float *scales, *zeros;  // null where the form has none
-
-    __device__ __forceinline__ Channels(const FolioStoredTensor &t, u32 form, u32 head)
-        : scales(nullptr), zeros(nullptr) {
-        if (form == FOLIO_FORM_CHANNEL_SCALES || form == FOLIO_FORM_CHANNEL_ZERO_POINTS) {
-            scales = static_cast<const float *>(t.scales) + head * t.scales_head;
-        }
-        if (form == FOLIO_FORM_CHANNEL_ZERO_POINTS) zeros = t.zero_points + head * t.zero_points_head;
-    }
-
-    // What queries are divided by when they are multiplied by the scales, so that fp16 holds them.
-    __device__ __forceinline__ float unit(u32 dim) const {
-        if (!scales) return 1.0f;
-        float largest = 0.0f;
-        for (u32 d = threadIdx.x % 32; d < dim; d += 32) largest = fmaxf(largest, fabsf(scales[d]));
-        return power_of_two_above(warp_max(largest));
-    }
-};
 
 // Two numbers as sums of two 16-bit numbers each.
 __device__ __forceinline__ void split(float x, float y, u32 &high, u32 &low) {
@@ -197,6 +155,9 @@ struct KeyLoader {
     __device__ __forceinline__ u32 raw(u32 stage) const { return ring + TILE_BYTES + stage * RAW_BYTES; }
     __device__ __forceinline__ u32 factors() const { return raw(2); }
 
+    __device__ __forceinline__ bool is_copied_ahead() const {
+        return p.copied_ahead && p.cache.format.form != FOLIO_FORM_PACKED_KEYS;
+    }
     __device__ __forceinline__ bool valid() const { return key >= keys.begin && key < keys.end; }
     __device__ __forceinline__ void look_up() {
         if (valid()) slot = table[key];
@@ -206,18 +167,18 @@ struct KeyLoader {
     __device__ __forceinline__ void copy(u32 stage) {
         copied = slot;
         holds = valid() && table.holds(slot);
-        if (p.copied_ahead) {
+        if (is_copied_ahead()) {
             k.copy(raw(stage), copied, holds);
             v.copy(raw(stage) + KeyTile::RAW_BYTES, copied, holds);
         }
-        key += KEYS * WARPS_N;
+        key += KEYS;
         look_up();
     }
 
     // Makes the tile at `at` of rows that were copied; they have arrived.
     __device__ __forceinline__ void make(u32 stage, const KeySlot &at, bool is_held) const {
         if (p.cache.format.form == FOLIO_FORM_TOKEN_HEAD_SCALES) write_factors(at, is_held);
-        if (p.copied_ahead) {
+        if (is_copied_ahead()) {
             k.widen(ring, raw(stage), is_held);
             v.widen(ring + KeyTile::TILE_BYTES, raw(stage) + KeyTile::RAW_BYTES, is_held);
         } else {
@@ -368,55 +329,18 @@ __device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o) 
 
 // --- results ----------------------------------------------------------------------------------------
 
-// Two neighbouring columns of a row, of whose probabilities `sum` is the sum.
-__device__ __forceinline__ void store_columns(const OutputRow &out, const Channels &channels, u32 column, float x,
-                                              float y, float sum) {
-    if (channels.zeros) x -= channels.zeros[column] * sum, y -= channels.zeros[column + 1] * sum;
-    if (channels.scales) x *= channels.scales[column], y *= channels.scales[column + 1];
-    out.store(column, x, y);
-}
-
-// Where warps have rows or keys of their own, all states go through shared memory, where the ring was: there a row's
-// columns can be counted at run time, and those of warps with other keys are merged.
-__device__ __forceinline__ void store_rows(const FolioGenericParams &g, const Work &work, const Outputs &o,
-                                           const Softmax &softmax, const Channels &channels, const Lane &lane) {
-    float *values = reinterpret_cast<float *>(shared_memory);
-    RowState *states = reinterpret_cast<RowState *>(values + WARPS_N * ROWS * DIM_VO);
+__device__ __forceinline__ void store_states(const Outputs &o, const Softmax &softmax, const Lane &lane) {
+    const SharedStates<1, ROWS, DIM_VO> states(shared_memory);
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const u32 row = lane.warp_n * ROWS + lane.tile_row(m, half);
-            if (lane.pair == 0) states[row] = softmax.state[m][half];
+            const u32 row = lane.tile_row(m, half);
+            if (lane.pair == 0) states.state(0, row) = softmax.state[m][half];
             for_each_pair<Query>(o, m, half, lane.pair, [&](u32 column, float x, float y) {
-                *reinterpret_cast<float2 *>(values + row * DIM_VO + column) = make_float2(x, y);
+                *reinterpret_cast<float2 *>(states.row(0, row) + column) = make_float2(x, y);
             });
         }
-    }
-    __syncthreads();
-    // One warp per row; the warps' order is fixed, so results are the same in every run.
-    for (u32 row = threadIdx.x / 32; row < ROWS && work.first_row + row < work.num_rows; row += WARPS) {
-        RowState total = {minus_infinity(), 0.0f};
-        float weights[WARPS_N];
-#pragma unroll
-        for (int w = 0; w < WARPS_N; w++) total.max = fmaxf(total.max, states[w * ROWS + row].max);
-#pragma unroll
-        for (int w = 0; w < WARPS_N; w++) {
-            weights[w] = exp2_approx(states[w * ROWS + row].max - exponent_base(total.max));
-            total.sum += weights[w] * states[w * ROWS + row].sum;
-        }
-        const OutputRow out(g.attention, g, *work.item, work.kv_head, work.first_row + row, total);
-        for (u32 column = 2 * (threadIdx.x % 32); column < g.head_dim_vo; column += 64) {
-            float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-            for (int w = 0; w < WARPS_N; w++) {
-                const float2 part = *reinterpret_cast<float2 *>(values + (w * ROWS + row) * DIM_VO + column);
-                sum.x += weights[w] * part.x;
-                sum.y += weights[w] * part.y;
-            }
-            store_columns(out, channels, column, sum.x, sum.y, total.sum);
-        }
-        if (threadIdx.x % 32 == 0) out.store_lse();
     }
 }
 
@@ -426,12 +350,12 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
     const Lane lane;
     const u32 form = params.cache.format.form;
     const bool by_token = form == FOLIO_FORM_TOKEN_HEAD_SCALES;
-    const u32 q_tile = shared_address(shared_memory), ring = q_tile + QUERY_BYTES + lane.warp_n * RING_BYTES;
+    const u32 q_tile = shared_address(shared_memory), ring = q_tile + QUERY_BYTES;
     const KeyRange keys = visible_keys(p, work.request, *work.item, work.token(0), work.token(ROWS - 1));
-    const i32 first_row = work.token(lane.warp_m * ROWS_PER_WARP);
-    const i32 last_row = work.token(lane.warp_m * ROWS_PER_WARP + ROWS_PER_WARP - 1);
-    i32 tile = keys.begin / KEYS + lane.warp_n;
-    KeyLoader loader(params, work, keys, tile, ring, lane.warp_m * KEYS_PER_WARP);
+    const i32 first_row = work.token(lane.warp * ROWS_PER_WARP);
+    const i32 last_row = work.token(lane.warp * ROWS_PER_WARP + ROWS_PER_WARP - 1);
+    i32 tile = keys.begin / KEYS;
+    KeyLoader loader(params, work, keys, tile, ring, lane.warp * KEYS_PER_WARP);
     if (tile * KEYS < keys.end) loader.copy(0);
     cp_async_commit();
 
@@ -450,16 +374,16 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
     Softmax softmax;
     ValueScales value_scales;
     Outputs o = {};
-    for (u32 stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage ^= 1) {
+    for (u32 stage = 0; tile * KEYS < keys.end; tile++, stage ^= 1) {
         const KeySlot slot = loader.copied;
         const bool is_held = loader.holds;
-        if ((tile + WARPS_N) * KEYS < keys.end) loader.copy(stage ^ 1);
+        if ((tile + 1) * KEYS < keys.end) loader.copy(stage ^ 1);
         cp_async_commit();
         cp_async_wait<1>();
         // Everyone has done with the tile before, and this warp's raw rows are here.
-        sync_sharers_of_keys();
+        __syncthreads();
         loader.make(stage, slot, is_held);
-        sync_sharers_of_keys();
+        __syncthreads();
 
         Scores s;
 #pragma unroll
@@ -472,14 +396,14 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
         }
 #pragma unroll 1
         for (u32 part = 0; part < (of_keys.scales ? 2 : 1); part++) {
-            multiply_qk(s, q_tile + part * Q_BYTES, ring, lane.warp_m * ROWS_PER_WARP);
+            multiply_qk(s, q_tile + part * Q_BYTES, ring, lane.warp * ROWS_PER_WARP);
         }
         if (by_token) scale_keys<&KeyFactors::logit>(s, loader.factors(), lane.pair, 1.0f);
         const KeyRange span = {tile * KEYS, tile * KEYS + KEYS};
         const bool inside = span.begin >= keys.begin && span.end <= keys.end;
         make_logits(s, p, work, rule, scale, lane, keys, span.begin,
                     inside && all_see(p, work.request, first_row, last_row, span));
-        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, lane.warp_m * ROWS_PER_WARP, span.begin);
+        if (is_biased(g.bias, work.request, span)) add_bias(s, g.bias, work, lane.warp * ROWS_PER_WARP, span.begin);
         update(softmax, s, o);
         if (by_token) {
             const float factor = value_scales.update(loader.factors());
@@ -494,7 +418,9 @@ __device__ __forceinline__ void attend(const Params &params, const Work &work) {
     const Channels of_values(params.cache.v, form, work.kv_head);
     cp_async_wait<0>();
     __syncthreads();
-    store_rows(g, work, o, softmax, of_values, lane);
+    store_states(o, softmax, lane);
+    __syncthreads();
+    SharedStates<1, ROWS, DIM_VO>(shared_memory).store(g, work, of_values);
 }
 
 }  // namespace folio

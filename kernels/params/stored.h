@@ -60,12 +60,14 @@ struct FolioStoredGatherParams {
     FolioStored cache;
 };
 
-// kernels/generic/attention_stored.cu. Of `generic` k and v are not used.
+// kernels/generic/attention_stored.cu and decode_stored.cu. Of `generic` k and v are not used.
 struct FolioStoredAttentionParams {
     FolioGenericParams generic;
     FolioStored cache;
     // Rows have elements of a byte or fewer one after the other and are 16-byte aligned, and scales of blocks are 4-byte
-    // aligned: they are copied to shared memory ahead of their use.
+    // aligned: they are copied to shared memory ahead of their use. Of packed keys, which decode alone copies ahead: 16 bytes
+    // of a key are aligned, and so are eight neighbouring tokens of every column of values, of 16 bits; pages have a multiple
+    // of eight tokens.
     folio_u32 copied_ahead;
     folio_u32 reserved;
 };

@@ -85,8 +85,8 @@ impl Tolerance {
     }
 
     /// The same over caches of other forms, whose codes a matrix unit takes as they are. Queries times channel scales are
-    /// sums of two numbers of q's type: what is lost of a term is `u²` of it. Hopper's decode multiplies codes of 8 bits and
-    /// fewer in fp16 beside queries in bf16 too, and prefill of few rows takes it.
+    /// sums of two numbers of q's type: what is lost of a term is `u²` of it. Decode multiplies codes of 8 bits and fewer in
+    /// fp16 beside queries in bf16 too, and prefill of few rows takes it.
     pub fn of_codes(problem: &Problem) -> Tolerance {
         let plain = Tolerance::of_matrix_unit(problem);
         let by_channel = matches!(
@@ -101,8 +101,7 @@ impl Tolerance {
         Tolerance {
             score_sum: plain.score_sum + split,
             fp16_weights: plain.fp16_weights
-                || by_channel
-                || problem.form == CacheForm::TokenHeadScales,
+                || !matches!(problem.form, CacheForm::Plain | CacheForm::PackedKeys),
             sums_codes: true,
             ..plain
         }

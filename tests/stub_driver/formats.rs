@@ -350,8 +350,7 @@ pub fn attention() {
         assert_eq!((attention.k_scales, attention.v_scales), (0, 0));
         let scales = args.k_scales.map_or(0, |_| K_SCALES as u64);
         assert_eq!(p.cache.k.scales, scales);
-        let ahead = u32::from(form != CacheForm::PackedKeys);
-        assert_eq!(p.copied_ahead, ahead, "{form:?}");
+        assert_eq!(p.copied_ahead, 1, "{form:?}");
     }
 }
 
@@ -442,6 +441,14 @@ pub fn attention_over_odd_rows() {
             _ => assert_eq!(launched.params::<StoredAttentionParams>().copied_ahead, 0),
         }
     }
+    let mut handle = Handle::of(&context(), desc_of(CacheForm::PackedKeys)).unwrap();
+    handle.plan_host(40, OURS).unwrap();
+    recorder.forget();
+    let odd = at(K + 8, DType::BF16, &[10, 8, 16, 16, 8], None);
+    let args = attention_args(CacheForm::PackedKeys, odd);
+    handle.attention.run(&args, OURS).unwrap();
+    let p: StoredAttentionParams = recorder.launches()[0].params();
+    assert_eq!(p.copied_ahead, 0);
 }
 
 /// Queries of fp32 are refused, and the refusal says with what they are not.

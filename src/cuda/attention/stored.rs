@@ -1,5 +1,5 @@
-//! The portable attention kernel for caches in other forms than rows of plain elements,
-//! `kernels/generic/attention_stored.cu`: it takes every run over such a cache.
+//! The portable attention kernels for caches in other forms than rows of plain elements, `kernels/generic/decode_stored.cu`
+//! and `attention_stored.cu`: they take every run over such a cache.
 #![allow(unsafe_code)]
 
 use super::features::Features;
@@ -16,6 +16,9 @@ use crate::problem::{AttentionDesc, CacheForm, CacheFormat, RowTensors, Tiling};
 /// What a row that is copied ahead is aligned to, and the scales of its blocks.
 const ROW_ALIGNMENT: u32 = 16;
 const SCALES_ALIGNMENT: i64 = 4;
+
+/// Tokens of a column of packed values that are copied together.
+const PACKED_TOKENS: i64 = 8;
 
 /// The kernel for one problem.
 #[derive(Debug)]
@@ -70,7 +73,8 @@ impl AttentionKernel for Stored {
     }
 }
 
-/// Rows are elements one after the other, of a byte or fewer, and aligned, as are scales of blocks.
+/// Rows are elements one after the other, of a byte or fewer, and aligned, as are scales of blocks. In packed order, 16 bytes
+/// of a key are, and eight tokens of a value's column.
 fn is_copied_ahead(cache: &RowTensors) -> bool {
     let form = cache.format.form();
     let scales_fit = match (form, &cache.scales) {
@@ -80,5 +84,26 @@ fn is_copied_ahead(cache: &RowTensors) -> bool {
         }
         _ => true,
     };
-    form != CacheForm::PackedKeys && row_alignment(&cache.rows) >= ROW_ALIGNMENT && scales_fit
+    match form {
+        CacheForm::PackedKeys => packed_in_chunks(cache),
+        _ => row_alignment(&cache.rows) >= ROW_ALIGNMENT && scales_fit,
+    }
+}
+
+fn packed_in_chunks(cache: &RowTensors) -> bool {
+    let rows = &cache.rows;
+    if rows.dtype().size() != 2 {
+        return false;
+    }
+    match rows.rank() {
+        5 => row_alignment(rows) >= ROW_ALIGNMENT,
+        _ => {
+            let others = [0, 2, 3].iter().fold(rows.address() as i64, |bits, &dim| {
+                bits | rows.stride(dim).wrapping_mul(2)
+            });
+            rows.stride(1) == 1
+                && rows.extent(1) % PACKED_TOKENS == 0
+                && others % i64::from(ROW_ALIGNMENT) == 0
+        }
+    }
 }

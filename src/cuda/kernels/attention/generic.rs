@@ -53,8 +53,8 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         types: HALF_STORED,
+        source: "generic/decode_stored.cu",
         shapes: &DECODE_STORED,
-        variant: Variant::GenericStored { warps_m: 1 },
         shared_bytes: stored_ring_per_warp,
         ..STORED
     },
@@ -62,7 +62,6 @@ pub(super) const FAMILIES: &[Family] = &[
         types: HALF_STORED,
         shapes: &PREFILL_STORED,
         phase: Phase::Prefill,
-        variant: Variant::GenericStored { warps_m: 4 },
         shared_bytes: one_stored_ring,
         ..STORED
     },
@@ -144,6 +143,7 @@ const PREFILL: Family = Family {
 
 /// Attention over caches in other forms than plain rows.
 const STORED: Family = Family {
+    variant: Variant::GenericStored,
     source: "generic/attention_stored.cu",
     symbol: "folio_attention_stored",
     ..DECODE
@@ -223,11 +223,12 @@ const PREFILL_FP8: [Shape; 4] = [
     shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 32, 128),
 ];
 
-/// Two sizes for all forms: queries take twice the room, and a tile is there twice, as it is stored and as it is multiplied.
+/// Two sizes for all forms. A warp has its own keys.
 const DECODE_STORED: [Shape; 2] = [
-    shape((128, 128), 16, 16, 128),
-    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 64),
+    shape((128, 128), 16, 32, 128),
+    shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 128),
 ];
+/// Queries take twice the room, and a tile is there twice, as it is stored and as it is multiplied.
 const PREFILL_STORED: [Shape; 2] = [
     shape((128, 128), 64, 32, 128),
     shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 16, 128),
@@ -286,9 +287,10 @@ fn one_stored_ring(_: AttentionTypes, shape: Shape) -> u32 {
     stored_queries(shape) + stored_ring(shape)
 }
 
-/// The same queries, and keys and values of each warp.
+/// The same queries, and for each warp two stages of bytes of keys and values, with a factor of each.
 fn stored_ring_per_warp(_: AttentionTypes, shape: Shape) -> u32 {
-    stored_queries(shape) + shape.threads / 32 * stored_ring(shape)
+    let stage = shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo + 8);
+    stored_queries(shape) + shape.threads / 32 * 2 * stage
 }
 
 fn stored_queries(shape: Shape) -> u32 {

@@ -44,11 +44,8 @@ pub enum Variant {
     },
     /// `generic/attention_f32.cu`: fp32 arithmetic.
     GenericF32,
-    /// `generic/attention_stored.cu`: mma.sync on what other forms of caches are widened to.
-    GenericStored {
-        /// As in `Generic`, with one warp along the columns.
-        warps_m: u32,
-    },
+    /// `generic/decode_stored.cu` and `attention_stored.cu`: mma.sync on what other forms of caches are widened to.
+    GenericStored,
     /// `sm90/decode/decode.cu`, and `sm90/decode_warpgroup/decode_warpgroup.cu`.
     Sm90Decode {
         /// How keys come.
@@ -239,8 +236,7 @@ impl Variant {
                 format!("FOLIO_WARPS_M={warps_m}"),
                 format!("FOLIO_WARPS_D={warps_d}"),
             ],
-            Variant::GenericStored { warps_m } => vec![format!("FOLIO_WARPS_M={warps_m}")],
-            Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
+            Variant::GenericStored | Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
             Variant::Sm90Decode {
                 heads,
                 scales,
@@ -272,7 +268,7 @@ impl Variant {
     fn suffix(self) -> Option<String> {
         match self {
             Variant::Generic { .. } | Variant::GenericF32 => None,
-            Variant::GenericStored { .. } => Some("stored".into()),
+            Variant::GenericStored => Some("stored".into()),
             Variant::Sm90PrefillFp8 => Some("paged".into()),
             Variant::Sm90Decode {
                 keys,
