@@ -105,8 +105,7 @@ fn most_rows(q_tile: u32, kv_dtype: DType) -> u32 {
     }
 }
 
-/// Decode is cut so that all heads' items fill the device about twice; prefill, whose items are longer,
-/// once.
+/// Decode is cut so that all heads' items fill the device about three times; prefill, whose items are longer, once.
 fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
     let (kv_unit, waves) = match row.phase {
         Phase::Decode => (128, 3),
