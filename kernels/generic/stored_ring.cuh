@@ -285,7 +285,8 @@ private:
 #pragma unroll 1
         for (u32 chunk = lane() / KEYS; chunk < chunks; chunk += 32 / KEYS) {
             const u32 to = nibbles ? TileRow<DIM / 2>::offset(token, chunk) : TileRow<DIM>::offset(token, chunk);
-            copy_chunk_bytewise(tile + to, row + 16 * chunk, row ? bytes - static_cast<i32>(16 * chunk) : 0);
+            const i32 existing = row ? bytes - static_cast<i32>(16 * chunk) : 0;
+            copy_chunk_bytewise(tile + to, existing, [=](i32 i) { return row[16 * chunk + i]; });
         }
     }
 

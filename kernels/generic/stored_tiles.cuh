@@ -20,10 +20,6 @@ __device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
     return v;
 }
 
-__device__ __forceinline__ void st_shared(u32 address, u32 x) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
-
 __device__ __forceinline__ u32 ld_shared_byte(u32 address) {
     u32 x;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
@@ -140,7 +136,8 @@ private:
                 const float y = element_value(format.element, from.element_at(d + i)) * scale;
                 x[0] = x[1], x[1] = y;
             }
-            st_shared(tile + TileRow<2 * DIM>::offset(row_of_tile(), d / VECTOR) + d % VECTOR * 2, T::pack(x[0], x[1]));
+            st_shared_u32(tile + TileRow<2 * DIM>::offset(row_of_tile(), d / VECTOR) + d % VECTOR * 2,
+                          T::pack(x[0], x[1]));
         }
     }
 
