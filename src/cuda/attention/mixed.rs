@@ -343,8 +343,7 @@ impl FewRows {
             return Ok(None);
         };
         if !decodes_on_hopper(loader, context, &decodes)? {
-            // Decodes of NVFP4 and x-packed rows are the portable kernel's.
-            return Ok(FewRows::of_portable(desc).filter(|_| !is_plain));
+            return Ok(None);
         }
         let is_fast = is_plain && most_converting > DRAFT_ROWS;
         let drafts = match drafts_beside(&decodes, desc).filter(|_| is_fast) {
