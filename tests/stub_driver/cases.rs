@@ -291,6 +291,11 @@ pub const CASES: &[Case<Setup>] = &[
         head_dims::every_width_has_a_hopper_row,
     ),
     case(
+        "portable_rows",
+        PORTABLE,
+        head_dims::portable_rows_by_their_number,
+    ),
+    case(
         "launch_prefill_of_narrow_rows",
         BACKEND,
         head_dims::narrow_rows_end_where_the_maps_do,

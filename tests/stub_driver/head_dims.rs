@@ -1,5 +1,5 @@
-//! Prefill on Hopper at every head dim: the row that a handle takes, and the tensor maps of rows that are narrower than
-//! it.
+//! The row that a handle takes: prefill on Hopper at every head dim, with the tensor maps of rows that are narrower than it, and
+//! the portable kernels by the number of query rows.
 
 use folio::api::BatchInput;
 use folio::cuda::prefill_params::PrefillParams;
@@ -124,5 +124,35 @@ pub fn narrow_rows_end_where_the_maps_do() {
             };
             assert_eq!((map.extents, map.boxes), (extents, boxes));
         }
+    }
+}
+
+/// Few query rows have tiles of their own where a warp holds their outputs, and never rows of wider heads.
+pub fn portable_rows_by_their_number() {
+    const BF16: DType = DType::BF16;
+    const E4M3: DType = DType::F8E4M3;
+    let context = context();
+    for (packed, dim, kv_dtype, wanted) in [
+        (16, 128, BF16, "decode_sm80_bf16_d128_q16"),
+        (17, 128, BF16, "decode_sm80_bf16_d128_q32"),
+        (32, 72, BF16, "decode_sm80_bf16_d128_q32"),
+        (33, 128, BF16, "prefill_sm80_bf16_d128_q128"),
+        (64, 64, E4M3, "decode_sm80_bf16_kve4m3_d64_q32"),
+        (65, 64, E4M3, "prefill_sm80_bf16_kve4m3_d64_q128"),
+        (16, 192, BF16, "decode_sm80_bf16_d256_q16"),
+        (17, 192, BF16, "prefill_sm80_bf16_d256_q64"),
+        (32, 256, E4M3, "prefill_sm80_bf16_kve4m3_d256_q64"),
+        (32, 264, BF16, "decode_sm80_bf16_d512_q32"),
+    ] {
+        let desc = AttentionDesc {
+            kv_format: kv_dtype.into(),
+            num_qo_heads: packed,
+            num_kv_heads: 1,
+            head_dim_qk: dim,
+            head_dim_vo: dim,
+            ..desc(false)
+        };
+        let handle = Handle::of(&context, desc).unwrap();
+        assert_eq!(handle.attention.kernel(), wanted, "{packed} rows of {dim}");
     }
 }

@@ -14,10 +14,7 @@ use crate::cuda::kernels::attention::{
 use crate::cuda::params::{BiasParams, Cache, Divisor, GenericParams, dtype_code, row_alignment};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, CacheForm, Kind, SmallItems, Tiling, Workers};
-
-/// The widest rows for which there are decode rows of the kernel table with two tiles of query rows.
-const MOST_HEAD_DIM_OF_TWO_TILES: u32 = 128;
+use crate::problem::{AttentionDesc, Kind, SmallItems, Tiling, Workers};
 
 /// The portable kernel: takes every run. It is fast where rows are aligned to 16 bytes.
 #[derive(Debug)]
@@ -48,13 +45,10 @@ impl Generic {
         desc.q_dtype != DType::F32 && desc.head_dim_qk.max(desc.head_dim_vo) <= MOST_HEAD_DIM
     }
 
-    /// Packed rows up to which decode's rows of the kernel table take requests over the cache of a problem.
-    pub fn most_rows_of_decode(desc: &AttentionDesc) -> u32 {
-        let is_wide = desc.head_dim_qk.max(desc.head_dim_vo) > MOST_HEAD_DIM_OF_TWO_TILES;
-        match is_wide || desc.kv_format.form() != CacheForm::Plain {
-            true => Generic::DECODE_ROWS,
-            false => most_rows(2 * Generic::DECODE_ROWS, desc.kv_format.element),
-        }
+    /// Packed rows up to which decode's rows of the kernel table take requests of a problem's types and dims.
+    pub fn most_rows_of_decode(context: &Context, desc: &AttentionDesc) -> u32 {
+        let rows = decode_rows(query(context, desc));
+        rows.map(most_rows).max().unwrap_or(0)
     }
 
     /// Loads the row for a problem.
@@ -85,21 +79,33 @@ impl Generic {
 /// What the kernel table has for a problem: rows for few query rows where those fill a tile or two, and else rows whose warps
 /// divide the query rows.
 fn rows_for(query: AttentionQuery, packed_rows: u32) -> Vec<&'static AttentionRow> {
-    let of_phase = |phase| {
-        candidates(AttentionQuery { phase, ..query }).filter(|row| row.row.arch == Arch::Sm80)
-    };
-    let takes_them = |row: &&AttentionRow| packed_rows <= most_rows(row.shape.q_tile, row.types.kv);
-    let of_few: Vec<_> = of_phase(Phase::Decode).filter(takes_them).collect();
+    let of_few: Vec<_> = decode_rows(query)
+        .filter(|row| packed_rows <= most_rows(row))
+        .collect();
     match of_few.is_empty() {
-        true => of_phase(Phase::Prefill).collect(),
+        true => of_phase(Phase::Prefill, query).collect(),
         false => of_few,
     }
 }
 
-/// Packed rows up to which decode's tiles of so many are faster than prefill's. Two of 32 rows read keys twice: on an H200, 48 and
+/// Those of decode, without rows that are for wider heads alone: these compute all logits twice.
+fn decode_rows(query: AttentionQuery) -> impl Iterator<Item = &'static AttentionRow> {
+    let is_wide = |qk: u32, vo: u32| qk.max(vo) > MOST_HEAD_DIM;
+    of_phase(Phase::Decode, query).filter(move |row| {
+        is_wide(row.shape.head_dim_qk, row.shape.head_dim_vo)
+            == is_wide(query.head_dim_qk, query.head_dim_vo)
+    })
+}
+
+fn of_phase(phase: Phase, query: AttentionQuery) -> impl Iterator<Item = &'static AttentionRow> {
+    candidates(AttentionQuery { phase, ..query }).filter(|row| row.row.arch == Arch::Sm80)
+}
+
+/// Packed rows up to which decode's tiles are faster than prefill's. Two of 32 rows read keys twice: on an H200, 48 and
 /// 64 rows took 0.76 to 1.18 times the time of prefill's tile in bf16, and 0.82 to 1.06 in fp8; 32 rows 0.44 to 0.87.
-fn most_rows(q_tile: u32, kv_dtype: DType) -> u32 {
-    match q_tile > Generic::DECODE_ROWS && kv_dtype.is_fp8() {
+fn most_rows(row: &AttentionRow) -> u32 {
+    let q_tile = row.shape.q_tile;
+    match q_tile > Generic::DECODE_ROWS && row.types.kv.is_fp8() {
         true => 2 * q_tile,
         false => q_tile,
     }
@@ -171,7 +177,6 @@ impl Generic {
             dependent: false,
         };
         GenericParams {
-            page_size: self.params.page_size,
             k_rope: k_rope.map_or_else(Cache::default, Cache::of),
             rope_dim: k_rope.map_or(0, |k_rope| k_rope.extent(3) as u32),
             k_rope_copy_bytes: k_rope.map_or(0, |k_rope| {
@@ -195,7 +200,7 @@ impl Generic {
             q_copy_bytes: row_alignment(inputs.q),
             k_copy_bytes: row_alignment(inputs.k),
             v_copy_bytes: row_alignment(inputs.v),
-            page_size: Divisor::new(inputs.params.page_size),
+            page_size: self.params.page_size,
             k_rope: Cache::default(),
             rope_dim: 0,
             k_rope_copy_bytes: 0,

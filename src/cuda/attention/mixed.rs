@@ -318,7 +318,7 @@ impl FewRows {
     fn of(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<FewRows>> {
         match Arch::Sm90a.runs_on(context.device().compute_capability) {
             true => FewRows::on_hopper(loader, context, desc),
-            false => Ok(FewRows::of_portable(desc)),
+            false => Ok(FewRows::of_portable(context, desc)),
         }
     }
 
@@ -358,7 +358,7 @@ impl FewRows {
     }
 
     /// Not for graphs, which would launch both kernels for every batch.
-    fn of_portable(desc: &AttentionDesc) -> Option<FewRows> {
+    fn of_portable(context: &Context, desc: &AttentionDesc) -> Option<FewRows> {
         if desc.graph || !Generic::divides_warps(desc) {
             return None;
         }
@@ -366,10 +366,8 @@ impl FewRows {
             true => LEAST_BYTES_UNCONVERTED,
             false => LEAST_BYTES,
         };
-        let (most_rows, least_keys) = (
-            Generic::most_rows_of_decode(desc),
-            least_keys(desc, least_bytes),
-        );
+        let least_keys = least_keys(desc, least_bytes);
+        let most_rows = Generic::most_rows_of_decode(context, desc);
         let takes = |few: &AttentionDesc| packed_rows(few) <= most_rows;
         let decodes = apart(desc, Generic::DECODE_ROWS, most_rows, least_keys).filter(takes)?;
         Some(FewRows {
