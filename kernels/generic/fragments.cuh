@@ -193,6 +193,21 @@ struct FragmentSoftmax {
     }
 };
 
+// Multiplies each row's outputs by its factor, where `changes` says for a lane of the warp that one of its is not 1.
+template <int M_TILES, int D_TILES>
+__device__ __forceinline__ void rescale(float (&o)[M_TILES][D_TILES][4], const float (&factors)[M_TILES][2],
+                                        bool changes) {
+    if (!__any_sync(FULL_WARP, changes)) return;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+        for (int d = 0; d < D_TILES; d++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[m][d][i] *= factors[m][i / 2];
+        }
+    }
+}
+
 // Calls store(column, x, y) for every pair of neighbouring columns that lane `pair` of four holds of a row. `Element` is
 // the type of the values, which decides where the columns are.
 template <class Element, int M_TILES, int D_TILES, class Store>

@@ -461,24 +461,16 @@ constexpr float GROWTH = Keys::SCALED ? 0.0f : MOST_GROWTH;
 // before, and that by `factor` too.
 __device__ __forceinline__ void update(Softmax &softmax, Scores &s, Outputs &o, float unit, float factor) {
     float corrections[M_TILES][2];
-    bool rescale = false;
+    bool changes = false;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             corrections[m][half] = softmax.update(s, m, half, unit, GROWTH) * factor;
-            rescale |= corrections[m][half] != 1.0f;
+            changes |= corrections[m][half] != 1.0f;
         }
     }
-    if (!__any_sync(FULL_WARP, rescale)) return;
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-        for (int d = 0; d < COLUMNS / 8; d++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) o[m][d][i] *= corrections[m][i / 2];
-        }
-    }
+    rescale(o, corrections, changes);
 }
 
 // The end of a row: the output, whose type is that of the queries, and lse; or the partial results that plan/combine.cu

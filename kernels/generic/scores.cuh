@@ -125,24 +125,16 @@ template <int M_TILES, int N_TILES, int D_TILES, class Unit>
 __device__ __forceinline__ void update(FragmentSoftmax<M_TILES, N_TILES> &softmax, float (&s)[M_TILES][N_TILES][4],
                                        float (&o)[M_TILES][D_TILES][4], Unit unit) {
     float corrections[M_TILES][2];
-    bool rescale = false;
+    bool changes = false;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             corrections[m][half] = softmax.update(s, m, half, unit_of_row(unit, m, half), MOST_GROWTH);
-            rescale |= corrections[m][half] != 1.0f;
+            changes |= corrections[m][half] != 1.0f;
         }
     }
-    if (!__any_sync(FULL_WARP, rescale)) return;
-#pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-#pragma unroll
-        for (int d = 0; d < D_TILES; d++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) o[m][d][i] *= corrections[m][i / 2];
-        }
-    }
+    rescale(o, corrections, changes);
 }
 
 }  // namespace folio
