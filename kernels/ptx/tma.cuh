@@ -63,6 +63,20 @@ __device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
 // Orders ordinary shared-memory accesses before later ones of the async proxy (TMA).
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// True for one lane of a warp that is together. The compiler knows that it is one: behind a test of a lane's number it makes a
+// loop over lanes around every load by a tensor map.
+__device__ __forceinline__ bool elect_lane() {
+    u32 elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, one;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

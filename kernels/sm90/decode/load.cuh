@@ -37,19 +37,34 @@ struct RingShape {
     static constexpr int ALL_RINGS_BYTES = KEY_GROUPS * RING_BYTES;
     static constexpr int RING_BYTES_BESIDE = STAGES * STAGE_BYTES_BESIDE;
     static constexpr int ALL_RINGS_BYTES_BESIDE = KEY_GROUPS * RING_BYTES_BESIDE;
-    // A lane holds the place of one token in GatherLoader; strides between groups are worked out for 16 tokens.
-    static_assert(TILE_TOKENS % 16 == 0 && TILE_TOKENS <= 32 && (HEADS == 1 || TILE_TOKENS == 16));
+    // A lane holds the place of one token in GatherLoader.
+    static_assert(TILE_TOKENS == 16 || TILE_TOKENS == 32);
     static_assert(STAGES >= 2);
 };
 
-// Byte distances inside a stage, for rows of a RowTile.
+// Byte distances inside a stage, for rows of a RowTile: tokens of a head that share a box lie together, and the box's other
+// heads lie between them and those of the next box.
 template <class Shape, class Rows>
 struct StageStrides {
-    u32 group, head;  // from 8 tokens to the next 8 of the same head; from head to head
+    u32 group, block, head;  // from 8 tokens to the next 8 of a block of 16; from block to block; from head to head
 
     explicit __device__ __forceinline__ StageStrides(u32 boxes_log2)
-        : group(Shape::HEADS == 1 ? Rows::GROUP_BYTES : Rows::GROUP_BYTES << boxes_log2),
+        : group(distance(boxes_log2, 8)),
+          block(distance(boxes_log2, 16)),
           head(Shape::TILE_TOKENS * Rows::ATOM_BYTES >> boxes_log2) {}
+
+private:
+    // Over so many tokens of a head, to those behind them.
+    static __device__ __forceinline__ u32 distance(u32 boxes_log2, u32 tokens) {
+        const u32 bytes = tokens * Rows::ATOM_BYTES;
+        const bool share_box = Shape::TILE_TOKENS >> boxes_log2 > tokens;
+        return Shape::HEADS == 1 || share_box ? bytes : Shape::HEADS * bytes;
+    }
+};
+
+// Where a token's row is: a page id, or -1 for a row of zeros, and the token within the page.
+struct TokenPlace {
+    int page, token;
 };
 
 // A warp's place: warps of a key group share a ring, which the one of row group 0 fills.
@@ -103,22 +118,33 @@ public:
         current = inside(first);
     }
 
-    // Starts the load of the key group's tile `i` into `stage`, if there is one. Called with i = 0, 1, 2 ...
+    // Makes the key group's tile `i` the current one, if there is such a tile. Called with i = 0, 1, 2 ...
+    __device__ __forceinline__ void advance(int i) {
+        if (i >= tiles || i == 0 || first_slot(i) != 0) return;
+        current = inside(next);
+        next = fetch((i << params.boxes_log2) + 32);
+    }
+
+    // Of the current tile, which is tile `i`. All lanes call this together.
+    __device__ __forceinline__ TokenPlace place_of(int i, u32 token) const {
+        const u32 box_tokens = Shape::TILE_TOKENS >> params.boxes_log2;
+        const u32 slot = first_slot(i) + (token << params.boxes_log2) / Shape::TILE_TOKENS;
+        const int page = __shfl_sync(FULL_WARP, current.page, slot);
+        const int group = __shfl_sync(FULL_WARP, current.group, slot);
+        return {page, static_cast<int>(8 * group + (token & (box_tokens - 1)))};
+    }
+
+    // Starts the load of the current tile `i` into `stage`, if there is one.
     __device__ __forceinline__ void issue(int i, int stage) {
         if (i >= tiles) return;
-        const u32 boxes = 1u << params.boxes_log2;
-        const u32 slot = (i << params.boxes_log2) & 31;
-        if (slot == 0 && i != 0) {
-            current = inside(next);
-            next = fetch((i << params.boxes_log2) + 32);
-        }
+        const u32 boxes = 1u << params.boxes_log2, slot = first_slot(i);
         const u32 barrier = barriers + 8 * stage, k = ring + stage * Shape::STAGE_BYTES;
         if (lane == 0) mbarrier_arrive_expect(barrier, Shape::STAGE_BYTES);
 #pragma unroll 1
         for (u32 b = 0; b < boxes; ++b) {
             const int page = __shfl_sync(FULL_WARP, current.page, slot + b);
             const int group = __shfl_sync(FULL_WARP, current.group, slot + b);
-            if (lane == 0) {
+            if (elect_lane()) {
                 load<typename Shape::KTile>(k_map, k, b, barrier, page * static_cast<int>(params.k_page_step), group,
                                             params.k_column_boxes);
                 load<typename Shape::VTile>(v_map, k + Shape::K_BYTES, b, barrier,
@@ -134,6 +160,9 @@ private:
     struct Box {
         int page, group;  // page id, or -1: a box outside the tensor, which arrives as zeros; group of 8 tokens
     };
+
+    // The lane that has the first box of tile `i`.
+    __device__ __forceinline__ u32 first_slot(int i) const { return (i << params.boxes_log2) & 31; }
 
     // Box `n` + lane of this key group's boxes.
     __device__ __forceinline__ Box fetch(int n) const {
@@ -198,16 +227,24 @@ public:
         next = fetch(0);
     }
 
+    __device__ __forceinline__ void advance(int i) {
+        if (i >= tiles) return;
+        // A page that the cache does not have is none.
+        current = static_cast<u32>(next.page) < params.attention.num_pages ? next : TokenPlace{-1, 0};
+        next = fetch(i + 1);
+    }
+
+    __device__ __forceinline__ TokenPlace place_of(int, u32 token) const {
+        return {__shfl_sync(FULL_WARP, current.page, token), __shfl_sync(FULL_WARP, current.token, token)};
+    }
+
     __device__ __forceinline__ void issue(int i, int stage) {
         if (i < tiles) {
-            // A page that the cache does not have is none.
-            const Token token = static_cast<u32>(next.page) < params.attention.num_pages ? next : Token{-1, 0};
-            next = fetch(i + 1);
             const u32 k = ring + stage * Shape::STAGE_BYTES;
             if (params.row_alignment >= 16) {
-                copy<16>(k, token);
+                copy<16>(k, current);
             } else {
-                copy<8>(k, token);
+                copy<8>(k, current);
             }
         }
         // A group per call, empty or not: wait() counts calls.
@@ -220,11 +257,8 @@ public:
     }
 
 private:
-    struct Token {
-        int page, token;  // page id, or -1 for a key that no row sees; token within the page
-    };
-
-    __device__ __forceinline__ Token fetch(int tile) const {
+    // None for a key that no row sees.
+    __device__ __forceinline__ TokenPlace fetch(int tile) const {
         const int token = span.first +
                           (tile * Shape::KEY_GROUPS + static_cast<int>(place.key_group)) * Shape::TILE_TOKENS +
                           static_cast<int>(lane);
@@ -234,7 +268,7 @@ private:
     }
 
     template <u32 PIECE_BYTES>
-    __device__ __forceinline__ void copy(u32 stage, const Token &from) const {
+    __device__ __forceinline__ void copy(u32 stage, const TokenPlace &from) const {
         const FolioAttentionParams &p = params.attention;
         copy<PIECE_BYTES, typename Shape::KTile>(p.k, Shape::Cache::row_bytes(params.head_dim_qk), stage, from);
         copy<PIECE_BYTES, typename Shape::VTile>(p.v, Shape::Cache::row_bytes(params.head_dim_vo),
@@ -244,7 +278,7 @@ private:
     // Rows of which row_bytes are there. Those of a token's heads, neighbours in memory, are copied together: a line that
     // two of them have a part of is then asked for once.
     template <u32 PIECE_BYTES, class Rows>
-    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile, const Token &from) const {
+    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile, const TokenPlace &from) const {
         constexpr u32 PIECES = Rows::ROW_CHUNKS * 16 / PIECE_BYTES, OF_TOKEN = Shape::HEADS * PIECES;
         constexpr u32 ROUNDS = Shape::TILE_TOKENS * OF_TOKEN / 32;
         static_assert(Shape::TILE_TOKENS * OF_TOKEN % 32 == 0);
@@ -275,7 +309,7 @@ private:
     u32 lane;
     KeySpan span;
     int tiles;
-    Token next;
+    TokenPlace current, next;
 };
 
 }  // namespace folio::decode

@@ -87,10 +87,10 @@ private:
     NarrowFragment *lane_fragments;
 };
 
-// Where a lane finds its part of a tile: addresses for the first 16 tokens of the first KV head, relative to the stage,
-// and the distances to others.
+// Where a lane finds its part of a tile: addresses for the first block of 16 tokens of the first KV head, relative to the
+// stage, and the distances to others.
 struct TileAddress {
-    u32 k, v, k_head, v_head;
+    u32 k, v, k_block, v_block, k_head, v_head;
 
     __device__ __forceinline__ TileAddress(u32 boxes_log2, u32 lane) {
         const StageStrides<Shape, KTile> key(boxes_log2);
@@ -98,6 +98,8 @@ struct TileAddress {
         k = Op::key_row(lane) / 8 * key.group + KTile::at(Op::key_row(lane) & 7, Op::key_chunk(lane));
         v = Shape::K_BYTES + Op::value_row(lane) / 8 * value.group +
             VTile::at(Op::value_row(lane) & 7, Op::value_chunk(lane));
+        k_block = key.block;
+        v_block = value.block;
         k_head = key.head;
         v_head = value.head;
     }
@@ -156,7 +158,7 @@ private:
                 for (int t = 0; t < TILE_TOKENS / 16; ++t) {
                     WideFragment a[Op::STEPS_PER_PAIR];
                     Op::load_keys(a,
-                                  KTile::chunk_pair(stage + at.k + h * at.k_head + t * 2 * KTile::GROUP_BYTES, pair));
+                                  KTile::chunk_pair(stage + at.k + h * at.k_head + t * at.k_block, pair));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; ++r) {
                         const int c = h * ROW_TILES + r;
@@ -271,7 +273,7 @@ private:
                 for (int pair = 0; pair < VTile::ROW_CHUNKS / 2; ++pair) {
                     WideFragment a[Op::STEPS_PER_PAIR];
                     Op::load_values(a,
-                                    VTile::chunk_pair(stage + at.v + h * at.v_head + t * 2 * VTile::GROUP_BYTES, pair));
+                                    VTile::chunk_pair(stage + at.v + h * at.v_head + t * at.v_block, pair));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; ++r) {
                         const int c = h * ROW_TILES + r;

@@ -18,41 +18,37 @@ public:
 
     __device__ __forceinline__ void begin(const KeySpan &span, int tiles) {
         this->span = span;
-        this->tiles = place.row_group == 0 && lane < Shape::HEADS * Shape::TILE_TOKENS ? tiles : 0;
-        next = fetch(0);
+        this->tiles = place.row_group == 0 ? tiles : 0;
     }
 
-    __device__ __forceinline__ void issue(int i, int stage) {
+    // Of tile `i`, which is the current one of `rows`.
+    template <class Rows>
+    __device__ __forceinline__ void issue(int i, int stage, const Rows &rows) const {
         if (i >= tiles) return;
-        const Token from = next;
-        next = fetch(i + 1);
-        const u32 to = ring + stage * Shape::STAGE_BYTES_BESIDE + lane * 8;
-        copy(to, params.cache.k, from);
-        copy(to + 4, params.cache.v, from);
+        const u32 in_tile = lane % Shape::TILE_TOKENS;
+        const TokenPlace from = rows.place_of(i, in_tile);
+        const int token = span.first +
+                          (i * Shape::KEY_GROUPS + static_cast<int>(place.key_group)) * Shape::TILE_TOKENS +
+                          static_cast<int>(in_tile);
+        const bool is_seen = from.page >= 0 && token >= span.begin && token < span.end;
+#pragma unroll
+        for (u32 first = 0; first < Shape::HEADS * Shape::TILE_TOKENS; first += 32) {
+            const u32 row = first + lane;
+            if (row >= Shape::HEADS * Shape::TILE_TOKENS) break;
+            const u32 to = ring + stage * Shape::STAGE_BYTES_BESIDE + row * 8;
+            const u32 head = span.head + row / Shape::TILE_TOKENS;
+            copy(to, params.cache.k, from, head, is_seen);
+            copy(to + 4, params.cache.v, from, head, is_seen);
+        }
     }
 
 private:
-    struct Token {
-        int page, token;  // page id, or -1 for a key that no row sees; token within the page
-    };
-
-    __device__ __forceinline__ Token fetch(int tile) const {
-        const int token = span.first +
-                          (tile * Shape::KEY_GROUPS + static_cast<int>(place.key_group)) * Shape::TILE_TOKENS +
-                          static_cast<int>(lane) % Shape::TILE_TOKENS;
-        if (tile >= tiles || token >= span.end || token < span.begin) return {-1, 0};
-        const u32 page = static_cast<u32>(token) / params.attention.page_size;
-        return {span.page_ids[page], static_cast<int>(token - page * params.attention.page_size)};
-    }
-
-    __device__ __forceinline__ void copy(u32 to, const FolioStoredTensor &t, const Token &from) const {
-        // A page that the cache does not have is none.
-        const bool is_there = static_cast<u32>(from.page) < params.attention.num_pages;
-        const i64 page = is_there ? from.page : 0;
-        const i64 head = span.head + lane / Shape::TILE_TOKENS;
+    static __device__ __forceinline__ void copy(u32 to, const FolioStoredTensor &t, const TokenPlace &from, u32 head,
+                                                bool is_seen) {
+        const i64 page = is_seen ? from.page : 0;
         const float *scale = static_cast<const float *>(t.scales) + page * t.scales_page + from.token * t.scales_token +
                              head * t.scales_head;
-        cp_async<4>(to, scale, is_there ? 4 : 0);
+        cp_async<4>(to, scale, is_seen ? 4 : 0);
     }
 
     const FolioStoredDecodeParams &params;
@@ -61,7 +57,6 @@ private:
     u32 lane;
     KeySpan span;
     int tiles;
-    Token next;
 };
 
 // Brings scales together with the rows of `Rows`.
@@ -84,7 +79,8 @@ public:
 
     // Rows that come by cp.async close the group that scales are in.
     __device__ __forceinline__ void issue(int i, int stage) {
-        scales.issue(i, stage);
+        rows.advance(i);
+        scales.issue(i, stage, rows);
         if constexpr (!Rows::BY_CP_ASYNC) cp_async_commit();
         rows.issue(i, stage);
     }
@@ -111,6 +107,11 @@ public:
                                                const FolioPaddedDecodeParams &params, u32 ring, u32, u32 barriers,
                                                WarpPlace place, u32 lane)
         : Rows(k_map, v_map, params, ring, barriers, place, lane) {}
+
+    __device__ __forceinline__ void issue(int i, int stage) {
+        this->advance(i);
+        Rows::issue(i, stage);
+    }
 };
 
 template <class Shape, class Rows, bool SCALED>

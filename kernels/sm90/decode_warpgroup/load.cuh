@@ -54,7 +54,7 @@ public:
             const u32 box = n & (boxes - 1);
             const int page = __shfl_sync(FULL_WARP, current.page, slot + box);
             const int group = __shfl_sync(FULL_WARP, current.group, slot + box);
-            if (lane != 0) continue;
+            if (!elect_lane()) continue;
             if (n < boxes) {
                 load<KTile>(k_map, keys, box, barrier, page * static_cast<int>(params.k_page_step), group);
             } else {

@@ -65,7 +65,7 @@ public:
             for (u32 b = 0; b < 1u << params.boxes_log2; ++b) {
                 const int page = __shfl_sync(FULL_WARP, current.page, first + b);
                 const int group = __shfl_sync(FULL_WARP, current.group, first + b);
-                if (lane == 0) {
+                if (elect_lane()) {
                     tma_load_4d(target, latent, barrier, 0, 0, 0, page * static_cast<int>(params.page_step) + group,
                                 policy(params));
                     if (!params.one_record) {

@@ -43,12 +43,14 @@ pub(super) const FAMILIES: &[Family] = &[
     by_tma(PAIRS_BY_CHANNEL),
     by_tma(ROWS_BY_CHANNEL),
     by_tma(PAIRS_WITH_ZERO_POINTS),
+    WIDE_PAIRS_WITH_ZERO_POINTS,
     by_tma(ROWS_WITH_ZERO_POINTS),
     PAIRS_BY_TOKEN,
     ROWS_BY_TOKEN,
     PAIRS_BY_CHANNEL,
     ROWS_BY_CHANNEL,
     PAIRS_WITH_ZERO_POINTS,
+    NARROW_PAIRS_WITH_ZERO_POINTS,
     ROWS_WITH_ZERO_POINTS,
 ];
 
@@ -214,7 +216,20 @@ const ROWS_BY_CHANNEL: Family = Family {
 const PAIRS_WITH_ZERO_POINTS: Family = Family {
     variant: gathered_stored(2, CacheScales::ZeroPoints),
     types: &[cached(DType::F16, DType::I4x2)],
+    shapes: &[shape((64, 64), 8, 32, 4)],
     ..PAIRS_BY_CHANNEL
+};
+
+/// Rows of nibbles are so short that what a tile costs beside its products decides: tiles of 32 tokens, for which gathered rows
+/// of 128 columns have no registers.
+const WIDE_PAIRS_WITH_ZERO_POINTS: Family = Family {
+    shapes: &[shape((128, 128), 8, 32, 4)],
+    ..by_tma(PAIRS_WITH_ZERO_POINTS)
+};
+
+const NARROW_PAIRS_WITH_ZERO_POINTS: Family = Family {
+    shapes: &[shape((128, 128), 8, 16, 4)],
+    ..PAIRS_WITH_ZERO_POINTS
 };
 
 const ROWS_WITH_ZERO_POINTS: Family = Family {
