@@ -1,29 +1,47 @@
 // Rows of numbers that go to a cache in another form than rows of plain elements, and the scales that the form has beside
 // it. A group of lanes, a power of two, shares a row: eight elements of a lane at a time.
 //
-// A row is divided by the scale of the tensor, and what is computed from it is computed after that. Divisions are IEEE's, so
+// A row is divided by the scale of the tensor, and what is computed from it is computed after that. Quotients are IEEE's, so
 // that every byte is the one that the host writes.
 #pragma once
 #include "core/stored.cuh"
 
 namespace folio {
 
-// The lanes that share a row.
+// The lanes that share a row. All groups of a warp append together, those without a row too: exchanges among some lanes of a
+// warp take ten instructions to find out which.
 struct Group {
-    u32 lane, count, mask;
+    u32 lane, count;
 
     __device__ __forceinline__ explicit Group(u32 log2_lanes)
-        : lane(threadIdx.x & ((1u << log2_lanes) - 1)), count(1u << log2_lanes) {
-        mask = (count == 32 ? FULL_WARP : (1u << count) - 1) << (threadIdx.x % 32 & ~(count - 1));
-    }
+        : lane(threadIdx.x & ((1u << log2_lanes) - 1)), count(1u << log2_lanes) {}
 
     // fmaxf leaves NaN out.
-    __device__ __forceinline__ float largest_of(float x, u32 lanes) const {
+    static __device__ __forceinline__ float largest_of(float x, u32 lanes) {
         for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
-            x = fmaxf(x, __shfl_xor_sync(mask, x, distance));
+            x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance));
         }
         return x;
     }
+};
+
+// Divides the numbers of a row by the scale that is computed from the largest of them.
+class RowDivisor {
+public:
+    __device__ __forceinline__ explicit RowDivisor(float scale) : scale(scale), reciprocal(__frcp_rn(scale)) {}
+
+    // The product with the rounded reciprocal is within two units of the last place; a first correction makes it faithful, and
+    // a second one then rounds it correctly (Markstein, IBM J. Res. Dev. 34, 1990). A number whose remainders are not exact is
+    // so small that the quotient is stored as zero. Zeros keep their sign; an infinite scale makes zeros of finite numbers, NaN of others.
+    __device__ __forceinline__ float divide(float x) const {
+        const float first = x * reciprocal;
+        const float second = fmaf(fmaf(-first, scale, x), reciprocal, first);
+        const float third = fmaf(fmaf(-second, scale, x), reciprocal, second);
+        return fabsf(third) > 0.0f ? third : first;
+    }
+
+private:
+    float scale, reciprocal;
 };
 
 // A row of numbers in memory.
@@ -76,11 +94,10 @@ struct Numbers {
 };
 
 // Divides by what is a lane's own of the scales, and computes those of blocks.
-__device__ __forceinline__ void quantise(Numbers &numbers, const StoredRow &row, u32 form, u32 head, u32 d, u32 count,
-                                         const Group &group) {
+__device__ __forceinline__ void quantise(Numbers &numbers, const StoredRow &row, u32 form, u32 head, u32 d, u32 count) {
     if (form == FOLIO_FORM_NVFP4) {
         // A block's two lanes are neighbours, and either both have elements or neither.
-        const float largest = group.largest_of(numbers.largest(), NVFP4_BLOCK / VECTOR);
+        const float largest = Group::largest_of(numbers.largest(), NVFP4_BLOCK / VECTOR);
         const u8 scale = e4m3::store(largest / MOST_E2M1);
         if (count > 0 && d % NVFP4_BLOCK == 0) *row.block_scale(d) = scale;
         const float divisor = e4m3::load(scale);
@@ -104,44 +121,49 @@ struct StoredSlot {
 };
 
 __device__ __forceinline__ StoredSlot stored_slot(i64 index, const FolioDivisor &page_size) {
-    i64 page = index / page_size.divisor;
-    if (index < 1ll << 31) page = divide(static_cast<u32>(index), page_size);
+    const bool is_short = index < 1ll << 31;
+    const i64 page = is_short ? divide(static_cast<u32>(index), page_size) : index / page_size.divisor;
     return {page, static_cast<u32>(index - page * page_size.divisor)};
 }
 
-// Writes the row of a head.
+// Writes the row of a head, if the group has one. All lanes of a warp call this together.
 __device__ __forceinline__ void append_row(const FolioStoredTensor &t, const FolioStoredFormat &format,
-                                           const StoredSlot &slot, u32 head, const Group &group,
-                                           const NumberRow &from) {
-    const u32 form = format.form, dim = t.head_dim;
+                                           const StoredSlot &slot, u32 head, const Group &group, const NumberRow &from,
+                                           bool is_there) {
+    const u32 form = format.form;
+    const u32 dim = is_there ? t.head_dim : 0, step = VECTOR * group.count;
+    const u32 longest = __reduce_max_sync(FULL_WARP, dim);
     const StoredRow row(t, format.element, slot.page, slot.token, head);
-    const u32 step = VECTOR * group.count;
-    const bool is_head_scaled = form == FOLIO_FORM_PACKED_KEYS && t.scales;
+    const bool is_head_scaled = form == FOLIO_FORM_PACKED_KEYS && t.scales && is_there;
     const float divisor = is_head_scaled ? t.scale * *row.scale() : t.scale;
-    float row_scale = 1.0f;
     Numbers numbers;
+    RowDivisor row_scale(1.0f);
     if (form == FOLIO_FORM_TOKEN_HEAD_SCALES) {
         float largest = 0.0f;
 #pragma unroll 1
-        for (u32 first = 0; first < dim; first += step) {
+        for (u32 first = 0; first < longest; first += step) {
             numbers.load(from, first + VECTOR * group.lane, dim);
             numbers.divide_by(divisor);
             largest = fmaxf(largest, numbers.largest());
         }
-        largest = group.largest_of(largest, group.count);
-        row_scale = fmaxf(largest / (row.element == FOLIO_I8 ? MOST_I8 : MOST_E4M3), LEAST_SCALE);
-        if (group.lane == 0) *row.scale() = row_scale;
+        largest = Group::largest_of(largest, group.count);
+        const float scale = fmaxf(largest / (row.element == FOLIO_I8 ? MOST_I8 : MOST_E4M3), LEAST_SCALE);
+        if (group.lane == 0 && is_there) *row.scale() = scale;
+        row_scale = RowDivisor(scale);
     }
 #pragma unroll 1
-    for (u32 first = 0; first < dim; first += step) {
+    for (u32 first = 0; first < longest; first += step) {
         const u32 d = first + VECTOR * group.lane, count = d < dim ? min(VECTOR, dim - d) : 0;
-        // A row that the group has at once was read for its scale.
-        if (form != FOLIO_FORM_TOKEN_HEAD_SCALES || dim > step) {
+        // A row that the groups have at once was read for its scale.
+        if (form != FOLIO_FORM_TOKEN_HEAD_SCALES || longest > step) {
             numbers.load(from, d, dim);
             numbers.divide_by(divisor);
         }
-        quantise(numbers, row, form, head, d, count, group);
-        numbers.divide_by(row_scale);
+        quantise(numbers, row, form, head, d, count);
+        if (form == FOLIO_FORM_TOKEN_HEAD_SCALES) {
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) numbers.x[i] = row_scale.divide(numbers.x[i]);
+        }
         StoredPiece piece;
         elements_of(piece.x, row.element, numbers.x);
         if (count > 0) piece.store(row, d, count);

@@ -173,28 +173,31 @@ private:
     template <class Unsigned>
     __device__ __forceinline__ void load_as(const StoredRow &row, u32 d, u32 count) {
         const Unsigned *from = reinterpret_cast<const Unsigned *>(row.data);
-        Elements<VECTOR, Bits<Unsigned>> in;
-        if (row.t.vectors) in.load(from + row.place(d));
+        if (row.t.vectors) {
+            Elements<VECTOR, Bits<Unsigned>> in;
+            in.load(from + row.place(d));
 #pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) {
-            if (row.t.vectors) {
-                x[i] = in.x[i];
-            } else {
-                x[i] = i < count ? from[row.place(d + i)] : 0;
-            }
+            for (u32 i = 0; i < VECTOR; i++) x[i] = in.x[i];
+            return;
         }
+#pragma unroll
+        for (u32 i = 0; i < VECTOR; i++) x[i] = i < count ? from[row.place(d + i)] : 0;
     }
 
     template <class Unsigned>
     __device__ __forceinline__ void store_as(const StoredRow &row, u32 d, u32 count) const {
         Unsigned *to = reinterpret_cast<Unsigned *>(row.data);
-        Elements<VECTOR, Bits<Unsigned>> out;
+        if (row.t.vectors) {
+            Elements<VECTOR, Bits<Unsigned>> out;
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) out.x[i] = static_cast<Unsigned>(x[i]);
+            out.store(to + row.place(d));
+            return;
+        }
 #pragma unroll
         for (u32 i = 0; i < VECTOR; i++) {
-            out.x[i] = static_cast<Unsigned>(x[i]);
-            if (!row.t.vectors && i < count) to[row.place(d + i)] = out.x[i];
+            if (i < count) to[row.place(d + i)] = static_cast<Unsigned>(x[i]);
         }
-        if (row.t.vectors) out.store(to + row.place(d));
     }
 
     // Pairs lie one after the other, and rows have whole pairs.

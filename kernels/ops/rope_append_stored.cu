@@ -93,21 +93,26 @@ __device__ __forceinline__ void append_token(const Params &params, i64 index, fl
     find_angles(p, position_of(p, index), lane);
     float *const own = keys + (threadIdx.x >> p.log2_lanes) * (OF_LANE << p.log2_lanes);
     const u32 heads = p.append.num_kv_heads, rows = p.num_q_heads + 2 * heads;
+    const u32 of_warp = 32 >> p.log2_lanes;
+    // The rows of a warp's groups end together.
+    const u32 end = (rows + of_warp - 1) / of_warp * of_warp;
 #pragma unroll 1
-    for (u32 row = threadIdx.x >> p.log2_lanes; row < rows; row += FOLIO_THREADS >> p.log2_lanes) {
-        const bool is_query = row < p.num_q_heads, is_value = row >= p.num_q_heads + heads;
-        const u32 head = row - (is_query ? 0 : p.num_q_heads) - (is_value ? heads : 0);
+    for (u32 row = threadIdx.x >> p.log2_lanes; row < end; row += FOLIO_THREADS >> p.log2_lanes) {
+        const bool is_query = row < p.num_q_heads, is_value = row >= p.num_q_heads + heads, is_there = row < rows;
+        const u32 head = !is_there ? 0 : row - (is_query ? 0 : p.num_q_heads) - (is_value ? heads : 0);
         const bool has_key = token.is_cached || (index < p.append.num_tokens && p.key_out.data);
         if (is_query ? index < p.num_q_rows : !is_value && has_key) {
             const Rotated of = {is_query ? p.q : p.append.k.source, is_query ? p.q_out : p.key_out,
                                 is_query ? p.q_weight : p.k_weight, is_query ? p.q_weight_dtype : p.k_weight_dtype};
             rotate_row(params, of, index, head, lane, !is_query && token.is_cached ? own : nullptr);
         }
-        if (is_query || !token.is_cached) continue;
+        const bool is_appended = is_there && !is_query && token.is_cached;
+        if (!__any_sync(FULL_WARP, is_appended)) continue;
         const FolioRows &values = p.append.v.source;
-        append_row(is_value ? params.cache.v : params.cache.k, params.cache.format, token.slot, head, group,
-                   is_value ? NumberRow::of(values, index, head, params.row_dtype, params.value_vectors)
-                            : NumberRow{own, FOLIO_F32, false});
+        const FolioStoredTensor &t = is_value ? params.cache.v : params.cache.k;
+        const NumberRow from = is_value ? NumberRow::of(values, index, head, params.row_dtype, params.value_vectors)
+                                        : NumberRow{own, FOLIO_F32, false};
+        append_row(t, params.cache.format, token.slot, head, group, from, is_appended);
     }
 }
 
