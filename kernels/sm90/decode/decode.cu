@@ -47,7 +47,8 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
     extern __shared__ __align__(1024) u8 shared[];
     MergeState &merge = *reinterpret_cast<MergeState *>(shared + MERGE_OFFSET);
     NarrowFragment *query = reinterpret_cast<NarrowFragment *>(shared + QUERY_OFFSET);
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(warp), "+r"(lane));  // else the special register is read for every tile
     const WarpPlace place = {warp / ROW_GROUPS, warp % ROW_GROUPS};
     const u32 ring = shared_address(shared) + place.key_group * Shape::RING_BYTES;
     const u32 beside = shared_address(shared) + Shape::ALL_RINGS_BYTES + place.key_group * Shape::RING_BYTES_BESIDE;

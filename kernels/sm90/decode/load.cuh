@@ -115,13 +115,13 @@ public:
         this->tiles = place.row_group == 0 ? tiles : 0;
         const Box first = fetch(0);
         next = fetch(32);
-        current = inside(first);
+        current = located(first);
     }
 
     // Makes the key group's tile `i` the current one, if there is such a tile. Called with i = 0, 1, 2 ...
     __device__ __forceinline__ void advance(int i) {
         if (i >= tiles || i == 0 || first_slot(i) != 0) return;
-        current = inside(next);
+        current = located(next);
         next = fetch((i << params.boxes_log2) + 32);
     }
 
@@ -137,20 +137,22 @@ public:
     // Starts the load of the current tile `i` into `stage`, if there is one.
     __device__ __forceinline__ void issue(int i, int stage) {
         if (i >= tiles) return;
-        const u32 boxes = 1u << params.boxes_log2, slot = first_slot(i);
-        const u32 barrier = barriers + 8 * stage, k = ring + stage * Shape::STAGE_BYTES;
+        const u32 slot = first_slot(i), end = slot + (1u << params.boxes_log2);
+        const u32 barrier = barriers + 8 * stage;
+        u32 k = ring + stage * Shape::STAGE_BYTES, v = k + Shape::K_BYTES;
         if (lane == 0) mbarrier_arrive_expect(barrier, Shape::STAGE_BYTES);
+        u32 from = slot;
 #pragma unroll 1
-        for (u32 b = 0; b < boxes; ++b) {
-            const int page = __shfl_sync(FULL_WARP, current.page, slot + b);
-            const int group = __shfl_sync(FULL_WARP, current.group, slot + b);
+        do {
+            const int k_at = __shfl_sync(FULL_WARP, current.k, from), v_at = __shfl_sync(FULL_WARP, current.v, from);
+            const int group = __shfl_sync(FULL_WARP, current.group, from);
             if (elect_lane()) {
-                load<typename Shape::KTile>(k_map, k, b, barrier, page * static_cast<int>(params.k_page_step), group,
-                                            params.k_column_boxes);
-                load<typename Shape::VTile>(v_map, k + Shape::K_BYTES, b, barrier,
-                                            page * static_cast<int>(params.v_page_step), group, params.v_column_boxes);
+                load<typename Shape::KTile>(k_map, k, barrier, k_at, group, params.k_column_boxes);
+                load<typename Shape::VTile>(v_map, v, barrier, v_at, group, params.v_column_boxes);
             }
-        }
+            k += Shape::KTile::ATOM_STRIDE >> params.boxes_log2;
+            v += Shape::VTile::ATOM_STRIDE >> params.boxes_log2;
+        } while (++from < end);
     }
 
     // Until the oldest tile in flight is in `stage`; `parity` counts the rounds of the ring.
@@ -159,6 +161,10 @@ public:
 private:
     struct Box {
         int page, group;  // page id, or -1: a box outside the tensor, which arrives as zeros; group of 8 tokens
+    };
+    // And its coordinate that counts pages, in k and in v. Worked out once by a lane: an elected lane's numbers are waited for.
+    struct Located : Box {
+        int k, v;
     };
 
     // The lane that has the first box of tile `i`.
@@ -179,25 +185,28 @@ private:
 
     // A page id that the cache does not have counts as a box outside the tensor. Asked when the id is used, not when it
     // is fetched: nothing is to wait for it then.
-    __device__ __forceinline__ Box inside(Box box) const {
-        return static_cast<u32>(box.page) < params.attention.num_pages ? box : Box{-1, 0};
+    __device__ __forceinline__ Located located(const Box &box) const {
+        const bool is_inside = static_cast<u32>(box.page) < params.attention.num_pages;
+        const int page = is_inside ? box.page : -1, group = is_inside ? box.group : 0;
+        const int in_page = params.pages_by_head ? static_cast<int>(span.head) : group;
+        return {{page, group},
+                page * static_cast<int>(params.k_page_step) + in_page,
+                page * static_cast<int>(params.v_page_step) + in_page};
     }
 
     // A box of tokens, or of each atom of their rows: what of an atom is outside the tensor arrives as zeros.
     template <class Rows>
-    __device__ __forceinline__ void load(const TensorMap *map, u32 tile, u32 box, u32 barrier, int page_base, int group,
+    __device__ __forceinline__ void load(const TensorMap *map, u32 to, u32 barrier, int at, int group,
                                          u32 column_boxes) const {
-        const int head = static_cast<int>(span.head);
-        const int c2 = params.pages_by_head ? group : page_base + group;
-        const int c3 = params.pages_by_head ? page_base + head : head;
-        u32 dst = tile + (box * Rows::ATOM_STRIDE >> params.boxes_log2);
+        const int c2 = params.pages_by_head ? group : at, c3 = params.pages_by_head ? at : static_cast<int>(span.head);
+        u32 atom = 0;
 #pragma unroll 1
-        for (u32 atom = 0; atom < column_boxes; ++atom) {
-            tma_load_5d(dst, map, barrier,
+        do {
+            tma_load_5d(to, map, barrier,
                         atom * (Rows::ATOM_BYTES / static_cast<int>(sizeof(typename Shape::Cache::Unit))), 0, c2, c3, 0,
                         params.kv_evict_first ? EVICT_FIRST : EVICT_NORMAL);
-            dst += Rows::ATOM_STRIDE;
-        }
+            to += Rows::ATOM_STRIDE;
+        } while (++atom < column_boxes);
     }
 
     const TensorMap *k_map, *v_map;
@@ -207,7 +216,8 @@ private:
     u32 lane;
     KeySpan span;
     int tiles;
-    Box current, next;
+    Located current;
+    Box next;
 };
 
 // Every lane copies 16-byte pieces of rows, or of 8 bytes where rows begin at odd multiples of 8, wherever the rows are;
