@@ -1,0 +1,112 @@
+"""SGLang's engine on Folio, on SGLang's own Triton backend, and transformers: equal tokens, equal logprobs. On a GPU.
+
+Each case has a process for each backend (engine.py), several at a time. It takes minutes. `make test-sglang-gpu` asks
+for it; elsewhere it has nothing to run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+if not os.environ.get("FOLIO_SGLANG_ENGINE"):
+    pytest.skip("run by `make test-sglang-gpu`", allow_module_level=True)
+
+import models  # noqa: E402
+import torch  # noqa: E402
+from cases import CASES  # noqa: E402
+
+HERE = Path(__file__).parent
+OWN, FOLIO = "triton", "folio"
+#: Seconds for a case on a backend.
+LIMIT = 600
+
+
+@pytest.fixture(autouse=True)
+def device():
+    """The CPU: engines choose their device themselves."""
+
+
+def run(backend: str, name: str, folder: Path) -> list[dict] | str:
+    """What a case gives on a backend; in place of it what was said last where it failed."""
+    output = folder / f"{name}-{backend}.json"
+    command = [sys.executable, HERE / "engine.py", backend, folder / "models", output, name]
+    with open(folder / f"{name}-{backend}.log", "w+") as log:
+        # An engine that fails ends its process, or waits for ever.
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
+        try:
+            process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+        log.seek(0)
+        return json.loads(output.read_text()) if output.exists() else log.read()[-3000:]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, request):
+    """A folder with the models that are asked for."""
+    folder = tmp_path_factory.mktemp("engine")
+    for name in _asked_for(request):
+        for model in filter(None, (CASES[name].model, CASES[name].draft)):
+            models.save(model, folder / "models")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def results(folder, request):
+    """What the cases that are asked for give, by case and backend."""
+    runs = [(name, backend) for name in _asked_for(request) for backend in (OWN, FOLIO)]
+    with ThreadPoolExecutor(max(1, os.cpu_count() // 4)) as pool:
+        found = pool.map(lambda each: run(each[1], each[0], folder), runs)
+        return dict(zip(runs, found, strict=True))
+
+
+def _asked_for(request) -> list[str]:
+    return sorted({item.callspec.params["name"] for item in request.session.items if "results" in item.fixturenames})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_as_sglangs_own(name, results, folder):
+    case, mine, own = CASES[name], results[name, FOLIO], results[name, OWN]
+    assert not isinstance(mine, str), mine
+    assert not isinstance(own, str), f"SGLang's own backend: {own}"
+    prompts = case.prompts() * case.rounds
+    assert len(mine) == len(own) == len(prompts)
+    exact = [models.exact(case.model, folder / "models", *what) for what in zip(prompts, map(_tokens, mine))]
+    if case.few_bits:
+        theirs = [models.exact(case.model, folder / "models", *what) for what in zip(prompts, map(_tokens, own))]
+        assert _mean(mine, exact) <= 1.15 * _mean(own, theirs)
+    else:
+        assert list(map(_tokens, mine)) == [step.argmax(-1).tolist() for step in exact]
+        assert _largest(mine, exact) <= case.tolerance
+        if case.own:
+            assert list(map(_tokens, mine)) == list(map(_tokens, own))
+            assert _largest(mine, [torch.tensor(answer["logprobs"]) for answer in own]) <= case.tolerance
+    if case.rounds > 1:
+        again = mine[len(prompts) // case.rounds :]
+        assert all(answer["cached"] for answer in again)
+    if case.speculates:
+        # Some drafts were right, and not all were.
+        verified, tokens = (sum(map(count, mine)) for count in (lambda a: a["verified"], lambda a: len(_tokens(a))))
+        assert 0 < verified < tokens
+
+
+def _tokens(answer: dict) -> list[int]:
+    return answer["tokens"]
+
+
+def _differences(answers: list[dict], exact: list[torch.Tensor]) -> torch.Tensor:
+    parts = [torch.tensor(answer["logprobs"]) - step for answer, step in zip(answers, exact, strict=True)]
+    return torch.cat(parts).abs()
+
+
+def _mean(answers: list[dict], exact: list[torch.Tensor]) -> float:
+    return _differences(answers, exact).mean().item()
+
+
+def _largest(answers: list[dict], exact: list[torch.Tensor]) -> float:
+    return _differences(answers, exact).max().item()
