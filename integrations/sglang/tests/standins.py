@@ -228,6 +228,7 @@ def step(mode, engine, rows, seq_lens, new=None, spec_info=None, encoder_lens=No
         extend_prefix_lens_cpu=[begin for begin, _ in new or []],
         extend_num_tokens=sum(counts),
         out_cache_loc=torch.cat(loc).long() if loc else None,
+        out_cache_loc_is_physical=False,
         spec_info=spec_info,
         encoder_lens=None if encoder_lens is None else torch.tensor(encoder_lens),
         encoder_lens_cpu=encoder_lens,

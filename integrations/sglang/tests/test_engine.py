@@ -4,8 +4,10 @@ Each case has a process for each backend (engine.py), several at a time. It take
 for it; elsewhere it has nothing to run.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-if not os.environ.get("FOLIO_SGLANG_ENGINE"):
+#: Engines at a time; 0 where none is asked for.
+ENGINES = int(os.environ.get("FOLIO_SGLANG_ENGINES", 0))
+if not ENGINES:
     pytest.skip("run by `make test-sglang-gpu`", allow_module_level=True)
 
 import models  # noqa: E402
@@ -32,18 +36,20 @@ def device():
 
 
 def run(backend: str, name: str, folder: Path) -> list[dict] | str:
-    """What a case gives on a backend; in place of it what was said last where it failed."""
+    """What a case gives on a backend; where it failed, what was said last."""
     output = folder / f"{name}-{backend}.json"
     command = [sys.executable, HERE / "engine.py", backend, folder / "models", output, name]
     with open(folder / f"{name}-{backend}.log", "w+") as log:
-        # An engine that fails ends its process, or waits for ever.
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
-        try:
+        # An engine that fails ends its process, or waits for ever.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        result = json.loads(output.read_text())[name] if output.exists() else f"{backend} gave nothing"
         log.seek(0)
-        return json.loads(output.read_text()) if output.exists() else log.read()[-3000:]
+        return f"{result}\n{log.read()[-3000:]}" if isinstance(result, str) else result
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +66,7 @@ def folder(tmp_path_factory, request):
 def results(folder, request):
     """What the cases that are asked for give, by case and backend."""
     runs = [(name, backend) for name in _asked_for(request) for backend in (OWN, FOLIO)]
-    with ThreadPoolExecutor(max(1, os.cpu_count() // 4)) as pool:
+    with ThreadPoolExecutor(ENGINES) as pool:
         found = pool.map(lambda each: run(each[1], each[0], folder), runs)
         return dict(zip(runs, found, strict=True))
 
