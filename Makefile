@@ -23,6 +23,7 @@
 #   make test-python-gpu              the Python packages on a GPU, with the PyTorch of PYTHON
 #   make test-grids-gpu               of them, the grids of the peers' unit tests
 #   make test-vllm-gpu                vLLM's engine on a GPU, with the vLLM of PYTHON
+#   make test-sglang-gpu              SGLang's, with the SGLang of PYTHON
 #   make test-grids                   a sample of these on the CPU
 #   make bench                        the CPU benchmarks
 #   make pictures                     the pictures of the benchmarks, from the figures in the repository
@@ -36,8 +37,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := demo
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c \
     test-package test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python \
-    test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-vllm-gpu test-sglang test-paddle \
-    paddle-tools test-reproducible test-dist-aarch64 test-readme clean
+    test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-vllm-gpu test-sglang \
+    test-sglang-gpu test-paddle paddle-tools test-reproducible test-dist-aarch64 test-readme clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -274,6 +275,16 @@ test-vllm-gpu:
 	$(call say,vLLM on a GPU: on Folio and on its own backends)
 	@$(PYTHON) -c 'from vllm.platforms import current_platform; assert current_platform.is_cuda(), "vLLM finds no GPU"'
 	cd integrations/vllm && $(PYTHON) -m pytest --quiet tests/test_engine.py
+
+# On a machine with a GPU, whose Python has SGLang, pytest, and Folio's packages as docs/sglang.md installs them. So many
+# engines are run at a time.
+test-sglang-gpu: export FOLIO_SGLANG_ENGINES ?= 4
+test-sglang-gpu:
+	$(call say,SGLang on a GPU: on Folio and on its own Triton backend)
+	@$(PYTHON) -c 'from sglang.srt.utils import is_cuda; assert is_cuda(), "SGLang finds no GPU"'
+	@$(PYTHON) -c 'from importlib.metadata import entry_points as found; \
+	    assert found(group="sglang.srt.plugins", name="folio"), "SGLang finds no plugin folio: install integrations/sglang"'
+	cd integrations/sglang && $(PYTHON) -m pytest --quiet tests/test_engine.py
 
 .PHONY: $(ENGINES)/folio
 $(ENGINES)/folio: wheel $(ENGINES)/installed
