@@ -31,10 +31,9 @@ __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 toke
         const u32 head = piece / (VTile::ROW_CHUNKS * TILE_TOKENS);
         const i32 key = token + static_cast<i32>(row);
         if (key < span.begin || key >= span.end) {
-            st_shared_v4(
-                stage + Shape::K_BYTES + head * strides.head + row / 16 * strides.block +
-                    row / 8 % 2 * strides.group + VTile::at(row & 7, chunk),
-                zeros);
+            st_shared_v4(stage + Shape::K_BYTES + head * strides.head + row / 16 * strides.block +
+                             row / 8 % 2 * strides.group + VTile::at(row & 7, chunk),
+                         zeros);
         }
     }
     fence_proxy_async();

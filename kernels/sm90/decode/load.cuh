@@ -288,7 +288,8 @@ private:
     // Rows of which row_bytes are there. Those of a token's heads, neighbours in memory, are copied together: a line that
     // two of them have a part of is then asked for once.
     template <u32 PIECE_BYTES, class Rows>
-    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile, const TokenPlace &from) const {
+    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile,
+                                         const TokenPlace &from) const {
         constexpr u32 PIECES = Rows::ROW_CHUNKS * 16 / PIECE_BYTES, OF_TOKEN = Shape::HEADS * PIECES;
         constexpr u32 ROUNDS = Shape::TILE_TOKENS * OF_TOKEN / 32;
         static_assert(Shape::TILE_TOKENS * OF_TOKEN % 32 == 0);

@@ -157,8 +157,7 @@ private:
 #pragma unroll
                 for (int t = 0; t < TILE_TOKENS / 16; ++t) {
                     WideFragment a[Op::STEPS_PER_PAIR];
-                    Op::load_keys(a,
-                                  KTile::chunk_pair(stage + at.k + h * at.k_head + t * at.k_block, pair));
+                    Op::load_keys(a, KTile::chunk_pair(stage + at.k + h * at.k_head + t * at.k_block, pair));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; ++r) {
                         const int c = h * ROW_TILES + r;
@@ -272,8 +271,7 @@ private:
 #pragma unroll
                 for (int pair = 0; pair < VTile::ROW_CHUNKS / 2; ++pair) {
                     WideFragment a[Op::STEPS_PER_PAIR];
-                    Op::load_values(a,
-                                    VTile::chunk_pair(stage + at.v + h * at.v_head + t * at.v_block, pair));
+                    Op::load_values(a, VTile::chunk_pair(stage + at.v + h * at.v_head + t * at.v_block, pair));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; ++r) {
                         const int c = h * ROW_TILES + r;
