@@ -30,9 +30,10 @@ class RowDivisor {
 public:
     __device__ __forceinline__ explicit RowDivisor(float scale) : scale(scale), reciprocal(__frcp_rn(scale)) {}
 
-    // The product with the rounded reciprocal is within two units of the last place; a first correction makes it faithful, and
-    // a second one then rounds it correctly (Markstein, IBM J. Res. Dev. 34, 1990). A number whose remainders are not exact is
-    // so small that the quotient is stored as zero. Zeros keep their sign; an infinite scale makes zeros of finite numbers, NaN of others.
+    // The product with the rounded reciprocal is within two units of the last place; a first correction makes it faithful,
+    // and a second one then rounds it correctly (Markstein, IBM J. Res. Dev. 34, 1990). A number whose remainders are not
+    // exact is so small that the quotient is stored as zero. Zeros keep their sign; an infinite scale makes zeros of finite
+    // numbers, NaN of others.
     __device__ __forceinline__ float divide(float x) const {
         const float first = x * reciprocal;
         const float second = fmaf(fmaf(-first, scale, x), reciprocal, first);

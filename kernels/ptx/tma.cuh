@@ -63,8 +63,8 @@ __device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
 // Orders ordinary shared-memory accesses before later ones of the async proxy (TMA).
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// True for one lane of a warp that is together. The compiler knows that it is one: behind a test of a lane's number it makes a
-// loop over lanes around every load by a tensor map.
+// True for one lane of a warp that is together. The compiler knows that it is one: behind a test of a lane's number it
+// makes a loop over lanes around every load by a tensor map.
 __device__ __forceinline__ bool elect_lane() {
     u32 elected;
     asm volatile(

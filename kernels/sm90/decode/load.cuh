@@ -162,7 +162,7 @@ private:
     struct Box {
         int page, group;  // page id, or -1: a box outside the tensor, which arrives as zeros; group of 8 tokens
     };
-    // And its coordinate that counts pages, in k and in v. Worked out once by a lane: an elected lane's numbers are waited for.
+    // And its coordinate that counts pages, in k and in v: worked out once by a lane, since an elected lane waits for it.
     struct Located : Box {
         int k, v;
     };
