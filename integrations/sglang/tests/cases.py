@@ -3,19 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from models import VOCABULARY
-
-#: Prompts of these many tokens, computed and decoded together.
-MIXED = (1, 5, 17, 40, 130, 300)
-
-
-def tokens(seed: int, length: int) -> list[int]:
-    """Token ids that look random and are the same in every run; 0 to 2 mean something to models."""
-    state, ids = seed + 1, []
-    for _ in range(length):
-        state = state * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
-        ids.append(3 + (state >> 33) % (VOCABULARY - 3))
-    return ids
+import small_models
 
 
 @dataclass(frozen=True)
@@ -35,7 +23,7 @@ class Case:
 
     model: str
     options: dict[str, Any] = field(default_factory=dict)
-    lengths: tuple[int, ...] = MIXED
+    lengths: tuple[int, ...] = small_models.MIXED
     shared: int = 0
     max_tokens: int = 24
     rounds: int = 1
@@ -45,8 +33,7 @@ class Case:
     draft: str | None = None
 
     def prompts(self) -> list[list[int]]:
-        head = tokens(99, self.shared)
-        return [head + tokens(i, n) for i, n in enumerate(self.lengths)]
+        return small_models.prompts(self.lengths, self.shared)
 
     @property
     def speculates(self) -> bool:

@@ -13,8 +13,11 @@ from pathlib import Path
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
+sys.path.append(str(Path(__file__).parents[2] / "testing"))
+
 import cases  # noqa: E402
 import models  # noqa: E402
+import small_models  # noqa: E402
 
 #: A small pool on a GPU, which others may be using.
 _SIZES = dict(max_total_tokens=8192, mem_fraction_static=0.5)
@@ -40,7 +43,7 @@ def generate(engine, case: cases.Case) -> list[dict]:
         input_ids=case.prompts(),
         sampling_params=dict(temperature=0, max_new_tokens=case.max_tokens, ignore_eos=True),
         return_logprob=True,
-        token_ids_logprob=[list(range(models.VOCABULARY))] * len(case.lengths),
+        token_ids_logprob=[list(range(small_models.VOCABULARY))] * len(case.lengths),
     )
     return [
         dict(

@@ -1,70 +1,28 @@
-"""Small models with random weights, saved where SGLang can load them. Their tokens are numbers; there is no tokenizer.
-
-Weights are larger than those of trained models, so that attention decides which token comes next: a wrong window, cap
-or scale gives other tokens.
-"""
+"""Small models with random weights, saved where SGLang can load them. Their tokens are numbers; there is no tokenizer."""
 
 from functools import cache
 from pathlib import Path
 
 import torch
 import transformers
-
-VOCABULARY = 512
-_SIZES = dict(vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, initializer_range=0.12)
-_HEADS = dict(num_attention_heads=8, num_key_value_heads=2, head_dim=32, intermediate_size=256)
-_TOKENS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
-_LENGTH = dict(max_position_embeddings=1024)
+from small_models import DEEPSEEK, GEMMA2, HEADS, SIZES, TOKENS, random_model
 
 CONFIGS = {
-    "llama": transformers.LlamaConfig(**_SIZES, **_HEADS, **_TOKENS, **_LENGTH),
-    # Caps, scales of their own, and a window in every second layer.
-    "gemma2": transformers.Gemma2Config(
-        **_SIZES,
-        **_HEADS,
-        **_TOKENS,
-        **_LENGTH,
-        sliding_window=64,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=30.0,
-        query_pre_attn_scalar=20,
-        # SGLang reads the name that older checkpoints have.
-        hidden_act="gelu_pytorch_tanh",
-    ),
+    "llama": transformers.LlamaConfig(**SIZES, **HEADS, **TOKENS),
+    # SGLang reads the name that older checkpoints have.
+    "gemma2": transformers.Gemma2Config(**GEMMA2, hidden_act="gelu_pytorch_tanh"),
     # Windows in every second layer, whose keys are in a pool of their own.
     "cohere2": transformers.Cohere2Config(
-        **_SIZES,
-        **(_HEADS | dict(num_attention_heads=4)),
-        **_TOKENS,
-        **_LENGTH,
+        **SIZES,
+        **(HEADS | dict(num_attention_heads=4)),
+        **TOKENS,
         sliding_window=64,
         layer_types=["sliding_attention", "full_attention"],
         logit_scale=1.0,
         is_hybrid_swa=True,
         hybrid_layer_pattern=[1, 0],
     ),
-    # MLA with the widths of DeepSeek-V2. All layers are dense.
-    "deepseek": transformers.DeepseekV2Config(
-        **_SIZES,
-        **_TOKENS,
-        **_LENGTH,
-        intermediate_size=256,
-        moe_intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        q_lora_rank=None,
-        kv_lora_rank=512,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        first_k_dense_replace=2,
-        moe_layer_freq=1,
-        n_routed_experts=2,
-        n_shared_experts=1,
-        num_experts_per_tok=1,
-        n_group=1,
-        topk_group=1,
-    ),
+    "deepseek": transformers.DeepseekV2Config(**DEEPSEEK, moe_layer_freq=1),
 }
 
 _CLASSES = {
@@ -85,11 +43,7 @@ def save(name: str, folder: Path) -> Path:
     path = folder / name
     if not (path / "config.json").exists():
         kind = name.removesuffix(_DRAFT)
-        torch.manual_seed(1)
-        model = _CLASSES[kind](CONFIGS[kind])
-        if CONFIGS[kind].tie_word_embeddings:
-            # Where the embeddings are the output's weights, too, large ones repeat the prompt whatever attention says.
-            model.get_input_embeddings().weight.data.mul_(0.1)
+        model = random_model(_CLASSES[kind], CONFIGS[kind])
         if name != kind:
             for weight in model.parameters():
                 weight.data.add_(_DRAFT_NOISE * torch.randn_like(weight))

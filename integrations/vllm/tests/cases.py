@@ -3,22 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from models import VOCABULARY
-
-#: Prompts of these many tokens, computed and decoded together.
-MIXED = (1, 5, 17, 40, 130, 300)
+import small_models
 
 #: What stands in a backend's place where types of few bits are judged.
 EXACT = "transformers"
-
-
-def tokens(seed: int, length: int) -> list[int]:
-    """Token ids that look random and are the same in every run; 0 to 2 mean something to models."""
-    state, ids = seed + 1, []
-    for _ in range(length):
-        state = state * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
-        ids.append(3 + (state >> 33) % (VOCABULARY - 3))
-    return ids
 
 
 @dataclass(frozen=True)
@@ -37,7 +25,7 @@ class Case:
 
     model: str
     options: dict[str, Any] = field(default_factory=dict)
-    lengths: tuple[int, ...] = MIXED
+    lengths: tuple[int, ...] = small_models.MIXED
     shared: int = 0
     max_tokens: int = 24
     rounds: int = 1
@@ -47,8 +35,7 @@ class Case:
     embeds: bool = False
 
     def prompts(self) -> list[dict]:
-        head = tokens(99, self.shared)
-        return [dict(prompt_token_ids=head + tokens(i, n)) for i, n in enumerate(self.lengths)]
+        return [dict(prompt_token_ids=ids) for ids in small_models.prompts(self.lengths, self.shared)]
 
 
 _FP32: dict[str, Any] = dict(dtype="float32", max_model_len=512, max_num_seqs=8)

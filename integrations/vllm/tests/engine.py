@@ -20,6 +20,8 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", TOKENIZERS_PARALLELISM="false")
 
+sys.path.append(str(Path(__file__).parents[2] / "testing"))
+
 import cases  # noqa: E402
 import models  # noqa: E402
 import torch  # noqa: E402
