@@ -54,7 +54,7 @@ pub struct RoundOutputsParams {
     pub row_pieces: u32,
     pub group_size: u32,
     pub o_dtype: u32,
-    pub reserved: u32,
+    pub flags: u32,
 }
 
 /// The numbers of the `static_assert`s at the end of `kernels/params/widen.h`.

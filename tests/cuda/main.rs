@@ -100,6 +100,7 @@ fn main() -> ExitCode {
         case("prefill_widened_layers", (), prefill_widened::layers),
         case("prefill_widened_batches", (), prefill_widened::batches),
         case("mixed_types", (), mixed::mixed_types),
+        case("mixed_fp8_outputs", (), mixed::mixed_fp8_outputs),
         case("mixed_forms", (), mixed::mixed_forms),
         case("mixed_layers", (), mixed::mixed_layers),
         case("mixed_batches", (), mixed::mixed_batches),

@@ -105,6 +105,23 @@ pub fn mixed_types() {
     }
 }
 
+/// Queries and outputs in fp8: what rounds the outputs of prompts leaves those of decodes as they are.
+pub fn mixed_fp8_outputs() {
+    for types in [TYPES[2], (DType::F8E5M2, DType::F8E4M3)] {
+        for v_scales in [HeadScales::Absent, HeadScales::PerRequest] {
+            check(&Problem {
+                o_dtype: types.0,
+                storage: paged(16, KvLayout::Nhd),
+                layer: Layer {
+                    v_scales,
+                    ..Layer::plain()
+                },
+                ..problem(&LENS, types, HEADS[3])
+            });
+        }
+    }
+}
+
 /// Caches in other forms.
 pub fn mixed_forms() {
     for (form, element) in FORMS {
@@ -137,6 +154,12 @@ pub fn mixed_layers() {
             k_scales: HeadScales::PerHead,
             v_scales: HeadScales::PerHead,
             lse_dtype: DType::F16,
+            ..scaled.clone()
+        },
+        Layer {
+            q_scales: HeadScales::PerRequest,
+            k_scales: HeadScales::PerRequest,
+            v_scales: HeadScales::PerRequest,
             ..scaled.clone()
         },
         Layer {

@@ -28,7 +28,9 @@ pub fn session() -> Box<dyn Session> {
 
 /// What kernels may be off by, over a cache of any form: `of_codes` is `of_matrix_unit` where elements are plain.
 fn tolerance(problem: &Problem) -> Tolerance {
-    Tolerance::of_codes(problem).of_parts(problem)
+    Tolerance::of_codes(problem)
+        .of_parts(problem)
+        .of_rounded_rows(problem)
 }
 
 pub fn assert_right(problem: &Problem, got: &Output) {

@@ -391,7 +391,7 @@ impl PrefillWidened {
             row_pieces: widened.k_pieces,
             group_size: self.desc.group_size(),
             o_dtype: dtype_code(self.desc.o_dtype),
-            reserved: 0,
+            flags: given.flags,
         };
         let blocks = BLOCKS_TO_ROUND * self.sm_count;
         // SAFETY: the kernel takes a `FolioRoundOutputsParams`; its addresses are the caller's tensors, the plan, and rows of
