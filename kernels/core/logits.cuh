@@ -75,8 +75,8 @@ struct LogitRule {
 struct FoldedLogits {
     float exponent, product, cap;
 
-    __device__ __forceinline__ FoldedLogits(const FolioAttentionParams &p, u32 kv_head) {
-        const float scale = product_scale(p, kv_head);
+    __device__ __forceinline__ FoldedLogits(const FolioAttentionParams &p, u32 kv_head, u32 request) {
+        const float scale = product_scale(p, kv_head, request);
         const bool capped = p.logits_soft_cap > 0.0f;
         const bool direct = !capped && scale > 0.0f;
         exponent = direct ? scale * LOG2_E : 1.0f;

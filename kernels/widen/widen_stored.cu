@@ -75,14 +75,17 @@ __device__ __forceinline__ void units_of_channels(const Params &p) {
     }
 }
 
-// What the heads' rows are to be multiplied by, when units are known.
-__device__ __forceinline__ void write_factors(const Params &p) {
+// What the heads' rows are to be multiplied by, when units are known: for each request, where it has scales of its own.
+__device__ __forceinline__ void write_factors(const Params &p, u32 of_values) {
+    const bool of_requests = p.flags & (of_values ? FOLIO_RUN_V_SCALES_OF_REQUESTS : FOLIO_RUN_K_SCALES_OF_REQUESTS);
+    const float *const scales = of_values ? p.v_scales : p.k_scales;
+    const i32 stride = of_values ? p.v_scales_stride : p.k_scales_stride;
+    float *const factors = of_values ? p.v_factors : p.k_factors;
     const u32 num_heads = p.widen.num_kv_heads.divisor;
-    for (u32 i = threadIdx.x; i < 2 * num_heads; i += FOLIO_THREADS) {
-        const u32 of_values = i >= num_heads, head = of_values ? i - num_heads : i;
-        const float given = of_values ? head_scale(p.v_scales, p.v_scales_stride, head)
-                                      : head_scale(p.k_scales, p.k_scales_stride, head);
-        p.factors[i] = *unit_of(p, of_values, head) * given;
+    const u32 count = (of_requests ? p.widen.plan.counts[2] : 1) * num_heads;
+    for (u32 i = threadIdx.x; i < count; i += FOLIO_THREADS) {
+        const u32 head = i - divide(i, p.widen.num_kv_heads) * num_heads;
+        factors[i] = *unit_of(p, of_values, head) * (of_requests ? scales[i] : head_scale(scales, stride, head));
     }
 }
 
@@ -124,7 +127,7 @@ __device__ __forceinline__ void widen_rows(const Params &p) {
             u16 *const rows = static_cast<u16 *>(of_values ? p.widen.v_rows : p.widen.k_rows);
             const WidenedRows to = {
                 rows + (first_row * num_heads + head) * t.head_dim, static_cast<i64>(num_heads) * t.head_dim,
-                p.factors ? 1.0f / *unit_of(p, of_values, head) : 1.0f, p.widen.row_dtype == FOLIO_F16};
+                p.k_factors ? 1.0f / *unit_of(p, of_values, head) : 1.0f, p.widen.row_dtype == FOLIO_F16};
             bring_rows(t, p.cache.format, at, head, t.vectors, to);
         }
     });
@@ -145,12 +148,12 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     }
 }
 
-// Grid: any number of CTAs.
+// Grid: any number of CTAs above one.
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 3)
     folio_widen_stored(const __grid_constant__ FolioStoredWidenParams p) {
     using namespace folio;
     allow_dependents();
     wait_for_prerequisites();
-    if (p.factors && blockIdx.x == 0) write_factors(p);
+    if (p.k_factors && blockIdx.x < 2) write_factors(p, blockIdx.x);
     widen_rows(p);
 }

@@ -20,6 +20,8 @@ pub const MM_PREFIX_IN_WINDOW: u32 = 16;
 pub const K_SCALES_OF_REQUESTS: u32 = 0x400;
 /// `FOLIO_RUN_V_SCALES_OF_REQUESTS`.
 pub const V_SCALES_OF_REQUESTS: u32 = 0x800;
+/// `FOLIO_RUN_ROUNDED_LATER`.
+pub const ROUNDED_LATER: u32 = 0x1000;
 /// `FOLIO_QUERIES_E4M3` of `kernels/params/query_type.h`.
 pub const QUERIES_E4M3: u32 = 0x100;
 /// `FOLIO_QUERIES_E5M2` of `kernels/params/query_type.h`.

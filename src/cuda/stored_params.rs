@@ -115,11 +115,14 @@ pub struct StoredDecodeParams {
 pub struct StoredWidenParams {
     pub widen: WidenParams,
     pub cache: Stored,
-    pub factors: u64,
+    pub k_factors: u64,
+    pub v_factors: u64,
     pub k_scales: u64,
     pub v_scales: u64,
     pub k_scales_stride: i32,
     pub v_scales_stride: i32,
+    pub flags: u32,
+    pub reserved: u32,
 }
 
 /// The numbers of the `static_assert`s at the ends of `kernels/params/stored.h`, `stored_decode.h`, `stored_rope_append.h`
@@ -132,7 +135,7 @@ const _: () = {
     assert!(size_of::<StoredAttentionParams>() == 744);
     assert!(size_of::<StoredDecodeParams>() == 648);
     assert!(size_of::<StoredRopeAppendParams>() == 2696);
-    assert!(size_of::<StoredWidenParams>() == 544);
+    assert!(size_of::<StoredWidenParams>() == 560);
 };
 
 impl StoredFormat {

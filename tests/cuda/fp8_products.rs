@@ -92,21 +92,24 @@ fn layers() -> impl Strategy<Value = Layer> {
     let scale = prop::sample::select(vec![0.0f32, 0.02, 0.2, -0.05]);
     let cap = prop::sample::select(vec![0.0f32, 0.0, 5.0, 30.0]);
     let chunks = prop::option::weighted(0.2, Just((130u32, 1u32)));
-    (window, mask, scale, cap, chunks, any::<[bool; 3]>()).prop_map(
-        |(window, mask, sm_scale, logits_soft_cap, chunks, [sinks, scales, lse])| Layer {
+    let scales = prop::sample::select(vec![
+        HeadScales::Absent,
+        HeadScales::PerHead,
+        HeadScales::PerRequest,
+    ]);
+    (window, mask, scale, cap, chunks, scales, any::<[bool; 3]>()).prop_map(
+        |(window, mask, sm_scale, logits_soft_cap, chunks, scales, [sinks, scaled, lse])| Layer {
             window,
             mask,
             sm_scale,
             logits_soft_cap,
             chunks,
             sinks,
-            q_scale: if scales { 0.75 } else { 0.0 },
-            v_scale: if scales { 0.5 } else { 0.0 },
-            k_scales: if scales {
-                HeadScales::PerHead
-            } else {
-                HeadScales::Absent
-            },
+            q_scale: if scaled { 0.75 } else { 0.0 },
+            v_scale: if scaled { 0.5 } else { 0.0 },
+            q_scales: scales,
+            k_scales: scales,
+            v_scales: scales,
             lse: lse.then_some(LogBase::E),
             ..Layer::plain()
         },
@@ -171,11 +174,18 @@ pub fn fp8_products() {
 /// Long enough for several stretches of sums, and for requests that are split; logits as normal ones, and 4 times as wide.
 pub fn long_fp8_products() {
     let session = session();
-    for sm_scale in [0.0, 0.35] {
+    for (sm_scale, scales) in [
+        (0.0, HeadScales::Absent),
+        (0.35, HeadScales::Absent),
+        (0.2, HeadScales::PerRequest),
+    ] {
         for lens in [&[(20, 5000)][..], &[(100, 1700), (3, 4000), (97, 97)]] {
             let problem = Problem {
                 layer: Layer {
                     sm_scale,
+                    q_scales: scales,
+                    k_scales: scales,
+                    v_scales: scales,
                     lse: Some(LogBase::E),
                     ..Layer::plain()
                 },

@@ -2,7 +2,7 @@
 //! products.
 
 use crate::common::instance::solve;
-use crate::common::problem::{Alibi, Layer, MaskKind, Problem, Storage};
+use crate::common::problem::{Alibi, HeadScales, Layer, MaskKind, Problem, Storage};
 use crate::gpu::DeviceMemory;
 use crate::problems::{assert_right, session};
 use folio::dtype::DType;
@@ -49,6 +49,19 @@ fn check(n: usize, layer: Layer) {
     });
 }
 
+/// The layer with scales of k and v for each request, or with none.
+fn of_requests(scaled: bool, layer: Layer) -> Layer {
+    let scales = match scaled {
+        true => HeadScales::PerRequest,
+        false => HeadScales::Absent,
+    };
+    Layer {
+        k_scales: scales,
+        v_scales: scales,
+        ..layer
+    }
+}
+
 fn solve_and_check(problem: Problem) {
     let got = solve(&*session(), &DeviceMemory, &problem);
     let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
@@ -75,7 +88,7 @@ pub fn soft_caps() {
                     alibi: (n % 11 == 0).then_some(Alibi::Linear),
                     ..Layer::plain()
                 };
-                check(n, layer);
+                check(n, of_requests(n / 16 % 2 == 1, layer));
                 n += 1;
             }
         }
@@ -93,7 +106,7 @@ pub fn distances() {
             sm_scale: [0.0, -0.1, 0.0][n % 3],
             ..Layer::plain()
         };
-        check(n, layer);
+        check(n, of_requests(n / 16 % 2 == 1, layer));
     }
 }
 
@@ -120,6 +133,7 @@ pub fn caps_alone() {
                     sinks: n % 5 == 0,
                     ..Layer::plain()
                 };
+                let layer = of_requests(n / 6 % 2 == 1, layer);
                 solve_and_check(alone(DType::BF16, heads, dim, storage, layer));
                 n += 1;
             }
@@ -141,6 +155,7 @@ pub fn slopes_alone() {
                     sinks: n % 5 == 0,
                     ..Layer::plain()
                 };
+                let layer = of_requests(n / 3 % 2 == 1, layer);
                 solve_and_check(alone(q_dtype, heads, 128, storage, layer));
                 n += 1;
             }

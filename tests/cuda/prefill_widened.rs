@@ -140,6 +140,13 @@ pub fn layers() {
             ..plain()
         },
         Layer {
+            q_scales: HeadScales::PerHead,
+            k_scales: HeadScales::PerRequest,
+            v_scales: HeadScales::PerRequest,
+            sinks: true,
+            ..plain()
+        },
+        Layer {
             window: Some((0, 30)),
             mask: MaskKind::Full,
             logits_soft_cap: 5.0,
@@ -225,6 +232,12 @@ pub fn fp8_queries_layers() {
             ..scaled.clone()
         },
         Layer {
+            q_scales: HeadScales::PerRequest,
+            k_scales: HeadScales::PerRequest,
+            v_scales: HeadScales::PerRequest,
+            ..scaled.clone()
+        },
+        Layer {
             window: Some((90, 0)),
             ..scaled.clone()
         },
@@ -265,22 +278,25 @@ pub fn fp8_queries_layers() {
 pub fn fp8_queries_splits() {
     let session = session();
     for (q_dtype, kv_dtype, o_dtype) in FP8_TYPES {
-        let problem = Problem {
-            storage: paged(16, KvLayout::Nhd),
-            o_dtype,
-            kv_dtype,
-            layer: Layer {
-                sinks: true,
-                v_scale: 2.0,
-                lse: Some(LogBase::E),
-                o_scale: if o_dtype.is_fp8() { 0.25 } else { 0.0 },
-                ..Layer::plain()
-            },
-            ..Problem::plain(&[(40, 6000), (30, 100)])
-                .of(q_dtype)
-                .heads(8, 1, 128)
-        };
-        check(&*session, &problem);
+        for v_scales in [HeadScales::Absent, HeadScales::PerRequest] {
+            let problem = Problem {
+                storage: paged(16, KvLayout::Nhd),
+                o_dtype,
+                kv_dtype,
+                layer: Layer {
+                    sinks: true,
+                    v_scale: 2.0,
+                    v_scales,
+                    lse: Some(LogBase::E),
+                    o_scale: if o_dtype.is_fp8() { 0.25 } else { 0.0 },
+                    ..Layer::plain()
+                },
+                ..Problem::plain(&[(40, 6000), (30, 100)])
+                    .of(q_dtype)
+                    .heads(8, 1, 128)
+            };
+            check(&*session, &problem);
+        }
     }
 }
 

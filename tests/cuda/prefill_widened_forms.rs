@@ -144,6 +144,13 @@ pub fn layers() {
         (
             true,
             Layer {
+                q_scales: HeadScales::PerRequest,
+                ..plain()
+            },
+        ),
+        (
+            true,
+            Layer {
                 window: Some((90, 0)),
                 ..plain()
             },
@@ -222,6 +229,7 @@ pub fn numbers_of_any_size() {
                     let problem = Problem {
                         cache_exponent: exponent,
                         layer: Layer {
+                            q_scales: HeadScales::PerRequest,
                             k_scale: factor,
                             v_scale: factor,
                             ..Layer::plain()

@@ -48,6 +48,19 @@ fn in_fp32(problem: Problem) -> Problem {
     }
 }
 
+/// Outputs in 16 bits, which Hopper's prefill kernels write: over keys of q's type, and over keys that they convert.
+fn in_16_bits(problem: Problem, kv_dtype: DType) -> Problem {
+    Problem {
+        kv_dtype,
+        o_dtype: DType::BF16,
+        layer: Layer {
+            o_scale: 0.0,
+            ..problem.layer
+        },
+        ..problem
+    }
+}
+
 /// The same over a cache whose tokens have scales, in the place of those of heads.
 fn by_token(plain: Problem) -> Problem {
     let layer = Layer {
@@ -72,7 +85,14 @@ pub fn scales_in_tensors() {
                 scaled(HeadScales::Absent, scales, true),
             ] {
                 let plain = problem(kind, layer);
-                for problem in [plain.clone(), in_fp32(plain.clone()), by_token(plain)] {
+                for problem in [
+                    in_fp32(plain.clone()),
+                    in_16_bits(plain.clone(), DType::BF16),
+                    in_16_bits(plain.clone(), DType::F8E4M3),
+                    in_16_bits(plain.clone(), DType::F8E5M2),
+                    by_token(plain.clone()),
+                    plain,
+                ] {
                     let got = solve(&*session, &DeviceMemory, &problem).unwrap();
                     assert_right(&problem, &got);
                 }
@@ -86,11 +106,14 @@ pub fn scales_change_under_a_graph() {
     let session = session();
     let stream = gpu::new_stream();
     for kind in [Kind::Decode, Kind::Prefill] {
-        for scales in KINDS {
+        let problems = KINDS.into_iter().flat_map(|scales| {
             let first = Problem {
                 graph: true,
                 ..problem(kind, scaled(scales, scales, true))
             };
+            [in_16_bits(first.clone(), DType::F8E4M3), first]
+        });
+        for first in problems {
             let mut slot = Slot::new(session.attention(first.desc()).unwrap());
             let captured = Captured::of_largest(&mut slot, first.clone(), stream);
             for tag in [0, 5, 6] {

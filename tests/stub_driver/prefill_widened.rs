@@ -2,7 +2,7 @@
 //! goes from one to the next.
 
 use folio::api::BatchInput;
-use folio::cuda::params::GenericParams;
+use folio::cuda::params::{GenericParams, ROUNDED_LATER, V_SCALES_OF_REQUESTS};
 use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::stored_params::{StoredAttentionParams, StoredWidenParams};
 use folio::cuda::widen_params::{RoundOutputsParams, WidenParams};
@@ -168,12 +168,14 @@ pub fn queries_in_fp8() {
         ),
     ] {
         let rounds = types[2].is_fp8();
+        let of_requests = at(V_SCALES, DType::F32, &[2, HEADS.into()], None);
         let desc = prompts(16, types);
         let handle = planned(desc, 1000);
         let name = handle.attention.kernel();
         assert!(name.ends_with(kernel), "{name}");
         let args = AttentionArgs {
             v_scale: 3.0,
+            v_scales: Some(of_requests),
             o_scale: if rounds { 0.5 } else { 0.0 },
             ..arguments(&desc, 1000)
         };
@@ -198,12 +200,18 @@ pub fn queries_in_fp8() {
         assert!(widened.first_row >= widened.q_rows + 2000 * row);
         assert_eq!(launches[3].maps()[0].address, widened.q_rows);
         let taken = launches[3].params::<PrefillParams>().attention;
+        // Split rows have the factors of v at once.
+        assert_eq!((taken.v_scale, taken.v_scales), (3.0, V_SCALES as u64));
+        let flags = V_SCALES_OF_REQUESTS | if rounds { ROUNDED_LATER } else { 0 };
+        assert_eq!(taken.flags & (V_SCALES_OF_REQUESTS | ROUNDED_LATER), flags);
         if !rounds {
-            assert_eq!((taken.o.data, taken.v_scale), (O as u64, 3.0));
+            assert_eq!(taken.o.data, O as u64);
             continue;
         }
-        assert_eq!((taken.o.data, taken.v_scale), (widened.q_rows, 1.0));
+        assert_eq!(taken.o.data, widened.q_rows);
         let rounded = launches[4].params::<RoundOutputsParams>();
+        assert_eq!(rounded.v_scales, V_SCALES as u64);
+        assert_eq!(rounded.flags & V_SCALES_OF_REQUESTS, V_SCALES_OF_REQUESTS);
         assert_eq!((rounded.rows, rounded.o.data), (widened.q_rows, O as u64));
         assert_eq!((rounded.v_scale, rounded.o_scale), (3.0, 0.5));
         assert_eq!((rounded.o_dtype, rounded.num_tokens), (4, 2000));
@@ -410,19 +418,17 @@ pub fn other_forms() {
                 (taken.k.data, taken.plan.items),
                 (places.k_rows, places.items)
             );
-            // One for keys and one for values of a head, and behind them the factors.
+            // One for keys and one for values of a head, and behind them the factors, with room for those of two requests.
             let bytes = u64::from(HEADS) * 4;
             assert_eq!(places.num_units, if has_units { 2 * HEADS } else { 0 });
-            let factors = if has_units {
-                places.units + 2 * bytes
-            } else {
-                0
+            let factors = match has_units {
+                true => [2, 4].map(|n| places.units + n * bytes),
+                false => [0; 2],
             };
-            assert_eq!(widened.factors, factors);
-            let of_values = if has_units { factors + bytes } else { 0 };
-            assert_eq!((taken.k_scales, taken.v_scales), (factors, of_values));
+            assert_eq!([widened.k_factors, widened.v_factors], factors);
+            assert_eq!([taken.k_scales, taken.v_scales], factors);
             assert!(places.units >= places.page_start + 2 * 8);
-            assert!(places.items >= places.units + u64::from(places.num_units) * 8);
+            assert!(!has_units || places.items >= factors[1] + 2 * bytes);
         }
     }
 }

@@ -174,7 +174,7 @@ pub fn of_requests_alone() {
     );
 }
 
-/// Hopper's prefill kernels leave them to the portable one.
+/// Hopper's prefill kernels read them where they lie too.
 pub fn of_requests_in_prefill() {
     let recorder = recorder();
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
@@ -198,17 +198,25 @@ pub fn of_requests_in_prefill() {
     let pages = at(TENSORS, DType::BF16, &[40, 16, HEADS, 128], None);
     let plain = AttentionArgs::new(rows, pages, pages, rows);
     let expanded = |strides| Some(at(V_SCALES, DType::F32, &[REQUESTS, HEADS], Some(strides)));
-    for (v_scales, kernel) in [
-        (None, "folio_prefill_sm90"),
-        (floats(V_SCALES, &[REQUESTS, HEADS]), "folio_attention"),
-        (expanded(&[0, 1]), "folio_prefill_sm90"),
+    for (v_scales, address, flags) in [
+        (None, 0, 0),
+        (
+            floats(V_SCALES, &[REQUESTS, HEADS]),
+            V_SCALES,
+            V_SCALES_OF_REQUESTS,
+        ),
+        (expanded(&[0, 1]), V_SCALES, 0),
     ] {
         recorder.forget();
         handle
             .attention
             .run(&AttentionArgs { v_scales, ..plain }, OURS)
             .unwrap();
-        assert_eq!(recorder.launches()[0].name(), kernel, "{v_scales:?}");
+        let launched = &recorder.launches()[0];
+        assert_eq!(launched.name(), "folio_prefill_sm90");
+        let attention = launched.params::<PrefillParams>().attention;
+        assert_eq!(attention.v_scales, address as u64, "{v_scales:?}");
+        assert_eq!(attention.flags & OF_REQUESTS, flags, "{v_scales:?}");
     }
 }
 

@@ -45,8 +45,8 @@ struct CapSeries {
 
     CapSeries() = default;
 
-    __device__ __forceinline__ CapSeries(const FolioAttentionParams &params, u32 kv_head) {
-        const float cap = params.logits_soft_cap, k = __fdividef(product_scale(params, kv_head), cap);
+    __device__ __forceinline__ CapSeries(const FolioAttentionParams &params, const Tile &tile) {
+        const float cap = params.logits_soft_cap, k = __fdividef(tile.product_scale(params), cap);
         float factor = k * cap * LOG2_E;
 #pragma unroll
         for (int t = 0; t < Tanh::TERMS; ++t) {
@@ -78,7 +78,8 @@ struct CappedRows {
     // s becomes exp2(logit - REFERENCE). `hide` masks logits of a block of which not all keys are seen.
     template <int N, class Hide>
     __device__ __forceinline__ void add(float (&s)[N], const CapSeries<NearTanh> &near,
-                                        const FolioAttentionParams &params, u32 kv_head, bool hides, const Hide &hide) {
+                                        const FolioAttentionParams &params, const Tile &tile, bool hides,
+                                        const Hide &hide) {
         const Squares squares(s);
         const bool is_near = squares.all_within(near.most_squares);
         if (is_near && !hides) {
@@ -92,7 +93,7 @@ struct CappedRows {
         if (is_near) {
             take_exponents(s, near);
         } else {
-            take_wider_exponents(s, squares, params, kv_head);
+            take_wider_exponents(s, squares, params, tile);
         }
         if (hides) hide(s);
 #pragma unroll
@@ -111,10 +112,10 @@ private:
 
     template <int N>
     static __device__ __forceinline__ void take_wider_exponents(float (&s)[N], const Squares &squares,
-                                                                const FolioAttentionParams &params, u32 kv_head) {
-        const CapSeries<FarTanh> far(params, kv_head);
+                                                                const FolioAttentionParams &params, const Tile &tile) {
+        const CapSeries<FarTanh> far(params, tile);
         if (squares.all_within(far.most_squares)) return take_exponents(s, far);
-        FoldedLogits(params, kv_head).transform(s);
+        FoldedLogits(params, tile.kv_head, tile.request.index).transform(s);
 #pragma unroll
         for (int i = 0; i < N; ++i) s[i] -= REFERENCE;
     }

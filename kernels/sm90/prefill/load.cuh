@@ -61,11 +61,11 @@ private:
     // that was waited for, in load_queries.
     __device__ __forceinline__ const Tile &announce(const Tile &tile) {
         static_assert(QUERY_STAGES <= 2 && TILE_SLOTS >= 4);
-        mbarrier_wait(shared + TILE_READ + 8 * slot.index, slot.parity ^ 1);
-        Tile *const announced = tiles + slot.index * TILE_RECORDS;
+        mbarrier_wait(shared + TILE_READ + 8 * slot.index(), slot.parity() ^ 1);
+        Tile *const announced = tiles + slot.index() * TILE_RECORDS;
 #pragma unroll 1
         for (u32 i = 0; i < TILE_RECORDS; ++i) announced[i] = record_of(tile, i);
-        mbarrier_arrive(shared + TILE_FULL + 8 * slot.index);
+        mbarrier_arrive(shared + TILE_FULL + 8 * slot.index());
         slot.advance();
         return *announced;
     }
@@ -94,7 +94,7 @@ private:
     u32 shared;
     Tile *tiles;
     Ring<QUERY_STAGES> query;
-    Ring<TILE_SLOTS> slot;
+    SlotRing slot;
 };
 
 // What a loader needs of a tile.
@@ -118,16 +118,16 @@ public:
 
     // Whether `next` would not wait.
     __device__ __forceinline__ bool announced() const {
-        return is_over(shared + TILE_FULL + 8 * slot.index, slot.parity);
+        return is_over(shared + TILE_FULL + 8 * slot.index(), slot.parity());
     }
 
     // The next one; without steps there is none.
     __device__ __forceinline__ Work next() {
-        mbarrier_wait(shared + TILE_FULL + 8 * slot.index, slot.parity);
-        const Tile &tile = tiles[slot.index * TILE_RECORDS];
+        mbarrier_wait(shared + TILE_FULL + 8 * slot.index(), slot.parity());
+        const Tile &tile = tiles[slot.index() * TILE_RECORDS];
         const Work work = {read(tile.num_steps), read(tile.first_block), read(tile.kv_end),
                            read(tile.kv_head),   read(tile.source),      OWN_KEYS ? read(tile.key_sets) : 1};
-        if (is_reader()) mbarrier_arrive(shared + TILE_READ + 8 * slot.index);
+        if (is_reader()) mbarrier_arrive(shared + TILE_READ + 8 * slot.index());
         slot.advance();
         return work;
     }
@@ -145,7 +145,7 @@ private:
 
     u32 shared;
     const Tile *tiles;
-    Ring<TILE_SLOTS> slot;
+    SlotRing slot;
 };
 
 // One of K and V: `DIM` columns, buffers and barriers at the given offsets. A whole warp. Of split keys the last `ROPE`

@@ -1,5 +1,5 @@
 // The end of a tile in the Hopper prefill kernel: from accumulators to rows of o and lse, or to partial results. For
-// those the combine kernel adds the sink and the value scale.
+// those the combine kernel adds the sink and the value scale, unless that is a request's.
 #pragma once
 
 #include "sm90/prefill/softmax.cuh"
@@ -54,13 +54,19 @@ __device__ __forceinline__ void store_float_row(const float (&o)[N], int r, floa
     }
 }
 
+// What the rows of a tile are multiplied by.
+__device__ __forceinline__ float output_scale(const FolioAttentionParams &params, const Tile &tile, bool whole) {
+    if (!whole) return part_scale(params, tile.kv_head, tile.request.index);
+    if (params.flags & FOLIO_RUN_ROUNDED_LATER) return 1.0f;
+    return params.v_scale * value_scale(params, tile.kv_head, tile.request.index);
+}
+
 template <int N, class Rows>
 __device__ __forceinline__ void store_output(const FolioAttentionParams &params, u32 head_dim_vo, const Tile &tile,
                                              const float (&o)[N], const Rows &rows) {
     const u32 lane = threadIdx.x % 32;
     const bool whole = tile.partial == FOLIO_NO_PARTIAL;
-    const float v_scale =
-        whole ? params.v_scale * head_scale(params.v_scales, params.v_scales_stride, tile.kv_head) : 1.0f;
+    const float v_scale = output_scale(params, tile, whole);
     u32 token[2], head[2];
     float weight[2], lse[2];
 #pragma unroll

@@ -1,8 +1,9 @@
 // Prefill attention on Hopper: tiles of Q, K and V are loaded, wgmma multiplies them, one persistent CTA per
 // multiprocessor goes through the plan's items. 16-bit q, 16-bit or fp32 o; k and v of q's type or fp8, paged or ragged. TMA
 // loads K and V where tensor maps describe them: pages of a multiple of 8 tokens, or ragged. Else they come row by row.
-// Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks, mm-prefix, causality by request and
-// ALiBi are a variant's, which takes registers for them. Others are for runs with a soft cap, or with ALiBi: faster.
+// Causal or full, windows, soft cap, sinks, scales of heads and of requests, log-sum-exp. Custom masks, mm-prefix, causality
+// by request and ALiBi are a variant's, which takes registers for them. Others are for runs with a soft cap, or with ALiBi:
+// faster.
 //
 // Rows of up to DIM_QK and DIM_VO columns: the maps end at the problem's.
 //
@@ -108,9 +109,9 @@ private:
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group,
                                              const float (&power)[2])
             : block(tile.first_block), last_block(block - tile.num_steps + 1), power{power[0], power[1]} {
-            const StepLogits logits(params, tile.kv_head);
+            const StepLogits logits(params, tile);
             transforms = logits.transforms;
-            if constexpr (CAPPED) series = CapSeries<NearTanh>(params, tile.kv_head);
+            if constexpr (CAPPED) series = CapSeries<NearTanh>(params, tile);
             if constexpr (BIASED) slopes = Slopes(params, tile, logits.exponent);
 #pragma unroll
             for (int r = 0; r < 2; ++r) scale[r] = logits.exponent * (NARROWS && !transforms ? power[r] : 1.0f);
@@ -127,7 +128,7 @@ private:
 
     __device__ __forceinline__ const Tile *await_tile() const {
         mbarrier_wait(shared + QUERY_FULL + 8 * (query.index * CONSUMERS + group), query.parity);
-        return tiles + slot.index * TILE_RECORDS + (OWN_KEYS ? group : 0);
+        return tiles + slot.index() * TILE_RECORDS + (OWN_KEYS ? group : 0);
     }
 
     // The queries that were awaited, to the type of keys.
@@ -193,7 +194,7 @@ private:
                                                   Scores &s, CappedRows &rows, float (&)[2]) const {
         release_scores(steps);
         const bool hides = steps.masked.right(steps.block) || steps.masked.left(steps.block);
-        rows.add(s, steps.series, params, tile.kv_head, hides,
+        rows.add(s, steps.series, params, tile, hides,
                  [&](Scores &s) { mask.apply(s, params, tile, shared, steps.masked, steps.block); });
         return false;
     }
@@ -206,7 +207,7 @@ private:
 #pragma unroll
                 for (int i = 0; i < BLOCK / 2; ++i) s[i] *= steps.power[i / 2 % 2];
             }
-            StepLogits(params, tile.kv_head).transform(s, params, tile.kv_head);
+            StepLogits(params, tile).transform(s, params, tile);
         }
         mask.apply(s, params, tile, shared, steps.masked, steps.block);
         float of_block[2] = {};
@@ -300,7 +301,7 @@ private:
     const FolioAttentionParams &params;
     const u32 &head_dim_vo;
     u32 shared, group;
-    Ring<TILE_SLOTS> slot;
+    SlotRing slot;
     const Tile *tiles;
     Ring<QUERY_STAGES> query;
     StageRing<OWN_KEYS> key, value;

@@ -18,19 +18,20 @@ public:
     float exponent;   // what exponents multiply s by
     bool transforms;  // s, before exponents are taken
 
-    __device__ __forceinline__ StepLogits(const FolioAttentionParams &params, u32 kv_head)
-        : scale(product_scale(params, kv_head)), cap(params.logits_soft_cap) {
+    __device__ __forceinline__ StepLogits(const FolioAttentionParams &params, const Tile &tile)
+        : scale(tile.product_scale(params)), cap(params.logits_soft_cap) {
         const bool folds = scale > 0.0f && (HAS_SERIES || cap == 0.0f);
         exponent = folds ? scale * LOG2_E : 1.0f;
         transforms = cap > 0.0f || !folds;
     }
 
     template <int N>
-    __device__ __forceinline__ void transform(float (&s)[N], const FolioAttentionParams &params, u32 kv_head) const {
+    __device__ __forceinline__ void transform(float (&s)[N], const FolioAttentionParams &params,
+                                              const Tile &tile) const {
         if constexpr (HAS_SERIES) {
             if (by_series(s)) return;
         }
-        const FoldedLogits logits(params, kv_head);
+        const FoldedLogits logits(params, tile.kv_head, tile.request.index);
         logits.transform(s);
         if (!HAS_SERIES || logits.exponent == exponent) return;
         const float factor = reciprocal_approx(exponent);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/cache.cuh"
+#include "core/scales.cuh"
 #include "params/prefill.h"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma_products.cuh"
@@ -124,7 +125,7 @@ constexpr u32 KEYS = QUERIES + QUERIES_BYTES;
 constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 RAW = VALUES + STAGES * VALUE_BYTES;
 constexpr u32 TILES = RAW + RAW_STAGES * RAW_BYTES;
-constexpr u32 TILE_BYTES = MASKED ? 72 : OWN_KEYS ? 56 : 48;
+constexpr u32 TILE_BYTES = MASKED ? 72 : 56;
 constexpr u32 BARRIERS = TILES + TILE_BYTES * TILE_SLOTS * TILE_RECORDS;
 constexpr u32 TILE_FULL = BARRIERS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
@@ -148,6 +149,16 @@ struct Ring {
             parity ^= 1;
         }
     }
+};
+
+// The same among records of tiles: one register, of which warps that load rows have few.
+struct SlotRing {
+    static_assert((TILE_SLOTS & TILE_SLOTS - 1) == 0, "a power of two");
+    u32 count = 0;
+
+    __device__ __forceinline__ u32 index() const { return count % TILE_SLOTS; }
+    __device__ __forceinline__ u32 parity() const { return count / TILE_SLOTS % 2; }
+    __device__ __forceinline__ void advance() { ++count; }
 };
 
 __device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
@@ -206,6 +217,11 @@ struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS> {
     __device__ __forceinline__ u32 stored_position_of(u32 row) const {
         const u32 of_group = row % GROUP_ROWS * packing.inverse >> 15;
         return of_group < group_positions() ? position_of(row) : ~0u;
+    }
+
+    // What products are multiplied by, in base e.
+    __device__ __forceinline__ float product_scale(const FolioAttentionParams &params) const {
+        return folio::product_scale(params, kv_head, request.index);
     }
 };
 static_assert(sizeof(Tile) == TILE_BYTES);

@@ -12,8 +12,13 @@ struct TileMask;
 // By causality, a window and chunks.
 template <>
 struct TileMask<false> {
+    struct {
+        u32 index;
+    } request;  // whose scales are the tile's
+
     // The keys of the item that some row sees. Without any, the end is not above the begin.
     __device__ __forceinline__ KeyRange some(const FolioAttentionParams &params, const FolioWorkItem &item) {
+        request.index = item.request;
         const Window<i32> window(params);
         return {max(static_cast<i32>(item.kv_start), window.begin(item.position)),
                 min(static_cast<i32>(item.kv_end), window.end(item.position + static_cast<int>(item.q_len) - 1))};

@@ -1,5 +1,5 @@
 // The end of a tile in the Hopper fp8 prefill kernel: from sums of P V and of P to rows of o and lse, or to partial
-// results. For those the combine kernel adds the sink and the value scale.
+// results. For those the combine kernel adds the sink and the value scale, unless that is a request's.
 #pragma once
 
 #include "sm90/prefill_fp8/softmax.cuh"
@@ -66,12 +66,13 @@ __device__ __forceinline__ void store_output(const FolioPrefillFp8Params &params
         RowState state = {sum > 0.0f ? rows.reference[r] : minus_infinity(), sum};
         if (!whole) {
             const i64 at = static_cast<i64>(tile.partial + token) * p.num_qo_heads + head;
-            store_row(o, r, sum == 0.0f ? 0.0f : 1.0f / sum, p.plan.partial_o, FOLIO_F32, at * DIM);
+            store_row(o, r, sum == 0.0f ? 0.0f : part_scale(p, tile.kv_head, tile.request) / sum, p.plan.partial_o,
+                      FOLIO_F32, at * DIM);
             if (first_lane) p.plan.partial_lse[at] = log_sum_exp(state);
             continue;
         }
         const i64 q_row = static_cast<i64>(tile.token) + token;
-        float factor = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, tile.kv_head) / p.o_scale;
+        float factor = p.v_scale * value_scale(p, tile.kv_head, tile.request) / p.o_scale;
         if (p.sinks) factor *= add_sink(state, p.sinks[head] * LOG2_E);
         store_row(o, r, state.sum == 0.0f ? 0.0f : factor / state.sum, p.o.data, params.o_dtype,
                   q_row * p.o.stride_token + head * p.o.stride_head);

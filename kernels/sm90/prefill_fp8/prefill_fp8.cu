@@ -1,7 +1,7 @@
 // Prefill attention on Hopper with queries, keys, probabilities and values in e4m3: wgmma multiplies them at twice the
 // rate of 16 bits. Only for handles that permit probabilities in e4m3. Paged caches with pages of a multiple of 8 tokens,
-// head_dim 128, any type of output. Causal or full, windows, soft cap, sinks, per-head scales, log-sum-exp. Custom masks,
-// mm-prefix and ALiBi are the portable kernel's.
+// head_dim 128, any type of output. Causal or full, windows, soft cap, sinks, scales of heads and of requests, log-sum-exp.
+// Custom masks, mm-prefix and ALiBi are the portable kernel's.
 //
 // Four warpgroups, one CTA per multiprocessor, persistent: a warp loads, three transpose values, and three warpgroups of
 // 64 query rows each consume. docs/kernels/sm90_prefill_fp8.md says why so.
@@ -156,7 +156,7 @@ private:
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group)
             : block(tile.first_block),
               last_block(block - tile.num_steps + 1),
-              scale(FoldedLogits(params, tile.kv_head).exponent) {
+              scale(FoldedLogits(params, tile.kv_head, tile.request).exponent) {
             const Window<i32> window(params);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
@@ -215,7 +215,7 @@ private:
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release(shared + KEY_EMPTY + 8 * key.index());
         if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
-        if (steps.transformed()) FoldedLogits(params, tile.kv_head).transform(s);
+        if (steps.transformed()) FoldedLogits(params, tile.kv_head, tile.request).transform(s);
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }

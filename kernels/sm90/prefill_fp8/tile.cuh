@@ -36,7 +36,7 @@ constexpr u32 RAW_VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 VALUES = RAW_VALUES + STAGES * KEY_BYTES;
 constexpr u32 SUMS = VALUES + STAGES * VALUE_BYTES;  // of finished stretches of keys, fp32
 constexpr u32 TILES = SUMS + CONSUMERS * SUM_BYTES;
-constexpr u32 TILE_FULL = TILES + 48 * TILE_SLOTS;
+constexpr u32 TILE_FULL = TILES + 56 * TILE_SLOTS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
 constexpr u32 QUERY_FULL = TILE_READ + 8 * TILE_SLOTS;
 constexpr u32 QUERY_EMPTY = QUERY_FULL + 8 * QUERY_STAGES;
@@ -81,11 +81,12 @@ struct Tile {
     u32 num_tokens;  // positions
     u32 head;        // first query head
     u32 kv_head;
+    u32 request;
     u32 partial;
     int pack_shift;  // row r is position r >> pack_shift
     i64 source;      // first entry of page_ids
 };
-static_assert(sizeof(Tile) == 48);
+static_assert(sizeof(Tile) == 56);
 
 __device__ __forceinline__ Tile *shared_tiles() {
     extern __shared__ __align__(1024) u8 shared_bytes[];
@@ -108,6 +109,7 @@ __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u3
     tile.num_steps = end > start ? tile.first_block - start / BLOCK + 1 : 1;
     tile.head = head_block * packed_heads(params);
     tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
+    tile.request = item.request;
     tile.partial = item.partial;
     tile.source = item.page_start;
     tile.pack_shift = __ffs(packed_heads(params)) - 1;

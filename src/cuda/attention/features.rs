@@ -47,8 +47,6 @@ pub enum Feature {
     Widening,
     /// Requests whose first key is within a block.
     StartsInBlocks,
-    /// Scales of k or v that differ from request to request.
-    RequestScales,
     /// Numbers that are added to logits.
     ScoreBias,
 }
@@ -56,7 +54,7 @@ pub enum Feature {
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 22] = [
+const ALL: [Feature; 21] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -77,7 +75,6 @@ const ALL: [Feature; 22] = [
     F::CacheForm,
     F::Widening,
     F::StartsInBlocks,
-    F::RequestScales,
     F::ScoreBias,
 ];
 
@@ -103,7 +100,6 @@ impl Feature {
             F::SplitKeys => "k_rope",
             F::CacheForm => "kv_format",
             F::StartsInBlocks => "new keys by position",
-            F::RequestScales => "scales of each request",
             F::ScoreBias => "score_bias",
             F::Widening => "a batch of so few queries or so many keys",
         }

@@ -9,7 +9,7 @@ use crate::cuda::driver::{Context, Current, Function};
 use crate::cuda::kernels::attention::{
     self, AttentionQuery, AttentionRow, AttentionTypes, Phase, STORED,
 };
-use crate::cuda::params::{AttentionParams, K_SCALES_OF_REQUESTS, V_SCALES_OF_REQUESTS};
+use crate::cuda::params::AttentionParams;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, Checked, Tiling};
 use crate::tensor::Tensor;
@@ -51,13 +51,6 @@ pub struct Inputs<'a> {
     pub params: AttentionParams,
     /// Another kernel of the run, before this one on the stream, writes some of them.
     pub dependent: bool,
-}
-
-impl Run<'_> {
-    /// Requests have scales of k or v of their own.
-    pub fn has_request_scales(&self) -> bool {
-        self.params.flags & (K_SCALES_OF_REQUESTS | V_SCALES_OF_REQUESTS) != 0
-    }
 }
 
 /// A loaded kernel that computes attention.

@@ -20,7 +20,7 @@ use crate::cuda::kernels::keyless::{
 };
 use crate::cuda::kernels::{Arch, waits_for_prerequisites};
 use crate::cuda::params::{
-    AttentionParams, Cache, Divisor, PlanView, Rows, dtype_code, row_alignment,
+    AttentionParams, Cache, Divisor, PlanView, ROUNDED_LATER, Rows, dtype_code, row_alignment,
 };
 use crate::cuda::widen_params::{ROWS_TOGETHER, RoundOutputsParams, WidenParams};
 use crate::dtype::DType;
@@ -357,12 +357,11 @@ impl PrefillWidened {
     }
 
     /// What the kernel over rows writes instead of outputs in fp8. A tile's rows of q are its own, and it writes their outputs
-    /// over them. Factors of v stay out.
+    /// over them.
     fn unrounded(&self, q_rows: &Tensor, params: AttentionParams) -> AttentionParams {
         AttentionParams {
             o: Rows::of(q_rows),
-            v_scales: 0,
-            v_scale: 1.0,
+            flags: params.flags | ROUNDED_LATER,
             ..params
         }
     }
@@ -467,7 +466,6 @@ impl AttentionKernel for PrefillWidened {
         };
         of_kernel
             .and(Feature::SplitKeys, args.k_rope.is_some())
-            .and(Feature::RequestScales, run.has_request_scales())
             .and(Feature::KvStrides, !aligned)
             .and(Feature::Widening, !suits || self.leaves_keys(run))
     }

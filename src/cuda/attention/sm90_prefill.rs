@@ -412,7 +412,6 @@ impl AttentionKernel for Sm90Prefill {
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         self.missing_beside_keys(args)
-            .and(Feature::RequestScales, run.has_request_scales())
             | self.missing_of_cache(&args.k)
             | self.missing_of_cache(&args.v)
             | self.function(args).err().unwrap_or_default()

@@ -158,7 +158,6 @@ impl AttentionKernel for Sm90PrefillFp8 {
         let of_four = (4 * args.o.dtype().size() as u32).min(16);
         not_by_position(args)
             .and(Feature::SplitKeys, args.k_rope.is_some())
-            .and(Feature::RequestScales, run.has_request_scales())
             .and(Feature::QStrides, !rows_suit(&args.q))
             .and(Feature::OStrides, row_alignment(&args.o) < of_four)
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))

@@ -58,14 +58,18 @@ impl WidenStored {
         run: &Run<'_>,
     ) -> Result<()> {
         let given = run.params;
+        let factors = self.factors(widen.units);
         let params = StoredWidenParams {
             widen: *widen,
             cache: Stored::without_head_scales(&run.args.caches(self.desc.kv_format)),
-            factors: self.units.as_ref().map_or(0, |_| self.factors(widen.units)),
+            k_factors: factors.map_or(0, |[k, _]| k),
+            v_factors: factors.map_or(0, |[_, v]| v),
             k_scales: given.k_scales,
             v_scales: given.v_scales,
             k_scales_stride: given.k_scales_stride,
             v_scales_stride: given.v_scales_stride,
+            flags: given.flags,
+            reserved: 0,
         };
         // SAFETY: the kernels take a `FolioStoredWidenParams`, whose addresses are the caller's tensors, and as promised.
         unsafe {
@@ -78,22 +82,23 @@ impl WidenStored {
 
     /// The run's parameters with what its rows, and sums of them, are to be multiplied by.
     pub fn with_factors(&self, params: &AttentionParams, units: u64) -> AttentionParams {
-        if self.units.is_none() {
-            return *params;
-        }
-        let k_scales = self.factors(units);
-        AttentionParams {
-            k_scales,
-            v_scales: k_scales + u64::from(self.desc.num_kv_heads) * size_of::<f32>() as u64,
-            k_scales_stride: 1,
-            v_scales_stride: 1,
-            ..*params
+        match self.factors(units) {
+            None => *params,
+            Some([k_scales, v_scales]) => AttentionParams {
+                k_scales,
+                v_scales,
+                k_scales_stride: 1,
+                v_scales_stride: 1,
+                ..*params
+            },
         }
     }
 
-    /// Behind the units, and as many.
-    fn factors(&self, units: u64) -> u64 {
-        units + u64::from(num_units(&self.desc)) * size_of::<f32>() as u64
+    /// Where those of k and of v are: behind the units, where there are units.
+    fn factors(&self, units: u64) -> Option<[u64; 2]> {
+        self.units.as_ref()?;
+        let k = units + float_bytes(num_units(&self.desc)) as u64;
+        Some([k, k + factor_bytes(&self.desc) as u64])
     }
 }
 
@@ -111,5 +116,17 @@ pub fn num_units(desc: &AttentionDesc) -> u32 {
 
 /// Bytes of units and of the factors that come of them.
 pub fn unit_bytes(desc: &AttentionDesc) -> usize {
-    2 * num_units(desc) as usize * size_of::<f32>()
+    match num_units(desc) {
+        0 => 0,
+        units => float_bytes(units) + 2 * factor_bytes(desc),
+    }
+}
+
+/// Of the factors of k, or of v: those of a head, or of a head of each request.
+fn factor_bytes(desc: &AttentionDesc) -> usize {
+    float_bytes(desc.num_kv_heads).saturating_mul(desc.max_batch_size as usize)
+}
+
+fn float_bytes(count: u32) -> usize {
+    count as usize * size_of::<f32>()
 }
