@@ -89,7 +89,6 @@ pub fn scales_in_tensors() {
                     in_fp32(plain.clone()),
                     in_16_bits(plain.clone(), DType::BF16),
                     in_16_bits(plain.clone(), DType::F8E4M3),
-                    in_16_bits(plain.clone(), DType::F8E5M2),
                     by_token(plain.clone()),
                     plain,
                 ] {

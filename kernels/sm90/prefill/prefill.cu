@@ -207,7 +207,7 @@ private:
 #pragma unroll
                 for (int i = 0; i < BLOCK / 2; ++i) s[i] *= steps.power[i / 2 % 2];
             }
-            StepLogits(params, tile).transform(s, params, tile);
+            StepLogits::transform(s, steps.scale[0], params, tile);
         }
         mask.apply(s, params, tile, shared, steps.masked, steps.block);
         float of_block[2] = {};

@@ -18,18 +18,19 @@ public:
     float exponent;   // what exponents multiply s by
     bool transforms;  // s, before exponents are taken
 
-    __device__ __forceinline__ StepLogits(const FolioAttentionParams &params, const Tile &tile)
-        : scale(tile.product_scale(params)), cap(params.logits_soft_cap) {
+    __device__ __forceinline__ StepLogits(const FolioAttentionParams &params, const Tile &tile) {
+        const float scale = tile.product_scale(params), cap = params.logits_soft_cap;
         const bool folds = scale > 0.0f && (HAS_SERIES || cap == 0.0f);
         exponent = folds ? scale * LOG2_E : 1.0f;
         transforms = cap > 0.0f || !folds;
     }
 
+    // Of a step, under the tile's exponent. That is 1, or has the scale of products, which takes loads to find.
     template <int N>
-    __device__ __forceinline__ void transform(float (&s)[N], const FolioAttentionParams &params,
-                                              const Tile &tile) const {
+    static __device__ __forceinline__ void transform(float (&s)[N], float exponent, const FolioAttentionParams &params,
+                                                     const Tile &tile) {
         if constexpr (HAS_SERIES) {
-            if (by_series(s)) return;
+            if (exponent != 1.0f && by_series(s, __fdividef(exponent * LN_2, params.logits_soft_cap))) return;
         }
         const FoldedLogits logits(params, tile.kv_head, tile.request.index);
         logits.transform(s);
@@ -43,11 +44,10 @@ private:
     // s becomes s tanh(x) / x at x = k s, tanh(x) being x (1 + u (a + b u + ...)) at u = x^2. The error of tanh is below
     // 1e-6. False, and nothing done, where x is beyond what the series are for.
     template <int N>
-    __device__ __forceinline__ bool by_series(float (&s)[N]) const {
+    static __device__ __forceinline__ bool by_series(float (&s)[N], float k) {
         constexpr float NEAR[] = {-0.332948178f, 0.12404719f}, NEAR_TO = 0.35f;
         constexpr float FAR[] = {-0.333235472f, 0.132320136f, -0.0502159931f, 0.0151815852f, -0.00245659472f};
         constexpr float FAR_TO = 1.1f;
-        const float k = __fdividef(scale, cap);
         // The fourth power of k is a number. Without a cap, k is not.
         if (!(k > 1e-8f && k < 1e8f)) return false;
         const float farthest = largest_magnitude(s) * k;
@@ -80,8 +80,6 @@ private:
             s[i] *= fmaf(series, u, 1.0f);
         }
     }
-
-    float scale, cap;
 };
 
 }  // namespace folio::prefill

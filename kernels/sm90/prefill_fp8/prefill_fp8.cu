@@ -151,12 +151,12 @@ private:
     struct TileSteps {
         int block, last_block, mask_from, mask_below;
         bool idle;  // the item ends before the warpgroup's rows
-        float scale;
+        FoldedLogits logits;
 
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group)
             : block(tile.first_block),
               last_block(block - tile.num_steps + 1),
-              scale(FoldedLogits(params, tile.kv_head, tile.request).exponent) {
+              logits(params, tile.kv_head, tile.request) {
             const Window<i32> window(params);
             const int positions = GROUP_ROWS >> tile.pack_shift, before = group * positions;
             const int first = tile.position + before;
@@ -170,7 +170,7 @@ private:
         __device__ __forceinline__ bool last() const { return block == last_block; }
         __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
         __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
-        __device__ __forceinline__ bool transformed() const { return scale == 1.0f; }
+        __device__ __forceinline__ bool transformed() const { return logits.exponent == 1.0f; }
     };
 
     __device__ __forceinline__ const Tile *await_tile() const {
@@ -215,7 +215,7 @@ private:
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
         release(shared + KEY_EMPTY + 8 * key.index());
         if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
-        if (steps.transformed()) FoldedLogits(params, tile.kv_head, tile.request).transform(s);
+        if (steps.transformed()) steps.logits.transform(s);
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }
@@ -226,7 +226,7 @@ private:
         pin(s);
         finish_scores(tile, steps, s);
         float unused[2];
-        rows.update(s, steps.scale, unused);
+        rows.update(s, steps.logits.exponent, unused);
         pack_probabilities(p, s);
     }
 
@@ -241,7 +241,7 @@ private:
         pin(s);
         finish_scores(tile, steps, s);
         float factor[2];
-        const bool rises = rows.update(s, steps.scale, factor);
+        const bool rises = rows.update(s, steps.logits.exponent, factor);
         wgmma_wait<0>();
         pin(o);
         pin(p);
