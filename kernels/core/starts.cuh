@@ -1,6 +1,6 @@
-// Lists of requests, one behind another: where each begins, and who has which part of the whole. Every block sums up the
-// counts of the whole batch for itself, so blocks need not wait for each other and there is no memory between them. A
-// launch pays for that with its blocks times the batch; so blocks are as many as run at once, and not some for each request.
+// Lists of requests, one behind another: where each begins. Every block sums up the counts of the whole batch for itself, so
+// blocks need not wait for each other and there is no memory between them. A launch pays for that with its blocks times the
+// batch; so blocks are as many as run at once, and not some for each request.
 #pragma once
 #include "core/integers.cuh"
 
@@ -43,20 +43,6 @@ struct Starts {
         }
         begin = of_threads[thread];
         return first_request(thread);
-    }
-};
-
-// The elements that a warp takes of a list that some blocks share, in whole quads but for the last.
-struct WarpSpan {
-    i64 begin, end;
-
-    __device__ __forceinline__ WarpSpan(i64 total, u32 part, u32 parts) {
-        const u32 warps = parts * WARPS, warp = threadIdx.x / LANES * parts + part;
-        const i64 all = total + warps - 1;
-        // A division of 64 bits takes longer than most of the lists.
-        const i64 of_warp = (all >> 32 == 0 ? static_cast<u32>(all) / warps : all / warps) + 3 & ~3ll;
-        begin = min(warp * of_warp, total);
-        end = min(begin + of_warp, total);
     }
 };
 

@@ -26,7 +26,8 @@ struct FolioKvIndicesParams {
     FolioIntegers kv_indptr, kv_indices, last_page_len;  // the last one or null
     FolioDivisor page_size;                              // tokens per index
     folio_u32 window;                                    // 0: none
-    folio_u32 batch_size, reserved;
+    FolioDivisor parts;                                  // blocks of a group of requests
+    folio_u32 batch_size;
 };
 
 // kernels/ops/block_table.cu.
@@ -56,13 +57,14 @@ struct FolioDraftKvIndicesParams {
     folio_u32 num_steps;    // that branches have slots for
     folio_u32 slot_layout;  // FolioDraftSlots
     folio_u32 page_size;
-    folio_u32 parts;  // blocks of a step
+    FolioDivisor blocks, parts;  // of a step, and of a group of requests
+    folio_u32 reserved;
 };
 
 // The numbers of src/cuda/index_params.rs.
 static_assert(sizeof(FolioTokenRows) == 96, "rows");
 static_assert(sizeof(FolioBatchLengthsParams) == 288, "lengths");
-static_assert(sizeof(FolioKvIndicesParams) == 320, "lists");
+static_assert(sizeof(FolioKvIndicesParams) == 328, "lists");
 static_assert(sizeof(FolioBlockTableParams) == 136, "tables");
 static_assert(sizeof(FolioSlotMappingParams) == 304, "slots");
-static_assert(sizeof(FolioDraftKvIndicesParams) == 240, "drafts");
+static_assert(sizeof(FolioDraftKvIndicesParams) == 264, "drafts");

@@ -45,8 +45,8 @@ pub struct KvIndicesParams {
     pub last_page_len: Integers,
     pub page_size: Divisor,
     pub window: u32,
+    pub parts: Divisor,
     pub batch_size: u32,
-    pub reserved: u32,
 }
 
 /// `FolioBlockTableParams`.
@@ -92,17 +92,19 @@ pub struct DraftKvIndicesParams {
     pub num_steps: u32,
     pub slot_layout: u32,
     pub page_size: u32,
-    pub parts: u32,
+    pub blocks: Divisor,
+    pub parts: Divisor,
+    pub reserved: u32,
 }
 
 /// The numbers of the `static_assert`s at the end of `kernels/params/index.h`.
 const _: () = {
     assert!(size_of::<TokenRows>() == 96);
     assert!(size_of::<BatchLengthsParams>() == 288);
-    assert!(size_of::<KvIndicesParams>() == 320);
+    assert!(size_of::<KvIndicesParams>() == 328);
     assert!(size_of::<BlockTableParams>() == 136);
     assert!(size_of::<SlotMappingParams>() == 304);
-    assert!(size_of::<DraftKvIndicesParams>() == 240);
+    assert!(size_of::<DraftKvIndicesParams>() == 264);
 };
 
 impl TokenRows {

@@ -83,10 +83,10 @@ fn launched<A>(
     operator(&context, args, CAPTURED).unwrap();
     let mut launches = recorder.launches();
     assert_eq!((launches.len(), launches[0].name()), (1, name));
-    let threads = if name == "folio_block_table" {
-        256
-    } else {
-        1024
+    let threads = match name {
+        "folio_block_table" => 256,
+        "folio_kv_indices" | "folio_draft_kv_indices" => 512,
+        _ => 1024,
     };
     assert_eq!(launches[0].block, [threads, 1, 1]);
     launches.remove(0)
@@ -149,8 +149,8 @@ pub fn kv_indices() {
         last_page_len: Some(i32s(LAST, 8)),
     };
     let launch = launched(&recorder, "folio_kv_indices", api::kv_indices, &args);
-    // 20000 indices at most, a block for each 1024, and one for lengths.
-    assert_eq!(launch.grid, [21, 1, 1]);
+    // Three requests of up to 258 pieces, a warp for each, and 16 warps to a block.
+    assert_eq!(launch.grid, [49, 1, 1]);
     let p: KvIndicesParams = launch.params();
     assert_eq!(p.rows.table, table(4096).1);
     assert_eq!(p.rows.row_ids, of(IDS, 3, 8));
@@ -162,7 +162,7 @@ pub fn kv_indices() {
     );
     assert_eq!(p.last_page_len, of(LAST, 8, 4));
     assert_eq!((divides(100, p.page_size), p.page_size.divisor), (100, 1));
-    assert_eq!((p.window, p.batch_size), (77, 3));
+    assert_eq!((p.window, p.parts.divisor, p.batch_size), (77, 49, 3));
     // As many tokens per index as per entry, and no requests: kv_indptr is still written.
     args = KvIndicesArgs {
         rows: TokenRows {
@@ -177,17 +177,20 @@ pub fn kv_indices() {
     };
     let launch = launched(&recorder, "folio_kv_indices", api::kv_indices, &args);
     let p: KvIndicesParams = launch.params();
-    assert_eq!((launch.grid, p.batch_size), ([2, 1, 1], 0));
+    assert_eq!((launch.grid, p.batch_size), ([1, 1, 1], 0));
     assert_eq!(
         (p.page_size.divisor, p.rows.row_ids),
         (16, Integers::default())
     );
-    // However many requests and indices there are, blocks are as many as the device has multiprocessors.
+    // Groups of 32 requests share 132 multiprocessors, and have a block each where there are more of them.
     args.rows.table = at(TABLE, DType::I32, &[5000, 4096], None);
-    (args.kv_len, args.kv_indptr) = (i32s(LENS, 5000), i32s(INDPTR, 5001));
     args.kv_indices = i64s(LIST, 1_000_000);
-    let launch = launched(&recorder, "folio_kv_indices", api::kv_indices, &args);
-    assert_eq!(launch.grid, [132, 1, 1]);
+    for (requests, grid, parts) in [(1000, 128, 4), (5000, 157, 1)] {
+        (args.kv_len, args.kv_indptr) = (i32s(LENS, requests), i32s(INDPTR, requests + 1));
+        let launch = launched(&recorder, "folio_kv_indices", api::kv_indices, &args);
+        let p: KvIndicesParams = launch.params();
+        assert_eq!((launch.grid, p.parts.divisor), ([grid, 1, 1], parts));
+    }
 }
 
 pub fn block_table() {
@@ -264,8 +267,8 @@ pub fn draft_kv_indices() {
         };
         let operator = api::draft_kv_indices;
         let launch = launched(&recorder, "folio_draft_kv_indices", operator, &args);
-        // Five steps share 132 multiprocessors.
-        assert_eq!(launch.grid, [130, 1, 1]);
+        // For each of five steps a warp for each of 73 pieces of three requests, and 16 warps to a block.
+        assert_eq!(launch.grid, [70, 1, 1]);
         let p: DraftKvIndicesParams = launch.params();
         assert_eq!(
             (p.rows.table, p.rows.row_ids),
@@ -276,9 +279,7 @@ pub fn draft_kv_indices() {
         assert_eq!((indptr.rows, indptr.columns, indptr.stride), (5, 20, 33));
         assert_eq!((list.columns, list.stride, list.bytes), (70_000, 70_000, 8));
         assert_eq!((p.batch_size, p.topk, p.num_steps), (3, 4, 6));
-        assert_eq!(
-            (p.slot_layout, p.page_size, p.parts),
-            (layout, page_size, 26)
-        );
+        assert_eq!((p.slot_layout, p.page_size), (layout, page_size));
+        assert_eq!((p.blocks.divisor, p.parts.divisor), (14, 14));
     }
 }

@@ -168,7 +168,7 @@ pub static KV_INDICES: Keyless = Keyless {
         [row(
             "kv_indices",
             ("ops/kv_indices.cu", "folio_kv_indices"),
-            1024,
+            512,
         )]
     }),
 };
@@ -204,7 +204,7 @@ pub static DRAFT_KV_INDICES: Keyless = Keyless {
         [row(
             "draft_kv_indices",
             ("ops/draft_kv_indices.cu", "folio_draft_kv_indices"),
-            1024,
+            512,
         )]
     }),
 };
