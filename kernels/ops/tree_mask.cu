@@ -21,6 +21,7 @@ constexpr u32 NONE = 0xffffffffu, WARPS = FOLIO_THREADS / WARP;
 // length of a row, so that no byte belongs to two tiles.
 constexpr u32 TOKENS = 32;
 static_assert(TOKENS % 8 == 0 && TOKENS <= WARP, "tiles end with bytes, and a warp walks from all their tokens");
+static_assert(LOOKED_UP / 32 <= WARP, "a warp clears a token's words");
 
 // The masks, of which a call wants some.
 enum MaskKind { MASK_BYTES, MASK_BITS, TREE_MASK, TREE_BITS, MASKS };
@@ -221,7 +222,7 @@ struct Writer {
 
     __device__ __forceinline__ void write() const {
         if (bytes <= 0) return;
-        write_ones();
+        if (elements.prefix_len >> log2_of_unit > 0) write_ones();
         write_mixed();
         write_edges();
     }
@@ -247,9 +248,13 @@ private:
 
     __device__ __forceinline__ void write_ones() const {
         const u32 ones = log2 == 0 ? 0x01010101u : 0xffffffffu;
+        // A lane finds out for one row what its warp asks for: it is long arithmetic.
+        const u32 lane = threadIdx.x % WARP;
+        const i64 first = first_unit(lane), behind = first_mixed(lane);
         for (u32 row = threadIdx.x / WARP; row < elements.tokens; row += WARPS) {
-            const i64 end = first_mixed(row);
-            for (i64 i = first_unit(row) + threadIdx.x % WARP; i < end; i += WARP) *unit(i) = {ones, ones, ones, ones};
+            const i64 end = __shfl_sync(FULL_WARP, behind, row);
+            for (i64 i = __shfl_sync(FULL_WARP, first, row) + lane; i < end; i += WARP)
+                *unit(i) = {ones, ones, ones, ones};
         }
     }
 
@@ -348,14 +353,19 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     if (part * TOKENS >= size) return;
     const Tree tree = {p.parents + rows.first, shared, size, prefix_of(p, request, rows.count)};
 
+    // On the way while the requests before are summed up.
     for (u32 token = threadIdx.x; token < min(size, LOOKED_UP); token += FOLIO_THREADS) {
-        shared.parents[token] = tree.parents[token];
+        cp_async<4>(shared_address(&shared.parents[token]), tree.parents + token, 4);
     }
     find_starts(p, request, shared);
+    cp_async_commit();
+    cp_async_wait<0>();
+    // Words that are read: of the tree, of a row of bits that is longer, and one behind.
+    const u32 words = min(max(size / 32, p.row_bytes / 4) + 2, LOOKED_UP / 32);
     for (u32 first = part * TOKENS; first < size; first += p.parts * TOKENS) {
         const u32 tokens = min(size - first, TOKENS);
-        for (u32 i = threadIdx.x; i < TOKENS * LOOKED_UP / 32; i += FOLIO_THREADS) {
-            shared.seen[i / (LOOKED_UP / 32)][i % (LOOKED_UP / 32)] = 0;
+        for (u32 i = threadIdx.x / WARP; i < tokens; i += WARPS) {
+            if (threadIdx.x % WARP < words) shared.seen[i][threadIdx.x % WARP] = 0;
         }
         __syncthreads();
         find_tokens(p, tree, rows, first, tokens, shared);
