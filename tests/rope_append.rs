@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::append_run::{AppendRun, append_runs};
 use common::codec::encode;
 use common::door::{DOORS, Session};
 use common::instance::for_each_index;
@@ -388,6 +389,46 @@ fn positions_beyond_the_table_are_refused() {
                 "{message}"
             );
             assert!(caches.iter().all(Resident::is_untouched) && key.is_untouched());
+        }
+    }
+}
+
+fn check_one_call(step: &AppendRun) -> Result<(), String> {
+    for session in sessions() {
+        let [one, two] = [true, false].map(|one| step.take(&*session, &HostMemory, one).unwrap());
+        step.compare(&one, &two)?;
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(random::cases(30))]
+
+    /// Append and decode by one call leave what they leave by two.
+    #[test]
+    fn append_and_decode_by_one_call(step in append_runs(300)) {
+        check_one_call(&step).map_err(TestCaseError::fail)?;
+    }
+}
+
+/// A run that reads other tensors than the append writes is refused, and nothing is written.
+#[test]
+fn append_and_decode_share_their_tensors() {
+    let step = AppendRun::of_one_token(DType::F32, 16);
+    for session in sessions() {
+        for (field, change) in [("q: ", 0), ("k: ", 1), ("v: ", 2), ("append.q: NULL", 3)] {
+            let refused = step.take_with(&*session, &HostMemory, |handle, append, args| {
+                let (mut append, mut args) = (*append, *args);
+                match change {
+                    0 => args.q = append.append.key,
+                    1 => args.k = args.v,
+                    2 => args.v = args.k,
+                    _ => (append.q, append.q_out) = (None, None),
+                }
+                handle.append_run(&append, &args, Stream::default())
+            });
+            let message = refused.err().expect("a refusal").to_string();
+            assert!(message.starts_with(field), "{message}");
         }
     }
 }

@@ -257,6 +257,11 @@ class Attention:
         args = struct(self.args, **fields)
         return lambda: call(self.f["run"], self.handle, c.byref(args), stream())
 
+    def append_run(self, append, **fields):
+        """Of a decode handle: `append` has the fields of rope_append."""
+        append, args = struct(RopeAppendArgs, **append), struct(self.args, **fields)
+        return lambda: call(LIB.folio_decode_append_run, self.handle, c.byref(append), c.byref(args), stream())
+
     def close(self):
         self.f["destroy"](self.handle)
         self.handle = None

@@ -65,7 +65,9 @@ def rope_append(context, tokens, cache_dtype, normed, appends_alone):
 
 
 def attended(context, requests, keys):
-    """RoPE and append of each request's last token, then decode over its keys: the attention alone, and both in a graph."""
+    """RoPE and append of each request's last token, then decode over its keys: the attention alone, both by two calls, and by
+    one, in a graph.
+    """
     w = Workload(decode(requests, keys))
     qkv = torch.randn(requests, HEADS + 2 * KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
     q, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
@@ -73,19 +75,25 @@ def attended(context, requests, keys):
     last = torch.full((requests,), keys - 1, device="cuda")
     slots = w.block_table[:, (keys - 1) // PAGE].long() * PAGE + (keys - 1) % PAGE
     handle, _, attend = folio_attention(context, w)
-    append = context.operator("rope_append", q=q, q_out=w.q, key=key, value=value, k_cache=w.k, v_cache=w.v, positions=last,
-                              slot_mapping=slots, cos_sin_cache=torch.cat([angles.cos(), angles.sin()], dim=-1).float())
+    new_tokens = dict(q=q, q_out=w.q, key=key, value=value, k_cache=w.k, v_cache=w.v, positions=last, slot_mapping=slots,
+                      cos_sin_cache=torch.cat([angles.cos(), angles.sin()], dim=-1).float())
+    append = context.operator("rope_append", **new_tokens)
+    one_call = handle.append_run(new_tokens, q=w.q, k=w.k, v=w.v, o=w.o, sm_scale=w.sm_scale)
 
     def both():
         append()
         attend()
 
-    w.o.fill_(float("nan"))
-    both()
-    torch.cuda.synchronize()
-    torch.testing.assert_close(w.v.flatten(0, 1)[slots], value)
-    assert error(w, w.o) < 4e-3
-    times = captured(attend)[0], captured(both)[0]
+    for call in (both, one_call):
+        w.o.fill_(float("nan"))
+        w.q.fill_(float("nan"))
+        w.v.flatten(0, 1)[slots] = float("nan")
+        w.k.flatten(0, 1)[slots] = float("nan")
+        call()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(w.v.flatten(0, 1)[slots], value)
+        assert error(w, w.o) < 4e-3
+    times = captured(attend)[0], captured(both)[0], captured(one_call)[0]
     handle.close()
     return times
 
@@ -189,10 +197,11 @@ def main():
         for dtype in (torch.bfloat16, torch.float8_e4m3fn):
             for name, normed, alone in (("append", False, True), ("RoPE + append", False, False), ("norm + RoPE + append", True, False)):
                 report(f"{name}, {tokens} tokens, {dtype}", *rope_append(context, tokens, dtype, normed, alone))
-    for requests, keys in ((1, 1024), (8, 1024), (64, 1024)):
-        alone, both = attended(context, requests, keys)
+    for requests, keys in ((1, 1024), (8, 1024), (64, 1024), (64, 4096)):
+        alone, both, one_call = attended(context, requests, keys)
         report(f"decode, {requests} x {keys}", alone)
         report(f"RoPE + append, then decode, {requests} x {keys}", both)
+        report(f"RoPE + append + decode by one call, {requests} x {keys}", one_call)
     for requests, longest in ((64, 4096), (256, 8192), (1024, 8192), (4096, 2048)):
         for name, microseconds in indices(context, requests, longest).items():
             report(name, microseconds)
@@ -205,4 +214,5 @@ def main():
         report(f"merge_varlen, {tokens} tokens of {states} states", *merges(context, tokens, states))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -2502,6 +2502,48 @@ folio_status folio_rope_append(const folio_context *ctx,
 /** @} */
 
 /**
+ * @defgroup append_run Append and decode
+ * All of a decode step that is between two projections of a layer.
+ * @{
+ */
+
+/**
+ * Appends the new tokens of a step and computes attention with them: what folio_rope_append(append) followed by
+ * folio_decode_run(args) does, with the same results up to rounding, as one enqueue. In a decode step of a model this is all
+ * between the projection of q, k and v and that of the output. (No counterpart in FlashInfer or vLLM, whose fusions end at
+ * the cache.)
+ *
+ * The tensors of the two are the same: args.q is append.q_out, or append.q where that is NULL, and args.k and args.v are the
+ * caches of append. The planned lengths count the new tokens: row i of the batch is token i of append, and its key the one
+ * that causal masking lets it see last. Its slot is where the planned page table has that key; a negative slot leaves the
+ * cache as it is, and the run attends to what it holds. Of tokens that the batch does not have, whether they are appended
+ * is not defined. On CUDA nothing checks slots in device memory: another key's slot is a race.
+ *
+ * On Hopper one kernel does both, and a second where keys of a request are split, for: caches of float16, bfloat16 or fp8 in
+ * pages of a multiple of 8 tokens; head_dim 64, 128 or 256 (fp8: 64 or 128), up to 16 packed rows for each KV head (fp8 and
+ * head_dim 256: 8), q of 16 bits; q_out another tensor than q, no key_out; rotary_dim a multiple of 16; rows aligned to 16
+ * bytes; no custom mask. Otherwise, and on other devices, the two kernels are enqueued one after the other.
+ *
+ * @param handle the handle
+ * @param append new tokens, with their queries
+ * @param args tensors and parameters of the attention
+ * @param stream CUDA stream, or NULL on the CPU
+ * @param err report of a failure, or NULL
+ * @return FOLIO_OK; what folio_rope_append and folio_decode_run return, and INVALID_ARGUMENT where their tensors are not
+ *         the same
+ *
+ * # Safety
+ * As folio_decode_run, for the tensors of both structs. Concurrent calls are fine as there, with different slots.
+ */
+folio_status folio_decode_append_run(const folio_decode *handle,
+                                     const folio_rope_append_args *append,
+                                     const folio_attention_args *args,
+                                     void *stream,
+                                     folio_error *err);
+
+/** @} */
+
+/**
  * @defgroup merge Merges of attention states
  * Attention over a set of keys from attention over its parts.
  * @{
@@ -5179,6 +5221,14 @@ typedef struct folio_api {
                                 const folio_rope_append_args *args,
                                 void *stream,
                                 folio_error *err);
+    /**
+     * folio_decode_append_run
+     */
+    folio_status (*decode_append_run)(const folio_decode *handle,
+                                      const folio_rope_append_args *append,
+                                      const folio_attention_args *args,
+                                      void *stream,
+                                      folio_error *err);
 } folio_api;
 
 /**

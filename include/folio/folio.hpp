@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 namespace folio {
 
@@ -408,6 +409,14 @@ public:
     {
         detail::Report report;
         report.check((api().*Slots::run)(get(), &args, stream, report.get()));
+    }
+
+    /** Decode: appends new tokens, and computes one layer with them. */
+    void run(const folio_rope_append_args &append, const typename Slots::Args &args, void *stream = nullptr) const
+    {
+        static_assert(std::is_same<Handle, folio_decode>::value, "of decode handles alone");
+        detail::Report report;
+        report.check(api().decode_append_run(get(), &append, &args, stream, report.get()));
     }
 
     /** Name of the kernel that was picked. */

@@ -21,6 +21,9 @@ _DESCRIBED = """
 typedef struct { folio_tensor tensor; int64_t shape[5]; int64_t strides[5]; } folio_described_tensor;
 """
 
+#: Structs that methods take beside `args`, by the name of the parameter.
+NESTED = {"append": "folio_rope_append_args"}
+
 #: What the table of structs is written in.
 _KINDS = [
     *("ARRAY_INPUT", "ARRAY_OUTPUT", "DTYPE", "INPUT", "NUMBER", "OUTPUT", "RESULT"),
@@ -109,17 +112,19 @@ def _structs(fields: Fields) -> str:
 def _types(fields: Fields) -> str:
     out = [
         f'"""Mappings that stand for nested structs. {_NOTE.format("folio.h")}"""\n',
-        "from __future__ import annotations\n\nfrom collections.abc import Sequence\nfrom typing import TypedDict\n",
-        "from folio._tensors import TensorLike\n",
+        "from __future__ import annotations\n",
+        "from collections.abc import Iterable, Sequence\nfrom typing import TypedDict\n",
     ]
-    for name in ("folio_batch", "folio_shared_prefixes"):
+    body = []
+    for name in ("folio_batch", "folio_shared_prefixes", *NESTED.values()):
         struct = fields.header.structs[name]
-        out.append(f"\nclass {camel(name)}(TypedDict, total=False):")
-        out.append(f'    """{wrapped(fields.prose.text(struct.doc), 4).strip()}\n    """\n')
+        body.append(f"\nclass {camel(name)}(TypedDict, total=False):")
+        body.append(f'    """{wrapped(fields.prose.text(struct.doc), 4).strip()}\n    """\n')
         for field in fields.arguments(struct):
-            out.append(f"    {field.name}: {fields.annotation(struct, field)}")
-            out.append(f'    """{wrapped(fields.prose.field(struct, field), 4).strip()}"""\n')
-    return "\n".join(out)
+            body.append(f"    {field.name}: {fields.annotation(struct, field)}")
+            body.append(f'    """{wrapped(fields.prose.field(struct, field), 4).strip()}"""\n')
+    text = "\n".join(body)
+    return "\n".join([*out, _used_enums(text), "from folio._tensors import DtypeLike, TensorLike\n", text])
 
 
 _IMPORTS = """from __future__ import annotations
@@ -224,11 +229,12 @@ def _handles(fields: Fields) -> str:
         names.append(camel(opaque))
         body.append(_handle(fields, opaque))
     text = "\n".join(body)
+    mappings = sorted(["SharedPrefixes", *map(camel, NESTED.values())])
     head = f'"""Attention handles, a class each. {_NOTE.format("folio.h")}"""\n\n'
     head += _IMPORTS.format(
         calls="Call, operator, prepared",
         enums=_used_enums(text),
-        more="from folio._generated.types import SharedPrefixes\nfrom folio._handle import Handle, Workspace\n",
+        more=f"from folio._generated.types import {', '.join(mappings)}\nfrom folio._handle import Handle, Workspace\n",
     )
     return head + "\n" + _listed([f'"{name}"' for name in names], "__all__ = [", "]\n\n") + text
 
@@ -300,20 +306,26 @@ def _plan(fields: Fields, function: Function) -> str:
 
 def _method(fields: Fields, function: Function, name: str) -> str:
     struct = _args_of(fields, function)
-    first = ["self"] + (["chunk: int"] if any(one.name == "chunk" for one in function.parameters) else [])
+    taken = [one.name for one in function.parameters]
+    nested = {name: nested for name, nested in NESTED.items() if name in taken}
+    first = ["self"] + (["chunk: int"] if "chunk" in taken else [])
+    first += [f"{name}: {camel(nested)}" for name, nested in nested.items()]
     signature = _indented(_signature(fields, struct, first, ["stream: StreamLike | None = None"]))
     doc = fields.prose.text(function.doc)
-    if name in ("run", "new_tokens"):
+    if name in ("run", "append_run", "new_tokens"):
         doc += "\n\n" + fields.prose.text(struct.doc)
     args = ""
-    if len(first) > 1:
+    if "chunk" in taken:
         args = "            chunk: the chunk's number, below that of num_chunks.\n"
+    for one in nested:
+        args += f"            {one}: what `rope_append` takes, as a mapping.\n"
     args += fields.documented(struct, 12) + "\n" + wrapped(_STREAM_DOC, 12, 4)
-    chunk = ", chunk" if len(first) > 1 else ""
+    more = ", chunk" if "chunk" in taken else ""
+    more += "".join(f", {one}=structs.{table_name(struct)}" for one, struct in nested.items())
     return (
         f'    @operator\n    def {name}(\n{signature}    ) -> Call:\n        """{wrapped(doc, 8).strip()}\n\n'
         f'        Args:\n{args}\n{_raises(fields, function, 8)}        """\n'
-        f'        return self._call("{name}", structs.{table_name(struct.name)}, locals(){chunk})\n\n'
+        f'        return self._call("{name}", structs.{table_name(struct.name)}, locals(){more})\n\n'
         f"    #: `{name}` without the call: its result makes it, any number of times.\n"
         f"    prepare_{name} = prepared({name})\n"
     )

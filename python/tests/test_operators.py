@@ -162,6 +162,42 @@ def test_rope_append(ctx, rng, interleaved):
     folio.rope_append(ctx, q=q, q_out=q_out, **arguments, positions=positions, rope_theta=theta)
 
 
+def test_append_and_decode_by_one_call(ctx, rng):
+    heads, kv_heads, dim, page = 4, 2, 32, 4
+    desc = {"q_dtype": "float32", "num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim_qk": dim}
+    q, key, value = (rng.standard_normal((2, n, dim)).astype(np.float32) for n in (heads, kv_heads, kv_heads))
+    cached = rng.standard_normal((2, 5, page, kv_heads, dim)).astype(np.float32)
+    table, kv_len = np.array([[4, 0], [2, 3]], np.int32), np.array([6, 3], np.int32)
+    slots = np.array([0 * page + 1, 2 * page + 2], np.int32)
+    rotation = {"positions": kv_len - 1, "rope_theta": 10000.0}
+
+    def step(attend):
+        k_cache, v_cache = cached.copy()
+        q_out, o = np.zeros_like(q), np.zeros_like(q)
+        append = {"q": q, "q_out": q_out, "key": key, "value": value, "slot_mapping": slots, **rotation}
+        append |= {"k_cache": k_cache, "v_cache": v_cache}
+        with folio.Decode(ctx, page_size=page, max_batch_size=2, max_kv_len=8, **desc) as decode:
+            decode.plan(block_table=table, kv_len=kv_len)
+            attend(decode, append, {"q": q_out, "k": k_cache, "v": v_cache, "o": o})
+        return k_cache, v_cache, q_out, o
+
+    def by_two_calls(decode, append, args):
+        folio.rope_append(ctx, **append)
+        decode.run(**args)
+
+    wanted = step(by_two_calls)
+    assert wanted[3].any()
+    for got in (
+        step(lambda decode, append, args: decode.append_run(append, **args)),
+        step(lambda decode, append, args: decode.prepare_append_run(append, **args)()),
+    ):
+        assert all((a == b).all() for a, b in zip(got, wanted))
+    with pytest.raises(TypeError, match="append has no key 'k'"):
+        step(lambda decode, append, args: decode.append_run({**append, "k": key}, **args))
+    with pytest.raises(folio.InvalidArgumentError, match="q: "):
+        step(lambda decode, append, args: decode.append_run(append, **{**args, "q": q}))
+
+
 def states(rng, tokens, count, heads=2, dim=16):
     v = rng.standard_normal((tokens, count, heads, dim)).astype(np.float32)
     return v, rng.standard_normal((tokens, count, heads)).astype(np.float32)

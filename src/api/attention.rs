@@ -1,14 +1,13 @@
 //! The attention handle: create, plan, run. Decode, prefill and MLA are the same handle with another desc.
 
-use super::args;
 use super::batch::{self, BatchInput, Scratch};
 use super::extend::Extend;
 use super::planned::{Planned, no_plan};
-use super::{Context, desc};
-use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
+use super::{Context, appended, args, desc, rope_append};
+use crate::backend::{Append, Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::problem::{AttentionArgs, AttentionDesc, WorkList};
+use crate::problem::{AttentionArgs, AttentionDesc, RopeAppendArgs, WorkList};
 
 /// One attention problem on one context, with its current plan.
 ///
@@ -123,6 +122,38 @@ impl Attention {
         self.context.check_stream(stream)?;
         let args = args::check(args, &self.desc, &planned, self.context.device())?;
         kernel.run(&args, stream)
+    }
+
+    /// Normalises, rotates and appends new tokens, and computes attention for the planned batch, whose last keys they are: what
+    /// [`rope_append`](super::rope_append()) and then [`Attention::run`] do. The queries of the run are those that were made.
+    ///
+    /// # Errors
+    /// What is wrong with the arguments; then nothing was written.
+    pub fn append_run(
+        &self,
+        append: &RopeAppendArgs,
+        args: &AttentionArgs,
+        stream: Stream,
+    ) -> Result<()> {
+        let (kernel, planned) = match &self.code {
+            Code::One { kernel, planned } => (kernel, planned.ok_or_else(no_plan)?),
+            Code::Extend(_) => {
+                return Err(Error::Unsupported(
+                    "new_kv_dtype: keys beside the cache are not supported where new tokens are appended; 0 is"
+                        .into(),
+                ));
+            }
+        };
+        self.context.check_stream(stream)?;
+        let device = self.context.device();
+        let append = rope_append::checked(append, device)?;
+        let args = args::check(args, &self.desc, &planned, device)?;
+        appended::check(&append, &args)?;
+        let append = Append {
+            args: &append,
+            backend: self.context.backend(),
+        };
+        kernel.append_run(&append, &args, stream)
     }
 }
 

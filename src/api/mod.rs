@@ -3,6 +3,7 @@
 //! `ffi` translates them into the inputs of this layer.
 
 mod append;
+mod appended;
 mod args;
 mod attention;
 mod batch;

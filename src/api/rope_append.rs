@@ -17,7 +17,13 @@ use crate::tensor::{Device, Tensor};
 /// What is wrong with the arguments; then nothing was written.
 pub fn rope_append(context: &Context, args: &RopeAppendArgs, stream: Stream) -> Result<()> {
     context.check_stream(stream)?;
-    let device = context.device();
+    context
+        .backend()
+        .rope_append(&checked(args, context.device())?, stream)
+}
+
+/// Checks the arguments.
+pub(super) fn checked(args: &RopeAppendArgs, device: Device) -> Result<Checked<RopeAppendArgs>> {
     let append = checked_append(&args.append, device)?;
     let rows = Rows {
         device,
@@ -45,15 +51,14 @@ pub fn rope_append(context: &Context, args: &RopeAppendArgs, stream: Stream) -> 
         None => None,
         Some(rope) => Some(rows.rope(rope, num_rows)?),
     };
-    let checked = Checked::new(RopeAppendArgs {
+    Ok(Checked::new(RopeAppendArgs {
         append,
         key_out,
         q,
         q_out,
         norm: rows.norm(&args.norm, q.is_some())?,
         rope,
-    });
-    context.backend().rope_append(&checked, stream)
+    }))
 }
 
 /// What rows of queries and keys have in common.

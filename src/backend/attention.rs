@@ -1,11 +1,14 @@
 //! Attention on one device: picking the code for a problem, and the handle that plans and runs it.
 
+use super::Backend;
 use super::refusal::refused;
 use super::stream::Stream;
 use super::tables::{HostTables, Tables};
 use super::workspace::{Workspace, WorkspaceInfo};
 use crate::error::Result;
-use crate::problem::{AttentionArgs, AttentionDesc, Batch, Checked, Tiling, WorkList};
+use crate::problem::{
+    AttentionArgs, AttentionDesc, Batch, Checked, RopeAppendArgs, Tiling, WorkList,
+};
 
 /// Attention operators.
 pub trait AttentionOps {
@@ -52,4 +55,34 @@ pub trait Attention: Send + Sync {
 
     /// Computes with the current plan.
     fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()>;
+
+    /// Puts new tokens into the cache, and computes with them. Kernels that can do both do.
+    fn append_run(
+        &self,
+        append: &Append<'_>,
+        args: &Checked<AttentionArgs>,
+        stream: Stream,
+    ) -> Result<()> {
+        append.enqueue(stream)?;
+        self.run(args, stream)
+    }
+}
+
+/// New tokens that a run attends to, and the backend that can put them into the cache by an operator of its own.
+#[derive(Clone, Copy)]
+pub struct Append<'a> {
+    /// What the operator takes.
+    pub args: &'a Checked<RopeAppendArgs>,
+    /// The operator's backend.
+    pub backend: &'a dyn Backend,
+}
+
+impl Append<'_> {
+    /// Enqueues the operator.
+    ///
+    /// # Errors
+    /// What the backend's device answers.
+    pub fn enqueue(&self, stream: Stream) -> Result<()> {
+        self.backend.rope_append(self.args, stream)
+    }
 }

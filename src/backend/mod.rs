@@ -17,7 +17,7 @@ mod threads;
 mod tree;
 mod workspace;
 
-pub use attention::{Attention, AttentionOps};
+pub use attention::{Append, Attention, AttentionOps};
 pub use cache::CacheOps;
 pub use cpu_set::CpuSet;
 pub use index::IndexOps;

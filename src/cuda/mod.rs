@@ -23,6 +23,7 @@ pub mod mla_cache_params;
 pub mod mla_few_params;
 pub mod mla_params;
 pub mod narrow_params;
+pub mod new_tokens_params;
 pub mod ops;
 pub mod params;
 pub mod plan;

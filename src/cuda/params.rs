@@ -43,7 +43,7 @@ pub enum MaskMode {
 
 /// `FolioRows`.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Rows {
     pub data: u64,

@@ -13,7 +13,7 @@ use super::status::folio_status;
 use super::workspace::{folio_workspace, folio_workspace_info, workspace as memory, write_info};
 use crate::api::{Attention, BatchInput, Context, Stream, Workspace, WorkspaceInfo};
 use crate::error::Result;
-use crate::problem::{AttentionArgs, AttentionDesc};
+use crate::problem::{AttentionArgs, AttentionDesc, RopeAppendArgs};
 use std::ffi::{CString, c_char, c_void};
 
 /// Runs may be captured in a CUDA graph, and planned again for the same graph: see @ref attention. No effect on
@@ -168,6 +168,29 @@ where
     unsafe {
         handle::shared(object, err, |h| {
             h.handle.run(&sized::parse(args)?, Stream(stream as usize))
+        })
+    }
+}
+
+/// # Safety
+/// `object` and `err` as in [`handle::shared`], `append` and `args` as in [`sized::parse`].
+pub(super) unsafe fn append_run<O, P, A>(
+    object: *const O,
+    append: *const P,
+    args: *const A,
+    stream: *mut c_void,
+    err: *mut folio_error,
+) -> folio_status
+where
+    O: Object<Value = AttentionHandle>,
+    P: Input<Parsed = RopeAppendArgs>,
+    A: Input<Parsed = AttentionArgs>,
+{
+    // SAFETY: the caller's promises.
+    unsafe {
+        handle::shared(object, err, |h| {
+            let (append, args) = (sized::parse(append)?, sized::parse(args)?);
+            h.handle.append_run(&append, &args, Stream(stream as usize))
         })
     }
 }

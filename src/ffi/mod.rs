@@ -16,6 +16,7 @@
 #![allow(non_camel_case_types)]
 
 mod append;
+mod append_run;
 mod args;
 mod attention;
 mod batch;
@@ -50,6 +51,7 @@ mod version;
 mod workspace;
 
 pub use append::*;
+pub use append_run::*;
 pub use args::*;
 pub use attention::*;
 pub use batch::*;

@@ -539,6 +539,16 @@ pub struct folio_api {
             err: *mut folio_error,
         ) -> folio_status,
     >,
+    /// folio_decode_append_run
+    pub decode_append_run: Option<
+        unsafe extern "C" fn(
+            handle: *const folio_decode,
+            append: *const folio_rope_append_args,
+            args: *const folio_attention_args,
+            stream: *mut c_void,
+            err: *mut folio_error,
+        ) -> folio_status,
+    >,
 }
 
 static API: folio_api = folio_api {
@@ -616,6 +626,7 @@ static API: folio_api = folio_api {
     slot_mapping: Some(folio_slot_mapping),
     draft_kv_indices: Some(folio_draft_kv_indices),
     rope_append: Some(folio_rope_append),
+    decode_append_run: Some(folio_decode_append_run),
 };
 
 /// The table of this library, for a caller that was compiled with `abi_version` (FOLIO_ABI_VERSION of

@@ -730,7 +730,7 @@ AT(folio_rope_append_args, kv_format, 172);
 AT(folio_rope_append_args, k_zero_points, 176);
 AT(folio_rope_append_args, v_zero_points, 184);
 
-SIZE(folio_api, 584);
+SIZE(folio_api, 592);
 AT(folio_api, struct_size, 0);
 AT(folio_api, abi_version, 4);
 AT(folio_api, version, 8);
@@ -805,3 +805,4 @@ AT(folio_api, block_table, 552);
 AT(folio_api, slot_mapping, 560);
 AT(folio_api, draft_kv_indices, 568);
 AT(folio_api, rope_append, 576);
+AT(folio_api, decode_append_run, 584);

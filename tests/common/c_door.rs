@@ -1329,6 +1329,21 @@ impl Handle for CHandle {
             }
         })
     }
+
+    fn append_run(
+        &self,
+        append: &RopeAppendArgs,
+        args: &AttentionArgs,
+        stream: Stream,
+    ) -> Result<()> {
+        let tensors = Tensors::default();
+        let (append, args) = (c_rope_append(append, &tensors), c_args(args, &tensors));
+        let stream = stream.0 as *mut c_void;
+        // SAFETY: live structs and a live handle.
+        call(|err| unsafe {
+            api().decode_append_run.unwrap()(self.decode, &append, &args, stream, err)
+        })
+    }
 }
 
 /// A C workspace.

@@ -60,6 +60,13 @@ pub trait Handle: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
     fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()>;
+    /// Decode alone.
+    fn append_run(
+        &self,
+        append: &RopeAppendArgs,
+        args: &AttentionArgs,
+        stream: Stream,
+    ) -> Result<()>;
 }
 
 /// A cascade handle.
@@ -271,6 +278,15 @@ impl Handle for api::Attention {
         stream: Stream,
     ) -> Result<()> {
         api::Attention::plan(self, batch, workspace, workspace_bytes, stream)
+    }
+
+    fn append_run(
+        &self,
+        append: &RopeAppendArgs,
+        args: &AttentionArgs,
+        stream: Stream,
+    ) -> Result<()> {
+        api::Attention::append_run(self, append, args, stream)
     }
 
     fn run(&self, args: &AttentionArgs, stream: Stream) -> Result<()> {

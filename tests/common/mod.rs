@@ -4,6 +4,7 @@
 // Every integration test is a crate of its own and uses its own part of this module.
 #![allow(dead_code)]
 
+pub mod append_run;
 pub mod bias;
 pub mod c_door;
 pub mod cascade;

@@ -68,6 +68,9 @@ fn using_null() {
         assert_null("decode", |err| {
             folio_decode_run(null(), null(), null_mut(), err)
         });
+        assert_null("decode", |err| {
+            folio_decode_append_run(null(), null(), null(), null_mut(), err)
+        });
         assert_null("prefill", |err| {
             folio_prefill_run(null(), null(), null_mut(), err)
         });

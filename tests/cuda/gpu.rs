@@ -149,13 +149,17 @@ pub fn new_stream() -> Stream {
 }
 
 /// Work that was captured from a stream.
-pub struct Graph(sys::CUgraphExec);
+pub struct Graph {
+    executable: sys::CUgraphExec,
+    num_nodes: usize,
+}
 
 /// Captures what `body` puts on `stream`.
 pub fn capture(stream: Stream, body: impl FnOnce()) -> Graph {
     let handle = stream.0 as sys::CUstream;
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
     let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let mut num_nodes = 0;
     // SAFETY: the stream was made by `new_stream`, and the results are writable.
     unsafe {
         check(
@@ -168,19 +172,31 @@ pub fn capture(stream: Stream, body: impl FnOnce()) -> Graph {
             sys::cuStreamEndCapture(handle, &mut graph),
         );
         check(
+            "cuGraphGetNodes",
+            sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut num_nodes),
+        );
+        check(
             "cuGraphInstantiate",
             sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0),
         );
     }
-    Graph(executable)
+    Graph {
+        executable,
+        num_nodes,
+    }
 }
 
 impl Graph {
+    /// Kernels, copies and the like that were captured.
+    pub fn num_nodes(&self) -> usize {
+        self.num_nodes
+    }
+
     /// Puts the captured work on a stream.
     pub fn launch(&self, stream: Stream) {
         // SAFETY: the graph was instantiated by `capture`.
         check("cuGraphLaunch", unsafe {
-            sys::cuGraphLaunch(self.0, stream.0 as sys::CUstream)
+            sys::cuGraphLaunch(self.executable, stream.0 as sys::CUstream)
         });
     }
 }

@@ -2,6 +2,7 @@
 //! problems as the CPU, and what only a device has: streams, graphs, lengths in device memory. Skipped
 //! without a device.
 
+mod append_run;
 mod biases;
 mod bounds;
 mod cascade;
@@ -280,6 +281,17 @@ fn main() -> ExitCode {
         ),
         case("tree_mask_replays", (), tree::tree_mask_replays),
         case("rope_append", (), rope_append::rope_append),
+        case("append_run", (), append_run::append_run),
+        case(
+            "append_run_by_every_kernel",
+            (),
+            append_run::append_run_by_every_kernel,
+        ),
+        case(
+            "append_run_in_a_graph",
+            (),
+            append_run::append_run_in_a_graph,
+        ),
         case(
             "rope_append_to_every_form",
             (),

@@ -18,8 +18,8 @@ use crate::stub::{Recorder, Stub};
 use crate::{
     backend, biases, cascade, choice, context_parallel, copy, cuts, extend, formats, gather,
     head_dims, images, index, items, launches, lse, merge, mixed, mla, mla_cache, mla_context,
-    mla_few, narrow, operators, prefill_rows, prefill_widened, projections, rope_append, scales,
-    split_keys, tree_mask,
+    mla_few, narrow, new_tokens, operators, prefill_rows, prefill_widened, projections,
+    rope_append, scales, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -629,6 +629,16 @@ pub const CASES: &[Case<Setup>] = &[
     case("operator_copy_of_swaps", BACKEND, copy::swaps),
     case("operator_gather", BACKEND, gather::gathers),
     case("operator_rope_append", BACKEND, rope_append::launch),
+    case(
+        "append_run_by_one_kernel",
+        BACKEND,
+        new_tokens::by_one_kernel,
+    ),
+    case(
+        "append_run_by_two_kernels",
+        BACKEND,
+        new_tokens::by_two_kernels,
+    ),
     case("operator_rope_append_angles", BACKEND, rope_append::angles),
     case("operator_rope_append_grids", BACKEND, rope_append::grids),
     case("operator_rope_append_edges", BACKEND, rope_append::edges),

@@ -30,6 +30,7 @@ mod mla_cache;
 mod mla_context;
 mod mla_few;
 mod narrow;
+mod new_tokens;
 mod operators;
 mod prefill_rows;
 mod prefill_widened;

@@ -8,7 +8,8 @@
 // barrier, or several that wait for each other after every tile. The results are merged through shared memory.
 //
 // The kernel table's defines (FOLIO_Q_TILE: packed rows per KV head; FOLIO_KV_TILE: keys of a warp's step), and
-// FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each. FOLIO_CACHE_FORM: form.cuh.
+// FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each. FOLIO_CACHE_FORM: form.cuh. FOLIO_TAKES_NEW_TOKENS:
+// whether there is the kernel that makes queries and keys itself (new_tokens.cuh).
 #include "sm90/decode/output.cuh"
 
 namespace folio::decode {
@@ -40,9 +41,9 @@ __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 toke
     __syncwarp();
 }
 
-template <class Loader>
+template <class Loader, class Tokens>
 __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const TensorMap *k_map,
-                                    const TensorMap *v_map) {
+                                    const TensorMap *v_map, const Tokens &tokens) {
     extern __shared__ __align__(1024) u8 shared[];
     MergeState &merge = *reinterpret_cast<MergeState *>(shared + MERGE_OFFSET);
     NarrowFragment *query = reinterpret_cast<NarrowFragment *>(shared + QUERY_OFFSET);
@@ -69,17 +70,20 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
         }
         if (item.num_rows == 0) continue;
         const TileSpan span(params, item, place.key_group);
+        typename Tokens::Fetched fetched = tokens.fetch(params, item);
         loader.begin(span.keys, span.tiles);
+        tokens.fetch_angles(params, fetched);
         for (int i = 0; i < Shape::STAGES; ++i) {
             loader.issue(i, stage + i < Shape::STAGES ? stage + i : stage + i - Shape::STAGES);
         }
+        tokens.make(params, item, fetched);
         const Item part = item.part(place.row_group);
         const LaneRows rows(params, part, lane);
         const KeyRange some = {span.keys.begin, span.keys.end};
         const OwnRow own(params, part, some, lane);
         LaneLogits logits(params, part, lane);
         QueryRows q;
-        q.load(params, part, query, place, lane, logits);
+        q.load(params, part, query, place, lane, logits, tokens);
         WarpState state;
         state.reset();
         i32 token = span.keys.first + static_cast<i32>(place.key_group) * TILE_TOKENS;
@@ -87,6 +91,7 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
         for (int i = 0; i < span.tiles; ++i) {
             loader.wait(stage, parity);
             const u32 tile = ring + stage * Shape::STAGE_BYTES;
+            tokens.add_to_tile(params, item, tile, place, token, lane);
             const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
             if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
             SeenKeys seen;
@@ -111,18 +116,32 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
     }
 }
 
+// By TMA.
+typedef TileLoader<Shape, TmaLoader<Shape>> Boxes;
+
 }  // namespace folio::decode
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
     folio_sm90_decode_tma(const __grid_constant__ folio::decode::Params params,
                           const __grid_constant__ folio::TensorMap k_map,
                           const __grid_constant__ folio::TensorMap v_map) {
-    using folio::decode::Shape;
-    folio::decode::run<folio::decode::TileLoader<Shape, folio::decode::TmaLoader<Shape>>>(params, &k_map, &v_map);
+    using namespace folio::decode;
+    run<Boxes>(params, &k_map, &v_map, CachedTokens());
 }
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
     folio_sm90_decode_gather(const __grid_constant__ folio::decode::Params params) {
-    using folio::decode::Shape;
-    folio::decode::run<folio::decode::TileLoader<Shape, folio::decode::GatherLoader<Shape>>>(params, nullptr, nullptr);
+    using namespace folio::decode;
+    run<TileLoader<Shape, GatherLoader<Shape>>>(params, nullptr, nullptr, CachedTokens());
 }
+
+#if FOLIO_TAKES_NEW_TOKENS
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
+    folio_sm90_decode_tma_new_tokens(const __grid_constant__ FolioNewTokensParams params,
+                                     const __grid_constant__ folio::TensorMap k_map,
+                                     const __grid_constant__ folio::TensorMap v_map) {
+    using namespace folio::decode;
+    extern __shared__ __align__(1024) folio::u8 shared[];
+    run<Boxes>(params.decode, &k_map, &v_map, NewTokens(params.rope, shared + FOLIO_SHARED_BYTES));
+}
+#endif

@@ -23,6 +23,27 @@ __device__ __forceinline__ void read_fp8(NarrowFragment (&fragments)[QUERY_STEPS
     }
 }
 
+// Of 16-bit elements.
+__device__ __forceinline__ void read_row(NarrowFragment (&fragments)[QUERY_STEPS], const u8 *row, u32 dim, u32 lane) {
+#pragma unroll
+    for (int k = 0; k < QUERY_STEPS; ++k) {
+        fragments[k] = {{0, 0}};
+        if constexpr (Op::BITS == 8) {
+            const u32 column = 16 * k + 4 * (lane & 3);
+            if (column >= dim) continue;
+            const uint2 four = *reinterpret_cast<const uint2 *>(row + 2 * column);
+            fragments[k] = {{four.x, four.y}};
+        } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const u32 column = 16 * k + 8 * half + 2 * (lane & 3);
+                if (column >= dim) continue;
+                fragments[k].r[half] = *reinterpret_cast<const u32 *>(row + 2 * column);
+            }
+        }
+    }
+}
+
 // From global memory: lane 4g + i reads its part of row g. Columns beyond the problem's are zeros.
 __device__ __forceinline__ void read_query(NarrowFragment (&fragments)[QUERY_STEPS],
                                            const FolioPaddedDecodeParams &params, const Item &item, int column_tile,
@@ -38,24 +59,7 @@ __device__ __forceinline__ void read_query(NarrowFragment (&fragments)[QUERY_STE
         if (flags & FOLIO_QUERIES_E4M3) return read_fp8<e4m3>(fragments, row, dim, lane);
         if (flags & FOLIO_QUERIES_E5M2) return read_fp8<e5m2>(fragments, row, dim, lane);
     }
-    const char *bytes = static_cast<const char *>(q.data) + 2 * element;
-#pragma unroll
-    for (int k = 0; k < QUERY_STEPS; ++k) {
-        fragments[k] = {{0, 0}};
-        if constexpr (Op::BITS == 8) {
-            const u32 column = 16 * k + 4 * (lane & 3);
-            if (column >= params.head_dim_qk) continue;
-            const uint2 four = *reinterpret_cast<const uint2 *>(bytes + 2 * column);
-            fragments[k] = {{four.x, four.y}};
-        } else {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const u32 column = 16 * k + 8 * half + 2 * (lane & 3);
-                if (column >= params.head_dim_qk) continue;
-                fragments[k].r[half] = *reinterpret_cast<const u32 *>(bytes + 2 * column);
-            }
-        }
-    }
+    read_row(fragments, static_cast<const u8 *>(q.data) + 2 * element, params.head_dim_qk, lane);
 }
 
 // bf16 becomes f16 without loss of range: the row is divided by a power of two, which is returned, that brings its

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "sm90/decode/mask.cuh"
-#include "sm90/decode/query.cuh"
+#include "sm90/decode/new_tokens.cuh"
 #include "sm90/decode/stored_query.cuh"
 #include "sm90/decode/token_scales.cuh"
 
@@ -20,9 +20,12 @@ public:
     static constexpr int GROUP_FRAGMENTS = COLUMN_TILES * QUERY_PARTS * STEPS * 32;
     static_assert(!SHARED_QUERIES || ROW_GROUPS * GROUP_FRAGMENTS * sizeof(NarrowFragment) == QUERY_BYTES);
 
-    // What the rows were divided by is multiplied into the scales of `logits`. All warps call this together.
+    // What the rows were divided by is multiplied into the scales of `logits`; new `tokens` have made the rows. All warps
+    // call this together.
+    template <class Tokens>
     __device__ __forceinline__ void load(const FolioPaddedDecodeParams &params, const Item &item,
-                                         NarrowFragment *shared, const WarpPlace &place, u32 lane, LaneLogits &logits) {
+                                         NarrowFragment *shared, const WarpPlace &place, u32 lane, LaneLogits &logits,
+                                         const Tokens &tokens) {
         lane_fragments = shared + place.row_group * GROUP_FRAGMENTS + lane;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
@@ -30,7 +33,11 @@ public:
             if constexpr (STORED) {
                 read_stored(fragments, params, item, c, lane, logits);
             } else {
-                read_query(fragments[0], params, item, c, lane);
+                if constexpr (Tokens::ARE_NEW) {
+                    tokens.read_query(fragments[0], item, c, lane);
+                } else {
+                    read_query(fragments[0], params, item, c, lane);
+                }
                 if constexpr (Op::BITS == 8) {
                     if (params.bf16_queries) {
                         of_lane(narrow_to_f16(fragments[0]), lane,

@@ -78,13 +78,22 @@ def context_call(name: str, context: Context, struct: Struct, values: Mapping[st
 
 
 def object_call(
-    called: Any, owner: Any, context: Context, struct: Struct, values: Mapping[str, Any], *first: Any
+    called: Any,
+    owner: Any,
+    context: Context,
+    struct: Struct,
+    values: Mapping[str, Any],
+    *first: Any,
+    **mappings: Struct,
 ) -> Call:
-    """A call of a function that takes an object, some numbers, a struct and a stream."""
+    """A call of a function that takes an object, some numbers, structs that callers give as mappings, a struct and a
+    stream.
+    """
     stream = values["stream"]
     borrowed = Borrowed(stream)
-    bound = struct.bind(values, borrowed)
-    return Call(called, owner, (*first, bound, stream_pointer(context, stream, borrowed)), borrowed)
+    bound = [one.bind_mapping(name, values[name], borrowed) for name, one in mappings.items()]
+    bound.append(struct.bind(values, borrowed))
+    return Call(called, owner, (*first, *bound, stream_pointer(context, stream, borrowed)), borrowed)
 
 
 @overload

@@ -173,8 +173,8 @@ class Handle:
         """The C function of that name, of this kind of handle."""
         return function(f"folio_{self._name}_{name}")
 
-    def _call(self, name: str, struct: Struct, values: Mapping[str, Any], *first: int) -> Call:
-        return object_call(self._function(name), self, self.context, struct, values, *first)
+    def _call(self, name: str, struct: Struct, values: Mapping[str, Any], *first: int, **mappings: Struct) -> Call:
+        return object_call(self._function(name), self, self.context, struct, values, *first, **mappings)
 
     def _number(self, name: str, *first: int) -> int:
         out = ffi.new("uint32_t *")

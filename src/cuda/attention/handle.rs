@@ -13,7 +13,7 @@ use super::mask_items::{MaskItems, Places};
 use super::narrow::{Narrow, Room};
 use super::planner::Planner;
 use super::round_lse::RoundLse;
-use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
+use crate::backend::{Append, Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::items_params::MaskItemsParams;
@@ -423,8 +423,34 @@ impl Attention for CudaAttention {
     }
 
     fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()> {
-        self.run_before(None, args, stream)
+        self.enqueue(&Around::default(), args, stream)
     }
+
+    fn append_run(
+        &self,
+        append: &Append<'_>,
+        args: &Checked<AttentionArgs>,
+        stream: Stream,
+    ) -> Result<()> {
+        let append = Some(append);
+        self.enqueue(
+            &Around {
+                append,
+                ..Around::default()
+            },
+            args,
+            stream,
+        )
+    }
+}
+
+/// What is enqueued together with a run.
+#[derive(Clone, Copy, Default)]
+struct Around<'a> {
+    /// Before it, or by its kernel.
+    append: Option<&'a Append<'a>>,
+    /// After it.
+    last: Option<&'a CudaAttention>,
 }
 
 impl CudaAttention {
@@ -436,6 +462,17 @@ impl CudaAttention {
         args: &Checked<AttentionArgs>,
         stream: Stream,
     ) -> Result<()> {
+        let append = None;
+        self.enqueue(&Around { append, last }, args, stream)
+    }
+
+    fn enqueue(
+        &self,
+        around: &Around<'_>,
+        args: &Checked<AttentionArgs>,
+        stream: Stream,
+    ) -> Result<()> {
+        let last = around.last;
         let planned = self.planned()?;
         let current = self.context.enter()?;
         current.check_stream(stream)?;
@@ -455,7 +492,7 @@ impl CudaAttention {
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
         let lse_room = last.map_or(Ok(planned), CudaAttention::planned)?.lse;
         let rounded = self.round_lse.redirect(args, lse_room, &mut params);
-        let run = Run {
+        let mut run = Run {
             args,
             params: &params,
             num_items: blocks_of("qo_indptr and kv_len", planned.num_items as u64)?,
@@ -466,6 +503,7 @@ impl CudaAttention {
             num_tokens: planned.num_tokens,
             starts_in_blocks: planned.starts_in_blocks,
             scratch: planned.scratch,
+            new_tokens: None,
         };
         // Before the lock: it may log, and the host's sink may do anything.
         let kernel = self.candidates.pick(&run);
@@ -473,6 +511,11 @@ impl CudaAttention {
             .enqueuing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        match around.append {
+            Some(append) if kernel.appends(&run, append.args) => run.new_tokens = Some(append.args),
+            Some(append) => append.enqueue(stream)?,
+            None => {}
+        }
         if let Some(folded) = folded {
             self.fold_scales.launch(&current, &folded, stream)?;
         }

@@ -11,7 +11,7 @@ use crate::cuda::kernels::attention::{
 };
 use crate::cuda::params::AttentionParams;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, Checked, Tiling};
+use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, Checked, RopeAppendArgs, Tiling};
 use crate::tensor::Tensor;
 
 /// One run of a plan.
@@ -37,6 +37,9 @@ pub struct Run<'a> {
     pub starts_in_blocks: bool,
     /// Address of the memory that kernels asked for ([`AttentionKernel::scratch_bytes`]).
     pub scratch: u64,
+    /// What the kernel makes queries and keys of, and appends; only for one that [`AttentionKernel::appends`]. Otherwise
+    /// tokens are in the cache.
+    pub new_tokens: Option<&'a RopeAppendArgs>,
 }
 
 /// What a launch reads in place of the run's own tensors.
@@ -78,6 +81,11 @@ pub trait AttentionKernel: Send + Sync {
     /// Memory that a launch needs beside the plan, for plans of up to so many work items. The kernels of a problem share it.
     fn scratch_bytes(&self, _most_items: usize) -> usize {
         0
+    }
+
+    /// Whether a launch of the run can append these tokens before it attends to them.
+    fn appends(&self, _run: &Run<'_>, _tokens: &RopeAppendArgs) -> bool {
+        false
     }
 
     /// Enqueues the kernel.

@@ -13,14 +13,18 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{
     AttentionQuery, AttentionRow, AttentionTypes, CacheScales, KeySource, Masks, Phase, Products,
-    Shape, Variant,
+    Shape, Tokens, Variant, rows,
 };
+use crate::cuda::new_tokens_params::NewTokensParams;
+use crate::cuda::ops::rope_append::params as rope_params;
 use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
+use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::cuda::stored_params::{Stored, StoredDecodeParams};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{
-    AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, Mask, SmallItems, Tiling, Workers,
+    AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, Mask, RopeAppendArgs, SmallItems, Tiling,
+    Workers,
 };
 use crate::tensor::Tensor;
 
@@ -35,6 +39,8 @@ pub struct Sm90Decode {
     layout: KvLayout,
     row: &'static AttentionRow,
     function: Function,
+    /// The kernel of the same row that makes queries and keys of new tokens.
+    with_new_tokens: Option<Function>,
     keys: KeySource,
     /// KV heads of a block.
     heads: u32,
@@ -113,8 +119,11 @@ impl Sm90Decode {
             },
             ..any
         };
-        let found = find(loader, query, wanted)?;
-        Ok(found.map(|(row, function)| Sm90Decode {
+        let (row, function) = match find(loader, query, wanted)? {
+            Ok(found) => found,
+            Err(lacks) => return Ok(Err(lacks)),
+        };
+        Ok(Ok(Sm90Decode {
             desc: *desc,
             page_size,
             layout,
@@ -122,6 +131,9 @@ impl Sm90Decode {
             scales,
             row,
             function,
+            with_new_tokens: with_new_tokens(row, desc)
+                .map(|row| loader.load(&row.row))
+                .transpose()?,
             keys,
             sm_count: context.device().sm_count,
             evict_first_bytes: evict_first_bytes(context.device().l2_bytes),
@@ -270,6 +282,11 @@ impl AttentionKernel for Sm90Decode {
         &self.row.row.name
     }
 
+    fn appends(&self, run: &Run<'_>, tokens: &RopeAppendArgs) -> bool {
+        self.with_new_tokens.is_some()
+            && rope_params(tokens).is_ok_and(|rope| makes_tokens(run, tokens, &rope))
+    }
+
     fn tiling(&self) -> Tiling {
         // Two blocks run on a multiprocessor.
         let (blocks, slots) = (self.desc.num_kv_heads / self.heads, 2 * self.sm_count);
@@ -368,12 +385,18 @@ impl AttentionKernel for Sm90Decode {
             ]),
         };
         let maps: &[TensorMap] = maps.as_ref().map_or(&[], |maps| maps);
-        // SAFETY: the kernel takes a `FolioPaddedDecodeParams`, or a `FolioStoredDecodeParams` over caches of other forms, and
-        // two tensor maps if it reads by them; their addresses are the caller's tensors, which were checked against the
-        // plan, and the workspace, whose list of items and places has room for the grid.
+        // SAFETY: the kernel takes a `FolioPaddedDecodeParams`, a `FolioNewTokensParams` where it makes queries and keys, or a
+        // `FolioStoredDecodeParams` over caches of other forms, and two tensor maps if it reads by them; their addresses
+        // are the caller's tensors, which were checked against the plan, and the workspace, whose list of items and places
+        // has room for the grid.
         unsafe {
-            match self.scales {
-                CacheScales::Heads => launch.enqueue(current, &self.function, &params, maps),
+            match (run.new_tokens, &self.with_new_tokens, self.scales) {
+                (Some(tokens), Some(function), _) => {
+                    launch.enqueue(current, function, &new_tokens(tokens, params)?, maps)
+                }
+                (_, _, CacheScales::Heads) => {
+                    launch.enqueue(current, &self.function, &params, maps)
+                }
                 _ => launch.enqueue(current, &self.function, &self.stored(run, params), maps),
             }
         }
@@ -388,6 +411,15 @@ impl Sm90Decode {
             cache: Stored::of(&run.args.caches(self.desc.kv_format), [1.0; 2]),
         }
     }
+}
+
+/// The parameters of a run that makes queries and keys of these tokens, and reads queries where they come from.
+fn new_tokens(tokens: &RopeAppendArgs, mut decode: DecodeParams) -> Result<NewTokensParams> {
+    let rope = rope_params(tokens)?;
+    decode.attention.q = rope.q;
+    let rows = u32::try_from(rope.num_q_rows).unwrap_or(u32::MAX);
+    decode.attention.num_tokens = decode.attention.num_tokens.min(rows);
+    Ok(NewTokensParams { decode, rope })
 }
 
 /// What the scales cover of a form that there are rows for.
@@ -468,8 +500,50 @@ fn heads(row: &AttentionRow, wanted: KeySource, of: CacheScales) -> Option<u32> 
             keys,
             heads,
             scales,
+            tokens: Tokens::Cached,
             ..
         } if keys == wanted && scales == of => Some(heads),
         _ => None,
     }
+}
+
+/// The row in the same image that makes queries and keys of new tokens; it masks no columns.
+fn with_new_tokens(row: &AttentionRow, desc: &AttentionDesc) -> Option<&'static AttentionRow> {
+    let dims = (desc.head_dim_qk, desc.head_dim_vo);
+    let Variant::Sm90Decode {
+        keys,
+        heads,
+        scales,
+        products,
+        ..
+    } = row.variant
+    else {
+        return None;
+    };
+    let variant = Variant::Sm90Decode {
+        keys,
+        heads,
+        scales,
+        products,
+        tokens: Tokens::New,
+    };
+    rows().iter().find(|other| {
+        (other.variant, other.types, other.shape) == (variant, row.types, row.shape)
+            && dims == (row.shape.head_dim_qk, row.shape.head_dim_vo)
+    })
+}
+
+/// Whether the kernel can make such queries and keys: rows that move in pieces of 16 bytes. Queries stay as they are while blocks read them, so they go elsewhere; and
+/// every new key is in the tiles of some block, which only masks in memory could hide.
+fn makes_tokens(run: &Run<'_>, tokens: &RopeAppendArgs, rope: &RopeAppendParams) -> bool {
+    let (Some(q), Some(q_out)) = (tokens.q, tokens.q_out) else {
+        return false;
+    };
+    tokens.append.form == CacheForm::Plain
+        && tokens.key_out.is_none()
+        && q.address() != q_out.address()
+        && rope.append.num_tokens > 0
+        && rope.append.vectors != 0
+        && rope.vectors != 0
+        && !matches!(run.args.mask, Mask::Bytes(_) | Mask::Bits(_))
 }

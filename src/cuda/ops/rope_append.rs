@@ -113,7 +113,10 @@ fn stored_params(args: &RopeAppendArgs) -> Result<StoredRopeAppendParams> {
 }
 
 /// All but how many CTAs share a token.
-fn params(args: &RopeAppendArgs) -> Result<RopeAppendParams> {
+///
+/// # Errors
+/// [`Error::Unsupported`] for rows that a warp does not hold.
+pub fn params(args: &RopeAppendArgs) -> Result<RopeAppendParams> {
     let append = append_params(&args.append)?;
     let rope = args.rope.as_ref();
     let dim = args.append.key.extent(2) as u32;

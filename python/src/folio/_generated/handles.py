@@ -18,7 +18,7 @@ from folio._generated.constants import (
     PlanFlag,
     RunFlag,
 )
-from folio._generated.types import SharedPrefixes
+from folio._generated.types import RopeAppendArgs, SharedPrefixes
 from folio._handle import Handle, Workspace
 from folio._tensors import DtypeLike, StreamLike, TensorLike
 
@@ -289,6 +289,175 @@ class Decode(Handle):
 
     #: `run` without the call: its result makes it, any number of times.
     prepare_run = prepared(run)
+
+    @operator
+    def append_run(
+        self,
+        append: RopeAppendArgs,
+        *,
+        flags: RunFlag | int | str | Iterable[str] = 0,
+        q: TensorLike,
+        k: TensorLike,
+        v: TensorLike,
+        o: TensorLike,
+        lse: TensorLike | None = None,
+        k_scales: TensorLike | None = None,
+        v_scales: TensorLike | None = None,
+        custom_mask: TensorLike | None = None,
+        mm_prefix_ranges: TensorLike | None = None,
+        alibi_slopes: TensorLike | None = None,
+        sinks: TensorLike | None = None,
+        sm_scale: float = 0,
+        q_scale: float = 0,
+        k_scale: float = 0,
+        v_scale: float = 0,
+        o_scale: float = 0,
+        logits_soft_cap: float = 0,
+        mask_mode: MaskMode | str = MaskMode.CAUSAL,
+        window_left: int = 0,
+        window_right: int = 0,
+        k_rope: TensorLike | None = None,
+        custom_mask_indptr: TensorLike | None = None,
+        causal_requests: TensorLike | None = None,
+        attention_chunk_size: int = 0,
+        attention_chunk_look_back: int = 0,
+        k_zero_points: TensorLike | None = None,
+        v_zero_points: TensorLike | None = None,
+        k_new: TensorLike | None = None,
+        v_new: TensorLike | None = None,
+        q_scales: TensorLike | None = None,
+        o_scales: TensorLike | None = None,
+        item_starts: TensorLike | None = None,
+        item_positions: TensorLike | None = None,
+        score_bias: TensorLike | None = None,
+        stream: StreamLike | None = None,
+    ) -> Call:
+        """Appends the new tokens of a step and computes attention with them: what `rope_append`(append) followed by
+        `Decode.run`(args) does, with the same results up to rounding, as one enqueue. In a decode step of a model
+        this is all between the projection of q, k and v and that of the output. (No counterpart in FlashInfer or
+        vLLM, whose fusions end at the cache.)
+
+        The tensors of the two are the same: args.q is append.q_out, or append.q where that is None, and args.k and
+        args.v are the caches of append. The planned lengths count the new tokens: row i of the batch is token i of
+        append, and its key the one that causal masking lets it see last. Its slot is where the planned page table
+        has that key; a negative slot leaves the cache as it is, and the run attends to what it holds. Of tokens
+        that the batch does not have, whether they are appended is not defined. On CUDA nothing checks slots in
+        device memory: another key's slot is a race.
+
+        On Hopper one kernel does both, and a second where keys of a request are split, for: caches of float16,
+        bfloat16 or fp8 in pages of a multiple of 8 tokens; head_dim 64, 128 or 256 (fp8: 64 or 128), up to 16
+        packed rows for each KV head (fp8 and head_dim 256: 8), q of 16 bits; q_out another tensor than q, no
+        key_out; rotary_dim a multiple of 16; rows aligned to 16 bytes; no custom mask. Otherwise, and on other
+        devices, the two kernels are enqueued one after the other.
+
+        Tensors and parameters of one attention call; one plan serves many, with different values.
+
+        For query row i (position p = kv_len - qo_len + i) and key j:
+
+            s = cap(q·k · sm_scale · q_scale · q_scales[kv_head] · k_scale · k_scales[kv_head]) + alibi(j - p) + score_bias[row, j]
+            around(p, j) = p - j <= window_left and j - p <= window_right and chunk(p) - chunk(j) <= attention_chunk_look_back
+            seen iff (mask(i, j) and around(p, j)) or mm_prefix(p, j)
+            o = Σ softmax(s)_j v_j · v_scale · v_scales[kv_head],  divided by o_scale · o_scales[0] and saturated for fp8
+            lse = log(Σ e^s [+ e^sink])
+
+        with chunk(x) = floor(x / attention_chunk_size), and cap(s) = logits_soft_cap · tanh(s / logits_soft_cap),
+        and a sink as one more logit without a value. A row that sees nothing has o = 0 and lse = -inf (its sink,
+        with sinks). Memory that no row sees may hold anything, NaN included.
+
+        The rules are those of FlashInfer's, vLLM's and SGLang's attention backends, with their differences
+        resolved. Soft caps are Gemma 2's, ALiBi that of Press et al. (2022), its square-root form and the prefix
+        ranges vLLM's, as is the bias of new keys, chunks those of Llama 4's local attention, sinks those of
+        gpt-oss, the lse of parts that of FlashAttention-2.
+
+        A scale or factor of 0 stands for its default, so 0 itself cannot be said.
+
+        Args:
+            append: what `rope_append` takes, as a mapping.
+            flags: `RunFlag`
+            q: Queries: `[num_tokens or more, num_qo_heads, head_dim_qk]` of q_dtype.
+            k: Keys: paged `[num_pages, page_size, num_kv_heads, head_dim_qk]` (NHD), `[num_pages, num_kv_heads,
+                page_size, head_dim_qk]` (HND), `[num_slots, num_kv_heads, head_dim_qk]` (page_size 1); ragged
+                `[nnz_kv or more, num_kv_heads, head_dim_qk]`. Of kv_dtype; uint8 stands for fp8. num_pages is above
+                every page id in use, and 1 or more where page ids or lengths are on a device. With k_rope, rows are
+                shorter.
+            v: Values: as k, with head_dim_vo and strides of its own.
+            o: Output: `[num_tokens or more, num_qo_heads, head_dim_vo]` of o_dtype; uint8 stands for fp8. It may
+                not overlap another tensor, q neither.
+            lse: Output: `[num_tokens or more, num_qo_heads]` float32, float16 or bfloat16 of any strides, or None.
+                It is computed in float32 and rounded once; what is beyond the type becomes infinite.
+            k_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
+                k, read by the run where it computes. Contiguous, but strides of 0 may expand one row, or one
+                number, to the last of these shapes. Where the desc's kv_format has scales of its own: those, in the
+                shape that `KvFormat` says.
+            v_scales: As k_scales, for v.
+            custom_mask: `[elements or more]` uint8 or bool, for the custom mask modes: as many bytes as the mode
+                says for the batch. None otherwise.
+            mm_prefix_ranges: `[batch_size, num_ranges, 2]` int32 or None: a row and a key at positions inside the
+                same inclusive range see each other whatever mask and window say. start >= end: unused.
+            alibi_slopes: `[num_qo_heads]` or `[batch_size, num_qo_heads]` float32, or None: adds slope · (j - p),
+                or -slope · sqrt(p - j) for past keys.
+            sinks: `[num_qo_heads]` float32 or None: a logit per head, in base e, that no scale and no cap changes.
+            sm_scale: Factor of q·k. 0: 1 / sqrt(head_dim_qk). sm_scale · q_scale · k_scale is within ±2^60: beyond
+                it logits leave float32.
+            q_scale: Factor of q, which holds the queries divided by it. 0: 1.
+            k_scale: Factor of k, for all heads: an fp8 cache holds k / k_scale. 0: 1.
+            v_scale: Factor of v, for all heads, as k_scale; within ±2^60. 0: 1.
+            o_scale: Divisor of o, 2^-60 to 2^60; only for fp8 outputs. 0: 1.
+            logits_soft_cap: Logits are capped to ± this, 2^-60 to 2^60. 0: off.
+            mask_mode: `MaskMode`
+            window_left: Keys before the row's own position that it sees; -1: unlimited. Needs `RunFlag.WINDOW`.
+            window_right: Keys after the row's own position that it sees; -1: unlimited. Needs `RunFlag.WINDOW`.
+            k_rope: None where k has whole keys. Otherwise the last elements of the keys, in a tensor of one head
+                that all KV heads share (the rotary part of DeepSeek-V2's MLA in its multi-head form): as k without
+                the dimension of heads, or with one of extent 1, and with rope elements per row and strides of its
+                own; of kv_dtype. k then has rows of head_dim_qk - rope elements, a multiple of 8. Paged
+                `[num_pages, page_size, rope]` (both layouts), `[num_slots, rope]` (page_size 1); ragged `[nnz_kv or
+                more, rope]`. Prefill handles only. Scales of k are of both parts.
+            custom_mask_indptr: `[batch_size + 1]` int64, for the custom mask modes: where each request's mask
+                starts in custom_mask, in bytes. The last element is not read, and neither are those of requests
+                without rows. None: the masks lie one after the other. On a device, what a mask lacks is hidden.
+            causal_requests: `[batch_size]` uint8 or bool, for `MaskMode.CAUSAL_BY_REQUEST`. None otherwise.
+            attention_chunk_size: Keys of a chunk of chunked local attention; 0: off. Chunks count from a request's
+                first key.
+            attention_chunk_look_back: Chunks before its own that a row sees.
+            k_zero_points: `[num_kv_heads, head_dim_qk]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
+                otherwise.
+            v_zero_points: `[num_kv_heads, head_dim_vo]` float32, for `KvFormat.CHANNEL_ZERO_POINTS`. None
+                otherwise.
+            k_new: Where a prefill desc has a new_kv_dtype, else None: the keys of the query rows, `[num_tokens or
+                more, num_kv_heads, head_dim_qk]` of that type, in the order of the rows; any strides but a unit
+                last one. They follow the request's keys in the cache, which are all that the batch's lengths and
+                page table tell of, and kv_len above counts both. So positions, masks with their columns, windows,
+                chunks, ranges and biases are those of a cache that had the new keys at the end. k_scale, v_scale,
+                k_scales, v_scales and zero points are the cache's: new keys and values are as they are. Not with
+                k_rope.
+            v_new: As k_new, for values: `[num_tokens or more, num_kv_heads, head_dim_vo]`.
+            q_scales: `[1]`, `[num_kv_heads]` or `[batch_size, num_kv_heads]` float32, or None: further factors of
+                q, as k_scales. On a device they are read when the run gets there, so they may change under a
+                captured graph, as k_scales and v_scales may. On CUDA this field and o_scales cost one more small
+                launch. No number is checked.
+            o_scales: `[1]` float32, or None: a further divisor of o; only for fp8 outputs. As q_scales.
+            item_starts: `[batch_size]` int64, for `MaskMode.ITEMS`: the key that a request's first item begins with
+                (FlashInfer's prefix_len_ptr). None otherwise.
+            item_positions: `[batch_size, columns]` int32, for `MaskMode.ITEMS`: the positions within their items of
+                the tokens from item_starts on, the delimiter before an item at 0 (FlashInfer's
+                token_pos_in_items_ptr). A row without a column sees the prefix alone. None otherwise.
+            score_bias: `[rows, columns]` for all heads or `[num_qo_heads or 1, rows, columns]`, float32, float16 or
+                bfloat16 of any strides, or None: adds its elements to the logits of keys that a row sees, after the
+                cap and beside ALiBi, in base e. Rows are those of q, or with `RunFlag.BIAS_REQUEST_ROWS` a
+                request's; columns are a request's keys, or with `RunFlag.BIAS_NEW_KEYS` its last qo_len ones. There
+                are as many as the batch has, or more, in each dimension; of lengths on a device, what the tensor
+                lacks adds nothing. -inf hides a key. Elements of keys that a row does not see may be anything.
+                Others may be neither NaN nor +inf, which give NaN.
+            stream: CUDA stream; None: the current one of the tensors' framework. It is None on the CPU.
+
+        Raises:
+            InvalidArgumentError
+        """
+        return self._call("append_run", structs.ATTENTION_ARGS, locals(), append=structs.ROPE_APPEND_ARGS)
+
+    #: `append_run` without the call: its result makes it, any number of times.
+    prepare_append_run = prepared(append_run)
 
 
 class Prefill(Handle):

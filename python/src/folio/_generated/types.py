@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from folio._tensors import TensorLike
+from folio._generated.constants import (BatchFlag, KvFormat, KvLayout, RopeFlag)
+from folio._tensors import DtypeLike, TensorLike
 
 
 class Batch(TypedDict, total=False):
@@ -90,3 +91,130 @@ class SharedPrefixes(TypedDict, total=False):
 
     kv_len: TensorLike | Sequence[int] | None
     """`[num_prefixes]` its keys."""
+
+
+class RopeAppendArgs(TypedDict, total=False):
+    """New tokens of a model with query, key and value heads, from the projection to the attention: what vLLM's
+    fused_rope_kvcache and FlashInfer's rope_quantize_fp8_append_paged_kv_cache do in one pass.
+
+    Each row of q and key becomes, in float32 and in this order,
+    1. with a norm weight: `x · weight / sqrt(mean(x²) + rms_norm_eps)`, over all head_dim_qk elements (RMS norm of each
+       head, as Qwen3 has it);
+    2. with RoPE: pair i of the first rotary_dim elements, (x, y), becomes `(x · cos_i - y · sin_i, y · cos_i + x · sin_i)`.
+       Elements behind rotary_dim stay.
+
+    Then it is rounded once for each output: to the tensor's type, or for the cache as `kv_append` does it, to fp8
+    after the division by its scale or as kv_format says. Values are appended as `kv_append` does it. Without norm
+    and RoPE queries and keys are copied.
+
+    Angles come from cos_sin_cache, or are computed where rope_theta is not 0: pair i at position p has the angle `p
+    · f_i`, with `f_i = rope_theta^(-2i / rotary_dim)` (Su et al., RoFormer, 2021), divided by rope_scale. With
+    low_freq_factor, high_freq_factor and old_context_len, as Llama 3.1 has it (the reference code of Meta;
+    rope_type llama3 of Hugging Face; apply_llama31_rope of FlashInfer), f_i becomes `s · f_i + (1 - s) · f_i /
+    rope_scale`, where `s = (old_context_len · f_i / 2π - low_freq_factor) / (high_freq_factor - low_freq_factor)`,
+    from 0 to 1. Computed angles are reduced to one turn without an error, whatever the position.
+
+    On CUDA rows of more than 480 elements are refused with `UnsupportedError` where rotary_dim is no multiple of 16
+    and they need more than 32 threads, one for each 16 elements that are rotated and for each 16 others.
+
+    The outputs may not overlap other tensors, but for q_out and key_out, which may be q and key: with the same
+    address and the same strides.
+    """
+
+    flags: RopeFlag | int | str | Iterable[str]
+    """`RopeFlag.INTERLEAVED` or 0."""
+
+    q: TensorLike | None
+    """`[num_tokens or more, num_qo_heads, head_dim_qk]` of key's type, or None: no queries. All its rows are computed,
+    also those of tokens that are not cached. A slice of a fused QKV tensor will do, as for key and value."""
+
+    q_out: TensorLike | None
+    """Output: the queries, as q; may be q itself. None: in place."""
+
+    key: TensorLike
+    """`[num_tokens or more, num_kv_heads, head_dim_qk]` float32, float16 or bfloat16; head_dim_qk is 512 at most."""
+
+    key_out: TensorLike | None
+    """Output: the first num_tokens keys, normalised and rotated, whatever their slots are; as key, which it may be.
+    None: not wanted, and key stays as it is."""
+
+    value: TensorLike
+    """`[num_tokens or more, num_kv_heads, head_dim_vo]`, of key's type."""
+
+    k_cache: TensorLike
+    """Output: the key cache, in kv_layout: `[num_pages, page_size, num_kv_heads, head_dim_qk]` or `[num_pages,
+    num_kv_heads, page_size, head_dim_qk]`, or `[num_slots, num_kv_heads, head_dim_qk]`; of key's type or fp8."""
+
+    v_cache: TensorLike
+    """Output: the value cache, as k_cache with head_dim_vo and strides of its own."""
+
+    slot_mapping: TensorLike
+    """`[num_tokens]` int32 or int64, as in `kv_append`: tokens with a negative slot are not cached."""
+
+    k_scales: TensorLike | None
+    """`[1]` or `[num_kv_heads]` float32, or None; fp8 caches only. Of formats with scales of their own: those, which
+    the append writes where it computes them."""
+
+    v_scales: TensorLike | None
+    """As k_scales, for values."""
+
+    q_norm_weight: TensorLike | None
+    """`[head_dim_qk]` float32 or of key's type; None: queries are not normalised."""
+
+    k_norm_weight: TensorLike | None
+    """As q_norm_weight, for keys."""
+
+    positions: TensorLike | None
+    """`[rows or more]` int32 or int64, where rows are those of q, or num_tokens without q. None: no RoPE, and the
+    fields below it that are about RoPE are None and 0. A position beyond cos_sin_cache is refused where it is on
+    the host; on a device the nearest one in the table is taken. Computed angles are there for every position."""
+
+    position_offsets: TensorLike | None
+    """As positions, which they are added to; or None."""
+
+    cos_sin_cache: TensorLike | None
+    """`[max_position, rotary_dim]` float32 or of key's type: the cosines of a position, one for each pair, and then
+    the sines; or `[2, max_position, rotary_dim / 2]`. None: angles are computed."""
+
+    k_scale: float
+    """An fp8 cache gets `key / (k_scale · k_scales[head])`, rounded to nearest even, saturated. 0: 1."""
+
+    v_scale: float
+    """As k_scale. 0: 1."""
+
+    kv_layout: KvLayout | str
+    """`KvLayout.NHD` or `KvLayout.HND`."""
+
+    kv_dtype: DtypeLike | None
+    """What caches that are described as uint8 hold (an fp8 type, or one of kv_format); None: the tensors say it, and
+    uint8 is the first type that a kv_format other than `KvFormat.PLAIN` has."""
+
+    rms_norm_eps: float
+    """Added to the mean of squares; positive with a norm weight, else 0."""
+
+    rotary_dim: int
+    """Elements that are rotated, an even number; 0: the width of cos_sin_cache, or head_dim_qk."""
+
+    rope_theta: float
+    """Base of the frequencies of computed angles, such as 10000; 0 with cos_sin_cache."""
+
+    rope_scale: float
+    """Computed frequencies are divided by it. 0: 1."""
+
+    low_freq_factor: float
+    """Llama 3.1: turns in old_context_len up to which rope_scale divides altogether. 0: rope_scale divides all."""
+
+    high_freq_factor: float
+    """Llama 3.1: turns in old_context_len from which on rope_scale does not divide."""
+
+    old_context_len: int
+    """Llama 3.1: tokens of the context before it was extended, such as 8192."""
+
+    kv_format: KvFormat | str
+    """`KvFormat`: how the rows of the caches are stored."""
+
+    k_zero_points: TensorLike | None
+    """`KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_qk]` float32. None otherwise."""
+
+    v_zero_points: TensorLike | None
+    """`KvFormat.CHANNEL_ZERO_POINTS`: `[num_kv_heads, head_dim_vo]` float32. None otherwise."""

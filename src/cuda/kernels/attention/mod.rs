@@ -11,7 +11,7 @@ mod table;
 pub use row::{
     AttentionQuery, AttentionRow, AttentionTypes, CacheScales, Family, Fit, KeySource, KvRows,
     Logits, MOST_HEAD_DIM, MOST_SOFT_CAP, MOST_WIDE_HEAD_DIM, Masks, Phase, Products, STORED,
-    Shape, Variant,
+    Shape, Tokens, Variant,
 };
 pub use sm90_prefill::SPLIT_ROPE_DIM;
 pub use table::{candidates, rows, unsupported};

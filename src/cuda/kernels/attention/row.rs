@@ -1,5 +1,6 @@
 //! A row of an attention kernel, what a problem asks of one, and how a family becomes rows.
 
+use super::sm90_decode::{new_tokens_bytes, takes_new_tokens};
 use crate::cuda::kernels::row::{Arch, Row, Sizes, defines, name, type_name};
 use crate::dtype::DType;
 
@@ -56,6 +57,8 @@ pub enum Variant {
         scales: CacheScales,
         /// Who multiplies.
         products: Products,
+        /// Who makes queries and keys of new tokens.
+        tokens: Tokens,
     },
     /// `sm90/prefill/prefill.cu`.
     Sm90Prefill {
@@ -88,6 +91,15 @@ pub enum Products {
     OfWarps,
     /// All warps together: every key is converted once, whatever the number of rows.
     OfWarpgroup,
+}
+
+/// Whether Hopper's decode kernel finds new tokens in the cache, or puts them there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tokens {
+    /// All keys are in the cache, and queries are as they are multiplied.
+    Cached,
+    /// It normalises and rotates queries and keys, and appends.
+    New,
 }
 
 /// What the scales of a cache cover that Hopper's decode kernel is compiled for.
@@ -224,8 +236,20 @@ impl Variant {
         }
     }
 
+    /// Dynamic shared memory beside what all kernels of a source have.
+    fn more_shared_bytes(self, types: AttentionTypes, shape: Shape) -> u32 {
+        match self {
+            Variant::Sm90Decode {
+                heads,
+                tokens: Tokens::New,
+                ..
+            } => new_tokens_bytes(heads, types, shape),
+            _ => 0,
+        }
+    }
+
     /// What the source is told, as `NAME=VALUE`.
-    fn defines(self) -> Vec<String> {
+    fn defines(self, types: AttentionTypes, shape: Shape) -> Vec<String> {
         match self {
             Variant::Generic {
                 warps_m,
@@ -248,6 +272,14 @@ impl Variant {
                 format!(
                     "FOLIO_DECODE_WARPGROUP={}",
                     u32::from(products == Products::OfWarpgroup)
+                ),
+                format!(
+                    "FOLIO_TAKES_NEW_TOKENS={}",
+                    u32::from(takes_new_tokens(scales, products, types, shape))
+                ),
+                format!(
+                    "FOLIO_NEW_TOKENS_BYTES={}",
+                    new_tokens_bytes(heads, types, shape)
                 ),
             ],
             Variant::Sm90Prefill {
@@ -274,6 +306,7 @@ impl Variant {
                 keys,
                 scales,
                 products,
+                tokens,
                 ..
             } => {
                 let keys = match keys {
@@ -284,7 +317,11 @@ impl Variant {
                     Products::OfWarps => "",
                     Products::OfWarpgroup => "warpgroup_",
                 };
-                Some(format!("{}{products}{keys}", scales.prefix()))
+                let tokens = match tokens {
+                    Tokens::Cached => "",
+                    Tokens::New => "new_tokens_",
+                };
+                Some(format!("{}{products}{tokens}{keys}", scales.prefix()))
             }
             Variant::Sm90Prefill {
                 kv,
@@ -413,7 +450,7 @@ impl Family {
         let shared_bytes = (self.shared_bytes)(types, shape);
         let o = (!self.any_output).then_some(types.o);
         let mut defines = defines((types.q, types.kv, o), &shape.sizes(), shared_bytes);
-        defines.extend(self.variant.defines());
+        defines.extend(self.variant.defines(types, shape));
         AttentionRow {
             row: Row {
                 name: self.row_name(types, shape),
@@ -423,7 +460,7 @@ impl Family {
                 symbol: self.symbol,
                 defines,
                 threads: shape.threads,
-                shared_bytes,
+                shared_bytes: shared_bytes + self.variant.more_shared_bytes(types, shape),
                 bundled: self.bundled,
             },
             phase: self.phase,

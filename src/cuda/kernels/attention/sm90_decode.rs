@@ -13,7 +13,7 @@
 
 use super::row::{
     AttentionTypes, CacheScales, F16_FP8, Family, Fit, HALF, KeySource, MOST_HEAD_DIM, Phase,
-    Products, Shape, Variant, cached,
+    Products, Shape, Tokens, Variant, cached,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -52,7 +52,19 @@ pub(super) const FAMILIES: &[Family] = &[
     PAIRS_WITH_ZERO_POINTS,
     NARROW_PAIRS_WITH_ZERO_POINTS,
     ROWS_WITH_ZERO_POINTS,
+    with_new_tokens(PAIRS_HALF, &[PAIRS_OF_64]),
+    with_new_tokens(PAIRS_FP8, &[PAIRS_OF_64, PAIRS_OF_128]),
+    with_new_tokens(SINGLE_HALF, &[ROWS_OF_128, ROWS_OF_256]),
+    with_new_tokens(SIXTEEN_ROWS_HALF, &[SIXTEEN_OF_64, SIXTEEN_OF_128]),
 ];
+
+/// Shapes that [`with_new_tokens`] names too.
+const PAIRS_OF_64: Shape = shape((64, 64), 8, 16, 4);
+const PAIRS_OF_128: Shape = shape((128, 128), 8, 16, 4);
+const ROWS_OF_128: Shape = shape((128, 128), 8, 16, 4);
+const ROWS_OF_256: Shape = shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3);
+const SIXTEEN_OF_64: Shape = shape((64, 64), 16, 32, 4);
+const SIXTEEN_OF_128: Shape = shape((128, 128), 16, 16, 4);
 
 const PAIRS_HALF: Family = Family {
     phase: Phase::Decode,
@@ -62,7 +74,7 @@ const PAIRS_HALF: Family = Family {
     symbol: "folio_sm90_decode_gather",
     types: HALF,
     any_output: true,
-    shapes: &[shape((64, 64), 8, 16, 4), shape((96, 96), 8, 16, 4)],
+    shapes: &[PAIRS_OF_64, shape((96, 96), 8, 16, 4)],
     fit: Fit::UpTo,
     shared_bytes: shared_bytes::<2>,
     bundled: true,
@@ -81,8 +93,8 @@ const PAIRS_HALF_BY_TMA_ALONE: Family = Family {
 const PAIRS_FP8: Family = Family {
     types: F16_FP8,
     shapes: &[
-        shape((64, 64), 8, 16, 4),
-        shape((128, 128), 8, 16, 4),
+        PAIRS_OF_64,
+        PAIRS_OF_128,
         // Also for (192, 128), for whose pairs of heads registers do not suffice.
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
     ],
@@ -98,11 +110,11 @@ const PAIRS_FP8_BY_TMA_ALONE: Family = Family {
 const SINGLE_HALF: Family = Family {
     variant: gathered(1),
     shapes: &[
-        shape((128, 128), 8, 16, 4),
+        ROWS_OF_128,
         shape((160, 160), 8, 16, 4),
         shape((192, 128), 8, 16, 4),
         shape((224, 224), 8, 16, 3),
-        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 8, 16, 3),
+        ROWS_OF_256,
     ],
     shared_bytes: shared_bytes::<1>,
     ..PAIRS_HALF
@@ -110,8 +122,8 @@ const SINGLE_HALF: Family = Family {
 
 const SIXTEEN_ROWS_HALF: Family = Family {
     shapes: &[
-        shape((64, 64), 16, 32, 4),
-        shape((128, 128), 16, 16, 4),
+        SIXTEEN_OF_64,
+        SIXTEEN_OF_128,
         shape((192, 128), 16, 16, 4),
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 3),
     ],
@@ -148,6 +160,7 @@ const WARPGROUP_FP8: Family = Family {
         heads: 1,
         scales: CacheScales::Heads,
         products: Products::OfWarpgroup,
+        tokens: Tokens::Cached,
     },
     source: "sm90/decode_warpgroup/decode_warpgroup.cu",
     symbol: "folio_sm90_decode_warpgroup_gather",
@@ -252,11 +265,67 @@ const fn gathered_stored(heads: u32, scales: CacheScales) -> Variant {
         heads,
         scales,
         products: Products::OfWarps,
+        tokens: Tokens::Cached,
     }
 }
 
 /// The family with keys brought by TMA.
 const fn by_tma(family: Family) -> Family {
+    let Variant::Sm90Decode {
+        heads,
+        scales,
+        products,
+        tokens,
+        ..
+    } = family.variant
+    else {
+        panic!("not a family of this kernel");
+    };
+    Family {
+        variant: Variant::Sm90Decode {
+            keys: KeySource::Tma,
+            heads,
+            scales,
+            products,
+            tokens,
+        },
+        symbol: match products {
+            Products::OfWarps => "folio_sm90_decode_tma",
+            Products::OfWarpgroup => "folio_sm90_decode_warpgroup_tma",
+        },
+        ..family
+    }
+}
+
+/// Shared memory of what a block makes of new tokens: padded queries, keys and values, and a word for each; in the kernel too.
+pub(super) fn new_tokens_bytes(heads: u32, types: AttentionTypes, shape: Shape) -> u32 {
+    let dim = shape.head_dim_qk;
+    let of_row = 2 * dim + 16 + 2 * dim * types.kv.size() as u32;
+    shape.q_tile * (heads * of_row + 4)
+}
+
+/// Whether a source has the kernel that makes queries and keys of new tokens. No column is masked: problems have just these head
+/// dims. More than eight rows over fp8 are the warpgroup's; more of 256
+/// columns, and pairs of them over fp8, leave no shared memory.
+pub(super) fn takes_new_tokens(
+    scales: CacheScales,
+    products: Products,
+    types: AttentionTypes,
+    shape: Shape,
+) -> bool {
+    let most_rows = match (types.kv.is_fp8(), shape.head_dim_qk) {
+        (false, 64 | 128) => 16,
+        (true, 64 | 128) | (false, MOST_HEAD_DIM) => 8,
+        _ => 0,
+    };
+    (scales, products) == (CacheScales::Heads, Products::OfWarps)
+        && shape.q_tile <= most_rows
+        && shape.head_dim_qk == shape.head_dim_vo
+}
+
+/// The kernels of a family that make queries and keys of new tokens, of those [`takes_new_tokens`] says so of. They are in
+/// the images of the others.
+const fn with_new_tokens(family: Family, shapes: &'static [Shape]) -> Family {
     let Variant::Sm90Decode {
         heads,
         scales,
@@ -272,11 +341,10 @@ const fn by_tma(family: Family) -> Family {
             heads,
             scales,
             products,
+            tokens: Tokens::New,
         },
-        symbol: match products {
-            Products::OfWarps => "folio_sm90_decode_tma",
-            Products::OfWarpgroup => "folio_sm90_decode_warpgroup_tma",
-        },
+        symbol: "folio_sm90_decode_tma_new_tokens",
+        shapes,
         ..family
     }
 }
@@ -332,4 +400,42 @@ fn stored_bytes<const HEADS: u32, const QUERY_PARTS: u32, const BYTES_BESIDE: u3
     let stages = (96 * 1024 / (rings * rows)).min(free / (rings * (rows + beside)));
     let barriers = (rings * stages * 8).next_multiple_of(16);
     rings * stages * (rows + beside) + barriers + sums + queries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where a source has the kernel for new tokens, there is a row for it, and nowhere else.
+    #[test]
+    fn kernels_for_new_tokens_are_rows() {
+        let rows: Vec<_> = FAMILIES.iter().flat_map(Family::rows).collect();
+        let tokens = |row: &super::super::AttentionRow| match row.variant {
+            Variant::Sm90Decode { tokens, .. } => tokens,
+            _ => panic!("a row of another kernel"),
+        };
+        let has = |row: &super::super::AttentionRow| {
+            let found = rows.iter().any(|other| {
+                tokens(other) == Tokens::New && (other.types, other.shape) == (row.types, row.shape)
+            });
+            assert!(!found || tokens(row) == Tokens::Cached || row.row.source == decode());
+            found
+        };
+        for row in rows.iter().filter(|row| row.row.source == decode()) {
+            let Variant::Sm90Decode {
+                scales, products, ..
+            } = row.variant
+            else {
+                panic!("a row of another kernel");
+            };
+            if scales == CacheScales::Heads {
+                let takes = takes_new_tokens(scales, products, row.types, row.shape);
+                assert_eq!(takes, has(row), "{}", row.row.name);
+            }
+        }
+    }
+
+    fn decode() -> &'static str {
+        PAIRS_HALF.source
+    }
 }
