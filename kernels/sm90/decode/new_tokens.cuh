@@ -61,7 +61,7 @@ public:
 
     // The first row of this thread's group, asked for before anything else.
     __device__ __forceinline__ Fetched fetch(const FolioPaddedDecodeParams &params, const Item &item) const {
-        const Rows all(params, item);
+        const Rows all(item);
         const Lane lane = lane_of(rope);
         Fetched fetched = {};
         const u32 number = threadIdx.x >> rope.log2_lanes;
@@ -130,6 +130,8 @@ public:
     }
 
 private:
+    typedef CacheType::Storage Stored;
+
     // The new keys that an item has. Lengths on a device may say anything: there is room for ROWS.
     struct NewKeys {
         i32 begin, end;
@@ -146,20 +148,20 @@ private:
     struct Rows {
         u32 queries, keys;
 
-        __device__ __forceinline__ Rows(const FolioPaddedDecodeParams &, const Item &item)
-            : queries(HEADS * item.num_rows) {
+        explicit __device__ __forceinline__ Rows(const Item &item) : queries(HEADS * item.num_rows) {
             const NewKeys of_item(item);
             keys = HEADS * static_cast<u32>(of_item.end - of_item.begin);
         }
         __device__ __forceinline__ u32 count() const { return queries + 2 * keys; }
     };
 
+    // One of them.
     struct Row {
         bool is_query, is_value, is_own;  // is_own: a query whose key the item has
         i64 token;
         u32 head;    // of queries, or of keys
         u32 at;      // in MadeRows
-        u32 number;  // of the new key
+        u32 number;  // among those of its kind and head
 
         __device__ __forceinline__ Row(const FolioPaddedDecodeParams &params, const Item &item, const Rows &all,
                                        u32 row) {
@@ -202,7 +204,7 @@ private:
     template <class Source>
     __device__ __forceinline__ void make_of(const FolioPaddedDecodeParams &params, const Item &item,
                                             const Fetched &first) const {
-        const Rows all(params, item);
+        const Rows all(item);
         Lane lane = lane_of(rope);
         Fetched fetched = first;
 #pragma unroll 1
@@ -243,8 +245,6 @@ private:
         store(out, lane, cached);
     }
 
-    typedef typename CacheType::Storage Stored;
-
     // As the cache has a row: values of 16 bits are not computed with.
     template <class Source>
     __device__ __forceinline__ RowPieces::Fetched<CacheType> as_cached(const RowPieces::Fetched<Source> &in,
@@ -276,8 +276,9 @@ private:
     static __device__ __forceinline__ RowPieces::Fetched<Source> of_type(const RowPieces::Fetched<f16> &row) {
         RowPieces::Fetched<Source> same;
 #pragma unroll
-        for (u32 half = 0; half < 2; half++)
+        for (u32 half = 0; half < 2; half++) {
             same.halves[half].elements.vectors[0] = row.halves[half].elements.vectors[0];
+        }
         return same;
     }
 
