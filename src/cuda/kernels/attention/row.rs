@@ -1,6 +1,5 @@
 //! A row of an attention kernel, what a problem asks of one, and how a family becomes rows.
 
-use super::sm90_decode::{new_tokens_bytes, takes_new_tokens};
 use crate::cuda::kernels::row::{Arch, Row, Sizes, defines, name, type_name};
 use crate::dtype::DType;
 
@@ -335,6 +334,32 @@ impl Variant {
             }
         }
     }
+}
+
+/// Shared memory of what a block makes of new tokens: padded queries, keys and values, and a word for each; in the kernel too.
+fn new_tokens_bytes(heads: u32, types: AttentionTypes, shape: Shape) -> u32 {
+    let dim = shape.head_dim_qk;
+    let of_row = 2 * dim + 16 + 2 * dim * types.kv.size() as u32;
+    shape.q_tile * (heads * of_row + 4)
+}
+
+/// Whether a source has the kernel that makes queries and keys of new tokens. No column is masked: problems have just these head
+/// dims. More than eight rows over fp8 are the warpgroup's; more of 256
+/// columns, and pairs of them over fp8, leave no shared memory.
+pub(super) fn takes_new_tokens(
+    scales: CacheScales,
+    products: Products,
+    types: AttentionTypes,
+    shape: Shape,
+) -> bool {
+    let most_rows = match (types.kv.is_fp8(), shape.head_dim_qk) {
+        (false, 64 | 128) => 16,
+        (true, 64 | 128) | (false, MOST_HEAD_DIM) => 8,
+        _ => 0,
+    };
+    (scales, products) == (CacheScales::Heads, Products::OfWarps)
+        && shape.q_tile <= most_rows
+        && shape.head_dim_qk == shape.head_dim_vo
 }
 
 /// Element types.

@@ -297,33 +297,7 @@ const fn by_tma(family: Family) -> Family {
     }
 }
 
-/// Shared memory of what a block makes of new tokens: padded queries, keys and values, and a word for each; in the kernel too.
-pub(super) fn new_tokens_bytes(heads: u32, types: AttentionTypes, shape: Shape) -> u32 {
-    let dim = shape.head_dim_qk;
-    let of_row = 2 * dim + 16 + 2 * dim * types.kv.size() as u32;
-    shape.q_tile * (heads * of_row + 4)
-}
-
-/// Whether a source has the kernel that makes queries and keys of new tokens. No column is masked: problems have just these head
-/// dims. More than eight rows over fp8 are the warpgroup's; more of 256
-/// columns, and pairs of them over fp8, leave no shared memory.
-pub(super) fn takes_new_tokens(
-    scales: CacheScales,
-    products: Products,
-    types: AttentionTypes,
-    shape: Shape,
-) -> bool {
-    let most_rows = match (types.kv.is_fp8(), shape.head_dim_qk) {
-        (false, 64 | 128) => 16,
-        (true, 64 | 128) | (false, MOST_HEAD_DIM) => 8,
-        _ => 0,
-    };
-    (scales, products) == (CacheScales::Heads, Products::OfWarps)
-        && shape.q_tile <= most_rows
-        && shape.head_dim_qk == shape.head_dim_vo
-}
-
-/// The kernels of a family that make queries and keys of new tokens, of those [`takes_new_tokens`] says so of. They are in
+/// The kernels of a family that make queries and keys of new tokens, of those `takes_new_tokens` says so of. They are in
 /// the images of the others.
 const fn with_new_tokens(family: Family, shapes: &'static [Shape]) -> Family {
     let Variant::Sm90Decode {
@@ -404,6 +378,7 @@ fn stored_bytes<const HEADS: u32, const QUERY_PARTS: u32, const BYTES_BESIDE: u3
 
 #[cfg(test)]
 mod tests {
+    use super::super::row::takes_new_tokens;
     use super::*;
 
     /// Where a source has the kernel for new tokens, there is a row for it, and nowhere else.
