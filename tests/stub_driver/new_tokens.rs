@@ -138,7 +138,7 @@ pub fn by_one_kernel() {
     assert_eq!(launched(half).0, [ONE]);
 }
 
-/// Queries in place, keys that are wanted elsewhere, another part of rows that is rotated, and masks in memory.
+/// Queries in place, keys that are wanted elsewhere, rotations that are no multiple of 16, and masks in memory.
 pub fn by_two_kernels() {
     for step in [
         Step { q_out: Q, ..STEP },
@@ -147,7 +147,7 @@ pub fn by_two_kernels() {
             ..STEP
         },
         Step {
-            rotary_dim: 96,
+            rotary_dim: 24,
             ..STEP
         },
         Step {
