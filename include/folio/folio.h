@@ -2517,7 +2517,8 @@ folio_status folio_rope_append(const folio_context *ctx,
  * caches of append. The planned lengths count the new tokens: row i of the batch is token i of append, and its key the one
  * that causal masking lets it see last. Its slot is where the planned page table has that key; a negative slot leaves the
  * cache as it is, and the run attends to what it holds. Whether tokens are computed and appended that no request of the batch
- * has, or for which its kv_len has no key, is not defined. On CUDA nothing checks slots in device memory: another key's slot is a race.
+ * has, or for which its kv_len has no key, is not defined. On CUDA nothing checks slots in device memory: another key's slot
+ * is a race.
  *
  * On Hopper one kernel does both, and a second where keys of a request are split, for: caches of float16, bfloat16 or fp8 in
  * pages of a multiple of 8 tokens; head_dim 64, 128 or 256 (fp8: 64 or 128), up to 16 packed rows for each KV head (fp8 and

@@ -11,17 +11,6 @@ namespace folio {
 // the first.
 constexpr u32 QUADS = 2, PIECE = QUADS * 4 * LANES;
 
-// The sum of one number of each lane up to this one.
-template <class T>
-__device__ __forceinline__ T sum_up_to_lane(T value) {
-#pragma unroll
-    for (u32 i = 1; i < LANES; i *= 2) {
-        const T other = __shfl_up_sync(FULL_WARP, value, i);
-        if (threadIdx.x % LANES >= i) value += other;
-    }
-    return value;
-}
-
 // The group of a block, and which of the group's blocks it is.
 struct Group {
     u32 group, part, parts;

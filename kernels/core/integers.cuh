@@ -54,6 +54,17 @@ __device__ __forceinline__ i64 warp_sum(i64 value) {
     return value;
 }
 
+// The sum of one number of each lane up to this one.
+template <class T>
+__device__ __forceinline__ T sum_up_to_lane(T value) {
+#pragma unroll
+    for (u32 i = 1; i < LANES; i *= 2) {
+        const T other = __shfl_up_sync(FULL_WARP, value, i);
+        if (threadIdx.x % LANES >= i) value += other;
+    }
+    return value;
+}
+
 // The sum of the values of the threads before, and that of all.
 struct BlockSums {
     i64 before, all;
@@ -62,12 +73,7 @@ struct BlockSums {
         __shared__ i64 of_warps[WARPS];
         static_assert(WARPS <= LANES, "a warp adds up the sums of all");
         const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-        i64 inclusive = value;
-#pragma unroll
-        for (u32 i = 1; i < LANES; i *= 2) {
-            const i64 other = __shfl_up_sync(FULL_WARP, inclusive, i);
-            if (lane >= i) inclusive += other;
-        }
+        const i64 inclusive = sum_up_to_lane(value);
         __syncthreads();  // nobody reads the sums of a call before any more
         if (lane == LANES - 1) of_warps[warp] = inclusive;
         __syncthreads();

@@ -5,13 +5,6 @@
 
 namespace folio {
 
-// Rotates a pair. Products and sums are rounded one by one, as on the CPU.
-__device__ __forceinline__ void turn(float &x, float &y, float cos, float sin) {
-    const float a = x, b = y;
-    x = __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
-    y = __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
-}
-
 // Cosines and sines of eight pairs.
 struct PairAngles {
     float cos[VECTOR], sin[VECTOR];
@@ -96,6 +89,14 @@ struct RowPieces {
                 turn(x[0][i], x[1][i], angles.cos[i], angles.sin[i]);
             }
         }
+    }
+
+private:
+    // Products and sums are rounded one by one, as on the CPU.
+    static __device__ __forceinline__ void turn(float &x, float &y, float cos, float sin) {
+        const float a = x, b = y;
+        x = __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
+        y = __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
     }
 };
 

@@ -26,20 +26,16 @@ __device__ __forceinline__ i64 place_of_angles(const FolioRopeAppendParams &p, i
     return max(min(position, p.max_position - 1), 0ll) * p.cos_sin_stride + first;
 }
 
-// The angle of one pair.
-__device__ __forceinline__ void compute_angle(const FolioRopeAppendParams &p, i64 position, u32 pair, float &cos,
-                                              float &sin) {
-    // Modulo 2^64, which is one turn. Half turns from -1 to 1:
-    const u64 turns = static_cast<u64>(position) * p.turns[min(pair, FOLIO_MOST_PAIRS - 1u)];
-    const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
-    sincospif(halves, &sin, &cos);
-}
-
 // Of pairs from `first` on.
 __device__ __forceinline__ void compute_angles(const FolioRopeAppendParams &p, i64 position, u32 first,
                                                PairAngles &angles) {
 #pragma unroll
-    for (u32 i = 0; i < VECTOR; i++) compute_angle(p, position, first + i, angles.cos[i], angles.sin[i]);
+    for (u32 i = 0; i < VECTOR; i++) {
+        // Modulo 2^64, which is one turn. Half turns from -1 to 1:
+        const u64 turns = static_cast<u64>(position) * p.turns[min(first + i, FOLIO_MOST_PAIRS - 1u)];
+        const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
+        sincospif(halves, &angles.sin[i], &angles.cos[i]);
+    }
 }
 
 __device__ __forceinline__ Lane lane_of(const FolioRopeAppendParams &p) {

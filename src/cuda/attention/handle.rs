@@ -1,6 +1,7 @@
 //! The attention handle on a device: plans go to the workspace by one copy, or by one kernel where the
 //! lengths are on the device; a run is one kernel, a second where rows were split, one before them each where it has scales
-//! that have to be folded or items that become a mask, and one after them where its lse has to be rounded.
+//! that have to be folded, items that become a mask or new tokens that its kernel cannot append, and one after them where its
+//! lse has to be rounded.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -432,15 +433,8 @@ impl Attention for CudaAttention {
         args: &Checked<AttentionArgs>,
         stream: Stream,
     ) -> Result<()> {
-        let append = Some(append);
-        self.enqueue(
-            &Around {
-                append,
-                ..Around::default()
-            },
-            args,
-            stream,
-        )
+        let (append, last) = (Some(append), None);
+        self.enqueue(&Around { append, last }, args, stream)
     }
 }
 
@@ -507,14 +501,15 @@ impl CudaAttention {
         };
         // Before the lock: it may log, and the host's sink may do anything.
         let kernel = self.candidates.pick(&run);
+        let tokens = around.append.map(|append| append.args);
+        let new_tokens = tokens.and_then(|tokens| kernel.new_tokens(&run, tokens));
+        run.new_tokens = new_tokens.as_ref();
         let _enqueuing = self
             .enqueuing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        match around.append {
-            Some(append) if kernel.appends(&run, append.args) => run.new_tokens = Some(append.args),
-            Some(append) => append.enqueue(stream)?,
-            None => {}
+        if let (None, Some(append)) = (&new_tokens, around.append) {
+            append.enqueue(stream)?;
         }
         if let Some(folded) = folded {
             self.fold_scales.launch(&current, &folded, stream)?;

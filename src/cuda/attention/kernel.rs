@@ -10,6 +10,7 @@ use crate::cuda::kernels::attention::{
     self, AttentionQuery, AttentionRow, AttentionTypes, Phase, STORED,
 };
 use crate::cuda::params::AttentionParams;
+use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, Checked, RopeAppendArgs, Tiling};
 use crate::tensor::Tensor;
@@ -37,9 +38,9 @@ pub struct Run<'a> {
     pub starts_in_blocks: bool,
     /// Address of the memory that kernels asked for ([`AttentionKernel::scratch_bytes`]).
     pub scratch: u64,
-    /// What the kernel makes queries and keys of, and appends; only for one that [`AttentionKernel::appends`]. Otherwise
-    /// tokens are in the cache.
-    pub new_tokens: Option<&'a RopeAppendArgs>,
+    /// Tokens that the kernel is to make and append: what [`AttentionKernel::new_tokens`] said. Otherwise tokens are in the
+    /// cache.
+    pub new_tokens: Option<&'a RopeAppendParams>,
 }
 
 /// What a launch reads in place of the run's own tensors.
@@ -83,9 +84,9 @@ pub trait AttentionKernel: Send + Sync {
         0
     }
 
-    /// Whether a launch of the run can append these tokens before it attends to them.
-    fn appends(&self, _run: &Run<'_>, _tokens: &RopeAppendArgs) -> bool {
-        false
+    /// What a launch of the run needs to append these tokens before it attends to them; `None` where it cannot.
+    fn new_tokens(&self, _run: &Run<'_>, _tokens: &RopeAppendArgs) -> Option<RopeAppendParams> {
+        None
     }
 
     /// Enqueues the kernel.

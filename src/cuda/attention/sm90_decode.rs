@@ -282,9 +282,11 @@ impl AttentionKernel for Sm90Decode {
         &self.row.row.name
     }
 
-    fn appends(&self, run: &Run<'_>, tokens: &RopeAppendArgs) -> bool {
-        self.with_new_tokens.is_some()
-            && rope_params(tokens).is_ok_and(|rope| makes_tokens(run, tokens, &rope))
+    fn new_tokens(&self, run: &Run<'_>, tokens: &RopeAppendArgs) -> Option<RopeAppendParams> {
+        self.with_new_tokens.as_ref()?;
+        // What the operator refuses, it refuses itself.
+        let rope = rope_params(tokens).ok()?;
+        makes_tokens(run, tokens, &rope).then_some(rope)
     }
 
     fn tiling(&self) -> Tiling {
@@ -391,8 +393,8 @@ impl AttentionKernel for Sm90Decode {
         // has room for the grid.
         unsafe {
             match (run.new_tokens, &self.with_new_tokens, self.scales) {
-                (Some(tokens), Some(function), _) => {
-                    launch.enqueue(current, function, &new_tokens(tokens, params)?, maps)
+                (Some(rope), Some(function), _) => {
+                    launch.enqueue(current, function, &new_tokens(rope, params), maps)
                 }
                 (_, _, CacheScales::Heads) => {
                     launch.enqueue(current, &self.function, &params, maps)
@@ -413,13 +415,15 @@ impl Sm90Decode {
     }
 }
 
-/// The parameters of a run that makes queries and keys of these tokens, and reads queries where they come from.
-fn new_tokens(tokens: &RopeAppendArgs, mut decode: DecodeParams) -> Result<NewTokensParams> {
-    let rope = rope_params(tokens)?;
+/// The parameters of a run that makes queries and keys of new tokens, and reads queries where they come from.
+fn new_tokens(rope: &RopeAppendParams, mut decode: DecodeParams) -> NewTokensParams {
     decode.attention.q = rope.q;
     let rows = u32::try_from(rope.num_q_rows).unwrap_or(u32::MAX);
     decode.attention.num_tokens = decode.attention.num_tokens.min(rows);
-    Ok(NewTokensParams { decode, rope })
+    NewTokensParams {
+        decode,
+        rope: *rope,
+    }
 }
 
 /// What the scales cover of a form that there are rows for.
@@ -509,32 +513,18 @@ fn heads(row: &AttentionRow, wanted: KeySource, of: CacheScales) -> Option<u32> 
 
 /// The row in the same image that makes queries and keys of new tokens; it masks no columns.
 fn with_new_tokens(row: &AttentionRow, desc: &AttentionDesc) -> Option<&'static AttentionRow> {
-    let dims = (desc.head_dim_qk, desc.head_dim_vo);
-    let Variant::Sm90Decode {
-        keys,
-        heads,
-        scales,
-        products,
-        ..
-    } = row.variant
-    else {
-        return None;
-    };
-    let variant = Variant::Sm90Decode {
-        keys,
-        heads,
-        scales,
-        products,
-        tokens: Tokens::New,
-    };
-    rows().iter().find(|other| {
-        (other.variant, other.types, other.shape) == (variant, row.types, row.shape)
-            && dims == (row.shape.head_dim_qk, row.shape.head_dim_vo)
-    })
+    let wanted = (row.variant.with_new_tokens(), row.types, row.shape);
+    let is_whole =
+        (desc.head_dim_qk, desc.head_dim_vo) == (row.shape.head_dim_qk, row.shape.head_dim_vo);
+    let found = rows()
+        .iter()
+        .find(|row| (row.variant, row.types, row.shape) == wanted);
+    found.filter(|_| is_whole)
 }
 
-/// Whether the kernel can make such queries and keys: rows that move in pieces of 16 bytes. Queries stay as they are while blocks read them, so they go elsewhere; and
-/// every new key is in the tiles of some block, which only masks in memory could hide.
+/// Whether the kernel can make such queries and keys: rows that move in pieces of 16 bytes. Queries stay as they are while
+/// blocks read them, so they go elsewhere; and every new key is in the tiles of some block, which only masks in memory could
+/// hide.
 fn makes_tokens(run: &Run<'_>, tokens: &RopeAppendArgs, rope: &RopeAppendParams) -> bool {
     let (Some(q), Some(q_out)) = (tokens.q, tokens.q_out) else {
         return false;

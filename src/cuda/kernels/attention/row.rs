@@ -219,6 +219,26 @@ impl Logits {
 pub const MOST_SOFT_CAP: f32 = 64.0;
 
 impl Variant {
+    /// The variant of the same source that makes new tokens; itself where there is none such.
+    pub const fn with_new_tokens(self) -> Variant {
+        match self {
+            Variant::Sm90Decode {
+                keys,
+                heads,
+                scales,
+                products,
+                ..
+            } => Variant::Sm90Decode {
+                keys,
+                heads,
+                scales,
+                products,
+                tokens: Tokens::New,
+            },
+            other => other,
+        }
+    }
+
     /// Whether a row of the variant, compiled for these types, takes queries of another. Those in fp8 become fp16, which
     /// holds every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.)
     /// Hopper's decode over elements of 8 bits or less divides rows of queries in bf16 so that fp16 holds them.
