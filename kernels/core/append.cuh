@@ -1,8 +1,7 @@
 // How tokens go to a paged cache: where a slot is, and the pieces in which rows move there.
 #pragma once
-#include "core/elements.cuh"
+#include "core/cache_rounding.cuh"
 #include "core/paged.cuh"
-#include "core/softmax.cuh"
 
 namespace folio {
 
@@ -22,11 +21,6 @@ __device__ __forceinline__ CacheSlot place(const FolioAppendParams &p, i64 index
         return {page, static_cast<u32>(index) - page * p.page_size.divisor};
     }
     return {index / p.page_size.divisor, static_cast<u32>(index % p.page_size.divisor)};
-}
-
-// What a head's values are divided by.
-__device__ __forceinline__ float cache_divisor(const FolioAppendTensor &t, u32 head) {
-    return t.scale * head_scale(t.scales, t.scales_stride, head);
 }
 
 // The place of a piece of N elements within a row of heads.
@@ -53,18 +47,27 @@ struct AppendPiece {
         return in;
     }
 
+    // As they are, or as the head's rounding has them.
     __device__ __forceinline__ void store(const FolioAppendTensor &t, const CacheSlot &slot,
-                                          const Elements<N, Source> &in) const {
-        Elements<N, Cached> out;
-        if constexpr (Cached::IS_FP8) {
-            const float divisor = cache_divisor(t, head);
+                                          const Elements<N, Source> &in, const CacheRounding<Cached> &rounding) const {
+        rounded(in, rounding).store(Cache::row(t.cache, slot.page, slot.token, head) + d);
+    }
+
+private:
+    static __device__ __forceinline__ Elements<N, Cached> rounded(const Elements<N, Source> &in,
+                                                                  const CacheRounding<Cached> &rounding) {
+        if constexpr (!Cached::IS_FP8) {
+            return in;
+        } else if constexpr (N == VECTOR) {
+            float x[VECTOR];
 #pragma unroll
-            for (u32 i = 0; i < N; i++) out.x[i] = Cached::store(Source::load(in.x[i]) / divisor);
+            for (u32 i = 0; i < VECTOR; i++) x[i] = Source::load(in.x[i]);
+            return rounding.vector(x);
         } else {
-#pragma unroll
-            for (u32 i = 0; i < N; i++) out.x[i] = in.x[i];
+            Elements<N, Cached> out;
+            out.x[0] = rounding.element(Source::load(in.x[0]));
+            return out;
         }
-        out.store(Cache::row(t.cache, slot.page, slot.token, head) + d);
     }
 };
 

@@ -10,9 +10,16 @@ struct PairAngles {
     float cos[VECTOR], sin[VECTOR];
 };
 
-// Cosines or sines of up to eight pairs. All heads of a token read them, so they stay in L1.
+// Rotates a pair. Products and sums are rounded one by one, as on the CPU.
+__device__ __forceinline__ void turn(float &x, float &y, float cos, float sin) {
+    const float a = x, b = y;
+    x = __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
+    y = __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
+}
+
+// Up to eight cosines, sines or weights. All heads of a token read them, so they stay in L1.
 template <class T>
-__device__ __forceinline__ void load_angles(float (&angles)[VECTOR], const typename T::Storage *row, u32 count,
+__device__ __forceinline__ void load_shared(float (&numbers)[VECTOR], const typename T::Storage *row, u32 count,
                                             bool vectors) {
     Elements<VECTOR, T> in;
     if (vectors) {
@@ -22,7 +29,7 @@ __device__ __forceinline__ void load_angles(float (&angles)[VECTOR], const typen
 #pragma unroll
     for (u32 i = 0; i < VECTOR; i++) {
         if (!vectors) in.x[i] = i < count ? row[i] : row[0];
-        angles[i] = T::load(in.x[i]);
+        numbers[i] = T::load(in.x[i]);
     }
 }
 
@@ -89,14 +96,6 @@ struct RowPieces {
                 turn(x[0][i], x[1][i], angles.cos[i], angles.sin[i]);
             }
         }
-    }
-
-private:
-    // Products and sums are rounded one by one, as on the CPU.
-    static __device__ __forceinline__ void turn(float &x, float &y, float cos, float sin) {
-        const float a = x, b = y;
-        x = __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
-        y = __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
     }
 };
 

@@ -26,15 +26,21 @@ __device__ __forceinline__ i64 place_of_angles(const FolioRopeAppendParams &p, i
     return max(min(position, p.max_position - 1), 0ll) * p.cos_sin_stride + first;
 }
 
+// Without a table.
+__device__ __forceinline__ void compute_angle(const FolioRopeAppendParams &p, i64 position, u32 pair, float &cos,
+                                              float &sin) {
+    // Modulo 2^64, which is one turn. Half turns from -1 to 1:
+    const u64 turns = static_cast<u64>(position) * p.turns[pair];
+    const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
+    sincospif(halves, &sin, &cos);
+}
+
 // Of pairs from `first` on.
 __device__ __forceinline__ void compute_angles(const FolioRopeAppendParams &p, i64 position, u32 first,
                                                PairAngles &angles) {
 #pragma unroll
     for (u32 i = 0; i < VECTOR; i++) {
-        // Modulo 2^64, which is one turn. Half turns from -1 to 1:
-        const u64 turns = static_cast<u64>(position) * p.turns[min(first + i, FOLIO_MOST_PAIRS - 1u)];
-        const float halves = static_cast<float>(static_cast<i32>(turns >> 32)) * (1.0f / 2147483648.0f);
-        sincospif(halves, &angles.sin[i], &angles.cos[i]);
+        compute_angle(p, position, min(first + i, FOLIO_MOST_PAIRS - 1u), angles.cos[i], angles.sin[i]);
     }
 }
 
@@ -65,41 +71,44 @@ template <class T>
 __device__ __forceinline__ void scale_by(RowPieces &pieces, float factor, const void *weight, bool vectors) {
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
-        const u32 count = pieces.count[half];
-        Piece<T> weights;
-        weights.load(static_cast<const typename T::Storage *>(weight) + pieces.begin[half], count,
-                     vectors && count > 0);
+        float weights[VECTOR];
+        if (pieces.count[half] == 0) continue;
+        load_shared<T>(weights, static_cast<const typename T::Storage *>(weight) + pieces.begin[half],
+                       pieces.count[half], vectors);
 #pragma unroll
         for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights[i];
     }
 }
 
+// What RMS norm multiplies by, of the squares that a lane of the group has.
+__device__ __forceinline__ float norm_factor(const FolioRopeAppendParams &p, float squares, u32 lanes_of_row, u32 group) {
+    for (u32 lanes = lanes_of_row / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(group, squares, lanes);
+    return __frsqrt_rn(squares / static_cast<float>(p.append.k.head_dim) + p.rms_norm_eps);
+}
+
 // RMS norm. Lanes without elements have zeros.
 template <class Source>
-__device__ __forceinline__ void normalise(const FolioRopeAppendParams &p, Lane &lane, const void *weight, u32 dtype) {
+__device__ __forceinline__ void normalise(const FolioRopeAppendParams &p, Lane &lane, const void *weight, u32 dtype,
+                                          bool vectors) {
     float squares = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < VECTOR; i++) {
         squares += lane.pieces.x[0][i] * lane.pieces.x[0][i] + lane.pieces.x[1][i] * lane.pieces.x[1][i];
     }
-    for (u32 lanes = lane.count / 2; lanes > 0; lanes /= 2) {
-        squares += __shfl_xor_sync(lane.group, squares, lanes);
-    }
-    const float factor = __frsqrt_rn(squares / static_cast<float>(p.append.k.head_dim) + p.rms_norm_eps);
+    const float factor = norm_factor(p, squares, lane.count, lane.group);
     if (dtype == FOLIO_F32) {
-        scale_by<f32>(lane.pieces, factor, weight, p.vectors);
+        scale_by<f32>(lane.pieces, factor, weight, vectors);
     } else {
-        scale_by<Source>(lane.pieces, factor, weight, p.vectors);
+        scale_by<Source>(lane.pieces, factor, weight, vectors);
     }
 }
 
-// A row, normalised and rotated, in the lanes of its group. All of it is read before any of it is written, where the
-// norm needs it, and otherwise what a lane writes is what it has read.
+// A row that its lanes have taken, normalised and rotated. All of it is read before any of it is written, where the norm
+// needs it, and otherwise what a lane writes is what it has read.
 template <class Source>
-__device__ __forceinline__ void compute_row(const FolioRopeAppendParams &p, Lane &lane,
-                                            const RowPieces::Fetched<Source> &row, const void *weight, u32 dtype) {
-    lane.pieces.take(row);
-    if (weight) normalise<Source>(p, lane, weight, dtype);
+__device__ __forceinline__ void compute_row(const FolioRopeAppendParams &p, Lane &lane, const void *weight, u32 dtype,
+                                            bool vectors) {
+    if (weight) normalise<Source>(p, lane, weight, dtype, vectors);
     if (lane.is_rotated) lane.pieces.rotate(lane.angles, p.is_interleaved);
 }
 

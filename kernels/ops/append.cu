@@ -18,8 +18,8 @@ __device__ __forceinline__ void append_token(const FolioAppendParams &p, i64 tok
         if (i < v_pieces) value = v.load(p.v, token);
         if (index < 0 || index >= p.num_slots) return;
         const CacheSlot slot = place(p, index);
-        if (i < k_pieces) k.store(p.k, slot, key);
-        if (i < v_pieces) v.store(p.v, slot, value);
+        if (i < k_pieces) k.store(p.k, slot, key, CacheRounding<FOLIO_KV>(p.k, k.head));
+        if (i < v_pieces) v.store(p.v, slot, value, CacheRounding<FOLIO_KV>(p.v, v.head));
     }
 }
 

@@ -34,8 +34,8 @@ template <class T>
 __device__ __forceinline__ void read_angles(const FolioRopeAppendParams &p, i64 position, Lane &lane) {
     const u32 first = VECTOR * lane.index, count = min(VECTOR, p.rotary_dim / 2 - first);
     const i64 at = place_of_angles(p, position, first);
-    load_angles<T>(lane.angles.cos, static_cast<const typename T::Storage *>(p.cos) + at, count, p.vectors);
-    load_angles<T>(lane.angles.sin, static_cast<const typename T::Storage *>(p.sin) + at, count, p.vectors);
+    load_shared<T>(lane.angles.cos, static_cast<const typename T::Storage *>(p.cos) + at, count, p.vectors);
+    load_shared<T>(lane.angles.sin, static_cast<const typename T::Storage *>(p.sin) + at, count, p.vectors);
 }
 
 __device__ __forceinline__ void find_angles(const FolioRopeAppendParams &p, i64 position, Lane &lane) {
@@ -62,8 +62,8 @@ struct Rotated {
 template <class Source>
 __device__ __forceinline__ void rotate_row_of(const FolioRopeAppendParams &p, const Rotated &of, i64 token, u32 head,
                                               Lane &lane, float *kept) {
-    const auto in = lane.pieces.fetched<Source>(row_of<Source>(of.rows, token, head), p.vectors);
-    compute_row<Source>(p, lane, in, of.weight, of.weight_dtype);
+    lane.pieces.load<Source>(row_of<Source>(of.rows, token, head), p.vectors);
+    compute_row<Source>(p, lane, of.weight, of.weight_dtype, p.vectors);
     if (of.out.data) store_row<Source>(lane.pieces, row_of<Source>(of.out, token, head), p.vectors);
     if (!kept) return;
     __syncwarp(lane.group);  // the key before was read

@@ -16,7 +16,7 @@ struct FolioRopeAppendParams {
     folio_i64 cos_sin_stride, max_position;
     const void *positions, *offsets;  // offsets: or null
     folio_i64 num_q_rows;
-    FolioDivisor blocks_of_token;
+    FolioDivisor units_of_token;  // what warps have of one: see the kernel
     folio_u32 log2_lanes;  // threads that share a row: 1 for each 16 elements, and a power of two up to 32
     folio_u32 num_q_heads, rotary_dim;
     folio_u32 position_bytes, offset_bytes;

@@ -5,7 +5,7 @@
 #include "params/rope_append.h"
 #include "params/stored.h"
 
-// kernels/ops/rope_append_stored.cu. Caches and scales of `rope.append` are not used, nor are rope.blocks_of_token.
+// kernels/ops/rope_append_stored.cu. Caches and scales of `rope.append` are not used, nor are rope.units_of_token.
 struct FolioStoredRopeAppendParams {
     FolioRopeAppendParams rope;
     FolioStored cache;

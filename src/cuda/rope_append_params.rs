@@ -22,7 +22,7 @@ pub struct RopeAppendParams {
     pub positions: u64,
     pub offsets: u64,
     pub num_q_rows: i64,
-    pub blocks_of_token: Divisor,
+    pub units_of_token: Divisor,
     pub log2_lanes: u32,
     pub num_q_heads: u32,
     pub rotary_dim: u32,

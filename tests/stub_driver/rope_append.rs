@@ -95,13 +95,13 @@ pub fn launch() {
             (launched.len(), launched[0].name()),
             (1, "folio_rope_append")
         );
-        // 12 rows of 8 threads each, of three tokens.
+        // Of each of three tokens two warps have queries, one keys and one values.
         assert_eq!(
             (launched[0].grid, launched[0].block),
             ([3, 1, 1], [128, 1, 1])
         );
         let p: RopeAppendParams = launched[0].params();
-        assert_eq!((p.log2_lanes, p.blocks_of_token.divisor), (3, 1));
+        assert_eq!((p.log2_lanes, p.units_of_token.divisor), (3, 4));
         assert_eq!(
             (p.q.data, p.q.stride_token, p.q.stride_head),
             (Q as u64, FUSED, 128)
@@ -193,16 +193,18 @@ pub fn angles() {
     );
 }
 
-/// Few tokens are dealt to several CTAs each, and many are not.
+/// Warps for all units of a token, and for as many whole tokens as multiprocessors have room for.
 pub fn grids() {
     let recorder = recorder();
     let context = context();
     // Five CTAs on each of 132 multiprocessors.
-    for (tokens, heads, blocks, grid) in [
-        (1i64, 32i64, 3u32, 3),
-        (660, 32, 1, 660),
-        (300, 64, 3, 900),
-        (8192, 128, 1, 660),
+    for (tokens, heads, units, grid) in [
+        (1i64, 32i64, 12u32, 3),
+        (219, 32, 12, 657),
+        (660, 32, 12, 660),
+        (300, 64, 20, 660),
+        (8192, 128, 36, 657),
+        (5, 16384, 4100, 1025),
     ] {
         let rows = |address, heads| at(address, DType::BF16, &[tokens, heads, 128], None);
         let args = RopeAppendArgs {
@@ -236,7 +238,7 @@ pub fn grids() {
         let launched = recorder.launches();
         assert_eq!(launched[0].grid, [grid, 1, 1]);
         let p: RopeAppendParams = launched[0].params();
-        assert_eq!(p.blocks_of_token.divisor, blocks);
+        assert_eq!(p.units_of_token.divisor, units);
         assert_eq!((p.rotary_dim, p.positions, p.cos), (0, 0, 0));
     }
 }

@@ -222,12 +222,12 @@ private:
     template <class Source>
     __device__ __forceinline__ void make_row(const Row &row, const Fetched &fetched, Lane &lane) const {
         const RowPieces::Fetched<Source> in = of_type<Source>(fetched.row);
-        if (row.is_value) {
-            lane.pieces.take(in);
-        } else {
+        lane.pieces.take(in);
+        if (!row.is_value) {
             lane.angles = fetched.angles;
             const void *const weight = row.is_query ? rope.q_weight : rope.k_weight;
-            compute_row<Source>(rope, lane, in, weight, row.is_query ? rope.q_weight_dtype : rope.k_weight_dtype);
+            const u32 dtype = row.is_query ? rope.q_weight_dtype : rope.k_weight_dtype;
+            compute_row<Source>(rope, lane, weight, dtype, true);
         }
         if (row.is_query) {
             store_row<Source>(lane.pieces, reinterpret_cast<u16 *>(rows.queries[row.at]), true);
@@ -284,8 +284,8 @@ private:
 
     template <class T>
     __device__ __forceinline__ void load(i64 at, PairAngles &angles) const {
-        load_angles<T>(angles.cos, static_cast<const typename T::Storage *>(rope.cos) + at, VECTOR, true);
-        load_angles<T>(angles.sin, static_cast<const typename T::Storage *>(rope.sin) + at, VECTOR, true);
+        load_shared<T>(angles.cos, static_cast<const typename T::Storage *>(rope.cos) + at, VECTOR, true);
+        load_shared<T>(angles.sin, static_cast<const typename T::Storage *>(rope.sin) + at, VECTOR, true);
     }
 
     const FolioRopeAppendParams &rope;

@@ -29,9 +29,14 @@ const MOST_LANES: u32 = 32;
 /// The lanes that have a block of NVFP4.
 const LEAST_LANES_OF_STORED: u32 = CacheFormat::NVFP4_BLOCK / VECTOR;
 
-/// CTAs of every multiprocessor, `BLOCKS` of the kernel: of fewer tokens the rows are dealt to several, and of more each CTA
-/// takes some in turn.
+/// CTAs of every multiprocessor, `BLOCKS` of the kernel. Warps of more would take tokens in turn.
 const BLOCKS_OF_MULTIPROCESSOR: u64 = 5;
+
+/// Threads of a warp.
+const WARP: u32 = 32;
+
+/// Pieces of a token's values that a thread has.
+const PIECES_OF_LANE: u32 = 2;
 
 /// The operator on one device.
 #[derive(Debug)]
@@ -79,14 +84,9 @@ impl RopeAppend {
             let found = loader.find(found, || ROPE_APPEND.unsupported(types, cc));
             found.map(Kernel::new)
         })?;
-        let tokens = args.num_rows() as u64;
-        let groups = kernel.threads() >> params.log2_lanes;
-        let rows = params.num_q_heads + 2 * params.append.num_kv_heads;
-        let wanted = u64::from(self.sm_count) * BLOCKS_OF_MULTIPROCESSOR;
-        let blocks = wanted.div_ceil(tokens.max(1));
-        let blocks = blocks.clamp(1, u64::from(rows.div_ceil(groups).max(1)));
-        params.blocks_of_token = Divisor::new(blocks as u32);
-        let blocks = blocks_of("q", tokens.min(wanted) * blocks)?;
+        let units = units_of_token(&params);
+        params.units_of_token = Divisor::new(units);
+        let blocks = blocks_of("q", blocks(args.num_rows() as u64, units.into(), kernel.threads(), self.sm_count))?;
         // SAFETY: the kernel takes a `FolioRopeAppendParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
         unsafe { kernel.enqueue(&current, &params, blocks, stream) }
@@ -112,7 +112,7 @@ fn stored_params(args: &RopeAppendArgs) -> Result<StoredRopeAppendParams> {
     })
 }
 
-/// All but how many CTAs share a token.
+/// All but how many warps share a token.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for rows that a warp does not hold.
@@ -151,7 +151,7 @@ pub fn params(args: &RopeAppendArgs) -> Result<RopeAppendParams> {
         positions: address(positions),
         offsets: address(offsets),
         num_q_rows: args.q.map_or(0, |q| q.extent(0)),
-        blocks_of_token: Divisor::new(1),
+        units_of_token: Divisor::new(1),
         log2_lanes: lanes(rotary_dim, dim)?.ilog2(),
         num_q_heads: num_q_heads as u32,
         rotary_dim,
@@ -168,6 +168,22 @@ pub fn params(args: &RopeAppendArgs) -> Result<RopeAppendParams> {
             _ => [0; MOST_PAIRS],
         },
     })
+}
+
+/// Warps that a token has work for, as the kernel deals it: of queries, of keys and of values.
+fn units_of_token(params: &RopeAppendParams) -> u32 {
+    let rows = WARP >> params.log2_lanes;
+    let heads = params.append.num_kv_heads;
+    let pieces = heads * params.append.v.pieces.divisor;
+    params.num_q_heads.div_ceil(rows) + heads.div_ceil(rows) + pieces.div_ceil(WARP * PIECES_OF_LANE)
+}
+
+/// CTAs of a launch: as many whole tokens at a time as multiprocessors have room for, but at least one.
+fn blocks(tokens: u64, units: u64, threads: u32, sm_count: u32) -> u64 {
+    let warps = u64::from(threads / WARP);
+    let room = u64::from(sm_count) * BLOCKS_OF_MULTIPROCESSOR * warps;
+    let at_once = tokens.min((room / units).max(1));
+    (at_once * units).div_ceil(warps)
 }
 
 /// Threads of a group: rotated elements and others have threads of their own.
