@@ -87,14 +87,23 @@ struct RowPieces {
     }
 
     __device__ __forceinline__ void rotate(const PairAngles &angles, bool interleaved) {
+        if (interleaved) {
+            rotate_as<true>(angles);
+        } else {
+            rotate_as<false>(angles);
+        }
+    }
+
+private:
+    // One branch for all pairs.
+    template <bool INTERLEAVED>
+    __device__ __forceinline__ void rotate_as(const PairAngles &angles) {
 #pragma unroll
         for (u32 i = 0; i < VECTOR; i++) {
-            if (interleaved) {
-                const u32 at = 2 * i % VECTOR;
-                turn(x[2 * i / VECTOR][at], x[2 * i / VECTOR][at + 1], angles.cos[i], angles.sin[i]);
-            } else {
-                turn(x[0][i], x[1][i], angles.cos[i], angles.sin[i]);
-            }
+            const u32 at = 2 * i % VECTOR;
+            float &a = INTERLEAVED ? x[2 * i / VECTOR][at] : x[0][i];
+            float &b = INTERLEAVED ? x[2 * i / VECTOR][at + 1] : x[1][i];
+            turn(a, b, angles.cos[i], angles.sin[i]);
         }
     }
 };

@@ -95,13 +95,13 @@ pub fn launch() {
             (launched.len(), launched[0].name()),
             (1, "folio_rope_append")
         );
-        // Of each of three tokens two warps have queries, one keys and one values.
+        // Of each of three tokens one warp has queries, one keys and one values.
         assert_eq!(
             (launched[0].grid, launched[0].block),
             ([3, 1, 1], [128, 1, 1])
         );
         let p: RopeAppendParams = launched[0].params();
-        assert_eq!((p.log2_lanes, p.units_of_token.divisor), (3, 4));
+        assert_eq!((p.log2_lanes, p.units_of_token.divisor), (3, 3));
         assert_eq!(
             (p.q.data, p.q.stride_token, p.q.stride_head),
             (Q as u64, FUSED, 128)
@@ -197,14 +197,14 @@ pub fn angles() {
 pub fn grids() {
     let recorder = recorder();
     let context = context();
-    // Five CTAs on each of 132 multiprocessors.
+    // Four CTAs of four warps on each of 132 multiprocessors.
     for (tokens, heads, units, grid) in [
-        (1i64, 32i64, 12u32, 3),
-        (219, 32, 12, 657),
-        (660, 32, 12, 660),
-        (300, 64, 20, 660),
-        (8192, 128, 36, 657),
-        (5, 16384, 4100, 1025),
+        (1i64, 32i64, 6u32, 2),
+        (351, 32, 6, 527),
+        (660, 32, 6, 528),
+        (300, 64, 10, 528),
+        (8192, 128, 18, 527),
+        (5, 16384, 2050, 513),
     ] {
         let rows = |address, heads| at(address, DType::BF16, &[tokens, heads, 128], None);
         let args = RopeAppendArgs {

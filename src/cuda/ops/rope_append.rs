@@ -16,6 +16,7 @@ use crate::cuda::kernels::keyless::ROPE_APPEND_STORED;
 use crate::cuda::params::{Divisor, Rows, address, count, dtype_code};
 use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::cuda::stored_params::{Stored, StoredRopeAppendParams};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{Angles, CacheForm, CacheFormat, Checked, MOST_PAIRS, RopeAppendArgs};
 use crate::tensor::Tensor;
@@ -30,13 +31,13 @@ const MOST_LANES: u32 = 32;
 const LEAST_LANES_OF_STORED: u32 = CacheFormat::NVFP4_BLOCK / VECTOR;
 
 /// CTAs of every multiprocessor, `BLOCKS` of the kernel. Warps of more would take tokens in turn.
-const BLOCKS_OF_MULTIPROCESSOR: u64 = 5;
+const BLOCKS_OF_MULTIPROCESSOR: u64 = 4;
 
 /// Threads of a warp.
 const WARP: u32 = 32;
 
-/// Pieces of a token's values that a thread has.
-const PIECES_OF_LANE: u32 = 2;
+/// Bytes that a thread has of a token.
+const BYTES_OF_LANE: u32 = 64;
 
 /// The operator on one device.
 #[derive(Debug)]
@@ -84,9 +85,17 @@ impl RopeAppend {
             let found = loader.find(found, || ROPE_APPEND.unsupported(types, cc));
             found.map(Kernel::new)
         })?;
-        let units = units_of_token(&params);
+        let units = units_of_token(&params, types.source);
         params.units_of_token = Divisor::new(units);
-        let blocks = blocks_of("q", blocks(args.num_rows() as u64, units.into(), kernel.threads(), self.sm_count))?;
+        let blocks = blocks_of(
+            "q",
+            blocks(
+                args.num_rows() as u64,
+                units.into(),
+                kernel.threads(),
+                self.sm_count,
+            ),
+        )?;
         // SAFETY: the kernel takes a `FolioRopeAppendParams`; the addresses are the caller's tensors, whose extents
         // `api` checked.
         unsafe { kernel.enqueue(&current, &params, blocks, stream) }
@@ -171,11 +180,12 @@ pub fn params(args: &RopeAppendArgs) -> Result<RopeAppendParams> {
 }
 
 /// Warps that a token has work for, as the kernel deals it: of queries, of keys and of values.
-fn units_of_token(params: &RopeAppendParams) -> u32 {
-    let rows = WARP >> params.log2_lanes;
+fn units_of_token(params: &RopeAppendParams, source: DType) -> u32 {
+    let pieces = BYTES_OF_LANE / (VECTOR * source.size() as u32);
+    let rows = pieces / 2 * (WARP >> params.log2_lanes);
     let heads = params.append.num_kv_heads;
-    let pieces = heads * params.append.v.pieces.divisor;
-    params.num_q_heads.div_ceil(rows) + heads.div_ceil(rows) + pieces.div_ceil(WARP * PIECES_OF_LANE)
+    let values = heads * params.append.v.pieces.divisor;
+    params.num_q_heads.div_ceil(rows) + heads.div_ceil(rows) + values.div_ceil(WARP * pieces)
 }
 
 /// CTAs of a launch: as many whole tokens at a time as multiprocessors have room for, but at least one.
