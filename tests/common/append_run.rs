@@ -82,6 +82,19 @@ struct Tensors<'m> {
     qo_indptr: Resident<'m>,
 }
 
+fn batch(tensors: &Tensors<'_>) -> BatchInput {
+    BatchInput {
+        qo_indptr: Some(tensors.qo_indptr.tensor()),
+        qo_len: 0,
+        kv_indptr: None,
+        kv_indices: None,
+        last_page_len: None,
+        kv_len: Some(tensors.kv_len.tensor()),
+        block_table: Some(tensors.block_table.tensor()),
+        window_left: None,
+    }
+}
+
 impl AppendRun {
     fn num_tokens(&self) -> i64 {
         self.requests.iter().map(|request| request.0).sum()
@@ -352,17 +365,7 @@ impl AppendRun {
         let tensors = self.tensors(memory);
         let mut handle = session.attention(self.desc())?;
         let scratch = Scratch::new(memory, &handle.workspace()?);
-        let batch = BatchInput {
-            qo_indptr: Some(tensors.qo_indptr.tensor()),
-            qo_len: 0,
-            kv_indptr: None,
-            kv_indices: None,
-            last_page_len: None,
-            kv_len: Some(tensors.kv_len.tensor()),
-            block_table: Some(tensors.block_table.tensor()),
-            window_left: None,
-        };
-        scratch.plan(handle.as_mut(), &batch)?;
+        scratch.plan(handle.as_mut(), &batch(&tensors))?;
         let (append, args) = (self.append_args(&tensors), self.run_args(&tensors));
         enqueue(handle.as_ref(), &append, &args)?;
         Ok(Left {
@@ -372,6 +375,20 @@ impl AppendRun {
             o: tensors.o.current(),
             lse: tensors.lse.current(),
         })
+    }
+
+    /// Lays a step out in memory, for whoever makes the calls.
+    pub fn laid_out<T>(
+        &self,
+        memory: &dyn Memory,
+        of: impl FnOnce(&BatchInput, &RopeAppendArgs, &AttentionArgs) -> T,
+    ) -> T {
+        let tensors = self.tensors(memory);
+        of(
+            &batch(&tensors),
+            &self.append_args(&tensors),
+            &self.run_args(&tensors),
+        )
     }
 
     /// Whether one call has left what two have: queries and keys up to a step of their type, since a norm may add in another

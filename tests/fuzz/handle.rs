@@ -256,12 +256,12 @@ fn too_large() -> Refusal {
     }
 }
 
-/// Create, plan and run. Where `refused_plan` is given, it is planned in between, and must be refused.
-pub fn call(
+/// A handle that is planned. Where `refused_plan` is given, it is planned again, and that must be refused.
+fn planned(
     ctx: *const folio_context,
     structs: &Structs,
     refused_plan: Option<&Struct>,
-) -> Result<(), Refusal> {
+) -> Result<Handle, Refusal> {
     let handle = Handle::create(ctx, structs)?;
     let info = handle.info();
     if info.host_bytes.saturating_add(info.device_bytes) > MOST_WORKSPACE {
@@ -282,5 +282,38 @@ pub fn call(
             message: "batch: accepted after all".into(),
         });
     }
-    handle.run(&structs.args, structs.stream)
+    Ok(handle)
+}
+
+/// Create, plan and run. Where `refused_plan` is given, it is planned in between, and must be refused.
+pub fn call(
+    ctx: *const folio_context,
+    structs: &Structs,
+    refused_plan: Option<&Struct>,
+) -> Result<(), Refusal> {
+    planned(ctx, structs, refused_plan)?.run(&structs.args, structs.stream)
+}
+
+/// The same for a decode step whose tokens are appended first: by one call, or by two.
+pub fn append_and_run(
+    ctx: *const folio_context,
+    structs: &Structs,
+    append: &Struct,
+    by_one_call: bool,
+) -> Result<(), Refusal> {
+    let handle = planned(ctx, structs, None)?;
+    let Object::Decode(decode) = handle.object else {
+        unreachable!("only decode handles append");
+    };
+    let (args, stream) = (&structs.args, structs.stream as *mut c_void);
+    if by_one_call {
+        // SAFETY: a live handle, and structs as large as they say.
+        return refused(|err| unsafe {
+            let append_run = api().decode_append_run.unwrap();
+            append_run(decode, append.pointer(), args.pointer(), stream, err)
+        });
+    }
+    // SAFETY: a live context, and a struct as large as it says.
+    refused(|err| unsafe { api().rope_append.unwrap()(ctx, append.pointer(), stream, err) })?;
+    handle.run(args, structs.stream)
 }

@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+mod append_run;
 mod attention;
 mod cascade;
 #[path = "../common/mod.rs"]
@@ -103,7 +104,7 @@ fn current_file(place: &str) -> PathBuf {
 /// Runs one case. `None` where its corruption would have been a lie that only the caller can answer for.
 fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, String> {
     let mut rng = Rng::of(seed, case);
-    let ending = match rng.below(38) {
+    let ending = match rng.below(40) {
         0..2 => operators::append(&mut rng, place),
         2..4 => operators::copy(&mut rng, place),
         4..8 => operators::merge_state(&mut rng, place),
@@ -119,6 +120,7 @@ fn run_case(place: &Place, seed: u64, case: u64) -> Result<Option<Ending>, Strin
         28..30 => index::case(&mut rng, place),
         30 => operators::rope_append(&mut rng, place),
         31..33 => cascade::case(&mut rng, place),
+        38..40 => append_run::case(&mut rng, place),
         _ => attention::case(&mut rng, place),
     }?;
     if let Some(Ending::Refused(refusal)) = &ending {
