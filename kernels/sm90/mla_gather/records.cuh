@@ -9,6 +9,7 @@
 #pragma once
 
 #include "ptx/bulk.cuh"
+#include "sm90/fp8_pairs.cuh"
 #include "sm90/mla_gather/tile.cuh"
 
 namespace folio::mla {
@@ -179,9 +180,9 @@ struct ScaledBytes : InRegisters {
 #pragma unroll
         for (int atom = 0; atom < LATENT_ATOMS; ++atom) {
             u32 first[4], second[4];
-            widen<e4m3>(latent[atom], first, second);
-            multiply(first, __uint_as_float(scale[atom / 2]));
-            multiply(second, __uint_as_float(scale[atom / 2]));
+            const float of_block = __uint_as_float(scale[atom / 2]);
+            widen_scaled(latent[atom].x, latent[atom].y, of_block, first);
+            widen_scaled(latent[atom].z, latent[atom].w, of_block, second);
             st_shared_v4(even + atom * ATOM, first);
             st_shared_v4(odd + atom * ATOM, second);
             latent[atom] = source.chunk(64 * atom + 16 * lane);
@@ -202,11 +203,13 @@ private:
         for (int i = 0; i < 2; ++i) rope[i] = source.chunk(ROPE_AT + 16 * (lane + LANES * i));
     }
 
-    // e4m3 is exact in bf16, and a product in fp32 is rounded once.
-    static __device__ __forceinline__ void multiply(u32 (&pairs)[4], float scale) {
+    // Eight bytes of a block. e4m3 is exact in fp16 and in fp32, and a product in fp32 is rounded once.
+    static __device__ __forceinline__ void widen_scaled(u32 low_bytes, u32 high_bytes, float scale, u32 (&chunk)[4]) {
+        widen_fp8<e4m3>(low_bytes, chunk[0], chunk[1]);
+        widen_fp8<e4m3>(high_bytes, chunk[2], chunk[3]);
 #pragma unroll
-        for (u32 &pair : pairs) {
-            const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+        for (u32 &pair : chunk) {
+            const float low = f16::load(static_cast<u16>(pair)), high = f16::load(static_cast<u16>(pair >> 16));
             pair = Element::pack(low * scale, high * scale);
         }
     }
