@@ -69,7 +69,7 @@ struct HalfOutputs {
         for (int k = 0; k < KEYS / 16; ++k) {
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                wgmma_ss<Element, Major::DEPTH, Major::WIDTH>(o[part], weights + k * (2 * GROUP_BYTES / 16),
+                wgmma_ss<Operand, Major::DEPTH, Major::WIDTH>(o[part], weights + k * (2 * GROUP_BYTES / 16),
                                                               values(stage, k, part), 1);
             }
         }
@@ -88,7 +88,7 @@ struct HalfOutputs {
         for (int k = 0; k < KEYS / 16; ++k) {
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                wgmma_rs<Element, Major::WIDTH>(o[part], weights[k], values(stage, k, part), 1);
+                wgmma_rs<Operand, Major::WIDTH>(o[part], weights[k], values(stage, k, part), 1);
             }
         }
         wgmma_commit();

@@ -11,7 +11,23 @@
 
 namespace folio::mla {
 
-using Element = FOLIO_Q;  // of queries, of keys as they are multiplied, and of the output
+using Element = FOLIO_Q;  // of queries and of the output
+
+// Of queries, keys and weights as they are multiplied. Every fp8 value is one of fp16, which an instruction makes of two
+// bytes; for bf16 it takes five. Values of fp8_ds_mla have a scale, which needs the range of bf16.
+template <bool FP8>
+struct OperandOf {
+    using Type = Element;
+};
+template <>
+struct OperandOf<true> {
+    using Type = f16;
+};
+#if FOLIO_DS_MLA
+using Operand = Element;
+#else
+using Operand = OperandOf<FOLIO_KV::IS_FP8>::Type;
+#endif
 
 constexpr int RANK = FOLIO_HEAD_DIM_VO, ROPE = FOLIO_HEAD_DIM_QK - RANK;
 constexpr int ROWS = FOLIO_Q_TILE, KEYS = FOLIO_KV_TILE;

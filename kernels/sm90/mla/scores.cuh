@@ -151,7 +151,7 @@ private:
 
     // Scores to weights, in place of the stage's rotary atoms.
     __device__ __forceinline__ void weigh(RowStates &states) {
-        states.weigh(s, scale, shared.rows[turn.stage()]);
+        states.weigh(s, {scale, scale}, shared.rows[turn.stage()]);
         const u32 stage = shared_address(shared.stages[turn.stage()]);
 #pragma unroll
         for (int step = 0; step < KEYS / 16; ++step) {

@@ -39,9 +39,9 @@ struct RowStates {
         }
     }
 
-    // Scores to weights, relative to the running maxima; what outputs are multiplied by before goes to `rows`. True where
+    // Scores to weights, relative to the running maxima. `scale` is that of each row's logits in base 2. What outputs are multiplied by before goes to `rows`. True where
     // that is not 1 for some row of the warp.
-    __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], float scale, StageRows &rows) {
+    __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], const float (&scale)[2], StageRows &rows) {
         const u32 thread = thread_of_warpgroup(), lane = thread & 31, warp = thread >> 5;
         float largest[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])};
 #pragma unroll
@@ -50,11 +50,11 @@ struct RowStates {
             largest[1] = fmaxf(largest[1], fmaxf(s[i + 2], s[i + 3]));
         }
         bool rescale = false;
-        if (__any_sync(FULL_WARP, largest[0] * scale > max[0] + SLACK || largest[1] * scale > max[1] + SLACK)) {
+        if (__any_sync(FULL_WARP, largest[0] * scale[0] > max[0] + SLACK || largest[1] * scale[1] > max[1] + SLACK)) {
             rescale = true;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float larger = fmaxf(max[half], quad_max(largest[half]) * scale);
+                const float larger = fmaxf(max[half], quad_max(largest[half]) * scale[half]);
                 factor[half] = exp2_approx(max[half] - larger);
                 max[half] = larger, sum[half] *= factor[half];
                 if ((lane & 3) == 0) rows.scale[16 * warp + lane / 4 + 8 * half] = factor[half];
@@ -64,8 +64,8 @@ struct RowStates {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i += 2) {
             const int half = i >> 1 & 1;
-            s[i] = exp2_approx(fmaf(s[i], scale, -max[half]));
-            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale, -max[half]));
+            s[i] = exp2_approx(fmaf(s[i], scale[half], -max[half]));
+            s[i + 1] = exp2_approx(fmaf(s[i + 1], scale[half], -max[half]));
             sum[half] += s[i] + s[i + 1];
         }
         return rescale;
@@ -105,7 +105,7 @@ struct RowStates {
 // Weights of 16 keys as the wide operand of a product, and as the four matrices that stmatrix writes.
 __device__ __forceinline__ void pack_weights(const float (&s)[KEYS / 2], int step, u32 (&packed)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) packed[i] = Element::pack(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) packed[i] = Operand::pack(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
 }
 
 // Weights of 16 keys to a stage, in place of the rotary atoms: the keys 8 g .. 8 g + 7 of all rows are the core matrices

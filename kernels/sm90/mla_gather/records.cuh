@@ -72,15 +72,14 @@ struct Halves {
     }
 };
 
-// Sixteen elements of one byte as two chunks of 16 bits.
+// Sixteen elements of one byte as two chunks of fp16.
 template <class T>
 __device__ __forceinline__ void widen(const uint4 &bytes, u32 (&first)[4], u32 (&second)[4]) {
     const u32 in[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         u32 *const out = i < 2 ? first + 2 * i : second + 2 * (i - 2);
-        out[0] = T::template widen<Element, 0, 1>(in[i]);
-        out[1] = T::template widen<Element, 2, 3>(in[i]);
+        widen_fp8<T>(in[i], out[0], out[1]);
     }
 }
 

@@ -4,14 +4,14 @@
 
 #include "sm90/mla/half_outputs.cuh"
 #include "sm90/mla/softmax.cuh"
-#include "sm90/mla_gather/tile.cuh"
+#include "sm90/mla_gather/queries.cuh"
 
 namespace folio::mla {
 
 class Scores {
 public:
     __device__ __forceinline__ Scores(const FolioMlaHopperParams &p, Shared &shared)
-        : p(p), shared(shared), scale(p.mla.attention.logits_scale * LOG2_E) {}
+        : p(p), shared(shared) {}
 
     __device__ __forceinline__ void run() {
         for_each_item(p, [&](const Items &items) { attend(items); });
@@ -93,8 +93,16 @@ private:
         shared.outputs[0] = tile.outputs();
         cp_async_commit();
         cp_async_wait<0>();
+        narrow_queries(shared, thread);
         fence_proxy_async();
         group_sync(1, 128);
+        const u32 row = 16 * (thread >> 5) + (thread & 31) / 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            scale[half] = p.mla.attention.logits_scale * LOG2_E;
+            // Above zero, so that times minus infinity it is no NaN.
+            if (NARROWS) scale[half] = fmaxf(scale[half] * shared.powers[row + 8 * half], LEAST_SCALE);
+        }
     }
 
     // Of the stage whose turn it is.
@@ -109,7 +117,7 @@ private:
         for (int step = 0; step < (RANK + ROPE) / 16; ++step) {
             // Steps of 16 columns are 32 bytes apart within an atom; descriptors count 16 bytes.
             const u64 within = 2 * (step % 4);
-            wgmma_ss<Element>(s, queries + step / 4 * (QUERY_ATOM_BYTES / 16) + within,
+            wgmma_ss<Operand>(s, queries + step / 4 * (QUERY_ATOM_BYTES / 16) + within,
                               keys + step / 4 * (ATOM / 16) + within, step != 0);
         }
         wgmma_commit();
@@ -139,7 +147,7 @@ private:
 
     const FolioMlaHopperParams &p;
     Shared &shared;
-    const float scale;
+    float scale[2];  // of the lane's rows' logits, in base 2
     Turn turn;
     float s[KEYS / 2];
     HalfOutputs<0, 128> sums;
