@@ -1,5 +1,5 @@
 // The third and fourth warpgroup: they bring the records of every tile of the CTA's items to the stages, one tile after
-// another. What goes through registers is asked for a tile ahead, and where the tokens are another tile ahead.
+// another. What goes through registers is asked for a tile ahead, and where the tokens are two tiles ahead.
 #pragma once
 
 #include "sm90/mla_gather/records.cuh"
@@ -59,14 +59,22 @@ __device__ __forceinline__ void load_keys(const FolioMlaHopperParams &p, Shared 
     bool exists = tiles.any();
     tiles.next();
     Turn turn;
+    find_places(tiles, token, places);
+    bool next_exists = tiles.any();
+    tiles.next();
 #pragma unroll 1
     while (exists) {
-        find_places(tiles, token, places);
-        exists = tiles.any();
+        Place later[Records::TOKENS];
+        find_places(tiles, token, later);
+        exists = next_exists;
+        next_exists = tiles.any();
         tiles.next();
         mbarrier_wait(shared_address(&shared.released[turn.stage()]), turn.parity() ^ 1);
         records.put(p, shared_address(shared.stages[turn.stage()]), shared_address(&shared.filled[turn.stage()]), token,
                     lane, places);
+        Records::announce(p, later, lane);
+#pragma unroll
+        for (u32 i = 0; i < Records::TOKENS; ++i) places[i] = later[i];
         ++turn.tiles;
     }
 }

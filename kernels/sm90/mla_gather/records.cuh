@@ -3,12 +3,16 @@
 // become zeros. Where tokens are is not decided here.
 //
 // A format has so many lanes for a token, and so many tokens of a tile for a lane. `fetch` is given the places of the first
-// tile; `put` brings a tile to a stage, ends with an arrival at the stage's barrier, and is given the places of the tile
-// after it, which it asks for as registers become free. Who multiplies has to have the fence between stores and the
-// tensor unit: here it would wait for the loads too.
+// tile; `put` brings a tile to a stage, arrives at the stage's barrier, and then asks for the tile after it, of which it is
+// given the places. `announce` asks the L2 for the tile after that. Who multiplies has to have the fence between stores and
+// the tensor unit: here it would wait for the loads too.
+//
+// A tile is asked for once the one before is stored, and not as its registers become free: that was slower, as if a wait
+// for an old load were one for young loads too, for which a warp has few scoreboards.
 #pragma once
 
 #include "ptx/bulk.cuh"
+#include "ptx/prefetch.cuh"
 #include "sm90/fp8_pairs.cuh"
 #include "sm90/mla_gather/tile.cuh"
 
@@ -70,6 +74,9 @@ struct Halves {
         mbarrier_arrive_by_copies(barrier);
         fetch(p, next, lane);
     }
+
+    // Nothing: records that the L2 was asked for came no earlier.
+    static __device__ __forceinline__ void announce(const FolioMlaHopperParams &, const Place (&)[TOKENS], u32) {}
 };
 
 // Sixteen elements of one byte as two chunks of fp16.
@@ -120,6 +127,14 @@ struct Bytes : InRegisters {
         }
     };
 
+    // Lines that the token is in, to the L2.
+    static __device__ __forceinline__ void announce(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
+        const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
+        if (!place[0].exists(p)) return;
+        prefetch_l2(static_cast<const u8 *>(k.data) + place[0].offset(k) + RANK / LANES * lane);
+        if (lane == 0) prefetch_l2(static_cast<const u8 *>(k_rope.data) + place[0].offset(k_rope));
+    }
+
     __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
         const Source source(p, place[0], lane);
 #pragma unroll
@@ -137,9 +152,10 @@ struct Bytes : InRegisters {
             widen<T>(pieces[atom], first, second);
             st_shared_v4(even + atom * ATOM, first);
             st_shared_v4(odd + atom * ATOM, second);
-            pieces[atom] = source.piece(atom);
         }
         arrive(barrier);
+#pragma unroll
+        for (int atom = 0; atom <= LATENT_ATOMS; ++atom) pieces[atom] = source.piece(atom);
     }
 };
 
@@ -163,6 +179,14 @@ struct ScaledBytes : InRegisters {
         __device__ __forceinline__ uint4 chunk(u32 byte) const { return read(exists, record + byte); }
     };
 
+    // Lines that the token is in, to the L2.
+    static __device__ __forceinline__ void announce(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
+        const Source source(p, place[0]);
+        if (!source.exists) return;
+        prefetch_l2(source.record + RANK / LANES * lane);
+        if (lane == 0) prefetch_l2(source.record + SCALES_AT);
+    }
+
     __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
         const Source source(p, place[0]);
 #pragma unroll
@@ -184,15 +208,16 @@ struct ScaledBytes : InRegisters {
             widen_scaled(latent[atom].z, latent[atom].w, of_block, second);
             st_shared_v4(even + atom * ATOM, first);
             st_shared_v4(odd + atom * ATOM, second);
-            latent[atom] = source.chunk(64 * atom + 16 * lane);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const u32 chunk[4] = {rope[i].x, rope[i].y, rope[i].z, rope[i].w};
             st_shared_v4(to.chunk(LATENT_ATOMS, lane + LANES * i), chunk);
         }
-        read_rest(source, lane);
         arrive(barrier);
+#pragma unroll
+        for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = source.chunk(64 * atom + 16 * lane);
+        read_rest(source, lane);
     }
 
 private:
