@@ -10,8 +10,7 @@ namespace folio::mla {
 
 class Scores {
 public:
-    __device__ __forceinline__ Scores(const FolioMlaHopperParams &p, Shared &shared)
-        : p(p), shared(shared) {}
+    __device__ __forceinline__ Scores(const FolioMlaHopperParams &p, Shared &shared) : p(p), shared(shared) {}
 
     __device__ __forceinline__ void run() {
         for_each_item(p, [&](const Items &items) { attend(items); });
