@@ -1,6 +1,7 @@
 //! The cascade handle: attention over batches whose requests share prefixes. It has two plans of a batch, the flat one and
 //! one that reads shared keys once, and every run takes the one that its arguments allow. Where the arguments allow both,
-//! whether a prefix pays decides; but runs of a graph then take the one that shares, whatever the plan.
+//! whether a prefix pays decides. Runs of a graph have one kernel for all plans: that for shared keys, or the flat one where
+//! no batch of the handle shares what pays.
 
 use super::attention::check_workspace;
 use super::batch::{self, BatchInput, Scratch};
@@ -10,7 +11,7 @@ use super::{Context, args, desc};
 use crate::backend::{Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade, cascade_on_device};
+use crate::plan::{CascadeScratch, PARTS_ALIGNMENT, cascade, cascade_on_device, may_share};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, CacheFormat, Checked, Kind, KvStorage, Mask, MaskColumns,
     WorkList,
@@ -31,6 +32,16 @@ pub struct Cascade {
     cascade: CascadeScratch,
     work: WorkList,
     planned: Option<PlannedCascade>,
+    in_graphs: InGraphs,
+}
+
+/// Which kernel runs have that may be captured before other plans are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum InGraphs {
+    /// The handle is not for graphs: that of the plan.
+    Planned,
+    Flat,
+    Shared,
 }
 
 /// A kernel with its part of the workspace.
@@ -85,6 +96,11 @@ impl Cascade {
                 shared.kernel()
             ),
         );
+        let in_graphs = match desc.graph {
+            false => InGraphs::Planned,
+            true if may_share(&desc, &shared.tiling())? => InGraphs::Shared,
+            true => InGraphs::Flat,
+        };
         let mut workspace = WorkspaceInfo {
             alignment: PARTS_ALIGNMENT,
             ..WorkspaceInfo::default()
@@ -104,6 +120,7 @@ impl Cascade {
             cascade: CascadeScratch::default(),
             work: WorkList::default(),
             planned: None,
+            in_graphs,
             flat_desc,
             desc,
         })
@@ -155,12 +172,13 @@ impl Cascade {
         let (desc, tiling) = (&self.desc, &self.shared.kernel.tiling());
         let (list, scratch, work) = (self.prefixes.list(), &mut self.cascade, &mut self.work);
         let shares = match &batch {
+            _ if self.in_graphs == InGraphs::Flat => false,
             Batch::Host(host) => cascade(host, desc, tiling, list, scratch, work)?,
             Batch::Device(device) => {
                 cascade_on_device(device.batch_size, desc, tiling, list, scratch, work)?
             }
         };
-        if shares || self.desc.graph {
+        if shares || self.in_graphs == InGraphs::Shared {
             self.shared.plan(&batch, &self.work, workspace, stream)?;
         }
         self.planned = Some(PlannedCascade { planned, shares });
@@ -181,7 +199,7 @@ impl Cascade {
             ));
         }
         let args = args::check(args, &self.desc, &planned, self.context.device())?;
-        let is_planned = shares || self.desc.graph;
+        let is_planned = shares || self.in_graphs == InGraphs::Shared;
         let part = match is_planned && sees_what_is_shared(&args, self.desc.kv_format) {
             true => &self.shared,
             false => &self.flat,

@@ -9,7 +9,7 @@
 //!
 //! **What pays.** Sharing saves reading keys again and costs a part more for every row, which is written and read. The
 //! times of both are compared in bytes. Re-reads mostly come from the L2 cache, at about twice the rate. And there is a
-//! kernel more, which puts the parts together. A prefix that does not pay is left to its requests, so a cascade is no
+//! kernel more, which puts the parts together: the first prefix that is shared has to be worth it. A prefix that does not pay is left to its requests, so a cascade is no
 //! slower than the flat plan but for what the estimate is off.
 //!
 //! **Windows and masks** are not known to a plan, and rows of several requests stand at different positions. Items of
@@ -66,7 +66,7 @@ pub struct CascadeScratch {
 }
 
 /// Fills `work` with the cut of a batch that shares `prefixes`, each of which comes behind those around it. False where
-/// no prefix pays; then the flat plan is the better one, and `work` is empty, but for graphs, whose runs cannot take the
+/// no prefix pays; then the flat plan is the better one, and `work` is empty, but for graphs, whose runs may not take the
 /// other plan.
 ///
 /// # Errors
@@ -138,7 +138,7 @@ pub(super) fn share(
         let keys = start..seen / unit * unit;
         let is_worth = depth < desc.shared_levels
             && keys.start < keys.end
-            && pays(batch, desc, tiling, &requests, &keys);
+            && pays(batch, desc, tiling, (&requests, &keys), segments.is_empty());
         let segment = match is_worth {
             false => parent,
             true => {
@@ -166,13 +166,13 @@ fn depth(segments: &[Segment], mut parent: Option<usize>) -> u32 {
     depth
 }
 
-/// Whether keys are worth sharing.
+/// Whether keys are worth sharing. The first that are shared pay for the kernel that puts parts together too.
 fn pays(
     batch: &HostBatch<'_>,
     desc: &AttentionDesc,
     tiling: &Tiling,
-    requests: &Range<usize>,
-    keys: &Range<u32>,
+    (requests, keys): (&Range<usize>, &Range<u32>),
+    is_first: bool,
 ) -> bool {
     let rows = rows_of(batch, requests);
     let q_tile = u64::from(tiling.q_tile);
@@ -193,7 +193,10 @@ fn pays(
         return saved_bytes > parts_bytes;
     }
     let units = u64::from(tiling.combine_units) * u64::from(tiling.max_splits);
-    let overhead = units * u64::from(tiling.kv_unit) * key_bytes * COMBINE_QUARTERS / 4;
+    let overhead = match is_first {
+        true => units * u64::from(tiling.kv_unit) * key_bytes * COMBINE_QUARTERS / 4,
+        false => 0,
+    };
     let own_keys: u64 = (requests.clone())
         .filter(|&b| batch.qo_len(b) > 0)
         .map(|b| u64::from((batch.kv_len[b] as u32).saturating_sub(keys.end)))

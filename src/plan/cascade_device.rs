@@ -59,6 +59,24 @@ pub fn cascade_on_device(
     Ok(!work.segments.is_empty())
 }
 
+/// Whether some batch of a problem shares keys that pay, outside of graphs: the largest one does, if its requests have a row
+/// each and share all of their keys.
+///
+/// # Errors
+/// `OutOfMemory` where a list cannot grow.
+pub fn may_share(desc: &AttentionDesc, tiling: &Tiling) -> Result<bool> {
+    let all = SharedPrefix {
+        requests: 0..desc.max_batch_size,
+        kv_len: desc.max_kv_len,
+    };
+    let desc = AttentionDesc {
+        graph: false,
+        ..*desc
+    };
+    let (scratch, work) = (&mut CascadeScratch::default(), &mut WorkList::default());
+    cascade_on_device(desc.max_batch_size, &desc, tiling, &[all], scratch, work)
+}
+
 /// A row for every request, and as many keys as there may be.
 fn imagine(
     batch_size: u32,
@@ -324,6 +342,35 @@ mod tests {
             cut(&lens, &tiling, &mut work);
             assert_rows_meet_their_keys_once(&lens, &desc, &tiling, &list, &work);
         }
+    }
+
+    /// Documents of few keys pay beside a prefix that pays for the combine kernel, and not alone.
+    #[test]
+    fn one_prefix_pays_for_the_combine_kernel() {
+        let lens = [(1, 4096); 16];
+        let prefix = |requests, kv_len| SharedPrefix { requests, kv_len };
+        let tiling = Tiling {
+            combine_units: 5,
+            ..tiling(16, 64)
+        };
+        let desc = AttentionDesc {
+            graph: false,
+            ..desc(&lens, 2)
+        };
+        let (scratch, work) = (&mut CascadeScratch::default(), &mut WorkList::default());
+        let mut number = |list: &[SharedPrefix]| {
+            cascade_on_device(16, &desc, &tiling, list, scratch, work).unwrap();
+            work.segments.len()
+        };
+        assert_eq!(number(&[prefix(0..16, 3072), prefix(8..16, 3584)]), 2);
+        assert_eq!(number(&[prefix(8..16, 512)]), 0);
+        assert_eq!(may_share(&desc, &tiling), Ok(true));
+        let short = AttentionDesc {
+            max_kv_len: 256,
+            graph: true,
+            ..desc
+        };
+        assert_eq!(may_share(&short, &tiling), Ok(false));
     }
 
     /// 16 requests of 2048 keys, of which 1024 are shared, and 8 of them share 512 more.

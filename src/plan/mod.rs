@@ -23,7 +23,7 @@ mod starts;
 pub use batch_order::{BatchOrder, decodes_extends_prefills, decodes_first};
 pub use capacity::{Capacity, Counts};
 pub use cascade::{CascadeScratch, cascade};
-pub use cascade_device::cascade_on_device;
+pub use cascade_device::{cascade_on_device, may_share};
 pub use chunk_size::UNITS_NOT_SPLIT;
 pub use context::{ChunkTables, Ranks, context_tokens, least_workspace};
 pub use context_chunks::{ContextChunks, Piece, default_chunk_tokens, most_chunks};

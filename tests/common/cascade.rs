@@ -88,6 +88,9 @@ pub struct Case {
     pub lse_dtype: DType,
     pub batch_invariant: bool,
     pub graph: bool,
+    /// Keys that the handle allows a request, if more than these have. Runs of a graph share what costs nothing where so many
+    /// may pay.
+    pub most_keys: u32,
     pub seed: u64,
 }
 
@@ -112,6 +115,7 @@ impl Case {
             lse_dtype: DType::F32,
             batch_invariant: false,
             graph: false,
+            most_keys: 1 << 16,
             seed: 1,
         }
     }
@@ -163,8 +167,8 @@ impl Case {
                 .clone()
                 .map(|b| self.kv_len(b))
                 .max()
-                .unwrap_or(0)
-                .max(1) as u32,
+                .map_or(0, |keys| keys as u32)
+                .max(self.most_keys),
             max_num_pages: requests.map(num_pages).sum::<u64>().max(1),
             graph: self.graph,
             batch_invariant: self.batch_invariant,

@@ -104,10 +104,15 @@ impl Handle {
 
     /// With lengths on the host.
     fn plan(&mut self, common_prefix_len: u32) {
+        self.plan_keys(KEYS, common_prefix_len);
+    }
+
+    /// Requests of so many keys.
+    fn plan_keys(&mut self, kv_len: i32, common_prefix_len: u32) {
         let qo_indptr: Vec<i32> = (0..=REQUESTS as i32).collect();
         let batch = BatchInput {
             qo_indptr: host_tensor(&qo_indptr, &[REQUESTS as i64 + 1]),
-            kv_len: host_tensor(&[KEYS; REQUESTS], &[REQUESTS as i64]),
+            kv_len: host_tensor(&[kv_len; REQUESTS], &[REQUESTS as i64]),
             block_table: Some(at(TABLE, DType::I32, &[REQUESTS as i64, 600], None)),
             ..BatchInput::default()
         };
@@ -299,6 +304,37 @@ pub fn a_graph_has_one_kernel_for_all_plans() {
         }
     }
     assert!(names(&handle.run(&recorder, &with_window())).contains(&"folio_sm90_decode_tma"));
+}
+
+/// Where no batch of a handle shares what pays, its captured runs have the kernel of flat plans.
+pub fn a_graph_that_never_shares_is_flat() {
+    let recorder = recorder();
+    let long = AttentionDesc {
+        max_kv_len: KEYS as u32,
+        ..cascade_desc(true)
+    };
+    let short = AttentionDesc {
+        max_kv_len: 256,
+        ..long
+    };
+    let invariant = AttentionDesc {
+        batch_invariant: true,
+        ..long
+    };
+    let names_of = |desc: AttentionDesc, kv_len: i32| {
+        let mut handle = Handle::of(desc);
+        handle.plan_keys(kv_len, kv_len as u32 / 2);
+        assert_eq!(handle.cascade.shares(), Ok(false));
+        let launched = handle.run(&recorder, &args());
+        launched[0].name().to_string()
+    };
+    assert_eq!(names_of(long, 200), "folio_prefill_sm90");
+    assert_eq!(names_of(short, 200), "folio_sm90_decode_tma");
+    assert_eq!(names_of(invariant, KEYS), "folio_sm90_decode_tma");
+    let mut handle = Handle::of(short);
+    let planned = handle.plan_on_device(&recorder, &PREFIXES);
+    assert_eq!(names(&planned), ["folio_plan"]);
+    assert_eq!(handle.cascade.shares(), Ok(false));
 }
 
 const PREFIXES: SharedPrefixes<'_> = SharedPrefixes {

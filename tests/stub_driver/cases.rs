@@ -465,6 +465,11 @@ pub const CASES: &[Case<Setup>] = &[
         cascade::a_graph_has_one_kernel_for_all_plans,
     ),
     case(
+        "launch_cascade_in_a_graph_that_never_shares",
+        BACKEND,
+        cascade::a_graph_that_never_shares_is_flat,
+    ),
+    case(
         "launch_cascade_with_device_lengths",
         BACKEND,
         cascade::lengths_on_the_device_are_cut_there,
