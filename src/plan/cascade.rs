@@ -9,8 +9,8 @@
 //!
 //! **What pays.** Sharing saves reading keys again and costs a part more for every row, which is written and read. The
 //! times of both are compared in bytes. Re-reads mostly come from the L2 cache, at about twice the rate. And there is a
-//! kernel more, which puts the parts together: the first prefix that is shared has to be worth it. A prefix that does not pay is left to its requests, so a cascade is no
-//! slower than the flat plan but for what the estimate is off.
+//! kernel more, which puts the parts together: the first prefix that is shared has to be worth it. A prefix that does not
+//! pay is left to its requests, so a cascade is no slower than the flat plan but for what the estimate is off.
 //!
 //! **Windows and masks** are not known to a plan, and rows of several requests stand at different positions. Items of
 //! shared keys say nothing of positions: a run that may hide some of these keys, or whose logits depend on distance, takes

@@ -110,9 +110,10 @@ impl Handle {
     /// Requests of so many keys.
     fn plan_keys(&mut self, kv_len: i32, common_prefix_len: u32) {
         let qo_indptr: Vec<i32> = (0..=REQUESTS as i32).collect();
+        let kv_lens = [kv_len; REQUESTS];
         let batch = BatchInput {
             qo_indptr: host_tensor(&qo_indptr, &[REQUESTS as i64 + 1]),
-            kv_len: host_tensor(&[kv_len; REQUESTS], &[REQUESTS as i64]),
+            kv_len: host_tensor(&kv_lens, &[REQUESTS as i64]),
             block_table: Some(at(TABLE, DType::I32, &[REQUESTS as i64, 600], None)),
             ..BatchInput::default()
         };
