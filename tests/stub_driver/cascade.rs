@@ -322,16 +322,15 @@ pub fn a_graph_that_never_shares_is_flat() {
         batch_invariant: true,
         ..long
     };
-    let names_of = |desc: AttentionDesc, kv_len: i32| {
+    let check = |desc: AttentionDesc, kv_len: i32, shares: bool, kernel: &str| {
         let mut handle = Handle::of(desc);
         handle.plan_keys(kv_len, kv_len as u32 / 2);
-        assert_eq!(handle.cascade.shares(), Ok(false));
-        let launched = handle.run(&recorder, &args());
-        launched[0].name().to_string()
+        assert_eq!(handle.cascade.shares(), Ok(shares));
+        assert_eq!(handle.run(&recorder, &args())[0].name(), kernel);
     };
-    assert_eq!(names_of(long, 200), "folio_prefill_sm90");
-    assert_eq!(names_of(short, 200), "folio_sm90_decode_tma");
-    assert_eq!(names_of(invariant, KEYS), "folio_sm90_decode_tma");
+    check(long, 250, true, "folio_prefill_sm90");
+    check(short, 250, false, "folio_sm90_decode_tma");
+    check(invariant, KEYS, false, "folio_sm90_decode_tma");
     let mut handle = Handle::of(short);
     let planned = handle.plan_on_device(&recorder, &PREFIXES);
     assert_eq!(names(&planned), ["folio_plan"]);
