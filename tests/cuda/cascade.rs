@@ -12,7 +12,7 @@ use folio::dtype::DType;
 use folio::problem::{AttentionDesc, KvLayout, LogBase};
 
 /// Decodes of a model with grouped heads over one prefix, with a deeper one for some. Plans for graphs share them, short as
-/// they are.
+/// they are: longer ones within the handle may pay.
 fn decodes(dtype: DType) -> Case {
     let own: Vec<(i32, i32)> = (0..24).map(|b| (1, 1 + 13 * b % 150)).collect();
     Case {
@@ -22,6 +22,7 @@ fn decodes(dtype: DType) -> Case {
         dim_vo: 128,
         page_size: 16,
         graph: true,
+        most_keys: 1 << 16,
         ..Case::plain(&own, &[(0, 24, 64), (4, 16, 112)]).of(dtype)
     }
 }
