@@ -74,6 +74,7 @@ pub fn lse_of_16_bits_of_sums() {
             dim_vo: 128,
             page_size: 16,
             graph: true,
+            most_keys: 1 << 16,
             lse: Some(base),
             lse_dtype,
             ..cascade::Case::plain(&own, &[(0, 24, 64), (4, 16, 112)]).of(DType::BF16)
