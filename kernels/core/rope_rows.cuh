@@ -81,7 +81,8 @@ __device__ __forceinline__ void scale_by(RowPieces &pieces, float factor, const 
 }
 
 // What RMS norm multiplies by, of the squares that a lane of the group has.
-__device__ __forceinline__ float norm_factor(const FolioRopeAppendParams &p, float squares, u32 lanes_of_row, u32 group) {
+__device__ __forceinline__ float norm_factor(const FolioRopeAppendParams &p, float squares, u32 lanes_of_row,
+                                             u32 group) {
     for (u32 lanes = lanes_of_row / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(group, squares, lanes);
     return __frsqrt_rn(squares / static_cast<float>(p.append.k.head_dim) + p.rms_norm_eps);
 }

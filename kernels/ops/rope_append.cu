@@ -4,10 +4,9 @@
 //
 // A warp has some rows of every token that it takes, queries, keys or values, so that what depends on heads is worked out
 // once. A row of queries or keys has a group of lanes, a power of two, and each lane 16 elements of it: eight pairs while
-// RoPE lasts, and 16 neighbours behind. Values move in pieces that lie one after another. Where tokens are many, warps take
-// them in turn, and ask for slot and position of the next one before they wait for this one's rows and angles; warps are
-// as many as registers have room for, which keeps enough bytes on their way. Slots beyond the cache are skipped; positions
-// beyond the table are those of its ends.
+// RoPE lasts, and 16 neighbours behind. Values move in pieces that lie one after another. Warps are as many as run at a
+// time; where tokens are more, warps take them in turn, and ask for three tokens ahead. Slots beyond the cache are skipped;
+// positions beyond the table are those of its ends.
 //
 // With 32 and 8 heads of 128 in bf16 a token moves 12 KiB in and 12 KiB out, 10 KiB out where the cache is fp8.
 //
@@ -122,7 +121,7 @@ struct MovingRows {
     __device__ __forceinline__ void move_on() { first += to_next_token; }
 };
 
-// The rows of a warp, one for each of its groups and more.
+// The rows that a warp's groups have of its tokens.
 class RotatedRows {
 public:
     __device__ __forceinline__ RotatedRows(const Params &p, const Rotated &of, u32 first_head, const Tokens &tokens)
@@ -150,8 +149,10 @@ public:
         const i64 at = bytes * place_of_angles(p, position_of(n), 0);
         const u32 vectors = p.rotary_dim / 2 * bytes / 16, number = threadIdx.x % WARP;
         if (number < vectors) {
-            cp_async<16>(shared_address(stage.angles[0] + 16 * number), static_cast<const u8 *>(p.cos) + at + 16 * number, 16);
-            cp_async<16>(shared_address(stage.angles[1] + 16 * number), static_cast<const u8 *>(p.sin) + at + 16 * number, 16);
+            cp_async<16>(shared_address(stage.angles[0] + 16 * number),
+                         static_cast<const u8 *>(p.cos) + at + 16 * number, 16);
+            cp_async<16>(shared_address(stage.angles[1] + 16 * number),
+                         static_cast<const u8 *>(p.sin) + at + 16 * number, 16);
         }
     }
 
@@ -177,7 +178,7 @@ private:
         return head_of(row) < of.num_heads && lane.pieces.count[half] > 0;
     }
 
-    // Cosines are asked for before their tokens are computed, and computed ones are not.
+    // Angles of a table come with the rows, where a stage has room for them.
     __device__ __forceinline__ u32 bytes_of_angle() const {
         return p.cos_sin_dtype == FOLIO_F32 ? 4 : sizeof(Source::Storage);
     }
@@ -368,7 +369,9 @@ public:
 private:
     __device__ __forceinline__ u32 all() const { return p.num_kv_heads * p.v.pieces.divisor; }
     __device__ __forceinline__ bool exists(u32 i) const { return first + i * WARP < all(); }
-    __device__ __forceinline__ ValuePiece piece(u32 i) const { return ValuePiece(p.v, min(first + i * WARP, all() - 1)); }
+    __device__ __forceinline__ ValuePiece piece(u32 i) const {
+        return ValuePiece(p.v, min(first + i * WARP, all() - 1));
+    }
 
     const FolioAppendParams &p;
     const Tokens &tokens;

@@ -17,7 +17,7 @@ struct FolioRopeAppendParams {
     const void *positions, *offsets;  // offsets: or null
     folio_i64 num_q_rows;
     FolioDivisor units_of_token;  // what warps have of one: see the kernel
-    folio_u32 log2_lanes;  // threads that share a row: 1 for each 16 elements, and a power of two up to 32
+    folio_u32 log2_lanes;         // threads that share a row: 1 for each 16 elements, and a power of two up to 32
     folio_u32 num_q_heads, rotary_dim;
     folio_u32 position_bytes, offset_bytes;
     folio_u32 q_weight_dtype, k_weight_dtype, cos_sin_dtype;  // FolioDtype: fp32, or that of the tokens

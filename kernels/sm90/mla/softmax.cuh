@@ -39,8 +39,8 @@ struct RowStates {
         }
     }
 
-    // Scores to weights, relative to the running maxima. `scale` is that of each row's logits in base 2. What outputs are multiplied by before goes to `rows`. True where
-    // that is not 1 for some row of the warp.
+    // Scores to weights, relative to the running maxima. `scale` is that of each row's logits in base 2. What outputs are
+    // multiplied by before goes to `rows`. True where that is not 1 for some row of the warp.
     __device__ __forceinline__ bool weigh(float (&s)[KEYS / 2], const float (&scale)[2], StageRows &rows) {
         const u32 thread = thread_of_warpgroup(), lane = thread & 31, warp = thread >> 5;
         float largest[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])};
