@@ -86,8 +86,8 @@ def test_every_operator_of_folio_with_a_stream_is_one_of_torch():
         for name, function in vars(getattr(folio, kind)).items()
         if has_a_stream(function) and name != "plan" and not name.startswith("prepare_")
     }
-    assert methods == {(kind, method) for kind, method, _ in RUNS.values()}
-    for name in (*OPERATORS, *RUNS):
+    assert methods == {(kind, method) for kind, method, _ in RUNS.values()} | {(folio.Decode, "append_run")}
+    for name in (*OPERATORS, *RUNS, "decode_append_run"):
         assert hasattr(torch.ops.folio, name)
 
 
@@ -113,6 +113,78 @@ def test_compiled(tensors, prefill):
 
     want = expected(q * 2, k, v, cap=5.0)[0] + 1
     close(torch.compile(layer, fullgraph=True)(q, k, v, 5.0), want)
+
+
+def test_the_schema_of_append_and_decode_has_every_tensor_once():
+    def arguments(name):
+        return {argument.name: argument for argument in getattr(torch.ops.folio, name).default._schema.arguments}
+
+    append, run, both = (arguments(name) for name in ("rope_append", "decode", "decode_append_run"))
+    assert both.keys() == {f"append_{name}" for name in append} | run.keys() - {"q", "k", "v"}
+    written = {name for name, argument in both.items() if argument.is_write}
+    assert written == {f"append_{name}" for name in OPERATORS["rope_append"]} | {"o", "lse"}
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_append_and_decode_by_one_operator(device, how, in_place):
+    """What the two operators do, whose own tests have the formulas."""
+    handle = folio.Decode(
+        folio_torch.context_of(device),
+        q_dtype=torch.float32,
+        num_qo_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim_qk=DIM,
+        page_size=PAGE,
+        max_batch_size=4,
+        max_kv_len=64,
+    )
+    keys = torch.tensor([keys for _, keys in LENGTHS], dtype=torch.int32)
+    table = torch.tensor(TABLE, dtype=torch.int32)
+    handle.plan(kv_len=keys, block_table=table)
+    number, positions = folio_torch.number_of(handle), (keys - 1).long()
+    slots = table.gather(1, (positions // PAGE)[:, None])[:, 0].long() * PAGE + positions % PAGE
+    angles = torch.outer(torch.arange(64.0), 10000.0 ** (-torch.arange(0, DIM, 2) / DIM))
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    torch.manual_seed(2)
+    q, key, value = torch.randn(len(LENGTHS), HEADS + 2 * KV_HEADS, DIM).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    q = q.contiguous()
+    caches = torch.randn(2, PAGES, PAGE, KV_HEADS, DIM)
+    rope = {"positions": positions, "cos_sin_cache": cos_sin}
+
+    def two(q, key, value, k, v, slots):
+        q_out = q if in_place else torch.empty_like(q)
+        o = torch.empty_like(q)
+        torch.ops.folio.rope_append(
+            q=q, q_out=q_out, key=key, value=value, k_cache=k, v_cache=v, slot_mapping=slots, **rope
+        )
+        torch.ops.folio.decode(number, q=q_out, k=k, v=v, o=o, sm_scale=SCALE)
+        return q_out, k, v, o
+
+    def one(q, key, value, k, v, slots):
+        q_out = None if in_place else torch.empty_like(q)
+        o = torch.empty_like(q)
+        torch.ops.folio.decode_append_run(
+            number,
+            append_q=q,
+            append_q_out=q_out,
+            append_key=key,
+            append_value=value,
+            append_k_cache=k,
+            append_v_cache=v,
+            append_slot_mapping=slots,
+            **{f"append_{name}": tensor for name, tensor in rope.items()},
+            o=o,
+            sm_scale=SCALE,
+        )
+        return q if in_place else q_out, k, v, o
+
+    want = two(q.clone(), key, value, *caches.clone(), slots)
+    step = one if how == "eager" else torch.compile(one, fullgraph=True)
+    written = q.clone(), *caches.clone()
+    got = step(written[0], key, value, *written[1:], slots)
+    for is_now, wanted in zip((*got, *written[1:]), (*want, *want[1:3])):
+        torch.testing.assert_close(is_now, wanted)
 
 
 @pytest.mark.parametrize("caches", ["apart", "in one tensor"])

@@ -111,9 +111,16 @@ def _parameter(parameter: inspect.Parameter, mutated: str | None) -> str:
     return f"{text} {parameter.name}={default}"
 
 
-def _define(name: str, function: Callable, outputs: tuple[str, ...], first: str, kernel: Callable) -> None:
-    """Registers an operator whose arguments are those of `function`."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in ("self", "ctx", "stream")]
+def _parameters(function: Callable, *others: str) -> list[inspect.Parameter]:
+    """Those of a function that are an operator's too: all but what tensors say, and `others`."""
+    left_out = ("self", "ctx", "stream", *others)
+    return [p for p in inspect.signature(function).parameters.values() if p.name not in left_out]
+
+
+def _define(
+    name: str, parameters: Iterable[inspect.Parameter], outputs: tuple[str, ...], first: str, kernel: Callable
+) -> None:
+    """Registers an operator."""
     aliases = {output: f"a{number}" for number, output in enumerate(outputs)}
     keywords = ", ".join(_parameter(p, aliases.get(p.name)) for p in parameters)
     # Inputs keep their strides under torch.compile: a cache's are its layout.
@@ -134,7 +141,7 @@ def _define_operator(name: str, outputs: tuple[str, ...]) -> None:
     def kernel(**arguments):
         function(context_of(_device_of(arguments.values())), **arguments)
 
-    _define(name, function, outputs, "", kernel)
+    _define(name, _parameters(function), outputs, "", kernel)
 
 
 def _define_run(name: str, kind: type, method: str, outputs: tuple[str, ...]) -> None:
@@ -143,10 +150,30 @@ def _define_run(name: str, kind: type, method: str, outputs: tuple[str, ...]) ->
     def kernel(handle, **arguments):
         function(_handle(handle, kind), **arguments)
 
-    _define(name, function, outputs, "int handle, ", kernel)
+    _define(name, _parameters(function), outputs, "int handle, ", kernel)
 
+
+def _define_append_run() -> None:
+    """`decode_append_run`: arguments of the append have its prefix. The run's q, k and v are none: they are the append's,
+    and a tensor that a compiled function passes twice, written once, would become two.
+    """
+    appends = [p.replace(name=_APPEND + p.name) for p in _parameters(folio.rope_append)]
+    runs = _parameters(folio.Decode.append_run, "append", "q", "k", "v")
+
+    def kernel(handle, **arguments):
+        append = {n.removeprefix(_APPEND): arguments.pop(n) for n in list(arguments) if n.startswith(_APPEND)}
+        q = append.get("q_out")
+        shared = {"q": append.get("q") if q is None else q, "k": append["k_cache"], "v": append["v_cache"]}
+        _handle(handle, folio.Decode).append_run(append, **shared, **arguments)
+
+    outputs = (*(_APPEND + output for output in OPERATORS["rope_append"]), *RUNS["decode"][2])
+    _define("decode_append_run", [*appends, *runs], outputs, "int handle, ", kernel)
+
+
+_APPEND = "append_"
 
 for _name, _outputs in OPERATORS.items():
     _define_operator(_name, _outputs)
 for _name, _run in RUNS.items():
     _define_run(_name, *_run)
+_define_append_run()
