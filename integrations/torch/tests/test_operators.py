@@ -16,6 +16,15 @@ PAGE, PAGES, HEADS, KV_HEADS, DIM = 16, 8, 4, 2, 32
 LENGTHS = ((3, 20), (1, 33), (5, 5))
 TABLE = [[3, 1, 0], [2, 4, 5], [7, 0, 0]]
 SCALE = DIM**-0.5
+SHAPE = {
+    "q_dtype": torch.float32,
+    "num_qo_heads": HEADS,
+    "num_kv_heads": KV_HEADS,
+    "head_dim_qk": DIM,
+    "page_size": PAGE,
+    "max_batch_size": 4,
+    "max_kv_len": 64,
+}
 
 
 @pytest.fixture
@@ -27,17 +36,7 @@ def tensors():
 
 @pytest.fixture
 def prefill(device):
-    handle = folio.Prefill(
-        folio_torch.context_of(device),
-        q_dtype=torch.float32,
-        num_qo_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim_qk=DIM,
-        page_size=PAGE,
-        max_batch_size=4,
-        max_num_tokens=64,
-        max_kv_len=64,
-    )
+    handle = folio.Prefill(folio_torch.context_of(device), **SHAPE, max_num_tokens=64)
     rows, keys = zip(*LENGTHS)
     indptr = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
     kv_len, table = (torch.tensor(numbers, dtype=torch.int32) for numbers in (keys, TABLE))
@@ -129,16 +128,7 @@ def test_the_schema_of_append_and_decode_has_every_tensor_once():
 @pytest.mark.parametrize("in_place", [False, True])
 def test_append_and_decode_by_one_operator(device, how, in_place):
     """What the two operators do, whose own tests have the formulas."""
-    handle = folio.Decode(
-        folio_torch.context_of(device),
-        q_dtype=torch.float32,
-        num_qo_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim_qk=DIM,
-        page_size=PAGE,
-        max_batch_size=4,
-        max_kv_len=64,
-    )
+    handle = folio.Decode(folio_torch.context_of(device), **SHAPE)
     keys = torch.tensor([keys for _, keys in LENGTHS], dtype=torch.int32)
     table = torch.tensor(TABLE, dtype=torch.int32)
     handle.plan(kv_len=keys, block_table=table)
