@@ -36,8 +36,8 @@ enum Outcome {
     Failed(String),
 }
 
-/// Runs the cases whose names contain one of the arguments, or all. `prepare` sets a process up, or says
-/// why its case cannot run here.
+/// Runs the cases whose names contain one of the arguments, or all; with `--list` it prints their names. `prepare` sets
+/// a process up, or says why its case cannot run here.
 pub fn main<S>(cases: &[Case<S>], prepare: fn(&S, &mut Command) -> Result<(), String>) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let [flag, name] = arguments.as_slice()
@@ -52,8 +52,13 @@ pub fn main<S>(cases: &[Case<S>], prepare: fn(&S, &mut Command) -> Result<(), St
         .filter(|part| !part.starts_with('-'))
         .collect();
     let wanted = |name: &str| parts.is_empty() || parts.iter().any(|part| name.contains(*part));
+    let wanted = cases.iter().filter(|case| wanted(case.name));
+    if arguments.iter().any(|argument| argument == "--list") {
+        wanted.for_each(|case| println!("{}: test", case.name));
+        return ExitCode::SUCCESS;
+    }
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for case in cases.iter().filter(|case| wanted(case.name)) {
+    for case in wanted {
         let (count, text) = match run(case, prepare) {
             Outcome::Passed => (&mut passed, "ok".into()),
             Outcome::Skipped(reason) => {
